@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The macros that every target of this workspace is made with.
+
+Each checks the target's edges against //bazel:layers.bzl. Targets are private unless they say otherwise.
+`deps` and `data` are plain lists: a select() could hide an edge from the check.
+"""
+
+load("//bazel:layers.bzl", "check_edges")
+load("//bazel:proto.bzl", "cc_proto_codegen")
+load("//bazel/fuzz:fuzz.bzl", "cc_fuzz_test")
+load("//bazel/python:venv.bzl", "venv_py_binary", "venv_py_test")
+
+_WARNINGS = [
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wnon-virtual-dtor",
+    "-Woverloaded-virtual",
+    # Designated initializers leave the members with a default out on purpose.
+    "-Wno-missing-field-initializers",
+]
+
+# The C++ runtime is linked in, so that a binary runs wherever its libc does. The toolchain's own -lstdc++
+# follows on the command line and is dropped by --as-needed. Sanitizers intercept the shared one.
+_RUNTIME_LINKOPTS = select({
+    "//bazel/sanitizers:any": [],
+    "//conditions:default": [
+        "-Wl,--as-needed",
+        "-l:libstdc++.a",
+        "-static-libgcc",
+    ],
+})
+
+# In a wheel the shared libraries that Debian has lie beside the binaries' directory (deploy/wheel). RPATH, not
+# RUNPATH: it serves what those libraries load as well.
+_WHEEL_LINKOPTS = ["-Wl,--disable-new-dtags,-rpath,$$ORIGIN/../lib"]
+
+_SANITIZER_DEPS = select({
+    "//bazel/sanitizers:any": ["//bazel/sanitizers:options"],
+    "//conditions:default": [],
+})
+
+def _visible_to_lint(visibility):
+    """Adds the lint tests, which look at every library, to those who may see a target."""
+    if visibility == None or "//visibility:public" in visibility:
+        return visibility
+    return [each for each in visibility if each != "//visibility:private"] + ["//tests/lint:__pkg__"]
+
+def talweg_cc_library(
+        name,
+        srcs = [],
+        hdrs = [],
+        deps = [],
+        copts = [],
+        testonly = False,
+        visibility = None,
+        **kwargs):
+    """A C++ library; include its headers by their path from the workspace root.
+
+    Args:
+      name: target name.
+      srcs: sources and private headers.
+      hdrs: public headers.
+      deps: libraries that it uses.
+      copts: further compiler flags.
+      testonly: whether only tests may use it; such a library may use catch2.
+      visibility: who may use it; as the package says (nobody else) unless given.
+      **kwargs: as for cc_library (data, defines, alwayslink, tags, ...).
+    """
+    check_edges(name, deps + kwargs.get("data", []), is_test = testonly)
+    native.cc_library(
+        name = name,
+        srcs = srcs,
+        hdrs = hdrs,
+        copts = _WARNINGS + copts,
+        deps = deps,
+        testonly = testonly,
+        visibility = _visible_to_lint(visibility),
+        linkstatic = True,
+        **kwargs
+    )
+
+def talweg_cc_binary(name, srcs, deps = [], copts = [], linkopts = [], testonly = False, **kwargs):
+    """A C++ program that carries all its libraries but libc and libfabric."""
+    check_edges(name, deps + kwargs.get("data", []), is_test = testonly)
+    native.cc_binary(
+        name = name,
+        srcs = srcs,
+        copts = _WARNINGS + copts,
+        linkopts = linkopts + _WHEEL_LINKOPTS + _RUNTIME_LINKOPTS,
+        deps = deps + _SANITIZER_DEPS,
+        testonly = testonly,
+        linkstatic = True,
+        **kwargs
+    )
+
+def talweg_cc_test(
+        name,
+        srcs,
+        deps = [],
+        copts = [],
+        linkopts = [],
+        size = "small",
+        timeout = "moderate",
+        **kwargs):
+    """A Catch2 test; main() comes from //bazel/deps/catch2:main.
+
+    A test that cannot run here prints a line `SKIPPED: reason` and passes; ./test counts it as skipped.
+    `timeout` is generous on purpose: it ends a hang, it does not judge speed.
+    """
+    check_edges(name, deps + kwargs.get("data", []), is_test = True)
+    native.cc_test(
+        name = name,
+        srcs = srcs,
+        copts = _WARNINGS + copts,
+        linkopts = linkopts + _RUNTIME_LINKOPTS,
+        deps = deps + ["//bazel/deps/catch2:main"] + _SANITIZER_DEPS,
+        size = size,
+        timeout = timeout,
+        linkstatic = True,
+        **kwargs
+    )
+
+def talweg_cc_benchmark(name, srcs, deps = [], copts = [], smoke_args = [], **kwargs):
+    """A Google Benchmark program, and `<name>_smoke_test`, which runs each benchmark once or so.
+
+    Args:
+      name: target name, by custom `<what>_benchmark`.
+      srcs: sources; main() comes with the library.
+      deps: libraries that it uses.
+      copts: further compiler flags.
+      smoke_args: arguments of the smoke test, e.g. a --benchmark_filter that leaves out huge sizes.
+      **kwargs: as for cc_binary.
+    """
+    deps = deps + ["//bazel/deps/benchmark"]
+    check_edges(name, deps, is_test = True)
+    for rule, rule_name, extra in [
+        (native.cc_binary, name, {}),
+        (native.cc_test, name + "_smoke_test", {
+            "args": ["--benchmark_min_time=0.0001"] + smoke_args,
+            "size": "small",
+            "timeout": "moderate",
+        }),
+    ]:
+        rule(
+            name = rule_name,
+            linkopts = _RUNTIME_LINKOPTS,
+            deps = [name + "_objects"] + _SANITIZER_DEPS,
+            testonly = True,
+            linkstatic = True,
+            **dict(extra, **kwargs)
+        )
+    native.cc_library(
+        name = name + "_objects",
+        testonly = True,
+        srcs = srcs,
+        copts = _WARNINGS + copts,
+        deps = deps,
+        linkstatic = True,
+        alwayslink = True,
+    )
+
+def talweg_cc_fuzz_test(name, srcs, deps = [], corpus = [], **kwargs):
+    """A libFuzzer test: the corpus, then TALWEG_FUZZ_S seconds (3 unless set) of new inputs.
+
+    Args:
+      name: target name, by custom `<what>_fuzz_test`.
+      srcs: sources; one defines LLVMFuzzerTestOneInput.
+      deps: libraries; clang compiles their sources again, so keep to what the parser needs.
+      corpus: inputs to start from, usually glob(["testdata/<what>_corpus/*"]).
+      **kwargs: dictionary, input_bytes_max, tags, ...
+    """
+    check_edges(name, deps, is_test = True)
+    cc_fuzz_test(
+        name = name,
+        srcs = srcs,
+        deps = deps,
+        corpus = corpus,
+        size = "small",
+        # TALWEG_FUZZ_S may ask for long runs.
+        timeout = "eternal",
+        **kwargs
+    )
+
+def talweg_proto_library(name, src, deps = [], **kwargs):
+    """Messages of one .proto file, as the C++ library `<src without .proto>.pb.h`.
+
+    Imports and includes are written from the workspace root.
+
+    Args:
+      name: target name.
+      src: the .proto file.
+      deps: talweg_proto_library or talweg_grpc_library targets of the files that it imports.
+      **kwargs: as for cc_library.
+    """
+    _proto(name, src, deps, False, kwargs)
+
+def talweg_grpc_library(name, src, deps = [], **kwargs):
+    """As talweg_proto_library, with the services of the file as `<src without .proto>.grpc.pb.h`."""
+    _proto(name, src, deps, True, kwargs)
+
+def _proto(name, src, deps, grpc, kwargs):
+    runtime = "//bazel/deps/grpc" if grpc else "//bazel/deps/protobuf"
+    check_edges(name, deps + [runtime])
+    cc_proto_codegen(
+        name = name + "_codegen",
+        src = src,
+        grpc = grpc,
+        deps = [dep + "_codegen" if ":" in dep else dep + ":" + dep.split("/")[-1] + "_codegen" for dep in deps],
+        visibility = kwargs.get("visibility"),
+    )
+    stem = src[:-len(".proto")]
+    native.filegroup(
+        name = name + "_headers",
+        srcs = [":" + name + "_codegen"],
+        output_group = "headers",
+    )
+    native.filegroup(
+        name = name + "_sources",
+        srcs = [":" + name + "_codegen"],
+        output_group = "sources",
+    )
+    native.cc_library(
+        name = name,
+        srcs = [name + "_sources"],
+        hdrs = [name + "_headers"],
+        # Generated code is not ours to keep free of warnings.
+        copts = ["-w"],
+        deps = deps + [runtime],
+        linkstatic = True,
+        **kwargs
+    )
+
+def talweg_c_shared_library(
+        name,
+        srcs,
+        version_script,
+        deps = [],
+        copts = [],
+        linkopts = [],
+        **kwargs):
+    """A shared library with a C ABI that needs nothing but libc.
+
+    Args:
+      name: file name, e.g. "libtalweg.so".
+      srcs: sources and private headers.
+      version_script: linker version script that names the exported symbols; all others are hidden.
+      deps: libraries, linked in.
+      copts: further compiler flags.
+      linkopts: further linker flags.
+      **kwargs: as for cc_binary.
+    """
+    check_edges(name, deps)
+    native.cc_binary(
+        name = name,
+        srcs = srcs,
+        copts = _WARNINGS + ["-fvisibility=hidden", "-fvisibility-inlines-hidden"] + copts,
+        linkopts = linkopts + [
+            "-Wl,--version-script=$(location %s)" % version_script,
+            "-Wl,--exclude-libs,ALL",
+            "-Wl,-soname,%s" % name,
+            "-Wl,-z,nodelete",
+        ] + _RUNTIME_LINKOPTS + select({
+            "//bazel/sanitizers:any": [],
+            "//conditions:default": ["-Wl,-z,defs"],
+        }),
+        deps = deps + [version_script],
+        linkshared = True,
+        linkstatic = True,
+        **kwargs
+    )
+
+def talweg_py_library(name, srcs = [], deps = [], data = [], **kwargs):
+    """A Python library; `imports` names the directories that its packages are imported from."""
+    check_edges(name, deps + data, is_test = kwargs.get("testonly", False))
+    native.py_library(
+        name = name,
+        srcs = srcs,
+        deps = deps,
+        data = data,
+        srcs_version = "PY3",
+        **kwargs
+    )
+
+def talweg_py_binary(name, srcs, deps = [], data = [], main = None, **kwargs):
+    """A Python program, run by the .venv of this workspace (see bazel/prepare).
+
+    Args:
+      name: target name.
+      srcs: sources.
+      deps: talweg_py_library targets.
+      data: files and programs that it needs, found under $RUNFILES_DIR/talweg.
+      main: the source that is run; `<name>.py` unless said.
+      **kwargs: imports, args, env, tags, visibility, ...
+    """
+    check_edges(name, deps + data, is_test = kwargs.get("testonly", False))
+    venv_py_binary(
+        name = name,
+        srcs = srcs,
+        main = main or name + ".py",
+        deps = deps,
+        data = data,
+        **kwargs
+    )
+
+def talweg_py_test(
+        name,
+        srcs,
+        deps = [],
+        data = [],
+        main = None,
+        size = "small",
+        timeout = "moderate",
+        **kwargs):
+    """A Python test, as talweg_py_binary: a program that passes by exiting with 0.
+
+    A test that cannot run here prints a line `SKIPPED: reason` and exits with 0.
+    """
+    check_edges(name, deps + data, is_test = True)
+    venv_py_test(
+        name = name,
+        srcs = srcs,
+        main = main or name + ".py",
+        deps = deps,
+        data = data,
+        size = size,
+        timeout = timeout,
+        **kwargs
+    )
+
+def talweg_wheel(name, out, version, packer, package, library, deps, **kwargs):
+    """A Python wheel of the package, the C library and the programs.
+
+    Args:
+      name: target name.
+      out: file name of the wheel.
+      version: version of what is packed.
+      packer: the script that packs it; Debian's python3 runs it.
+      package: target whose files are the package's sources.
+      library: target of libtalweg.so.
+      deps: targets of the programs that the wheel carries.
+      **kwargs: as for genrule (visibility, ...).
+    """
+    check_edges(name, [package, library] + deps)
+    native.genrule(
+        name = name,
+        srcs = [packer, package, library] + deps,
+        outs = [out],
+        cmd = " ".join(
+            [
+                "/usr/bin/python3 $(location %s) $@ --version=%s" % (packer, version),
+                "--library $(location %s) --package $(locations %s) --binary" % (library, package),
+            ] + ["$(location %s)" % binary for binary in deps],
+        ),
+        **kwargs
+    )

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Coverage-guided fuzz tests with clang's libFuzzer.
+
+The workspace's toolchain is g++. An aspect compiles the sources of a fuzz test's libraries a second time,
+with clang, libFuzzer's instrumentation, ASan and UBSan; fuzz tests of one library share its objects.
+"""
+
+_FuzzObjectsInfo = provider(
+    "What a library brings into a fuzz test.",
+    fields = {
+        "defines": "depset of macros that its users compile with",
+        "headers": "depset of File",
+        "linkopts": "depset of tuples of linker flags",
+        "objects": "depset of File",
+    },
+)
+
+_CLANG = "/usr/bin/clang++-16"
+
+_COMPILE_FLAGS = [
+    "-std=c++20",
+    "-O1",
+    "-g",
+    "-fno-omit-frame-pointer",
+    "-fsanitize=fuzzer-no-link,address,undefined",
+    "-fno-sanitize-recover=all",
+    # The runtime's own archive lacks the function type checks.
+    "-fno-sanitize=function",
+    "-fPIC",
+    "-w",
+]
+
+_LINK_FLAGS = ["-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"]
+
+def _is_source(file):
+    return file.extension in ["cc", "cpp", "c"]
+
+def _compile(actions, bin_dir, directory, srcs, headers, defines, copts):
+    objects = []
+    for src in srcs:
+        if not _is_source(src):
+            continue
+        output = actions.declare_file("%s/%s.o" % (directory, src.basename))
+        args = actions.args()
+        args.add_all(_COMPILE_FLAGS)
+        args.add_all([flag for flag in copts if flag.startswith("-m") or flag.startswith("-f")])
+        args.add_all(defines, format_each = "-D%s")
+        args.add_all(["-iquote", ".", "-iquote", bin_dir])
+        args.add("-c", src)
+        args.add("-o", output)
+        actions.run(
+            executable = _CLANG,
+            arguments = [args],
+            inputs = depset([src] + [f for f in srcs if not _is_source(f)], transitive = [headers]),
+            outputs = [output],
+            mnemonic = "TalwegFuzzCompile",
+            progress_message = "Compiling %s for fuzzing" % src.short_path,
+        )
+        objects.append(output)
+    return objects
+
+def _collect(deps, field, direct = []):
+    return depset(
+        direct,
+        transitive = [getattr(dep[_FuzzObjectsInfo], field) for dep in deps if _FuzzObjectsInfo in dep],
+        order = "topological",
+    )
+
+def _fuzz_objects_aspect_impl(target, ctx):
+    if ctx.rule.kind != "cc_library":
+        return []
+    deps = ctx.rule.attr.deps
+    headers = _collect(deps, "headers", ctx.rule.files.hdrs + ctx.rule.files.textual_hdrs)
+    defines = _collect(deps, "defines", ctx.rule.attr.defines)
+    objects = _compile(
+        ctx.actions,
+        ctx.bin_dir.path,
+        "_fuzz/" + target.label.name,
+        ctx.rule.files.srcs,
+        headers,
+        defines,
+        ctx.rule.attr.copts,
+    )
+    linkopts = [tuple(ctx.rule.attr.linkopts)] if ctx.rule.attr.linkopts else []
+    return [_FuzzObjectsInfo(
+        objects = _collect(deps, "objects", objects),
+        headers = headers,
+        defines = defines,
+        linkopts = _collect(deps, "linkopts", linkopts),
+    )]
+
+_fuzz_objects_aspect = aspect(
+    implementation = _fuzz_objects_aspect_impl,
+    attr_aspects = ["deps"],
+)
+
+def _cc_fuzz_test_impl(ctx):
+    objects = _compile(
+        ctx.actions,
+        ctx.bin_dir.path,
+        "_fuzz/" + ctx.label.name,
+        ctx.files.srcs,
+        _collect(ctx.attr.deps, "headers"),
+        _collect(ctx.attr.deps, "defines"),
+        [],
+    )
+    fuzzer = ctx.actions.declare_file(ctx.label.name + "_fuzzer")
+    all_objects = _collect(ctx.attr.deps, "objects", objects)
+    args = ctx.actions.args()
+    args.add_all(_LINK_FLAGS)
+    args.add("-o", fuzzer)
+    args.add_all(all_objects)
+    for flags in _collect(ctx.attr.deps, "linkopts").to_list():
+        args.add_all(flags)
+    ctx.actions.run(
+        executable = _CLANG,
+        arguments = [args],
+        inputs = all_objects,
+        outputs = [fuzzer],
+        mnemonic = "TalwegFuzzLink",
+        progress_message = "Linking fuzzer %s" % ctx.label,
+    )
+    runner = ctx.actions.declare_file(ctx.label.name)
+    ctx.actions.expand_template(
+        template = ctx.file._runner,
+        output = runner,
+        is_executable = True,
+        substitutions = {
+            "%{corpus}": " ".join(["'%s'" % f.short_path for f in ctx.files.corpus]),
+            "%{dictionary}": ctx.file.dictionary.short_path if ctx.file.dictionary else "",
+            "%{fuzzer}": fuzzer.short_path,
+            "%{input_bytes_max}": str(ctx.attr.input_bytes_max),
+        },
+    )
+    files = [fuzzer] + ctx.files.corpus + ([ctx.file.dictionary] if ctx.file.dictionary else [])
+    return [DefaultInfo(executable = runner, runfiles = ctx.runfiles(files = files))]
+
+cc_fuzz_test = rule(
+    implementation = _cc_fuzz_test_impl,
+    attrs = {
+        "corpus": attr.label_list(allow_files = True),
+        "deps": attr.label_list(providers = [CcInfo], aspects = [_fuzz_objects_aspect]),
+        "dictionary": attr.label(allow_single_file = True),
+        "input_bytes_max": attr.int(default = 4096),
+        "srcs": attr.label_list(allow_files = [".cc", ".h"], mandatory = True),
+        "_runner": attr.label(
+            default = "//bazel/fuzz:run_fuzz.sh.tpl",
+            allow_single_file = True,
+        ),
+    },
+    test = True,
+)

@@ -1,0 +1,27 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# The Python interpreter of this workspace's programs: .venv/bin/python. Bazel hands this file around by
+# symbolic links into the source tree, which is how the tree is found from inside a sandbox.
+self=$(readlink -f "${BASH_SOURCE[0]}")
+venv=${self%/bazel/python/*}/.venv
+if [ ! -x "$venv/bin/python" ]; then
+  echo "talweg: no Python environment at $venv; make it with: bazel/prepare --for=test" >&2
+  exit 1
+fi
+# A program sees the modules that its target declares, not whatever lies beside it in the source tree.
+safe_path=-P
+for dir in "$venv"/lib/python3.*; do
+  [ "${dir##*.}" -ge 11 ] 2>/dev/null || safe_path=
+done
+# A library built with ASan or TSan needs their runtime to be there before anything else is. Python itself
+# is not built with them: its leaks are no findings, and neither are its memory accesses.
+case ${TALWEG_SANITIZER:-} in
+  asan | tsan)
+    LD_PRELOAD=$(gcc -print-file-name="lib$TALWEG_SANITIZER.so")
+    export LD_PRELOAD
+    export ASAN_OPTIONS=detect_leaks=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}
+    export TSAN_OPTIONS=ignore_noninstrumented_modules=1${TSAN_OPTIONS:+:$TSAN_OPTIONS}
+    ;;
+esac
+exec "$venv/bin/python" $safe_path "$@"

@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Builds and runs the tests with Bazel and counts them; ./test prepares and calls this."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from bazel_progress import ROOT, Interrupted, interruptible, run_bazel, shut_down
+
+_SKIPPED = re.compile(rb"^SKIPPED: (.*)$", re.MULTILINE)
+_LOG_LINES_SHOWN = 80
+_FULL_TIMEOUT_S = 7200
+_SOAK_SLACK_S = 900
+
+# Bazel's exit statuses.
+_STATUS_OK = 0
+_STATUS_BUILD_FAILED = 1
+_STATUS_TESTS_FAILED = 3
+_STATUS_NO_TESTS = 4
+
+
+@dataclass
+class Outcome:
+    """What one test target came to."""
+
+    label: str
+    status: str = "NO STATUS"
+    logs: list[Path] = field(default_factory=list)
+    skip_reasons: list[str] = field(default_factory=list)
+    duration_s: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return self.status == "PASSED"
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="./test",
+        description="Installs what is missing, builds, and runs the tests.",
+        epilog="The exit status is 0 when all tests that ran passed.",
+    )
+    parser.add_argument(
+        "filter", nargs="*", help="run only tests whose label contains one of these"
+    )
+    parser.add_argument("--full", action="store_true", help="whole matrices instead of a cover")
+    sanitizer = parser.add_mutually_exclusive_group()
+    for name in ("asan", "tsan", "ubsan"):
+        sanitizer.add_argument(
+            f"--{name}",
+            dest="sanitizer",
+            action="store_const",
+            const=name,
+            help=f"build everything with {name}",
+        )
+    parser.add_argument(
+        "--soak",
+        nargs="?",
+        type=int,
+        const=600,
+        metavar="SECONDS",
+        help="run the simulation for this long (600)",
+    )
+    parser.add_argument(
+        "--fuzz", type=int, metavar="SECONDS", help="fuzz each parser for this long (3)"
+    )
+    parser.add_argument("--again", action="store_true", help="use no cached test results")
+    # "--soak sim" means a filter, not a number: take the value of --soak only as --soak=SECONDS.
+    expanded = ["--soak=600" if argument == "--soak" else argument for argument in arguments]
+    return parser.parse_args(expanded)
+
+
+def bazel_options(options: argparse.Namespace) -> list[str]:
+    flags = ["--keep_going", "--test_output=summary", "--test_summary=none"]
+    timeout_s = 0
+    if options.sanitizer:
+        flags.append(f"--config={options.sanitizer}")
+    if options.full:
+        flags.append("--test_env=TALWEG_TEST_FULL=1")
+        timeout_s = max(timeout_s, _FULL_TIMEOUT_S)
+    if options.soak is not None:
+        flags.append(f"--test_env=TALWEG_SOAK_S={options.soak}")
+        timeout_s = max(timeout_s, options.soak + _SOAK_SLACK_S)
+    if options.fuzz is not None:
+        flags.append(f"--test_env=TALWEG_FUZZ_S={options.fuzz}")
+        timeout_s = max(timeout_s, options.fuzz + _SOAK_SLACK_S)
+    if timeout_s:
+        flags.append(f"--test_timeout={timeout_s}")
+    if options.again:
+        flags.append("--nocache_test_results")
+    return flags
+
+
+def labels_containing(substrings: list[str]) -> list[str]:
+    """Returns the tests whose label contains one of the substrings."""
+    query = subprocess.run(
+        ["bazel", "query", "--keep_going", "--noshow_progress", "tests(//...)"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    labels = query.stdout.split()
+    if not labels:
+        raise SystemExit(f"test: Bazel cannot list the tests:\n{query.stderr}")
+    return [label for label in labels if any(substring in label for substring in substrings)]
+
+
+def read_outcomes(events: Path) -> dict[str, Outcome]:
+    """Reads Bazel's event file; a test that did not build is in it as well."""
+    outcomes: dict[str, Outcome] = {}
+    for line in events.read_text(errors="replace").splitlines():
+        event = json.loads(line)
+        identity = event.get("id", {})
+        if "targetConfigured" in identity and "testSize" in event.get("configured", {}):
+            label = identity["targetConfigured"]["label"]
+            outcomes.setdefault(label, Outcome(label, "FAILED TO BUILD"))
+        elif "testResult" in identity and "testResult" in event:
+            label = identity["testResult"]["label"]
+            outcome = outcomes.setdefault(label, Outcome(label))
+            result = event["testResult"]
+            outcome.duration_s += int(result.get("testAttemptDurationMillis", 0)) / 1000
+            for output in result.get("testActionOutput", []):
+                if output.get("name") == "test.log" and output.get("uri", "").startswith("file:"):
+                    outcome.logs.append(Path(unquote(urlparse(output["uri"]).path)))
+        elif "testSummary" in identity and "testSummary" in event:
+            label = identity["testSummary"]["label"]
+            outcome = outcomes.setdefault(label, Outcome(label))
+            outcome.status = event["testSummary"].get("overallStatus", "NO STATUS")
+    for outcome in outcomes.values():
+        for log in outcome.logs if outcome.passed else []:
+            reasons = _SKIPPED.findall(log.read_bytes()) if log.exists() else []
+            outcome.skip_reasons += [reason.decode(errors="replace").strip() for reason in reasons]
+    return outcomes
+
+
+def print_failure(outcome: Outcome) -> None:
+    print(f"\n{outcome.status}: {outcome.label}")
+    for log in outcome.logs:
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        # Bazel's own head of the log says nothing.
+        lines = [line for line in lines if not line.startswith("exec ${PAGER")]
+        if len(lines) > _LOG_LINES_SHOWN:
+            print(f"  ... ({len(lines) - _LOG_LINES_SHOWN} lines before these)")
+        for line in lines[-_LOG_LINES_SHOWN:]:
+            print(f"  {line}")
+        print(f"  log: {log}")
+
+
+def run(options: argparse.Namespace) -> int:
+    targets = ["//..."]
+    if options.filter:
+        targets = labels_containing(options.filter)
+        if not targets:
+            print(f"test: no test's label contains {' or '.join(options.filter)}", file=sys.stderr)
+            return 2
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="talweg-test.") as scratch:
+        events = Path(scratch) / "events.json"
+        target_file = Path(scratch) / "targets"
+        target_file.write_text("".join(f"{target}\n" for target in targets))
+        status, lines = run_bazel(
+            [
+                "test",
+                *bazel_options(options),
+                f"--build_event_json_file={events}",
+                f"--target_pattern_file={target_file}",
+            ],
+            "test",
+        )
+        outcomes = read_outcomes(events) if events.exists() else {}
+
+    failed = [outcome for outcome in outcomes.values() if not outcome.passed]
+    skipped = [outcome for outcome in outcomes.values() if outcome.skip_reasons]
+    passed_count = len(outcomes) - len(failed) - len(skipped)
+    failed_count = len(failed)
+    if status not in (_STATUS_OK, _STATUS_TESTS_FAILED):
+        print("\n".join(lines))
+        if status == _STATUS_NO_TESTS:
+            print("test: there are no tests")
+        elif status == _STATUS_BUILD_FAILED and failed_count:
+            print("test: not everything builds (above)")
+        else:
+            print(f"test: the build failed with Bazel's status {status} (above)")
+            failed_count = max(failed_count, 1)
+    for outcome in failed:
+        print_failure(outcome)
+    if skipped:
+        print()
+    for outcome in skipped:
+        for reason in outcome.skip_reasons:
+            print(f"SKIPPED: {outcome.label}: {reason}")
+    slowest = sorted(outcomes.values(), key=lambda outcome: -outcome.duration_s)[:5]
+    print(
+        f"\n{time.monotonic() - started:.0f} s; slowest: "
+        + ", ".join(f"{outcome.label} {outcome.duration_s:.1f} s" for outcome in slowest)
+    )
+    print(f"{passed_count} passed, {failed_count} failed, {len(skipped)} skipped", flush=True)
+    return 0 if status == _STATUS_OK and not failed_count else 1
+
+
+def main() -> int:
+    options = parse_arguments(sys.argv[1:])
+    try:
+        with interruptible():
+            return run(options)
+    except Interrupted as interruption:
+        print(f"test: ended by {interruption}", file=sys.stderr)
+        return 128 + interruption.number
+    finally:
+        if not os.environ.get("TALWEG_KEEP_BAZEL"):
+            shut_down()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

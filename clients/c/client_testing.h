@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_CLIENTS_C_CLIENT_TESTING_H_
+#define TALWEG_CLIENTS_C_CLIENT_TESTING_H_
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "clients/c/talweg.h"
+#include "libs/shm/testing/fake_agent.h"
+
+namespace talweg {
+
+inline constexpr int64_t kSecondNs = 1'000'000'000;
+// Long enough for a loaded machine; a test that needs it has failed already.
+inline constexpr int64_t kGenerousNs = 60 * kSecondNs;
+
+// A directory of the test's own, removed with everything in it. Short: a socket's path has 107
+// bytes.
+class TestDirectory {
+ public:
+  TestDirectory() {
+    const char* root = std::getenv("TEST_TMPDIR");
+    // Bazel's paths can be too long for a socket.
+    path_ = (root != nullptr && std::string(root).size() < 60 ? std::string(root) : "/tmp") +
+            "/talweg-XXXXXX";
+    if (::mkdtemp(path_.data()) == nullptr) {
+      std::perror("mkdtemp");
+      std::abort();
+    }
+  }
+  TestDirectory(const TestDirectory&) = delete;
+  TestDirectory& operator=(const TestDirectory&) = delete;
+  // Only sockets are put there, and listeners remove theirs.
+  ~TestDirectory() {
+    ::unlink(Path("agent.sock").c_str());
+    ::unlink(Path("other.sock").c_str());
+    ::rmdir(path_.c_str());
+  }
+
+  std::string Path(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+inline shm::FakeAgent::Options AgentOptions(const TestDirectory& directory, uint32_t ranks) {
+  shm::FakeAgent::Options options;
+  options.server.socket_path = directory.Path("agent.sock");
+  options.server.local_rank_count = ranks;
+  options.server.incarnation = Incarnation(0x1234);
+  return options;
+}
+
+// Owns a client: says goodbye and frees it.
+class TestClient {
+ public:
+  TestClient() = default;
+  TestClient(const std::string& socket, uint32_t local_rank, int64_t timeout_ns = kGenerousNs) {
+    talweg_options options;
+    talweg_options_init(&options);
+    options.agent_socket = socket.c_str();
+    options.local_rank = local_rank;
+    options.timeout_ns = timeout_ns;
+    status_ = talweg_connect(&options, &client_);
+    if (status_ != TALWEG_OK) error_ = talweg_last_error();
+  }
+  TestClient(TestClient&& other) noexcept
+      : client_(std::exchange(other.client_, nullptr)),
+        status_(other.status_),
+        error_(other.error_) {}
+  TestClient& operator=(TestClient&&) = delete;
+  ~TestClient() {
+    if (client_ != nullptr) talweg_shutdown(client_, kGenerousNs);
+    talweg_free(client_);
+  }
+
+  talweg_client* get() const { return client_; }
+  talweg_client* Release() { return std::exchange(client_, nullptr); }
+  talweg_status status() const { return status_; }
+  const std::string& error() const { return error_; }
+
+ private:
+  talweg_client* client_ = nullptr;
+  talweg_status status_ = TALWEG_INTERNAL;
+  std::string error_;
+};
+
+}  // namespace talweg
+
+#endif  // TALWEG_CLIENTS_C_CLIENT_TESTING_H_

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/c/talweg.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "libs/base/dtype.h"
+#include "libs/shm/client/client.h"
+
+// The C ABI over libs/shm/client: checks arguments, keeps each thread's error text.
+
+using talweg::DType;
+using talweg::Op;
+using talweg::shm::Client;
+using talweg::shm::ErrorText;
+using talweg::shm::RankStatus;
+
+namespace {
+
+static_assert(TALWEG_INTERNAL + 1 == talweg::shm::kRankStatusCount);
+static_assert(TALWEG_TIMEOUT == static_cast<int>(RankStatus::kTimeout));
+static_assert(TALWEG_MISMATCH == static_cast<int>(RankStatus::kMismatch));
+static_assert(TALWEG_BUSY == static_cast<int>(RankStatus::kBusy));
+static_assert(TALWEG_JOB_FAILED == static_cast<int>(RankStatus::kJobFailed));
+static_assert(TALWEG_AGENT_LOST == static_cast<int>(RankStatus::kAgentLost));
+static_assert(TALWEG_FORKED == static_cast<int>(RankStatus::kForked));
+static_assert(TALWEG_VERSION_MISMATCH == static_cast<int>(RankStatus::kVersionMismatch));
+static_assert(TALWEG_OUT_OF_MEMORY == static_cast<int>(RankStatus::kOutOfMemory));
+static_assert(TALWEG_ABORTED == static_cast<int>(RankStatus::kAborted));
+static_assert(TALWEG_NO_AGENT == static_cast<int>(RankStatus::kNoAgent));
+static_assert(TALWEG_RANK_TAKEN == static_cast<int>(RankStatus::kRankTaken));
+static_assert(TALWEG_CLOSED == static_cast<int>(RankStatus::kClosed));
+static_assert(TALWEG_PENDING == static_cast<int>(RankStatus::kPending));
+static_assert(TALWEG_INTERNAL == static_cast<int>(RankStatus::kInternal));
+static_assert(TALWEG_F32 == static_cast<int>(DType::kF32));
+static_assert(TALWEG_BF16 == static_cast<int>(DType::kBF16));
+static_assert(TALWEG_I64 == static_cast<int>(DType::kI64));
+static_assert(TALWEG_SUM == static_cast<int>(Op::kSum));
+static_assert(TALWEG_BROADCAST == static_cast<int>(Op::kBroadcast));
+static_assert(TALWEG_ANY_LOCAL_RANK == talweg::shm::kAnyLocalRank);
+
+constexpr char kVersion[] = "1.0.0";
+constexpr int64_t kConnectTimeoutNs = 60'000'000'000;
+constexpr char kBarrierName[] = "talweg.barrier";
+
+// The one piece of state outside of a client: a thread's last error, as errno is.
+thread_local ErrorText last_error;
+
+talweg_status ToC(RankStatus status) { return static_cast<talweg_status>(status); }
+
+talweg_status Invalid(const char* what) {
+  return ToC(last_error.Fail(RankStatus::kInvalidArgument, "%s", what));
+}
+
+Client* FromC(talweg_client* client) { return reinterpret_cast<Client*>(client); }
+const Client* FromC(const talweg_client* client) { return reinterpret_cast<const Client*>(client); }
+
+// A local rank from the environment variable `name`; false when it is not set. kInvalidArgument if
+// it is no number.
+bool LocalRankFrom(const char* name, uint32_t* local_rank, talweg_status* status) {
+  const char* text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return false;
+  char* end = nullptr;
+  errno = 0;
+  const unsigned long value = std::strtoul(text, &end, 10);
+  if (errno != 0 || *end != '\0' || *text == '-' || value >= TALWEG_LOCAL_RANK_FROM_ENVIRONMENT) {
+    *status = ToC(last_error.Fail(
+        RankStatus::kInvalidArgument,
+        "$%s is '%s', which is no local rank; set it to 0, 1, ... or unset it", name, text));
+    return true;
+  }
+  *local_rank = static_cast<uint32_t>(value);
+  return true;
+}
+
+talweg_status ResolveLocalRank(uint32_t* local_rank) {
+  if (*local_rank != TALWEG_LOCAL_RANK_FROM_ENVIRONMENT) return TALWEG_OK;
+  *local_rank = TALWEG_ANY_LOCAL_RANK;
+  talweg_status status = TALWEG_OK;
+  if (!LocalRankFrom("TALWEG_LOCAL_RANK", local_rank, &status)) {
+    LocalRankFrom("LOCAL_RANK", local_rank, &status);
+  }
+  return status;
+}
+
+// "python3 train.py --lr 0.1": this process's command line, cut.
+size_t CommandLine(char* out, size_t bytes_max) {
+  const int fd = ::open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  const ssize_t count = ::read(fd, out, bytes_max);
+  ::close(fd);
+  if (count <= 0) return 0;
+  size_t bytes = static_cast<size_t>(count);
+  while (bytes > 0 && out[bytes - 1] == '\0') --bytes;
+  for (size_t i = 0; i < bytes; ++i) {
+    if (out[i] == '\0') out[i] = ' ';
+    // Names travel as UTF-8; a cut or foreign sequence is not worth more than this.
+    if (static_cast<unsigned char>(out[i]) >= 0x80) out[i] = '?';
+  }
+  return bytes;
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* talweg_version(void) { return kVersion; }
+
+uint32_t talweg_abi_version(void) { return TALWEG_VERSION_MAJOR * 65536u + TALWEG_VERSION_MINOR; }
+
+const char* talweg_status_name(talweg_status status) {
+  return talweg::shm::RankStatusName(static_cast<RankStatus>(status));
+}
+
+size_t talweg_dtype_bytes(talweg_dtype dtype) {
+  const auto value = static_cast<unsigned>(dtype);
+  return value > TALWEG_I64 ? 0 : talweg::DTypeSize(static_cast<DType>(value));
+}
+
+const char* talweg_last_error(void) { return last_error.text(); }
+
+void talweg_options_init_sized(talweg_options* options, size_t struct_bytes) {
+  if (options == nullptr) return;
+  talweg_options defaults{};
+  defaults.struct_bytes = struct_bytes;
+  defaults.local_rank = TALWEG_LOCAL_RANK_FROM_ENVIRONMENT;
+  defaults.timeout_ns = kConnectTimeoutNs;
+  defaults.spin_ns = -1;
+  std::memset(options, 0, struct_bytes);
+  std::memcpy(options, &defaults, std::min(struct_bytes, sizeof(defaults)));
+}
+
+talweg_status talweg_connect(const talweg_options* options, talweg_client** client) {
+  if (client == nullptr) return Invalid("talweg_connect: `client` is NULL");
+  *client = nullptr;
+  talweg_options effective;
+  talweg_options_init(&effective);
+  if (options != nullptr) {
+    if (options->struct_bytes == 0) {
+      return Invalid("talweg_connect: the options were not initialised with talweg_options_init");
+    }
+    std::memcpy(&effective, options, std::min(options->struct_bytes, sizeof(effective)));
+  }
+  if (talweg_status status = ResolveLocalRank(&effective.local_rank); status != TALWEG_OK) {
+    return status;
+  }
+  talweg::shm::ClientOptions wanted;
+  wanted.socket_path = effective.agent_socket != nullptr ? effective.agent_socket
+                                                         : std::getenv("TALWEG_AGENT_SOCKET");
+  if (wanted.socket_path == nullptr || *wanted.socket_path == '\0') {
+    return ToC(last_error.Fail(
+        RankStatus::kNoAgent,
+        "where the agent listens is not known: TALWEG_AGENT_SOCKET is not set; run the "
+        "program under `talweg run`, or set it to the path of an agent's socket"));
+  }
+  char name[talweg::shm::kClientNameBytesMax];
+  size_t name_bytes = 0;
+  if (effective.client_name != nullptr) {
+    name_bytes = std::min(std::strlen(effective.client_name), sizeof(name));
+    std::memcpy(name, effective.client_name, name_bytes);
+  } else {
+    name_bytes = CommandLine(name, sizeof(name));
+  }
+  wanted.client_name = {name, name_bytes};
+  wanted.wanted_local_rank = effective.local_rank;
+  wanted.timeout_ns = effective.timeout_ns;
+  wanted.agent_wait_ns = effective.agent_wait_ns;
+  wanted.spin_ns = effective.spin_ns;
+  Client* connected = nullptr;
+  const RankStatus status = Client::Connect(wanted, &connected, last_error);
+  *client = reinterpret_cast<talweg_client*>(connected);
+  return ToC(status);
+}
+
+talweg_status talweg_shutdown(talweg_client* client, int64_t timeout_ns) {
+  if (client == nullptr) return Invalid("talweg_shutdown: `client` is NULL");
+  return ToC(FromC(client)->Shutdown(timeout_ns, last_error));
+}
+
+void talweg_free(talweg_client* client) { Client::Free(FromC(client)); }
+
+uint32_t talweg_rank(const talweg_client* client) {
+  return client == nullptr ? 0 : FromC(client)->identity().rank;
+}
+
+uint32_t talweg_size(const talweg_client* client) {
+  return client == nullptr ? 0 : FromC(client)->identity().size;
+}
+
+uint32_t talweg_local_rank(const talweg_client* client) {
+  return client == nullptr ? 0 : FromC(client)->identity().local_rank;
+}
+
+uint32_t talweg_local_size(const talweg_client* client) {
+  return client == nullptr ? 0 : FromC(client)->identity().local_size;
+}
+
+uint32_t talweg_node_rank(const talweg_client* client) {
+  return client == nullptr ? 0 : FromC(client)->identity().node_rank;
+}
+
+uint32_t talweg_node_count(const talweg_client* client) {
+  return client == nullptr ? 0 : FromC(client)->identity().node_count;
+}
+
+const char* talweg_job_name(const talweg_client* client) {
+  return client == nullptr ? "" : FromC(client)->identity().job_name;
+}
+
+talweg_status talweg_health(talweg_client* client) {
+  if (client == nullptr) return Invalid("talweg_health: `client` is NULL");
+  return ToC(FromC(client)->Health(last_error));
+}
+
+talweg_status talweg_declare(talweg_client* client, const char* name, talweg_dtype dtype,
+                             talweg_op op, uint32_t root_rank, uint64_t count, int32_t priority,
+                             int64_t timeout_ns, talweg_tensor* tensor) {
+  if (client == nullptr) return Invalid("talweg_declare: `client` is NULL");
+  if (name == nullptr) return Invalid("talweg_declare: `name` is NULL");
+  if (tensor == nullptr) return Invalid("talweg_declare: `tensor` is NULL");
+  // A value that does not fit must not become another one.
+  const auto dtype_value = static_cast<unsigned>(dtype);
+  const auto op_value = static_cast<unsigned>(op);
+  if (dtype_value > 0xff || op_value > 0xff) {
+    return ToC(last_error.Fail(RankStatus::kInvalidArgument,
+                               "tensor '%s': dtype %u or operation %u does not exist", name,
+                               dtype_value, op_value));
+  }
+  const talweg::shm::Declare declare{.dtype = static_cast<DType>(dtype_value),
+                                     .op = static_cast<Op>(op_value),
+                                     .root_rank = root_rank,
+                                     .priority = priority,
+                                     .element_count = count,
+                                     .name = name};
+  return ToC(FromC(client)->DeclareTensor(declare, timeout_ns, tensor, last_error));
+}
+
+uint64_t talweg_tensor_bytes(talweg_client* client, talweg_tensor tensor) {
+  return client == nullptr ? 0 : FromC(client)->TensorBytes(tensor);
+}
+
+void* talweg_contribution(talweg_client* client, talweg_tensor tensor) {
+  return client == nullptr ? nullptr : FromC(client)->Contribution(tensor);
+}
+
+talweg_status talweg_push_pull(talweg_client* client, talweg_tensor tensor, const void* data,
+                               int32_t priority, int64_t timeout_ns, talweg_round* round) {
+  if (client == nullptr) return Invalid("talweg_push_pull: `client` is NULL");
+  uint64_t pushed = 0;
+  const RankStatus status = FromC(client)->Push(tensor, data, priority == TALWEG_DECLARED_PRIORITY,
+                                                priority, timeout_ns, &pushed, last_error);
+  if (round != nullptr) *round = pushed;
+  return ToC(status);
+}
+
+talweg_status talweg_poll(talweg_client* client, talweg_tensor tensor, talweg_round round) {
+  if (client == nullptr) return Invalid("talweg_poll: `client` is NULL");
+  return ToC(FromC(client)->Poll(tensor, round, last_error));
+}
+
+talweg_status talweg_wait(talweg_client* client, talweg_tensor tensor, talweg_round round,
+                          void* out, int64_t timeout_ns) {
+  if (client == nullptr) return Invalid("talweg_wait: `client` is NULL");
+  return ToC(FromC(client)->Wait(tensor, round, out, timeout_ns, last_error));
+}
+
+talweg_status talweg_result(talweg_client* client, talweg_tensor tensor, talweg_round round,
+                            const void** data, uint64_t* bytes) {
+  if (client == nullptr) return Invalid("talweg_result: `client` is NULL");
+  if (data == nullptr) return Invalid("talweg_result: `data` is NULL");
+  uint64_t length = 0;
+  const RankStatus status = FromC(client)->Result(tensor, round, data, &length, last_error);
+  if (bytes != nullptr) *bytes = length;
+  return ToC(status);
+}
+
+uint64_t talweg_ranks_summed(talweg_client* client, talweg_tensor tensor) {
+  return client == nullptr ? 0 : FromC(client)->RanksSummed(tensor);
+}
+
+talweg_status talweg_broadcast(talweg_client* client, const char* name, void* data, uint64_t count,
+                               talweg_dtype dtype, uint32_t root_rank, int64_t timeout_ns) {
+  if (client == nullptr) return Invalid("talweg_broadcast: `client` is NULL");
+  if (data == nullptr) return Invalid("talweg_broadcast: `data` is NULL");
+  const talweg::shm::Deadline deadline(timeout_ns);
+  const auto left_ns = [&deadline] {
+    return deadline.never() ? int64_t{-1} : deadline.LeftNs(talweg::shm::MonotonicNs());
+  };
+  talweg_tensor tensor = 0;
+  talweg_status status = talweg_declare(client, name, dtype, TALWEG_BROADCAST, root_rank, count, 0,
+                                        left_ns(), &tensor);
+  if (status != TALWEG_OK) return status;
+  const bool is_root = talweg_rank(client) == root_rank;
+  talweg_round round = 0;
+  status = talweg_push_pull(client, tensor, is_root ? data : nullptr, TALWEG_DECLARED_PRIORITY,
+                            left_ns(), &round);
+  if (status != TALWEG_OK) return status;
+  // The root has its bytes already.
+  return talweg_wait(client, tensor, round, is_root ? nullptr : data, left_ns());
+}
+
+talweg_status talweg_barrier(talweg_client* client, const char* name, int64_t timeout_ns) {
+  if (client == nullptr) return Invalid("talweg_barrier: `client` is NULL");
+  const talweg::shm::Deadline deadline(timeout_ns);
+  const auto left_ns = [&deadline] {
+    return deadline.never() ? int64_t{-1} : deadline.LeftNs(talweg::shm::MonotonicNs());
+  };
+  talweg_tensor tensor = 0;
+  talweg_status status = talweg_declare(client, name == nullptr ? kBarrierName : name, TALWEG_I32,
+                                        TALWEG_SUM, 0, 1, 0, left_ns(), &tensor);
+  if (status != TALWEG_OK) return status;
+  // A barrier that ran out of time is still open: this rank has been counted in it.
+  talweg_round round = FromC(client)->OpenRound(tensor);
+  if (round == 0) {
+    const int32_t one = 1;
+    status = talweg_push_pull(client, tensor, &one, INT32_MAX, left_ns(), &round);
+    if (status != TALWEG_OK) return status;
+  }
+  return talweg_wait(client, tensor, round, nullptr, left_ns());
+}
+
+talweg_status talweg_get_statistics(talweg_client* client, talweg_statistics* statistics) {
+  if (client == nullptr) return Invalid("talweg_get_statistics: `client` is NULL");
+  if (statistics == nullptr || statistics->struct_bytes < sizeof(size_t)) {
+    return Invalid("talweg_get_statistics: `statistics` is NULL or its struct_bytes is not set");
+  }
+  const talweg::shm::ClientStatistics& counted = FromC(client)->statistics();
+  talweg_statistics all{};
+  all.struct_bytes = statistics->struct_bytes;
+  all.tensors = counted.tensors.load();
+  all.pushes = counted.pushes.load();
+  all.bytes_pushed = counted.bytes_pushed.load();
+  all.bytes_copied = counted.bytes_copied.load();
+  all.waits = counted.waits.load();
+  all.waits_slept = counted.waits_slept.load();
+  all.wait_ns = counted.wait_ns.load();
+  all.ring_full = counted.ring_full.load();
+  std::memcpy(statistics, &all, std::min(statistics->struct_bytes, sizeof(all)));
+  return TALWEG_OK;
+}
+
+}  // extern "C"

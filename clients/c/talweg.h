@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TALWEG_CLIENTS_C_TALWEG_H_
+#define TALWEG_CLIENTS_C_TALWEG_H_
+
+/*
+ * libtalweg: one rank of a Talweg job, as a C99 library that needs libc alone (glibc 2.17 or newer
+ * on x86-64, Linux 5.4 or newer).
+ *
+ *   talweg_client* client;
+ *   talweg_options options;
+ *   talweg_options_init(&options);
+ *   if (talweg_connect(&options, &client) != TALWEG_OK) fail(talweg_last_error());
+ *   talweg_tensor weights;
+ *   talweg_declare(client, "weights", TALWEG_F32, TALWEG_AVERAGE, 0, count, 0, -1, &weights);
+ *   for (;;) {
+ *     talweg_round round;
+ *     talweg_push_pull(client, weights, gradient, TALWEG_DECLARED_PRIORITY, -1, &round);
+ *     ... other work ...
+ *     talweg_wait(client, weights, round, gradient, -1);
+ *   }
+ *   talweg_shutdown(client, -1);
+ *   talweg_free(client);
+ *
+ * Threads: every function may be called by any thread at any time, except that talweg_free must be
+ * the last. Several clients live in one process and share nothing. The library starts no thread.
+ *
+ * Fork: in a child process every call returns TALWEG_FORKED (and closes the child's copy of the
+ * socket). The contribution buffers are not mapped in the child. exec needs no care.
+ *
+ * Time: `timeout_ns` is how long the call may wait, in nanoseconds; 0: not at all; negative:
+ * without limit. No call outlives a dead agent or a failed job, whatever its timeout. A timeout
+ * ends the waiting, nothing else.
+ *
+ * Errors: every call returns a status. talweg_last_error() is the text of the calling thread's last
+ * call that did not return TALWEG_OK or TALWEG_PENDING: it names the thing, the value and the
+ * remedy.
+ *
+ * Compatibility: within one major version functions, constants and struct fields are only added.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define TALWEG_API __attribute__((visibility("default")))
+#else
+#define TALWEG_API
+#endif
+
+/* Version of this header. talweg_version() tells that of the library. */
+#define TALWEG_VERSION_MAJOR 1
+#define TALWEG_VERSION_MINOR 0
+
+typedef struct talweg_client talweg_client;
+/* A declared tensor of one client. */
+typedef uint32_t talweg_tensor;
+/* Which push_pull of a tensor: 1, 2, 3, ... */
+typedef uint64_t talweg_round;
+
+/* Values never change. */
+typedef enum talweg_status {
+  TALWEG_OK = 0,
+  TALWEG_TIMEOUT = 1, /* The time is over; the round, if any, stays open: wait again. */
+  TALWEG_INVALID_ARGUMENT = 2,
+  TALWEG_MISMATCH = 3,         /* Ranks disagree on a tensor; the text names both sides. */
+  TALWEG_BUSY = 4,             /* The tensor's last round is open: wait for it first. */
+  TALWEG_JOB_FAILED = 5,       /* The text says who died, or what else happened. */
+  TALWEG_AGENT_LOST = 6,       /* The agent has ended. */
+  TALWEG_FORKED = 7,           /* The client belongs to the parent process. */
+  TALWEG_VERSION_MISMATCH = 8, /* The text names both versions. */
+  TALWEG_OUT_OF_MEMORY = 9,    /* The text names the limit. */
+  TALWEG_UNSUPPORTED = 10,
+  TALWEG_ABORTED = 11,  /* The round was given up, for all ranks alike; push the next one. */
+  TALWEG_NO_AGENT = 12, /* Nobody listens at the socket's path. */
+  TALWEG_PERMISSION_DENIED = 13,
+  TALWEG_RANK_TAKEN = 14, /* Another process has the wanted local rank; the text names its pid. */
+  TALWEG_CLOSED = 15,     /* The client has been shut down. */
+  TALWEG_LIMIT = 16,      /* A configured limit; the text names it. */
+  TALWEG_PENDING = 17,    /* talweg_poll: not complete yet. */
+  TALWEG_PROTOCOL = 18,   /* The agent sent what is no message. */
+  TALWEG_INTERNAL = 19
+} talweg_status;
+
+typedef enum talweg_dtype {
+  TALWEG_F32 = 1,
+  TALWEG_F64 = 2,
+  TALWEG_F16 = 3,
+  TALWEG_BF16 = 4,
+  TALWEG_I8 = 5,
+  TALWEG_U8 = 6,
+  TALWEG_I32 = 7,
+  TALWEG_I64 = 8
+} talweg_dtype;
+
+typedef enum talweg_op {
+  TALWEG_SUM = 1,
+  TALWEG_AVERAGE = 2, /* Not for integers. */
+  TALWEG_MIN = 3,
+  TALWEG_MAX = 4,
+  TALWEG_PRODUCT = 5,
+  TALWEG_BROADCAST = 6 /* The root rank's bytes, untouched. */
+} talweg_op;
+
+/* "major.minor.patch" of the library, static storage. */
+TALWEG_API const char* talweg_version(void);
+/* Version of the ABI that the library implements: major * 65536 + minor. */
+TALWEG_API uint32_t talweg_abi_version(void);
+/* "timeout", "job failed", ...: static storage; "unknown" for no status. */
+TALWEG_API const char* talweg_status_name(talweg_status status);
+/* Bytes of one element; 0 for no dtype. */
+TALWEG_API size_t talweg_dtype_bytes(talweg_dtype dtype);
+/* The text of this thread's last error; "" when there was none. Valid until this thread's next
+ * error. */
+TALWEG_API const char* talweg_last_error(void);
+
+/* ---- Connecting
+ * ------------------------------------------------------------------------------------- */
+
+/* Whichever local rank is free. */
+#define TALWEG_ANY_LOCAL_RANK UINT32_C(0xffffffff)
+/* $TALWEG_LOCAL_RANK, or $LOCAL_RANK, or any. */
+#define TALWEG_LOCAL_RANK_FROM_ENVIRONMENT UINT32_C(0xfffffffe)
+
+typedef struct talweg_options {
+  size_t struct_bytes;      /* sizeof(talweg_options): set by talweg_options_init. */
+  const char* agent_socket; /* Path; NULL: $TALWEG_AGENT_SOCKET. */
+  uint32_t local_rank;      /* Default: from the environment. */
+  uint32_t reserved;        /* 0. */
+  int64_t timeout_ns;    /* For the agent's answer, which comes when the job runs. Default 60 s. */
+  int64_t agent_wait_ns; /* How long an agent that is not there yet is waited for. Default 0. */
+  int64_t spin_ns; /* How long a wait spins before it sleeps. Default -1: by the number of CPUs. */
+  const char* client_name; /* For people and error texts. NULL: the program's name. */
+} talweg_options;
+
+/* Fills in the defaults. (`struct_bytes` lets an older caller's struct be shorter.) */
+TALWEG_API void talweg_options_init_sized(talweg_options* options, size_t struct_bytes);
+#define talweg_options_init(options) talweg_options_init_sized((options), sizeof(talweg_options))
+
+/* Connects to this node's agent and becomes a rank. `options` may be NULL: all defaults. On success
+ * *client must be given to talweg_free; else it is NULL. */
+TALWEG_API talweg_status talweg_connect(const talweg_options* options, talweg_client** client);
+
+/* Says goodbye: this rank pushes no more. Waits of other threads end with TALWEG_CLOSED, as does
+ * every later call but talweg_free and the questions below. TALWEG_TIMEOUT when the agent did not
+ * answer in time: the client is closed all the same. Rounds that are open complete at the other
+ * ranks. */
+TALWEG_API talweg_status talweg_shutdown(talweg_client* client, int64_t timeout_ns);
+
+/* Unmaps everything and frees the client. Without talweg_shutdown before it the agent takes this
+ * rank for dead. No other thread may be in a call, none may call afterwards. NULL is allowed. In a
+ * forked child it frees the child's copy only. */
+TALWEG_API void talweg_free(talweg_client* client);
+
+/* ---- Who am I (answered from memory; 0 for NULL)
+ * ---------------------------------------------------- */
+
+TALWEG_API uint32_t talweg_rank(const talweg_client* client);
+TALWEG_API uint32_t talweg_size(const talweg_client* client);
+TALWEG_API uint32_t talweg_local_rank(const talweg_client* client);
+TALWEG_API uint32_t talweg_local_size(const talweg_client* client);
+TALWEG_API uint32_t talweg_node_rank(const talweg_client* client);
+TALWEG_API uint32_t talweg_node_count(const talweg_client* client);
+/* Valid until talweg_free. */
+TALWEG_API const char* talweg_job_name(const talweg_client* client);
+
+/* TALWEG_OK while rounds can go on; else why not (job failed, agent lost, closed, forked). Asks the
+ * socket. */
+TALWEG_API talweg_status talweg_health(talweg_client* client);
+
+/* ---- Tensors
+ * ---------------------------------------------------------------------------------------- */
+
+/* Declares a tensor by name (UTF-8, 1 to 1024 bytes) and waits until the ranks' agents agree on it.
+ * All ranks must declare the same dtype, op, root and count under one name: TALWEG_MISMATCH
+ * otherwise, naming both sides. The same declaration again returns the same tensor. `root_rank` is
+ * for TALWEG_BROADCAST only, else 0. Higher `priority` leaves first. `count` must not be 0. */
+TALWEG_API talweg_status talweg_declare(talweg_client* client, const char* name, talweg_dtype dtype,
+                                        talweg_op op, uint32_t root_rank, uint64_t count,
+                                        int32_t priority, int64_t timeout_ns,
+                                        talweg_tensor* tensor);
+
+TALWEG_API uint64_t talweg_tensor_bytes(talweg_client* client, talweg_tensor tensor);
+
+/* This rank's contribution buffer of the tensor, for producers that write in place: fill it, then
+ * push with data == NULL. Not to be written while a round is open. NULL for no tensor. Valid until
+ * talweg_free. */
+TALWEG_API void* talweg_contribution(talweg_client* client, talweg_tensor tensor);
+
+/* ---- Rounds
+ * ----------------------------------------------------------------------------------------- */
+
+#define TALWEG_DECLARED_PRIORITY INT32_MIN
+
+/* Contributes to the tensor's next round and returns at once: `data` is copied (NULL: the bytes lie
+ * in the contribution buffer; for a broadcast's other ranks NULL is right). Every rank pushes every
+ * round of a tensor once, in order, but different tensors in any order. TALWEG_BUSY when the last
+ * round has not been taken by talweg_wait (or is being read). It waits only when the ring to the
+ * agent is full: at most `timeout_ns`, and then nothing was pushed. */
+TALWEG_API talweg_status talweg_push_pull(talweg_client* client, talweg_tensor tensor,
+                                          const void* data, int32_t priority, int64_t timeout_ns,
+                                          talweg_round* round);
+
+/* TALWEG_OK when `round` is complete (talweg_wait will not wait), TALWEG_PENDING when not; else why
+ * it never will. */
+TALWEG_API talweg_status talweg_poll(talweg_client* client, talweg_tensor tensor,
+                                     talweg_round round);
+
+/* Waits until `round` is complete, copies the result to `out` (NULL: not copied, see
+ * talweg_result), and takes the round: the tensor may be pushed again. TALWEG_TIMEOUT leaves the
+ * round open. TALWEG_ABORTED, TALWEG_MISMATCH, ... : the round has ended without a result. `round`
+ * is the tensor's last one. */
+TALWEG_API talweg_status talweg_wait(talweg_client* client, talweg_tensor tensor,
+                                     talweg_round round, void* out, int64_t timeout_ns);
+
+/* The result of the round that was taken last, in place: read only, valid until the tensor's next
+ * push. */
+TALWEG_API talweg_status talweg_result(talweg_client* client, talweg_tensor tensor,
+                                       talweg_round round, const void** data, uint64_t* bytes);
+
+/* How many ranks' contributions are in the result of the round that was taken last. 0 when there is
+ * none. */
+TALWEG_API uint64_t talweg_ranks_summed(talweg_client* client, talweg_tensor tensor);
+
+/* ---- In one call
+ * ------------------------------------------------------------------------------------ */
+
+/* Copies `root_rank`'s bytes to all ranks' `data`; declares `name` (a name of its own) when it is
+ * new. */
+TALWEG_API talweg_status talweg_broadcast(talweg_client* client, const char* name, void* data,
+                                          uint64_t count, talweg_dtype dtype, uint32_t root_rank,
+                                          int64_t timeout_ns);
+
+/* Returns when all ranks have called it. After TALWEG_TIMEOUT the next call goes on waiting for the
+ * same barrier. One barrier at a time a name; NULL: "talweg.barrier". */
+TALWEG_API talweg_status talweg_barrier(talweg_client* client, const char* name,
+                                        int64_t timeout_ns);
+
+/* ---- Statistics
+ * ------------------------------------------------------------------------------------- */
+
+typedef struct talweg_statistics {
+  size_t struct_bytes; /* Set by the caller; filled up to there. */
+  uint64_t tensors;
+  uint64_t pushes;
+  uint64_t bytes_pushed; /* Of contributions. */
+  uint64_t bytes_copied; /* In and out, by this library. */
+  uint64_t waits;
+  uint64_t waits_slept; /* Waits that outlasted their spinning. */
+  uint64_t wait_ns;     /* In all waits. */
+  uint64_t ring_full;   /* Pushes that had to wait for room. */
+} talweg_statistics;
+
+TALWEG_API talweg_status talweg_get_statistics(talweg_client* client,
+                                               talweg_statistics* statistics);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* TALWEG_CLIENTS_C_TALWEG_H_ */

@@ -1,0 +1,517 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// What goes wrong: agents and ranks that die, forks, versions, strangers at the socket.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "clients/c/client_testing.h"
+#include "clients/c/talweg.h"
+#include "libs/shm/descriptor.h"
+#include "libs/shm/layout/messages.h"
+#include "libs/shm/testing/fake_agent.h"
+
+extern char** environ;
+
+namespace talweg {
+namespace {
+
+using Catch::Matchers::Contains;
+using shm::Descriptor;
+using shm::FakeAgent;
+
+// A rank_process; killed at the latest when the object goes.
+class RankProcess {
+ public:
+  RankProcess(const std::string& socket, uint32_t local_rank, const std::string& what) {
+    int in[2];
+    int out[2];
+    REQUIRE(::pipe2(in, O_CLOEXEC) == 0);
+    REQUIRE(::pipe2(out, O_CLOEXEC) == 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, in[0], STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
+    std::string program = "clients/c/rank_process";
+    std::string rank = std::to_string(local_rank);
+    std::string socket_text = socket;
+    std::string what_text = what;
+    char* argv[] = {program.data(), socket_text.data(), rank.data(), what_text.data(), nullptr};
+    const int error = ::posix_spawn(&pid_, program.c_str(), &actions, nullptr, argv, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    ::close(in[0]);
+    ::close(out[1]);
+    input_ = Descriptor(in[1]);
+    output_ = Descriptor(out[0]);
+    REQUIRE(error == 0);
+  }
+  ~RankProcess() {
+    if (pid_ > 0) Kill();
+  }
+
+  pid_t pid() const { return pid_; }
+  // The next line that it prints; "" when it ends.
+  std::string ReadLine() {
+    std::string line;
+    char c;
+    while (::read(output_.get(), &c, 1) == 1 && c != '\n') line += c;
+    return line;
+  }
+  void Kill() {
+    ::kill(pid_, SIGKILL);
+    Wait();
+  }
+  void EndInput() { input_.Reset(); }
+  int Wait() {
+    int status = 0;
+    ::waitpid(std::exchange(pid_, -1), &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+
+ private:
+  pid_t pid_ = -1;
+  Descriptor input_;
+  Descriptor output_;
+};
+
+talweg_tensor DeclareOne(talweg_client* client, const char* name = "t") {
+  talweg_tensor tensor = 0;
+  REQUIRE(talweg_declare(client, name, TALWEG_I32, TALWEG_SUM, 0, 1, 0, kGenerousNs, &tensor) ==
+          TALWEG_OK);
+  return tensor;
+}
+
+talweg_round PushOne(talweg_client* client, talweg_tensor tensor, int32_t value = 1) {
+  talweg_round round = 0;
+  REQUIRE(talweg_push_pull(client, tensor, &value, 0, kGenerousNs, &round) == TALWEG_OK);
+  return round;
+}
+
+// Something that listens at an agent's path and is none: answers with given bytes, then holds the
+// line.
+class Stranger {
+ public:
+  Stranger(const std::string& path, std::vector<std::byte> answer, bool hangs_up)
+      : path_(path), listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strcpy(address.sun_path, path.c_str());
+    REQUIRE(::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+    REQUIRE(::listen(listener_.get(), 4) == 0);
+    thread_ = std::thread([this, answer = std::move(answer), hangs_up] {
+      const Descriptor peer(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      ::send(peer.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
+      std::array<char, 4096> bytes;
+      while (!hangs_up && ::recv(peer.get(), bytes.data(), bytes.size(), 0) > 0) {
+      }
+    });
+  }
+  ~Stranger() {
+    thread_.join();
+    ::unlink(path_.c_str());
+  }
+
+ private:
+  std::string path_;
+  Descriptor listener_;
+  std::thread thread_;
+};
+
+std::vector<std::byte> Encoded(const shm::Message& message) {
+  std::vector<std::byte> bytes(shm::kEncodedBytesMax);
+  bytes.resize(shm::EncodeMessage(message, bytes));
+  return bytes;
+}
+
+TEST_CASE("Without an agent the error says how to start one") {
+  const TestDirectory directory;
+  const TestClient client(directory.Path("agent.sock"), 0);
+  CHECK(client.status() == TALWEG_NO_AGENT);
+  CHECK(client.get() == nullptr);
+  CHECK_THAT(client.error(), Contains(directory.Path("agent.sock")) && Contains("No such file") &&
+                                 Contains("talweg agent") && Contains("talweg run"));
+
+  { FakeAgent agent(AgentOptions(directory, 1)); }
+  talweg_client* none = nullptr;
+  ::unsetenv("TALWEG_AGENT_SOCKET");
+  CHECK(talweg_connect(nullptr, &none) == TALWEG_NO_AGENT);
+  CHECK_THAT(talweg_last_error(), Contains("TALWEG_AGENT_SOCKET is not set"));
+  const TestClient too_long("/tmp/" + std::string(200, 'x'), 0);
+  CHECK(too_long.status() == TALWEG_INVALID_ARGUMENT);
+  CHECK_THAT(too_long.error(), Contains("205 bytes"));
+}
+
+TEST_CASE("An agent that comes a little later is waited for") {
+  const TestDirectory directory;
+  talweg_options options;
+  talweg_options_init(&options);
+  const std::string path = directory.Path("agent.sock");
+  options.agent_socket = path.c_str();
+  options.local_rank = 0;
+  options.agent_wait_ns = kGenerousNs;
+  std::unique_ptr<FakeAgent> agent;
+  std::thread starter([&] { agent = std::make_unique<FakeAgent>(AgentOptions(directory, 1)); });
+  talweg_client* client = nullptr;
+  CHECK(talweg_connect(&options, &client) == TALWEG_OK);
+  starter.join();
+  talweg_free(client);
+}
+
+TEST_CASE("The environment names socket and local rank") {
+  const TestDirectory directory;
+  FakeAgent agent(AgentOptions(directory, 3));
+  ::setenv("TALWEG_AGENT_SOCKET", agent.socket_path().c_str(), 1);
+  ::setenv("LOCAL_RANK", "1", 1);
+  talweg_client* client = nullptr;
+  CHECK(talweg_connect(nullptr, &client) == TALWEG_OK);
+  CHECK(talweg_local_rank(client) == 1);
+  ::setenv("TALWEG_LOCAL_RANK", "2", 1);
+  talweg_client* other = nullptr;
+  CHECK(talweg_connect(nullptr, &other) == TALWEG_OK);
+  CHECK(talweg_local_rank(other) == 2);
+  ::setenv("TALWEG_LOCAL_RANK", "two", 1);
+  talweg_client* none = nullptr;
+  CHECK(talweg_connect(nullptr, &none) == TALWEG_INVALID_ARGUMENT);
+  CHECK_THAT(talweg_last_error(), Contains("'two'"));
+  for (const char* name : {"TALWEG_AGENT_SOCKET", "TALWEG_LOCAL_RANK", "LOCAL_RANK"})
+    ::unsetenv(name);
+  talweg_free(client);
+  talweg_free(other);
+}
+
+TEST_CASE("Local ranks: taken twice, too many, beyond the node") {
+  const TestDirectory directory;
+  FakeAgent agent(AgentOptions(directory, 1));
+  const TestClient first(agent.socket_path(), 0);
+  REQUIRE(first.status() == TALWEG_OK);
+  const TestClient same(agent.socket_path(), 0);
+  CHECK(same.status() == TALWEG_RANK_TAKEN);
+  CHECK_THAT(same.error(),
+             Contains("local rank 0") && Contains("pid " + std::to_string(::getpid())));
+  const TestClient any(agent.socket_path(), TALWEG_ANY_LOCAL_RANK);
+  CHECK(any.status() == TALWEG_RANK_TAKEN);
+  CHECK_THAT(any.error(), Contains("all 1 local ranks"));
+  const TestClient beyond(agent.socket_path(), 5);
+  CHECK(beyond.status() == TALWEG_INVALID_ARGUMENT);
+  CHECK_THAT(beyond.error(), Contains("local rank 5") && Contains("has 1"));
+  CHECK(agent.seen().counters.ranks_refused == 3);
+}
+
+TEST_CASE("A rank that is not admitted in time gets a timeout; the place is free again") {
+  const TestDirectory directory;
+  FakeAgent::Options options = AgentOptions(directory, 2);
+  options.waits_for_all = true;
+  FakeAgent agent(options);
+  const TestClient alone(agent.socket_path(), 0, 10'000'000);
+  CHECK(alone.status() == TALWEG_TIMEOUT);
+  CHECK_THAT(alone.error(), Contains("0.010 s"));
+  agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.gone_unclean == 1; });
+}
+
+TEST_CASE("When the agent dies every wait ends at once") {
+  const TestDirectory directory;
+  FakeAgent::Options options = AgentOptions(directory, 1);
+  options.holds_rounds = true;
+  options.unanswered_name = "never agreed";
+  auto agent = std::make_unique<FakeAgent>(options);
+  const TestClient client(agent->socket_path(), 0);
+  const talweg_tensor tensor = DeclareOne(client.get());
+  const talweg_round round = PushOne(client.get(), tensor);
+  talweg_tensor none = 0;
+  CHECK(talweg_declare(client.get(), "never agreed", TALWEG_F32, TALWEG_SUM, 0, 1, 0, 5'000'000,
+                       &none) == TALWEG_TIMEOUT);
+  CHECK_THAT(talweg_last_error(), Contains("'never agreed'") && Contains("0.005"));
+  std::vector<std::thread> threads;
+  std::atomic<int> lost{0};
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      if (talweg_wait(client.get(), tensor, round, nullptr, -1) == TALWEG_AGENT_LOST) ++lost;
+    });
+  }
+  threads.emplace_back([&] {
+    talweg_tensor unused = 0;
+    if (talweg_declare(client.get(), "never agreed", TALWEG_F32, TALWEG_SUM, 0, 1, 0, -1,
+                       &unused) == TALWEG_AGENT_LOST) {
+      ++lost;
+    }
+  });
+  talweg_statistics statistics{.struct_bytes = sizeof(talweg_statistics)};
+  do {
+    REQUIRE(talweg_get_statistics(client.get(), &statistics) == TALWEG_OK);
+    std::this_thread::yield();
+  } while (statistics.waits_slept < 6);
+  agent.reset();
+  for (std::thread& thread : threads) thread.join();
+  CHECK(lost == 5);
+  CHECK(talweg_wait(client.get(), tensor, round, nullptr, -1) == TALWEG_AGENT_LOST);
+  CHECK_THAT(talweg_last_error(), Contains(directory.Path("agent.sock")) && Contains("ended"));
+  CHECK(talweg_poll(client.get(), tensor, round) == TALWEG_AGENT_LOST);
+  CHECK(talweg_health(client.get()) == TALWEG_AGENT_LOST);
+  talweg_tensor unused = 0;
+  CHECK(talweg_declare(client.get(), "x", TALWEG_F32, TALWEG_SUM, 0, 1, 0, -1, &unused) ==
+        TALWEG_AGENT_LOST);
+}
+
+TEST_CASE("Who only polls learns of the agent's death too") {
+  const TestDirectory directory;
+  FakeAgent::Options options = AgentOptions(directory, 1);
+  options.holds_rounds = true;
+  auto agent = std::make_unique<FakeAgent>(options);
+  const TestClient client(agent->socket_path(), 0);
+  const talweg_tensor tensor = DeclareOne(client.get());
+  const talweg_round round = PushOne(client.get(), tensor);
+  CHECK(talweg_poll(client.get(), tensor, round) == TALWEG_PENDING);
+  agent.reset();
+  talweg_status status;
+  while ((status = talweg_poll(client.get(), tensor, round)) == TALWEG_PENDING) {
+  }
+  CHECK(status == TALWEG_AGENT_LOST);
+}
+
+TEST_CASE("A rank that is killed fails the others' waits, with its pid in the text") {
+  const TestDirectory directory;
+  FakeAgent agent(AgentOptions(directory, 2));
+  for (const char* what : {"hold", "fork"}) {
+    SECTION(what) {
+      RankProcess process(agent.socket_path(), 1, what);
+      REQUIRE(process.ReadLine() != "");
+      const TestClient client(agent.socket_path(), 0);
+      const talweg_tensor tensor = DeclareOne(client.get());
+      const talweg_round round = std::string(what) == "hold" ? 0 : PushOne(client.get(), tensor);
+      const pid_t pid = process.pid();
+      process.Kill();
+      agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.gone_unclean == 1; });
+      CHECK_THAT(agent.seen().last_gone, Contains("local rank 1") &&
+                                             Contains("pid " + std::to_string(pid)) &&
+                                             Contains("rank_process"));
+      if (round != 0) {
+        CHECK(talweg_wait(client.get(), tensor, round, nullptr, -1) == TALWEG_JOB_FAILED);
+      } else {
+        talweg_round unused = 0;
+        CHECK(talweg_push_pull(client.get(), tensor, nullptr, 0, -1, &unused) == TALWEG_JOB_FAILED);
+      }
+      CHECK_THAT(talweg_last_error(), Contains("pid " + std::to_string(pid)));
+      CHECK(talweg_health(client.get()) == TALWEG_JOB_FAILED);
+      const TestClient late(agent.socket_path(), 1);
+      CHECK(late.status() == TALWEG_JOB_FAILED);
+      CHECK_THAT(late.error(), Contains("pid " + std::to_string(pid)));
+      // A failed job's rank still says goodbye.
+      CHECK(talweg_shutdown(client.get(), kGenerousNs) == TALWEG_OK);
+      agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.gone_clean == 1; });
+    }
+  }
+}
+
+TEST_CASE("Processes of their own sum with each other and leave cleanly") {
+  const TestDirectory directory;
+  FakeAgent agent(AgentOptions(directory, 3));
+  std::vector<std::unique_ptr<RankProcess>> processes;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    processes.push_back(std::make_unique<RankProcess>(agent.socket_path(), rank, "rounds"));
+  }
+  for (auto& process : processes) CHECK(process->Wait() == 0);
+  agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.gone_clean == 3; });
+  CHECK(agent.seen().pushes == 30);
+}
+
+TEST_CASE("A failed job ends waits and declarations, and is told to who comes later") {
+  const TestDirectory directory;
+  FakeAgent::Options options = AgentOptions(directory, 2);
+  options.holds_rounds = true;
+  FakeAgent agent(options);
+  const TestClient client(agent.socket_path(), 0);
+  const talweg_tensor tensor = DeclareOne(client.get());
+  const talweg_round round = PushOne(client.get(), tensor);
+  std::atomic<int> status{-1};
+  std::thread waiter([&] { status = talweg_wait(client.get(), tensor, round, nullptr, -1); });
+  talweg_statistics statistics{.struct_bytes = sizeof(talweg_statistics)};
+  do {
+    REQUIRE(talweg_get_statistics(client.get(), &statistics) == TALWEG_OK);
+    std::this_thread::yield();
+  } while (statistics.waits_slept == 0);
+  agent.FailAll(shm::RankStatus::kJobFailed, "agent of node 1 (host-b) closed its connection");
+  waiter.join();
+  CHECK(status == TALWEG_JOB_FAILED);
+  CHECK(talweg_wait(client.get(), tensor, round, nullptr, 0) == TALWEG_JOB_FAILED);
+  CHECK_THAT(talweg_last_error(), Contains("agent of node 1 (host-b) closed its connection"));
+  const TestClient late(agent.socket_path(), 1);
+  CHECK(late.status() == TALWEG_JOB_FAILED);
+  CHECK_THAT(late.error(), Contains("host-b"));
+}
+
+TEST_CASE("An aborted round is over for all ranks, whether they had pushed it or not") {
+  const TestDirectory directory;
+  FakeAgent agent(AgentOptions(directory, 2));
+  const TestClient zero(agent.socket_path(), 0);
+  const TestClient one(agent.socket_path(), 1);
+  const talweg_tensor tensor = DeclareOne(zero.get());
+  REQUIRE(DeclareOne(one.get()) == tensor);
+  PushOne(zero.get(), tensor);
+  agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.pushes == 1; });
+  agent.AbortRound("t", shm::RankStatus::kAborted, "rank 7, the root, is gone");
+  CHECK(talweg_wait(zero.get(), tensor, 1, nullptr, kGenerousNs) == TALWEG_ABORTED);
+  CHECK_THAT(talweg_last_error(), Contains("'t'") && Contains("round 1") && Contains("rank 7"));
+  const void* data = nullptr;
+  CHECK(talweg_result(zero.get(), tensor, 1, &data, nullptr) == TALWEG_ABORTED);
+  PushOne(one.get(), tensor);
+  CHECK(talweg_wait(one.get(), tensor, 1, nullptr, kGenerousNs) == TALWEG_ABORTED);
+  PushOne(zero.get(), tensor, 3);
+  PushOne(one.get(), tensor, 4);
+  int32_t sum = 0;
+  CHECK(talweg_wait(zero.get(), tensor, 2, &sum, kGenerousNs) == TALWEG_OK);
+  CHECK(sum == 7);
+  CHECK(talweg_wait(one.get(), tensor, 2, &sum, kGenerousNs) == TALWEG_OK);
+}
+
+TEST_CASE("A shutdown ends the waits of other threads") {
+  const TestDirectory directory;
+  FakeAgent::Options options = AgentOptions(directory, 1);
+  options.holds_rounds = true;
+  FakeAgent agent(options);
+  const TestClient client(agent.socket_path(), 0);
+  const talweg_tensor tensor = DeclareOne(client.get());
+  const talweg_round round = PushOne(client.get(), tensor);
+  std::vector<std::thread> threads;
+  std::atomic<int> closed{0};
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      if (talweg_wait(client.get(), tensor, round, nullptr, -1) == TALWEG_CLOSED) ++closed;
+    });
+  }
+  talweg_statistics statistics{.struct_bytes = sizeof(talweg_statistics)};
+  do {
+    REQUIRE(talweg_get_statistics(client.get(), &statistics) == TALWEG_OK);
+    std::this_thread::yield();
+  } while (statistics.waits_slept < 3);
+  CHECK(talweg_shutdown(client.get(), kGenerousNs) == TALWEG_OK);
+  for (std::thread& thread : threads) thread.join();
+  CHECK(closed == 3);
+  CHECK(talweg_shutdown(client.get(), kGenerousNs) == TALWEG_OK);  // Again: nothing.
+}
+
+TEST_CASE("A shutdown that the agent does not answer ends in time") {
+  const TestDirectory directory;
+  FakeAgent agent(AgentOptions(directory, 1));
+  const TestClient client(agent.socket_path(), 0);
+  agent.Pause();
+  CHECK(talweg_shutdown(client.get(), 10'000'000) == TALWEG_TIMEOUT);
+  CHECK(talweg_health(client.get()) == TALWEG_CLOSED);
+  agent.Resume();
+}
+
+TEST_CASE("A forked child gets an error, and the parent goes on") {
+  const TestDirectory directory;
+  FakeAgent agent(AgentOptions(directory, 1));
+  const TestClient client(agent.socket_path(), 0);
+  const talweg_tensor tensor = DeclareOne(client.get());
+  void* contribution = talweg_contribution(client.get(), tensor);
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    // No Catch here: the child tells by its exit status.
+    talweg_round round = 0;
+    talweg_tensor unused = 0;
+    const void* data = nullptr;
+    int bad = 0;
+    const int32_t value = 9;
+    bad |= talweg_push_pull(client.get(), tensor, &value, 0, 0, &round) != TALWEG_FORKED ? 1 : 0;
+    bad |= std::strstr(talweg_last_error(), "is a fork") == nullptr ? 2 : 0;
+    bad |= talweg_wait(client.get(), tensor, 1, nullptr, 0) != TALWEG_FORKED ? 4 : 0;
+    bad |= talweg_declare(client.get(), "x", TALWEG_I32, TALWEG_SUM, 0, 1, 0, 0, &unused) !=
+                   TALWEG_FORKED
+               ? 8
+               : 0;
+    bad |= talweg_result(client.get(), tensor, 1, &data, nullptr) != TALWEG_FORKED ? 16 : 0;
+    bad |= talweg_health(client.get()) != TALWEG_FORKED ? 32 : 0;
+    bad |= talweg_contribution(client.get(), tensor) != nullptr ? 64 : 0;
+    // The parent's contributions are not even mapped.
+    unsigned char present = 0;
+    void* page =
+        reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(contribution) & ~uintptr_t{4095});
+    bad |= ::mincore(page, 4096, &present) == 0 ? 128 : 0;
+    talweg_free(client.get());
+    ::_exit(bad);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  const talweg_round round = PushOne(client.get(), tensor, 5);
+  int32_t out = 0;
+  CHECK(talweg_wait(client.get(), tensor, round, &out, kGenerousNs) == TALWEG_OK);
+  CHECK(out == 5);
+  CHECK(agent.seen().gone_unclean == 0);
+}
+
+TEST_CASE("A rank cannot make results writable") {
+  const TestDirectory directory;
+  FakeAgent agent(AgentOptions(directory, 1));
+  const TestClient client(agent.socket_path(), 0);
+  const talweg_tensor tensor = DeclareOne(client.get());
+  const talweg_round round = PushOne(client.get(), tensor);
+  REQUIRE(talweg_wait(client.get(), tensor, round, nullptr, kGenerousNs) == TALWEG_OK);
+  const void* data = nullptr;
+  REQUIRE(talweg_result(client.get(), tensor, round, &data, nullptr) == TALWEG_OK);
+  void* page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(data) & ~uintptr_t{4095});
+  CHECK(::mprotect(page, 4096, PROT_READ | PROT_WRITE) != 0);
+}
+
+TEST_CASE("An agent of another major version is refused, naming both") {
+  const TestDirectory directory;
+  const Stranger stranger(directory.Path("agent.sock"),
+                          Encoded({.body = shm::Welcome{.major = 7, .minor = 3}}), false);
+  const TestClient client(directory.Path("agent.sock"), 0);
+  CHECK(client.status() == TALWEG_VERSION_MISMATCH);
+  CHECK_THAT(client.error(), Contains("1.0") && Contains("7.3"));
+}
+
+TEST_CASE("Something that is no agent is found out") {
+  const TestDirectory directory;
+  const std::string path = directory.Path("agent.sock");
+  SECTION("other bytes") {
+    const char text[] = "HTTP/1.1 400 Bad Request\r\n\r\n";
+    const auto* bytes = reinterpret_cast<const std::byte*>(text);
+    const Stranger stranger(path, {bytes, bytes + sizeof(text)}, false);
+    const TestClient client(path, 0);
+    CHECK(client.status() == TALWEG_PROTOCOL);
+    CHECK_THAT(client.error(), Contains(path) && Contains("no message of a Talweg agent"));
+  }
+  SECTION("a Welcome without a control segment") {
+    const Stranger stranger(
+        path, Encoded({.body = shm::Welcome{.ring_capacity = 64, .tensors_max = 64}}), false);
+    const TestClient client(path, 0);
+    CHECK(client.status() == TALWEG_PROTOCOL);
+    CHECK_THAT(client.error(), Contains("no control segment"));
+  }
+  SECTION("half a message, then the end") {
+    std::vector<std::byte> half = Encoded({.body = shm::Welcome{}});
+    half.resize(20);
+    const Stranger stranger(path, half, true);
+    const TestClient client(path, 0);
+    CHECK(client.status() == TALWEG_AGENT_LOST);
+  }
+  SECTION("silence") {
+    const Stranger stranger(path, {}, false);
+    const TestClient client(path, 0, 10'000'000);
+    CHECK(client.status() == TALWEG_TIMEOUT);
+  }
+}
+
+}  // namespace
+}  // namespace talweg

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_CLIENTS_CLI_BENCH_H_
+#define TALWEG_CLIENTS_CLI_BENCH_H_
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "clients/cli/command.h"
+
+namespace talweg::cli {
+
+Command BenchCommand();
+// What the ranks of a bench run: the tool itself.
+Command BenchRankCommand();
+
+// What one rank has measured at one size.
+struct BenchMeasurement {
+  uint64_t tensor_bytes = 0;
+  uint64_t elapsed_ns = 0;
+  uint64_t rank_cpu_ns = 0;
+  // Rank 0 only: of all daemons, and over all agents.
+  uint64_t daemon_cpu_ns = 0;
+  uint64_t wire_bytes = 0;
+  std::vector<uint64_t> latencies_ns;  // Of each push_pull.
+
+  friend bool operator==(const BenchMeasurement&, const BenchMeasurement&) = default;
+};
+
+// One line, and back; DATA_LOSS for a line that is none.
+std::string MeasurementLine(const BenchMeasurement& measurement);
+absl::StatusOr<BenchMeasurement> ParseMeasurementLine(const std::string& line);
+
+// What all ranks together have measured at one size.
+struct BenchResult {
+  uint64_t tensor_bytes = 0;
+  uint64_t rounds = 0;
+  uint64_t rank_count = 0;
+  double gigabytes_per_second = 0;  // Of gradient, each rank.
+  double median_s = 0;
+  double p99_s = 0;
+  double cpu_s_per_gigabyte = 0;    // Of all processes; gigabytes of gradient of all ranks.
+  double wire_bytes_per_round = 0;  // Sent and received by all agents.
+};
+
+// `ranks` have measured the same sizes in the same order.
+std::vector<BenchResult> Summarize(const std::vector<std::vector<BenchMeasurement>>& ranks);
+std::string ResultsText(const std::vector<BenchResult>& results);
+std::string ResultsJson(const std::vector<BenchResult>& results);
+
+}  // namespace talweg::cli
+
+#endif  // TALWEG_CLIENTS_CLI_BENCH_H_

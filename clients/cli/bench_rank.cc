@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+
+#include "clients/c/talweg.h"
+#include "clients/cli/bench.h"
+#include "clients/cli/process.h"
+#include "libs/rpc/admin_client.h"
+#include "libs/status/status.h"
+
+namespace talweg::cli {
+namespace {
+
+constexpr int64_t kTimeoutNs = 120'000'000'000;
+constexpr int64_t kAdminTimeoutNs = 10'000'000'000;
+constexpr uint64_t kWarmUpRounds = 5;
+constexpr uint64_t kRoundsMax = 20'000;
+
+struct Shutdown {
+  void operator()(talweg_client* client) const { talweg_free(client); }
+};
+using Client = std::unique_ptr<talweg_client, Shutdown>;
+
+absl::Status Check(talweg_status status, const std::string& what) {
+  if (status == TALWEG_OK) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat(what, ": ", talweg_status_name(status), ": ", talweg_last_error()));
+}
+
+// The numbers, or words, of a comma-separated variable that talweg run sets.
+std::vector<std::string> ListVariable(const char* name) {
+  const char* text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return {};
+  return absl::StrSplit(text, ',');
+}
+
+uint64_t CpuNs(clockid_t clock) {
+  timespec time;
+  if (clock_gettime(clock, &time) != 0) return 0;
+  return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
+}
+
+// What the daemons of this run have used up to now.
+uint64_t DaemonCpuNs() {
+  uint64_t cpu_ns = 0;
+  for (const std::string& pid : ListVariable("TALWEG_RUN_DAEMONS")) {
+    clockid_t clock;
+    if (clock_getcpuclockid(static_cast<pid_t>(std::strtol(pid.c_str(), nullptr, 10)), &clock) ==
+        0) {
+      cpu_ns += CpuNs(clock);
+    }
+  }
+  return cpu_ns;
+}
+
+// What the agents of this run have sent and received up to now.
+absl::StatusOr<uint64_t> WireBytes() {
+  uint64_t bytes = 0;
+  for (const std::string& address : ListVariable("TALWEG_RUN_AGENTS")) {
+    rpc::AgentAdminClient agent(address, kAdminTimeoutNs);
+    TALWEG_ASSIGN_OR_RETURN(const agent::v1::GetStatusResponse status, agent.GetStatus({}));
+    bytes += status.bytes_sent() + status.bytes_received();
+  }
+  return bytes;
+}
+
+// One size, at one rank.
+class Measuring {
+ public:
+  Measuring(talweg_client* client, uint64_t tensor_bytes, uint64_t in_flight, int64_t wanted_ns)
+      : client_(client),
+        count_(std::max<uint64_t>(1, tensor_bytes / sizeof(float))),
+        in_flight_(in_flight),
+        wanted_ns_(wanted_ns),
+        contribution_(count_, static_cast<float>(talweg_rank(client) + 1)),
+        result_(count_) {}
+
+  absl::StatusOr<BenchMeasurement> Measure() {
+    for (uint64_t i = 0; i < in_flight_; ++i) {
+      talweg_tensor tensor = 0;
+      const std::string name = absl::StrCat("bench/", count_, "/", i);
+      TALWEG_RETURN_IF_ERROR(Check(talweg_declare(client_, name.c_str(), TALWEG_F32, TALWEG_SUM, 0,
+                                                  count_, 0, kTimeoutNs, &tensor),
+                                   absl::StrCat("declare ", name)));
+      tensors_.push_back(tensor);
+    }
+    int64_t begin_ns = NowNs();
+    TALWEG_RETURN_IF_ERROR(Rounds(kWarmUpRounds));
+    TALWEG_RETURN_IF_ERROR(CheckResult());
+    TALWEG_ASSIGN_OR_RETURN(const uint64_t rounds, AgreeOnRounds(NowNs() - begin_ns));
+
+    BenchMeasurement measurement;
+    measurement.tensor_bytes = count_ * sizeof(float);
+    const bool is_first = talweg_rank(client_) == 0;
+    uint64_t wire_bytes = 0;
+    uint64_t daemon_cpu_ns = 0;
+    if (is_first) {
+      TALWEG_ASSIGN_OR_RETURN(wire_bytes, WireBytes());
+      daemon_cpu_ns = DaemonCpuNs();
+    }
+    TALWEG_RETURN_IF_ERROR(Check(talweg_barrier(client_, nullptr, kTimeoutNs), "barrier"));
+    latencies_ns_.clear();
+    const uint64_t cpu_ns = CpuNs(CLOCK_PROCESS_CPUTIME_ID);
+    begin_ns = NowNs();
+    TALWEG_RETURN_IF_ERROR(Rounds(rounds));
+    measurement.elapsed_ns = static_cast<uint64_t>(NowNs() - begin_ns);
+    measurement.rank_cpu_ns = CpuNs(CLOCK_PROCESS_CPUTIME_ID) - cpu_ns;
+    measurement.latencies_ns = latencies_ns_;
+    TALWEG_RETURN_IF_ERROR(Check(talweg_barrier(client_, nullptr, kTimeoutNs), "barrier"));
+    if (is_first) {
+      measurement.daemon_cpu_ns = DaemonCpuNs() - daemon_cpu_ns;
+      TALWEG_ASSIGN_OR_RETURN(const uint64_t wire_bytes_now, WireBytes());
+      measurement.wire_bytes = wire_bytes_now - wire_bytes;
+    }
+    return measurement;
+  }
+
+ private:
+  struct Open {
+    size_t slot;
+    talweg_round round;
+    int64_t begin_ns;
+  };
+
+  // Push_pulls, `in_flight_` of them at a time.
+  absl::Status Rounds(uint64_t rounds) {
+    std::vector<Open> open;
+    size_t oldest = 0;
+    for (uint64_t i = 0; i < rounds + in_flight_; ++i) {
+      if (i >= in_flight_ && i - in_flight_ < rounds) {
+        const Open& done = open[oldest++];
+        TALWEG_RETURN_IF_ERROR(
+            Check(talweg_wait(client_, tensors_[done.slot], done.round, result_.data(), kTimeoutNs),
+                  "wait"));
+        latencies_ns_.push_back(static_cast<uint64_t>(NowNs() - done.begin_ns));
+      }
+      if (i >= rounds) continue;
+      Open next = {i % in_flight_, 0, NowNs()};
+      TALWEG_RETURN_IF_ERROR(
+          Check(talweg_push_pull(client_, tensors_[next.slot], contribution_.data(),
+                                 TALWEG_DECLARED_PRIORITY, kTimeoutNs, &next.round),
+                "push_pull"));
+      open.push_back(next);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckResult() const {
+    const float ranks = static_cast<float>(talweg_size(client_));
+    const float expected = ranks * (ranks + 1) / 2;
+    for (const float value : {result_.front(), result_.back()}) {
+      if (value == expected) continue;
+      return absl::DataLossError(
+          absl::StrCat("the sum over all ranks is ", value, ", not ", expected));
+    }
+    return absl::OkStatus();
+  }
+
+  // All ranks make as many rounds as rank 0 thinks will take the wanted time.
+  absl::StatusOr<uint64_t> AgreeOnRounds(int64_t warm_up_ns) {
+    const int64_t round_ns = std::max<int64_t>(1, warm_up_ns / static_cast<int64_t>(kWarmUpRounds));
+    int64_t rounds = std::clamp<int64_t>(wanted_ns_ / round_ns, 5, kRoundsMax);
+    const std::string name = absl::StrCat("bench/", count_, "/rounds");
+    TALWEG_RETURN_IF_ERROR(
+        Check(talweg_broadcast(client_, name.c_str(), &rounds, 1, TALWEG_I64, 0, kTimeoutNs),
+              "agree on the number of rounds"));
+    return static_cast<uint64_t>(rounds);
+  }
+
+  talweg_client* const client_;
+  const uint64_t count_;
+  const uint64_t in_flight_;
+  const int64_t wanted_ns_;
+  const std::vector<float> contribution_;
+  std::vector<float> result_;
+  std::vector<talweg_tensor> tensors_;
+  std::vector<uint64_t> latencies_ns_;
+};
+
+absl::Status Measure(const Arguments& arguments) {
+  TALWEG_ASSIGN_OR_RETURN(
+      const std::vector<uint64_t> sizes,
+      ParseNumbers("--sizes", arguments.Text("sizes", ""), 1, uint64_t{1} << 40));
+  TALWEG_ASSIGN_OR_RETURN(const uint64_t in_flight, arguments.Number("in-flight", 1, 1, 1024));
+  TALWEG_ASSIGN_OR_RETURN(const uint64_t wanted_ms, arguments.Number("time-ms", 1, 1, 3'600'000));
+  talweg_client* raw = nullptr;
+  TALWEG_RETURN_IF_ERROR(Check(talweg_connect(nullptr, &raw), "connect to the agent"));
+  const Client client(raw);
+  std::ofstream file(absl::StrCat(arguments.Text("output", ""), ".", talweg_rank(client.get())));
+  for (const uint64_t tensor_bytes : sizes) {
+    TALWEG_ASSIGN_OR_RETURN(const BenchMeasurement measurement,
+                            Measuring(client.get(), tensor_bytes, in_flight,
+                                      static_cast<int64_t>(wanted_ms) * 1'000'000)
+                                .Measure());
+    file << MeasurementLine(measurement) << std::flush;
+  }
+  // An agent ends when its ranks are done; rank 0 asks all agents.
+  TALWEG_RETURN_IF_ERROR(Check(talweg_barrier(client.get(), "bench/end", kTimeoutNs), "barrier"));
+  if (!file) return absl::UnavailableError("cannot write the measurements");
+  return Check(talweg_shutdown(client.get(), kTimeoutNs), "shut down");
+}
+
+int Run(const Arguments& arguments) {
+  const absl::Status status = Measure(arguments);
+  return status.ok() ? 0 : Fail(status);
+}
+
+}  // namespace
+
+Command BenchRankCommand() {
+  Command command;
+  command.name = "bench-rank";
+  command.hidden = true;
+  command.summary = "A rank of talweg bench";
+  command.options = {
+      {"sizes", "BYTES[,BYTES...]", "Tensors' sizes."},
+      {"in-flight", "N", "Tensors at a time."},
+      {"time-ms", "MS", "Time for each size."},
+      {"output", "FILE", "Where to write measurements, with the rank behind."},
+  };
+  command.run = Run;
+  return command;
+}
+
+}  // namespace talweg::cli

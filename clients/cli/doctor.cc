@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/cli/doctor.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
+
+#include <algorithm>
+
+#include "clients/cli/table.h"
+#include "libs/base/bytes.h"
+
+namespace talweg::cli {
+namespace {
+
+constexpr uint64_t kMemlockBytesMin = kGiB;
+constexpr uint64_t kOpenFilesMin = 4096;
+constexpr uint64_t kShmBytesMin = kGiB;
+constexpr uint64_t kTcpBufferBytesMin = 4 * kMiB;
+
+std::string Limit(uint64_t value, bool bytes) {
+  if (value == kUnlimited) return "unlimited";
+  return bytes ? FormatBytes(value) : absl::StrCat(value);
+}
+
+Finding Good(const std::string& check, const std::string& value) {
+  return {check, Verdict::kOk, value, ""};
+}
+
+Finding Warning(const std::string& check, const std::string& value, const std::string& remedy) {
+  return {check, Verdict::kWarning, value, remedy};
+}
+
+Finding Bad(const std::string& check, const std::string& value, const std::string& remedy) {
+  return {check, Verdict::kBad, value, remedy};
+}
+
+void ExamineLimits(const MachineFacts& facts, std::vector<Finding>& findings) {
+  const std::string memlock = Limit(facts.memlock_bytes, true);
+  findings.push_back(
+      facts.memlock_bytes >= kMemlockBytesMin
+          ? Good("locked memory", memlock)
+          : Warning(
+                "locked memory", memlock,
+                "verbs and efa register memory and fail at this limit (tcp does not): ulimit -l "
+                "unlimited, or memlock in /etc/security/limits.conf, or LimitMEMLOCK=infinity "
+                "in the systemd unit"));
+  const std::string files = Limit(facts.open_files, false);
+  findings.push_back(
+      facts.open_files >= kOpenFilesMin
+          ? Good("open files", files)
+          : Warning("open files", files,
+                    absl::StrCat("each rank, segment and connection takes some: ulimit -n ",
+                                 facts.open_files_hard >= 65536 ? "65536" : "65536 (as root first)",
+                                 ", or nofile in /etc/security/limits.conf")));
+}
+
+void ExamineMemory(const MachineFacts& facts, std::vector<Finding>& findings) {
+  findings.push_back(facts.memfd_error.empty() ? Good("shared memory", "memfd with seals works")
+                                               : Bad("shared memory", facts.memfd_error,
+                                                     "the agent cannot hand memory to its ranks: "
+                                                     "needs Linux 5.1 or newer, and a seccomp "
+                                                     "profile that allows memfd_create"));
+  findings.push_back(facts.pidfd_error.empty()
+                         ? Good("pidfd", "works")
+                         : Warning("pidfd", facts.pidfd_error,
+                                   "the death of a rank whose forked children live on is noticed "
+                                   "late: needs Linux 5.3 or newer, and a seccomp profile that "
+                                   "allows pidfd_open"));
+  if (facts.shm_bytes) {
+    findings.push_back(
+        *facts.shm_bytes >= kShmBytesMin
+            ? Good("/dev/shm", FormatBytes(*facts.shm_bytes))
+            : Warning("/dev/shm", FormatBytes(*facts.shm_bytes),
+                      "Talweg does not use it, but data loaders do: in a container, --shm-size=8g "
+                      "or an emptyDir of medium Memory at /dev/shm"));
+  }
+  if (facts.memory_limit_bytes && *facts.memory_limit_bytes < facts.memory_bytes) {
+    findings.push_back(Warning(
+        "memory",
+        absl::StrCat(FormatBytes(*facts.memory_limit_bytes), " of ",
+                     FormatBytes(facts.memory_bytes), " (control group)"),
+        "arenas count against the group: give --arena_bytes_max and --memory_bytes_max below it, "
+        "or raise memory.max"));
+  } else {
+    findings.push_back(Good("memory", FormatBytes(facts.memory_bytes)));
+  }
+}
+
+void ExamineNetwork(const MachineFacts& facts, std::vector<Finding>& findings) {
+  if (!facts.libfabric_error.empty()) {
+    findings.push_back(Bad("libfabric", facts.libfabric_error,
+                           "agents and aggregators need it: apt install libfabric1"));
+  } else {
+    findings.push_back(Good("libfabric", facts.libfabric_version));
+    const std::string list = absl::StrJoin(facts.providers, ", ");
+    findings.push_back(
+        facts.provider_found
+            ? Good("provider", absl::StrCat(facts.provider, " (of ", list, ")"))
+            : Bad("provider",
+                  absl::StrCat("no ", facts.provider,
+                               " with connected endpoints among: ", list.empty() ? "none" : list),
+                  "take another with --provider=tcp, or install the provider's package"));
+  }
+  if (!facts.congestion_control.empty()) {
+    const bool is_slow = facts.congestion_control == "reno";
+    findings.push_back(
+        is_slow ? Warning("congestion control", facts.congestion_control,
+                          "slow after a loss: sysctl net.ipv4.tcp_congestion_control=cubic (or bbr "
+                          "between sites)")
+                : Good("congestion control", facts.congestion_control));
+  }
+  if (facts.receive_buffer_bytes_max && facts.send_buffer_bytes_max) {
+    const std::string value = absl::StrCat("receive ", FormatBytes(*facts.receive_buffer_bytes_max),
+                                           ", send ", FormatBytes(*facts.send_buffer_bytes_max));
+    const bool is_small = std::min(*facts.receive_buffer_bytes_max, *facts.send_buffer_bytes_max) <
+                          kTcpBufferBytesMin;
+    findings.push_back(is_small ? Warning("TCP buffers", value,
+                                          "too little for a fast link: sysctl "
+                                          "net.ipv4.tcp_rmem='4096 131072 16777216' "
+                                          "net.ipv4.tcp_wmem='4096 65536 16777216'")
+                                : Good("TCP buffers", value));
+  }
+}
+
+void ExamineCpu(const MachineFacts& facts, std::vector<Finding>& findings) {
+  if (facts.avx512 || facts.avx2) {
+    findings.push_back(Good("CPU features", facts.avx512 ? "AVX-512, AVX2" : "AVX2"));
+  } else {
+    findings.push_back(Warning("CPU features", "neither AVX2 nor AVX-512",
+                               "sums take the portable kernels, several times slower: put "
+                               "aggregators on newer machines; in a virtual machine, pass the "
+                               "host's CPU through"));
+  }
+  if (facts.topology) {
+    const std::string text = facts.topology->ToString();
+    findings.push_back(
+        facts.topology->numa_nodes.size() > 1 && facts.numa_balancing
+            ? Warning(
+                  "topology", absl::StrCat(text, ", NUMA balancing on"),
+                  "the kernel moves pages under the data threads: bind daemons with numactl, or "
+                  "sysctl kernel.numa_balancing=0")
+            : Good("topology", text));
+    std::vector<std::string> nics;
+    for (const TopologyNic& nic : facts.topology->nics) {
+      nics.push_back(absl::StrCat(
+          nic.name, nic.numa_node ? absl::StrCat(" (node ", *nic.numa_node, ")") : ""));
+    }
+    if (!nics.empty()) findings.push_back(Good("network devices", absl::StrJoin(nics, ", ")));
+    const uint32_t cpus = facts.topology->CpuCount();
+    if (facts.cpu_quota && *facts.cpu_quota < cpus) {
+      findings.push_back(Warning("CPU quota",
+                                 absl::StrFormat("%.1f of %d CPUs", *facts.cpu_quota, cpus),
+                                 "the data threads are stopped when it is used up: raise cpu.max, "
+                                 "or set --spin_us=0"));
+    }
+  }
+  if (facts.governor == "powersave") {
+    findings.push_back(Warning("CPU frequency", facts.governor,
+                               "latency suffers: cpupower frequency-set -g performance"));
+  } else if (!facts.governor.empty()) {
+    findings.push_back(Good("CPU frequency", facts.governor));
+  }
+}
+
+void ExamineVersions(const MachineFacts& facts, std::vector<Finding>& findings) {
+  findings.push_back(
+      Good("versions", absl::StrCat("Linux ", facts.kernel, ", glibc ", facts.libc)));
+  for (const auto& [name, path] : facts.daemons) {
+    findings.push_back(path.empty()
+                           ? Warning(name, "not found",
+                                     "install it beside the tool, or set TALWEG_DAEMON_DIR; talweg "
+                                     "run needs it")
+                           : Good(name, path));
+  }
+  if (facts.clock_synchronized) {
+    findings.push_back(*facts.clock_synchronized
+                           ? Good("clock", "synchronized")
+                           : Warning("clock", "not synchronized",
+                                     "timelines of several nodes do not lie over each other "
+                                     "(nothing else depends on it): install chrony"));
+  }
+  if (!facts.scheduler.empty()) {
+    findings.push_back(facts.scheduler_error.empty()
+                           ? Good("scheduler", absl::StrCat(facts.scheduler, " serves"))
+                           : Bad("scheduler", facts.scheduler_error,
+                                 "start it with talweg scheduler, or give --scheduler=HOST:PORT"));
+  }
+}
+
+const char* VerdictText(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kOk: return "ok";
+    case Verdict::kWarning: return "warn";
+    case Verdict::kBad: break;
+  }
+  return "bad";
+}
+
+}  // namespace
+
+std::vector<Finding> Examine(const MachineFacts& facts) {
+  std::vector<Finding> findings;
+  ExamineLimits(facts, findings);
+  ExamineMemory(facts, findings);
+  ExamineNetwork(facts, findings);
+  ExamineCpu(facts, findings);
+  ExamineVersions(facts, findings);
+  return findings;
+}
+
+std::string FindingsText(const std::vector<Finding>& findings) {
+  Table table("", {"STATE", "CHECK", "FOUND"});
+  for (const Finding& finding : findings) {
+    table.Add({VerdictText(finding.verdict), finding.check, finding.value});
+  }
+  std::string text = table.Text();
+  std::string remedies;
+  for (const Finding& finding : findings) {
+    if (finding.remedy.empty()) continue;
+    absl::StrAppend(&remedies, "  ", finding.check, ": ", finding.remedy, "\n");
+  }
+  if (!remedies.empty()) absl::StrAppend(&text, "\nRemedies\n", remedies);
+  return text;
+}
+
+std::string FindingsJson(const std::vector<Finding>& findings) {
+  std::vector<std::string> items;
+  for (const Finding& finding : findings) {
+    items.push_back(absl::StrCat("{\"check\":", JsonString(finding.check), ",\"state\":\"",
+                                 VerdictText(finding.verdict),
+                                 "\",\"found\":", JsonString(finding.value),
+                                 ",\"remedy\":", JsonString(finding.remedy), "}"));
+  }
+  return absl::StrCat("{\"findings\":[", absl::StrJoin(items, ","), "]}\n");
+}
+
+}  // namespace talweg::cli

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_CLIENTS_CLI_DOCTOR_H_
+#define TALWEG_CLIENTS_CLI_DOCTOR_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libs/topology/topology.h"
+
+namespace talweg::cli {
+
+inline constexpr uint64_t kUnlimited = UINT64_MAX;
+
+// What a machine says of itself. Unset: it does not say.
+struct MachineFacts {
+  uint64_t memlock_bytes = kUnlimited;  // RLIMIT_MEMLOCK, soft.
+  uint64_t open_files = kUnlimited;     // RLIMIT_NOFILE, soft.
+  uint64_t open_files_hard = kUnlimited;
+  std::string memfd_error;  // Empty: a memfd can be made, mapped and sealed as the agent does.
+  std::string pidfd_error;  // Empty: pidfd_open works.
+  std::optional<uint64_t> shm_bytes;           // Size of /dev/shm.
+  uint64_t memory_bytes = 0;                   // Of the machine.
+  std::optional<uint64_t> memory_limit_bytes;  // Of this control group.
+  std::optional<double> cpu_quota;             // Of this control group, in CPUs.
+  std::string libfabric_error;                 // Empty: it could be loaded and asked.
+  std::string libfabric_version;
+  std::vector<std::string> providers;  // Those with connected endpoints, and what else there is.
+  bool provider_found = false;         // The one that was asked for has connected endpoints.
+  std::string provider = "tcp";
+  std::string congestion_control;                    // Empty: unknown.
+  std::optional<uint64_t> receive_buffer_bytes_max;  // net.ipv4.tcp_rmem
+  std::optional<uint64_t> send_buffer_bytes_max;     // net.ipv4.tcp_wmem
+  std::optional<Topology> topology;
+  bool numa_balancing = false;
+  bool avx2 = false;
+  bool avx512 = false;
+  std::string governor;  // Of CPU frequencies; empty: unknown.
+  std::optional<bool> clock_synchronized;
+  std::string kernel;
+  std::string libc;
+  std::map<std::string, std::string> daemons;  // To where it is, or "".
+  std::string scheduler;                       // Asked for; empty: none was.
+  std::string scheduler_error;
+};
+
+// Asks this machine. Blocks for some milliseconds.
+MachineFacts ReadMachineFacts(const std::string& provider);
+
+enum class Verdict { kOk, kWarning, kBad };
+
+struct Finding {
+  std::string check;
+  Verdict verdict = Verdict::kOk;
+  std::string value;   // What was found.
+  std::string remedy;  // What to do; empty when all is well.
+};
+
+std::vector<Finding> Examine(const MachineFacts& facts);
+
+std::string FindingsText(const std::vector<Finding>& findings);
+std::string FindingsJson(const std::vector<Finding>& findings);
+
+}  // namespace talweg::cli
+
+#endif  // TALWEG_CLIENTS_CLI_DOCTOR_H_

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/cli/doctor_command.h"
+
+#include <algorithm>
+
+#include "clients/cli/doctor.h"
+#include "libs/rpc/admin_client.h"
+
+namespace talweg::cli {
+namespace {
+
+constexpr int64_t kHealthTimeoutNs = 5'000'000'000;
+
+int Run(const Arguments& arguments) {
+  MachineFacts facts = ReadMachineFacts(arguments.Text("provider", "tcp"));
+  facts.scheduler = arguments.Text("scheduler", "");
+  if (!facts.scheduler.empty()) {
+    const absl::Status health = rpc::CheckHealth(facts.scheduler, "", kHealthTimeoutNs);
+    facts.scheduler_error = std::string(health.message());
+  }
+  const std::vector<Finding> findings = Examine(facts);
+  if (!Print(arguments.Has("json") ? FindingsJson(findings) : FindingsText(findings))) {
+    return kExitFailed;
+  }
+  Verdict worst = Verdict::kOk;
+  for (const Finding& finding : findings) worst = std::max(worst, finding.verdict);
+  const Verdict allowed = arguments.Has("strict") ? Verdict::kOk : Verdict::kWarning;
+  return worst <= allowed ? 0 : kExitFailed;
+}
+
+}  // namespace
+
+Command DoctorCommand() {
+  Command command;
+  command.name = "doctor";
+  command.summary = "Says what on this machine would hurt, and what to do about it";
+  command.usage = "[OPTIONS]";
+  command.details =
+      "Looks at limits, shared memory, network, CPU and versions. Each is ok, warn (it works, but\n"
+      "slower, or not at any size) or bad (Talweg does not work here), with its remedy.\n\n"
+      "Exit status: 0, or 1 when something is bad (with --strict, when anything is not ok).";
+  command.options = {
+      {"provider", "NAME", "libfabric provider that will be used. Default: tcp."},
+      {"scheduler", "HOST:PORT", "Whether this scheduler answers, too."},
+      {"strict", "", "Warnings count too."},
+      {"json", "", "As JSON."},
+  };
+  command.run = Run;
+  return command;
+}
+
+}  // namespace talweg::cli

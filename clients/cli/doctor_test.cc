@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/cli/doctor.h"
+
+#include <catch2/catch.hpp>
+
+#include "libs/base/bytes.h"
+
+namespace talweg::cli {
+namespace {
+
+using Catch::Matchers::Contains;
+
+MachineFacts GoodMachine() {
+  MachineFacts facts;
+  facts.memory_bytes = 64 * kGiB;
+  facts.shm_bytes = 32 * kGiB;
+  facts.libfabric_version = "1.17";
+  facts.providers = {"tcp", "verbs"};
+  facts.provider_found = true;
+  facts.congestion_control = "cubic";
+  facts.receive_buffer_bytes_max = 6 * kMiB;
+  facts.send_buffer_bytes_max = 4 * kMiB;
+  facts.avx2 = true;
+  facts.clock_synchronized = true;
+  facts.governor = "performance";
+  facts.daemons = {{"talweg-agent", "/usr/bin/talweg-agent"}};
+  Topology topology;
+  topology.cores = {{0, 0, {0, 1}}, {0, 0, {2, 3}}};
+  topology.numa_nodes = {{0, 64 * kGiB}};
+  topology.nics = {{"eth0", "0000:01:00.0", 0, 0}};
+  facts.topology = topology;
+  return facts;
+}
+
+// The one finding that is not good.
+Finding OnlyFinding(const MachineFacts& facts) {
+  std::vector<Finding> amiss;
+  for (const Finding& finding : Examine(facts)) {
+    CHECK(finding.remedy.empty() == (finding.verdict == Verdict::kOk));
+    if (finding.verdict != Verdict::kOk) amiss.push_back(finding);
+  }
+  REQUIRE(amiss.size() == 1);
+  return amiss[0];
+}
+
+TEST_CASE("doctor: a good machine has no remedies", "[cli]") {
+  for (const Finding& finding : Examine(GoodMachine())) {
+    INFO(finding.check);
+    CHECK(finding.verdict == Verdict::kOk);
+  }
+  CHECK_THAT(FindingsText(Examine(GoodMachine())), !Contains("Remedies"));
+}
+
+TEST_CASE("doctor: each thing that hurts is one finding with its remedy", "[cli]") {
+  struct Case {
+    void (*spoil)(MachineFacts&);
+    const char* check;
+    Verdict verdict;
+    const char* remedy;
+  };
+  const auto cases = {
+      Case{[](MachineFacts& f) { f.memlock_bytes = 64 * kKiB; }, "locked memory", Verdict::kWarning,
+           "ulimit -l unlimited"},
+      Case{[](MachineFacts& f) { f.open_files = 1024; }, "open files", Verdict::kWarning,
+           "ulimit -n 65536"},
+      Case{[](MachineFacts& f) { f.memfd_error = "no"; }, "shared memory", Verdict::kBad,
+           "memfd_create"},
+      Case{[](MachineFacts& f) { f.pidfd_error = "no"; }, "pidfd", Verdict::kWarning, "pidfd_open"},
+      Case{[](MachineFacts& f) { f.shm_bytes = 64 * kMiB; }, "/dev/shm", Verdict::kWarning,
+           "--shm-size"},
+      Case{[](MachineFacts& f) { f.memory_limit_bytes = kGiB; }, "memory", Verdict::kWarning,
+           "--arena_bytes_max"},
+      Case{[](MachineFacts& f) { f.libfabric_error = "no"; }, "libfabric", Verdict::kBad,
+           "libfabric1"},
+      Case{[](MachineFacts& f) { f.provider_found = false; }, "provider", Verdict::kBad,
+           "--provider=tcp"},
+      Case{[](MachineFacts& f) { f.congestion_control = "reno"; }, "congestion control",
+           Verdict::kWarning, "cubic"},
+      Case{[](MachineFacts& f) { f.send_buffer_bytes_max = kMiB; }, "TCP buffers",
+           Verdict::kWarning, "tcp_wmem"},
+      Case{[](MachineFacts& f) { f.avx2 = false; }, "CPU features", Verdict::kWarning, "portable"},
+      Case{[](MachineFacts& f) {
+             f.topology->numa_nodes.push_back({1, kGiB});
+             f.numa_balancing = true;
+           },
+           "topology", Verdict::kWarning, "numactl"},
+      Case{[](MachineFacts& f) { f.cpu_quota = 2; }, "CPU quota", Verdict::kWarning, "--spin_us"},
+      Case{[](MachineFacts& f) { f.governor = "powersave"; }, "CPU frequency", Verdict::kWarning,
+           "performance"},
+      Case{[](MachineFacts& f) { f.daemons["talweg-agent"] = ""; }, "talweg-agent",
+           Verdict::kWarning, "TALWEG_DAEMON_DIR"},
+      Case{[](MachineFacts& f) { f.clock_synchronized = false; }, "clock", Verdict::kWarning,
+           "chrony"},
+      Case{[](MachineFacts& f) {
+             f.scheduler = "a:1";
+             f.scheduler_error = "refused";
+           },
+           "scheduler", Verdict::kBad, "--scheduler"},
+  };
+  for (const Case& each : cases) {
+    MachineFacts facts = GoodMachine();
+    each.spoil(facts);
+    const Finding finding = OnlyFinding(facts);
+    CHECK(finding.check == each.check);
+    CHECK(finding.verdict == each.verdict);
+    CHECK_THAT(finding.remedy, Contains(each.remedy));
+    CHECK_THAT(FindingsText(Examine(facts)), Contains("Remedies") && Contains(finding.remedy));
+    CHECK_THAT(FindingsJson(Examine(facts)), Contains("\"remedy\":\""));
+  }
+}
+
+TEST_CASE("doctor: this machine can be asked", "[cli]") {
+  const MachineFacts facts = ReadMachineFacts("tcp");
+  CHECK(facts.memory_bytes > kMiB);
+  CHECK(facts.topology.has_value());
+  CHECK_FALSE(facts.kernel.empty());
+  CHECK(facts.memfd_error == "");
+  CHECK(facts.libfabric_error == "");
+  CHECK(facts.provider_found);
+  CHECK_FALSE(ReadMachineFacts("no-such-provider").provider_found);
+}
+
+}  // namespace
+}  // namespace talweg::cli

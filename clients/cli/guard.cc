@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/cli/guard.h"
+
+#include <absl/strings/str_cat.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+
+#include "clients/cli/command.h"
+#include "clients/cli/process.h"
+#include "libs/status/status.h"
+
+namespace talweg::cli {
+namespace {
+
+absl::StatusOr<std::string> MakePrivateDirectory() {
+  constexpr size_t kParentBytesMax = 60;  // A socket's path has at most 107 bytes.
+  std::string parent = "/tmp";
+  for (const char* variable : {"XDG_RUNTIME_DIR", "TMPDIR"}) {
+    const char* told = std::getenv(variable);
+    if (told == nullptr || *told == '\0' || std::string(told).size() > kParentBytesMax) continue;
+    if (access(told, W_OK | X_OK) != 0) continue;
+    parent = told;
+    break;
+  }
+  std::string path = absl::StrCat(parent, "/talweg-run-XXXXXX");
+  if (mkdtemp(path.data()) == nullptr) {
+    return ErrnoStatus(errno,
+                       absl::StrCat("make a directory in ", parent, " (TMPDIR names another)"));
+  }
+  return path;
+}
+
+[[noreturn]] void BecomeSupervisor(pid_t parent, const std::string& directory,
+                                   const std::function<int(const std::string&)>& supervise) {
+  setpgid(0, 0);
+  // A background group may be stopped for writing to the terminal; this one writes for all.
+  signal(SIGTTOU, SIG_IGN);
+  // The signal is blocked, as all others here, until the supervisor takes them.
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  int status = 0;
+  if (getppid() == parent) status = supervise(directory);
+  RemoveTree(directory);
+  std::fflush(nullptr);
+  _exit(status);
+}
+
+}  // namespace
+
+absl::StatusOr<int> RunGuarded(const std::function<int(const std::string&)>& supervise) {
+  TALWEG_RETURN_IF_ERROR(AdoptOrphans());
+  // Before there is anything that a signal could make us leave behind.
+  sigset_t mask;
+  sigemptyset(&mask);
+  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&mask, number);
+  sigset_t before;
+  sigprocmask(SIG_BLOCK, &mask, &before);
+  TALWEG_ASSIGN_OR_RETURN(const std::string directory, MakePrivateDirectory());
+  const pid_t parent = getpid();
+  const pid_t supervisor = fork();
+  if (supervisor < 0) {
+    const int error_number = errno;
+    RemoveTree(directory);
+    return ErrnoStatus(error_number, "start the supervisor (limit of processes: ulimit -u)");
+  }
+  if (supervisor == 0) BecomeSupervisor(parent, directory, supervise);
+
+  int wait_status = 0;
+  for (;;) {
+    siginfo_t info;
+    const int number = sigwaitinfo(&mask, &info);
+    if (number < 0) continue;  // Stopped and continued.
+    if (number != SIGCHLD) {
+      kill(supervisor, number);
+    } else if (waitpid(supervisor, &wait_status, WNOHANG) == supervisor) {
+      break;
+    }
+  }
+  if (!EndDescendants(10'000)) PrintError("some processes could not be killed; see ps");
+  RemoveTree(directory);
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  const ExitStatus status = ExitStatusOf(wait_status);
+  if (status.signal_number != 0) {
+    PrintError(absl::StrCat("the supervisor was ", status.ToString(), "; everything was ended"));
+  }
+  return status.ShellStatus();
+}
+
+}  // namespace talweg::cli

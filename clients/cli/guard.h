@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_CLIENTS_CLI_GUARD_H_
+#define TALWEG_CLIENTS_CLI_GUARD_H_
+
+#include <absl/status/statusor.h>
+
+#include <functional>
+#include <string>
+
+namespace talweg::cli {
+
+// Runs `supervise` in a second process, with a private directory that is short enough for sockets
+// in it, and returns the exit status that it returns there. Of the two, whichever is killed, by
+// SIGKILL too, the other ends every process that was started and removes the directory:
+//
+//   talweg run (this process) --- supervisor --- ranks, daemons --- what they start
+//
+// The supervisor is told by the kernel when this process has died, and ends its work as for
+// SIGTERM. This process inherits the orphans of a supervisor that has died, and kills them. SIGINT,
+// SIGTERM, SIGHUP and SIGQUIT are passed on to the supervisor, which leads a process group of its
+// own. The caller has one thread and no children.
+absl::StatusOr<int> RunGuarded(const std::function<int(const std::string& directory)>& supervise);
+
+}  // namespace talweg::cli
+
+#endif  // TALWEG_CLIENTS_CLI_GUARD_H_

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_CLIENTS_CLI_LINES_H_
+#define TALWEG_CLIENTS_CLI_LINES_H_
+
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <string_view>
+
+namespace talweg::cli {
+
+// Makes whole, prefixed lines of the bytes that one process writes to one of its outputs.
+//
+// A carriage return ends a piece too, so that a progress bar moves; what is longer than
+// kLineBytesMax is cut.
+class LinePrefixer {
+ public:
+  static constexpr size_t kLineBytesMax = 1 << 20;
+
+  explicit LinePrefixer(std::string prefix) : prefix_(std::move(prefix)) {}
+
+  // What may be written now, whole lines with their prefix.
+  std::string Add(std::string_view bytes);
+  // What is left when the output has ended, as a line.
+  std::string Finish();
+
+ private:
+  void Emit(std::string_view line, std::string& out);
+
+  const std::string prefix_;
+  std::string partial_;
+  bool ended_by_return_ = false;  // A line feed that follows belongs to it.
+};
+
+// The last lines of what was added.
+class LastLines {
+ public:
+  explicit LastLines(size_t lines_max) : lines_max_(lines_max) {}
+
+  void Add(std::string_view bytes);
+  // The lines, each with a line feed.
+  std::string Text() const;
+
+ private:
+  static constexpr size_t kLineBytesKept = 2000;
+
+  const size_t lines_max_;
+  std::deque<std::string> lines_;  // The last one may be growing.
+  bool line_ended_ = true;
+};
+
+// What this process has yet to write to one of its own outputs, so that a reader that stops reading
+// does not stop us. Written in pieces of at most PIPE_BUF when poll says that there is room: such a
+// write does not block.
+class OutputQueue {
+ public:
+  explicit OutputQueue(int fd) : fd_(fd) {}
+
+  void Add(std::string_view bytes);
+  // Writes while there is room. False when the reader has gone; the rest is dropped from then on.
+  bool Write();
+  bool empty() const { return begin_ == bytes_.size(); }
+  // Whether so much waits that it is better to read no more from the children.
+  bool full() const { return bytes_.size() - begin_ > kBytesMax; }
+  int fd() const { return fd_; }
+
+ private:
+  static constexpr size_t kBytesMax = 1 << 20;
+
+  const int fd_;
+  std::string bytes_;
+  size_t begin_ = 0;
+  bool gone_ = false;
+};
+
+}  // namespace talweg::cli
+
+#endif  // TALWEG_CLIENTS_CLI_LINES_H_

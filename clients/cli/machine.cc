@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <absl/strings/str_cat.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <rdma/fabric.h>
+#include <rdma/fi_endpoint.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/sysinfo.h>
+#include <sys/timex.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include <gnu/libc-version.h>
+
+#include "clients/cli/command.h"
+#include "clients/cli/doctor.h"
+#include "clients/cli/process.h"
+
+namespace talweg::cli {
+namespace {
+
+// The words of a small file of the system; none when it is not there.
+std::vector<std::string> Words(const std::string& path) {
+  std::ifstream file(path);
+  std::vector<std::string> words;
+  for (std::string word; file >> word;) words.push_back(word);
+  return words;
+}
+
+std::optional<uint64_t> ToNumber(const std::string& text) {
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+uint64_t SoftLimit(__rlimit_resource_t resource, uint64_t* hard = nullptr) {
+  rlimit limit;
+  if (getrlimit(resource, &limit) != 0) return kUnlimited;
+  if (hard != nullptr) *hard = limit.rlim_max == RLIM_INFINITY ? kUnlimited : limit.rlim_max;
+  return limit.rlim_cur == RLIM_INFINITY ? kUnlimited : limit.rlim_cur;
+}
+
+// Does what the agent does with a segment.
+std::string MemfdError() {
+  const auto error = [](const char* what) {
+    return absl::StrCat(what, ": ", std::strerror(errno));
+  };
+  const Descriptor memfd(memfd_create("talweg-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memfd.open()) return error("memfd_create");
+  constexpr size_t kBytes = 1 << 16;
+  if (ftruncate(memfd.fd(), kBytes) != 0) return error("ftruncate");
+  void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd.fd(), 0);
+  if (memory == MAP_FAILED) return error("mmap");
+  munmap(memory, kBytes);
+  constexpr int kSealFutureWrite = 0x10;  // F_SEAL_FUTURE_WRITE
+  if (fcntl(memfd.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | kSealFutureWrite) != 0) {
+    return error("F_ADD_SEALS");
+  }
+  return "";
+}
+
+std::string PidfdError() {
+  const Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+  return pidfd.open() ? "" : absl::StrCat("pidfd_open: ", std::strerror(errno));
+}
+
+// Loaded, not linked: where it is missing the doctor says so instead of not starting.
+void ReadLibfabric(MachineFacts& facts) {
+  void* const library = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    facts.libfabric_error = dlerror();
+    return;
+  }
+  const auto get_info = reinterpret_cast<decltype(&fi_getinfo)>(dlsym(library, "fi_getinfo"));
+  const auto free_info = reinterpret_cast<decltype(&fi_freeinfo)>(dlsym(library, "fi_freeinfo"));
+  const auto version = reinterpret_cast<decltype(&fi_version)>(dlsym(library, "fi_version"));
+  if (get_info == nullptr || free_info == nullptr || version == nullptr) {
+    facts.libfabric_error = "libfabric.so.1 lacks fi_getinfo";
+    return;
+  }
+  facts.libfabric_version = absl::StrCat(FI_MAJOR(version()), ".", FI_MINOR(version()));
+  fi_info* first = nullptr;
+  const int result = get_info(FI_VERSION(1, 11), nullptr, nullptr, 0, nullptr, &first);
+  if (result != 0) {
+    facts.libfabric_error = absl::StrCat("fi_getinfo: error ", -result);
+    return;
+  }
+  std::set<std::string> names;
+  for (const fi_info* info = first; info != nullptr; info = info->next) {
+    if (info->fabric_attr == nullptr || info->fabric_attr->prov_name == nullptr) continue;
+    const std::string name = info->fabric_attr->prov_name;
+    names.insert(name);
+    const bool connected = info->ep_attr != nullptr && info->ep_attr->type == FI_EP_MSG;
+    if (connected && name == facts.provider) facts.provider_found = true;
+  }
+  free_info(first);
+  facts.providers.assign(names.begin(), names.end());
+}
+
+void ReadControlGroup(MachineFacts& facts) {
+  // Version 2; the group's own files, as a container sees them.
+  const std::vector<std::string> memory = Words("/sys/fs/cgroup/memory.max");
+  if (!memory.empty()) facts.memory_limit_bytes = ToNumber(memory[0]);
+  const std::vector<std::string> cpu = Words("/sys/fs/cgroup/cpu.max");
+  if (cpu.size() < 2) return;
+  const std::optional<uint64_t> quota = ToNumber(cpu[0]);
+  const std::optional<uint64_t> period = ToNumber(cpu[1]);
+  if (quota && period && *period > 0) {
+    facts.cpu_quota = static_cast<double>(*quota) / static_cast<double>(*period);
+  }
+}
+
+void ReadNetwork(MachineFacts& facts) {
+  const std::vector<std::string> control = Words("/proc/sys/net/ipv4/tcp_congestion_control");
+  if (!control.empty()) facts.congestion_control = control[0];
+  // min, default, max
+  const std::vector<std::string> receive = Words("/proc/sys/net/ipv4/tcp_rmem");
+  if (receive.size() == 3) facts.receive_buffer_bytes_max = ToNumber(receive[2]);
+  const std::vector<std::string> send = Words("/proc/sys/net/ipv4/tcp_wmem");
+  if (send.size() == 3) facts.send_buffer_bytes_max = ToNumber(send[2]);
+}
+
+}  // namespace
+
+MachineFacts ReadMachineFacts(const std::string& provider) {
+  MachineFacts facts;
+  facts.provider = provider;
+  facts.memlock_bytes = SoftLimit(RLIMIT_MEMLOCK);
+  facts.open_files = SoftLimit(RLIMIT_NOFILE, &facts.open_files_hard);
+  facts.memfd_error = MemfdError();
+  facts.pidfd_error = PidfdError();
+  struct statvfs shm;
+  if (statvfs("/dev/shm", &shm) == 0) facts.shm_bytes = uint64_t{shm.f_blocks} * shm.f_frsize;
+  struct sysinfo info;
+  if (sysinfo(&info) == 0) facts.memory_bytes = uint64_t{info.totalram} * info.mem_unit;
+  ReadControlGroup(facts);
+  ReadLibfabric(facts);
+  ReadNetwork(facts);
+  if (absl::StatusOr<Topology> topology = ReadTopology(); topology.ok()) facts.topology = *topology;
+  const std::vector<std::string> balancing = Words("/proc/sys/kernel/numa_balancing");
+  facts.numa_balancing = !balancing.empty() && balancing[0] != "0";
+#if defined(__x86_64__)
+  facts.avx2 = __builtin_cpu_supports("avx2");
+  facts.avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
+#endif
+  const std::vector<std::string> governor =
+      Words("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+  if (!governor.empty()) facts.governor = governor[0];
+  timex clock = {};
+  if (const int state = adjtimex(&clock); state >= 0) {
+    facts.clock_synchronized = state != TIME_ERROR && (clock.status & STA_UNSYNC) == 0;
+  }
+  utsname name;
+  if (uname(&name) == 0) facts.kernel = name.release;
+  facts.libc = gnu_get_libc_version();
+  for (const char* daemon : {"talweg-scheduler", "talweg-aggregator", "talweg-agent"}) {
+    facts.daemons[daemon] = FindDaemon(daemon).value_or("");
+  }
+  return facts;
+}
+
+}  // namespace talweg::cli

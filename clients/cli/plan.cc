@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/cli/plan.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "clients/cli/command.h"
+#include "libs/status/status.h"
+
+namespace talweg::cli {
+namespace {
+
+ChildSpec DaemonSpec(const RunPlan& plan, const std::string& name, const std::string& file,
+                     std::vector<std::string> args) {
+  ChildSpec spec;
+  spec.name = name;
+  spec.args = {file};
+  // Daemons of a run are its own affair: they are heard of when something is amiss.
+  if (plan.environment.count("TALWEG_LOG_LEVEL") == 0) args.push_back("--log_level=warning");
+  spec.args.insert(spec.args.end(), args.begin(), args.end());
+  spec.environment = plan.environment;
+  spec.is_daemon = true;
+  return spec;
+}
+
+}  // namespace
+
+uint32_t RunPlan::world_size() const {
+  return std::accumulate(ranks_per_node.begin(), ranks_per_node.end(), uint32_t{0});
+}
+
+uint32_t RunPlan::RankBase(uint32_t node) const {
+  return std::accumulate(ranks_per_node.begin(), ranks_per_node.begin() + node, uint32_t{0});
+}
+
+std::vector<uint32_t> RunPlan::LocalNodes() const {
+  if (node_rank) return {*node_rank};
+  std::vector<uint32_t> nodes(node_count());
+  std::iota(nodes.begin(), nodes.end(), 0);
+  return nodes;
+}
+
+bool RunPlan::standalone() const {
+  return node_count() == 1 && scheduler.empty() && !force_distributed;
+}
+
+absl::StatusOr<std::vector<uint32_t>> ParseRanksPerNode(const std::string& text, uint32_t nodes) {
+  TALWEG_ASSIGN_OR_RETURN(const std::vector<uint64_t> numbers,
+                          ParseNumbers("option --ranks-per-node", text, 1, 1024));
+  std::vector<uint32_t> counts(numbers.begin(), numbers.end());
+  if (counts.size() == 1) counts.resize(std::max<uint32_t>(nodes, 1), counts[0]);
+  if (nodes != 0 && counts.size() != nodes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "option --ranks-per-node: '", text, "' has ", counts.size(), " numbers, but --nodes is ",
+        nodes, "; give one number for all, or one a node"));
+  }
+  return counts;
+}
+
+ChildSpec SchedulerSpec(const RunPlan& plan) {
+  return DaemonSpec(plan, "talweg-scheduler", plan.scheduler_file,
+                    {"--listen=127.0.0.1:0", "--in_memory"});
+}
+
+ChildSpec AggregatorSpec(const RunPlan& plan, uint32_t index, const std::string& scheduler) {
+  return DaemonSpec(plan, absl::StrCat("talweg-aggregator ", index), plan.aggregator_file,
+                    {absl::StrCat("--scheduler=", scheduler), absl::StrCat("--name=", index),
+                     absl::StrCat("--provider=", plan.provider), "--listen=127.0.0.1:0",
+                     "--admin_listen=127.0.0.1:0"});
+}
+
+ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& scheduler) {
+  std::vector<std::string> args = {
+      absl::StrCat("--job=", plan.job),
+      absl::StrCat("--node_rank=", node),
+      absl::StrCat("--rank_count=", plan.ranks_per_node[node]),
+      absl::StrCat("--min_members=", plan.node_count()),
+      absl::StrCat("--max_members=", plan.node_count()),
+      absl::StrCat("--socket_path=", SocketPath(plan, node)),
+  };
+  if (plan.standalone()) {
+    args.push_back("--standalone");
+  } else {
+    args.push_back(absl::StrCat("--scheduler=", scheduler));
+    args.push_back(absl::StrCat("--provider=", plan.provider));
+  }
+  if (plan.scheduler.empty()) args.push_back("--admin_listen=127.0.0.1:0");
+  if (!plan.trace_path.empty()) {
+    args.push_back(absl::StrCat("--trace_path=", plan.trace_path,
+                                plan.node_count() > 1 ? absl::StrCat(".", node) : ""));
+  }
+  return DaemonSpec(plan, absl::StrCat("talweg-agent of node ", node), plan.agent_file,
+                    std::move(args));
+}
+
+ChildSpec RankSpec(const RunPlan& plan, uint32_t node, uint32_t local_rank) {
+  const uint32_t rank = plan.RankBase(node) + local_rank;
+  ChildSpec spec;
+  spec.name = absl::StrCat("rank ", rank);
+  spec.args = plan.program;
+  spec.environment = plan.environment;
+  if (plan.prefix_lines) spec.prefix = absl::StrCat("[", rank, "] ");
+  auto& variables = spec.environment;
+  variables["RANK"] = absl::StrCat(rank);
+  variables["WORLD_SIZE"] = absl::StrCat(plan.world_size());
+  variables["LOCAL_RANK"] = absl::StrCat(local_rank);
+  variables["LOCAL_WORLD_SIZE"] = absl::StrCat(plan.ranks_per_node[node]);
+  variables["GROUP_RANK"] = absl::StrCat(node);
+  variables["GROUP_WORLD_SIZE"] = absl::StrCat(plan.node_count());
+  variables["MASTER_ADDR"] = plan.master_address;
+  variables["MASTER_PORT"] = absl::StrCat(plan.master_port);
+  variables["TALWEG_AGENT_SOCKET"] = SocketPath(plan, node);
+  variables["TALWEG_LOCAL_RANK"] = absl::StrCat(local_rank);
+  variables["TALWEG_JOB"] = plan.job;
+  // Left alone, every rank would start a thread for each core of the machine.
+  uint32_t ranks_here = 0;
+  for (const uint32_t each : plan.LocalNodes()) ranks_here += plan.ranks_per_node[each];
+  variables.emplace("OMP_NUM_THREADS", absl::StrCat(std::max(1u, plan.core_count / ranks_here)));
+  // Lines appear when they are written, not when a block is full.
+  variables.emplace("PYTHONUNBUFFERED", "1");
+  return spec;
+}
+
+std::string SocketPath(const RunPlan& plan, uint32_t node) {
+  return absl::StrCat(plan.directory, "/", node, ".sock");
+}
+
+absl::StatusOr<std::string> ReadyAddress(const std::string& line, const std::string& name) {
+  // The line is AnnounceReady's, not anyone's JSON: names and addresses hold nothing to unescape,
+  // but a socket's path, which we know.
+  const std::string key = absl::StrCat("\"", name, "\":\"");
+  const size_t begin = line.find(key);
+  const size_t end = begin == std::string::npos ? begin : line.find('"', begin + key.size());
+  if (end == std::string::npos) {
+    return absl::NotFoundError(absl::StrCat("no address '", name, "' in its ready line: ", line));
+  }
+  return line.substr(begin + key.size(), end - begin - key.size());
+}
+
+}  // namespace talweg::cli

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_CLIENTS_CLI_PLAN_H_
+#define TALWEG_CLIENTS_CLI_PLAN_H_
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "clients/cli/process.h"
+
+namespace talweg::cli {
+
+// What `talweg run` was asked for.
+struct RunPlan {
+  std::vector<uint32_t> ranks_per_node;  // By node; all nodes of the job.
+  uint32_t aggregator_count = 1;
+  std::string job = "run";
+  std::string provider = "tcp";
+  bool force_distributed = false;
+  // One machine of several: the job's scheduler, and which node this is.
+  std::string scheduler;  // Empty: every node is here.
+  std::optional<uint32_t> node_rank;
+  std::string master_address = "127.0.0.1";
+  uint16_t master_port = 0;
+  std::string trace_path;  // Empty: none.
+  bool prefix_lines = true;
+  uint64_t grace_ms = 5'000;
+  uint64_t ready_timeout_ms = 60'000;
+  uint32_t core_count = 1;  // Of this machine.
+  std::vector<std::string> program;
+  // Files of the daemons; those that are not needed may be empty.
+  std::string scheduler_file;
+  std::string aggregator_file;
+  std::string agent_file;
+  std::string directory;                           // Private, for the sockets; of this run alone.
+  std::map<std::string, std::string> environment;  // The caller's.
+
+  uint32_t node_count() const { return static_cast<uint32_t>(ranks_per_node.size()); }
+  uint32_t world_size() const;
+  // Ranks on the nodes before this one.
+  uint32_t RankBase(uint32_t node) const;
+  // The nodes that run on this machine.
+  std::vector<uint32_t> LocalNodes() const;
+  // One node, served by its agent alone.
+  bool standalone() const;
+  bool starts_scheduler() const { return scheduler.empty() && !standalone(); }
+};
+
+// "2" and three nodes: {2, 2, 2}. "2,1" must have as many numbers as there are nodes (0: as there
+// are numbers).
+absl::StatusOr<std::vector<uint32_t>> ParseRanksPerNode(const std::string& text, uint32_t nodes);
+
+ChildSpec SchedulerSpec(const RunPlan& plan);
+ChildSpec AggregatorSpec(const RunPlan& plan, uint32_t index, const std::string& scheduler);
+ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& scheduler);
+ChildSpec RankSpec(const RunPlan& plan, uint32_t node, uint32_t local_rank);
+
+// Where the agent of a node listens for its ranks.
+std::string SocketPath(const RunPlan& plan, uint32_t node);
+
+// The address of that name in a daemon's ready line (libs/config/ready.h); NOT_FOUND shows the
+// line.
+absl::StatusOr<std::string> ReadyAddress(const std::string& line, const std::string& name);
+
+}  // namespace talweg::cli
+
+#endif  // TALWEG_CLIENTS_CLI_PLAN_H_

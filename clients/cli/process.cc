@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/cli/process.h"
+
+#include <absl/strings/str_cat.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <system_error>
+
+#include "libs/status/status.h"
+
+namespace talweg::cli {
+namespace {
+
+struct Pipe {
+  Descriptor read_end;
+  Descriptor write_end;
+};
+
+absl::StatusOr<Pipe> MakePipe() {
+  int fds[2];
+  if (pipe2(fds, O_CLOEXEC) != 0) {
+    return ErrnoStatus(errno, "make a pipe (limit of open files: ulimit -n)");
+  }
+  return Pipe{Descriptor(fds[0]), Descriptor(fds[1])};
+}
+
+std::vector<char*> Pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (const std::string& text : texts) pointers.push_back(const_cast<char*>(text.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// What the new process does until it is the program. It shares nothing with the caller but the
+// pipes.
+[[noreturn]] void BecomeProgram(pid_t parent, char* const* args, char* const* environment,
+                                int output_fd, int errors_fd, int ready_fd, int failure_fd) {
+  const auto fail = [failure_fd] {
+    const int error_number = errno;
+    [[maybe_unused]] const ssize_t bytes = write(failure_fd, &error_number, sizeof error_number);
+    _exit(127);
+  };
+  setpgid(0, 0);
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail();
+  if (getppid() != parent) _exit(127);  // It had died before it could take us along.
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  for (const int number : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGCHLD}) {
+    signal(number, SIG_DFL);
+  }
+  const int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (null_fd < 0 || dup2(null_fd, STDIN_FILENO) < 0 || dup2(output_fd, STDOUT_FILENO) < 0 ||
+      dup2(errors_fd, STDERR_FILENO) < 0) {
+    fail();
+  }
+  // Whatever our own caller had left open is not the program's. Old kernels lack the call; ours are
+  // all close-on-exec anyway.
+  close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
+  if (ready_fd >= 0 && fcntl(ready_fd, F_SETFD, 0) != 0) fail();
+  execvpe(args[0], args, environment);
+  fail();
+  __builtin_unreachable();
+}
+
+std::vector<pid_t> Children() {
+  std::vector<pid_t> children;
+  DIR* directory = opendir("/proc");
+  if (directory == nullptr) return children;
+  const pid_t self = getpid();
+  while (const dirent* entry = readdir(directory)) {
+    const pid_t pid = static_cast<pid_t>(std::strtol(entry->d_name, nullptr, 10));
+    if (pid <= 0) continue;
+    std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+    const std::string stat(std::istreambuf_iterator<char>(file), {});
+    // "12 (any name) S 11 ...": the name may hold spaces and parentheses.
+    const size_t name_end = stat.rfind(')');
+    if (name_end == std::string::npos || name_end + 4 >= stat.size()) continue;
+    if (std::strtol(stat.c_str() + name_end + 4, nullptr, 10) == self) children.push_back(pid);
+  }
+  closedir(directory);
+  return children;
+}
+
+}  // namespace
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  if (this != &other) {
+    Close();
+    fd_ = other.Release();
+  }
+  return *this;
+}
+
+void Descriptor::Close() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+int Descriptor::Release() {
+  const int fd = fd_;
+  fd_ = -1;
+  return fd;
+}
+
+absl::StatusOr<StartedChild> StartChild(const ChildSpec& spec) {
+  TALWEG_ASSIGN_OR_RETURN(Pipe output, MakePipe());
+  TALWEG_ASSIGN_OR_RETURN(Pipe errors, MakePipe());
+  TALWEG_ASSIGN_OR_RETURN(Pipe failure, MakePipe());
+  Pipe ready;
+  std::vector<std::string> arg_texts = spec.args;
+  if (spec.is_daemon) {
+    TALWEG_ASSIGN_OR_RETURN(ready, MakePipe());
+    arg_texts.push_back(absl::StrCat("--ready_fd=", ready.write_end.fd()));
+  }
+  std::vector<std::string> variables;
+  for (const auto& [name, value] : spec.environment) {
+    variables.push_back(absl::StrCat(name, "=", value));
+  }
+  const std::vector<char*> args = Pointers(arg_texts);
+  const std::vector<char*> environment = Pointers(variables);
+
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid < 0) {
+    return ErrnoStatus(errno,
+                       absl::StrCat("start ", spec.name, " (limit of processes: ulimit -u)"));
+  }
+  if (pid == 0) {
+    BecomeProgram(parent, args.data(), environment.data(), output.write_end.fd(),
+                  errors.write_end.fd(), ready.write_end.fd(), failure.write_end.fd());
+  }
+  setpgid(pid, pid);  // Whoever is first; the group must exist before it is signalled.
+  failure.write_end.Close();
+  int error_number = 0;
+  ssize_t bytes;
+  do {  // Ends when the program runs (close-on-exec) or the process has died.
+    bytes = read(failure.read_end.fd(), &error_number, sizeof error_number);
+  } while (bytes < 0 && errno == EINTR);
+  if (bytes == static_cast<ssize_t>(sizeof error_number)) {
+    waitpid(pid, nullptr, 0);
+    return ErrnoStatus(error_number,
+                       absl::StrCat("start ", spec.name, ": execute '", spec.args[0], "'"));
+  }
+  for (const Pipe* pipe : {&output, &errors, &ready}) {
+    if (pipe->read_end.open()) fcntl(pipe->read_end.fd(), F_SETFL, O_NONBLOCK);
+  }
+  return StartedChild{pid, std::move(output.read_end), std::move(errors.read_end),
+                      std::move(ready.read_end)};
+}
+
+std::string ExitStatus::ToString() const {
+  if (signal_number == 0) return absl::StrCat("exit status ", exit_code);
+  return absl::StrCat("killed by signal ", signal_number, " (", strsignal(signal_number), ")");
+}
+
+ExitStatus ExitStatusOf(int wait_status) {
+  ExitStatus status;
+  if (WIFSIGNALED(wait_status)) {
+    status.signal_number = WTERMSIG(wait_status);
+  } else {
+    status.exit_code = WEXITSTATUS(wait_status);
+  }
+  return status;
+}
+
+absl::Status AdoptOrphans() {
+  if (prctl(PR_SET_CHILD_SUBREAPER, 1) == 0) return absl::OkStatus();
+  return ErrnoStatus(errno, "become the reaper of orphaned children");
+}
+
+bool EndDescendants(int64_t timeout_ms) {
+  const int64_t deadline_ns = NowNs() + timeout_ms * 1'000'000;
+  for (;;) {
+    for (const pid_t pid : Children()) kill(pid, SIGKILL);
+    for (;;) {
+      const pid_t pid = waitpid(-1, nullptr, WNOHANG);
+      if (pid < 0 && errno == ECHILD) return true;
+      if (pid == 0) break;  // Some are there still.
+    }
+    const int64_t left_ns = deadline_ns - NowNs();
+    if (left_ns <= 0) return false;
+    // A child that ends interrupts the wait; what became ours meanwhile is seen in the next turn.
+    sigset_t child_ended;
+    sigemptyset(&child_ended);
+    sigaddset(&child_ended, SIGCHLD);
+    sigset_t before;
+    sigprocmask(SIG_BLOCK, &child_ended, &before);
+    const timespec wait = {0, std::min<int64_t>(left_ns, 20'000'000)};
+    sigtimedwait(&child_ended, nullptr, &wait);
+    sigprocmask(SIG_SETMASK, &before, nullptr);
+  }
+}
+
+void RemoveTree(const std::string& path) {
+  std::error_code ignored;
+  std::filesystem::remove_all(path, ignored);
+}
+
+int64_t NowNs() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+}
+
+}  // namespace talweg::cli

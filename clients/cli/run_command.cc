@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/cli/run_command.h"
+
+#include <absl/strings/str_cat.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+
+#include "clients/cli/guard.h"
+#include "clients/cli/process.h"
+#include "clients/cli/supervisor.h"
+#include "libs/config/config.h"
+#include "libs/status/status.h"
+
+namespace talweg::cli {
+namespace {
+
+uint32_t CoreCount() {
+  cpu_set_t cores;
+  if (sched_getaffinity(0, sizeof cores, &cores) != 0) return 1;
+  return static_cast<uint32_t>(CPU_COUNT(&cores));
+}
+
+absl::Status ReadPlace(const Arguments& arguments, RunPlan& plan) {
+  const bool several = arguments.Has("scheduler") || arguments.Has("node-rank");
+  if (!several) {
+    plan.master_address = arguments.Text("master-addr", "127.0.0.1");
+    if (!arguments.Has("master-port")) {
+      TALWEG_ASSIGN_OR_RETURN(plan.master_port, FreePort());
+    }
+    return absl::OkStatus();
+  }
+  for (const char* needed : {"scheduler", "node-rank", "nodes"}) {
+    if (arguments.Has(needed)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "talweg run: one machine of several needs --scheduler, --node-rank and --nodes; --", needed,
+        " is missing"));
+  }
+  plan.scheduler = arguments.Text("scheduler", "");
+  // Checked as the agent would check it, before anything is started.
+  TALWEG_RETURN_IF_ERROR(
+      config::LoadAgentConfig({absl::StrCat("--scheduler=", plan.scheduler)}, {}).status());
+  TALWEG_ASSIGN_OR_RETURN(plan.node_rank,
+                          arguments.Number("node-rank", 0, 0, plan.node_count() - 1));
+  if (arguments.Has("aggregators")) {
+    return absl::InvalidArgumentError(
+        "talweg run: --aggregators is for a run on one machine; with --scheduler the pool's serve");
+  }
+  const std::string host = plan.scheduler.substr(0, plan.scheduler.rfind(':'));
+  plan.master_address = arguments.Text("master-addr", host);
+  plan.master_port = 29500;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
+  RunPlan plan;
+  plan.program = arguments.operands();
+  if (plan.program.empty()) {
+    return absl::InvalidArgumentError(
+        "talweg run: no program; write it behind --, as in: talweg run --nodes 2 -- python "
+        "train.py");
+  }
+  TALWEG_ASSIGN_OR_RETURN(const uint64_t nodes, arguments.Number("nodes", 0, 1, 1024));
+  TALWEG_ASSIGN_OR_RETURN(
+      plan.ranks_per_node,
+      ParseRanksPerNode(arguments.Text("ranks-per-node", "1"), static_cast<uint32_t>(nodes)));
+  TALWEG_ASSIGN_OR_RETURN(plan.aggregator_count, arguments.Number("aggregators", 1, 1, 64));
+  TALWEG_ASSIGN_OR_RETURN(plan.grace_ms, arguments.Number("grace-ms", 5'000, 0, 3'600'000));
+  TALWEG_ASSIGN_OR_RETURN(plan.ready_timeout_ms,
+                          arguments.Number("ready-timeout-ms", 60'000, 1, 3'600'000));
+  plan.force_distributed = arguments.Has("force-distributed");
+  TALWEG_RETURN_IF_ERROR(ReadPlace(arguments, plan));
+  TALWEG_ASSIGN_OR_RETURN(plan.master_port,
+                          arguments.Number("master-port", plan.master_port, 1, 65535));
+  plan.job = arguments.Text("job", "run");
+  plan.provider = arguments.Text("provider", "tcp");
+  plan.trace_path = arguments.Text("trace", "");
+  plan.prefix_lines = !arguments.Has("no-prefix");
+  plan.core_count = CoreCount();
+  plan.environment = config::ProcessEnvironment();
+  return plan;
+}
+
+int Supervise(const RunPlan& plan) {
+  absl::StatusOr<std::unique_ptr<Supervisor>> supervisor =
+      Supervisor::Make(STDOUT_FILENO, STDERR_FILENO);
+  if (!supervisor.ok()) return Fail(supervisor.status());
+  const LaunchResult result = Launch(plan, **supervisor).Run();
+  if (!result.report.empty()) PrintError(absl::StrCat("run: ", result.report));
+  return result.exit_status;
+}
+
+int Run(const Arguments& arguments) {
+  absl::StatusOr<RunPlan> plan = PlanOf(arguments);
+  if (!plan.ok()) return Fail(plan.status());
+  if (const absl::Status status = FindDaemons(*plan); !status.ok()) return Fail(status);
+  const absl::StatusOr<int> exit_status = RunGuarded([&plan](const std::string& directory) {
+    plan->directory = directory;
+    return Supervise(*plan);
+  });
+  return exit_status.ok() ? *exit_status : Fail(exit_status.status());
+}
+
+}  // namespace
+
+absl::StatusOr<uint16_t> FreePort() {
+  const Descriptor socket_fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!socket_fd.open()) return ErrnoStatus(errno, "open a socket");
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof address;
+  if (bind(socket_fd.fd(), reinterpret_cast<sockaddr*>(&address), bytes) != 0 ||
+      getsockname(socket_fd.fd(), reinterpret_cast<sockaddr*>(&address), &bytes) != 0) {
+    return ErrnoStatus(errno, "find a free port of 127.0.0.1");
+  }
+  return ntohs(address.sin_port);
+}
+
+absl::Status FindDaemons(RunPlan& plan) {
+  TALWEG_ASSIGN_OR_RETURN(plan.agent_file, FindDaemon("talweg-agent"));
+  if (!plan.starts_scheduler()) return absl::OkStatus();
+  TALWEG_ASSIGN_OR_RETURN(plan.scheduler_file, FindDaemon("talweg-scheduler"));
+  TALWEG_ASSIGN_OR_RETURN(plan.aggregator_file, FindDaemon("talweg-aggregator"));
+  return absl::OkStatus();
+}
+
+Command RunCommand() {
+  Command command;
+  command.name = "run";
+  command.summary = "Runs a program as ranks, with the daemons that they need";
+  command.usage = "[OPTIONS] -- PROGRAM [ARGUMENTS]";
+  command.details =
+      "Starts scheduler, aggregators and agents on this machine, then the program once for each\n"
+      "rank with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and\n"
+      "TALWEG_AGENT_SOCKET set (OMP_NUM_THREADS too unless it is), and ends everything\n"
+      "afterwards. One node is served by its agent alone. Each line of output gets its rank in\n"
+      "front. TALWEG_SCHEDULER, TALWEG_RUN_AGENTS and TALWEG_RUN_DAEMONS are the daemons' "
+      "addresses\n"
+      "and processes, so that a rank may call talweg status.\n\n"
+      "When a rank fails, the others are ended, and the exit status is that rank's (128 + signal\n"
+      "if one killed it). Daemons take further options from the environment:\n"
+      "TALWEG_CREDIT_BYTES=...\n\n"
+      "One machine of several: with --scheduler, --nodes and --node-rank only this node's agent\n"
+      "and ranks are started; scheduler and aggregators run elsewhere.\n\n"
+      "  talweg run --nodes 2 --ranks-per-node 2 -- python train.py\n"
+      "  talweg run --scheduler 10.0.0.1:7447 --nodes 2 --node-rank 1 -- python train.py";
+  command.operands = Operands::kProgram;
+  command.options = {
+      {"nodes", "N", "Number of nodes, each with an agent of its own. Default: 1."},
+      {"ranks-per-node", "N[,N...]",
+       "Ranks on each node, one number for all or one a node. Default: 1."},
+      {"aggregators", "N", "Number of aggregators. Default: 1."},
+      {"job", "NAME", "The job's name. Default: run."},
+      {"provider", "NAME", "libfabric provider between agents and aggregators. Default: tcp."},
+      {"force-distributed", "", "Scheduler and aggregators also for one node."},
+      {"scheduler", "HOST:PORT", "Join a job of this scheduler, as one node of several."},
+      {"node-rank", "K", "Which node this is, from 0; with --scheduler."},
+      {"master-addr", "HOST",
+       "MASTER_ADDR of the ranks. Default: 127.0.0.1; with --scheduler, the scheduler's host."},
+      {"master-port", "PORT",
+       "MASTER_PORT of the ranks. Default: a free one; with --scheduler, 29500."},
+      {"trace", "FILE",
+       "Timeline of the first rounds, for Perfetto; with more nodes than one, FILE.<node>."},
+      {"no-prefix", "", "Lines of output without the rank in front."},
+      {"grace-ms", "MS", "What ranks and daemons get between SIGTERM and SIGKILL. Default: 5000."},
+      {"ready-timeout-ms", "MS", "What daemons may take until they serve. Default: 60000."},
+  };
+  command.run = Run;
+  return command;
+}
+
+}  // namespace talweg::cli

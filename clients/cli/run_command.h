@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_CLIENTS_CLI_RUN_COMMAND_H_
+#define TALWEG_CLIENTS_CLI_RUN_COMMAND_H_
+
+#include <absl/status/statusor.h>
+
+#include <string>
+
+#include "clients/cli/command.h"
+#include "clients/cli/launch.h"
+#include "clients/cli/plan.h"
+
+namespace talweg::cli {
+
+Command RunCommand();
+
+// A TCP port of the loopback that was free just now.
+absl::StatusOr<uint16_t> FreePort();
+
+// Finds the daemons that the plan needs.
+absl::Status FindDaemons(RunPlan& plan);
+
+}  // namespace talweg::cli
+
+#endif  // TALWEG_CLIENTS_CLI_RUN_COMMAND_H_

@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`talweg run` with shell scripts as daemons and ranks: what it starts, passes on, reports and leaves."""
+
+import contextlib
+import os
+import pathlib
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+import uuid
+
+TOOL = pathlib.Path(os.environ["RUNFILES_DIR"], "talweg/clients/cli/talweg")
+TIMEOUT_S = 60
+
+DAEMON = """#!/bin/bash
+echo "$@" >> "$TALWEG_TEST_LOG/$(basename "$0")"
+for argument in "$@"; do
+  case $argument in --ready_fd=*) fd=${argument#*=} ;; esac
+done
+[ -z "$FAKE_DAEMON_FAILS" ] || [ "$(basename "$0")" != "$FAKE_DAEMON_FAILS" ] || { echo "no luck" >&2; exit 9; }
+[ "$(basename "$0")" = "$FAKE_DAEMON_SILENT" ] ||
+  printf '{"pid":1,"addresses":{"listen":"127.0.0.1:4711","admin":"127.0.0.1:1"}}\\n' >&"$fd"
+if [ -n "$FAKE_AGENT_ENDS_WITH" ] && [ "$(basename "$0")" = talweg-agent ]; then
+  echo "agent ends" >&2
+  exit "$FAKE_AGENT_ENDS_WITH"
+fi
+exec sleep 1000
+"""
+
+
+RUNS: list["Run"] = []
+
+
+class Run:
+    """One `talweg run`, whose processes are known by a mark in their environment."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        self.mark = uuid.uuid4().hex
+        self.directory = tempfile.TemporaryDirectory(dir="/tmp", prefix="trt-")
+        root = pathlib.Path(self.directory.name)
+        self.temporary = root / "tmp"
+        self.log = root / "log"
+        daemons = root / "bin"
+        for each in (self.temporary, self.log, daemons):
+            each.mkdir()
+        for name in ("talweg-scheduler", "talweg-aggregator", "talweg-agent"):
+            (daemons / name).write_text(DAEMON)
+            (daemons / name).chmod(0o755)
+        inherited = {k: v for k, v in os.environ.items() if k not in ("XDG_RUNTIME_DIR",)}
+        self.process = subprocess.Popen(
+            [TOOL, "run", *arguments],
+            env=inherited
+            | {
+                "TALWEG_DAEMON_DIR": str(daemons),
+                "TALWEG_TEST_LOG": str(self.log),
+                "TALWEG_TEST_MARK": self.mark,
+                "TMPDIR": str(self.temporary),
+            }
+            | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None and self.process.stderr is not None
+        self.output = self.process.stdout
+        self.errors = self.process.stderr
+        RUNS.append(self)
+
+    def remove(self) -> None:
+        """Ends what a failed test has left."""
+        while left := self.marked():
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        for pipe in (self.output, self.errors):
+            pipe.close()
+        self.directory.cleanup()
+
+    def marked(self) -> list[int]:
+        found = []
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit():
+                continue
+            try:
+                environment = pathlib.Path("/proc", entry, "environ").read_bytes()
+            except OSError:
+                continue
+            if self.mark.encode() in environment:
+                found.append(int(entry))
+        return found
+
+    def until_output(self, text: str) -> str:
+        """Reads stdout until it holds `text`."""
+        seen = b""
+        selector = selectors.DefaultSelector()
+        selector.register(self.output, selectors.EVENT_READ)
+        deadline = time.monotonic() + TIMEOUT_S
+        while text.encode() not in seen:
+            assert selector.select(deadline - time.monotonic()), f"no '{text}' in {seen!r}"
+            piece = os.read(self.output.fileno(), 65536)
+            assert piece, f"output ended without '{text}': {seen!r}, {self.errors.read()!r}"
+            seen += piece
+        return seen.decode()
+
+    def end(self) -> tuple[int, str, str]:
+        """Waits for the end; the status, stdout and stderr. Nothing may be left."""
+        try:
+            output, errors = self.process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            for pid in self.marked():
+                os.kill(pid, signal.SIGKILL)
+            output, errors = self.process.communicate()
+            raise AssertionError(f"hangs: {output.decode()} {errors.decode()}") from None
+        # The outputs' end means that all who held them have gone; who did not hold them may take a moment.
+        deadline = time.monotonic() + TIMEOUT_S
+        while (left := self.marked()) and time.monotonic() < deadline:
+            os.sched_yield()
+        files = list(self.temporary.iterdir())
+        assert not left, f"processes left: {left}"
+        assert not files, f"files left: {files}"
+        return self.process.returncode, output.decode(), errors.decode()
+
+    def arguments_of(self, daemon: str) -> list[str]:
+        return sorted((self.log / daemon).read_text().splitlines())
+
+
+def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    return Run(*arguments, **environment).end()
+
+
+class RunTest(unittest.TestCase):
+    def tearDown(self) -> None:
+        while RUNS:
+            RUNS.pop().remove()
+
+    def test_ranks_get_their_variables_and_output_its_prefix(self) -> None:
+        run = Run(
+            "--nodes", "2", "--ranks-per-node", "2,1", "--aggregators=2", "--",
+            "sh", "-c",
+            'echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR ${MASTER_PORT:+port} '
+            '$(basename $TALWEG_AGENT_SOCKET); printf partial >&2',
+        )  # fmt: skip
+        run.process.wait(TIMEOUT_S)
+        scheduler, aggregators, agents = map(
+            run.arguments_of, ("talweg-scheduler", "talweg-aggregator", "talweg-agent")
+        )
+        status, output, errors = run.end()
+        self.assertEqual(status, 0, errors)
+        self.assertEqual(
+            sorted(output.splitlines()),
+            [
+                "[0] 0/3 0/2 127.0.0.1 port 0.sock",
+                "[1] 1/3 1/2 127.0.0.1 port 0.sock",
+                "[2] 2/3 0/1 127.0.0.1 port 1.sock",
+            ],
+        )
+        self.assertEqual(sorted(errors.splitlines()), ["[0] partial", "[1] partial", "[2] partial"])
+        self.assertEqual(len(scheduler), 1)
+        self.assertIn("--listen=127.0.0.1:0", scheduler[0])
+        self.assertEqual(len(aggregators), 2)
+        self.assertIn("--scheduler=127.0.0.1:4711 --name=1", aggregators[1])
+        self.assertEqual(len(agents), 2)
+        self.assertIn("--node_rank=1 --rank_count=1 --min_members=2 --max_members=2", agents[1])
+
+    def test_one_node_needs_only_its_agent(self) -> None:
+        run = Run("--ranks-per-node=2", "--", "true")
+        run.process.wait(TIMEOUT_S)
+        self.assertEqual([each.name for each in run.log.iterdir()], ["talweg-agent"])
+        self.assertIn("--standalone", run.arguments_of("talweg-agent")[0])
+        self.assertEqual(run.end()[0], 0)
+        run = Run("--force-distributed", "true")
+        run.process.wait(TIMEOUT_S)
+        self.assertEqual(len(list(run.log.iterdir())), 3)
+        self.assertNotIn("--standalone", run.arguments_of("talweg-agent")[0])
+        self.assertEqual(run.end()[0], 0)
+
+    def test_one_machine_of_several(self) -> None:
+        run = Run(
+            "--scheduler=10.0.0.7:7447", "--nodes=3", "--ranks-per-node=1,2,1", "--node-rank=1",
+            "--", "sh", "-c", "echo $RANK $MASTER_ADDR:$MASTER_PORT",
+        )  # fmt: skip
+        run.process.wait(TIMEOUT_S)
+        self.assertEqual([each.name for each in run.log.iterdir()], ["talweg-agent"])
+        agent = run.arguments_of("talweg-agent")[0]
+        status, output, errors = run.end()
+        self.assertEqual((status, errors), (0, ""))
+        self.assertIn("--scheduler=10.0.0.7:7447", agent)
+        self.assertEqual(
+            sorted(output.splitlines()), ["[1] 1 10.0.0.7:29500", "[2] 2 10.0.0.7:29500"]
+        )
+
+    def test_first_failure_decides_and_is_reported(self) -> None:
+        script = "echo up; if [ $RANK = 1 ]; then echo broken >&2; exit 7; fi; sleep 1000"
+        status, _, errors = run("--nodes=2", "--ranks-per-node=2", "--", "sh", "-c", script)
+        self.assertEqual(status, 7)
+        self.assertRegex(errors, r"talweg: run: rank 1 \(pid \d+\) failed first: exit status 7")
+        self.assertIn("rank 1's last lines:\n    broken\n", errors)
+
+    def test_a_signal_that_kills_a_rank_is_the_status(self) -> None:
+        script = "[ $RANK = 0 ] && kill -9 $$; sleep 1000"
+        status, _, errors = run("--ranks-per-node=2", "--", "sh", "-c", script)
+        self.assertEqual(status, 128 + signal.SIGKILL)
+        self.assertIn("killed by signal 9 (Killed)", errors)
+
+    def test_ranks_that_ignore_sigterm_are_killed(self) -> None:
+        script = "trap '' TERM; echo up; [ $RANK = 1 ] && exit 3; sleep 1000; sleep 1000"
+        status, _, _ = run("--ranks-per-node=2", "--grace-ms=100", "--", "sh", "-c", script)
+        self.assertEqual(status, 3)
+
+    def test_background_children_of_ranks_do_not_stay(self) -> None:
+        script = "(setsid sleep 1000 &) ; (sleep 1000 &) ; exit 0"
+        self.assertEqual(run("--ranks-per-node=2", "--", "sh", "-c", script)[0], 0)
+
+    def test_a_stopped_rank_is_ended(self) -> None:
+        script = "if [ $RANK = 0 ]; then kill -STOP $$; fi; sleep 0.2; exit 4"
+        self.assertEqual(run("--ranks-per-node=2", "--", "sh", "-c", script)[0], 4)
+
+    def test_a_program_that_does_not_exist(self) -> None:
+        status, _, errors = run("--", "/does/not/exist")
+        self.assertEqual(status, 127)
+        self.assertIn("'/does/not/exist': No such file or directory", errors)
+
+    def test_a_daemon_that_fails(self) -> None:
+        for daemon in ("talweg-scheduler", "talweg-aggregator", "talweg-agent"):
+            status, output, errors = run("--nodes=2", "--", "echo", "x", FAKE_DAEMON_FAILS=daemon)
+            self.assertEqual((status, output), (9, ""), errors)
+            self.assertRegex(errors, rf"{daemon}.* ended before its ranks: exit status 9")
+            self.assertIn("    no luck\n", errors)
+
+    def test_a_daemon_that_never_serves(self) -> None:
+        status, _, errors = run(
+            "--nodes=2", "--ready-timeout-ms=200", "--", "true", FAKE_DAEMON_SILENT="talweg-agent"
+        )
+        self.assertEqual(status, 1)
+        self.assertIn("talweg-agent of node 0, talweg-agent of node 1 did not serve", errors)
+
+    def test_a_daemon_that_dies_with_ranks_at_work(self) -> None:
+        run = Run("--nodes=2", "--", "sh", "-c", "echo up; sleep 1000")
+        run.until_output("[1] up")
+        daemons = [
+            pid
+            for pid in run.marked()
+            if pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep")
+            and os.getpgid(pid) == pid
+        ]
+        os.kill(daemons[0], signal.SIGKILL)
+        status, _, errors = run.end()
+        self.assertEqual(status, 128 + signal.SIGKILL)
+        self.assertIn("ended before its ranks: killed by signal 9", errors)
+
+    def test_an_agent_may_end_well_before_its_ranks(self) -> None:
+        status, output, errors = run(
+            "--", "sh", "-c", "sleep 0.1; echo x", FAKE_AGENT_ENDS_WITH="0"
+        )
+        self.assertEqual((status, output), (0, "[0] x\n"), errors)
+
+    def test_an_agent_that_ends_with_its_rank_is_not_blamed(self) -> None:
+        status, _, errors = run("--", "sh", "-c", "sleep 0.1; exit 7", FAKE_AGENT_ENDS_WITH="1")
+        self.assertEqual(status, 7)
+        self.assertIn("rank 0", errors)
+        status, _, errors = run("--", "sleep", "1000", FAKE_AGENT_ENDS_WITH="5")
+        self.assertEqual(status, 5)
+        self.assertIn("talweg-agent of node 0", errors)
+        self.assertIn("    agent ends\n", errors)
+
+    def test_interrupt_at_any_moment(self) -> None:
+        # Before anything, while daemons start, while ranks run. Whatever the moments turn out to be, the
+        # outcome is the same.
+        for wait_s in (0, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08):
+            run = Run("--nodes=2", "--ranks-per-node=2", "--", "sh", "-c", "echo up; sleep 1000")
+            time.sleep(wait_s)
+            run.process.send_signal(signal.SIGINT)
+            status, _, errors = run.end()
+            self.assertIn(status, (130, -signal.SIGINT), (wait_s, errors))
+
+    def test_interrupt_reaches_the_ranks(self) -> None:
+        script = "trap 'echo interrupted; exit 5' INT; echo up; sleep 1000 & wait"
+        run = Run("--", "bash", "-c", script)
+        run.until_output("up")
+        run.process.send_signal(signal.SIGINT)
+        status, output, _ = run.end()
+        self.assertEqual(status, 130)
+        self.assertIn("[0] interrupted", output)
+
+    def test_a_second_interrupt_does_not_wait(self) -> None:
+        script = "trap 'echo no' INT; echo up; while :; do sleep 1000; done"
+        run = Run("--grace-ms=3600000", "--", "bash", "-c", script)
+        run.until_output("up")
+        run.process.send_signal(signal.SIGINT)
+        run.until_output("no")
+        run.process.send_signal(signal.SIGINT)
+        self.assertEqual(run.end()[0], 130)
+
+    def test_killing_talweg_run_leaves_nothing(self) -> None:
+        script = "(setsid sleep 1000 &); echo up; sleep 1000"
+        run = Run("--nodes=2", "--grace-ms=100", "--", "bash", "-c", script)
+        run.until_output("[1] up")
+        run.process.kill()
+        self.assertEqual(run.end()[0], -signal.SIGKILL)
+
+    def test_killing_the_supervisor_leaves_nothing(self) -> None:
+        run = Run("--nodes=2", "--", "bash", "-c", "(setsid sleep 1000 &); echo up; sleep 1000")
+        run.until_output("[1] up")
+        supervisors = [
+            pid
+            for pid in run.marked()
+            if pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[1]
+            == str(run.process.pid)
+        ]
+        self.assertEqual(len(supervisors), 1)
+        os.kill(supervisors[0], signal.SIGKILL)
+        status, _, errors = run.end()
+        self.assertEqual(status, 128 + signal.SIGKILL)
+        self.assertIn("the supervisor was killed by signal 9", errors)
+
+    def test_lines_are_never_torn(self) -> None:
+        script = (
+            "i=0; while [ $i -lt 300 ]; do printf 'a%.0s' 1 2 3; printf '%05d' $RANK; "
+            "printf 'z%.0s' 1 2 3; echo; i=$((i+1)); done; printf 'one\\rtwo\\r\\nend'"
+        )
+        status, output, _ = run("--ranks-per-node=4", "--", "sh", "-c", script)
+        self.assertEqual(status, 0)
+        lines = output.replace("\r\n", "\n").replace("\r", "\n").splitlines()
+        self.assertEqual(len(lines), 4 * 303)
+        for line in lines:
+            self.assertRegex(line, r"^\[(\d)\] (aaa0000\1zzz|one|two|end)$")
+
+    def test_a_reader_that_goes_ends_the_run(self) -> None:
+        run = Run("--", "sh", "-c", "while :; do echo line; done")
+        run.until_output("line")
+        run.output.close()
+        run.process.stdout = open(os.devnull, "rb")
+        self.assertEqual(run.end()[0], 128 + signal.SIGPIPE)
+
+    def test_an_interrupt_while_nobody_reads(self) -> None:
+        run = Run("--grace-ms=500", "--", "sh", "-c", "while :; do echo line; done")
+        run.until_output("line")
+        run.process.send_signal(signal.SIGINT)
+        run.process.wait(TIMEOUT_S)  # Without reading anything.
+        self.assertEqual(run.end()[0], 130)
+
+
+class UsageTest(unittest.TestCase):
+    def check(self, *arguments: str, expected: str) -> None:
+        done = subprocess.run(
+            [TOOL, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertEqual(done.stdout, "" if arguments else done.stdout)
+        self.assertIn(expected, done.stderr if arguments else done.stdout)
+
+    def test_bad_options(self) -> None:
+        self.check(expected="Commands:")
+        self.check("rnu", expected="unknown command 'rnu'; did you mean run?")
+        self.check("run", expected="no program")
+        self.check("run", "--node", "2", expected="did you mean --nodes?")
+        self.check("run", "--nodes", expected="option --nodes has no value")
+        self.check("run", "--nodes=0", "x", expected="--nodes: '0' is no number from 1 to 1024")
+        self.check("run", "--nodes=x", "x", expected="--nodes: 'x' is no number")
+        self.check("run", "--nodes=3", "--ranks-per-node=1,2", "x", expected="has 2 numbers")
+        self.check("run", "--no-prefix=1", "x", expected="takes no value")
+        self.check("run", "--scheduler=a:1", "x", expected="--node-rank is missing")
+        self.check(
+            "run", "--scheduler=a", "--node-rank=0", "--nodes=2", "x", expected="has no port"
+        )
+        self.check(
+            "run", "--scheduler=a:1", "--node-rank=2", "--nodes=2", "x", expected="from 0 to 1"
+        )
+        self.check("version", "x", expected="argument 'x' is no option")
+
+    def test_daemons_that_are_not_there(self) -> None:
+        done = subprocess.run(
+            [TOOL, "run", "true"],
+            env={"TALWEG_DAEMON_DIR": "/does/not/exist"},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("program talweg-agent is not in /does/not/exist", done.stderr)
+
+    def test_help_of_every_command(self) -> None:
+        def help_of(*arguments: str) -> str:
+            return subprocess.run(
+                [TOOL, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+            ).stdout
+
+        commands = [
+            line.split()[0]
+            for line in help_of("--help").split("Commands:\n")[1].splitlines()
+            if line.startswith("  ")
+        ]
+        self.assertIn("run", commands)
+        for command in commands:
+            self.assertRegex(help_of(command, "--help"), "Usage: talweg", command)
+            self.assertEqual(help_of(command, "--help"), help_of("help", command))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/cli/status.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+
+#include "clients/cli/table.h"
+#include "libs/base/bytes.h"
+
+namespace talweg::cli {
+namespace {
+
+using scheduler::v1::GetJobResponse;
+using scheduler::v1::View;
+
+double Seconds(const google::protobuf::Duration& duration) {
+  return static_cast<double>(duration.seconds()) + duration.nanos() * 1e-9;
+}
+
+std::string JobStateText(scheduler::v1::JobState state) {
+  switch (state) {
+    case scheduler::v1::JOB_STATE_FORMING: return "forming";
+    case scheduler::v1::JOB_STATE_RUNNING: return "running";
+    case scheduler::v1::JOB_STATE_FAILED: return "failed";
+    case scheduler::v1::JOB_STATE_FINISHED: return "finished";
+    default: return absl::StrCat("state ", static_cast<int>(state));
+  }
+}
+
+std::string MemberStateText(const scheduler::v1::MemberStatus& member) {
+  switch (member.state()) {
+    case scheduler::v1::MEMBER_STATE_JOINED:
+      return member.attached() ? "joined" : "joined, detached";
+    case scheduler::v1::MEMBER_STATE_PENDING: return "pending";
+    case scheduler::v1::MEMBER_STATE_LEFT: return "left";
+    case scheduler::v1::MEMBER_STATE_LOST: return "lost";
+    default: return absl::StrCat("state ", static_cast<int>(member.state()));
+  }
+}
+
+std::string AggregatorStateText(const scheduler::v1::AggregatorStatus& aggregator) {
+  using Status = scheduler::v1::AggregatorStatus;
+  switch (aggregator.state()) {
+    case Status::STATE_LIVE: return aggregator.attached() ? "live" : "live, detached";
+    case Status::STATE_DRAINING: return "draining";
+    case Status::STATE_LOST: return "lost";
+    default: return absl::StrCat("state ", static_cast<int>(aggregator.state()));
+  }
+}
+
+// The job's first rank on each node.
+std::map<uint32_t, uint32_t> RankBases(const View& view) {
+  std::map<uint32_t, uint32_t> bases;
+  uint32_t base = 0;
+  for (const auto& member : view.members()) {
+    bases[member.id().node_rank()] = base;
+    base += member.rank_count();
+  }
+  return bases;
+}
+
+std::string RankRange(uint32_t base, uint32_t count) {
+  if (count <= 1) return absl::StrCat(base);
+  return absl::StrCat(base, "-", base + count - 1);
+}
+
+std::string JoinNumbers(const std::set<uint32_t>& numbers, const std::string& what) {
+  if (numbers.empty()) return "";
+  return absl::StrCat(what, numbers.size() == 1 ? " " : "s ", absl::StrJoin(numbers, ", "));
+}
+
+// How the two sides tell of one round.
+class Rounds {
+ public:
+  WaitingRound& Of(const std::string& tensor, uint64_t round, double waited_s) {
+    WaitingRound& waiting = rounds_[{tensor, round}];
+    waiting.tensor = tensor;
+    waiting.round = round;
+    waiting.waited_s = std::max(waiting.waited_s, waited_s);
+    return waiting;
+  }
+
+  // Nodes whose ranks are named need not be named themselves.
+  std::vector<WaitingRound> Take(const std::map<uint32_t, uint32_t>& node_of_rank) {
+    std::vector<WaitingRound> list;
+    for (auto& [key, waiting] : rounds_) {
+      for (const uint32_t rank : waiting.ranks) {
+        const auto node = node_of_rank.find(rank);
+        if (node != node_of_rank.end()) waiting.nodes.erase(node->second);
+      }
+      list.push_back(waiting);
+    }
+    std::stable_sort(list.begin(), list.end(), [](const WaitingRound& a, const WaitingRound& b) {
+      return a.waited_s > b.waited_s;
+    });
+    return list;
+  }
+
+ private:
+  std::map<std::pair<std::string, uint64_t>, WaitingRound> rounds_;
+};
+
+void AddAgentRounds(const agent::v1::GetStatusResponse& agent, uint32_t rank_base, Rounds& rounds,
+                    std::map<uint32_t, uint32_t>& node_of_rank) {
+  for (const auto& open : agent.open_rounds()) {
+    WaitingRound& waiting = rounds.Of(open.tensor(), open.round(), Seconds(open.waited()));
+    switch (open.waits_for()) {
+      case agent::v1::WAITS_FOR_LOCAL_RANKS:
+        for (const uint32_t local_rank : open.local_ranks()) {
+          waiting.ranks.insert(rank_base + local_rank);
+          node_of_rank[rank_base + local_rank] = agent.id().node_rank();
+        }
+        break;
+      case agent::v1::WAITS_FOR_NODES:
+        waiting.nodes.insert(open.node_ranks().begin(), open.node_ranks().end());
+        break;
+      case agent::v1::WAITS_FOR_CREDIT: waiting.reasons.insert("credit at its owners"); break;
+      case agent::v1::WAITS_FOR_VIEW: waiting.reasons.insert("a change of members"); break;
+      default: break;
+    }
+  }
+}
+
+std::string RoundsText(const std::vector<WaitingRound>& rounds, const std::string& indent) {
+  if (rounds.empty()) return "";
+  Table table(indent, {"TENSOR", "ROUND", "WAITS FOR", "SINCE"});
+  for (const WaitingRound& waiting : rounds) {
+    table.Add({waiting.tensor, absl::StrCat(waiting.round), waiting.For(),
+               FormatSeconds(waiting.waited_s)});
+  }
+  return table.Text();
+}
+
+std::string JobText(const StatusFacts& facts, const GetJobResponse& job) {
+  const auto& summary = job.summary();
+  std::string text = absl::StrFormat(
+      "\njob '%s' (id %d): %s, epoch %d, %d of %d to %d members, %d ranks, %s\n",
+      Plain(summary.name()), summary.job_id(), JobStateText(summary.state()), summary.epoch(),
+      summary.member_count(), summary.spec().min_members(), summary.spec().max_members(),
+      summary.rank_count(),
+      summary.spec().loss_policy() == scheduler::v1::LOSS_POLICY_CONTINUE ? "goes on after a loss"
+                                                                          : "fails with a loss");
+  if (!summary.state_text().empty()) {
+    absl::StrAppend(&text, "  ", Plain(summary.state_text()), "\n");
+  }
+  const auto bases = RankBases(job.view());
+  Table members("  ", {"NODE", "NAME", "RANKS", "STATE", "LEASE", "EPOCH", "ADMIN", "INCARNATION"});
+  for (const auto& status : job.members()) {
+    const auto& member = status.member();
+    const auto base = bases.find(member.id().node_rank());
+    members.Add(
+        {absl::StrCat(member.id().node_rank()), member.name(),
+         base == bases.end() ? absl::StrCat("(", member.rank_count(), ")")
+                             : RankRange(base->second, member.rank_count()),
+         absl::StrCat(MemberStateText(status), status.state_text().empty() ? "" : ": ",
+                      status.state_text()),
+         status.has_lease_remaining() ? FormatSeconds(Seconds(status.lease_remaining())) : "-",
+         absl::StrCat(status.epoch_held()), member.admin_address(),
+         absl::StrFormat("%x", member.id().incarnation())});
+  }
+  text += members.Text();
+  if (job.shares_size() > 0) {
+    std::vector<std::string> shares;
+    for (const auto& share : job.shares()) {
+      shares.push_back(
+          absl::StrFormat("%s %.1f %%", Plain(share.name()), share.share_of_bytes() * 100));
+    }
+    absl::StrAppend(&text, "  share of bytes: ", absl::StrJoin(shares, ", "), "\n");
+  }
+  if (job.quiesce_id() != 0) {
+    std::set<uint32_t> nodes;
+    for (const auto& id : job.quiesce_waits_for()) nodes.insert(id.node_rank());
+    absl::StrAppend(&text, "  members change; waits for ", JoinNumbers(nodes, "node"), "\n");
+  }
+  for (const auto& complaint : job.complaints()) {
+    absl::StrAppend(&text, "  node ", complaint.reporter().node_rank(), " cannot reach ",
+                    Plain(complaint.about()), " since ", FormatSeconds(Seconds(complaint.age())),
+                    ": ", Plain(complaint.text()), "\n");
+  }
+  for (const AgentAnswer& answer : facts.agents) {
+    if (answer.job_id != summary.job_id() || answer.error.empty()) continue;
+    absl::StrAppend(&text, "  agent of node ", answer.node_rank,
+                    " did not answer: ", Plain(answer.error), "\n");
+  }
+  text += RoundsText(WaitingRounds(facts, job), "  ");
+  return text;
+}
+
+std::string PoolText(const StatusFacts& facts) {
+  if (facts.pool.empty()) return "\nno aggregators\n";
+  std::string text = "\naggregators\n";
+  Table table("  ", {"NAME", "STATE", "WEIGHT", "LEASE", "JOBS", "RECEIVED", "SENT", "SUMMED",
+                     "REFUSED", "MEMORY", "KERNEL", "ADDRESS"});
+  for (const auto& status : facts.pool) {
+    const auto& aggregator = status.aggregator();
+    const auto answer = facts.aggregators.find(aggregator.name());
+    const bool known = answer != facts.aggregators.end() && answer->second.error.empty();
+    std::vector<std::string> row = {
+        aggregator.name(), AggregatorStateText(status), absl::StrCat(aggregator.weight()),
+        status.has_lease_remaining() ? FormatSeconds(Seconds(status.lease_remaining())) : "-",
+        absl::StrCat(status.job_ids_size())};
+    if (known) {
+      const auto& response = answer->second.response;
+      uint64_t refused = 0;
+      for (const auto& [reason, count] : response.refused_by_reason()) refused += count;
+      for (const std::string& cell :
+           {FormatBytes(response.bytes_received()), FormatBytes(response.bytes_sent()),
+            FormatBytes(response.bytes_summed()), absl::StrCat(refused),
+            FormatBytes(response.memory_bytes()), response.kernel()}) {
+        row.push_back(cell);
+      }
+    } else {
+      row.insert(row.end(), 6, "-");
+    }
+    row.push_back(aggregator.data_address());
+    table.Add(row);
+  }
+  text += table.Text();
+  for (const auto& [name, answer] : facts.aggregators) {
+    if (answer.error.empty()) continue;
+    absl::StrAppend(&text, "  aggregator ", Plain(name), " did not answer: ", Plain(answer.error),
+                    "\n");
+  }
+  return text;
+}
+
+std::string Json(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  if (!google::protobuf::util::MessageToJsonString(message, &json, options).ok()) return "null";
+  return json;
+}
+
+template <typename Response>
+std::string AnswerJson(const Answer<Response>& answer) {
+  if (!answer.error.empty()) return absl::StrCat("{\"error\":", JsonString(answer.error), "}");
+  return Json(answer.response);
+}
+
+std::string RoundJson(const WaitingRound& waiting) {
+  std::vector<std::string> reasons;
+  for (const std::string& reason : waiting.reasons) reasons.push_back(JsonString(reason));
+  return absl::StrCat("{\"tensor\":", JsonString(waiting.tensor), ",\"round\":", waiting.round,
+                      ",\"ranks\":[", absl::StrJoin(waiting.ranks, ","), "],\"nodes\":[",
+                      absl::StrJoin(waiting.nodes, ","), "],\"reasons\":[",
+                      absl::StrJoin(reasons, ","),
+                      "],\"waited_s\":", absl::StrFormat("%.3f", waiting.waited_s), "}");
+}
+
+}  // namespace
+
+std::string WaitingRound::For() const {
+  std::vector<std::string> parts;
+  if (!ranks.empty()) parts.push_back(JoinNumbers(ranks, "rank"));
+  if (!nodes.empty()) parts.push_back(JoinNumbers(nodes, "node"));
+  parts.insert(parts.end(), reasons.begin(), reasons.end());
+  return parts.empty() ? "results under way" : absl::StrJoin(parts, ", ");
+}
+
+std::vector<WaitingRound> WaitingRounds(const StatusFacts& facts, const GetJobResponse& job) {
+  Rounds rounds;
+  std::map<uint32_t, uint32_t> node_of_rank;
+  const auto bases = RankBases(job.view());
+  for (const AgentAnswer& answer : facts.agents) {
+    if (answer.job_id != job.summary().job_id() || !answer.error.empty()) continue;
+    const auto base = bases.find(answer.node_rank);
+    AddAgentRounds(answer.response, base == bases.end() ? 0 : base->second, rounds, node_of_rank);
+  }
+  for (const auto& [name, answer] : facts.aggregators) {
+    for (const auto& status : answer.response.jobs()) {
+      if (status.job_id() != job.summary().job_id()) continue;
+      for (const auto& open : status.open_rounds()) {
+        WaitingRound& waiting = rounds.Of(open.tensor(), open.round(), Seconds(open.waited()));
+        waiting.nodes.insert(open.missing_node_ranks().begin(), open.missing_node_ranks().end());
+      }
+    }
+  }
+  return rounds.Take(node_of_rank);
+}
+
+std::string StatusText(const StatusFacts& facts) {
+  const auto& scheduler = facts.scheduler;
+  std::string text = absl::StrFormat(
+      "scheduler %s: up %s, store %s, lease %s, version %d.%d (%s), pid %d\n",
+      facts.scheduler_address, FormatSeconds(Seconds(scheduler.uptime())), Plain(scheduler.store()),
+      FormatSeconds(Seconds(scheduler.lease_duration())), scheduler.version().major(),
+      scheduler.version().minor(), Plain(scheduler.version().build()), scheduler.pid());
+  if (facts.jobs.empty()) text += "\nno jobs\n";
+  for (const GetJobResponse& job : facts.jobs) text += JobText(facts, job);
+  return text + PoolText(facts);
+}
+
+std::string StatusJson(const StatusFacts& facts) {
+  std::vector<std::string> jobs;
+  for (const GetJobResponse& job : facts.jobs) {
+    std::vector<std::string> agents;
+    for (const AgentAnswer& answer : facts.agents) {
+      if (answer.job_id != job.summary().job_id()) continue;
+      agents.push_back(absl::StrCat("\"", answer.node_rank, "\":", AnswerJson(answer)));
+    }
+    std::vector<std::string> rounds;
+    for (const WaitingRound& waiting : WaitingRounds(facts, job)) {
+      rounds.push_back(RoundJson(waiting));
+    }
+    jobs.push_back(absl::StrCat("{\"job\":", Json(job), ",\"agents\":{", absl::StrJoin(agents, ","),
+                                "},\"waiting_rounds\":[", absl::StrJoin(rounds, ","), "]}"));
+  }
+  std::vector<std::string> pool;
+  for (const auto& status : facts.pool) pool.push_back(Json(status));
+  std::vector<std::string> aggregators;
+  for (const auto& [name, answer] : facts.aggregators) {
+    aggregators.push_back(absl::StrCat(JsonString(name), ":", AnswerJson(answer)));
+  }
+  return absl::StrCat("{\"scheduler\":", Json(facts.scheduler), ",\"jobs\":[",
+                      absl::StrJoin(jobs, ","), "],\"pool\":[", absl::StrJoin(pool, ","),
+                      "],\"aggregators\":{", absl::StrJoin(aggregators, ","), "}}\n");
+}
+
+std::string AgentText(const std::string& address, const agent::v1::GetStatusResponse& agent) {
+  std::string text = absl::StrFormat(
+      "agent %s: node %d of job '%s', %s, %d tensors, %d rounds done, %s pushed, %s sent, %s "
+      "received, pid %d\n",
+      address, agent.id().node_rank(), Plain(agent.job_name()), Plain(agent.state()),
+      agent.tensor_count(), agent.rounds_done(), FormatBytes(agent.bytes_pushed()),
+      FormatBytes(agent.bytes_sent()), FormatBytes(agent.bytes_received()), agent.pid());
+  Table ranks("  ", {"RANK", "LOCAL", "PID", "STATE", "ARENA"});
+  for (const auto& rank : agent.ranks()) {
+    ranks.Add({absl::StrCat(rank.rank()), absl::StrCat(rank.local_rank()), absl::StrCat(rank.pid()),
+               !rank.ended().empty() ? rank.ended()
+               : rank.attached()     ? "attached"
+                                     : "awaited",
+               FormatBytes(rank.arena_bytes())});
+  }
+  text += ranks.Text();
+  Rounds rounds;
+  std::map<uint32_t, uint32_t> node_of_rank;
+  AddAgentRounds(agent,
+                 agent.ranks_size() == 0 ? 0 : agent.ranks(0).rank() - agent.ranks(0).local_rank(),
+                 rounds, node_of_rank);
+  return text + RoundsText(rounds.Take(node_of_rank), "  ");
+}
+
+std::string AgentJson(const agent::v1::GetStatusResponse& agent) {
+  return absl::StrCat(Json(agent), "\n");
+}
+
+}  // namespace talweg::cli

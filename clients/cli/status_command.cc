@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/cli/status_command.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <cstdlib>
+#include <future>
+
+#include "clients/cli/status.h"
+#include "libs/config/config.h"
+#include "libs/rpc/admin_client.h"
+#include "libs/status/status.h"
+
+namespace talweg::cli {
+namespace {
+
+constexpr uint32_t kOpenRoundsMax = 20;
+// How many daemons are asked at one time.
+constexpr size_t kAtOnce = 16;
+
+// The option, else the environment, else the daemons' default; checked.
+absl::StatusOr<std::string> SchedulerAddress(const Arguments& arguments) {
+  std::vector<std::string> args;
+  if (arguments.Has("scheduler")) {
+    args.push_back(absl::StrCat("--scheduler=", arguments.Text("scheduler", "")));
+  }
+  config::Environment environment;
+  if (const char* told = std::getenv("TALWEG_SCHEDULER"); told != nullptr) {
+    environment["TALWEG_SCHEDULER"] = told;
+  }
+  TALWEG_ASSIGN_OR_RETURN(const config::AgentConfig config,
+                          config::LoadAgentConfig(args, environment));
+  return config.scheduler;
+}
+
+// Calls ask(i) for i below count, several at a time, and returns when all have answered.
+template <typename Ask>
+void AskAll(size_t count, const Ask& ask) {
+  for (size_t first = 0; first < count; first += kAtOnce) {
+    std::vector<std::future<void>> answers;
+    for (size_t i = first; i < std::min(count, first + kAtOnce); ++i) {
+      answers.push_back(std::async(std::launch::async, [&ask, i] { ask(i); }));
+    }
+    for (std::future<void>& answer : answers) answer.wait();
+  }
+}
+
+template <typename Response>
+void Take(absl::StatusOr<Response> result, Answer<Response>& answer) {
+  if (result.ok()) {
+    answer.response = *std::move(result);
+  } else {
+    answer.error = std::string(result.status().message());
+  }
+}
+
+void AskAggregators(StatusFacts& facts, int64_t timeout_ns) {
+  std::vector<Answer<aggregator::v1::GetStatusResponse>*> answers;
+  for (const auto& status : facts.pool) {
+    if (status.state() == scheduler::v1::AggregatorStatus::STATE_LOST) continue;
+    auto& answer = facts.aggregators[status.aggregator().name()];
+    answer.address = status.aggregator().admin_address();
+    answers.push_back(&answer);
+  }
+  AskAll(answers.size(), [&](size_t i) {
+    aggregator::v1::GetStatusRequest request;
+    request.set_open_rounds_max(kOpenRoundsMax);
+    if (answers[i]->address.empty()) {
+      answers[i]->error = "it has no admin address";
+    } else {
+      rpc::AggregatorAdminClient client(answers[i]->address, timeout_ns);
+      Take(client.GetStatus(request), *answers[i]);
+    }
+  });
+}
+
+void AskAgents(StatusFacts& facts, int64_t timeout_ns) {
+  for (const auto& job : facts.jobs) {
+    for (const auto& status : job.members()) {
+      const bool is_in = status.state() == scheduler::v1::MEMBER_STATE_JOINED ||
+                         status.state() == scheduler::v1::MEMBER_STATE_PENDING;
+      if (!is_in || status.member().admin_address().empty()) continue;
+      AgentAnswer answer;
+      answer.address = status.member().admin_address();
+      answer.job_id = job.summary().job_id();
+      answer.node_rank = status.member().id().node_rank();
+      facts.agents.push_back(answer);
+    }
+  }
+  AskAll(facts.agents.size(), [&](size_t i) {
+    agent::v1::GetStatusRequest request;
+    request.set_open_rounds_max(kOpenRoundsMax);
+    rpc::AgentAdminClient client(facts.agents[i].address, timeout_ns);
+    Take(client.GetStatus(request),
+         static_cast<Answer<agent::v1::GetStatusResponse>&>(facts.agents[i]));
+  });
+}
+
+absl::StatusOr<StatusFacts> Ask(const Arguments& arguments, int64_t timeout_ns) {
+  StatusFacts facts;
+  TALWEG_ASSIGN_OR_RETURN(facts.scheduler_address, SchedulerAddress(arguments));
+  rpc::SchedulerAdminClient scheduler(facts.scheduler_address, timeout_ns);
+  TALWEG_ASSIGN_OR_RETURN(facts.scheduler, scheduler.GetScheduler());
+  scheduler::v1::GetJobRequest request;
+  if (arguments.Has("job")) {
+    request.set_name(arguments.Text("job", ""));
+    TALWEG_ASSIGN_OR_RETURN(scheduler::v1::GetJobResponse job, scheduler.GetJob(request));
+    facts.jobs.push_back(std::move(job));
+  } else {
+    TALWEG_ASSIGN_OR_RETURN(const scheduler::v1::ListJobsResponse jobs, scheduler.ListJobs());
+    for (const auto& summary : jobs.jobs()) {
+      const bool is_over = summary.state() == scheduler::v1::JOB_STATE_FAILED ||
+                           summary.state() == scheduler::v1::JOB_STATE_FINISHED;
+      if (is_over && !arguments.Has("all")) continue;
+      request.set_job_id(summary.job_id());
+      absl::StatusOr<scheduler::v1::GetJobResponse> job = scheduler.GetJob(request);
+      // It may have ended and been forgotten meanwhile.
+      if (absl::IsNotFound(job.status())) continue;
+      TALWEG_RETURN_IF_ERROR(job);
+      facts.jobs.push_back(*std::move(job));
+    }
+  }
+  TALWEG_ASSIGN_OR_RETURN(const scheduler::v1::ListAggregatorsResponse pool,
+                          scheduler.ListAggregators());
+  facts.pool.assign(pool.aggregators().begin(), pool.aggregators().end());
+  AskAggregators(facts, timeout_ns);
+  AskAgents(facts, timeout_ns);
+  return facts;
+}
+
+absl::StatusOr<std::string> Show(const Arguments& arguments) {
+  TALWEG_ASSIGN_OR_RETURN(const uint64_t timeout_ms,
+                          arguments.Number("timeout-ms", 5'000, 1, 3'600'000));
+  const int64_t timeout_ns = static_cast<int64_t>(timeout_ms) * 1'000'000;
+  if (arguments.Has("agent")) {
+    const std::string address = arguments.Text("agent", "");
+    agent::v1::GetStatusRequest request;
+    request.set_open_rounds_max(kOpenRoundsMax);
+    TALWEG_ASSIGN_OR_RETURN(const agent::v1::GetStatusResponse agent,
+                            rpc::AgentAdminClient(address, timeout_ns).GetStatus(request));
+    return arguments.Has("json") ? AgentJson(agent) : AgentText(address, agent);
+  }
+  TALWEG_ASSIGN_OR_RETURN(const StatusFacts facts, Ask(arguments, timeout_ns));
+  return arguments.Has("json") ? StatusJson(facts) : StatusText(facts);
+}
+
+int RunStatus(const Arguments& arguments) {
+  const absl::StatusOr<std::string> text = Show(arguments);
+  if (!text.ok()) return Fail(text.status());
+  return Print(*text) ? 0 : kExitFailed;
+}
+
+}  // namespace
+
+Command StatusCommand() {
+  Command command;
+  command.name = "status";
+  command.summary = "Shows jobs, members, aggregators, and who everybody waits for";
+  command.usage = "[OPTIONS]";
+  command.details =
+      "Asks the scheduler, then the agents and aggregators that it names: jobs, members and their\n"
+      "leases, views, aggregators and their share of the bytes, open rounds, and which rank or "
+      "node\n"
+      "each of them waits for. A daemon that does not answer is shown as such.";
+  command.options = {
+      {"scheduler", "HOST:PORT", "The scheduler. Default: $TALWEG_SCHEDULER, or 127.0.0.1:7447."},
+      {"agent", "HOST:PORT",
+       "Ask one agent only, as for a standalone one, which has no scheduler."},
+      {"job", "NAME", "Only this job (the newest of that name)."},
+      {"all", "", "Jobs that have ended of late, too."},
+      {"timeout-ms", "MS", "What each answer may take. Default: 5000."},
+      {"json", "", "As JSON."},
+  };
+  command.run = RunStatus;
+  return command;
+}
+
+}  // namespace talweg::cli

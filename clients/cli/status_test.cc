@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/cli/status.h"
+
+#include <google/protobuf/text_format.h>
+#include <google/protobuf/util/json_util.h>
+
+#include <catch2/catch.hpp>
+#include <google/protobuf/struct.pb.h>
+
+#include "clients/cli/table.h"
+
+namespace talweg::cli {
+namespace {
+
+using Catch::Matchers::Contains;
+
+template <typename Message>
+Message Parse(const std::string& text) {
+  Message message;
+  REQUIRE(google::protobuf::TextFormat::ParseFromString(text, &message));
+  return message;
+}
+
+StatusFacts TwoNodes() {
+  StatusFacts facts;
+  facts.scheduler_address = "127.0.0.1:7447";
+  facts.scheduler = Parse<scheduler::v1::GetSchedulerResponse>(R"pb(
+    version { major: 1 build: "0.1.0" }
+    uptime { seconds: 90 }
+    store: "memory"
+    lease_duration { seconds: 10 }
+    pid: 12)pb");
+  facts.jobs.push_back(Parse<scheduler::v1::GetJobResponse>(R"pb(
+    summary {
+      job_id: 3
+      name: "digits\n"
+      state: JOB_STATE_RUNNING
+      epoch: 2
+      member_count: 2
+      rank_count: 3
+      spec { min_members: 2 max_members: 2 loss_policy: LOSS_POLICY_FAIL_JOB }
+    }
+    members {
+      member {
+        id { node_rank: 0 incarnation: 10 }
+        rank_count: 2
+        name: "host-a"
+      }
+      state: MEMBER_STATE_JOINED
+      attached: true
+      lease_remaining { seconds: 9 }
+      epoch_held: 2
+    }
+    members {
+      member {
+        id { node_rank: 1 incarnation: 11 }
+        rank_count: 1
+        name: "host-b"
+      }
+      state: MEMBER_STATE_LOST
+      state_text: "its stream broke"
+    }
+    view {
+      job_id: 3
+      epoch: 2
+      members {
+        id { node_rank: 0 }
+        rank_count: 2
+      }
+      members {
+        id { node_rank: 1 }
+        rank_count: 1
+      }
+    }
+    shares { name: "a" share_of_bytes: 0.75 }
+    shares { name: "b" share_of_bytes: 0.25 })pb"));
+  facts.pool.push_back(Parse<scheduler::v1::AggregatorStatus>(R"pb(
+    aggregator { name: "a" weight: 3 }
+    state: STATE_LIVE
+    attached: true
+    job_ids: 3)pb"));
+  facts.pool.push_back(Parse<scheduler::v1::AggregatorStatus>(R"pb(
+    aggregator { name: "b" weight: 1 }
+    state: STATE_LIVE)pb"));
+  facts.aggregators["a"].response = Parse<aggregator::v1::GetStatusResponse>(R"pb(
+    bytes_received: 2097152
+    kernel: "avx2"
+    refused_by_reason { key: "wrong-epoch" value: 4 }
+    jobs {
+      job_id: 3
+      open_rounds {
+        tensor: "w1"
+        round: 7
+        missing_node_ranks: 1
+        waited { seconds: 5 }
+      }
+    }
+    jobs {
+      job_id: 9
+      open_rounds { tensor: "other" round: 1 missing_node_ranks: 0 }
+    })pb");
+  facts.aggregators["b"].error = "connection refused";
+  AgentAnswer first;
+  first.job_id = 3;
+  first.node_rank = 0;
+  first.response = Parse<agent::v1::GetStatusResponse>(R"pb(
+    id { node_rank: 0 }
+    open_rounds {
+      tensor: "w1"
+      round: 7
+      waits_for: WAITS_FOR_NODES
+      node_ranks: 1
+      waited { seconds: 6 }
+    }
+    open_rounds {
+      tensor: "w2"
+      round: 7
+      waits_for: WAITS_FOR_LOCAL_RANKS
+      local_ranks: 1
+      waited { nanos: 500000000 }
+    }
+    open_rounds { tensor: "w3" round: 6 waits_for: WAITS_FOR_CREDIT })pb");
+  facts.agents.push_back(first);
+  AgentAnswer second;
+  second.job_id = 3;
+  second.node_rank = 1;
+  second.response = Parse<agent::v1::GetStatusResponse>(R"pb(
+    id { node_rank: 1 }
+    open_rounds { tensor: "w1" round: 7 waits_for: WAITS_FOR_LOCAL_RANKS local_ranks: 0 })pb");
+  facts.agents.push_back(second);
+  return facts;
+}
+
+TEST_CASE("status: who everybody waits for, from all sides, as ranks where they are known",
+          "[cli]") {
+  const StatusFacts facts = TwoNodes();
+  const std::vector<WaitingRound> rounds = WaitingRounds(facts, facts.jobs[0]);
+  REQUIRE(rounds.size() == 3);
+  CHECK(rounds[0].tensor == "w1");
+  CHECK(rounds[0].For() == "rank 2");  // The one rank of node 1, not node 1.
+  CHECK(rounds[0].waited_s == 6);
+  CHECK(rounds[1].tensor == "w2");
+  CHECK(rounds[1].For() == "rank 1");
+  CHECK(rounds[2].For() == "credit at its owners");
+}
+
+TEST_CASE("status: a node that does not answer is waited for as a node", "[cli]") {
+  StatusFacts facts = TwoNodes();
+  facts.agents[1].error = "deadline exceeded";
+  CHECK(WaitingRounds(facts, facts.jobs[0])[0].For() == "node 1");
+  CHECK_THAT(StatusText(facts), Contains("agent of node 1 did not answer: deadline exceeded"));
+}
+
+TEST_CASE("status: the text", "[cli]") {
+  const std::string text = StatusText(TwoNodes());
+  CHECK_THAT(text, Contains("scheduler 127.0.0.1:7447: up 90.0 s, store memory, lease 10.0 s"));
+  CHECK_THAT(text,
+             Contains("job 'digits?' (id 3): running, epoch 2, 2 of 2 to 2 members, 3 ranks"));
+  CHECK_THAT(text, Contains("host-a") && Contains("0-1") && Contains("9.0 s"));
+  CHECK_THAT(text, Contains("lost: its stream broke"));
+  CHECK_THAT(text, Contains("share of bytes: a 75.0 %, b 25.0 %"));
+  CHECK_THAT(text, Contains("w1      7      rank 2                6.0 s"));
+  CHECK_THAT(text, Contains("2 MiB") && Contains("avx2"));
+  CHECK_THAT(text, Contains("aggregator b did not answer: connection refused"));
+  CHECK_THAT(text, !Contains("other"));
+}
+
+TEST_CASE("status: the JSON is JSON and has the facts", "[cli]") {
+  google::protobuf::Struct parsed;
+  REQUIRE(google::protobuf::util::JsonStringToMessage(StatusJson(TwoNodes()), &parsed).ok());
+  const auto& job = parsed.fields().at("jobs").list_value().values(0).struct_value().fields();
+  CHECK(job.at("job")
+            .struct_value()
+            .fields()
+            .at("summary")
+            .struct_value()
+            .fields()
+            .at("name")
+            .string_value() == "digits\n");
+  CHECK(job.at("waiting_rounds")
+            .list_value()
+            .values(0)
+            .struct_value()
+            .fields()
+            .at("ranks")
+            .list_value()
+            .values(0)
+            .number_value() == 2);
+  CHECK(job.at("agents").struct_value().fields().count("1") == 1);
+  CHECK(parsed.fields()
+            .at("aggregators")
+            .struct_value()
+            .fields()
+            .at("b")
+            .struct_value()
+            .fields()
+            .at("error")
+            .string_value() == "connection refused");
+}
+
+TEST_CASE("status: one agent alone", "[cli]") {
+  const auto agent = Parse<agent::v1::GetStatusResponse>(R"pb(
+    job_name: "j"
+    state: "active"
+    rounds_done: 5
+    ranks { rank: 4 local_rank: 0 pid: 77 attached: true }
+    ranks { rank: 5 local_rank: 1 }
+    open_rounds { tensor: "w" round: 2 waits_for: WAITS_FOR_LOCAL_RANKS local_ranks: 1 })pb");
+  const std::string text = AgentText("127.0.0.1:9", agent);
+  CHECK_THAT(text, Contains("agent 127.0.0.1:9: node 0 of job 'j', active"));
+  CHECK_THAT(text, Contains("attached") && Contains("awaited") && Contains("rank 5"));
+}
+
+TEST_CASE("Table: columns by characters, not bytes", "[cli]") {
+  Table table("> ", {"A", "B"});
+  table.Add({"\xc3\xa4\xc3\xb6", "x"});
+  table.Add({"abc\n", "y"});
+  CHECK(table.Text() == "> A     B\n> \xc3\xa4\xc3\xb6    x\n> abc?  y\n");
+}
+
+}  // namespace
+}  // namespace talweg::cli

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/cli/supervisor.h"
+
+#include <absl/strings/str_cat.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "libs/status/status.h"
+
+namespace talweg::cli {
+namespace {
+
+constexpr size_t kLastLines = 20;
+constexpr size_t kReadBytes = 64 << 10;
+
+int64_t Ns(const timeval& time) {
+  return time.tv_sec * int64_t{1'000'000'000} + time.tv_usec * int64_t{1'000};
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Make(int output_fd, int errors_fd) {
+  sigset_t mask;
+  sigemptyset(&mask);
+  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&mask, number);
+  if (sigprocmask(SIG_BLOCK, &mask, nullptr) != 0) return ErrnoStatus(errno, "block signals");
+  signal(SIGPIPE, SIG_IGN);
+  const int fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+  if (fd < 0) return ErrnoStatus(errno, "make a signalfd");
+  TALWEG_RETURN_IF_ERROR(AdoptOrphans());
+  return std::unique_ptr<Supervisor>(new Supervisor(fd, output_fd, errors_fd));
+}
+
+Supervisor::Supervisor(int signal_fd, int output_fd, int errors_fd)
+    : signals_(signal_fd), output_(output_fd), errors_(errors_fd) {}
+
+Supervisor::~Supervisor() { EndAll(10'000); }
+
+absl::StatusOr<ChildId> Supervisor::Start(const ChildSpec& spec) {
+  TALWEG_ASSIGN_OR_RETURN(StartedChild started, StartChild(spec));
+  const ChildId id(static_cast<uint32_t>(children_.size()));
+  children_.push_back(std::unique_ptr<Child>(new Child{
+      .spec = spec,
+      .pid = started.pid,
+      .output = {std::move(started.output), LinePrefixer(spec.prefix), LastLines(kLastLines),
+                 &output_},
+      .errors = {std::move(started.errors), LinePrefixer(spec.prefix), LastLines(kLastLines),
+                 &errors_},
+      .ready = std::move(started.ready),
+  }));
+  ++running_count_;
+  return id;
+}
+
+void Supervisor::Signal(ChildId child, int signal_number) {
+  // The process group is the child's as long as it is not reaped, and only Reap does that.
+  if (!running(child)) return;
+  kill(-pid(child), signal_number);
+  if (signal_number != SIGKILL) kill(-pid(child), SIGCONT);
+}
+
+std::string Supervisor::LastLinesOf(ChildId child) const {
+  const std::string errors = children_[child.value()]->errors.last.Text();
+  return errors.empty() ? children_[child.value()]->output.last.Text() : errors;
+}
+
+void Supervisor::Mute(ChildId child) {
+  children_[child.value()]->output.muted = true;
+  children_[child.value()]->errors.muted = true;
+}
+
+void Supervisor::Say(const std::string& line) { errors_.Add(absl::StrCat(line, "\n")); }
+
+void Supervisor::Run(SupervisorEvents& events) {
+  stopped_ = false;
+  while (!stopped_) PollOnce(events);
+}
+
+void Supervisor::PollOnce(SupervisorEvents& events) {
+  enum class Kind { kSignals, kSink, kStream, kReady };
+  struct Source {
+    Kind kind;
+    Stream* stream = nullptr;
+    ChildId child;
+  };
+  std::vector<pollfd> fds;
+  std::vector<Source> sources;
+  const auto add = [&](int fd, short what, Source source) {
+    fds.push_back({fd, what, 0});
+    sources.push_back(source);
+  };
+  add(signals_.fd(), POLLIN, {Kind::kSignals});
+  for (const OutputQueue* queue : {&output_, &errors_}) {
+    if (!queue->empty()) add(queue->fd(), POLLOUT, {Kind::kSink});
+  }
+  for (uint32_t i = 0; i < children_.size(); ++i) {
+    Child& child = *children_[i];
+    for (Stream* stream : {&child.output, &child.errors}) {
+      // A reader that is slower than the children makes them wait, not us grow.
+      if (!stream->source.open() || stream->sink->full()) continue;
+      add(stream->source.fd(), POLLIN, {Kind::kStream, stream});
+    }
+    if (child.ready.open()) add(child.ready.fd(), POLLIN, {Kind::kReady, nullptr, ChildId(i)});
+  }
+  timespec wait = {0, 0};
+  if (timer_ns_ != 0) {
+    const int64_t left_ns = std::max<int64_t>(0, timer_ns_ - NowNs());
+    wait = {left_ns / 1'000'000'000, left_ns % 1'000'000'000};
+  }
+  if (ppoll(fds.data(), fds.size(), timer_ns_ != 0 ? &wait : nullptr, nullptr) < 0) return;
+
+  bool signals = false;
+  for (size_t i = 0; i < fds.size(); ++i) {
+    if (fds[i].revents == 0) continue;
+    if (sources[i].kind == Kind::kSignals) signals = true;
+    if (sources[i].kind == Kind::kStream) Read(*sources[i].stream);
+    if (sources[i].kind == Kind::kReady) ReadReady(sources[i].child, events);
+  }
+  // Last, so that what an ended child has said is passed on before its end.
+  if (signals) TakeSignals(events);
+  WriteOutputs(events);
+  if (timer_ns_ != 0 && NowNs() >= timer_ns_) {
+    timer_ns_ = 0;
+    events.OnTimer();
+  }
+}
+
+void Supervisor::Read(Stream& stream) {
+  if (!stream.source.open()) return;
+  char bytes[kReadBytes];
+  const ssize_t count = read(stream.source.fd(), bytes, sizeof bytes);
+  if (count > 0) {
+    const std::string_view text(bytes, static_cast<size_t>(count));
+    Pass(stream, stream.lines.Add(text));
+    stream.last.Add(text);
+  } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
+    Pass(stream, stream.lines.Finish());
+    stream.source.Close();
+  }
+}
+
+void Supervisor::Pass(Stream& stream, const std::string& lines) {
+  if (!stream.muted) stream.sink->Add(lines);
+}
+
+void Supervisor::ReadReady(ChildId id, SupervisorEvents& events) {
+  constexpr size_t kLineBytesMax = 64 << 10;
+  Child& child = *children_[id.value()];
+  char bytes[4096];
+  const ssize_t count = read(child.ready.fd(), bytes, sizeof bytes);
+  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (count > 0) child.ready_text.append(bytes, static_cast<size_t>(count));
+  const size_t end = child.ready_text.find('\n');
+  if (end != std::string::npos) {
+    child.ready.Close();
+    events.OnReady(id, child.ready_text.substr(0, end));
+  } else if (count <= 0 || child.ready_text.size() > kLineBytesMax) {
+    child.ready.Close();  // It will not serve; its exit, or the caller's timer, says so.
+  }
+}
+
+void Supervisor::TakeSignals(SupervisorEvents& events) {
+  bool child_ended = false;
+  signalfd_siginfo info;
+  while (read(signals_.fd(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+    if (info.ssi_signo == SIGCHLD) {
+      child_ended = true;
+    } else {
+      events.OnSignal(static_cast<int>(info.ssi_signo));
+    }
+  }
+  if (child_ended) Reap(events);
+}
+
+void Supervisor::Reap(SupervisorEvents& events) {
+  // One SIGCHLD may stand for many ends. Also reaps orphans that were never ours to start.
+  std::vector<std::pair<uint32_t, ExitStatus>> ended;
+  int wait_status = 0;
+  rusage usage;
+  for (pid_t pid = wait4(-1, &wait_status, WNOHANG, &usage); pid > 0;
+       pid = wait4(-1, &wait_status, WNOHANG, &usage)) {
+    for (uint32_t i = 0; i < children_.size(); ++i) {
+      if (!children_[i]->running || children_[i]->pid != pid) continue;
+      children_[i]->running = false;
+      --running_count_;
+      ExitStatus status = ExitStatusOf(wait_status);
+      status.cpu_ns = Ns(usage.ru_utime) + Ns(usage.ru_stime);
+      ended.emplace_back(i, status);
+      break;
+    }
+  }
+  // The kernel tells of them in the order of their start. When a rank and a daemon have ended at
+  // once, the daemon did so because of the rank, more likely than not; ranks were started last.
+  std::sort(ended.begin(), ended.end(),
+            [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (const auto& [i, status] : ended) {
+    DrainOutputs(*children_[i]);
+    if (children_[i]->ready.open()) ReadReady(ChildId(i), events);
+    events.OnExit(ChildId(i), status);
+  }
+}
+
+void Supervisor::DrainOutputs(Child& child) {
+  for (Stream* stream : {&child.output, &child.errors}) {
+    // All that is in the pipes; their end may never come, if a descendant holds them. Bounded,
+    // should that descendant never cease to write.
+    for (int reads = 0; reads < 64 && stream->source.open(); ++reads) {
+      pollfd fd = {stream->source.fd(), POLLIN, 0};
+      if (poll(&fd, 1, 0) <= 0) break;
+      Read(*stream);
+    }
+  }
+}
+
+void Supervisor::WriteOutputs(SupervisorEvents& events) {
+  const bool output_open = output_.Write();
+  const bool errors_open = errors_.Write();
+  if ((!output_open || !errors_open) && !output_gone_) {
+    output_gone_ = true;
+    events.OnOutputGone();
+  }
+}
+
+void Supervisor::EndAll(int64_t timeout_ms) {
+  const int64_t deadline_ns = NowNs() + timeout_ms * 1'000'000;
+  if (!EndDescendants(timeout_ms)) Say("talweg: some processes could not be killed; see ps");
+  for (const std::unique_ptr<Child>& child : children_) {
+    child->running = false;
+    for (Stream* stream : {&child->output, &child->errors}) {
+      // Every writer is dead: this ends.
+      while (stream->source.open() && NowNs() < deadline_ns) {
+        pollfd fd = {stream->source.fd(), POLLIN, 0};
+        if (poll(&fd, 1, 0) <= 0) break;
+        Read(*stream);
+      }
+      Pass(*stream, stream->lines.Finish());
+      stream->source.Close();
+    }
+  }
+  running_count_ = 0;
+  for (OutputQueue* queue : {&output_, &errors_}) {
+    while (queue->Write() && !queue->empty()) {
+      const int64_t left_ms = (deadline_ns - NowNs()) / 1'000'000;
+      pollfd fd = {queue->fd(), POLLOUT, 0};
+      if (left_ms <= 0 || poll(&fd, 1, static_cast<int>(left_ms)) == 0) break;
+    }
+  }
+}
+
+}  // namespace talweg::cli

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Talweg: gradient aggregation for data-parallel training, on NumPy arrays.
+
+    import numpy as np
+    import talweg
+
+    talweg.init()
+    total = talweg.push_pull(np.full(4, talweg.rank(), np.float32), op=talweg.Op.SUM, name="x")
+
+A *round* of a tensor is one push_pull of it by every rank of the job. Ranks may push tensors in
+any order; every rank pushes every tensor the same number of times. talweg.torch does the same
+for PyTorch.
+"""
+
+from __future__ import annotations
+
+import atexit
+from typing import Any
+
+import numpy as np
+
+from talweg import _client, _objects
+from talweg._client import Declaration, DType, Handle, Op
+from talweg._version import __version__
+from talweg.errors import (
+    Aborted,
+    AgentLost,
+    Busy,
+    Forked,
+    InvalidArgument,
+    JobFailed,
+    Mismatch,
+    NotInitialized,
+    TalwegError,
+    Timeout,
+    VersionMismatch,
+)
+
+__all__ = [
+    "Aborted",
+    "AgentLost",
+    "Busy",
+    "DType",
+    "Forked",
+    "Handle",
+    "InvalidArgument",
+    "JobFailed",
+    "Mismatch",
+    "NotInitialized",
+    "Op",
+    "TalwegError",
+    "Timeout",
+    "VersionMismatch",
+    "__version__",
+    "all_gather_object",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "declare",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "push_pull_async_inplace",
+    "push_pull_inplace",
+    "rank",
+    "shutdown",
+    "size",
+    "synchronize",
+]
+
+
+def init(agent_socket: str | None = None, timeout_s: float = 60.0) -> None:
+    """Joins the job through this node's agent. A second call does nothing.
+
+    `agent_socket` is the agent's socket; without it $TALWEG_AGENT_SOCKET, which `talweg run` sets.
+    Returns when the job runs; raises AgentLost when there is no agent, and Timeout when the job
+    is not complete within `timeout_s` seconds.
+    """
+    _client.connect(agent_socket, timeout_s)
+    atexit.register(shutdown)
+
+
+def shutdown() -> None:
+    """Leaves the job cleanly; also called when the interpreter ends. A second call does nothing."""
+    _client.disconnect()
+
+
+def is_initialized() -> bool:
+    """Whether init() has been called, and not shutdown() after it."""
+    return _client._current is not None
+
+
+def rank() -> int:
+    """This process's rank in the job: 0 to size() - 1, counted over the nodes in order."""
+    return _client.current().rank
+
+
+def size() -> int:
+    """The number of ranks in the job."""
+    return _client.current().size
+
+
+def local_rank() -> int:
+    """This process's rank on its node: 0 to local_size() - 1."""
+    return _client.current().local_rank
+
+
+def local_size() -> int:
+    """The number of ranks on this node."""
+    return _client.current().local_size
+
+
+def _contiguous(array: np.ndarray) -> np.ndarray:
+    if not isinstance(array, np.ndarray):
+        raise InvalidArgument(f"expected a numpy.ndarray, got {type(array).__name__}")
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def declare(
+    name: str,
+    dtype: DType,
+    count: int,
+    op: Op = Op.AVERAGE,
+    root_rank: int = 0,
+    priority: int = 0,
+) -> None:
+    """Agrees on a tensor before its first round, which then starts sooner. Optional.
+
+    `count` is its number of elements. Raises Mismatch, naming both ranks, when another rank has
+    declared the name differently.
+    """
+    _client.current().declare(name, Declaration(DType(dtype), count, Op(op), root_rank), priority)
+
+
+def _start(
+    array: np.ndarray, out: np.ndarray, op: Op, name: str | None, priority: int, root_rank: int
+) -> Handle:
+    client = _client.current()
+    source = _contiguous(array)
+    kind = "broadcast" if op is Op.BROADCAST else "push_pull"
+    return client.push(
+        name if name is not None else client.auto_name(kind),
+        Declaration(_client.numpy_dtype(source), source.size, Op(op), root_rank),
+        source.ctypes.data,
+        out.ctypes.data,
+        priority,
+        result=out,
+        keep=(source, out),
+    )
+
+
+def push_pull_async(
+    array: np.ndarray, op: Op = Op.AVERAGE, name: str | None = None, priority: int = 0
+) -> Handle:
+    """Starts a round of `array` and returns its handle; the array may be changed at once.
+
+    Arrays of any shape; f32, f64, f16, i8, u8, i32, i64. `op` combines the ranks' elements: the
+    average is not defined for integers. Rounds with a larger `priority` overtake others. Tensors
+    without a name are named in the order of such calls, which must then be the same at every
+    rank. Raises Busy when the tensor's last round has not been synchronized.
+    """
+    out = np.empty(array.shape, dtype=array.dtype) if isinstance(array, np.ndarray) else array
+    return _start(array, out, op, name, priority, 0)
+
+
+def push_pull(
+    array: np.ndarray,
+    op: Op = Op.AVERAGE,
+    name: str | None = None,
+    priority: int = 0,
+    timeout_s: float | None = None,
+) -> np.ndarray:
+    """push_pull_async() and synchronize() in one: returns a new array of the same shape."""
+    result: np.ndarray = synchronize(push_pull_async(array, op, name, priority), timeout_s)
+    return result
+
+
+def push_pull_async_inplace(
+    array: np.ndarray, op: Op = Op.AVERAGE, name: str | None = None, priority: int = 0
+) -> Handle:
+    """As push_pull_async(), but synchronize() writes the result into `array`.
+
+    The array must be C-contiguous and writable, and stay unread and unwritten until then.
+    """
+    _require_writable(array)
+    return _start(array, array, op, name, priority, 0)
+
+
+def push_pull_inplace(
+    array: np.ndarray,
+    op: Op = Op.AVERAGE,
+    name: str | None = None,
+    priority: int = 0,
+    timeout_s: float | None = None,
+) -> np.ndarray:
+    """As push_pull(), into `array` itself, which is also returned."""
+    synchronize(push_pull_async_inplace(array, op, name, priority), timeout_s)
+    return array
+
+
+def _require_writable(array: np.ndarray) -> None:
+    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+        raise InvalidArgument(
+            "an in-place push_pull needs a C-contiguous numpy.ndarray: use push_pull(), or pass "
+            "numpy.ascontiguousarray(array)"
+        )
+    if not array.flags.writeable:
+        raise InvalidArgument("an in-place push_pull needs a writable array; this one is read-only")
+
+
+def poll(handle: Handle) -> bool:
+    """Whether synchronize(handle) would return at once."""
+    return _client.current().poll(handle)
+
+
+def synchronize(handle: Handle, timeout_s: float | None = None) -> Any:
+    """Waits for a round and returns its result.
+
+    Without `timeout_s` it waits as long as the job lives: a late rank is waited for and named in
+    the agent's log, a dead one raises JobFailed at once. Timeout leaves the round open.
+    """
+    return _client.current().synchronize(handle, timeout_s)
+
+
+def broadcast(array: np.ndarray, root_rank: int = 0, name: str | None = None) -> np.ndarray:
+    """Makes every rank's `array` the root's, byte for byte, in place; returns it."""
+    _require_writable(array)
+    synchronize(_start(array, array, Op.BROADCAST, name, 0, root_rank))
+    return array
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """Returns the root's object on every rank. Objects are pickled: only for ranks you trust."""
+    client = _client.current()
+    name = name if name is not None else client.auto_name("broadcast_object")
+    return _objects.broadcast_object(client, obj, root_rank, name)
+
+
+def all_gather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """Returns the objects of all ranks, in rank order. Objects are pickled, as above."""
+    client = _client.current()
+    name = name if name is not None else client.auto_name("all_gather_object")
+    return _objects.all_gather_object(client, obj, name)
+
+
+def barrier() -> None:
+    """Returns when every rank has called it."""
+    _client.current().barrier()

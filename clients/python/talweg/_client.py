@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank's connection to its node's agent; what every framework's module is built on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from talweg import _native
+from talweg.errors import Busy, InvalidArgument, NotInitialized
+
+
+class DType(IntEnum):
+    """Element types, with the numbers of talweg.h."""
+
+    F32 = 1
+    F64 = 2
+    F16 = 3
+    BF16 = 4
+    I8 = 5
+    U8 = 6
+    I32 = 7
+    I64 = 8
+
+
+class Op(IntEnum):
+    """What a round does with the ranks' tensors, with the numbers of talweg.h."""
+
+    SUM = 1
+    AVERAGE = 2
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+    BROADCAST = 6
+
+
+NUMPY_DTYPES: Mapping[np.dtype, DType] = {
+    np.dtype(np.float32): DType.F32,
+    np.dtype(np.float64): DType.F64,
+    np.dtype(np.float16): DType.F16,
+    np.dtype(np.int8): DType.I8,
+    np.dtype(np.uint8): DType.U8,
+    np.dtype(np.int32): DType.I32,
+    np.dtype(np.int64): DType.I64,
+}
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What all ranks must agree on for a tensor's name."""
+
+    dtype: DType
+    count: int
+    op: Op
+    root_rank: int
+
+
+@dataclass
+class Handle:
+    """An open round of one tensor: poll() and synchronize() take it.
+
+    `keep` holds whatever must stay alive until then; `result` is what synchronize() returns.
+    """
+
+    tensor: int
+    round: int
+    name: str
+    out_address: int
+    result: Any = None
+    keep: Any = None
+    done: bool = False
+
+
+# Launchers tell a process its place on the node under names of their own.
+_LOCAL_RANK_VARIABLES = (
+    "TALWEG_LOCAL_RANK",
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "SLURM_LOCALID",
+    "BYTEPS_LOCAL_RANK",
+)
+
+
+def local_rank_from_environment(environment: Mapping[str, str]) -> int | None:
+    """The local rank that talweg run, torchrun, mpirun or srun gave this process, or None."""
+    for variable in _LOCAL_RANK_VARIABLES:
+        text = environment.get(variable)
+        if text is None:
+            continue
+        if not text.isdigit():
+            raise InvalidArgument(
+                f"{variable} is '{text}', which is no local rank: unset it or set it to 0, 1, ..."
+            )
+        return int(text)
+    return None
+
+
+class Client:
+    """A rank. Any thread may call any method; a round belongs to whoever pushed it."""
+
+    def __init__(self, agent_socket: str | None = None, timeout_s: float = 60.0) -> None:
+        self._native = _native.Connection(
+            agent_socket, local_rank_from_environment(os.environ), timeout_s
+        )
+        self.rank: int = self._native.rank
+        self.size: int = self._native.size
+        self.local_rank: int = self._native.local_rank
+        self.local_size: int = self._native.local_size
+        self._lock = threading.Lock()
+        self._tensors: dict[str, tuple[int, Declaration]] = {}
+        self._auto_names: dict[str, int] = {}
+        self._pushed_bytes = 0
+
+    def close(self) -> None:
+        """Says goodbye to the agent. A second call does nothing."""
+        self._native.close()
+
+    @property
+    def pushed_bytes(self) -> int:
+        """Bytes of tensors that this rank has pushed."""
+        return self._pushed_bytes
+
+    def auto_name(self, kind: str) -> str:
+        """A name for a tensor without one: ranks must make such calls in the same order."""
+        with self._lock:
+            number = self._auto_names.get(kind, 0)
+            self._auto_names[kind] = number + 1
+        return f"{kind}.{number}"
+
+    def declare(self, name: str, declaration: Declaration, priority: int = 0) -> int:
+        """Agrees with the other ranks on a tensor; returns its number. Cheap when repeated."""
+        with self._lock:
+            known = self._tensors.get(name)
+        if known is not None:
+            tensor, agreed = known
+            if agreed != declaration:
+                raise InvalidArgument(
+                    f"tensor '{name}' was declared as {_describe(agreed)} and is now used as "
+                    f"{_describe(declaration)}: give the second use a name of its own"
+                )
+            return tensor
+        tensor = self._native.declare(
+            name,
+            int(declaration.dtype),
+            int(declaration.op),
+            declaration.root_rank,
+            declaration.count,
+            priority,
+        )
+        with self._lock:
+            self._tensors[name] = (tensor, declaration)
+        return tensor
+
+    def push(
+        self,
+        name: str,
+        declaration: Declaration,
+        address: int,
+        out_address: int,
+        priority: int = 0,
+        result: Any = None,
+        keep: Any = None,
+    ) -> Handle:
+        """Starts a round with the `count` elements at `address`; they are copied at once."""
+        if declaration.count == 0:
+            raise InvalidArgument(f"tensor '{name}' has no elements: leave it out")
+        if declaration.root_rank >= self.size:
+            raise InvalidArgument(
+                f"root_rank is {declaration.root_rank}, but the job has {self.size} ranks "
+                f"(0 to {self.size - 1})"
+            )
+        tensor = self.declare(name, declaration, priority)
+        round_ = self._native.push_pull(tensor, address, priority)
+        self._pushed_bytes += declaration.count * _DTYPE_BYTES[declaration.dtype]
+        return Handle(tensor, round_, name, out_address, result, keep)
+
+    def poll(self, handle: Handle) -> bool:
+        """Whether synchronize() would return at once."""
+        return handle.done or self._native.poll(handle.tensor, handle.round)
+
+    def synchronize(self, handle: Handle, timeout_s: float | None = None) -> Any:
+        """Waits for the round, copies its result out and returns it.
+
+        Raises Timeout when `timeout_s` is over (the round stays open), and whatever the round
+        failed with. A handle is synchronized once.
+        """
+        if handle.done:
+            raise Busy(f"the handle of tensor '{handle.name}' was synchronized before")
+        self._native.wait(handle.tensor, handle.round, handle.out_address, timeout_s)
+        handle.done = True
+        handle.keep = None
+        return handle.result
+
+    def run(self, name: str, array: np.ndarray, op: Op, root_rank: int = 0) -> None:
+        """A whole round, in place, of a contiguous NumPy array."""
+        declaration = Declaration(numpy_dtype(array), array.size, op, root_rank)
+        address = array.ctypes.data
+        self.synchronize(self.push(name, declaration, address, address, keep=array))
+
+    def barrier(self, name: str = "talweg.barrier") -> None:
+        """Returns when every rank has called it."""
+        self.run(name, np.ones(1, dtype=np.uint8), Op.MAX)
+
+
+_DTYPE_BYTES = {
+    DType.F32: 4,
+    DType.F64: 8,
+    DType.F16: 2,
+    DType.BF16: 2,
+    DType.I8: 1,
+    DType.U8: 1,
+    DType.I32: 4,
+    DType.I64: 8,
+}
+
+
+def numpy_dtype(array: np.ndarray) -> DType:
+    """The wire's name of an array's dtype; InvalidArgument for one that Talweg cannot sum."""
+    dtype = NUMPY_DTYPES.get(array.dtype)
+    if dtype is None:
+        names = ", ".join(str(known) for known in NUMPY_DTYPES)
+        raise InvalidArgument(f"arrays of dtype {array.dtype} cannot be pushed; these can: {names}")
+    return dtype
+
+
+def _describe(declaration: Declaration) -> str:
+    text = f"{declaration.dtype.name.lower()}[{declaration.count}] {declaration.op.name.lower()}"
+    if declaration.op is Op.BROADCAST:
+        text += f" from rank {declaration.root_rank}"
+    return text
+
+
+_current: Client | None = None
+_current_lock = threading.Lock()
+
+
+def connect(agent_socket: str | None, timeout_s: float) -> Client:
+    """Makes this process's client, once: a second call returns the first one's."""
+    global _current
+    with _current_lock:
+        if _current is None:
+            _current = Client(agent_socket, timeout_s)
+        return _current
+
+
+def disconnect() -> None:
+    """Ends this process's client, if there is one."""
+    global _current
+    with _current_lock:
+        client, _current = _current, None
+    if client is not None:
+        client.close()
+
+
+def current() -> Client:
+    """This process's client; NotInitialized before connect()."""
+    client = _current
+    if client is None:
+        raise NotInitialized("Talweg is not initialized in this process: call talweg.init() first")
+    return client

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libtalweg.so through ctypes: its calls, with statuses turned into exceptions.
+
+Nothing here knows arrays: tensors are numbers, memory is an address. ctypes lets other Python
+threads run during every call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from talweg import errors
+
+_ANY_LOCAL_RANK = 0xFFFFFFFF
+_TIMEOUT = 1
+_PENDING = 17
+_WAIT_SLICE_NS = 200_000_000
+
+_EXCEPTIONS: dict[int, type[errors.TalwegError]] = {
+    1: errors.Timeout,
+    2: errors.InvalidArgument,
+    3: errors.Mismatch,
+    4: errors.Busy,
+    5: errors.JobFailed,
+    6: errors.AgentLost,
+    7: errors.Forked,
+    8: errors.VersionMismatch,
+    10: errors.InvalidArgument,
+    11: errors.Aborted,
+    12: errors.AgentLost,
+    15: errors.NotInitialized,
+}
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [
+        ("struct_bytes", ctypes.c_size_t),
+        ("agent_socket", ctypes.c_char_p),
+        ("local_rank", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("timeout_ns", ctypes.c_int64),
+        ("agent_wait_ns", ctypes.c_int64),
+        ("spin_ns", ctypes.c_int64),
+        ("client_name", ctypes.c_char_p),
+    ]
+
+
+_client_p = ctypes.c_void_p
+_i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
+
+# name: (result, arguments), as in talweg.h.
+_PROTOTYPES = {
+    "talweg_version": (ctypes.c_char_p, []),
+    "talweg_abi_version": (_u32, []),
+    "talweg_last_error": (ctypes.c_char_p, []),
+    "talweg_options_init_sized": (None, [ctypes.POINTER(_Options), ctypes.c_size_t]),
+    "talweg_connect": (ctypes.c_int, [ctypes.POINTER(_Options), ctypes.POINTER(_client_p)]),
+    "talweg_shutdown": (ctypes.c_int, [_client_p, _i64]),
+    "talweg_free": (None, [_client_p]),
+    "talweg_health": (ctypes.c_int, [_client_p]),
+    "talweg_rank": (_u32, [_client_p]),
+    "talweg_size": (_u32, [_client_p]),
+    "talweg_local_rank": (_u32, [_client_p]),
+    "talweg_local_size": (_u32, [_client_p]),
+    "talweg_declare": (
+        ctypes.c_int,
+        [
+            _client_p,
+            ctypes.c_char_p,
+            ctypes.c_int,
+            ctypes.c_int,
+            _u32,
+            _u64,
+            _i32,
+            _i64,
+            ctypes.POINTER(_u32),
+        ],
+    ),
+    "talweg_push_pull": (
+        ctypes.c_int,
+        [_client_p, _u32, ctypes.c_void_p, _i32, _i64, ctypes.POINTER(_u64)],
+    ),
+    "talweg_poll": (ctypes.c_int, [_client_p, _u32, _u64]),
+    "talweg_wait": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _i64]),
+}
+_ABI_MAJOR = 1
+
+
+def _candidates() -> list[Path]:
+    """Where the library may be: told, inside the wheel, or in Bazel's output beside the sources."""
+    told = os.environ.get("TALWEG_LIBRARY")
+    if told:
+        return [Path(told)]
+    # Bazel's runfiles are links into the source tree: look along both paths.
+    here, source = Path(__file__).absolute(), Path(__file__).resolve()
+    found = [source.parent / "lib" / "libtalweg.so"]
+    for parent in [*here.parents, *source.parents]:
+        found.append(parent / "clients" / "c" / "libtalweg.so")
+        found.append(parent / "bazel-bin" / "clients" / "c" / "libtalweg.so")
+    return found
+
+
+def _load() -> ctypes.CDLL:
+    tried = _candidates()
+    path = next((candidate for candidate in tried if candidate.is_file()), None)
+    if path is None:
+        raise errors.TalwegError(
+            f"libtalweg.so was not found at {tried[0]}: install the wheel, build "
+            "//clients/c:libtalweg.so, or set TALWEG_LIBRARY to its path"
+        )
+    library = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _PROTOTYPES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    major = library.talweg_abi_version() >> 16
+    if major != _ABI_MAJOR:
+        raise errors.VersionMismatch(
+            f"{path} has ABI version {major}, this package needs {_ABI_MAJOR}: install versions "
+            "of both with the same major number, or unset TALWEG_LIBRARY"
+        )
+    return library
+
+
+_library: ctypes.CDLL | None = None
+
+
+def library() -> ctypes.CDLL:
+    """The loaded library; the first call looks for it."""
+    global _library
+    if _library is None:
+        _library = _load()
+    return _library
+
+
+def _nanoseconds(timeout_s: float | None) -> int:
+    if timeout_s is None:
+        return -1
+    if not timeout_s >= 0:
+        raise errors.InvalidArgument(
+            f"timeout_s is {timeout_s}; it must be 0 or more seconds, or None to wait for ever"
+        )
+    return min(int(timeout_s * 1e9), 2**62)
+
+
+class Connection:
+    """A talweg_client. Any thread may call any method; close() ends the others' waits."""
+
+    def __init__(self, agent_socket: str | None, local_rank: int | None, timeout_s: float) -> None:
+        self._handle = _client_p()
+        self._library = library()
+        options = _Options()
+        self._library.talweg_options_init_sized(ctypes.byref(options), ctypes.sizeof(_Options))
+        if agent_socket is not None:
+            options.agent_socket = os.fsencode(agent_socket)
+        options.local_rank = _ANY_LOCAL_RANK if local_rank is None else local_rank
+        options.timeout_ns = _nanoseconds(timeout_s)
+        self._check(self._library.talweg_connect(ctypes.byref(options), ctypes.byref(self._handle)))
+        # A child's copy of the socket is closed by its first call, so that it holds nobody's attention.
+        os.register_at_fork(after_in_child=self._after_fork)
+        self.rank = int(self._library.talweg_rank(self._handle))
+        self.size = int(self._library.talweg_size(self._handle))
+        self.local_rank = int(self._library.talweg_local_rank(self._handle))
+        self.local_size = int(self._library.talweg_local_size(self._handle))
+
+    def _after_fork(self) -> None:
+        self._library.talweg_health(self._handle)
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            text = (self._library.talweg_last_error() or b"").decode(errors="replace")
+            raise _EXCEPTIONS.get(status, errors.TalwegError)(text)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Says goodbye. The client's memory stays: another thread may still be on its way out."""
+        self._library.talweg_shutdown(self._handle, _nanoseconds(timeout_s))
+
+    def declare(
+        self, name: str, dtype: int, op: int, root_rank: int, count: int, priority: int
+    ) -> int:
+        if "\0" in name:
+            raise errors.InvalidArgument(f"tensor name {name!r} contains a NUL character")
+        tensor = _u32()
+        self._check(
+            self._library.talweg_declare(
+                self._handle,
+                name.encode(),
+                dtype,
+                op,
+                root_rank,
+                count,
+                priority,
+                -1,
+                ctypes.byref(tensor),
+            )
+        )
+        return tensor.value
+
+    def push_pull(self, tensor: int, address: int, priority: int) -> int:
+        round_ = _u64()
+        self._check(
+            self._library.talweg_push_pull(
+                self._handle, tensor, address, priority, -1, ctypes.byref(round_)
+            )
+        )
+        return round_.value
+
+    def poll(self, tensor: int, round_: int) -> bool:
+        status = self._library.talweg_poll(self._handle, tensor, round_)
+        if status == _PENDING:
+            return False
+        # A round that has failed is over too: synchronize() tells why.
+        return True
+
+    def wait(self, tensor: int, round_: int, out: int, timeout_s: float | None) -> None:
+        # In slices, because a signal (Ctrl-C) is handled between calls only. A slice that ends wakes
+        # nobody and loses nothing: the round stays open.
+        left_ns = _nanoseconds(timeout_s)
+        while True:
+            slice_ns = _WAIT_SLICE_NS if left_ns < 0 else min(left_ns, _WAIT_SLICE_NS)
+            status = self._library.talweg_wait(self._handle, tensor, round_, out, slice_ns)
+            if left_ns >= 0:
+                left_ns -= slice_ns
+            if status != _TIMEOUT or left_ns == 0:
+                return self._check(status)

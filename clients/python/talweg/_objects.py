@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python objects of any size over rounds of fixed-length tensors.
+
+A tensor's length is agreed for ever (docs/protocol.md, section 4), an object's is not. So an
+object travels in a byte tensor whose length is a power of two, under a name that holds that
+length; how many of its bytes count is told first, in a tensor of its own.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+
+from talweg._client import Client, Op
+
+_CAPACITY_BYTES_MIN = 1024
+
+
+def _capacity_bytes(length: int) -> int:
+    capacity = _CAPACITY_BYTES_MIN
+    while capacity < length:
+        capacity *= 2
+    return capacity
+
+
+def broadcast_object(client: Client, value: Any, root_rank: int, name: str) -> Any:
+    """Returns the root's `value` on every rank; other ranks' `value` is ignored."""
+    is_root = client.rank == root_rank
+    payload = pickle.dumps(value, protocol=4) if is_root else b""
+    length = np.array([len(payload)], dtype=np.int64)
+    client.run(f"{name}.length", length, Op.BROADCAST, root_rank=root_rank)
+    data: np.ndarray = np.zeros(_capacity_bytes(int(length[0])), dtype=np.uint8)
+    if is_root:
+        data[: len(payload)] = np.frombuffer(payload, dtype=np.uint8)
+    client.run(f"{name}.bytes.{data.size}", data, Op.BROADCAST, root_rank=root_rank)
+    return value if is_root else pickle.loads(data[: int(length[0])].tobytes())
+
+
+def all_gather_object(client: Client, value: Any, name: str) -> list[Any]:
+    """Returns every rank's `value`, in rank order.
+
+    Every rank has a place of its own in one byte tensor and zeros elsewhere; adding zeros leaves
+    bytes as they are, so the sum is all of them side by side.
+    """
+    payload = pickle.dumps(value, protocol=4)
+    lengths: np.ndarray = np.zeros(client.size, dtype=np.int64)
+    lengths[client.rank] = len(payload)
+    client.run(f"{name}.lengths", lengths, Op.SUM)
+    ends = np.cumsum(lengths)
+    data: np.ndarray = np.zeros(_capacity_bytes(int(ends[-1])), dtype=np.uint8)
+    begin = int(ends[client.rank]) - len(payload)
+    data[begin : begin + len(payload)] = np.frombuffer(payload, dtype=np.uint8)
+    client.run(f"{name}.bytes.{data.size}", data, Op.SUM)
+    return [
+        pickle.loads(data[int(end - length) : int(end)].tobytes())
+        for end, length in zip(ends, lengths)
+    ]

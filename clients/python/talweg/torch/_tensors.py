@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""push_pull and broadcast of torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from talweg import _client
+from talweg._client import Client, Declaration, DType, Handle, Op
+from talweg.errors import InvalidArgument
+
+_DTYPES: Mapping[torch.dtype, DType] = {
+    torch.float32: DType.F32,
+    torch.float64: DType.F64,
+    torch.float16: DType.F16,
+    torch.bfloat16: DType.BF16,
+    torch.int8: DType.I8,
+    torch.uint8: DType.U8,
+    torch.bool: DType.U8,
+    torch.int32: DType.I32,
+    torch.int64: DType.I64,
+}
+
+
+def wire_dtype(tensor: torch.Tensor) -> DType:
+    """The wire's name of a tensor's dtype; InvalidArgument for one that Talweg cannot sum."""
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None:
+        names = ", ".join(str(known).replace("torch.", "") for known in _DTYPES)
+        raise InvalidArgument(
+            f"tensors of dtype {tensor.dtype} cannot be pushed; these can: {names}"
+        )
+    return dtype
+
+
+def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where its bytes can be read as they lie, else a contiguous copy in RAM."""
+    if tensor.layout != torch.strided:
+        raise InvalidArgument(
+            f"a tensor of layout {tensor.layout} cannot be pushed: use tensor.to_dense()"
+        )
+    return tensor.detach().to("cpu").contiguous()
+
+
+class _CopyBack:
+    """The result of a round whose tensor does not lie contiguously in RAM."""
+
+    def __init__(self, staging: torch.Tensor, target: torch.Tensor) -> None:
+        self.staging = staging
+        self.target = target
+
+
+def start(
+    client: Client,
+    tensor: torch.Tensor,
+    out: torch.Tensor,
+    op: Op,
+    name: str,
+    priority: int = 0,
+    root_rank: int = 0,
+) -> Handle:
+    """Starts a round of `tensor` whose result goes to `out`, of the same shape and dtype."""
+    source = _host_copy(tensor)
+    # A bool is a byte of 0 or 1: min and max of bools are all() and any(), a sum is neither.
+    if tensor.dtype == torch.bool and op not in (Op.MIN, Op.MAX, Op.BROADCAST):
+        raise InvalidArgument(
+            f"{op.name.lower()} is not defined for bool tensors: use min (all), max (any), or "
+            "convert to int32"
+        )
+    in_place = out.device.type == "cpu" and out.is_contiguous()
+    target = out.detach() if in_place else torch.empty_like(source)
+    return client.push(
+        name,
+        Declaration(wire_dtype(tensor), tensor.numel(), op, root_rank),
+        source.data_ptr(),
+        target.data_ptr(),
+        priority,
+        result=out if in_place else _CopyBack(target, out),
+        keep=(source, target),
+    )
+
+
+def finish(client: Client, handle: Handle, timeout_s: float | None = None) -> torch.Tensor:
+    """Waits for a round that start() began; returns its `out`."""
+    result = client.synchronize(handle, timeout_s)
+    if isinstance(result, _CopyBack):
+        with torch.no_grad():
+            result.target.copy_(result.staging.view(result.target.shape))
+        return result.target
+    return result
+
+
+def _name(client: Client, name: str | None, kind: str) -> str:
+    return name if name is not None else client.auto_name(kind)
+
+
+def _op(op: Op | None, average: bool) -> Op:
+    if op is not None:
+        return Op(op)
+    return Op.AVERAGE if average else Op.SUM
+
+
+def declare(
+    name: str, tensor: torch.Tensor, op: Op = Op.AVERAGE, root_rank: int = 0, priority: int = 0
+) -> None:
+    """Agrees on a tensor like `tensor` before its first round, which then starts sooner.
+
+    Optional. Raises Mismatch, naming both ranks, when another rank has declared it differently.
+    """
+    declaration = Declaration(wire_dtype(tensor), tensor.numel(), Op(op), root_rank)
+    _client.current().declare(name, declaration, priority)
+
+
+def push_pull_async(
+    tensor: torch.Tensor,
+    average: bool = True,
+    name: str | None = None,
+    priority: int = 0,
+    op: Op | None = None,
+) -> Handle:
+    """Starts a round of `tensor` and returns its handle; the tensor may be changed at once.
+
+    Any shape, strided layout, dtype f32, f64, f16, bf16, i8, u8, i32, i64 (bool: min and max).
+    `op` overrules `average`; the average is not defined for integers. Rounds with a larger
+    `priority` overtake others. Tensors without a name are named in the order of such calls, which
+    must then be the same at every rank. Raises Busy when the tensor's last round is still open.
+    """
+    client = _client.current()
+    out = torch.empty_like(tensor, requires_grad=False)
+    name = _name(client, name, "push_pull")
+    return start(client, tensor, out, _op(op, average), name, priority)
+
+
+def push_pull_async_inplace(
+    tensor: torch.Tensor,
+    average: bool = True,
+    name: str | None = None,
+    priority: int = 0,
+    op: Op | None = None,
+) -> Handle:
+    """As push_pull_async(), but synchronize() writes the result into `tensor`."""
+    client = _client.current()
+    name = _name(client, name, "push_pull")
+    return start(client, tensor, tensor, _op(op, average), name, priority)
+
+
+def push_pull(
+    tensor: torch.Tensor,
+    average: bool = True,
+    name: str | None = None,
+    priority: int = 0,
+    op: Op | None = None,
+    timeout_s: float | None = None,
+) -> torch.Tensor:
+    """push_pull_async() and synchronize() in one: returns a new tensor of the same shape."""
+    return synchronize(push_pull_async(tensor, average, name, priority, op), timeout_s)
+
+
+def push_pull_inplace(
+    tensor: torch.Tensor,
+    average: bool = True,
+    name: str | None = None,
+    priority: int = 0,
+    op: Op | None = None,
+    timeout_s: float | None = None,
+) -> torch.Tensor:
+    """As push_pull(), into `tensor` itself, which is also returned."""
+    return synchronize(push_pull_async_inplace(tensor, average, name, priority, op), timeout_s)
+
+
+def poll(handle: Handle) -> bool:
+    """Whether synchronize(handle) would return at once."""
+    return _client.current().poll(handle)
+
+
+def synchronize(handle: Handle, timeout_s: float | None = None) -> Any:
+    """Waits for a round and returns its tensor; see talweg.synchronize() for the errors."""
+    return finish(_client.current(), handle, timeout_s)
+
+
+def broadcast_(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None) -> torch.Tensor:
+    """Makes every rank's `tensor` the root's, byte for byte, in place; returns it."""
+    client = _client.current()
+    name = _name(client, name, "broadcast")
+    return finish(client, start(client, tensor, tensor, Op.BROADCAST, name, 0, root_rank))
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None) -> torch.Tensor:
+    """Returns a copy of the root's tensor on every rank, byte for byte."""
+    client = _client.current()
+    out = torch.empty_like(tensor, requires_grad=False)
+    name = _name(client, name, "broadcast")
+    return finish(client, start(client, tensor, out, Op.BROADCAST, name, 0, root_rank))

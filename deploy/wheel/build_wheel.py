@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packs the Python package, libtalweg.so, the daemons and the tool into one wheel.
+
+    build_wheel.py OUTPUT.whl --package DIR_FILE... --library libtalweg.so --binary FILE...
+
+The package is pure Python over a C ABI, so one wheel serves every Python from 3.9. The binaries
+carry their libraries but for libc's own; those that they load (libfabric and what it needs) are
+packed beside them, where their RPATH finds them. The same inputs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import stat
+import subprocess
+import zipfile
+from pathlib import Path
+
+# Part of every glibc, and not to be mixed with another one's.
+_OF_LIBC = ("linux-vdso", "ld-linux", "libc.", "libm.", "libdl.", "libpthread.", "librt.")
+_DATE = (2026, 1, 1, 0, 0, 0)
+
+
+def shared_libraries(binaries: list[Path]) -> dict[str, Path]:
+    """The libraries that the binaries load, by the name that they load them under."""
+    found: dict[str, Path] = {}
+    for binary in binaries:
+        listing = subprocess.run(["ldd", str(binary)], check=True, capture_output=True, text=True)
+        for line in listing.stdout.splitlines():
+            name, _, place = line.strip().partition(" => ")
+            if not place or name.startswith(_OF_LIBC):
+                continue
+            if place.startswith("not found"):
+                raise SystemExit(f"build_wheel: {binary} needs {name}, which is not installed")
+            found[name] = Path(place.split(" (")[0])
+    return found
+
+
+class Wheel:
+    """A zip with a RECORD of what is in it."""
+
+    def __init__(self, path: Path, name: str, version: str, tag: str) -> None:
+        self._zip = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED)
+        self._info = f"{name}-{version}.dist-info"
+        self._record: list[str] = []
+        metadata = [
+            "Metadata-Version: 2.1",
+            f"Name: {name}",
+            f"Version: {version}",
+            "Summary: Gradient aggregation for data-parallel training over ordinary networks",
+            "License: Apache-2.0",
+            "Requires-Python: >=3.9",
+            "Requires-Dist: numpy",
+        ]
+        self.add(f"{self._info}/METADATA", ("\n".join(metadata) + "\n").encode())
+        wheel = ["Wheel-Version: 1.0", "Generator: talweg", "Root-Is-Purelib: false", f"Tag: {tag}"]
+        self.add(f"{self._info}/WHEEL", ("\n".join(wheel) + "\n").encode())
+        entry_points = "[console_scripts]\ntalweg = talweg._cli:main\n"
+        self.add(f"{self._info}/entry_points.txt", entry_points.encode())
+
+    def add(self, name: str, data: bytes, executable: bool = False) -> None:
+        entry = zipfile.ZipInfo(name, _DATE)
+        entry.compress_type = zipfile.ZIP_DEFLATED
+        # pip makes a file executable only if it is said to be a regular one.
+        mode = stat.S_IFREG | (0o755 if executable else 0o644)
+        entry.external_attr = mode << 16
+        self._zip.writestr(entry, data)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        self._record.append(f"{name},sha256={digest},{len(data)}")
+
+    def close(self) -> None:
+        record = f"{self._info}/RECORD"
+        self.add(record, ("\n".join([*self._record, f"{record},,"]) + "\n").encode())
+        self._zip.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--version", required=True)
+    parser.add_argument("--package", type=Path, nargs="+", required=True)
+    parser.add_argument("--library", type=Path, required=True)
+    parser.add_argument("--binary", type=Path, nargs="+", required=True)
+    arguments = parser.parse_args()
+    # The binaries need the glibc that they were built with; libtalweg.so alone is content with less.
+    wheel = Wheel(arguments.output, "talweg", arguments.version, "py3-none-linux_x86_64")
+    for source in sorted(arguments.package):
+        place = source.parts[source.parts.index("talweg") :]
+        wheel.add("/".join(place), source.read_bytes())
+    wheel.add("talweg/lib/libtalweg.so", arguments.library.read_bytes(), executable=True)
+    for binary in sorted(arguments.binary):
+        wheel.add(f"talweg/bin/{binary.name}", binary.read_bytes(), executable=True)
+    for name, library in sorted(shared_libraries(arguments.binary).items()):
+        wheel.add(f"talweg/lib/{name}", library.read_bytes(), executable=True)
+    wheel.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/aggregation/decision.h"
+
+#include <algorithm>
+#include <set>
+
+#include "libs/base/check.h"
+
+namespace talweg::aggregation {
+namespace {
+
+constexpr size_t kWordBits = 64;
+
+bool Has(const wire::Report& report, size_t slice) {
+  const size_t word = slice / kWordBits;
+  return word < report.slices.size() && ((report.slices[word] >> (slice % kWordBits)) & 1) != 0;
+}
+
+std::string RoundText(Round round) { return "round " + std::to_string(round.value()); }
+
+// For every slice the lowest member that has it of epoch `sum_epoch`; empty unless all are had.
+std::vector<uint16_t> Cover(const DecideInput& input, Epoch sum_epoch) {
+  std::vector<uint16_t> sources;
+  sources.reserve(input.slice_count);
+  for (size_t slice = 0; slice < input.slice_count; ++slice) {
+    const auto source = std::find_if(
+        input.reports.begin(), input.reports.end(), [&](const MemberReport& candidate) {
+          return candidate.report.partial_epoch == sum_epoch && Has(candidate.report, slice);
+        });
+    if (source == input.reports.end()) return {};
+    sources.push_back(static_cast<uint16_t>(source->member.value()));
+  }
+  return sources;
+}
+
+// Somebody holds round `hi`, others do not yet.
+std::variant<wire::Decision, Contradiction> DecideHeld(const DecideInput& input, Round hi) {
+  const MemberReport* holder = nullptr;
+  for (const MemberReport& candidate : input.reports) {
+    if (candidate.report.held != hi) continue;
+    if (holder == nullptr) holder = &candidate;
+    if (candidate.report.held_epoch != holder->report.held_epoch) {
+      return Contradiction{"members " + std::to_string(holder->member.value()) + " and " +
+                           std::to_string(candidate.member.value()) + " hold " + RoundText(hi) +
+                           " of different epochs, " +
+                           std::to_string(holder->report.held_epoch.value()) + " and " +
+                           std::to_string(candidate.report.held_epoch.value())};
+    }
+  }
+  TALWEG_CHECK(holder != nullptr);
+  wire::Decision decision{.round = hi};
+  if (holder->report.held_epoch == Epoch{0}) {
+    decision.verdict = wire::Verdict::kAbort;
+    decision.text = RoundText(hi) + " was aborted in an earlier view";
+    return decision;
+  }
+  decision.verdict = wire::Verdict::kFinish;
+  decision.sum_epoch = holder->report.held_epoch;
+  decision.sources.assign(input.slice_count, static_cast<uint16_t>(holder->member.value()));
+  return decision;
+}
+
+}  // namespace
+
+std::variant<wire::Decision, Contradiction> Decide(const DecideInput& input) {
+  TALWEG_CHECK(!input.reports.empty());
+  const auto by_held = [](const MemberReport& a, const MemberReport& b) {
+    return a.report.held < b.report.held;
+  };
+  const auto [lowest, highest] =
+      std::minmax_element(input.reports.begin(), input.reports.end(), by_held);
+  const Round lo = lowest->report.held;
+  const Round hi = highest->report.held;
+  if (hi.value() - lo.value() > 1) {
+    return Contradiction{"member " + std::to_string(highest->member.value()) + " holds " +
+                         RoundText(hi) + " while member " + std::to_string(lowest->member.value()) +
+                         " holds only " + RoundText(lo)};
+  }
+  if (hi != lo) return DecideHeld(input, hi);
+
+  std::set<Epoch> sum_epochs;
+  for (const MemberReport& candidate : input.reports) {
+    if (candidate.report.partial_epoch != Epoch{0}) {
+      sum_epochs.insert(candidate.report.partial_epoch);
+    }
+  }
+  for (auto sum_epoch = sum_epochs.rbegin(); sum_epoch != sum_epochs.rend(); ++sum_epoch) {
+    std::vector<uint16_t> sources = Cover(input, *sum_epoch);
+    if (sources.empty()) continue;
+    return wire::Decision{.round = lo.Next(),
+                          .verdict = wire::Verdict::kFinish,
+                          .sum_epoch = *sum_epoch,
+                          .sources = std::move(sources)};
+  }
+  if (input.root_is_gone) {
+    return wire::Decision{.round = lo.Next(),
+                          .verdict = wire::Verdict::kAbort,
+                          .text = "the root rank of the broadcast has left the job"};
+  }
+  return wire::Decision{.round = lo.Next(), .verdict = wire::Verdict::kRedo};
+}
+
+std::string ReportProblem(const wire::Report& report, size_t slice_count) {
+  if (report.held.value() == UINT64_MAX) return "it holds a round past the last";
+  if (report.contributed != report.held && report.contributed != report.held.Next()) {
+    return "it holds " + RoundText(report.held) + " and has contributed to " +
+           RoundText(report.contributed);
+  }
+  size_t had = 0;
+  for (size_t bit = 0; bit < report.slices.size() * kWordBits; ++bit) {
+    if (!Has(report, bit)) continue;
+    if (bit >= slice_count) {
+      return "it has slice " + std::to_string(bit) + " of " + std::to_string(slice_count);
+    }
+    ++had;
+  }
+  if (had > 0 && report.partial_epoch == Epoch{0}) return "it has slices of no epoch";
+  return "";
+}
+
+}  // namespace talweg::aggregation

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/aggregation/decision.h"
+
+#include <catch2/catch.hpp>
+
+namespace talweg::aggregation {
+namespace {
+
+MemberReport Says(uint32_t member, uint64_t held, uint64_t held_epoch, uint64_t partial_epoch = 0,
+                  std::vector<uint64_t> slices = {}, bool contributed = true) {
+  return {MemberIndex{member},
+          {.key = TensorKey{1},
+           .held = Round{held},
+           .held_epoch = Epoch{held_epoch},
+           .contributed = Round{contributed ? held + 1 : held},
+           .partial_epoch = Epoch{partial_epoch},
+           .slices = std::move(slices)}};
+}
+
+wire::Decision Decided(const std::vector<MemberReport>& reports, size_t slice_count = 3,
+                       bool root_is_gone = false) {
+  const auto decided =
+      Decide({.reports = reports, .slice_count = slice_count, .root_is_gone = root_is_gone});
+  if (const auto* contradiction = std::get_if<Contradiction>(&decided)) FAIL(contradiction->text);
+  return std::get<wire::Decision>(decided);
+}
+
+TEST_CASE("Decide: one holds the round, another does not yet: finish from the lowest that does",
+          "[aggregation]") {
+  const wire::Decision decision = Decided({Says(0, 4, 2), Says(1, 5, 2), Says(2, 5, 2)});
+  CHECK(decision.verdict == wire::Verdict::kFinish);
+  CHECK(decision.round == Round{5});
+  CHECK(decision.sum_epoch == Epoch{2});
+  CHECK(decision.sources == std::vector<uint16_t>{1, 1, 1});
+}
+
+TEST_CASE("Decide: a round that some know to be aborted is aborted for all", "[aggregation]") {
+  const wire::Decision decision = Decided({Says(0, 4, 2), Says(1, 5, 0)});
+  CHECK(decision.verdict == wire::Verdict::kAbort);
+  CHECK(decision.round == Round{5});
+  CHECK_FALSE(decision.text.empty());
+}
+
+TEST_CASE("Decide: slices of one epoch that together cover the tensor finish it", "[aggregation]") {
+  const wire::Decision decision =
+      Decided({Says(0, 4, 2, 3, {0b011}), Says(1, 4, 2, 3, {0b110}), Says(2, 4, 2)});
+  CHECK(decision.verdict == wire::Verdict::kFinish);
+  CHECK(decision.round == Round{5});
+  CHECK(decision.sum_epoch == Epoch{3});
+  CHECK(decision.sources == std::vector<uint16_t>{0, 0, 1});
+}
+
+TEST_CASE("Decide: slices of two epochs never finish a tensor together", "[aggregation]") {
+  const wire::Decision decision = Decided({Says(0, 4, 2, 2, {0b011}), Says(1, 4, 2, 3, {0b100})});
+  CHECK(decision.verdict == wire::Verdict::kRedo);
+  CHECK(decision.round == Round{5});
+  CHECK(decision.sources.empty());
+}
+
+TEST_CASE("Decide: a missing slice means summing anew", "[aggregation]") {
+  CHECK(Decided({Says(0, 4, 2, 3, {0b011}), Says(1, 4, 2, 3, {0b001})}).verdict ==
+        wire::Verdict::kRedo);
+  CHECK(Decided({Says(0, 0, 0, 0, {}, false)}).round == Round{1});
+  // A tensor of more slices than one word of the bitmap holds.
+  CHECK(Decided({Says(0, 4, 2, 3, {~uint64_t{0}})}, 65).verdict == wire::Verdict::kRedo);
+  CHECK(Decided({Says(0, 4, 2, 3, {~uint64_t{0}, 1})}, 65).verdict == wire::Verdict::kFinish);
+}
+
+TEST_CASE("Decide: a broadcast without its root is aborted unless it can be finished",
+          "[aggregation]") {
+  CHECK(Decided({Says(0, 4, 2), Says(1, 4, 2)}, 3, true).verdict == wire::Verdict::kAbort);
+  CHECK(Decided({Says(0, 4, 2), Says(1, 4, 2)}, 3, true).round == Round{5});
+  CHECK(Decided({Says(0, 4, 2), Says(1, 5, 2)}, 3, true).verdict == wire::Verdict::kFinish);
+  CHECK(Decided({Says(0, 4, 2, 3, {7}), Says(1, 4, 2)}, 3, true).verdict == wire::Verdict::kFinish);
+}
+
+TEST_CASE("Decide: reports that cannot all be true decide nothing", "[aggregation]") {
+  const std::vector<MemberReport> apart = {Says(0, 3, 2), Says(1, 5, 2)};
+  CHECK(std::holds_alternative<Contradiction>(Decide({.reports = apart})));
+  const std::vector<MemberReport> two_epochs = {Says(0, 5, 2), Says(1, 5, 3), Says(2, 4, 2)};
+  CHECK(std::holds_alternative<Contradiction>(Decide({.reports = two_epochs})));
+  const std::vector<MemberReport> half_aborted = {Says(0, 5, 0), Says(1, 5, 3), Says(2, 4, 2)};
+  CHECK(std::holds_alternative<Contradiction>(Decide({.reports = half_aborted})));
+  // Joiners hold a round without its data: no contradiction while all hold it.
+  CHECK(Decided({Says(0, 5, 3), Says(1, 5, 0)}).verdict == wire::Verdict::kRedo);
+}
+
+TEST_CASE("ReportProblem: names what cannot be", "[aggregation]") {
+  CHECK(ReportProblem(Says(0, 4, 2, 3, {0b111}).report, 3).empty());
+  CHECK_FALSE(ReportProblem(Says(0, 4, 2, 3, {0b1000}).report, 3).empty());
+  CHECK_FALSE(ReportProblem(Says(0, 4, 2, 0, {0b1}).report, 3).empty());
+  wire::Report skipped = Says(0, 4, 2).report;
+  skipped.contributed = Round{6};
+  CHECK_FALSE(ReportProblem(skipped, 3).empty());
+  CHECK_FALSE(ReportProblem(Says(0, UINT64_MAX, 2).report, 3).empty());
+}
+
+}  // namespace
+}  // namespace talweg::aggregation

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
+#include "libs/aggregation/job.h"
+#include "libs/base/check.h"
+#include "libs/base/fingerprint.h"
+#include "libs/base/mutation.h"
+
+// Declarations: who agrees with whom, and where contributions go.
+namespace talweg::aggregation {
+namespace {
+
+wire::DeclaredStatus StatusOf(wire::FailedCode code) {
+  return code == wire::FailedCode::kOverBudget ? wire::DeclaredStatus::kOverBudget
+                                               : wire::DeclaredStatus::kMismatch;
+}
+
+Round HeldBy(const Tensor& tensor) {
+  if (tensor.local.empty()) return tensor.held;
+  Round summed = tensor.local.front().round.standing().round;
+  for (const LocalSlice& slice : tensor.local) {
+    summed = std::min(summed, slice.round.standing().round);
+  }
+  return std::max(tensor.held, summed);
+}
+
+}  // namespace
+
+void Job::OnDeclare(ConnectionId connection, MemberIndex member, const wire::Declare& entry,
+                    Effects& out) {
+  const std::string problem = DeclareProblem(entry, view_);
+  if (!problem.empty()) ++counters_.declares_invalid;
+  if (entry.name.empty() || entry.key != TensorKey{Fingerprint64(entry.name)}) {
+    // There is no tensor that this could be about.
+    SendEntry(
+        connection,
+        wire::Declared{.key = entry.key, .status = wire::DeclaredStatus::kInvalid, .text = problem},
+        out);
+    return;
+  }
+  if (tensors_.size() >= config_.tensors_max && tensors_.count(entry.key) == 0) {
+    ++counters_.declares_over_budget;
+    SendEntry(connection,
+              wire::Declared{.key = entry.key,
+                             .status = wire::DeclaredStatus::kOverBudget,
+                             .text = "tensor '" + entry.name + "': job '" + config_.name +
+                                     "' has declared " + std::to_string(config_.tensors_max) +
+                                     " tensors already, which is the most"},
+              out);
+    return;
+  }
+  Tensor& tensor = tensors_[entry.key];
+  tensor.key = entry.key;
+  if (tensor.declarations.empty()) tensor.declarations.resize(members_.size());
+  Declaration& declaration = tensor.declarations[member.value()];
+  declaration = {.declared = true, .answered = false, .result = entry.result};
+  if (tensor.poison) {
+    AnswerPoisoned(tensor, member, StatusOf(tensor.poison->code), out);
+    return;
+  }
+
+  const Agreement said = AgreementOf(entry, view_.epoch);
+  const std::string disagreement = tensor.agreed ? Disagreement(*tensor.agreed, said) : "";
+  if (!problem.empty() || !disagreement.empty()) {
+    PoisonTensor(tensor, wire::FailedCode::kMismatch, disagreement.empty() ? problem : disagreement,
+                 out);
+    return;
+  }
+  if (!tensor.agreed) tensor.agreed = said;
+  tensor.agreed->root_rank = said.root_rank;  // Ranks are counted anew in every view.
+  tensor.agreed->root_epoch = view_.epoch;
+  if (!tensor.Placed() && !PlaceTensor(tensor, out)) return;
+  EnsureMemory(tensor, member, out);
+  AnswerIfReady(tensor, member, out);
+}
+
+bool Job::PlaceTensor(Tensor& tensor, Effects& out) {
+  const bool lies_as_before = tensor.Place(view_, *self_);
+  const uint64_t slot_bytes = tensor.SlotBytes();
+  const uint64_t needed_bytes = slot_bytes * (members_.size() + 1);
+  Unreserve(tensor);
+  const uint64_t job_left = config_.memory_bytes_max - reserved_bytes_;
+  if (needed_bytes > job_left || !budget_->Reserve(needed_bytes)) {
+    ++counters_.declares_over_budget;
+    const bool of_job = needed_bytes > job_left;
+    PoisonTensor(
+        tensor, wire::FailedCode::kOverBudget,
+        "tensor '" + tensor.agreed->name + "' needs " + FormatBytes(needed_bytes) +
+            " at aggregator '" + config_.self_name + "' (" + FormatBytes(slot_bytes) +
+            " for each of " + std::to_string(members_.size()) + " members and for the result), " +
+            (of_job
+                 ? "and job '" + config_.name + "' has " + FormatBytes(reserved_bytes_) +
+                       " of the " + FormatBytes(config_.memory_bytes_max) + " that a job may have"
+                 : "and " + FormatBytes(budget_->used_bytes()) + " of its " +
+                       FormatBytes(budget_->limit_bytes()) + " are taken") +
+            ": raise the aggregator's memory budget, or add aggregators",
+        out);
+    return false;
+  }
+  tensor.reserved_bytes = needed_bytes;
+  reserved_bytes_ += needed_bytes;
+  if (tensor.result != AllocationId{0} && !lies_as_before) {
+    out.push_back(ReleaseMemory{tensor.result});
+    allocations_.erase(tensor.result);
+    tensor.result = AllocationId{0};
+  }
+  if (tensor.result == AllocationId{0} && slot_bytes > 0) {
+    tensor.result = AllocationId{++last_allocation_};
+    allocations_[tensor.result] = {.tensor = tensor.key};
+    out.push_back(AllocateMemory{
+        .id = tensor.result, .tensor = tensor.key, .member = std::nullopt, .bytes = slot_bytes});
+  }
+  return true;
+}
+
+void Job::EnsureMemory(Tensor& tensor, MemberIndex member, Effects& out) {
+  const MemberIdentity& id = view_.members[member.value()].id;
+  const uint64_t bytes = tensor.SlotBytes();
+  const auto found = tensor.slots.find(id);
+  if (found != tensor.slots.end()) {
+    if (found->second.bytes == bytes) return;
+    // This connection is of the present epoch: nothing of an older one lands there any more.
+    ReleaseSlots(tensor, id, out);
+  }
+  Slots& slots = tensor.slots[id];
+  slots.bytes = bytes;
+  if (bytes == 0) {
+    slots.ref = wire::RemoteRef{};
+    return;
+  }
+  slots.id = AllocationId{++last_allocation_};
+  allocations_[slots.id] = {.tensor = tensor.key, .member = id};
+  out.push_back(AllocateMemory{.id = slots.id, .tensor = tensor.key, .member = id, .bytes = bytes});
+}
+
+void Job::AnswerIfReady(Tensor& tensor, MemberIndex member, Effects& out) {
+  if (!reports_complete_ || tensor.poison || !tensor.DeclaredBy(member)) return;
+  Declaration& declaration = tensor.declarations[member.value()];
+  const std::optional<ConnectionId>& connection = members_[member.value()].connection;
+  const auto slots = tensor.slots.find(view_.members[member.value()].id);
+  if (declaration.answered || !connection || slots == tensor.slots.end() || !slots->second.ref) {
+    return;
+  }
+  declaration.answered = true;
+  SendEntry(*connection,
+            wire::Declared{.key = tensor.key,
+                           .status = wire::DeclaredStatus::kOk,
+                           .slot = *slots->second.ref,
+                           .held = HeldBy(tensor)},
+            out);
+}
+
+void Job::AnswerPoisoned(Tensor& tensor, MemberIndex member, wire::DeclaredStatus status,
+                         Effects& out) {
+  Declaration& declaration = tensor.declarations[member.value()];
+  const std::optional<ConnectionId>& connection = members_[member.value()].connection;
+  if (!connection || !declaration.declared) return;
+  if (!declaration.answered) {
+    declaration.answered = true;
+    SendEntry(*connection,
+              wire::Declared{.key = tensor.key, .status = status, .text = tensor.poison->text},
+              out);
+  }
+  SendEntry(
+      *connection,
+      wire::Failed{.key = tensor.key, .code = tensor.poison->code, .text = tensor.poison->text},
+      out);
+}
+
+void Job::PoisonTensor(Tensor& tensor, wire::FailedCode code, std::string text, Effects& out) {
+  if (tensor.poison) return;
+  ++counters_.tensors_poisoned;
+  CutText(text);
+  tensor.poison = Poison{code, std::move(text)};
+  // Its memory stays until the next view: contributions may be under way to it.
+  for (uint32_t i = TALWEG_MUTATION(poison_not_told_to_the_first, 0u, 1u);
+       i < tensor.declarations.size(); ++i) {
+    AnswerPoisoned(tensor, MemberIndex{i}, StatusOf(code), out);
+  }
+}
+
+void Job::ReleaseSlots(Tensor& tensor, const MemberIdentity& member, Effects& out) {
+  const auto found = tensor.slots.find(member);
+  if (found == tensor.slots.end()) return;
+  if (found->second.id != AllocationId{0}) {
+    out.push_back(ReleaseMemory{found->second.id});
+    allocations_.erase(found->second.id);
+  }
+  tensor.slots.erase(found);
+}
+
+void Job::ReleaseAll(Tensor& tensor, Effects& out) {
+  while (!tensor.slots.empty()) {
+    const MemberIdentity member = tensor.slots.begin()->first;
+    ReleaseSlots(tensor, member, out);
+  }
+  if (tensor.result != AllocationId{0}) {
+    out.push_back(ReleaseMemory{tensor.result});
+    allocations_.erase(tensor.result);
+    tensor.result = AllocationId{0};
+    for (LocalSlice& slice : tensor.local) slice.writes_under_way = 0;
+  }
+  tensor.slice_count = 0;  // Placed anew when somebody declares it.
+  Unreserve(tensor);
+}
+
+void Job::ReleaseUndeclared(Effects& out) {
+  for (auto& [key, tensor] : tensors_) {
+    const bool declared = std::any_of(tensor.declarations.begin(), tensor.declarations.end(),
+                                      [](const Declaration& d) { return d.declared; });
+    if (!declared || tensor.poison) {
+      ReleaseAll(tensor, out);
+      continue;
+    }
+    std::vector<MemberIdentity> unused;
+    for (const auto& [member, slots] : tensor.slots) {
+      const std::optional<MemberIndex> index = view_.IndexOf(member);
+      if (!index || !tensor.DeclaredBy(*index)) unused.push_back(member);
+    }
+    for (const MemberIdentity& member : unused) ReleaseSlots(tensor, member, out);
+  }
+}
+
+void Job::Unreserve(Tensor& tensor) {
+  TALWEG_CHECK(tensor.reserved_bytes <= reserved_bytes_);
+  budget_->Release(tensor.reserved_bytes);
+  reserved_bytes_ -= tensor.reserved_bytes;
+  tensor.reserved_bytes = 0;
+}
+
+void Job::OnAllocated(AllocationId id, wire::RemoteRef ref, Effects& out) {
+  const auto use = allocations_.find(id);
+  if (use == allocations_.end() || !use->second.member) return;  // Released, or a result.
+  Tensor& tensor = tensors_.at(use->second.tensor);
+  tensor.slots.at(*use->second.member).ref = ref;
+  const std::optional<MemberIndex> member = view_.IndexOf(*use->second.member);
+  if (member) AnswerIfReady(tensor, *member, out);
+}
+
+void Job::OnAllocationRefused(AllocationId id, const std::string& text, Effects& out) {
+  const auto use = allocations_.find(id);
+  if (use == allocations_.end()) return;
+  Tensor& tensor = tensors_.at(use->second.tensor);
+  ++counters_.declares_over_budget;
+  PoisonTensor(tensor, wire::FailedCode::kOverBudget,
+               "tensor '" + tensor.agreed->name + "': aggregator '" + config_.self_name +
+                   "' has no memory for it: " + text,
+               out);
+}
+
+void Job::CutText(std::string& text) {
+  if (text.size() <= wire::kTextBytesMax) return;
+  size_t end = wire::kTextBytesMax;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // UTF-8.
+  text.resize(end);
+}
+
+}  // namespace talweg::aggregation

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "libs/aggregation/job.h"
+
+// Who waits for whom, for the members and for people.
+namespace talweg::aggregation {
+namespace {
+
+constexpr size_t kMissingNodesMax = 64;
+
+// 1, 2, 4, ... seconds behind the beginning, then at most `gap_max_ns` apart.
+int64_t NextNotice(int64_t since_ns, int64_t now_ns, int64_t first_ns, int64_t gap_max_ns) {
+  const int64_t waited_ns = now_ns - since_ns;
+  int64_t next_ns = first_ns;
+  while (next_ns <= waited_ns && next_ns < gap_max_ns) next_ns *= 2;
+  if (next_ns > waited_ns) return since_ns + next_ns;
+  return now_ns + gap_max_ns;
+}
+
+}  // namespace
+
+std::optional<Job::Wait> Job::WaitOf(const Tensor& tensor) const {
+  if (!tensor.Placed() || tensor.poison) return std::nullopt;
+  const auto waits = [](const LocalSlice& slice) {
+    return slice.round.state() == SliceRound::State::kFilling && slice.round.here_count() > 0;
+  };
+  std::optional<Wait> wait;
+  for (const LocalSlice& slice : tensor.local) {
+    if (!waits(slice)) continue;
+    if (!wait || slice.round.open_round() < wait->round) {
+      wait = Wait{.round = slice.round.open_round(), .since_ns = slice.round.since_ns()};
+    }
+  }
+  if (!wait) return std::nullopt;
+  wait->missing.assign(members_.size(), false);
+  wait->waiting.assign(members_.size(), false);
+  for (const LocalSlice& slice : tensor.local) {
+    if (!waits(slice) || slice.round.open_round() != wait->round) continue;
+    ++wait->slices;
+    wait->since_ns = std::min(wait->since_ns, slice.round.since_ns());
+    for (size_t i = 0; i < members_.size(); ++i) {
+      (slice.round.parts()[i].here ? wait->waiting : wait->missing)[i] = true;
+    }
+  }
+  return wait;
+}
+
+void Job::NoticeTensor(Tensor& tensor, int64_t now_ns, Effects& out) {
+  const std::optional<Wait> wait = WaitOf(tensor);
+  if (!wait) {
+    tensor.waiting_round = Round{0};
+    return;
+  }
+  if (wait->round != tensor.waiting_round || wait->since_ns != tensor.waiting_since_ns) {
+    tensor.waiting_round = wait->round;
+    tensor.waiting_since_ns = wait->since_ns;
+    tensor.next_notice_ns = wait->since_ns + config_.notice_first_ns;
+  }
+  if (now_ns < tensor.next_notice_ns) return;
+  tensor.next_notice_ns =
+      NextNotice(wait->since_ns, now_ns, config_.notice_first_ns, config_.notice_gap_max_ns);
+  wire::Waiting notice = {.key = tensor.key,
+                          .round = wait->round,
+                          .waited_ns = static_cast<uint64_t>(now_ns - wait->since_ns)};
+  for (size_t i = 0; i < members_.size() && notice.missing_nodes.size() < kMissingNodesMax; ++i) {
+    if (wait->missing[i]) notice.missing_nodes.push_back(view_.members[i].id.node.value());
+  }
+  // Also to those that are missing: they may hold the round back without need.
+  for (size_t i = 0; i < members_.size(); ++i) {
+    if (!members_[i].connection) continue;
+    ++counters_.waiting_notices;
+    SendEntry(*members_[i].connection, notice, out);
+  }
+}
+
+void Job::NoticeEpoch(int64_t now_ns, Effects& out) {
+  if (reports_complete_ || view_.epoch == Epoch{0} || now_ns < next_epoch_notice_ns_) return;
+  next_epoch_notice_ns_ =
+      NextNotice(view_since_ns_, now_ns, config_.notice_first_ns, config_.notice_gap_max_ns);
+  wire::Waiting notice = {.waited_ns = static_cast<uint64_t>(now_ns - view_since_ns_)};
+  for (size_t i = 0; i < members_.size() && notice.missing_nodes.size() < kMissingNodesMax; ++i) {
+    if (!members_[i].reported) notice.missing_nodes.push_back(view_.members[i].id.node.value());
+  }
+  for (const Member& member : members_) {
+    if (!member.reported || !member.connection) continue;
+    ++counters_.waiting_notices;
+    SendEntry(*member.connection, notice, out);
+  }
+}
+
+JobStatus Job::Status(int64_t now_ns) const {
+  JobStatus status = {.job = config_.job,
+                      .name = config_.name,
+                      .epoch = view_.epoch,
+                      .in_view = self_.has_value(),
+                      .reports_complete = reports_complete_,
+                      .reserved_bytes = reserved_bytes_,
+                      .counters = counters_};
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const ViewMember& viewed = view_.members[i];
+    const Member& member = members_[i];
+    MemberStatus& record = status.members.emplace_back();
+    record.id = viewed.id;
+    record.rank_count = viewed.rank_count;
+    record.name = viewed.name;
+    record.connected = member.connection.has_value();
+    record.reported = member.reported;
+    if (member.connection) {
+      record.contribution_bytes = sessions_.at(*member.connection).contribution_bytes;
+    }
+  }
+  for (const auto& [key, tensor] : tensors_) {
+    TensorStatus& record = status.tensors.emplace_back();
+    record.key = key;
+    if (tensor.agreed) {
+      record.name = tensor.agreed->name;
+      record.dtype = tensor.agreed->dtype;
+      record.op = tensor.agreed->op;
+      record.element_count = tensor.agreed->element_count;
+    }
+    record.slices_here = tensor.Placed() ? static_cast<uint32_t>(tensor.local.size()) : 0;
+    record.slice_count = tensor.slice_count;
+    record.reserved_bytes = tensor.reserved_bytes;
+    if (tensor.poison) record.poisoned = tensor.poison->text;
+    if (tensor.Placed()) {
+      for (const LocalSlice& slice : tensor.local) {
+        record.round_summed = std::max(record.round_summed, slice.round.standing().round);
+      }
+    }
+    const std::optional<Wait> wait = WaitOf(tensor);
+    if (!wait) continue;
+    RoundStatus& round = status.open_rounds.emplace_back();
+    round.tensor = record.name;
+    round.round = wait->round;
+    round.slices_open = wait->slices;
+    round.slices_here = record.slices_here;
+    for (const LocalSlice& slice : tensor.local) {
+      round.slices_summed += slice.round.standing().round >= wait->round ? 1 : 0;
+    }
+    round.waited_ns = now_ns - wait->since_ns;
+    for (size_t i = 0; i < members_.size(); ++i) {
+      if (wait->missing[i]) round.missing.push_back(view_.members[i].id.node);
+    }
+  }
+  return status;
+}
+
+}  // namespace talweg::aggregation

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/aggregation/slice_round.h"
+
+#include "libs/base/check.h"
+#include "libs/base/mutation.h"
+
+namespace talweg::aggregation {
+
+using wire::Form;
+using wire::Mode;
+
+SliceRound::Outcome SliceRound::OnContribution(MemberIndex from, const wire::Contribute& entry,
+                                               int64_t now_ns) {
+  TALWEG_CHECK(from.value() < parts_.size());
+  Part& part = parts_[from.value()];
+  const bool empty = entry.form == Form::kEmpty;
+  if (entry.round == Round{0}) return Outcome::kWrongRound;
+  if (entry.round == standing_.round) {
+    // Who has contributed to the next round had this result.
+    if (part.here) return Outcome::kWrongRound;
+    return entry.mode == standing_.mode ? Outcome::kServeAgain : Outcome::kWrongMode;
+  }
+  if (open_round_ != Round{0} && entry.round != open_round_) return Outcome::kWrongRound;
+  if (TALWEG_MUTATION(duplicate_counted_twice, part.here, false))
+    return entry.mode == mode_ ? Outcome::kDuplicate : Outcome::kWrongMode;
+  TALWEG_CHECK(state_ == State::kFilling);
+
+  if (here_count_ > 0 && entry.mode != mode_) return Outcome::kWrongMode;
+  const bool is_last = here_count_ + 1 == parts_.size();
+  if (entry.mode == Mode::kSum) {
+    if (empty) return Outcome::kWrongMode;
+  } else if (empty ? is_last && !source_ : source_.has_value()) {
+    return Outcome::kWrongMode;  // A copy has one source: neither none nor two.
+  }
+
+  if (here_count_ == 0) {
+    open_round_ = entry.round;
+    mode_ = entry.mode;
+    since_ns_ = now_ns;
+  }
+  if (entry.mode == Mode::kCopy && !empty) {
+    source_ = from;
+    sum_epoch_ = entry.sum_epoch;
+  }
+  part = {.here = true,
+          .has_bytes = !empty,
+          .wants_result = entry.wants_result,
+          .rank_count = empty ? 0 : entry.rank_count};
+  ++here_count_;
+  if (!is_last) return Outcome::kTaken;
+  state_ = State::kComplete;
+  return Outcome::kCompleted;
+}
+
+void SliceRound::Forget(MemberIndex member) {
+  Part& part = parts_[member.value()];
+  if (state_ != State::kFilling || !part.here) return;
+  if (source_ == member) {
+    source_.reset();
+    sum_epoch_ = Epoch{0};
+  }
+  part = {};
+  --here_count_;
+  // With nothing left the epoch has not named its round yet, unless one has been summed.
+  if (here_count_ == 0 && standing_.round == Round{0}) open_round_ = Round{0};
+}
+
+void SliceRound::StartSum() {
+  TALWEG_CHECK(state_ == State::kComplete);
+  state_ = State::kSumming;
+}
+
+void SliceRound::OnSummed(Epoch epoch) {
+  TALWEG_CHECK(state_ == State::kSumming);
+  standing_ = {
+      .round = open_round_,
+      .sum_epoch = mode_ == Mode::kCopy && TALWEG_MUTATION(finish_in_its_own_epoch, sum_epoch_,
+                                                           Epoch{0}) != Epoch{0}
+                       ? sum_epoch_
+                       : epoch,
+      .rank_count = 0,
+      .mode = mode_};
+  wanted_.assign(parts_.size(), false);
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    standing_.rank_count += TALWEG_MUTATION(divisor_counts_members, parts_[i].rank_count, 1u);
+    wanted_[i] = mode_ == Mode::kSum || parts_[i].wants_result;
+    parts_[i] = {};
+  }
+  state_ = State::kFilling;
+  open_round_ = open_round_.Next();
+  source_.reset();
+  sum_epoch_ = Epoch{0};
+  here_count_ = 0;
+}
+
+}  // namespace talweg::aggregation

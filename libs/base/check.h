@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_BASE_CHECK_H_
+#define TALWEG_LIBS_BASE_CHECK_H_
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace talweg::internal {
+
+[[noreturn]] inline void CheckFailed(const char* file, int line, const char* expression) {
+  std::fprintf(stderr, "%s:%d: broken invariant: %s\n", file, line, expression);
+  std::fflush(stderr);
+  std::abort();
+}
+
+}  // namespace talweg::internal
+
+#ifdef TALWEG_MUTATIONS
+namespace talweg::internal {
+// Throws: a mutated core ends its life, not the test.
+[[noreturn]] void MutantChecked(const char* file, int line, const char* expression);
+}  // namespace talweg::internal
+#define TALWEG_CHECK_FAILED ::talweg::internal::MutantChecked
+#else
+#define TALWEG_CHECK_FAILED ::talweg::internal::CheckFailed
+#endif
+
+// Ends the process when our own code has broken an invariant; on in release builds too.
+// Nothing that a peer, a client or a user can send may reach one of these.
+#define TALWEG_CHECK(expression)                            \
+  do {                                                      \
+    if (!(expression)) [[unlikely]] {                       \
+      TALWEG_CHECK_FAILED(__FILE__, __LINE__, #expression); \
+    }                                                       \
+  } while (false)
+
+#endif  // TALWEG_LIBS_BASE_CHECK_H_

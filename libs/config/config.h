@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_CONFIG_CONFIG_H_
+#define TALWEG_LIBS_CONFIG_CONFIG_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "libs/base/bytes.h"
+
+// What the daemons are told when they start. A value that is given on the command line wins over
+// one in the environment (TALWEG_<OPTION>), that over one in the text-format file named by
+// --config, that over the default. The defaults below are the only ones; libs/config/options.cc
+// says everything else about an option, once.
+namespace talweg::config {
+
+// Where to bind: "127.0.0.1:7447", "[::1]:7447", "node-3:7000-7010" (the first free port of a
+// range), ":0" after a host for any free port.
+struct ListenAddress {
+  std::string host;
+  uint16_t port_first = 0;
+  uint16_t port_last = 0;  // Equal to port_first unless a range; both 0: any free port.
+
+  std::string ToString() const;
+  friend bool operator==(const ListenAddress&, const ListenAddress&) = default;
+};
+
+enum class LossPolicy : uint8_t { kFailJob, kContinue };
+
+// Options of every daemon.
+struct ProcessConfig {
+  std::string config;              // The file that was read; empty: none.
+  std::string log_level = "info";  // One that ParseLogLevel of libs/telemetry knows.
+  // Where the daemon writes one JSON line, {"pid": ..., "addresses": {...}}, when it serves; see
+  // ready.h.
+  int32_t ready_fd = -1;   // -1: nowhere.
+  std::string ready_file;  // Empty: nowhere.
+  // How long an idle thread polls before it sleeps. -1: chosen from the number of cores.
+  int32_t spin_us = -1;
+  // What SIGTERM may take before the daemon ends anyway.
+  uint64_t drain_timeout_ms = 5'000;
+
+  friend bool operator==(const ProcessConfig&, const ProcessConfig&) = default;
+};
+
+struct SchedulerConfig : ProcessConfig {
+  ListenAddress listen{"127.0.0.1", 7447, 7447};
+  std::string
+      interface;  // Bind to this network interface's address instead of listen's host; or empty.
+  std::string store_path;  // Empty: DefaultStorePath(). Unused with in_memory.
+  bool in_memory = false;
+  uint64_t lease_ms = 10'000;
+
+  friend bool operator==(const SchedulerConfig&, const SchedulerConfig&) = default;
+};
+
+struct AggregatorConfig : ProcessConfig {
+  std::string scheduler = "127.0.0.1:7447";
+  std::string name;  // Empty: the host's name. Stable over restarts: placement hangs on it.
+  uint32_t weight = 1;
+  ListenAddress listen{"127.0.0.1", 0, 0};  // Data plane.
+  std::string interface;                    // As SchedulerConfig.
+  std::string advertise;                    // Host that agents connect to; empty: the bound one.
+  std::string provider = "tcp";             // libfabric's name of it.
+  bool local_transport = true;              // Shared memory with agents on the same host.
+  ListenAddress admin_listen{"127.0.0.1", 0, 0};
+  uint64_t memory_bytes_max =
+      0;  // Of all jobs' slots and results; 0: half of the machine's memory.
+  uint64_t credit_bytes = 8 * kMiB;
+
+  friend bool operator==(const AggregatorConfig&, const AggregatorConfig&) = default;
+};
+
+struct AgentConfig : ProcessConfig {
+  std::string scheduler = "127.0.0.1:7447";
+  std::string job = "default";
+  uint32_t node_rank = 0;
+  std::string name;         // For people; empty: the host's name.
+  uint32_t rank_count = 1;  // Ranks of the job on this node.
+  uint32_t min_members = 1;
+  uint32_t max_members = 1;
+  LossPolicy loss_policy = LossPolicy::kFailJob;
+  uint64_t slice_bytes_max = kMiB;
+  uint64_t credit_bytes = 8 * kMiB;  // Upper bound on what aggregators grant.
+  std::string socket_path;           // Empty: DefaultSocketPath().
+  uint32_t socket_mode = 0600;
+  std::string socket_group;  // Group that owns the socket; empty: the process's own.
+  std::string
+      interface;  // As SchedulerConfig; for admin_listen and the data plane's source address.
+  std::string advertise;         // Host that others connect to; empty: the bound one.
+  std::string provider = "tcp";  // libfabric's name of it.
+  bool local_transport = true;   // Shared memory with aggregators on the same host.
+  ListenAddress admin_listen{"127.0.0.1", 0, 0};
+  bool standalone = false;       // One node: no scheduler, no aggregator.
+  uint64_t arena_bytes_max = 0;  // All segments of all ranks; 0: half of the machine's memory.
+  uint64_t join_timeout_ms = 600'000;
+  std::string trace_path;  // Empty: no trace.
+  uint32_t trace_rounds = 16;
+
+  friend bool operator==(const AgentConfig&, const AgentConfig&) = default;
+};
+
+// Names to values, TALWEG_* of which are read.
+using Environment = std::map<std::string, std::string>;
+Environment ProcessEnvironment();
+
+// `args` are what follows the program's name. INVALID_ARGUMENT names the option, where it was
+// given, its value, what is allowed and what to do; for an unknown option, the known one nearest to
+// it. Reads the file named by
+// --config, blocking. `--help` is the caller's: see HelpWanted.
+absl::StatusOr<SchedulerConfig> LoadSchedulerConfig(const std::vector<std::string>& args,
+                                                    const Environment& environment);
+absl::StatusOr<AggregatorConfig> LoadAggregatorConfig(const std::vector<std::string>& args,
+                                                      const Environment& environment);
+absl::StatusOr<AgentConfig> LoadAgentConfig(const std::vector<std::string>& args,
+                                            const Environment& environment);
+
+// For main(): as Load..., but prints help when asked (and ends the process with 0), or what is
+// wrong (and ends it with 2).
+SchedulerConfig SchedulerConfigOrExit(int argc, char** argv);
+AggregatorConfig AggregatorConfigOrExit(int argc, char** argv);
+AgentConfig AgentConfigOrExit(int argc, char** argv);
+
+// Whether --help or -h is among them.
+bool HelpWanted(const std::vector<std::string>& args);
+std::string SchedulerHelp();
+std::string AggregatorHelp();
+std::string AgentHelp();
+
+// The flags' names, without dashes; for shell completion.
+std::vector<std::string> SchedulerOptionNames();
+std::vector<std::string> AggregatorOptionNames();
+std::vector<std::string> AgentOptionNames();
+
+// docs/configuration.md.
+std::string ConfigurationPage();
+
+// $XDG_STATE_HOME/talweg/scheduler.sqlite, else ~/.local/state/talweg/scheduler.sqlite;
+// FAILED_PRECONDITION when neither variable is set. Makes no directory.
+absl::StatusOr<std::string> DefaultStorePath(const Environment& environment);
+// $XDG_RUNTIME_DIR/talweg/<job>-<node rank>.sock, else /tmp/talweg-<uid>/<job>-<node rank>.sock.
+// Bytes of the job's name that have no place in a file name become '_'. Makes no directory.
+std::string DefaultSocketPath(const AgentConfig& config, const Environment& environment);
+
+}  // namespace talweg::config
+
+#endif  // TALWEG_LIBS_CONFIG_CONFIG_H_

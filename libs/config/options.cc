@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/config/options.h"
+
+#include <absl/strings/ascii.h>
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "libs/config/nearest.h"
+#include "libs/config/rules.h"
+
+namespace talweg::config {
+namespace {
+
+// One line of the tables below.
+template <typename Config, typename Member, typename Rule>
+Option<Config> Make(std::string name, Member member, Rule rule, std::string help,
+                    std::string default_note = "") {
+  Option<Config> option;
+  option.name = std::move(name);
+  option.type = Rule::type;
+  option.default_text = rule.Format(Config{}.*member);
+  option.default_note = std::move(default_note);
+  option.allowed = rule.Allowed();
+  option.help = std::move(help);
+  option.is_switch = std::is_same_v<Rule, Switch>;
+  option.set = [member, rule](Config& config, const std::string& text) {
+    return rule.Parse(text, config.*member);
+  };
+  return option;
+}
+
+constexpr char kInterfaceHelp[] =
+    "Network interface whose address is bound, in place of the host of the listen options; e.g. "
+    "eth0.";
+constexpr char kAdvertiseHelp[] =
+    "Host name or address that others are told to connect to; give it when they reach this "
+    "machine by another address than the bound one.";
+constexpr char kProviderHelp[] = "libfabric provider of the data plane: tcp, verbs, efa, ...";
+constexpr char kAdminListenHelp[] =
+    "Where the daemon answers admin, health and reflection calls (gRPC). There is no "
+    "authentication: keep it on loopback or on a trusted network.";
+
+template <typename C>
+std::vector<Option<C>> ProcessOptions() {
+  return {
+      Make<C>("config", &C::config, Text{},
+              "Configuration file in protobuf text format; its fields are named as the options.",
+              "no file"),
+      Make<C>("log_level", &C::log_level, Choice{{"debug", "info", "warning", "error", "off"}},
+              "What is written to stderr: this level and worse."),
+      Make<C>("ready_fd", &C::ready_fd, Number<int32_t>{-1, 1 << 20},
+              "File descriptor to which one JSON line with pid and addresses is written when the "
+              "daemon serves; it is closed afterwards.",
+              "none"),
+      Make<C>("ready_file", &C::ready_file, Text{},
+              "File that is created, whole, with the same line as ready_fd.", "none"),
+      Make<C>("spin_us", &C::spin_us, Number<int32_t>{-1, 1'000'000},
+              "How long an idle data thread polls before it sleeps, in microseconds. Longer is "
+              "quicker to answer and burns a core.",
+              "chosen from the number of cores"),
+      Make<C>("drain_timeout_ms", &C::drain_timeout_ms, Milliseconds{0, 3'600'000},
+              "What leaving cleanly after SIGTERM may take at most."),
+  };
+}
+
+template <typename C>
+std::vector<Option<C>> With(std::vector<Option<C>> own) {
+  std::vector<Option<C>> options = std::move(own);
+  for (Option<C>& option : ProcessOptions<C>()) options.push_back(std::move(option));
+  return options;
+}
+
+std::vector<Option<SchedulerConfig>> SchedulerOptions() {
+  using C = SchedulerConfig;
+  return With<C>({
+      Make<C>("listen", &C::listen, Listen{},
+              "Where agents, aggregators and the tool connect to (gRPC). There is no "
+              "authentication: keep it on loopback or on a trusted network."),
+      Make<C>("interface", &C::interface, Text{64}, kInterfaceHelp, "the host of listen"),
+      Make<C>("store_path", &C::store_path, Text{},
+              "SQLite file that keeps jobs, members and epochs over a restart.",
+              "$XDG_STATE_HOME/talweg/scheduler.sqlite, or ~/.local/state/..."),
+      Make<C>("in_memory", &C::in_memory, Switch{},
+              "Keep the state in memory only: a restart forgets all jobs."),
+      Make<C>("lease_ms", &C::lease_ms, Milliseconds{100, 3'600'000},
+              "After how long a silence an agent or an aggregator counts as lost. Processes that "
+              "die are noticed at once; this is for hosts and cables."),
+  });
+}
+
+std::vector<Option<AggregatorConfig>> AggregatorOptions() {
+  using C = AggregatorConfig;
+  return With<C>({
+      Make<C>("scheduler", &C::scheduler, Address{}, "The scheduler's address."),
+      Make<C>("name", &C::name, Text{1024},
+              "The aggregator's name, another for each and the same after a restart: placement of "
+              "slices hangs on it.",
+              "the host's name"),
+      Make<C>("weight", &C::weight, Number<uint32_t>{1, 1000},
+              "Its share of the bytes, relative to the other aggregators' weights."),
+      Make<C>("listen", &C::listen, Listen{}, "Where agents connect to (data plane)."),
+      Make<C>("interface", &C::interface, Text{64}, kInterfaceHelp,
+              "the hosts of the listen options"),
+      Make<C>("advertise", &C::advertise, Text{255}, kAdvertiseHelp, "the bound address"),
+      Make<C>("provider", &C::provider, Name{}, kProviderHelp),
+      Make<C>("local_transport", &C::local_transport, Switch{},
+              "Serve agents on the same host through shared memory."),
+      Make<C>("admin_listen", &C::admin_listen, Listen{}, kAdminListenHelp),
+      Make<C>("memory_bytes_max", &C::memory_bytes_max, Bytes{kMiB, 1024 * 1024 * kGiB, true},
+              "What contributions and results of all jobs may take. A declaration past it is "
+              "refused with the figures.",
+              "half of the machine's memory"),
+      Make<C>("credit_bytes", &C::credit_bytes, Bytes{64 * kKiB, 64 * kGiB},
+              "Contribution bytes that one agent may have in flight to this aggregator."),
+  });
+}
+
+std::vector<Option<AgentConfig>> AgentOptions() {
+  using C = AgentConfig;
+  return With<C>({
+      Make<C>("scheduler", &C::scheduler, Address{}, "The scheduler's address."),
+      Make<C>("job", &C::job, Name{}, "The job's name; all its agents give the same."),
+      Make<C>("node_rank", &C::node_rank, Number<uint32_t>{0, 65535},
+              "Which node of the job this is, from 0. Fixes the order of sums."),
+      Make<C>("name", &C::name, Text{1024}, "The node's name, for people.", "the host's name"),
+      Make<C>("rank_count", &C::rank_count, Number<uint32_t>{1, 1024},
+              "How many ranks of the job run on this node."),
+      Make<C>("min_members", &C::min_members, Number<uint32_t>{1, 65536},
+              "With how many nodes the job begins, and below which it does not go on."),
+      Make<C>("max_members", &C::max_members, Number<uint32_t>{1, 65536},
+              "How many nodes the job may have."),
+      Make<C>("loss_policy", &C::loss_policy, LossPolicyChoice{},
+              "What becomes of the job when a node or an aggregator is lost."),
+      Make<C>("slice_bytes_max", &C::slice_bytes_max, Bytes{4 * kKiB, kGiB},
+              "Into slices of which size tensors are cut. The same at all agents of a job."),
+      Make<C>("credit_bytes", &C::credit_bytes, Bytes{64 * kKiB, 64 * kGiB},
+              "Contribution bytes in flight to one aggregator, at most; it may grant less."),
+      Make<C>("socket_path", &C::socket_path, Text{107},
+              "Unix socket on which the node's ranks find the agent (their TALWEG_AGENT_SOCKET).",
+              "$XDG_RUNTIME_DIR/talweg/<job>-<node_rank>.sock, or below /tmp/talweg-<uid>"),
+      Make<C>("socket_mode", &C::socket_mode, FileMode{},
+              "Mode of the socket: who may be a rank. With more than the owner, ranks of other "
+              "users are accepted as the mode says."),
+      Make<C>("socket_group", &C::socket_group, Text{64}, "Group of the socket.",
+              "the agent's own group"),
+      Make<C>("interface", &C::interface, Text{64}, kInterfaceHelp,
+              "the host of the listen option"),
+      Make<C>("advertise", &C::advertise, Text{255}, kAdvertiseHelp, "the bound address"),
+      Make<C>("provider", &C::provider, Name{}, kProviderHelp),
+      Make<C>("local_transport", &C::local_transport, Switch{},
+              "Reach aggregators on the same host through shared memory."),
+      Make<C>("admin_listen", &C::admin_listen, Listen{}, kAdminListenHelp),
+      Make<C>("standalone", &C::standalone, Switch{},
+              "One node without scheduler and aggregators: the agent serves its ranks alone."),
+      Make<C>("arena_bytes_max", &C::arena_bytes_max, Bytes{kMiB, 1024 * 1024 * kGiB, true},
+              "What the shared memory of all ranks of this node may take.",
+              "half of the machine's memory"),
+      Make<C>("join_timeout_ms", &C::join_timeout_ms, Milliseconds{100, 7 * 24 * 3'600'000},
+              "How long the agent waits for the scheduler and for min_members nodes."),
+      Make<C>("trace_path", &C::trace_path, Text{},
+              "File for a timeline of the first rounds (trace event JSON; opens in Perfetto).",
+              "no trace"),
+      Make<C>("trace_rounds", &C::trace_rounds, Number<uint32_t>{1, 1'000'000},
+              "How many rounds of each tensor are traced."),
+  });
+}
+
+size_t EditDistance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::string OptionText::EnvironmentName() const {
+  return absl::StrCat("TALWEG_", absl::AsciiStrToUpper(name));
+}
+
+std::string Remedy(const OptionText& option) { return absl::StrCat("allowed: ", option.allowed); }
+
+const std::vector<Option<SchedulerConfig>>& OptionsOf(const SchedulerConfig*) {
+  static const auto* const options = new auto(SchedulerOptions());
+  return *options;
+}
+
+const std::vector<Option<AggregatorConfig>>& OptionsOf(const AggregatorConfig*) {
+  static const auto* const options = new auto(AggregatorOptions());
+  return *options;
+}
+
+const std::vector<Option<AgentConfig>>& OptionsOf(const AgentConfig*) {
+  static const auto* const options = new auto(AgentOptions());
+  return *options;
+}
+
+std::string NearestName(const std::string& name, const std::vector<std::string>& known) {
+  if (name.size() > 64) return "";
+  std::string nearest;
+  size_t least = std::max<size_t>(2, name.size() / 3) + 1;
+  for (const std::string& candidate : known) {
+    size_t distance = EditDistance(name, candidate);
+    // A word of the name that was given alone, or the beginning of it: "level" means log_level.
+    const bool is_part = name.size() >= 3 && candidate.find(name) != std::string::npos;
+    if (is_part) distance = std::min<size_t>(distance, 2);
+    if (distance < least) {
+      least = distance;
+      nearest = candidate;
+    }
+  }
+  return nearest;
+}
+
+}  // namespace talweg::config

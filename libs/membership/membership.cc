@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/membership/membership.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "libs/base/check.h"
+#include "libs/base/mutation.h"
+#include "libs/membership/turn.h"
+
+namespace talweg::membership {
+namespace {
+
+constexpr size_t kGoneMax = 256;       // Records of members that are gone, a job.
+constexpr size_t kComplaintsMax = 32;  // A job.
+
+Answer Refuse(Code code, std::string text) { return {.code = code, .text = std::move(text)}; }
+
+}  // namespace
+
+bool Job::Pending(const Member& member) const {
+  return state == JobState::kRunning && !view->IndexOf(member.record.member.id);
+}
+
+JobRecord RecordOf(const Job& job) {
+  JobRecord record{.id = job.id,
+                   .name = job.name,
+                   .spec = job.spec,
+                   .state = job.state,
+                   .text = job.text,
+                   .epoch_floor = job.epoch_floor,
+                   .created_unix_ns = job.created_unix_ns,
+                   .view = job.view};
+  for (const auto& [node, member] : job.members) record.members.push_back(member.record);
+  record.members.insert(record.members.end(), job.gone.begin(), job.gone.end());
+  return record;
+}
+
+Membership::Membership(const Config& config, const Snapshot& snapshot, int64_t now_ns,
+                       std::vector<Effect>& out)
+    : config_(config),
+      start_count_(snapshot.start_count + 1),
+      job_next_(snapshot.job_next),
+      last_ns_(now_ns) {
+  for (const JobRecord& record : snapshot.jobs) {
+    Job job{.id = record.id,
+            .name = record.name,
+            .spec = record.spec,
+            .state = record.state,
+            .text = record.text,
+            .epoch_floor = record.epoch_floor,
+            .created_unix_ns = record.created_unix_ns,
+            .view = record.view,
+            .join_deadline_ns = now_ns + record.spec.join_timeout_ns};
+    for (const MemberRecord& member : record.members) {
+      if (member.state != MemberState::kJoined) {
+        job.gone.push_back(member);
+        continue;
+      }
+      job.members[member.member.id.node] = {
+          .record = member,
+          .attached_before = true,
+          .lease_end_ns =
+              now_ns + TALWEG_MUTATION(leases_not_fresh_after_restart, config_.lease_ns, 0)};
+    }
+    if (job.Over() && job.members.empty()) job.over_at_ns = now_ns;
+    job_next_ = std::max(job_next_, record.id.Next());
+    jobs_[record.id] = std::move(job);
+  }
+  for (const AggregatorRecord& record : snapshot.aggregators) {
+    const Incarnation id = record.aggregator.incarnation;
+    aggregators_[id] = {
+        .record = record, .attached_before = true, .lease_end_ns = now_ns + config_.lease_ns};
+    if (record.state == AggregatorState::kLost) aggregators_lost_.push_back(id);
+  }
+  Perform(now_ns, out, [&](Turn& turn) {
+    turn.write.start_count = start_count_;
+    for (const auto& [id, job] : jobs_) turn.Touch(job);
+    return 0;
+  });
+}
+
+void Membership::ObserveGap(int64_t now_ns) {
+  const int64_t silence_ns = now_ns - last_ns_;
+  last_ns_ = std::max(now_ns, last_ns_);
+  if (TALWEG_MUTATION(leases_not_fresh_after_gap, silence_ns <= config_.lease_ns / 2, true)) return;
+  // Everybody's renewals may be waiting behind this event.
+  for (auto& [id, job] : jobs_) {
+    job.join_deadline_ns += silence_ns;
+    for (auto& [node, member] : job.members) member.lease_end_ns = now_ns + config_.lease_ns;
+  }
+  for (auto& [id, aggregator] : aggregators_) aggregator.lease_end_ns = now_ns + config_.lease_ns;
+  streams_count_from_ns_ = now_ns + config_.lease_ns;
+}
+
+void Membership::OnTick(int64_t now_ns, std::vector<Effect>& out) {
+  Perform(now_ns, out, [&](Turn& turn) {
+    ExpireLeases(turn);
+    Collect(turn);
+    CollectAggregators(turn);
+    return 0;
+  });
+}
+
+void Membership::ExpireLeases(Turn& turn) {
+  for (auto& [id, job] : jobs_) {
+    std::vector<NodeRank> silent;
+    for (const auto& [node, member] : job.members) {
+      if (member.lease_end_ns <= turn.now_ns) silent.push_back(node);
+    }
+    for (const NodeRank node : silent) {
+      Remove(job, node, MemberState::kLost,
+             "was silent for " + SecondsText(config_.lease_ns) + " (its lease has lapsed)", turn);
+    }
+    if (job.state == JobState::kForming && job.join_deadline_ns <= turn.now_ns) turn.Touch(job);
+  }
+  for (auto& [id, aggregator] : aggregators_) {
+    if (aggregator.record.state != AggregatorState::kLost &&
+        aggregator.lease_end_ns <= turn.now_ns) {
+      Lose(aggregator,
+           "was silent for " + SecondsText(config_.lease_ns) + " (its lease has lapsed)", turn);
+    }
+  }
+}
+
+void Membership::Collect(Turn& turn) {
+  std::vector<std::pair<int64_t, JobId>> over;
+  for (const auto& [id, job] : jobs_) {
+    if (job.Over() && job.members.empty()) over.emplace_back(job.over_at_ns, id);
+  }
+  std::sort(over.begin(), over.end());
+  size_t kept = over.size();
+  for (const auto& [over_at_ns, id] : over) {
+    if (kept <= config_.history_jobs_max && turn.now_ns - over_at_ns < config_.history_ns) break;
+    jobs_.erase(id);
+    turn.write.jobs_removed.push_back(id);
+    --kept;
+  }
+}
+
+// Members -----------------------------------------------------------------------------------------
+
+JoinAnswer Membership::OnJoin(const JoinRequest& request, int64_t now_ns,
+                              std::vector<Effect>& out) {
+  return Perform(now_ns, out, [&](Turn& turn) { return Join(request, turn); });
+}
+
+std::optional<JoinAnswer> Membership::JoinedBefore(const JoinRequest& request) const {
+  for (const auto& [id, job] : jobs_) {
+    if (job.name != request.job_name) continue;
+    const auto member = job.members.find(request.member.id.node);
+    const bool alive =
+        member != job.members.end() && member->second.record.member.id == request.member.id;
+    if (alive && !job.Over()) return JoinAnswer{{}, id, job.state};
+    if (alive) return JoinAnswer{Refuse(Code::kRefused, job.text), id, job.state};
+    for (const MemberRecord& gone : job.gone) {
+      if (TALWEG_MUTATION(lost_incarnation_let_in, gone.member.id != request.member.id, true))
+        continue;
+      return JoinAnswer{
+          Refuse(Code::kRefused, gone.text + "; it must join with a new incarnation (restart "
+                                             "the agent)"),
+          id, job.state};
+    }
+  }
+  return std::nullopt;
+}
+
+JoinAnswer Membership::Join(const JoinRequest& request, Turn& turn) {
+  const std::string problem = ProblemOf(request);
+  if (!problem.empty()) return {Refuse(Code::kInvalid, problem), JobId{0}};
+  if (const std::optional<JoinAnswer> before = JoinedBefore(request)) {
+    if (before->answer.ok()) {
+      jobs_.at(before->job).members.at(request.member.id.node).lease_end_ns =
+          turn.now_ns + config_.lease_ns;
+    }
+    return *before;
+  }
+  Job* job = nullptr;
+  size_t open_jobs = 0;
+  for (auto& [id, candidate] : jobs_) {
+    if (candidate.Over()) continue;
+    ++open_jobs;
+    if (candidate.name == request.job_name) job = &candidate;
+  }
+  if (job == nullptr) {
+    if (open_jobs >= config_.jobs_max) {
+      return {Refuse(Code::kFull, "job '" + request.job_name + "' would be one more than the " +
+                                      std::to_string(config_.jobs_max) +
+                                      " jobs that this scheduler takes at once"),
+              JobId{0}};
+    }
+    const JobId id = job_next_;
+    job_next_ = job_next_.Next();
+    turn.write.job_next = job_next_;
+    job = &jobs_[id];
+    job->id = id;
+    job->name = request.job_name;
+    job->spec = request.spec;
+    job->created_unix_ns = request.unix_ns;
+    job->join_deadline_ns = turn.now_ns + request.spec.join_timeout_ns;
+  } else if (const Answer room = MakeRoom(*job, request, turn); !room.ok()) {
+    return {room, job->id, job->state};
+  }
+  job->members[request.member.id.node] = {
+      .record = {.member = request.member, .host_id = request.host_id},
+      .lease_end_ns = turn.now_ns + config_.lease_ns};
+  turn.Store(*job);
+  turn.Touch(*job);
+  turn.Log("job '" + job->name + "': " + AgentText(request.member) +
+           " joined, ranks: " + std::to_string(request.member.rank_count));
+  return {{}, job->id, job->state};
+}
+
+Answer Membership::MakeRoom(Job& job, const JoinRequest& request, Turn& turn) {
+  const std::string name = "job '" + job.name + "'";
+  const std::string difference = DifferenceOf(job.spec, request.spec);
+  if (!difference.empty()) {
+    return Refuse(Code::kRefused, name + ": " + difference +
+                                      "; all members must ask for the same, or give the job "
+                                      "another name");
+  }
+  const NodeRank node = request.member.id.node;
+  const auto holder = job.members.find(node);
+  if (holder != job.members.end()) {
+    if (holder->second.attached_before) {
+      return Refuse(Code::kHeld, name + ": node rank " + std::to_string(node.value()) +
+                                     " is held by the " + AgentText(holder->second.record.member) +
+                                     ", which is alive; give this node another rank or stop that "
+                                     "agent");
+    }
+    // It has only asked to join; perhaps it died before it opened its stream.
+    Remove(job, node, MemberState::kLost,
+           "was replaced by incarnation " + HexText(request.member.id.incarnation) +
+               " before it opened its stream",
+           turn);
+  }
+  std::set<NodeRank> places;
+  for (const auto& [taken, member] : job.members) places.insert(taken);
+  if (job.view) {
+    for (const ViewMember& member : job.view->members) {
+      const bool dropped_later = job.spec.loss_policy == LossPolicy::kContinue;
+      if (!dropped_later) places.insert(member.id.node);
+    }
+  }
+  if (places.contains(node) && !job.members.contains(node)) {
+    return Refuse(Code::kRefused, name + ": node " + std::to_string(node.value()) +
+                                      " has left and the job is about to end; try again when it "
+                                      "has, or give the job another name");
+  }
+  if (places.size() >= job.spec.max_members) {
+    return Refuse(Code::kFull, name + " has all its " + std::to_string(job.spec.max_members) +
+                                   " members (" + NodesText({places.begin(), places.end()}) +
+                                   "); raise max_members or give the job another name");
+  }
+  return {};
+}
+
+void Membership::ObserveJobId(JobId id, Turn& turn) {
+  // Given by a scheduler with a newer store than this one: never give it again.
+  if (id < job_next_ || id > kJobIdMax) return;
+  job_next_ = id.Next();
+  turn.write.job_next = job_next_;
+}
+
+void Membership::ObserveEpoch(Job& job, Epoch held, Turn& turn) {
+  if (held <= job.epoch_floor) return;
+  turn.Log("job '" + job.name + "': epoch " + std::to_string(held.value()) +
+           " was reported, above the stored " + std::to_string(job.epoch_floor.value()) +
+           ": the store is older than its members");
+  job.epoch_floor = held;
+  turn.Store(job);
+  turn.Touch(job);
+}
+
+Answer Membership::Find(JobId job_id, MemberIdentity id, Epoch held, Turn& turn, Job*& job,
+                        Member*& member) {
+  if (held > kEpochMax) {
+    return Refuse(Code::kInvalid, "epoch " + std::to_string(held.value()) + " cannot be right");
+  }
+  const auto found = jobs_.find(job_id);
+  if (found == jobs_.end()) {
+    ObserveJobId(job_id, turn);
+    return Refuse(Code::kUnknown, "this scheduler knows no job " + std::to_string(job_id.value()) +
+                                      ": it has ended, or the scheduler has lost its store; start "
+                                      "the job again");
+  }
+  job = &found->second;
+  const auto alive = job->members.find(id.node);
+  if (alive != job->members.end() && alive->second.record.member.id == id) {
+    member = &alive->second;
+    member->lease_end_ns = turn.now_ns + config_.lease_ns;
+    member->epoch_held = std::max(member->epoch_held, held);
+    ObserveEpoch(*job, held, turn);
+    return {};
+  }
+  for (const MemberRecord& gone : job->gone) {
+    if (gone.member.id == id) return Refuse(Code::kRefused, gone.text);
+  }
+  return Refuse(Code::kRefused, "job '" + job->name + "' has no member of node " +
+                                    std::to_string(id.node.value()) + " and incarnation " +
+                                    HexText(id.incarnation) + "; it must join as a new one");
+}
+
+Answer Membership::OnRenew(JobId job_id, MemberIdentity id, Epoch held, int64_t now_ns,
+                           std::vector<Effect>& out) {
+  return Perform(now_ns, out, [&](Turn& turn) {
+    Job* job = nullptr;
+    Member* member = nullptr;
+    return Find(job_id, id, held, turn, job, member);
+  });
+}
+
+Answer Membership::OnLeave(JobId job_id, MemberIdentity id, Epoch held, LeaveReason reason,
+                           const std::string& text, int64_t now_ns, std::vector<Effect>& out) {
+  return Perform(now_ns, out, [&](Turn& turn) {
+    Job* job = nullptr;
+    Member* member = nullptr;
+    const Answer answer = Find(job_id, id, held, turn, job, member);
+    if (!answer.ok()) {
+      if (job == nullptr) return answer;
+      // Said before.
+      for (const MemberRecord& gone : job->gone) {
+        if (gone.member.id == id && gone.state == MemberState::kLeft) return Answer{};
+      }
+      return answer;
+    }
+    // A job that is over can lose nobody.
+    if (reason == LeaveReason::kFinished || job->Over()) {
+      const std::string why = "has left" + (text.empty() ? "" : ": " + text);
+      const bool in_view = job->state == JobState::kRunning && job->view->IndexOf(id).has_value();
+      Remove(*job, id.node, MemberState::kLeft, why, turn);
+      if (in_view) TellMembers(*job, MemberLeft{id, job->gone.back().text}, turn);
+    } else {
+      Remove(*job, id.node, MemberState::kLost, "was stopped" + (text.empty() ? "" : ": " + text),
+             turn);
+    }
+    return Answer{};
+  });
+}
+
+Answer Membership::OnReportLost(JobId job_id, MemberIdentity id, Epoch held, const Lost& lost,
+                                const std::string& text, int64_t now_ns, std::vector<Effect>& out) {
+  return Perform(now_ns, out, [&](Turn& turn) {
+    Job* job = nullptr;
+    Member* member = nullptr;
+    const Answer answer = Find(job_id, id, held, turn, job, member);
+    if (!answer.ok() || job->Over()) return answer;
+    const std::string seen = text.empty() ? "" : ": " + text;
+    if (const auto* rank = std::get_if<LostRank>(&lost)) {
+      const std::string why =
+          "reports that rank " + std::to_string(rank->rank.value()) + " has died" + seen;
+      if (job->state == JobState::kRunning && job->spec.loss_policy == LossPolicy::kFailJob &&
+          !job->Pending(*member)) {
+        // The reporter stays, so that its other ranks are told as everybody's are.
+        Fail(*job, AgentText(member->record.member) + " " + why, turn);
+      } else {
+        Remove(*job, id.node, MemberState::kLost, why, turn);
+      }
+      return Answer{};
+    }
+    Complaint complaint{.reporter = id, .text = text, .at_ns = turn.now_ns};
+    if (const auto* peer = std::get_if<LostMember>(&lost)) {
+      complaint.about = "agent of node " + std::to_string(peer->id.node.value()) +
+                        " (incarnation " + HexText(peer->id.incarnation) + ")";
+    } else {
+      const Incarnation incarnation = std::get<LostAggregator>(lost).incarnation;
+      const auto aggregator = aggregators_.find(incarnation);
+      complaint.about = aggregator == aggregators_.end()
+                            ? "aggregator of incarnation " + HexText(incarnation)
+                            : AggregatorText(aggregator->second.record.aggregator);
+    }
+    turn.Log("job '" + job->name + "': " + AgentText(member->record.member) + " cannot reach the " +
+             complaint.about + seen);
+    job->complaints.push_back(std::move(complaint));
+    if (job->complaints.size() > kComplaintsMax) job->complaints.erase(job->complaints.begin());
+    return Answer{};
+  });
+}
+
+Answer Membership::OnQuiesced(JobId job_id, MemberIdentity id, Epoch held, QuiesceId quiesce,
+                              int64_t now_ns, std::vector<Effect>& out) {
+  return Perform(now_ns, out, [&](Turn& turn) {
+    Job* job = nullptr;
+    Member* member = nullptr;
+    const Answer answer = Find(job_id, id, held, turn, job, member);
+    if (answer.ok() && job->quiesce && job->quiesce->id == quiesce) {
+      job->quiesce->waits_for.erase(id);
+      turn.Touch(*job);
+    }
+    return answer;
+  });
+}
+
+Answer Membership::OnMemberAttached(StreamId stream, JobId job_id, MemberIdentity id, Epoch held,
+                                    int64_t now_ns, std::vector<Effect>& out) {
+  TALWEG_CHECK(!streams_.contains(stream));
+  return Perform(now_ns, out, [&](Turn& turn) {
+    Job* job = nullptr;
+    Member* member = nullptr;
+    const Answer answer = Find(job_id, id, held, turn, job, member);
+    if (answer.ok()) Attach(stream, *job, *member, turn);
+    return answer;
+  });
+}
+
+void Membership::Attach(StreamId stream, Job& job, Member& member, Turn& turn) {
+  EndStream(member.stream, Refuse(Code::kReplaced, "the member has opened a newer stream"), turn);
+  const MemberIdentity id = member.record.member.id;
+  member.stream = stream;
+  member.attached_before = true;
+  streams_[stream] = {.job = job.id, .member = id};
+  const bool in_view = job.state == JobState::kRunning && !job.Pending(member);
+  const QuiesceId quiesce = in_view && job.quiesce ? job.quiesce->id : QuiesceId{0};
+  turn.Say(TellMember{stream, Attached{quiesce}});
+  if (job.Over()) turn.Say(TellMember{stream, JobFailed{job.text}});
+  if (in_view) {
+    turn.Say(TellMember{stream, *job.view});
+    for (const MemberRecord& gone : job.gone) {
+      if (gone.state == MemberState::kLeft && job.view->IndexOf(gone.member.id)) {
+        turn.Say(TellMember{stream, MemberLeft{gone.member.id, gone.text}});
+      }
+    }
+    // Behind the view, which would end it.
+    if (job.quiesce) turn.Say(TellMember{stream, Quiesce{quiesce, PendingNodes(job)}});
+  }
+  turn.Touch(job);
+}
+
+void Membership::EndStream(std::optional<StreamId>& stream, const Answer& why, Turn& turn) {
+  if (!stream) return;
+  streams_.erase(*stream);
+  turn.Say(CloseStream{*stream, why});
+  stream.reset();
+}
+
+void Membership::OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<Effect>& out) {
+  Perform(now_ns, out, [&](Turn& turn) {
+    const auto found = streams_.find(stream);
+    if (found == streams_.end()) return 0;
+    const StreamOwner owner = found->second;
+    streams_.erase(found);
+    const bool counts = turn.now_ns >= streams_count_from_ns_;
+    if (owner.job == JobId{0}) {
+      Aggregator& aggregator = aggregators_.at(owner.aggregator);
+      aggregator.stream.reset();
+      if (counts) Lose(aggregator, "closed its connection", turn);
+      return 0;
+    }
+    Job& job = jobs_.at(owner.job);
+    job.members.at(owner.member.node).stream.reset();
+    if (TALWEG_MUTATION(broken_stream_ignored, counts, false)) {
+      Remove(job, owner.member.node, MemberState::kLost, "closed its connection", turn);
+    }
+    return 0;
+  });
+}
+
+void Membership::Remove(Job& job, NodeRank node, MemberState how, const std::string& text,
+                        Turn& turn) {
+  const auto found = job.members.find(node);
+  TALWEG_CHECK(found != job.members.end());
+  Member& member = found->second;
+  member.record.state = how;
+  member.record.text = AgentText(member.record.member) + " " + text;
+  turn.Log("job '" + job.name + "': " + member.record.text);
+  EndStream(member.stream,
+            how == MemberState::kLeft ? Answer{} : Refuse(Code::kRefused, member.record.text),
+            turn);
+  job.gone.push_back(std::move(member.record));
+  if (job.gone.size() > kGoneMax) job.gone.erase(job.gone.begin());
+  job.members.erase(found);
+  if (job.Over() && job.members.empty()) job.over_at_ns = turn.now_ns;
+  turn.Store(job);
+  turn.Touch(job);
+}
+
+}  // namespace talweg::membership

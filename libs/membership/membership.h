@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_MEMBERSHIP_MEMBERSHIP_H_
+#define TALWEG_LIBS_MEMBERSHIP_MEMBERSHIP_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/membership/records.h"
+#include "libs/view/view.h"
+
+// Who is in which job: the scheduler's core (docs/protocol.md, section 2).
+//
+//   job:     kForming --min_members ready--> kRunning --a loss--> kRunning (next epoch) or kFailed
+//               |                               |          all members left --> kFinished
+//               +--- join deadline, all gone ---+--> kFailed, kFinished
+//   member:  kJoined --lease lapses, stream breaks, its own word--> kLost    --Leave--> kLeft
+//
+// Events and the time go in, effects come out; no clock, lock or I/O. The same events give the same
+// effects. The caller performs the effects of an event in their order, and only then gives the
+// answer that the event returned: nobody may hear of what is not stored.
+namespace talweg::membership {
+
+// One watch stream of a member or an aggregator, named by the caller, never again after its end.
+using StreamId = StrongId<struct StreamIdTag, uint64_t>;
+// One attempt to stop a job between two steps. Never 0, never used again, also over restarts.
+using QuiesceId = StrongId<struct QuiesceIdTag, uint64_t>;
+
+// What the one who asked may do.
+enum class Code : uint8_t {
+  kOk,
+  kInvalid,   // The request can never be right.
+  kUnknown,   // No such job or aggregator.
+  kHeld,      // A live process has that node rank or name.
+  kRefused,   // This incarnation is out, or the job is, or its spec differs.
+  kReplaced,  // Of a stream: its owner has opened another.
+  kFull,      // A limit is reached.
+};
+
+struct Answer {
+  Code code = Code::kOk;
+  std::string text;  // Why not, if not kOk.
+
+  bool ok() const { return code == Code::kOk; }
+  friend bool operator==(const Answer&, const Answer&) = default;
+};
+
+struct Config {
+  int64_t lease_ns = 10'000'000'000;
+  // How long a job that is over, and whose members are gone, is still shown.
+  int64_t history_ns = 600'000'000'000;
+  // At most so many of them.
+  size_t history_jobs_max = 64;
+  // Forming and running jobs, and live aggregators.
+  size_t jobs_max = 1024;
+  size_t aggregators_max = 1024;
+
+  // OnTick is to be called at least so often. A longer silence than lease_ns / 2 counts as a gap.
+  int64_t TickNs() const { return lease_ns / 20 > 500'000'000 ? 500'000'000 : lease_ns / 20 + 1; }
+};
+
+struct JoinRequest {
+  std::string job_name;
+  JobSpec spec;
+  ViewMember member;
+  std::string host_id;
+  int64_t unix_ns = 0;  // For JobRecord::created_unix_ns.
+};
+
+struct JoinAnswer {
+  Answer answer;
+  JobId job;
+  JobState state = JobState::kForming;
+};
+
+enum class LeaveReason : uint8_t {
+  kFinished,  // Its ranks are done.
+  kStopped,   // Its ranks are not: a loss by its own word.
+};
+
+// What a member reports as dead (its own rank) or out of its reach (a peer).
+struct LostRank {
+  Rank rank;
+};
+struct LostMember {
+  MemberIdentity id;
+};
+struct LostAggregator {
+  Incarnation incarnation;
+};
+using Lost = std::variant<LostRank, LostMember, LostAggregator>;
+
+struct HeldJob {
+  JobId job;
+  Epoch epoch;
+};
+
+struct DeregisterAnswer {
+  Answer answer;
+  uint32_t job_count = 0;  // Running jobs whose view has (with `leave`: had) it.
+};
+
+// Effects -----------------------------------------------------------------------------------------
+
+// Sync this to the store. First among the effects of an event.
+struct Persist {
+  StoreWrite write;
+  friend bool operator==(const Persist&, const Persist&) = default;
+};
+
+// Messages on a member's stream.
+struct Attached {
+  QuiesceId quiesce;  // Under way; 0: none.
+  friend bool operator==(const Attached&, const Attached&) = default;
+};
+struct Quiesce {
+  QuiesceId id;
+  std::vector<NodeRank> joining;
+  friend bool operator==(const Quiesce&, const Quiesce&) = default;
+};
+struct QuiesceCancelled {
+  QuiesceId id;
+  friend bool operator==(const QuiesceCancelled&, const QuiesceCancelled&) = default;
+};
+struct JobFailed {
+  std::string text;
+  friend bool operator==(const JobFailed&, const JobFailed&) = default;
+};
+struct MemberLeft {
+  MemberIdentity id;
+  std::string text;
+  friend bool operator==(const MemberLeft&, const MemberLeft&) = default;
+};
+using MemberMessage =
+    std::variant<Attached, View, Quiesce, QuiesceCancelled, JobFailed, MemberLeft>;
+
+// Messages on an aggregator's stream.
+struct JobView {
+  std::string job_name;
+  View view;
+  friend bool operator==(const JobView&, const JobView&) = default;
+};
+struct JobClosed {
+  JobId job;
+  std::string text;
+  friend bool operator==(const JobClosed&, const JobClosed&) = default;
+};
+using AggregatorMessage = std::variant<Attached, JobView, JobClosed>;
+
+struct TellMember {
+  StreamId stream;
+  MemberMessage message;
+  friend bool operator==(const TellMember&, const TellMember&) = default;
+};
+struct TellAggregator {
+  StreamId stream;
+  AggregatorMessage message;
+  friend bool operator==(const TellAggregator&, const TellAggregator&) = default;
+};
+// End the stream with this; no OnStreamBroken is wanted for it.
+struct CloseStream {
+  StreamId stream;
+  Answer why;
+  friend bool operator==(const CloseStream&, const CloseStream&) = default;
+};
+// For the log.
+struct Note {
+  std::string text;
+  friend bool operator==(const Note&, const Note&) = default;
+};
+using Effect = std::variant<Persist, TellMember, TellAggregator, CloseStream, Note>;
+
+// State, for those who look on --------------------------------------------------------------------
+
+struct Complaint {
+  MemberIdentity reporter;
+  std::string about;
+  std::string text;
+  int64_t at_ns = 0;
+};
+
+struct Member {
+  MemberRecord record;
+  std::optional<StreamId> stream;
+  bool attached_before = false;  // In this life of the scheduler, or in an earlier one.
+  int64_t lease_end_ns = 0;
+  Epoch epoch_held;
+};
+
+struct QuiesceState {
+  QuiesceId id;
+  std::set<MemberIdentity> waits_for;
+};
+
+struct Job {
+  JobId id;
+  std::string name;
+  JobSpec spec;
+  JobState state = JobState::kForming;
+  std::string text;
+  Epoch epoch_floor;
+  int64_t created_unix_ns = 0;
+  std::optional<View> view;
+  std::map<NodeRank, Member> members;  // Those alive.
+  std::vector<MemberRecord> gone;      // In the order of their going; bounded.
+  std::optional<QuiesceState> quiesce;
+  std::vector<Complaint> complaints;  // The latest few.
+  int64_t join_deadline_ns = 0;
+  int64_t over_at_ns = 0;  // When the last member of a job that is over went; 0: not yet.
+
+  bool Over() const { return state == JobState::kFailed || state == JobState::kFinished; }
+  // Whether it waits to enter the view of a running job.
+  bool Pending(const Member& member) const;
+};
+
+struct Aggregator {
+  AggregatorRecord record;
+  std::optional<StreamId> stream;
+  bool attached_before = false;
+  int64_t lease_end_ns = 0;
+};
+
+// The core --------------------------------------------------------------------------------------
+
+class Membership {
+ public:
+  // Goes on where the store has left off; leases start afresh.
+  Membership(const Config& config, const Snapshot& snapshot, int64_t now_ns,
+             std::vector<Effect>& out);
+
+  JoinAnswer OnJoin(const JoinRequest& request, int64_t now_ns, std::vector<Effect>& out);
+  Answer OnRenew(JobId job, MemberIdentity id, Epoch held, int64_t now_ns,
+                 std::vector<Effect>& out);
+  Answer OnLeave(JobId job, MemberIdentity id, Epoch held, LeaveReason reason,
+                 const std::string& text, int64_t now_ns, std::vector<Effect>& out);
+  Answer OnReportLost(JobId job, MemberIdentity id, Epoch held, const Lost& lost,
+                      const std::string& text, int64_t now_ns, std::vector<Effect>& out);
+  Answer OnQuiesced(JobId job, MemberIdentity id, Epoch held, QuiesceId quiesce, int64_t now_ns,
+                    std::vector<Effect>& out);
+  // If not ok, the stream is the caller's to end.
+  Answer OnMemberAttached(StreamId stream, JobId job, MemberIdentity id, Epoch held, int64_t now_ns,
+                          std::vector<Effect>& out);
+
+  Answer OnRegister(const ViewAggregator& aggregator, int64_t now_ns, std::vector<Effect>& out);
+  Answer OnRenewAggregator(Incarnation incarnation, int64_t now_ns, std::vector<Effect>& out);
+  DeregisterAnswer OnDeregister(Incarnation incarnation, bool leave, const std::string& text,
+                                int64_t now_ns, std::vector<Effect>& out);
+  Answer OnAggregatorAttached(StreamId stream, Incarnation incarnation,
+                              const std::vector<HeldJob>& held, int64_t now_ns,
+                              std::vector<Effect>& out);
+
+  // The peer's end of the stream is gone. Streams that are unknown or replaced are ignored.
+  void OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<Effect>& out);
+  void OnTick(int64_t now_ns, std::vector<Effect>& out);
+
+  const Config& config() const { return config_; }
+  uint64_t start_count() const { return start_count_; }
+  const std::map<JobId, Job>& jobs() const { return jobs_; }
+  const std::map<Incarnation, Aggregator>& aggregators() const { return aggregators_; }
+  // What a forming job waits for, why one is over, or "".
+  std::string StateText(const Job& job) const;
+
+ private:
+  struct StreamOwner {
+    JobId job;  // 0: an aggregator's stream.
+    MemberIdentity member;
+    Incarnation aggregator;
+  };
+  class Turn;
+
+  template <typename Body>
+  auto Perform(int64_t now_ns, std::vector<Effect>& out, const Body& body);
+
+  JoinAnswer Join(const JoinRequest& request, Turn& turn);
+  std::optional<JoinAnswer> JoinedBefore(const JoinRequest& request) const;
+  Answer MakeRoom(Job& job, const JoinRequest& request, Turn& turn);
+  Answer Find(JobId job_id, MemberIdentity id, Epoch held, Turn& turn, Job*& job, Member*& member);
+  Answer FindAggregator(Incarnation incarnation, Aggregator*& aggregator);
+  void ObserveEpoch(Job& job, Epoch held, Turn& turn);
+  void ObserveJobId(JobId id, Turn& turn);
+  void Attach(StreamId stream, Job& job, Member& member, Turn& turn);
+  void Remove(Job& job, NodeRank node, MemberState how, const std::string& text, Turn& turn);
+  void Lose(Aggregator& aggregator, const std::string& text, Turn& turn);
+  void EndStream(std::optional<StreamId>& stream, const Answer& why, Turn& turn);
+
+  // What follows from the state of a job; run at the end of a turn for the jobs that it touched.
+  void Advance(Job& job, Turn& turn);
+  void AdvanceForming(Job& job, Turn& turn);
+  void AdvanceRunning(Job& job, Turn& turn);
+  void AdvanceQuiesce(Job& job, Turn& turn);
+  std::string LossesOf(const Job& job) const;
+  bool WantsNewView(const Job& job) const;
+  bool MakeView(Job& job, bool with_joiners, Turn& turn);
+  std::vector<ViewAggregator> AggregatorsFor(const Job& job) const;
+  void CancelQuiesce(Job& job, Turn& turn);
+  void Fail(Job& job, const std::string& text, Turn& turn);
+  void End(Job& job, JobState state, const std::string& text, Turn& turn);
+  void TellMembers(const Job& job, const MemberMessage& message, Turn& turn) const;
+  void TellAggregators(const AggregatorMessage& message, Turn& turn) const;
+
+  void ObserveGap(int64_t now_ns);
+  void ExpireLeases(Turn& turn);
+  void Collect(Turn& turn);
+  void CollectAggregators(Turn& turn);
+
+  const Config config_;
+  uint64_t start_count_ = 0;
+  uint64_t quiesce_count_ = 0;
+  JobId job_next_{1};
+  std::map<JobId, Job> jobs_;
+  std::map<Incarnation, Aggregator> aggregators_;  // Those lost of late included.
+  std::vector<Incarnation> aggregators_lost_;      // In the order of their going.
+  std::map<StreamId, StreamOwner> streams_;
+  int64_t last_ns_ = 0;
+  // Before this time a broken stream may be the work of a gap; the lease decides.
+  int64_t streams_count_from_ns_ = INT64_MIN;
+};
+
+}  // namespace talweg::membership
+
+#endif  // TALWEG_LIBS_MEMBERSHIP_MEMBERSHIP_H_

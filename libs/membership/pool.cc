@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+
+#include "libs/base/check.h"
+#include "libs/membership/membership.h"
+#include "libs/membership/turn.h"
+
+// The pool of aggregators.
+namespace talweg::membership {
+namespace {
+
+constexpr size_t kLostAggregatorsMax = 256;
+
+Answer Refuse(Code code, std::string text) { return {.code = code, .text = std::move(text)}; }
+
+}  // namespace
+
+Answer Membership::OnRegister(const ViewAggregator& aggregator, int64_t now_ns,
+                              std::vector<Effect>& out) {
+  return Perform(now_ns, out, [&](Turn& turn) {
+    const std::string problem = ProblemOf(aggregator);
+    if (!problem.empty()) return Refuse(Code::kInvalid, problem);
+    Aggregator* known = nullptr;
+    const Answer before = FindAggregator(aggregator.incarnation, known);
+    if (before.code != Code::kUnknown) {
+      if (known != nullptr) known->lease_end_ns = turn.now_ns + config_.lease_ns;
+      return before;
+    }
+    size_t live = 0;
+    for (auto& [id, other] : aggregators_) {
+      if (other.record.state == AggregatorState::kLost) continue;
+      ++live;
+      if (other.record.aggregator.name != aggregator.name) continue;
+      if (other.attached_before) {
+        return Refuse(Code::kHeld, "the name '" + aggregator.name + "' is held by the " +
+                                       AggregatorText(other.record.aggregator) + " at " +
+                                       other.record.aggregator.data_address +
+                                       ", which is alive; choose another name or stop it");
+      }
+      Lose(other,
+           "was replaced by incarnation " + HexText(aggregator.incarnation) +
+               " before it opened its stream",
+           turn);
+      --live;
+    }
+    if (live >= config_.aggregators_max) {
+      return Refuse(Code::kFull,
+                    "aggregator '" + aggregator.name + "' would be one more than the " +
+                        std::to_string(config_.aggregators_max) + " that this scheduler takes");
+    }
+    Aggregator& added = aggregators_[aggregator.incarnation];
+    added.record.aggregator = aggregator;
+    added.lease_end_ns = turn.now_ns + config_.lease_ns;
+    turn.Store(added);
+    turn.Log(AggregatorText(aggregator) + " registered, at " + aggregator.data_address);
+    return Answer{};
+  });
+}
+
+Answer Membership::FindAggregator(Incarnation incarnation, Aggregator*& aggregator) {
+  const auto found = aggregators_.find(incarnation);
+  if (found == aggregators_.end()) {
+    return Refuse(Code::kUnknown, "this scheduler knows no aggregator of incarnation " +
+                                      HexText(incarnation) + "; register again");
+  }
+  if (found->second.record.state == AggregatorState::kLost) {
+    return Refuse(Code::kRefused, found->second.record.text);
+  }
+  aggregator = &found->second;
+  return {};
+}
+
+Answer Membership::OnRenewAggregator(Incarnation incarnation, int64_t now_ns,
+                                     std::vector<Effect>& out) {
+  return Perform(now_ns, out, [&](Turn& turn) {
+    Aggregator* aggregator = nullptr;
+    const Answer answer = FindAggregator(incarnation, aggregator);
+    if (answer.ok()) aggregator->lease_end_ns = turn.now_ns + config_.lease_ns;
+    return answer;
+  });
+}
+
+DeregisterAnswer Membership::OnDeregister(Incarnation incarnation, bool leave,
+                                          const std::string& text, int64_t now_ns,
+                                          std::vector<Effect>& out) {
+  return Perform(now_ns, out, [&](Turn& turn) {
+    Aggregator* aggregator = nullptr;
+    DeregisterAnswer answer{FindAggregator(incarnation, aggregator)};
+    if (!answer.answer.ok()) {
+      // Said before, or not worth more words.
+      if (leave && answer.answer.code == Code::kRefused) answer.answer = {};
+      return answer;
+    }
+    for (const auto& [id, job] : jobs_) {
+      if (job.state != JobState::kRunning || !job.view->IndexOfAggregator(incarnation)) continue;
+      ++answer.job_count;
+      turn.Touch(job);
+    }
+    if (leave) {
+      Lose(*aggregator, "was stopped" + (text.empty() ? "" : ": " + text), turn);
+    } else if (aggregator->record.state != AggregatorState::kDraining) {
+      aggregator->record.state = AggregatorState::kDraining;
+      aggregator->lease_end_ns = turn.now_ns + config_.lease_ns;
+      turn.Store(*aggregator);
+      turn.Log(AggregatorText(aggregator->record.aggregator) + " drains: " + text);
+    }
+    return answer;
+  });
+}
+
+Answer Membership::OnAggregatorAttached(StreamId stream, Incarnation incarnation,
+                                        const std::vector<HeldJob>& held, int64_t now_ns,
+                                        std::vector<Effect>& out) {
+  TALWEG_CHECK(!streams_.contains(stream));
+  return Perform(now_ns, out, [&](Turn& turn) {
+    Aggregator* aggregator = nullptr;
+    const Answer answer = FindAggregator(incarnation, aggregator);
+    if (!answer.ok()) return answer;
+    for (const HeldJob& job : held) {
+      if (job.epoch <= kEpochMax) continue;
+      return Refuse(Code::kInvalid,
+                    "epoch " + std::to_string(job.epoch.value()) + " cannot be right");
+    }
+    EndStream(aggregator->stream,
+              Refuse(Code::kReplaced, "the aggregator has opened a newer stream"), turn);
+    aggregator->stream = stream;
+    aggregator->attached_before = true;
+    aggregator->lease_end_ns = turn.now_ns + config_.lease_ns;
+    streams_[stream] = {.aggregator = incarnation};
+    turn.Say(TellAggregator{stream, Attached{}});
+    for (const HeldJob& job : held) {
+      const auto known = jobs_.find(job.job);
+      if (known == jobs_.end()) ObserveJobId(job.job, turn);
+      if (known == jobs_.end() || known->second.Over()) {
+        turn.Say(TellAggregator{
+            stream,
+            JobClosed{job.job, known == jobs_.end()
+                                   ? "job " + std::to_string(job.job.value()) + " is not known"
+                                   : known->second.text}});
+      } else {
+        ObserveEpoch(known->second, job.epoch, turn);
+      }
+    }
+    for (const auto& [id, job] : jobs_) {
+      if (job.state == JobState::kRunning) {
+        turn.Say(TellAggregator{stream, JobView{job.name, *job.view}});
+      }
+      // Some may have waited for an aggregator.
+      turn.Touch(job);
+    }
+    return Answer{};
+  });
+}
+
+void Membership::Lose(Aggregator& aggregator, const std::string& text, Turn& turn) {
+  AggregatorRecord& record = aggregator.record;
+  record.state = AggregatorState::kLost;
+  record.text = AggregatorText(record.aggregator) + " " + text;
+  turn.Log(record.text);
+  EndStream(aggregator.stream, Refuse(Code::kRefused, record.text), turn);
+  turn.Store(aggregator);
+  for (const auto& [id, job] : jobs_) {
+    if (job.state == JobState::kRunning &&
+        job.view->IndexOfAggregator(record.aggregator.incarnation)) {
+      turn.Touch(job);
+    }
+  }
+  aggregators_lost_.push_back(record.aggregator.incarnation);
+}
+
+void Membership::CollectAggregators(Turn& turn) {
+  while (aggregators_lost_.size() > kLostAggregatorsMax) {
+    aggregators_.erase(aggregators_lost_.front());
+    turn.write.aggregators_removed.push_back(aggregators_lost_.front());
+    aggregators_lost_.erase(aggregators_lost_.begin());
+  }
+}
+
+}  // namespace talweg::membership

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+
+#include "libs/membership/turn.h"
+
+namespace talweg::membership {
+namespace {
+
+constexpr size_t kJobNameBytesMax = 1024;
+constexpr size_t kNameBytesMax = 255;
+constexpr size_t kAddressBytesMax = 1024;
+constexpr uint32_t kRanksMax = 4096;
+constexpr uint32_t kMembersMax = 65536;
+constexpr uint32_t kWeightMax = 1'000'000;
+constexpr int64_t kJoinTimeoutMaxNs = 366 * 86400 * int64_t{1'000'000'000};
+
+const char* PolicyName(LossPolicy policy) {
+  return policy == LossPolicy::kFailJob ? "fail-job" : "continue";
+}
+
+// Names are shown, logged and compared: a NUL would cut them.
+std::string TextProblem(const char* field, const std::string& text, size_t bytes_min,
+                        size_t bytes_max) {
+  if (text.size() < bytes_min) return std::string(field) + " is empty";
+  if (text.size() > bytes_max) {
+    return std::string(field) + " has " + std::to_string(text.size()) + " bytes; at most " +
+           std::to_string(bytes_max) + " are allowed";
+  }
+  if (text.find('\0') != std::string::npos) return std::string(field) + " contains a NUL byte";
+  return "";
+}
+
+std::string SpecProblem(const JobSpec& spec) {
+  if (spec.min_members < 1 || spec.max_members < spec.min_members ||
+      spec.max_members > kMembersMax) {
+    return "min_members is " + std::to_string(spec.min_members) + " and max_members " +
+           std::to_string(spec.max_members) +
+           "; they must be 1 <= min_members <= max_members <= " + std::to_string(kMembersMax);
+  }
+  if (spec.slice_bytes_max < 4 * kKiB || spec.slice_bytes_max > kGiB ||
+      spec.slice_bytes_max % kCacheLineBytes != 0) {
+    return "slice_bytes_max is " + std::to_string(spec.slice_bytes_max) +
+           "; it must be a multiple of 64 from 4096 to 1073741824";
+  }
+  if (spec.loss_policy != LossPolicy::kFailJob && spec.loss_policy != LossPolicy::kContinue) {
+    return "loss_policy is " + std::to_string(static_cast<int>(spec.loss_policy)) +
+           "; it must be given";
+  }
+  if (spec.join_timeout_ns <= 0 || spec.join_timeout_ns > kJoinTimeoutMaxNs) {
+    return "join_timeout is " + SecondsText(spec.join_timeout_ns) +
+           "; it must be above 0 and at most a year";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string HexText(Incarnation incarnation) {
+  char text[20];
+  std::snprintf(text, sizeof text, "%llx", static_cast<unsigned long long>(incarnation.value()));
+  return text;
+}
+
+std::string AgentText(const ViewMember& member) {
+  return "agent of node " + std::to_string(member.id.node.value()) + " (" +
+         (member.name.empty() ? "" : member.name + ", ") + "incarnation " +
+         HexText(member.id.incarnation) + ")";
+}
+
+std::string AggregatorText(const ViewAggregator& aggregator) {
+  return "aggregator " + aggregator.name + " (incarnation " + HexText(aggregator.incarnation) + ")";
+}
+
+std::string SecondsText(int64_t ns) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.3g s", static_cast<double>(ns) / 1e9);
+  return text;
+}
+
+std::string NodesText(const std::vector<NodeRank>& nodes) {
+  std::string text = nodes.size() == 1 ? "node " : "nodes ";
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (i == 8) return text + " and " + std::to_string(nodes.size() - i) + " more";
+    text += (i > 0 ? ", " : "") + std::to_string(nodes[i].value());
+  }
+  return text;
+}
+
+std::string ProblemOf(const JoinRequest& request) {
+  std::string problem = TextProblem("job_name", request.job_name, 1, kJobNameBytesMax);
+  if (problem.empty()) problem = TextProblem("name", request.member.name, 0, kNameBytesMax);
+  if (problem.empty()) {
+    problem = TextProblem("admin_address", request.member.admin_address, 0, kAddressBytesMax);
+  }
+  if (problem.empty()) problem = TextProblem("host_id", request.host_id, 0, kAddressBytesMax);
+  if (problem.empty()) problem = SpecProblem(request.spec);
+  if (!problem.empty()) return problem;
+  if (request.member.id.incarnation == Incarnation{0})
+    return "incarnation is 0; draw one at random";
+  if (request.member.rank_count < 1 || request.member.rank_count > kRanksMax) {
+    return "rank_count is " + std::to_string(request.member.rank_count) +
+           "; a node has 1 to 4096 ranks";
+  }
+  return "";
+}
+
+std::string ProblemOf(const ViewAggregator& aggregator) {
+  std::string problem = TextProblem("name", aggregator.name, 1, kNameBytesMax);
+  if (problem.empty()) {
+    problem = TextProblem("data_address", aggregator.data_address, 1, kAddressBytesMax);
+  }
+  if (problem.empty()) problem = TextProblem("host_id", aggregator.host_id, 0, kAddressBytesMax);
+  if (problem.empty()) {
+    problem = TextProblem("admin_address", aggregator.admin_address, 0, kAddressBytesMax);
+  }
+  if (!problem.empty()) return problem;
+  if (aggregator.incarnation == Incarnation{0}) return "incarnation is 0; draw one at random";
+  if (aggregator.weight < 1 || aggregator.weight > kWeightMax) {
+    return "weight is " + std::to_string(aggregator.weight) + "; it must be 1 to 1000000";
+  }
+  return "";
+}
+
+std::string DifferenceOf(const JobSpec& set, const JobSpec& asked) {
+  const auto differ = [](const char* field, const std::string& ours, const std::string& theirs) {
+    return std::string(field) + " is " + ours + " in the job and " + theirs + " in the request";
+  };
+  if (set.min_members != asked.min_members) {
+    return differ("min_members", std::to_string(set.min_members),
+                  std::to_string(asked.min_members));
+  }
+  if (set.max_members != asked.max_members) {
+    return differ("max_members", std::to_string(set.max_members),
+                  std::to_string(asked.max_members));
+  }
+  if (set.slice_bytes_max != asked.slice_bytes_max) {
+    return differ("slice_bytes_max", std::to_string(set.slice_bytes_max),
+                  std::to_string(asked.slice_bytes_max));
+  }
+  if (set.loss_policy != asked.loss_policy) {
+    return differ("loss_policy", PolicyName(set.loss_policy), PolicyName(asked.loss_policy));
+  }
+  if (set.join_timeout_ns != asked.join_timeout_ns) {
+    return differ("join_timeout", SecondsText(set.join_timeout_ns),
+                  SecondsText(asked.join_timeout_ns));
+  }
+  return "";
+}
+
+}  // namespace talweg::membership

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "libs/base/check.h"
+#include "libs/base/mutation.h"
+#include "libs/membership/membership.h"
+#include "libs/membership/turn.h"
+
+// What follows from the state of a job: views, failures, ends, quiesces.
+namespace talweg::membership {
+namespace {
+
+std::string CountText(size_t count, const char* noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
+size_t AliveInView(const Job& job) {
+  return std::count_if(
+      job.view->members.begin(), job.view->members.end(), [&](const ViewMember& member) {
+        const auto alive = job.members.find(member.id.node);
+        return alive != job.members.end() && alive->second.record.member.id == member.id;
+      });
+}
+
+const MemberRecord* FindGone(const Job& job, const MemberIdentity& id) {
+  for (const MemberRecord& gone : job.gone) {
+    if (gone.member.id == id) return &gone;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::vector<NodeRank> PendingNodes(const Job& job) {
+  std::vector<NodeRank> nodes;
+  for (const auto& [node, member] : job.members) {
+    if (member.stream && job.Pending(member)) nodes.push_back(node);
+  }
+  return nodes;
+}
+
+void Membership::Advance(Job& job, Turn& turn) {
+  if (job.state == JobState::kForming) AdvanceForming(job, turn);
+  if (job.state == JobState::kRunning) AdvanceRunning(job, turn);
+}
+
+void Membership::AdvanceForming(Job& job, Turn& turn) {
+  if (job.members.empty()) {
+    const bool lost = !job.gone.empty() && job.gone.back().state == MemberState::kLost;
+    End(job, lost ? JobState::kFailed : JobState::kFinished,
+        "job '" + job.name + "' ended before it had started" +
+            (job.gone.empty() ? "" : ": " + job.gone.back().text),
+        turn);
+    return;
+  }
+  const size_t ready = std::count_if(job.members.begin(), job.members.end(), [](const auto& entry) {
+    return entry.second.stream.has_value();
+  });
+  if (ready >= job.spec.min_members && MakeView(job, true, turn)) return;
+  if (job.join_deadline_ns <= turn.now_ns) {
+    Fail(job,
+         "it has not started within " + SecondsText(job.spec.join_timeout_ns) + ": it " +
+             StateText(job),
+         turn);
+  }
+}
+
+// The words of every loss in the view that no later view has made good.
+std::string Membership::LossesOf(const Job& job) const {
+  std::string text;
+  const auto add = [&text](const std::string& words) {
+    text += (text.empty() ? "" : "; ") + words;
+  };
+  for (const ViewMember& member : job.view->members) {
+    const auto alive = job.members.find(member.id.node);
+    if (alive != job.members.end() && alive->second.record.member.id == member.id) continue;
+    const MemberRecord* gone = FindGone(job, member.id);
+    if (gone == nullptr) {
+      add(AgentText(member) + " is gone");
+    } else if (gone->state == MemberState::kLost) {
+      add(gone->text);
+    }
+  }
+  for (const ViewAggregator& aggregator : job.view->aggregators) {
+    const auto known = aggregators_.find(aggregator.incarnation);
+    if (known == aggregators_.end()) {
+      add(AggregatorText(aggregator) + " is gone");
+    } else if (known->second.record.state == AggregatorState::kLost) {
+      add(known->second.record.text);
+    }
+  }
+  return text;
+}
+
+// Whether, without any loss, a view should follow on the present one: only a job that goes on with
+// other members and aggregators can be without those that leave.
+bool Membership::WantsNewView(const Job& job) const {
+  if (job.epoch_floor > job.view->epoch) return true;
+  if (job.spec.loss_policy != LossPolicy::kContinue) return false;
+  if (AliveInView(job) < job.spec.min_members) return false;
+  if (AliveInView(job) < job.view->members.size()) return true;
+  const std::vector<ViewAggregator> next = AggregatorsFor(job);
+  return !next.empty() &&
+         std::any_of(job.view->aggregators.begin(), job.view->aggregators.end(),
+                     [&](const ViewAggregator& aggregator) {
+                       const auto known = aggregators_.find(aggregator.incarnation);
+                       return known != aggregators_.end() &&
+                              known->second.record.state == AggregatorState::kDraining;
+                     });
+}
+
+void Membership::AdvanceRunning(Job& job, Turn& turn) {
+  const size_t alive = AliveInView(job);
+  const std::string losses = LossesOf(job);
+  if (!losses.empty()) {
+    if (job.spec.loss_policy == LossPolicy::kFailJob) return Fail(job, losses, turn);
+    if (alive < job.spec.min_members) {
+      return Fail(job,
+                  losses + "; " + CountText(alive, "member") + " left, the job needs at least " +
+                      std::to_string(job.spec.min_members),
+                  turn);
+    }
+  } else if (alive == 0) {
+    std::vector<NodeRank> late;
+    for (const auto& [node, member] : job.members) late.push_back(node);
+    std::string text = "job '" + job.name + "' has finished: all members have left";
+    if (!late.empty()) text += " before " + NodesText(late) + " could enter";
+    TellMembers(job, JobFailed{text}, turn);
+    return End(job, JobState::kFinished, text, turn);
+  }
+  if ((!losses.empty() || WantsNewView(job)) &&
+      !MakeView(job, TALWEG_MUTATION(joiner_enters_at_a_loss, false, true), turn)) {
+    return Fail(job, (losses.empty() ? "a new view is needed" : losses) + "; no aggregator is left",
+                turn);
+  }
+  AdvanceQuiesce(job, turn);
+}
+
+void Membership::AdvanceQuiesce(Job& job, Turn& turn) {
+  const std::vector<NodeRank> joining = PendingNodes(job);
+  const bool complete = AliveInView(job) == job.view->members.size();
+  const bool wanted = complete && !joining.empty() && !AggregatorsFor(job).empty();
+  if (!wanted) return CancelQuiesce(job, turn);
+  if (!job.quiesce) {
+    job.quiesce = QuiesceState{.id = QuiesceId{(start_count_ << 32) + ++quiesce_count_}};
+    for (const ViewMember& member : job.view->members) job.quiesce->waits_for.insert(member.id);
+    for (const ViewMember& member : job.view->members) {
+      const Member& alive = job.members.at(member.id.node);
+      if (alive.stream) turn.Say(TellMember{*alive.stream, Quiesce{job.quiesce->id, joining}});
+    }
+    turn.Log("job '" + job.name + "': " + NodesText(joining) +
+             " wait for the end of a step to enter");
+    return;
+  }
+  if (TALWEG_MUTATION(joiner_without_quiesce, job.quiesce->waits_for.empty(), true)) {
+    const bool made = MakeView(job, true, turn);
+    TALWEG_CHECK(made);
+  }
+}
+
+void Membership::CancelQuiesce(Job& job, Turn& turn) {
+  if (!job.quiesce) return;
+  const QuiesceCancelled cancelled{job.quiesce->id};
+  job.quiesce.reset();
+  for (const ViewMember& member : job.view->members) {
+    const auto alive = job.members.find(member.id.node);
+    if (alive != job.members.end() && alive->second.stream) {
+      turn.Say(TellMember{*alive->second.stream, cancelled});
+    }
+  }
+}
+
+// Those to be trusted with bytes: heard of in this life of the scheduler, or in the view already.
+std::vector<ViewAggregator> Membership::AggregatorsFor(const Job& job) const {
+  std::vector<ViewAggregator> chosen;
+  for (const auto& [id, aggregator] : aggregators_) {
+    const bool in_view = job.view && job.view->IndexOfAggregator(id);
+    if (aggregator.record.state == AggregatorState::kLive && (aggregator.stream || in_view)) {
+      chosen.push_back(aggregator.record.aggregator);
+    }
+  }
+  std::sort(chosen.begin(), chosen.end(),
+            [](const ViewAggregator& a, const ViewAggregator& b) { return a.name < b.name; });
+  return chosen;
+}
+
+bool Membership::MakeView(Job& job, bool with_joiners, Turn& turn) {
+  View view{
+      .job = job.id,
+      .epoch = TALWEG_MUTATION(epoch_not_raised, Epoch{job.epoch_floor.value() + 1}, Epoch{1}),
+      .slice_bytes_max = job.spec.slice_bytes_max,
+      .aggregators = AggregatorsFor(job)};
+  for (const auto& [node, member] : job.members) {
+    const bool in_view = job.view && job.view->IndexOf(member.record.member.id);
+    if (in_view || (with_joiners && member.stream)) view.members.push_back(member.record.member);
+  }
+  if (view.members.empty()) return false;
+  if (view.aggregators.empty() && view.members.size() > 1) {
+    // Bytes that go through a draining aggregator are better than none.
+    if (!job.view) return false;
+    for (const ViewAggregator& aggregator : job.view->aggregators) {
+      const auto known = aggregators_.find(aggregator.incarnation);
+      if (known != aggregators_.end() && known->second.record.state == AggregatorState::kDraining) {
+        view.aggregators.push_back(aggregator);
+      }
+    }
+    if (view.aggregators.empty()) return false;
+  }
+  job.epoch_floor = view.epoch;
+  job.state = JobState::kRunning;
+  job.quiesce.reset();
+  job.view = std::move(view);
+  turn.Store(job);
+  turn.Log("job '" + job.name + "': epoch " + std::to_string(job.view->epoch.value()) + " has " +
+           CountText(job.view->members.size(), "member") + " and " +
+           CountText(job.view->aggregators.size(), "aggregator"));
+  // Aggregators first: members greet them as soon as they know.
+  TellAggregators(JobView{job.name, *job.view}, turn);
+  for (const ViewMember& member : job.view->members) {
+    const Member& alive = job.members.at(member.id.node);
+    if (alive.stream) turn.Say(TellMember{*alive.stream, *job.view});
+  }
+  return true;
+}
+
+void Membership::Fail(Job& job, const std::string& text, Turn& turn) {
+  const std::string words = "job '" + job.name + "' has failed: " + text;
+  TellMembers(job, JobFailed{words}, turn);
+  End(job, JobState::kFailed, words, turn);
+}
+
+void Membership::End(Job& job, JobState state, const std::string& text, Turn& turn) {
+  job.state = state;
+  job.text = text;
+  job.quiesce.reset();
+  if (job.members.empty()) job.over_at_ns = turn.now_ns;
+  turn.Store(job);
+  turn.Log(text);
+  TellAggregators(JobClosed{job.id, text}, turn);
+}
+
+void Membership::TellMembers(const Job& job, const MemberMessage& message, Turn& turn) const {
+  for (const auto& [node, member] : job.members) {
+    if (member.stream) turn.Say(TellMember{*member.stream, message});
+  }
+}
+
+void Membership::TellAggregators(const AggregatorMessage& message, Turn& turn) const {
+  for (const auto& [id, aggregator] : aggregators_) {
+    if (aggregator.stream) turn.Say(TellAggregator{*aggregator.stream, message});
+  }
+}
+
+std::string Membership::StateText(const Job& job) const {
+  if (job.Over()) return job.text;
+  if (job.state == JobState::kForming) {
+    std::vector<NodeRank> ready;
+    for (const auto& [node, member] : job.members) {
+      if (member.stream) ready.push_back(node);
+    }
+    if (ready.size() < job.spec.min_members) {
+      return "waits for " + CountText(job.spec.min_members - ready.size(), "more member") + " of " +
+             std::to_string(job.spec.min_members) +
+             (ready.empty() ? "" : "; has " + NodesText(ready));
+    }
+    return "waits for an aggregator; start one with talweg-aggregator";
+  }
+  const std::vector<NodeRank> joining = PendingNodes(job);
+  if (joining.empty()) return "";
+  if (!job.quiesce) return NodesText(joining) + " cannot enter: there is no aggregator";
+  std::vector<NodeRank> waits_for;
+  for (const MemberIdentity& id : job.quiesce->waits_for) waits_for.push_back(id.node);
+  return "waits for " + NodesText(waits_for) + " to end a step, so that " + NodesText(joining) +
+         " can enter";
+}
+
+}  // namespace talweg::membership

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_PIPELINE_EFFECTS_H_
+#define TALWEG_LIBS_PIPELINE_EFFECTS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "libs/base/dtype.h"
+#include "libs/base/ids.h"
+#include "libs/wire/frames.h"
+
+// What an agent's core wants done. Effects are performed by the caller, in order, after the event
+// that produced them; they name memory, they never point to it.
+namespace talweg::pipeline {
+
+// A tensor's place in this agent's tables, from 0 in order of first declaration. Never reused.
+using TensorIndex = StrongId<struct TensorIndexTag, uint32_t>;
+
+// How a tensor, a round or a job ended.
+enum class Status : uint8_t {
+  kOk = 0,
+  kInvalid = 1,     // The request makes no sense: the text says why.
+  kMismatch = 2,    // The ranks do not agree on what the tensor is.
+  kOverBudget = 3,  // No room for the tensor, here or at an owner.
+  kAborted = 4,     // The round cannot be finished; later rounds may be.
+  kJobFailed = 5,
+};
+const char* StatusName(Status status);
+
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::kUnspecified;
+  Op op = Op::kUnspecified;
+  uint32_t root_rank = 0;  // Global, of the present view. Only for Op::kBroadcast.
+  uint64_t element_count = 0;
+
+  uint64_t bytes() const { return element_count * DTypeSize(dtype); }
+  friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
+};
+
+// Memory of one tensor on this node.
+enum class Memory : uint8_t {
+  kContribution = 1,  // The buffer of the node's only rank.
+  kSendBuffer = 2,    // Where the node's ranks are reduced to.
+  kResult = 3,        // The result buffer of the round's parity.
+};
+
+// Some bytes of one tensor's round in `memory`.
+struct SliceBytes {
+  TensorIndex tensor;
+  Round round;
+  SliceIndex slice;
+  Memory memory = Memory::kSendBuffer;
+  uint64_t offset_bytes = 0;
+  uint32_t length_bytes = 0;
+
+  friend bool operator==(const SliceBytes&, const SliceBytes&) = default;
+};
+
+// Open a connection and call it `connection` in every event: OnConnected or OnDisconnected follows.
+struct Connect {
+  ConnectionId connection;
+  Incarnation aggregator;
+  std::string name;
+  std::string data_address;
+  std::string host_id;
+};
+
+// When this has been performed nothing more may land through the connection, and no event of it
+// may follow.
+struct Close {
+  ConnectionId connection;
+  std::string reason;
+};
+
+// Entries for one peer, in as many frames as they need (a Report's frames but the last carry
+// kFlagMore; an entry-less message is one frame). The caller completes what only it knows:
+//   Declare     `result`, from `tensors`[i] and the connection
+//   Contribute  `bytes` of an inline entry, from `sources`[i]
+struct Send {
+  ConnectionId connection;
+  wire::FrameType type = wire::FrameType::kGoodbye;
+  JobId job;
+  Epoch epoch;
+  wire::Entries entries;
+  std::vector<TensorIndex> tensors;
+  std::vector<SliceBytes> sources;
+};
+
+// Goes before the Send that announces it, on the same ordered connection.
+struct WriteSlice {
+  ConnectionId connection;
+  SliceBytes source;
+  wire::RemoteRef target;
+};
+
+// Combine the ranks' contributions with the tensor's op, in the order given; one rank is a copy.
+// OnReduced(ticket) when done. Skip it if Member::ReduceWanted(ticket) is false by then.
+struct ReduceSlice {
+  uint64_t ticket = 0;
+  SliceBytes target;  // kSendBuffer, or kResult when `is_final`.
+  std::vector<LocalRank> inputs;
+  bool is_final = false;  // The round's result, not a contribution to it: an average divides here.
+};
+
+// Copy the payload of entry `entry` of the Result frame that is being delivered to `target`.
+struct CopyInline {
+  uint32_t entry = 0;
+  SliceBytes target;
+};
+
+// Make memory for a tensor: contribution buffers of every local rank, two result buffers, a send
+// buffer if the node has several ranks. OnTensorAllocated follows.
+struct AllocateTensor {
+  TensorIndex tensor;
+  TensorSpec spec;
+};
+
+// The answer to OnRankDeclare.
+struct DeclareReply {
+  LocalRank local_rank;
+  uint32_t request = 0;
+  Status status = Status::kOk;
+  std::string text;
+  TensorIndex tensor;  // If kOk.
+  Round held;          // If kOk: the rank's first round is the next.
+};
+
+// Every local rank's wait for the round is over; its result, if kOk, lies in the result buffer.
+struct CompleteRound {
+  TensorIndex tensor;
+  Round round;
+  Status status = Status::kOk;
+  std::string text;
+  uint32_t ranks_summed = 0;
+  Epoch sum_epoch;
+};
+
+// Every round of the tensor, open or future, has failed.
+struct FailTensor {
+  TensorIndex tensor;
+  Status status = Status::kMismatch;
+  std::string text;
+};
+
+// This rank broke the rules: tell it why, and disconnect it. OnRankLeft follows.
+struct FailRank {
+  LocalRank local_rank;
+  std::string text;
+};
+
+// Every rank's waits end with this text. Nothing is sent any more.
+struct FailJob {
+  Status status = Status::kJobFailed;
+  std::string text;
+};
+
+// Tell the scheduler that this member cannot go on: `rank` of it is dead, if that is why.
+struct ReportLost {
+  std::string text;
+  std::optional<Rank> rank;
+};
+
+// Tell the scheduler that all rounds here are done and later ones are held back.
+struct Quiesced {
+  uint64_t id = 0;
+};
+
+// All ranks joined, and left cleanly.
+struct RanksDone {};
+
+// Somebody is waited for, since so long. Comes at growing intervals.
+struct LogWaiting {
+  enum class For : uint8_t {
+    kNodes = 1,        // Their contributions, says an owner: `missing` are node ranks.
+    kLocalRanks = 2,   // Their pushes: `missing` are local ranks.
+    kAggregators = 3,  // Their answers: `missing` are places in the view.
+  };
+  For what = For::kNodes;
+  TensorIndex tensor;  // kNodes, kLocalRanks.
+  Round round;
+  uint64_t waited_ns = 0;
+  std::vector<uint32_t> missing;
+};
+
+// Something that a person may want to know; what peers did wrong is also counted.
+struct Log {
+  bool is_warning = false;
+  std::string text;
+};
+
+using Effect = std::variant<Connect, Close, Send, WriteSlice, ReduceSlice, CopyInline,
+                            AllocateTensor, DeclareReply, CompleteRound, FailTensor, FailRank,
+                            FailJob, ReportLost, Quiesced, RanksDone, LogWaiting, Log>;
+using Effects = std::vector<Effect>;
+
+}  // namespace talweg::pipeline
+
+#endif  // TALWEG_LIBS_PIPELINE_EFFECTS_H_

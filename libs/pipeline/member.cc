@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/pipeline/member.h"
+
+#include <algorithm>
+#include <limits>
+#include <string_view>
+
+#include "libs/base/check.h"
+#include "libs/base/fingerprint.h"
+
+namespace talweg::pipeline {
+namespace {
+
+std::string SpecText(const TensorSpec& spec) {
+  std::string text = std::string(DTypeName(spec.dtype)) + "[" + std::to_string(spec.element_count) +
+                     "] " + std::string(OpName(spec.op));
+  if (spec.op == Op::kBroadcast) text += " from rank " + std::to_string(spec.root_rank);
+  return text;
+}
+
+}  // namespace
+
+const char* StatusName(Status status) {
+  switch (status) {
+    case Status::kOk: return "ok";
+    case Status::kInvalid: return "invalid";
+    case Status::kMismatch: return "mismatch";
+    case Status::kOverBudget: return "over budget";
+    case Status::kAborted: return "aborted";
+    case Status::kJobFailed: return "job failed";
+  }
+  return "unknown";
+}
+
+const char* PhaseName(Phase phase) {
+  switch (phase) {
+    case Phase::kForming: return "forming";
+    case Phase::kFencing: return "fencing";
+    case Phase::kReporting: return "reporting";
+    case Phase::kActive: return "active";
+    case Phase::kFailed: return "failed";
+  }
+  return "unknown";
+}
+
+Member::Member(const MemberConfig& config)
+    : config_(config),
+      next_tick_ns_(std::numeric_limits<int64_t>::max()),
+      ranks_(config.rank_count) {
+  TALWEG_CHECK(config.rank_count > 0);
+}
+
+const Tensor* Member::FindTensor(TensorKey key) const {
+  const auto it = tensor_by_key_.find(key);
+  return it == tensor_by_key_.end() ? nullptr : tensors_[it->second.value()].get();
+}
+
+Tensor* Member::At(TensorIndex index) {
+  return index.value() < tensors_.size() ? tensors_[index.value()].get() : nullptr;
+}
+
+bool Member::standalone() const {
+  return view_ && view_->members.size() == 1 && view_->aggregators.empty();
+}
+
+Rank Member::GlobalRank(LocalRank rank) const {
+  const View* view = newest_view();
+  if (view == nullptr) return Rank{rank.value()};
+  const std::optional<MemberIndex> self = view->IndexOf(config_.self);
+  if (!self) return Rank{rank.value()};
+  return Rank{view->RankBase(*self).value() + rank.value()};
+}
+
+std::string Member::RankText(LocalRank rank) const {
+  std::string text = "rank " + std::to_string(GlobalRank(rank).value()) + " (local rank " +
+                     std::to_string(rank.value()) + " of node " +
+                     std::to_string(config_.self.node.value());
+  if (rank.value() < ranks_.size() && ranks_[rank.value()].pid != 0) {
+    text += ", pid " + std::to_string(ranks_[rank.value()].pid);
+  }
+  return text + ")";
+}
+
+void Member::Schedule(int64_t at_ns) { next_tick_ns_ = std::min(next_tick_ns_, at_ns); }
+
+void Member::OnJobFailed(const std::string& text, int64_t /*now_ns*/, Effects& out) {
+  FailJobWith(text, out);
+}
+
+void Member::OnLocalFailure(const std::string& text, int64_t /*now_ns*/, Effects& out) {
+  ReportAndFail("node " + std::to_string(config_.self.node.value()) + " cannot go on: " + text,
+                out);
+}
+
+void Member::OnMemberLeft(const MemberIdentity& id, const std::string& text) {
+  left_members_[id.node] = text;
+}
+
+void Member::OnRankJoined(LocalRank rank, uint32_t pid, int64_t /*now_ns*/, Effects& out) {
+  if (rank.value() >= ranks_.size()) return;
+  LocalRankState& state = ranks_[rank.value()];
+  if (state.left) {
+    out.push_back(FailRank{rank, RankText(rank) + " has already left job '" + config_.job_name +
+                                     "'; a new process needs a new job"});
+    return;
+  }
+  state.joined = true;
+  state.pid = pid;
+}
+
+void Member::OnRankLeft(LocalRank rank, bool clean, const std::string& text, int64_t /*now_ns*/,
+                        Effects& out) {
+  if (rank.value() >= ranks_.size() || !ranks_[rank.value()].joined || ranks_[rank.value()].left) {
+    return;
+  }
+  ranks_[rank.value()].left = true;
+  if (!clean) {
+    ReportAndFail(RankText(rank) + " of job '" + config_.job_name + "' was lost: " + text, out,
+                  GlobalRank(rank));
+  } else {
+    const std::vector<TensorIndex> waiting(half_pushed_.begin(), half_pushed_.end());
+    for (const TensorIndex index : waiting) CheckLeftRanks(*At(index), out);
+  }
+  CheckRanksDone(out);
+}
+
+void Member::CheckRanksDone(Effects& out) {
+  for (const LocalRankState& rank : ranks_) {
+    if (rank.joined ? !rank.left : phase_ != Phase::kFailed) return;
+  }
+  out.push_back(RanksDone{});
+}
+
+void Member::CheckLeftRanks(Tensor& tensor, Effects& out) {
+  if (phase_ == Phase::kFailed || tensor.pushed_count == 0) return;
+  uint32_t pusher = 0;
+  while (!tensor.pushed[pusher]) ++pusher;
+  for (uint32_t i = 0; i < ranks_.size(); ++i) {
+    if (!ranks_[i].left || tensor.pushed[i]) continue;
+    ReportAndFail(RankText(LocalRank{i}) + " has left the job, but " + RankText(LocalRank{pusher}) +
+                      " pushed round " + std::to_string(tensor.open_round().value()) +
+                      " of tensor '" + tensor.spec.name + "', which needs every rank",
+                  out);
+    return;
+  }
+}
+
+std::string Member::SpecProblem(const TensorSpec& spec) const {
+  if (spec.name.empty() || spec.name.size() > wire::kNameBytesMax) {
+    return "a tensor's name has " + std::to_string(spec.name.size()) + " bytes; 1 to " +
+           std::to_string(wire::kNameBytesMax) + " are allowed";
+  }
+  const std::string tensor = "tensor '" + spec.name + "': ";
+  if (!IsValid(spec.dtype)) {
+    return tensor + "there is no dtype " + std::to_string(static_cast<int>(spec.dtype));
+  }
+  if (!IsValid(spec.op)) {
+    return tensor + "there is no operation " + std::to_string(static_cast<int>(spec.op));
+  }
+  if (!OpDefined(spec.dtype, spec.op)) {
+    return tensor + std::string(OpName(spec.op)) + " is not defined for " +
+           std::string(DTypeName(spec.dtype)) + "; use sum, or a float dtype";
+  }
+  if (spec.element_count > config_.tensor_bytes_max / DTypeSize(spec.dtype)) {
+    return tensor + SpecText(spec) + " is larger than " + FormatBytes(config_.tensor_bytes_max) +
+           "; split it";
+  }
+  return "";
+}
+
+void Member::OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& given,
+                           int64_t /*now_ns*/, Effects& out) {
+  if (rank.value() >= ranks_.size()) return;
+  const auto refuse = [&](Status status, const std::string& text) {
+    out.push_back(
+        DeclareReply{.local_rank = rank, .request = request, .status = status, .text = text});
+  };
+  if (phase_ == Phase::kFailed) return refuse(Status::kJobFailed, failed_text_);
+  TensorSpec spec = given;
+  if (spec.op != Op::kBroadcast) spec.root_rank = 0;
+  if (const std::string problem = SpecProblem(spec); !problem.empty()) {
+    return refuse(Status::kInvalid, problem);
+  }
+  const auto it = tensor_by_key_.find(TensorKey{Fingerprint64(spec.name)});
+  if (it == tensor_by_key_.end()) return AddTensor(rank, request, spec, out);
+  Tensor& tensor = *tensors_[it->second.value()];
+  if (tensor.spec.name != spec.name) {
+    return refuse(Status::kInvalid, "tensors '" + tensor.spec.name + "' and '" + spec.name +
+                                        "' have the same fingerprint; rename one of them");
+  }
+  if (tensor.state == TensorState::kFailed) return refuse(tensor.failed_status, tensor.failed_text);
+  if (tensor.spec != spec) {
+    Poison(tensor, rank, spec, out);
+    return refuse(tensor.failed_status, tensor.failed_text);
+  }
+  tensor.pending.push_back({rank, request});
+  if (tensor.state == TensorState::kOpen) AgreementChanged(tensor, out);
+}
+
+void Member::AddTensor(LocalRank rank, uint32_t request, const TensorSpec& spec, Effects& out) {
+  if (tensors_.size() >= config_.tensors_max) {
+    out.push_back(DeclareReply{.local_rank = rank,
+                               .request = request,
+                               .status = Status::kOverBudget,
+                               .text = "tensor '" + spec.name + "' would be one more than the " +
+                                       std::to_string(config_.tensors_max) +
+                                       " that this agent allows"});
+    return;
+  }
+  auto tensor = std::make_unique<Tensor>();
+  tensor->index = TensorIndex{static_cast<uint32_t>(tensors_.size())};
+  tensor->key = TensorKey{Fingerprint64(spec.name)};
+  tensor->spec = spec;
+  tensor->declared_by = rank;
+  tensor->pending.push_back({rank, request});
+  tensor->pushed.resize(ranks_.size());
+  tensor_by_key_[tensor->key] = tensor->index;
+  out.push_back(AllocateTensor{tensor->index, spec});
+  tensors_.push_back(std::move(tensor));
+}
+
+void Member::OnTensorAllocated(TensorIndex index, const std::string& text, int64_t /*now_ns*/,
+                               Effects& out) {
+  Tensor* tensor = At(index);
+  if (tensor == nullptr || tensor->state != TensorState::kAllocating) return;
+  const bool placed = phase_ == Phase::kReporting || phase_ == Phase::kActive;
+  tensor->state = TensorState::kDeclaring;
+  if (!text.empty()) {
+    FailTensorWith(*tensor, Status::kOverBudget, text, out);
+    // The other nodes would wait for this one's contribution for ever.
+    if (!standalone()) {
+      ReportAndFail("node " + std::to_string(config_.self.node.value()) +
+                        " has no memory for tensor '" + tensor->spec.name + "': " + text,
+                    out);
+    }
+    return;
+  }
+  if (!placed) return;  // The view that comes will place it.
+  PlaceTensor(*tensor, out);
+  DeclareAtOwners(*tensor, out);
+  AgreementChanged(*tensor, out);
+}
+
+void Member::Poison(Tensor& tensor, LocalRank rank, const TensorSpec& spec, Effects& out) {
+  tensor.conflict = spec;
+  tensor.conflict_by = rank;
+  FailTensorWith(tensor, Status::kMismatch,
+                 "tensor '" + tensor.spec.name + "': rank " +
+                     std::to_string(GlobalRank(tensor.declared_by).value()) + " declared " +
+                     SpecText(tensor.spec) + ", rank " + std::to_string(GlobalRank(rank).value()) +
+                     " declares " + SpecText(spec),
+                 out);
+  if (phase_ == Phase::kReporting || phase_ == Phase::kActive) DeclareAtOwners(tensor, out);
+  CheckActive();
+  TryQuiesce(out);
+}
+
+void Member::FailTensorWith(Tensor& tensor, Status status, const std::string& text, Effects& out) {
+  if (tensor.state == TensorState::kFailed) return;
+  const bool anybody_waits = tensor.pushed_count > 0;
+  const Round round = tensor.open_round();
+  tensor.state = TensorState::kFailed;
+  tensor.failed_status = status;
+  tensor.failed_text = text;
+  tensor.awaits_decision = false;
+  tensor.report.reset();
+  OpenNextRound(tensor);
+  for (const PendingDeclare& pending : tensor.pending) {
+    out.push_back(DeclareReply{.local_rank = pending.local_rank,
+                               .request = pending.request,
+                               .status = status,
+                               .text = text});
+  }
+  tensor.pending.clear();
+  out.push_back(FailTensor{tensor.index, status, text});
+  if (anybody_waits) {
+    out.push_back(
+        CompleteRound{.tensor = tensor.index, .round = round, .status = status, .text = text});
+  }
+}
+
+void Member::FailJobWith(const std::string& text, Effects& out) {
+  if (phase_ == Phase::kFailed) return;
+  phase_ = Phase::kFailed;
+  failed_text_ = text;
+  next_tick_ns_ = std::numeric_limits<int64_t>::max();
+  queue_.Clear();
+  ForgetReduces();
+  held_pushes_.clear();
+  quiesce_id_.reset();
+  for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+    for (const PendingDeclare& pending : tensor->pending) {
+      out.push_back(DeclareReply{.local_rank = pending.local_rank,
+                                 .request = pending.request,
+                                 .status = Status::kJobFailed,
+                                 .text = text});
+    }
+    tensor->pending.clear();
+  }
+  out.push_back(FailJob{Status::kJobFailed, text});
+  for (auto& [index, owner] : owners_) {
+    if (owner.connection.value() != 0) out.push_back(Close{owner.connection, text});
+  }
+  owners_.clear();
+}
+
+void Member::ReportAndFail(const std::string& text, Effects& out, std::optional<Rank> rank) {
+  if (phase_ == Phase::kFailed) return;
+  out.push_back(ReportLost{text, rank});
+  FailJobWith(text, out);
+}
+
+void Member::Leave(Effects& out) {
+  if (phase_ == Phase::kFailed) return;
+  for (const auto& [index, owner] : owners_) {
+    if (owner.state == OwnerState::kReady) SendBare(owner, wire::FrameType::kGoodbye, out);
+  }
+  owners_.clear();
+  FailJobWith(
+      "the agent of node " + std::to_string(config_.self.node.value()) + " has left the job", out);
+}
+
+void Member::OnPush(LocalRank rank, TensorIndex tensor, Round round, int32_t priority,
+                    int64_t now_ns, Effects& out) {
+  const HeldPush push{rank, tensor, round, priority};
+  if (phase_ == Phase::kFailed) return;
+  if (HoldsBack(push)) {
+    held_pushes_.push_back(push);
+    return;
+  }
+  DoPush(push, now_ns, out);
+}
+
+std::string Member::PushProblem(const HeldPush& push) const {
+  if (push.tensor.value() >= tensors_.size() || !tensors_[push.tensor.value()]->announced) {
+    return "pushed tensor " + std::to_string(push.tensor.value()) +
+           ", which it has not been told of; declare it first";
+  }
+  const Tensor& tensor = *tensors_[push.tensor.value()];
+  if (push.round != tensor.open_round()) {
+    return "pushed round " + std::to_string(push.round.value()) + " of tensor '" +
+           tensor.spec.name + "'; the next is " + std::to_string(tensor.open_round().value());
+  }
+  if (tensor.pushed[push.rank.value()]) {
+    return "pushed tensor '" + tensor.spec.name + "' again before round " +
+           std::to_string(push.round.value()) + " was taken";
+  }
+  return "";
+}
+
+void Member::DoPush(const HeldPush& push, int64_t now_ns, Effects& out) {
+  if (push.rank.value() >= ranks_.size() || phase_ == Phase::kFailed) return;
+  if (Tensor* tensor = At(push.tensor)) {
+    if (tensor->state == TensorState::kFailed) {
+      out.push_back(CompleteRound{.tensor = tensor->index,
+                                  .round = push.round,
+                                  .status = tensor->failed_status,
+                                  .text = tensor->failed_text});
+      return;
+    }
+    // The round was aborted before this rank came to it.
+    if (push.round == tensor->held.round && push.round.value() > 0 &&
+        tensor->held.sum_epoch == Epoch{0} && tensor->announced) {
+      out.push_back(CompleteRound{.tensor = tensor->index,
+                                  .round = push.round,
+                                  .status = Status::kAborted,
+                                  .text = "round " + std::to_string(push.round.value()) +
+                                          " of tensor '" + tensor->spec.name + "' was aborted"});
+      return;
+    }
+  }
+  if (const std::string problem = PushProblem(push); !problem.empty()) {
+    out.push_back(FailRank{push.rank, RankText(push.rank) + " " + problem});
+    return;
+  }
+  Tensor& tensor = *At(push.tensor);
+  tensor.pushed[push.rank.value()] = true;
+  if (tensor.pushed_count++ == 0) {
+    tensor.first_push_ns = now_ns;
+    tensor.priority = push.priority;
+    tensor.next_notice_ns = now_ns + config_.waiting_first_ns;
+  }
+  tensor.priority = std::max(tensor.priority, push.priority);
+  if (tensor.pushed_count < ranks_.size()) {
+    half_pushed_.insert(tensor.index);
+    Schedule(tensor.next_notice_ns);
+    CheckLeftRanks(tensor, out);
+    return;
+  }
+  half_pushed_.erase(tensor.index);
+  tensor.contributed = true;
+  tensor.order = next_order_++;
+  QueueSlices(tensor, out);
+}
+
+}  // namespace talweg::pipeline

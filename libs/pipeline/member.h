@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_PIPELINE_MEMBER_H_
+#define TALWEG_LIBS_PIPELINE_MEMBER_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "libs/base/bytes.h"
+#include "libs/base/ids.h"
+#include "libs/pipeline/effects.h"
+#include "libs/pipeline/tensor.h"
+#include "libs/schedule/slice_queue.h"
+#include "libs/view/view.h"
+#include "libs/wire/frames.h"
+
+namespace talweg::pipeline {
+
+struct MemberConfig {
+  MemberIdentity self;
+  std::string job_name;
+  std::string node_name;
+  uint32_t rank_count = 1;  // Of this node.
+
+  // Of what an aggregator grants, no more is used.
+  uint64_t credit_bytes_max = ~uint64_t{0};
+  uint32_t tensors_max = 65536;
+  uint64_t tensor_bytes_max = 16 * kGiB;
+  // Bytes that may be in the hands of the reducer at once: small keeps preemption quick.
+  uint64_t reduce_bytes_max = 2 * kMiB;
+  int64_t waiting_first_ns = 1'000'000'000;
+  int64_t waiting_max_ns = 60'000'000'000;
+  int64_t reconnect_first_ns = 50'000'000;
+  int64_t reconnect_max_ns = 2'000'000'000;
+};
+
+enum class Phase : uint8_t {
+  kForming = 1,    // No view yet.
+  kFencing = 2,    // A new view: not all its aggregators have answered.
+  kReporting = 3,  // Reported; some tensors wait for their decision.
+  kActive = 4,
+  kFailed = 5,
+};
+const char* PhaseName(Phase phase);
+
+enum class OwnerState : uint8_t {
+  kBackoff = 1,  // No connection; the next attempt is due at retry_at_ns.
+  kConnecting = 2,
+  kGreeting = 3,  // Hello sent.
+  kFencing = 4,   // Fence sent.
+  kReady = 5,     // Welcomed, or fenced: nothing of an older epoch can land through it.
+};
+
+// An aggregator of the newest view, and the connection to it.
+struct Owner {
+  AggregatorIndex index;
+  Incarnation incarnation;
+  OwnerState state = OwnerState::kBackoff;
+  ConnectionId connection;  // 0: none.
+  uint64_t credit_bytes = 0;
+  int64_t retry_at_ns = 0;
+  int64_t backoff_ns = 0;
+};
+
+struct MemberCounters {
+  uint64_t contributions_sent = 0;
+  uint64_t contribution_bytes_sent = 0;
+  uint64_t results_taken = 0;
+  uint64_t result_bytes_taken = 0;
+  uint64_t result_bytes_written = 0;  // Of these, not inside frames.
+  uint64_t results_ignored = 0;  // Duplicates, other epochs, other rounds: never shown to a rank.
+  uint64_t frames_ignored = 0;   // Of unknown connections or out of place.
+  uint64_t rounds_completed = 0;
+  uint64_t rounds_aborted = 0;
+  uint64_t redos = 0;
+  uint64_t finishes = 0;
+  std::array<uint64_t, wire::kRefusedReasonCount> refused{};
+};
+
+// One agent's life in one job: docs/protocol.md, sections 4 to 7.
+//
+//   kForming --view--> kFencing --all aggregators answered--> kReporting --all decided--> kActive
+//                         ^                                       |                          |
+//                         +------------- a newer view ------------+--------------------------+
+//   any --job failed, or this agent not in the view--> kFailed
+//
+// Pure: no clock, lock, memory or I/O. Every event appends what is to be done to `out`; the caller
+// performs it, in order, before it delivers the next event. Deterministic. One owner thread.
+// Peers and ranks are never trusted: what does not fit is refused, ignored or counted.
+//
+// Ready slices leave in Flush() only: call it once after each batch of events, so that small
+// slices of many tensors travel together.
+//
+// Local completions of writes are no event: a source is not reused before its result has come over
+// the same ordered connection, or before that connection is fenced (section 6).
+class Member {
+ public:
+  explicit Member(const MemberConfig& config);
+
+  // --- From the scheduler.
+
+  // A view that is not newer than the present one is ignored. A view of one member and no
+  // aggregators makes the local reduction the round.
+  void OnView(const View& view, int64_t now_ns, Effects& out);
+  // Ends every wait with `text`. Nothing follows.
+  void OnJobFailed(const std::string& text, int64_t now_ns, Effects& out);
+  // Another member is done and contributes to no further round; a round that still needs it fails
+  // the job here, when its owner says so.
+  void OnMemberLeft(const MemberIdentity& id, const std::string& text);
+  // Quiesced(id) follows when no round is open here; from then on pushes are held back until a
+  // newer view or OnResume, but for rounds that others have begun (an owner says so).
+  void OnQuiesce(uint64_t id, int64_t now_ns, Effects& out);
+  void OnResume(uint64_t id, int64_t now_ns, Effects& out);
+
+  // --- From aggregators.
+
+  void OnConnected(ConnectionId connection, int64_t now_ns, Effects& out);
+  void OnDisconnected(ConnectionId connection, const std::string& reason, int64_t now_ns,
+                      Effects& out);
+  // A frame that parsed. What does not parse: close the connection and call OnDisconnected.
+  void OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t now_ns, Effects& out);
+
+  // --- From ranks. Local ranks at or past rank_count are ignored.
+
+  void OnRankJoined(LocalRank rank, uint32_t pid, int64_t now_ns, Effects& out);
+  // One DeclareReply follows, at once or when the owners have agreed.
+  void OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& spec, int64_t now_ns,
+                     Effects& out);
+  void OnPush(LocalRank rank, TensorIndex tensor, Round round, int32_t priority, int64_t now_ns,
+              Effects& out);
+  // `clean`: it said goodbye. Otherwise the job cannot go on here; `text` says what was seen.
+  void OnRankLeft(LocalRank rank, bool clean, const std::string& text, int64_t now_ns,
+                  Effects& out);
+
+  // --- From the caller itself.
+
+  // This node cannot go on, for a reason of its own: the job fails, here and for the scheduler.
+  void OnLocalFailure(const std::string& text, int64_t now_ns, Effects& out);
+  // `text` is "" when there is memory, else why not.
+  void OnTensorAllocated(TensorIndex tensor, const std::string& text, int64_t now_ns, Effects& out);
+  void OnReduced(uint64_t ticket, int64_t now_ns, Effects& out);
+  bool ReduceWanted(uint64_t ticket) const { return reduces_.contains(ticket); }
+  // Reconnects and tells who is waited for. Call it at NextTickNs() at the latest.
+  void OnTick(int64_t now_ns, Effects& out);
+  int64_t NextTickNs() const { return next_tick_ns_; }
+  // Lets ready slices leave.
+  void Flush(int64_t now_ns, Effects& out);
+  // A clean end: says Goodbye to the aggregators, and ends whatever still waits. No Close follows:
+  // the caller closes the connections when the Goodbyes have gone out.
+  void Leave(Effects& out);
+
+  // --- To look at.
+
+  Phase phase() const { return phase_; }
+  const std::string& failed_text() const { return failed_text_; }
+  const MemberConfig& config() const { return config_; }
+  const View* view() const { return view_ ? &*view_ : nullptr; }  // Of the data that is taken.
+  const View* newest_view() const { return next_view_ ? &*next_view_ : view(); }
+  const std::vector<std::unique_ptr<Tensor>>& tensors() const { return tensors_; }
+  const Tensor* FindTensor(TensorKey key) const;
+  const std::map<AggregatorIndex, Owner>& owners() const { return owners_; }
+  const schedule::SliceQueue& queue() const { return queue_; }
+  const MemberCounters& counters() const { return counters_; }
+  bool standalone() const;
+  bool quiesced() const { return quiesce_held_; }
+  // Global number of a local rank; the local one while there is no view.
+  Rank GlobalRank(LocalRank rank) const;
+
+  // CHECKs what must hold between events. For simulations and tests: walks all tensors.
+  void CheckInvariants() const;
+
+ private:
+  struct LocalRankState {
+    bool joined = false;
+    bool left = false;
+    uint32_t pid = 0;
+  };
+  struct Reduce {
+    TensorIndex tensor;
+    Round round;
+    SliceIndex slice;
+    AggregatorIndex owner;
+    uint32_t length_bytes = 0;
+  };
+  struct HeldPush {
+    LocalRank rank;
+    TensorIndex tensor;
+    Round round;
+    int32_t priority = 0;
+  };
+
+  // member.cc: ranks.
+  void AddTensor(LocalRank rank, uint32_t request, const TensorSpec& spec, Effects& out);
+  std::string SpecProblem(const TensorSpec& spec) const;
+  void Poison(Tensor& tensor, LocalRank rank, const TensorSpec& spec, Effects& out);
+  void FailTensorWith(Tensor& tensor, Status status, const std::string& text, Effects& out);
+  void FailJobWith(const std::string& text, Effects& out);
+  void ReportAndFail(const std::string& text, Effects& out,
+                     std::optional<Rank> rank = std::nullopt);
+  void DoPush(const HeldPush& push, int64_t now_ns, Effects& out);
+  void CheckLeftRanks(Tensor& tensor, Effects& out);
+  void CheckRanksDone(Effects& out);
+  std::string RankText(LocalRank rank) const;
+  std::string PushProblem(const HeldPush& push) const;
+
+  // member_view.cc: views, fences, reports, decisions.
+  std::string ViewProblem(const View& view) const;
+  void ConnectTo(Owner& owner, Effects& out);
+  void SendBare(const Owner& owner, wire::FrameType type, Effects& out);
+  void OwnerAnswered(Owner& owner, int64_t now_ns, Effects& out);
+  void Freeze(int64_t now_ns, Effects& out);
+  void FreezeTensor(Tensor& tensor, Effects& out);
+  void PlaceTensor(Tensor& tensor, Effects& out);
+  void ResolveRoot(Tensor& tensor, Effects& out);
+  wire::Report MakeReport(const Tensor& tensor) const;
+  void SendReport(const Owner& owner, Effects& out);
+  void SendDeclares(const Owner& owner, const Tensor* only, Effects& out);
+  void DeclareAtOwners(const Tensor& tensor, Effects& out);
+  void OnDecision(const Owner& owner, const wire::Decision& decision, Effects& out);
+  std::string DecisionProblem(const Tensor& tensor, const wire::Decision& decision) const;
+  void BeginFinish(Tensor& tensor, const wire::Decision& decision);
+  void CheckActive();
+  void TryQuiesce(Effects& out);
+  void ReleaseHeld(int64_t now_ns, Effects& out);
+  bool HoldsBack(const HeldPush& push) const;
+  void ReleaseNeeded(TensorIndex tensor, Round round, int64_t now_ns, Effects& out);
+
+  // member_frames.cc: connections, and what aggregators say.
+  void OnWelcome(Owner& owner, const wire::Frame& frame, int64_t now_ns, Effects& out);
+  void OnDeclared(const Owner& owner, const wire::Declared& entry, Effects& out);
+  void OnResult(const Owner& owner, const wire::Result& entry, uint32_t position, Effects& out);
+  void OnFailed(const Owner& owner, const wire::Failed& entry, Effects& out);
+  void OnRefused(const Owner& owner, const wire::Refused& entry, Effects& out);
+  void OnWaiting(const wire::Waiting& entry, int64_t now_ns, Effects& out);
+  void AgreementChanged(Tensor& tensor, Effects& out);
+  void BackOff(Owner& owner, int64_t now_ns);
+  void ForgetSlicesOf(AggregatorIndex owner);
+  Owner* FindOwner(ConnectionId connection);
+  const std::string& OwnerName(const Owner& owner) const;
+
+  // member_send.cc: a round of a tensor, from the queue to its result.
+  bool MaySend(const Tensor& tensor) const;
+  wire::Form FormOf(const Tensor& tensor, SliceIndex slice) const;
+  bool WantsResult(const Tensor& tensor, SliceIndex slice) const;
+  SliceBytes BytesOf(const Tensor& tensor, SliceIndex slice, Memory memory) const;
+  void QueueSlices(Tensor& tensor, Effects& out);
+  void SendSlice(Tensor& tensor, SliceIndex slice, std::map<ConnectionId, Send>& sends,
+                 Effects& out);
+  void StartReduce(Tensor& tensor, SliceIndex slice, Effects& out);
+  void SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed, Effects& out);
+  void RoundDone(Tensor& tensor, Effects& out);
+  void AbortRound(Tensor& tensor, const std::string& text, Effects& out);
+  void ResetSlices(Tensor& tensor);
+  void OpenNextRound(Tensor& tensor);
+  void ForgetReduces();
+  Tensor* At(TensorIndex index);
+  void Schedule(int64_t at_ns);
+
+  MemberConfig config_;
+  Phase phase_ = Phase::kForming;
+  std::string failed_text_;
+  std::optional<View> view_;
+  std::optional<View> next_view_;  // While kFencing.
+  int64_t phase_since_ns_ = 0;
+  int64_t phase_notice_ns_ = 0;
+  int64_t next_tick_ns_ = 0;
+
+  std::map<AggregatorIndex, Owner> owners_;
+  uint64_t next_connection_ = 1;
+
+  std::vector<std::unique_ptr<Tensor>> tensors_;
+  std::unordered_map<TensorKey, TensorIndex> tensor_by_key_;  // For look-ups only.
+  uint64_t next_order_ = 1;
+
+  std::vector<LocalRankState> ranks_;
+  std::map<NodeRank, std::string> left_members_;  // And what they said.
+  std::set<TensorIndex> half_pushed_;             // Some, not all, local ranks have pushed.
+
+  schedule::SliceQueue queue_;
+  std::map<uint64_t, Reduce> reduces_;
+  uint64_t next_ticket_ = 1;
+  uint64_t reducing_bytes_ = 0;
+  std::vector<Reduce> reduced_;  // To leave at the next Flush, if still wanted.
+
+  std::optional<uint64_t> quiesce_id_;
+  bool quiesce_held_ = false;
+  std::vector<HeldPush> held_pushes_;
+  // Rounds that another member had begun when the quiesce reached it: they are finished first.
+  std::set<std::pair<TensorIndex, Round>> needed_;
+
+  MemberCounters counters_;
+};
+
+}  // namespace talweg::pipeline
+
+#endif  // TALWEG_LIBS_PIPELINE_MEMBER_H_

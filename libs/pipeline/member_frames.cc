@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+// Connections to aggregators and what comes through them, and the clock.
+#include <algorithm>
+#include <limits>
+
+#include "libs/base/mutation.h"
+#include "libs/pipeline/member.h"
+
+namespace talweg::pipeline {
+
+Owner* Member::FindOwner(ConnectionId connection) {
+  if (connection.value() == 0) return nullptr;
+  for (auto& [index, owner] : owners_) {
+    if (owner.connection == connection) return &owner;
+  }
+  return nullptr;
+}
+
+const std::string& Member::OwnerName(const Owner& owner) const {
+  return newest_view()->aggregators[owner.index.value()].name;
+}
+
+void Member::OnConnected(ConnectionId connection, int64_t /*now_ns*/, Effects& out) {
+  Owner* owner = FindOwner(connection);
+  if (owner == nullptr || owner->state != OwnerState::kConnecting) return;
+  owner->state = OwnerState::kGreeting;
+  const View& view = *newest_view();
+  out.push_back(Send{.connection = connection,
+                     .type = wire::FrameType::kHello,
+                     .job = view.job,
+                     .epoch = view.epoch,
+                     .entries = std::vector<wire::Hello>{{.member = config_.self,
+                                                          .rank_count = config_.rank_count,
+                                                          .view_digest = view.Digest(),
+                                                          .job_name = config_.job_name,
+                                                          .node_name = config_.node_name}}});
+}
+
+void Member::BackOff(Owner& owner, int64_t now_ns) {
+  if (owner.state == OwnerState::kReady && phase_ != Phase::kFencing) ForgetSlicesOf(owner.index);
+  owner.connection = ConnectionId{0};
+  owner.state = OwnerState::kBackoff;
+  owner.backoff_ns =
+      std::clamp(owner.backoff_ns * 2, config_.reconnect_first_ns, config_.reconnect_max_ns);
+  owner.retry_at_ns = now_ns + owner.backoff_ns;
+  Schedule(owner.retry_at_ns);
+}
+
+void Member::OnDisconnected(ConnectionId connection, const std::string& reason, int64_t now_ns,
+                            Effects& out) {
+  Owner* owner = FindOwner(connection);
+  if (owner == nullptr) return;
+  out.push_back(Log{true, "connection to aggregator '" + OwnerName(*owner) + "' of job '" +
+                              config_.job_name + "' broke: " + reason});
+  BackOff(*owner, now_ns);
+}
+
+void Member::ForgetSlicesOf(AggregatorIndex owner) {
+  queue_.Close(owner);
+  for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+    const auto it = tensor->owners.find(owner);
+    if (it == tensor->owners.end()) continue;
+    it->second = {};
+    if (tensor->state == TensorState::kOpen) tensor->state = TensorState::kDeclaring;
+    for (size_t i = 0; i < tensor->slices.size(); ++i) {
+      if (TALWEG_MUTATION(not_sent_again, tensor->slices[i].owner == owner, false) &&
+          tensor->slice_states[i] != SliceState::kDone) {
+        tensor->slice_states[i] = SliceState::kIdle;
+      }
+    }
+  }
+  for (auto it = reduces_.begin(); it != reduces_.end();) {
+    if (it->second.owner == owner) {
+      reducing_bytes_ -= it->second.length_bytes;
+      it = reduces_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  std::erase_if(reduced_, [owner](const Reduce& reduce) { return reduce.owner == owner; });
+}
+
+void Member::OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t now_ns,
+                     Effects& out) {
+  Owner* owner = FindOwner(connection);
+  if (owner == nullptr || frame.header.job != newest_view()->job) {
+    ++counters_.frames_ignored;
+    return;
+  }
+  const Epoch epoch = frame.header.epoch;
+  if (frame.header.type == wire::FrameType::kWelcome) return OnWelcome(*owner, frame, now_ns, out);
+  if (frame.header.type == wire::FrameType::kFenceAck) {
+    if (owner->state == OwnerState::kFencing && epoch == newest_view()->epoch) {
+      OwnerAnswered(*owner, now_ns, out);
+    } else {
+      ++counters_.frames_ignored;
+    }
+    return;
+  }
+  // While fencing, what lies before a connection's FenceAck still counts.
+  const bool fencing = phase_ == Phase::kFencing;
+  const OwnerState expected = fencing ? OwnerState::kFencing : OwnerState::kReady;
+  if (!view_ || owner->state != expected || epoch != view_->epoch) {
+    ++counters_.frames_ignored;
+    return;
+  }
+  if (!fencing && frame.header.credit_bytes > 0) {
+    queue_.ReturnCredit(owner->index, frame.header.credit_bytes);
+  }
+  // An entry may end the job, and with it the owners.
+  const Owner from = *owner;
+  const auto each = [&](const auto& entries, auto handle) {
+    for (uint32_t i = 0; i < entries.size() && phase_ != Phase::kFailed; ++i) {
+      handle(entries[i], i);
+    }
+  };
+  if (const auto* results = std::get_if<std::vector<wire::Result>>(&frame.entries)) {
+    each(*results, [&](const wire::Result& e, uint32_t i) { OnResult(from, e, i, out); });
+  } else if (const auto* failed = std::get_if<std::vector<wire::Failed>>(&frame.entries)) {
+    each(*failed, [&](const wire::Failed& e, uint32_t) { OnFailed(from, e, out); });
+  } else if (const auto* refused = std::get_if<std::vector<wire::Refused>>(&frame.entries)) {
+    each(*refused, [&](const wire::Refused& e, uint32_t) { OnRefused(from, e, out); });
+  } else if (const auto* waiting = std::get_if<std::vector<wire::Waiting>>(&frame.entries)) {
+    each(*waiting, [&](const wire::Waiting& e, uint32_t) { OnWaiting(e, now_ns, out); });
+  } else if (fencing) {
+    ++counters_.frames_ignored;
+  } else if (const auto* declared = std::get_if<std::vector<wire::Declared>>(&frame.entries)) {
+    each(*declared, [&](const wire::Declared& e, uint32_t) { OnDeclared(from, e, out); });
+  } else if (const auto* decisions = std::get_if<std::vector<wire::Decision>>(&frame.entries)) {
+    each(*decisions, [&](const wire::Decision& e, uint32_t) { OnDecision(from, e, out); });
+  } else if (frame.header.type != wire::FrameType::kCredit) {
+    ++counters_.frames_ignored;
+  }
+}
+
+void Member::OnWelcome(Owner& owner, const wire::Frame& frame, int64_t now_ns, Effects& out) {
+  const auto* entries = std::get_if<std::vector<wire::Welcome>>(&frame.entries);
+  if (owner.state != OwnerState::kGreeting || entries == nullptr || entries->size() != 1) {
+    ++counters_.frames_ignored;
+    return;
+  }
+  const wire::Welcome& welcome = entries->front();
+  const std::string who = "aggregator '" + OwnerName(owner) + "'";
+  switch (welcome.status) {
+    case wire::WelcomeStatus::kOk:
+      if (welcome.aggregator == owner.incarnation && frame.header.epoch == newest_view()->epoch) {
+        owner.credit_bytes = std::min(welcome.credit_bytes, config_.credit_bytes_max);
+        OwnerAnswered(owner, now_ns, out);
+        return;
+      }
+      out.push_back(Log{true, who + " answered as another incarnation, or in epoch " +
+                                  std::to_string(frame.header.epoch.value())});
+      break;
+    case wire::WelcomeStatus::kUnknownJob:
+    case wire::WelcomeStatus::kNotInView:
+      // It may not have heard of the view yet.
+      out.push_back(Log{true, who + " refused this agent for now: " + welcome.text});
+      break;
+    case wire::WelcomeStatus::kViewDiffers:
+    case wire::WelcomeStatus::kVersion:
+      ReportAndFail(who + " refused this agent: " + welcome.text, out);
+      return;
+  }
+  out.push_back(Close{owner.connection, "refused"});
+  BackOff(owner, now_ns);
+}
+
+void Member::OnDeclared(const Owner& owner, const wire::Declared& entry, Effects& out) {
+  const auto it = tensor_by_key_.find(entry.key);
+  if (it == tensor_by_key_.end() || !At(it->second)->owners.contains(owner.index)) {
+    ++counters_.frames_ignored;
+    return;
+  }
+  Tensor& tensor = *At(it->second);
+  if (tensor.state == TensorState::kFailed) return;
+  if (entry.status != wire::DeclaredStatus::kOk) {
+    const Status status = entry.status == wire::DeclaredStatus::kMismatch     ? Status::kMismatch
+                          : entry.status == wire::DeclaredStatus::kOverBudget ? Status::kOverBudget
+                                                                              : Status::kInvalid;
+    FailTensorWith(tensor, status, entry.text, out);
+    CheckActive();
+    TryQuiesce(out);
+    return;
+  }
+  tensor.owners[owner.index] = {.agreed = true, .slot = entry.slot};
+  const bool is_new_here = tensor.held.round == Round{0} && tensor.pushed_count == 0 &&
+                           !tensor.announced && !tensor.awaits_decision;
+  if (owner.index == tensor.primary && is_new_here && entry.held > Round{0}) {
+    tensor.held = {.round = entry.held, .sum_epoch = Epoch{0}, .ranks_summed = 0};
+  }
+  AgreementChanged(tensor, out);
+}
+
+void Member::AgreementChanged(Tensor& tensor, Effects& out) {
+  if (tensor.state != TensorState::kDeclaring && tensor.state != TensorState::kOpen) return;
+  if (!tensor.agreed()) return;
+  tensor.state = TensorState::kOpen;
+  for (const PendingDeclare& pending : tensor.pending) {
+    tensor.announced = true;
+    out.push_back(DeclareReply{.local_rank = pending.local_rank,
+                               .request = pending.request,
+                               .status = Status::kOk,
+                               .tensor = tensor.index,
+                               .held = tensor.held.round});
+  }
+  tensor.pending.clear();
+  QueueSlices(tensor, out);
+}
+
+void Member::OnResult(const Owner& owner, const wire::Result& entry, uint32_t position,
+                      Effects& out) {
+  const auto ignore = [this] { ++counters_.results_ignored; };
+  const auto it = tensor_by_key_.find(entry.key);
+  if (it == tensor_by_key_.end()) return ignore();
+  Tensor& tensor = *At(it->second);
+  const uint32_t s = entry.slice.value();
+  if (tensor.state == TensorState::kFailed || tensor.awaits_decision ||
+      entry.round != tensor.active_round() || s >= tensor.slices.size() ||
+      tensor.slice_states[s] != SliceState::kSent) {
+    return ignore();
+  }
+  const Slice& slice = tensor.slices[s];
+  if (slice.owner.value() >= view_->aggregators.size() ||
+      view_->aggregators[slice.owner.value()].incarnation != owner.incarnation ||
+      entry.sum_epoch != (tensor.finish ? tensor.finish->sum_epoch : view_->epoch)) {
+    return ignore();
+  }
+  if (WantsResult(tensor, entry.slice)) {
+    if (entry.form == wire::Form::kEmpty ||
+        (entry.form == wire::Form::kInline && entry.bytes.size() != slice.length_bytes)) {
+      return ignore();
+    }
+    if (tensor.partial.have_count > 0 && tensor.partial.ranks_summed != entry.rank_count) {
+      ReportAndFail("aggregator '" + OwnerName(owner) + "' summed " +
+                        std::to_string(entry.rank_count) + " ranks into slice " +
+                        std::to_string(s) + " of tensor '" + tensor.spec.name + "', others " +
+                        std::to_string(tensor.partial.ranks_summed),
+                    out);
+      return;
+    }
+    if (entry.form == wire::Form::kWritten) {
+      counters_.result_bytes_written += slice.length_bytes;
+    } else {
+      out.push_back(CopyInline{position, BytesOf(tensor, entry.slice, Memory::kResult)});
+    }
+    ++counters_.results_taken;
+    counters_.result_bytes_taken += slice.length_bytes;
+  }
+  SliceDone(tensor, entry.slice, entry.rank_count, out);
+}
+
+void Member::OnFailed(const Owner& owner, const wire::Failed& entry, Effects& out) {
+  if (entry.key == TensorKey{0} || entry.code == wire::FailedCode::kJobFailed) {
+    ReportAndFail("aggregator '" + OwnerName(owner) + "' gave up job '" + config_.job_name +
+                      "': " + entry.text,
+                  out);
+    return;
+  }
+  const auto it = tensor_by_key_.find(entry.key);
+  if (it == tensor_by_key_.end()) {
+    ++counters_.frames_ignored;
+    return;
+  }
+  const Status status = entry.code == wire::FailedCode::kMismatch     ? Status::kMismatch
+                        : entry.code == wire::FailedCode::kOverBudget ? Status::kOverBudget
+                                                                      : Status::kAborted;
+  FailTensorWith(*At(it->second), status, entry.text, out);
+  CheckActive();
+  TryQuiesce(out);
+}
+
+void Member::OnRefused(const Owner& owner, const wire::Refused& entry, Effects& out) {
+  ++counters_.refused[static_cast<size_t>(entry.reason)];
+  const std::string text = "aggregator '" + OwnerName(owner) + "' refused a contribution (" +
+                           wire::RefusedReasonName(entry.reason) + "): " + entry.text;
+  // A newer view is on its way, or the tensor's Failed: the contribution is dealt with there.
+  if (entry.reason == wire::RefusedReason::kWrongEpoch ||
+      entry.reason == wire::RefusedReason::kNotAMember ||
+      entry.reason == wire::RefusedReason::kPoisoned || phase_ == Phase::kFencing) {
+    out.push_back(Log{true, text});
+    return;
+  }
+  const auto it = tensor_by_key_.find(entry.key);
+  const Tensor* tensor = it == tensor_by_key_.end() ? nullptr : At(it->second);
+  const bool is_open = tensor != nullptr && entry.round == tensor->active_round() &&
+                       entry.slice.value() < tensor->slices.size() &&
+                       tensor->slice_states[entry.slice.value()] == SliceState::kSent;
+  if (!is_open) {  // A repetition of what was taken before.
+    out.push_back(Log{true, text});
+    return;
+  }
+  // Its round would never end.
+  ReportAndFail(text, out);
+}
+
+void Member::OnWaiting(const wire::Waiting& entry, int64_t now_ns, Effects& out) {
+  const auto it = tensor_by_key_.find(entry.key);
+  const bool of_epoch = entry.key == TensorKey{0};  // For reports, not for a round.
+  if (it == tensor_by_key_.end() && !of_epoch) {
+    ++counters_.frames_ignored;
+    return;
+  }
+  for (const uint32_t node : entry.missing_nodes) {
+    const auto left = left_members_.find(NodeRank{node});
+    if (left == left_members_.end()) continue;
+    const std::string who = "node " + std::to_string(node) + " has left job '" + config_.job_name +
+                            "' (" + left->second + "), but ";
+    if (of_epoch) return ReportAndFail(who + "the job's beginning needs it", out);
+    const Tensor& tensor = *At(it->second);
+    if (entry.round != tensor.active_round()) continue;
+    ReportAndFail(who + "round " + std::to_string(entry.round.value()) + " of tensor '" +
+                      tensor.spec.name + "' needs it",
+                  out);
+    return;
+  }
+  if (of_epoch) return;
+  if (std::count(entry.missing_nodes.begin(), entry.missing_nodes.end(),
+                 config_.self.node.value()) > 0) {
+    ReleaseNeeded(it->second, entry.round, now_ns, out);
+    return;
+  }
+  out.push_back(LogWaiting{.what = LogWaiting::For::kNodes,
+                           .tensor = it->second,
+                           .round = entry.round,
+                           .waited_ns = entry.waited_ns,
+                           .missing = entry.missing_nodes});
+}
+
+void Member::OnTick(int64_t now_ns, Effects& out) {
+  next_tick_ns_ = std::numeric_limits<int64_t>::max();
+  if (phase_ == Phase::kFailed) return;
+  const auto next_notice = [&](int64_t since_ns) {
+    return now_ns + std::clamp(now_ns - since_ns, config_.waiting_first_ns, config_.waiting_max_ns);
+  };
+  for (auto& [index, owner] : owners_) {
+    if (owner.state != OwnerState::kBackoff) continue;
+    if (owner.retry_at_ns <= now_ns) {
+      ConnectTo(owner, out);
+    } else {
+      Schedule(owner.retry_at_ns);
+    }
+  }
+  for (const TensorIndex index : half_pushed_) {
+    Tensor& tensor = *At(index);
+    if (tensor.next_notice_ns <= now_ns) {
+      LogWaiting notice{.what = LogWaiting::For::kLocalRanks,
+                        .tensor = index,
+                        .round = tensor.open_round(),
+                        .waited_ns = static_cast<uint64_t>(now_ns - tensor.first_push_ns)};
+      for (uint32_t i = 0; i < tensor.pushed.size(); ++i) {
+        if (!tensor.pushed[i]) notice.missing.push_back(i);
+      }
+      out.push_back(std::move(notice));
+      tensor.next_notice_ns = next_notice(tensor.first_push_ns);
+    }
+    Schedule(tensor.next_notice_ns);
+  }
+  if (phase_ == Phase::kFencing || phase_ == Phase::kReporting) {
+    if (phase_notice_ns_ <= now_ns) {
+      LogWaiting notice{.what = LogWaiting::For::kAggregators,
+                        .waited_ns = static_cast<uint64_t>(now_ns - phase_since_ns_)};
+      for (const auto& [index, owner] : owners_) {
+        bool is_waited_for = owner.state != OwnerState::kReady;
+        for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+          is_waited_for |=
+              tensor->awaits_decision && tensor->primary == index && phase_ == Phase::kReporting;
+        }
+        if (is_waited_for) notice.missing.push_back(index.value());
+      }
+      out.push_back(std::move(notice));
+      phase_notice_ns_ = next_notice(phase_since_ns_);
+    }
+    Schedule(phase_notice_ns_);
+  }
+}
+
+}  // namespace talweg::pipeline

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_PIPELINE_TENSOR_H_
+#define TALWEG_LIBS_PIPELINE_TENSOR_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/pipeline/effects.h"
+#include "libs/view/placement.h"
+#include "libs/wire/frames.h"
+
+// What an agent knows of one tensor. Plain state: Member changes it, tests look at it.
+namespace talweg::pipeline {
+
+enum class SliceState : uint8_t {
+  kIdle = 0,      // Not on its way: the round is not contributed, or its owner is not ready.
+  kQueued = 1,    // Waits for credit.
+  kReducing = 2,  // Charged; the node's ranks are being combined.
+  kReduced = 3,   // Charged and combined: leaves at the next Flush.
+  kSent = 4,
+  kDone = 5,  // Its result is here (or, in a Finish, acknowledged).
+};
+
+enum class TensorState : uint8_t {
+  kAllocating = 1,
+  kDeclaring = 2,  // Memory is there; not all owners of the present view have agreed.
+  kOpen = 3,
+  kFailed = 4,
+};
+
+// A declaration of one rank that has not been answered.
+struct PendingDeclare {
+  LocalRank local_rank;
+  uint32_t request = 0;
+};
+
+// What an owner of the present view has answered.
+struct OwnerAgreement {
+  bool agreed = false;
+  wire::RemoteRef slot;  // Where slot offset 0 of our contributions goes.
+};
+
+// A result that is complete here: the round that it is of lies in the buffer of its parity.
+struct HeldRound {
+  Round round;
+  Epoch sum_epoch;  // 0: it was aborted, there are no bytes.
+  uint32_t ranks_summed = 0;
+};
+
+// The slices of round held + 1 whose results are here, and what sums they are of.
+struct Partial {
+  Epoch sum_epoch;
+  uint32_t ranks_summed = 0;
+  uint32_t have_count = 0;
+  std::vector<bool> have;  // By slice.
+};
+
+struct Tensor {
+  TensorIndex index;
+  TensorKey key;
+  TensorSpec spec;
+  LocalRank declared_by;
+
+  TensorState state = TensorState::kAllocating;
+  Status failed_status = Status::kOk;
+  std::string failed_text;
+  std::vector<PendingDeclare> pending;
+  bool announced = false;  // Some rank has been told that it may push.
+  // What a rank of this node declared under the same name, if that differs: sent to the primary
+  // owner, so that the other nodes hear of it too.
+  std::optional<TensorSpec> conflict;
+  LocalRank conflict_by;
+
+  // Whose rank a broadcast's root is, found in the first view that knows the tensor.
+  bool root_resolved = false;
+  bool root_gone = false;  // It is not in the present view.
+  MemberIdentity root_member;
+  LocalRank root_local_rank;
+
+  // Of the present view.
+  AggregatorIndex primary;
+  std::vector<Slice> slices;
+  std::map<AggregatorIndex, OwnerAgreement> owners;  // The primary and the slices' owners.
+
+  HeldRound held;
+
+  // Round held + 1.
+  std::vector<bool> pushed;  // By local rank.
+  uint32_t pushed_count = 0;
+  bool contributed = false;  // All local ranks have pushed it.
+  int32_t priority = 0;
+  uint64_t order = 0;  // Of readiness.
+  int64_t first_push_ns = 0;
+  int64_t next_notice_ns = 0;
+
+  Partial partial;
+
+  // The active round: usually held + 1; in a Finish of a round that is held here, held.
+  std::vector<SliceState> slice_states;
+  uint32_t done_count = 0;  // Of slice_states.
+
+  bool awaits_decision = false;
+  std::optional<wire::Report> report;    // As frozen, while awaits_decision.
+  std::optional<wire::Decision> finish;  // The copy round that is being done.
+
+  Round open_round() const { return held.round.Next(); }
+  Round active_round() const { return finish ? finish->round : open_round(); }
+  bool agreed() const {
+    for (const auto& [owner, agreement] : owners) {
+      if (!agreement.agreed) return false;
+    }
+    return true;
+  }
+};
+
+}  // namespace talweg::pipeline
+
+#endif  // TALWEG_LIBS_PIPELINE_TENSOR_H_

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/reduce/isa.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace talweg::reduce {
+
+#if defined(__x86_64__)
+namespace {
+
+// What cpuid says of F16C, a name that not every compiler's __builtin_cpu_supports knows. Its
+// registers are those of AVX, so whoever has AVX2 needs to ask the system nothing more.
+bool HasF16c() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
+}  // namespace
+#endif
+
+bool IsSupported(Isa isa) {
+  switch (isa) {
+    case Isa::kPortable: return true;
+#if defined(__x86_64__)
+    // The compiler's run-time library asks cpuid, and xgetbv for what the system saves.
+    case Isa::kAvx2: return __builtin_cpu_supports("avx2") != 0 && HasF16c();
+    case Isa::kAvx512:
+      return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+             __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;
+#else
+    case Isa::kAvx2:
+    case Isa::kAvx512: return false;
+#endif
+  }
+  return false;
+}
+
+Isa BestIsa() {
+  static const Isa best = IsSupported(Isa::kAvx512) ? Isa::kAvx512
+                          : IsSupported(Isa::kAvx2) ? Isa::kAvx2
+                                                    : Isa::kPortable;
+  return best;
+}
+
+std::string_view IsaName(Isa isa) {
+  switch (isa) {
+    case Isa::kPortable: return "portable";
+    case Isa::kAvx2: return "avx2";
+    case Isa::kAvx512: return "avx512";
+  }
+  return "invalid";
+}
+
+}  // namespace talweg::reduce

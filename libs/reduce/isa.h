@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_REDUCE_ISA_H_
+#define TALWEG_LIBS_REDUCE_ISA_H_
+
+#include <cstdint>
+#include <string_view>
+
+namespace talweg::reduce {
+
+// Instruction sets that the kernels exist for. All give the same bits.
+enum class Isa : uint8_t {
+  kPortable,  // Any processor.
+  kAvx2,      // AVX2 and F16C.
+  kAvx512,    // AVX-512 F, BW, DQ and VL.
+};
+
+inline constexpr Isa kAllIsas[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512};
+
+// Whether this processor and its operating system can run the kernels of `isa`.
+bool IsSupported(Isa isa);
+
+// The widest one that is supported. Found out once; later calls cost a load.
+Isa BestIsa();
+
+// "portable", "avx2", "avx512".
+std::string_view IsaName(Isa isa);
+
+}  // namespace talweg::reduce
+
+#endif  // TALWEG_LIBS_REDUCE_ISA_H_

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_REDUCE_KERNEL_TABLE_H_
+#define TALWEG_LIBS_REDUCE_KERNEL_TABLE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+// What reduce.cc and the translation units of the instruction sets (kernels_*.cc) agree on.
+//
+// Those units are compiled for processors that this one may not be. An inline function of a header
+// that the compiler emits there could be the copy that the linker keeps for the whole program, so
+// this header and lane_kernels.h hold types and templates tagged by an internal-linkage type only,
+// and include nothing that has code in it. kernel_symbols_test checks the object files.
+namespace talweg::reduce::internal {
+
+// How the inputs x0, x1, ... of one element become its output. Always from the left.
+enum class Combine : uint8_t {
+  kSum,              // x0 + x1 + ...
+  kSumTimes,         // (x0 + x1 + ...) * scale
+  kSumOver,          // (x0 + x1 + ...) / scale
+  kWeightedSumOver,  // (weights[0] * x0 + weights[1] * x1 + ...) / scale
+  kMin,
+  kMax,
+  kProduct,  // x0 * x1 * ...
+};
+inline constexpr size_t kCombineCount = 7;
+
+struct KernelArguments {
+  const std::byte* const* inputs;
+  size_t input_count;  // At least 1, at least 2 for kSum, kMin, kMax and kProduct.
+  std::byte* output;
+  size_t element_count;
+  const float* weights;  // input_count of them for kWeightedSumOver, else unused.
+  double scale;          // Rounded to the type that the kernel accumulates in.
+  bool streaming;        // Stores that go around the caches, where the instruction set has them.
+};
+
+using Kernel = void (*)(const KernelArguments& arguments);
+
+inline constexpr size_t kDTypeCount = 8;
+
+// Indexed by DType's value - 1, then by Combine. Null where an operation has no meaning.
+struct KernelTable {
+  Kernel kernels[kDTypeCount][kCombineCount];
+};
+
+extern const KernelTable kPortableKernels;
+#if defined(__x86_64__)
+extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx512Kernels;
+#endif
+
+}  // namespace talweg::reduce::internal
+
+#endif  // TALWEG_LIBS_REDUCE_KERNEL_TABLE_H_

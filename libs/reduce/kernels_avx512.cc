@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl; see kernel_table.h for what may stand
+// here. The bfloat16 instructions of newer processors are not used: they flush denormals.
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "libs/reduce/kernel_table.h"
+#include "libs/reduce/lane_kernels.h"
+
+namespace talweg::reduce::internal {
+namespace {
+
+struct Avx512 {
+  static constexpr size_t kVectorBytes = 64;
+  static constexpr bool kHasStreaming = true;
+
+  typedef float Floats __attribute__((vector_size(64)));
+  typedef double Doubles __attribute__((vector_size(64)));
+  typedef uint16_t HalfWords __attribute__((vector_size(32)));
+
+  // The zero-masked forms, with a mask of ones: the plain ones warn of their undefined operand.
+  static constexpr __mmask16 kAll16 = 0xffff;
+  static constexpr __mmask8 kAll8 = 0xff;
+
+  static Floats FromFloat16(HalfWords halves) {
+    return _mm512_maskz_cvtph_ps(kAll16, __builtin_bit_cast(__m256i, halves));
+  }
+  static HalfWords ToFloat16(Floats v) {
+    return __builtin_bit_cast(
+        HalfWords, _mm512_maskz_cvtps_ph(kAll16, v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+
+  // VRANGE orders the zeros; its choice beside a NaN is not ours and is replaced.
+  static constexpr int kLesser = 0b0100;
+  static constexpr int kGreater = 0b0101;
+  static Floats Lesser(Floats a, Floats b) {
+    return NanOr(a, b, _mm512_maskz_range_ps(kAll16, a, b, kLesser));
+  }
+  static Floats Greater(Floats a, Floats b) {
+    return NanOr(a, b, _mm512_maskz_range_ps(kAll16, a, b, kGreater));
+  }
+  static Doubles Lesser(Doubles a, Doubles b) {
+    return NanOr(a, b, _mm512_maskz_range_pd(kAll8, a, b, kLesser));
+  }
+  static Doubles Greater(Doubles a, Doubles b) {
+    return NanOr(a, b, _mm512_maskz_range_pd(kAll8, a, b, kGreater));
+  }
+  static Floats NanOr(Floats a, Floats b, Floats otherwise) {
+    return _mm512_mask_mov_ps(otherwise, _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q),
+                              _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
+  }
+  static Doubles NanOr(Doubles a, Doubles b, Doubles otherwise) {
+    return _mm512_mask_mov_pd(otherwise, _mm512_cmp_pd_mask(a, b, _CMP_UNORD_Q),
+                              _mm512_castsi512_pd(_mm512_set1_epi64(0x7ff8000000000000)));
+  }
+
+  template <class V>
+  static void Stream(std::byte* to, V v) {
+    if constexpr (sizeof(V) == 64) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to), __builtin_bit_cast(__m512i, v));
+    } else {
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(to), __builtin_bit_cast(__m256i, v));
+    }
+  }
+  static void FinishStreaming() { _mm_sfence(); }
+};
+
+}  // namespace
+
+constinit const KernelTable kAvx512Kernels = LaneKernels<Avx512>::Table();
+
+}  // namespace talweg::reduce::internal

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_REDUCE_LANE_KERNELS_H_
+#define TALWEG_LIBS_REDUCE_LANE_KERNELS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "libs/reduce/kernel_table.h"
+
+// The kernels, once, for all instruction sets.
+//
+// They are written with the compiler's vector types: `+` on a vector is one addition a lane,
+// rounded as IEEE 754 says, whatever the width. What is left to an instruction set is in `Isa`, a
+// type with internal linkage: kVectorBytes, the conversions of float16, the minimum and maximum of
+// floating point, and stores that go around the caches. An element meets the same operations in the
+// same order in every lane, in a block, in a rest and on every instruction set: so bits are equal.
+namespace talweg::reduce::internal {
+
+template <class Isa>
+struct LaneKernels {
+  template <class T, size_t kBytes>
+  struct VectorOf {
+    typedef T Type __attribute__((vector_size(kBytes)));
+  };
+  template <class T>
+  using Vector = typename VectorOf<T, Isa::kVectorBytes>::Type;
+  // As many 16-bit lanes as Vector<float> has lanes.
+  using HalfWords = typename VectorOf<uint16_t, Isa::kVectorBytes / 2>::Type;
+
+  template <class V>
+  static V LoadVector(const std::byte* from) {
+    V v;
+    __builtin_memcpy(&v, from, sizeof(v));  // Any alignment.
+    return v;
+  }
+
+  // One bit pattern for every NaN. Which operand's payload survives an addition is up to the order
+  // in which a compiler places two operands that it may swap.
+  static Vector<float> OneNan(Vector<float> v) {
+    const Vector<uint32_t> nan = Vector<uint32_t>{} + 0x7fc00000u;
+    const auto is_nan = v != v;  // NOLINT(misc-redundant-expression): a NaN is not itself.
+    return is_nan ? __builtin_bit_cast(Vector<float>, nan) : v;
+  }
+  static Vector<double> OneNan(Vector<double> v) {
+    const Vector<uint64_t> nan = Vector<uint64_t>{} + uint64_t{0x7ff8000000000000};
+    const auto is_nan = v != v;  // NOLINT(misc-redundant-expression): a NaN is not itself.
+    return is_nan ? __builtin_bit_cast(Vector<double>, nan) : v;
+  }
+  template <class V>
+  static V OneNan(V v) {
+    return v;  // Integers.
+  }
+
+  // ----- Elements: how they lie in memory, and as what they are summed. -----
+  //
+  // kUnroll: Lanes that are in work at the same time; four vectors hide the latency of an addition.
+
+  template <class T>
+  struct Plain {
+    using Lane = T;
+    using Lanes = Vector<T>;
+    using Packed = Lanes;
+    static constexpr size_t kElementBytes = sizeof(T);
+    static constexpr size_t kUnroll = 4;
+    static Lanes Unpack(Packed packed) { return packed; }
+    static Packed Pack(Lanes lanes) { return lanes; }
+  };
+
+  struct Float16 {
+    using Lane = float;
+    using Lanes = Vector<float>;
+    using Packed = HalfWords;
+    static constexpr size_t kElementBytes = 2;
+    static constexpr size_t kUnroll = 4;
+    static Lanes Unpack(Packed packed) { return Isa::FromFloat16(packed); }
+    static Packed Pack(Lanes lanes) { return Isa::ToFloat16(lanes); }
+  };
+
+  // Two neighbours in memory are the halves of a 32-bit word, and a bfloat16 is the upper half of a
+  // float: so both are widened where they lie, and no lane has to move.
+  struct FloatPairs {
+    Vector<float> even;
+    Vector<float> odd;
+
+    friend FloatPairs operator+(FloatPairs a, FloatPairs b) {
+      return {a.even + b.even, a.odd + b.odd};
+    }
+    friend FloatPairs operator*(FloatPairs a, FloatPairs b) {
+      return {a.even * b.even, a.odd * b.odd};
+    }
+    friend FloatPairs operator*(FloatPairs a, float b) { return {a.even * b, a.odd * b}; }
+    friend FloatPairs operator/(FloatPairs a, float b) { return {a.even / b, a.odd / b}; }
+  };
+  static FloatPairs OneNan(FloatPairs v) { return {OneNan(v.even), OneNan(v.odd)}; }
+
+  struct BFloat16 {
+    using Lane = float;
+    using Lanes = FloatPairs;
+    using Packed = Vector<uint32_t>;
+    static constexpr size_t kElementBytes = 2;
+    static constexpr size_t kUnroll = 2;
+    static Lanes Unpack(Packed packed) {
+      return {__builtin_bit_cast(Vector<float>, packed << 16),
+              __builtin_bit_cast(Vector<float>, packed & 0xffff0000u)};
+    }
+    static Packed Pack(Lanes lanes) {
+      return (Rounded(lanes.even) >> 16) | (Rounded(lanes.odd) & 0xffff0000u);
+    }
+    // To nearest, ties to even, in the upper half. A carry out of the fraction makes the next
+    // exponent, or infinity; the one NaN has no low bits set, so nothing is carried further.
+    static Packed Rounded(Vector<float> v) {
+      const Packed bits = __builtin_bit_cast(Packed, v);
+      return bits + 0x7fffu + ((bits >> 16) & 1u);
+    }
+  };
+
+  // ----- Operations: First for x0, Next for all others, Last before the result is packed. -----
+
+  template <class E>
+  struct Sum {
+    using Lanes = typename E::Lanes;
+    explicit Sum(const KernelArguments&) {}
+    Lanes First(Lanes x) const { return x; }
+    Lanes Next(Lanes sum, Lanes x, size_t) const { return sum + x; }
+    Lanes Last(Lanes sum) const { return OneNan(sum); }
+  };
+
+  template <class E>
+  struct SumTimes : Sum<E> {
+    using Lanes = typename E::Lanes;
+    explicit SumTimes(const KernelArguments& arguments)
+        : Sum<E>(arguments), factor(static_cast<typename E::Lane>(arguments.scale)) {}
+    Lanes Last(Lanes sum) const { return OneNan(sum * factor); }
+    typename E::Lane factor;
+  };
+
+  template <class E>
+  struct SumOver : Sum<E> {
+    using Lanes = typename E::Lanes;
+    explicit SumOver(const KernelArguments& arguments)
+        : Sum<E>(arguments), divisor(static_cast<typename E::Lane>(arguments.scale)) {}
+    Lanes Last(Lanes sum) const { return OneNan(sum / divisor); }
+    typename E::Lane divisor;
+  };
+
+  // Products and sums are rounded each on its own: the build forbids their contraction into a
+  // fused multiply-add, which not every instruction set has.
+  template <class E>
+  struct WeightedSumOver : SumOver<E> {
+    using Lanes = typename E::Lanes;
+    using Lane = typename E::Lane;
+    explicit WeightedSumOver(const KernelArguments& arguments)
+        : SumOver<E>(arguments), weights(arguments.weights) {}
+    Lanes First(Lanes x) const { return x * static_cast<Lane>(weights[0]); }
+    Lanes Next(Lanes sum, Lanes x, size_t input) const {
+      return sum + x * static_cast<Lane>(weights[input]);
+    }
+    const float* weights;
+  };
+
+  template <class E>
+  struct Product {
+    using Lanes = typename E::Lanes;
+    explicit Product(const KernelArguments&) {}
+    Lanes First(Lanes x) const { return x; }
+    Lanes Next(Lanes product, Lanes x, size_t) const { return Times(product, x); }
+    Lanes Last(Lanes product) const { return OneNan(product); }
+  };
+
+  template <class V>
+  static V Times(V a, V b) {
+    return a * b;
+  }
+  // No instruction set multiplies bytes. A byte of a product needs no byte above its own: the even
+  // ones come out of the products of the 16-bit lanes, the odd ones once shifted to their place.
+  static Vector<uint8_t> Times(Vector<uint8_t> a, Vector<uint8_t> b) {
+    using Pairs = Vector<uint16_t>;
+    const Pairs pairs_a = __builtin_bit_cast(Pairs, a);
+    const Pairs pairs_b = __builtin_bit_cast(Pairs, b);
+    const Pairs even = pairs_a * pairs_b;
+    const Pairs odd = (pairs_a >> 8) * (pairs_b >> 8);
+    return __builtin_bit_cast(Vector<uint8_t>, (even & uint16_t{0xff}) | (odd << 8));
+  }
+
+  template <class E>
+  struct Min {
+    using Lanes = typename E::Lanes;
+    explicit Min(const KernelArguments&) {}
+    Lanes First(Lanes x) const { return x; }
+    Lanes Next(Lanes least, Lanes x, size_t) const { return Lesser(least, x); }
+    Lanes Last(Lanes least) const { return least; }
+  };
+
+  template <class E>
+  struct Max {
+    using Lanes = typename E::Lanes;
+    explicit Max(const KernelArguments&) {}
+    Lanes First(Lanes x) const { return x; }
+    Lanes Next(Lanes greatest, Lanes x, size_t) const { return Greater(greatest, x); }
+    Lanes Last(Lanes greatest) const { return greatest; }
+  };
+
+  // Isa::Lesser and Isa::Greater: a NaN on either side gives the one NaN, and -0 is less than +0.
+  static Vector<float> Lesser(Vector<float> a, Vector<float> b) { return Isa::Lesser(a, b); }
+  static Vector<double> Lesser(Vector<double> a, Vector<double> b) { return Isa::Lesser(a, b); }
+  static Vector<float> Greater(Vector<float> a, Vector<float> b) { return Isa::Greater(a, b); }
+  static Vector<double> Greater(Vector<double> a, Vector<double> b) { return Isa::Greater(a, b); }
+  static FloatPairs Lesser(FloatPairs a, FloatPairs b) {
+    return {Isa::Lesser(a.even, b.even), Isa::Lesser(a.odd, b.odd)};
+  }
+  static FloatPairs Greater(FloatPairs a, FloatPairs b) {
+    return {Isa::Greater(a.even, b.even), Isa::Greater(a.odd, b.odd)};
+  }
+  template <class V>
+  static V Lesser(V a, V b) {
+    return a < b ? a : b;  // Integers.
+  }
+  template <class V>
+  static V Greater(V a, V b) {
+    return a > b ? a : b;
+  }
+
+  // ----- One kernel: the elements E under the operation O. -----
+
+  template <class E, class O>
+  struct Loop {
+    using Lanes = typename E::Lanes;
+    using Packed = typename E::Packed;
+    static constexpr size_t kStride = sizeof(Packed);
+    static constexpr size_t kUnroll = E::kUnroll;
+    static constexpr size_t kBlockBytes = kStride * kUnroll;
+
+    static void Run(const KernelArguments& arguments) {
+      const size_t end = arguments.element_count * E::kElementBytes;
+      size_t at = 0;
+      if constexpr (Isa::kHasStreaming) {
+        // A streaming store wants alignment, which elements that lie askew never reach.
+        const uintptr_t address = reinterpret_cast<uintptr_t>(arguments.output);
+        const size_t head = -address % Isa::kVectorBytes;
+        if (arguments.streaming && address % E::kElementBytes == 0 && head < end) {
+          Rest(arguments, 0, head);
+          at = Blocks<0, true>(arguments, head, end);
+          Isa::FinishStreaming();
+          Rest(arguments, at, end);
+          return;
+        }
+      }
+      switch (arguments.input_count) {
+        case 2: at = Blocks<2, false>(arguments, 0, end); break;
+        case 3: at = Blocks<3, false>(arguments, 0, end); break;
+        case 4: at = Blocks<4, false>(arguments, 0, end); break;
+        default: at = Blocks<0, false>(arguments, 0, end); break;
+      }
+      Rest(arguments, at, end);
+    }
+
+    // Sums whole blocks from byte `begin` on, and returns the first byte that it left. All inputs
+    // of a block are read before its output is written, so the output may lie upon an input.
+    // kInputs is the number of inputs; 0 stands for any number.
+    template <size_t kInputs, bool kStreaming>
+    static size_t Blocks(const KernelArguments& arguments, size_t begin, size_t end) {
+      const O operation(arguments);
+      const size_t input_count = kInputs == 0 ? arguments.input_count : kInputs;
+      const std::byte* copy[kInputs + 1];  // In registers: stores to the output cannot change it.
+      for (size_t i = 0; i < kInputs; ++i) copy[i] = arguments.inputs[i];
+      const std::byte* const* const inputs = kInputs == 0 ? arguments.inputs : copy;
+      std::byte* const output = arguments.output;
+
+      size_t at = begin;
+      for (; end - at >= kBlockBytes; at += kBlockBytes) {
+        Lanes lanes[kUnroll];
+#pragma GCC unroll 4
+        for (size_t u = 0; u < kUnroll; ++u) {
+          lanes[u] = operation.First(Load(inputs[0] + at + u * kStride));
+        }
+#pragma GCC unroll 4
+        for (size_t i = 1; i < input_count; ++i) {
+#pragma GCC unroll 4
+          for (size_t u = 0; u < kUnroll; ++u) {
+            lanes[u] = operation.Next(lanes[u], Load(inputs[i] + at + u * kStride), i);
+          }
+        }
+#pragma GCC unroll 4
+        for (size_t u = 0; u < kUnroll; ++u) {
+          Store<kStreaming>(output + at + u * kStride, E::Pack(operation.Last(lanes[u])));
+        }
+      }
+      return at;
+    }
+
+    // Sums the bytes from `begin` to `end`, any number, a vector at a time; a part of one is
+    // padded.
+    static void Rest(const KernelArguments& arguments, size_t begin, size_t end) {
+      const O operation(arguments);
+      for (size_t at = begin; at < end; at += kStride) {
+        const size_t bytes = end - at < kStride ? end - at : kStride;
+        Lanes lanes = operation.First(LoadPart(arguments.inputs[0] + at, bytes));
+        for (size_t i = 1; i < arguments.input_count; ++i) {
+          lanes = operation.Next(lanes, LoadPart(arguments.inputs[i] + at, bytes), i);
+        }
+        const Packed packed = E::Pack(operation.Last(lanes));
+        __builtin_memcpy(arguments.output + at, &packed, bytes);
+      }
+    }
+
+    static Lanes Load(const std::byte* from) { return E::Unpack(LoadVector<Packed>(from)); }
+
+    static Lanes LoadPart(const std::byte* from, size_t bytes) {
+      if (bytes == kStride) return Load(from);
+      std::byte padded[kStride] = {};
+      __builtin_memcpy(padded, from, bytes);
+      return Load(padded);
+    }
+
+    template <bool kStreaming>
+    static void Store(std::byte* to, Packed packed) {
+      if constexpr (kStreaming) {
+        Isa::Stream(to, packed);
+      } else {
+        __builtin_memcpy(to, &packed, sizeof(packed));
+      }
+    }
+  };
+
+  // ----- The table. -----
+
+  template <class E>
+  static constexpr void FillFloats(Kernel (&row)[kCombineCount]) {
+    row[static_cast<size_t>(Combine::kSum)] = &Loop<E, Sum<E>>::Run;
+    row[static_cast<size_t>(Combine::kSumTimes)] = &Loop<E, SumTimes<E>>::Run;
+    row[static_cast<size_t>(Combine::kSumOver)] = &Loop<E, SumOver<E>>::Run;
+    row[static_cast<size_t>(Combine::kWeightedSumOver)] = &Loop<E, WeightedSumOver<E>>::Run;
+    row[static_cast<size_t>(Combine::kMin)] = &Loop<E, Min<E>>::Run;
+    row[static_cast<size_t>(Combine::kMax)] = &Loop<E, Max<E>>::Run;
+    row[static_cast<size_t>(Combine::kProduct)] = &Loop<E, Product<E>>::Run;
+  }
+
+  // Sums and products have the same bits with and without a sign; those without one wrap.
+  template <class T, class Unsigned>
+  static constexpr void FillIntegers(Kernel (&row)[kCombineCount]) {
+    using E = Plain<T>;
+    using Wrapping = Plain<Unsigned>;
+    row[static_cast<size_t>(Combine::kSum)] = &Loop<Wrapping, Sum<Wrapping>>::Run;
+    row[static_cast<size_t>(Combine::kMin)] = &Loop<E, Min<E>>::Run;
+    row[static_cast<size_t>(Combine::kMax)] = &Loop<E, Max<E>>::Run;
+    row[static_cast<size_t>(Combine::kProduct)] = &Loop<Wrapping, Product<Wrapping>>::Run;
+  }
+
+  static constexpr KernelTable Table() {
+    KernelTable table = {};
+    FillFloats<Plain<float>>(table.kernels[0]);  // In the order of DType's values.
+    FillFloats<Plain<double>>(table.kernels[1]);
+    FillFloats<Float16>(table.kernels[2]);
+    FillFloats<BFloat16>(table.kernels[3]);
+    FillIntegers<int8_t, uint8_t>(table.kernels[4]);
+    FillIntegers<uint8_t, uint8_t>(table.kernels[5]);
+    FillIntegers<int32_t, uint32_t>(table.kernels[6]);
+    FillIntegers<int64_t, uint64_t>(table.kernels[7]);
+    return table;
+  }
+};
+
+}  // namespace talweg::reduce::internal
+
+#endif  // TALWEG_LIBS_REDUCE_LANE_KERNELS_H_

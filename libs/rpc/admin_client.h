@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_RPC_ADMIN_CLIENT_H_
+#define TALWEG_LIBS_RPC_ADMIN_CLIENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/talweg/agent/v1/agent.pb.h"
+#include "proto/talweg/aggregator/v1/aggregator.pb.h"
+#include "proto/talweg/scheduler/v1/scheduler.pb.h"
+
+// What tools ask daemons, without gRPC's headers. Every call blocks for at most the client's
+// timeout; errors name the daemon, its address and the remedy. Thread-safe.
+namespace talweg::rpc {
+
+class SchedulerAdminClient {
+ public:
+  SchedulerAdminClient(const std::string& address, int64_t timeout_ns);
+  ~SchedulerAdminClient();
+
+  absl::StatusOr<scheduler::v1::ListJobsResponse> ListJobs();
+  absl::StatusOr<scheduler::v1::GetJobResponse> GetJob(const scheduler::v1::GetJobRequest& request);
+  absl::StatusOr<scheduler::v1::ListAggregatorsResponse> ListAggregators();
+  absl::StatusOr<scheduler::v1::GetSchedulerResponse> GetScheduler();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+class AggregatorAdminClient {
+ public:
+  AggregatorAdminClient(const std::string& address, int64_t timeout_ns);
+  ~AggregatorAdminClient();
+
+  absl::StatusOr<aggregator::v1::GetStatusResponse> GetStatus(
+      const aggregator::v1::GetStatusRequest& request);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+class AgentAdminClient {
+ public:
+  AgentAdminClient(const std::string& address, int64_t timeout_ns);
+  ~AgentAdminClient();
+
+  absl::StatusOr<agent::v1::GetStatusResponse> GetStatus(
+      const agent::v1::GetStatusRequest& request);
+  absl::Status SetTrace(const agent::v1::SetTraceRequest& request);
+  // All pieces in one.
+  absl::StatusOr<agent::v1::GetTraceResponse> GetTrace();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Asks a daemon's health service. OK: serving. `service` "": the whole daemon.
+absl::Status CheckHealth(const std::string& address, const std::string& service,
+                         int64_t timeout_ns);
+
+}  // namespace talweg::rpc
+
+#endif  // TALWEG_LIBS_RPC_ADMIN_CLIENT_H_

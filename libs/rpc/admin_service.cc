@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/rpc/admin_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "proto/talweg/agent/v1/agent.grpc.pb.h"
+#include "proto/talweg/aggregator/v1/aggregator.grpc.pb.h"
+
+namespace talweg::rpc {
+namespace {
+
+constexpr int kEventsPerMessage = 4096;
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
+}
+
+// A call that somebody else answers, later. It ends when it is answered or cancelled, whichever
+// comes first; the reactor lives until both gRPC and the one who answers have let it go.
+template <typename Response>
+class UnaryAnswer : public grpc::ServerUnaryReactor {
+ public:
+  static UnaryAnswer* Start(Response* response, const std::function<void(Done<Response>)>& ask) {
+    auto* answer = new UnaryAnswer(response);
+    ask([self = answer->self_](absl::StatusOr<Response> result) { self->Give(std::move(result)); });
+    return answer;
+  }
+
+  void OnCancel() override {
+    if (!given_.exchange(true)) Finish(grpc::Status::CANCELLED);
+  }
+  void OnDone() override { self_.reset(); }
+
+ private:
+  explicit UnaryAnswer(Response* response) : response_(response), self_(this) {}
+
+  void Give(absl::StatusOr<Response> result) {
+    if (given_.exchange(true)) return;
+    if (result.ok()) *response_ = *std::move(result);
+    Finish(ToGrpc(result.status()));
+  }
+
+  Response* const response_;  // gRPC's, until Finish.
+  std::atomic<bool> given_{false};
+  std::shared_ptr<UnaryAnswer> self_;
+};
+
+template <typename Request, typename Response>
+grpc::ServerUnaryReactor* Ask(const Handler<Request, Response>& handler, const Request* request,
+                              Response* response) {
+  return UnaryAnswer<Response>::Start(response, [&](Done<Response> done) {
+    if (handler) {
+      handler(*request, std::move(done));
+    } else {
+      done(absl::UnimplementedError("this daemon does not answer this call"));
+    }
+  });
+}
+
+// A recorded timeline, in pieces that fit into messages.
+class TraceAnswer : public grpc::ServerWriteReactor<agent::v1::GetTraceResponse> {
+ public:
+  using Trace = agent::v1::GetTraceResponse;
+
+  static TraceAnswer* Start(const std::function<void(Done<Trace>)>& ask) {
+    auto* answer = new TraceAnswer();
+    ask([self = answer->self_](absl::StatusOr<Trace> result) { self->Give(std::move(result)); });
+    return answer;
+  }
+
+  void OnCancel() override {
+    if (!given_.exchange(true)) Finish(grpc::Status::CANCELLED);
+  }
+  void OnWriteDone(bool ok) override {
+    if (ok) {
+      WriteNext();
+    } else {
+      Finish(grpc::Status::CANCELLED);
+    }
+  }
+  void OnDone() override { self_.reset(); }
+
+ private:
+  TraceAnswer() : self_(this) {}
+
+  void Give(absl::StatusOr<Trace> result) {
+    if (given_.exchange(true)) return;
+    if (!result.ok()) return Finish(ToGrpc(result.status()));
+    whole_ = *std::move(result);
+    WriteNext();
+  }
+
+  void WriteNext() {
+    if (written_ > 0 && written_ >= whole_.events_size()) return Finish(grpc::Status::OK);
+    piece_.Clear();
+    if (written_ == 0) {
+      piece_.set_dropped(whole_.dropped());
+      *piece_.mutable_wall_time() = whole_.wall_time();
+      piece_.set_monotonic_ns(whole_.monotonic_ns());
+    }
+    const int end = std::min(whole_.events_size(), written_ + kEventsPerMessage);
+    for (int i = written_; i < end; ++i) piece_.add_events()->Swap(whole_.mutable_events(i));
+    // An empty timeline is one message, too.
+    written_ = std::max(end, 1);
+    StartWrite(&piece_);
+  }
+
+  std::atomic<bool> given_{false};
+  Trace whole_;
+  Trace piece_;
+  int written_ = 0;
+  std::shared_ptr<TraceAnswer> self_;
+};
+
+class AgentAdminService final : public agent::v1::AdminService::CallbackService,
+                                public ServiceHolder {
+ public:
+  explicit AgentAdminService(AgentAdminHandlers handlers) : handlers_(std::move(handlers)) {}
+  grpc::Service* service() override { return this; }
+
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext*,
+                                      const agent::v1::GetStatusRequest* request,
+                                      agent::v1::GetStatusResponse* response) override {
+    return Ask(handlers_.get_status, request, response);
+  }
+  grpc::ServerUnaryReactor* SetTrace(grpc::CallbackServerContext*,
+                                     const agent::v1::SetTraceRequest* request,
+                                     agent::v1::SetTraceResponse* response) override {
+    return Ask(handlers_.set_trace, request, response);
+  }
+  grpc::ServerWriteReactor<agent::v1::GetTraceResponse>* GetTrace(
+      grpc::CallbackServerContext*, const agent::v1::GetTraceRequest* request) override {
+    return TraceAnswer::Start([&](Done<agent::v1::GetTraceResponse> done) {
+      if (handlers_.get_trace) {
+        handlers_.get_trace(*request, std::move(done));
+      } else {
+        done(absl::UnimplementedError("this daemon does not answer this call"));
+      }
+    });
+  }
+
+ private:
+  const AgentAdminHandlers handlers_;
+};
+
+class AggregatorAdminService final : public aggregator::v1::AdminService::CallbackService,
+                                     public ServiceHolder {
+ public:
+  explicit AggregatorAdminService(AggregatorAdminHandlers handlers)
+      : handlers_(std::move(handlers)) {}
+  grpc::Service* service() override { return this; }
+
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext*,
+                                      const aggregator::v1::GetStatusRequest* request,
+                                      aggregator::v1::GetStatusResponse* response) override {
+    return Ask(handlers_.get_status, request, response);
+  }
+
+ private:
+  const AggregatorAdminHandlers handlers_;
+};
+
+}  // namespace
+
+std::unique_ptr<ServiceHolder> MakeAgentAdminService(AgentAdminHandlers handlers) {
+  return std::make_unique<AgentAdminService>(std::move(handlers));
+}
+
+std::unique_ptr<ServiceHolder> MakeAggregatorAdminService(AggregatorAdminHandlers handlers) {
+  return std::make_unique<AggregatorAdminService>(std::move(handlers));
+}
+
+}  // namespace talweg::rpc

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_RPC_ADMIN_SERVICE_H_
+#define TALWEG_LIBS_RPC_ADMIN_SERVICE_H_
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "libs/rpc/server.h"
+#include "proto/talweg/agent/v1/agent.pb.h"
+#include "proto/talweg/aggregator/v1/aggregator.pb.h"
+
+// The daemons' admin services without gRPC's headers.
+//
+// A handler is called on a thread of gRPC; it must not block: it posts to the daemon's owner thread
+// and lets that call `done`, once, from any thread, now or later. A caller that has gone meanwhile
+// is no concern of it. Whoever destroys the service has shut its Server down; a `done` that is
+// called later does nothing.
+namespace talweg::rpc {
+
+template <typename Response>
+using Done = std::function<void(absl::StatusOr<Response>)>;
+
+template <typename Request, typename Response>
+using Handler = std::function<void(const Request&, Done<Response>)>;
+
+struct AgentAdminHandlers {
+  Handler<agent::v1::GetStatusRequest, agent::v1::GetStatusResponse> get_status;
+  Handler<agent::v1::SetTraceRequest, agent::v1::SetTraceResponse> set_trace;
+  // All that is recorded; sent in pieces if it is long.
+  Handler<agent::v1::GetTraceRequest, agent::v1::GetTraceResponse> get_trace;
+};
+
+struct AggregatorAdminHandlers {
+  Handler<aggregator::v1::GetStatusRequest, aggregator::v1::GetStatusResponse> get_status;
+};
+
+// Keeps a grpc::Service alive for Server::Start.
+class ServiceHolder {
+ public:
+  virtual ~ServiceHolder() = default;
+  virtual grpc::Service* service() = 0;
+};
+
+std::unique_ptr<ServiceHolder> MakeAgentAdminService(AgentAdminHandlers handlers);
+std::unique_ptr<ServiceHolder> MakeAggregatorAdminService(AggregatorAdminHandlers handlers);
+
+}  // namespace talweg::rpc
+
+#endif  // TALWEG_LIBS_RPC_ADMIN_SERVICE_H_

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/rpc/conversion.h"
+
+#include <limits>
+
+#include "absl/status/status.h"
+
+namespace talweg::rpc {
+namespace {
+
+constexpr int64_t kNsPerSecond = 1'000'000'000;
+constexpr int64_t kDefaultJoinTimeoutNs = 600 * kNsPerSecond;
+
+absl::Status Invalid(const std::string& text) { return absl::InvalidArgumentError(text); }
+
+// Bytes of the character at the beginning of `text`; 0 if there is none that may be there.
+size_t CharacterBytes(std::string_view text) {
+  const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
+  size_t bytes = 0;
+  uint32_t value = 0;
+  if (byte(0) < 0x80) return 1;
+  if (byte(0) >= 0xc2 && byte(0) <= 0xdf) {
+    bytes = 2;
+    value = byte(0) & 0x1f;
+  } else if (byte(0) >= 0xe0 && byte(0) <= 0xef) {
+    bytes = 3;
+    value = byte(0) & 0x0f;
+  } else if (byte(0) >= 0xf0 && byte(0) <= 0xf4) {
+    bytes = 4;
+    value = byte(0) & 0x07;
+  }
+  if (bytes == 0 || text.size() < bytes) return 0;
+  for (size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+    value = value << 6 | (byte(i) & 0x3f);
+  }
+  const bool too_long = (bytes == 3 && value < 0x800) || (bytes == 4 && value < 0x10000);
+  const bool surrogate = value >= 0xd800 && value <= 0xdfff;
+  return too_long || surrogate || value > 0x10ffff ? 0 : bytes;
+}
+
+}  // namespace
+
+scheduler::v1::MemberId ToProto(const MemberIdentity& id) {
+  scheduler::v1::MemberId message;
+  message.set_node_rank(id.node.value());
+  message.set_incarnation(id.incarnation.value());
+  return message;
+}
+
+MemberIdentity FromProto(const scheduler::v1::MemberId& id) {
+  return {NodeRank{id.node_rank()}, Incarnation{id.incarnation()}};
+}
+
+scheduler::v1::ViewMember ToProto(const ViewMember& member) {
+  scheduler::v1::ViewMember message;
+  *message.mutable_id() = ToProto(member.id);
+  message.set_rank_count(member.rank_count);
+  message.set_name(member.name);
+  message.set_admin_address(member.admin_address);
+  return message;
+}
+
+ViewMember FromProto(const scheduler::v1::ViewMember& member) {
+  return {.id = FromProto(member.id()),
+          .rank_count = member.rank_count(),
+          .name = member.name(),
+          .admin_address = member.admin_address()};
+}
+
+scheduler::v1::ViewAggregator ToProto(const ViewAggregator& aggregator) {
+  scheduler::v1::ViewAggregator message;
+  message.set_incarnation(aggregator.incarnation.value());
+  message.set_name(aggregator.name);
+  message.set_weight(aggregator.weight);
+  message.set_data_address(aggregator.data_address);
+  message.set_host_id(aggregator.host_id);
+  message.set_admin_address(aggregator.admin_address);
+  return message;
+}
+
+ViewAggregator FromProto(const scheduler::v1::ViewAggregator& aggregator) {
+  return {.incarnation = Incarnation{aggregator.incarnation()},
+          .name = aggregator.name(),
+          .weight = aggregator.weight(),
+          .data_address = aggregator.data_address(),
+          .host_id = aggregator.host_id(),
+          .admin_address = aggregator.admin_address()};
+}
+
+scheduler::v1::View ToProto(const View& view) {
+  scheduler::v1::View message;
+  message.set_job_id(view.job.value());
+  message.set_epoch(view.epoch.value());
+  message.set_slice_bytes_max(view.slice_bytes_max);
+  for (const ViewMember& member : view.members) *message.add_members() = ToProto(member);
+  for (const ViewAggregator& aggregator : view.aggregators) {
+    *message.add_aggregators() = ToProto(aggregator);
+  }
+  message.set_digest(view.Digest());
+  return message;
+}
+
+absl::StatusOr<View> FromProto(const scheduler::v1::View& message) {
+  View view{.job = JobId{message.job_id()},
+            .epoch = Epoch{message.epoch()},
+            .slice_bytes_max = message.slice_bytes_max()};
+  for (const auto& member : message.members()) view.members.push_back(FromProto(member));
+  for (const auto& aggregator : message.aggregators()) {
+    view.aggregators.push_back(FromProto(aggregator));
+  }
+  const std::string name = "the view of epoch " + std::to_string(message.epoch()) + " of job " +
+                           std::to_string(message.job_id());
+  if (const std::string problem = view.Problem(); !problem.empty()) {
+    return Invalid(name + " is none: " + problem);
+  }
+  if (view.Digest() != message.digest()) {
+    return Invalid(name + " has another digest than its sender computed; the versions of this " +
+                   "process and of the scheduler do not fit");
+  }
+  return view;
+}
+
+scheduler::v1::JobSpec ToProto(const membership::JobSpec& spec) {
+  scheduler::v1::JobSpec message;
+  message.set_min_members(spec.min_members);
+  message.set_max_members(spec.max_members);
+  message.set_slice_bytes_max(spec.slice_bytes_max);
+  message.set_loss_policy(spec.loss_policy == membership::LossPolicy::kFailJob
+                              ? scheduler::v1::LOSS_POLICY_FAIL_JOB
+                              : scheduler::v1::LOSS_POLICY_CONTINUE);
+  *message.mutable_join_timeout() = DurationFromNs(spec.join_timeout_ns);
+  return message;
+}
+
+absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& message) {
+  membership::JobSpec spec{.min_members = message.min_members(),
+                           .max_members = message.max_members(),
+                           .slice_bytes_max = message.slice_bytes_max()};
+  switch (message.loss_policy()) {
+    case scheduler::v1::LOSS_POLICY_FAIL_JOB:
+      spec.loss_policy = membership::LossPolicy::kFailJob;
+      break;
+    case scheduler::v1::LOSS_POLICY_CONTINUE:
+      spec.loss_policy = membership::LossPolicy::kContinue;
+      break;
+    default:
+      return Invalid("spec.loss_policy is " + std::to_string(message.loss_policy()) +
+                     "; it must be LOSS_POLICY_FAIL_JOB or LOSS_POLICY_CONTINUE");
+  }
+  spec.join_timeout_ns =
+      message.has_join_timeout() ? NsFromDuration(message.join_timeout()) : kDefaultJoinTimeoutNs;
+  return spec;
+}
+
+scheduler::v1::ProtocolVersion ToProto(const Version& version) {
+  scheduler::v1::ProtocolVersion message;
+  message.set_major(version.major);
+  message.set_minor(version.minor);
+  message.set_build(version.build);
+  return message;
+}
+
+Version FromProto(const scheduler::v1::ProtocolVersion& version) {
+  return {.major = version.major(), .minor = version.minor(), .build = version.build()};
+}
+
+std::string VersionText(const Version& version) {
+  return std::to_string(version.major) + "." + std::to_string(version.minor) + " (build " +
+         (version.build.empty() ? "unknown" : version.build) + ")";
+}
+
+std::string VersionProblem(const Version& ours, const Version& theirs, const std::string& who) {
+  if (ours.major == theirs.major) return "";
+  return who + " speaks version " + VersionText(theirs) + " of the protocol, this process " +
+         VersionText(ours) + "; install the same major version everywhere";
+}
+
+bool IsUtf8(std::string_view text) {
+  while (!text.empty()) {
+    const size_t bytes = CharacterBytes(text);
+    if (bytes == 0) return false;
+    text.remove_prefix(bytes);
+  }
+  return true;
+}
+
+std::string CleanUtf8(std::string_view text) {
+  std::string clean;
+  while (!text.empty()) {
+    const size_t bytes = CharacterBytes(text);
+    if (bytes == 0) {
+      clean += "\xef\xbf\xbd";
+    } else {
+      clean += text.substr(0, bytes);
+    }
+    text.remove_prefix(bytes == 0 ? 1 : bytes);
+  }
+  return clean;
+}
+
+google::protobuf::Duration DurationFromNs(int64_t ns) {
+  google::protobuf::Duration duration;
+  duration.set_seconds(ns / kNsPerSecond);
+  duration.set_nanos(static_cast<int32_t>(ns % kNsPerSecond));
+  return duration;
+}
+
+int64_t NsFromDuration(const google::protobuf::Duration& duration) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  int64_t ns = 0;
+  if (__builtin_mul_overflow(duration.seconds(), kNsPerSecond, &ns) ||
+      __builtin_add_overflow(ns, int64_t{duration.nanos()}, &ns)) {
+    return duration.seconds() < 0 ? -kMax : kMax;
+  }
+  return ns;
+}
+
+google::protobuf::Timestamp TimestampFromUnixNs(int64_t unix_ns) {
+  google::protobuf::Timestamp timestamp;
+  timestamp.set_seconds(unix_ns / kNsPerSecond);
+  timestamp.set_nanos(static_cast<int32_t>(unix_ns % kNsPerSecond));
+  return timestamp;
+}
+
+}  // namespace talweg::rpc

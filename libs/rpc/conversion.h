@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_RPC_CONVERSION_H_
+#define TALWEG_LIBS_RPC_CONVERSION_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "google/protobuf/duration.pb.h"
+#include "google/protobuf/timestamp.pb.h"
+#include "libs/membership/records.h"
+#include "libs/rpc/version.h"
+#include "libs/view/view.h"
+#include "proto/talweg/scheduler/v1/scheduler.pb.h"
+
+// Between the messages of //proto and the values that the rest of Talweg works with. What a peer
+// sends may be anything: a message that is no value is INVALID_ARGUMENT and names the field.
+namespace talweg::rpc {
+
+scheduler::v1::View ToProto(const View& view);
+absl::StatusOr<View> FromProto(const scheduler::v1::View& view);  // Checks Problem() and digest.
+
+scheduler::v1::ViewMember ToProto(const ViewMember& member);
+scheduler::v1::ViewAggregator ToProto(const ViewAggregator& aggregator);
+ViewMember FromProto(const scheduler::v1::ViewMember& member);
+ViewAggregator FromProto(const scheduler::v1::ViewAggregator& aggregator);
+
+scheduler::v1::MemberId ToProto(const MemberIdentity& id);
+MemberIdentity FromProto(const scheduler::v1::MemberId& id);
+
+scheduler::v1::JobSpec ToProto(const membership::JobSpec& spec);
+absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& spec);
+
+scheduler::v1::ProtocolVersion ToProto(const Version& version);
+Version FromProto(const scheduler::v1::ProtocolVersion& version);
+
+// Whether a text can travel in a message.
+bool IsUtf8(std::string_view text);
+// The text with what is no UTF-8 in it replaced.
+std::string CleanUtf8(std::string_view text);
+
+google::protobuf::Duration DurationFromNs(int64_t ns);
+int64_t NsFromDuration(const google::protobuf::Duration& duration);  // Saturates.
+google::protobuf::Timestamp TimestampFromUnixNs(int64_t unix_ns);
+
+}  // namespace talweg::rpc
+
+#endif  // TALWEG_LIBS_RPC_CONVERSION_H_

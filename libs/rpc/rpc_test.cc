@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <limits>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "libs/rpc/admin_client.h"
+#include "libs/rpc/admin_service.h"
+#include "libs/rpc/conversion.h"
+#include "libs/rpc/server.h"
+
+namespace talweg::rpc {
+namespace {
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+bool Contains(const std::string& text, const std::string& part) {
+  UNSCOPED_INFO("text: " << text);
+  return text.find(part) != std::string::npos;
+}
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+View SomeView() {
+  return {.job = JobId{~uint64_t{0}},
+          .epoch = Epoch{uint64_t{1} << 63},
+          .slice_bytes_max = 4096,
+          .members = {{.id = {NodeRank{0}, Incarnation{~uint64_t{0}}},
+                       .rank_count = 3,
+                       .name = "höst",
+                       .admin_address = "[::1]:1"},
+                      {.id = {NodeRank{~uint32_t{0}}, Incarnation{1}}, .rank_count = 1}},
+          .aggregators = {{.incarnation = Incarnation{5},
+                           .name = "a",
+                           .weight = 7,
+                           .data_address = "fi:tcp://x:1",
+                           .host_id = "h",
+                           .admin_address = "x:2"}}};
+}
+
+TEST_CASE("Conversion: a view comes back as it went", "[rpc]") {
+  const View view = SomeView();
+  const absl::StatusOr<View> back = FromProto(ToProto(view));
+  INFO(back.status().ToString());
+  REQUIRE(back.ok());
+  CHECK(*back == view);
+}
+
+TEST_CASE("Conversion: a view that is none, or was computed otherwise, is refused", "[rpc]") {
+  scheduler::v1::View message = ToProto(SomeView());
+  message.mutable_members(0)->set_rank_count(4);
+  CHECK(Contains(Message(FromProto(message).status()), "another digest"));
+  message = ToProto(SomeView());
+  message.mutable_members()->SwapElements(0, 1);
+  CHECK(Contains(Message(FromProto(message).status()), "ascending"));
+  CHECK_FALSE(FromProto(scheduler::v1::View()).ok());
+}
+
+TEST_CASE("Conversion: a spec comes back; without a policy it is refused", "[rpc]") {
+  for (const auto policy : {membership::LossPolicy::kFailJob, membership::LossPolicy::kContinue}) {
+    const membership::JobSpec spec{.min_members = 2,
+                                   .max_members = 9,
+                                   .slice_bytes_max = 8192,
+                                   .loss_policy = policy,
+                                   .join_timeout_ns = 1'500'000'000};
+    const auto back = FromProto(ToProto(spec));
+    REQUIRE(back.ok());
+    CHECK(*back == spec);
+  }
+  scheduler::v1::JobSpec message = ToProto(membership::JobSpec{});
+  message.clear_join_timeout();
+  CHECK(FromProto(message)->join_timeout_ns == 600 * kSecond);
+  message.set_loss_policy(scheduler::v1::LOSS_POLICY_UNSPECIFIED);
+  CHECK(Contains(Message(FromProto(message).status()), "loss_policy is 0"));
+  message.set_loss_policy(static_cast<scheduler::v1::LossPolicy>(77));
+  CHECK(Contains(Message(FromProto(message).status()), "loss_policy is 77"));
+}
+
+TEST_CASE("Conversion: durations that are too long saturate", "[rpc]") {
+  for (const int64_t ns : {int64_t{0}, int64_t{1}, -kSecond - 5, kSecond * 3 / 2}) {
+    CHECK(NsFromDuration(DurationFromNs(ns)) == ns);
+  }
+  google::protobuf::Duration duration;
+  duration.set_seconds(std::numeric_limits<int64_t>::max());
+  CHECK(NsFromDuration(duration) == std::numeric_limits<int64_t>::max());
+  duration.set_seconds(std::numeric_limits<int64_t>::min());
+  CHECK(NsFromDuration(duration) == -std::numeric_limits<int64_t>::max());
+}
+
+TEST_CASE("Conversion: UTF-8", "[rpc]") {
+  for (const char* good : {"", "abc", "\xc3\xbc", "\xe6\xbc\xa2", "\xf0\x9f\x98\x80"}) {
+    CHECK(IsUtf8(good));
+    CHECK(CleanUtf8(good) == good);
+  }
+  // Cut short, a lone continuation, too long a form, a surrogate, past the last code point.
+  for (const char* bad : {"\xc3", "\x80", "\xc0\xaf", "\xe0\x80\xaf", "\xed\xa0\x80",
+                          "\xf4\x90\x80\x80", "\xff", "\xe6\xbc"}) {
+    CHECK_FALSE(IsUtf8(bad));
+    CHECK(IsUtf8(CleanUtf8(bad)));
+  }
+  CHECK(CleanUtf8("a\xff"
+                  "b") ==
+        "a\xef\xbf\xbd"
+        "b");
+}
+
+TEST_CASE("Version: the major number must be the same, the minor may differ", "[rpc]") {
+  CHECK(VersionProblem({1, 0, "a"}, {1, 9, "b"}, "x") == "");
+  const std::string problem = VersionProblem({1, 0, "0.1.0"}, {2, 5, ""}, "the agent of node 3");
+  CHECK(Contains(problem, "the agent of node 3 speaks version 2.5 (build unknown)"));
+  CHECK(Contains(problem, "this process 1.0 (build 0.1.0)"));
+}
+
+// A daemon's side that answers when it is told to.
+struct Held {
+  void Keep(Done<agent::v1::GetStatusResponse> done) {
+    const std::lock_guard lock(mutex);
+    waiting.push_back(std::move(done));
+  }
+  std::mutex mutex;
+  std::vector<Done<agent::v1::GetStatusResponse>> waiting;
+};
+
+TEST_CASE("Admin service: answers come back, errors with their words", "[rpc]") {
+  AgentAdminHandlers handlers;
+  handlers.get_status = [](const agent::v1::GetStatusRequest& request,
+                           const Done<agent::v1::GetStatusResponse>& done) {
+    if (request.open_rounds_max() == 13) return done(absl::NotFoundError("no such thing"));
+    agent::v1::GetStatusResponse response;
+    response.set_job_name("mnist");
+    response.set_open_round_count(request.open_rounds_max());
+    done(response);
+  };
+  handlers.get_trace = [](const agent::v1::GetTraceRequest&,
+                          const Done<agent::v1::GetTraceResponse>& done) {
+    agent::v1::GetTraceResponse trace;
+    trace.set_dropped(3);
+    for (int i = 0; i < 10'000; ++i) trace.add_events()->set_round(static_cast<uint64_t>(i));
+    done(trace);
+  };
+  const auto service = MakeAgentAdminService(std::move(handlers));
+  const auto server = Server::Start({}, {service->service()});
+  REQUIRE(server.ok());
+  AgentAdminClient client((*server)->address(), 30 * kSecond);
+  agent::v1::GetStatusRequest request;
+  request.set_open_rounds_max(5);
+  const auto status = client.GetStatus(request);
+  REQUIRE(status.ok());
+  CHECK(status->job_name() == "mnist");
+  CHECK(status->open_round_count() == 5);
+  request.set_open_rounds_max(13);
+  CHECK(client.GetStatus(request).status() == absl::NotFoundError("no such thing"));
+  const auto trace = client.GetTrace();
+  REQUIRE(trace.ok());
+  CHECK(trace->dropped() == 3);
+  REQUIRE(trace->events_size() == 10'000);
+  CHECK(trace->events(9'999).round() == 9'999);
+  CHECK(client.SetTrace({}).code() == absl::StatusCode::kUnimplemented);
+  // Another daemon at this address.
+  SchedulerAdminClient other((*server)->address(), 30 * kSecond);
+  CHECK(Contains(Message(other.ListJobs().status()), "is it another daemon"));
+}
+
+TEST_CASE("Admin service: an owner that does not answer costs the caller its deadline, no more",
+          "[rpc]") {
+  Held held;
+  AgentAdminHandlers handlers;
+  handlers.get_status = [&held](const agent::v1::GetStatusRequest&,
+                                Done<agent::v1::GetStatusResponse> done) {
+    held.Keep(std::move(done));
+  };
+  auto service = MakeAgentAdminService(std::move(handlers));
+  auto server = Server::Start({}, {service->service()});
+  REQUIRE(server.ok());
+  AgentAdminClient client((*server)->address(), kSecond / 10);
+  const absl::Status status = client.GetStatus({}).status();
+  CHECK(status.code() == absl::StatusCode::kDeadlineExceeded);
+  CHECK(Contains(Message(status), "agent at 127.0.0.1:"));
+  server->reset();
+  service.reset();
+  // Too late, and harmless.
+  const std::lock_guard lock(held.mutex);
+  REQUIRE(held.waiting.size() == 1);
+  held.waiting[0](agent::v1::GetStatusResponse());
+}
+
+TEST_CASE("Admin client: nobody there, no address", "[rpc]") {
+  std::string address;
+  {
+    const auto server = Server::Start({}, {});
+    REQUIRE(server.ok());
+    address = (*server)->address();
+  }
+  AggregatorAdminClient gone(address, 30 * kSecond);
+  const absl::Status status = gone.GetStatus({}).status();
+  CHECK(status.code() == absl::StatusCode::kUnavailable);
+  CHECK(Contains(Message(status), "aggregator at " + address + " does not answer"));
+  CHECK(Contains(Message(AgentAdminClient("nonsense", kSecond).GetStatus({}).status()),
+                 "the agent's address 'nonsense' is not host:port"));
+  CHECK(CheckHealth("nonsense", "", kSecond).code() == absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace talweg::rpc

@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/rpc/scheduler_client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "libs/base/check.h"
+#include "libs/rpc/channel.h"
+#include "libs/rpc/conversion.h"
+#include "libs/rpc/session.h"
+#include "proto/talweg/scheduler/v1/scheduler.grpc.pb.h"
+
+namespace talweg::rpc {
+namespace {
+
+using scheduler::v1::MembershipService;
+
+// Both sides refuse a major version that is not theirs.
+grpc::Status CheckVersion(const Version& ours, const scheduler::v1::ProtocolVersion& theirs,
+                          const std::string& address) {
+  const std::string problem =
+      VersionProblem(ours, FromProto(theirs), "the scheduler at " + address);
+  if (problem.empty()) return grpc::Status::OK;
+  return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, problem);
+}
+
+// gRPC would only say that something did not parse.
+grpc::Status CheckText(const char* field, const std::string& text) {
+  if (IsUtf8(text)) return grpc::Status::OK;
+  return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
+                      std::string(field) + " '" + CleanUtf8(text) + "' is not UTF-8");
+}
+
+}  // namespace
+
+class SchedulerClient::Impl : private Session::Peer {
+ public:
+  Impl(SchedulerLinkOptions options, OnEvent on_event)
+      : options_(std::move(options)),
+        on_event_(std::move(on_event)),
+        session_(options_, this),
+        stub_(MembershipService::NewStub(session_.channel())) {}
+  ~Impl() { session_.Stop(); }
+
+  void JoinJob(JoinSpec spec) {
+    TALWEG_CHECK(!std::exchange(started_, true));
+    spec_ = std::move(spec);
+    session_.Start();
+  }
+
+  template <typename Change>
+  void ReportLost(Change change, std::string text) {
+    session_.Send([this, change, text = std::move(text)](grpc::ClientContext& context) {
+      scheduler::v1::ReportLostRequest request;
+      Identify(request);
+      change(request);
+      request.set_text(CleanUtf8(text));
+      scheduler::v1::ReportLostResponse response;
+      return stub_->ReportLost(&context, request, &response);
+    });
+  }
+
+  void Quiesced(uint64_t id) {
+    session_.Send([this, id](grpc::ClientContext& context) {
+      scheduler::v1::QuiescedRequest request;
+      Identify(request);
+      request.set_quiesce_id(id);
+      scheduler::v1::QuiescedResponse response;
+      return stub_->Quiesced(&context, request, &response);
+    });
+  }
+
+  absl::Status Leave(LeaveReason reason, const std::string& text, int64_t timeout_ns) {
+    // No event once the scheduler has been told, also not of the end of the stream.
+    left_ = true;
+    grpc::Status status;
+    if (session_.entered()) {
+      status = session_.CallNow(
+          [&](grpc::ClientContext& context) {
+            scheduler::v1::LeaveRequest request;
+            Identify(request);
+            request.set_reason(reason == LeaveReason::kFinished
+                                   ? scheduler::v1::LEAVE_REASON_FINISHED
+                                   : scheduler::v1::LEAVE_REASON_STOPPED);
+            request.set_text(CleanUtf8(text));
+            scheduler::v1::LeaveResponse response;
+            return stub_->Leave(&context, request, &response);
+          },
+          timeout_ns);
+    }
+    session_.Stop();
+    // Out already: nothing to leave.
+    if (!IsTransient(status)) return absl::OkStatus();
+    return session_.Describe(status);
+  }
+
+ private:
+  template <typename Request>
+  void Identify(Request& request) {
+    request.set_job_id(job_.load());
+    *request.mutable_id() = ToProto(spec_.member.id);
+    request.set_epoch(epoch_.load());
+  }
+
+  grpc::Status Enter(grpc::ClientContext& context) override {
+    if (const absl::Status address = CheckAddress("scheduler", options_.address); !address.ok()) {
+      return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, std::string(address.message()));
+    }
+    for (const auto& [field, text] :
+         {std::pair("job name", &spec_.job_name), std::pair("node name", &spec_.member.name)}) {
+      if (const grpc::Status problem = CheckText(field, *text); !problem.ok()) return problem;
+    }
+    scheduler::v1::JoinRequest request;
+    *request.mutable_version() = ToProto(options_.version);
+    request.set_job_name(spec_.job_name);
+    *request.mutable_spec() = ToProto(spec_.spec);
+    *request.mutable_id() = ToProto(spec_.member.id);
+    request.set_rank_count(spec_.member.rank_count);
+    request.set_name(spec_.member.name);
+    request.set_admin_address(spec_.member.admin_address);
+    request.set_host_id(spec_.host_id);
+    scheduler::v1::JoinResponse response;
+    grpc::Status status = stub_->Join(&context, request, &response);
+    if (status.ok()) status = CheckVersion(options_.version, response.version(), options_.address);
+    if (!status.ok()) return status;
+    job_ = response.job_id();
+    const int64_t lease_ns = NsFromDuration(response.lease_duration());
+    session_.SetLease(lease_ns);
+    Tell(Joined{.job = JobId{response.job_id()}, .lease_ns = lease_ns});
+    return status;
+  }
+
+  grpc::Status Watch(grpc::ClientContext& context) override {
+    scheduler::v1::WatchViewsRequest request;
+    *request.mutable_version() = ToProto(options_.version);
+    Identify(request);
+    const auto stream = stub_->WatchViews(&context, request);
+    scheduler::v1::WatchViewsResponse response;
+    while (stream->Read(&response)) {
+      const grpc::Status status = OnMessage(response);
+      if (status.ok()) continue;
+      context.TryCancel();
+      stream->Finish();
+      return status;
+    }
+    return stream->Finish();
+  }
+
+  grpc::Status OnMessage(const scheduler::v1::WatchViewsResponse& response) {
+    switch (response.event_case()) {
+      case scheduler::v1::WatchViewsResponse::kAttached: {
+        const auto& attached = response.attached();
+        const grpc::Status status =
+            CheckVersion(options_.version, attached.version(), options_.address);
+        if (!status.ok()) return status;
+        session_.OnAttached(NsFromDuration(attached.lease_duration()));
+        if (quiesce_ != 0 && attached.quiesce_id() != quiesce_) {
+          Tell(QuiesceCancelled{std::exchange(quiesce_, 0)});
+        }
+        break;
+      }
+      case scheduler::v1::WatchViewsResponse::kView: {
+        absl::StatusOr<View> view = FromProto(response.view());
+        if (!view.ok()) {
+          return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
+                              std::string(view.status().message()));
+        }
+        if (view->epoch.value() <= epoch_.load()) break;
+        epoch_ = view->epoch.value();
+        quiesce_ = 0;
+        Tell(ViewPublished{*std::move(view)});
+        break;
+      }
+      case scheduler::v1::WatchViewsResponse::kQuiesce:
+        if (response.quiesce().quiesce_id() == quiesce_) break;
+        quiesce_ = response.quiesce().quiesce_id();
+        Tell(QuiesceRequested{quiesce_});
+        break;
+      case scheduler::v1::WatchViewsResponse::kQuiesceCancelled:
+        if (response.quiesce_cancelled().quiesce_id() != quiesce_) break;
+        Tell(QuiesceCancelled{std::exchange(quiesce_, 0)});
+        break;
+      case scheduler::v1::WatchViewsResponse::kJobFailed:
+        if (failed_.exchange(true)) break;
+        Tell(JobFailed{response.job_failed().text()});
+        break;
+      case scheduler::v1::WatchViewsResponse::kMemberLeft:
+        Tell(MemberLeft{FromProto(response.member_left().id()), response.member_left().text()});
+        break;
+      case scheduler::v1::WatchViewsResponse::EVENT_NOT_SET: break;  // Of a newer minor version.
+    }
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Renew(grpc::ClientContext& context) override {
+    scheduler::v1::RenewLeaseRequest request;
+    Identify(request);
+    scheduler::v1::RenewLeaseResponse response;
+    const grpc::Status status = stub_->RenewLease(&context, request, &response);
+    if (status.ok()) session_.SetLease(NsFromDuration(response.lease_duration()));
+    return status;
+  }
+
+  void OnRefused(const absl::Status& status) override { Pass(JoinRefused{status}); }
+  void OnOut(const std::string& text) override {
+    if (!failed_) Pass(LeaseLost{text});
+  }
+  void OnUnreachable(const std::string& text) override { Pass(Unreachable{text}); }
+  void OnReachable() override { Pass(Reachable{}); }
+  bool EntersAgain() const override { return false; }
+
+  void Tell(MemberEvent event) {
+    session_.Deliver([&] { Pass(std::move(event)); });
+  }
+  void Pass(MemberEvent event) {
+    if (!left_) on_event_(std::move(event));
+  }
+
+  const SchedulerLinkOptions options_;
+  const OnEvent on_event_;
+  bool started_ = false;
+  JoinSpec spec_;
+  std::atomic<uint64_t> job_{0};
+  std::atomic<uint64_t> epoch_{0};
+  std::atomic<bool> left_{false};
+  std::atomic<bool> failed_{false};
+  uint64_t quiesce_ = 0;  // Of the watching thread.
+  Session session_;
+  const std::unique_ptr<MembershipService::Stub> stub_;
+};
+
+SchedulerClient::SchedulerClient(SchedulerLinkOptions options, OnEvent on_event)
+    : impl_(std::make_unique<Impl>(std::move(options), std::move(on_event))) {}
+SchedulerClient::~SchedulerClient() = default;
+
+void SchedulerClient::JoinJob(JoinSpec spec) { impl_->JoinJob(std::move(spec)); }
+
+void SchedulerClient::ReportLostRank(Rank rank, std::string text) {
+  impl_->ReportLost(
+      [rank](scheduler::v1::ReportLostRequest& request) { request.set_rank(rank.value()); },
+      std::move(text));
+}
+
+void SchedulerClient::ReportUnreachableAggregator(Incarnation aggregator, std::string text) {
+  impl_->ReportLost(
+      [aggregator](scheduler::v1::ReportLostRequest& request) {
+        request.set_aggregator_incarnation(aggregator.value());
+      },
+      std::move(text));
+}
+
+void SchedulerClient::Quiesced(uint64_t id) { impl_->Quiesced(id); }
+
+absl::Status SchedulerClient::Leave(LeaveReason reason, std::string text, int64_t timeout_ns) {
+  return impl_->Leave(reason, text, timeout_ns);
+}
+
+// -------------------------------------------------------------------------------------------------
+
+class AggregatorRegistration::Impl : private Session::Peer {
+ public:
+  Impl(SchedulerLinkOptions options, OnEvent on_event)
+      : options_(std::move(options)),
+        on_event_(std::move(on_event)),
+        session_(options_, this),
+        stub_(scheduler::v1::PoolService::NewStub(session_.channel())) {}
+  ~Impl() { session_.Stop(); }
+
+  void Register(ViewAggregator aggregator) {
+    TALWEG_CHECK(!std::exchange(started_, true));
+    aggregator_ = std::move(aggregator);
+    session_.Start();
+  }
+
+  absl::StatusOr<uint32_t> Deregister(bool leave, const std::string& text, int64_t timeout_ns) {
+    if (leave) left_ = true;
+    scheduler::v1::DeregisterAggregatorResponse response;
+    grpc::Status status;
+    if (session_.entered()) {
+      status = session_.CallNow(
+          [&](grpc::ClientContext& context) {
+            scheduler::v1::DeregisterAggregatorRequest request;
+            request.set_incarnation(aggregator_.incarnation.value());
+            request.set_leave(leave);
+            request.set_text(CleanUtf8(text));
+            return stub_->DeregisterAggregator(&context, request, &response);
+          },
+          timeout_ns);
+    }
+    if (leave) session_.Stop();
+    if (IsTransient(status)) return session_.Describe(status);
+    return response.job_count();  // 0 when it is out already.
+  }
+
+ private:
+  grpc::Status Enter(grpc::ClientContext& context) override {
+    if (const absl::Status address = CheckAddress("scheduler", options_.address); !address.ok()) {
+      return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, std::string(address.message()));
+    }
+    if (const grpc::Status problem = CheckText("name", aggregator_.name); !problem.ok()) {
+      return problem;
+    }
+    scheduler::v1::RegisterAggregatorRequest request;
+    *request.mutable_version() = ToProto(options_.version);
+    *request.mutable_aggregator() = ToProto(aggregator_);
+    scheduler::v1::RegisterAggregatorResponse response;
+    grpc::Status status = stub_->RegisterAggregator(&context, request, &response);
+    if (status.ok()) status = CheckVersion(options_.version, response.version(), options_.address);
+    if (!status.ok()) return status;
+    const int64_t lease_ns = NsFromDuration(response.lease_duration());
+    session_.SetLease(lease_ns);
+    if (!std::exchange(registered_, true)) Tell(Registered{.lease_ns = lease_ns});
+    return status;
+  }
+
+  grpc::Status Watch(grpc::ClientContext& context) override {
+    scheduler::v1::WatchJobsRequest request;
+    *request.mutable_version() = ToProto(options_.version);
+    request.set_incarnation(aggregator_.incarnation.value());
+    for (const auto& [job, epoch] : held_) {
+      auto* held = request.add_held_jobs();
+      held->set_job_id(job.value());
+      held->set_epoch(epoch.value());
+    }
+    const auto stream = stub_->WatchJobs(&context, request);
+    scheduler::v1::WatchJobsResponse response;
+    while (stream->Read(&response)) {
+      const grpc::Status status = OnMessage(response);
+      if (status.ok()) continue;
+      context.TryCancel();
+      stream->Finish();
+      return status;
+    }
+    return stream->Finish();
+  }
+
+  grpc::Status OnMessage(const scheduler::v1::WatchJobsResponse& response) {
+    switch (response.event_case()) {
+      case scheduler::v1::WatchJobsResponse::kAttached: {
+        const grpc::Status status =
+            CheckVersion(options_.version, response.attached().version(), options_.address);
+        if (!status.ok()) return status;
+        session_.OnAttached(NsFromDuration(response.attached().lease_duration()));
+        break;
+      }
+      case scheduler::v1::WatchJobsResponse::kJobView: {
+        absl::StatusOr<View> view = FromProto(response.job_view().view());
+        if (!view.ok()) {
+          return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
+                              std::string(view.status().message()));
+        }
+        Epoch& held = held_[view->job];
+        if (view->epoch <= held) break;
+        held = view->epoch;
+        Tell(JobViewPublished{response.job_view().job_name(), *std::move(view)});
+        break;
+      }
+      case scheduler::v1::WatchJobsResponse::kJobClosed: {
+        const JobId job{response.job_closed().job_id()};
+        if (held_.erase(job) > 0) Tell(JobClosed{job, response.job_closed().text()});
+        break;
+      }
+      case scheduler::v1::WatchJobsResponse::EVENT_NOT_SET: break;  // Of a newer minor version.
+    }
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Renew(grpc::ClientContext& context) override {
+    scheduler::v1::RenewAggregatorRequest request;
+    request.set_incarnation(aggregator_.incarnation.value());
+    scheduler::v1::RenewAggregatorResponse response;
+    const grpc::Status status = stub_->RenewAggregator(&context, request, &response);
+    if (status.ok()) session_.SetLease(NsFromDuration(response.lease_duration()));
+    return status;
+  }
+
+  void OnRefused(const absl::Status& status) override { Pass(RegistrationRefused{status}); }
+  void OnOut(const std::string& text) override { Pass(LeaseLost{text}); }
+  void OnUnreachable(const std::string& text) override { Pass(Unreachable{text}); }
+  void OnReachable() override { Pass(Reachable{}); }
+  bool EntersAgain() const override { return true; }
+
+  void Tell(AggregatorEvent event) {
+    session_.Deliver([&] { Pass(std::move(event)); });
+  }
+  void Pass(AggregatorEvent event) {
+    if (!left_) on_event_(std::move(event));
+  }
+
+  const SchedulerLinkOptions options_;
+  const OnEvent on_event_;
+  bool started_ = false;
+  bool registered_ = false;
+  ViewAggregator aggregator_;
+  std::atomic<bool> left_{false};
+  std::map<JobId, Epoch> held_;  // Of the watching thread.
+  Session session_;
+  const std::unique_ptr<scheduler::v1::PoolService::Stub> stub_;
+};
+
+AggregatorRegistration::AggregatorRegistration(SchedulerLinkOptions options, OnEvent on_event)
+    : impl_(std::make_unique<Impl>(std::move(options), std::move(on_event))) {}
+AggregatorRegistration::~AggregatorRegistration() = default;
+
+void AggregatorRegistration::Register(ViewAggregator aggregator) {
+  impl_->Register(std::move(aggregator));
+}
+
+absl::StatusOr<uint32_t> AggregatorRegistration::Drain(std::string text, int64_t timeout_ns) {
+  return impl_->Deregister(false, text, timeout_ns);
+}
+
+absl::Status AggregatorRegistration::Deregister(std::string text, int64_t timeout_ns) {
+  return impl_->Deregister(true, text, timeout_ns).status();
+}
+
+}  // namespace talweg::rpc

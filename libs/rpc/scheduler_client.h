@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_RPC_SCHEDULER_CLIENT_H_
+#define TALWEG_LIBS_RPC_SCHEDULER_CLIENT_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "libs/base/ids.h"
+#include "libs/membership/records.h"
+#include "libs/rpc/version.h"
+#include "libs/view/view.h"
+
+namespace talweg::rpc {
+
+// How a process keeps in touch with the scheduler.
+struct SchedulerLinkOptions {
+  std::string address;                      // "host:port", "[::1]:7070".
+  int64_t call_timeout_ns = 5'000'000'000;  // Of every call.
+  // The first Join or RegisterAggregator is tried again for so long, then refused.
+  int64_t join_timeout_ns = 10'000'000'000;
+  int64_t backoff_min_ns = 50'000'000;
+  int64_t backoff_max_ns = 2'000'000'000;
+  uint64_t seed = 0;  // Of the back-off's jitter: the incarnation, say.
+  Version version;
+};
+
+struct JoinSpec {
+  std::string job_name;
+  membership::JobSpec spec;
+  ViewMember member;  // Incarnation drawn by the caller; see ViewMember for the rest.
+  std::string host_id;
+};
+
+// What a SchedulerClient delivers, in this order: Joined, then anything, or JoinRefused alone.
+// After JoinRefused, JobFailed or LeaseLost nothing more comes but Reachable and Unreachable.
+
+struct Joined {
+  JobId job;
+  int64_t lease_ns = 0;
+};
+// The process cannot take part: `status` names the thing, the value and the remedy. UNAVAILABLE:
+// the scheduler has not answered for join_timeout_ns.
+struct JoinRefused {
+  absl::Status status;
+};
+struct ViewPublished {
+  View view;  // Of a higher epoch than any before it; its digest has been checked.
+};
+struct JobFailed {
+  std::string text;  // Who died and why.
+};
+// Let the rounds of the current step finish, hold later pushes back, then call Quiesced(id).
+struct QuiesceRequested {
+  uint64_t id = 0;
+};
+// Go on. (A ViewPublished ends a quiesce as well.)
+struct QuiesceCancelled {
+  uint64_t id = 0;
+};
+// A member is done and contributes to no further round. The view stays as it is.
+struct MemberLeft {
+  MemberIdentity id;
+  std::string text;
+};
+// This incarnation is out: declared lost, or the scheduler does not know its job.
+struct LeaseLost {
+  std::string text;
+};
+// The scheduler does not answer. Running steps go on; membership stands still.
+struct Unreachable {
+  std::string text;
+};
+struct Reachable {};
+
+using MemberEvent = std::variant<Joined, JoinRefused, ViewPublished, JobFailed, QuiesceRequested,
+                                 QuiesceCancelled, MemberLeft, LeaseLost, Unreachable, Reachable>;
+
+// An agent's membership in one job: joins, keeps the lease, watches views, and attaches again after
+// a restart of the scheduler or a broken connection, with back-off.
+//
+// Has threads of its own. `on_event` is called on one of them, one call at a time; it must not
+// block (post to a mailbox) and must not call back. The other methods may be called from any thread
+// and do not block, unless said otherwise.
+class SchedulerClient {
+ public:
+  using OnEvent = std::function<void(MemberEvent)>;
+
+  SchedulerClient(SchedulerLinkOptions options, OnEvent on_event);
+  // Ends all calls and threads; no event follows. Without Leave before, the scheduler takes it
+  // for a loss.
+  ~SchedulerClient();
+
+  SchedulerClient(const SchedulerClient&) = delete;
+  SchedulerClient& operator=(const SchedulerClient&) = delete;
+
+  // Once.
+  void JoinJob(JoinSpec spec);
+
+  // A rank of this node has died: the scheduler applies the job's loss policy to this member.
+  void ReportLostRank(Rank rank, std::string text);
+  // A peer cannot be reached. Noted by the scheduler for people; decides nothing.
+  void ReportUnreachableAggregator(Incarnation aggregator, std::string text);
+
+  void Quiesced(uint64_t id);
+
+  enum class LeaveReason : uint8_t {
+    kFinished,  // All ranks are done.
+    kStopped,   // Stopped while ranks still work: a loss for the job.
+  };
+  // Blocks until the scheduler has heard it, at most `timeout_ns`. Ends the lease and the watch; no
+  // event follows. OK when there was nothing to leave.
+  absl::Status Leave(LeaveReason reason, std::string text, int64_t timeout_ns);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// --------------------------------------------------------------------------------------------------
+
+struct Registered {
+  int64_t lease_ns = 0;
+};
+// As JoinRefused.
+struct RegistrationRefused {
+  absl::Status status;
+};
+// The newest view of a running job; it need not have this aggregator.
+struct JobViewPublished {
+  std::string job_name;
+  View view;  // Of a higher epoch than any before it of this job; its digest has been checked.
+};
+struct JobClosed {
+  JobId job;
+  std::string text;
+};
+
+// After RegistrationRefused or LeaseLost nothing more comes but Reachable and Unreachable.
+using AggregatorEvent = std::variant<Registered, RegistrationRefused, JobViewPublished, JobClosed,
+                                     LeaseLost, Unreachable, Reachable>;
+
+// An aggregator's place in the scheduler's pool. Threads and events as of SchedulerClient.
+class AggregatorRegistration {
+ public:
+  using OnEvent = std::function<void(AggregatorEvent)>;
+
+  AggregatorRegistration(SchedulerLinkOptions options, OnEvent on_event);
+  // As ~SchedulerClient: without Deregister before, a loss.
+  ~AggregatorRegistration();
+
+  AggregatorRegistration(const AggregatorRegistration&) = delete;
+  AggregatorRegistration& operator=(const AggregatorRegistration&) = delete;
+
+  // Once.
+  void Register(ViewAggregator aggregator);
+
+  // Asks to be taken into no further job. Blocks at most `timeout_ns`; returns how many running
+  // jobs still use it (JobClosed tells of each that ends).
+  absl::StatusOr<uint32_t> Drain(std::string text, int64_t timeout_ns);
+  // The last word; as SchedulerClient::Leave. A loss for the jobs that still use it.
+  absl::Status Deregister(std::string text, int64_t timeout_ns);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace talweg::rpc
+
+#endif  // TALWEG_LIBS_RPC_SCHEDULER_CLIENT_H_

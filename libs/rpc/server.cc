@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/rpc/server.h"
+
+#include <arpa/inet.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/impl/server_builder_plugin.h>
+#include <grpcpp/impl/server_initializer.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "libs/status/status.h"
+
+namespace talweg::rpc {
+namespace {
+
+constexpr int kListenBacklog = 128;
+constexpr int kMessageBytesMax = 64 << 20;
+
+struct BindAddress {
+  sockaddr_storage address{};
+  socklen_t length = 0;
+  std::string host;  // Numeric, in brackets if IPv6.
+  bool loopback = false;
+  bool any = false;
+};
+
+std::string WithoutBrackets(const std::string& host) {
+  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
+    return host.substr(1, host.size() - 2);
+  }
+  return host;
+}
+
+std::string Bracketed(const std::string& host) {
+  return host.find(':') == std::string::npos ? host : "[" + host + "]";
+}
+
+absl::StatusOr<BindAddress> Resolve(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(WithoutBrackets(host).c_str(), nullptr, &hints, &found);
+  if (error != 0) {
+    return absl::InvalidArgumentError("the bind address '" + host +
+                                      "' does not resolve: " + gai_strerror(error) +
+                                      "; give an address or a name of this machine");
+  }
+  BindAddress bind_address;
+  std::memcpy(&bind_address.address, found->ai_addr, found->ai_addrlen);
+  bind_address.length = found->ai_addrlen;
+  freeaddrinfo(found);
+  char numeric[NI_MAXHOST] = "";
+  getnameinfo(reinterpret_cast<const sockaddr*>(&bind_address.address), bind_address.length,
+              numeric, sizeof numeric, nullptr, 0, NI_NUMERICHOST);
+  bind_address.host = Bracketed(numeric);
+  if (bind_address.address.ss_family == AF_INET) {
+    const auto* in = reinterpret_cast<const sockaddr_in*>(&bind_address.address);
+    const uint32_t address = ntohl(in->sin_addr.s_addr);
+    bind_address.loopback = (address >> 24) == 127;
+    bind_address.any = address == INADDR_ANY;
+  } else {
+    const auto* in = reinterpret_cast<const sockaddr_in6*>(&bind_address.address);
+    bind_address.loopback = IN6_IS_ADDR_LOOPBACK(&in->sin6_addr);
+    bind_address.any = IN6_IS_ADDR_UNSPECIFIED(&in->sin6_addr);
+  }
+  return bind_address;
+}
+
+// 0, or the errno of listening there: gRPC itself only says that something failed.
+int TryListen(BindAddress bind_address, uint16_t port) {
+  auto* in = reinterpret_cast<sockaddr_in*>(&bind_address.address);
+  auto* in6 = reinterpret_cast<sockaddr_in6*>(&bind_address.address);
+  if (bind_address.address.ss_family == AF_INET) {
+    in->sin_port = htons(port);
+  } else {
+    in6->sin6_port = htons(port);
+  }
+  const int fd = socket(bind_address.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return errno;
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  int error = 0;
+  if (bind(fd, reinterpret_cast<const sockaddr*>(&bind_address.address), bind_address.length) !=
+          0 ||
+      listen(fd, kListenBacklog) != 0) {
+    error = errno;
+  }
+  close(fd);
+  return error;
+}
+
+// Notes which services a server has been built with, for its health checks.
+class ServiceNames final : public grpc::ServerBuilderOption {
+ public:
+  explicit ServiceNames(std::vector<std::string>* names) : names_(names) {}
+
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->push_back(std::make_unique<Plugin>(names_));
+  }
+
+ private:
+  class Plugin final : public grpc::ServerBuilderPlugin {
+   public:
+    explicit Plugin(std::vector<std::string>* names) : names_(names) {}
+    std::string name() override { return "talweg_service_names"; }
+    void InitServer(grpc::ServerInitializer*) override {}
+    void Finish(grpc::ServerInitializer* initializer) override {
+      *names_ = *initializer->GetServiceList();
+    }
+    void ChangeArguments(const std::string&, void*) override {}
+
+   private:
+    std::vector<std::string>* const names_;
+  };
+
+  std::vector<std::string>* const names_;
+};
+
+std::string HostName() {
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+}  // namespace
+
+class Server::Impl {
+ public:
+  std::unique_ptr<grpc::Server> server;
+  int port = 0;
+  std::string address;
+  std::string warning;
+  bool shut_down = false;
+};
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
+                                                      const std::vector<grpc::Service*>& services) {
+  // Effective for servers built afterwards; both are safe to repeat.
+  grpc::EnableDefaultHealthCheckService(true);
+  if (options.port_max < options.port_min) {
+    return absl::InvalidArgumentError("the port range " + std::to_string(options.port_min) +
+                                      " to " + std::to_string(options.port_max) + " is empty");
+  }
+  TALWEG_ASSIGN_OR_RETURN(const BindAddress bind_address, Resolve(options.bind_host));
+  int error = EADDRINUSE;
+  auto impl = std::make_unique<Impl>();
+  for (uint32_t port = options.port_min; port <= options.port_max && !impl->server; ++port) {
+    error = TryListen(bind_address, static_cast<uint16_t>(port));
+    if (error == EADDRINUSE) continue;
+    if (error != 0) break;
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(bind_address.host + ":" + std::to_string(port),
+                             grpc::InsecureServerCredentials(), &impl->port);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    const int keepalive_ms = static_cast<int>(options.keepalive_ns / 1'000'000);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_ms);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    // Clients ping as well; that is no abuse.
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 100);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+    builder.SetMaxReceiveMessageSize(kMessageBytesMax);
+    for (grpc::Service* service : services) builder.RegisterService(service);
+    std::vector<std::string> names;
+    builder.SetOption(std::make_unique<ServiceNames>(&names));
+    impl->server = builder.BuildAndStart();
+    // Somebody was faster since TryListen.
+    if (!impl->server || impl->port == 0) {
+      impl->server.reset();
+      error = EADDRINUSE;
+      continue;
+    }
+    for (const std::string& name : names) {
+      impl->server->GetHealthCheckService()->SetServingStatus(name, true);
+    }
+  }
+  if (!impl->server) {
+    const std::string ports =
+        options.port_min == options.port_max
+            ? std::to_string(options.port_min)
+            : std::to_string(options.port_min) + "-" + std::to_string(options.port_max);
+    const std::string what = "cannot listen on " + bind_address.host + ":" + ports;
+    if (error != EADDRINUSE) return ErrnoStatus(error, what);
+    return absl::AlreadyExistsError(
+        what + ": " + (options.port_min == options.port_max ? "the port is" : "all the ports are") +
+        " taken; stop the process that holds it (ss -tlnp shows which) or give another port or a "
+        "range");
+  }
+  std::string advertise = options.advertise_host;
+  if (advertise.empty()) advertise = bind_address.any ? HostName() : bind_address.host;
+  impl->address = Bracketed(WithoutBrackets(advertise)) + ":" + std::to_string(impl->port);
+  if (!bind_address.loopback) {
+    impl->warning = "listening on " + bind_address.host + ":" + std::to_string(impl->port) +
+                    ": there is no authentication, anybody who can connect may do anything; keep "
+                    "it inside a trusted network";
+  }
+  return std::unique_ptr<Server>(new Server(std::move(impl)));
+}
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Server::~Server() { Shutdown(0); }
+
+uint16_t Server::port() const { return static_cast<uint16_t>(impl_->port); }
+const std::string& Server::address() const { return impl_->address; }
+const std::string& Server::warning() const { return impl_->warning; }
+
+void Server::SetServing(const std::string& service, bool serving) {
+  grpc::HealthCheckServiceInterface* health = impl_->server->GetHealthCheckService();
+  if (service.empty()) {
+    health->SetServingStatus(serving);
+  } else {
+    health->SetServingStatus(service, serving);
+  }
+}
+
+void Server::Shutdown(int64_t timeout_ns) {
+  if (std::exchange(impl_->shut_down, true)) return;
+  impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::nanoseconds(timeout_ns));
+  impl_->server->Wait();
+}
+
+}  // namespace talweg::rpc

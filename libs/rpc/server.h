@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_RPC_SERVER_H_
+#define TALWEG_LIBS_RPC_SERVER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace grpc {
+class Service;
+}
+
+namespace talweg::rpc {
+
+struct ServerOptions {
+  // Where to listen: an address of this machine, "localhost", or "0.0.0.0" / "::" for all. Names
+  // and IPv6 addresses without brackets are fine.
+  std::string bind_host = "127.0.0.1";
+  // The first free port of these; 0, 0: any.
+  uint16_t port_min = 0;
+  uint16_t port_max = 0;
+  // What others are told to connect to. Empty: bind_host, or this machine's host name if that is
+  // all addresses.
+  std::string advertise_host;
+  // A peer that does not answer a ping for so long is taken for dead, and its streams end.
+  int64_t keepalive_ns = 5'000'000'000;
+};
+
+// A gRPC server with health checks (grpc.health.v1) and reflection beside the given services.
+//
+// Owned by one thread. gRPC's threads call the services.
+class Server {
+ public:
+  // The services must outlive the Server. Binds at once: a port that is taken, or a name that does
+  // not resolve, is an error that names it and the remedy.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
+                                                       const std::vector<grpc::Service*>& services);
+  // Shuts down as with a deadline of 0, unless that was done.
+  ~Server();
+
+  uint16_t port() const;
+  // "host:port" to connect to; IPv6 in brackets.
+  const std::string& address() const;
+  // A sentence that there is no authentication, when more than this machine can connect; else "".
+  const std::string& warning() const;
+
+  // Health of one service ("talweg.agent.v1.AdminService") or, with "", of all.
+  void SetServing(const std::string& service, bool serving);
+
+  // Refuses new calls, lets those in progress end for at most `timeout_ns`, then cancels them.
+  // Blocks until all are done; services must answer or react to cancellation.
+  void Shutdown(int64_t timeout_ns);
+
+ private:
+  class Impl;
+  explicit Server(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace talweg::rpc
+
+#endif  // TALWEG_LIBS_RPC_SERVER_H_

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/rpc/session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "libs/base/check.h"
+#include "libs/rpc/channel.h"
+
+namespace talweg::rpc {
+namespace {
+
+int64_t SteadyNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+class Session::Call {
+ public:
+  // `slot` is where Stop finds it.
+  Call(Session* session, Call** slot) : session_(session), slot_(slot) {
+    const std::lock_guard lock(session_->mutex_);
+    *slot_ = this;
+    if (session_->stopped_) context.TryCancel();
+  }
+  ~Call() {
+    const std::lock_guard lock(session_->mutex_);
+    *slot_ = nullptr;
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  grpc::ClientContext context;
+
+ private:
+  Session* const session_;
+  Call** const slot_;
+};
+
+Session::Session(const SchedulerLinkOptions& options, Peer* peer)
+    : options_(options),
+      peer_(peer),
+      channel_(MakeChannel(options.address, options.backoff_min_ns, options.backoff_max_ns)),
+      random_(options.seed) {}
+
+Session::~Session() { Stop(); }
+
+void Session::Start() {
+  const std::lock_guard lock(mutex_);
+  TALWEG_CHECK(!watching_.joinable());
+  if (stopped_) return;
+  watching_ = std::thread([this] { Watching(); });
+  renewing_ = std::thread([this] { Renewing(); });
+}
+
+void Session::Send(Word word) {
+  const std::lock_guard lock(mutex_);
+  words_.push_back(std::move(word));
+  changed_.notify_all();
+}
+
+void Session::Stop() {
+  {
+    // No delivery is under way once this is ours, and none starts afterwards.
+    const std::lock_guard deliver_lock(deliver_mutex_);
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+    for (Call* call : {watch_call_, renew_call_, now_call_}) {
+      if (call != nullptr) call->context.TryCancel();
+    }
+    changed_.notify_all();
+  }
+  if (watching_.joinable()) watching_.join();
+  if (renewing_.joinable()) renewing_.join();
+}
+
+grpc::Status Session::CallNow(const Word& word, int64_t timeout_ns) {
+  const int64_t end_ns = SteadyNs() + timeout_ns;
+  for (int attempt = 0;; ++attempt) {
+    const int64_t left_ns = std::max<int64_t>(end_ns - SteadyNs(), 1'000'000);
+    Call call(this, &now_call_);
+    SetDeadline(call.context, std::min(left_ns, options_.call_timeout_ns));
+    const grpc::Status status = word(call.context);
+    const int64_t pause_ns = BackoffNs(attempt);
+    if (!IsTransient(status) || SteadyNs() + pause_ns >= end_ns || !SleepNs(pause_ns)) {
+      return status;
+    }
+  }
+}
+
+void Session::OnAttached(int64_t lease_ns) {
+  {
+    const std::lock_guard lock(mutex_);
+    attached_ = true;
+  }
+  SetLease(lease_ns);
+  NoteAnswer(grpc::Status::OK);
+}
+
+void Session::SetLease(int64_t lease_ns) {
+  const std::lock_guard lock(mutex_);
+  lease_ns_ = std::max<int64_t>(lease_ns, 1'000'000);
+  changed_.notify_all();
+}
+
+bool Session::entered() const {
+  const std::lock_guard lock(mutex_);
+  return entered_;
+}
+
+void Session::Deliver(const std::function<void()>& deliver) {
+  const std::lock_guard deliver_lock(deliver_mutex_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopped_ || out_) return;
+  }
+  deliver();
+}
+
+absl::Status Session::Describe(const grpc::Status& status) const {
+  return ToAbsl(status, "scheduler", options_.address);
+}
+
+// Tells of the first failure and of the first success after it.
+void Session::NoteAnswer(const grpc::Status& status) {
+  const std::lock_guard deliver_lock(deliver_mutex_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return;
+  }
+  const bool reachable = !IsTransient(status);
+  if (reachable == reachable_) return;
+  reachable_ = reachable;
+  if (reachable) {
+    peer_->OnReachable();
+  } else {
+    peer_->OnUnreachable(std::string(Describe(status).message()));
+  }
+}
+
+void Session::GoOut(const grpc::Status& status) {
+  const absl::Status described = Describe(status);
+  Deliver([&] {
+    bool entered = false;
+    {
+      const std::lock_guard lock(mutex_);
+      out_ = true;
+      entered = entered_;
+      changed_.notify_all();
+    }
+    if (entered) {
+      peer_->OnOut(std::string(described.message()));
+    } else {
+      peer_->OnRefused(described);
+    }
+  });
+}
+
+// Waits, unless the session ends meanwhile (false).
+bool Session::SleepNs(int64_t ns) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, std::chrono::nanoseconds(ns), [this] { return stopped_ || out_; });
+  return !stopped_ && !out_;
+}
+
+// Doubles from the smallest to the largest, with a jitter of half of it: many that lost the same
+// scheduler should not come back together.
+int64_t Session::BackoffNs(int attempt) {
+  const std::lock_guard lock(mutex_);
+  const int64_t whole_ns =
+      std::min(options_.backoff_max_ns, options_.backoff_min_ns << std::min(attempt, 20));
+  return whole_ns / 2 +
+         static_cast<int64_t>(random_.Below(static_cast<uint64_t>(whole_ns) / 2 + 1));
+}
+
+bool Session::EnterOrGiveUp() {
+  const int64_t end_ns = SteadyNs() + options_.join_timeout_ns;
+  grpc::Status reason;
+  for (int attempt = 0;; ++attempt) {
+    grpc::Status status;
+    {
+      Call call(this, &watch_call_);
+      const int64_t left_ns = std::max<int64_t>(end_ns - SteadyNs(), 1'000'000);
+      SetDeadline(call.context, std::min(left_ns, options_.call_timeout_ns));
+      status = peer_->Enter(call.context);
+    }
+    NoteAnswer(status);
+    if (status.ok()) {
+      const std::lock_guard lock(mutex_);
+      entered_ = true;
+      return !stopped_;
+    }
+    const int64_t pause_ns = BackoffNs(attempt);
+    // Once it has been in, there is no hurry: running steps do without the scheduler.
+    const bool late = !entered() && SteadyNs() + pause_ns >= end_ns;
+    // That the last try was cut short says less than why those before it failed.
+    const bool cut_short = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+    if (!cut_short || reason.ok()) reason = status;
+    if (!IsTransient(status) || late) {
+      GoOut(reason);
+      return false;
+    }
+    if (!SleepNs(pause_ns)) return false;
+  }
+}
+
+void Session::Watching() {
+  if (!EnterOrGiveUp()) return;
+  for (int attempt = 0;; ++attempt) {
+    grpc::Status status;
+    {
+      // Without a deadline; the other thread ends it if no first message comes.
+      Call call(this, &watch_call_);
+      status = peer_->Watch(call.context);
+    }
+    bool was_attached = false;
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopped_ || out_) return;
+      was_attached = std::exchange(attached_, false);
+    }
+    if (was_attached) attempt = 0;
+    if (status.ok()) {
+      // The scheduler ends a stream well only for good reasons; ask again what they are.
+      status = grpc::Status(grpc::StatusCode::UNAVAILABLE, "it has ended the stream");
+    }
+    if (status.error_code() == grpc::StatusCode::NOT_FOUND && peer_->EntersAgain()) {
+      if (!EnterOrGiveUp()) return;
+      continue;
+    }
+    if (!IsTransient(status)) {
+      GoOut(status);
+      return;
+    }
+    NoteAnswer(status);
+    if (!SleepNs(BackoffNs(attempt))) return;
+  }
+}
+
+void Session::Renewing() {
+  int64_t renewed_ns = SteadyNs();
+  int64_t detached_since_ns = SteadyNs();
+  while (true) {
+    bool words = false;
+    bool entered = false;
+    int64_t lease_ns = 0;
+    {
+      std::unique_lock lock(mutex_);
+      lease_ns = lease_ns_;
+      const auto wake_ns = renewed_ns + lease_ns / 5;
+      changed_.wait_for(
+          lock, std::chrono::nanoseconds(std::max<int64_t>(wake_ns - SteadyNs(), 0)), [&] {
+            return stopped_ || out_ || lease_ns_ != lease_ns || (entered_ && !words_.empty());
+          });
+      if (stopped_ || out_) return;
+      entered = entered_;
+      words = entered_ && !words_.empty();
+      lease_ns = lease_ns_;
+      const int64_t now_ns = SteadyNs();
+      if (attached_ || watch_call_ == nullptr || !entered_) {
+        detached_since_ns = now_ns;
+      } else if (now_ns - detached_since_ns > options_.call_timeout_ns) {
+        watch_call_->context.TryCancel();
+        detached_since_ns = now_ns;
+      }
+    }
+    if (words) SendWords();
+    if (SteadyNs() - renewed_ns >= lease_ns / 5) {
+      if (entered) RenewOnce();
+      renewed_ns = SteadyNs();
+    }
+  }
+}
+
+void Session::RenewOnce() {
+  grpc::Status status;
+  {
+    Call call(this, &renew_call_);
+    SetDeadline(call.context, options_.call_timeout_ns);
+    status = peer_->Renew(call.context);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopped_ || out_) return;
+    if (status.error_code() == grpc::StatusCode::NOT_FOUND && peer_->EntersAgain()) {
+      // The other thread enters again.
+      if (watch_call_ != nullptr) watch_call_->context.TryCancel();
+      return;
+    }
+  }
+  if (status.ok() || IsTransient(status)) {
+    NoteAnswer(status);
+  } else {
+    GoOut(status);
+  }
+}
+
+void Session::SendWords() {
+  while (true) {
+    Word word;
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopped_ || out_ || words_.empty()) return;
+      word = words_.front();
+    }
+    grpc::Status status;
+    {
+      Call call(this, &renew_call_);
+      SetDeadline(call.context, options_.call_timeout_ns);
+      status = word(call.context);
+    }
+    NoteAnswer(status);
+    if (IsTransient(status)) {
+      SleepNs(BackoffNs(3));
+      return;
+    }
+    // Refused words (this incarnation is out, say) are answered for by the stream.
+    const std::lock_guard lock(mutex_);
+    words_.pop_front();
+  }
+}
+
+}  // namespace talweg::rpc

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_RPC_SESSION_H_
+#define TALWEG_LIBS_RPC_SESSION_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "libs/base/random.h"
+#include "libs/rpc/scheduler_client.h"
+
+namespace talweg::rpc {
+
+// The life that members and aggregators share with the scheduler: enter, watch, renew, and start
+// over when the connection breaks. What they differ in is the Peer's.
+//
+//   kEntering --ok--> kWatching --stream ends--> (back-off) --> kWatching ... --refused--> kOut
+//        +------------ refused, or no answer for join_timeout_ns ---------------------> kOut
+//
+// Two threads: one enters and reads the stream, one renews the lease and sends words. Start, Send,
+// Stop by any thread.
+class Session {
+ public:
+  class Peer {
+   public:
+    virtual ~Peer() = default;
+    // Calls that block until their context's deadline or cancellation.
+    virtual grpc::Status Enter(grpc::ClientContext& context) = 0;
+    // Reads the stream to its end; calls Session::OnAttached for its first message.
+    virtual grpc::Status Watch(grpc::ClientContext& context) = 0;
+    virtual grpc::Status Renew(grpc::ClientContext& context) = 0;
+
+    // Events, one at a time; none after OnRefused or OnOut but the last two.
+    virtual void OnRefused(const absl::Status& status) = 0;
+    virtual void OnOut(const std::string& text) = 0;
+    virtual void OnUnreachable(const std::string& text) = 0;
+    virtual void OnReachable() = 0;
+    // Whether NOT_FOUND means to enter again, with the same incarnation.
+    virtual bool EntersAgain() const = 0;
+  };
+  // Says something to the scheduler; is tried again while it fails for want of an answer.
+  using Word = std::function<grpc::Status(grpc::ClientContext& context)>;
+
+  // `peer` outlives the session.
+  Session(const SchedulerLinkOptions& options, Peer* peer);
+  ~Session();
+
+  void Start();
+  void Send(Word word);
+  // Ends calls and threads. No event follows.
+  void Stop();
+
+  // A call of the caller's own thread, tried again for at most `timeout_ns`.
+  grpc::Status CallNow(const Word& word, int64_t timeout_ns);
+
+  // From within Watch.
+  void OnAttached(int64_t lease_ns);
+  void SetLease(int64_t lease_ns);
+  // Whether Enter has succeeded.
+  bool entered() const;
+
+  // Runs `deliver` unless the session has been stopped or is out; one at a time.
+  void Deliver(const std::function<void()>& deliver);
+
+  absl::Status Describe(const grpc::Status& status) const;
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+
+ private:
+  // A context that Stop cancels, for as long as it lives.
+  class Call;
+
+  void Watching();
+  void Renewing();
+  bool EnterOrGiveUp();
+  void RenewOnce();
+  void SendWords();
+  void NoteAnswer(const grpc::Status& status);
+  void GoOut(const grpc::Status& status);
+  bool SleepNs(int64_t ns);
+  int64_t BackoffNs(int attempt);
+
+  const SchedulerLinkOptions options_;
+  Peer* const peer_;
+  const std::shared_ptr<grpc::Channel> channel_;
+
+  std::mutex deliver_mutex_;  // Taken before mutex_.
+  bool reachable_ = true;     // What was delivered. Guarded by deliver_mutex_.
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stopped_ = false;
+  bool out_ = false;
+  bool entered_ = false;
+  bool attached_ = false;
+  int64_t lease_ns_ = 10'000'000'000;
+  std::deque<Word> words_;
+  Random random_;
+  Call* watch_call_ = nullptr;
+  Call* renew_call_ = nullptr;
+  Call* now_call_ = nullptr;
+
+  std::thread watching_;
+  std::thread renewing_;
+};
+
+}  // namespace talweg::rpc
+
+#endif  // TALWEG_LIBS_RPC_SESSION_H_

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_RPC_VERSION_H_
+#define TALWEG_LIBS_RPC_VERSION_H_
+
+#include <cstdint>
+#include <string>
+
+namespace talweg::rpc {
+
+// What a process speaks on the control plane. Processes of different `major` refuse each other.
+struct Version {
+  uint32_t major = 1;
+  uint32_t minor = 0;
+  std::string build = "0.1.0";
+
+  friend bool operator==(const Version&, const Version&) = default;
+};
+
+// "1.0 (build 0.1.0)"
+std::string VersionText(const Version& version);
+
+// "" if `ours` and `theirs` work together, else a text that names both, for the process `who`.
+std::string VersionProblem(const Version& ours, const Version& theirs, const std::string& who);
+
+}  // namespace talweg::rpc
+
+#endif  // TALWEG_LIBS_RPC_VERSION_H_

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_RUNTIME_EVENT_LOOP_H_
+#define TALWEG_LIBS_RUNTIME_EVENT_LOOP_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "libs/runtime/clock.h"
+#include "libs/runtime/descriptor.h"
+
+namespace talweg {
+
+// Something that an EventLoop asks for work in every pass.
+class Poller {
+ public:
+  virtual ~Poller() = default;
+
+  // Does what there is to do without blocking; returns how much that was, 0 for nothing.
+  virtual int Poll() = 0;
+
+  // The loop is about to sleep. From here on, work for this poller makes a descriptor readable that
+  // the loop watches, or wakes the loop (EventLoop::Wake). False: there is work already, poll
+  // again.
+  virtual bool PrepareToSleep() { return true; }
+};
+
+// The duty cycle of one thread: polls its pollers, runs its timers, serves its descriptors; when
+// there is nothing to do it spins for a bounded time, then sleeps until a descriptor is ready, the
+// next timer is due, or somebody wakes it.
+//
+// Belongs to the thread that calls Run; everything is called on that thread (or before Run, on the
+// one that made the loop), except Wake and Stop, which any thread may call. Callbacks may add and
+// remove anything, themselves included.
+class EventLoop {
+ public:
+  struct Options {
+    // Longest time to spin before sleeping; negative: chosen by the number of CPUs, because a
+    // spinning thread takes a CPU that another thread may need. 0: never spin.
+    int64_t spin_ns_max = -1;
+  };
+  using TimerId = uint64_t;
+
+  // `clock` outlives the loop. RESOURCE_EXHAUSTED when the process has no descriptors left.
+  static absl::StatusOr<std::unique_ptr<EventLoop>> Create(const Clock* clock, Options options);
+  static absl::StatusOr<std::unique_ptr<EventLoop>> Create(const Clock* clock) {
+    return Create(clock, Options{});
+  }
+
+  // `events` as for epoll (EPOLLIN, ...), level-triggered; `on_events` gets those that are ready.
+  // The descriptor stays the caller's, who removes it before closing it. ALREADY_EXISTS when it is
+  // being watched; else as epoll_ctl(2) says.
+  absl::Status AddDescriptor(int fd, uint32_t events, std::function<void(uint32_t)> on_events);
+  // Other events for a descriptor that is watched.
+  absl::Status ChangeDescriptor(int fd, uint32_t events);
+  // Nothing is delivered for it afterwards. A descriptor that is not watched is ignored.
+  void RemoveDescriptor(int fd);
+
+  // Borrowed until it is removed.
+  void AddPoller(Poller* poller);
+  void RemovePoller(Poller* poller);
+
+  // Calls `on_time` once, not before `deadline_ns` of the loop's clock; up to 1 ms late if asleep.
+  TimerId AddTimer(int64_t deadline_ns, std::function<void()> on_time);
+  // Every `period_ns`, first after one period. Periods that were missed are not made up for.
+  TimerId AddPeriodicTimer(int64_t period_ns, std::function<void()> on_time);
+  // One that has run, or was cancelled, is ignored.
+  void CancelTimer(TimerId id);
+
+  // Returns after Stop, also if that came first. A loop does not run again.
+  void Run();
+
+  // One pass that does not sleep; returns the work done. For tests, and owners with another loop.
+  int RunOnce();
+
+  // Ends Run after the present pass. Any thread, any number of times.
+  void Stop();
+
+  // The loop makes at least one full pass after this call, from its beginning. Any thread; cheap
+  // when the loop is awake.
+  void Wake();
+
+  const Clock& clock() const { return *clock_; }
+
+  ~EventLoop() = default;
+  EventLoop(const EventLoop&) = delete;
+  EventLoop& operator=(const EventLoop&) = delete;
+
+ private:
+  struct Watch {
+    int fd;
+    std::function<void(uint32_t)> on_events;
+  };
+  struct Timer {
+    TimerId id;
+    int64_t period_ns;  // 0: once.
+    std::function<void()> on_time;
+  };
+
+  EventLoop(const Clock* clock, int64_t spin_ns_max, Descriptor epoll, Descriptor wake);
+  int RunPollers();
+  int RunTimers();
+  int ServeDescriptors(int timeout_ms);
+  void Sleep();
+  int SleepLimitMs() const;
+
+  const Clock* const clock_;
+  const int64_t spin_ns_max_;
+  Descriptor epoll_;
+  Descriptor wake_;  // eventfd, readable when somebody woke us while we slept.
+
+  std::vector<Poller*> pollers_;  // A null is one that was removed during a pass.
+  bool in_pass_ = false;
+  // By number of the registration, not by descriptor: descriptors are used again.
+  std::unordered_map<uint64_t, std::shared_ptr<Watch>> watches_;
+  std::unordered_map<int, uint64_t> watch_of_fd_;
+  uint64_t next_watch_ = 1;
+  std::map<std::pair<int64_t, TimerId>, Timer> timers_;  // By deadline.
+  std::unordered_map<TimerId, int64_t> timer_deadlines_;
+  TimerId next_timer_ = 1;
+
+  int64_t spin_ns_ = 0;       // Present limit: grows when spinning pays, shrinks when not.
+  int64_t served_at_ns_ = 0;  // When descriptors were last looked at.
+  std::atomic<bool> stopped_{false};
+  std::atomic<bool> woken_{false};
+  std::atomic<bool> asleep_{false};
+};
+
+}  // namespace talweg
+
+#endif  // TALWEG_LIBS_RUNTIME_EVENT_LOOP_H_

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/runtime/host_id.h"
+
+#include <sys/stat.h>
+
+#include <fstream>
+
+namespace talweg {
+
+std::string HostId() {
+  std::string boot_id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot_id);
+  struct stat network_namespace {};
+  if (boot_id.empty() || stat("/proc/self/ns/net", &network_namespace) != 0) return "";
+  return boot_id + "/" + std::to_string(network_namespace.st_ino);
+}
+
+}  // namespace talweg

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_RUNTIME_HOST_ID_H_
+#define TALWEG_LIBS_RUNTIME_HOST_ID_H_
+
+#include <string>
+
+namespace talweg {
+
+// Names this host until it reboots: two processes with the same HostId can reach each other through
+// Unix sockets and shared memory. Two network namespaces are two hosts, since abstract sockets do
+// not cross them. Empty when /proc does not say (no two processes are on one host then).
+std::string HostId();
+
+}  // namespace talweg
+
+#endif  // TALWEG_LIBS_RUNTIME_HOST_ID_H_

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/runtime/shutdown_signal.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/signalfd.h>
+
+#include <string>
+#include <utility>
+
+namespace talweg {
+namespace {
+
+sigset_t ShutdownSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signals;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShutdownSignal>> ShutdownSignal::Create() {
+  const sigset_t signals = ShutdownSignals();
+  Descriptor descriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!descriptor.valid()) {
+    return absl::ResourceExhaustedError(std::string("signalfd: ") + strerror(errno));
+  }
+  sigset_t mask_before;
+  pthread_sigmask(SIG_BLOCK, &signals, &mask_before);
+  signal(SIGPIPE, SIG_IGN);
+  return std::unique_ptr<ShutdownSignal>(new ShutdownSignal(std::move(descriptor), mask_before));
+}
+
+ShutdownSignal::ShutdownSignal(Descriptor signals, const sigset_t& mask_before)
+    : signals_(std::move(signals)), mask_before_(mask_before) {}
+
+ShutdownSignal::~ShutdownSignal() { pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr); }
+
+absl::Status ShutdownSignal::Watch(EventLoop* loop, std::function<void(int)> on_signal) {
+  return loop->AddDescriptor(signals_.get(), EPOLLIN,
+                             [fd = signals_.get(), on_signal = std::move(on_signal)](uint32_t) {
+                               signalfd_siginfo info;
+                               while (read(fd, &info, sizeof(info)) == sizeof(info)) {
+                                 on_signal(static_cast<int>(info.ssi_signo));
+                               }
+                             });
+}
+
+void ShutdownSignal::Unwatch(EventLoop* loop) { loop->RemoveDescriptor(signals_.get()); }
+
+void ResetSignalsForExec() {
+  sigset_t none;
+  sigemptyset(&none);
+  pthread_sigmask(SIG_SETMASK, &none, nullptr);
+  signal(SIGPIPE, SIG_DFL);
+}
+
+}  // namespace talweg

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_CLIENT_AGENT_SOCKET_H_
+#define TALWEG_LIBS_SHM_CLIENT_AGENT_SOCKET_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "libs/shm/client/deadline.h"
+#include "libs/shm/client/error_text.h"
+#include "libs/shm/descriptor.h"
+#include "libs/shm/layout/messages.h"
+
+namespace talweg::shm {
+
+// The rank's end of the socket. Sending: any thread. Receiving: one thread at a time (the caller
+// sees to it). Needs libc only.
+class AgentSocket {
+ public:
+  AgentSocket() = default;
+  ~AgentSocket();
+
+  // Waits up to `agent_wait` for somebody to listen at `path`. kNoAgent, kPermissionDenied, ...
+  RankStatus Connect(const char* path, const Deadline& agent_wait, ErrorText& error);
+
+  enum class Sent { kSent, kFull, kBroken };
+  // Never blocks: kFull when the agent has yet to read what is there; nothing was sent then.
+  Sent Send(const Message& message);
+  // Until the socket takes more, or the deadline.
+  void WaitWritable(const Deadline& deadline);
+
+  // Sleeps until something can be read, the other end is closed, or the deadline; a signal ends it
+  // too.
+  void WaitReadable(const Deadline& deadline);
+
+  enum class Received {
+    kMessage,
+    kNothing,  // No whole message now.
+    kEnded,    // The other end is closed, and everything has been read.
+    kInvalid,  // What came is no message; *reason says why.
+  };
+  // The next message; never blocks. Strings of `message` are valid until the next call.
+  Received Next(Message* message, const char** reason);
+  // The next of the descriptors that came, in order. Not valid when there is none.
+  Descriptor TakeDescriptor();
+
+  // Both directions; wakes who waits. The descriptor itself stays until destruction.
+  void Shutdown();
+  // In a forked child: closes the child's copy, unless the child has put something else in its
+  // place.
+  void CloseInChild();
+
+ private:
+  static constexpr size_t kInputBytes = kMessageHeaderBytes + kBodyBytesMax;
+  static constexpr uint32_t kQueuedMax = 64;
+
+  enum class Read { kBytes, kNothing, kEnded };
+  Read ReadSome(const char** reason);
+
+  Descriptor socket_;
+  uint64_t cookie_ = 0;         // The kernel's name for this socket; 0: it gave none.
+  std::byte* input_ = nullptr;  // kInputBytes.
+  size_t begin_ = 0;
+  size_t end_ = 0;
+  int queued_[kQueuedMax];
+  uint32_t queued_begin_ = 0;
+  uint32_t queued_end_ = 0;
+  bool ended_ = false;
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_CLIENT_AGENT_SOCKET_H_

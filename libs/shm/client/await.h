@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_CLIENT_AWAIT_H_
+#define TALWEG_LIBS_SHM_CLIENT_AWAIT_H_
+
+// How a rank's threads wait (docs/shared_memory.md, "Waiting"): the template half of Client.
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+
+#include "libs/shm/client/client.h"
+
+namespace talweg::shm {
+
+// Whoever polls in a loop asks the kernel now and then, not every time.
+inline constexpr int64_t kLookEveryNs = 1'000'000;
+
+inline void SpinPause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Sleeps while *word is `expected`, until the deadline, a wake or a signal.
+inline void FutexWait(std::atomic<uint32_t>& word, uint32_t expected, const Deadline& deadline) {
+  const timespec left = deadline.never() ? timespec{} : ToTimespec(deadline.LeftNs(MonotonicNs()));
+  ::syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, deadline.never() ? nullptr : &left,
+            nullptr, 0);
+}
+
+inline void Client::WakeFollowers() {
+  reads_.fetch_add(1, std::memory_order_seq_cst);
+  // A thread that registers after this looks at reads_ after it, too, and does not sleep.
+  if (followers_.load(std::memory_order_seq_cst) == 0) return;
+  ::syscall(SYS_futex, &reads_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+template <typename Done>
+Client::Awaited Client::Look(const Done& done, RankStatus* status) const {
+  if (done()) return Awaited::kDone;
+  if (status == nullptr || !Over(status)) return Awaited::kTimeout;  // Not yet.
+  // It may have been done before it was over.
+  return done() ? Awaited::kDone : Awaited::kOver;
+}
+
+template <typename Done>
+Client::Awaited Client::Await(const Done& done, const Deadline& deadline,
+                              std::atomic<uint32_t>& sleepers, RankStatus* status) {
+  Awaited seen = Look(done, status);
+  if (seen != Awaited::kTimeout) return seen;
+  const int64_t begin_ns = MonotonicNs();
+  for (int64_t now_ns = begin_ns; now_ns - begin_ns < spin_ns_ && !deadline.Passed(now_ns);
+       now_ns = MonotonicNs()) {
+    for (int i = 0; i < 16; ++i) {
+      if (done()) return Awaited::kDone;
+      SpinPause();
+    }
+  }
+  if (deadline.Passed(MonotonicNs())) {
+    // Who never waits must still learn that the agent is gone.
+    ReadSocket(kLookEveryNs);
+    return Look(done, status);
+  }
+  sleepers.fetch_add(1, std::memory_order_seq_cst);
+  statistics_.waits_slept.fetch_add(1, std::memory_order_relaxed);
+  seen = Sleep(done, deadline, status);
+  sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  return seen;
+}
+
+template <typename Done>
+Client::Awaited Client::Sleep(const Done& done, const Deadline& deadline, RankStatus* status) {
+  for (;;) {
+    const uint32_t reads = reads_.load(std::memory_order_seq_cst);
+    Awaited seen = Look(done, status);
+    if (seen != Awaited::kTimeout || deadline.Passed(MonotonicNs())) return seen;
+    if (!reading_.exchange(true, std::memory_order_acquire)) {
+      HandleMessages();
+      // Look again: the reader before this one may have read the Wake that was meant for us.
+      seen = Look(done, status);
+      if (seen == Awaited::kTimeout) {
+        socket_.WaitReadable(deadline);
+        HandleMessages();
+      }
+      reading_.store(false, std::memory_order_release);
+      WakeFollowers();  // One of them reads on if this thread is done.
+      continue;
+    }
+    followers_.fetch_add(1, std::memory_order_seq_cst);
+    FutexWait(reads_, reads, deadline);
+    followers_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+}
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_CLIENT_AWAIT_H_

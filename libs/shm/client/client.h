@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_CLIENT_CLIENT_H_
+#define TALWEG_LIBS_SHM_CLIENT_CLIENT_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "libs/base/dtype.h"
+#include "libs/shm/client/agent_socket.h"
+#include "libs/shm/client/deadline.h"
+#include "libs/shm/client/error_text.h"
+#include "libs/shm/client/lock.h"
+#include "libs/shm/layout/control.h"
+#include "libs/shm/layout/messages.h"
+#include "libs/shm/mapping.h"
+
+namespace talweg::shm {
+
+struct ClientOptions {
+  const char* socket_path = nullptr;
+  uint32_t wanted_local_rank = kAnyLocalRank;
+  int64_t timeout_ns = 0;
+  int64_t agent_wait_ns = 0;
+  int64_t spin_ns = -1;  // Negative: by the number of CPUs.
+  std::string_view client_name;
+};
+
+struct ClientIdentity {
+  uint32_t rank = 0;
+  uint32_t size = 0;
+  uint32_t local_rank = 0;
+  uint32_t local_size = 0;
+  uint32_t node_rank = 0;
+  uint32_t node_count = 0;
+  char job_name[kJobNameBytesMax + 1] = "";
+};
+
+struct ClientStatistics {
+  std::atomic<uint64_t> tensors{0};
+  std::atomic<uint64_t> pushes{0};
+  std::atomic<uint64_t> bytes_pushed{0};
+  std::atomic<uint64_t> bytes_copied{0};
+  std::atomic<uint64_t> waits{0};
+  std::atomic<uint64_t> waits_slept{0};
+  std::atomic<uint64_t> wait_ns{0};
+  std::atomic<uint64_t> ring_full{0};
+};
+
+// One rank's view of docs/shared_memory.md. Needs libc only: no exceptions, no operator new, no
+// state outside the object.
+//
+// Every function may be called by any thread at any time (Free: by the last one). Functions that
+// wait take a timeout as in talweg.h, and end at once when the job fails, the agent is gone, or the
+// client is shut down. After a fork every function returns kForked in the child.
+class Client {
+ public:
+  static RankStatus Connect(const ClientOptions& options, Client** out, ErrorText& error);
+  static void Free(Client* client);
+
+  RankStatus Shutdown(int64_t timeout_ns, ErrorText& error);
+  const ClientIdentity& identity() const { return identity_; }
+  RankStatus Health(ErrorText& error);
+
+  RankStatus DeclareTensor(const Declare& declare, int64_t timeout_ns, uint32_t* tensor,
+                           ErrorText& error);
+  // 0, nullptr for no tensor of this client.
+  uint64_t TensorBytes(uint32_t tensor) const;
+  void* Contribution(uint32_t tensor) const;
+
+  // `data` null: the bytes lie in the contribution buffer. `declared_priority`: the tensor's own
+  // counts.
+  RankStatus Push(uint32_t tensor, const void* data, bool declared_priority, int32_t priority,
+                  int64_t timeout_ns, uint64_t* round, ErrorText& error);
+  RankStatus Poll(uint32_t tensor, uint64_t round, ErrorText& error);
+  RankStatus Wait(uint32_t tensor, uint64_t round, void* out, int64_t timeout_ns, ErrorText& error);
+  RankStatus Result(uint32_t tensor, uint64_t round, const void** data, uint64_t* bytes,
+                    ErrorText& error);
+  uint64_t RanksSummed(uint32_t tensor) const;
+  // The round that was pushed and not taken; 0 if there is none.
+  uint64_t OpenRound(uint32_t tensor) const;
+
+  const ClientStatistics& statistics() const { return statistics_; }
+
+ private:
+  struct Tensor {
+    uint64_t bytes = 0;
+    std::byte* contribution = nullptr;
+    const std::byte* result[2] = {};
+    std::atomic<char*> name{nullptr};
+    std::atomic<int32_t> priority{0};
+    // Guarded by state_mutex_.
+    uint64_t pushed = 0;   // The last round in the ring.
+    uint64_t taken = 0;    // The last round that a wait has returned.
+    uint32_t readers = 0;  // Threads that copy a result out.
+    bool pushing = false;
+  };
+  struct MappedSegment {
+    uint32_t id = 0;
+    SegmentKind kind = SegmentKind::kContribution;
+    Mapping mapping;
+  };
+  // A declaration that waits for its answer; lives on the stack of its thread.
+  struct PendingDeclare {
+    uint32_t request = 0;
+    std::atomic<bool> done{false};
+    Declared answer;
+    char text[kTextBytesMax + 1] = "";
+    PendingDeclare* next = nullptr;
+  };
+
+  Client() = default;
+  ~Client();
+
+  RankStatus Handshake(const ClientOptions& options, ErrorText& error);
+  RankStatus TakeWelcome(const Welcome& welcome, ErrorText& error);
+  RankStatus MapControl(const Welcome& welcome, ErrorText& error);
+
+  bool Forked() const;
+  RankStatus FailForked(ErrorText& error);
+  // Null when there is none. Lock-free.
+  Tensor* Find(uint32_t tensor) const;
+  RankStatus FailNoTensor(uint32_t tensor, ErrorText& error) const;
+  static const char* NameOf(const Tensor& tensor);
+
+  // Whether nothing can go on any more; *status says why, FailOver says it in words.
+  bool Over(RankStatus* status) const;
+  RankStatus FailOver(RankStatus status, const char* what, ErrorText& error) const;
+  void Lose(RankStatus status, const char* format, const char* detail);
+
+  // Waits until done() or Over() or the deadline; `sleepers` is where the agent sees that it must
+  // wake us (uncounted_ for what comes by the socket anyway). With a null `status` only done() and
+  // the deadline count.
+  enum class Awaited { kDone, kOver, kTimeout };
+  template <typename Done>
+  Awaited Await(const Done& done, const Deadline& deadline, std::atomic<uint32_t>& sleepers,
+                RankStatus* status);
+  template <typename Done>
+  Awaited Look(const Done& done, RankStatus* status) const;
+  template <typename Done>
+  Awaited Sleep(const Done& done, const Deadline& deadline, RankStatus* status);
+  void WakeFollowers();
+  // Reads the socket without waiting, unless another thread is at it. At most every `every_ns`.
+  void ReadSocket(int64_t every_ns);
+
+  // Handles what the socket holds. By the thread that has `reading_` only.
+  void HandleMessages();
+  void HandleDeclared(const Message& message, const Declared& declared);
+  // Maps the new segments, finds the tensor's buffers. null, or what is wrong.
+  const char* AdoptTensor(const Declared& declared);
+  const char* AdoptSegment(const SegmentInfo& info);
+  // Why `fd` cannot be mapped for `bytes` without fear of SIGBUS, or null.
+  static const char* SegmentError(int fd, uint64_t bytes);
+  std::byte* Locate(const Location& location, SegmentKind kind, uint64_t bytes) const;
+
+  RankStatus RingPush(uint32_t index, Tensor& tensor, int32_t priority, const Deadline& deadline,
+                      uint64_t* round, ErrorText& error);
+  void RingDoorbell();
+  RankStatus RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
+                         ErrorText& error) const;
+
+  ClientIdentity identity_;
+  ClientStatistics statistics_;
+  int64_t spin_ns_ = 0;
+  char socket_path_[108] = "";
+
+  AgentSocket socket_;
+  Mapping control_mapping_;
+  ControlView control_;
+  uint32_t tensors_max_ = 0;
+  std::atomic<Tensor*>* tensors_ = nullptr;  // tensors_max_ of them.
+
+  // A page that is zeroed in a forked child; null: the kernel has no such thing, compare pids.
+  std::atomic<uint32_t>* fork_guard_ = nullptr;
+  pid_t pid_ = 0;
+  bool child_closed_ = false;  // In the child, its copy of the socket is dealt with.
+
+  mutable Mutex state_mutex_;
+  PendingDeclare* pending_ = nullptr;
+  uint32_t next_request_ = 1;
+  MappedSegment* segments_ = nullptr;
+  uint32_t segment_count_ = 0;
+  char lost_text_[kTextBytesMax + 1] = "";  // Written once, before lost_.
+
+  Mutex ring_mutex_;
+  std::atomic<uint64_t> submitted_{0};
+  std::atomic<uint32_t> rung_{0};  // The sleep of the agent that the last Doorbell was for.
+
+  std::atomic<uint32_t> lost_{0};  // RankStatus; not 0: the agent cannot be talked to.
+  std::atomic<bool> closed_{false};
+  std::atomic<bool> goodbye_{false};  // The agent has answered ours.
+
+  // One thread at a time reads the socket, asleep on it if need be; others that sleep do so on
+  // `reads_`, which the reader moves on when it stops reading.
+  std::atomic<bool> reading_{false};
+  std::atomic<uint32_t> reads_{0};
+  std::atomic<uint32_t> followers_{0};
+  std::atomic<int64_t> looked_ns_{0};  // When ReadSocket last did.
+  uint32_t wakes_seen_ = 0;            // By the reader.
+  // Where those are counted that the agent need not know of.
+  std::atomic<uint32_t> uncounted_{0};
+  ErrorText* handshake_error_ = nullptr;  // While Connect runs.
+  RankStatus handshake_status_ = RankStatus::kOk;
+  std::atomic<bool> welcomed_{false};
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_CLIENT_CLIENT_H_

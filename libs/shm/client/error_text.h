@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_CLIENT_ERROR_TEXT_H_
+#define TALWEG_LIBS_SHM_CLIENT_ERROR_TEXT_H_
+
+#include <cstdarg>
+#include <cstdio>
+#include <string_view>
+
+#include "libs/shm/layout/rank_status.h"
+
+namespace talweg::shm {
+
+// Where a call leaves the reason of its failure. Fixed size, no allocation; one thread.
+class ErrorText {
+ public:
+  static constexpr size_t kBytesMax = 3072;  // A text of the agent, and what we say around it.
+
+  const char* text() const { return text_; }
+
+  // Sets the text, returns `status`: `return error.Fail(RankStatus::kBusy, "tensor '%s' ...",
+  // name);`
+  [[gnu::format(printf, 3, 4)]] RankStatus Fail(RankStatus status, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    std::vsnprintf(text_, sizeof(text_), format, arguments);
+    va_end(arguments);
+    return status;
+  }
+
+ private:
+  char text_[kBytesMax] = "";
+};
+
+// For "%.*s".
+#define TALWEG_SHM_PRINTED(text) static_cast<int>((text).size()), (text).data()
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_CLIENT_ERROR_TEXT_H_

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+
+#include "libs/shm/client/await.h"
+#include "libs/shm/client/client.h"
+
+namespace talweg::shm {
+namespace {
+
+// Copies the text of a failed round, if it is still there. Returns its length.
+size_t CopyText(const ControlView& control, uint64_t ticket, char* out) {
+  out[0] = '\0';
+  if (ticket == 0) return 0;
+  const TextSlot& slot = control.text_slot(ticket);
+  if (slot.ticket.load(std::memory_order_acquire) != ticket) return 0;
+  for (size_t i = 0; i < kTextSlotWords; ++i) {
+    const uint64_t word = slot.words[i].load(std::memory_order_acquire);
+    std::memcpy(out + i * 8, &word, 8);
+  }
+  out[kTextSlotBytes] = '\0';
+  if (slot.ticket.load(std::memory_order_relaxed) != ticket) out[0] = '\0';
+  return std::strlen(out);
+}
+
+}  // namespace
+
+RankStatus Client::Push(uint32_t index, const void* data, bool declared_priority, int32_t priority,
+                        int64_t timeout_ns, uint64_t* round, ErrorText& error) {
+  if (Forked()) return FailForked(error);
+  Tensor* tensor = Find(index);
+  if (tensor == nullptr) return FailNoTensor(index, error);
+  RankStatus over = RankStatus::kOk;
+  if (Over(&over)) return FailOver(over, NameOf(*tensor), error);
+  {
+    const MutexLock lock(state_mutex_);
+    if (tensor->pushing || tensor->pushed > tensor->taken || tensor->readers > 0) {
+      return error.Fail(
+          RankStatus::kBusy,
+          "tensor '%s': its round %llu has not been taken yet; wait for it before the next "
+          "push",
+          NameOf(*tensor),
+          static_cast<unsigned long long>(tensor->pushed + (tensor->pushing ? 1 : 0)));
+    }
+    tensor->pushing = true;
+  }
+  if (data != nullptr && data != tensor->contribution) {
+    std::memcpy(tensor->contribution, data, tensor->bytes);
+    statistics_.bytes_copied.fetch_add(tensor->bytes, std::memory_order_relaxed);
+  }
+  if (declared_priority) priority = tensor->priority.load(std::memory_order_relaxed);
+  const RankStatus status = RingPush(index, *tensor, priority, Deadline(timeout_ns), round, error);
+  if (status != RankStatus::kOk) {
+    const MutexLock lock(state_mutex_);
+    tensor->pushing = false;
+    return status;
+  }
+  statistics_.pushes.fetch_add(1, std::memory_order_relaxed);
+  statistics_.bytes_pushed.fetch_add(tensor->bytes, std::memory_order_relaxed);
+  RingDoorbell();
+  return RankStatus::kOk;
+}
+
+RankStatus Client::RingPush(uint32_t index, Tensor& tensor, int32_t priority,
+                            const Deadline& deadline, uint64_t* round, ErrorText& error) {
+  const uint32_t capacity = control_.shape().ring_capacity;
+  const std::atomic<uint64_t>& consumed = control_.consumed_line().consumed;
+  const auto room = [&] {
+    return submitted_.load(std::memory_order_relaxed) - consumed.load(std::memory_order_seq_cst) <
+           capacity;
+  };
+  for (bool waited = false;; waited = true) {
+    {
+      const MutexLock lock(ring_mutex_);
+      if (room()) {
+        const uint64_t sequence = submitted_.load(std::memory_order_relaxed);
+        {
+          const MutexLock state_lock(state_mutex_);
+          tensor.pushing = false;
+          *round = ++tensor.pushed;
+        }
+        control_.ring_entry(sequence) = {
+            .tensor = index, .priority = priority, .round = *round, .flags = 0, .reserved = 0};
+        submitted_.store(sequence + 1, std::memory_order_relaxed);
+        // Sequentially consistent: the agent that goes to sleep sees it, or RingDoorbell sees that
+        // it sleeps.
+        control_.rank_line().submitted.store(sequence + 1, std::memory_order_seq_cst);
+        return RankStatus::kOk;
+      }
+    }
+    if (!waited) statistics_.ring_full.fetch_add(1, std::memory_order_relaxed);
+    RankStatus over = RankStatus::kOk;
+    switch (Await(room, deadline, control_.rank_line().push_waiters, &over)) {
+      case Awaited::kDone: break;
+      case Awaited::kOver: return FailOver(over, NameOf(tensor), error);
+      case Awaited::kTimeout:
+        return error.Fail(
+            RankStatus::kTimeout,
+            "tensor '%s': the agent has not taken the %u pushes before this one in time; "
+            "nothing was pushed",
+            NameOf(tensor), capacity);
+    }
+  }
+}
+
+void Client::RingDoorbell() {
+  const uint32_t sleep = control_.agent_line().sleep_sequence.load(std::memory_order_seq_cst);
+  // One ring for each of its sleeps. If the socket is full the agent has something to read anyway.
+  if ((sleep & 1) != 0 && rung_.exchange(sleep, std::memory_order_relaxed) != sleep) {
+    socket_.Send({.body = Doorbell{}});
+  }
+}
+
+RankStatus Client::RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
+                               ErrorText& error) const {
+  const TensorState& state = control_.tensor_state(index);
+  const uint32_t value = state.status.load(std::memory_order_relaxed);
+  if (value == 0) return RankStatus::kOk;
+  const auto status =
+      value < kRankStatusCount ? static_cast<RankStatus>(value) : RankStatus::kInternal;
+  char text[kTextSlotBytes + 1];
+  const size_t bytes = CopyText(control_, state.text_ticket.load(std::memory_order_relaxed), text);
+  return error.Fail(status, "tensor '%s', round %llu: %s", NameOf(tensor),
+                    static_cast<unsigned long long>(round),
+                    bytes > 0 ? text : RankStatusName(status));
+}
+
+RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
+  if (Forked()) return FailForked(error);
+  Tensor* tensor = Find(index);
+  if (tensor == nullptr) return FailNoTensor(index, error);
+  {
+    const MutexLock lock(state_mutex_);
+    if (round == 0 || round > tensor->pushed) {
+      return error.Fail(RankStatus::kInvalidArgument,
+                        "tensor '%s': round %llu has not been pushed; the last one is %llu",
+                        NameOf(*tensor), static_cast<unsigned long long>(round),
+                        static_cast<unsigned long long>(tensor->pushed));
+    }
+  }
+  const std::atomic<uint64_t>& completed = control_.tensor_state(index).completed_round;
+  const auto done = [&] { return completed.load(std::memory_order_seq_cst) >= round; };
+  if (done()) return RankStatus::kOk;
+  ReadSocket(kLookEveryNs);
+  RankStatus over = RankStatus::kOk;
+  switch (Look(done, &over)) {
+    case Awaited::kDone: return RankStatus::kOk;
+    case Awaited::kOver: return FailOver(over, NameOf(*tensor), error);
+    case Awaited::kTimeout: break;
+  }
+  return RankStatus::kPending;
+}
+
+RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeout_ns,
+                        ErrorText& error) {
+  if (Forked()) return FailForked(error);
+  Tensor* tensor = Find(index);
+  if (tensor == nullptr) return FailNoTensor(index, error);
+  const std::atomic<uint64_t>& completed = control_.tensor_state(index).completed_round;
+  const int64_t begin_ns = MonotonicNs();
+  statistics_.waits.fetch_add(1, std::memory_order_relaxed);
+  {
+    // Who is too late for a round must not wait for one that nobody has pushed.
+    const MutexLock lock(state_mutex_);
+    if (round == 0 || round != tensor->pushed) {
+      return error.Fail(RankStatus::kInvalidArgument,
+                        "tensor '%s': round %llu is not the last that was pushed, which is %llu",
+                        NameOf(*tensor), static_cast<unsigned long long>(round),
+                        static_cast<unsigned long long>(tensor->pushed));
+    }
+    // Two waits for one round: the second must not lose its result to a push after the first. From
+    // here on a push is kBusy.
+    ++tensor->readers;
+  }
+  RankStatus over = RankStatus::kOk;
+  const Awaited awaited = Await([&] { return completed.load(std::memory_order_seq_cst) >= round; },
+                                Deadline(timeout_ns), control_.rank_line().waiters, &over);
+  statistics_.wait_ns.fetch_add(static_cast<uint64_t>(MonotonicNs() - begin_ns),
+                                std::memory_order_relaxed);
+  RankStatus status = RankStatus::kOk;
+  switch (awaited) {
+    case Awaited::kDone:
+      status = RoundStatus(index, *tensor, round, error);
+      if (status == RankStatus::kOk && out != nullptr) {
+        std::memcpy(out, tensor->result[round & 1], tensor->bytes);
+        statistics_.bytes_copied.fetch_add(tensor->bytes, std::memory_order_relaxed);
+      }
+      break;
+    case Awaited::kOver: status = FailOver(over, NameOf(*tensor), error); break;
+    case Awaited::kTimeout:
+      status = error.Fail(
+          RankStatus::kTimeout,
+          "tensor '%s': round %llu is not complete after %.3f s; it stays open, wait again",
+          NameOf(*tensor), static_cast<unsigned long long>(round),
+          static_cast<double>(timeout_ns) / 1e9);
+      break;
+  }
+  const MutexLock lock(state_mutex_);
+  --tensor->readers;
+  if (awaited == Awaited::kDone && tensor->taken < round) tensor->taken = round;
+  return status;
+}
+
+RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uint64_t* bytes,
+                          ErrorText& error) {
+  if (Forked()) return FailForked(error);
+  Tensor* tensor = Find(index);
+  if (tensor == nullptr) return FailNoTensor(index, error);
+  {
+    const MutexLock lock(state_mutex_);
+    if (round == 0 || tensor->taken != round || tensor->pushed != round) {
+      return error.Fail(RankStatus::kInvalidArgument,
+                        "tensor '%s': round %llu is not the one that was waited for last (%llu)",
+                        NameOf(*tensor), static_cast<unsigned long long>(round),
+                        static_cast<unsigned long long>(tensor->taken));
+    }
+  }
+  if (RankStatus status = RoundStatus(index, *tensor, round, error); status != RankStatus::kOk) {
+    return status;
+  }
+  *data = tensor->result[round & 1];
+  *bytes = tensor->bytes;
+  return RankStatus::kOk;
+}
+
+uint64_t Client::RanksSummed(uint32_t index) const {
+  if (Forked() || Find(index) == nullptr) return 0;
+  return control_.tensor_state(index).ranks_summed.load(std::memory_order_relaxed);
+}
+
+uint64_t Client::OpenRound(uint32_t index) const {
+  const Tensor* tensor = Forked() ? nullptr : Find(index);
+  if (tensor == nullptr) return 0;
+  const MutexLock lock(state_mutex_);
+  return tensor->pushed > tensor->taken ? tensor->pushed : 0;
+}
+
+}  // namespace talweg::shm

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "libs/shm/client/await.h"
+#include "libs/shm/client/client.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef F_GET_SEALS
+#define F_GET_SEALS 1034
+#define F_SEAL_SHRINK 0x0002
+#endif
+
+namespace talweg::shm {
+namespace {
+
+// Below this the kernel's call costs more than the page faults.
+constexpr uint64_t kPopulateBytesMin = 256 * 1024;
+
+void Populate(const std::byte* begin, uint64_t bytes, int advice) {
+  if (bytes < kPopulateBytesMin) return;
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  const uintptr_t first = address / kPageBytes * kPageBytes;
+  // Kernels before 5.14 do not know it; pages come one by one then.
+  ::madvise(reinterpret_cast<void*>(first), address + bytes - first, advice);
+}
+
+}  // namespace
+
+const char* Client::SegmentError(int fd, uint64_t bytes) {
+  if (::lseek(fd, 0, SEEK_END) != static_cast<off_t>(bytes)) {
+    return "a segment is not as long as the agent says";
+  }
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) return "a segment is not sealed against shrinking";
+  return nullptr;
+}
+
+void Client::HandleDeclared(const Message& message, const Declared& declared) {
+  const char* wrong = nullptr;
+  {
+    const MutexLock lock(state_mutex_);
+    if (declared.status == RankStatus::kOk) wrong = AdoptTensor(declared);
+    for (PendingDeclare* pending = pending_; pending != nullptr; pending = pending->next) {
+      if (pending->request != message.request) continue;
+      pending->answer = declared;
+      std::memcpy(pending->text, declared.text.data(), declared.text.size());
+      pending->text[declared.text.size()] = '\0';
+      if (wrong == nullptr) pending->done.store(true);
+      break;
+    }
+  }
+  if (wrong != nullptr) {
+    Lose(RankStatus::kProtocol,
+         "the answer of the agent at '%s' to a declaration makes no sense: %s", wrong);
+  }
+}
+
+const char* Client::AdoptTensor(const Declared& declared) {
+  for (uint32_t i = 0; i < declared.segment_count; ++i) {
+    if (const char* wrong = AdoptSegment(declared.segments[i]); wrong != nullptr) return wrong;
+  }
+  if (declared.tensor >= tensors_max_) return "the tensor's index is past the limit";
+  if (tensors_[declared.tensor].load(std::memory_order_relaxed) != nullptr) return nullptr;
+  std::byte* contribution =
+      Locate(declared.contribution, SegmentKind::kContribution, declared.tensor_bytes);
+  std::byte* results[2] = {
+      Locate(declared.result[0], SegmentKind::kResult, declared.tensor_bytes),
+      Locate(declared.result[1], SegmentKind::kResult, declared.tensor_bytes),
+  };
+  if (contribution == nullptr || results[0] == nullptr || results[1] == nullptr) {
+    return "a buffer lies outside of its segment";
+  }
+  void* memory = std::calloc(1, sizeof(Tensor));
+  if (memory == nullptr) return "no memory for the tensor";
+  Tensor* tensor = new (memory) Tensor;
+  tensor->bytes = declared.tensor_bytes;
+  tensor->contribution = contribution;
+  tensor->result[0] = results[0];
+  tensor->result[1] = results[1];
+  tensor->pushed = tensor->taken = declared.completed_round;
+  Populate(contribution, tensor->bytes, MADV_POPULATE_WRITE);
+  Populate(results[0], tensor->bytes, MADV_POPULATE_READ);
+  Populate(results[1], tensor->bytes, MADV_POPULATE_READ);
+  statistics_.tensors.fetch_add(1, std::memory_order_relaxed);
+  tensors_[declared.tensor].store(tensor, std::memory_order_release);
+  return nullptr;
+}
+
+const char* Client::AdoptSegment(const SegmentInfo& info) {
+  const Descriptor fd = socket_.TakeDescriptor();
+  if (!fd.valid()) return "a segment's descriptor is missing";
+  if (const char* wrong = SegmentError(fd.get(), info.bytes); wrong != nullptr) return wrong;
+  const bool writes = info.kind == SegmentKind::kContribution;
+  Mapping mapping = Mapping::Map(fd.get(), info.bytes,
+                                 writes ? Mapping::Access::kReadWrite : Mapping::Access::kRead);
+  if (!mapping.valid()) {
+    return "a segment cannot be mapped: see this process's limits of memory (ulimit -v) and of "
+           "mappings";
+  }
+  // A forked child must not write into this rank's contributions, nor keep them alive after it.
+  if (writes) ::madvise(mapping.data(), mapping.bytes(), MADV_DONTFORK);
+  void* grown =
+      std::realloc(static_cast<void*>(segments_), (segment_count_ + 1) * sizeof(*segments_));
+  if (grown == nullptr) return "no memory for a segment";
+  segments_ = static_cast<MappedSegment*>(grown);
+  new (&segments_[segment_count_++]) MappedSegment{info.segment, info.kind, std::move(mapping)};
+  return nullptr;
+}
+
+std::byte* Client::Locate(const Location& location, SegmentKind kind, uint64_t bytes) const {
+  for (uint32_t i = 0; i < segment_count_; ++i) {
+    const MappedSegment& segment = segments_[i];
+    if (segment.id != location.segment) continue;
+    const uint64_t segment_bytes = segment.mapping.bytes();
+    const bool inside = segment.kind == kind && bytes > 0 && bytes <= segment_bytes &&
+                        location.offset <= segment_bytes - bytes && location.offset % 64 == 0;
+    return inside ? segment.mapping.data() + location.offset : nullptr;
+  }
+  return nullptr;
+}
+
+// ---- Declaring
+// ------------------------------------------------------------------------------------
+
+RankStatus Client::DeclareTensor(const Declare& declare, int64_t timeout_ns, uint32_t* tensor,
+                                 ErrorText& error) {
+  if (Forked()) return FailForked(error);
+  if (declare.name.empty() || declare.name.size() > kTensorNameBytesMax) {
+    return error.Fail(RankStatus::kInvalidArgument, "a tensor's name has 1 to %zu bytes, not %zu",
+                      kTensorNameBytesMax, declare.name.size());
+  }
+  char what[kTensorNameBytesMax + 32];
+  std::snprintf(what, sizeof(what), "tensor '%.*s'", TALWEG_SHM_PRINTED(declare.name));
+  const uint64_t element_bytes = DTypeSize(declare.dtype);
+  if (element_bytes == 0 || !IsValid(declare.op)) {
+    return error.Fail(RankStatus::kInvalidArgument, "%s: dtype %u or operation %u does not exist",
+                      what, static_cast<unsigned>(declare.dtype),
+                      static_cast<unsigned>(declare.op));
+  }
+  const Deadline deadline(timeout_ns);
+  PendingDeclare pending;
+  {
+    const MutexLock lock(state_mutex_);
+    pending.request = next_request_++;
+    pending.next = pending_;
+    pending_ = &pending;
+  }
+  RankStatus over = RankStatus::kOk;
+  Awaited awaited = Awaited::kTimeout;
+  for (;;) {
+    const AgentSocket::Sent sent = socket_.Send({.request = pending.request, .body = declare});
+    if (sent != AgentSocket::Sent::kFull) {
+      // A broken socket ends the wait, with what the agent said last.
+      awaited = Await([&pending] { return pending.done.load(); }, deadline, uncounted_, &over);
+      break;
+    }
+    if (deadline.Passed(MonotonicNs())) break;
+    socket_.WaitWritable(deadline);
+  }
+  {
+    const MutexLock lock(state_mutex_);
+    PendingDeclare** link = &pending_;
+    while (*link != &pending) link = &(*link)->next;
+    *link = pending.next;
+  }
+  if (awaited == Awaited::kOver) return FailOver(over, what, error);
+  if (awaited == Awaited::kTimeout) {
+    return error.Fail(
+        RankStatus::kTimeout,
+        "%s: the agent at '%s' has not agreed on it within %.3f s: see `talweg status`", what,
+        socket_path_, static_cast<double>(timeout_ns) / 1e9);
+  }
+  if (pending.answer.status != RankStatus::kOk) {
+    const auto value = static_cast<uint32_t>(pending.answer.status);
+    return error.Fail(value < kRankStatusCount ? pending.answer.status : RankStatus::kInternal,
+                      "%s", pending.text);
+  }
+  Tensor* found = Find(pending.answer.tensor);
+  if (found == nullptr || found->bytes / element_bytes != declare.element_count) {
+    return error.Fail(RankStatus::kProtocol, "%s: the agent at '%s' answered with another length",
+                      what, socket_path_);
+  }
+  found->priority.store(declare.priority, std::memory_order_relaxed);
+  if (found->name.load() == nullptr) {
+    char* name = ::strndup(declare.name.data(), declare.name.size());
+    char* none = nullptr;
+    if (name != nullptr && !found->name.compare_exchange_strong(none, name)) std::free(name);
+  }
+  *tensor = pending.answer.tensor;
+  return RankStatus::kOk;
+}
+
+Client::Tensor* Client::Find(uint32_t tensor) const {
+  return tensor < tensors_max_ ? tensors_[tensor].load(std::memory_order_acquire) : nullptr;
+}
+
+RankStatus Client::FailNoTensor(uint32_t tensor, ErrorText& error) const {
+  return error.Fail(RankStatus::kInvalidArgument,
+                    "%u is no tensor of this client: use what talweg_declare gave", tensor);
+}
+
+const char* Client::NameOf(const Tensor& tensor) {
+  const char* name = tensor.name.load(std::memory_order_acquire);
+  return name == nullptr ? "?" : name;
+}
+
+uint64_t Client::TensorBytes(uint32_t tensor) const {
+  const Tensor* found = Find(tensor);
+  return found == nullptr ? 0 : found->bytes;
+}
+
+void* Client::Contribution(uint32_t tensor) const {
+  const Tensor* found = Forked() ? nullptr : Find(tensor);
+  return found == nullptr ? nullptr : found->contribution;
+}
+
+}  // namespace talweg::shm

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/shm/daemon/arena.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "libs/base/bytes.h"
+#include "libs/base/check.h"
+#include "libs/shm/layout/control.h"
+
+namespace talweg::shm {
+
+Arena::Arena(Config config, uint32_t* next_segment)
+    : config_(std::move(config)), next_segment_(next_segment) {}
+
+Outcome<Arena::Buffer> Arena::Allocate(uint64_t bytes) {
+  TALWEG_CHECK(bytes > 0);
+  if (bytes > config_.bytes_max || used_ > config_.bytes_max - bytes) {
+    return Failure{RankStatus::kOutOfMemory,
+                   config_.owner + ": " + FormatBytes(bytes) + " more would pass the limit of " +
+                       FormatBytes(config_.bytes_max) + ", of which " + FormatBytes(used_) +
+                       " are used; raise the agent's limit or declare less"};
+  }
+  const uint64_t rounded = RoundUp(bytes, kCacheLineBytes);
+  if (parts_.empty() || parts_.back().segment.bytes - parts_.back().used < rounded) {
+    // As large as all before it together: few descriptors, whatever the model's size. What is not
+    // cut into buffers takes no memory.
+    const uint64_t segment_bytes =
+        RoundUp(std::max({rounded, config_.segment_bytes_min, used_}), kPageBytes);
+    Outcome<Segment> segment = CreateSegment(config_.use, segment_bytes);
+    if (!segment.ok()) return segment.failure();
+    parts_.push_back(Part{(*next_segment_)++, std::move(segment).value(), 0});
+  }
+  Part& part = parts_.back();
+  if (Outcome<bool> backed = BackWithMemory(part.segment, part.used, rounded); !backed.ok()) {
+    return Failure{backed.failure().status, config_.owner + ": " + backed.failure().text};
+  }
+  Buffer buffer{{part.id, part.used}, {part.segment.mapping.data() + part.used, bytes}};
+  part.used += rounded;
+  used_ += rounded;
+  return buffer;
+}
+
+Arena::Part* Arena::Find(uint32_t segment) {
+  const auto it = std::find_if(parts_.begin(), parts_.end(),
+                               [segment](const Part& part) { return part.id == segment; });
+  return it == parts_.end() ? nullptr : &*it;
+}
+
+}  // namespace talweg::shm

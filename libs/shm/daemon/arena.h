@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_DAEMON_ARENA_H_
+#define TALWEG_LIBS_SHM_DAEMON_ARENA_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "libs/shm/daemon/outcome.h"
+#include "libs/shm/daemon/segment.h"
+#include "libs/shm/layout/messages.h"
+
+namespace talweg::shm {
+
+// Buffers for tensors, cut one behind the other from a chain of segments; none is ever given back.
+// One owner thread.
+class Arena {
+ public:
+  struct Config {
+    SegmentUse use = SegmentUse::kResult;
+    uint64_t bytes_max = 0;  // Of all buffers.
+    uint64_t segment_bytes_min = 0;
+    std::string owner;  // For texts: "contributions of local rank 1".
+  };
+  struct Buffer {
+    Location location;
+    std::span<std::byte> bytes;  // Not writable when the segments are contributions.
+  };
+  struct Part {
+    uint32_t id = 0;
+    Segment segment;
+    uint64_t used = 0;
+  };
+
+  // Takes segment ids from *next_segment, which outlives the arena.
+  Arena(Config config, uint32_t* next_segment);
+
+  // Aligned to 64 bytes, zeroed, backed by memory. kOutOfMemory or kLimit.
+  Outcome<Buffer> Allocate(uint64_t bytes);
+
+  // nullptr when the arena has no such segment. Valid until the next Allocate.
+  Part* Find(uint32_t segment);
+
+ private:
+  Config config_;
+  uint32_t* next_segment_;
+  uint64_t used_ = 0;
+  std::vector<Part> parts_;
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_DAEMON_ARENA_H_

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_DAEMON_DECLARATION_H_
+#define TALWEG_LIBS_SHM_DAEMON_DECLARATION_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "libs/shm/layout/messages.h"
+
+namespace talweg::shm {
+
+// Why a declaration makes no sense in itself, for a job of `job_size` ranks; "" when it does.
+std::string DeclarationError(const Declare& declare, uint32_t job_size);
+
+// A rank's words for our texts: no control characters, no broken UTF-8.
+std::string Printable(std::string_view text);
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_DAEMON_DECLARATION_H_

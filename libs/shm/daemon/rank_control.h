@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_DAEMON_RANK_CONTROL_H_
+#define TALWEG_LIBS_SHM_DAEMON_RANK_CONTROL_H_
+
+#include <cstdint>
+#include <string_view>
+
+#include "libs/base/ids.h"
+#include "libs/shm/daemon/outcome.h"
+#include "libs/shm/daemon/segment.h"
+#include "libs/shm/layout/control.h"
+
+namespace talweg::shm {
+
+// The agent's side of one control segment. One owner thread. Everything that decides anything is
+// kept in this object: from the segment it reads only the rank's line and the ring, each value
+// once.
+class RankControl {
+ public:
+  struct Identity {
+    uint64_t incarnation = 0;
+    uint32_t rank = 0;
+    uint32_t size = 0;
+    uint32_t local_rank = 0;
+    uint32_t local_size = 0;
+    uint32_t node_rank = 0;
+    uint32_t node_count = 0;
+  };
+
+  static Outcome<RankControl> Create(ControlShape shape, const Identity& identity);
+
+  const ControlShape& shape() const { return view_.shape(); }
+  uint64_t bytes() const { return segment_.bytes; }
+  // The descriptor for the rank; this side needs it no more.
+  Descriptor TakeDescriptor() { return std::move(segment_.fd); }
+
+  enum class Take { kEntry, kEmpty, kGarbage };
+  // Copies the ring's next entry. kGarbage: the rank's tail is impossible.
+  Take TakeEntry(RingEntry* entry);
+  bool RingEmpty() const;
+  // Makes the room of taken entries known to the rank.
+  void PublishConsumed();
+
+  void PublishState(uint32_t tensor, uint64_t round, RankStatus status, std::string_view text,
+                    uint64_t ranks_summed, uint64_t sum_epoch);
+  // Only the first call counts.
+  void PublishFailure(RankStatus status, std::string_view text);
+  void PublishSleepSequence(uint32_t sequence);
+
+  enum class Waiter { kForRound, kForRoom };
+  // Whether a Wake has to be sent after something was published. Says true once for each Wake that
+  // the rank reads: one is under way at a time. Tell OnWakeSent.
+  bool WakeNeeded(Waiter waiter) const;
+  void OnWakeSent() { ++wakes_sent_; }
+
+ private:
+  RankControl(Segment segment, ControlShape shape)
+      : segment_(std::move(segment)), view_(segment_.mapping.data(), shape) {}
+
+  Segment segment_;
+  ControlView view_;
+  uint64_t consumed_ = 0;
+  uint64_t consumed_published_ = 0;
+  uint64_t texts_ = 0;
+  uint32_t wakes_sent_ = 0;
+  bool failed_ = false;
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_DAEMON_RANK_CONTROL_H_

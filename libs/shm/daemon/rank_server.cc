@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/shm/daemon/rank_server.h"
+
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "libs/shm/daemon/declaration.h"
+#include "libs/shm/daemon/rank_server_impl.h"
+
+namespace talweg::shm {
+namespace {
+
+// What epoll gives back: the listening socket, or a connection's id, the lowest bit telling its
+// pidfd.
+constexpr uint64_t kListenerKey = 0;
+constexpr int kEventsMax = 64;
+constexpr int kAcceptsMax = 16;       // In one turn.
+constexpr int kPushesMax = 256;       // Of one rank in one turn.
+constexpr int kReceivesMax = 4;       // Of one rank in one turn.
+constexpr int kLastReceivesMax = 64;  // Of a rank that has ended: its goodbye may be among them.
+// Connections that have not said hello yet; the oldest makes room.
+constexpr size_t kSilentMax = 64;
+}  // namespace
+
+Connection* RankServerImpl::Find(RankConnectionId id) {
+  const auto it = connections_.find(id);
+  return it == connections_.end() ? nullptr : it->second.get();
+}
+
+Connection* RankServerImpl::FindOpen(RankConnectionId id) {
+  Connection* connection = Find(id);
+  return connection == nullptr || connection->over() ? nullptr : connection;
+}
+
+// ---- The duty cycle ---------------------------------------------------------------------------
+
+int RankServerImpl::PollRings(RankEventSink& sink) {
+  if ((sleep_sequence_ & 1) != 0) {
+    ++sleep_sequence_;
+    for (Connection* connection : active_) {
+      connection->control->PublishSleepSequence(sleep_sequence_);
+    }
+  }
+  int pushes = 0;
+  // By index: the sink may welcome ranks. Those that end stay in the list until SweepReleased.
+  for (size_t i = 0; i < active_.size(); ++i) {
+    if (active_[i]->state == Connection::State::kActive) {
+      pushes += DrainRing(*active_[i], kPushesMax, sink);
+    }
+  }
+  if (sweep_) SweepReleased();
+  return pushes;
+}
+
+bool RankServerImpl::PrepareToSleep() {
+  if ((sleep_sequence_ & 1) == 0) ++sleep_sequence_;
+  bool idle = true;
+  for (Connection* connection : active_) {
+    if (connection->state != Connection::State::kActive) continue;
+    connection->control->PublishSleepSequence(sleep_sequence_);
+    // After the store, in the one order of all sequentially consistent operations: a push that is
+    // not seen here sees that we sleep, and rings.
+    idle = idle && connection->control->RingEmpty();
+  }
+  return idle;  // If not, the next PollRings says that we are awake.
+}
+
+int RankServerImpl::PollSockets(RankEventSink& sink) {
+  std::array<epoll_event, kEventsMax> events;
+  const int count = ::epoll_wait(epoll_.get(), events.data(), kEventsMax, 0);
+  int handled = 0;
+  for (int i = 0; i < count; ++i) {
+    const uint64_t key = events[static_cast<size_t>(i)].data.u64;
+    if (key == kListenerKey) {
+      handled += AcceptAll();
+      continue;
+    }
+    Connection* connection = Find(RankConnectionId(key >> 1));
+    if (connection == nullptr || connection->state == Connection::State::kGone) continue;
+    const bool process_ended = (key & 1) != 0;
+    handled += process_ended ? OnProcessEnded(*connection, sink) : OnSocketReady(*connection, sink);
+  }
+  if (sweep_) SweepReleased();
+  return handled;
+}
+
+int RankServerImpl::AcceptAll() {
+  int accepted = 0;
+  for (; accepted < kAcceptsMax; ++accepted) {
+    std::optional<RankListener::Peer> peer = listener_.Accept();
+    if (!peer) break;
+    auto owned = std::make_unique<Connection>();
+    Connection& connection = *owned;
+    connection.id = RankConnectionId(next_id_++);
+    connection.pid = peer->pid;
+    connection.uid = peer->uid;
+    connection.socket.emplace(std::move(peer->socket));
+    connections_.emplace(connection.id, std::move(owned));
+    epoll_event event{.events = EPOLLIN | EPOLLRDHUP, .data = {.u64 = connection.id.value() << 1}};
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection.socket->fd(), &event) != 0) {
+      RefuseWith(connection, RankStatus::kLimit,
+                 std::string("the agent cannot watch another socket: ") + std::strerror(errno));
+      continue;
+    }
+    const bool allowed = peer->uid == ::geteuid() ||
+                         std::find(config_.allowed_uids.begin(), config_.allowed_uids.end(),
+                                   peer->uid) != config_.allowed_uids.end();
+    if (!allowed) {
+      RefuseWith(
+          connection, RankStatus::kPermissionDenied,
+          "the agent of user " + std::to_string(::geteuid()) + " at '" + config_.socket_path +
+              "' does not serve user " + std::to_string(peer->uid) +
+              "; allow the user in the agent's configuration, or start an agent of your own");
+      continue;
+    }
+    DropOldestSilent();
+  }
+  return accepted;
+}
+
+void RankServerImpl::DropOldestSilent() {
+  size_t silent = 0;
+  Connection* oldest = nullptr;
+  for (auto& [id, connection] : connections_) {
+    if (connection->state != Connection::State::kSilent) continue;
+    if (oldest == nullptr) oldest = connection.get();
+    ++silent;
+  }
+  if (silent > kSilentMax) {
+    RefuseWith(*oldest, RankStatus::kLimit,
+               "more than " + std::to_string(kSilentMax) +
+                   " connections to the agent have not said hello; this was the oldest");
+  }
+}
+
+int RankServerImpl::OnSocketReady(Connection& connection, RankEventSink& sink) {
+  if (connection.socket->HasOutput()) AfterOutput(connection, connection.socket->Flush());
+  int handled = 0;
+  for (int i = 0; i < kReceivesMax && connection.state != Connection::State::kGone; ++i) {
+    const RankSocket::Input input = connection.socket->Receive();
+    if (connection.over()) {
+      connection.socket->DiscardInput();  // Only its end is still of interest.
+    } else {
+      handled += HandleMessages(connection, sink);
+    }
+    if (input == RankSocket::Input::kNothing) break;
+    if (input == RankSocket::Input::kEnded) {
+      OnEnded(connection, sink);
+      ++handled;
+      break;
+    }
+  }
+  return handled;
+}
+
+int RankServerImpl::OnProcessEnded(Connection& connection, RankEventSink& sink) {
+  // A forked child may keep the socket open, so that no end comes from there. What the rank itself
+  // sent before it ended counts.
+  for (int i = 0; i < kLastReceivesMax && !connection.over(); ++i) {
+    const RankSocket::Input input = connection.socket->Receive();
+    HandleMessages(connection, sink);
+    if (input != RankSocket::Input::kTaken) break;
+  }
+  if (connection.state != Connection::State::kGone) OnEnded(connection, sink);
+  return 1;
+}
+
+int RankServerImpl::HandleMessages(Connection& connection, RankEventSink& sink) {
+  int handled = 0;
+  Message message;
+  std::string error;
+  while (!connection.over()) {
+    const RankSocket::Next next = connection.socket->NextMessage(&message, &error);
+    if (next == RankSocket::Next::kNone) break;
+    ++handled;
+    if (next == RankSocket::Next::kGarbage) {
+      OnGarbage(connection, error, sink);
+      break;
+    }
+    const Connection::State state = connection.state;
+    if (const auto* hello = std::get_if<Hello>(&message.body);
+        hello != nullptr && state == Connection::State::kSilent) {
+      OnHello(connection, *hello, sink);
+    } else if (const auto* declare = std::get_if<Declare>(&message.body);
+               declare != nullptr && state == Connection::State::kActive) {
+      OnDeclare(connection, message.request, *declare, sink);
+    } else if (std::holds_alternative<Goodbye>(message.body) &&
+               state != Connection::State::kSilent) {
+      OnGoodbye(connection, sink);
+    } else if (std::holds_alternative<Doorbell>(message.body) &&
+               state == Connection::State::kActive) {
+      ++counters_.doorbells_received;
+    } else {
+      const auto type = static_cast<MessageType>(message.body.index() + 1);
+      OnGarbage(connection, std::string("a ") + MessageTypeName(type) + " message out of place",
+                sink);
+    }
+  }
+  return handled;
+}
+
+// ---- What ranks say -----------------------------------------------------------------------------
+
+void RankServerImpl::OnHello(Connection& connection, const Hello& hello, RankEventSink& sink) {
+  connection.client_name = Printable(hello.client_name);
+  if (hello.major != kProtocolMajor) {
+    RefuseWith(connection, RankStatus::kVersionMismatch,
+               "the client speaks version " + std::to_string(hello.major) + "." +
+                   std::to_string(hello.minor) + " of the rank protocol, the agent " +
+                   std::to_string(kProtocolMajor) + "." + std::to_string(kProtocolMinor) +
+                   "; install the same release of both");
+    return;
+  }
+  if (job_failure_) {
+    RefuseWith(connection, job_failure_->status, job_failure_->text);
+    return;
+  }
+  uint32_t local_rank = hello.wanted_local_rank;
+  const auto count = static_cast<uint32_t>(holders_.size());
+  if (local_rank == kAnyLocalRank) {
+    const auto free = std::find(holders_.begin(), holders_.end(), std::nullopt);
+    if (free == holders_.end()) {
+      RefuseWith(connection, RankStatus::kRankTaken,
+                 "all " + std::to_string(count) +
+                     " local ranks of this agent are taken; start no more ranks, or an agent with "
+                     "more ranks per node");
+      return;
+    }
+    local_rank = static_cast<uint32_t>(free - holders_.begin());
+  } else if (local_rank >= count) {
+    RefuseWith(connection, RankStatus::kInvalidArgument,
+               "local rank " + std::to_string(local_rank) + " does not exist: this agent has " +
+                   std::to_string(count) + " (0 to " + std::to_string(count - 1) +
+                   "); start it with more ranks per node");
+    return;
+  } else if (holders_[local_rank]) {
+    const Connection* holder = Find(*holders_[local_rank]);
+    RefuseWith(connection, RankStatus::kRankTaken,
+               "local rank " + std::to_string(local_rank) + " is taken by the process with pid " +
+                   std::to_string(holder == nullptr ? 0 : holder->pid) + " ('" +
+                   (holder == nullptr ? "" : holder->client_name) +
+                   "'); end it, or choose another local rank (TALWEG_LOCAL_RANK)");
+    return;
+  }
+  connection.local_rank = LocalRank(local_rank);
+  connection.state = Connection::State::kAsking;
+  holders_[local_rank] = connection.id;
+  if (connection.pid > 0) {
+    // glibc 2.36 has a wrapper; older ones have the number.
+    connection.pidfd = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, connection.pid, 0)));
+    epoll_event event{.events = EPOLLIN, .data = {.u64 = connection.id.value() << 1 | 1}};
+    if (connection.pidfd.valid()) {
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection.pidfd.get(), &event);
+    }
+  }
+  connection.contributions.emplace(
+      Arena::Config{SegmentUse::kContribution, config_.contribution_bytes_max,
+                    config_.segment_bytes_min,
+                    "contributions of local rank " + std::to_string(local_rank)},
+      &next_segment_);
+  ++counters_.ranks_accepted;
+  sink.OnRankHello(connection.id,
+                   {connection.local_rank, connection.pid, connection.uid, connection.client_name});
+}
+
+void RankServerImpl::OnDeclare(Connection& connection, uint32_t request, const Declare& declare,
+                               RankEventSink& sink) {
+  if (job_failure_) return;  // The rank has been told.
+  if (std::string error = DeclarationError(declare, connection.job_size); !error.empty()) {
+    RefuseDeclaration(connection.id, RequestId(request), RankStatus::kInvalidArgument, error);
+    return;
+  }
+  RankDeclaration declaration{.name = std::string(declare.name),
+                              .dtype = declare.dtype,
+                              .op = declare.op,
+                              .root_rank = declare.op == Op::kBroadcast ? declare.root_rank : 0,
+                              .element_count = declare.element_count,
+                              .priority = declare.priority};
+  sink.OnRankDeclare(connection.id, RequestId(request), declaration);
+}
+
+void RankServerImpl::OnGoodbye(Connection& connection, RankEventSink& sink) {
+  if (connection.state == Connection::State::kActive) {
+    DrainRing(connection, std::numeric_limits<int>::max(), sink);
+    if (connection.over()) return;
+  }
+  const RankGone gone{connection.local_rank, connection.pid, true,
+                      connection.Name() + " said goodbye"};
+  Send(connection, {.body = Goodbye{}});
+  Drain(connection);
+  sink.OnRankGone(connection.id, gone);
+}
+
+void RankServerImpl::OnGarbage(Connection& connection, const std::string& why,
+                               RankEventSink& sink) {
+  ++counters_.protocol_errors;
+  const std::string text =
+      "the agent has disconnected this rank, which sent what makes no sense: " + why;
+  if (connection.state == Connection::State::kSilent) {
+    RefuseWith(connection, RankStatus::kProtocol, text);
+    return;
+  }
+  const RankGone gone{connection.local_rank, connection.pid, false,
+                      connection.Name() + " was disconnected: it sent what makes no sense: " + why};
+  ++counters_.ranks_gone_unclean;
+  FailRank(connection, RankStatus::kProtocol, text);
+  sink.OnRankGone(connection.id, gone);
+}
+
+void RankServerImpl::OnEnded(Connection& connection, RankEventSink& sink) {
+  if (connection.over() || connection.state == Connection::State::kSilent) {
+    connection.released = connection.released || connection.state == Connection::State::kSilent;
+    Close(connection);
+    return;
+  }
+  if (connection.state == Connection::State::kActive) {
+    DrainRing(connection, std::numeric_limits<int>::max(), sink);
+    if (connection.over()) {
+      Close(connection);
+      return;
+    }
+  }
+  const RankGone gone{connection.local_rank, connection.pid, false,
+                      connection.Name() +
+                          " ended without saying goodbye (killed, crashed, or it exited without a "
+                          "shutdown)"};
+  ++counters_.ranks_gone_unclean;
+  Close(connection);
+  sink.OnRankGone(connection.id, gone);
+}
+
+// ---- Rings --------------------------------------------------------------------------------------
+
+int RankServerImpl::DrainRing(Connection& connection, int pushes_max, RankEventSink& sink) {
+  int pushes = 0;
+  RingEntry entry;
+  while (pushes < pushes_max && connection.state == Connection::State::kActive) {
+    const RankControl::Take take = connection.control->TakeEntry(&entry);
+    if (take == RankControl::Take::kEmpty) break;
+    if (take == RankControl::Take::kGarbage) {
+      OnGarbage(connection, "the tail of its ring is beyond the ring", sink);
+      break;
+    }
+    ++pushes;
+    if (std::string error = TakePush(connection, entry, sink);
+        !error.empty() && !connection.over()) {
+      OnGarbage(connection, error, sink);
+    }
+  }
+  if (pushes > 0 && connection.state == Connection::State::kActive) {
+    connection.control->PublishConsumed();
+    Wake(connection, RankControl::Waiter::kForRoom);
+  }
+  return pushes;
+}
+
+std::string RankServerImpl::TakePush(Connection& connection, const RingEntry& entry,
+                                     RankEventSink& sink) {
+  if (entry.tensor >= connection.tensors.size() || !connection.tensors[entry.tensor].declared) {
+    return "a push of tensor " + std::to_string(entry.tensor) + ", which it has not declared";
+  }
+  if (entry.flags != 0) return "a push with unknown flags " + std::to_string(entry.flags);
+  TensorOfRank& tensor = connection.tensors[entry.tensor];
+  if (tensor.completed < tensor.pushed) {
+    return "a push of tensor " + std::to_string(entry.tensor) + " while its round " +
+           std::to_string(tensor.pushed) + " is open";
+  }
+  if (entry.round != tensor.pushed + 1) {
+    return "a push of round " + std::to_string(entry.round) + " of tensor " +
+           std::to_string(entry.tensor) + ", whose next round is " +
+           std::to_string(tensor.pushed + 1);
+  }
+  tensor.pushed = entry.round;
+  ++counters_.pushes;
+  // A round that ended before this rank pushed it (aborted for all) is over for it too.
+  if (tensor.completed >= entry.round || job_failure_) return "";
+  sink.OnRankPush(connection.id, connection.local_rank, TensorIndex(entry.tensor),
+                  Round(entry.round), entry.priority);
+  return "";
+}
+
+Outcome<std::unique_ptr<RankServer>> RankServer::Create(RankServerConfig config) {
+  const ControlShape shape{config.ring_capacity, config.tensors_max};
+  if (!shape.Valid()) {
+    return Failure{RankStatus::kInvalidArgument,
+                   "ring_capacity " + std::to_string(config.ring_capacity) +
+                       " must be a power of two up to " + std::to_string(kRingCapacityMax) +
+                       ", tensors_max " + std::to_string(config.tensors_max) + " 1 to " +
+                       std::to_string(kTensorsMax)};
+  }
+  if (config.local_rank_count == 0) {
+    return Failure{RankStatus::kInvalidArgument,
+                   "an agent needs at least one rank (local_rank_count)"};
+  }
+  Outcome<RankListener> listener =
+      RankListener::Create({config.socket_path, config.socket_mode, config.socket_gid});
+  if (!listener.ok()) return listener.failure();
+  Descriptor epoll(::epoll_create1(EPOLL_CLOEXEC));
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = kListenerKey}};
+  if (!epoll.valid() ||
+      ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, listener.value().fd(), &event) != 0) {
+    return Failure{RankStatus::kLimit, std::string("epoll: ") + std::strerror(errno) +
+                                           "; raise the limit of open files (ulimit -n)"};
+  }
+  return Outcome<std::unique_ptr<RankServer>>(std::make_unique<RankServerImpl>(
+      std::move(config), std::move(listener).value(), std::move(epoll)));
+}
+
+}  // namespace talweg::shm

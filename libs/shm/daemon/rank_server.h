@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_DAEMON_RANK_SERVER_H_
+#define TALWEG_LIBS_SHM_DAEMON_RANK_SERVER_H_
+
+#include <sys/types.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "libs/base/bytes.h"
+#include "libs/base/dtype.h"
+#include "libs/base/ids.h"
+#include "libs/shm/daemon/outcome.h"
+#include "libs/shm/layout/messages.h"
+#include "libs/shm/layout/rank_status.h"
+
+namespace talweg::shm {
+
+// One rank's connection to this agent. Never reused.
+using RankConnectionId = StrongId<struct RankConnectionIdTag, uint64_t>;
+// A tensor on this node: dense, from 0, chosen by the agent, the same for all its ranks.
+using TensorIndex = StrongId<struct TensorIndexTag, uint32_t>;
+// A rank's question, to be repeated in the answer.
+using RequestId = StrongId<struct RequestIdTag, uint32_t>;
+
+struct RankServerConfig {
+  std::string socket_path;
+  // Mode bits of the socket; 0660 lets `socket_gid` in.
+  mode_t socket_mode = 0600;
+  std::optional<gid_t> socket_gid;
+  // Users that may connect beside this process's own.
+  std::vector<uid_t> allowed_uids;
+  uint32_t local_rank_count = 1;
+  Incarnation incarnation;
+  uint32_t ring_capacity = 4096;  // A power of two.
+  uint32_t tensors_max = 65536;
+  // Bounds of the memory that declarations take: contributions of one rank, results of the node.
+  uint64_t contribution_bytes_max = 64 * kGiB;
+  uint64_t result_bytes_max = 128 * kGiB;
+  uint64_t segment_bytes_min = 64 * kMiB;
+};
+
+struct RankHello {
+  LocalRank local_rank;  // Given: the wanted one, or the lowest free.
+  pid_t pid = 0;         // By SO_PEERCRED; 0 when the rank is in a foreign pid namespace.
+  uid_t uid = 0;
+  std::string client_name;
+};
+
+struct RankDeclaration {
+  std::string name;
+  DType dtype = DType::kUnspecified;
+  Op op = Op::kUnspecified;
+  uint32_t root_rank = 0;  // In the job. Meaningful for kBroadcast only; else 0.
+  uint64_t element_count = 0;
+  int32_t priority = 0;
+
+  // element_count * DTypeSize(dtype): validated before OnRankDeclare, does not overflow, is not 0.
+  uint64_t bytes() const { return element_count * DTypeSize(dtype); }
+};
+
+struct RankGone {
+  LocalRank local_rank;
+  pid_t pid = 0;
+  bool clean = false;  // It said goodbye.
+  std::string text;    // "local rank 1 (pid 4711, 'train.py') ended without saying goodbye"
+};
+
+struct WelcomeData {
+  Rank rank;
+  uint32_t size = 0;
+  uint32_t local_size = 0;
+  NodeRank node_rank;
+  uint32_t node_count = 0;
+  std::string job_name;
+};
+
+// Memory of one tensor's contribution of one rank. The agent only reads it, and treats every byte
+// as data: the rank can write to it at any time.
+struct ContributionBuffer {
+  Location location;
+  std::span<const std::byte> bytes;
+};
+
+// Memory of one tensor's result of one parity. Only the agent writes it.
+struct ResultBuffer {
+  Location location;
+  std::span<std::byte> bytes;
+};
+
+struct DeclaredData {
+  TensorIndex tensor;
+  uint64_t tensor_bytes = 0;
+  Round completed_round;  // The rank's next push is of completed_round + 1. 0 for a new tensor.
+  Location contribution;
+  std::array<Location, 2> result;  // By round & 1.
+};
+
+// Counted since Create.
+struct RankServerCounters {
+  uint64_t ranks_accepted = 0;
+  uint64_t ranks_refused = 0;  // At hello, or by SO_PEERCRED.
+  uint64_t ranks_gone_unclean = 0;
+  uint64_t protocol_errors = 0;  // Garbage on a socket or in a ring.
+  uint64_t pushes = 0;
+  uint64_t completions = 0;
+  uint64_t wakes_sent = 0;
+  uint64_t doorbells_received = 0;
+};
+
+// What ranks do. Called inside Poll..., on the owner thread. A sink may call any function of the
+// server but must not destroy it.
+class RankEventSink {
+ public:
+  virtual ~RankEventSink() = default;
+
+  // Answer with Welcome or Refuse, now or later; the rank waits. Its local rank is reserved
+  // meanwhile.
+  virtual void OnRankHello(RankConnectionId connection, const RankHello& hello) = 0;
+  // Answer with ReplyDeclared or RefuseDeclaration, now or later. Only after Welcome. dtype, op,
+  // name and size are valid in themselves; the same tensor may be declared again, by one rank too.
+  virtual void OnRankDeclare(RankConnectionId connection, RequestId request,
+                             const RankDeclaration& declaration) = 0;
+  // Validated: the rank has been told of the tensor, `round` is its next one and its last is
+  // complete. The bytes lie in the contribution buffer, and stay until the round is published.
+  virtual void OnRankPush(RankConnectionId connection, LocalRank local_rank, TensorIndex tensor,
+                          Round round, int32_t priority) = 0;
+  // Once, for every connection that OnRankHello was called for, unless the agent ended it itself.
+  // Nothing about the connection follows. What it had pushed stays readable until Release.
+  virtual void OnRankGone(RankConnectionId connection, const RankGone& gone) = 0;
+};
+
+// The agent's side of docs/shared_memory.md: the socket, the ranks, their segments and rings.
+//
+// One owner thread; nothing here blocks (creating large segments takes the time that the kernel
+// needs for their pages). No threads of its own. Bytes from ranks never reach a CHECK: a rank that
+// sends garbage is told why, disconnected, and reported by OnRankGone.
+//
+// In the duty cycle: PollRings at every turn (a few cache misses a rank), PollSockets when
+// WaitDescriptor is readable, PrepareToSleep before sleeping on WaitDescriptor.
+class RankServer {
+ public:
+  // Creates the socket, removing one whose agent is dead. kInvalidArgument, kPermissionDenied, or
+  // kLimit, with a text; kRankTaken when another agent listens there: it names the agent's pid.
+  static Outcome<std::unique_ptr<RankServer>> Create(RankServerConfig config);
+
+  // Removes the socket's file, closes every connection. Buffers that it gave out are gone.
+  virtual ~RankServer() = default;
+
+  virtual const RankServerConfig& config() const = 0;
+
+  // Handles what the rings hold. Returns the number of pushes delivered.
+  virtual int PollRings(RankEventSink& sink) = 0;
+  // Handles what the sockets hold: hellos, declarations, goodbyes, deaths. Returns the number of
+  // events.
+  virtual int PollSockets(RankEventSink& sink) = 0;
+  // Both.
+  int Poll(RankEventSink& sink) { return PollSockets(sink) + PollRings(sink); }
+
+  // One epoll descriptor for the listening socket and all ranks: readable when PollSockets has
+  // work. A push makes it readable too while the server is prepared to sleep.
+  virtual int WaitDescriptor() const = 0;
+  // Asks ranks to ring the doorbell. false: a ring holds a push already; do not sleep, poll again.
+  // The next PollRings ends it.
+  virtual bool PrepareToSleep() = 0;
+
+  // Answers OnRankHello.
+  virtual void Welcome(RankConnectionId connection, const WelcomeData& data) = 0;
+  // Answers OnRankHello; ends the connection. No OnRankGone follows.
+  virtual void Refuse(RankConnectionId connection, RankStatus status, std::string_view text) = 0;
+
+  // Memory for tensors. kOutOfMemory names limit, what is used and the remedy. Buffers are aligned
+  // to 64 bytes, zeroed, and backed by memory when this returns.
+  virtual Outcome<ContributionBuffer> AllocateContribution(RankConnectionId connection,
+                                                           uint64_t bytes) = 0;
+  // For the life of the server.
+  virtual Outcome<ResultBuffer> AllocateResult(uint64_t bytes) = 0;
+
+  // Answers OnRankDeclare; hands over descriptors of segments that are new to the rank. `tensor`
+  // must be below config().tensors_max. A repeated declaration gets what the first one got.
+  virtual void ReplyDeclared(RankConnectionId connection, RequestId request,
+                             const DeclaredData& data) = 0;
+  virtual void RefuseDeclaration(RankConnectionId connection, RequestId request, RankStatus status,
+                                 std::string_view text) = 0;
+
+  struct Completion {
+    TensorIndex tensor;
+    Round round;
+    RankStatus status = RankStatus::kOk;
+    std::string_view text;  // Unless kOk.
+    uint64_t ranks_summed = 0;
+    Epoch sum_epoch;
+  };
+  // Tells every rank that has declared the tensor; wakes who sleeps. The result's bytes must be in
+  // place. With a status other than kOk the round is over for all ranks and they may push the next
+  // one.
+  virtual void PublishCompletion(const Completion& completion) = 0;
+
+  // The job has failed: every wait of every rank ends with `status` and `text`; later hellos are
+  // refused with them. Only the first call counts.
+  virtual void FailAll(RankStatus status, std::string_view text) = 0;
+
+  // Ends a connection: the rank's waits end with `status` and `text`. No OnRankGone follows;
+  // Release does.
+  virtual void Disconnect(RankConnectionId connection, RankStatus status,
+                          std::string_view text) = 0;
+  // Drops the contribution memory of a connection that is gone. Its spans are invalid afterwards.
+  virtual void Release(RankConnectionId connection) = 0;
+
+  virtual RankServerCounters counters() const = 0;
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_DAEMON_RANK_SERVER_H_

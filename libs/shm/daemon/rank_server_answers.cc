@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "libs/base/check.h"
+#include "libs/shm/daemon/rank_server_impl.h"
+
+namespace talweg::shm {
+
+// ---- What the agent says ------------------------------------------------------------------------
+
+void RankServerImpl::Welcome(RankConnectionId id, const WelcomeData& data) {
+  Connection* connection = FindOpen(id);
+  if (connection == nullptr || connection->state != Connection::State::kAsking) return;
+  const ControlShape shape{config_.ring_capacity, config_.tensors_max};
+  Outcome<RankControl> control =
+      RankControl::Create(shape, {.incarnation = config_.incarnation.value(),
+                                  .rank = data.rank.value(),
+                                  .size = data.size,
+                                  .local_rank = connection->local_rank.value(),
+                                  .local_size = data.local_size,
+                                  .node_rank = data.node_rank.value(),
+                                  .node_count = data.node_count});
+  if (!control.ok()) {
+    RefuseWith(*connection, control.failure().status, control.failure().text);
+    return;
+  }
+  connection->control.emplace(std::move(control).value());
+  connection->job_size = data.size;
+  connection->state = Connection::State::kActive;
+  active_.push_back(connection);
+  connection->control->PublishSleepSequence(sleep_sequence_);
+  const std::string_view job_name(data.job_name);
+  const shm::Welcome welcome{.rank = data.rank.value(),
+                             .size = data.size,
+                             .local_rank = connection->local_rank.value(),
+                             .local_size = data.local_size,
+                             .node_rank = data.node_rank.value(),
+                             .node_count = data.node_count,
+                             .ring_capacity = shape.ring_capacity,
+                             .tensors_max = shape.tensors_max,
+                             .control_bytes = connection->control->bytes(),
+                             .job_name = job_name.substr(0, kJobNameBytesMax)};
+  std::vector<Descriptor> owned;
+  owned.push_back(connection->control->TakeDescriptor());
+  Send(*connection, {.body = welcome}, {}, std::move(owned));
+}
+
+void RankServerImpl::Refuse(RankConnectionId id, RankStatus status, std::string_view text) {
+  Connection* connection = FindOpen(id);
+  if (connection == nullptr || connection->state != Connection::State::kAsking) return;
+  RefuseWith(*connection, status, text);
+}
+
+void RankServerImpl::RefuseWith(Connection& connection, RankStatus status, std::string_view text) {
+  ++counters_.ranks_refused;
+  connection.released = true;
+  Send(connection, {.body = shm::Welcome{.status = status, .text = text}});
+  Drain(connection);
+}
+
+Outcome<ContributionBuffer> RankServerImpl::AllocateContribution(RankConnectionId id,
+                                                                 uint64_t bytes) {
+  Connection* connection = FindOpen(id);
+  if (connection == nullptr || !connection->contributions) {
+    return Failure{RankStatus::kClosed, "the rank is gone"};
+  }
+  Outcome<Arena::Buffer> buffer = connection->contributions->Allocate(bytes);
+  if (!buffer.ok()) return buffer.failure();
+  return ContributionBuffer{buffer.value().location, buffer.value().bytes};
+}
+
+Outcome<ResultBuffer> RankServerImpl::AllocateResult(uint64_t bytes) {
+  Outcome<Arena::Buffer> buffer = results_.Allocate(bytes);
+  if (!buffer.ok()) return buffer.failure();
+  return ResultBuffer{buffer.value().location, buffer.value().bytes};
+}
+
+void RankServerImpl::ReplyDeclared(RankConnectionId id, RequestId request,
+                                   const DeclaredData& data) {
+  Connection* connection = FindOpen(id);
+  if (connection == nullptr || connection->state != Connection::State::kActive) return;
+  const uint32_t index = data.tensor.value();
+  TALWEG_CHECK(index < config_.tensors_max);
+  if (connection->tensors.size() <= index) connection->tensors.resize(index + 1);
+  TensorOfRank& tensor = connection->tensors[index];
+  if (!tensor.declared) {
+    tensor.declared = true;
+    tensor.data = data;
+    tensor.pushed = tensor.completed = data.completed_round.value();
+    connection->control->PublishState(index, tensor.completed, RankStatus::kOk, "", 0, 0);
+  }
+
+  Declared declared{.tensor = index,
+                    .tensor_bytes = tensor.data.tensor_bytes,
+                    .completed_round = tensor.data.completed_round.value(),
+                    .contribution = tensor.data.contribution,
+                    .result = {tensor.data.result[0], tensor.data.result[1]}};
+  std::vector<int> borrowed;
+  for (const Location& location :
+       {tensor.data.contribution, tensor.data.result[0], tensor.data.result[1]}) {
+    if (connection->known_segments.contains(location.segment)) continue;
+    SegmentKind kind = SegmentKind::kContribution;
+    Arena::Part* part = connection->contributions->Find(location.segment);
+    if (part == nullptr) {
+      kind = SegmentKind::kResult;
+      part = results_.Find(location.segment);
+    }
+    TALWEG_CHECK(part != nullptr);
+    declared.segments[declared.segment_count++] = {location.segment, kind, part->segment.bytes};
+    connection->known_segments.insert(location.segment);
+    borrowed.push_back(part->segment.fd.get());
+  }
+  Send(*connection, {.request = request.value(), .body = declared}, std::move(borrowed));
+}
+
+void RankServerImpl::RefuseDeclaration(RankConnectionId id, RequestId request, RankStatus status,
+                                       std::string_view text) {
+  Connection* connection = FindOpen(id);
+  if (connection == nullptr || connection->state != Connection::State::kActive) return;
+  Send(*connection, {.request = request.value(), .body = Declared{.status = status, .text = text}});
+}
+
+void RankServerImpl::PublishCompletion(const Completion& completion) {
+  ++counters_.completions;
+  const uint32_t index = completion.tensor.value();
+  for (Connection* connection : active_) {
+    if (connection->state != Connection::State::kActive || index >= connection->tensors.size()) {
+      continue;
+    }
+    TensorOfRank& tensor = connection->tensors[index];
+    if (!tensor.declared || completion.round.value() <= tensor.completed) continue;
+    tensor.completed = completion.round.value();
+    connection->control->PublishState(index, tensor.completed, completion.status, completion.text,
+                                      completion.ranks_summed, completion.sum_epoch.value());
+    Wake(*connection, RankControl::Waiter::kForRound);
+  }
+}
+
+void RankServerImpl::FailAll(RankStatus status, std::string_view text) {
+  if (job_failure_) return;
+  job_failure_ = Failure{status, std::string(text)};
+  for (auto& [id, connection] : connections_) {
+    if (connection->state == Connection::State::kAsking) {
+      RefuseWith(*connection, status, text);
+    } else if (connection->state == Connection::State::kActive) {
+      connection->control->PublishFailure(status, text);
+      // Not disconnected: the rank may still say goodbye, and its death is still told.
+      Send(*connection, {.body = Lost{status, text}});
+    }
+  }
+}
+
+void RankServerImpl::Disconnect(RankConnectionId id, RankStatus status, std::string_view text) {
+  Connection* connection = FindOpen(id);
+  if (connection != nullptr) FailRank(*connection, status, text);
+}
+
+void RankServerImpl::Release(RankConnectionId id) {
+  Connection* connection = Find(id);
+  if (connection == nullptr || !connection->over()) return;
+  connection->released = true;
+  sweep_ = true;
+}
+
+void RankServerImpl::FailRank(Connection& connection, RankStatus status, std::string_view text) {
+  if (connection.state == Connection::State::kAsking) {
+    Send(connection, {.body = shm::Welcome{.status = status, .text = text}});
+  } else {
+    connection.control->PublishFailure(status, text);
+    Send(connection, {.body = Lost{status, text}});
+  }
+  Drain(connection);
+}
+
+// ---- Output and endings
+// ---------------------------------------------------------------------------
+
+void RankServerImpl::Send(Connection& connection, const Message& message, std::vector<int> borrowed,
+                          std::vector<Descriptor> owned) {
+  if (!connection.socket) return;
+  AfterOutput(connection, connection.socket->Send(message, std::move(borrowed), std::move(owned)));
+}
+
+void RankServerImpl::AfterOutput(Connection& connection, RankSocket::Output output) {
+  if (!connection.socket) return;
+  if (output == RankSocket::Output::kBroken) {
+    // Ends the socket in both directions: the end is then read, and handled, where all others are.
+    ::shutdown(connection.socket->fd(), SHUT_RDWR);
+    if (connection.state == Connection::State::kDraining) Close(connection);
+    return;
+  }
+  if (connection.state == Connection::State::kDraining && !connection.socket->HasOutput()) {
+    Close(connection);
+    return;
+  }
+  const bool wanted = connection.socket->HasOutput();
+  if (wanted == connection.writes_wanted) return;
+  connection.writes_wanted = wanted;
+  const uint32_t writes = wanted ? uint32_t{EPOLLOUT} : 0;
+  epoll_event event{.events = EPOLLIN | EPOLLRDHUP | writes,
+                    .data = {.u64 = connection.id.value() << 1}};
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.socket->fd(), &event);
+}
+
+void RankServerImpl::Wake(Connection& connection, RankControl::Waiter waiter) {
+  if (!connection.control->WakeNeeded(waiter) || !connection.socket->SendWake()) return;
+  connection.control->OnWakeSent();
+  ++counters_.wakes_sent;
+  AfterOutput(connection, RankSocket::Output::kQueued);
+}
+
+void RankServerImpl::Drain(Connection& connection) {
+  if (connection.over()) return;
+  if (connection.state != Connection::State::kSilent && connection.contributions &&
+      holders_[connection.local_rank.value()] == connection.id) {
+    holders_[connection.local_rank.value()].reset();
+  }
+  connection.state = Connection::State::kDraining;
+  sweep_ = true;
+  if (!connection.socket || !connection.socket->HasOutput()) Close(connection);
+}
+
+void RankServerImpl::Close(Connection& connection) {
+  if (connection.state == Connection::State::kGone) return;
+  if (connection.contributions && holders_[connection.local_rank.value()] == connection.id) {
+    holders_[connection.local_rank.value()].reset();
+  }
+  connection.state = Connection::State::kGone;
+  // Closing a descriptor removes it from epoll: nobody else holds these.
+  connection.socket.reset();
+  connection.pidfd.Reset();
+  connection.control.reset();
+  sweep_ = true;
+}
+
+void RankServerImpl::SweepReleased() {
+  sweep_ = false;
+  std::erase_if(active_, [](const Connection* connection) { return connection->over(); });
+  std::erase_if(connections_, [](const auto& entry) {
+    return entry.second->state == Connection::State::kGone && entry.second->released;
+  });
+}
+
+}  // namespace talweg::shm

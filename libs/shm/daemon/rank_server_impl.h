@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_DAEMON_RANK_SERVER_IMPL_H_
+#define TALWEG_LIBS_SHM_DAEMON_RANK_SERVER_IMPL_H_
+
+#include <sys/types.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "libs/shm/daemon/arena.h"
+#include "libs/shm/daemon/rank_control.h"
+#include "libs/shm/daemon/rank_listener.h"
+#include "libs/shm/daemon/rank_server.h"
+#include "libs/shm/daemon/rank_socket.h"
+#include "libs/shm/descriptor.h"
+
+// The parts of RankServer: rank_server.cc hears what ranks say, rank_server_answers.cc says what
+// the agent says.
+namespace talweg::shm {
+
+struct TensorOfRank {
+  bool declared = false;
+  uint64_t pushed = 0;
+  uint64_t completed = 0;
+  DeclaredData data;
+};
+
+struct Connection {
+  enum class State {
+    kSilent,  // Accepted; no hello yet.
+    kAsking,  // Said hello; the agent has not answered.
+    kActive,
+    kDraining,  // Over; what is left to send is being sent.
+    kGone,      // Over; memory is kept until Release.
+  };
+
+  RankConnectionId id;
+  State state = State::kSilent;
+  std::optional<RankSocket> socket;
+  Descriptor pidfd;
+  pid_t pid = 0;
+  uid_t uid = 0;
+  LocalRank local_rank;
+  std::string client_name;
+  uint32_t job_size = 0;
+  bool released = false;       // The agent needs the memory no more.
+  bool writes_wanted = false;  // EPOLLOUT is on.
+  std::optional<RankControl> control;
+  std::optional<Arena> contributions;
+  std::vector<TensorOfRank> tensors;  // By TensorIndex.
+  std::set<uint32_t> known_segments;
+
+  bool over() const { return state == State::kDraining || state == State::kGone; }
+  std::string Name() const {
+    return "local rank " + std::to_string(local_rank.value()) + " (pid " + std::to_string(pid) +
+           (client_name.empty() ? "" : ", '" + client_name + "'") + ")";
+  }
+};
+
+class RankServerImpl final : public RankServer {
+ public:
+  RankServerImpl(RankServerConfig config, RankListener listener, Descriptor epoll)
+      : config_(std::move(config)),
+        listener_(std::move(listener)),
+        epoll_(std::move(epoll)),
+        results_({SegmentUse::kResult, config_.result_bytes_max, config_.segment_bytes_min,
+                  "results of this node"},
+                 &next_segment_),
+        holders_(config_.local_rank_count) {}
+
+  const RankServerConfig& config() const override { return config_; }
+  int WaitDescriptor() const override { return epoll_.get(); }
+  RankServerCounters counters() const override { return counters_; }
+
+  int PollRings(RankEventSink& sink) override;
+  int PollSockets(RankEventSink& sink) override;
+  bool PrepareToSleep() override;
+  void Welcome(RankConnectionId id, const WelcomeData& data) override;
+  void Refuse(RankConnectionId id, RankStatus status, std::string_view text) override;
+  Outcome<ContributionBuffer> AllocateContribution(RankConnectionId id, uint64_t bytes) override;
+  Outcome<ResultBuffer> AllocateResult(uint64_t bytes) override;
+  void ReplyDeclared(RankConnectionId id, RequestId request, const DeclaredData& data) override;
+  void RefuseDeclaration(RankConnectionId id, RequestId request, RankStatus status,
+                         std::string_view text) override;
+  void PublishCompletion(const Completion& completion) override;
+  void FailAll(RankStatus status, std::string_view text) override;
+  void Disconnect(RankConnectionId id, RankStatus status, std::string_view text) override;
+  void Release(RankConnectionId id) override;
+
+ private:
+  Connection* Find(RankConnectionId id);
+  // The connection while it is neither over nor unknown.
+  Connection* FindOpen(RankConnectionId id);
+
+  int AcceptAll();
+  void DropOldestSilent();
+  int OnSocketReady(Connection& connection, RankEventSink& sink);
+  int OnProcessEnded(Connection& connection, RankEventSink& sink);
+  int HandleMessages(Connection& connection, RankEventSink& sink);
+  void OnHello(Connection& connection, const Hello& hello, RankEventSink& sink);
+  void OnDeclare(Connection& connection, uint32_t request, const Declare& declare,
+                 RankEventSink& sink);
+  void OnGoodbye(Connection& connection, RankEventSink& sink);
+  void OnGarbage(Connection& connection, const std::string& why, RankEventSink& sink);
+  void OnEnded(Connection& connection, RankEventSink& sink);
+  int DrainRing(Connection& connection, int pushes_max, RankEventSink& sink);
+  // Why the entry makes no sense, or "".
+  std::string TakePush(Connection& connection, const RingEntry& entry, RankEventSink& sink);
+
+  void RefuseWith(Connection& connection, RankStatus status, std::string_view text);
+  void FailRank(Connection& connection, RankStatus status, std::string_view text);
+  void Send(Connection& connection, const Message& message, std::vector<int> borrowed = {},
+            std::vector<Descriptor> owned = {});
+  void AfterOutput(Connection& connection, RankSocket::Output output);
+  void Wake(Connection& connection, RankControl::Waiter waiter);
+  // Ends the conversation: sends what is queued, then closes. Frees the local rank.
+  void Drain(Connection& connection);
+  void Close(Connection& connection);
+  void SweepReleased();
+
+  const RankServerConfig config_;
+  RankListener listener_;
+  Descriptor epoll_;
+  uint32_t next_segment_ = 1;
+  Arena results_;
+  uint64_t next_id_ = 1;
+  std::map<RankConnectionId, std::unique_ptr<Connection>> connections_;
+  std::vector<std::optional<RankConnectionId>> holders_;  // By local rank.
+  std::vector<Connection*> active_;                       // kActive, in order of their Welcome.
+  uint32_t sleep_sequence_ = 0;                           // Odd: prepared to sleep.
+  bool sweep_ = false;
+  std::optional<Failure> job_failure_;
+  RankServerCounters counters_;
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_DAEMON_RANK_SERVER_IMPL_H_

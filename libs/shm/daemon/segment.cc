@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/shm/daemon/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "libs/base/bytes.h"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+namespace talweg::shm {
+namespace {
+
+const char* UseName(SegmentUse use) {
+  switch (use) {
+    case SegmentUse::kControl: return "talweg-control";
+    case SegmentUse::kContribution: return "talweg-contribution";
+    case SegmentUse::kResult: return "talweg-result";
+  }
+  return "talweg";
+}
+
+Failure KernelRefused(SegmentUse use, uint64_t bytes, const char* call) {
+  const int error = errno;
+  Failure failure{RankStatus::kOutOfMemory, "no segment of " + FormatBytes(bytes) + " (" +
+                                                UseName(use) + "): " + call + ": " +
+                                                std::strerror(error)};
+  if (error == EMFILE || error == ENFILE) {
+    failure.status = RankStatus::kLimit;
+    failure.text += "; raise the agent's limit of open files (ulimit -n)";
+  }
+  return failure;
+}
+
+}  // namespace
+
+Outcome<Segment> CreateSegment(SegmentUse use, uint64_t bytes) {
+  const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  // Kernels since 6.3 may insist on being told that memory is not for execution; older ones do not
+  // know it.
+  Descriptor fd(::memfd_create(UseName(use), flags | MFD_NOEXEC_SEAL));
+  if (!fd.valid() && errno == EINVAL) fd = Descriptor(::memfd_create(UseName(use), flags));
+  if (!fd.valid()) return KernelRefused(use, bytes, "memfd_create");
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return KernelRefused(use, bytes, "ftruncate");
+  }
+  const auto access =
+      use == SegmentUse::kContribution ? Mapping::Access::kRead : Mapping::Access::kReadWrite;
+  Mapping mapping = Mapping::Map(fd.get(), bytes, access);
+  if (!mapping.valid()) return KernelRefused(use, bytes, "mmap");
+  int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  // After our own writable mapping, which stays.
+  if (use == SegmentUse::kResult) seals |= F_SEAL_FUTURE_WRITE;
+  if (::fcntl(fd.get(), F_ADD_SEALS, seals) != 0) {
+    return KernelRefused(use, bytes, "fcntl(F_ADD_SEALS), which needs Linux 5.1");
+  }
+  return Segment{bytes, std::move(fd), std::move(mapping)};
+}
+
+Outcome<bool> BackWithMemory(const Segment& segment, uint64_t offset, uint64_t bytes) {
+  int result;
+  do {
+    result =
+        ::fallocate(segment.fd.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) {
+    return Failure{RankStatus::kOutOfMemory,
+                   "the kernel has no " + FormatBytes(bytes) +
+                       " of shared memory left (fallocate: " + std::strerror(errno) +
+                       "); free memory, or raise the memory limit of the agent's control group"};
+  }
+  return true;
+}
+
+}  // namespace talweg::shm

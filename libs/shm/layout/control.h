@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_LAYOUT_CONTROL_H_
+#define TALWEG_LIBS_SHM_LAYOUT_CONTROL_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+// The control segment: one memfd between one rank and its agent (docs/shared_memory.md).
+//
+//   0x0000  ControlHeader    written once by the agent; `magic` last, with release
+//   0x0100  AgentLine        agent -> rank: has the job failed, does the agent sleep
+//   0x0140  RankLine         rank -> agent: ring tail, who sleeps
+//   0x0180  ConsumedLine     agent -> rank: ring head
+//   0x0200  FailureText      written before AgentLine.state becomes kFailed
+//   0x1000  RingEntry[ring_capacity]
+//   ......  TensorState[tensors_max]     at ControlHeader.states_offset, page aligned
+//   ......  TextSlot[text_slots]         at ControlHeader.texts_offset, page aligned
+//
+// Little-endian, fixed width. The agent reads nothing but RankLine and the ring from it, copies a
+// value before it looks at it, and trusts none: the rank can write everywhere in here.
+namespace talweg::shm {
+
+inline constexpr uint32_t kControlMagic = 0x4d435754;  // "TWCM"
+inline constexpr uint16_t kLayoutMajor = 1;
+inline constexpr uint16_t kLayoutMinor = 0;
+
+inline constexpr size_t kPageBytes = 4096;
+inline constexpr size_t kFailureTextBytes = 1024;
+inline constexpr uint32_t kRingCapacityMax = 1u << 20;
+inline constexpr uint32_t kTensorsMax = 1u << 20;
+inline constexpr uint32_t kTextSlots = 64;
+
+enum class JobState : uint32_t { kRunning = 0, kFailed = 1 };
+
+struct ControlHeader {
+  std::atomic<uint32_t> magic;
+  uint16_t major;
+  uint16_t minor;
+  uint64_t total_bytes;
+  uint32_t ring_capacity;  // A power of two.
+  uint32_t tensors_max;
+  uint64_t incarnation;  // The agent's.
+  uint32_t rank;
+  uint32_t size;
+  uint32_t local_rank;
+  uint32_t local_size;
+  uint32_t node_rank;
+  uint32_t node_count;
+  uint64_t ring_offset;
+  uint64_t states_offset;
+  uint64_t texts_offset;
+  uint32_t text_slots;
+  uint32_t reserved[43];
+};
+
+struct alignas(64) AgentLine {
+  std::atomic<uint32_t> state;           // JobState.
+  std::atomic<uint32_t> failure_status;  // RankStatus; before `state`.
+  // Odd: the agent sleeps, or is about to. The rank that has seen an odd value after its push sends
+  // one Doorbell for it.
+  std::atomic<uint32_t> sleep_sequence;
+  uint32_t reserved[13];
+};
+
+struct alignas(64) RankLine {
+  std::atomic<uint64_t> submitted;     // Entries written to the ring, ever.
+  std::atomic<uint32_t> waiters;       // Threads that sleep, or are about to, for a completion.
+  std::atomic<uint32_t> push_waiters;  // Likewise, for room in the ring.
+  std::atomic<uint32_t> wakes_seen;    // Wake messages read, ever; the agent sends one at a time.
+  uint32_t reserved[11];
+};
+
+struct alignas(64) ConsumedLine {
+  std::atomic<uint64_t> consumed;  // Entries taken from the ring, ever.
+  uint64_t reserved[7];
+};
+
+struct FailureText {
+  char text[kFailureTextBytes];  // NUL-terminated.
+};
+
+// One push. Plain words: the agent takes them after it has seen `submitted`, with acquire.
+struct RingEntry {
+  uint32_t tensor;
+  int32_t priority;
+  uint64_t round;
+  uint64_t flags;  // 0 in this version.
+  uint64_t reserved;
+};
+
+struct alignas(64) TensorState {
+  std::atomic<uint64_t> completed_round;  // Written last, with release.
+  std::atomic<uint32_t> status;           // RankStatus of completed_round.
+  uint32_t reserved0;
+  std::atomic<uint64_t> ranks_summed;
+  std::atomic<uint64_t> sum_epoch;
+  std::atomic<uint64_t> text_ticket;  // TextSlot with the reason; 0: none.
+  uint64_t reserved1[3];
+};
+
+// Why a round failed. Slot `ticket % text_slots` belongs to a ticket until a later one takes it; a
+// reader copies the words and then looks at the ticket again.
+inline constexpr size_t kTextSlotWords = 127;
+inline constexpr size_t kTextSlotBytes = kTextSlotWords * 8;  // With the NUL.
+struct alignas(64) TextSlot {
+  std::atomic<uint64_t> ticket;  // 0 while it is being written.
+  std::atomic<uint64_t> words[kTextSlotWords];
+};
+
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+static_assert(sizeof(std::atomic<uint32_t>) == 4 && sizeof(std::atomic<uint64_t>) == 8);
+
+static_assert(std::is_standard_layout_v<ControlHeader> && sizeof(ControlHeader) == 0x100);
+static_assert(offsetof(ControlHeader, major) == 4 && offsetof(ControlHeader, minor) == 6);
+static_assert(offsetof(ControlHeader, total_bytes) == 8);
+static_assert(offsetof(ControlHeader, ring_capacity) == 16);
+static_assert(offsetof(ControlHeader, tensors_max) == 20);
+static_assert(offsetof(ControlHeader, incarnation) == 24);
+static_assert(offsetof(ControlHeader, rank) == 32 && offsetof(ControlHeader, size) == 36);
+static_assert(offsetof(ControlHeader, local_rank) == 40);
+static_assert(offsetof(ControlHeader, local_size) == 44);
+static_assert(offsetof(ControlHeader, node_rank) == 48);
+static_assert(offsetof(ControlHeader, node_count) == 52);
+static_assert(offsetof(ControlHeader, ring_offset) == 56);
+static_assert(offsetof(ControlHeader, states_offset) == 64);
+static_assert(offsetof(ControlHeader, texts_offset) == 72);
+static_assert(offsetof(ControlHeader, text_slots) == 80);
+static_assert(std::is_standard_layout_v<AgentLine> && sizeof(AgentLine) == 64);
+static_assert(offsetof(AgentLine, failure_status) == 4 && offsetof(AgentLine, sleep_sequence) == 8);
+static_assert(std::is_standard_layout_v<RankLine> && sizeof(RankLine) == 64);
+static_assert(offsetof(RankLine, waiters) == 8 && offsetof(RankLine, push_waiters) == 12);
+static_assert(offsetof(RankLine, wakes_seen) == 16);
+static_assert(std::is_standard_layout_v<ConsumedLine> && sizeof(ConsumedLine) == 64);
+static_assert(std::is_standard_layout_v<RingEntry> && sizeof(RingEntry) == 32);
+static_assert(offsetof(RingEntry, priority) == 4 && offsetof(RingEntry, round) == 8);
+static_assert(offsetof(RingEntry, flags) == 16);
+static_assert(std::is_standard_layout_v<TensorState> && sizeof(TensorState) == 64);
+static_assert(offsetof(TensorState, status) == 8 && offsetof(TensorState, ranks_summed) == 16);
+static_assert(offsetof(TensorState, sum_epoch) == 24 && offsetof(TensorState, text_ticket) == 32);
+static_assert(std::is_standard_layout_v<TextSlot> && sizeof(TextSlot) == 1024);
+
+inline constexpr uint64_t kAgentLineOffset = 0x100;
+inline constexpr uint64_t kRankLineOffset = 0x140;
+inline constexpr uint64_t kConsumedLineOffset = 0x180;
+inline constexpr uint64_t kFailureTextOffset = 0x200;
+inline constexpr uint64_t kRingOffset = 0x1000;
+
+// Where the variable parts lie for given limits.
+struct ControlShape {
+  uint32_t ring_capacity = 0;
+  uint32_t tensors_max = 0;
+
+  constexpr uint64_t ring_offset() const { return kRingOffset; }
+  constexpr uint64_t states_offset() const {
+    return PageUp(ring_offset() + uint64_t{ring_capacity} * sizeof(RingEntry));
+  }
+  constexpr uint64_t texts_offset() const {
+    return PageUp(states_offset() + uint64_t{tensors_max} * sizeof(TensorState));
+  }
+  constexpr uint64_t total_bytes() const {
+    return PageUp(texts_offset() + uint64_t{kTextSlots} * sizeof(TextSlot));
+  }
+  constexpr bool Valid() const {
+    return ring_capacity > 0 && (ring_capacity & (ring_capacity - 1)) == 0 &&
+           ring_capacity <= kRingCapacityMax && tensors_max > 0 && tensors_max <= kTensorsMax;
+  }
+
+ private:
+  static constexpr uint64_t PageUp(uint64_t value) {
+    return (value + kPageBytes - 1) / kPageBytes * kPageBytes;
+  }
+};
+
+// The parts of a mapped control segment. Borrows the mapping; `shape` is the holder's own copy,
+// never read back from the segment.
+class ControlView {
+ public:
+  ControlView() = default;
+  ControlView(void* base, ControlShape shape)
+      : base_(static_cast<unsigned char*>(base)), shape_(shape) {}
+
+  const ControlShape& shape() const { return shape_; }
+  ControlHeader& header() const { return At<ControlHeader>(0); }
+  AgentLine& agent_line() const { return At<AgentLine>(kAgentLineOffset); }
+  RankLine& rank_line() const { return At<RankLine>(kRankLineOffset); }
+  ConsumedLine& consumed_line() const { return At<ConsumedLine>(kConsumedLineOffset); }
+  FailureText& failure_text() const { return At<FailureText>(kFailureTextOffset); }
+  RingEntry& ring_entry(uint64_t sequence) const {
+    return (&At<RingEntry>(shape_.ring_offset()))[sequence & (shape_.ring_capacity - 1)];
+  }
+  // index < tensors_max.
+  TensorState& tensor_state(uint32_t index) const {
+    return (&At<TensorState>(shape_.states_offset()))[index];
+  }
+  TextSlot& text_slot(uint64_t ticket) const {
+    return (&At<TextSlot>(shape_.texts_offset()))[ticket % kTextSlots];
+  }
+
+ private:
+  template <typename T>
+  T& At(uint64_t offset) const {
+    return *reinterpret_cast<T*>(base_ + offset);
+  }
+
+  unsigned char* base_ = nullptr;
+  ControlShape shape_;
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_LAYOUT_CONTROL_H_

@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/shm/layout/messages.h"
+
+#include <bit>
+#include <cstring>
+#include <type_traits>
+
+namespace talweg::shm {
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "fields are copied as they lie in memory");
+
+// Reads fields from a body. After the first field that does not fit, everything reads as 0.
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : next_(bytes.data()), left_(bytes.size()) {}
+
+  template <typename Integer>
+  Integer Take() {
+    Integer value = 0;
+    if (!Have(sizeof(value))) return 0;
+    std::memcpy(&value, next_, sizeof(value));
+    Skip(sizeof(value));
+    return value;
+  }
+
+  std::string_view TakeString(size_t bytes_max) {
+    const uint32_t bytes = Take<uint32_t>();
+    if (bytes > bytes_max) {
+      too_long_ = true;
+      ok_ = false;
+    }
+    if (!Have(bytes)) return {};
+    const std::string_view text(reinterpret_cast<const char*>(next_), bytes);
+    Skip(bytes);
+    return text;
+  }
+
+  bool ok() const { return ok_; }
+  bool too_long() const { return too_long_; }
+
+ private:
+  bool Have(size_t bytes) {
+    ok_ = ok_ && bytes <= left_;
+    return ok_;
+  }
+  void Skip(size_t bytes) {
+    next_ += bytes;
+    left_ -= bytes;
+  }
+
+  const std::byte* next_;
+  size_t left_;
+  bool ok_ = true;
+  bool too_long_ = false;
+};
+
+class Writer {
+ public:
+  explicit Writer(std::span<std::byte> out) : out_(out) {}
+
+  template <typename Integer>
+  void Put(Integer value) {
+    PutBytes(&value, sizeof(value));
+  }
+  void PutString(std::string_view text) {
+    Put(static_cast<uint32_t>(text.size()));
+    PutBytes(text.data(), text.size());
+  }
+  void PutName(std::string_view name, size_t bytes_max) {
+    ok_ = ok_ && name.size() <= bytes_max;
+    if (ok_) PutString(name);
+  }
+  // Cuts between characters: a UTF-8 sequence is whole or not there.
+  void PutText(std::string_view text) {
+    size_t bytes = text.size();
+    if (bytes > kTextBytesMax) {
+      bytes = kTextBytesMax;
+      while (bytes > 0 && (static_cast<unsigned char>(text.data()[bytes]) & 0xc0) == 0x80) --bytes;
+    }
+    PutString(std::string_view(text.data(), bytes));
+  }
+
+  bool ok() const { return ok_; }
+  size_t used() const { return used_; }
+
+ private:
+  void PutBytes(const void* bytes, size_t count) {
+    ok_ = ok_ && count <= out_.size() - used_;
+    if (!ok_ || count == 0) return;
+    std::memcpy(out_.data() + used_, bytes, count);
+    used_ += count;
+  }
+
+  std::span<std::byte> out_;
+  size_t used_ = 0;
+  bool ok_ = true;
+};
+
+Location TakeLocation(Reader& in) {
+  Location location;
+  location.segment = in.Take<uint32_t>();
+  in.Take<uint32_t>();
+  location.offset = in.Take<uint64_t>();
+  return location;
+}
+
+void Put(Writer& out, const Location& location) {
+  out.Put(location.segment);
+  out.Put(uint32_t{0});
+  out.Put(location.offset);
+}
+
+// Each Take... returns why the body makes no sense, or null.
+
+const char* Take(Reader& in, Hello& hello) {
+  hello.major = in.Take<uint16_t>();
+  hello.minor = in.Take<uint16_t>();
+  if (in.ok() && hello.major != kProtocolMajor) return nullptr;  // The rest is another version's.
+  hello.pid = in.Take<uint32_t>();
+  hello.wanted_local_rank = in.Take<uint32_t>();
+  hello.client_name = in.TakeString(kClientNameBytesMax);
+  return nullptr;
+}
+
+void Put(Writer& out, const Hello& hello) {
+  out.Put(hello.major);
+  out.Put(hello.minor);
+  out.Put(hello.pid);
+  out.Put(hello.wanted_local_rank);
+  out.PutName(hello.client_name, kClientNameBytesMax);
+}
+
+const char* Take(Reader& in, Welcome& welcome) {
+  welcome.status = static_cast<RankStatus>(in.Take<uint32_t>());
+  welcome.major = in.Take<uint16_t>();
+  welcome.minor = in.Take<uint16_t>();
+  welcome.text = in.TakeString(kTextBytesMax);
+  if (in.ok() && welcome.major != kProtocolMajor) return nullptr;
+  welcome.rank = in.Take<uint32_t>();
+  welcome.size = in.Take<uint32_t>();
+  welcome.local_rank = in.Take<uint32_t>();
+  welcome.local_size = in.Take<uint32_t>();
+  welcome.node_rank = in.Take<uint32_t>();
+  welcome.node_count = in.Take<uint32_t>();
+  welcome.ring_capacity = in.Take<uint32_t>();
+  welcome.tensors_max = in.Take<uint32_t>();
+  welcome.control_bytes = in.Take<uint64_t>();
+  welcome.job_name = in.TakeString(kJobNameBytesMax);
+  return nullptr;
+}
+
+void Put(Writer& out, const Welcome& welcome) {
+  out.Put(static_cast<uint32_t>(welcome.status));
+  out.Put(welcome.major);
+  out.Put(welcome.minor);
+  out.PutText(welcome.text);
+  out.Put(welcome.rank);
+  out.Put(welcome.size);
+  out.Put(welcome.local_rank);
+  out.Put(welcome.local_size);
+  out.Put(welcome.node_rank);
+  out.Put(welcome.node_count);
+  out.Put(welcome.ring_capacity);
+  out.Put(welcome.tensors_max);
+  out.Put(welcome.control_bytes);
+  out.PutName(welcome.job_name, kJobNameBytesMax);
+}
+
+const char* Take(Reader& in, Declare& declare) {
+  declare.dtype = static_cast<DType>(in.Take<uint8_t>());
+  declare.op = static_cast<Op>(in.Take<uint8_t>());
+  in.Take<uint16_t>();
+  declare.root_rank = in.Take<uint32_t>();
+  declare.priority = in.Take<int32_t>();
+  in.Take<uint32_t>();
+  declare.element_count = in.Take<uint64_t>();
+  declare.name = in.TakeString(kTensorNameBytesMax);
+  return nullptr;
+}
+
+void Put(Writer& out, const Declare& declare) {
+  out.Put(static_cast<uint8_t>(declare.dtype));
+  out.Put(static_cast<uint8_t>(declare.op));
+  out.Put(uint16_t{0});
+  out.Put(declare.root_rank);
+  out.Put(declare.priority);
+  out.Put(uint32_t{0});
+  out.Put(declare.element_count);
+  out.PutName(declare.name, kTensorNameBytesMax);
+}
+
+const char* Take(Reader& in, Declared& declared) {
+  declared.status = static_cast<RankStatus>(in.Take<uint32_t>());
+  declared.tensor = in.Take<uint32_t>();
+  declared.tensor_bytes = in.Take<uint64_t>();
+  declared.completed_round = in.Take<uint64_t>();
+  declared.contribution = TakeLocation(in);
+  declared.result[0] = TakeLocation(in);
+  declared.result[1] = TakeLocation(in);
+  declared.text = in.TakeString(kTextBytesMax);
+  declared.segment_count = in.Take<uint32_t>();
+  if (declared.segment_count > kNewSegmentsMax) return "Declared names more than 4 new segments";
+  for (uint32_t i = 0; i < declared.segment_count; ++i) {
+    SegmentInfo& info = declared.segments[i];
+    info.segment = in.Take<uint32_t>();
+    info.kind = static_cast<SegmentKind>(in.Take<uint32_t>());
+    info.bytes = in.Take<uint64_t>();
+    if (in.ok() && info.kind != SegmentKind::kContribution && info.kind != SegmentKind::kResult) {
+      return "Declared names a segment of unknown kind";
+    }
+  }
+  return nullptr;
+}
+
+void Put(Writer& out, const Declared& declared) {
+  out.Put(static_cast<uint32_t>(declared.status));
+  out.Put(declared.tensor);
+  out.Put(declared.tensor_bytes);
+  out.Put(declared.completed_round);
+  Put(out, declared.contribution);
+  Put(out, declared.result[0]);
+  Put(out, declared.result[1]);
+  out.PutText(declared.text);
+  out.Put(declared.segment_count);
+  for (uint32_t i = 0; i < declared.segment_count && i < kNewSegmentsMax; ++i) {
+    out.Put(declared.segments[i].segment);
+    out.Put(static_cast<uint32_t>(declared.segments[i].kind));
+    out.Put(declared.segments[i].bytes);
+  }
+}
+
+const char* Take(Reader& in, Lost& lost) {
+  lost.status = static_cast<RankStatus>(in.Take<uint32_t>());
+  lost.text = in.TakeString(kTextBytesMax);
+  return nullptr;
+}
+
+void Put(Writer& out, const Lost& lost) {
+  out.Put(static_cast<uint32_t>(lost.status));
+  out.PutText(lost.text);
+}
+
+const char* Take(Reader&, Goodbye&) { return nullptr; }
+const char* Take(Reader&, Doorbell&) { return nullptr; }
+const char* Take(Reader&, Wake&) { return nullptr; }
+
+ParseResult Invalid(const char* error) {
+  ParseResult result;
+  result.error = error;
+  return result;
+}
+
+ParseResult NeedMore(size_t bytes_needed) {
+  ParseResult result;
+  result.outcome = ParseOutcome::kNeedMore;
+  result.bytes_needed = bytes_needed;
+  return result;
+}
+
+template <typename Body>
+const char* TakeBody(std::span<const std::byte> bytes, MessageBody& out) {
+  Reader in(bytes);
+  Body& body = out.emplace<Body>();
+  if (const char* error = Take(in, body); error != nullptr) return error;
+  if (in.too_long()) return "a string in the message is longer than its limit";
+  return in.ok() ? nullptr : "the message ends before its last field";
+}
+
+const char* TakeBody(MessageType type, std::span<const std::byte> bytes, MessageBody& out) {
+  switch (type) {
+    case MessageType::kHello: return TakeBody<Hello>(bytes, out);
+    case MessageType::kWelcome: return TakeBody<Welcome>(bytes, out);
+    case MessageType::kDeclare: return TakeBody<Declare>(bytes, out);
+    case MessageType::kDeclared: return TakeBody<Declared>(bytes, out);
+    case MessageType::kGoodbye: return TakeBody<Goodbye>(bytes, out);
+    case MessageType::kLost: return TakeBody<Lost>(bytes, out);
+    case MessageType::kDoorbell: return TakeBody<Doorbell>(bytes, out);
+    case MessageType::kWake: return TakeBody<Wake>(bytes, out);
+  }
+  return "the message is of an unknown type";
+}
+
+// The alternative of MessageBody is MessageType - 1; checked below.
+MessageType TypeOf(const MessageBody& body) { return static_cast<MessageType>(body.index() + 1); }
+
+template <MessageType kType, typename Body>
+constexpr bool kStandsInPlace =
+    std::is_same_v<std::variant_alternative_t<static_cast<size_t>(kType) - 1, MessageBody>, Body>;
+static_assert(kStandsInPlace<MessageType::kHello, Hello>);
+static_assert(kStandsInPlace<MessageType::kWelcome, Welcome>);
+static_assert(kStandsInPlace<MessageType::kDeclare, Declare>);
+static_assert(kStandsInPlace<MessageType::kDeclared, Declared>);
+static_assert(kStandsInPlace<MessageType::kGoodbye, Goodbye>);
+static_assert(kStandsInPlace<MessageType::kLost, Lost>);
+static_assert(kStandsInPlace<MessageType::kDoorbell, Doorbell>);
+static_assert(kStandsInPlace<MessageType::kWake, Wake>);
+
+template <typename Body>
+bool PutIf(Writer& out, const MessageBody& body) {
+  const Body* typed = std::get_if<Body>(&body);
+  if (typed == nullptr) return false;
+  Put(out, *typed);
+  return true;
+}
+
+void PutBody(Writer& out, const MessageBody& body) {
+  // Not std::visit, which may throw. Goodbye, Doorbell and Wake have no body.
+  PutIf<Hello>(out, body) || PutIf<Welcome>(out, body) || PutIf<Declare>(out, body) ||
+      PutIf<Declared>(out, body) || PutIf<Lost>(out, body);
+}
+
+}  // namespace
+
+ParseResult ParseMessage(std::span<const std::byte> bytes) {
+  Reader header(bytes);
+  const uint32_t magic = header.Take<uint32_t>();
+  // A stranger is recognised by its first four bytes, whatever it promises to send.
+  if (bytes.size() >= sizeof(magic) && magic != kMessageMagic) {
+    return Invalid("the bytes do not begin with the magic number of a message");
+  }
+  if (bytes.size() < kMessageHeaderBytes) return NeedMore(kMessageHeaderBytes);
+  const auto type = static_cast<MessageType>(header.Take<uint16_t>());
+  const uint32_t fd_count = header.Take<uint16_t>();
+  const uint32_t body_bytes = header.Take<uint32_t>();
+  const uint32_t request = header.Take<uint32_t>();
+  if (body_bytes > kBodyBytesMax) return Invalid("the message's body is longer than 64 KiB");
+  if (fd_count > kDescriptorsMax) return Invalid("the message has more than 8 descriptors");
+  const size_t total = kMessageHeaderBytes + body_bytes;
+  if (bytes.size() < total) return NeedMore(total);
+
+  ParseResult result;
+  const char* error =
+      TakeBody(type, bytes.subspan(kMessageHeaderBytes, body_bytes), result.message.body);
+  if (error != nullptr) return Invalid(error);
+  result.outcome = ParseOutcome::kMessage;
+  result.message.request = request;
+  result.message.fd_count = fd_count;
+  result.bytes_used = total;
+  return result;
+}
+
+size_t EncodeMessage(const Message& message, std::span<std::byte> out) {
+  if (out.size() < kMessageHeaderBytes || message.fd_count > kDescriptorsMax) return 0;
+  Writer body(out.subspan(kMessageHeaderBytes));
+  PutBody(body, message.body);
+  if (!body.ok()) return 0;
+  Writer header(out);
+  header.Put(kMessageMagic);
+  header.Put(static_cast<uint16_t>(TypeOf(message.body)));
+  header.Put(static_cast<uint16_t>(message.fd_count));
+  header.Put(static_cast<uint32_t>(body.used()));
+  header.Put(message.request);
+  return kMessageHeaderBytes + body.used();
+}
+
+const char* MessageTypeName(MessageType type) {
+  switch (type) {
+    case MessageType::kHello: return "Hello";
+    case MessageType::kWelcome: return "Welcome";
+    case MessageType::kDeclare: return "Declare";
+    case MessageType::kDeclared: return "Declared";
+    case MessageType::kGoodbye: return "Goodbye";
+    case MessageType::kLost: return "Lost";
+    case MessageType::kDoorbell: return "Doorbell";
+    case MessageType::kWake: return "Wake";
+  }
+  return "unknown";
+}
+
+}  // namespace talweg::shm

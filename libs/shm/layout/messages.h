@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_LAYOUT_MESSAGES_H_
+#define TALWEG_LIBS_SHM_LAYOUT_MESSAGES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <variant>
+
+#include "libs/base/dtype.h"
+#include "libs/shm/layout/rank_status.h"
+
+// The messages on the Unix socket between a rank and its agent (docs/shared_memory.md): values in,
+// bytes out, and back. No state, no I/O, no allocation, no exceptions; the C client links this.
+//
+//   0        4      6          8            12        16
+//   +--------+------+----------+------------+---------+------------------+
+//   | magic  | type | fd_count | body_bytes | request | body_bytes bytes |
+//   +--------+------+----------+------------+---------+------------------+
+//
+// Little-endian. A string is u32 length and its bytes. A body may be longer than its fields (a
+// newer minor version appends): the rest is skipped. Descriptors travel by SCM_RIGHTS with the
+// first byte.
+namespace talweg::shm {
+
+inline constexpr uint32_t kMessageMagic = 0x4d535754;  // "TWSM"
+inline constexpr uint16_t kProtocolMajor = 1;
+inline constexpr uint16_t kProtocolMinor = 0;
+inline constexpr size_t kMessageHeaderBytes = 16;
+inline constexpr size_t kBodyBytesMax = 64 * 1024;
+// Nothing of this version is longer; a buffer of this size takes any message that Encode makes.
+inline constexpr size_t kEncodedBytesMax = 8 * 1024;
+inline constexpr size_t kTensorNameBytesMax = 1024;
+inline constexpr size_t kTextBytesMax = 2048;  // Longer texts are cut by Encode.
+inline constexpr size_t kClientNameBytesMax = 256;
+inline constexpr size_t kJobNameBytesMax = 1024;
+inline constexpr uint32_t kDescriptorsMax = 8;  // With one message.
+inline constexpr uint32_t kAnyLocalRank = 0xffffffff;
+
+enum class MessageType : uint16_t {
+  kHello = 1,     // rank -> agent
+  kWelcome = 2,   // agent -> rank
+  kDeclare = 3,   // rank -> agent
+  kDeclared = 4,  // agent -> rank
+  kGoodbye = 5,   // both
+  kLost = 6,      // agent -> rank
+  kDoorbell = 7,  // rank -> agent: look at the ring
+  kWake = 8,      // agent -> rank: look at the control segment
+};
+
+struct Hello {
+  uint16_t major = kProtocolMajor;
+  uint16_t minor = kProtocolMinor;
+  uint32_t pid = 0;  // As the rank sees it; the agent goes by SO_PEERCRED.
+  uint32_t wanted_local_rank = kAnyLocalRank;
+  std::string_view client_name;
+  friend bool operator==(const Hello&, const Hello&) = default;
+};
+
+// `status`, `major`, `minor` and `text` stand first in every major version.
+struct Welcome {
+  RankStatus status = RankStatus::kOk;
+  uint16_t major = kProtocolMajor;
+  uint16_t minor = kProtocolMinor;
+  std::string_view text;  // Why not.
+  uint32_t rank = 0;
+  uint32_t size = 0;
+  uint32_t local_rank = 0;
+  uint32_t local_size = 0;
+  uint32_t node_rank = 0;
+  uint32_t node_count = 0;
+  uint32_t ring_capacity = 0;
+  uint32_t tensors_max = 0;
+  uint64_t control_bytes = 0;
+  std::string_view job_name;
+  friend bool operator==(const Welcome&, const Welcome&) = default;
+};
+
+struct Declare {
+  DType dtype = DType::kUnspecified;
+  Op op = Op::kUnspecified;
+  uint32_t root_rank = 0;
+  int32_t priority = 0;
+  uint64_t element_count = 0;
+  std::string_view name;
+  friend bool operator==(const Declare&, const Declare&) = default;
+};
+
+struct Location {
+  uint32_t segment = 0;
+  uint64_t offset = 0;
+  friend bool operator==(const Location&, const Location&) = default;
+};
+
+enum class SegmentKind : uint32_t { kContribution = 1, kResult = 2 };
+
+struct SegmentInfo {
+  uint32_t segment = 0;
+  SegmentKind kind = SegmentKind::kContribution;
+  uint64_t bytes = 0;
+  friend bool operator==(const SegmentInfo&, const SegmentInfo&) = default;
+};
+
+inline constexpr uint32_t kNewSegmentsMax = 4;  // In one Declared.
+
+struct Declared {
+  RankStatus status = RankStatus::kOk;
+  uint32_t tensor = 0;
+  uint64_t tensor_bytes = 0;
+  uint64_t completed_round = 0;  // The next push is of this + 1.
+  Location contribution;
+  Location result[2];  // By round & 1.
+  std::string_view text;
+  uint32_t segment_count = 0;  // Segments that this rank has not got yet; one descriptor each.
+  SegmentInfo segments[kNewSegmentsMax];
+  friend bool operator==(const Declared&, const Declared&) = default;
+};
+
+struct Goodbye {
+  friend bool operator==(const Goodbye&, const Goodbye&) = default;
+};
+
+struct Lost {
+  RankStatus status = RankStatus::kJobFailed;
+  std::string_view text;
+  friend bool operator==(const Lost&, const Lost&) = default;
+};
+
+struct Doorbell {
+  friend bool operator==(const Doorbell&, const Doorbell&) = default;
+};
+
+struct Wake {
+  friend bool operator==(const Wake&, const Wake&) = default;
+};
+
+using MessageBody = std::variant<Hello, Welcome, Declare, Declared, Goodbye, Lost, Doorbell, Wake>;
+
+struct Message {
+  uint32_t request = 0;  // Chosen by who asks, repeated in the answer; else 0.
+  uint32_t fd_count = 0;
+  MessageBody body;
+};
+
+enum class ParseOutcome : uint8_t {
+  kMessage,   // `message` is one; it took the first `bytes_used` bytes.
+  kNeedMore,  // The beginning of a message: at least `bytes_needed` bytes are needed in all.
+  kInvalid,   // No message; `error` says why. The stream cannot be followed any more.
+};
+
+struct ParseResult {
+  ParseOutcome outcome = ParseOutcome::kInvalid;
+  Message message;  // Its strings borrow from the input.
+  size_t bytes_used = 0;
+  size_t bytes_needed = 0;
+  const char* error = "";  // Static storage.
+};
+
+// Reads the first message of `bytes`. Any input is allowed; never reads past it, never allocates.
+ParseResult ParseMessage(std::span<const std::byte> bytes);
+
+// Writes one message; returns its length, or 0 when `out` is too small (kEncodedBytesMax never is)
+// or a name is too long. Texts are cut at kTextBytesMax.
+size_t EncodeMessage(const Message& message, std::span<std::byte> out);
+
+const char* MessageTypeName(MessageType type);
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_LAYOUT_MESSAGES_H_

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/shm/layout/messages.h"
+
+#include <array>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace talweg::shm {
+namespace {
+
+std::vector<std::byte> Encode(const Message& message) {
+  std::vector<std::byte> bytes(kEncodedBytesMax);
+  bytes.resize(EncodeMessage(message, bytes));
+  return bytes;
+}
+
+std::vector<Message> Samples() {
+  static const std::string text(kTextBytesMax, 't');
+  static const std::string name(kTensorNameBytesMax, 'n');
+  Declared declared{.status = RankStatus::kOk,
+                    .tensor = 3,
+                    .tensor_bytes = uint64_t{1} << 34,
+                    .completed_round = 99,
+                    .contribution = {7, 64},
+                    .result = {{8, 128}, {9, uint64_t{1} << 40}},
+                    .text = text,
+                    .segment_count = 2};
+  declared.segments[0] = {7, SegmentKind::kContribution, 1 << 26};
+  declared.segments[1] = {8, SegmentKind::kResult, 1 << 27};
+  return {
+      {.request = 0,
+       .fd_count = 0,
+       .body = Hello{.pid = 77, .wanted_local_rank = 3, .client_name = "py"}},
+      {.request = 0,
+       .fd_count = 1,
+       .body = Welcome{.status = RankStatus::kOk,
+                       .text = "",
+                       .rank = 5,
+                       .size = 8,
+                       .local_rank = 1,
+                       .local_size = 4,
+                       .node_rank = 1,
+                       .node_count = 2,
+                       .ring_capacity = 4096,
+                       .tensors_max = 65536,
+                       .control_bytes = 123456,
+                       .job_name = "job"}},
+      {.request = 9,
+       .fd_count = 0,
+       .body = Declare{.dtype = DType::kBF16,
+                       .op = Op::kAverage,
+                       .root_rank = 2,
+                       .priority = -5,
+                       .element_count = 1u << 31,
+                       .name = name}},
+      {.request = 9, .fd_count = 2, .body = declared},
+      {.request = 0, .fd_count = 0, .body = Goodbye{}},
+      {.request = 0,
+       .fd_count = 0,
+       .body = Lost{.status = RankStatus::kJobFailed, .text = "who died"}},
+      {.request = 0, .fd_count = 0, .body = Doorbell{}},
+      {.request = 0, .fd_count = 0, .body = Wake{}},
+  };
+}
+
+TEST_CASE("Every message survives the way through bytes") {
+  for (const Message& message : Samples()) {
+    const std::vector<std::byte> bytes = Encode(message);
+    CAPTURE(message.body.index());
+    const ParseResult result = ParseMessage(bytes);
+    REQUIRE(result.outcome == ParseOutcome::kMessage);
+    CHECK(result.bytes_used == bytes.size());
+    CHECK(result.message.request == message.request);
+    CHECK(result.message.fd_count == message.fd_count);
+    CHECK(result.message.body == message.body);
+  }
+}
+
+TEST_CASE("A beginning asks for more, never for less than is needed") {
+  for (const Message& message : Samples()) {
+    const std::vector<std::byte> bytes = Encode(message);
+    for (size_t cut = 0; cut < bytes.size(); ++cut) {
+      const ParseResult result = ParseMessage(std::span(bytes).first(cut));
+      REQUIRE(result.outcome == ParseOutcome::kNeedMore);
+      REQUIRE(result.bytes_needed > cut);
+      REQUIRE(result.bytes_needed <= bytes.size());
+    }
+  }
+}
+
+TEST_CASE("What a newer minor version has appended is skipped") {
+  std::vector<std::byte> bytes = Encode({.body = Hello{.pid = 1, .client_name = "x"}});
+  uint32_t body_bytes;
+  std::memcpy(&body_bytes, bytes.data() + 8, 4);
+  body_bytes += 24;
+  std::memcpy(bytes.data() + 8, &body_bytes, 4);
+  bytes.resize(bytes.size() + 24, std::byte{0xee});
+  const ParseResult result = ParseMessage(bytes);
+  REQUIRE(result.outcome == ParseOutcome::kMessage);
+  CHECK(result.bytes_used == bytes.size());
+  CHECK(std::get<Hello>(result.message.body).client_name == "x");
+}
+
+TEST_CASE("A body that ends before its fields, or holds too long a string, is invalid") {
+  for (const Message& message : Samples()) {
+    std::vector<std::byte> bytes = Encode(message);
+    const uint32_t body = static_cast<uint32_t>(bytes.size() - kMessageHeaderBytes);
+    for (uint32_t shorter = 0; shorter < body; ++shorter) {
+      std::memcpy(bytes.data() + 8, &shorter, 4);
+      const ParseResult result = ParseMessage(bytes);
+      REQUIRE(result.outcome == ParseOutcome::kInvalid);
+    }
+  }
+  std::vector<std::byte> bytes = Encode({.body = Lost{.text = "x"}});
+  for (const uint32_t length : {2u, 2049u, 0xffffffffu}) {
+    std::memcpy(bytes.data() + kMessageHeaderBytes + 4, &length, 4);
+    CHECK(ParseMessage(bytes).outcome == ParseOutcome::kInvalid);
+  }
+}
+
+TEST_CASE("Headers that are none are found out at once") {
+  std::vector<std::byte> bytes = Encode({.body = Goodbye{}});
+  const auto with = [&](size_t offset, uint32_t value) {
+    std::vector<std::byte> changed = bytes;
+    std::memcpy(changed.data() + offset, &value, 4);
+    return ParseMessage(changed).outcome;
+  };
+  CHECK(with(0, 0x47574c54) == ParseOutcome::kInvalid);
+  CHECK(with(4, 9) == ParseOutcome::kInvalid);            // Type.
+  CHECK(with(4, 5 | 9 << 16) == ParseOutcome::kInvalid);  // Descriptors.
+  CHECK(with(8, kBodyBytesMax + 1) == ParseOutcome::kInvalid);
+  CHECK(with(8, kBodyBytesMax) == ParseOutcome::kNeedMore);
+  const std::array<std::byte, 4> other{};
+  CHECK(ParseMessage(other).outcome == ParseOutcome::kInvalid);
+}
+
+TEST_CASE("Another major version's Hello and Welcome are read as far as they are the same") {
+  std::vector<std::byte> bytes = Encode({.body = Hello{.major = 2, .minor = 5}});
+  const uint32_t four = 4;
+  std::memcpy(bytes.data() + 8, &four, 4);
+  bytes.resize(kMessageHeaderBytes + 4);
+  const ParseResult result = ParseMessage(bytes);
+  REQUIRE(result.outcome == ParseOutcome::kMessage);
+  CHECK(std::get<Hello>(result.message.body).major == 2);
+}
+
+TEST_CASE("Texts are cut between characters, names are refused") {
+  const std::string euros = [] {
+    std::string text;
+    for (size_t i = 0; i < kTextBytesMax; ++i) text += "\xe2\x82\xac";
+    return text;
+  }();
+  const std::vector<std::byte> bytes = Encode({.body = Lost{.text = euros}});
+  const ParseResult result = ParseMessage(bytes);
+  REQUIRE(result.outcome == ParseOutcome::kMessage);
+  CHECK(std::get<Lost>(result.message.body).text.size() == kTextBytesMax / 3 * 3);
+  std::array<std::byte, kEncodedBytesMax> out;
+  const std::string long_name(kTensorNameBytesMax + 1, 'n');
+  CHECK(EncodeMessage({.body = Declare{.name = long_name}}, out) == 0);
+  CHECK(EncodeMessage({.body = Wake{}}, std::span(out).first(15)) == 0);
+  CHECK(EncodeMessage({.body = Lost{.text = "four"}}, std::span(out).first(27)) == 0);
+  CHECK(EncodeMessage({.body = Lost{.text = "four"}}, std::span(out).first(28)) == 28);
+}
+
+}  // namespace
+}  // namespace talweg::shm

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/shm/testing/fake_agent.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "libs/base/check.h"
+#include "libs/shm/descriptor.h"
+
+namespace talweg::shm {
+namespace {
+
+constexpr auto kDeadline = std::chrono::seconds(60);
+
+struct Bf16 {
+  uint16_t bits;
+};
+
+double ToWide(Bf16 value) {
+  const uint32_t bits = uint32_t{value.bits} << 16;
+  float out;
+  std::memcpy(&out, &bits, sizeof(out));
+  return out;
+}
+template <typename T>
+T ToWide(T value)
+  requires std::is_arithmetic_v<T>
+{
+  return value;
+}
+double ToWide(_Float16 value) { return static_cast<double>(value); }
+
+template <typename T>
+auto FromWide(auto value) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    // To nearest, ties to even.
+    const float narrow = static_cast<float>(value);
+    uint32_t bits;
+    std::memcpy(&bits, &narrow, sizeof(bits));
+    return Bf16{static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+template <typename T>
+void ReduceAs(Op op, const std::vector<std::span<const std::byte>>& inputs,
+              std::span<std::byte> out) {
+  const size_t count = out.size() / sizeof(T);
+  for (size_t i = 0; i < count; ++i) {
+    auto at = [&](size_t input) {
+      T value;
+      std::memcpy(&value, inputs[input].data() + i * sizeof(T), sizeof(T));
+      return ToWide(value);
+    };
+    auto sum = at(0);
+    using Wide = decltype(sum);
+    for (size_t k = 1; k < inputs.size(); ++k) {
+      const Wide value = at(k);
+      switch (op) {
+        case Op::kMin: sum = std::min(sum, value); break;
+        case Op::kMax: sum = std::max(sum, value); break;
+        case Op::kProduct: sum = static_cast<Wide>(sum * value); break;
+        default: sum = static_cast<Wide>(sum + value); break;
+      }
+    }
+    if constexpr (std::is_floating_point_v<Wide>) {
+      if (op == Op::kAverage) sum /= static_cast<Wide>(inputs.size());
+    }
+    const T result = FromWide<T>(sum);
+    std::memcpy(out.data() + i * sizeof(T), &result, sizeof(T));
+  }
+}
+
+void Reduce(DType dtype, Op op, const std::vector<std::span<const std::byte>>& inputs,
+            std::span<std::byte> out) {
+  switch (dtype) {
+    case DType::kF32: return ReduceAs<float>(op, inputs, out);
+    case DType::kF64: return ReduceAs<double>(op, inputs, out);
+    case DType::kF16: return ReduceAs<_Float16>(op, inputs, out);
+    case DType::kBF16: return ReduceAs<Bf16>(op, inputs, out);
+    case DType::kI8: return ReduceAs<int8_t>(op, inputs, out);
+    case DType::kU8: return ReduceAs<uint8_t>(op, inputs, out);
+    case DType::kI32: return ReduceAs<uint32_t>(op, inputs, out);
+    case DType::kI64: return ReduceAs<uint64_t>(op, inputs, out);
+    case DType::kUnspecified: break;
+  }
+  TALWEG_CHECK(false);
+}
+
+// Signed minimum and maximum need signed types; sums and products need wrapping ones.
+void ReduceAny(DType dtype, Op op, const std::vector<std::span<const std::byte>>& inputs,
+               std::span<std::byte> out) {
+  const bool ordered = op == Op::kMin || op == Op::kMax;
+  if (ordered && dtype == DType::kI32) return ReduceAs<int32_t>(op, inputs, out);
+  if (ordered && dtype == DType::kI64) return ReduceAs<int64_t>(op, inputs, out);
+  Reduce(dtype, op, inputs, out);
+}
+
+struct FakeTensor {
+  RankDeclaration declaration;
+  uint32_t by_rank = 0;
+  TensorIndex index;
+  std::array<ResultBuffer, 2> results;
+  std::map<uint32_t, ContributionBuffer> contributions;  // By local rank.
+  std::set<uint32_t> pushed;
+  Round completed;
+};
+
+std::string Describe(const RankDeclaration& declaration) {
+  return std::string(DTypeName(declaration.dtype)) + "[" +
+         std::to_string(declaration.element_count) + "] " + std::string(OpName(declaration.op));
+}
+
+}  // namespace
+
+class FakeAgent::Impl final : public RankEventSink {
+ public:
+  explicit Impl(Options options) : options_(std::move(options)) {
+    Outcome<std::unique_ptr<RankServer>> server = RankServer::Create(options_.server);
+    if (!server.ok()) {
+      std::fprintf(stderr, "fake agent: %s\n", server.failure().text.c_str());
+      std::abort();
+    }
+    server_ = std::move(server).value();
+    wake_ = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    thread_ = std::thread([this] { Run(); });
+  }
+
+  ~Impl() override {
+    Do([this] { stop_ = true; });
+    thread_.join();
+  }
+
+  const Options& options() const { return options_; }
+
+  // Runs `work` on the agent's thread and waits for it.
+  void Do(const std::function<void()>& work) {
+    std::unique_lock lock(mutex_);
+    bool done = false;
+    work_.push_back([&] {
+      work();
+      done = true;
+    });
+    TALWEG_CHECK(::eventfd_write(wake_.get(), 1) == 0);
+    changed_.wait(lock, [&] { return done; });
+  }
+
+  void ReleaseRounds() {
+    options_.holds_rounds = false;
+    for (auto& [name, tensor] : tensors_) CompleteIfReady(tensor);
+  }
+
+  void AbortRound(const std::string& name, RankStatus status, const std::string& text) {
+    FakeTensor& tensor = tensors_.at(name);
+    Publish(tensor, status, text);
+  }
+
+  RankServer& server() { return *server_; }
+  void set_paused(bool paused) { paused_ = paused; }
+
+  Seen TakeSeen() {
+    Seen seen = seen_;
+    seen.counters = server_->counters();
+    return seen;
+  }
+
+  void OnRankHello(RankConnectionId connection, const RankHello& hello) override {
+    ++seen_.hellos;
+    seen_.last_client_name = hello.client_name;
+    asking_.emplace_back(connection, hello);
+    if (options_.waits_for_all && asking_.size() < options_.server.local_rank_count) return;
+    for (const auto& [id, asked] : std::exchange(asking_, {})) {
+      server_->Welcome(id, {.rank = Rank(asked.local_rank.value()),
+                            .size = options_.server.local_rank_count,
+                            .local_size = options_.server.local_rank_count,
+                            .node_rank = NodeRank(0),
+                            .node_count = 1,
+                            .job_name = options_.job_name});
+      local_ranks_[id] = asked.local_rank.value();
+    }
+  }
+
+  void OnRankDeclare(RankConnectionId connection, RequestId request,
+                     const RankDeclaration& declaration) override {
+    if (declaration.name == options_.unanswered_name) return;
+    const uint32_t local_rank = local_ranks_.at(connection);
+    const auto [it, is_new] = tensors_.try_emplace(declaration.name);
+    FakeTensor& tensor = it->second;
+    if (is_new) {
+      tensor.declaration = declaration;
+      tensor.by_rank = local_rank;
+      tensor.index = TensorIndex(static_cast<uint32_t>(tensors_.size() - 1));
+      if (tensor.index.value() >= options_.server.tensors_max) {
+        server_->RefuseDeclaration(connection, request, RankStatus::kLimit,
+                                   "tensor '" + declaration.name + "' is one too many");
+        tensors_.erase(it);
+        return;
+      }
+      for (ResultBuffer& result : tensor.results) {
+        Outcome<ResultBuffer> buffer = server_->AllocateResult(declaration.bytes());
+        if (!buffer.ok()) {
+          server_->RefuseDeclaration(connection, request, buffer.failure().status,
+                                     buffer.failure().text);
+          tensors_.erase(it);
+          return;
+        }
+        result = buffer.value();
+      }
+    }
+    const RankDeclaration& agreed = tensor.declaration;
+    if (agreed.dtype != declaration.dtype || agreed.op != declaration.op ||
+        agreed.root_rank != declaration.root_rank ||
+        agreed.element_count != declaration.element_count) {
+      server_->RefuseDeclaration(connection, request, RankStatus::kMismatch,
+                                 "tensor '" + declaration.name + "': rank " +
+                                     std::to_string(tensor.by_rank) + " declared " +
+                                     Describe(agreed) + ", rank " + std::to_string(local_rank) +
+                                     " declares " + Describe(declaration));
+      return;
+    }
+    if (!tensor.contributions.contains(local_rank)) {
+      Outcome<ContributionBuffer> buffer =
+          server_->AllocateContribution(connection, declaration.bytes());
+      if (!buffer.ok()) {
+        server_->RefuseDeclaration(connection, request, buffer.failure().status,
+                                   buffer.failure().text);
+        return;
+      }
+      tensor.contributions[local_rank] = buffer.value();
+    }
+    server_->ReplyDeclared(connection, request,
+                           {.tensor = tensor.index,
+                            .tensor_bytes = declaration.bytes(),
+                            .completed_round = tensor.completed,
+                            .contribution = tensor.contributions[local_rank].location,
+                            .result = {tensor.results[0].location, tensor.results[1].location}});
+    by_index_[tensor.index.value()] = &tensor;
+  }
+
+  void OnRankPush(RankConnectionId, LocalRank local_rank, TensorIndex index, Round round,
+                  int32_t) override {
+    ++seen_.pushes;
+    FakeTensor& tensor = *by_index_.at(index.value());
+    TALWEG_CHECK(round == tensor.completed.Next());
+    tensor.pushed.insert(local_rank.value());
+    CompleteIfReady(tensor);
+  }
+
+  void OnRankGone(RankConnectionId connection, const RankGone& gone) override {
+    ++(gone.clean ? seen_.gone_clean : seen_.gone_unclean);
+    seen_.last_gone = gone.text;
+    for (auto& [name, tensor] : tensors_) tensor.contributions.erase(gone.local_rank.value());
+    std::erase_if(asking_, [&](const auto& asked) { return asked.first == connection; });
+    server_->Release(connection);
+    if (!gone.clean) server_->FailAll(RankStatus::kJobFailed, "the job has failed: " + gone.text);
+  }
+
+ private:
+  void CompleteIfReady(FakeTensor& tensor) {
+    if (options_.holds_rounds || tensor.pushed.size() < options_.server.local_rank_count) return;
+    std::vector<std::span<const std::byte>> inputs;
+    for (const auto& [rank, buffer] : tensor.contributions) inputs.push_back(buffer.bytes);
+    if (inputs.size() < options_.server.local_rank_count) return;
+    const std::span<std::byte> out = tensor.results[tensor.completed.Next().value() & 1].bytes;
+    if (tensor.declaration.op == Op::kBroadcast) {
+      const auto root = inputs[tensor.declaration.root_rank];
+      std::memcpy(out.data(), root.data(), out.size());
+    } else {
+      ReduceAny(tensor.declaration.dtype, tensor.declaration.op, inputs, out);
+    }
+    Publish(tensor, RankStatus::kOk, "");
+  }
+
+  void Publish(FakeTensor& tensor, RankStatus status, const std::string& text) {
+    tensor.completed = tensor.completed.Next();
+    const uint64_t ranks = tensor.pushed.size();
+    tensor.pushed.clear();
+    server_->PublishCompletion({.tensor = tensor.index,
+                                .round = tensor.completed,
+                                .status = status,
+                                .text = text,
+                                .ranks_summed = ranks,
+                                .sum_epoch = Epoch(1)});
+  }
+
+  void Run() {
+    while (!stop_) {
+      const int handled = paused_ ? 0 : server_->Poll(*this);
+      if (handled == 0 && (paused_ || server_->PrepareToSleep())) {
+        std::array<pollfd, 2> fds = {pollfd{wake_.get(), POLLIN, 0},
+                                     pollfd{server_->WaitDescriptor(), POLLIN, 0}};
+        ::poll(fds.data(), paused_ ? 1 : 2, -1);
+      }
+      DoWork();
+    }
+    server_.reset();
+  }
+
+  void DoWork() {
+    eventfd_t count;
+    ::eventfd_read(wake_.get(), &count);
+    const std::unique_lock lock(mutex_);
+    if (work_.empty()) return;
+    for (const auto& work : std::exchange(work_, {})) work();
+    changed_.notify_all();
+  }
+
+  Options options_;
+  std::unique_ptr<RankServer> server_;
+  Descriptor wake_;
+  std::vector<std::pair<RankConnectionId, RankHello>> asking_;
+  std::map<RankConnectionId, uint32_t> local_ranks_;
+  std::map<std::string, FakeTensor> tensors_;
+  std::map<uint32_t, FakeTensor*> by_index_;
+  Seen seen_;
+  bool stop_ = false;
+  bool paused_ = false;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::function<void()>> work_;
+  std::thread thread_;
+};
+
+FakeAgent::FakeAgent(Options options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+FakeAgent::~FakeAgent() = default;
+
+const std::string& FakeAgent::socket_path() const { return impl_->options().server.socket_path; }
+
+void FakeAgent::ReleaseRounds() {
+  impl_->Do([this] { impl_->ReleaseRounds(); });
+}
+
+void FakeAgent::AbortRound(const std::string& tensor, RankStatus status, const std::string& text) {
+  impl_->Do([&] { impl_->AbortRound(tensor, status, text); });
+}
+
+void FakeAgent::FailAll(RankStatus status, const std::string& text) {
+  impl_->Do([&] { impl_->server().FailAll(status, text); });
+}
+
+void FakeAgent::Pause() {
+  impl_->Do([this] { impl_->set_paused(true); });
+}
+
+void FakeAgent::Resume() {
+  impl_->Do([this] { impl_->set_paused(false); });
+}
+
+FakeAgent::Seen FakeAgent::seen() {
+  Seen seen;
+  impl_->Do([&] { seen = impl_->TakeSeen(); });
+  return seen;
+}
+
+void FakeAgent::WaitUntil(const std::function<bool(const Seen&)>& done) {
+  const auto give_up = std::chrono::steady_clock::now() + kDeadline;
+  while (!done(seen())) {
+    if (std::chrono::steady_clock::now() > give_up) {
+      std::fprintf(stderr, "fake agent: what the test waits for has not come\n");
+      std::abort();
+    }
+    std::this_thread::yield();
+  }
+}
+
+}  // namespace talweg::shm

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/store/store.h"
+
+#include <signal.h>
+#include <sqlite3.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <utility>
+
+#include <catch2/catch.hpp>
+
+#include "libs/base/random.h"
+
+namespace talweg::store {
+namespace {
+
+using membership::AggregatorRecord;
+using membership::AggregatorState;
+using membership::JobRecord;
+using membership::JobState;
+using membership::LossPolicy;
+using membership::MemberState;
+using membership::Snapshot;
+using membership::StoreWrite;
+
+// A directory of this test's own, gone with it.
+class Directory {
+ public:
+  Directory() {
+    const char* parent = std::getenv("TEST_TMPDIR");
+    std::string name = std::string(parent == nullptr ? "/tmp" : parent) + "/storeXXXXXX";
+    REQUIRE(mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  ~Directory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::string File(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+std::unique_ptr<Store> Open(const std::string& path) {
+  absl::StatusOr<std::unique_ptr<Store>> store = OpenSqliteStore(path);
+  INFO(store.status().ToString());
+  REQUIRE(store.ok());
+  return *std::move(store);
+}
+
+Snapshot LoadOf(Store& store) {
+  absl::StatusOr<Snapshot> snapshot = store.Load();
+  INFO(snapshot.status().ToString());
+  REQUIRE(snapshot.ok());
+  return *std::move(snapshot);
+}
+
+void MustWrite(Store& store, const StoreWrite& write) {
+  const absl::Status status = store.Write(write);
+  INFO(status.ToString());
+  REQUIRE(status.ok());
+}
+
+std::string RandomText(Random& random) {
+  std::string text;
+  for (uint64_t i = random.Below(12); i > 0; --i) {
+    constexpr const char* kPieces[] = {"a", "'", "\"", "ü", " ", "\n", "%", "漢"};
+    text += kPieces[random.Below(8)];
+  }
+  return text;
+}
+
+ViewMember RandomMember(Random& random, uint32_t node) {
+  return {.id = {NodeRank{node}, Incarnation{random.Next()}},
+          .rank_count = 1 + static_cast<uint32_t>(random.Below(8)),
+          .name = RandomText(random),
+          .admin_address = RandomText(random)};
+}
+
+ViewAggregator RandomAggregator(Random& random, uint32_t index) {
+  return {.incarnation = Incarnation{random.Next()},
+          .name = "a" + std::to_string(index),
+          .weight = 1 + static_cast<uint32_t>(random.Below(5)),
+          .data_address = RandomText(random),
+          .host_id = RandomText(random),
+          .admin_address = RandomText(random)};
+}
+
+JobRecord RandomJob(Random& random, JobId id) {
+  JobRecord job{
+      .id = id,
+      .name = RandomText(random),
+      .spec = {.min_members = 1 + static_cast<uint32_t>(random.Below(3)),
+               .max_members = 7,
+               .slice_bytes_max = uint64_t{64} << random.Below(20),
+               .loss_policy = random.OneIn(2) ? LossPolicy::kFailJob : LossPolicy::kContinue,
+               .join_timeout_ns = static_cast<int64_t>(random.Next() >> 1)},
+      .state = JobState::kForming,
+      .text = RandomText(random),
+      .epoch_floor = Epoch{random.Next() >> 2},
+      .created_unix_ns = static_cast<int64_t>(random.Next() >> 1)};
+  for (uint32_t i = 0; i < random.Below(4); ++i) {
+    job.members.push_back({.member = RandomMember(random, i),
+                           .host_id = RandomText(random),
+                           .state = MemberState{static_cast<uint8_t>(1 + random.Below(3))},
+                           .text = RandomText(random)});
+  }
+  if (random.OneIn(2)) {
+    job.state = JobState{static_cast<uint8_t>(2 + random.Below(3))};
+    job.view = View{.job = id, .epoch = Epoch{1 + (random.Next() >> 2)}};
+    for (uint32_t i = 0; i < random.Below(4); ++i) {
+      job.view->members.push_back(RandomMember(random, i));
+      job.view->aggregators.push_back(RandomAggregator(random, i));
+    }
+  }
+  return job;
+}
+
+StoreWrite RandomWrite(Random& random) {
+  StoreWrite write;
+  if (random.OneIn(3)) write.start_count = random.Next();
+  if (random.OneIn(3)) write.job_next = JobId{100 + random.Below(1000)};
+  for (uint64_t i = 1; i < 6; ++i) {
+    if (random.OneIn(3)) write.jobs.push_back(RandomJob(random, JobId{i}));
+  }
+  if (random.OneIn(3)) write.jobs_removed.push_back(JobId{6 + random.Below(3)});
+  if (random.OneIn(4)) write.jobs.push_back(RandomJob(random, JobId{6 + random.Below(3)}));
+  for (uint32_t i = 0; i < random.Below(3); ++i) {
+    AggregatorRecord record{.aggregator = RandomAggregator(random, i),
+                            .state = AggregatorState{static_cast<uint8_t>(1 + random.Below(3))},
+                            .text = RandomText(random)};
+    // Few, so that some are replaced and removed; some with the highest bit.
+    record.aggregator.incarnation = Incarnation{random.Below(3) - 1};
+    write.aggregators.push_back(record);
+  }
+  if (random.OneIn(3)) write.aggregators_removed.push_back(Incarnation{random.Below(3) - 1});
+  return write;
+}
+
+TEST_CASE("Store: SQLite gives back what memory does, also when opened again", "[store]") {
+  const Directory directory;
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    CAPTURE(seed);
+    Random random(seed);
+    const std::unique_ptr<Store> memory = MakeMemoryStore();
+    const std::string path = directory.File("store" + std::to_string(seed));
+    std::unique_ptr<Store> sqlite = Open(path);
+    CHECK(LoadOf(*sqlite) == Snapshot{});
+    for (int step = 0; step < 25; ++step) {
+      const StoreWrite write = RandomWrite(random);
+      MustWrite(*memory, write);
+      MustWrite(*sqlite, write);
+      if (random.OneIn(6)) {
+        sqlite.reset();
+        sqlite = Open(path);
+      }
+      CHECK(LoadOf(*sqlite) == LoadOf(*memory));
+    }
+  }
+}
+
+// A child writes epochs 1, 2, 3, ... and acknowledges each through a pipe once it is stored; it is
+// killed at a random moment. What is found afterwards is the last acknowledged one, or the one
+// after.
+TEST_CASE("Store: kill -9 at any moment takes back nothing that was acknowledged", "[store]") {
+  const Directory directory;
+  const std::string path = directory.File("store");
+  Random random(7);
+  uint64_t epoch = 0;
+  uint64_t acknowledged_total = 0;
+  for (int life = 0; life < 12; ++life) {
+    int channel[2];
+    REQUIRE(pipe(channel) == 0);
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      close(channel[0]);
+      absl::StatusOr<std::unique_ptr<Store>> store = OpenSqliteStore(path);
+      if (!store.ok()) _exit(1);
+      absl::StatusOr<Snapshot> snapshot = (*store)->Load();
+      if (!snapshot.ok()) _exit(2);
+      uint64_t next = snapshot->jobs.empty() ? 0 : snapshot->jobs[0].epoch_floor.value();
+      while (true) {
+        ++next;
+        StoreWrite write;
+        write.job_next = JobId{next};
+        write.jobs.push_back({.id = JobId{1}, .name = "job", .epoch_floor = Epoch{next}});
+        if (!(*store)->Write(write).ok()) _exit(3);
+        if (::write(channel[1], &next, sizeof next) != sizeof next) _exit(4);
+      }
+    }
+    close(channel[1]);
+    uint64_t acknowledged = epoch;
+    uint64_t got = 0;
+    // So many writes, then some microseconds: anywhere in the next one.
+    for (uint64_t left = random.Below(6); left > 0; --left) {
+      if (read(channel[0], &got, sizeof got) != sizeof got) break;
+      acknowledged = got;
+    }
+    timespec moment{.tv_sec = 0, .tv_nsec = static_cast<long>(random.Below(3'000'000))};
+    nanosleep(&moment, nullptr);
+    REQUIRE(kill(child, SIGKILL) == 0);
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    REQUIRE(WIFSIGNALED(status));
+    while (read(channel[0], &got, sizeof got) == sizeof got) acknowledged = got;
+    close(channel[0]);
+
+    const std::unique_ptr<Store> store = Open(path);
+    const Snapshot snapshot = LoadOf(*store);
+    const uint64_t found = snapshot.jobs.empty() ? 0 : snapshot.jobs[0].epoch_floor.value();
+    CHECK(found >= acknowledged);
+    CHECK(found <= acknowledged + 1);
+    if (found > 0) CHECK(snapshot.job_next == JobId{found});  // All of a change or nothing.
+    acknowledged_total += acknowledged - epoch;
+    epoch = found;
+  }
+  CHECK(acknowledged_total > 5);
+}
+
+TEST_CASE("Store: a second writer is refused, naming the first and the file", "[store]") {
+  const Directory directory;
+  const std::string path = directory.File("store");
+  std::unique_ptr<Store> first = Open(path);
+  const absl::StatusOr<std::unique_ptr<Store>> second = OpenSqliteStore(path);
+  REQUIRE(second.status().code() == absl::StatusCode::kFailedPrecondition);
+  const std::string text(second.status().message());
+  CHECK(text.find("process " + std::to_string(getpid())) != std::string::npos);
+  CHECK(text.find(path + ".lock") != std::string::npos);
+  first.reset();
+  CHECK(OpenSqliteStore(path).ok());
+}
+
+TEST_CASE("Store: missing directories are made; what cannot be opened is named", "[store]") {
+  const Directory directory;
+  CHECK(OpenSqliteStore(directory.File("a/b/store")).ok());
+  std::ofstream(directory.File("file")) << "text";
+  const absl::StatusOr<std::unique_ptr<Store>> store =
+      OpenSqliteStore(directory.File("file/store"));
+  REQUIRE_FALSE(store.ok());
+  CHECK(std::string(store.status().message()).find("file") != std::string::npos);
+}
+
+void Execute(const std::string& path, const std::string& sql) {
+  sqlite3* database = nullptr;
+  REQUIRE(sqlite3_open(path.c_str(), &database) == SQLITE_OK);
+  CHECK(sqlite3_exec(database, sql.c_str(), nullptr, nullptr, nullptr) == SQLITE_OK);
+  sqlite3_close(database);
+}
+
+TEST_CASE("Store: foreign, newer and damaged files are refused", "[store]") {
+  const Directory directory;
+  const std::string path = directory.File("store");
+  const auto error = [&] {
+    const absl::StatusOr<std::unique_ptr<Store>> store = OpenSqliteStore(path);
+    if (!store.ok()) return store.status();
+    return (*store)->Load().status();
+  };
+  SECTION("no database") {
+    std::ofstream(path) << std::string(8192, 'x');
+    CHECK(error().code() == absl::StatusCode::kDataLoss);
+  }
+  SECTION("another program's") {
+    Execute(path, "CREATE TABLE t (x)");
+    CHECK(error().code() == absl::StatusCode::kDataLoss);
+    CHECK(std::string(error().message()).find("another program") != std::string::npos);
+  }
+  SECTION("a newer schema") {
+    Open(path).reset();
+    Execute(path, "PRAGMA user_version = 9");
+    CHECK(error().code() == absl::StatusCode::kFailedPrecondition);
+    CHECK(std::string(error().message()).find("schema 9") != std::string::npos);
+  }
+  SECTION("a state that is none") {
+    std::unique_ptr<Store> store = Open(path);
+    StoreWrite write;
+    write.jobs.push_back({.id = JobId{1}, .name = "job"});
+    MustWrite(*store, write);
+    store.reset();
+    Execute(path, "UPDATE jobs SET state = 77");
+    CHECK(error().code() == absl::StatusCode::kDataLoss);
+  }
+  SECTION("torn pages") {
+    std::unique_ptr<Store> store = Open(path);
+    Random random(3);
+    for (int i = 0; i < 20; ++i) MustWrite(*store, RandomWrite(random));
+    store.reset();
+    // Everything but the first page.
+    const auto bytes = std::filesystem::file_size(path);
+    REQUIRE(bytes > 4096);
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(4096);
+    file << std::string(bytes - 4096, '\x5a');
+    file.close();
+    CHECK(error().code() == absl::StatusCode::kDataLoss);
+  }
+}
+
+}  // namespace
+}  // namespace talweg::store

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TELEMETRY_COUNTER_H_
+#define TALWEG_LIBS_TELEMETRY_COUNTER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace talweg {
+
+// A number that one thread or several change and any thread reads. Counters say nothing about each
+// other: a reader may see one changed and another, changed earlier, not yet.
+class Counter {
+ public:
+  void Add(uint64_t amount = 1) { value_.fetch_add(amount, std::memory_order_relaxed); }
+  // For levels (bytes held now): the owner sets what it is.
+  void Set(uint64_t value) { value_.store(value, std::memory_order_relaxed); }
+  uint64_t value() const { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> value_{0};
+};
+
+struct CounterValue {
+  std::string name;
+  std::string help;
+  uint64_t value = 0;
+
+  friend bool operator==(const CounterValue&, const CounterValue&) = default;
+};
+
+// The counters of one daemon. Names are lower case with underscores and their unit last
+// ("contribution_bytes"); a label stands behind: "refused{reason=wrong_epoch}". Thread-safe.
+class CounterSet {
+ public:
+  // The counter of that name, made with the first call; lives as long as the set. Not for hot
+  // paths: keep the reference.
+  Counter& Get(const std::string& name, const std::string& help = "");
+
+  // All of them, by name.
+  std::vector<CounterValue> Snapshot() const;
+
+ private:
+  struct Entry {
+    std::string name;
+    std::string help;
+    Counter counter;
+  };
+
+  mutable std::mutex mutex_;
+  std::deque<Entry> entries_;  // A deque: entries never move.
+};
+
+}  // namespace talweg
+
+#endif  // TALWEG_LIBS_TELEMETRY_COUNTER_H_

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/telemetry/log.h"
+
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <atomic>
+#include <memory>
+
+namespace talweg {
+namespace {
+
+spdlog::level::level_enum SpdlogLevel(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug: return spdlog::level::debug;
+    case LogLevel::kInfo: return spdlog::level::info;
+    case LogLevel::kWarning: return spdlog::level::warn;
+    case LogLevel::kError: return spdlog::level::err;
+    case LogLevel::kOff: break;
+  }
+  return spdlog::level::off;
+}
+
+std::shared_ptr<spdlog::logger> MakeLogger(const std::string& who) {
+  auto logger =
+      std::make_shared<spdlog::logger>(who, std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  logger->set_formatter(std::make_unique<spdlog::pattern_formatter>(
+      "%Y-%m-%dT%H:%M:%S.%fZ %L %n %v", spdlog::pattern_time_type::utc));
+  logger->set_level(spdlog::level::debug);
+  return logger;
+}
+
+// Replaced by StartLog before there are threads, read by all afterwards. Never destroyed: threads
+// may log while the process ends.
+std::shared_ptr<spdlog::logger>& Logger() {
+  static auto* const logger = new std::shared_ptr<spdlog::logger>(MakeLogger("talweg"));
+  return *logger;
+}
+
+std::atomic<LogLevel> least_level{LogLevel::kInfo};
+
+bool IsControl(char c) {
+  const auto byte = static_cast<unsigned char>(c);
+  return byte < 0x20 || byte == 0x7f;
+}
+
+std::string Escaped(const std::string& text) {
+  std::string escaped;
+  escaped.reserve(text.size() + 8);
+  for (const char c : text) {
+    if (!IsControl(c)) {
+      escaped += c;
+    } else if (c == '\n') {
+      escaped += "\\n";
+    } else {
+      constexpr char kHex[] = "0123456789abcdef";
+      const auto byte = static_cast<unsigned char>(c);
+      escaped += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+    }
+  }
+  return escaped;
+}
+
+}  // namespace
+
+void StartLog(std::string_view process_name, uint64_t incarnation, LogLevel level) {
+  Logger() = MakeLogger(fmt::format("{}[{:08x}]", process_name, incarnation));
+  least_level.store(level, std::memory_order_relaxed);
+}
+
+bool ParseLogLevel(std::string_view text, LogLevel* level) {
+  constexpr std::string_view kNames[] = {"debug", "info", "warning", "error", "off"};
+  for (size_t i = 0; i < std::size(kNames); ++i) {
+    if (text != kNames[i]) continue;
+    *level = static_cast<LogLevel>(i);
+    return true;
+  }
+  return false;
+}
+
+bool LogEnabled(LogLevel level) {
+  return level >= least_level.load(std::memory_order_relaxed) && level != LogLevel::kOff;
+}
+
+void internal::WriteLog(LogLevel level, const std::string& text) {
+  Logger()->log(SpdlogLevel(level), spdlog::string_view_t(Escaped(text)));
+}
+
+}  // namespace talweg

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TELEMETRY_LOG_H_
+#define TALWEG_LIBS_TELEMETRY_LOG_H_
+
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <string_view>
+
+namespace talweg {
+
+enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError, kOff };
+
+// Says who is writing; main() calls it once, before there are threads. Lines go to stderr, one
+// write each:
+//   2026-11-21T02:30:01.123456Z I talweg-agent[7f3a21c0] joined job 'digits' as node 1
+// Until then lines are written as those of "talweg", from kInfo on.
+void StartLog(std::string_view process_name, uint64_t incarnation, LogLevel level);
+
+// "debug", "info", "warning", "error", "off"; false: no such level, *level untouched.
+bool ParseLogLevel(std::string_view text, LogLevel* level);
+
+// Thread-safe, as is Log. A line that would not be written costs one load.
+bool LogEnabled(LogLevel level);
+
+namespace internal {
+void WriteLog(LogLevel level, const std::string& text);
+}  // namespace internal
+
+// Log(LogLevel::kInfo, "joined job '", name, "' as node ", node): anything that has operator<<.
+// A text of several lines becomes one: line breaks and other control characters are escaped, since
+// names come from users and peers.
+template <typename... Parts>
+void Log(LogLevel level, const Parts&... parts) {
+  if (!LogEnabled(level)) return;
+  std::ostringstream text;
+  (text << ... << parts);
+  internal::WriteLog(level, text.str());
+}
+
+}  // namespace talweg
+
+#endif  // TALWEG_LIBS_TELEMETRY_LOG_H_

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
+#include <cstdio>
+#include <regex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "libs/telemetry/counter.h"
+#include "libs/telemetry/log.h"
+
+namespace talweg {
+namespace {
+
+// What the process writes to stderr while this lives.
+class CapturedStderr {
+ public:
+  CapturedStderr() : file_(std::tmpfile()), saved_(dup(STDERR_FILENO)) {
+    REQUIRE(file_ != nullptr);
+    REQUIRE(saved_ >= 0);
+    std::fflush(stderr);
+    dup2(fileno(file_), STDERR_FILENO);
+  }
+  ~CapturedStderr() {
+    Restore();
+    std::fclose(file_);
+  }
+
+  std::string Text() {
+    Restore();
+    std::rewind(file_);
+    std::string text;
+    for (int c = std::fgetc(file_); c != EOF; c = std::fgetc(file_)) text += static_cast<char>(c);
+    return text;
+  }
+
+ private:
+  void Restore() {
+    if (saved_ < 0) return;
+    std::fflush(stderr);
+    dup2(saved_, STDERR_FILENO);
+    close(saved_);
+    saved_ = -1;
+  }
+
+  std::FILE* file_;
+  int saved_;
+};
+
+TEST_CASE("Counter: nothing is lost between threads", "[telemetry]") {
+  CounterSet set;
+  Counter& counter = set.Get("result_bytes", "bytes of results");
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&set] {
+      Counter& same = set.Get("result_bytes");
+      for (int j = 0; j < 1000; ++j) same.Add(2);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(counter.value() == 8000);
+}
+
+TEST_CASE("CounterSet: a snapshot is sorted by name", "[telemetry]") {
+  CounterSet set;
+  set.Get("b", "second").Set(5);
+  set.Get("a").Add();
+  set.Get("a", "first");
+  CHECK(set.Snapshot() == std::vector<CounterValue>{{"a", "first", 1}, {"b", "second", 5}});
+}
+
+TEST_CASE("Log: time, level, process and incarnation, text; one line whatever the text",
+          "[telemetry]") {
+  CapturedStderr captured;
+  StartLog("talweg-agent", 0x7f3a21, LogLevel::kInfo);
+  Log(LogLevel::kDebug, "not shown");
+  Log(LogLevel::kInfo, "joined job '", std::string("a\nb\x1b"), "' {} as node ", 1);
+  Log(LogLevel::kWarning, "second");
+  const std::string text = captured.Text();
+  const std::regex expected(
+      R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z I talweg-agent\[007f3a21\] joined job 'a\\nb\\x1b' \{\} as node 1\n)"
+      R"(\S+Z W talweg-agent\[007f3a21\] second\n)");
+  INFO(text);
+  CHECK(std::regex_match(text, expected));
+}
+
+TEST_CASE("Log: levels by name", "[telemetry]") {
+  LogLevel level = LogLevel::kInfo;
+  CHECK(ParseLogLevel("error", &level));
+  CHECK(level == LogLevel::kError);
+  CHECK_FALSE(ParseLogLevel("loud", &level));
+  CHECK(level == LogLevel::kError);
+  StartLog("talweg", 1, LogLevel::kOff);
+  CHECK_FALSE(LogEnabled(LogLevel::kError));
+  CHECK_FALSE(LogEnabled(LogLevel::kOff));
+}
+
+}  // namespace
+}  // namespace talweg

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/topology/topology.h"
+
+#include <sched.h>
+
+#include <fstream>
+#include <iterator>
+
+#include <catch2/catch.hpp>
+
+#include "libs/base/bytes.h"
+
+namespace talweg {
+namespace {
+
+TEST_CASE("ParseTopology: two sockets with a NIC each", "[topology]") {
+  std::ifstream file("libs/topology/testdata/two_sockets_two_nics.xml");
+  REQUIRE(file);
+  const std::string xml(std::istreambuf_iterator<char>(file), {});
+  const Topology topology = ParseTopology(xml).value();
+  CHECK(topology.cpu_model == "AMD EPYC 9124 16-Core Processor");
+  CHECK(topology.socket_count == 2);
+  CHECK(topology.numa_nodes == std::vector<TopologyNumaNode>{{0, 128 * kGiB}, {1, 128 * kGiB}});
+  REQUIRE(topology.cores.size() == 8);
+  CHECK(topology.cores[0] == TopologyCore{0, 0, {0, 1}});
+  CHECK(topology.cores[7] == TopologyCore{1, 1, {14, 15}});
+  CHECK(topology.CpuCount() == 16);
+  CHECK(topology.CacheBytes(1) == 32 * kKiB);
+  CHECK(topology.CacheBytes(2) == kMiB);
+  CHECK(topology.CacheBytes(3) == 32 * kMiB);
+  CHECK(topology.CacheBytes(4) == 0);
+  CHECK(topology.caches.size() == 8 + 8 + 2);
+  REQUIRE(topology.nics.size() == 4);
+  CHECK(topology.nics[0].name == "ens1f0np0");
+  CHECK(topology.nics[1].name == "mlx5_0");
+  CHECK(topology.nics[1].numa_node == 0);
+  CHECK(topology.nics[2].pci_address == "0000:81:00.0");
+  CHECK(topology.nics[2].numa_node == 1);
+  CHECK(topology.nics[3].link_gigabytes_per_second == Approx(31.5).epsilon(0.01));
+  CHECK(topology.ToString() == "2 sockets, 8 cores, 16 cpus, 2 NUMA nodes, 256 GiB");
+}
+
+TEST_CASE("ParseTopology: what is no topology is an error", "[topology]") {
+  CHECK(ParseTopology("").status().code() == absl::StatusCode::kInvalidArgument);
+  CHECK(ParseTopology("<topology version=\"2.0\">").status().code() ==
+        absl::StatusCode::kInvalidArgument);
+}
+
+TEST_CASE("ReadTopology: this machine has what the kernel says", "[topology]") {
+  const Topology topology = ReadTopology().value();
+  CHECK(topology.CpuCount() >= 1);
+  CHECK(topology.cores.size() >= 1);
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
+    CHECK(topology.CpuCount() >= static_cast<uint32_t>(CPU_COUNT(&allowed)));
+  }
+}
+
+}  // namespace
+}  // namespace talweg

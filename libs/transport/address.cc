@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <charconv>
+#include <string>
+#include <string_view>
+
+#include "libs/transport/transport.h"
+
+namespace talweg::transport {
+namespace {
+
+bool ParsePort(std::string_view text, uint16_t* port) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *port);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+}  // namespace
+
+absl::Status ParsePortRange(const std::string& text, ListenSpec* spec) {
+  uint16_t first = 0;
+  uint16_t last = 0;
+  const size_t dash = text.find('-');
+  bool valid = true;
+  if (!text.empty() && dash == std::string::npos) {
+    valid = ParsePort(text, &first);
+    last = first;
+  } else if (!text.empty()) {
+    valid = ParsePort(std::string_view(text).substr(0, dash), &first) &&
+            ParsePort(std::string_view(text).substr(dash + 1), &last) && first > 0 && first <= last;
+  }
+  if (!valid) {
+    return absl::InvalidArgumentError("'" + text +
+                                      "' is no port (0 to 65535) and no range of ports; write "
+                                      "7447, or 20000-20100, or 0 for any free port");
+  }
+  spec->port_first = first;
+  spec->port_last = last;
+  return absl::OkStatus();
+}
+
+std::string SelectAddress(const std::string& addresses, bool same_host) {
+  std::string network;
+  std::string local;
+  size_t begin = 0;
+  while (begin <= addresses.size()) {
+    size_t end = addresses.find(',', begin);
+    if (end == std::string::npos) end = addresses.size();
+    const std::string address = addresses.substr(begin, end - begin);
+    std::string& kind = address.starts_with("local:") ? local : network;
+    if (kind.empty()) kind = address;
+    begin = end + 1;
+  }
+  return same_host && !local.empty() ? local : network;
+}
+
+}  // namespace talweg::transport

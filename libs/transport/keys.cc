@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/transport/keys.h"
+
+#include <sys/random.h>
+
+#include "libs/base/check.h"
+#include "libs/base/fingerprint.h"
+
+namespace talweg::transport {
+
+uint64_t SystemRandom64() {
+  uint64_t value = 0;
+  // Never short for so few bytes, and it fails only where the call does not exist.
+  TALWEG_CHECK(getrandom(&value, sizeof(value), 0) == static_cast<ssize_t>(sizeof(value)));
+  return value;
+}
+
+uint64_t KeySource::Next(int bits) {
+  const uint64_t mask = bits >= 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
+  uint64_t key = 0;
+  while (key == 0) {
+    key = (seed_ == 0 ? SystemRandom64() : Fingerprint64(seed_, ++count_)) & mask;
+  }
+  return key;
+}
+
+}  // namespace talweg::transport

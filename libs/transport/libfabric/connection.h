@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_LIBFABRIC_CONNECTION_H_
+#define TALWEG_LIBS_TRANSPORT_LIBFABRIC_CONNECTION_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/transport/libfabric/handles.h"
+#include "libs/transport/libfabric/provider.h"
+#include "libs/transport/transport.h"
+
+namespace talweg::transport {
+
+// Memory registered with libfabric.
+class FabricRegistration final : public Registration {
+ public:
+  FabricRegistration(MemoryRegionHandle region, std::span<std::byte> bytes, wire::RemoteRef base)
+      : region_(std::move(region)) {
+    bytes_ = bytes;
+    base_ = base;
+  }
+
+  // What transfers from this memory must carry, where the provider asks for that.
+  void* descriptor() const { return fi_mr_desc(region_.get()); }
+
+ private:
+  MemoryRegionHandle region_;
+};
+
+// One connected endpoint with a completion queue of its own, so that closing both leaves nothing
+// behind that could name the connection, and the queue of what was posted on it.
+class FabricConnection {
+ public:
+  // What a completion meant.
+  struct Completion {
+    enum class Kind : uint8_t { kNothing, kFrame, kWriteDone };
+    Kind kind = Kind::kNothing;
+    std::span<const std::byte> frame;  // Valid until Repost.
+    size_t buffer = 0;
+    uint64_t context = 0;
+  };
+
+  // `provider` outlives this; `peer` names the other side in texts.
+  FabricConnection(const Provider* provider, ConnectionId id, std::string peer)
+      : provider_(provider), id_(id), peer_(std::move(peer)) {}
+
+  // Makes the endpoint, for `info` of a peer to connect to, or of a connection request. When it
+  // fails, request_taken() says whether the request was used up.
+  absl::Status Open(fi_info* info, int receive_buffers);
+
+  ConnectionId id() const { return id_; }
+  const std::string& peer() const { return peer_; }
+  fid_ep* endpoint() const { return endpoint_.get(); }
+  int descriptor() const { return descriptor_; }
+  fid_cq* completion_queue() const { return completion_queue_.get(); }
+  bool closed() const { return endpoint_ == nullptr; }
+  bool request_taken() const { return request_taken_; }
+
+  // Established: what was posted may leave.
+  void OnEstablished() { established_ = true; }
+  void set_peer(std::string peer) { peer_ = std::move(peer); }
+  bool established() const { return established_; }
+
+  void PostWrite(RegionSlice source, wire::RemoteRef target, uint64_t context);
+  void PostFrame(std::vector<std::byte> frame);
+  uint64_t pending_bytes() const { return pending_bytes_; }
+
+  // Hands to the provider what it takes. Why it failed, if it has.
+  absl::Status Advance();
+
+  // The next completion; nullopt when there is none now. A status: the connection is broken.
+  absl::StatusOr<std::optional<Completion>> Read();
+  // Gives the buffer of a received frame back to the provider.
+  absl::Status Repost(size_t buffer);
+
+  // Endpoint and queue are gone when this returns: nothing lands, no source is read any more. The
+  // receive buffers stay, for a frame that is being looked at.
+  void Close();
+
+ private:
+  struct Post {
+    bool is_frame = false;
+    std::vector<std::byte> frame;
+    size_t frame_buffer = 0;  // Where the frame was copied to, if the provider wants it registered.
+    RegionSlice source;
+    wire::RemoteRef target;
+    uint64_t context = 0;
+    size_t handed_bytes = 0;  // To the provider.
+    bool handed = false;      // All of it.
+    int transfers = 0;        // Outstanding.
+  };
+  // One operation of the provider. `scratch` is the provider's until the completion, and first,
+  // because that is the context that a completion names.
+  struct Transfer {
+    fi_context2 scratch;
+    Post* post = nullptr;  // Null: receive.
+    size_t buffer = 0;     // Of a receive.
+    size_t index = 0;      // In transfers_.
+    iovec local{};
+    void* descriptor = nullptr;
+    fi_rma_iov remote{};
+  };
+
+  absl::Status AllocateBuffers();
+  bool HandPart(Post& post, absl::Status* failure);
+  void Retire(Post* post);
+  absl::StatusOr<std::optional<Completion>> ReadError();
+  std::byte* ReceiveBuffer(size_t index);
+
+  const Provider* const provider_;
+  const ConnectionId id_;
+  std::string peer_;
+  bool established_ = false;
+  bool request_taken_ = false;
+
+  std::unique_ptr<std::byte[]> buffers_;  // Receives first, then frames to send.
+  MemoryRegionHandle buffers_region_;     // Where the provider wants it.
+  size_t receive_count_ = 0;
+  std::vector<size_t> free_frame_buffers_;
+
+  std::vector<Transfer> transfers_;  // Sends and writes.
+  std::vector<size_t> free_transfers_;
+  std::vector<Transfer> receives_;
+
+  std::deque<std::unique_ptr<Post>> posts_;  // In order; finished ones leave at the front.
+  size_t next_post_ = 0;                     // The first that is not handed.
+  uint64_t pending_bytes_ = 0;
+
+  int descriptor_ = -1;
+  // The endpoint goes before its queue.
+  CompletionQueueHandle completion_queue_;
+  EndpointHandle endpoint_;
+};
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_LIBFABRIC_CONNECTION_H_

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_LIBFABRIC_FABRIC_TRANSPORT_H_
+#define TALWEG_LIBS_TRANSPORT_LIBFABRIC_FABRIC_TRANSPORT_H_
+
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "libs/runtime/clock.h"
+#include "libs/telemetry/counter.h"
+#include "libs/transport/transport.h"
+
+namespace talweg::transport {
+
+struct FabricOptions {
+  // A libfabric provider with connected endpoints (FI_EP_MSG): "tcp", "verbs", "sockets".
+  std::string provider = "tcp";
+  // Its device, e.g. "mlx5_0"; "": its first.
+  std::string device;
+  // A Connect that has not succeeded by then has failed.
+  int64_t connect_timeout_ns = 10'000'000'000;
+  // Seeds the keys of regions. 0: drawn from the system.
+  uint64_t key_seed = 0;
+  // Posted receive buffers of kFrameBytesMax a connection.
+  int receive_buffers = 8;
+};
+
+// Connections over libfabric. Addresses: "fi:<provider>://<host>:<port>/<token>", IPv6 hosts in
+// brackets. The token is drawn by the listener: only who was given the address can connect, and an
+// address of a process that is gone does not lead to the next one that has its port. A connected
+// peer is trusted: libfabric 1.17's tcp provider does not survive every sequence of bytes.
+// `clock` outlives the transport, and so does `counters`, which may be null.
+// UNAVAILABLE: no such provider here, or it lacks something that we need; the text says what.
+absl::StatusOr<std::unique_ptr<Transport>> NewFabricTransport(const FabricOptions& options,
+                                                              const Clock* clock,
+                                                              CounterSet* counters);
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_LIBFABRIC_FABRIC_TRANSPORT_H_

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/transport/libfabric/fabric_transport.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <catch2/catch.hpp>
+
+#include "libs/base/check.h"
+#include "libs/base/random.h"
+#include "libs/runtime/clock.h"
+#include "libs/runtime/descriptor.h"
+#include "libs/transport/testing/harness.h"
+
+namespace talweg::transport {
+namespace {
+
+// A TCP port that is bound and does not listen, so that nobody else gets it meanwhile.
+class DeafPort {
+ public:
+  DeafPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(address);
+    TALWEG_CHECK(bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), length) == 0);
+    TALWEG_CHECK(getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
+    port_ = ntohs(address.sin_port);
+  }
+  uint16_t port() const { return port_; }
+  Descriptor Accept() { return Descriptor(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC)); }
+  void Listen() { TALWEG_CHECK(listen(socket_.get(), 1) == 0); }
+
+ private:
+  Descriptor socket_;
+  uint16_t port_ = 0;
+};
+
+class FabricHarness final : public Harness {
+ public:
+  std::unique_ptr<Transport> NewTransport() override {
+    auto transport = NewFabricTransport({}, &clock_, nullptr);
+    TALWEG_CHECK(transport.ok());
+    return *std::move(transport);
+  }
+  std::string NobodysAddress() override {
+    return "fi:tcp://127.0.0.1:" + std::to_string(deaf_.port());
+  }
+  int ConnectRaw(const std::string& address) override {
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
+    Descriptor descriptor(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (connect(descriptor.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0) return -1;
+    return descriptor.Release();
+  }
+
+ private:
+  MonotonicClock clock_;
+  DeafPort deaf_;
+};
+
+}  // namespace
+
+std::unique_ptr<Harness> NewHarness() { return std::make_unique<FabricHarness>(); }
+
+namespace {
+
+std::unique_ptr<Transport> NewTcp(const Clock* clock, const FabricOptions& options = {}) {
+  auto transport = NewFabricTransport(options, clock, nullptr);
+  REQUIRE(transport.ok());
+  return *std::move(transport);
+}
+
+bool Contains(const absl::Status& status, const std::string& part) {
+  return std::string(status.message()).find(part) != std::string::npos;
+}
+
+TEST_CASE("Fabric: an unknown provider is refused, and those that exist are named", "[transport]") {
+  MonotonicClock clock;
+  const auto transport = NewFabricTransport({.provider = "carrier-pigeon"}, &clock, nullptr);
+  REQUIRE_FALSE(transport.ok());
+  CHECK(Contains(transport.status(), "carrier-pigeon"));
+  CHECK(Contains(transport.status(), "tcp"));
+}
+
+TEST_CASE("Fabric: IPv6, where the host has it", "[transport]") {
+  MonotonicClock clock;
+  Endpoint server{NewTcp(&clock)};
+  const auto address = server.transport->Listen({.bind_address = "::1"});
+  if (!address.ok()) {
+    WARN("SKIPPED: no IPv6 loopback here: " << std::string(address.status().message()));
+    return;
+  }
+  CHECK(address->starts_with("fi:tcp://[::1]:"));
+  Endpoint client{NewTcp(&clock)};
+  const auto connection = client.transport->Connect(*address);
+  REQUIRE(connection.ok());
+  client.transport->PostFrame(*connection, FrameOf(6));
+  REQUIRE(PollUntil({&client, &server}, [&] { return server.sink.frames.size() == 1; }));
+}
+
+TEST_CASE("Fabric: where to listen", "[transport]") {
+  MonotonicClock clock;
+  const auto transport = NewTcp(&clock);
+  SECTION("a port that is taken") {
+    const auto first = transport->Listen({});
+    REQUIRE(first.ok());
+    const auto port = static_cast<uint16_t>(std::stoi(first->substr(first->rfind(':') + 1)));
+    const auto second = NewTcp(&clock)->Listen({.port_first = port, .port_last = port});
+    CHECK(absl::IsAlreadyExists(second.status()));
+    CHECK(Contains(second.status(), "127.0.0.1:" + std::to_string(port)));
+  }
+  SECTION("a range: the first free port of it") {
+    const auto first = transport->Listen({});
+    REQUIRE(first.ok());
+    const auto port = static_cast<uint16_t>(std::stoi(first->substr(first->rfind(':') + 1)));
+    // Nobody promises that the ports behind are free, but some of a hundred are.
+    const auto last = static_cast<uint16_t>(std::min(65535, port + 100));
+    const auto second = NewTcp(&clock)->Listen({.port_first = port, .port_last = last});
+    REQUIRE(second.ok());
+    const int chosen = std::stoi(second->substr(second->rfind(':') + 1));
+    CHECK(chosen > port);
+    CHECK(chosen <= last);
+  }
+  SECTION("an interface") {
+    const auto address = transport->Listen({.bind_interface = "lo"});
+    REQUIRE(address.ok());
+    CHECK(address->starts_with("fi:tcp://127."));
+  }
+  SECTION("an interface that does not exist") {
+    const auto address = transport->Listen({.bind_interface = "eth99"});
+    REQUIRE_FALSE(address.ok());
+    CHECK(Contains(address.status(), "eth99"));
+    CHECK(Contains(address.status(), "lo"));
+  }
+  SECTION("all addresses: peers are told one that they can use") {
+    const auto address = transport->Listen({.bind_address = ""});
+    REQUIRE(address.ok());
+    CHECK(address->find("0.0.0.0") == std::string::npos);
+    Endpoint client{NewTcp(&clock)};
+    Endpoint server{std::unique_ptr<Transport>()};
+    REQUIRE(client.transport->Connect(*address).ok());
+  }
+  SECTION("an advertised host") {
+    const auto address = transport->Listen({.advertise_host = "gateway.example"});
+    REQUIRE(address.ok());
+    CHECK(address->starts_with("fi:tcp://gateway.example:"));
+  }
+  SECTION("an address of another host") {
+    const auto address = transport->Listen({.bind_address = "192.0.2.77"});
+    REQUIRE_FALSE(address.ok());
+    CHECK(Contains(address.status(), "192.0.2.77"));
+  }
+}
+
+TEST_CASE("Fabric: somebody who accepts and never answers is given up", "[transport]") {
+  // Listens, and its kernel accepts; nobody says anything.
+  DeafPort mute;
+  mute.Listen();
+  MonotonicClock clock;
+  Endpoint client{NewTcp(&clock, {.connect_timeout_ns = 50'000'000})};
+  const std::string address = "fi:tcp://127.0.0.1:" + std::to_string(mute.port());
+  REQUIRE(client.transport->Connect(address).ok());
+  // Asleep on the descriptor alone: the time limit must wake us.
+  REQUIRE(PollUntil({&client}, [&] { return !client.sink.disconnected.empty(); }));
+  CHECK(client.sink.disconnected[0].second.find(address) != std::string::npos);
+  CHECK(client.sink.disconnected[0].second.find("50 ms") != std::string::npos);
+}
+
+TEST_CASE("Fabric: writes longer than the provider's limit arrive in parts", "[transport]") {
+  MonotonicClock clock;
+  Endpoint client{NewTcp(&clock)};
+  Endpoint server{NewTcp(&clock)};
+  const auto address = server.transport->Listen({});
+  REQUIRE(address.ok());
+  const auto connection = client.transport->Connect(*address);
+  REQUIRE(connection.ok());
+  // Past the 64 MiB that one transfer carries.
+  std::vector<std::byte> source = Pattern(3, 80 * 1000 * 1000 + 1);
+  std::vector<std::byte> target(source.size());
+  const auto from = client.transport->Register(source);
+  const auto to = server.transport->Register(target);
+  client.transport->PostWrite(*connection, from->Slice(0, source.size()), to->Ref(), 4);
+  client.transport->PostFrame(*connection, FrameOf(1));
+  REQUIRE(PollUntil({&client, &server}, [&] { return server.sink.frames.size() == 1; }));
+  CHECK(target == source);
+  CHECK(client.sink.writes_done.size() == 1);
+}
+
+// What a client says to connect, so that a stranger can say the same.
+std::vector<std::byte> RecordConnectRequest() {
+  DeafPort port;
+  port.Listen();
+  MonotonicClock clock;
+  Endpoint client{NewTcp(&clock)};
+  REQUIRE(client.transport->Connect("fi:tcp://127.0.0.1:" + std::to_string(port.port())).ok());
+  const Descriptor accepted = port.Accept();
+  std::vector<std::byte> request(4096);
+  ssize_t got = -1;
+  REQUIRE(PollUntil({&client}, [&] {
+    got = recv(accepted.get(), request.data(), request.size(), MSG_DONTWAIT);
+    return got > 0;
+  }));
+  request.resize(static_cast<size_t>(got));
+  return request;
+}
+
+TEST_CASE("Fabric: a stranger who knows how to connect, but not the token, does no harm",
+          "[transport]") {
+  const std::vector<std::byte> request = RecordConnectRequest();
+  FabricHarness harness;
+  CounterSet counters;
+  MonotonicClock clock;
+  auto transport = NewFabricTransport({}, &clock, &counters);
+  REQUIRE(transport.ok());
+  Endpoint server{*std::move(transport)};
+  const auto address = server.transport->Listen({});
+  REQUIRE(address.ok());
+  Random random(8);
+  for (uint64_t i = 0; i < 100; ++i) {
+    const Descriptor stranger(harness.ConnectRaw(*address));
+    std::vector<std::byte> noise = request;
+    // As it is, with its length field or token changed, or cut; then noise behind it.
+    if (i % 3 != 0) noise[random.Below(noise.size())] = std::byte(random.Below(256));
+    if (i % 5 == 0) noise.resize(random.Below(noise.size()) + 1);
+    const std::vector<std::byte> more = Pattern(i, random.Below(200));
+    noise.insert(noise.end(), more.begin(), more.end());
+    send(stranger.get(), noise.data(), noise.size(), MSG_NOSIGNAL);
+    server.Poll();
+    if (i % 8 == 0) shutdown(stranger.get(), SHUT_RDWR);
+  }
+  PollUntilIdle({&server});
+  CHECK(server.sink.accepted.empty());
+  CHECK(counters.Get("transport_connections_refused").value() > 0);
+
+  Endpoint client{harness.NewTransport()};
+  const auto connection = client.transport->Connect(*address);
+  REQUIRE(connection.ok());
+  client.transport->PostFrame(*connection, FrameOf(1));
+  REQUIRE(PollUntil({&client, &server}, [&] { return server.sink.frames.size() == 1; }));
+}
+
+TEST_CASE("Fabric: the address of the process that had this port before is refused at once",
+          "[transport]") {
+  MonotonicClock clock;
+  Endpoint server{NewTcp(&clock)};
+  std::string address = *server.transport->Listen({});
+  SECTION("another token") { address.back() = address.back() == '0' ? '1' : '0'; }
+  SECTION("none") { address.resize(address.rfind('/')); }
+  Endpoint client{NewTcp(&clock)};
+  REQUIRE(client.transport->Connect(address).ok());
+  REQUIRE(PollUntil({&client, &server}, [&] { return !client.sink.disconnected.empty(); }));
+  CHECK(server.sink.accepted.empty());
+  const std::string& reason = client.sink.disconnected[0].second;
+  INFO(reason);
+  CHECK(reason.find("no answer") == std::string::npos);
+  CHECK(reason.find(address.substr(0, address.rfind(':'))) != std::string::npos);
+}
+
+TEST_CASE("Fabric: a region of no bytes is refused", "[transport]") {
+  MonotonicClock clock;
+  CHECK_FALSE(NewTcp(&clock)->Register({}).ok());
+}
+
+}  // namespace
+}  // namespace talweg::transport

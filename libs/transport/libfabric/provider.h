@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_LIBFABRIC_PROVIDER_H_
+#define TALWEG_LIBS_TRANSPORT_LIBFABRIC_PROVIDER_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "libs/transport/libfabric/handles.h"
+#include "libs/transport/libfabric/socket_address.h"
+
+namespace talweg::transport {
+
+// What a provider told us of itself, in the terms that we need. Asked, never assumed.
+struct ProviderLimits {
+  size_t transmit_depth = 0;  // Transfers that may be outstanding on an endpoint.
+  size_t receive_depth = 0;
+  size_t write_bytes_max = 0;  // Of one transfer; longer writes are split.
+  size_t inject_bytes_max = 0;
+  bool local_keys = false;         // FI_MR_LOCAL: sources and receive buffers are registered too.
+  bool virtual_addresses = false;  // FI_MR_VIRT_ADDR: targets are named by address, not by offset.
+  bool provider_keys = false;      // FI_MR_PROV_KEY: the provider chooses keys.
+  int key_bits = 64;
+};
+
+// A provider's fabric, domain and event queue, opened. One thread.
+class Provider {
+ public:
+  // `device`: the domain's name, e.g. "mlx5_0"; "" for the provider's first.
+  static absl::StatusOr<std::unique_ptr<Provider>> Open(const std::string& name,
+                                                        const std::string& device);
+
+  const std::string& name() const { return name_; }
+  const ProviderLimits& limits() const { return limits_; }
+  fid_fabric* fabric() const { return fabric_.get(); }
+  fid_domain* domain() const { return domain_.get(); }
+  fid_eq* event_queue() const { return event_queue_.get(); }
+  int event_queue_descriptor() const { return event_queue_descriptor_; }
+
+  // For an endpoint that connects to `destination`, or a passive one bound to `source`.
+  absl::StatusOr<InfoHandle> InfoTo(const SocketAddress& destination) const;
+  absl::StatusOr<InfoHandle> InfoFrom(const SocketAddress& source) const;
+
+  // `access`: FI_WRITE, FI_REMOTE_WRITE, FI_SEND, FI_RECV. `key` is a wish.
+  absl::StatusOr<MemoryRegionHandle> RegisterMemory(void* bytes, size_t size, uint64_t access,
+                                                    uint64_t key) const;
+
+ private:
+  Provider() = default;
+  InfoHandle NewHints() const;
+
+  std::string name_;
+  std::string device_;
+  InfoHandle info_;
+  ProviderLimits limits_;
+  FabricHandle fabric_;
+  EventQueueHandle event_queue_;
+  DomainHandle domain_;
+  int event_queue_descriptor_ = -1;
+};
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_LIBFABRIC_PROVIDER_H_

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_LIBFABRIC_SOCKET_ADDRESS_H_
+#define TALWEG_LIBS_TRANSPORT_LIBFABRIC_SOCKET_ADDRESS_H_
+
+#include <absl/status/statusor.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <string>
+
+#include "libs/transport/transport.h"
+
+namespace talweg::transport {
+
+// An IPv4 or IPv6 address with its port.
+class SocketAddress {
+ public:
+  SocketAddress() = default;
+  // `length` bytes at `address`; anything but IPv4 and IPv6 gives an address that is not valid.
+  SocketAddress(const void* address, size_t length);
+
+  bool valid() const { return length_ > 0; }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage_); }
+  socklen_t length() const { return length_; }
+  int family() const { return storage_.ss_family; }
+  bool IsWildcard() const;
+  bool IsLoopback() const;
+
+  uint16_t port() const;
+  void set_port(uint16_t port);
+
+  // "10.0.0.7", "fe80::1%eth0".
+  std::string Host() const;
+  // "10.0.0.7:20000", "[fe80::1%eth0]:20000", "(unknown)".
+  std::string ToString() const;
+
+ private:
+  sockaddr_storage storage_{};
+  socklen_t length_ = 0;
+};
+
+// "host:port" or "[ipv6]:port", resolved. Blocks for the resolver if the host is a name.
+// INVALID_ARGUMENT: no such form. NOT_FOUND: the name does not resolve.
+absl::StatusOr<SocketAddress> ResolveHostPort(const std::string& host_port);
+
+// Where the spec says to bind, with port 0. NOT_FOUND: no such interface, or no address on it.
+absl::StatusOr<SocketAddress> ResolveBindAddress(const ListenSpec& spec);
+
+// An address of this host that others may reach, of the given family: the first of an interface
+// that is up, if possible not a loopback one. Port 0.
+SocketAddress AddressOfThisHost(int family);
+
+// Joins what Connect will take apart: brackets around a host that has colons.
+std::string JoinHostPort(const std::string& host, uint16_t port);
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_LIBFABRIC_SOCKET_ADDRESS_H_

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_LOCAL_CONNECTION_H_
+#define TALWEG_LIBS_TRANSPORT_LOCAL_CONNECTION_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/runtime/descriptor.h"
+#include "libs/transport/local/handshake.h"
+#include "libs/transport/local/ring.h"
+#include "libs/transport/transport.h"
+
+namespace talweg::transport {
+
+// Our regions, by key: where a record of a peer may write to.
+using RegionTable = std::unordered_map<uint64_t, const Registration*>;
+
+// One connection: the two rings, and what was posted and did not fit yet.
+class LocalConnection {
+ public:
+  // `socket` is connected, and the handshake is still to come. `peer` names the other side.
+  LocalConnection(ConnectionId id, Descriptor socket, RingMapping ours, std::string peer)
+      : id_(id), socket_(std::move(socket)), ours_(std::move(ours)), peer_(std::move(peer)) {}
+
+  ConnectionId id() const { return id_; }
+  const std::string& peer() const { return peer_; }
+  int socket() const { return socket_.get(); }
+  const RingMapping& ring() const { return ours_; }
+  bool established() const { return theirs_.valid(); }
+  bool closed() const { return !socket_.valid(); }
+
+  // Takes over what the peer has sent in its handshake.
+  absl::Status Establish(PeerDescriptors peer);
+
+  void PostWrite(RegionSlice source, wire::RemoteRef target, uint64_t context);
+  void PostFrame(std::vector<std::byte> frame);
+  uint64_t pending_bytes() const { return pending_bytes_; }
+
+  // Copies into our ring what fits. Contexts of writes that are wholly in it go to `done`. Returns
+  // whether it did anything. A status: the peer has broken the rules, or is gone.
+  absl::StatusOr<bool> Advance(std::deque<uint64_t>* done);
+
+  // Reads one record of the peer's ring: a write is carried out, a frame is returned, valid until
+  // the next call. A status: the peer has broken the rules.
+  enum class ReadResult : uint8_t { kEmpty, kWrite, kFrame };
+  absl::StatusOr<ReadResult> Read(const RegionTable& regions);
+  std::span<const std::byte> frame() const { return {frame_.data(), frame_.size()}; }
+
+  // Says to the peer that we sleep, so that it rings. False: there is something to do already.
+  bool PrepareToSleep();
+  void Awake();
+
+  // Rings are unmapped and the socket is closed when this returns.
+  void Close();
+
+ private:
+  struct Post {
+    bool is_frame = false;
+    std::vector<std::byte> frame;
+    RegionSlice source;
+    wire::RemoteRef target;
+    uint64_t context = 0;
+    size_t copied_bytes = 0;
+  };
+
+  // Room in our ring, as of what the peer says that it has read.
+  absl::StatusOr<size_t> Room();
+  size_t AppendPart(Post& post, size_t room);
+  bool HasInput() const;
+  void RingIfAsleep();
+
+  const ConnectionId id_;
+  Descriptor socket_;
+  Descriptor peer_doorbell_;
+  RingMapping ours_;
+  RingMapping theirs_;
+  const std::string peer_;
+
+  // Our own copies of what we publish: what lies in shared memory is for the peer.
+  uint64_t written_ = 0;
+  uint64_t read_ = 0;
+  uint64_t read_published_ = 0;
+  uint64_t peer_read_ = 0;
+  uint32_t sleep_count_ = 0;
+  uint32_t rung_for_ = 0;
+
+  std::deque<Post> posts_;
+  uint64_t pending_bytes_ = 0;
+  std::vector<std::byte> frame_;
+};
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_LOCAL_CONNECTION_H_

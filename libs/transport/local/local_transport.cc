@@ -1,0 +1,491 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/transport/local/local_transport.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <deque>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "libs/base/check.h"
+#include "libs/status/status.h"
+#include "libs/transport/keys.h"
+#include "libs/transport/local/connection.h"
+#include "libs/transport/local/handshake.h"
+
+namespace talweg::transport {
+namespace {
+
+constexpr char kScheme[] = "local:";
+// Strangers that connect and say nothing cost a descriptor each until their time is over.
+constexpr size_t kHandshakesMax = 256;
+// Of one connection, before the next one's turn: a fast writer must not keep us.
+constexpr int kRecordsInTurnMax = 64;
+
+constexpr uint64_t kDoorbellTag = 0;
+constexpr uint64_t kTimerTag = ~uint64_t{0};
+constexpr uint64_t kListenerTag = kTimerTag - 1;
+
+class LocalRegistration final : public Registration {
+ public:
+  LocalRegistration(RegionTable* table, std::span<std::byte> bytes, wire::RemoteRef base)
+      : table_(table) {
+    bytes_ = bytes;
+    base_ = base;
+    table_->emplace(base.key, this);
+  }
+  ~LocalRegistration() override { table_->erase(base_.key); }
+
+ private:
+  RegionTable* const table_;
+};
+
+class LocalTransportImpl final : public LocalTransport {
+ public:
+  LocalTransportImpl(const LocalOptions& options, const Clock* clock, CounterSet* counters)
+      : options_(options),
+        clock_(clock),
+        keys_(options.key_seed),
+        counters_(counters != nullptr ? *counters : own_counters_),
+        refused_(counters_.Get("transport_connections_refused",
+                               "connection attempts that were no peer of ours")),
+        frame_bytes_sent_(counters_.Get("transport_frame_bytes_sent")),
+        write_bytes_sent_(counters_.Get("transport_write_bytes_sent")) {}
+  ~LocalTransportImpl() override;
+
+  absl::Status Start();
+
+  absl::StatusOr<std::string> Listen(const ListenSpec& spec) override;
+  absl::StatusOr<ConnectionId> Connect(const std::string& address) override;
+  void Close(ConnectionId id) override;
+  absl::StatusOr<Region> Register(std::span<std::byte> bytes) override;
+  absl::StatusOr<Region> RegisterAs(std::span<std::byte> bytes, wire::RemoteRef base) override;
+  PostResult PostWrite(ConnectionId id, RegionSlice source, wire::RemoteRef target,
+                       uint64_t context) override;
+  PostResult PostFrame(ConnectionId id, std::vector<std::byte> frame) override;
+  int Poll(EventSink& sink, int events_max) override;
+  int WaitDescriptor() const override { return epoll_.get(); }
+  bool PrepareToSleep() override;
+  uint64_t PendingBytes(ConnectionId id) const override;
+
+ private:
+  struct Peer {
+    explicit Peer(LocalConnection made) : connection(std::move(made)) {}
+
+    LocalConnection connection;
+    bool connecting = false;      // By us: OnConnected is due, not OnAccepted.
+    int64_t establish_by_ns = 0;  // While not established.
+    std::deque<uint64_t> done;    // Contexts of writes whose OnWriteDone is due.
+    std::string ending;           // Not empty: over as soon as what has arrived is read.
+  };
+  using PeerHandle = std::shared_ptr<Peer>;
+
+  absl::StatusOr<PeerHandle> AddPeer(Descriptor socket, const std::string& name, bool connecting);
+  absl::Status Watch(int fd, uint64_t tag);
+  void Advance(Peer& peer);
+  void AcceptAll();
+  void LookAtDescriptors(EventSink& sink, int* work);
+  void OnSocket(EventSink& sink, const PeerHandle& peer, uint32_t events);
+  void OnHandshake(EventSink& sink, const PeerHandle& peer);
+  void PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work);
+  void PollTimeouts(EventSink& sink, int* work);
+  void End(EventSink& sink, const PeerHandle& peer, const std::string& reason);
+  void Forget(Peer& peer);
+  void SetTimer();
+  size_t HandshakeCount() const;
+
+  const LocalOptions options_;
+  const Clock* const clock_;
+  KeySource keys_;
+  CounterSet own_counters_;  // Where nobody wants to know.
+  CounterSet& counters_;
+  Counter& refused_;
+  Counter& frame_bytes_sent_;
+  Counter& write_bytes_sent_;
+
+  Descriptor epoll_;
+  Descriptor doorbell_;  // Peers write to it when they have something for us and we sleep.
+  Descriptor timer_;
+  Descriptor listener_;
+  std::string listening_path_;  // To be removed with the listener.
+  bool asleep_ = false;
+  uint64_t next_id_ = 1;
+  size_t first_polled_ = 0;  // Connections take turns in being polled first.
+  RegionTable regions_;
+  std::map<ConnectionId, PeerHandle> peers_;
+  std::deque<PeerHandle> broken_;  // Ended, and their sinks do not know yet.
+};
+
+LocalTransportImpl::~LocalTransportImpl() {
+  if (!listening_path_.empty()) unlink(listening_path_.c_str());
+}
+
+absl::Status LocalTransportImpl::Start() {
+  epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
+  doorbell_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  timer_.Reset(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  if (!epoll_.valid() || !doorbell_.valid() || !timer_.valid()) {
+    return ErrnoStatus(errno, "descriptors of a local transport");
+  }
+  TALWEG_RETURN_IF_ERROR(Watch(doorbell_.get(), kDoorbellTag));
+  return Watch(timer_.get(), kTimerTag);
+}
+
+absl::Status LocalTransportImpl::Watch(int fd, uint64_t tag) {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLRDHUP;
+  event.data.u64 = tag;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    return ErrnoStatus(errno, "watch a descriptor of the local transport");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> LocalTransportImpl::Listen(const ListenSpec&) {
+  if (listener_.valid())
+    return absl::AlreadyExistsError("the local transport is listening already");
+  std::string name = options_.socket_path;
+  if (name.empty()) {
+    std::array<char, 17> digits{};
+    std::snprintf(digits.data(), digits.size(), "%016llx",
+                  static_cast<unsigned long long>(SystemRandom64()));
+    name = std::string("@talweg-") + digits.data();
+  }
+  TALWEG_ASSIGN_OR_RETURN(listener_, ListenUnix(name));
+  if (name.front() != '@') listening_path_ = name;
+  TALWEG_RETURN_IF_ERROR(Watch(listener_.get(), kListenerTag));
+  return kScheme + name;
+}
+
+absl::StatusOr<ConnectionId> LocalTransportImpl::Connect(const std::string& address) {
+  const size_t scheme_bytes = sizeof(kScheme) - 1;
+  if (!address.starts_with(kScheme) || address.size() == scheme_bytes) {
+    return absl::InvalidArgumentError("cannot connect to '" + address +
+                                      "' through shared memory: expected local:<path> or "
+                                      "local:@<abstract name>");
+  }
+  absl::StatusOr<Descriptor> socket = ConnectUnix(address.substr(scheme_bytes));
+  if (absl::IsInvalidArgument(socket.status())) return socket.status();
+  std::string failure(socket.status().message());
+  if (socket.ok()) {
+    const absl::StatusOr<int> trusted = CheckPeer(socket->get());
+    if (!trusted.ok())
+      failure = "connect to " + address + ": " + std::string(trusted.status().message());
+  } else {
+    socket = Descriptor();
+  }
+  TALWEG_ASSIGN_OR_RETURN(const PeerHandle peer, AddPeer(*std::move(socket), address, true));
+  if (failure.empty()) {
+    const absl::Status sent = SendHandshake(
+        peer->connection.socket(), peer->connection.ring().memory_descriptor(), doorbell_.get());
+    if (!sent.ok()) failure = "connect to " + address + ": " + std::string(sent.message());
+  }
+  if (!failure.empty()) {
+    peer->ending = failure;
+    Forget(*peer);
+    broken_.push_back(peer);
+  }
+  return peer->connection.id();
+}
+
+absl::StatusOr<LocalTransportImpl::PeerHandle> LocalTransportImpl::AddPeer(Descriptor socket,
+                                                                           const std::string& name,
+                                                                           bool connecting) {
+  TALWEG_ASSIGN_OR_RETURN(RingMapping ring, RingMapping::Create(options_.ring_bytes));
+  const ConnectionId id(next_id_++);
+  const bool connected = socket.valid();
+  if (connected) TALWEG_RETURN_IF_ERROR(Watch(socket.get(), id.value()));
+  const auto peer =
+      std::make_shared<Peer>(LocalConnection(id, std::move(socket), std::move(ring), name));
+  peer->connecting = connecting;
+  peer->establish_by_ns = clock_->NowNs() + options_.connect_timeout_ns;
+  if (connected) {
+    peers_.emplace(id, peer);
+    SetTimer();
+  }
+  return peer;
+}
+
+void LocalTransportImpl::AcceptAll() {
+  while (true) {
+    Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) return;
+    const absl::StatusOr<int> process = CheckPeer(socket.get());
+    if (!process.ok() || HandshakeCount() >= kHandshakesMax) {
+      SendRefusal(socket.get(), process.ok() ? "too many processes are connecting at this moment"
+                                             : std::string(process.status().message()));
+      refused_.Add();
+      continue;
+    }
+    const absl::StatusOr<PeerHandle> peer =
+        AddPeer(std::move(socket), "local process " + std::to_string(*process), false);
+    if (!peer.ok()) refused_.Add();
+  }
+}
+
+size_t LocalTransportImpl::HandshakeCount() const {
+  return static_cast<size_t>(std::count_if(peers_.begin(), peers_.end(), [](const auto& entry) {
+    return !entry.second->connection.established();
+  }));
+}
+
+void LocalTransportImpl::Forget(Peer& peer) {
+  LocalConnection& connection = peer.connection;
+  if (!connection.closed()) {
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.socket(), nullptr);
+  }
+  peers_.erase(connection.id());
+  connection.Close();
+}
+
+void LocalTransportImpl::Close(ConnectionId id) {
+  const auto found = peers_.find(id);
+  if (found != peers_.end()) {
+    const PeerHandle peer = found->second;
+    Forget(*peer);
+    return;
+  }
+  std::erase_if(broken_, [&](const PeerHandle& peer) { return peer->connection.id() == id; });
+}
+
+absl::StatusOr<Region> LocalTransportImpl::Register(std::span<std::byte> bytes) {
+  return RegisterAs(bytes, {.key = keys_.Next(), .address = 0});
+}
+
+absl::StatusOr<Region> LocalTransportImpl::RegisterAs(std::span<std::byte> bytes,
+                                                      wire::RemoteRef base) {
+  if (bytes.empty()) return absl::InvalidArgumentError("a region of 0 bytes");
+  if (regions_.contains(base.key)) {
+    return absl::AlreadyExistsError("a region with key " + std::to_string(base.key));
+  }
+  return Region(std::make_unique<LocalRegistration>(&regions_, bytes, base));
+}
+
+PostResult LocalTransportImpl::PostWrite(ConnectionId id, RegionSlice source,
+                                         wire::RemoteRef target, uint64_t context) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return PostResult::kGone;
+  write_bytes_sent_.Add(source.length);
+  found->second->connection.PostWrite(source, target, context);
+  Advance(*found->second);
+  return PostResult::kPosted;
+}
+
+PostResult LocalTransportImpl::PostFrame(ConnectionId id, std::vector<std::byte> frame) {
+  TALWEG_CHECK(!frame.empty() && frame.size() <= wire::kFrameBytesMax);
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return PostResult::kGone;
+  frame_bytes_sent_.Add(frame.size());
+  found->second->connection.PostFrame(std::move(frame));
+  Advance(*found->second);
+  return PostResult::kPosted;
+}
+
+uint64_t LocalTransportImpl::PendingBytes(ConnectionId id) const {
+  const auto found = peers_.find(id);
+  return found == peers_.end() ? 0 : found->second->connection.pending_bytes();
+}
+
+void LocalTransportImpl::Advance(Peer& peer) {
+  const absl::StatusOr<bool> advanced = peer.connection.Advance(&peer.done);
+  if (!advanced.ok() && peer.ending.empty()) peer.ending = std::string(advanced.status().message());
+}
+
+int LocalTransportImpl::Poll(EventSink& sink, int events_max) {
+  int work = 0;
+  int budget = events_max;
+  if (asleep_) {
+    asleep_ = false;
+    for (const auto& [id, peer] : peers_) peer->connection.Awake();
+  }
+  while (!broken_.empty()) {
+    const PeerHandle peer = broken_.front();
+    broken_.pop_front();
+    ++work;
+    sink.OnDisconnected(peer->connection.id(), peer->ending);
+  }
+  LookAtDescriptors(sink, &work);
+
+  std::vector<PeerHandle> due;
+  due.reserve(peers_.size());
+  for (const auto& [id, peer] : peers_) {
+    if (peer->connection.established()) due.push_back(peer);
+  }
+  for (size_t i = 0; i < due.size() && budget > 0; ++i) {
+    PollPeer(sink, due[(first_polled_ + i) % due.size()], &budget, &work);
+  }
+  ++first_polled_;
+  return work;
+}
+
+void LocalTransportImpl::LookAtDescriptors(EventSink& sink, int* work) {
+  std::array<epoll_event, 64> ready;
+  const int count = epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()), 0);
+  for (int i = 0; i < count; ++i) {
+    const uint64_t tag = ready[i].data.u64;
+    uint64_t ignored;
+    if (tag == kDoorbellTag) {
+      [[maybe_unused]] const ssize_t got = read(doorbell_.get(), &ignored, sizeof(ignored));
+    } else if (tag == kTimerTag) {
+      [[maybe_unused]] const ssize_t got = read(timer_.get(), &ignored, sizeof(ignored));
+      PollTimeouts(sink, work);
+    } else if (tag == kListenerTag) {
+      AcceptAll();
+      ++*work;
+    } else if (const auto found = peers_.find(ConnectionId(tag)); found != peers_.end()) {
+      const PeerHandle peer = found->second;
+      OnSocket(sink, peer, ready[i].events);
+      ++*work;
+    }
+  }
+}
+
+void LocalTransportImpl::OnSocket(EventSink& sink, const PeerHandle& peer, uint32_t events) {
+  if (!peer->connection.established()) OnHandshake(sink, peer);
+  if (peer->connection.closed() || !peer->connection.established()) return;
+  if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) {
+    // What it had written before is delivered before.
+    if (peer->ending.empty()) {
+      peer->ending = peer->connection.peer() + " closed the connection, or its process ended";
+    }
+  } else if ((events & EPOLLIN) != 0) {
+    std::array<std::byte, 16> unexpected;
+    if (recv(peer->connection.socket(), unexpected.data(), unexpected.size(), MSG_DONTWAIT) > 0) {
+      End(sink, peer, peer->connection.peer() + " sent bytes over the socket after the handshake");
+    }
+  }
+}
+
+void LocalTransportImpl::OnHandshake(EventSink& sink, const PeerHandle& peer) {
+  LocalConnection& connection = peer->connection;
+  absl::StatusOr<std::optional<PeerDescriptors>> received = ReceiveHandshake(connection.socket());
+  if (received.ok() && !received->has_value()) return;
+  absl::Status status = received.status();
+  if (status.ok()) status = connection.Establish(**std::move(received));
+  if (status.ok() && !peer->connecting) {
+    status =
+        SendHandshake(connection.socket(), connection.ring().memory_descriptor(), doorbell_.get());
+  }
+  if (!status.ok()) {
+    if (!peer->connecting) SendRefusal(connection.socket(), std::string(status.message()));
+    End(sink, peer, "connect to " + connection.peer() + ": " + std::string(status.message()));
+    return;
+  }
+  SetTimer();
+  Advance(*peer);
+  if (peer->connecting) {
+    sink.OnConnected(connection.id());
+  } else {
+    sink.OnAccepted(connection.id());
+  }
+}
+
+void LocalTransportImpl::PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work) {
+  LocalConnection& connection = peer->connection;
+  if (connection.closed()) return;
+  const uint64_t pending = connection.pending_bytes();
+  Advance(*peer);
+  if (connection.pending_bytes() != pending) ++*work;
+  for (int records = 0; *budget > 0 && !connection.closed() && records < kRecordsInTurnMax;) {
+    if (!peer->done.empty()) {
+      const uint64_t context = peer->done.front();
+      peer->done.pop_front();
+      --*budget;
+      ++*work;
+      sink.OnWriteDone(connection.id(), context);
+      continue;
+    }
+    const absl::StatusOr<LocalConnection::ReadResult> read = connection.Read(regions_);
+    if (!read.ok()) {
+      ++*work;
+      End(sink, peer, std::string(read.status().message()));
+      return;
+    }
+    if (*read == LocalConnection::ReadResult::kEmpty) {
+      if (peer->ending.empty()) return;
+      ++*work;
+      End(sink, peer, peer->ending);
+      return;
+    }
+    ++*work;
+    ++records;
+    if (*read == LocalConnection::ReadResult::kFrame) {
+      --*budget;
+      sink.OnFrame(connection.id(), connection.frame());
+    }
+  }
+}
+
+void LocalTransportImpl::PollTimeouts(EventSink& sink, int* work) {
+  const int64_t now_ns = clock_->NowNs();
+  std::vector<PeerHandle> late;
+  for (const auto& [id, peer] : peers_) {
+    if (!peer->connection.established() && now_ns >= peer->establish_by_ns) late.push_back(peer);
+  }
+  for (const PeerHandle& peer : late) {
+    ++*work;
+    End(sink, peer,
+        "connect to " + peer->connection.peer() + ": no answer within " +
+            std::to_string(options_.connect_timeout_ns / 1'000'000) +
+            " ms; is its process stopped?");
+  }
+  SetTimer();
+}
+
+void LocalTransportImpl::SetTimer() {
+  int64_t first_ns = 0;
+  for (const auto& [id, peer] : peers_) {
+    if (peer->connection.established()) continue;
+    if (first_ns == 0 || peer->establish_by_ns < first_ns) first_ns = peer->establish_by_ns;
+  }
+  itimerspec timer{};
+  if (first_ns != 0) {
+    const int64_t left_ns = std::max<int64_t>(first_ns - clock_->NowNs(), 1);
+    timer.it_value.tv_sec = left_ns / 1'000'000'000;
+    timer.it_value.tv_nsec = left_ns % 1'000'000'000;
+  }
+  timerfd_settime(timer_.get(), 0, &timer, nullptr);
+}
+
+// Tells the sink, unless the connection was closed by it; an accepted connection that was never
+// established is nobody's business.
+void LocalTransportImpl::End(EventSink& sink, const PeerHandle& peer, const std::string& reason) {
+  if (peer->connection.closed()) return;
+  const bool told = peer->connecting || peer->connection.established();
+  if (!told) refused_.Add();
+  Forget(*peer);
+  if (told) sink.OnDisconnected(peer->connection.id(), reason);
+}
+
+bool LocalTransportImpl::PrepareToSleep() {
+  if (!broken_.empty()) return false;
+  asleep_ = true;
+  for (const auto& [id, peer] : peers_) {
+    if (!peer->done.empty() || (!peer->ending.empty() && peer->connection.established()) ||
+        !peer->connection.PrepareToSleep()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LocalTransport>> NewLocalTransport(const LocalOptions& options,
+                                                                  const Clock* clock,
+                                                                  CounterSet* counters) {
+  auto transport = std::make_unique<LocalTransportImpl>(options, clock, counters);
+  TALWEG_RETURN_IF_ERROR(transport->Start());
+  return std::unique_ptr<LocalTransport>(std::move(transport));
+}
+
+}  // namespace talweg::transport

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_LOCAL_LOCAL_TRANSPORT_H_
+#define TALWEG_LIBS_TRANSPORT_LOCAL_LOCAL_TRANSPORT_H_
+
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "libs/runtime/clock.h"
+#include "libs/telemetry/counter.h"
+#include "libs/transport/transport.h"
+
+namespace talweg::transport {
+
+struct LocalOptions {
+  // Where to listen: a path in a directory of ours, or "" for an abstract name drawn at random.
+  std::string socket_path;
+  // Of each direction of a connection. A power of two.
+  size_t ring_bytes = 4 * 1024 * 1024;
+  int64_t connect_timeout_ns = 10'000'000'000;
+  // Seeds the keys of regions. 0: drawn from the system.
+  uint64_t key_seed = 0;
+};
+
+// As Transport, for processes of one host and one user, through shared memory; the receiver copies
+// written bytes to their place, so that closing fences. Addresses: "local:<path>" and
+// "local:@<abstract name>". A ListenSpec's fields mean nothing here.
+class LocalTransport : public Transport {
+ public:
+  // Registers memory under a key and base address that another transport has chosen.
+  virtual absl::StatusOr<Region> RegisterAs(std::span<std::byte> bytes, wire::RemoteRef base) = 0;
+};
+
+// `clock` outlives the transport, and so does `counters`, which may be null.
+absl::StatusOr<std::unique_ptr<LocalTransport>> NewLocalTransport(const LocalOptions& options,
+                                                                  const Clock* clock,
+                                                                  CounterSet* counters);
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_LOCAL_LOCAL_TRANSPORT_H_

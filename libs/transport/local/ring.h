@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_LOCAL_RING_H_
+#define TALWEG_LIBS_TRANSPORT_LOCAL_RING_H_
+
+#include <absl/status/statusor.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "libs/runtime/descriptor.h"
+
+// The shared memory of a local connection: each side makes one memfd, which it alone writes and its
+// peer maps for reading.
+//
+//   0            64              128             192           4096          4096 + ring_bytes
+//   +------------+---------------+---------------+-------------+-------------+
+//   | identity   | write_position| read_position | sleep state | records ... |
+//   +------------+---------------+---------------+-------------+-------------+
+//
+// Positions count bytes since the beginning and never go back; a position modulo ring_bytes is a
+// place. The writer of a file publishes its write_position behind whole records; its read_position
+// says how far it has read the file of its peer.
+namespace talweg::transport {
+
+struct RingControl {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t unused;
+  uint64_t ring_bytes;
+  alignas(64) std::atomic<uint64_t> write_position;
+  alignas(64) std::atomic<uint64_t> read_position;
+  // Odd: this side sleeps, or is about to. Counts up, so that a peer rings once for each sleep.
+  alignas(64) std::atomic<uint32_t> sleep_count;
+  // 1: this side has something to send that did not fit; it wants to know of room.
+  std::atomic<uint32_t> blocked;
+};
+
+inline constexpr uint64_t kRingMagic = 0x474e524c57414c54;
+inline constexpr uint32_t kRingVersion = 1;
+inline constexpr size_t kRingDataOffset = 4096;
+inline constexpr size_t kRingBytesMin = 256 * 1024;
+inline constexpr size_t kRingBytesMax = size_t{1} << 30;
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+static_assert(sizeof(std::atomic<uint64_t>) == 8 && sizeof(std::atomic<uint32_t>) == 4);
+static_assert(offsetof(RingControl, write_position) == 64);
+static_assert(offsetof(RingControl, read_position) == 128);
+static_assert(offsetof(RingControl, sleep_count) == 192);
+static_assert(offsetof(RingControl, blocked) == 196);
+static_assert(sizeof(RingControl) <= kRingDataOffset);
+
+enum class RecordType : uint32_t { kFrame = 1, kWrite = 2 };
+
+// In front of the bytes of a record. Records begin at multiples of 64.
+struct RecordHeader {
+  RecordType type;
+  uint32_t length;
+  uint64_t key;  // kWrite: where the bytes belong.
+  uint64_t address;
+};
+static_assert(sizeof(RecordHeader) == 24);
+inline constexpr size_t kRecordAlignment = 64;
+inline constexpr size_t kRecordHeaderBytes = 64;
+
+// A mapped ring, its data twice in a row, so that no record is ever in two pieces.
+class RingMapping {
+ public:
+  // A new ring of ours, sealed against every other writer and against any change of size.
+  static absl::StatusOr<RingMapping> Create(size_t ring_bytes);
+  // A peer's, for reading. INVALID_ARGUMENT if it is not what a peer of our version would send.
+  static absl::StatusOr<RingMapping> Open(int memory_descriptor);
+
+  RingMapping() = default;
+  RingMapping(RingMapping&& other) noexcept;
+  RingMapping& operator=(RingMapping&& other) noexcept;
+  ~RingMapping() { Unmap(); }
+
+  bool valid() const { return base_ != nullptr; }
+  size_t ring_bytes() const { return ring_bytes_; }
+  RingControl* control() const { return reinterpret_cast<RingControl*>(base_); }
+  // Where the byte of that position is; ring_bytes() bytes from there are in one piece.
+  std::byte* At(uint64_t position) const {
+    return base_ + kRingDataOffset + (position & (ring_bytes_ - 1));
+  }
+  int memory_descriptor() const { return memory_.get(); }
+
+ private:
+  absl::Status Map(int memory_descriptor, size_t ring_bytes, int protection);
+  void Unmap();
+
+  Descriptor memory_;
+  std::byte* base_ = nullptr;
+  size_t ring_bytes_ = 0;
+};
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_LOCAL_RING_H_

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_TESTING_HARNESS_H_
+#define TALWEG_LIBS_TRANSPORT_TESTING_HARNESS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/transport/transport.h"
+
+// What tests of transports share: the conformance suite (conformance_*.cc) is linked into the test
+// of every implementation, which defines NewHarness.
+namespace talweg::transport {
+
+// An implementation under test. All its transports can reach each other.
+class Harness {
+ public:
+  virtual ~Harness() = default;
+  virtual std::unique_ptr<Transport> NewTransport() = 0;
+  // An address that is well formed, and where nobody listens.
+  virtual std::string NobodysAddress() = 0;
+  // Whether peers may live in different processes, and threads.
+  virtual bool CrossesProcesses() const { return true; }
+  // A socket connected to where a transport listens, for bytes that no transport would send;
+  // -1 if there is no such thing.
+  virtual int ConnectRaw(const std::string& address);
+};
+
+std::unique_ptr<Harness> NewHarness();
+
+// Remembers what it was told.
+class RecordingSink final : public EventSink {
+ public:
+  struct WriteDone {
+    ConnectionId connection;
+    uint64_t context;
+  };
+
+  void OnAccepted(ConnectionId connection) override;
+  void OnConnected(ConnectionId connection) override;
+  void OnDisconnected(ConnectionId connection, const std::string& reason) override;
+  void OnFrame(ConnectionId connection, std::span<const std::byte> frame) override;
+  void OnWriteDone(ConnectionId connection, uint64_t context) override;
+
+  std::vector<ConnectionId> accepted;
+  std::vector<ConnectionId> connected;
+  std::vector<std::pair<ConnectionId, std::string>> disconnected;
+  std::deque<std::pair<ConnectionId, std::vector<std::byte>>> frames;
+  std::vector<WriteDone> writes_done;
+  // Called for each frame, when set; it is recorded too.
+  std::function<void(ConnectionId, std::span<const std::byte>)> on_frame;
+  std::function<void(ConnectionId, uint64_t)> on_write_done;
+
+ private:
+  // No event follows the end of a connection.
+  void CheckAlive(ConnectionId connection) const;
+  std::set<ConnectionId> over_;
+};
+
+// A transport and what it reported.
+struct Endpoint {
+  std::unique_ptr<Transport> transport;
+  RecordingSink sink;
+
+  int Poll(int events_max = 64) { return transport->Poll(sink, events_max); }
+};
+
+// Polls all, sleeping on their descriptors when none has work, until `done`; false after a minute.
+bool PollUntil(const std::vector<Endpoint*>& endpoints, const std::function<bool()>& done);
+// Polls all until none has had work for a while; for what must not happen.
+void PollUntilIdle(const std::vector<Endpoint*>& endpoints);
+
+// Two endpoints and a connection from the first to the second.
+struct Pair {
+  explicit Pair(Harness& harness);
+
+  Endpoint client;
+  Endpoint server;
+  std::string address;
+  ConnectionId to_server;
+  ConnectionId to_client;
+  bool connected = false;
+};
+
+std::vector<std::byte> Pattern(uint64_t seed, size_t size);
+bool IsPattern(std::span<const std::byte> bytes, uint64_t seed);
+std::vector<std::byte> FrameOf(uint64_t number, size_t size = sizeof(uint64_t));
+uint64_t NumberOf(std::span<const std::byte> frame);
+
+// A child process that runs `work` with its end of a pipe; killed and reaped at the latest by the
+// destructor, and with its parent.
+class ChildProcess {
+ public:
+  explicit ChildProcess(const std::function<void(int pipe)>& work);
+  ~ChildProcess() { Kill(); }
+
+  void Kill();
+  void Stop();
+  void Continue();
+  // What the child has written up to a newline.
+  std::string ReadLine();
+
+ private:
+  int pid_ = -1;
+  int pipe_ = -1;
+};
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_TESTING_HARNESS_H_

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_TRANSPORT_H_
+#define TALWEG_LIBS_TRANSPORT_TRANSPORT_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "libs/base/check.h"
+#include "libs/base/ids.h"
+#include "libs/wire/frames.h"
+
+// Moves registered bytes and frames between processes.
+//
+// A connection is ordered: bytes written before a frame was posted have landed in the peer's region
+// when the peer's OnFrame gets that frame. It never heals: when it breaks both sides are told.
+namespace talweg::transport {
+
+// What a Region keeps alive; made by a Transport. Same thread as its transport, which outlives it.
+class Registration {
+ public:
+  virtual ~Registration() = default;
+
+  std::span<std::byte> bytes() const { return bytes_; }
+  const wire::RemoteRef& base() const { return base_; }
+
+ protected:
+  std::span<std::byte> bytes_;
+  wire::RemoteRef base_;
+};
+
+// Part of a Region that a write reads from. Borrowed: the region outlives the write.
+struct RegionSlice {
+  const Registration* registration = nullptr;
+  size_t offset = 0;
+  size_t length = 0;
+};
+
+// Memory known to a transport, for as long as this object lives: source of local writes, target of
+// writes by peers that were given a Ref. The key is random where the provider lets us choose.
+//
+// Before it is destroyed (and before its memory is used for something else) the caller closes the
+// connections to peers that may write to it, or knows that they have finished; bytes of a write
+// under way may land even after a key is revoked, but not after Transport::Close.
+class Region {
+ public:
+  Region() = default;
+  explicit Region(std::unique_ptr<Registration> registration)
+      : registration_(std::move(registration)) {}
+
+  bool valid() const { return registration_ != nullptr; }
+  std::span<std::byte> bytes() const { return registration_->bytes(); }
+
+  // What a peer needs to write here, `offset` bytes behind the region's beginning.
+  wire::RemoteRef Ref(size_t offset = 0) const {
+    TALWEG_CHECK(offset <= bytes().size());
+    return {registration_->base().key, registration_->base().address + offset};
+  }
+  RegionSlice Slice(size_t offset, size_t length) const {
+    TALWEG_CHECK(offset <= bytes().size() && length <= bytes().size() - offset);
+    return {registration_.get(), offset, length};
+  }
+  const Registration* registration() const { return registration_.get(); }
+
+ private:
+  std::unique_ptr<Registration> registration_;
+};
+
+// Where to listen. Ports: 0 for any free one, or the first free one of [port_first, port_last].
+struct ListenSpec {
+  // A literal address, a host name, or "" for all addresses of the host. Loopback unless told.
+  std::string bind_address = "127.0.0.1";
+  // A network interface, e.g. "eth1", instead of bind_address: its first IPv4 address, else IPv6.
+  std::string bind_interface;
+  uint16_t port_first = 0;
+  uint16_t port_last = 0;
+  // What peers connect to, when it differs from where we bind (several addresses, NAT).
+  std::string advertise_host;
+};
+
+// Reads "", "0", "7447" or "20000-20100" into the spec's ports; INVALID_ARGUMENT says what is
+// wrong.
+absl::Status ParsePortRange(const std::string& text, ListenSpec* spec);
+
+// Delivered inside Poll, on the owner thread. A sink may call everything but Poll.
+class EventSink {
+ public:
+  virtual ~EventSink() = default;
+
+  // A peer has connected to an address that we listen on.
+  virtual void OnAccepted(ConnectionId connection) = 0;
+  // A Connect has succeeded.
+  virtual void OnConnected(ConnectionId connection) = 0;
+  // The connection is over, or a Connect has failed; `reason` names the peer's address. Nothing of
+  // it lands any more, memory of its pending writes may be reused, and no event of it follows.
+  virtual void OnDisconnected(ConnectionId connection, const std::string& reason) = 0;
+  // `frame` is borrowed for the duration of the call.
+  virtual void OnFrame(ConnectionId connection, std::span<const std::byte> frame) = 0;
+  // The source of the write may be changed. Not that it has arrived: a frame behind it tells the
+  // peer that.
+  virtual void OnWriteDone(ConnectionId connection, uint64_t context) = 0;
+};
+
+enum class PostResult : uint8_t {
+  kPosted,  // Queued; what was posted before on this connection goes first.
+  kGone,    // There is no such connection (any more); nothing was taken.
+};
+
+// Belongs to one thread, which makes, uses and destroys it, its regions included. Nothing blocks
+// but the resolution of a host name that is no literal address.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  // Returns what peers pass to Connect: one address, or several joined by commas (SelectAddress).
+  // ALREADY_EXISTS: no port free. INVALID_ARGUMENT: no such address or interface.
+  virtual absl::StatusOr<std::string> Listen(const ListenSpec& spec) = 0;
+
+  // OnConnected or OnDisconnected follows, within the transport's time limit; frames and writes may
+  // be posted at once. INVALID_ARGUMENT: not an address of this transport.
+  virtual absl::StatusOr<ConnectionId> Connect(const std::string& address) = 0;
+
+  // Ends a connection at once: when this returns nothing of it lands any more, memory of its
+  // pending writes may be reused, and no event of it follows. What was posted and has not left is
+  // dropped. The peer gets OnDisconnected. Unknown connections are ignored.
+  virtual void Close(ConnectionId connection) = 0;
+
+  // Makes memory known (pins it, where the provider needs that) until the Region is destroyed.
+  // RESOURCE_EXHAUSTED when the locked-memory limit is reached; names the limit and the remedy.
+  virtual absl::StatusOr<Region> Register(std::span<std::byte> bytes) = 0;
+
+  // Copies `source` to the peer's memory. OnWriteDone(connection, context) follows, unless the
+  // connection ends first. A target that is not the peer's to give ends the connection.
+  virtual PostResult PostWrite(ConnectionId connection, RegionSlice source, wire::RemoteRef target,
+                               uint64_t context) = 0;
+
+  // `frame`: 1 to wire::kFrameBytesMax bytes.
+  virtual PostResult PostFrame(ConnectionId connection, std::vector<std::byte> frame) = 0;
+
+  // Makes progress and delivers at most `events_max` events; returns how many, and what else it has
+  // done (0: idle). Whoever is written to must poll, or the writer waits.
+  virtual int Poll(EventSink& sink, int events_max) = 0;
+
+  // For epoll; readable when Poll would find something, provided that PrepareToSleep said true
+  // since the last Poll.
+  virtual int WaitDescriptor() const = 0;
+  // False: there may be something already, poll again.
+  virtual bool PrepareToSleep() = 0;
+
+  // Bytes of frames and writes that were posted on this connection and have not left yet.
+  virtual uint64_t PendingBytes(ConnectionId connection) const = 0;
+};
+
+// Of the addresses that a Listen returned, the one to pass to Connect: the host's own shared memory
+// if `same_host` (HostId() of both sides is equal and not empty) and it is offered, else the first
+// over the network. An empty string when there is none.
+std::string SelectAddress(const std::string& addresses, bool same_host);
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_TRANSPORT_H_

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/view/placement.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "libs/base/check.h"
+#include "libs/base/fingerprint.h"
+
+namespace talweg {
+namespace {
+
+// Slices begin on cache lines, which also keeps every element whole.
+constexpr uint64_t kAlignmentBytes = kCacheLineBytes;
+
+void AppendRun(std::vector<Slice>& slices, AggregatorIndex owner, uint64_t begin, uint64_t end,
+               uint64_t slice_bytes_max) {
+  const uint64_t count = (end - begin + slice_bytes_max - 1) / slice_bytes_max;
+  const uint64_t length = RoundUp((end - begin + count - 1) / count, kAlignmentBytes);
+  uint64_t slot_offset = 0;
+  for (uint64_t offset = begin; offset < end; offset += length) {
+    const uint64_t bytes = std::min(length, end - offset);
+    slices.push_back({.offset_bytes = offset,
+                      .length_bytes = static_cast<uint32_t>(bytes),
+                      .owner = owner,
+                      .slot_offset_bytes = slot_offset});
+    slot_offset += RoundUp(bytes, kAlignmentBytes);
+  }
+}
+
+}  // namespace
+
+AggregatorIndex PrimaryOwner(const View& view, TensorKey key) {
+  // Rendezvous with weights: the largest of weight / -ln(u), u uniform in (0, 1) from the hash.
+  // A double's logarithm may differ in its last bit between C libraries, so u is compared
+  // exactly where all weights are equal, and otherwise on a grid of 2^-24, computed in integers.
+  AggregatorIndex best{0};
+  double best_score = -1;
+  uint64_t best_hash = 0;
+  bool equal_weights = true;
+  for (const ViewAggregator& aggregator : view.aggregators) {
+    equal_weights &= aggregator.weight == view.aggregators.front().weight;
+  }
+  for (uint32_t i = 0; i < view.aggregators.size(); ++i) {
+    const ViewAggregator& aggregator = view.aggregators[i];
+    const uint64_t hash = Fingerprint64(key.value(), Fingerprint64(aggregator.name));
+    if (equal_weights) {
+      if (i == 0 || hash > best_hash) {
+        best = AggregatorIndex{i};
+        best_hash = hash;
+      }
+      continue;
+    }
+    const double u = (static_cast<double>(hash >> 40) + 0.5) / static_cast<double>(1 << 24);
+    const double score =
+        std::round(aggregator.weight / -std::log(u) * 1048576.0);  // Coarser than any rounding.
+    if (score > best_score || (score == best_score && hash > best_hash)) {
+      best = AggregatorIndex{i};
+      best_score = score;
+      best_hash = hash;
+    }
+  }
+  return best;
+}
+
+Placement::Placement(const View& view, TensorKey key, uint64_t tensor_bytes) {
+  TALWEG_CHECK(view.slice_bytes_max % kAlignmentBytes == 0 && view.slice_bytes_max > 0);
+  const size_t owner_count = std::max<size_t>(view.aggregators.size(), 1);
+  const AggregatorIndex first = PrimaryOwner(view, key);
+  if (tensor_bytes == 0) {
+    slices_.push_back({.owner = first});
+    return;
+  }
+  if (owner_count == 1 || tensor_bytes < kStripeBytesMin * owner_count) {
+    AppendRun(slices_, first, 0, tensor_bytes, view.slice_bytes_max);
+    return;
+  }
+  uint64_t weight_total = 0;
+  for (const ViewAggregator& aggregator : view.aggregators) weight_total += aggregator.weight;
+  uint64_t weight_before = 0;
+  uint64_t begin = 0;
+  for (uint32_t i = 0; i < owner_count; ++i) {
+    const AggregatorIndex owner{static_cast<uint32_t>((first.value() + i) % owner_count)};
+    weight_before += view.aggregators[owner.value()].weight;
+    const auto exact = static_cast<unsigned __int128>(tensor_bytes) * weight_before / weight_total;
+    const uint64_t end =
+        i + 1 == owner_count
+            ? tensor_bytes
+            : std::min(tensor_bytes, RoundUp(static_cast<uint64_t>(exact), kAlignmentBytes));
+    if (end > begin) AppendRun(slices_, owner, begin, end, view.slice_bytes_max);
+    begin = end;
+  }
+}
+
+uint64_t Placement::SlotBytes(AggregatorIndex owner) const {
+  uint64_t bytes = 0;
+  for (const Slice& slice : slices_) {
+    if (slice.owner == owner) bytes += RoundUp(slice.length_bytes, kAlignmentBytes);
+  }
+  return bytes;
+}
+
+bool Placement::Owns(AggregatorIndex owner) const {
+  return std::any_of(slices_.begin(), slices_.end(),
+                     [owner](const Slice& slice) { return slice.owner == owner; });
+}
+
+}  // namespace talweg

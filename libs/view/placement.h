@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_VIEW_PLACEMENT_H_
+#define TALWEG_LIBS_VIEW_PLACEMENT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/view/view.h"
+
+namespace talweg {
+
+// A part of a tensor that travels and is summed as one.
+struct Slice {
+  uint64_t offset_bytes = 0;       // From the tensor's first byte; a multiple of 64.
+  uint32_t length_bytes = 0;       // At least 1, but for the one slice of an empty tensor.
+  AggregatorIndex owner;           // Who sums it. 0 also where the view has no aggregators.
+  uint64_t slot_offset_bytes = 0;  // Among the same owner's slices of this tensor; multiple of 64.
+
+  friend bool operator==(const Slice&, const Slice&) = default;
+};
+
+// Tensors of fewer bytes than this for each aggregator are placed whole.
+inline constexpr uint64_t kStripeBytesMin = 64 * kKiB;
+
+// Where the bytes of a tensor are summed: a pure function of the view and of this tensor, never
+// of other tensors.
+//
+// A tensor of at least kStripeBytesMin bytes for each aggregator is cut into one run of bytes for
+// each, in proportion to its weight, beginning with the aggregator that its key selects; each run
+// is cut into equal slices of at most `slice_bytes_max`. A smaller one goes whole to the
+// aggregator that weighted rendezvous hashing selects (Thaler, Ravishankar, "Using name-based
+// mappings to increase hit rates", 1998), so that few tensors move when aggregators come or go.
+class Placement {
+ public:
+  Placement(const View& view, TensorKey key, uint64_t tensor_bytes);
+
+  // In order of their offsets; together they cover the tensor once.
+  const std::vector<Slice>& slices() const { return slices_; }
+
+  // Bytes of slots that `owner` needs for one member's contributions to this tensor.
+  uint64_t SlotBytes(AggregatorIndex owner) const;
+
+  // Whether `owner` sums any slice of the tensor.
+  bool Owns(AggregatorIndex owner) const;
+
+  friend bool operator==(const Placement&, const Placement&) = default;
+
+ private:
+  std::vector<Slice> slices_;
+};
+
+// Who agrees on a tensor's name, dtype, length and operation, and decides its open round after a
+// failure: depends on the name alone, so that members which disagree on the length still meet.
+AggregatorIndex PrimaryOwner(const View& view, TensorKey key);
+
+}  // namespace talweg
+
+#endif  // TALWEG_LIBS_VIEW_PLACEMENT_H_

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/view/view.h"
+
+#include "libs/base/fingerprint.h"
+
+namespace talweg {
+
+uint32_t View::RankCount() const {
+  uint32_t count = 0;
+  for (const ViewMember& member : members) count += member.rank_count;
+  return count;
+}
+
+Rank View::RankBase(MemberIndex member) const {
+  uint32_t base = 0;
+  for (uint32_t i = 0; i < member.value() && i < members.size(); ++i) base += members[i].rank_count;
+  return Rank{base};
+}
+
+std::optional<MemberIndex> View::MemberOfRank(Rank rank) const {
+  uint32_t base = 0;
+  for (uint32_t i = 0; i < members.size(); ++i) {
+    base += members[i].rank_count;
+    if (rank.value() < base) return MemberIndex{i};
+  }
+  return std::nullopt;
+}
+
+std::optional<MemberIndex> View::IndexOf(const MemberIdentity& id) const {
+  const std::optional<MemberIndex> index = IndexOf(id.node);
+  if (!index || members[index->value()].id != id) return std::nullopt;
+  return index;
+}
+
+std::optional<MemberIndex> View::IndexOf(NodeRank node) const {
+  for (uint32_t i = 0; i < members.size(); ++i) {
+    if (members[i].id.node == node) return MemberIndex{i};
+  }
+  return std::nullopt;
+}
+
+std::optional<AggregatorIndex> View::IndexOfAggregator(Incarnation incarnation) const {
+  for (uint32_t i = 0; i < aggregators.size(); ++i) {
+    if (aggregators[i].incarnation == incarnation) return AggregatorIndex{i};
+  }
+  return std::nullopt;
+}
+
+uint64_t View::Digest() const {
+  uint64_t digest = Fingerprint64(job.value(), epoch.value());
+  const auto add = [&digest](uint64_t value) { digest = Fingerprint64(digest, value); };
+  add(slice_bytes_max);
+  add(members.size());
+  for (const ViewMember& member : members) {
+    add(member.id.node.value());
+    add(member.id.incarnation.value());
+    add(member.rank_count);
+  }
+  add(aggregators.size());
+  for (const ViewAggregator& aggregator : aggregators) {
+    add(aggregator.incarnation.value());
+    add(Fingerprint64(aggregator.name));
+    add(aggregator.weight);
+  }
+  return digest;
+}
+
+std::string View::Problem() const {
+  if (epoch == Epoch{0}) return "a view needs an epoch of at least 1";
+  if (slice_bytes_max < 4 * kKiB || slice_bytes_max % kCacheLineBytes != 0) {
+    return "slice_bytes_max is " + std::to_string(slice_bytes_max) +
+           "; it must be a multiple of 64 and at least 4096";
+  }
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (members[i].rank_count == 0) {
+      return "node " + std::to_string(members[i].id.node.value()) + " has no ranks";
+    }
+    if (i > 0 && members[i].id.node <= members[i - 1].id.node) {
+      return "members are not in ascending order of node rank";
+    }
+  }
+  for (size_t i = 0; i < aggregators.size(); ++i) {
+    if (aggregators[i].weight == 0) return "aggregator " + aggregators[i].name + " has weight 0";
+    if (i > 0 && aggregators[i].name <= aggregators[i - 1].name) {
+      return "aggregators are not in ascending order of name";
+    }
+  }
+  return "";
+}
+
+}  // namespace talweg

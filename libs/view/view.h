@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_VIEW_VIEW_H_
+#define TALWEG_LIBS_VIEW_VIEW_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libs/base/bytes.h"
+#include "libs/base/ids.h"
+
+namespace talweg {
+
+// One life of one node's agent in a job. After a restart of the agent it is another member.
+struct MemberIdentity {
+  NodeRank node;
+  Incarnation incarnation;
+
+  friend auto operator<=>(const MemberIdentity&, const MemberIdentity&) = default;
+};
+
+struct ViewMember {
+  MemberIdentity id;
+  uint32_t rank_count = 0;    // Ranks of the job on this node; at least 1.
+  std::string name;           // For people: the host's name, say.
+  std::string admin_address;  // Where its agent answers admin calls; may be empty.
+
+  friend bool operator==(const ViewMember&, const ViewMember&) = default;
+};
+
+struct ViewAggregator {
+  Incarnation incarnation;
+  std::string name;          // Stable over restarts; placement hangs on it.
+  uint32_t weight = 1;       // Its share of the bytes; at least 1.
+  std::string data_address;  // "host:port", what the transport connects to.
+  std::string host_id;       // Equal to an agent's: same machine, shared memory will do.
+  std::string admin_address;
+
+  friend bool operator==(const ViewAggregator&, const ViewAggregator&) = default;
+};
+
+// The members and aggregators of one epoch of one job. A value: whoever holds the same view
+// computes the same placement, order of sums and ranks.
+struct View {
+  JobId job;
+  Epoch epoch;
+  uint64_t slice_bytes_max = kMiB;
+  std::vector<ViewMember> members;          // By node rank, ascending, no two alike.
+  std::vector<ViewAggregator> aggregators;  // By name, ascending, no two alike.
+
+  uint32_t RankCount() const;
+  // The first global rank of a member's ranks.
+  Rank RankBase(MemberIndex member) const;
+  // The member that holds a global rank; nullopt past the last one.
+  std::optional<MemberIndex> MemberOfRank(Rank rank) const;
+  std::optional<MemberIndex> IndexOf(const MemberIdentity& id) const;
+  std::optional<MemberIndex> IndexOf(NodeRank node) const;
+  std::optional<AggregatorIndex> IndexOfAggregator(Incarnation incarnation) const;
+
+  // A fingerprint of everything that placement and sums hang on. Steps check it: two processes
+  // with one epoch and two digests must not exchange data.
+  uint64_t Digest() const;
+
+  // Why this is no view (members out of order, a count of zero, no epoch), or "" if it is one.
+  std::string Problem() const;
+
+  friend bool operator==(const View&, const View&) = default;
+};
+
+}  // namespace talweg
+
+#endif  // TALWEG_LIBS_VIEW_VIEW_H_

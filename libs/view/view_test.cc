@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/view/view.h"
+
+#include <map>
+
+#include <catch2/catch.hpp>
+
+#include "libs/base/random.h"
+#include "libs/view/placement.h"
+
+namespace talweg {
+namespace {
+
+View MakeView(std::vector<uint32_t> rank_counts, std::vector<uint32_t> weights) {
+  View view{.job = JobId{1}, .epoch = Epoch{1}};
+  for (uint32_t i = 0; i < rank_counts.size(); ++i) {
+    view.members.push_back(
+        {.id = {NodeRank{i}, Incarnation{100 + i}}, .rank_count = rank_counts[i], .name = "n"});
+  }
+  for (uint32_t i = 0; i < weights.size(); ++i) {
+    view.aggregators.push_back({.incarnation = Incarnation{200 + i},
+                                .name = "a" + std::to_string(i),
+                                .weight = weights[i]});
+  }
+  return view;
+}
+
+TEST_CASE("View: global ranks are counted over the nodes in their order", "[view]") {
+  const View view = MakeView({2, 1, 4}, {1});
+  CHECK(view.RankCount() == 7);
+  CHECK(view.RankBase(MemberIndex{0}) == Rank{0});
+  CHECK(view.RankBase(MemberIndex{2}) == Rank{3});
+  CHECK(view.MemberOfRank(Rank{2}) == MemberIndex{1});
+  CHECK(view.MemberOfRank(Rank{6}) == MemberIndex{2});
+  CHECK(view.MemberOfRank(Rank{7}) == std::nullopt);
+}
+
+TEST_CASE("View: another life of a node is not the member", "[view]") {
+  const View view = MakeView({1, 1}, {1});
+  CHECK(view.IndexOf(MemberIdentity{NodeRank{1}, Incarnation{101}}) == MemberIndex{1});
+  CHECK(view.IndexOf(MemberIdentity{NodeRank{1}, Incarnation{7}}) == std::nullopt);
+}
+
+TEST_CASE("View: the digest tells views of one epoch apart", "[view]") {
+  const View view = MakeView({1, 2}, {1, 1});
+  View other = view;
+  CHECK(other.Digest() == view.Digest());
+  other.members[1].rank_count = 3;
+  CHECK(other.Digest() != view.Digest());
+  other = view;
+  other.aggregators[0].weight = 2;
+  CHECK(other.Digest() != view.Digest());
+}
+
+TEST_CASE("View: what is no view is named", "[view]") {
+  View view = MakeView({1, 2}, {1, 1});
+  CHECK(view.Problem() == "");
+  std::swap(view.members[0], view.members[1]);
+  CHECK(view.Problem() != "");
+  view = MakeView({0}, {});
+  CHECK(view.Problem() == "node 0 has no ranks");
+}
+
+TEST_CASE("Placement: slices cover every tensor once, aligned and bounded", "[view]") {
+  Random random(1);
+  for (int trial = 0; trial < 3000; ++trial) {
+    std::vector<uint32_t> weights(1 + random.Below(6));
+    for (uint32_t& weight : weights) weight = 1 + random.Below(3);
+    const View view = MakeView({1}, weights);
+    const uint64_t bytes = 1 + random.Below(1ull << (1 + random.Below(25)));
+    CAPTURE(trial, bytes);
+    const Placement placement(view, TensorKey{random.Next()}, bytes);
+    uint64_t end = 0;
+    std::map<AggregatorIndex, uint64_t> slot_end;
+    for (const Slice& slice : placement.slices()) {
+      CHECK(slice.offset_bytes == end);
+      CHECK(slice.offset_bytes % kCacheLineBytes == 0);
+      CHECK(slice.length_bytes >= 1);
+      CHECK(slice.length_bytes <= view.slice_bytes_max);
+      CHECK(slice.owner.value() < weights.size());
+      CHECK(slice.slot_offset_bytes == slot_end[slice.owner]);
+      slot_end[slice.owner] += RoundUp(slice.length_bytes, kCacheLineBytes);
+      end += slice.length_bytes;
+    }
+    CHECK(end == bytes);
+    for (const auto& [owner, slot_bytes] : slot_end) {
+      CHECK(placement.SlotBytes(owner) == slot_bytes);
+    }
+  }
+}
+
+TEST_CASE("Placement: no aggregator carries 5 % above its share of a model", "[view]") {
+  // The tensor sizes of ResNet-50 in f32, by kind: convolutions, batch norms, the classifier.
+  std::vector<uint64_t> sizes = {4 * 9408, 4 * 2048000, 4 * 1000};
+  const struct {
+    int blocks;
+    uint64_t in, width, out;
+  } kStages[] = {{3, 64, 64, 256}, {4, 256, 128, 512}, {6, 512, 256, 1024}, {3, 1024, 512, 2048}};
+  for (const auto& stage : kStages) {
+    for (int block = 0; block < stage.blocks; ++block) {
+      const uint64_t in = block == 0 ? stage.in : stage.out;
+      for (uint64_t count : {in * stage.width, 9 * stage.width * stage.width,
+                             stage.width * stage.out, stage.width, stage.width, stage.out}) {
+        sizes.push_back(4 * count);
+      }
+    }
+  }
+  for (const std::vector<uint32_t>& weights :
+       {std::vector<uint32_t>{1, 1}, {1, 1, 1}, {1, 2}, {1, 1, 1, 1}, {3, 1, 2, 2, 1}}) {
+    const View view = MakeView({1}, weights);
+    std::vector<uint64_t> carried(weights.size());
+    uint64_t total = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const Placement placement(view, TensorKey{Random(i).Next()}, sizes[i]);
+      for (const Slice& slice : placement.slices()) {
+        carried[slice.owner.value()] += slice.length_bytes;
+      }
+      total += sizes[i];
+    }
+    uint64_t weight_total = 0;
+    for (const uint32_t weight : weights) weight_total += weight;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      CAPTURE(i, weights.size());
+      CHECK(carried[i] * weight_total <= total * weights[i] * 1.05);
+    }
+  }
+}
+
+TEST_CASE("Placement: hangs on nothing but the view and the tensor", "[view]") {
+  const View view = MakeView({1, 1}, {1, 1, 1});
+  View later = view;
+  later.epoch = Epoch{9};
+  const TensorKey key{12345};
+  CHECK(Placement(view, key, 5 * kMiB) == Placement(later, key, 5 * kMiB));
+  CHECK(PrimaryOwner(view, key) == PrimaryOwner(later, key));
+}
+
+TEST_CASE("Placement: a tensor without bytes still has an owner", "[view]") {
+  const Placement placement(MakeView({1}, {1, 1}), TensorKey{5}, 0);
+  REQUIRE(placement.slices().size() == 1);
+  CHECK(placement.slices()[0].length_bytes == 0);
+}
+
+}  // namespace
+}  // namespace talweg

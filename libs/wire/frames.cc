@@ -1,0 +1,517 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/wire/frames.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "libs/base/bytes.h"
+#include "libs/base/check.h"
+
+namespace talweg::wire {
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "the codecs copy integers as they lie in memory, which is the wire's order");
+
+constexpr size_t kAlignmentBytes = 8;
+
+class Writer {
+ public:
+  explicit Writer(std::vector<std::byte>& out) : out_(out) {}
+
+  template <typename Integer>
+  void Put(Integer value) {
+    static_assert(std::is_integral_v<Integer> || std::is_enum_v<Integer>);
+    PutBytes(std::as_bytes(std::span(&value, 1)));
+  }
+  template <typename Tag, typename Integer>
+  void Put(StrongId<Tag, Integer> id) {
+    Put(id.value());
+  }
+  void Put(const RemoteRef& ref) {
+    Put(ref.key);
+    Put(ref.address);
+  }
+  void Put(const std::string& text) {
+    Put(static_cast<uint32_t>(text.size()));
+    PutBytes(std::as_bytes(std::span(text)));
+  }
+  template <typename Integer>
+  void Put(const std::vector<Integer>& values) {
+    Put(static_cast<uint32_t>(values.size()));
+    PutBytes(std::as_bytes(std::span(values)));
+  }
+  void PutBytes(std::span<const std::byte> bytes) {
+    out_.insert(out_.end(), bytes.begin(), bytes.end());
+  }
+  void Pad() {
+    out_.resize((out_.size() + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes);
+  }
+
+ private:
+  std::vector<std::byte>& out_;
+};
+
+// Reads fields until one does not fit; from then on every Get leaves its argument alone and
+// ok() is false.
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}
+
+  bool ok() const { return ok_; }
+  size_t remaining() const { return rest_.size(); }
+  void Fail() { ok_ = false; }
+
+  template <typename Value>
+  void Get(Value& value) {
+    if constexpr (std::is_same_v<Value, bool>) {
+      uint8_t byte = 0;
+      Get(byte);
+      if (byte > 1) Fail();
+      value = byte == 1;
+    } else {
+      static_assert(std::is_integral_v<Value> || std::is_enum_v<Value>);
+      const std::span<const std::byte> bytes = GetBytes(sizeof(Value));
+      if (ok_) std::memcpy(&value, bytes.data(), sizeof(Value));
+    }
+  }
+  template <typename Tag, typename Integer>
+  void Get(StrongId<Tag, Integer>& id) {
+    Integer value = 0;
+    Get(value);
+    id = StrongId<Tag, Integer>(value);
+  }
+  void Get(RemoteRef& ref) {
+    Get(ref.key);
+    Get(ref.address);
+  }
+  void Get(std::string& text, size_t bytes_max) {
+    uint32_t size = 0;
+    Get(size);
+    if (size > bytes_max) return Fail();
+    const std::span<const std::byte> bytes = GetBytes(size);
+    if (ok_) text.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+  template <typename Integer>
+  void Get(std::vector<Integer>& values) {
+    uint32_t count = 0;
+    Get(count);
+    if (count > rest_.size() / sizeof(Integer)) return Fail();
+    const std::span<const std::byte> bytes = GetBytes(count * sizeof(Integer));
+    if (!ok_) return;
+    values.resize(count);
+    if (count > 0) std::memcpy(values.data(), bytes.data(), bytes.size());
+  }
+  std::span<const std::byte> GetBytes(size_t count) {
+    if (!ok_ || count > rest_.size()) {
+      Fail();
+      return {};
+    }
+    const std::span<const std::byte> bytes = rest_.first(count);
+    rest_ = rest_.subspan(count);
+    return bytes;
+  }
+
+ private:
+  std::span<const std::byte> rest_;
+  bool ok_ = true;
+};
+
+template <typename Enum>
+bool Between(Enum value, Enum first, Enum last) {
+  return value >= first && value <= last;
+}
+
+void Write(Writer& out, const Hello& e) {
+  out.Put(e.member.node);
+  out.Put(e.rank_count);
+  out.Put(e.member.incarnation);
+  out.Put(e.view_digest);
+  out.Put(e.job_name);
+  out.Put(e.node_name);
+}
+void Read(Reader& in, Hello& e) {
+  in.Get(e.member.node);
+  in.Get(e.rank_count);
+  in.Get(e.member.incarnation);
+  in.Get(e.view_digest);
+  in.Get(e.job_name, kNameBytesMax);
+  in.Get(e.node_name, kNameBytesMax);
+}
+
+void Write(Writer& out, const Welcome& e) {
+  out.Put(e.aggregator);
+  out.Put(e.credit_bytes);
+  out.Put(e.status);
+  out.Put(e.text);
+}
+void Read(Reader& in, Welcome& e) {
+  in.Get(e.aggregator);
+  in.Get(e.credit_bytes);
+  in.Get(e.status);
+  in.Get(e.text, kTextBytesMax);
+  if (!Between(e.status, WelcomeStatus::kOk, WelcomeStatus::kVersion)) in.Fail();
+}
+
+void Write(Writer& out, const Declare& e) {
+  out.Put(e.key);
+  out.Put(e.element_count);
+  for (const RemoteRef& ref : e.result) out.Put(ref);
+  out.Put(e.root_rank);
+  out.Put(e.by_rank);
+  out.Put(e.dtype);
+  out.Put(e.op);
+  out.Put(e.name);
+}
+void Read(Reader& in, Declare& e) {
+  in.Get(e.key);
+  in.Get(e.element_count);
+  for (RemoteRef& ref : e.result) in.Get(ref);
+  in.Get(e.root_rank);
+  in.Get(e.by_rank);
+  in.Get(e.dtype);
+  in.Get(e.op);
+  in.Get(e.name, kNameBytesMax);
+}
+
+void Write(Writer& out, const Declared& e) {
+  out.Put(e.key);
+  out.Put(e.slot);
+  out.Put(e.held);
+  out.Put(e.status);
+  out.Put(e.text);
+}
+void Read(Reader& in, Declared& e) {
+  in.Get(e.key);
+  in.Get(e.slot);
+  in.Get(e.held);
+  in.Get(e.status);
+  in.Get(e.text, kTextBytesMax);
+  if (!Between(e.status, DeclaredStatus::kOk, DeclaredStatus::kInvalid)) in.Fail();
+}
+
+void WriteInline(Writer& out, Form form, std::span<const std::byte> bytes) {
+  TALWEG_CHECK(bytes.empty() || form == Form::kInline);
+  TALWEG_CHECK(bytes.size() <= kInlineBytesMax);
+  out.Put(static_cast<uint32_t>(bytes.size()));
+  out.PutBytes(bytes);
+}
+void ReadInline(Reader& in, Form form, std::span<const std::byte>& bytes) {
+  uint32_t size = 0;
+  in.Get(size);
+  if (!Between(form, Form::kInline, Form::kEmpty) || size > kInlineBytesMax ||
+      (size > 0 && form != Form::kInline)) {
+    return in.Fail();
+  }
+  bytes = in.GetBytes(size);
+}
+
+void Write(Writer& out, const Contribute& e) {
+  out.Put(e.key);
+  out.Put(e.round);
+  out.Put(e.sum_epoch);
+  out.Put(e.slice);
+  out.Put(e.rank_count);
+  out.Put(e.mode);
+  out.Put(e.form);
+  out.Put(e.wants_result);
+  out.Put(uint8_t{0});
+  WriteInline(out, e.form, e.bytes);
+}
+void Read(Reader& in, Contribute& e) {
+  uint8_t reserved = 0;
+  in.Get(e.key);
+  in.Get(e.round);
+  in.Get(e.sum_epoch);
+  in.Get(e.slice);
+  in.Get(e.rank_count);
+  in.Get(e.mode);
+  in.Get(e.form);
+  in.Get(e.wants_result);
+  in.Get(reserved);
+  ReadInline(in, e.form, e.bytes);
+  if (!Between(e.mode, Mode::kSum, Mode::kCopy)) in.Fail();
+}
+
+void Write(Writer& out, const Result& e) {
+  out.Put(e.key);
+  out.Put(e.round);
+  out.Put(e.sum_epoch);
+  out.Put(e.slice);
+  out.Put(e.rank_count);
+  out.Put(e.form);
+  out.Put(uint8_t{0});
+  out.Put(uint16_t{0});
+  WriteInline(out, e.form, e.bytes);
+}
+void Read(Reader& in, Result& e) {
+  uint8_t reserved8 = 0;
+  uint16_t reserved16 = 0;
+  in.Get(e.key);
+  in.Get(e.round);
+  in.Get(e.sum_epoch);
+  in.Get(e.slice);
+  in.Get(e.rank_count);
+  in.Get(e.form);
+  in.Get(reserved8);
+  in.Get(reserved16);
+  ReadInline(in, e.form, e.bytes);
+}
+
+void Write(Writer& out, const Report& e) {
+  out.Put(e.key);
+  out.Put(e.held);
+  out.Put(e.held_epoch);
+  out.Put(e.contributed);
+  out.Put(e.partial_epoch);
+  out.Put(e.slices);
+}
+void Read(Reader& in, Report& e) {
+  in.Get(e.key);
+  in.Get(e.held);
+  in.Get(e.held_epoch);
+  in.Get(e.contributed);
+  in.Get(e.partial_epoch);
+  in.Get(e.slices);
+}
+
+void Write(Writer& out, const Decision& e) {
+  out.Put(e.key);
+  out.Put(e.round);
+  out.Put(e.sum_epoch);
+  out.Put(e.verdict);
+  out.Put(e.sources);
+  out.Put(e.text);
+}
+void Read(Reader& in, Decision& e) {
+  in.Get(e.key);
+  in.Get(e.round);
+  in.Get(e.sum_epoch);
+  in.Get(e.verdict);
+  in.Get(e.sources);
+  in.Get(e.text, kTextBytesMax);
+  if (!Between(e.verdict, Verdict::kRedo, Verdict::kAbort)) in.Fail();
+}
+
+void Write(Writer& out, const Refused& e) {
+  out.Put(e.key);
+  out.Put(e.round);
+  out.Put(e.slice);
+  out.Put(e.reason);
+  out.Put(e.text);
+}
+void Read(Reader& in, Refused& e) {
+  in.Get(e.key);
+  in.Get(e.round);
+  in.Get(e.slice);
+  in.Get(e.reason);
+  in.Get(e.text, kTextBytesMax);
+  if (!Between(e.reason, RefusedReason::kWrongJob, RefusedReason::kPoisoned)) in.Fail();
+}
+
+void Write(Writer& out, const Failed& e) {
+  out.Put(e.key);
+  out.Put(e.round);
+  out.Put(e.code);
+  out.Put(e.text);
+}
+void Read(Reader& in, Failed& e) {
+  in.Get(e.key);
+  in.Get(e.round);
+  in.Get(e.code);
+  in.Get(e.text, kTextBytesMax);
+  if (!Between(e.code, FailedCode::kMismatch, FailedCode::kJobFailed)) in.Fail();
+}
+
+void Write(Writer& out, const Waiting& e) {
+  out.Put(e.key);
+  out.Put(e.round);
+  out.Put(e.waited_ns);
+  out.Put(e.missing_nodes);
+}
+void Read(Reader& in, Waiting& e) {
+  in.Get(e.key);
+  in.Get(e.round);
+  in.Get(e.waited_ns);
+  in.Get(e.missing_nodes);
+}
+
+std::string Hex(uint64_t value) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  do {
+    text.insert(text.begin(), kDigits[value & 15]);
+    value >>= 4;
+  } while (value != 0);
+  return "0x" + text;
+}
+
+template <typename Entry>
+bool ReadEntries(std::span<const std::byte> body, uint32_t count, Entries& entries) {
+  // An entry takes at least 8 bytes, so a false count cannot make us reserve much.
+  if (count > body.size() / kAlignmentBytes) return false;
+  std::vector<Entry> list;
+  list.reserve(count);
+  Reader in(body);
+  for (uint32_t i = 0; i < count; ++i) {
+    uint32_t entry_bytes = 0;
+    in.Get(entry_bytes);
+    if (entry_bytes < sizeof entry_bytes) return false;
+    Reader fields(in.GetBytes(entry_bytes - sizeof entry_bytes));
+    if (!in.ok()) return false;
+    Entry& entry = list.emplace_back();
+    Read(fields, entry);
+    if (!fields.ok()) return false;
+    in.GetBytes(RoundUp(entry_bytes, kAlignmentBytes) - entry_bytes);
+  }
+  entries = std::move(list);
+  return in.ok() && in.remaining() == 0;
+}
+
+bool ReadBody(const Header& header, std::span<const std::byte> body, Entries& entries) {
+  const uint32_t count = header.entry_count;
+  switch (header.type) {
+    case FrameType::kHello: return ReadEntries<Hello>(body, count, entries);
+    case FrameType::kWelcome: return ReadEntries<Welcome>(body, count, entries);
+    case FrameType::kDeclare: return ReadEntries<Declare>(body, count, entries);
+    case FrameType::kDeclared: return ReadEntries<Declared>(body, count, entries);
+    case FrameType::kContribute: return ReadEntries<Contribute>(body, count, entries);
+    case FrameType::kResult: return ReadEntries<Result>(body, count, entries);
+    case FrameType::kReport: return ReadEntries<Report>(body, count, entries);
+    case FrameType::kDecision: return ReadEntries<Decision>(body, count, entries);
+    case FrameType::kRefused: return ReadEntries<Refused>(body, count, entries);
+    case FrameType::kFailed: return ReadEntries<Failed>(body, count, entries);
+    case FrameType::kWaiting: return ReadEntries<Waiting>(body, count, entries);
+    case FrameType::kCredit:
+    case FrameType::kFence:
+    case FrameType::kFenceAck:
+    case FrameType::kGoodbye: return count == 0 && body.empty();
+  }
+  return false;
+}
+
+}  // namespace
+
+const char* FrameTypeName(FrameType type) {
+  static constexpr const char* kNames[] = {
+      "invalid", "Hello",    "Welcome", "Declare",  "Declared", "Contribute", "Result",  "Credit",
+      "Fence",   "FenceAck", "Report",  "Decision", "Refused",  "Failed",     "Waiting", "Goodbye"};
+  const auto index = static_cast<size_t>(type);
+  return index < std::size(kNames) ? kNames[index] : kNames[0];
+}
+
+const char* RefusedReasonName(RefusedReason reason) {
+  static constexpr const char* kNames[kRefusedReasonCount] = {
+      "invalid",         "wrong job",   "wrong epoch",  "not a member", "not declared",
+      "not placed here", "wrong round", "wrong length", "wrong mode",   "poisoned tensor"};
+  const auto index = static_cast<size_t>(reason);
+  return index < std::size(kNames) ? kNames[index] : kNames[0];
+}
+
+FrameWriter::FrameWriter(FrameType type, JobId job, Epoch epoch, uint8_t flags)
+    : type_(type), job_(job), epoch_(epoch), flags_(flags) {
+  Reset();
+}
+
+void FrameWriter::Reset() {
+  bytes_.assign(kHeaderBytes, std::byte{0});
+  entry_count_ = 0;
+}
+
+template <typename Body>
+bool FrameWriter::AddEntry(FrameType type, const Body& body) {
+  TALWEG_CHECK(type == type_);
+  const size_t begin = bytes_.size();
+  Writer out(bytes_);
+  out.Put(uint32_t{0});
+  Write(out, body);
+  const auto entry_bytes = static_cast<uint32_t>(bytes_.size() - begin);
+  std::memcpy(bytes_.data() + begin, &entry_bytes, sizeof entry_bytes);
+  out.Pad();
+  if (bytes_.size() > kFrameBytesMax) {
+    TALWEG_CHECK(entry_count_ > 0);
+    bytes_.resize(begin);
+    return false;
+  }
+  ++entry_count_;
+  return true;
+}
+
+bool FrameWriter::Add(const Hello& entry) { return AddEntry(FrameType::kHello, entry); }
+bool FrameWriter::Add(const Welcome& entry) { return AddEntry(FrameType::kWelcome, entry); }
+bool FrameWriter::Add(const Declare& entry) { return AddEntry(FrameType::kDeclare, entry); }
+bool FrameWriter::Add(const Declared& entry) { return AddEntry(FrameType::kDeclared, entry); }
+bool FrameWriter::Add(const Contribute& entry) { return AddEntry(FrameType::kContribute, entry); }
+bool FrameWriter::Add(const Result& entry) { return AddEntry(FrameType::kResult, entry); }
+bool FrameWriter::Add(const Report& entry) { return AddEntry(FrameType::kReport, entry); }
+bool FrameWriter::Add(const Decision& entry) { return AddEntry(FrameType::kDecision, entry); }
+bool FrameWriter::Add(const Refused& entry) { return AddEntry(FrameType::kRefused, entry); }
+bool FrameWriter::Add(const Failed& entry) { return AddEntry(FrameType::kFailed, entry); }
+bool FrameWriter::Add(const Waiting& entry) { return AddEntry(FrameType::kWaiting, entry); }
+
+std::vector<std::byte> FrameWriter::Take(uint64_t credit_bytes) {
+  std::vector<std::byte> header;
+  header.reserve(kHeaderBytes);
+  Writer out(header);
+  out.Put(kMagic);
+  out.Put(kVersionMajor);
+  out.Put(kVersionMinor);
+  out.Put(type_);
+  out.Put(flags_);
+  out.Put(job_);
+  out.Put(epoch_);
+  out.Put(static_cast<uint32_t>(bytes_.size() - kHeaderBytes));
+  out.Put(entry_count_);
+  out.Put(credit_bytes);
+  TALWEG_CHECK(header.size() == kHeaderBytes);
+  std::copy(header.begin(), header.end(), bytes_.begin());
+  std::vector<std::byte> frame = std::move(bytes_);
+  Reset();
+  return frame;
+}
+
+std::variant<Frame, ParseError> ParseFrame(std::span<const std::byte> bytes) {
+  Frame frame;
+  Header& header = frame.header;
+  uint32_t magic = 0;
+  Reader in(bytes);
+  in.Get(magic);
+  in.Get(header.version_major);
+  in.Get(header.version_minor);
+  in.Get(header.type);
+  in.Get(header.flags);
+  in.Get(header.job);
+  in.Get(header.epoch);
+  in.Get(header.body_bytes);
+  in.Get(header.entry_count);
+  in.Get(header.credit_bytes);
+  if (!in.ok()) {
+    return ParseError{"a frame of " + std::to_string(bytes.size()) +
+                      " bytes is shorter than its header of " + std::to_string(kHeaderBytes)};
+  }
+  if (magic != kMagic) {
+    return ParseError{"magic is " + Hex(magic) + ", not " + Hex(kMagic) +
+                      ": this is not a Talweg frame"};
+  }
+  if (header.version_major != kVersionMajor) {
+    return ParseError{"the peer speaks protocol version " + std::to_string(header.version_major) +
+                      "." + std::to_string(header.version_minor) + ", this process " +
+                      std::to_string(kVersionMajor) + "." + std::to_string(kVersionMinor) +
+                      ": install versions with the same major number"};
+  }
+  if (header.body_bytes != in.remaining()) {
+    return ParseError{"body_bytes is " + std::to_string(header.body_bytes) + ", but " +
+                      std::to_string(in.remaining()) + " follow the header"};
+  }
+  if (!ReadBody(header, bytes.subspan(kHeaderBytes), frame.entries)) {
+    return ParseError{std::string("the entries of a ") + FrameTypeName(header.type) + " frame (" +
+                      std::to_string(header.entry_count) + " in " +
+                      std::to_string(header.body_bytes) + " bytes) do not parse"};
+  }
+  return frame;
+}
+
+}  // namespace talweg::wire

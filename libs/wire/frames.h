@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_WIRE_FRAMES_H_
+#define TALWEG_LIBS_WIRE_FRAMES_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "libs/base/dtype.h"
+#include "libs/base/ids.h"
+#include "libs/view/view.h"
+
+// The frames of the data plane: what agents and aggregators say to each other (docs/protocol.md,
+// section 3). Values in, bytes out, and back; no state, no I/O.
+//
+// A frame is a 40-byte header and `entry_count` entries. All integers are little-endian; an entry
+// begins on a multiple of 8 with its own length, so that a reader can skip what a newer minor
+// version has appended to it. Parsing accepts any bytes: what is no frame is an error with a text.
+namespace talweg::wire {
+
+inline constexpr uint32_t kMagic = 0x47574c54;  // "TLWG"
+inline constexpr uint8_t kVersionMajor = 1;
+inline constexpr uint8_t kVersionMinor = 0;
+inline constexpr size_t kHeaderBytes = 40;
+inline constexpr size_t kFrameBytesMax = 64 * 1024;
+inline constexpr size_t kNameBytesMax = 1024;
+inline constexpr size_t kTextBytesMax = 2048;
+// A slice of at most this many bytes travels inside its Contribute or Result entry.
+inline constexpr uint32_t kInlineBytesMax = 8 * 1024;
+// A tensor has at most this many slices in a view, so that a Decision on it fits a frame.
+inline constexpr size_t kTensorSlicesMax = 30000;
+// Declare::root_rank of a broadcast whose root is not in the view any more.
+inline constexpr uint32_t kNoRank = 0xffffffff;
+
+enum class FrameType : uint8_t {
+  kHello = 1,
+  kWelcome = 2,
+  kDeclare = 3,
+  kDeclared = 4,
+  kContribute = 5,
+  kResult = 6,
+  kCredit = 7,
+  kFence = 8,
+  kFenceAck = 9,
+  kReport = 10,
+  kDecision = 11,
+  kRefused = 12,
+  kFailed = 13,
+  kWaiting = 14,
+  kGoodbye = 15,
+};
+
+const char* FrameTypeName(FrameType type);
+
+// Memory that the sender of this reference lets its peer write to: the key and the address that
+// the sender's transport gave for the region, moved on to where the bytes belong.
+struct RemoteRef {
+  uint64_t key = 0;
+  uint64_t address = 0;
+
+  friend bool operator==(const RemoteRef&, const RemoteRef&) = default;
+};
+
+struct Hello {
+  MemberIdentity member;
+  uint32_t rank_count = 0;
+  uint64_t view_digest = 0;
+  std::string job_name;
+  std::string node_name;
+  friend bool operator==(const Hello&, const Hello&) = default;
+};
+
+enum class WelcomeStatus : uint8_t {
+  kOk = 1,
+  kUnknownJob = 2,   // The aggregator has not heard of this job.
+  kNotInView = 3,    // This incarnation is no member in the aggregator's view.
+  kViewDiffers = 4,  // Same epoch, another digest.
+  kVersion = 5,
+};
+
+struct Welcome {
+  WelcomeStatus status = WelcomeStatus::kOk;
+  Incarnation aggregator;
+  uint64_t credit_bytes = 0;  // Contribution bytes that may be in flight on this connection.
+  std::string text;           // Why not, if not kOk.
+  friend bool operator==(const Welcome&, const Welcome&) = default;
+};
+
+struct Declare {
+  TensorKey key;
+  std::string name;
+  DType dtype = DType::kUnspecified;
+  Op op = Op::kUnspecified;
+  uint32_t root_rank = 0;  // For kBroadcast: the global rank whose bytes count.
+  uint32_t by_rank = 0;    // The global rank that declared it, for error texts.
+  uint64_t element_count = 0;
+  std::array<RemoteRef, 2> result;  // Where slice offset 0 of the result goes, by round & 1.
+  friend bool operator==(const Declare&, const Declare&) = default;
+};
+
+enum class DeclaredStatus : uint8_t { kOk = 1, kMismatch = 2, kOverBudget = 3, kInvalid = 4 };
+
+struct Declared {
+  TensorKey key;
+  DeclaredStatus status = DeclaredStatus::kOk;
+  RemoteRef slot;  // Where slot offset 0 of this member's contributions goes.
+  Round held;      // The last finished round that this owner knows of; a joiner goes on from there.
+  std::string text;
+  friend bool operator==(const Declared&, const Declared&) = default;
+};
+
+enum class Mode : uint8_t { kSum = 1, kCopy = 2 };
+enum class Form : uint8_t {
+  kInline = 1,   // The bytes are in this entry.
+  kWritten = 2,  // The bytes have landed in the slot or result region before this frame.
+  kEmpty = 3,    // No bytes: a copy round's member that is not the source, or wants no result.
+};
+
+struct Contribute {
+  TensorKey key;
+  Round round;
+  SliceIndex slice;
+  uint32_t rank_count = 0;  // Ranks whose data is in these bytes.
+  Mode mode = Mode::kSum;
+  Form form = Form::kWritten;
+  bool wants_result = true;  // A member that has the result already asks for none (copy mode).
+  Epoch sum_epoch;           // Copy mode after a failure: the epoch whose sum this is; else 0.
+  std::span<const std::byte> bytes;  // kInline only. Borrowed: from the frame when parsed.
+};
+
+struct Result {
+  TensorKey key;
+  Round round;
+  SliceIndex slice;
+  uint32_t rank_count = 0;  // Ranks in the sum.
+  Form form = Form::kWritten;
+  Epoch sum_epoch;
+  std::span<const std::byte> bytes;  // As in Contribute.
+};
+
+struct Report {
+  TensorKey key;
+  Round held;  // The last round that is over here: its whole result is here, or it was aborted.
+  Epoch held_epoch;     // Of the sums of round `held`; 0 if it was aborted, or held is 0.
+  Round contributed;    // held or held + 1.
+  Epoch partial_epoch;  // Of the slices of round held + 1 that it has; 0 if none.
+  // Bitmap of them, slice 0 in bit 0 of word 0: slices as the frame's epoch cuts the tensor.
+  std::vector<uint64_t> slices;
+  friend bool operator==(const Report&, const Report&) = default;
+};
+
+enum class Verdict : uint8_t { kRedo = 1, kFinish = 2, kAbort = 3 };
+
+struct Decision {
+  TensorKey key;
+  Round round;
+  Verdict verdict = Verdict::kRedo;
+  Epoch sum_epoch;                // kFinish: of the sums that stand.
+  std::vector<uint16_t> sources;  // kFinish: for every slice the member that contributes it.
+  std::string text;               // kAbort: why.
+  friend bool operator==(const Decision&, const Decision&) = default;
+};
+
+enum class RefusedReason : uint8_t {
+  kWrongJob = 1,
+  kWrongEpoch = 2,
+  kNotAMember = 3,
+  kNotDeclared = 4,
+  kNotPlacedHere = 5,
+  kWrongRound = 6,
+  kWrongLength = 7,
+  kWrongMode = 8,
+  kPoisoned = 9,
+};
+inline constexpr int kRefusedReasonCount = 10;
+const char* RefusedReasonName(RefusedReason reason);
+
+struct Refused {
+  RefusedReason reason = RefusedReason::kWrongJob;
+  TensorKey key;
+  Round round;
+  SliceIndex slice;
+  std::string text;
+  friend bool operator==(const Refused&, const Refused&) = default;
+};
+
+enum class FailedCode : uint8_t { kMismatch = 1, kOverBudget = 2, kAborted = 3, kJobFailed = 4 };
+
+struct Failed {
+  TensorKey key;  // 0: the whole job at this aggregator.
+  Round round;    // 0: every round.
+  FailedCode code = FailedCode::kMismatch;
+  std::string text;
+  friend bool operator==(const Failed&, const Failed&) = default;
+};
+
+struct Waiting {
+  TensorKey key;
+  Round round;
+  uint64_t waited_ns = 0;
+  std::vector<uint32_t> missing_nodes;  // Node ranks, ascending; at most 64 are named.
+  friend bool operator==(const Waiting&, const Waiting&) = default;
+};
+
+struct Credit {};
+struct Fence {};
+struct FenceAck {};
+struct Goodbye {};
+
+struct Header {
+  uint8_t version_major = kVersionMajor;
+  uint8_t version_minor = kVersionMinor;
+  FrameType type = FrameType::kHello;
+  uint8_t flags = 0;
+  JobId job;
+  Epoch epoch;
+  uint32_t body_bytes = 0;
+  uint32_t entry_count = 0;
+  uint64_t credit_bytes = 0;  // Bytes received from the frame's receiver, no longer in flight.
+  friend bool operator==(const Header&, const Header&) = default;
+};
+
+// Header::flags of a Report: more frames of this report follow.
+inline constexpr uint8_t kFlagMore = 1;
+
+// What a contribution counts against the credit of its connection, while it is in flight.
+constexpr uint64_t CreditCost(Form form, uint32_t slice_length_bytes) {
+  return form == Form::kEmpty ? 0 : slice_length_bytes;
+}
+
+// Frames of one type hold entries of one type; Credit, Fence, FenceAck and Goodbye hold none.
+using Entries = std::variant<std::monostate, std::vector<Hello>, std::vector<Welcome>,
+                             std::vector<Declare>, std::vector<Declared>, std::vector<Contribute>,
+                             std::vector<Result>, std::vector<Report>, std::vector<Decision>,
+                             std::vector<Refused>, std::vector<Failed>, std::vector<Waiting>>;
+
+struct Frame {
+  Header header;
+  Entries entries;
+};
+
+// Builds one frame: Add entries of one type until one does not fit, take the bytes, go on.
+class FrameWriter {
+ public:
+  FrameWriter(FrameType type, JobId job, Epoch epoch, uint8_t flags = 0);
+
+  // False, and nothing added, when the frame would grow past kFrameBytesMax. An entry that fits
+  // no empty frame is the caller's bug: names and texts are cut to their limits by the caller.
+  bool Add(const Hello& entry);
+  bool Add(const Welcome& entry);
+  bool Add(const Declare& entry);
+  bool Add(const Declared& entry);
+  bool Add(const Contribute& entry);
+  bool Add(const Result& entry);
+  bool Add(const Report& entry);
+  bool Add(const Decision& entry);
+  bool Add(const Refused& entry);
+  bool Add(const Failed& entry);
+  bool Add(const Waiting& entry);
+
+  uint32_t entry_count() const { return entry_count_; }
+  FrameType type() const { return type_; }
+
+  // The finished frame; the writer is empty again afterwards, of the same type, job and epoch.
+  std::vector<std::byte> Take(uint64_t credit_bytes = 0);
+
+ private:
+  template <typename Body>
+  bool AddEntry(FrameType type, const Body& body);
+  void Reset();
+
+  FrameType type_;
+  JobId job_;
+  Epoch epoch_;
+  uint8_t flags_;
+  uint32_t entry_count_ = 0;
+  std::vector<std::byte> bytes_;
+};
+
+struct ParseError {
+  std::string text;  // What is wrong, with the offending values.
+};
+
+// Reads one whole frame. Spans in the entries point into `bytes`. Checks everything that can be
+// checked without state: magic, version, lengths, enum values, name and text limits.
+std::variant<Frame, ParseError> ParseFrame(std::span<const std::byte> bytes);
+
+}  // namespace talweg::wire
+
+#endif  // TALWEG_LIBS_WIRE_FRAMES_H_

@@ -1,0 +1,495 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/agent/agent.h"
+
+#include <limits.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "libs/base/check.h"
+#include "libs/config/ready.h"
+#include "libs/reduce/reduce.h"
+#include "libs/runtime/host_id.h"
+#include "libs/status/status.h"
+#include "libs/telemetry/log.h"
+#include "services/agent/agent_open.h"
+
+namespace talweg::agent {
+namespace {
+
+constexpr uint32_t kWaitingNamedMax = 5;
+constexpr int kEventsPerPass = 256;
+// Between two looks at the network and the rings the reducer works on so much.
+constexpr uint64_t kReduceBytesPerPass = 512 * kKiB;
+constexpr int64_t kSchedulerLeaveNs = 2'000'000'000;
+
+int64_t UnixNowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+std::string HostName() {
+  char name[HOST_NAME_MAX + 1] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
+}  // namespace
+
+Agent::Agent(AgentOptions options)
+    : options_(std::move(options)),
+      config_(options_.config),
+      started_unix_ns_(UnixNowNs()),
+      host_id_(HostId()),
+      node_name_(config_.name.empty() ? HostName() : config_.name),
+      timeline_(config_.trace_path.empty() ? 0 : config_.trace_rounds) {}
+
+absl::StatusOr<std::unique_ptr<Agent>> Agent::Create(AgentOptions options) {
+  std::unique_ptr<Agent> agent(new Agent(std::move(options)));
+  TALWEG_RETURN_IF_ERROR(agent->Open());
+  return agent;
+}
+
+Agent::~Agent() {
+  if (scheduler_ != nullptr) scheduler_.reset();
+  if (admin_ != nullptr) admin_->Shutdown(0);
+  if (data_plane_ != nullptr) data_plane_->CloseAll();
+}
+
+absl::Status Agent::Open() {
+  EventLoop::Options loop_options;
+  loop_options.spin_ns_max = config_.spin_us < 0 ? -1 : int64_t{config_.spin_us} * 1000;
+  TALWEG_ASSIGN_OR_RETURN(loop_, EventLoop::Create(&clock_, loop_options));
+  mailbox_ = std::make_unique<Mailbox<Mail>>(loop_.get());
+  TALWEG_RETURN_IF_ERROR(OpenRankServer());
+  if (!standalone()) TALWEG_RETURN_IF_ERROR(OpenTransport());
+  memory_ =
+      std::make_unique<TensorMemory>(config_.rank_count, rank_server_.get(), transport_.get());
+  if (transport_ != nullptr) {
+    data_plane_ = std::make_unique<DataPlane>(DataPlane::Options{host_id_, config_.local_transport},
+                                              transport_.get(), memory_.get(), &timeline_, &clock_,
+                                              static_cast<PeerEvents*>(this));
+  }
+  desk_ = std::make_unique<RankDesk>(config_.rank_count, config_.job, rank_server_.get(),
+                                     memory_.get(), static_cast<RankEvents*>(this));
+  NewMember();
+  return OpenAdmin();
+}
+
+absl::Status Agent::OpenRankServer() {
+  shm::RankServerConfig server;
+  server.socket_path = options_.socket_path;
+  server.socket_mode = config_.socket_mode;
+  server.local_rank_count = config_.rank_count;
+  server.incarnation = options_.incarnation;
+  uint64_t arena_bytes = config_.arena_bytes_max;
+  if (arena_bytes == 0) {
+    arena_bytes =
+        static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(getpagesize()) / 2;
+  }
+  // Every tensor lies once a rank and twice as a result.
+  server.contribution_bytes_max = arena_bytes / (config_.rank_count + 2);
+  server.result_bytes_max = 2 * server.contribution_bytes_max;
+  if (!config_.socket_group.empty()) {
+    TALWEG_ASSIGN_OR_RETURN(const gid_t gid, GroupId(config_.socket_group));
+    server.socket_gid = gid;
+  }
+  auto created = shm::RankServer::Create(server);
+  if (!created.ok()) {
+    return absl::FailedPreconditionError(created.failure().text);
+  }
+  rank_server_ = std::move(created).value();
+  return loop_->AddDescriptor(rank_server_->WaitDescriptor(), EPOLLIN,
+                              [this](uint32_t) { rank_server_->PollSockets(*desk_); });
+}
+
+absl::Status Agent::OpenTransport() {
+  if (options_.make_transport) {
+    TALWEG_ASSIGN_OR_RETURN(transport_, options_.make_transport(&clock_));
+  } else {
+    TALWEG_ASSIGN_OR_RETURN(transport_, MakeTransport(config_, &clock_));
+  }
+  return loop_->AddDescriptor(transport_->WaitDescriptor(), EPOLLIN, [](uint32_t) {});
+}
+
+absl::Status Agent::OpenAdmin() {
+  TALWEG_ASSIGN_OR_RETURN(const config::ListenAddress listen,
+                          config::OnInterface(config_.admin_listen, config_.interface));
+  rpc::AgentAdminHandlers handlers;
+  handlers.get_status = [this](const v1::GetStatusRequest& request, auto done) {
+    mailbox_->Post(StatusRequested{request, std::move(done)});
+  };
+  handlers.set_trace = [this](const v1::SetTraceRequest& request, auto done) {
+    mailbox_->Post(SetTraceRequested{request, std::move(done)});
+  };
+  handlers.get_trace = [this](const v1::GetTraceRequest&, auto done) {
+    mailbox_->Post(TraceRequested{std::move(done)});
+  };
+  admin_service_ = rpc::MakeAgentAdminService(std::move(handlers));
+  TALWEG_ASSIGN_OR_RETURN(admin_, rpc::Server::Start({.bind_host = listen.host,
+                                                      .port_min = listen.port_first,
+                                                      .port_max = listen.port_last,
+                                                      .advertise_host = config_.advertise},
+                                                     {admin_service_->service()}));
+  if (!admin_->warning().empty()) Log(LogLevel::kWarning, admin_->warning());
+  admin_->SetServing("talweg.agent.v1.AdminService", true);
+  return absl::OkStatus();
+}
+
+void Agent::NewMember() {
+  member_ = std::make_unique<pipeline::Member>(
+      pipeline::MemberConfig{.self = {NodeRank{config_.node_rank}, options_.incarnation},
+                             .job_name = config_.job,
+                             .node_name = node_name_,
+                             .rank_count = config_.rank_count,
+                             .credit_bytes_max = config_.credit_bytes});
+}
+
+void Agent::Start() {
+  const MemberIdentity self = member_->config().self;
+  if (standalone()) {
+    View view;
+    job_ = JobId{generation_};
+    view.job = job_;
+    view.epoch = Epoch{1};
+    view.slice_bytes_max = config_.slice_bytes_max;
+    view.members.push_back({.id = self, .rank_count = config_.rank_count, .name = node_name_});
+    Deliver([this, view](pipeline::Effects& out) { member_->OnView(view, NowNs(), out); });
+    desk_->SetView(view, self);
+    return;
+  }
+  scheduler_ = std::make_unique<rpc::SchedulerClient>(
+      rpc::SchedulerLinkOptions{.address = config_.scheduler, .seed = options_.incarnation.value()},
+      [this](rpc::MemberEvent event) { mailbox_->Post(std::move(event)); });
+  membership::JobSpec spec;
+  spec.min_members = config_.min_members;
+  spec.max_members = config_.max_members;
+  spec.slice_bytes_max = config_.slice_bytes_max;
+  spec.loss_policy = config_.loss_policy == config::LossPolicy::kContinue
+                         ? membership::LossPolicy::kContinue
+                         : membership::LossPolicy::kFailJob;
+  spec.join_timeout_ns = static_cast<int64_t>(config_.join_timeout_ms) * 1'000'000;
+  scheduler_->JoinJob({.job_name = config_.job,
+                       .spec = spec,
+                       .member = {.id = self,
+                                  .rank_count = config_.rank_count,
+                                  .name = node_name_,
+                                  .admin_address = admin_->address()},
+                       .host_id = host_id_});
+}
+
+absl::Status Agent::Run() {
+  Log(LogLevel::kInfo, "serving ", config_.rank_count, " ranks of job '", config_.job, "' as node ",
+      config_.node_rank, " at ", options_.socket_path, ", admin at ", admin_->address(),
+      standalone() ? ", alone" : "");
+  loop_->AddPoller(this);
+  Start();
+  loop_->Run();
+  loop_->RemovePoller(this);
+  if (data_plane_ != nullptr) data_plane_->CloseAll();
+  if (scheduler_ != nullptr) {
+    const absl::Status left = scheduler_->Leave(leave_reason_, leave_text_, kSchedulerLeaveNs);
+    if (!left.ok()) Log(LogLevel::kWarning, "the scheduler was not told: ", StatusText(left));
+    scheduler_.reset();
+  }
+  WriteTrace();
+  admin_->Shutdown(0);
+  // Ranks that are still there see at once that nobody serves them.
+  desk_.reset();
+  data_plane_.reset();
+  memory_.reset();
+  loop_->RemoveDescriptor(rank_server_->WaitDescriptor());
+  rank_server_.reset();
+  Log(LogLevel::kInfo, "ends: ", leave_text_);
+  return end_;
+}
+
+void Agent::Stop(std::string why) { mailbox_->Post(StopRequested{std::move(why)}); }
+
+int Agent::Poll() {
+  int work = mailbox_->Drain([this](Mail mail) { OnMail(std::move(mail)); });
+  if (data_plane_ != nullptr) work += data_plane_->Poll(kEventsPerPass);
+  work += rank_server_->PollRings(*desk_);
+  work += ReduceSome();
+  if (NowNs() >= member_->NextTickNs()) {
+    Deliver([this](pipeline::Effects& out) { member_->OnTick(NowNs(), out); });
+  }
+  if (std::exchange(dirty_, false)) {
+    Deliver([this](pipeline::Effects& out) { member_->Flush(NowNs(), out); });
+    dirty_ = false;
+    ++work;
+  }
+  CheckEnd();
+  return work;
+}
+
+bool Agent::PrepareToSleep() {
+  if (mailbox_->size() > 0 || !reduces_.empty() || dirty_) return false;
+  bool may_sleep = rank_server_->PrepareToSleep();
+  if (transport_ != nullptr) may_sleep &= transport_->PrepareToSleep();
+  int64_t deadline_ns = member_->NextTickNs();
+  for (const int64_t other_ns : {stop_deadline_ns_, leaving_ ? leaving_deadline_ns_ : 0,
+                                 failed_at_ns_ == 0 ? 0 : failed_at_ns_ + FailedLingerNs()}) {
+    if (other_ns > 0) deadline_ns = std::min(deadline_ns, other_ns);
+  }
+  if (deadline_ns != timer_deadline_ns_) {
+    loop_->CancelTimer(timer_);
+    timer_deadline_ns_ = deadline_ns;
+    // The pass that follows looks at the clock.
+    timer_ = loop_->AddTimer(deadline_ns, [this] { timer_deadline_ns_ = 0; });
+  }
+  return may_sleep;
+}
+
+void Agent::Deliver(std::function<void(pipeline::Effects&)> event) {
+  events_.push_back(std::move(event));
+  if (performing_) return;  // After what is being performed.
+  performing_ = true;
+  while (!events_.empty()) {
+    const auto next = std::move(events_.front());
+    events_.pop_front();
+    pipeline::Effects effects;
+    next(effects);
+    dirty_ = true;
+    Perform(effects);
+  }
+  performing_ = false;
+}
+
+void Agent::Perform(pipeline::Effects& effects) {
+  for (pipeline::Effect& effect : effects) {
+    std::visit(
+        [this](auto& e) {
+          using E = std::decay_t<decltype(e)>;
+          if constexpr (std::is_same_v<E, pipeline::Connect> ||
+                        std::is_same_v<E, pipeline::Close> || std::is_same_v<E, pipeline::Send> ||
+                        std::is_same_v<E, pipeline::WriteSlice>) {
+            if (data_plane_ != nullptr) data_plane_->Do(e);
+          } else if constexpr (std::is_same_v<E, pipeline::DeclareReply> ||
+                               std::is_same_v<E, pipeline::FailRank>) {
+            desk_->Do(e);
+          } else if constexpr (std::is_same_v<E, pipeline::CompleteRound>) {
+            desk_->Do(e);
+            missing_nodes_.erase({e.tensor, e.round});
+            if (timeline_.Wants(e.round)) {
+              const pipeline::TensorSpec& spec = memory_->spec(e.tensor);
+              timeline_.OnVisible(e.tensor, spec.name, e.round, spec.bytes(), NowNs());
+            }
+          } else if constexpr (std::is_same_v<E, pipeline::FailJob>) {
+            if (!leaving_) {
+              Log(LogLevel::kError, "job '", config_.job, "' has failed: ", e.text);
+              end_ = absl::AbortedError(e.text);
+            }
+            failed_at_ns_ = NowNs();
+            desk_->Do(e);
+            reduces_.clear();
+          } else if constexpr (std::is_same_v<E, pipeline::FailTensor>) {
+            Log(LogLevel::kError, e.text);
+          } else if constexpr (std::is_same_v<E, pipeline::Quiesced>) {
+            if (scheduler_ != nullptr) scheduler_->Quiesced(e.id);
+          } else if constexpr (std::is_same_v<E, pipeline::Log>) {
+            Log(e.is_warning ? LogLevel::kWarning : LogLevel::kInfo, e.text);
+          } else {
+            Do(e);
+          }
+        },
+        effect);
+  }
+}
+
+void Agent::Do(pipeline::AllocateTensor& effect) {
+  const absl::Status status = memory_->Allocate(effect.tensor, effect.spec);
+  const std::string text = status.ok() ? "" : std::string(status.message());
+  Deliver([this, tensor = effect.tensor, text](pipeline::Effects& out) {
+    member_->OnTensorAllocated(tensor, text, NowNs(), out);
+  });
+}
+
+void Agent::Do(pipeline::ReduceSlice& effect) { reduces_.push_back(std::move(effect)); }
+
+void Agent::Do(const pipeline::CopyInline& effect) {
+  TALWEG_CHECK(frame_ != nullptr);
+  const auto& results = std::get<std::vector<wire::Result>>(frame_->entries);
+  const std::span<const std::byte> bytes = results[effect.entry].bytes;
+  const std::span<std::byte> target = memory_->Writable(effect.target);
+  TALWEG_CHECK(bytes.size() == target.size());
+  std::memcpy(target.data(), bytes.data(), bytes.size());
+}
+
+void Agent::Do(const pipeline::ReportLost& effect) {
+  if (scheduler_ == nullptr) return;
+  scheduler_->ReportLostRank(effect.rank.value_or(member_->GlobalRank(LocalRank{0})), effect.text);
+}
+
+bool Agent::NameWaiting() {
+  const int64_t second = NowNs() / 1'000'000'000;
+  if (second != waiting_second_) {
+    if (waiting_unnamed_ > 0) {
+      Log(LogLevel::kWarning, waiting_unnamed_, " more tensors waited in the same second");
+    }
+    waiting_second_ = second;
+    waiting_named_ = 0;
+    waiting_unnamed_ = 0;
+  }
+  if (waiting_named_ == kWaitingNamedMax) {
+    ++waiting_unnamed_;
+    return false;
+  }
+  ++waiting_named_;
+  return true;
+}
+
+void Agent::Do(const pipeline::LogWaiting& effect) {
+  if (effect.what == pipeline::LogWaiting::For::kNodes) {
+    missing_nodes_[{effect.tensor, effect.round}] = effect.missing;
+  }
+  if (!NameWaiting()) return;
+  std::string who;
+  for (const uint32_t missing : effect.missing) {
+    who += (who.empty() ? "" : ", ") + std::to_string(missing);
+  }
+  const double seconds = static_cast<double>(effect.waited_ns) / 1e9;
+  switch (effect.what) {
+    case pipeline::LogWaiting::For::kNodes:
+      Log(LogLevel::kWarning, "tensor '", memory_->spec(effect.tensor).name, "' round ",
+          effect.round, " waits since ", seconds, " s for node ", who);
+      return;
+    case pipeline::LogWaiting::For::kLocalRanks:
+      Log(LogLevel::kWarning, "tensor '", memory_->spec(effect.tensor).name, "' round ",
+          effect.round, " waits since ", seconds, " s for local rank ", who, " of node ",
+          config_.node_rank);
+      return;
+    case pipeline::LogWaiting::For::kAggregators:
+      Log(LogLevel::kWarning, "epoch ", member_->newest_view()->epoch, " of job '", config_.job,
+          "' waits since ", seconds, " s for aggregator ", who);
+      return;
+  }
+}
+
+void Agent::Do(const pipeline::RanksDone& /*effect*/) {
+  if (failed_at_ns_ != 0 || leaving_) return;  // CheckEnd sees it.
+  ranks_done_ = true;
+}
+
+int Agent::ReduceSome() {
+  uint64_t bytes = 0;
+  int count = 0;
+  while (!reduces_.empty() && bytes < kReduceBytesPerPass) {
+    const pipeline::ReduceSlice reduce = std::move(reduces_.front());
+    reduces_.pop_front();
+    ++count;
+    if (!member_->ReduceWanted(reduce.ticket)) continue;
+    bytes += reduce.target.length_bytes;
+    RunReduce(reduce);
+  }
+  return count;
+}
+
+void Agent::RunReduce(const pipeline::ReduceSlice& reduce) {
+  const pipeline::SliceBytes& target = reduce.target;
+  const pipeline::TensorSpec& spec = memory_->spec(target.tensor);
+  std::vector<const std::byte*> inputs;
+  for (const LocalRank rank : reduce.inputs) {
+    inputs.push_back(memory_->Contribution(target, rank).data());
+    TALWEG_CHECK(inputs.back() != nullptr);  // It pushed, so it has a buffer.
+  }
+  std::byte* output = memory_->Writable(target).data();
+  const bool traced = timeline_.Wants(target.round);
+  const int64_t begin_ns = traced ? NowNs() : 0;
+  if (spec.op == Op::kBroadcast) {
+    std::memcpy(output, inputs.front(), target.length_bytes);
+  } else {
+    const auto rank_count = static_cast<uint32_t>(inputs.size());
+    const reduce::ReduceSpec hop = reduce.is_final
+                                       ? reduce::OnlyHop(spec.dtype, spec.op, rank_count)
+                                       : reduce::FirstHop(spec.dtype, spec.op, rank_count);
+    reduce::Reduce(hop, inputs, output, target.length_bytes / DTypeSize(spec.dtype));
+  }
+  bytes_reduced_ += target.length_bytes * inputs.size();
+  if (traced) timeline_.OnReduced(target.tensor, target.round, begin_ns, NowNs());
+  Deliver([this, ticket = reduce.ticket](pipeline::Effects& out) {
+    member_->OnReduced(ticket, NowNs(), out);
+  });
+}
+
+void Agent::OnPeerConnected(ConnectionId connection) {
+  Deliver([this, connection](pipeline::Effects& out) {
+    member_->OnConnected(connection, NowNs(), out);
+  });
+}
+
+void Agent::OnPeerDisconnected(ConnectionId connection, const std::string& reason) {
+  Deliver([this, connection, reason](pipeline::Effects& out) {
+    if (scheduler_ != nullptr) {
+      for (const auto& [index, owner] : member_->owners()) {
+        if (owner.connection == connection) {
+          scheduler_->ReportUnreachableAggregator(owner.incarnation, reason);
+        }
+      }
+    }
+    member_->OnDisconnected(connection, reason, NowNs(), out);
+  });
+}
+
+void Agent::OnPeerFrame(ConnectionId connection, const wire::Frame& frame) {
+  if (const auto* results = std::get_if<std::vector<wire::Result>>(&frame.entries)) {
+    const int64_t now_ns = NowNs();
+    for (const wire::Result& result : *results) {
+      if (!timeline_.Wants(result.round)) continue;
+      const pipeline::Tensor* tensor = member_->FindTensor(result.key);
+      if (tensor != nullptr) timeline_.OnResult(tensor->index, result.round, now_ns);
+    }
+  }
+  // The transport delivers frames outside of everything else, so this is performed before it
+  // returns: the frame is borrowed for that long.
+  TALWEG_CHECK(!performing_);
+  frame_ = &frame;
+  Deliver([this, connection, &frame](pipeline::Effects& out) {
+    member_->OnFrame(connection, frame, NowNs(), out);
+  });
+  frame_ = nullptr;
+}
+
+void Agent::OnRankJoined(LocalRank rank, uint32_t pid) {
+  ever_attached_ = true;
+  Deliver([this, rank, pid](pipeline::Effects& out) {
+    member_->OnRankJoined(rank, pid, NowNs(), out);
+  });
+}
+
+void Agent::OnRankDeclare(LocalRank rank, uint32_t request, const pipeline::TensorSpec& spec) {
+  Deliver([this, rank, request, spec](pipeline::Effects& out) {
+    member_->OnRankDeclare(rank, request, spec, NowNs(), out);
+  });
+}
+
+void Agent::OnRankPush(LocalRank rank, pipeline::TensorIndex tensor, Round round,
+                       int32_t priority) {
+  Deliver([this, rank, tensor, round, priority](pipeline::Effects& out) {
+    const int64_t now_ns = NowNs();
+    member_->OnPush(rank, tensor, round, priority, now_ns, out);
+    if (timeline_.Wants(round) && tensor.value() < member_->tensors().size()) {
+      const pipeline::Tensor& state = *member_->tensors()[tensor.value()];
+      timeline_.OnPushed(tensor, round, state.contributed && state.open_round() == round, now_ns);
+    }
+  });
+}
+
+void Agent::OnRankLeft(LocalRank rank, bool clean, const std::string& text) {
+  Log(clean ? LogLevel::kInfo : LogLevel::kWarning, "local rank ", rank,
+      clean ? " has left" : " was lost: ", clean ? "" : text);
+  Deliver([this, rank, clean, text](pipeline::Effects& out) {
+    member_->OnRankLeft(rank, clean, text, NowNs(), out);
+  });
+}
+
+void Agent::OnRankFailure(const std::string& text) {
+  Deliver([this, text](pipeline::Effects& out) { member_->OnLocalFailure(text, NowNs(), out); });
+}
+
+}  // namespace talweg::agent

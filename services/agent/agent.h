@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_AGENT_H_
+#define TALWEG_SERVICES_AGENT_AGENT_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "libs/config/config.h"
+#include "libs/pipeline/member.h"
+#include "libs/rpc/admin_service.h"
+#include "libs/rpc/scheduler_client.h"
+#include "libs/rpc/server.h"
+#include "libs/runtime/clock.h"
+#include "libs/runtime/event_loop.h"
+#include "libs/runtime/mailbox.h"
+#include "libs/shm/daemon/rank_server.h"
+#include "libs/transport/transport.h"
+#include "services/agent/data_plane.h"
+#include "services/agent/rank_desk.h"
+#include "services/agent/tensor_memory.h"
+#include "services/agent/timeline.h"
+
+namespace talweg::agent {
+
+struct AgentOptions {
+  config::AgentConfig config;
+  std::string socket_path;
+  Incarnation incarnation;
+  // For tests: what carries frames. Null: libfabric and the host's own shared memory, as
+  // configured.
+  std::function<absl::StatusOr<std::unique_ptr<transport::Transport>>(const Clock*)> make_transport;
+};
+
+// talweg-agent but for main(): serves one node's ranks in one job, from joining it to its end.
+//
+// Made, run and destroyed by one thread, the data thread; Stop may be called by any. gRPC's threads
+// only post to its mailbox.
+class Agent final : private Poller, private PeerEvents, private RankEvents {
+ public:
+  // Binds the ranks' socket and the admin port. Errors name what is taken and the remedy.
+  static absl::StatusOr<std::unique_ptr<Agent>> Create(AgentOptions options);
+  ~Agent() override;
+
+  // Until all ranks have left, the job has failed and its ranks are gone, or Stop was called and
+  // had its time. OK: a clean end; else why the job failed.
+  absl::Status Run();
+
+  // Drains: lets ranks finish for the configured time, then fails them with `why`.
+  void Stop(std::string why);
+
+  EventLoop& loop() { return *loop_; }
+  const std::string& socket_path() const { return options_.socket_path; }
+  const std::string& admin_address() const { return admin_->address(); }
+
+ private:
+  struct StopRequested {
+    std::string why;
+  };
+  struct StatusRequested {
+    v1::GetStatusRequest request;
+    rpc::Done<v1::GetStatusResponse> done;
+  };
+  struct SetTraceRequested {
+    v1::SetTraceRequest request;
+    rpc::Done<v1::SetTraceResponse> done;
+  };
+  struct TraceRequested {
+    rpc::Done<v1::GetTraceResponse> done;
+  };
+  using Mail = std::variant<rpc::MemberEvent, StopRequested, StatusRequested, SetTraceRequested,
+                            TraceRequested>;
+
+  explicit Agent(AgentOptions options);
+  absl::Status Open();
+  absl::Status OpenRankServer();
+  absl::Status OpenTransport();
+  absl::Status OpenAdmin();
+  void NewMember();
+  void Start();
+
+  // Poller
+  int Poll() override;
+  bool PrepareToSleep() override;
+
+  // Gives the core one event, performs what follows, and what follows from that.
+  void Deliver(std::function<void(pipeline::Effects&)> event);
+  void Perform(pipeline::Effects& effects);
+  void Do(pipeline::AllocateTensor& effect);
+  void Do(pipeline::ReduceSlice& effect);
+  void Do(const pipeline::CopyInline& effect);
+  void Do(const pipeline::ReportLost& effect);
+  void Do(const pipeline::LogWaiting& effect);
+  // Whether one more wait is named in this second's log: who waits may do so with thousands of
+  // tensors. The others are counted.
+  bool NameWaiting();
+  void Do(const pipeline::RanksDone& effect);
+  int ReduceSome();
+  void RunReduce(const pipeline::ReduceSlice& reduce);
+
+  // PeerEvents
+  void OnPeerConnected(ConnectionId connection) override;
+  void OnPeerDisconnected(ConnectionId connection, const std::string& reason) override;
+  void OnPeerFrame(ConnectionId connection, const wire::Frame& frame) override;
+  // RankEvents
+  void OnRankJoined(LocalRank rank, uint32_t pid) override;
+  void OnRankDeclare(LocalRank rank, uint32_t request, const pipeline::TensorSpec& spec) override;
+  void OnRankPush(LocalRank rank, pipeline::TensorIndex tensor, Round round,
+                  int32_t priority) override;
+  void OnRankLeft(LocalRank rank, bool clean, const std::string& text) override;
+  void OnRankFailure(const std::string& text) override;
+
+  void OnMail(Mail mail);
+  void OnMemberEvent(const rpc::MemberEvent& event);
+  void OnStop(const std::string& why);
+  void CheckEnd();
+  int64_t FailedLingerNs() const;
+  void Restart();
+  void BeginLeaving(rpc::SchedulerClient::LeaveReason reason, const std::string& text);
+  void WriteTrace() const;
+
+  // agent_status.cc
+  v1::GetStatusResponse MakeStatus(const v1::GetStatusRequest& request) const;
+  v1::GetTraceResponse MakeTrace() const;
+
+  int64_t NowNs() const { return clock_.NowNs(); }
+  bool standalone() const { return options_.config.standalone; }
+
+  AgentOptions options_;
+  const config::AgentConfig& config_;
+  MonotonicClock clock_;
+  const int64_t started_unix_ns_;
+  std::string host_id_;
+  std::string node_name_;
+  std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<Mailbox<Mail>> mailbox_;
+  std::unique_ptr<shm::RankServer> rank_server_;
+  std::unique_ptr<transport::Transport> transport_;  // Null when standalone.
+  Timeline timeline_;
+  std::unique_ptr<TensorMemory> memory_;
+  std::unique_ptr<DataPlane> data_plane_;  // Null when standalone.
+  std::unique_ptr<RankDesk> desk_;
+  std::unique_ptr<pipeline::Member> member_;
+  std::unique_ptr<rpc::ServiceHolder> admin_service_;
+  std::unique_ptr<rpc::Server> admin_;
+  std::unique_ptr<rpc::SchedulerClient> scheduler_;  // Null when standalone.
+
+  std::deque<std::function<void(pipeline::Effects&)>> events_;
+  bool performing_ = false;
+  bool dirty_ = false;  // The core has had events since the last Flush.
+  const wire::Frame* frame_ = nullptr;
+  std::deque<pipeline::ReduceSlice> reduces_;
+  int64_t timer_deadline_ns_ = 0;
+  EventLoop::TimerId timer_ = 0;
+
+  JobId job_;
+  uint64_t generation_ = 1;
+  bool scheduler_reachable_ = true;
+  std::string scheduler_text_;
+  std::map<std::pair<pipeline::TensorIndex, Round>, std::vector<uint32_t>> missing_nodes_;
+  int64_t waiting_second_ = 0;
+  uint32_t waiting_named_ = 0;
+  uint32_t waiting_unnamed_ = 0;
+  uint64_t bytes_reduced_ = 0;
+
+  std::string stop_why_;  // Not empty: Stop was called.
+  int64_t stop_deadline_ns_ = 0;
+  int64_t failed_at_ns_ = 0;  // 0: the job has not failed.
+  bool ever_attached_ = false;
+  bool ranks_done_ = false;
+  bool leaving_ = false;
+  int64_t leaving_deadline_ns_ = 0;
+  rpc::SchedulerClient::LeaveReason leave_reason_ = rpc::SchedulerClient::LeaveReason::kFinished;
+  std::string leave_text_;
+  absl::Status end_;
+};
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_AGENT_H_

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the scheduler, people and signals say to an agent, and how it ends.
+#include <unistd.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+#include "libs/status/status.h"
+#include "libs/telemetry/log.h"
+#include "services/agent/agent.h"
+
+namespace talweg::agent {
+namespace {
+
+// How long Goodbyes may take to leave.
+constexpr int64_t kLeavingNs = 500'000'000;
+// How long ranks that do not end keep a failed job's agent alive.
+constexpr int64_t kFailedLingerNs = 30'000'000'000;
+
+}  // namespace
+
+void Agent::OnMail(Mail mail) {
+  std::visit(
+      [this](auto& m) {
+        using M = std::decay_t<decltype(m)>;
+        if constexpr (std::is_same_v<M, rpc::MemberEvent>) {
+          OnMemberEvent(m);
+        } else if constexpr (std::is_same_v<M, StopRequested>) {
+          OnStop(m.why);
+        } else if constexpr (std::is_same_v<M, StatusRequested>) {
+          m.done(MakeStatus(m.request));
+        } else if constexpr (std::is_same_v<M, SetTraceRequested>) {
+          constexpr uint64_t kBufferBytes = 64 * kMiB;
+          const uint64_t bytes = m.request.buffer_bytes() == 0
+                                     ? kBufferBytes
+                                     : std::min<uint64_t>(m.request.buffer_bytes(), kGiB);
+          timeline_.Record(m.request.enabled(), bytes / sizeof(TimelineEvent));
+          m.done(v1::SetTraceResponse{});
+        } else {
+          m.done(MakeTrace());
+        }
+      },
+      mail);
+}
+
+void Agent::OnMemberEvent(const rpc::MemberEvent& event) {
+  const auto fail = [this](const std::string& text) {
+    Deliver([this, text](pipeline::Effects& out) { member_->OnJobFailed(text, NowNs(), out); });
+  };
+  std::visit(
+      [&](const auto& e) {
+        using E = std::decay_t<decltype(e)>;
+        if constexpr (std::is_same_v<E, rpc::Joined>) {
+          job_ = e.job;
+          Log(LogLevel::kInfo, "joined job '", config_.job, "' (", e.job, ") as node ",
+              config_.node_rank);
+        } else if constexpr (std::is_same_v<E, rpc::JoinRefused>) {
+          fail("cannot join job '" + config_.job + "': " + StatusText(e.status));
+        } else if constexpr (std::is_same_v<E, rpc::ViewPublished>) {
+          Log(LogLevel::kInfo, "view of epoch ", e.view.epoch, ": ", e.view.members.size(),
+              " members, ", e.view.RankCount(), " ranks, ", e.view.aggregators.size(),
+              " aggregators");
+          Deliver([this, view = e.view](pipeline::Effects& out) {
+            member_->OnView(view, NowNs(), out);
+          });
+          if (member_->phase() != pipeline::Phase::kFailed) {
+            desk_->SetView(e.view, member_->config().self);
+          }
+        } else if constexpr (std::is_same_v<E, rpc::JobFailed> ||
+                             std::is_same_v<E, rpc::LeaseLost>) {
+          fail(e.text);
+        } else if constexpr (std::is_same_v<E, rpc::QuiesceRequested>) {
+          Deliver(
+              [this, id = e.id](pipeline::Effects& out) { member_->OnQuiesce(id, NowNs(), out); });
+        } else if constexpr (std::is_same_v<E, rpc::QuiesceCancelled>) {
+          Deliver(
+              [this, id = e.id](pipeline::Effects& out) { member_->OnResume(id, NowNs(), out); });
+        } else if constexpr (std::is_same_v<E, rpc::MemberLeft>) {
+          member_->OnMemberLeft(e.id, e.text);
+        } else if constexpr (std::is_same_v<E, rpc::Unreachable>) {
+          if (scheduler_reachable_) {
+            Log(LogLevel::kWarning, "the scheduler at ", config_.scheduler,
+                " cannot be reached: ", e.text,
+                job_ == JobId{0} ? "; trying again" : "; running steps go on");
+          }
+          scheduler_reachable_ = false;
+          scheduler_text_ = e.text;
+        } else {
+          static_assert(std::is_same_v<E, rpc::Reachable>);
+          if (!scheduler_reachable_) Log(LogLevel::kInfo, "the scheduler answers again");
+          scheduler_reachable_ = true;
+          scheduler_text_.clear();
+        }
+      },
+      event);
+}
+
+void Agent::OnStop(const std::string& why) {
+  if (!stop_why_.empty()) return;
+  stop_why_ = why.empty() ? "stopped" : why;
+  stop_deadline_ns_ = NowNs() + static_cast<int64_t>(config_.drain_timeout_ms) * 1'000'000;
+  admin_->SetServing("", false);
+  Log(LogLevel::kInfo, stop_why_, "; ranks have ", config_.drain_timeout_ms, " ms to finish");
+}
+
+int64_t Agent::FailedLingerNs() const {
+  return desk_->AnyAttached() ? kFailedLingerNs
+                              : static_cast<int64_t>(config_.drain_timeout_ms) * 1'000'000;
+}
+
+void Agent::CheckEnd() {
+  using Reason = rpc::SchedulerClient::LeaveReason;
+  if (leaving_) {
+    if (data_plane_ == nullptr || data_plane_->Drained() || NowNs() >= leaving_deadline_ns_) {
+      loop_->Stop();
+    }
+    return;
+  }
+  const bool attached = desk_->AnyAttached();
+  if (failed_at_ns_ != 0) {
+    const bool nobody_to_tell = !attached && (ever_attached_ || !stop_why_.empty());
+    if (nobody_to_tell || NowNs() >= failed_at_ns_ + FailedLingerNs() ||
+        (stop_deadline_ns_ != 0 && NowNs() >= stop_deadline_ns_)) {
+      BeginLeaving(Reason::kStopped, member_->failed_text());
+    }
+    return;
+  }
+  if (std::exchange(ranks_done_, false)) {
+    if (standalone() && stop_why_.empty()) {
+      Restart();
+    } else {
+      BeginLeaving(Reason::kFinished, "all ranks are done");
+    }
+    return;
+  }
+  if (stop_why_.empty()) return;
+  if (!attached) {
+    BeginLeaving(standalone() ? Reason::kFinished : Reason::kStopped, stop_why_);
+  } else if (NowNs() >= stop_deadline_ns_) {
+    const std::string text = "the agent of node " + std::to_string(config_.node_rank) + " (pid " +
+                             std::to_string(getpid()) + ") ends: " + stop_why_;
+    Deliver([this, text](pipeline::Effects& out) { member_->OnJobFailed(text, NowNs(), out); });
+    BeginLeaving(Reason::kStopped, text);
+  }
+}
+
+void Agent::BeginLeaving(rpc::SchedulerClient::LeaveReason reason, const std::string& text) {
+  leaving_ = true;
+  leaving_deadline_ns_ = NowNs() + kLeavingNs;
+  leave_reason_ = reason;
+  leave_text_ = text;
+  Deliver([this](pipeline::Effects& out) { member_->Leave(out); });
+}
+
+void Agent::Restart() {
+  Log(LogLevel::kInfo, "all ranks have left; ready for the next");
+  ++generation_;
+  desk_->Restart(static_cast<uint32_t>(member_->tensors().size()));
+  memory_->Recycle();
+  missing_nodes_.clear();
+  NewMember();
+  Start();
+}
+
+}  // namespace talweg::agent

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/agent/agent_open.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <utility>
+#include <vector>
+
+#include "libs/status/status.h"
+#include "libs/transport/composite/composite_transport.h"
+#include "libs/transport/libfabric/fabric_transport.h"
+#include "libs/transport/local/local_transport.h"
+
+namespace talweg::agent {
+
+absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
+    const config::AgentConfig& config, const Clock* clock) {
+  TALWEG_ASSIGN_OR_RETURN(
+      std::unique_ptr<transport::Transport> network,
+      transport::NewFabricTransport({.provider = config.provider}, clock, nullptr));
+  if (!config.local_transport) return network;
+  TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::LocalTransport> local,
+                          transport::NewLocalTransport({}, clock, nullptr));
+  return transport::NewCompositeTransport(std::move(network), std::move(local));
+}
+
+absl::StatusOr<gid_t> GroupId(const std::string& name) {
+  std::vector<char> buffer(16 * 1024);
+  group entry;
+  group* found = nullptr;
+  const int error = getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
+  if (found != nullptr) return entry.gr_gid;
+  if (error != 0) return ErrnoStatus(error, "socket_group '" + name + "'");
+  return absl::NotFoundError("socket_group '" + name + "': there is no such group");
+}
+
+absl::Status MakeSocketDirectory(const std::string& socket_path) {
+  const size_t slash = socket_path.rfind('/');
+  if (slash == std::string::npos || slash == 0) return absl::OkStatus();
+  const std::string directory = socket_path.substr(0, slash);
+  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+    return ErrnoStatus(errno, "mkdir " + directory + " for the ranks' socket");
+  }
+  struct stat status;
+  if (lstat(directory.c_str(), &status) != 0) return ErrnoStatus(errno, "stat " + directory);
+  if (!S_ISDIR(status.st_mode)) {
+    // A link that the user made to a directory of theirs is fine; others' are not followed.
+    if (!S_ISLNK(status.st_mode) || status.st_uid != geteuid() ||
+        stat(directory.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) {
+      return absl::FailedPreconditionError(directory +
+                                           " is not a directory; choose another "
+                                           "--socket_path");
+    }
+  }
+  const bool open_to_others = (status.st_mode & (S_IWGRP | S_IWOTH)) != 0;
+  const bool protected_entries = (status.st_mode & S_ISVTX) != 0;
+  if (status.st_uid != geteuid() && status.st_uid != 0) {
+    return absl::PermissionDeniedError(directory + " belongs to user " +
+                                       std::to_string(status.st_uid) +
+                                       "; choose another --socket_path");
+  }
+  if (open_to_others && !protected_entries) {
+    return absl::PermissionDeniedError("others may write to " + directory +
+                                       "; take that away (chmod go-w), or choose another "
+                                       "--socket_path");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace talweg::agent

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_AGENT_OPEN_H_
+#define TALWEG_SERVICES_AGENT_AGENT_OPEN_H_
+
+#include <absl/status/statusor.h>
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+
+#include "libs/config/config.h"
+#include "libs/runtime/clock.h"
+#include "libs/transport/transport.h"
+
+namespace talweg::agent {
+
+// The network that the configuration names, and shared memory if it allows that.
+absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
+    const config::AgentConfig& config, const Clock* clock);
+
+absl::StatusOr<gid_t> GroupId(const std::string& name);
+
+// Makes the directory of a socket's path, for this user alone; one that is there must be this
+// user's, or not writable by others unless its entries are protected (/tmp).
+absl::Status MakeSocketDirectory(const std::string& socket_path);
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_AGENT_OPEN_H_

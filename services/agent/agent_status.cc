@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// What GetStatus and GetTrace answer, and the file of a timeline.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include "libs/rpc/conversion.h"
+#include "libs/telemetry/log.h"
+#include "services/agent/agent.h"
+
+namespace talweg::agent {
+namespace {
+
+using pipeline::SliceState;
+
+constexpr uint32_t kOpenRoundsMax = 100;
+// Away from the numbers of real processes in the same trace.
+constexpr uint32_t kTraceProcess = 1'000'000'000;
+
+std::string StateText(const pipeline::Member& member) {
+  switch (member.phase()) {
+    case pipeline::Phase::kForming: return "joining";
+    case pipeline::Phase::kFailed: return "failed: " + member.failed_text();
+    default: return pipeline::PhaseName(member.phase());
+  }
+}
+
+v1::GetTraceResponse::Phase ToPhase(Span span) {
+  switch (span) {
+    case Span::kRanks: return v1::GetTraceResponse::PHASE_COMPUTE;
+    case Span::kQueue: return v1::GetTraceResponse::PHASE_QUEUE;
+    case Span::kLocalReduce: return v1::GetTraceResponse::PHASE_LOCAL_REDUCE;
+    case Span::kPush: return v1::GetTraceResponse::PHASE_PUSH;
+    case Span::kSum: return v1::GetTraceResponse::PHASE_SUM;
+    case Span::kPull: return v1::GetTraceResponse::PHASE_PULL;
+  }
+  return v1::GetTraceResponse::PHASE_UNSPECIFIED;
+}
+
+v1::OpenRound MakeOpenRound(const pipeline::Member& member, const pipeline::Tensor& tensor,
+                            const std::vector<uint32_t>* missing_nodes, int64_t now_ns) {
+  v1::OpenRound round;
+  round.set_tensor(tensor.spec.name);
+  round.set_round(tensor.active_round().value());
+  *round.mutable_waited() = rpc::DurationFromNs(now_ns - tensor.first_push_ns);
+  const auto count = [&tensor](auto... states) {
+    return static_cast<uint32_t>(
+        std::count_if(tensor.slice_states.begin(), tensor.slice_states.end(),
+                      [&](SliceState state) { return ((state == states) || ...); }));
+  };
+  round.set_slice_count(static_cast<uint32_t>(tensor.slices.size()));
+  round.set_slices_sent(count(SliceState::kSent, SliceState::kDone));
+  round.set_slices_received(tensor.done_count);
+  if (!tensor.contributed && !tensor.finish) {
+    round.set_waits_for(v1::WAITS_FOR_LOCAL_RANKS);
+    for (uint32_t i = 0; i < tensor.pushed.size(); ++i) {
+      if (!tensor.pushed[i]) round.add_local_ranks(i);
+    }
+  } else if (tensor.awaits_decision || member.phase() == pipeline::Phase::kFencing ||
+             tensor.state != pipeline::TensorState::kOpen) {
+    round.set_waits_for(v1::WAITS_FOR_VIEW);
+  } else if (count(SliceState::kQueued, SliceState::kReducing, SliceState::kReduced) > 0) {
+    round.set_waits_for(v1::WAITS_FOR_CREDIT);
+  } else if (missing_nodes != nullptr && !missing_nodes->empty()) {
+    round.set_waits_for(v1::WAITS_FOR_NODES);
+    for (const uint32_t node : *missing_nodes) round.add_node_ranks(node);
+  } else {
+    round.set_waits_for(v1::WAITS_FOR_RESULT);
+  }
+  return round;
+}
+
+}  // namespace
+
+v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) const {
+  const pipeline::Member& member = *member_;
+  v1::GetStatusResponse status;
+  *status.mutable_version() = rpc::ToProto(rpc::Version{});
+  *status.mutable_started_at() = rpc::TimestampFromUnixNs(started_unix_ns_);
+  status.set_job_name(config_.job);
+  status.set_job_id(job_.value());
+  *status.mutable_id() = rpc::ToProto(member.config().self);
+  status.set_host_id(host_id_);
+  if (member.newest_view() != nullptr) {
+    *status.mutable_view() = rpc::ToProto(*member.newest_view());
+  }
+  status.set_state(StateText(member));
+  status.set_scheduler_reachable(scheduler_reachable_ && !standalone());
+  status.set_scheduler_text(standalone() ? "none: this node is the whole job" : scheduler_text_);
+
+  for (uint32_t i = 0; i < desk_->ranks().size(); ++i) {
+    const RankDesk::Rank& rank = desk_->ranks()[i];
+    v1::RankStatus* out = status.add_ranks();
+    out->set_rank(member.GlobalRank(LocalRank{i}).value());
+    out->set_local_rank(i);
+    out->set_pid(rank.pid);
+    out->set_uid(rank.uid);
+    out->set_attached(rank.attached);
+    out->set_ended(rank.ended);
+  }
+
+  std::vector<const pipeline::Tensor*> open;
+  for (const auto& tensor : member.tensors()) {
+    if (tensor->pushed_count > 0 || tensor->finish) open.push_back(tensor.get());
+    if (!request.with_tensors()) continue;
+    v1::TensorStatus* out = status.add_tensors();
+    out->set_name(tensor->spec.name);
+    out->set_dtype(std::string(DTypeName(tensor->spec.dtype)));
+    out->set_op(std::string(OpName(tensor->spec.op)));
+    out->set_element_count(tensor->spec.element_count);
+    out->set_round_held(tensor->held.round.value());
+    out->set_round_pushed(
+        (tensor->contributed ? tensor->open_round() : tensor->held.round).value());
+    out->set_poisoned(tensor->failed_text);
+  }
+  status.set_tensor_count(static_cast<uint32_t>(member.tensors().size()));
+  status.set_open_round_count(static_cast<uint32_t>(open.size()));
+  std::stable_sort(open.begin(), open.end(), [](const auto* a, const auto* b) {
+    return a->first_push_ns < b->first_push_ns;
+  });
+  const uint32_t open_max =
+      request.open_rounds_max() == 0 ? kOpenRoundsMax : request.open_rounds_max();
+  if (open.size() > open_max) open.resize(open_max);
+  for (const pipeline::Tensor* tensor : open) {
+    const auto missing = missing_nodes_.find({tensor->index, tensor->active_round()});
+    *status.add_open_rounds() = MakeOpenRound(
+        member, *tensor, missing == missing_nodes_.end() ? nullptr : &missing->second, NowNs());
+  }
+
+  for (const auto& [index, owner] : member.owners()) {
+    v1::AggregatorConnection* out = status.add_aggregators();
+    out->set_name(member.newest_view()->aggregators[index.value()].name);
+    out->set_incarnation(owner.incarnation.value());
+    out->set_connected(owner.state == pipeline::OwnerState::kReady);
+    out->set_credit_bytes(owner.credit_bytes);
+    out->set_bytes_in_flight(member.queue().InFlightBytes(index));
+    if (data_plane_ == nullptr) continue;
+    const DataPlane::Traffic traffic = data_plane_->TrafficOf(owner.connection);
+    out->set_transport(traffic.transport);
+    out->set_bytes_sent(traffic.bytes_sent);
+    out->set_bytes_received(traffic.bytes_received);
+  }
+
+  const pipeline::MemberCounters& counters = member.counters();
+  status.set_rounds_done(counters.rounds_completed);
+  status.set_bytes_pushed(desk_->bytes_pushed());
+  if (data_plane_ != nullptr) {
+    status.set_bytes_sent(data_plane_->bytes_sent());
+    status.set_bytes_received(data_plane_->bytes_received() + counters.result_bytes_written);
+  }
+  status.set_bytes_reduced_locally(bytes_reduced_);
+  status.set_memory_bytes(memory_->bytes());
+  status.set_tracing(timeline_.recording());
+  auto& named = *status.mutable_counters();
+  named["contributions_sent"] = counters.contributions_sent;
+  named["contribution_bytes_sent"] = counters.contribution_bytes_sent;
+  named["results_taken"] = counters.results_taken;
+  named["result_bytes_taken"] = counters.result_bytes_taken;
+  named["results_ignored"] = counters.results_ignored;
+  named["frames_ignored"] = counters.frames_ignored;
+  named["rounds_aborted"] = counters.rounds_aborted;
+  named["redos"] = counters.redos;
+  named["finishes"] = counters.finishes;
+  named["bad_frames"] = data_plane_ == nullptr ? 0 : data_plane_->bad_frames();
+  for (size_t i = 1; i < counters.refused.size(); ++i) {
+    const auto reason = static_cast<wire::RefusedReason>(i);
+    named[std::string("refused{reason=") + wire::RefusedReasonName(reason) + "}"] =
+        counters.refused[i];
+  }
+  const shm::RankServerCounters ranks = rank_server_->counters();
+  named["ranks_accepted"] = ranks.ranks_accepted;
+  named["ranks_refused"] = ranks.ranks_refused;
+  named["ranks_gone_unclean"] = ranks.ranks_gone_unclean;
+  named["rank_protocol_errors"] = ranks.protocol_errors;
+  named["pushes"] = ranks.pushes;
+  named["completions"] = ranks.completions;
+  named["wakes_sent"] = ranks.wakes_sent;
+  named["doorbells_received"] = ranks.doorbells_received;
+  status.set_pid(static_cast<uint64_t>(getpid()));
+  return status;
+}
+
+v1::GetTraceResponse Agent::MakeTrace() const {
+  v1::GetTraceResponse trace;
+  for (const TimelineEvent& event : timeline_.events()) {
+    v1::GetTraceResponse::Event* out = trace.add_events();
+    out->set_phase(ToPhase(event.span));
+    out->set_tensor(*event.tensor);
+    out->set_round(event.round.value());
+    out->set_begin_ns(event.begin_ns);
+    out->set_end_ns(event.end_ns);
+    out->set_bytes(event.bytes);
+    out->set_local_rank(-1);
+  }
+  trace.set_dropped(timeline_.dropped());
+  trace.set_monotonic_ns(NowNs());
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  *trace.mutable_wall_time() =
+      rpc::TimestampFromUnixNs(now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec);
+  return trace;
+}
+
+void Agent::WriteTrace() const {
+  if (config_.trace_path.empty()) return;
+  const std::string json =
+      timeline_.Json("agent of node " + std::to_string(config_.node_rank) + " (" + node_name_ + ")",
+                     kTraceProcess + config_.node_rank);
+  // Whoever waits for the file sees it whole.
+  const std::string partial = config_.trace_path + ".partial";
+  std::FILE* file = std::fopen(partial.c_str(), "w");
+  bool written = file != nullptr;
+  if (file != nullptr) {
+    written = std::fwrite(json.data(), 1, json.size(), file) == json.size();
+    written = std::fclose(file) == 0 && written;
+  }
+  if (!written || std::rename(partial.c_str(), config_.trace_path.c_str()) != 0) {
+    Log(LogLevel::kError, "the trace could not be written to trace_path ", config_.trace_path);
+  }
+}
+
+}  // namespace talweg::agent

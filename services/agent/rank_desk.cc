@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/agent/rank_desk.h"
+
+#include "libs/status/status.h"
+
+namespace talweg::agent {
+
+shm::RankStatus ToRankStatus(pipeline::Status status) {
+  switch (status) {
+    case pipeline::Status::kOk: return shm::RankStatus::kOk;
+    case pipeline::Status::kInvalid: return shm::RankStatus::kInvalidArgument;
+    case pipeline::Status::kMismatch: return shm::RankStatus::kMismatch;
+    case pipeline::Status::kOverBudget: return shm::RankStatus::kOutOfMemory;
+    case pipeline::Status::kAborted: return shm::RankStatus::kAborted;
+    case pipeline::Status::kJobFailed: return shm::RankStatus::kJobFailed;
+  }
+  return shm::RankStatus::kInternal;
+}
+
+RankDesk::RankDesk(uint32_t rank_count, const std::string& job_name, shm::RankServer* server,
+                   TensorMemory* memory, RankEvents* events)
+    : job_name_(job_name), server_(server), memory_(memory), events_(events), ranks_(rank_count) {}
+
+RankDesk::Rank* RankDesk::Find(shm::RankConnectionId connection, LocalRank* local_rank) {
+  for (uint32_t i = 0; i < ranks_.size(); ++i) {
+    if (!ranks_[i].attached || ranks_[i].connection != connection) continue;
+    *local_rank = LocalRank{i};
+    return &ranks_[i];
+  }
+  return nullptr;
+}
+
+bool RankDesk::AnyAttached() const {
+  for (const Rank& rank : ranks_) {
+    if (rank.attached) return true;
+  }
+  return false;
+}
+
+void RankDesk::SetView(const View& view, const MemberIdentity& self) {
+  view_ = view;
+  self_ = self;
+  for (uint32_t i = 0; i < ranks_.size(); ++i) Greet(LocalRank{i});
+}
+
+void RankDesk::OnRankHello(shm::RankConnectionId connection, const shm::RankHello& hello) {
+  if (hello.local_rank.value() >= ranks_.size()) {
+    server_->Refuse(connection, shm::RankStatus::kInvalidArgument,
+                    "local rank " + std::to_string(hello.local_rank.value()) +
+                        " is not one of this node's " + std::to_string(ranks_.size()));
+    return;
+  }
+  Rank& rank = ranks_[hello.local_rank.value()];
+  rank = {.attached = true,
+          .connection = connection,
+          .pid = static_cast<uint64_t>(hello.pid),
+          .uid = hello.uid,
+          .client_name = hello.client_name};
+  Greet(hello.local_rank);
+}
+
+void RankDesk::Greet(LocalRank local_rank) {
+  Rank& rank = ranks_[local_rank.value()];
+  if (!rank.attached || rank.welcomed || !view_) return;
+  // The core may have a reason to refuse it: then it ends in Do(FailRank).
+  events_->OnRankJoined(local_rank, static_cast<uint32_t>(rank.pid));
+  const std::optional<MemberIndex> member = view_->IndexOf(self_);
+  if (!rank.attached || !member) return;
+  rank.welcomed = true;
+  server_->Welcome(rank.connection,
+                   {.rank = talweg::Rank{view_->RankBase(*member).value() + local_rank.value()},
+                    .size = view_->RankCount(),
+                    .local_size = static_cast<uint32_t>(ranks_.size()),
+                    .node_rank = self_.node,
+                    .node_count = static_cast<uint32_t>(view_->members.size()),
+                    .job_name = job_name_});
+}
+
+void RankDesk::OnRankDeclare(shm::RankConnectionId connection, shm::RequestId request,
+                             const shm::RankDeclaration& declaration) {
+  LocalRank local_rank;
+  if (Find(connection, &local_rank) == nullptr) return;
+  events_->OnRankDeclare(local_rank, request.value(),
+                         {.name = declaration.name,
+                          .dtype = declaration.dtype,
+                          .op = declaration.op,
+                          .root_rank = declaration.root_rank,
+                          .element_count = declaration.element_count});
+}
+
+void RankDesk::OnRankPush(shm::RankConnectionId /*connection*/, LocalRank local_rank,
+                          shm::TensorIndex tensor, Round round, int32_t priority) {
+  if (tensor.value() < tensor_base_ || local_rank.value() >= ranks_.size()) return;
+  const pipeline::TensorIndex index{tensor.value() - tensor_base_};
+  if (index.value() < memory_->tensor_count()) {
+    const uint64_t bytes = memory_->spec(index).bytes();
+    ranks_[local_rank.value()].bytes_pushed += bytes;
+    bytes_pushed_ += bytes;
+  }
+  events_->OnRankPush(local_rank, index, round, priority);
+}
+
+void RankDesk::OnRankGone(shm::RankConnectionId connection, const shm::RankGone& gone) {
+  LocalRank local_rank;
+  Rank* rank = Find(connection, &local_rank);
+  gone_.push_back(connection);
+  if (rank == nullptr) return;
+  rank->attached = false;
+  rank->ended = gone.clean ? "left" : gone.text;
+  if (!rank->welcomed) {
+    // It never was a rank: another process may take its place.
+    *rank = {};
+    server_->Release(connection);
+    return;
+  }
+  events_->OnRankLeft(local_rank, gone.clean, gone.text);
+}
+
+void RankDesk::Do(const pipeline::DeclareReply& effect) {
+  if (effect.local_rank.value() >= ranks_.size()) return;
+  const Rank& rank = ranks_[effect.local_rank.value()];
+  if (!rank.attached) return;
+  const shm::RequestId request{effect.request};
+  if (effect.status != pipeline::Status::kOk) {
+    server_->RefuseDeclaration(rank.connection, request, ToRankStatus(effect.status), effect.text);
+    return;
+  }
+  const absl::Status attached = memory_->Attach(effect.tensor, effect.local_rank, rank.connection);
+  if (!attached.ok()) {
+    const std::string text(attached.message());
+    server_->RefuseDeclaration(rank.connection, request, shm::RankStatus::kOutOfMemory, text);
+    // The other ranks would wait for this one's contribution for ever.
+    events_->OnRankFailure(text);
+    return;
+  }
+  server_->ReplyDeclared(
+      rank.connection, request,
+      {.tensor = ShmIndex(effect.tensor),
+       .tensor_bytes = memory_->spec(effect.tensor).bytes(),
+       .completed_round = effect.held,
+       .contribution = memory_->ContributionLocation(effect.tensor, effect.local_rank),
+       .result = memory_->ResultLocations(effect.tensor)});
+}
+
+void RankDesk::Do(const pipeline::CompleteRound& effect) {
+  server_->PublishCompletion({.tensor = ShmIndex(effect.tensor),
+                              .round = effect.round,
+                              .status = ToRankStatus(effect.status),
+                              .text = effect.text,
+                              .ranks_summed = effect.ranks_summed,
+                              .sum_epoch = effect.sum_epoch});
+}
+
+void RankDesk::Do(const pipeline::FailRank& effect) {
+  if (effect.local_rank.value() >= ranks_.size()) return;
+  Rank& rank = ranks_[effect.local_rank.value()];
+  if (!rank.attached) return;
+  rank.attached = false;
+  rank.ended = effect.text;
+  if (!rank.welcomed) {
+    server_->Refuse(rank.connection, shm::RankStatus::kInvalidArgument, effect.text);
+    return;
+  }
+  server_->Disconnect(rank.connection, shm::RankStatus::kInvalidArgument, effect.text);
+  gone_.push_back(rank.connection);
+  events_->OnRankLeft(effect.local_rank, false, effect.text);
+}
+
+void RankDesk::Do(const pipeline::FailJob& effect) {
+  server_->FailAll(ToRankStatus(effect.status), effect.text);
+  for (Rank& rank : ranks_) {
+    if (!rank.attached || rank.welcomed) continue;
+    rank.attached = false;
+    rank.ended = effect.text;
+    server_->Refuse(rank.connection, ToRankStatus(effect.status), effect.text);
+  }
+}
+
+void RankDesk::Restart(uint32_t tensors_used) {
+  for (const shm::RankConnectionId connection : gone_) server_->Release(connection);
+  gone_.clear();
+  ranks_.assign(ranks_.size(), Rank{});
+  tensor_base_ += tensors_used;
+}
+
+}  // namespace talweg::agent

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_RANK_DESK_H_
+#define TALWEG_SERVICES_AGENT_RANK_DESK_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libs/pipeline/effects.h"
+#include "libs/shm/daemon/rank_server.h"
+#include "libs/view/view.h"
+#include "services/agent/tensor_memory.h"
+
+namespace talweg::agent {
+
+shm::RankStatus ToRankStatus(pipeline::Status status);
+
+// What ranks do, under the core's names.
+class RankEvents {
+ public:
+  virtual ~RankEvents() = default;
+  virtual void OnRankJoined(LocalRank rank, uint32_t pid) = 0;
+  virtual void OnRankDeclare(LocalRank rank, uint32_t request,
+                             const pipeline::TensorSpec& spec) = 0;
+  virtual void OnRankPush(LocalRank rank, pipeline::TensorIndex tensor, Round round,
+                          int32_t priority) = 0;
+  virtual void OnRankLeft(LocalRank rank, bool clean, const std::string& text) = 0;
+  virtual void OnRankFailure(const std::string& text) = 0;  // This node cannot serve its ranks.
+};
+
+// Between the ranks' server and the core. Greets ranks when there is a view that tells them who
+// they are. Owned by the data thread.
+class RankDesk final : public shm::RankEventSink {
+ public:
+  struct Rank {
+    bool attached = false;
+    bool welcomed = false;
+    shm::RankConnectionId connection;
+    uint64_t pid = 0;
+    uint64_t uid = 0;
+    std::string client_name;
+    std::string ended;  // How it ended, unless it has not.
+    uint64_t bytes_pushed = 0;
+  };
+
+  // All outlive it.
+  RankDesk(uint32_t rank_count, const std::string& job_name, shm::RankServer* server,
+           TensorMemory* memory, RankEvents* events);
+
+  // Who the ranks are. Those that wait are welcomed.
+  void SetView(const View& view, const MemberIdentity& self);
+
+  void Do(const pipeline::DeclareReply& effect);
+  void Do(const pipeline::CompleteRound& effect);
+  void Do(const pipeline::FailRank& effect);
+  void Do(const pipeline::FailJob& effect);
+
+  // A new generation of ranks: the old ones are all gone. Their memory is dropped.
+  void Restart(uint32_t tensors_used);
+
+  const std::vector<Rank>& ranks() const { return ranks_; }
+  bool AnyAttached() const;
+  uint64_t bytes_pushed() const { return bytes_pushed_; }
+
+  // shm::RankEventSink
+  void OnRankHello(shm::RankConnectionId connection, const shm::RankHello& hello) override;
+  void OnRankDeclare(shm::RankConnectionId connection, shm::RequestId request,
+                     const shm::RankDeclaration& declaration) override;
+  void OnRankPush(shm::RankConnectionId connection, LocalRank local_rank, shm::TensorIndex tensor,
+                  Round round, int32_t priority) override;
+  void OnRankGone(shm::RankConnectionId connection, const shm::RankGone& gone) override;
+
+ private:
+  void Greet(LocalRank rank);
+  Rank* Find(shm::RankConnectionId connection, LocalRank* local_rank);
+  shm::TensorIndex ShmIndex(pipeline::TensorIndex tensor) const {
+    return shm::TensorIndex{tensor.value() + tensor_base_};
+  }
+
+  const std::string job_name_;
+  shm::RankServer* const server_;
+  TensorMemory* const memory_;
+  RankEvents* const events_;
+  std::vector<Rank> ranks_;
+  std::optional<View> view_;
+  MemberIdentity self_;
+  uint32_t tensor_base_ = 0;  // Of this generation's tensors in the server's table.
+  std::vector<shm::RankConnectionId> gone_;
+  uint64_t bytes_pushed_ = 0;
+};
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_RANK_DESK_H_

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/agent/tensor_memory.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+
+#include <utility>
+
+#include "libs/base/check.h"
+#include "libs/status/status.h"
+
+namespace talweg::agent {
+
+absl::StatusOr<PrivatePages> PrivatePages::Map(size_t bytes) {
+  PrivatePages pages;
+  if (bytes == 0) return pages;
+  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (address == MAP_FAILED) return ErrnoStatus(errno, "mmap of " + FormatBytes(bytes));
+  pages.bytes_ = {static_cast<std::byte*>(address), bytes};
+  return pages;
+}
+
+PrivatePages::PrivatePages(PrivatePages&& other) noexcept
+    : bytes_(std::exchange(other.bytes_, {})) {}
+
+PrivatePages& PrivatePages::operator=(PrivatePages&& other) noexcept {
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+PrivatePages::~PrivatePages() {
+  if (!bytes_.empty()) munmap(bytes_.data(), bytes_.size());
+}
+
+const TensorMemory::Entry& TensorMemory::At(pipeline::TensorIndex tensor) const {
+  TALWEG_CHECK(tensor.value() < tensors_.size() && tensors_[tensor.value()] != nullptr);
+  return *tensors_[tensor.value()];
+}
+
+absl::StatusOr<TensorMemory::Results> TensorMemory::TakeResults(const pipeline::TensorSpec& spec) {
+  if (const auto it = free_results_.find(spec.bytes()); it != free_results_.end()) {
+    Results results = std::move(it->second);
+    free_results_.erase(it);
+    return results;
+  }
+  Results results;
+  for (int parity = 0; parity < 2; ++parity) {
+    auto buffer = ranks_->AllocateResult(spec.bytes());
+    if (!buffer.ok()) return absl::ResourceExhaustedError(buffer.failure().text);
+    results.buffers[parity] = buffer.value();
+    bytes_ += spec.bytes();
+    if (transport_ == nullptr) continue;
+    TALWEG_ASSIGN_OR_RETURN(results.regions[parity],
+                            transport_->Register(results.buffers[parity].bytes));
+  }
+  return results;
+}
+
+absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor,
+                                    const pipeline::TensorSpec& spec) {
+  TALWEG_CHECK(tensor.value() == tensors_.size());
+  tensors_.push_back(nullptr);
+  auto entry = std::make_unique<Entry>();
+  entry->spec = spec;
+  entry->contributions.resize(rank_count_);
+  TALWEG_ASSIGN_OR_RETURN(entry->results, TakeResults(spec));
+  if (rank_count_ > 1 && transport_ != nullptr) {
+    TALWEG_ASSIGN_OR_RETURN(entry->send_buffer, PrivatePages::Map(spec.bytes()));
+    TALWEG_ASSIGN_OR_RETURN(entry->send_region, transport_->Register(entry->send_buffer.bytes()));
+    bytes_ += spec.bytes();
+  }
+  tensors_.back() = std::move(entry);
+  return absl::OkStatus();
+}
+
+absl::Status TensorMemory::Attach(pipeline::TensorIndex tensor, LocalRank rank,
+                                  shm::RankConnectionId connection) {
+  At(tensor);
+  Entry& entry = *tensors_[tensor.value()];
+  if (entry.contributions[rank.value()]) return absl::OkStatus();
+  auto buffer = ranks_->AllocateContribution(connection, entry.spec.bytes());
+  if (!buffer.ok()) return absl::ResourceExhaustedError(buffer.failure().text);
+  if (rank_count_ == 1 && transport_ != nullptr) {
+    // Only ever a source of writes; registering asks for a mutable span.
+    const std::span<const std::byte> bytes = buffer.value().bytes;
+    TALWEG_ASSIGN_OR_RETURN(
+        entry.contribution_region,
+        transport_->Register({const_cast<std::byte*>(bytes.data()), bytes.size()}));
+  }
+  entry.contributions[rank.value()] = buffer.value();
+  bytes_ += entry.spec.bytes();
+  return absl::OkStatus();
+}
+
+const pipeline::TensorSpec& TensorMemory::spec(pipeline::TensorIndex tensor) const {
+  return At(tensor).spec;
+}
+
+shm::Location TensorMemory::ContributionLocation(pipeline::TensorIndex tensor,
+                                                 LocalRank rank) const {
+  const auto& contribution = At(tensor).contributions[rank.value()];
+  TALWEG_CHECK(contribution.has_value());
+  return contribution->location;
+}
+
+std::array<shm::Location, 2> TensorMemory::ResultLocations(pipeline::TensorIndex tensor) const {
+  const Results& results = At(tensor).results;
+  return {results.buffers[0].location, results.buffers[1].location};
+}
+
+std::array<wire::RemoteRef, 2> TensorMemory::ResultRefs(pipeline::TensorIndex tensor) const {
+  const Results& results = At(tensor).results;
+  if (transport_ == nullptr) return {};
+  return {results.regions[0].Ref(), results.regions[1].Ref()};
+}
+
+std::span<const std::byte> TensorMemory::Contribution(const pipeline::SliceBytes& slice,
+                                                      LocalRank rank) const {
+  const auto& contribution = At(slice.tensor).contributions[rank.value()];
+  if (!contribution) return {};
+  return contribution->bytes.subspan(slice.offset_bytes, slice.length_bytes);
+}
+
+std::span<std::byte> TensorMemory::Writable(const pipeline::SliceBytes& slice) const {
+  const Entry& entry = At(slice.tensor);
+  TALWEG_CHECK(slice.memory != pipeline::Memory::kContribution);
+  const std::span<std::byte> all = slice.memory == pipeline::Memory::kSendBuffer
+                                       ? entry.send_buffer.bytes()
+                                       : entry.results.buffers[slice.round.value() & 1].bytes;
+  return all.subspan(slice.offset_bytes, slice.length_bytes);
+}
+
+std::span<const std::byte> TensorMemory::Readable(const pipeline::SliceBytes& slice) const {
+  if (slice.memory == pipeline::Memory::kContribution) return Contribution(slice, LocalRank{0});
+  return Writable(slice);
+}
+
+transport::RegionSlice TensorMemory::RegionOf(const pipeline::SliceBytes& slice) const {
+  const Entry& entry = At(slice.tensor);
+  const transport::Region* region = nullptr;
+  switch (slice.memory) {
+    case pipeline::Memory::kContribution: region = &entry.contribution_region; break;
+    case pipeline::Memory::kSendBuffer: region = &entry.send_region; break;
+    case pipeline::Memory::kResult: region = &entry.results.regions[slice.round.value() & 1]; break;
+  }
+  TALWEG_CHECK(region != nullptr && region->valid());
+  return region->Slice(slice.offset_bytes, slice.length_bytes);
+}
+
+void TensorMemory::Recycle() {
+  bytes_ = 0;
+  for (std::unique_ptr<Entry>& entry : tensors_) {
+    if (entry != nullptr) free_results_.emplace(entry->spec.bytes(), std::move(entry->results));
+  }
+  tensors_.clear();
+  for (const auto& [bytes, results] : free_results_) bytes_ += 2 * bytes;
+}
+
+}  // namespace talweg::agent

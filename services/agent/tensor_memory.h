@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_TENSOR_MEMORY_H_
+#define TALWEG_SERVICES_AGENT_TENSOR_MEMORY_H_
+
+#include <absl/status/status.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "libs/pipeline/effects.h"
+#include "libs/shm/daemon/rank_server.h"
+#include "libs/transport/transport.h"
+
+namespace talweg::agent {
+
+// Anonymous memory of this process, in whole pages, zero until written. Movable.
+class PrivatePages {
+ public:
+  PrivatePages() = default;
+  static absl::StatusOr<PrivatePages> Map(size_t bytes);
+  PrivatePages(PrivatePages&& other) noexcept;
+  PrivatePages& operator=(PrivatePages&& other) noexcept;
+  ~PrivatePages();
+
+  std::span<std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::span<std::byte> bytes_;
+};
+
+// Where this node's tensors lie: contributions of its ranks, results by parity of the round, and
+// the send buffer that several ranks are reduced to. Names of the core become memory here.
+//
+// Owned by the data thread. `ranks` and `transport` outlive it; `transport` may be null (alone,
+// nothing is sent).
+class TensorMemory {
+ public:
+  TensorMemory(uint32_t rank_count, shm::RankServer* ranks, transport::Transport* transport)
+      : rank_count_(rank_count), ranks_(ranks), transport_(transport) {}
+
+  // Results and send buffer. RESOURCE_EXHAUSTED with the figures.
+  absl::Status Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec);
+  // The contribution buffer of one rank; once made it stays.
+  absl::Status Attach(pipeline::TensorIndex tensor, LocalRank rank,
+                      shm::RankConnectionId connection);
+
+  const pipeline::TensorSpec& spec(pipeline::TensorIndex tensor) const;
+  shm::Location ContributionLocation(pipeline::TensorIndex tensor, LocalRank rank) const;
+  std::array<shm::Location, 2> ResultLocations(pipeline::TensorIndex tensor) const;
+  std::array<wire::RemoteRef, 2> ResultRefs(pipeline::TensorIndex tensor) const;
+
+  // A rank's bytes of a slice. Empty when the rank has no buffer.
+  std::span<const std::byte> Contribution(const pipeline::SliceBytes& slice, LocalRank rank) const;
+  // Memory that the agent writes: kSendBuffer, kResult.
+  std::span<std::byte> Writable(const pipeline::SliceBytes& slice) const;
+  std::span<const std::byte> Readable(const pipeline::SliceBytes& slice) const;
+  transport::RegionSlice RegionOf(const pipeline::SliceBytes& slice) const;
+
+  // All tensors are forgotten; result buffers serve the next ones of the same size.
+  void Recycle();
+
+  uint64_t bytes() const { return bytes_; }
+  size_t tensor_count() const { return tensors_.size(); }
+
+ private:
+  struct Results {
+    std::array<shm::ResultBuffer, 2> buffers;
+    std::array<transport::Region, 2> regions;
+  };
+  struct Entry {
+    pipeline::TensorSpec spec;
+    Results results;
+    PrivatePages send_buffer;
+    transport::Region send_region;
+    std::vector<std::optional<shm::ContributionBuffer>> contributions;  // By local rank.
+    transport::Region contribution_region;                              // Of the only rank.
+  };
+
+  const Entry& At(pipeline::TensorIndex tensor) const;
+  absl::StatusOr<Results> TakeResults(const pipeline::TensorSpec& spec);
+
+  const uint32_t rank_count_;
+  shm::RankServer* const ranks_;
+  transport::Transport* const transport_;
+  std::vector<std::unique_ptr<Entry>> tensors_;
+  std::multimap<uint64_t, Results> free_results_;  // By bytes.
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_TENSOR_MEMORY_H_

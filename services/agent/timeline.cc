@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/agent/timeline.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace talweg::agent {
+namespace {
+
+std::string JsonString(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
+      out += escape;
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+std::string Microseconds(int64_t ns) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%lld.%03lld", static_cast<long long>(ns / 1000),
+                static_cast<long long>(ns % 1000));
+  return text;
+}
+
+}  // namespace
+
+const char* SpanName(Span span) {
+  switch (span) {
+    case Span::kRanks: return "wait for local ranks";
+    case Span::kQueue: return "queue";
+    case Span::kLocalReduce: return "local reduce";
+    case Span::kPush: return "push";
+    case Span::kSum: return "sum";
+    case Span::kPull: return "pull";
+  }
+  return "unknown";
+}
+
+void Timeline::Record(bool enabled, size_t events_max) {
+  if (enabled && !recording_) {
+    events_.clear();
+    open_.clear();
+    dropped_ = 0;
+  }
+  recording_ = enabled;
+  events_max_ = std::max<size_t>(events_max, 1);
+}
+
+Timeline::Times* Timeline::At(pipeline::TensorIndex tensor, Round round) {
+  if (!Wants(round)) return nullptr;
+  const auto it = open_.find(tensor);
+  return it == open_.end() || it->second.round != round ? nullptr : &it->second;
+}
+
+void Timeline::OnPushed(pipeline::TensorIndex tensor, Round round, bool by_all, int64_t now_ns) {
+  if (!Wants(round)) return;
+  Times& times = open_[tensor];
+  if (times.round != round) times = {.round = round, .first_push = now_ns};
+  if (by_all) times.all_pushed = now_ns;
+}
+
+void Timeline::OnReduced(pipeline::TensorIndex tensor, Round round, int64_t begin_ns,
+                         int64_t end_ns) {
+  if (Times* times = At(tensor, round)) {
+    if (times->reduce_begin == 0) times->reduce_begin = begin_ns;
+    times->reduce_end = end_ns;
+  }
+}
+
+void Timeline::OnSent(pipeline::TensorIndex tensor, Round round, int64_t now_ns) {
+  if (Times* times = At(tensor, round)) {
+    if (times->first_sent == 0) times->first_sent = now_ns;
+    times->last_sent = now_ns;
+  }
+}
+
+void Timeline::OnWriteDone(pipeline::TensorIndex tensor, int64_t now_ns) {
+  const auto it = open_.find(tensor);
+  if (it != open_.end()) it->second.last_sent = now_ns;
+}
+
+void Timeline::OnResult(pipeline::TensorIndex tensor, Round round, int64_t now_ns) {
+  if (Times* times = At(tensor, round)) {
+    if (times->first_result == 0) times->first_result = now_ns;
+    times->last_result = now_ns;
+  }
+}
+
+void Timeline::OnVisible(pipeline::TensorIndex tensor, const std::string& name, Round round,
+                         uint64_t bytes, int64_t now_ns) {
+  const Times* times = At(tensor, round);
+  if (times == nullptr) return;
+  const Times t = *times;
+  open_.erase(tensor);
+  const std::string* row = &*names_.insert(name).first;
+  if (t.all_pushed > t.first_push) Add(Span::kRanks, row, round, t.first_push, t.all_pushed, bytes);
+  const int64_t left_ns = t.reduce_begin != 0 ? t.reduce_begin : t.first_sent;
+  if (left_ns != 0) Add(Span::kQueue, row, round, t.all_pushed, left_ns, bytes);
+  if (t.reduce_begin != 0) {
+    Add(Span::kLocalReduce, row, round, t.reduce_begin, t.reduce_end, bytes);
+  }
+  if (t.first_sent == 0) return;
+  const int64_t result_ns = t.first_result != 0 ? t.first_result : now_ns;
+  Add(Span::kPush, row, round, t.first_sent, t.last_sent, bytes);
+  Add(Span::kSum, row, round, t.last_sent, std::max(result_ns, t.last_sent), bytes);
+  Add(Span::kPull, row, round, result_ns, now_ns, bytes);
+}
+
+void Timeline::Add(Span span, const std::string* tensor, Round round, int64_t begin_ns,
+                   int64_t end_ns, uint64_t bytes) {
+  if (events_.size() >= events_max_) {
+    events_.pop_front();
+    ++dropped_;
+  }
+  events_.push_back({span, tensor, round, begin_ns, end_ns, bytes});
+}
+
+std::string Timeline::Json(const std::string& process_name, uint32_t process_number) const {
+  struct Row {
+    size_t number = 0;
+    int64_t end_ns = 0;
+  };
+  const std::string pid = std::to_string(process_number);
+  std::string out = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+  out += "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" + pid +
+         ",\"args\":{\"name\":" + JsonString(process_name) + "}}";
+  std::map<std::string, Row> rows;
+  for (const TimelineEvent& event : events_) {
+    const auto [found, is_new] = rows.try_emplace(*event.tensor);
+    Row& row = found->second;
+    if (is_new) row.number = rows.size();
+    const std::string place = "\"pid\":" + pid + ",\"tid\":" + std::to_string(row.number);
+    if (is_new) {
+      out += ",\n{\"ph\":\"M\",\"name\":\"thread_name\"," + place +
+             ",\"args\":{\"name\":" + JsonString(*event.tensor) + "}}";
+    }
+    // A row shows one thing at a time: where slices of one tensor overlap (a later one is reduced
+    // while an earlier one is sent) what comes later in a slice's life begins where the earlier
+    // ends.
+    const int64_t begin_ns = std::max(event.begin_ns, row.end_ns);
+    const int64_t end_ns = std::max(event.end_ns, begin_ns);
+    row.end_ns = end_ns;
+    out += ",\n{\"ph\":\"X\",\"cat\":\"talweg\",\"name\":\"" + std::string(SpanName(event.span)) +
+           "\"," + place + ",\"ts\":" + Microseconds(begin_ns) +
+           ",\"dur\":" + Microseconds(end_ns - begin_ns) +
+           ",\"args\":{\"tensor\":" + JsonString(*event.tensor) +
+           ",\"round\":" + std::to_string(event.round.value()) +
+           ",\"bytes\":" + std::to_string(event.bytes) + "}}";
+  }
+  return out + "\n]}\n";
+}
+
+}  // namespace talweg::agent

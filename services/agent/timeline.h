@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_TIMELINE_H_
+#define TALWEG_SERVICES_AGENT_TIMELINE_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+
+#include "libs/pipeline/effects.h"
+
+namespace talweg::agent {
+
+// What a round of a tensor spent its time with.
+enum class Span : uint8_t {
+  kRanks = 0,    // From the first local rank's push to the last one's.
+  kQueue,        // Until the first slice leaves (or is reduced).
+  kLocalReduce,  // From the first slice's reduction to the last one's.
+  kPush,         // From the first slice that leaves to the last that has left.
+  kSum,          // Until the first result.
+  kPull,         // From the first result to the last.
+};
+const char* SpanName(Span span);
+
+struct TimelineEvent {
+  Span span = Span::kRanks;
+  const std::string* tensor = nullptr;  // Its name; the timeline's own.
+  Round round;
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;
+  uint64_t bytes = 0;
+};
+
+// Records when the rounds of tensors were pushed, reduced, sent, summed and visible: of rounds 1
+// to rounds_max while that is not 0, or of all while recording is on. The oldest events are dropped
+// when there are too many. Costs a branch where nothing is recorded. Owned by the data thread.
+class Timeline {
+ public:
+  explicit Timeline(uint32_t rounds_max) : rounds_max_(rounds_max) {}
+
+  // Begins (dropping what there was) or ends recording of all rounds.
+  void Record(bool enabled, size_t events_max);
+  bool recording() const { return recording_; }
+  bool Wants(Round round) const {
+    return recording_ || (round.value() > 0 && round.value() <= rounds_max_);
+  }
+
+  void OnPushed(pipeline::TensorIndex tensor, Round round, bool by_all, int64_t now_ns);
+  void OnReduced(pipeline::TensorIndex tensor, Round round, int64_t begin_ns, int64_t end_ns);
+  void OnSent(pipeline::TensorIndex tensor, Round round, int64_t now_ns);
+  void OnWriteDone(pipeline::TensorIndex tensor, int64_t now_ns);
+  void OnResult(pipeline::TensorIndex tensor, Round round, int64_t now_ns);
+  // The round is over: what it spent its time with becomes events.
+  void OnVisible(pipeline::TensorIndex tensor, const std::string& name, Round round, uint64_t bytes,
+                 int64_t now_ns);
+
+  const std::deque<TimelineEvent>& events() const { return events_; }
+  uint64_t dropped() const { return dropped_; }
+
+  // Trace event JSON, which ui.perfetto.dev and chrome://tracing open: one process for the agent,
+  // one row a tensor. Times are this host's monotonic clock.
+  std::string Json(const std::string& process_name, uint32_t process_number) const;
+
+ private:
+  struct Times {
+    Round round;
+    int64_t first_push = 0, all_pushed = 0;
+    int64_t reduce_begin = 0, reduce_end = 0;
+    int64_t first_sent = 0, last_sent = 0;
+    int64_t first_result = 0, last_result = 0;
+  };
+  Times* At(pipeline::TensorIndex tensor, Round round);
+  void Add(Span span, const std::string* tensor, Round round, int64_t begin_ns, int64_t end_ns,
+           uint64_t bytes);
+
+  const uint32_t rounds_max_;
+  bool recording_ = false;
+  size_t events_max_ = 1 << 20;
+  std::map<pipeline::TensorIndex, Times> open_;
+  std::set<std::string> names_;
+  std::deque<TimelineEvent> events_;
+  uint64_t dropped_ = 0;
+};
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_TIMELINE_H_

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/agent/timeline.h"
+
+#include <catch2/catch.hpp>
+
+namespace talweg::agent {
+namespace {
+
+constexpr pipeline::TensorIndex kTensor{3};
+
+// A round of one tensor over an aggregator, in steps of 100 ns from `at_ns` on.
+void Live(Timeline& timeline, uint64_t round, int64_t at_ns) {
+  timeline.OnPushed(kTensor, Round{round}, false, at_ns);
+  timeline.OnPushed(kTensor, Round{round}, true, at_ns + 100);
+  timeline.OnReduced(kTensor, Round{round}, at_ns + 200, at_ns + 300);
+  timeline.OnSent(kTensor, Round{round}, at_ns + 300);
+  timeline.OnWriteDone(kTensor, at_ns + 400);
+  timeline.OnResult(kTensor, Round{round}, at_ns + 500);
+  timeline.OnResult(kTensor, Round{round}, at_ns + 600);
+  timeline.OnVisible(kTensor, "w\"\n", Round{round}, 64, at_ns + 700);
+}
+
+TEST_CASE("Timeline: a round becomes its phases, end to end", "[agent]") {
+  Timeline timeline(2);
+  Live(timeline, 1, 1000);
+  const std::vector<TimelineEvent> events(timeline.events().begin(), timeline.events().end());
+  REQUIRE(events.size() == 6);
+  const std::vector<std::pair<int64_t, int64_t>> expected = {
+      {1000, 1100}, {1100, 1200}, {1200, 1300}, {1300, 1400}, {1400, 1500}, {1500, 1700}};
+  for (size_t i = 0; i < events.size(); ++i) {
+    CHECK(events[i].span == static_cast<Span>(i));
+    CHECK(std::pair(events[i].begin_ns, events[i].end_ns) == expected[i]);
+    CHECK(*events[i].tensor == "w\"\n");
+    CHECK(events[i].bytes == 64);
+  }
+}
+
+TEST_CASE("Timeline: only the first rounds, or all while recording", "[agent]") {
+  Timeline timeline(2);
+  for (uint64_t round = 1; round <= 4; ++round) {
+    Live(timeline, round, 1000 * static_cast<int64_t>(round));
+  }
+  CHECK(timeline.events().size() == 12);
+  timeline.Record(true, 8);
+  CHECK(timeline.events().empty());
+  Live(timeline, 5, 5000);
+  Live(timeline, 6, 6000);
+  CHECK(timeline.events().size() == 8);
+  CHECK(timeline.dropped() == 4);
+  timeline.Record(false, 8);
+  Live(timeline, 7, 7000);
+  CHECK(timeline.events().size() == 8);
+
+  Timeline off(0);
+  Live(off, 1, 0);
+  CHECK(off.events().empty());
+}
+
+TEST_CASE("Timeline: the JSON names process and rows, in microseconds, with names escaped",
+          "[agent]") {
+  Timeline timeline(1);
+  Live(timeline, 1, 1'000'500);
+  const std::string json = timeline.Json("agent", 77);
+  CHECK(json.find("{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":77,"
+                  "\"args\":{\"name\":\"agent\"}}") != std::string::npos);
+  CHECK(json.find("\"name\":\"push\",\"pid\":77,\"tid\":1,\"ts\":1000.800,\"dur\":0.100") !=
+        std::string::npos);
+  CHECK(json.find("w\\\"\\u000a") != std::string::npos);
+  CHECK(json.substr(json.size() - 4) == "\n]}\n");
+}
+
+}  // namespace
+}  // namespace talweg::agent

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGGREGATOR_AGGREGATOR_H_
+#define TALWEG_SERVICES_AGGREGATOR_AGGREGATOR_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "libs/base/ids.h"
+#include "libs/config/config.h"
+#include "libs/rpc/admin_service.h"
+#include "libs/rpc/scheduler_client.h"
+#include "libs/rpc/server.h"
+#include "libs/runtime/clock.h"
+#include "libs/runtime/event_loop.h"
+#include "libs/runtime/mailbox.h"
+#include "libs/telemetry/counter.h"
+#include "libs/transport/transport.h"
+#include "services/aggregator/data_plane.h"
+
+namespace talweg {
+
+// talweg-aggregator: sums slices for many jobs at once. main() and tests run the same object.
+//
+//   auto aggregator = Aggregator::Create(config, &clock);
+//   std::thread data([&] { result = (*aggregator)->Run(); });  // The data thread.
+//   ... (*aggregator)->Shutdown("SIGTERM"); data.join();
+class Aggregator {
+ public:
+  // Binds both addresses; no thread runs yet but gRPC's. `incarnation` is random. `clock` outlives
+  // it. Errors name what is wrong and the remedy.
+  static absl::StatusOr<std::unique_ptr<Aggregator>> Create(const config::AggregatorConfig& config,
+                                                            Incarnation incarnation,
+                                                            const Clock* clock);
+  // Run has returned, or was never called.
+  ~Aggregator();
+
+  // Registers with the scheduler and serves, on the calling thread, which owns the data plane,
+  // until Shutdown or Stop. Not OK: the scheduler has refused this aggregator.
+  absl::Status Run();
+
+  // Asks the scheduler for no further jobs, waits until those that it serves are over, at most the
+  // configured drain timeout, says goodbye, and ends Run. Blocks; not on Run's thread.
+  void Shutdown(const std::string& text);
+  // Ends Run at once; for the scheduler that is a loss. Any thread.
+  void Stop();
+
+  // What peers connect to: "fi:tcp://127.0.0.1:4711/<token>,local:...". For the scheduler, which
+  // tells the members of jobs.
+  const std::string& data_address() const { return data_address_; }
+  // For everybody else's eyes: without the token.
+  std::string public_data_address() const;
+  const std::string& admin_address() const { return server_->address(); }
+  const std::string& name() const { return name_; }
+
+ private:
+  Aggregator(const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock);
+  absl::Status Open();
+  absl::Status OpenTransport();
+  absl::Status OpenAdmin();
+  void Register();
+  void OnSchedulerEvent(rpc::AggregatorEvent event);
+  void OnLeaseLost(const std::string& text);
+  void Tick();
+  aggregator::v1::GetStatusResponse GetStatus(const aggregator::v1::GetStatusRequest& request);
+
+  // Runs closures of other threads on the data thread.
+  class Errands : public Poller {
+   public:
+    explicit Errands(EventLoop* loop) : mailbox_(loop) {}
+    void Post(std::function<void()> errand) { mailbox_.Post(std::move(errand)); }
+    int Poll() override {
+      return mailbox_.Drain([](const std::function<void()>& errand) { errand(); });
+    }
+    bool PrepareToSleep() override { return mailbox_.size() == 0; }
+
+   private:
+    Mailbox<std::function<void()>> mailbox_;
+  };
+
+  const config::AggregatorConfig config_;
+  const Clock* const clock_;
+  const int64_t started_unix_ns_;
+  std::string name_;
+  std::string host_id_;
+  std::string data_address_;
+  CounterSet counters_;
+
+  std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<transport::Transport> transport_;
+  std::unique_ptr<DataPlane> data_plane_;
+  std::unique_ptr<Errands> errands_;
+  std::unique_ptr<rpc::ServiceHolder> admin_service_;
+  std::unique_ptr<rpc::Server> server_;
+
+  // The data thread's.
+  Incarnation incarnation_;
+  std::unique_ptr<rpc::AggregatorRegistration> registration_;
+  bool scheduler_reachable_ = false;
+  std::string scheduler_text_ = "not registered yet";
+  bool draining_ = false;
+  std::optional<std::promise<void>> jobs_over_;
+  absl::Status result_;
+};
+
+}  // namespace talweg
+
+#endif  // TALWEG_SERVICES_AGGREGATOR_AGGREGATOR_H_

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/aggregator/aggregator.h"
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include <catch2/catch.hpp>
+
+#include "libs/rpc/admin_client.h"
+#include "libs/runtime/clock.h"
+
+// The daemon in this process, with no scheduler to be found. With one: tests/integration.
+namespace talweg {
+namespace {
+
+constexpr int64_t kTimeoutNs = 60'000'000'000;
+
+config::AggregatorConfig TestConfig() {
+  config::AggregatorConfig config;
+  config.scheduler = "127.0.0.1:1";  // Nobody listens there.
+  config.name = "agg";
+  config.memory_bytes_max = 8 * kMiB;
+  config.drain_timeout_ms = 10;
+  return config;
+}
+
+TEST_CASE("Aggregator: answers admin calls and ends, scheduler or not", "[aggregator]") {
+  const MonotonicClock clock;
+  auto aggregator = Aggregator::Create(TestConfig(), Incarnation{77}, &clock);
+  REQUIRE(aggregator.ok());
+  CHECK((*aggregator)->data_address().find("fi:tcp://127.0.0.1:") == 0);
+  CHECK((*aggregator)->data_address().find(",local:") != std::string::npos);
+  // What people and other processes are shown would not let them connect.
+  CHECK((*aggregator)->public_data_address().size() < (*aggregator)->data_address().size());
+  CHECK((*aggregator)->public_data_address().rfind('/') == std::string("fi:tcp:/").size());
+  std::thread data([&] { (void)(*aggregator)->Run(); });
+
+  rpc::AggregatorAdminClient client((*aggregator)->admin_address(), kTimeoutNs);
+  const auto status = client.GetStatus({});
+  const absl::Status health = rpc::CheckHealth((*aggregator)->admin_address(),
+                                               "talweg.aggregator.v1.AdminService", kTimeoutNs);
+  (*aggregator)->Shutdown("the test is over");
+  data.join();
+  REQUIRE(status.ok());
+  CHECK(health.ok());
+  CHECK(status->name() == "agg");
+  CHECK(status->incarnation() == 77);
+  CHECK(status->data_address() == (*aggregator)->public_data_address());
+  CHECK(status->memory_bytes_max() == 8 * kMiB);
+  CHECK(status->jobs_size() == 0);
+  CHECK_FALSE(status->scheduler_reachable());
+  CHECK_FALSE(status->scheduler_text().empty());
+  CHECK(status->refused_by_reason().count("wrong-round") == 1);
+  CHECK(status->counters().count("sums") == 1);
+}
+
+TEST_CASE("Aggregator: an address that cannot be bound is an error that names it", "[aggregator]") {
+  const MonotonicClock clock;
+  config::AggregatorConfig config = TestConfig();
+  SECTION("of the data plane") { config.listen.host = "203.0.113.7"; }
+  SECTION("of the admin service") { config.admin_listen.host = "203.0.113.7"; }
+  const auto aggregator = Aggregator::Create(config, Incarnation{77}, &clock);
+  REQUIRE_FALSE(aggregator.ok());
+  CHECK(std::string(aggregator.status().message()).find("203.0.113.7") != std::string::npos);
+}
+
+TEST_CASE("Aggregator: a port that is taken is an error that names it", "[aggregator]") {
+  const MonotonicClock clock;
+  auto first = Aggregator::Create(TestConfig(), Incarnation{77}, &clock);
+  REQUIRE(first.ok());
+  const std::string address = (*first)->public_data_address();
+  const std::string network = address.substr(0, address.find(','));
+  const std::string port = network.substr(network.rfind(':') + 1);
+  config::AggregatorConfig config = TestConfig();
+  config.listen.port_first = config.listen.port_last = static_cast<uint16_t>(std::stoi(port));
+  const auto second = Aggregator::Create(config, Incarnation{78}, &clock);
+  REQUIRE_FALSE(second.ok());
+  CHECK(std::string(second.status().message()).find(port) != std::string::npos);
+}
+
+}  // namespace
+}  // namespace talweg

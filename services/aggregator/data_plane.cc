@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/aggregator/data_plane.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <variant>
+
+#include "libs/base/check.h"
+#include "libs/telemetry/log.h"
+
+// Connections, views and time. What the cores ask for is done in data_plane_effects.cc.
+namespace talweg {
+namespace {
+
+constexpr uint64_t kPendingBytesSlack = 64 * kMiB;
+
+// Whether these bytes begin as a frame does, of whatever version.
+bool LooksLikeFrame(std::span<const std::byte> bytes) {
+  return bytes.size() >= wire::kHeaderBytes &&
+         std::memcmp(bytes.data(), &wire::kMagic, sizeof wire::kMagic) == 0;
+}
+
+}  // namespace
+
+DataPlane::DataPlane(DataPlaneOptions options, transport::Transport* transport, const Clock* clock)
+    : options_(std::move(options)),
+      transport_(transport),
+      clock_(clock),
+      budget_(options_.memory_bytes_max) {}
+
+DataPlane::~DataPlane() {
+  // Before the memory that peers may write to.
+  for (const auto& [id, connection] : connections_) transport_->Close(id);
+}
+
+void DataPlane::OnJobView(const std::string& job_name, const View& view) {
+  std::unique_ptr<JobRecord>& slot = jobs_[view.job];
+  if (slot == nullptr) {
+    aggregation::JobConfig config = {.job = view.job,
+                                     .name = job_name,
+                                     .self = options_.incarnation,
+                                     .self_name = options_.name,
+                                     .credit_bytes = options_.credit_bytes};
+    slot = std::make_unique<JobRecord>(std::move(config), &budget_, transport_);
+    Log(LogLevel::kInfo, "serving job '", job_name, "' (", view.job, ")");
+  }
+  JobRecord& job = *slot;
+  Log(LogLevel::kInfo, "job '", job_name, "': epoch ", view.epoch, " with ", view.members.size(),
+      " members and ", view.aggregators.size(), " aggregators");
+  job.core.OnView(view, clock_->NowNs(), job.effects);
+  Perform(job);
+  std::erase_if(job.slot_pools, [&view](const auto& pool) { return !view.IndexOf(pool.first); });
+
+  std::vector<ConnectionId> held;
+  for (const auto& [id, connection] : connections_) {
+    if (!connection.held_hello.empty() && connection.held_job == view.job) held.push_back(id);
+  }
+  for (const ConnectionId id : held) {
+    Connection& connection = connections_.at(id);
+    const std::vector<std::byte> bytes = std::exchange(connection.held_hello, {});
+    const auto parsed = wire::ParseFrame(bytes);
+    OnFirstFrame(id, connection, bytes, std::get<wire::Frame>(parsed));
+  }
+  Flush();
+}
+
+void DataPlane::OnJobClosed(JobId id, const std::string& text) {
+  const auto found = jobs_.find(id);
+  if (found == jobs_.end()) return;
+  CloseJob(*found->second, text);
+  Flush();
+}
+
+void DataPlane::Restart(Incarnation incarnation, const std::string& text) {
+  options_.incarnation = incarnation;
+  for (auto& [id, job] : jobs_) {
+    CloseJob(*job, text);
+    leaving_.push_back(std::move(job));
+  }
+  jobs_.clear();
+  Flush();
+}
+
+void DataPlane::CloseJob(JobRecord& job, const std::string& text) {
+  if (job.core.closed()) return;
+  Log(LogLevel::kInfo, "job '", job.core.config().name, "' is over: ", text);
+  job.core.OnClosed(text, clock_->NowNs(), job.effects);
+  Perform(job);
+}
+
+int DataPlane::Poll() {
+  int work = transport_->Poll(*this, options_.events_per_poll);
+  work += SumSome();
+  Flush();
+  return work;
+}
+
+bool DataPlane::PrepareToSleep() {
+  return sums_pending_ == 0 && unflushed_.empty() && transport_->PrepareToSleep();
+}
+
+void DataPlane::Tick() {
+  const int64_t now_ns = clock_->NowNs();
+  for (auto& [id, job] : jobs_) {
+    job->core.OnTick(now_ns, job->effects);
+    Perform(*job);
+  }
+  for (auto& job : leaving_) {
+    job->core.OnTick(now_ns, job->effects);
+    Perform(*job);
+  }
+  std::vector<ConnectionId> late;
+  for (const auto& [id, connection] : connections_) {
+    if (connection.job == nullptr && now_ns >= connection.deadline_ns) late.push_back(id);
+  }
+  for (const ConnectionId id : late) {
+    Connection& connection = connections_.at(id);
+    if (connection.refused) {
+      CloseConnection(id, "it was refused");
+    } else if (connection.held_hello.empty()) {
+      CloseConnection(id, "it has not said Hello");
+    } else {
+      ++totals_.hellos_for_unknown_jobs;
+      RefuseConnection(id, connection, connection.held_job, Epoch{0},
+                       wire::WelcomeStatus::kUnknownJob,
+                       "aggregator '" + options_.name + "' knows no job " +
+                           std::to_string(connection.held_job.value()) +
+                           ": is it registered with the same scheduler as the agent?");
+    }
+  }
+  Flush();
+  ForgetFinishedJobs();
+}
+
+void DataPlane::ForgetFinishedJobs() {
+  const auto finished = [this](const JobRecord& job) {
+    if (!job.core.finished()) return false;
+    sums_pending_ -= job.sums.size();
+    aggregation::AddCounters(job.core.counters(), totals_.ended);
+    return true;
+  };
+  std::erase_if(jobs_, [&](const auto& entry) { return finished(*entry.second); });
+  std::erase_if(leaving_, [&](const auto& job) { return finished(*job); });
+}
+
+void DataPlane::OnAccepted(ConnectionId id) {
+  ++totals_.connections;
+  connections_[id].deadline_ns = clock_->NowNs() + options_.hello_timeout_ns;
+}
+
+void DataPlane::OnConnected(ConnectionId) {}  // We connect to nobody.
+
+void DataPlane::OnDisconnected(ConnectionId id, const std::string& reason) {
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return;
+  Log(LogLevel::kInfo, "connection ", id, " is over: ", reason);
+  JobRecord* const job = found->second.job;
+  connections_.erase(found);
+  if (job == nullptr) return;
+  job->core.OnDisconnect(id, job->effects);
+  Perform(*job);
+}
+
+void DataPlane::OnFrame(ConnectionId id, std::span<const std::byte> bytes) {
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return;
+  Connection& connection = found->second;
+  connection.traffic.received_bytes += bytes.size();
+  totals_.received_bytes += bytes.size();
+  if (connection.refused) return;
+  const auto parsed = wire::ParseFrame(bytes);
+  if (const auto* error = std::get_if<wire::ParseError>(&parsed)) {
+    OnUnreadable(id, connection, bytes, error->text);
+    return;
+  }
+  const wire::Frame& frame = std::get<wire::Frame>(parsed);
+  if (connection.job == nullptr) {
+    OnFirstFrame(id, connection, bytes, frame);
+    return;
+  }
+  JobRecord& job = *connection.job;
+  contributions_ = std::get_if<std::vector<wire::Contribute>>(&frame.entries);
+  contributor_ = &connection;
+  const uint64_t before_bytes = job.core.counters().contribution_bytes;
+  job.core.OnFrame(id, frame, clock_->NowNs(), job.effects);
+  // Inline bytes are in the frame and are taken off again where they are stored.
+  const uint64_t taken_bytes = job.core.counters().contribution_bytes - before_bytes;
+  connection.traffic.received_bytes += taken_bytes;
+  totals_.received_bytes += taken_bytes;
+  Perform(job);
+  contributions_ = nullptr;
+  contributor_ = nullptr;
+}
+
+void DataPlane::OnWriteDone(ConnectionId id, uint64_t context) {
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return;
+  found->second.writes.erase(context);
+  JobRecord* const job = found->second.job;
+  if (job == nullptr) return;
+  job->core.OnWriteDone(aggregation::WriteId{context}, job->effects);
+  Perform(*job);
+}
+
+void DataPlane::OnUnreadable(ConnectionId id, Connection& connection,
+                             std::span<const std::byte> bytes, const std::string& text) {
+  ++totals_.unreadable_frames;
+  Log(LogLevel::kWarning, "connection ", id, " sent what is no frame: ", text);
+  if (JobRecord* const job = connection.job) {
+    job->core.OnUnreadable(id, text, job->effects);
+    Perform(*job);
+  } else if (LooksLikeFrame(bytes)) {
+    RefuseConnection(id, connection, JobId{0}, Epoch{0}, wire::WelcomeStatus::kVersion, text);
+  } else {
+    CloseConnection(id, text);
+  }
+}
+
+void DataPlane::OnFirstFrame(ConnectionId id, Connection& connection,
+                             std::span<const std::byte> bytes, const wire::Frame& frame) {
+  const auto* hellos = std::get_if<std::vector<wire::Hello>>(&frame.entries);
+  if (hellos == nullptr || hellos->size() != 1 || !connection.held_hello.empty()) {
+    CloseConnection(id, std::string("it began with a ") + wire::FrameTypeName(frame.header.type) +
+                            ", or went on before its Hello was answered");
+    return;
+  }
+  const auto job = jobs_.find(frame.header.job);
+  if (job == jobs_.end() || job->second->core.closed()) {
+    connection.held_hello.assign(bytes.begin(), bytes.end());
+    connection.held_job = frame.header.job;
+    connection.deadline_ns = clock_->NowNs() + options_.unknown_job_hold_ns;
+    return;
+  }
+  JobRecord& record = *job->second;
+  const wire::Hello& hello = hellos->front();
+  Log(LogLevel::kInfo, "connection ", id, ": node ", hello.member.node, " (", hello.node_name,
+      ") of job '", record.core.config().name, "', epoch ", frame.header.epoch);
+  connection.job = &record;
+  connection.outbox = std::make_unique<Outbox>(frame.header.job,
+                                               [this, id, &connection](std::vector<std::byte> out) {
+                                                 connection.traffic.sent_bytes += out.size();
+                                                 totals_.sent_bytes += out.size();
+                                                 transport_->PostFrame(id, std::move(out));
+                                               });
+  record.core.OnFrame(id, frame, clock_->NowNs(), record.effects);
+  Perform(record);
+}
+
+void DataPlane::RefuseConnection(ConnectionId id, Connection& connection, JobId job, Epoch epoch,
+                                 wire::WelcomeStatus status, std::string text) {
+  Log(LogLevel::kWarning, "connection ", id, " is refused: ", text);
+  text.resize(std::min(text.size(), wire::kTextBytesMax));
+  wire::FrameWriter writer(wire::FrameType::kWelcome, job, epoch);
+  writer.Add(
+      wire::Welcome{.status = status, .aggregator = options_.incarnation, .text = std::move(text)});
+  transport_->PostFrame(id, writer.Take());
+  connection.refused = true;
+  connection.held_hello.clear();
+  connection.deadline_ns = clock_->NowNs() + options_.unknown_job_hold_ns;
+}
+
+void DataPlane::CloseConnection(ConnectionId id, const std::string& reason) {
+  Log(LogLevel::kInfo, "closing connection ", id, ": ", reason);
+  transport_->Close(id);
+  connections_.erase(id);
+}
+
+void DataPlane::MarkUnflushed(ConnectionId id, Connection& connection) {
+  if (std::exchange(connection.has_news, true)) return;
+  unflushed_.push_back(id);
+}
+
+void DataPlane::Flush() {
+  for (const ConnectionId id : std::exchange(unflushed_, {})) {
+    const auto found = connections_.find(id);
+    if (found == connections_.end()) continue;
+    found->second.has_news = false;
+    JobRecord& job = *found->second.job;
+    found->second.outbox->Flush(job.core.view().epoch);
+    // One that sends and never reads must not make us keep what it does not take.
+    if (transport_->PendingBytes(id) <= options_.memory_bytes_max + kPendingBytesSlack) continue;
+    CloseConnection(id, "it does not read what it is sent");
+    job.core.OnDisconnect(id, job.effects);
+    Perform(job);
+  }
+}
+
+std::vector<const aggregation::Job*> DataPlane::jobs() const {
+  std::vector<const aggregation::Job*> jobs;
+  for (const auto& [id, job] : jobs_) jobs.push_back(&job->core);
+  return jobs;
+}
+
+ConnectionTraffic DataPlane::TrafficOf(ConnectionId id) const {
+  const auto found = connections_.find(id);
+  return found == connections_.end() ? ConnectionTraffic{} : found->second.traffic;
+}
+
+}  // namespace talweg

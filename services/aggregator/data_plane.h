@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGGREGATOR_DATA_PLANE_H_
+#define TALWEG_SERVICES_AGGREGATOR_DATA_PLANE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "libs/aggregation/job.h"
+#include "libs/runtime/clock.h"
+#include "libs/runtime/event_loop.h"
+#include "libs/transport/transport.h"
+#include "services/aggregator/outbox.h"
+#include "services/aggregator/slot_memory.h"
+
+namespace talweg {
+
+struct DataPlaneOptions {
+  std::string name;  // Of the aggregator, for texts.
+  Incarnation incarnation;
+  uint64_t credit_bytes = 8 * kMiB;
+  uint64_t memory_bytes_max = kGiB;
+  // How long a Hello waits for the view of a job that is not known yet: agents may hear of a view
+  // before this aggregator does.
+  int64_t unknown_job_hold_ns = 5'000'000'000;
+  // A connection that has not said Hello by then is closed.
+  int64_t hello_timeout_ns = 10'000'000'000;
+  // What one pass does before it looks at the network again.
+  int events_per_poll = 64;
+  uint64_t sum_bytes_per_poll = 8 * kMiB;  // Read by sums.
+};
+
+// What a connection of a job has moved.
+struct ConnectionTraffic {
+  uint64_t received_bytes = 0;
+  uint64_t sent_bytes = 0;
+};
+
+// The aggregator without its control plane: one core a job, their memory, sums and connections.
+//
+// A Poller of the data thread's loop; everything is called on that thread. Transport and clock
+// outlive it. Nothing blocks but memory that is made ready when a tensor is declared.
+class DataPlane final : public Poller, private transport::EventSink {
+ public:
+  struct Totals {
+    uint64_t received_bytes = 0;
+    uint64_t sent_bytes = 0;
+    uint64_t unreadable_frames = 0;  // Also on connections that never said Hello.
+    uint64_t connections = 0;        // Accepted so far.
+    uint64_t hellos_for_unknown_jobs = 0;
+    aggregation::Counters ended;  // Of jobs that are gone.
+  };
+
+  DataPlane(DataPlaneOptions options, transport::Transport* transport, const Clock* clock);
+  // Closes all connections.
+  ~DataPlane() override;
+
+  void OnJobView(const std::string& job_name, const View& view);
+  void OnJobClosed(JobId job, const std::string& text);
+  // Every job ends with this text; those that come are served by another incarnation.
+  void Restart(Incarnation incarnation, const std::string& text);
+
+  int Poll() override;
+  bool PrepareToSleep() override;
+  // Notices, time limits, jobs that are over. A few times a second.
+  void Tick();
+
+  std::vector<const aggregation::Job*> jobs() const;  // By id; those that are closing included.
+  ConnectionTraffic TrafficOf(ConnectionId connection) const;
+  Totals totals() const { return totals_; }
+  const aggregation::MemoryBudget& budget() const { return budget_; }
+  const DataPlaneOptions& options() const { return options_; }
+
+ private:
+  struct PendingSum {
+    aggregation::SumId id;
+    DType dtype = DType::kUnspecified;
+    Op op = Op::kUnspecified;  // kBroadcast: a copy.
+    size_t offset_bytes = 0;
+    size_t length_bytes = 0;
+    std::vector<SlotMemory> inputs;  // Invalid where a tensor is empty.
+    std::vector<float> rank_counts;
+    uint32_t rank_count_total = 0;
+    SlotMemory result;
+  };
+  struct JobRecord {
+    JobRecord(aggregation::JobConfig config, aggregation::MemoryBudget* budget,
+              transport::Transport* transport)
+        : core(std::move(config), budget), result_pool(transport) {}
+
+    aggregation::Job core;
+    aggregation::Job::Effects effects;  // To perform.
+    std::map<MemberIdentity, SlotPool> slot_pools;
+    SlotPool result_pool;
+    std::unordered_map<uint64_t, SlotMemory> memory;  // By AllocationId.
+    std::deque<PendingSum> sums;
+  };
+  struct Connection {
+    JobRecord* job = nullptr;  // Null before its Hello has been handed to a job.
+    std::unique_ptr<Outbox> outbox;
+    bool has_news = false;    // In unflushed_.
+    int64_t deadline_ns = 0;  // While it has no job: closed then.
+    bool refused = false;
+    std::vector<std::byte> held_hello;  // For a job that is not known yet.
+    JobId held_job;
+    // Sources of writes under way, by WriteId.
+    std::unordered_map<uint64_t, SlotMemory> writes;
+    ConnectionTraffic traffic;
+  };
+
+  // transport::EventSink
+  void OnAccepted(ConnectionId connection) override;
+  void OnConnected(ConnectionId connection) override;
+  void OnDisconnected(ConnectionId connection, const std::string& reason) override;
+  void OnFrame(ConnectionId connection, std::span<const std::byte> frame) override;
+  void OnWriteDone(ConnectionId connection, uint64_t context) override;
+
+  void OnUnreadable(ConnectionId id, Connection& connection, std::span<const std::byte> bytes,
+                    const std::string& text);
+  void OnFirstFrame(ConnectionId id, Connection& connection, std::span<const std::byte> bytes,
+                    const wire::Frame& frame);
+  void RefuseConnection(ConnectionId id, Connection& connection, JobId job, Epoch epoch,
+                        wire::WelcomeStatus status, std::string text);
+  void CloseConnection(ConnectionId id, const std::string& reason);
+  void MarkUnflushed(ConnectionId id, Connection& connection);
+  void Flush();
+
+  // Performs what the core asks for until it asks for no more.
+  void Perform(JobRecord& job);
+  void Do(JobRecord& job, const aggregation::Send& effect);
+  void Do(JobRecord& job, const aggregation::ReturnCredit& effect);
+  void Do(JobRecord& job, const aggregation::AllocateMemory& effect);
+  void Do(JobRecord& job, const aggregation::ReleaseMemory& effect);
+  void Do(JobRecord& job, const aggregation::StoreInline& effect);
+  void Do(JobRecord& job, const aggregation::Sum& effect);
+  void Do(JobRecord& job, const aggregation::CopyResult& effect);
+  void Do(JobRecord& job, const aggregation::SendResult& effect);
+  void Do(JobRecord& job, const aggregation::CloseConnection& effect);
+  SlotMemory MemoryOf(const JobRecord& job, aggregation::AllocationId id) const;
+  int SumSome();
+  void SumOne(JobRecord& job);
+  void CloseJob(JobRecord& job, const std::string& text);
+  void ForgetFinishedJobs();
+
+  DataPlaneOptions options_;
+  transport::Transport* const transport_;
+  const Clock* const clock_;
+  aggregation::MemoryBudget budget_;
+  std::map<JobId, std::unique_ptr<JobRecord>> jobs_;
+  // Jobs of former incarnations that are telling their members so.
+  std::vector<std::unique_ptr<JobRecord>> leaving_;
+  std::map<ConnectionId, Connection> connections_;
+  std::vector<ConnectionId> unflushed_;
+  JobId next_to_sum_;  // Jobs take turns.
+  size_t sums_pending_ = 0;
+  // The contributions of the frame that is being handled, for StoreInline.
+  const std::vector<wire::Contribute>* contributions_ = nullptr;
+  Connection* contributor_ = nullptr;
+  Totals totals_;
+};
+
+}  // namespace talweg
+
+#endif  // TALWEG_SERVICES_AGGREGATOR_DATA_PLANE_H_

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "libs/config/config.h"
+#include "libs/config/ready.h"
+#include "libs/runtime/clock.h"
+#include "libs/runtime/shutdown_signal.h"
+#include "libs/status/status.h"
+#include "libs/telemetry/log.h"
+#include "services/aggregator/aggregator.h"
+
+namespace talweg {
+namespace {
+
+Incarnation DrawIncarnation() {
+  std::random_device random;
+  return Incarnation{(uint64_t{random()} << 32) | random()};
+}
+
+absl::Status ServeUntilSignalled(const config::AggregatorConfig& config, Incarnation incarnation) {
+  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<ShutdownSignal> signals, ShutdownSignal::Create());
+  const MonotonicClock clock;
+  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> waiting,
+                          EventLoop::Create(&clock, {.spin_ns_max = 0}));
+  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Aggregator> aggregator,
+                          Aggregator::Create(config, incarnation, &clock));
+  std::string signalled;
+  TALWEG_RETURN_IF_ERROR(signals->Watch(waiting.get(), [&](int signal_number) {
+    signalled = signal_number == SIGTERM ? "SIGTERM" : "SIGINT";
+    waiting->Stop();
+  }));
+  absl::Status served;
+  std::thread data([&] {
+    served = aggregator->Run();
+    waiting->Stop();
+  });
+  const absl::Status announced = config::AnnounceReady(
+      config, {{"data", aggregator->data_address()}, {"admin", aggregator->admin_address()}});
+  if (announced.ok()) {
+    waiting->Run();
+    if (!signalled.empty()) {
+      Log(LogLevel::kInfo, "got ", signalled, ", draining");
+      aggregator->Shutdown("aggregator '" + aggregator->name() + "' got " + signalled);
+    }
+  } else {
+    aggregator->Stop();
+  }
+  data.join();
+  signals->Unwatch(waiting.get());
+  return announced.ok() ? served : announced;
+}
+
+}  // namespace
+}  // namespace talweg
+
+int main(int argc, char** argv) {
+  const talweg::config::AggregatorConfig config =
+      talweg::config::AggregatorConfigOrExit(argc, argv);
+  talweg::LogLevel level = talweg::LogLevel::kInfo;
+  talweg::ParseLogLevel(config.log_level, &level);
+  const talweg::Incarnation incarnation = talweg::DrawIncarnation();
+  talweg::StartLog("talweg-aggregator", incarnation.value(), level);
+  const absl::Status status = talweg::ServeUntilSignalled(config, incarnation);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "talweg-aggregator: %s\n", talweg::StatusText(status).c_str());
+  return 1;
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGGREGATOR_OUTBOX_H_
+#define TALWEG_SERVICES_AGGREGATOR_OUTBOX_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/wire/frames.h"
+
+namespace talweg {
+
+// Puts the entries for one connection into as few frames as their order allows: entries of one type
+// and epoch that follow each other share a frame. Credit rides on whatever leaves.
+class Outbox {
+ public:
+  using PostFrame = std::function<void(std::vector<std::byte>)>;
+
+  Outbox(JobId job, PostFrame post) : job_(job), post_(std::move(post)) {}
+
+  template <typename Entry>
+  void Add(wire::FrameType type, Epoch epoch, const Entry& entry) {
+    if (writer_ && (writer_->type() != type || epoch_ != epoch)) FlushEntries();
+    if (!writer_) Begin(type, epoch);
+    if (writer_->Add(entry)) return;
+    FlushEntries();
+    Begin(type, epoch);
+    writer_->Add(entry);
+  }
+
+  // Frames behind which nothing is in flight: credit that is not told yet is forgotten.
+  void AddWelcome(Epoch epoch, const wire::Welcome& welcome);
+  void AddFenceAck(Epoch epoch);
+
+  void AddCredit(uint64_t bytes) { credit_bytes_ += bytes; }
+
+  // Posts what is there; credit alone in a frame of its own.
+  void Flush(Epoch epoch);
+
+ private:
+  void Begin(wire::FrameType type, Epoch epoch);
+  void FlushEntries();
+
+  const JobId job_;
+  const PostFrame post_;
+  std::optional<wire::FrameWriter> writer_;
+  Epoch epoch_;
+  uint64_t credit_bytes_ = 0;
+};
+
+}  // namespace talweg
+
+#endif  // TALWEG_SERVICES_AGGREGATOR_OUTBOX_H_

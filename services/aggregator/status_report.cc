@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/aggregator/status_report.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "libs/reduce/isa.h"
+#include "libs/rpc/conversion.h"
+
+namespace talweg {
+namespace {
+
+constexpr uint32_t kOpenRoundsDefault = 100;
+
+void FillMembers(const DataPlane& data_plane, const aggregation::Job& job,
+                 const aggregation::JobStatus& status, aggregator::v1::JobStatus* out) {
+  for (size_t i = 0; i < status.members.size(); ++i) {
+    const aggregation::MemberStatus& member = status.members[i];
+    aggregator::v1::MemberConnection* const record = out->add_members();
+    record->set_node_rank(member.id.node.value());
+    record->set_incarnation(member.id.incarnation.value());
+    record->set_connected(member.connected);
+    const std::optional<ConnectionId>& connection = job.members()[i].connection;
+    if (!connection) continue;
+    const ConnectionTraffic traffic = data_plane.TrafficOf(*connection);
+    record->set_bytes_received(traffic.received_bytes);
+    record->set_bytes_sent(traffic.sent_bytes);
+  }
+}
+
+void FillTensor(const aggregation::TensorStatus& tensor, size_t member_count,
+                aggregator::v1::TensorStatus* out) {
+  out->set_name(tensor.name);
+  out->set_dtype(std::string(DTypeName(tensor.dtype)));
+  out->set_op(std::string(OpName(tensor.op)));
+  out->set_element_count(tensor.element_count);
+  out->set_slice_count(tensor.slices_here);
+  out->set_bytes_placed(tensor.reserved_bytes / (member_count + 1));
+  out->set_round_done(tensor.round_summed.value());
+  out->set_poisoned(tensor.poisoned);
+}
+
+void FillJob(const DataPlane& data_plane, const aggregation::Job& job,
+             const aggregator::v1::GetStatusRequest& request, int64_t now_ns,
+             aggregator::v1::JobStatus* out) {
+  aggregation::JobStatus status = job.Status(now_ns);
+  out->set_job_id(status.job.value());
+  out->set_name(status.name);
+  out->set_epoch(status.epoch.value());
+  out->set_tensor_count(static_cast<uint32_t>(status.tensors.size()));
+  out->set_rounds_done(status.counters.rounds);
+  out->set_memory_bytes(status.reserved_bytes);
+  FillMembers(data_plane, job, status, out);
+  if (request.with_tensors()) {
+    for (const aggregation::TensorStatus& tensor : status.tensors) {
+      FillTensor(tensor, status.members.size(), out->add_tensors());
+    }
+  }
+  out->set_open_round_count(static_cast<uint32_t>(status.open_rounds.size()));
+  std::stable_sort(status.open_rounds.begin(), status.open_rounds.end(),
+                   [](const aggregation::RoundStatus& a, const aggregation::RoundStatus& b) {
+                     return a.waited_ns > b.waited_ns;
+                   });
+  const uint32_t rounds_max =
+      request.open_rounds_max() == 0 ? kOpenRoundsDefault : request.open_rounds_max();
+  if (status.open_rounds.size() > rounds_max) status.open_rounds.resize(rounds_max);
+  for (const aggregation::RoundStatus& round : status.open_rounds) {
+    aggregator::v1::OpenRound* const record = out->add_open_rounds();
+    record->set_tensor(round.tensor);
+    record->set_round(round.round.value());
+    record->set_slice_count(round.slices_here);
+    record->set_slices_summed(round.slices_summed);
+    for (const NodeRank node : round.missing) record->add_missing_node_ranks(node.value());
+    *record->mutable_waited() = rpc::DurationFromNs(round.waited_ns);
+  }
+}
+
+}  // namespace
+
+void FillStatus(const DataPlane& data_plane, const aggregator::v1::GetStatusRequest& request,
+                int64_t now_ns, aggregator::v1::GetStatusResponse* response) {
+  const DataPlane::Totals totals = data_plane.totals();
+  aggregation::Counters counters = totals.ended;
+  for (const aggregation::Job* job : data_plane.jobs()) {
+    aggregation::AddCounters(job->counters(), counters);
+    if (request.job_id() != 0 && request.job_id() != job->config().job.value()) continue;
+    FillJob(data_plane, *job, request, now_ns, response->add_jobs());
+  }
+  response->set_bytes_received(totals.received_bytes);
+  response->set_bytes_sent(totals.sent_bytes);
+  response->set_bytes_summed(counters.summed_bytes);
+  response->set_slices_summed(counters.sums);
+  auto& refused = *response->mutable_refused_by_reason();
+  for (size_t i = 1; i < counters.refused.size(); ++i) {
+    std::string name = wire::RefusedReasonName(static_cast<wire::RefusedReason>(i));
+    std::replace(name.begin(), name.end(), ' ', '-');
+    refused[name] = counters.refused[i];
+  }
+  refused["unreadable-frame"] = totals.unreadable_frames;
+  response->set_memory_bytes(data_plane.budget().used_bytes());
+  response->set_memory_bytes_max(data_plane.budget().limit_bytes());
+  response->set_kernel(std::string(reduce::IsaName(reduce::BestIsa())));
+  auto& named = *response->mutable_counters();
+  for (const auto& [name, value] : aggregation::NamedCounters(counters)) named[name] = value;
+  named["connections"] = totals.connections;
+  named["hellos_for_unknown_jobs"] = totals.hellos_for_unknown_jobs;
+}
+
+}  // namespace talweg

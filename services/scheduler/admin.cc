@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/scheduler/admin.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "libs/rpc/conversion.h"
+
+namespace talweg::scheduler {
+namespace {
+
+using rpc::DurationFromNs;
+using rpc::ToProto;
+
+v1::JobState StateOf(membership::JobState state) {
+  switch (state) {
+    case membership::JobState::kForming: return v1::JOB_STATE_FORMING;
+    case membership::JobState::kRunning: return v1::JOB_STATE_RUNNING;
+    case membership::JobState::kFailed: return v1::JOB_STATE_FAILED;
+    case membership::JobState::kFinished: return v1::JOB_STATE_FINISHED;
+  }
+  return v1::JOB_STATE_UNSPECIFIED;
+}
+
+v1::AggregatorStatus::State StateOf(membership::AggregatorState state) {
+  switch (state) {
+    case membership::AggregatorState::kLive: return v1::AggregatorStatus::STATE_LIVE;
+    case membership::AggregatorState::kDraining: return v1::AggregatorStatus::STATE_DRAINING;
+    case membership::AggregatorState::kLost: return v1::AggregatorStatus::STATE_LOST;
+  }
+  return v1::AggregatorStatus::STATE_UNSPECIFIED;
+}
+
+v1::MemberStatus StatusOf(const membership::MemberRecord& record) {
+  v1::MemberStatus status;
+  *status.mutable_member() = ToProto(record.member);
+  status.set_state_text(record.text);
+  status.set_host_id(record.host_id);
+  status.set_state(record.state == membership::MemberState::kLeft ? v1::MEMBER_STATE_LEFT
+                                                                  : v1::MEMBER_STATE_LOST);
+  return status;
+}
+
+}  // namespace
+
+v1::JobSummary SummaryOf(const membership::Membership& core, const membership::Job& job) {
+  v1::JobSummary summary;
+  summary.set_job_id(job.id.value());
+  summary.set_name(job.name);
+  summary.set_state(StateOf(job.state));
+  summary.set_state_text(core.StateText(job));
+  *summary.mutable_spec() = ToProto(job.spec);
+  *summary.mutable_created_at() = rpc::TimestampFromUnixNs(job.created_unix_ns);
+  if (job.view) {
+    summary.set_epoch(job.view->epoch.value());
+    summary.set_member_count(static_cast<uint32_t>(job.view->members.size()));
+    summary.set_rank_count(job.view->RankCount());
+    summary.set_aggregator_count(static_cast<uint32_t>(job.view->aggregators.size()));
+  } else {
+    summary.set_member_count(static_cast<uint32_t>(job.members.size()));
+    uint32_t rank_count = 0;
+    for (const auto& [node, member] : job.members) rank_count += member.record.member.rank_count;
+    summary.set_rank_count(rank_count);
+  }
+  return summary;
+}
+
+v1::GetJobResponse DetailsOf(const membership::Membership& core, const membership::Job& job,
+                             int64_t now_ns) {
+  v1::GetJobResponse details;
+  *details.mutable_summary() = SummaryOf(core, job);
+  for (const auto& [node, member] : job.members) {
+    v1::MemberStatus status = StatusOf(member.record);
+    status.set_state(job.Pending(member) ? v1::MEMBER_STATE_PENDING : v1::MEMBER_STATE_JOINED);
+    status.set_attached(member.stream.has_value());
+    *status.mutable_lease_remaining() =
+        DurationFromNs(std::max<int64_t>(member.lease_end_ns - now_ns, 0));
+    status.set_epoch_held(member.epoch_held.value());
+    *details.add_members() = std::move(status);
+  }
+  for (const membership::MemberRecord& gone : job.gone) *details.add_members() = StatusOf(gone);
+  if (job.view) {
+    *details.mutable_view() = ToProto(*job.view);
+    double weights = 0;
+    for (const ViewAggregator& aggregator : job.view->aggregators) weights += aggregator.weight;
+    for (const ViewAggregator& aggregator : job.view->aggregators) {
+      v1::AggregatorShare* share = details.add_shares();
+      share->set_name(aggregator.name);
+      share->set_share_of_bytes(aggregator.weight / weights);
+    }
+  }
+  if (job.quiesce) {
+    details.set_quiesce_id(job.quiesce->id.value());
+    for (const MemberIdentity& id : job.quiesce->waits_for) {
+      *details.add_quiesce_waits_for() = ToProto(id);
+    }
+  }
+  for (const membership::Complaint& complaint : job.complaints) {
+    v1::Complaint* shown = details.add_complaints();
+    *shown->mutable_reporter() = ToProto(complaint.reporter);
+    shown->set_about(complaint.about);
+    shown->set_text(complaint.text);
+    *shown->mutable_age() = DurationFromNs(now_ns - complaint.at_ns);
+  }
+  return details;
+}
+
+v1::ListAggregatorsResponse AggregatorsOf(const membership::Membership& core, int64_t now_ns) {
+  std::multimap<std::string, const membership::Aggregator*> by_name;
+  for (const auto& [id, aggregator] : core.aggregators()) {
+    by_name.emplace(aggregator.record.aggregator.name, &aggregator);
+  }
+  v1::ListAggregatorsResponse response;
+  for (const auto& [name, aggregator] : by_name) {
+    v1::AggregatorStatus* status = response.add_aggregators();
+    *status->mutable_aggregator() = ToProto(aggregator->record.aggregator);
+    status->set_state(StateOf(aggregator->record.state));
+    status->set_state_text(aggregator->record.text);
+    status->set_attached(aggregator->stream.has_value());
+    if (aggregator->record.state != membership::AggregatorState::kLost) {
+      *status->mutable_lease_remaining() =
+          DurationFromNs(std::max<int64_t>(aggregator->lease_end_ns - now_ns, 0));
+    }
+    for (const auto& [id, job] : core.jobs()) {
+      if (job.state == membership::JobState::kRunning &&
+          job.view->IndexOfAggregator(aggregator->record.aggregator.incarnation)) {
+        status->add_job_ids(id.value());
+      }
+    }
+  }
+  return response;
+}
+
+}  // namespace talweg::scheduler

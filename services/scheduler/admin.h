@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_SCHEDULER_ADMIN_H_
+#define TALWEG_SERVICES_SCHEDULER_ADMIN_H_
+
+#include <cstdint>
+
+#include "libs/membership/membership.h"
+#include "proto/talweg/scheduler/v1/scheduler.pb.h"
+
+// What AdminService shows of the membership core.
+namespace talweg::scheduler {
+
+v1::JobSummary SummaryOf(const membership::Membership& core, const membership::Job& job);
+v1::GetJobResponse DetailsOf(const membership::Membership& core, const membership::Job& job,
+                             int64_t now_ns);
+v1::ListAggregatorsResponse AggregatorsOf(const membership::Membership& core, int64_t now_ns);
+
+}  // namespace talweg::scheduler
+
+#endif  // TALWEG_SERVICES_SCHEDULER_ADMIN_H_

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/scheduler/front.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "proto/talweg/scheduler/v1/scheduler.grpc.pb.h"
+
+namespace talweg::scheduler {
+namespace {
+
+using membership::StreamId;
+
+// A watcher that lets so many messages pile up does not read; it would not be told in time anyway.
+constexpr size_t kQueueMax = 4096;
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
+}
+
+grpc::Status Ending() {
+  return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the scheduler is shutting down");
+}
+
+// One watch call: the core's thread sends and ends, gRPC's threads say what has become of it. Lives
+// until both have let it go.
+template <typename Response>
+class WatchReactor final : public grpc::ServerWriteReactor<Response>, public Stream<Response> {
+ public:
+  // `on_broken` is called at most once, when the peer has gone before the core ended the stream.
+  explicit WatchReactor(std::function<void()> on_broken)
+      : on_broken_(std::move(on_broken)), self_(this) {}
+
+  std::shared_ptr<WatchReactor> self() { return self_; }
+
+  void Send(Response response) override {
+    const std::lock_guard lock(mutex_);
+    if (finished_ || ending_) return;
+    if (queue_.size() >= kQueueMax) {
+      FinishLocked(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                                "the watcher does not read its stream"));
+      return;
+    }
+    queue_.push_back(std::move(response));
+    if (queue_.size() == 1) this->StartWrite(&queue_.front());
+  }
+
+  void End(const absl::Status& status) override {
+    const std::lock_guard lock(mutex_);
+    if (finished_ || ending_) return;
+    ended_by_core_ = true;
+    ending_ = ToGrpc(status);
+    if (queue_.empty()) FinishLocked(*ending_);
+  }
+
+  void OnWriteDone(bool ok) override {
+    const std::lock_guard lock(mutex_);
+    queue_.pop_front();
+    if (finished_) return;
+    if (!ok) {
+      FinishLocked(grpc::Status::CANCELLED);
+    } else if (!queue_.empty()) {
+      this->StartWrite(&queue_.front());
+    } else if (ending_) {
+      FinishLocked(*ending_);
+    }
+  }
+
+  // The peer has cancelled, or its connection has broken.
+  void OnCancel() override {
+    {
+      const std::lock_guard lock(mutex_);
+      FinishLocked(grpc::Status::CANCELLED);
+    }
+    Broken();
+  }
+
+  void OnDone() override {
+    Broken();
+    self_.reset();
+  }
+
+ private:
+  void FinishLocked(const grpc::Status& status) {
+    if (std::exchange(finished_, true)) return;
+    this->Finish(status);
+  }
+
+  void Broken() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (ended_by_core_ || std::exchange(broken_, true)) return;
+    }
+    on_broken_();
+  }
+
+  const std::function<void()> on_broken_;
+  std::mutex mutex_;
+  std::deque<Response> queue_;  // Its front is being written.
+  std::optional<grpc::Status> ending_;
+  bool finished_ = false;
+  bool ended_by_core_ = false;
+  bool broken_ = false;
+  std::shared_ptr<WatchReactor> self_;
+};
+
+// What the three services share.
+class Gate {
+ public:
+  explicit Gate(Front::Post post) : post_(std::move(post)) {}
+
+  template <typename Request, typename Response>
+  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const Request* request,
+                                   Response* response,
+                                   absl::Status (Core::*method)(const Request&, Response*)) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const bool posted =
+        post_([=](Core& core) { reactor->Finish(ToGrpc((core.*method)(*request, response))); });
+    if (!posted) reactor->Finish(Ending());
+    return reactor;
+  }
+
+  template <typename Request, typename Response>
+  grpc::ServerWriteReactor<Response>* Watch(
+      const Request* request,
+      void (Core::*method)(StreamId, const std::shared_ptr<Stream<Response>>&, const Request&)) {
+    const StreamId id{++stream_count_};
+    auto* reactor = new WatchReactor<Response>(
+        [this, id] { post_([id](Core& core) { core.OnStreamBroken(id); }); });
+    std::shared_ptr<WatchReactor<Response>> stream = reactor->self();
+    // The request is gRPC's only until the call ends.
+    const bool posted = post_([method, id, stream, request = *request](Core& core) {
+      (core.*method)(id, stream, request);
+    });
+    if (!posted) stream->End(absl::UnavailableError("the scheduler is shutting down"));
+    return reactor;
+  }
+
+ private:
+  const Front::Post post_;
+  std::atomic<uint64_t> stream_count_{0};
+};
+
+class MembershipService final : public v1::MembershipService::CallbackService {
+ public:
+  explicit MembershipService(Gate* gate) : gate_(gate) {}
+
+  grpc::ServerUnaryReactor* Join(grpc::CallbackServerContext* context,
+                                 const v1::JoinRequest* request,
+                                 v1::JoinResponse* response) override {
+    return gate_->Answer(context, request, response, &Core::Join);
+  }
+  grpc::ServerUnaryReactor* RenewLease(grpc::CallbackServerContext* context,
+                                       const v1::RenewLeaseRequest* request,
+                                       v1::RenewLeaseResponse* response) override {
+    return gate_->Answer(context, request, response, &Core::RenewLease);
+  }
+  grpc::ServerUnaryReactor* Leave(grpc::CallbackServerContext* context,
+                                  const v1::LeaveRequest* request,
+                                  v1::LeaveResponse* response) override {
+    return gate_->Answer(context, request, response, &Core::Leave);
+  }
+  grpc::ServerUnaryReactor* ReportLost(grpc::CallbackServerContext* context,
+                                       const v1::ReportLostRequest* request,
+                                       v1::ReportLostResponse* response) override {
+    return gate_->Answer(context, request, response, &Core::ReportLost);
+  }
+  grpc::ServerUnaryReactor* Quiesced(grpc::CallbackServerContext* context,
+                                     const v1::QuiescedRequest* request,
+                                     v1::QuiescedResponse* response) override {
+    return gate_->Answer(context, request, response, &Core::Quiesced);
+  }
+  grpc::ServerWriteReactor<v1::WatchViewsResponse>* WatchViews(
+      grpc::CallbackServerContext*, const v1::WatchViewsRequest* request) override {
+    return gate_->Watch(request, &Core::WatchViews);
+  }
+
+ private:
+  Gate* const gate_;
+};
+
+class PoolService final : public v1::PoolService::CallbackService {
+ public:
+  explicit PoolService(Gate* gate) : gate_(gate) {}
+
+  grpc::ServerUnaryReactor* RegisterAggregator(grpc::CallbackServerContext* context,
+                                               const v1::RegisterAggregatorRequest* request,
+                                               v1::RegisterAggregatorResponse* response) override {
+    return gate_->Answer(context, request, response, &Core::RegisterAggregator);
+  }
+  grpc::ServerUnaryReactor* RenewAggregator(grpc::CallbackServerContext* context,
+                                            const v1::RenewAggregatorRequest* request,
+                                            v1::RenewAggregatorResponse* response) override {
+    return gate_->Answer(context, request, response, &Core::RenewAggregator);
+  }
+  grpc::ServerUnaryReactor* DeregisterAggregator(
+      grpc::CallbackServerContext* context, const v1::DeregisterAggregatorRequest* request,
+      v1::DeregisterAggregatorResponse* response) override {
+    return gate_->Answer(context, request, response, &Core::DeregisterAggregator);
+  }
+  grpc::ServerWriteReactor<v1::WatchJobsResponse>* WatchJobs(
+      grpc::CallbackServerContext*, const v1::WatchJobsRequest* request) override {
+    return gate_->Watch(request, &Core::WatchJobs);
+  }
+
+ private:
+  Gate* const gate_;
+};
+
+class AdminService final : public v1::AdminService::CallbackService {
+ public:
+  explicit AdminService(Gate* gate) : gate_(gate) {}
+
+  grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext* context,
+                                     const v1::ListJobsRequest* request,
+                                     v1::ListJobsResponse* response) override {
+    return gate_->Answer(context, request, response, &Core::ListJobs);
+  }
+  grpc::ServerUnaryReactor* GetJob(grpc::CallbackServerContext* context,
+                                   const v1::GetJobRequest* request,
+                                   v1::GetJobResponse* response) override {
+    return gate_->Answer(context, request, response, &Core::GetJob);
+  }
+  grpc::ServerUnaryReactor* ListAggregators(grpc::CallbackServerContext* context,
+                                            const v1::ListAggregatorsRequest* request,
+                                            v1::ListAggregatorsResponse* response) override {
+    return gate_->Answer(context, request, response, &Core::ListAggregators);
+  }
+  grpc::ServerUnaryReactor* GetScheduler(grpc::CallbackServerContext* context,
+                                         const v1::GetSchedulerRequest* request,
+                                         v1::GetSchedulerResponse* response) override {
+    return gate_->Answer(context, request, response, &Core::GetScheduler);
+  }
+
+ private:
+  Gate* const gate_;
+};
+
+class GrpcFront final : public Front {
+ public:
+  explicit GrpcFront(Post post)
+      : gate_(std::move(post)), membership_(&gate_), pool_(&gate_), admin_(&gate_) {}
+
+  std::vector<grpc::Service*> services() override { return {&membership_, &pool_, &admin_}; }
+
+ private:
+  Gate gate_;
+  MembershipService membership_;
+  PoolService pool_;
+  AdminService admin_;
+};
+
+}  // namespace
+
+std::unique_ptr<Front> MakeFront(Front::Post post) {
+  return std::make_unique<GrpcFront>(std::move(post));
+}
+
+}  // namespace talweg::scheduler

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_SCHEDULER_FRONT_H_
+#define TALWEG_SERVICES_SCHEDULER_FRONT_H_
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "services/scheduler/core.h"
+
+namespace grpc {
+class Service;
+}
+
+namespace talweg::scheduler {
+
+// The gRPC services, without gRPC's headers. Their threads hand every request to the core's owner.
+class Front {
+ public:
+  // Runs `work` with the core on its owner's thread, in the order of the posts. False: it never
+  // will, since the daemon is ending.
+  using Post = std::function<bool(std::function<void(Core&)> work)>;
+
+  virtual ~Front() = default;
+  virtual std::vector<grpc::Service*> services() = 0;
+};
+
+// The Front outlives the server that its services are in.
+std::unique_ptr<Front> MakeFront(Front::Post post);
+
+}  // namespace talweg::scheduler
+
+#endif  // TALWEG_SERVICES_SCHEDULER_FRONT_H_

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <signal.h>
+
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "libs/config/config.h"
+#include "libs/config/ready.h"
+#include "libs/runtime/clock.h"
+#include "libs/runtime/event_loop.h"
+#include "libs/runtime/shutdown_signal.h"
+#include "libs/status/status.h"
+#include "libs/store/store.h"
+#include "libs/telemetry/log.h"
+#include "services/scheduler/scheduler.h"
+
+namespace talweg {
+namespace {
+
+constexpr int64_t kNsPerMs = 1'000'000;
+
+absl::StatusOr<std::unique_ptr<store::Store>> OpenStore(const config::SchedulerConfig& config) {
+  if (config.in_memory) return store::MakeMemoryStore();
+  std::string path = config.store_path;
+  if (path.empty()) {
+    TALWEG_ASSIGN_OR_RETURN(path, config::DefaultStorePath(config::ProcessEnvironment()));
+  }
+  return store::OpenSqliteStore(path);
+}
+
+absl::Status Serve(const config::SchedulerConfig& config) {
+  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<ShutdownSignal> signal, ShutdownSignal::Create());
+  const MonotonicClock clock;
+  // Nothing here is worth a spinning core.
+  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> loop,
+                          EventLoop::Create(&clock, {.spin_ns_max = 0}));
+  TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<store::Store> store, OpenStore(config));
+  const std::string store_name = store->name();
+  TALWEG_ASSIGN_OR_RETURN(const config::ListenAddress listen,
+                          config::OnInterface(config.listen, config.interface));
+  scheduler::SchedulerOptions options;
+  options.server.bind_host = listen.host;
+  options.server.port_min = listen.port_first;
+  options.server.port_max = listen.port_last;
+  options.membership.lease_ns = static_cast<int64_t>(config.lease_ms) * kNsPerMs;
+  options.server.keepalive_ns = options.membership.lease_ns / 2;
+  options.drain_timeout_ns = static_cast<int64_t>(config.drain_timeout_ms) * kNsPerMs;
+
+  absl::Status failure;
+  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<scheduler::Scheduler> daemon,
+                          scheduler::Scheduler::Start(options, std::move(store), &clock, loop.get(),
+                                                      [&](const absl::Status& status) {
+                                                        failure = status;
+                                                        loop->Stop();
+                                                      }));
+  TALWEG_RETURN_IF_ERROR(signal->Watch(loop.get(), [&](int signal_number) {
+    Log(LogLevel::kInfo, "stopping: ", signal_number == SIGTERM ? "SIGTERM" : "SIGINT");
+    loop->Stop();
+  }));
+  TALWEG_RETURN_IF_ERROR(config::AnnounceReady(config, {{"listen", daemon->address()}}));
+  Log(LogLevel::kInfo, "serving on ", daemon->address(), ", store ", store_name);
+  if (!daemon->warning().empty()) Log(LogLevel::kWarning, daemon->warning());
+  loop->Run();
+  daemon->Shutdown();
+  return failure;
+}
+
+}  // namespace
+}  // namespace talweg
+
+int main(int argc, char** argv) {
+  const talweg::config::SchedulerConfig config = talweg::config::SchedulerConfigOrExit(argc, argv);
+  talweg::LogLevel level = talweg::LogLevel::kInfo;
+  talweg::ParseLogLevel(config.log_level, &level);
+  std::random_device random;
+  talweg::StartLog("talweg-scheduler", (uint64_t{random()} << 32) | random(), level);
+  const absl::Status status = talweg::Serve(config);
+  if (status.ok()) return 0;
+  talweg::Log(talweg::LogLevel::kError, talweg::StatusText(status));
+  return 1;
+}

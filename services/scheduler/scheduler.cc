@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/scheduler/scheduler.h"
+
+#include <mutex>
+#include <utility>
+
+#include "libs/runtime/mailbox.h"
+#include "libs/status/status.h"
+#include "services/scheduler/core.h"
+#include "services/scheduler/front.h"
+
+namespace talweg::scheduler {
+
+class Scheduler::Impl : private Poller {
+ public:
+  Impl(const SchedulerOptions& options, std::unique_ptr<store::Store> store, const Clock* clock,
+       EventLoop* loop, std::function<void(const absl::Status&)> on_failure)
+      : options_(options),
+        loop_(loop),
+        mailbox_(loop),
+        core_(options.membership, options.version, std::move(store), clock, std::move(on_failure)),
+        front_(
+            MakeFront([this](std::function<void(Core&)> work) { return Post(std::move(work)); })) {}
+
+  ~Impl() override { Shutdown(0); }
+
+  absl::Status Start() {
+    TALWEG_RETURN_IF_ERROR(core_.Open());
+    TALWEG_ASSIGN_OR_RETURN(server_, rpc::Server::Start(options_.server, front_->services()));
+    core_.SetAddress(server_->address());
+    loop_->AddPoller(this);
+    tick_ = loop_->AddPeriodicTimer(options_.membership.TickNs(), [this] { core_.OnTick(); });
+    return absl::OkStatus();
+  }
+
+  void Shutdown(int64_t timeout_ns) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (std::exchange(closed_, true)) return;
+    }
+    if (server_ == nullptr) return;
+    loop_->CancelTimer(tick_);
+    loop_->RemovePoller(this);
+    // What was asked before is answered; then all streams end, so that the server can.
+    Poll();
+    core_.EndStreams(absl::UnavailableError("the scheduler is shutting down"));
+    server_->Shutdown(timeout_ns);
+  }
+
+  const rpc::Server& server() const { return *server_; }
+  int64_t drain_timeout_ns() const { return options_.drain_timeout_ns; }
+
+ private:
+  bool Post(std::function<void(Core&)> work) {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return false;
+    mailbox_.Post(std::move(work));
+    return true;
+  }
+
+  int Poll() override {
+    return mailbox_.Drain([this](std::function<void(Core&)> work) { work(core_); });
+  }
+  bool PrepareToSleep() override { return mailbox_.size() == 0; }
+
+  const SchedulerOptions options_;
+  EventLoop* const loop_;
+  std::mutex mutex_;
+  bool closed_ = false;
+  Mailbox<std::function<void(Core&)>> mailbox_;
+  Core core_;
+  const std::unique_ptr<Front> front_;
+  std::unique_ptr<rpc::Server> server_;
+  EventLoop::TimerId tick_ = 0;
+};
+
+absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Start(
+    const SchedulerOptions& options, std::unique_ptr<store::Store> store, const Clock* clock,
+    EventLoop* loop, std::function<void(const absl::Status&)> on_failure) {
+  auto impl = std::make_unique<Impl>(options, std::move(store), clock, loop, std::move(on_failure));
+  TALWEG_RETURN_IF_ERROR(impl->Start());
+  return std::unique_ptr<Scheduler>(new Scheduler(std::move(impl)));
+}
+
+Scheduler::Scheduler(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Scheduler::~Scheduler() = default;
+
+const std::string& Scheduler::address() const { return impl_->server().address(); }
+const std::string& Scheduler::warning() const { return impl_->server().warning(); }
+void Scheduler::Shutdown() { impl_->Shutdown(impl_->drain_timeout_ns()); }
+
+}  // namespace talweg::scheduler

@@ -1,0 +1,503 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/scheduler/scheduler.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/dynamic_message.h>
+#include <google/protobuf/message.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <catch2/catch.hpp>
+
+#include "libs/rpc/admin_client.h"
+#include "libs/rpc/conversion.h"
+#include "libs/rpc/scheduler_client.h"
+#include "proto/talweg/scheduler/v1/scheduler.grpc.pb.h"
+#include "services/scheduler/testing.h"
+
+namespace talweg::scheduler {
+namespace {
+
+using rpc::SchedulerClient;
+
+// A store that outlives schedulers.
+class LentStore final : public store::Store {
+ public:
+  explicit LentStore(store::Store* lender) : lender_(lender) {}
+  absl::StatusOr<membership::Snapshot> Load() override { return lender_->Load(); }
+  absl::Status Write(const membership::StoreWrite& write) override { return lender_->Write(write); }
+  const std::string& name() const override { return lender_->name(); }
+
+ private:
+  store::Store* const lender_;
+};
+
+class BrokenStore final : public store::Store {
+ public:
+  absl::StatusOr<membership::Snapshot> Load() override { return membership::Snapshot{}; }
+  absl::Status Write(const membership::StoreWrite&) override {
+    if (writes_left_-- > 0) return absl::OkStatus();
+    return absl::ResourceExhaustedError("disk is full");
+  }
+  const std::string& name() const override { return name_; }
+
+ private:
+  const std::string name_ = "broken";
+  int writes_left_ = 2;
+};
+
+// A scheduler on a thread of its own.
+class Daemon {
+ public:
+  explicit Daemon(std::unique_ptr<store::Store> store, SchedulerOptions options = {}) {
+    auto loop = EventLoop::Create(&clock_, {.spin_ns_max = 0});
+    REQUIRE(loop.ok());
+    loop_ = *std::move(loop);
+    auto scheduler = Scheduler::Start(options, std::move(store), &clock_, loop_.get(),
+                                      [this](const absl::Status&) { loop_->Stop(); });
+    INFO(scheduler.status().ToString());
+    REQUIRE(scheduler.ok());
+    scheduler_ = *std::move(scheduler);
+    thread_ = std::thread([this] {
+      loop_->Run();
+      scheduler_->Shutdown();
+    });
+  }
+  ~Daemon() {
+    loop_->Stop();
+    thread_.join();
+  }
+  std::string address() const { return scheduler_->address(); }
+  uint16_t port() const {
+    return static_cast<uint16_t>(std::stoi(address().substr(address().rfind(':') + 1)));
+  }
+
+ private:
+  MonotonicClock clock_;
+  std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::thread thread_;
+};
+
+TEST_CASE("Scheduler: two agents and an aggregator get one view, train and leave", "[scheduler]") {
+  const Daemon daemon(store::MakeMemoryStore());
+  PoolMember a0(daemon.address(), "a0", 200);
+  a0.events.Next<rpc::Registered>();
+  Member first(Link(daemon.address()), Spec(0, 2, 2));
+  const rpc::Joined joined = first.events.Next<rpc::Joined>();
+  CHECK(joined.lease_ns == 10 * kSecond);
+  Member second(Link(daemon.address()), Spec(1, 2, 2));
+  const View view = first.events.Next<rpc::ViewPublished>().view;
+  CHECK(view == second.events.Next<rpc::ViewPublished>().view);
+  CHECK(view.job == joined.job);
+  CHECK(view.members.size() == 2);
+  CHECK(view.aggregators.at(0).name == "a0");
+  const rpc::JobViewPublished published = a0.events.Next<rpc::JobViewPublished>();
+  CHECK(published.job_name == "mnist");
+  CHECK(published.view == view);
+
+  rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
+  v1::GetJobRequest by_name;
+  by_name.set_name("mnist");
+  const auto job = admin.GetJob(by_name);
+  REQUIRE(job.ok());
+  CHECK(job->summary().state() == v1::JOB_STATE_RUNNING);
+  CHECK(job->members_size() == 2);
+  CHECK(job->members(0).attached());
+  CHECK(job->shares(0).share_of_bytes() == 1.0);
+  by_name.set_name("other");
+  CHECK(Contains(Message(admin.GetJob(by_name).status()), "'mnist' (1)"));
+
+  using Reason = SchedulerClient::LeaveReason;
+  CHECK(first.client->Leave(Reason::kFinished, "done", 30 * kSecond).ok());
+  CHECK(second.events.Next<rpc::MemberLeft>().id.node == NodeRank{0});
+  CHECK(second.client->Leave(Reason::kFinished, "done", 30 * kSecond).ok());
+  CHECK(a0.events.Next<rpc::JobClosed>().job == joined.job);
+  const auto jobs = admin.ListJobs();
+  REQUIRE(jobs.ok());
+  CHECK(jobs->jobs(0).state() == v1::JOB_STATE_FINISHED);
+  CHECK_FALSE(second.events.Has<rpc::JobFailed>());
+  const auto aggregators = admin.ListAggregators();
+  REQUIRE(aggregators.ok());
+  CHECK(aggregators->aggregators(0).state() == v1::AggregatorStatus::STATE_LIVE);
+  CHECK(*a0.client->Drain("SIGTERM", 30 * kSecond) == 0);
+  CHECK(a0.client->Deregister("SIGTERM", 30 * kSecond).ok());
+}
+
+TEST_CASE("Scheduler: an agent whose connection breaks fails the job at once", "[scheduler]") {
+  const Daemon daemon(store::MakeMemoryStore());
+  PoolMember a0(daemon.address(), "a0", 200);
+  a0.events.Next<rpc::Registered>();
+  Member first(Link(daemon.address()), Spec(0, 2, 2));
+  Member second(Link(daemon.address()), Spec(1, 2, 2));
+  first.events.Next<rpc::ViewPublished>();
+  second.client.reset();
+  CHECK(first.events.Next<rpc::JobFailed>().text ==
+        "job 'mnist' has failed: agent of node 1 (host-1, incarnation 65) closed its connection");
+  CHECK(Contains(a0.events.Next<rpc::JobClosed>().text, "node 1"));
+}
+
+TEST_CASE("Scheduler: the loss of an aggregator fails the job", "[scheduler]") {
+  const Daemon daemon(store::MakeMemoryStore());
+  std::optional<PoolMember> a0;
+  a0.emplace(daemon.address(), "a0", 200);
+  // A view for one member does not wait for an aggregator.
+  rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
+  absl::StatusOr<v1::ListAggregatorsResponse> aggregators;
+  do {
+    aggregators = admin.ListAggregators();
+    REQUIRE(aggregators.ok());
+  } while (aggregators->aggregators_size() == 0 || !aggregators->aggregators(0).attached());
+  Member first(Link(daemon.address()), Spec(0, 1, 1));
+  CHECK(first.events.Next<rpc::ViewPublished>().view.aggregators.size() == 1);
+  a0.reset();
+  CHECK(Contains(first.events.Next<rpc::JobFailed>().text,
+                 "aggregator a0 (incarnation c8) closed its connection"));
+}
+
+TEST_CASE("Scheduler: a dead rank, an agent that is stopped", "[scheduler]") {
+  const Daemon daemon(store::MakeMemoryStore());
+  PoolMember a0(daemon.address(), "a0", 200);
+  Member first(Link(daemon.address()), Spec(0, 2, 2));
+  Member second(Link(daemon.address()), Spec(1, 2, 2));
+  first.events.Next<rpc::ViewPublished>();
+  second.events.Next<rpc::ViewPublished>();
+  SECTION("a rank") {
+    second.client->ReportLostRank(Rank{3}, "killed by signal 9");
+    CHECK(
+        Contains(first.events.Next<rpc::JobFailed>().text, "rank 3 has died: killed by signal 9"));
+    CHECK(Contains(second.events.Next<rpc::JobFailed>().text, "rank 3 has died"));
+  }
+  SECTION("an agent") {
+    CHECK(
+        second.client->Leave(SchedulerClient::LeaveReason::kStopped, "SIGTERM", 30 * kSecond).ok());
+    CHECK(Contains(first.events.Next<rpc::JobFailed>().text, "was stopped: SIGTERM"));
+  }
+  SECTION("a peer out of reach is only noted") {
+    second.client->ReportUnreachableAggregator(Incarnation{200}, "connection refused");
+    rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
+    v1::GetJobRequest by_name;
+    by_name.set_name("mnist");
+    absl::StatusOr<v1::GetJobResponse> job;
+    do {
+      job = admin.GetJob(by_name);
+      REQUIRE(job.ok());
+    } while (job->complaints_size() == 0);
+    CHECK(job->complaints(0).about() == "aggregator a0 (incarnation c8)");
+    CHECK(job->summary().state() == v1::JOB_STATE_RUNNING);
+  }
+}
+
+TEST_CASE("Scheduler: a joiner enters when the members have quiesced", "[scheduler]") {
+  const Daemon daemon(store::MakeMemoryStore());
+  PoolMember a0(daemon.address(), "a0", 200);
+  const auto policy = membership::LossPolicy::kContinue;
+  Member first(Link(daemon.address()), Spec(0, 2, 3, policy));
+  Member second(Link(daemon.address()), Spec(1, 2, 3, policy));
+  first.events.Next<rpc::ViewPublished>();
+  Member third(Link(daemon.address()), Spec(2, 2, 3, policy));
+  const uint64_t id = first.events.Next<rpc::QuiesceRequested>().id;
+  CHECK(second.events.Next<rpc::QuiesceRequested>().id == id);
+  first.client->Quiesced(id);
+  second.client->Quiesced(id);
+  CHECK(third.events.Next<rpc::ViewPublished>().view.members.size() == 3);
+  CHECK(first.events.Next<rpc::ViewPublished>().view.epoch == Epoch{2});
+  third.client.reset();
+  CHECK(first.events.Next<rpc::ViewPublished>().view.members.size() == 2);
+}
+
+TEST_CASE("Scheduler: refusals name the values", "[scheduler]") {
+  const Daemon daemon(store::MakeMemoryStore());
+  Member first(Link(daemon.address()), Spec(0, 2, 2));
+  first.events.Next<rpc::Joined>();
+  SECTION("another spec") {
+    Member other(Link(daemon.address()), Spec(1, 3, 3));
+    const absl::Status status = other.Refusal();
+    CHECK(status.code() == absl::StatusCode::kFailedPrecondition);
+    CHECK(Contains(Message(status), "min_members is 2 in the job and 3 in the request"));
+  }
+  SECTION("no job name") {
+    rpc::JoinSpec spec = Spec(1, 2, 2);
+    spec.job_name = "";
+    Member other(Link(daemon.address()), spec);
+    CHECK(other.Refusal().code() == absl::StatusCode::kInvalidArgument);
+  }
+  SECTION("a job name that is no UTF-8") {
+    rpc::JoinSpec spec = Spec(1, 2, 2);
+    spec.job_name = "caf\xe9";
+    Member other(Link(daemon.address()), spec);
+    const absl::Status status = other.Refusal();
+    CHECK(status.code() == absl::StatusCode::kInvalidArgument);
+    CHECK(Contains(Message(status), "UTF-8"));
+  }
+  SECTION("another major version") {
+    rpc::SchedulerLinkOptions link = Link(daemon.address());
+    link.version = {.major = 2, .minor = 3, .build = "2.3.4"};
+    Member other(link, Spec(1, 2, 2));
+    const absl::Status status = other.Refusal();
+    CHECK(status.code() == absl::StatusCode::kFailedPrecondition);
+    CHECK(Contains(Message(status), "the agent of node 1 speaks version 2.3 (build 2.3.4)"));
+    CHECK(Contains(Message(status), "1.0 (build 0.1.0)"));
+  }
+  SECTION("another minor version is fine") {
+    rpc::SchedulerLinkOptions link = Link(daemon.address());
+    link.version.minor = 7;
+    Member other(link, Spec(1, 2, 2));
+    other.events.Next<rpc::Joined>();
+  }
+  SECTION("a node rank that is held") {
+    // Held once its stream is open, of which an admin call tells.
+    rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
+    v1::GetJobRequest by_name;
+    by_name.set_name("mnist");
+    absl::StatusOr<v1::GetJobResponse> job;
+    do {
+      job = admin.GetJob(by_name);
+      REQUIRE(job.ok());
+    } while (!job->members(0).attached());
+    rpc::JoinSpec spec = Spec(0, 2, 2);
+    spec.member.id.incarnation = Incarnation{999};
+    Member other(Link(daemon.address()), spec);
+    const absl::Status status = other.Refusal();
+    CHECK(status.code() == absl::StatusCode::kAlreadyExists);
+    CHECK(Contains(Message(status), "node rank 0 is held by the agent of node 0 (host-0"));
+    const auto scheduler = admin.GetScheduler();
+    REQUIRE(scheduler.ok());
+    CHECK(scheduler->refused_by_code().at("ALREADY_EXISTS") == 1);
+  }
+}
+
+TEST_CASE("Scheduler: a client that reaches nobody says so within its deadline", "[scheduler]") {
+  const auto refusal = [](const std::string& address) {
+    rpc::SchedulerLinkOptions link = Link(address);
+    link.join_timeout_ns = kSecond;
+    Member member(link, Spec(0, 1, 1));
+    return member.Refusal();
+  };
+  SECTION("nobody listens") {
+    uint16_t port = 0;
+    {
+      const Daemon daemon(store::MakeMemoryStore());
+      port = daemon.port();
+    }
+    const absl::Status status = refusal("127.0.0.1:" + std::to_string(port));
+    CHECK(status.code() == absl::StatusCode::kUnavailable);
+    CHECK(Contains(Message(status), "scheduler at 127.0.0.1:"));
+    CHECK(Contains(Message(status), "is it running"));
+  }
+  SECTION("a name that does not resolve") {
+    const absl::Status status = refusal("no-such-host.invalid:7447");
+    CHECK(Contains(Message(status), "no-such-host.invalid"));
+  }
+  SECTION("no address") {
+    CHECK(Contains(Message(refusal("7447")), "'7447' is not host:port"));
+    CHECK(Contains(Message(refusal("::1:7447")), "'::1:7447' is not host:port"));
+    CHECK(refusal("host:99999").code() == absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST_CASE("Scheduler: a restart is unseen by members, and losses are noticed afterwards",
+          "[scheduler]") {
+  const std::unique_ptr<store::Store> store = store::MakeMemoryStore();
+  std::optional<Daemon> daemon;
+  daemon.emplace(std::make_unique<LentStore>(store.get()));
+  SchedulerOptions again;
+  again.server.port_min = again.server.port_max = daemon->port();
+  PoolMember a0(daemon->address(), "a0", 200);
+  Member first(Link(daemon->address()), Spec(0, 2, 2));
+  Member second(Link(daemon->address()), Spec(1, 2, 2));
+  first.events.Next<rpc::ViewPublished>();
+  second.events.Next<rpc::ViewPublished>();
+  daemon.reset();
+  CHECK(Contains(first.events.Next<rpc::Unreachable>().text, "scheduler at 127.0.0.1:"));
+  a0.events.Next<rpc::Unreachable>();
+  daemon.emplace(std::make_unique<LentStore>(store.get()), again);
+  first.events.Next<rpc::Reachable>();
+  second.events.Next<rpc::Reachable>();
+  a0.events.Next<rpc::Reachable>();
+  CHECK_FALSE(first.events.Has<rpc::JobFailed>());
+  CHECK_FALSE(first.events.Has<rpc::LeaseLost>());
+  rpc::SchedulerAdminClient admin(daemon->address(), 30 * kSecond);
+  const auto scheduler = admin.GetScheduler();
+  REQUIRE(scheduler.ok());
+  CHECK(scheduler->start_count() == 2);
+  second.client.reset();
+  CHECK(Contains(first.events.Next<rpc::JobFailed>().text, "node 1"));
+  CHECK_FALSE(first.events.Has<rpc::ViewPublished>());  // The same epoch is not news.
+  a0.events.Next<rpc::JobClosed>();
+}
+
+TEST_CASE("Scheduler: with a lost store members are told, aggregators register again",
+          "[scheduler]") {
+  std::optional<Daemon> daemon;
+  daemon.emplace(store::MakeMemoryStore());
+  SchedulerOptions again;
+  again.server.port_min = again.server.port_max = daemon->port();
+  PoolMember a0(daemon->address(), "a0", 200);
+  Member first(Link(daemon->address()), Spec(0, 1, 1));
+  first.events.Next<rpc::ViewPublished>();
+  a0.events.Next<rpc::JobViewPublished>();
+  daemon.reset();
+  daemon.emplace(store::MakeMemoryStore(), again);
+  CHECK(Contains(first.events.Next<rpc::LeaseLost>().text, "knows no job 1"));
+  CHECK(a0.events.Next<rpc::JobClosed>().job == JobId{1});
+  rpc::JoinSpec spec = Spec(0, 1, 1);
+  spec.member.id.incarnation = Incarnation{777};
+  Member next(Link(daemon->address()), spec);
+  CHECK(next.events.Next<rpc::Joined>().job > JobId{1});
+}
+
+TEST_CASE("Scheduler: silence costs the lease though the connection lives", "[scheduler]") {
+  SchedulerOptions options;
+  options.membership.lease_ns = 2 * kSecond;
+  const Daemon daemon(store::MakeMemoryStore(), options);
+  PoolMember a0(daemon.address(), "a0", 200);
+  Member first(Link(daemon.address()), Spec(0, 2, 2));
+  // One that never renews.
+  const auto channel = grpc::CreateChannel(daemon.address(), grpc::InsecureChannelCredentials());
+  const auto stub = v1::MembershipService::NewStub(channel);
+  const rpc::JoinSpec spec = Spec(1, 2, 2);
+  v1::JoinRequest join;
+  *join.mutable_version() = rpc::ToProto(rpc::Version{});
+  join.set_job_name(spec.job_name);
+  *join.mutable_spec() = rpc::ToProto(spec.spec);
+  *join.mutable_id() = rpc::ToProto(spec.member.id);
+  join.set_rank_count(1);
+  v1::JoinResponse joined;
+  grpc::ClientContext join_context;
+  REQUIRE(stub->Join(&join_context, join, &joined).ok());
+  v1::WatchViewsRequest watch;
+  *watch.mutable_version() = rpc::ToProto(rpc::Version{});
+  watch.set_job_id(joined.job_id());
+  *watch.mutable_id() = join.id();
+  grpc::ClientContext watch_context;
+  watch_context.set_deadline(std::chrono::system_clock::now() + kPatience);
+  const auto stream = stub->WatchViews(&watch_context, watch);
+  first.events.Next<rpc::ViewPublished>();
+  CHECK(Contains(first.events.Next<rpc::JobFailed>().text, "was silent for 2 s"));
+  v1::WatchViewsResponse response;
+  while (stream->Read(&response)) {
+  }
+  const grpc::Status status = stream->Finish();
+  CHECK(status.error_code() == grpc::StatusCode::FAILED_PRECONDITION);
+  CHECK(Contains(status.error_message(), "was silent"));
+}
+
+TEST_CASE("Scheduler: what the store cannot keep is not announced", "[scheduler]") {
+  const Daemon daemon(std::make_unique<BrokenStore>());
+  // The start and the join are stored; the view is not.
+  rpc::SchedulerLinkOptions link = Link(daemon.address());
+  Member first(link, Spec(0, 1, 1));
+  first.events.Next<rpc::Joined>();
+  first.events.Next<rpc::Unreachable>();
+  CHECK_FALSE(first.events.Has<rpc::ViewPublished>());
+}
+
+TEST_CASE("Scheduler: bad bind addresses and taken ports are named", "[scheduler]") {
+  const Daemon daemon(store::MakeMemoryStore());
+  const auto start = [](rpc::ServerOptions options) { return rpc::Server::Start(options, {}); };
+  rpc::ServerOptions options;
+  options.port_min = options.port_max = daemon.port();
+  const auto taken = start(options);
+  REQUIRE(taken.status().code() == absl::StatusCode::kAlreadyExists);
+  CHECK(Contains(Message(taken.status()), "127.0.0.1:" + std::to_string(daemon.port())));
+  CHECK(Contains(Message(taken.status()), "taken"));
+  options.bind_host = "no-such-host.invalid";
+  CHECK(Contains(Message(start(options).status()), "'no-such-host.invalid' does not resolve"));
+  options.bind_host = "192.0.2.1";  // Nobody's.
+  CHECK_FALSE(start(options).ok());
+  options = {};
+  options.port_min = 5;
+  options.port_max = 4;
+  CHECK(start(options).status().code() == absl::StatusCode::kInvalidArgument);
+  // A range is tried to its end.
+  options.port_min = daemon.port();
+  options.port_max = static_cast<uint16_t>(std::min(65535, daemon.port() + 50));
+  const auto next = start(options);
+  REQUIRE(next.ok());
+  CHECK((*next)->port() > daemon.port());
+  CHECK((*next)->warning().empty());
+  options = {};
+  options.bind_host = "0.0.0.0";
+  const auto open = start(options);
+  REQUIRE(open.ok());
+  CHECK(Contains((*open)->warning(), "no authentication"));
+  CHECK_FALSE(Contains((*open)->address(), "0.0.0.0"));
+  options.bind_host = "::1";
+  const auto six = start(options);
+  if (six.ok()) CHECK((*six)->address() == "[::1]:" + std::to_string((*six)->port()));
+}
+
+// A generic tool's view: no generated code of the services, only what the server tells of them.
+TEST_CASE("Scheduler: health and reflection answer generic tools", "[scheduler]") {
+  const Daemon daemon(store::MakeMemoryStore());
+  CHECK(rpc::CheckHealth(daemon.address(), "", 30 * kSecond).ok());
+  CHECK(rpc::CheckHealth(daemon.address(), "talweg.scheduler.v1.AdminService", 30 * kSecond).ok());
+  CHECK_FALSE(rpc::CheckHealth(daemon.address(), "no.such.Service", 30 * kSecond).ok());
+
+  const auto* pool = google::protobuf::DescriptorPool::generated_pool();
+  auto* factory = google::protobuf::MessageFactory::generated_factory();
+  const auto* request_type =
+      pool->FindMessageTypeByName("grpc.reflection.v1alpha.ServerReflectionRequest");
+  const auto* response_type =
+      pool->FindMessageTypeByName("grpc.reflection.v1alpha.ServerReflectionResponse");
+  REQUIRE(request_type != nullptr);
+  REQUIRE(response_type != nullptr);
+  grpc::GenericStub stub(grpc::CreateChannel(daemon.address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kPatience);
+  grpc::CompletionQueue queue;
+  const auto done = [&queue] {
+    void* tag = nullptr;
+    bool ok = false;
+    return queue.Next(&tag, &ok) && ok;
+  };
+  const auto call = stub.PrepareCall(
+      &context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
+  call->StartCall(nullptr);
+  REQUIRE(done());
+  const auto ask = [&](const std::string& field) {
+    const std::unique_ptr<google::protobuf::Message> request(
+        factory->GetPrototype(request_type)->New());
+    request->GetReflection()->SetString(request.get(), request_type->FindFieldByName(field),
+                                        "talweg.scheduler.v1.MembershipService");
+    const grpc::Slice slice(request->SerializeAsString());
+    call->Write(grpc::ByteBuffer(&slice, 1), nullptr);
+    REQUIRE(done());
+    grpc::ByteBuffer answer;
+    call->Read(&answer, nullptr);
+    REQUIRE(done());
+    std::vector<grpc::Slice> slices;
+    REQUIRE(answer.Dump(&slices).ok());
+    std::string bytes;
+    for (const grpc::Slice& part : slices) {
+      bytes.append(reinterpret_cast<const char*>(part.begin()), part.size());
+    }
+    const std::unique_ptr<google::protobuf::Message> response(
+        factory->GetPrototype(response_type)->New());
+    REQUIRE(response->ParseFromString(bytes));
+    return response->DebugString();
+  };
+  const std::string services = ask("list_services");
+  for (const char* service : {"MembershipService", "PoolService", "AdminService"}) {
+    CHECK(Contains(services, std::string("talweg.scheduler.v1.") + service));
+  }
+  CHECK(Contains(services, "grpc.health.v1.Health"));
+  CHECK(Contains(ask("file_containing_symbol"), "WatchViews"));
+  call->WritesDone(nullptr);
+  done();
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  done();
+  queue.Shutdown();
+  while (done()) {
+  }
+}
+
+}  // namespace
+}  // namespace talweg::scheduler

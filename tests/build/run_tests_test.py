@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ./test makes of its options, and of what Bazel tells it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+import bazel_progress
+import run_tests
+
+
+class OptionsTest(unittest.TestCase):
+    def flags(self, *arguments: str) -> list[str]:
+        return run_tests.bazel_options(run_tests.parse_arguments(list(arguments)))
+
+    def test_options_reach_bazel_and_the_tests(self) -> None:
+        self.assertIn("--config=tsan", self.flags("--tsan"))
+        self.assertIn("--nocache_test_results", self.flags("--again"))
+        self.assertIn("--test_env=TALWEG_TEST_FULL=1", self.flags("--full"))
+        self.assertIn("--test_env=TALWEG_SOAK_S=5", self.flags("--soak=5"))
+        self.assertIn("--test_env=TALWEG_FUZZ_S=7", self.flags("--fuzz=7"))
+
+    def test_without_options_cached_results_stay_valid(self) -> None:
+        self.assertFalse([flag for flag in self.flags() if "test_env" in flag or "config" in flag])
+
+    def test_a_long_soak_is_not_ended_by_a_timeout(self) -> None:
+        timeouts = [flag for flag in self.flags("--soak=9000") if "test_timeout" in flag]
+        self.assertGreater(int(timeouts[0].split("=")[1]), 9000)
+
+    def test_soak_takes_no_filter_for_its_seconds(self) -> None:
+        options = run_tests.parse_arguments(["--soak", "sim"])
+        self.assertEqual((options.soak, options.filter), (600, ["sim"]))
+
+
+class OutcomesTest(unittest.TestCase):
+    def setUp(self) -> None:
+        scratch = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        self.addCleanup(scratch.cleanup)
+        self.scratch = Path(scratch.name)
+
+    def outcomes(self, *events: dict[str, Any]) -> dict[str, run_tests.Outcome]:
+        path = self.scratch / "events"
+        path.write_text("".join(json.dumps(event) + "\n" for event in events))
+        return run_tests.read_outcomes(path)
+
+    def configured(self, label: str) -> dict[str, Any]:
+        return {"id": {"targetConfigured": {"label": label}}, "configured": {"testSize": "SMALL"}}
+
+    def result(self, label: str, log_text: str) -> dict[str, Any]:
+        log = self.scratch / (label.strip("/") + ".log")
+        log.write_text(log_text)
+        return {
+            "id": {"testResult": {"label": label}},
+            "testResult": {
+                "testAttemptDurationMillis": "1500",
+                "testActionOutput": [{"name": "test.log", "uri": log.as_uri()}],
+            },
+        }
+
+    def summary(self, label: str, status: str) -> dict[str, Any]:
+        return {"id": {"testSummary": {"label": label}}, "testSummary": {"overallStatus": status}}
+
+    def test_passed_failed_and_skipped(self) -> None:
+        outcomes = self.outcomes(
+            *[self.configured(label) for label in ("//:good", "//:bad", "//:skips", "//:broken")],
+            self.result("//:good", "all is well\nnot SKIPPED: here\n"),
+            self.summary("//:good", "PASSED"),
+            self.result("//:bad", "SKIPPED: before it failed\n"),
+            self.summary("//:bad", "FAILED"),
+            self.result("//:skips", "some words\nSKIPPED: no GPU here\n"),
+            self.summary("//:skips", "PASSED"),
+        )
+        self.assertTrue(outcomes["//:good"].passed)
+        self.assertEqual(outcomes["//:good"].skip_reasons, [])
+        self.assertAlmostEqual(outcomes["//:good"].duration_s, 1.5)
+        self.assertFalse(outcomes["//:bad"].passed)
+        self.assertEqual(outcomes["//:bad"].skip_reasons, [])
+        self.assertEqual(outcomes["//:skips"].skip_reasons, ["no GPU here"])
+
+    def test_what_did_not_build_is_no_pass(self) -> None:
+        outcomes = self.outcomes(self.configured("//:broken"))
+        self.assertEqual(outcomes["//:broken"].status, "FAILED TO BUILD")
+        self.assertFalse(outcomes["//:broken"].passed)
+
+    def test_targets_that_are_no_tests_do_not_count(self) -> None:
+        event = {"id": {"targetConfigured": {"label": "//:library"}}, "configured": {}}
+        self.assertEqual(self.outcomes(event), {})
+
+
+class InterruptTest(unittest.TestCase):
+    def test_a_signal_becomes_an_exception_once(self) -> None:
+        program = (
+            "import os, signal, bazel_progress\n"
+            "try:\n"
+            "    with bazel_progress.interruptible():\n"
+            "        os.kill(os.getpid(), signal.SIGTERM)\n"
+            "        signal.pause()\n"
+            "except bazel_progress.Interrupted as interruption:\n"
+            "    os.kill(os.getpid(), signal.SIGINT)\n"
+            "    print('cleaned up after', interruption)\n"
+        )
+        result = subprocess.run(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        self.assertEqual(result.stdout, "cleaned up after SIGTERM\n")
+
+    def test_the_exception_names_its_signal(self) -> None:
+        self.assertEqual(str(bazel_progress.Interrupted(signal.SIGHUP)), "SIGHUP")
+
+
+if __name__ == "__main__":
+    unittest.main()

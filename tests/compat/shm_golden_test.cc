@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Shared memory and socket messages of version 1.0, byte for byte.
+
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "libs/shm/layout/control.h"
+#include "libs/shm/layout/messages.h"
+#include "tests/compat/golden.h"
+
+namespace talweg::shm {
+namespace {
+
+TEST_CASE("The control segment") {
+  constexpr ControlShape kShape{4, 3};
+  std::vector<std::byte> memory(kShape.total_bytes() + 64);
+  // As a mapping would be.
+  const auto address = reinterpret_cast<uintptr_t>(memory.data());
+  std::byte* base = memory.data() + (64 - address % 64) % 64;
+  const ControlView view(base, kShape);
+  ControlHeader& header = view.header();
+  header.magic = kControlMagic;
+  header.major = kLayoutMajor;
+  header.minor = kLayoutMinor;
+  header.total_bytes = kShape.total_bytes();
+  header.ring_capacity = kShape.ring_capacity;
+  header.tensors_max = kShape.tensors_max;
+  header.incarnation = 0x1122334455667788;
+  header.rank = 11;
+  header.size = 12;
+  header.local_rank = 13;
+  header.local_size = 14;
+  header.node_rank = 15;
+  header.node_count = 16;
+  header.ring_offset = kShape.ring_offset();
+  header.states_offset = kShape.states_offset();
+  header.texts_offset = kShape.texts_offset();
+  header.text_slots = kTextSlots;
+  view.agent_line().state = static_cast<uint32_t>(JobState::kFailed);
+  view.agent_line().failure_status = static_cast<uint32_t>(RankStatus::kJobFailed);
+  view.agent_line().sleep_sequence = 0x21;
+  view.rank_line().submitted = 0x31;
+  view.rank_line().waiters = 0x32;
+  view.rank_line().push_waiters = 0x33;
+  view.rank_line().wakes_seen = 0x34;
+  view.consumed_line().consumed = 0x41;
+  std::strcpy(view.failure_text().text, "who died");
+  view.ring_entry(6) = {
+      .tensor = 0x51, .priority = -2, .round = 0x52, .flags = 0x53, .reserved = 0x54};
+  TensorState& state = view.tensor_state(2);
+  state.completed_round = 0x61;
+  state.status = static_cast<uint32_t>(RankStatus::kAborted);
+  state.ranks_summed = 0x62;
+  state.sum_epoch = 0x63;
+  state.text_ticket = 0x64;
+  TextSlot& slot = view.text_slot(kTextSlots + 1);
+  slot.ticket = 0x71;
+  slot.words[0] = 0x7172737475767778;
+  slot.words[kTextSlotWords - 1] = 0x72;
+
+  Golden golden("control_segment_1.0.txt");
+  golden.Add("control", {base, kShape.total_bytes()});
+  golden.Check();
+}
+
+TEST_CASE("The messages on a rank's socket") {
+  Golden golden("rank_messages_1.0.txt");
+  const auto add = [&golden](const char* name, const Message& message) {
+    std::array<std::byte, kEncodedBytesMax> bytes;
+    const size_t count = EncodeMessage(message, bytes);
+    REQUIRE(count > 0);
+    golden.Add(name, std::span(bytes).first(count));
+    // What this version has written it also reads.
+    const ParseResult result = ParseMessage(std::span(bytes).first(count));
+    REQUIRE(result.outcome == ParseOutcome::kMessage);
+    CHECK(result.message.body == message.body);
+  };
+  add("Hello",
+      {.body = Hello{.pid = 0x1001, .wanted_local_rank = 0x1002, .client_name = "train.py"}});
+  add("Welcome", {.fd_count = 1,
+                  .body = Welcome{.status = RankStatus::kRankTaken,
+                                  .text = "taken",
+                                  .rank = 1,
+                                  .size = 2,
+                                  .local_rank = 3,
+                                  .local_size = 4,
+                                  .node_rank = 5,
+                                  .node_count = 6,
+                                  .ring_capacity = 7,
+                                  .tensors_max = 8,
+                                  .control_bytes = 9,
+                                  .job_name = "job"}});
+  add("Declare", {.request = 0x2001,
+                  .body = Declare{.dtype = DType::kBF16,
+                                  .op = Op::kBroadcast,
+                                  .root_rank = 0x2002,
+                                  .priority = -3,
+                                  .element_count = 0x2003,
+                                  .name = "fc1.weight"}});
+  Declared declared{.status = RankStatus::kMismatch,
+                    .tensor = 0x3001,
+                    .tensor_bytes = 0x3002,
+                    .completed_round = 0x3003,
+                    .contribution = {0x3004, 0x3005},
+                    .result = {{0x3006, 0x3007}, {0x3008, 0x3009}},
+                    .text = "two sides",
+                    .segment_count = 2};
+  declared.segments[0] = {0x3004, SegmentKind::kContribution, 0x300a};
+  declared.segments[1] = {0x3006, SegmentKind::kResult, 0x300b};
+  add("Declared", {.request = 0x2001, .fd_count = 2, .body = declared});
+  add("Goodbye", {.body = Goodbye{}});
+  add("Lost", {.body = Lost{.status = RankStatus::kJobFailed, .text = "node 1"}});
+  add("Doorbell", {.body = Doorbell{}});
+  add("Wake", {.body = Wake{}});
+  golden.Check();
+}
+
+}  // namespace
+}  // namespace talweg::shm

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The data plane's frames of version 1.0, byte for byte.
+
+#include <variant>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "libs/wire/frames.h"
+#include "tests/compat/golden.h"
+
+namespace talweg::wire {
+namespace {
+
+constexpr JobId kJob{0x0102030405060708};
+constexpr Epoch kEpoch{0x1112131415161718};
+constexpr TensorKey kKey{0x2122232425262728};
+constexpr Round kRound{0x31};
+constexpr SliceIndex kSlice{0x41};
+
+TEST_CASE("The frames between agents and aggregators") {
+  Golden golden("frames_1.0.txt");
+  const auto finish = [&golden](const char* name, FrameWriter& writer) {
+    const std::vector<std::byte> bytes = writer.Take(0x51);
+    golden.Add(name, bytes);
+    const auto parsed = ParseFrame(bytes);
+    REQUIRE(std::holds_alternative<Frame>(parsed));
+    CHECK(std::get<Frame>(parsed).header.type == writer.type());
+  };
+  const auto add = [&](const char* name, FrameType type, const auto&... entries) {
+    FrameWriter writer(type, kJob, kEpoch);
+    REQUIRE((writer.Add(entries) && ...));
+    finish(name, writer);
+  };
+  const std::vector<std::byte> bytes = {std::byte{0xa1}, std::byte{0xa2}, std::byte{0xa3},
+                                        std::byte{0xa4}};
+  add("Hello", FrameType::kHello,
+      Hello{.member = {NodeRank(1), Incarnation(2)},
+            .rank_count = 3,
+            .view_digest = 4,
+            .job_name = "job",
+            .node_name = "node-a"});
+  add("Welcome", FrameType::kWelcome,
+      Welcome{.status = WelcomeStatus::kViewDiffers,
+              .aggregator = Incarnation(5),
+              .credit_bytes = 6,
+              .text = "why not"});
+  add("Declare", FrameType::kDeclare,
+      Declare{.key = kKey,
+              .name = "fc1.weight",
+              .dtype = DType::kBF16,
+              .op = Op::kAverage,
+              .root_rank = 7,
+              .by_rank = 8,
+              .element_count = 9,
+              .result = {RemoteRef{10, 11}, RemoteRef{12, 13}}});
+  add("Declared", FrameType::kDeclared,
+      Declared{
+          .key = kKey, .status = DeclaredStatus::kMismatch, .slot = {14, 15}, .text = "two sides"});
+  add("Contribute", FrameType::kContribute,
+      Contribute{.key = kKey,
+                 .round = kRound,
+                 .slice = kSlice,
+                 .rank_count = 16,
+                 .mode = Mode::kSum,
+                 .form = Form::kInline,
+                 .wants_result = true,
+                 .sum_epoch = Epoch(0),
+                 .bytes = bytes},
+      Contribute{.key = kKey,
+                 .round = kRound,
+                 .slice = SliceIndex(0x42),
+                 .rank_count = 17,
+                 .mode = Mode::kCopy,
+                 .form = Form::kEmpty,
+                 .wants_result = false,
+                 .sum_epoch = Epoch(18)});
+  add("Result", FrameType::kResult,
+      Result{.key = kKey,
+             .round = kRound,
+             .slice = kSlice,
+             .rank_count = 19,
+             .form = Form::kInline,
+             .sum_epoch = kEpoch,
+             .bytes = bytes},
+      Result{.key = kKey,
+             .round = kRound,
+             .slice = SliceIndex(0x43),
+             .rank_count = 20,
+             .form = Form::kWritten,
+             .sum_epoch = kEpoch});
+  Report report{
+      .key = kKey, .held = Round(21), .contributed = Round(22), .partial_epoch = Epoch(23)};
+  report.held_epoch = Epoch(28);
+  report.slices = {0x5152535455565758, 0x1};
+  add("Report", FrameType::kReport, report);
+  Decision decision{
+      .key = kKey, .round = kRound, .verdict = Verdict::kFinish, .sum_epoch = Epoch(24)};
+  decision.sources = {1, 2, 3};
+  add("Decision", FrameType::kDecision, decision);
+  add("Refused", FrameType::kRefused,
+      Refused{.reason = RefusedReason::kWrongRound,
+              .key = kKey,
+              .round = kRound,
+              .slice = kSlice,
+              .text = "round 49"});
+  add("Failed", FrameType::kFailed,
+      Failed{
+          .key = kKey, .round = kRound, .code = FailedCode::kAborted, .text = "the root is gone"});
+  add("Waiting", FrameType::kWaiting,
+      Waiting{.key = kKey, .round = kRound, .waited_ns = 25, .missing_nodes = {26, 27}});
+  for (const auto& [name, type] :
+       {std::pair{"Credit", FrameType::kCredit}, std::pair{"Fence", FrameType::kFence},
+        std::pair{"FenceAck", FrameType::kFenceAck}, std::pair{"Goodbye", FrameType::kGoodbye}}) {
+    FrameWriter writer(type, kJob, kEpoch);
+    finish(name, writer);
+  }
+  golden.Check();
+}
+
+}  // namespace
+}  // namespace talweg::wire

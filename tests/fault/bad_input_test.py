@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong is named, with the remedy, at once: no hang, no abort, nobody else disturbed."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import unittest
+
+from cluster import DEADLINE_S, PROGRAMS, RUNFILES, Cluster, Job
+
+
+def _start_alone(service: str, *options: str) -> subprocess.CompletedProcess[str]:
+    binary = RUNFILES / "services" / service / f"talweg-{service}"
+    return subprocess.run(
+        [str(binary), *options], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+
+
+def _connect(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=DEADLINE_S)
+
+
+class BadInputTest(unittest.TestCase):
+    def test_no_agent(self) -> None:
+        program = str(PROGRAMS / "steady.py")
+        environment = dict(os.environ, TALWEG_AGENT_SOCKET="/nonexistent/agent.sock")
+        done = subprocess.run(
+            [sys.executable, "-P", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("/nonexistent/agent.sock", done.stderr)
+        self.assertIn("talweg run", done.stderr)
+
+    def test_scheduler_that_does_not_resolve(self) -> None:
+        done = _start_alone(
+            "agent", "--scheduler=no-such-host.invalid:7447", "--join_timeout_ms=2000"
+        )
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("no-such-host.invalid", done.stderr)
+
+    def test_scheduler_that_is_not_there(self) -> None:
+        with socket.socket() as taken:  # Bound, not listening: connections are refused.
+            taken.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            done = _start_alone("agent", f"--scheduler={address}", "--join_timeout_ms=2000")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(address, done.stderr)
+
+    def test_port_taken(self) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            done = _start_alone("scheduler", f"--listen={address}", "--in_memory")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(address.rpartition(":")[2], done.stderr)
+
+    def test_options(self) -> None:
+        for option, wanted in (
+            ("--lease_ms=never", "never"),
+            ("--leese_ms=100", "lease_ms"),
+            ("--listen=localhost:99999", "99999"),
+        ):
+            done = _start_alone("scheduler", option)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(wanted, done.stderr)
+
+    def test_more_ranks_than_declared_and_one_taken_twice(self) -> None:
+        with Cluster() as cluster:
+            agent = cluster.agent(0, ["--standalone", "--rank_count=1"])
+            first = cluster.rank(agent, "steady.py")
+            first.wait_for("step 3")
+            second = cluster.rank(agent, "steady.py")
+            line = second.wait_for("Error")
+            while "talweg.errors." not in line:
+                line = second.wait_for("talweg.errors.")
+            self.assertIn("1", line)
+            self.assertNotEqual(second.process.wait(DEADLINE_S), 0)
+            first.wait_for("step ")  # Nobody else is disturbed.
+
+    def test_ranks_that_disagree_on_a_tensor(self) -> None:
+        with Cluster() as cluster:
+            agent = cluster.agent(0, ["--standalone", "--rank_count=2"])
+            ranks = [cluster.rank(agent, "disagree.py") for _ in range(2)]
+            for rank in ranks:
+                line = rank.wait_for("error Mismatch")
+                self.assertIn("disputed", line)
+                self.assertIn("f32[100]", line)
+                self.assertIn("f32[200]", line)
+                self.assertEqual(rank.process.wait(DEADLINE_S), 0)
+
+    def test_garbage_on_every_port_and_socket(self) -> None:
+        rng = random.Random(1)
+        payloads = [
+            rng.randbytes(1),
+            rng.randbytes(4096),
+            b"TLWG" + struct.pack("<IQQII", 1, 2, 3, 0x7FFFFFFF, 0xFFFFFFFF),
+            struct.pack("<I", 0x40000000) + rng.randbytes(100),
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + rng.randbytes(300),
+        ]
+        with Cluster() as cluster:
+            job = Job(cluster, nodes=(1, 1))
+            daemons = [job.scheduler, *job.aggregators, *job.agents]
+            for daemon in daemons:
+                for name, address in daemon.addresses.items():
+                    for payload in payloads:
+                        self._throw(name, address, payload)
+            for rank in job.all_ranks():
+                for _ in range(5):
+                    rank.wait_for("step ")
+            for daemon in daemons:
+                self.assertIsNone(daemon.process.poll(), f"{daemon.name} has ended")
+
+    def _throw(self, name: str, address: str, payload: bytes) -> None:
+        if name == "socket":
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(DEADLINE_S)
+                client.connect(address)
+                client.sendall(payload)
+            return
+        for part in address.split(","):
+            if part.startswith("local:"):
+                continue
+            # fi:tcp://host:port/token
+            with _connect(part.partition("//")[2].partition("/")[0] or part) as client:
+                client.sendall(payload)
+
+
+if __name__ == "__main__":
+    unittest.main()

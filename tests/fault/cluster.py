@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Daemons and ranks of a job, one process each, for tests that kill them.
+
+Everything is started by this process, known by its pid, and ended when the `with` block is left,
+also when the test fails. No port and no path is fixed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+RUNFILES = Path(os.environ["RUNFILES_DIR"]) / "talweg"
+PROGRAMS = RUNFILES / "tests" / "fault" / "programs"
+# Ends a hang; nothing here takes a tenth of it.
+DEADLINE_S = 120.0
+
+
+class Daemon:
+    """A started daemon: its process, and the addresses that it announced."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], ready: dict[str, Any]) -> None:
+        self.name = name
+        self.process = process
+        self.addresses: dict[str, str] = ready["addresses"]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+
+
+class Rank:
+    """A rank's process; its lines of output arrive in a queue."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: queue.Queue[str] = queue.Queue()
+        self.seen: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line.rstrip("\n"))
+        self.lines.put("<end>")
+
+    def wait_for(self, text: str) -> str:
+        """The next line that contains `text`; AssertionError with all lines when none comes."""
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                line = self.lines.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no line with '{text}' in time: {self.seen}") from None
+            self.seen.append(line)
+            if text in line:
+                return line
+            if line == "<end>":
+                raise AssertionError(f"ended without a line with '{text}': {self.seen}")
+
+
+class Cluster:
+    """Starts the processes of a job, and ends them all at the end of its `with` block."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._processes: list[subprocess.Popen[Any]] = []
+
+    def __enter__(self) -> Cluster:
+        self.directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        self._logs = self.directory / "logs"
+        self._logs.mkdir()
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait(DEADLINE_S)
+        if kind is not None:
+            for log in sorted(self._logs.iterdir()):
+                print(f"--- {log.name}\n{log.read_text()[-4000:]}", file=sys.stderr)
+        self._stack.close()
+
+    def log(self, daemon: Daemon) -> str:
+        return (self._logs / daemon.name).read_text()
+
+    def start(self, service: str, name: str, options: Sequence[str]) -> Daemon:
+        """Starts talweg-`service` and returns when it serves."""
+        read_fd, write_fd = os.pipe()
+        binary = RUNFILES / "services" / service / f"talweg-{service}"
+        log = (self._logs / name).open("ab")
+        process = subprocess.Popen(
+            [str(binary), f"--ready_fd={write_fd}", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[write_fd],
+        )
+        log.close()
+        os.close(write_fd)
+        self._processes.append(process)
+        with os.fdopen(read_fd, "rb") as pipe, selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            line = pipe.readline() if selector.select(DEADLINE_S) else b""
+        if not line:
+            process.kill()
+            text = (self._logs / name).read_text()
+            raise AssertionError(f"{name} did not get ready: {text[-4000:]}")
+        return Daemon(name, process, json.loads(line))
+
+    def scheduler(self, options: Sequence[str] = ()) -> Daemon:
+        return self.start("scheduler", "scheduler", ["--listen=127.0.0.1:0", *options])
+
+    def aggregator(self, scheduler: str, name: str) -> Daemon:
+        return self.start(
+            "aggregator", f"aggregator.{name}", [f"--scheduler={scheduler}", f"--name={name}"]
+        )
+
+    def agent(self, node: int, options: Sequence[str]) -> Daemon:
+        socket = self.directory / f"agent{node}.sock"
+        return self.start("agent", f"agent{node}", [f"--socket_path={socket}", *options])
+
+    def rank(self, agent: Daemon, program: str, arguments: Sequence[str] = ()) -> Rank:
+        environment = dict(os.environ, TALWEG_AGENT_SOCKET=agent.addresses["socket"])
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-u", str(PROGRAMS / program), *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._processes.append(process)
+        return Rank(process)
+
+    def stop(self, process: subprocess.Popen[Any]) -> None:
+        process.send_signal(signal.SIGSTOP)
+
+    def resume(self, process: subprocess.Popen[Any]) -> None:
+        process.send_signal(signal.SIGCONT)
+
+
+class Job:
+    """A whole job: a scheduler, aggregators, and agents with their ranks pushing in a loop."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        nodes: Sequence[int] = (1, 1),
+        aggregators: int = 1,
+        program: str = "steady.py",
+        store: Path | None = None,
+    ) -> None:
+        self.store_options = [f"--store_path={store}"] if store else ["--in_memory"]
+        self.scheduler = cluster.scheduler(self.store_options)
+        address = self.scheduler.addresses["listen"]
+        self.aggregators = [cluster.aggregator(address, f"a{i}") for i in range(aggregators)]
+        self.agents = []
+        self.ranks: list[list[Rank]] = []
+        for node, count in enumerate(nodes):
+            agent = cluster.agent(
+                node,
+                [
+                    f"--scheduler={address}",
+                    f"--node_rank={node}",
+                    f"--rank_count={count}",
+                    f"--min_members={len(nodes)}",
+                    f"--max_members={len(nodes)}",
+                    f"--name=node{node}",
+                ],
+            )
+            self.agents.append(agent)
+            self.ranks.append([cluster.rank(agent, program) for _ in range(count)])
+        for rank in self.all_ranks():
+            rank.wait_for("step 3")
+
+    def all_ranks(self) -> list[Rank]:
+        return [rank for ranks in self.ranks for rank in ranks]

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every process of a running job killed, one after the other: who is told what."""
+
+from __future__ import annotations
+
+import unittest
+from pathlib import Path
+
+from cluster import DEADLINE_S, Cluster, Job, Rank
+
+
+class KillTest(unittest.TestCase):
+    def _error(self, rank: Rank, kind: str, *texts: str) -> None:
+        line = rank.wait_for("error ")
+        self.assertIn(f"error {kind}:", line)
+        for text in texts:
+            self.assertIn(text, line)
+        self.assertEqual(rank.process.wait(DEADLINE_S), 3)
+
+    def test_a_rank(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, nodes=(2, 1))
+            victim = job.ranks[0][1]
+            victim.process.kill()
+            # Whichever local rank it was given: its pid tells who it was, on both nodes.
+            for other in (job.ranks[0][0], job.ranks[1][0]):
+                self._error(other, "JobFailed", "node 0", f"pid {victim.process.pid}")
+
+    def test_an_agent(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, nodes=(1, 1))
+            job.agents[1].kill()
+            self._error(job.ranks[1][0], "AgentLost")
+            self._error(job.ranks[0][0], "JobFailed", "node 1")
+
+    def test_an_aggregator(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, nodes=(1, 1), aggregators=2)
+            job.aggregators[1].kill()
+            for rank in job.all_ranks():
+                self._error(rank, "JobFailed", "aggregator", "a1")
+
+    def test_the_scheduler_is_not_missed_by_steps(self) -> None:
+        with Cluster() as cluster:
+            store = Path(cluster.directory) / "store.sqlite"
+            job = Job(cluster, nodes=(1, 1), store=store)
+            job.scheduler.kill()
+            for rank in job.all_ranks():
+                for _ in range(20):
+                    rank.wait_for("step ")
+            # Over its store, at its old address, it takes up where it was; and still decides.
+            address = job.scheduler.addresses["listen"]
+            options = [f"--listen={address}", *job.store_options]
+            cluster.start("scheduler", "scheduler.again", options)
+            for rank in job.all_ranks():
+                for _ in range(20):
+                    rank.wait_for("step ")
+            job.agents[0].kill()
+            self._error(job.ranks[1][0], "JobFailed", "node 0")
+
+    def test_a_stopped_rank_is_waited_for_and_goes_on(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, nodes=(1, 1))
+            late = job.ranks[1][0]
+            cluster.stop(late.process)
+            # The agent names who is missing; nobody fails.
+            end_marker = "node 1"
+            agent = job.agents[0]
+            while end_marker not in cluster.log(agent):
+                self.assertIsNone(job.ranks[0][0].process.poll())
+            cluster.resume(late.process)
+            for rank in job.all_ranks():
+                rank.wait_for("step ")
+                rank.wait_for("step ")
+
+
+if __name__ == "__main__":
+    unittest.main()

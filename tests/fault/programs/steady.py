@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that pushes round after round, says so, and says how it ended."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import talweg
+
+
+def main() -> int:
+    talweg.init()
+    size = talweg.size()
+    step = 0
+    try:
+        while True:
+            small = talweg.push_pull_async(np.full(10, 1, np.int32), op=talweg.Op.SUM, name="small")
+            large: np.ndarray = np.full(300_000, talweg.rank() + step, np.float32)
+            talweg.push_pull_inplace(large, op=talweg.Op.SUM, name="large")
+            total = talweg.synchronize(small)
+            if not (total == size).all():
+                print("WRONG small", flush=True)
+                return 1
+            if not (large == size * step + size * (size - 1) / 2).all():
+                print("WRONG large", flush=True)
+                return 1
+            step += 1
+            print(f"step {step} of rank {talweg.rank()}", flush=True)
+    except talweg.TalwegError as error:
+        print(f"error {type(error).__name__}: {error}", flush=True)
+        return 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

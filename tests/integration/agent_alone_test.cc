@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// An agent that serves a whole job alone, with ranks that use the C ABI.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "clients/c/talweg.h"
+#include "tests/integration/running_agent.h"
+
+namespace talweg::integration {
+namespace {
+
+constexpr int64_t kGenerousNs = 120'000'000'000;
+
+struct Rank {
+  explicit Rank(const std::string& socket, uint32_t local_rank = TALWEG_ANY_LOCAL_RANK) {
+    talweg_options options;
+    talweg_options_init(&options);
+    options.agent_socket = socket.c_str();
+    options.local_rank = local_rank;
+    options.timeout_ns = kGenerousNs;
+    options.agent_wait_ns = kGenerousNs;
+    status = talweg_connect(&options, &client);
+    if (status != TALWEG_OK) error = talweg_last_error();
+  }
+  ~Rank() {
+    if (client != nullptr) talweg_shutdown(client, kGenerousNs);
+    talweg_free(client);
+  }
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+
+  uint32_t number() const { return talweg_rank(client); }
+  talweg_status Declare(const std::string& name, talweg_dtype dtype, talweg_op op, uint64_t count,
+                        talweg_tensor* tensor, uint32_t root = 0) {
+    return Keep(
+        talweg_declare(client, name.c_str(), dtype, op, root, count, 0, kGenerousNs, tensor));
+  }
+  talweg_status PushPull(talweg_tensor tensor, const void* data, void* out) {
+    talweg_round round;
+    const talweg_status pushed =
+        Keep(talweg_push_pull(client, tensor, data, TALWEG_DECLARED_PRIORITY, kGenerousNs, &round));
+    if (pushed != TALWEG_OK) return pushed;
+    return Keep(talweg_wait(client, tensor, round, out, kGenerousNs));
+  }
+  talweg_status Keep(talweg_status result) {
+    if (result != TALWEG_OK) error = talweg_last_error();
+    return result;
+  }
+
+  talweg_client* client = nullptr;
+  talweg_status status = TALWEG_INTERNAL;
+  std::string error;
+};
+
+config::AgentConfig Alone(uint32_t rank_count) {
+  config::AgentConfig config;
+  config.standalone = true;
+  config.job = "alone";
+  config.rank_count = rank_count;
+  config.log_level = "warning";
+  return config;
+}
+
+// Runs `program` as every rank, on threads; returns what failed, in words. (Catch's macros are for
+// one thread.)
+std::string RunRanks(const std::string& socket, uint32_t rank_count,
+                     const std::function<std::string(Rank&)>& program) {
+  std::vector<std::string> failures(rank_count);
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < rank_count; ++i) {
+    threads.emplace_back([&, i] {
+      Rank rank(socket, i);
+      failures[i] = rank.status == TALWEG_OK ? program(rank) : rank.error;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::string all;
+  for (const std::string& failure : failures) all += failure;
+  return all;
+}
+
+TEST_CASE("Agent alone: sums, averages and broadcasts of three ranks, twice over", "[agent]") {
+  RunningAgent agent(Alone(3));
+  for (int generation = 0; generation < 2; ++generation) {
+    CHECK(RunRanks(agent.socket_path(), 3, [](Rank& rank) -> std::string {
+            constexpr size_t kCount = 700'001;  // Several slices, an odd end.
+            if (talweg_size(rank.client) != 3) return "size";
+            talweg_tensor sum = 0, average = 0, bytes = 0;
+            if (rank.Declare("sum", TALWEG_I32, TALWEG_SUM, kCount, &sum) != TALWEG_OK ||
+                rank.Declare("average", TALWEG_F32, TALWEG_AVERAGE, 5, &average) != TALWEG_OK ||
+                rank.Declare("bytes", TALWEG_U8, TALWEG_BROADCAST, 3, &bytes, 2) != TALWEG_OK) {
+              return rank.error;
+            }
+            for (int32_t round = 1; round <= 5; ++round) {
+              std::vector<int32_t> mine(kCount), result(kCount);
+              std::iota(mine.begin(), mine.end(), static_cast<int32_t>(rank.number()) * round);
+              if (rank.PushPull(sum, mine.data(), result.data()) != TALWEG_OK) return rank.error;
+              for (size_t i = 0; i < kCount; ++i) {
+                if (result[i] != 3 * static_cast<int32_t>(i) + 3 * round) return "wrong sum";
+              }
+              const std::vector<float> values(5, static_cast<float>(rank.number() + 1));
+              std::vector<float> mean(5);
+              if (rank.PushPull(average, values.data(), mean.data()) != TALWEG_OK) {
+                return rank.error;
+              }
+              if (mean != std::vector<float>(5, 2.0f)) return "wrong average";
+              const auto own = static_cast<uint8_t>(rank.number() + 10);
+              const std::vector<uint8_t> sent = {own, 0, 255};
+              std::vector<uint8_t> got(3);
+              if (rank.PushPull(bytes, sent.data(), got.data()) != TALWEG_OK) return rank.error;
+              if (got != std::vector<uint8_t>{12, 0, 255}) return "wrong broadcast";
+            }
+            return "";
+          }) == "");
+    agent.WaitForRestart(static_cast<uint64_t>(generation) + 1);
+  }
+  CHECK(agent.Stop().ok());
+}
+
+TEST_CASE("Agent alone: ranks that disagree are both told what each said", "[agent]") {
+  RunningAgent agent(Alone(2));
+  CHECK(RunRanks(agent.socket_path(), 2, [](Rank& rank) -> std::string {
+          talweg_tensor tensor = 0;
+          talweg_status status =
+              rank.Declare("w", TALWEG_F32, TALWEG_SUM, rank.number() == 0 ? 4 : 5, &tensor);
+          if (status == TALWEG_OK) {
+            std::vector<float> data(5);
+            status = rank.PushPull(tensor, data.data(), data.data());
+          }
+          if (status != TALWEG_MISMATCH) return "status " + std::to_string(status);
+          if (rank.error.find("f32[4]") == std::string::npos ||
+              rank.error.find("f32[5]") == std::string::npos) {
+            return "text: " + rank.error;
+          }
+          return "";
+        }) == "");
+  CHECK(agent.Stop().ok());
+}
+
+TEST_CASE("Agent alone: a rank that is killed fails the others at once, by name", "[agent]") {
+  RunningAgent agent(Alone(2));
+  auto rank = std::make_unique<Rank>(agent.socket_path(), 0);
+  REQUIRE(rank->status == TALWEG_OK);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    // Only calls that a forked child may make beside the library's own.
+    talweg_client* client = nullptr;
+    talweg_options options;
+    talweg_options_init(&options);
+    options.agent_socket = agent.socket_path().c_str();
+    options.local_rank = 1;
+    talweg_tensor tensor = 0;
+    if (talweg_connect(&options, &client) == TALWEG_OK &&
+        talweg_declare(client, "w", TALWEG_F32, TALWEG_SUM, 0, 4, 0, kGenerousNs, &tensor) ==
+            TALWEG_OK) {
+      kill(getpid(), SIGKILL);
+    }
+    _exit(1);
+  }
+  talweg_tensor tensor = 0;
+  talweg_status status = rank->Declare("w", TALWEG_F32, TALWEG_SUM, 4, &tensor);
+  std::vector<float> data(4);
+  if (status == TALWEG_OK) status = rank->PushPull(tensor, data.data(), data.data());
+  CHECK(status == TALWEG_JOB_FAILED);
+  CHECK(rank->error.find("pid " + std::to_string(child)) != std::string::npos);
+  rank.reset();
+  int how = 0;
+  CHECK(waitpid(child, &how, 0) == child);
+  CHECK(WIFSIGNALED(how));
+  CHECK_FALSE(agent.WaitForEnd().ok());  // The job has failed, and its ranks are gone.
+}
+
+TEST_CASE("Agent alone: stopping it fails ranks that do not end in time", "[agent]") {
+  config::AgentConfig config = Alone(2);
+  config.drain_timeout_ms = 50;
+  RunningAgent agent(config);
+  std::string text;
+  std::thread waiting([&] {
+    Rank rank(agent.socket_path(), 0);
+    talweg_tensor tensor = 0;
+    std::vector<float> data(4);
+    talweg_status status = rank.Declare("w", TALWEG_F32, TALWEG_SUM, 4, &tensor);
+    agent.RequestStop("told to by a test");
+    // Its partner never comes.
+    if (status == TALWEG_OK) status = rank.PushPull(tensor, data.data(), data.data());
+    text = rank.error;
+  });
+  waiting.join();
+  CHECK(text.find("told to by a test") != std::string::npos);
+  agent.WaitForEnd().IgnoreError();
+}
+
+TEST_CASE("Agent alone: a tensor past the limit is refused with the figures", "[agent]") {
+  config::AgentConfig config = Alone(1);
+  config.arena_bytes_max = 3 * 64 * kMiB;
+  RunningAgent agent(config);
+  {
+    Rank rank(agent.socket_path());
+    REQUIRE(rank.status == TALWEG_OK);
+    talweg_tensor tensor = 0;
+    const talweg_status status = rank.Declare("huge", TALWEG_U8, TALWEG_SUM, 512 * kMiB, &tensor);
+    CHECK(status == TALWEG_OUT_OF_MEMORY);
+    CHECK(rank.error.find("MiB") != std::string::npos);
+    CHECK(rank.Declare("small", TALWEG_U8, TALWEG_SUM, 16, &tensor) == TALWEG_OK);
+  }
+  CHECK(agent.Stop().ok());
+}
+
+}  // namespace
+}  // namespace talweg::integration

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program as a job of its own with `talweg run`, and cleans up whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_RUNFILES = Path(os.environ["RUNFILES_DIR"]) / "talweg"
+TOOL = str(_RUNFILES / "clients" / "cli" / "talweg")
+PROGRAMS = _RUNFILES / "tests" / "integration" / "programs"
+# Far above what any job here takes: it ends a hang.
+TIMEOUT_S = 240.0
+
+
+def command(
+    program: str,
+    arguments: Sequence[str] = (),
+    nodes: int = 1,
+    ranks: int | Sequence[int] = 2,
+    aggregators: int | None = None,
+    options: Sequence[str] = (),
+) -> list[str]:
+    """The command line of a job; `ranks` may differ by node."""
+    per_node = str(ranks) if isinstance(ranks, int) else ",".join(str(count) for count in ranks)
+    line = [TOOL, "run", f"--nodes={nodes}", f"--ranks-per-node={per_node}"]
+    if aggregators is not None:
+        line += [f"--aggregators={aggregators}", "--force-distributed"]
+    line += [*options, "--", sys.executable, "-P", str(PROGRAMS / program), *arguments]
+    return line
+
+
+def run(line: Sequence[str], env: dict[str, str] | None = None, check: bool = True) -> str:
+    """Runs it in a process group of its own; returns its output, raises when it fails or hangs."""
+    environment = dict(os.environ, PYTHONPATH=os.environ.get("PYTHONPATH", ""), **(env or {}))
+    environment["PYTHONPATH"] += f":{_RUNFILES / 'tests' / 'integration'}"
+    process = subprocess.Popen(
+        line,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        try:
+            output, _ = process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+        raise AssertionError(
+            f"no end after {TIMEOUT_S} s: {' '.join(line)}\n{output[-8000:]}"
+        ) from None
+    if check and process.returncode != 0:
+        raise AssertionError(f"exit {process.returncode}: {' '.join(line)}\n{output[-8000:]}")
+    return output

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of orders_test.py: thousands of tensors, from several threads, in orders of its own."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+
+import numpy as np
+import talweg
+
+
+def push_all(names: list, seed: int, failures: list) -> None:
+    try:
+        random.Random(seed).shuffle(names)
+        handles = []
+        for number, count in names:
+            array = np.full(count, number + talweg.rank(), np.int64)
+            handles.append(
+                (number, talweg.push_pull_async(array, op=talweg.Op.SUM, name=f"t.{number}"))
+            )
+        for number, handle in handles:
+            result = talweg.synchronize(handle, timeout_s=120)
+            size = talweg.size()
+            wanted = number * size + size * (size - 1) // 2
+            if not (result == wanted).all():
+                failures.append(f"tensor {number}: {result[:3]} is not {wanted}")
+    except Exception as error:
+        failures.append(repr(error))
+
+
+def main() -> int:
+    tensor_count, thread_count, rounds = (int(text) for text in sys.argv[1:4])
+    talweg.init()
+    failures: list = []
+    for round_ in range(rounds):
+        threads = []
+        for thread in range(thread_count):
+            mine = [(n, 1 + n * 7919 % 3000) for n in range(thread, tensor_count, thread_count)]
+            seed = hash((talweg.rank(), thread, round_))
+            threads.append(threading.Thread(target=push_all, args=(mine, seed, failures)))
+        for worker in threads:
+            worker.start()
+        for worker in threads:
+            worker.join()
+    for failure in failures[:5]:
+        print(f"WRONG at rank {talweg.rank()}: {failure}", flush=True)
+    talweg.shutdown()
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of torch_test.py: every promise of talweg.torch, one function each."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from typing import Any
+
+import numpy as np
+import talweg
+import talweg.torch as tw
+import torch
+from torch import nn
+
+
+def expect(
+    exception: type[BaseException], text: str, call: Any, *arguments: Any, **keywords: Any
+) -> None:
+    try:
+        call(*arguments, **keywords)
+    except exception as error:
+        assert text in str(error), f"'{text}' is not in: {error}"
+        return
+    raise AssertionError(f"{call} raised nothing, not {exception.__name__}")
+
+
+def dtypes() -> None:
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        tensor = torch.full((3, 5), tw.rank() + 1, dtype=dtype)
+        mean = tw.push_pull(tensor, name=f"mean.{dtype}")
+        assert mean.dtype == dtype and mean.shape == (3, 5)
+        assert (mean == (tw.size() + 1) / 2).all(), mean
+    for dtype in (torch.int8, torch.uint8, torch.int32, torch.int64):
+        tensor = torch.full((7,), tw.rank() + 1, dtype=dtype)
+        total = tw.push_pull(tensor, average=False, name=f"sum.{dtype}")
+        assert (total == tw.size() * (tw.size() + 1) // 2).all(), total
+    flags = torch.tensor([True, tw.rank() == 0])
+    assert tw.push_pull(flags, op=tw.Op.MIN, name="all").tolist() == [True, tw.size() == 1]
+    expect(talweg.InvalidArgument, "average", tw.push_pull, torch.ones(2, dtype=torch.int32))
+    expect(talweg.InvalidArgument, "complex64", tw.push_pull, torch.ones(2, dtype=torch.complex64))
+    expect(talweg.InvalidArgument, "no elements", tw.push_pull, torch.ones(0), name="empty")
+
+
+def layouts() -> None:
+    base = torch.arange(24, dtype=torch.float32).reshape(4, 6) + tw.rank()
+    wanted = base.t() + (tw.size() - 1) / 2 - tw.rank()
+    assert torch.equal(tw.push_pull(base.t(), name="transposed"), wanted)
+    view = base.clone().t()
+    assert tw.push_pull_inplace(view, name="transposed.inplace") is view
+    assert torch.equal(view, wanted)
+    scalar = torch.tensor(float(tw.rank()))
+    assert tw.push_pull(scalar, average=False, name="scalar").shape == ()
+    expect(
+        talweg.InvalidArgument, "to_dense", tw.push_pull, torch.eye(3).to_sparse(), name="sparse"
+    )
+
+
+def handles() -> None:
+    tensors = [torch.full((100 + i,), float(tw.rank() + i)) for i in range(20)]
+    opened = [tw.push_pull_async(t, average=False, name=f"h{i}") for i, t in enumerate(tensors)]
+    expect(talweg.Busy, "h3", tw.push_pull_async, tensors[3], average=False, name="h3")
+    for i, handle in reversed(list(enumerate(opened))):
+        wanted = tw.size() * i + tw.size() * (tw.size() - 1) / 2
+        assert (tw.synchronize(handle) == wanted).all()
+        assert tw.poll(handle)
+    expect(talweg.Busy, "synchronized before", tw.synchronize, opened[0])
+    expect(talweg.InvalidArgument, "h0", tw.push_pull, torch.ones(7), average=False, name="h0")
+
+
+def broadcasts() -> None:
+    for root in range(tw.size()):
+        tensor = torch.full((33,), float("nan") if tw.rank() != root else -0.0)
+        tw.broadcast_(tensor, root, name=f"b{root}")
+        assert torch.signbit(tensor).all() and (tensor == 0).all()
+        copy = tw.broadcast(torch.full((5,), tw.rank(), dtype=torch.int64), root, name=f"c{root}")
+        assert (copy == root).all()
+    value = tw.broadcast_object({"rank": tw.rank(), "text": "x" * 5000}, root_rank=tw.size() - 1)
+    assert value == {"rank": tw.size() - 1, "text": "x" * 5000}
+    everyone = tw.all_gather_object(("rank", tw.rank(), "y" * (1000 * tw.rank())))
+    assert everyone == [("rank", r, "y" * (1000 * r)) for r in range(tw.size())]
+    tw.barrier()
+    expect(talweg.InvalidArgument, "root_rank", tw.broadcast, torch.ones(1), tw.size())
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        torch.manual_seed(100 * step + tw.rank())
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+
+
+def _weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def _assert_same_everywhere(tensor: torch.Tensor) -> None:
+    everyone = tw.all_gather_object(tensor.numpy().tobytes())
+    assert all(other == everyone[0] for other in everyone)
+
+
+def optimizer_basics() -> None:
+    model = nn.Linear(6, 3)
+    inner = torch.optim.Adam(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(inner, 2)
+    optimizer = tw.DistributedOptimizer(inner, model.named_parameters(), name="basics")
+    assert optimizer is inner and isinstance(optimizer, torch.optim.Adam)
+    tw.broadcast_parameters(model.state_dict(), 0)
+    tw.broadcast_optimizer_state(optimizer, 0)
+    _train(model, optimizer, 3)
+    scheduler.step()
+    _assert_same_everywhere(_weights(model))
+    # The averages stand in .grad when backward returns: clipping sees the same norm everywhere.
+    optimizer.zero_grad()
+    model(torch.randn(4, 6)).sum().backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    _assert_same_everywhere(norm)
+    optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    _assert_same_everywhere(_weights(model))
+
+
+def unused_parameters() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.never = nn.Linear(6, 3), nn.Linear(6, 3), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(x) if tw.rank() == 0 else self.b(x)
+
+    model = Branches()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    optimizer = tw.DistributedOptimizer(sgd, model.named_parameters(), name="unused")
+    tw.broadcast_parameters(model.named_parameters(), 0)
+    never = model.never.weight.detach().clone()
+    _train(model, optimizer, 3)
+    assert model.never.weight.grad is None and torch.equal(model.never.weight, never)
+    if tw.size() > 1:
+        assert model.a.weight.grad is not None and model.b.weight.grad is not None
+    _assert_same_everywhere(_weights(model))
+
+
+def grad_scaler() -> None:
+    model = nn.Linear(6, 3)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = tw.DistributedOptimizer(sgd, model.named_parameters(), name="scaler")
+    tw.broadcast_parameters(model.named_parameters(), 0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 6)).square().mean()
+        if step == 1 and tw.rank() == tw.size() - 1:
+            loss = loss * float("inf")  # One rank overflows: all must skip this step.
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 2.0**9, scaler.get_scale()
+    assert torch.isfinite(_weights(model)).all()
+    _assert_same_everywhere(_weights(model))
+
+
+def uneven_batches() -> None:
+    model = nn.Linear(6, 3)
+    adam = torch.optim.Adam(model.parameters(), lr=0.1)
+    optimizer = tw.DistributedOptimizer(adam, model.named_parameters(), name="uneven")
+    tw.broadcast_parameters(model.named_parameters(), 0)
+    with optimizer.join():
+        _train(model, optimizer, 2 + tw.rank())
+    _assert_same_everywhere(_weights(model))
+    everyone = tw.all_gather_object(adam.state_dict()["state"][0]["step"].item())
+    assert everyone == [2 + tw.size() - 1] * tw.size(), everyone
+
+
+def refused_optimizers() -> None:
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    few = list(model.named_parameters())[:1]
+    expect(talweg.InvalidArgument, "1 of the", tw.DistributedOptimizer, optimizer, few)
+    twice = [("w", p) for p in model.parameters()]
+    expect(talweg.InvalidArgument, "'w'", tw.DistributedOptimizer, optimizer, twice)
+    embedding = nn.Embedding(10, 3, sparse=True)
+    sparse = tw.DistributedOptimizer(
+        torch.optim.SGD(embedding.parameters(), lr=0.1), embedding.named_parameters(), name="sp"
+    )
+    expect(
+        talweg.InvalidArgument,
+        "sparse",
+        lambda: embedding(torch.tensor([1, 2])).sum().backward(),
+    )
+    del sparse
+
+
+def threads() -> None:
+    failures = []
+
+    def work(number: int) -> None:
+        for step in range(5):
+            tensor = torch.full((50,), float(number + step))
+            if not (tw.push_pull(tensor, name=f"thread.{number}") == number + step).all():
+                failures.append((number, step))
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures, failures
+
+
+def forked_child() -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            talweg.push_pull(np.ones(3, np.float32), name="forked")
+        except talweg.Forked:
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    tw.barrier()
+
+
+CASES = [
+    dtypes,
+    layouts,
+    handles,
+    broadcasts,
+    optimizer_basics,
+    unused_parameters,
+    grad_scaler,
+    uneven_batches,
+    refused_optimizers,
+    threads,
+    forked_child,
+]
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    expect(talweg.NotInitialized, "talweg.init()", talweg.rank)
+    tw.init()
+    tw.init()
+    for case in CASES:
+        print(f"case {case.__name__}", flush=True)
+        case()
+    tw.shutdown()
+    tw.shutdown()
+    expect(talweg.NotInitialized, "talweg.init()", talweg.rank)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`talweg status` and `talweg bench` with the real daemons."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+import job
+
+
+class ToolTest(unittest.TestCase):
+    def test_status_says_who_everybody_waits_for(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            for rank in ("1", "2"):
+                os.mkfifo(Path(name) / rank)
+            line = job.command("held_back.py", [job.TOOL, name], nodes=2, ranks=(2, 1))
+            self.assertIn("aggregators", job.run(line))
+
+    def test_status_of_a_scheduler_that_is_not_there(self) -> None:
+        done = subprocess.run(
+            [job.TOOL, "status", "--scheduler=127.0.0.1:1", "--timeout-ms=2000"],
+            capture_output=True,
+            text=True,
+            timeout=job.TIMEOUT_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("127.0.0.1:1", done.stderr)
+
+    def test_doctor_asks_the_scheduler(self) -> None:
+        inside = ["sh", "-c", f'exec "{job.TOOL}" doctor --scheduler="$TALWEG_SCHEDULER"']
+        output = job.run([job.TOOL, "run", "--force-distributed", "--", *inside])
+        self.assertRegex(output, r"ok +scheduler +127\.0\.0\.1:\d+ serves")
+        done = subprocess.run(
+            [job.TOOL, "doctor", "--scheduler=127.0.0.1:1"],
+            capture_output=True,
+            text=True,
+            timeout=job.TIMEOUT_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stdout, r"bad +scheduler +.*127\.0\.0\.1:1")
+
+    def test_bench_measures(self) -> None:
+        for shape in (["--nodes=1", "--ranks-per-node=2"], ["--nodes=2", "--aggregators=2"]):
+            output = job.run(
+                [
+                    job.TOOL,
+                    "bench",
+                    *shape,
+                    "--sizes=4KiB,1MiB",
+                    "--time-ms=50",
+                    "--in-flight=2",
+                    "--json",
+                ]
+            )
+            results = json.loads(output)["results"]
+            self.assertEqual([each["tensor_bytes"] for each in results], [4096, 1 << 20])
+            for each in results:
+                self.assertEqual(each["ranks"], 2)
+                self.assertGreater(each["gigabytes_per_second"], 0)
+                self.assertGreaterEqual(each["p99_s"], each["median_s"])
+                self.assertGreater(each["cpu_s_per_gigabyte"], 0)
+                # Each node sends its contribution and receives the result, and little else.
+                wire_bytes = 4 * each["tensor_bytes"] if "--nodes=2" in shape else 0
+                self.assertGreaterEqual(each["wire_bytes_per_round"], wire_bytes)
+                self.assertLess(each["wire_bytes_per_round"], wire_bytes * 1.1 + 10_000)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <utility>
+
+#include "libs/base/fingerprint.h"
+#include "tests/sim/agent_process.h"
+
+// What a confused agent sends: its aggregators have to refuse and count it, and must sum nothing.
+namespace talweg::sim {
+namespace {
+
+enum class Confusion : uint8_t {
+  kWrongJob = 0,
+  kWrongEpoch = 1,
+  kUnknownTensor = 2,
+  kWrongSlice = 3,
+  kWrongRound = 4,
+  kWrongLength = 5,
+  kWrongMode = 6,
+  kWrongRankCount = 7,
+  kOldFrameAgain = 8,
+  kGarbage = 9,
+};
+constexpr uint64_t kConfusionCount = 10;
+
+}  // namespace
+
+void AgentProcess::Stop() {
+  const std::string text = name_ + " was told to stop";
+  Run([&](pipeline::Effects& out) { core_.OnJobFailed(text, timeline_->now_ns(), out); });
+  LeaveJob(membership::LeaveReason::kStopped);
+}
+
+void AgentProcess::Confuse() {
+  Random& random = timeline_->random();
+  const View* const view = core_.newest_view();
+  if (view == nullptr || core_.owners().empty()) return;
+  auto owner = core_.owners().begin();
+  std::advance(owner, random.Below(core_.owners().size()));
+  const ConnectionId connection = owner->second.connection;
+  if (owner->second.state != pipeline::OwnerState::kReady &&
+      owner->second.state != pipeline::OwnerState::kGreeting) {
+    return;
+  }
+  const auto confusion = Confusion{static_cast<uint8_t>(random.Below(kConfusionCount))};
+  in_flight_[connection] = std::nullopt;  // Credit comes back for more than the core has sent.
+  if (confusion == Confusion::kGarbage) {
+    std::vector<std::byte> bytes(1 + random.Below(100));
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.Below(256));
+    return network_->SendFrame(host_, connection, std::move(bytes));
+  }
+  if (confusion == Confusion::kOldFrameAgain) {
+    if (contributions_sent_.empty()) return;
+    const auto& [on, frame] = contributions_sent_[random.Below(contributions_sent_.size())];
+    if (on == connection) network_->SendFrame(host_, connection, frame);
+    return;
+  }
+
+  // A contribution that would be right, but for its round and one thing more.
+  wire::Contribute entry{.key = TensorKey{random.Next()},
+                         .round = kConfusedRound,
+                         .rank_count = config_.rank_count,
+                         .mode = wire::Mode::kSum,
+                         .form = wire::Form::kWritten};
+  JobId job = view->job;
+  Epoch epoch = view->epoch;
+  std::vector<std::byte> bytes;
+  for (const auto& tensor : core_.tensors()) {
+    if (tensor->spec.op == Op::kBroadcast || confusion == Confusion::kUnknownTensor) continue;
+    for (size_t i = 0; i < tensor->slices.size(); ++i) {
+      if (tensor->slices[i].owner != owner->first) continue;
+      entry.key = tensor->key;
+      entry.slice = SliceIndex{static_cast<uint32_t>(i)};
+      if (confusion == Confusion::kWrongLength) {
+        bytes.resize(tensor->slices[i].length_bytes > 8 ? 4 : 12);
+        entry.form = wire::Form::kInline;
+        entry.bytes = bytes;
+      }
+      break;
+    }
+  }
+  if (confusion == Confusion::kWrongJob) job = JobId{job.value() + 1000};
+  if (confusion == Confusion::kWrongEpoch) {
+    epoch = random.OneIn(2) ? Epoch{epoch.value() + 7} : Epoch{epoch.value() - 1};
+  }
+  if (confusion == Confusion::kWrongSlice) entry.slice = SliceIndex{60'000};
+  if (confusion == Confusion::kWrongMode) entry.mode = wire::Mode::kCopy;
+  if (confusion == Confusion::kWrongRankCount) entry.rank_count += kConfusedRankCount;
+  wire::FrameWriter writer(wire::FrameType::kContribute, job, epoch);
+  writer.Add(entry);
+  network_->SendFrame(host_, connection, writer.Take());
+}
+
+}  // namespace talweg::sim

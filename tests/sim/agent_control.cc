@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "tests/sim/agent_process.h"
+
+// What rpc::SchedulerClient does for an agent, over simulated calls and streams.
+namespace talweg::sim {
+namespace {
+
+using EffectList = std::vector<membership::Effect>;
+
+}  // namespace
+
+void AgentProcess::Out(const std::string& text) {
+  if (std::exchange(out_, true)) return;
+  Run([this, &text](pipeline::Effects& out) { core_.OnJobFailed(text, timeline_->now_ns(), out); });
+}
+
+int64_t AgentProcess::RetryNs() const {
+  return std::min(500 * kMillisecond, 5 * config_.profile->delay_max_ns + kMillisecond);
+}
+
+membership::JoinRequest AgentProcess::JoinRequest() const {
+  membership::JoinRequest request;
+  request.job_name = config_.job_name;
+  request.spec.min_members = config_.profile->min_members;
+  request.spec.max_members = static_cast<uint32_t>(config_.profile->rank_counts.size());
+  request.spec.slice_bytes_max = config_.profile->slice_bytes_max;
+  request.spec.loss_policy = config_.profile->loss_policy;
+  request.spec.join_timeout_ns = 30 * kSecond;
+  request.member = {.id = core_.config().self, .rank_count = config_.rank_count, .name = name_};
+  request.host_id = name_;
+  return request;
+}
+
+void AgentProcess::Join() {
+  if (out_ || left_) return;
+  auto answer = std::make_shared<membership::JoinAnswer>();
+  const membership::JoinRequest request = JoinRequest();
+  scheduler_->Call(
+      host_,
+      [answer, request, trace = trace_](membership::Membership& core, int64_t now_ns,
+                                        EffectList& out) {
+        for (const auto& [id, job] : core.jobs()) {
+          const auto member = job.members.find(request.member.id.node);
+          if (member != job.members.end() && member->second.record.member.id == request.member.id) {
+            trace->Reached("a Join is repeated");
+          }
+        }
+        *answer = core.OnJoin(request, now_ns, out);
+      },
+      [this, answer](bool answered) {
+        if (answered && answer->answer.ok()) {
+          job_ = answer->job;
+          ledger_ = &(*ledgers_)[job_];
+          Attach();
+          Renew(attachment_);
+          return;
+        }
+        if (answered && answer->answer.code != membership::Code::kHeld &&
+            answer->answer.code != membership::Code::kFull) {
+          return Out(answer->answer.text);
+        }
+        timeline_->After(RetryNs(), [this, life = network_->host(host_).life()] {
+          network_->host(host_).Deliver(life, [this] { Join(); });
+        });
+      });
+}
+
+void AgentProcess::Attach() {
+  if (out_ || left_) return;
+  const uint64_t attachment = ++attachment_;
+  const auto again = [this, attachment] {
+    timeline_->After(RetryNs() / 5, [this, attachment, life = network_->host(host_).life()] {
+      network_->host(host_).Deliver(life, [this, attachment] {
+        if (attachment == attachment_) Attach();
+      });
+    });
+  };
+  const membership::StreamId stream = scheduler_->NewStream(
+      host_, {.on_message =
+                  [this, attachment](const SchedulerProcess::Message& message) {
+                    if (attachment != attachment_) return;
+                    OnMemberMessage(std::get<membership::MemberMessage>(message));
+                  },
+              .on_end =
+                  [this, attachment, again](const std::optional<membership::Answer>& answer) {
+                    if (attachment != attachment_ || left_) return;
+                    if (answer && !answer->ok()) return Out(answer->text);
+                    again();
+                  }});
+  auto answer = std::make_shared<membership::Answer>();
+  const Epoch held = core_.newest_view() != nullptr ? core_.newest_view()->epoch : Epoch{0};
+  scheduler_->CallOnce(
+      host_,
+      [=, id = core_.config().self, job = job_](membership::Membership& core, int64_t now_ns,
+                                                EffectList& out) {
+        *answer = core.OnMemberAttached(stream, job, id, held, now_ns, out);
+      },
+      [this, answer, stream, again](bool answered) {
+        if (answered && answer->ok()) return;
+        scheduler_->DropStream(stream);
+        if (answered) return OnRefused(*answer);
+        again();
+      });
+}
+
+void AgentProcess::OnRefused(const membership::Answer& answer) {
+  Out(answer.text);
+  if (answer.code != membership::Code::kRefused) return;
+  trace_->Reached("a Join or Renew of a lost incarnation");
+  // It does not listen: this incarnation asks again.
+  auto again = std::make_shared<membership::JoinAnswer>();
+  scheduler_->Call(
+      host_,
+      [again, request = JoinRequest()](membership::Membership& core, int64_t now_ns,
+                                       EffectList& out) {
+        *again = core.OnJoin(request, now_ns, out);
+      },
+      [this, again](bool answered) {
+        if (answered && again->answer.ok()) {
+          throw Violation{name_ + ": an incarnation that was lost is let in again"};
+        }
+      });
+}
+
+void AgentProcess::Renew(uint64_t) {
+  if (out_ || left_) return;
+  auto answer = std::make_shared<membership::Answer>();
+  const Epoch held = core_.newest_view() != nullptr ? core_.newest_view()->epoch : Epoch{0};
+  scheduler_->Call(
+      host_,
+      [=, id = core_.config().self, job = job_](membership::Membership& core, int64_t now_ns,
+                                                EffectList& out) {
+        *answer = core.OnRenew(job, id, held, now_ns, out);
+      },
+      [this, answer](bool answered) {
+        if (answered && !answer->ok()) OnRefused(*answer);
+      });
+  timeline_->After(2 * kSecond, [this, life = network_->host(host_).life()] {
+    network_->host(host_).Deliver(life, [this] { Renew(0); });
+  });
+}
+
+void AgentProcess::OnMemberMessage(const membership::MemberMessage& message) {
+  const int64_t now_ns = timeline_->now_ns();
+  if (const auto* view = std::get_if<View>(&message)) {
+    ledger_->OnView(*view);
+    trace_->Add(now_ns, name_, "view of epoch " + std::to_string(view->epoch.value()));
+    OnView(*view);
+  } else if (const auto* quiesce = std::get_if<membership::Quiesce>(&message)) {
+    Run([&](pipeline::Effects& out) { core_.OnQuiesce(quiesce->id.value(), now_ns, out); });
+  } else if (const auto* cancelled = std::get_if<membership::QuiesceCancelled>(&message)) {
+    Run([&](pipeline::Effects& out) { core_.OnResume(cancelled->id.value(), now_ns, out); });
+  } else if (const auto* attached = std::get_if<membership::Attached>(&message)) {
+    if (attached->quiesce != membership::QuiesceId{0}) {
+      Run([&](pipeline::Effects& out) { core_.OnQuiesce(attached->quiesce.value(), now_ns, out); });
+    }
+  } else if (const auto* gone = std::get_if<membership::MemberLeft>(&message)) {
+    core_.OnMemberLeft(gone->id, gone->text);
+  } else if (const auto* failed = std::get_if<membership::JobFailed>(&message)) {
+    if (failed->text.empty()) throw Violation{name_ + ": the job failed without a reason"};
+    Out(failed->text);
+  }
+}
+
+void AgentProcess::OnView(const View& view) {
+  const pipeline::Phase before = core_.phase();
+  const View* const held = core_.newest_view();
+  const bool newer = held == nullptr || held->epoch < view.epoch;
+  if (newer && before == pipeline::Phase::kFencing) {
+    trace_->Reached("a newer view while an agent fences");
+  }
+  if (newer && before == pipeline::Phase::kReporting) {
+    trace_->Reached("a newer view while an agent waits for decisions");
+  }
+  Run([&](pipeline::Effects& out) { core_.OnView(view, timeline_->now_ns(), out); });
+  if (core_.phase() != pipeline::Phase::kFailed) return StartRanks();
+  if (before != pipeline::Phase::kFailed) trace_->Reached("an agent is out of the next view");
+}
+
+void AgentProcess::ConfirmQuiesced(membership::QuiesceId id) {
+  auto answer = std::make_shared<membership::Answer>();
+  const Epoch held = core_.newest_view() != nullptr ? core_.newest_view()->epoch : Epoch{0};
+  scheduler_->Call(
+      host_,
+      [=, self = core_.config().self, job = job_](membership::Membership& core, int64_t now_ns,
+                                                  EffectList& out) {
+        *answer = core.OnQuiesced(job, self, held, id, now_ns, out);
+      },
+      [this, id](bool answered) {
+        if (!answered && !out_) ConfirmQuiesced(id);
+      });
+}
+
+void AgentProcess::Report(const pipeline::ReportLost& lost) {
+  if (left_) return;
+  auto answer = std::make_shared<membership::Answer>();
+  const View* view = core_.newest_view();
+  const Epoch held = view != nullptr ? view->epoch : Epoch{0};
+  scheduler_->Call(
+      host_,
+      [=, self = core_.config().self, job = job_](membership::Membership& core, int64_t now_ns,
+                                                  EffectList& out) {
+        if (lost.rank) {
+          *answer = core.OnReportLost(job, self, held, membership::LostRank{*lost.rank}, lost.text,
+                                      now_ns, out);
+        } else {
+          *answer = core.OnLeave(job, self, held, membership::LeaveReason::kStopped, lost.text,
+                                 now_ns, out);
+        }
+      },
+      [this, lost](bool answered) {
+        if (!answered) Report(lost);
+      });
+}
+
+void AgentProcess::LeaveJob(membership::LeaveReason reason) {
+  auto answer = std::make_shared<membership::Answer>();
+  const Epoch held = core_.newest_view() != nullptr ? core_.newest_view()->epoch : Epoch{0};
+  scheduler_->Call(
+      host_,
+      [=, self = core_.config().self, job = job_](membership::Membership& core, int64_t now_ns,
+                                                  EffectList& out) {
+        *answer = core.OnLeave(job, self, held, reason, "", now_ns, out);
+      },
+      [this, reason](bool answered) {
+        if (!answered) return LeaveJob(reason);
+        left_ = true;
+      });
+}
+
+}  // namespace talweg::sim

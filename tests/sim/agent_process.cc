@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/agent_process.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "libs/base/dtype.h"
+
+namespace talweg::sim {
+namespace {
+
+// Inline payloads carry cells as bytes: a cell at every 64th, cut short at the end.
+std::vector<std::byte> BytesOf(const Cells& cells, size_t first, uint32_t length_bytes) {
+  std::vector<std::byte> bytes(length_bytes);
+  for (size_t i = 0; i * 64 < length_bytes; ++i) {
+    std::memcpy(bytes.data() + i * 64, &cells[first + i],
+                std::min<size_t>(sizeof(uint64_t), length_bytes - i * 64));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void StoreInlineCells(std::span<const std::byte> bytes, uint64_t* cells) {
+  for (size_t i = 0; i * 64 < bytes.size(); ++i) {
+    uint64_t cell = 0;
+    std::memcpy(&cell, bytes.data() + i * 64, std::min<size_t>(sizeof cell, bytes.size() - i * 64));
+    cells[i] = cell;
+  }
+}
+
+AgentProcess::AgentProcess(Timeline* timeline, Trace* trace, Network* network,
+                           SchedulerProcess* scheduler, std::map<JobId, Ledger>* ledgers,
+                           HostIndex host, const Config& config)
+    : timeline_(timeline),
+      trace_(trace),
+      network_(network),
+      scheduler_(scheduler),
+      ledgers_(ledgers),
+      host_(host),
+      config_(config),
+      name_(config.job_name + "/agent" + std::to_string(config.node) + "." +
+            std::to_string(config.incarnation.value() % 1000)),
+      core_({.self = {NodeRank{config.node}, config.incarnation},
+             .job_name = config.job_name,
+             .node_name = name_,
+             .rank_count = config.rank_count,
+             .reduce_bytes_max = 16384}),
+      ranks_(config.rank_count) {
+  for (RankProcess& rank : ranks_) rank.tensors.resize(config.profile->tensors.size());
+}
+
+void AgentProcess::Start() {
+  for (uint32_t rank = 0; rank < config_.rank_count; ++rank) {
+    Run([&](pipeline::Effects& out) {
+      core_.OnRankJoined(LocalRank{rank}, 100 + rank, timeline_->now_ns(), out);
+    });
+  }
+  Join();
+  Tick();
+}
+
+void AgentProcess::Tick() {
+  CheckTold();
+  Run([this](pipeline::Effects& out) { core_.OnTick(timeline_->now_ns(), out); });
+  const int64_t next = std::max(core_.NextTickNs(), timeline_->now_ns() + 10 * kMillisecond);
+  timeline_->At(std::min(next, timeline_->now_ns() + kSecond),
+                [this, life = network_->host(host_).life()] {
+                  network_->host(host_).Deliver(life, [this] { Tick(); });
+                });
+}
+
+void AgentProcess::Run(const std::function<void(pipeline::Effects&)>& event) {
+  queued_.push_back(event);
+  if (running_) return;
+  running_ = true;
+  while (!queued_.empty()) {
+    const std::vector<std::function<void(pipeline::Effects&)>> events = std::move(queued_);
+    queued_.clear();
+    for (const auto& each : events) {
+      pipeline::Effects effects;
+      each(effects);
+      Perform(effects);
+    }
+  }
+  running_ = false;
+  core_.CheckInvariants();
+  if (const View* const view = core_.newest_view(); view != nullptr) {
+    if (view->epoch < epoch_) throw Violation{name_ + ": its epoch went back"};
+    epoch_ = view->epoch;
+  }
+  if (std::exchange(flush_due_, true)) return;
+  // A batch of events, then one flush, as the agent's duty cycle has it.
+  timeline_->After(static_cast<int64_t>(timeline_->random().Below(20 * kMicrosecond)),
+                   [this, life = network_->host(host_).life()] {
+                     network_->host(host_).Deliver(life, [this] {
+                       flush_due_ = false;
+                       pipeline::Effects effects;
+                       core_.Flush(timeline_->now_ns(), effects);
+                       Perform(effects);
+                     });
+                   });
+}
+
+void AgentProcess::Perform(pipeline::Effects& effects) {
+  for (pipeline::Effect& effect : effects) {
+    std::visit(
+        [this](auto& each) {
+          using Each = std::decay_t<decltype(each)>;
+          if constexpr (std::is_same_v<Each, pipeline::Connect>) {
+            const auto to = static_cast<HostIndex>(std::stoul(each.data_address));
+            network_->Connect(host_, each.connection, to);
+          } else if constexpr (std::is_same_v<Each, pipeline::Close>) {
+            trace_->Add(timeline_->now_ns(), name_, "closes: " + each.reason);
+            network_->Close(host_, each.connection);
+          } else if constexpr (std::is_same_v<Each, pipeline::DeclareReply>) {
+            OnDeclareReply(each);
+          } else if constexpr (std::is_same_v<Each, pipeline::CompleteRound>) {
+            OnCompleted(each);
+          } else if constexpr (std::is_same_v<Each, pipeline::FailTensor>) {
+            if (each.text.empty()) throw Violation{name_ + ": a tensor failed without a reason"};
+            if (each.status == pipeline::Status::kMismatch &&
+                (each.text.find(" declared ") == std::string::npos ||
+                 each.text.find(" declares ") == std::string::npos)) {
+              throw Violation{name_ +
+                              ": a disagreement that does not name both sides: " + each.text};
+            }
+            const TensorKey key = memory_.at(each.tensor).key;
+            for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+              FailRankWith(LocalRank{rank}, "tensor " + std::to_string(key.value()) + each.text,
+                           each.status == pipeline::Status::kMismatch);
+            }
+          } else if constexpr (std::is_same_v<Each, pipeline::FailRank>) {
+            throw Violation{name_ + ": a rank that keeps the rules is refused: " + each.text};
+          } else if constexpr (std::is_same_v<Each, pipeline::FailJob>) {
+            OnFailed(each.text);
+          } else if constexpr (std::is_same_v<Each, pipeline::ReportLost>) {
+            Report(each);
+          } else if constexpr (std::is_same_v<Each, pipeline::Quiesced>) {
+            ConfirmQuiesced(membership::QuiesceId{each.id});
+          } else if constexpr (std::is_same_v<Each, pipeline::RanksDone>) {
+            pipeline::Effects leave;
+            const bool failed = core_.phase() == pipeline::Phase::kFailed;
+            core_.Leave(leave);
+            Perform(leave);
+            LeaveJob(failed ? membership::LeaveReason::kStopped
+                            : membership::LeaveReason::kFinished);
+          } else if constexpr (std::is_same_v<Each, pipeline::LogWaiting>) {
+            trace_->Add(timeline_->now_ns(), name_, "waits");
+          } else if constexpr (std::is_same_v<Each, pipeline::Log>) {
+            trace_->Add(timeline_->now_ns(), name_, each.text);
+          } else {
+            Perform(each);
+          }
+        },
+        effect);
+  }
+}
+
+void AgentProcess::OnFailed(const std::string& text) {
+  if (text.empty()) throw Violation{name_ + ": the job failed here without a reason"};
+  trace_->Add(timeline_->now_ns(), name_, "job failed: " + text);
+  // Words that one daemon has for another that breaks the protocol.
+  for (const char* const blame : {" decided to ", "refused a contribution", "ranks into slice",
+                                  "cannot be used", "has another view"}) {
+    if (text.find(blame) != std::string::npos) throw Violation{name_ + ": " + text};
+  }
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) FailRankWith(LocalRank{rank}, text);
+}
+
+std::shared_ptr<Cells> AgentProcess::MemoryOf(const pipeline::SliceBytes& bytes) {
+  const TensorMemory& memory = memory_.at(bytes.tensor);
+  switch (bytes.memory) {
+    case pipeline::Memory::kContribution: return memory.contributions[0];
+    case pipeline::Memory::kSendBuffer: return memory.send;
+    case pipeline::Memory::kResult: return memory.results[bytes.round.value() & 1];
+  }
+  throw Violation{name_ + ": memory of no kind"};
+}
+
+void AgentProcess::Perform(pipeline::Send& send) {
+  if (trace_->on()) {
+    trace_->Add(timeline_->now_ns(), name_,
+                std::string("sends ") + wire::FrameTypeName(send.type) + " in epoch " +
+                    std::to_string(send.epoch.value()));
+  }
+  CheckCredit(send);
+  std::vector<std::vector<std::byte>> payloads(send.sources.size());
+  if (auto* declares = std::get_if<std::vector<wire::Declare>>(&send.entries)) {
+    for (size_t i = 0; i < declares->size(); ++i) {
+      const TensorMemory& memory = memory_.at(send.tensors.at(i));
+      for (int parity = 0; parity < 2; ++parity) {
+        (*declares)[i].result[parity] = {memory.region_keys[parity], 0};
+      }
+    }
+  } else if (auto* entries = std::get_if<std::vector<wire::Contribute>>(&send.entries)) {
+    for (size_t i = 0; i < entries->size(); ++i) {
+      if ((*entries)[i].form != wire::Form::kInline) continue;
+      const pipeline::SliceBytes& source = send.sources.at(i);
+      payloads[i] = BytesOf(*MemoryOf(source), source.offset_bytes / 64, source.length_bytes);
+      (*entries)[i].bytes = payloads[i];
+    }
+  }
+  std::vector<std::vector<std::byte>> frames;
+  wire::FrameWriter writer(send.type, send.job, send.epoch);
+  std::visit(
+      [&](auto& entries) {
+        using Each = std::decay_t<decltype(entries)>;
+        if constexpr (!std::is_same_v<Each, std::monostate>) {
+          for (size_t i = 0; i < entries.size();) {
+            wire::FrameWriter part(send.type, send.job, send.epoch,
+                                   send.type == wire::FrameType::kReport ? wire::kFlagMore : 0);
+            const size_t first = i;
+            while (i < entries.size() && part.Add(entries[i])) ++i;
+            if (i == entries.size() && send.type == wire::FrameType::kReport) {
+              // The last frame of a report says so.
+              for (size_t j = first; j < i; ++j) writer.Add(entries[j]);
+              frames.push_back(writer.Take());
+            } else {
+              frames.push_back(part.Take());
+            }
+          }
+        }
+      },
+      send.entries);
+  if (frames.empty()) frames.push_back(writer.Take());
+  for (std::vector<std::byte>& frame : frames) {
+    if (send.type == wire::FrameType::kContribute &&
+        config_.profile->fault_weights[static_cast<int>(Fault::kConfuseAgent)] > 0) {
+      contributions_sent_.emplace_back(send.connection, frame);
+      if (contributions_sent_.size() > 8) contributions_sent_.pop_front();
+    }
+    network_->SendFrame(host_, send.connection, std::move(frame));
+  }
+}
+
+// Rule 9: no more is under way than was granted, but for one contribution.
+void AgentProcess::CheckCredit(const pipeline::Send& send) {
+  const auto* entries = std::get_if<std::vector<wire::Contribute>>(&send.entries);
+  std::optional<uint64_t>& in_flight = in_flight_[send.connection];
+  if (entries == nullptr || !in_flight) return;
+  for (size_t i = 0; i < entries->size(); ++i) {
+    const uint64_t cost = wire::CreditCost((*entries)[i].form, send.sources.at(i).length_bytes);
+    if (*in_flight > 0 && cost > 0 && *in_flight + cost > config_.profile->credit_bytes) {
+      throw Violation{name_ + ": " + std::to_string(*in_flight + cost) + " bytes are under way, " +
+                      std::to_string(config_.profile->credit_bytes) + " were granted"};
+    }
+    *in_flight += cost;
+  }
+}
+
+// Which row of the table of decisions this is.
+void AgentProcess::CheckDecision(const wire::Decision& decision) {
+  const pipeline::Tensor* const tensor = core_.FindTensor(decision.key);
+  if (tensor == nullptr || !tensor->awaits_decision) return;
+  const bool is_held = tensor->held.round == decision.round;
+  if (decision.verdict == wire::Verdict::kAbort) {
+    trace_->Reached(is_held ? "decision: abort, as it had been aborted before"
+                            : "decision: abort, as the root is gone");
+  } else if (decision.verdict == wire::Verdict::kFinish) {
+    if (is_held) trace_->Reached("decision: finish, as somebody holds the round");
+    const bool is_spread = std::any_of(decision.sources.begin(), decision.sources.end(),
+                                       [&](uint16_t s) { return s != decision.sources.front(); });
+    if (is_spread) trace_->Reached("decision: finish, as several members' slices cover it");
+  } else if (tensor->partial.have_count > 0) {
+    trace_->Reached("decision: redo, slices that somebody has are discarded");
+  }
+}
+
+void AgentProcess::Perform(const pipeline::WriteSlice& write) {
+  const std::shared_ptr<Cells> memory = MemoryOf(write.source);
+  const size_t first = write.source.offset_bytes / 64;
+  const size_t count = CellCount(write.source.length_bytes);
+  network_->Write(
+      host_, write.connection,
+      [memory, first, count] {
+        return Cells(memory->begin() + first, memory->begin() + first + count);
+      },
+      write.target, 0);
+}
+
+void AgentProcess::Perform(const pipeline::ReduceSlice& reduce) {
+  timeline_->After(static_cast<int64_t>(timeline_->random().Below(50 * kMicrosecond)),
+                   [this, reduce, life = network_->host(host_).life()] {
+                     network_->host(host_).Deliver(life, [this, reduce] {
+                       if (!core_.ReduceWanted(reduce.ticket)) return;
+                       const TensorMemory& memory = memory_.at(reduce.target.tensor);
+                       Cells& target = *MemoryOf(reduce.target);
+                       const size_t first = reduce.target.offset_bytes / 64;
+                       for (size_t i = first; i < first + CellCount(reduce.target.length_bytes);
+                            ++i) {
+                         uint64_t sum = 0;
+                         for (const LocalRank rank : reduce.inputs) {
+                           sum = Combine(sum, (*memory.contributions[rank.value()])[i]);
+                         }
+                         target[i] = sum;
+                       }
+                       Run([&](pipeline::Effects& out) {
+                         core_.OnReduced(reduce.ticket, timeline_->now_ns(), out);
+                       });
+                     });
+                   });
+}
+
+void AgentProcess::Perform(const pipeline::CopyInline& copy) {
+  const auto& results = std::get<std::vector<wire::Result>>(frame_->entries);
+  StoreInlineCells(results.at(copy.entry).bytes,
+                   MemoryOf(copy.target)->data() + copy.target.offset_bytes / 64);
+}
+
+void AgentProcess::Perform(const pipeline::AllocateTensor& allocate) {
+  TensorMemory& memory = memory_[allocate.tensor];
+  memory.key = TensorKey{Fingerprint64(allocate.spec.name)};
+  memory.spec = allocate.spec;
+  const uint64_t cells = CellCount(allocate.spec.bytes());
+  for (uint32_t rank = 0; rank < config_.rank_count; ++rank) {
+    memory.contributions.push_back(std::make_shared<Cells>(cells));
+  }
+  memory.send = std::make_shared<Cells>(cells);
+  for (int parity = 0; parity < 2; ++parity) {
+    memory.results[parity] = std::make_shared<Cells>(cells);
+    memory.region_keys[parity] = (config_.incarnation.value() << 16) + next_region_++;
+    regions_[memory.region_keys[parity]] = {allocate.tensor, parity};
+  }
+  Run([this, index = allocate.tensor](pipeline::Effects& out) {
+    core_.OnTensorAllocated(index, "", timeline_->now_ns(), out);
+  });
+}
+
+uint64_t* AgentProcess::Target(ConnectionId, wire::RemoteRef ref, uint64_t cells) {
+  const auto region = regions_.find(ref.key);
+  if (region == regions_.end()) return nullptr;
+  Cells& memory = *memory_.at(region->second.first).results[region->second.second];
+  if (ref.address % 64 != 0 || ref.address / 64 + cells > memory.size()) {
+    throw Violation{name_ + ": a result is written past its region"};
+  }
+  return memory.data() + ref.address / 64;
+}
+
+void AgentProcess::OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) {
+  const auto parsed = wire::ParseFrame(bytes);
+  const auto* frame = std::get_if<wire::Frame>(&parsed);
+  if (frame == nullptr) throw Violation{name_ + ": " + std::get<wire::ParseError>(parsed).text};
+  if (std::optional<uint64_t>& in_flight = in_flight_[connection]; in_flight) {
+    *in_flight -= std::min(*in_flight, frame->header.credit_bytes);
+  }
+  if (frame->header.type == wire::FrameType::kWelcome ||
+      frame->header.type == wire::FrameType::kFenceAck) {
+    in_flight_[connection] = 0;
+  }
+  if (const auto* decisions = std::get_if<std::vector<wire::Decision>>(&frame->entries)) {
+    for (const wire::Decision& decision : *decisions) CheckDecision(decision);
+  }
+  if (const auto* failed = std::get_if<std::vector<wire::Failed>>(&frame->entries)) {
+    for (const wire::Failed& entry : *failed) {
+      if (entry.code != wire::FailedCode::kMismatch) continue;
+      ledger_->OnDisagreement(entry.key, frame->header.epoch, timeline_->now_ns());
+    }
+  }
+  frame_ = frame;
+  Run([&](pipeline::Effects& out) { core_.OnFrame(connection, *frame, timeline_->now_ns(), out); });
+  frame_ = nullptr;
+}
+
+void AgentProcess::OnLinkOpen(ConnectionId connection) {
+  Run([&](pipeline::Effects& out) { core_.OnConnected(connection, timeline_->now_ns(), out); });
+}
+
+void AgentProcess::OnLinkLost(ConnectionId connection, const std::string& reason) {
+  trace_->Add(timeline_->now_ns(), name_, "lost a connection: " + reason);
+  Run([&](pipeline::Effects& out) {
+    core_.OnDisconnected(connection, reason, timeline_->now_ns(), out);
+  });
+}
+
+}  // namespace talweg::sim

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_TESTS_SIM_AGENT_PROCESS_H_
+#define TALWEG_TESTS_SIM_AGENT_PROCESS_H_
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libs/pipeline/member.h"
+#include "tests/sim/ledger.h"
+#include "tests/sim/network.h"
+#include "tests/sim/profile.h"
+#include "tests/sim/scheduler_process.h"
+
+namespace talweg::sim {
+
+// No tensor comes so far: contributions to it must not be taken.
+inline constexpr Round kConfusedRound{1'000'000};
+// More ranks than any node has.
+inline constexpr uint32_t kConfusedRankCount = 8;
+
+// Writes the cells that an inline payload carries.
+void StoreInlineCells(std::span<const std::byte> bytes, uint64_t* cells);
+
+// One life of one node's agent, with its ranks: the pipeline core, its memory, and simulated
+// trainers that push every tensor round after round.
+class AgentProcess : public Process {
+ public:
+  struct Config {
+    std::string job_name;
+    uint32_t node = 0;
+    uint32_t rank_count = 1;
+    Incarnation incarnation;
+    const Profile* profile = nullptr;
+  };
+
+  AgentProcess(Timeline* timeline, Trace* trace, Network* network, SchedulerProcess* scheduler,
+               std::map<JobId, Ledger>* ledgers, HostIndex host, const Config& config);
+
+  void Start();
+  void KillRank(LocalRank rank);
+  // Sends what no agent should send, on a connection of its own.
+  void Confuse();
+  // Ends for a reason of its own, and says so.
+  void Stop();
+
+  // --- Process.
+  void OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) override;
+  void OnLinkOpen(ConnectionId connection) override;
+  void OnLinkLost(ConnectionId connection, const std::string& reason) override;
+  void OnWriteLanded(ConnectionId, uint64_t) override {}
+  uint64_t* Target(ConnectionId connection, wire::RemoteRef ref, uint64_t cells) override;
+
+  const pipeline::Member& core() const { return core_; }
+  const std::string& name() const { return name_; }
+  // Every rank has finished its rounds, or has been told why it cannot.
+  bool Settled() const;
+  std::string Unsettled() const;
+  bool AllRanksDone() const;
+  bool left() const { return left_; }
+  bool Failed() const { return core_.phase() == pipeline::Phase::kFailed; }
+
+ private:
+  enum class RankState : uint8_t { kStarting, kDeclaring, kTraining, kDone, kFailed, kDead };
+  struct RankTensor {
+    bool declared = false;
+    bool failed = false;
+    pipeline::TensorIndex index;
+    Round pushed;
+    Round taken;
+  };
+  struct RankProcess {
+    RankState state = RankState::kStarting;
+    std::string text;
+    std::vector<RankTensor> tensors;  // As the profile's.
+  };
+  struct TensorMemory {
+    TensorKey key;
+    pipeline::TensorSpec spec;
+    std::vector<std::shared_ptr<Cells>> contributions;  // By local rank.
+    std::shared_ptr<Cells> send;
+    std::array<std::shared_ptr<Cells>, 2> results;
+    std::array<uint64_t, 2> region_keys{};
+    // Of the last completed round.
+    pipeline::CompleteRound completed;
+  };
+
+  // agent_process.cc
+  void Run(const std::function<void(pipeline::Effects&)>& event);
+  void Perform(pipeline::Effects& effects);
+  void Perform(pipeline::Send& send);
+  void Perform(const pipeline::WriteSlice& write);
+  void Perform(const pipeline::ReduceSlice& reduce);
+  void Perform(const pipeline::CopyInline& copy);
+  void Perform(const pipeline::AllocateTensor& allocate);
+  std::shared_ptr<Cells> MemoryOf(const pipeline::SliceBytes& bytes);
+  void Tick();
+  void OnFailed(const std::string& text);
+  void CheckCredit(const pipeline::Send& send);
+  void CheckDecision(const wire::Decision& decision);
+  void CheckTold() const;
+
+  // agent_ranks.cc
+  void StartRanks();
+  void DeclareNext(LocalRank rank);
+  void OnDeclareReply(const pipeline::DeclareReply& reply);
+  void PushNext(LocalRank rank);
+  void Push(LocalRank rank, size_t tensor);
+  void OnCompleted(const pipeline::CompleteRound& complete);
+  void Take(LocalRank rank, size_t tensor, const pipeline::CompleteRound& complete, Epoch epoch);
+  void CheckDone(LocalRank rank);
+  void FailRankWith(LocalRank rank, const std::string& text, bool may_linger = false);
+  pipeline::TensorSpec SpecOf(LocalRank rank, size_t tensor) const;
+
+  // agent_control.cc: what rpc::SchedulerClient does.
+  int64_t RetryNs() const;
+  membership::JoinRequest JoinRequest() const;
+  void Join();
+  void OnRefused(const membership::Answer& answer);
+  void OnView(const View& view);
+  void Attach();
+  void Renew(uint64_t attachment);
+  void OnMemberMessage(const membership::MemberMessage& message);
+  void Report(const pipeline::ReportLost& lost);
+  void LeaveJob(membership::LeaveReason reason);
+  void ConfirmQuiesced(membership::QuiesceId id);
+  void Out(const std::string& text);
+
+  Timeline* const timeline_;
+  Trace* const trace_;
+  Network* const network_;
+  SchedulerProcess* const scheduler_;
+  std::map<JobId, Ledger>* const ledgers_;
+  const HostIndex host_;
+  const Config config_;
+  const std::string name_;
+  pipeline::Member core_;
+  bool running_ = false;  // An event is being performed: others queue behind it.
+  std::vector<std::function<void(pipeline::Effects&)>> queued_;
+  const wire::Frame* frame_ = nullptr;  // That is being delivered.
+  bool flush_due_ = false;
+  // Contribution bytes that are under way, by connection, as the wire has it; none where a confused
+  // agent has sent what its core does not know of.
+  std::map<ConnectionId, std::optional<uint64_t>> in_flight_;
+  std::deque<std::pair<ConnectionId, std::vector<std::byte>>> contributions_sent_;  // The last few.
+
+  std::map<pipeline::TensorIndex, TensorMemory> memory_;
+  std::map<uint64_t, std::pair<pipeline::TensorIndex, int>> regions_;
+  uint64_t next_region_ = 1;
+  std::vector<RankProcess> ranks_;
+
+  JobId job_;
+  Ledger* ledger_ = nullptr;  // Of the job that was joined.
+  bool left_ = false;
+  bool out_ = false;
+  uint64_t attachment_ = 0;
+  Epoch epoch_;
+};
+
+}  // namespace talweg::sim
+
+#endif  // TALWEG_TESTS_SIM_AGENT_PROCESS_H_

@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/aggregator_process.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "tests/sim/agent_process.h"
+
+namespace talweg::sim {
+namespace {
+
+using EffectList = std::vector<membership::Effect>;
+
+template <typename Entry>
+constexpr wire::FrameType TypeOf() {
+  if constexpr (std::is_same_v<Entry, wire::Welcome>) return wire::FrameType::kWelcome;
+  if constexpr (std::is_same_v<Entry, wire::Declared>) return wire::FrameType::kDeclared;
+  if constexpr (std::is_same_v<Entry, wire::Decision>) return wire::FrameType::kDecision;
+  if constexpr (std::is_same_v<Entry, wire::Refused>) return wire::FrameType::kRefused;
+  if constexpr (std::is_same_v<Entry, wire::Failed>) return wire::FrameType::kFailed;
+  if constexpr (std::is_same_v<Entry, wire::Waiting>) return wire::FrameType::kWaiting;
+  return wire::FrameType::kFenceAck;
+}
+
+}  // namespace
+
+AggregatorProcess::AggregatorProcess(Timeline* timeline, Trace* trace, Network* network,
+                                     SchedulerProcess* scheduler, HostIndex host, uint32_t place,
+                                     Incarnation incarnation, const Profile* profile)
+    : timeline_(timeline),
+      trace_(trace),
+      network_(network),
+      scheduler_(scheduler),
+      host_(host),
+      incarnation_(incarnation),
+      name_("aggregator" + std::to_string(place)),
+      profile_(profile),
+      budget_(1 << 30) {}
+
+void AggregatorProcess::Later(int64_t delay_ns, std::function<void()> event) {
+  timeline_->After(delay_ns, [this, life = network_->host(host_).life(), event = std::move(event)] {
+    network_->host(host_).Deliver(life, event);
+  });
+}
+
+void AggregatorProcess::Start() {
+  Register();
+  Tick();
+}
+
+void AggregatorProcess::Tick() {
+  for (const auto& [job, core] : jobs_) {
+    Run(job, [this](aggregation::Job& each, aggregation::Job::Effects& out) {
+      each.OnTick(timeline_->now_ns(), out);
+    });
+  }
+  std::erase_if(jobs_, [this](const auto& job) {
+    if (!job.second->finished()) return false;
+    trace_->Reached("a job that is over is collected");
+    past_counters_.push_back(job.second->counters());
+    return true;
+  });
+  Later(250 * kMillisecond, [this] { Tick(); });
+}
+
+void AggregatorProcess::Run(
+    JobId job, const std::function<void(aggregation::Job&, aggregation::Job::Effects&)>& on) {
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return;
+  aggregation::Job::Effects effects;
+  on(*found->second, effects);
+  Perform(job, effects);
+  if (std::exchange(memory_changed_, false)) CheckMemory(job);
+}
+
+// Rule 9: (members + 1) times the bytes that are placed here.
+void AggregatorProcess::CheckMemory(JobId id) const {
+  const aggregation::Job& job = *jobs_.at(id);
+  if (!job.reports_complete() || job.closed()) return;
+  uint64_t bytes = 0;
+  for (const auto& [name, cells] : memory_) {
+    if (name.first == id) bytes += cells->size() * 64;
+  }
+  uint64_t reserved = 0;
+  for (const auto& [key, tensor] : job.tensors()) {
+    if (tensor.poison) return;  // Its memory stays until the next view.
+    reserved += tensor.SlotBytes() * (job.view().members.size() + 1);
+  }
+  if (bytes > reserved) {
+    throw Violation{name_ + ": has " + std::to_string(bytes) + " bytes for what may take " +
+                    std::to_string(reserved)};
+  }
+}
+
+// A contribution that no tensor waits for is not taken, and is refused, or is too late to matter.
+void AggregatorProcess::DeliverConfused(JobId job, const wire::Frame& frame,
+                                        const std::function<void()>& deliver) {
+  const auto counted = [](const aggregation::Counters& counters) {
+    uint64_t count = counters.contributions_late + counters.frames_unexpected;
+    for (const uint64_t refused : counters.refused) count += refused;
+    return count;
+  };
+  const aggregation::Counters before = jobs_.at(job)->counters();
+  const wire::Contribute& entry = std::get<std::vector<wire::Contribute>>(frame.entries).front();
+  const auto& tensors = jobs_.at(job)->tensors();
+  if (const auto tensor = tensors.find(entry.key); tensor != tensors.end()) {
+    for (const aggregation::LocalSlice& slice : tensor->second.local) {
+      // The first contribution of an epoch says which round is open: only the others could tell.
+      if (slice.index == entry.slice && slice.round.open_round() == Round{0}) return;
+    }
+  }
+  const bool rank_count_is_wrong = entry.rank_count > kConfusedRankCount;
+  deliver();
+  const auto after = jobs_.find(job);
+  if (after == jobs_.end()) return;
+  if (after->second->counters().contributions != before.contributions) {
+    throw Violation{name_ + ": takes a contribution to round " +
+                    std::to_string(kConfusedRound.value()) + " of job " +
+                    std::to_string(frame.header.job.value()) + " in epoch " +
+                    std::to_string(frame.header.epoch.value())};
+  }
+  const auto wrong_rounds = [](const aggregation::Counters& counters) {
+    return counters.refused[static_cast<size_t>(wire::RefusedReason::kWrongRound)];
+  };
+  const bool only_its_round = frame.header.job == job && entry.form == wire::Form::kWritten &&
+                              frame.header.epoch == after->second->view().epoch &&
+                              entry.mode == wire::Mode::kSum && !rank_count_is_wrong;
+  if (!only_its_round && wrong_rounds(after->second->counters()) != wrong_rounds(before)) {
+    throw Violation{name_ + ": refuses a contribution for its round alone, which is of job " +
+                    std::to_string(frame.header.job.value()) + ", epoch " +
+                    std::to_string(frame.header.epoch.value()) + ", and of " +
+                    std::to_string(entry.bytes.size()) + " bytes"};
+  }
+  if (counted(after->second->counters()) == counted(before) && !after->second->closed()) {
+    trace_->Reached("a confused contribution behind a refused Hello");
+  }
+}
+
+void AggregatorProcess::Perform(JobId job, aggregation::Job::Effects& effects) {
+  for (aggregation::Effect& effect : effects) {
+    std::visit(
+        [&](auto& each) {
+          using Each = std::decay_t<decltype(each)>;
+          if constexpr (std::is_same_v<Each, aggregation::Send>) {
+            SendEntry(job, each);
+          } else if constexpr (std::is_same_v<Each, aggregation::ReturnCredit>) {
+            wire::FrameWriter writer(wire::FrameType::kCredit, job, jobs_.at(job)->view().epoch);
+            network_->SendFrame(host_, each.connection, writer.Take(each.bytes));
+          } else if constexpr (std::is_same_v<Each, aggregation::ReleaseMemory>) {
+            memory_.erase({job, each.id});
+            memory_changed_ = true;
+          } else if constexpr (std::is_same_v<Each, aggregation::StoreInline>) {
+            const auto& entries = std::get<std::vector<wire::Contribute>>(frame_->entries);
+            Cells& slots = *memory_.at({job, each.slots});
+            StoreInlineCells(entries.at(each.entry_index).bytes,
+                             slots.data() + each.offset_bytes / 64);
+          } else if constexpr (std::is_same_v<Each, aggregation::Sum>) {
+            const std::shared_ptr<Cells> result = memory_.at({job, each.result});
+            std::vector<std::shared_ptr<Cells>> inputs;
+            uint32_t ranks = 0;
+            for (const aggregation::SumInput& input : each.inputs) {
+              inputs.push_back(memory_.at({job, input.slots}));
+              ranks += input.rank_count;
+            }
+            if (ranks != each.rank_count_total) throw Violation{name_ + ": a false divisor"};
+            SumLater(job, each.id, [result, inputs, each] {
+              const size_t first = each.offset_bytes / 64;
+              for (size_t i = first; i < first + CellCount(each.length_bytes); ++i) {
+                uint64_t sum = 0;
+                for (const auto& input : inputs) sum = Combine(sum, (*input)[i]);
+                (*result)[i] = sum;
+              }
+            });
+          } else if constexpr (std::is_same_v<Each, aggregation::CopyResult>) {
+            const std::shared_ptr<Cells> result = memory_.at({job, each.result});
+            const std::shared_ptr<Cells> source = memory_.at({job, each.source});
+            SumLater(job, each.id, [result, source, each] {
+              const size_t first = each.offset_bytes / 64;
+              std::copy_n(source->begin() + first, CellCount(each.length_bytes),
+                          result->begin() + first);
+            });
+          } else if constexpr (std::is_same_v<Each, aggregation::CloseConnection>) {
+            trace_->Add(timeline_->now_ns(), name_, "closes: " + each.reason);
+            network_->Close(host_, each.connection);
+          } else {
+            Perform(job, each);
+          }
+        },
+        effect);
+  }
+}
+
+void AggregatorProcess::SendEntry(JobId job, const aggregation::Send& send) {
+  std::visit(
+      [&](const auto& entry) {
+        using Entry = std::decay_t<decltype(entry)>;
+        wire::FrameWriter writer(TypeOf<Entry>(), job, send.epoch);
+        if constexpr (!std::is_same_v<Entry, wire::FenceAck>) writer.Add(entry);
+        if constexpr (std::is_same_v<Entry, wire::Failed>) {
+          // Decide() poisons a tensor only when reports are false.
+          if (entry.code == wire::FailedCode::kAborted) throw Violation{name_ + ": " + entry.text};
+        }
+        if (trace_->on()) {
+          trace_->Add(timeline_->now_ns(), name_,
+                      std::string("sends ") + wire::FrameTypeName(writer.type()) + " in epoch " +
+                          std::to_string(send.epoch.value()));
+        }
+        network_->SendFrame(host_, send.connection, writer.Take());
+      },
+      send.entry);
+}
+
+void AggregatorProcess::SumLater(JobId job, const aggregation::SumId& id,
+                                 std::function<void()> work) {
+  // One at a time, in the order in which they were asked for; the time of one is by chance.
+  int64_t& free_ns = result_free_ns_[{job, aggregation::AllocationId{0}}];
+  free_ns = std::max(free_ns, timeline_->now_ns()) +
+            static_cast<int64_t>(timeline_->random().Below(100 * kMicrosecond));
+  Later(free_ns - timeline_->now_ns(), [this, job, id, work = std::move(work)] {
+    work();
+    Run(job,
+        [&](aggregation::Job& core, aggregation::Job::Effects& out) { core.OnSummed(id, out); });
+  });
+}
+
+void AggregatorProcess::Perform(JobId job, const aggregation::SendResult& send) {
+  const size_t first = send.offset_bytes / 64;
+  const size_t count = CellCount(send.length_bytes);
+  wire::Result entry = send.entry;
+  std::vector<std::byte> bytes;
+  if (entry.form != wire::Form::kEmpty) {
+    const std::shared_ptr<Cells> result = memory_.at({job, send.result});
+    if (entry.form == wire::Form::kWritten) {
+      const uint64_t context = next_write_++;
+      writes_[context] = {job, send.write};
+      network_->Write(
+          host_, send.connection,
+          [result, first, count] {
+            return Cells(result->begin() + first, result->begin() + first + count);
+          },
+          send.target, context);
+    } else {
+      bytes.resize(send.length_bytes);
+      for (size_t i = 0; i < count; ++i) {
+        std::memcpy(bytes.data() + i * 64, &(*result)[first + i],
+                    std::min<size_t>(sizeof(uint64_t), send.length_bytes - i * 64));
+      }
+      entry.bytes = bytes;
+    }
+  }
+  wire::FrameWriter writer(wire::FrameType::kResult, job, send.epoch);
+  writer.Add(entry);
+  network_->SendFrame(host_, send.connection, writer.Take());
+}
+
+void AggregatorProcess::Perform(JobId job, const aggregation::AllocateMemory& allocate) {
+  const MemoryName name{job, allocate.id};
+  memory_[name] = std::make_shared<Cells>(CellCount(allocate.bytes));
+  memory_changed_ = true;
+  const uint64_t key = (incarnation_.value() << 16) + next_region_++;
+  regions_[key] = name;
+  Later(static_cast<int64_t>(timeline_->random().Below(50 * kMicrosecond)), [this, name, key] {
+    Run(name.first, [&](aggregation::Job& core, aggregation::Job::Effects& out) {
+      core.OnAllocated(name.second, {key, 0}, out);
+    });
+  });
+}
+
+uint64_t AggregatorProcess::memory_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& [name, cells] : memory_) bytes += cells->size() * 64;
+  return bytes;
+}
+
+uint64_t* AggregatorProcess::Target(ConnectionId, wire::RemoteRef ref, uint64_t cells) {
+  const auto region = regions_.find(ref.key);
+  if (region == regions_.end()) return nullptr;
+  const auto memory = memory_.find(region->second);
+  if (memory == memory_.end()) return nullptr;
+  if (ref.address % 64 != 0 || ref.address / 64 + cells > memory->second->size()) {
+    throw Violation{name_ + ": a contribution is written past its slots"};
+  }
+  return memory->second->data() + ref.address / 64;
+}
+
+void AggregatorProcess::OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) {
+  const auto parsed = wire::ParseFrame(bytes);
+  const auto* frame = std::get_if<wire::Frame>(&parsed);
+  const auto known = connection_jobs_.find(connection);
+  if (frame == nullptr) {
+    if (known == connection_jobs_.end()) return network_->Close(host_, connection);
+    trace_->Reached("a frame does not parse");
+    return Run(known->second, [&](aggregation::Job& core, aggregation::Job::Effects& out) {
+      core.OnUnreadable(connection, std::get<wire::ParseError>(parsed).text, out);
+    });
+  }
+  const JobId job = known != connection_jobs_.end() ? known->second : frame->header.job;
+  if (!jobs_.contains(job)) {
+    if (frame->header.type != wire::FrameType::kHello) return;
+    wire::FrameWriter writer(wire::FrameType::kWelcome, job, frame->header.epoch);
+    writer.Add(wire::Welcome{.status = wire::WelcomeStatus::kUnknownJob,
+                             .aggregator = incarnation_,
+                             .text = "this job is not known here"});
+    network_->SendFrame(host_, connection, writer.Take());
+    return;
+  }
+  connection_jobs_[connection] = job;
+  frame_ = frame;
+  const auto deliver = [&] {
+    Run(job, [&](aggregation::Job& core, aggregation::Job::Effects& out) {
+      core.OnFrame(connection, *frame, timeline_->now_ns(), out);
+    });
+  };
+  const auto* contributions = std::get_if<std::vector<wire::Contribute>>(&frame->entries);
+  if (contributions != nullptr && contributions->front().round == kConfusedRound) {
+    DeliverConfused(job, *frame, deliver);
+  } else {
+    deliver();
+  }
+  frame_ = nullptr;
+}
+
+void AggregatorProcess::OnLinkLost(ConnectionId connection, const std::string& reason) {
+  trace_->Add(timeline_->now_ns(), name_, "lost a connection: " + reason);
+  const auto job = connection_jobs_.find(connection);
+  if (job == connection_jobs_.end()) return;
+  Run(job->second, [&](aggregation::Job& core, aggregation::Job::Effects& out) {
+    core.OnDisconnect(connection, out);
+  });
+}
+
+void AggregatorProcess::OnWriteLanded(ConnectionId, uint64_t context) {
+  const auto found = writes_.find(context);
+  if (found == writes_.end()) return;
+  const auto [job, write] = found->second;
+  writes_.erase(found);
+  Run(job, [write = write](aggregation::Job& core, aggregation::Job::Effects& out) {
+    core.OnWriteDone(write, out);
+  });
+}
+
+void AggregatorProcess::OnAggregatorMessage(const membership::AggregatorMessage& message) {
+  if (const auto* view = std::get_if<membership::JobView>(&message)) {
+    const JobId id = view->view.job;
+    if (!jobs_.contains(id)) {
+      jobs_[id] = std::make_unique<aggregation::Job>(
+          aggregation::JobConfig{.job = id,
+                                 .name = view->job_name,
+                                 .self = incarnation_,
+                                 .self_name = name_,
+                                 .credit_bytes = profile_->credit_bytes},
+          &budget_);
+    }
+    trace_->Add(timeline_->now_ns(), name_,
+                "view of epoch " + std::to_string(view->view.epoch.value()));
+    Run(id, [&](aggregation::Job& core, aggregation::Job::Effects& out) {
+      core.OnView(view->view, timeline_->now_ns(), out);
+    });
+  } else if (const auto* closed = std::get_if<membership::JobClosed>(&message)) {
+    Run(closed->job, [&](aggregation::Job& core, aggregation::Job::Effects& out) {
+      core.OnClosed(closed->text, timeline_->now_ns(), out);
+    });
+  }
+}
+
+void AggregatorProcess::Drain() {
+  auto answer = std::make_shared<membership::DeregisterAnswer>();
+  const auto deregister = [this, answer](bool leave) {
+    scheduler_->Call(
+        host_,
+        [answer, leave, self = incarnation_](membership::Membership& core, int64_t now_ns,
+                                             EffectList& out) {
+          *answer = core.OnDeregister(self, leave, "told to stop", now_ns, out);
+        },
+        [](bool) {});
+  };
+  deregister(false);
+  Later(40 * network_->Delay(), [deregister] { deregister(true); });
+}
+
+void AggregatorProcess::Register() {
+  if (out_) return;
+  const ViewAggregator self{.incarnation = incarnation_,
+                            .name = name_,
+                            .data_address = std::to_string(host_),
+                            .host_id = name_};
+  auto answer = std::make_shared<membership::Answer>();
+  scheduler_->Call(
+      host_,
+      [answer, self](membership::Membership& core, int64_t now_ns, EffectList& out) {
+        *answer = core.OnRegister(self, now_ns, out);
+      },
+      [this, answer](bool answered) {
+        if (answered && answer->ok()) {
+          Attach();
+          return Renew();
+        }
+        if (answered && answer->code != membership::Code::kHeld) {
+          out_ = true;
+          return;
+        }
+        Later(500 * kMillisecond, [this] { Register(); });
+      });
+}
+
+void AggregatorProcess::Attach() {
+  if (out_) return;
+  const uint64_t attachment = ++attachment_;
+  const auto again = [this, attachment] {
+    Later(100 * kMillisecond, [this, attachment] {
+      if (attachment == attachment_) Attach();
+    });
+  };
+  const membership::StreamId stream = scheduler_->NewStream(
+      host_, {.on_message =
+                  [this, attachment](const SchedulerProcess::Message& message) {
+                    if (attachment != attachment_) return;
+                    OnAggregatorMessage(std::get<membership::AggregatorMessage>(message));
+                  },
+              .on_end =
+                  [this, attachment, again](const std::optional<membership::Answer>& answer) {
+                    if (attachment != attachment_) return;
+                    if (answer && !answer->ok()) {
+                      out_ = true;
+                      return;
+                    }
+                    again();
+                  }});
+  std::vector<membership::HeldJob> held;
+  for (const auto& [job, core] : jobs_) held.push_back({job, core->view().epoch});
+  auto answer = std::make_shared<membership::Answer>();
+  scheduler_->CallOnce(
+      host_,
+      [=, self = incarnation_](membership::Membership& core, int64_t now_ns, EffectList& out) {
+        *answer = core.OnAggregatorAttached(stream, self, held, now_ns, out);
+      },
+      [this, answer, stream, again](bool answered) {
+        if (answered && answer->ok()) return;
+        scheduler_->DropStream(stream);
+        if (answered) {
+          out_ = true;
+          return;
+        }
+        again();
+      });
+}
+
+void AggregatorProcess::Renew() {
+  if (out_) return;
+  auto answer = std::make_shared<membership::Answer>();
+  scheduler_->Call(
+      host_,
+      [answer, self = incarnation_](membership::Membership& core, int64_t now_ns, EffectList& out) {
+        *answer = core.OnRenewAggregator(self, now_ns, out);
+      },
+      [this, answer](bool answered) {
+        if (answered && !answer->ok()) out_ = true;
+      });
+  Later(2 * kSecond, [this] { Renew(); });
+}
+
+}  // namespace talweg::sim

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_TESTS_SIM_LEDGER_H_
+#define TALWEG_TESTS_SIM_LEDGER_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "libs/base/dtype.h"
+#include "libs/base/ids.h"
+#include "libs/view/view.h"
+#include "tests/sim/network.h"
+
+namespace talweg::sim {
+
+// A life that broke an invariant; the text says which, and what was seen.
+struct Violation {
+  std::string text;
+};
+
+// What a rank contributes: cell i of (rank's life, tensor, round) is a base that no other has,
+// plus i times a constant, so that sums tell who is in them, in which order, and whether they lie
+// in their place.
+uint64_t ContributionBase(const MemberIdentity& member, LocalRank rank, TensorKey tensor,
+                          Round round);
+inline constexpr uint64_t kCellStep = 0x9e3779b97f4a7c15u;
+// What stands for a sum here: linear, so that it can be foretold, and another one in another order
+// (invariant 2).
+inline uint64_t Combine(uint64_t so_far, uint64_t next) {
+  return so_far * 0xd1342543de82ef95u + next;
+}
+Cells ContributionCells(const MemberIdentity& member, LocalRank rank, TensorKey tensor, Round round,
+                        uint64_t bytes);
+
+// Knows what all ranks of one job should see, and throws Violation when one does not.
+class Ledger {
+ public:
+  // Every view that anybody is told (invariant 3, rule 15).
+  void OnView(const View& view);
+
+  struct Outcome {
+    TensorKey tensor;
+    Op op = Op::kSum;
+    Round round;
+    bool aborted = false;
+    Epoch sum_epoch;
+    uint32_t ranks_summed = 0;
+    MemberIdentity member;  // Whose rank has taken it.
+    Epoch epoch;            // Of that member's view when the round was over there.
+  };
+  // A rank has taken the result of a round (invariants 1 to 3), or heard of its abortion.
+  void OnOutcome(const std::string& who, const Outcome& outcome, const Cells& result);
+
+  // Somebody has heard that a tensor is disagreed upon.
+  struct Disagreement {
+    Epoch epoch;
+    int64_t since_ns = 0;
+  };
+  void OnDisagreement(TensorKey tensor, Epoch epoch, int64_t now_ns) {
+    Disagreement& known = disagreements_[tensor];
+    if (known.epoch < epoch) known = {epoch, now_ns};
+  }
+  const std::map<TensorKey, Disagreement>& disagreements() const { return disagreements_; }
+
+  uint64_t outcomes() const { return outcomes_; }
+  const std::map<Epoch, View>& views() const { return views_; }
+
+ private:
+  // One result of a round. There may be others: what only those have seen that are out of the view
+  // since, nobody needs to agree with.
+  struct Settled {
+    Outcome outcome;
+    uint64_t first_cell = 0;
+    std::map<MemberIdentity, Epoch> takers;  // And the epoch in which they had it.
+  };
+
+  void CheckAgreement(const std::string& what, const Outcome& outcome, uint64_t first_cell);
+  bool InView(Epoch epoch, const MemberIdentity& member) const;
+
+  std::map<Epoch, View> views_;
+  std::map<std::pair<TensorKey, Round>, std::vector<Settled>> settled_;
+  std::map<TensorKey, Disagreement> disagreements_;
+  uint64_t outcomes_ = 0;
+};
+
+}  // namespace talweg::sim
+
+#endif  // TALWEG_TESTS_SIM_LEDGER_H_

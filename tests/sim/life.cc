@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/life.h"
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <utility>
+
+#include "tests/sim/agent_process.h"
+#include "tests/sim/aggregator_process.h"
+#include "tests/sim/ledger.h"
+#include "tests/sim/network.h"
+#include "tests/sim/profile.h"
+#include "tests/sim/scheduler_process.h"
+#include "tests/sim/timeline.h"
+
+namespace talweg::sim {
+namespace {
+
+// Far above what any life needs once its faults are over: leases, back-offs and retries included.
+constexpr int64_t kSettleNs = 300 * kSecond;
+constexpr uint64_t kEventsMax = 3'000'000;
+
+class World {
+ public:
+  World(uint64_t seed, bool with_trace)
+      : timeline_(seed),
+        trace_(with_trace),
+        profile_(DrawProfile(timeline_.random())),
+        network_(&timeline_, profile_.delay_max_ns) {}
+
+  LifeResult Live();
+
+ private:
+  struct AgentHost {
+    std::string job_name;
+    uint32_t node = 0;
+    HostIndex host = 0;
+    std::unique_ptr<AgentProcess> process;
+  };
+  struct AggregatorHost {
+    uint32_t place = 0;
+    HostIndex host = 0;
+    std::unique_ptr<AggregatorProcess> process;
+  };
+
+  void Build();
+  void StartAgent(AgentHost& agent);
+  void StartAggregator(AggregatorHost& aggregator);
+  void CrashAgent(AgentHost& agent);
+  void EndAgent(AgentHost& agent, bool silently);
+  void CheckDeathIsSeen(const MemberIdentity& member);
+  void CrashAggregator(AggregatorHost& aggregator);
+  void NextFault();
+  void Do(Fault fault);
+  void StopSomeProcess();
+  void NoteZombie(const AgentProcess& process);
+  bool Settled() const;
+  void CheckMemory() const;
+  void Gather(LifeResult& result);
+  void GatherJob(const aggregation::Counters& counters, LifeResult& result) const;
+
+  template <typename List>
+  auto& Some(List& list) {
+    return list[timeline_.random().Below(list.size())];
+  }
+  bool Quiet() const {
+    return profile_.fault_gap_ns == 0 || timeline_.now_ns() >= profile_.fault_end_ns;
+  }
+  Incarnation NewIncarnation() { return Incarnation{++last_incarnation_}; }
+
+  Timeline timeline_;
+  Trace trace_;
+  const Profile profile_;
+  Network network_;
+  std::map<JobId, Ledger> ledgers_;
+  std::unique_ptr<SchedulerProcess> scheduler_;
+  HostIndex scheduler_host_ = 0;
+  std::vector<AgentHost> agents_;
+  std::vector<AggregatorHost> aggregators_;
+  // Ended processes stay where their pending events can find that they are over.
+  std::vector<std::unique_ptr<AgentProcess>> past_agents_;
+  std::vector<std::unique_ptr<AggregatorProcess>> past_aggregators_;
+  uint64_t last_incarnation_ = 0;
+  std::map<std::string, uint64_t> faults_;
+};
+
+void World::Build() {
+  Host& scheduler = network_.AddHost();
+  scheduler_host_ = scheduler.index();
+  scheduler_ = std::make_unique<SchedulerProcess>(&timeline_, &trace_, &network_, &scheduler,
+                                                  &profile_, &ledgers_);
+  scheduler_->Start();
+  for (uint32_t place = 0; place < profile_.aggregator_count; ++place) {
+    aggregators_.push_back({.place = place, .host = network_.AddHost().index()});
+  }
+  for (uint32_t job = 0; job < profile_.job_count; ++job) {
+    for (uint32_t node = 0; node < profile_.rank_counts.size(); ++node) {
+      agents_.push_back({.job_name = "job" + std::to_string(job),
+                         .node = node,
+                         .host = network_.AddHost().index()});
+    }
+  }
+  for (AggregatorHost& aggregator : aggregators_) StartAggregator(aggregator);
+  const bool some_late = profile_.fault_weights[static_cast<int>(Fault::kLateJoin)] > 0;
+  for (AgentHost& agent : agents_) {
+    // Aggregators first: a job takes those that are there when it starts.
+    int64_t delay_ns = profile_.aggregator_count > 0 ? kSecond + network_.Delay() : 0;
+    if (some_late && timeline_.random().OneIn(3)) {
+      delay_ns += static_cast<int64_t>(
+          timeline_.random().Below(static_cast<uint64_t>(profile_.fault_end_ns) + 1));
+      ++faults_[FaultName(Fault::kLateJoin)];
+    }
+    timeline_.After(delay_ns, [this, &agent] { StartAgent(agent); });
+  }
+  if (profile_.fault_gap_ns > 0) timeline_.After(kSecond, [this] { NextFault(); });
+}
+
+void World::StartAgent(AgentHost& agent) {
+  if (agent.process != nullptr) return;
+  Host& host = network_.host(agent.host);
+  agent.process = std::make_unique<AgentProcess>(
+      &timeline_, &trace_, &network_, scheduler_.get(), &ledgers_, agent.host,
+      AgentProcess::Config{.job_name = agent.job_name,
+                           .node = agent.node,
+                           .rank_count = profile_.rank_counts[agent.node],
+                           .incarnation = NewIncarnation(),
+                           .profile = &profile_});
+  host.Start(agent.process.get());
+  trace_.Add(timeline_.now_ns(), agent.process->name(), "starts");
+  agent.process->Start();
+}
+
+void World::StartAggregator(AggregatorHost& aggregator) {
+  if (aggregator.process != nullptr) return;
+  aggregator.process = std::make_unique<AggregatorProcess>(
+      &timeline_, &trace_, &network_, scheduler_.get(), aggregator.host, aggregator.place,
+      NewIncarnation(), &profile_);
+  network_.host(aggregator.host).Start(aggregator.process.get());
+  trace_.Add(timeline_.now_ns(), aggregator.process->name(), "starts");
+  aggregator.process->Start();
+}
+
+void World::CrashAgent(AgentHost& agent) {
+  if (agent.process == nullptr) return;
+  trace_.Add(timeline_.now_ns(), agent.process->name(), "crashes");
+  EndAgent(agent, timeline_.random().OneIn(6));
+  if (timeline_.random().OneIn(4)) return;  // It stays away.
+  timeline_.After(network_.Delay() * 20, [this, &agent] { StartAgent(agent); });
+}
+
+void World::EndAgent(AgentHost& agent, bool silently) {
+  if (!silently) CheckDeathIsSeen(agent.process->core().config().self);
+  scheduler_->OnHostEnded(agent.host, silently);
+  network_.EndHost(agent.host);
+  network_.host(agent.host).End();
+  past_agents_.push_back(std::move(agent.process));
+}
+
+// Invariant 5: a process that is killed is missed at once, not after its lease.
+void World::CheckDeathIsSeen(const MemberIdentity& member) {
+  const auto is_attached = [this, member] {
+    if (scheduler_->core() == nullptr) return false;
+    for (const auto& [id, job] : scheduler_->core()->jobs()) {
+      const auto found = job.members.find(member.node);
+      if (found != job.members.end() && found->second.record.member.id == member) {
+        return found->second.attached_before;
+      }
+    }
+    return false;
+  };
+  const int64_t steady_since_ns = scheduler_->steady_since_ns();
+  const bool may_doubt = network_.host(scheduler_host_).stopped() ||
+                         timeline_.now_ns() < steady_since_ns + 11 * kSecond;
+  if (!is_attached() || (may_doubt && steady_since_ns > 0)) return;
+  timeline_.After(kSecond, [this, is_attached, member, steady_since_ns] {
+    if (scheduler_->steady_since_ns() != steady_since_ns || !is_attached() ||
+        network_.host(scheduler_host_).stopped()) {
+      return;
+    }
+    throw Violation{"node " + std::to_string(member.node.value()) +
+                    " was killed a second ago, and is a member still"};
+  });
+}
+
+void World::CrashAggregator(AggregatorHost& aggregator) {
+  if (aggregator.process == nullptr) return;
+  for (const auto& [id, job] : aggregator.process->jobs()) {
+    for (const auto& [key, tensor] : job->tensors()) {
+      if (tensor.decision && tensor.decision->verdict == wire::Verdict::kFinish) {
+        trace_.Reached("an owner dies that has decided to finish a round");
+      }
+    }
+  }
+  trace_.Add(timeline_.now_ns(), aggregator.process->name(), "crashes");
+  scheduler_->OnHostEnded(aggregator.host, timeline_.random().OneIn(6));
+  network_.EndHost(aggregator.host);
+  network_.host(aggregator.host).End();
+  past_aggregators_.push_back(std::move(aggregator.process));
+  timeline_.After(network_.Delay() * 20, [this, &aggregator] { StartAggregator(aggregator); });
+}
+
+void World::StopSomeProcess() {
+  Host& host =
+      network_.host(static_cast<HostIndex>(timeline_.random().Below(network_.host_count())));
+  if (!host.alive() || host.stopped()) return;
+  // Often short, sometimes past its lease: then it goes on as a zombie.
+  const int64_t stop_ns = timeline_.random().OneIn(3) ? 12 * kSecond : network_.Delay() * 10;
+  trace_.Add(timeline_.now_ns(), "host " + std::to_string(host.index()), "is stopped");
+  host.Stop();
+  timeline_.After(stop_ns, [this, &host, life = host.life()] {
+    if (host.life() != life) return;
+    trace_.Add(timeline_.now_ns(), "host " + std::to_string(host.index()), "is continued");
+    for (const AgentHost& agent : agents_) {
+      if (agent.host == host.index()) NoteZombie(*agent.process);
+    }
+    host.Continue();
+  });
+}
+
+void World::NoteZombie(const AgentProcess& process) {
+  const View* const view = process.core().view();
+  if (view == nullptr || scheduler_->core() == nullptr) return;
+  const auto job = scheduler_->core()->jobs().find(view->job);
+  if (job == scheduler_->core()->jobs().end() || !job->second.view) return;
+  if (!job->second.view->IndexOf(process.core().config().self)) {
+    trace_.Reached("a zombie goes on behind a view without it");
+  }
+}
+
+void World::Do(Fault fault) {
+  switch (fault) {
+    case Fault::kCrashAgent: return CrashAgent(Some(agents_));
+    case Fault::kCrashAggregator:
+      if (!aggregators_.empty()) CrashAggregator(Some(aggregators_));
+      return;
+    case Fault::kRestartScheduler: return scheduler_->Restart(network_.Delay() * 10);
+    case Fault::kBreakLink: network_.BreakSomeLink(); return;
+    case Fault::kPauseProcess: return StopSomeProcess();
+    case Fault::kPartition: {
+      const auto a = static_cast<HostIndex>(timeline_.random().Below(network_.host_count()));
+      const auto b = static_cast<HostIndex>(timeline_.random().Below(network_.host_count()));
+      const int64_t length_ns = timeline_.random().OneIn(4) ? 15 * kSecond : network_.Delay() * 20;
+      if (a != b) network_.Partition(a, b, timeline_.now_ns() + length_ns);
+      return;
+    }
+    case Fault::kKillRank: {
+      AgentHost& agent = Some(agents_);
+      if (agent.process == nullptr || network_.host(agent.host).stopped()) return;
+      const uint32_t count = profile_.rank_counts[agent.node];
+      agent.process->KillRank(LocalRank{static_cast<uint32_t>(timeline_.random().Below(count))});
+      return;
+    }
+    case Fault::kBreakStream: scheduler_->BreakSomeStream(); return;
+    case Fault::kClockGap: {
+      Host& host = network_.host(scheduler_host_);
+      if (!host.alive() || host.stopped()) return;
+      host.Stop();
+      timeline_.After(25 * kSecond, [&host, life = host.life()] {
+        if (host.life() == life) host.Continue();
+      });
+      return;
+    }
+    case Fault::kLateJoin:
+      for (AgentHost& agent : agents_) {
+        // Who starts agents starts those again whose job has failed.
+        if (agent.process != nullptr && agent.process->Settled() && agent.process->Failed() &&
+            !network_.host(agent.host).stopped()) {
+          EndAgent(agent, false);
+        }
+        StartAgent(agent);
+      }
+      return;
+    case Fault::kConfuseAgent: {
+      AgentHost& agent = Some(agents_);
+      if (agent.process != nullptr && !network_.host(agent.host).stopped()) {
+        agent.process->Confuse();
+      }
+      return;
+    }
+    case Fault::kLeave: {
+      AgentHost& agent = Some(agents_);
+      if (agent.process == nullptr || network_.host(agent.host).stopped()) return;
+      agent.process->Stop();
+      return;
+    }
+    case Fault::kDrainAggregator:
+      if (!aggregators_.empty()) {
+        AggregatorHost& aggregator = Some(aggregators_);
+        if (aggregator.process == nullptr || network_.host(aggregator.host).stopped()) return;
+        aggregator.process->Drain();
+      }
+      return;
+  }
+}
+
+void World::NextFault() {
+  if (timeline_.now_ns() >= kSecond + profile_.fault_end_ns) return;
+  uint32_t total = 0;
+  for (const uint32_t weight : profile_.fault_weights) total += weight;
+  if (total > 0) {
+    uint64_t draw = timeline_.random().Below(total);
+    int fault = 0;
+    while (draw >= profile_.fault_weights[fault]) draw -= profile_.fault_weights[fault++];
+    ++faults_[FaultName(Fault{static_cast<uint8_t>(fault)})];
+    Do(Fault{static_cast<uint8_t>(fault)});
+  }
+  timeline_.After(1 + static_cast<int64_t>(timeline_.random().Below(
+                          static_cast<uint64_t>(2 * profile_.fault_gap_ns))),
+                  [this] { NextFault(); });
+}
+
+bool World::Settled() const {
+  return std::all_of(agents_.begin(), agents_.end(), [](const AgentHost& agent) {
+    return agent.process == nullptr || agent.process->Settled();
+  });
+}
+
+void World::CheckMemory() const {
+  for (const AggregatorHost& aggregator : aggregators_) {
+    if (aggregator.process == nullptr) continue;
+    uint64_t reserved = 0;
+    for (const auto& [id, job] : aggregator.process->jobs()) {
+      reserved += job->Status(timeline_.now_ns()).reserved_bytes;
+    }
+    if (reserved != aggregator.process->budget().used_bytes()) {
+      throw Violation{aggregator.process->name() + ": memory that no job has is reserved"};
+    }
+  }
+}
+
+LifeResult World::Live() {
+  LifeResult result;
+  try {
+    Build();
+    const int64_t faults_end_ns = 2 * kSecond + profile_.fault_end_ns;
+    while (result.events < kEventsMax && timeline_.RunOne(faults_end_ns + kSettleNs)) {
+      ++result.events;
+      if (result.events % 64 == 0 && timeline_.now_ns() > faults_end_ns && Settled()) break;
+    }
+    CheckMemory();
+    if (!Settled()) {
+      std::string text = "no end:";
+      for (const AgentHost& agent : agents_) {
+        if (agent.process != nullptr && !agent.process->Settled()) {
+          text += "\n  " + agent.process->Unsettled();
+        }
+      }
+      throw Violation{text};
+    }
+  } catch (const Violation& violation) {
+    result.violation = violation.text;
+  } catch (const std::exception& error) {
+    // An effect that names memory, a tensor or a job which is gone.
+    result.violation = std::string("an effect that cannot be performed: ") + error.what();
+  }
+  Gather(result);
+  return result;
+}
+
+void World::GatherJob(const aggregation::Counters& counters, LifeResult& result) const {
+  auto& coverage = result.coverage;
+  coverage["a contribution that is here already"] += counters.duplicates;
+  coverage["a contribution behind its round: the result again"] += counters.results_again;
+  coverage["a contribution of an older epoch"] += counters.contributions_late;
+  coverage["a connection lost before its contributions were summed"] +=
+      counters.contributions_forgotten;
+  coverage["a sum that its epoch has outlived"] += counters.sums_stale;
+  coverage["a sum held back by writes of the result before"] += counters.sums_held_back;
+  coverage["a Hello before its view"] += counters.hellos_held;
+  coverage["a Hello refused"] += counters.hellos_refused;
+  coverage["a Fence"] += counters.fences;
+  coverage["a Fence before its view"] += counters.fences_held;
+  coverage["a connection replaced by its member"] += counters.connections_replaced;
+  coverage["decision: redo"] += counters.decisions[static_cast<int>(wire::Verdict::kRedo)];
+  coverage["decision: finish"] += counters.decisions[static_cast<int>(wire::Verdict::kFinish)];
+  coverage["decision: abort"] += counters.decisions[static_cast<int>(wire::Verdict::kAbort)];
+  coverage["a report again"] += counters.decisions_again;
+  coverage["a tensor poisoned"] += counters.tensors_poisoned;
+  coverage["somebody is waited for and named"] += counters.waiting_notices;
+  coverage["a clean goodbye"] += counters.goodbyes;
+  coverage["a slice of a copy round"] += counters.copies;
+  if (counters.contradictions > 0 && result.violation.empty()) {
+    result.violation = "reports of honest members contradict each other";
+  }
+  for (int reason = 1; reason < wire::kRefusedReasonCount; ++reason) {
+    coverage[std::string("refused: ") +
+             wire::RefusedReasonName(static_cast<wire::RefusedReason>(reason))] +=
+        counters.refused[reason];
+  }
+}
+
+void World::Gather(LifeResult& result) {
+  result.trace = trace_.lines();
+  result.coverage = trace_.reached();
+  for (const auto& [name, ledger] : ledgers_) {
+    result.outcomes += ledger.outcomes();
+    if (ledger.views().size() > 1) ++result.coverage["a second view"];
+    std::map<std::string, Incarnation> aggregators;
+    for (const auto& [epoch, view] : ledger.views()) {
+      for (const ViewAggregator& aggregator : view.aggregators) {
+        Incarnation& known = aggregators[aggregator.name];
+        if (known != Incarnation{0} && known != aggregator.incarnation) {
+          ++result.coverage["an aggregator that was restarted is in a newer view"];
+        }
+        known = aggregator.incarnation;
+      }
+      if (view.members.size() > ledger.views().begin()->second.members.size()) {
+        ++result.coverage["a joiner is let in"];
+      }
+    }
+  }
+  for (const auto& [name, count] : faults_) result.coverage["fault: " + name] += count;
+  const auto gather_aggregator = [&](const AggregatorProcess& process) {
+    for (const auto& [id, job] : process.jobs()) GatherJob(job->counters(), result);
+    for (const auto& counters : process.past_counters()) GatherJob(counters, result);
+  };
+  for (const auto& process : past_aggregators_) gather_aggregator(*process);
+  for (const AggregatorHost& aggregator : aggregators_) {
+    if (aggregator.process != nullptr) gather_aggregator(*aggregator.process);
+  }
+  const auto gather_agent = [&](const AgentProcess& process) {
+    const pipeline::MemberCounters& counters = process.core().counters();
+    result.coverage["agent: a result ignored"] += counters.results_ignored;
+    result.coverage["agent: a frame ignored"] += counters.frames_ignored;
+    result.coverage["agent: a round redone"] += counters.redos;
+    result.coverage["agent: a round finished for others"] += counters.finishes;
+    result.coverage["agent: a round aborted"] += counters.rounds_aborted;
+    if (process.AllRanksDone()) ++result.coverage["all ranks of a node are done"];
+  };
+  for (const auto& process : past_agents_) gather_agent(*process);
+  for (const AgentHost& agent : agents_) {
+    if (agent.process != nullptr) gather_agent(*agent.process);
+  }
+  if (scheduler_->restarts() > 0) ++result.coverage["scheduler: a restart over its store"];
+}
+
+}  // namespace
+
+LifeResult Live(uint64_t seed, bool with_trace) { return World(seed, with_trace).Live(); }
+
+}  // namespace talweg::sim

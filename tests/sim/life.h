@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_TESTS_SIM_LIFE_H_
+#define TALWEG_TESTS_SIM_LIFE_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace talweg::sim {
+
+struct LifeResult {
+  std::string violation;  // "" when every invariant held.
+  std::vector<std::string> trace;
+  uint64_t outcomes = 0;  // Results that ranks have taken and found right.
+  uint64_t events = 0;
+  // How often each row of the failure tables, and each fault, was reached.
+  std::map<std::string, uint64_t> coverage;
+};
+
+// Lives one cluster's life: everything about it follows from the seed.
+LifeResult Live(uint64_t seed, bool with_trace);
+
+}  // namespace talweg::sim
+
+#endif  // TALWEG_TESTS_SIM_LIFE_H_

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/mutation.h"
+
+#include <map>
+
+#include "libs/base/check.h"
+#include "libs/base/mutation.h"
+#include "tests/sim/ledger.h"
+
+namespace talweg::sim {
+namespace {
+
+struct Switches {
+  std::map<std::string, bool> on;
+  std::set<std::string> seen;
+  std::string name;
+};
+
+Switches& TheSwitches() {
+  static Switches switches;
+  return switches;
+}
+
+}  // namespace
+
+void TurnOnMutation(const std::string& name) {
+  Switches& switches = TheSwitches();
+  switches.name = name;
+  for (auto& [known, on] : switches.on) on = known == name;
+}
+
+const std::set<std::string>& MutationsSeen() { return TheSwitches().seen; }
+
+}  // namespace talweg::sim
+
+namespace talweg::internal {
+
+const bool* MutationSwitch(const char* name) {
+  sim::Switches& switches = sim::TheSwitches();
+  switches.seen.insert(name);
+  // Nodes of a map stay where they are.
+  return &switches.on.try_emplace(name, switches.name == name).first->second;
+}
+
+void MutantChecked(const char* file, int line, const char* expression) {
+  throw sim::Violation{std::string(file) + ":" + std::to_string(line) +
+                       ": broken invariant: " + expression};
+}
+
+}  // namespace talweg::internal

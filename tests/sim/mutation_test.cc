@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// The simulation finds bugs: each of these, put into a core, breaks a life within so many seeds.
+#include "tests/sim/mutation.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <set>
+#include <string>
+
+#include <catch2/catch.hpp>
+
+#include "tests/sim/life.h"
+
+namespace talweg::sim {
+namespace {
+
+constexpr uint64_t kSeedsMax = 4'000;
+
+struct Mutation {
+  const char* name;    // In a TALWEG_MUTATION of the cores.
+  const char* breaks;  // Invariants 1 to 7 of docs/protocol.md's design, and rules of the protocol.
+};
+
+constexpr Mutation kMutations[] = {
+    {"duplicate_counted_twice", "invariant 1: each contribution once"},
+    {"divisor_counts_members", "invariant 1, rule 11: an average divides by the ranks"},
+    {"rank_count_unchecked", "rule 11: no more ranks than the member has"},
+    {"sum_order_reversed", "invariant 2, rule 5: sums in member order"},
+    {"visible_slice_by_slice", "invariant 3, rule 4: a result is visible by the tensor"},
+    {"slices_kept_over_redo", "invariant 3, rule 4: no slices of two epochs in one result"},
+    {"decided_before_all_reported", "invariant 3, rule 1: decisions need every report"},
+    {"decision_not_awaited", "invariant 3, rule 1: contributions wait for the decision"},
+    {"stale_sum_published", "invariant 3: a sum of an older epoch is thrown away"},
+    {"finish_in_its_own_epoch", "rule 4: a finished round keeps the epoch of its sum"},
+    {"wrong_job_taken", "invariant 4: a contribution of another job is refused"},
+    {"wrong_epoch_taken", "invariant 4, rule 3: a contribution of another epoch is refused"},
+    {"wrong_length_taken", "invariant 4: a contribution of another length is refused"},
+    {"broken_stream_ignored", "invariant 5: a dead process is missed at once"},
+    {"not_sent_again", "invariant 5: what a broken connection lost is sent again"},
+    {"large_slice_never_leaves", "invariant 6: one contribution may always be under way"},
+    {"lengths_not_compared", "invariant 7: disagreement on a tensor is seen"},
+    {"poison_not_told_to_the_first", "invariant 7: both sides hear of a disagreement"},
+    {"lost_incarnation_let_in", "rule 5: a lost incarnation stays out"},
+    {"joiner_reports_round_zero", "rule 5: a joiner goes on with the others' round"},
+    {"one_result_region", "rule 6: a result stays until the next one is taken"},
+    {"joiner_without_quiesce", "rule 8: a joiner waits for the end of a step"},
+    {"joiner_enters_at_a_loss", "rule 8: failures go first"},
+    {"quiesce_holds_nothing", "rule 8: pushes behind the agreed step are held back"},
+    {"credit_never_returned", "rule 9: credit returns when the contribution has been received"},
+    {"credit_not_charged", "rule 9: no more is under way than was granted"},
+    {"placed_by_declaration_order", "rule 10: placement depends on view and tensor alone"},
+    {"told_before_stored", "rule 15: stored before it is announced"},
+    {"epoch_not_raised", "rule 15: every view has an epoch of its own"},
+    {"leases_not_fresh_after_gap", "rule 15: leases start afresh after a gap"},
+    {"leases_not_fresh_after_restart", "rule 15: leases start afresh after a restart"},
+};
+
+TEST_CASE("Every deliberate bug breaks a life", "[sim]") {
+  for (const Mutation& mutation : kMutations) {
+    TurnOnMutation(mutation.name);
+    uint64_t seed = 0;
+    std::string violation;
+    while (seed < kSeedsMax && violation.empty()) violation = Live(seed++, false).violation;
+    CAPTURE(mutation.name, mutation.breaks);
+    CHECK(!violation.empty());
+    std::printf("%5llu seeds  %-30s %s\n             found as: %.120s\n",
+                static_cast<unsigned long long>(seed), mutation.name, mutation.breaks,
+                violation.empty() ? "NOT FOUND" : violation.c_str());
+  }
+  TurnOnMutation("");
+}
+
+TEST_CASE("The table has every mutation of the cores, and the cores have every row", "[sim]") {
+  TurnOnMutation("");
+  for (uint64_t seed = 0; seed < 300; ++seed) CHECK(Live(seed, false).violation.empty());
+  std::set<std::string> listed;
+  for (const Mutation& mutation : kMutations) listed.insert(mutation.name);
+  for (const std::string& name : MutationsSeen()) {
+    CAPTURE(name);
+    CHECK(listed.contains(name));
+  }
+  for (const std::string& name : listed) {
+    CAPTURE(name);
+    CHECK(MutationsSeen().contains(name));
+  }
+}
+
+}  // namespace
+}  // namespace talweg::sim

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/profile.h"
+
+#include "tests/sim/timeline.h"
+
+namespace talweg::sim {
+
+const char* FaultName(Fault fault) {
+  static constexpr const char* kNames[kFaultCount] = {
+      "crash an agent",     "crash an aggregator", "restart the scheduler", "break a connection",
+      "stop a process",     "partition",           "kill a rank",           "break a stream",
+      "clock gap",          "late join",           "confuse an agent",      "leave",
+      "drain an aggregator"};
+  return kNames[static_cast<int>(fault)];
+}
+
+Profile DrawProfile(Random& random) {
+  Profile profile;
+  const auto pick = [&random](auto... values) {
+    const uint64_t list[] = {static_cast<uint64_t>(values)...};
+    return list[random.Below(sizeof...(values))];
+  };
+  const uint64_t nodes = pick(1, 2, 2, 2, 3, 3, 4);
+  for (uint64_t i = 0; i < nodes; ++i) {
+    profile.rank_counts.push_back(static_cast<uint32_t>(pick(1, 1, 2, 2, 3)));
+  }
+  profile.job_count = random.OneIn(8) ? 2 : 1;
+  profile.aggregator_count = static_cast<uint32_t>(pick(1, 1, 2, 2, 3));
+  if (nodes == 1 && random.OneIn(2)) profile.aggregator_count = 0;
+  profile.slice_bytes_max = pick(4096, 4096, 16384);
+  profile.credit_bytes = pick(4096, 16384, 1 << 20);
+  const uint64_t tensor_count = 1 + random.Below(4);
+  for (uint64_t i = 0; i < tensor_count; ++i) {
+    TensorProfile tensor;
+    // Multiples of 8, so that the last cell is whole also where it travels as bytes.
+    tensor.bytes = 8 * (1 + random.Below(pick(5, 500, 2000, 5000)));
+    if (random.OneIn(24)) tensor.bytes = 65536 * profile.aggregator_count + 8 * random.Below(4500);
+    tensor.op = Op{static_cast<uint8_t>(pick(1, 1, 1, 2, 6))};
+    tensor.mismatch = random.OneIn(60);
+    profile.tensors.push_back(tensor);
+  }
+  profile.round_count = 1 + random.Below(pick(4, 12, 30));
+  profile.in_steps = random.OneIn(2);
+  profile.has_stragglers = random.OneIn(10);
+  profile.delay_max_ns = static_cast<int64_t>(pick(50, 1000, 5000, 50000)) * kMicrosecond;
+  // A third of the lives lose no process under the daemons' policy; the others go on.
+  profile.loss_policy =
+      random.OneIn(5) ? membership::LossPolicy::kFailJob : membership::LossPolicy::kContinue;
+  profile.min_members = static_cast<uint32_t>(
+      profile.loss_policy == membership::LossPolicy::kFailJob ? nodes : pick(1, 1, nodes));
+  if (random.OneIn(6)) return profile;  // A quiet life.
+  profile.fault_gap_ns =
+      profile.delay_max_ns * static_cast<int64_t>(pick(1, 3, 10)) + 20 * kMicrosecond;
+  profile.fault_end_ns = profile.fault_gap_ns * static_cast<int64_t>(1 + random.Below(12));
+  profile.rpc_loss_percent = static_cast<uint32_t>(pick(0, 0, 5, 20));
+  // Few kinds of faults a life reach deeper than all kinds at once.
+  static constexpr uint32_t kUsual[kFaultCount] = {3, 2, 1, 6, 3, 2, 1, 2, 1, 3, 5, 1, 1};
+  for (int i = 0; i < kFaultCount; ++i) {
+    profile.fault_weights[i] = random.OneIn(2) ? kUsual[i] : 0;
+  }
+  return profile;
+}
+
+}  // namespace talweg::sim

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_TESTS_SIM_PROFILE_H_
+#define TALWEG_TESTS_SIM_PROFILE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "libs/base/bytes.h"
+#include "libs/base/dtype.h"
+#include "libs/base/random.h"
+#include "libs/membership/records.h"
+
+namespace talweg::sim {
+
+struct TensorProfile {
+  uint64_t bytes = 0;
+  Op op = Op::kSum;
+  // One rank of the job declares another length: everybody must get an error.
+  bool mismatch = false;
+};
+
+// What one life is like. Drawn from its seed.
+struct Profile {
+  std::vector<uint32_t> rank_counts;  // By node, of each job.
+  uint32_t job_count = 1;
+  uint32_t aggregator_count = 1;
+  uint32_t min_members = 1;
+  membership::LossPolicy loss_policy = membership::LossPolicy::kContinue;
+  uint64_t slice_bytes_max = 4096;
+  uint64_t credit_bytes = 64 * kKiB;
+  std::vector<TensorProfile> tensors;
+  uint64_t round_count = 3;
+  bool in_steps = true;  // A rank waits for all tensors of a round before the next one.
+
+  bool has_stragglers = false;  // Now and then a rank takes seconds for a step.
+
+  int64_t delay_max_ns = 2'000'000;
+  int64_t fault_gap_ns = 0;  // Mean time between faults; 0: none.
+  int64_t fault_end_ns = 0;  // No faults from then on.
+  uint32_t rpc_loss_percent = 0;
+  uint32_t fault_weights[13] = {};  // By Fault.
+};
+
+enum class Fault : uint8_t {
+  kCrashAgent = 0,
+  kCrashAggregator = 1,
+  kRestartScheduler = 2,
+  kBreakLink = 3,
+  kPauseProcess = 4,
+  kPartition = 5,
+  kKillRank = 6,
+  kBreakStream = 7,
+  kClockGap = 8,
+  kLateJoin = 9,
+  kConfuseAgent =
+      10,  // It sends a contribution that is none, an old one again, or no frame at all.
+  kLeave = 11,
+  kDrainAggregator = 12,
+};
+inline constexpr int kFaultCount = 13;
+const char* FaultName(Fault fault);
+
+Profile DrawProfile(Random& random);
+
+}  // namespace talweg::sim
+
+#endif  // TALWEG_TESTS_SIM_PROFILE_H_

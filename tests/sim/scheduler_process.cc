@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/scheduler_process.h"
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+namespace talweg::sim {
+namespace {
+
+constexpr int64_t kCallDeadlineNs = 2 * kSecond;
+
+// The network asks nothing of the scheduler: it is reached by calls and streams alone.
+class NoData : public Process {
+ public:
+  void OnFrameBytes(ConnectionId, std::span<const std::byte>) override {}
+  void OnLinkOpen(ConnectionId) override {}
+  void OnLinkLost(ConnectionId, const std::string&) override {}
+  void OnWriteLanded(ConnectionId, uint64_t) override {}
+  uint64_t* Target(ConnectionId, wire::RemoteRef, uint64_t) override { return nullptr; }
+};
+NoData no_data;
+
+template <typename Record, typename Id>
+void Replace(std::vector<Record>& records, const Record& record, Id id_of) {
+  const auto found = std::find_if(records.begin(), records.end(), [&](const Record& other) {
+    return id_of(other) == id_of(record);
+  });
+  if (found == records.end()) {
+    records.push_back(record);
+  } else {
+    *found = record;
+  }
+}
+
+}  // namespace
+
+SchedulerProcess::SchedulerProcess(Timeline* timeline, Trace* trace, Network* network, Host* host,
+                                   const Profile* profile, std::map<JobId, Ledger>* ledgers)
+    : timeline_(timeline),
+      trace_(trace),
+      network_(network),
+      host_(host),
+      profile_(profile),
+      ledgers_(ledgers) {}
+
+void SchedulerProcess::Start() {
+  host_->Start(&no_data);
+  const uint64_t life = ++life_;
+  std::vector<membership::Effect> effects;
+  last_run_ns_ = steady_since_ns_ = timeline_->now_ns();
+  core_ = std::make_unique<membership::Membership>(membership::Config{}, store_,
+                                                   timeline_->now_ns(), effects);
+  Perform(effects);
+  Tick(life);
+}
+
+void SchedulerProcess::Tick(uint64_t life) {
+  if (life != life_ || core_ == nullptr) return;
+  host_->Deliver(host_->life(), [this] {
+    Run([](membership::Membership& core, int64_t now_ns, std::vector<membership::Effect>& out) {
+      core.OnTick(now_ns, out);
+    });
+  });
+  timeline_->After(core_->config().TickNs(), [this, life] { Tick(life); });
+}
+
+void SchedulerProcess::Restart(int64_t down_ns) {
+  if (core_ == nullptr) return;
+  trace_->Add(timeline_->now_ns(), "scheduler", "killed");
+  core_.reset();
+  ++life_;
+  ++restarts_;
+  host_->End();
+  for (auto& [id, stream] : streams_) EndStream(id, std::nullopt);
+  timeline_->After(down_ns, [this] { Start(); });
+}
+
+void SchedulerProcess::Run(const Request& request) {
+  std::vector<membership::Effect> effects;
+  if (timeline_->now_ns() - last_run_ns_ > core_->config().lease_ns / 2) {
+    steady_since_ns_ = timeline_->now_ns();
+    trace_->Reached("scheduler: a gap: leases start afresh");
+  }
+  last_run_ns_ = timeline_->now_ns();
+  request(*core_, timeline_->now_ns(), effects);
+  Perform(effects);
+}
+
+// Rule 15: what is told is stored.
+void SchedulerProcess::CheckStored(const View& view) const {
+  for (const membership::JobRecord& job : store_.jobs) {
+    if (job.id != view.job || !job.view || job.view->epoch < view.epoch) continue;
+    return;
+  }
+  throw Violation{"scheduler: epoch " + std::to_string(view.epoch.value()) +
+                  " is told before it is stored"};
+}
+
+// Rule 15: after a gap nobody is lost before its lease has run once more.
+void SchedulerProcess::CheckNote(const std::string& text) const {
+  if (timeline_->now_ns() >= steady_since_ns_ + core_->config().lease_ns) return;
+  if (text.find("its lease has lapsed") != std::string::npos) {
+    throw Violation{"scheduler: behind a gap: " + text};
+  }
+}
+
+void SchedulerProcess::Store(const membership::StoreWrite& write) {
+  if (write.start_count) store_.start_count = *write.start_count;
+  if (write.job_next) store_.job_next = *write.job_next;
+  for (const membership::JobRecord& job : write.jobs) {
+    Replace(store_.jobs, job, [](const membership::JobRecord& record) { return record.id; });
+  }
+  for (const JobId id : write.jobs_removed) {
+    std::erase_if(store_.jobs, [id](const membership::JobRecord& job) { return job.id == id; });
+  }
+  const auto incarnation_of = [](const membership::AggregatorRecord& record) {
+    return record.aggregator.incarnation;
+  };
+  for (const membership::AggregatorRecord& aggregator : write.aggregators) {
+    Replace(store_.aggregators, aggregator, incarnation_of);
+  }
+  for (const Incarnation id : write.aggregators_removed) {
+    std::erase_if(store_.aggregators,
+                  [&](const auto& record) { return incarnation_of(record) == id; });
+  }
+}
+
+void SchedulerProcess::Perform(std::vector<membership::Effect>& effects) {
+  for (membership::Effect& effect : effects) {
+    std::visit(
+        [this](auto& each) {
+          using Each = std::decay_t<decltype(each)>;
+          if constexpr (std::is_same_v<Each, membership::Persist>) {
+            Store(each.write);
+          } else if constexpr (std::is_same_v<Each, membership::TellMember>) {
+            if (const auto* view = std::get_if<View>(&each.message)) CheckStored(*view);
+            Tell(each.stream, std::move(each.message));
+          } else if constexpr (std::is_same_v<Each, membership::TellAggregator>) {
+            if (const auto* view = std::get_if<membership::JobView>(&each.message)) {
+              CheckStored(view->view);
+              (*ledgers_)[view->view.job].OnView(view->view);
+            }
+            Tell(each.stream, std::move(each.message));
+          } else if constexpr (std::is_same_v<Each, membership::CloseStream>) {
+            EndStream(each.stream, each.why);
+          } else {
+            trace_->Add(timeline_->now_ns(), "scheduler", each.text);
+            if (core_ != nullptr) CheckNote(each.text);
+          }
+        },
+        effect);
+  }
+}
+
+void SchedulerProcess::CallTimes(int copies, HostIndex from, Request request,
+                                 std::function<void(bool)> done) {
+  const uint64_t life = network_->host(from).life();
+  auto finished = std::make_shared<bool>(false);
+  const auto answer = [this, from, life, finished, done](bool answered) {
+    network_->host(from).Deliver(life, [finished, done, answered] {
+      if (std::exchange(*finished, true)) return;
+      done(answered);
+    });
+  };
+  timeline_->After(kCallDeadlineNs, [answer] { answer(false); });
+  for (int i = 0; i < copies; ++i) {
+    timeline_->After(network_->Delay(), [this, from, request, answer] {
+      if (!network_->Reachable(from, host_->index())) return;
+      host_->Deliver(host_->life(), [this, from, request, answer] {
+        if (core_ == nullptr) return;
+        Run(request);
+        if (Lost() || !network_->Reachable(from, host_->index())) return;
+        timeline_->After(network_->Delay(), [answer] { answer(true); });
+      });
+    });
+  }
+}
+
+membership::StreamId SchedulerProcess::NewStream(HostIndex from, StreamHandler handler) {
+  const membership::StreamId id{next_stream_++};
+  streams_[id] = {.host = from, .life = network_->host(from).life(), .handler = std::move(handler)};
+  return id;
+}
+
+void SchedulerProcess::DropStream(membership::StreamId id) {
+  const auto found = streams_.find(id);
+  if (found == streams_.end() || !found->second.open) return;
+  found->second.open = false;
+  BreakLater(id);
+}
+
+void SchedulerProcess::BreakLater(membership::StreamId id) {
+  timeline_->After(network_->Delay(), [this, id] {
+    host_->Deliver(host_->life(), [this, id] {
+      if (core_ == nullptr) return;
+      Run([id](membership::Membership& core, int64_t now_ns, std::vector<membership::Effect>& out) {
+        core.OnStreamBroken(id, now_ns, out);
+      });
+    });
+  });
+}
+
+void SchedulerProcess::Tell(membership::StreamId id, Message message) {
+  const auto found = streams_.find(id);
+  if (found == streams_.end() || !found->second.open) return;
+  Stream& stream = found->second;
+  stream.last_arrival_ns =
+      std::max(stream.last_arrival_ns + 1, timeline_->now_ns() + network_->Delay());
+  timeline_->At(stream.last_arrival_ns, [this, id, message = std::move(message)] {
+    Stream& open = streams_[id];
+    if (!open.open) return;
+    network_->host(open.host).Deliver(open.life, [this, id, message] {
+      Stream& still = streams_[id];
+      if (still.open) still.handler.on_message(message);
+    });
+  });
+}
+
+void SchedulerProcess::EndStream(membership::StreamId id,
+                                 std::optional<membership::Answer> answer) {
+  const auto found = streams_.find(id);
+  if (found == streams_.end() || !found->second.open) return;
+  Stream& stream = found->second;
+  const int64_t at_ns =
+      std::max(stream.last_arrival_ns + 1, timeline_->now_ns() + network_->Delay());
+  timeline_->At(at_ns, [this, id, answer] {
+    Stream& open = streams_[id];
+    network_->host(open.host).Deliver(open.life, [this, id, answer] {
+      Stream& still = streams_[id];
+      if (!std::exchange(still.open, false)) return;
+      still.handler.on_end(answer);
+    });
+  });
+}
+
+void SchedulerProcess::OnHostEnded(HostIndex host, bool silently) {
+  for (auto& [id, stream] : streams_) {
+    if (stream.host != host || !stream.open) continue;
+    stream.open = false;
+    if (!silently) BreakLater(id);  // Else a cable, not a process: only the lease tells.
+  }
+}
+
+bool SchedulerProcess::BreakSomeStream() {
+  std::vector<membership::StreamId> open;
+  for (const auto& [id, stream] : streams_) {
+    if (stream.open) open.push_back(id);
+  }
+  if (open.empty()) return false;
+  const membership::StreamId id = open[timeline_->random().Below(open.size())];
+  EndStream(id, std::nullopt);
+  BreakLater(id);
+  return true;
+}
+
+}  // namespace talweg::sim

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_TESTS_SIM_SCHEDULER_PROCESS_H_
+#define TALWEG_TESTS_SIM_SCHEDULER_PROCESS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "libs/membership/membership.h"
+#include "tests/sim/ledger.h"
+#include "tests/sim/network.h"
+#include "tests/sim/profile.h"
+
+namespace talweg::sim {
+
+// The scheduler over its synced store, and the calls and streams by which the others reach it.
+class SchedulerProcess {
+ public:
+  // Runs at the scheduler; effects are performed before the caller hears anything.
+  using Request = std::function<void(membership::Membership&, int64_t now_ns,
+                                     std::vector<membership::Effect>&)>;
+  using Message = std::variant<membership::MemberMessage, membership::AggregatorMessage>;
+  struct StreamHandler {
+    std::function<void(const Message&)> on_message;
+    // Without an answer the connection broke; with one the scheduler has ended it.
+    std::function<void(const std::optional<membership::Answer>&)> on_end;
+  };
+
+  SchedulerProcess(Timeline* timeline, Trace* trace, Network* network, Host* host,
+                   const Profile* profile, std::map<JobId, Ledger>* ledgers);
+
+  // A call from `from`: may be lost on either way, delayed or made twice. `done(false)`: no answer
+  // within the deadline. Dropped when the caller's life ends.
+  void Call(HostIndex from, Request request, std::function<void(bool answered)> done) {
+    CallTimes(Copies(), from, std::move(request), std::move(done));
+  }
+  // A call that opens a stream: the library under a stream makes it at most once.
+  void CallOnce(HostIndex from, Request request, std::function<void(bool answered)> done) {
+    CallTimes(Lost() ? 0 : 1, from, std::move(request), std::move(done));
+  }
+  // The id for an attach request; the stream opens when the request has been accepted.
+  membership::StreamId NewStream(HostIndex from, StreamHandler handler);
+  void DropStream(membership::StreamId stream);  // The attach was refused, or had no answer.
+
+  void Start();
+  void Restart(int64_t down_ns);
+  void OnHostEnded(HostIndex host, bool silently);
+  bool BreakSomeStream();
+
+  const membership::Membership* core() const { return core_.get(); }
+  uint64_t restarts() const { return restarts_; }
+  // Since when it has run without a gap.
+  int64_t steady_since_ns() const { return steady_since_ns_; }
+
+ private:
+  struct Stream {
+    HostIndex host = 0;
+    uint64_t life = 0;
+    StreamHandler handler;
+    int64_t last_arrival_ns = 0;
+    bool open = true;
+  };
+
+  void Run(const Request& request);
+  void CallTimes(int copies, HostIndex from, Request request, std::function<void(bool)> done);
+  int Copies() { return Lost() ? 0 : timeline_->random().OneIn(50) ? 2 : 1; }
+  void Perform(std::vector<membership::Effect>& effects);
+  void Tell(membership::StreamId id, Message message);
+  void EndStream(membership::StreamId id, std::optional<membership::Answer> answer);
+  void Store(const membership::StoreWrite& write);
+  void Tick(uint64_t life);
+  void BreakLater(membership::StreamId id);
+  void CheckStored(const View& view) const;
+  void CheckNote(const std::string& text) const;
+  bool Lost() { return timeline_->random().Below(100) < profile_->rpc_loss_percent; }
+
+  Timeline* const timeline_;
+  Trace* const trace_;
+  Network* const network_;
+  Host* const host_;
+  const Profile* const profile_;
+  std::map<JobId, Ledger>* const ledgers_;
+  std::unique_ptr<membership::Membership> core_;
+  membership::Snapshot store_;
+  std::map<membership::StreamId, Stream> streams_;
+  uint64_t next_stream_ = 1;
+  uint64_t life_ = 0;
+  uint64_t restarts_ = 0;
+  int64_t last_run_ns_ = 0;
+  int64_t steady_since_ns_ = 0;
+};
+
+}  // namespace talweg::sim
+
+#endif  // TALWEG_TESTS_SIM_SCHEDULER_PROCESS_H_

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+
+#include <catch2/catch.hpp>
+
+#include "tests/sim/coverage.h"
+#include "tests/sim/life.h"
+
+namespace talweg::sim {
+namespace {
+
+constexpr uint64_t kLives = 10'000;
+// A sanitizer makes a life several times as long.
+constexpr uint64_t kSanitizedLives = 1'000;
+// Below this many, chance decides which points are reached.
+constexpr uint64_t kLivesForCoverage = 4'000;
+constexpr int kFailuresShown = 5;
+
+uint64_t LivesWanted() {
+  if (const char* const lives = std::getenv("TALWEG_SIM_LIVES")) {
+    return std::strtoull(lives, nullptr, 10);
+  }
+  return std::getenv("TALWEG_SANITIZER") != nullptr ? kSanitizedLives : kLives;
+}
+
+// A broken TALWEG_CHECK ends the process: say in which life.
+uint64_t seed_now = 0;
+void OnAbort(int) {
+  char text[128];
+  const int length = std::snprintf(text, sizeof text,
+                                   "in seed %llu; replay it with: bazel run //tests/sim:replay -- "
+                                   "--seed=%llu\n",
+                                   static_cast<unsigned long long>(seed_now),
+                                   static_cast<unsigned long long>(seed_now));
+  if (write(STDERR_FILENO, text, static_cast<size_t>(length)) < 0) return;
+}
+
+TEST_CASE("Clusters live through every fault without breaking an invariant", "[sim]") {
+  const char* const soak = std::getenv("TALWEG_SOAK_S");
+  const auto end = std::chrono::steady_clock::now() +
+                   std::chrono::seconds(soak != nullptr ? std::atoi(soak) : 0);
+  const uint64_t lives = LivesWanted();
+  std::map<std::string, uint64_t> coverage;
+  uint64_t outcomes = 0;
+  uint64_t events = 0;
+  uint64_t seed = 0;
+  int failures = 0;
+  std::signal(SIGABRT, OnAbort);
+  for (; seed < lives || std::chrono::steady_clock::now() < end; ++seed) {
+    seed_now = seed;
+    const LifeResult result = Live(seed, false);
+    outcomes += result.outcomes;
+    events += result.events;
+    for (const auto& [point, count] : result.coverage) coverage[point] += count;
+    if (!result.violation.empty()) {
+      FAIL_CHECK("seed " << seed << ": " << result.violation
+                         << "\nreplay it with: bazel run //tests/sim:replay -- --seed=" << seed);
+      if (++failures == kFailuresShown) break;
+    }
+  }
+  std::signal(SIGABRT, SIG_DFL);
+  std::cout << seed << " lives, " << events << " events, " << outcomes << " results taken\n";
+  for (const auto& [point, count] : coverage) std::cout << "  " << count << "  " << point << "\n";
+  if (lives < kLivesForCoverage) return;
+  for (const char* const point : kCoverage) {
+    CAPTURE(point);
+    CHECK(coverage[point] > 0);
+  }
+}
+
+}  // namespace
+}  // namespace talweg::sim

@@ -23,7 +23,8 @@ const char* __tsan_default_suppressions() {
          "called_from_lib:libfabric.so.1\n";
 }
 
-// libfabric 1.17's tcp provider forgets connections whose handshake has not ended when it is closed.
+// libfabric 1.17's tcp provider forgets connections whose handshake has not ended when it is
+// closed.
 const char* __lsan_default_suppressions() { return "leak:libfabric.so.1\n"; }
 
 }  // extern "C"

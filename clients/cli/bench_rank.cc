@@ -119,6 +119,8 @@ class Measuring {
       TALWEG_ASSIGN_OR_RETURN(const uint64_t wire_bytes_now, WireBytes());
       measurement.wire_bytes = wire_bytes_now - wire_bytes;
     }
+    // Nobody begins with the next size while rank 0 still looks at the counters.
+    TALWEG_RETURN_IF_ERROR(Check(talweg_barrier(client_, nullptr, kTimeoutNs), "barrier"));
     return measurement;
   }
 

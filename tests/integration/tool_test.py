@@ -66,15 +66,10 @@ class ToolTest(unittest.TestCase):
                 self.assertGreater(each["gigabytes_per_second"], 0)
                 self.assertGreaterEqual(each["p99_s"], each["median_s"])
                 self.assertGreater(each["cpu_s_per_gigabyte"], 0)
-                # Each node sends its contribution and receives the result, and little else: frames'
-                # heads each round, and what the measurement itself exchanges around its rounds,
-                # of which a slow machine does few.
+                # Each node sends its contribution and receives the result, and little else.
                 wire_bytes = 4 * each["tensor_bytes"] if "--nodes=2" in shape else 0
                 self.assertGreaterEqual(each["wire_bytes_per_round"], wire_bytes)
-                around_bytes = 500_000 / each["rounds"]
-                self.assertLess(
-                    each["wire_bytes_per_round"], wire_bytes * 1.1 + 4_000 + around_bytes
-                )
+                self.assertLess(each["wire_bytes_per_round"], wire_bytes * 1.1 + 10_000)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that the next forward pass makes, module by module, as the averages come."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from talweg.errors import InvalidArgument
+
+
+class Averages(Protocol):
+    """What ForwardOverlap needs of the optimizer's averager."""
+
+    parameters: list[torch.nn.Parameter]
+
+    @property
+    def averaged(self) -> bool: ...
+    def index_of(self, parameter: torch.nn.Parameter) -> int | None: ...
+    def begin(self) -> None: ...
+    def check_unchanged(self) -> None: ...
+    def take(self, indices: Iterable[int]) -> list[tuple[int, torch.Tensor]]: ...
+
+
+class ForwardOverlap:
+    """Puts an optimizer's updates off until a module's forward needs its parameters.
+
+    step() keeps what an update needs (the groups' hyperparameters as they are then, and the rounds
+    under way); a hook before each module's forward waits for the averages of that module's own
+    parameters and lets the optimizer update these alone.
+
+    Whoever computes with a parameter without calling the forward of a module that owns it would
+    see it before its update. So only those parameters are put off whose module's forward ran
+    since the last step; others are updated in step(), which waits for them. A module in eval mode
+    updates all parameters below it, because such shortcuts are common there (fused inference).
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        original: type[torch.optim.Optimizer],
+        averages: Averages,
+        model: torch.nn.Module,
+    ) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise InvalidArgument(
+                "overlap_forward does not work with LBFGS, whose update of a parameter depends on "
+                "all others: leave overlap_forward out"
+            )
+        self._optimizer = optimizer
+        # Without the hooks that users register, which belong to the whole step.
+        self._update_all = getattr(original.step, "__wrapped__", original.step)
+        self._averages = averages
+        self._waiting: dict[int, int] = {}  # By parameter: its group.
+        self._groups: list[dict[str, Any]] = []
+        self._kept: dict[int, torch.Tensor | None] = {}
+        self._announced: set[int] = set()
+        for module in model.modules():
+            own = self._indices(module.parameters(recurse=False))
+            below = self._indices(module.parameters())
+            if below:
+                hook = functools.partial(self._before_forward, own, below)
+                module.register_forward_pre_hook(hook)
+
+    def _indices(self, parameters: Iterator[torch.nn.Parameter]) -> list[int]:
+        found = (self._averages.index_of(parameter) for parameter in parameters)
+        return [index for index in found if index is not None]
+
+    def _before_forward(
+        self, own: list[int], below: list[int], module: torch.nn.Module, inputs: Any
+    ) -> None:
+        self._announced.update(own)
+        if self._waiting:
+            self._update(own if module.training else below)
+
+    def step(self, at_once: bool) -> None:
+        """Updates now what cannot be put off: all `at_once`, or if the averages are there."""
+        self.finish()
+        if at_once or self._averages.averaged:
+            self._update_all(self._optimizer)
+            return
+        self._averages.begin()
+        self._averages.check_unchanged()
+        strangers: list[list[torch.nn.Parameter]] = []
+        self._groups = []
+        for number, group in enumerate(self._optimizer.param_groups):
+            # A scheduler may change them before the forward pass comes.
+            kept = {name: _copy(value) for name, value in group.items() if name != "params"}
+            self._groups.append(kept)
+            strangers.append([])
+            for parameter in group["params"]:
+                index = self._averages.index_of(parameter)
+                if index is None:
+                    strangers[-1].append(parameter)
+                    continue
+                self._waiting[index] = number
+                self._kept[index] = parameter.grad
+                parameter.grad = None
+        if any(parameter.grad is not None for some in strangers for parameter in some):
+            self._update_some(strangers)
+        self._update([index for index in self._waiting if index not in self._announced])
+        self._announced.clear()
+
+    def finish(self) -> None:
+        """Returns when nothing is put off any more."""
+        self._update(list(self._waiting))
+
+    def _update(self, indices: list[int]) -> None:
+        waiting = [index for index in indices if index in self._waiting]
+        if not waiting:
+            return
+        averages = dict(self._averages.take(waiting))
+        parameters: list[list[torch.nn.Parameter]] = [[] for _ in self._groups]
+        newer: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = []
+        for index in waiting:
+            parameter = self._averages.parameters[index]
+            newer.append((parameter, parameter.grad))
+            kept = self._kept.pop(index)
+            parameter.grad = averages.get(index, kept)
+            parameters[self._waiting.pop(index)].append(parameter)
+        try:
+            self._update_some(parameters)
+        finally:
+            for parameter, gradient in newer:
+                parameter.grad = gradient
+
+    def _update_some(self, parameters: list[list[torch.nn.Parameter]]) -> None:
+        """The optimizer's step over these parameters of each group."""
+        groups = self._optimizer.param_groups
+        self._optimizer.param_groups = [
+            {**kept, "params": some} for kept, some in zip(self._groups, parameters) if some
+        ]
+        try:
+            with torch.inference_mode(False):  # The forward pass may be in it.
+                self._update_all(self._optimizer)
+        finally:
+            self._optimizer.param_groups = groups
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of forward_overlap_test.py: steps that the next forward pass makes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import talweg
+import talweg.torch as tw
+import torch
+from talweg.torch import _optimizer
+from torch import nn
+
+STEPS = 6
+
+
+class Shortcut(nn.Module):
+    """Calls its layer when it trains and reads the layer's weight when not, as fused layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if self.training else x @ self.layer.weight.t()
+
+
+class Net(nn.Module):
+    """Layers that are called, tied, used without a call, and used in some steps only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)  # Reads out_proj's weight.
+        self.scale = nn.Parameter(torch.ones(8))
+        self.hidden = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+        self.shortcut = Shortcut()
+        self.sometimes = nn.Linear(8, 8)
+        self.never = nn.Linear(3, 3)
+
+    def forward(self, tokens: torch.Tensor, with_sometimes: bool) -> torch.Tensor:
+        x = self.embed(tokens)
+        x = x + self.attention(x, x, x, need_weights=False)[0] * self.scale
+        x = self.shortcut(self.hidden(x))
+        if with_sometimes:
+            x = self.sometimes(x)
+        return x @ self.embed.weight.t()
+
+
+Step = Callable[[Any, nn.Module, int], None]
+
+
+def train(
+    name: str,
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    overlap: bool,
+    passes: int = 1,
+    before_step: Step | None = None,
+) -> dict[str, torch.Tensor]:
+    """Trains Net for a few steps; returns its weights, and what it said in the middle."""
+    torch.manual_seed(5)
+    model = Net()
+    optimizer = tw.DistributedOptimizer(
+        make(list(model.parameters())),
+        model.named_parameters(),
+        passes,
+        name=f"{name}.{'overlapped' if overlap else 'plain'}",
+        overlap_forward=model if overlap else None,
+    )
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    data = torch.Generator().manual_seed(100 + tw.rank())
+    seen: dict[str, torch.Tensor] = {}
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        for _ in range(passes):
+            tokens = torch.randint(0, 11, (4, 5), generator=data)
+            # Ranks differ in what they use: one that does not gets the others' average.
+            logits = model(tokens, with_sometimes=step % 3 == 0 or (step + tw.rank()) % 2 == 0)
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()) / passes
+            loss.backward()
+        if before_step is not None:
+            before_step(optimizer, model, step)
+        optimizer.step()
+        schedule.step()
+        if step == 2:
+            model.eval()
+            with torch.inference_mode():
+                seen["evaluation"] = model(torch.arange(5).reshape(1, 5), True)
+            model.train()
+    optimizer.synchronize()
+    return {**seen, **model.state_dict()}
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    for key, value in left.items():
+        assert torch.equal(value, right[key]), key
+
+
+def weights_are_those_of_plain_steps() -> None:
+    optimizers: dict[str, Any] = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3),
+        "adamw": lambda p: torch.optim.AdamW(
+            [{"params": p[:4], "lr": 1e-2}, {"params": p[4:], "lr": 1e-3}]
+        ),
+    }
+    for name, make in optimizers.items():
+        for passes in (1, 2):
+            plain = train(f"{name}.{passes}", make, False, passes)
+            same(plain, train(f"{name}.{passes}", make, True, passes))
+
+
+def clipping_after_synchronize() -> None:
+    def clip(optimizer: Any, model: nn.Module, step: int) -> None:
+        optimizer.synchronize()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    same(train("clip", make, False, 1, clip), train("clip", make, True, 1, clip))
+
+
+def layers_in_a_row() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    name = tw.broadcast_object(f"row.{id(model)}")
+    return model, tw.DistributedOptimizer(
+        plain, model.named_parameters(), name=name, overlap_forward=model
+    )
+
+
+def forward_waits_layer_by_layer() -> None:
+    model, optimizer = layers_in_a_row()
+    events: list[str] = []
+    finish = _optimizer.finish
+
+    def logged(client: Any, handle: Any, timeout_s: float | None = None) -> torch.Tensor:
+        events.append(f"take {handle.name.split('.', 2)[-1]}")
+        return finish(client, handle, timeout_s)
+
+    for place, layer in enumerate(model):
+        layer.register_forward_pre_hook(lambda *_, place=place: events.append(f"forward {place}"))
+    model(torch.ones(2, 4)).sum().backward()
+    events.clear()
+    _optimizer.finish = logged
+    try:
+        optimizer.step()
+        model(torch.ones(2, 4)).sum()
+    finally:
+        _optimizer.finish = finish
+    events = [event for event in events if not event.endswith("used")]
+    wanted = [
+        f"{what} {place}{'.weight' if what == 'take' else ''}"
+        for place in range(3)
+        for what in ("take", "forward")
+    ]
+    assert [event.replace("gradient.", "") for event in events] == wanted, events
+
+
+def changed_gradients_are_refused() -> None:
+    model, optimizer = layers_in_a_row()
+    model(torch.ones(2, 4)).sum().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    try:
+        optimizer.step()
+    except talweg.InvalidArgument as error:
+        assert ".weight'" in str(error) and "synchronize()" in str(error), error
+    else:
+        raise AssertionError("clipping what is under way went unnoticed")
+    # What was refused is still under way; waiting for it gives the averages.
+    optimizer.synchronize()
+    gradient = model[2].weight.grad
+    assert gradient is not None
+    assert torch.equal(gradient, tw.broadcast(gradient, name="compare"))
+    parameters = [nn.Parameter(torch.ones(2))]
+    try:
+        tw.DistributedOptimizer(torch.optim.LBFGS(parameters), overlap_forward=nn.Linear(1, 1))
+    except talweg.InvalidArgument as error:
+        assert "LBFGS" in str(error), error
+    else:
+        raise AssertionError("LBFGS was taken")
+
+
+def state_and_join_see_whole_steps() -> None:
+    model, optimizer = layers_in_a_row()
+    calls: list[str] = []
+    optimizer.register_step_post_hook(lambda *_: calls.append("step"))
+    with optimizer.join():
+        for _ in range(1 + tw.rank()):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    assert len(calls) == 1 + tw.rank(), calls
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, tw.broadcast(value, name=f"join.{key}")), key
+    before = model[0].weight.detach().clone()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    assert not torch.equal(model[0].weight, before), "state_dict() came before the step"
+    optimizer.load_state_dict(state)
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    tw.init()
+    for check in (
+        weights_are_those_of_plain_steps,
+        clipping_after_synchronize,
+        forward_waits_layer_by_layer,
+        changed_gradients_are_refused,
+        state_and_join_see_whole_steps,
+    ):
+        print(check.__name__, flush=True)
+        check()
+    tw.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

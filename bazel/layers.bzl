@@ -8,6 +8,8 @@ edge that the table does not allow stops the build before anything is compiled.
 
 # Layer -> the layers that it may use. A value covers its subdirectories: "libs" is every library.
 LAYERS = {
+    # What is measured runs beside its peers as whole programs.
+    "benchmarks": ["clients", "libs", "services"],
     "clients/c": ["libs/base", "libs/shm"],
     "clients/cli": [
         "clients/c",

@@ -11,6 +11,7 @@
 
 #include "clients/c/talweg.h"
 #include "clients/cli/bench.h"
+#include "clients/cli/bench_orders.h"
 #include "clients/cli/process.h"
 #include "libs/rpc/admin_client.h"
 #include "libs/status/status.h"
@@ -186,6 +187,16 @@ class Measuring {
   std::vector<uint64_t> latencies_ns_;
 };
 
+// As a contender of ./bench, which says what to measure and when.
+absl::Status ServeOrders(const Arguments& arguments) {
+  talweg_client* raw = nullptr;
+  TALWEG_RETURN_IF_ERROR(Check(talweg_connect(nullptr, &raw), "connect to the agent"));
+  const Client client(raw);
+  TALWEG_RETURN_IF_ERROR(ServeBenchOrders(client.get(), arguments.Text("control", ""),
+                                          arguments.Text("contender", "talweg")));
+  return Check(talweg_shutdown(client.get(), kTimeoutNs), "shut down");
+}
+
 absl::Status Measure(const Arguments& arguments) {
   TALWEG_ASSIGN_OR_RETURN(
       const std::vector<uint64_t> sizes,
@@ -210,7 +221,8 @@ absl::Status Measure(const Arguments& arguments) {
 }
 
 int Run(const Arguments& arguments) {
-  const absl::Status status = Measure(arguments);
+  const absl::Status status =
+      arguments.Has("control") ? ServeOrders(arguments) : Measure(arguments);
   return status.ok() ? 0 : Fail(status);
 }
 
@@ -226,6 +238,8 @@ Command BenchRankCommand() {
       {"in-flight", "N", "Tensors at a time."},
       {"time-ms", "MS", "Time for each size."},
       {"output", "FILE", "Where to write measurements, with the rank behind."},
+      {"control", "SOCKET", "Instead of all that: take orders from ./bench."},
+      {"contender", "NAME", "What ./bench calls this job."},
   };
   command.run = Run;
   return command;

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures Talweg beside its peers on this machine; see ./bench."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).absolute().parent
+ROOT = HERE.parent
+for _directory in (HERE, ROOT / "bazel"):
+    if str(_directory) not in sys.path:
+        sys.path.insert(0, str(_directory))
+
+from bazel_progress import Interrupted, ProgressLine, interruptible, run_bazel, shut_down  # noqa: E402
+from harness import machine, report  # noqa: E402
+from harness.contenders import Programs  # noqa: E402
+from harness.measure import Effort  # noqa: E402
+from harness.scenario import Context, Section  # noqa: E402
+from harness.scenarios import one_node  # noqa: E402
+
+SCENARIOS: dict[str, Any] = {"one_node": one_node}
+TARGETS = [
+    "//benchmarks/baselines/...",
+    "//clients/cli:talweg",
+    "//services/agent:talweg-agent",
+    "//services/aggregator:talweg-aggregator",
+    "//services/scheduler:talweg-scheduler",
+]
+EFFORTS = {
+    "smoke": Effort(repetitions=1, batch_s=0.01),
+    "quick": Effort(repetitions=7, batch_s=0.08),
+    "default": Effort(repetitions=7, batch_s=0.25),
+    "full": Effort(repetitions=15, batch_s=0.5),
+}
+
+
+class Failed(Exception):
+    """The bench cannot go on; the text says why."""
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="./bench",
+        description=__doc__,
+        epilog="Scenarios: "
+        + "; ".join(f"{name}: {each.TITLE}" for name, each in SCENARIOS.items()),
+    )
+    mode = parser.add_mutually_exclusive_group()
+    for name, text in (
+        ("quick", "named cells only, under 3 minutes"),
+        ("full", "fine curves, more repetitions, as long as it takes"),
+        ("smoke", "tiny sizes once: shows that it runs; its figures say nothing"),
+    ):
+        mode.add_argument(f"--{name}", dest="mode", action="store_const", const=name, help=text)
+    parser.set_defaults(mode="default")
+    parser.add_argument(
+        "--scenario",
+        default=",".join(SCENARIOS),
+        metavar="NAME[,NAME...]",
+        help="which scenarios (default: all)",
+    )
+    parser.add_argument("--repetitions", type=int, metavar="N", help="instead of the mode's (7)")
+    parser.add_argument(
+        "--congestion-control",
+        default="reno",
+        metavar="NAME",
+        help="of every TCP connection measured: reno (default), bbr, cubic",
+    )
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench", metavar="DIR")
+    parser.add_argument(
+        "--binaries",
+        type=Path,
+        metavar="DIR",
+        help="built programs, laid out as bazel-bin is (default: builds them)",
+    )
+    options = parser.parse_args(arguments)
+    options.scenario = options.scenario.split(",")
+    for name in options.scenario:
+        if name not in SCENARIOS:
+            parser.error(f"there is no scenario '{name}'; there are: {', '.join(SCENARIOS)}")
+    if options.repetitions is not None and options.repetitions < 1:
+        parser.error(f"--repetitions: {options.repetitions} is less than 1")
+    return options
+
+
+def build() -> None:
+    begin_s = time.monotonic()
+    status, lines = run_bazel(["build", *TARGETS], "build")
+    if status != 0:
+        raise Failed("the build failed:\n" + "\n".join(lines))
+    print(f"built in {time.monotonic() - begin_s:.0f} s")
+    # Its server would only sit in the memory that is to be measured.
+    if not os.environ.get("TALWEG_KEEP_BAZEL"):
+        shut_down()
+
+
+def section_body(section: Section, name: str, output: Path) -> str:
+    body = report.tables(section.results) if section.results else ""
+    if report.plot_curves(section.results, section.title, output / f"{name}.png"):
+        body += f"![{section.title}]({name}.png)\n\n"
+    if section.bars:
+        body += report.bars_table(section.bars) + "\n"
+    return body + section.text
+
+
+def run_scenarios(
+    options: argparse.Namespace, context: Context, show: Callable[[int, int, str], None]
+) -> dict[str, Section]:
+    sections: dict[str, Section] = {}
+    for index, name in enumerate(options.scenario):
+
+        def progress(text: str, index: int = index, name: str = name) -> None:
+            show(index, len(options.scenario), f"{name}: {text}")
+
+        context.progress = progress
+        begin_s = time.monotonic()
+        sections[name] = SCENARIOS[name].run(context)
+        sections[name].text += f"\nIt took {time.monotonic() - begin_s:.0f} s.\n"
+    return sections
+
+
+def run(options: argparse.Namespace) -> int:
+    output: Path = options.output.absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    if options.binaries is None:
+        build()
+    binaries: Path = options.binaries or ROOT / "bazel-bin"
+    programs = Programs(
+        tool=binaries.absolute() / "clients" / "cli" / "talweg",
+        baselines=binaries.absolute() / "benchmarks" / "baselines",
+        peers=HERE / "peers",
+        build=output / "programs",
+        congestion_control=options.congestion_control,
+    )
+    effort = EFFORTS[options.mode]
+    if options.repetitions:
+        effort = Effort(options.repetitions, effort.batch_s)
+    document: dict[str, Any] = {
+        "command": shlex.join(["./bench", *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": machine.facts(ROOT),
+        "congestion_control": programs.congestion_control,
+        "repetitions": effort.repetitions,
+        "mode": options.mode,
+    }
+    context = Context(programs, options.mode, effort, print)
+    progress = ProgressLine("bench")
+    try:
+        sections = run_scenarios(options, context, progress.show)
+    finally:
+        progress.clear()
+    document["notes"] = context.notes
+    document["bars"] = [bar.__dict__ for section in sections.values() for bar in section.bars]
+    document["results"] = [r.as_json() for section in sections.values() for r in section.results]
+    parts = [
+        (section.title, section_body(section, name, output)) for name, section in sections.items()
+    ]
+    if context.notes:
+        parts.append(("Notes", "".join(f"- {note}\n" for note in context.notes)))
+    report.write_json(document, output / "results.json")
+    (output / "results.md").write_text(report.page(document, parts))
+    for section in sections.values():
+        print(f"{section.title}\n\n{report.tables(section.results)}")
+        if section.bars:
+            print(report.bars_table(section.bars))
+    for note in context.notes:
+        print(f"note: {note}")
+    here = output.relative_to(ROOT) if output.is_relative_to(ROOT) else output
+    print(f"results: {here / 'results.md'}, {here / 'results.json'}, plots beside them")
+    failed = [r for section in sections.values() for r in section.results if r.failure]
+    return 1 if failed else 0
+
+
+def main() -> int:
+    options = parse_arguments(sys.argv[1:])
+    try:
+        with interruptible():
+            return run(options)
+    except Interrupted as interruption:
+        print(f"bench: ended by {interruption}", file=sys.stderr)
+        return 128 + interruption.number
+    except Failed as failure:
+        print(f"bench: {failure}", file=sys.stderr)
+        return 1
+    finally:
+        if options.binaries is None and not os.environ.get("TALWEG_KEEP_BAZEL"):
+            shut_down()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

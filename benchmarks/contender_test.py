@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How ./bench starts, orders and ends contenders, with workers that are shell scripts or Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import unittest
+from contextlib import suppress
+from pathlib import Path
+from unittest import mock
+
+from harness import contender as contender_module
+from harness import processes
+from harness.contender import Command, Contender, ContenderFailed
+from harness.measure import Case, Effort, measure_beside
+
+# Speaks as benchmarks/peers/control.h says, and does what the word it is given says when told to go.
+_WORKER = """
+import os, socket, sys, time
+rank, manner = sys.argv[1], sys.argv[2]
+if manner == "never comes":
+    time.sleep(600)
+if manner == "ends at once":
+    print("a reason on stderr", file=sys.stderr)
+    sys.exit(3)
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(os.environ["TALWEG_BENCH_CONTROL"])
+lines = connection.makefile("rw")
+def say(text):
+    lines.write(text + "\\n")
+    lines.flush()
+say(f"hello {os.environ['TALWEG_BENCH_CONTENDER']} {rank} {os.getpid()}")
+while (line := lines.readline().strip()) and line != "quit":
+    _, dtype, warm_up, rounds, sizes = line.split()
+    held = b"x" * (20 << 20) if manner == "holds memory" else b""
+    say("ready")
+    if lines.readline().strip() != "go":
+        break
+    if manner == "dies":
+        os._exit(5)
+    if manner == "fails":
+        say("failed the sum is 2, not 3")
+        break
+    if manner == "hangs":
+        time.sleep(600)
+    if manner == "computes":
+        begin = time.process_time()
+        while time.process_time() - begin < 0.05:
+            pass
+    begin = (int(rank) + 1) * 1000000
+    say(f"done {begin} {begin + 5000000} " + ",".join(["1000"] * int(rounds)))
+"""
+
+
+def contender(*manners: str, name: str = "fake") -> Contender:
+    commands = [
+        Command((sys.executable, "-c", _WORKER, str(rank), manner))
+        for rank, manner in enumerate(manners)
+    ]
+    return Contender(name, len(manners), commands)
+
+
+class ContenderTest(unittest.TestCase):
+    def test_an_order_reaches_all_ranks_and_their_answers_are_put_together(self) -> None:
+        with contender("well", "well") as running:
+            batch = running.measure("f32", [4096], 1, 3, timeout_s=60)
+        self.assertEqual(batch.rounds, 3)
+        self.assertAlmostEqual(batch.elapsed_s, 0.006)  # First begin to last end.
+        self.assertEqual(batch.rounds_s, [1000 * 1e-9] * 6)
+        self.assertIsNone(batch.wire_bytes)
+
+    def test_cpu_is_that_of_all_processes(self) -> None:
+        with contender("computes", "computes") as running:
+            batch = running.measure("f32", [4096], 1, 1, timeout_s=60)
+        self.assertGreaterEqual(batch.cpu_s, 0.1)
+
+    def test_memory_is_what_was_added(self) -> None:
+        with contender("holds memory") as running:
+            before = running.memory_held_bytes()
+            running.measure("f32", [4096], 1, 1, timeout_s=60)
+            added = running.memory_held_bytes() - before
+        self.assertGreater(added, 15 << 20)
+        self.assertLess(added, 60 << 20)
+
+    def test_nothing_is_left(self) -> None:
+        running = contender("well", "hangs")
+        with running:
+            roots = [process.pid for process in running._started]
+            directory = Path(running._directory.name)
+            self.assertEqual(len(processes.family(roots)), 2)
+        self.assertEqual(processes.family(roots), [])
+        self.assertFalse(directory.exists())
+
+    def test_what_does_not_listen_to_sigterm_is_killed(self) -> None:
+        stubborn = Command(("sh", "-c", "trap '' TERM; sleep 600"))
+        worker = Command((sys.executable, "-c", _WORKER, "0", "well"))
+        with mock.patch.object(contender_module, "END_TIMEOUT_S", 0.1):
+            with Contender("stubborn", 1, [stubborn, worker]) as running:
+                roots = [process.pid for process in running._started]
+            self.assertEqual(processes.family(roots), [])
+
+    def test_failures_name_the_rank_and_show_the_output(self) -> None:
+        expected = {"dies": "rank 1 is gone", "fails": "rank 1: the sum is 2, not 3"}
+        for manner, text in expected.items():
+            with contender("well", manner) as running:
+                with self.assertRaisesRegex(ContenderFailed, text):
+                    running.measure("f32", [4096], 1, 1, timeout_s=60)
+        with contender("well", "hangs") as running:
+            with self.assertRaisesRegex(ContenderFailed, "rank 1 has not answered in time"):
+                running.measure("f32", [4096], 1, 1, timeout_s=1)
+        with self.assertRaisesRegex(ContenderFailed, "(?s)status 3.*a reason on stderr"):
+            contender("well", "ends at once").__enter__()
+        with mock.patch.object(contender_module, "START_TIMEOUT_S", 0.5):
+            with self.assertRaisesRegex(ContenderFailed, "did not start within"):
+                contender("never comes").__enter__()
+
+
+class MeasureTest(unittest.TestCase):
+    def test_contenders_take_turns_and_a_failed_one_is_left_out(self) -> None:
+        said: list[str] = []
+        cases = [Case("4 KiB", (4096,)), Case("8 KiB", (4096, 4096))]
+        with contender("well", name="a") as a, contender("fails", name="b") as b:
+            with contender("well", name="c") as c:
+                results = measure_beside(
+                    "s", "one", [a, b, c], 1, cases, Effort(3, 1e-6), said.append
+                )
+        self.assertEqual([r.contender for r in results], ["a", "b", "c"] * 2)
+        self.assertEqual([bool(r.failure) for r in results], [False, True, False] * 2)
+        self.assertEqual(len(results[0].gigabytes_per_s), 3)
+        self.assertEqual((results[3].tensor_count, results[3].total_bytes), (2, 8192))
+        self.assertAlmostEqual(results[0].ratios["c"], 1)
+        turns = [text.split(": ")[1] for text in said if "4 KiB" in text and " of 3" in text]
+        self.assertEqual(
+            turns, ["a, 1 of 3", "c, 1 of 3", "c, 2 of 3", "a, 2 of 3", "c, 3 of 3", "a, 3 of 3"]
+        )
+
+
+class ProcessesTest(unittest.TestCase):
+    def test_a_family_has_children_of_children(self) -> None:
+        script = "sh -c 'echo; exec sleep 600' & wait"
+        process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE)
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            self.assertEqual(len(processes.family([process.pid])), 2)
+            self.assertNotIn(os.getpid(), processes.family([process.pid]))
+        finally:
+            for pid in processes.family([process.pid]):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, 9)
+            process.communicate()
+
+    def test_cpu_time_of_this_process(self) -> None:
+        before_s = processes.cpu_s([os.getpid()])
+        begin_s = time.process_time()
+        while time.process_time() - begin_s < 0.02:
+            pass
+        self.assertGreaterEqual(processes.cpu_s([os.getpid()]) - before_s, 0.02)
+        self.assertEqual(processes.cpu_s([2**22 + 1]), 0)
+
+    def test_loopback_is_an_interface(self) -> None:
+        self.assertIn("lo", processes.interface_bytes(os.getpid()))
+
+
+if __name__ == "__main__":
+    unittest.main()

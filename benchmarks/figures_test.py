@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arithmetic of ./bench's results, and how they are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+from harness import figures, report
+from harness.contender import Batch
+from harness.measure import Result, add_ratios, summarize
+from harness.scenario import find, ratio_bar
+
+
+def result(contender: str, gigabytes_per_s: float = 0.0, case: str = "1 MB") -> Result:
+    made = Result("one_node", "2 ranks", case, contender, "f32", 2, 1, 1_000_000)
+    if gigabytes_per_s:
+        batch = Batch(1, 0.001 / gigabytes_per_s, [0.001, 0.002], 0.004, 3e6)
+        summarize(made, [batch], 12_000_000)
+    return made
+
+
+class FiguresTest(unittest.TestCase):
+    def test_sizes(self) -> None:
+        sizes = {"4096": 4096, "4KiB": 4096, "25MB": 25_000_000, "1 GB": 10**9}
+        for text, count in sizes.items():
+            self.assertEqual(figures.parse_bytes(text), count)
+        for bad in ("", "MB", "-4", "4.5MB", "4 kb"):
+            with self.assertRaises(ValueError, msg=bad):
+                figures.parse_bytes(bad)
+        for text in ("4 KiB", "25 MB", "64 MiB", "256 MB", "1 GB"):
+            self.assertEqual(figures.format_bytes(figures.parse_bytes(text)), text)
+        self.assertEqual(figures.format_bytes(1234), "1.23 KB")
+        self.assertEqual(figures.format_bytes(48882 << 10), "50.1 MB")
+        self.assertEqual(figures.format_bytes(0), "0 B")
+
+    def test_seconds(self) -> None:
+        self.assertEqual(figures.format_seconds(1.5), "1.5 s")
+        self.assertEqual(figures.format_seconds(0.0251), "25.1 ms")
+        self.assertEqual(figures.format_seconds(2.5e-6), "2.5 us")
+        self.assertEqual(figures.format_seconds(4e-8), "40 ns")
+
+    def test_median_and_quantile(self) -> None:
+        self.assertEqual(figures.median([3, 1, 2]), 2)
+        self.assertEqual(figures.median([4, 1, 2, 3]), 2.5)
+        self.assertEqual(figures.quantile(range(1, 101), 0.99), 99)
+        self.assertEqual(figures.quantile(range(1, 101), 0.5), 50)
+        self.assertEqual(figures.quantile([7], 0.99), 7)
+        for function in (figures.median, lambda values: figures.quantile(values, 0.5)):
+            with self.assertRaises(ValueError):
+                function([])
+
+    def test_rounds_fill_the_wanted_time(self) -> None:
+        self.assertEqual(figures.rounds_for(0.01, 0.25, 1, 5000), 25)
+        self.assertEqual(figures.rounds_for(10, 0.25, 1, 5000), 1)
+        self.assertEqual(figures.rounds_for(1e-9, 0.25, 1, 5000), 5000)
+        self.assertEqual(figures.rounds_for(0, 0.25, 1, 5000), 5000)
+
+    def test_a_curve_has_both_ends_and_whole_elements(self) -> None:
+        sizes = figures.curve(4096, 64 << 20, 2)
+        self.assertEqual((sizes[0], sizes[-1]), (4096, 64 << 20))
+        self.assertEqual([size % 4 for size in sizes], [0] * len(sizes))
+        self.assertEqual(len(sizes), 9)
+
+
+class OptimumTest(unittest.TestCase):
+    """byteps's formula, against counting the bytes of every link."""
+
+    def test_the_busiest_link_takes_that_long(self) -> None:
+        for hosts in (2, 3, 4, 8):
+            for servers in range(hosts + 1):
+                server_share, host_share = figures.optimal_shares(hosts, servers)
+                self.assertAlmostEqual(servers * server_share + hosts * host_share, 1)
+                self.assertGreaterEqual(host_share, 0)
+                # Each way: a server hears every host; a host sends what it does not sum itself,
+                # and results of its own share to all others.
+                server_bytes = hosts * server_share
+                host_bytes = (1 - host_share) + (hosts - 1) * host_share
+                best = figures.optimum_s(hosts, servers, 1.0, 1.0)
+                self.assertAlmostEqual(host_bytes, best)
+                if servers:
+                    self.assertAlmostEqual(server_bytes, best)
+
+    def test_ends_of_the_formula(self) -> None:
+        self.assertAlmostEqual(figures.optimum_s(4, 0, 100, 10), figures.ring_s(4, 100, 10))
+        self.assertAlmostEqual(figures.optimum_s(4, 4, 100, 10), 10)
+        # More servers than hosts: a host still has to send all of its gradient.
+        self.assertEqual(figures.optimum_s(4, 9, 100, 10), figures.optimum_s(4, 4, 100, 10))
+        self.assertEqual(figures.optimum_s(1, 2, 100, 10), 0)
+
+
+class ResultsTest(unittest.TestCase):
+    def test_a_batch_becomes_figures(self) -> None:
+        made = result("Talweg")
+        batches = [
+            Batch(10, elapsed_s, [elapsed_s / 10] * 20, cpu_s, wire)
+            for elapsed_s, cpu_s, wire in ((0.01, 0.04, 2e7), (0.02, 0.02, 2e7), (0.04, 0.06, None))
+        ]
+        summarize(made, batches, 5_000_000)
+        self.assertAlmostEqual(made.gigabytes_per_s_median, 0.5)  # 10 MB in 20 ms.
+        self.assertAlmostEqual(made.median_s, 0.002)
+        self.assertAlmostEqual(made.p99_s, 0.004)
+        self.assertAlmostEqual(made.cpu_s_per_gigabyte, 2.0)  # 40 ms for 2 workers' 10 MB.
+        self.assertEqual(made.wire_bytes_per_round, 2e6)
+        self.assertEqual((made.rounds, made.memory_bytes), (10, 5_000_000))
+
+    def test_ratios_stay_within_a_case(self) -> None:
+        results = [
+            result("Talweg", 6),
+            result("Gloo", 2),
+            result("Gloo", 1, "4 KiB"),
+            result("MPI"),
+        ]
+        add_ratios(results)
+        self.assertEqual({k: round(v, 9) for k, v in results[0].ratios.items()}, {"Gloo": 3})
+        self.assertEqual(results[2].ratios, {})
+
+    def test_bars(self) -> None:
+        ours, theirs = result("Talweg", 6), result("Gloo", 2)
+
+        def speed(each: Result) -> float:
+            return each.gigabytes_per_s_median
+
+        self.assertEqual(ratio_bar("", ours, theirs, 2.9, speed).verdict, "holds")
+        self.assertEqual(ratio_bar("", ours, theirs, 3.1, speed).verdict, "DOES NOT HOLD")
+        self.assertEqual(ratio_bar("", ours, theirs, 3.1, speed, at_most=True).verdict, "holds")
+        self.assertEqual(ratio_bar("", ours, None, 3.0, speed).verdict, "not measured")
+        self.assertEqual(ratio_bar("", ours, result("MPI"), 3.0, speed).verdict, "not measured")
+        failed = result("Gloo", 2)
+        failed.failure = "gone"
+        self.assertIsNone(find([failed], "2 ranks", "1 MB", "Gloo"))
+        self.assertIs(find([ours, theirs], "2 ranks", "1 MB", "Gloo"), theirs)
+
+    def test_tables(self) -> None:
+        results = [result("Talweg", 6), result("Gloo", 2)]
+        results.append(result("OpenMPI"))
+        results[2].failure = "OpenMPI rank 1 is gone"
+        add_ratios(results)
+        text = report.tables(results)
+        rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines()[2:]]
+        self.assertEqual(len({len(row) for row in rows if row}), 1)
+        gloo = next(row for row in rows if "Gloo" in row)
+        self.assertEqual((gloo[2], gloo[-1]), ("2", "3.00"))
+        self.assertEqual(gloo[6:9], ["2", "3 MB", "12 MB"])
+        self.assertIn("failed", next(row for row in rows if "OpenMPI" in row))
+
+    def test_a_page_says_where_and_how(self) -> None:
+        machine = {
+            "commit": "abc with changes",
+            "cores": 2,
+            "cpu": "X",
+            "kernel": "6",
+            "torch": "2",
+        }
+        machine.update(memory_bytes=24 * 10**9, openmpi="", load_at_start=0.5)
+        document: dict[str, Any] = {
+            "command": "./bench --quick",
+            "date": "today",
+            "machine": machine,
+        }
+        document.update(congestion_control="reno", repetitions=7)
+        text = report.page(document, [("One", "body\n")])
+        for wanted in (
+            "./bench --quick",
+            "abc with changes",
+            "reno",
+            "no OpenMPI",
+            "## One\n\nbody",
+        ):
+            self.assertIn(wanted, text)
+
+    def test_files(self) -> None:
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as directory:
+            path = Path(directory) / "results.json"
+            report.write_json({"results": [result("Talweg", 6).as_json()]}, path)
+            read = json.loads(path.read_text())["results"][0]
+            self.assertAlmostEqual(read["gigabytes_per_s_median"], 6)
+            plot = Path(directory) / "plot.png"
+            one_size = [result("Talweg", 6), result("Gloo", 2)]
+            self.assertFalse(report.plot_curves(one_size, "t", plot))
+            curve = [result("Talweg", speed) for speed in (1, 2, 3)]
+            for index, each in enumerate(curve):
+                each.total_bytes = 1000 * 10**index
+            self.assertTrue(report.plot_curves(curve, "t", plot))
+            self.assertTrue(plot.read_bytes().startswith(b"\x89PNG"))
+
+
+if __name__ == "__main__":
+    unittest.main()

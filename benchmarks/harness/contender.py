@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contenders: jobs of several processes that wait for orders, and what they answer.
+
+The lines between the harness and a worker are described in benchmarks/peers/control.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness import processes
+
+START_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 20.0
+
+
+class ContenderFailed(Exception):
+    """A contender did not do what it was told; the text says who and what, with its last output."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process that a contender starts."""
+
+    line: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    # Processes with `is_worker` False (daemons) are started first, in order.
+    is_worker: bool = True
+    # A line of a daemon's stdout that says that it serves.
+    ready_text: str = ""
+
+
+@dataclass
+class Batch:
+    """What one order has come to, over all ranks."""
+
+    rounds: int
+    elapsed_s: float
+    rounds_s: list[float]  # Of each round and rank.
+    cpu_s: float
+    wire_bytes: float | None
+
+
+class _Worker:
+    """One rank's connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = b""
+        self.rank = -1
+        self.pid = -1
+
+    def say(self, line: str) -> None:
+        self._connection.sendall(line.encode() + b"\n")
+
+    def hear(self, deadline_s: float) -> str:
+        """Its next line; TimeoutError, or EOFError when it is gone."""
+        while b"\n" not in self._buffer:
+            self._connection.settimeout(max(0.01, deadline_s - time.monotonic()))
+            received = self._connection.recv(1 << 20)
+            if not received:
+                raise EOFError
+            self._buffer += received
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode(errors="replace")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Contender:
+    """A running job. Use it as a context manager: everything it started ends with it."""
+
+    def __init__(
+        self,
+        name: str,
+        rank_count: int,
+        commands: Sequence[Command],
+        wire_pids: Sequence[int] = (),
+        counts_loopback: bool = False,
+    ) -> None:
+        self.name = name
+        self._rank_count = rank_count
+        self._commands = commands
+        self._counts_loopback = counts_loopback
+        self.wire_pids = list(wire_pids)
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._workers: list[_Worker] = []
+        self._directory = tempfile.TemporaryDirectory(prefix="talweg-bench-", dir="/tmp")
+        self._log = Path(self._directory.name) / "log"
+        self._pids: list[int] = []
+        self._idle_bytes = 0
+
+    # ---- Life
+
+    def __enter__(self) -> Contender:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        path = f"{self._directory.name}/control"
+        environment = dict(os.environ, TALWEG_BENCH_CONTROL=path)
+        environment["TALWEG_BENCH_CONTENDER"] = self.name.replace(" ", "-")
+        with socket.socket(socket.AF_UNIX) as listener, self._log.open("ab") as log:
+            listener.bind(path)
+            listener.listen(self._rank_count)
+            for command in self._commands:
+                process = subprocess.Popen(
+                    command.line,
+                    env={**environment, **command.environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                self._started.append(process)
+            self._accept(listener)
+        self._pids = processes.family(process.pid for process in self._started)
+        self._idle_bytes = processes.memory_bytes(self._pids)
+        if self._counts_loopback:
+            self.wire_pids = [self._workers[0].pid]
+
+    def _accept(self, listener: socket.socket) -> None:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(listener, selectors.EVENT_READ)
+            while len(self._workers) < self._rank_count:
+                if selector.select(0.2):
+                    worker = _Worker(listener.accept()[0])
+                    self._workers.append(worker)
+                    words = self._hear(worker, deadline_s).split()
+                    if len(words) != 4 or words[0] != "hello":
+                        raise self._failure(f"said {words} instead of hello")
+                    worker.rank, worker.pid = int(words[2]), int(words[3])
+                for process in self._started:
+                    if process.poll() is not None:
+                        raise self._failure(f"ended with status {process.returncode} at its start")
+                if time.monotonic() > deadline_s:
+                    raise self._failure(f"did not start within {START_TIMEOUT_S:.0f} s")
+        self._workers.sort(key=lambda worker: worker.rank)
+
+    def close(self) -> None:
+        for worker in self._workers:
+            with contextlib.suppress(OSError):
+                worker.say("quit")
+            worker.close()
+        deadline_s = time.monotonic() + END_TIMEOUT_S
+        for process in reversed(self._started):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2.0 if self._workers else 0.1)
+                continue
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline_s - time.monotonic()))
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._started, self._workers = [], []
+        self._directory.cleanup()
+
+    # ---- Measuring
+
+    def measure(
+        self, dtype: str, tensor_bytes: Sequence[int], warm_up: int, rounds: int, timeout_s: float
+    ) -> Batch:
+        """One order, carried out by all ranks; raises ContenderFailed."""
+        deadline_s = time.monotonic() + timeout_s
+        sizes = ",".join(str(size) for size in tensor_bytes)
+        self._say(f"prepare {dtype} {warm_up} {rounds} {sizes}")
+        for worker in self._workers:
+            if self._hear(worker, deadline_s) != "ready":
+                raise self._failure("did not say ready")
+        self._pids = processes.family(process.pid for process in self._started)
+        wire_before, cpu_before_s = self._wire_bytes(), processes.cpu_s(self._pids)
+        self._say("go")
+        begins_ns, ends_ns, rounds_s = [], [], []
+        for worker in self._workers:
+            words = self._hear(worker, deadline_s).split()
+            if len(words) != 4 or words[0] != "done":
+                raise self._failure(f"said '{' '.join(words)[:100]}' instead of done")
+            begins_ns.append(int(words[1]))
+            ends_ns.append(int(words[2]))
+            rounds_s += [int(word) * 1e-9 for word in words[3].split(",")]
+        cpu_s = processes.cpu_s(self._pids) - cpu_before_s
+        wire_after = self._wire_bytes()
+        wire = None if wire_before is None or wire_after is None else wire_after - wire_before
+        elapsed_s = (max(ends_ns) - min(begins_ns)) * 1e-9
+        return Batch(rounds, elapsed_s, rounds_s, cpu_s, wire)
+
+    def memory_held_bytes(self) -> int:
+        """What it holds now above what it held when it had started."""
+        return max(0, processes.memory_bytes(self._pids) - self._idle_bytes)
+
+    def idle_cpu_share(self, seconds: float) -> float:
+        """Which share of one core it uses while it has nothing to do."""
+        before_s, begin_s = processes.cpu_s(self._pids), time.monotonic()
+        time.sleep(seconds)
+        return (processes.cpu_s(self._pids) - before_s) / (time.monotonic() - begin_s)
+
+    def _wire_bytes(self) -> float | None:
+        """Bytes that the hosts' interfaces have sent and received; None: nothing to read."""
+        total = 0
+        try:
+            for pid in self.wire_pids:
+                for name, (received, sent) in processes.interface_bytes(pid).items():
+                    # Loopback counts each byte once as sent and once as received.
+                    if (name == "lo") == self._counts_loopback:
+                        total += sent if name == "lo" else received + sent
+        except OSError:
+            return None
+        return float(total) if self.wire_pids else None
+
+    def _say(self, line: str) -> None:
+        try:
+            for worker in self._workers:
+                worker.say(line)
+        except OSError as error:
+            raise self._failure(f"cannot be told '{line[:60]}': {error}") from None
+
+    def _hear(self, worker: _Worker, deadline_s: float) -> str:
+        try:
+            line = worker.hear(deadline_s)
+        except TimeoutError:
+            raise self._failure(f"rank {worker.rank} has not answered in time") from None
+        except (EOFError, OSError):
+            raise self._failure(f"rank {worker.rank} is gone") from None
+        if line.startswith("failed "):
+            raise self._failure(f"rank {worker.rank}: {line[len('failed ') :]}")
+        return line
+
+    def _failure(self, text: str) -> ContenderFailed:
+        output = self._log.read_text(errors="replace").splitlines()[-12:]
+        lines = "".join(f"\n    {line}" for line in output)
+        return ContenderFailed(f"{self.name} {text}{lines}")

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is measured, and how each is started in its fastest documented mode."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.contender import Command, Contender
+
+TALWEG, GLOO, OPENMPI, LIMIT = "Talweg", "Gloo", "OpenMPI", "memory limit"
+
+
+class Missing(Exception):
+    """A contender cannot run on this machine; the text says what to install."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Where the programs of this tree are."""
+
+    tool: Path
+    baselines: Path
+    peers: Path  # Sources.
+    build: Path  # What the harness compiles by itself goes here.
+    congestion_control: str = "reno"
+
+    def compiled_mpi(self) -> Path:
+        """The MPI peer, compiled when it is not, or older than its source."""
+        if not shutil.which("mpicc") or not shutil.which("mpirun"):
+            raise Missing("OpenMPI is not installed; bazel/prepare --for=bench installs it")
+        source, binary = self.peers / "mpi_allreduce.c", self.build / "mpi_allreduce"
+        inputs = [source, self.peers / "control.h"]
+        if binary.exists() and binary.stat().st_mtime > max(
+            path.stat().st_mtime for path in inputs
+        ):
+            return binary
+        self.build.mkdir(parents=True, exist_ok=True)
+        line = ["mpicc", "-O3", "-march=native", "-std=gnu11", "-o", str(binary), str(source)]
+        result = subprocess.run(line, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise Missing(f"mpicc does not compile {source}:\n{result.stderr}")
+        return binary
+
+    def in_own_network(self) -> tuple[str, ...]:
+        """Before a command: gives it a loopback of its own, with the congestion control wanted.
+
+        Empty where this machine does not allow that: the host's loopback serves then, with its own.
+        """
+        script = (
+            'ip link set lo up; echo "$1" >/proc/sys/net/ipv4/tcp_congestion_control || exit 1; '
+            'shift; exec "$@"'
+        )
+        line = ("unshare", "--net", "--", "sh", "-c", script, "sh", self.congestion_control)
+        try:
+            allowed = subprocess.run([*line, "true"], capture_output=True, check=False)
+        except OSError:
+            return ()
+        return line if allowed.returncode == 0 else ()
+
+
+def talweg_on_one_node(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:
+    tool = str(programs.tool)
+    run = [tool, "run", "--nodes=1", f"--ranks-per-node={ranks}", "--"]
+    # The shell hands on what the harness has set for this contender.
+    rank = [
+        "sh",
+        "-c",
+        'exec "$0" bench-rank --control="$TALWEG_BENCH_CONTROL"'
+        ' --contender="$TALWEG_BENCH_CONTENDER"',
+        tool,
+    ]
+    return Contender(
+        TALWEG, ranks, [Command((*network, *run, *rank))], counts_loopback=bool(network)
+    )
+
+
+def openmpi(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:
+    binary = programs.compiled_mpi()
+    line = ["mpirun", "-np", str(ranks), "--mca", "btl", "self,vader"]
+    if os.geteuid() == 0:
+        line.append("--allow-run-as-root")
+    if ranks > len(os.sched_getaffinity(0)):
+        # Otherwise ranks that wait spin in the way of those that work.
+        line += ["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
+    return Contender(
+        OPENMPI, ranks, [Command((*network, *line, str(binary)))], counts_loopback=bool(network)
+    )
+
+
+def gloo(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:
+    # One shell in one network starts all ranks, and ends when the last of them does.
+    script = (
+        "directory=$(mktemp -d) || exit 1; trap 'rm -rf \"$directory\"' EXIT; "
+        "for rank in $(seq 0 $(($1 - 1))); do "
+        '"$2" "$3" "$rank" "$1" "$directory/store" & done; wait'
+    )
+    python = [str(ranks), sys.executable, str(programs.peers / "gloo_allreduce.py")]
+    environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = Command((*network, "bash", "-c", script, "bash", *python), environment)
+    return Contender(GLOO, ranks, [command], counts_loopback=bool(network))
+
+
+def memory_limit(programs: Programs, ranks: int) -> Contender:
+    binary = str(programs.baselines / "memory_touch")
+    return Contender(LIMIT, ranks, [Command((binary, str(rank))) for rank in range(ranks)])

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures contenders beside each other: one repetition of each, then the next of each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from harness.contender import Batch, Contender, ContenderFailed
+from harness.figures import median, quantile, rounds_for
+
+Progress = Callable[[str], None]
+
+_TIMEOUT_S = 300.0
+_CALIBRATION_ROUNDS = 2
+_ROUNDS_MAX = 5000
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured of every contender."""
+
+    label: str
+    tensor_bytes: tuple[int, ...]
+    dtype: str = "f32"
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.tensor_bytes)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure."""
+
+    repetitions: int = 7
+    batch_s: float = 0.25
+
+
+@dataclass
+class Result:
+    """One contender in one case."""
+
+    scenario: str
+    setting: str  # "2 ranks"
+    case: str
+    contender: str
+    dtype: str
+    rank_count: int
+    tensor_count: int
+    total_bytes: int
+    rounds: int = 0
+    gigabytes_per_s: list[float] = field(default_factory=list)  # Of each repetition.
+    gigabytes_per_s_median: float = 0.0  # Of gradient, each worker.
+    median_s: float = 0.0
+    p99_s: float = 0.0
+    cpu_s_per_gigabyte: float = 0.0  # All processes; gigabytes of all workers.
+    wire_bytes_per_round: float | None = None
+    memory_bytes: int = 0
+    failure: str = ""
+    ratios: dict[str, float] = field(default_factory=dict)  # Its GB/s over that contender's.
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class _Running:
+    """A contender's measurements of one case."""
+
+    contender: Contender
+    rounds: int = 0
+    batches: list[Batch] = field(default_factory=list)
+    memory_bytes: int = 0
+    failure: str = ""
+
+
+def measure_beside(
+    scenario: str,
+    setting: str,
+    contenders: Sequence[Contender],
+    rank_count: int,
+    cases: Sequence[Case],
+    effort: Effort,
+    progress: Progress,
+) -> list[Result]:
+    """Every case of every contender; one that fails is left out from there on, and its text kept."""
+    failures: dict[str, str] = {}
+    results: list[Result] = []
+    for case in cases:
+        running = [_Running(contender) for contender in contenders]
+        for each in running:
+            each.failure = failures.get(each.contender.name, "")
+        _measure_case(running, case, effort, lambda text: progress(f"{setting}, {text}"))
+        for each in running:
+            if each.failure:
+                failures[each.contender.name] = each.failure
+            result = Result(
+                scenario,
+                setting,
+                case.label,
+                each.contender.name,
+                case.dtype,
+                rank_count,
+                len(case.tensor_bytes),
+                case.total_bytes,
+                failure=each.failure,
+            )
+            if each.batches and not each.failure:
+                summarize(result, each.batches, each.memory_bytes)
+            results.append(result)
+    add_ratios(results)
+    return results
+
+
+def _measure_case(
+    running: Sequence[_Running], case: Case, effort: Effort, progress: Progress
+) -> None:
+    @contextlib.contextmanager
+    def remembering(each: _Running) -> Any:
+        try:
+            yield
+        except ContenderFailed as failure:
+            each.failure = str(failure)
+            progress(f"FAILED: {failure}")
+
+    def batch(each: _Running, rounds: int) -> Batch:
+        warm_up = max(1, min(50, rounds // 4))
+        return each.contender.measure(case.dtype, case.tensor_bytes, warm_up, rounds, _TIMEOUT_S)
+
+    for each in running:
+        if each.failure:
+            continue
+        progress(f"{case.label}: {each.contender.name} warms up")
+        with remembering(each):
+            first = batch(each, _CALIBRATION_ROUNDS)
+            # A cold cache, a first touch: what is left of them in so few rounds misleads.
+            probe = rounds_for(min(first.rounds_s), effort.batch_s / 4, 1, _ROUNDS_MAX // 10)
+            second = batch(each, probe) if probe > _CALIBRATION_ROUNDS else first
+            round_s = second.elapsed_s / second.rounds
+            each.rounds = rounds_for(round_s, effort.batch_s, 1, _ROUNDS_MAX)
+    for repetition in range(effort.repetitions):
+        # Whoever comes first comes last the next time.
+        turn = repetition % max(1, len(running))
+        for each in [*running[turn:], *running[:turn]]:
+            if each.failure:
+                continue
+            progress(
+                f"{case.label}: {each.contender.name}, {repetition + 1} of {effort.repetitions}"
+            )
+            with remembering(each):
+                each.batches.append(batch(each, each.rounds))
+                if repetition == effort.repetitions - 1:
+                    each.memory_bytes = each.contender.memory_held_bytes()
+
+
+def summarize(result: Result, batches: Sequence[Batch], memory_bytes: int) -> None:
+    """Fills in a result's figures from its repetitions."""
+    size = result.total_bytes
+    result.rounds = batches[0].rounds
+    result.gigabytes_per_s = [size * each.rounds / each.elapsed_s * 1e-9 for each in batches]
+    result.gigabytes_per_s_median = median(result.gigabytes_per_s)
+    rounds_s = [round_s for each in batches for round_s in each.rounds_s]
+    result.median_s = median(rounds_s)
+    result.p99_s = quantile(rounds_s, 0.99)
+    gigabytes = size * 1e-9 * result.rank_count
+    result.cpu_s_per_gigabyte = median([each.cpu_s / each.rounds / gigabytes for each in batches])
+    wire = [each.wire_bytes / each.rounds for each in batches if each.wire_bytes is not None]
+    result.wire_bytes_per_round = median(wire) if wire else None
+    result.memory_bytes = memory_bytes
+
+
+def add_ratios(results: Sequence[Result]) -> None:
+    """Gives each result its speed as a multiple of that of every other one of the same case."""
+    for one in results:
+        for other in results:
+            if one is other or (one.setting, one.case) != (other.setting, other.case):
+                continue
+            if one.gigabytes_per_s_median and other.gigabytes_per_s_median:
+                ratio = one.gigabytes_per_s_median / other.gigabytes_per_s_median
+                one.ratios[other.contender] = ratio

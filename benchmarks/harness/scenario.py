@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scenarios are given, and what they give back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from harness.contender import Contender, ContenderFailed
+from harness.contenders import Missing, Programs
+from harness.measure import Case, Effort, Result, measure_beside
+from harness.report import Bar
+
+# From shortest to longest; a scenario picks its cases by it.
+MODES = ("smoke", "quick", "default", "full")
+
+
+@dataclass
+class Context:
+    programs: Programs
+    mode: str
+    effort: Effort
+    progress: Callable[[str], None]
+    notes: list[str] = field(default_factory=list)
+
+    def pick(self, smoke: object, quick: object, default: object, full: object = None) -> object:
+        """What belongs to the mode; `full` is as `default` unless given."""
+        index = MODES.index(self.mode)
+        return (smoke, quick, default, default if full is None else full)[index]
+
+
+@dataclass
+class Section:
+    """What a scenario has found out."""
+
+    title: str
+    results: list[Result] = field(default_factory=list)
+    bars: list[Bar] = field(default_factory=list)
+    text: str = ""  # Markdown, below the tables.
+
+
+Make = Callable[[], Contender]
+
+
+def run_beside(
+    context: Context,
+    scenario: str,
+    setting: str,
+    makers: Sequence[tuple[str, Make]],
+    rank_count: int,
+    cases: Sequence[Case],
+) -> list[Result]:
+    """Starts the contenders that can run here, measures them, and ends them."""
+    with ExitStack() as stack:
+        contenders = []
+        failed = []
+        for name, make in makers:
+            context.progress(f"{setting}: {name} starts")
+            try:
+                contenders.append(stack.enter_context(make()))
+            except Missing as missing:
+                context.notes.append(f"{name} is left out: {missing}")
+            except ContenderFailed as failure:
+                context.notes.append(f"{setting}: {failure}")
+                failed.append((name, str(failure)))
+        results = measure_beside(
+            scenario, setting, contenders, rank_count, cases, context.effort, context.progress
+        )
+    for name, text in failed:
+        for case in cases:
+            size, count = case.total_bytes, len(case.tensor_bytes)
+            result = Result(
+                scenario, setting, case.label, name, case.dtype, rank_count, count, size
+            )
+            result.failure = text
+            results.append(result)
+    return results
+
+
+def find(results: Sequence[Result], setting: str, case: str, contender: str) -> Result | None:
+    """The result that has figures."""
+    for result in results:
+        if (result.setting, result.case, result.contender) == (setting, case, contender):
+            return None if result.failure else result
+    return None
+
+
+def ratio_bar(
+    text: str,
+    one: Result | None,
+    other: Result | None,
+    wanted: float,
+    of: Callable[[Result], float],
+    at_most: bool = False,
+) -> Bar:
+    """Whether of(one) / of(other) is at least (or at most) as wanted."""
+    sign = "<=" if at_most else ">="
+    label = f"{sign} {wanted:g}"
+    if one is None or other is None or not of(other):
+        return Bar(text, label, None, False)
+    measured = of(one) / of(other)
+    return Bar(text, label, measured, measured <= wanted if at_most else measured >= wanted)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of one node: one agent and no network, beside Gloo and OpenMPI's shared memory."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from harness.contenders import (
+    GLOO,
+    LIMIT,
+    OPENMPI,
+    TALWEG,
+    gloo,
+    memory_limit,
+    openmpi,
+    talweg_on_one_node,
+)
+from harness.figures import format_bytes, parse_bytes
+from harness.measure import Case, Result
+from harness.report import Bar
+from harness.scenario import Context, Make, Section, find, ratio_bar, run_beside
+
+TITLE = "Ranks of one node"
+NAMED = "25 MB"
+SMALL = "4 KiB"
+# From here on a case gets processes of its own: what it holds is then its own, too.
+_LARGE_BYTES = 25_000_000
+
+_CURVE = ("4KiB", "64KiB", "1MiB", "4MiB", "25MB", "100MB", "256MB")
+_FULL = ("4KiB", "16KiB", "64KiB", "256KiB", "1MiB", "2MiB", "4MiB", "8MiB", "16MiB", "25MB")
+_SIZES = {
+    ("smoke", 2, "f32"): ("4KiB", "64KiB"),
+    ("quick", 2, "f32"): ("4KiB", "1MiB", "25MB"),
+    ("quick", 4, "f32"): ("4KiB", "25MB"),
+    ("quick", 2, "bf16"): ("25MB",),
+    ("default", 2, "f32"): _CURVE,
+    ("default", 4, "f32"): _CURVE,
+    ("default", 2, "bf16"): ("4KiB", "1MiB", "25MB", "256MB"),
+    ("default", 4, "bf16"): ("4KiB", "25MB"),
+}
+for _ranks in (2, 4):
+    for _dtype in ("f32", "bf16"):
+        _SIZES["full", _ranks, _dtype] = (*_FULL, "64MB", "100MB", "256MB")
+
+
+def _setting(ranks: int, dtype: str) -> str:
+    return f"{ranks} ranks, {dtype}"
+
+
+def run(context: Context) -> Section:
+    programs = context.programs
+    network = programs.in_own_network()
+    if not network:
+        context.notes.append(
+            "No network namespaces here: Gloo uses the host's loopback and congestion control."
+        )
+    section = Section(TITLE)
+    for (mode, ranks, dtype), sizes in _SIZES.items():
+        if mode != context.mode:
+            continue
+        makers: list[tuple[str, Make]] = [
+            (TALWEG, partial(talweg_on_one_node, programs, ranks, network)),
+            (OPENMPI, partial(openmpi, programs, ranks, network)),
+            (GLOO, partial(gloo, programs, ranks, network)),
+        ]
+        if dtype == "f32":
+            makers.append((LIMIT, partial(memory_limit, programs, ranks)))
+        cases = [Case(format_bytes(size), (size,), dtype) for size in map(parse_bytes, sizes)]
+        lives = [[case for case in cases if case.total_bytes < _LARGE_BYTES]]
+        lives += [[case] for case in cases if case.total_bytes >= _LARGE_BYTES]
+        for life in filter(None, lives):
+            section.results += run_beside(
+                context, "one_node", _setting(ranks, dtype), makers, ranks, life
+            )
+    section.bars = bars(section.results)
+    section.text = (
+        "The limit is what memory allows at the very least: every rank's gradient read once and every rank's\n"
+        "result written once, in place, by all ranks at the same time, with no sum and no waiting.\n"
+    )
+    return section
+
+
+def bars(results: list[Result]) -> list[Bar]:
+    found: list[Bar] = []
+    for ranks in (2, 4):
+        for dtype in ("f32", "bf16"):
+            setting = _setting(ranks, dtype)
+            if not any(result.setting == setting for result in results):
+                continue
+            ours = find(results, setting, NAMED, TALWEG)
+            for peer, wanted in ((GLOO, 3.0), (OPENMPI, 1.5)):
+                theirs = find(results, setting, NAMED, peer)
+                text = f"{setting}, {NAMED}: GB/s as a multiple of {peer}'s"
+                found.append(
+                    ratio_bar(text, ours, theirs, wanted, lambda r: r.gigabytes_per_s_median)
+                )
+            theirs = find(results, setting, NAMED, OPENMPI)
+            text = f"{setting}, {NAMED}: CPU a GB over {OPENMPI}'s"
+            found.append(ratio_bar(text, ours, theirs, 1.0, lambda r: r.cpu_s_per_gigabyte, True))
+            if dtype == "f32":
+                small = find(results, setting, SMALL, TALWEG)
+                theirs = find(results, setting, SMALL, GLOO)
+                text = f"{setting}, {SMALL}: latency over {GLOO}'s"
+                found.append(ratio_bar(text, small, theirs, 1 / 8, lambda r: r.median_s, True))
+    return found

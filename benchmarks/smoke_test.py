@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""./bench with tiny sizes: that every scenario runs here and writes what it should."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+_RUNFILES = Path(os.environ["RUNFILES_DIR"]) / "talweg"
+_BENCH = _RUNFILES / "benchmarks" / "bench.py"
+_TIMEOUT_S = 600.0
+
+
+def run(output: Path, *arguments: str) -> tuple[int, str]:
+    """Runs it in a session of its own; returns status and output."""
+    line = [sys.executable, str(_BENCH), "--smoke", f"--binaries={_RUNFILES}", f"--output={output}"]
+    process = subprocess.Popen(
+        [*line, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        text, _ = process.communicate(timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        text, _ = process.communicate(timeout=60)
+        raise AssertionError(f"no end after {_TIMEOUT_S} s:\n{text}") from None
+    return process.returncode, text
+
+
+class SmokeTest(unittest.TestCase):
+    scratch: tempfile.TemporaryDirectory[str]
+    output: Path
+    document: dict[str, Any]
+    page: str
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.scratch = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        cls.addClassCleanup(cls.scratch.cleanup)
+        cls.output = Path(cls.scratch.name)
+        status, text = run(cls.output)
+        if status != 0:
+            raise AssertionError(f"exit {status}:\n{text}")
+        cls.document = json.loads((cls.output / "results.json").read_text())
+        cls.page = (cls.output / "results.md").read_text()
+
+    def results(self, scenario: str, contender: str) -> list[dict[str, Any]]:
+        return [
+            each
+            for each in self.document["results"]
+            if (each["scenario"], each["contender"]) == (scenario, contender)
+        ]
+
+    def test_ranks_of_one_node(self) -> None:
+        for contender in ("Talweg", "Gloo", "memory limit"):
+            results = self.results("one_node", contender)
+            self.assertEqual([each["total_bytes"] for each in results], [4096, 65536], contender)
+            for each in results:
+                self.assertGreater(each["gigabytes_per_s_median"], 0)
+                self.assertGreater(each["p99_s"], 0)
+                self.assertGreater(each["cpu_s_per_gigabyte"], 0)
+        self.assertIn("Gloo", self.results("one_node", "Talweg")[0]["ratios"])
+
+    def test_a_result_names_its_circumstances(self) -> None:
+        for key in ("commit", "cpu", "kernel", "load_at_start"):
+            self.assertIn(key, self.document["machine"])
+        self.assertIn("--smoke", self.document["command"])
+        self.assertEqual(self.document["congestion_control"], "reno")
+        self.assertIn("--smoke", self.page)
+
+    def test_an_unknown_scenario_is_refused(self) -> None:
+        status, text = run(self.output, "--scenario=nowhere")
+        self.assertEqual(status, 2)
+        self.assertIn("there is no scenario 'nowhere'; there are: one_node", text)
+
+
+if __name__ == "__main__":
+    if os.environ.get("TALWEG_SANITIZER"):
+        print("SKIPPED: peers that are not built with a sanitizer cannot run with its runtime")
+        sys.exit(0)
+    unittest.main()

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/cli/bench_orders.h"
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "clients/cli/process.h"
+#include "libs/status/status.h"
+
+namespace talweg::cli {
+namespace {
+
+constexpr int64_t kTimeoutNs = 600'000'000'000;
+
+absl::Status Check(talweg_status status, const std::string& what) {
+  if (status == TALWEG_OK) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat(what, ": ", talweg_status_name(status), ": ", talweg_last_error()));
+}
+
+// Lines to and from whoever gives the orders.
+class Line {
+ public:
+  static absl::StatusOr<Line> Connect(const std::string& path) {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    if (path.size() >= sizeof address.sun_path) {
+      return absl::InvalidArgumentError(absl::StrCat("option --control: '", path, "' is too long"));
+    }
+    std::memcpy(address.sun_path, path.data(), path.size());
+    Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!fd.open() ||
+        connect(fd.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+      return ErrnoStatus(errno, absl::StrCat("connect to ", path));
+    }
+    return Line(std::move(fd));
+  }
+
+  absl::Status Say(const std::string& text) {
+    const std::string line = absl::StrCat(text, "\n");
+    for (size_t sent = 0; sent < line.size();) {
+      const ssize_t bytes = send(fd_.fd(), line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
+      if (bytes < 0 && errno == EINTR) continue;
+      if (bytes <= 0) return ErrnoStatus(errno, "answer the harness");
+      sent += static_cast<size_t>(bytes);
+    }
+    return absl::OkStatus();
+  }
+
+  // Empty: nobody is there any more, or it said quit.
+  std::string Hear() {
+    for (;;) {
+      const size_t end = buffer_.find('\n');
+      if (end != std::string::npos) {
+        std::string line = buffer_.substr(0, end);
+        buffer_.erase(0, end + 1);
+        return line == "quit" ? "" : line;
+      }
+      char bytes[65536];
+      const ssize_t count = recv(fd_.fd(), bytes, sizeof bytes, 0);
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) return "";
+      buffer_.append(bytes, static_cast<size_t>(count));
+    }
+  }
+
+ private:
+  explicit Line(Descriptor fd) : fd_(std::move(fd)) {}
+
+  Descriptor fd_;
+  std::string buffer_;
+};
+
+// Tensors as the trainer has them: ordinary memory of its own.
+struct Tensor {
+  talweg_tensor id = 0;
+  uint64_t count = 0;
+  std::unique_ptr<char[]> data;
+  talweg_round round = 0;
+};
+
+class Orders {
+ public:
+  explicit Orders(talweg_client* client) : client_(client) {}
+
+  absl::Status Serve(Line& line) {
+    for (std::string text = line.Hear(); !text.empty(); text = line.Hear()) {
+      TALWEG_ASSIGN_OR_RETURN(const BenchOrder order, ParseBenchOrder(text));
+      if (order != prepared_) TALWEG_RETURN_IF_ERROR(Prepare(order));
+      for (uint64_t i = 0; i < order.warm_up_rounds; ++i) TALWEG_RETURN_IF_ERROR(Round());
+      TALWEG_RETURN_IF_ERROR(line.Say("ready"));
+      if (line.Hear().empty()) break;
+      std::vector<int64_t> rounds_ns;
+      const int64_t begin_ns = NowNs();
+      int64_t end_ns = begin_ns;
+      for (uint64_t i = 0; i < order.rounds; ++i) {
+        TALWEG_RETURN_IF_ERROR(Round());
+        const int64_t now_ns = NowNs();
+        rounds_ns.push_back(now_ns - end_ns);
+        end_ns = now_ns;
+      }
+      TALWEG_RETURN_IF_ERROR(line.Say(
+          absl::StrCat("done ", begin_ns, " ", end_ns, " ", absl::StrJoin(rounds_ns, ","))));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // New buffers, and one round that is known to be right.
+  absl::Status Prepare(const BenchOrder& order) {
+    const uint64_t element_bytes = talweg_dtype_bytes(order.dtype);
+    tensors_.clear();
+    for (size_t i = 0; i < order.tensor_bytes.size(); ++i) {
+      Tensor tensor;
+      tensor.count = order.tensor_bytes[i] / element_bytes;
+      const std::string name =
+          absl::StrCat("bench/", static_cast<int>(order.dtype), "/", tensor.count, "/", i);
+      // What is pushed last is needed first.
+      TALWEG_RETURN_IF_ERROR(
+          Check(talweg_declare(client_, name.c_str(), order.dtype, TALWEG_SUM, 0, tensor.count,
+                               static_cast<int32_t>(i), kTimeoutNs, &tensor.id),
+                absl::StrCat("declare ", name)));
+      tensor.data = std::make_unique<char[]>(tensor.count * element_bytes);
+      tensors_.push_back(std::move(tensor));
+    }
+    Fill(order.dtype, static_cast<float>(talweg_rank(client_) + 1));
+    TALWEG_RETURN_IF_ERROR(Round());
+    TALWEG_RETURN_IF_ERROR(CheckSums(order.dtype));
+    Fill(order.dtype, 1);  // Sums of sums soon overflow; that costs the same time.
+    prepared_ = order;
+    return absl::OkStatus();
+  }
+
+  // One push_pull of every tensor, in place: the result ends in the buffer that was pushed.
+  absl::Status Round() {
+    for (Tensor& tensor : tensors_) {
+      TALWEG_RETURN_IF_ERROR(
+          Check(talweg_push_pull(client_, tensor.id, tensor.data.get(), TALWEG_DECLARED_PRIORITY,
+                                 kTimeoutNs, &tensor.round),
+                "push_pull"));
+    }
+    for (Tensor& tensor : tensors_) {
+      TALWEG_RETURN_IF_ERROR(Check(
+          talweg_wait(client_, tensor.id, tensor.round, tensor.data.get(), kTimeoutNs), "wait"));
+    }
+    return absl::OkStatus();
+  }
+
+  static uint32_t Bits(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+  }
+
+  void Fill(talweg_dtype dtype, float value) {
+    for (Tensor& tensor : tensors_) {
+      for (uint64_t i = 0; i < tensor.count; ++i) {
+        if (dtype == TALWEG_F32) {
+          reinterpret_cast<float*>(tensor.data.get())[i] = value;
+        } else {
+          reinterpret_cast<uint16_t*>(tensor.data.get())[i] =
+              static_cast<uint16_t>(Bits(value) >> 16);
+        }
+      }
+    }
+  }
+
+  absl::Status CheckSums(talweg_dtype dtype) const {
+    const float ranks = static_cast<float>(talweg_size(client_));
+    const uint32_t expected = Bits(ranks * (ranks + 1) / 2);
+    for (const Tensor& tensor : tensors_) {
+      for (const uint64_t place : {uint64_t{0}, tensor.count / 2, tensor.count - 1}) {
+        const uint32_t found =
+            dtype == TALWEG_F32
+                ? Bits(reinterpret_cast<const float*>(tensor.data.get())[place])
+                : uint32_t{reinterpret_cast<const uint16_t*>(tensor.data.get())[place]} << 16;
+        if (found == expected) continue;
+        return absl::DataLossError(absl::StrCat("element ", place, " of the sum over ", ranks,
+                                                " ranks has the bits ", found, ", not ", expected));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  talweg_client* const client_;
+  std::vector<Tensor> tensors_;
+  BenchOrder prepared_;
+};
+
+}  // namespace
+
+absl::StatusOr<BenchOrder> ParseBenchOrder(const std::string& line) {
+  const std::vector<std::string> words = absl::StrSplit(line, ' ');
+  const absl::Status bad =
+      absl::DataLossError(absl::StrCat("no order: '", line.substr(0, 100), "'"));
+  BenchOrder order;
+  if (words.size() != 5 || words[0] != "prepare" || (words[1] != "f32" && words[1] != "bf16") ||
+      !absl::SimpleAtoi(words[2], &order.warm_up_rounds) ||
+      !absl::SimpleAtoi(words[3], &order.rounds) || order.rounds == 0) {
+    return bad;
+  }
+  order.dtype = words[1] == "f32" ? TALWEG_F32 : TALWEG_BF16;
+  for (const std::string& word : std::vector<std::string>(absl::StrSplit(words[4], ','))) {
+    uint64_t bytes = 0;
+    if (!absl::SimpleAtoi(word, &bytes) || bytes == 0 ||
+        bytes % talweg_dtype_bytes(order.dtype) != 0) {
+      return bad;
+    }
+    order.tensor_bytes.push_back(bytes);
+  }
+  return order;
+}
+
+absl::Status ServeBenchOrders(talweg_client* client, const std::string& path,
+                              const std::string& contender) {
+  TALWEG_ASSIGN_OR_RETURN(Line line, Line::Connect(path));
+  TALWEG_RETURN_IF_ERROR(
+      line.Say(absl::StrCat("hello ", contender, " ", talweg_rank(client), " ", getpid())));
+  const absl::Status status = Orders(client).Serve(line);
+  if (!status.ok()) {
+    // Whether or not anybody hears it, the caller is told.
+    line.Say(absl::StrCat("failed ", status.message())).IgnoreError();
+  }
+  return status;
+}
+
+}  // namespace talweg::cli

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch_forks import TorchForks
+
 _RUNFILES = Path(os.environ["RUNFILES_DIR"]) / "talweg"
 TOOL = str(_RUNFILES / "clients" / "cli" / "talweg")
 PROGRAMS = _RUNFILES / "tests" / "integration" / "programs"
@@ -24,13 +26,15 @@ def command(
     ranks: int | Sequence[int] = 2,
     aggregators: int | None = None,
     options: Sequence[str] = (),
+    forks: TorchForks | None = None,
 ) -> list[str]:
-    """The command line of a job; `ranks` may differ by node."""
+    """The command line of a job; `ranks` may differ by node, `forks` spares them imports of torch."""
     per_node = str(ranks) if isinstance(ranks, int) else ",".join(str(count) for count in ranks)
     line = [TOOL, "run", f"--nodes={nodes}", f"--ranks-per-node={per_node}"]
     if aggregators is not None:
         line += [f"--aggregators={aggregators}", "--force-distributed"]
-    line += [*options, "--", sys.executable, "-P", str(PROGRAMS / program), *arguments]
+    prefix = forks.prefix if forks else []
+    line += [*options, "--", sys.executable, "-P", *prefix, str(PROGRAMS / program), *arguments]
     return line
 
 

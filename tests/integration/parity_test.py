@@ -9,51 +9,64 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import job
-
-
-def _single(optimizer: str) -> list[float]:
-    with tempfile.TemporaryDirectory() as directory:
-        program = str(job.PROGRAMS / "parity.py")
-        line = [sys.executable, "-P", program, "--single", f"--optimizer={optimizer}"]
-        subprocess.run([*line, f"--output={directory}"], check=True, timeout=job.TIMEOUT_S)
-        return json.loads((Path(directory) / "rank0.json").read_text())["losses"]
-
-
-def _job(optimizer: str, passes: int = 1, **shape: Any) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as directory:
-        arguments = [f"--optimizer={optimizer}", f"--passes={passes}", f"--output={directory}"]
-        job.run(job.command("parity.py", arguments, **shape))
-        files = sorted(Path(directory).glob("rank*.json"))
-        return [json.loads(file.read_text()) for file in files]
+from torch_forks import TorchForks
 
 
 class ParityTest(unittest.TestCase):
+    forks: ClassVar[TorchForks]
+    single: ClassVar[dict[str, list[float]]]  # Losses of one process, by optimizer.
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.forks = TorchForks()
+        cls.forks.__enter__()
+        cls.addClassCleanup(cls.forks.__exit__)
+        cls.single = {}
+
+    def _single(self, optimizer: str) -> list[float]:
+        if optimizer not in self.single:
+            with tempfile.TemporaryDirectory() as directory:
+                program = [*self.forks.prefix, str(job.PROGRAMS / "parity.py"), "--single"]
+                arguments = [f"--optimizer={optimizer}", f"--output={directory}"]
+                line = [sys.executable, "-P", *program, *arguments]
+                subprocess.run(line, check=True, timeout=job.TIMEOUT_S)
+                result = json.loads((Path(directory) / "rank0.json").read_text())
+            self.single[optimizer] = result["losses"]
+        return self.single[optimizer]
+
+    def _job(self, optimizer: str, passes: int = 1, **shape: Any) -> list[dict[str, Any]]:
+        with tempfile.TemporaryDirectory() as directory:
+            arguments = [f"--optimizer={optimizer}", f"--passes={passes}", f"--output={directory}"]
+            job.run(job.command("parity.py", arguments, forks=self.forks, **shape))
+            files = sorted(Path(directory).glob("rank*.json"))
+            return [json.loads(file.read_text()) for file in files]
+
     def _check(self, optimizer: str, ranks: list[dict[str, Any]], count: int) -> None:
         self.assertEqual(len(ranks), count)
         for rank in ranks[1:]:
             self.assertEqual(rank["digests"], ranks[0]["digests"], "ranks differ after some step")
-        single = _single(optimizer)
+        single = self._single(optimizer)
         for step, wanted in enumerate(single):
             actual = sum(rank["losses"][step] for rank in ranks) / count
             self.assertLessEqual(abs(actual - wanted), 1e-5 * abs(wanted), f"{optimizer} {step}")
 
     def test_sgd_on_two_nodes_with_two_ranks(self) -> None:
-        self._check("sgd", _job("sgd", nodes=2, ranks=2, aggregators=2), 4)
+        self._check("sgd", self._job("sgd", nodes=2, ranks=2, aggregators=2), 4)
 
     def test_adam_on_unequal_nodes(self) -> None:
-        self._check("adam", _job("adam", nodes=2, ranks=(2, 1), aggregators=1), 3)
+        self._check("adam", self._job("adam", nodes=2, ranks=(2, 1), aggregators=1), 3)
 
     def test_adam_on_one_node_without_aggregators(self) -> None:
-        self._check("adam", _job("adam", nodes=1, ranks=2), 2)
+        self._check("adam", self._job("adam", nodes=1, ranks=2), 2)
 
     def test_accumulation_over_two_backward_passes(self) -> None:
-        self._check("sgd", _job("sgd", passes=2, nodes=2, ranks=1, aggregators=1), 2)
+        self._check("sgd", self._job("sgd", passes=2, nodes=2, ranks=1, aggregators=1), 2)
 
     def test_two_runs_end_in_identical_bytes(self) -> None:
-        runs = [_job("adam", nodes=2, ranks=2, aggregators=2) for _ in range(2)]
+        runs = [self._job("adam", nodes=2, ranks=2, aggregators=2) for _ in range(2)]
         self.assertEqual(runs[0], runs[1])
 
 

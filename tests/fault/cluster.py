@@ -98,13 +98,15 @@ class Cluster:
     def log(self, daemon: Daemon) -> str:
         return (self._logs / daemon.name).read_text()
 
-    def start(self, service: str, name: str, options: Sequence[str]) -> Daemon:
-        """Starts talweg-`service` and returns when it serves."""
+    def start(
+        self, service: str, name: str, options: Sequence[str], enter: Sequence[str] = ()
+    ) -> Daemon:
+        """Starts talweg-`service` and returns when it serves; `enter` goes before the command."""
         read_fd, write_fd = os.pipe()
         binary = RUNFILES / "services" / service / f"talweg-{service}"
         log = (self._logs / name).open("ab")
         process = subprocess.Popen(
-            [str(binary), f"--ready_fd={write_fd}", *options],
+            [*enter, str(binary), f"--ready_fd={write_fd}", *options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -130,14 +132,20 @@ class Cluster:
             "aggregator", f"aggregator.{name}", [f"--scheduler={scheduler}", f"--name={name}"]
         )
 
-    def agent(self, node: int, options: Sequence[str]) -> Daemon:
+    def agent(self, node: int, options: Sequence[str], enter: Sequence[str] = ()) -> Daemon:
         socket = self.directory / f"agent{node}.sock"
-        return self.start("agent", f"agent{node}", [f"--socket_path={socket}", *options])
+        return self.start("agent", f"agent{node}", [f"--socket_path={socket}", *options], enter)
 
-    def rank(self, agent: Daemon, program: str, arguments: Sequence[str] = ()) -> Rank:
+    def rank(
+        self,
+        agent: Daemon,
+        program: str,
+        arguments: Sequence[str] = (),
+        enter: Sequence[str] = (),
+    ) -> Rank:
         environment = dict(os.environ, TALWEG_AGENT_SOCKET=agent.addresses["socket"])
         process = subprocess.Popen(
-            [sys.executable, "-P", "-u", str(PROGRAMS / program), *arguments],
+            [*enter, sys.executable, "-P", "-u", str(PROGRAMS / program), *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job over hosts with networks of their own: real TCP, and a cable that is pulled."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import unittest
+from typing import Any
+
+from cluster import DEADLINE_S, PROGRAMS, RUNFILES, Cluster, Daemon, Rank
+from netns import Network, NotPermitted
+
+_LEASE_MS = 4000
+_STEP_BYTES = 300_000 * 4  # What a rank of steady.py pushes a step, at least.
+
+
+class SeparateHosts:
+    """Machines "a" and "b", and a "server" with a scheduler and two aggregators."""
+
+    def __enter__(self) -> SeparateHosts:
+        with contextlib.ExitStack() as stack:
+            self.network = stack.enter_context(Network(["server", "a", "b"]))
+            self.cluster = stack.enter_context(Cluster())
+            here = f"{self.network.address('server')}:0"
+            options = [f"--listen={here}", "--in_memory", f"--lease_ms={_LEASE_MS}"]
+            scheduler = self._start("scheduler", "scheduler", options)
+            self.scheduler = scheduler.addresses["listen"]
+            for name in ("x", "y"):
+                options = [f"--scheduler={self.scheduler}", f"--name={name}", f"--listen={here}"]
+                self._start("aggregator", f"aggregator.{name}", options)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def _start(self, service: str, name: str, options: list[str]) -> Daemon:
+        return self.cluster.start(service, name, options, self.network.enter("server"))
+
+    def ranks(self, node: int, host: str, count: int, job: str) -> list[Rank]:
+        """Starts a node's agent and ranks."""
+        inside = self.network.enter(host)
+        options = [
+            f"--scheduler={self.scheduler}",
+            f"--job={job}",
+            f"--node_rank={node}",
+            f"--rank_count={count}",
+            "--min_members=2",
+            "--max_members=2",
+            f"--name=machine-{host}",
+        ]
+        agent = self.cluster.agent(node, options, inside)
+        return [self.cluster.rank(agent, "steady.py", (), inside) for _ in range(count)]
+
+
+class SeparateHostsTest(unittest.TestCase):
+    def test_the_tool_once_a_host(self) -> None:
+        tool = str(RUNFILES / "clients" / "cli" / "talweg")
+        program = [sys.executable, "-P", str(PROGRAMS / "ten_steps.py")]
+        with SeparateHosts() as hosts:
+            shape = [f"--scheduler={hosts.scheduler}", "--nodes=2", "--ranks-per-node=2,1"]
+            runs = []
+            for node, host in enumerate(("a", "b")):
+                line = [tool, "run", *shape, f"--node-rank={node}", "--", *program]
+                runs.append(
+                    subprocess.Popen(
+                        [*hosts.network.enter(host), *line],
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT,
+                        text=True,
+                    )
+                )
+                self.addCleanup(runs[-1].wait)
+                self.addCleanup(runs[-1].terminate)
+            for run in runs:
+                output = run.communicate(timeout=DEADLINE_S)[0]
+                self.assertEqual(run.returncode, 0, output)
+                self.assertIn("of 3, local 0 of", output)
+
+    def test_a_pulled_cable_is_named_at_all_others(self) -> None:
+        with SeparateHosts() as hosts:
+            first, second = hosts.ranks(0, "a", 2, "training")
+            (lonely,) = hosts.ranks(1, "b", 1, "training")
+            # Each checks its sums. What it is told went over the wire, by TCP.
+            for rank in (first, second, lonely):
+                rank.wait_for("step 5 ")
+            received, sent = hosts.network.bytes_moved("b")
+            self.assertGreater(received, 4 * _STEP_BYTES)
+            self.assertGreater(sent, 4 * _STEP_BYTES)
+
+            hosts.network.unplug("b")
+            for rank in (first, second):
+                line = rank.wait_for("error ")
+                self.assertRegex(line, "error JobFailed: .*node 1.*machine-b")
+                self.assertEqual(rank.process.wait(DEADLINE_S), 3)
+            # With the cable back the one that was cut off learns what was decided without it, and
+            # the pool, which has not suffered, trains the next job.
+            hosts.network.plug("b")
+            lonely.wait_for("error JobFailed")
+            self.assertEqual(lonely.process.wait(DEADLINE_S), 3)
+            for rank in hosts.ranks(0, "a", 1, "next") + hosts.ranks(1, "b", 1, "next"):
+                rank.wait_for("step 3 ")
+
+
+if __name__ == "__main__":
+    try:
+        with Network(["probe"]):
+            pass
+    except NotPermitted as refusal:
+        print(f"SKIPPED: {refusal}")
+        sys.exit(0)
+    unittest.main()

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "libs/base/check.h"
 #include "libs/base/mutation.h"
+#include "libs/membership/link_shares.h"
 #include "libs/membership/membership.h"
 #include "libs/membership/turn.h"
 
@@ -209,6 +211,11 @@ bool Membership::MakeView(Job& job, bool with_joiners, Turn& turn) {
     }
     if (view.aggregators.empty()) return false;
   }
+  std::set<std::string> hosts;
+  for (const ViewMember& member : view.members) {
+    hosts.insert(job.members.at(member.id.node).record.host_id);
+  }
+  WeighByLinks(hosts, view.aggregators);
   job.epoch_floor = view.epoch;
   job.state = JobState::kRunning;
   job.quiesce.reset();

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/membership/link_shares.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <numeric>
+
+namespace talweg::membership {
+
+void WeighByLinks(const std::set<std::string>& member_hosts,
+                  std::vector<ViewAggregator>& aggregators) {
+  const bool differ = std::any_of(aggregators.begin(), aggregators.end(), [&](const auto& each) {
+    return each.weight != aggregators.front().weight;
+  });
+  if (differ || member_hosts.size() < 2 || member_hosts.contains("")) return;
+
+  const auto is_shared = [&](const ViewAggregator& aggregator) {
+    return member_hosts.contains(aggregator.host_id);
+  };
+  // What has no host id is told apart by its name.
+  const auto host_of = [](const ViewAggregator& aggregator) {
+    return aggregator.host_id.empty() ? "?" + aggregator.name : aggregator.host_id;
+  };
+  std::map<std::string, uint64_t> on_shared_host;
+  std::map<std::string, uint64_t> on_own_host;
+  for (const ViewAggregator& aggregator : aggregators) {
+    ++(is_shared(aggregator) ? on_shared_host : on_own_host)[host_of(aggregator)];
+  }
+  const uint64_t n = member_hosts.size();
+  const uint64_t m = on_shared_host.size();
+  const uint64_t k = on_own_host.size();
+  if (m == 0 || k == 0) return;
+  if (k >= n) {
+    std::erase_if(aggregators, is_shared);
+    return;
+  }
+
+  // Whole numbers: shares times what every count of aggregators on a host divides.
+  uint64_t divisible = 1;
+  for (const auto* hosts : {&on_shared_host, &on_own_host}) {
+    for (const auto& [host, count] : *hosts) divisible = std::lcm(divisible, count);
+  }
+  uint64_t common = 0;
+  std::vector<uint64_t> weights;
+  for (const ViewAggregator& aggregator : aggregators) {
+    const uint64_t host_share = is_shared(aggregator) ? n - k : m + n - 2;
+    const auto& hosts = is_shared(aggregator) ? on_shared_host : on_own_host;
+    weights.push_back(host_share * divisible / hosts.at(host_of(aggregator)));
+    common = std::gcd(common, weights.back());
+  }
+  const bool fits = *std::max_element(weights.begin(), weights.end()) / common <= UINT32_MAX;
+  if (!fits) return;  // Dozens of different counts of aggregators on a host: nothing to balance.
+  for (size_t i = 0; i < aggregators.size(); ++i) {
+    aggregators[i].weight = static_cast<uint32_t>(weights[i] / common);
+  }
+}
+
+}  // namespace talweg::membership

@@ -98,8 +98,10 @@ std::vector<Option<AggregatorConfig>> AggregatorOptions() {
               "The aggregator's name, another for each and the same after a restart: placement of "
               "slices hangs on it.",
               "the host's name"),
-      Make<C>("weight", &C::weight, Number<uint32_t>{1, 1000},
-              "Its share of the bytes, relative to the other aggregators' weights."),
+      Make<C>(
+          "weight", &C::weight, Number<uint32_t>{1, 1000},
+          "Its share of the bytes, relative to the other aggregators' weights. When all are alike "
+          "the scheduler weighs them by the hosts they stand on."),
       Make<C>("listen", &C::listen, Listen{}, "Where agents connect to (data plane)."),
       Make<C>("interface", &C::interface, Text{64}, kInterfaceHelp,
               "the hosts of the listen options"),

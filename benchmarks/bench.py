@@ -15,7 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).absolute().parent
 ROOT = HERE.parent
-for _directory in (HERE, ROOT / "bazel"):
+for _directory in (HERE, ROOT / "bazel", ROOT / "tests" / "netns"):
     if str(_directory) not in sys.path:
         sys.path.insert(0, str(_directory))
 
@@ -24,9 +24,12 @@ from harness import machine, report  # noqa: E402
 from harness.contenders import Programs  # noqa: E402
 from harness.measure import Effort  # noqa: E402
 from harness.scenario import Context, Section  # noqa: E402
-from harness.scenarios import one_node  # noqa: E402
+from harness.scenarios import aggregator_host, one_node  # noqa: E402
 
-SCENARIOS: dict[str, Any] = {"one_node": one_node}
+SCENARIOS: dict[str, Any] = {
+    "one_node": one_node,
+    "aggregator_host": aggregator_host,
+}
 TARGETS = [
     "//benchmarks/baselines/...",
     "//clients/cli:talweg",

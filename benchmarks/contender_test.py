@@ -70,7 +70,7 @@ class ContenderTest(unittest.TestCase):
         self.assertEqual(batch.rounds, 3)
         self.assertAlmostEqual(batch.elapsed_s, 0.006)  # First begin to last end.
         self.assertEqual(batch.rounds_s, [1000 * 1e-9] * 6)
-        self.assertIsNone(batch.wire_bytes)
+        self.assertEqual(batch.wire_bytes, [])
 
     def test_cpu_is_that_of_all_processes(self) -> None:
         with contender("computes", "computes") as running:
@@ -93,6 +93,16 @@ class ContenderTest(unittest.TestCase):
             self.assertEqual(len(processes.family(roots)), 2)
         self.assertEqual(processes.family(roots), [])
         self.assertFalse(directory.exists())
+
+    def test_daemons_are_ended_last_and_asked_to(self) -> None:
+        daemon = Command(
+            ("sh", "-c", "sleep 600 & trap 'kill $!; exit 0' TERM; wait"), is_daemon=True
+        )
+        worker = Command((sys.executable, "-c", _WORKER, "0", "well"))
+        with Contender("with a daemon", 1, [daemon, worker]) as running:
+            roots = [process.pid for process in running._started]
+            self.assertEqual(len(processes.family(roots)), 3)
+        self.assertEqual(processes.family(roots), [])
 
     def test_what_does_not_listen_to_sigterm_is_killed(self) -> None:
         stubborn = Command(("sh", "-c", "trap '' TERM; sleep 600"))

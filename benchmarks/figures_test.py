@@ -19,7 +19,7 @@ from harness.scenario import find, ratio_bar
 def result(contender: str, gigabytes_per_s: float = 0.0, case: str = "1 MB") -> Result:
     made = Result("one_node", "2 ranks", case, contender, "f32", 2, 1, 1_000_000)
     if gigabytes_per_s:
-        batch = Batch(1, 0.001 / gigabytes_per_s, [0.001, 0.002], 0.004, 3e6)
+        batch = Batch(1, 0.001 / gigabytes_per_s, [0.001, 0.002], 0.004, [1e6, 2e6])
         summarize(made, [batch], 12_000_000)
     return made
 
@@ -98,14 +98,21 @@ class ResultsTest(unittest.TestCase):
         made = result("Talweg")
         batches = [
             Batch(10, elapsed_s, [elapsed_s / 10] * 20, cpu_s, wire)
-            for elapsed_s, cpu_s, wire in ((0.01, 0.04, 2e7), (0.02, 0.02, 2e7), (0.04, 0.06, None))
+            for elapsed_s, cpu_s, wire in (
+                (0.01, 0.04, [2e7, 1e7]),
+                (0.02, 0.02, [2e7, 1e7]),
+                (0.04, 0.06, [3e7, 0]),
+            )
         ]
         summarize(made, batches, 5_000_000)
         self.assertAlmostEqual(made.gigabytes_per_s_median, 0.5)  # 10 MB in 20 ms.
         self.assertAlmostEqual(made.median_s, 0.002)
         self.assertAlmostEqual(made.p99_s, 0.004)
         self.assertAlmostEqual(made.cpu_s_per_gigabyte, 2.0)  # 40 ms for 2 workers' 10 MB.
-        self.assertEqual(made.wire_bytes_per_round, 2e6)
+        self.assertEqual(made.wire_bytes_per_round, 3e6)
+        self.assertEqual(made.wire_bytes_of_hosts, [2e6, 1e6])
+        summarize(unknown := result("Talweg"), [Batch(1, 1, [1], 1, [])], 0)
+        self.assertIsNone(unknown.wire_bytes_per_round)
         self.assertEqual((made.rounds, made.memory_bytes), (10, 5_000_000))
 
     def test_ratios_stay_within_a_case(self) -> None:

@@ -71,6 +71,20 @@ class SmokeTest(unittest.TestCase):
                 self.assertGreater(each["cpu_s_per_gigabyte"], 0)
         self.assertIn("Gloo", self.results("one_node", "Talweg")[0]["ratios"])
 
+    def test_aggregator_hosts(self) -> None:
+        if not self.results("aggregator_host", "Talweg"):
+            self.assertIn("is left out", "".join(self.document["notes"]))
+            return
+        for contender in ("Talweg", "socket server", "Gloo", "TCP limit"):
+            results = self.results("aggregator_host", contender)
+            self.assertEqual([each["total_bytes"] for each in results], [262144, 65536], contender)
+            for each in results:
+                self.assertGreater(each["gigabytes_per_s_median"], 0)
+                self.assertEqual(len(each["wire_bytes_of_hosts"]), 3)
+        # A server hears both hosts and answers both.
+        for each in self.results("aggregator_host", "socket server"):
+            self.assertGreater(each["wire_bytes_per_round"], 4 * each["total_bytes"])
+
     def test_a_result_names_its_circumstances(self) -> None:
         for key in ("commit", "cpu", "kernel", "load_at_start"):
             self.assertIn(key, self.document["machine"])
@@ -81,7 +95,7 @@ class SmokeTest(unittest.TestCase):
     def test_an_unknown_scenario_is_refused(self) -> None:
         status, text = run(self.output, "--scenario=nowhere")
         self.assertEqual(status, 2)
-        self.assertIn("there is no scenario 'nowhere'; there are: one_node", text)
+        self.assertIn("there is no scenario 'nowhere'; there are: one_node, ", text)
 
 
 if __name__ == "__main__":

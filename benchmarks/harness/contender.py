@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from harness import processes
 
 START_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 20.0
+END_BY_ITSELF_S = 5.0
 
 
 class ContenderFailed(Exception):
@@ -34,10 +35,7 @@ class Command:
 
     line: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
-    # Processes with `is_worker` False (daemons) are started first, in order.
-    is_worker: bool = True
-    # A line of a daemon's stdout that says that it serves.
-    ready_text: str = ""
+    is_daemon: bool = False  # Does not end by itself when the workers have.
 
 
 @dataclass
@@ -48,7 +46,8 @@ class Batch:
     elapsed_s: float
     rounds_s: list[float]  # Of each round and rank.
     cpu_s: float
-    wire_bytes: float | None
+    # Sent by each host's interface; with one host, its loopback's. Empty: not known.
+    wire_bytes: list[float]
 
 
 class _Worker:
@@ -78,6 +77,20 @@ class _Worker:
         self._connection.close()
 
 
+def _end(process: subprocess.Popen[bytes], by_itself_s: float, deadline_s: float) -> None:
+    """Waits, then asks, then kills the process and all of its group."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(by_itself_s)
+        return
+    process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.1, deadline_s - time.monotonic()))
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 class Contender:
     """A running job. Use it as a context manager: everything it started ends with it."""
 
@@ -95,10 +108,12 @@ class Contender:
         self._counts_loopback = counts_loopback
         self.wire_pids = list(wire_pids)
         self._started: list[subprocess.Popen[bytes]] = []
+        self._daemons: list[subprocess.Popen[bytes]] = []
         self._workers: list[_Worker] = []
         self._directory = tempfile.TemporaryDirectory(prefix="talweg-bench-", dir="/tmp")
         self._log = Path(self._directory.name) / "log"
         self._pids: list[int] = []
+        self._on_close: list[Callable[[], None]] = []
         self._idle_bytes = 0
 
     # ---- Life
@@ -131,6 +146,8 @@ class Contender:
                     start_new_session=True,
                 )
                 self._started.append(process)
+                if command.is_daemon:
+                    self._daemons.append(process)
             self._accept(listener)
         self._pids = processes.family(process.pid for process in self._started)
         self._idle_bytes = processes.memory_bytes(self._pids)
@@ -162,19 +179,19 @@ class Contender:
                 worker.say("quit")
             worker.close()
         deadline_s = time.monotonic() + END_TIMEOUT_S
-        for process in reversed(self._started):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(2.0 if self._workers else 0.1)
-                continue
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, deadline_s - time.monotonic()))
-                continue
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        self._started, self._workers = [], []
+        # Daemons last: the others say goodbye to them. The first one started, the scheduler, at the end.
+        workers = [process for process in self._started if process not in self._daemons]
+        for process in [*workers, *reversed(self._daemons)]:
+            by_itself_s = END_BY_ITSELF_S if self._workers and process in workers else 0.0
+            _end(process, by_itself_s, deadline_s)
+        self._started, self._daemons, self._workers = [], [], []
         self._directory.cleanup()
+        for action in self._on_close:
+            action()
+
+    def on_close(self, action: Callable[[], None]) -> None:
+        """Has something done when all processes have ended."""
+        self._on_close.append(action)
 
     # ---- Measuring
 
@@ -201,7 +218,7 @@ class Contender:
             rounds_s += [int(word) * 1e-9 for word in words[3].split(",")]
         cpu_s = processes.cpu_s(self._pids) - cpu_before_s
         wire_after = self._wire_bytes()
-        wire = None if wire_before is None or wire_after is None else wire_after - wire_before
+        wire = [float(after - before) for before, after in zip(wire_before, wire_after)]
         elapsed_s = (max(ends_ns) - min(begins_ns)) * 1e-9
         return Batch(rounds, elapsed_s, rounds_s, cpu_s, wire)
 
@@ -215,18 +232,19 @@ class Contender:
         time.sleep(seconds)
         return (processes.cpu_s(self._pids) - before_s) / (time.monotonic() - begin_s)
 
-    def _wire_bytes(self) -> float | None:
-        """Bytes that the hosts' interfaces have sent and received; None: nothing to read."""
-        total = 0
+    def _wire_bytes(self) -> list[int]:
+        """What each host's interfaces have sent so far."""
         try:
-            for pid in self.wire_pids:
-                for name, (received, sent) in processes.interface_bytes(pid).items():
-                    # Loopback counts each byte once as sent and once as received.
-                    if (name == "lo") == self._counts_loopback:
-                        total += sent if name == "lo" else received + sent
+            return [
+                sum(
+                    sent
+                    for name, (_, sent) in processes.interface_bytes(pid).items()
+                    if (name == "lo") == self._counts_loopback
+                )
+                for pid in self.wire_pids
+            ]
         except OSError:
-            return None
-        return float(total) if self.wire_pids else None
+            return []
 
     def _say(self, line: str) -> None:
         try:

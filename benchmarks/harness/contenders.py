@@ -64,20 +64,19 @@ class Programs:
         return line if allowed.returncode == 0 else ()
 
 
+def talweg_rank(tool: str) -> list[str]:
+    # The shell hands on what the harness has set for this contender.
+    script = (
+        'exec "$0" bench-rank --control="$TALWEG_BENCH_CONTROL"'
+        ' --contender="$TALWEG_BENCH_CONTENDER"'
+    )
+    return ["sh", "-c", script, tool]
+
+
 def talweg_on_one_node(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:
     tool = str(programs.tool)
-    run = [tool, "run", "--nodes=1", f"--ranks-per-node={ranks}", "--"]
-    # The shell hands on what the harness has set for this contender.
-    rank = [
-        "sh",
-        "-c",
-        'exec "$0" bench-rank --control="$TALWEG_BENCH_CONTROL"'
-        ' --contender="$TALWEG_BENCH_CONTENDER"',
-        tool,
-    ]
-    return Contender(
-        TALWEG, ranks, [Command((*network, *run, *rank))], counts_loopback=bool(network)
-    )
+    run = [tool, "run", "--nodes=1", f"--ranks-per-node={ranks}", "--", *talweg_rank(tool)]
+    return Contender(TALWEG, ranks, [Command((*network, *run))], counts_loopback=bool(network))
 
 
 def openmpi(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:

@@ -57,7 +57,8 @@ class Result:
     median_s: float = 0.0
     p99_s: float = 0.0
     cpu_s_per_gigabyte: float = 0.0  # All processes; gigabytes of all workers.
-    wire_bytes_per_round: float | None = None
+    wire_bytes_per_round: float | None = None  # Sent by all interfaces.
+    wire_bytes_of_hosts: list[float] = field(default_factory=list)  # By each of them.
     memory_bytes: int = 0
     failure: str = ""
     ratios: dict[str, float] = field(default_factory=dict)  # Its GB/s over that contender's.
@@ -168,8 +169,10 @@ def summarize(result: Result, batches: Sequence[Batch], memory_bytes: int) -> No
     result.p99_s = quantile(rounds_s, 0.99)
     gigabytes = size * 1e-9 * result.rank_count
     result.cpu_s_per_gigabyte = median([each.cpu_s / each.rounds / gigabytes for each in batches])
-    wire = [each.wire_bytes / each.rounds for each in batches if each.wire_bytes is not None]
-    result.wire_bytes_per_round = median(wire) if wire else None
+    wire = [[sent / each.rounds for sent in each.wire_bytes] for each in batches]
+    if all(wire):
+        result.wire_bytes_per_round = median([sum(hosts) for hosts in wire])
+        result.wire_bytes_of_hosts = [median(of_host) for of_host in zip(*wire)]
     result.memory_bytes = memory_bytes
 
 

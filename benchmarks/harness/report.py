@@ -111,9 +111,9 @@ def page(document: dict[str, Any], sections: Sequence[tuple[str, str]]) -> str:
     text = "# Measured by ./bench\n\n" + markdown_table(["", ""], rows) + "\n"
     text += (
         "GB = 1e9 bytes of gradient. GB/s is what each worker gets, the median of all repetitions, which take\n"
-        "turns; CPU is user and system time of all processes for a GB of all workers' gradients; wire is what\n"
-        "the interfaces have sent (on loopback) or sent and received (between hosts); memory is what was added\n"
-        "since the start of the processes, shared memory counted once.\n\n"
+        "turns; CPU is user and system time of all processes for a GB of all workers' gradients; wire is what all\n"
+        "interfaces have sent; memory is what was added since the start of the processes, shared memory counted\n"
+        "once.\n\n"
     )
     for title, body in sections:
         text += f"## {title}\n\n{body}\n"

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contenders that run on several hosts of a netns.Network."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from netns import INTERFACE, Network
+
+from harness.contender import Command, Contender
+from harness.contenders import GLOO, TALWEG, Programs, talweg_rank
+
+SOCKET_PS, TCP_LIMIT = "socket server", "TCP limit"
+# Every network is its own: no port can be taken.
+_SCHEDULER_PORT, _SOCKET_PS_PORT, _TCP_LIMIT_PORT = 7447, 7448, 7449
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Who is where. Hosts may have ranks and aggregators at once."""
+
+    network: Network
+    rank_hosts: tuple[str, ...]
+    aggregator_hosts: tuple[str, ...]
+
+    @property
+    def all_hosts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self.rank_hosts, *self.aggregator_hosts]))
+
+    @property
+    def pids(self) -> list[int]:
+        return [self.network.pid(host) for host in self.all_hosts]
+
+
+def talweg(programs: Programs, cluster: Cluster) -> Contender:
+    """One rank on each host, defaults everywhere."""
+    tool = str(programs.tool)
+    network, count = cluster.network, len(cluster.rank_hosts)
+    # The scheduler has nothing to do with rounds: it sits where nothing is measured.
+    scheduler_host = cluster.all_hosts[-1]
+    scheduler = f"{network.address(scheduler_host)}:{_SCHEDULER_PORT}"
+    quiet = "--log_level=error"
+    line = (
+        *network.enter(scheduler_host),
+        tool,
+        "scheduler",
+        f"--listen={scheduler}",
+        "--in_memory",
+    )
+    commands = [Command((*line, quiet), is_daemon=True)]
+    for index, host in enumerate(cluster.aggregator_hosts):
+        line = (*network.enter(host), tool, "aggregator", f"--scheduler={scheduler}")
+        address = f"--listen={network.address(host)}:0"
+        commands.append(Command((*line, address, f"--name={index}", quiet), is_daemon=True))
+    for index, host in enumerate(cluster.rank_hosts):
+        run = (*network.enter(host), tool, "run", f"--scheduler={scheduler}", f"--nodes={count}")
+        node = (f"--node-rank={index}", "--ranks-per-node=1", "--", *talweg_rank(tool))
+        commands.append(Command((*run, *node)))
+    return Contender(TALWEG, count, commands, wire_pids=cluster.pids)
+
+
+def _served(
+    programs: Programs,
+    cluster: Cluster,
+    name: str,
+    server: Sequence[str],
+    port: int,
+    checked: bool,
+) -> Contender:
+    """Workers of socket_ps against a server on each aggregator host."""
+    network, count = cluster.network, len(cluster.rank_hosts)
+    binary = str(programs.baselines / "socket_ps")
+    commands = [
+        Command((*network.enter(host), *server, str(port), str(count)), is_daemon=True)
+        for host in cluster.aggregator_hosts
+    ]
+    servers = [f"{network.address(host)}:{port}" for host in cluster.aggregator_hosts]
+    known_count = str(count if checked else 0)
+    for rank, host in enumerate(cluster.rank_hosts):
+        line = (*network.enter(host), binary, "worker", str(rank), known_count, *servers)
+        commands.append(Command(line))
+    return Contender(name, count, commands, wire_pids=cluster.pids)
+
+
+def socket_ps(programs: Programs, cluster: Cluster) -> Contender:
+    server = [str(programs.baselines / "socket_ps"), "server"]
+    return _served(programs, cluster, SOCKET_PS, server, _SOCKET_PS_PORT, checked=True)
+
+
+def tcp_limit(programs: Programs, cluster: Cluster) -> Contender:
+    server = [str(programs.baselines / "tcp_echo")]
+    return _served(programs, cluster, TCP_LIMIT, server, _TCP_LIMIT_PORT, checked=False)
+
+
+def gloo(programs: Programs, cluster: Cluster) -> Contender:
+    """All-reduce among the hosts with ranks: aggregator hosts are of no use to it."""
+    count = len(cluster.rank_hosts)
+    directory = tempfile.TemporaryDirectory(prefix="talweg-bench-gloo-")
+    peer, store = str(programs.peers / "gloo_allreduce.py"), str(Path(directory.name) / "store")
+    environment = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
+    commands = [
+        Command(
+            (*cluster.network.enter(host), sys.executable, peer, str(rank), str(count), store),
+            environment,
+        )
+        for rank, host in enumerate(cluster.rank_hosts)
+    ]
+    contender = Contender(GLOO, count, commands, wire_pids=cluster.pids)
+    contender.on_close(directory.cleanup)
+    return contender

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts with one rank each and hosts that only aggregate, over TCP."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from netns import Network, NotPermitted
+
+from harness import hosts
+from harness.contenders import GLOO, TALWEG
+from harness.figures import format_bytes, parse_bytes
+from harness.hosts import SOCKET_PS, TCP_LIMIT, Cluster
+from harness.measure import Case, Result
+from harness.report import Bar
+from harness.scenario import Context, Make, Section, find, ratio_bar, run_beside
+
+TITLE = "Aggregator hosts over TCP"
+SMALL, SMALL_COUNT = parse_bytes("64KiB"), 64
+
+_CURVE = ("64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB")
+_FULL = (*_CURVE[:-1], "128KiB", "512KiB", "2MiB", "8MiB", "32MiB", "64MiB")
+# Hosts with ranks, aggregator hosts -> sizes, by mode.
+_SIZES: dict[str, dict[tuple[int, int], tuple[str, ...]]] = {
+    "smoke": {(2, 1): ("64KiB",)},
+    "quick": {(2, 1): ("4MiB", "16MiB")},
+    "default": {(2, 1): _CURVE, (2, 2): ("4MiB", "64MiB"), (4, 2): ("4MiB", "64MiB")},
+    "full": {(2, 1): _FULL, (2, 2): _FULL, (4, 1): _FULL, (4, 2): _FULL},
+}
+
+
+def _setting(rank_hosts: int, aggregators: int) -> str:
+    return f"{rank_hosts} hosts, {aggregators} aggregator host{'s' if aggregators > 1 else ''}"
+
+
+def _small_case(mode: str) -> Case:
+    count = 4 if mode == "smoke" else SMALL_COUNT
+    return Case(f"{count} x {format_bytes(SMALL)}", (SMALL,) * count)
+
+
+def run(context: Context) -> Section:
+    section = Section(TITLE)
+    for (ranks, aggregators), sizes in _SIZES[context.mode].items():
+        try:
+            section.results += _run_setting(context, ranks, aggregators, sizes)
+        except NotPermitted as refusal:
+            context.notes.append(f"{TITLE} is left out: {refusal}")
+            break
+    section.bars = bars(section.results)
+    section.text = (
+        "Each host is a network namespace, joined to the others by a veth pair and a bridge. The socket server\n"
+        "is the parameter server of `benchmarks/baselines/socket_ps.cc`, one on each aggregator host. The TCP\n"
+        "limit is the same workers against servers that sum nothing and send back what has come. `64 x 64 KiB`\n"
+        "is a round of that many tensors, all pushed before the first is waited for.\n"
+    )
+    return section
+
+
+def _run_setting(
+    context: Context, ranks: int, aggregators: int, sizes: tuple[str, ...]
+) -> list[Result]:
+    programs = context.programs
+    rank_hosts = tuple(f"host{index}" for index in range(ranks))
+    aggregator_hosts = tuple(f"aggregator{index}" for index in range(aggregators))
+    with Network([*rank_hosts, *aggregator_hosts], programs.congestion_control) as network:
+        cluster = Cluster(network, rank_hosts, aggregator_hosts)
+        makers: list[tuple[str, Make]] = [
+            (TALWEG, partial(hosts.talweg, programs, cluster)),
+            (SOCKET_PS, partial(hosts.socket_ps, programs, cluster)),
+            (GLOO, partial(hosts.gloo, programs, cluster)),
+            (TCP_LIMIT, partial(hosts.tcp_limit, programs, cluster)),
+        ]
+        cases = [_small_case(context.mode)]
+        cases += [Case(format_bytes(size), (size,)) for size in map(parse_bytes, sizes)]
+        setting = _setting(ranks, aggregators)
+        return run_beside(context, "aggregator_host", setting, makers, ranks, cases)
+
+
+def bars(results: list[Result]) -> list[Bar]:
+    found: list[Bar] = []
+    for ours in results:
+        if ours.contender != TALWEG or ours.failure:
+            continue
+        theirs = find(results, ours.setting, ours.case, SOCKET_PS)
+        text = f"{ours.setting}, {ours.case}: "
+        small = ours.tensor_count > 1
+        if not small and ours.total_bytes < parse_bytes("4MiB"):
+            continue
+        found.append(
+            ratio_bar(
+                text + "GB/s as a multiple of the socket server's",
+                ours,
+                theirs,
+                1.2 if small else 0.95,
+                lambda r: r.gigabytes_per_s_median,
+            )
+        )
+        if not small:
+            text += "CPU a GB over the socket server's"
+            found.append(ratio_bar(text, ours, theirs, 1.15, lambda r: r.cpu_s_per_gigabyte, True))
+    return found

@@ -24,11 +24,20 @@ from harness import machine, report  # noqa: E402
 from harness.contenders import Programs  # noqa: E402
 from harness.measure import Effort  # noqa: E402
 from harness.scenario import Context, Section  # noqa: E402
-from harness.scenarios import aggregator_host, one_node  # noqa: E402
+from harness.scenarios import (  # noqa: E402
+    aggregator_host,
+    model_tensors,
+    one_node,
+    own_aggregators,
+    shaped_links,
+)
 
 SCENARIOS: dict[str, Any] = {
     "one_node": one_node,
     "aggregator_host": aggregator_host,
+    "own_aggregators": own_aggregators,
+    "shaped_links": shaped_links,
+    "model_tensors": model_tensors,
 }
 TARGETS = [
     "//benchmarks/baselines/...",

@@ -147,6 +147,11 @@ class MeasureTest(unittest.TestCase):
             turns, ["a, 1 of 3", "c, 1 of 3", "c, 2 of 3", "a, 2 of 3", "c, 3 of 3", "a, 3 of 3"]
         )
 
+    def test_a_case_may_be_one_tensor_for_somebody(self) -> None:
+        case = Case("three", (4, 8, 4096), merged_for=frozenset(["b"]))
+        self.assertEqual(case.tensors_of("a"), (4, 8, 4096))
+        self.assertEqual(case.tensors_of("b"), (4108,))
+
 
 class ProcessesTest(unittest.TestCase):
     def test_a_family_has_children_of_children(self) -> None:

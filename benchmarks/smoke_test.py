@@ -85,6 +85,29 @@ class SmokeTest(unittest.TestCase):
         for each in self.results("aggregator_host", "socket server"):
             self.assertGreater(each["wire_bytes_per_round"], 4 * each["total_bytes"])
 
+    def test_an_aggregator_on_each_node(self) -> None:
+        for each in self.results("own_aggregators", "Talweg"):
+            sent = each["wire_bytes_of_hosts"]
+            self.assertEqual(len(sent), 2)
+            for host_bytes in sent:
+                # n = 2: half of the gradient and half of the results, and a little more.
+                self.assertGreater(host_bytes, 0.99 * each["total_bytes"])
+                self.assertLess(host_bytes, 1.5 * each["total_bytes"])
+
+    def test_shaped_links(self) -> None:
+        for each in self.results("shaped_links", "Talweg"):
+            # 1 Gb/s are 125 MB/s; a slow machine may not reach them.
+            self.assertLess(each["extra"]["goodput_bytes_per_s"], 2.5e8)
+            self.assertGreater(each["extra"]["optimum_s"], 0.001)
+            self.assertIn("over_optimum", each["extra"])
+
+    def test_tensors_of_a_model(self) -> None:
+        ours = self.results("model_tensors", "Talweg")
+        merged = self.results("model_tensors", "Talweg, one tensor")
+        self.assertEqual({each["tensor_count"] for each in ours}, {5})
+        self.assertEqual({each["tensor_count"] for each in merged}, {1})
+        self.assertEqual({each["total_bytes"] for each in ours + merged}, {69656})
+
     def test_a_result_names_its_circumstances(self) -> None:
         for key in ("commit", "cpu", "kernel", "load_at_start"):
             self.assertIn(key, self.document["machine"])

@@ -73,10 +73,12 @@ def talweg_rank(tool: str) -> list[str]:
     return ["sh", "-c", script, tool]
 
 
-def talweg_on_one_node(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:
+def talweg_on_one_node(
+    programs: Programs, ranks: int, network: Sequence[str], name: str = TALWEG
+) -> Contender:
     tool = str(programs.tool)
     run = [tool, "run", "--nodes=1", f"--ranks-per-node={ranks}", "--", *talweg_rank(tool)]
-    return Contender(TALWEG, ranks, [Command((*network, *run))], counts_loopback=bool(network))
+    return Contender(name, ranks, [Command((*network, *run))], counts_loopback=bool(network))
 
 
 def openmpi(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:

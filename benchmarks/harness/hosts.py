@@ -15,8 +15,8 @@ from harness.contender import Command, Contender
 from harness.contenders import GLOO, TALWEG, Programs, talweg_rank
 
 SOCKET_PS, TCP_LIMIT = "socket server", "TCP limit"
-# Every network is its own: no port can be taken.
-_SCHEDULER_PORT, _SOCKET_PS_PORT, _TCP_LIMIT_PORT = 7447, 7448, 7449
+# Every network is its own: no port can be taken but by another contender.
+_SOCKET_PS_PORT, _TCP_LIMIT_PORT, _SCHEDULER_PORT = 7001, 7002, 7447
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Cluster:
         return [self.network.pid(host) for host in self.all_hosts]
 
 
-def talweg(programs: Programs, cluster: Cluster) -> Contender:
-    """One rank on each host, defaults everywhere."""
+def talweg(programs: Programs, cluster: Cluster, name: str = TALWEG, index: int = 0) -> Contender:
+    """One rank on each host, defaults everywhere. `index` tells several of them in one network apart."""
     tool = str(programs.tool)
     network, count = cluster.network, len(cluster.rank_hosts)
     # The scheduler has nothing to do with rounds: it sits where nothing is measured.
     scheduler_host = cluster.all_hosts[-1]
-    scheduler = f"{network.address(scheduler_host)}:{_SCHEDULER_PORT}"
+    scheduler = f"{network.address(scheduler_host)}:{_SCHEDULER_PORT + index}"
     quiet = "--log_level=error"
     line = (
         *network.enter(scheduler_host),
@@ -52,15 +52,15 @@ def talweg(programs: Programs, cluster: Cluster) -> Contender:
         "--in_memory",
     )
     commands = [Command((*line, quiet), is_daemon=True)]
-    for index, host in enumerate(cluster.aggregator_hosts):
+    for number, host in enumerate(cluster.aggregator_hosts):
         line = (*network.enter(host), tool, "aggregator", f"--scheduler={scheduler}")
         address = f"--listen={network.address(host)}:0"
-        commands.append(Command((*line, address, f"--name={index}", quiet), is_daemon=True))
-    for index, host in enumerate(cluster.rank_hosts):
+        commands.append(Command((*line, address, f"--name={number}", quiet), is_daemon=True))
+    for node_rank, host in enumerate(cluster.rank_hosts):
         run = (*network.enter(host), tool, "run", f"--scheduler={scheduler}", f"--nodes={count}")
-        node = (f"--node-rank={index}", "--ranks-per-node=1", "--", *talweg_rank(tool))
+        node = (f"--node-rank={node_rank}", "--ranks-per-node=1", "--", *talweg_rank(tool))
         commands.append(Command((*run, *node)))
-    return Contender(TALWEG, count, commands, wire_pids=cluster.pids)
+    return Contender(name, count, commands, wire_pids=cluster.pids)
 
 
 def _served(

@@ -14,8 +14,9 @@ from harness.figures import median, quantile, rounds_for
 Progress = Callable[[str], None]
 
 _TIMEOUT_S = 300.0
-_CALIBRATION_ROUNDS = 2
 _ROUNDS_MAX = 5000
+# A round of that length needs no other before it, once the first few are over.
+_LONG_ROUND_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class Case:
     label: str
     tensor_bytes: tuple[int, ...]
     dtype: str = "f32"
+    # Who is given all bytes as one tensor instead.
+    merged_for: frozenset[str] = frozenset()
+
+    def tensors_of(self, contender: str) -> tuple[int, ...]:
+        return (self.total_bytes,) if contender in self.merged_for else self.tensor_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -74,6 +80,7 @@ class _Running:
 
     contender: Contender
     rounds: int = 0
+    warm_up: int = 1
     batches: list[Batch] = field(default_factory=list)
     memory_bytes: int = 0
     failure: str = ""
@@ -106,7 +113,7 @@ def measure_beside(
                 each.contender.name,
                 case.dtype,
                 rank_count,
-                len(case.tensor_bytes),
+                len(case.tensors_of(each.contender.name)),
                 case.total_bytes,
                 failure=each.failure,
             )
@@ -128,21 +135,23 @@ def _measure_case(
             each.failure = str(failure)
             progress(f"FAILED: {failure}")
 
-    def batch(each: _Running, rounds: int) -> Batch:
-        warm_up = max(1, min(50, rounds // 4))
-        return each.contender.measure(case.dtype, case.tensor_bytes, warm_up, rounds, _TIMEOUT_S)
+    def batch(each: _Running, rounds: int, warm_up: int) -> Batch:
+        tensors = case.tensors_of(each.contender.name)
+        return each.contender.measure(case.dtype, tensors, warm_up, rounds, _TIMEOUT_S)
 
     for each in running:
         if each.failure:
             continue
         progress(f"{case.label}: {each.contender.name} warms up")
         with remembering(each):
-            first = batch(each, _CALIBRATION_ROUNDS)
-            # A cold cache, a first touch: what is left of them in so few rounds misleads.
-            probe = rounds_for(min(first.rounds_s), effort.batch_s / 4, 1, _ROUNDS_MAX // 10)
-            second = batch(each, probe) if probe > _CALIBRATION_ROUNDS else first
-            round_s = second.elapsed_s / second.rounds
+            each.warm_up, each.rounds = 1, 1
+            last = batch(each, 1, 1)
+            while last.rounds < _ROUNDS_MAX and last.elapsed_s < effort.batch_s / 4:
+                # A cold cache, a first touch: what is left of them in few rounds misleads.
+                last = batch(each, min(_ROUNDS_MAX, last.rounds * 4), 1)
+            round_s = last.elapsed_s / last.rounds
             each.rounds = rounds_for(round_s, effort.batch_s, 1, _ROUNDS_MAX)
+            each.warm_up = 0 if round_s > _LONG_ROUND_S else max(1, min(50, each.rounds // 4))
     for repetition in range(effort.repetitions):
         # Whoever comes first comes last the next time.
         turn = repetition % max(1, len(running))
@@ -153,7 +162,7 @@ def _measure_case(
                 f"{case.label}: {each.contender.name}, {repetition + 1} of {effort.repetitions}"
             )
             with remembering(each):
-                each.batches.append(batch(each, each.rounds))
+                each.batches.append(batch(each, each.rounds, each.warm_up))
                 if repetition == effort.repetitions - 1:
                     each.memory_bytes = each.contender.memory_held_bytes()
 

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An aggregator on each agent's node: what goes over the wire, and how fast."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from netns import Network, NotPermitted
+
+from harness import hosts
+from harness.contenders import GLOO, TALWEG
+from harness.figures import format_bytes, parse_bytes
+from harness.hosts import SOCKET_PS, Cluster
+from harness.measure import Case, Result
+from harness.report import Bar
+from harness.scenario import Context, Make, Section, run_beside
+
+TITLE = "An aggregator on each node"
+# What frames and TCP may add to the gradient's own bytes.
+_OVERHEAD = 1.02
+_JUDGED_BYTES = parse_bytes("4MiB")
+
+_CURVE = ("64KiB", "1MiB", "4MiB", "25MB", "64MiB")
+_SIZES: dict[str, dict[int, tuple[str, ...]]] = {
+    "smoke": {2: ("64KiB",)},
+    "quick": {2: ("25MB",)},
+    "default": {2: _CURVE, 4: ("4MiB", "25MB")},
+    "full": {2: _CURVE, 3: _CURVE, 4: _CURVE},
+}
+
+
+def run(context: Context) -> Section:
+    section = Section(TITLE)
+    for count, sizes in _SIZES[context.mode].items():
+        try:
+            section.results += _run_setting(context, count, sizes)
+        except NotPermitted as refusal:
+            context.notes.append(f"{TITLE} is left out: {refusal}")
+            break
+    section.bars = bars(section.results)
+    section.text = (
+        "Each node has a rank, an agent and an aggregator, which sums its share of every tensor; nothing else.\n"
+        "What a node must send at the least is (n-1)/n of the gradient to the others' aggregators and 1/n of\n"
+        "the results to each of the others: 2(n-1)/n. The socket server stands on each node, too.\n"
+    )
+    return section
+
+
+def _run_setting(context: Context, count: int, sizes: tuple[str, ...]) -> list[Result]:
+    programs = context.programs
+    names = tuple(f"host{index}" for index in range(count))
+    with Network(names, programs.congestion_control) as network:
+        cluster = Cluster(network, names, names)
+        makers: list[tuple[str, Make]] = [
+            (TALWEG, partial(hosts.talweg, programs, cluster)),
+            (SOCKET_PS, partial(hosts.socket_ps, programs, cluster)),
+            (GLOO, partial(hosts.gloo, programs, cluster)),
+        ]
+        cases = [Case(format_bytes(size), (size,)) for size in map(parse_bytes, sizes)]
+        return run_beside(context, "own_aggregators", f"{count} hosts", makers, count, cases)
+
+
+def bars(results: list[Result]) -> list[Bar]:
+    found: list[Bar] = []
+    for ours in results:
+        if ours.contender != TALWEG or not ours.wire_bytes_of_hosts:
+            continue
+        if ours.total_bytes < _JUDGED_BYTES:
+            continue
+        least = 2 * (ours.rank_count - 1) / ours.rank_count * ours.total_bytes
+        measured = max(ours.wire_bytes_of_hosts) / least
+        text = f"{ours.setting}, {ours.case}: bytes that the busiest node sends over 2(n-1)/n"
+        found.append(Bar(text, f"<= {_OVERHEAD}", measured, measured <= _OVERHEAD))
+    return found

@@ -2,6 +2,7 @@
 #include "libs/runtime/host_id.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -12,7 +13,7 @@ std::string HostId() {
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot_id);
   struct stat network_namespace {};
   if (boot_id.empty() || stat("/proc/self/ns/net", &network_namespace) != 0) return "";
-  return boot_id + "/" + std::to_string(network_namespace.st_ino);
+  return boot_id + "/" + std::to_string(network_namespace.st_ino) + "/" + std::to_string(geteuid());
 }
 
 }  // namespace talweg

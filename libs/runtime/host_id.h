@@ -8,7 +8,8 @@ namespace talweg {
 
 // Names this host until it reboots: two processes with the same HostId can reach each other through
 // Unix sockets and shared memory. Two network namespaces are two hosts, since abstract sockets do
-// not cross them. Empty when /proc does not say (no two processes are on one host then).
+// not cross them; so are two users, whose processes do not take each other's memory. Empty when
+// /proc does not say (no two processes are on one host then).
 std::string HostId();
 
 }  // namespace talweg

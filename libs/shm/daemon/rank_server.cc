@@ -110,15 +110,14 @@ int RankServerImpl::AcceptAll() {
                  std::string("the agent cannot watch another socket: ") + std::strerror(errno));
       continue;
     }
-    const bool allowed = peer->uid == ::geteuid() ||
-                         std::find(config_.allowed_uids.begin(), config_.allowed_uids.end(),
-                                   peer->uid) != config_.allowed_uids.end();
+    // With more than the owner in the socket's mode, the kernel has let in whom the mode means.
+    const bool allowed = peer->uid == ::geteuid() || (config_.socket_mode & 0022) != 0;
     if (!allowed) {
-      RefuseWith(
-          connection, RankStatus::kPermissionDenied,
-          "the agent of user " + std::to_string(::geteuid()) + " at '" + config_.socket_path +
-              "' does not serve user " + std::to_string(peer->uid) +
-              "; allow the user in the agent's configuration, or start an agent of your own");
+      RefuseWith(connection, RankStatus::kPermissionDenied,
+                 "the agent of user " + std::to_string(::geteuid()) + " at '" +
+                     config_.socket_path + "' does not serve user " + std::to_string(peer->uid) +
+                     "; start that agent with --socket_mode=0660 and a --socket_group of both, or "
+                     "an agent of your own");
       continue;
     }
     DropOldestSilent();

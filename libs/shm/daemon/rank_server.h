@@ -32,11 +32,10 @@ using RequestId = StrongId<struct RequestIdTag, uint32_t>;
 
 struct RankServerConfig {
   std::string socket_path;
-  // Mode bits of the socket; 0660 lets `socket_gid` in.
+  // Mode bits of the socket. As long as only the owner may write to it, ranks of other users are
+  // refused, also root's; 0660 lets `socket_gid` in, 0666 everybody.
   mode_t socket_mode = 0600;
   std::optional<gid_t> socket_gid;
-  // Users that may connect beside this process's own.
-  std::vector<uid_t> allowed_uids;
   uint32_t local_rank_count = 1;
   Incarnation incarnation;
   uint32_t ring_capacity = 4096;  // A power of two.

@@ -27,6 +27,7 @@ Job::Job(JobConfig config, MemoryBudget* budget) : config_(std::move(config)), b
 Job::~Job() { budget_->Release(reserved_bytes_); }
 
 void Job::OnView(const View& view, int64_t now_ns, Effects& out) {
+  none_waits_ = false;
   if (closed_ || view.job != config_.job || view.epoch <= view_.epoch || !view.Problem().empty()) {
     return;
   }
@@ -92,6 +93,7 @@ void Job::OnClosed(const std::string& text, int64_t now_ns, Effects& out) {
 }
 
 void Job::OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t now_ns, Effects& out) {
+  none_waits_ = false;
   using wire::FrameType;
   const wire::Header& header = frame.header;
   const auto found = sessions_.find(connection);
@@ -151,6 +153,7 @@ void Job::OnUnreadable(ConnectionId connection, const std::string& text, Effects
 }
 
 void Job::OnDisconnect(ConnectionId connection, Effects& out) {
+  none_waits_ = false;
   if (sessions_.count(connection) == 0) return;
   ++counters_.connections_lost;
   Lose(connection, out);
@@ -166,7 +169,10 @@ void Job::OnTick(int64_t now_ns, Effects& out) {
   for (const ConnectionId connection : over) Close(connection, "it was refused", out);
   if (closed_ || !self_) return;
   NoticeEpoch(now_ns, out);
-  for (auto& [key, tensor] : tensors_) NoticeTensor(tensor, now_ns, out);
+  // A job at rest costs nothing, however many tensors it has.
+  if (none_waits_) return;
+  none_waits_ = true;
+  for (auto& [key, tensor] : tensors_) none_waits_ &= !NoticeTensor(tensor, now_ns, out);
 }
 
 void Job::OnHello(ConnectionId connection, Epoch epoch, const wire::Hello& hello, int64_t now_ns,

@@ -184,7 +184,8 @@ class Job {
     std::vector<bool> waiting;  // Contributed to a slice that is not complete.
   };
   std::optional<Wait> WaitOf(const Tensor& tensor) const;
-  void NoticeTensor(Tensor& tensor, int64_t now_ns, Effects& out);
+  // Whether a round of it waits.
+  bool NoticeTensor(Tensor& tensor, int64_t now_ns, Effects& out);
   void NoticeEpoch(int64_t now_ns, Effects& out);
 
   template <typename Entry>
@@ -202,6 +203,7 @@ class Job {
   std::vector<Member> members_;
   std::map<ConnectionId, Session> sessions_;
   std::map<TensorKey, Tensor> tensors_;
+  bool none_waits_ = false;  // As of the last tick, and nothing has happened since.
   bool reports_complete_ = false;
   bool closed_ = false;
   int64_t view_since_ns_ = 0;

@@ -217,6 +217,7 @@ void Job::StartSumIfFree(Tensor& tensor, LocalSlice& slice, Effects& out) {
 }
 
 void Job::OnSummed(const SumId& id, Effects& out) {
+  none_waits_ = false;
   const auto found = tensors_.find(id.tensor);
   if (found == tensors_.end() ||
       TALWEG_MUTATION(stale_sum_published, id.epoch != view_.epoch, false) ||
@@ -273,6 +274,7 @@ void Job::Serve(Tensor& tensor, LocalSlice& slice, MemberIndex member, bool want
 }
 
 void Job::OnWriteDone(WriteId id, Effects& out) {
+  none_waits_ = false;
   const auto found = writes_.find(id);
   if (found == writes_.end()) return;  // Its connection was closed.
   const Write write = found->second;

@@ -311,6 +311,7 @@ TEST_CASE("Job: a broadcast copies the root node's bytes to those who want them"
 TEST_CASE("Job: all are told who is waited for, at growing intervals", "[aggregation]") {
   JobFixture f({1, 1, 1});
   f.StartWith("w", kLargeCount);
+  f.job.OnTick(f.now_ns, f.effects);  // Nobody waits; that must not be remembered for too long.
   f.Contribute(0, "w", 1);
   std::vector<int64_t> notices_at;
   for (int64_t second = 0; second <= 200; ++second) {
@@ -335,6 +336,22 @@ TEST_CASE("Job: all are told who is waited for, at growing intervals", "[aggrega
   f.Contribute(2, "w", 1);
   CHECK(f.job.Status(f.now_ns).open_rounds.empty());
   CHECK(f.job.Status(f.now_ns).tensors[0].round_summed == Round{1});
+}
+
+TEST_CASE("Job: a round that opens when the one before is summed is waited for, too",
+          "[aggregation]") {
+  JobFixture f({1, 1});
+  f.StartWith("w", kLargeCount);
+  f.Contribute(0, "w", 1);
+  f.Contribute(1, "w", 1);
+  f.Contribute(0, "w", 2);
+  for (const int64_t second : {0, 1}) {
+    f.effects_seen.clear();
+    f.job.OnTick(f.now_ns + second * 1'000'000'000, f.effects);
+    f.Perform();
+  }
+  REQUIRE(f.Sent<wire::Waiting>(Conn(0)).size() == 1);
+  CHECK(f.Sent<wire::Waiting>(Conn(0))[0].round == Round{2});
 }
 
 TEST_CASE("Job: members may push tensors in different orders", "[aggregation]") {

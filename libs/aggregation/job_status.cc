@@ -46,18 +46,18 @@ std::optional<Job::Wait> Job::WaitOf(const Tensor& tensor) const {
   return wait;
 }
 
-void Job::NoticeTensor(Tensor& tensor, int64_t now_ns, Effects& out) {
+bool Job::NoticeTensor(Tensor& tensor, int64_t now_ns, Effects& out) {
   const std::optional<Wait> wait = WaitOf(tensor);
   if (!wait) {
     tensor.waiting_round = Round{0};
-    return;
+    return false;
   }
   if (wait->round != tensor.waiting_round || wait->since_ns != tensor.waiting_since_ns) {
     tensor.waiting_round = wait->round;
     tensor.waiting_since_ns = wait->since_ns;
     tensor.next_notice_ns = wait->since_ns + config_.notice_first_ns;
   }
-  if (now_ns < tensor.next_notice_ns) return;
+  if (now_ns < tensor.next_notice_ns) return true;
   tensor.next_notice_ns =
       NextNotice(wait->since_ns, now_ns, config_.notice_first_ns, config_.notice_gap_max_ns);
   wire::Waiting notice = {.key = tensor.key,
@@ -72,6 +72,7 @@ void Job::NoticeTensor(Tensor& tensor, int64_t now_ns, Effects& out) {
     ++counters_.waiting_notices;
     SendEntry(*members_[i].connection, notice, out);
   }
+  return true;
 }
 
 void Job::NoticeEpoch(int64_t now_ns, Effects& out) {

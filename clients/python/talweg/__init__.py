@@ -18,6 +18,7 @@ import atexit
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from talweg import _client, _objects
 from talweg._client import Declaration, DType, Handle, Op
@@ -122,7 +123,7 @@ def _contiguous(array: np.ndarray) -> np.ndarray:
 
 def declare(
     name: str,
-    dtype: DType,
+    dtype: DType | DTypeLike,
     count: int,
     op: Op = Op.AVERAGE,
     root_rank: int = 0,
@@ -130,10 +131,12 @@ def declare(
 ) -> None:
     """Agrees on a tensor before its first round, which then starts sooner. Optional.
 
-    `count` is its number of elements. Raises Mismatch, naming both ranks, when another rank has
-    declared the name differently.
+    `dtype` is a DType or a NumPy dtype, `count` its number of elements. Raises Mismatch, naming
+    both ranks, when another rank has declared the name differently.
     """
-    _client.current().declare(name, Declaration(DType(dtype), count, Op(op), root_rank), priority)
+    wire_dtype = dtype if isinstance(dtype, DType) else _client.numpy_dtype(dtype)
+    declaration = Declaration(wire_dtype, count, Op(op), root_rank)
+    _client.current().declare(name, declaration, priority)
 
 
 def _start(
@@ -144,7 +147,7 @@ def _start(
     kind = "broadcast" if op is Op.BROADCAST else "push_pull"
     return client.push(
         name if name is not None else client.auto_name(kind),
-        Declaration(_client.numpy_dtype(source), source.size, Op(op), root_rank),
+        Declaration(_client.numpy_dtype(source.dtype), source.size, Op(op), root_rank),
         source.ctypes.data,
         out.ctypes.data,
         priority,

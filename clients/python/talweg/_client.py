@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from talweg import _native
 from talweg.errors import Busy, InvalidArgument, NotInitialized
@@ -200,7 +201,7 @@ class Client:
 
     def run(self, name: str, array: np.ndarray, op: Op, root_rank: int = 0) -> None:
         """A whole round, in place, of a contiguous NumPy array."""
-        declaration = Declaration(numpy_dtype(array), array.size, op, root_rank)
+        declaration = Declaration(numpy_dtype(array.dtype), array.size, op, root_rank)
         address = array.ctypes.data
         self.synchronize(self.push(name, declaration, address, address, keep=array))
 
@@ -221,13 +222,18 @@ _DTYPE_BYTES = {
 }
 
 
-def numpy_dtype(array: np.ndarray) -> DType:
-    """The wire's name of an array's dtype; InvalidArgument for one that Talweg cannot sum."""
-    dtype = NUMPY_DTYPES.get(array.dtype)
-    if dtype is None:
+def numpy_dtype(dtype: DTypeLike) -> DType:
+    """The wire's name of a NumPy dtype; InvalidArgument for one that Talweg cannot sum."""
+    try:
+        known = NUMPY_DTYPES.get(np.dtype(dtype))
+    except TypeError:
+        known = None
+    if known is None:
         names = ", ".join(str(known) for known in NUMPY_DTYPES)
-        raise InvalidArgument(f"arrays of dtype {array.dtype} cannot be pushed; these can: {names}")
-    return dtype
+        raise InvalidArgument(
+            f"arrays of dtype {getattr(dtype, '__name__', dtype)} cannot be pushed; these can: {names}"
+        )
+    return known
 
 
 def _describe(declaration: Declaration) -> str:

@@ -40,7 +40,7 @@ def main() -> int:
     talweg.init()
     rank = talweg.rank()
     ones: np.ndarray = np.ones(1000, np.float32)
-    talweg.declare("held", talweg.DType.F32, ones.size, op=talweg.Op.SUM)
+    talweg.declare("held", np.float32, ones.size, op=talweg.Op.SUM)
     talweg.barrier()
     if rank > 0:
         (gates / str(rank)).read_bytes()  # A named pipe: until rank 0 writes.

@@ -105,7 +105,7 @@ void Member::OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t 
     return;
   }
   if (!fencing && frame.header.credit_bytes > 0) {
-    queue_.ReturnCredit(owner->index, frame.header.credit_bytes);
+    queue_.ReturnCredit(owner->index, frame.header.credit_bytes, now_ns);
   }
   // An entry may end the job, and with it the owners.
   const Owner from = *owner;

@@ -56,13 +56,18 @@ void Member::QueueSlices(Tensor& tensor, Effects& out) {
                    out);
     return;
   }
+  std::map<AggregatorIndex, uint64_t> part_bytes;
+  for (const Slice& slice : tensor.slices) part_bytes[slice.owner] += slice.length_bytes;
   for (uint32_t i = 0; i < tensor.slices.size(); ++i) {
     if (tensor.slice_states[i] != SliceState::kIdle) continue;
     const Slice& slice = tensor.slices[i];
+    const uint64_t whole = std::max<uint64_t>(part_bytes.at(slice.owner), 1);
     tensor.slice_states[i] = SliceState::kQueued;
     queue_.Push({.owner = slice.owner,
                  .priority = tensor.priority,
                  .order = tensor.order,
+                 .position = static_cast<uint32_t>(slice.slot_offset_bytes *
+                                                   schedule::QueuedSlice::kWhole / whole),
                  .tensor = tensor.key,
                  .slice = SliceIndex{i},
                  .cost_bytes = static_cast<uint32_t>(
@@ -70,7 +75,7 @@ void Member::QueueSlices(Tensor& tensor, Effects& out) {
   }
 }
 
-void Member::Flush(int64_t /*now_ns*/, Effects& out) {
+void Member::Flush(int64_t now_ns, Effects& out) {
   if (phase_ != Phase::kReporting && phase_ != Phase::kActive) return;
   std::map<ConnectionId, Send> sends;
   for (const Reduce& reduce : std::exchange(reduced_, {})) {
@@ -79,7 +84,7 @@ void Member::Flush(int64_t /*now_ns*/, Effects& out) {
         tensor.slice_states[reduce.slice.value()] == SliceState::kReduced) {
       SendSlice(tensor, reduce.slice, sends, out);
     } else {  // The tensor has failed meanwhile.
-      queue_.ReturnCredit(reduce.owner, reduce.length_bytes);
+      queue_.ReturnCredit(reduce.owner, reduce.length_bytes, now_ns);
     }
   }
   const auto wanted = [this](const schedule::QueuedSlice& queued) {
@@ -94,7 +99,7 @@ void Member::Flush(int64_t /*now_ns*/, Effects& out) {
     return false;
   };
   while (reducing_bytes_ < config_.reduce_bytes_max) {
-    const std::optional<schedule::QueuedSlice> queued = queue_.Take(wanted);
+    const std::optional<schedule::QueuedSlice> queued = queue_.Take(now_ns, wanted);
     if (!queued) break;
     Tensor& tensor = *At(tensor_by_key_.at(queued->tensor));
     const bool reduces = !tensor.finish && FormOf(tensor, queued->slice) != wire::Form::kEmpty &&
@@ -128,7 +133,7 @@ void Member::StartReduce(Tensor& tensor, SliceIndex slice, Effects& out) {
   out.push_back(std::move(reduce));
 }
 
-void Member::OnReduced(uint64_t ticket, int64_t /*now_ns*/, Effects& out) {
+void Member::OnReduced(uint64_t ticket, int64_t now_ns, Effects& out) {
   const auto it = reduces_.find(ticket);
   if (it == reduces_.end()) return;
   const Reduce reduce = it->second;
@@ -137,11 +142,12 @@ void Member::OnReduced(uint64_t ticket, int64_t /*now_ns*/, Effects& out) {
   Tensor& tensor = *At(reduce.tensor);
   if (reduce.round != tensor.active_round() || reduce.slice.value() >= tensor.slices.size() ||
       tensor.slice_states[reduce.slice.value()] != SliceState::kReducing) {
-    queue_.ReturnCredit(reduce.owner, reduce.length_bytes);  // The tensor has failed meanwhile.
+    queue_.ReturnCredit(reduce.owner, reduce.length_bytes,
+                        now_ns);  // The tensor has failed meanwhile.
     return;
   }
   if (standalone()) {
-    queue_.ReturnCredit(reduce.owner, reduce.length_bytes);
+    queue_.ReturnCredit(reduce.owner, reduce.length_bytes, now_ns);
     SliceDone(tensor, reduce.slice,
               tensor.spec.op == Op::kBroadcast ? 1 : static_cast<uint32_t>(ranks_.size()), out);
     return;

@@ -9,6 +9,7 @@ namespace {
 bool MoreUrgent(const QueuedSlice& a, const QueuedSlice& b) {
   if (a.priority != b.priority) return a.priority > b.priority;
   if (a.order != b.order) return a.order < b.order;
+  if (a.position != b.position) return a.position < b.position;
   if (a.slice != b.slice) return a.slice < b.slice;
   return a.tensor < b.tensor;
 }
@@ -23,6 +24,7 @@ void SliceQueue::Open(AggregatorIndex owner, uint64_t credit_bytes) {
   lane.open = true;
   lane.credit_bytes = credit_bytes;
   lane.in_flight_bytes = 0;
+  lane.window = SendWindow(credit_bytes);
 }
 
 void SliceQueue::Close(AggregatorIndex owner) {
@@ -44,9 +46,10 @@ void SliceQueue::Push(const QueuedSlice& slice) {
   ++waiting_count_;
 }
 
-void SliceQueue::ReturnCredit(AggregatorIndex owner, uint64_t bytes) {
+void SliceQueue::ReturnCredit(AggregatorIndex owner, uint64_t bytes, int64_t now_ns) {
   const auto it = lanes_.find(owner);
   if (it == lanes_.end()) return;
+  it->second.window.OnReceived(bytes, now_ns);
   it->second.in_flight_bytes -= std::min(bytes, it->second.in_flight_bytes);
 }
 
@@ -58,6 +61,11 @@ uint64_t SliceQueue::InFlightBytes(AggregatorIndex owner) const {
 uint64_t SliceQueue::CreditBytes(AggregatorIndex owner) const {
   const auto it = lanes_.find(owner);
   return it == lanes_.end() ? 0 : it->second.credit_bytes;
+}
+
+uint64_t SliceQueue::WindowBytes(AggregatorIndex owner) const {
+  const auto it = lanes_.find(owner);
+  return it == lanes_.end() ? 0 : it->second.window.bytes();
 }
 
 size_t SliceQueue::WaitingCount(AggregatorIndex owner) const {
@@ -72,8 +80,8 @@ SliceQueue::Lane* SliceQueue::MostUrgent() {
     const QueuedSlice& head = lane.heap.front();
     const bool has_credit =
         TALWEG_MUTATION(large_slice_never_leaves, lane.in_flight_bytes == 0, false) ||
-        (lane.in_flight_bytes <= lane.credit_bytes &&
-         head.cost_bytes <= lane.credit_bytes - lane.in_flight_bytes);
+        (lane.in_flight_bytes <= lane.window.bytes() &&
+         head.cost_bytes <= lane.window.bytes() - lane.in_flight_bytes);
     if (!has_credit) continue;
     if (best == nullptr || MoreUrgent(head, best->heap.front())) best = &lane;
   }

@@ -10,6 +10,7 @@
 
 #include "libs/base/ids.h"
 #include "libs/base/mutation.h"
+#include "libs/schedule/send_window.h"
 
 namespace talweg::schedule {
 
@@ -18,19 +19,26 @@ struct QueuedSlice {
   AggregatorIndex owner;
   int32_t priority = 0;  // Larger leaves first.
   uint64_t order = 0;    // Of readiness, among equal priorities: smaller leaves first.
+  // How far into its owner's part of the tensor it lies, of kWhole. Slices of one tensor leave by
+  // it, so that all owners, and the links to them, have their parts of the work at all times.
+  uint32_t position = 0;
   TensorKey tensor;
   SliceIndex slice;
   uint32_t cost_bytes = 0;  // What it counts against its owner's credit while it is in flight.
+
+  static constexpr uint32_t kWhole = 1 << 16;
 
   friend bool operator==(const QueuedSlice&, const QueuedSlice&) = default;
 };
 
 // Which slice leaves next: the most urgent of those whose owner has credit. Urgent is what has the
-// larger priority, then what was ready earlier, then the lower slice. A slice that was taken is
-// not called back; a more urgent one overtakes whatever still waits.
+// larger priority, then what was ready earlier, then what lies nearer to the beginning of its
+// owner's part, then the lower slice. A slice that was taken is not called back; a more urgent one
+// overtakes whatever still waits.
 //
 // An owner has credit while nothing of its is in flight, or while what is in flight and the slice
-// together stay within `credit_bytes`: a slice larger than the credit still leaves, alone.
+// together stay within what it has granted, and within the SendWindow of the way to it: a slice
+// larger than those still leaves, alone.
 //
 // Push and Take cost O(log slices + owners). One owner thread; no clock, no I/O.
 class SliceQueue {
@@ -47,25 +55,28 @@ class SliceQueue {
   // Takes the most urgent slice that may leave, and charges its owner. `wanted` decides whether a
   // slice is still worth it: one that is not is dropped and costs nothing.
   template <typename Wanted>
-  std::optional<QueuedSlice> Take(Wanted wanted) {
+  std::optional<QueuedSlice> Take(int64_t now_ns, Wanted wanted) {
     while (Lane* lane = MostUrgent()) {
       const QueuedSlice slice = PopFrom(*lane);
       if (!wanted(slice)) continue;
       lane->in_flight_bytes += TALWEG_MUTATION(credit_not_charged, slice.cost_bytes, 0u);
+      lane->window.OnSent(slice.cost_bytes, now_ns);
       return slice;
     }
     return std::nullopt;
   }
-  std::optional<QueuedSlice> Take() {
-    return Take([](const QueuedSlice&) { return true; });
+  std::optional<QueuedSlice> Take(int64_t now_ns) {
+    return Take(now_ns, [](const QueuedSlice&) { return true; });
   }
 
   // `bytes` of what was sent to `owner` have arrived. More than was in flight counts as all of it:
   // the figure comes from a peer.
-  void ReturnCredit(AggregatorIndex owner, uint64_t bytes);
+  void ReturnCredit(AggregatorIndex owner, uint64_t bytes, int64_t now_ns);
 
   uint64_t InFlightBytes(AggregatorIndex owner) const;
   uint64_t CreditBytes(AggregatorIndex owner) const;
+  // Of those, what the way to the owner is worth filling with.
+  uint64_t WindowBytes(AggregatorIndex owner) const;
   size_t waiting_count() const { return waiting_count_; }
   size_t WaitingCount(AggregatorIndex owner) const;
 
@@ -74,6 +85,7 @@ class SliceQueue {
     bool open = false;
     uint64_t credit_bytes = 0;
     uint64_t in_flight_bytes = 0;
+    SendWindow window{0};
     std::vector<QueuedSlice> heap;  // The most urgent in front.
   };
 

@@ -26,6 +26,8 @@ from harness.measure import Effort  # noqa: E402
 from harness.scenario import Context, Section  # noqa: E402
 from harness.scenarios import (  # noqa: E402
     aggregator_host,
+    idle,
+    kernels,
     model_tensors,
     one_node,
     own_aggregators,
@@ -38,10 +40,13 @@ SCENARIOS: dict[str, Any] = {
     "own_aggregators": own_aggregators,
     "shaped_links": shaped_links,
     "model_tensors": model_tensors,
+    "idle": idle,
+    "kernels": kernels,
 }
 TARGETS = [
     "//benchmarks/baselines/...",
     "//clients/cli:talweg",
+    "//libs/reduce:reduce_benchmark",
     "//services/agent:talweg-agent",
     "//services/aggregator:talweg-aggregator",
     "//services/scheduler:talweg-scheduler",
@@ -148,6 +153,7 @@ def run(options: argparse.Namespace) -> int:
     programs = Programs(
         tool=binaries.absolute() / "clients" / "cli" / "talweg",
         baselines=binaries.absolute() / "benchmarks" / "baselines",
+        reduce_benchmark=binaries.absolute() / "libs" / "reduce" / "reduce_benchmark",
         peers=HERE / "peers",
         build=output / "programs",
         congestion_control=options.congestion_control,
@@ -171,6 +177,7 @@ def run(options: argparse.Namespace) -> int:
         progress.clear()
     document["notes"] = context.notes
     document["bars"] = [bar.__dict__ for section in sections.values() for bar in section.bars]
+    document["data"] = {name: section.data for name, section in sections.items() if section.data}
     document["results"] = [r.as_json() for section in sections.values() for r in section.results]
     parts = [
         (section.title, section_body(section, name, output)) for name, section in sections.items()
@@ -187,8 +194,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"note: {note}")
     here = output.relative_to(ROOT) if output.is_relative_to(ROOT) else output
     print(f"results: {here / 'results.md'}, {here / 'results.json'}, plots beside them")
-    failed = [r for section in sections.values() for r in section.results if r.failure]
-    return 1 if failed else 0
+    return 1 if any(section.has_failed for section in sections.values()) else 0
 
 
 def main() -> int:

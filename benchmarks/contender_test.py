@@ -71,11 +71,23 @@ class ContenderTest(unittest.TestCase):
         self.assertAlmostEqual(batch.elapsed_s, 0.006)  # First begin to last end.
         self.assertEqual(batch.rounds_s, [1000 * 1e-9] * 6)
         self.assertEqual(batch.wire_bytes, [])
+        for worker_s in batch.workers_s:
+            self.assertAlmostEqual(worker_s, 0.005)
 
     def test_cpu_is_that_of_all_processes(self) -> None:
         with contender("computes", "computes") as running:
             batch = running.measure("f32", [4096], 1, 1, timeout_s=60)
         self.assertGreaterEqual(batch.cpu_s, 0.1)
+        self.assertAlmostEqual(sum(batch.cpu_s_of_programs.values()), batch.cpu_s)
+        self.assertIn(processes.program(os.getpid()), batch.cpu_s_of_programs)
+
+    def test_idle_cores_are_those_of_the_busiest_process(self) -> None:
+        busy = Command(("sh", "-c", "while :; do :; done"), is_daemon=True)
+        worker = Command((sys.executable, "-c", _WORKER, "0", "well"))
+        with Contender("spinning", 1, [busy, worker]) as running:
+            cores = running.idle_cores(0.3)
+        self.assertGreater(max(cores.values()), 0.01)
+        self.assertLess(cores[processes.program(os.getpid())], max(cores.values()))
 
     def test_memory_is_what_was_added(self) -> None:
         with contender("holds memory") as running:
@@ -169,12 +181,13 @@ class ProcessesTest(unittest.TestCase):
             process.communicate()
 
     def test_cpu_time_of_this_process(self) -> None:
-        before_s = processes.cpu_s([os.getpid()])
+        before_s = processes.cpu_s([os.getpid()])[os.getpid()]
         begin_s = time.process_time()
         while time.process_time() - begin_s < 0.02:
             pass
-        self.assertGreaterEqual(processes.cpu_s([os.getpid()]) - before_s, 0.02)
-        self.assertEqual(processes.cpu_s([2**22 + 1]), 0)
+        self.assertGreaterEqual(processes.cpu_s([os.getpid()])[os.getpid()] - before_s, 0.02)
+        self.assertEqual(processes.cpu_s([2**22 + 1]), {})
+        self.assertEqual(processes.program(2**22 + 1), "")
 
     def test_loopback_is_an_interface(self) -> None:
         self.assertIn("lo", processes.interface_bytes(os.getpid()))

@@ -14,6 +14,7 @@ from harness import figures, report
 from harness.contender import Batch
 from harness.measure import Result, add_ratios, summarize
 from harness.scenario import find, ratio_bar
+from harness.scenarios import kernels
 
 
 def result(contender: str, gigabytes_per_s: float = 0.0, case: str = "1 MB") -> Result:
@@ -194,6 +195,28 @@ class ResultsTest(unittest.TestCase):
                 each.total_bytes = 1000 * 10**index
             self.assertTrue(report.plot_curves(curve, "t", plot))
             self.assertTrue(plot.read_bytes().startswith(b"\x89PNG"))
+
+
+class KernelsTest(unittest.TestCase):
+    def benchmark(self, name: str, speed: float, aggregate: str = "") -> dict[str, Any]:
+        kind = "aggregate" if aggregate else "iteration"
+        made = {"run_name": name, "run_type": kind, "bytes_per_second": speed}
+        return {**made, "aggregate_name": aggregate} if aggregate else made
+
+    def test_medians_where_there_are_any(self) -> None:
+        once = [self.benchmark("BM_Copy/64", 5.0)]
+        self.assertEqual(kernels.medians({"benchmarks": once}), {"Copy/64": 5.0})
+        often = [*once, self.benchmark("BM_Copy/64", 4.0, "median")]
+        often.append(self.benchmark("BM_Copy/64", 4.2, "mean"))
+        self.assertEqual(kernels.medians({"benchmarks": often}), {"Copy/64": 4.0})
+
+    def test_the_slowest_kernel_of_the_best_set_is_judged(self) -> None:
+        speeds = {"Copy/65536": 10.0, "Reduce/avx2/f32/sum/65536": 9.5}
+        speeds.update({"Reduce/avx2/i8/max/65536": 8.0, "Reduce/portable/i8/max/65536": 1.0})
+        (bar,) = kernels.bars(speeds, "avx2")
+        self.assertIn("avx2/i8/max", bar.text)
+        self.assertEqual((bar.measured, bar.holds), (0.8, False))
+        self.assertIn("| avx2/f32/sum | 0.0 | 0.95 |", kernels.table(speeds))
 
 
 if __name__ == "__main__":

@@ -108,6 +108,15 @@ class SmokeTest(unittest.TestCase):
         self.assertEqual({each["tensor_count"] for each in merged}, {1})
         self.assertEqual({each["total_bytes"] for each in ours + merged}, {69656})
 
+    def test_idle_daemons(self) -> None:
+        self.assertIn("talweg-agent", self.document["data"]["idle"]["one node"])
+
+    def test_kernels(self) -> None:
+        speeds = self.document["data"]["kernels"]["bytes_per_s"]
+        self.assertGreater(speeds["Copy/65536"], 0)
+        self.assertEqual(len(speeds), 2)
+        self.assertIn("/f32/sum | ", self.page)
+
     def test_a_result_names_its_circumstances(self) -> None:
         for key in ("commit", "cpu", "kernel", "load_at_start"):
             self.assertIn(key, self.document["machine"])

@@ -48,6 +48,9 @@ class Batch:
     cpu_s: float
     # Sent by each host's interface; with one host, its loopback's. Empty: not known.
     wire_bytes: list[float]
+    prepare_s: float = 0.0  # From the order until all were ready.
+    workers_s: list[float] = field(default_factory=list)  # What each rank took for its rounds.
+    cpu_s_of_programs: dict[str, float] = field(default_factory=dict)  # By process name.
 
 
 class _Worker:
@@ -150,7 +153,7 @@ class Contender:
                     self._daemons.append(process)
             self._accept(listener)
         self._pids = processes.family(process.pid for process in self._started)
-        self._idle_bytes = processes.memory_bytes(self._pids)
+        self._idle_bytes = sum(processes.memory_bytes(self._pids).values())
         if self._counts_loopback:
             self.wire_pids = [self._workers[0].pid]
 
@@ -199,38 +202,71 @@ class Contender:
         self, dtype: str, tensor_bytes: Sequence[int], warm_up: int, rounds: int, timeout_s: float
     ) -> Batch:
         """One order, carried out by all ranks; raises ContenderFailed."""
-        deadline_s = time.monotonic() + timeout_s
+        begin_s = time.monotonic()
+        deadline_s = begin_s + timeout_s
         sizes = ",".join(str(size) for size in tensor_bytes)
         self._say(f"prepare {dtype} {warm_up} {rounds} {sizes}")
         for worker in self._workers:
             if self._hear(worker, deadline_s) != "ready":
                 raise self._failure("did not say ready")
+        prepare_s = time.monotonic() - begin_s
         self._pids = processes.family(process.pid for process in self._started)
         wire_before, cpu_before_s = self._wire_bytes(), processes.cpu_s(self._pids)
         self._say("go")
-        begins_ns, ends_ns, rounds_s = [], [], []
-        for worker in self._workers:
-            words = self._hear(worker, deadline_s).split()
-            if len(words) != 4 or words[0] != "done":
-                raise self._failure(f"said '{' '.join(words)[:100]}' instead of done")
-            begins_ns.append(int(words[1]))
-            ends_ns.append(int(words[2]))
-            rounds_s += [int(word) * 1e-9 for word in words[3].split(",")]
-        cpu_s = processes.cpu_s(self._pids) - cpu_before_s
-        wire_after = self._wire_bytes()
-        wire = [float(after - before) for before, after in zip(wire_before, wire_after)]
-        elapsed_s = (max(ends_ns) - min(begins_ns)) * 1e-9
-        return Batch(rounds, elapsed_s, rounds_s, cpu_s, wire)
+        answers = [self._hear_done(worker, deadline_s) for worker in self._workers]
+        cpu_s = self._cpu_since(cpu_before_s)
+        wire = [float(now - then) for then, now in zip(wire_before, self._wire_bytes())]
+        return Batch(
+            rounds=rounds,
+            elapsed_s=(max(end for _, end, _ in answers) - min(begin for begin, _, _ in answers))
+            * 1e-9,
+            rounds_s=[time_ns * 1e-9 for _, _, times_ns in answers for time_ns in times_ns],
+            cpu_s=sum(cpu_s.values()),
+            wire_bytes=wire,
+            prepare_s=prepare_s,
+            workers_s=[(end - begin) * 1e-9 for begin, end, _ in answers],
+            cpu_s_of_programs=cpu_s,
+        )
+
+    def _hear_done(self, worker: _Worker, deadline_s: float) -> tuple[int, int, list[int]]:
+        """Begin, end, and the time of each round, in nanoseconds."""
+        words = self._hear(worker, deadline_s).split()
+        if len(words) != 4 or words[0] != "done":
+            raise self._failure(f"said '{' '.join(words)[:100]}' instead of done")
+        return int(words[1]), int(words[2]), [int(word) for word in words[3].split(",")]
+
+    def _cpu_since(self, before_s: dict[int, float]) -> dict[str, float]:
+        spent_s: dict[str, float] = {}
+        for pid, now_s in processes.cpu_s(self._pids).items():
+            name = processes.program(pid)
+            spent_s[name] = spent_s.get(name, 0.0) + now_s - before_s.get(pid, now_s)
+        return spent_s
 
     def memory_held_bytes(self) -> int:
         """What it holds now above what it held when it had started."""
-        return max(0, processes.memory_bytes(self._pids) - self._idle_bytes)
+        held = sum(processes.memory_bytes(self._pids).values())
+        return max(0, held - self._idle_bytes)
 
-    def idle_cpu_share(self, seconds: float) -> float:
-        """Which share of one core it uses while it has nothing to do."""
+    def memory_of_programs(self) -> dict[str, int]:
+        """What it holds now, by process name."""
+        held: dict[str, int] = {}
+        for pid, count in processes.memory_bytes(self._pids).items():
+            name = processes.program(pid)
+            held[name] = held.get(name, 0) + count
+        return held
+
+    def idle_cores(self, seconds: float) -> dict[str, float]:
+        """How many cores each program uses while nobody asks for anything; the busiest process of each."""
+        self._pids = processes.family(process.pid for process in self._started)
         before_s, begin_s = processes.cpu_s(self._pids), time.monotonic()
         time.sleep(seconds)
-        return (processes.cpu_s(self._pids) - before_s) / (time.monotonic() - begin_s)
+        after_s, elapsed_s = processes.cpu_s(self._pids), time.monotonic() - begin_s
+        cores: dict[str, float] = {}
+        for pid in after_s.keys() & before_s.keys():
+            name = processes.program(pid)
+            used = (after_s[pid] - before_s[pid]) / elapsed_s
+            cores[name] = max(cores.get(name, 0.0), used)
+        return cores
 
     def _wire_bytes(self) -> list[int]:
         """What each host's interfaces have sent so far."""

@@ -26,6 +26,7 @@ class Programs:
 
     tool: Path
     baselines: Path
+    reduce_benchmark: Path
     peers: Path  # Sources.
     build: Path  # What the harness compiles by itself goes here.
     congestion_control: str = "reno"

@@ -33,25 +33,32 @@ def family(roots: Iterable[int]) -> list[int]:
     return sorted(found)
 
 
-def cpu_s(pids: Iterable[int]) -> float:
-    """User and system time of the processes so far, all their threads, in nanoseconds' grain."""
-    total = 0.0
+def program(pid: int) -> str:
+    """The file that it runs, without its directory; empty when it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/exe").readlink().name
+    return ""
+
+
+def cpu_s(pids: Iterable[int]) -> dict[int, float]:
+    """User and system time of each process so far, all its threads, in nanoseconds' grain."""
+    spent_s: dict[int, float] = {}
     for pid in pids:
         with contextlib.suppress(OSError):
             # The clock that clock_getcpuclockid(3) names: ~pid, shifted, and "all threads".
-            total += time.clock_gettime((~pid << 3) | 2)
-    return total
+            spent_s[pid] = time.clock_gettime((~pid << 3) | 2)
+    return spent_s
 
 
-def memory_bytes(pids: Iterable[int]) -> int:
-    """What the processes hold; memory that several map is counted once (proportional set size)."""
-    total = 0
+def memory_bytes(pids: Iterable[int]) -> dict[int, int]:
+    """What each process holds; of memory that several map each has its part (PSS)."""
+    held: dict[int, int] = {}
     for pid in pids:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):
-                    total += int(line.split()[1]) * 1024
-    return total
+                    held[pid] = int(line.split()[1]) * 1024
+    return held
 
 
 def interface_bytes(pid: int) -> dict[str, tuple[int, int]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from harness.contender import Contender, ContenderFailed
 from harness.contenders import Missing, Programs
@@ -38,6 +39,12 @@ class Section:
     results: list[Result] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
     text: str = ""  # Markdown, below the tables.
+    data: dict[str, Any] = field(default_factory=dict)  # What is no Result, for the JSON.
+    failed: bool = False  # Besides the results that did.
+
+    @property
+    def has_failed(self) -> bool:
+        return self.failed or any(result.failure for result in self.results)
 
 
 Make = Callable[[], Contender]

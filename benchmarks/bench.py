@@ -32,6 +32,7 @@ from harness.scenarios import (  # noqa: E402
     one_node,
     own_aggregators,
     shaped_links,
+    training_step,
 )
 
 SCENARIOS: dict[str, Any] = {
@@ -42,9 +43,11 @@ SCENARIOS: dict[str, Any] = {
     "model_tensors": model_tensors,
     "idle": idle,
     "kernels": kernels,
+    "training_step": training_step,
 }
 TARGETS = [
     "//benchmarks/baselines/...",
+    "//clients/c:libtalweg.so",
     "//clients/cli:talweg",
     "//libs/reduce:reduce_benchmark",
     "//services/agent:talweg-agent",
@@ -154,6 +157,8 @@ def run(options: argparse.Namespace) -> int:
         tool=binaries.absolute() / "clients" / "cli" / "talweg",
         baselines=binaries.absolute() / "benchmarks" / "baselines",
         reduce_benchmark=binaries.absolute() / "libs" / "reduce" / "reduce_benchmark",
+        library=binaries.absolute() / "clients" / "c" / "libtalweg.so",
+        python=ROOT / "clients" / "python",
         peers=HERE / "peers",
         build=output / "programs",
         congestion_control=options.congestion_control,

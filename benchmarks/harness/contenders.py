@@ -27,6 +27,8 @@ class Programs:
     tool: Path
     baselines: Path
     reduce_benchmark: Path
+    library: Path  # libtalweg.so
+    python: Path  # The directory of the package talweg.
     peers: Path  # Sources.
     build: Path  # What the harness compiles by itself goes here.
     congestion_control: str = "reno"
@@ -95,17 +97,25 @@ def openmpi(programs: Programs, ranks: int, network: Sequence[str]) -> Contender
     )
 
 
-def gloo(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:
-    # One shell in one network starts all ranks, and ends when the last of them does.
+def python_ranks(
+    name: str,
+    ranks: int,
+    network: Sequence[str],
+    line: Sequence[str],
+    environment: dict[str, str],
+) -> Contender:
+    """One shell in one network starts `line RANK SIZE STORE` for all ranks, and ends with the last."""
     script = (
-        "directory=$(mktemp -d) || exit 1; trap 'rm -rf \"$directory\"' EXIT; "
-        "for rank in $(seq 0 $(($1 - 1))); do "
-        '"$2" "$3" "$rank" "$1" "$directory/store" & done; wait'
+        "directory=$(mktemp -d) || exit 1; trap 'rm -rf \"$directory\"' EXIT; count=$1; shift; "
+        'for rank in $(seq 0 $((count - 1))); do "$@" "$rank" "$count" "$directory/store" & done; wait'
     )
-    python = [str(ranks), sys.executable, str(programs.peers / "gloo_allreduce.py")]
-    environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = Command((*network, "bash", "-c", script, "bash", *python), environment)
-    return Contender(GLOO, ranks, [command], counts_loopback=bool(network))
+    shell = (*network, "bash", "-c", script, "bash", str(ranks), sys.executable, *line)
+    variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment}
+    return Contender(name, ranks, [Command(shell, variables)], counts_loopback=bool(network))
+
+
+def gloo(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:
+    return python_ranks(GLOO, ranks, network, [str(programs.peers / "gloo_allreduce.py")], {})
 
 
 def memory_limit(programs: Programs, ranks: int) -> Contender:

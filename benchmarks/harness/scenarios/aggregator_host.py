@@ -67,9 +67,10 @@ def _run_setting(
         makers: list[tuple[str, Make]] = [
             (TALWEG, partial(hosts.talweg, programs, cluster)),
             (SOCKET_PS, partial(hosts.socket_ps, programs, cluster)),
-            (GLOO, partial(hosts.gloo, programs, cluster)),
             (TCP_LIMIT, partial(hosts.tcp_limit, programs, cluster)),
         ]
+        if context.mode != "smoke":  # Which has it elsewhere: importing torch takes long.
+            makers.append((GLOO, partial(hosts.gloo, programs, cluster)))
         cases = [_small_case(context.mode)]
         cases += [Case(format_bytes(size), (size,)) for size in map(parse_bytes, sizes)]
         setting = _setting(ranks, aggregators)

@@ -98,7 +98,7 @@ def _run_links(context: Context, links: Links, size: int) -> tuple[list[Result],
         goodput = goodput_bytes_per_s(network, rank_hosts[0], rank_hosts[1], count)
         cluster = Cluster(network, rank_hosts, (*rank_hosts, *extra))
         makers: list[tuple[str, Make]] = [(TALWEG, partial(hosts.talweg, programs, cluster))]
-        if links.with_gloo:
+        if links.with_gloo and context.mode != "smoke":
             makers.append((GLOO, partial(hosts.gloo, programs, cluster)))
         cases = [Case(format_bytes(size), (size,))]
         results = run_beside(

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank that makes training steps as ./bench orders (control.h): "dtype" is the model, "bytes" the batch.
+
+    training_step.py none|ddp|optimizer|hook [RANK SIZE STORE]
+
+`none` trains without communicating, `ddp` with DistributedDataParallel over Gloo, the other two over Talweg.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+from control import Control, Order
+from torch import distributed, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+_CLASSES = 10
+
+
+class _Block(nn.Module):
+    """Two convolutions and a way around them."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.around = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.around = nn.Sequential(conv, nn.BatchNorm2d(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inside = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
+        return functional.relu(inside + self.around(x))
+
+
+def _resnet18() -> nn.Module:
+    """ResNet-18 for pictures of 32 x 32: 11.2 M parameters."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    inputs = 64
+    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [_Block(inputs, outputs, stride), _Block(outputs, outputs, 1)]
+        inputs = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, _CLASSES))
+
+
+def _mlp(*widths: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip(widths, widths[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+# Name -> the model and the shape of one input. mlp has 24.9 M parameters.
+_MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: _mlp(1024, 4096, 4096, 960, _CLASSES), (1024,)),
+    "resnet18": (_resnet18, (3, 32, 32)),
+    "tiny": (lambda: _mlp(8, 16, _CLASSES), (8,)),
+}
+
+
+class Trainer:
+    """A model and all that a step needs, in one of the four manners."""
+
+    def __init__(self, manner: str, model: str, batch: int, rank: int) -> None:
+        torch.manual_seed(0)
+        make, shape = _MODELS[model]
+        self._model = make()
+        parameters = list(self._model.parameters())
+        self._optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+        if manner in ("ddp", "hook"):
+            ddp = DistributedDataParallel(self._model, gradient_as_bucket_view=True)
+            if manner == "hook":
+                import talweg.torch
+
+                ddp.register_comm_hook(None, talweg.torch.ddp_hook)
+            self._model = ddp
+        elif manner == "optimizer":
+            import talweg.torch
+
+            self._optimizer = talweg.torch.DistributedOptimizer(
+                self._optimizer, self._model.named_parameters()
+            )
+        torch.manual_seed(1 + rank)
+        self._inputs = torch.randn(batch, *shape)
+        self._labels = torch.randint(_CLASSES, (batch,))
+
+    def step(self) -> None:
+        self._optimizer.zero_grad()
+        functional.cross_entropy(self._model(self._inputs), self._labels).backward()
+        self._optimizer.step()
+
+
+def main() -> int:
+    manner, place = sys.argv[1], sys.argv[2:]
+    torch.set_num_threads(1)
+    rank = int(place[0]) if place else -1
+    if manner in ("optimizer", "hook"):
+        import talweg.torch
+
+        talweg.torch.init()
+        rank = talweg.torch.rank()
+    if manner == "ddp":
+        method = f"file://{place[2]}"
+        distributed.init_process_group("gloo", method, rank=rank, world_size=int(place[1]))
+    elif manner == "hook":
+        distributed.init_process_group("gloo")  # Finds its place in what talweg run sets.
+    trainers: list[Trainer] = []
+
+    def prepare(order: Order) -> None:
+        trainers[:] = []
+        trainers.append(Trainer(manner, order.dtype, order.sizes[0], rank))
+
+    Control(rank).serve(prepare, lambda: trainers[0].step())
+    trainers.clear()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    if manner in ("optimizer", "hook"):
+        talweg.torch.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -26,6 +26,7 @@ from harness.measure import Effort  # noqa: E402
 from harness.scenario import Context, Section  # noqa: E402
 from harness.scenarios import (  # noqa: E402
     aggregator_host,
+    growth,
     idle,
     kernels,
     model_tensors,
@@ -44,6 +45,7 @@ SCENARIOS: dict[str, Any] = {
     "idle": idle,
     "kernels": kernels,
     "training_step": training_step,
+    "growth": growth,
 }
 TARGETS = [
     "//benchmarks/baselines/...",

@@ -77,7 +77,8 @@ class ContenderTest(unittest.TestCase):
     def test_cpu_is_that_of_all_processes(self) -> None:
         with contender("computes", "computes") as running:
             batch = running.measure("f32", [4096], 1, 1, timeout_s=60)
-        self.assertGreaterEqual(batch.cpu_s, 0.1)
+        # Twice 50 ms, less the tick until which the kernel may not have counted them.
+        self.assertGreaterEqual(batch.cpu_s, 0.06)
         self.assertAlmostEqual(sum(batch.cpu_s_of_programs.values()), batch.cpu_s)
         self.assertIn(processes.program(os.getpid()), batch.cpu_s_of_programs)
 

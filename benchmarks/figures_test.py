@@ -14,7 +14,7 @@ from harness import figures, report
 from harness.contender import Batch
 from harness.measure import Result, add_ratios, summarize
 from harness.scenario import find, ratio_bar
-from harness.scenarios import kernels
+from harness.scenarios import growth, kernels
 
 
 def result(contender: str, gigabytes_per_s: float = 0.0, case: str = "1 MB") -> Result:
@@ -195,6 +195,12 @@ class ResultsTest(unittest.TestCase):
                 each.total_bytes = 1000 * 10**index
             self.assertTrue(report.plot_curves(curve, "t", plot))
             self.assertTrue(plot.read_bytes().startswith(b"\x89PNG"))
+
+
+class GrowthTest(unittest.TestCase):
+    def test_a_fair_share_is_everybodys_mean_speed(self) -> None:
+        self.assertEqual(growth.farthest_from_fair([2.0, 2.0, 2.0]), 0)
+        self.assertAlmostEqual(growth.farthest_from_fair([1.0, 3.0]), 0.5)
 
 
 class KernelsTest(unittest.TestCase):

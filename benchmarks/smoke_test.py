@@ -51,7 +51,7 @@ class SmokeTest(unittest.TestCase):
         cls.addClassCleanup(cls.scratch.cleanup)
         cls.output = Path(cls.scratch.name)
         scenarios = ["one_node", "aggregator_host", "own_aggregators", "shaped_links"]
-        scenarios += ["model_tensors", "idle", "kernels"]
+        scenarios += ["model_tensors", "idle", "kernels", "growth"]
         if _FULL:
             scenarios.append("training_step")
         status, text = run(cls.output, f"--scenario={','.join(scenarios)}")
@@ -74,7 +74,8 @@ class SmokeTest(unittest.TestCase):
             for each in results:
                 self.assertGreater(each["gigabytes_per_s_median"], 0)
                 self.assertGreater(each["p99_s"], 0)
-                self.assertGreater(each["cpu_s_per_gigabyte"], 0)
+                # The kernel counts a running thread's time at its ticks: nothing may be right here.
+                self.assertGreaterEqual(each["cpu_s_per_gigabyte"], 0)
         self.assertIn("Gloo", self.results("one_node", "Talweg")[0]["ratios"])
 
     def test_aggregator_hosts(self) -> None:
@@ -113,6 +114,17 @@ class SmokeTest(unittest.TestCase):
         self.assertEqual({each["tensor_count"] for each in ours}, {5})
         self.assertEqual({each["tensor_count"] for each in merged}, {1})
         self.assertEqual({each["total_bytes"] for each in ours + merged}, {69656})
+
+    def test_growth(self) -> None:
+        data = self.document["data"].get("growth", {})
+        if not data:
+            self.assertIn("is left out", "".join(self.document["notes"]))
+            return
+        self.assertEqual(sorted(data["members"]), ["1", "2"])
+        self.assertEqual(sorted(data["jobs"]), ["1", "2"])
+        for figures in (*data["members"].values(), *data["jobs"].values()):
+            self.assertGreater(figures["gigabytes_per_s"], 0)
+        self.assertEqual(len(data["tensors"]), 2)
 
     def test_idle_daemons(self) -> None:
         self.assertIn("talweg-agent", self.document["data"]["idle"]["one node"])

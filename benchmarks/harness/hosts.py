@@ -63,6 +63,28 @@ def talweg(programs: Programs, cluster: Cluster, name: str = TALWEG, index: int 
     return Contender(name, count, commands, wire_pids=cluster.pids)
 
 
+def talweg_jobs(
+    programs: Programs, cluster: Cluster, job_count: int, name: str, index: int
+) -> Contender:
+    """Many jobs of one rank each on the first host, and one aggregator for all of them."""
+    tool = str(programs.tool)
+    network = cluster.network
+    host, aggregator = cluster.rank_hosts[0], cluster.aggregator_hosts[0]
+    address = network.address(aggregator)
+    scheduler = f"{address}:{_SCHEDULER_PORT + index}"
+    quiet = "--log_level=error"
+    served = (*network.enter(aggregator), tool)
+    line = (*served, "scheduler", f"--listen={scheduler}", "--in_memory", quiet)
+    commands = [Command(line, is_daemon=True)]
+    line = (*served, "aggregator", f"--scheduler={scheduler}", f"--listen={address}:0", quiet)
+    commands.append(Command(line, is_daemon=True))
+    for job in range(job_count):
+        run = (*network.enter(host), tool, "run", f"--scheduler={scheduler}", "--nodes=1")
+        node = ("--node-rank=0", f"--job=job{job}", "--", *talweg_rank(tool))
+        commands.append(Command((*run, *node)))
+    return Contender(name, job_count, commands, wire_pids=cluster.pids)
+
+
 def _served(
     programs: Programs,
     cluster: Cluster,

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One aggregator with more and more members, jobs and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from netns import Network, NotPermitted
+
+from harness import hosts
+from harness.contender import Batch, Contender, ContenderFailed
+from harness.contenders import talweg_on_one_node
+from harness.figures import format_bytes, format_seconds, median, rounds_for
+from harness.hosts import Cluster
+from harness.report import Bar, markdown_table
+from harness.scenario import Context, Section
+
+TITLE = "Growth"
+_AGGREGATOR = "talweg-aggregator"
+_MEMBER_BYTES, _JOB_BYTES = 4 << 20, 1 << 20
+_TENSOR_BYTES = 4096
+_CPU_SPREAD, _SHARE_SPREAD, _START_S = 1.2, 0.1, 1.0
+_TIMEOUT_S = 300.0
+
+_MEMBERS = {"smoke": (1, 2), "quick": (2, 8), "default": (2, 4, 8, 16), "full": (2, 4, 8, 16, 32)}
+_JOBS = {"smoke": (1, 2), "quick": (1, 10), "default": (1, 10, 100), "full": (1, 10, 100)}
+_TENSORS = {"smoke": 50, "quick": 10_000, "default": 10_000, "full": 10_000}
+
+
+@dataclass
+class _Grown:
+    """One number of members or jobs, and what it has cost."""
+
+    count: int
+    contender: Contender
+    idle_bytes: int = 0  # The aggregator's before anything was declared.
+    batches: list[Batch] = field(default_factory=list)
+    memory_bytes: int = 0
+
+    def aggregator_cpu_s_per_gigabyte(self, size: int) -> float:
+        """Of contributions."""
+        return median(
+            [
+                each.cpu_s_of_programs.get(_AGGREGATOR, 0.0)
+                / (self.count * size * each.rounds)
+                * 1e9
+                for each in self.batches
+            ]
+        )
+
+    def gigabytes_per_s(self, size: int) -> float:
+        """Of contributions, of all together."""
+        return median([self.count * size * b.rounds / b.elapsed_s * 1e-9 for b in self.batches])
+
+    def worst_share(self) -> float:
+        """How far the job that is farthest from its fair share of the speed is from it, at the median."""
+        return median([farthest_from_fair(each.workers_s) for each in self.batches])
+
+
+def farthest_from_fair(workers_s: Sequence[float]) -> float:
+    """0: all took the same time for the same rounds; 0.1: one was 10 % faster or slower than the mean."""
+    speeds = [1 / worker_s for worker_s in workers_s]
+    mean = sum(speeds) / len(speeds)
+    return max(abs(speed / mean - 1) for speed in speeds)
+
+
+def run(context: Context) -> Section:
+    section = Section(TITLE)
+    parts = (("members", _members), ("jobs", _jobs), ("tensors", _tensors))
+    for name, part in parts:
+        try:
+            section.text += part(context, section)
+        except NotPermitted as refusal:
+            context.notes.append(f"{TITLE} in {name} is left out: {refusal}")
+        except ContenderFailed as failure:
+            context.notes.append(f"{TITLE} in {name}: {failure}")
+            section.failed = True
+    return section
+
+
+def _measure(context: Context, what: str, grown: Sequence[_Grown], size: int) -> None:
+    """All of them in turns."""
+    for each in grown:
+        each.idle_bytes = each.contender.memory_of_programs().get(_AGGREGATOR, 0)
+    rounds: dict[int, int] = {}
+    for each in grown:
+        context.progress(f"{each.count} {what} warm up")
+        first = each.contender.measure("f32", [size], 1, 2, _TIMEOUT_S)
+        wanted_s = context.effort.batch_s * 2
+        rounds[each.count] = rounds_for(first.elapsed_s / first.rounds, wanted_s, 2, 5000)
+    for repetition in range(context.effort.repetitions):
+        for each in grown:
+            context.progress(f"{each.count} {what}, {repetition + 1}")
+            count = rounds[each.count]
+            each.batches.append(each.contender.measure("f32", [size], 1, count, _TIMEOUT_S))
+    for each in grown:
+        held = each.contender.memory_of_programs().get(_AGGREGATOR, 0)
+        each.memory_bytes = max(0, held - each.idle_bytes)
+
+
+def _grow(
+    context: Context,
+    what: str,
+    counts: Sequence[int],
+    size: int,
+    host_count: int,
+    make: Callable[[Cluster, int, int], Contender],
+) -> list[_Grown]:
+    names = [*(f"host{index}" for index in range(host_count)), "aggregator"]
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(names, context.programs.congestion_control))
+        grown = []
+        for index, count in enumerate(counts):
+            context.progress(f"{count} {what} start")
+            cluster = Cluster(network, tuple(names[: min(count, host_count)]), ("aggregator",))
+            grown.append(_Grown(count, stack.enter_context(make(cluster, count, index))))
+        _measure(context, what, grown, size)
+    return grown
+
+
+def _members(context: Context, section: Section) -> str:
+    counts = _MEMBERS[context.mode]
+
+    def make(cluster: Cluster, count: int, index: int) -> Contender:
+        return hosts.talweg(context.programs, cluster, f"{count} members", index)
+
+    grown = _grow(context, "members", counts, _MEMBER_BYTES, max(counts), make)
+    costs = [each.aggregator_cpu_s_per_gigabyte(_MEMBER_BYTES) for each in grown]
+    middle = (max(costs) + min(costs)) / 2
+    spread = max(costs) / middle if middle else None
+    section.bars.append(
+        Bar(
+            f"{counts[0]} to {counts[-1]} members: the aggregator's CPU a contribution byte over the middle",
+            f"<= {_CPU_SPREAD}",
+            spread,
+            spread is not None and spread <= _CPU_SPREAD,
+        )
+    )
+    rows = []
+    for each, cost in zip(grown, costs):
+        formula = (each.count + 1) * _MEMBER_BYTES
+        speed = each.gigabytes_per_s(_MEMBER_BYTES)
+        row = [str(each.count), f"{speed:.3g}", f"{cost:.3g}"]
+        rows.append([*row, format_bytes(each.memory_bytes), format_bytes(formula)])
+        section.data.setdefault("members", {})[each.count] = {
+            "gigabytes_per_s": speed,
+            "aggregator_cpu_s_per_gigabyte": cost,
+            "memory_bytes": each.memory_bytes,
+            "formula_bytes": formula,
+        }
+    head = [
+        "members",
+        "GB/s of contributions",
+        "aggregator's CPU s/GB",
+        "its memory",
+        "(members + 1) x bytes",
+    ]
+    title = (
+        f"One tensor of {format_bytes(_MEMBER_BYTES)}, one host a member, one aggregator host:\n\n"
+    )
+    return title + markdown_table(head, rows) + "\n"
+
+
+def _jobs(context: Context, section: Section) -> str:
+    counts = _JOBS[context.mode]
+
+    def make(cluster: Cluster, count: int, index: int) -> Contender:
+        return hosts.talweg_jobs(context.programs, cluster, count, f"{count} jobs", index)
+
+    grown = _grow(context, "jobs", counts, _JOB_BYTES, 1, make)
+    rows = []
+    costs = [each.aggregator_cpu_s_per_gigabyte(_JOB_BYTES) for each in grown]
+    for each, cost in zip(grown, costs):
+        share = each.worst_share()
+        text = f"{each.count} jobs: how far the farthest is from a fair share"
+        section.bars.append(Bar(text, f"<= {_SHARE_SPREAD}", share, share <= _SHARE_SPREAD))
+        if each is not grown[0] and costs[0]:
+            growth = cost / costs[0]
+            text = f"{each.count} jobs: the aggregator's CPU a contribution byte over one job's"
+            section.bars.append(Bar(text, f"<= {_CPU_SPREAD}", growth, growth <= _CPU_SPREAD))
+        speed = each.gigabytes_per_s(_JOB_BYTES)
+        rows.append([str(each.count), f"{speed:.3g}", f"{cost:.3g}", f"{share:.1%}"])
+        section.data.setdefault("jobs", {})[each.count] = {
+            "gigabytes_per_s": speed,
+            "aggregator_cpu_s_per_gigabyte": cost,
+            "farthest_from_fair": share,
+        }
+    head = ["jobs", "GB/s of all", "aggregator's CPU s/GB", "farthest from a fair share"]
+    title = f"Jobs of one rank on one host, {format_bytes(_JOB_BYTES)} each, one aggregator for all:\n\n"
+    return title + markdown_table(head, rows) + "\n"
+
+
+def _tensors(context: Context, section: Section) -> str:
+    count = _TENSORS[context.mode]
+    times_s: dict[str, list[float]] = {"2 ranks of one node": [], "2 hosts, 1 aggregator host": []}
+    for repetition in range(context.effort.repetitions):
+        local = context.programs.in_own_network()
+        context.progress(f"{count} tensors, {repetition + 1}")
+        with talweg_on_one_node(context.programs, 2, local) as job:
+            times_s["2 ranks of one node"].append(_start_s(job, count))
+        names = ["host0", "host1", "aggregator"]
+        with Network(names, context.programs.congestion_control) as network:
+            cluster = Cluster(network, ("host0", "host1"), ("aggregator",))
+            with hosts.talweg(context.programs, cluster) as job:
+                times_s["2 hosts, 1 aggregator host"].append(_start_s(job, count))
+    rows = []
+    for where, each_s in times_s.items():
+        start_s = median(each_s)
+        text = f"{where}: seconds from nothing to the first sum of {count} tensors"
+        section.bars.append(Bar(text, f"< {_START_S:g}", start_s, start_s < _START_S))
+        section.data.setdefault("tensors", {})[where] = start_s
+        rows.append([where, format_seconds(start_s)])
+    title = (
+        f"{count} tensors of {_TENSOR_BYTES} bytes, declared one by one, then one round of all:\n\n"
+    )
+    return title + markdown_table(["where", "until the first sums are there"], rows)
+
+
+def _start_s(job: Contender, count: int) -> float:
+    return job.measure("f32", [_TENSOR_BYTES] * count, 0, 1, _TIMEOUT_S).prepare_s

@@ -47,7 +47,7 @@ LAYERS = {
     ],
     "libs/runtime": ["libs/base"],
     "libs/schedule": ["libs/base", "libs/view", "libs/wire"],
-    "libs/shm": ["libs/base"],
+    "libs/shm": ["libs/base", "libs/reduce"],
     "libs/status": ["libs/base"],
     "libs/store": ["libs/base", "libs/membership", "libs/status", "libs/view"],
     "libs/telemetry": ["libs/base"],

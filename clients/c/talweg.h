@@ -185,9 +185,10 @@ TALWEG_API talweg_status talweg_declare(talweg_client* client, const char* name,
 
 TALWEG_API uint64_t talweg_tensor_bytes(talweg_client* client, talweg_tensor tensor);
 
-/* This rank's contribution buffer of the tensor, for producers that write in place: fill it, then
- * push with data == NULL. Not to be written while a round is open. NULL for no tensor. Valid until
- * talweg_free. */
+/* Where this rank's contribution to the tensor's next round goes, for producers that write in
+ * place: fill it, then push with data == NULL. The fastest way: nothing is copied. Ask again for
+ * every round, when the one before has been taken: other ranks may still be reading that one's.
+ * NULL for no tensor. */
 TALWEG_API void* talweg_contribution(talweg_client* client, talweg_tensor tensor);
 
 /* ---- Rounds
@@ -210,9 +211,9 @@ TALWEG_API talweg_status talweg_poll(talweg_client* client, talweg_tensor tensor
                                      talweg_round round);
 
 /* Waits until `round` is complete, copies the result to `out` (NULL: not copied, see
- * talweg_result), and takes the round: the tensor may be pushed again. TALWEG_TIMEOUT leaves the
- * round open. TALWEG_ABORTED, TALWEG_MISMATCH, ... : the round has ended without a result. `round`
- * is the tensor's last one. */
+ * talweg_result; not a contribution of that round), and takes the round: the tensor may be pushed
+ * again. TALWEG_TIMEOUT leaves the round open. TALWEG_ABORTED, TALWEG_MISMATCH, ... : the round has
+ * ended without a result. `round` is the tensor's last one. */
 TALWEG_API talweg_status talweg_wait(talweg_client* client, talweg_tensor tensor,
                                      talweg_round round, void* out, int64_t timeout_ns);
 

@@ -106,8 +106,8 @@ TEST_CASE("Contributions may be made in place, and results read in place") {
     RETURN_IF_BAD(
         talweg_declare(client, "t", TALWEG_F64, TALWEG_AVERAGE, 0, 4, 0, kGenerousNs, &tensor));
     if (talweg_tensor_bytes(client, tensor) != 32) return "bytes";
-    auto* contribution = static_cast<double*>(talweg_contribution(client, tensor));
     for (int round = 1; round <= 3; ++round) {
+      auto* contribution = static_cast<double*>(talweg_contribution(client, tensor));
       for (int i = 0; i < 4; ++i) contribution[i] = round * 10 + rank;
       if (std::string bad = PushPull(client, tensor, nullptr, nullptr); bad != "") return bad;
       const void* result = nullptr;

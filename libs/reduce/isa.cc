@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/reduce/isa.h"
 
+#include <atomic>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -41,10 +43,17 @@ bool IsSupported(Isa isa) {
 }
 
 Isa BestIsa() {
-  static const Isa best = IsSupported(Isa::kAvx512) ? Isa::kAvx512
-                          : IsSupported(Isa::kAvx2) ? Isa::kAvx2
-                                                    : Isa::kPortable;
-  return best;
+  // Not a local static, whose guard would be the C++ runtime's: the client library has none.
+  // Threads that come at once find the same.
+  static constinit std::atomic<int> known = -1;
+  int best = known.load(std::memory_order_relaxed);
+  if (best < 0) {
+    best = static_cast<int>(IsSupported(Isa::kAvx512) ? Isa::kAvx512
+                            : IsSupported(Isa::kAvx2) ? Isa::kAvx2
+                                                      : Isa::kPortable);
+    known.store(best, std::memory_order_relaxed);
+  }
+  return static_cast<Isa>(best);
 }
 
 std::string_view IsaName(Isa isa) {

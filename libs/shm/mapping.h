@@ -39,6 +39,17 @@ class Mapping {
     return mapping;
   }
 
+  // Memory of this process alone, zeroed.
+  static Mapping MapPrivate(size_t bytes) {
+    void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    Mapping mapping;
+    if (data != MAP_FAILED) {
+      mapping.data_ = static_cast<std::byte*>(data);
+      mapping.bytes_ = bytes;
+    }
+    return mapping;
+  }
+
   bool valid() const { return data_ != nullptr; }
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -93,7 +94,10 @@ absl::Status Agent::OpenRankServer() {
         static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(getpagesize()) / 2;
   }
   // Every tensor lies once a rank and twice as a result.
-  server.contribution_bytes_max = arena_bytes / (config_.rank_count + 2);
+  // Tensors that the ranks sum lie twice a rank, and are no results.
+  const bool ranks_sum = standalone() && TensorMemory::RanksSum(config_.rank_count);
+  server.contribution_bytes_max =
+      ranks_sum ? arena_bytes / config_.rank_count : arena_bytes / (config_.rank_count + 2);
   server.result_bytes_max = 2 * server.contribution_bytes_max;
   if (!config_.socket_group.empty()) {
     TALWEG_ASSIGN_OR_RETURN(const gid_t gid, GroupId(config_.socket_group));
@@ -142,12 +146,15 @@ absl::Status Agent::OpenAdmin() {
 }
 
 void Agent::NewMember() {
-  member_ = std::make_unique<pipeline::Member>(
-      pipeline::MemberConfig{.self = {NodeRank{config_.node_rank}, options_.incarnation},
-                             .job_name = config_.job,
-                             .node_name = node_name_,
-                             .rank_count = config_.rank_count,
-                             .credit_bytes_max = config_.credit_bytes});
+  member_ = std::make_unique<pipeline::Member>(pipeline::MemberConfig{
+      .self = {NodeRank{config_.node_rank}, options_.incarnation},
+      .job_name = config_.job,
+      .node_name = node_name_,
+      .rank_count = config_.rank_count,
+      .credit_bytes_max = config_.credit_bytes,
+      // Where nothing is reduced nothing can be preempted.
+      .reduce_bytes_max = memory_->ranks_sum() ? std::numeric_limits<uint64_t>::max()
+                                               : pipeline::MemberConfig{}.reduce_bytes_max});
 }
 
 void Agent::Start() {
@@ -384,7 +391,7 @@ int Agent::ReduceSome() {
     reduces_.pop_front();
     ++count;
     if (!member_->ReduceWanted(reduce.ticket)) continue;
-    bytes += reduce.target.length_bytes;
+    if (!memory_->ranks_sum()) bytes += reduce.target.length_bytes;
     RunReduce(reduce);
   }
   return count;
@@ -392,6 +399,13 @@ int Agent::ReduceSome() {
 
 void Agent::RunReduce(const pipeline::ReduceSlice& reduce) {
   const pipeline::SliceBytes& target = reduce.target;
+  if (memory_->ranks_sum()) {
+    // The round is over, and what is left is done where the bytes are wanted.
+    Deliver([this, ticket = reduce.ticket](pipeline::Effects& out) {
+      member_->OnReduced(ticket, NowNs(), out);
+    });
+    return;
+  }
   const pipeline::TensorSpec& spec = memory_->spec(target.tensor);
   std::vector<const std::byte*> inputs;
   for (const LocalRank rank : reduce.inputs) {

@@ -4,6 +4,11 @@
 #include "libs/status/status.h"
 
 namespace talweg::agent {
+namespace {
+
+constexpr uint16_t kSummingMinor = 1;  // The first minor version whose ranks can sum.
+
+}  // namespace
 
 shm::RankStatus ToRankStatus(pipeline::Status status) {
   switch (status) {
@@ -48,6 +53,16 @@ void RankDesk::OnRankHello(shm::RankConnectionId connection, const shm::RankHell
     server_->Refuse(connection, shm::RankStatus::kInvalidArgument,
                     "local rank " + std::to_string(hello.local_rank.value()) +
                         " is not one of this node's " + std::to_string(ranks_.size()));
+    return;
+  }
+  if (memory_->ranks_sum() && hello.minor < kSummingMinor) {
+    server_->Refuse(connection, shm::RankStatus::kVersionMismatch,
+                    "the ranks of this agent sum their contributions themselves, which needs "
+                    "version 1." +
+                        std::to_string(kSummingMinor) +
+                        " of the rank protocol, and the client "
+                        "speaks 1." +
+                        std::to_string(hello.minor) + "; install the same release of both");
     return;
   }
   Rank& rank = ranks_[hello.local_rank.value()];
@@ -139,7 +154,8 @@ void RankDesk::Do(const pipeline::DeclareReply& effect) {
        .tensor_bytes = memory_->spec(effect.tensor).bytes(),
        .completed_round = effect.held,
        .contribution = memory_->ContributionLocation(effect.tensor, effect.local_rank),
-       .result = memory_->ResultLocations(effect.tensor)});
+       .result = memory_->ResultLocations(effect.tensor),
+       .shared = memory_->Shared(effect.tensor)});
 }
 
 void RankDesk::Do(const pipeline::CompleteRound& effect) {

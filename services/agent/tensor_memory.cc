@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "libs/base/check.h"
@@ -31,6 +33,12 @@ PrivatePages& PrivatePages::operator=(PrivatePages&& other) noexcept {
 
 PrivatePages::~PrivatePages() {
   if (!bytes_.empty()) munmap(bytes_.data(), bytes_.size());
+}
+
+bool TensorMemory::RanksSum(uint32_t rank_count) {
+  constexpr uint32_t kFew = 4;
+  const uint32_t cpus = std::max(1u, std::thread::hardware_concurrency());
+  return rank_count <= std::min(shm::kSummingRanksMax, std::max(kFew, cpus));
 }
 
 const TensorMemory::Entry& TensorMemory::At(pipeline::TensorIndex tensor) const {
@@ -64,6 +72,18 @@ absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor,
   auto entry = std::make_unique<Entry>();
   entry->spec = spec;
   entry->contributions.resize(rank_count_);
+  if (ranks_sum_) {
+    if (const auto it = free_places_.find(spec.bytes()); it != free_places_.end()) {
+      entry->shared = it->second;
+      free_places_.erase(it);
+    } else {
+      auto place = ranks_->PlanContribution(spec.bytes());
+      if (!place.ok()) return absl::ResourceExhaustedError(place.failure().text);
+      entry->shared = place.value();
+    }
+    tensors_.back() = std::move(entry);
+    return absl::OkStatus();
+  }
   TALWEG_ASSIGN_OR_RETURN(entry->results, TakeResults(spec));
   if (rank_count_ > 1 && transport_ != nullptr) {
     TALWEG_ASSIGN_OR_RETURN(entry->send_buffer, PrivatePages::Map(spec.bytes()));
@@ -79,6 +99,13 @@ absl::Status TensorMemory::Attach(pipeline::TensorIndex tensor, LocalRank rank,
   At(tensor);
   Entry& entry = *tensors_[tensor.value()];
   if (entry.contributions[rank.value()]) return absl::OkStatus();
+  if (entry.shared) {
+    auto location = ranks_->PlaceContribution(connection, *entry.shared);
+    if (!location.ok()) return absl::ResourceExhaustedError(location.failure().text);
+    entry.contributions[rank.value()] = shm::ContributionBuffer{location.value(), {}};
+    bytes_ += 2 * entry.spec.bytes();
+    return absl::OkStatus();
+  }
   auto buffer = ranks_->AllocateContribution(connection, entry.spec.bytes());
   if (!buffer.ok()) return absl::ResourceExhaustedError(buffer.failure().text);
   if (rank_count_ == 1 && transport_ != nullptr) {
@@ -107,6 +134,10 @@ shm::Location TensorMemory::ContributionLocation(pipeline::TensorIndex tensor,
 std::array<shm::Location, 2> TensorMemory::ResultLocations(pipeline::TensorIndex tensor) const {
   const Results& results = At(tensor).results;
   return {results.buffers[0].location, results.buffers[1].location};
+}
+
+const std::optional<shm::SharedPlace>& TensorMemory::Shared(pipeline::TensorIndex tensor) const {
+  return At(tensor).shared;
 }
 
 std::array<wire::RemoteRef, 2> TensorMemory::ResultRefs(pipeline::TensorIndex tensor) const {
@@ -151,7 +182,12 @@ transport::RegionSlice TensorMemory::RegionOf(const pipeline::SliceBytes& slice)
 void TensorMemory::Recycle() {
   bytes_ = 0;
   for (std::unique_ptr<Entry>& entry : tensors_) {
-    if (entry != nullptr) free_results_.emplace(entry->spec.bytes(), std::move(entry->results));
+    if (entry == nullptr) continue;
+    if (entry->shared) {
+      free_places_.emplace(entry->spec.bytes(), *entry->shared);
+    } else {
+      free_results_.emplace(entry->spec.bytes(), std::move(entry->results));
+    }
   }
   tensors_.clear();
   for (const auto& [bytes, results] : free_results_) bytes_ += 2 * bytes;

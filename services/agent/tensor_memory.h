@@ -42,7 +42,15 @@ class PrivatePages {
 class TensorMemory {
  public:
   TensorMemory(uint32_t rank_count, shm::RankServer* ranks, transport::Transport* transport)
-      : rank_count_(rank_count), ranks_(ranks), transport_(transport) {}
+      : rank_count_(rank_count),
+        ranks_sum_(transport == nullptr && RanksSum(rank_count)),
+        ranks_(ranks),
+        transport_(transport) {}
+
+  // Whether so many ranks, alone, sum their contributions themselves: no process but they touches
+  // a byte then. Each reads all contributions, so there must be a CPU for each, or few of them.
+  static bool RanksSum(uint32_t rank_count);
+  bool ranks_sum() const { return ranks_sum_; }
 
   // Results and send buffer. RESOURCE_EXHAUSTED with the figures.
   absl::Status Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec);
@@ -52,7 +60,9 @@ class TensorMemory {
 
   const pipeline::TensorSpec& spec(pipeline::TensorIndex tensor) const;
   shm::Location ContributionLocation(pipeline::TensorIndex tensor, LocalRank rank) const;
+  // None when the ranks sum.
   std::array<shm::Location, 2> ResultLocations(pipeline::TensorIndex tensor) const;
+  const std::optional<shm::SharedPlace>& Shared(pipeline::TensorIndex tensor) const;
   std::array<wire::RemoteRef, 2> ResultRefs(pipeline::TensorIndex tensor) const;
 
   // A rank's bytes of a slice. Empty when the rank has no buffer.
@@ -62,7 +72,7 @@ class TensorMemory {
   std::span<const std::byte> Readable(const pipeline::SliceBytes& slice) const;
   transport::RegionSlice RegionOf(const pipeline::SliceBytes& slice) const;
 
-  // All tensors are forgotten; result buffers serve the next ones of the same size.
+  // All tensors are forgotten; result buffers and places serve the next ones of the same size.
   void Recycle();
 
   uint64_t bytes() const { return bytes_; }
@@ -79,17 +89,20 @@ class TensorMemory {
     PrivatePages send_buffer;
     transport::Region send_region;
     std::vector<std::optional<shm::ContributionBuffer>> contributions;  // By local rank.
-    transport::Region contribution_region;                              // Of the only rank.
+    std::optional<shm::SharedPlace> shared;  // When the ranks sum: where their contributions lie.
+    transport::Region contribution_region;   // Of the only rank.
   };
 
   const Entry& At(pipeline::TensorIndex tensor) const;
   absl::StatusOr<Results> TakeResults(const pipeline::TensorSpec& spec);
 
   const uint32_t rank_count_;
+  const bool ranks_sum_;
   shm::RankServer* const ranks_;
   transport::Transport* const transport_;
   std::vector<std::unique_ptr<Entry>> tensors_;
   std::multimap<uint64_t, Results> free_results_;  // By bytes.
+  std::multimap<uint64_t, shm::SharedPlace> free_places_;
   uint64_t bytes_ = 0;
 };
 

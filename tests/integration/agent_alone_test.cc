@@ -89,12 +89,16 @@ std::string RunRanks(const std::string& socket, uint32_t rank_count,
   return all;
 }
 
-TEST_CASE("Agent alone: sums, averages and broadcasts of three ranks, twice over", "[agent]") {
-  RunningAgent agent(Alone(3));
+TEST_CASE("Agent alone: sums, averages and broadcasts, twice over", "[agent]") {
+  // Few ranks sum themselves; of more than kSummingRanksMax the agent does.
+  const uint32_t ranks = GENERATE(3u, 9u);
+  RunningAgent agent(Alone(ranks));
   for (int generation = 0; generation < 2; ++generation) {
-    CHECK(RunRanks(agent.socket_path(), 3, [](Rank& rank) -> std::string {
+    CHECK(RunRanks(agent.socket_path(), ranks, [ranks](Rank& rank) -> std::string {
             constexpr size_t kCount = 700'001;  // Several slices, an odd end.
-            if (talweg_size(rank.client) != 3) return "size";
+            const auto n = static_cast<int32_t>(ranks);
+            const int32_t numbers = n * (n - 1) / 2;
+            if (talweg_size(rank.client) != ranks) return "size";
             talweg_tensor sum = 0, average = 0, bytes = 0;
             if (rank.Declare("sum", TALWEG_I32, TALWEG_SUM, kCount, &sum) != TALWEG_OK ||
                 rank.Declare("average", TALWEG_F32, TALWEG_AVERAGE, 5, &average) != TALWEG_OK ||
@@ -106,14 +110,15 @@ TEST_CASE("Agent alone: sums, averages and broadcasts of three ranks, twice over
               std::iota(mine.begin(), mine.end(), static_cast<int32_t>(rank.number()) * round);
               if (rank.PushPull(sum, mine.data(), result.data()) != TALWEG_OK) return rank.error;
               for (size_t i = 0; i < kCount; ++i) {
-                if (result[i] != 3 * static_cast<int32_t>(i) + 3 * round) return "wrong sum";
+                if (result[i] != n * static_cast<int32_t>(i) + numbers * round) return "wrong sum";
               }
               const std::vector<float> values(5, static_cast<float>(rank.number() + 1));
               std::vector<float> mean(5);
               if (rank.PushPull(average, values.data(), mean.data()) != TALWEG_OK) {
                 return rank.error;
               }
-              if (mean != std::vector<float>(5, 2.0f)) return "wrong average";
+              if (mean != std::vector<float>(5, static_cast<float>(n + 1) / 2))
+                return "wrong average";
               const auto own = static_cast<uint8_t>(rank.number() + 10);
               const std::vector<uint8_t> sent = {own, 0, 255};
               std::vector<uint8_t> got(3);

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -60,10 +61,12 @@ Client::~Client() {
   for (uint32_t i = 0; tensors_ != nullptr && i < tensors_max_; ++i) {
     if (Tensor* tensor = tensors_[i].load(); tensor != nullptr) {
       std::free(tensor->name.load());
+      tensor->own_result.Reset();
       std::free(tensor);
     }
   }
   std::free(tensors_);
+  std::free(static_cast<void*>(peers_));
   for (uint32_t i = 0; i < segment_count_; ++i) segments_[i].mapping.Reset();
   std::free(segments_);
   if (fork_guard_ != nullptr) ::munmap(fork_guard_, kPageBytes);
@@ -139,7 +142,11 @@ RankStatus Client::TakeWelcome(const Welcome& welcome, ErrorText& error) {
   std::memcpy(identity_.job_name, welcome.job_name.data(), welcome.job_name.size());
   tensors_max_ = welcome.tensors_max;
   tensors_ = static_cast<std::atomic<Tensor*>*>(std::calloc(tensors_max_, sizeof(*tensors_)));
-  if (tensors_ == nullptr) return error.Fail(RankStatus::kOutOfMemory, "no memory for the client");
+  peers_ = static_cast<PeerPart*>(
+      std::calloc(std::max(1u, identity_.local_size), kPartsMax * sizeof(PeerPart)));
+  if (tensors_ == nullptr || peers_ == nullptr) {
+    return error.Fail(RankStatus::kOutOfMemory, "no memory for the client");
+  }
   return RankStatus::kOk;
 }
 
@@ -304,6 +311,11 @@ void Client::HandleMessages() {
       if (handshake_error_ == nullptr || welcomed_.load()) continue;
       handshake_status_ = TakeWelcome(*welcome, *handshake_error_);
       welcomed_.store(true);
+    } else if (const auto* peer = std::get_if<Peer>(&message.body)) {
+      if (const char* wrong = AdoptPeer(*peer); wrong != nullptr) {
+        Lose(RankStatus::kProtocol,
+             "what the agent at '%s' says of another rank's memory makes no sense: %s", wrong);
+      }
     } else if (std::holds_alternative<Goodbye>(message.body)) {
       goodbye_.store(true);
     } else if (std::holds_alternative<Wake>(message.body)) {

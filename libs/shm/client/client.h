@@ -69,6 +69,7 @@ class Client {
                            ErrorText& error);
   // 0, nullptr for no tensor of this client.
   uint64_t TensorBytes(uint32_t tensor) const;
+  // Of the next push.
   void* Contribution(uint32_t tensor) const;
 
   // `data` null: the bytes lie in the contribution buffer. `declared_priority`: the tensor's own
@@ -90,6 +91,16 @@ class Client {
     uint64_t bytes = 0;
     std::byte* contribution = nullptr;
     const std::byte* result[2] = {};
+    // Of a tensor that the ranks sum: round r's contribution lies (r & 1) * stride behind
+    // `contribution`, and at the same offset of part `part` of every rank's arena.
+    bool ranks_sum = false;
+    uint32_t part = 0;
+    uint64_t offset = 0;
+    uint64_t stride = 0;
+    std::atomic<DType> dtype{DType::kUnspecified};
+    std::atomic<Op> op{Op::kUnspecified};
+    std::atomic<uint32_t> root{0};
+    std::atomic<bool> populated{false};
     std::atomic<char*> name{nullptr};
     std::atomic<int32_t> priority{0};
     // Guarded by state_mutex_.
@@ -97,6 +108,18 @@ class Client {
     uint64_t taken = 0;    // The last round that a wait has returned.
     uint32_t readers = 0;  // Threads that copy a result out.
     bool pushing = false;
+    bool failed = false;  // A round has ended without a result: no later one has any.
+    Mapping own_result;   // Where Result sums to; guarded by result_mutex_.
+    uint64_t own_result_round = 0;
+
+    std::byte* ContributionOf(uint64_t round) const {
+      return contribution + (round & 1) * stride;  // stride 0: one buffer.
+    }
+  };
+  // A segment of another rank's contributions. `bytes` before `base`, with release.
+  struct PeerPart {
+    std::atomic<const std::byte*> base{nullptr};
+    uint64_t bytes = 0;
   };
   struct MappedSegment {
     uint32_t id = 0;
@@ -152,8 +175,10 @@ class Client {
   // Maps the new segments, finds the tensor's buffers. null, or what is wrong.
   const char* AdoptTensor(const Declared& declared);
   const char* AdoptSegment(const SegmentInfo& info);
+  const char* AdoptPeer(const Peer& peer);
   // Why `fd` cannot be mapped for `bytes` without fear of SIGBUS, or null.
   static const char* SegmentError(int fd, uint64_t bytes);
+  bool Populate(Tensor& tensor);
   std::byte* Locate(const Location& location, SegmentKind kind, uint64_t bytes) const;
 
   RankStatus RingPush(uint32_t index, Tensor& tensor, int32_t priority, const Deadline& deadline,
@@ -161,6 +186,16 @@ class Client {
   void RingDoorbell();
   RankStatus RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
                          ErrorText& error) const;
+  bool RoundSucceeded(uint32_t index) const;
+  // Until the other ranks' memory is mapped here: it comes by the socket before its first round is
+  // complete.
+  Awaited AwaitContributions(const Tensor& tensor, const Deadline& deadline, RankStatus* over);
+  // rank_sums.cc. Where the contributions of `round` lie, by local rank; false: not all are known.
+  bool FindContributions(const Tensor& tensor, uint64_t round, const std::byte** inputs) const;
+  bool HasContributions(const Tensor& tensor) const;
+  RankStatus SumContributions(const Tensor& tensor, uint64_t round, std::byte* out,
+                              ErrorText& error) const;
+  RankStatus SumInPlace(Tensor& tensor, uint64_t round, const void** data, ErrorText& error);
 
   ClientIdentity identity_;
   ClientStatistics statistics_;
@@ -172,6 +207,8 @@ class Client {
   ControlView control_;
   uint32_t tensors_max_ = 0;
   std::atomic<Tensor*>* tensors_ = nullptr;  // tensors_max_ of them.
+  PeerPart* peers_ = nullptr;                // By local rank, then part.
+  Mutex result_mutex_;
 
   // A page that is zeroed in a forked child; null: the kernel has no such thing, compare pids.
   std::atomic<uint32_t>* fork_guard_ = nullptr;

@@ -3,6 +3,7 @@
 
 #include "libs/shm/client/await.h"
 #include "libs/shm/client/client.h"
+#include "libs/shm/client/stream_copy.h"
 
 namespace talweg::shm {
 namespace {
@@ -31,6 +32,7 @@ RankStatus Client::Push(uint32_t index, const void* data, bool declared_priority
   if (tensor == nullptr) return FailNoTensor(index, error);
   RankStatus over = RankStatus::kOk;
   if (Over(&over)) return FailOver(over, NameOf(*tensor), error);
+  std::byte* contribution = nullptr;
   {
     const MutexLock lock(state_mutex_);
     if (tensor->pushing || tensor->pushed > tensor->taken || tensor->readers > 0) {
@@ -42,9 +44,12 @@ RankStatus Client::Push(uint32_t index, const void* data, bool declared_priority
           static_cast<unsigned long long>(tensor->pushed + (tensor->pushing ? 1 : 0)));
     }
     tensor->pushing = true;
+    // Nobody will sum it; and the buffer may still be read for the last round that was.
+    if (tensor->failed && tensor->ranks_sum) data = nullptr;
+    contribution = tensor->ContributionOf(tensor->pushed + 1);
   }
-  if (data != nullptr && data != tensor->contribution) {
-    std::memcpy(tensor->contribution, data, tensor->bytes);
+  if (data != nullptr && data != contribution) {
+    CopyIn(contribution, data, tensor->bytes);
     statistics_.bytes_copied.fetch_add(tensor->bytes, std::memory_order_relaxed);
   }
   if (declared_priority) priority = tensor->priority.load(std::memory_order_relaxed);
@@ -172,8 +177,13 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
     ++tensor->readers;
   }
   RankStatus over = RankStatus::kOk;
-  const Awaited awaited = Await([&] { return completed.load(std::memory_order_seq_cst) >= round; },
-                                Deadline(timeout_ns), control_.rank_line().waiters, &over);
+  const Deadline deadline(timeout_ns);
+  Awaited awaited = Await([&] { return completed.load(std::memory_order_seq_cst) >= round; },
+                          deadline, control_.rank_line().waiters, &over);
+  if (awaited == Awaited::kDone && tensor->ranks_sum && out != nullptr &&
+      !HasContributions(*tensor) && RoundSucceeded(index)) {
+    awaited = AwaitContributions(*tensor, deadline, &over);
+  }
   statistics_.wait_ns.fetch_add(static_cast<uint64_t>(MonotonicNs() - begin_ns),
                                 std::memory_order_relaxed);
   RankStatus status = RankStatus::kOk;
@@ -181,7 +191,11 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
     case Awaited::kDone:
       status = RoundStatus(index, *tensor, round, error);
       if (status == RankStatus::kOk && out != nullptr) {
-        std::memcpy(out, tensor->result[round & 1], tensor->bytes);
+        if (tensor->ranks_sum) {
+          status = SumContributions(*tensor, round, static_cast<std::byte*>(out), error);
+        } else {
+          CopyOut(out, tensor->result[round & 1], tensor->bytes);
+        }
         statistics_.bytes_copied.fetch_add(tensor->bytes, std::memory_order_relaxed);
       }
       break;
@@ -196,7 +210,10 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
   }
   const MutexLock lock(state_mutex_);
   --tensor->readers;
-  if (awaited == Awaited::kDone && tensor->taken < round) tensor->taken = round;
+  if (awaited == Awaited::kDone) {
+    if (tensor->taken < round) tensor->taken = round;
+    if (!RoundSucceeded(index)) tensor->failed = true;
+  }
   return status;
 }
 
@@ -213,13 +230,34 @@ RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uin
                         NameOf(*tensor), static_cast<unsigned long long>(round),
                         static_cast<unsigned long long>(tensor->taken));
     }
+    ++tensor->readers;  // From here on a push is kBusy, as in Wait.
   }
-  if (RankStatus status = RoundStatus(index, *tensor, round, error); status != RankStatus::kOk) {
-    return status;
+  RankStatus status = RoundStatus(index, *tensor, round, error);
+  if (status == RankStatus::kOk) {
+    *bytes = tensor->bytes;
+    if (tensor->ranks_sum) {
+      RankStatus over = RankStatus::kOk;
+      status = AwaitContributions(*tensor, Deadline(-1), &over) == Awaited::kDone
+                   ? SumInPlace(*tensor, round, data, error)
+                   : FailOver(over, NameOf(*tensor), error);
+    } else {
+      *data = tensor->result[round & 1];
+    }
   }
-  *data = tensor->result[round & 1];
-  *bytes = tensor->bytes;
-  return RankStatus::kOk;
+  const MutexLock lock(state_mutex_);
+  --tensor->readers;
+  return status;
+}
+
+Client::Awaited Client::AwaitContributions(const Tensor& tensor, const Deadline& deadline,
+                                           RankStatus* over) {
+  // They came before the round was complete: a look at the socket usually is enough.
+  if (!HasContributions(tensor)) ReadSocket(0);
+  return Await([&] { return HasContributions(tensor); }, deadline, uncounted_, over);
+}
+
+bool Client::RoundSucceeded(uint32_t index) const {
+  return control_.tensor_state(index).status.load(std::memory_order_relaxed) == 0;
 }
 
 uint64_t Client::RanksSummed(uint32_t index) const {

@@ -3,10 +3,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 
+#include "libs/base/bytes.h"
 #include "libs/shm/client/await.h"
 #include "libs/shm/client/client.h"
 
@@ -25,12 +27,11 @@ namespace {
 // Below this the kernel's call costs more than the page faults.
 constexpr uint64_t kPopulateBytesMin = 256 * 1024;
 
-void Populate(const std::byte* begin, uint64_t bytes, int advice) {
-  if (bytes < kPopulateBytesMin) return;
+// As madvise.
+int Advise(const std::byte* begin, uint64_t bytes, int advice) {
   const auto address = reinterpret_cast<uintptr_t>(begin);
   const uintptr_t first = address / kPageBytes * kPageBytes;
-  // Kernels before 5.14 do not know it; pages come one by one then.
-  ::madvise(reinterpret_cast<void*>(first), address + bytes - first, advice);
+  return ::madvise(reinterpret_cast<void*>(first), address + bytes - first, advice);
 }
 
 }  // namespace
@@ -68,16 +69,23 @@ const char* Client::AdoptTensor(const Declared& declared) {
   for (uint32_t i = 0; i < declared.segment_count; ++i) {
     if (const char* wrong = AdoptSegment(declared.segments[i]); wrong != nullptr) return wrong;
   }
+  if (declared.ranks_sum && identity_.local_size > kSummingRanksMax) {
+    return "more ranks than can sum";
+  }
   if (declared.tensor >= tensors_max_) return "the tensor's index is past the limit";
   if (tensors_[declared.tensor].load(std::memory_order_relaxed) != nullptr) return nullptr;
   std::byte* contribution =
       Locate(declared.contribution, SegmentKind::kContribution, declared.tensor_bytes);
-  std::byte* results[2] = {
-      Locate(declared.result[0], SegmentKind::kResult, declared.tensor_bytes),
-      Locate(declared.result[1], SegmentKind::kResult, declared.tensor_bytes),
-  };
-  if (contribution == nullptr || results[0] == nullptr || results[1] == nullptr) {
-    return "a buffer lies outside of its segment";
+  std::byte* results[2] = {};
+  for (int parity = 0; parity < 2 && !declared.ranks_sum; ++parity) {
+    results[parity] = Locate(declared.result[parity], SegmentKind::kResult, declared.tensor_bytes);
+    if (results[parity] == nullptr) return "a result lies outside of its segment";
+  }
+  const uint64_t stride = declared.ranks_sum ? RoundUp(declared.tensor_bytes, 64) : 0;
+  if (contribution == nullptr ||
+      (declared.ranks_sum && Locate(declared.contribution, SegmentKind::kContribution,
+                                    stride + declared.tensor_bytes) == nullptr)) {
+    return "a contribution lies outside of its segment";
   }
   void* memory = std::calloc(1, sizeof(Tensor));
   if (memory == nullptr) return "no memory for the tensor";
@@ -87,9 +95,10 @@ const char* Client::AdoptTensor(const Declared& declared) {
   tensor->result[0] = results[0];
   tensor->result[1] = results[1];
   tensor->pushed = tensor->taken = declared.completed_round;
-  Populate(contribution, tensor->bytes, MADV_POPULATE_WRITE);
-  Populate(results[0], tensor->bytes, MADV_POPULATE_READ);
-  Populate(results[1], tensor->bytes, MADV_POPULATE_READ);
+  tensor->ranks_sum = declared.ranks_sum;
+  tensor->part = declared.part;
+  tensor->offset = declared.contribution.offset;
+  tensor->stride = stride;
   statistics_.tensors.fetch_add(1, std::memory_order_relaxed);
   tensors_[declared.tensor].store(tensor, std::memory_order_release);
   return nullptr;
@@ -114,6 +123,50 @@ const char* Client::AdoptSegment(const SegmentInfo& info) {
   segments_ = static_cast<MappedSegment*>(grown);
   new (&segments_[segment_count_++]) MappedSegment{info.segment, info.kind, std::move(mapping)};
   return nullptr;
+}
+
+const char* Client::AdoptPeer(const Peer& peer) {
+  const Descriptor fd = socket_.TakeDescriptor();
+  if (!fd.valid()) return "the descriptor is missing";
+  if (peers_ == nullptr || peer.local_rank >= identity_.local_size) return "there is no such rank";
+  if (const char* wrong = SegmentError(fd.get(), peer.bytes); wrong != nullptr) return wrong;
+  Mapping mapping = Mapping::Map(fd.get(), peer.bytes, Mapping::Access::kRead);
+  if (!mapping.valid()) return "it cannot be mapped: see this process's limits of memory";
+  ::madvise(mapping.data(), mapping.bytes(), MADV_DONTFORK);
+  PeerPart& known = peers_[peer.local_rank * kPartsMax + peer.part];
+  const MutexLock lock(state_mutex_);
+  // What was there before, of a rank that has left, stays mapped: somebody may be reading it.
+  void* grown =
+      std::realloc(static_cast<void*>(segments_), (segment_count_ + 1) * sizeof(*segments_));
+  if (grown == nullptr) return "no memory for a segment";
+  segments_ = static_cast<MappedSegment*>(grown);
+  known.bytes = peer.bytes;
+  known.base.store(mapping.data(), std::memory_order_release);
+  new (&segments_[segment_count_++]) MappedSegment{0, SegmentKind::kResult, std::move(mapping)};
+  return nullptr;
+}
+
+bool Client::Populate(Tensor& tensor) {
+  if (tensor.populated.exchange(true)) return true;
+  if (tensor.ranks_sum) {
+    // Nobody else sets these pages aside.
+    const uint64_t bytes = tensor.stride + tensor.bytes;
+    if (Advise(tensor.contribution, bytes, MADV_POPULATE_WRITE) == 0) return true;
+    if (errno != EINVAL) {
+      tensor.populated.store(false);
+      return false;
+    }
+    for (uint64_t at = 0; at < bytes; at += kPageBytes) {  // A kernel before 5.14.
+      const_cast<volatile std::byte*>(tensor.contribution)[at] = std::byte{0};
+    }
+    return true;
+  }
+  if (tensor.bytes < kPopulateBytesMin) return true;
+  // Kernels before 5.14 do not know it; pages come one by one then.
+  Advise(tensor.contribution, tensor.bytes, MADV_POPULATE_WRITE);
+  Advise(tensor.result[0], tensor.bytes, MADV_POPULATE_READ);
+  Advise(tensor.result[1], tensor.bytes, MADV_POPULATE_READ);
+  return true;
 }
 
 std::byte* Client::Locate(const Location& location, SegmentKind kind, uint64_t bytes) const {
@@ -190,6 +243,15 @@ RankStatus Client::DeclareTensor(const Declare& declare, int64_t timeout_ns, uin
                       what, socket_path_);
   }
   found->priority.store(declare.priority, std::memory_order_relaxed);
+  found->dtype.store(declare.dtype, std::memory_order_relaxed);
+  found->op.store(declare.op, std::memory_order_relaxed);
+  found->root.store(declare.root_rank, std::memory_order_relaxed);
+  if (!Populate(*found)) {
+    return error.Fail(RankStatus::kOutOfMemory,
+                      "%s: the kernel has no memory for two contributions of %llu bytes (%s); free "
+                      "memory, or raise the memory limit of this process's control group",
+                      what, static_cast<unsigned long long>(found->bytes), std::strerror(errno));
+  }
   if (found->name.load() == nullptr) {
     char* name = ::strndup(declare.name.data(), declare.name.size());
     char* none = nullptr;
@@ -220,7 +282,9 @@ uint64_t Client::TensorBytes(uint32_t tensor) const {
 
 void* Client::Contribution(uint32_t tensor) const {
   const Tensor* found = Forked() ? nullptr : Find(tensor);
-  return found == nullptr ? nullptr : found->contribution;
+  if (found == nullptr) return nullptr;
+  const MutexLock lock(state_mutex_);
+  return found->ContributionOf(found->pushed + 1);
 }
 
 }  // namespace talweg::shm

@@ -18,6 +18,7 @@
 #include "libs/base/dtype.h"
 #include "libs/base/ids.h"
 #include "libs/shm/daemon/outcome.h"
+#include "libs/shm/daemon/shared_arena.h"
 #include "libs/shm/layout/messages.h"
 #include "libs/shm/layout/rank_status.h"
 
@@ -51,6 +52,7 @@ struct RankHello {
   pid_t pid = 0;         // By SO_PEERCRED; 0 when the rank is in a foreign pid namespace.
   uid_t uid = 0;
   std::string client_name;
+  uint16_t minor = 0;  // Of the protocol that it speaks.
 };
 
 struct RankDeclaration {
@@ -99,7 +101,9 @@ struct DeclaredData {
   uint64_t tensor_bytes = 0;
   Round completed_round;  // The rank's next push is of completed_round + 1. 0 for a new tensor.
   Location contribution;
-  std::array<Location, 2> result;  // By round & 1.
+  std::array<Location, 2> result;  // By round & 1. None for a tensor that the ranks sum.
+  // Set: each rank sums the contributions itself; `contribution` is what PlaceContribution gave.
+  std::optional<SharedPlace> shared;
 };
 
 // Counted since Create.
@@ -179,6 +183,12 @@ class RankServer {
   // to 64 bytes, zeroed, and backed by memory when this returns.
   virtual Outcome<ContributionBuffer> AllocateContribution(RankConnectionId connection,
                                                            uint64_t bytes) = 0;
+  // For tensors that the ranks sum: where every rank's contribution lies, for the life of the
+  // server, and that place in one rank's arena. The rank sets the pages aside. kOutOfMemory,
+  // kLimit.
+  virtual Outcome<SharedPlace> PlanContribution(uint64_t bytes) = 0;
+  virtual Outcome<Location> PlaceContribution(RankConnectionId connection,
+                                              const SharedPlace& place) = 0;
   // For the life of the server.
   virtual Outcome<ResultBuffer> AllocateResult(uint64_t bytes) = 0;
 
@@ -198,8 +208,8 @@ class RankServer {
     Epoch sum_epoch;
   };
   // Tells every rank that has declared the tensor; wakes who sleeps. The result's bytes must be in
-  // place. With a status other than kOk the round is over for all ranks and they may push the next
-  // one.
+  // place; of a tensor that the ranks sum, all local ranks' contributions. With a status other than
+  // kOk the round is over for all ranks and they may push the next one.
   virtual void PublishCompletion(const Completion& completion) = 0;
 
   // The job has failed: every wait of every rank ends with `status` and `text`; later hellos are

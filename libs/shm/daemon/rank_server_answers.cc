@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -73,6 +74,17 @@ Outcome<ContributionBuffer> RankServerImpl::AllocateContribution(RankConnectionI
   return ContributionBuffer{buffer.value().location, buffer.value().bytes};
 }
 
+Outcome<Location> RankServerImpl::PlaceContribution(RankConnectionId id, const SharedPlace& place) {
+  Connection* connection = FindOpen(id);
+  if (connection == nullptr) return Failure{RankStatus::kClosed, "the rank is gone"};
+  const bool is_new = connection->shared.FindPart(place.part) == nullptr;
+  Outcome<Location> location = connection->shared.At(place, &next_segment_);
+  if (is_new) {
+    for (auto& [other, peer] : connections_) peer->peer_parts &= ~(uint64_t{1} << place.part);
+  }
+  return location;
+}
+
 Outcome<ResultBuffer> RankServerImpl::AllocateResult(uint64_t bytes) {
   Outcome<Arena::Buffer> buffer = results_.Allocate(bytes);
   if (!buffer.ok()) return buffer.failure();
@@ -98,23 +110,30 @@ void RankServerImpl::ReplyDeclared(RankConnectionId id, RequestId request,
                     .tensor_bytes = tensor.data.tensor_bytes,
                     .completed_round = tensor.data.completed_round.value(),
                     .contribution = tensor.data.contribution,
-                    .result = {tensor.data.result[0], tensor.data.result[1]}};
+                    .result = {tensor.data.result[0], tensor.data.result[1]},
+                    .ranks_sum = tensor.data.shared.has_value(),
+                    .part = tensor.data.shared ? tensor.data.shared->part : 0};
   std::vector<int> borrowed;
   for (const Location& location :
        {tensor.data.contribution, tensor.data.result[0], tensor.data.result[1]}) {
-    if (connection->known_segments.contains(location.segment)) continue;
+    if (location.segment == 0 || connection->known_segments.contains(location.segment)) continue;
     SegmentKind kind = SegmentKind::kContribution;
-    Arena::Part* part = connection->contributions->Find(location.segment);
-    if (part == nullptr) {
-      kind = SegmentKind::kResult;
-      part = results_.Find(location.segment);
-    }
-    TALWEG_CHECK(part != nullptr);
-    declared.segments[declared.segment_count++] = {location.segment, kind, part->segment.bytes};
+    const Segment* segment = FindSegment(*connection, location.segment, &kind);
+    TALWEG_CHECK(segment != nullptr);
+    declared.segments[declared.segment_count++] = {location.segment, kind, segment->bytes};
     connection->known_segments.insert(location.segment);
-    borrowed.push_back(part->segment.fd.get());
+    borrowed.push_back(segment->fd.get());
   }
   Send(*connection, {.request = request.value(), .body = declared}, std::move(borrowed));
+}
+
+const Segment* RankServerImpl::FindSegment(Connection& connection, uint32_t id, SegmentKind* kind) {
+  *kind = SegmentKind::kContribution;
+  if (const SharedArena::Part* part = connection.shared.FindSegment(id)) return &part->segment;
+  if (const Arena::Part* part = connection.contributions->Find(id)) return &part->segment;
+  *kind = SegmentKind::kResult;
+  const Arena::Part* part = results_.Find(id);
+  return part == nullptr ? nullptr : &part->segment;
 }
 
 void RankServerImpl::RefuseDeclaration(RankConnectionId id, RequestId request, RankStatus status,
@@ -134,9 +153,38 @@ void RankServerImpl::PublishCompletion(const Completion& completion) {
     TensorOfRank& tensor = connection->tensors[index];
     if (!tensor.declared || completion.round.value() <= tensor.completed) continue;
     tensor.completed = completion.round.value();
+    if (tensor.data.shared && completion.status == RankStatus::kOk) {
+      IntroducePeers(*connection, tensor.data.shared->part);
+      if (connection->state != Connection::State::kActive) continue;
+    }
     connection->control->PublishState(index, tensor.completed, completion.status, completion.text,
                                       completion.ranks_summed, completion.sum_epoch.value());
     Wake(*connection, RankControl::Waiter::kForRound);
+  }
+}
+
+void RankServerImpl::IntroducePeers(Connection& connection, uint32_t part) {
+  const uint64_t bit = uint64_t{1} << part;
+  if ((connection.peer_parts & bit) != 0) return;
+  connection.peer_parts |= bit;
+  // Also those that have left: the round holds what they pushed.
+  for (auto& [id, peer] : connections_) {
+    const SharedArena::Part* theirs = peer->shared.FindPart(part);
+    if (peer.get() == &connection || peer->released || theirs == nullptr ||
+        !connection.known_segments.insert(theirs->id).second) {
+      continue;
+    }
+    // All have pushed a round of this part, so each has mapped its own.
+    SealAgainstWriters(theirs->segment);
+    Descriptor copy(::fcntl(theirs->segment.fd.get(), F_DUPFD_CLOEXEC, 0));
+    if (!copy.valid()) {
+      ::shutdown(connection.socket->fd(), SHUT_RDWR);  // Its end is handled where all ends are.
+      return;
+    }
+    std::vector<Descriptor> owned;
+    owned.push_back(std::move(copy));
+    Send(connection, {.body = Peer{peer->local_rank.value(), part, theirs->segment.bytes}}, {},
+         std::move(owned));
   }
 }
 

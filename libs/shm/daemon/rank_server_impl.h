@@ -53,6 +53,8 @@ struct Connection {
   bool writes_wanted = false;  // EPOLLOUT is on.
   std::optional<RankControl> control;
   std::optional<Arena> contributions;
+  SharedArena shared;
+  uint64_t peer_parts = 0;            // Bit p: it has been given part p of all other ranks.
   std::vector<TensorOfRank> tensors;  // By TensorIndex.
   std::set<uint32_t> known_segments;
 
@@ -72,6 +74,7 @@ class RankServerImpl final : public RankServer {
         results_({SegmentUse::kResult, config_.result_bytes_max, config_.segment_bytes_min,
                   "results of this node"},
                  &next_segment_),
+        plan_(config_.contribution_bytes_max, config_.segment_bytes_min),
         holders_(config_.local_rank_count) {}
 
   const RankServerConfig& config() const override { return config_; }
@@ -84,6 +87,8 @@ class RankServerImpl final : public RankServer {
   void Welcome(RankConnectionId id, const WelcomeData& data) override;
   void Refuse(RankConnectionId id, RankStatus status, std::string_view text) override;
   Outcome<ContributionBuffer> AllocateContribution(RankConnectionId id, uint64_t bytes) override;
+  Outcome<SharedPlace> PlanContribution(uint64_t bytes) override { return plan_.Place(bytes); }
+  Outcome<Location> PlaceContribution(RankConnectionId id, const SharedPlace& place) override;
   Outcome<ResultBuffer> AllocateResult(uint64_t bytes) override;
   void ReplyDeclared(RankConnectionId id, RequestId request, const DeclaredData& data) override;
   void RefuseDeclaration(RankConnectionId id, RequestId request, RankStatus status,
@@ -119,6 +124,9 @@ class RankServerImpl final : public RankServer {
             std::vector<Descriptor> owned = {});
   void AfterOutput(Connection& connection, RankSocket::Output output);
   void Wake(Connection& connection, RankControl::Waiter waiter);
+  const Segment* FindSegment(Connection& connection, uint32_t id, SegmentKind* kind);
+  // Hands it part `part` of the other ranks' contributions.
+  void IntroducePeers(Connection& connection, uint32_t part);
   // Ends the conversation: sends what is queued, then closes. Frees the local rank.
   void Drain(Connection& connection);
   void Close(Connection& connection);
@@ -129,6 +137,7 @@ class RankServerImpl final : public RankServer {
   Descriptor epoll_;
   uint32_t next_segment_ = 1;
   Arena results_;
+  SharedPlan plan_;
   uint64_t next_id_ = 1;
   std::map<RankConnectionId, std::unique_ptr<Connection>> connections_;
   std::vector<std::optional<RankConnectionId>> holders_;  // By local rank.

@@ -16,6 +16,8 @@
 #include <array>
 #include <cstring>
 #include <fstream>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,6 +61,7 @@ class RecordingSink final : public RankEventSink {
   std::vector<RankDeclaration> declarations;
   std::vector<std::pair<uint32_t, uint64_t>> pushes;  // Tensor, round.
   std::vector<RankGone> gone;
+  std::optional<SharedPlace> shared;  // Of the one tensor of ranks that sum.
 
   void OnRankHello(RankConnectionId connection, const RankHello& hello) override {
     hellos.push_back(hello);
@@ -73,6 +76,16 @@ class RecordingSink final : public RankEventSink {
   void OnRankDeclare(RankConnectionId connection, RequestId request,
                      const RankDeclaration& declaration) override {
     declarations.push_back(declaration);
+    if (shared) {
+      const auto location = server->PlaceContribution(connection, *shared);
+      REQUIRE(location.ok());
+      server->ReplyDeclared(connection, request,
+                            {.tensor = TensorIndex(0),
+                             .tensor_bytes = declaration.bytes(),
+                             .contribution = location.value(),
+                             .shared = shared});
+      return;
+    }
     const auto contribution = server->AllocateContribution(connection, declaration.bytes());
     const auto even = server->AllocateResult(declaration.bytes());
     const auto odd = server->AllocateResult(declaration.bytes());
@@ -88,7 +101,7 @@ class RecordingSink final : public RankEventSink {
   }
   void OnRankGone(RankConnectionId connection, const RankGone& event) override {
     gone.push_back(event);
-    server->Release(connection);
+    if (!shared) server->Release(connection);
   }
 };
 
@@ -331,7 +344,7 @@ TEST_CASE_METHOD(Fixture, "Strangers are told why and dropped; ranks go on") {
     std::array<std::byte, 200> bytes{};
     const size_t count = EncodeMessage({.body = Hello{.major = 9, .minor = 4}}, bytes);
     bad.SendBytes(bytes.data(), count);
-    CHECK_THAT(LastWords(bad, RankStatus::kVersionMismatch), Contains("9.4") && Contains("1.0"));
+    CHECK_THAT(LastWords(bad, RankStatus::kVersionMismatch), Contains("9.4") && Contains("1.1"));
   }
   SECTION("half a message, then the end") {
     bad.SendBytes(&kMessageMagic, 4);
@@ -506,6 +519,55 @@ TEST_CASE_METHOD(Fixture, "Segments are sealed: control, contribution and result
   // Another tensor fits into the segments that the rank has.
   rank.Declare("u");
   CHECK(rank.fds().size() == 3);
+}
+
+TEST_CASE_METHOD(Fixture, "Ranks that sum get each other's contributions, to be read only") {
+  sink.shared = server->PlanContribution(4).value();
+  std::vector<std::unique_ptr<RawRank>> ranks;
+  for (int i = 0; i < 3; ++i) {
+    ranks.push_back(std::make_unique<RawRank>(*this));
+    ranks.back()->Join();
+    ranks.back()->Declare("t");
+    REQUIRE(ranks.back()->fds().size() == 2);  // Control, contributions: no results.
+  }
+  // As a client does before it pushes.
+  std::vector<Mapping> own;
+  for (const auto& rank : ranks) {
+    own.push_back(Mapping::Map(rank->fds()[1].get(), 4096, Mapping::Access::kReadWrite));
+    REQUIRE(own.back().valid());
+    rank->Push(0, 1);
+  }
+  Settle();
+  REQUIRE(sink.pushes.size() == 3);
+  ranks[2]->Close();  // It has left, and counts all the same.
+  Settle();
+  for (uint64_t round = 1; round <= 2; ++round) {
+    server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(round)});
+  }
+  for (uint32_t i = 0; i < 2; ++i) {
+    CAPTURE(i);
+    CHECK(ranks[i]->control().tensor_state(0).completed_round == 2);
+    std::set<uint32_t> peers;
+    for (int k = 0; k < 2; ++k) {
+      const Message* message = ranks[i]->Receive();
+      REQUIRE(message != nullptr);
+      const auto* peer = std::get_if<Peer>(&message->body);
+      REQUIRE(peer != nullptr);
+      CHECK(peer->part == 0);
+      const int fd = ranks[i]->fds().back().get();
+      CHECK(peer->bytes == static_cast<uint64_t>(::lseek(fd, 0, SEEK_END)));
+      CHECK(peers.insert(peer->local_rank).second);
+      own[peer->local_rank].data()[0] = std::byte(static_cast<unsigned char>(77 + i));
+      const Mapping theirs = Mapping::Map(fd, 4096, Mapping::Access::kRead);
+      REQUIRE(theirs.valid());
+      CHECK(theirs.data()[0] == std::byte(static_cast<unsigned char>(77 + i)));
+      CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED);
+      const Descriptor anew(::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDWR));
+      CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, anew.get(), 0) == MAP_FAILED);
+      CHECK((::fcntl(fd, F_GET_SEALS) & F_SEAL_SEAL) != 0);
+    }
+    CHECK(!peers.contains(i));
+  }
 }
 
 TEST_CASE_METHOD(Fixture,

@@ -23,7 +23,8 @@ namespace {
 const char* UseName(SegmentUse use) {
   switch (use) {
     case SegmentUse::kControl: return "talweg-control";
-    case SegmentUse::kContribution: return "talweg-contribution";
+    case SegmentUse::kContribution:
+    case SegmentUse::kSharedContribution: return "talweg-contribution";
     case SegmentUse::kResult: return "talweg-result";
   }
   return "talweg";
@@ -53,17 +54,23 @@ Outcome<Segment> CreateSegment(SegmentUse use, uint64_t bytes) {
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return KernelRefused(use, bytes, "ftruncate");
   }
-  const auto access =
-      use == SegmentUse::kContribution ? Mapping::Access::kRead : Mapping::Access::kReadWrite;
+  const bool rank_writes =
+      use == SegmentUse::kContribution || use == SegmentUse::kSharedContribution;
+  const auto access = rank_writes ? Mapping::Access::kRead : Mapping::Access::kReadWrite;
   Mapping mapping = Mapping::Map(fd.get(), bytes, access);
   if (!mapping.valid()) return KernelRefused(use, bytes, "mmap");
-  int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  int seals = F_SEAL_SHRINK | F_SEAL_GROW;
+  if (use != SegmentUse::kSharedContribution) seals |= F_SEAL_SEAL;
   // After our own writable mapping, which stays.
   if (use == SegmentUse::kResult) seals |= F_SEAL_FUTURE_WRITE;
   if (::fcntl(fd.get(), F_ADD_SEALS, seals) != 0) {
     return KernelRefused(use, bytes, "fcntl(F_ADD_SEALS), which needs Linux 5.1");
   }
   return Segment{bytes, std::move(fd), std::move(mapping)};
+}
+
+void SealAgainstWriters(const Segment& segment) {
+  ::fcntl(segment.fd.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
 }
 
 Outcome<bool> BackWithMemory(const Segment& segment, uint64_t offset, uint64_t bytes) {

@@ -11,8 +11,9 @@
 namespace talweg::shm {
 
 enum class SegmentUse {
-  kControl,       // Both sides write.
-  kContribution,  // The rank writes, this process maps it read only.
+  kControl,             // Both sides write.
+  kContribution,        // The rank writes, this process maps it read only.
+  kSharedContribution,  // Likewise; other ranks map it read only after SealAgainstWriters.
   kResult,  // This process writes; nobody else can ever map it writable (F_SEAL_FUTURE_WRITE).
 };
 
@@ -26,6 +27,10 @@ struct Segment {
 
 // kOutOfMemory or kLimit, with the kernel's reason. `bytes` > 0.
 Outcome<Segment> CreateSegment(SegmentUse use, uint64_t bytes);
+
+// From here on nobody can map the segment writable any more; its rank has done so. A rank that has
+// sealed its own segment already harms itself only.
+void SealAgainstWriters(const Segment& segment);
 
 // Has the kernel set pages aside, zeroed, so that a later write cannot fail. kOutOfMemory if it has
 // none. Takes the time that this takes.

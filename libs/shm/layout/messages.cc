@@ -37,6 +37,7 @@ class Reader {
     return text;
   }
 
+  bool AtEnd() const { return ok_ && left_ == 0; }
   bool ok() const { return ok_; }
   bool too_long() const { return too_long_; }
 
@@ -211,6 +212,11 @@ const char* Take(Reader& in, Declared& declared) {
       return "Declared names a segment of unknown kind";
     }
   }
+  if (in.AtEnd()) return nullptr;  // An agent of 1.0, or one that sums itself.
+  declared.ranks_sum = in.Take<uint32_t>() != 0;
+  declared.part = in.Take<uint32_t>();
+  if (!declared.ranks_sum) declared.part = 0;
+  if (declared.part >= kPartsMax) return "Declared names a part of an arena that cannot be";
   return nullptr;
 }
 
@@ -229,6 +235,9 @@ void Put(Writer& out, const Declared& declared) {
     out.Put(static_cast<uint32_t>(declared.segments[i].kind));
     out.Put(declared.segments[i].bytes);
   }
+  if (!declared.ranks_sum) return;
+  out.Put(uint32_t{1});
+  out.Put(declared.part);
 }
 
 const char* Take(Reader& in, Lost& lost) {
@@ -240,6 +249,20 @@ const char* Take(Reader& in, Lost& lost) {
 void Put(Writer& out, const Lost& lost) {
   out.Put(static_cast<uint32_t>(lost.status));
   out.PutText(lost.text);
+}
+
+const char* Take(Reader& in, Peer& peer) {
+  peer.local_rank = in.Take<uint32_t>();
+  peer.part = in.Take<uint32_t>();
+  peer.bytes = in.Take<uint64_t>();
+  return in.ok() && peer.part >= kPartsMax ? "Peer names a part of an arena that cannot be"
+                                           : nullptr;
+}
+
+void Put(Writer& out, const Peer& peer) {
+  out.Put(peer.local_rank);
+  out.Put(peer.part);
+  out.Put(peer.bytes);
 }
 
 const char* Take(Reader&, Goodbye&) { return nullptr; }
@@ -278,6 +301,7 @@ const char* TakeBody(MessageType type, std::span<const std::byte> bytes, Message
     case MessageType::kLost: return TakeBody<Lost>(bytes, out);
     case MessageType::kDoorbell: return TakeBody<Doorbell>(bytes, out);
     case MessageType::kWake: return TakeBody<Wake>(bytes, out);
+    case MessageType::kPeer: return TakeBody<Peer>(bytes, out);
   }
   return "the message is of an unknown type";
 }
@@ -296,6 +320,7 @@ static_assert(kStandsInPlace<MessageType::kGoodbye, Goodbye>);
 static_assert(kStandsInPlace<MessageType::kLost, Lost>);
 static_assert(kStandsInPlace<MessageType::kDoorbell, Doorbell>);
 static_assert(kStandsInPlace<MessageType::kWake, Wake>);
+static_assert(kStandsInPlace<MessageType::kPeer, Peer>);
 
 template <typename Body>
 bool PutIf(Writer& out, const MessageBody& body) {
@@ -308,7 +333,7 @@ bool PutIf(Writer& out, const MessageBody& body) {
 void PutBody(Writer& out, const MessageBody& body) {
   // Not std::visit, which may throw. Goodbye, Doorbell and Wake have no body.
   PutIf<Hello>(out, body) || PutIf<Welcome>(out, body) || PutIf<Declare>(out, body) ||
-      PutIf<Declared>(out, body) || PutIf<Lost>(out, body);
+      PutIf<Declared>(out, body) || PutIf<Lost>(out, body) || PutIf<Peer>(out, body);
 }
 
 }  // namespace
@@ -365,6 +390,7 @@ const char* MessageTypeName(MessageType type) {
     case MessageType::kLost: return "Lost";
     case MessageType::kDoorbell: return "Doorbell";
     case MessageType::kWake: return "Wake";
+    case MessageType::kPeer: return "Peer";
   }
   return "unknown";
 }

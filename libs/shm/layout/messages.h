@@ -26,7 +26,7 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kMessageMagic = 0x4d535754;  // "TWSM"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 0;
+inline constexpr uint16_t kProtocolMinor = 1;
 inline constexpr size_t kMessageHeaderBytes = 16;
 inline constexpr size_t kBodyBytesMax = 64 * 1024;
 // Nothing of this version is longer; a buffer of this size takes any message that Encode makes.
@@ -47,6 +47,7 @@ enum class MessageType : uint16_t {
   kLost = 6,      // agent -> rank
   kDoorbell = 7,  // rank -> agent: look at the ring
   kWake = 8,      // agent -> rank: look at the control segment
+  kPeer = 9,      // agent -> rank: what another rank of the node contributes; since 1.1
 };
 
 struct Hello {
@@ -114,6 +115,11 @@ struct Declared {
   std::string_view text;
   uint32_t segment_count = 0;  // Segments that this rank has not got yet; one descriptor each.
   SegmentInfo segments[kNewSegmentsMax];
+  // Since 1.1, and only there when `ranks_sum` is set. There are no results then: each rank sums
+  // the contributions of all itself. Round r's lies `(r & 1) * RoundUp(tensor_bytes, 64)` behind
+  // `contribution`, in part `part` of every rank's arena at the same offset.
+  bool ranks_sum = false;
+  uint32_t part = 0;
   friend bool operator==(const Declared&, const Declared&) = default;
 };
 
@@ -135,7 +141,20 @@ struct Wake {
   friend bool operator==(const Wake&, const Wake&) = default;
 };
 
-using MessageBody = std::variant<Hello, Welcome, Declare, Declared, Goodbye, Lost, Doorbell, Wake>;
+inline constexpr uint32_t kPartsMax = 64;
+// More ranks on a node than this do not sum themselves.
+inline constexpr uint32_t kSummingRanksMax = 8;
+
+// A segment of another local rank's contributions, to be read only; one descriptor.
+struct Peer {
+  uint32_t local_rank = 0;
+  uint32_t part = 0;  // Below kPartsMax: the segment's place in that rank's arena.
+  uint64_t bytes = 0;
+  friend bool operator==(const Peer&, const Peer&) = default;
+};
+
+using MessageBody =
+    std::variant<Hello, Welcome, Declare, Declared, Goodbye, Lost, Doorbell, Wake, Peer>;
 
 struct Message {
   uint32_t request = 0;  // Chosen by who asks, repeated in the answer; else 0.

@@ -63,6 +63,7 @@ std::vector<Message> Samples() {
        .body = Lost{.status = RankStatus::kJobFailed, .text = "who died"}},
       {.request = 0, .fd_count = 0, .body = Doorbell{}},
       {.request = 0, .fd_count = 0, .body = Wake{}},
+      {.request = 0, .fd_count = 1, .body = Peer{3, kPartsMax - 1, uint64_t{1} << 33}},
   };
 }
 
@@ -104,6 +105,26 @@ TEST_CASE("What a newer minor version has appended is skipped") {
   CHECK(std::get<Hello>(result.message.body).client_name == "x");
 }
 
+TEST_CASE("What 1.1 has appended may be there or not") {
+  const Declared summed{.tensor = 1, .tensor_bytes = 8, .ranks_sum = true, .part = 5};
+  std::vector<std::byte> bytes = Encode({.body = summed});
+  ParseResult result = ParseMessage(bytes);
+  REQUIRE(result.outcome == ParseOutcome::kMessage);
+  CHECK(result.message.body == MessageBody(summed));
+
+  const auto cut_by = [&](uint32_t less) {
+    const auto body = static_cast<uint32_t>(bytes.size() - kMessageHeaderBytes - less);
+    std::vector<std::byte> shorter = bytes;
+    std::memcpy(shorter.data() + 8, &body, 4);
+    return ParseMessage(shorter).outcome;
+  };
+  CHECK(cut_by(4) == ParseOutcome::kInvalid);
+  CHECK(cut_by(8) == ParseOutcome::kMessage);  // As 1.0 ends.
+
+  bytes.back() = std::byte{1};
+  CHECK(ParseMessage(bytes).outcome == ParseOutcome::kInvalid);  // Part 1 << 24.
+}
+
 TEST_CASE("A body that ends before its fields, or holds too long a string, is invalid") {
   for (const Message& message : Samples()) {
     std::vector<std::byte> bytes = Encode(message);
@@ -129,7 +150,7 @@ TEST_CASE("Headers that are none are found out at once") {
     return ParseMessage(changed).outcome;
   };
   CHECK(with(0, 0x47574c54) == ParseOutcome::kInvalid);
-  CHECK(with(4, 9) == ParseOutcome::kInvalid);            // Type.
+  CHECK(with(4, 10) == ParseOutcome::kInvalid);           // Type.
   CHECK(with(4, 5 | 9 << 16) == ParseOutcome::kInvalid);  // Descriptors.
   CHECK(with(8, kBodyBytesMax + 1) == ParseOutcome::kInvalid);
   CHECK(with(8, kBodyBytesMax) == ParseOutcome::kNeedMore);

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -116,6 +117,7 @@ struct FakeTensor {
   uint32_t by_rank = 0;
   TensorIndex index;
   std::array<ResultBuffer, 2> results;
+  std::optional<SharedPlace> shared;
   std::map<uint32_t, ContributionBuffer> contributions;  // By local rank.
   std::set<uint32_t> pushed;
   Round completed;
@@ -211,7 +213,18 @@ class FakeAgent::Impl final : public RankEventSink {
         tensors_.erase(it);
         return;
       }
+      if (options_.ranks_sum) {
+        Outcome<SharedPlace> place = server_->PlanContribution(declaration.bytes());
+        if (!place.ok()) {
+          server_->RefuseDeclaration(connection, request, place.failure().status,
+                                     place.failure().text);
+          tensors_.erase(it);
+          return;
+        }
+        tensor.shared = place.value();
+      }
       for (ResultBuffer& result : tensor.results) {
+        if (options_.ranks_sum) break;
         Outcome<ResultBuffer> buffer = server_->AllocateResult(declaration.bytes());
         if (!buffer.ok()) {
           server_->RefuseDeclaration(connection, request, buffer.failure().status,
@@ -234,8 +247,7 @@ class FakeAgent::Impl final : public RankEventSink {
       return;
     }
     if (!tensor.contributions.contains(local_rank)) {
-      Outcome<ContributionBuffer> buffer =
-          server_->AllocateContribution(connection, declaration.bytes());
+      Outcome<ContributionBuffer> buffer = Contribution(connection, tensor);
       if (!buffer.ok()) {
         server_->RefuseDeclaration(connection, request, buffer.failure().status,
                                    buffer.failure().text);
@@ -248,7 +260,8 @@ class FakeAgent::Impl final : public RankEventSink {
                             .tensor_bytes = declaration.bytes(),
                             .completed_round = tensor.completed,
                             .contribution = tensor.contributions[local_rank].location,
-                            .result = {tensor.results[0].location, tensor.results[1].location}});
+                            .result = {tensor.results[0].location, tensor.results[1].location},
+                            .shared = tensor.shared});
     by_index_[tensor.index.value()] = &tensor;
   }
 
@@ -271,11 +284,21 @@ class FakeAgent::Impl final : public RankEventSink {
   }
 
  private:
+  Outcome<ContributionBuffer> Contribution(RankConnectionId connection, const FakeTensor& tensor) {
+    if (!tensor.shared) {
+      return server_->AllocateContribution(connection, tensor.declaration.bytes());
+    }
+    Outcome<Location> location = server_->PlaceContribution(connection, *tensor.shared);
+    if (!location.ok()) return location.failure();
+    return ContributionBuffer{location.value(), {}};
+  }
+
   void CompleteIfReady(FakeTensor& tensor) {
     if (options_.holds_rounds || tensor.pushed.size() < options_.server.local_rank_count) return;
     std::vector<std::span<const std::byte>> inputs;
     for (const auto& [rank, buffer] : tensor.contributions) inputs.push_back(buffer.bytes);
     if (inputs.size() < options_.server.local_rank_count) return;
+    if (tensor.shared) return Publish(tensor, RankStatus::kOk, "");
     const std::span<std::byte> out = tensor.results[tensor.completed.Next().value() & 1].bytes;
     if (tensor.declaration.op == Op::kBroadcast) {
       const auto root = inputs[tensor.declaration.root_rank];

@@ -24,6 +24,8 @@ class FakeAgent {
     bool waits_for_all = false;
     // Tensors named so are declared by all, then the declaration of the last is never answered.
     std::string unanswered_name;
+    // The ranks sum; the agent only says when.
+    bool ranks_sum = false;
     // Rounds are complete when the test says so (ReleaseRounds), not before.
     bool holds_rounds = false;
   };

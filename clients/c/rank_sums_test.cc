@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors that the ranks of a node sum themselves.
+#include <sys/mman.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "clients/c/client_testing.h"
+#include "clients/c/talweg.h"
+#include "libs/shm/testing/fake_agent.h"
+
+namespace talweg {
+namespace {
+
+using Catch::Matchers::Contains;
+using shm::FakeAgent;
+
+FakeAgent::Options SummingOptions(const TestDirectory& directory, uint32_t ranks) {
+  FakeAgent::Options options = AgentOptions(directory, ranks);
+  options.ranks_sum = true;
+  return options;
+}
+
+talweg_tensor Declare(const TestClient& client, uint64_t count, talweg_dtype dtype = TALWEG_I32,
+                      talweg_op op = TALWEG_SUM, uint32_t root = 0, const char* name = "t") {
+  talweg_tensor tensor = 0;
+  INFO(talweg_last_error());
+  REQUIRE(talweg_declare(client.get(), name, dtype, op, root, count, 0, kGenerousNs, &tensor) ==
+          TALWEG_OK);
+  return tensor;
+}
+
+talweg_round Push(const TestClient& client, talweg_tensor tensor, const void* data) {
+  talweg_round round = 0;
+  const talweg_status status =
+      talweg_push_pull(client.get(), tensor, data, TALWEG_DECLARED_PRIORITY, kGenerousNs, &round);
+  INFO(talweg_last_error());
+  REQUIRE(status == TALWEG_OK);
+  return round;
+}
+
+template <typename T>
+std::vector<T> Take(const TestClient& client, talweg_tensor tensor, talweg_round round,
+                    size_t count) {
+  std::vector<T> out(count);
+  const talweg_status status = talweg_wait(client.get(), tensor, round, out.data(), kGenerousNs);
+  INFO(talweg_last_error());
+  REQUIRE(status == TALWEG_OK);
+  return out;
+}
+
+TEST_CASE("Ranks that sum: every rank gets the same bits, in place or not") {
+  // Past the sizes from which copies and sums go around the caches, with an odd end.
+  const size_t count = GENERATE(size_t{1}, size_t{1001}, size_t{300'001}, size_t{1'100'003});
+  constexpr uint32_t kRanks = 3;
+  const TestDirectory directory;
+  FakeAgent agent(SummingOptions(directory, kRanks));
+  std::vector<TestClient> clients;
+  std::vector<std::vector<float>> inputs(kRanks, std::vector<float>(count));
+  for (uint32_t i = 0; i < kRanks; ++i) clients.emplace_back(agent.socket_path(), i);
+  talweg_tensor tensor = 0;
+  for (const TestClient& client : clients) {
+    tensor = Declare(client, count, TALWEG_F32, TALWEG_AVERAGE);
+  }
+  for (talweg_round round = 1; round <= 4; ++round) {
+    std::vector<float> expected(count);
+    for (uint32_t i = 0; i < kRanks; ++i) {
+      for (size_t k = 0; k < count; ++k) {
+        inputs[i][k] = std::ldexp(static_cast<float>(i + k % 77 + round), 9 * static_cast<int>(i));
+      }
+    }
+    for (size_t k = 0; k < count; ++k) {
+      expected[k] = (inputs[0][k] + inputs[1][k] + inputs[2][k]) / 3.0f;
+    }
+    for (uint32_t i = 0; i < kRanks; ++i) {
+      if ((round + i) % 2 == 0) {
+        CHECK(Push(clients[i], tensor, inputs[i].data()) == round);
+        continue;
+      }
+      void* own = talweg_contribution(clients[i].get(), tensor);
+      std::memcpy(own, inputs[i].data(), count * sizeof(float));
+      CHECK(Push(clients[i], tensor, nullptr) == round);
+    }
+    for (const TestClient& client : clients) {
+      if (round % 2 == 0) {
+        CHECK(Take<float>(client, tensor, round, count) == expected);
+        continue;
+      }
+      REQUIRE(talweg_wait(client.get(), tensor, round, nullptr, kGenerousNs) == TALWEG_OK);
+      for (int twice = 0; twice < 2; ++twice) {
+        const void* data = nullptr;
+        uint64_t bytes = 0;
+        REQUIRE(talweg_result(client.get(), tensor, round, &data, &bytes) == TALWEG_OK);
+        REQUIRE(bytes == count * sizeof(float));
+        CHECK(std::memcmp(data, expected.data(), bytes) == 0);
+      }
+      CHECK(talweg_ranks_summed(client.get(), tensor) == kRanks);
+    }
+  }
+}
+
+TEST_CASE("Ranks that sum: a rank that is ahead leaves what the others still read") {
+  constexpr size_t kCount = 5000;
+  const TestDirectory directory;
+  FakeAgent agent(SummingOptions(directory, 2));
+  const TestClient slow(agent.socket_path(), 0);
+  const TestClient fast(agent.socket_path(), 1);
+  const talweg_tensor tensor = Declare(slow, kCount);
+  REQUIRE(Declare(fast, kCount) == tensor);
+  for (int32_t round = 1; round <= 3; ++round) {
+    const std::vector<int32_t> slows(kCount, round), fasts(kCount, 10 * round);
+    if (round == 1) Push(fast, tensor, fasts.data());
+    const talweg_round number = Push(slow, tensor, slows.data());
+    CHECK(Take<int32_t>(fast, tensor, number, kCount) == std::vector<int32_t>(kCount, 11 * round));
+    // One round ahead.
+    const std::vector<int32_t> next(kCount, 10 * (round + 1));
+    Push(fast, tensor, next.data());
+    agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 2 * round + 1; });
+    CHECK(Take<int32_t>(slow, tensor, number, kCount) == std::vector<int32_t>(kCount, 11 * round));
+  }
+}
+
+TEST_CASE("Ranks that sum: rounds that fail leave the last good one alone") {
+  constexpr size_t kCount = 3000;
+  const TestDirectory directory;
+  FakeAgent agent(SummingOptions(directory, 2));
+  const TestClient slow(agent.socket_path(), 0);
+  const TestClient fast(agent.socket_path(), 1);
+  const talweg_tensor tensor = Declare(slow, kCount);
+  REQUIRE(Declare(fast, kCount) == tensor);
+  const std::vector<int32_t> ones(kCount, 1), twos(kCount, 2), others(kCount, 100);
+  Push(slow, tensor, ones.data());
+  Push(fast, tensor, twos.data());
+  CHECK(Take<int32_t>(fast, tensor, 1, kCount) == std::vector<int32_t>(kCount, 3));
+  for (const talweg_round round : {2u, 3u, 4u}) {
+    CHECK(Push(fast, tensor, others.data()) == round);
+    agent.WaitUntil(
+        [&](const FakeAgent::Seen& seen) { return seen.pushes == static_cast<int>(round) + 1; });
+    agent.AbortRound("t", shm::RankStatus::kMismatch, "it is poisoned");
+    CHECK(talweg_wait(fast.get(), tensor, round, nullptr, kGenerousNs) == TALWEG_MISMATCH);
+  }
+  // What the slow rank would be summing all the while: the buffer of rounds 1, 3 and 5.
+  const auto* odd = static_cast<const int32_t*>(talweg_contribution(fast.get(), tensor));
+  CHECK(std::vector<int32_t>(odd, odd + kCount) == twos);
+}
+
+TEST_CASE("Ranks that sum: broadcasts, barriers, and who has left") {
+  const TestDirectory directory;
+  FakeAgent agent(SummingOptions(directory, 2));
+  TestClient zero(agent.socket_path(), 0);
+  const TestClient one(agent.socket_path(), 1);
+  std::string error;
+  std::thread other([&] {
+    std::vector<float> data(1000, 5.0f);
+    if (talweg_broadcast(one.get(), "b", data.data(), 1000, TALWEG_F32, 1, kGenerousNs) !=
+            TALWEG_OK ||
+        talweg_barrier(one.get(), nullptr, kGenerousNs) != TALWEG_OK) {
+      error = talweg_last_error();
+    }
+  });
+  std::vector<float> data(1000);
+  CHECK(talweg_broadcast(zero.get(), "b", data.data(), 1000, TALWEG_F32, 1, kGenerousNs) ==
+        TALWEG_OK);
+  CHECK(data == std::vector<float>(1000, 5.0f));
+  CHECK(talweg_barrier(zero.get(), nullptr, kGenerousNs) == TALWEG_OK);
+  other.join();
+  CHECK(error == "");
+
+  // A rank pushes its last round, says goodbye and is gone before the other looks.
+  const talweg_tensor tensor = Declare(zero, 9, TALWEG_I32, TALWEG_SUM, 0, "last");
+  REQUIRE(Declare(one, 9, TALWEG_I32, TALWEG_SUM, 0, "last") == tensor);
+  const std::vector<int32_t> values(9, 21);
+  Push(zero, tensor, values.data());
+  Push(one, tensor, values.data());
+  talweg_client* leaver = zero.Release();
+  REQUIRE(talweg_wait(leaver, tensor, 1, nullptr, kGenerousNs) == TALWEG_OK);
+  CHECK(talweg_shutdown(leaver, kGenerousNs) == TALWEG_OK);
+  talweg_free(leaver);
+  CHECK(Take<int32_t>(one, tensor, 1, 9) == std::vector<int32_t>(9, 42));
+}
+
+TEST_CASE("Ranks that sum: a result does not go over what others read") {
+  const TestDirectory directory;
+  FakeAgent agent(SummingOptions(directory, 2));
+  const TestClient zero(agent.socket_path(), 0);
+  const TestClient one(agent.socket_path(), 1);
+  const talweg_tensor tensor = Declare(zero, 100);
+  REQUIRE(Declare(one, 100) == tensor);
+  const std::vector<int32_t> values(100, 4);
+  auto* own = static_cast<int32_t*>(talweg_contribution(zero.get(), tensor));
+  std::memcpy(own, values.data(), 400);
+  Push(zero, tensor, nullptr);
+  Push(one, tensor, values.data());
+  CHECK(talweg_wait(zero.get(), tensor, 1, own + 1, kGenerousNs) == TALWEG_INVALID_ARGUMENT);
+  CHECK_THAT(talweg_last_error(), Contains("'t'") && Contains("another buffer"));
+  CHECK(Take<int32_t>(one, tensor, 1, 100) == std::vector<int32_t>(100, 8));
+  // The next round's buffer is another, and nobody reads it yet.
+  auto* next = static_cast<int32_t*>(talweg_contribution(zero.get(), tensor));
+  CHECK(next != own);
+  std::memcpy(next, values.data(), 400);
+  Push(zero, tensor, nullptr);
+  Push(one, tensor, values.data());
+  CHECK(Take<int32_t>(zero, tensor, 2, 100) == std::vector<int32_t>(100, 8));
+  CHECK(talweg_wait(one.get(), tensor, 2, nullptr, kGenerousNs) == TALWEG_OK);
+  CHECK(talweg_contribution(zero.get(), tensor) == own);
+}
+
+TEST_CASE("Ranks that sum: many tensors, also larger than an arena's part") {
+  const TestDirectory directory;
+  FakeAgent::Options options = SummingOptions(directory, 2);
+  options.server.segment_bytes_min = 64 * 1024;
+  options.server.contribution_bytes_max = 8 << 20;
+  FakeAgent agent(std::move(options));
+  const TestClient zero(agent.socket_path(), 0);
+  const TestClient one(agent.socket_path(), 1);
+  const std::vector<uint64_t> counts = {1, 9000, 3, 200'000, 20'000, 400'000};
+  std::vector<talweg_tensor> tensors(counts.size());
+  // In opposite orders: the arenas are cut alike all the same.
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const std::string name = "t" + std::to_string(i);
+    tensors[i] = Declare(zero, counts[i], TALWEG_I32, TALWEG_SUM, 0, name.c_str());
+  }
+  for (size_t i = counts.size(); i-- > 0;) {
+    const std::string name = "t" + std::to_string(i);
+    CHECK(Declare(one, counts[i], TALWEG_I32, TALWEG_SUM, 0, name.c_str()) == tensors[i]);
+  }
+  for (int32_t round = 1; round <= 2; ++round) {
+    for (size_t i = 0; i < counts.size(); ++i) {
+      const auto value = static_cast<int32_t>(i) + 10 * round;
+      Push(zero, tensors[i], std::vector<int32_t>(counts[i], value).data());
+      Push(one, tensors[i], std::vector<int32_t>(counts[i], 1000 * value).data());
+    }
+    for (size_t i = 0; i < counts.size(); ++i) {
+      const auto value = static_cast<int32_t>(i) + 10 * round;
+      const std::vector<int32_t> expected(counts[i], 1001 * value);
+      CHECK(Take<int32_t>(one, tensors[i], static_cast<talweg_round>(round), counts[i]) ==
+            expected);
+      CHECK(Take<int32_t>(zero, tensors[i], static_cast<talweg_round>(round), counts[i]) ==
+            expected);
+    }
+  }
+  talweg_tensor none = 0;
+  CHECK(talweg_declare(zero.get(), "big", TALWEG_I32, TALWEG_SUM, 0, 1 << 20, 0, kGenerousNs,
+                       &none) == TALWEG_OUT_OF_MEMORY);
+  CHECK_THAT(talweg_last_error(), Contains("8 MiB") && Contains("raise the agent's limit"));
+}
+
+}  // namespace
+}  // namespace talweg

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/shm/daemon/shared_arena.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "libs/base/bytes.h"
+#include "libs/base/check.h"
+#include "libs/shm/layout/control.h"
+
+namespace talweg::shm {
+
+Outcome<SharedPlace> SharedPlan::Place(uint64_t tensor_bytes) {
+  TALWEG_CHECK(tensor_bytes > 0);
+  // Halves, so that nothing overflows.
+  const uint64_t left = bytes_max_ - used_;
+  if (tensor_bytes > left / 2 || 2 * RoundUp(tensor_bytes, kCacheLineBytes) > left) {
+    return Failure{RankStatus::kOutOfMemory,
+                   "contributions of each local rank: two buffers of " + FormatBytes(tensor_bytes) +
+                       " more would pass the limit of " + FormatBytes(bytes_max_) + ", of which " +
+                       FormatBytes(used_) + " are used; raise the agent's limit or declare less"};
+  }
+  const uint64_t bytes = 2 * RoundUp(tensor_bytes, kCacheLineBytes);
+  if (parts_.empty() || parts_.back().bytes - parts_.back().used < bytes) {
+    if (parts_.size() == kPartsMax) {
+      return Failure{RankStatus::kLimit, "the ranks' arenas have " + std::to_string(kPartsMax) +
+                                             " parts already; declare the largest tensors first"};
+    }
+    parts_.push_back({RoundUp(std::max({bytes, part_bytes_min_, used_}), kPageBytes), 0});
+  }
+  Part& part = parts_.back();
+  const SharedPlace place{static_cast<uint32_t>(parts_.size() - 1), part.bytes, part.used};
+  part.used += bytes;
+  used_ += bytes;
+  return place;
+}
+
+Outcome<Location> SharedArena::At(const SharedPlace& place, uint32_t* next_segment) {
+  if (parts_.size() <= place.part) parts_.resize(place.part + 1);
+  Part& part = parts_[place.part];
+  if (part.id == 0) {
+    Outcome<Segment> segment = CreateSegment(SegmentUse::kSharedContribution, place.part_bytes);
+    if (!segment.ok()) return segment.failure();
+    part = {(*next_segment)++, std::move(segment).value()};
+  }
+  return Location{part.id, place.offset};
+}
+
+const SharedArena::Part* SharedArena::FindPart(uint32_t part) const {
+  return part < parts_.size() && parts_[part].id != 0 ? &parts_[part] : nullptr;
+}
+
+const SharedArena::Part* SharedArena::FindSegment(uint32_t id) const {
+  const auto it =
+      std::find_if(parts_.begin(), parts_.end(), [id](const Part& part) { return part.id == id; });
+  return it == parts_.end() ? nullptr : &*it;
+}
+
+}  // namespace talweg::shm

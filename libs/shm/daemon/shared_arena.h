@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_DAEMON_SHARED_ARENA_H_
+#define TALWEG_LIBS_SHM_DAEMON_SHARED_ARENA_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "libs/shm/daemon/outcome.h"
+#include "libs/shm/daemon/segment.h"
+#include "libs/shm/layout/messages.h"
+
+// Contributions that the ranks of a node read from each other (docs/shared_memory.md, "Ranks that
+// sum"): every rank has an arena of its own, and all arenas are cut alike, so that a rank that
+// knows where a tensor lies in its own knows where it lies in all.
+namespace talweg::shm {
+
+// Where a tensor's two contribution buffers lie, one behind the other, in every rank's arena.
+struct SharedPlace {
+  uint32_t part = 0;
+  uint64_t part_bytes = 0;
+  uint64_t offset = 0;
+  friend bool operator==(const SharedPlace&, const SharedPlace&) = default;
+};
+
+// Cuts the arenas: a chain of parts, each as large as all before it. One owner thread.
+class SharedPlan {
+ public:
+  SharedPlan(uint64_t bytes_max, uint64_t part_bytes_min)
+      : bytes_max_(bytes_max), part_bytes_min_(part_bytes_min) {}
+
+  // kOutOfMemory with the figures.
+  Outcome<SharedPlace> Place(uint64_t tensor_bytes);
+
+ private:
+  struct Part {
+    uint64_t bytes = 0;
+    uint64_t used = 0;
+  };
+
+  const uint64_t bytes_max_;  // Of one rank.
+  const uint64_t part_bytes_min_;
+  uint64_t used_ = 0;
+  std::vector<Part> parts_;
+};
+
+// One rank's arena. One owner thread.
+class SharedArena {
+ public:
+  struct Part {
+    uint32_t id = 0;  // 0: not made yet.
+    Segment segment;
+  };
+
+  // Makes the part, if it is not there. Its pages are the rank's to set aside. Takes segment ids
+  // from *next_segment.
+  Outcome<Location> At(const SharedPlace& place, uint32_t* next_segment);
+  // nullptr when there is none.
+  const Part* FindPart(uint32_t part) const;
+  const Part* FindSegment(uint32_t id) const;
+
+ private:
+  std::vector<Part> parts_;
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_DAEMON_SHARED_ARENA_H_

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels compiled by nvcc, for builds with --config=cuda. Nothing here runs in others."""
+
+def cuda_image_object(name, src, hdrs, symbol):
+    """An object with the fatbin of a .cu file between <symbol>_begin and <symbol>_end.
+
+    Args:
+      name: target name; the object is <name>.o.
+      src: the .cu file; it includes by paths from the workspace root.
+      hdrs: headers that it includes.
+      symbol: prefix of the two symbols.
+    """
+    native.genrule(
+        name = name,
+        srcs = [src] + hdrs,
+        outs = [name + ".o"],
+        cmd = "$(execpath //bazel/deps/cuda:nvcc.sh) image $@ %s $(execpath %s)" % (symbol, src),
+        tools = ["//bazel/deps/cuda:nvcc.sh"],
+        message = "Compiling GPU kernels",
+        tags = ["manual"],
+    )
+
+def cuda_headers(name, visibility = None):
+    """cuda.h and nccl.h of the toolkit, as a library; for tests that compare our declarations with them."""
+    native.genrule(
+        name = name + "_files",
+        outs = [
+            name + "/cuda.h",
+            name + "/nccl.h",
+        ],
+        cmd = "$(execpath //bazel/deps/cuda:nvcc.sh) headers $(RULEDIR)/" + name,
+        tools = ["//bazel/deps/cuda:nvcc.sh"],
+        tags = ["manual"],
+    )
+    native.cc_library(
+        name = name,
+        hdrs = [name + "_files"],
+        includes = [name],
+        tags = ["manual"],
+        visibility = visibility,
+    )

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_GPU_DEVICE_H_
+#define TALWEG_LIBS_GPU_DEVICE_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "libs/base/dtype.h"
+#include "libs/base/ids.h"
+
+// What an agent needs of GPUs: streams of copies and sums, events between them and other processes'
+// streams, memory that other processes own, and collectives among GPUs. docs/gpu.md has the path of
+// a tensor and who owns what.
+//
+// A Platform, its Devices and Communicators belong to one thread, which makes, uses and destroys
+// them, in that order: communicators before devices before the platform. What goes to a stream
+// (copies, Reduce, Record, Wait) is posted and returns at once; nothing here waits for a GPU's work
+// but what says so. Whether work is done is asked with Query.
+//
+// The code of a failure says what the caller may do:
+//
+//   RESOURCE_EXHAUSTED   no memory for this, on the GPU or pinned: smaller slices, then host memory
+//   PERMISSION_DENIED    another process's memory cannot be had here (containers): host memory
+//   UNIMPLEMENTED        this GPU, build or library cannot do it: another path, for good
+//   NOT_FOUND            no such GPU, or handle, any more
+//   INVALID_ARGUMENT     the arguments are wrong; nothing was posted
+//   UNAVAILABLE          a communicator failed: Abort it and make another
+//   ABORTED              the device is lost: destroy it; all work on it is undefined
+namespace talweg::gpu {
+
+// Names a GPU, or a MIG instance, the same in every process and container. Ordinals do not:
+// CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES renumber.
+struct GpuUuid {
+  std::array<uint8_t, 16> bytes = {};
+
+  friend auto operator<=>(const GpuUuid&, const GpuUuid&) = default;
+};
+
+// "GPU-01234567-89ab-cdef-0123-456789abcdef", as nvidia-smi writes it.
+std::string FormatUuid(const GpuUuid& uuid);
+// Reads that, with "GPU-", "MIG-" or without. INVALID_ARGUMENT for anything else.
+absl::StatusOr<GpuUuid> ParseUuid(std::string_view text);
+
+struct GpuInfo {
+  GpuUuid uuid;
+  std::string name;        // "NVIDIA H100 PCIe"
+  std::string pci_bus_id;  // "0000:65:00.0": where hwloc finds it.
+  int compute_major = 0;
+  int compute_minor = 0;
+  uint64_t memory_bytes = 0;
+};
+
+// "NVIDIA H100 PCIe (GPU-..., 0000:65:00.0)": how messages name a GPU.
+std::string Describe(const GpuInfo& gpu);
+
+// Bytes of a GPU's memory, in this process's addresses for it. The host never reads through it.
+struct DeviceSpan {
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+
+  // CHECKs that the part lies within.
+  DeviceSpan Part(uint64_t offset, uint64_t part_bytes) const;
+  friend bool operator==(const DeviceSpan&, const DeviceSpan&) = default;
+};
+
+// Of one device; never reused in this process.
+using StreamId = StrongId<struct GpuStreamIdTag, uint64_t>;
+using EventId = StrongId<struct GpuEventIdTag, uint64_t>;
+
+// What one process gives to another so that it can open a piece of memory, or an event.
+struct MemoryHandle {
+  std::array<std::byte, 64> bytes = {};
+  friend auto operator<=>(const MemoryHandle&, const MemoryHandle&) = default;
+};
+struct EventHandle {
+  std::array<std::byte, 64> bytes = {};
+  friend auto operator<=>(const EventHandle&, const EventHandle&) = default;
+};
+
+struct MemoryInfo {
+  uint64_t free_bytes = 0;  // Other processes take from it as well.
+  uint64_t total_bytes = 0;
+};
+
+enum class StreamPriority : uint8_t { kNormal, kHigh };
+
+enum class EventScope : uint8_t {
+  kProcess,
+  kShared,  // May be exported.
+};
+
+// What Reduce computes, for each element: docs/arithmetic.md, with weights of 1.
+struct ReduceSpec {
+  DType dtype = DType::kUnspecified;
+  Op op = Op::kUnspecified;
+  uint32_t divisor = 1;  // kAverage: the sum is divided by it. Else 1.
+};
+
+inline constexpr size_t kReduceInputsMax = 32;
+
+// One GPU's context, with everything that was made on it: the destructor waits for posted work (as
+// long as the device is not lost), closes what was imported and frees the rest.
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual const GpuInfo& info() const = 0;
+
+  // ----- Memory. These calls may take milliseconds and wait for the GPU: not for the steps. -----
+
+  virtual absl::StatusOr<MemoryInfo> Memory() = 0;
+  // Aligned to 256 bytes.
+  virtual absl::StatusOr<DeviceSpan> Allocate(uint64_t bytes) = 0;
+  // Of a span that Allocate returned. The caller has seen the end of all work that uses it.
+  virtual absl::Status Free(DeviceSpan span) = 0;
+  // Pinned host memory: what copies go from and to.
+  virtual absl::StatusOr<std::span<std::byte>> AllocateHost(uint64_t bytes) = 0;
+  virtual absl::Status FreeHost(std::span<std::byte> bytes) = 0;
+  // Pins memory that the caller has mapped (an arena), until UnregisterHost.
+  virtual absl::Status RegisterHost(std::span<std::byte> bytes) = 0;
+  virtual absl::Status UnregisterHost(std::span<std::byte> bytes) = 0;
+
+  // Handles of memory that was allocated here, for another process. `span` is what Allocate
+  // returned.
+  virtual absl::StatusOr<MemoryHandle> Export(DeviceSpan span) = 0;
+  // Maps an allocation of another process, whole; it stays mapped until Unmap even if its owner
+  // dies. The owner must keep it until then. Each handle once: map it, then share the span
+  // (ImportCache). INVALID_ARGUMENT: not a handle. PERMISSION_DENIED, UNIMPLEMENTED: not possible.
+  virtual absl::StatusOr<DeviceSpan> Map(const MemoryHandle& handle) = 0;
+  // The caller has seen the end of all work that uses it.
+  virtual absl::Status Unmap(DeviceSpan span) = 0;
+
+  // ----- Streams and events. -----
+
+  // Work of one stream runs in order; work of different streams in any order, or at once. No
+  // stream waits for a default stream.
+  virtual absl::StatusOr<StreamId> NewStream(StreamPriority priority) = 0;
+  virtual absl::StatusOr<EventId> NewEvent(EventScope scope) = 0;
+  virtual absl::StatusOr<EventHandle> ExportEvent(EventId event) = 0;
+  // An event of another process: either may record it, both may wait for it. The process that
+  // made it keeps it until the other has destroyed its own.
+  virtual absl::StatusOr<EventId> ImportEvent(const EventHandle& handle) = 0;
+  // Neither waits: work that was posted goes on.
+  virtual void DestroyStream(StreamId stream) = 0;
+  virtual void DestroyEvent(EventId event) = 0;
+
+  // The event stands for everything posted to the stream so far, and no longer for what it stood
+  // for before: whoever called Wait earlier is not affected.
+  virtual absl::Status Record(EventId event, StreamId stream) = 0;
+  // What is posted to the stream from now on starts when all that the event stands for at this
+  // moment is done. An event that was never recorded stands for nothing: so the other process's
+  // Record must have returned before this is called, and a message must have told so.
+  virtual absl::Status Wait(StreamId stream, EventId event) = 0;
+  // Whether all that the event stands for is done. ABORTED: the device is lost.
+  virtual absl::StatusOr<bool> Query(EventId event) = 0;
+
+  // For epoll: readable after an event given to WakeWhenDone is done, until DrainWakeups.
+  virtual int WaitDescriptor() const = 0;
+  virtual absl::Status WakeWhenDone(EventId event) = 0;
+  virtual void DrainWakeups() = 0;
+
+  // ----- Work. Host memory is pinned here, or the call is INVALID_ARGUMENT. -----
+
+  virtual absl::Status CopyToHost(StreamId stream, std::span<std::byte> target,
+                                  DeviceSpan source) = 0;
+  virtual absl::Status CopyToDevice(StreamId stream, DeviceSpan target,
+                                    std::span<const std::byte> source) = 0;
+  // Within this GPU's memory, mapped memory included. They do not overlap.
+  virtual absl::Status CopyOnDevice(StreamId stream, DeviceSpan target, DeviceSpan source) = 0;
+
+  // Combines element_count elements of each of `inputs` into `output`, in the inputs' order, with
+  // the bits of the CPU's kernels. Addresses are multiples of the element's size. `output` may be
+  // inputs[0]; else it overlaps no input. At most kReduceInputsMax inputs.
+  // UNIMPLEMENTED: this build has no kernels (bazel build --config=cuda), or none for this GPU.
+  virtual absl::Status Reduce(StreamId stream, const ReduceSpec& spec,
+                              std::span<const uint64_t> inputs, uint64_t output,
+                              uint64_t element_count) = 0;
+};
+
+// One device's part in a collective.
+struct CollectivePart {
+  StreamId stream;
+  uint64_t send = 0;
+  uint64_t receive = 0;
+};
+
+// Sums among GPUs of this process. The devices' order when it was made is that of all `parts`, and
+// of the shards: shard i is the i-th device's.
+class Communicator {
+ public:
+  enum class State : uint8_t {
+    kBusy,    // Starting, or a collective's launch is not over: its streams take nothing else yet.
+    kReady,   // All that was posted is in the streams.
+    kFailed,  // error() says why; Abort.
+  };
+
+  // Aborts what is not done.
+  virtual ~Communicator() = default;
+
+  // To be asked again and again, also while collectives run: that is how errors are noticed. A
+  // collective that hangs is not noticed here; the caller keeps a deadline.
+  virtual State Poll() = 0;
+  // UNAVAILABLE with the GPU and the library's own words, once Poll said kFailed.
+  virtual absl::Status error() const = 0;
+
+  // Whether (dtype, op) can be combined: sums, products, and minima and maxima of integers. Those
+  // of floats would lose NaNs.
+  static bool Combines(DType dtype, Op op);
+
+  // Each only in kReady, else FAILED_PRECONDITION; then Poll until kReady before anything else is
+  // posted to these streams, a Record too. The order of the additions is the library's: the same
+  // bits in every run on one machine and in every part, not those of Device::Reduce; f16 and bf16
+  // are rounded at each addition. Divisions are for Device::Reduce.
+  //
+  // send: shard_elements of each shard; receive: shard_elements.
+  virtual absl::Status ReduceScatter(DType dtype, Op op, uint64_t shard_elements,
+                                     std::span<const CollectivePart> parts) = 0;
+  // send: shard_elements; receive: those of each shard.
+  virtual absl::Status AllGather(DType dtype, uint64_t shard_elements,
+                                 std::span<const CollectivePart> parts) = 0;
+  // send may be receive.
+  virtual absl::Status AllReduce(DType dtype, Op op, uint64_t element_count,
+                                 std::span<const CollectivePart> parts) = 0;
+
+  // Ends everything that was posted: its streams go on, its receive buffers hold nothing of use.
+  // May take some milliseconds. Only the destructor may follow.
+  virtual void Abort() = 0;
+};
+
+// The GPUs of this machine. Holds no context: that costs hundreds of MB of a GPU's memory, and
+// comes with Open.
+class Platform {
+ public:
+  virtual ~Platform() = default;
+
+  // Those that this process may use, in the driver's order. UNIMPLEMENTED or NOT_FOUND, with the
+  // reason and the remedy, where there are none.
+  virtual absl::StatusOr<std::vector<GpuInfo>> Gpus() = 0;
+
+  // NOT_FOUND names the GPUs that there are, and the variables that hide others.
+  virtual absl::StatusOr<std::unique_ptr<Device>> Open(const GpuUuid& uuid) = 0;
+
+  // Among different devices of this platform, each once. Poll until kReady. UNIMPLEMENTED: no
+  // library, with where it was looked for.
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> NewCommunicator(
+      std::span<Device* const> devices) = 0;
+};
+
+// The error of Open: what was asked for, and what there is.
+absl::Status NoSuchGpu(const GpuUuid& uuid, std::span<const GpuInfo> gpus);
+
+}  // namespace talweg::gpu
+
+#endif  // TALWEG_LIBS_GPU_DEVICE_H_

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_GPU_KERNELS_REDUCE_ARGUMENTS_H_
+#define TALWEG_LIBS_GPU_KERNELS_REDUCE_ARGUMENTS_H_
+
+#include <cstdint>
+
+// What the kernels and those who launch them agree on. nvcc compiles this too, as C++17.
+namespace talweg::gpu::kernels {
+
+// How the inputs x0, x1, ... of one element become its output. Always from the left.
+enum class Combine : uint8_t {
+  kSum,       // x0 + x1 + ...
+  kSumTimes,  // (x0 + x1 + ...) * scale
+  kSumOver,   // (x0 + x1 + ...) / scale
+  kMin,
+  kMax,
+  kProduct,  // x0 * x1 * ...
+};
+
+inline constexpr uint32_t kInputsMax = 32;
+// What a thread loads at once.
+inline constexpr uint32_t kVectorBytes = 16;
+// Threads of a block: what the kernels are compiled for.
+inline constexpr uint32_t kBlockThreads = 256;
+
+// The elements are `head` that precede the first vector, the vectors, and a tail; without vectors,
+// all are head. Vectors lie at multiples of kVectorBytes in every buffer.
+struct ReduceArguments {
+  uint64_t inputs[kInputsMax];
+  uint64_t output;
+  uint64_t element_count;
+  uint64_t head;
+  uint64_t vectors;
+  double scale;  // Rounded to the type that is combined in.
+  uint32_t input_count;
+};
+
+}  // namespace talweg::gpu::kernels
+
+#endif  // TALWEG_LIBS_GPU_KERNELS_REDUCE_ARGUMENTS_H_

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/gpu/kernels/reduce_plan.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace talweg::gpu::kernels {
+namespace {
+
+struct Scaling {
+  Combine combine;
+  double scale;
+};
+
+// A division by a power of two and a multiplication by its inverse round the same number.
+Scaling ScalingOf(const ReduceSpec& spec) {
+  switch (spec.op) {
+    case Op::kMin: return {Combine::kMin, 1};
+    case Op::kMax: return {Combine::kMax, 1};
+    case Op::kProduct: return {Combine::kProduct, 1};
+    default: break;
+  }
+  const double divisor = spec.divisor;
+  if (spec.divisor == 1) return {Combine::kSum, 1};
+  if (std::has_single_bit(spec.divisor)) return {Combine::kSumTimes, 1 / divisor};
+  return {Combine::kSumOver, divisor};
+}
+
+absl::string_view CombineName(Combine combine) {
+  switch (combine) {
+    case Combine::kSum: return "sum";
+    case Combine::kSumTimes: return "sum_times";
+    case Combine::kSumOver: return "sum_over";
+    case Combine::kMin: return "min";
+    case Combine::kMax: return "max";
+    case Combine::kProduct: return "product";
+  }
+  return "invalid";
+}
+
+absl::string_view NameOf(DType dtype) {
+  const std::string_view name = DTypeName(dtype);
+  return {name.data(), name.size()};
+}
+
+absl::Status CheckReduce(const ReduceSpec& spec, std::span<const uint64_t> inputs, uint64_t output,
+                         uint64_t bytes) {
+  const std::string_view op = OpName(spec.op);
+  const std::string what =
+      absl::StrCat("reduction (", NameOf(spec.dtype), ", ", absl::string_view(op.data(), op.size()),
+                   ", ", inputs.size(), " inputs)");
+  if (!OpDefined(spec.dtype, spec.op) || spec.op == Op::kBroadcast) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " is not defined"));
+  }
+  if (spec.divisor == 0 || (spec.op != Op::kAverage && spec.divisor != 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " cannot be divided by ", spec.divisor));
+  }
+  if (inputs.empty() || inputs.size() > kInputsMax) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " needs 1 to ", kInputsMax, " inputs"));
+  }
+  const uint64_t size = DTypeSize(spec.dtype);
+  for (size_t i = 0; i <= inputs.size(); ++i) {
+    const uint64_t address = i == inputs.size() ? output : inputs[i];
+    if (address % size != 0 || address + bytes < address) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, " of ", bytes, " bytes at address 0x", absl::Hex(address),
+                       ": buffers lie at multiples of an element's size, here ", size, " bytes"));
+    }
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (i == 0 && inputs[0] == output) continue;
+    if (inputs[i] < output + bytes && output < inputs[i] + bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, ": input ", i, " overlaps the output; only the first may be it"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec, std::span<const uint64_t> inputs,
+                                      uint64_t output, uint64_t element_count) {
+  const uint64_t size = DTypeSize(spec.dtype);
+  if (size != 0 && element_count > UINT64_MAX / size) {
+    return absl::InvalidArgumentError(absl::StrCat("a reduction of ", element_count, " elements"));
+  }
+  const uint64_t bytes = element_count * size;
+  if (absl::Status status = CheckReduce(spec, inputs, output, bytes); !status.ok()) return status;
+  ReducePlan plan = {.bytes = bytes, .dtype = spec.dtype};
+  const Scaling scaling = ScalingOf(spec);
+  plan.combine = scaling.combine;
+  plan.is_copy = inputs.size() == 1 && spec.divisor == 1;
+  ReduceArguments& arguments = plan.arguments;
+  std::copy(inputs.begin(), inputs.end(), arguments.inputs);
+  arguments.input_count = static_cast<uint32_t>(inputs.size());
+  arguments.output = output;
+  arguments.element_count = element_count;
+  arguments.scale = scaling.scale;
+  // Vectors where all buffers can have them at once; else element by element.
+  const uint64_t askew = output % kVectorBytes;
+  const bool alike = std::all_of(inputs.begin(), inputs.end(),
+                                 [askew](uint64_t at) { return at % kVectorBytes == askew; });
+  const uint64_t head_bytes = (kVectorBytes - askew) % kVectorBytes;
+  if (alike && head_bytes < bytes) {
+    arguments.head = head_bytes / size;
+    arguments.vectors = (bytes - head_bytes) / kVectorBytes;
+  }
+  if (arguments.vectors == 0) arguments.head = element_count;
+  return plan;
+}
+
+std::string KernelName(DType dtype, Combine combine) {
+  return absl::StrCat("talweg_reduce_", NameOf(dtype), "_", CombineName(combine));
+}
+
+}  // namespace talweg::gpu::kernels

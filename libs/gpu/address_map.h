@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_GPU_ADDRESS_MAP_H_
+#define TALWEG_LIBS_GPU_ADDRESS_MAP_H_
+
+#include <absl/status/statusor.h>
+#include <absl/strings/str_cat.h>
+
+#include <cstdint>
+#include <map>
+#include <utility>
+
+namespace talweg::gpu {
+
+// Pieces of an address space, with what is known of each. An address of work that lies in none is
+// refused before a GPU sees it: there it would end the context, for every rank.
+template <class Value>
+class AddressMap {
+ public:
+  struct Entry {
+    uint64_t bytes;
+    Value value;
+  };
+
+  // The piece overlaps none that is here.
+  void Insert(uint64_t address, uint64_t bytes, Value value) {
+    entries_.emplace(address, Entry{bytes, std::move(value)});
+  }
+  // The entry that begins here, or null.
+  const Entry* Find(uint64_t address) const {
+    const auto at = entries_.find(address);
+    return at == entries_.end() ? nullptr : &at->second;
+  }
+  void Erase(uint64_t address) { entries_.erase(address); }
+  bool Overlaps(uint64_t address, uint64_t bytes) const {
+    const auto next = entries_.lower_bound(address);
+    if (next != entries_.end() && next->first - address < bytes) return true;
+    if (next == entries_.begin()) return false;
+    const auto before = std::prev(next);
+    return address - before->first < before->second.bytes;
+  }
+
+  // The entry that holds all of these bytes, and its address.
+  absl::StatusOr<std::pair<uint64_t, const Entry*>> Holder(uint64_t address, uint64_t bytes,
+                                                           const char* what) const {
+    auto at = entries_.upper_bound(address);
+    if (at != entries_.begin()) {
+      --at;
+      const uint64_t offset = address - at->first;
+      if (offset <= at->second.bytes && bytes <= at->second.bytes - offset) {
+        return std::pair(at->first, &at->second);
+      }
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat(bytes, " bytes at 0x", absl::Hex(address), " are no ", what));
+  }
+
+  const std::map<uint64_t, Entry>& entries() const { return entries_; }
+
+ private:
+  std::map<uint64_t, Entry> entries_;
+};
+
+inline constexpr char kDeviceMemory[] =
+    "memory that was allocated or mapped on this GPU by this process";
+inline constexpr char kPinnedMemory[] =
+    "pinned host memory of this process (AllocateHost, RegisterHost)";
+
+}  // namespace talweg::gpu
+
+#endif  // TALWEG_LIBS_GPU_ADDRESS_MAP_H_

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_GPU_FAKE_FAKE_MACHINE_H_
+#define TALWEG_LIBS_GPU_FAKE_FAKE_MACHINE_H_
+
+#include <absl/status/status.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "libs/gpu/device.h"
+#include "libs/runtime/clock.h"
+
+// GPUs of host memory, for tests and for simulation. Work takes time on a clock that the test
+// moves; streams run at once; nothing of a copy or a sum is in its target before its end, and it
+// reads its source as late as it can. So who looks too early, or changes too early, gets wrong
+// bytes. Beyond that every access is compared with all others: two that nothing orders, one of them
+// a write, are reported, whatever time they took.
+namespace talweg::gpu::fake {
+
+struct FakeCosts {
+  int64_t launch_ns = 2'000;  // Of each piece of work.
+  int64_t copy_bytes_per_us = 16'000;
+  int64_t kernel_bytes_per_us = 400'000;
+  int64_t collective_bytes_per_us = 100'000;
+  int64_t collective_launch_ns = 20'000;      // Until a communicator is ready again.
+  int64_t communicator_start_ns = 2'000'000;  // Until a new one is.
+};
+
+struct FakeMachineOptions {
+  size_t gpu_count = 1;
+  uint64_t gpu_memory_bytes = uint64_t{1} << 30;
+  // What a context takes of a GPU's memory.
+  uint64_t context_bytes = uint64_t{64} << 20;
+  uint64_t pinned_bytes_max = uint64_t{1} << 30;
+  FakeCosts costs;
+  uint64_t seed = 1;
+};
+
+enum class CollectiveFault : uint8_t {
+  kNone,
+  kStartFails,  // The next communicator never becomes ready.
+  kCallFails,   // The next collective is refused, and its communicator fails.
+  kError,       // The next collective is posted, and fails on the way.
+  kHang,        // The next collective is posted, and never ends.
+};
+
+enum class AccessKind : uint8_t;
+class World;
+
+// One owner thread, with all its platforms, which it outlives. Moves when anything of it is called.
+class FakeMachine {
+ public:
+  FakeMachine(const Clock& clock, const FakeMachineOptions& options);
+  ~FakeMachine();
+
+  // A process that sees all GPUs (or those named, in that order). Its destruction, and that of its
+  // devices, is the process's death: its memory goes once nobody has it mapped, its work is
+  // dropped, its events are never done.
+  std::unique_ptr<Platform> NewProcess();
+  std::unique_ptr<Platform> NewProcess(std::vector<GpuUuid> visible);
+
+  GpuUuid uuid(size_t gpu) const;
+
+  // Does what is due by the clock.
+  void Advance();
+  // When the next piece of work ends; none when there is nothing that ends.
+  std::optional<int64_t> NextEndNs();
+
+  // The host reads or writes pinned memory now: a violation if a copy may be at it.
+  void HostReads(std::span<const std::byte> bytes);
+  void HostWrites(std::span<const std::byte> bytes);
+
+  // ----- Faults. -----
+
+  void InjectCollectiveFault(CollectiveFault fault);
+  // Every Map and ImportEvent fails so; OK ends that.
+  void RefuseImports(absl::Status status);
+  // Memory that something else takes of the GPU, instead of what it took before.
+  void OccupyMemory(size_t gpu, uint64_t bytes);
+  void LoseGpu(size_t gpu);
+
+  // ----- What has been. -----
+
+  // Races, uses of what is gone, and whatever else real GPUs answer with wrong bytes.
+  const std::vector<std::string>& violations() const;
+  void ClearViolations();
+  size_t context_count(size_t gpu) const;
+  // Of all processes; mapped memory counts once, with its owner's.
+  uint64_t allocated_bytes(size_t gpu) const;
+  uint64_t pinned_bytes() const;
+  size_t mapping_count() const;
+
+ private:
+  void HostTouches(std::span<const std::byte> bytes, AccessKind kind);
+
+  std::unique_ptr<World> world_;
+};
+
+}  // namespace talweg::gpu::fake
+
+#endif  // TALWEG_LIBS_GPU_FAKE_FAKE_MACHINE_H_

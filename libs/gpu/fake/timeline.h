@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_GPU_FAKE_TIMELINE_H_
+#define TALWEG_LIBS_GPU_FAKE_TIMELINE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "libs/base/random.h"
+#include "libs/gpu/device.h"
+#include "libs/gpu/fake/access_log.h"
+
+namespace talweg::gpu::fake {
+
+// One recording of an event.
+struct Mark {
+  bool done = false;
+  VectorClock clock;  // What is done when it is.
+  std::vector<std::function<void()>> on_done;
+};
+
+// What one piece of work of a GPU at a time can have.
+enum class Engine : uint8_t { kNone, kToHost, kToDevice, kCompute };
+inline constexpr size_t kEngineCount = 4;
+
+// Work that several streams do together: it starts when all have come to it.
+struct Rendezvous {
+  size_t parties = 0;
+  int64_t not_before_ns = 0;
+  int64_t duration_ns = 0;
+  bool hangs = false;
+  bool over = false;  // Done, or aborted.
+  std::function<void()> begin;
+  std::function<void()> end;
+
+  size_t arrived = 0;
+  std::optional<int64_t> ends_ns;
+};
+
+// Exactly one of: timed work on an engine, a wait for a mark, a mark, a rendezvous.
+struct Work {
+  Engine engine = Engine::kNone;
+  int64_t duration_ns = 0;
+  std::function<void()> begin;
+  std::function<void()> end;
+
+  std::shared_ptr<Mark> waits_for;
+  std::shared_ptr<Mark> marks;
+  std::shared_ptr<Rendezvous> joint;
+};
+
+// Streams of work on the engines of several GPUs, in virtual time: every stream in its order, all
+// streams at once. Work that is ready together is taken by priority, then by chance. Effects happen
+// at the beginnings and ends of work, whose times do not depend on when Advance is called.
+class Timeline {
+ public:
+  Timeline(size_t gpu_count, uint64_t seed) : engines_(gpu_count), random_(seed) {}
+
+  Actor NewStream(size_t gpu, StreamPriority priority);
+  void Post(Actor stream, Work work);
+  // The stream's work goes on; it ends with the last of it.
+  void Close(Actor stream);
+  // Its work is never done.
+  void Drop(Actor stream);
+
+  // To `now_ns`, which never goes back. Not from within an effect.
+  void Advance(int64_t now_ns);
+  int64_t now_ns() const { return now_ns_; }
+  // When the next work ends if nothing is posted.
+  std::optional<int64_t> NextEndNs() const;
+  bool IsIdle(Actor stream) const;
+
+ private:
+  struct Stream {
+    size_t gpu;
+    StreamPriority priority;
+    bool closed = false;
+    bool at_rendezvous = false;
+    std::optional<int64_t> ends_ns;  // Of the first work, once it has begun.
+    std::deque<Work> works;
+  };
+  using Engines = bool[kEngineCount];  // Which are taken.
+  struct GpuEngines {
+    Engines taken = {};
+  };
+
+  // Begins and passes what can be at now_ns_; whether there was anything.
+  bool Settle();
+  bool PassInstant(Stream& stream);
+  bool BeginTimed();
+  bool EndDue();
+  void EndFirst(Stream& stream);
+
+  std::vector<GpuEngines> engines_;
+  Random random_;
+  int64_t now_ns_ = 0;
+  Actor next_stream_ = kHost + 1;
+  std::map<Actor, Stream> streams_;
+};
+
+}  // namespace talweg::gpu::fake
+
+#endif  // TALWEG_LIBS_GPU_FAKE_TIMELINE_H_

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_GPU_FAKE_WORLD_H_
+#define TALWEG_LIBS_GPU_FAKE_WORLD_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "libs/base/random.h"
+#include "libs/gpu/device.h"
+#include "libs/gpu/fake/access_log.h"
+#include "libs/gpu/fake/fake_machine.h"
+#include "libs/gpu/fake/timeline.h"
+#include "libs/runtime/clock.h"
+
+// What the processes of a FakeMachine share.
+namespace talweg::gpu::fake {
+
+class FakeDevice;
+
+// Device memory, or pinned host memory.
+struct Memory {
+  std::string name;  // For messages.
+  size_t gpu = 0;
+  std::vector<std::byte> storage;  // Empty for host memory that its process has mapped.
+  std::byte* data = nullptr;
+  uint64_t bytes = 0;
+  bool owner_gone = false;
+  size_t mappings = 0;  // By other processes.
+  AccessLog log;
+};
+
+struct SharedEvent {
+  std::shared_ptr<Mark> current;  // Null: never recorded.
+  bool owner_dead = false;
+  bool destroyed_by_owner = false;
+};
+
+struct GpuState {
+  GpuInfo info;
+  bool lost = false;
+  uint64_t occupied_bytes = 0;
+  uint64_t allocated_bytes = 0;
+  std::set<FakeDevice*> devices;
+};
+
+class World {
+ public:
+  World(const Clock& clock, const FakeMachineOptions& options);
+
+  void Advance() { timeline.Advance(clock.NowNs()); }
+  uint64_t FreeBytes(const GpuState& gpu) const;
+  std::array<std::byte, 64> NewHandle();
+  void Violate(std::string what);
+  // Enters an access in the memory's log, and its race, if it is one, in the violations.
+  void Touch(Memory& memory, uint64_t offset, uint64_t bytes, AccessKind kind, Actor actor,
+             const VectorClock& actor_clock, const std::string& what);
+  // Gives the bytes back once neither its owner nor anybody else has it.
+  void ForgetIfUnused(Memory& memory);
+
+  const Clock& clock;
+  const FakeMachineOptions options;
+  Random random;
+  Timeline timeline;
+  VectorClock host_clock;  // What the hosts of all processes know, as if they told each other.
+  std::vector<GpuState> gpus;
+  std::map<MemoryHandle, std::weak_ptr<Memory>> exported_memory;
+  std::map<EventHandle, std::weak_ptr<SharedEvent>> exported_events;
+  // Of all processes, by address.
+  std::map<uint64_t, std::shared_ptr<Memory>> pinned;
+  uint64_t pinned_bytes = 0;
+  size_t mapping_count = 0;
+  CollectiveFault collective_fault = CollectiveFault::kNone;
+  absl::Status import_refusal;
+  std::vector<std::string> violations;
+};
+
+}  // namespace talweg::gpu::fake
+
+#endif  // TALWEG_LIBS_GPU_FAKE_WORLD_H_

@@ -6,6 +6,7 @@
 #include <absl/strings/str_cat.h>
 
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -59,6 +60,13 @@ class AddressMap {
  private:
   std::map<uint64_t, Entry> entries_;
 };
+
+// INVALID_ARGUMENT unless a copy's target is as long as its source.
+inline absl::Status CheckCopy(uint64_t target_bytes, uint64_t source_bytes) {
+  if (target_bytes == source_bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("a copy of ", source_bytes, " bytes to ", target_bytes));
+}
 
 inline constexpr char kDeviceMemory[] =
     "memory that was allocated or mapped on this GPU by this process";

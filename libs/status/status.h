@@ -48,11 +48,13 @@ const absl::Status& ToStatus(const absl::StatusOr<T>& result) {
 #define TALWEG_ASSIGN_OR_RETURN(target, expression)                                        \
   TALWEG_ASSIGN_OR_RETURN_INNER(TALWEG_STATUS_CONCAT(talweg_status_or_, __LINE__), target, \
                                 expression)
+// NOLINTBEGIN(bugprone-macro-parentheses): `target` may be a declaration.
 #define TALWEG_ASSIGN_OR_RETURN_INNER(result, target, expression) \
   auto result = (expression);                                     \
   if (!result.ok()) [[unlikely]] {                                \
     return ::talweg::internal::ToStatus(result);                  \
   }                                                               \
   target = *std::move(result)
+// NOLINTEND(bugprone-macro-parentheses)
 
 #endif  // TALWEG_LIBS_STATUS_STATUS_H_

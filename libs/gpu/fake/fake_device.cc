@@ -27,12 +27,6 @@ void Signal(const Descriptor& descriptor) {
   TALWEG_CHECK(write(descriptor.get(), &one, sizeof(one)) == sizeof(one));
 }
 
-absl::Status CheckLengths(uint64_t target_bytes, uint64_t source_bytes) {
-  if (target_bytes == source_bytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("a copy of ", source_bytes, " bytes to ", target_bytes));
-}
-
 uint64_t AddressOf(const std::byte* data) { return reinterpret_cast<uint64_t>(data); }
 
 }  // namespace
@@ -452,7 +446,7 @@ absl::Status FakeDevice::Copy(StreamId stream, Engine engine, const Place& targe
 absl::Status FakeDevice::CopyToHost(StreamId stream, std::span<std::byte> target,
                                     DeviceSpan source) {
   TALWEG_RETURN_IF_ERROR(Ready());
-  TALWEG_RETURN_IF_ERROR(CheckLengths(target.size(), source.bytes));
+  TALWEG_RETURN_IF_ERROR(CheckCopy(target.size(), source.bytes));
   TALWEG_ASSIGN_OR_RETURN(const Place to, ResolveHost(target));
   TALWEG_ASSIGN_OR_RETURN(const Place from, Resolve(source));
   return Copy(stream, Engine::kToHost, to, from, "a copy to the host");
@@ -461,7 +455,7 @@ absl::Status FakeDevice::CopyToHost(StreamId stream, std::span<std::byte> target
 absl::Status FakeDevice::CopyToDevice(StreamId stream, DeviceSpan target,
                                       std::span<const std::byte> source) {
   TALWEG_RETURN_IF_ERROR(Ready());
-  TALWEG_RETURN_IF_ERROR(CheckLengths(target.bytes, source.size()));
+  TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.size()));
   TALWEG_ASSIGN_OR_RETURN(const Place to, Resolve(target));
   TALWEG_ASSIGN_OR_RETURN(const Place from, ResolveHost(source));
   return Copy(stream, Engine::kToDevice, to, from, "a copy to the device");
@@ -469,7 +463,7 @@ absl::Status FakeDevice::CopyToDevice(StreamId stream, DeviceSpan target,
 
 absl::Status FakeDevice::CopyOnDevice(StreamId stream, DeviceSpan target, DeviceSpan source) {
   TALWEG_RETURN_IF_ERROR(Ready());
-  TALWEG_RETURN_IF_ERROR(CheckLengths(target.bytes, source.bytes));
+  TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.bytes));
   TALWEG_ASSIGN_OR_RETURN(const Place to, Resolve(target));
   TALWEG_ASSIGN_OR_RETURN(const Place from, Resolve(source));
   if (to.memory == from.memory && to.offset < from.offset + from.bytes &&

@@ -133,7 +133,7 @@ std::unique_ptr<Platform> FakeMachine::NewProcess() {
   return std::make_unique<FakePlatform>(*world_, std::move(visible));
 }
 
-std::unique_ptr<Platform> FakeMachine::NewProcess(std::vector<GpuUuid> visible) {
+std::unique_ptr<Platform> FakeMachine::NewProcess(const std::vector<GpuUuid>& visible) {
   std::vector<size_t> gpus;
   for (const GpuUuid& uuid : visible) {
     for (size_t gpu = 0; gpu < world_->gpus.size(); ++gpu) {

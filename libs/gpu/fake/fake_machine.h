@@ -61,7 +61,7 @@ class FakeMachine {
   // devices, is the process's death: its memory goes once nobody has it mapped, its work is
   // dropped, its events are never done.
   std::unique_ptr<Platform> NewProcess();
-  std::unique_ptr<Platform> NewProcess(std::vector<GpuUuid> visible);
+  std::unique_ptr<Platform> NewProcess(const std::vector<GpuUuid>& visible);
 
   GpuUuid uuid(size_t gpu) const;
 

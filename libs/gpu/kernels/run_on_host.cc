@@ -10,7 +10,8 @@
 namespace talweg::gpu::kernels {
 namespace {
 
-constexpr DType kDType_f32 = DType::kF32;  // NOLINT: named by TALWEG_GPU_ALL_KERNELS.
+// Named as TALWEG_GPU_ALL_KERNELS names dtypes.
+constexpr DType kDType_f32 = DType::kF32;
 constexpr DType kDType_f64 = DType::kF64;
 constexpr DType kDType_f16 = DType::kF16;
 constexpr DType kDType_bf16 = DType::kBF16;
@@ -23,7 +24,7 @@ using HostKernel = void (*)(const ReduceArguments&, uint64_t thread, uint64_t th
 
 HostKernel Find(DType dtype, Combine combine) {
 #define TALWEG_GPU_FIND(name, combination, element, entry) \
-  if (dtype == kDType_##name && combine == entry) return &Kernel<element, entry>::Run;
+  if (dtype == kDType_##name && combine == (entry)) return &Kernel<element, entry>::Run;
   TALWEG_GPU_ALL_KERNELS(TALWEG_GPU_FIND)
 #undef TALWEG_GPU_FIND
   return nullptr;

@@ -1,0 +1,497 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/gpu/cuda/cuda_device.h"
+
+#include <absl/strings/str_cat.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "libs/base/bytes.h"
+#include "libs/base/check.h"
+#include "libs/status/status.h"
+
+namespace talweg::gpu::cuda {
+namespace {
+
+// Blocks of a grid for each multiprocessor, at most: with more, each thread has too little to do;
+// the kernels go on with what is behind the grid.
+constexpr uint64_t kBlocksPerMultiprocessor = 8;
+
+uint64_t AddressOf(const void* data) { return reinterpret_cast<uint64_t>(data); }
+
+// Runs on a thread of the driver's, which may be after the device is gone: it owns what it needs.
+void SignalWakeup(void* argument) {
+  const std::unique_ptr<std::shared_ptr<Descriptor>> wakeups(
+      static_cast<std::shared_ptr<Descriptor>*>(argument));
+  const uint64_t one = 1;
+  // Full means that many wake-ups are waiting already.
+  [[maybe_unused]] const ssize_t written = write((*wakeups)->get(), &one, sizeof(one));
+}
+
+template <class Handle>
+CuIpcHandle ToDriver(const Handle& handle) {
+  CuIpcHandle result;
+  static_assert(sizeof(result) == sizeof(handle.bytes));
+  std::memcpy(&result, handle.bytes.data(), sizeof(result));
+  return result;
+}
+
+template <class Handle>
+Handle FromDriver(const CuIpcHandle& handle) {
+  Handle result;
+  std::memcpy(result.bytes.data(), &handle, sizeof(handle));
+  return result;
+}
+
+// What the driver says when the other process is in other namespaces is no help.
+absl::Status AnnotateImport(const absl::Status& status) {
+  if (!absl::IsPermissionDenied(status) && !absl::IsUnimplemented(status)) return status;
+  return absl::Status(
+      status.code(),
+      absl::StrCat(status.message(),
+                   "; memory of another process cannot be mapped: in containers both sides need "
+                   "the same IPC and PID namespaces (docker: --ipc=host --pid=host, Kubernetes: "
+                   "hostIPC and hostPID, or one pod with shareProcessNamespace); gradients go "
+                   "through host memory"));
+}
+
+}  // namespace
+
+CudaDevice::CudaDevice(std::shared_ptr<const DriverApi> driver,
+                       std::shared_ptr<PinnedRegions> pinned, CuDevice device, CuContext context,
+                       GpuInfo info)
+    : driver_(std::move(driver)),
+      pinned_(std::move(pinned)),
+      device_(device),
+      context_(context),
+      info_(std::move(info)),
+      wakeups_(std::make_shared<Descriptor>(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))) {}
+
+absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open(
+    std::shared_ptr<const DriverApi> driver, std::shared_ptr<PinnedRegions> pinned,
+    std::span<const std::byte> kernel_image, CuDevice device, GpuInfo info) {
+  CuContext context = nullptr;
+  TALWEG_RETURN_IF_ERROR(DriverStatus(*driver, driver->PrimaryCtxRetain(&context, device),
+                                      absl::StrCat("a context on ", Describe(info))));
+  const DriverApi& api = *driver;
+  std::unique_ptr<CudaDevice> opened(
+      new CudaDevice(std::move(driver), std::move(pinned), device, context, std::move(info)));
+  if (!opened->wakeups_->valid()) return ErrnoStatus(errno, "eventfd");
+  TALWEG_RETURN_IF_ERROR(opened->Enter());
+  TALWEG_RETURN_IF_ERROR(
+      opened->Check(api.DeviceGetAttribute(&opened->multiprocessor_count_,
+                                           kCuAttributeMultiprocessorCount, device),
+                    "cuDeviceGetAttribute"));
+  TALWEG_RETURN_IF_ERROR(opened->Check(
+      api.CtxGetStreamPriorityRange(&opened->priority_least_, &opened->priority_greatest_),
+      "cuCtxGetStreamPriorityRange"));
+  TALWEG_ASSIGN_OR_RETURN(opened->wake_stream_, opened->MakeStream(StreamPriority::kHigh));
+  opened->LoadKernels(kernel_image);
+  return opened;
+}
+
+CudaDevice::~CudaDevice() {
+  // Failures are not to be helped here; all of it goes with the context at the latest.
+  const DriverApi& api = *driver_;
+  api.CtxSetCurrent(context_);
+  for (const auto& [id, stream] : streams_) api.StreamDestroy(stream);
+  if (wake_stream_ != nullptr) api.StreamDestroy(wake_stream_);
+  for (const auto& [id, event] : events_) {
+    if (event.wake_stream != nullptr) api.StreamDestroy(event.wake_stream);
+    api.EventDestroy(event.event);
+  }
+  for (const auto& [address, entry] : memory_.entries()) {
+    if (entry.value.imported) {
+      api.IpcCloseMemHandle(address);
+    } else {
+      api.MemFree(address);
+    }
+  }
+  std::vector<std::pair<uint64_t, bool>> mine;
+  for (const auto& [address, entry] : pinned_->entries()) {
+    if (entry.value.owner == this) mine.emplace_back(address, entry.value.allocated);
+  }
+  for (const auto& [address, allocated] : mine) {
+    void* const host = reinterpret_cast<void*>(address);
+    if (allocated) {
+      api.MemFreeHost(host);
+    } else {
+      api.MemHostUnregister(host);
+    }
+    pinned_->Erase(address);
+  }
+  if (module_ != nullptr) api.ModuleUnload(module_);
+  api.CtxSetCurrent(nullptr);
+  api.PrimaryCtxRelease(device_);
+}
+
+absl::Status CudaDevice::Enter() {
+  if (!lost_.ok()) return lost_;
+  return Check(driver_->CtxSetCurrent(context_), "cuCtxSetCurrent");
+}
+
+absl::Status CudaDevice::Check(CuResult result, const char* what) {
+  if (result == kCuSuccess) return absl::OkStatus();
+  absl::Status status = DriverStatus(*driver_, result, absl::StrCat(what, " on ", Describe(info_)));
+  if (absl::IsAborted(status)) lost_ = status;
+  return status;
+}
+
+// ----- Memory. -----
+
+absl::StatusOr<MemoryInfo> CudaDevice::Memory() {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  TALWEG_RETURN_IF_ERROR(Check(driver_->MemGetInfo(&free_bytes, &total_bytes), "cuMemGetInfo"));
+  return MemoryInfo{free_bytes, total_bytes};
+}
+
+absl::StatusOr<DeviceSpan> CudaDevice::Allocate(uint64_t bytes) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  if (bytes == 0) return absl::InvalidArgumentError("an allocation of no bytes");
+  CuDevicePointer address = 0;
+  const absl::Status status = Check(driver_->MemAlloc(&address, bytes), "cuMemAlloc");
+  if (!status.ok()) return Annotate(status, absl::StrCat("allocating ", FormatBytes(bytes)));
+  memory_.Insert(address, bytes, {});
+  return DeviceSpan{address, bytes};
+}
+
+absl::Status CudaDevice::Free(DeviceSpan span) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  const auto* const entry = memory_.Find(span.address);
+  if (entry == nullptr || entry->bytes != span.bytes || entry->value.imported) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("0x", absl::Hex(span.address), " was not allocated here"));
+  }
+  memory_.Erase(span.address);
+  return Check(driver_->MemFree(span.address), "cuMemFree");
+}
+
+absl::StatusOr<std::span<std::byte>> CudaDevice::AllocateHost(uint64_t bytes) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  if (bytes == 0) return absl::InvalidArgumentError("no bytes to pin");
+  void* host = nullptr;
+  const absl::Status status =
+      Check(driver_->MemHostAlloc(&host, bytes, kCuHostPortable), "cuMemHostAlloc");
+  if (!status.ok()) return Annotate(status, absl::StrCat("pinning ", FormatBytes(bytes)));
+  pinned_->Insert(AddressOf(host), bytes, {this, true});
+  return std::span<std::byte>(static_cast<std::byte*>(host), bytes);
+}
+
+absl::Status CudaDevice::Unpin(std::span<std::byte> bytes, bool allocated) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  const auto* const entry = pinned_->Find(AddressOf(bytes.data()));
+  if (entry == nullptr || entry->bytes != bytes.size() || entry->value.owner != this ||
+      entry->value.allocated != allocated) {
+    return absl::InvalidArgumentError(absl::StrCat("host memory at 0x",
+                                                   absl::Hex(AddressOf(bytes.data())),
+                                                   " was not pinned so by this device"));
+  }
+  pinned_->Erase(AddressOf(bytes.data()));
+  return allocated ? Check(driver_->MemFreeHost(bytes.data()), "cuMemFreeHost")
+                   : Check(driver_->MemHostUnregister(bytes.data()), "cuMemHostUnregister");
+}
+
+absl::Status CudaDevice::FreeHost(std::span<std::byte> bytes) { return Unpin(bytes, true); }
+
+absl::Status CudaDevice::RegisterHost(std::span<std::byte> bytes) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  if (bytes.empty()) return absl::InvalidArgumentError("no bytes to pin");
+  if (pinned_->Overlaps(AddressOf(bytes.data()), bytes.size())) {
+    return absl::InvalidArgumentError(absl::StrCat("host memory at 0x",
+                                                   absl::Hex(AddressOf(bytes.data())),
+                                                   " is pinned already, in part or whole"));
+  }
+  const absl::Status status = Check(
+      driver_->MemHostRegister(bytes.data(), bytes.size(), kCuHostPortable), "cuMemHostRegister");
+  if (!status.ok()) return Annotate(status, absl::StrCat("pinning ", FormatBytes(bytes.size())));
+  pinned_->Insert(AddressOf(bytes.data()), bytes.size(), {this, false});
+  return absl::OkStatus();
+}
+
+absl::Status CudaDevice::UnregisterHost(std::span<std::byte> bytes) { return Unpin(bytes, false); }
+
+absl::StatusOr<MemoryHandle> CudaDevice::Export(DeviceSpan span) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  const auto* const entry = memory_.Find(span.address);
+  if (entry == nullptr || entry->bytes != span.bytes || entry->value.imported) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("0x", absl::Hex(span.address), " was not allocated here"));
+  }
+  CuIpcHandle handle;
+  TALWEG_RETURN_IF_ERROR(
+      AnnotateImport(Check(driver_->IpcGetMemHandle(&handle, span.address), "cuIpcGetMemHandle")));
+  return FromDriver<MemoryHandle>(handle);
+}
+
+absl::StatusOr<DeviceSpan> CudaDevice::Map(const MemoryHandle& handle) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  CuDevicePointer address = 0;
+  TALWEG_RETURN_IF_ERROR(AnnotateImport(
+      Check(driver_->IpcOpenMemHandle(&address, ToDriver(handle), kCuIpcLazyPeerAccess),
+            "cuIpcOpenMemHandle")));
+  if (memory_.Find(address) != nullptr) {
+    // The driver counts; the mapping that was there stays.
+    TALWEG_RETURN_IF_ERROR(Check(driver_->IpcCloseMemHandle(address), "cuIpcCloseMemHandle"));
+    return absl::InvalidArgumentError("the handle's memory is mapped already");
+  }
+  // How far it goes the driver has to say: whoever sent the handle is not to be believed.
+  CuDevicePointer base = 0;
+  size_t bytes = 0;
+  absl::Status status =
+      Check(driver_->MemGetAddressRange(&base, &bytes, address), "cuMemGetAddressRange");
+  if (status.ok() && (base != address || bytes == 0)) {
+    status = absl::UnimplementedError(
+        absl::StrCat("the driver does not say how large a mapping on ", Describe(info_), " is"));
+  }
+  if (!status.ok()) {
+    driver_->IpcCloseMemHandle(address);
+    return status;
+  }
+  memory_.Insert(address, bytes, {true});
+  return DeviceSpan{address, bytes};
+}
+
+absl::Status CudaDevice::Unmap(DeviceSpan span) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  const auto* const entry = memory_.Find(span.address);
+  if (entry == nullptr || entry->bytes != span.bytes || !entry->value.imported) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("0x", absl::Hex(span.address), " is not mapped here"));
+  }
+  memory_.Erase(span.address);
+  return Check(driver_->IpcCloseMemHandle(span.address), "cuIpcCloseMemHandle");
+}
+
+absl::Status CudaDevice::CheckSpan(DeviceSpan span) const {
+  return memory_.Holder(span.address, span.bytes, kDeviceMemory).status();
+}
+
+absl::Status CudaDevice::CheckHost(std::span<const std::byte> bytes) const {
+  return pinned_->Holder(AddressOf(bytes.data()), bytes.size(), kPinnedMemory).status();
+}
+
+// ----- Streams and events. -----
+
+absl::StatusOr<CuStream> CudaDevice::MakeStream(StreamPriority priority) {
+  CuStream stream = nullptr;
+  TALWEG_RETURN_IF_ERROR(
+      Check(driver_->StreamCreateWithPriority(
+                &stream, kCuStreamNonBlocking,
+                priority == StreamPriority::kHigh ? priority_greatest_ : priority_least_),
+            "cuStreamCreateWithPriority"));
+  return stream;
+}
+
+absl::StatusOr<StreamId> CudaDevice::NewStream(StreamPriority priority) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  TALWEG_ASSIGN_OR_RETURN(const CuStream stream, MakeStream(priority));
+  const StreamId id(next_id_++);
+  streams_[id] = stream;
+  return id;
+}
+
+absl::StatusOr<EventId> CudaDevice::NewEvent(EventScope scope) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  const bool shared = scope == EventScope::kShared;
+  Event event = {.exportable = shared};
+  TALWEG_RETURN_IF_ERROR(AnnotateImport(
+      Check(driver_->EventCreate(&event.event,
+                                 kCuEventDisableTiming | (shared ? kCuEventInterprocess : 0)),
+            "cuEventCreate")));
+  const EventId id(next_id_++);
+  events_[id] = event;
+  return id;
+}
+
+absl::StatusOr<EventHandle> CudaDevice::ExportEvent(EventId event) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  TALWEG_ASSIGN_OR_RETURN(Event* const found, FindEvent(event));
+  if (!found->exportable) return absl::InvalidArgumentError("the event was not made as kShared");
+  CuIpcHandle handle;
+  TALWEG_RETURN_IF_ERROR(AnnotateImport(
+      Check(driver_->IpcGetEventHandle(&handle, found->event), "cuIpcGetEventHandle")));
+  return FromDriver<EventHandle>(handle);
+}
+
+absl::StatusOr<EventId> CudaDevice::ImportEvent(const EventHandle& handle) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  Event event = {.imported = true};
+  TALWEG_RETURN_IF_ERROR(AnnotateImport(
+      Check(driver_->IpcOpenEventHandle(&event.event, ToDriver(handle)), "cuIpcOpenEventHandle")));
+  const EventId id(next_id_++);
+  events_[id] = event;
+  return id;
+}
+
+void CudaDevice::DestroyStream(StreamId stream) {
+  const auto at = streams_.find(stream);
+  if (at == streams_.end()) return;
+  if (Enter().ok()) Check(driver_->StreamDestroy(at->second), "cuStreamDestroy").IgnoreError();
+  streams_.erase(at);
+}
+
+void CudaDevice::DestroyEvent(EventId event) {
+  const auto at = events_.find(event);
+  if (at == events_.end()) return;
+  if (Enter().ok()) {
+    const Event& gone = at->second;
+    if (gone.wake_stream != nullptr) driver_->StreamDestroy(gone.wake_stream);
+    Check(driver_->EventDestroy(gone.event), "cuEventDestroy").IgnoreError();
+  }
+  events_.erase(at);
+}
+
+absl::StatusOr<CuStream> CudaDevice::FindStream(StreamId stream) const {
+  const auto at = streams_.find(stream);
+  if (at == streams_.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no stream ", stream.value(), " on this device"));
+  }
+  return at->second;
+}
+
+absl::StatusOr<CudaDevice::Event*> CudaDevice::FindEvent(EventId event) {
+  const auto at = events_.find(event);
+  if (at == events_.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("no event ", event.value(), " on this device"));
+  }
+  return &at->second;
+}
+
+absl::Status CudaDevice::Record(EventId event, StreamId stream) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  TALWEG_ASSIGN_OR_RETURN(Event* const found, FindEvent(event));
+  TALWEG_ASSIGN_OR_RETURN(const CuStream on, FindStream(stream));
+  return Check(driver_->EventRecord(found->event, on), "cuEventRecord");
+}
+
+absl::Status CudaDevice::Wait(StreamId stream, EventId event) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  TALWEG_ASSIGN_OR_RETURN(Event* const found, FindEvent(event));
+  TALWEG_ASSIGN_OR_RETURN(const CuStream on, FindStream(stream));
+  return Check(driver_->StreamWaitEvent(on, found->event, 0), "cuStreamWaitEvent");
+}
+
+absl::StatusOr<bool> CudaDevice::Query(EventId event) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  TALWEG_ASSIGN_OR_RETURN(Event* const found, FindEvent(event));
+  const CuResult result = driver_->EventQuery(found->event);
+  if (result == kCuNotReady) return false;
+  TALWEG_RETURN_IF_ERROR(Check(result, "cuEventQuery"));
+  return true;
+}
+
+absl::Status CudaDevice::WakeWhenDone(EventId event) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  TALWEG_ASSIGN_OR_RETURN(Event* const found, FindEvent(event));
+  CuStream on = wake_stream_;
+  if (found->imported) {
+    if (found->wake_stream == nullptr) {
+      TALWEG_ASSIGN_OR_RETURN(found->wake_stream, MakeStream(StreamPriority::kHigh));
+    }
+    on = found->wake_stream;
+  }
+  TALWEG_RETURN_IF_ERROR(Check(driver_->StreamWaitEvent(on, found->event, 0), "cuStreamWaitEvent"));
+  auto argument = std::make_unique<std::shared_ptr<Descriptor>>(wakeups_);
+  TALWEG_RETURN_IF_ERROR(
+      Check(driver_->LaunchHostFunc(on, &SignalWakeup, argument.get()), "cuLaunchHostFunc"));
+  argument.release();  // NOLINT(bugprone-unused-return-value): SignalWakeup's.
+  return absl::OkStatus();
+}
+
+void CudaDevice::DrainWakeups() {
+  uint64_t count = 0;
+  TALWEG_CHECK(read(wakeups_->get(), &count, sizeof(count)) == sizeof(count) || errno == EAGAIN);
+}
+
+// ----- Work. -----
+
+absl::Status CudaDevice::CopyToHost(StreamId stream, std::span<std::byte> target,
+                                    DeviceSpan source) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  TALWEG_RETURN_IF_ERROR(CheckCopy(target.size(), source.bytes));
+  TALWEG_RETURN_IF_ERROR(CheckHost(target));
+  TALWEG_RETURN_IF_ERROR(CheckSpan(source));
+  TALWEG_ASSIGN_OR_RETURN(const CuStream on, FindStream(stream));
+  return Check(driver_->MemcpyDtoHAsync(target.data(), source.address, source.bytes, on),
+               "cuMemcpyDtoHAsync");
+}
+
+absl::Status CudaDevice::CopyToDevice(StreamId stream, DeviceSpan target,
+                                      std::span<const std::byte> source) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.size()));
+  TALWEG_RETURN_IF_ERROR(CheckHost(source));
+  TALWEG_RETURN_IF_ERROR(CheckSpan(target));
+  TALWEG_ASSIGN_OR_RETURN(const CuStream on, FindStream(stream));
+  return Check(driver_->MemcpyHtoDAsync(target.address, source.data(), source.size(), on),
+               "cuMemcpyHtoDAsync");
+}
+
+absl::Status CudaDevice::CopyOnDevice(StreamId stream, DeviceSpan target, DeviceSpan source) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.bytes));
+  TALWEG_RETURN_IF_ERROR(CheckSpan(target));
+  TALWEG_RETURN_IF_ERROR(CheckSpan(source));
+  if (target.address < source.address + source.bytes &&
+      source.address < target.address + target.bytes) {
+    return absl::InvalidArgumentError("a copy between bytes that overlap");
+  }
+  TALWEG_ASSIGN_OR_RETURN(const CuStream on, FindStream(stream));
+  return Check(driver_->MemcpyDtoDAsync(target.address, source.address, source.bytes, on),
+               "cuMemcpyDtoDAsync");
+}
+
+void CudaDevice::LoadKernels(std::span<const std::byte> image) {
+  if (image.empty()) {
+    kernels_status_ = absl::UnimplementedError(
+        "this build has no GPU kernels: build with bazel build --config=cuda");
+    return;
+  }
+  kernels_status_ = Check(driver_->ModuleLoadData(&module_, image.data()), "cuModuleLoadData");
+}
+
+absl::StatusOr<CuFunction> CudaDevice::FindKernel(const kernels::ReducePlan& plan) {
+  TALWEG_RETURN_IF_ERROR(kernels_status_);
+  const std::string name = kernels::KernelName(plan.dtype, plan.combine);
+  CuFunction& function = kernels_[name];
+  if (function == nullptr) {
+    TALWEG_RETURN_IF_ERROR(
+        Check(driver_->ModuleGetFunction(&function, module_, name.c_str()), "cuModuleGetFunction"));
+  }
+  return function;
+}
+
+absl::Status CudaDevice::Reduce(StreamId stream, const ReduceSpec& spec,
+                                std::span<const uint64_t> inputs, uint64_t output,
+                                uint64_t element_count) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  TALWEG_ASSIGN_OR_RETURN(kernels::ReducePlan plan,
+                          kernels::PlanReduce(spec, inputs, output, element_count));
+  TALWEG_ASSIGN_OR_RETURN(const CuStream on, FindStream(stream));
+  if (plan.bytes == 0) return absl::OkStatus();
+  for (const uint64_t input : inputs) TALWEG_RETURN_IF_ERROR(CheckSpan({input, plan.bytes}));
+  TALWEG_RETURN_IF_ERROR(CheckSpan({output, plan.bytes}));
+  if (plan.is_copy) {
+    if (inputs[0] == output) return absl::OkStatus();
+    return Check(driver_->MemcpyDtoDAsync(output, inputs[0], plan.bytes, on), "cuMemcpyDtoDAsync");
+  }
+  TALWEG_ASSIGN_OR_RETURN(const CuFunction kernel, FindKernel(plan));
+  const uint64_t work = std::max(plan.arguments.vectors, plan.arguments.head);
+  const uint64_t blocks_wanted = (work + kernels::kBlockThreads - 1) / kernels::kBlockThreads;
+  const uint64_t blocks_max =
+      kBlocksPerMultiprocessor * static_cast<uint64_t>(std::max(multiprocessor_count_, 1));
+  const unsigned blocks = static_cast<unsigned>(std::clamp<uint64_t>(blocks_wanted, 1, blocks_max));
+  void* parameters[] = {&plan.arguments};
+  return Check(driver_->LaunchKernel(kernel, blocks, 1, 1, kernels::kBlockThreads, 1, 1, 0, on,
+                                     parameters, nullptr),
+               "cuLaunchKernel");
+}
+
+}  // namespace talweg::gpu::cuda

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/gpu/cuda/driver_api.h"
+
+#include <absl/strings/str_cat.h>
+#include <dlfcn.h>
+
+#include <string_view>
+
+namespace talweg::gpu::cuda {
+namespace {
+
+absl::StatusCode CodeOf(CuResult result) {
+  switch (result) {
+    case kCuOutOfMemory: return absl::StatusCode::kResourceExhausted;
+    case kCuInvalidValue:
+    case kCuInvalidHandle:
+    case kCuHostMemoryAlreadyRegistered: return absl::StatusCode::kInvalidArgument;
+    case kCuNoDevice:
+    case kCuInvalidDevice:
+    case kCuNotFound: return absl::StatusCode::kNotFound;
+    case kCuInvalidContext:
+    case kCuMapFailed:
+    case kCuOperatingSystem:
+    case kCuPeerAccessUnsupported:
+    case kCuNotPermitted: return absl::StatusCode::kPermissionDenied;
+    case kCuStubLibrary:
+    case kCuInvalidImage:
+    case kCuNoBinaryForGpu:
+    case kCuInvalidPtx:
+    case kCuJitCompilerNotFound:
+    case kCuUnsupportedPtxVersion:
+    case kCuJitCompilationDisabled:
+    case kCuNotSupported:
+    case kCuSystemNotReady:
+    case kCuSystemDriverMismatch: return absl::StatusCode::kUnimplemented;
+    // Errors of the context: memory faults, hardware, launches. It is of no use from then on.
+    default: return absl::StatusCode::kAborted;
+  }
+}
+
+std::string_view RemedyOf(CuResult result) {
+  switch (result) {
+    case kCuNoDevice:
+      return "; no GPU is visible: look at nvidia-smi -L, CUDA_VISIBLE_DEVICES, and in a container "
+             "NVIDIA_VISIBLE_DEVICES";
+    case kCuStubLibrary:
+      return "; this is the toolkit's stub of libcuda.so.1: take its directory out of "
+             "LD_LIBRARY_PATH";
+    case kCuSystemNotReady: return "; start nvidia-fabricmanager";
+    case kCuSystemDriverMismatch:
+      return "; the driver's library does not fit its kernel module: reboot after an update, and "
+             "in "
+             "a container take the host's library";
+    case kCuInvalidImage:
+    case kCuNoBinaryForGpu:
+    case kCuInvalidPtx:
+    case kCuUnsupportedPtxVersion:
+      return "; the kernels were built by a CUDA Toolkit newer than this driver: update the "
+             "driver, "
+             "or build with an older toolkit (CUDA_HOME)";
+    case kCuOutOfMemory: return "; nvidia-smi says who has the GPU's memory";
+    default: return "";
+  }
+}
+
+}  // namespace
+
+void* OpenLibrary(const std::string& library, std::string* error) {
+  void* const opened = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (opened == nullptr) *error = dlerror();
+  return opened;
+}
+
+void* FindSymbol(void* library, const char* symbol) { return dlsym(library, symbol); }
+
+absl::StatusOr<std::shared_ptr<const DriverApi>> OpenDriver(const std::string& library) {
+  std::string error;
+  void* const opened = OpenLibrary(library, &error);
+  if (opened == nullptr) {
+    return absl::UnimplementedError(absl::StrCat(
+        "no NVIDIA driver: ", error,
+        "; with a GPU, install NVIDIA's driver (Debian: nvidia-driver), or run the container with "
+        "--gpus=all and NVIDIA_DRIVER_CAPABILITIES=compute,utility"));
+  }
+  auto driver = std::make_shared<DriverApi>();
+#define TALWEG_GPU_LOAD(member, symbol, ...)                                                       \
+  driver->member = reinterpret_cast<decltype(driver->member)>(FindSymbol(opened, symbol));         \
+  if (driver->member == nullptr) {                                                                 \
+    return absl::UnimplementedError(                                                               \
+        absl::StrCat(library, " has no ", symbol, ": a driver for CUDA 11.4 or later is needed")); \
+  }
+  TALWEG_GPU_DRIVER_FUNCTIONS(TALWEG_GPU_LOAD)
+#undef TALWEG_GPU_LOAD
+  if (const CuResult result = driver->Init(0); result != kCuSuccess) {
+    // Whatever the reason, there is nothing to be done with GPUs in this process.
+    const absl::Status status = DriverStatus(*driver, result, "cuInit");
+    return absl::IsNotFound(status) ? status
+                                    : absl::UnimplementedError(absl::StrCat(
+                                          "the NVIDIA driver does not start: ", status.message()));
+  }
+  if (const CuResult result = driver->DriverGetVersion(&driver->version); result != kCuSuccess) {
+    return DriverStatus(*driver, result, "cuDriverGetVersion");
+  }
+  return driver;
+}
+
+absl::Status DriverStatus(const DriverApi& driver, CuResult result, const std::string& what) {
+  if (result == kCuSuccess) return absl::OkStatus();
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (driver.GetErrorName(result, &name) != kCuSuccess) name = nullptr;
+  if (driver.GetErrorString(result, &text) != kCuSuccess) text = nullptr;
+  const std::string_view remedy = RemedyOf(result);
+  return absl::Status(CodeOf(result),
+                      absl::StrCat(what, ": ", name == nullptr ? "CUDA error" : name, " (", result,
+                                   text == nullptr ? "" : ", ", text == nullptr ? "" : text, ")",
+                                   absl::string_view(remedy.data(), remedy.size())));
+}
+
+}  // namespace talweg::gpu::cuda

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_GPU_CUDA_DRIVER_API_H_
+#define TALWEG_LIBS_GPU_CUDA_DRIVER_API_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+
+// NVIDIA's driver interface as far as it is used, declared here so that nothing but a driver is
+// needed, and that only where there is a GPU: the library is opened at run time. abi_test compares
+// these declarations with cuda.h.
+namespace talweg::gpu::cuda {
+
+using CuResult = int;
+using CuDevice = int;
+using CuDevicePointer = uint64_t;
+using CuContext = struct CuContextOpaque*;
+using CuStream = struct CuStreamOpaque*;
+using CuEvent = struct CuEventOpaque*;
+using CuModule = struct CuModuleOpaque*;
+using CuFunction = struct CuFunctionOpaque*;
+using CuHostFunction = void (*)(void* argument);
+
+struct CuUuid {
+  char bytes[16];
+};
+struct CuIpcHandle {  // Of memory, and of an event.
+  char reserved[64];
+};
+
+inline constexpr CuResult kCuSuccess = 0;
+inline constexpr CuResult kCuInvalidValue = 1;
+inline constexpr CuResult kCuOutOfMemory = 2;
+inline constexpr CuResult kCuStubLibrary = 34;
+inline constexpr CuResult kCuNoDevice = 100;
+inline constexpr CuResult kCuInvalidDevice = 101;
+inline constexpr CuResult kCuInvalidImage = 200;
+inline constexpr CuResult kCuInvalidContext = 201;
+inline constexpr CuResult kCuMapFailed = 205;
+inline constexpr CuResult kCuNoBinaryForGpu = 209;
+inline constexpr CuResult kCuPeerAccessUnsupported = 217;
+inline constexpr CuResult kCuInvalidPtx = 218;
+inline constexpr CuResult kCuJitCompilerNotFound = 221;
+inline constexpr CuResult kCuUnsupportedPtxVersion = 222;
+inline constexpr CuResult kCuJitCompilationDisabled = 223;
+inline constexpr CuResult kCuOperatingSystem = 304;
+inline constexpr CuResult kCuInvalidHandle = 400;
+inline constexpr CuResult kCuNotFound = 500;
+inline constexpr CuResult kCuNotReady = 600;
+inline constexpr CuResult kCuIllegalAddress = 700;
+inline constexpr CuResult kCuHostMemoryAlreadyRegistered = 712;
+inline constexpr CuResult kCuLaunchFailed = 719;
+inline constexpr CuResult kCuNotPermitted = 800;
+inline constexpr CuResult kCuNotSupported = 801;
+inline constexpr CuResult kCuSystemNotReady = 802;
+inline constexpr CuResult kCuSystemDriverMismatch = 803;
+
+inline constexpr int kCuAttributeMultiprocessorCount = 16;
+inline constexpr int kCuAttributeComputeMajor = 75;
+inline constexpr int kCuAttributeComputeMinor = 76;
+
+inline constexpr unsigned kCuHostPortable = 1;  // For cuMemHostAlloc and cuMemHostRegister.
+inline constexpr unsigned kCuStreamNonBlocking = 1;
+inline constexpr unsigned kCuEventDisableTiming = 2;
+inline constexpr unsigned kCuEventInterprocess = 4;
+inline constexpr unsigned kCuIpcLazyPeerAccess = 1;
+
+// X(member, symbol, type)
+#define TALWEG_GPU_DRIVER_FUNCTIONS(X)                                                            \
+  X(Init, "cuInit", CuResult(unsigned))                                                           \
+  X(DriverGetVersion, "cuDriverGetVersion", CuResult(int*))                                       \
+  X(GetErrorName, "cuGetErrorName", CuResult(CuResult, const char**))                             \
+  X(GetErrorString, "cuGetErrorString", CuResult(CuResult, const char**))                         \
+  X(DeviceGetCount, "cuDeviceGetCount", CuResult(int*))                                           \
+  X(DeviceGet, "cuDeviceGet", CuResult(CuDevice*, int))                                           \
+  X(DeviceGetName, "cuDeviceGetName", CuResult(char*, int, CuDevice))                             \
+  X(DeviceGetUuid, "cuDeviceGetUuid_v2", CuResult(CuUuid*, CuDevice))                             \
+  X(DeviceGetAttribute, "cuDeviceGetAttribute", CuResult(int*, int, CuDevice))                    \
+  X(DeviceTotalMem, "cuDeviceTotalMem_v2", CuResult(size_t*, CuDevice))                           \
+  X(DeviceGetPciBusId, "cuDeviceGetPCIBusId", CuResult(char*, int, CuDevice))                     \
+  X(PrimaryCtxRetain, "cuDevicePrimaryCtxRetain", CuResult(CuContext*, CuDevice))                 \
+  X(PrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", CuResult(CuDevice))                        \
+  X(CtxSetCurrent, "cuCtxSetCurrent", CuResult(CuContext))                                        \
+  X(CtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange", CuResult(int*, int*))               \
+  X(MemGetInfo, "cuMemGetInfo_v2", CuResult(size_t*, size_t*))                                    \
+  X(MemAlloc, "cuMemAlloc_v2", CuResult(CuDevicePointer*, size_t))                                \
+  X(MemFree, "cuMemFree_v2", CuResult(CuDevicePointer))                                           \
+  X(MemGetAddressRange, "cuMemGetAddressRange_v2",                                                \
+    CuResult(CuDevicePointer*, size_t*, CuDevicePointer))                                         \
+  X(MemHostAlloc, "cuMemHostAlloc", CuResult(void**, size_t, unsigned))                           \
+  X(MemFreeHost, "cuMemFreeHost", CuResult(void*))                                                \
+  X(MemHostRegister, "cuMemHostRegister_v2", CuResult(void*, size_t, unsigned))                   \
+  X(MemHostUnregister, "cuMemHostUnregister", CuResult(void*))                                    \
+  X(IpcGetMemHandle, "cuIpcGetMemHandle", CuResult(CuIpcHandle*, CuDevicePointer))                \
+  X(IpcOpenMemHandle, "cuIpcOpenMemHandle_v2", CuResult(CuDevicePointer*, CuIpcHandle, unsigned)) \
+  X(IpcCloseMemHandle, "cuIpcCloseMemHandle", CuResult(CuDevicePointer))                          \
+  X(IpcGetEventHandle, "cuIpcGetEventHandle", CuResult(CuIpcHandle*, CuEvent))                    \
+  X(IpcOpenEventHandle, "cuIpcOpenEventHandle", CuResult(CuEvent*, CuIpcHandle))                  \
+  X(StreamCreateWithPriority, "cuStreamCreateWithPriority", CuResult(CuStream*, unsigned, int))   \
+  X(StreamDestroy, "cuStreamDestroy_v2", CuResult(CuStream))                                      \
+  X(StreamWaitEvent, "cuStreamWaitEvent", CuResult(CuStream, CuEvent, unsigned))                  \
+  X(EventCreate, "cuEventCreate", CuResult(CuEvent*, unsigned))                                   \
+  X(EventDestroy, "cuEventDestroy_v2", CuResult(CuEvent))                                         \
+  X(EventRecord, "cuEventRecord", CuResult(CuEvent, CuStream))                                    \
+  X(EventQuery, "cuEventQuery", CuResult(CuEvent))                                                \
+  X(MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", CuResult(void*, CuDevicePointer, size_t, CuStream))  \
+  X(MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                                      \
+    CuResult(CuDevicePointer, const void*, size_t, CuStream))                                     \
+  X(MemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2",                                                      \
+    CuResult(CuDevicePointer, CuDevicePointer, size_t, CuStream))                                 \
+  X(LaunchHostFunc, "cuLaunchHostFunc", CuResult(CuStream, CuHostFunction, void*))                \
+  X(ModuleLoadData, "cuModuleLoadData", CuResult(CuModule*, const void*))                         \
+  X(ModuleUnload, "cuModuleUnload", CuResult(CuModule))                                           \
+  X(ModuleGetFunction, "cuModuleGetFunction", CuResult(CuFunction*, CuModule, const char*))       \
+  X(LaunchKernel, "cuLaunchKernel",                                                               \
+    CuResult(CuFunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,    \
+             CuStream, void**, void**))
+
+struct DriverApi {
+#define TALWEG_GPU_MEMBER(member, symbol, ...) std::add_pointer_t<__VA_ARGS__> member = nullptr;
+  TALWEG_GPU_DRIVER_FUNCTIONS(TALWEG_GPU_MEMBER)
+#undef TALWEG_GPU_MEMBER
+
+  int version = 0;  // 12040: CUDA 12.4 is the latest that this driver knows.
+};
+
+// Opens the driver's library and initialises it; stays open as long as the process. UNIMPLEMENTED
+// says what is missing, with the remedy.
+absl::StatusOr<std::shared_ptr<const DriverApi>> OpenDriver(const std::string& library);
+
+// The status of a failed call, OK for kCuSuccess: `what` says which, on what.
+absl::Status DriverStatus(const DriverApi& driver, CuResult result, const std::string& what);
+
+// dlopen and dlsym; null when it fails.
+void* OpenLibrary(const std::string& library, std::string* error);
+void* FindSymbol(void* library, const char* symbol);
+
+}  // namespace talweg::gpu::cuda
+
+#endif  // TALWEG_LIBS_GPU_CUDA_DRIVER_API_H_

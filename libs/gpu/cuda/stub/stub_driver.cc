@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The driver's functions, by their own names.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "libs/base/dtype.h"
+#include "libs/gpu/cuda/driver_api.h"
+#include "libs/gpu/cuda/stub/stub_machine.h"
+#include "libs/gpu/kernels/reduce_plan.h"
+
+namespace talweg::gpu::cuda::stub {
+namespace {
+
+constexpr CuResult kCuAlreadyMapped = 208;
+
+Machine& Get() { return Machine::Get(); }
+bool InContext() { return Get().current_gpu >= 0; }
+Stream* Of(CuStream stream) { return reinterpret_cast<Stream*>(stream); }
+std::shared_ptr<EventState>& Of(CuEvent event) {
+  return *reinterpret_cast<std::shared_ptr<EventState>*>(event);
+}
+
+bool IsStream(CuStream stream) {
+  for (const auto& each : Get().streams) {
+    if (each.get() == Of(stream)) return !each->closed;
+  }
+  return false;
+}
+bool IsEvent(CuEvent event) {
+  for (const auto& each : Get().events) {
+    if (each.get() == reinterpret_cast<std::shared_ptr<EventState>*>(event)) return true;
+  }
+  return false;
+}
+
+CuResult PostRun(CuStream stream, std::function<void()> run) {
+  if (!InContext()) return kCuInvalidContext;
+  if (!IsStream(stream)) return kCuInvalidHandle;
+  Of(stream)->works.push_back({.ready = nullptr, .run = std::move(run), .joint = nullptr});
+  return kCuSuccess;
+}
+
+CuEvent NewEvent(std::shared_ptr<EventState> state) {
+  Get().events.push_back(std::make_unique<std::shared_ptr<EventState>>(std::move(state)));
+  return reinterpret_cast<CuEvent>(Get().events.back().get());
+}
+
+// A handle: a word that says what it is, and the thing.
+constexpr uint64_t kMemoryTag = 0x6d656d6f72790001;
+constexpr uint64_t kEventTag = 0x6576656e74730001;
+
+CuIpcHandle MakeHandle(uint64_t tag, uint64_t value, uint64_t serial) {
+  CuIpcHandle handle = {};
+  std::memcpy(handle.reserved, &tag, 8);
+  std::memcpy(handle.reserved + 8, &value, 8);
+  std::memcpy(handle.reserved + 16, &serial, 8);
+  return handle;
+}
+bool ReadHandle(const CuIpcHandle& handle, uint64_t tag, uint64_t* value) {
+  uint64_t read = 0;
+  std::memcpy(&read, handle.reserved, 8);
+  std::memcpy(value, handle.reserved + 8, 8);
+  return read == tag;
+}
+
+struct Kernel {
+  std::string name;
+  kernels::ReducePlan plan;
+};
+
+// Every kernel that there is, by name.
+Kernel* FindKernel(const char* name) {
+  static auto* const all = [] {
+    auto* const made = new std::map<std::string, Kernel>;
+    for (int dtype = 1; dtype <= 8; ++dtype) {
+      for (int combine = 0; combine <= 5; ++combine) {
+        kernels::ReducePlan plan;
+        plan.bytes = 1;
+        plan.dtype = static_cast<DType>(dtype);
+        plan.combine = static_cast<kernels::Combine>(combine);
+        const std::string kernel = kernels::KernelName(plan.dtype, plan.combine);
+        (*made)[kernel] = {kernel, plan};
+      }
+    }
+    return made;
+  }();
+  const auto at = all->find(name);
+  return at == all->end() ? nullptr : &at->second;
+}
+
+}  // namespace
+}  // namespace talweg::gpu::cuda::stub
+
+using namespace talweg::gpu::cuda;        // NOLINT(google-build-using-namespace)
+using namespace talweg::gpu::cuda::stub;  // NOLINT(google-build-using-namespace)
+
+extern "C" {
+
+CuResult cuInit(unsigned flags) {
+  // A test may want a driver that does not start.
+  const char* const failure = std::getenv("TALWEG_STUB_CUINIT");
+  if (failure != nullptr) return std::atoi(failure);
+  return flags == 0 ? kCuSuccess : kCuInvalidValue;
+}
+CuResult cuDriverGetVersion(int* version) {
+  *version = 13000;
+  return kCuSuccess;
+}
+CuResult cuGetErrorName(CuResult result, const char** name) {
+  *name = result == kCuOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_OF_STUB";
+  return kCuSuccess;
+}
+CuResult cuGetErrorString(CuResult, const char** text) {
+  *text = "the stub's error";
+  return kCuSuccess;
+}
+
+CuResult cuDeviceGetCount(int* count) {
+  *count = kGpuCount;
+  return kCuSuccess;
+}
+CuResult cuDeviceGet(CuDevice* device, int ordinal) {
+  if (ordinal < 0 || ordinal >= kGpuCount) return kCuInvalidDevice;
+  *device = ordinal + 40;  // No ordinal.
+  return kCuSuccess;
+}
+CuResult cuDeviceGetName(char* name, int length, CuDevice device) {
+  std::snprintf(name, static_cast<size_t>(length), "Stub GPU %d", device - 40);
+  return kCuSuccess;
+}
+CuResult cuDeviceGetUuid_v2(CuUuid* uuid, CuDevice device) {
+  std::memset(uuid->bytes, 0x57, sizeof(uuid->bytes));
+  uuid->bytes[15] = static_cast<char>(device);
+  return kCuSuccess;
+}
+CuResult cuDeviceGetAttribute(int* value, int attribute, CuDevice) {
+  switch (attribute) {
+    case kCuAttributeMultiprocessorCount: *value = 3; return kCuSuccess;
+    case kCuAttributeComputeMajor: *value = 9; return kCuSuccess;
+    case kCuAttributeComputeMinor: *value = 0; return kCuSuccess;
+    default: return kCuInvalidValue;
+  }
+}
+CuResult cuDeviceTotalMem_v2(size_t* bytes, CuDevice) {
+  *bytes = kGpuBytes;
+  return kCuSuccess;
+}
+CuResult cuDeviceGetPCIBusId(char* text, int length, CuDevice device) {
+  std::snprintf(text, static_cast<size_t>(length), "0000:%02x:00.0", device);
+  return kCuSuccess;
+}
+
+CuResult cuDevicePrimaryCtxRetain(CuContext* context, CuDevice device) {
+  ++Get().contexts[device - 40];
+  *context = reinterpret_cast<CuContext>(static_cast<uintptr_t>(device));
+  return kCuSuccess;
+}
+CuResult cuDevicePrimaryCtxRelease_v2(CuDevice device) {
+  if (Get().contexts[device - 40] == 0) return kCuInvalidContext;
+  --Get().contexts[device - 40];
+  return kCuSuccess;
+}
+CuResult cuCtxSetCurrent(CuContext context) {
+  Get().current_gpu =
+      context == nullptr ? -1 : static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 40;
+  return kCuSuccess;
+}
+CuResult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return kCuSuccess;
+}
+
+CuResult cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
+  if (!InContext()) return kCuInvalidContext;
+  *total = kGpuBytes;
+  *free_bytes = kGpuBytes - Get().used_bytes[Get().current_gpu];
+  return kCuSuccess;
+}
+CuResult cuMemAlloc_v2(CuDevicePointer* address, size_t bytes) {
+  if (!InContext()) return kCuInvalidContext;
+  uint64_t& used = Get().used_bytes[Get().current_gpu];
+  if (bytes > kGpuBytes - used) return kCuOutOfMemory;
+  void* const made = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  used += bytes;
+  *address = reinterpret_cast<uint64_t>(made);
+  Get().memory[*address] = {.gpu = Get().current_gpu, .bytes = bytes};
+  return kCuSuccess;
+}
+CuResult cuMemFree_v2(CuDevicePointer address) {
+  if (!InContext()) return kCuInvalidContext;
+  const auto at = Get().memory.find(address);
+  if (at == Get().memory.end() || at->second.freed_by_owner) return kCuInvalidValue;
+  Get().RunAll();  // As the driver waits.
+  at->second.freed_by_owner = true;
+  Get().FreeIfUnused(address);
+  return kCuSuccess;
+}
+CuResult cuMemGetAddressRange_v2(CuDevicePointer* base, size_t* bytes, CuDevicePointer address) {
+  const auto at = Get().memory.find(address);
+  if (at == Get().memory.end()) return kCuInvalidValue;
+  *base = address;
+  *bytes = at->second.bytes;
+  return kCuSuccess;
+}
+
+CuResult cuMemHostAlloc(void** host, size_t bytes, unsigned flags) {
+  if (!InContext() || flags != kCuHostPortable) return kCuInvalidValue;
+  *host = std::malloc(bytes);
+  Get().pinned[reinterpret_cast<uint64_t>(*host)] = bytes;
+  return kCuSuccess;
+}
+CuResult cuMemFreeHost(void* host) {
+  if (Get().pinned.erase(reinterpret_cast<uint64_t>(host)) == 0) return kCuInvalidValue;
+  Get().RunAll();
+  std::free(host);
+  return kCuSuccess;
+}
+CuResult cuMemHostRegister_v2(void* host, size_t bytes, unsigned flags) {
+  if (!InContext() || flags != kCuHostPortable) return kCuInvalidValue;
+  Get().pinned[reinterpret_cast<uint64_t>(host)] = bytes;
+  return kCuSuccess;
+}
+CuResult cuMemHostUnregister(void* host) {
+  Get().RunAll();
+  return Get().pinned.erase(reinterpret_cast<uint64_t>(host)) == 0 ? kCuInvalidValue : kCuSuccess;
+}
+
+CuResult cuIpcGetMemHandle(CuIpcHandle* handle, CuDevicePointer address) {
+  static auto* const serials = new std::map<uint64_t, uint64_t>;
+  static uint64_t next = 1;
+  const auto at = Get().memory.find(address);
+  if (at == Get().memory.end()) return kCuInvalidValue;
+  // Unique for each allocation, also at an address that another had: nobody's but this test's, so a
+  // serial for each call will do where it was freed since.
+  (*serials)[address] = next++;
+  *handle = MakeHandle(kMemoryTag, address, (*serials)[address]);
+  return kCuSuccess;
+}
+CuResult cuIpcOpenMemHandle_v2(CuDevicePointer* address, CuIpcHandle handle, unsigned flags) {
+  if (!InContext() || flags != kCuIpcLazyPeerAccess) return kCuInvalidValue;
+  uint64_t value = 0;
+  if (!ReadHandle(handle, kMemoryTag, &value)) return kCuInvalidValue;
+  const auto at = Get().memory.find(value);
+  if (at == Get().memory.end() || at->second.freed_by_owner) return kCuInvalidValue;
+  if (at->second.gpu != Get().current_gpu) return kCuAlreadyMapped;
+  ++at->second.mappings;
+  *address = value;
+  return kCuSuccess;
+}
+CuResult cuIpcCloseMemHandle(CuDevicePointer address) {
+  const auto at = Get().memory.find(address);
+  if (at == Get().memory.end() || at->second.mappings == 0) return kCuInvalidValue;
+  Get().RunAll();
+  --at->second.mappings;
+  Get().FreeIfUnused(address);
+  return kCuSuccess;
+}
+CuResult cuIpcGetEventHandle(CuIpcHandle* handle, CuEvent event) {
+  if (!IsEvent(event)) return kCuInvalidHandle;
+  *handle = MakeHandle(kEventTag, reinterpret_cast<uint64_t>(event), 0);
+  return kCuSuccess;
+}
+CuResult cuIpcOpenEventHandle(CuEvent* event, CuIpcHandle handle) {
+  uint64_t value = 0;
+  if (!InContext() || !ReadHandle(handle, kEventTag, &value)) return kCuInvalidValue;
+  const CuEvent original = reinterpret_cast<CuEvent>(value);
+  if (!IsEvent(original)) return kCuInvalidHandle;
+  *event = NewEvent(Of(original));
+  return kCuSuccess;
+}
+
+CuResult cuStreamCreateWithPriority(CuStream* stream, unsigned flags, int priority) {
+  if (!InContext() || flags != kCuStreamNonBlocking) return kCuInvalidValue;
+  if (priority > 0 || priority < -5) return kCuInvalidValue;
+  Get().streams.push_back(std::make_unique<Stream>());
+  *stream = reinterpret_cast<CuStream>(Get().streams.back().get());
+  return kCuSuccess;
+}
+CuResult cuStreamDestroy_v2(CuStream stream) {
+  if (!IsStream(stream)) return kCuInvalidHandle;
+  Of(stream)->closed = true;  // Its work goes on.
+  return kCuSuccess;
+}
+CuResult cuStreamWaitEvent(CuStream stream, CuEvent event, unsigned flags) {
+  if (!InContext() || flags != 0) return kCuInvalidValue;
+  if (!IsStream(stream) || !IsEvent(event)) return kCuInvalidHandle;
+  const std::shared_ptr<bool> record = Of(event)->latest;
+  if (record == nullptr) return kCuSuccess;
+  Of(stream)->works.push_back({.ready = [record] { return *record; }, .run = {}, .joint = {}});
+  return kCuSuccess;
+}
+CuResult cuEventCreate(CuEvent* event, unsigned flags) {
+  if (!InContext() || (flags & kCuEventDisableTiming) == 0) return kCuInvalidValue;
+  *event = NewEvent(std::make_shared<EventState>());
+  return kCuSuccess;
+}
+CuResult cuEventDestroy_v2(CuEvent event) {
+  if (!IsEvent(event)) return kCuInvalidHandle;
+  std::erase_if(Get().events, [event](const auto& each) {
+    return each.get() == reinterpret_cast<std::shared_ptr<EventState>*>(event);
+  });
+  return kCuSuccess;
+}
+CuResult cuEventRecord(CuEvent event, CuStream stream) {
+  if (!IsEvent(event)) return kCuInvalidHandle;
+  const auto record = std::make_shared<bool>(false);
+  const CuResult posted = PostRun(stream, [record] { *record = true; });
+  if (posted == kCuSuccess) Of(event)->latest = record;
+  return posted;
+}
+CuResult cuEventQuery(CuEvent event) {
+  if (!InContext()) return kCuInvalidContext;
+  if (!IsEvent(event)) return kCuInvalidHandle;
+  const std::shared_ptr<bool> record = Of(event)->latest;
+  const bool done = record == nullptr || *record;
+  Get().Step();
+  return done ? kCuSuccess : kCuNotReady;
+}
+
+CuResult cuMemcpyDtoHAsync_v2(void* target, CuDevicePointer source, size_t bytes, CuStream stream) {
+  if (!Get().IsDeviceMemory(source, bytes)) return kCuIllegalAddress;
+  if (!Get().IsPinned(reinterpret_cast<uint64_t>(target), bytes)) return kCuInvalidValue;
+  return PostRun(stream,
+                 [=] { std::memcpy(target, reinterpret_cast<const void*>(source), bytes); });
+}
+CuResult cuMemcpyHtoDAsync_v2(CuDevicePointer target, const void* source, size_t bytes,
+                              CuStream stream) {
+  if (!Get().IsDeviceMemory(target, bytes)) return kCuIllegalAddress;
+  if (!Get().IsPinned(reinterpret_cast<uint64_t>(source), bytes)) return kCuInvalidValue;
+  return PostRun(stream, [=] { std::memcpy(reinterpret_cast<void*>(target), source, bytes); });
+}
+CuResult cuMemcpyDtoDAsync_v2(CuDevicePointer target, CuDevicePointer source, size_t bytes,
+                              CuStream stream) {
+  if (!Get().IsDeviceMemory(target, bytes) || !Get().IsDeviceMemory(source, bytes)) {
+    return kCuIllegalAddress;
+  }
+  return PostRun(stream, [=] {
+    std::memcpy(reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), bytes);
+  });
+}
+CuResult cuLaunchHostFunc(CuStream stream, CuHostFunction function, void* argument) {
+  return PostRun(stream, [=] { function(argument); });
+}
+
+CuResult cuModuleLoadData(CuModule* module, const void* image) {
+  if (!InContext() || image == nullptr) return kCuInvalidValue;
+  *module = reinterpret_cast<CuModule>(uintptr_t{77});
+  return kCuSuccess;
+}
+CuResult cuModuleUnload(CuModule) { return kCuSuccess; }
+CuResult cuModuleGetFunction(CuFunction* function, CuModule, const char* name) {
+  *function = reinterpret_cast<CuFunction>(FindKernel(name));
+  return *function == nullptr ? kCuNotFound : kCuSuccess;
+}
+CuResult cuLaunchKernel(CuFunction function, unsigned blocks, unsigned y, unsigned z,
+                        unsigned threads, unsigned thread_y, unsigned thread_z, unsigned shared,
+                        CuStream stream, void** parameters, void** extra) {
+  namespace kernels = talweg::gpu::kernels;
+  if (y != 1 || z != 1 || thread_y != 1 || thread_z != 1 || shared != 0 || extra != nullptr ||
+      threads != kernels::kBlockThreads || blocks == 0) {
+    return kCuInvalidValue;
+  }
+  kernels::ReducePlan plan = reinterpret_cast<talweg::gpu::cuda::stub::Kernel*>(function)->plan;
+  // The parameters are copied at the launch.
+  std::memcpy(&plan.arguments, parameters[0], sizeof(plan.arguments));
+  const uint64_t bytes = plan.arguments.element_count * talweg::DTypeSize(plan.dtype);
+  for (uint32_t i = 0; i <= plan.arguments.input_count; ++i) {
+    const uint64_t address =
+        i == plan.arguments.input_count ? plan.arguments.output : plan.arguments.inputs[i];
+    if (!Get().IsDeviceMemory(address, bytes)) return kCuIllegalAddress;
+  }
+  return PostRun(stream,
+                 [plan, blocks, threads] { kernels::RunOnHost(plan, uint64_t{blocks} * threads); });
+}
+
+}  // extern "C"

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_GPU_CUDA_STUB_STUB_MACHINE_H_
+#define TALWEG_LIBS_GPU_CUDA_STUB_STUB_MACHINE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "libs/gpu/cuda/driver_api.h"
+
+// GPUs of host memory behind the driver's and NCCL's own functions, so that libs/gpu/cuda runs on a
+// machine without a GPU: it is about our calls, their arguments and their order, not about speed.
+// Work of a stream runs when an event is asked for, a piece at each question; so nothing is done at
+// once, and what does not ask never ends.
+namespace talweg::gpu::cuda::stub {
+
+inline constexpr int kGpuCount = 2;
+inline constexpr uint64_t kGpuBytes = uint64_t{1} << 30;
+
+struct Memory {
+  int gpu = 0;
+  size_t bytes = 0;
+  bool freed_by_owner = false;
+  int mappings = 0;
+};
+
+struct EventState {
+  std::shared_ptr<bool> latest;  // Whether the latest record is done; null: there was none.
+};
+
+struct Stream;
+
+// Work that several streams do together, once each has come to it.
+struct Joint {
+  std::vector<Stream*> streams;
+  std::function<void()> run;
+  bool over = false;
+};
+
+struct Work {
+  std::function<bool()> ready;  // Empty: always.
+  std::function<void()> run;
+  std::shared_ptr<Joint> joint;
+};
+
+struct Stream {
+  bool closed = false;
+  std::deque<Work> works;
+};
+
+// One for the process. CHECKs what a real driver answers with undefined behaviour.
+class Machine {
+ public:
+  static Machine& Get();
+
+  // Runs one piece of work, in turn over the streams; whether there was one that could run.
+  bool Step();
+  void RunAll();
+
+  int current_gpu = -1;  // The context that is current.
+  int contexts[kGpuCount] = {};
+  uint64_t used_bytes[kGpuCount] = {};
+  std::map<uint64_t, Memory> memory;  // By address.
+  std::map<uint64_t, size_t> pinned;
+  std::vector<std::unique_ptr<Stream>> streams;
+  std::vector<std::unique_ptr<std::shared_ptr<EventState>>> events;
+
+  // Whether all these bytes lie in one allocation of this GPU.
+  bool IsDeviceMemory(uint64_t address, size_t bytes) const;
+  bool IsPinned(uint64_t address, size_t bytes) const;
+  void FreeIfUnused(uint64_t address);
+
+ private:
+  size_t next_ = 0;
+};
+
+}  // namespace talweg::gpu::cuda::stub
+
+#endif  // TALWEG_LIBS_GPU_CUDA_STUB_STUB_MACHINE_H_

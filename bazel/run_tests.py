@@ -75,6 +75,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--fuzz", type=int, metavar="SECONDS", help="fuzz each parser for this long (3)"
     )
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="run only the tests that want this machine's GPUs, which others skip",
+    )
     parser.add_argument("--again", action="store_true", help="use no cached test results")
     # "--soak sim" means a filter, not a number: take the value of --soak only as --soak=SECONDS.
     expanded = ["--soak=600" if argument == "--soak" else argument for argument in arguments]
@@ -97,9 +102,22 @@ def bazel_options(options: argparse.Namespace) -> list[str]:
         timeout_s = max(timeout_s, options.fuzz + _SOAK_SLACK_S)
     if timeout_s:
         flags.append(f"--test_timeout={timeout_s}")
-    if options.again:
+    if options.gpu:
+        flags += ["--test_tag_filters=gpu", "--build_tests_only", "--test_env=TALWEG_TEST_GPU=1"]
+        if find_nvcc():
+            flags.append("--config=cuda")
+    # What hardware there is Bazel does not know.
+    if options.again or options.gpu:
         flags.append("--nocache_test_results")
     return flags
+
+
+def find_nvcc() -> str | None:
+    """The toolkit's compiler, where bazel/deps/cuda/nvcc.sh looks for it."""
+    for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda", "/usr/lib/nvidia-cuda-toolkit"):
+        if home and os.access(f"{home}/bin/nvcc", os.X_OK):
+            return f"{home}/bin/nvcc"
+    return None
 
 
 def labels_containing(substrings: list[str]) -> list[str]:
@@ -166,6 +184,10 @@ def run(options: argparse.Namespace) -> int:
         if not targets:
             print(f"test: no test's label contains {' or '.join(options.filter)}", file=sys.stderr)
             return 2
+    if options.gpu and not find_nvcc():
+        print(
+            "test: no nvcc (CUDA_HOME, /usr/local/cuda): GPU kernels are neither built nor tested"
+        )
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="talweg-test.") as scratch:
         events = Path(scratch) / "events.json"

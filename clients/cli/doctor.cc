@@ -163,6 +163,53 @@ void ExamineCpu(const MachineFacts& facts, std::vector<Finding>& findings) {
   }
 }
 
+// "what; remedy", as gpu::CudaFacts has it, in two.
+Finding GpuWarning(const std::string& check, const absl::Status& status) {
+  const std::string message(status.message());
+  const size_t cut = message.find("; ");
+  if (cut == std::string::npos) return Warning(check, message, "nvidia-smi says more");
+  return Warning(check, message.substr(0, cut), message.substr(cut + 2));
+}
+
+void ExamineGpus(const MachineFacts& facts, std::vector<Finding>& findings) {
+  const gpu::CudaFacts& cuda = facts.cuda;
+  if (cuda.gpus.empty()) {
+    findings.push_back(facts.nvidia_files && !cuda.driver.ok()
+                           ? GpuWarning("GPUs", cuda.driver)
+                           : Good("GPUs", "none from NVIDIA: gradients are summed on CPUs"));
+  } else {
+    findings.push_back(Good("GPU driver", absl::StrCat("CUDA ", cuda.driver_version / 1000, ".",
+                                                       cuda.driver_version % 1000 / 10)));
+    for (const gpu::GpuInfo& gpu : cuda.gpus) {
+      findings.push_back(
+          Good("GPU", absl::StrCat(gpu::Describe(gpu), ", ", FormatBytes(gpu.memory_bytes),
+                                   ", compute ", gpu.compute_major, ".", gpu.compute_minor)));
+    }
+    if (cuda.nccl.ok()) {
+      findings.push_back(
+          Good("NCCL", absl::StrCat(cuda.nccl_version, " (", cuda.nccl_library, ")")));
+    } else if (cuda.gpus.size() > 1) {
+      findings.push_back(GpuWarning("NCCL", cuda.nccl));
+    } else {
+      findings.push_back(Good("NCCL", "none; one GPU needs none"));
+    }
+    findings.push_back(
+        cuda.has_kernels
+            ? Good("GPU kernels", "built in")
+            : Warning("GPU kernels", "not in this build",
+                      "ranks that share a GPU are summed on the CPU: build with bazel build "
+                      "--config=cuda (needs nvcc 12 or 13)"));
+  }
+  if (!facts.cuda_toolkit.empty()) {
+    findings.push_back(Good("CUDA toolkit", facts.cuda_toolkit));
+  } else if (!cuda.gpus.empty() && !cuda.has_kernels) {
+    findings.push_back(Warning("CUDA toolkit", "no nvcc",
+                               "to build GPU kernels, install the CUDA Toolkit 12 or 13 in "
+                               "/usr/local/cuda, or set CUDA_HOME (PyPI's nvidia-cuda-nvcc and its "
+                               "parts will do)"));
+  }
+}
+
 void ExamineVersions(const MachineFacts& facts, std::vector<Finding>& findings) {
   findings.push_back(
       Good("versions", absl::StrCat("Linux ", facts.kernel, ", glibc ", facts.libc)));
@@ -205,6 +252,7 @@ std::vector<Finding> Examine(const MachineFacts& facts) {
   ExamineMemory(facts, findings);
   ExamineNetwork(facts, findings);
   ExamineCpu(facts, findings);
+  ExamineGpus(facts, findings);
   ExamineVersions(facts, findings);
   return findings;
 }

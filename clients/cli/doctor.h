@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "libs/gpu/cuda/cuda_platform.h"
 #include "libs/topology/topology.h"
 
 namespace talweg::cli {
@@ -37,7 +38,10 @@ struct MachineFacts {
   bool numa_balancing = false;
   bool avx2 = false;
   bool avx512 = false;
-  std::string governor;  // Of CPU frequencies; empty: unknown.
+  gpu::CudaFacts cuda;
+  bool nvidia_files = false;  // The kernel has NVIDIA's module, or a container its devices.
+  std::string cuda_toolkit;   // Version and place; empty: none found.
+  std::string governor;       // Of CPU frequencies; empty: unknown.
   std::optional<bool> clock_synchronized;
   std::string kernel;
   std::string libc;

@@ -29,6 +29,33 @@ MachineFacts GoodMachine() {
   topology.numa_nodes = {{0, 64 * kGiB}};
   topology.nics = {{"eth0", "0000:01:00.0", 0, 0}};
   facts.topology = topology;
+  facts.cuda.driver = absl::UnimplementedError("no NVIDIA driver: libcuda.so.1; install it");
+  facts.cuda.nccl = absl::UnimplementedError("no NCCL: libnccl.so.2; install libnccl2");
+  return facts;
+}
+
+// With two GPUs.
+MachineFacts GpuMachine() {
+  MachineFacts facts = GoodMachine();
+  facts.nvidia_files = true;
+  facts.cuda_toolkit = "13.0 (/usr/local/cuda)";
+  facts.cuda = {.driver = absl::OkStatus(),
+                .driver_version = 12040,
+                .gpus = {{.uuid = {{1}},
+                          .name = "A GPU",
+                          .pci_bus_id = "0000:01:00.0",
+                          .compute_major = 9,
+                          .memory_bytes = 80 * kGiB},
+                         {.uuid = {{2}},
+                          .name = "B GPU",
+                          .pci_bus_id = "0000:02:00.0",
+                          .compute_major = 8,
+                          .compute_minor = 6,
+                          .memory_bytes = 24 * kGiB}},
+                .nccl = absl::OkStatus(),
+                .nccl_version = "2.28.3",
+                .nccl_library = "libnccl.so.2",
+                .has_kernels = true};
   return facts;
 }
 
@@ -107,6 +134,40 @@ TEST_CASE("doctor: each thing that hurts is one finding with its remedy", "[cli]
     CHECK_THAT(FindingsText(Examine(facts)), Contains("Remedies") && Contains(finding.remedy));
     CHECK_THAT(FindingsJson(Examine(facts)), Contains("\"remedy\":\""));
   }
+}
+
+TEST_CASE("doctor: a machine without GPUs lacks nothing", "[cli]") {
+  CHECK_THAT(FindingsText(Examine(GoodMachine())), Contains("none from NVIDIA"));
+}
+
+TEST_CASE("doctor: GPUs are listed by UUID, with driver, NCCL and toolkit", "[cli]") {
+  const std::string text = FindingsText(Examine(GpuMachine()));
+  CHECK_THAT(text, Contains("CUDA 12.4") && Contains("A GPU (GPU-01000000-") &&
+                       Contains("B GPU (GPU-02000000-") && Contains("80 GiB, compute 9.0") &&
+                       Contains("compute 8.6") && Contains("2.28.3 (libnccl.so.2)") &&
+                       Contains("13.0 (/usr/local/cuda)") && !Contains("Remedies"));
+}
+
+TEST_CASE("doctor: what GPUs lack is one finding each, with its remedy", "[cli]") {
+  MachineFacts facts = GpuMachine();
+  facts.cuda.nccl = GoodMachine().cuda.nccl;
+  CHECK(OnlyFinding(facts).check == "NCCL");
+  CHECK(OnlyFinding(facts).value == "no NCCL: libnccl.so.2");
+  CHECK(OnlyFinding(facts).remedy == "install libnccl2");
+  facts.cuda.gpus.pop_back();  // One needs none.
+  CHECK_THAT(FindingsText(Examine(facts)), !Contains("Remedies"));
+
+  facts = GpuMachine();
+  facts.cuda.has_kernels = false;
+  CHECK(OnlyFinding(facts).check == "GPU kernels");
+  CHECK_THAT(OnlyFinding(facts).remedy, Contains("--config=cuda"));
+  facts.cuda_toolkit = "";
+  CHECK_THAT(FindingsText(Examine(facts)), Contains("no nvcc") && Contains("CUDA_HOME"));
+
+  facts = GoodMachine();  // A module or devices, and no library.
+  facts.nvidia_files = true;
+  CHECK(OnlyFinding(facts).check == "GPUs");
+  CHECK(OnlyFinding(facts).remedy == "install it");
 }
 
 TEST_CASE("doctor: this machine can be asked", "[cli]") {

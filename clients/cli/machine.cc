@@ -15,6 +15,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -132,6 +133,30 @@ void ReadNetwork(MachineFacts& facts) {
   if (send.size() == 3) facts.send_buffer_bytes_max = ToNumber(send[2]);
 }
 
+// Where bazel/deps/cuda looks for nvcc, and what it finds there.
+std::string FindCudaToolkit() {
+  const char* const told = std::getenv("CUDA_HOME");
+  for (const std::string& home :
+       {std::string(told == nullptr ? "" : told), std::string("/usr/local/cuda"),
+        std::string("/usr/lib/nvidia-cuda-toolkit")}) {
+    if (home.empty() || access((home + "/bin/nvcc").c_str(), X_OK) != 0) continue;
+    std::ifstream header(home + "/include/cuda.h");
+    for (std::string line; std::getline(header, line);) {
+      std::istringstream words(line);
+      std::string define;
+      std::string name;
+      int version = 0;
+      if (words >> define >> name >> version && define == "#define" && name == "CUDA_VERSION") {
+        return absl::StrCat(version / 1000, ".", version % 1000 / 10, " (", home, ")");
+      }
+    }
+    return absl::StrCat("of an unknown version (", home, ")");
+  }
+  return "";
+}
+
+bool Exists(const char* path) { return access(path, F_OK) == 0; }
+
 }  // namespace
 
 MachineFacts ReadMachineFacts(const std::string& provider) {
@@ -158,6 +183,9 @@ MachineFacts ReadMachineFacts(const std::string& provider) {
   const std::vector<std::string> governor =
       Words("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
   if (!governor.empty()) facts.governor = governor[0];
+  facts.cuda = gpu::ReadCudaFacts({});
+  facts.nvidia_files = Exists("/proc/driver/nvidia/version") || Exists("/dev/nvidiactl");
+  facts.cuda_toolkit = FindCudaToolkit();
   timex clock = {};
   if (const int state = adjtimex(&clock); state >= 0) {
     facts.clock_synchronized = state != TIME_ERROR && (clock.status & STA_UNSYNC) == 0;

@@ -28,6 +28,13 @@ class OptionsTest(unittest.TestCase):
         self.assertIn("--test_env=TALWEG_SOAK_S=5", self.flags("--soak=5"))
         self.assertIn("--test_env=TALWEG_FUZZ_S=7", self.flags("--fuzz=7"))
 
+    def test_gpu_selects_its_tests_and_never_caches_them(self) -> None:
+        flags = self.flags("--gpu")
+        self.assertIn("--test_tag_filters=gpu", flags)
+        self.assertIn("--test_env=TALWEG_TEST_GPU=1", flags)
+        self.assertIn("--nocache_test_results", flags)
+        self.assertEqual("--config=cuda" in flags, run_tests.find_nvcc() is not None)
+
     def test_without_options_cached_results_stay_valid(self) -> None:
         self.assertFalse([flag for flag in self.flags() if "test_env" in flag or "config" in flag])
 

@@ -21,7 +21,14 @@ def cuda_image_object(name, src, hdrs, symbol):
     )
 
 def cuda_headers(name, visibility = None):
-    """cuda.h and nccl.h of the toolkit, as a library; for tests that compare our declarations with them."""
+    """cuda.h and nccl.h of the toolkit, as a library that is empty without --config=cuda.
+
+    For tests that compare our declarations with them.
+
+    Args:
+      name: target name.
+      visibility: as for cc_library.
+    """
     native.genrule(
         name = name + "_files",
         outs = [
@@ -33,9 +40,17 @@ def cuda_headers(name, visibility = None):
         tags = ["manual"],
     )
     native.cc_library(
-        name = name,
+        name = name + "_enabled",
         hdrs = [name + "_files"],
         includes = [name],
         tags = ["manual"],
+    )
+    native.cc_library(name = name + "_disabled")
+    native.alias(
+        name = name,
+        actual = select({
+            "//bazel/deps/cuda:enabled": name + "_enabled",
+            "//conditions:default": name + "_disabled",
+        }),
         visibility = visibility,
     )

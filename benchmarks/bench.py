@@ -32,6 +32,7 @@ from harness.scenarios import (  # noqa: E402
     model_tensors,
     one_node,
     own_aggregators,
+    priorities,
     shaped_links,
     training_step,
 )
@@ -46,6 +47,7 @@ SCENARIOS: dict[str, Any] = {
     "kernels": kernels,
     "training_step": training_step,
     "growth": growth,
+    "priorities": priorities,
 }
 TARGETS = [
     "//benchmarks/baselines/...",

@@ -14,7 +14,7 @@ from harness import figures, report
 from harness.contender import Batch
 from harness.measure import Result, add_ratios, summarize
 from harness.scenario import find, ratio_bar
-from harness.scenarios import growth, kernels
+from harness.scenarios import growth, kernels, priorities
 
 
 def result(contender: str, gigabytes_per_s: float = 0.0, case: str = "1 MB") -> Result:
@@ -201,6 +201,12 @@ class GrowthTest(unittest.TestCase):
     def test_a_fair_share_is_everybodys_mean_speed(self) -> None:
         self.assertEqual(growth.farthest_from_fair([2.0, 2.0, 2.0]), 0)
         self.assertAlmostEqual(growth.farthest_from_fair([1.0, 3.0]), 0.5)
+
+
+class PrioritiesTest(unittest.TestCase):
+    def test_each_ranks_first_step_is_left_out(self) -> None:
+        batch = Batch(3, 1.0, [9.0, 1.0, 2.0, 9.0, 3.0, 4.0], 0.0, [])
+        self.assertEqual(priorities.without_first(batch), [1.0, 2.0, 3.0, 4.0])
 
 
 class KernelsTest(unittest.TestCase):

@@ -25,6 +25,17 @@ class ModelsTest(unittest.TestCase):
         for name in models.FORMULAS:
             self.assertEqual((models.DIRECTORY / f"{name}.tsv").read_text(), models.text(name))
 
+    def test_every_tensor_has_a_layer_in_the_profile(self) -> None:
+        path = models.DIRECTORY / "vgg16_profile.tsv"
+        layers = models.read_profile(path)
+        names = {name.rpartition(".")[0] for name, _ in models.read("vgg16")}
+        self.assertEqual({name for name, _, _ in layers}, names)
+        for _, forward_s, backward_s in layers:
+            self.assertGreater(min(forward_s, backward_s), 0)
+        head = path.read_text().splitlines()[0]
+        for wanted in ("VGG-16", "batch", "thread of"):
+            self.assertIn(wanted, head)
+
     def test_gradients_come_last_layer_first(self) -> None:
         gradients = models.backward_bytes(models.read("vgg16"))
         self.assertEqual(gradients[:2], (4 * 1000, 4 * 1000 * 4096))

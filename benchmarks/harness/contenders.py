@@ -67,6 +67,12 @@ class Programs:
         return line if allowed.returncode == 0 else ()
 
 
+def talweg_python(programs: Programs, *line: str) -> Command:
+    """A rank in Python that imports talweg from this tree."""
+    environment = {"PYTHONPATH": str(programs.python), "TALWEG_LIBRARY": str(programs.library)}
+    return Command((sys.executable, *line), environment)
+
+
 def talweg_rank(tool: str) -> list[str]:
     # The shell hands on what the harness has set for this contender.
     script = (

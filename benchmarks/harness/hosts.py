@@ -36,8 +36,17 @@ class Cluster:
         return [self.network.pid(host) for host in self.all_hosts]
 
 
-def talweg(programs: Programs, cluster: Cluster, name: str = TALWEG, index: int = 0) -> Contender:
-    """One rank on each host, defaults everywhere. `index` tells several of them in one network apart."""
+def talweg(
+    programs: Programs,
+    cluster: Cluster,
+    name: str = TALWEG,
+    index: int = 0,
+    rank: Command | None = None,
+) -> Contender:
+    """One rank on each host, defaults everywhere.
+
+    `index` tells several of them in one network apart. `rank` is another program than push_pulls.
+    """
     tool = str(programs.tool)
     network, count = cluster.network, len(cluster.rank_hosts)
     # The scheduler has nothing to do with rounds: it sits where nothing is measured.
@@ -56,10 +65,11 @@ def talweg(programs: Programs, cluster: Cluster, name: str = TALWEG, index: int 
         line = (*network.enter(host), tool, "aggregator", f"--scheduler={scheduler}")
         address = f"--listen={network.address(host)}:0"
         commands.append(Command((*line, address, f"--name={number}", quiet), is_daemon=True))
+    rank = rank or Command(tuple(talweg_rank(tool)))
     for node_rank, host in enumerate(cluster.rank_hosts):
         run = (*network.enter(host), tool, "run", f"--scheduler={scheduler}", f"--nodes={count}")
-        node = (f"--node-rank={node_rank}", "--ranks-per-node=1", "--", *talweg_rank(tool))
-        commands.append(Command((*run, *node)))
+        node = (f"--node-rank={node_rank}", "--ranks-per-node=1", "--", *rank.line)
+        commands.append(Command((*run, *node), rank.environment))
     return Contender(name, count, commands, wire_pids=cluster.pids)
 
 
@@ -120,17 +130,22 @@ def tcp_limit(programs: Programs, cluster: Cluster) -> Contender:
 
 def gloo(programs: Programs, cluster: Cluster) -> Contender:
     """All-reduce among the hosts with ranks: aggregator hosts are of no use to it."""
+    return python_ranks(cluster, GLOO, [str(programs.peers / "gloo_allreduce.py")])
+
+
+def python_ranks(cluster: Cluster, name: str, line: Sequence[str]) -> Contender:
+    """`line RANK SIZE STORE` on each host."""
     count = len(cluster.rank_hosts)
     directory = tempfile.TemporaryDirectory(prefix="talweg-bench-gloo-")
-    peer, store = str(programs.peers / "gloo_allreduce.py"), str(Path(directory.name) / "store")
+    store = str(Path(directory.name) / "store")
     environment = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
     commands = [
         Command(
-            (*cluster.network.enter(host), sys.executable, peer, str(rank), str(count), store),
+            (*cluster.network.enter(host), sys.executable, *line, str(rank), str(count), store),
             environment,
         )
         for rank, host in enumerate(cluster.rank_hosts)
     ]
-    contender = Contender(GLOO, count, commands, wire_pids=cluster.pids)
+    contender = Contender(name, count, commands, wire_pids=cluster.pids)
     contender.on_close(directory.cleanup)
     return contender

@@ -106,6 +106,16 @@ def read(name: str, directory: Path = DIRECTORY) -> Tensors:
     return tensors
 
 
+def read_profile(path: Path) -> list[tuple[str, float, float]]:
+    """Layers in forward order: name, seconds of the forward and of the backward pass."""
+    rows = []
+    for line in path.read_text().splitlines():
+        if not line.startswith("#"):
+            name, forward_ms, backward_ms = line.split("\t")
+            rows.append((name, float(forward_ms) * 1e-3, float(backward_ms) * 1e-3))
+    return rows
+
+
 def backward_bytes(tensors: Tensors) -> tuple[int, ...]:
     """Bytes of the f32 gradients in the order in which backward makes them: the last layer's first."""
     return tuple(4 * math.prod(shape) for _, shape in reversed(tensors))

@@ -74,6 +74,9 @@ def run_beside(
         results = measure_beside(
             scenario, setting, contenders, rank_count, cases, context.effort, context.progress
         )
+    context.notes += dict.fromkeys(
+        f"{setting}, {result.case}: {result.failure}" for result in results if result.failure
+    )
     for name, text in failed:
         for case in cases:
             size, count = case.total_bytes, len(case.tensor_bytes)

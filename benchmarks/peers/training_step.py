@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank that makes training steps as ./bench orders (control.h): "dtype" is the model, "bytes" the batch.
 
-    training_step.py none|ddp|optimizer|hook [RANK SIZE STORE]
+    training_step.py none|ddp|optimizer|overlap|hook [RANK SIZE STORE]
 
-`none` trains without communicating, `ddp` with DistributedDataParallel over Gloo, the other two over Talweg.
+`none` trains without communicating, `ddp` with DistributedDataParallel over Gloo, the others over Talweg:
+`optimizer` waits for all averages in backward(), `overlap` for each module's in the next forward pass.
 """
 
 from __future__ import annotations
@@ -80,15 +81,23 @@ class Trainer:
 
                 ddp.register_comm_hook(None, talweg.torch.ddp_hook)
             self._model = ddp
-        elif manner == "optimizer":
+        elif manner in ("optimizer", "overlap"):
             import talweg.torch
 
             self._optimizer = talweg.torch.DistributedOptimizer(
-                self._optimizer, self._model.named_parameters()
+                self._optimizer,
+                self._model.named_parameters(),
+                overlap_forward=self._model if manner == "overlap" else None,
             )
         torch.manual_seed(1 + rank)
         self._inputs = torch.randn(batch, *shape)
         self._labels = torch.randint(_CLASSES, (batch,))
+
+    def finish(self) -> None:
+        """Takes what is under way; another trainer may come."""
+        synchronize = getattr(self._optimizer, "synchronize_parameters", None)
+        if synchronize is not None:
+            synchronize()
 
     def step(self) -> None:
         self._optimizer.zero_grad()
@@ -100,7 +109,7 @@ def main() -> int:
     manner, place = sys.argv[1], sys.argv[2:]
     torch.set_num_threads(1)
     rank = int(place[0]) if place else -1
-    if manner in ("optimizer", "hook"):
+    if manner in ("optimizer", "overlap", "hook"):
         import talweg.torch
 
         talweg.torch.init()
@@ -112,15 +121,20 @@ def main() -> int:
         distributed.init_process_group("gloo")  # Finds its place in what talweg run sets.
     trainers: list[Trainer] = []
 
+    def finish() -> None:
+        for trainer in trainers:
+            trainer.finish()
+        trainers.clear()
+
     def prepare(order: Order) -> None:
-        trainers[:] = []
+        finish()
         trainers.append(Trainer(manner, order.dtype, order.sizes[0], rank))
 
     Control(rank).serve(prepare, lambda: trainers[0].step())
-    trainers.clear()
+    finish()
     if distributed.is_initialized():
         distributed.destroy_process_group()
-    if manner in ("optimizer", "hook"):
+    if manner in ("optimizer", "overlap", "hook"):
         talweg.torch.shutdown()
     return 0
 

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 
 from harness.contender import Command, Contender
-from harness.contenders import Programs, python_ranks
+from harness.contenders import Programs, python_ranks, talweg_python
 from harness.figures import format_seconds
 from harness.measure import Case, Effort, Result
 from harness.report import Bar, markdown_table
@@ -37,13 +36,9 @@ _CASES: dict[str, tuple[tuple[str, int], ...]] = {
 
 def _talweg(programs: Programs, manner: str, name: str, network: tuple[str, ...]) -> Contender:
     run = [str(programs.tool), "run", "--nodes=1", f"--ranks-per-node={_RANKS}", "--"]
-    rank = [sys.executable, str(programs.peers / "training_step.py"), manner]
-    environment = {
-        "PYTHONPATH": str(programs.python),
-        "TALWEG_LIBRARY": str(programs.library),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    return Contender(name, _RANKS, [Command((*network, *run, *rank), environment)])
+    rank = talweg_python(programs, str(programs.peers / "training_step.py"), manner)
+    environment = {**rank.environment, "GLOO_SOCKET_IFNAME": "lo"}
+    return Contender(name, _RANKS, [Command((*network, *run, *rank.line), environment)])
 
 
 def run(context: Context) -> Section:

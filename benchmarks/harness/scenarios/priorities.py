@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Priorities: training steps over slow links, replayed and real."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from netns import Network, NotPermitted
+
+from harness import hosts, models
+from harness.contender import Batch, ContenderFailed
+from harness.contenders import talweg_python
+from harness.figures import format_seconds, median, optimum_s
+from harness.goodput import goodput_bytes_per_s
+from harness.hosts import Cluster
+from harness.measure import Case, Effort
+from harness.report import Bar, markdown_table
+from harness.scenario import Context, Make, Section, run_beside
+
+TITLE = "Priorities"
+_MANNERS = ("priority", "arrival", "apart")
+_TITLES = {
+    "priority": "priorities, preemption",
+    "arrival": "first come, first served",
+    "apart": "no overlap",
+}
+_OVER_ARRIVAL = 1.25
+_FORWARD_SHARE = 0.25  # Of the optimum of the communication.
+_HOSTS, _MORE_HOSTS = 2, 2
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class _Replay:
+    model: str
+    megabits_per_s: int
+    turns: int  # Orders of each manner...
+    steps: int  # ... and steps of each order that count.
+
+
+_REPLAYS: dict[str, tuple[_Replay, ...]] = {
+    "smoke": (),
+    "quick": (),
+    "default": (_Replay("vgg16", 500, 4, 2),),
+    "full": (_Replay("vgg16", 500, 7, 4), _Replay("vgg16", 1000, 7, 4)),
+}
+# A model of torch, its batch, and the links' rate.
+_REAL: dict[str, tuple[tuple[str, int, int], ...]] = {
+    "smoke": (),
+    "quick": (),
+    "default": (("mlp", 32, 1000),),
+    "full": (("mlp", 32, 500), ("mlp", 32, 1000), ("resnet18", 16, 500)),
+}
+_OVERLAP, _OPTIMIZER, _DDP = (
+    "DistributedOptimizer, forward waits layer by layer",
+    "DistributedOptimizer, backward waits for all",
+    "DDP over Gloo",
+)
+
+
+def run(context: Context) -> Section:
+    section = Section(TITLE)
+    for replay in _REPLAYS[context.mode]:
+        try:
+            section.text += _run_replay(context, section, replay)
+        except NotPermitted as refusal:
+            context.notes.append(f"{TITLE} is left out: {refusal}")
+            return section
+        except ContenderFailed as failure:
+            context.notes.append(f"{TITLE}: {failure}")
+            section.failed = True
+    for model, batch, rate in _REAL[context.mode]:
+        section.text += _run_real(context, section, model, batch, rate)
+    if not section.text:
+        section.text = "Not in this mode: steps over slow links take long.\n"
+    return section
+
+
+def _cluster(stack: ExitStack, context: Context, megabits_per_s: int) -> Cluster:
+    rank_hosts = tuple(f"host{index}" for index in range(_HOSTS))
+    more = tuple(f"aggregator{index}" for index in range(_MORE_HOSTS))
+    names = (*rank_hosts, *more)
+    network = stack.enter_context(Network(names, context.programs.congestion_control))
+    for host in names:
+        network.shape(host, megabits_per_s * 1_000_000)
+    return Cluster(network, rank_hosts, names)
+
+
+def _run_replay(context: Context, section: Section, replay: _Replay) -> str:
+    programs = context.programs
+    title = f"{models.TITLES[replay.model]} over {replay.megabits_per_s} Mb/s"
+    tensors = models.DIRECTORY / f"{replay.model}.tsv"
+    profile_path = models.DIRECTORY / f"{replay.model}_profile.tsv"
+    profile = models.read_profile(profile_path)
+    size = sum(models.backward_bytes(models.read(replay.model)))
+    times_s: dict[str, list[float]] = {manner: [] for manner in _MANNERS}
+    with ExitStack() as stack:
+        context.progress(f"{title} starts")
+        cluster = _cluster(stack, context, replay.megabits_per_s)
+        count = replay.megabits_per_s * 187_500
+        goodput = goodput_bytes_per_s(cluster.network, "host0", "host1", count)
+        communication_s = optimum_s(_HOSTS, _MORE_HOSTS, size, goodput)
+        forward_s = _FORWARD_SHARE * communication_s
+        peer = str(programs.peers / "replay.py")
+        rank = talweg_python(programs, peer, str(tensors), str(profile_path))
+        job = stack.enter_context(hosts.talweg(programs, cluster, rank=rank))
+        for turn in range(replay.turns):
+            for manner in _MANNERS:
+                context.progress(f"{title}: {_TITLES[manner]}, {turn + 1} of {replay.turns}")
+                order = [round(forward_s * 1e6)]
+                batch = job.measure(manner, order, 0, 1 + replay.steps, _TIMEOUT_S)
+                times_s[manner] += without_first(batch)
+    scale = forward_s / sum(row[1] for row in profile)
+    compute_s = scale * sum(row[1] + row[2] for row in profile)
+    bound_s = max(compute_s, communication_s)
+    steps_s = {manner: median(each_s) for manner, each_s in times_s.items()}
+    ratio = steps_s["arrival"] / steps_s["priority"]
+    text = f"{title}: first come, first served over priorities"
+    section.bars.append(Bar(text, f">= {_OVER_ARRIVAL}", ratio, ratio >= _OVER_ARRIVAL))
+    section.data[title] = {
+        "steps_s": steps_s,
+        "bound_s": bound_s,
+        "compute_s": compute_s,
+        "communication_optimum_s": communication_s,
+        "goodput_bytes_per_s": goodput,
+        "profile": profile_path.read_text().splitlines()[0].removeprefix("# "),
+        "profile_scale": scale,
+    }
+    rows = [
+        [_TITLES[manner], f"{steps_s[manner]:.3f} s", f"{steps_s[manner] / bound_s:.3f}"]
+        for manner in _MANNERS
+    ]
+    rows.append(["bound: max(compute, optimum of communication)", f"{bound_s:.3f} s", "1"])
+    return (
+        f"{title}, {_HOSTS} hosts and {_MORE_HOSTS} more for aggregators. Computing is replayed by sleeping\n"
+        f"(as if on a GPU) from the profile {section.data[title]['profile']}, times {scale:.3g}, so that the\n"
+        f"forward pass is a quarter of the optimum of the communication, {communication_s:.2f} s:\n\n"
+        + markdown_table(["how", "a step", "over the bound"], rows)
+        + "\n"
+    )
+
+
+def without_first(batch: Batch) -> list[float]:
+    """The steps of all ranks but their first ones, which have nothing to wait for."""
+    each = batch.rounds
+    return [
+        round_s
+        for begin in range(0, len(batch.rounds_s), each)
+        for round_s in batch.rounds_s[begin + 1 : begin + each]
+    ]
+
+
+def _run_real(context: Context, section: Section, model: str, batch: int, rate: int) -> str:
+    programs = context.programs
+    peer = str(programs.peers / "training_step.py")
+    setting = f"{model}, batch {batch}, over {rate} Mb/s"
+    effort = context.effort
+    with ExitStack() as stack:
+        cluster = _cluster(stack, context, rate)
+        makers: list[tuple[str, Make]] = [
+            (name, partial(hosts.talweg, programs, cluster, name, index, rank))
+            for index, (name, rank) in enumerate(
+                (
+                    (_OVERLAP, talweg_python(programs, peer, "overlap")),
+                    (_OPTIMIZER, talweg_python(programs, peer, "optimizer")),
+                )
+            )
+        ]
+        makers.append((_DDP, partial(hosts.python_ranks, cluster, _DDP, [peer, "ddp"])))
+        # Several steps a turn: in the first one, part of what there is to wait for is over.
+        context.effort = Effort(effort.repetitions, 40 * effort.batch_s)
+        try:
+            case = Case(setting, (batch,), model)
+            results = run_beside(context, "priorities", setting, makers, _HOSTS, [case])
+        finally:
+            context.effort = effort
+    section.failed = section.failed or any(result.failure for result in results)
+    rows = []
+    for result in results:
+        # The mean, not the median: with overlap, what one step saves another may wait for.
+        step_s = result.total_bytes * 1e-9 / result.gigabytes_per_s_median if result.rounds else 0
+        rows.append([result.contender, format_seconds(step_s) if step_s else "failed"])
+        section.data.setdefault(setting, {})[result.contender] = step_s
+    return f"A real step, {setting}:\n\n" + markdown_table(["how", "a step"], rows) + "\n"

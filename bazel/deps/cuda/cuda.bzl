@@ -33,6 +33,8 @@ def cuda_headers(name, visibility = None):
         name = name + "_files",
         outs = [
             name + "/cuda.h",
+            name + "/cuda_fp16.h",
+            name + "/cuda_runtime.h",
             name + "/nccl.h",
         ],
         cmd = "$(execpath //bazel/deps/cuda:nvcc.sh) headers $(RULEDIR)/" + name,

@@ -3,14 +3,14 @@
 #
 # nvcc.sh image OUTPUT.o SYMBOL SOURCE.cu   compiles kernels for every architecture that this nvcc knows of
 #                                           those below, and PTX for others; makes an object of the image
-# nvcc.sh headers OUTPUT_DIR                copies cuda.h there, and nccl.h where there is one
+# nvcc.sh headers OUTPUT_DIR                copies cuda.h there, and nccl.h where there is one (NCCL_HOME)
 #
 # The toolkit is that of CUDA_HOME, of /usr/local/cuda, or Debian's; 12 and 13 will do. CUDA_HOME may also be
 # the nvidia/cu13 directory in which PyPI's nvidia-cuda-nvcc, -crt, -runtime and -nvvm install.
 set -euo pipefail
 
-# One of each major version, whose code later ones of that version run, and where there are several in use.
-readonly wanted=(70 75 80 90 100 120)
+# Later ones of a major version run the first one's code; what is newer than all of these runs the PTX.
+readonly wanted=(70 75 80 90)
 
 die() {
   printf 'nvcc.sh: %s\n' "$@" >&2
@@ -70,6 +70,13 @@ ASSEMBLY
         break
       fi
     done
+    # All that nccl.h wants of the runtime's headers, a hundred of which it would include.
+    cat >"$2/cuda_runtime.h" <<'HEADER'
+#include <cuda.h>
+typedef CUstream cudaStream_t;
+typedef CUevent cudaEvent_t;
+HEADER
+    : >"$2/cuda_fp16.h"
     [ -e "$2/nccl.h" ] || printf '#define TALWEG_NO_NCCL_HEADER 1\n' >"$2/nccl.h"
     ;;
   *) die "unknown command '${1:-}'" ;;

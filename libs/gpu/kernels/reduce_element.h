@@ -294,7 +294,7 @@ struct Kernel {
         for (uint32_t l = 0; l < kLanes; ++l) {
           result.lanes[l] = E::Pack(Last<kCombine>(lanes[u][l], scale));
         }
-        output[at] = result;
+        StoreVector(output + at, result);
       }
     }
   }
@@ -319,6 +319,27 @@ struct Kernel {
     return reinterpret_cast<const Stored*>(static_cast<uintptr_t>(input))[at];
   }
 
+  // In one piece, and not through the L1 cache, of which data that is touched once has nothing.
+  TALWEG_HD static Vector LoadVector(const Vector* from) {
+#if defined(__CUDA_ARCH__)
+    const uint4 words = __ldcg(reinterpret_cast<const uint4*>(from));
+    Vector vector;
+    memcpy(&vector, &words, sizeof(vector));
+    return vector;
+#else
+    return *from;
+#endif
+  }
+  TALWEG_HD static void StoreVector(Vector* to, const Vector& vector) {
+#if defined(__CUDA_ARCH__)
+    uint4 words;
+    memcpy(&words, &vector, sizeof(words));
+    __stcg(reinterpret_cast<uint4*>(to), words);
+#else
+    *to = vector;
+#endif
+  }
+
   TALWEG_HD static void Load(const ReduceArguments& arguments, uint32_t input, uint64_t first,
                              uint64_t thread_count, Vector (&loaded)[kUnroll]) {
     const Vector* const from = reinterpret_cast<const Vector*>(
@@ -326,7 +347,7 @@ struct Kernel {
     TALWEG_UNROLL
     for (uint32_t u = 0; u < kUnroll; ++u) {
       const uint64_t at = first + u * thread_count;
-      loaded[u] = from[at < arguments.vectors ? at : first];
+      loaded[u] = LoadVector(from + (at < arguments.vectors ? at : first));
     }
   }
 

@@ -86,7 +86,9 @@ TEST_CASE("Membership: a view weighs aggregators by the links they share", "[mem
     REQUIRE(f.Attach(joined.job, Id(node, 10 + node)).ok());
   }
   std::vector<uint32_t> weights;
-  for (const auto& each : f.Told<View>(Id(0, 10)).at(0).aggregators) weights.push_back(each.weight);
+  // A name for it: a loop over a temporary's member outlives the temporary.
+  const View view = f.Told<View>(Id(0, 10)).at(0);
+  for (const auto& each : view.aggregators) weights.push_back(each.weight);
   CHECK(weights == std::vector<uint32_t>{1, 1, 2});
 }
 

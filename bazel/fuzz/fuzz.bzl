@@ -5,6 +5,8 @@ The workspace's toolchain is g++. An aspect compiles the sources of a fuzz test'
 with clang, libFuzzer's instrumentation, ASan and UBSan; fuzz tests of one library share its objects.
 """
 
+load("//bazel/sanitizers:skip.bzl", "skip_under_sanitizer")
+
 _FuzzObjectsInfo = provider(
     "What a library brings into a fuzz test.",
     fields = {
@@ -95,6 +97,11 @@ _fuzz_objects_aspect = aspect(
 )
 
 def _cc_fuzz_test_impl(ctx):
+    runner = ctx.actions.declare_file(ctx.label.name)
+    if ctx.var.get("talweg_sanitizer"):
+        # Nothing asks for the objects, so none is compiled.
+        skip_under_sanitizer(ctx, runner, "a fuzz test brings its own ASan and UBSan; ./test without one runs it")
+        return [DefaultInfo(executable = runner)]
     objects = _compile(
         ctx.actions,
         ctx.bin_dir.path,
@@ -120,7 +127,6 @@ def _cc_fuzz_test_impl(ctx):
         mnemonic = "TalwegFuzzLink",
         progress_message = "Linking fuzzer %s" % ctx.label,
     )
-    runner = ctx.actions.declare_file(ctx.label.name)
     ctx.actions.expand_template(
         template = ctx.file._runner,
         output = runner,

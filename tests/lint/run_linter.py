@@ -37,6 +37,9 @@ def commands(linter: str, cache: str) -> list[list[str]]:
 
 
 def main() -> int:
+    if os.environ.get("TALWEG_SANITIZER"):
+        print("SKIPPED: a sanitizer does not change the sources; ./test without one reads them")
+        return 0
     linter = sys.argv[1]
     cache = os.environ["TEST_TMPDIR"]
     failed = False

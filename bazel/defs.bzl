@@ -31,11 +31,19 @@ _RUNTIME_LINKOPTS = select({
     ],
 })
 
+_PROGRAM_LINKOPTS = _RUNTIME_LINKOPTS + select({
+    "//bazel/sanitizers:tsan": ["-Wl,--version-script=$(location //bazel/sanitizers:tsan.lds)"],
+    "//conditions:default": [],
+})
+
 # In a wheel the shared libraries that Debian has lie beside the binaries' directory (deploy/wheel). RPATH, not
 # RUNPATH: it serves what those libraries load as well.
 _WHEEL_LINKOPTS = ["-Wl,--disable-new-dtags,-rpath,$$ORIGIN/../lib"]
 
 _SANITIZER_DEPS = select({
+    "//bazel/sanitizers:tsan": ["//bazel/sanitizers:tsan.lds"],
+    "//conditions:default": [],
+}) + select({
     "//bazel/sanitizers:any": ["//bazel/sanitizers:options"],
     "//conditions:default": [],
 })
@@ -87,7 +95,7 @@ def talweg_cc_binary(name, srcs, deps = [], copts = [], linkopts = [], testonly 
         name = name,
         srcs = srcs,
         copts = _WARNINGS + copts,
-        linkopts = linkopts + _WHEEL_LINKOPTS + _RUNTIME_LINKOPTS,
+        linkopts = linkopts + _WHEEL_LINKOPTS + _PROGRAM_LINKOPTS,
         deps = deps + _SANITIZER_DEPS,
         testonly = testonly,
         linkstatic = True,
@@ -113,7 +121,7 @@ def talweg_cc_test(
         name = name,
         srcs = srcs,
         copts = _WARNINGS + copts,
-        linkopts = linkopts + _RUNTIME_LINKOPTS,
+        linkopts = linkopts + _PROGRAM_LINKOPTS,
         deps = deps + ["//bazel/deps/catch2:main"] + _SANITIZER_DEPS,
         size = size,
         timeout = timeout,
@@ -144,7 +152,7 @@ def talweg_cc_benchmark(name, srcs, deps = [], copts = [], smoke_args = [], **kw
     ]:
         rule(
             name = rule_name,
-            linkopts = _RUNTIME_LINKOPTS,
+            linkopts = _PROGRAM_LINKOPTS,
             deps = [name + "_objects"] + _SANITIZER_DEPS,
             testonly = True,
             linkstatic = True,

@@ -2,5 +2,16 @@
 """Link flags for Debian's static archives, which -lNAME would pass over for the shared library."""
 
 def archives(names):
-    """Returns linkopts that link the named archives, whatever order they refer to each other in."""
-    return ["-Wl,--start-group"] + ["-l:%s" % name for name in names] + ["-Wl,--end-group"]
+    """Returns linkopts that link the named archives, whatever order they refer to each other in.
+
+    Under TSan their shared libraries are linked instead: by the library that a call comes from TSan tells their
+    code, which is not instrumented, from ours (bazel/sanitizers/options.cc).
+    """
+    return select({
+        "//bazel/sanitizers:tsan": ["-Wl,--push-state,--as-needed"] +
+                                   ["-l%s" % name[len("lib"):-len(".a")] for name in names] +
+                                   ["-Wl,--pop-state"],
+        "//conditions:default": ["-Wl,--start-group"] +
+                                ["-l:%s" % name for name in names] +
+                                ["-Wl,--end-group"],
+    })

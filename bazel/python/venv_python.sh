@@ -14,14 +14,15 @@ safe_path=-P
 for dir in "$venv"/lib/python3.*; do
   [ "${dir##*.}" -ge 11 ] 2>/dev/null || safe_path=
 done
-# A library built with ASan or TSan needs their runtime to be there before anything else is. Python itself
-# is not built with them: its leaks are no findings, and neither are its memory accesses.
+# A library built with ASan or TSan needs their runtime to be there before anything else is, and ASan's the C++
+# runtime that throws for the extension modules. Python itself is built with neither: its leaks are no findings, and
+# TSan would see what it and torch call in libc without the atomics that order it.
 case ${TALWEG_SANITIZER:-} in
   asan | tsan)
-    LD_PRELOAD=$(gcc -print-file-name="lib$TALWEG_SANITIZER.so")
+    LD_PRELOAD="$(gcc -print-file-name="lib$TALWEG_SANITIZER.so") $(gcc -print-file-name=libstdc++.so.6)"
     export LD_PRELOAD
     export ASAN_OPTIONS=detect_leaks=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}
-    export TSAN_OPTIONS=ignore_noninstrumented_modules=1${TSAN_OPTIONS:+:$TSAN_OPTIONS}
+    export TSAN_OPTIONS=ignore_noninstrumented_modules=1:die_after_fork=0${TSAN_OPTIONS:+:$TSAN_OPTIONS}
     ;;
 esac
 exec "$venv/bin/python" $safe_path "$@"

@@ -104,6 +104,50 @@ TEST_CASE("Ranks that sum: every rank gets the same bits, in place or not") {
   }
 }
 
+TEST_CASE("Ranks that sum: what nobody has summed yet is summed by whoever comes") {
+  // Three ranks share the work of a large tensor; here one comes after the other, then all at once,
+  // and one of them with two threads.
+  constexpr size_t kCount = 700'003;
+  constexpr uint32_t kRanks = 3;
+  const TestDirectory directory;
+  FakeAgent agent(SummingOptions(directory, kRanks));
+  std::vector<TestClient> clients;
+  for (uint32_t i = 0; i < kRanks; ++i) clients.emplace_back(agent.socket_path(), i);
+  talweg_tensor tensor = 0;
+  for (const TestClient& client : clients) tensor = Declare(client, kCount);
+  for (talweg_round round = 1; round <= 6; ++round) {
+    std::vector<int32_t> expected(kCount);
+    for (uint32_t i = 0; i < kRanks; ++i) {
+      std::vector<int32_t> values(kCount);
+      for (size_t k = 0; k < kCount; ++k) {
+        values[k] = static_cast<int32_t>((k * (i + 1)) ^ round);
+        expected[k] += values[k];
+      }
+      CHECK(Push(clients[i], tensor, values.data()) == round);
+    }
+    if (round <= 3) {
+      for (uint32_t i = 0; i < kRanks; ++i) {
+        CHECK(Take<int32_t>(clients[(i + round) % kRanks], tensor, round, kCount) == expected);
+      }
+      continue;
+    }
+    std::vector<std::vector<int32_t>> outs(kRanks + 1, std::vector<int32_t>(kCount));
+    std::vector<talweg_status> statuses(kRanks + 1, TALWEG_INTERNAL);
+    std::vector<std::thread> threads;
+    for (uint32_t i = 0; i <= kRanks; ++i) {
+      threads.emplace_back([&, i] {
+        statuses[i] =
+            talweg_wait(clients[i % kRanks].get(), tensor, round, outs[i].data(), kGenerousNs);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (uint32_t i = 0; i <= kRanks; ++i) {
+      CHECK(statuses[i] == TALWEG_OK);
+      CHECK(outs[i] == expected);
+    }
+  }
+}
+
 TEST_CASE("Ranks that sum: a rank that is ahead leaves what the others still read") {
   constexpr size_t kCount = 5000;
   const TestDirectory directory;
@@ -208,6 +252,14 @@ TEST_CASE("Ranks that sum: a result does not go over what others read") {
   CHECK(Take<int32_t>(zero, tensor, 2, 100) == std::vector<int32_t>(100, 8));
   CHECK(talweg_wait(one.get(), tensor, 2, nullptr, kGenerousNs) == TALWEG_OK);
   CHECK(talweg_contribution(zero.get(), tensor) == own);
+  // A result may go where the next round's contribution is made.
+  for (const talweg_round round : {3u, 4u, 5u}) {
+    Push(zero, tensor, nullptr);
+    Push(one, tensor, std::vector<int32_t>(100, 0).data());
+    void* after = talweg_contribution(zero.get(), tensor);
+    REQUIRE(talweg_wait(zero.get(), tensor, round, after, kGenerousNs) == TALWEG_OK);
+    CHECK(Take<int32_t>(one, tensor, round, 100) == values);
+  }
 }
 
 TEST_CASE("Ranks that sum: many tensors, also larger than an arena's part") {

@@ -188,7 +188,8 @@ TALWEG_API uint64_t talweg_tensor_bytes(talweg_client* client, talweg_tensor ten
 /* Where this rank's contribution to the tensor's next round goes, for producers that write in
  * place: fill it, then push with data == NULL. The fastest way: nothing is copied. Ask again for
  * every round, when the one before has been taken: other ranks may still be reading that one's.
- * NULL for no tensor. */
+ * talweg_wait may write its result there, so a gradient may live in the two buffers by turns. NULL
+ * for no tensor. */
 TALWEG_API void* talweg_contribution(talweg_client* client, talweg_tensor tensor);
 
 /* ---- Rounds

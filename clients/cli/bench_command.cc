@@ -53,6 +53,7 @@ absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
   plan.program = {"/proc/self/exe", "bench-rank",
                   absl::StrCat("--sizes=", absl::StrJoin(sizes, ",")),
                   absl::StrCat("--in-flight=", in_flight), absl::StrCat("--time-ms=", time_ms)};
+  if (arguments.Has("in-place")) plan.program.push_back("--in-place");
   return plan;
 }
 
@@ -119,6 +120,9 @@ Command BenchCommand() {
       {"sizes", "BYTES[,BYTES...]",
        absl::StrCat("Sizes of the tensors. Default: ", kDefaultSizes, ".")},
       {"in-flight", "N", "How many tensors are pushed before the first is waited for. Default: 1."},
+      {"in-place", "",
+       "Gradients lie in the contribution buffers (talweg_contribution), as a producer may write "
+       "them; otherwise they are copied there."},
       {"time-ms", "MS", "About how long each size is measured. Default: 1000."},
       {"provider", "NAME", "libfabric provider between agents and aggregators. Default: tcp."},
       {"force-distributed", "", "Scheduler and aggregators also for one node."},

@@ -80,17 +80,19 @@ class Line {
   std::string buffer_;
 };
 
-// Tensors as the trainer has them: ordinary memory of its own.
+// Tensors as the trainer has them: ordinary memory of its own, or, in place, buffers of the
+// client's.
 struct Tensor {
   talweg_tensor id = 0;
   uint64_t count = 0;
-  std::unique_ptr<char[]> data;
+  std::unique_ptr<char[]> own;
+  char* data = nullptr;
   talweg_round round = 0;
 };
 
 class Orders {
  public:
-  explicit Orders(talweg_client* client) : client_(client) {}
+  Orders(talweg_client* client, bool in_place) : client_(client), in_place_(in_place) {}
 
   absl::Status Serve(Line& line) {
     for (std::string text = line.Hear(); !text.empty(); text = line.Hear()) {
@@ -129,7 +131,12 @@ class Orders {
           Check(talweg_declare(client_, name.c_str(), order.dtype, TALWEG_SUM, 0, tensor.count,
                                static_cast<int32_t>(i), kTimeoutNs, &tensor.id),
                 absl::StrCat("declare ", name)));
-      tensor.data = std::make_unique<char[]>(tensor.count * element_bytes);
+      if (in_place_) {
+        tensor.data = static_cast<char*>(talweg_contribution(client_, tensor.id));
+      } else {
+        tensor.own = std::make_unique<char[]>(tensor.count * element_bytes);
+        tensor.data = tensor.own.get();
+      }
       tensors_.push_back(std::move(tensor));
     }
     Fill(order.dtype, static_cast<float>(talweg_rank(client_) + 1));
@@ -144,13 +151,15 @@ class Orders {
   absl::Status Round() {
     for (Tensor& tensor : tensors_) {
       TALWEG_RETURN_IF_ERROR(
-          Check(talweg_push_pull(client_, tensor.id, tensor.data.get(), TALWEG_DECLARED_PRIORITY,
-                                 kTimeoutNs, &tensor.round),
+          Check(talweg_push_pull(client_, tensor.id, in_place_ ? nullptr : tensor.data,
+                                 TALWEG_DECLARED_PRIORITY, kTimeoutNs, &tensor.round),
                 "push_pull"));
+      // What the next round begins with.
+      if (in_place_) tensor.data = static_cast<char*>(talweg_contribution(client_, tensor.id));
     }
     for (Tensor& tensor : tensors_) {
-      TALWEG_RETURN_IF_ERROR(Check(
-          talweg_wait(client_, tensor.id, tensor.round, tensor.data.get(), kTimeoutNs), "wait"));
+      TALWEG_RETURN_IF_ERROR(
+          Check(talweg_wait(client_, tensor.id, tensor.round, tensor.data, kTimeoutNs), "wait"));
     }
     return absl::OkStatus();
   }
@@ -165,10 +174,9 @@ class Orders {
     for (Tensor& tensor : tensors_) {
       for (uint64_t i = 0; i < tensor.count; ++i) {
         if (dtype == TALWEG_F32) {
-          reinterpret_cast<float*>(tensor.data.get())[i] = value;
+          reinterpret_cast<float*>(tensor.data)[i] = value;
         } else {
-          reinterpret_cast<uint16_t*>(tensor.data.get())[i] =
-              static_cast<uint16_t>(Bits(value) >> 16);
+          reinterpret_cast<uint16_t*>(tensor.data)[i] = static_cast<uint16_t>(Bits(value) >> 16);
         }
       }
     }
@@ -179,10 +187,10 @@ class Orders {
     const uint32_t expected = Bits(ranks * (ranks + 1) / 2);
     for (const Tensor& tensor : tensors_) {
       for (const uint64_t place : {uint64_t{0}, tensor.count / 2, tensor.count - 1}) {
-        const uint32_t found =
-            dtype == TALWEG_F32
-                ? Bits(reinterpret_cast<const float*>(tensor.data.get())[place])
-                : uint32_t{reinterpret_cast<const uint16_t*>(tensor.data.get())[place]} << 16;
+        const uint32_t found = dtype == TALWEG_F32
+                                   ? Bits(reinterpret_cast<const float*>(tensor.data)[place])
+                                   : uint32_t{reinterpret_cast<const uint16_t*>(tensor.data)[place]}
+                                         << 16;
         if (found == expected) continue;
         return absl::DataLossError(absl::StrCat("element ", place, " of the sum over ", ranks,
                                                 " ranks has the bits ", found, ", not ", expected));
@@ -192,6 +200,7 @@ class Orders {
   }
 
   talweg_client* const client_;
+  const bool in_place_;
   std::vector<Tensor> tensors_;
   BenchOrder prepared_;
 };
@@ -221,11 +230,11 @@ absl::StatusOr<BenchOrder> ParseBenchOrder(const std::string& line) {
 }
 
 absl::Status ServeBenchOrders(talweg_client* client, const std::string& path,
-                              const std::string& contender) {
+                              const std::string& contender, bool in_place) {
   TALWEG_ASSIGN_OR_RETURN(Line line, Line::Connect(path));
   TALWEG_RETURN_IF_ERROR(
       line.Say(absl::StrCat("hello ", contender, " ", talweg_rank(client), " ", getpid())));
-  const absl::Status status = Orders(client).Serve(line);
+  const absl::Status status = Orders(client, in_place).Serve(line);
   if (!status.ok()) {
     // Whether or not anybody hears it, the caller is told.
     line.Say(absl::StrCat("failed ", status.message())).IgnoreError();

@@ -27,9 +27,10 @@ struct BenchOrder {
 absl::StatusOr<BenchOrder> ParseBenchOrder(const std::string& line);
 
 // Connects to the Unix socket `path`, says hello as a rank of `contender`, and measures what is
-// ordered until told to quit. Blocks.
+// ordered until told to quit. `in_place`: its tensors lie where talweg_contribution says, the
+// result in the next round's place; else in ordinary memory. Blocks.
 absl::Status ServeBenchOrders(talweg_client* client, const std::string& path,
-                              const std::string& contender);
+                              const std::string& contender, bool in_place = false);
 
 }  // namespace talweg::cli
 

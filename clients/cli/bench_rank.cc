@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <memory>
 
@@ -75,10 +76,12 @@ absl::StatusOr<uint64_t> WireBytes() {
 // One size, at one rank.
 class Measuring {
  public:
-  Measuring(talweg_client* client, uint64_t tensor_bytes, uint64_t in_flight, int64_t wanted_ns)
+  Measuring(talweg_client* client, uint64_t tensor_bytes, uint64_t in_flight, bool in_place,
+            int64_t wanted_ns)
       : client_(client),
         count_(std::max<uint64_t>(1, tensor_bytes / sizeof(float))),
         in_flight_(in_flight),
+        in_place_(in_place),
         wanted_ns_(wanted_ns),
         contribution_(count_, static_cast<float>(talweg_rank(client) + 1)),
         result_(count_) {}
@@ -145,11 +148,17 @@ class Measuring {
         latencies_ns_.push_back(static_cast<uint64_t>(NowNs() - done.begin_ns));
       }
       if (i >= rounds) continue;
+      if (in_place_ && filled_ < 2 * in_flight_) {
+        // Both buffers of every tensor, in the warm-up; nobody changes them from then on.
+        ++filled_;
+        std::memcpy(talweg_contribution(client_, tensors_[i % in_flight_]), contribution_.data(),
+                    count_ * sizeof(float));
+      }
       Open next = {i % in_flight_, 0, NowNs()};
-      TALWEG_RETURN_IF_ERROR(
-          Check(talweg_push_pull(client_, tensors_[next.slot], contribution_.data(),
-                                 TALWEG_DECLARED_PRIORITY, kTimeoutNs, &next.round),
-                "push_pull"));
+      TALWEG_RETURN_IF_ERROR(Check(
+          talweg_push_pull(client_, tensors_[next.slot], in_place_ ? nullptr : contribution_.data(),
+                           TALWEG_DECLARED_PRIORITY, kTimeoutNs, &next.round),
+          "push_pull"));
       open.push_back(next);
     }
     return absl::OkStatus();
@@ -180,9 +189,11 @@ class Measuring {
   talweg_client* const client_;
   const uint64_t count_;
   const uint64_t in_flight_;
+  const bool in_place_;
   const int64_t wanted_ns_;
   const std::vector<float> contribution_;
   std::vector<float> result_;
+  uint64_t filled_ = 0;
   std::vector<talweg_tensor> tensors_;
   std::vector<uint64_t> latencies_ns_;
 };
@@ -193,7 +204,8 @@ absl::Status ServeOrders(const Arguments& arguments) {
   TALWEG_RETURN_IF_ERROR(Check(talweg_connect(nullptr, &raw), "connect to the agent"));
   const Client client(raw);
   TALWEG_RETURN_IF_ERROR(ServeBenchOrders(client.get(), arguments.Text("control", ""),
-                                          arguments.Text("contender", "talweg")));
+                                          arguments.Text("contender", "talweg"),
+                                          arguments.Has("in-place")));
   return Check(talweg_shutdown(client.get(), kTimeoutNs), "shut down");
 }
 
@@ -208,10 +220,11 @@ absl::Status Measure(const Arguments& arguments) {
   const Client client(raw);
   std::ofstream file(absl::StrCat(arguments.Text("output", ""), ".", talweg_rank(client.get())));
   for (const uint64_t tensor_bytes : sizes) {
-    TALWEG_ASSIGN_OR_RETURN(const BenchMeasurement measurement,
-                            Measuring(client.get(), tensor_bytes, in_flight,
-                                      static_cast<int64_t>(wanted_ms) * 1'000'000)
-                                .Measure());
+    TALWEG_ASSIGN_OR_RETURN(
+        const BenchMeasurement measurement,
+        Measuring(client.get(), tensor_bytes, in_flight, arguments.Has("in-place"),
+                  static_cast<int64_t>(wanted_ms) * 1'000'000)
+            .Measure());
     file << MeasurementLine(measurement) << std::flush;
   }
   // An agent ends when its ranks are done; rank 0 asks all agents.
@@ -236,6 +249,7 @@ Command BenchRankCommand() {
   command.options = {
       {"sizes", "BYTES[,BYTES...]", "Tensors' sizes."},
       {"in-flight", "N", "Tensors at a time."},
+      {"in-place", "", "Gradients lie in the contribution buffers."},
       {"time-ms", "MS", "Time for each size."},
       {"output", "FILE", "Where to write measurements, with the rank behind."},
       {"control", "SOCKET", "Instead of all that: take orders from ./bench."},

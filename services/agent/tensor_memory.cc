@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "libs/base/check.h"
+#include "libs/shm/layout/rank_sums.h"
 #include "libs/status/status.h"
 
 namespace talweg::agent {
@@ -103,7 +104,7 @@ absl::Status TensorMemory::Attach(pipeline::TensorIndex tensor, LocalRank rank,
     auto location = ranks_->PlaceContribution(connection, *entry.shared);
     if (!location.ok()) return absl::ResourceExhaustedError(location.failure().text);
     entry.contributions[rank.value()] = shm::ContributionBuffer{location.value(), {}};
-    bytes_ += 2 * entry.spec.bytes();
+    bytes_ += shm::RankSumShape::Of(entry.spec.bytes(), rank_count_).bytes();
     return absl::OkStatus();
   }
   auto buffer = ranks_->AllocateContribution(connection, entry.spec.bytes());

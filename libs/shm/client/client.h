@@ -16,6 +16,7 @@
 #include "libs/shm/client/lock.h"
 #include "libs/shm/layout/control.h"
 #include "libs/shm/layout/messages.h"
+#include "libs/shm/layout/rank_sums.h"
 #include "libs/shm/mapping.h"
 
 namespace talweg::shm {
@@ -91,12 +92,12 @@ class Client {
     uint64_t bytes = 0;
     std::byte* contribution = nullptr;
     const std::byte* result[2] = {};
-    // Of a tensor that the ranks sum: round r's contribution lies (r & 1) * stride behind
-    // `contribution`, and at the same offset of part `part` of every rank's arena.
+    // Of a tensor that the ranks sum: it lies in part `part` of every rank's arena, at `offset`.
     bool ranks_sum = false;
     uint32_t part = 0;
     uint64_t offset = 0;
-    uint64_t stride = 0;
+    RankSumShape shape;                // stride 0: one buffer, the agent sums.
+    std::atomic<bool> sharing{false};  // A thread is summing this rank's share.
     std::atomic<DType> dtype{DType::kUnspecified};
     std::atomic<Op> op{Op::kUnspecified};
     std::atomic<uint32_t> root{0};
@@ -113,7 +114,7 @@ class Client {
     uint64_t own_result_round = 0;
 
     std::byte* ContributionOf(uint64_t round) const {
-      return contribution + (round & 1) * stride;  // stride 0: one buffer.
+      return contribution + (round & 1) * shape.stride;
     }
   };
   // A segment of another rank's contributions. `bytes` before `base`, with release.
@@ -190,11 +191,9 @@ class Client {
   // Until the other ranks' memory is mapped here: it comes by the socket before its first round is
   // complete.
   Awaited AwaitContributions(const Tensor& tensor, const Deadline& deadline, RankStatus* over);
-  // rank_sums.cc. Where the contributions of `round` lie, by local rank; false: not all are known.
-  bool FindContributions(const Tensor& tensor, uint64_t round, const std::byte** inputs) const;
-  bool HasContributions(const Tensor& tensor) const;
-  RankStatus SumContributions(const Tensor& tensor, uint64_t round, std::byte* out,
-                              ErrorText& error) const;
+  // rank_sums.cc. Where the tensor lies in each rank's arena; false: not all are known.
+  bool FindArenas(const Tensor& tensor, const std::byte** arenas) const;
+  RankStatus SumContributions(Tensor& tensor, uint64_t round, std::byte* out, ErrorText& error);
   RankStatus SumInPlace(Tensor& tensor, uint64_t round, const void** data, ErrorText& error);
 
   ClientIdentity identity_;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors that the ranks sum (docs/shared_memory.md, "Ranks that sum"): what a rank reads of its
 // neighbours' memory.
+#include <sched.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -19,59 +21,159 @@ bool Overlap(const std::byte* a, const std::byte* b, uint64_t bytes) {
   return from < to + bytes && to < from + bytes;
 }
 
+// One round of one tensor, as one thread of one rank sums it.
+class Summing {
+ public:
+  Summing(DType dtype, Op op, uint32_t ranks, const RankSumShape& shape, uint64_t round,
+          const std::byte* const* arenas, std::byte* out)
+      : spec_(reduce::OnlyHop(dtype, op, ranks)),
+        ranks_(ranks),
+        shape_(shape),
+        round_(round),
+        arenas_(arenas),
+        out_(out) {
+    large_ = shape.tensor_bytes >= kStreamOutBytesMin;
+  }
+
+  void All() { Sum(0, shape_.tensor_bytes, out_, large_); }
+
+  // This rank's share, for all: each piece becomes visible when it is there.
+  void OwnShare(uint32_t own, std::byte* arena) {
+    auto& line = *reinterpret_cast<ShareLine*>(arena + shape_.line_offset());
+    std::byte* const sums = arena + shape_.sums_offset();
+    const uint64_t pieces = PiecesOf(own);
+    for (uint64_t piece = 0; piece < pieces; ++piece) {
+      const Range range = PieceOf(own, piece);
+      std::byte* const to = sums + piece * kSharePieceBytes;
+      Sum(range.begin, range.bytes, to, false);
+      line.progress.store(ShareLine::Pack(round_, piece + 1), std::memory_order_release);
+      CopyPiece(range, to);
+    }
+  }
+
+  // What its rank has summed is copied, from the front; what it has not is summed here, from the
+  // back: whoever has not come yet is not waited for.
+  void ShareOf(uint32_t rank) {
+    const auto& line = *reinterpret_cast<const ShareLine*>(arenas_[rank] + shape_.line_offset());
+    const std::byte* const sums = arenas_[rank] + shape_.sums_offset();
+    uint64_t front = 0;
+    for (uint64_t back = PiecesOf(rank); front < back;) {
+      const uint64_t there =
+          std::min(back, ShareLine::Pieces(line.progress.load(std::memory_order_acquire), round_));
+      for (; front < there; ++front) {
+        CopyPiece(PieceOf(rank, front), sums + front * kSharePieceBytes);
+      }
+      if (front == back) break;
+      const Range range = PieceOf(rank, --back);
+      Sum(range.begin, range.bytes, out_ + range.begin, true);
+    }
+  }
+
+  bool Begun(uint32_t rank) const {
+    const auto& line = *reinterpret_cast<const ShareLine*>(arenas_[rank] + shape_.line_offset());
+    return ShareLine::Pieces(line.progress.load(std::memory_order_acquire), round_) > 0;
+  }
+
+ private:
+  struct Range {
+    uint64_t begin;
+    uint64_t bytes;
+  };
+
+  uint64_t PiecesOf(uint32_t rank) const {
+    const uint64_t begin = std::min(rank * shape_.share_bytes, shape_.tensor_bytes);
+    const uint64_t end = std::min(begin + shape_.share_bytes, shape_.tensor_bytes);
+    return (end - begin + kSharePieceBytes - 1) / kSharePieceBytes;
+  }
+  Range PieceOf(uint32_t rank, uint64_t piece) const {
+    const uint64_t begin = rank * shape_.share_bytes + piece * kSharePieceBytes;
+    const uint64_t end = std::min((rank + 1) * shape_.share_bytes, shape_.tensor_bytes);
+    return {begin, std::min(kSharePieceBytes, end - begin)};
+  }
+  void CopyPiece(const Range& range, const std::byte* from) {
+    StreamCopy(out_ + range.begin, from, range.bytes);
+  }
+  void Sum(uint64_t begin, uint64_t bytes, std::byte* to, bool streaming) {
+    const std::byte* inputs[kSummingRanksMax];
+    for (uint32_t i = 0; i < ranks_; ++i) {
+      inputs[i] = arenas_[i] + (round_ & 1) * shape_.stride + begin;
+    }
+    spec_.stores = streaming ? reduce::Stores::kStreaming : reduce::Stores::kCached;
+    reduce::Reduce(spec_, {inputs, ranks_}, to, bytes / DTypeSize(spec_.dtype));
+  }
+
+  reduce::ReduceSpec spec_;
+  const uint32_t ranks_;
+  const RankSumShape shape_;
+  const uint64_t round_;
+  const std::byte* const* const arenas_;
+  std::byte* const out_;
+  bool large_ = false;
+};
+
 }  // namespace
 
-bool Client::FindContributions(const Tensor& tensor, uint64_t round,
-                               const std::byte** inputs) const {
-  const uint64_t offset = tensor.offset + (round & 1) * tensor.stride;
+bool Client::FindArenas(const Tensor& tensor, const std::byte** arenas) const {
+  const uint64_t bytes = tensor.shape.bytes();
   for (uint32_t i = 0; i < identity_.local_size; ++i) {
     if (i == identity_.local_rank) {
-      inputs[i] = tensor.ContributionOf(round);
+      arenas[i] = tensor.contribution;
       continue;
     }
     const PeerPart& part = peers_[i * kPartsMax + tensor.part];
     const std::byte* base = part.base.load(std::memory_order_acquire);
     // One that is too short for this tensor is an agent's mistake, and never ready.
-    if (base == nullptr || part.bytes < tensor.bytes || offset > part.bytes - tensor.bytes) {
-      return false;
-    }
-    inputs[i] = base + offset;
+    if (base == nullptr || part.bytes < bytes || tensor.offset > part.bytes - bytes) return false;
+    arenas[i] = base + tensor.offset;
   }
   return true;
 }
 
-bool Client::HasContributions(const Tensor& tensor) const {
-  const std::byte* inputs[kSummingRanksMax];
-  return FindContributions(tensor, 0, inputs) && FindContributions(tensor, 1, inputs);
-}
-
-RankStatus Client::SumContributions(const Tensor& tensor, uint64_t round, std::byte* out,
-                                    ErrorText& error) const {
-  const std::byte* inputs[kSummingRanksMax];
+RankStatus Client::SumContributions(Tensor& tensor, uint64_t round, std::byte* out,
+                                    ErrorText& error) {
+  const std::byte* arenas[kSummingRanksMax];
   const uint32_t count = identity_.local_size;
+  const uint32_t own = identity_.local_rank;
   const DType dtype = tensor.dtype.load(std::memory_order_relaxed);
   const Op op = tensor.op.load(std::memory_order_relaxed);
   const uint32_t root = tensor.root.load(std::memory_order_relaxed);
-  if (!FindContributions(tensor, round, inputs) ||
+  if (!FindArenas(tensor, arenas) ||
       (op == Op::kBroadcast ? root >= count : !reduce::IsReduction(dtype, op))) {
     return error.Fail(RankStatus::kInternal, "tensor '%s': it cannot be summed here",
                       NameOf(tensor));
   }
+  const uint64_t buffer = (round & 1) * tensor.shape.stride;
   for (uint32_t i = 0; i < count; ++i) {
-    if (!Overlap(inputs[i], out, tensor.bytes)) continue;
+    if (!Overlap(arenas[i] + buffer, out, tensor.bytes)) continue;
     return error.Fail(RankStatus::kInvalidArgument,
                       "tensor '%s': the result of round %llu cannot be written over its "
                       "contribution, which other ranks are reading; give another buffer",
                       NameOf(tensor), static_cast<unsigned long long>(round));
   }
   if (op == Op::kBroadcast) {
-    CopyOut(out, inputs[root], tensor.bytes);
+    CopyOut(out, arenas[root] + buffer, tensor.bytes);
     return RankStatus::kOk;
   }
-  reduce::ReduceSpec spec = reduce::OnlyHop(dtype, op, count);
-  spec.stores =
-      tensor.bytes >= kStreamOutBytesMin ? reduce::Stores::kStreaming : reduce::Stores::kCached;
-  reduce::Reduce(spec, {inputs, count}, out, tensor.bytes / DTypeSize(dtype));
+  Summing summing(dtype, op, count, tensor.shape, round, arenas, out);
+  if (tensor.shape.share_bytes == 0) {
+    summing.All();
+    return RankStatus::kOk;
+  }
+  uint32_t first = 0;
+  // Of several threads that wait for one round the first shares what it sums.
+  if (!summing.Begun(own) && !tensor.sharing.exchange(true, std::memory_order_acquire)) {
+    if (!summing.Begun(own)) {
+      summing.OwnShare(own, tensor.contribution);
+      first = 1;
+    }
+    tensor.sharing.store(false, std::memory_order_release);
+  }
+  for (uint32_t i = first; i < count; ++i) {
+    const uint32_t rank = (own + i) % count;
+    // With more ranks than CPUs its rank may only need this one to begin.
+    if (i > 0 && !summing.Begun(rank)) ::sched_yield();
+    summing.ShareOf(rank);
+  }
   return RankStatus::kOk;
 }
 

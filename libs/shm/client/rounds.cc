@@ -180,8 +180,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
   const Deadline deadline(timeout_ns);
   Awaited awaited = Await([&] { return completed.load(std::memory_order_seq_cst) >= round; },
                           deadline, control_.rank_line().waiters, &over);
-  if (awaited == Awaited::kDone && tensor->ranks_sum && out != nullptr &&
-      !HasContributions(*tensor) && RoundSucceeded(index)) {
+  if (awaited == Awaited::kDone && tensor->ranks_sum && out != nullptr && RoundSucceeded(index)) {
     awaited = AwaitContributions(*tensor, deadline, &over);
   }
   statistics_.wait_ns.fetch_add(static_cast<uint64_t>(MonotonicNs() - begin_ns),
@@ -251,9 +250,11 @@ RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uin
 
 Client::Awaited Client::AwaitContributions(const Tensor& tensor, const Deadline& deadline,
                                            RankStatus* over) {
+  const std::byte* arenas[kSummingRanksMax];
+  if (FindArenas(tensor, arenas)) return Awaited::kDone;
   // They came before the round was complete: a look at the socket usually is enough.
-  if (!HasContributions(tensor)) ReadSocket(0);
-  return Await([&] { return HasContributions(tensor); }, deadline, uncounted_, over);
+  ReadSocket(0);
+  return Await([&] { return FindArenas(tensor, arenas); }, deadline, uncounted_, over);
 }
 
 bool Client::RoundSucceeded(uint32_t index) const {

@@ -81,10 +81,13 @@ const char* Client::AdoptTensor(const Declared& declared) {
     results[parity] = Locate(declared.result[parity], SegmentKind::kResult, declared.tensor_bytes);
     if (results[parity] == nullptr) return "a result lies outside of its segment";
   }
-  const uint64_t stride = declared.ranks_sum ? RoundUp(declared.tensor_bytes, 64) : 0;
+  // The first look at `contribution` says that the shape does not overflow.
+  const RankSumShape shape = contribution != nullptr && declared.ranks_sum
+                                 ? RankSumShape::Of(declared.tensor_bytes, identity_.local_size)
+                                 : RankSumShape{};
   if (contribution == nullptr ||
-      (declared.ranks_sum && Locate(declared.contribution, SegmentKind::kContribution,
-                                    stride + declared.tensor_bytes) == nullptr)) {
+      (declared.ranks_sum &&
+       Locate(declared.contribution, SegmentKind::kContribution, shape.bytes()) == nullptr)) {
     return "a contribution lies outside of its segment";
   }
   void* memory = std::calloc(1, sizeof(Tensor));
@@ -98,7 +101,7 @@ const char* Client::AdoptTensor(const Declared& declared) {
   tensor->ranks_sum = declared.ranks_sum;
   tensor->part = declared.part;
   tensor->offset = declared.contribution.offset;
-  tensor->stride = stride;
+  tensor->shape = shape;
   statistics_.tensors.fetch_add(1, std::memory_order_relaxed);
   tensors_[declared.tensor].store(tensor, std::memory_order_release);
   return nullptr;
@@ -150,7 +153,7 @@ bool Client::Populate(Tensor& tensor) {
   if (tensor.populated.exchange(true)) return true;
   if (tensor.ranks_sum) {
     // Nobody else sets these pages aside.
-    const uint64_t bytes = tensor.stride + tensor.bytes;
+    const uint64_t bytes = tensor.shape.bytes();
     if (Advise(tensor.contribution, bytes, MADV_POPULATE_WRITE) == 0) return true;
     if (errno != EINVAL) {
       tensor.populated.store(false);

@@ -74,7 +74,7 @@ class RankServerImpl final : public RankServer {
         results_({SegmentUse::kResult, config_.result_bytes_max, config_.segment_bytes_min,
                   "results of this node"},
                  &next_segment_),
-        plan_(config_.contribution_bytes_max, config_.segment_bytes_min),
+        plan_(config_.local_rank_count, config_.contribution_bytes_max, config_.segment_bytes_min),
         holders_(config_.local_rank_count) {}
 
   const RankServerConfig& config() const override { return config_; }

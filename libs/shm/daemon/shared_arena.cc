@@ -7,20 +7,23 @@
 #include "libs/base/bytes.h"
 #include "libs/base/check.h"
 #include "libs/shm/layout/control.h"
+#include "libs/shm/layout/rank_sums.h"
 
 namespace talweg::shm {
 
 Outcome<SharedPlace> SharedPlan::Place(uint64_t tensor_bytes) {
   TALWEG_CHECK(tensor_bytes > 0);
-  // Halves, so that nothing overflows.
   const uint64_t left = bytes_max_ - used_;
-  if (tensor_bytes > left / 2 || 2 * RoundUp(tensor_bytes, kCacheLineBytes) > left) {
+  const uint64_t bytes =
+      tensor_bytes > left / 2
+          ? 0  // Too many, and the shape might overflow.
+          : RoundUp(RankSumShape::Of(tensor_bytes, ranks_).bytes(), kCacheLineBytes);
+  if (bytes == 0 || bytes > left) {
     return Failure{RankStatus::kOutOfMemory,
                    "contributions of each local rank: two buffers of " + FormatBytes(tensor_bytes) +
                        " more would pass the limit of " + FormatBytes(bytes_max_) + ", of which " +
                        FormatBytes(used_) + " are used; raise the agent's limit or declare less"};
   }
-  const uint64_t bytes = 2 * RoundUp(tensor_bytes, kCacheLineBytes);
   if (parts_.empty() || parts_.back().bytes - parts_.back().used < bytes) {
     if (parts_.size() == kPartsMax) {
       return Failure{RankStatus::kLimit, "the ranks' arenas have " + std::to_string(kPartsMax) +

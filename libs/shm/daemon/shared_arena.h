@@ -14,7 +14,7 @@
 // knows where a tensor lies in its own knows where it lies in all.
 namespace talweg::shm {
 
-// Where a tensor's two contribution buffers lie, one behind the other, in every rank's arena.
+// Where a tensor lies in every rank's arena, cut as RankSumShape says.
 struct SharedPlace {
   uint32_t part = 0;
   uint64_t part_bytes = 0;
@@ -25,8 +25,8 @@ struct SharedPlace {
 // Cuts the arenas: a chain of parts, each as large as all before it. One owner thread.
 class SharedPlan {
  public:
-  SharedPlan(uint64_t bytes_max, uint64_t part_bytes_min)
-      : bytes_max_(bytes_max), part_bytes_min_(part_bytes_min) {}
+  SharedPlan(uint32_t ranks, uint64_t bytes_max, uint64_t part_bytes_min)
+      : ranks_(ranks), bytes_max_(bytes_max), part_bytes_min_(part_bytes_min) {}
 
   // kOutOfMemory with the figures.
   Outcome<SharedPlace> Place(uint64_t tensor_bytes);
@@ -37,6 +37,7 @@ class SharedPlan {
     uint64_t used = 0;
   };
 
+  const uint32_t ranks_;
   const uint64_t bytes_max_;  // Of one rank.
   const uint64_t part_bytes_min_;
   uint64_t used_ = 0;

@@ -115,9 +115,9 @@ struct Declared {
   std::string_view text;
   uint32_t segment_count = 0;  // Segments that this rank has not got yet; one descriptor each.
   SegmentInfo segments[kNewSegmentsMax];
-  // Since 1.1, and only there when `ranks_sum` is set. There are no results then: each rank sums
-  // the contributions of all itself. Round r's lies `(r & 1) * RoundUp(tensor_bytes, 64)` behind
-  // `contribution`, in part `part` of every rank's arena at the same offset.
+  // Since 1.1, and only there when `ranks_sum` is set. There are no results then: the ranks sum.
+  // What lies at `contribution` is said in rank_sums.h; in part `part` of every rank's arena at the
+  // same offset.
   bool ranks_sum = false;
   uint32_t part = 0;
   friend bool operator==(const Declared&, const Declared&) = default;
@@ -142,8 +142,6 @@ struct Wake {
 };
 
 inline constexpr uint32_t kPartsMax = 64;
-// More ranks on a node than this do not sum themselves.
-inline constexpr uint32_t kSummingRanksMax = 8;
 
 // A segment of another local rank's contributions, to be read only; one descriptor.
 struct Peer {

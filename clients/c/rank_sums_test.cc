@@ -44,6 +44,7 @@ talweg_round Push(const TestClient& client, talweg_tensor tensor, const void* da
   return round;
 }
 
+// (Whole vectors are compared in double parentheses: Catch would print them.)
 template <typename T>
 std::vector<T> Take(const TestClient& client, talweg_tensor tensor, talweg_round round,
                     size_t count) {
@@ -88,7 +89,7 @@ TEST_CASE("Ranks that sum: every rank gets the same bits, in place or not") {
     }
     for (const TestClient& client : clients) {
       if (round % 2 == 0) {
-        CHECK(Take<float>(client, tensor, round, count) == expected);
+        CHECK((Take<float>(client, tensor, round, count) == expected));
         continue;
       }
       REQUIRE(talweg_wait(client.get(), tensor, round, nullptr, kGenerousNs) == TALWEG_OK);
@@ -127,7 +128,7 @@ TEST_CASE("Ranks that sum: what nobody has summed yet is summed by whoever comes
     }
     if (round <= 3) {
       for (uint32_t i = 0; i < kRanks; ++i) {
-        CHECK(Take<int32_t>(clients[(i + round) % kRanks], tensor, round, kCount) == expected);
+        CHECK((Take<int32_t>(clients[(i + round) % kRanks], tensor, round, kCount) == expected));
       }
       continue;
     }
@@ -143,7 +144,7 @@ TEST_CASE("Ranks that sum: what nobody has summed yet is summed by whoever comes
     for (std::thread& thread : threads) thread.join();
     for (uint32_t i = 0; i <= kRanks; ++i) {
       CHECK(statuses[i] == TALWEG_OK);
-      CHECK(outs[i] == expected);
+      CHECK((outs[i] == expected));
     }
   }
 }
@@ -160,12 +161,14 @@ TEST_CASE("Ranks that sum: a rank that is ahead leaves what the others still rea
     const std::vector<int32_t> slows(kCount, round), fasts(kCount, 10 * round);
     if (round == 1) Push(fast, tensor, fasts.data());
     const talweg_round number = Push(slow, tensor, slows.data());
-    CHECK(Take<int32_t>(fast, tensor, number, kCount) == std::vector<int32_t>(kCount, 11 * round));
+    CHECK(
+        (Take<int32_t>(fast, tensor, number, kCount) == std::vector<int32_t>(kCount, 11 * round)));
     // One round ahead.
     const std::vector<int32_t> next(kCount, 10 * (round + 1));
     Push(fast, tensor, next.data());
     agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 2 * round + 1; });
-    CHECK(Take<int32_t>(slow, tensor, number, kCount) == std::vector<int32_t>(kCount, 11 * round));
+    CHECK(
+        (Take<int32_t>(slow, tensor, number, kCount) == std::vector<int32_t>(kCount, 11 * round)));
   }
 }
 
@@ -180,7 +183,7 @@ TEST_CASE("Ranks that sum: rounds that fail leave the last good one alone") {
   const std::vector<int32_t> ones(kCount, 1), twos(kCount, 2), others(kCount, 100);
   Push(slow, tensor, ones.data());
   Push(fast, tensor, twos.data());
-  CHECK(Take<int32_t>(fast, tensor, 1, kCount) == std::vector<int32_t>(kCount, 3));
+  CHECK((Take<int32_t>(fast, tensor, 1, kCount) == std::vector<int32_t>(kCount, 3)));
   for (const talweg_round round : {2u, 3u, 4u}) {
     CHECK(Push(fast, tensor, others.data()) == round);
     agent.WaitUntil(
@@ -190,7 +193,7 @@ TEST_CASE("Ranks that sum: rounds that fail leave the last good one alone") {
   }
   // What the slow rank would be summing all the while: the buffer of rounds 1, 3 and 5.
   const auto* odd = static_cast<const int32_t*>(talweg_contribution(fast.get(), tensor));
-  CHECK(std::vector<int32_t>(odd, odd + kCount) == twos);
+  CHECK((std::vector<int32_t>(odd, odd + kCount) == twos));
 }
 
 TEST_CASE("Ranks that sum: broadcasts, barriers, and who has left") {
@@ -225,7 +228,7 @@ TEST_CASE("Ranks that sum: broadcasts, barriers, and who has left") {
   REQUIRE(talweg_wait(leaver, tensor, 1, nullptr, kGenerousNs) == TALWEG_OK);
   CHECK(talweg_shutdown(leaver, kGenerousNs) == TALWEG_OK);
   talweg_free(leaver);
-  CHECK(Take<int32_t>(one, tensor, 1, 9) == std::vector<int32_t>(9, 42));
+  CHECK((Take<int32_t>(one, tensor, 1, 9) == std::vector<int32_t>(9, 42)));
 }
 
 TEST_CASE("Ranks that sum: a result does not go over what others read") {
@@ -242,14 +245,14 @@ TEST_CASE("Ranks that sum: a result does not go over what others read") {
   Push(one, tensor, values.data());
   CHECK(talweg_wait(zero.get(), tensor, 1, own + 1, kGenerousNs) == TALWEG_INVALID_ARGUMENT);
   CHECK_THAT(talweg_last_error(), Contains("'t'") && Contains("another buffer"));
-  CHECK(Take<int32_t>(one, tensor, 1, 100) == std::vector<int32_t>(100, 8));
+  CHECK((Take<int32_t>(one, tensor, 1, 100) == std::vector<int32_t>(100, 8)));
   // The next round's buffer is another, and nobody reads it yet.
   auto* next = static_cast<int32_t*>(talweg_contribution(zero.get(), tensor));
   CHECK(next != own);
   std::memcpy(next, values.data(), 400);
   Push(zero, tensor, nullptr);
   Push(one, tensor, values.data());
-  CHECK(Take<int32_t>(zero, tensor, 2, 100) == std::vector<int32_t>(100, 8));
+  CHECK((Take<int32_t>(zero, tensor, 2, 100) == std::vector<int32_t>(100, 8)));
   CHECK(talweg_wait(one.get(), tensor, 2, nullptr, kGenerousNs) == TALWEG_OK);
   CHECK(talweg_contribution(zero.get(), tensor) == own);
   // A result may go where the next round's contribution is made.
@@ -258,7 +261,7 @@ TEST_CASE("Ranks that sum: a result does not go over what others read") {
     Push(one, tensor, std::vector<int32_t>(100, 0).data());
     void* after = talweg_contribution(zero.get(), tensor);
     REQUIRE(talweg_wait(zero.get(), tensor, round, after, kGenerousNs) == TALWEG_OK);
-    CHECK(Take<int32_t>(one, tensor, round, 100) == values);
+    CHECK((Take<int32_t>(one, tensor, round, 100) == values));
   }
 }
 
@@ -290,10 +293,10 @@ TEST_CASE("Ranks that sum: many tensors, also larger than an arena's part") {
     for (size_t i = 0; i < counts.size(); ++i) {
       const auto value = static_cast<int32_t>(i) + 10 * round;
       const std::vector<int32_t> expected(counts[i], 1001 * value);
-      CHECK(Take<int32_t>(one, tensors[i], static_cast<talweg_round>(round), counts[i]) ==
-            expected);
-      CHECK(Take<int32_t>(zero, tensors[i], static_cast<talweg_round>(round), counts[i]) ==
-            expected);
+      CHECK((Take<int32_t>(one, tensors[i], static_cast<talweg_round>(round), counts[i]) ==
+             expected));
+      CHECK((Take<int32_t>(zero, tensors[i], static_cast<talweg_round>(round), counts[i]) ==
+             expected));
     }
   }
   talweg_tensor none = 0;

@@ -164,7 +164,8 @@ def run(options: argparse.Namespace) -> int:
         library=binaries.absolute() / "clients" / "c" / "libtalweg.so",
         python=ROOT / "clients" / "python",
         peers=HERE / "peers",
-        build=output / "programs",
+        # What is kept of a run is its results.
+        build=output / "programs" if options.binaries else ROOT / "build" / "bench-programs",
         congestion_control=options.congestion_control,
     )
     effort = EFFORTS[options.mode]

@@ -14,6 +14,8 @@ from pathlib import Path
 from harness.contender import Command, Contender
 
 TALWEG, GLOO, OPENMPI, LIMIT = "Talweg", "Gloo", "OpenMPI", "memory limit"
+# Gradients are written where the client keeps its contributions (talweg_contribution).
+TALWEG_IN_PLACE = "Talweg, own buffers"
 
 
 class Missing(Exception):
@@ -73,20 +75,28 @@ def talweg_python(programs: Programs, *line: str) -> Command:
     return Command((sys.executable, *line), environment)
 
 
-def talweg_rank(tool: str) -> list[str]:
+def talweg_rank(tool: str, *options: str) -> list[str]:
     # The shell hands on what the harness has set for this contender.
     script = (
         'exec "$0" bench-rank --control="$TALWEG_BENCH_CONTROL"'
-        ' --contender="$TALWEG_BENCH_CONTENDER"'
+        ' --contender="$TALWEG_BENCH_CONTENDER" "$@"'
     )
-    return ["sh", "-c", script, tool]
+    return ["sh", "-c", script, tool, *options]
 
 
 def talweg_on_one_node(
     programs: Programs, ranks: int, network: Sequence[str], name: str = TALWEG
 ) -> Contender:
     tool = str(programs.tool)
-    run = [tool, "run", "--nodes=1", f"--ranks-per-node={ranks}", "--", *talweg_rank(tool)]
+    options = ["--in-place"] if name == TALWEG_IN_PLACE else []
+    run = [
+        tool,
+        "run",
+        "--nodes=1",
+        f"--ranks-per-node={ranks}",
+        "--",
+        *talweg_rank(tool, *options),
+    ]
     return Contender(name, ranks, [Command((*network, *run))], counts_loopback=bool(network))
 
 

@@ -24,6 +24,7 @@ struct BenchMeasurement {
   // Rank 0 only: of all daemons, and over all agents.
   uint64_t daemon_cpu_ns = 0;
   uint64_t wire_bytes = 0;
+  uint64_t memory_bytes = 0;           // Of this rank; rank 0: of all daemons, too.
   std::vector<uint64_t> latencies_ns;  // Of each push_pull.
 
   friend bool operator==(const BenchMeasurement&, const BenchMeasurement&) = default;
@@ -43,6 +44,7 @@ struct BenchResult {
   double p99_s = 0;
   double cpu_s_per_gigabyte = 0;    // Of all processes; gigabytes of gradient of all ranks.
   double wire_bytes_per_round = 0;  // Sent and received by all agents.
+  uint64_t memory_bytes = 0;        // Held by all processes, shared memory counted once.
 };
 
 // `ranks` have measured the same sizes in the same order.

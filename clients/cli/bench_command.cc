@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "clients/cli/bench.h"
+#include "clients/cli/bench_values.h"
 #include "clients/cli/guard.h"
 #include "clients/cli/launch.h"
 #include "clients/cli/run_command.h"
@@ -20,14 +21,14 @@ namespace {
 
 constexpr char kDefaultSizes[] = "4KiB,64KiB,1MiB,16MiB";
 
-absl::StatusOr<std::vector<uint64_t>> ParseSizes(const std::string& text) {
+absl::StatusOr<std::vector<uint64_t>> ParseSizes(const std::string& text, uint64_t element_bytes) {
   std::vector<uint64_t> sizes;
   for (const std::string& piece : std::vector<std::string>(absl::StrSplit(text, ','))) {
     const std::optional<uint64_t> bytes = ParseBytes(piece);
-    if (!bytes || *bytes < 4 || *bytes > 16 * kGiB || *bytes % 4 != 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "option --sizes: '", piece,
-          "' is no size; allowed: multiples of 4 from 4 to 16GiB, e.g. ", kDefaultSizes));
+    if (!bytes || *bytes == 0 || *bytes > 16 * kGiB || *bytes % element_bytes != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("option --sizes: '", piece, "' is no size; allowed: multiples of ",
+                       element_bytes, " up to 16GiB, e.g. ", kDefaultSizes));
     }
     sizes.push_back(*bytes);
   }
@@ -42,17 +43,26 @@ absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
       ParseRanksPerNode(arguments.Text("ranks-per-node", "1"), static_cast<uint32_t>(nodes)));
   TALWEG_ASSIGN_OR_RETURN(plan.aggregator_count, arguments.Number("aggregators", 1, 1, 64));
   TALWEG_ASSIGN_OR_RETURN(plan.master_port, FreePort());
-  TALWEG_ASSIGN_OR_RETURN(const std::vector<uint64_t> sizes,
-                          ParseSizes(arguments.Text("sizes", kDefaultSizes)));
+  const std::string dtype_name = arguments.Text("dtype", "f32");
+  const absl::StatusOr<talweg_dtype> dtype = ParseDType(dtype_name);
+  if (!dtype.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("option --dtype: ", dtype.status().message()));
+  }
+  TALWEG_ASSIGN_OR_RETURN(
+      const std::vector<uint64_t> sizes,
+      ParseSizes(arguments.Text("sizes", kDefaultSizes), talweg_dtype_bytes(*dtype)));
   TALWEG_ASSIGN_OR_RETURN(const uint64_t in_flight, arguments.Number("in-flight", 1, 1, 1024));
   TALWEG_ASSIGN_OR_RETURN(const uint64_t time_ms, arguments.Number("time-ms", 1'000, 1, 3'600'000));
   plan.job = "bench";
   plan.provider = arguments.Text("provider", "tcp");
   plan.force_distributed = arguments.Has("force-distributed");
   plan.environment = config::ProcessEnvironment();
-  plan.program = {"/proc/self/exe", "bench-rank",
+  plan.program = {"/proc/self/exe",
+                  "bench-rank",
                   absl::StrCat("--sizes=", absl::StrJoin(sizes, ",")),
-                  absl::StrCat("--in-flight=", in_flight), absl::StrCat("--time-ms=", time_ms)};
+                  absl::StrCat("--in-flight=", in_flight),
+                  absl::StrCat("--time-ms=", time_ms),
+                  absl::StrCat("--dtype=", dtype_name)};
   if (arguments.Has("in-place")) plan.program.push_back("--in-place");
   return plan;
 }
@@ -105,20 +115,21 @@ Command BenchCommand() {
   command.summary = "Measures push_pull between ranks on this machine";
   command.usage = "[OPTIONS]";
   command.details =
-      "Starts daemons and ranks as talweg run does, and measures push_pulls (f32, sum) of each "
-      "size,\n"
-      "one after the other, after a check of the sum:\n\n"
+      "Starts daemons and ranks as talweg run does, and measures push_pulls (sums) of each size,\n"
+      "one after the other, after a check of the sum. ./bench measures it beside its peers.\n\n"
       "  GB/s A RANK   gradient bytes of one rank a second; all ranks push at once\n"
       "  MEDIAN, P99   from push to result, over all ranks\n"
       "  CPU s A GB    of ranks and daemons together, a gigabyte of all ranks' gradients\n"
       "  WIRE A ROUND  bytes that agents sent and received (through TCP or, on one host, shared\n"
-      "                memory); 0 for one node, which needs no aggregator";
+      "                memory); 0 for one node, which needs no aggregator\n"
+      "  MEMORY        held by all processes, what they share counted once";
   command.options = {
       {"nodes", "N", "Number of nodes, each with an agent of its own. Default: 2."},
       {"ranks-per-node", "N[,N...]", "Ranks on each node. Default: 1."},
       {"aggregators", "N", "Number of aggregators. Default: 1."},
       {"sizes", "BYTES[,BYTES...]",
        absl::StrCat("Sizes of the tensors. Default: ", kDefaultSizes, ".")},
+      {"dtype", "NAME", absl::StrCat("Of their elements: ", DTypeNames(), ". Default: f32.")},
       {"in-flight", "N", "How many tensors are pushed before the first is waited for. Default: 1."},
       {"in-place", "",
        "Gradients lie in the contribution buffers (talweg_contribution), as a producer may write "

@@ -11,8 +11,9 @@
 
 #include <cerrno>
 #include <cstring>
-#include <memory>
+#include <span>
 
+#include "clients/cli/bench_values.h"
 #include "clients/cli/process.h"
 #include "libs/status/status.h"
 
@@ -85,8 +86,8 @@ class Line {
 struct Tensor {
   talweg_tensor id = 0;
   uint64_t count = 0;
-  std::unique_ptr<char[]> own;
-  char* data = nullptr;
+  std::vector<char> own;
+  std::span<char> data;
   talweg_round round = 0;
 };
 
@@ -131,15 +132,11 @@ class Orders {
           Check(talweg_declare(client_, name.c_str(), order.dtype, TALWEG_SUM, 0, tensor.count,
                                static_cast<int32_t>(i), kTimeoutNs, &tensor.id),
                 absl::StrCat("declare ", name)));
-      if (in_place_) {
-        tensor.data = static_cast<char*>(talweg_contribution(client_, tensor.id));
-      } else {
-        tensor.own = std::make_unique<char[]>(tensor.count * element_bytes);
-        tensor.data = tensor.own.get();
-      }
+      if (!in_place_) tensor.own.resize(tensor.count * element_bytes);
       tensors_.push_back(std::move(tensor));
+      PlaceData(tensors_.back());
     }
-    Fill(order.dtype, static_cast<float>(talweg_rank(client_) + 1));
+    Fill(order.dtype, talweg_rank(client_) + 1);
     TALWEG_RETURN_IF_ERROR(Round());
     TALWEG_RETURN_IF_ERROR(CheckSums(order.dtype));
     Fill(order.dtype, 1);  // Sums of sums soon overflow; that costs the same time.
@@ -147,54 +144,39 @@ class Orders {
     return absl::OkStatus();
   }
 
-  // One push_pull of every tensor, in place: the result ends in the buffer that was pushed.
+  // Where the next round's contribution lies.
+  void PlaceData(Tensor& tensor) {
+    tensor.data = tensor.own;
+    if (in_place_) {
+      tensor.data = {static_cast<char*>(talweg_contribution(client_, tensor.id)),
+                     talweg_tensor_bytes(client_, tensor.id)};
+    }
+  }
+
+  // One push_pull of every tensor; the result ends where the next round's contribution lies.
   absl::Status Round() {
     for (Tensor& tensor : tensors_) {
       TALWEG_RETURN_IF_ERROR(
-          Check(talweg_push_pull(client_, tensor.id, in_place_ ? nullptr : tensor.data,
+          Check(talweg_push_pull(client_, tensor.id, in_place_ ? nullptr : tensor.data.data(),
                                  TALWEG_DECLARED_PRIORITY, kTimeoutNs, &tensor.round),
                 "push_pull"));
-      // What the next round begins with.
-      if (in_place_) tensor.data = static_cast<char*>(talweg_contribution(client_, tensor.id));
+      PlaceData(tensor);
     }
     for (Tensor& tensor : tensors_) {
-      TALWEG_RETURN_IF_ERROR(
-          Check(talweg_wait(client_, tensor.id, tensor.round, tensor.data, kTimeoutNs), "wait"));
+      TALWEG_RETURN_IF_ERROR(Check(
+          talweg_wait(client_, tensor.id, tensor.round, tensor.data.data(), kTimeoutNs), "wait"));
     }
     return absl::OkStatus();
   }
 
-  static uint32_t Bits(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
-  }
-
-  void Fill(talweg_dtype dtype, float value) {
-    for (Tensor& tensor : tensors_) {
-      for (uint64_t i = 0; i < tensor.count; ++i) {
-        if (dtype == TALWEG_F32) {
-          reinterpret_cast<float*>(tensor.data)[i] = value;
-        } else {
-          reinterpret_cast<uint16_t*>(tensor.data)[i] = static_cast<uint16_t>(Bits(value) >> 16);
-        }
-      }
-    }
+  void Fill(talweg_dtype dtype, uint64_t number) {
+    for (Tensor& tensor : tensors_) FillWith(dtype, number, tensor.data);
   }
 
   absl::Status CheckSums(talweg_dtype dtype) const {
-    const float ranks = static_cast<float>(talweg_size(client_));
-    const uint32_t expected = Bits(ranks * (ranks + 1) / 2);
+    const uint64_t ranks = talweg_size(client_);
     for (const Tensor& tensor : tensors_) {
-      for (const uint64_t place : {uint64_t{0}, tensor.count / 2, tensor.count - 1}) {
-        const uint32_t found = dtype == TALWEG_F32
-                                   ? Bits(reinterpret_cast<const float*>(tensor.data)[place])
-                                   : uint32_t{reinterpret_cast<const uint16_t*>(tensor.data)[place]}
-                                         << 16;
-        if (found == expected) continue;
-        return absl::DataLossError(absl::StrCat("element ", place, " of the sum over ", ranks,
-                                                " ranks has the bits ", found, ", not ", expected));
-      }
+      TALWEG_RETURN_IF_ERROR(CheckHolds(dtype, ranks * (ranks + 1) / 2, tensor.data));
     }
     return absl::OkStatus();
   }
@@ -212,12 +194,14 @@ absl::StatusOr<BenchOrder> ParseBenchOrder(const std::string& line) {
   const absl::Status bad =
       absl::DataLossError(absl::StrCat("no order: '", line.substr(0, 100), "'"));
   BenchOrder order;
-  if (words.size() != 5 || words[0] != "prepare" || (words[1] != "f32" && words[1] != "bf16") ||
+  if (words.size() != 5 || words[0] != "prepare" ||
       !absl::SimpleAtoi(words[2], &order.warm_up_rounds) ||
       !absl::SimpleAtoi(words[3], &order.rounds) || order.rounds == 0) {
     return bad;
   }
-  order.dtype = words[1] == "f32" ? TALWEG_F32 : TALWEG_BF16;
+  const absl::StatusOr<talweg_dtype> dtype = ParseDType(words[1]);
+  if (!dtype.ok()) return bad;
+  order.dtype = *dtype;
   for (const std::string& word : std::vector<std::string>(absl::StrSplit(words[4], ','))) {
     uint64_t bytes = 0;
     if (!absl::SimpleAtoi(word, &bytes) || bytes == 0 ||

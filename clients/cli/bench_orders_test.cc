@@ -11,7 +11,7 @@ TEST_CASE("bench orders: a line says what to measure", "[cli]") {
         BenchOrder{TALWEG_F32, 3, 10, {4096, 8}});
   CHECK(ParseBenchOrder("prepare bf16 0 1 6").value() == BenchOrder{TALWEG_BF16, 0, 1, {6}});
   for (const char* bad :
-       {"", "go", "prepare", "prepare f32 1 1", "prepare f64 1 1 8", "prepare f32 x 1 8",
+       {"", "go", "prepare", "prepare f32 1 1", "prepare f128 1 1 16", "prepare f32 x 1 8",
         "prepare f32 1 0 8", "prepare f32 1 1 6", "prepare bf16 1 1 3", "prepare f32 1 1 8,",
         "prepare f32 1 1 0", "prepare f32 -1 1 8", "prepare f32 1 1 8 8"}) {
     INFO(bad);

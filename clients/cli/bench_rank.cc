@@ -13,6 +13,7 @@
 #include "clients/c/talweg.h"
 #include "clients/cli/bench.h"
 #include "clients/cli/bench_orders.h"
+#include "clients/cli/bench_values.h"
 #include "clients/cli/process.h"
 #include "libs/rpc/admin_client.h"
 #include "libs/status/status.h"
@@ -62,6 +63,16 @@ uint64_t DaemonCpuNs() {
   return cpu_ns;
 }
 
+// What a process holds; of memory that several map it has its part. 0 when nobody may know.
+uint64_t MemoryBytes(const std::string& pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/smaps_rollup"));
+  for (std::string word; file >> word;) {
+    uint64_t kilobytes = 0;
+    if (word == "Pss:" && file >> kilobytes) return kilobytes * 1024;
+  }
+  return 0;
+}
+
 // What the agents of this run have sent and received up to now.
 absl::StatusOr<uint64_t> WireBytes() {
   uint64_t bytes = 0;
@@ -73,25 +84,31 @@ absl::StatusOr<uint64_t> WireBytes() {
   return bytes;
 }
 
+struct MeasuringOptions {
+  talweg_dtype dtype = TALWEG_F32;
+  bool in_place = false;  // Gradients lie in the client's own contribution buffers.
+  uint64_t in_flight = 1;
+  int64_t wanted_ns = 0;
+};
+
 // One size, at one rank.
 class Measuring {
  public:
-  Measuring(talweg_client* client, uint64_t tensor_bytes, uint64_t in_flight, bool in_place,
-            int64_t wanted_ns)
+  Measuring(talweg_client* client, const MeasuringOptions& options, uint64_t tensor_bytes)
       : client_(client),
-        count_(std::max<uint64_t>(1, tensor_bytes / sizeof(float))),
-        in_flight_(in_flight),
-        in_place_(in_place),
-        wanted_ns_(wanted_ns),
-        contribution_(count_, static_cast<float>(talweg_rank(client) + 1)),
-        result_(count_) {}
+        options_(options),
+        count_(std::max<uint64_t>(1, tensor_bytes / talweg_dtype_bytes(options.dtype))),
+        contribution_(count_ * talweg_dtype_bytes(options.dtype)),
+        result_(contribution_.size()) {
+    FillWith(options.dtype, talweg_rank(client) + 1, contribution_);
+  }
 
   absl::StatusOr<BenchMeasurement> Measure() {
-    for (uint64_t i = 0; i < in_flight_; ++i) {
+    for (uint64_t i = 0; i < options_.in_flight; ++i) {
       talweg_tensor tensor = 0;
-      const std::string name = absl::StrCat("bench/", count_, "/", i);
-      TALWEG_RETURN_IF_ERROR(Check(talweg_declare(client_, name.c_str(), TALWEG_F32, TALWEG_SUM, 0,
-                                                  count_, 0, kTimeoutNs, &tensor),
+      const std::string name = absl::StrCat(Name(), "/", i);
+      TALWEG_RETURN_IF_ERROR(Check(talweg_declare(client_, name.c_str(), options_.dtype, TALWEG_SUM,
+                                                  0, count_, 0, kTimeoutNs, &tensor),
                                    absl::StrCat("declare ", name)));
       tensors_.push_back(tensor);
     }
@@ -101,7 +118,7 @@ class Measuring {
     TALWEG_ASSIGN_OR_RETURN(const uint64_t rounds, AgreeOnRounds(NowNs() - begin_ns));
 
     BenchMeasurement measurement;
-    measurement.tensor_bytes = count_ * sizeof(float);
+    measurement.tensor_bytes = contribution_.size();
     const bool is_first = talweg_rank(client_) == 0;
     uint64_t wire_bytes = 0;
     uint64_t daemon_cpu_ns = 0;
@@ -117,11 +134,15 @@ class Measuring {
     measurement.elapsed_ns = static_cast<uint64_t>(NowNs() - begin_ns);
     measurement.rank_cpu_ns = CpuNs(CLOCK_PROCESS_CPUTIME_ID) - cpu_ns;
     measurement.latencies_ns = latencies_ns_;
+    measurement.memory_bytes = MemoryBytes("self");
     TALWEG_RETURN_IF_ERROR(Check(talweg_barrier(client_, nullptr, kTimeoutNs), "barrier"));
     if (is_first) {
       measurement.daemon_cpu_ns = DaemonCpuNs() - daemon_cpu_ns;
       TALWEG_ASSIGN_OR_RETURN(const uint64_t wire_bytes_now, WireBytes());
       measurement.wire_bytes = wire_bytes_now - wire_bytes;
+      for (const std::string& pid : ListVariable("TALWEG_RUN_DAEMONS")) {
+        measurement.memory_bytes += MemoryBytes(pid);
+      }
     }
     // Nobody begins with the next size while rank 0 still looks at the counters.
     TALWEG_RETURN_IF_ERROR(Check(talweg_barrier(client_, nullptr, kTimeoutNs), "barrier"));
@@ -137,10 +158,11 @@ class Measuring {
 
   // Push_pulls, `in_flight_` of them at a time.
   absl::Status Rounds(uint64_t rounds) {
+    const uint64_t in_flight = options_.in_flight;
     std::vector<Open> open;
     size_t oldest = 0;
-    for (uint64_t i = 0; i < rounds + in_flight_; ++i) {
-      if (i >= in_flight_ && i - in_flight_ < rounds) {
+    for (uint64_t i = 0; i < rounds + in_flight; ++i) {
+      if (i >= in_flight && i - in_flight < rounds) {
         const Open& done = open[oldest++];
         TALWEG_RETURN_IF_ERROR(
             Check(talweg_wait(client_, tensors_[done.slot], done.round, result_.data(), kTimeoutNs),
@@ -148,38 +170,37 @@ class Measuring {
         latencies_ns_.push_back(static_cast<uint64_t>(NowNs() - done.begin_ns));
       }
       if (i >= rounds) continue;
-      if (in_place_ && filled_ < 2 * in_flight_) {
+      if (options_.in_place && filled_ < 2 * in_flight) {
         // Both buffers of every tensor, in the warm-up; nobody changes them from then on.
         ++filled_;
-        std::memcpy(talweg_contribution(client_, tensors_[i % in_flight_]), contribution_.data(),
-                    count_ * sizeof(float));
+        std::memcpy(talweg_contribution(client_, tensors_[i % in_flight]), contribution_.data(),
+                    contribution_.size());
       }
-      Open next = {i % in_flight_, 0, NowNs()};
-      TALWEG_RETURN_IF_ERROR(Check(
-          talweg_push_pull(client_, tensors_[next.slot], in_place_ ? nullptr : contribution_.data(),
-                           TALWEG_DECLARED_PRIORITY, kTimeoutNs, &next.round),
-          "push_pull"));
+      Open next = {i % in_flight, 0, NowNs()};
+      TALWEG_RETURN_IF_ERROR(
+          Check(talweg_push_pull(client_, tensors_[next.slot],
+                                 options_.in_place ? nullptr : contribution_.data(),
+                                 TALWEG_DECLARED_PRIORITY, kTimeoutNs, &next.round),
+                "push_pull"));
       open.push_back(next);
     }
     return absl::OkStatus();
   }
 
   absl::Status CheckResult() const {
-    const float ranks = static_cast<float>(talweg_size(client_));
-    const float expected = ranks * (ranks + 1) / 2;
-    for (const float value : {result_.front(), result_.back()}) {
-      if (value == expected) continue;
-      return absl::DataLossError(
-          absl::StrCat("the sum over all ranks is ", value, ", not ", expected));
-    }
-    return absl::OkStatus();
+    const uint64_t ranks = talweg_size(client_);
+    return CheckHolds(options_.dtype, ranks * (ranks + 1) / 2, result_);
+  }
+
+  std::string Name() const {
+    return absl::StrCat("bench/", static_cast<int>(options_.dtype), "/", count_);
   }
 
   // All ranks make as many rounds as rank 0 thinks will take the wanted time.
   absl::StatusOr<uint64_t> AgreeOnRounds(int64_t warm_up_ns) {
     const int64_t round_ns = std::max<int64_t>(1, warm_up_ns / static_cast<int64_t>(kWarmUpRounds));
-    int64_t rounds = std::clamp<int64_t>(wanted_ns_ / round_ns, 5, kRoundsMax);
-    const std::string name = absl::StrCat("bench/", count_, "/rounds");
+    int64_t rounds = std::clamp<int64_t>(options_.wanted_ns / round_ns, 5, kRoundsMax);
+    const std::string name = absl::StrCat(Name(), "/rounds");
     TALWEG_RETURN_IF_ERROR(
         Check(talweg_broadcast(client_, name.c_str(), &rounds, 1, TALWEG_I64, 0, kTimeoutNs),
               "agree on the number of rounds"));
@@ -187,12 +208,10 @@ class Measuring {
   }
 
   talweg_client* const client_;
+  const MeasuringOptions options_;
   const uint64_t count_;
-  const uint64_t in_flight_;
-  const bool in_place_;
-  const int64_t wanted_ns_;
-  const std::vector<float> contribution_;
-  std::vector<float> result_;
+  std::vector<char> contribution_;
+  std::vector<char> result_;
   uint64_t filled_ = 0;
   std::vector<talweg_tensor> tensors_;
   std::vector<uint64_t> latencies_ns_;
@@ -213,18 +232,19 @@ absl::Status Measure(const Arguments& arguments) {
   TALWEG_ASSIGN_OR_RETURN(
       const std::vector<uint64_t> sizes,
       ParseNumbers("--sizes", arguments.Text("sizes", ""), 1, uint64_t{1} << 40));
-  TALWEG_ASSIGN_OR_RETURN(const uint64_t in_flight, arguments.Number("in-flight", 1, 1, 1024));
+  MeasuringOptions options;
+  TALWEG_ASSIGN_OR_RETURN(options.dtype, ParseDType(arguments.Text("dtype", "f32")));
+  options.in_place = arguments.Has("in-place");
+  TALWEG_ASSIGN_OR_RETURN(options.in_flight, arguments.Number("in-flight", 1, 1, 1024));
   TALWEG_ASSIGN_OR_RETURN(const uint64_t wanted_ms, arguments.Number("time-ms", 1, 1, 3'600'000));
+  options.wanted_ns = static_cast<int64_t>(wanted_ms) * 1'000'000;
   talweg_client* raw = nullptr;
   TALWEG_RETURN_IF_ERROR(Check(talweg_connect(nullptr, &raw), "connect to the agent"));
   const Client client(raw);
   std::ofstream file(absl::StrCat(arguments.Text("output", ""), ".", talweg_rank(client.get())));
   for (const uint64_t tensor_bytes : sizes) {
-    TALWEG_ASSIGN_OR_RETURN(
-        const BenchMeasurement measurement,
-        Measuring(client.get(), tensor_bytes, in_flight, arguments.Has("in-place"),
-                  static_cast<int64_t>(wanted_ms) * 1'000'000)
-            .Measure());
+    TALWEG_ASSIGN_OR_RETURN(const BenchMeasurement measurement,
+                            Measuring(client.get(), options, tensor_bytes).Measure());
     file << MeasurementLine(measurement) << std::flush;
   }
   // An agent ends when its ranks are done; rank 0 asks all agents.
@@ -248,8 +268,9 @@ Command BenchRankCommand() {
   command.summary = "A rank of talweg bench";
   command.options = {
       {"sizes", "BYTES[,BYTES...]", "Tensors' sizes."},
-      {"in-flight", "N", "Tensors at a time."},
+      {"dtype", "NAME", "Of their elements."},
       {"in-place", "", "Gradients lie in the contribution buffers."},
+      {"in-flight", "N", "Tensors at a time."},
       {"time-ms", "MS", "Time for each size."},
       {"output", "FILE", "Where to write measurements, with the rank behind."},
       {"control", "SOCKET", "Instead of all that: take orders from ./bench."},

@@ -25,7 +25,7 @@ uint64_t Quantile(const std::vector<uint64_t>& sorted, double share) {
 
 std::string MeasurementLine(const BenchMeasurement& m) {
   return absl::StrCat(m.tensor_bytes, " ", m.elapsed_ns, " ", m.rank_cpu_ns, " ", m.daemon_cpu_ns,
-                      " ", m.wire_bytes, " ", m.latencies_ns.size(), " ",
+                      " ", m.wire_bytes, " ", m.memory_bytes, " ", m.latencies_ns.size(), " ",
                       absl::StrJoin(m.latencies_ns, " "), "\n");
 }
 
@@ -33,7 +33,8 @@ absl::StatusOr<BenchMeasurement> ParseMeasurementLine(const std::string& line) {
   std::istringstream in(line);
   BenchMeasurement m;
   size_t count = 0;
-  in >> m.tensor_bytes >> m.elapsed_ns >> m.rank_cpu_ns >> m.daemon_cpu_ns >> m.wire_bytes >> count;
+  in >> m.tensor_bytes >> m.elapsed_ns >> m.rank_cpu_ns >> m.daemon_cpu_ns >> m.wire_bytes >>
+      m.memory_bytes >> count;
   for (uint64_t latency = 0; m.latencies_ns.size() < count && in >> latency;) {
     m.latencies_ns.push_back(latency);
   }
@@ -58,6 +59,7 @@ std::vector<BenchResult> Summarize(const std::vector<std::vector<BenchMeasuremen
       if (i >= rank.size()) continue;
       elapsed_ns = std::max(elapsed_ns, rank[i].elapsed_ns);
       cpu_ns += rank[i].rank_cpu_ns + rank[i].daemon_cpu_ns;
+      result.memory_bytes += rank[i].memory_bytes;
       latencies.insert(latencies.end(), rank[i].latencies_ns.begin(), rank[i].latencies_ns.end());
     }
     std::sort(latencies.begin(), latencies.end());
@@ -79,12 +81,14 @@ std::vector<BenchResult> Summarize(const std::vector<std::vector<BenchMeasuremen
 }
 
 std::string ResultsText(const std::vector<BenchResult>& results) {
-  Table table("", {"SIZE", "ROUNDS", "GB/s A RANK", "MEDIAN", "P99", "CPU s A GB", "WIRE A ROUND"});
+  Table table("", {"SIZE", "ROUNDS", "GB/s A RANK", "MEDIAN", "P99", "CPU s A GB", "WIRE A ROUND",
+                   "MEMORY"});
   for (const BenchResult& result : results) {
     table.Add({FormatBytes(result.tensor_bytes), absl::StrCat(result.rounds),
                absl::StrFormat("%.3f", result.gigabytes_per_second), FormatSeconds(result.median_s),
                FormatSeconds(result.p99_s), absl::StrFormat("%.2f", result.cpu_s_per_gigabyte),
-               FormatBytes(static_cast<uint64_t>(result.wire_bytes_per_round))});
+               FormatBytes(static_cast<uint64_t>(result.wire_bytes_per_round)),
+               FormatBytes(result.memory_bytes)});
   }
   return table.Text();
 }
@@ -95,9 +99,10 @@ std::string ResultsJson(const std::vector<BenchResult>& results) {
     items.push_back(absl::StrFormat(
         "{\"tensor_bytes\":%d,\"rounds\":%d,\"ranks\":%d,\"gigabytes_per_second\":%.6f,"
         "\"median_s\":%.9f,\"p99_s\":%.9f,\"cpu_s_per_gigabyte\":%.6f,\"wire_bytes_per_round\":%."
-        "1f}",
+        "1f,\"memory_bytes\":%d}",
         result.tensor_bytes, result.rounds, result.rank_count, result.gigabytes_per_second,
-        result.median_s, result.p99_s, result.cpu_s_per_gigabyte, result.wire_bytes_per_round));
+        result.median_s, result.p99_s, result.cpu_s_per_gigabyte, result.wire_bytes_per_round,
+        result.memory_bytes));
   }
   return absl::StrCat("{\"results\":[", absl::StrJoin(items, ","), "]}\n");
 }

@@ -10,6 +10,7 @@ from harness.contenders import (
     LIMIT,
     OPENMPI,
     TALWEG,
+    TALWEG_IN_PLACE,
     gloo,
     memory_limit,
     openmpi,
@@ -60,11 +61,14 @@ def run(context: Context) -> Section:
             continue
         makers: list[tuple[str, Make]] = [
             (TALWEG, partial(talweg_on_one_node, programs, ranks, network)),
+            (
+                TALWEG_IN_PLACE,
+                partial(talweg_on_one_node, programs, ranks, network, TALWEG_IN_PLACE),
+            ),
             (OPENMPI, partial(openmpi, programs, ranks, network)),
             (GLOO, partial(gloo, programs, ranks, network)),
+            (LIMIT, partial(memory_limit, programs, ranks)),
         ]
-        if dtype == "f32":
-            makers.append((LIMIT, partial(memory_limit, programs, ranks)))
         cases = [Case(format_bytes(size), (size,), dtype) for size in map(parse_bytes, sizes)]
         lives = [[case for case in cases if case.total_bytes < _LARGE_BYTES]]
         lives += [[case] for case in cases if case.total_bytes >= _LARGE_BYTES]
@@ -76,6 +80,8 @@ def run(context: Context) -> Section:
     section.text = (
         "The limit is what memory allows at the very least: every rank's gradient read once and every rank's\n"
         "result written once, in place, by all ranks at the same time, with no sum and no waiting.\n"
+        "Where Talweg has own buffers, gradients are written where its client keeps contributions, and results\n"
+        "where the next round's are: nothing is copied in.\n"
     )
     return section
 

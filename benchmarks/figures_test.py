@@ -109,6 +109,9 @@ class ResultsTest(unittest.TestCase):
         self.assertAlmostEqual(made.gigabytes_per_s_median, 0.5)  # 10 MB in 20 ms.
         self.assertAlmostEqual(made.median_s, 0.002)
         self.assertAlmostEqual(made.p99_s, 0.004)
+        tail = [Batch(50, 1.0, [0.001] * 94 + [0.002] * 4 + [0.003] * 2, 0.0, [])]
+        summarize(late := result("Talweg"), tail, 0)
+        self.assertAlmostEqual(late.p99_s, 0.003)
         self.assertAlmostEqual(made.cpu_s_per_gigabyte, 2.0)  # 40 ms for 2 workers' 10 MB.
         self.assertEqual(made.wire_bytes_per_round, 3e6)
         self.assertEqual(made.wire_bytes_of_hosts, [2e6, 1e6])

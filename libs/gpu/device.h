@@ -36,6 +36,7 @@
 //   INVALID_ARGUMENT     the arguments are wrong; nothing was posted
 //   UNAVAILABLE          a communicator failed: Abort it and make another
 //   ABORTED              the device is lost: destroy it; all work on it is undefined
+//   INTERNAL             none of these: said by the driver, not expected; as ABORTED if it stays
 namespace talweg::gpu {
 
 // Names a GPU, or a MIG instance, the same in every process and container. Ordinals do not:

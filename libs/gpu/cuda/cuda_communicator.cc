@@ -27,15 +27,18 @@ absl::StatusOr<std::unique_ptr<CudaCommunicator>> CudaCommunicator::Start(
     return started->Fail("ncclGetUniqueId", result, 0);
   }
   const int count = static_cast<int>(started->devices_.size());
+  absl::Status entered;
   NcclResult result = api.GroupStart();
   size_t failed = 0;
   for (int i = 0; i < count && !HasFailed(result); ++i) {
     failed = static_cast<size_t>(i);
-    TALWEG_RETURN_IF_ERROR(started->devices_[failed]->Enter());
+    entered = started->devices_[failed]->Enter();
+    if (!entered.ok()) break;  // The group is ended all the same.
     NcclConfig config;
     result = api.CommInitRankConfig(&started->comms_[failed], count, id, i, &config);
   }
   const NcclResult ended = api.GroupEnd();
+  if (!entered.ok()) return absl::UnavailableError(entered.message());
   if (HasFailed(result)) return started->Fail("ncclCommInitRankConfig", result, failed);
   if (HasFailed(ended)) return started->Fail("ncclCommInitRankConfig", ended, 0);
   return started;
@@ -89,13 +92,20 @@ absl::Status CudaCommunicator::Post(const char* what, uint64_t send_bytes, uint6
     streams.push_back(stream);
   }
   if (send_bytes == 0) return absl::OkStatus();
+  absl::Status entered;
   NcclResult result = nccl_->GroupStart();
   size_t failed = 0;
   for (size_t i = 0; i < parts.size() && !HasFailed(result); ++i) {
     failed = i;
-    result = devices_[i]->Enter().ok() ? call(parts[i], comms_[i], streams[i]) : result;
+    entered = devices_[i]->Enter();
+    if (!entered.ok()) break;  // The others would wait for this part: the communicator fails.
+    result = call(parts[i], comms_[i], streams[i]);
   }
   const NcclResult ended = nccl_->GroupEnd();
+  if (!entered.ok()) {
+    error_ = absl::UnavailableError(entered.message());
+    return error_;
+  }
   if (HasFailed(result)) return Fail(what, result, failed);
   if (HasFailed(ended)) return Fail(what, ended, 0);
   return absl::OkStatus();

@@ -47,18 +47,6 @@ Handle FromDriver(const CuIpcHandle& handle) {
   return result;
 }
 
-// What the driver says when the other process is in other namespaces is no help.
-absl::Status AnnotateImport(const absl::Status& status) {
-  if (!absl::IsPermissionDenied(status) && !absl::IsUnimplemented(status)) return status;
-  return absl::Status(
-      status.code(),
-      absl::StrCat(status.message(),
-                   "; memory of another process cannot be mapped: in containers both sides need "
-                   "the same IPC and PID namespaces (docker: --ipc=host --pid=host, Kubernetes: "
-                   "hostIPC and hostPID, or one pod with shareProcessNamespace); gradients go "
-                   "through host memory"));
-}
-
 }  // namespace
 
 CudaDevice::CudaDevice(std::shared_ptr<const DriverApi> driver,
@@ -139,6 +127,27 @@ absl::Status CudaDevice::Check(CuResult result, const char* what) {
   absl::Status status = DriverStatus(*driver_, result, absl::StrCat(what, " on ", Describe(info_)));
   if (absl::IsAborted(status)) lost_ = status;
   return status;
+}
+
+absl::Status CudaDevice::CheckShared(CuResult result, const char* what) {
+  switch (result) {
+    // What the driver says when the other process is in other namespaces is no help.
+    case kCuInvalidContext:
+    case kCuMapFailed:
+    case kCuOperatingSystem:
+    case kCuPeerAccessUnsupported:
+    case kCuNotPermitted:
+    case kCuNotSupported: break;
+    default: return Check(result, what);
+  }
+  const absl::Status status =
+      DriverStatus(*driver_, result, absl::StrCat(what, " on ", Describe(info_)));
+  return absl::PermissionDeniedError(
+      absl::StrCat(status.message(),
+                   "; memory of another process cannot be mapped: in containers both sides need "
+                   "the same IPC and PID namespaces (docker: --ipc=host --pid=host, Kubernetes: "
+                   "hostIPC and hostPID, or one pod with shareProcessNamespace); gradients go "
+                   "through host memory"));
 }
 
 // ----- Memory. -----
@@ -225,16 +234,16 @@ absl::StatusOr<MemoryHandle> CudaDevice::Export(DeviceSpan span) {
   }
   CuIpcHandle handle;
   TALWEG_RETURN_IF_ERROR(
-      AnnotateImport(Check(driver_->IpcGetMemHandle(&handle, span.address), "cuIpcGetMemHandle")));
+      CheckShared(driver_->IpcGetMemHandle(&handle, span.address), "cuIpcGetMemHandle"));
   return FromDriver<MemoryHandle>(handle);
 }
 
 absl::StatusOr<DeviceSpan> CudaDevice::Map(const MemoryHandle& handle) {
   TALWEG_RETURN_IF_ERROR(Enter());
   CuDevicePointer address = 0;
-  TALWEG_RETURN_IF_ERROR(AnnotateImport(
-      Check(driver_->IpcOpenMemHandle(&address, ToDriver(handle), kCuIpcLazyPeerAccess),
-            "cuIpcOpenMemHandle")));
+  TALWEG_RETURN_IF_ERROR(
+      CheckShared(driver_->IpcOpenMemHandle(&address, ToDriver(handle), kCuIpcLazyPeerAccess),
+                  "cuIpcOpenMemHandle"));
   if (memory_.Find(address) != nullptr) {
     // The driver counts; the mapping that was there stays.
     TALWEG_RETURN_IF_ERROR(Check(driver_->IpcCloseMemHandle(address), "cuIpcCloseMemHandle"));
@@ -300,10 +309,10 @@ absl::StatusOr<EventId> CudaDevice::NewEvent(EventScope scope) {
   TALWEG_RETURN_IF_ERROR(Enter());
   const bool shared = scope == EventScope::kShared;
   Event event = {.exportable = shared};
-  TALWEG_RETURN_IF_ERROR(AnnotateImport(
-      Check(driver_->EventCreate(&event.event,
-                                 kCuEventDisableTiming | (shared ? kCuEventInterprocess : 0)),
-            "cuEventCreate")));
+  const CuResult result = driver_->EventCreate(
+      &event.event, kCuEventDisableTiming | (shared ? kCuEventInterprocess : 0));
+  TALWEG_RETURN_IF_ERROR(shared ? CheckShared(result, "cuEventCreate")
+                                : Check(result, "cuEventCreate"));
   const EventId id(next_id_++);
   events_[id] = event;
   return id;
@@ -314,16 +323,16 @@ absl::StatusOr<EventHandle> CudaDevice::ExportEvent(EventId event) {
   TALWEG_ASSIGN_OR_RETURN(Event* const found, FindEvent(event));
   if (!found->exportable) return absl::InvalidArgumentError("the event was not made as kShared");
   CuIpcHandle handle;
-  TALWEG_RETURN_IF_ERROR(AnnotateImport(
-      Check(driver_->IpcGetEventHandle(&handle, found->event), "cuIpcGetEventHandle")));
+  TALWEG_RETURN_IF_ERROR(
+      CheckShared(driver_->IpcGetEventHandle(&handle, found->event), "cuIpcGetEventHandle"));
   return FromDriver<EventHandle>(handle);
 }
 
 absl::StatusOr<EventId> CudaDevice::ImportEvent(const EventHandle& handle) {
   TALWEG_RETURN_IF_ERROR(Enter());
   Event event = {.imported = true};
-  TALWEG_RETURN_IF_ERROR(AnnotateImport(
-      Check(driver_->IpcOpenEventHandle(&event.event, ToDriver(handle)), "cuIpcOpenEventHandle")));
+  TALWEG_RETURN_IF_ERROR(CheckShared(driver_->IpcOpenEventHandle(&event.event, ToDriver(handle)),
+                                     "cuIpcOpenEventHandle"));
   const EventId id(next_id_++);
   events_[id] = event;
   return id;

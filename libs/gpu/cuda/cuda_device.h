@@ -89,6 +89,8 @@ class CudaDevice final : public Device {
 
   // The status of a call on this device; remembers that the device is lost.
   absl::Status Check(CuResult result, const char* what);
+  // Of a call about another process's memory or event.
+  absl::Status CheckShared(CuResult result, const char* what);
   absl::StatusOr<Event*> FindEvent(EventId event);
   absl::Status Unpin(std::span<std::byte> bytes, bool allocated);
   absl::Status CheckHost(std::span<const std::byte> bytes) const;

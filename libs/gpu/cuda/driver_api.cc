@@ -18,11 +18,6 @@ absl::StatusCode CodeOf(CuResult result) {
     case kCuNoDevice:
     case kCuInvalidDevice:
     case kCuNotFound: return absl::StatusCode::kNotFound;
-    case kCuInvalidContext:
-    case kCuMapFailed:
-    case kCuOperatingSystem:
-    case kCuPeerAccessUnsupported:
-    case kCuNotPermitted: return absl::StatusCode::kPermissionDenied;
     case kCuStubLibrary:
     case kCuInvalidImage:
     case kCuNoBinaryForGpu:
@@ -33,8 +28,27 @@ absl::StatusCode CodeOf(CuResult result) {
     case kCuNotSupported:
     case kCuSystemNotReady:
     case kCuSystemDriverMismatch: return absl::StatusCode::kUnimplemented;
-    // Errors of the context: memory faults, hardware, launches. It is of no use from then on.
-    default: return absl::StatusCode::kAborted;
+    // The context's end: it answers every call so from then on.
+    case kCuDeinitialized:
+    case kCuDeviceUnavailable:
+    case kCuInvalidContext:
+    case kCuEccUncorrectable:
+    case kCuNvlinkUncorrectable:
+    case kCuContained:
+    case kCuIllegalAddress:
+    case kCuLaunchTimeout:
+    case kCuContextIsDestroyed:
+    case kCuAssert:
+    case kCuHardwareStackError:
+    case kCuIllegalInstruction:
+    case kCuMisalignedAddress:
+    case kCuInvalidAddressSpace:
+    case kCuInvalidPc:
+    case kCuLaunchFailed:
+    case kCuMpsRpcFailure:
+    case kCuMpsClientTerminated:
+    case kCuUnknown: return absl::StatusCode::kAborted;
+    default: return absl::StatusCode::kInternal;
   }
 }
 

@@ -100,9 +100,7 @@ using namespace talweg::gpu::cuda::stub;  // NOLINT(google-build-using-namespace
 extern "C" {
 
 CuResult cuInit(unsigned flags) {
-  // A test may want a driver that does not start.
-  const char* const failure = std::getenv("TALWEG_STUB_CUINIT");
-  if (failure != nullptr) return std::atoi(failure);
+  if (const int injected = InjectedResult("cuInit")) return injected;
   return flags == 0 ? kCuSuccess : kCuInvalidValue;
 }
 CuResult cuDriverGetVersion(int* version) {
@@ -220,6 +218,7 @@ CuResult cuMemFreeHost(void* host) {
   return kCuSuccess;
 }
 CuResult cuMemHostRegister_v2(void* host, size_t bytes, unsigned flags) {
+  if (const int injected = InjectedResult("cuMemHostRegister_v2")) return injected;
   if (!InContext() || flags != kCuHostPortable) return kCuInvalidValue;
   Get().pinned[reinterpret_cast<uint64_t>(host)] = bytes;
   return kCuSuccess;
@@ -241,6 +240,7 @@ CuResult cuIpcGetMemHandle(CuIpcHandle* handle, CuDevicePointer address) {
   return kCuSuccess;
 }
 CuResult cuIpcOpenMemHandle_v2(CuDevicePointer* address, CuIpcHandle handle, unsigned flags) {
+  if (const int injected = InjectedResult("cuIpcOpenMemHandle_v2")) return injected;
   if (!InContext() || flags != kCuIpcLazyPeerAccess) return kCuInvalidValue;
   uint64_t value = 0;
   if (!ReadHandle(handle, kMemoryTag, &value)) return kCuInvalidValue;
@@ -313,6 +313,7 @@ CuResult cuEventRecord(CuEvent event, CuStream stream) {
   return posted;
 }
 CuResult cuEventQuery(CuEvent event) {
+  if (const int injected = InjectedResult("cuEventQuery")) return injected;
   if (!InContext()) return kCuInvalidContext;
   if (!IsEvent(event)) return kCuInvalidHandle;
   const std::shared_ptr<bool> record = Of(event)->latest;
@@ -347,6 +348,7 @@ CuResult cuLaunchHostFunc(CuStream stream, CuHostFunction function, void* argume
 }
 
 CuResult cuModuleLoadData(CuModule* module, const void* image) {
+  if (const int injected = InjectedResult("cuModuleLoadData")) return injected;
   if (!InContext() || image == nullptr) return kCuInvalidValue;
   *module = reinterpret_cast<CuModule>(uintptr_t{77});
   return kCuSuccess;

@@ -53,6 +53,9 @@ struct Stream {
   std::deque<Work> works;
 };
 
+// What TALWEG_STUB_FAIL=FUNCTION=RESULT has this function answer; 0: what it should.
+int InjectedResult(const char* function);
+
 // One for the process. CHECKs what a real driver answers with undefined behaviour.
 class Machine {
  public:

@@ -133,6 +133,7 @@ const char* ncclGetLastError(NcclComm) { return ""; }
 
 NcclResult ncclCommInitRankConfig(NcclComm* comm, int count, NcclUniqueId id, int rank,
                                   NcclConfig* config) {
+  if (const int injected = InjectedResult("ncclCommInitRankConfig")) return injected;
   if (group_depth == 0 || config->magic != 0xcafebeef || config->blocking != 0) {
     return kInvalidUsage;
   }
@@ -146,6 +147,10 @@ NcclResult ncclCommInitRankConfig(NcclComm* comm, int count, NcclUniqueId id, in
 }
 NcclResult ncclCommGetAsyncError(NcclComm comm, NcclResult* result) {
   int& busy = Of(comm)->busy;
+  if (const int injected = InjectedResult("ncclCommGetAsyncError")) {
+    *result = injected;
+    return kNcclSuccess;
+  }
   *result = busy > 0 ? kNcclInProgress : kNcclSuccess;
   if (busy > 0) --busy;
   return kNcclSuccess;
@@ -181,6 +186,7 @@ NcclResult ncclGroupEnd() {
 
 NcclResult ncclAllReduce(const void* send, void* receive, size_t count, NcclDType dtype, NcclOp op,
                          NcclComm comm, CuStream stream) {
+  if (const int injected = InjectedResult("ncclAllReduce")) return injected;
   return Add(Kind::kAllReduce, send, receive, count, dtype, OpOf(op), comm, stream);
 }
 NcclResult ncclAllGather(const void* send, void* receive, size_t count, NcclDType dtype,

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <string>
+#include <vector>
 
 #include <catch2/catch.hpp>
 
@@ -23,6 +25,31 @@ CudaOptions StubOptions() {
   return {
       .driver_library = kStub, .nccl_libraries = {"no-such-nccl", kStub}, .kernel_image = kImage};
 }
+
+// While it lives, a function of the stub answers with this result.
+class Failing {
+ public:
+  Failing(const char* function, const char* result) {
+    setenv("TALWEG_STUB_FAIL", (std::string(function) + "=" + result).c_str(), 1);
+  }
+  ~Failing() { unsetenv("TALWEG_STUB_FAIL"); }
+  Failing(const Failing&) = delete;
+  Failing& operator=(const Failing&) = delete;
+};
+
+// The first GPU of the stub, or both.
+struct Opened {
+  Opened() : platform(*NewCudaPlatform(StubOptions())) {
+    const auto gpus = platform->Gpus();
+    for (const GpuInfo& gpu : *gpus) devices.push_back(*platform->Open(gpu.uuid));
+    device = devices[0].get();
+  }
+  std::vector<Device*> Both() { return {devices[0].get(), devices[1].get()}; }
+
+  std::unique_ptr<Platform> platform;
+  std::vector<std::unique_ptr<Device>> devices;
+  Device* device;
+};
 
 class StubHarness final : public Harness {
  public:
@@ -92,9 +119,8 @@ TEST_CASE("cuda: a driver that does not start says why", "[gpu]") {
         Failure{"803", absl::StatusCode::kUnimplemented, "reboot after an update"},
         Failure{"34", absl::StatusCode::kUnimplemented, "LD_LIBRARY_PATH"},
         Failure{"999", absl::StatusCode::kUnimplemented, "does not start"}}) {
-    setenv("TALWEG_STUB_CUINIT", failure.result, 1);
+    const Failing failing("cuInit", failure.result);
     const auto platform = NewCudaPlatform(StubOptions());
-    unsetenv("TALWEG_STUB_CUINIT");
     REQUIRE_FALSE(platform.ok());
     CHECK(platform.status().code() == failure.code);
     CHECK_THAT(std::string(platform.status().message()), Contains(failure.remedy));
@@ -129,6 +155,95 @@ TEST_CASE("cuda: a build without kernels says so when they are asked for", "[gpu
                      {.dtype = DType::kF32, .op = Op::kSum}, inputs, memory.address, 10);
   CHECK(absl::IsUnimplemented(status));
   CHECK_THAT(std::string(status.message()), Contains("--config=cuda"));
+}
+
+TEST_CASE("cuda: memory of another container is refused with the remedy, and harms nothing",
+          "[gpu]") {
+  Opened rank;
+  Opened agent;
+  const MemoryHandle handle = *rank.device->Export(*rank.device->Allocate(4096));
+  for (const char* const result : {"201", "205", "217", "304", "800", "801"}) {
+    const Failing failing("cuIpcOpenMemHandle_v2", result);
+    const absl::Status refused = agent.device->Map(handle).status();
+    INFO(refused.ToString());
+    CHECK(absl::IsPermissionDenied(refused));
+    CHECK_THAT(std::string(refused.message()), Contains("--ipc=host --pid=host"));
+  }
+  CHECK(agent.device->Map(handle).ok());
+}
+
+TEST_CASE("cuda: an error of the context is the device's end, another is not", "[gpu]") {
+  Opened opened;
+  const EventId event = *opened.device->NewEvent(EventScope::kProcess);
+  {
+    const Failing failing("cuMemHostRegister_v2", "304");
+    std::vector<std::byte> memory(4096);
+    CHECK(absl::IsInternal(opened.device->RegisterHost(memory)));
+  }
+  {
+    const Failing failing("cuMemHostRegister_v2", "2");
+    std::vector<std::byte> memory(4096);
+    const absl::Status refused = opened.device->RegisterHost(memory);
+    CHECK(absl::IsResourceExhausted(refused));
+    CHECK_THAT(std::string(refused.message()), Contains("pinning 4 KiB"));
+  }
+  CHECK(opened.device->Query(event).ok());
+  for (const char* const result : {"214", "700", "716", "719", "999"}) {
+    Opened doomed;
+    const EventId its = *doomed.device->NewEvent(EventScope::kProcess);
+    {
+      const Failing failing("cuEventQuery", result);
+      const absl::Status lost = doomed.device->Query(its).status();
+      CHECK(absl::IsAborted(lost));
+      CHECK_THAT(std::string(lost.message()), Contains(FormatUuid(doomed.device->info().uuid)));
+    }
+    CHECK(absl::IsAborted(doomed.device->Query(its).status()));
+    CHECK(absl::IsAborted(doomed.device->Allocate(1).status()));
+    CHECK(doomed.devices[1]->Allocate(1).ok());
+  }
+}
+
+TEST_CASE("cuda: kernels that the driver does not take leave all else usable", "[gpu]") {
+  const Failing failing("cuModuleLoadData", "222");
+  Opened opened;
+  const DeviceSpan memory = *opened.device->Allocate(4096);
+  const uint64_t inputs[] = {memory.address, memory.address + 1024};
+  const absl::Status refused =
+      opened.device->Reduce(*opened.device->NewStream(StreamPriority::kNormal),
+                            {.dtype = DType::kF32, .op = Op::kSum}, inputs, memory.address, 10);
+  CHECK(absl::IsUnimplemented(refused));
+  CHECK_THAT(std::string(refused.message()), Contains("update the driver"));
+}
+
+TEST_CASE("cuda: NCCL's errors are the communicator's, with the GPU and NCCL's words", "[gpu]") {
+  Opened opened;
+  const std::vector<Device*> both = opened.Both();
+  const auto check = [&](const absl::Status& status) {
+    INFO(status.ToString());
+    CHECK(absl::IsUnavailable(status));
+    CHECK_THAT(std::string(status.message()),
+               Contains("Stub GPU") && Contains("the stub's NCCL error") && Contains("2.28.3"));
+  };
+  {
+    const Failing failing("ncclCommInitRankConfig", "2");
+    check(opened.platform->NewCommunicator(both).status());
+  }
+  std::vector<CollectivePart> parts;
+  for (Device* const device : both) {
+    parts.push_back({*device->NewStream(StreamPriority::kNormal), device->Allocate(4096)->address,
+                     device->Allocate(4096)->address});
+  }
+  for (const char* const function : {"ncclCommGetAsyncError", "ncclAllReduce"}) {
+    const auto communicator = *opened.platform->NewCommunicator(both);
+    while (communicator->Poll() == Communicator::State::kBusy) {
+    }
+    REQUIRE(communicator->Poll() == Communicator::State::kReady);
+    const Failing failing(function, "3");
+    const absl::Status posted = communicator->AllReduce(DType::kF32, Op::kSum, 100, parts);
+    CHECK_FALSE(posted.ok());
+    CHECK(communicator->Poll() == Communicator::State::kFailed);
+    check(communicator->error());
+  }
 }
 
 TEST_CASE("cuda: the facts need no context", "[gpu]") {

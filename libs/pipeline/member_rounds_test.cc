@@ -32,9 +32,10 @@ TEST_CASE("Member: one rank's round goes from its own buffer to the owner and ba
   CHECK(entries[0].form == wire::Form::kWritten);
   CHECK(entries[0].rank_count == 1);
   CHECK(entries[0].mode == wire::Mode::kSum);
-  // A write precedes the frame that announces it.
+  // Writes precede the frame that announces them.
   CHECK(std::holds_alternative<WriteSlice>(sent[0]));
-  CHECK(std::holds_alternative<Send>(sent[1]));
+  CHECK(std::holds_alternative<WriteSlice>(sent[1]));
+  CHECK(std::holds_alternative<Send>(sent[2]));
 
   CHECK(f.Of<CompleteRound>(f.ResultOf(entries[1], 2)).empty());  // Not visible by halves.
   const auto complete = f.Of<CompleteRound>(f.ResultOf(entries[0], 2));
@@ -44,6 +45,18 @@ TEST_CASE("Member: one rank's round goes from its own buffer to the owner and ba
   CHECK(complete[0].ranks_summed == 2);
   CHECK(complete[0].sum_epoch == Epoch{1});
   CHECK(f.Of<FailRank>(f.Push(0, 0, 2)).empty());
+}
+
+TEST_CASE("Member: 256 KiB of writes are announced at once, later ones behind them", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Open(Spec("w", 96 * 1024));  // 384 KiB: six slices.
+  f.Push(0, 0, 1);
+  const Effects sent = f.Flush();
+  std::string order;
+  for (const Effect& effect : sent) order += std::holds_alternative<Send>(effect) ? 'F' : 'w';
+  CHECK(order == "wwwwFwwF");
+  CHECK(f.Entries<wire::Contribute>(sent).size() == 6);
 }
 
 TEST_CASE("Member: several ranks are reduced when all have pushed, then sent", "[pipeline]") {

@@ -8,6 +8,22 @@
 #include "libs/pipeline/member.h"
 
 namespace talweg::pipeline {
+namespace {
+
+// So many written bytes are announced at once, so that their owner may sum them while later ones
+// are still on their way; fewer share a frame with what leaves behind them.
+constexpr uint64_t kAnnounceBytes = 256 * kKiB;
+
+uint64_t WrittenBytes(const Send& send) {
+  const auto& entries = std::get<std::vector<wire::Contribute>>(send.entries);
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].form == wire::Form::kWritten) bytes += send.sources[i].length_bytes;
+  }
+  return bytes;
+}
+
+}  // namespace
 
 bool Member::MaySend(const Tensor& tensor) const {
   return (phase_ == Phase::kReporting || phase_ == Phase::kActive) &&
@@ -197,10 +213,10 @@ void Member::SendSlice(Tensor& tensor, SliceIndex slice, std::map<ConnectionId, 
   std::get<std::vector<wire::Contribute>>(send.entries).push_back(entry);
   send.sources.push_back(source);
   if (entry.form != wire::Form::kWritten) return;
-  // Announced at once: the owner may sum it while later slices are still on their way.
   wire::RemoteRef target = tensor.owners.at(place.owner).slot;
   target.address += place.slot_offset_bytes;
   out.push_back(WriteSlice{owner.connection, source, target});
+  if (WrittenBytes(send) < kAnnounceBytes) return;
   out.push_back(std::move(send));
   sends.erase(owner.connection);
 }

@@ -6,6 +6,17 @@
 namespace talweg::schedule {
 namespace {
 
+// An owner that grants more than a little may keep so much credit back until it
+// has something else to say (docs/protocol.md, section 5): a large slice does
+// not wait for that.
+constexpr uint64_t kKeptBackBytesMax = 128 * 1024;
+constexpr uint64_t kCreditBytesSmall = 1024 * 1024;
+constexpr uint64_t kUnbounded = UINT64_MAX;
+
+uint64_t KeptBackBytes(uint64_t credit_bytes) {
+  return credit_bytes <= kCreditBytesSmall ? 0 : kKeptBackBytesMax;
+}
+
 bool MoreUrgent(const QueuedSlice& a, const QueuedSlice& b) {
   if (a.priority != b.priority) return a.priority > b.priority;
   if (a.order != b.order) return a.order < b.order;
@@ -21,22 +32,37 @@ bool LessUrgent(const QueuedSlice& a, const QueuedSlice& b) { return MoreUrgent(
 
 void SliceQueue::Open(AggregatorIndex owner, uint64_t credit_bytes) {
   Lane& lane = lanes_[owner];
+  Forget(lane);
   lane.open = true;
   lane.credit_bytes = credit_bytes;
-  lane.in_flight_bytes = 0;
-  lane.window = SendWindow(credit_bytes);
 }
 
 void SliceQueue::Close(AggregatorIndex owner) {
   const auto it = lanes_.find(owner);
   if (it == lanes_.end()) return;
   waiting_count_ -= it->second.heap.size();
+  Forget(it->second);
   lanes_.erase(it);
+}
+
+void SliceQueue::Charge(Lane& lane, uint64_t bytes, int64_t now_ns) {
+  lane.in_flight_bytes += bytes;
+  if (lane.credit_bytes == kUnbounded) return;
+  in_flight_bytes_ += bytes;
+  window_.OnSent(lane.way, bytes, now_ns);
+}
+
+// What was in flight is not any more.
+void SliceQueue::Forget(Lane& lane) {
+  if (lane.credit_bytes != kUnbounded) in_flight_bytes_ -= lane.in_flight_bytes;
+  lane.in_flight_bytes = 0;
+  lane.way = {};
 }
 
 void SliceQueue::Clear() {
   lanes_.clear();
   waiting_count_ = 0;
+  in_flight_bytes_ = 0;
 }
 
 void SliceQueue::Push(const QueuedSlice& slice) {
@@ -49,8 +75,12 @@ void SliceQueue::Push(const QueuedSlice& slice) {
 void SliceQueue::ReturnCredit(AggregatorIndex owner, uint64_t bytes, int64_t now_ns) {
   const auto it = lanes_.find(owner);
   if (it == lanes_.end()) return;
-  it->second.window.OnReceived(bytes, now_ns);
-  it->second.in_flight_bytes -= std::min(bytes, it->second.in_flight_bytes);
+  Lane& lane = it->second;
+  bytes = std::min(bytes, lane.in_flight_bytes);
+  lane.in_flight_bytes -= bytes;
+  if (lane.credit_bytes == kUnbounded) return;
+  in_flight_bytes_ -= bytes;
+  window_.OnReceived(lane.way, bytes, now_ns);
 }
 
 uint64_t SliceQueue::InFlightBytes(AggregatorIndex owner) const {
@@ -61,11 +91,6 @@ uint64_t SliceQueue::InFlightBytes(AggregatorIndex owner) const {
 uint64_t SliceQueue::CreditBytes(AggregatorIndex owner) const {
   const auto it = lanes_.find(owner);
   return it == lanes_.end() ? 0 : it->second.credit_bytes;
-}
-
-uint64_t SliceQueue::WindowBytes(AggregatorIndex owner) const {
-  const auto it = lanes_.find(owner);
-  return it == lanes_.end() ? 0 : it->second.window.bytes();
 }
 
 size_t SliceQueue::WaitingCount(AggregatorIndex owner) const {
@@ -79,13 +104,20 @@ SliceQueue::Lane* SliceQueue::MostUrgent() {
     if (!lane.open || lane.heap.empty()) continue;
     const QueuedSlice& head = lane.heap.front();
     const bool has_credit =
-        TALWEG_MUTATION(large_slice_never_leaves, lane.in_flight_bytes == 0, false) ||
-        (lane.in_flight_bytes <= lane.window.bytes() &&
-         head.cost_bytes <= lane.window.bytes() - lane.in_flight_bytes);
+        TALWEG_MUTATION(large_slice_never_leaves,
+                        lane.in_flight_bytes <= KeptBackBytes(lane.credit_bytes), false) ||
+        (lane.in_flight_bytes <= lane.credit_bytes &&
+         head.cost_bytes <= lane.credit_bytes - lane.in_flight_bytes);
     if (!has_credit) continue;
     if (best == nullptr || MoreUrgent(head, best->heap.front())) best = &lane;
   }
-  return best;
+  if (best == nullptr || best->credit_bytes == kUnbounded ||
+      TALWEG_MUTATION(large_slice_never_leaves,
+                      in_flight_bytes_ <= lanes_.size() * kKeptBackBytesMax, false) ||
+      in_flight_bytes_ + best->heap.front().cost_bytes <= WindowBytes()) {
+    return best;
+  }
+  return nullptr;
 }
 
 QueuedSlice SliceQueue::PopFrom(Lane& lane) {

@@ -130,6 +130,7 @@ class DataPlane final : public Poller, private transport::EventSink {
   void CloseConnection(ConnectionId id, const std::string& reason);
   void MarkUnflushed(ConnectionId id, Connection& connection);
   void Flush();
+  void TellKeptCredit();
 
   // Performs what the core asks for until it asks for no more.
   void Perform(JobRecord& job);

@@ -402,6 +402,35 @@ TEST_CASE("DataPlane: a connection that says nothing is closed in time", "[aggre
   pool.Until([&] { return !agent.connected; });
 }
 
+TEST_CASE("DataPlane: a little credit waits for a result or a tick, much does not",
+          "[aggregator]") {
+  Pool pool;
+  const View view = MakeView(1, 2);
+  pool.data_plane->OnJobView("job", view);
+  HandAgent& first = pool.AddAgent(view, 0);
+  HandAgent& second = pool.AddAgent(view, 1);
+  constexpr size_t kCount = 5'000;
+  constexpr size_t kCountOfMuch = 100'000;
+  pool.Start({&first, &second}, {"w"}, kCount);
+  first.Say(FrameType::kDeclare, std::vector{first.DeclareOf("much", kCountOfMuch, Op::kSum)});
+  pool.Until([&] { return first.Count<wire::Declared>() == 2; });
+  const auto received_bytes = [&] {
+    return pool.data_plane->jobs()[0]->counters().contribution_bytes;
+  };
+  first.Push("w", 1, std::vector<float>(kCount, 1));
+  pool.Until([&] { return received_bytes() > 0; });
+  CHECK(first.credit_bytes == 0);
+  pool.data_plane->Tick();
+  pool.Until([&] { return first.credit_bytes == kCount * sizeof(float); });
+
+  second.Push("w", 1, std::vector<float>(kCount, 2));
+  pool.Until([&] { return second.Count<wire::Result>() == 1; });
+  CHECK(second.credit_bytes == kCount * sizeof(float));
+
+  first.Push("much", 1, std::vector<float>(kCountOfMuch, 1));
+  pool.Until([&] { return first.credit_bytes == (kCount + kCountOfMuch) * sizeof(float); });
+}
+
 TEST_CASE("DataPlane: an agent that lost its connection goes on over a new one", "[aggregator]") {
   Pool pool;
   const View view = MakeView(1, 2);
@@ -411,7 +440,7 @@ TEST_CASE("DataPlane: an agent that lost its connection goes on over a new one",
   constexpr size_t kCount = 5'000;
   pool.Start({&first, &second}, {"w"}, kCount);
   first.Push("w", 1, std::vector<float>(kCount, 1));
-  pool.Until([&] { return first.credit_bytes > 0; });
+  pool.Until([&] { return pool.data_plane->jobs()[0]->counters().contribution_bytes > 0; });
   first.transport->Close(first.connection);
   pool.Until([&] { return pool.data_plane->jobs()[0]->sessions().size() == 1; });
   second.Push("w", 1, std::vector<float>(kCount, 2));

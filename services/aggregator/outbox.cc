@@ -18,9 +18,9 @@ void Outbox::AddFenceAck(Epoch epoch) {
   post_(wire::FrameWriter(wire::FrameType::kFenceAck, job_, epoch).Take());
 }
 
-void Outbox::Flush(Epoch epoch) {
+void Outbox::Flush(Epoch epoch, uint64_t kept_bytes) {
   FlushEntries();
-  if (credit_bytes_ == 0) return;
+  if (credit_bytes_ <= kept_bytes) return;
   post_(wire::FrameWriter(wire::FrameType::kCredit, job_, epoch)
             .Take(std::exchange(credit_bytes_, 0)));
 }

@@ -37,8 +37,10 @@ class Outbox {
 
   void AddCredit(uint64_t bytes) { credit_bytes_ += bytes; }
 
-  // Posts what is there; credit alone in a frame of its own.
-  void Flush(Epoch epoch);
+  // Posts what is there; credit alone in a frame of its own, but only if it is more than
+  // `kept_bytes`: so much may wait for something that it can ride on.
+  void Flush(Epoch epoch, uint64_t kept_bytes);
+  uint64_t credit_bytes() const { return credit_bytes_; }
 
  private:
   void Begin(wire::FrameType type, Epoch epoch);

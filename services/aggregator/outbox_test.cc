@@ -28,7 +28,7 @@ TEST_CASE("Outbox: entries of one type and epoch share a frame, in order", "[agg
   outbox.Add(wire::FrameType::kFailed, Epoch{1}, wire::Failed{});
   outbox.Add(wire::FrameType::kResult, Epoch{1}, wire::Result{});
   outbox.Add(wire::FrameType::kResult, Epoch{2}, wire::Result{});
-  outbox.Flush(Epoch{2});
+  outbox.Flush(Epoch{2}, 0);
   REQUIRE(posted.headers.size() == 4);
   CHECK(posted.headers[0].type == wire::FrameType::kResult);
   CHECK(posted.headers[0].entry_count == 5);
@@ -36,7 +36,7 @@ TEST_CASE("Outbox: entries of one type and epoch share a frame, in order", "[agg
   CHECK(posted.headers[1].type == wire::FrameType::kFailed);
   CHECK(posted.headers[2].epoch == Epoch{1});
   CHECK(posted.headers[3].epoch == Epoch{2});
-  outbox.Flush(Epoch{2});
+  outbox.Flush(Epoch{2}, 0);
   CHECK(posted.headers.size() == 4);
 }
 
@@ -48,7 +48,7 @@ TEST_CASE("Outbox: a frame that is full leaves, the next begins", "[aggregator]"
     outbox.Add(wire::FrameType::kResult, Epoch{1},
                wire::Result{.form = wire::Form::kInline, .bytes = bytes});
   }
-  outbox.Flush(Epoch{1});
+  outbox.Flush(Epoch{1}, 0);
   uint32_t entries = 0;
   for (const wire::Header& header : posted.headers) entries += header.entry_count;
   CHECK(entries == 20);
@@ -61,14 +61,31 @@ TEST_CASE("Outbox: credit rides on the next frame, or alone, and is told once", 
   outbox.AddCredit(10);
   outbox.AddCredit(5);
   outbox.Add(wire::FrameType::kResult, Epoch{1}, wire::Result{});
-  outbox.Flush(Epoch{1});
+  outbox.Flush(Epoch{1}, 0);
   outbox.AddCredit(3);
-  outbox.Flush(Epoch{1});
-  outbox.Flush(Epoch{1});
+  outbox.Flush(Epoch{1}, 0);
+  outbox.Flush(Epoch{1}, 0);
   REQUIRE(posted.headers.size() == 2);
   CHECK(posted.headers[0].credit_bytes == 15);
   CHECK(posted.headers[1].type == wire::FrameType::kCredit);
   CHECK(posted.headers[1].credit_bytes == 3);
+}
+
+TEST_CASE("Outbox: a little credit waits for a frame to ride on", "[aggregator]") {
+  Posted posted;
+  Outbox outbox(JobId{7}, posted.Poster());
+  outbox.AddCredit(100);
+  outbox.Flush(Epoch{1}, 100);
+  CHECK(posted.headers.empty());
+  CHECK(outbox.credit_bytes() == 100);
+  outbox.Add(wire::FrameType::kResult, Epoch{1}, wire::Result{});
+  outbox.Flush(Epoch{1}, 100);
+  REQUIRE(posted.headers.size() == 1);
+  CHECK(posted.headers[0].credit_bytes == 100);
+  outbox.AddCredit(101);
+  outbox.Flush(Epoch{1}, 100);
+  REQUIRE(posted.headers.size() == 2);
+  CHECK(posted.headers[1].credit_bytes == 101);
 }
 
 TEST_CASE("Outbox: nothing is in flight behind a FenceAck, so credit before it is forgotten",
@@ -79,7 +96,7 @@ TEST_CASE("Outbox: nothing is in flight behind a FenceAck, so credit before it i
   outbox.AddFenceAck(Epoch{2});
   outbox.AddCredit(10);
   outbox.AddWelcome(Epoch{2}, wire::Welcome{});
-  outbox.Flush(Epoch{2});
+  outbox.Flush(Epoch{2}, 0);
   REQUIRE(posted.headers.size() == 2);
   CHECK(posted.headers[0].type == wire::FrameType::kFenceAck);
   CHECK(posted.headers[0].credit_bytes == 0);

@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from cluster import DEADLINE_S, PROGRAMS, RUNFILES, Cluster, Job
@@ -19,6 +20,16 @@ def _start_alone(service: str, *options: str) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [str(binary), *options], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
+
+
+def _start_agent_alone(scheduler: str) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryDirectory() as directory:
+        return _start_alone(
+            "agent",
+            f"--scheduler={scheduler}",
+            f"--socket_path={directory}/agent.sock",
+            "--join_timeout_ms=2000",
+        )
 
 
 def _connect(address: str) -> socket.socket:
@@ -43,9 +54,7 @@ class BadInputTest(unittest.TestCase):
         self.assertIn("talweg run", done.stderr)
 
     def test_scheduler_that_does_not_resolve(self) -> None:
-        done = _start_alone(
-            "agent", "--scheduler=no-such-host.invalid:7447", "--join_timeout_ms=2000"
-        )
+        done = _start_agent_alone("no-such-host.invalid:7447")
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("no-such-host.invalid", done.stderr)
 
@@ -53,7 +62,7 @@ class BadInputTest(unittest.TestCase):
         with socket.socket() as taken:  # Bound, not listening: connections are refused.
             taken.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{taken.getsockname()[1]}"
-            done = _start_alone("agent", f"--scheduler={address}", "--join_timeout_ms=2000")
+            done = _start_agent_alone(address)
         self.assertNotEqual(done.returncode, 0)
         self.assertIn(address, done.stderr)
 

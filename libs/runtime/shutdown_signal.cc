@@ -3,9 +3,11 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/signalfd.h>
+#include <time.h>
 
 #include <string>
 #include <utility>
@@ -38,7 +40,16 @@ absl::StatusOr<std::unique_ptr<ShutdownSignal>> ShutdownSignal::Create() {
 ShutdownSignal::ShutdownSignal(Descriptor signals, const sigset_t& mask_before)
     : signals_(std::move(signals)), mask_before_(mask_before) {}
 
-ShutdownSignal::~ShutdownSignal() { pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr); }
+ShutdownSignal::~ShutdownSignal() {
+  // Another one that came while the process was ending (Ctrl-C reaches a whole process group, and
+  // its leader tells it again) is obeyed already: it must not end it in the middle of its last
+  // steps.
+  const sigset_t signals = ShutdownSignals();
+  const timespec no_time{};
+  while (sigtimedwait(&signals, nullptr, &no_time) > 0) {
+  }
+  pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+}
 
 absl::Status ShutdownSignal::Watch(EventLoop* loop, std::function<void(int)> on_signal) {
   return loop->AddDescriptor(signals_.get(), EPOLLIN,

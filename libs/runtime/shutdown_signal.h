@@ -26,6 +26,7 @@ class ShutdownSignal {
   absl::Status Watch(EventLoop* loop, std::function<void(int signal_number)> on_signal);
   void Unwatch(EventLoop* loop);
 
+  // Forgets those that came too late for Watch.
   ~ShutdownSignal();
   ShutdownSignal(const ShutdownSignal&) = delete;
   ShutdownSignal& operator=(const ShutdownSignal&) = delete;

@@ -8,7 +8,9 @@ const char* __asan_default_options() {
   return "detect_stack_use_after_return=1:strict_init_order=1:print_suppressions=0";
 }
 
-const char* __tsan_default_options() { return "second_deadlock_stack=1:halt_on_error=1"; }
+const char* __tsan_default_options() {
+  return "second_deadlock_stack=1:halt_on_error=1:atexit_sleep_ms=0";
+}
 
 // Debian's libraries are not instrumented: TSan sees what they do to memory through libc (memcpy,
 // free, recvmsg) and not the atomics that order it, so each of these was reported against itself or

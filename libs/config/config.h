@@ -51,6 +51,7 @@ struct SchedulerConfig : ProcessConfig {
   ListenAddress listen{"127.0.0.1", 7447, 7447};
   std::string
       interface;  // Bind to this network interface's address instead of listen's host; or empty.
+  std::string advertise;   // Host that others are told to connect to; empty: the bound one.
   std::string store_path;  // Empty: DefaultStorePath(). Unused with in_memory.
   bool in_memory = false;
   uint64_t lease_ms = 10'000;
@@ -68,8 +69,7 @@ struct AggregatorConfig : ProcessConfig {
   std::string provider = "tcp";             // libfabric's name of it.
   bool local_transport = true;              // Shared memory with agents on the same host.
   ListenAddress admin_listen{"127.0.0.1", 0, 0};
-  uint64_t memory_bytes_max =
-      0;  // Of all jobs' slots and results; 0: half of the machine's memory.
+  uint64_t memory_bytes_max = 0;  // Of all jobs' slots and results; 0: half of MemoryLimitBytes().
   uint64_t credit_bytes = 8 * kMiB;
 
   friend bool operator==(const AggregatorConfig&, const AggregatorConfig&) = default;
@@ -96,7 +96,7 @@ struct AgentConfig : ProcessConfig {
   bool local_transport = true;   // Shared memory with aggregators on the same host.
   ListenAddress admin_listen{"127.0.0.1", 0, 0};
   bool standalone = false;       // One node: no scheduler, no aggregator.
-  uint64_t arena_bytes_max = 0;  // All segments of all ranks; 0: half of the machine's memory.
+  uint64_t arena_bytes_max = 0;  // All segments of all ranks; 0: half of MemoryLimitBytes().
   uint64_t join_timeout_ms = 600'000;
   std::string trace_path;  // Empty: no trace.
   uint32_t trace_rounds = 16;

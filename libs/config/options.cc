@@ -79,6 +79,7 @@ std::vector<Option<SchedulerConfig>> SchedulerOptions() {
               "Where agents, aggregators and the tool connect to (gRPC). There is no "
               "authentication: keep it on loopback or on a trusted network."),
       Make<C>("interface", &C::interface, Text{64}, kInterfaceHelp, "the host of listen"),
+      Make<C>("advertise", &C::advertise, Text{255}, kAdvertiseHelp, "the bound address"),
       Make<C>("store_path", &C::store_path, Text{},
               "SQLite file that keeps jobs, members and epochs over a restart.",
               "$XDG_STATE_HOME/talweg/scheduler.sqlite, or ~/.local/state/..."),
@@ -113,7 +114,7 @@ std::vector<Option<AggregatorConfig>> AggregatorOptions() {
       Make<C>("memory_bytes_max", &C::memory_bytes_max, Bytes{kMiB, 1024 * 1024 * kGiB, true},
               "What contributions and results of all jobs may take. A declaration past it is "
               "refused with the figures.",
-              "half of the machine's memory"),
+              "half of the machine's memory, or of its control group's limit"),
       Make<C>("credit_bytes", &C::credit_bytes, Bytes{64 * kKiB, 64 * kGiB},
               "Contribution bytes that one agent may have in flight to this aggregator."),
   });
@@ -147,8 +148,11 @@ std::vector<Option<AgentConfig>> AgentOptions() {
               "users are accepted as the mode says."),
       Make<C>("socket_group", &C::socket_group, Text{64}, "Group of the socket.",
               "the agent's own group"),
-      Make<C>("interface", &C::interface, Text{64}, kInterfaceHelp,
-              "the host of the listen option"),
+      Make<C>("interface", &C::interface, Text{64},
+              "Network interface whose address admin calls are answered on, in place of the host "
+              "of admin_listen; e.g. eth0. Connections to aggregators leave by the route that the "
+              "kernel has to their addresses.",
+              "the host of admin_listen"),
       Make<C>("advertise", &C::advertise, Text{255}, kAdvertiseHelp, "the bound address"),
       Make<C>("provider", &C::provider, Name{}, kProviderHelp),
       Make<C>("local_transport", &C::local_transport, Switch{},
@@ -158,7 +162,7 @@ std::vector<Option<AgentConfig>> AgentOptions() {
               "One node without scheduler and aggregators: the agent serves its ranks alone."),
       Make<C>("arena_bytes_max", &C::arena_bytes_max, Bytes{kMiB, 1024 * 1024 * kGiB, true},
               "What the shared memory of all ranks of this node may take.",
-              "half of the machine's memory"),
+              "half of the machine's memory, or of its control group's limit"),
       Make<C>("join_timeout_ms", &C::join_timeout_ms, Milliseconds{100, 7 * 24 * 3'600'000},
               "How long the agent waits for the scheduler and for min_members nodes."),
       Make<C>("trace_path", &C::trace_path, Text{},

@@ -16,6 +16,7 @@
 #include "libs/config/ready.h"
 #include "libs/reduce/reduce.h"
 #include "libs/runtime/host_id.h"
+#include "libs/runtime/memory_limit.h"
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
 #include "services/agent/agent_open.h"
@@ -89,10 +90,7 @@ absl::Status Agent::OpenRankServer() {
   server.local_rank_count = config_.rank_count;
   server.incarnation = options_.incarnation;
   uint64_t arena_bytes = config_.arena_bytes_max;
-  if (arena_bytes == 0) {
-    arena_bytes =
-        static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(getpagesize()) / 2;
-  }
+  if (arena_bytes == 0) arena_bytes = MemoryLimitBytes() / 2;
   // Every tensor lies once a rank and twice as a result.
   // Tensors that the ranks sum lie twice a rank, and are no results.
   const bool ranks_sum = standalone() && TensorMemory::RanksSum(config_.rank_count);

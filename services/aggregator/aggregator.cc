@@ -14,6 +14,7 @@
 #include "libs/config/ready.h"
 #include "libs/rpc/conversion.h"
 #include "libs/runtime/host_id.h"
+#include "libs/runtime/memory_limit.h"
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
 #include "libs/transport/composite/composite_transport.h"
@@ -37,11 +38,6 @@ std::string HostName() {
 
 bool IsLoopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
-}
-
-uint64_t HalfOfMemoryBytes() {
-  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-         static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) / 2;
 }
 
 }  // namespace
@@ -81,7 +77,7 @@ absl::Status Aggregator::Open() {
                        .incarnation = incarnation_,
                        .credit_bytes = config_.credit_bytes,
                        .memory_bytes_max = config_.memory_bytes_max == 0
-                                               ? HalfOfMemoryBytes()
+                                               ? MemoryLimitBytes() / 2
                                                : config_.memory_bytes_max},
       transport_.get(), clock_);
   errands_ = std::make_unique<Errands>(loop_.get());

@@ -44,6 +44,7 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   options.server.bind_host = listen.host;
   options.server.port_min = listen.port_first;
   options.server.port_max = listen.port_last;
+  options.server.advertise_host = config.advertise;
   options.membership.lease_ns = static_cast<int64_t>(config.lease_ms) * kNsPerMs;
   options.server.keepalive_ns = options.membership.lease_ns / 2;
   options.drain_timeout_ns = static_cast<int64_t>(config.drain_timeout_ms) * kNsPerMs;

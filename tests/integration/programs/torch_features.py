@@ -146,6 +146,8 @@ def unused_parameters() -> None:
 
 
 def grad_scaler() -> None:
+    if not hasattr(torch.amp, "GradScaler"):  # Before torch 2.3 only CUDA tensors are scaled.
+        return
     model = nn.Linear(6, 3)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = tw.DistributedOptimizer(sgd, model.named_parameters(), name="scaler")

@@ -11,6 +11,7 @@ this program, also when it is interrupted. Standard library only: runs before .v
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import signal
@@ -35,6 +36,7 @@ _NOISE = re.compile(
 )
 _PLAIN_INTERVAL_S = 15.0
 _CANCEL_S = 30.0
+_END_S = 10.0
 _BAR_CELLS = 24
 
 
@@ -46,18 +48,55 @@ class Interrupted(Exception):
         self.number = number
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Signals:
+    """What has been asked for by signals, and whether that can be heeded now."""
+
+    depth = 0  # Of held_back() blocks.
+    waiting: int | None = None
+
+
+def _ignore_signals() -> None:
+    # Not SIG_IGN, which programs that are started would inherit.
+    for each in _SIGNALS:
+        signal.signal(each, lambda *_: None)
+
+
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Raises Interrupted on the first SIGINT, SIGTERM or SIGHUP and ignores later ones."""
+    """Raises Interrupted on the first SIGINT, SIGTERM or SIGHUP and ignores later ones.
+
+    They stay ignored after the block, where things are ended and taken away.
+    """
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(each, lambda *_: None)
+        _ignore_signals()
+        if _Signals.depth:
+            _Signals.waiting = number
+            return
         raise Interrupted(number)
 
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for each in _SIGNALS:
         signal.signal(each, on_signal)
-    yield
+    try:
+        yield
+    finally:
+        _ignore_signals()
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Puts Interrupted off to the end of the block: what starts something can note what it started."""
+    _Signals.depth += 1
+    try:
+        yield
+    finally:
+        _Signals.depth -= 1
+    if not _Signals.depth and _Signals.waiting is not None:
+        number, _Signals.waiting = _Signals.waiting, None
+        raise Interrupted(number)
 
 
 class ProgressLine:
@@ -90,8 +129,23 @@ class ProgressLine:
             sys.stdout.flush()
 
 
+def _server_pids() -> list[int]:
+    """Bazel's servers for this tree, those that only start included, by what they were told."""
+    wanted = f"--workspace_directory={ROOT}".encode()
+    pids = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                if wanted in Path("/proc", entry, "cmdline").read_bytes().split(b"\0"):
+                    pids.append(int(entry))
+    return pids
+
+
 def shut_down() -> None:
     """Ends Bazel's server for this tree, if one runs."""
+    _ignore_signals()
+    if not _server_pids():
+        return
     subprocess.run(
         ["bazel", "shutdown"],
         cwd=ROOT,
@@ -101,6 +155,14 @@ def shut_down() -> None:
         start_new_session=True,  # A second Ctrl-C must not stop the cleaning up.
         check=False,
     )
+    # A server whose client was interrupted before it had started is not known to `bazel shutdown`.
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in _server_pids():
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+        end = time.monotonic() + _END_S
+        while _server_pids() and time.monotonic() < end:
+            time.sleep(0.02)
 
 
 def _cancel(client: subprocess.Popen[str]) -> None:
@@ -131,17 +193,19 @@ def run_bazel(
     progress = ProgressLine(title)
     progress.show(0, 0, "starting Bazel")
     kept: deque[str] = deque(maxlen=400)
-    client = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Signals reach it through _cancel(), once.
-    )
+    client = None
     try:
+        with held_back():
+            client = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Signals reach it through _cancel(), once.
+            )
         assert client.stderr is not None
         for line in client.stderr:
             line = line.rstrip("\n")
@@ -161,10 +225,11 @@ def run_bazel(
                     on_line(line)
         return client.wait(), list(kept)
     except BaseException:
-        _cancel(client)
+        if client is not None:
+            _cancel(client)
         raise
     finally:
-        if client.stderr is not None:
+        if client is not None and client.stderr is not None:
             client.stderr.close()
         progress.clear()
 

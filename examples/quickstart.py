@@ -19,7 +19,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bazel"))
 
-from bazel_progress import Interrupted, ProgressLine, interruptible, run_bazel, shut_down  # noqa: E402
+from bazel_progress import (  # noqa: E402
+    Interrupted,
+    ProgressLine,
+    held_back,
+    interruptible,
+    run_bazel,
+    shut_down,
+)
 
 TARGETS = [
     "//clients/cli:talweg",
@@ -44,26 +51,40 @@ class Failed(Exception):
     """A part of the demonstration did not work; the text says which, and shows its output."""
 
 
+def _end(process: subprocess.Popen[str]) -> None:
+    """The tool ends its daemons and ranks by itself; only if it cannot, all is killed."""
+    process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def run_shown(title: str, line: list[str], log: Path) -> None:
     """Runs a training program, shows how far it is, keeps its output in `log`."""
     progress = ProgressLine(title)
     progress.show(0, 0, "starting")
     environment = dict(os.environ, PYTHONPATH=str(ROOT / "clients" / "python"))
     environment["TALWEG_LIBRARY"] = str(ROOT / "bazel-bin" / "clients" / "c" / "libtalweg.so")
+    # PyTorch makes a directory for compiled kernels when it is imported: in this tree's cache, not in /tmp.
+    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / ".cache" / "torchinductor"))
     # A step is a round of every gradient: the agents' timelines reach the traced step.
     environment["TALWEG_TRACE_ROUNDS"] = str(TRACE_STEP + 2)
-    process = subprocess.Popen(
-        line,
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Signals reach it below, once.
-    )
+    process = None
     try:
+        with held_back():
+            process = subprocess.Popen(
+                line,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Signals reach it below, once.
+            )
         assert process.stdout is not None
         with log.open("w") as file:
             for text in process.stdout:
@@ -73,13 +94,8 @@ def run_shown(title: str, line: list[str], log: Path) -> None:
                     progress.show(int(match[1]), int(match[2]), f"loss {match[3]}")
         status = process.wait()
     except BaseException:
-        # The tool ends its daemons and ranks by itself; only if it cannot, all is killed.
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        if process is not None:
+            _end(process)
         raise
     finally:
         progress.clear()
@@ -94,6 +110,8 @@ def read_results(directory: Path) -> list[dict[str, Any]]:
 
 
 def draw_losses(single: dict[str, Any], job: dict[str, Any], path: Path) -> None:
+    # Its list of fonts, which takes seconds to make, belongs to this tree's cache, not to the home.
+    os.environ.setdefault("MPLCONFIGDIR", str(ROOT / ".cache" / "matplotlib"))
     import matplotlib
 
     matplotlib.use("Agg")

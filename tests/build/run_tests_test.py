@@ -123,6 +123,27 @@ class InterruptTest(unittest.TestCase):
         )
         self.assertEqual(result.stdout, "cleaned up after SIGTERM\n")
 
+    def test_what_starts_something_is_not_interrupted(self) -> None:
+        program = (
+            "import os, signal, bazel_progress\n"
+            "try:\n"
+            "    with bazel_progress.interruptible():\n"
+            "        with bazel_progress.held_back():\n"
+            "            os.kill(os.getpid(), signal.SIGINT)\n"
+            "            print('started')\n"
+            "        print('never')\n"
+            "except bazel_progress.Interrupted as interruption:\n"
+            "    print('ended by', interruption)\n"
+        )
+        result = subprocess.run(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        self.assertEqual(result.stdout, "started\nended by SIGINT\n")
+
     def test_the_exception_names_its_signal(self) -> None:
         self.assertEqual(str(bazel_progress.Interrupted(signal.SIGHUP)), "SIGHUP")
 

@@ -28,7 +28,7 @@ def global_symbols(path: str) -> list[str]:
         line.split(" ")[0]
         for line in listing.stdout.splitlines()
         # Headings of archive members end in a colon; what sanitizers add for themselves is theirs.
-        if line and not line.endswith(":") and not line.startswith("__")
+        if line and not line.endswith(":") and not line.startswith(("__", "DW.ref."))
     ]
 
 

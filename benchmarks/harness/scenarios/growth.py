@@ -195,7 +195,9 @@ def _jobs(context: Context, section: Section) -> str:
 def _tensors(context: Context, section: Section) -> str:
     count = _TENSORS[context.mode]
     times_s: dict[str, list[float]] = {"2 ranks of one node": [], "2 hosts, 1 aggregator host": []}
-    for repetition in range(context.effort.repetitions):
+    # Each is the start of a whole job: once is enough for a quick look.
+    repetitions = 1 if context.mode == "quick" else context.effort.repetitions
+    for repetition in range(repetitions):
         local = context.programs.in_own_network()
         context.progress(f"{count} tensors, {repetition + 1}")
         with talweg_on_one_node(context.programs, 2, local) as job:

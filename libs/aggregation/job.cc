@@ -298,6 +298,9 @@ void Job::Lose(ConnectionId connection, Effects& out) {
     for (auto& [key, tensor] : tensors_) {
       if (tensor.declarations.empty()) continue;
       tensor.declarations[member->value()] = {};
+      // One that was poisoned before anybody placed it here still has the slices of an older epoch,
+      // which know its members.
+      if (!tensor.Placed()) continue;
       for (LocalSlice& slice : tensor.local) {
         const uint32_t before = slice.round.here_count();
         slice.round.Forget(*member);

@@ -266,5 +266,24 @@ TEST_CASE("Job: peers that say anything reach no CHECK and break no promise", "[
   }
 }
 
+TEST_CASE(
+    "Job: a member of a larger view is lost behind a tensor that was poisoned in a smaller one",
+    "[aggregation]") {
+  JobFixture f({1, 1});
+  f.StartWith("w");
+  f.SayDeclare(1, f.DeclareOf("w", 1, 5));
+  f.view.members.push_back({.id = {NodeRank{2}, Incarnation{102}}, .rank_count = 1});
+  f.NextView();
+  f.SayHello(2);
+  f.SayDeclare(2, f.DeclareOf("w", 2));
+  f.effects_seen.clear();
+  f.job.OnDisconnect(Conn(2), f.effects);
+  f.Perform();
+  CHECK(f.job.sessions().size() == 2);
+  f.SayHello(2, 1);
+  f.SayDeclare(2, f.DeclareOf("w", 2), 1);
+  CHECK(f.Sent<wire::Failed>(Conn(2, 1)).size() == 1);
+}
+
 }  // namespace
 }  // namespace talweg::aggregation

@@ -53,6 +53,7 @@ SliceRound::Outcome SliceRound::OnContribution(MemberIndex from, const wire::Con
 }
 
 void SliceRound::Forget(MemberIndex member) {
+  TALWEG_CHECK(member.value() < parts_.size());
   Part& part = parts_[member.value()];
   if (state_ != State::kFilling || !part.here) return;
   if (source_ == member) {

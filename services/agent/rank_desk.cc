@@ -4,11 +4,7 @@
 #include "libs/status/status.h"
 
 namespace talweg::agent {
-namespace {
-
-constexpr uint16_t kSummingMinor = 1;  // The first minor version whose ranks can sum.
-
-}  // namespace
+namespace {}  // namespace
 
 shm::RankStatus ToRankStatus(pipeline::Status status) {
   switch (status) {
@@ -53,16 +49,6 @@ void RankDesk::OnRankHello(shm::RankConnectionId connection, const shm::RankHell
     server_->Refuse(connection, shm::RankStatus::kInvalidArgument,
                     "local rank " + std::to_string(hello.local_rank.value()) +
                         " is not one of this node's " + std::to_string(ranks_.size()));
-    return;
-  }
-  if (memory_->ranks_sum() && hello.minor < kSummingMinor) {
-    server_->Refuse(connection, shm::RankStatus::kVersionMismatch,
-                    "the ranks of this agent sum their contributions themselves, which needs "
-                    "version 1." +
-                        std::to_string(kSummingMinor) +
-                        " of the rank protocol, and the client "
-                        "speaks 1." +
-                        std::to_string(hello.minor) + "; install the same release of both");
     return;
   }
   Rank& rank = ranks_[hello.local_rank.value()];

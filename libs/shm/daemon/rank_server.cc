@@ -266,8 +266,8 @@ void RankServerImpl::OnHello(Connection& connection, const Hello& hello, RankEve
                     "contributions of local rank " + std::to_string(local_rank)},
       &next_segment_);
   ++counters_.ranks_accepted;
-  sink.OnRankHello(connection.id, {connection.local_rank, connection.pid, connection.uid,
-                                   connection.client_name, hello.minor});
+  sink.OnRankHello(connection.id,
+                   {connection.local_rank, connection.pid, connection.uid, connection.client_name});
 }
 
 void RankServerImpl::OnDeclare(Connection& connection, uint32_t request, const Declare& declare,

@@ -52,7 +52,6 @@ struct RankHello {
   pid_t pid = 0;         // By SO_PEERCRED; 0 when the rank is in a foreign pid namespace.
   uid_t uid = 0;
   std::string client_name;
-  uint16_t minor = 0;  // Of the protocol that it speaks.
 };
 
 struct RankDeclaration {

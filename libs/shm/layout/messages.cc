@@ -37,7 +37,6 @@ class Reader {
     return text;
   }
 
-  bool AtEnd() const { return ok_ && left_ == 0; }
   bool ok() const { return ok_; }
   bool too_long() const { return too_long_; }
 
@@ -212,12 +211,10 @@ const char* Take(Reader& in, Declared& declared) {
       return "Declared names a segment of unknown kind";
     }
   }
-  if (in.AtEnd()) return nullptr;  // An agent of 1.0, or one that sums itself.
   declared.ranks_sum = in.Take<uint32_t>() != 0;
   declared.part = in.Take<uint32_t>();
-  if (!declared.ranks_sum) declared.part = 0;
-  if (declared.part >= kPartsMax) return "Declared names a part of an arena that cannot be";
-  return nullptr;
+  return in.ok() && declared.part >= kPartsMax ? "Declared names a part of an arena that cannot be"
+                                               : nullptr;
 }
 
 void Put(Writer& out, const Declared& declared) {
@@ -235,8 +232,7 @@ void Put(Writer& out, const Declared& declared) {
     out.Put(static_cast<uint32_t>(declared.segments[i].kind));
     out.Put(declared.segments[i].bytes);
   }
-  if (!declared.ranks_sum) return;
-  out.Put(uint32_t{1});
+  out.Put(uint32_t{declared.ranks_sum});
   out.Put(declared.part);
 }
 

@@ -26,7 +26,7 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kMessageMagic = 0x4d535754;  // "TWSM"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 1;
+inline constexpr uint16_t kProtocolMinor = 0;
 inline constexpr size_t kMessageHeaderBytes = 16;
 inline constexpr size_t kBodyBytesMax = 64 * 1024;
 // Nothing of this version is longer; a buffer of this size takes any message that Encode makes.
@@ -47,7 +47,7 @@ enum class MessageType : uint16_t {
   kLost = 6,      // agent -> rank
   kDoorbell = 7,  // rank -> agent: look at the ring
   kWake = 8,      // agent -> rank: look at the control segment
-  kPeer = 9,      // agent -> rank: what another rank of the node contributes; since 1.1
+  kPeer = 9,      // agent -> rank: what another rank of the node contributes
 };
 
 struct Hello {
@@ -115,9 +115,8 @@ struct Declared {
   std::string_view text;
   uint32_t segment_count = 0;  // Segments that this rank has not got yet; one descriptor each.
   SegmentInfo segments[kNewSegmentsMax];
-  // Since 1.1, and only there when `ranks_sum` is set. There are no results then: the ranks sum.
-  // What lies at `contribution` is said in rank_sums.h; in part `part` of every rank's arena at the
-  // same offset.
+  // With `ranks_sum` there are no results: the ranks sum. What lies at `contribution` is said in
+  // rank_sums.h; it lies in part `part` of every rank's arena, at the same offset.
   bool ranks_sum = false;
   uint32_t part = 0;
   friend bool operator==(const Declared&, const Declared&) = default;

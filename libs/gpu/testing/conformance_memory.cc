@@ -124,6 +124,9 @@ TEST_CASE("device: addresses that are nobody's are refused before the GPU sees t
   const uint64_t inputs[] = {memory.address, memory.address + 4096};
   refused(c.device->Reduce(stream, {.dtype = DType::kF32, .op = Op::kSum}, inputs, memory.address,
                            1024));
+  const uint64_t twice[] = {memory.address, memory.address};
+  refused(c.device->Reduce(stream, {.dtype = DType::kF32, .op = Op::kSum}, twice,
+                           memory.address + 4096, 512));
   c.Finish(stream);  // Nothing of it reached the GPU.
 }
 

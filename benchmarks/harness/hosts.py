@@ -61,16 +61,24 @@ def talweg(
         "--in_memory",
     )
     commands = [Command((*line, quiet), is_daemon=True)]
+    directory = tempfile.TemporaryDirectory(prefix="talweg-bench-ready-")
+    ready = [str(Path(directory.name) / str(n)) for n in range(len(cluster.aggregator_hosts))]
     for number, host in enumerate(cluster.aggregator_hosts):
-        line = (*network.enter(host), tool, "aggregator", f"--scheduler={scheduler}")
+        line = (*network.enter(host), tool, "aggregator", f"--scheduler={scheduler}", quiet)
         address = f"--listen={network.address(host)}:0"
-        commands.append(Command((*line, address, f"--name={number}", quiet), is_daemon=True))
+        options = (address, f"--name={number}", f"--ready_file={ready[number]}")
+        commands.append(Command((*line, *options), is_daemon=True))
     rank = rank or Command(tuple(talweg_rank(tool)))
     for node_rank, host in enumerate(cluster.rank_hosts):
-        run = (*network.enter(host), tool, "run", f"--scheduler={scheduler}", f"--nodes={count}")
+        # A job's view has the aggregators that serve when it begins: all of them are waited for.
+        wait = 'n=$1; shift; while [ $(ls "$0" | wc -l) -lt "$n" ]; do sleep 0.02; done; exec "$@"'
+        shell = (*network.enter(host), "sh", "-c", wait, directory.name, str(len(ready)))
+        run = (*shell, tool, "run", f"--scheduler={scheduler}", f"--nodes={count}")
         node = (f"--node-rank={node_rank}", "--ranks-per-node=1", "--", *rank.line)
         commands.append(Command((*run, *node), rank.environment))
-    return Contender(name, count, commands, wire_pids=cluster.pids)
+    contender = Contender(name, count, commands, wire_pids=cluster.pids)
+    contender.on_close(directory.cleanup)
+    return contender
 
 
 def talweg_jobs(

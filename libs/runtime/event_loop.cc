@@ -22,7 +22,9 @@ constexpr uint64_t kWakeWatch = 0;
 constexpr int64_t kServeEveryNs = 50'000;
 constexpr int64_t kSpinNsMin = 1'000;
 
-int64_t DefaultSpinNs() { return std::thread::hardware_concurrency() <= 2 ? 20'000 : 100'000; }
+// With two CPUs whoever is waited for needs the one that would spin: a message then comes later,
+// not sooner.
+int64_t DefaultSpinNs() { return std::thread::hardware_concurrency() <= 2 ? 0 : 100'000; }
 
 void Pause() {
 #if defined(__x86_64__)

@@ -45,7 +45,8 @@ void Job::OnView(const View& view, int64_t now_ns, Effects& out) {
   std::vector<ConnectionId> gone;
   for (const auto& [connection, session] : sessions_) {
     if (session.state != SessionState::kActive) continue;
-    if (!self_ || !view_.IndexOf(session.hello.member)) gone.push_back(connection);
+    const bool is_out = !self_ || !view_.IndexOf(session.hello.member);
+    if (TALWEG_MUTATION(zombie_not_closed, is_out, false)) gone.push_back(connection);
   }
   for (const ConnectionId connection : gone) {
     Close(connection,
@@ -62,7 +63,19 @@ void Job::OnView(const View& view, int64_t now_ns, Effects& out) {
     for (const auto& [member, slots] : tensor.slots) {
       if (!view_.IndexOf(member)) departed.push_back(member);
     }
-    for (const MemberIdentity& member : departed) ReleaseSlots(tensor, member, out);
+    for (const MemberIdentity& member : departed) {
+      const bool is_inherited = TALWEG_MUTATION(slots_inherited, false, [&] {
+        for (const ViewMember& heir : view_.members) {
+          if (heir.id.node != member.node) continue;
+          auto slots = tensor.slots.extract(member);
+          slots.key() = heir.id;
+          tensor.slots.insert(std::move(slots));
+          return true;
+        }
+        return true;  // Kept for a next one.
+      }());
+      if (!is_inherited) ReleaseSlots(tensor, member, out);
+    }
   }
 
   std::vector<ConnectionId> connections;
@@ -236,7 +249,9 @@ void Job::Welcome(ConnectionId connection, Session& session, MemberIndex member,
       Close(connection, "the agent has opened a newer connection", out);
       return;
     }
-    Close(other, "the agent has opened a newer connection", out);
+    if (TALWEG_MUTATION(old_connection_heard, true, false)) {
+      Close(other, "the agent has opened a newer connection", out);
+    }
   }
   session.state = SessionState::kActive;
   members_[member.value()].connection = connection;
@@ -303,7 +318,7 @@ void Job::Lose(ConnectionId connection, Effects& out) {
       if (!tensor.Placed()) continue;
       for (LocalSlice& slice : tensor.local) {
         const uint32_t before = slice.round.here_count();
-        slice.round.Forget(*member);
+        if (TALWEG_MUTATION(lost_contribution_kept, true, false)) slice.round.Forget(*member);
         counters_.contributions_forgotten += before - slice.round.here_count();
       }
     }

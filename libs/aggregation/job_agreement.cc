@@ -216,7 +216,8 @@ void Job::ReleaseUndeclared(Effects& out) {
     std::vector<MemberIdentity> unused;
     for (const auto& [member, slots] : tensor.slots) {
       const std::optional<MemberIndex> index = view_.IndexOf(member);
-      if (!index || !tensor.DeclaredBy(*index)) unused.push_back(member);
+      const bool is_out = TALWEG_MUTATION(slots_inherited, !index, false);
+      if (is_out || (index && !tensor.DeclaredBy(*index))) unused.push_back(member);
     }
     for (const MemberIdentity& member : unused) ReleaseSlots(tensor, member, out);
   }

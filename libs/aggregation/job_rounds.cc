@@ -177,7 +177,7 @@ void Job::StartSumIfFree(Tensor& tensor, LocalSlice& slice, Effects& out) {
   if (!tensor.Placed() || tensor.poison || slice.round.state() != SliceRound::State::kComplete) {
     return;
   }
-  if (slice.writes_under_way > 0) {
+  if (TALWEG_MUTATION(summed_over_writes, slice.writes_under_way > 0, false)) {
     ++counters_.sums_held_back;
     return;
   }

@@ -43,15 +43,16 @@ Membership::Membership(const Config& config, const Snapshot& snapshot, int64_t n
       job_next_(snapshot.job_next),
       last_ns_(now_ns) {
   for (const JobRecord& record : snapshot.jobs) {
-    Job job{.id = record.id,
-            .name = record.name,
-            .spec = record.spec,
-            .state = record.state,
-            .text = record.text,
-            .epoch_floor = record.epoch_floor,
-            .created_unix_ns = record.created_unix_ns,
-            .view = record.view,
-            .join_deadline_ns = now_ns + record.spec.join_timeout_ns};
+    Job job{
+        .id = record.id,
+        .name = record.name,
+        .spec = record.spec,
+        .state = record.state,
+        .text = record.text,
+        .epoch_floor = TALWEG_MUTATION(epoch_forgotten_at_restart, record.epoch_floor, Epoch{0}),
+        .created_unix_ns = record.created_unix_ns,
+        .view = record.view,
+        .join_deadline_ns = now_ns + record.spec.join_timeout_ns};
     for (const MemberRecord& member : record.members) {
       if (member.state != MemberState::kJoined) {
         job.gone.push_back(member);

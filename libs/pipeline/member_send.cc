@@ -260,12 +260,13 @@ void Member::RoundDone(Tensor& tensor, Effects& out) {
 }
 
 void Member::AbortRound(Tensor& tensor, const std::string& text, Effects& out) {
-  tensor.held = {.round = tensor.open_round(), .sum_epoch = Epoch{0}, .ranks_summed = 0};
+  const Round round = tensor.open_round();
+  tensor.held = {.round = TALWEG_MUTATION(abort_not_held, round, tensor.held.round),
+                 .sum_epoch = Epoch{0},
+                 .ranks_summed = 0};
   ++counters_.rounds_aborted;
-  out.push_back(CompleteRound{.tensor = tensor.index,
-                              .round = tensor.held.round,
-                              .status = Status::kAborted,
-                              .text = text});
+  out.push_back(CompleteRound{
+      .tensor = tensor.index, .round = round, .status = Status::kAborted, .text = text});
   OpenNextRound(tensor);
 }
 

@@ -141,7 +141,7 @@ void Member::OwnerAnswered(Owner& owner, int64_t now_ns, Effects& out) {
   owner.backoff_ns = 0;
   if (phase_ == Phase::kFencing) {
     for (const auto& [index, other] : owners_) {
-      if (other.state != OwnerState::kReady) return;
+      if (TALWEG_MUTATION(reported_before_fenced, other.state != OwnerState::kReady, false)) return;
     }
     Freeze(now_ns, out);
     return;

@@ -19,8 +19,12 @@ enum class Confusion : uint8_t {
   kWrongRankCount = 7,
   kOldFrameAgain = 8,
   kGarbage = 9,
+  kReportAgain = 10,
+  kFalseReport = 11,
+  kFlood = 12,  // More of it than is borne.
 };
-constexpr uint64_t kConfusionCount = 10;
+constexpr uint64_t kConfusionCount = 13;
+constexpr int kFloodCount = 20;
 
 }  // namespace
 
@@ -55,6 +59,16 @@ void AgentProcess::Confuse() {
     return;
   }
 
+  if (confusion == Confusion::kReportAgain) {
+    const auto report = reports_sent_.find(connection);
+    if (report != reports_sent_.end()) network_->SendFrame(host_, connection, report->second);
+    return;
+  }
+  if (confusion == Confusion::kFalseReport) {
+    lies_ = true;
+    return;
+  }
+
   // A contribution that would be right, but for its round and one thing more.
   wire::Contribute entry{.key = TensorKey{random.Next()},
                          .round = kConfusedRound,
@@ -65,7 +79,10 @@ void AgentProcess::Confuse() {
   Epoch epoch = view->epoch;
   std::vector<std::byte> bytes;
   for (const auto& tensor : core_.tensors()) {
-    if (tensor->spec.op == Op::kBroadcast || confusion == Confusion::kUnknownTensor) continue;
+    if (tensor->spec.op == Op::kBroadcast || confusion == Confusion::kUnknownTensor ||
+        confusion == Confusion::kFlood) {
+      continue;
+    }
     for (size_t i = 0; i < tensor->slices.size(); ++i) {
       if (tensor->slices[i].owner != owner->first) continue;
       entry.key = tensor->key;
@@ -86,8 +103,67 @@ void AgentProcess::Confuse() {
   if (confusion == Confusion::kWrongMode) entry.mode = wire::Mode::kCopy;
   if (confusion == Confusion::kWrongRankCount) entry.rank_count += kConfusedRankCount;
   wire::FrameWriter writer(wire::FrameType::kContribute, job, epoch);
-  writer.Add(entry);
+  const int count = confusion == Confusion::kFlood ? kFloodCount : 1;
+  for (int i = 0; i < count; ++i) writer.Add(entry);
   network_->SendFrame(host_, connection, writer.Take());
+}
+
+// What fits the state that the agent is in; the job fails here, and names the
+// aggregator.
+void AgentProcess::Forge() {
+  const View* const view = core_.newest_view();
+  if (view == nullptr || core_.phase() == pipeline::Phase::kFailed) return;
+  if (timeline_->random().OneIn(4)) {
+    trace_->Reached(kForged);
+    View other = *view;
+    other.epoch = other.epoch.Next();
+    other.members[other.IndexOf(core_.config().self)->value()].rank_count += 1;
+    return Run([&](pipeline::Effects& out) { core_.OnView(other, timeline_->now_ns(), out); });
+  }
+  const auto say = [&](ConnectionId connection, wire::FrameType type, const auto& entry) {
+    trace_->Reached(kForged);
+    wire::FrameWriter writer(type, view->job, view->epoch);
+    writer.Add(entry);
+    OnFrameBytes(connection, writer.Take());
+  };
+  for (const auto& [index, owner] : core_.owners()) {
+    if (owner.state != pipeline::OwnerState::kGreeting) continue;
+    return say(owner.connection, wire::FrameType::kWelcome,
+               wire::Welcome{.status = wire::WelcomeStatus::kViewDiffers,
+                             .aggregator = owner.incarnation,
+                             .text = "node 0 has another view"});
+  }
+  if (core_.phase() == pipeline::Phase::kFencing) return;
+  for (const auto& tensor : core_.tensors()) {
+    const auto primary = core_.owners().find(tensor->primary);
+    if (tensor->awaits_decision && primary != core_.owners().end() &&
+        primary->second.state == pipeline::OwnerState::kReady) {
+      return say(
+          primary->second.connection, wire::FrameType::kDecision,
+          wire::Decision{.key = tensor->key, .round = Round{tensor->open_round().value() + 3}});
+    }
+    for (size_t i = 0; i < tensor->slices.size(); ++i) {
+      if (tensor->slice_states[i] != pipeline::SliceState::kSent) continue;
+      const auto owner = core_.owners().find(tensor->slices[i].owner);
+      if (owner == core_.owners().end()) continue;
+      const SliceIndex slice{static_cast<uint32_t>(i)};
+      if (tensor->partial.have_count > 0 && !tensor->finish) {
+        return say(owner->second.connection, wire::FrameType::kResult,
+                   wire::Result{.key = tensor->key,
+                                .round = tensor->active_round(),
+                                .slice = slice,
+                                .rank_count = tensor->partial.ranks_summed + 1,
+                                .form = wire::Form::kWritten,
+                                .sum_epoch = view->epoch});
+      }
+      return say(owner->second.connection, wire::FrameType::kRefused,
+                 wire::Refused{.reason = wire::RefusedReason::kWrongLength,
+                               .key = tensor->key,
+                               .round = tensor->active_round(),
+                               .slice = slice,
+                               .text = "it is forged"});
+    }
+  }
 }
 
 }  // namespace talweg::sim

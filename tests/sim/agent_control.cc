@@ -95,9 +95,13 @@ void AgentProcess::Attach() {
   const Epoch held = core_.newest_view() != nullptr ? core_.newest_view()->epoch : Epoch{0};
   scheduler_->CallOnce(
       host_,
-      [=, id = core_.config().self, job = job_](membership::Membership& core, int64_t now_ns,
-                                                EffectList& out) {
+      [=, this, id = core_.config().self, job = job_](membership::Membership& core, int64_t now_ns,
+                                                      EffectList& out) {
         *answer = core.OnMemberAttached(stream, job, id, held, now_ns, out);
+        if (!answer->ok()) return;
+        if (attachment > 1) trace_->Reached("a member re-attaches");
+        if (core.jobs().at(job).Over()) trace_->Reached("a member attaches to a job that is over");
+        scheduler_->NoteAttached(stream);
       },
       [this, answer, stream, again](bool answered) {
         if (answered && answer->ok()) return;
@@ -109,14 +113,19 @@ void AgentProcess::Attach() {
 
 void AgentProcess::OnRefused(const membership::Answer& answer) {
   Out(answer.text);
+  if (answer.code == membership::Code::kUnknown) trace_->Reached("a word of an unknown job");
   if (answer.code != membership::Code::kRefused) return;
   trace_->Reached("a Join or Renew of a lost incarnation");
   // It does not listen: this incarnation asks again.
   auto again = std::make_shared<membership::JoinAnswer>();
   scheduler_->Call(
       host_,
-      [again, request = JoinRequest()](membership::Membership& core, int64_t now_ns,
-                                       EffectList& out) {
+      [again, job = job_, request = JoinRequest()](membership::Membership& core, int64_t now_ns,
+                                                   EffectList& out) {
+        if (!core.jobs().contains(job)) {  // Forgotten meanwhile.
+          again->answer.code = membership::Code::kRefused;
+          return;
+        }
         *again = core.OnJoin(request, now_ns, out);
       },
       [this, again](bool answered) {
@@ -147,23 +156,33 @@ void AgentProcess::Renew(uint64_t) {
 void AgentProcess::OnMemberMessage(const membership::MemberMessage& message) {
   const int64_t now_ns = timeline_->now_ns();
   if (const auto* view = std::get_if<View>(&message)) {
+    if (epoch_ < view->epoch) quiesce_ = membership::QuiesceId{0};
     ledger_->OnView(*view);
     trace_->Add(now_ns, name_, "view of epoch " + std::to_string(view->epoch.value()));
     OnView(*view);
   } else if (const auto* quiesce = std::get_if<membership::Quiesce>(&message)) {
+    if (quiesce->id == quiesce_) return;
+    quiesce_ = quiesce->id;
     Run([&](pipeline::Effects& out) { core_.OnQuiesce(quiesce->id.value(), now_ns, out); });
   } else if (const auto* cancelled = std::get_if<membership::QuiesceCancelled>(&message)) {
-    Run([&](pipeline::Effects& out) { core_.OnResume(cancelled->id.value(), now_ns, out); });
+    if (cancelled->id == quiesce_) ResumeFromQuiesce();
   } else if (const auto* attached = std::get_if<membership::Attached>(&message)) {
-    if (attached->quiesce != membership::QuiesceId{0}) {
-      Run([&](pipeline::Effects& out) { core_.OnQuiesce(attached->quiesce.value(), now_ns, out); });
+    if (quiesce_ != membership::QuiesceId{0} && attached->quiesce != quiesce_) {
+      trace_->Reached("a member that re-attaches holds a quiesce that is over");
+      ResumeFromQuiesce();
     }
   } else if (const auto* gone = std::get_if<membership::MemberLeft>(&message)) {
     core_.OnMemberLeft(gone->id, gone->text);
   } else if (const auto* failed = std::get_if<membership::JobFailed>(&message)) {
+    trace_->Reached("an agent hears from the scheduler that its job has failed");
     if (failed->text.empty()) throw Violation{name_ + ": the job failed without a reason"};
     Out(failed->text);
   }
+}
+
+void AgentProcess::ResumeFromQuiesce() {
+  const uint64_t id = std::exchange(quiesce_, membership::QuiesceId{0}).value();
+  Run([&](pipeline::Effects& out) { core_.OnResume(id, timeline_->now_ns(), out); });
 }
 
 void AgentProcess::OnView(const View& view) {
@@ -186,8 +205,14 @@ void AgentProcess::ConfirmQuiesced(membership::QuiesceId id) {
   const Epoch held = core_.newest_view() != nullptr ? core_.newest_view()->epoch : Epoch{0};
   scheduler_->Call(
       host_,
-      [=, self = core_.config().self, job = job_](membership::Membership& core, int64_t now_ns,
-                                                  EffectList& out) {
+      [=, this, self = core_.config().self, job = job_](membership::Membership& core,
+                                                        int64_t now_ns, EffectList& out) {
+        const auto known = core.jobs().find(job);
+        if (known != core.jobs().end() &&
+            (!known->second.quiesce || known->second.quiesce->id != id ||
+             !known->second.quiesce->waits_for.contains(self))) {
+          trace_->Reached("a quiesce is answered twice, or too late");
+        }
         *answer = core.OnQuiesced(job, self, held, id, now_ns, out);
       },
       [this, id](bool answered) {

@@ -120,20 +120,13 @@ void AgentProcess::Perform(pipeline::Effects& effects) {
           } else if constexpr (std::is_same_v<Each, pipeline::CompleteRound>) {
             OnCompleted(each);
           } else if constexpr (std::is_same_v<Each, pipeline::FailTensor>) {
-            if (each.text.empty()) throw Violation{name_ + ": a tensor failed without a reason"};
-            if (each.status == pipeline::Status::kMismatch &&
-                (each.text.find(" declared ") == std::string::npos ||
-                 each.text.find(" declares ") == std::string::npos)) {
-              throw Violation{name_ +
-                              ": a disagreement that does not name both sides: " + each.text};
-            }
-            const TensorKey key = memory_.at(each.tensor).key;
-            for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-              FailRankWith(LocalRank{rank}, "tensor " + std::to_string(key.value()) + each.text,
-                           each.status == pipeline::Status::kMismatch);
-            }
+            OnTensorFailed(each);
           } else if constexpr (std::is_same_v<Each, pipeline::FailRank>) {
-            throw Violation{name_ + ": a rank that keeps the rules is refused: " + each.text};
+            if (!ranks_[each.local_rank.value()].confused) {
+              throw Violation{name_ + ": a rank that keeps the rules is refused: " + each.text};
+            }
+            trace_->Reached("a rank that pushes what it may not is disconnected");
+            FailRankWith(each.local_rank, each.text);
           } else if constexpr (std::is_same_v<Each, pipeline::FailJob>) {
             OnFailed(each.text);
           } else if constexpr (std::is_same_v<Each, pipeline::ReportLost>) {
@@ -159,13 +152,51 @@ void AgentProcess::Perform(pipeline::Effects& effects) {
   }
 }
 
+void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
+  const auto says = [&](const char* words) { return failed.text.find(words) != std::string::npos; };
+  if (failed.text.empty()) throw Violation{name_ + ": a tensor failed without a reason"};
+  const bool is_mismatch = failed.status == pipeline::Status::kMismatch;
+  // What nobody may declare, and what is reported falsely, has one side.
+  const bool has_one_side = says(" of rank ") || trace_->HasReached(kFalseReport);
+  if (is_mismatch && !has_one_side && !(says(" declared ") && says(" declares "))) {
+    throw Violation{name_ + ": a disagreement that does not name both sides: " + failed.text};
+  }
+  if (failed.status == pipeline::Status::kAborted) {
+    trace_->Reached("a tensor fails, as its root is gone or reports were false");
+  }
+  if (says("there is no rank")) trace_->Reached("a broadcast from a rank that is not there");
+  const TensorKey key = memory_.at(failed.tensor).key;
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    FailRankWith(LocalRank{rank}, "tensor " + std::to_string(key.value()) + failed.text,
+                 is_mismatch);
+  }
+  // One that had not heard of it yet has pushed the next round.
+  timeline_->After(network_->Delay(), [this, key, life = network_->host(host_).life()] {
+    network_->host(host_).Deliver(life, [this, key] {
+      const pipeline::Tensor& tensor = *core_.FindTensor(key);
+      if (core_.phase() == pipeline::Phase::kFailed || !tensor.announced) return;
+      trace_->Reached("a push of a tensor that has failed");
+      Run([&](pipeline::Effects& out) {
+        core_.OnPush(LocalRank{0}, tensor.index, tensor.open_round(), 0, timeline_->now_ns(), out);
+      });
+    });
+  });
+}
+
 void AgentProcess::OnFailed(const std::string& text) {
   if (text.empty()) throw Violation{name_ + ": the job failed here without a reason"};
   trace_->Add(timeline_->now_ns(), name_, "job failed: " + text);
   // Words that one daemon has for another that breaks the protocol.
-  for (const char* const blame : {" decided to ", "refused a contribution", "ranks into slice",
-                                  "cannot be used", "has another view"}) {
-    if (text.find(blame) != std::string::npos) throw Violation{name_ + ": " + text};
+  static constexpr std::pair<const char*, const char*> kBlames[] = {
+      {" decided to ", "the job fails: a decision contradicts what is known here"},
+      {"refused a contribution", "the job fails: a contribution was refused that a round hangs on"},
+      {"ranks into slice", "the job fails: two slices of sums of different ranks"},
+      {"cannot be used", "the job fails: a view that cannot be used"},
+      {"has another view", "the job fails: a Welcome speaks of another view"}};
+  for (const auto& [words, point] : kBlames) {
+    if (text.find(words) == std::string::npos) continue;
+    if (!trace_->HasReached(kForged)) throw Violation{name_ + ": " + text};
+    trace_->Reached(point);
   }
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) FailRankWith(LocalRank{rank}, text);
 }
@@ -187,6 +218,7 @@ void AgentProcess::Perform(pipeline::Send& send) {
                     std::to_string(send.epoch.value()));
   }
   CheckCredit(send);
+  CheckFenced(send);
   std::vector<std::vector<std::byte>> payloads(send.sources.size());
   if (auto* declares = std::get_if<std::vector<wire::Declare>>(&send.entries)) {
     for (size_t i = 0; i < declares->size(); ++i) {
@@ -194,6 +226,11 @@ void AgentProcess::Perform(pipeline::Send& send) {
       for (int parity = 0; parity < 2; ++parity) {
         (*declares)[i].result[parity] = {memory.region_keys[parity], 0};
       }
+    }
+  } else if (auto* reports = std::get_if<std::vector<wire::Report>>(&send.entries)) {
+    if (std::exchange(lies_, false)) {
+      trace_->Reached(kFalseReport);
+      reports->front().contributed = Round{reports->front().held.value() + 7};
     }
   } else if (auto* entries = std::get_if<std::vector<wire::Contribute>>(&send.entries)) {
     for (size_t i = 0; i < entries->size(); ++i) {
@@ -227,6 +264,7 @@ void AgentProcess::Perform(pipeline::Send& send) {
       send.entries);
   if (frames.empty()) frames.push_back(writer.Take());
   for (std::vector<std::byte>& frame : frames) {
+    if (send.type == wire::FrameType::kReport) reports_sent_[send.connection] = frame;
     if (send.type == wire::FrameType::kContribute &&
         config_.profile->fault_weights[static_cast<int>(Fault::kConfuseAgent)] > 0) {
       contributions_sent_.emplace_back(send.connection, frame);
@@ -251,10 +289,20 @@ void AgentProcess::CheckCredit(const pipeline::Send& send) {
   }
 }
 
+// Rule 1: whoever reports for an epoch has stopped every writer of older ones.
+void AgentProcess::CheckFenced(const pipeline::Send& send) {
+  if (send.type != wire::FrameType::kReport || send.epoch <= epoch_reported_) return;
+  epoch_reported_ = send.epoch;
+  if (!network_->WritesUnderWayTo(host_, [](ConnectionId) { return true; })) return;
+  throw Violation{name_ + ": reports for epoch " + std::to_string(send.epoch.value()) +
+                  " while results of an older one are landing"};
+}
+
 // Which row of the table of decisions this is.
 void AgentProcess::CheckDecision(const wire::Decision& decision) {
   const pipeline::Tensor* const tensor = core_.FindTensor(decision.key);
-  if (tensor == nullptr || !tensor->awaits_decision) return;
+  if (tensor == nullptr) return;
+  if (!tensor->awaits_decision) return trace_->Reached("a decision arrives twice");
   const bool is_held = tensor->held.round == decision.round;
   if (decision.verdict == wire::Verdict::kAbort) {
     trace_->Reached(is_held ? "decision: abort, as it had been aborted before"
@@ -324,8 +372,10 @@ void AgentProcess::Perform(const pipeline::AllocateTensor& allocate) {
     memory.region_keys[parity] = (config_.incarnation.value() << 16) + next_region_++;
     regions_[memory.region_keys[parity]] = {allocate.tensor, parity};
   }
-  Run([this, index = allocate.tensor](pipeline::Effects& out) {
-    core_.OnTensorAllocated(index, "", timeline_->now_ns(), out);
+  const bool is_short = config_.profile->agent_memory_is_short && timeline_->random().OneIn(4);
+  if (is_short) trace_->Reached("no memory for a tensor at an agent");
+  Run([this, is_short, index = allocate.tensor](pipeline::Effects& out) {
+    core_.OnTensorAllocated(index, is_short ? "not enough memory" : "", timeline_->now_ns(), out);
   });
 }
 
@@ -353,8 +403,16 @@ void AgentProcess::OnFrameBytes(ConnectionId connection, std::span<const std::by
   if (const auto* decisions = std::get_if<std::vector<wire::Decision>>(&frame->entries)) {
     for (const wire::Decision& decision : *decisions) CheckDecision(decision);
   }
+  if (const auto* welcomes = std::get_if<std::vector<wire::Welcome>>(&frame->entries)) {
+    const wire::WelcomeStatus status = welcomes->front().status;
+    if (status == wire::WelcomeStatus::kUnknownJob)
+      trace_->Reached("refused: the job is not known");
+    if (status == wire::WelcomeStatus::kNotInView)
+      trace_->Reached("refused: not in the view there");
+  }
   if (const auto* failed = std::get_if<std::vector<wire::Failed>>(&frame->entries)) {
     for (const wire::Failed& entry : *failed) {
+      ledger_->OnTensorFailed();
       if (entry.code != wire::FailedCode::kMismatch) continue;
       ledger_->OnDisagreement(entry.key, frame->header.epoch, timeline_->now_ns());
     }
@@ -370,6 +428,7 @@ void AgentProcess::OnLinkOpen(ConnectionId connection) {
 
 void AgentProcess::OnLinkLost(ConnectionId connection, const std::string& reason) {
   trace_->Add(timeline_->now_ns(), name_, "lost a connection: " + reason);
+  trace_->Reached("an agent's connection breaks");
   Run([&](pipeline::Effects& out) {
     core_.OnDisconnected(connection, reason, timeline_->now_ns(), out);
   });

@@ -24,6 +24,12 @@ inline constexpr Round kConfusedRound{1'000'000};
 // More ranks than any node has.
 inline constexpr uint32_t kConfusedRankCount = 8;
 
+// Somebody has sent one: tensors fail of which nothing else is wrong.
+inline constexpr const char* kFalseReport = "reports that cannot all be true";
+
+// Somebody has heard what no aggregator of ours says.
+inline constexpr const char* kForged = "words of a confused aggregator";
+
 // Writes the cells that an inline payload carries.
 void StoreInlineCells(std::span<const std::byte> bytes, uint64_t* cells);
 
@@ -46,6 +52,9 @@ class AgentProcess : public Process {
   void KillRank(LocalRank rank);
   // Sends what no agent should send, on a connection of its own.
   void Confuse();
+  void ConfuseRank(LocalRank rank);
+  // Hears what no aggregator of ours says.
+  void Forge();
   // Ends for a reason of its own, and says so.
   void Stop();
 
@@ -76,6 +85,7 @@ class AgentProcess : public Process {
   };
   struct RankProcess {
     RankState state = RankState::kStarting;
+    bool confused = false;
     std::string text;
     std::vector<RankTensor> tensors;  // As the profile's.
   };
@@ -101,7 +111,9 @@ class AgentProcess : public Process {
   std::shared_ptr<Cells> MemoryOf(const pipeline::SliceBytes& bytes);
   void Tick();
   void OnFailed(const std::string& text);
+  void OnTensorFailed(const pipeline::FailTensor& failed);
   void CheckCredit(const pipeline::Send& send);
+  void CheckFenced(const pipeline::Send& send);
   void CheckDecision(const wire::Decision& decision);
   void CheckTold() const;
 
@@ -129,6 +141,7 @@ class AgentProcess : public Process {
   void Report(const pipeline::ReportLost& lost);
   void LeaveJob(membership::LeaveReason reason);
   void ConfirmQuiesced(membership::QuiesceId id);
+  void ResumeFromQuiesce();
   void Out(const std::string& text);
 
   Timeline* const timeline_;
@@ -148,6 +161,8 @@ class AgentProcess : public Process {
   // agent has sent what its core does not know of.
   std::map<ConnectionId, std::optional<uint64_t>> in_flight_;
   std::deque<std::pair<ConnectionId, std::vector<std::byte>>> contributions_sent_;  // The last few.
+  std::map<ConnectionId, std::vector<std::byte>> reports_sent_;  // The last frame of each.
+  bool lies_ = false;                                            // In its next report.
 
   std::map<pipeline::TensorIndex, TensorMemory> memory_;
   std::map<uint64_t, std::pair<pipeline::TensorIndex, int>> regions_;
@@ -160,6 +175,8 @@ class AgentProcess : public Process {
   bool out_ = false;
   uint64_t attachment_ = 0;
   Epoch epoch_;
+  Epoch epoch_reported_;
+  membership::QuiesceId quiesce_;  // Told of, and not over; 0: none.
 };
 
 }  // namespace talweg::sim

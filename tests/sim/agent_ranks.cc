@@ -13,6 +13,7 @@ pipeline::TensorSpec AgentProcess::SpecOf(LocalRank rank, size_t tensor) const {
   pipeline::TensorSpec spec{.name = "tensor" + std::to_string(tensor),
                             .dtype = DType::kF32,
                             .op = profile.op,
+                            .root_rank = profile.root_rank,
                             .element_count = profile.bytes / 4};
   const bool is_last_node = config_.node + 1 == config_.profile->rank_counts.size();
   if (profile.mismatch && is_last_node && rank.value() + 1 == config_.rank_count) {
@@ -49,6 +50,12 @@ void AgentProcess::StartRanks() {
 void AgentProcess::DeclareNext(LocalRank rank) {
   if (ranks_[rank.value()].state != RankState::kDeclaring) return;
   // All at once, in an order of its own.
+  for (const TensorProfile& tensor : config_.profile->tensors) {
+    const bool is_last_node = config_.node + 1 == config_.profile->rank_counts.size();
+    if (tensor.mismatch && is_last_node && config_.rank_count > 1) {
+      trace_->Reached("ranks of one node disagree");
+    }
+  }
   std::vector<size_t> order(config_.profile->tensors.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   for (size_t i = order.size(); i > 1; --i) {
@@ -80,6 +87,13 @@ void AgentProcess::OnDeclareReply(const pipeline::DeclareReply& reply) {
   if (config_.profile->in_steps) {
     for (const RankTensor& other : rank.tensors) {
       if (other.taken == rank.tensors.front().taken) continue;
+      if (ledger_->tensor_failed()) break;
+      // Nobody is left who could tell: all who had been there before have
+      // finished meanwhile.
+      if (!ledger_->SurvivorIn(epoch_, core_.config().self)) {
+        trace_->Reached("a joiner whose survivors have all left");
+        break;
+      }
       throw Violation{name_ + ": enters in the middle of a step"};
     }
     if (rank.tensors.front().taken > Round{0})
@@ -117,6 +131,9 @@ void AgentProcess::Push(LocalRank local, size_t place) {
   RankTensor& tensor = ranks_[local.value()].tensors[place];
   const TensorMemory& memory = memory_.at(tensor.index);
   tensor.pushed = tensor.pushed.Next();
+  if (core_.FindTensor(memory.key)->held.round == tensor.pushed) {
+    trace_->Reached("a push of a round that was aborted before");
+  }
   *memory.contributions[local.value()] =
       ContributionCells(core_.config().self, local, memory.key, tensor.pushed, memory.spec.bytes());
   const auto priority = static_cast<int32_t>(timeline_->random().Below(3));
@@ -177,6 +194,23 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
   const int64_t pause_ns = static_cast<int64_t>(timeline_->random().Below(8 * kSecond));
   timeline_->After(pause_ns, [this, local, life = network_->host(host_).life()] {
     network_->host(host_).Deliver(life, [this, local] { PushNext(local); });
+  });
+}
+
+void AgentProcess::ConfuseRank(LocalRank local) {
+  RankProcess& rank = ranks_[local.value()];
+  if (rank.state != RankState::kTraining || core_.phase() == pipeline::Phase::kFailed) return;
+  rank.confused = true;
+  RankTensor tensor = rank.tensors[timeline_->random().Below(rank.tensors.size())];
+  switch (timeline_->random().Below(3)) {
+    case 0: tensor.index = pipeline::TensorIndex{1000}; break;
+    case 1: tensor.pushed = Round{tensor.pushed.value() + 5}; break;
+    case 2:
+      if (tensor.pushed == tensor.taken) return;  // Else it pushes the same again.
+      break;
+  }
+  Run([&](pipeline::Effects& out) {
+    core_.OnPush(local, tensor.index, tensor.pushed, 0, timeline_->now_ns(), out);
   });
 }
 

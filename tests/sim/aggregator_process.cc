@@ -13,6 +13,8 @@ namespace {
 
 using EffectList = std::vector<membership::Effect>;
 
+constexpr uint64_t kRefusalsMax = 12;
+
 template <typename Entry>
 constexpr wire::FrameType TypeOf() {
   if constexpr (std::is_same_v<Entry, wire::Welcome>) return wire::FrameType::kWelcome;
@@ -37,7 +39,7 @@ AggregatorProcess::AggregatorProcess(Timeline* timeline, Trace* trace, Network* 
       incarnation_(incarnation),
       name_("aggregator" + std::to_string(place)),
       profile_(profile),
-      budget_(1 << 30) {}
+      budget_(profile->aggregator_memory_bytes) {}
 
 void AggregatorProcess::Later(int64_t delay_ns, std::function<void()> event) {
   timeline_->After(delay_ns, [this, life = network_->host(host_).life(), event = std::move(event)] {
@@ -70,8 +72,10 @@ void AggregatorProcess::Run(
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
   aggregation::Job::Effects effects;
+  const bool reports_were_complete = found->second->reports_complete();
   on(*found->second, effects);
   Perform(job, effects);
+  if (!reports_were_complete && found->second->reports_complete()) CheckFenced(job);
   if (std::exchange(memory_changed_, false)) CheckMemory(job);
 }
 
@@ -94,7 +98,71 @@ void AggregatorProcess::CheckMemory(JobId id) const {
   }
 }
 
-// A contribution that no tensor waits for is not taken, and is refused, or is too late to matter.
+void AggregatorProcess::CountLoss(JobId id, ConnectionId connection) {
+  const auto job = jobs_.find(id);
+  if (job == jobs_.end() || job->second->reports_complete()) return;
+  for (const aggregation::Job::Member& member : job->second->members()) {
+    if (member.reported && member.connection == connection) {
+      trace_->Reached("a connection breaks behind its member's report");
+    }
+  }
+}
+
+// A round waits for those whose connection has broken: they contribute again
+// over the next one.
+void AggregatorProcess::CheckForgotten(JobId id) const {
+  const auto job = jobs_.find(id);
+  if (job == jobs_.end() || job->second->closed()) return;
+  for (const auto& [key, tensor] : job->second->tensors()) {
+    for (const aggregation::LocalSlice& slice : tensor.local) {
+      if (!tensor.Placed() || slice.round.state() != aggregation::SliceRound::State::kFilling) {
+        continue;
+      }
+      for (size_t i = 0; i < slice.round.parts().size(); ++i) {
+        if (!slice.round.parts()[i].here || job->second->members()[i].connection) continue;
+        throw Violation{name_ + ": counts a contribution that came over a broken connection"};
+      }
+    }
+  }
+}
+
+// Rules 2 and 3: memory has one writer, and is never another's when that one is
+// gone.
+void AggregatorProcess::CheckWriter(JobId id, ConnectionId connection,
+                                    const wire::Declared& entry) const {
+  const auto writer = writers_.find(entry.slot.key);
+  if (entry.status != wire::DeclaredStatus::kOk || writer == writers_.end()) return;
+  if (jobs_.at(id)->sessions().at(connection).hello.member == writer->second) return;
+  throw Violation{name_ + ": a member is given the slots of one that has left"};
+}
+
+// Rule 3: a member that is welcomed over a new connection writes nothing over
+// an old one.
+void AggregatorProcess::CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry) const {
+  if (entry.status != wire::WelcomeStatus::kOk) return;
+  const auto has_greeted = [this](ConnectionId older) { return connection_jobs_.contains(older); };
+  if (!network_->HearsOlder(host_, connection, has_greeted)) return;
+  throw Violation{name_ + ": welcomes a connection and still hears an older one of that member"};
+}
+
+// Rule 1: nothing of an older epoch lands in an epoch whose tensors are
+// decided.
+void AggregatorProcess::CheckFenced(JobId id) const {
+  const auto is_of_job = [this, id](ConnectionId connection) {
+    const auto job = connection_jobs_.find(connection);
+    return job != connection_jobs_.end() && job->second == id;
+  };
+  for (const auto& [connection, session] : jobs_.at(id)->sessions()) {
+    if (session.state != aggregation::Job::SessionState::kActive) continue;
+    if (jobs_.at(id)->view().IndexOf(session.hello.member)) continue;
+    throw Violation{name_ + ": decides while one that is out of the view is connected"};
+  }
+  if (!network_->WritesUnderWayTo(host_, is_of_job)) return;
+  throw Violation{name_ + ": decides while contributions of an older epoch are landing"};
+}
+
+// A contribution that no tensor waits for is not taken, and is refused, or is
+// too late to matter.
 void AggregatorProcess::DeliverConfused(JobId job, const wire::Frame& frame,
                                         const std::function<void()>& deliver) {
   const auto counted = [](const aggregation::Counters& counters) {
@@ -183,6 +251,9 @@ void AggregatorProcess::Perform(JobId job, aggregation::Job::Effects& effects) {
             });
           } else if constexpr (std::is_same_v<Each, aggregation::CloseConnection>) {
             trace_->Add(timeline_->now_ns(), name_, "closes: " + each.reason);
+            if (each.reason.find("contributions were refused") != std::string::npos) {
+              trace_->Reached("a connection closed, as too much of it was refused");
+            }
             network_->Close(host_, each.connection);
           } else {
             Perform(job, each);
@@ -198,9 +269,21 @@ void AggregatorProcess::SendEntry(JobId job, const aggregation::Send& send) {
         using Entry = std::decay_t<decltype(entry)>;
         wire::FrameWriter writer(TypeOf<Entry>(), job, send.epoch);
         if constexpr (!std::is_same_v<Entry, wire::FenceAck>) writer.Add(entry);
+        if constexpr (std::is_same_v<Entry, wire::Decision>) {
+          if (entry.verdict == wire::Verdict::kFinish) Strike(at_finish_);
+        }
+        if constexpr (std::is_same_v<Entry, wire::Welcome>) CheckOnlyOne(send.connection, entry);
+        if constexpr (std::is_same_v<Entry, wire::Declared>) {
+          CheckWriter(job, send.connection, entry);
+        }
         if constexpr (std::is_same_v<Entry, wire::Failed>) {
           // Decide() poisons a tensor only when reports are false.
-          if (entry.code == wire::FailedCode::kAborted) throw Violation{name_ + ": " + entry.text};
+          if (entry.code == wire::FailedCode::kAborted && !trace_->HasReached(kFalseReport)) {
+            throw Violation{name_ + ": " + entry.text};
+          }
+          if (entry.code == wire::FailedCode::kOverBudget) {
+            trace_->Reached("no memory for a tensor at an aggregator");
+          }
         }
         if (trace_->on()) {
           trace_->Add(timeline_->now_ns(), name_,
@@ -225,7 +308,12 @@ void AggregatorProcess::SumLater(JobId job, const aggregation::SumId& id,
   });
 }
 
+void AggregatorProcess::Strike(std::function<void()>& strike) {
+  if (strike != nullptr) Later(network_->Delay() / 2, std::exchange(strike, nullptr));
+}
+
 void AggregatorProcess::Perform(JobId job, const aggregation::SendResult& send) {
+  Strike(at_danger_);
   const size_t first = send.offset_bytes / 64;
   const size_t count = CellCount(send.length_bytes);
   wire::Result entry = send.entry;
@@ -261,6 +349,7 @@ void AggregatorProcess::Perform(JobId job, const aggregation::AllocateMemory& al
   memory_changed_ = true;
   const uint64_t key = (incarnation_.value() << 16) + next_region_++;
   regions_[key] = name;
+  if (allocate.member) writers_[key] = *allocate.member;
   Later(static_cast<int64_t>(timeline_->random().Below(50 * kMicrosecond)), [this, name, key] {
     Run(name.first, [&](aggregation::Job& core, aggregation::Job::Effects& out) {
       core.OnAllocated(name.second, {key, 0}, out);
@@ -326,9 +415,11 @@ void AggregatorProcess::OnLinkLost(ConnectionId connection, const std::string& r
   trace_->Add(timeline_->now_ns(), name_, "lost a connection: " + reason);
   const auto job = connection_jobs_.find(connection);
   if (job == connection_jobs_.end()) return;
+  CountLoss(job->second, connection);
   Run(job->second, [&](aggregation::Job& core, aggregation::Job::Effects& out) {
     core.OnDisconnect(connection, out);
   });
+  CheckForgotten(job->second);
 }
 
 void AggregatorProcess::OnWriteLanded(ConnectionId, uint64_t context) {
@@ -350,7 +441,8 @@ void AggregatorProcess::OnAggregatorMessage(const membership::AggregatorMessage&
                                  .name = view->job_name,
                                  .self = incarnation_,
                                  .self_name = name_,
-                                 .credit_bytes = profile_->credit_bytes},
+                                 .credit_bytes = profile_->credit_bytes,
+                                 .refusals_max = kRefusalsMax},
           &budget_);
     }
     trace_->Add(timeline_->now_ns(), name_,
@@ -433,8 +525,12 @@ void AggregatorProcess::Attach() {
   auto answer = std::make_shared<membership::Answer>();
   scheduler_->CallOnce(
       host_,
-      [=, self = incarnation_](membership::Membership& core, int64_t now_ns, EffectList& out) {
+      [=, this, self = incarnation_](membership::Membership& core, int64_t now_ns,
+                                     EffectList& out) {
         *answer = core.OnAggregatorAttached(stream, self, held, now_ns, out);
+        if (!answer->ok()) return;
+        if (!held.empty()) trace_->Reached("an aggregator re-attaches with jobs");
+        scheduler_->NoteAttached(stream);
       },
       [this, answer, stream, again](bool answered) {
         if (answered && answer->ok()) return;

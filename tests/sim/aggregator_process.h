@@ -30,6 +30,11 @@ class AggregatorProcess : public Process {
   void Start();
   // Asks to be left out of views, and then to be forgotten.
   void Drain();
+  // Run `strike` a little behind the next result that it sends, when some
+  // members may have it and others not; or behind its next decision to finish a
+  // round.
+  void AtDanger(std::function<void()> strike) { at_danger_ = std::move(strike); }
+  void AtFinish(std::function<void()> strike) { at_finish_ = std::move(strike); }
 
   // --- Process.
   void OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) override;
@@ -52,9 +57,15 @@ class AggregatorProcess : public Process {
   void Perform(JobId job, aggregation::Job::Effects& effects);
   void Perform(JobId job, const aggregation::SendResult& send);
   void Perform(JobId job, const aggregation::AllocateMemory& allocate);
+  void Strike(std::function<void()>& strike);
+  void CountLoss(JobId job, ConnectionId connection);
   void SumLater(JobId job, const aggregation::SumId& id, std::function<void()> work);
   void SendEntry(JobId job, const aggregation::Send& send);
   void CheckMemory(JobId job) const;
+  void CheckForgotten(JobId job) const;
+  void CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry) const;
+  void CheckWriter(JobId job, ConnectionId connection, const wire::Declared& entry) const;
+  void CheckFenced(JobId job) const;
   void DeliverConfused(JobId job, const wire::Frame& frame, const std::function<void()>& deliver);
   void OnAggregatorMessage(const membership::AggregatorMessage& message);
   void Register();
@@ -77,6 +88,7 @@ class AggregatorProcess : public Process {
   std::map<ConnectionId, JobId> connection_jobs_;
   std::map<MemoryName, std::shared_ptr<Cells>> memory_;
   std::map<uint64_t, MemoryName> regions_;
+  std::map<uint64_t, MemberIdentity> writers_;  // By the key of a region.
   std::map<uint64_t, std::pair<JobId, aggregation::WriteId>> writes_;
   std::map<std::pair<JobId, aggregation::AllocationId>, int64_t> result_free_ns_;
   std::map<ConnectionId, uint64_t> credit_;
@@ -86,6 +98,8 @@ class AggregatorProcess : public Process {
   uint64_t next_write_ = 1;
   uint64_t attachment_ = 0;
   bool out_ = false;
+  std::function<void()> at_danger_;
+  std::function<void()> at_finish_;
   bool memory_changed_ = false;
 };
 

@@ -41,6 +41,16 @@ bool Ledger::InView(Epoch epoch, const MemberIdentity& member) const {
   return view != views_.end() && view->second.IndexOf(member).has_value();
 }
 
+bool Ledger::SurvivorIn(Epoch epoch, const MemberIdentity& joiner) const {
+  for (const auto& [earlier, view] : views_) {
+    if (view.IndexOf(joiner)) return false;
+    for (const ViewMember& member : view.members) {
+      if (InView(epoch, member.id)) return true;
+    }
+  }
+  return false;
+}
+
 void Ledger::CheckAgreement(const std::string& what, const Outcome& outcome, uint64_t first_cell) {
   std::vector<Settled>& results = settled_[{outcome.tensor, outcome.round}];
   Settled* same = nullptr;

@@ -62,7 +62,13 @@ class Ledger {
     Disagreement& known = disagreements_[tensor];
     if (known.epoch < epoch) known = {epoch, now_ns};
   }
+  // Some tensor has failed: it has no round any more.
+  void OnTensorFailed() { tensor_failed_ = true; }
+  bool tensor_failed() const { return tensor_failed_; }
   const std::map<TensorKey, Disagreement>& disagreements() const { return disagreements_; }
+
+  // Whether somebody in the view of `epoch` was in the job before `joiner` was.
+  bool SurvivorIn(Epoch epoch, const MemberIdentity& joiner) const;
 
   uint64_t outcomes() const { return outcomes_; }
   const std::map<Epoch, View>& views() const { return views_; }
@@ -82,6 +88,7 @@ class Ledger {
   std::map<Epoch, View> views_;
   std::map<std::pair<TensorKey, Round>, std::vector<Settled>> settled_;
   std::map<TensorKey, Disagreement> disagreements_;
+  bool tensor_failed_ = false;
   uint64_t outcomes_ = 0;
 };
 

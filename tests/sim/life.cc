@@ -21,6 +21,23 @@ namespace {
 constexpr int64_t kSettleNs = 300 * kSecond;
 constexpr uint64_t kEventsMax = 3'000'000;
 
+// Whether some view is without two that the one before it had.
+bool LostSeveralAtOnce(const Ledger& ledger) {
+  const View* before = nullptr;
+  for (const auto& [epoch, view] : ledger.views()) {
+    size_t gone = 0;
+    if (before != nullptr) {
+      for (const ViewMember& member : before->members) gone += view.IndexOf(member.id) ? 0 : 1;
+      for (const ViewAggregator& aggregator : before->aggregators) {
+        gone += view.IndexOfAggregator(aggregator.incarnation) ? 0 : 1;
+      }
+    }
+    if (gone > 1) return true;
+    before = &view;
+  }
+  return false;
+}
+
 class World {
  public:
   World(uint64_t seed, bool with_trace)
@@ -51,6 +68,7 @@ class World {
   void EndAgent(AgentHost& agent, bool silently);
   void CheckDeathIsSeen(const MemberIdentity& member);
   void CrashAggregator(AggregatorHost& aggregator);
+  void CrashSomeAggregator();
   void NextFault();
   void Do(Fault fault);
   void StopSomeProcess();
@@ -113,7 +131,9 @@ void World::Build() {
     }
     timeline_.After(delay_ns, [this, &agent] { StartAgent(agent); });
   }
-  if (profile_.fault_gap_ns > 0) timeline_.After(kSecond, [this] { NextFault(); });
+  if (profile_.fault_gap_ns > 0) {
+    timeline_.After(kSecond + profile_.fault_start_ns, [this] { NextFault(); });
+  }
 }
 
 void World::StartAgent(AgentHost& agent) {
@@ -144,7 +164,9 @@ void World::StartAggregator(AggregatorHost& aggregator) {
 void World::CrashAgent(AgentHost& agent) {
   if (agent.process == nullptr) return;
   trace_.Add(timeline_.now_ns(), agent.process->name(), "crashes");
-  EndAgent(agent, timeline_.random().OneIn(6));
+  const bool silently = timeline_.random().OneIn(6);
+  if (silently) trace_.Reached("a host falls silent");
+  EndAgent(agent, silently);
   if (timeline_.random().OneIn(4)) return;  // It stays away.
   timeline_.After(network_.Delay() * 20, [this, &agent] { StartAgent(agent); });
 }
@@ -200,6 +222,24 @@ void World::CrashAggregator(AggregatorHost& aggregator) {
   timeline_.After(network_.Delay() * 20, [this, &aggregator] { StartAggregator(aggregator); });
 }
 
+// At once, or when some may have a result and others not yet.
+void World::CrashSomeAggregator() {
+  if (aggregators_.empty()) return;
+  AggregatorHost& aggregator = Some(aggregators_);
+  if (aggregator.process == nullptr || timeline_.random().OneIn(3)) {
+    return CrashAggregator(aggregator);
+  }
+  aggregator.process->AtDanger([this, &aggregator, process = aggregator.process.get()] {
+    if (aggregator.process.get() == process) CrashAggregator(aggregator);
+  });
+  // And the one that decides behind it.
+  AggregatorHost& other = Some(aggregators_);
+  if (other.process == nullptr || &other == &aggregator) return;
+  other.process->AtFinish([this, &other, process = other.process.get()] {
+    if (other.process.get() == process) CrashAggregator(other);
+  });
+}
+
 void World::StopSomeProcess() {
   Host& host =
       network_.host(static_cast<HostIndex>(timeline_.random().Below(network_.host_count())));
@@ -231,11 +271,22 @@ void World::NoteZombie(const AgentProcess& process) {
 void World::Do(Fault fault) {
   switch (fault) {
     case Fault::kCrashAgent: return CrashAgent(Some(agents_));
-    case Fault::kCrashAggregator:
-      if (!aggregators_.empty()) CrashAggregator(Some(aggregators_));
-      return;
+    case Fault::kCrashAggregator: return CrashSomeAggregator();
+    case Fault::kConfuseRank:
+    case Fault::kForge: {
+      AgentHost& agent = Some(agents_);
+      if (agent.process == nullptr || network_.host(agent.host).stopped()) return;
+      if (fault == Fault::kForge) return agent.process->Forge();
+      const uint32_t count = profile_.rank_counts[agent.node];
+      return agent.process->ConfuseRank(
+          LocalRank{static_cast<uint32_t>(timeline_.random().Below(count))});
+    }
     case Fault::kRestartScheduler: return scheduler_->Restart(network_.Delay() * 10);
-    case Fault::kBreakLink: network_.BreakSomeLink(); return;
+    case Fault::kBreakLink: network_.BreakSomeLink(false); return;
+    case Fault::kHalfBreakLink: network_.BreakSomeLink(true); return;
+    case Fault::kStallLink:
+      network_.StallSomeLink(timeline_.random().OneIn(2) ? network_.Delay() * 40 : 2 * kSecond);
+      return;
     case Fault::kPauseProcess: return StopSomeProcess();
     case Fault::kPartition: {
       const auto a = static_cast<HostIndex>(timeline_.random().Below(network_.host_count()));
@@ -305,8 +356,12 @@ void World::NextFault() {
     ++faults_[FaultName(Fault{static_cast<uint8_t>(fault)})];
     Do(Fault{static_cast<uint8_t>(fault)});
   }
-  timeline_.After(1 + static_cast<int64_t>(timeline_.random().Below(
-                          static_cast<uint64_t>(2 * profile_.fault_gap_ns))),
+  // Now and then the next one strikes while the world still deals with this
+  // one.
+  const int64_t gap_ns = timeline_.random().OneIn(3)
+                             ? std::min(network_.Delay() * 4, profile_.fault_gap_ns)
+                             : 2 * profile_.fault_gap_ns;
+  timeline_.After(1 + static_cast<int64_t>(timeline_.random().Below(static_cast<uint64_t>(gap_ns))),
                   [this] { NextFault(); });
 }
 
@@ -380,7 +435,7 @@ void World::GatherJob(const aggregation::Counters& counters, LifeResult& result)
   coverage["somebody is waited for and named"] += counters.waiting_notices;
   coverage["a clean goodbye"] += counters.goodbyes;
   coverage["a slice of a copy round"] += counters.copies;
-  if (counters.contradictions > 0 && result.violation.empty()) {
+  if (counters.contradictions > 0 && result.violation.empty() && !trace_.HasReached(kFalseReport)) {
     result.violation = "reports of honest members contradict each other";
   }
   for (int reason = 1; reason < wire::kRefusedReasonCount; ++reason) {
@@ -396,6 +451,7 @@ void World::Gather(LifeResult& result) {
   for (const auto& [name, ledger] : ledgers_) {
     result.outcomes += ledger.outcomes();
     if (ledger.views().size() > 1) ++result.coverage["a second view"];
+    if (LostSeveralAtOnce(ledger)) ++result.coverage["several losses at once"];
     std::map<std::string, Incarnation> aggregators;
     for (const auto& [epoch, view] : ledger.views()) {
       for (const ViewAggregator& aggregator : view.aggregators) {

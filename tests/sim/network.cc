@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "tests/sim/ledger.h"
+
 namespace talweg::sim {
 
 void Trace::Add(int64_t now_ns, const std::string& who, const std::string& what) {
@@ -98,40 +100,73 @@ void Network::Post(const std::shared_ptr<Link>& link, int to, Message message) {
   timeline_->At(end.last_arrival_ns, [this, link, to] { Arrive(link, to); });
 }
 
-void Network::Land(Link& link, int to, Message& message, bool torn) {
+void Network::Land(Link& link, int to, const Message& message, bool torn) {
   End& end = link.ends[to];
   Process* process = hosts_[end.host]->process();
   if (process == nullptr || hosts_[end.host]->life() != end.life) return;
+  CheckSource(link, 1 - to, message);
   const Cells cells = message.source();
   uint64_t* target = process->Target(end.name, message.target, cells.size());
   if (target == nullptr) return;
   std::copy_n(cells.begin(), torn ? (cells.size() + 1) / 2 : cells.size(), target);
 }
 
+// What is read until a write is over is not written meanwhile.
+void Network::CheckSource(const Link& link, int from, const Message& message) const {
+  const End& writer = link.ends[from];
+  if (!writer.open || message.source() == message.posted) return;
+  throw Violation{"host " + std::to_string(writer.host) +
+                  ": memory was changed that a write is still read from"};
+}
+
+// The writer has closed its end: what it has posted is in other hands, which
+// are done with its memory.
+void Network::StopReading(Link& link, int from) {
+  for (Message& message : link.ends[1 - from].arriving) {
+    if (message.source) message.source = [cells = message.source()] { return cells; };
+  }
+}
+
+void Network::Stall(const std::shared_ptr<Link>& link, int to, int64_t until_ns) {
+  link->ends[to].stalled_until_ns = std::max(link->ends[to].stalled_until_ns, until_ns);
+}
+
 void Network::Arrive(const std::shared_ptr<Link>& link, int to) {
   End& end = link->ends[to];
   if (link->broken || !end.open || end.arriving.empty()) return;
+  if (end.stalled_until_ns > timeline_->now_ns()) {
+    timeline_->At(end.stalled_until_ns, [this, link, to] { Arrive(link, to); });
+    return;
+  }
   if (!Reachable(link->ends[0].host, link->ends[1].host)) {
     timeline_->After(Delay() + kMillisecond, [this, link, to] { Arrive(link, to); });
     return;
   }
-  Message message = std::move(end.arriving.front());
+  const Message message = std::move(end.arriving.front());
   end.arriving.pop_front();
   if (message.source) {
     // Memory is written whether the target's process runs or not.
     Land(*link, to, message, false);
+  }
+  // What follows may have begun to land.
+  if (!end.arriving.empty() && end.arriving.front().source && timeline_->random().OneIn(2)) {
+    Land(*link, to, end.arriving.front(), true);
+  }
+  if (message.source) {
+    if (message.context == 0) return;
     const int from = 1 - to;
-    timeline_->After(Delay(), [this, link, from, context = message.context] {
-      End& writer = link->ends[from];
+    timeline_->After(Delay(), [this, link, from, message] {
+      const End& writer = link->ends[from];
       if (link->broken || !writer.open) return;
-      hosts_[writer.host]->Deliver(writer.life, [this, link, from, context] {
-        End& open = link->ends[from];
-        if (open.open) hosts_[open.host]->process()->OnWriteLanded(open.name, context);
+      hosts_[writer.host]->Deliver(writer.life, [this, link, from, message] {
+        CheckSource(*link, from, message);
+        const End& open = link->ends[from];
+        if (open.open) hosts_[open.host]->process()->OnWriteLanded(open.name, message.context);
       });
     });
     return;
   }
-  hosts_[end.host]->Deliver(end.life, [this, link, to, frame = std::move(message.frame)] {
+  hosts_[end.host]->Deliver(end.life, [this, link, to, frame = message.frame] {
     const End& reader = link->ends[to];
     if (reader.open) hosts_[reader.host]->process()->OnFrameBytes(reader.name, frame);
   });
@@ -147,7 +182,12 @@ void Network::Write(HostIndex at, ConnectionId name, std::function<Cells()> sour
                     wire::RemoteRef target, uint64_t context) {
   auto [link, end] = Find(at, name);
   if (link == nullptr || link->broken) return;
-  Post(link, 1 - end, {.source = std::move(source), .target = target, .context = context});
+  Cells posted = source();
+  Post(link, 1 - end,
+       {.source = std::move(source),
+        .posted = std::move(posted),
+        .target = target,
+        .context = context});
 }
 
 void Network::Lose(const std::shared_ptr<Link>& link, int which, const std::string& reason) {
@@ -161,9 +201,21 @@ void Network::Lose(const std::shared_ptr<Link>& link, int which, const std::stri
   hosts_[end.host]->Deliver(end.life, [this, link, which, reason] {
     End& lost = link->ends[which];
     if (!lost.open) return;
+    StopReading(*link, which);
     lost.open = false;
     hosts_[lost.host]->process()->OnLinkLost(lost.name, reason);
   });
+}
+
+// Word of the peer's end travels as everything does.
+void Network::TellOfEnd(const std::shared_ptr<Link>& link, int which, const std::string& reason) {
+  const End& end = link->ends[which];
+  if (!end.open) return;
+  const bool reachable = Reachable(link->ends[0].host, link->ends[1].host);
+  if (reachable && end.stalled_until_ns <= timeline_->now_ns()) return Lose(link, which, reason);
+  const int64_t at_ns =
+      std::max(end.stalled_until_ns, timeline_->now_ns() + (reachable ? 0 : 20 * kMillisecond));
+  timeline_->At(at_ns, [this, link, which, reason] { TellOfEnd(link, which, reason); });
 }
 
 void Network::Break(const std::shared_ptr<Link>& link, const std::string& reason) {
@@ -173,16 +225,33 @@ void Network::Break(const std::shared_ptr<Link>& link, const std::string& reason
   // What is in flight may still arrive until each end has noticed.
 }
 
+void Network::BreakHalf(const std::shared_ptr<Link>& link) {
+  Random& random = timeline_->random();
+  // Mostly the one that connects again, and until it may have done so.
+  const int first = random.OneIn(4) ? 1 : 0;
+  constexpr int64_t kReconnectNs = 50 * kMillisecond;
+  const int64_t most_ns = random.OneIn(4) ? kSecond : kReconnectNs + 60 * delay_max_ns_;
+  const auto below = [&random](int64_t ns) {
+    return static_cast<int64_t>(random.Below(static_cast<uint64_t>(ns) + 1));
+  };
+  const int64_t late_ns = kReconnectNs + below(most_ns);
+  Stall(link, 1 - first, timeline_->now_ns() + std::max(below(late_ns), below(late_ns)));
+  timeline_->After(Delay(), [this, link, first] { Lose(link, first, "the connection broke"); });
+  timeline_->After(
+      late_ns, [this, link, first] { Lose(link, 1 - first, "the connection broke a while ago"); });
+}
+
 void Network::Close(HostIndex at, ConnectionId name) {
   auto [link, end] = Find(at, name);
   if (link == nullptr) return;
+  StopReading(*link, end);
   link->ends[end].open = false;
   link->ends[end].arriving.clear();
   const int other = 1 - end;
   timeline_->After(Delay(), [this, link = link, other] {
     // Behind what had been sent before, unless that is lost with the connection.
     const int64_t at_ns = timeline_->random().OneIn(2) ? 0 : link->ends[other].last_arrival_ns + 1;
-    timeline_->At(at_ns, [this, link, other] { Lose(link, other, "closed by the peer"); });
+    timeline_->At(at_ns, [this, link, other] { TellOfEnd(link, other, "closed by the peer"); });
   });
 }
 
@@ -192,9 +261,11 @@ void Network::EndHost(HostIndex host) {
     for (int i = 0; i < 2; ++i) {
       End& end = link->ends[i];
       if (end.host != host || end.life != life || !end.open) continue;
+      StopReading(*link, i);
       end.open = false;
       const int other = 1 - i;
-      timeline_->After(Delay(), [this, link, other] { Lose(link, other, "the peer has ended"); });
+      timeline_->After(Delay(),
+                       [this, link, other] { TellOfEnd(link, other, "the peer has ended"); });
     }
   }
   std::erase_if(links_, [](const std::shared_ptr<Link>& link) {
@@ -202,14 +273,83 @@ void Network::EndHost(HostIndex host) {
   });
 }
 
-bool Network::BreakSomeLink() {
+std::vector<std::shared_ptr<Network::Link>> Network::OpenLinks() const {
   std::vector<std::shared_ptr<Link>> open;
   for (const std::shared_ptr<Link>& link : links_) {
     if (link->ends[0].open && link->ends[1].open) open.push_back(link);
   }
-  if (open.empty()) return false;
-  Break(open[timeline_->random().Below(open.size())], "the connection broke");
+  return open;
+}
+
+// Mostly one that has bytes on their way, where a fault does the most harm.
+std::shared_ptr<Network::Link> Network::SomeLink() {
+  std::vector<std::shared_ptr<Link>> open = OpenLinks();
+  if (open.empty()) return nullptr;
+  const auto is_idle = [](const std::shared_ptr<Link>& link) {
+    for (const End& end : link->ends) {
+      for (const Message& message : end.arriving) {
+        if (message.source) return false;
+      }
+    }
+    return true;
+  };
+  if (!timeline_->random().OneIn(4) && !std::all_of(open.begin(), open.end(), is_idle)) {
+    std::erase_if(open, is_idle);
+  }
+  return open[timeline_->random().Below(open.size())];
+}
+
+bool Network::BreakSomeLink(bool half) {
+  const std::shared_ptr<Link> link = SomeLink();
+  if (link == nullptr) return false;
+  if (half) {
+    BreakHalf(link);
+  } else {
+    Break(link, "the connection broke");
+  }
   return true;
+}
+
+bool Network::StallSomeLink(int64_t stall_ns) {
+  const std::shared_ptr<Link> link = SomeLink();
+  if (link == nullptr) return false;
+  Stall(link, static_cast<int>(timeline_->random().Below(2)), timeline_->now_ns() + stall_ns);
+  return true;
+}
+
+bool Network::WritesUnderWayTo(HostIndex at,
+                               const std::function<bool(ConnectionId)>& counts) const {
+  for (const std::shared_ptr<Link>& link : links_) {
+    for (const End& end : link->ends) {
+      if (end.host != at || !end.open || end.life != hosts_[at]->life()) continue;
+      const bool is_written = std::any_of(end.arriving.begin(), end.arriving.end(),
+                                          [](const Message& m) { return m.source != nullptr; });
+      if (is_written && counts(end.name)) return true;
+    }
+  }
+  return false;
+}
+
+bool Network::HearsOlder(HostIndex at, ConnectionId name,
+                         const std::function<bool(ConnectionId)>& counts) const {
+  const Link* newest = nullptr;
+  int side = 0;
+  for (auto it = links_.rbegin(); it != links_.rend(); ++it) {
+    for (int i = 0; i < 2; ++i) {
+      const End& end = (*it)->ends[i];
+      const End& peer = (*it)->ends[1 - i];
+      if (end.host != at || end.life != hosts_[at]->life() || !end.open) continue;
+      if (newest == nullptr) {
+        if (end.name != name) continue;
+        newest = it->get();
+        side = i;
+      } else if (newest->ends[1 - side].host == peer.host &&
+                 newest->ends[1 - side].life == peer.life && counts(end.name)) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 }  // namespace talweg::sim

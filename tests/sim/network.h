@@ -91,21 +91,32 @@ class Network {
   // Nothing lands at, and nothing is told to, `at` from now on.
   void Close(HostIndex at, ConnectionId name);
   void SendFrame(HostIndex at, ConnectionId name, std::vector<std::byte> bytes);
-  // `source` is read when the bytes arrive, as late as a device may read them.
+  // `source` is read when the bytes arrive, as late as a device may read them, or when the writer's
+  // end is closed. It must not change before that; with a `context` (then OnWriteLanded is told),
+  // before that has been told.
   void Write(HostIndex at, ConnectionId name, std::function<Cells()> source, wire::RemoteRef target,
              uint64_t context);
   // The process at `host` is gone: its connections end, now or a little later, at the others.
   void EndHost(HostIndex host);
 
-  // Breaks one connection that both ends believe in; whether there was one.
-  bool BreakSomeLink();
+  // Breaks one connection that both ends believe in; whether there was one. `half`: one end notices
+  // soon, the other one perhaps much later, and what is in flight to that one goes on arriving.
+  bool BreakSomeLink(bool half);
+  // One direction of a connection delivers nothing for so long.
+  bool StallSomeLink(int64_t stall_ns);
   void Partition(HostIndex a, HostIndex b, int64_t until_ns);
   bool Reachable(HostIndex a, HostIndex b) const;
+  // Whether bytes may yet land at `at` through a connection of it that `counts`.
+  bool WritesUnderWayTo(HostIndex at, const std::function<bool(ConnectionId)>& counts) const;
+  // Whether `at` still listens to an older connection of the peer of `name`, of those that count.
+  bool HearsOlder(HostIndex at, ConnectionId name,
+                  const std::function<bool(ConnectionId)>& counts) const;
 
  private:
   struct Message {
     std::vector<std::byte> frame;
     std::function<Cells()> source;  // A write, if set.
+    Cells posted;                   // What it was then.
     wire::RemoteRef target;
     uint64_t context = 0;
   };
@@ -115,6 +126,7 @@ class Network {
     ConnectionId name;
     bool open = false;
     int64_t last_arrival_ns = 0;
+    int64_t stalled_until_ns = 0;
     std::deque<Message> arriving;  // Towards this end, in order.
   };
   struct Link {
@@ -125,8 +137,15 @@ class Network {
   std::pair<std::shared_ptr<Link>, int> Find(HostIndex at, ConnectionId name);
   void Post(const std::shared_ptr<Link>& link, int to, Message message);
   void Arrive(const std::shared_ptr<Link>& link, int to);
-  void Land(Link& link, int to, Message& message, bool torn);
+  void Land(Link& link, int to, const Message& message, bool torn);
+  void CheckSource(const Link& link, int from, const Message& message) const;
+  void Stall(const std::shared_ptr<Link>& link, int to, int64_t until_ns);
+  static void StopReading(Link& link, int from);
+  void TellOfEnd(const std::shared_ptr<Link>& link, int which, const std::string& reason);
   void Break(const std::shared_ptr<Link>& link, const std::string& reason);
+  void BreakHalf(const std::shared_ptr<Link>& link);
+  std::vector<std::shared_ptr<Link>> OpenLinks() const;
+  std::shared_ptr<Link> SomeLink();
   void Lose(const std::shared_ptr<Link>& link, int end, const std::string& reason);
 
   Timeline* timeline_;

@@ -6,11 +6,23 @@
 namespace talweg::sim {
 
 const char* FaultName(Fault fault) {
-  static constexpr const char* kNames[kFaultCount] = {
-      "crash an agent",     "crash an aggregator", "restart the scheduler", "break a connection",
-      "stop a process",     "partition",           "kill a rank",           "break a stream",
-      "clock gap",          "late join",           "confuse an agent",      "leave",
-      "drain an aggregator"};
+  static constexpr const char* kNames[kFaultCount] = {"crash an agent",
+                                                      "crash an aggregator",
+                                                      "restart the scheduler",
+                                                      "break a connection",
+                                                      "stop a process",
+                                                      "partition",
+                                                      "kill a rank",
+                                                      "break a stream",
+                                                      "clock gap",
+                                                      "late join",
+                                                      "confuse an agent",
+                                                      "leave",
+                                                      "drain an aggregator",
+                                                      "break a connection at one end",
+                                                      "stall a connection",
+                                                      "confuse a rank",
+                                                      "confuse an aggregator"};
   return kNames[static_cast<int>(fault)];
 }
 
@@ -27,16 +39,20 @@ Profile DrawProfile(Random& random) {
   profile.job_count = random.OneIn(8) ? 2 : 1;
   profile.aggregator_count = static_cast<uint32_t>(pick(1, 1, 2, 2, 3));
   if (nodes == 1 && random.OneIn(2)) profile.aggregator_count = 0;
-  profile.slice_bytes_max = pick(4096, 4096, 16384);
+  profile.slice_bytes_max = pick(4096, 12288, 16384);
   profile.credit_bytes = pick(4096, 16384, 1 << 20);
   const uint64_t tensor_count = 1 + random.Below(4);
   for (uint64_t i = 0; i < tensor_count; ++i) {
     TensorProfile tensor;
-    // Multiples of 8, so that the last cell is whole also where it travels as bytes.
-    tensor.bytes = 8 * (1 + random.Below(pick(5, 500, 2000, 5000)));
+    // Multiples of 8, so that the last cell is whole also where it travels as
+    // bytes.
+    tensor.bytes = 8 * (1 + random.Below(pick(5, 500, 2000, 5000, 5000)));
     if (random.OneIn(24)) tensor.bytes = 65536 * profile.aggregator_count + 8 * random.Below(4500);
-    tensor.op = Op{static_cast<uint8_t>(pick(1, 1, 1, 2, 6))};
+    tensor.op = Op{static_cast<uint8_t>(pick(1, 1, 1, 2, 2, 6, 6))};
     tensor.mismatch = random.OneIn(60);
+    if (tensor.op == Op::kBroadcast && random.OneIn(8)) {
+      tensor.root_rank = static_cast<uint32_t>(random.Below(3));
+    }
     profile.tensors.push_back(tensor);
   }
   profile.round_count = 1 + random.Below(pick(4, 12, 30));
@@ -48,13 +64,23 @@ Profile DrawProfile(Random& random) {
       random.OneIn(5) ? membership::LossPolicy::kFailJob : membership::LossPolicy::kContinue;
   profile.min_members = static_cast<uint32_t>(
       profile.loss_policy == membership::LossPolicy::kFailJob ? nodes : pick(1, 1, nodes));
+  if (random.OneIn(40)) profile.aggregator_memory_bytes = 8192 * (1 + random.Below(16));
+  profile.agent_memory_is_short = random.OneIn(60);
+  if (random.OneIn(4)) profile.history_ns = kSecond;
   if (random.OneIn(6)) return profile;  // A quiet life.
   profile.fault_gap_ns =
       profile.delay_max_ns * static_cast<int64_t>(pick(1, 3, 10)) + 20 * kMicrosecond;
-  profile.fault_end_ns = profile.fault_gap_ns * static_cast<int64_t>(1 + random.Below(12));
+  // Some while the job forms, most when it has begun to train.
+  if (!random.OneIn(3)) {
+    profile.fault_start_ns =
+        static_cast<int64_t>(random.Below(static_cast<uint64_t>(12 * profile.delay_max_ns)));
+  }
+  profile.fault_end_ns =
+      profile.fault_start_ns + profile.fault_gap_ns * static_cast<int64_t>(1 + random.Below(12));
   profile.rpc_loss_percent = static_cast<uint32_t>(pick(0, 0, 5, 20));
   // Few kinds of faults a life reach deeper than all kinds at once.
-  static constexpr uint32_t kUsual[kFaultCount] = {3, 2, 1, 6, 3, 2, 1, 2, 1, 3, 5, 1, 1};
+  static constexpr uint32_t kUsual[kFaultCount] = {3, 2, 1, 6, 3, 2, 1, 2, 1,
+                                                   3, 5, 1, 1, 4, 4, 1, 1};
   for (int i = 0; i < kFaultCount; ++i) {
     profile.fault_weights[i] = random.OneIn(2) ? kUsual[i] : 0;
   }

@@ -17,6 +17,7 @@ struct TensorProfile {
   Op op = Op::kSum;
   // One rank of the job declares another length: everybody must get an error.
   bool mismatch = false;
+  uint32_t root_rank = 0;  // Of a broadcast; perhaps of a rank that is not there (yet).
 };
 
 // What one life is like. Drawn from its seed.
@@ -36,9 +37,13 @@ struct Profile {
 
   int64_t delay_max_ns = 2'000'000;
   int64_t fault_gap_ns = 0;  // Mean time between faults; 0: none.
+  int64_t fault_start_ns = 0;
   int64_t fault_end_ns = 0;  // No faults from then on.
   uint32_t rpc_loss_percent = 0;
-  uint32_t fault_weights[13] = {};  // By Fault.
+  uint64_t aggregator_memory_bytes = 1 << 30;
+  bool agent_memory_is_short = false;
+  int64_t history_ns = 600'000'000'000;  // How long the scheduler remembers a job that is over.
+  uint32_t fault_weights[17] = {};       // By Fault.
 };
 
 enum class Fault : uint8_t {
@@ -56,8 +61,12 @@ enum class Fault : uint8_t {
       10,  // It sends a contribution that is none, an old one again, or no frame at all.
   kLeave = 11,
   kDrainAggregator = 12,
+  kHalfBreakLink = 13,  // One end notices much later than the other.
+  kStallLink = 14,      // In one direction.
+  kConfuseRank = 15,    // It pushes what it may not.
+  kForge = 16,          // An agent hears what no aggregator of ours says.
 };
-inline constexpr int kFaultCount = 13;
+inline constexpr int kFaultCount = 17;
 const char* FaultName(Fault fault);
 
 Profile DrawProfile(Random& random);

@@ -49,8 +49,8 @@ void SchedulerProcess::Start() {
   const uint64_t life = ++life_;
   std::vector<membership::Effect> effects;
   last_run_ns_ = steady_since_ns_ = timeline_->now_ns();
-  core_ = std::make_unique<membership::Membership>(membership::Config{}, store_,
-                                                   timeline_->now_ns(), effects);
+  core_ = std::make_unique<membership::Membership>(
+      membership::Config{.history_ns = profile_->history_ns}, store_, timeline_->now_ns(), effects);
   Perform(effects);
   Tick(life);
 }
@@ -67,12 +67,14 @@ void SchedulerProcess::Tick(uint64_t life) {
 
 void SchedulerProcess::Restart(int64_t down_ns) {
   if (core_ == nullptr) return;
-  trace_->Add(timeline_->now_ns(), "scheduler", "killed");
+  trace_->Add(timeline_->now_ns(), "scheduler", "ends");
   core_.reset();
   ++life_;
   ++restarts_;
   host_->End();
   for (auto& [id, stream] : streams_) EndStream(id, std::nullopt);
+  if (timeline_->random().OneIn(3)) MaybeRestoreBackup();
+  backups_.clear();
   timeline_->After(down_ns, [this] { Start(); });
 }
 
@@ -105,7 +107,17 @@ void SchedulerProcess::CheckNote(const std::string& text) const {
   }
 }
 
+void SchedulerProcess::NoteText(const std::string& text) {
+  const auto says = [&text](const char* words) { return text.find(words) != std::string::npos; };
+  if (says("the store is older than its members")) {
+    trace_->Reached("an epoch above the stored one is reported");
+  }
+  if (says("could enter")) trace_->Reached("all of a view have left, others are pending");
+  if (says("its lease has lapsed")) trace_->Reached("a lease lapses");
+}
+
 void SchedulerProcess::Store(const membership::StoreWrite& write) {
+  if (backups_.size() < 8) backups_.push_back(store_);
   if (write.start_count) store_.start_count = *write.start_count;
   if (write.job_next) store_.job_next = *write.job_next;
   for (const membership::JobRecord& job : write.jobs) {
@@ -126,15 +138,65 @@ void SchedulerProcess::Store(const membership::StoreWrite& write) {
   }
 }
 
+// Somebody has put an older copy of the store in its place: one that knows the
+// same processes, as others would have to be started again, and perhaps not
+// their newest view.
+void SchedulerProcess::MaybeRestoreBackup() {
+  const auto processes = [](const membership::Snapshot& store) {
+    std::vector<std::string> known{std::to_string(store.start_count) + " " +
+                                   std::to_string(store.job_next.value())};
+    for (const membership::JobRecord& job : store.jobs) {
+      known.push_back(std::to_string(job.id.value()) + " " +
+                      std::to_string(static_cast<int>(job.state)));
+      for (const membership::MemberRecord& member : job.members) {
+        known.push_back(std::to_string(member.member.id.incarnation.value()) + " " +
+                        std::to_string(static_cast<int>(member.state)));
+      }
+    }
+    for (const membership::AggregatorRecord& aggregator : store.aggregators) {
+      known.push_back(std::to_string(aggregator.aggregator.incarnation.value()) + " " +
+                      std::to_string(static_cast<int>(aggregator.state)));
+    }
+    return known;
+  };
+  for (const membership::Snapshot& backup : backups_) {
+    if (processes(backup) != processes(store_)) continue;
+    trace_->Add(timeline_->now_ns(), "scheduler", "an older store is put in its place");
+    store_ = backup;
+    return;
+  }
+}
+
+// Killed when it has stored what nobody has been told yet, or stopped as its
+// store has failed.
+bool SchedulerProcess::DiesAt(const membership::StoreWrite& write) {
+  const bool may_die = profile_->fault_weights[static_cast<int>(Fault::kRestartScheduler)] > 0 &&
+                       timeline_->now_ns() < kSecond + profile_->fault_end_ns;
+  if (!may_die || write.jobs.empty() || !timeline_->random().OneIn(16)) return false;
+  if (timeline_->random().OneIn(4)) {
+    trace_->Reached("scheduler: its store fails, and it stops");
+  } else {
+    Store(write);
+    trace_->Reached("scheduler: killed between storing and telling");
+  }
+  Restart(network_->Delay() * 10);
+  return true;
+}
+
 void SchedulerProcess::Perform(std::vector<membership::Effect>& effects) {
   for (membership::Effect& effect : effects) {
+    const auto* persist = std::get_if<membership::Persist>(&effect);
+    if (persist != nullptr && DiesAt(persist->write)) return;
     std::visit(
         [this](auto& each) {
           using Each = std::decay_t<decltype(each)>;
           if constexpr (std::is_same_v<Each, membership::Persist>) {
             Store(each.write);
           } else if constexpr (std::is_same_v<Each, membership::TellMember>) {
-            if (const auto* view = std::get_if<View>(&each.message)) CheckStored(*view);
+            if (const auto* view = std::get_if<View>(&each.message)) {
+              CheckStored(*view);
+              (*ledgers_)[view->job].OnView(*view);
+            }
             Tell(each.stream, std::move(each.message));
           } else if constexpr (std::is_same_v<Each, membership::TellAggregator>) {
             if (const auto* view = std::get_if<membership::JobView>(&each.message)) {
@@ -146,6 +208,7 @@ void SchedulerProcess::Perform(std::vector<membership::Effect>& effects) {
             EndStream(each.stream, each.why);
           } else {
             trace_->Add(timeline_->now_ns(), "scheduler", each.text);
+            NoteText(each.text);
             if (core_ != nullptr) CheckNote(each.text);
           }
         },
@@ -169,7 +232,9 @@ void SchedulerProcess::CallTimes(int copies, HostIndex from, Request request,
       if (!network_->Reachable(from, host_->index())) return;
       host_->Deliver(host_->life(), [this, from, request, answer] {
         if (core_ == nullptr) return;
+        const uint64_t scheduler_life = life_;
         Run(request);
+        if (life_ != scheduler_life) return;  // It died of it.
         if (Lost() || !network_->Reachable(from, host_->index())) return;
         timeline_->After(network_->Delay(), [answer] { answer(true); });
       });
@@ -188,6 +253,10 @@ void SchedulerProcess::DropStream(membership::StreamId id) {
   if (found == streams_.end() || !found->second.open) return;
   found->second.open = false;
   BreakLater(id);
+}
+
+void SchedulerProcess::NoteAttached(membership::StreamId id) {
+  if (!streams_.at(id).open) BreakLater(id);
 }
 
 void SchedulerProcess::BreakLater(membership::StreamId id) {

@@ -46,8 +46,11 @@ class SchedulerProcess {
   // The id for an attach request; the stream opens when the request has been accepted.
   membership::StreamId NewStream(HostIndex from, StreamHandler handler);
   void DropStream(membership::StreamId stream);  // The attach was refused, or had no answer.
+  // The attach request has been accepted: a stream that is over by now ends behind it.
+  void NoteAttached(membership::StreamId stream);
 
   void Start();
+  // Killed, and started over its store.
   void Restart(int64_t down_ns);
   void OnHostEnded(HostIndex host, bool silently);
   bool BreakSomeStream();
@@ -73,6 +76,9 @@ class SchedulerProcess {
   void Tell(membership::StreamId id, Message message);
   void EndStream(membership::StreamId id, std::optional<membership::Answer> answer);
   void Store(const membership::StoreWrite& write);
+  bool DiesAt(const membership::StoreWrite& write);
+  void NoteText(const std::string& text);
+  void MaybeRestoreBackup();
   void Tick(uint64_t life);
   void BreakLater(membership::StreamId id);
   void CheckStored(const View& view) const;
@@ -87,6 +93,7 @@ class SchedulerProcess {
   std::map<JobId, Ledger>* const ledgers_;
   std::unique_ptr<membership::Membership> core_;
   membership::Snapshot store_;
+  std::vector<membership::Snapshot> backups_;  // Of this life.
   std::map<membership::StreamId, Stream> streams_;
   uint64_t next_stream_ = 1;
   uint64_t life_ = 0;

@@ -67,6 +67,7 @@ class Trace {
   explicit Trace(bool on) : on_(on) {}
   // `point` outlives the trace.
   void Reached(const char* point, uint64_t times = 1) { reached_[point] += times; }
+  bool HasReached(const char* point) const { return reached_.contains(point); }
   const std::map<std::string, uint64_t>& reached() const { return reached_; }
   bool on() const { return on_; }
   void Add(int64_t now_ns, const std::string& who, const std::string& what);

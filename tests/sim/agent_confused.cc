@@ -108,8 +108,7 @@ void AgentProcess::Confuse() {
   network_->SendFrame(host_, connection, writer.Take());
 }
 
-// What fits the state that the agent is in; the job fails here, and names the
-// aggregator.
+// What fits the state that the agent is in; the job fails here, and names the aggregator.
 void AgentProcess::Forge() {
   const View* const view = core_.newest_view();
   if (view == nullptr || core_.phase() == pipeline::Phase::kFailed) return;

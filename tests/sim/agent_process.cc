@@ -155,6 +155,7 @@ void AgentProcess::Perform(pipeline::Effects& effects) {
 void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
   const auto says = [&](const char* words) { return failed.text.find(words) != std::string::npos; };
   if (failed.text.empty()) throw Violation{name_ + ": a tensor failed without a reason"};
+  if (ledger_ != nullptr) ledger_->OnTensorFailed();
   const bool is_mismatch = failed.status == pipeline::Status::kMismatch;
   // What nobody may declare, and what is reported falsely, has one side.
   const bool has_one_side = says(" of rank ") || trace_->HasReached(kFalseReport);
@@ -211,11 +212,34 @@ std::shared_ptr<Cells> AgentProcess::MemoryOf(const pipeline::SliceBytes& bytes)
   throw Violation{name_ + ": memory of no kind"};
 }
 
+// What a frame says, for the trace.
+std::string AgentProcess::Details(const pipeline::Send& send) const {
+  std::string text;
+  const auto add = [&](TensorKey key, const std::string& what) {
+    text += (text.empty() ? ": " : ", ") + core_.FindTensor(key)->spec.name + what;
+  };
+  if (const auto* contributions = std::get_if<std::vector<wire::Contribute>>(&send.entries)) {
+    for (const wire::Contribute& entry : *contributions) {
+      add(entry.key, " round " + std::to_string(entry.round.value()) + " slice " +
+                         std::to_string(entry.slice.value()) +
+                         (entry.form == wire::Form::kEmpty ? " (empty)" : ""));
+    }
+  } else if (const auto* declares = std::get_if<std::vector<wire::Declare>>(&send.entries)) {
+    for (const wire::Declare& entry : *declares) add(entry.key, "");
+  } else if (const auto* reports = std::get_if<std::vector<wire::Report>>(&send.entries)) {
+    for (const wire::Report& entry : *reports) {
+      add(entry.key, " holds " + std::to_string(entry.held.value()) + ", contributed to " +
+                         std::to_string(entry.contributed.value()));
+    }
+  }
+  return text;
+}
+
 void AgentProcess::Perform(pipeline::Send& send) {
   if (trace_->on()) {
     trace_->Add(timeline_->now_ns(), name_,
                 std::string("sends ") + wire::FrameTypeName(send.type) + " in epoch " +
-                    std::to_string(send.epoch.value()));
+                    std::to_string(send.epoch.value()) + Details(send));
   }
   CheckCredit(send);
   CheckFenced(send);

@@ -112,6 +112,7 @@ class AgentProcess : public Process {
   void Tick();
   void OnFailed(const std::string& text);
   void OnTensorFailed(const pipeline::FailTensor& failed);
+  std::string Details(const pipeline::Send& send) const;
   void CheckCredit(const pipeline::Send& send);
   void CheckFenced(const pipeline::Send& send);
   void CheckDecision(const wire::Decision& decision);

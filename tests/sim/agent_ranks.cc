@@ -88,8 +88,7 @@ void AgentProcess::OnDeclareReply(const pipeline::DeclareReply& reply) {
     for (const RankTensor& other : rank.tensors) {
       if (other.taken == rank.tensors.front().taken) continue;
       if (ledger_->tensor_failed()) break;
-      // Nobody is left who could tell: all who had been there before have
-      // finished meanwhile.
+      // Nobody is left who could tell: all who had been there before have finished meanwhile.
       if (!ledger_->SurvivorIn(epoch_, core_.config().self)) {
         trace_->Reached("a joiner whose survivors have all left");
         break;

@@ -11,8 +11,6 @@
 namespace talweg::sim {
 namespace {
 
-using EffectList = std::vector<membership::Effect>;
-
 constexpr uint64_t kRefusalsMax = 12;
 
 template <typename Entry>
@@ -79,133 +77,6 @@ void AggregatorProcess::Run(
   if (std::exchange(memory_changed_, false)) CheckMemory(job);
 }
 
-// Rule 9: (members + 1) times the bytes that are placed here.
-void AggregatorProcess::CheckMemory(JobId id) const {
-  const aggregation::Job& job = *jobs_.at(id);
-  if (!job.reports_complete() || job.closed()) return;
-  uint64_t bytes = 0;
-  for (const auto& [name, cells] : memory_) {
-    if (name.first == id) bytes += cells->size() * 64;
-  }
-  uint64_t reserved = 0;
-  for (const auto& [key, tensor] : job.tensors()) {
-    if (tensor.poison) return;  // Its memory stays until the next view.
-    reserved += tensor.SlotBytes() * (job.view().members.size() + 1);
-  }
-  if (bytes > reserved) {
-    throw Violation{name_ + ": has " + std::to_string(bytes) + " bytes for what may take " +
-                    std::to_string(reserved)};
-  }
-}
-
-void AggregatorProcess::CountLoss(JobId id, ConnectionId connection) {
-  const auto job = jobs_.find(id);
-  if (job == jobs_.end() || job->second->reports_complete()) return;
-  for (const aggregation::Job::Member& member : job->second->members()) {
-    if (member.reported && member.connection == connection) {
-      trace_->Reached("a connection breaks behind its member's report");
-    }
-  }
-}
-
-// A round waits for those whose connection has broken: they contribute again
-// over the next one.
-void AggregatorProcess::CheckForgotten(JobId id) const {
-  const auto job = jobs_.find(id);
-  if (job == jobs_.end() || job->second->closed()) return;
-  for (const auto& [key, tensor] : job->second->tensors()) {
-    for (const aggregation::LocalSlice& slice : tensor.local) {
-      if (!tensor.Placed() || slice.round.state() != aggregation::SliceRound::State::kFilling) {
-        continue;
-      }
-      for (size_t i = 0; i < slice.round.parts().size(); ++i) {
-        if (!slice.round.parts()[i].here || job->second->members()[i].connection) continue;
-        throw Violation{name_ + ": counts a contribution that came over a broken connection"};
-      }
-    }
-  }
-}
-
-// Rules 2 and 3: memory has one writer, and is never another's when that one is
-// gone.
-void AggregatorProcess::CheckWriter(JobId id, ConnectionId connection,
-                                    const wire::Declared& entry) const {
-  const auto writer = writers_.find(entry.slot.key);
-  if (entry.status != wire::DeclaredStatus::kOk || writer == writers_.end()) return;
-  if (jobs_.at(id)->sessions().at(connection).hello.member == writer->second) return;
-  throw Violation{name_ + ": a member is given the slots of one that has left"};
-}
-
-// Rule 3: a member that is welcomed over a new connection writes nothing over
-// an old one.
-void AggregatorProcess::CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry) const {
-  if (entry.status != wire::WelcomeStatus::kOk) return;
-  const auto has_greeted = [this](ConnectionId older) { return connection_jobs_.contains(older); };
-  if (!network_->HearsOlder(host_, connection, has_greeted)) return;
-  throw Violation{name_ + ": welcomes a connection and still hears an older one of that member"};
-}
-
-// Rule 1: nothing of an older epoch lands in an epoch whose tensors are
-// decided.
-void AggregatorProcess::CheckFenced(JobId id) const {
-  const auto is_of_job = [this, id](ConnectionId connection) {
-    const auto job = connection_jobs_.find(connection);
-    return job != connection_jobs_.end() && job->second == id;
-  };
-  for (const auto& [connection, session] : jobs_.at(id)->sessions()) {
-    if (session.state != aggregation::Job::SessionState::kActive) continue;
-    if (jobs_.at(id)->view().IndexOf(session.hello.member)) continue;
-    throw Violation{name_ + ": decides while one that is out of the view is connected"};
-  }
-  if (!network_->WritesUnderWayTo(host_, is_of_job)) return;
-  throw Violation{name_ + ": decides while contributions of an older epoch are landing"};
-}
-
-// A contribution that no tensor waits for is not taken, and is refused, or is
-// too late to matter.
-void AggregatorProcess::DeliverConfused(JobId job, const wire::Frame& frame,
-                                        const std::function<void()>& deliver) {
-  const auto counted = [](const aggregation::Counters& counters) {
-    uint64_t count = counters.contributions_late + counters.frames_unexpected;
-    for (const uint64_t refused : counters.refused) count += refused;
-    return count;
-  };
-  const aggregation::Counters before = jobs_.at(job)->counters();
-  const wire::Contribute& entry = std::get<std::vector<wire::Contribute>>(frame.entries).front();
-  const auto& tensors = jobs_.at(job)->tensors();
-  if (const auto tensor = tensors.find(entry.key); tensor != tensors.end()) {
-    for (const aggregation::LocalSlice& slice : tensor->second.local) {
-      // The first contribution of an epoch says which round is open: only the others could tell.
-      if (slice.index == entry.slice && slice.round.open_round() == Round{0}) return;
-    }
-  }
-  const bool rank_count_is_wrong = entry.rank_count > kConfusedRankCount;
-  deliver();
-  const auto after = jobs_.find(job);
-  if (after == jobs_.end()) return;
-  if (after->second->counters().contributions != before.contributions) {
-    throw Violation{name_ + ": takes a contribution to round " +
-                    std::to_string(kConfusedRound.value()) + " of job " +
-                    std::to_string(frame.header.job.value()) + " in epoch " +
-                    std::to_string(frame.header.epoch.value())};
-  }
-  const auto wrong_rounds = [](const aggregation::Counters& counters) {
-    return counters.refused[static_cast<size_t>(wire::RefusedReason::kWrongRound)];
-  };
-  const bool only_its_round = frame.header.job == job && entry.form == wire::Form::kWritten &&
-                              frame.header.epoch == after->second->view().epoch &&
-                              entry.mode == wire::Mode::kSum && !rank_count_is_wrong;
-  if (!only_its_round && wrong_rounds(after->second->counters()) != wrong_rounds(before)) {
-    throw Violation{name_ + ": refuses a contribution for its round alone, which is of job " +
-                    std::to_string(frame.header.job.value()) + ", epoch " +
-                    std::to_string(frame.header.epoch.value()) + ", and of " +
-                    std::to_string(entry.bytes.size()) + " bytes"};
-  }
-  if (counted(after->second->counters()) == counted(before) && !after->second->closed()) {
-    trace_->Reached("a confused contribution behind a refused Hello");
-  }
-}
-
 void AggregatorProcess::Perform(JobId job, aggregation::Job::Effects& effects) {
   for (aggregation::Effect& effect : effects) {
     std::visit(
@@ -263,6 +134,37 @@ void AggregatorProcess::Perform(JobId job, aggregation::Job::Effects& effects) {
   }
 }
 
+std::string AggregatorProcess::TensorName(JobId job, TensorKey key) const {
+  const auto& tensors = jobs_.at(job)->tensors();
+  const auto tensor = tensors.find(key);
+  return tensor != tensors.end() && tensor->second.agreed ? tensor->second.agreed->name
+                                                          : "no tensor of ours";
+}
+
+template <typename Entry>
+std::string AggregatorProcess::Details(JobId job, const Entry& entry) const {
+  std::string text;
+  if constexpr (requires { entry.key; }) text += ": " + TensorName(job, entry.key);
+  if constexpr (requires { entry.round; }) {
+    text += " round " + std::to_string(entry.round.value());
+  }
+  if constexpr (std::is_same_v<Entry, wire::Decision>) {
+    static constexpr const char* kVerdicts[] = {"?", "redo", "finish", "abort"};
+    const auto verdict = static_cast<size_t>(entry.verdict);
+    text += std::string(" ") + kVerdicts[verdict < std::size(kVerdicts) ? verdict : 0];
+  }
+  if constexpr (std::is_same_v<Entry, wire::Declared>) {
+    text += " held " + std::to_string(entry.held.value());
+  }
+  if constexpr (std::is_same_v<Entry, wire::Waiting>) {
+    text += " for " + std::to_string(entry.missing_nodes.size()) + " nodes";
+  }
+  if constexpr (requires { entry.text; }) {
+    if (!entry.text.empty()) text += ": " + entry.text;
+  }
+  return text;
+}
+
 void AggregatorProcess::SendEntry(JobId job, const aggregation::Send& send) {
   std::visit(
       [&](const auto& entry) {
@@ -288,7 +190,7 @@ void AggregatorProcess::SendEntry(JobId job, const aggregation::Send& send) {
         if (trace_->on()) {
           trace_->Add(timeline_->now_ns(), name_,
                       std::string("sends ") + wire::FrameTypeName(writer.type()) + " in epoch " +
-                          std::to_string(send.epoch.value()));
+                          std::to_string(send.epoch.value()) + Details(job, entry));
         }
         network_->SendFrame(host_, send.connection, writer.Take());
       },
@@ -337,6 +239,12 @@ void AggregatorProcess::Perform(JobId job, const aggregation::SendResult& send) 
       }
       entry.bytes = bytes;
     }
+  }
+  if (trace_->on()) {
+    trace_->Add(timeline_->now_ns(), name_,
+                "sends Result in epoch " + std::to_string(send.epoch.value()) + ": " +
+                    TensorName(job, entry.key) + " round " + std::to_string(entry.round.value()) +
+                    " slice " + std::to_string(entry.slice.value()));
   }
   wire::FrameWriter writer(wire::FrameType::kResult, job, send.epoch);
   writer.Add(entry);
@@ -455,106 +363,6 @@ void AggregatorProcess::OnAggregatorMessage(const membership::AggregatorMessage&
       core.OnClosed(closed->text, timeline_->now_ns(), out);
     });
   }
-}
-
-void AggregatorProcess::Drain() {
-  auto answer = std::make_shared<membership::DeregisterAnswer>();
-  const auto deregister = [this, answer](bool leave) {
-    scheduler_->Call(
-        host_,
-        [answer, leave, self = incarnation_](membership::Membership& core, int64_t now_ns,
-                                             EffectList& out) {
-          *answer = core.OnDeregister(self, leave, "told to stop", now_ns, out);
-        },
-        [](bool) {});
-  };
-  deregister(false);
-  Later(40 * network_->Delay(), [deregister] { deregister(true); });
-}
-
-void AggregatorProcess::Register() {
-  if (out_) return;
-  const ViewAggregator self{.incarnation = incarnation_,
-                            .name = name_,
-                            .data_address = std::to_string(host_),
-                            .host_id = name_};
-  auto answer = std::make_shared<membership::Answer>();
-  scheduler_->Call(
-      host_,
-      [answer, self](membership::Membership& core, int64_t now_ns, EffectList& out) {
-        *answer = core.OnRegister(self, now_ns, out);
-      },
-      [this, answer](bool answered) {
-        if (answered && answer->ok()) {
-          Attach();
-          return Renew();
-        }
-        if (answered && answer->code != membership::Code::kHeld) {
-          out_ = true;
-          return;
-        }
-        Later(500 * kMillisecond, [this] { Register(); });
-      });
-}
-
-void AggregatorProcess::Attach() {
-  if (out_) return;
-  const uint64_t attachment = ++attachment_;
-  const auto again = [this, attachment] {
-    Later(100 * kMillisecond, [this, attachment] {
-      if (attachment == attachment_) Attach();
-    });
-  };
-  const membership::StreamId stream = scheduler_->NewStream(
-      host_, {.on_message =
-                  [this, attachment](const SchedulerProcess::Message& message) {
-                    if (attachment != attachment_) return;
-                    OnAggregatorMessage(std::get<membership::AggregatorMessage>(message));
-                  },
-              .on_end =
-                  [this, attachment, again](const std::optional<membership::Answer>& answer) {
-                    if (attachment != attachment_) return;
-                    if (answer && !answer->ok()) {
-                      out_ = true;
-                      return;
-                    }
-                    again();
-                  }});
-  std::vector<membership::HeldJob> held;
-  for (const auto& [job, core] : jobs_) held.push_back({job, core->view().epoch});
-  auto answer = std::make_shared<membership::Answer>();
-  scheduler_->CallOnce(
-      host_,
-      [=, this, self = incarnation_](membership::Membership& core, int64_t now_ns,
-                                     EffectList& out) {
-        *answer = core.OnAggregatorAttached(stream, self, held, now_ns, out);
-        if (!answer->ok()) return;
-        if (!held.empty()) trace_->Reached("an aggregator re-attaches with jobs");
-        scheduler_->NoteAttached(stream);
-      },
-      [this, answer, stream, again](bool answered) {
-        if (answered && answer->ok()) return;
-        scheduler_->DropStream(stream);
-        if (answered) {
-          out_ = true;
-          return;
-        }
-        again();
-      });
-}
-
-void AggregatorProcess::Renew() {
-  if (out_) return;
-  auto answer = std::make_shared<membership::Answer>();
-  scheduler_->Call(
-      host_,
-      [answer, self = incarnation_](membership::Membership& core, int64_t now_ns, EffectList& out) {
-        *answer = core.OnRenewAggregator(self, now_ns, out);
-      },
-      [this, answer](bool answered) {
-        if (answered && !answer->ok()) out_ = true;
-      });
-  Later(2 * kSecond, [this] { Renew(); });
 }
 
 }  // namespace talweg::sim

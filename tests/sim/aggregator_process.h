@@ -30,9 +30,8 @@ class AggregatorProcess : public Process {
   void Start();
   // Asks to be left out of views, and then to be forgotten.
   void Drain();
-  // Run `strike` a little behind the next result that it sends, when some
-  // members may have it and others not; or behind its next decision to finish a
-  // round.
+  // Run `strike` a little behind the next result that it sends, when some members may have it and
+  // others not; or behind its next decision to finish a round.
   void AtDanger(std::function<void()> strike) { at_danger_ = std::move(strike); }
   void AtFinish(std::function<void()> strike) { at_finish_ = std::move(strike); }
 
@@ -61,6 +60,10 @@ class AggregatorProcess : public Process {
   void CountLoss(JobId job, ConnectionId connection);
   void SumLater(JobId job, const aggregation::SumId& id, std::function<void()> work);
   void SendEntry(JobId job, const aggregation::Send& send);
+  // What an entry says, for the trace.
+  template <typename Entry>
+  std::string Details(JobId job, const Entry& entry) const;
+  std::string TensorName(JobId job, TensorKey key) const;
   void CheckMemory(JobId job) const;
   void CheckForgotten(JobId job) const;
   void CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry) const;

@@ -119,8 +119,8 @@ void Network::CheckSource(const Link& link, int from, const Message& message) co
                   ": memory was changed that a write is still read from"};
 }
 
-// The writer has closed its end: what it has posted is in other hands, which
-// are done with its memory.
+// The writer has closed its end: what it has posted is in other hands, which are done with its
+// memory.
 void Network::StopReading(Link& link, int from) {
   for (Message& message : link.ends[1 - from].arriving) {
     if (message.source) message.source = [cells = message.source()] { return cells; };

@@ -44,8 +44,7 @@ Profile DrawProfile(Random& random) {
   const uint64_t tensor_count = 1 + random.Below(4);
   for (uint64_t i = 0; i < tensor_count; ++i) {
     TensorProfile tensor;
-    // Multiples of 8, so that the last cell is whole also where it travels as
-    // bytes.
+    // Multiples of 8, so that the last cell is whole also where it travels as bytes.
     tensor.bytes = 8 * (1 + random.Below(pick(5, 500, 2000, 5000, 5000)));
     if (random.OneIn(24)) tensor.bytes = 65536 * profile.aggregator_count + 8 * random.Below(4500);
     tensor.op = Op{static_cast<uint8_t>(pick(1, 1, 1, 2, 2, 6, 6))};

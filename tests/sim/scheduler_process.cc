@@ -138,9 +138,8 @@ void SchedulerProcess::Store(const membership::StoreWrite& write) {
   }
 }
 
-// Somebody has put an older copy of the store in its place: one that knows the
-// same processes, as others would have to be started again, and perhaps not
-// their newest view.
+// Somebody has put an older copy of the store in its place: one that knows the same processes, as
+// others would have to be started again, and perhaps not their newest view.
 void SchedulerProcess::MaybeRestoreBackup() {
   const auto processes = [](const membership::Snapshot& store) {
     std::vector<std::string> known{std::to_string(store.start_count) + " " +
@@ -162,13 +161,13 @@ void SchedulerProcess::MaybeRestoreBackup() {
   for (const membership::Snapshot& backup : backups_) {
     if (processes(backup) != processes(store_)) continue;
     trace_->Add(timeline_->now_ns(), "scheduler", "an older store is put in its place");
+    trace_->Reached(kOlderStore);
     store_ = backup;
     return;
   }
 }
 
-// Killed when it has stored what nobody has been told yet, or stopped as its
-// store has failed.
+// Killed when it has stored what nobody has been told yet, or stopped as its store has failed.
 bool SchedulerProcess::DiesAt(const membership::StoreWrite& write) {
   const bool may_die = profile_->fault_weights[static_cast<int>(Fault::kRestartScheduler)] > 0 &&
                        timeline_->now_ns() < kSecond + profile_->fault_end_ns;

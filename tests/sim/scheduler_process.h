@@ -18,6 +18,10 @@
 
 namespace talweg::sim {
 
+// The scheduler has started over an older store: until a member has told it of the newest epoch, it
+// may use that number again.
+inline constexpr const char* kOlderStore = "an older store is put in the scheduler's place";
+
 // The scheduler over its synced store, and the calls and streams by which the others reach it.
 class SchedulerProcess {
  public:

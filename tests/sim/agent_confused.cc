@@ -119,6 +119,10 @@ void AgentProcess::Forge() {
     other.members[other.IndexOf(core_.config().self)->value()].rank_count += 1;
     return Run([&](pipeline::Effects& out) { core_.OnView(other, timeline_->now_ns(), out); });
   }
+  if (timeline_->random().OneIn(3)) {
+    forges_decision_ = true;
+    return;
+  }
   const auto say = [&](ConnectionId connection, wire::FrameType type, const auto& entry) {
     trace_->Reached(kForged);
     wire::FrameWriter writer(type, view->job, view->epoch);
@@ -134,13 +138,6 @@ void AgentProcess::Forge() {
   }
   if (core_.phase() == pipeline::Phase::kFencing) return;
   for (const auto& tensor : core_.tensors()) {
-    const auto primary = core_.owners().find(tensor->primary);
-    if (tensor->awaits_decision && primary != core_.owners().end() &&
-        primary->second.state == pipeline::OwnerState::kReady) {
-      return say(
-          primary->second.connection, wire::FrameType::kDecision,
-          wire::Decision{.key = tensor->key, .round = Round{tensor->open_round().value() + 3}});
-    }
     for (size_t i = 0; i < tensor->slices.size(); ++i) {
       if (tensor->slice_states[i] != pipeline::SliceState::kSent) continue;
       const auto owner = core_.owners().find(tensor->slices[i].owner);
@@ -163,6 +160,17 @@ void AgentProcess::Forge() {
                                .text = "it is forged"});
     }
   }
+}
+
+// In front of a true one, which comes at the one moment when it can be believed.
+void AgentProcess::ForgeDecision(ConnectionId connection, const wire::Frame& frame,
+                                 const std::vector<wire::Decision>& decisions) {
+  trace_->Reached(kForged);
+  wire::Decision wrong = decisions.front();
+  wrong.round = Round{wrong.round.value() + 3};
+  wire::FrameWriter writer(wire::FrameType::kDecision, frame.header.job, frame.header.epoch);
+  writer.Add(wrong);
+  OnFrameBytes(connection, writer.Take());
 }
 
 }  // namespace talweg::sim

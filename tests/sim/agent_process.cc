@@ -425,6 +425,7 @@ void AgentProcess::OnFrameBytes(ConnectionId connection, std::span<const std::by
     in_flight_[connection] = 0;
   }
   if (const auto* decisions = std::get_if<std::vector<wire::Decision>>(&frame->entries)) {
+    if (std::exchange(forges_decision_, false)) ForgeDecision(connection, *frame, *decisions);
     for (const wire::Decision& decision : *decisions) CheckDecision(decision);
   }
   if (const auto* welcomes = std::get_if<std::vector<wire::Welcome>>(&frame->entries)) {

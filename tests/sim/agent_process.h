@@ -115,6 +115,8 @@ class AgentProcess : public Process {
   std::string Details(const pipeline::Send& send) const;
   void CheckCredit(const pipeline::Send& send);
   void CheckFenced(const pipeline::Send& send);
+  void ForgeDecision(ConnectionId connection, const wire::Frame& frame,
+                     const std::vector<wire::Decision>& decisions);
   void CheckDecision(const wire::Decision& decision);
   void CheckTold() const;
 
@@ -158,6 +160,7 @@ class AgentProcess : public Process {
   std::vector<std::function<void(pipeline::Effects&)>> queued_;
   const wire::Frame* frame_ = nullptr;  // That is being delivered.
   bool flush_due_ = false;
+  bool forges_decision_ = false;  // In front of the next true one.
   // Contribution bytes that are under way, by connection, as the wire has it; none where a confused
   // agent has sent what its core does not know of.
   std::map<ConnectionId, std::optional<uint64_t>> in_flight_;

@@ -87,6 +87,7 @@ void Ledger::OnOutcome(const std::string& who, const Outcome& outcome, const Cel
                            std::to_string(outcome.round.value()) + ": ";
   CheckAgreement(what, outcome, outcome.aborted || result.empty() ? 0 : result.front());
   if (outcome.aborted) return;
+  if (result.empty()) throw Violation{what + "has no bytes"};
   const auto view = views_.find(outcome.sum_epoch);
   if (view == views_.end()) throw Violation{what + "a sum of an epoch that never was"};
   const bool is_broadcast = outcome.op == Op::kBroadcast;

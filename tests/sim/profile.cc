@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/sim/profile.h"
 
+#include <algorithm>
+
 #include "tests/sim/timeline.h"
 
 namespace talweg::sim {
@@ -46,7 +48,10 @@ Profile DrawProfile(Random& random) {
     TensorProfile tensor;
     // Multiples of 8, so that the last cell is whole also where it travels as bytes.
     tensor.bytes = 8 * (1 + random.Below(pick(5, 500, 2000, 5000, 5000)));
-    if (random.OneIn(24)) tensor.bytes = 65536 * profile.aggregator_count + 8 * random.Below(4500);
+    if (random.OneIn(24)) {
+      tensor.bytes =
+          std::max<uint64_t>(65536 * profile.aggregator_count + 8 * random.Below(4500), 8);
+    }
     tensor.op = Op{static_cast<uint8_t>(pick(1, 1, 1, 2, 2, 6, 6))};
     tensor.mismatch = random.OneIn(60);
     if (tensor.op == Op::kBroadcast && random.OneIn(8)) {

@@ -17,7 +17,7 @@ namespace talweg::schedule {
 // What all owners have received from a slice's departure until its receipt,
 // over that time, is how fast the link is (as BBR samples it: Cardwell et al.,
 // "BBR: congestion-based congestion control", 2016). The window is what the
-// fastest of late would carry in kFullNs, and a few slices, because receipts
+// fastest of late would carry in kFullMs, and a few slices, because receipts
 // come slice by slice and may wait behind results. It begins small, and is soon
 // known.
 //

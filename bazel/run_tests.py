@@ -37,6 +37,8 @@ class Outcome:
     label: str
     status: str = "NO STATUS"
     logs: list[Path] = field(default_factory=list)
+    # Of a test in parts (shards), those of the parts that failed.
+    failed_logs: list[Path] = field(default_factory=list)
     skip_reasons: list[str] = field(default_factory=list)
     duration_s: float = 0.0
 
@@ -153,6 +155,8 @@ def read_outcomes(events: Path) -> dict[str, Outcome]:
             for output in result.get("testActionOutput", []):
                 if output.get("name") == "test.log" and output.get("uri", "").startswith("file:"):
                     outcome.logs.append(Path(unquote(urlparse(output["uri"]).path)))
+                    if result.get("status") != "PASSED":
+                        outcome.failed_logs.append(outcome.logs[-1])
         elif "testSummary" in identity and "testSummary" in event:
             label = identity["testSummary"]["label"]
             outcome = outcomes.setdefault(label, Outcome(label))
@@ -166,7 +170,7 @@ def read_outcomes(events: Path) -> dict[str, Outcome]:
 
 def print_failure(outcome: Outcome) -> None:
     print(f"\n{outcome.status}: {outcome.label}")
-    for log in outcome.logs:
+    for log in outcome.failed_logs:
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         # Bazel's own head of the log says nothing.
         lines = [line for line in lines if not line.startswith("exec ${PAGER")]

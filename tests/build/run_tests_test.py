@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -61,12 +63,15 @@ class OutcomesTest(unittest.TestCase):
     def configured(self, label: str) -> dict[str, Any]:
         return {"id": {"targetConfigured": {"label": label}}, "configured": {"testSize": "SMALL"}}
 
-    def result(self, label: str, log_text: str) -> dict[str, Any]:
-        log = self.scratch / (label.strip("/") + ".log")
+    def result(
+        self, label: str, log_text: str, status: str = "PASSED", part: int = 1
+    ) -> dict[str, Any]:
+        log = self.scratch / f"{label.strip('/')}.{part}.log"
         log.write_text(log_text)
         return {
-            "id": {"testResult": {"label": label}},
+            "id": {"testResult": {"label": label, "shard": part}},
             "testResult": {
+                "status": status,
                 "testAttemptDurationMillis": "1500",
                 "testActionOutput": [{"name": "test.log", "uri": log.as_uri()}],
             },
@@ -80,7 +85,7 @@ class OutcomesTest(unittest.TestCase):
             *[self.configured(label) for label in ("//:good", "//:bad", "//:skips", "//:broken")],
             self.result("//:good", "all is well\nnot SKIPPED: here\n"),
             self.summary("//:good", "PASSED"),
-            self.result("//:bad", "SKIPPED: before it failed\n"),
+            self.result("//:bad", "SKIPPED: before it failed\n", "FAILED"),
             self.summary("//:bad", "FAILED"),
             self.result("//:skips", "some words\nSKIPPED: no GPU here\n"),
             self.summary("//:skips", "PASSED"),
@@ -91,6 +96,22 @@ class OutcomesTest(unittest.TestCase):
         self.assertFalse(outcomes["//:bad"].passed)
         self.assertEqual(outcomes["//:bad"].skip_reasons, [])
         self.assertEqual(outcomes["//:skips"].skip_reasons, ["no GPU here"])
+
+    def test_of_a_test_in_parts_the_logs_of_those_that_failed_are_shown(self) -> None:
+        outcome = self.outcomes(
+            self.configured("//:parts"),
+            self.result("//:parts", "all is well", part=1),
+            self.result("//:parts", "the second is wrong", "FAILED", part=2),
+            self.result("//:parts", "the third hangs", "TIMEOUT", part=3),
+            self.summary("//:parts", "FAILED"),
+        )["//:parts"]
+        self.assertAlmostEqual(outcome.duration_s, 4.5)
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+            run_tests.print_failure(outcome)
+        self.assertNotIn("all is well", shown.getvalue())
+        self.assertIn("the second is wrong", shown.getvalue())
+        self.assertIn("the third hangs", shown.getvalue())
 
     def test_what_did_not_build_is_no_pass(self) -> None:
         outcomes = self.outcomes(self.configured("//:broken"))

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every dtype, op, size and shape of job against NumPy: pairwise, or all with --full."""
+"""Every dtype, op, size and shape of job against NumPy: pairwise, or all with --full.
+
+Bazel runs it in parts that share the shapes of jobs out among them (shard_count).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import json
 import os
 import random
 import unittest
+from pathlib import Path
+from typing import TypeVar
 
 import job
 from numeric_reference import DTYPES, INTEGERS, OPS
@@ -17,8 +22,22 @@ _SMALL_COUNTS = (1, 3, 1023, 1024, 4099, 262144 + 1)
 _LARGE_COUNT = 16 * 1024 * 1024 + 3
 _NODES = ((1,), (2,), (3,), (4,), (1, 1), (2, 2), (3, 1), (1, 4))
 _AGGREGATORS = (1, 2, 3)
+# Of a job's tensors together. A tensor is there twice at each rank, and as often again for results and
+# in slots: with five ranks about twenty times.
+_JOB_BYTES_MAX = 160 * 1024 * 1024
 
 Case = tuple[str, str, int]
+Shape = tuple[tuple[int, ...], int]
+_Item = TypeVar("_Item")
+
+
+def _of_this_part(items: list[_Item]) -> list[_Item]:
+    """Those that this part of the test looks at; all when it runs as one."""
+    status_file = os.environ.get("TEST_SHARD_STATUS_FILE")
+    if status_file:
+        Path(status_file).touch()
+    parts = int(os.environ.get("TEST_TOTAL_SHARDS") or 1)
+    return items[int(os.environ.get("TEST_SHARD_INDEX") or 0) :: parts]
 
 
 def _defined(dtype: str, op: str) -> bool:
@@ -30,7 +49,21 @@ def all_cases() -> list[Case]:
     return [(d, o, count) for d, o in pairs for count in (*_SMALL_COUNTS, _LARGE_COUNT)]
 
 
-def pairwise_plan() -> dict[tuple[tuple[int, ...], int], list[Case]]:
+def jobs_of(cases: list[Case]) -> list[list[Case]]:
+    """The cases, in as few jobs as memory allows."""
+    jobs: list[list[Case]] = []
+    left = 0
+    for case in sorted(cases, key=lambda case: case[2]):
+        tensor_bytes = case[2] * DTYPES[case[0]].itemsize
+        if not jobs or tensor_bytes > left:
+            jobs.append([])
+            left = _JOB_BYTES_MAX
+        jobs[-1].append(case)
+        left -= tensor_bytes
+    return jobs
+
+
+def pairwise_plan() -> dict[Shape, list[Case]]:
     """Every (dtype, op), and every (dtype, size), (op, size) and (case, shape) pair, once at least.
 
     Large tensors are few: one a dtype.
@@ -38,7 +71,7 @@ def pairwise_plan() -> dict[tuple[tuple[int, ...], int], list[Case]]:
     rng = random.Random(1)
     shapes = list(itertools.product(_NODES, _AGGREGATORS))
     chosen = [shapes[i] for i in (0, 4, 8, 9, 13, 17, 18, 22)]
-    plan: dict[tuple[tuple[int, ...], int], list[Case]] = {shape: [] for shape in chosen}
+    plan: dict[Shape, list[Case]] = {shape: [] for shape in chosen}
     for number, (dtype, op) in enumerate(itertools.product(DTYPES, OPS)):
         if not _defined(dtype, op):
             continue
@@ -54,31 +87,38 @@ def pairwise_plan() -> dict[tuple[tuple[int, ...], int], list[Case]]:
 
 
 class MatrixTest(unittest.TestCase):
-    def _run(self, nodes: tuple[int, ...], aggregators: int, cases: list[Case]) -> None:
-        with self.subTest(nodes=nodes, aggregators=aggregators):
-            line = job.command(
-                "matrix.py",
-                [json.dumps(nodes), json.dumps(cases)],
-                nodes=len(nodes),
-                ranks=nodes,
-                aggregators=aggregators,
-            )
-            job.run(line)
+    def _run(self, shape: Shape, cases: list[Case]) -> None:
+        nodes, aggregators = shape
+        for cases_of_job in jobs_of(cases):
+            with self.subTest(nodes=nodes, aggregators=aggregators, first=cases_of_job[0]):
+                line = job.command(
+                    "matrix.py",
+                    [json.dumps(nodes), json.dumps(cases_of_job)],
+                    nodes=len(nodes),
+                    ranks=nodes,
+                    aggregators=aggregators,
+                )
+                job.run(line)
 
     def test_pairwise(self) -> None:
-        for (nodes, aggregators), cases in pairwise_plan().items():
-            self._run(nodes, aggregators, cases)
+        for shape, cases in _of_this_part(list(pairwise_plan().items())):
+            self._run(shape, cases)
 
     def test_standalone(self) -> None:
         """An agent alone gives the same bits as one with an aggregator."""
         cases = [(d, o, 4099) for d, o in itertools.product(DTYPES, OPS) if _defined(d, o)]
-        line = job.command("matrix.py", [json.dumps([3]), json.dumps(cases)], nodes=1, ranks=3)
-        job.run(line)
+        # The pairwise plan has eight shapes: with as many parts or more this is not one part's second.
+        for part in _of_this_part([None] * 8 + [cases]):
+            if part is not None:
+                line = job.command(
+                    "matrix.py", [json.dumps([3]), json.dumps(part)], nodes=1, ranks=3
+                )
+                job.run(line)
 
     @unittest.skipUnless(os.environ.get("TALWEG_TEST_FULL"), "the whole matrix: ./test --full")
     def test_full(self) -> None:
-        for nodes, aggregators in itertools.product(_NODES, _AGGREGATORS):
-            self._run(nodes, aggregators, all_cases())
+        for shape in _of_this_part(list(itertools.product(_NODES, _AGGREGATORS))):
+            self._run(shape, all_cases())
 
 
 if __name__ == "__main__":

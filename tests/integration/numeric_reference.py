@@ -110,7 +110,7 @@ def same(actual: np.ndarray, wanted: np.ndarray, dtype: str) -> bool:
     """Equal in bits; a NaN is equal to any NaN."""
     raw = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[actual.dtype.itemsize]
     equal = actual.view(raw) == wanted.view(raw)
-    if dtype in INTEGERS:
+    if equal.all() or dtype in INTEGERS:
         return bool(equal.all())
     both_nan = np.isnan(widen(actual, dtype)) & np.isnan(widen(wanted, dtype))
     return bool((equal | both_nan).all())

@@ -32,6 +32,9 @@ from tests.lint import source_tree
 # Ends a hang. A build from nothing takes the most of it.
 _DEADLINE_S = 3000.0
 _POLL_S = 0.02
+_FULL = unittest.skipUnless(
+    os.environ.get("TALWEG_TEST_FULL"), "needs a whole build: ./test --full"
+)
 _COPIED = (
     ".bazelrc",
     "BUILD.bazel",
@@ -204,11 +207,16 @@ class QuickstartTest(unittest.TestCase):
 
     def _interrupt(self, moment: Callable[[Terminal], bool], processes_min: int = 2) -> None:
         with self._quickstart() as terminal:
-            terminal.wait_until(lambda: moment(terminal))
-            # Else there would be nothing to leave, or nothing that this test can see.
-            self.assertGreaterEqual(len(self.copy.processes()), processes_min)
-            terminal.press_ctrl_c()
-            self.assertIn(terminal.wait(), (130, -signal.SIGINT), terminal.text[-4000:])
+            self._interrupt_at(terminal, moment, processes_min)
+
+    def _interrupt_at(
+        self, terminal: Terminal, moment: Callable[[Terminal], bool], processes_min: int = 2
+    ) -> None:
+        terminal.wait_until(lambda: moment(terminal))
+        # Else there would be nothing to leave, or nothing that this test can see.
+        self.assertGreaterEqual(len(self.copy.processes()), processes_min)
+        terminal.press_ctrl_c()
+        self.assertIn(terminal.wait(), (130, -signal.SIGINT), terminal.text[-4000:])
 
     def test_1_while_it_prepares(self) -> None:
         self._interrupt(lambda _: (self.copy.tree / ".venv" / "bin").exists())
@@ -217,47 +225,79 @@ class QuickstartTest(unittest.TestCase):
         self.copy.use_the_venv()
         self._interrupt(lambda _: any("--output_base" in p for p in self.copy.processes().values()))
 
-    @unittest.skipUnless(os.environ.get("TALWEG_TEST_FULL"), "needs a whole build: ./test --full")
+    @_FULL
     def test_3_while_it_builds(self) -> None:
         self.copy.use_the_venv()
         self._interrupt(lambda terminal: "build [#" in terminal.text, 3)
 
-    @unittest.skipUnless(os.environ.get("TALWEG_TEST_FULL"), "needs a whole build: ./test --full")
-    def test_4_after_the_build(self) -> None:
+    def _run_after_the_build(self) -> contextlib.AbstractContextManager[Terminal]:
         self.copy.use_the_venv()
+        # What the run before has left there is no sign of this one.
+        shutil.rmtree(self.copy.output, ignore_errors=True)
+        return self._quickstart()
 
-        def running(name: str) -> bool:
-            return any(f"/{name} " in line for line in self.copy.processes().values())
+    def _interrupt_after_the_build(self, moment: Callable[[Terminal], bool]) -> None:
+        with self._run_after_the_build() as terminal:
+            self._interrupt_at(terminal, moment)
 
-        def file(name: str) -> bool:
-            return (self.copy.output / name).exists()
+    def _runs(self, program: str) -> bool:
+        return any(f"/{program} " in line for line in self.copy.processes().values())
 
-        moments: dict[str, Callable[[Terminal], bool]] = {
-            "the scheduler starts": lambda _: running("talweg-scheduler"),
-            "the agents start": lambda _: running("talweg-agent"),
-            "the ranks start": lambda t: "train over Talweg" in t.text and running("digits.py"),
-            "training": lambda t: "train over Talweg [#" in t.text,
-            "the ranks end": lambda _: file("job/rank0.json"),
-            "one process starts": lambda t: "train in one process" in t.text,
-            "one process trains": lambda t: "train in one process [#" in t.text,
-            "drawing": lambda _: file("single/rank0.json"),
-        }
-        for name, moment in moments.items():
-            print(name, flush=True)
-            with self.subTest(moment=name):
-                # What the run before has left there is no sign of this one.
-                shutil.rmtree(self.copy.output, ignore_errors=True)
-                self._interrupt(moment)
-        with self.subTest(moment="twice"), self._quickstart() as terminal:
+    def _wrote(self, name: str) -> bool:
+        return (self.copy.output / name).exists()
+
+    @_FULL
+    def test_4_while_the_scheduler_starts(self) -> None:
+        self._interrupt_after_the_build(lambda _: self._runs("talweg-scheduler"))
+
+    @_FULL
+    def test_4_while_the_agents_start(self) -> None:
+        self._interrupt_after_the_build(lambda _: self._runs("talweg-agent"))
+
+    @_FULL
+    def test_4_while_the_ranks_start(self) -> None:
+        self._interrupt_after_the_build(
+            lambda terminal: "train over Talweg" in terminal.text and self._runs("digits.py")
+        )
+
+    @_FULL
+    def test_4_while_the_ranks_train(self) -> None:
+        self._interrupt_after_the_build(lambda terminal: "train over Talweg [#" in terminal.text)
+
+    @_FULL
+    def test_4_while_the_ranks_end(self) -> None:
+        self._interrupt_after_the_build(lambda _: self._wrote("job/rank0.json"))
+
+    @_FULL
+    def test_4_while_the_one_process_starts(self) -> None:
+        self._interrupt_after_the_build(lambda terminal: "train in one process" in terminal.text)
+
+    @_FULL
+    def test_4_while_the_one_process_trains(self) -> None:
+        self._interrupt_after_the_build(lambda terminal: "train in one process [#" in terminal.text)
+
+    @_FULL
+    def test_4_while_it_draws(self) -> None:
+        self._interrupt_after_the_build(lambda _: self._wrote("single/rank0.json"))
+
+    @_FULL
+    def test_4_twice(self) -> None:
+        with self._run_after_the_build() as terminal:
             terminal.wait_until(lambda: "train over Talweg [#" in terminal.text)
             terminal.press_ctrl_c()
             terminal.press_ctrl_c()
             self.assertEqual(terminal.wait(), 130, terminal.text[-4000:])
-        with self.subTest(moment="Bazel's server ends"), self._quickstart() as terminal:
+
+    @_FULL
+    def test_4_while_bazels_server_ends(self) -> None:
+        with self._run_after_the_build() as terminal:
             terminal.wait_until(lambda: "timeline:" in terminal.text)
             terminal.press_ctrl_c()
             self.assertIn(terminal.wait(), (0, 130), terminal.text[-4000:])
-        with self.subTest(moment="never"), self._quickstart() as terminal:
+
+    @_FULL
+    def test_4_never(self) -> None:
+        with self._run_after_the_build() as terminal:
             self.assertEqual(terminal.wait(), 0, terminal.text[-4000:])
 
 

@@ -7,6 +7,7 @@
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -415,6 +416,16 @@ TEST_CASE("A shutdown that the agent does not answer ends in time") {
   agent.Resume();
 }
 
+// Of this process's descriptors, those that are sockets.
+int SocketCount() {
+  int count = 0;
+  for (int fd = 0; fd < 1024; ++fd) {
+    struct stat file {};
+    if (::fstat(fd, &file) == 0 && S_ISSOCK(file.st_mode)) ++count;
+  }
+  return count;
+}
+
 TEST_CASE("A forked child gets an error, and the parent goes on") {
   const TestDirectory directory;
   FakeAgent agent(AgentOptions(directory, 1));
@@ -424,29 +435,35 @@ TEST_CASE("A forked child gets an error, and the parent goes on") {
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
-    // No Catch here: the child tells by its exit status.
+    // No Catch here: the child tells by its exit status which was the first thing wrong.
+    int checked = 0;
+    const auto check = [&checked](bool right) {
+      ++checked;
+      if (!right) ::_exit(checked);
+    };
+    const int sockets = SocketCount();
     talweg_round round = 0;
     talweg_tensor unused = 0;
     const void* data = nullptr;
-    int bad = 0;
     const int32_t value = 9;
-    bad |= talweg_push_pull(client.get(), tensor, &value, 0, 0, &round) != TALWEG_FORKED ? 1 : 0;
-    bad |= std::strstr(talweg_last_error(), "is a fork") == nullptr ? 2 : 0;
-    bad |= talweg_wait(client.get(), tensor, 1, nullptr, 0) != TALWEG_FORKED ? 4 : 0;
-    bad |= talweg_declare(client.get(), "x", TALWEG_I32, TALWEG_SUM, 0, 1, 0, 0, &unused) !=
-                   TALWEG_FORKED
-               ? 8
-               : 0;
-    bad |= talweg_result(client.get(), tensor, 1, &data, nullptr) != TALWEG_FORKED ? 16 : 0;
-    bad |= talweg_health(client.get()) != TALWEG_FORKED ? 32 : 0;
-    bad |= talweg_contribution(client.get(), tensor) != nullptr ? 64 : 0;
+    check(talweg_push_pull(client.get(), tensor, &value, 0, 0, &round) == TALWEG_FORKED);
+    check(std::strstr(talweg_last_error(), "is a fork") != nullptr);
+    // The agent will see the parent's end though this process goes on.
+    check(SocketCount() == sockets - 1);
+    check(talweg_wait(client.get(), tensor, 1, nullptr, 0) == TALWEG_FORKED);
+    check(talweg_declare(client.get(), "x", TALWEG_I32, TALWEG_SUM, 0, 1, 0, 0, &unused) ==
+          TALWEG_FORKED);
+    check(talweg_result(client.get(), tensor, 1, &data, nullptr) == TALWEG_FORKED);
+    check(talweg_health(client.get()) == TALWEG_FORKED);
+    check(talweg_contribution(client.get(), tensor) == nullptr);
     // The parent's contributions are not even mapped.
     unsigned char present = 0;
     void* page =
         reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(contribution) & ~uintptr_t{4095});
-    bad |= ::mincore(page, 4096, &present) == 0 ? 128 : 0;
+    check(::mincore(page, 4096, &present) != 0);
     talweg_free(client.get());
-    ::_exit(bad);
+    check(SocketCount() == sockets - 1);
+    ::_exit(0);
   }
   int status = 0;
   ::waitpid(child, &status, 0);

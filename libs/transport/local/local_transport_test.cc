@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/transport/local/local_transport.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <string>
+
 #include <catch2/catch.hpp>
 
 #include "libs/base/check.h"
 #include "libs/runtime/clock.h"
 #include "libs/runtime/descriptor.h"
 #include "libs/transport/local/handshake.h"
+#include "libs/transport/local/ring.h"
 #include "libs/transport/testing/harness.h"
 
 namespace talweg::transport {
@@ -28,6 +35,44 @@ class LocalHarness final : public Harness {
  private:
   MonotonicClock clock_;
 };
+
+TEST_CASE("Local: a ring has one writer, and cannot be cut under its reader", "[transport]") {
+  const auto ring = RingMapping::Create(kRingBytesMin);
+  REQUIRE(ring.ok());
+  const int fd = ring->memory_descriptor();
+  const size_t bytes = kRingDataOffset + kRingBytesMin;
+  // What a peer holds, and what it gets by opening that anew.
+  const Descriptor anew(open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDWR));
+  REQUIRE(anew.valid());
+  for (const int handed_over : {fd, anew.get()}) {
+    CHECK(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, handed_over, 0) == MAP_FAILED);
+    CHECK(pwrite(handed_over, "x", 1, 0) == -1);
+    CHECK(ftruncate(handed_over, 0) == -1);
+    CHECK(ftruncate(handed_over, static_cast<off_t>(2 * bytes)) == -1);
+    CHECK((fcntl(handed_over, F_GET_SEALS) & F_SEAL_SEAL) != 0);
+  }
+  const auto peers_view = RingMapping::Open(fd);
+  REQUIRE(peers_view.ok());
+  CHECK(mprotect(peers_view->control(), kRingDataOffset, PROT_READ | PROT_WRITE) == -1);
+}
+
+TEST_CASE("Local: a peer's ring that it could cut is refused", "[transport]") {
+  const auto ring = RingMapping::Create(kRingBytesMin);
+  REQUIRE(ring.ok());
+  for (const int seals : {0, F_SEAL_SHRINK, F_SEAL_GROW}) {
+    CAPTURE(seals);
+    // The same bytes as those of a ring that is taken.
+    const Descriptor copy(memfd_create("ring", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    REQUIRE(copy.valid());
+    REQUIRE(ftruncate(copy.get(), static_cast<off_t>(kRingDataOffset + kRingBytesMin)) == 0);
+    REQUIRE(pwrite(copy.get(), ring->control(), sizeof(RingControl), 0) == sizeof(RingControl));
+    REQUIRE(fcntl(copy.get(), F_ADD_SEALS, seals) == 0);
+    const auto opened = RingMapping::Open(copy.get());
+    CHECK(opened.status().message() == "the peer's ring is not sealed");
+    REQUIRE(fcntl(copy.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+    CHECK(RingMapping::Open(copy.get()).ok());
+  }
+}
 
 }  // namespace
 

@@ -105,6 +105,34 @@ size_t CommandLine(char* out, size_t bytes_max) {
   return bytes;
 }
 
+talweg_status DeclareWith(const char* function, talweg_client* client, const char* name,
+                          talweg_dtype dtype, talweg_op op, uint32_t root_rank, uint64_t count,
+                          int32_t priority, uint32_t flags, int64_t timeout_ns,
+                          talweg_tensor* tensor) {
+  if (client == nullptr || name == nullptr || tensor == nullptr) {
+    return ToC(last_error.Fail(RankStatus::kInvalidArgument, "%s: `%s` is NULL", function,
+                               client == nullptr ? "client"
+                               : name == nullptr ? "name"
+                                                 : "tensor"));
+  }
+  // A value that does not fit must not become another one.
+  const auto dtype_value = static_cast<unsigned>(dtype);
+  const auto op_value = static_cast<unsigned>(op);
+  if (dtype_value > 0xff || op_value > 0xff) {
+    return ToC(last_error.Fail(RankStatus::kInvalidArgument,
+                               "tensor '%s': dtype %u or operation %u does not exist", name,
+                               dtype_value, op_value));
+  }
+  const talweg::shm::Declare declare{.dtype = static_cast<DType>(dtype_value),
+                                     .op = static_cast<Op>(op_value),
+                                     .root_rank = root_rank,
+                                     .priority = priority,
+                                     .element_count = count,
+                                     .name = name,
+                                     .flags = flags};
+  return ToC(FromC(client)->DeclareTensor(declare, timeout_ns, tensor, last_error));
+}
+
 }  // namespace
 
 extern "C" {
@@ -220,24 +248,66 @@ talweg_status talweg_health(talweg_client* client) {
 talweg_status talweg_declare(talweg_client* client, const char* name, talweg_dtype dtype,
                              talweg_op op, uint32_t root_rank, uint64_t count, int32_t priority,
                              int64_t timeout_ns, talweg_tensor* tensor) {
-  if (client == nullptr) return Invalid("talweg_declare: `client` is NULL");
-  if (name == nullptr) return Invalid("talweg_declare: `name` is NULL");
-  if (tensor == nullptr) return Invalid("talweg_declare: `tensor` is NULL");
-  // A value that does not fit must not become another one.
-  const auto dtype_value = static_cast<unsigned>(dtype);
-  const auto op_value = static_cast<unsigned>(op);
-  if (dtype_value > 0xff || op_value > 0xff) {
-    return ToC(last_error.Fail(RankStatus::kInvalidArgument,
-                               "tensor '%s': dtype %u or operation %u does not exist", name,
-                               dtype_value, op_value));
+  return DeclareWith("talweg_declare", client, name, dtype, op, root_rank, count, priority, 0,
+                     timeout_ns, tensor);
+}
+
+talweg_status talweg_gpu_export(talweg_client* client, const uint8_t* uuid, uint64_t buffer_id,
+                                const uint8_t* handle, int64_t timeout_ns,
+                                talweg_gpu_buffer* buffer, uint64_t* bytes) {
+  if (client == nullptr) return Invalid("talweg_gpu_export: `client` is NULL");
+  if (uuid == nullptr || handle == nullptr) {
+    return Invalid("talweg_gpu_export: `uuid` or `handle` is NULL");
   }
-  const talweg::shm::Declare declare{.dtype = static_cast<DType>(dtype_value),
-                                     .op = static_cast<Op>(op_value),
-                                     .root_rank = root_rank,
-                                     .priority = priority,
-                                     .element_count = count,
-                                     .name = name};
-  return ToC(FromC(client)->DeclareTensor(declare, timeout_ns, tensor, last_error));
+  if (buffer == nullptr || bytes == nullptr) {
+    return Invalid("talweg_gpu_export: `buffer` or `bytes` is NULL");
+  }
+  talweg::shm::Export exported{.buffer_id = buffer_id};
+  std::memcpy(exported.uuid.data(), uuid, TALWEG_GPU_UUID_BYTES);
+  std::memcpy(exported.handle.data(), handle, TALWEG_GPU_HANDLE_BYTES);
+  return ToC(FromC(client)->ExportBuffer(exported, timeout_ns, buffer, bytes, last_error));
+}
+
+talweg_status talweg_gpu_unexport(talweg_client* client, talweg_gpu_buffer buffer,
+                                  int64_t timeout_ns) {
+  if (client == nullptr) return Invalid("talweg_gpu_unexport: `client` is NULL");
+  return ToC(FromC(client)->UnexportBuffer(buffer, timeout_ns, last_error));
+}
+
+talweg_status talweg_gpu_declare(talweg_client* client, const char* name, talweg_dtype dtype,
+                                 talweg_op op, uint32_t root_rank, uint64_t count, int32_t priority,
+                                 talweg_gpu_buffer buffer, uint8_t* pushed, uint8_t* taken,
+                                 int64_t timeout_ns, talweg_tensor* tensor) {
+  if (pushed == nullptr || taken == nullptr) {
+    return Invalid("talweg_gpu_declare: `pushed` or `taken` is NULL");
+  }
+  const talweg::shm::Deadline deadline(timeout_ns);
+  const talweg_status declared =
+      DeclareWith("talweg_gpu_declare", client, name, dtype, op, root_rank, count, priority,
+                  talweg::shm::kDeclareOnDevice, timeout_ns, tensor);
+  if (declared != TALWEG_OK) return declared;
+  talweg::shm::GpuHandleBytes pushed_handle;
+  talweg::shm::GpuHandleBytes taken_handle;
+  const int64_t left_ns =
+      deadline.never() ? int64_t{-1} : deadline.LeftNs(talweg::shm::MonotonicNs());
+  const RankStatus placed = FromC(client)->PlaceTensor(*tensor, buffer, left_ns, &pushed_handle,
+                                                       &taken_handle, last_error);
+  if (placed != RankStatus::kOk) return ToC(placed);
+  std::memcpy(pushed, pushed_handle.data(), TALWEG_GPU_HANDLE_BYTES);
+  std::memcpy(taken, taken_handle.data(), TALWEG_GPU_HANDLE_BYTES);
+  return TALWEG_OK;
+}
+
+talweg_status talweg_gpu_push_pull(talweg_client* client, talweg_tensor tensor,
+                                   talweg_gpu_buffer buffer, uint64_t offset, int32_t priority,
+                                   int64_t timeout_ns, talweg_round* round) {
+  if (client == nullptr) return Invalid("talweg_gpu_push_pull: `client` is NULL");
+  uint64_t pushed = 0;
+  const RankStatus status =
+      FromC(client)->PushOnDevice(tensor, buffer, offset, priority == TALWEG_DECLARED_PRIORITY,
+                                  priority, timeout_ns, &pushed, last_error);
+  if (round != nullptr) *round = pushed;
+  return ToC(status);
 }
 
 uint64_t talweg_tensor_bytes(talweg_client* client, talweg_tensor tensor) {

@@ -227,6 +227,63 @@ TALWEG_API talweg_status talweg_result(talweg_client* client, talweg_tensor tens
  * none. */
 TALWEG_API uint64_t talweg_ranks_summed(talweg_client* client, talweg_tensor tensor);
 
+/* ---- Tensors on GPUs
+ * --------------------------------------------------------------------------------------------- */
+
+/* This library calls no driver: it carries what the caller has from it. docs/gpu.md has the whole
+ * path; in short, for memory that cuMemAlloc made (`...` are the driver's own calls):
+ *
+ *   cuMemGetAddressRange, cuIpcGetMemHandle, cuPointerGetAttribute(BUFFER_ID), cuDeviceGetUuid
+ *   talweg_gpu_export(client, uuid, buffer_id, handle, -1, &buffer, &bytes);
+ *   talweg_gpu_declare(client, "weights", ..., buffer, pushed, taken, -1, &weights);
+ *   cuIpcOpenEventHandle(&pushed_event, pushed), the same for taken
+ *   for (;;) {
+ *     cuEventRecord(pushed_event, stream);    behind the work that writes the gradient
+ *     talweg_gpu_push_pull(client, weights, buffer, offset, TALWEG_DECLARED_PRIORITY, -1, &round);
+ *     talweg_wait(client, weights, round, NULL, -1);
+ *     cuStreamWaitEvent(stream, taken_event, 0);    done already: it orders, it does not wait
+ *   }
+ *   talweg_gpu_unexport(client, buffer, -1);    then the memory may be freed
+ *
+ * Between push and wait the bytes are the agent's: it reads them, and writes the result over them.
+ * TALWEG_UNSUPPORTED, TALWEG_PERMISSION_DENIED, TALWEG_OUT_OF_MEMORY: not on this GPU, or not now;
+ * the text says why. Go through host memory: talweg_declare the same name. */
+
+#define TALWEG_GPU_UUID_BYTES 16
+#define TALWEG_GPU_HANDLE_BYTES 64
+
+/* A buffer that the agent has mapped; of one client. */
+typedef uint32_t talweg_gpu_buffer;
+
+/* Lets the agent map an allocation. `buffer_id` is the driver's number for it
+ * (CU_POINTER_ATTRIBUTE_BUFFER_ID), the handle that of its beginning. It must not be freed before
+ * talweg_gpu_unexport has returned TALWEG_OK. *bytes is how much the agent sees. */
+TALWEG_API talweg_status talweg_gpu_export(talweg_client* client, const uint8_t* uuid,
+                                           uint64_t buffer_id, const uint8_t* handle,
+                                           int64_t timeout_ns, talweg_gpu_buffer* buffer,
+                                           uint64_t* bytes);
+
+/* The agent unmaps it. TALWEG_BUSY while a round that was pushed from it is open. */
+TALWEG_API talweg_status talweg_gpu_unexport(talweg_client* client, talweg_gpu_buffer buffer,
+                                             int64_t timeout_ns);
+
+/* As talweg_declare, of a tensor that this rank pushes from the GPU that `buffer` lies on. `pushed`
+ * and `taken` are handles of events that the agent has made, TALWEG_GPU_HANDLE_BYTES each. Other
+ * ranks may declare it in host memory, but not as the node's first. */
+TALWEG_API talweg_status talweg_gpu_declare(talweg_client* client, const char* name,
+                                            talweg_dtype dtype, talweg_op op, uint32_t root_rank,
+                                            uint64_t count, int32_t priority,
+                                            talweg_gpu_buffer buffer, uint8_t* pushed,
+                                            uint8_t* taken, int64_t timeout_ns,
+                                            talweg_tensor* tensor);
+
+/* As talweg_push_pull: the contribution lies at `offset` of `buffer`, behind the recorded event,
+ * and its result will. */
+TALWEG_API talweg_status talweg_gpu_push_pull(talweg_client* client, talweg_tensor tensor,
+                                              talweg_gpu_buffer buffer, uint64_t offset,
+                                              int32_t priority, int64_t timeout_ns,
+                                              talweg_round* round);
+
 /* ---- In one call
  * ------------------------------------------------------------------------------------ */
 

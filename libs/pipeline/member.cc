@@ -219,6 +219,11 @@ void Member::AddTensor(LocalRank rank, uint32_t request, const TensorSpec& spec,
   tensors_.push_back(std::move(tensor));
 }
 
+void Member::StageContributions(TensorIndex index) {
+  Tensor* tensor = At(index);
+  if (tensor != nullptr && tensor->state == TensorState::kAllocating) tensor->staged = true;
+}
+
 void Member::OnTensorAllocated(TensorIndex index, const std::string& text, int64_t /*now_ns*/,
                                Effects& out) {
   Tensor* tensor = At(index);

@@ -145,6 +145,9 @@ class Member {
   void OnLocalFailure(const std::string& text, int64_t now_ns, Effects& out);
   // `text` is "" when there is memory, else why not.
   void OnTensorAllocated(TensorIndex tensor, const std::string& text, int64_t now_ns, Effects& out);
+  // The contribution of a node's only rank does not lie where it could be sent from (but on a GPU):
+  // it is reduced to the send buffer like those of several ranks. Before OnTensorAllocated.
+  void StageContributions(TensorIndex tensor);
   void OnReduced(uint64_t ticket, int64_t now_ns, Effects& out);
   bool ReduceWanted(uint64_t ticket) const { return reduces_.contains(ticket); }
   // Reconnects and tells who is waited for. Call it at NextTickNs() at the latest.
@@ -247,6 +250,8 @@ class Member {
 
   // member_send.cc: a round of a tensor, from the queue to its result.
   bool MaySend(const Tensor& tensor) const;
+  // Whether contributions are combined, or copied, here before they leave.
+  bool Reduces(const Tensor& tensor) const;
   wire::Form FormOf(const Tensor& tensor, SliceIndex slice) const;
   bool WantsResult(const Tensor& tensor, SliceIndex slice) const;
   SliceBytes BytesOf(const Tensor& tensor, SliceIndex slice, Memory memory) const;

@@ -86,6 +86,26 @@ TEST_CASE("Member: several ranks are reduced when all have pushed, then sent", "
   CHECK(f.Of<CompleteRound>(f.Reduced(reduces[0].ticket)).empty());  // Again: nothing.
 }
 
+TEST_CASE("Member: a single rank's contribution that cannot be sent from is copied first",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  const Effects declared = f.Declare(0, Spec("w", 32 * 1024));  // 128 KiB: two slices.
+  f.member.StageContributions(TensorIndex{0});
+  f.AgreeTo(f.Allocated(0));
+  f.Push(0, 0, 1);
+  const Effects flushed = f.Flush();
+  CHECK(f.Of<WriteSlice>(flushed).empty());
+  const auto reduces = f.Of<ReduceSlice>(flushed);
+  REQUIRE(reduces.size() == 2);
+  CHECK(reduces[0].inputs == std::vector<LocalRank>{LocalRank{0}});
+  CHECK(reduces[0].target.memory == Memory::kSendBuffer);
+  for (const ReduceSlice& reduce : reduces) f.Reduced(reduce.ticket);
+  const auto writes = f.Of<WriteSlice>(f.Flush());
+  REQUIRE(writes.size() == 2);
+  CHECK(writes[0].source.memory == Memory::kSendBuffer);
+}
+
 TEST_CASE("Member: small slices of many tensors travel in one message", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));

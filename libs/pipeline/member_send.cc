@@ -32,6 +32,8 @@ bool Member::MaySend(const Tensor& tensor) const {
          (tensor.finish || tensor.contributed);
 }
 
+bool Member::Reduces(const Tensor& tensor) const { return ranks_.size() > 1 || tensor.staged; }
+
 wire::Form Member::FormOf(const Tensor& tensor, SliceIndex slice) const {
   bool has_bytes = true;
   if (tensor.finish) {
@@ -119,7 +121,7 @@ void Member::Flush(int64_t now_ns, Effects& out) {
     if (!queued) break;
     Tensor& tensor = *At(tensor_by_key_.at(queued->tensor));
     const bool reduces = !tensor.finish && FormOf(tensor, queued->slice) != wire::Form::kEmpty &&
-                         (ranks_.size() > 1 || standalone());
+                         (Reduces(tensor) || standalone());
     if (reduces) {
       StartReduce(tensor, queued->slice, out);
     } else {
@@ -181,7 +183,7 @@ void Member::SendSlice(Tensor& tensor, SliceIndex slice, std::map<ConnectionId, 
   entry.form = FormOf(tensor, slice);
   entry.wants_result = WantsResult(tensor, slice);
   const bool has_bytes = entry.form != wire::Form::kEmpty;
-  Memory memory = ranks_.size() == 1 ? Memory::kContribution : Memory::kSendBuffer;
+  Memory memory = Reduces(tensor) ? Memory::kSendBuffer : Memory::kContribution;
   if (tensor.finish) {
     memory = Memory::kResult;
     entry.mode = wire::Mode::kCopy;

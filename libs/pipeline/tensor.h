@@ -65,6 +65,7 @@ struct Tensor {
   TensorKey key;
   TensorSpec spec;
   LocalRank declared_by;
+  bool staged = false;  // See Member::StageContributions.
 
   TensorState state = TensorState::kAllocating;
   Status failed_status = Status::kOk;

@@ -50,7 +50,7 @@ TEST_CASE("The control segment") {
   view.consumed_line().consumed = 0x41;
   std::strcpy(view.failure_text().text, "who died");
   view.ring_entry(6) = {
-      .tensor = 0x51, .priority = -2, .round = 0x52, .flags = 0x53, .reserved = 0x54};
+      .tensor = 0x51, .priority = -2, .round = 0x52, .flags = 0x53, .device_offset = 0x54};
   TensorState& state = view.tensor_state(2);
   state.completed_round = 0x61;
   state.status = static_cast<uint32_t>(RankStatus::kAborted);
@@ -100,7 +100,8 @@ TEST_CASE("The messages on a rank's socket") {
                                   .root_rank = 0x2002,
                                   .priority = -3,
                                   .element_count = 0x2003,
-                                  .name = "fc1.weight"}});
+                                  .name = "fc1.weight",
+                                  .flags = 0x2004}});
   Declared declared{.status = RankStatus::kMismatch,
                     .tensor = 0x3001,
                     .tensor_bytes = 0x3002,
@@ -119,6 +120,25 @@ TEST_CASE("The messages on a rank's socket") {
   add("Doorbell", {.body = Doorbell{}});
   add("Wake", {.body = Wake{}});
   add("Peer", {.fd_count = 1, .body = Peer{0x4001, 0x2b, 0x4002}});
+  GpuHandleBytes handle = {};
+  handle.front() = 0x51;
+  handle.back() = 0x52;
+  add("Export",
+      {.request = 0x5001, .body = Export{.uuid = {0x53}, .buffer_id = 0x5002, .handle = handle}});
+  add("Exported", {.request = 0x5001,
+                   .body = Exported{.status = RankStatus::kUnsupported,
+                                    .buffer = 0x5003,
+                                    .bytes = 0x5004,
+                                    .text = "no GPU"}});
+  add("Unexport", {.request = 0x5005, .body = Unexport{.buffer = 0x5003}});
+  add("Unexported",
+      {.request = 0x5005, .body = Unexported{.status = RankStatus::kBusy, .text = "in use"}});
+  add("Place", {.request = 0x5006, .body = Place{.tensor = 0x5007, .buffer = 0x5003}});
+  add("Placed", {.request = 0x5006,
+                 .body = Placed{.status = RankStatus::kOutOfMemory,
+                                .pushed = handle,
+                                .taken = handle,
+                                .text = "no event"}});
   golden.Check();
 }
 

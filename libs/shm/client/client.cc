@@ -307,6 +307,10 @@ void Client::HandleMessages() {
     }
     if (const auto* declared = std::get_if<Declared>(&message.body)) {
       HandleDeclared(message, *declared);
+    } else if (std::holds_alternative<Exported>(message.body) ||
+               std::holds_alternative<Unexported>(message.body) ||
+               std::holds_alternative<Placed>(message.body)) {
+      HandleDeviceAnswer(message);
     } else if (const auto* welcome = std::get_if<Welcome>(&message.body)) {
       if (handshake_error_ == nullptr || welcomed_.load()) continue;
       handshake_status_ = TakeWelcome(*welcome, *handshake_error_);

@@ -77,6 +77,18 @@ class Client {
   // counts.
   RankStatus Push(uint32_t tensor, const void* data, bool declared_priority, int32_t priority,
                   int64_t timeout_ns, uint64_t* round, ErrorText& error);
+
+  // Memory of GPUs: docs/gpu.md says who may do what when. devices.cc.
+  RankStatus ExportBuffer(const Export& exported, int64_t timeout_ns, uint32_t* buffer,
+                          uint64_t* bytes, ErrorText& error);
+  RankStatus UnexportBuffer(uint32_t buffer, int64_t timeout_ns, ErrorText& error);
+  // The tensor's events, to be opened by the caller.
+  RankStatus PlaceTensor(uint32_t tensor, uint32_t buffer, int64_t timeout_ns,
+                         GpuHandleBytes* pushed, GpuHandleBytes* taken, ErrorText& error);
+  // As Push, of what lies in a buffer at `offset`; the tensor's event was recorded behind it.
+  RankStatus PushOnDevice(uint32_t tensor, uint32_t buffer, uint64_t offset, bool declared_priority,
+                          int32_t priority, int64_t timeout_ns, uint64_t* round, ErrorText& error);
+
   RankStatus Poll(uint32_t tensor, uint64_t round, ErrorText& error);
   RankStatus Wait(uint32_t tensor, uint64_t round, void* out, int64_t timeout_ns, ErrorText& error);
   RankStatus Result(uint32_t tensor, uint64_t round, const void** data, uint64_t* bytes,
@@ -109,8 +121,9 @@ class Client {
     uint64_t taken = 0;    // The last round that a wait has returned.
     uint32_t readers = 0;  // Threads that copy a result out.
     bool pushing = false;
-    bool failed = false;  // A round has ended without a result: no later one has any.
-    Mapping own_result;   // Where Result sums to; guarded by result_mutex_.
+    bool on_device = false;  // The open round's result goes to a GPU.
+    bool failed = false;     // A round has ended without a result: no later one has any.
+    Mapping own_result;      // Where Result sums to; guarded by result_mutex_.
     uint64_t own_result_round = 0;
 
     std::byte* ContributionOf(uint64_t round) const {
@@ -127,13 +140,16 @@ class Client {
     SegmentKind kind = SegmentKind::kContribution;
     Mapping mapping;
   };
-  // A declaration that waits for its answer; lives on the stack of its thread.
-  struct PendingDeclare {
+  // A question that waits for its answer; lives on the stack of its thread.
+  struct PendingAnswer {
     uint32_t request = 0;
     std::atomic<bool> done{false};
-    Declared answer;
+    RankStatus status = RankStatus::kOk;
+    Declared declared;
+    Exported exported;
+    Placed placed;
     char text[kTextBytesMax + 1] = "";
-    PendingDeclare* next = nullptr;
+    PendingAnswer* next = nullptr;
   };
 
   Client() = default;
@@ -173,6 +189,20 @@ class Client {
   // Handles what the socket holds. By the thread that has `reading_` only.
   void HandleMessages();
   void HandleDeclared(const Message& message, const Declared& declared);
+  void HandleDeviceAnswer(const Message& message);
+  // Sends the question and waits for its answer.
+  Awaited Ask(const MessageBody& question, PendingAnswer& pending, const Deadline& deadline,
+              RankStatus* over);
+  // Ask, with every outcome but kOk made an error. `what` is asked for.
+  RankStatus AskOfDevice(const MessageBody& question, const char* what, int64_t timeout_ns,
+                         PendingAnswer& pending, ErrorText& error);
+  // Marks the tensor as being pushed; *contribution is where host bytes go.
+  RankStatus BeginPush(Tensor& tensor, std::byte** contribution, bool* nobody_sums,
+                       ErrorText& error);
+  static RankStatus FailOnDevice(const Tensor& tensor, ErrorText& error);
+  // Puts it into the ring, and rings.
+  RankStatus FinishPush(uint32_t index, Tensor& tensor, RingEntry entry, bool declared_priority,
+                        int64_t timeout_ns, uint64_t* round, ErrorText& error);
   // Maps the new segments, finds the tensor's buffers. null, or what is wrong.
   const char* AdoptTensor(const Declared& declared);
   const char* AdoptSegment(const SegmentInfo& info);
@@ -182,8 +212,8 @@ class Client {
   bool Populate(Tensor& tensor);
   std::byte* Locate(const Location& location, SegmentKind kind, uint64_t bytes) const;
 
-  RankStatus RingPush(uint32_t index, Tensor& tensor, int32_t priority, const Deadline& deadline,
-                      uint64_t* round, ErrorText& error);
+  RankStatus RingPush(Tensor& tensor, RingEntry entry, const Deadline& deadline, uint64_t* round,
+                      ErrorText& error);
   void RingDoorbell();
   RankStatus RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
                          ErrorText& error) const;
@@ -215,7 +245,7 @@ class Client {
   bool child_closed_ = false;  // In the child, its copy of the socket is dealt with.
 
   mutable Mutex state_mutex_;
-  PendingDeclare* pending_ = nullptr;
+  PendingAnswer* pending_ = nullptr;
   uint32_t next_request_ = 1;
   MappedSegment* segments_ = nullptr;
   uint32_t segment_count_ = 0;

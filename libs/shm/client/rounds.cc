@@ -30,43 +30,67 @@ RankStatus Client::Push(uint32_t index, const void* data, bool declared_priority
   if (Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
-  RankStatus over = RankStatus::kOk;
-  if (Over(&over)) return FailOver(over, NameOf(*tensor), error);
   std::byte* contribution = nullptr;
-  {
-    const MutexLock lock(state_mutex_);
-    if (tensor->pushing || tensor->pushed > tensor->taken || tensor->readers > 0) {
-      return error.Fail(
-          RankStatus::kBusy,
-          "tensor '%s': its round %llu has not been taken yet; wait for it before the next "
-          "push",
-          NameOf(*tensor),
-          static_cast<unsigned long long>(tensor->pushed + (tensor->pushing ? 1 : 0)));
-    }
-    tensor->pushing = true;
-    // Nobody will sum it; and the buffer may still be read for the last round that was.
-    if (tensor->failed && tensor->ranks_sum) data = nullptr;
-    contribution = tensor->ContributionOf(tensor->pushed + 1);
+  bool nobody_sums = false;
+  if (const RankStatus begun = BeginPush(*tensor, &contribution, &nobody_sums, error);
+      begun != RankStatus::kOk) {
+    return begun;
   }
+  if (contribution == nullptr) {
+    const MutexLock lock(state_mutex_);
+    tensor->pushing = false;
+    return error.Fail(RankStatus::kInvalidArgument,
+                      "tensor '%s' was declared on a GPU and has no buffer in host memory; push it "
+                      "from there, or declare it in host memory as well",
+                      NameOf(*tensor));
+  }
+  if (nobody_sums) data = nullptr;
   if (data != nullptr && data != contribution) {
     CopyIn(contribution, data, tensor->bytes);
     statistics_.bytes_copied.fetch_add(tensor->bytes, std::memory_order_relaxed);
   }
-  if (declared_priority) priority = tensor->priority.load(std::memory_order_relaxed);
-  const RankStatus status = RingPush(index, *tensor, priority, Deadline(timeout_ns), round, error);
+  return FinishPush(index, *tensor, {.tensor = index, .priority = priority}, declared_priority,
+                    timeout_ns, round, error);
+}
+
+RankStatus Client::BeginPush(Tensor& tensor, std::byte** contribution, bool* nobody_sums,
+                             ErrorText& error) {
+  RankStatus over = RankStatus::kOk;
+  if (Over(&over)) return FailOver(over, NameOf(tensor), error);
+  const MutexLock lock(state_mutex_);
+  if (tensor.pushing || tensor.pushed > tensor.taken || tensor.readers > 0) {
+    return error.Fail(RankStatus::kBusy,
+                      "tensor '%s': its round %llu has not been taken yet; wait for it before the "
+                      "next push",
+                      NameOf(tensor),
+                      static_cast<unsigned long long>(tensor.pushed + (tensor.pushing ? 1 : 0)));
+  }
+  tensor.pushing = true;
+  // Nobody will sum it; and the buffer may still be read for the last round that was.
+  *nobody_sums = tensor.failed && tensor.ranks_sum;
+  *contribution = tensor.ContributionOf(tensor.pushed + 1);
+  return RankStatus::kOk;
+}
+
+RankStatus Client::FinishPush(uint32_t index, Tensor& tensor, RingEntry entry,
+                              bool declared_priority, int64_t timeout_ns, uint64_t* round,
+                              ErrorText& error) {
+  entry.tensor = index;
+  if (declared_priority) entry.priority = tensor.priority.load(std::memory_order_relaxed);
+  const RankStatus status = RingPush(tensor, entry, Deadline(timeout_ns), round, error);
   if (status != RankStatus::kOk) {
     const MutexLock lock(state_mutex_);
-    tensor->pushing = false;
+    tensor.pushing = false;
     return status;
   }
   statistics_.pushes.fetch_add(1, std::memory_order_relaxed);
-  statistics_.bytes_pushed.fetch_add(tensor->bytes, std::memory_order_relaxed);
+  statistics_.bytes_pushed.fetch_add(tensor.bytes, std::memory_order_relaxed);
   RingDoorbell();
   return RankStatus::kOk;
 }
 
-RankStatus Client::RingPush(uint32_t index, Tensor& tensor, int32_t priority,
-                            const Deadline& deadline, uint64_t* round, ErrorText& error) {
+RankStatus Client::RingPush(Tensor& tensor, RingEntry entry, const Deadline& deadline,
+                            uint64_t* round, ErrorText& error) {
   const uint32_t capacity = control_.shape().ring_capacity;
   const std::atomic<uint64_t>& consumed = control_.consumed_line().consumed;
   const auto room = [&] {
@@ -81,10 +105,11 @@ RankStatus Client::RingPush(uint32_t index, Tensor& tensor, int32_t priority,
         {
           const MutexLock state_lock(state_mutex_);
           tensor.pushing = false;
+          tensor.on_device = entry.flags != 0;
           *round = ++tensor.pushed;
         }
-        control_.ring_entry(sequence) = {
-            .tensor = index, .priority = priority, .round = *round, .flags = 0, .reserved = 0};
+        entry.round = *round;
+        control_.ring_entry(sequence) = entry;
         submitted_.store(sequence + 1, std::memory_order_relaxed);
         // Sequentially consistent: the agent that goes to sleep sees it, or RingDoorbell sees that
         // it sleeps.
@@ -127,6 +152,13 @@ RankStatus Client::RoundStatus(uint32_t index, const Tensor& tensor, uint64_t ro
   return error.Fail(status, "tensor '%s', round %llu: %s", NameOf(tensor),
                     static_cast<unsigned long long>(round),
                     bytes > 0 ? text : RankStatusName(status));
+}
+
+RankStatus Client::FailOnDevice(const Tensor& tensor, ErrorText& error) {
+  return error.Fail(RankStatus::kInvalidArgument,
+                    "tensor '%s' was pushed from a GPU, where its result is: there is none in host "
+                    "memory; wait without `out`",
+                    NameOf(tensor));
 }
 
 RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
@@ -172,6 +204,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
                         NameOf(*tensor), static_cast<unsigned long long>(round),
                         static_cast<unsigned long long>(tensor->pushed));
     }
+    if (tensor->on_device && out != nullptr) return FailOnDevice(*tensor, error);
     // Two waits for one round: the second must not lose its result to a push after the first. From
     // here on a push is kBusy.
     ++tensor->readers;
@@ -229,6 +262,7 @@ RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uin
                         NameOf(*tensor), static_cast<unsigned long long>(round),
                         static_cast<unsigned long long>(tensor->taken));
     }
+    if (tensor->on_device) return FailOnDevice(*tensor, error);
     ++tensor->readers;  // From here on a push is kBusy, as in Wait.
   }
   RankStatus status = RoundStatus(index, *tensor, round, error);

@@ -50,9 +50,10 @@ void Client::HandleDeclared(const Message& message, const Declared& declared) {
   {
     const MutexLock lock(state_mutex_);
     if (declared.status == RankStatus::kOk) wrong = AdoptTensor(declared);
-    for (PendingDeclare* pending = pending_; pending != nullptr; pending = pending->next) {
+    for (PendingAnswer* pending = pending_; pending != nullptr; pending = pending->next) {
       if (pending->request != message.request) continue;
-      pending->answer = declared;
+      pending->status = declared.status;
+      pending->declared = declared;
       std::memcpy(pending->text, declared.text.data(), declared.text.size());
       pending->text[declared.text.size()] = '\0';
       if (wrong == nullptr) pending->done.store(true);
@@ -73,9 +74,21 @@ const char* Client::AdoptTensor(const Declared& declared) {
     return "more ranks than can sum";
   }
   if (declared.tensor >= tensors_max_) return "the tensor's index is past the limit";
-  if (tensors_[declared.tensor].load(std::memory_order_relaxed) != nullptr) return nullptr;
+  if (Tensor* known = tensors_[declared.tensor].load(std::memory_order_relaxed)) {
+    // Declared on a GPU first, then in host memory: by then its thread has not pushed.
+    if (known->contribution == nullptr && declared.contribution.segment != 0) {
+      known->contribution =
+          Locate(declared.contribution, SegmentKind::kContribution, declared.tensor_bytes);
+      if (known->contribution == nullptr) return "a contribution lies outside of its segment";
+    }
+    return nullptr;
+  }
+  // None: the tensor is pushed from a GPU.
+  const bool has_contribution = declared.contribution.segment != 0;
   std::byte* contribution =
-      Locate(declared.contribution, SegmentKind::kContribution, declared.tensor_bytes);
+      has_contribution
+          ? Locate(declared.contribution, SegmentKind::kContribution, declared.tensor_bytes)
+          : nullptr;
   std::byte* results[2] = {};
   for (int parity = 0; parity < 2 && !declared.ranks_sum; ++parity) {
     results[parity] = Locate(declared.result[parity], SegmentKind::kResult, declared.tensor_bytes);
@@ -85,7 +98,7 @@ const char* Client::AdoptTensor(const Declared& declared) {
   const RankSumShape shape = contribution != nullptr && declared.ranks_sum
                                  ? RankSumShape::Of(declared.tensor_bytes, identity_.local_size)
                                  : RankSumShape{};
-  if (contribution == nullptr ||
+  if (has_contribution != (contribution != nullptr) ||
       (declared.ranks_sum &&
        Locate(declared.contribution, SegmentKind::kContribution, shape.bytes()) == nullptr)) {
     return "a contribution lies outside of its segment";
@@ -166,6 +179,10 @@ bool Client::Populate(Tensor& tensor) {
   }
   if (tensor.bytes < kPopulateBytesMin) return true;
   // Kernels before 5.14 do not know it; pages come one by one then.
+  if (tensor.contribution == nullptr) {  // On a GPU, and so are its results.
+    tensor.populated.store(false);
+    return true;
+  }
   Advise(tensor.contribution, tensor.bytes, MADV_POPULATE_WRITE);
   Advise(tensor.result[0], tensor.bytes, MADV_POPULATE_READ);
   Advise(tensor.result[1], tensor.bytes, MADV_POPULATE_READ);
@@ -187,6 +204,32 @@ std::byte* Client::Locate(const Location& location, SegmentKind kind, uint64_t b
 // ---- Declaring
 // ------------------------------------------------------------------------------------
 
+Client::Awaited Client::Ask(const MessageBody& question, PendingAnswer& pending,
+                            const Deadline& deadline, RankStatus* over) {
+  {
+    const MutexLock lock(state_mutex_);
+    pending.request = next_request_++;
+    pending.next = pending_;
+    pending_ = &pending;
+  }
+  Awaited awaited = Awaited::kTimeout;
+  for (;;) {
+    const AgentSocket::Sent sent = socket_.Send({.request = pending.request, .body = question});
+    if (sent != AgentSocket::Sent::kFull) {
+      // A broken socket ends the wait, with what the agent said last.
+      awaited = Await([&pending] { return pending.done.load(); }, deadline, uncounted_, over);
+      break;
+    }
+    if (deadline.Passed(MonotonicNs())) break;
+    socket_.WaitWritable(deadline);
+  }
+  const MutexLock lock(state_mutex_);
+  PendingAnswer** link = &pending_;
+  while (*link != &pending) link = &(*link)->next;
+  *link = pending.next;
+  return awaited;
+}
+
 RankStatus Client::DeclareTensor(const Declare& declare, int64_t timeout_ns, uint32_t* tensor,
                                  ErrorText& error) {
   if (Forked()) return FailForked(error);
@@ -202,32 +245,9 @@ RankStatus Client::DeclareTensor(const Declare& declare, int64_t timeout_ns, uin
                       what, static_cast<unsigned>(declare.dtype),
                       static_cast<unsigned>(declare.op));
   }
-  const Deadline deadline(timeout_ns);
-  PendingDeclare pending;
-  {
-    const MutexLock lock(state_mutex_);
-    pending.request = next_request_++;
-    pending.next = pending_;
-    pending_ = &pending;
-  }
+  PendingAnswer pending;
   RankStatus over = RankStatus::kOk;
-  Awaited awaited = Awaited::kTimeout;
-  for (;;) {
-    const AgentSocket::Sent sent = socket_.Send({.request = pending.request, .body = declare});
-    if (sent != AgentSocket::Sent::kFull) {
-      // A broken socket ends the wait, with what the agent said last.
-      awaited = Await([&pending] { return pending.done.load(); }, deadline, uncounted_, &over);
-      break;
-    }
-    if (deadline.Passed(MonotonicNs())) break;
-    socket_.WaitWritable(deadline);
-  }
-  {
-    const MutexLock lock(state_mutex_);
-    PendingDeclare** link = &pending_;
-    while (*link != &pending) link = &(*link)->next;
-    *link = pending.next;
-  }
+  const Awaited awaited = Ask(declare, pending, Deadline(timeout_ns), &over);
   if (awaited == Awaited::kOver) return FailOver(over, what, error);
   if (awaited == Awaited::kTimeout) {
     return error.Fail(
@@ -235,12 +255,12 @@ RankStatus Client::DeclareTensor(const Declare& declare, int64_t timeout_ns, uin
         "%s: the agent at '%s' has not agreed on it within %.3f s: see `talweg status`", what,
         socket_path_, static_cast<double>(timeout_ns) / 1e9);
   }
-  if (pending.answer.status != RankStatus::kOk) {
-    const auto value = static_cast<uint32_t>(pending.answer.status);
-    return error.Fail(value < kRankStatusCount ? pending.answer.status : RankStatus::kInternal,
-                      "%s", pending.text);
+  if (pending.status != RankStatus::kOk) {
+    const auto value = static_cast<uint32_t>(pending.status);
+    return error.Fail(value < kRankStatusCount ? pending.status : RankStatus::kInternal, "%s",
+                      pending.text);
   }
-  Tensor* found = Find(pending.answer.tensor);
+  Tensor* found = Find(pending.declared.tensor);
   if (found == nullptr || found->bytes / element_bytes != declare.element_count) {
     return error.Fail(RankStatus::kProtocol, "%s: the agent at '%s' answered with another length",
                       what, socket_path_);
@@ -260,7 +280,7 @@ RankStatus Client::DeclareTensor(const Declare& declare, int64_t timeout_ns, uin
     char* none = nullptr;
     if (name != nullptr && !found->name.compare_exchange_strong(none, name)) std::free(name);
   }
-  *tensor = pending.answer.tensor;
+  *tensor = pending.declared.tensor;
   return RankStatus::kOk;
 }
 

@@ -12,6 +12,7 @@
 #include <limits>
 #include <utility>
 
+#include "libs/base/check.h"
 #include "libs/shm/daemon/declaration.h"
 #include "libs/shm/daemon/rank_server_impl.h"
 
@@ -29,6 +30,19 @@ constexpr int kLastReceivesMax = 64;  // Of a rank that has ended: its goodbye m
 // Connections that have not said hello yet; the oldest makes room.
 constexpr size_t kSilentMax = 64;
 }  // namespace
+
+// A sink whose server takes devices has its own of these.
+void RankEventSink::OnRankPushOnDevice(RankConnectionId, LocalRank, TensorIndex, Round, int32_t,
+                                       const DevicePlace&) {
+  TALWEG_CHECK(false);
+}
+void RankEventSink::OnRankExport(RankConnectionId, RequestId, const RankExport&) {
+  TALWEG_CHECK(false);
+}
+void RankEventSink::OnRankUnexport(RankConnectionId, RequestId, uint32_t) { TALWEG_CHECK(false); }
+void RankEventSink::OnRankPlace(RankConnectionId, RequestId, TensorIndex, uint32_t) {
+  TALWEG_CHECK(false);
+}
 
 Connection* RankServerImpl::Find(RankConnectionId id) {
   const auto it = connections_.find(id);
@@ -197,6 +211,8 @@ int RankServerImpl::HandleMessages(Connection& connection, RankEventSink& sink) 
     } else if (std::holds_alternative<Doorbell>(message.body) &&
                state == Connection::State::kActive) {
       ++counters_.doorbells_received;
+    } else if (state == Connection::State::kActive && OnDeviceMessage(connection, message, sink)) {
+      continue;
     } else {
       const auto type = static_cast<MessageType>(message.body.index() + 1);
       OnGarbage(connection, std::string("a ") + MessageTypeName(type) + " message out of place",
@@ -282,8 +298,60 @@ void RankServerImpl::OnDeclare(Connection& connection, uint32_t request, const D
                               .op = declare.op,
                               .root_rank = declare.op == Op::kBroadcast ? declare.root_rank : 0,
                               .element_count = declare.element_count,
-                              .priority = declare.priority};
+                              .priority = declare.priority,
+                              .on_device = (declare.flags & kDeclareOnDevice) != 0};
+  if (declaration.on_device && !config_.takes_devices) {
+    RefuseDeclaration(connection.id, RequestId(request), RankStatus::kUnsupported,
+                      "tensor '" + declaration.name +
+                          "' was declared on a GPU, of which this agent takes no memory; declare "
+                          "it in host memory");
+    return;
+  }
   sink.OnRankDeclare(connection.id, RequestId(request), declaration);
+}
+
+bool RankServerImpl::OnDeviceMessage(Connection& connection, const Message& message,
+                                     RankEventSink& sink) {
+  const RequestId request(message.request);
+  constexpr std::string_view kNoDevices =
+      "this agent takes no memory of GPUs: none is there, or it was started with --gpu=off; go "
+      "through host memory";
+  if (const auto* exported = std::get_if<Export>(&message.body)) {
+    if (config_.takes_devices) {
+      sink.OnRankExport(connection.id, request,
+                        {exported->uuid, exported->buffer_id, exported->handle});
+    } else {
+      ReplyExported(connection.id, request,
+                    {.status = RankStatus::kUnsupported, .text = kNoDevices});
+    }
+    return true;
+  }
+  if (const auto* unexport = std::get_if<Unexport>(&message.body)) {
+    if (config_.takes_devices) {
+      sink.OnRankUnexport(connection.id, request, unexport->buffer);
+    } else {
+      ReplyUnexported(connection.id, request,
+                      {.status = RankStatus::kUnsupported, .text = kNoDevices});
+    }
+    return true;
+  }
+  const auto* place = std::get_if<Place>(&message.body);
+  if (place == nullptr) return false;
+  if (place->tensor >= connection.tensors.size() || !connection.tensors[place->tensor].declared) {
+    OnGarbage(connection,
+              "a place for tensor " + std::to_string(place->tensor) + ", which it has not declared",
+              sink);
+  } else if (config_.takes_devices) {
+    sink.OnRankPlace(connection.id, request, TensorIndex(place->tensor), place->buffer);
+  } else {
+    ReplyPlaced(connection.id, request, {.status = RankStatus::kUnsupported, .text = kNoDevices});
+  }
+  return true;
+}
+
+void RankServerImpl::Garbage(RankConnectionId id, const std::string& why, RankEventSink& sink) {
+  Connection* connection = FindOpen(id);
+  if (connection != nullptr) OnGarbage(*connection, why, sink);
 }
 
 void RankServerImpl::OnGoodbye(Connection& connection, RankEventSink& sink) {
@@ -366,8 +434,16 @@ std::string RankServerImpl::TakePush(Connection& connection, const RingEntry& en
   if (entry.tensor >= connection.tensors.size() || !connection.tensors[entry.tensor].declared) {
     return "a push of tensor " + std::to_string(entry.tensor) + ", which it has not declared";
   }
-  if (entry.flags != 0) return "a push with unknown flags " + std::to_string(entry.flags);
+  const auto flags = static_cast<uint32_t>(entry.flags);
+  const bool on_device = flags == kPushOnDevice && config_.takes_devices;
+  if ((flags != 0 && !on_device) || (flags == 0 && entry.flags != 0)) {
+    return "a push with unknown flags " + std::to_string(entry.flags);
+  }
   TensorOfRank& tensor = connection.tensors[entry.tensor];
+  if (!on_device && config_.takes_devices && tensor.data.contribution.segment == 0) {
+    return "a push from host memory of tensor " + std::to_string(entry.tensor) +
+           ", which it has declared on a GPU";
+  }
   if (tensor.completed < tensor.pushed) {
     return "a push of tensor " + std::to_string(entry.tensor) + " while its round " +
            std::to_string(tensor.pushed) + " is open";
@@ -381,6 +457,13 @@ std::string RankServerImpl::TakePush(Connection& connection, const RingEntry& en
   ++counters_.pushes;
   // A round that ended before this rank pushed it (aborted for all) is over for it too.
   if (tensor.completed >= entry.round || job_failure_) return "";
+  if (on_device) {
+    sink.OnRankPushOnDevice(
+        connection.id, connection.local_rank, TensorIndex(entry.tensor), Round(entry.round),
+        entry.priority,
+        {static_cast<uint32_t>(entry.flags >> kPushBufferShift), entry.device_offset});
+    return "";
+  }
   sink.OnRankPush(connection.id, connection.local_rank, TensorIndex(entry.tensor),
                   Round(entry.round), entry.priority);
   return "";

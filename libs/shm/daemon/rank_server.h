@@ -45,6 +45,8 @@ struct RankServerConfig {
   uint64_t contribution_bytes_max = 64 * kGiB;
   uint64_t result_bytes_max = 128 * kGiB;
   uint64_t segment_bytes_min = 64 * kMiB;
+  // Whether the sink takes memory of GPUs. If not the server says so to who offers some.
+  bool takes_devices = false;
 };
 
 struct RankHello {
@@ -61,9 +63,23 @@ struct RankDeclaration {
   uint32_t root_rank = 0;  // In the job. Meaningful for kBroadcast only; else 0.
   uint64_t element_count = 0;
   int32_t priority = 0;
+  bool on_device = false;  // Pushed from a GPU: the rank wants no contribution buffer.
 
   // element_count * DTypeSize(dtype): validated before OnRankDeclare, does not overflow, is not 0.
   uint64_t bytes() const { return element_count * DTypeSize(dtype); }
+};
+
+// Memory of a rank's on a GPU, in its driver's words.
+struct RankExport {
+  GpuUuidBytes uuid = {};
+  uint64_t buffer_id = 0;
+  GpuHandleBytes handle = {};
+};
+
+// Where on a GPU a push lies: by the rank's word, not yet compared with anything.
+struct DevicePlace {
+  uint32_t buffer = 0;
+  uint64_t offset = 0;
 };
 
 struct RankGone {
@@ -99,7 +115,7 @@ struct DeclaredData {
   TensorIndex tensor;
   uint64_t tensor_bytes = 0;
   Round completed_round;  // The rank's next push is of completed_round + 1. 0 for a new tensor.
-  Location contribution;
+  Location contribution;  // None (segment 0): the rank pushes from a GPU.
   std::array<Location, 2> result;  // By round & 1. None for a tensor that the ranks sum.
   // Set: each rank sums the contributions itself; `contribution` is what PlaceContribution gave.
   std::optional<SharedPlace> shared;
@@ -134,6 +150,19 @@ class RankEventSink {
   // complete. The bytes lie in the contribution buffer, and stay until the round is published.
   virtual void OnRankPush(RankConnectionId connection, LocalRank local_rank, TensorIndex tensor,
                           Round round, int32_t priority) = 0;
+  // The same for a push from a GPU: the contribution lies there, behind the tensor's event. `place`
+  // is the rank's word: answer what makes no sense with Garbage.
+  virtual void OnRankPushOnDevice(RankConnectionId connection, LocalRank local_rank,
+                                  TensorIndex tensor, Round round, int32_t priority,
+                                  const DevicePlace& place);
+  // Only with RankServerConfig::takes_devices. Answer with ReplyExported, ReplyUnexported,
+  // ReplyPlaced, now or later.
+  virtual void OnRankExport(RankConnectionId connection, RequestId request,
+                            const RankExport& exported);
+  virtual void OnRankUnexport(RankConnectionId connection, RequestId request, uint32_t buffer);
+  // A tensor that the rank has been told of.
+  virtual void OnRankPlace(RankConnectionId connection, RequestId request, TensorIndex tensor,
+                           uint32_t buffer);
   // Once, for every connection that OnRankHello was called for, unless the agent ended it itself.
   // Nothing about the connection follows. What it had pushed stays readable until Release.
   virtual void OnRankGone(RankConnectionId connection, const RankGone& gone) = 0;
@@ -197,6 +226,17 @@ class RankServer {
                              const DeclaredData& data) = 0;
   virtual void RefuseDeclaration(RankConnectionId connection, RequestId request, RankStatus status,
                                  std::string_view text) = 0;
+
+  virtual void ReplyExported(RankConnectionId connection, RequestId request,
+                             const Exported& answer) = 0;
+  virtual void ReplyUnexported(RankConnectionId connection, RequestId request,
+                               const Unexported& answer) = 0;
+  virtual void ReplyPlaced(RankConnectionId connection, RequestId request,
+                           const Placed& answer) = 0;
+  // A rank sent `why`: it is told, disconnected, and reported to the sink as gone. Only inside a
+  // call of the sink's.
+  virtual void Garbage(RankConnectionId connection, const std::string& why,
+                       RankEventSink& sink) = 0;
 
   struct Completion {
     TensorIndex tensor;

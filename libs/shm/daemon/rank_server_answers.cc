@@ -104,6 +104,8 @@ void RankServerImpl::ReplyDeclared(RankConnectionId id, RequestId request,
     tensor.data = data;
     tensor.pushed = tensor.completed = data.completed_round.value();
     connection->control->PublishState(index, tensor.completed, RankStatus::kOk, "", 0, 0);
+  } else if (tensor.data.contribution.segment == 0) {
+    tensor.data.contribution = data.contribution;  // Declared on a GPU first, then in host memory.
   }
 
   Declared declared{.tensor = index,
@@ -141,6 +143,22 @@ void RankServerImpl::RefuseDeclaration(RankConnectionId id, RequestId request, R
   Connection* connection = FindOpen(id);
   if (connection == nullptr || connection->state != Connection::State::kActive) return;
   Send(*connection, {.request = request.value(), .body = Declared{.status = status, .text = text}});
+}
+
+void RankServerImpl::ReplyExported(RankConnectionId id, RequestId request, const Exported& answer) {
+  Connection* connection = FindOpen(id);
+  if (connection != nullptr) Send(*connection, {.request = request.value(), .body = answer});
+}
+
+void RankServerImpl::ReplyUnexported(RankConnectionId id, RequestId request,
+                                     const Unexported& answer) {
+  Connection* connection = FindOpen(id);
+  if (connection != nullptr) Send(*connection, {.request = request.value(), .body = answer});
+}
+
+void RankServerImpl::ReplyPlaced(RankConnectionId id, RequestId request, const Placed& answer) {
+  Connection* connection = FindOpen(id);
+  if (connection != nullptr) Send(*connection, {.request = request.value(), .body = answer});
 }
 
 void RankServerImpl::PublishCompletion(const Completion& completion) {

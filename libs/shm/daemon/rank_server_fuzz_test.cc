@@ -42,6 +42,7 @@ class Agent final : public RankEventSink {
     config.contribution_bytes_max = 1 << 20;
     config.result_bytes_max = 1 << 20;
     config.segment_bytes_min = 4096;
+    config.takes_devices = true;
     auto created = RankServer::Create(config);
     TALWEG_CHECK(created.ok());
     server_ = std::move(created).value();
@@ -99,6 +100,22 @@ class Agent final : public RankEventSink {
     TALWEG_CHECK(!open_.contains(tensor.value()));
     TALWEG_CHECK(round.value() == completed_[tensor.value()] + 1);
     open_[tensor.value()] = round.value();
+  }
+  void OnRankPushOnDevice(RankConnectionId connection, LocalRank local_rank, TensorIndex tensor,
+                          Round round, int32_t priority, const DevicePlace& place) override {
+    if (place.buffer != 0) return server_->Garbage(connection, "no such buffer", *this);
+    OnRankPush(connection, local_rank, tensor, round, priority);
+  }
+  void OnRankExport(RankConnectionId connection, RequestId request, const RankExport&) override {
+    server_->ReplyExported(connection, request, {.bytes = 64});
+  }
+  void OnRankUnexport(RankConnectionId connection, RequestId request, uint32_t) override {
+    server_->ReplyUnexported(connection, request, {.status = RankStatus::kBusy, .text = "no"});
+  }
+  void OnRankPlace(RankConnectionId connection, RequestId request, TensorIndex tensor,
+                   uint32_t) override {
+    TALWEG_CHECK(tensor.value() < kShape.tensors_max);
+    server_->ReplyPlaced(connection, request, {});
   }
   void OnRankGone(RankConnectionId connection, const RankGone&) override {
     server_->Release(connection);
@@ -200,7 +217,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                           .priority = 0,
                           .round = count > 1 ? bytes[1] : 1u,
                           .flags = 0,
-                          .reserved = 0};
+                          .device_offset = 0};
           if (count > 2) std::memcpy(&entry, bytes, std::min(count, sizeof(entry)));
           const uint64_t tail = submitted.load();
           rank.view().ring_entry(tail) = entry;

@@ -93,6 +93,10 @@ class RankServerImpl final : public RankServer {
   void ReplyDeclared(RankConnectionId id, RequestId request, const DeclaredData& data) override;
   void RefuseDeclaration(RankConnectionId id, RequestId request, RankStatus status,
                          std::string_view text) override;
+  void ReplyExported(RankConnectionId id, RequestId request, const Exported& answer) override;
+  void ReplyUnexported(RankConnectionId id, RequestId request, const Unexported& answer) override;
+  void ReplyPlaced(RankConnectionId id, RequestId request, const Placed& answer) override;
+  void Garbage(RankConnectionId id, const std::string& why, RankEventSink& sink) override;
   void PublishCompletion(const Completion& completion) override;
   void FailAll(RankStatus status, std::string_view text) override;
   void Disconnect(RankConnectionId id, RankStatus status, std::string_view text) override;
@@ -111,6 +115,8 @@ class RankServerImpl final : public RankServer {
   void OnHello(Connection& connection, const Hello& hello, RankEventSink& sink);
   void OnDeclare(Connection& connection, uint32_t request, const Declare& declare,
                  RankEventSink& sink);
+  // Whether the message was about memory of GPUs.
+  bool OnDeviceMessage(Connection& connection, const Message& message, RankEventSink& sink);
   void OnGoodbye(Connection& connection, RankEventSink& sink);
   void OnGarbage(Connection& connection, const std::string& why, RankEventSink& sink);
   void OnEnded(Connection& connection, RankEventSink& sink);

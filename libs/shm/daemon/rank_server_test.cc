@@ -60,6 +60,7 @@ class RecordingSink final : public RankEventSink {
   std::vector<RankConnectionId> connections;
   std::vector<RankDeclaration> declarations;
   std::vector<std::pair<uint32_t, uint64_t>> pushes;  // Tensor, round.
+  std::vector<DevicePlace> places;
   std::vector<RankGone> gone;
   std::optional<SharedPlace> shared;  // Of the one tensor of ranks that sum.
 
@@ -86,7 +87,9 @@ class RecordingSink final : public RankEventSink {
                              .shared = shared});
       return;
     }
-    const auto contribution = server->AllocateContribution(connection, declaration.bytes());
+    const auto contribution = declaration.on_device
+                                  ? Outcome<ContributionBuffer>(ContributionBuffer{})
+                                  : server->AllocateContribution(connection, declaration.bytes());
     const auto even = server->AllocateResult(declaration.bytes());
     const auto odd = server->AllocateResult(declaration.bytes());
     REQUIRE((contribution.ok() && even.ok() && odd.ok()));
@@ -99,6 +102,26 @@ class RecordingSink final : public RankEventSink {
   void OnRankPush(RankConnectionId, LocalRank, TensorIndex tensor, Round round, int32_t) override {
     pushes.emplace_back(tensor.value(), round.value());
   }
+  void OnRankPushOnDevice(RankConnectionId connection, LocalRank, TensorIndex tensor, Round round,
+                          int32_t, const DevicePlace& place) override {
+    if (place.buffer == 9) return server->Garbage(connection, "there is no buffer 9", *this);
+    pushes.emplace_back(tensor.value(), round.value());
+    places.push_back(place);
+  }
+  void OnRankExport(RankConnectionId connection, RequestId request,
+                    const RankExport& exported) override {
+    server->ReplyExported(connection, request,
+                          {.buffer = 7, .bytes = exported.buffer_id + exported.uuid[0]});
+  }
+  void OnRankUnexport(RankConnectionId connection, RequestId request, uint32_t buffer) override {
+    server->ReplyUnexported(
+        connection, request,
+        {.status = buffer == 7 ? RankStatus::kBusy : RankStatus::kOk, .text = "in use"});
+  }
+  void OnRankPlace(RankConnectionId connection, RequestId request, TensorIndex,
+                   uint32_t buffer) override {
+    server->ReplyPlaced(connection, request, {.pushed = {static_cast<uint8_t>(buffer)}});
+  }
   void OnRankGone(RankConnectionId connection, const RankGone& event) override {
     gone.push_back(event);
     if (!shared) server->Release(connection);
@@ -106,8 +129,9 @@ class RecordingSink final : public RankEventSink {
 };
 
 struct Fixture {
-  Fixture() {
+  explicit Fixture(bool takes_devices = false) {
     RankServerConfig config;
+    config.takes_devices = takes_devices;
     config.socket_path = directory.socket();
     config.local_rank_count = 4;
     config.ring_capacity = 8;
@@ -180,10 +204,13 @@ class RawRank {
     REQUIRE(mapping_.valid());
     control_ = ControlView(mapping_.data(), {welcome->ring_capacity, welcome->tensors_max});
   }
-  void Declare(const std::string& name) {
+  void Declare(const std::string& name, uint32_t flags = 0) {
     Send({.request = 5,
-          .body = shm::Declare{
-              .dtype = DType::kF32, .op = Op::kSum, .element_count = 1, .name = name}});
+          .body = shm::Declare{.dtype = DType::kF32,
+                               .op = Op::kSum,
+                               .element_count = 1,
+                               .name = name,
+                               .flags = flags}});
     const Message* message = Receive();
     REQUIRE(message != nullptr);
     CHECK(message->request == 5);
@@ -191,9 +218,9 @@ class RawRank {
     REQUIRE(declared != nullptr);
     REQUIRE(declared->status == RankStatus::kOk);
   }
-  void Push(uint32_t tensor, uint64_t round, uint64_t flags = 0) {
+  void Push(uint32_t tensor, uint64_t round, uint64_t flags = 0, uint64_t offset = 0) {
     control_.ring_entry(submitted_) = {
-        .tensor = tensor, .priority = 0, .round = round, .flags = flags, .reserved = 0};
+        .tensor = tensor, .priority = 0, .round = round, .flags = flags, .device_offset = offset};
     control_.rank_line().submitted.store(++submitted_);
   }
   const ControlView& control() const { return control_; }
@@ -636,6 +663,77 @@ TEST_CASE("A configuration that makes no sense is refused") {
   const auto odd = RankServer::Create(config);
   REQUIRE_FALSE(odd.ok());
   CHECK_THAT(odd.failure().text, Contains("100") && Contains("power of two"));
+}
+
+template <typename Answer>
+Answer Ask(RawRank& rank, const MessageBody& question) {
+  rank.Send({.request = 77, .body = question});
+  const Message* message = rank.Receive();
+  REQUIRE(message != nullptr);
+  CHECK(message->request == 77);
+  const auto* answer = std::get_if<Answer>(&message->body);
+  REQUIRE(answer != nullptr);
+  return *answer;
+}
+
+constexpr uint64_t OnDevice(uint32_t buffer) {
+  return kPushOnDevice | uint64_t{buffer} << kPushBufferShift;
+}
+
+TEST_CASE("Memory of GPUs is offered, named in pushes, and taken back") {
+  Fixture fixture(true);
+  RawRank rank(fixture);
+  rank.Join();
+  const auto exported = Ask<Exported>(rank, Export{.uuid = {3}, .buffer_id = 40});
+  CHECK(exported.status == RankStatus::kOk);
+  CHECK(exported.buffer == 7);
+  CHECK(exported.bytes == 43);
+  rank.Declare("t", kDeclareOnDevice);
+  CHECK(fixture.sink.declarations[0].on_device);
+  CHECK(Ask<Placed>(rank, Place{0, 5}).pushed[0] == 5);
+  CHECK(Ask<Unexported>(rank, Unexport{7}).status == RankStatus::kBusy);
+  rank.Push(0, 1, OnDevice(7), 64);
+  fixture.Settle();
+  REQUIRE(fixture.sink.places.size() == 1);
+  CHECK(fixture.sink.places[0].buffer == 7);
+  CHECK(fixture.sink.places[0].offset == 64);
+  fixture.server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(1)});
+  std::string text;
+  SECTION("from host memory, of which it has none") {
+    rank.Push(0, 2);
+    text = "a push from host memory of tensor 0, which it has declared on a GPU";
+  }
+  SECTION("from a buffer that the agent does not know") {
+    rank.Push(0, 2, OnDevice(9));
+    text = "there is no buffer 9";
+  }
+  SECTION("a buffer without the flag") {
+    rank.Push(0, 2, uint64_t{7} << kPushBufferShift);
+    text = "unknown flags";
+  }
+  SECTION("a place for a tensor that it has not declared") {
+    rank.Send({.request = 77, .body = Place{1, 5}});
+    text = "a place for tensor 1, which it has not declared";
+  }
+  CHECK_THAT(LastWords(rank, RankStatus::kProtocol), Contains(text));
+  CHECK(fixture.sink.gone.size() == 1);
+}
+
+TEST_CASE_METHOD(Fixture, "An agent without GPUs says so, and goes on") {
+  RawRank rank(*this);
+  rank.Join();
+  const auto exported = Ask<Exported>(rank, Export{});
+  CHECK(exported.status == RankStatus::kUnsupported);
+  CHECK_THAT(std::string(exported.text), Contains("--gpu=off"));
+  CHECK(Ask<Unexported>(rank, Unexport{}).status == RankStatus::kUnsupported);
+  const auto declared = Ask<Declared>(
+      rank,
+      Declare{.dtype = DType::kF32, .op = Op::kSum, .element_count = 1, .name = "g", .flags = 1});
+  CHECK(declared.status == RankStatus::kUnsupported);
+  rank.Declare("t");
+  CHECK(Ask<Placed>(rank, Place{}).status == RankStatus::kUnsupported);
+  rank.Push(0, 1, OnDevice(0));
+  CHECK_THAT(LastWords(rank, RankStatus::kProtocol), Contains("unknown flags 1"));
 }
 
 }  // namespace

@@ -81,13 +81,19 @@ struct FailureText {
   char text[kFailureTextBytes];  // NUL-terminated.
 };
 
+// RingEntry::flags: the contribution lies in a buffer of a GPU, whose number is the flags' upper
+// half, at offset `device_offset`; the tensor's event `pushed` was recorded behind it. The result
+// goes there.
+inline constexpr uint64_t kPushOnDevice = 1;
+inline constexpr uint32_t kPushBufferShift = 32;
+
 // One push. Plain words: the agent takes them after it has seen `submitted`, with acquire.
 struct RingEntry {
   uint32_t tensor;
   int32_t priority;
   uint64_t round;
-  uint64_t flags;  // 0 in this version.
-  uint64_t reserved;
+  uint64_t flags;
+  uint64_t device_offset;
 };
 
 struct alignas(64) TensorState {

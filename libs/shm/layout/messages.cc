@@ -16,10 +16,11 @@ class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : next_(bytes.data()), left_(bytes.size()) {}
 
+  // Integers, and arrays of bytes.
   template <typename Integer>
   Integer Take() {
-    Integer value = 0;
-    if (!Have(sizeof(value))) return 0;
+    Integer value = {};
+    if (!Have(sizeof(value))) return value;
     std::memcpy(&value, next_, sizeof(value));
     Skip(sizeof(value));
     return value;
@@ -177,6 +178,7 @@ const char* Take(Reader& in, Declare& declare) {
   in.Take<uint32_t>();
   declare.element_count = in.Take<uint64_t>();
   declare.name = in.TakeString(kTensorNameBytesMax);
+  declare.flags = in.Take<uint32_t>();
   return nullptr;
 }
 
@@ -189,6 +191,7 @@ void Put(Writer& out, const Declare& declare) {
   out.Put(uint32_t{0});
   out.Put(declare.element_count);
   out.PutName(declare.name, kTensorNameBytesMax);
+  out.Put(declare.flags);
 }
 
 const char* Take(Reader& in, Declared& declared) {
@@ -261,6 +264,78 @@ void Put(Writer& out, const Peer& peer) {
   out.Put(peer.bytes);
 }
 
+const char* Take(Reader& in, Export& message) {
+  message.uuid = in.Take<GpuUuidBytes>();
+  message.buffer_id = in.Take<uint64_t>();
+  message.handle = in.Take<GpuHandleBytes>();
+  return nullptr;
+}
+
+void Put(Writer& out, const Export& message) {
+  out.Put(message.uuid);
+  out.Put(message.buffer_id);
+  out.Put(message.handle);
+}
+
+const char* Take(Reader& in, Exported& message) {
+  message.status = static_cast<RankStatus>(in.Take<uint32_t>());
+  message.buffer = in.Take<uint32_t>();
+  message.bytes = in.Take<uint64_t>();
+  message.text = in.TakeString(kTextBytesMax);
+  return nullptr;
+}
+
+void Put(Writer& out, const Exported& message) {
+  out.Put(static_cast<uint32_t>(message.status));
+  out.Put(message.buffer);
+  out.Put(message.bytes);
+  out.PutText(message.text);
+}
+
+const char* Take(Reader& in, Unexport& message) {
+  message.buffer = in.Take<uint32_t>();
+  return nullptr;
+}
+
+void Put(Writer& out, const Unexport& message) { out.Put(message.buffer); }
+
+const char* Take(Reader& in, Unexported& message) {
+  message.status = static_cast<RankStatus>(in.Take<uint32_t>());
+  message.text = in.TakeString(kTextBytesMax);
+  return nullptr;
+}
+
+void Put(Writer& out, const Unexported& message) {
+  out.Put(static_cast<uint32_t>(message.status));
+  out.PutText(message.text);
+}
+
+const char* Take(Reader& in, Place& message) {
+  message.tensor = in.Take<uint32_t>();
+  message.buffer = in.Take<uint32_t>();
+  return nullptr;
+}
+
+void Put(Writer& out, const Place& message) {
+  out.Put(message.tensor);
+  out.Put(message.buffer);
+}
+
+const char* Take(Reader& in, Placed& message) {
+  message.status = static_cast<RankStatus>(in.Take<uint32_t>());
+  message.pushed = in.Take<GpuHandleBytes>();
+  message.taken = in.Take<GpuHandleBytes>();
+  message.text = in.TakeString(kTextBytesMax);
+  return nullptr;
+}
+
+void Put(Writer& out, const Placed& message) {
+  out.Put(static_cast<uint32_t>(message.status));
+  out.Put(message.pushed);
+  out.Put(message.taken);
+  out.PutText(message.text);
+}
+
 const char* Take(Reader&, Goodbye&) { return nullptr; }
 const char* Take(Reader&, Doorbell&) { return nullptr; }
 const char* Take(Reader&, Wake&) { return nullptr; }
@@ -298,6 +373,12 @@ const char* TakeBody(MessageType type, std::span<const std::byte> bytes, Message
     case MessageType::kDoorbell: return TakeBody<Doorbell>(bytes, out);
     case MessageType::kWake: return TakeBody<Wake>(bytes, out);
     case MessageType::kPeer: return TakeBody<Peer>(bytes, out);
+    case MessageType::kExport: return TakeBody<Export>(bytes, out);
+    case MessageType::kExported: return TakeBody<Exported>(bytes, out);
+    case MessageType::kUnexport: return TakeBody<Unexport>(bytes, out);
+    case MessageType::kUnexported: return TakeBody<Unexported>(bytes, out);
+    case MessageType::kPlace: return TakeBody<Place>(bytes, out);
+    case MessageType::kPlaced: return TakeBody<Placed>(bytes, out);
   }
   return "the message is of an unknown type";
 }
@@ -317,6 +398,12 @@ static_assert(kStandsInPlace<MessageType::kLost, Lost>);
 static_assert(kStandsInPlace<MessageType::kDoorbell, Doorbell>);
 static_assert(kStandsInPlace<MessageType::kWake, Wake>);
 static_assert(kStandsInPlace<MessageType::kPeer, Peer>);
+static_assert(kStandsInPlace<MessageType::kExport, Export>);
+static_assert(kStandsInPlace<MessageType::kExported, Exported>);
+static_assert(kStandsInPlace<MessageType::kUnexport, Unexport>);
+static_assert(kStandsInPlace<MessageType::kUnexported, Unexported>);
+static_assert(kStandsInPlace<MessageType::kPlace, Place>);
+static_assert(kStandsInPlace<MessageType::kPlaced, Placed>);
 
 template <typename Body>
 bool PutIf(Writer& out, const MessageBody& body) {
@@ -329,7 +416,9 @@ bool PutIf(Writer& out, const MessageBody& body) {
 void PutBody(Writer& out, const MessageBody& body) {
   // Not std::visit, which may throw. Goodbye, Doorbell and Wake have no body.
   PutIf<Hello>(out, body) || PutIf<Welcome>(out, body) || PutIf<Declare>(out, body) ||
-      PutIf<Declared>(out, body) || PutIf<Lost>(out, body) || PutIf<Peer>(out, body);
+      PutIf<Declared>(out, body) || PutIf<Lost>(out, body) || PutIf<Peer>(out, body) ||
+      PutIf<Export>(out, body) || PutIf<Exported>(out, body) || PutIf<Unexport>(out, body) ||
+      PutIf<Unexported>(out, body) || PutIf<Place>(out, body) || PutIf<Placed>(out, body);
 }
 
 }  // namespace
@@ -387,6 +476,12 @@ const char* MessageTypeName(MessageType type) {
     case MessageType::kDoorbell: return "Doorbell";
     case MessageType::kWake: return "Wake";
     case MessageType::kPeer: return "Peer";
+    case MessageType::kExport: return "Export";
+    case MessageType::kExported: return "Exported";
+    case MessageType::kUnexport: return "Unexport";
+    case MessageType::kUnexported: return "Unexported";
+    case MessageType::kPlace: return "Place";
+    case MessageType::kPlaced: return "Placed";
   }
   return "unknown";
 }

@@ -2,6 +2,7 @@
 #ifndef TALWEG_LIBS_SHM_LAYOUT_MESSAGES_H_
 #define TALWEG_LIBS_SHM_LAYOUT_MESSAGES_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -48,6 +49,13 @@ enum class MessageType : uint16_t {
   kDoorbell = 7,  // rank -> agent: look at the ring
   kWake = 8,      // agent -> rank: look at the control segment
   kPeer = 9,      // agent -> rank: what another rank of the node contributes
+  // Memory of GPUs (docs/gpu.md).
+  kExport = 10,      // rank -> agent: an allocation, to be mapped
+  kExported = 11,    // agent -> rank
+  kUnexport = 12,    // rank -> agent: to be unmapped
+  kUnexported = 13,  // agent -> rank: it may be freed
+  kPlace = 14,       // rank -> agent: a tensor will be pushed from a GPU
+  kPlaced = 15,      // agent -> rank
 };
 
 struct Hello {
@@ -78,6 +86,9 @@ struct Welcome {
   friend bool operator==(const Welcome&, const Welcome&) = default;
 };
 
+// Declare::flags
+inline constexpr uint32_t kDeclareOnDevice = 1;  // Pushed from a GPU: no contribution buffer.
+
 struct Declare {
   DType dtype = DType::kUnspecified;
   Op op = Op::kUnspecified;
@@ -85,6 +96,7 @@ struct Declare {
   int32_t priority = 0;
   uint64_t element_count = 0;
   std::string_view name;
+  uint32_t flags = 0;
   friend bool operator==(const Declare&, const Declare&) = default;
 };
 
@@ -110,8 +122,8 @@ struct Declared {
   uint32_t tensor = 0;
   uint64_t tensor_bytes = 0;
   uint64_t completed_round = 0;  // The next push is of this + 1.
-  Location contribution;
-  Location result[2];  // By round & 1.
+  Location contribution;         // Segment 0: none, the tensor was declared with kDeclareOnDevice.
+  Location result[2];            // By round & 1.
   std::string_view text;
   uint32_t segment_count = 0;  // Segments that this rank has not got yet; one descriptor each.
   SegmentInfo segments[kNewSegmentsMax];
@@ -150,8 +162,54 @@ struct Peer {
   friend bool operator==(const Peer&, const Peer&) = default;
 };
 
-using MessageBody =
-    std::variant<Hello, Welcome, Declare, Declared, Goodbye, Lost, Doorbell, Wake, Peer>;
+using GpuUuidBytes = std::array<uint8_t, 16>;
+using GpuHandleBytes = std::array<uint8_t, 64>;  // As the GPU's driver made them.
+
+// An allocation of the rank's on a GPU. The rank keeps it until Unexported.
+struct Export {
+  GpuUuidBytes uuid = {};
+  uint64_t buffer_id = 0;  // The driver's number for it, never reused in the rank's life.
+  GpuHandleBytes handle = {};
+  friend bool operator==(const Export&, const Export&) = default;
+};
+
+struct Exported {
+  RankStatus status = RankStatus::kOk;
+  uint32_t buffer = 0;  // What pushes call it; from 0, not reused in the rank's life.
+  uint64_t bytes = 0;   // As the agent's driver says.
+  std::string_view text;
+  friend bool operator==(const Exported&, const Exported&) = default;
+};
+
+struct Unexport {
+  uint32_t buffer = 0;
+  friend bool operator==(const Unexport&, const Unexport&) = default;
+};
+
+struct Unexported {
+  RankStatus status = RankStatus::kOk;
+  std::string_view text;
+  friend bool operator==(const Unexported&, const Unexported&) = default;
+};
+
+// The tensor will be pushed from buffers of the GPU that `buffer` lies on.
+struct Place {
+  uint32_t tensor = 0;
+  uint32_t buffer = 0;
+  friend bool operator==(const Place&, const Place&) = default;
+};
+
+// The tensor's events, of the agent's making, for the rank to open.
+struct Placed {
+  RankStatus status = RankStatus::kOk;
+  GpuHandleBytes pushed = {};  // Recorded by the rank before it pushes.
+  GpuHandleBytes taken = {};   // Recorded by the agent before it publishes a round.
+  std::string_view text;
+  friend bool operator==(const Placed&, const Placed&) = default;
+};
+
+using MessageBody = std::variant<Hello, Welcome, Declare, Declared, Goodbye, Lost, Doorbell, Wake,
+                                 Peer, Export, Exported, Unexport, Unexported, Place, Placed>;
 
 struct Message {
   uint32_t request = 0;  // Chosen by who asks, repeated in the answer; else 0.

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors that lie on GPUs: what this rank tells its agent of them. Nothing here calls a driver.
+#include <cstdio>
+#include <cstring>
+
+#include "libs/shm/client/await.h"
+#include "libs/shm/client/client.h"
+
+namespace talweg::shm {
+
+void Client::HandleDeviceAnswer(const Message& message) {
+  const MutexLock lock(state_mutex_);
+  for (PendingAnswer* pending = pending_; pending != nullptr; pending = pending->next) {
+    if (pending->request != message.request) continue;
+    std::string_view text;
+    if (const auto* exported = std::get_if<Exported>(&message.body)) {
+      pending->status = exported->status;
+      pending->exported = *exported;
+      text = exported->text;
+    } else if (const auto* placed = std::get_if<Placed>(&message.body)) {
+      pending->status = placed->status;
+      pending->placed = *placed;
+      text = placed->text;
+    } else if (const auto* unexported = std::get_if<Unexported>(&message.body)) {
+      pending->status = unexported->status;
+      text = unexported->text;
+    }
+    if (!text.empty()) std::memcpy(pending->text, text.data(), text.size());
+    pending->text[text.size()] = '\0';
+    pending->done.store(true);
+    return;
+  }
+}
+
+RankStatus Client::AskOfDevice(const MessageBody& question, const char* what, int64_t timeout_ns,
+                               PendingAnswer& pending, ErrorText& error) {
+  if (Forked()) return FailForked(error);
+  RankStatus over = RankStatus::kOk;
+  if (Over(&over)) return FailOver(over, what, error);
+  switch (Ask(question, pending, Deadline(timeout_ns), &over)) {
+    case Awaited::kDone: break;
+    case Awaited::kOver: return FailOver(over, what, error);
+    case Awaited::kTimeout:
+      return error.Fail(RankStatus::kTimeout, "%s: the agent at '%s' did not answer within %.3f s",
+                        what, socket_path_, static_cast<double>(timeout_ns) / 1e9);
+  }
+  if (pending.status == RankStatus::kOk) return RankStatus::kOk;
+  const auto value = static_cast<uint32_t>(pending.status);
+  return error.Fail(value < kRankStatusCount ? pending.status : RankStatus::kInternal, "%s",
+                    pending.text);
+}
+
+RankStatus Client::ExportBuffer(const Export& exported, int64_t timeout_ns, uint32_t* buffer,
+                                uint64_t* bytes, ErrorText& error) {
+  PendingAnswer pending;
+  const RankStatus status = AskOfDevice(exported, "memory of a GPU", timeout_ns, pending, error);
+  if (status != RankStatus::kOk) return status;
+  *buffer = pending.exported.buffer;
+  *bytes = pending.exported.bytes;
+  return RankStatus::kOk;
+}
+
+RankStatus Client::UnexportBuffer(uint32_t buffer, int64_t timeout_ns, ErrorText& error) {
+  PendingAnswer pending;
+  return AskOfDevice(Unexport{buffer}, "memory of a GPU", timeout_ns, pending, error);
+}
+
+RankStatus Client::PlaceTensor(uint32_t index, uint32_t buffer, int64_t timeout_ns,
+                               GpuHandleBytes* pushed, GpuHandleBytes* taken, ErrorText& error) {
+  if (Forked()) return FailForked(error);
+  const Tensor* tensor = Find(index);
+  if (tensor == nullptr) return FailNoTensor(index, error);
+  PendingAnswer pending;
+  const RankStatus status =
+      AskOfDevice(Place{index, buffer}, NameOf(*tensor), timeout_ns, pending, error);
+  if (status != RankStatus::kOk) return status;
+  *pushed = pending.placed.pushed;
+  *taken = pending.placed.taken;
+  return RankStatus::kOk;
+}
+
+RankStatus Client::PushOnDevice(uint32_t index, uint32_t buffer, uint64_t offset,
+                                bool declared_priority, int32_t priority, int64_t timeout_ns,
+                                uint64_t* round, ErrorText& error) {
+  if (Forked()) return FailForked(error);
+  Tensor* tensor = Find(index);
+  if (tensor == nullptr) return FailNoTensor(index, error);
+  if (tensor->ranks_sum) {
+    return error.Fail(RankStatus::kUnsupported,
+                      "tensor '%s' was declared in host memory, where the ranks sum it; declare it "
+                      "on a GPU first",
+                      NameOf(*tensor));
+  }
+  std::byte* contribution = nullptr;
+  bool nobody_sums = false;
+  if (const RankStatus begun = BeginPush(*tensor, &contribution, &nobody_sums, error);
+      begun != RankStatus::kOk) {
+    return begun;
+  }
+  return FinishPush(index, *tensor,
+                    {.tensor = index,
+                     .priority = priority,
+                     .flags = kPushOnDevice | uint64_t{buffer} << kPushBufferShift,
+                     .device_offset = offset},
+                    declared_priority, timeout_ns, round, error);
+}
+
+}  // namespace talweg::shm

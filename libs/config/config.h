@@ -71,6 +71,7 @@ struct AggregatorConfig : ProcessConfig {
   ListenAddress admin_listen{"127.0.0.1", 0, 0};
   uint64_t memory_bytes_max = 0;  // Of all jobs' slots and results; 0: half of MemoryLimitBytes().
   uint64_t credit_bytes = 8 * kMiB;
+  uint64_t silence_ms = 20'000;  // As AgentConfig.
 
   friend bool operator==(const AggregatorConfig&, const AggregatorConfig&) = default;
 };
@@ -98,7 +99,9 @@ struct AgentConfig : ProcessConfig {
   bool standalone = false;       // One node: no scheduler, no aggregator.
   uint64_t arena_bytes_max = 0;  // All segments of all ranks; 0: half of MemoryLimitBytes().
   uint64_t join_timeout_ms = 600'000;
-  std::string trace_path;  // Empty: no trace.
+  uint64_t silence_ms = 20'000;      // Of a data connection, which is broken then; 0: never.
+  uint64_t unreachable_ms = 30'000;  // Of whom steps wait for, which ends the job here; 0: never.
+  std::string trace_path;            // Empty: no trace.
   uint32_t trace_rounds = 16;
 
   friend bool operator==(const AgentConfig&, const AgentConfig&) = default;

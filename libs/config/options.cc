@@ -37,6 +37,10 @@ constexpr char kInterfaceHelp[] =
 constexpr char kAdvertiseHelp[] =
     "Host name or address that others are told to connect to; give it when they reach this "
     "machine by another address than the bound one.";
+constexpr char kSilenceHelp[] =
+    "After how long a silence a data connection counts as broken and is made anew; 0: never. Peers "
+    "say something every 2 s when they have nothing to send. Longer than a slice takes on the "
+    "slowest link.";
 constexpr char kProviderHelp[] = "libfabric provider of the data plane: tcp, verbs, efa, ...";
 constexpr char kAdminListenHelp[] =
     "Where the daemon answers admin, health and reflection calls (gRPC). There is no "
@@ -117,6 +121,7 @@ std::vector<Option<AggregatorConfig>> AggregatorOptions() {
               "half of the machine's memory, or of its control group's limit"),
       Make<C>("credit_bytes", &C::credit_bytes, Bytes{64 * kKiB, 64 * kGiB},
               "Contribution bytes that one agent may have in flight to this aggregator."),
+      Make<C>("silence_ms", &C::silence_ms, Milliseconds{6'000, 3'600'000, true}, kSilenceHelp),
   });
 }
 
@@ -165,6 +170,13 @@ std::vector<Option<AgentConfig>> AgentOptions() {
               "half of the machine's memory, or of its control group's limit"),
       Make<C>("join_timeout_ms", &C::join_timeout_ms, Milliseconds{100, 7 * 24 * 3'600'000},
               "How long the agent waits for the scheduler and for min_members nodes."),
+      Make<C>("silence_ms", &C::silence_ms, Milliseconds{6'000, 3'600'000, true}, kSilenceHelp),
+      Make<C>(
+          "unreachable_ms", &C::unreachable_ms, Milliseconds{100, 7 * 24 * 3'600'000, true},
+          "How long an aggregator of the view may be out of reach, while the scheduler says "
+          "nothing of it, before the ranks' waits end with an error; and how long the scheduler "
+          "may be, while the job waits for its word. 0: for ever. Longer than the lease and "
+          "than a restart of the scheduler take."),
       Make<C>("trace_path", &C::trace_path, Text{},
               "File for a timeline of the first rounds (trace event JSON; opens in Perfetto).",
               "no trace"),

@@ -196,7 +196,7 @@ std::string Bytes::Format(uint64_t value) const {
 }
 
 std::string Milliseconds::Allowed() const {
-  return absl::StrCat(min, " to ", max,
+  return absl::StrCat(zero_allowed ? "0, or " : "", min, " to ", max,
                       "; a number of milliseconds, or with a unit: 500ms, 10s, 5min");
 }
 
@@ -210,7 +210,7 @@ std::string Milliseconds::Parse(const std::string& text, uint64_t& value) const 
   if (digits == 0 || factor == 0) return "is no time in milliseconds";
   const auto number = ParseInteger<uint64_t>(text.substr(0, digits));
   if (!number || *number > std::numeric_limits<uint64_t>::max() / factor) return kAbove;
-  if (*number * factor < min) return kBelow;
+  if (*number * factor < min && !(zero_allowed && *number == 0)) return kBelow;
   if (*number * factor > max) return kAbove;
   value = *number * factor;
   return "";

@@ -84,7 +84,7 @@ struct Number {
   std::string Format(Integer value) const { return std::to_string(value); }
 };
 
-// 0 is allowed below `min` where it has a meaning of its own.
+// 0 is allowed below `min` where it has a meaning of its own; of Milliseconds too.
 struct Bytes {
   static constexpr char type[] = "bytes";
   uint64_t min;
@@ -99,6 +99,7 @@ struct Milliseconds {
   static constexpr char type[] = "milliseconds";
   uint64_t min;
   uint64_t max;
+  bool zero_allowed = false;
   std::string Allowed() const;
   std::string Parse(const std::string& text, uint64_t& value) const;
   std::string Format(uint64_t value) const { return std::to_string(value); }

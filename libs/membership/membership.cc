@@ -347,9 +347,13 @@ Answer Membership::OnReportLost(JobId job_id, MemberIdentity id, Epoch held, con
     const Answer answer = Find(job_id, id, held, turn, job, member);
     if (!answer.ok() || job->Over()) return answer;
     const std::string seen = text.empty() ? "" : ": " + text;
-    if (const auto* rank = std::get_if<LostRank>(&lost)) {
+    const auto* rank = std::get_if<LostRank>(&lost);
+    const auto* peer = std::get_if<LostMember>(&lost);
+    if (rank != nullptr || (peer != nullptr && peer->id == id)) {
       const std::string why =
-          "reports that rank " + std::to_string(rank->rank.value()) + " has died" + seen;
+          (rank != nullptr ? "reports that rank " + std::to_string(rank->rank.value()) + " has died"
+                           : "cannot go on") +
+          seen;
       if (job->state == JobState::kRunning && job->spec.loss_policy == LossPolicy::kFailJob &&
           !job->Pending(*member)) {
         // The reporter stays, so that its other ranks are told as everybody's are.
@@ -360,7 +364,7 @@ Answer Membership::OnReportLost(JobId job_id, MemberIdentity id, Epoch held, con
       return Answer{};
     }
     Complaint complaint{.reporter = id, .text = text, .at_ns = turn.now_ns};
-    if (const auto* peer = std::get_if<LostMember>(&lost)) {
+    if (peer != nullptr) {
       complaint.about = "agent of node " + std::to_string(peer->id.node.value()) +
                         " (incarnation " + HexText(peer->id.incarnation) + ")";
     } else {

@@ -83,7 +83,7 @@ enum class LeaveReason : uint8_t {
   kStopped,   // Its ranks are not: a loss by its own word.
 };
 
-// What a member reports as dead (its own rank) or out of its reach (a peer).
+// What a member reports as dead (its own rank, itself) or out of its reach (a peer).
 struct LostRank {
   Rank rank;
 };

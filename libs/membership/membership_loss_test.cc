@@ -65,6 +65,22 @@ TEST_CASE("Membership: a dead rank fails the job, and its own agent is told as w
   CHECK(f.Told<JobFailed>(Id(0, 10)).size() == 1);
 }
 
+TEST_CASE("Membership: a member that cannot go on says so itself", "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobId job = f.Enter("mnist", 0, 10, Spec(2, 2));
+  f.Enter("mnist", 1, 11, Spec(2, 2));
+  // Another's word about it decides nothing.
+  REQUIRE(f.ReportLost(job, Id(0, 10), LostMember{Id(1, 11)}, "refused").ok());
+  CHECK(f.StateOf(job) == JobState::kRunning);
+  REQUIRE(f.ReportLost(job, Id(1, 11), LostMember{Id(1, 11)}, "no way to a0").ok());
+  for (const MemberIdentity id : {Id(0, 10), Id(1, 11)}) {
+    REQUIRE(f.Told<JobFailed>(id).size() == 1);
+    CHECK(Contains(f.Told<JobFailed>(id)[0].text,
+                   "agent of node 1 (host-1, incarnation b) cannot go on: no way to a0"));
+  }
+}
+
 TEST_CASE("Membership: a peer out of reach is noted and decides nothing", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);

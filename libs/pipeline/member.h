@@ -39,6 +39,9 @@ struct MemberConfig {
   int64_t waiting_max_ns = 60'000'000'000;
   int64_t reconnect_first_ns = 50'000'000;
   int64_t reconnect_max_ns = 2'000'000'000;
+  // An aggregator of the view that does not answer for so long, while the scheduler says nothing
+  // of it either, ends the job here. 0: never.
+  int64_t unreachable_ns = 0;
 };
 
 enum class Phase : uint8_t {
@@ -67,6 +70,8 @@ struct Owner {
   uint64_t credit_bytes = 0;
   int64_t retry_at_ns = 0;
   int64_t backoff_ns = 0;
+  int64_t unready_since_ns = 0;  // While not kReady.
+  std::string trouble;           // Of the last connection that broke while it was not.
 };
 
 struct MemberCounters {
@@ -244,6 +249,7 @@ class Member {
   void OnWaiting(const wire::Waiting& entry, int64_t now_ns, Effects& out);
   void AgreementChanged(Tensor& tensor, Effects& out);
   void BackOff(Owner& owner, int64_t now_ns);
+  bool CheckUnreachable(int64_t now_ns, Effects& out);
   void ForgetSlicesOf(AggregatorIndex owner);
   Owner* FindOwner(ConnectionId connection);
   const std::string& OwnerName(const Owner& owner) const;

@@ -37,7 +37,10 @@ void Member::OnConnected(ConnectionId connection, int64_t /*now_ns*/, Effects& o
 }
 
 void Member::BackOff(Owner& owner, int64_t now_ns) {
-  if (owner.state == OwnerState::kReady && phase_ != Phase::kFencing) ForgetSlicesOf(owner.index);
+  if (owner.state == OwnerState::kReady) {
+    if (phase_ != Phase::kFencing) ForgetSlicesOf(owner.index);
+    owner.unready_since_ns = now_ns;
+  }
   owner.connection = ConnectionId{0};
   owner.state = OwnerState::kBackoff;
   owner.backoff_ns =
@@ -52,6 +55,7 @@ void Member::OnDisconnected(ConnectionId connection, const std::string& reason, 
   if (owner == nullptr) return;
   out.push_back(Log{true, "connection to aggregator '" + OwnerName(*owner) + "' of job '" +
                               config_.job_name + "' broke: " + reason});
+  owner->trouble = reason;
   BackOff(*owner, now_ns);
 }
 
@@ -326,12 +330,34 @@ void Member::OnWaiting(const wire::Waiting& entry, int64_t now_ns, Effects& out)
                            .missing = entry.missing_nodes});
 }
 
+// Who is dead is the scheduler's to say, for as long as it may take to say it. Whoever hears from
+// neither must not wait for both.
+bool Member::CheckUnreachable(int64_t now_ns, Effects& out) {
+  if (config_.unreachable_ns == 0) return false;
+  for (const auto& [index, owner] : owners_) {
+    if (owner.state == OwnerState::kReady) continue;
+    const int64_t limit_ns = owner.unready_since_ns + config_.unreachable_ns;
+    if (now_ns < limit_ns) {
+      Schedule(limit_ns);
+      continue;
+    }
+    ReportAndFail("node " + std::to_string(config_.self.node.value()) + " of job '" +
+                      config_.job_name + "' has not reached aggregator '" + OwnerName(owner) +
+                      "' for " + std::to_string(config_.unreachable_ns / 1'000'000) + " ms (" +
+                      (owner.trouble.empty() ? "it does not answer" : owner.trouble) + ")",
+                  out);
+    return true;
+  }
+  return false;
+}
+
 void Member::OnTick(int64_t now_ns, Effects& out) {
   next_tick_ns_ = std::numeric_limits<int64_t>::max();
   if (phase_ == Phase::kFailed) return;
   const auto next_notice = [&](int64_t since_ns) {
     return now_ns + std::clamp(now_ns - since_ns, config_.waiting_first_ns, config_.waiting_max_ns);
   };
+  if (CheckUnreachable(now_ns, out)) return;
   for (auto& [index, owner] : owners_) {
     if (owner.state != OwnerState::kBackoff) continue;
     if (owner.retry_at_ns <= now_ns) {

@@ -105,6 +105,9 @@ void Member::OnView(const View& view, int64_t now_ns, Effects& out) {
       old.erase(it);
       SendBare(owner, wire::FrameType::kFence, out);
     }
+    // Each view begins the time afresh: the scheduler has spoken.
+    owner.unready_since_ns = now_ns;
+    owner.trouble.clear();
     owners_.emplace(owner.index, owner);
   }
   for (const auto& [incarnation, owner] : old) {
@@ -115,6 +118,7 @@ void Member::OnView(const View& view, int64_t now_ns, Effects& out) {
   for (auto& [index, owner] : owners_) {
     if (owner.state == OwnerState::kBackoff) ConnectTo(owner, out);
   }
+  if (config_.unreachable_ns > 0) Schedule(now_ns + config_.unreachable_ns);
   if (owners_.empty()) Freeze(now_ns, out);
 }
 
@@ -139,6 +143,7 @@ void Member::SendBare(const Owner& owner, wire::FrameType type, Effects& out) {
 void Member::OwnerAnswered(Owner& owner, int64_t now_ns, Effects& out) {
   owner.state = OwnerState::kReady;
   owner.backoff_ns = 0;
+  owner.trouble.clear();
   if (phase_ == Phase::kFencing) {
     for (const auto& [index, other] : owners_) {
       if (TALWEG_MUTATION(reported_before_fenced, other.state != OwnerState::kReady, false)) return;

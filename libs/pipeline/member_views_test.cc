@@ -457,6 +457,68 @@ TEST_CASE("Member: aggregators that do not answer are named at growing intervals
   CHECK(notices == 5);
 }
 
+TEST_CASE("Member: what nobody answers for is not waited for without end", "[pipeline]") {
+  constexpr int64_t kSecond = 1'000'000'000;
+  const auto next_tick = [](Fixture& f) {
+    f.now_ns = f.member.NextTickNs();
+    return f.Tick();
+  };
+  Fixture f;
+  f.member = Member({.self = {NodeRank{0}, Incarnation{100}},
+                     .job_name = "job",
+                     .rank_count = 1,
+                     .unreachable_ns = 30 * kSecond});
+  f.OnView(MakeView(1, {1, 1}, 2));
+  SECTION("an aggregator that never answered") {
+    f.Connected(1);
+    f.Welcome(1);
+  }
+  SECTION("one that did, long ago") {
+    f.AnswerAll();
+    f.now_ns += 1000 * kSecond;
+    f.Tick();
+    CHECK(f.member.phase() != Phase::kFailed);
+  }
+  const int64_t since_ns = f.now_ns;
+  f.Broken(0);
+  while (f.member.phase() != Phase::kFailed) {
+    const Effects effects = next_tick(f);
+    if (f.member.phase() != Phase::kFailed && f.OwnerAt(0).state == OwnerState::kConnecting) {
+      f.Broken(0);
+    }
+    // Never late, and not for ever.
+    REQUIRE(f.now_ns <= since_ns + 30 * kSecond);
+  }
+  CHECK(f.now_ns == since_ns + 30 * kSecond);
+  CHECK(f.member.failed_text().find("aggregator 'aggregator-0' for 30000 ms (reset by peer)") !=
+        std::string::npos);
+  CHECK(f.Of<ReportLost>(f.all).size() == 1);
+}
+
+TEST_CASE("Member: an aggregator that comes back in time has been missed by nobody", "[pipeline]") {
+  constexpr int64_t kSecond = 1'000'000'000;
+  Fixture f;
+  f.member = Member({.self = {NodeRank{0}, Incarnation{100}},
+                     .job_name = "job",
+                     .rank_count = 1,
+                     .unreachable_ns = 30 * kSecond});
+  f.OnView(MakeView(1, {1, 1}, 1));
+  f.AnswerAll();
+  for (int i = 0; i < 3; ++i) {
+    f.Broken(0);
+    f.now_ns += 29 * kSecond;
+    f.Tick();
+    f.AnswerAll();
+    REQUIRE(f.OwnerAt(0).state == OwnerState::kReady);
+  }
+  f.Broken(0);
+  f.now_ns += 29 * kSecond;
+  f.OnView(MakeView(2, {1, 1}, 1));  // The scheduler has spoken: the time begins afresh.
+  f.now_ns += 29 * kSecond;
+  f.Tick();
+  CHECK(f.member.phase() == Phase::kFencing);
+}
+
 TEST_CASE("Member: a quiesce ends with the next view; held pushes go on", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));

@@ -64,6 +64,13 @@ class SchedulerClient::Impl : private Session::Peer {
     });
   }
 
+  void ReportLostSelf(std::string text) {
+    const auto self = ToProto(spec_.member.id);
+    ReportLost(
+        [self](scheduler::v1::ReportLostRequest& request) { *request.mutable_member() = self; },
+        std::move(text));
+  }
+
   void Quiesced(uint64_t id) {
     session_.Send([this, id](grpc::ClientContext& context) {
       scheduler::v1::QuiescedRequest request;
@@ -244,6 +251,8 @@ void SchedulerClient::ReportLostRank(Rank rank, std::string text) {
       [rank](scheduler::v1::ReportLostRequest& request) { request.set_rank(rank.value()); },
       std::move(text));
 }
+
+void SchedulerClient::ReportLostSelf(std::string text) { impl_->ReportLostSelf(std::move(text)); }
 
 void SchedulerClient::ReportUnreachableAggregator(Incarnation aggregator, std::string text) {
   impl_->ReportLost(

@@ -104,6 +104,8 @@ class SchedulerClient {
 
   // A rank of this node has died: the scheduler applies the job's loss policy to this member.
   void ReportLostRank(Rank rank, std::string text);
+  // This node cannot go on, though all its ranks live: as above.
+  void ReportLostSelf(std::string text);
   // A peer cannot be reached. Noted by the scheduler for people; decides nothing.
   void ReportUnreachableAggregator(Incarnation aggregator, std::string text);
 

@@ -152,7 +152,8 @@ void Agent::NewMember() {
       .credit_bytes_max = config_.credit_bytes,
       // Where nothing is reduced nothing can be preempted.
       .reduce_bytes_max = memory_->ranks_sum() ? std::numeric_limits<uint64_t>::max()
-                                               : pipeline::MemberConfig{}.reduce_bytes_max});
+                                               : pipeline::MemberConfig{}.reduce_bytes_max,
+      .unreachable_ns = UnreachableNs()});
 }
 
 void Agent::Start() {
@@ -229,6 +230,7 @@ int Agent::Poll() {
     dirty_ = false;
     ++work;
   }
+  CheckScheduler();
   CheckEnd();
   return work;
 }
@@ -238,8 +240,9 @@ bool Agent::PrepareToSleep() {
   bool may_sleep = rank_server_->PrepareToSleep();
   if (transport_ != nullptr) may_sleep &= transport_->PrepareToSleep();
   int64_t deadline_ns = member_->NextTickNs();
-  for (const int64_t other_ns : {stop_deadline_ns_, leaving_ ? leaving_deadline_ns_ : 0,
-                                 failed_at_ns_ == 0 ? 0 : failed_at_ns_ + FailedLingerNs()}) {
+  for (const int64_t other_ns :
+       {stop_deadline_ns_, leaving_ ? leaving_deadline_ns_ : 0,
+        failed_at_ns_ == 0 ? 0 : failed_at_ns_ + FailedLingerNs(), SchedulerLimitNs()}) {
     if (other_ns > 0) deadline_ns = std::min(deadline_ns, other_ns);
   }
   if (deadline_ns != timer_deadline_ns_) {
@@ -287,6 +290,7 @@ void Agent::Perform(pipeline::Effects& effects) {
             }
           } else if constexpr (std::is_same_v<E, pipeline::FailJob>) {
             if (!leaving_) {
+              if (scheduler_silent_since_ns_ != 0) e.text += "; " + SchedulerSilenceText();
               Log(LogLevel::kError, "job '", config_.job, "' has failed: ", e.text);
               end_ = absl::AbortedError(e.text);
             }
@@ -328,7 +332,11 @@ void Agent::Do(const pipeline::CopyInline& effect) {
 
 void Agent::Do(const pipeline::ReportLost& effect) {
   if (scheduler_ == nullptr) return;
-  scheduler_->ReportLostRank(effect.rank.value_or(member_->GlobalRank(LocalRank{0})), effect.text);
+  if (effect.rank) {
+    scheduler_->ReportLostRank(*effect.rank, effect.text);
+  } else {
+    scheduler_->ReportLostSelf(effect.text);
+  }
 }
 
 bool Agent::NameWaiting() {

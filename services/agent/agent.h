@@ -125,6 +125,11 @@ class Agent final : private Poller, private PeerEvents, private RankEvents {
   void OnStop(const std::string& why);
   void CheckEnd();
   int64_t FailedLingerNs() const;
+  int64_t UnreachableNs() const { return static_cast<int64_t>(config_.unreachable_ms) * 1'000'000; }
+  // When the scheduler's silence ends the job here; 0: nothing waits for its word.
+  int64_t SchedulerLimitNs() const;
+  std::string SchedulerSilenceText() const;
+  void CheckScheduler();
   void Restart();
   void BeginLeaving(rpc::SchedulerClient::LeaveReason reason, const std::string& text);
   void WriteTrace() const;
@@ -165,7 +170,7 @@ class Agent final : private Poller, private PeerEvents, private RankEvents {
 
   JobId job_;
   uint64_t generation_ = 1;
-  bool scheduler_reachable_ = true;
+  int64_t scheduler_silent_since_ns_ = 0;  // 0: it answers.
   std::string scheduler_text_;
   std::map<std::pair<pipeline::TensorIndex, Round>, std::vector<uint32_t>> missing_nodes_;
   int64_t waiting_second_ = 0;

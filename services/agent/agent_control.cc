@@ -79,21 +79,48 @@ void Agent::OnMemberEvent(const rpc::MemberEvent& event) {
         } else if constexpr (std::is_same_v<E, rpc::MemberLeft>) {
           member_->OnMemberLeft(e.id, e.text);
         } else if constexpr (std::is_same_v<E, rpc::Unreachable>) {
-          if (scheduler_reachable_) {
+          if (scheduler_silent_since_ns_ == 0) {
             Log(LogLevel::kWarning, "the scheduler at ", config_.scheduler,
                 " cannot be reached: ", e.text,
                 job_ == JobId{0} ? "; trying again" : "; running steps go on");
+            scheduler_silent_since_ns_ = NowNs();
           }
-          scheduler_reachable_ = false;
           scheduler_text_ = e.text;
         } else {
           static_assert(std::is_same_v<E, rpc::Reachable>);
-          if (!scheduler_reachable_) Log(LogLevel::kInfo, "the scheduler answers again");
-          scheduler_reachable_ = true;
+          if (scheduler_silent_since_ns_ != 0) {
+            Log(LogLevel::kInfo, "the scheduler answers again");
+          }
+          scheduler_silent_since_ns_ = 0;
           scheduler_text_.clear();
         }
       },
       event);
+}
+
+int64_t Agent::SchedulerLimitNs() const {
+  // Running steps do not need it; the core looks after what they need. A first view, and the end
+  // of a quiesce, nobody else can give.
+  const bool needed = member_->phase() == pipeline::Phase::kForming || member_->quiesced();
+  if (scheduler_silent_since_ns_ == 0 || job_ == JobId{0} || !needed || UnreachableNs() == 0 ||
+      failed_at_ns_ != 0) {
+    return 0;
+  }
+  return scheduler_silent_since_ns_ + UnreachableNs();
+}
+
+std::string Agent::SchedulerSilenceText() const {
+  const int64_t seconds = (NowNs() - scheduler_silent_since_ns_) / 1'000'000'000;
+  return "for " + std::to_string(seconds) + " s the " + scheduler_text_;
+}
+
+void Agent::CheckScheduler() {
+  const int64_t limit_ns = SchedulerLimitNs();
+  if (limit_ns == 0 || NowNs() < limit_ns) return;
+  const std::string text = member_->phase() == pipeline::Phase::kForming
+                               ? "job '" + config_.job + "' has not begun"
+                               : "a member is about to join job '" + config_.job + "'";
+  Deliver([this, text](pipeline::Effects& out) { member_->OnLocalFailure(text, NowNs(), out); });
 }
 
 void Agent::OnStop(const std::string& why) {

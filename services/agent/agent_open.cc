@@ -18,9 +18,11 @@ namespace talweg::agent {
 
 absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
     const config::AgentConfig& config, const Clock* clock) {
-  TALWEG_ASSIGN_OR_RETURN(
-      std::unique_ptr<transport::Transport> network,
-      transport::NewFabricTransport({.provider = config.provider}, clock, nullptr));
+  TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::Transport> network,
+                          transport::NewFabricTransport(
+                              {.provider = config.provider,
+                               .silence_ns = static_cast<int64_t>(config.silence_ms) * 1'000'000},
+                              clock, nullptr));
   if (!config.local_transport) return network;
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::LocalTransport> local,
                           transport::NewLocalTransport({}, clock, nullptr));

@@ -87,7 +87,7 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
     *status.mutable_view() = rpc::ToProto(*member.newest_view());
   }
   status.set_state(StateText(member));
-  status.set_scheduler_reachable(scheduler_reachable_ && !standalone());
+  status.set_scheduler_reachable(scheduler_silent_since_ns_ == 0 && !standalone());
   status.set_scheduler_text(standalone() ? "none: this node is the whole job" : scheduler_text_);
 
   for (uint32_t i = 0; i < desk_->ranks().size(); ++i) {

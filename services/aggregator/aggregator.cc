@@ -90,9 +90,11 @@ absl::Status Aggregator::Open() {
 }
 
 absl::Status Aggregator::OpenTransport() {
-  TALWEG_ASSIGN_OR_RETURN(
-      std::unique_ptr<transport::Transport> network,
-      transport::NewFabricTransport({.provider = config_.provider}, clock_, &counters_));
+  TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::Transport> network,
+                          transport::NewFabricTransport(
+                              {.provider = config_.provider,
+                               .silence_ns = static_cast<int64_t>(config_.silence_ms) * 1'000'000},
+                              clock_, &counters_));
   if (config_.local_transport) {
     TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::LocalTransport> local,
                             transport::NewLocalTransport({}, clock_, &counters_));

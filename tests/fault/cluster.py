@@ -127,10 +127,9 @@ class Cluster:
     def scheduler(self, options: Sequence[str] = ()) -> Daemon:
         return self.start("scheduler", "scheduler", ["--listen=127.0.0.1:0", *options])
 
-    def aggregator(self, scheduler: str, name: str) -> Daemon:
-        return self.start(
-            "aggregator", f"aggregator.{name}", [f"--scheduler={scheduler}", f"--name={name}"]
-        )
+    def aggregator(self, scheduler: str, name: str, options: Sequence[str] = ()) -> Daemon:
+        own = [f"--scheduler={scheduler}", f"--name={name}"]
+        return self.start("aggregator", f"aggregator.{name}", [*own, *options])
 
     def agent(self, node: int, options: Sequence[str], enter: Sequence[str] = ()) -> Daemon:
         socket = self.directory / f"agent{node}.sock"
@@ -172,9 +171,11 @@ class Job:
         aggregators: int = 1,
         program: str = "steady.py",
         store: Path | None = None,
+        scheduler_options: Sequence[str] = (),
+        agent_options: Sequence[str] = (),
     ) -> None:
         self.store_options = [f"--store_path={store}"] if store else ["--in_memory"]
-        self.scheduler = cluster.scheduler(self.store_options)
+        self.scheduler = cluster.scheduler([*self.store_options, *scheduler_options])
         address = self.scheduler.addresses["listen"]
         self.aggregators = [cluster.aggregator(address, f"a{i}") for i in range(aggregators)]
         self.agents = []
@@ -189,6 +190,7 @@ class Job:
                     f"--min_members={len(nodes)}",
                     f"--max_members={len(nodes)}",
                     f"--name=node{node}",
+                    *agent_options,
                 ],
             )
             self.agents.append(agent)

@@ -58,6 +58,47 @@ class KillTest(unittest.TestCase):
             job.agents[0].kill()
             self._error(job.ranks[1][0], "JobFailed", "node 0")
 
+    def test_an_aggregator_when_nobody_can_say_so(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, nodes=(1, 1), agent_options=["--unreachable_ms=1000"])
+            job.scheduler.kill()
+            for rank in job.all_ranks():
+                for _ in range(20):
+                    rank.wait_for("step ")
+            job.aggregators[0].kill()
+            address = job.scheduler.addresses["listen"]
+            for rank in job.all_ranks():
+                self._error(rank, "JobFailed", "has not reached aggregator 'a0'", address)
+
+    def test_a_silent_aggregator(self) -> None:
+        """Its kernel takes what it is sent, the scheduler waits for ever: the network is all there is."""
+        with Cluster() as cluster:
+            job = Job(
+                cluster,
+                nodes=(1, 1),
+                scheduler_options=["--lease_ms=1h"],
+                agent_options=["--nolocal_transport", "--silence_ms=6s", "--unreachable_ms=1000"],
+            )
+            cluster.stop(job.aggregators[0].process)
+            for rank in job.all_ranks():
+                self._error(rank, "JobFailed", "has not reached aggregator 'a0'")
+
+    def test_the_scheduler_before_the_job_began(self) -> None:
+        with Cluster() as cluster:
+            scheduler = cluster.scheduler(["--in_memory"])
+            address = scheduler.addresses["listen"]
+            options = [f"--scheduler={address}", "--min_members=2", "--max_members=2"]
+            agent = cluster.agent(0, [*options, "--unreachable_ms=1000"])
+            rank = cluster.rank(agent, "steady.py")
+            while "joined job" not in cluster.log(agent):
+                self.assertIsNone(agent.process.poll())
+            scheduler.kill()
+            line = rank.wait_for("talweg.errors.")
+            while "has not begun" not in line:
+                line = rank.wait_for("talweg.errors.")
+            self.assertIn(address, line)
+            self.assertNotEqual(rank.process.wait(DEADLINE_S), 0)
+
     def test_a_stopped_rank_is_waited_for_and_goes_on(self) -> None:
         with Cluster() as cluster:
             job = Job(cluster, nodes=(1, 1))

@@ -7,6 +7,7 @@ import contextlib
 import subprocess
 import sys
 import unittest
+from collections.abc import Sequence
 from typing import Any
 
 from cluster import DEADLINE_S, PROGRAMS, RUNFILES, Cluster, Daemon, Rank
@@ -39,7 +40,9 @@ class SeparateHosts:
     def _start(self, service: str, name: str, options: list[str]) -> Daemon:
         return self.cluster.start(service, name, options, self.network.enter("server"))
 
-    def ranks(self, node: int, host: str, count: int, job: str) -> list[Rank]:
+    def ranks(
+        self, node: int, host: str, count: int, job: str, more: Sequence[str] = ()
+    ) -> list[Rank]:
         """Starts a node's agent and ranks."""
         inside = self.network.enter(host)
         options = [
@@ -50,6 +53,7 @@ class SeparateHosts:
             "--min_members=2",
             "--max_members=2",
             f"--name=machine-{host}",
+            *more,
         ]
         agent = self.cluster.agent(node, options, inside)
         return [self.cluster.rank(agent, "steady.py", (), inside) for _ in range(count)]
@@ -102,6 +106,20 @@ class SeparateHostsTest(unittest.TestCase):
             self.assertEqual(lonely.process.wait(DEADLINE_S), 3)
             for rank in hosts.ranks(0, "a", 1, "next") + hosts.ranks(1, "b", 1, "next"):
                 rank.wait_for("step 3 ")
+
+    def test_the_host_that_is_cut_off_does_not_wait_for_its_cable(self) -> None:
+        with SeparateHosts() as hosts:
+            limits = ["--silence_ms=6s", "--unreachable_ms=5s"]
+            (first,) = hosts.ranks(0, "a", 1, "training", limits)
+            (second,) = hosts.ranks(1, "b", 1, "training", limits)
+            for rank in (first, second):
+                rank.wait_for("step 5 ")
+            hosts.network.unplug("b")
+            line = second.wait_for("error ")
+            self.assertRegex(line, "error JobFailed: .*node 1.* has not reached aggregator '[xy]'")
+            self.assertIn(f"the scheduler at {hosts.scheduler} does not answer", line)
+            self.assertEqual(second.process.wait(DEADLINE_S), 3)
+            self.assertRegex(first.wait_for("error "), "error JobFailed: .*node 1")
 
 
 if __name__ == "__main__":

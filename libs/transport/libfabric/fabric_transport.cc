@@ -100,6 +100,8 @@ class FabricTransport final : public Transport {
     int64_t connect_by_ns = 0;  // While not established.
     bool armed = false;         // Its descriptor tells when there is something to read.
     std::string ending;         // Not empty: over as soon as what has arrived is read.
+    bool heard = true;          // Something, since the last heartbeat of ours.
+    int64_t silent_ns = 0;      // While our thread ran: a stopped process has heard nobody.
   };
   using PeerHandle = std::shared_ptr<Peer>;
   // An event of the event queue, with the connection that it is about.
@@ -122,6 +124,7 @@ class FabricTransport final : public Transport {
   void OnEstablished(EventSink& sink, const PeerHandle& peer);
   void OnEventError(EventSink& sink, const PeerHandle& peer, int error);
   void PollTimeouts(EventSink& sink, int* work);
+  void BeatHearts(EventSink& sink, int64_t now_ns, int* work);
   void PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work);
   void Deliver(EventSink& sink, const PeerHandle& peer,
                const FabricConnection::Completion& completion, int* budget);
@@ -145,6 +148,7 @@ class FabricTransport final : public Transport {
   Descriptor epoll_;
   Descriptor timer_;
   bool events_armed_ = false;
+  int64_t next_heartbeat_ns_ = 0;
   uint64_t next_id_ = 1;
   size_t first_polled_ = 0;  // Connections take turns in being polled first.
   std::map<ConnectionId, PeerHandle> peers_;
@@ -429,12 +433,15 @@ void FabricTransport::Deliver(EventSink& sink, const PeerHandle& peer,
   switch (completion.kind) {
     case Kind::kNothing: break;
     case Kind::kWriteDone:
+      peer->heard = true;  // Of more than its system's buffers hold, only what was taken is done.
       --*budget;
       sink.OnWriteDone(id, completion.context);
       break;
     case Kind::kFrame: {
+      peer->heard = true;
       --*budget;
-      sink.OnFrame(id, completion.frame);
+      // An empty one is a heartbeat.
+      if (!completion.frame.empty()) sink.OnFrame(id, completion.frame);
       const absl::Status posted = peer->connection->Repost(completion.buffer);
       if (!posted.ok() && peer->ending.empty()) peer->ending = std::string(posted.message());
       break;
@@ -531,6 +538,7 @@ void FabricTransport::OnConnectRequest(Event event) {
 void FabricTransport::OnEstablished(EventSink& sink, const PeerHandle& peer) {
   FabricConnection& connection = *peer->connection;
   connection.OnEstablished();
+  next_heartbeat_ns_ = std::max(next_heartbeat_ns_, clock_->NowNs());
   if (!peer->connecting) {
     sockaddr_storage from{};
     size_t from_bytes = sizeof(from);
@@ -575,13 +583,39 @@ void FabricTransport::PollTimeouts(EventSink& sink, int* work) {
             std::to_string(options_.connect_timeout_ns / 1'000'000) +
             " ms; check the address, and that no firewall drops the packets");
   }
+  if (now_ns >= next_heartbeat_ns_) BeatHearts(sink, now_ns, work);
+}
+
+void FabricTransport::BeatHearts(EventSink& sink, int64_t now_ns, int* work) {
+  std::vector<PeerHandle> silent;
+  for (const auto& [id, peer] : peers_) {
+    if (!peer->connection->established()) continue;
+    peer->silent_ns =
+        std::exchange(peer->heard, false) ? 0 : peer->silent_ns + options_.heartbeat_ns;
+    if (options_.silence_ns > 0 && peer->silent_ns >= options_.silence_ns) {
+      silent.push_back(peer);
+    } else if (peer->connection->pending_bytes() == 0) {
+      peer->connection->PostFrame({});
+      Advance(*peer);
+    }
+  }
+  for (const PeerHandle& peer : silent) {
+    ++*work;
+    End(sink, peer,
+        peer->connection->peer() + " was silent for " +
+            std::to_string(options_.silence_ns / 1'000'000) +
+            " ms: its host or the network to it is down, or the process was stopped");
+  }
+  next_heartbeat_ns_ = now_ns + options_.heartbeat_ns;
+  SetTimer();
 }
 
 void FabricTransport::SetTimer() {
   int64_t first_ns = 0;
   for (const auto& [id, peer] : peers_) {
-    if (peer->connection->established()) continue;
-    if (first_ns == 0 || peer->connect_by_ns < first_ns) first_ns = peer->connect_by_ns;
+    const int64_t due_ns =
+        peer->connection->established() ? next_heartbeat_ns_ : peer->connect_by_ns;
+    if (first_ns == 0 || due_ns < first_ns) first_ns = due_ns;
   }
   itimerspec timer{};
   if (first_ns != 0) {

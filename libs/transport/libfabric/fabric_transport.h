@@ -22,6 +22,12 @@ struct FabricOptions {
   std::string device;
   // A Connect that has not succeeded by then has failed.
   int64_t connect_timeout_ns = 10'000'000'000;
+  // A silence of ours is broken by a heartbeat (an empty message) after so long; peers count on it.
+  int64_t heartbeat_ns = 2'000'000'000;
+  // A connection on which nothing has been heard for so long is over: a host that is cut off sends
+  // no end. At least three times the peers' heartbeat_ns, and longer than the longest write takes
+  // on the slowest link. 0: a silence ends nothing.
+  int64_t silence_ns = 20'000'000'000;
   // Seeds the keys of regions. 0: drawn from the system.
   uint64_t key_seed = 0;
   // Posted receive buffers of kFrameBytesMax a connection.

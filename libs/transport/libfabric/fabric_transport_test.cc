@@ -170,6 +170,42 @@ TEST_CASE("Fabric: somebody who accepts and never answers is given up", "[transp
   CHECK(client.sink.disconnected[0].second.find("50 ms") != std::string::npos);
 }
 
+constexpr FabricOptions kQuickHearts = {.heartbeat_ns = 10'000'000, .silence_ns = 200'000'000};
+
+TEST_CASE("Fabric: a peer that falls silent is given up, however little there was to say",
+          "[transport]") {
+  MonotonicClock clock;
+  Endpoint client{NewTcp(&clock, kQuickHearts)};
+  Endpoint server{NewTcp(&clock)};
+  const auto address = server.transport->Listen({});
+  REQUIRE(address.ok());
+  const auto connection = client.transport->Connect(*address);
+  REQUIRE(connection.ok());
+  REQUIRE(PollUntil({&client, &server}, [&] { return !server.sink.accepted.empty(); }));
+  // From here on the server is as good as stopped: its kernel takes what comes, nobody answers.
+  REQUIRE(PollUntil({&client}, [&] { return !client.sink.disconnected.empty(); }));
+  const std::string& reason = client.sink.disconnected[0].second;
+  INFO(reason);
+  CHECK(reason.find("was silent for 200 ms") != std::string::npos);
+  CHECK(reason.find(address->substr(0, address->rfind('/'))) != std::string::npos);
+}
+
+TEST_CASE("Fabric: a connection with nothing to carry stands", "[transport]") {
+  MonotonicClock clock;
+  Endpoint client{NewTcp(&clock, kQuickHearts)};
+  Endpoint server{NewTcp(&clock, kQuickHearts)};
+  const auto address = server.transport->Listen({});
+  REQUIRE(address.ok());
+  const auto connection = client.transport->Connect(*address);
+  REQUIRE(connection.ok());
+  const int64_t end_ns = clock.NowNs() + 3 * kQuickHearts.silence_ns;
+  PollUntil({&client, &server}, [&] { return clock.NowNs() > end_ns; });
+  client.transport->PostFrame(*connection, FrameOf(1));
+  REQUIRE(PollUntil({&client, &server}, [&] { return server.sink.frames.size() == 1; }));
+  CHECK(client.sink.disconnected.empty());
+  CHECK(server.sink.disconnected.empty());
+}
+
 TEST_CASE("Fabric: writes longer than the provider's limit arrive in parts", "[transport]") {
   MonotonicClock clock;
   Endpoint client{NewTcp(&clock)};

@@ -94,6 +94,7 @@ class BadInputTest(unittest.TestCase):
             line = second.wait_for("Error")
             while "talweg.errors." not in line:
                 line = second.wait_for("talweg.errors.")
+            self.assertIn("talweg.errors.RankTaken", line)
             self.assertIn("1", line)
             self.assertNotEqual(second.process.wait(DEADLINE_S), 0)
             first.wait_for("step ")  # Nobody else is disturbed.

@@ -80,6 +80,7 @@ class TwoUsersTest(unittest.TestCase):
             own.wait_for("step 1 ")
             # The kernel lets root connect to any socket: the agent asks who it is.
             line = self._refusal(cluster, agent, ())
+            self.assertIn("talweg.errors.PermissionDenied", line)
             self.assertIn(f"the agent of user {other_user.UID}", line)
             self.assertIn("does not serve user 0", line)
             self.assertIn("--socket_mode", line)

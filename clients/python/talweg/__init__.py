@@ -27,13 +27,22 @@ from talweg.errors import (
     Aborted,
     AgentLost,
     Busy,
+    Closed,
     Forked,
+    InternalError,
     InvalidArgument,
     JobFailed,
+    LimitReached,
     Mismatch,
+    NoAgent,
     NotInitialized,
+    OutOfMemory,
+    PermissionDenied,
+    ProtocolError,
+    RankTaken,
     TalwegError,
     Timeout,
+    Unsupported,
     VersionMismatch,
 )
 
@@ -41,16 +50,25 @@ __all__ = [
     "Aborted",
     "AgentLost",
     "Busy",
+    "Closed",
     "DType",
     "Forked",
     "Handle",
+    "InternalError",
     "InvalidArgument",
     "JobFailed",
+    "LimitReached",
     "Mismatch",
+    "NoAgent",
     "NotInitialized",
     "Op",
+    "OutOfMemory",
+    "PermissionDenied",
+    "ProtocolError",
+    "RankTaken",
     "TalwegError",
     "Timeout",
+    "Unsupported",
     "VersionMismatch",
     "__version__",
     "all_gather_object",
@@ -78,7 +96,7 @@ def init(agent_socket: str | None = None, timeout_s: float = 60.0) -> None:
     """Joins the job through this node's agent. A second call does nothing.
 
     `agent_socket` is the agent's socket; without it $TALWEG_AGENT_SOCKET, which `talweg run` sets.
-    Returns when the job runs; raises AgentLost when there is no agent, and Timeout when the job
+    Returns when the job runs; raises NoAgent when there is no agent, and Timeout when the job
     is not complete within `timeout_s` seconds.
     """
     _client.connect(agent_socket, timeout_s)

@@ -18,6 +18,7 @@ _TIMEOUT = 1
 _PENDING = 17
 _WAIT_SLICE_NS = 200_000_000
 
+# By talweg_status: all that end a call.
 _EXCEPTIONS: dict[int, type[errors.TalwegError]] = {
     1: errors.Timeout,
     2: errors.InvalidArgument,
@@ -27,10 +28,16 @@ _EXCEPTIONS: dict[int, type[errors.TalwegError]] = {
     6: errors.AgentLost,
     7: errors.Forked,
     8: errors.VersionMismatch,
-    10: errors.InvalidArgument,
+    9: errors.OutOfMemory,
+    10: errors.Unsupported,
     11: errors.Aborted,
-    12: errors.AgentLost,
-    15: errors.NotInitialized,
+    12: errors.NoAgent,
+    13: errors.PermissionDenied,
+    14: errors.RankTaken,
+    15: errors.Closed,
+    16: errors.LimitReached,
+    18: errors.ProtocolError,
+    19: errors.InternalError,
 }
 
 

@@ -12,6 +12,10 @@ class InvalidArgument(TalwegError, ValueError):
     """The call cannot be carried out as it was made."""
 
 
+class Unsupported(InvalidArgument):
+    """The call means something, but not to this agent, for this dtype or this operation."""
+
+
 class Mismatch(TalwegError):
     """Two ranks disagree on a tensor's dtype, length or operation."""
 
@@ -25,7 +29,27 @@ class JobFailed(TalwegError):
 
 
 class AgentLost(TalwegError):
-    """The node's agent is gone, or was never there."""
+    """The node's agent is gone."""
+
+
+class NoAgent(AgentLost):
+    """Nobody listens at the agent's socket: there never was an agent, or it has ended."""
+
+
+class PermissionDenied(TalwegError, PermissionError):
+    """The agent serves other users, or its socket may not be opened by this one."""
+
+
+class RankTaken(TalwegError):
+    """Another process has the wanted local rank, or all ranks of the node are taken."""
+
+
+class OutOfMemory(TalwegError, MemoryError):
+    """A limit of memory is reached, here, at the agent or at an aggregator; the message names it."""
+
+
+class LimitReached(TalwegError):
+    """Another limit is reached (tensors, ranks, descriptors); the message names it."""
 
 
 class Forked(TalwegError):
@@ -46,3 +70,15 @@ class Timeout(TalwegError, TimeoutError):
 
 class NotInitialized(TalwegError):
     """talweg.init() has not been called in this process."""
+
+
+class Closed(NotInitialized):
+    """shutdown() was called, perhaps by another thread while this one waited."""
+
+
+class ProtocolError(TalwegError):
+    """What answered at the agent's socket is no agent, or not one of this version."""
+
+
+class InternalError(TalwegError):
+    """A defect of Talweg itself: please report it with the message."""

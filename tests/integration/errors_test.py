@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every status of the C ABI is an exception of its own, and both are in the documents."""
+
+from __future__ import annotations
+
+import os
+import re
+import unittest
+from pathlib import Path
+
+import talweg
+from talweg import _native, errors
+
+_RUNFILES = Path(os.environ["RUNFILES_DIR"]) / "talweg"
+_HEADER = _RUNFILES / "clients" / "c" / "talweg.h"
+_PAGE = _RUNFILES / "docs" / "operations.md"
+_NO_FAILURES = {"TALWEG_OK", "TALWEG_PENDING"}
+
+
+def _statuses() -> dict[str, int]:
+    body = re.search(r"typedef enum talweg_status \{(.*?)\}", _HEADER.read_text(), re.DOTALL)
+    assert body is not None
+    found = re.findall(r"(TALWEG_[A-Z_]+) = (\d+)", body.group(1))
+    return {name: int(value) for name, value in found}
+
+
+def _documented() -> dict[str, str]:
+    """Names of statuses (or "-") and exceptions, as the page's table has them."""
+    rows = re.findall(r"^\| `?(TALWEG_[A-Z_]+|-)`? \| `(\w+)`", _PAGE.read_text(), re.MULTILINE)
+    assert len(rows) == len(dict(rows))
+    return dict(rows)
+
+
+class ErrorsTest(unittest.TestCase):
+    def test_every_failure_has_an_exception_of_its_own(self) -> None:
+        failures = {name: value for name, value in _statuses().items() if name not in _NO_FAILURES}
+        self.assertGreater(len(failures), 15)
+        self.assertEqual(set(_native._EXCEPTIONS), set(failures.values()))
+        classes = list(_native._EXCEPTIONS.values())
+        self.assertEqual(len(set(classes)), len(classes))
+        self.assertNotIn(errors.TalwegError, classes)
+
+    def test_the_page_says_the_same(self) -> None:
+        documented = _documented()
+        raised = {
+            name: _native._EXCEPTIONS[value].__name__
+            for name, value in _statuses().items()
+            if name not in _NO_FAILURES
+        }
+        self.assertEqual(documented.pop("-"), "NotInitialized")
+        self.assertEqual(documented, raised)
+
+    def test_all_can_be_caught_by_their_names(self) -> None:
+        for name, value in vars(errors).items():
+            if not isinstance(value, type):
+                continue
+            with self.subTest(name):
+                self.assertIs(getattr(talweg, name), value)
+                self.assertIn(name, talweg.__all__)
+                self.assertTrue(issubclass(value, talweg.TalwegError))
+                self.assertEqual(str(value("the text")), "the text")
+
+    def test_pythons_own_kinds(self) -> None:
+        kinds: dict[type[Exception], type[Exception]] = {
+            errors.Timeout: TimeoutError,
+            errors.InvalidArgument: ValueError,
+            errors.PermissionDenied: PermissionError,
+            errors.OutOfMemory: MemoryError,
+        }
+        for ours, pythons in kinds.items():
+            self.assertTrue(issubclass(ours, pythons))
+
+
+if __name__ == "__main__":
+    unittest.main()

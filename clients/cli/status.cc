@@ -171,6 +171,17 @@ std::string JobText(const StatusFacts& facts, const GetJobResponse& job) {
     }
     absl::StrAppend(&text, "  share of bytes: ", absl::StrJoin(shares, ", "), "\n");
   }
+  for (const bool enters_next_view : {true, false}) {
+    std::vector<std::string> names;
+    for (const auto& spare : job.spare_aggregators()) {
+      if (spare.enters_next_view() == enters_next_view) names.push_back(Plain(spare.name()));
+    }
+    if (names.empty()) continue;
+    absl::StrAppend(&text, "  not used: ", absl::StrJoin(names, ", "),
+                    enters_next_view ? " (registered after the job began; its next view has them)"
+                                     : " (beside members; others' links carry everything)",
+                    "\n");
+  }
   if (job.quiesce_id() != 0) {
     std::set<uint32_t> nodes;
     for (const auto& id : job.quiesce_waits_for()) nodes.insert(id.node_rank());

@@ -73,7 +73,10 @@ StatusFacts TwoNodes() {
       }
     }
     shares { name: "a" share_of_bytes: 0.75 }
-    shares { name: "b" share_of_bytes: 0.25 })pb"));
+    shares { name: "b" share_of_bytes: 0.25 }
+    spare_aggregators { name: "c" enters_next_view: true }
+    spare_aggregators { name: "d" enters_next_view: true }
+    spare_aggregators { name: "e" })pb"));
   facts.pool.push_back(Parse<scheduler::v1::AggregatorStatus>(R"pb(
     aggregator { name: "a" weight: 3 }
     state: STATE_LIVE
@@ -159,6 +162,8 @@ TEST_CASE("status: the text", "[cli]") {
   CHECK_THAT(text, Contains("host-a") && Contains("0-1") && Contains("9.0 s"));
   CHECK_THAT(text, Contains("lost: its stream broke"));
   CHECK_THAT(text, Contains("share of bytes: a 75.0 %, b 25.0 %"));
+  CHECK_THAT(text, Contains("not used: c, d (registered after the job began"));
+  CHECK_THAT(text, Contains("not used: e (beside members"));
   CHECK_THAT(text, Contains("w1      7      rank 2                6.0 s"));
   CHECK_THAT(text, Contains("2 MiB") && Contains("avx2"));
   CHECK_THAT(text, Contains("aggregator b did not answer: connection refused"));

@@ -184,6 +184,11 @@ struct Complaint {
   int64_t at_ns = 0;
 };
 
+struct SpareAggregator {
+  std::string name;
+  bool enters_next_view = false;  // It came too late; otherwise the links of others carry all.
+};
+
 struct Member {
   MemberRecord record;
   std::optional<StreamId> stream;
@@ -264,6 +269,8 @@ class Membership {
   const std::map<Incarnation, Aggregator>& aggregators() const { return aggregators_; }
   // What a forming job waits for, why one is over, or "".
   std::string StateText(const Job& job) const;
+  // Aggregators that could serve a running job and are not in its view, by name.
+  std::vector<SpareAggregator> SparesOf(const Job& job) const;
 
  private:
   struct StreamOwner {
@@ -285,6 +292,7 @@ class Membership {
   void ObserveJobId(JobId id, Turn& turn);
   void Attach(StreamId stream, Job& job, Member& member, Turn& turn);
   void Remove(Job& job, NodeRank node, MemberState how, const std::string& text, Turn& turn);
+  void NoteIfLate(const Aggregator& aggregator, Turn& turn) const;
   void Lose(Aggregator& aggregator, const std::string& text, Turn& turn);
   void EndStream(std::optional<StreamId>& stream, const Answer& why, Turn& turn);
 
@@ -297,6 +305,8 @@ class Membership {
   bool WantsNewView(const Job& job) const;
   bool MakeView(Job& job, bool with_joiners, Turn& turn);
   std::vector<ViewAggregator> AggregatorsFor(const Job& job) const;
+  static void WeighFor(const Job& job, const std::vector<ViewMember>& members,
+                       std::vector<ViewAggregator>& aggregators);
   void CancelQuiesce(Job& job, Turn& turn);
   void Fail(Job& job, const std::string& text, Turn& turn);
   void End(Job& job, JobState state, const std::string& text, Turn& turn);

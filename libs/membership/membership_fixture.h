@@ -178,6 +178,7 @@ class Fixture {
   Snapshot stored;
   int64_t now_ns = 5 * kSecond;
   bool keep_aggregators = true;
+  std::vector<std::string> notes;
 
  private:
   void CheckStored(const View& view) {
@@ -207,6 +208,8 @@ class Fixture {
         aggregator_told_[tell->stream].push_back(tell->message);
       } else if (const auto* close = std::get_if<CloseStream>(&effect)) {
         closed_[close->stream] = close->why;
+      } else if (const auto* note = std::get_if<Note>(&effect)) {
+        notes.push_back(note->text);
       }
     }
     out_.clear();

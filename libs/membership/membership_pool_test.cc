@@ -71,6 +71,56 @@ TEST_CASE("Membership: an aggregator drains before it leaves", "[membership]") {
   CHECK(f.StateOf(moving) == JobState::kRunning);
 }
 
+TEST_CASE("Membership: an aggregator that comes after a job began is told of, and waits for a view",
+          "[membership]") {
+  Fixture f;
+  const auto noted = [&f] {
+    return std::any_of(f.notes.begin(), f.notes.end(), [](const std::string& note) {
+      return Contains(note, "aggregator a1 (incarnation 65) is not used by job 'one'");
+    });
+  };
+  f.AddAggregator("a0", 100);
+  const JobId job = f.Enter("one", 0, 10, Spec(1, 2, LossPolicy::kContinue));
+  CHECK(f.core->SparesOf(f.core->jobs().at(job)).empty());
+  f.AddAggregator("a1", 101);
+  CHECK(noted());
+  f.notes.clear();
+  const auto spares = f.core->SparesOf(f.core->jobs().at(job));
+  REQUIRE(spares.size() == 1);
+  CHECK(spares[0].name == "a1");
+  CHECK(spares[0].enters_next_view);
+  REQUIRE(f.AttachAggregator(101).ok());  // A connection made anew is no news.
+  CHECK_FALSE(noted());
+  // The next view has it, whatever that is made for.
+  f.BreakAggregator(100);
+  CHECK(f.EpochOf(job) == Epoch{2});
+  CHECK(f.Told<View>(Id(0, 10)).back().aggregators.at(0).name == "a1");
+  CHECK(f.core->SparesOf(f.core->jobs().at(job)).empty());
+}
+
+TEST_CASE("Membership: aggregators that are left out for their links are not called late",
+          "[membership]") {
+  Fixture f;
+  for (const uint32_t host : {0, 1, 2, 3}) {
+    ViewAggregator aggregator = Fixture::Named("a" + std::to_string(host), 100 + host);
+    aggregator.host_id = "host-" + std::to_string(host);
+    REQUIRE(f.Register(aggregator).ok());
+    REQUIRE(f.AttachAggregator(100 + host).ok());
+  }
+  JobId job;
+  for (const uint32_t node : {0, 1}) {
+    JoinRequest request = Fixture::Request("mnist", node, 10 + node, Spec(2, 2));
+    request.host_id = "host-" + std::to_string(node);
+    job = f.Join(request).job;
+    REQUIRE(f.Attach(job, Id(node, 10 + node)).ok());
+  }
+  const auto spares = f.core->SparesOf(f.core->jobs().at(job));
+  REQUIRE(spares.size() == 2);
+  CHECK(spares[0].name == "a0");
+  CHECK(spares[1].name == "a1");
+  CHECK_FALSE(spares[0].enters_next_view);
+}
+
 TEST_CASE("Membership: a view weighs aggregators by the links they share", "[membership]") {
   Fixture f;
   for (const uint32_t host : {0, 1, 2}) {

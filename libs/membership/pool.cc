@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
+#include <utility>
 
 #include "libs/base/check.h"
 #include "libs/membership/membership.h"
@@ -124,7 +125,7 @@ Answer Membership::OnAggregatorAttached(StreamId stream, Incarnation incarnation
     EndStream(aggregator->stream,
               Refuse(Code::kReplaced, "the aggregator has opened a newer stream"), turn);
     aggregator->stream = stream;
-    aggregator->attached_before = true;
+    if (!std::exchange(aggregator->attached_before, true)) NoteIfLate(*aggregator, turn);
     aggregator->lease_end_ns = turn.now_ns + config_.lease_ns;
     streams_[stream] = {.aggregator = incarnation};
     turn.Say(TellAggregator{stream, Attached{}});
@@ -150,6 +151,24 @@ Answer Membership::OnAggregatorAttached(StreamId stream, Incarnation incarnation
     }
     return Answer{};
   });
+}
+
+// Nobody would look for it where nothing is said.
+void Membership::NoteIfLate(const Aggregator& aggregator, Turn& turn) const {
+  size_t without = 0;
+  const Job* example = nullptr;
+  for (const auto& [id, job] : jobs_) {
+    if (job.state != JobState::kRunning ||
+        job.view->IndexOfAggregator(aggregator.record.aggregator.incarnation)) {
+      continue;
+    }
+    if (without++ == 0) example = &job;
+  }
+  if (without == 0) return;
+  turn.Log(AggregatorText(aggregator.record.aggregator) + " is not used by job '" + example->name +
+           "'" + (without > 1 ? " and " + std::to_string(without - 1) + " more" : "") +
+           ", whose view was made without it; jobs that begin from now on use it, and those that "
+           "get another view");
 }
 
 void Membership::Lose(Aggregator& aggregator, const std::string& text, Turn& turn) {

@@ -189,6 +189,32 @@ std::vector<ViewAggregator> Membership::AggregatorsFor(const Job& job) const {
   return chosen;
 }
 
+void Membership::WeighFor(const Job& job, const std::vector<ViewMember>& members,
+                          std::vector<ViewAggregator>& aggregators) {
+  std::set<std::string> hosts;
+  for (const ViewMember& member : members) {
+    const auto known = job.members.find(member.id.node);
+    if (known != job.members.end()) hosts.insert(known->second.record.host_id);
+  }
+  WeighByLinks(hosts, aggregators);
+}
+
+std::vector<SpareAggregator> Membership::SparesOf(const Job& job) const {
+  std::vector<SpareAggregator> spares;
+  if (job.state != JobState::kRunning) return spares;
+  const std::vector<ViewAggregator> could = AggregatorsFor(job);
+  std::vector<ViewAggregator> would = could;
+  WeighFor(job, job.view->members, would);
+  for (const ViewAggregator& aggregator : could) {
+    if (job.view->IndexOfAggregator(aggregator.incarnation)) continue;
+    const bool enters = std::any_of(would.begin(), would.end(), [&](const ViewAggregator& other) {
+      return other.incarnation == aggregator.incarnation;
+    });
+    spares.push_back({.name = aggregator.name, .enters_next_view = enters});
+  }
+  return spares;
+}
+
 bool Membership::MakeView(Job& job, bool with_joiners, Turn& turn) {
   View view{
       .job = job.id,
@@ -211,11 +237,7 @@ bool Membership::MakeView(Job& job, bool with_joiners, Turn& turn) {
     }
     if (view.aggregators.empty()) return false;
   }
-  std::set<std::string> hosts;
-  for (const ViewMember& member : view.members) {
-    hosts.insert(job.members.at(member.id.node).record.host_id);
-  }
-  WeighByLinks(hosts, view.aggregators);
+  WeighFor(job, view.members, view.aggregators);
   job.epoch_floor = view.epoch;
   job.state = JobState::kRunning;
   job.quiesce.reset();

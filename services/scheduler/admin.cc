@@ -90,6 +90,11 @@ v1::GetJobResponse DetailsOf(const membership::Membership& core, const membershi
       share->set_share_of_bytes(aggregator.weight / weights);
     }
   }
+  for (const membership::SpareAggregator& spare : core.SparesOf(job)) {
+    v1::SpareAggregator* shown = details.add_spare_aggregators();
+    shown->set_name(spare.name);
+    shown->set_enters_next_view(spare.enters_next_view);
+  }
   if (job.quiesce) {
     details.set_quiesce_id(job.quiesce->id.value());
     for (const MemberIdentity& id : job.quiesce->waits_for) {

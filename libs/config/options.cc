@@ -154,10 +154,10 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>("socket_group", &C::socket_group, Text{64}, "Group of the socket.",
               "the agent's own group"),
       Make<C>("interface", &C::interface, Text{64},
-              "Network interface whose address admin calls are answered on, in place of the host "
-              "of admin_listen; e.g. eth0. Connections to aggregators leave by the route that the "
-              "kernel has to their addresses.",
-              "the host of admin_listen"),
+              "Network interface whose address data connections to aggregators come from, and "
+              "admin calls are answered on, in place of the host of admin_listen; e.g. eth0. Which "
+              "way packets from that address take is the kernel's to say (ip rule).",
+              "the kernel's route, and the host of admin_listen"),
       Make<C>("advertise", &C::advertise, Text{255}, kAdvertiseHelp, "the bound address"),
       Make<C>("provider", &C::provider, Name{}, kProviderHelp),
       Make<C>("local_transport", &C::local_transport, Switch{},

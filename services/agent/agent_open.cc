@@ -21,6 +21,7 @@ absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::Transport> network,
                           transport::NewFabricTransport(
                               {.provider = config.provider,
+                               .source_interface = config.interface,
                                .silence_ns = static_cast<int64_t>(config.silence_ms) * 1'000'000},
                               clock, nullptr));
   if (!config.local_transport) return network;

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 import unittest
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from cluster import DEADLINE_S, PROGRAMS, RUNFILES, Cluster, Daemon, Rank
@@ -15,6 +17,16 @@ from netns import Network, NotPermitted
 
 _LEASE_MS = 4000
 _STEP_BYTES = 300_000 * 4  # What a rank of steady.py pushes a step, at least.
+
+
+def _peers(pid: int) -> list[str]:
+    """Who the established TCP connections of that process's host (IPv4) are with."""
+    peers = []
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        _, _, remote, state = line.split()[:4]
+        if state == "01":
+            peers.append(socket.inet_ntoa(bytes.fromhex(remote.partition(":")[0])[::-1]))
+    return peers
 
 
 class SeparateHosts:
@@ -120,6 +132,28 @@ class SeparateHostsTest(unittest.TestCase):
             self.assertIn(f"the scheduler at {hosts.scheduler} does not answer", line)
             self.assertEqual(second.process.wait(DEADLINE_S), 3)
             self.assertRegex(first.wait_for("error "), "error JobFailed: .*node 1")
+
+    def test_data_connections_leave_from_the_interface_that_was_given(self) -> None:
+        with SeparateHosts() as hosts:
+            network = hosts.network
+            second = "10.78.0.1"
+            network.shell(
+                "a", f"ip link add second type dummy; ip address add {second}/32 dev second"
+            )
+            network.shell("a", "ip link set second up")
+            network.shell("server", f"ip route add {second}/32 via {network.address('a')}")
+            network.shell("b", f"ip route add {second}/32 via {network.address('a')}")
+            (first,) = hosts.ranks(0, "a", 1, "training", ["--interface=second"])
+            (other,) = hosts.ranks(1, "b", 1, "training")
+            for rank in (first, other):
+                rank.wait_for("step 5 ")
+            peers = _peers(network.pid("server"))
+            self.assertEqual(peers.count(second), 2, peers)  # Of each aggregator; the scheduler's
+            self.assertGreater(peers.count(network.address("a")), 0)  # are by the usual route.
+
+    def test_an_interface_that_is_not_there(self) -> None:
+        with SeparateHosts() as hosts, self.assertRaisesRegex(AssertionError, "'eth7'"):
+            hosts.ranks(0, "a", 1, "training", ["--interface=eth7"])
 
 
 if __name__ == "__main__":

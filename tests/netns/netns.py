@@ -148,6 +148,10 @@ class Network:
                 return int(numbers.split()[0]), int(numbers.split()[8])
         raise NotPermitted(f"host {host} has no interface {INTERFACE}")
 
+    def shell(self, host: str, script: str) -> None:
+        """Runs what changes the host's network."""
+        self._hosts[host].shell(script, f"change host {host}")
+
     # ---- Weather
 
     def unplug(self, host: str) -> None:

@@ -242,12 +242,18 @@ absl::StatusOr<ConnectionId> FabricTransport::Connect(const std::string& address
                                       "token of 16 hexadecimal digits");
   }
   absl::StatusOr<SocketAddress> destination = ResolveHostPort(host_port);
-  if (!destination.ok()) return Annotate(destination.status(), "connect to '" + address + "'");
-  TALWEG_ASSIGN_OR_RETURN(InfoHandle info, provider_->InfoTo(*destination));
-  const ConnectionId id(next_id_++);
-  const auto peer = std::make_shared<Peer>();
   // Names for texts are without the token, which is nobody else's business.
   const std::string name = scheme + host_port;
+  if (!destination.ok()) return Annotate(destination.status(), "connect to '" + name + "'");
+  SocketAddress source;
+  if (!options_.source_interface.empty() && !destination->IsLoopback()) {
+    const auto found = AddressOfInterface(options_.source_interface, destination->family());
+    if (!found.ok()) return Annotate(found.status(), "connect to '" + name + "'");
+    source = *found;
+  }
+  TALWEG_ASSIGN_OR_RETURN(InfoHandle info, provider_->InfoTo(*destination, source));
+  const ConnectionId id(next_id_++);
+  const auto peer = std::make_shared<Peer>();
   peer->connection = std::make_unique<FabricConnection>(provider_.get(), id, name);
   peer->connecting = true;
   TALWEG_RETURN_IF_ERROR(peer->connection->Open(info.get(), options_.receive_buffers));

@@ -20,6 +20,9 @@ struct FabricOptions {
   std::string provider = "tcp";
   // Its device, e.g. "mlx5_0"; "": its first.
   std::string device;
+  // Connections leave from the address of this network interface, but for those to this host
+  // itself, e.g. "eth1"; "": from where the kernel's route to the peer begins.
+  std::string source_interface;
   // A Connect that has not succeeded by then has failed.
   int64_t connect_timeout_ns = 10'000'000'000;
   // A silence of ours is broken by a heartbeat (an empty message) after so long; peers count on it.

@@ -140,9 +140,15 @@ absl::StatusOr<std::unique_ptr<Provider>> Provider::Open(const std::string& name
   return provider;
 }
 
-absl::StatusOr<InfoHandle> Provider::InfoTo(const SocketAddress& destination) const {
+absl::StatusOr<InfoHandle> Provider::InfoTo(const SocketAddress& destination,
+                                            const SocketAddress& source) const {
   const InfoHandle hints = NewHints();
   hints->addr_format = FI_SOCKADDR;
+  if (source.valid()) {
+    hints->src_addr = malloc(source.length());
+    memcpy(hints->src_addr, source.get(), source.length());
+    hints->src_addrlen = source.length();
+  }
   // fi_freeinfo frees it.
   hints->dest_addr = malloc(destination.length());
   memcpy(hints->dest_addr, destination.get(), destination.length());

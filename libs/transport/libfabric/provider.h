@@ -41,8 +41,10 @@ class Provider {
   fid_eq* event_queue() const { return event_queue_.get(); }
   int event_queue_descriptor() const { return event_queue_descriptor_; }
 
-  // For an endpoint that connects to `destination`, or a passive one bound to `source`.
-  absl::StatusOr<InfoHandle> InfoTo(const SocketAddress& destination) const;
+  // For an endpoint that connects to `destination`, from `source` if that is valid; or a passive
+  // one bound to `source`.
+  absl::StatusOr<InfoHandle> InfoTo(const SocketAddress& destination,
+                                    const SocketAddress& source) const;
   absl::StatusOr<InfoHandle> InfoFrom(const SocketAddress& source) const;
 
   // `access`: FI_WRITE, FI_REMOTE_WRITE, FI_SEND, FI_RECV. `key` is a wish.

@@ -161,6 +161,23 @@ absl::StatusOr<SocketAddress> ResolveBindAddress(const ListenSpec& spec) {
   return found;
 }
 
+absl::StatusOr<SocketAddress> AddressOfInterface(const std::string& interface, int family) {
+  std::string names;
+  const Interfaces interfaces = ListInterfaces();
+  for (const ifaddrs* each = interfaces.get(); each != nullptr; each = each->ifa_next) {
+    SocketAddress address = AddressOf(each);
+    if (address.family() != family) continue;
+    if (interface == each->ifa_name) {
+      address.set_port(0);
+      return address;
+    }
+    names += (names.empty() ? "" : ", ") + std::string(each->ifa_name);
+  }
+  return absl::NotFoundError("interface '" + interface + "' does not exist or has no " +
+                             (family == AF_INET6 ? "IPv6" : "IPv4") +
+                             " address; interfaces with one: " + names);
+}
+
 SocketAddress AddressOfThisHost(int family) {
   SocketAddress loopback;
   const Interfaces interfaces = ListInterfaces();

@@ -46,6 +46,10 @@ absl::StatusOr<SocketAddress> ResolveHostPort(const std::string& host_port);
 // Where the spec says to bind, with port 0. NOT_FOUND: no such interface, or no address on it.
 absl::StatusOr<SocketAddress> ResolveBindAddress(const ListenSpec& spec);
 
+// The first address of that family on the interface, with port 0. NOT_FOUND names the interface,
+// the family, and the interfaces that there are.
+absl::StatusOr<SocketAddress> AddressOfInterface(const std::string& interface, int family);
+
 // An address of this host that others may reach, of the given family: the first of an interface
 // that is up, if possible not a loopback one. Port 0.
 SocketAddress AddressOfThisHost(int family);

@@ -31,14 +31,12 @@ absl::StatusOr<std::unique_ptr<ShutdownSignal>> ShutdownSignal::Create() {
   if (!descriptor.valid()) {
     return absl::ResourceExhaustedError(std::string("signalfd: ") + strerror(errno));
   }
-  sigset_t mask_before;
-  pthread_sigmask(SIG_BLOCK, &signals, &mask_before);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
-  return std::unique_ptr<ShutdownSignal>(new ShutdownSignal(std::move(descriptor), mask_before));
+  return std::unique_ptr<ShutdownSignal>(new ShutdownSignal(std::move(descriptor)));
 }
 
-ShutdownSignal::ShutdownSignal(Descriptor signals, const sigset_t& mask_before)
-    : signals_(std::move(signals)), mask_before_(mask_before) {}
+ShutdownSignal::ShutdownSignal(Descriptor signals) : signals_(std::move(signals)) {}
 
 ShutdownSignal::~ShutdownSignal() {
   // Another one that came while the process was ending (Ctrl-C reaches a whole process group, and
@@ -48,7 +46,6 @@ ShutdownSignal::~ShutdownSignal() {
   const timespec no_time{};
   while (sigtimedwait(&signals, nullptr, &no_time) > 0) {
   }
-  pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
 }
 
 absl::Status ShutdownSignal::Watch(EventLoop* loop, std::function<void(int)> on_signal) {

@@ -14,8 +14,10 @@
 
 namespace talweg {
 
-// SIGTERM and SIGINT as events of a daemon's loop, instead of handlers. Made first in main: it
-// blocks them for the calling thread and all that it starts afterwards, until it is destroyed.
+// SIGTERM and SIGINT as events of a daemon's loop, instead of handlers. Made first in main, when
+// there is nothing yet that an end would leave behind: it blocks them for the calling thread and
+// all that it starts afterwards, for good. One that comes before Watch is told then; one that comes
+// after the last event ends nothing, be the process in the middle of its last steps or of its exit.
 // SIGPIPE is ignored from then on: a peer that went away is an error of the write.
 class ShutdownSignal {
  public:
@@ -26,16 +28,15 @@ class ShutdownSignal {
   absl::Status Watch(EventLoop* loop, std::function<void(int signal_number)> on_signal);
   void Unwatch(EventLoop* loop);
 
-  // Forgets those that came too late for Watch.
+  // Forgets those that came too late to be events.
   ~ShutdownSignal();
   ShutdownSignal(const ShutdownSignal&) = delete;
   ShutdownSignal& operator=(const ShutdownSignal&) = delete;
 
  private:
-  ShutdownSignal(Descriptor signals, const sigset_t& mask_before);
+  explicit ShutdownSignal(Descriptor signals);
 
   Descriptor signals_;
-  sigset_t mask_before_;
 };
 
 // Gives a child that is about to exec the signals of a process that has never called Create.

@@ -2,6 +2,7 @@
 #include <charconv>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "libs/transport/transport.h"
 
@@ -13,7 +14,33 @@ bool ParsePort(std::string_view text, uint16_t* port) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
+// Where the host stands in "<scheme>://<host>:<port>...", brackets included; npos: nowhere.
+std::pair<size_t, size_t> HostPlace(const std::string& address) {
+  constexpr std::string_view kBehindScheme = "://";
+  const size_t scheme = address.find(kBehindScheme);
+  if (!address.starts_with("fi:") || scheme == std::string::npos) return {std::string::npos, 0};
+  const size_t begin = scheme + kBehindScheme.size();
+  const size_t end = address.find(':', address[begin] == '[' ? address.find(']', begin) : begin);
+  if (end == std::string::npos) return {std::string::npos, 0};
+  return {begin, end - begin};
+}
+
 }  // namespace
+
+std::string HostOf(const std::string& address) {
+  const auto [begin, length] = HostPlace(address);
+  if (begin == std::string::npos) return "";
+  if (address[begin] == '[') return address.substr(begin + 1, length - 2);
+  return address.substr(begin, length);
+}
+
+std::string WithHost(const std::string& address, const std::string& host) {
+  const auto [begin, length] = HostPlace(address);
+  if (begin == std::string::npos) return address;
+  const bool bracketed = host.find(':') != std::string::npos;
+  return address.substr(0, begin) + (bracketed ? "[" + host + "]" : host) +
+         address.substr(begin + length);
+}
 
 absl::Status ParsePortRange(const std::string& text, ListenSpec* spec) {
   uint16_t first = 0;

@@ -163,6 +163,12 @@ class Transport {
 // over the network. An empty string when there is none.
 std::string SelectAddress(const std::string& addresses, bool same_host);
 
+// The host in an address of a network transport, without brackets; "" when it has none. For callers
+// that must not wait for name servers: Connect takes literal addresses without.
+std::string HostOf(const std::string& address);
+// The same address with another host.
+std::string WithHost(const std::string& address, const std::string& host);
+
 }  // namespace talweg::transport
 
 #endif  // TALWEG_LIBS_TRANSPORT_TRANSPORT_H_

@@ -73,9 +73,15 @@ absl::Status Agent::Open() {
   memory_ =
       std::make_unique<TensorMemory>(config_.rank_count, rank_server_.get(), transport_.get());
   if (transport_ != nullptr) {
-    data_plane_ = std::make_unique<DataPlane>(DataPlane::Options{host_id_, config_.local_transport},
-                                              transport_.get(), memory_.get(), &timeline_, &clock_,
-                                              static_cast<PeerEvents*>(this));
+    data_plane_ = std::make_unique<DataPlane>(
+        DataPlane::Options{
+            .host_id = host_id_,
+            .local_transport = config_.local_transport,
+            .host_found =
+                [this](ConnectionId connection, absl::StatusOr<std::string> literal) {
+                  mailbox_->Post(HostFound{connection, std::move(literal)});
+                }},
+        transport_.get(), memory_.get(), &timeline_, &clock_, static_cast<PeerEvents*>(this));
   }
   desk_ = std::make_unique<RankDesk>(config_.rank_count, config_.job, rank_server_.get(),
                                      memory_.get(), static_cast<RankEvents*>(this));
@@ -170,7 +176,11 @@ void Agent::Start() {
     return;
   }
   scheduler_ = std::make_unique<rpc::SchedulerClient>(
-      rpc::SchedulerLinkOptions{.address = config_.scheduler, .seed = options_.incarnation.value()},
+      rpc::SchedulerLinkOptions{
+          .address = config_.scheduler,
+          .join_timeout_ns = std::min(rpc::SchedulerLinkOptions{}.join_timeout_ns,
+                                      static_cast<int64_t>(config_.join_timeout_ms) * 1'000'000),
+          .seed = options_.incarnation.value()},
       [this](rpc::MemberEvent event) { mailbox_->Post(std::move(event)); });
   membership::JobSpec spec;
   spec.min_members = config_.min_members;

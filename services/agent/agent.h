@@ -78,8 +78,12 @@ class Agent final : private Poller, private PeerEvents, private RankEvents {
   struct TraceRequested {
     rpc::Done<v1::GetTraceResponse> done;
   };
+  struct HostFound {
+    ConnectionId connection;
+    absl::StatusOr<std::string> literal;
+  };
   using Mail = std::variant<rpc::MemberEvent, StopRequested, StatusRequested, SetTraceRequested,
-                            TraceRequested>;
+                            TraceRequested, HostFound>;
 
   explicit Agent(AgentOptions options);
   absl::Status Open();

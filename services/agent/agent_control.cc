@@ -26,6 +26,8 @@ void Agent::OnMail(Mail mail) {
         using M = std::decay_t<decltype(m)>;
         if constexpr (std::is_same_v<M, rpc::MemberEvent>) {
           OnMemberEvent(m);
+        } else if constexpr (std::is_same_v<M, HostFound>) {
+          if (data_plane_ != nullptr) data_plane_->OnHostFound(m.connection, m.literal);
         } else if constexpr (std::is_same_v<M, StopRequested>) {
           OnStop(m.why);
         } else if constexpr (std::is_same_v<M, StatusRequested>) {

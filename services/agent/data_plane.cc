@@ -41,19 +41,44 @@ void DataPlane::Do(const pipeline::Connect& effect) {
                                                          effect.data_address + "'");
     return;
   }
-  const absl::StatusOr<ConnectionId> connection = transport_->Connect(address);
-  if (!connection.ok()) {
-    failed_connects_.emplace_back(effect.connection, StatusText(connection.status()));
+  const std::string host = transport::HostOf(address);
+  if (host.empty() || IsLiteralAddress(host)) {
+    ConnectTo(effect.connection, address);
     return;
   }
-  Peer peer{.transport_id = *connection};
+  looked_up_[effect.connection] = address;
+  lookup_.Start(host, [this, connection = effect.connection](absl::StatusOr<std::string> literal) {
+    options_.host_found(connection, std::move(literal));
+  });
+}
+
+void DataPlane::OnHostFound(ConnectionId connection, const absl::StatusOr<std::string>& literal) {
+  const auto wanted = looked_up_.find(connection);
+  if (wanted == looked_up_.end()) return;  // Closed meanwhile.
+  const std::string address = std::move(wanted->second);
+  looked_up_.erase(wanted);
+  if (literal.ok()) {
+    ConnectTo(connection, transport::WithHost(address, *literal));
+  } else {
+    events_->OnPeerDisconnected(connection, std::string(literal.status().message()));
+  }
+}
+
+void DataPlane::ConnectTo(ConnectionId connection, const std::string& address) {
+  const absl::StatusOr<ConnectionId> transport_id = transport_->Connect(address);
+  if (!transport_id.ok()) {
+    failed_connects_.emplace_back(connection, StatusText(transport_id.status()));
+    return;
+  }
+  Peer peer{.transport_id = *transport_id};
   peer.traffic.transport = address.substr(0, address.find("://"));
   if (address.starts_with("local")) peer.traffic.transport = "local";
-  peers_[effect.connection] = peer;
-  core_names_[*connection] = effect.connection;
+  peers_[connection] = peer;
+  core_names_[*transport_id] = connection;
 }
 
 void DataPlane::Do(const pipeline::Close& effect) {
+  if (looked_up_.erase(effect.connection) > 0) return;
   const auto it = peers_.find(effect.connection);
   if (it == peers_.end()) {
     std::erase_if(failed_connects_,
@@ -74,6 +99,7 @@ void DataPlane::CloseAll() {
   for (const auto& [name, peer] : peers_) transport_->Close(peer.transport_id);
   peers_.clear();
   core_names_.clear();
+  looked_up_.clear();
 }
 
 bool DataPlane::Drained() const {

@@ -2,7 +2,10 @@
 #ifndef TALWEG_SERVICES_AGENT_DATA_PLANE_H_
 #define TALWEG_SERVICES_AGENT_DATA_PLANE_H_
 
+#include <absl/status/statusor.h>
+
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -10,6 +13,7 @@
 
 #include "libs/pipeline/effects.h"
 #include "libs/runtime/clock.h"
+#include "libs/runtime/host_lookup.h"
 #include "libs/transport/transport.h"
 #include "libs/wire/frames.h"
 #include "services/agent/tensor_memory.h"
@@ -34,6 +38,8 @@ class DataPlane final : public transport::EventSink {
   struct Options {
     std::string host_id;
     bool local_transport = true;  // Whether an aggregator on this host is reached through memory.
+    // Called on another thread; takes both to OnHostFound on the owner's.
+    std::function<void(ConnectionId, absl::StatusOr<std::string>)> host_found;
   };
 
   // All outlive it.
@@ -46,6 +52,9 @@ class DataPlane final : public transport::EventSink {
   void Do(const pipeline::Close& effect);
   void Do(pipeline::Send& effect);
   void Do(const pipeline::WriteSlice& effect);
+
+  // The host's name of an aggregator's address has become a literal one, or not.
+  void OnHostFound(ConnectionId connection, const absl::StatusOr<std::string>& literal);
 
   // Nothing that was posted is still waiting to leave.
   bool Drained() const;
@@ -75,6 +84,7 @@ class DataPlane final : public transport::EventSink {
     Traffic traffic;
   };
 
+  void ConnectTo(ConnectionId connection, const std::string& address);
   template <typename Entry>
   void PostEntries(const pipeline::Send& send, std::vector<Entry>& entries);
   void PostFrame(ConnectionId connection, std::vector<std::byte> frame);
@@ -90,6 +100,8 @@ class DataPlane final : public transport::EventSink {
   std::unordered_map<ConnectionId, Peer> peers_;               // By the core's name.
   std::unordered_map<ConnectionId, ConnectionId> core_names_;  // By the transport's.
   std::vector<std::pair<ConnectionId, std::string>> failed_connects_;
+  std::unordered_map<ConnectionId, std::string> looked_up_;  // Addresses of unfinished Connects.
+  HostLookup lookup_;
   uint64_t bytes_sent_ = 0;
   uint64_t bytes_received_ = 0;
   uint64_t bad_frames_ = 0;

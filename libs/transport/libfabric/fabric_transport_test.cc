@@ -296,6 +296,17 @@ TEST_CASE("Fabric: the address of the process that had this port before is refus
   CHECK(reason.find(address.substr(0, address.rfind(':'))) != std::string::npos);
 }
 
+TEST_CASE("Transport: the host of an address", "[transport]") {
+  CHECK(HostOf("fi:tcp://node-3.example:20000/abc") == "node-3.example");
+  CHECK(HostOf("fi:tcp://[fe80::1%eth0]:20000") == "fe80::1%eth0");
+  for (const char* other : {"local:/tmp/x", "", "fi:tcp://", "fi:tcp://[::1", "fi:tcp://host"}) {
+    CHECK(HostOf(other) == "");
+    CHECK(WithHost(other, "10.0.0.1") == other);
+  }
+  CHECK(WithHost("fi:tcp://node-3:20000/abc", "10.0.0.1") == "fi:tcp://10.0.0.1:20000/abc");
+  CHECK(WithHost("fi:tcp://node-3:20000/abc", "::1") == "fi:tcp://[::1]:20000/abc");
+}
+
 TEST_CASE("Fabric: a region of no bytes is refused", "[transport]") {
   MonotonicClock clock;
   CHECK_FALSE(NewTcp(&clock)->Register({}).ok());

@@ -179,7 +179,7 @@ std::string JobText(const StatusFacts& facts, const GetJobResponse& job) {
     if (names.empty()) continue;
     absl::StrAppend(&text, "  not used: ", absl::StrJoin(names, ", "),
                     enters_next_view ? " (registered after the job began; its next view has them)"
-                                     : " (beside members; others' links carry everything)",
+                                     : " (beside members; the links of the rest carry all)",
                     "\n");
   }
   if (job.quiesce_id() != 0) {

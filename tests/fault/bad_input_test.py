@@ -28,7 +28,7 @@ def _start_agent_alone(scheduler: str) -> subprocess.CompletedProcess[str]:
             "agent",
             f"--scheduler={scheduler}",
             f"--socket_path={directory}/agent.sock",
-            "--join_timeout_ms=2000",
+            "--join_timeout_ms=1000",
         )
 
 
@@ -67,13 +67,26 @@ class BadInputTest(unittest.TestCase):
         self.assertIn(address, done.stderr)
 
     def test_port_taken(self) -> None:
-        with socket.socket() as taken:
+        with socket.socket() as taken, tempfile.TemporaryDirectory(dir="/tmp") as directory:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             address = f"127.0.0.1:{taken.getsockname()[1]}"
-            done = _start_alone("scheduler", f"--listen={address}", "--in_memory")
-        self.assertNotEqual(done.returncode, 0)
-        self.assertIn(address.rpartition(":")[2], done.stderr)
+            nobody = ["--scheduler=127.0.0.1:1"]
+            for service, *options in (
+                ("scheduler", f"--listen={address}", "--in_memory"),
+                ("aggregator", f"--listen={address}", *nobody),
+                ("aggregator", f"--admin_listen={address}", *nobody),
+                (
+                    "agent",
+                    f"--admin_listen={address}",
+                    "--standalone",
+                    f"--socket_path={directory}/s",
+                ),
+            ):
+                with self.subTest(service, option=options[0]):
+                    done = _start_alone(service, *options)
+                    self.assertNotEqual(done.returncode, 0)
+                    self.assertIn(address.rpartition(":")[2], done.stderr)
 
     def test_options(self) -> None:
         for option, wanted in (
@@ -98,6 +111,21 @@ class BadInputTest(unittest.TestCase):
             self.assertIn("1", line)
             self.assertNotEqual(second.process.wait(DEADLINE_S), 0)
             first.wait_for("step ")  # Nobody else is disturbed.
+
+    def test_an_aggregator_whose_name_does_not_resolve(self) -> None:
+        with Cluster() as cluster:
+            scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
+            cluster.aggregator(scheduler, "a0", ["--advertise=no-such-host.invalid"])
+            shape = [f"--scheduler={scheduler}", "--min_members=2", "--max_members=2"]
+            limits = ["--nolocal_transport", "--unreachable_ms=1000"]
+            ranks = []
+            for node in range(2):
+                agent = cluster.agent(node, [*shape, *limits, f"--node_rank={node}"])
+                ranks.append(cluster.rank(agent, "steady.py"))
+            for rank in ranks:
+                line = rank.wait_for("JobFailed")
+                self.assertIn("'no-such-host.invalid' does not resolve", line)
+                self.assertNotEqual(rank.process.wait(DEADLINE_S), 0)
 
     def test_ranks_that_disagree_on_a_tensor(self) -> None:
         with Cluster() as cluster:

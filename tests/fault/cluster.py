@@ -172,12 +172,15 @@ class Job:
         program: str = "steady.py",
         store: Path | None = None,
         scheduler_options: Sequence[str] = (),
+        aggregator_options: Sequence[str] = (),
         agent_options: Sequence[str] = (),
     ) -> None:
         self.store_options = [f"--store_path={store}"] if store else ["--in_memory"]
         self.scheduler = cluster.scheduler([*self.store_options, *scheduler_options])
         address = self.scheduler.addresses["listen"]
-        self.aggregators = [cluster.aggregator(address, f"a{i}") for i in range(aggregators)]
+        self.aggregators = [
+            cluster.aggregator(address, f"a{i}", aggregator_options) for i in range(aggregators)
+        ]
         self.agents = []
         self.ranks: list[list[Rank]] = []
         for node, count in enumerate(nodes):

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SIGTERM at any moment of a daemon's life, and as often as one likes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from cluster import DEADLINE_S, RUNFILES, Cluster, Job
+
+
+class SignalsTest(unittest.TestCase):
+    def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory(prefix="talweg.", dir="/tmp")
+        self.addCleanup(directory.cleanup)
+        self.directory = Path(directory.name)
+        self.socket = self.directory / "agent.sock"
+        # None of them has anybody to wait for.
+        self.lines = {
+            "scheduler": ["--listen=127.0.0.1:0", f"--store_path={self.directory}/store"],
+            "aggregator": ["--scheduler=127.0.0.1:1", "--name=a"],
+            "agent": ["--standalone", f"--socket_path={self.socket}"],
+        }
+
+    def _start(self, service: str) -> tuple[subprocess.Popen[bytes], Path]:
+        ready = self.directory / f"{service}.ready"
+        ready.unlink(missing_ok=True)
+        binary = RUNFILES / "services" / service / f"talweg-{service}"
+        process = subprocess.Popen(
+            [str(binary), f"--ready_file={ready}", "--log_level=off", *self.lines[service]],
+            stdin=subprocess.DEVNULL,
+        )
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process, ready
+
+    def test_while_it_starts(self) -> None:
+        # Whatever the moments turn out to be: before its first lines, with half of it open, at work.
+        for service in self.lines:
+            for wait_s in (0, 0.003, 0.006, 0.01, 0.02, 0.04, 0.08):
+                process, ready = self._start(service)
+                time.sleep(wait_s)
+                process.terminate()
+                status = process.wait(DEADLINE_S)
+                with self.subTest(service, wait_s=wait_s):
+                    # With nothing open yet the signal ends it, or a library of libfabric's does (with
+                    # 1), which handles it from the moment it is loaded until main().
+                    self.assertIn(status, (0, 1, -signal.SIGTERM))
+                    if ready.exists():
+                        self.assertEqual(status, 0)
+                    self.assertFalse(self.socket.exists())
+
+    def test_until_it_is_gone(self) -> None:
+        for service in self.lines:
+            process, ready = self._start(service)
+            while not ready.exists():
+                self.assertIsNone(process.poll())
+                os.sched_yield()
+            # No moment of its end is without a signal.
+            while process.poll() is None:
+                process.terminate()
+            with self.subTest(service):
+                self.assertEqual(process.returncode, 0)
+                self.assertFalse(self.socket.exists())
+
+    def test_an_aggregator_says_that_it_leaves(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, nodes=(1, 1), aggregator_options=["--drain_timeout_ms=500"])
+            leaver = job.aggregators[0]
+            leaver.process.terminate()
+            for rank in job.all_ranks():
+                line = rank.wait_for("error ")
+                self.assertRegex(line, "error JobFailed: .*aggregator a0 .*SIGTERM")
+            self.assertEqual(leaver.process.wait(DEADLINE_S), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

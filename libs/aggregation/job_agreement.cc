@@ -94,7 +94,7 @@ bool Job::PlaceTensor(Tensor& tensor, Effects& out) {
                        " of the " + FormatBytes(config_.memory_bytes_max) + " that a job may have"
                  : "and " + FormatBytes(budget_->used_bytes()) + " of its " +
                        FormatBytes(budget_->limit_bytes()) + " are taken") +
-            ": raise the aggregator's memory budget, or add aggregators",
+            ": raise the aggregator's memory_bytes_max, or add aggregators",
         out);
     return false;
   }

@@ -11,8 +11,9 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from collections.abc import Sequence
 
-from cluster import DEADLINE_S, PROGRAMS, RUNFILES, Cluster, Job
+from cluster import DEADLINE_S, PROGRAMS, RUNFILES, Cluster, Job, Rank
 
 
 def _start_alone(service: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -97,6 +98,15 @@ class BadInputTest(unittest.TestCase):
             done = _start_alone("scheduler", option)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(wanted, done.stderr)
+            tool = str(RUNFILES / "clients" / "cli" / "talweg")
+            same = subprocess.run(
+                [tool, "scheduler", option],
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE_S,
+                check=False,
+            )
+            self.assertEqual((same.returncode, same.stderr), (done.returncode, done.stderr))
 
     def test_more_ranks_than_declared_and_one_taken_twice(self) -> None:
         with Cluster() as cluster:
@@ -114,18 +124,46 @@ class BadInputTest(unittest.TestCase):
 
     def test_an_aggregator_whose_name_does_not_resolve(self) -> None:
         with Cluster() as cluster:
-            scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
-            cluster.aggregator(scheduler, "a0", ["--advertise=no-such-host.invalid"])
-            shape = [f"--scheduler={scheduler}", "--min_members=2", "--max_members=2"]
-            limits = ["--nolocal_transport", "--unreachable_ms=1000"]
-            ranks = []
-            for node in range(2):
-                agent = cluster.agent(node, [*shape, *limits, f"--node_rank={node}"])
-                ranks.append(cluster.rank(agent, "steady.py"))
-            for rank in ranks:
+            for rank in self._two_ranks(
+                cluster,
+                ["--advertise=no-such-host.invalid"],
+                ["--nolocal_transport", "--unreachable_ms=1000"],
+            ):
                 line = rank.wait_for("JobFailed")
                 self.assertIn("'no-such-host.invalid' does not resolve", line)
                 self.assertNotEqual(rank.process.wait(DEADLINE_S), 0)
+
+    def _two_ranks(
+        self, cluster: Cluster, aggregator_options: Sequence[str], agent_options: Sequence[str]
+    ) -> list[Rank]:
+        """Of steady.py, one a node, over one aggregator."""
+        scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
+        cluster.aggregator(scheduler, "a0", aggregator_options)
+        shape = [f"--scheduler={scheduler}", "--min_members=2", "--max_members=2"]
+        agents = [
+            cluster.agent(node, [*shape, *agent_options, f"--node_rank={node}"])
+            for node in range(2)
+        ]
+        return [cluster.rank(agent, "steady.py") for agent in agents]
+
+    def test_more_tensors_than_an_aggregator_may_hold(self) -> None:
+        with Cluster() as cluster:
+            for rank in self._two_ranks(cluster, ["--memory_bytes_max=1MiB"], []):
+                line = rank.wait_for("error ")
+                self.assertIn("error OutOfMemory: ", line)
+                self.assertIn("'large'", line)
+                self.assertIn("1 MiB", line)
+                self.assertIn("memory_bytes_max", line)
+                self.assertEqual(rank.process.wait(DEADLINE_S), 3)
+
+    def test_more_tensors_than_an_agent_may_hold(self) -> None:
+        with Cluster() as cluster:
+            agent = cluster.agent(0, ["--standalone", "--arena_bytes_max=1MiB"])
+            rank = cluster.rank(agent, "steady.py")
+            line = rank.wait_for("error ")
+            self.assertIn("error OutOfMemory: ", line)
+            self.assertIn("arena_bytes_max", line)
+            self.assertEqual(rank.process.wait(DEADLINE_S), 3)
 
     def test_ranks_that_disagree_on_a_tensor(self) -> None:
         with Cluster() as cluster:

@@ -76,7 +76,7 @@ class KillTest(unittest.TestCase):
             job = Job(
                 cluster,
                 nodes=(1, 1),
-                scheduler_options=["--lease_ms=1h"],
+                scheduler_options=["--lease_ms=60min"],
                 agent_options=["--nolocal_transport", "--silence_ms=6s", "--unreachable_ms=1000"],
             )
             cluster.stop(job.aggregators[0].process)

@@ -138,7 +138,7 @@ class SeparateHostsTest(unittest.TestCase):
             network = hosts.network
             second = "10.78.0.1"
             network.shell(
-                "a", f"ip link add second type dummy; ip address add {second}/32 dev second"
+                "a", f"ip link add second type bridge; ip address add {second}/32 dev second"
             )
             network.shell("a", "ip link set second up")
             network.shell("server", f"ip route add {second}/32 via {network.address('a')}")

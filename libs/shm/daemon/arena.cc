@@ -19,7 +19,7 @@ Outcome<Arena::Buffer> Arena::Allocate(uint64_t bytes) {
     return Failure{RankStatus::kOutOfMemory,
                    config_.owner + ": " + FormatBytes(bytes) + " more would pass the limit of " +
                        FormatBytes(config_.bytes_max) + ", of which " + FormatBytes(used_) +
-                       " are used; raise the agent's limit or declare less"};
+                       " are used; raise the agent's arena_bytes_max, or declare less"};
   }
   const uint64_t rounded = RoundUp(bytes, kCacheLineBytes);
   if (parts_.empty() || parts_.back().segment.bytes - parts_.back().used < rounded) {

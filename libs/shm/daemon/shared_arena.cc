@@ -22,7 +22,8 @@ Outcome<SharedPlace> SharedPlan::Place(uint64_t tensor_bytes) {
     return Failure{RankStatus::kOutOfMemory,
                    "contributions of each local rank: two buffers of " + FormatBytes(tensor_bytes) +
                        " more would pass the limit of " + FormatBytes(bytes_max_) + ", of which " +
-                       FormatBytes(used_) + " are used; raise the agent's limit or declare less"};
+                       FormatBytes(used_) +
+                       " are used; raise the agent's arena_bytes_max, or declare less"};
   }
   if (parts_.empty() || parts_.back().bytes - parts_.back().used < bytes) {
     if (parts_.size() == kPartsMax) {

@@ -352,7 +352,7 @@ Answer Membership::OnReportLost(JobId job_id, MemberIdentity id, Epoch held, con
     if (rank != nullptr || (peer != nullptr && peer->id == id)) {
       const std::string why =
           (rank != nullptr ? "reports that rank " + std::to_string(rank->rank.value()) + " has died"
-                           : "cannot go on") +
+                           : "gives up") +
           seen;
       if (job->state == JobState::kRunning && job->spec.loss_policy == LossPolicy::kFailJob &&
           !job->Pending(*member)) {

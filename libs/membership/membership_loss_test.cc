@@ -77,7 +77,7 @@ TEST_CASE("Membership: a member that cannot go on says so itself", "[membership]
   for (const MemberIdentity id : {Id(0, 10), Id(1, 11)}) {
     REQUIRE(f.Told<JobFailed>(id).size() == 1);
     CHECK(Contains(f.Told<JobFailed>(id)[0].text,
-                   "agent of node 1 (host-1, incarnation b) cannot go on: no way to a0"));
+                   "agent of node 1 (host-1, incarnation b) gives up: no way to a0"));
   }
 }
 

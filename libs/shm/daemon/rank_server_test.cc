@@ -192,8 +192,8 @@ class RawRank {
   }
 
   // A hello and what comes of it: the control segment mapped.
-  void Join() {
-    Send({.body = Hello{.client_name = "raw"}});
+  void Join(uint16_t minor = kProtocolMinor) {
+    Send({.body = Hello{.minor = minor, .client_name = "raw"}});
     const Message* message = Receive();
     REQUIRE(message != nullptr);
     const auto* welcome = std::get_if<Welcome>(&message->body);
@@ -404,6 +404,15 @@ TEST_CASE_METHOD(Fixture, "Strangers are told why and dropped; ranks go on") {
   Settle();
   CHECK(sink.pushes == std::vector<std::pair<uint32_t, uint64_t>>{{0, 1}});
   CHECK(sink.gone.empty());
+}
+
+TEST_CASE_METHOD(Fixture, "A rank of another minor version is served like all others") {
+  RawRank newer(*this);
+  newer.Join(kProtocolMinor + 7);
+  newer.Declare("t");
+  newer.Push(0, 1);
+  Settle();
+  CHECK(sink.pushes == std::vector<std::pair<uint32_t, uint64_t>>{{0, 1}});
 }
 
 TEST_CASE_METHOD(Fixture, "Garbage in a ring ends that rank only, and says what it was") {

@@ -134,9 +134,13 @@ class BadInputTest(unittest.TestCase):
                 self.assertNotEqual(rank.process.wait(DEADLINE_S), 0)
 
     def _two_ranks(
-        self, cluster: Cluster, aggregator_options: Sequence[str], agent_options: Sequence[str]
+        self,
+        cluster: Cluster,
+        aggregator_options: Sequence[str] = (),
+        agent_options: Sequence[str] = (),
+        program: str = "steady.py",
     ) -> list[Rank]:
-        """Of steady.py, one a node, over one aggregator."""
+        """One a node, over one aggregator."""
         scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
         cluster.aggregator(scheduler, "a0", aggregator_options)
         shape = [f"--scheduler={scheduler}", "--min_members=2", "--max_members=2"]
@@ -144,11 +148,11 @@ class BadInputTest(unittest.TestCase):
             cluster.agent(node, [*shape, *agent_options, f"--node_rank={node}"])
             for node in range(2)
         ]
-        return [cluster.rank(agent, "steady.py") for agent in agents]
+        return [cluster.rank(agent, program) for agent in agents]
 
     def test_more_tensors_than_an_aggregator_may_hold(self) -> None:
         with Cluster() as cluster:
-            for rank in self._two_ranks(cluster, ["--memory_bytes_max=1MiB"], []):
+            for rank in self._two_ranks(cluster, ["--memory_bytes_max=1MiB"]):
                 line = rank.wait_for("error ")
                 self.assertIn("error OutOfMemory: ", line)
                 self.assertIn("'large'", line)
@@ -168,13 +172,20 @@ class BadInputTest(unittest.TestCase):
     def test_ranks_that_disagree_on_a_tensor(self) -> None:
         with Cluster() as cluster:
             agent = cluster.agent(0, ["--standalone", "--rank_count=2"])
-            ranks = [cluster.rank(agent, "disagree.py") for _ in range(2)]
-            for rank in ranks:
-                line = rank.wait_for("error Mismatch")
-                self.assertIn("disputed", line)
-                self.assertIn("f32[100]", line)
-                self.assertIn("f32[200]", line)
-                self.assertEqual(rank.process.wait(DEADLINE_S), 0)
+            self._check_disagreement([cluster.rank(agent, "disagree.py") for _ in range(2)])
+
+    def test_nodes_that_disagree_on_a_tensor(self) -> None:
+        with Cluster() as cluster:
+            self._check_disagreement(self._two_ranks(cluster, program="disagree.py"))
+
+    def _check_disagreement(self, ranks: Sequence[Rank]) -> None:
+        for rank in ranks:
+            line = rank.wait_for("error Mismatch")
+            self.assertIn("disputed", line)
+            self.assertRegex(line, r"rank 0 .*f32\[100\]")
+            self.assertRegex(line, r"rank 1 .*f32\[200\]")
+        for rank in ranks:
+            self.assertEqual(rank.process.wait(DEADLINE_S), 0)
 
     def test_garbage_on_every_port_and_socket(self) -> None:
         rng = random.Random(1)

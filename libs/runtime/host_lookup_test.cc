@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/runtime/host_lookup.h"
 
-#include <catch2/catch.hpp>
 #include <future>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <catch2/catch.hpp>
 
 namespace talweg {
 namespace {

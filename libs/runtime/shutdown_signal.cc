@@ -23,6 +23,13 @@ sigset_t ShutdownSignals() {
   return signals;
 }
 
+// Sanitizers report from theirs.
+void ForgetHandlersOfCrashes() {
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  for (const int crash : {SIGSEGV, SIGBUS, SIGILL, SIGABRT, SIGFPE}) signal(crash, SIG_DFL);
+#endif
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShutdownSignal>> ShutdownSignal::Create() {
@@ -33,6 +40,7 @@ absl::StatusOr<std::unique_ptr<ShutdownSignal>> ShutdownSignal::Create() {
   }
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  ForgetHandlersOfCrashes();
   return std::unique_ptr<ShutdownSignal>(new ShutdownSignal(std::move(descriptor)));
 }
 

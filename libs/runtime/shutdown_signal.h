@@ -18,7 +18,9 @@ namespace talweg {
 // there is nothing yet that an end would leave behind: it blocks them for the calling thread and
 // all that it starts afterwards, for good. One that comes before Watch is told then; one that comes
 // after the last event ends nothing, be the process in the middle of its last steps or of its exit.
-// SIGPIPE is ignored from then on: a peer that went away is an error of the write.
+// SIGPIPE is ignored from then on: a peer that went away is an error of the write. And a crash is a
+// crash again: libraries that libfabric brings along (PSM) print, and exit with 1, where the system
+// would tell whoever waits for the process which signal it was, and keep a core.
 class ShutdownSignal {
  public:
   static absl::StatusOr<std::unique_ptr<ShutdownSignal>> Create();

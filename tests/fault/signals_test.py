@@ -42,7 +42,7 @@ class SignalsTest(unittest.TestCase):
     def test_while_it_starts(self) -> None:
         # Whatever the moments turn out to be: before its first lines, with half of it open, at work.
         for service in self.lines:
-            for wait_s in (0, 0.003, 0.006, 0.01, 0.02, 0.04, 0.08):
+            for wait_s in (0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.3):
                 process, ready = self._start(service)
                 time.sleep(wait_s)
                 process.terminate()
@@ -67,6 +67,19 @@ class SignalsTest(unittest.TestCase):
             with self.subTest(service):
                 self.assertEqual(process.returncode, 0)
                 self.assertFalse(self.socket.exists())
+
+    def test_a_crash_is_one_for_whoever_waits(self) -> None:
+        if os.environ.get("TALWEG_SANITIZER"):
+            self.skipTest("sanitizers report crashes in their own way")
+        for service in self.lines:
+            process, ready = self._start(service)
+            while not ready.exists():
+                self.assertIsNone(process.poll())
+                os.sched_yield()
+            process.send_signal(signal.SIGSEGV)
+            with self.subTest(service):
+                self.assertEqual(process.wait(DEADLINE_S), -signal.SIGSEGV)
+            self.socket.unlink(missing_ok=True)
 
     def test_an_aggregator_says_that_it_leaves(self) -> None:
         with Cluster() as cluster:

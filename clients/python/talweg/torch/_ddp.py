@@ -4,6 +4,7 @@
 # No `from __future__ import annotations` here: DistributedDataParallel compares a hook's annotations
 # with the types themselves.
 
+import os
 import queue
 import threading
 from typing import Any, Optional
@@ -17,24 +18,68 @@ from talweg.torch._tensors import finish, start
 
 
 class _Completer:
-    """One thread that waits for rounds, in the order they were started, and fulfils futures."""
+    """Takes rounds, in the order they were started, and fulfils their futures.
+
+    Where CPUs are left over, a thread does it beside backward. Where every CPU has a rank that
+    computes it would only be in their way, so backward's own thread does it when backward ends:
+    as a callback of the autograd engine, queued before the one in which DistributedDataParallel
+    waits for the futures. That order holds for buckets that a gradient completes; others (of
+    parameters that were not used, or of the first pass over a static graph) are the thread's.
+    """
 
     def __init__(self, client: Client) -> None:
-        self._client = client
+        self.client = client
+        self._has_thread = cpus_are_left(client)
+        self._pending: dict[str, tuple[Handle, torch.futures.Future]] = {}
         self._queue: queue.SimpleQueue[tuple[Handle, torch.futures.Future]] = queue.SimpleQueue()
-        thread = threading.Thread(target=self._run, name="talweg-ddp", daemon=True)
-        thread.start()
+        self._thread: Optional[threading.Thread] = None
 
-    def put(self, handle: Handle, future: torch.futures.Future[torch.Tensor]) -> None:
+    def start(self, name: str, tensor: torch.Tensor, priority: int) -> torch.futures.Future:
+        if name in self._pending:  # Its backward has failed.
+            self._take(name)
+        handle = start(self.client, tensor, tensor, Op.AVERAGE, name, priority)
+        future: torch.futures.Future = torch.futures.Future()
+        if self._has_thread or not _in_autograd_node():
+            self._hand_over(handle, future)
+        else:
+            self._pending[name] = (handle, future)
+            # Each, because with nested backward passes each has an end of its own.
+            torch.autograd.Variable._execution_engine.queue_callback(self._take_all)
+        return future
+
+    def _take_all(self) -> None:
+        for name in list(self._pending):
+            self._take(name)
+
+    def _take(self, name: str) -> None:
+        self._fulfil(*self._pending.pop(name))
+
+    def _fulfil(self, handle: Handle, future: torch.futures.Future) -> None:
+        try:
+            future.set_result(finish(self.client, handle))
+        except Exception as error:  # The trainer's thread raises it from backward().
+            future.set_exception(error)
+
+    def _hand_over(self, handle: Handle, future: torch.futures.Future) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="talweg-ddp", daemon=True)
+            self._thread.start()
         self._queue.put((handle, future))
 
     def _run(self) -> None:
         while True:
-            handle, future = self._queue.get()
-            try:
-                future.set_result(finish(self._client, handle))
-            except Exception as error:  # The trainer's thread raises it from backward().
-                future.set_exception(error)
+            self._fulfil(*self._queue.get())
+
+
+def cpus_are_left(client: Client) -> bool:
+    """Whether each rank of the node has a CPU beside the one that its backward computes on."""
+    return len(os.sched_getaffinity(0)) >= 2 * client.local_size
+
+
+def _in_autograd_node() -> bool:
+    # Older versions of torch lack it.
+    current = getattr(torch._C, "_current_autograd_node", None)
+    return current is not None and current() is not None
 
 
 _completer: Optional[_Completer] = None
@@ -44,7 +89,7 @@ _completer_lock = threading.Lock()
 def _shared_completer(client: Client) -> _Completer:
     global _completer
     with _completer_lock:
-        if _completer is None or _completer._client is not client:
+        if _completer is None or _completer.client is not client:
             _completer = _Completer(client)
         return _completer
 
@@ -58,12 +103,8 @@ def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     The process group must have the same ranks as the job. `state` names the model where a process
     has several (a str), else None.
     """
-    client = _client.current()
     tensor = bucket.buffer()
     # DDP cuts its buckets anew after the first step, so their sizes belong to their names.
     name = f"ddp.{state or 'model'}.{bucket.index()}.{tensor.numel()}.{tensor.dtype}"
     # Backward fills the last layers' buckets first; the first layers' are needed first.
-    handle = start(client, tensor, tensor, Op.AVERAGE, name, priority=bucket.index())
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    _shared_completer(client).put(handle, future)
-    return future
+    return _shared_completer(_client.current()).start(name, tensor, bucket.index())

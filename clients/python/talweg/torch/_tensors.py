@@ -79,7 +79,7 @@ def start(
         target.data_ptr(),
         priority,
         result=out if in_place else _CopyBack(target, out),
-        keep=(source, target),
+        keep=target,  # The source has been copied.
     )
 
 

@@ -211,6 +211,12 @@ class PrioritiesTest(unittest.TestCase):
         batch = Batch(3, 1.0, [9.0, 1.0, 2.0, 9.0, 3.0, 4.0], 0.0, [])
         self.assertEqual(priorities.without_first(batch), [1.0, 2.0, 3.0, 4.0])
 
+    def test_priorities_gain_what_lies_before_the_largest_layer(self) -> None:
+        profile = [("a", 3.0, 1.0), ("b", 1.0, 1.0)]
+        model: list[tuple[str, tuple[int, ...]]] = [("a.weight", (2, 2)), ("b.weight", (9,))]
+        self.assertAlmostEqual(priorities.largest_gain(profile, model, 0.25), 1.25 / 1.0625)
+        self.assertAlmostEqual(priorities.largest_gain(profile, model[:1], 0.25), 1.0)
+
 
 class KernelsTest(unittest.TestCase):
     def benchmark(self, name: str, speed: float, aggregate: str = "") -> dict[str, Any]:

@@ -116,9 +116,14 @@ def read_profile(path: Path) -> list[tuple[str, float, float]]:
     return rows
 
 
-def backward_bytes(tensors: Tensors) -> tuple[int, ...]:
+def share_of(elements: int, divisor: int) -> int:
+    """A `divisor`-th of a tensor's elements, at least one."""
+    return max(1, elements // divisor)
+
+
+def backward_bytes(tensors: Tensors, divisor: int = 1) -> tuple[int, ...]:
     """Bytes of the f32 gradients in the order in which backward makes them: the last layer's first."""
-    return tuple(4 * math.prod(shape) for _, shape in reversed(tensors))
+    return tuple(4 * share_of(math.prod(shape), divisor) for _, shape in reversed(tensors))
 
 
 def text(name: str) -> str:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank that replays a model's training steps: it sleeps where the model would compute elsewhere.
 
-    replay.py TENSORS.tsv PROFILE.tsv
+    replay.py TENSORS.tsv PROFILE.tsv [N]
+
+With N every tensor is an N-th as large.
 
 Orders (control.h) name the manner as dtype and the forward pass's microseconds as bytes:
 
@@ -12,6 +14,7 @@ Orders (control.h) name the manner as dtype and the forward pass's microseconds 
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -37,11 +40,12 @@ class Layer:
     under_way: list[talweg.Handle] = field(default_factory=list)
 
 
-def read_layers(tensors: Path, profile: Path) -> list[Layer]:
+def read_layers(tensors: Path, profile: Path, divisor: int) -> list[Layer]:
     layers = [Layer(*row) for row in models.read_profile(profile)]
     for name, shape in models.read(tensors.stem, tensors.parent):
         layer = next(layer for layer in layers if name.startswith(layer.name + "."))
-        layer.gradients.append((name, np.ones(shape, dtype=np.float32)))
+        count = models.share_of(math.prod(shape), divisor)
+        layer.gradients.append((name, np.ones(count, dtype=np.float32)))
     return layers
 
 
@@ -90,7 +94,8 @@ class Replay:
 
 def main() -> int:
     talweg.init()
-    replay = Replay(read_layers(Path(sys.argv[1]), Path(sys.argv[2])))
+    divisor = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+    replay = Replay(read_layers(Path(sys.argv[1]), Path(sys.argv[2]), divisor))
     Control(talweg.rank()).serve(replay.prepare, replay.step)
     replay.drain()
     talweg.shutdown()

@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "libs/status/status.h"
+#include "proto/grpc/health/v1/health.pb.h"
 
 namespace talweg::rpc {
 namespace {
@@ -149,6 +150,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
                                                       const std::vector<grpc::Service*>& services) {
   // Effective for servers built afterwards; both are safe to repeat.
   grpc::EnableDefaultHealthCheckService(true);
+  // Linked in, so that reflection can describe the service that the library answers.
+  ::grpc::health::v1::HealthCheckRequest::descriptor();
   if (options.port_max < options.port_min) {
     return absl::InvalidArgumentError("the port range " + std::to_string(options.port_min) +
                                       " to " + std::to_string(options.port_max) + " is empty");

@@ -74,6 +74,8 @@ class FabricConnection {
   void PostWrite(RegionSlice source, wire::RemoteRef target, uint64_t context);
   void PostFrame(std::vector<std::byte> frame);
   uint64_t pending_bytes() const { return pending_bytes_; }
+  // Nothing that was posted is unfinished.
+  bool idle() const { return posts_.empty(); }
 
   // Hands to the provider what it takes. Why it failed, if it has.
   absl::Status Advance();

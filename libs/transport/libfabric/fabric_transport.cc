@@ -600,7 +600,7 @@ void FabricTransport::BeatHearts(EventSink& sink, int64_t now_ns, int* work) {
         std::exchange(peer->heard, false) ? 0 : peer->silent_ns + options_.heartbeat_ns;
     if (options_.silence_ns > 0 && peer->silent_ns >= options_.silence_ns) {
       silent.push_back(peer);
-    } else if (peer->connection->pending_bytes() == 0) {
+    } else if (peer->connection->idle()) {
       peer->connection->PostFrame({});
       Advance(*peer);
     }

@@ -11,6 +11,7 @@
 #include "libs/base/random.h"
 #include "libs/runtime/clock.h"
 #include "libs/runtime/descriptor.h"
+#include "libs/runtime/manual_clock.h"
 #include "libs/transport/testing/harness.h"
 
 namespace talweg::transport {
@@ -170,25 +171,59 @@ TEST_CASE("Fabric: somebody who accepts and never answers is given up", "[transp
   CHECK(client.sink.disconnected[0].second.find("50 ms") != std::string::npos);
 }
 
-constexpr FabricOptions kQuickHearts = {.heartbeat_ns = 10'000'000, .silence_ns = 200'000'000};
+// A client whose time is the test's, connected to a server.
+struct Connected {
+  explicit Connected(const FabricOptions& options = {}) : client{NewTcp(&client_clock, options)} {
+    const auto listening = server.transport->Listen({});
+    REQUIRE(listening.ok());
+    address = *listening;
+    REQUIRE(client.transport->Connect(address).ok());
+    REQUIRE(PollUntil({&client, &server}, [&] {
+      return !server.sink.accepted.empty() && !client.sink.connected.empty();
+    }));
+  }
+
+  MonotonicClock clock;
+  ManualClock client_clock{1'000'000'000};
+  Endpoint client;
+  Endpoint server{NewTcp(&clock)};
+  std::string address;
+};
 
 TEST_CASE("Fabric: a peer that falls silent is given up, however little there was to say",
           "[transport]") {
-  MonotonicClock clock;
-  Endpoint client{NewTcp(&clock, kQuickHearts)};
-  Endpoint server{NewTcp(&clock)};
-  const auto address = server.transport->Listen({});
-  REQUIRE(address.ok());
-  const auto connection = client.transport->Connect(*address);
-  REQUIRE(connection.ok());
-  REQUIRE(PollUntil({&client, &server}, [&] { return !server.sink.accepted.empty(); }));
-  // From here on the server is as good as stopped: its kernel takes what comes, nobody answers.
-  REQUIRE(PollUntil({&client}, [&] { return !client.sink.disconnected.empty(); }));
-  const std::string& reason = client.sink.disconnected[0].second;
+  // The server is as good as stopped: its kernel takes what comes, and nobody polls.
+  Connected f({.silence_ns = 12'000'000'000});
+  for (int heartbeats = 1; f.client.sink.disconnected.empty(); ++heartbeats) {
+    REQUIRE(heartbeats <= 8);
+    f.client_clock.Advance(2'000'000'000);
+    f.client.Poll();
+    if (heartbeats <= 5) REQUIRE(f.client.sink.disconnected.empty());
+  }
+  const std::string& reason = f.client.sink.disconnected[0].second;
   INFO(reason);
-  CHECK(reason.find("was silent for 200 ms") != std::string::npos);
-  CHECK(reason.find(address->substr(0, address->rfind('/'))) != std::string::npos);
+  CHECK(reason.find("was silent for 12000 ms") != std::string::npos);
+  CHECK(reason.find(f.address.substr(0, f.address.rfind('/'))) != std::string::npos);
 }
+
+TEST_CASE("Fabric: a silence may be no end", "[transport]") {
+  Connected f({.silence_ns = 0});
+  for (int i = 0; i < 100; ++i) {
+    f.client_clock.Advance(2'000'000'000);
+    f.client.Poll();
+  }
+  CHECK(f.client.sink.disconnected.empty());
+}
+
+TEST_CASE("Fabric: a process that was stopped itself blames nobody for its silence",
+          "[transport]") {
+  Connected f;
+  f.client_clock.Advance(600'000'000'000);
+  f.client.Poll();
+  CHECK(f.client.sink.disconnected.empty());
+}
+
+constexpr FabricOptions kQuickHearts = {.heartbeat_ns = 10'000'000, .silence_ns = 200'000'000};
 
 TEST_CASE("Fabric: a connection with nothing to carry stands", "[transport]") {
   MonotonicClock clock;

@@ -60,7 +60,7 @@ class KillTest(unittest.TestCase):
 
     def test_an_aggregator_when_nobody_can_say_so(self) -> None:
         with Cluster() as cluster:
-            job = Job(cluster, nodes=(1, 1), agent_options=["--unreachable_ms=1000"])
+            job = Job(cluster, nodes=(1, 1), agent_options=["--unreachable_ms=5s"])
             job.scheduler.kill()
             for rank in job.all_ranks():
                 for _ in range(20):
@@ -77,7 +77,7 @@ class KillTest(unittest.TestCase):
                 cluster,
                 nodes=(1, 1),
                 scheduler_options=["--lease_ms=60min"],
-                agent_options=["--nolocal_transport", "--silence_ms=6s", "--unreachable_ms=1000"],
+                agent_options=["--nolocal_transport", "--silence_ms=6s", "--unreachable_ms=5s"],
             )
             cluster.stop(job.aggregators[0].process)
             for rank in job.all_ranks():

@@ -31,7 +31,7 @@ using google::protobuf::Message;
 
 constexpr auto kPatience = std::chrono::seconds(60);
 // A watch may have nothing to say.
-constexpr auto kStreamPatience = std::chrono::seconds(1);
+constexpr auto kStreamPatience = std::chrono::seconds(20);
 
 // One call in the simple way: each step is waited for.
 class Call {

@@ -25,7 +25,9 @@ bool HasF16c() {
 }  // namespace
 #endif
 
-bool IsSupported(Isa isa) {
+namespace {
+
+bool Ask(Isa isa) {
   switch (isa) {
     case Isa::kPortable: return true;
 #if defined(__x86_64__)
@@ -42,18 +44,27 @@ bool IsSupported(Isa isa) {
   return false;
 }
 
-Isa BestIsa() {
-  // Not a local static, whose guard would be the C++ runtime's: the client library has none.
-  // Threads that come at once find the same.
-  static constinit std::atomic<int> known = -1;
-  int best = known.load(std::memory_order_relaxed);
-  if (best < 0) {
-    best = static_cast<int>(IsSupported(Isa::kAvx512) ? Isa::kAvx512
-                            : IsSupported(Isa::kAvx2) ? Isa::kAvx2
-                                                      : Isa::kPortable);
-    known.store(best, std::memory_order_relaxed);
+}  // namespace
+
+bool IsSupported(Isa isa) {
+  // In a virtual machine cpuid goes to the hypervisor, which takes longer than summing 64 KiB. Not
+  // a local static, whose guard would be the C++ runtime's: the client library has none. Threads
+  // that come at once find the same.
+  static constinit std::atomic<unsigned> known = 0;
+  constexpr unsigned kAsked = 1u << 31;
+  unsigned supported = known.load(std::memory_order_relaxed);
+  if (supported == 0) {
+    supported = kAsked;
+    for (const Isa each : kAllIsas) supported |= Ask(each) ? 1u << static_cast<unsigned>(each) : 0;
+    known.store(supported, std::memory_order_relaxed);
   }
-  return static_cast<Isa>(best);
+  return (supported >> static_cast<unsigned>(isa) & 1) != 0;
+}
+
+Isa BestIsa() {
+  return IsSupported(Isa::kAvx512) ? Isa::kAvx512
+         : IsSupported(Isa::kAvx2) ? Isa::kAvx2
+                                   : Isa::kPortable;
 }
 
 std::string_view IsaName(Isa isa) {

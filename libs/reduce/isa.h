@@ -16,10 +16,11 @@ enum class Isa : uint8_t {
 
 inline constexpr Isa kAllIsas[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512};
 
-// Whether this processor and its operating system can run the kernels of `isa`.
+// Whether this processor and its operating system can run the kernels of `isa`. Found out once;
+// later calls cost a load.
 bool IsSupported(Isa isa);
 
-// The widest one that is supported. Found out once; later calls cost a load.
+// The widest one that is supported.
 Isa BestIsa();
 
 // "portable", "avx2", "avx512".

@@ -14,6 +14,7 @@ namespace {
 
 struct Avx2 {
   static constexpr size_t kVectorBytes = 32;
+  static constexpr bool kPacksWithMasks = false;
   static constexpr bool kHasStreaming = true;
 
   typedef float Floats __attribute__((vector_size(32)));

@@ -15,11 +15,13 @@ namespace {
 
 struct Avx512 {
   static constexpr size_t kVectorBytes = 64;
+  static constexpr bool kPacksWithMasks = true;
   static constexpr bool kHasStreaming = true;
 
   typedef float Floats __attribute__((vector_size(64)));
   typedef double Doubles __attribute__((vector_size(64)));
   typedef uint16_t HalfWords __attribute__((vector_size(32)));
+  typedef uint32_t Words __attribute__((vector_size(64)));
 
   // The zero-masked forms, with a mask of ones: the plain ones warn of their undefined operand.
   static constexpr __mmask16 kAll16 = 0xffff;
@@ -32,6 +34,32 @@ struct Avx512 {
     return __builtin_bit_cast(
         HalfWords, _mm512_maskz_cvtps_ph(kAll16, v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
+
+  // Lanes that a mask leaves out become the one NaN without an instruction more.
+  static HalfWords ToFloat16OneNan(Floats v) {
+    return __builtin_bit_cast(HalfWords,
+                              _mm512_mask_cvtps_ph(_mm256_set1_epi16(0x7e00), Ordered(v), v,
+                                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  // The even ones' upper halves in the lower halves of the odd ones.
+  static Words ToBFloat16OneNan(Floats even, Floats odd) {
+    constexpr __mmask64 kLowerHalves = 0x3333333333333333;
+    const __m512i down =
+        _mm512_set_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302, 0x0f0e0f0e, 0x0b0a0b0a,
+                         0x07060706, 0x03020302, 0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302,
+                         0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+    return __builtin_bit_cast(Words, _mm512_mask_shuffle_epi8(RoundedOneNan(odd), kLowerHalves,
+                                                              RoundedOneNan(even), down));
+  }
+  // As LaneKernels' Rounded: half of the last place is added, a bit less of it to an even number.
+  static __m512i RoundedOneNan(Floats v) {
+    const __m512i bits = __builtin_bit_cast(__m512i, v);
+    const __mmask16 is_odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+    const __m512i half =
+        _mm512_mask_mov_epi32(_mm512_set1_epi32(0x7fff), is_odd, _mm512_set1_epi32(0x8000));
+    return _mm512_mask_add_epi32(_mm512_set1_epi32(0x7fc00000), Ordered(v), bits, half);
+  }
+  static __mmask16 Ordered(Floats v) { return _mm512_cmp_ps_mask(v, v, _CMP_ORD_Q); }
 
   // VRANGE orders the zeros; its choice beside a NaN is not ours and is replaced.
   static constexpr int kLesser = 0b0100;

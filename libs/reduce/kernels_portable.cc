@@ -12,6 +12,7 @@ namespace {
 
 struct Portable {
   static constexpr size_t kVectorBytes = 16;
+  static constexpr bool kPacksWithMasks = false;
   static constexpr bool kHasStreaming = false;
 
   typedef float Floats __attribute__((vector_size(16)));

@@ -53,6 +53,8 @@ struct LaneKernels {
 
   // ----- Elements: how they lie in memory, and as what they are summed. -----
   //
+  // Pack rounds, and makes every NaN the one; PackExact is for lanes that are elements already.
+  //
   // kUnroll: Lanes that are in work at the same time; four vectors hide the latency of an addition.
 
   template <class T>
@@ -63,7 +65,8 @@ struct LaneKernels {
     static constexpr size_t kElementBytes = sizeof(T);
     static constexpr size_t kUnroll = 4;
     static Lanes Unpack(Packed packed) { return packed; }
-    static Packed Pack(Lanes lanes) { return lanes; }
+    static Packed Pack(Lanes lanes) { return OneNan(lanes); }
+    static Packed PackExact(Lanes lanes) { return lanes; }
   };
 
   struct Float16 {
@@ -73,7 +76,14 @@ struct LaneKernels {
     static constexpr size_t kElementBytes = 2;
     static constexpr size_t kUnroll = 4;
     static Lanes Unpack(Packed packed) { return Isa::FromFloat16(packed); }
-    static Packed Pack(Lanes lanes) { return Isa::ToFloat16(lanes); }
+    static Packed Pack(Lanes lanes) {
+      if constexpr (Isa::kPacksWithMasks) {
+        return Isa::ToFloat16OneNan(lanes);
+      } else {
+        return Isa::ToFloat16(OneNan(lanes));
+      }
+    }
+    static Packed PackExact(Lanes lanes) { return Isa::ToFloat16(lanes); }
   };
 
   // Two neighbours in memory are the halves of a 32-bit word, and a bfloat16 is the upper half of a
@@ -91,7 +101,6 @@ struct LaneKernels {
     friend FloatPairs operator*(FloatPairs a, float b) { return {a.even * b, a.odd * b}; }
     friend FloatPairs operator/(FloatPairs a, float b) { return {a.even / b, a.odd / b}; }
   };
-  static FloatPairs OneNan(FloatPairs v) { return {OneNan(v.even), OneNan(v.odd)}; }
 
   struct BFloat16 {
     using Lane = float;
@@ -104,7 +113,15 @@ struct LaneKernels {
               __builtin_bit_cast(Vector<float>, packed & 0xffff0000u)};
     }
     static Packed Pack(Lanes lanes) {
-      return (Rounded(lanes.even) >> 16) | (Rounded(lanes.odd) & 0xffff0000u);
+      if constexpr (Isa::kPacksWithMasks) {
+        return Isa::ToBFloat16OneNan(lanes.even, lanes.odd);
+      } else {
+        return (Rounded(OneNan(lanes.even)) >> 16) | (Rounded(OneNan(lanes.odd)) & 0xffff0000u);
+      }
+    }
+    static Packed PackExact(Lanes lanes) {
+      return (__builtin_bit_cast(Packed, lanes.even) >> 16) |
+             (__builtin_bit_cast(Packed, lanes.odd) & 0xffff0000u);
     }
     // To nearest, ties to even, in the upper half. A carry out of the fraction makes the next
     // exponent, or infinity; the one NaN has no low bits set, so nothing is carried further.
@@ -115,14 +132,17 @@ struct LaneKernels {
   };
 
   // ----- Operations: First for x0, Next for all others, Last before the result is packed. -----
+  //
+  // kExact: the result is one of the inputs, or the one NaN.
 
   template <class E>
   struct Sum {
     using Lanes = typename E::Lanes;
+    static constexpr bool kExact = false;
     explicit Sum(const KernelArguments&) {}
     Lanes First(Lanes x) const { return x; }
     Lanes Next(Lanes sum, Lanes x, size_t) const { return sum + x; }
-    Lanes Last(Lanes sum) const { return OneNan(sum); }
+    Lanes Last(Lanes sum) const { return sum; }
   };
 
   template <class E>
@@ -130,7 +150,7 @@ struct LaneKernels {
     using Lanes = typename E::Lanes;
     explicit SumTimes(const KernelArguments& arguments)
         : Sum<E>(arguments), factor(static_cast<typename E::Lane>(arguments.scale)) {}
-    Lanes Last(Lanes sum) const { return OneNan(sum * factor); }
+    Lanes Last(Lanes sum) const { return sum * factor; }
     typename E::Lane factor;
   };
 
@@ -139,7 +159,7 @@ struct LaneKernels {
     using Lanes = typename E::Lanes;
     explicit SumOver(const KernelArguments& arguments)
         : Sum<E>(arguments), divisor(static_cast<typename E::Lane>(arguments.scale)) {}
-    Lanes Last(Lanes sum) const { return OneNan(sum / divisor); }
+    Lanes Last(Lanes sum) const { return sum / divisor; }
     typename E::Lane divisor;
   };
 
@@ -161,10 +181,11 @@ struct LaneKernels {
   template <class E>
   struct Product {
     using Lanes = typename E::Lanes;
+    static constexpr bool kExact = false;
     explicit Product(const KernelArguments&) {}
     Lanes First(Lanes x) const { return x; }
     Lanes Next(Lanes product, Lanes x, size_t) const { return Times(product, x); }
-    Lanes Last(Lanes product) const { return OneNan(product); }
+    Lanes Last(Lanes product) const { return product; }
   };
 
   template <class V>
@@ -172,19 +193,21 @@ struct LaneKernels {
     return a * b;
   }
   // No instruction set multiplies bytes. A byte of a product needs no byte above its own: the even
-  // ones come out of the products of the 16-bit lanes, the odd ones once shifted to their place.
+  // ones come out of the products of the 16-bit lanes, and so do the odd ones where one factor is
+  // shifted down and the other is not.
   static Vector<uint8_t> Times(Vector<uint8_t> a, Vector<uint8_t> b) {
     using Pairs = Vector<uint16_t>;
     const Pairs pairs_a = __builtin_bit_cast(Pairs, a);
     const Pairs pairs_b = __builtin_bit_cast(Pairs, b);
     const Pairs even = pairs_a * pairs_b;
-    const Pairs odd = (pairs_a >> 8) * (pairs_b >> 8);
-    return __builtin_bit_cast(Vector<uint8_t>, (even & uint16_t{0xff}) | (odd << 8));
+    const Pairs odd = (pairs_a >> 8) * (pairs_b & uint16_t{0xff00});
+    return __builtin_bit_cast(Vector<uint8_t>, (even & uint16_t{0xff}) | odd);
   }
 
   template <class E>
   struct Min {
     using Lanes = typename E::Lanes;
+    static constexpr bool kExact = true;
     explicit Min(const KernelArguments&) {}
     Lanes First(Lanes x) const { return x; }
     Lanes Next(Lanes least, Lanes x, size_t) const { return Lesser(least, x); }
@@ -194,6 +217,7 @@ struct LaneKernels {
   template <class E>
   struct Max {
     using Lanes = typename E::Lanes;
+    static constexpr bool kExact = true;
     explicit Max(const KernelArguments&) {}
     Lanes First(Lanes x) const { return x; }
     Lanes Next(Lanes greatest, Lanes x, size_t) const { return Greater(greatest, x); }
@@ -282,7 +306,7 @@ struct LaneKernels {
         }
 #pragma GCC unroll 4
         for (size_t u = 0; u < kUnroll; ++u) {
-          Store<kStreaming>(output + at + u * kStride, E::Pack(operation.Last(lanes[u])));
+          Store<kStreaming>(output + at + u * kStride, Packing(operation, lanes[u]));
         }
       }
       return at;
@@ -298,9 +322,13 @@ struct LaneKernels {
         for (size_t i = 1; i < arguments.input_count; ++i) {
           lanes = operation.Next(lanes, LoadPart(arguments.inputs[i] + at, bytes), i);
         }
-        const Packed packed = E::Pack(operation.Last(lanes));
+        const Packed packed = Packing(operation, lanes);
         __builtin_memcpy(arguments.output + at, &packed, bytes);
       }
+    }
+
+    static Packed Packing(const O& operation, Lanes lanes) {
+      return O::kExact ? E::PackExact(operation.Last(lanes)) : E::Pack(operation.Last(lanes));
     }
 
     static Lanes Load(const std::byte* from) { return E::Unpack(LoadVector<Packed>(from)); }

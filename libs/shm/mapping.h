@@ -5,7 +5,10 @@
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
+
+#include "libs/base/bytes.h"
 
 namespace talweg::shm {
 
@@ -27,15 +30,20 @@ class Mapping {
   }
   ~Mapping() { Reset(); }
 
-  // Maps the first `bytes` of `fd`, shared. Not valid() when the kernel refuses; errno says why.
+  // Maps the first `bytes` of `fd`, shared. Where a huge page may hold a part of it, that part lies
+  // at one's boundary here. Not valid() when the kernel refuses; errno says why.
   static Mapping Map(int fd, size_t bytes, Access access) {
     const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
-    void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+    Mapping room = bytes >= kHugePageBytes ? Reserve(bytes + kHugePageBytes) : Mapping();
+    const auto from = reinterpret_cast<uintptr_t>(room.data_);
+    void* const place = reinterpret_cast<void*>(RoundUp(from, kHugePageBytes));
+    void* data = ::mmap(room.valid() ? place : nullptr, bytes, protection,
+                        room.valid() ? MAP_SHARED | MAP_FIXED : MAP_SHARED, fd, 0);
     Mapping mapping;
-    if (data != MAP_FAILED) {
-      mapping.data_ = static_cast<std::byte*>(data);
-      mapping.bytes_ = bytes;
-    }
+    if (data == MAP_FAILED) return mapping;
+    mapping.data_ = static_cast<std::byte*>(data);
+    mapping.bytes_ = bytes;
+    if (room.valid()) room.ResetAround(mapping);
     return mapping;
   }
 
@@ -46,6 +54,7 @@ class Mapping {
     if (data != MAP_FAILED) {
       mapping.data_ = static_cast<std::byte*>(data);
       mapping.bytes_ = bytes;
+      ::madvise(data, bytes, MADV_HUGEPAGE);  // Or not: it only costs time.
     }
     return mapping;
   }
@@ -57,7 +66,31 @@ class Mapping {
     if (data_ != nullptr) ::munmap(std::exchange(data_, nullptr), std::exchange(bytes_, 0));
   }
 
+  static constexpr size_t kHugePageBytes = size_t{2} << 20;
+
  private:
+  static constexpr size_t kPageBytes = 4096;
+
+  static Mapping Reserve(size_t bytes) {
+    void* data =
+        ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    Mapping mapping;
+    if (data != MAP_FAILED) {
+      mapping.data_ = static_cast<std::byte*>(data);
+      mapping.bytes_ = bytes;
+    }
+    return mapping;
+  }
+  // Gives back what `inner`, which was mapped over a part of this, has left of it.
+  void ResetAround(const Mapping& inner) {
+    std::byte* const end = data_ + bytes_;
+    std::byte* const rest = inner.data_ + RoundUp(inner.bytes_, kPageBytes);
+    if (data_ < inner.data_) ::munmap(data_, static_cast<size_t>(inner.data_ - data_));
+    if (rest < end) ::munmap(rest, static_cast<size_t>(end - rest));
+    data_ = nullptr;
+    bytes_ = 0;
+  }
+
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
 };

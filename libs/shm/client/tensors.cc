@@ -16,6 +16,9 @@
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
 #endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
 #ifndef F_GET_SEALS
 #define F_GET_SEALS 1034
 #define F_SEAL_SHRINK 0x0002
@@ -32,6 +35,23 @@ int Advise(const std::byte* begin, uint64_t bytes, int advice) {
   const auto address = reinterpret_cast<uintptr_t>(begin);
   const uintptr_t first = address / kPageBytes * kPageBytes;
   return ::madvise(reinterpret_cast<void*>(first), address + bytes - first, advice);
+}
+
+// Has the kernel back what it can of `begin` with huge pages, whatever it does by itself for shared
+// memory: they come in half the time, and the sums need no walks of page tables. Kernels before 6.1
+// refuse; then, or without a free huge page, it stays as it was.
+void BackWithHugePages(std::byte* begin, uint64_t bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  const uintptr_t end = (address + bytes) / Mapping::kHugePageBytes * Mapping::kHugePageBytes;
+  for (uintptr_t at = RoundUp(address, Mapping::kHugePageBytes); at < end;
+       at += Mapping::kHugePageBytes) {
+    void* const page = reinterpret_cast<void*>(at);
+    // One that is empty is refused.
+    if (::madvise(page, kPageBytes, MADV_POPULATE_WRITE) != 0 ||
+        ::madvise(page, Mapping::kHugePageBytes, MADV_COLLAPSE) != 0) {
+      return;
+    }
+  }
 }
 
 }  // namespace
@@ -167,6 +187,7 @@ bool Client::Populate(Tensor& tensor) {
   if (tensor.ranks_sum) {
     // Nobody else sets these pages aside.
     const uint64_t bytes = tensor.shape.bytes();
+    BackWithHugePages(tensor.contribution, bytes);
     if (Advise(tensor.contribution, bytes, MADV_POPULATE_WRITE) == 0) return true;
     if (errno != EINVAL) {
       tensor.populated.store(false);

@@ -14,7 +14,7 @@ from harness import figures, report
 from harness.contender import Batch
 from harness.measure import Result, add_ratios, summarize
 from harness.scenario import find, ratio_bar
-from harness.scenarios import growth, kernels, priorities
+from harness.scenarios import growth, kernels, one_node, priorities
 
 
 def result(contender: str, gigabytes_per_s: float = 0.0, case: str = "1 MB") -> Result:
@@ -129,6 +129,24 @@ class ResultsTest(unittest.TestCase):
         add_ratios(results)
         self.assertEqual({k: round(v, 9) for k, v in results[0].ratios.items()}, {"Gloo": 3})
         self.assertEqual(results[2].ratios, {})
+
+    def test_ranks_of_one_node_are_measured_by_their_faster_mode(self) -> None:
+        def measured(own_buffers: float) -> dict[str, float | None]:
+            results = []
+            for contender, speed in {
+                "Talweg": 3.0,
+                "Talweg, own buffers": own_buffers,
+                "Gloo": 1.5,
+                "OpenMPI": 4.0,
+            }.items():
+                made = result(contender, speed, one_node.NAMED)
+                made.setting = "2 ranks, f32"
+                results.append(made)
+            return {bar.text: bar.measured for bar in one_node.bars(results)}
+
+        named = "2 ranks, f32, 25 MB%s: GB/s as a multiple of Gloo's"
+        self.assertAlmostEqual(measured(6.0)[named % " (own buffers)"] or 0, 4.0)
+        self.assertAlmostEqual(measured(2.0)[named % ""] or 0, 2.0)
 
     def test_bars(self) -> None:
         ours, theirs = result("Talweg", 6), result("Gloo", 2)

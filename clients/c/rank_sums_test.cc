@@ -3,7 +3,9 @@
 #include <sys/mman.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -55,8 +57,21 @@ std::vector<T> Take(const TestClient& client, talweg_tensor tensor, talweg_round
   return out;
 }
 
+// Whether clients take the node's cache for too small for their tensors: then large copies and sums
+// go around it.
+class CacheBytes {
+ public:
+  explicit CacheBytes(bool streams) {
+    if (streams) ::setenv("TALWEG_CACHE_BYTES", "1", 1);
+  }
+  ~CacheBytes() { ::unsetenv("TALWEG_CACHE_BYTES"); }
+  CacheBytes(const CacheBytes&) = delete;
+  CacheBytes& operator=(const CacheBytes&) = delete;
+};
+
 TEST_CASE("Ranks that sum: every rank gets the same bits, in place or not") {
-  // Past the sizes from which copies and sums go around the caches, with an odd end.
+  const CacheBytes cache(GENERATE(false, true));
+  // Past the sizes from which copies and sums go around the caches and are shared, with an odd end.
   const size_t count = GENERATE(size_t{1}, size_t{1001}, size_t{300'001}, size_t{1'100'003});
   constexpr uint32_t kRanks = 3;
   const TestDirectory directory;
@@ -146,6 +161,86 @@ TEST_CASE("Ranks that sum: what nobody has summed yet is summed by whoever comes
       CHECK(statuses[i] == TALWEG_OK);
       CHECK((outs[i] == expected));
     }
+  }
+}
+
+// The buffer of the next round's contribution, where a gradient lives that is never copied.
+std::span<int32_t> Next(const TestClient& client, talweg_tensor tensor) {
+  return {static_cast<int32_t*>(talweg_contribution(client.get(), tensor)),
+          talweg_tensor_bytes(client.get(), tensor) / sizeof(int32_t)};
+}
+
+TEST_CASE("Ranks that sum: who has its result may write over it at once") {
+  // Results that go into the next contribution are shared from there, until their rank is done.
+  const CacheBytes cache(GENERATE(false, true));
+  const uint32_t ranks = GENERATE(2, 3);
+  constexpr size_t kCount = 700'003;
+  const TestDirectory directory;
+  FakeAgent agent(SummingOptions(directory, ranks));
+  std::vector<TestClient> clients;
+  for (uint32_t i = 0; i < ranks; ++i) clients.emplace_back(agent.socket_path(), i);
+  talweg_tensor tensor = 0;
+  for (const TestClient& client : clients) tensor = Declare(client, kCount);
+  const auto fill = [&](uint32_t rank, talweg_round round) {
+    const std::span<int32_t> data = Next(clients[rank], tensor);
+    for (size_t k = 0; k < kCount; ++k) data[k] = static_cast<int32_t>(k * (rank + 1) ^ round);
+  };
+  // Whether the rank's result is right; then it is gone.
+  const auto take = [&](uint32_t rank, talweg_round round) {
+    const std::span<int32_t> data = Next(clients[rank], tensor);
+    if (talweg_wait(clients[rank].get(), tensor, round, data.data(), kGenerousNs) != TALWEG_OK) {
+      return false;
+    }
+    bool right = true;
+    for (size_t k = 0; k < kCount; ++k) {
+      int32_t sum = 0;
+      for (uint32_t i = 0; i < ranks; ++i) sum += static_cast<int32_t>(k * (i + 1) ^ round);
+      right = right && data[k] == sum;
+      data[k] = -1;
+    }
+    return right;
+  };
+  talweg_round round = 1;
+  SECTION("one after the other") {
+    for (; round <= 3; ++round) {
+      for (uint32_t i = 0; i < ranks; ++i) fill(i, round);
+      for (uint32_t i = 0; i < ranks; ++i) CHECK(Push(clients[i], tensor, nullptr) == round);
+      for (uint32_t i = 0; i < ranks; ++i) CHECK(take((i + round) % ranks, round));
+    }
+  }
+  SECTION("at the same time, and one of them copies its result out") {
+    std::vector<std::thread> threads;
+    std::vector<talweg_round> right(ranks);
+    constexpr talweg_round kRounds = 40;
+    for (uint32_t i = 0; i < ranks; ++i) {
+      threads.emplace_back([&, i] {
+        std::vector<int32_t> apart(kCount);
+        for (talweg_round r = 1; r <= kRounds; ++r) {
+          fill(i, r);
+          talweg_round pushed = 0;
+          if (talweg_push_pull(clients[i].get(), tensor, nullptr, 0, kGenerousNs, &pushed) !=
+              TALWEG_OK) {
+            return;
+          }
+          if (r % 8 == i) {
+            if (talweg_wait(clients[i].get(), tensor, r, apart.data(), kGenerousNs) != TALWEG_OK) {
+              return;
+            }
+            right[i] += apart[kCount - 1] == [&] {
+              int32_t sum = 0;
+              for (uint32_t k = 0; k < ranks; ++k) {
+                sum += static_cast<int32_t>((kCount - 1) * (k + 1) ^ r);
+              }
+              return sum;
+            }();
+          } else {
+            right[i] += take(i, r);
+          }
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (uint32_t i = 0; i < ranks; ++i) CHECK(right[i] == kRounds);
   }
 }
 
@@ -262,6 +357,19 @@ TEST_CASE("Ranks that sum: a result does not go over what others read") {
     void* after = talweg_contribution(zero.get(), tensor);
     REQUIRE(talweg_wait(zero.get(), tensor, round, after, kGenerousNs) == TALWEG_OK);
     CHECK((Take<int32_t>(one, tensor, round, 100) == values));
+  }
+}
+
+TEST_CASE("Ranks that sum: large buffers lie where huge pages can back them") {
+  constexpr uintptr_t kHugePageBytes = uintptr_t{2} << 20;
+  const TestDirectory directory;
+  FakeAgent agent(SummingOptions(directory, 2));
+  const TestClient zero(agent.socket_path(), 0);
+  const TestClient one(agent.socket_path(), 1);
+  const size_t count = 2 * kHugePageBytes / sizeof(int32_t);
+  for (const TestClient* client : {&zero, &one}) {
+    const talweg_tensor tensor = Declare(*client, count);
+    CHECK(reinterpret_cast<uintptr_t>(Next(*client, tensor).data()) % kHugePageBytes == 0);
   }
 }
 

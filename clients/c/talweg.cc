@@ -78,6 +78,21 @@ bool LocalRankFrom(const char* name, uint32_t* local_rank, talweg_status* status
   return true;
 }
 
+// $TALWEG_CACHE_BYTES, or 0.
+talweg_status CacheBytes(uint64_t* bytes) {
+  *bytes = 0;
+  const char* text = std::getenv("TALWEG_CACHE_BYTES");
+  if (text == nullptr || *text == '\0') return TALWEG_OK;
+  char* end = nullptr;
+  errno = 0;
+  *bytes = std::strtoull(text, &end, 10);
+  if (errno == 0 && *end == '\0' && *text != '-' && *bytes > 0) return TALWEG_OK;
+  return ToC(last_error.Fail(RankStatus::kInvalidArgument,
+                             "$TALWEG_CACHE_BYTES is '%s', which is no number of bytes; set it to "
+                             "what of the last cache gradients may take, or unset it",
+                             text));
+}
+
 talweg_status ResolveLocalRank(uint32_t* local_rank) {
   if (*local_rank != TALWEG_LOCAL_RANK_FROM_ENVIRONMENT) return TALWEG_OK;
   *local_rank = TALWEG_ANY_LOCAL_RANK;
@@ -178,6 +193,7 @@ talweg_status talweg_connect(const talweg_options* options, talweg_client** clie
     return status;
   }
   talweg::shm::ClientOptions wanted;
+  if (talweg_status status = CacheBytes(&wanted.cache_bytes); status != TALWEG_OK) return status;
   wanted.socket_path = effective.agent_socket != nullptr ? effective.agent_socket
                                                          : std::getenv("TALWEG_AGENT_SOCKET");
   if (wanted.socket_path == nullptr || *wanted.socket_path == '\0') {

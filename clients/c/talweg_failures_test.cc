@@ -190,8 +190,14 @@ TEST_CASE("The environment names socket and local rank") {
   talweg_client* none = nullptr;
   CHECK(talweg_connect(nullptr, &none) == TALWEG_INVALID_ARGUMENT);
   CHECK_THAT(talweg_last_error(), Contains("'two'"));
-  for (const char* name : {"TALWEG_AGENT_SOCKET", "TALWEG_LOCAL_RANK", "LOCAL_RANK"})
+  ::setenv("TALWEG_LOCAL_RANK", "0", 1);
+  ::setenv("TALWEG_CACHE_BYTES", "35 MB", 1);
+  CHECK(talweg_connect(nullptr, &none) == TALWEG_INVALID_ARGUMENT);
+  CHECK_THAT(talweg_last_error(), Contains("TALWEG_CACHE_BYTES") && Contains("'35 MB'"));
+  for (const char* name :
+       {"TALWEG_AGENT_SOCKET", "TALWEG_LOCAL_RANK", "LOCAL_RANK", "TALWEG_CACHE_BYTES"}) {
     ::unsetenv(name);
+  }
   talweg_free(client);
   talweg_free(other);
 }

@@ -81,9 +81,20 @@ def run(context: Context) -> Section:
         "The limit is what memory allows at the very least: every rank's gradient read once and every rank's\n"
         "result written once, in place, by all ranks at the same time, with no sum and no waiting.\n"
         "Where Talweg has own buffers, gradients are written where its client keeps contributions, and results\n"
-        "where the next round's are: nothing is copied in.\n"
+        "where the next round's are: nothing is copied in. The bars at 25 MB take the faster of the two rows, as\n"
+        "they take the peers in their fastest documented mode, and say which that was.\n"
     )
     return section
+
+
+def _faster(results: list[Result], setting: str) -> Result | None:
+    """Talweg's faster documented mode: gradients anywhere, or where its client keeps contributions."""
+    modes = [find(results, setting, NAMED, name) for name in (TALWEG, TALWEG_IN_PLACE)]
+    return max(
+        (mode for mode in modes if mode is not None),
+        key=lambda mode: mode.gigabytes_per_s_median,
+        default=None,
+    )
 
 
 def bars(results: list[Result]) -> list[Bar]:
@@ -93,15 +104,16 @@ def bars(results: list[Result]) -> list[Bar]:
             setting = _setting(ranks, dtype)
             if not any(result.setting == setting for result in results):
                 continue
-            ours = find(results, setting, NAMED, TALWEG)
+            ours = _faster(results, setting)
+            mode = " (own buffers)" if ours and ours.contender == TALWEG_IN_PLACE else ""
             for peer, wanted in ((GLOO, 3.0), (OPENMPI, 1.5)):
                 theirs = find(results, setting, NAMED, peer)
-                text = f"{setting}, {NAMED}: GB/s as a multiple of {peer}'s"
+                text = f"{setting}, {NAMED}{mode}: GB/s as a multiple of {peer}'s"
                 found.append(
                     ratio_bar(text, ours, theirs, wanted, lambda r: r.gigabytes_per_s_median)
                 )
             theirs = find(results, setting, NAMED, OPENMPI)
-            text = f"{setting}, {NAMED}: CPU a GB over {OPENMPI}'s"
+            text = f"{setting}, {NAMED}{mode}: CPU a GB over {OPENMPI}'s"
             found.append(ratio_bar(text, ours, theirs, 1.0, lambda r: r.cpu_s_per_gigabyte, True))
             if dtype == "f32":
                 small = find(results, setting, SMALL, TALWEG)

@@ -21,12 +21,21 @@ namespace talweg::shm {
 namespace {
 
 constexpr uint32_t kAlive = 0x76697661;
+constexpr uint64_t kUnknownCacheBytes = 16 * kMiB;
 
 int64_t DefaultSpinNs() {
   cpu_set_t cpus;
   const int count = ::sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
   // Who spins on few cores keeps the agent from running.
   return count <= 2 ? 2'000 : count <= 8 ? 20'000 : 50'000;
+}
+
+// Beside the ranks' buffers there are the trainer's own, and on a machine shared with others
+// theirs.
+uint64_t DefaultCacheBytes() {
+  long bytes = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
+  if (bytes <= 0) bytes = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return bytes > 0 ? static_cast<uint64_t>(bytes) / 2 : kUnknownCacheBytes;
 }
 
 }  // namespace
@@ -86,6 +95,7 @@ RankStatus Client::Handshake(const ClientOptions& options, ErrorText& error) {
       ::munmap(guard, kPageBytes);
     }
   }
+  cache_bytes_ = options.cache_bytes > 0 ? options.cache_bytes : DefaultCacheBytes();
   spin_ns_ = options.spin_ns >= 0 ? options.spin_ns : DefaultSpinNs();
   const Deadline deadline(options.timeout_ns);
   const Deadline agent_wait = Deadline::Earlier(deadline, Deadline(options.agent_wait_ns));

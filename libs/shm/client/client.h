@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "libs/base/bytes.h"
 #include "libs/base/dtype.h"
 #include "libs/shm/client/agent_socket.h"
 #include "libs/shm/client/deadline.h"
@@ -21,12 +22,17 @@
 
 namespace talweg::shm {
 
+// A store around the caches costs more than it spares where so little is written.
+inline constexpr uint64_t kStreamBytesMin = 64 * kKiB;
+
 struct ClientOptions {
   const char* socket_path = nullptr;
   uint32_t wanted_local_rank = kAnyLocalRank;
   int64_t timeout_ns = 0;
   int64_t agent_wait_ns = 0;
   int64_t spin_ns = -1;  // Negative: by the number of CPUs.
+  // What of the last cache the buffers of all ranks may take; 0: half of what the machine says.
+  uint64_t cache_bytes = 0;
   std::string_view client_name;
 };
 
@@ -114,6 +120,7 @@ class Client {
     std::atomic<Op> op{Op::kUnspecified};
     std::atomic<uint32_t> root{0};
     std::atomic<bool> populated{false};
+    std::atomic<bool> copied{false};  // Its contributions come from memory of the caller's.
     std::atomic<char*> name{nullptr};
     std::atomic<int32_t> priority{0};
     // Guarded by state_mutex_.
@@ -212,6 +219,14 @@ class Client {
   bool Populate(Tensor& tensor);
   std::byte* Locate(const Location& location, SegmentKind kind, uint64_t bytes) const;
 
+  // Whether a copy or a sum of `bytes` goes around the caches: the ranks' buffers of all tensors,
+  // and their callers', do not fit there, so that what is written now is gone before it is read.
+  bool Streams(uint64_t bytes) const {
+    return bytes >= kStreamBytesMin && (2 * tensor_bytes_.load(std::memory_order_relaxed) +
+                                        copied_bytes_.load(std::memory_order_relaxed)) *
+                                               identity_.local_size >
+                                           cache_bytes_;
+  }
   RankStatus RingPush(Tensor& tensor, RingEntry entry, const Deadline& deadline, uint64_t* round,
                       ErrorText& error);
   void RingDoorbell();
@@ -229,6 +244,9 @@ class Client {
   ClientIdentity identity_;
   ClientStatistics statistics_;
   int64_t spin_ns_ = 0;
+  uint64_t cache_bytes_ = 0;
+  std::atomic<uint64_t> tensor_bytes_{0};  // Of all tensors.
+  std::atomic<uint64_t> copied_bytes_{0};  // Of those that have been copied in.
   char socket_path_[108] = "";
 
   AgentSocket socket_;

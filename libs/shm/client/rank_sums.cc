@@ -21,57 +21,75 @@ bool Overlap(const std::byte* a, const std::byte* b, uint64_t bytes) {
   return from < to + bytes && to < from + bytes;
 }
 
+// Neither loads nor stores pass it, nor such as go around the caches.
+void FullFence() { __sync_synchronize(); }
+
 // One round of one tensor, as one thread of one rank sums it.
 class Summing {
  public:
   Summing(DType dtype, Op op, uint32_t ranks, const RankSumShape& shape, uint64_t round,
-          const std::byte* const* arenas, std::byte* out)
+          const std::byte* const* arenas, std::byte* out, bool streaming)
       : spec_(reduce::OnlyHop(dtype, op, ranks)),
         ranks_(ranks),
         shape_(shape),
         round_(round),
+        streaming_(streaming),
         arenas_(arenas),
-        out_(out) {
-    large_ = shape.tensor_bytes >= kStreamOutBytesMin;
-  }
+        out_(out) {}
 
-  void All() { Sum(0, shape_.tensor_bytes, out_, large_); }
+  void All() { Sum(0, shape_.tensor_bytes, out_); }
 
-  // This rank's share, for all: each piece becomes visible when it is there.
+  // This rank's share, for all: each piece becomes visible when it is there. Where the result goes
+  // into the next round's contribution the others copy it from there, until Withdraw.
   void OwnShare(uint32_t own, std::byte* arena) {
+    using Place = ShareLine::Place;
+    const bool in_next = out_ == arenas_[own] + NextOffset();
     auto& line = *reinterpret_cast<ShareLine*>(arena + shape_.line_offset());
     std::byte* const sums = arena + shape_.sums_offset();
     const uint64_t pieces = PiecesOf(own);
     for (uint64_t piece = 0; piece < pieces; ++piece) {
       const Range range = PieceOf(own, piece);
+      if (in_next || !shape_.keeps_sums) {
+        Sum(range.begin, range.bytes, out_ + range.begin);
+        if (!in_next) continue;
+        line.progress.store(ShareLine::Pack(round_, Place::kNextContribution, piece + 1),
+                            std::memory_order_release);
+        continue;
+      }
       std::byte* const to = sums + piece * kSharePieceBytes;
-      Sum(range.begin, range.bytes, to, false);
-      line.progress.store(ShareLine::Pack(round_, piece + 1), std::memory_order_release);
-      CopyPiece(range, to);
+      SumCached(range.begin, range.bytes, to);
+      line.progress.store(ShareLine::Pack(round_, Place::kKept, piece + 1),
+                          std::memory_order_release);
+      Copy(out_ + range.begin, to, range.bytes, streaming_);
     }
+    line_in_next_ = in_next ? &line : nullptr;
+  }
+
+  // Before the caller may write into its next contribution.
+  void Withdraw() {
+    if (line_in_next_ == nullptr) return;
+    line_in_next_->progress.store(ShareLine::Pack(round_, ShareLine::Place::kWithdrawn, 0),
+                                  std::memory_order_seq_cst);
+    FullFence();
   }
 
   // What its rank has summed is copied, from the front; what it has not is summed here, from the
-  // back: whoever has not come yet is not waited for.
+  // back: whoever has not come yet, or has gone on, is not waited for.
   void ShareOf(uint32_t rank) {
-    const auto& line = *reinterpret_cast<const ShareLine*>(arenas_[rank] + shape_.line_offset());
-    const std::byte* const sums = arenas_[rank] + shape_.sums_offset();
+    const ShareLine& line = LineOf(rank);
     uint64_t front = 0;
     for (uint64_t back = PiecesOf(rank); front < back;) {
-      const uint64_t there =
-          std::min(back, ShareLine::Pieces(line.progress.load(std::memory_order_acquire), round_));
-      for (; front < there; ++front) {
-        CopyPiece(PieceOf(rank, front), sums + front * kSharePieceBytes);
-      }
+      const uint64_t progress = line.progress.load(std::memory_order_acquire);
+      const uint64_t there = std::min(back, ShareLine::Pieces(progress, round_));
+      while (front < there && CopyPiece(rank, front, progress)) ++front;
       if (front == back) break;
       const Range range = PieceOf(rank, --back);
-      Sum(range.begin, range.bytes, out_ + range.begin, true);
+      Sum(range.begin, range.bytes, out_ + range.begin);
     }
   }
 
   bool Begun(uint32_t rank) const {
-    const auto& line = *reinterpret_cast<const ShareLine*>(arenas_[rank] + shape_.line_offset());
-    return ShareLine::Pieces(line.progress.load(std::memory_order_acquire), round_) > 0;
+    return ShareLine::Begun(LineOf(rank).progress.load(std::memory_order_acquire), round_);
   }
 
  private:
@@ -80,6 +98,10 @@ class Summing {
     uint64_t bytes;
   };
 
+  const ShareLine& LineOf(uint32_t rank) const {
+    return *reinterpret_cast<const ShareLine*>(arenas_[rank] + shape_.line_offset());
+  }
+  uint64_t NextOffset() const { return (~round_ & 1) * shape_.stride; }
   uint64_t PiecesOf(uint32_t rank) const {
     const uint64_t begin = std::min(rank * shape_.share_bytes, shape_.tensor_bytes);
     const uint64_t end = std::min(begin + shape_.share_bytes, shape_.tensor_bytes);
@@ -90,15 +112,30 @@ class Summing {
     const uint64_t end = std::min((rank + 1) * shape_.share_bytes, shape_.tensor_bytes);
     return {begin, std::min(kSharePieceBytes, end - begin)};
   }
-  void CopyPiece(const Range& range, const std::byte* from) {
-    StreamCopy(out_ + range.begin, from, range.bytes);
+  // False: it was withdrawn meanwhile, and what has been copied may be something else.
+  bool CopyPiece(uint32_t rank, uint64_t piece, uint64_t progress) {
+    const Range range = PieceOf(rank, piece);
+    if (ShareLine::PlaceOf(progress) == ShareLine::Place::kKept) {
+      Copy(out_ + range.begin, arenas_[rank] + shape_.sums_offset() + piece * kSharePieceBytes,
+           range.bytes, streaming_);
+      return true;
+    }
+    Copy(out_ + range.begin, arenas_[rank] + NextOffset() + range.begin, range.bytes, streaming_);
+    FullFence();
+    return ShareLine::Pieces(LineOf(rank).progress.load(std::memory_order_acquire), round_) > piece;
   }
-  void Sum(uint64_t begin, uint64_t bytes, std::byte* to, bool streaming) {
+  void Sum(uint64_t begin, uint64_t bytes, std::byte* to) {
+    SumWith(streaming_ ? reduce::Stores::kStreaming : reduce::Stores::kCached, begin, bytes, to);
+  }
+  void SumCached(uint64_t begin, uint64_t bytes, std::byte* to) {
+    SumWith(reduce::Stores::kCached, begin, bytes, to);
+  }
+  void SumWith(reduce::Stores stores, uint64_t begin, uint64_t bytes, std::byte* to) {
     const std::byte* inputs[kSummingRanksMax];
     for (uint32_t i = 0; i < ranks_; ++i) {
       inputs[i] = arenas_[i] + (round_ & 1) * shape_.stride + begin;
     }
-    spec_.stores = streaming ? reduce::Stores::kStreaming : reduce::Stores::kCached;
+    spec_.stores = stores;
     reduce::Reduce(spec_, {inputs, ranks_}, to, bytes / DTypeSize(spec_.dtype));
   }
 
@@ -106,9 +143,10 @@ class Summing {
   const uint32_t ranks_;
   const RankSumShape shape_;
   const uint64_t round_;
+  const bool streaming_;
   const std::byte* const* const arenas_;
   std::byte* const out_;
-  bool large_ = false;
+  ShareLine* line_in_next_ = nullptr;
 };
 
 }  // namespace
@@ -151,22 +189,21 @@ RankStatus Client::SumContributions(Tensor& tensor, uint64_t round, std::byte* o
                       NameOf(tensor), static_cast<unsigned long long>(round));
   }
   if (op == Op::kBroadcast) {
-    CopyOut(out, arenas[root] + buffer, tensor.bytes);
+    Copy(out, arenas[root] + buffer, tensor.bytes, Streams(tensor.bytes));
     return RankStatus::kOk;
   }
-  Summing summing(dtype, op, count, tensor.shape, round, arenas, out);
+  Summing summing(dtype, op, count, tensor.shape, round, arenas, out, Streams(tensor.bytes));
   if (tensor.shape.share_bytes == 0) {
     summing.All();
     return RankStatus::kOk;
   }
   uint32_t first = 0;
   // Of several threads that wait for one round the first shares what it sums.
-  if (!summing.Begun(own) && !tensor.sharing.exchange(true, std::memory_order_acquire)) {
-    if (!summing.Begun(own)) {
-      summing.OwnShare(own, tensor.contribution);
-      first = 1;
-    }
-    tensor.sharing.store(false, std::memory_order_release);
+  const bool shares =
+      !summing.Begun(own) && !tensor.sharing.exchange(true, std::memory_order_acquire);
+  if (shares && !summing.Begun(own)) {
+    summing.OwnShare(own, tensor.contribution);
+    first = 1;
   }
   for (uint32_t i = first; i < count; ++i) {
     const uint32_t rank = (own + i) % count;
@@ -174,6 +211,8 @@ RankStatus Client::SumContributions(Tensor& tensor, uint64_t round, std::byte* o
     if (i > 0 && !summing.Begun(rank)) ::sched_yield();
     summing.ShareOf(rank);
   }
+  summing.Withdraw();
+  if (shares) tensor.sharing.store(false, std::memory_order_release);
   return RankStatus::kOk;
 }
 

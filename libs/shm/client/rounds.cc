@@ -46,7 +46,10 @@ RankStatus Client::Push(uint32_t index, const void* data, bool declared_priority
   }
   if (nobody_sums) data = nullptr;
   if (data != nullptr && data != contribution) {
-    CopyIn(contribution, data, tensor->bytes);
+    if (!tensor->copied.exchange(true, std::memory_order_relaxed)) {
+      copied_bytes_.fetch_add(tensor->bytes, std::memory_order_relaxed);
+    }
+    Copy(contribution, data, tensor->bytes, Streams(tensor->bytes));
     statistics_.bytes_copied.fetch_add(tensor->bytes, std::memory_order_relaxed);
   }
   return FinishPush(index, *tensor, {.tensor = index, .priority = priority}, declared_priority,
@@ -226,7 +229,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
         if (tensor->ranks_sum) {
           status = SumContributions(*tensor, round, static_cast<std::byte*>(out), error);
         } else {
-          CopyOut(out, tensor->result[round & 1], tensor->bytes);
+          Copy(out, tensor->result[round & 1], tensor->bytes, Streams(tensor->bytes));
         }
         statistics_.bytes_copied.fetch_add(tensor->bytes, std::memory_order_relaxed);
       }

@@ -135,6 +135,7 @@ const char* Client::AdoptTensor(const Declared& declared) {
   tensor->part = declared.part;
   tensor->offset = declared.contribution.offset;
   tensor->shape = shape;
+  tensor_bytes_.fetch_add(tensor->bytes, std::memory_order_relaxed);
   statistics_.tensors.fetch_add(1, std::memory_order_relaxed);
   tensors_[declared.tensor].store(tensor, std::memory_order_release);
   return nullptr;

@@ -64,7 +64,8 @@ absl::Status ImportCache::ReleaseOwner(Incarnation owner) {
   for (;;) {
     const auto at = allocations_.lower_bound({owner, 0});
     if (at == allocations_.end() || at->first.owner != owner) return status;
-    status.Update(Release(at->first));
+    const ForeignAllocation released = at->first;  // The entry ends with it.
+    status.Update(Release(released));
   }
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from typing import Any
 from unittest import mock
 
 import talweg.torch as tw
@@ -63,6 +64,41 @@ def check(name: str, manner: dict[str, bool]) -> None:
     assert all(other == everyone[0] for other in everyone), name
 
 
+class _Bucket:
+    """What the hook needs of DDP's."""
+
+    def __init__(self) -> None:
+        self._tensor = torch.full((4,), float(tw.rank()))
+
+    def buffer(self) -> torch.Tensor:
+        return self._tensor
+
+    def index(self) -> int:
+        return 0
+
+
+def check_after_failed_backward() -> None:
+    """A bucket that was pushed before backward failed is in nobody's way afterwards."""
+    futures: list[torch.futures.Future[torch.Tensor]] = []
+    for fails in (True, False):
+        weight = nn.Parameter(torch.ones(4))
+        bucket: Any = _Bucket()
+
+        def hook(_: torch.Tensor, bucket: Any = bucket, fails: bool = fails) -> None:
+            futures.append(tw.ddp_hook("failed", bucket))
+            if fails:
+                raise ArithmeticError("on purpose")
+
+        weight.register_post_accumulate_grad_hook(hook)
+        try:
+            weight.sum().backward()
+            assert not fails
+        except ArithmeticError:
+            assert fails
+    for future in futures:
+        assert torch.equal(future.wait(), torch.full((4,), (tw.size() - 1) / 2)), future.wait()
+
+
 def main() -> int:
     torch.set_num_threads(1)
     tw.init()
@@ -74,6 +110,8 @@ def main() -> int:
             mock.patch.object(_ddp, "cpus_are_left", lambda client, left=left: left),
         ):
             check(f"model{number}", manner)
+            if not left:
+                check_after_failed_backward()
     dist.destroy_process_group()
     tw.shutdown()
     return 0

@@ -255,10 +255,12 @@ void SchedulerProcess::DropStream(membership::StreamId id) {
 }
 
 void SchedulerProcess::NoteAttached(membership::StreamId id) {
-  if (!streams_.at(id).open) BreakLater(id);
+  const Stream& stream = streams_.at(id);
+  if (!stream.open || stream.broken) BreakLater(id);
 }
 
 void SchedulerProcess::BreakLater(membership::StreamId id) {
+  streams_.at(id).broken = true;
   timeline_->After(network_->Delay(), [this, id] {
     host_->Deliver(host_->life(), [this, id] {
       if (core_ == nullptr) return;

@@ -71,6 +71,7 @@ class SchedulerProcess {
     StreamHandler handler;
     int64_t last_arrival_ns = 0;
     bool open = true;
+    bool broken = false;  // The scheduler's end hears of it, as soon as it knows the stream.
   };
 
   void Run(const Request& request);

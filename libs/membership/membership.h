@@ -197,9 +197,13 @@ struct Member {
   Epoch epoch_held;
 };
 
+// All members are asked twice. Behind the first answers nobody begins a round any more, but one may
+// still wait for the result of a round that another, who answered later, has finished; behind the
+// second answers every member holds the same rounds.
 struct QuiesceState {
   QuiesceId id;
   std::set<MemberIdentity> waits_for;
+  bool is_second = false;
 };
 
 struct Job {
@@ -301,6 +305,7 @@ class Membership {
   void AdvanceForming(Job& job, Turn& turn);
   void AdvanceRunning(Job& job, Turn& turn);
   void AdvanceQuiesce(Job& job, Turn& turn);
+  void ProposeQuiesce(Job& job, bool is_second, Turn& turn);
   std::string LossesOf(const Job& job) const;
   bool WantsNewView(const Job& job) const;
   bool MakeView(Job& job, bool with_joiners, Turn& turn);

@@ -82,6 +82,13 @@ class Fixture {
     Drain();
     return answer;
   }
+  // Everybody who is asked answers, until nobody is asked any more.
+  void QuiesceAll(JobId job) {
+    while (core->jobs().at(job).quiesce) {
+      const QuiesceState asked = *core->jobs().at(job).quiesce;
+      for (const MemberIdentity& id : asked.waits_for) Quiesced(job, id, asked.id);
+    }
+  }
   void Break(MemberIdentity id) { BreakStream(streams_of_.at(id)); }
   void BreakStream(StreamId stream) {
     core->OnStreamBroken(stream, now_ns, out_);

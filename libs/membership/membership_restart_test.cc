@@ -27,6 +27,7 @@ TEST_CASE("Membership: after a restart a quiesce is proposed again, under anothe
   f.Quiesced(job, Id(0, 10), first);  // From before the restart.
   CHECK(f.EpochOf(job) == Epoch{1});
   f.Quiesced(job, Id(0, 10), second);
+  f.QuiesceAll(job);
   CHECK(f.EpochOf(job) == Epoch{2});
 }
 

@@ -147,19 +147,27 @@ void Membership::AdvanceQuiesce(Job& job, Turn& turn) {
   const bool wanted = complete && !joining.empty() && !AggregatorsFor(job).empty();
   if (!wanted) return CancelQuiesce(job, turn);
   if (!job.quiesce) {
-    job.quiesce = QuiesceState{.id = QuiesceId{(start_count_ << 32) + ++quiesce_count_}};
-    for (const ViewMember& member : job.view->members) job.quiesce->waits_for.insert(member.id);
-    for (const ViewMember& member : job.view->members) {
-      const Member& alive = job.members.at(member.id.node);
-      if (alive.stream) turn.Say(TellMember{*alive.stream, Quiesce{job.quiesce->id, joining}});
-    }
+    ProposeQuiesce(job, false, turn);
     turn.Log("job '" + job.name + "': " + NodesText(joining) +
              " wait for the end of a step to enter");
     return;
   }
-  if (TALWEG_MUTATION(joiner_without_quiesce, job.quiesce->waits_for.empty(), true)) {
-    const bool made = MakeView(job, true, turn);
-    TALWEG_CHECK(made);
+  if (!TALWEG_MUTATION(joiner_without_quiesce, job.quiesce->waits_for.empty(), true)) return;
+  if (TALWEG_MUTATION(quiesce_asked_once, !job.quiesce->is_second, false)) {
+    return ProposeQuiesce(job, true, turn);
+  }
+  const bool made = MakeView(job, true, turn);
+  TALWEG_CHECK(made);
+}
+
+void Membership::ProposeQuiesce(Job& job, bool is_second, Turn& turn) {
+  job.quiesce = QuiesceState{.id = QuiesceId{(start_count_ << 32) + ++quiesce_count_},
+                             .is_second = is_second};
+  const Quiesce quiesce{job.quiesce->id, PendingNodes(job)};
+  for (const ViewMember& member : job.view->members) {
+    job.quiesce->waits_for.insert(member.id);
+    const Member& alive = job.members.at(member.id.node);
+    if (alive.stream) turn.Say(TellMember{*alive.stream, quiesce});
   }
 }
 

@@ -120,7 +120,8 @@ class Member {
   // the job here, when its owner says so.
   void OnMemberLeft(const MemberIdentity& id, const std::string& text);
   // Quiesced(id) follows when no round is open here; from then on pushes are held back until a
-  // newer view or OnResume, but for rounds that others have begun (an owner says so).
+  // newer view or OnResume, but for rounds that others have begun (an owner says so). Another id
+  // goes on holding back, and is answered when none of those is open either.
   void OnQuiesce(uint64_t id, int64_t now_ns, Effects& out);
   void OnResume(uint64_t id, int64_t now_ns, Effects& out);
 
@@ -301,6 +302,7 @@ class Member {
   std::vector<Reduce> reduced_;  // To leave at the next Flush, if still wanted.
 
   std::optional<uint64_t> quiesce_id_;
+  bool quiesce_answered_ = false;  // Of quiesce_id_.
   bool quiesce_held_ = false;
   std::vector<HeldPush> held_pushes_;
   // Rounds that another member had begun when the quiesce reached it: they are finished first.

@@ -82,6 +82,10 @@ void Member::OnView(const View& view, int64_t now_ns, Effects& out) {
                 [&view](const auto& left) { return !view.IndexOf(left.first).has_value(); });
   next_view_ = view;
   phase_ = Phase::kFencing;
+  // A view ends the quiesce before it. One that follows is proposed behind it, and answered when no
+  // round is open in it: what is held back now is not held back for that one.
+  if (TALWEG_MUTATION(quiesce_outlives_its_view, true, false)) ReleaseHeld(now_ns, out);
+  if (phase_ == Phase::kFailed) return;
   phase_since_ns_ = now_ns;
   phase_notice_ns_ = now_ns + config_.waiting_first_ns;
   Schedule(phase_notice_ns_);
@@ -174,7 +178,8 @@ void Member::Freeze(int64_t now_ns, Effects& out) {
     for (const std::unique_ptr<Tensor>& tensor : tensors_) AgreementChanged(*tensor, out);
   }
   CheckActive();
-  ReleaseHeld(now_ns, out);
+  if (TALWEG_MUTATION(quiesce_outlives_its_view, false, true)) ReleaseHeld(now_ns, out);
+  TryQuiesce(out);
 }
 
 void Member::FreezeTensor(Tensor& tensor, Effects& out) {
@@ -421,10 +426,7 @@ void Member::CheckActive() {
 void Member::OnQuiesce(uint64_t id, int64_t /*now_ns*/, Effects& out) {
   if (phase_ == Phase::kFailed) return;
   quiesce_id_ = id;
-  if (quiesce_held_) {
-    out.push_back(Quiesced{id});
-    return;
-  }
+  quiesce_answered_ = false;
   TryQuiesce(out);
 }
 
@@ -433,16 +435,18 @@ void Member::OnResume(uint64_t id, int64_t now_ns, Effects& out) {
 }
 
 void Member::TryQuiesce(Effects& out) {
-  if (!quiesce_id_ || quiesce_held_ || phase_ != Phase::kActive) return;
+  if (!quiesce_id_ || quiesce_answered_ || phase_ != Phase::kActive) return;
   for (const std::unique_ptr<Tensor>& tensor : tensors_) {
     if (tensor->pushed_count > 0 || tensor->finish) return;
   }
+  quiesce_answered_ = true;
   quiesce_held_ = true;
   out.push_back(Quiesced{*quiesce_id_});
 }
 
 void Member::ReleaseHeld(int64_t now_ns, Effects& out) {
   quiesce_id_.reset();
+  quiesce_answered_ = false;
   quiesce_held_ = false;
   needed_.clear();
   const std::vector<HeldPush> pushes = std::exchange(held_pushes_, {});

@@ -533,6 +533,56 @@ TEST_CASE("Member: a quiesce ends with the next view; held pushes go on", "[pipe
   CHECK(f.Entries<wire::Contribute>(f.Flush()).size() == 1);
 }
 
+TEST_CASE("Member: a quiesce that is asked for behind a view waits for what that view lets go on",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Open(Spec("w", 10));
+  const auto quiesce = [&](uint64_t id) {
+    return f.Of<Quiesced>(f.Do([&](Effects& out) { f.member.OnQuiesce(id, f.now_ns, out); }));
+  };
+  CHECK(quiesce(1).size() == 1);
+  const bool pushed = GENERATE(true, false);
+  if (pushed) f.Push(0, 0, 1);  // Held back.
+  f.OnView(MakeView(2, {1, 1}, 1));
+  CHECK(quiesce(2).empty());  // It fences: nothing is agreed in this view yet.
+  f.AgreeTo(f.AnswerAll());
+  const Effects decided = f.Decide("w", wire::Verdict::kRedo, 1);
+  const Effects sent = f.Flush();
+  if (!pushed) {
+    CHECK(f.Of<Quiesced>(decided).size() == 1);
+    return;
+  }
+  CHECK(f.Of<Quiesced>(decided).empty());
+  CHECK(f.Of<Quiesced>(sent).empty());
+  const auto quiesced = f.Of<Quiesced>(f.Results(sent));
+  REQUIRE(quiesced.size() == 1);
+  CHECK(quiesced[0].id == 2);
+}
+
+TEST_CASE("Member: a quiesce is answered also where its view has no tensor to decide",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.OnView(MakeView(2, {1, 1}, 1));
+  f.Do([&](Effects& out) { f.member.OnQuiesce(1, f.now_ns, out); });
+  CHECK(f.Of<Quiesced>(f.AnswerAll()).size() == 1);
+}
+
+TEST_CASE("Member: a push that is let go by a view may end the job", "[pipeline]") {
+  Fixture f(0, 2);
+  f.Start(MakeView(1, {2, 1}, 1));
+  f.Open(Spec("w", 10));
+  f.Do([&](Effects& out) { f.member.OnQuiesce(1, f.now_ns, out); });
+  f.Push(0, 0, 1);
+  f.Leave(1, true);
+  CHECK(f.member.phase() == Phase::kActive);
+  const Effects out = f.OnView(MakeView(2, {2, 1}, 1));
+  CHECK(f.Of<FailJob>(out).size() == 1);
+  CHECK(f.CountFrames(out, wire::FrameType::kFence) == 0);
+  CHECK(f.member.owners().empty());
+}
+
 TEST_CASE("Member: any bytes that parse are survived", "[pipeline]") {
   // Frames of every type with keys, rounds and slices around the valid ones, in every phase.
   for (uint64_t seed = 0; seed < 40; ++seed) {

@@ -165,7 +165,8 @@ class SchedulerClient::Impl : private Session::Peer {
             CheckVersion(options_.version, attached.version(), options_.address);
         if (!status.ok()) return status;
         session_.OnAttached(NsFromDuration(attached.lease_duration()));
-        if (quiesce_ != 0 && attached.quiesce_id() != quiesce_) {
+        // Another one goes on from this one: it follows, behind the view.
+        if (quiesce_ != 0 && attached.quiesce_id() == 0) {
           Tell(QuiesceCancelled{std::exchange(quiesce_, 0)});
         }
         break;

@@ -167,7 +167,7 @@ void AgentProcess::OnMemberMessage(const membership::MemberMessage& message) {
   } else if (const auto* cancelled = std::get_if<membership::QuiesceCancelled>(&message)) {
     if (cancelled->id == quiesce_) ResumeFromQuiesce();
   } else if (const auto* attached = std::get_if<membership::Attached>(&message)) {
-    if (quiesce_ != membership::QuiesceId{0} && attached->quiesce != quiesce_) {
+    if (quiesce_ != membership::QuiesceId{0} && attached->quiesce == membership::QuiesceId{0}) {
       trace_->Reached("a member that re-attaches holds a quiesce that is over");
       ResumeFromQuiesce();
     }

@@ -51,6 +51,22 @@ bool Ledger::SurvivorIn(Epoch epoch, const MemberIdentity& joiner) const {
   return false;
 }
 
+bool Ledger::LostSeveralAtOnce() const {
+  const View* before = nullptr;
+  for (const auto& [epoch, view] : views_) {
+    size_t gone = 0;
+    if (before != nullptr) {
+      for (const ViewMember& member : before->members) gone += view.IndexOf(member.id) ? 0 : 1;
+      for (const ViewAggregator& aggregator : before->aggregators) {
+        gone += view.IndexOfAggregator(aggregator.incarnation) ? 0 : 1;
+      }
+    }
+    if (gone > 1) return true;
+    before = &view;
+  }
+  return false;
+}
+
 void Ledger::CheckAgreement(const std::string& what, const Outcome& outcome, uint64_t first_cell) {
   std::vector<Settled>& results = settled_[{outcome.tensor, outcome.round}];
   Settled* same = nullptr;

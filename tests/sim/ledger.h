@@ -70,6 +70,9 @@ class Ledger {
   // Whether somebody in the view of `epoch` was in the job before `joiner` was.
   bool SurvivorIn(Epoch epoch, const MemberIdentity& joiner) const;
 
+  // Whether some view is without two that the one before it had.
+  bool LostSeveralAtOnce() const;
+
   uint64_t outcomes() const { return outcomes_; }
   const std::map<Epoch, View>& views() const { return views_; }
 

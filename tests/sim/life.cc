@@ -8,6 +8,7 @@
 
 #include "tests/sim/agent_process.h"
 #include "tests/sim/aggregator_process.h"
+#include "tests/sim/joiner_checks.h"
 #include "tests/sim/ledger.h"
 #include "tests/sim/network.h"
 #include "tests/sim/profile.h"
@@ -20,23 +21,6 @@ namespace {
 // Far above what any life needs once its faults are over: leases, back-offs and retries included.
 constexpr int64_t kSettleNs = 300 * kSecond;
 constexpr uint64_t kEventsMax = 3'000'000;
-
-// Whether some view is without two that the one before it had.
-bool LostSeveralAtOnce(const Ledger& ledger) {
-  const View* before = nullptr;
-  for (const auto& [epoch, view] : ledger.views()) {
-    size_t gone = 0;
-    if (before != nullptr) {
-      for (const ViewMember& member : before->members) gone += view.IndexOf(member.id) ? 0 : 1;
-      for (const ViewAggregator& aggregator : before->aggregators) {
-        gone += view.IndexOfAggregator(aggregator.incarnation) ? 0 : 1;
-      }
-    }
-    if (gone > 1) return true;
-    before = &view;
-  }
-  return false;
-}
 
 class World {
  public:
@@ -67,6 +51,7 @@ class World {
   void CrashAgent(AgentHost& agent);
   void EndAgent(AgentHost& agent, bool silently);
   void CheckDeathIsSeen(const MemberIdentity& member);
+  void CheckJoiners(const View& before, const View& view) const;
   void CrashAggregator(AggregatorHost& aggregator);
   void CrashSomeAggregator();
   void NextFault();
@@ -108,6 +93,8 @@ void World::Build() {
   scheduler_host_ = scheduler.index();
   scheduler_ = std::make_unique<SchedulerProcess>(&timeline_, &trace_, &network_, &scheduler,
                                                   &profile_, &ledgers_);
+  scheduler_->SetViewCheck(
+      [this](const View& before, const View& view) { CheckJoiners(before, view); });
   scheduler_->Start();
   for (uint32_t place = 0; place < profile_.aggregator_count; ++place) {
     aggregators_.push_back({.place = place, .host = network_.AddHost().index()});
@@ -203,6 +190,23 @@ void World::CheckDeathIsSeen(const MemberIdentity& member) {
     throw Violation{"node " + std::to_string(member.node.value()) +
                     " was killed a second ago, and is a member still"};
   });
+}
+
+void World::CheckJoiners(const View& before, const View& view) const {
+  const bool has_joiner =
+      std::any_of(view.members.begin(), view.members.end(),
+                  [&before](const ViewMember& member) { return !before.IndexOf(member.id); });
+  if (!has_joiner || trace_.HasReached(kForged)) return;
+  std::vector<const pipeline::Member*> members;
+  for (const AgentHost& agent : agents_) {
+    if (agent.process == nullptr || agent.process->Failed()) continue;
+    const pipeline::Member& core = agent.process->core();
+    const bool stays = before.IndexOf(core.config().self) && view.IndexOf(core.config().self);
+    if (stays && core.newest_view() != nullptr && core.newest_view()->job == view.job) {
+      members.push_back(&core);
+    }
+  }
+  CheckNothingOpen(members);
 }
 
 void World::CrashAggregator(AggregatorHost& aggregator) {
@@ -453,7 +457,7 @@ void World::Gather(LifeResult& result) {
   for (const auto& [name, ledger] : ledgers_) {
     result.outcomes += ledger.outcomes();
     if (ledger.views().size() > 1) ++result.coverage["a second view"];
-    if (LostSeveralAtOnce(ledger)) ++result.coverage["several losses at once"];
+    if (ledger.LostSeveralAtOnce()) ++result.coverage["several losses at once"];
     std::map<std::string, Incarnation> aggregators;
     for (const auto& [epoch, view] : ledger.views()) {
       for (const ViewAggregator& aggregator : view.aggregators) {

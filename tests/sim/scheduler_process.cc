@@ -89,6 +89,15 @@ void SchedulerProcess::Run(const Request& request) {
   Perform(effects);
 }
 
+void SchedulerProcess::OnViewTold(const View& view) {
+  CheckStored(view);
+  Ledger& ledger = (*ledgers_)[view.job];
+  const auto& views = ledger.views();
+  if (!views.empty() && views.rbegin()->first < view.epoch)
+    view_check_(views.rbegin()->second, view);
+  ledger.OnView(view);
+}
+
 // Rule 15: what is told is stored.
 void SchedulerProcess::CheckStored(const View& view) const {
   for (const membership::JobRecord& job : store_.jobs) {
@@ -193,14 +202,12 @@ void SchedulerProcess::Perform(std::vector<membership::Effect>& effects) {
             Store(each.write);
           } else if constexpr (std::is_same_v<Each, membership::TellMember>) {
             if (const auto* view = std::get_if<View>(&each.message)) {
-              CheckStored(*view);
-              (*ledgers_)[view->job].OnView(*view);
+              OnViewTold(*view);
             }
             Tell(each.stream, std::move(each.message));
           } else if constexpr (std::is_same_v<Each, membership::TellAggregator>) {
             if (const auto* view = std::get_if<membership::JobView>(&each.message)) {
-              CheckStored(view->view);
-              (*ledgers_)[view->view.job].OnView(view->view);
+              OnViewTold(view->view);
             }
             Tell(each.stream, std::move(each.message));
           } else if constexpr (std::is_same_v<Each, membership::CloseStream>) {

@@ -57,6 +57,10 @@ class SchedulerProcess {
   // Killed, and started over its store.
   void Restart(int64_t down_ns);
   void OnHostEnded(HostIndex host, bool silently);
+  // `check` sees each view before it is told to anybody, and the one before it.
+  void SetViewCheck(std::function<void(const View& before, const View& view)> check) {
+    view_check_ = std::move(check);
+  }
   bool BreakSomeStream();
 
   const membership::Membership* core() const { return core_.get(); }
@@ -86,6 +90,7 @@ class SchedulerProcess {
   void MaybeRestoreBackup();
   void Tick(uint64_t life);
   void BreakLater(membership::StreamId id);
+  void OnViewTold(const View& view);
   void CheckStored(const View& view) const;
   void CheckNote(const std::string& text) const;
   bool Lost() { return timeline_->random().Below(100) < profile_->rpc_loss_percent; }
@@ -96,6 +101,7 @@ class SchedulerProcess {
   Host* const host_;
   const Profile* const profile_;
   std::map<JobId, Ledger>* const ledgers_;
+  std::function<void(const View& before, const View& view)> view_check_;
   std::unique_ptr<membership::Membership> core_;
   membership::Snapshot store_;
   std::vector<membership::Snapshot> backups_;  // Of this life.

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/joiner_checks.h"
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "tests/sim/ledger.h"
+
+namespace talweg::sim {
+
+void CheckNothingOpen(const std::vector<const pipeline::Member*>& members) {
+  std::map<TensorKey, std::pair<Round, const pipeline::Member*>> held;
+  for (const pipeline::Member* member : members) {
+    const std::string who =
+        "a joiner enters while node " + std::to_string(member->config().self.node.value());
+    for (const auto& tensor : member->tensors()) {
+      if (tensor->state == pipeline::TensorState::kFailed || !tensor->announced) continue;
+      if (tensor->pushed_count > 0 || tensor->finish) {
+        throw Violation{who + " has round " + std::to_string(tensor->active_round().value()) +
+                        " of " + tensor->spec.name + " open"};
+      }
+      const auto [known, is_first] =
+          held.emplace(tensor->key, std::pair(tensor->held.round, member));
+      if (is_first || known->second.first == tensor->held.round) continue;
+      throw Violation{who + " holds round " + std::to_string(tensor->held.round.value()) + " of " +
+                      tensor->spec.name + ", and node " +
+                      std::to_string(known->second.second->config().self.node.value()) + " holds " +
+                      std::to_string(known->second.first.value())};
+    }
+  }
+}
+
+}  // namespace talweg::sim

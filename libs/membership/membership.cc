@@ -42,6 +42,10 @@ Membership::Membership(const Config& config, const Snapshot& snapshot, int64_t n
       start_count_(snapshot.start_count + 1),
       job_next_(snapshot.job_next),
       last_ns_(now_ns) {
+  const uint64_t numbers_from =
+      TALWEG_MUTATION(numbers_given_again, NumbersFrom(config.start_unix_ns), 0);
+  quiesce_last_ = std::max(numbers_from, start_count_ << 32);
+  job_next_ = std::max(job_next_, JobId{numbers_from + 1});
   for (const JobRecord& record : snapshot.jobs) {
     Job job{
         .id = record.id,
@@ -50,8 +54,10 @@ Membership::Membership(const Config& config, const Snapshot& snapshot, int64_t n
         .state = record.state,
         .text = record.text,
         .epoch_floor = TALWEG_MUTATION(epoch_forgotten_at_restart, record.epoch_floor, Epoch{0}),
+        .epoch_start = TALWEG_MUTATION(epoch_forgotten_at_restart, Epoch{numbers_from}, Epoch{0}),
         .created_unix_ns = record.created_unix_ns,
         .view = record.view,
+        .recovers = record.state == JobState::kRunning,
         .join_deadline_ns = now_ns + record.spec.join_timeout_ns};
     for (const MemberRecord& member : record.members) {
       if (member.state != MemberState::kJoined) {
@@ -256,23 +262,6 @@ Answer Membership::MakeRoom(Job& job, const JoinRequest& request, Turn& turn) {
   return {};
 }
 
-void Membership::ObserveJobId(JobId id, Turn& turn) {
-  // Given by a scheduler with a newer store than this one: never give it again.
-  if (id < job_next_ || id > kJobIdMax) return;
-  job_next_ = id.Next();
-  turn.write.job_next = job_next_;
-}
-
-void Membership::ObserveEpoch(Job& job, Epoch held, Turn& turn) {
-  if (held <= job.epoch_floor) return;
-  turn.Log("job '" + job.name + "': epoch " + std::to_string(held.value()) +
-           " was reported, above the stored " + std::to_string(job.epoch_floor.value()) +
-           ": the store is older than its members");
-  job.epoch_floor = held;
-  turn.Store(job);
-  turn.Touch(job);
-}
-
 Answer Membership::Find(JobId job_id, MemberIdentity id, Epoch held, Turn& turn, Job*& job,
                         Member*& member) {
   if (held > kEpochMax) {
@@ -291,8 +280,10 @@ Answer Membership::Find(JobId job_id, MemberIdentity id, Epoch held, Turn& turn,
     member = &alive->second;
     member->lease_end_ns = turn.now_ns + config_.lease_ns;
     member->epoch_held = std::max(member->epoch_held, held);
+    if (!std::exchange(member->heard_of, true) && job->recovers) turn.Touch(*job);
     ObserveEpoch(*job, held, turn);
-    return {};
+    if (!HoldsWhatIsNotKnown(*job, *member, held, turn)) return {};
+    return Refuse(Code::kRefused, job->Over() ? job->text : job->gone.back().text);
   }
   for (const MemberRecord& gone : job->gone) {
     if (gone.member.id == id) return Refuse(Code::kRefused, gone.text);

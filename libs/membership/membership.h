@@ -56,6 +56,8 @@ struct Config {
   int64_t history_ns = 600'000'000'000;
   // At most so many of them.
   size_t history_jobs_max = 64;
+  // The wall clock at the start; 0: unknown. Only for numbers that no other start has given.
+  int64_t start_unix_ns = 0;
   // Forming and running jobs, and live aggregators.
   size_t jobs_max = 1024;
   size_t aggregators_max = 1024;
@@ -195,6 +197,7 @@ struct Member {
   bool attached_before = false;  // In this life of the scheduler, or in an earlier one.
   int64_t lease_end_ns = 0;
   Epoch epoch_held;
+  bool heard_of = false;  // In this life of the scheduler.
 };
 
 // All members are asked twice. Behind the first answers nobody begins a round any more, but one may
@@ -213,8 +216,10 @@ struct Job {
   JobState state = JobState::kForming;
   std::string text;
   Epoch epoch_floor;
+  Epoch epoch_start;  // Of a job from the store: its next epoch lies above this too.
   int64_t created_unix_ns = 0;
   std::optional<View> view;
+  bool recovers = false;               // From the store: see Membership::AdvanceRecovery.
   std::map<NodeRank, Member> members;  // Those alive.
   std::vector<MemberRecord> gone;      // In the order of their going; bounded.
   std::optional<QuiesceState> quiesce;
@@ -306,6 +311,8 @@ class Membership {
   void AdvanceRunning(Job& job, Turn& turn);
   void AdvanceQuiesce(Job& job, Turn& turn);
   void ProposeQuiesce(Job& job, bool is_second, Turn& turn);
+  bool AdvanceRecovery(Job& job, Turn& turn);
+  bool HoldsWhatIsNotKnown(Job& job, const Member& member, Epoch held, Turn& turn);
   std::string LossesOf(const Job& job) const;
   bool WantsNewView(const Job& job) const;
   bool MakeView(Job& job, bool with_joiners, Turn& turn);
@@ -325,7 +332,7 @@ class Membership {
 
   const Config config_;
   uint64_t start_count_ = 0;
-  uint64_t quiesce_count_ = 0;
+  uint64_t quiesce_last_ = 0;
   JobId job_next_{1};
   std::map<JobId, Job> jobs_;
   std::map<Incarnation, Aggregator> aggregators_;  // Those lost of late included.

@@ -29,8 +29,17 @@ class Fixture {
     streams_of_.clear();
     aggregator_streams_.clear();
     out_.clear();
-    core = std::make_unique<Membership>(config_, stored, now_ns, out_);
+    Config config = config_;
+    config.start_unix_ns = start_unix_ns;
+    core = std::make_unique<Membership>(config, stored, now_ns, out_);
     Drain();
+  }
+
+  // Starts over an older store: it tells the view that it knows, which members ignore.
+  void Restore(const Snapshot& backup) {
+    stored = backup;
+    epochs_.clear();
+    Start();
   }
 
   static JoinRequest Request(const std::string& job, uint32_t node, uint64_t incarnation,
@@ -183,6 +192,7 @@ class Fixture {
 
   std::unique_ptr<Membership> core;
   Snapshot stored;
+  int64_t start_unix_ns = 0;  // Of the next Start().
   int64_t now_ns = 5 * kSecond;
   bool keep_aggregators = true;
   std::vector<std::string> notes;

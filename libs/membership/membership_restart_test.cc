@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <set>
 
 #include <catch2/catch.hpp>
 
@@ -89,8 +90,7 @@ TEST_CASE("Membership: a store that is older than its members raises the epoch a
   const JobSpec spec = Spec(1, 3, LossPolicy::kContinue);
   const JobId job = f.Enter("mnist", 0, 10, spec);
   const Snapshot backup = f.stored;
-  f.stored = backup;
-  f.Start();
+  f.Restore(backup);
   CHECK(f.Attach(job, Id(0, 10), Epoch{7}).ok());
   CHECK(f.EpochOf(job) == Epoch{8});
   CHECK(f.Renew(job, Id(0, 10), Epoch{8}).ok());
@@ -101,6 +101,110 @@ TEST_CASE("Membership: a store that is older than its members raises the epoch a
   CHECK(f.AggregatorTold<JobClosed>(100).at(0).job == JobId{40});
   CHECK(f.Enter("other", 0, 1, Spec(1, 1)) == JobId{41});
   CHECK(f.Renew(JobId{50}, Id(0, 10)).code == Code::kUnknown);
+}
+
+TEST_CASE("Membership: numbers that an older store has forgotten are not given again",
+          "[membership]") {
+  constexpr int64_t kUnixNs = 1'800'000'000'000'000'000;
+  Fixture f;
+  f.start_unix_ns = kUnixNs;
+  f.AddAggregator("a0", 100);
+  f.AddAggregator("a1", 101);
+  const JobSpec spec = Spec(1, 3, LossPolicy::kContinue);
+  const JobId job = f.Enter("mnist", 0, 10, spec);
+  CHECK(f.EpochOf(job) == Epoch{1});
+  f.Start();
+  const Snapshot backup = f.stored;
+  std::set<Epoch> epochs;
+  std::set<JobId> jobs;
+  std::set<QuiesceId> quiesces;
+  constexpr int kLives = 3;
+  for (int life = 0; life < kLives; ++life) {
+    f.start_unix_ns += 2'000'000;
+    f.Restore(backup);
+    REQUIRE(f.Attach(job, Id(0, 10), Epoch{1}).ok());
+    CHECK(f.EpochOf(job) == Epoch{1});  // A start alone is no reason for a view.
+    REQUIRE(f.AttachAggregator(100).ok());
+    REQUIRE(f.AttachAggregator(101).ok());
+    f.BreakAggregator(101);
+    epochs.insert(f.EpochOf(job));
+    f.Enter("mnist", 1, 20 + life, spec);
+    quiesces.insert(f.core->jobs().at(job).quiesce.value().id);
+    jobs.insert(f.Enter("other", 0, 30 + life, Spec(1, 1)));
+  }
+  CHECK(epochs.size() == kLives);
+  CHECK(*epochs.begin() > Epoch{1});
+  CHECK(jobs.size() == kLives);
+  CHECK(quiesces.size() == kLives);
+}
+
+TEST_CASE("Membership: an older store's members say what they hold before a view is made",
+          "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  f.AddAggregator("a1", 101);
+  const JobSpec spec = Spec(1, 3, LossPolicy::kContinue);
+  const JobId job = f.Enter("mnist", 0, 10, spec);
+  f.Enter("mnist", 1, 11, spec);
+  f.QuiesceAll(job);
+  const Epoch both = f.EpochOf(job);
+  const Snapshot backup = f.stored;
+  f.Break(Id(1, 11));
+  const Epoch without = f.EpochOf(job);
+  REQUIRE(without > both);
+  f.Restore(backup);
+  // Node 1 has not heard that it is out.
+  REQUIRE(f.Attach(job, Id(1, 11), both).ok());
+  REQUIRE(f.AttachAggregator(100).ok());
+  REQUIRE(f.AttachAggregator(101).ok());
+  f.BreakAggregator(101);
+  CHECK(f.EpochOf(job) == both);
+  SECTION("one holds a newer view: the other may have missed it") {
+    REQUIRE(f.Attach(job, Id(0, 10), without).ok());
+    CHECK(f.EpochOf(job) > without);
+    const View view = f.Told<View>(Id(0, 10)).back();
+    REQUIRE(view.members.size() == 1);
+    CHECK(view.members[0].id == Id(0, 10));
+    CHECK(f.Renew(job, Id(1, 11), both).code == Code::kRefused);
+  }
+  SECTION("all hold the same one") {
+    REQUIRE(f.Attach(job, Id(0, 10), both).ok());
+    CHECK(f.EpochOf(job) > both);
+    CHECK(f.Told<View>(Id(1, 11)).back().members.size() == 2);
+  }
+  SECTION("one does not come back") {
+    f.Pass(11 * kSecond, job, {Id(1, 11)});
+    CHECK(f.EpochOf(job) > both);
+    CHECK(f.Told<View>(Id(1, 11)).back().members.size() == 1);
+  }
+}
+
+TEST_CASE("Membership: a member of a view that the store does not know is no joiner",
+          "[membership]") {
+  const LossPolicy policy = GENERATE(LossPolicy::kContinue, LossPolicy::kFailJob);
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobSpec spec = Spec(1, 3, policy);
+  const JobId job = f.Enter("mnist", 0, 10, spec);
+  f.Enter("mnist", 1, 11, spec);
+  const Snapshot backup = f.stored;
+  f.QuiesceAll(job);
+  const Epoch both = f.EpochOf(job);
+  REQUIRE(f.Told<View>(Id(1, 11)).back().members.size() == 2);
+  f.Restore(backup);
+  REQUIRE(f.AttachAggregator(100).ok());
+  const Answer answer = f.Attach(job, Id(1, 11), both);
+  CHECK(answer.code == Code::kRefused);
+  CHECK(Contains(answer.text, "that the scheduler's store does not know"));
+  if (policy == LossPolicy::kFailJob) {
+    CHECK(f.StateOf(job) == JobState::kFailed);
+    return;
+  }
+  CHECK(f.StateOf(job) == JobState::kRunning);
+  REQUIRE(f.Attach(job, Id(0, 10), both).ok());
+  CHECK(f.EpochOf(job) > both);
+  CHECK(f.Told<View>(Id(0, 10)).back().members.size() == 1);
+  CHECK(f.Join(Fixture::Request("mnist", 1, 11, spec)).answer.code == Code::kRefused);
 }
 
 TEST_CASE("Membership: a gap in time starts all leases afresh", "[membership]") {

@@ -133,6 +133,7 @@ void Membership::AdvanceRunning(Job& job, Turn& turn) {
     TellMembers(job, JobFailed{text}, turn);
     return End(job, JobState::kFinished, text, turn);
   }
+  if (!AdvanceRecovery(job, turn)) return;
   if ((!losses.empty() || WantsNewView(job)) &&
       !MakeView(job, TALWEG_MUTATION(joiner_enters_at_a_loss, false, true), turn)) {
     return Fail(job, (losses.empty() ? "a new view is needed" : losses) + "; no aggregator is left",
@@ -161,8 +162,7 @@ void Membership::AdvanceQuiesce(Job& job, Turn& turn) {
 }
 
 void Membership::ProposeQuiesce(Job& job, bool is_second, Turn& turn) {
-  job.quiesce = QuiesceState{.id = QuiesceId{(start_count_ << 32) + ++quiesce_count_},
-                             .is_second = is_second};
+  job.quiesce = QuiesceState{.id = QuiesceId{++quiesce_last_}, .is_second = is_second};
   const Quiesce quiesce{job.quiesce->id, PendingNodes(job)};
   for (const ViewMember& member : job.view->members) {
     job.quiesce->waits_for.insert(member.id);
@@ -224,11 +224,11 @@ std::vector<SpareAggregator> Membership::SparesOf(const Job& job) const {
 }
 
 bool Membership::MakeView(Job& job, bool with_joiners, Turn& turn) {
-  View view{
-      .job = job.id,
-      .epoch = TALWEG_MUTATION(epoch_not_raised, Epoch{job.epoch_floor.value() + 1}, Epoch{1}),
-      .slice_bytes_max = job.spec.slice_bytes_max,
-      .aggregators = AggregatorsFor(job)};
+  const Epoch epoch = std::max(job.epoch_floor, job.epoch_start).Next();
+  View view{.job = job.id,
+            .epoch = TALWEG_MUTATION(epoch_not_raised, epoch, Epoch{1}),
+            .slice_bytes_max = job.spec.slice_bytes_max,
+            .aggregators = AggregatorsFor(job)};
   for (const auto& [node, member] : job.members) {
     const bool in_view = job.view && job.view->IndexOf(member.record.member.id);
     if (in_view || (with_joiners && member.stream)) view.members.push_back(member.record.member);

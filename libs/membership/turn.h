@@ -58,6 +58,12 @@ std::string DifferenceOf(const JobSpec& set, const JobSpec& asked);
 inline constexpr Epoch kEpochMax{uint64_t{1} << 62};
 inline constexpr JobId kJobIdMax{uint64_t{1} << 62};
 
+// Above it lie the ids of jobs and quiesces that a scheduler gives, and the epochs of jobs that it
+// has found in its store. That may have been put back from a copy, and what has been given since is
+// known to others only: so it is the time, in steps of a millisecond with room for a million
+// numbers.
+uint64_t NumbersFrom(int64_t start_unix_ns);
+
 template <typename Body>
 auto Membership::Perform(int64_t now_ns, std::vector<Effect>& out, const Body& body) {
   ObserveGap(now_ns);

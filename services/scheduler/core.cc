@@ -58,7 +58,9 @@ Core::Core(const membership::Config& config, const rpc::Version& version,
 absl::Status Core::Open() {
   TALWEG_ASSIGN_OR_RETURN(const membership::Snapshot snapshot, store_->Load());
   std::vector<Effect> effects;
-  membership_.emplace(config_, snapshot, clock_->NowNs(), effects);
+  membership::Config config = config_;
+  config.start_unix_ns = started_unix_ns_;
+  membership_.emplace(config, snapshot, clock_->NowNs(), effects);
   return Perform(effects);
 }
 

@@ -111,7 +111,8 @@ TEST_CASE("Scheduler: two agents and an aggregator get one view, train and leave
   CHECK(job->members(0).attached());
   CHECK(job->shares(0).share_of_bytes() == 1.0);
   by_name.set_name("other");
-  CHECK(Contains(Message(admin.GetJob(by_name).status()), "'mnist' (1)"));
+  CHECK(Contains(Message(admin.GetJob(by_name).status()),
+                 "'mnist' (" + std::to_string(joined.job.value()) + ")"));
 
   using Reason = SchedulerClient::LeaveReason;
   CHECK(first.client->Leave(Reason::kFinished, "done", 30 * kSecond).ok());
@@ -342,16 +343,17 @@ TEST_CASE("Scheduler: with a lost store members are told, aggregators register a
   again.server.port_min = again.server.port_max = daemon->port();
   PoolMember a0(daemon->address(), "a0", 200);
   Member first(Link(daemon->address()), Spec(0, 1, 1));
-  first.events.Next<rpc::ViewPublished>();
+  const JobId job = first.events.Next<rpc::ViewPublished>().view.job;
   a0.events.Next<rpc::JobViewPublished>();
   daemon.reset();
   daemon.emplace(store::MakeMemoryStore(), again);
-  CHECK(Contains(first.events.Next<rpc::LeaseLost>().text, "knows no job 1"));
-  CHECK(a0.events.Next<rpc::JobClosed>().job == JobId{1});
+  CHECK(Contains(first.events.Next<rpc::LeaseLost>().text,
+                 "knows no job " + std::to_string(job.value())));
+  CHECK(a0.events.Next<rpc::JobClosed>().job == job);
   rpc::JoinSpec spec = Spec(0, 1, 1);
   spec.member.id.incarnation = Incarnation{777};
   Member next(Link(daemon->address()), spec);
-  CHECK(next.events.Next<rpc::Joined>().job > JobId{1});
+  CHECK(next.events.Next<rpc::Joined>().job > job);
 }
 
 TEST_CASE("Scheduler: silence costs the lease though the connection lives", "[scheduler]") {

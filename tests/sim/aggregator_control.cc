@@ -90,11 +90,10 @@ void AggregatorProcess::Attach() {
       [this, answer, stream, again](bool answered) {
         if (answered && answer->ok()) return;
         scheduler_->DropStream(stream);
-        if (answered) {
-          out_ = true;
-          return;
-        }
-        again();
+        if (!answered) return again();
+        // A store that was put back may be older than this aggregator.
+        if (answer->code == membership::Code::kUnknown) return Register();
+        out_ = true;
       });
 }
 
@@ -107,7 +106,7 @@ void AggregatorProcess::Renew() {
         *answer = core.OnRenewAggregator(self, now_ns, out);
       },
       [this, answer](bool answered) {
-        if (answered && !answer->ok()) out_ = true;
+        out_ |= answered && !answer->ok() && answer->code != membership::Code::kUnknown;
       });
   Later(2 * kSecond, [this] { Renew(); });
 }

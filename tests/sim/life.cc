@@ -239,7 +239,7 @@ void World::CrashSomeAggregator() {
   // And the one that decides behind it.
   AggregatorHost& other = Some(aggregators_);
   if (other.process == nullptr || &other == &aggregator) return;
-  other.process->AtFinish([this, &other, process = other.process.get()] {
+  other.process->AtDecision([this, &other, process = other.process.get()] {
     if (other.process.get() == process) CrashAggregator(other);
   });
 }
@@ -408,9 +408,7 @@ LifeResult World::Live() {
       throw Violation{text};
     }
   } catch (const Violation& violation) {
-    const bool is_excused =
-        trace_.HasReached(kOlderStore) && violation.text.starts_with("two views of epoch");
-    if (!is_excused) result.violation = violation.text;
+    result.violation = violation.text;
   } catch (const std::exception& error) {
     // An effect that names memory, a tensor or a job which is gone.
     result.violation = std::string("an effect that cannot be performed: ") + error.what();

@@ -9,6 +9,7 @@ namespace talweg::sim {
 namespace {
 
 constexpr int64_t kCallDeadlineNs = 2 * kSecond;
+constexpr int64_t kStartUnixNs = 1'800'000'000'000'000'000;
 
 // The network asks nothing of the scheduler: it is reached by calls and streams alone.
 class NoData : public Process {
@@ -50,7 +51,11 @@ void SchedulerProcess::Start() {
   std::vector<membership::Effect> effects;
   last_run_ns_ = steady_since_ns_ = timeline_->now_ns();
   core_ = std::make_unique<membership::Membership>(
-      membership::Config{.history_ns = profile_->history_ns}, store_, timeline_->now_ns(), effects);
+      // However short it was down, its clock has gone on.
+      membership::Config{.history_ns = profile_->history_ns,
+                         .start_unix_ns = kStartUnixNs + timeline_->now_ns() +
+                                          static_cast<int64_t>(restarts_) * 2 * kMillisecond},
+      store_, timeline_->now_ns(), effects);
   Perform(effects);
   Tick(life);
 }
@@ -121,6 +126,12 @@ void SchedulerProcess::NoteText(const std::string& text) {
   if (says("the store is older than its members")) {
     trace_->Reached("an epoch above the stored one is reported");
   }
+  if (says("may have missed the view of epoch")) {
+    trace_->Reached("a member may have missed a view that the store does not know");
+  }
+  if (says("that the scheduler's store does not know, which is older")) {
+    trace_->Reached("a member is in a view that the store does not know");
+  }
   if (says("could enter")) trace_->Reached("all of a view have left, others are pending");
   if (says("its lease has lapsed")) trace_->Reached("a lease lapses");
 }
@@ -147,33 +158,24 @@ void SchedulerProcess::Store(const membership::StoreWrite& write) {
   }
 }
 
-// Somebody has put an older copy of the store in its place: one that knows the same processes, as
-// others would have to be started again, and perhaps not their newest view.
+// Somebody has put an older copy of the store in its place; none that brings back a job which is
+// over, as its aggregators have done with it.
 void SchedulerProcess::MaybeRestoreBackup() {
-  const auto processes = [](const membership::Snapshot& store) {
-    std::vector<std::string> known{std::to_string(store.start_count) + " " +
-                                   std::to_string(store.job_next.value())};
-    for (const membership::JobRecord& job : store.jobs) {
-      known.push_back(std::to_string(job.id.value()) + " " +
-                      std::to_string(static_cast<int>(job.state)));
-      for (const membership::MemberRecord& member : job.members) {
-        known.push_back(std::to_string(member.member.id.incarnation.value()) + " " +
-                        std::to_string(static_cast<int>(member.state)));
-      }
-    }
-    for (const membership::AggregatorRecord& aggregator : store.aggregators) {
-      known.push_back(std::to_string(aggregator.aggregator.incarnation.value()) + " " +
-                      std::to_string(static_cast<int>(aggregator.state)));
-    }
-    return known;
+  const auto over = [](const membership::JobRecord& job) {
+    return job.state == membership::JobState::kFailed ||
+           job.state == membership::JobState::kFinished;
   };
-  for (const membership::Snapshot& backup : backups_) {
-    if (processes(backup) != processes(store_)) continue;
-    trace_->Add(timeline_->now_ns(), "scheduler", "an older store is put in its place");
-    trace_->Reached(kOlderStore);
-    store_ = backup;
-    return;
-  }
+  std::erase_if(backups_, [&](const membership::Snapshot& backup) {
+    return std::any_of(backup.jobs.begin(), backup.jobs.end(), [&](const auto& job) {
+      const auto now = std::find_if(store_.jobs.begin(), store_.jobs.end(),
+                                    [&](const auto& other) { return other.id == job.id; });
+      return !over(job) && (now == store_.jobs.end() || over(*now));
+    });
+  });
+  if (backups_.empty()) return;
+  trace_->Add(timeline_->now_ns(), "scheduler", "an older store is put in its place");
+  trace_->Reached(kOlderStore);
+  store_ = backups_[timeline_->random().Below(backups_.size())];
 }
 
 // Killed when it has stored what nobody has been told yet, or stopped as its store has failed.

@@ -18,8 +18,7 @@
 
 namespace talweg::sim {
 
-// The scheduler has started over an older store: until a member has told it of the newest epoch, it
-// may use that number again.
+// The scheduler has started over an older store: it has forgotten whom it let in, and whom it lost.
 inline constexpr const char* kOlderStore = "an older store is put in the scheduler's place";
 
 // The scheduler over its synced store, and the calls and streams by which the others reach it.

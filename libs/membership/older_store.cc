@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "libs/base/mutation.h"
+#include "libs/membership/membership.h"
+#include "libs/membership/turn.h"
+
+// A store that was put back from a copy, or lost: it is older than those whom it speaks of.
+namespace talweg::membership {
+namespace {
+
+// 2025-01-01. From here on kEpochMax is more than a century away.
+constexpr int64_t kNumbersFromUnixNs = 1'735'689'600'000'000'000;
+
+}  // namespace
+
+uint64_t NumbersFrom(int64_t start_unix_ns) {
+  if (start_unix_ns <= kNumbersFromUnixNs) return 0;
+  const auto since = static_cast<uint64_t>(start_unix_ns - kNumbersFromUnixNs);
+  return (std::min(since, kEpochMax.value() / 2) >> 20) << 20;
+}
+
+void Membership::ObserveJobId(JobId id, Turn& turn) {
+  // Given by a scheduler with a newer store than this one: never give it again.
+  if (id < job_next_ || id > kJobIdMax) return;
+  job_next_ = id.Next();
+  turn.write.job_next = job_next_;
+}
+
+void Membership::ObserveEpoch(Job& job, Epoch held, Turn& turn) {
+  if (held <= job.epoch_floor) return;
+  turn.Log("job '" + job.name + "': epoch " + std::to_string(held.value()) +
+           " was reported, above the stored " + std::to_string(job.epoch_floor.value()) +
+           ": the store is older than its members");
+  job.epoch_floor = held;
+  turn.Store(job);
+  turn.Touch(job);
+}
+
+// Whether a member says that it is in a view, and the store knows of none with it. It may have
+// missed views since then, and can be no joiner either, as it has begun rounds.
+bool Membership::HoldsWhatIsNotKnown(Job& job, const Member& member, Epoch held, Turn& turn) {
+  const ViewMember self = member.record.member;
+  if (held == Epoch{0} || job.Over() || (job.view && job.view->IndexOf(self.id))) return false;
+  if (TALWEG_MUTATION(unknown_view_taken, false, true)) return false;
+  const std::string why = "is in a view of epoch " + std::to_string(held.value()) +
+                          " that the scheduler's store does not know, which is older";
+  if (job.state == JobState::kRunning && job.spec.loss_policy == LossPolicy::kFailJob) {
+    Fail(job, AgentText(self) + " " + why, turn);
+  } else {
+    Remove(job, self.id.node, MemberState::kLost, why, turn);
+  }
+  return true;
+}
+
+// Behind a start the stored view may be older than what the members hold, and one that it names may
+// have missed those views. So no view is made before all its members have said what they hold, or
+// are lost; and if some hold a newer one, the others are lost.
+bool Membership::AdvanceRecovery(Job& job, Turn& turn) {
+  if (!job.recovers || TALWEG_MUTATION(older_store_trusted, false, true)) return true;
+  Epoch newest = job.view->epoch;
+  for (const auto& [node, member] : job.members) {
+    if (job.Pending(member)) continue;
+    if (!member.heard_of) return false;
+    newest = std::max(newest, member.epoch_held);
+  }
+  job.recovers = false;
+  if (newest == job.view->epoch) return true;
+  std::vector<NodeRank> behind;
+  for (const auto& [node, member] : job.members) {
+    if (!job.Pending(member) && member.epoch_held < newest) behind.push_back(node);
+  }
+  for (const NodeRank node : behind) {
+    Remove(job, node, MemberState::kLost,
+           "may have missed the view of epoch " + std::to_string(newest.value()) +
+               ", which the scheduler's store does not know, as it is older",
+           turn);
+  }
+  if (behind.empty()) return true;
+  AdvanceRunning(job, turn);
+  return false;
+}
+
+}  // namespace talweg::membership

@@ -2,9 +2,13 @@
 #include "libs/aggregation/decision.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "libs/base/check.h"
+#include "libs/base/mutation.h"
 
 namespace talweg::aggregation {
 namespace {
@@ -33,6 +37,27 @@ std::vector<uint16_t> Cover(const DecideInput& input, Epoch sum_epoch) {
   return sources;
 }
 
+Contradiction OfDifferentEpochs(const MemberReport& one, const MemberReport& other) {
+  return {"members " + std::to_string(one.member.value()) + " and " +
+          std::to_string(other.member.value()) + " hold " + RoundText(one.report.held) +
+          " of different epochs, " + std::to_string(one.report.held_epoch.value()) + " and " +
+          std::to_string(other.report.held_epoch.value())};
+}
+
+// Whether two have seen different results of one round, be it over for all. A round without data
+// (held_epoch 0) is a joiner's, or was aborted.
+std::optional<Contradiction> HeldOfTwoEpochs(std::span<const MemberReport> reports) {
+  std::map<Round, const MemberReport*> holders;
+  for (const MemberReport& candidate : reports) {
+    if (candidate.report.held_epoch == Epoch{0}) continue;
+    const auto [first, is_first] = holders.emplace(candidate.report.held, &candidate);
+    if (!is_first && first->second->report.held_epoch != candidate.report.held_epoch) {
+      return OfDifferentEpochs(*first->second, candidate);
+    }
+  }
+  return std::nullopt;
+}
+
 // Somebody holds round `hi`, others do not yet.
 std::variant<wire::Decision, Contradiction> DecideHeld(const DecideInput& input, Round hi) {
   const MemberReport* holder = nullptr;
@@ -40,11 +65,7 @@ std::variant<wire::Decision, Contradiction> DecideHeld(const DecideInput& input,
     if (candidate.report.held != hi) continue;
     if (holder == nullptr) holder = &candidate;
     if (candidate.report.held_epoch != holder->report.held_epoch) {
-      return Contradiction{"members " + std::to_string(holder->member.value()) + " and " +
-                           std::to_string(candidate.member.value()) + " hold " + RoundText(hi) +
-                           " of different epochs, " +
-                           std::to_string(holder->report.held_epoch.value()) + " and " +
-                           std::to_string(candidate.report.held_epoch.value())};
+      return OfDifferentEpochs(*holder, candidate);
     }
   }
   TALWEG_CHECK(holder != nullptr);
@@ -76,6 +97,7 @@ std::variant<wire::Decision, Contradiction> Decide(const DecideInput& input) {
                          RoundText(hi) + " while member " + std::to_string(lowest->member.value()) +
                          " holds only " + RoundText(lo)};
   }
+  if (std::optional<Contradiction> two = HeldOfTwoEpochs(input.reports)) return *std::move(two);
   if (hi != lo) return DecideHeld(input, hi);
 
   std::set<Epoch> sum_epochs;
@@ -92,7 +114,10 @@ std::variant<wire::Decision, Contradiction> Decide(const DecideInput& input) {
                           .sum_epoch = *sum_epoch,
                           .sources = std::move(sources)};
   }
-  if (input.root_is_gone) {
+  const bool is_open = std::any_of(
+      input.reports.begin(), input.reports.end(),
+      [lo](const MemberReport& candidate) { return candidate.report.contributed > lo; });
+  if (input.root_is_gone && TALWEG_MUTATION(unopened_round_aborted, is_open, true)) {
     return wire::Decision{.round = lo.Next(),
                           .verdict = wire::Verdict::kAbort,
                           .text = "the root rank of the broadcast has left the job"};

@@ -74,6 +74,13 @@ TEST_CASE("Decide: a broadcast without its root is aborted unless it can be fini
   CHECK(Decided({Says(0, 4, 2, 3, {7}), Says(1, 4, 2)}, 3, true).verdict == wire::Verdict::kFinish);
 }
 
+TEST_CASE("Decide: a round that nobody has begun is not aborted", "[aggregation]") {
+  const std::vector<MemberReport> idle = {Says(0, 4, 2, 0, {}, false), Says(1, 4, 2, 0, {}, false)};
+  CHECK(Decided(idle, 3, true).verdict == wire::Verdict::kRedo);
+  const std::vector<MemberReport> begun = {Says(0, 4, 2, 0, {}, false), Says(1, 4, 2)};
+  CHECK(Decided(begun, 3, true).verdict == wire::Verdict::kAbort);
+}
+
 TEST_CASE("Decide: reports that cannot all be true decide nothing", "[aggregation]") {
   const std::vector<MemberReport> apart = {Says(0, 3, 2), Says(1, 5, 2)};
   CHECK(std::holds_alternative<Contradiction>(Decide({.reports = apart})));
@@ -81,6 +88,11 @@ TEST_CASE("Decide: reports that cannot all be true decide nothing", "[aggregatio
   CHECK(std::holds_alternative<Contradiction>(Decide({.reports = two_epochs})));
   const std::vector<MemberReport> half_aborted = {Says(0, 5, 0), Says(1, 5, 3), Says(2, 4, 2)};
   CHECK(std::holds_alternative<Contradiction>(Decide({.reports = half_aborted})));
+  // Two results of one round, be it over for all of them.
+  const std::vector<MemberReport> parted = {Says(0, 5, 2), Says(1, 5, 3)};
+  CHECK(std::holds_alternative<Contradiction>(Decide({.reports = parted})));
+  const std::vector<MemberReport> parted_below = {Says(0, 4, 2), Says(1, 4, 3), Says(2, 5, 4)};
+  CHECK(std::holds_alternative<Contradiction>(Decide({.reports = parted_below})));
   // Joiners hold a round without its data: no contradiction while all hold it.
   CHECK(Decided({Says(0, 5, 3), Says(1, 5, 0)}).verdict == wire::Verdict::kRedo);
 }

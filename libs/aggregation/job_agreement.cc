@@ -12,8 +12,13 @@ namespace talweg::aggregation {
 namespace {
 
 wire::DeclaredStatus StatusOf(wire::FailedCode code) {
-  return code == wire::FailedCode::kOverBudget ? wire::DeclaredStatus::kOverBudget
-                                               : wire::DeclaredStatus::kMismatch;
+  switch (code) {
+    case wire::FailedCode::kOverBudget: return wire::DeclaredStatus::kOverBudget;
+    case wire::FailedCode::kAborted: return wire::DeclaredStatus::kAborted;
+    case wire::FailedCode::kMismatch:
+    case wire::FailedCode::kJobFailed: break;
+  }
+  return wire::DeclaredStatus::kMismatch;
 }
 
 Round HeldBy(const Tensor& tensor) {

@@ -122,12 +122,12 @@ class HostilePeers {
   }
   void SayReport() {
     std::vector<wire::Report> reports;
-    while (random_.OneIn(3)) {
+    while (random_.OneIn(2)) {
       const uint64_t held = random_.OneIn(3) ? random_.Below(3) : 1;
       reports.push_back({.key = KeyOf(AnyName()),
                          .held = Round{random_.OneIn(100) ? UINT64_MAX : held},
                          .held_epoch = Epoch{random_.Below(3)},
-                         .contributed = Round{held + random_.Below(2)},
+                         .contributed = Round{held + (random_.OneIn(4) ? 0 : 1)},
                          .partial_epoch = Epoch{random_.Below(3)},
                          .slices = {random_.Below(4)}});
     }

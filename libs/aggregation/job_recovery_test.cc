@@ -164,6 +164,8 @@ TEST_CASE("Job: reports that cannot be true make the tensor unusable, with a rea
   CHECK(r.f.Sent<wire::Decision>(Conn(0)).empty());
   REQUIRE(r.f.Sent<wire::Failed>(Conn(1)).size() == 1);
   CHECK(r.f.Sent<wire::Failed>(Conn(1))[0].code == wire::FailedCode::kAborted);
+  // Nobody has declared anything wrong.
+  CHECK(r.f.Sent<wire::Declared>(Conn(1)).back().status == wire::DeclaredStatus::kAborted);
   CHECK(r.f.job.counters().contradictions == 1);
 }
 

@@ -364,8 +364,8 @@ void Member::DoPush(const HeldPush& push, int64_t now_ns, Effects& out) {
       return;
     }
     // The round was aborted before this rank came to it.
-    if (push.round == tensor->held.round && push.round.value() > 0 &&
-        tensor->held.sum_epoch == Epoch{0} && tensor->announced) {
+    if (tensor->aborted_from > Round{0} && push.round >= tensor->aborted_from &&
+        push.round <= tensor->held.round) {
       out.push_back(CompleteRound{.tensor = tensor->index,
                                   .round = push.round,
                                   .status = Status::kAborted,

@@ -8,6 +8,21 @@
 
 namespace talweg::pipeline {
 
+namespace {
+
+Status StatusOf(wire::DeclaredStatus status) {
+  switch (status) {
+    case wire::DeclaredStatus::kOk: return Status::kOk;
+    case wire::DeclaredStatus::kMismatch: return Status::kMismatch;
+    case wire::DeclaredStatus::kOverBudget: return Status::kOverBudget;
+    case wire::DeclaredStatus::kInvalid: return Status::kInvalid;
+    case wire::DeclaredStatus::kAborted: return Status::kAborted;
+  }
+  return Status::kInvalid;
+}
+
+}  // namespace
+
 Owner* Member::FindOwner(ConnectionId connection) {
   if (connection.value() == 0) return nullptr;
   for (auto& [index, owner] : owners_) {
@@ -178,10 +193,7 @@ void Member::OnDeclared(const Owner& owner, const wire::Declared& entry, Effects
   Tensor& tensor = *At(it->second);
   if (tensor.state == TensorState::kFailed) return;
   if (entry.status != wire::DeclaredStatus::kOk) {
-    const Status status = entry.status == wire::DeclaredStatus::kMismatch     ? Status::kMismatch
-                          : entry.status == wire::DeclaredStatus::kOverBudget ? Status::kOverBudget
-                                                                              : Status::kInvalid;
-    FailTensorWith(tensor, status, entry.text, out);
+    FailTensorWith(tensor, StatusOf(entry.status), entry.text, out);
     CheckActive();
     TryQuiesce(out);
     return;

@@ -253,6 +253,7 @@ void Member::RoundDone(Tensor& tensor, Effects& out) {
   tensor.held = {.round = tensor.open_round(),
                  .sum_epoch = tensor.partial.sum_epoch,
                  .ranks_summed = tensor.partial.ranks_summed};
+  tensor.aborted_from = Round{0};
   ++counters_.rounds_completed;
   out.push_back(CompleteRound{.tensor = tensor.index,
                               .round = tensor.held.round,
@@ -265,6 +266,7 @@ void Member::RoundDone(Tensor& tensor, Effects& out) {
 
 void Member::AbortRound(Tensor& tensor, const std::string& text, Effects& out) {
   const Round round = tensor.open_round();
+  if (tensor.aborted_from == Round{0}) tensor.aborted_from = round;
   tensor.held = {.round = TALWEG_MUTATION(abort_not_held, round, tensor.held.round),
                  .sum_epoch = Epoch{0},
                  .ranks_summed = 0};

@@ -131,6 +131,13 @@ TEST_CASE("Member: an owner's disagreement reaches who declares and who waits", 
         {{.key = Key("u"), .status = wire::DeclaredStatus::kOverBudget, .text = "figures"}});
   }();
   CHECK(OnlyReply(over).status == Status::kOverBudget);
+
+  f.Declare(0, Spec("t", 100));
+  f.Allocated(3);
+  const Effects aborted = f.From<wire::Declared>(
+      0, wire::FrameType::kDeclared,
+      {{.key = Key("t"), .status = wire::DeclaredStatus::kAborted, .text = "false reports"}});
+  CHECK(OnlyReply(aborted).status == Status::kAborted);
 }
 
 TEST_CASE("Member: an owner that gives up the job ends it here and tells the scheduler",

@@ -364,6 +364,28 @@ TEST_CASE("Member: a round that was aborted before a rank came to it is over for
   CHECK(f.Of<FailRank>(late).empty());
 }
 
+TEST_CASE("Member: rounds that were aborted one after another are over for a rank that is late",
+          "[pipeline]") {
+  Fixture f(0, 2);
+  f.Start(MakeView(1, {2, 1}, 1));
+  f.Open(Spec("b", 10, DType::kU8, Op::kBroadcast, 2));
+  f.Push(0, 0, 1);
+  for (uint64_t round = 1; round <= 2; ++round) {
+    f.OnView(MakeView(1 + round, {2}, 1));
+    f.AgreeTo(f.AnswerAll());
+    f.Decide("b", wire::Verdict::kAbort, round);
+  }
+  CHECK(f.member.FindTensor(Key("b"))->held.round == Round{2});
+  for (uint64_t round = 1; round <= 2; ++round) {
+    const Effects late = f.Push(1, 0, round);
+    REQUIRE(f.Of<CompleteRound>(late).size() == 1);
+    CHECK(f.Of<CompleteRound>(late)[0].round == Round{round});
+    CHECK(f.Of<CompleteRound>(late)[0].status == Status::kAborted);
+    CHECK(f.Of<FailRank>(late).empty());
+  }
+  CHECK(f.Of<FailRank>(f.Push(1, 0, 4)).size() == 1);
+}
+
 TEST_CASE("Member: a joiner goes on with the round of the others", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(5, {1, 1}, 1));

@@ -89,6 +89,9 @@ struct Tensor {
   std::map<AggregatorIndex, OwnerAgreement> owners;  // The primary and the slices' owners.
 
   HeldRound held;
+  // The first of the rounds up to `held` that were aborted one after another; 0: `held` was not.
+  // A rank may come to them when all of them are over.
+  Round aborted_from;
 
   // Round held + 1.
   std::vector<bool> pushed;  // By local rank.

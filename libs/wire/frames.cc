@@ -190,7 +190,7 @@ void Read(Reader& in, Declared& e) {
   in.Get(e.held);
   in.Get(e.status);
   in.Get(e.text, kTextBytesMax);
-  if (!Between(e.status, DeclaredStatus::kOk, DeclaredStatus::kInvalid)) in.Fail();
+  if (!Between(e.status, DeclaredStatus::kOk, DeclaredStatus::kAborted)) in.Fail();
 }
 
 void WriteInline(Writer& out, Form form, std::span<const std::byte> bytes) {

@@ -103,7 +103,13 @@ struct Declare {
   friend bool operator==(const Declare&, const Declare&) = default;
 };
 
-enum class DeclaredStatus : uint8_t { kOk = 1, kMismatch = 2, kOverBudget = 3, kInvalid = 4 };
+enum class DeclaredStatus : uint8_t {
+  kOk = 1,
+  kMismatch = 2,
+  kOverBudget = 3,
+  kInvalid = 4,
+  kAborted = 5,  // Reports of it contradicted each other in this view or an earlier one.
+};
 
 struct Declared {
   TensorKey key;

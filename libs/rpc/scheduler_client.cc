@@ -165,10 +165,10 @@ class SchedulerClient::Impl : private Session::Peer {
             CheckVersion(options_.version, attached.version(), options_.address);
         if (!status.ok()) return status;
         session_.OnAttached(NsFromDuration(attached.lease_duration()));
-        // Another one goes on from this one: it follows, behind the view.
-        if (quiesce_ != 0 && attached.quiesce_id() == 0) {
-          Tell(QuiesceCancelled{std::exchange(quiesce_, 0)});
-        }
+        // If it is none, what is held back may go on, but not before the view that follows: a newer
+        // one lets joiners in where this member has promised to have nothing open. Another one
+        // than before goes on from that; it follows too.
+        quiesce_attached_ = attached.quiesce_id();
         break;
       }
       case scheduler::v1::WatchViewsResponse::kView: {
@@ -177,7 +177,12 @@ class SchedulerClient::Impl : private Session::Peer {
           return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
                               std::string(view.status().message()));
         }
-        if (view->epoch.value() <= epoch_.load()) break;
+        if (view->epoch.value() <= epoch_.load()) {
+          if (quiesce_ != 0 && quiesce_attached_ == 0) {
+            Tell(QuiesceCancelled{std::exchange(quiesce_, 0)});
+          }
+          break;
+        }
         epoch_ = view->epoch.value();
         quiesce_ = 0;
         Tell(ViewPublished{*std::move(view)});
@@ -185,7 +190,7 @@ class SchedulerClient::Impl : private Session::Peer {
       }
       case scheduler::v1::WatchViewsResponse::kQuiesce:
         if (response.quiesce().quiesce_id() == quiesce_) break;
-        quiesce_ = response.quiesce().quiesce_id();
+        quiesce_ = quiesce_attached_ = response.quiesce().quiesce_id();
         Tell(QuiesceRequested{quiesce_});
         break;
       case scheduler::v1::WatchViewsResponse::kQuiesceCancelled:
@@ -236,7 +241,8 @@ class SchedulerClient::Impl : private Session::Peer {
   std::atomic<uint64_t> epoch_{0};
   std::atomic<bool> left_{false};
   std::atomic<bool> failed_{false};
-  uint64_t quiesce_ = 0;  // Of the watching thread.
+  uint64_t quiesce_ = 0;           // Of the watching thread.
+  uint64_t quiesce_attached_ = 0;  // Under way at the scheduler when this stream began, or later.
   Session session_;
   const std::unique_ptr<MembershipService::Stub> stub_;
 };

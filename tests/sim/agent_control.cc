@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tests/sim/agent_process.h"
+#include "tests/sim/joiner_checks.h"
 
 // What rpc::SchedulerClient does for an agent, over simulated calls and streams.
 namespace talweg::sim {
@@ -129,7 +130,7 @@ void AgentProcess::OnRefused(const membership::Answer& answer) {
         *again = core.OnJoin(request, now_ns, out);
       },
       [this, again](bool answered) {
-        if (answered && again->answer.ok()) {
+        if (answered && again->answer.ok() && !trace_->HasReached(kOlderStore)) {
           throw Violation{name_ + ": an incarnation that was lost is let in again"};
         }
       });
@@ -156,21 +157,24 @@ void AgentProcess::Renew(uint64_t) {
 void AgentProcess::OnMemberMessage(const membership::MemberMessage& message) {
   const int64_t now_ns = timeline_->now_ns();
   if (const auto* view = std::get_if<View>(&message)) {
-    if (epoch_ < view->epoch) quiesce_ = membership::QuiesceId{0};
+    if (core_.newest_view() == nullptr || core_.newest_view()->epoch < view->epoch) {
+      quiesce_ = membership::QuiesceId{0};
+    } else if (quiesce_ != membership::QuiesceId{0} &&
+               quiesce_attached_ == membership::QuiesceId{0}) {
+      trace_->Reached("a member that re-attaches holds a quiesce that is over");
+      ResumeFromQuiesce();
+    }
     ledger_->OnView(*view);
     trace_->Add(now_ns, name_, "view of epoch " + std::to_string(view->epoch.value()));
     OnView(*view);
   } else if (const auto* quiesce = std::get_if<membership::Quiesce>(&message)) {
     if (quiesce->id == quiesce_) return;
-    quiesce_ = quiesce->id;
+    quiesce_ = quiesce_attached_ = quiesce->id;
     Run([&](pipeline::Effects& out) { core_.OnQuiesce(quiesce->id.value(), now_ns, out); });
   } else if (const auto* cancelled = std::get_if<membership::QuiesceCancelled>(&message)) {
     if (cancelled->id == quiesce_) ResumeFromQuiesce();
   } else if (const auto* attached = std::get_if<membership::Attached>(&message)) {
-    if (quiesce_ != membership::QuiesceId{0} && attached->quiesce == membership::QuiesceId{0}) {
-      trace_->Reached("a member that re-attaches holds a quiesce that is over");
-      ResumeFromQuiesce();
-    }
+    quiesce_attached_ = attached->quiesce;
   } else if (const auto* gone = std::get_if<membership::MemberLeft>(&message)) {
     core_.OnMemberLeft(gone->id, gone->text);
   } else if (const auto* failed = std::get_if<membership::JobFailed>(&message)) {
@@ -194,6 +198,14 @@ void AgentProcess::OnView(const View& view) {
   }
   if (newer && before == pipeline::Phase::kReporting) {
     trace_->Reached("a newer view while an agent waits for decisions");
+  }
+  // Rule 8: whoever is told of joiners has kept what it promised for their sake.
+  const bool has_joiner = held != nullptr && std::any_of(view.members.begin(), view.members.end(),
+                                                         [held](const ViewMember& member) {
+                                                           return !held->IndexOf(member.id);
+                                                         });
+  if (newer && has_joiner && view.IndexOf(core_.config().self) && !trace_->HasReached(kForged)) {
+    CheckNothingOpen({&core_});
   }
   Run([&](pipeline::Effects& out) { core_.OnView(view, timeline_->now_ns(), out); });
   if (core_.phase() != pipeline::Phase::kFailed) return StartRanks();

@@ -180,7 +180,8 @@ class AgentProcess : public Process {
   uint64_t attachment_ = 0;
   Epoch epoch_;
   Epoch epoch_reported_;
-  membership::QuiesceId quiesce_;  // Told of, and not over; 0: none.
+  membership::QuiesceId quiesce_;           // Told of, and not over; 0: none.
+  membership::QuiesceId quiesce_attached_;  // Under way when this stream began, or later.
 };
 
 }  // namespace talweg::sim

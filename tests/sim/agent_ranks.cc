@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "libs/base/fingerprint.h"
@@ -85,8 +86,14 @@ void AgentProcess::OnDeclareReply(const pipeline::DeclareReply& reply) {
   }
   rank.state = RankState::kTraining;
   if (config_.profile->in_steps) {
+    std::optional<Round> entered;
     for (const RankTensor& other : rank.tensors) {
-      if (other.taken == rank.tensors.front().taken) continue;
+      // Its open round may have been aborted in this very view.
+      if (core_.tensors().at(other.index.value())->root_gone) continue;
+      if (other.taken == entered.value_or(other.taken)) {
+        entered = other.taken;
+        continue;
+      }
       if (ledger_->tensor_failed()) break;
       // Nobody is left who could tell: all who had been there before have finished meanwhile.
       if (!ledger_->SurvivorIn(epoch_, core_.config().self)) {
@@ -130,7 +137,7 @@ void AgentProcess::Push(LocalRank local, size_t place) {
   RankTensor& tensor = ranks_[local.value()].tensors[place];
   const TensorMemory& memory = memory_.at(tensor.index);
   tensor.pushed = tensor.pushed.Next();
-  if (core_.FindTensor(memory.key)->held.round == tensor.pushed) {
+  if (core_.FindTensor(memory.key)->held.round >= tensor.pushed) {
     trace_->Reached("a push of a round that was aborted before");
   }
   *memory.contributions[local.value()] =

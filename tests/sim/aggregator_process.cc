@@ -172,7 +172,7 @@ void AggregatorProcess::SendEntry(JobId job, const aggregation::Send& send) {
         wire::FrameWriter writer(TypeOf<Entry>(), job, send.epoch);
         if constexpr (!std::is_same_v<Entry, wire::FenceAck>) writer.Add(entry);
         if constexpr (std::is_same_v<Entry, wire::Decision>) {
-          if (entry.verdict == wire::Verdict::kFinish) Strike(at_finish_);
+          if (entry.verdict != wire::Verdict::kRedo) Strike(at_decision_);
         }
         if constexpr (std::is_same_v<Entry, wire::Welcome>) CheckOnlyOne(send.connection, entry);
         if constexpr (std::is_same_v<Entry, wire::Declared>) {

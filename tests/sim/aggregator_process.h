@@ -31,9 +31,9 @@ class AggregatorProcess : public Process {
   // Asks to be left out of views, and then to be forgotten.
   void Drain();
   // Run `strike` a little behind the next result that it sends, when some members may have it and
-  // others not; or behind its next decision to finish a round.
+  // others not; or behind its next decision to finish or to abort a round.
   void AtDanger(std::function<void()> strike) { at_danger_ = std::move(strike); }
-  void AtFinish(std::function<void()> strike) { at_finish_ = std::move(strike); }
+  void AtDecision(std::function<void()> strike) { at_decision_ = std::move(strike); }
 
   // --- Process.
   void OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) override;
@@ -102,7 +102,7 @@ class AggregatorProcess : public Process {
   uint64_t attachment_ = 0;
   bool out_ = false;
   std::function<void()> at_danger_;
-  std::function<void()> at_finish_;
+  std::function<void()> at_decision_;
   bool memory_changed_ = false;
 };
 

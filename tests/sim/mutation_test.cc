@@ -51,6 +51,7 @@ constexpr Mutation kMutations[] = {
     {"lost_incarnation_let_in", "rule 5: a lost incarnation stays out"},
     {"joiner_reports_round_zero", "rule 5: a joiner goes on with the others' round"},
     {"one_result_region", "rule 6: a result stays until the next one is taken"},
+    {"unopened_round_aborted", "rule 7: what nobody has begun is not aborted, view after view"},
     {"abort_not_held", "rule 7: an abort is decided once, and held like a result"},
     {"joiner_without_quiesce", "rule 8: a joiner waits for the end of a step"},
     {"joiner_enters_at_a_loss", "rule 8: failures go first"},
@@ -64,6 +65,9 @@ constexpr Mutation kMutations[] = {
     {"told_before_stored", "rule 15: stored before it is announced"},
     {"epoch_not_raised", "rule 15: every view has an epoch of its own"},
     {"epoch_forgotten_at_restart", "rule 15: epochs never go back, over a restart either"},
+    {"numbers_given_again", "rule 15: what an older store has forgotten is not given again"},
+    {"older_store_trusted", "rules 5, 15: who may have missed a view is not taken into the next"},
+    {"unknown_view_taken", "rules 5, 15: who was in a view that the store forgot is no joiner"},
     {"leases_not_fresh_after_gap", "rule 15: leases start afresh after a gap"},
     {"leases_not_fresh_after_restart", "rule 15: leases start afresh after a restart"},
 };

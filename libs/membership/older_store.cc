@@ -44,7 +44,6 @@ void Membership::ObserveEpoch(Job& job, Epoch held, Turn& turn) {
 bool Membership::HoldsWhatIsNotKnown(Job& job, const Member& member, Epoch held, Turn& turn) {
   const ViewMember self = member.record.member;
   if (held == Epoch{0} || job.Over() || (job.view && job.view->IndexOf(self.id))) return false;
-  if (TALWEG_MUTATION(unknown_view_taken, false, true)) return false;
   const std::string why = "is in a view of epoch " + std::to_string(held.value()) +
                           " that the scheduler's store does not know, which is older";
   if (job.state == JobState::kRunning && job.spec.loss_policy == LossPolicy::kFailJob) {

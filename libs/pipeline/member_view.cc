@@ -84,7 +84,7 @@ void Member::OnView(const View& view, int64_t now_ns, Effects& out) {
   phase_ = Phase::kFencing;
   // A view ends the quiesce before it. One that follows is proposed behind it, and answered when no
   // round is open in it: what is held back now is not held back for that one.
-  if (TALWEG_MUTATION(quiesce_outlives_its_view, true, false)) ReleaseHeld(now_ns, out);
+  ReleaseHeld(now_ns, out);
   if (phase_ == Phase::kFailed) return;
   phase_since_ns_ = now_ns;
   phase_notice_ns_ = now_ns + config_.waiting_first_ns;
@@ -178,7 +178,6 @@ void Member::Freeze(int64_t now_ns, Effects& out) {
     for (const std::unique_ptr<Tensor>& tensor : tensors_) AgreementChanged(*tensor, out);
   }
   CheckActive();
-  if (TALWEG_MUTATION(quiesce_outlives_its_view, false, true)) ReleaseHeld(now_ns, out);
   TryQuiesce(out);
 }
 

@@ -232,8 +232,8 @@ class PrioritiesTest(unittest.TestCase):
     def test_priorities_gain_what_lies_before_the_largest_layer(self) -> None:
         profile = [("a", 3.0, 1.0), ("b", 1.0, 1.0)]
         model: list[tuple[str, tuple[int, ...]]] = [("a.weight", (2, 2)), ("b.weight", (9,))]
-        self.assertAlmostEqual(priorities.largest_gain(profile, model, 0.25), 1.25 / 1.0625)
-        self.assertAlmostEqual(priorities.largest_gain(profile, model[:1], 0.25), 1.0)
+        self.assertAlmostEqual(priorities.ideal_gain(profile, model, 0.25), 1.25 / 1.0625)
+        self.assertAlmostEqual(priorities.ideal_gain(profile, model[:1], 0.25), 1.0)
 
 
 class KernelsTest(unittest.TestCase):

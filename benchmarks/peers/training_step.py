@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank that makes training steps as ./bench orders (control.h): "dtype" is the model, "bytes" the batch.
 
-    training_step.py none|ddp|optimizer|overlap|hook [RANK SIZE STORE]
+    training_step.py none|ddp|optimizer|overlap|arrival|hook [RANK SIZE STORE]
 
 `none` trains without communicating, `ddp` with DistributedDataParallel over Gloo, the others over Talweg:
-`optimizer` waits for all averages in backward(), `overlap` for each module's in the next forward pass.
+`optimizer` waits for all averages in backward(), `overlap` for each module's in the next forward pass, `arrival`
+likewise, but gradients leave first come, first served.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 _CLASSES = 10
+_TALWEG = ("optimizer", "overlap", "arrival", "hook")
 
 
 class _Block(nn.Module):
@@ -66,7 +68,7 @@ _MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 class Trainer:
-    """A model and all that a step needs, in one of the four manners."""
+    """A model and all that a step needs, in one of the manners."""
 
     def __init__(self, manner: str, model: str, batch: int, rank: int) -> None:
         torch.manual_seed(0)
@@ -81,14 +83,17 @@ class Trainer:
 
                 ddp.register_comm_hook(None, talweg.torch.ddp_hook)
             self._model = ddp
-        elif manner in ("optimizer", "overlap"):
+        elif manner in ("optimizer", "overlap", "arrival"):
             import talweg.torch
 
             self._optimizer = talweg.torch.DistributedOptimizer(
                 self._optimizer,
                 self._model.named_parameters(),
-                overlap_forward=self._model if manner == "overlap" else None,
+                overlap_forward=None if manner == "optimizer" else self._model,
             )
+            if manner == "arrival":
+                # No option: nobody who trains should want it.
+                self._optimizer._talweg.priority_of = lambda index: 0  # type: ignore[attr-defined]
         torch.manual_seed(1 + rank)
         self._inputs = torch.randn(batch, *shape)
         self._labels = torch.randint(_CLASSES, (batch,))
@@ -109,7 +114,7 @@ def main() -> int:
     manner, place = sys.argv[1], sys.argv[2:]
     torch.set_num_threads(1)
     rank = int(place[0]) if place else -1
-    if manner in ("optimizer", "overlap", "hook"):
+    if manner in _TALWEG:
         import talweg.torch
 
         talweg.torch.init()
@@ -134,7 +139,7 @@ def main() -> int:
     finish()
     if distributed.is_initialized():
         distributed.destroy_process_group()
-    if manner in ("optimizer", "overlap", "hook"):
+    if manner in _TALWEG:
         talweg.torch.shutdown()
     return 0
 

@@ -66,11 +66,12 @@ _REPLAYS: dict[str, tuple[_Replay, ...]] = {
 _REAL: dict[str, tuple[tuple[str, int, int], ...]] = {
     "smoke": (),
     "quick": (),
-    "default": (("mlp", 32, 1000),),
-    "full": (("mlp", 32, 500), ("mlp", 32, 1000), ("resnet18", 16, 500)),
+    "default": (("resnet18", 16, 1000),),
+    "full": (("mlp", 32, 1000), ("resnet18", 16, 500), ("resnet18", 16, 1000)),
 }
-_OVERLAP, _OPTIMIZER, _DDP = (
+_OVERLAP, _ARRIVAL, _OPTIMIZER, _DDP = (
     "DistributedOptimizer, forward waits layer by layer",
+    "the same, first come, first served",
     "DistributedOptimizer, backward waits for all",
     "DDP over Gloo",
 )
@@ -205,13 +206,14 @@ def _run_real(context: Context, section: Section, model: str, batch: int, rate: 
             for index, (name, rank) in enumerate(
                 (
                     (_OVERLAP, talweg_python(programs, peer, "overlap")),
+                    (_ARRIVAL, talweg_python(programs, peer, "arrival")),
                     (_OPTIMIZER, talweg_python(programs, peer, "optimizer")),
                 )
             )
         ]
         makers.append((_DDP, partial(hosts.python_ranks, cluster, _DDP, [peer, "ddp"])))
         # Several steps a turn: in the first one, part of what there is to wait for is over.
-        context.effort = Effort(effort.repetitions, 40 * effort.batch_s)
+        context.effort = Effort(effort.repetitions, 20 * effort.batch_s)
         try:
             case = Case(setting, (batch,), model)
             results = run_beside(context, "priorities", setting, makers, _HOSTS, [case])

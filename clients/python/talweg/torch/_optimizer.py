@@ -85,6 +85,10 @@ class GradientAverager:
     def index_of(self, parameter: torch.nn.Parameter) -> int | None:
         return self._index.get(parameter)
 
+    def priority_of(self, index: int) -> int:
+        """The layers nearest the input are needed first by the next forward pass."""
+        return -index
+
     @property
     def averaged(self) -> bool:
         """Whether the averages stand in `.grad` since the last backward."""
@@ -121,14 +125,13 @@ class GradientAverager:
             )
         else:
             self._gradients[index] = (gradient, gradient._version)
-        # The layers nearest the input are needed first by the next forward pass.
         self._pushed[index] = start(
             self._client,
             gradient,
             gradient,
             Op.AVERAGE,
             f"{self._name}.gradient.{self._names[index]}",
-            priority=-index,
+            priority=self.priority_of(index),
         )
 
     def begin(self, active: bool = True) -> None:

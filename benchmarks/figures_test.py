@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from harness import figures, report
-from harness.contender import Batch
+from harness.contender import Batch, Contender
 from harness.measure import Result, add_ratios, summarize
-from harness.scenario import find, ratio_bar
+from harness.scenario import fastest, find, ratio_bar
 from harness.scenarios import growth, kernels, one_node, priorities
 
 
@@ -164,6 +164,13 @@ class ResultsTest(unittest.TestCase):
         self.assertIsNone(find([failed], "2 ranks", "1 MB", "Gloo"))
         self.assertIs(find([ours, theirs], "2 ranks", "1 MB", "Gloo"), theirs)
 
+    def test_of_our_modes_the_fastest_counts(self) -> None:
+        one, other, failed = result("Talweg", 2), result("own", 3), result("third", 9)
+        failed.failure = "gone"
+        results, names = [one, other, failed], ("Talweg", "own", "third", "fourth")
+        self.assertIs(fastest(results, "2 ranks", "1 MB", names), other)
+        self.assertIsNone(fastest([failed], "2 ranks", "1 MB", names))
+
     def test_tables(self) -> None:
         results = [result("Talweg", 6), result("Gloo", 2)]
         results.append(result("OpenMPI"))
@@ -222,6 +229,15 @@ class GrowthTest(unittest.TestCase):
     def test_a_fair_share_is_everybodys_mean_speed(self) -> None:
         self.assertEqual(growth.farthest_from_fair([2.0, 2.0, 2.0]), 0)
         self.assertAlmostEqual(growth.farthest_from_fair([1.0, 3.0]), 0.5)
+
+    def test_chance_evens_out_over_repetitions(self) -> None:
+        jobs = growth._Grown(2, Contender("jobs", 2, []))
+        for times_s in ([1.0, 3.0], [3.0, 1.0]):
+            jobs.batches.append(Batch(1, 3.0, [], 0.0, [], workers_s=times_s))
+        self.assertEqual(jobs.worst_share(), 0)
+        self.assertAlmostEqual(jobs.worst_share_of_one(), 0.5)
+        jobs.batches.append(Batch(1, 3.0, [], 0.0, [], workers_s=[2.0, 6.0]))
+        self.assertGreater(jobs.worst_share(), 0.2)
 
 
 class PrioritiesTest(unittest.TestCase):

@@ -12,7 +12,7 @@ from pathlib import Path
 from netns import INTERFACE, Network
 
 from harness.contender import Command, Contender
-from harness.contenders import GLOO, TALWEG, Programs, talweg_rank
+from harness.contenders import GLOO, TALWEG, TALWEG_IN_PLACE, Programs, talweg_rank
 
 SOCKET_PS, TCP_LIMIT = "socket server", "TCP limit"
 # Every network is its own: no port can be taken but by another contender.
@@ -68,17 +68,25 @@ def talweg(
         address = f"--listen={network.address(host)}:0"
         options = (address, f"--name={number}", f"--ready_file={ready[number]}")
         commands.append(Command((*line, *options), is_daemon=True))
-    rank = rank or Command(tuple(talweg_rank(tool)))
+    in_place = ["--in-place"] if name == TALWEG_IN_PLACE else []
+    rank = rank or Command(tuple(talweg_rank(tool, *in_place)))
     for node_rank, host in enumerate(cluster.rank_hosts):
-        # A job's view has the aggregators that serve when it begins: all of them are waited for.
-        wait = 'n=$1; shift; while [ $(ls "$0" | wc -l) -lt "$n" ]; do sleep 0.02; done; exec "$@"'
-        shell = (*network.enter(host), "sh", "-c", wait, directory.name, str(len(ready)))
+        shell = (*network.enter(host), *_when_ready(directory.name, len(ready)))
         run = (*shell, tool, "run", f"--scheduler={scheduler}", f"--nodes={count}")
         node = (f"--node-rank={node_rank}", "--ranks-per-node=1", "--", *rank.line)
         commands.append(Command((*run, *node), rank.environment))
     contender = Contender(name, count, commands, wire_pids=cluster.pids)
     contender.on_close(directory.cleanup)
     return contender
+
+
+def _when_ready(directory: str, count: int) -> tuple[str, ...]:
+    """Before a command: waits until so many daemons have written their ready files there.
+
+    A job's view has the aggregators that serve when it begins; one of a single node begins without any.
+    """
+    wait = 'n=$1; shift; while [ $(ls "$0" | wc -l) -lt "$n" ]; do sleep 0.02; done; exec "$@"'
+    return ("sh", "-c", wait, directory, str(count))
 
 
 def talweg_jobs(
@@ -94,13 +102,17 @@ def talweg_jobs(
     served = (*network.enter(aggregator), tool)
     line = (*served, "scheduler", f"--listen={scheduler}", "--in_memory", quiet)
     commands = [Command(line, is_daemon=True)]
+    directory = tempfile.TemporaryDirectory(prefix="talweg-bench-ready-")
     line = (*served, "aggregator", f"--scheduler={scheduler}", f"--listen={address}:0", quiet)
-    commands.append(Command(line, is_daemon=True))
+    commands.append(Command((*line, f"--ready_file={directory.name}/0"), is_daemon=True))
     for job in range(job_count):
-        run = (*network.enter(host), tool, "run", f"--scheduler={scheduler}", "--nodes=1")
+        shell = (*network.enter(host), *_when_ready(directory.name, 1))
+        run = (*shell, tool, "run", f"--scheduler={scheduler}", "--nodes=1")
         node = ("--node-rank=0", f"--job=job{job}", "--", *talweg_rank(tool))
         commands.append(Command((*run, *node)))
-    return Contender(name, job_count, commands, wire_pids=cluster.pids)
+    contender = Contender(name, job_count, commands, wire_pids=cluster.pids)
+    contender.on_close(directory.cleanup)
+    return contender
 
 
 def _served(

@@ -96,6 +96,18 @@ def find(results: Sequence[Result], setting: str, case: str, contender: str) -> 
     return None
 
 
+def fastest(
+    results: Sequence[Result], setting: str, case: str, contenders: Sequence[str]
+) -> Result | None:
+    """Of those of them that have figures, the one with the most bytes a second."""
+    there = [find(results, setting, case, contender) for contender in contenders]
+    return max(
+        (each for each in there if each is not None),
+        key=lambda each: each.gigabytes_per_s_median,
+        default=None,
+    )
+
+
 def ratio_bar(
     text: str,
     one: Result | None,

@@ -124,28 +124,29 @@ void Job::OnContribution(ConnectionId connection, Session& session, MemberIndex 
 
 std::string Job::ModeProblem(const Tensor& tensor, const LocalSlice& slice, MemberIndex member,
                              const wire::Contribute& entry) const {
-  const std::string who = "tensor '" + tensor.agreed->name + "': " + MemberText(member);
+  // Of every contribution this is asked, and of hardly any there is something to say.
+  const auto who = [&] { return "tensor '" + tensor.agreed->name + "': " + MemberText(member); };
   const bool is_broadcast = tensor.agreed->op == Op::kBroadcast;
   if (entry.mode == Mode::kSum) {
-    if (is_broadcast) return who + " contributes to the sum of a broadcast";
-    if (entry.form == Form::kEmpty) return who + " contributes nothing to a sum";
+    if (is_broadcast) return who() + " contributes to the sum of a broadcast";
+    if (entry.form == Form::kEmpty) return who() + " contributes nothing to a sum";
     const uint32_t rank_count = view_.members[member.value()].rank_count;
     if (entry.rank_count == 0 ||
         TALWEG_MUTATION(rank_count_unchecked, entry.rank_count > rank_count, false)) {
-      return who + " contributes for " + std::to_string(entry.rank_count) + " ranks and has " +
+      return who() + " contributes for " + std::to_string(entry.rank_count) + " ranks and has " +
              std::to_string(rank_count);
     }
     return "";
   }
-  if (entry.sum_epoch > view_.epoch) return who + " has a result of an epoch to come";
+  if (entry.sum_epoch > view_.epoch) return who() + " has a result of an epoch to come";
   if (entry.form == Form::kEmpty) return "";
   if (entry.sum_epoch != Epoch{0}) return "";  // The source of a Finish.
-  if (!is_broadcast) return who + " copies bytes that are no result into a sum";
+  if (!is_broadcast) return who() + " copies bytes that are no result into a sum";
   const uint32_t root = tensor.agreed->root_rank;
   const std::optional<MemberIndex> source =
       root == wire::kNoRank ? std::nullopt : view_.MemberOfRank(Rank{root});
   if (source != member) {
-    return who + " is not the node of the root, " + Describe(*tensor.agreed) + ", slice " +
+    return who() + " is not the node of the root, " + Describe(*tensor.agreed) + ", slice " +
            std::to_string(slice.index.value());
   }
   return "";

@@ -136,8 +136,9 @@ class Transport {
   // RESOURCE_EXHAUSTED when the locked-memory limit is reached; names the limit and the remedy.
   virtual absl::StatusOr<Region> Register(std::span<std::byte> bytes) = 0;
 
-  // Copies `source` to the peer's memory. OnWriteDone(connection, context) follows, unless the
-  // connection ends first. A target that is not the peer's to give ends the connection.
+  // Copies `source` to the peer's memory, perhaps not before a frame is posted behind it, or the
+  // next Poll. OnWriteDone(connection, context) follows, unless the connection ends first. A target
+  // that is not the peer's to give ends the connection.
   virtual PostResult PostWrite(ConnectionId connection, RegionSlice source, wire::RemoteRef target,
                                uint64_t context) = 0;
 

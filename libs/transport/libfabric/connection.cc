@@ -7,12 +7,15 @@
 #include <array>
 #include <utility>
 
+#include "libs/base/bytes.h"
 #include "libs/transport/keys.h"
 
 namespace talweg::transport {
 namespace {
 
 constexpr size_t kTransfersMax = 128;
+// Writes leave together up to this length. A longer one leaves alone.
+constexpr size_t kGatheredBytesMax = kMiB;
 constexpr size_t kFrameBuffersMax = 16;  // Only where frames must be sent from registered memory.
 
 }  // namespace
@@ -85,8 +88,8 @@ absl::Status FabricConnection::AllocateBuffers() {
   for (size_t i = 0; i < receive_count_; ++i) {
     Transfer& receive = receives_[i];
     receive.buffer = i;
-    receive.local = {ReceiveBuffer(i), wire::kFrameBytesMax};
-    receive.descriptor = registered ? fi_mr_desc(buffers_region_.get()) : nullptr;
+    receive.local[0] = {ReceiveBuffer(i), wire::kFrameBytesMax};
+    receive.descriptors[0] = registered ? fi_mr_desc(buffers_region_.get()) : nullptr;
   }
   return absl::OkStatus();
 }
@@ -99,8 +102,8 @@ absl::Status FabricConnection::Repost(size_t buffer) {
   if (closed()) return absl::OkStatus();
   Transfer& receive = receives_[buffer];
   fi_msg message{};
-  message.msg_iov = &receive.local;
-  message.desc = &receive.descriptor;
+  message.msg_iov = receive.local.data();
+  message.desc = receive.descriptors.data();
   message.iov_count = 1;
   message.context = &receive.scratch;
   const ssize_t error = fi_recvmsg(endpoint_.get(), &message, FI_COMPLETION);
@@ -114,6 +117,7 @@ void FabricConnection::PostWrite(RegionSlice source, wire::RemoteRef target, uin
   post->target = target;
   post->context = context;
   pending_bytes_ += source.length;
+  waiting_bytes_ += source.length;
   posts_.push_back(std::move(post));
 }
 
@@ -122,76 +126,138 @@ void FabricConnection::PostFrame(std::vector<std::byte> frame) {
   post->is_frame = true;
   post->frame = std::move(frame);
   pending_bytes_ += post->frame.size();
+  waiting_bytes_ += post->frame.size();
   posts_.push_back(std::move(post));
 }
 
 absl::Status FabricConnection::Advance() {
   if (!established_ || closed()) return absl::OkStatus();
   absl::Status failure;
-  while (next_post_ < posts_.size() && HandPart(*posts_[next_post_], &failure)) {
-    if (posts_[next_post_]->handed) ++next_post_;
+  while (next_post_ < posts_.size() && HandNext(&failure)) {
   }
   return failure;
 }
 
-// Hands one transfer of `post` over; false when the provider takes none now, or has failed.
-bool FabricConnection::HandPart(Post& post, absl::Status* failure) {
+// Hands one transfer over; false when the provider takes none now, or has failed.
+bool FabricConnection::HandNext(absl::Status* failure) {
   if (free_transfers_.empty()) return false;
-  const ProviderLimits& limits = provider_->limits();
   Transfer& transfer = transfers_[free_transfers_.back()];
-  transfer.post = &post;
-  ssize_t error = 0;
-  size_t length = 0;
-  if (post.is_frame) {
-    length = post.frame.size();
-    // Injected bytes need not be registered.
-    const bool inject = length <= limits.inject_bytes_max;
-    transfer.local = {post.frame.data(), length};
-    transfer.descriptor = nullptr;
-    const bool copied = limits.local_keys && !inject;
-    if (copied) {
-      if (free_frame_buffers_.empty()) return false;
-      post.frame_buffer = free_frame_buffers_.back();
-      transfer.local.iov_base = ReceiveBuffer(post.frame_buffer);
-      memcpy(transfer.local.iov_base, post.frame.data(), length);
-      transfer.descriptor = fi_mr_desc(buffers_region_.get());
-    }
-    fi_msg message{};
-    message.msg_iov = &transfer.local;
-    message.desc = &transfer.descriptor;
-    message.iov_count = 1;
-    message.context = &transfer.scratch;
-    error = fi_sendmsg(endpoint_.get(), &message, FI_COMPLETION | (inject ? FI_INJECT : 0));
-    if (error == 0 && copied) free_frame_buffers_.pop_back();
-    if (error != 0) post.frame_buffer = 0;
-  } else {
-    const auto* source = static_cast<const FabricRegistration*>(post.source.registration);
-    length = std::min(post.source.length - post.handed_bytes, limits.write_bytes_max);
-    transfer.local = {source->bytes().data() + post.source.offset + post.handed_bytes, length};
-    transfer.descriptor = limits.local_keys ? source->descriptor() : nullptr;
-    transfer.remote = {post.target.address + post.handed_bytes, length, post.target.key};
-    fi_msg_rma message{};
-    message.msg_iov = &transfer.local;
-    message.desc = &transfer.descriptor;
-    message.iov_count = 1;
-    message.rma_iov = &transfer.remote;
-    message.rma_iov_count = 1;
-    message.context = &transfer.scratch;
-    error = fi_writemsg(endpoint_.get(), &message, FI_COMPLETION);
-  }
+  const ssize_t error = posts_[next_post_]->is_frame ? HandFrame(transfer) : HandWrites(transfer);
   if (error == -FI_EAGAIN) return false;
   if (error != 0) {
     *failure = absl::UnavailableError("send to " + peer_ + ": " + FabricErrorText(error));
     return false;
   }
   free_transfers_.pop_back();
-  post.handed_bytes += length;
-  ++post.transfers;
-  post.handed = post.handed_bytes == (post.is_frame ? post.frame.size() : post.source.length);
+  for (size_t i = 0; i < transfer.post_count; ++i) {
+    Post& post = *transfer.posts[i];
+    post.handed_bytes += transfer.post_bytes[i];
+    waiting_bytes_ -= transfer.post_bytes[i];
+    ++post.transfers;
+    post.handed = post.handed_bytes == (post.is_frame ? post.frame.size() : post.source.length);
+    if (post.handed) ++next_post_;
+  }
   return true;
 }
 
+ssize_t FabricConnection::HandFrame(Transfer& transfer) {
+  const ProviderLimits& limits = provider_->limits();
+  Post& post = *posts_[next_post_];
+  const size_t length = post.frame.size();
+  transfer.post_count = 1;
+  transfer.posts[0] = &post;
+  transfer.post_bytes[0] = length;
+  // Injected bytes need not be registered.
+  const bool inject = length <= limits.inject_bytes_max;
+  transfer.local[0] = {post.frame.data(), length};
+  transfer.descriptors[0] = nullptr;
+  const bool copied = limits.local_keys && !inject;
+  if (copied) {
+    if (free_frame_buffers_.empty()) return -FI_EAGAIN;
+    post.frame_buffer = free_frame_buffers_.back();
+    transfer.local[0].iov_base = ReceiveBuffer(post.frame_buffer);
+    memcpy(transfer.local[0].iov_base, post.frame.data(), length);
+    transfer.descriptors[0] = fi_mr_desc(buffers_region_.get());
+  }
+  fi_msg message{};
+  message.msg_iov = transfer.local.data();
+  message.desc = transfer.descriptors.data();
+  message.iov_count = 1;
+  message.context = &transfer.scratch;
+  const ssize_t error =
+      fi_sendmsg(endpoint_.get(), &message, FI_COMPLETION | (inject ? FI_INJECT : 0));
+  if (error == 0 && copied) free_frame_buffers_.pop_back();
+  if (error != 0) post.frame_buffer = 0;
+  return error;
+}
+
+ssize_t FabricConnection::HandWrites(Transfer& transfer) {
+  GatherWrites(transfer);
+  fi_msg_rma message{};
+  message.msg_iov = transfer.local.data();
+  message.desc = transfer.descriptors.data();
+  message.iov_count = transfer.part_count;
+  message.rma_iov = transfer.remote.data();
+  message.rma_iov_count = transfer.part_count;
+  message.context = &transfer.scratch;
+  return fi_writemsg(endpoint_.get(), &message, FI_COMPLETION);
+}
+
+// As many of the writes that are next as fit into one transfer. What lies together on both sides is
+// one part of it.
+void FabricConnection::GatherWrites(Transfer& transfer) {
+  const ProviderLimits& limits = provider_->limits();
+  const size_t parts_max = std::clamp<size_t>(limits.write_parts_max, 1, kPartsMax);
+  transfer.post_count = 0;
+  transfer.part_count = 0;
+  size_t bytes = 0;
+  for (size_t i = next_post_; i < posts_.size() && transfer.post_count < kPostsMax; ++i) {
+    Post& post = *posts_[i];
+    if (post.is_frame) return;
+    const size_t left = post.source.length - post.handed_bytes;
+    if (transfer.post_count > 0 && bytes + left > kGatheredBytesMax) return;
+    const size_t length = std::min(left, limits.write_bytes_max - bytes);
+    const auto* source = static_cast<const FabricRegistration*>(post.source.registration);
+    std::byte* const from = source->bytes().data() + post.source.offset + post.handed_bytes;
+    void* const descriptor = limits.local_keys ? source->descriptor() : nullptr;
+    const uint64_t to = post.target.address + post.handed_bytes;
+
+    bool joins = false;
+    if (transfer.part_count > 0) {
+      const size_t last = transfer.part_count - 1;
+      iovec& local = transfer.local[last];
+      fi_rma_iov& remote = transfer.remote[last];
+      joins = static_cast<std::byte*>(local.iov_base) + local.iov_len == from &&
+              transfer.descriptors[last] == descriptor && remote.key == post.target.key &&
+              remote.addr + remote.len == to;
+      if (joins) {
+        local.iov_len += length;
+        remote.len += length;
+      }
+    }
+    if (!joins) {
+      if (transfer.part_count == parts_max) return;
+      transfer.local[transfer.part_count] = {from, length};
+      transfer.descriptors[transfer.part_count] = descriptor;
+      transfer.remote[transfer.part_count] = {to, length, post.target.key};
+      ++transfer.part_count;
+    }
+    transfer.posts[transfer.post_count] = &post;
+    transfer.post_bytes[transfer.post_count] = length;
+    ++transfer.post_count;
+    bytes += length;
+    if (length < left) return;
+  }
+}
+
 absl::StatusOr<std::optional<FabricConnection::Completion>> FabricConnection::Read() {
+  Completion completion;
+  if (!written_.empty()) {
+    completion.kind = Completion::Kind::kWriteDone;
+    completion.context = written_.front();
+    written_.pop_front();
+    return completion;
+  }
   fi_cq_msg_entry entry{};
   const ssize_t count = fi_cq_read(completion_queue_.get(), &entry, 1);
   if (count == -FI_EAGAIN || count == 0) return std::nullopt;
@@ -200,25 +266,23 @@ absl::StatusOr<std::optional<FabricConnection::Completion>> FabricConnection::Re
     return absl::UnavailableError("completions of " + peer_ + ": " + FabricErrorText(count));
   }
   auto* transfer = static_cast<Transfer*>(entry.op_context);
-  if (transfer == nullptr) return Completion{};
-  Completion completion;
-  if (transfer->post == nullptr) {
+  if (transfer == nullptr) return completion;
+  if (transfer->post_count == 0) {
     completion.kind = Completion::Kind::kFrame;
     completion.buffer = transfer->buffer;
     completion.frame = {ReceiveBuffer(transfer->buffer),
                         std::min<size_t>(entry.len, wire::kFrameBytesMax)};
     return completion;
   }
-  Post* const post = transfer->post;
   free_transfers_.push_back(transfer->index);
-  --post->transfers;
-  if (post->handed && post->transfers == 0) {
-    if (!post->is_frame) {
-      completion.kind = Completion::Kind::kWriteDone;
-      completion.context = post->context;
-    }
+  for (size_t i = 0; i < transfer->post_count; ++i) {
+    Post* const post = transfer->posts[i];
+    --post->transfers;
+    if (!post->handed || post->transfers > 0) continue;
+    if (!post->is_frame) written_.push_back(post->context);
     Retire(post);
   }
+  // Those that are done come with the next calls.
   return completion;
 }
 
@@ -262,6 +326,8 @@ void FabricConnection::Close() {
   posts_.clear();
   next_post_ = 0;
   pending_bytes_ = 0;
+  waiting_bytes_ = 0;
+  written_.clear();
 }
 
 }  // namespace talweg::transport

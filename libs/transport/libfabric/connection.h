@@ -5,6 +5,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -76,8 +77,11 @@ class FabricConnection {
   uint64_t pending_bytes() const { return pending_bytes_; }
   // Nothing that was posted is unfinished.
   bool idle() const { return posts_.empty(); }
+  // Of these, what Advance has not handed over.
+  uint64_t waiting_bytes() const { return waiting_bytes_; }
 
-  // Hands to the provider what it takes. Why it failed, if it has.
+  // Hands to the provider what it takes; writes that follow each other leave together, as far as it
+  // takes that. Why it failed, if it has.
   absl::Status Advance();
 
   // The next completion; nullopt when there is none now. A status: the connection is broken.
@@ -101,20 +105,29 @@ class FabricConnection {
     bool handed = false;      // All of it.
     int transfers = 0;        // Outstanding.
   };
+  static constexpr size_t kPartsMax = 4;
+  static constexpr size_t kPostsMax = 16;
   // One operation of the provider. `scratch` is the provider's until the completion, and first,
   // because that is the context that a completion names.
   struct Transfer {
     fi_context2 scratch;
-    Post* post = nullptr;  // Null: receive.
-    size_t buffer = 0;     // Of a receive.
-    size_t index = 0;      // In transfers_.
-    iovec local{};
-    void* descriptor = nullptr;
-    fi_rma_iov remote{};
+    size_t buffer = 0;      // Of a receive.
+    size_t index = 0;       // In transfers_.
+    size_t post_count = 0;  // 0: receive.
+    std::array<Post*, kPostsMax> posts{};
+    // What of each of them.
+    std::array<size_t, kPostsMax> post_bytes{};
+    size_t part_count = 0;
+    std::array<iovec, kPartsMax> local{};
+    std::array<void*, kPartsMax> descriptors{};
+    std::array<fi_rma_iov, kPartsMax> remote{};
   };
 
   absl::Status AllocateBuffers();
-  bool HandPart(Post& post, absl::Status* failure);
+  bool HandNext(absl::Status* failure);
+  ssize_t HandFrame(Transfer& transfer);
+  ssize_t HandWrites(Transfer& transfer);
+  void GatherWrites(Transfer& transfer);
   void Retire(Post* post);
   absl::StatusOr<std::optional<Completion>> ReadError();
   std::byte* ReceiveBuffer(size_t index);
@@ -137,6 +150,8 @@ class FabricConnection {
   std::deque<std::unique_ptr<Post>> posts_;  // In order; finished ones leave at the front.
   size_t next_post_ = 0;                     // The first that is not handed.
   uint64_t pending_bytes_ = 0;
+  uint64_t waiting_bytes_ = 0;
+  std::deque<uint64_t> written_;  // Contexts of writes that are done and not told.
 
   int descriptor_ = -1;
   // The endpoint goes before its queue.

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "libs/base/bytes.h"
 #include "libs/base/check.h"
 #include "libs/runtime/descriptor.h"
 #include "libs/status/status.h"
@@ -59,6 +60,9 @@ bool SplitToken(std::string* address, uint64_t* token) {
 
 // What came with an event of the connection manager: of the data behind it, the most that we read.
 constexpr size_t kEventDataBytesMax = 256;
+
+// Writes are handed to the provider when there is so much of them, or a frame behind them.
+constexpr uint64_t kGatherBytes = kMiB;
 
 constexpr uint64_t kEventQueueTag = 0;
 constexpr uint64_t kTimerTag = ~uint64_t{0};
@@ -329,8 +333,15 @@ PostResult FabricTransport::PostWrite(ConnectionId id, RegionSlice source, wire:
   const auto found = peers_.find(id);
   if (found == peers_.end()) return PostResult::kGone;
   write_bytes_sent_.Add(source.length);
-  found->second->connection->PostWrite(source, target, context);
-  Advance(*found->second);
+  Peer& peer = *found->second;
+  peer.connection->PostWrite(source, target, context);
+  // Nobody looks at a write before the frame behind it: small ones wait for that, or for more of
+  // them, and leave in one call of the kernel, in packets that are full. Poll sends what is left.
+  if (peer.connection->waiting_bytes() >= kGatherBytes) {
+    Advance(peer);
+  } else {
+    peer.armed = false;
+  }
   return PostResult::kPosted;
 }
 

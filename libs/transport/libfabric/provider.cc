@@ -42,6 +42,7 @@ ProviderLimits LimitsOf(const fi_info& info) {
   // Writes are cut so that a long one neither overruns the provider nor keeps a frame of another
   // operation waiting for gigabytes.
   limits.write_bytes_max = std::min<size_t>(info.ep_attr->max_msg_size, 64 * kMiB);
+  limits.write_parts_max = std::min(info.tx_attr->iov_limit, info.tx_attr->rma_iov_limit);
   limits.inject_bytes_max = info.tx_attr->inject_size;
   const int mr_mode = info.domain_attr->mr_mode;
   // FI_MR_BASIC is how older versions spell three of them at once.

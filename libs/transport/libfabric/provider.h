@@ -20,6 +20,7 @@ struct ProviderLimits {
   size_t transmit_depth = 0;  // Transfers that may be outstanding on an endpoint.
   size_t receive_depth = 0;
   size_t write_bytes_max = 0;  // Of one transfer; longer writes are split.
+  size_t write_parts_max = 1;  // That lie apart, on either side, in one transfer.
   size_t inject_bytes_max = 0;
   bool local_keys = false;         // FI_MR_LOCAL: sources and receive buffers are registered too.
   bool virtual_addresses = false;  // FI_MR_VIRT_ADDR: targets are named by address, not by offset.

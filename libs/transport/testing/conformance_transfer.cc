@@ -106,6 +106,46 @@ TEST_CASE("Transport: a write has landed when the frame behind it is received", 
   }
 }
 
+TEST_CASE("Transport: writes that follow each other land each in its place", "[transport]") {
+  const auto harness = NewHarness();
+  // Neighbours on both sides, on one, on none; and more of them than any provider takes at once.
+  constexpr size_t kCount = 40;
+  constexpr size_t kLength = 3'001;
+  const size_t gap_here = GENERATE(size_t{0}, size_t{7});
+  const size_t gap_there = GENERATE(size_t{0}, size_t{11});
+  CAPTURE(gap_here, gap_there);
+  std::vector<std::byte> source = Pattern(1, kCount * (kLength + gap_here));
+  std::vector<std::byte> target(kCount * (kLength + gap_there), std::byte{0xee});
+  std::vector<std::byte> expected = target;
+  Pair pair(*harness);
+  REQUIRE(pair.connected);
+  const auto from = pair.client.transport->Register(source);
+  const auto to = pair.server.transport->Register(target);
+  REQUIRE(from.ok());
+  REQUIRE(to.ok());
+  for (size_t i = 0; i < kCount; ++i) {
+    const size_t here = i * (kLength + gap_here);
+    const size_t there = i * (kLength + gap_there);
+    std::copy_n(source.begin() + static_cast<ptrdiff_t>(here), kLength,
+                expected.begin() + static_cast<ptrdiff_t>(there));
+    REQUIRE(pair.client.transport->PostWrite(pair.to_server, from->Slice(here, kLength),
+                                             to->Ref(there), i) == PostResult::kPosted);
+  }
+  bool landed = false;
+  pair.server.sink.on_frame = [&](ConnectionId, std::span<const std::byte>) {
+    landed = target == expected;
+  };
+  REQUIRE(pair.client.transport->PostFrame(pair.to_server, FrameOf(1)) == PostResult::kPosted);
+  REQUIRE(PollUntil({&pair.client, &pair.server}, [&] {
+    return !pair.server.sink.frames.empty() && pair.client.sink.writes_done.size() == kCount;
+  }));
+  CHECK(landed);
+  CHECK(pair.client.transport->PendingBytes(pair.to_server) == 0);
+  std::vector<bool> seen(kCount, false);
+  for (const auto& done : pair.client.sink.writes_done) seen[done.context] = true;
+  CHECK(std::count(seen.begin(), seen.end(), true) == kCount);
+}
+
 TEST_CASE("Transport: many writes and frames, both directions at once", "[transport]") {
   const auto harness = NewHarness();
   Pair pair(*harness);

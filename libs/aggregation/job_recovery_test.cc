@@ -10,7 +10,7 @@ namespace {
 using wire::Form;
 using wire::Mode;
 using wire::Verdict;
-constexpr uint64_t kCount = 100'000;
+constexpr uint64_t kCount = 10'000;
 
 wire::Report Held(const std::string& name, uint64_t held, uint64_t held_epoch,
                   uint64_t partial_epoch = 0, std::vector<uint64_t> slices = {}) {

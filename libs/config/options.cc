@@ -141,8 +141,9 @@ std::vector<Option<AgentConfig>> AgentOptions() {
               "How many nodes the job may have."),
       Make<C>("loss_policy", &C::loss_policy, LossPolicyChoice{},
               "What becomes of the job when a node or an aggregator is lost."),
-      Make<C>("slice_bytes_max", &C::slice_bytes_max, Bytes{4 * kKiB, kGiB},
-              "Into slices of which size tensors are cut. The same at all agents of a job."),
+      Make<C>(
+          "slice_bytes_max", &C::slice_bytes_max, Bytes{4 * kKiB, kGiB},
+          "Tensors are cut into slices of at most so many bytes. The same at all agents of a job."),
       Make<C>("credit_bytes", &C::credit_bytes, Bytes{64 * kKiB, 64 * kGiB},
               "Contribution bytes in flight to one aggregator, at most; it may grant less."),
       Make<C>("socket_path", &C::socket_path, Text{107},

@@ -2,6 +2,7 @@
 #include "libs/view/placement.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "libs/base/check.h"
@@ -12,6 +13,22 @@ namespace {
 
 // Slices begin on cache lines, which also keeps every element whole.
 constexpr uint64_t kAlignmentBytes = kCacheLineBytes;
+
+// A round is as long as its bytes take, and the first slice and the last one's results besides,
+// which nothing overlaps. So a run has at least so many slices, where they do not become so small
+// that what each costs by itself shows; but all runs together never more than kManySlices.
+constexpr uint64_t kRunSlicesMin = 64;
+constexpr uint64_t kSliceBytesMin = 128 * kKiB;
+constexpr uint64_t kManySlices = 8192;
+
+// How long the slices of a run are at most.
+uint64_t SliceBytes(const View& view, uint64_t run_bytes) {
+  if (view.aggregators.empty()) return view.slice_bytes_max;  // Nothing travels.
+  const uint64_t slices_min =
+      std::clamp<uint64_t>(kManySlices / (2 * view.aggregators.size()), 1, kRunSlicesMin);
+  const uint64_t wanted = std::bit_floor(std::max(run_bytes / slices_min, kSliceBytesMin));
+  return std::min(wanted, view.slice_bytes_max);
+}
 
 void AppendRun(std::vector<Slice>& slices, AggregatorIndex owner, uint64_t begin, uint64_t end,
                uint64_t slice_bytes_max) {
@@ -72,7 +89,7 @@ Placement::Placement(const View& view, TensorKey key, uint64_t tensor_bytes) {
     return;
   }
   if (owner_count == 1 || tensor_bytes < kStripeBytesMin * owner_count) {
-    AppendRun(slices_, first, 0, tensor_bytes, view.slice_bytes_max);
+    AppendRun(slices_, first, 0, tensor_bytes, SliceBytes(view, tensor_bytes));
     return;
   }
   uint64_t weight_total = 0;
@@ -87,7 +104,7 @@ Placement::Placement(const View& view, TensorKey key, uint64_t tensor_bytes) {
         i + 1 == owner_count
             ? tensor_bytes
             : std::min(tensor_bytes, RoundUp(static_cast<uint64_t>(exact), kAlignmentBytes));
-    if (end > begin) AppendRun(slices_, owner, begin, end, view.slice_bytes_max);
+    if (end > begin) AppendRun(slices_, owner, begin, end, SliceBytes(view, end - begin));
     begin = end;
   }
 }

@@ -126,6 +126,36 @@ TEST_CASE("Placement: no aggregator carries 5 % above its share of a model", "[v
   }
 }
 
+TEST_CASE("Placement: a run is many slices, but not of a few bytes each", "[view]") {
+  const auto longest = [](const View& view, uint64_t bytes) {
+    uint32_t length = 0;
+    const Placement placement(view, TensorKey{7}, bytes);
+    for (const Slice& slice : placement.slices()) {
+      length = std::max(length, slice.length_bytes);
+    }
+    return length;
+  };
+  View view = MakeView({1}, {1});
+  view.slice_bytes_max = kMiB;
+  CHECK(longest(view, 120 * kKiB) == 120 * kKiB);
+  CHECK(longest(view, kMiB) == 128 * kKiB);
+  CHECK(longest(view, 8 * kMiB) == 128 * kKiB);
+  CHECK(longest(view, 16 * kMiB) == 256 * kKiB);
+  CHECK(longest(view, 64 * kMiB) == kMiB);
+  CHECK(longest(view, kGiB) == kMiB);
+  CHECK(longest(MakeView({1}, {1, 1, 1, 1}), 64 * kMiB) == 256 * kKiB);
+  view.slice_bytes_max = 4 * kKiB;
+  CHECK(longest(view, kMiB) == 4 * kKiB);
+  // With many aggregators there are many slices anyway.
+  view = MakeView({1}, std::vector<uint32_t>(2000, 1));
+  view.slice_bytes_max = kMiB;
+  CHECK(Placement(view, TensorKey{7}, kGiB).slices().size() <= 4 * 2000);
+  // Alone nothing travels.
+  view = MakeView({2}, {});
+  view.slice_bytes_max = kMiB;
+  CHECK(longest(view, 8 * kMiB) == kMiB);
+}
+
 TEST_CASE("Placement: hangs on nothing but the view and the tensor", "[view]") {
   const View view = MakeView({1, 1}, {1, 1, 1});
   View later = view;

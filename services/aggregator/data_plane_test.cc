@@ -234,7 +234,7 @@ TEST_CASE("DataPlane: long slices are written, summed and written back", "[aggre
   pool.data_plane->OnJobView("job", view);
   HandAgent& first = pool.AddAgent(view, 0);
   HandAgent& second = pool.AddAgent(view, 1);
-  constexpr size_t kCount = 100'001;
+  constexpr size_t kCount = 15'001;  // One slice.
   pool.Start({&first, &second}, {"w"}, kCount, Op::kAverage);
   for (uint64_t round = 1; round <= 3; ++round) {
     const auto scale = static_cast<float>(round);
@@ -410,10 +410,14 @@ TEST_CASE("DataPlane: a little credit waits for a result or a tick, much does no
   HandAgent& first = pool.AddAgent(view, 0);
   HandAgent& second = pool.AddAgent(view, 1);
   constexpr size_t kCount = 5'000;
-  constexpr size_t kCountOfMuch = 100'000;
+  constexpr size_t kCountOfMuch = 15'000;  // Of each of three: one slice, more than is kept.
   pool.Start({&first, &second}, {"w"}, kCount);
-  first.Say(FrameType::kDeclare, std::vector{first.DeclareOf("much", kCountOfMuch, Op::kSum)});
-  pool.Until([&] { return first.Count<wire::Declared>() == 2; });
+  std::vector<wire::Declare> declares;
+  for (const char* name : {"much 0", "much 1", "much 2"}) {
+    declares.push_back(first.DeclareOf(name, kCountOfMuch, Op::kSum));
+  }
+  first.Say(FrameType::kDeclare, declares);
+  pool.Until([&] { return first.Count<wire::Declared>() == 4; });
   const auto received_bytes = [&] {
     return pool.data_plane->jobs()[0]->counters().contribution_bytes;
   };
@@ -427,8 +431,10 @@ TEST_CASE("DataPlane: a little credit waits for a result or a tick, much does no
   pool.Until([&] { return second.Count<wire::Result>() == 1; });
   CHECK(second.credit_bytes == kCount * sizeof(float));
 
-  first.Push("much", 1, std::vector<float>(kCountOfMuch, 1));
-  pool.Until([&] { return first.credit_bytes == (kCount + kCountOfMuch) * sizeof(float); });
+  for (const wire::Declare& declare : declares) {
+    first.Push(declare.name, 1, std::vector<float>(kCountOfMuch, 1));
+  }
+  pool.Until([&] { return first.credit_bytes == (kCount + 3 * kCountOfMuch) * sizeof(float); });
 }
 
 TEST_CASE("DataPlane: an agent that lost its connection goes on over a new one", "[aggregator]") {

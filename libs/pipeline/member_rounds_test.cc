@@ -59,6 +59,30 @@ TEST_CASE("Member: 256 KiB of writes are announced at once, later ones behind th
   CHECK(f.Entries<wire::Contribute>(sent).size() == 6);
 }
 
+TEST_CASE("Member: what the link carries in a millisecond is announced at once", "[pipeline]") {
+  // Slices of 64 KiB; how many of them each frame announces, by how long 256 KiB were on their way.
+  const auto announced = [](int64_t way_ns) {
+    Fixture f;
+    f.Start(MakeView(1, {1}, 1));
+    f.Open(Spec("first", 64 * 1024));
+    f.Open(Spec("w", 1024 * 1024));  // 4 MiB.
+    f.Push(0, 0, 1);
+    f.Flush();
+    f.now_ns += way_ns;
+    f.From(0, wire::FrameType::kCredit, 1, 256 * kKiB);
+    f.Push(0, 1, 1);
+    std::vector<size_t> counts;
+    for (const Send& send : Fixture::Of<Send>(f.Flush())) {
+      counts.push_back(std::get<std::vector<wire::Contribute>>(send.entries).size());
+    }
+    return counts;
+  };
+  CHECK(announced(20'000'000).front() == 1);  // 13 MB/s.
+  CHECK(announced(2'000'000).front() == 2);   // 131 MB/s.
+  CHECK(announced(500'000).front() == 8);     // 524 MB/s.
+  CHECK(announced(1'000).front() == 16);
+}
+
 TEST_CASE("Member: several ranks are reduced when all have pushed, then sent", "[pipeline]") {
   Fixture f(1, 3);
   f.Start(MakeView(1, {1, 3}, 1));

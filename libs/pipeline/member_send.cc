@@ -10,9 +10,16 @@
 namespace talweg::pipeline {
 namespace {
 
-// So many written bytes are announced at once, so that their owner may sum them while later ones
-// are still on their way; fewer share a frame with what leaves behind them.
-constexpr uint64_t kAnnounceBytes = 256 * kKiB;
+// As many written slices are announced at once as the link carries in a millisecond, so that their
+// owner may sum them while later ones are still on their way; fewer share a frame with what leaves
+// behind them. A frame wakes its receiver: over a fast link that is what costs.
+constexpr uint64_t kAnnounceBytesMax = kMiB;
+constexpr uint64_t kAnnounceBytesFirst = 256 * kKiB;  // While the link is not known.
+
+uint64_t AnnounceBytes(uint64_t link_bytes_per_ms) {
+  if (link_bytes_per_ms == 0) return kAnnounceBytesFirst;
+  return std::min(link_bytes_per_ms, kAnnounceBytesMax);
+}
 
 uint64_t WrittenBytes(const Send& send) {
   const auto& entries = std::get<std::vector<wire::Contribute>>(send.entries);
@@ -220,7 +227,8 @@ void Member::SendSlice(Tensor& tensor, SliceIndex slice, std::map<ConnectionId, 
   wire::RemoteRef target = tensor.owners.at(place.owner).slot;
   target.address += place.slot_offset_bytes;
   out.push_back(WriteSlice{owner.connection, source, target});
-  if (WrittenBytes(send) < kAnnounceBytes) return;
+  // Would another one like this be too much?
+  if (WrittenBytes(send) + place.length_bytes <= AnnounceBytes(queue_.LinkBytesPerMs())) return;
   out.push_back(std::move(send));
   sends.erase(owner.connection);
 }

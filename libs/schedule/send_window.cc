@@ -18,9 +18,11 @@ constexpr uint64_t kNsPerMs = 1'000'000;
 
 }  // namespace
 
+uint64_t SendWindow::BytesPerMs() const { return std::max(fastest_, fastest_before_); }
+
 uint64_t SendWindow::Bytes(size_t way_count) const {
-  const uint64_t full_bytes = std::max(std::max(fastest_, fastest_before_) * kFullMs,
-                                       fastest_ == 0 ? kFirstBytes : uint64_t{0});
+  const uint64_t full_bytes =
+      std::max(BytesPerMs() * kFullMs, fastest_ == 0 ? kFirstBytes : uint64_t{0});
   return full_bytes + (kSlicesMin + way_count) * largest_bytes_ + way_count * kKeptBackBytes;
 }
 

@@ -41,6 +41,9 @@ class SendWindow {
   // With so many ways open.
   uint64_t Bytes(size_t way_count) const;
 
+  // How fast the link has been of late, at its best; 0: not known yet.
+  uint64_t BytesPerMs() const;
+
   void OnSent(Way& way, uint64_t bytes, int64_t now_ns);
   void OnReceived(Way& way, uint64_t bytes, int64_t now_ns);
 

@@ -85,6 +85,8 @@ class SliceQueue {
   uint64_t CreditBytes(AggregatorIndex owner) const;
   // What may be in flight to all owners together.
   uint64_t WindowBytes() const { return window_.Bytes(lanes_.size()); }
+  // How fast the link is; 0: not known.
+  uint64_t LinkBytesPerMs() const { return window_.BytesPerMs(); }
   size_t waiting_count() const { return waiting_count_; }
   size_t WaitingCount(AggregatorIndex owner) const;
 

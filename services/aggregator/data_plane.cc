@@ -14,11 +14,6 @@ namespace talweg {
 namespace {
 
 constexpr uint64_t kPendingBytesSlack = 64 * kMiB;
-// Credit for less than this waits for a result to ride on, or for a Tick: a frame of its own would
-// wake an agent that can do nothing with it. Agents count on no more being kept (docs/protocol.md,
-// section 5), and on none where what they may have in flight is little.
-constexpr uint64_t kCreditKeptBytesMax = 128 * kKiB;
-constexpr uint64_t kCreditBytesSmall = kMiB;
 
 // Whether these bytes begin as a frame does, of whatever version.
 bool LooksLikeFrame(std::span<const std::byte> bytes) {
@@ -285,12 +280,13 @@ void DataPlane::MarkUnflushed(ConnectionId id, Connection& connection) {
 }
 
 void DataPlane::Flush() {
-  const uint64_t kept_bytes = options_.credit_bytes <= kCreditBytesSmall ? 0 : kCreditKeptBytesMax;
   for (const ConnectionId id : std::exchange(unflushed_, {})) {
     const auto found = connections_.find(id);
     if (found == connections_.end()) continue;
     found->second.has_news = false;
     JobRecord& job = *found->second.job;
+    // What is kept waits for a result to ride on, or for a Tick.
+    const uint64_t kept_bytes = found->second.credit_meter.KeptBytes(options_.credit_bytes);
     found->second.outbox->Flush(job.core.view().epoch, kept_bytes);
     // One that sends and never reads must not make us keep what it does not take.
     if (transport_->PendingBytes(id) <= options_.memory_bytes_max + kPendingBytesSlack) continue;

@@ -16,6 +16,7 @@
 #include "libs/runtime/clock.h"
 #include "libs/runtime/event_loop.h"
 #include "libs/transport/transport.h"
+#include "services/aggregator/credit_meter.h"
 #include "services/aggregator/outbox.h"
 #include "services/aggregator/slot_memory.h"
 
@@ -104,6 +105,7 @@ class DataPlane final : public Poller, private transport::EventSink {
   struct Connection {
     JobRecord* job = nullptr;  // Null before its Hello has been handed to a job.
     std::unique_ptr<Outbox> outbox;
+    CreditMeter credit_meter;
     bool has_news = false;    // In unflushed_.
     int64_t deadline_ns = 0;  // While it has no job: closed then.
     bool refused = false;

@@ -55,6 +55,7 @@ void DataPlane::Do(JobRecord&, const aggregation::ReturnCredit& effect) {
   const auto found = connections_.find(effect.connection);
   if (found == connections_.end()) return;
   found->second.outbox->AddCredit(effect.bytes);
+  found->second.credit_meter.OnReceived(effect.bytes, clock_->NowNs());
   MarkUnflushed(effect.connection, found->second);
 }
 

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGGREGATOR_CREDIT_METER_H_
+#define TALWEG_SERVICES_AGGREGATOR_CREDIT_METER_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "libs/base/bytes.h"
+
+namespace talweg {
+
+// How much of an agent's credit may wait for a result to ride on: a frame of its own would wake an
+// agent that can do nothing with it. As much as comes over the connection in a millisecond, because
+// an agent has more than that in flight, and never much of all that it was granted
+// (docs/protocol.md, section 5).
+class CreditMeter {
+ public:
+  static constexpr uint64_t kKeptBytesMin = 128 * kKiB;
+  static constexpr uint64_t kSmallBytes = kMiB;  // Of so little nothing is kept.
+  static constexpr uint64_t kPartMax = 8;
+  static constexpr int64_t kPeriodNs = 1'000'000;
+
+  // `bytes` of contributions have come.
+  void OnReceived(uint64_t bytes, int64_t now_ns) {
+    bytes_ += bytes;
+    const int64_t elapsed_ns = now_ns - since_ns_;
+    if (elapsed_ns < kPeriodNs) return;
+    bytes_in_period_ =
+        static_cast<uint64_t>(static_cast<double>(bytes_) * static_cast<double>(kPeriodNs) /
+                              static_cast<double>(elapsed_ns));
+    bytes_ = 0;
+    since_ns_ = now_ns;
+  }
+
+  uint64_t KeptBytes(uint64_t credit_bytes) const {
+    if (credit_bytes <= kSmallBytes) return 0;
+    return std::max(std::min(bytes_in_period_, credit_bytes / kPartMax), kKeptBytesMin);
+  }
+
+ private:
+  uint64_t bytes_ = 0;
+  int64_t since_ns_ = 0;
+  uint64_t bytes_in_period_ = 0;
+};
+
+}  // namespace talweg
+
+#endif  // TALWEG_SERVICES_AGGREGATOR_CREDIT_METER_H_

@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/gpu/fake/shared_machine.h"
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "libs/base/bytes.h"
+#include "libs/base/check.h"
+#include "libs/gpu/address_map.h"
+#include "libs/gpu/kernels/reduce_plan.h"
+#include "libs/runtime/descriptor.h"
+#include "libs/status/status.h"
+
+namespace talweg::gpu::fake {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+using HandleBytes = std::array<std::byte, 64>;
+
+// A file of the machine, mapped. Whoever made it holds a lock on it for as long as it lives.
+class SharedFile {
+ public:
+  static absl::StatusOr<std::shared_ptr<SharedFile>> Make(const std::string& directory,
+                                                          const std::string& kind, size_t bytes) {
+    uint64_t number = 0;
+    TALWEG_CHECK(getrandom(&number, sizeof number, 0) == sizeof number);
+    auto file = std::make_shared<SharedFile>();
+    file->name_ = absl::StrCat(kind, absl::Hex(number, absl::kZeroPad16));
+    file->path_ = absl::StrCat(directory, "/", file->name_);
+    file->made_ = true;
+    file->fd_ = Descriptor(open(file->path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (!file->fd_.valid() || ftruncate(file->fd_.get(), static_cast<off_t>(bytes)) != 0 ||
+        flock(file->fd_.get(), LOCK_EX | LOCK_NB) != 0) {
+      return ErrnoStatus(errno, "a fake GPU's " + file->path_);
+    }
+    TALWEG_RETURN_IF_ERROR(file->Map(bytes));
+    return file;
+  }
+  static absl::StatusOr<std::shared_ptr<SharedFile>> Open(const std::string& directory,
+                                                          const std::string& kind,
+                                                          const HandleBytes& handle) {
+    const char* const text = reinterpret_cast<const char*>(handle.data());
+    auto file = std::make_shared<SharedFile>();
+    file->name_.assign(text, strnlen(text, handle.size()));
+    const bool is_name =
+        file->name_.starts_with(kind) && std::all_of(file->name_.begin(), file->name_.end(),
+                                                     [](char c) { return std::isalnum(c) != 0; });
+    file->path_ = absl::StrCat(directory, "/", file->name_);
+    if (is_name) file->fd_ = Descriptor(open(file->path_.c_str(), O_RDWR | O_CLOEXEC));
+    struct stat status = {};
+    if (!file->fd_.valid() || fstat(file->fd_.get(), &status) != 0 ||
+        flock(file->fd_.get(), LOCK_EX | LOCK_NB) == 0) {
+      return absl::InvalidArgumentError("not a handle of a living process's memory or event");
+    }
+    TALWEG_RETURN_IF_ERROR(file->Map(static_cast<size_t>(status.st_size)));
+    return file;
+  }
+  SharedFile() = default;
+  SharedFile(const SharedFile&) = delete;
+  SharedFile& operator=(const SharedFile&) = delete;
+  ~SharedFile() {
+    if (data_ != nullptr) munmap(data_, bytes_);
+    if (made_ && fd_.valid()) unlink(path_.c_str());
+  }
+
+  HandleBytes handle() const {
+    HandleBytes bytes = {};
+    std::memcpy(bytes.data(), name_.data(), name_.size());
+    return bytes;
+  }
+  const std::string& name() const { return name_; }
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  absl::Status Map(size_t bytes) {
+    void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+    if (at == MAP_FAILED) return ErrnoStatus(errno, "mapping a fake GPU's " + path_);
+    data_ = static_cast<std::byte*>(at);
+    bytes_ = bytes;
+    return absl::OkStatus();
+  }
+
+  std::string name_;
+  std::string path_;
+  bool made_ = false;
+  Descriptor fd_;
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// The first bytes of a memory's file: on which GPU, and how long. The memory follows on a page.
+struct MemoryHeader {
+  uint64_t gpu;
+  uint64_t bytes;
+};
+struct EventState {
+  std::atomic<uint64_t> recorded;
+  std::atomic<uint64_t> done;
+};
+
+uint64_t AddressOf(const std::byte* data) { return reinterpret_cast<uint64_t>(data); }
+std::byte* At(uint64_t address) { return reinterpret_cast<std::byte*>(address); }
+
+struct Pinned {
+  AddressMap<std::unique_ptr<std::byte[]>> map;
+};
+
+class SharedDevice final : public Device {
+ public:
+  SharedDevice(SharedMachineOptions options, GpuInfo info, size_t gpu,
+               std::shared_ptr<Pinned> pinned)
+      : options_(std::move(options)),
+        info_(std::move(info)),
+        gpu_(gpu),
+        pinned_(std::move(pinned)),
+        wakeups_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+  ~SharedDevice() override {
+    for (const uint64_t address : my_pinned_) pinned_->map.Erase(address);
+  }
+
+  const GpuInfo& info() const override { return info_; }
+  absl::StatusOr<MemoryInfo> Memory() override {
+    return MemoryInfo{info_.memory_bytes, info_.memory_bytes};
+  }
+  absl::StatusOr<DeviceSpan> Allocate(uint64_t bytes) override {
+    if (bytes == 0) return absl::InvalidArgumentError("an allocation of no bytes");
+    TALWEG_ASSIGN_OR_RETURN(auto file,
+                            SharedFile::Make(options_.directory, "mem", kPageBytes + bytes));
+    const MemoryHeader header = {gpu_, bytes};
+    std::memcpy(file->data(), &header, sizeof header);
+    return Keep(std::move(file), bytes, false);
+  }
+  absl::Status Free(DeviceSpan span) override { return Forget(span, false); }
+  absl::StatusOr<std::span<std::byte>> AllocateHost(uint64_t bytes) override {
+    auto memory = std::make_unique<std::byte[]>(bytes);
+    const std::span<std::byte> span(memory.get(), bytes);
+    my_pinned_.insert(AddressOf(span.data()));
+    pinned_->map.Insert(AddressOf(span.data()), bytes, std::move(memory));
+    return span;
+  }
+  absl::Status FreeHost(std::span<std::byte> bytes) override { return Unpin(bytes); }
+  absl::Status RegisterHost(std::span<std::byte> bytes) override {
+    if (bytes.empty() || pinned_->map.Overlaps(AddressOf(bytes.data()), bytes.size())) {
+      return absl::InvalidArgumentError("host memory is pinned already, or empty");
+    }
+    my_pinned_.insert(AddressOf(bytes.data()));
+    pinned_->map.Insert(AddressOf(bytes.data()), bytes.size(), nullptr);
+    return absl::OkStatus();
+  }
+  absl::Status UnregisterHost(std::span<std::byte> bytes) override { return Unpin(bytes); }
+
+  absl::StatusOr<MemoryHandle> Export(DeviceSpan span) override {
+    const auto* const entry = memory_.Find(span.address);
+    if (entry == nullptr || entry->value.imported) {
+      return absl::InvalidArgumentError("not allocated here");
+    }
+    return MemoryHandle{entry->value.file->handle()};
+  }
+  absl::StatusOr<DeviceSpan> Map(const MemoryHandle& handle) override {
+    TALWEG_ASSIGN_OR_RETURN(auto file, SharedFile::Open(options_.directory, "mem", handle.bytes));
+    for (const auto& [address, entry] : memory_.entries()) {
+      if (entry.value.file->name() == file->name()) {
+        return absl::InvalidArgumentError("the handle's memory is mapped, or this process's own");
+      }
+    }
+    MemoryHeader header;
+    std::memcpy(&header, file->data(), sizeof header);
+    if (header.gpu != gpu_ || header.bytes + kPageBytes > file->bytes()) {
+      return absl::InvalidArgumentError("not a handle of memory on " + Describe(info_));
+    }
+    return Keep(std::move(file), header.bytes, true);
+  }
+  absl::Status Unmap(DeviceSpan span) override { return Forget(span, true); }
+
+  absl::StatusOr<StreamId> NewStream(StreamPriority) override {
+    const StreamId stream{next_id_++};
+    streams_.insert(stream);
+    return stream;
+  }
+  absl::StatusOr<EventId> NewEvent(EventScope) override {
+    TALWEG_ASSIGN_OR_RETURN(auto file, SharedFile::Make(options_.directory, "ev", kPageBytes));
+    const EventId event{next_id_++};
+    events_[event] = std::move(file);
+    return event;
+  }
+  absl::StatusOr<EventHandle> ExportEvent(EventId event) override {
+    const auto at = events_.find(event);
+    if (at == events_.end()) return absl::InvalidArgumentError("no such event");
+    return EventHandle{at->second->handle()};
+  }
+  absl::StatusOr<EventId> ImportEvent(const EventHandle& handle) override {
+    TALWEG_ASSIGN_OR_RETURN(auto file, SharedFile::Open(options_.directory, "ev", handle.bytes));
+    const EventId event{next_id_++};
+    events_[event] = std::move(file);
+    return event;
+  }
+  void DestroyStream(StreamId stream) override { streams_.erase(stream); }
+  void DestroyEvent(EventId event) override { events_.erase(event); }
+
+  absl::Status Record(EventId event, StreamId stream) override {
+    TALWEG_RETURN_IF_ERROR(CheckStream(stream));
+    TALWEG_ASSIGN_OR_RETURN(EventState* const state, Find(event));
+    const uint64_t recorded = state->recorded.fetch_add(1) + 1;
+    if (!options_.stalls) state->done.store(recorded);
+    return absl::OkStatus();
+  }
+  absl::Status Wait(StreamId stream, EventId event) override {
+    TALWEG_RETURN_IF_ERROR(CheckStream(stream));
+    TALWEG_ASSIGN_OR_RETURN(const bool done, Query(event));
+    // On a GPU it would be a wait that a dead process never ends.
+    return done ? absl::OkStatus()
+                : absl::InternalError("a stream was to wait for an event that is not done");
+  }
+  absl::StatusOr<bool> Query(EventId event) override {
+    TALWEG_ASSIGN_OR_RETURN(EventState* const state, Find(event));
+    return state->done.load() >= state->recorded.load();
+  }
+  int WaitDescriptor() const override { return wakeups_.get(); }
+  absl::Status WakeWhenDone(EventId) override {
+    const uint64_t one = 1;
+    TALWEG_CHECK(write(wakeups_.get(), &one, sizeof one) == sizeof one);
+    return absl::OkStatus();
+  }
+  void DrainWakeups() override {
+    uint64_t count = 0;
+    TALWEG_CHECK(read(wakeups_.get(), &count, sizeof count) == sizeof count || errno == EAGAIN);
+  }
+
+  absl::Status CopyToHost(StreamId stream, std::span<std::byte> target,
+                          DeviceSpan source) override {
+    TALWEG_RETURN_IF_ERROR(CheckCopy(target.size(), source.bytes));
+    TALWEG_RETURN_IF_ERROR(CheckStream(stream));
+    TALWEG_RETURN_IF_ERROR(CheckPinned(target));
+    TALWEG_RETURN_IF_ERROR(CheckSpan(source));
+    std::memcpy(target.data(), At(source.address), target.size());
+    return absl::OkStatus();
+  }
+  absl::Status CopyToDevice(StreamId stream, DeviceSpan target,
+                            std::span<const std::byte> source) override {
+    TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.size()));
+    TALWEG_RETURN_IF_ERROR(CheckStream(stream));
+    TALWEG_RETURN_IF_ERROR(CheckPinned(source));
+    TALWEG_RETURN_IF_ERROR(CheckSpan(target));
+    std::memcpy(At(target.address), source.data(), source.size());
+    return absl::OkStatus();
+  }
+  absl::Status CopyOnDevice(StreamId stream, DeviceSpan target, DeviceSpan source) override {
+    TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.bytes));
+    TALWEG_RETURN_IF_ERROR(CheckStream(stream));
+    TALWEG_RETURN_IF_ERROR(CheckSpan(source));
+    TALWEG_RETURN_IF_ERROR(CheckSpan(target));
+    std::memmove(At(target.address), At(source.address), source.bytes);
+    return absl::OkStatus();
+  }
+  absl::Status Reduce(StreamId stream, const ReduceSpec& spec, std::span<const uint64_t> inputs,
+                      uint64_t output, uint64_t element_count) override {
+    TALWEG_RETURN_IF_ERROR(CheckStream(stream));
+    TALWEG_ASSIGN_OR_RETURN(const kernels::ReducePlan plan,
+                            kernels::PlanReduce(spec, inputs, output, element_count));
+    for (const uint64_t input : inputs) TALWEG_RETURN_IF_ERROR(CheckSpan({input, plan.bytes}));
+    TALWEG_RETURN_IF_ERROR(CheckSpan({output, plan.bytes}));
+    kernels::RunOnHost(plan, 33);
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckSpan(DeviceSpan span) const {
+    return memory_.Holder(span.address, span.bytes, kDeviceMemory).status();
+  }
+
+ private:
+  struct Mapped {
+    std::shared_ptr<SharedFile> file;
+    bool imported = false;
+  };
+
+  DeviceSpan Keep(std::shared_ptr<SharedFile> file, uint64_t bytes, bool imported) {
+    const DeviceSpan span = {AddressOf(file->data()) + kPageBytes, bytes};
+    memory_.Insert(span.address, bytes, {std::move(file), imported});
+    return span;
+  }
+  absl::Status Forget(DeviceSpan span, bool imported) {
+    const auto* const entry = memory_.Find(span.address);
+    if (entry == nullptr || entry->bytes != span.bytes || entry->value.imported != imported) {
+      return absl::InvalidArgumentError("not allocated, or mapped, here");
+    }
+    memory_.Erase(span.address);
+    return absl::OkStatus();
+  }
+  absl::Status Unpin(std::span<std::byte> bytes) {
+    if (my_pinned_.erase(AddressOf(bytes.data())) == 0) {
+      return absl::InvalidArgumentError("not pinned by this device");
+    }
+    pinned_->map.Erase(AddressOf(bytes.data()));
+    return absl::OkStatus();
+  }
+  absl::Status CheckPinned(std::span<const std::byte> bytes) const {
+    return pinned_->map.Holder(AddressOf(bytes.data()), bytes.size(), kPinnedMemory).status();
+  }
+  absl::Status CheckStream(StreamId stream) const {
+    if (streams_.contains(stream)) return absl::OkStatus();
+    return absl::InvalidArgumentError("no such stream");
+  }
+  absl::StatusOr<EventState*> Find(EventId event) const {
+    const auto at = events_.find(event);
+    if (at == events_.end()) return absl::InvalidArgumentError("no such event");
+    return reinterpret_cast<EventState*>(at->second->data());
+  }
+
+  const SharedMachineOptions options_;
+  const GpuInfo info_;
+  const size_t gpu_;
+  const std::shared_ptr<Pinned> pinned_;
+  const Descriptor wakeups_;
+  uint64_t next_id_ = 1;
+  std::set<uint64_t> my_pinned_;
+  AddressMap<Mapped> memory_;
+  std::set<StreamId> streams_;
+  std::map<EventId, std::shared_ptr<SharedFile>> events_;
+};
+
+// All its devices are this process's, so everything is here.
+class SharedCommunicator final : public Communicator {
+ public:
+  explicit SharedCommunicator(std::vector<SharedDevice*> devices) : devices_(std::move(devices)) {}
+
+  State Poll() override { return State::kReady; }
+  absl::Status error() const override { return absl::OkStatus(); }
+  absl::Status ReduceScatter(DType dtype, Op op, uint64_t shard_elements,
+                             std::span<const CollectivePart> parts) override {
+    const uint64_t shard = shard_elements * DTypeSize(dtype);
+    TALWEG_RETURN_IF_ERROR(Check(parts, shard * parts.size(), shard));
+    TALWEG_ASSIGN_OR_RETURN(const auto sum, Sum(dtype, op, shard_elements * parts.size(), parts));
+    for (size_t i = 0; i < parts.size(); ++i) {
+      std::memcpy(At(parts[i].receive), sum.data() + i * shard, shard);
+    }
+    return absl::OkStatus();
+  }
+  absl::Status AllGather(DType dtype, uint64_t shard_elements,
+                         std::span<const CollectivePart> parts) override {
+    const uint64_t shard = shard_elements * DTypeSize(dtype);
+    TALWEG_RETURN_IF_ERROR(Check(parts, shard, shard * parts.size()));
+    std::vector<std::byte> all;
+    for (const CollectivePart& part : parts) {
+      all.insert(all.end(), At(part.send), At(part.send) + shard);
+    }
+    for (const CollectivePart& part : parts) std::memcpy(At(part.receive), all.data(), all.size());
+    return absl::OkStatus();
+  }
+  absl::Status AllReduce(DType dtype, Op op, uint64_t element_count,
+                         std::span<const CollectivePart> parts) override {
+    const uint64_t bytes = element_count * DTypeSize(dtype);
+    TALWEG_RETURN_IF_ERROR(Check(parts, bytes, bytes));
+    TALWEG_ASSIGN_OR_RETURN(const auto sum, Sum(dtype, op, element_count, parts));
+    for (const CollectivePart& part : parts) std::memcpy(At(part.receive), sum.data(), bytes);
+    return absl::OkStatus();
+  }
+  void Abort() override {}
+
+ private:
+  absl::Status Check(std::span<const CollectivePart> parts, uint64_t send, uint64_t receive) const {
+    if (parts.size() != devices_.size()) return absl::InvalidArgumentError("a part a device");
+    for (size_t i = 0; i < parts.size(); ++i) {
+      TALWEG_RETURN_IF_ERROR(devices_[i]->CheckSpan({parts[i].send, send}));
+      TALWEG_RETURN_IF_ERROR(devices_[i]->CheckSpan({parts[i].receive, receive}));
+    }
+    return absl::OkStatus();
+  }
+  static absl::StatusOr<std::vector<std::byte>> Sum(DType dtype, Op op, uint64_t element_count,
+                                                    std::span<const CollectivePart> parts) {
+    if (!Combines(dtype, op)) return absl::InvalidArgumentError("not combined between GPUs");
+    std::vector<uint64_t> inputs;
+    for (const CollectivePart& part : parts) inputs.push_back(part.send);
+    std::vector<std::byte> sum(element_count * DTypeSize(dtype));
+    TALWEG_ASSIGN_OR_RETURN(const kernels::ReducePlan plan,
+                            kernels::PlanReduce({.dtype = dtype, .op = op}, inputs,
+                                                AddressOf(sum.data()), element_count));
+    kernels::RunOnHost(plan, 7);
+    return sum;
+  }
+
+  const std::vector<SharedDevice*> devices_;
+};
+
+class SharedPlatform final : public Platform {
+ public:
+  explicit SharedPlatform(SharedMachineOptions options) : options_(std::move(options)) {
+    for (size_t gpu = 0; gpu < options_.gpu_count; ++gpu) {
+      GpuInfo info{.name = absl::StrCat("Fake GPU ", gpu), .memory_bytes = uint64_t{1} << 34};
+      info.uuid.bytes.fill(0xfa);
+      info.uuid.bytes.back() = static_cast<uint8_t>(gpu);
+      infos_.push_back(std::move(info));
+    }
+  }
+  absl::StatusOr<std::vector<GpuInfo>> Gpus() override { return infos_; }
+  absl::StatusOr<std::unique_ptr<Device>> Open(const GpuUuid& uuid) override {
+    for (size_t gpu = 0; gpu < infos_.size(); ++gpu) {
+      if (infos_[gpu].uuid != uuid) continue;
+      return std::make_unique<SharedDevice>(options_, infos_[gpu], gpu, pinned_);
+    }
+    return NoSuchGpu(uuid, infos_);
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> NewCommunicator(
+      std::span<Device* const> devices) override {
+    std::vector<SharedDevice*> mine;
+    for (Device* const device : devices) {
+      mine.push_back(dynamic_cast<SharedDevice*>(device));
+      if (mine.back() == nullptr) return absl::InvalidArgumentError("not a device of this machine");
+    }
+    return std::make_unique<SharedCommunicator>(std::move(mine));
+  }
+
+ private:
+  const SharedMachineOptions options_;
+  std::vector<GpuInfo> infos_;
+  const std::shared_ptr<Pinned> pinned_ = std::make_shared<Pinned>();
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Platform>> NewSharedPlatform(const SharedMachineOptions& options) {
+  struct stat status = {};
+  if (stat(options.directory.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) {
+    return absl::InvalidArgumentError("fake GPUs need a directory, which '" + options.directory +
+                                      "' is not");
+  }
+  return std::make_unique<SharedPlatform>(options);
+}
+
+absl::StatusOr<SharedMachineOptions> ParseSharedMachine(const std::string& text) {
+  SharedMachineOptions options;
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon == 0 ||
+      !absl::SimpleAtoi(text.substr(colon + 1), &options.gpu_count) || options.gpu_count == 0 ||
+      options.gpu_count > 64) {
+    return absl::InvalidArgumentError("'" + text + "' is not DIRECTORY:COUNT, with 1 to 64 GPUs");
+  }
+  options.directory = text.substr(0, colon);
+  return options;
+}
+
+}  // namespace talweg::gpu::fake

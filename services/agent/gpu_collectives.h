@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_GPU_COLLECTIVES_H_
+#define TALWEG_SERVICES_AGENT_GPU_COLLECTIVES_H_
+
+#include <absl/status/status.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "libs/gpu/device.h"
+#include "services/agent/gpu_node.h"
+
+namespace talweg::agent {
+
+// Different GPUs, in the order of their shards.
+using GpuSet = std::vector<gpu::GpuUuid>;
+
+// Where communicators go that failed. Aborting one may take long, or for ever (ncclCommAbort waits
+// for its own threads), so in an agent each is aborted by a thread of its own.
+class Graveyard {
+ public:
+  virtual ~Graveyard() = default;
+  // Aborts and destroys it, sooner or later. Returns a name for it.
+  virtual uint64_t Bury(std::unique_ptr<gpu::Communicator> communicator) = 0;
+  virtual bool IsBuried(uint64_t name) = 0;
+};
+
+// The communicators of a node: one for each set of GPUs that tensors are spread over, made when
+// it is needed and again after it failed. Owned by the data thread.
+class GpuCollectives {
+ public:
+  enum class Readiness : uint8_t {
+    kReady,
+    kBusy,         // Starting, or another lane's launch is not over: ask again.
+    kFailed,       // Now, or it did not become ready in time: tell Fail.
+    kUnavailable,  // Not until something changes: another path.
+  };
+
+  GpuCollectives(const GpuStageOptions& options, GpuNode& node, Graveyard& graveyard)
+      : options_(options), node_(node), graveyard_(graveyard) {}
+  // Communicators in the graveyard may outlive it, and so do their devices then (GpuNode).
+  ~GpuCollectives();
+
+  // Starts one if need be. A start that is under way is waited for: which path is taken must not
+  // hang on the time, or the bits would.
+  bool MayUse(const GpuSet& gpus, int64_t now_ns);
+  Readiness Ask(const GpuSet& gpus, int64_t now_ns);
+  gpu::Communicator& At(const GpuSet& gpus) { return *entries_.at(gpus).communicator; }
+  absl::Status Error(const GpuSet& gpus) const;
+
+  // The lane parts that its work may still run on are put aside until the abort is over.
+  void Fail(const GpuSet& gpus, std::vector<std::pair<gpu::GpuUuid, LanePart>> aside,
+            int64_t now_ns);
+  // Frees what was put aside and is done. Returns how much that was.
+  int Poll();
+  // No rank uses the GPU any more: ends the communicators that it is in. False: one is still
+  // being aborted.
+  bool Release(const gpu::GpuUuid& uuid);
+  bool HasAside() const { return !buried_.empty(); }
+  // Why there are none, once.
+  std::string TakeNote() { return std::exchange(note_, ""); }
+
+ private:
+  struct Entry {
+    std::unique_ptr<gpu::Communicator> communicator;
+    int64_t started_ns = 0;
+    bool was_ready = false;
+    bool unavailable = false;  // For good.
+    int64_t retry_at_ns = 0;
+    int64_t backoff_ns = 0;
+    absl::Status error;
+  };
+  struct Buried {
+    uint64_t name = 0;
+    GpuSet gpus;
+    std::vector<std::pair<gpu::GpuUuid, LanePart>> aside;
+    bool recorded = false;
+  };
+
+  const GpuStageOptions options_;
+  GpuNode& node_;
+  Graveyard& graveyard_;
+  std::map<GpuSet, Entry> entries_;
+  std::vector<Buried> buried_;
+  std::string note_;
+};
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_GPU_COLLECTIVES_H_

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/agent/gpu_node.h"
+
+#include <utility>
+
+#include "libs/status/status.h"
+
+namespace talweg::agent {
+
+GpuNode::~GpuNode() {
+  for (auto& [uuid, gpu] : gpus_) {
+    // A device waits for its work when it goes: for that of a collective that hangs, for ever.
+    if (gpu.parts_aside == 0) continue;
+    gpu.imports.release();  // NOLINT(bugprone-unused-return-value)
+    gpu.device.release();   // NOLINT(bugprone-unused-return-value)
+  }
+}
+
+NodeGpu* GpuNode::Find(const gpu::GpuUuid& uuid) {
+  const auto at = gpus_.find(uuid);
+  return at == gpus_.end() ? nullptr : &at->second;
+}
+
+absl::StatusOr<LanePart> GpuNode::NewPart(gpu::Device& device) const {
+  LanePart part;
+  TALWEG_ASSIGN_OR_RETURN(part.stream, device.NewStream(gpu::StreamPriority::kHigh));
+  TALWEG_ASSIGN_OR_RETURN(part.done, device.NewEvent(gpu::EventScope::kProcess));
+  absl::StatusOr<std::span<std::byte>> host = absl::ResourceExhaustedError("");
+  for (uint64_t bytes = options_.piece_bytes; bytes >= options_.piece_bytes_min; bytes /= 2) {
+    host = device.AllocateHost(bytes);
+    if (host.ok() || !absl::IsResourceExhausted(host.status())) break;
+  }
+  if (!host.ok()) {
+    device.DestroyEvent(part.done);
+    device.DestroyStream(part.stream);
+    return host.status();
+  }
+  part.host = *host;
+  return part;
+}
+
+absl::StatusOr<NodeGpu*> GpuNode::Open(const gpu::GpuUuid& uuid) {
+  if (NodeGpu* known = Find(uuid)) return known;
+  NodeGpu gpu;
+  TALWEG_ASSIGN_OR_RETURN(gpu.device, platform_.Open(uuid));
+  gpu.imports = std::make_unique<gpu::ImportCache>(*gpu.device, options_.allocations_max);
+  TALWEG_ASSIGN_OR_RETURN(gpu.signals, gpu.device->NewStream(gpu::StreamPriority::kHigh));
+  for (size_t lane = 0; lane < options_.lanes; ++lane) {
+    TALWEG_ASSIGN_OR_RETURN(LanePart part, NewPart(*gpu.device));
+    gpu.lanes.push_back(part);
+    GrowStaging(gpu, lane);
+  }
+  return &gpus_.emplace(uuid, std::move(gpu)).first->second;
+}
+
+void GpuNode::GrowStaging(NodeGpu& gpu, size_t lane) const {
+  LanePart& part = gpu.lanes[lane];
+  if (part.memory_epoch == gpu.memory_epoch || part.in.bytes == options_.piece_bytes) return;
+  part.memory_epoch = gpu.memory_epoch;
+  const uint64_t least = part.in.bytes == 0 ? options_.piece_bytes_min : part.in.bytes * 2;
+  // Staging serves only where every lane has it (the path must not depend on the lane), so nobody
+  // takes what those without any need to have as much.
+  const auto memory = gpu.device->Memory();
+  if (!memory.ok()) return;
+  uint64_t takers = 1;
+  for (size_t other = 0; other < options_.lanes; ++other) {
+    if (other == lane) continue;
+    if (other >= gpu.lanes.size() || gpu.lanes[other].in.bytes == 0) ++takers;
+  }
+  for (uint64_t bytes = options_.piece_bytes; bytes >= least; bytes /= 2) {
+    if (2 * bytes * takers > memory->free_bytes) continue;
+    const auto in = gpu.device->Allocate(bytes);
+    if (!in.ok()) continue;
+    const auto out = gpu.device->Allocate(bytes);
+    if (!out.ok()) {
+      gpu.device->Free(*in).IgnoreError();
+      continue;
+    }
+    if (part.in.bytes > 0) {
+      gpu.device->Free(part.in).IgnoreError();
+      gpu.device->Free(part.out).IgnoreError();
+    }
+    part.in = *in;
+    part.out = *out;
+    return;
+  }
+}
+
+absl::StatusOr<LanePart> GpuNode::TakeAside(NodeGpu& gpu, size_t lane) const {
+  TALWEG_ASSIGN_OR_RETURN(LanePart fresh, NewPart(*gpu.device));
+  const LanePart old = std::exchange(gpu.lanes[lane], fresh);
+  ++gpu.parts_aside;
+  GrowStaging(gpu, lane);
+  return old;
+}
+
+void GpuNode::Drop(NodeGpu& gpu, const LanePart& part) {
+  gpu.device->DestroyEvent(part.done);
+  gpu.device->DestroyStream(part.stream);
+  gpu.device->FreeHost(part.host).IgnoreError();
+  if (part.in.bytes > 0) {
+    gpu.device->Free(part.in).IgnoreError();
+    gpu.device->Free(part.out).IgnoreError();
+  }
+}
+
+void GpuNode::Close(const gpu::GpuUuid& uuid) { gpus_.erase(uuid); }
+
+}  // namespace talweg::agent

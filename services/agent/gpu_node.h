@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_GPU_NODE_H_
+#define TALWEG_SERVICES_AGENT_GPU_NODE_H_
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "libs/base/bytes.h"
+#include "libs/gpu/device.h"
+#include "libs/gpu/import_cache.h"
+
+namespace talweg::agent {
+
+struct GpuStageOptions {
+  size_t lanes = 4;
+  // A lane's staging buffers. What cannot be had is halved, down to the minimum; then sums are made
+  // on the host.
+  uint64_t piece_bytes = 4 * kMiB;
+  uint64_t piece_bytes_min = 256 * kKiB;
+  size_t allocations_max = 4096;  // Of one rank.
+  int64_t collective_deadline_ns = 30'000'000'000;
+  int64_t rebuild_first_ns = 1'000'000'000;  // Doubled with each failure, up to the maximum.
+  int64_t rebuild_max_ns = 60'000'000'000;
+};
+
+// One lane's part on one GPU.
+struct LanePart {
+  gpu::StreamId stream;
+  gpu::EventId done;
+  std::span<std::byte> host;  // Pinned.
+  gpu::DeviceSpan in;         // Empty: no memory for it.
+  gpu::DeviceSpan out;
+  uint64_t memory_epoch = 0;  // Of the GPU when they were tried for.
+};
+
+// A GPU that ranks of this node use: its context, and what the agent keeps there.
+struct NodeGpu {
+  std::unique_ptr<gpu::Device> device;
+  std::unique_ptr<gpu::ImportCache> imports;
+  gpu::StreamId signals;  // For nothing but the records of `taken` events.
+  std::vector<LanePart> lanes;
+  uint64_t memory_epoch = 1;
+  bool has_kernels = true;
+  size_t parts_aside = 0;  // Lane parts that a collective holds.
+};
+
+// The GPUs that are open, each from its first rank to its last. Owned by the data thread.
+class GpuNode {
+ public:
+  GpuNode(const GpuStageOptions& options, gpu::Platform& platform)
+      : options_(options), platform_(platform) {}
+  ~GpuNode();
+
+  // Opens it if it is the first use; pinned staging of every lane is there afterwards.
+  absl::StatusOr<NodeGpu*> Open(const gpu::GpuUuid& uuid);
+  NodeGpu& At(const gpu::GpuUuid& uuid) { return gpus_.at(uuid); }
+  NodeGpu* Find(const gpu::GpuUuid& uuid);
+  // Nothing of it is in use.
+  void Close(const gpu::GpuUuid& uuid);
+  const std::map<gpu::GpuUuid, NodeGpu>& gpus() const { return gpus_; }
+  size_t gpu_count() const { return gpus_.size(); }
+  gpu::Platform& platform() { return platform_; }
+
+  // Tries for as much staging memory on the GPU as is wanted, if a lane has less.
+  void GrowStaging(NodeGpu& gpu, size_t lane) const;
+  // Makes a lane's part anew: the old one is put aside, with whatever runs on it.
+  absl::StatusOr<LanePart> TakeAside(NodeGpu& gpu, size_t lane) const;
+  static void Drop(NodeGpu& gpu, const LanePart& part);
+
+ private:
+  absl::StatusOr<LanePart> NewPart(gpu::Device& device) const;
+
+  const GpuStageOptions options_;
+  gpu::Platform& platform_;
+  std::map<gpu::GpuUuid, NodeGpu> gpus_;
+};
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_GPU_NODE_H_

@@ -1,0 +1,527 @@
+// SPDX-License-Identifier: Apache-2.0
+// What lanes do. A piece goes one of four ways:
+//
+//   kKernel      ranks that share a GPU: one kernel, then a copy to the host
+//   kCollective  among GPUs: local sums, reduce-scatter, each shard to the host; or each shard from
+//                the host, all-gather; or an all-reduce when no other node takes part
+//   kHost        every rank's bytes to the host, and summed there: for what the others cannot do
+//   kDirect      the result from the host to every GPU
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "libs/base/check.h"
+#include "libs/reduce/reduce.h"
+#include "libs/status/status.h"
+#include "services/agent/gpu_stage.h"
+
+namespace talweg::agent {
+namespace {
+
+bool IsNarrow(DType dtype) { return DTypeSize(dtype) == 2; }
+
+reduce::ReduceSpec HopOf(DType dtype, Op op, bool is_final, size_t rank_count) {
+  const auto ranks = static_cast<uint32_t>(rank_count);
+  return is_final ? reduce::OnlyHop(dtype, op, ranks) : reduce::FirstHop(dtype, op, ranks);
+}
+
+}  // namespace
+
+GpuSet GpuStage::GpusOf(const Job& job) {
+  std::set<gpu::GpuUuid> uuids;
+  for (const Input& input : job.inputs) {
+    if (input.on_device) uuids.insert(input.gpu);
+  }
+  return {uuids.begin(), uuids.end()};
+}
+
+std::string GpuStage::Describe(const Lane& lane) const {
+  std::string text = absl::StrCat("tensor '", host_.Spec(lane.job->slice.tensor).name, "' round ",
+                                  lane.job->slice.round.value());
+  for (const Input& input : lane.job->inputs) {
+    if (!input.on_device) continue;
+    absl::StrAppend(&text, ", local rank ", input.rank.value(), " on ", gpu::FormatUuid(input.gpu));
+  }
+  return text;
+}
+
+std::span<std::byte> GpuStage::HostBytes(const Lane& lane) const {
+  pipeline::SliceBytes slice = lane.job->slice;
+  slice.offset_bytes = lane.range.offset;
+  slice.length_bytes = static_cast<uint32_t>(lane.range.length);
+  return host_.Writable(slice);
+}
+
+std::pair<uint64_t, uint64_t> GpuStage::ShardBytes(const Lane& lane, size_t i) {
+  const uint64_t shard = lane.shard_elements() * DTypeSize(lane.job->dtype);
+  const uint64_t begin = std::min(i * shard, lane.range.length);
+  return {begin, std::min(shard, lane.range.length - begin)};
+}
+
+// ----- Starting. -----
+
+// Not while an older piece may still write to the same bytes: of a round that was given up, or of
+// an epoch that is over.
+bool GpuStage::MayStart(const Job& job, const Range& range) const {
+  return std::none_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
+    return lane.step != Step::kFree && lane.job.get() != &job &&
+           lane.job->slice.tensor == job.slice.tensor &&
+           range.offset < lane.range.offset + lane.range.length &&
+           lane.range.offset < range.offset + range.length;
+  });
+}
+
+GpuStage::Path GpuStage::ChoosePath(const Job& job, const GpuSet& gpus, bool host_only,
+                                    int64_t now_ns) {
+  const auto has_staging = [&](const gpu::GpuUuid& uuid) {
+    const NodeGpu& gpu = node_.At(uuid);
+    return std::all_of(gpu.lanes.begin(), gpu.lanes.end(),
+                       [](const LanePart& part) { return part.in.bytes > 0; });
+  };
+  const bool all_staging = std::all_of(gpus.begin(), gpus.end(), has_staging);
+  if (job.delivers) {
+    const bool gathers =
+        gpus.size() > 1 && !host_only && all_staging && collectives_.MayUse(gpus, now_ns);
+    return gathers ? Path::kCollective : Path::kDirect;
+  }
+  const bool all_on_device = std::all_of(job.inputs.begin(), job.inputs.end(),
+                                         [](const Input& input) { return input.on_device; });
+  if (host_only || !all_on_device || !all_staging || job.op == Op::kBroadcast) return Path::kHost;
+  const bool has_kernels = std::all_of(gpus.begin(), gpus.end(), [&](const gpu::GpuUuid& uuid) {
+    return node_.At(uuid).has_kernels;
+  });
+  if (gpus.size() == 1) {
+    const bool fits = job.inputs.size() <= gpu::kReduceInputsMax;
+    return job.inputs.size() > 1 && has_kernels && fits ? Path::kKernel : Path::kHost;
+  }
+  const Op op = job.op == Op::kAverage ? Op::kSum : job.op;
+  const bool divides = job.op == Op::kAverage && (job.is_final || IsNarrow(job.dtype));
+  const bool needs_kernels = divides || job.inputs.size() > gpus.size();
+  if (!gpu::Communicator::Combines(job.dtype, op) || (needs_kernels && !has_kernels)) {
+    return Path::kHost;
+  }
+  return collectives_.MayUse(gpus, now_ns) ? Path::kCollective : Path::kHost;
+}
+
+uint64_t GpuStage::PieceBytes(const Job& job, Path path, const GpuSet& gpus, size_t lane) {
+  uint64_t bytes = options_.piece_bytes;
+  for (const gpu::GpuUuid& uuid : gpus) {
+    const LanePart& part = node_.At(uuid).lanes[lane];
+    uint64_t room = part.host.size();
+    if (path == Path::kHost) {
+      const auto ranks = std::count_if(job.inputs.begin(), job.inputs.end(), [&](const Input& in) {
+        return in.on_device && in.gpu == uuid;
+      });
+      room /= static_cast<uint64_t>(ranks);
+    } else if (path != Path::kDirect) {
+      room = std::min(room, part.in.bytes);
+    }
+    bytes = std::min(bytes, room);
+  }
+  const uint64_t unit = 64 * (path == Path::kCollective ? gpus.size() : 1);
+  return bytes / unit * unit;
+}
+
+int GpuStage::StartPieces(int64_t now_ns) {
+  int started = 0;
+  for (size_t index = 0; index < lanes_.size() && !failed_; ++index) {
+    Lane& lane = lanes_[index];
+    if (lane.step != Step::kFree) continue;
+    std::shared_ptr<Job> job;
+    for (size_t i = 0; i < jobs_.size() && job == nullptr;) {
+      const std::shared_ptr<Job> next = jobs_[i];
+      if (!next->delivers && !events_.ReduceWanted(next->ticket)) {
+        next->abandoned = true;
+        next->ranges.clear();
+        jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(i));
+        if (next->pieces == 0) JobDone(next);
+      } else if (MayStart(*next, next->ranges.front())) {
+        job = next;
+      } else {
+        ++i;
+      }
+    }
+    if (job == nullptr) break;
+    Range& range = job->ranges.front();
+    lane.job = job;
+    lane.gpus = GpusOf(*job);
+    for (const gpu::GpuUuid& uuid : lane.gpus) node_.GrowStaging(node_.At(uuid), index);
+    lane.path = ChoosePath(*job, lane.gpus, range.host_only, now_ns);
+    const uint64_t room = PieceBytes(*job, lane.path, lane.gpus, index);
+    TALWEG_CHECK(room > 0);
+    lane.range = {range.offset, std::min(range.length, room), range.host_only};
+    range.offset += lane.range.length;
+    range.length -= lane.range.length;
+    if (range.length == 0) job->ranges.pop_front();
+    if (job->ranges.empty()) std::erase(jobs_, job);
+    ++job->pieces;
+    ++started;
+    lane.through_staging = lane.job->delivers ||
+                           lane.job->slice.memory != pipeline::Memory::kSendBuffer ||
+                           !pinned_.contains(lane.job->slice.tensor);
+    const absl::Status posted = Post(lane);
+    if (!posted.ok()) OnPieceFailed(lane, posted, now_ns);
+  }
+  return started;
+}
+
+// ----- Posting. -----
+
+absl::Status GpuStage::Post(Lane& lane) {
+  lane.step = Step::kCopying;
+  switch (lane.path) {
+    case Path::kKernel: TALWEG_RETURN_IF_ERROR(PostKernel(lane)); break;
+    case Path::kHost: TALWEG_RETURN_IF_ERROR(PostToHost(lane)); break;
+    case Path::kDirect: TALWEG_RETURN_IF_ERROR(PostDirect(lane)); break;
+    case Path::kCollective:
+      lane.step = Step::kAwaitCommunicator;
+      TALWEG_RETURN_IF_ERROR(lane.job->delivers ? PostShardsUp(lane) : PostLocalSums(lane));
+      break;
+  }
+  return Record(lane);
+}
+
+absl::Status GpuStage::Record(Lane& lane) {
+  for (const gpu::GpuUuid& uuid : lane.gpus) {
+    const LanePart& part = PartOf(lane, uuid);
+    TALWEG_RETURN_IF_ERROR(DeviceOf(uuid).Record(part.done, part.stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GpuStage::PostKernel(Lane& lane) {
+  const Job& job = *lane.job;
+  const gpu::GpuUuid& uuid = lane.gpus[0];
+  LanePart& part = PartOf(lane, uuid);
+  std::vector<uint64_t> inputs;
+  for (const Input& input : job.inputs) inputs.push_back(input.span.address + lane.range.offset);
+  const reduce::ReduceSpec hop = HopOf(job.dtype, job.op, job.is_final, job.inputs.size());
+  const gpu::ReduceSpec spec{.dtype = job.dtype, .op = hop.op, .divisor = hop.divisor};
+  TALWEG_RETURN_IF_ERROR(
+      DeviceOf(uuid).Reduce(part.stream, spec, inputs, part.in.address, lane.elements()));
+  const gpu::DeviceSpan sum = part.in.Part(0, lane.range.length);
+  if (job.is_final) return CopyToRanks(lane, uuid, sum);
+  const std::span<std::byte> target =
+      lane.through_staging ? part.host.first(lane.range.length) : HostBytes(lane);
+  return DeviceOf(uuid).CopyToHost(part.stream, target, sum);
+}
+
+// Each rank's bytes to their own part of the staging buffer of its GPU. A single rank's, which
+// nothing changes, go where they are wanted.
+absl::Status GpuStage::PostToHost(Lane& lane) {
+  const Job& job = *lane.job;
+  if (job.inputs.size() > 1 || !job.inputs[0].on_device) lane.through_staging = true;
+  std::map<gpu::GpuUuid, uint64_t> used;
+  for (const Input& input : job.inputs) {
+    if (!input.on_device) continue;
+    LanePart& part = PartOf(lane, input.gpu);
+    uint64_t& at = used[input.gpu];
+    const std::span<std::byte> target =
+        lane.through_staging ? part.host.subspan(at, lane.range.length) : HostBytes(lane);
+    at += lane.range.length;
+    TALWEG_RETURN_IF_ERROR(DeviceOf(input.gpu).CopyToHost(
+        part.stream, target, input.span.Part(lane.range.offset, lane.range.length)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GpuStage::PostDirect(Lane& lane) {
+  const std::span<std::byte> source = HostBytes(lane);
+  for (const gpu::GpuUuid& uuid : lane.gpus) {
+    LanePart& part = PartOf(lane, uuid);
+    const std::span<std::byte> staged = part.host.first(lane.range.length);
+    std::memcpy(staged.data(), source.data(), source.size());
+    gpu::DeviceSpan first;
+    for (const Input& target : lane.job->inputs) {
+      if (target.gpu != uuid) continue;
+      const gpu::DeviceSpan piece = target.span.Part(lane.range.offset, lane.range.length);
+      TALWEG_RETURN_IF_ERROR(first.bytes == 0
+                                 ? DeviceOf(uuid).CopyToDevice(part.stream, piece, staged)
+                                 : DeviceOf(uuid).CopyOnDevice(part.stream, piece, first));
+      if (first.bytes == 0) first = piece;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GpuStage::PostLocalSums(Lane& lane) {
+  const Job& job = *lane.job;
+  // Means of f16 and bf16, so that no sum among GPUs overflows where the average fits.
+  const bool divides = job.op == Op::kAverage && IsNarrow(job.dtype);
+  const gpu::ReduceSpec spec{.dtype = job.dtype,
+                             .op = job.op == Op::kAverage && !divides ? Op::kSum : job.op,
+                             .divisor = divides ? static_cast<uint32_t>(job.inputs.size()) : 1};
+  for (const gpu::GpuUuid& uuid : lane.gpus) {
+    LanePart& part = PartOf(lane, uuid);
+    std::vector<uint64_t> inputs;
+    for (const Input& input : job.inputs) {
+      if (input.gpu == uuid) inputs.push_back(input.span.address + lane.range.offset);
+    }
+    TALWEG_RETURN_IF_ERROR(
+        inputs.size() == 1 && !divides
+            ? DeviceOf(uuid).CopyOnDevice(part.stream, part.in.Part(0, lane.range.length),
+                                          {inputs[0], lane.range.length})
+            : DeviceOf(uuid).Reduce(part.stream, spec, inputs, part.in.address, lane.elements()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GpuStage::PostShardsUp(Lane& lane) {
+  const std::span<std::byte> source = HostBytes(lane);
+  for (size_t i = 0; i < lane.gpus.size(); ++i) {
+    const auto [offset, bytes] = ShardBytes(lane, i);
+    if (bytes == 0) continue;
+    LanePart& part = PartOf(lane, lane.gpus[i]);
+    std::memcpy(part.host.data(), source.data() + offset, bytes);
+    TALWEG_RETURN_IF_ERROR(
+        DeviceOf(lane.gpus[i])
+            .CopyToDevice(part.stream, part.in.Part(0, bytes), part.host.first(bytes)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GpuStage::PostCollective(Lane& lane) {
+  const Job& job = *lane.job;
+  std::vector<gpu::CollectivePart> parts;
+  for (const gpu::GpuUuid& uuid : lane.gpus) {
+    const LanePart& part = PartOf(lane, uuid);
+    parts.push_back({part.stream, part.in.address, part.out.address});
+  }
+  const Op op = job.op == Op::kAverage ? Op::kSum : job.op;
+  gpu::Communicator& communicator = collectives_.At(lane.gpus);
+  if (job.delivers) return communicator.AllGather(job.dtype, lane.shard_elements(), parts);
+  if (job.is_final) return communicator.AllReduce(job.dtype, op, lane.elements(), parts);
+  return communicator.ReduceScatter(job.dtype, op, lane.shard_elements(), parts);
+}
+
+absl::Status GpuStage::CopyToRanks(Lane& lane, const gpu::GpuUuid& uuid, gpu::DeviceSpan source) {
+  for (const Input& target : lane.job->inputs) {
+    if (target.gpu != uuid) continue;
+    TALWEG_RETURN_IF_ERROR(DeviceOf(uuid).CopyOnDevice(
+        PartOf(lane, uuid).stream, target.span.Part(lane.range.offset, lane.range.length), source));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GpuStage::PostAfterCollective(Lane& lane) {
+  const Job& job = *lane.job;
+  if (!job.delivers && !job.is_final) return PostShardsDown(lane);
+  const bool divides = !job.delivers && job.op == Op::kAverage && !IsNarrow(job.dtype);
+  for (const gpu::GpuUuid& uuid : lane.gpus) {
+    LanePart& part = PartOf(lane, uuid);
+    if (divides) {
+      const gpu::ReduceSpec spec{.dtype = job.dtype,
+                                 .op = Op::kAverage,
+                                 .divisor = static_cast<uint32_t>(job.inputs.size())};
+      const uint64_t inputs[] = {part.out.address};
+      TALWEG_RETURN_IF_ERROR(
+          DeviceOf(uuid).Reduce(part.stream, spec, inputs, part.out.address, lane.elements()));
+    }
+    TALWEG_RETURN_IF_ERROR(CopyToRanks(lane, uuid, part.out.Part(0, lane.range.length)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GpuStage::PostShardsDown(Lane& lane) {
+  for (size_t i = 0; i < lane.gpus.size(); ++i) {
+    const auto [offset, bytes] = ShardBytes(lane, i);
+    if (bytes == 0) continue;
+    LanePart& part = PartOf(lane, lane.gpus[i]);
+    const std::span<std::byte> target =
+        lane.through_staging ? part.host.first(bytes) : HostBytes(lane).subspan(offset, bytes);
+    TALWEG_RETURN_IF_ERROR(
+        DeviceOf(lane.gpus[i]).CopyToHost(part.stream, target, part.out.Part(0, bytes)));
+  }
+  return absl::OkStatus();
+}
+
+// ----- Going on. -----
+
+absl::StatusOr<bool> GpuStage::IsDone(const Lane& lane) {
+  bool done = true;
+  for (const gpu::GpuUuid& uuid : lane.gpus) {
+    TALWEG_ASSIGN_OR_RETURN(const bool part_done, DeviceOf(uuid).Query(PartOf(lane, uuid).done));
+    done = done && part_done;
+  }
+  return done;
+}
+
+int GpuStage::StepLane(Lane& lane, int64_t now_ns) {
+  using Readiness = GpuCollectives::Readiness;
+  if (lane.step == Step::kFree || failed_) return 0;
+  if (lane.step == Step::kCopying || lane.step == Step::kDraining) {
+    const auto done = IsDone(lane);
+    if (!done.ok()) return OnPieceFailed(lane, done.status(), now_ns), 1;
+    if (!*done) return 0;
+    lane.step == Step::kCopying ? OnCopied(lane) : GiveBack(lane);
+    return 1;
+  }
+  // Asked also while collectives run: that is how their errors are noticed.
+  const Readiness readiness = collectives_.Ask(lane.gpus, now_ns);
+  if (readiness == Readiness::kUnavailable) return Redo(lane), 1;
+  if (readiness == Readiness::kFailed) {
+    OnCollectiveFailed(lane.gpus, collectives_.Error(lane.gpus), now_ns);
+    return 1;
+  }
+  const bool overdue = lane.step != Step::kAwaitCommunicator && now_ns >= lane.deadline_ns;
+  if (readiness == Readiness::kReady) {
+    absl::Status status;
+    if (lane.step == Step::kLaunching) {
+      status = Record(lane);
+      lane.step = Step::kCollective;
+      if (status.ok()) return 1;
+    } else {
+      const auto done = IsDone(lane);
+      status = done.status();
+      if (status.ok() && *done) {
+        // Before a collective: what is put aside with it, if it hangs, has no rank's memory in use.
+        const bool before = lane.step == Step::kAwaitCommunicator;
+        status = before ? PostCollective(lane) : PostAfterCollective(lane);
+        if (status.ok() && !before) status = Record(lane);
+        lane.step = before ? Step::kLaunching : Step::kCopying;
+        lane.deadline_ns = now_ns + options_.collective_deadline_ns;
+        if (status.ok()) return 1;
+      }
+    }
+    if (!status.ok()) return OnPieceFailed(lane, status, now_ns), 1;
+  }
+  if (!overdue) return 0;
+  OnCollectiveFailed(
+      lane.gpus,
+      absl::UnavailableError(absl::StrCat("a collective has not ended within ",
+                                          options_.collective_deadline_ns / 1'000'000'000, " s")),
+      now_ns);
+  return 1;
+}
+
+void GpuStage::CombineOnHost(Lane& lane) {
+  const Job& job = *lane.job;
+  const std::span<std::byte> target = HostBytes(lane);
+  pipeline::SliceBytes slice = job.slice;
+  slice.offset_bytes = lane.range.offset;
+  slice.length_bytes = static_cast<uint32_t>(lane.range.length);
+  std::map<gpu::GpuUuid, uint64_t> used;
+  std::vector<const std::byte*> inputs;
+  for (const Input& input : job.inputs) {
+    if (input.on_device) {
+      uint64_t& at = used[input.gpu];
+      inputs.push_back(PartOf(lane, input.gpu).host.data() + at);
+      at += lane.range.length;
+    } else {
+      inputs.push_back(host_.Contribution(slice, input.rank).data());
+      TALWEG_CHECK(inputs.back() != nullptr);  // It pushed, so it has a buffer.
+    }
+  }
+  if (job.op == Op::kBroadcast) {
+    std::memcpy(target.data(), inputs[0], target.size());
+  } else {
+    reduce::Reduce(HopOf(job.dtype, job.op, job.is_final, inputs.size()), inputs, target.data(),
+                   lane.elements());
+  }
+}
+
+void GpuStage::OnCopied(Lane& lane) {
+  const Job& job = *lane.job;
+  if (job.delivers) {
+    ++counters_.pieces_delivered;
+    return PieceDone(lane);
+  }
+  if (lane.path == Path::kHost) {
+    ++counters_.pieces_by_host;
+    // What nobody wants any more is not written: its bytes may be another round's by now.
+    if (lane.through_staging && !job.abandoned && events_.ReduceWanted(job.ticket)) {
+      CombineOnHost(lane);
+    }
+    if (job.is_final) host_results_[job.slice.tensor].push_back(lane.range);
+  } else {
+    ++(lane.path == Path::kKernel ? counters_.pieces_by_kernel : counters_.pieces_by_collective);
+    if (!job.is_final && lane.through_staging && !job.abandoned &&
+        events_.ReduceWanted(job.ticket)) {
+      const std::span<std::byte> target = HostBytes(lane);
+      for (size_t i = 0; i < lane.gpus.size(); ++i) {
+        const auto [offset, bytes] = ShardBytes(lane, i);
+        std::memcpy(target.data() + offset, PartOf(lane, lane.gpus[i]).host.data(), bytes);
+      }
+    }
+  }
+  PieceDone(lane);
+}
+
+void GpuStage::PieceDone(Lane& lane) {
+  const std::shared_ptr<Job> job = std::exchange(lane.job, nullptr);
+  lane.step = Step::kFree;
+  if (--job->pieces == 0 && job->ranges.empty()) JobDone(job);
+}
+
+// ----- Failing. -----
+
+void GpuStage::Redo(Lane& lane) {
+  lane.step = Step::kDraining;
+  Record(lane).IgnoreError();  // What fails here fails when it is asked.
+}
+
+void GpuStage::GiveBack(Lane& lane) {
+  const std::shared_ptr<Job> job = std::exchange(lane.job, nullptr);
+  lane.step = Step::kFree;
+  --job->pieces;
+  if (job->abandoned) {
+    if (job->pieces == 0 && job->ranges.empty()) JobDone(job);
+    return;
+  }
+  if (job->ranges.empty()) jobs_.push_front(job);
+  lane.range.host_only = true;
+  job->ranges.push_front(lane.range);
+}
+
+void GpuStage::OnPieceFailed(Lane& lane, const absl::Status& status, int64_t now_ns) {
+  if (absl::IsUnavailable(status) && lane.path == Path::kCollective &&
+      lane.step != Step::kCopying && lane.step != Step::kDraining) {
+    return OnCollectiveFailed(lane.gpus, status, now_ns);
+  }
+  if (absl::IsUnimplemented(status) && lane.path != Path::kHost) {
+    for (const gpu::GpuUuid& uuid : lane.gpus) node_.At(uuid).has_kernels = false;
+    events_.OnGpuNote(
+        absl::StrCat("ranks that share a GPU are summed on the host: ", StatusText(status)));
+    return Redo(lane);
+  }
+  if (absl::IsResourceExhausted(status) && lane.path != Path::kHost && lane.path != Path::kDirect) {
+    return Redo(lane);
+  }
+  Fail(absl::StrCat(Describe(lane), ": ", StatusText(status)));
+}
+
+bool GpuStage::AsideOf(Lane& lane, std::vector<std::pair<gpu::GpuUuid, LanePart>>& aside) {
+  for (const gpu::GpuUuid& uuid : lane.gpus) {
+    const auto old = node_.TakeAside(node_.At(uuid), IndexOf(lane));
+    if (!old.ok()) {
+      Fail(absl::StrCat(Describe(lane), ": after a collective failed: ", StatusText(old.status())));
+      return false;
+    }
+    aside.emplace_back(uuid, *old);
+  }
+  return true;
+}
+
+void GpuStage::OnCollectiveFailed(GpuSet gpus, const absl::Status& status, int64_t now_ns) {
+  ++counters_.collectives_failed;
+  std::vector<std::pair<gpu::GpuUuid, LanePart>> aside;
+  std::vector<Lane*> affected;
+  std::string text;
+  for (Lane& lane : lanes_) {
+    if (lane.step == Step::kFree || lane.step == Step::kCopying || lane.step == Step::kDraining ||
+        lane.gpus != gpus) {
+      continue;
+    }
+    if (text.empty()) text = Describe(lane);
+    affected.push_back(&lane);
+    if (lane.step != Step::kAwaitCommunicator && !AsideOf(lane, aside)) return;
+  }
+  events_.OnGpuNote(absl::StrCat(text, ": ", StatusText(status),
+                                 "; summed on the host until the communicator is made anew"));
+  collectives_.Fail(gpus, std::move(aside), now_ns);
+  for (Lane* const lane : affected) Redo(*lane);
+}
+
+}  // namespace talweg::agent

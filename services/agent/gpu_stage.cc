@@ -1,0 +1,483 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks hand over, and the beginnings and ends of rounds; gpu_pieces.cc does the work.
+#include "services/agent/gpu_stage.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "libs/base/check.h"
+#include "libs/status/status.h"
+
+namespace talweg::agent {
+
+GpuStage::GpuStage(const GpuStageOptions& options, gpu::Platform& platform, const HostTensors& host,
+                   Graveyard& graveyard, GpuEvents& events)
+    : options_(options),
+      host_(host),
+      events_(events),
+      node_(options, platform),
+      collectives_(options, node_, graveyard),
+      lanes_(options.lanes) {}
+
+GpuStage::~GpuStage() = default;
+
+// ----- What ranks hand over. -----
+
+GpuStage::Rank* GpuStage::Find(LocalRank rank) {
+  const auto at = ranks_.find(rank);
+  return at == ranks_.end() || at->second.left ? nullptr : &at->second;
+}
+
+absl::StatusOr<GpuStage::Exported> GpuStage::Export(LocalRank local_rank, const gpu::GpuUuid& uuid,
+                                                    uint64_t buffer_id,
+                                                    const gpu::MemoryHandle& handle) {
+  if (failed_) return absl::FailedPreconditionError("the agent has lost a GPU");
+  const auto known = ranks_.find(local_rank);
+  if (known != ranks_.end() && known->second.left) {
+    return absl::UnavailableError(
+        "memory of the process that was this local rank before is still being released");
+  }
+  TALWEG_ASSIGN_OR_RETURN(NodeGpu* const gpu, node_.Open(uuid));
+  const bool is_new = known == ranks_.end();
+  const Incarnation life = is_new ? Incarnation{next_life_++} : known->second.life;
+  const auto span = gpu->imports->Map({life, buffer_id}, handle);
+  if (!span.ok()) {
+    CloseUnusedGpus();
+    return span.status();
+  }
+  Rank& rank = ranks_[local_rank];
+  rank.life = life;
+  rank.buffers.push_back(Buffer{.gpu = uuid, .buffer_id = buffer_id, .span = *span});
+  return Exported{static_cast<uint32_t>(rank.buffers.size() - 1), span->bytes};
+}
+
+absl::Status GpuStage::Unexport(LocalRank local_rank, uint32_t request, uint32_t number) {
+  Rank* const rank = Find(local_rank);
+  if (rank == nullptr || number >= rank->buffers.size() || !rank->buffers[number] ||
+      rank->buffers[number]->leaving) {
+    return absl::InvalidArgumentError(absl::StrCat("there is no buffer ", number));
+  }
+  for (const auto& [tensor, part] : rank->parts) {
+    if (!part.open || part.buffer != number) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("tensor '", host_.Spec(tensor).name, "' was pushed from buffer ", number,
+                     ", and its round ", part.round.value(), " is open: wait for it first"));
+  }
+  rank->buffers[number]->leaving = true;
+  rank->buffers[number]->leave_request = request;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GpuStage::Placed> GpuStage::Place(LocalRank local_rank, pipeline::TensorIndex tensor,
+                                                 uint32_t number) {
+  Rank* const rank = Find(local_rank);
+  if (rank == nullptr || number >= rank->buffers.size() || !rank->buffers[number] ||
+      rank->buffers[number]->leaving) {
+    return absl::InvalidArgumentError(absl::StrCat("there is no buffer ", number));
+  }
+  const gpu::GpuUuid uuid = rank->buffers[number]->gpu;
+  NodeGpu& gpu = node_.At(uuid);
+  ++gpu.memory_epoch;
+  for (const Lane& lane : lanes_) {
+    if (lane.step == Step::kFree) node_.GrowStaging(gpu, IndexOf(lane));
+  }
+  const auto known = rank->parts.find(tensor);
+  if (known != rank->parts.end() && known->second.gpu != uuid) {
+    if (known->second.open) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("tensor '", host_.Spec(tensor).name, "' has an open round on another GPU"));
+    }
+    node_.At(known->second.gpu).device->DestroyEvent(known->second.pushed);
+    node_.At(known->second.gpu).device->DestroyEvent(known->second.taken);
+    rank->parts.erase(known);
+  }
+  Placed placed;
+  if (!rank->parts.contains(tensor)) {
+    Part part{.gpu = uuid};
+    TALWEG_ASSIGN_OR_RETURN(part.pushed, gpu.device->NewEvent(gpu::EventScope::kShared));
+    auto taken = gpu.device->NewEvent(gpu::EventScope::kShared);
+    if (!taken.ok()) {
+      gpu.device->DestroyEvent(part.pushed);
+      return taken.status();
+    }
+    part.taken = *taken;
+    rank->parts.emplace(tensor, part);
+  }
+  Part& part = rank->parts.at(tensor);
+  TALWEG_ASSIGN_OR_RETURN(placed.pushed, gpu.device->ExportEvent(part.pushed));
+  TALWEG_ASSIGN_OR_RETURN(placed.taken, gpu.device->ExportEvent(part.taken));
+  Pin(tensor, uuid);
+  return placed;
+}
+
+void GpuStage::Pin(pipeline::TensorIndex tensor, const gpu::GpuUuid& uuid) {
+  const std::span<std::byte> bytes = host_.Pinnable(tensor);
+  if (bytes.empty() || pinned_.contains(tensor)) return;
+  const absl::Status status = DeviceOf(uuid).RegisterHost(bytes);
+  if (status.ok()) {
+    pinned_[tensor] = {uuid, bytes};
+  } else {
+    events_.OnGpuNote(absl::StrCat("tensor '", host_.Spec(tensor).name,
+                                   "' goes through staging buffers: ", StatusText(status)));
+  }
+}
+
+void GpuStage::Unpin(pipeline::TensorIndex tensor) {
+  const auto at = pinned_.find(tensor);
+  if (at == pinned_.end()) return;
+  DeviceOf(at->second.first).UnregisterHost(at->second.second).IgnoreError();
+  pinned_.erase(at);
+}
+
+absl::Status GpuStage::CheckPush(const Rank& rank, pipeline::TensorIndex tensor, uint32_t number,
+                                 uint64_t offset) const {
+  const pipeline::TensorSpec& spec = host_.Spec(tensor);
+  const auto part = rank.parts.find(tensor);
+  if (part == rank.parts.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a push from a GPU of tensor '", spec.name, "', which was not placed there"));
+  }
+  if (number >= rank.buffers.size() || !rank.buffers[number] || rank.buffers[number]->leaving) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a push of tensor '", spec.name, "' from buffer ", number, ", which it has not exported"));
+  }
+  const Buffer& buffer = *rank.buffers[number];
+  if (buffer.gpu != part->second.gpu || offset % DTypeSize(spec.dtype) != 0 ||
+      offset > buffer.span.bytes || spec.bytes() > buffer.span.bytes - offset) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a push of tensor '", spec.name, "' (", spec.bytes(), " bytes) from offset ",
+                     offset, " of buffer ", number, ", which has ", buffer.span.bytes,
+                     " bytes, on the tensor's GPU or another"));
+  }
+  if (part->second.open) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a push of tensor '", spec.name, "' while its round is open"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GpuStage::Push(LocalRank local_rank, pipeline::TensorIndex tensor, Round round,
+                            int32_t priority, uint32_t buffer, uint64_t offset) {
+  Rank* const rank = Find(local_rank);
+  if (rank == nullptr) {
+    return absl::InvalidArgumentError("a push from a GPU by a rank that has exported nothing");
+  }
+  TALWEG_RETURN_IF_ERROR(CheckPush(*rank, tensor, buffer, offset));
+  Part& part = rank->parts.at(tensor);
+  part.open = true;
+  part.round = round;
+  part.buffer = buffer;
+  part.span = rank->buffers[buffer]->span.Part(offset, host_.Spec(tensor).bytes());
+  rank->waiting.push_back({tensor, round, priority});
+  return absl::OkStatus();
+}
+
+void GpuStage::OnRankLeft(LocalRank local_rank) {
+  Rank* const rank = Find(local_rank);
+  if (rank == nullptr) return;
+  rank->left = true;
+  // What it had not finished is no push.
+  for (const Waiting& waiting : rank->waiting) rank->parts.at(waiting.tensor).open = false;
+  rank->waiting.clear();
+}
+
+// ----- What the core wants. -----
+
+const GpuStage::Part* GpuStage::OpenPart(LocalRank rank, pipeline::TensorIndex tensor,
+                                         Round round) const {
+  const auto at = ranks_.find(rank);
+  if (at == ranks_.end()) return nullptr;
+  const auto part = at->second.parts.find(tensor);
+  const bool is_open =
+      part != at->second.parts.end() && part->second.open && part->second.round == round;
+  return is_open ? &part->second : nullptr;
+}
+
+bool GpuStage::HasGradients(pipeline::TensorIndex tensor, Round round) const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const auto& entry) {
+    return OpenPart(entry.first, tensor, round) != nullptr;
+  });
+}
+
+void GpuStage::Queue(std::shared_ptr<Job> job) {
+  for (const Input& input : job->inputs) {
+    if (input.on_device) ++ranks_.at(input.rank).jobs;
+  }
+  jobs_.push_back(std::move(job));
+}
+
+void GpuStage::Reduce(const pipeline::ReduceSlice& reduce) {
+  const pipeline::TensorSpec& spec = host_.Spec(reduce.target.tensor);
+  auto job = std::make_shared<Job>();
+  job->ticket = reduce.ticket;
+  job->slice = reduce.target;
+  job->is_final = reduce.is_final;
+  job->dtype = spec.dtype;
+  job->op = spec.op;
+  for (const LocalRank rank : reduce.inputs) {
+    Input input{.rank = rank};
+    if (const Part* part = OpenPart(rank, reduce.target.tensor, reduce.target.round)) {
+      input = {.rank = rank, .on_device = true, .gpu = part->gpu, .span = part->span};
+    }
+    job->inputs.push_back(input);
+  }
+  job->ranges.push_back({reduce.target.offset_bytes, reduce.target.length_bytes});
+  if (job->is_final) host_results_[reduce.target.tensor];
+  Queue(std::move(job));
+}
+
+void GpuStage::Deliver(const pipeline::CompleteRound& round) {
+  auto delivery = std::make_shared<Delivery>();
+  delivery->round = round;
+  std::vector<Input> targets;
+  for (auto& [local_rank, rank] : ranks_) {
+    const Part* part = OpenPart(local_rank, round.tensor, round.round);
+    if (part == nullptr) continue;
+    delivery->ranks.push_back(local_rank);
+    if (!rank.left) targets.push_back({local_rank, true, part->gpu, part->span});
+  }
+  std::vector<Range> ranges;
+  if (round.status == pipeline::Status::kOk && !targets.empty() && !failed_) {
+    const pipeline::TensorSpec& spec = host_.Spec(round.tensor);
+    const auto on_host = host_results_.find(round.tensor);
+    if (on_host != host_results_.end()) {
+      ranges = on_host->second;
+    } else if (spec.bytes() > 0) {
+      ranges.push_back({0, spec.bytes()});
+    }
+    constexpr uint64_t kJobBytesMax = kGiB;
+    for (const Range& range : ranges) {
+      for (uint64_t done = 0; done < range.length; done += kJobBytesMax) {
+        auto job = std::make_shared<Job>();
+        job->delivers = true;
+        job->slice = {
+            .tensor = round.tensor,
+            .round = round.round,
+            .memory = pipeline::Memory::kResult,
+            .offset_bytes = range.offset + done,
+            .length_bytes = static_cast<uint32_t>(std::min(kJobBytesMax, range.length - done))};
+        job->dtype = spec.dtype;
+        job->op = spec.op;
+        job->inputs = targets;
+        job->ranges.push_back({job->slice.offset_bytes, job->slice.length_bytes});
+        job->delivery = delivery;
+        ++delivery->jobs;
+        Queue(std::move(job));
+      }
+    }
+  } else {
+    delivery->recorded = true;  // Nothing to order: AskTaken ends it.
+  }
+  host_results_.erase(round.tensor);
+  deliveries_.push_back(std::move(delivery));
+}
+
+void GpuStage::JobDone(const std::shared_ptr<Job>& job) {
+  for (const Input& input : job->inputs) {
+    if (input.on_device) --ranks_.at(input.rank).jobs;
+  }
+  if (job->delivery != nullptr) --job->delivery->jobs;
+  if (!job->delivers && !job->abandoned) events_.OnReduced(job->ticket, job->slice.length_bytes);
+}
+
+void GpuStage::Abandon() {
+  for (const std::shared_ptr<Job>& job : std::exchange(jobs_, {})) {
+    job->ranges.clear();
+    job->abandoned = true;
+    if (job->pieces == 0) JobDone(job);
+  }
+  for (Lane& lane : lanes_) {
+    if (lane.job != nullptr) lane.job->abandoned = true;
+  }
+  deliveries_.clear();
+  host_results_.clear();
+  for (auto& [local_rank, rank] : ranks_) {
+    rank.waiting.clear();
+    for (auto& [tensor, part] : rank.parts) part.open = false;
+  }
+}
+
+void GpuStage::ForgetTensors() {
+  while (!pinned_.empty()) Unpin(pinned_.begin()->first);
+  host_results_.clear();
+}
+
+// ----- The duty cycle. -----
+
+int GpuStage::Poll(int64_t now_ns) {
+  if (failed_) return 0;
+  int work = collectives_.Poll();
+  work += AskGradients();
+  for (Lane& lane : lanes_) work += StepLane(lane, now_ns);
+  work += StartPieces(now_ns);
+  work += AskTaken();
+  work += AnswerUnexports();
+  work += SweepRanks();
+  if (const std::string note = collectives_.TakeNote(); !note.empty()) events_.OnGpuNote(note);
+  return work;
+}
+
+bool GpuStage::AwaitsGpu() const {
+  if (failed_) return false;
+  if (!jobs_.empty() || !deliveries_.empty() || collectives_.HasAside()) return true;
+  for (const Lane& lane : lanes_) {
+    if (lane.step != Step::kFree) return true;
+  }
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
+    return !entry.second.waiting.empty() || entry.second.left;
+  });
+}
+
+bool GpuStage::IsIdle() const {
+  if (failed_) return true;
+  const bool any_lane = std::any_of(lanes_.begin(), lanes_.end(),
+                                    [](const Lane& lane) { return lane.step != Step::kFree; });
+  return ranks_.empty() && jobs_.empty() && deliveries_.empty() && !any_lane;
+}
+
+// The oldest of each rank first: a stream does its work in order, so what stands behind it is
+// rarely done before.
+int GpuStage::AskGradients() {
+  int ready = 0;
+  std::vector<std::pair<LocalRank, Waiting>> done;
+  for (auto& [local_rank, rank] : ranks_) {
+    while (!rank.waiting.empty()) {
+      const Part& part = rank.parts.at(rank.waiting.front().tensor);
+      const auto asked = DeviceOf(part.gpu).Query(part.pushed);
+      if (!asked.ok()) {
+        Fail(absl::StrCat("local rank ", local_rank.value(), ", tensor '",
+                          host_.Spec(rank.waiting.front().tensor).name,
+                          "': ", StatusText(asked.status())));
+        return ready;
+      }
+      if (!*asked) break;
+      done.emplace_back(local_rank, rank.waiting.front());
+      rank.waiting.pop_front();
+    }
+  }
+  for (const auto& [rank, waiting] : done) {
+    events_.OnGradientReady(rank, waiting.tensor, waiting.round, waiting.priority);
+    ++ready;
+  }
+  return ready;
+}
+
+int GpuStage::AskTaken() {
+  int finished = 0;
+  const std::vector<std::shared_ptr<Delivery>> all(deliveries_.begin(), deliveries_.end());
+  for (const std::shared_ptr<Delivery>& delivery : all) {
+    if (delivery->jobs > 0) continue;
+    bool done = true;
+    for (const LocalRank local_rank : delivery->ranks) {
+      const auto rank = ranks_.find(local_rank);
+      if (rank == ranks_.end() || rank->second.left ||
+          delivery->round.status != pipeline::Status::kOk)
+        continue;
+      const Part& part = rank->second.parts.at(delivery->round.tensor);
+      NodeGpu& gpu = node_.At(part.gpu);
+      absl::Status status;
+      if (!delivery->recorded) status = gpu.device->Record(part.taken, gpu.signals);
+      const auto asked = gpu.device->Query(part.taken);
+      status.Update(asked.status());
+      if (!status.ok()) return Fail(StatusText(status)), finished;
+      done = done && *asked;
+    }
+    delivery->recorded = true;
+    if (!done) continue;
+    for (const LocalRank local_rank : delivery->ranks) {
+      const auto rank = ranks_.find(local_rank);
+      if (rank != ranks_.end()) rank->second.parts.at(delivery->round.tensor).open = false;
+    }
+    deliveries_.remove(delivery);
+    events_.OnDelivered(delivery->round);
+    ++finished;
+  }
+  return finished;
+}
+
+int GpuStage::AnswerUnexports() {
+  int answered = 0;
+  for (auto& [local_rank, rank] : ranks_) {
+    if (rank.left || rank.jobs > 0) continue;
+    for (std::optional<Buffer>& buffer : rank.buffers) {
+      if (!buffer || !buffer->leaving) continue;
+      node_.At(buffer->gpu).imports->Release({rank.life, buffer->buffer_id}).IgnoreError();
+      const uint32_t request = buffer->leave_request;
+      buffer.reset();
+      events_.OnUnexported(local_rank, request);
+      ++answered;
+    }
+  }
+  return answered;
+}
+
+int GpuStage::SweepRanks() {
+  int gone = 0;
+  for (auto at = ranks_.begin(); at != ranks_.end();) {
+    Rank& rank = at->second;
+    const bool any_open = std::any_of(rank.parts.begin(), rank.parts.end(),
+                                      [](const auto& part) { return part.second.open; });
+    if (!rank.left || rank.jobs > 0 || any_open) {
+      ++at;
+      continue;
+    }
+    ReleaseRank(rank);
+    at = ranks_.erase(at);
+    ++gone;
+  }
+  if (gone > 0 || close_gpus_) CloseUnusedGpus();
+  return gone;
+}
+
+void GpuStage::ReleaseRank(Rank& rank) {
+  std::set<gpu::GpuUuid> uuids;
+  for (const auto& [tensor, part] : rank.parts) {
+    DeviceOf(part.gpu).DestroyEvent(part.pushed);
+    DeviceOf(part.gpu).DestroyEvent(part.taken);
+  }
+  for (const std::optional<Buffer>& buffer : rank.buffers) {
+    if (buffer) uuids.insert(buffer->gpu);
+  }
+  for (const gpu::GpuUuid& uuid : uuids) {
+    node_.At(uuid).imports->ReleaseOwner(rank.life).IgnoreError();
+  }
+}
+
+void GpuStage::CloseUnusedGpus() {
+  close_gpus_ = false;
+  std::set<gpu::GpuUuid> used;
+  for (const auto& [local_rank, rank] : ranks_) {
+    for (const auto& [tensor, part] : rank.parts) used.insert(part.gpu);
+    for (const std::optional<Buffer>& buffer : rank.buffers) {
+      if (buffer) used.insert(buffer->gpu);
+    }
+  }
+  for (const Lane& lane : lanes_) {
+    if (lane.step != Step::kFree) used.insert(lane.gpus.begin(), lane.gpus.end());
+  }
+  std::vector<gpu::GpuUuid> unused;
+  for (const auto& [uuid, gpu] : node_.gpus()) {
+    if (!used.contains(uuid)) unused.push_back(uuid);
+  }
+  for (const gpu::GpuUuid& uuid : unused) {
+    if (!collectives_.Release(uuid)) {
+      close_gpus_ = true;  // In a later pass.
+      continue;
+    }
+    std::vector<pipeline::TensorIndex> pinned;
+    for (const auto& [tensor, where] : pinned_) {
+      if (where.first == uuid) pinned.push_back(tensor);
+    }
+    for (const pipeline::TensorIndex tensor : pinned) Unpin(tensor);
+    node_.Close(uuid);
+  }
+}
+
+void GpuStage::Fail(const std::string& text) {
+  if (std::exchange(failed_, true)) return;
+  events_.OnGpuFailed(text);
+}
+
+}  // namespace talweg::agent

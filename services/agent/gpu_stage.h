@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_GPU_STAGE_H_
+#define TALWEG_SERVICES_AGENT_GPU_STAGE_H_
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "libs/gpu/device.h"
+#include "libs/pipeline/effects.h"
+#include "libs/runtime/clock.h"
+#include "services/agent/gpu_collectives.h"
+#include "services/agent/gpu_node.h"
+
+namespace talweg::agent {
+
+// Memory of this node's tensors on the host, under the core's names (TensorMemory).
+class HostTensors {
+ public:
+  virtual ~HostTensors() = default;
+  virtual const pipeline::TensorSpec& Spec(pipeline::TensorIndex tensor) const = 0;
+  virtual std::span<std::byte> Writable(const pipeline::SliceBytes& slice) const = 0;
+  // Of a rank that pushed from host memory.
+  virtual std::span<const std::byte> Contribution(const pipeline::SliceBytes& slice,
+                                                  LocalRank rank) const = 0;
+  // What copies of GPUs may go to directly, if it can be pinned: the send buffer. May be empty.
+  virtual std::span<std::byte> Pinnable(pipeline::TensorIndex tensor) const = 0;
+};
+
+// What the stage tells. Called inside Poll (and OnGpuFailed inside any call); a sink may call the
+// stage, but for Poll.
+class GpuEvents {
+ public:
+  virtual ~GpuEvents() = default;
+  // The gradient is there: for the core this is the push.
+  virtual void OnGradientReady(LocalRank rank, pipeline::TensorIndex tensor, Round round,
+                               int32_t priority) = 0;
+  virtual bool ReduceWanted(uint64_t ticket) = 0;
+  virtual void OnReduced(uint64_t ticket, uint64_t bytes) = 0;
+  // The round's result lies in the tensors of all ranks that pushed it from a GPU.
+  virtual void OnDelivered(const pipeline::CompleteRound& round) = 0;
+  virtual void OnUnexported(LocalRank rank, uint32_t request) = 0;
+  // This node cannot go on.
+  virtual void OnGpuFailed(const std::string& text) = 0;
+  virtual void OnGpuNote(const std::string& text) = 0;  // For people.
+};
+
+struct GpuStageCounters {
+  uint64_t pieces_by_kernel = 0;      // Ranks that share a GPU, on it.
+  uint64_t pieces_by_collective = 0;  // Among GPUs.
+  uint64_t pieces_by_host = 0;        // Copied to the host, and combined there.
+  uint64_t pieces_delivered = 0;
+  uint64_t collectives_failed = 0;
+};
+
+// Where gradients on GPUs become contributions in host memory, and results go back: docs/gpu.md.
+//
+// A state machine over libs/gpu, polled by its one owner thread; nothing blocks but what declares
+// (Export, Place: a context, mappings and buffers are made there). It knows no ranks' sockets.
+//
+//   push -> PUSHED asked until done -> OnGradientReady -> [core] -> Reduce -> pieces on lanes ->
+//   OnReduced -> [core: network] -> Deliver -> pieces on lanes -> TAKEN recorded, asked ->
+//   OnDelivered
+//
+// A lane is a stream on every GPU with its staging buffers; each has one piece of a slice at a
+// time, and the lanes overlap: one's copy to the host runs beside another's sum and a third's copy
+// back. Nothing is written into a rank's tensor before the core has decided its round (unless this
+// member is the whole job), since until then a new view may want the contribution once more.
+class GpuStage {
+ public:
+  // All outlive it. `graveyard` takes communicators that failed.
+  GpuStage(const GpuStageOptions& options, gpu::Platform& platform, const HostTensors& host,
+           Graveyard& graveyard, GpuEvents& events);
+  // Waits for the GPUs, but for those that a collective will not let go.
+  ~GpuStage();
+  GpuStage(const GpuStage&) = delete;
+  GpuStage& operator=(const GpuStage&) = delete;
+
+  // ----- What ranks hand over. A LocalRank is one process: Forget comes before its successor.
+  // -----
+
+  struct Exported {
+    uint32_t buffer = 0;
+    uint64_t bytes = 0;
+  };
+  absl::StatusOr<Exported> Export(LocalRank rank, const gpu::GpuUuid& uuid, uint64_t buffer_id,
+                                  const gpu::MemoryHandle& handle);
+  // OK: OnUnexported follows. FAILED_PRECONDITION: a round that was pushed from it is open.
+  absl::Status Unexport(LocalRank rank, uint32_t request, uint32_t buffer);
+  struct Placed {
+    gpu::EventHandle pushed;
+    gpu::EventHandle taken;
+  };
+  absl::StatusOr<Placed> Place(LocalRank rank, pipeline::TensorIndex tensor, uint32_t buffer);
+  // INVALID_ARGUMENT: the rank made no sense.
+  absl::Status Push(LocalRank rank, pipeline::TensorIndex tensor, Round round, int32_t priority,
+                    uint32_t buffer, uint64_t offset);
+  // It pushes nothing more. What it pushed is still summed; its memory goes when nothing needs it.
+  void OnRankLeft(LocalRank rank);
+  bool IsGone(LocalRank rank) const { return !ranks_.contains(rank); }
+
+  // ----- What the core wants. -----
+
+  // Whether a rank has pushed the tensor's open round from a GPU: then the slices of that round are
+  // this stage's.
+  bool HasGradients(pipeline::TensorIndex tensor, Round round) const;
+  void Reduce(const pipeline::ReduceSlice& reduce);
+  // OnDelivered follows; at once for a round that failed.
+  void Deliver(const pipeline::CompleteRound& round);
+  // The job is over: nothing that has not begun is done, and nothing told.
+  void Abandon();
+  // All tensors are forgotten. Only when IsIdle().
+  void ForgetTensors();
+
+  // ----- The duty cycle. -----
+
+  int Poll(int64_t now_ns);
+  // Nothing is under way (deliveries and ranks that have left included).
+  bool IsIdle() const;
+  // Whether Poll has something to ask: do not sleep for long.
+  bool AwaitsGpu() const;
+
+  const GpuStageCounters& counters() const { return counters_; }
+  size_t context_count() const { return node_.gpu_count(); }
+  const GpuNode& node() const { return node_; }
+
+ private:
+  enum class Path : uint8_t { kKernel, kCollective, kHost, kDirect };
+  enum class Step : uint8_t {
+    kFree,
+    kAwaitCommunicator,
+    kLaunching,
+    kCollective,
+    kCopying,
+    kDraining,  // Its piece goes back to its job when what was posted is done.
+  };
+
+  struct Buffer {
+    gpu::GpuUuid gpu;
+    uint64_t buffer_id = 0;
+    gpu::DeviceSpan span;
+    bool leaving = false;
+    uint32_t leave_request = 0;
+  };
+  // One rank's part in one tensor.
+  struct Part {
+    gpu::GpuUuid gpu;
+    gpu::EventId pushed;
+    gpu::EventId taken;
+    bool open = false;  // A round of it is.
+    Round round;
+    uint32_t buffer = 0;
+    gpu::DeviceSpan span;
+  };
+  struct Waiting {
+    pipeline::TensorIndex tensor;
+    Round round;
+    int32_t priority = 0;
+  };
+  struct Rank {
+    Incarnation life;
+    std::vector<std::optional<Buffer>> buffers;
+    std::map<pipeline::TensorIndex, Part> parts;
+    std::deque<Waiting> waiting;  // For PUSHED, in the order of pushes.
+    bool left = false;
+    uint32_t jobs = 0;  // That need its memory.
+  };
+  struct Range {
+    uint64_t offset = 0;  // In the tensor.
+    uint64_t length = 0;
+    bool host_only = false;  // A collective of it has failed.
+  };
+  // The end of a round: the result goes into the ranks' tensors, then they are told.
+  struct Delivery {
+    pipeline::CompleteRound round;
+    std::vector<LocalRank> ranks;
+    size_t jobs = 0;
+    bool recorded = false;
+  };
+  struct Input {
+    LocalRank rank;
+    bool on_device = false;
+    gpu::GpuUuid gpu;
+    gpu::DeviceSpan span;  // The whole tensor.
+  };
+  struct Job {
+    bool delivers = false;
+    uint64_t ticket = 0;
+    pipeline::SliceBytes slice;
+    bool is_final = false;
+    DType dtype = DType::kUnspecified;
+    Op op = Op::kUnspecified;
+    std::vector<Input> inputs;  // Or, when it delivers, the ranks that it is delivered to.
+    std::deque<Range> ranges;   // Not given to lanes.
+    uint32_t pieces = 0;        // On lanes.
+    bool abandoned = false;
+    std::shared_ptr<Delivery> delivery;
+  };
+  struct Lane {
+    Step step = Step::kFree;
+    Path path = Path::kHost;
+    std::shared_ptr<Job> job;
+    Range range;
+    GpuSet gpus;  // That it works on.
+    int64_t deadline_ns = 0;
+    bool through_staging = false;
+    uint64_t elements() const { return range.length / DTypeSize(job->dtype); }
+    uint64_t shard_elements() const { return (elements() + gpus.size() - 1) / gpus.size(); }
+  };
+
+  Rank* Find(LocalRank rank);
+  const Part* OpenPart(LocalRank rank, pipeline::TensorIndex tensor, Round round) const;
+  absl::Status CheckPush(const Rank& rank, pipeline::TensorIndex tensor, uint32_t buffer,
+                         uint64_t offset) const;
+  int AskGradients();
+  int AskTaken();
+  int AnswerUnexports();
+  int SweepRanks();
+  void ReleaseRank(Rank& rank);
+  void CloseUnusedGpus();
+  void Pin(pipeline::TensorIndex tensor, const gpu::GpuUuid& uuid);
+  void Unpin(pipeline::TensorIndex tensor);
+  void Queue(std::shared_ptr<Job> job);
+  void JobDone(const std::shared_ptr<Job>& job);
+  void Fail(const std::string& text);
+
+  // gpu_pieces.cc: lanes.
+  int StartPieces(int64_t now_ns);
+  int StepLane(Lane& lane, int64_t now_ns);
+  bool MayStart(const Job& job, const Range& range) const;
+  Path ChoosePath(const Job& job, const GpuSet& gpus, bool host_only, int64_t now_ns);
+  uint64_t PieceBytes(const Job& job, Path path, const GpuSet& gpus, size_t lane);
+  absl::Status Post(Lane& lane);
+  absl::Status PostKernel(Lane& lane);
+  absl::Status PostToHost(Lane& lane);
+  absl::Status PostLocalSums(Lane& lane);
+  absl::Status PostShardsDown(Lane& lane);
+  absl::Status PostShardsUp(Lane& lane);
+  absl::Status PostDirect(Lane& lane);
+  absl::Status PostCollective(Lane& lane);
+  absl::Status PostAfterCollective(Lane& lane);
+  absl::Status CopyToRanks(Lane& lane, const gpu::GpuUuid& uuid, gpu::DeviceSpan source);
+  absl::Status Record(Lane& lane);
+  absl::StatusOr<bool> IsDone(const Lane& lane);
+  void OnCopied(Lane& lane);
+  void CombineOnHost(Lane& lane);
+  void PieceDone(Lane& lane);
+  // Gives the lane's piece back to its job, for the host, when its streams have come to rest.
+  void Redo(Lane& lane);
+  void GiveBack(Lane& lane);
+  void OnPieceFailed(Lane& lane, const absl::Status& status, int64_t now_ns);
+  void OnCollectiveFailed(GpuSet gpus, const absl::Status& status, int64_t now_ns);
+  bool AsideOf(Lane& lane, std::vector<std::pair<gpu::GpuUuid, LanePart>>& aside);
+  size_t IndexOf(const Lane& lane) const { return static_cast<size_t>(&lane - lanes_.data()); }
+  LanePart& PartOf(const Lane& lane, const gpu::GpuUuid& uuid) {
+    return node_.At(uuid).lanes[IndexOf(lane)];
+  }
+  gpu::Device& DeviceOf(const gpu::GpuUuid& uuid) { return *node_.At(uuid).device; }
+  // The bytes of `range` (or of some of it) on the host.
+  std::span<std::byte> HostBytes(const Lane& lane) const;
+  // Of the piece that shard `i` holds: offset and bytes within it.
+  static std::pair<uint64_t, uint64_t> ShardBytes(const Lane& lane, size_t i);
+  static GpuSet GpusOf(const Job& job);
+  std::string Describe(const Lane& lane) const;
+
+  const GpuStageOptions options_;
+  const HostTensors& host_;
+  GpuEvents& events_;
+  GpuNode node_;
+  GpuCollectives collectives_;
+  std::map<LocalRank, Rank> ranks_;
+  uint64_t next_life_ = 1;
+  std::deque<std::shared_ptr<Job>> jobs_;  // That have ranges for lanes.
+  std::vector<Lane> lanes_;
+  std::list<std::shared_ptr<Delivery>> deliveries_;
+  // Of rounds that this agent alone finishes: the ranges whose results are on the host so far.
+  std::map<pipeline::TensorIndex, std::vector<Range>> host_results_;
+  std::map<pipeline::TensorIndex, std::pair<gpu::GpuUuid, std::span<std::byte>>> pinned_;
+  bool close_gpus_ = false;
+  bool failed_ = false;
+  GpuStageCounters counters_;
+};
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_GPU_STAGE_H_

@@ -183,6 +183,11 @@ std::vector<Option<AgentConfig>> AgentOptions() {
               "no trace"),
       Make<C>("trace_rounds", &C::trace_rounds, Number<uint32_t>{1, 1'000'000},
               "How many rounds of each tensor are traced."),
+      Make<C>(
+          "gpu", &C::gpu, Choice{{"auto", "off"}},
+          "Whether tensors are taken from the memory of this node's GPUs, where there are any."),
+      Make<C>("test_fake_gpus", &C::test_fake_gpus, Text{},
+              "For tests: DIRECTORY:COUNT of GPUs that are files of a directory.", "none"),
   });
 }
 

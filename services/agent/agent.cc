@@ -28,6 +28,9 @@ constexpr uint32_t kWaitingNamedMax = 5;
 constexpr int kEventsPerPass = 256;
 // Between two looks at the network and the rings the reducer works on so much.
 constexpr uint64_t kReduceBytesPerPass = 512 * kKiB;
+constexpr uint64_t kGpuReduceBytesMax = 32 * kMiB;
+// While GPUs are at work they are asked so often: they have no descriptors.
+constexpr int64_t kGpuAskNs = 100'000;
 constexpr int64_t kSchedulerLeaveNs = 2'000'000'000;
 
 int64_t UnixNowNs() {
@@ -68,6 +71,7 @@ absl::Status Agent::Open() {
   loop_options.spin_ns_max = config_.spin_us < 0 ? -1 : int64_t{config_.spin_us} * 1000;
   TALWEG_ASSIGN_OR_RETURN(loop_, EventLoop::Create(&clock_, loop_options));
   mailbox_ = std::make_unique<Mailbox<Mail>>(loop_.get());
+  TALWEG_RETURN_IF_ERROR(OpenGpuFront());
   TALWEG_RETURN_IF_ERROR(OpenRankServer());
   if (!standalone()) TALWEG_RETURN_IF_ERROR(OpenTransport());
   memory_ =
@@ -85,8 +89,21 @@ absl::Status Agent::Open() {
   }
   desk_ = std::make_unique<RankDesk>(config_.rank_count, config_.job, rank_server_.get(),
                                      memory_.get(), static_cast<RankEvents*>(this));
+  if (gpu_platform_ != nullptr) {
+    gpus_ = std::make_unique<GpuFront>(std::move(gpu_platform_), memory_.get(),
+                                       static_cast<GpuEvents*>(this));
+    desk_->SetDevices(gpus_.get());
+  }
   NewMember();
   return OpenAdmin();
+}
+
+absl::Status Agent::OpenGpuFront() {
+  std::string why;
+  TALWEG_ASSIGN_OR_RETURN(gpu_platform_, OpenGpus(config_, &why));
+  const bool is_fake = gpu_platform_ != nullptr && !config_.test_fake_gpus.empty();
+  Log(is_fake ? LogLevel::kWarning : LogLevel::kInfo, "GPUs: ", why);
+  return absl::OkStatus();
 }
 
 absl::Status Agent::OpenRankServer() {
@@ -95,6 +112,7 @@ absl::Status Agent::OpenRankServer() {
   server.socket_mode = config_.socket_mode;
   server.local_rank_count = config_.rank_count;
   server.incarnation = options_.incarnation;
+  server.takes_devices = gpu_platform_ != nullptr;
   uint64_t arena_bytes = config_.arena_bytes_max;
   if (arena_bytes == 0) arena_bytes = MemoryLimitBytes() / 2;
   // Every tensor lies once a rank and twice as a result.
@@ -156,8 +174,9 @@ void Agent::NewMember() {
       .node_name = node_name_,
       .rank_count = config_.rank_count,
       .credit_bytes_max = config_.credit_bytes,
-      // Where nothing is reduced nothing can be preempted.
+      // Where nothing is reduced nothing can be preempted. GPUs overlap what they are given.
       .reduce_bytes_max = memory_->ranks_sum() ? std::numeric_limits<uint64_t>::max()
+                          : gpus_ != nullptr   ? kGpuReduceBytesMax
                                                : pipeline::MemberConfig{}.reduce_bytes_max,
       .unreachable_ns = UnreachableNs()});
 }
@@ -217,6 +236,7 @@ absl::Status Agent::Run() {
   admin_->Shutdown(0);
   // Ranks that are still there see at once that nobody serves them.
   desk_.reset();
+  gpus_.reset();  // Its copies may still use what is freed next.
   data_plane_.reset();
   memory_.reset();
   loop_->RemoveDescriptor(rank_server_->WaitDescriptor());
@@ -231,6 +251,7 @@ int Agent::Poll() {
   int work = mailbox_->Drain([this](Mail mail) { OnMail(std::move(mail)); });
   if (data_plane_ != nullptr) work += data_plane_->Poll(kEventsPerPass);
   work += rank_server_->PollRings(*desk_);
+  if (gpus_ != nullptr) work += gpus_->stage().Poll(NowNs());
   work += ReduceSome();
   if (NowNs() >= member_->NextTickNs()) {
     Deliver([this](pipeline::Effects& out) { member_->OnTick(NowNs(), out); });
@@ -254,6 +275,9 @@ bool Agent::PrepareToSleep() {
        {stop_deadline_ns_, leaving_ ? leaving_deadline_ns_ : 0,
         failed_at_ns_ == 0 ? 0 : failed_at_ns_ + FailedLingerNs(), SchedulerLimitNs()}) {
     if (other_ns > 0) deadline_ns = std::min(deadline_ns, other_ns);
+  }
+  if (gpus_ != nullptr && gpus_->stage().AwaitsGpu()) {
+    deadline_ns = std::min(deadline_ns, NowNs() + kGpuAskNs);
   }
   if (deadline_ns != timer_deadline_ns_) {
     loop_->CancelTimer(timer_);
@@ -292,11 +316,11 @@ void Agent::Perform(pipeline::Effects& effects) {
                                std::is_same_v<E, pipeline::FailRank>) {
             desk_->Do(e);
           } else if constexpr (std::is_same_v<E, pipeline::CompleteRound>) {
-            desk_->Do(e);
             missing_nodes_.erase({e.tensor, e.round});
-            if (timeline_.Wants(e.round)) {
-              const pipeline::TensorSpec& spec = memory_->spec(e.tensor);
-              timeline_.OnVisible(e.tensor, spec.name, e.round, spec.bytes(), NowNs());
+            if (gpus_ != nullptr && gpus_->stage().HasGradients(e.tensor, e.round)) {
+              gpus_->stage().Deliver(e);  // FinishRound follows.
+            } else {
+              FinishRound(e);
             }
           } else if constexpr (std::is_same_v<E, pipeline::FailJob>) {
             if (!leaving_) {
@@ -307,6 +331,7 @@ void Agent::Perform(pipeline::Effects& effects) {
             failed_at_ns_ = NowNs();
             desk_->Do(e);
             reduces_.clear();
+            if (gpus_ != nullptr) gpus_->stage().Abandon();
           } else if constexpr (std::is_same_v<E, pipeline::FailTensor>) {
             Log(LogLevel::kError, e.text);
           } else if constexpr (std::is_same_v<E, pipeline::Quiesced>) {
@@ -322,14 +347,47 @@ void Agent::Perform(pipeline::Effects& effects) {
 }
 
 void Agent::Do(pipeline::AllocateTensor& effect) {
-  const absl::Status status = memory_->Allocate(effect.tensor, effect.spec);
+  const bool on_device = desk_->IsOnDevice(effect.spec.name);
+  const absl::Status status = memory_->Allocate(effect.tensor, effect.spec, on_device);
+  if (on_device) member_->StageContributions(effect.tensor);
   const std::string text = status.ok() ? "" : std::string(status.message());
   Deliver([this, tensor = effect.tensor, text](pipeline::Effects& out) {
     member_->OnTensorAllocated(tensor, text, NowNs(), out);
   });
 }
 
-void Agent::Do(pipeline::ReduceSlice& effect) { reduces_.push_back(std::move(effect)); }
+void Agent::Do(pipeline::ReduceSlice& effect) {
+  if (gpus_ != nullptr && gpus_->stage().HasGradients(effect.target.tensor, effect.target.round)) {
+    gpus_->stage().Reduce(effect);
+  } else {
+    reduces_.push_back(std::move(effect));
+  }
+}
+
+void Agent::FinishRound(const pipeline::CompleteRound& effect) {
+  desk_->Do(effect);
+  if (!timeline_.Wants(effect.round)) return;
+  const pipeline::TensorSpec& spec = memory_->spec(effect.tensor);
+  timeline_.OnVisible(effect.tensor, spec.name, effect.round, spec.bytes(), NowNs());
+}
+
+void Agent::OnGradientReady(LocalRank rank, pipeline::TensorIndex tensor, Round round,
+                            int32_t priority) {
+  OnRankPush(rank, tensor, round, priority);
+}
+
+void Agent::OnReduced(uint64_t ticket, uint64_t bytes) {
+  bytes_reduced_ += bytes;
+  Deliver([this, ticket](pipeline::Effects& out) { member_->OnReduced(ticket, NowNs(), out); });
+}
+
+void Agent::OnUnexported(LocalRank rank, uint32_t request) {
+  desk_->ReplyUnexported(rank, request);
+}
+
+void Agent::OnGpuFailed(const std::string& text) { OnRankFailure(text); }
+
+void Agent::OnGpuNote(const std::string& text) { Log(LogLevel::kWarning, "GPUs: ", text); }
 
 void Agent::Do(const pipeline::CopyInline& effect) {
   TALWEG_CHECK(frame_ != nullptr);
@@ -407,7 +465,7 @@ int Agent::ReduceSome() {
     reduces_.pop_front();
     ++count;
     if (!member_->ReduceWanted(reduce.ticket)) continue;
-    if (!memory_->ranks_sum()) bytes += reduce.target.length_bytes;
+    if (!memory_->Shared(reduce.target.tensor)) bytes += reduce.target.length_bytes;
     RunReduce(reduce);
   }
   return count;
@@ -415,7 +473,7 @@ int Agent::ReduceSome() {
 
 void Agent::RunReduce(const pipeline::ReduceSlice& reduce) {
   const pipeline::SliceBytes& target = reduce.target;
-  if (memory_->ranks_sum()) {
+  if (memory_->Shared(target.tensor)) {
     // The round is over, and what is left is done where the bytes are wanted.
     Deliver([this, ticket = reduce.ticket](pipeline::Effects& out) {
       member_->OnReduced(ticket, NowNs(), out);
@@ -513,6 +571,7 @@ void Agent::OnRankPush(LocalRank rank, pipeline::TensorIndex tensor, Round round
 void Agent::OnRankLeft(LocalRank rank, bool clean, const std::string& text) {
   Log(clean ? LogLevel::kInfo : LogLevel::kWarning, "local rank ", rank,
       clean ? " has left" : " was lost: ", clean ? "" : text);
+  if (gpus_ != nullptr) gpus_->stage().OnRankLeft(rank);
   Deliver([this, rank, clean, text](pipeline::Effects& out) {
     member_->OnRankLeft(rank, clean, text, NowNs(), out);
   });

@@ -27,6 +27,7 @@
 #include "libs/shm/daemon/rank_server.h"
 #include "libs/transport/transport.h"
 #include "services/agent/data_plane.h"
+#include "services/agent/gpu_front.h"
 #include "services/agent/rank_desk.h"
 #include "services/agent/tensor_memory.h"
 #include "services/agent/timeline.h"
@@ -46,7 +47,7 @@ struct AgentOptions {
 //
 // Made, run and destroyed by one thread, the data thread; Stop may be called by any. gRPC's threads
 // only post to its mailbox.
-class Agent final : private Poller, private PeerEvents, private RankEvents {
+class Agent final : private Poller, private PeerEvents, private RankEvents, private GpuEvents {
  public:
   // Binds the ranks' socket and the admin port. Errors name what is taken and the remedy.
   static absl::StatusOr<std::unique_ptr<Agent>> Create(AgentOptions options);
@@ -89,6 +90,7 @@ class Agent final : private Poller, private PeerEvents, private RankEvents {
   absl::Status Open();
   absl::Status OpenRankServer();
   absl::Status OpenTransport();
+  absl::Status OpenGpuFront();
   absl::Status OpenAdmin();
   void NewMember();
   void Start();
@@ -109,6 +111,8 @@ class Agent final : private Poller, private PeerEvents, private RankEvents {
   // tensors. The others are counted.
   bool NameWaiting();
   void Do(const pipeline::RanksDone& effect);
+  // The ranks may be told: the result is where they want it.
+  void FinishRound(const pipeline::CompleteRound& effect);
   int ReduceSome();
   void RunReduce(const pipeline::ReduceSlice& reduce);
 
@@ -123,6 +127,16 @@ class Agent final : private Poller, private PeerEvents, private RankEvents {
                   int32_t priority) override;
   void OnRankLeft(LocalRank rank, bool clean, const std::string& text) override;
   void OnRankFailure(const std::string& text) override;
+
+  // GpuEvents
+  void OnGradientReady(LocalRank rank, pipeline::TensorIndex tensor, Round round,
+                       int32_t priority) override;
+  bool ReduceWanted(uint64_t ticket) override { return member_->ReduceWanted(ticket); }
+  void OnReduced(uint64_t ticket, uint64_t bytes) override;
+  void OnDelivered(const pipeline::CompleteRound& round) override { FinishRound(round); }
+  void OnUnexported(LocalRank rank, uint32_t request) override;
+  void OnGpuFailed(const std::string& text) override;
+  void OnGpuNote(const std::string& text) override;
 
   void OnMail(Mail mail);
   void OnMemberEvent(const rpc::MemberEvent& event);
@@ -157,7 +171,9 @@ class Agent final : private Poller, private PeerEvents, private RankEvents {
   std::unique_ptr<transport::Transport> transport_;  // Null when standalone.
   Timeline timeline_;
   std::unique_ptr<TensorMemory> memory_;
-  std::unique_ptr<DataPlane> data_plane_;  // Null when standalone.
+  std::unique_ptr<DataPlane> data_plane_;        // Null when standalone.
+  std::unique_ptr<gpu::Platform> gpu_platform_;  // Until gpus_ has it.
+  std::unique_ptr<GpuFront> gpus_;               // Null without GPUs.
   std::unique_ptr<RankDesk> desk_;
   std::unique_ptr<pipeline::Member> member_;
   std::unique_ptr<rpc::ServiceHolder> admin_service_;

@@ -155,6 +155,8 @@ void Agent::CheckEnd() {
     }
     return;
   }
+  // What goes on among GPUs has an end, and is over memory that Restart gives away.
+  if (ranks_done_ && gpus_ != nullptr && !gpus_->stage().IsIdle()) return;
   if (std::exchange(ranks_done_, false)) {
     if (standalone() && stop_why_.empty()) {
       Restart();
@@ -186,6 +188,7 @@ void Agent::Restart() {
   Log(LogLevel::kInfo, "all ranks have left; ready for the next");
   ++generation_;
   desk_->Restart(static_cast<uint32_t>(member_->tensors().size()));
+  if (gpus_ != nullptr) gpus_->stage().ForgetTensors();
   memory_->Recycle();
   missing_nodes_.clear();
   NewMember();

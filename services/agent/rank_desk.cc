@@ -4,7 +4,23 @@
 #include "libs/status/status.h"
 
 namespace talweg::agent {
-namespace {}  // namespace
+namespace {
+
+// Of what a GPU would not do, for the rank: what it may do instead.
+shm::RankStatus FromStatus(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kResourceExhausted: return shm::RankStatus::kOutOfMemory;
+    case absl::StatusCode::kPermissionDenied: return shm::RankStatus::kPermissionDenied;
+    case absl::StatusCode::kInvalidArgument: return shm::RankStatus::kInvalidArgument;
+    case absl::StatusCode::kFailedPrecondition: return shm::RankStatus::kBusy;
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kUnimplemented: return shm::RankStatus::kUnsupported;
+    default: return shm::RankStatus::kInternal;
+  }
+}
+
+}  // namespace
 
 shm::RankStatus ToRankStatus(pipeline::Status status) {
   switch (status) {
@@ -81,6 +97,11 @@ void RankDesk::OnRankDeclare(shm::RankConnectionId connection, shm::RequestId re
                              const shm::RankDeclaration& declaration) {
   LocalRank local_rank;
   if (Find(connection, &local_rank) == nullptr) return;
+  if (declaration.on_device) {
+    device_declares_.emplace(local_rank, request.value());
+    if (!declared_names_.contains(declaration.name)) device_names_.insert(declaration.name);
+  }
+  declared_names_.insert(declaration.name);
   events_->OnRankDeclare(local_rank, request.value(),
                          {.name = declaration.name,
                           .dtype = declaration.dtype,
@@ -99,6 +120,61 @@ void RankDesk::OnRankPush(shm::RankConnectionId /*connection*/, LocalRank local_
     bytes_pushed_ += bytes;
   }
   events_->OnRankPush(local_rank, index, round, priority);
+}
+
+void RankDesk::OnRankPushOnDevice(shm::RankConnectionId connection, LocalRank local_rank,
+                                  shm::TensorIndex tensor, Round round, int32_t priority,
+                                  const shm::DevicePlace& place) {
+  if (tensor.value() < tensor_base_ || local_rank.value() >= ranks_.size()) return;
+  const pipeline::TensorIndex index{tensor.value() - tensor_base_};
+  if (index.value() >= memory_->tensor_count()) return;
+  const absl::Status pushed = devices_->Push(local_rank, index, round, priority, place);
+  if (!pushed.ok()) {
+    server_->Garbage(connection, std::string(pushed.message()), *this);
+    return;
+  }
+  ranks_[local_rank.value()].bytes_pushed += memory_->spec(index).bytes();
+  bytes_pushed_ += memory_->spec(index).bytes();
+}
+
+void RankDesk::OnRankExport(shm::RankConnectionId connection, shm::RequestId request,
+                            const shm::RankExport& exported) {
+  LocalRank local_rank;
+  if (Find(connection, &local_rank) == nullptr) return;
+  const absl::StatusOr<shm::Exported> answer = devices_->Export(local_rank, exported);
+  const std::string text = StatusText(answer.status());
+  server_->ReplyExported(
+      connection, request,
+      answer.ok() ? *answer : shm::Exported{.status = FromStatus(answer.status()), .text = text});
+}
+
+void RankDesk::OnRankUnexport(shm::RankConnectionId connection, shm::RequestId request,
+                              uint32_t buffer) {
+  LocalRank local_rank;
+  if (Find(connection, &local_rank) == nullptr) return;
+  const absl::Status status = devices_->Unexport(local_rank, request.value(), buffer);
+  if (status.ok()) return;  // ReplyUnexported follows.
+  const std::string text = StatusText(status);
+  server_->ReplyUnexported(connection, request, {.status = FromStatus(status), .text = text});
+}
+
+void RankDesk::ReplyUnexported(LocalRank rank, uint32_t request) {
+  const Rank& to = ranks_[rank.value()];
+  if (to.attached) server_->ReplyUnexported(to.connection, shm::RequestId{request}, {});
+}
+
+void RankDesk::OnRankPlace(shm::RankConnectionId connection, shm::RequestId request,
+                           shm::TensorIndex tensor, uint32_t buffer) {
+  LocalRank local_rank;
+  if (Find(connection, &local_rank) == nullptr || tensor.value() < tensor_base_) return;
+  const pipeline::TensorIndex index{tensor.value() - tensor_base_};
+  absl::StatusOr<shm::Placed> answer = absl::UnimplementedError(
+      "tensor '" + memory_->spec(index).name + "' was declared in host memory; push it from there");
+  if (memory_->TakesDevices(index)) answer = devices_->Place(local_rank, index, buffer);
+  const std::string text = StatusText(answer.status());
+  server_->ReplyPlaced(
+      connection, request,
+      answer.ok() ? *answer : shm::Placed{.status = FromStatus(answer.status()), .text = text});
 }
 
 void RankDesk::OnRankGone(shm::RankConnectionId connection, const shm::RankGone& gone) {
@@ -120,10 +196,25 @@ void RankDesk::OnRankGone(shm::RankConnectionId connection, const shm::RankGone&
 void RankDesk::Do(const pipeline::DeclareReply& effect) {
   if (effect.local_rank.value() >= ranks_.size()) return;
   const Rank& rank = ranks_[effect.local_rank.value()];
+  const bool on_device = device_declares_.erase({effect.local_rank, effect.request}) > 0;
   if (!rank.attached) return;
   const shm::RequestId request{effect.request};
   if (effect.status != pipeline::Status::kOk) {
     server_->RefuseDeclaration(rank.connection, request, ToRankStatus(effect.status), effect.text);
+    return;
+  }
+  if (on_device && !memory_->TakesDevices(effect.tensor)) {
+    server_->RefuseDeclaration(rank.connection, request, shm::RankStatus::kUnsupported,
+                               "tensor '" + memory_->spec(effect.tensor).name +
+                                   "' was declared in host memory before; declare it there");
+    return;
+  }
+  if (on_device) {
+    server_->ReplyDeclared(rank.connection, request,
+                           {.tensor = ShmIndex(effect.tensor),
+                            .tensor_bytes = memory_->spec(effect.tensor).bytes(),
+                            .completed_round = effect.held,
+                            .result = memory_->ResultLocations(effect.tensor)});
     return;
   }
   const absl::Status attached = memory_->Attach(effect.tensor, effect.local_rank, rank.connection);
@@ -182,6 +273,9 @@ void RankDesk::Restart(uint32_t tensors_used) {
   for (const shm::RankConnectionId connection : gone_) server_->Release(connection);
   gone_.clear();
   ranks_.assign(ranks_.size(), Rank{});
+  device_names_.clear();
+  declared_names_.clear();
+  device_declares_.clear();
   tensor_base_ += tensors_used;
 }
 

@@ -2,10 +2,14 @@
 #ifndef TALWEG_SERVICES_AGENT_RANK_DESK_H_
 #define TALWEG_SERVICES_AGENT_RANK_DESK_H_
 
+#include <absl/status/statusor.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "libs/pipeline/effects.h"
@@ -28,6 +32,20 @@ class RankEvents {
                           int32_t priority) = 0;
   virtual void OnRankLeft(LocalRank rank, bool clean, const std::string& text) = 0;
   virtual void OnRankFailure(const std::string& text) = 0;  // This node cannot serve its ranks.
+};
+
+// What ranks hand over of GPUs (GpuFront).
+class RankDevices {
+ public:
+  virtual ~RankDevices() = default;
+  virtual absl::StatusOr<shm::Exported> Export(LocalRank rank, const shm::RankExport& given) = 0;
+  // OK: RankDesk::ReplyUnexported follows.
+  virtual absl::Status Unexport(LocalRank rank, uint32_t request, uint32_t buffer) = 0;
+  virtual absl::StatusOr<shm::Placed> Place(LocalRank rank, pipeline::TensorIndex tensor,
+                                            uint32_t buffer) = 0;
+  // INVALID_ARGUMENT: it made no sense.
+  virtual absl::Status Push(LocalRank rank, pipeline::TensorIndex tensor, Round round,
+                            int32_t priority, const shm::DevicePlace& place) = 0;
 };
 
 // Between the ranks' server and the core. Greets ranks when there is a view that tells them who
@@ -57,6 +75,12 @@ class RankDesk final : public shm::RankEventSink {
   void Do(const pipeline::FailRank& effect);
   void Do(const pipeline::FailJob& effect);
 
+  // With devices that outlive it; else the server takes none.
+  void SetDevices(RankDevices* devices) { devices_ = devices; }
+  // Whether the first declaration of the name on this node was of a tensor on a GPU.
+  bool IsOnDevice(const std::string& name) const { return device_names_.contains(name); }
+  void ReplyUnexported(LocalRank rank, uint32_t request);
+
   // A new generation of ranks: the old ones are all gone. Their memory is dropped.
   void Restart(uint32_t tensors_used);
 
@@ -71,6 +95,15 @@ class RankDesk final : public shm::RankEventSink {
   void OnRankPush(shm::RankConnectionId connection, LocalRank local_rank, shm::TensorIndex tensor,
                   Round round, int32_t priority) override;
   void OnRankGone(shm::RankConnectionId connection, const shm::RankGone& gone) override;
+  void OnRankPushOnDevice(shm::RankConnectionId connection, LocalRank local_rank,
+                          shm::TensorIndex tensor, Round round, int32_t priority,
+                          const shm::DevicePlace& place) override;
+  void OnRankExport(shm::RankConnectionId connection, shm::RequestId request,
+                    const shm::RankExport& exported) override;
+  void OnRankUnexport(shm::RankConnectionId connection, shm::RequestId request,
+                      uint32_t buffer) override;
+  void OnRankPlace(shm::RankConnectionId connection, shm::RequestId request,
+                   shm::TensorIndex tensor, uint32_t buffer) override;
 
  private:
   void Greet(LocalRank rank);
@@ -83,6 +116,10 @@ class RankDesk final : public shm::RankEventSink {
   shm::RankServer* const server_;
   TensorMemory* const memory_;
   RankEvents* const events_;
+  RankDevices* devices_ = nullptr;
+  std::set<std::string> declared_names_;
+  std::set<std::string> device_names_;                        // First declared on a GPU.
+  std::set<std::pair<LocalRank, uint32_t>> device_declares_;  // Not answered yet.
   std::vector<Rank> ranks_;
   std::optional<View> view_;
   MemberIdentity self_;

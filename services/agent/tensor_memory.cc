@@ -66,14 +66,15 @@ absl::StatusOr<TensorMemory::Results> TensorMemory::TakeResults(const pipeline::
   return results;
 }
 
-absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor,
-                                    const pipeline::TensorSpec& spec) {
+absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec,
+                                    bool on_device) {
   TALWEG_CHECK(tensor.value() == tensors_.size());
   tensors_.push_back(nullptr);
   auto entry = std::make_unique<Entry>();
   entry->spec = spec;
+  entry->on_device = on_device;
   entry->contributions.resize(rank_count_);
-  if (ranks_sum_) {
+  if (ranks_sum_ && !on_device) {
     if (const auto it = free_places_.find(spec.bytes()); it != free_places_.end()) {
       entry->shared = it->second;
       free_places_.erase(it);
@@ -86,7 +87,7 @@ absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor,
     return absl::OkStatus();
   }
   TALWEG_ASSIGN_OR_RETURN(entry->results, TakeResults(spec));
-  if (rank_count_ > 1 && transport_ != nullptr) {
+  if ((rank_count_ > 1 || on_device) && transport_ != nullptr) {
     TALWEG_ASSIGN_OR_RETURN(entry->send_buffer, PrivatePages::Map(spec.bytes()));
     TALWEG_ASSIGN_OR_RETURN(entry->send_region, transport_->Register(entry->send_buffer.bytes()));
     bytes_ += spec.bytes();
@@ -119,6 +120,15 @@ absl::Status TensorMemory::Attach(pipeline::TensorIndex tensor, LocalRank rank,
   entry.contributions[rank.value()] = buffer.value();
   bytes_ += entry.spec.bytes();
   return absl::OkStatus();
+}
+
+bool TensorMemory::TakesDevices(pipeline::TensorIndex tensor) const {
+  const Entry& entry = At(tensor);
+  return !entry.shared && (rank_count_ > 1 || entry.on_device);
+}
+
+std::span<std::byte> TensorMemory::SendBuffer(pipeline::TensorIndex tensor) const {
+  return At(tensor).send_buffer.bytes();
 }
 
 const pipeline::TensorSpec& TensorMemory::spec(pipeline::TensorIndex tensor) const {

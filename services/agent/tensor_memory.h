@@ -52,8 +52,14 @@ class TensorMemory {
   static bool RanksSum(uint32_t rank_count);
   bool ranks_sum() const { return ranks_sum_; }
 
-  // Results and send buffer. RESOURCE_EXHAUSTED with the figures.
-  absl::Status Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec);
+  // Results and send buffer. RESOURCE_EXHAUSTED with the figures. `on_device`: its ranks push it
+  // from GPUs, so that they do not sum it, and a single rank's contribution is copied.
+  absl::Status Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec,
+                        bool on_device = false);
+  // Whether a rank may push it from a GPU: not if it was first declared for where it lies.
+  bool TakesDevices(pipeline::TensorIndex tensor) const;
+  // None when nothing is sent, or a contribution is sent from where it lies.
+  std::span<std::byte> SendBuffer(pipeline::TensorIndex tensor) const;
   // The contribution buffer of one rank; once made it stays.
   absl::Status Attach(pipeline::TensorIndex tensor, LocalRank rank,
                       shm::RankConnectionId connection);
@@ -85,6 +91,7 @@ class TensorMemory {
   };
   struct Entry {
     pipeline::TensorSpec spec;
+    bool on_device = false;
     Results results;
     PrivatePages send_buffer;
     transport::Region send_region;

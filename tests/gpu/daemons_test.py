@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real daemons and ranks whose gradients lie on fake GPUs, which are files that all of them map."""
+
+from __future__ import annotations
+
+import subprocess
+import unittest
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster import DEADLINE_S, RUNFILES, Cluster, Daemon, Rank
+
+PROGRAM = RUNFILES / "tests" / "gpu" / "gpu_rank"
+
+
+class Machine:
+    """One host: an agent, its fake GPUs, and ranks on them."""
+
+    def __init__(self, cluster: Cluster, node: int, ranks: int, options: Sequence[str]) -> None:
+        self.cluster = cluster
+        self.directory = cluster.directory / f"gpus{node}"
+        self.directory.mkdir()
+        self.gpus = f"{self.directory}:4"
+        self.agent: Daemon = cluster.agent(
+            node,
+            [f"--test_fake_gpus={self.gpus}", f"--rank_count={ranks}", *options],
+        )
+
+    def rank(self, local_rank: int, gpu: int, what: str) -> Rank:
+        process = subprocess.Popen(
+            [
+                str(PROGRAM),
+                self.agent.addresses["socket"],
+                str(local_rank),
+                self.gpus,
+                str(gpu),
+                what,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.cluster._processes.append(process)
+        return Rank(process)
+
+    def mapped(self) -> int:
+        """How many mappings of its GPUs' memory the agent has."""
+        maps = Path(f"/proc/{self.agent.process.pid}/maps").read_text()
+        return sum(f"{self.directory}/" in line for line in maps.splitlines())
+
+
+class DaemonsTest(unittest.TestCase):
+    def _finish(self, ranks: Sequence[Rank]) -> None:
+        for rank in ranks:
+            rank.wait_for("done")
+            self.assertEqual(rank.process.wait(DEADLINE_S), 0)
+
+    def _two_nodes(self, cluster: Cluster, ranks: int) -> list[Machine]:
+        scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
+        cluster.aggregator(scheduler, "a0")
+        return [
+            Machine(
+                cluster,
+                node,
+                ranks,
+                [
+                    f"--scheduler={scheduler}",
+                    f"--node_rank={node}",
+                    "--min_members=2",
+                    "--max_members=2",
+                ],
+            )
+            for node in range(2)
+        ]
+
+    def test_alone(self) -> None:
+        for gpus in ([0], [0, 0], [0, 1], [2, 0, 2]):
+            with self.subTest(gpus=gpus), Cluster() as cluster:
+                machine = Machine(cluster, 0, len(gpus), ["--standalone"])
+                # Twice over: the agent serves the next ranks when the first have left.
+                for _ in range(2):
+                    self._finish([machine.rank(i, gpu, "rounds") for i, gpu in enumerate(gpus)])
+                self.assertIn("FAKE", cluster.log(machine.agent))
+
+    def test_two_nodes(self) -> None:
+        for gpus in ([0], [0, 0], [0, 1]):
+            with self.subTest(gpus=gpus), Cluster() as cluster:
+                machines = self._two_nodes(cluster, len(gpus))
+                self._finish(
+                    [
+                        machine.rank(i, gpu, "rounds")
+                        for machine in machines
+                        for i, gpu in enumerate(gpus)
+                    ]
+                )
+
+    def test_a_rank_in_host_memory_beside_one_on_a_gpu(self) -> None:
+        with Cluster() as cluster:
+            machines = self._two_nodes(cluster, 2)
+            self._finish(
+                [
+                    machine.rank(i, 0, what)
+                    for machine in machines
+                    for i, what in enumerate(("rounds", "host"))
+                ]
+            )
+
+    def test_a_rank_is_killed_in_a_step(self) -> None:
+        with Cluster() as cluster:
+            machine = Machine(cluster, 0, 2, ["--standalone"])
+            ranks = [machine.rank(i, i, "steady") for i in range(2)]
+            for rank in ranks:
+                rank.wait_for("step 2")
+            self.assertGreater(machine.mapped(), 0)
+            ranks[1].process.kill()
+            line = ranks[0].wait_for("error ")
+            self.assertIn("error job failed:", line)
+            self.assertIn(f"pid {ranks[1].process.pid}", line)
+            self.assertEqual(ranks[0].process.wait(DEADLINE_S), 3)
+
+    def test_a_rank_is_killed_with_its_gpu_at_work(self) -> None:
+        with Cluster() as cluster:
+            machines = self._two_nodes(cluster, 2)
+            ranks = [
+                machine.rank(i, 0, "stall" if (node, i) == (0, 1) else "steady")
+                for node, machine in enumerate(machines)
+                for i in range(2)
+            ]
+            ranks[1].wait_for("pushed")
+            ranks[1].process.kill()
+            for other in (ranks[0], ranks[2], ranks[3]):
+                line = other.wait_for("error ")
+                self.assertIn(f"pid {ranks[1].process.pid}", line)
+
+    def test_the_agent_is_killed(self) -> None:
+        with Cluster() as cluster:
+            machine = Machine(cluster, 0, 2, ["--standalone"])
+            ranks = [machine.rank(i, i, "steady") for i in range(2)]
+            for rank in ranks:
+                rank.wait_for("step 2")
+            machine.agent.kill()
+            for rank in ranks:
+                self.assertIn("error agent lost:", rank.wait_for("error "))
+                self.assertEqual(rank.process.wait(DEADLINE_S), 3)
+
+    def test_gpus_are_off(self) -> None:
+        with Cluster() as cluster:
+            machine = Machine(cluster, 0, 1, ["--standalone", "--gpu=off"])
+            line = machine.rank(0, 0, "rounds").wait_for("error ")
+            self.assertIn("error unsupported:", line)
+            self.assertIn("--gpu=off", line)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -95,9 +95,11 @@ void AgentProcess::OnDeclareReply(const pipeline::DeclareReply& reply) {
         continue;
       }
       if (ledger_->tensor_failed()) break;
-      // Nobody is left who could tell: all who had been there before have finished meanwhile.
-      if (!ledger_->SurvivorIn(epoch_, core_.config().self)) {
-        trace_->Reached("a joiner whose survivors have all left");
+      // Nobody is left who could tell: all who had been there before have finished meanwhile. Or
+      // such a joiner is the one who tells: it goes on from rounds that are apart.
+      static constexpr const char* kNobodyLeft = "a joiner whose survivors have all left";
+      if (!ledger_->SurvivorIn(epoch_, core_.config().self) || trace_->HasReached(kNobodyLeft)) {
+        trace_->Reached(kNobodyLeft);
         break;
       }
       throw Violation{name_ + ": enters in the middle of a step"};

@@ -17,10 +17,9 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <system_error>
 
+#include "libs/runtime/kernel_file.h"
 #include "libs/status/status.h"
 
 namespace talweg::cli {
@@ -86,8 +85,7 @@ std::vector<pid_t> Children() {
   while (const dirent* entry = readdir(directory)) {
     const pid_t pid = static_cast<pid_t>(std::strtol(entry->d_name, nullptr, 10));
     if (pid <= 0) continue;
-    std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
-    const std::string stat(std::istreambuf_iterator<char>(file), {});
+    const std::string stat = ReadKernelFile(absl::StrCat("/proc/", pid, "/stat"));
     // "12 (any name) S 11 ...": the name may hold spaces and parentheses.
     const size_t name_end = stat.rfind(')');
     if (name_end == std::string::npos || name_end + 4 >= stat.size()) continue;

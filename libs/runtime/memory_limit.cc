@@ -6,8 +6,9 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
-#include <iterator>
 #include <sstream>
+
+#include "libs/runtime/kernel_file.h"
 
 namespace talweg {
 namespace {
@@ -59,9 +60,8 @@ uint64_t ControlGroupLimitBytes(const std::string& proc_cgroup, const std::strin
 uint64_t MemoryLimitBytes() {
   const uint64_t machine_bytes =
       static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(getpagesize());
-  std::ifstream file("/proc/self/cgroup");
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  return std::min(machine_bytes, ControlGroupLimitBytes(text, "/sys/fs/cgroup"));
+  return std::min(machine_bytes,
+                  ControlGroupLimitBytes(ReadKernelFile("/proc/self/cgroup"), "/sys/fs/cgroup"));
 }
 
 }  // namespace talweg

@@ -22,12 +22,12 @@ Cells ContributionCells(const MemberIdentity& member, LocalRank rank, TensorKey 
   return cells;
 }
 
-void Ledger::OnView(const View& view) {
+void Ledger::OnView(const View& view, bool store_is_older) {
   if (const std::string problem = view.Problem(); !problem.empty()) {
     throw Violation{"no view was published: " + problem};
   }
   const auto [known, is_new] = views_.emplace(view.epoch, view);
-  if (is_new && views_.rbegin()->first != view.epoch) {
+  if (is_new && !store_is_older && views_.rbegin()->first != view.epoch) {
     throw Violation{"epochs went back: " + std::to_string(view.epoch.value()) + " was published " +
                     "after " + std::to_string(views_.rbegin()->first.value())};
   }

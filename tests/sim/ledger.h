@@ -37,8 +37,9 @@ Cells ContributionCells(const MemberIdentity& member, LocalRank rank, TensorKey 
 // Knows what all ranks of one job should see, and throws Violation when one does not.
 class Ledger {
  public:
-  // Every view that anybody is told (invariant 3, rule 15).
-  void OnView(const View& view);
+  // Every view that anybody is told (invariant 3, rule 15). Epochs only rise, but for a view of a
+  // store that was set back.
+  void OnView(const View& view, bool store_is_older = false);
 
   struct Outcome {
     TensorKey tensor;

@@ -100,7 +100,9 @@ void SchedulerProcess::OnViewTold(const View& view) {
   const auto& views = ledger.views();
   if (!views.empty() && views.rbegin()->first < view.epoch)
     view_check_(views.rbegin()->second, view);
-  ledger.OnView(view);
+  // One that was stored, and told to nobody before the store was set back, may be told now: all
+  // who have heard of newer ones ignore it.
+  ledger.OnView(view, trace_->HasReached(kOlderStore));
 }
 
 // Rule 15: what is told is stored.
@@ -228,21 +230,27 @@ void SchedulerProcess::CallTimes(int copies, HostIndex from, Request request,
                                  std::function<void(bool)> done) {
   const uint64_t life = network_->host(from).life();
   auto finished = std::make_shared<bool>(false);
-  const auto answer = [this, from, life, finished, done](bool answered) {
-    network_->host(from).Deliver(life, [finished, done, answered] {
+  // The copies write their answer into one place. What one says of which the scheduler died was
+  // never told, and has written over what another's answer, still on its way, had said.
+  auto overwritten = std::make_shared<bool>(false);
+  const auto answer = [this, from, life, finished, overwritten, done](bool answered) {
+    network_->host(from).Deliver(life, [finished, overwritten, done, answered] {
       if (std::exchange(*finished, true)) return;
-      done(answered);
+      done(answered && !*overwritten);
     });
   };
   timeline_->After(kCallDeadlineNs, [answer] { answer(false); });
   for (int i = 0; i < copies; ++i) {
-    timeline_->After(network_->Delay(), [this, from, request, answer] {
+    timeline_->After(network_->Delay(), [this, from, request, overwritten, answer] {
       if (!network_->Reachable(from, host_->index())) return;
-      host_->Deliver(host_->life(), [this, from, request, answer] {
+      host_->Deliver(host_->life(), [this, from, request, overwritten, answer] {
         if (core_ == nullptr) return;
         const uint64_t scheduler_life = life_;
         Run(request);
-        if (life_ != scheduler_life) return;  // It died of it.
+        if (life_ != scheduler_life) {  // It died of it.
+          *overwritten = true;
+          return;
+        }
         if (Lost() || !network_->Reachable(from, host_->index())) return;
         timeline_->After(network_->Delay(), [answer] { answer(true); });
       });

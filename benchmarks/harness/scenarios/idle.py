@@ -16,7 +16,7 @@ from harness.scenario import Context, Section
 
 TITLE = "Idle"
 _CORES_MAX = 0.005
-_SECONDS = {"smoke": 0.5, "quick": 5.0, "default": 20.0, "full": 60.0}
+_SECONDS = {"smoke": 0.5, "quick": 3.0, "default": 20.0, "full": 60.0}
 
 
 def run(context: Context) -> Section:

@@ -14,7 +14,6 @@
 
 #include "libs/base/check.h"
 #include "libs/config/ready.h"
-#include "libs/reduce/reduce.h"
 #include "libs/runtime/host_id.h"
 #include "libs/runtime/memory_limit.h"
 #include "libs/status/status.h"
@@ -26,8 +25,6 @@ namespace {
 
 constexpr uint32_t kWaitingNamedMax = 5;
 constexpr int kEventsPerPass = 256;
-// Between two looks at the network and the rings the reducer works on so much.
-constexpr uint64_t kReduceBytesPerPass = 512 * kKiB;
 constexpr uint64_t kGpuReduceBytesMax = 32 * kMiB;
 // While GPUs are at work they are asked so often: they have no descriptors.
 constexpr int64_t kGpuAskNs = 100'000;
@@ -96,14 +93,6 @@ absl::Status Agent::Open() {
   }
   NewMember();
   return OpenAdmin();
-}
-
-absl::Status Agent::OpenGpuFront() {
-  std::string why;
-  TALWEG_ASSIGN_OR_RETURN(gpu_platform_, OpenGpus(config_, &why));
-  const bool is_fake = gpu_platform_ != nullptr && !config_.test_fake_gpus.empty();
-  Log(is_fake ? LogLevel::kWarning : LogLevel::kInfo, "GPUs: ", why);
-  return absl::OkStatus();
 }
 
 absl::Status Agent::OpenRankServer() {
@@ -356,38 +345,12 @@ void Agent::Do(pipeline::AllocateTensor& effect) {
   });
 }
 
-void Agent::Do(pipeline::ReduceSlice& effect) {
-  if (gpus_ != nullptr && gpus_->stage().HasGradients(effect.target.tensor, effect.target.round)) {
-    gpus_->stage().Reduce(effect);
-  } else {
-    reduces_.push_back(std::move(effect));
-  }
-}
-
 void Agent::FinishRound(const pipeline::CompleteRound& effect) {
   desk_->Do(effect);
   if (!timeline_.Wants(effect.round)) return;
   const pipeline::TensorSpec& spec = memory_->spec(effect.tensor);
   timeline_.OnVisible(effect.tensor, spec.name, effect.round, spec.bytes(), NowNs());
 }
-
-void Agent::OnGradientReady(LocalRank rank, pipeline::TensorIndex tensor, Round round,
-                            int32_t priority) {
-  OnRankPush(rank, tensor, round, priority);
-}
-
-void Agent::OnReduced(uint64_t ticket, uint64_t bytes) {
-  bytes_reduced_ += bytes;
-  Deliver([this, ticket](pipeline::Effects& out) { member_->OnReduced(ticket, NowNs(), out); });
-}
-
-void Agent::OnUnexported(LocalRank rank, uint32_t request) {
-  desk_->ReplyUnexported(rank, request);
-}
-
-void Agent::OnGpuFailed(const std::string& text) { OnRankFailure(text); }
-
-void Agent::OnGpuNote(const std::string& text) { Log(LogLevel::kWarning, "GPUs: ", text); }
 
 void Agent::Do(const pipeline::CopyInline& effect) {
   TALWEG_CHECK(frame_ != nullptr);
@@ -455,54 +418,6 @@ void Agent::Do(const pipeline::LogWaiting& effect) {
 void Agent::Do(const pipeline::RanksDone& /*effect*/) {
   if (failed_at_ns_ != 0 || leaving_) return;  // CheckEnd sees it.
   ranks_done_ = true;
-}
-
-int Agent::ReduceSome() {
-  uint64_t bytes = 0;
-  int count = 0;
-  while (!reduces_.empty() && bytes < kReduceBytesPerPass) {
-    const pipeline::ReduceSlice reduce = std::move(reduces_.front());
-    reduces_.pop_front();
-    ++count;
-    if (!member_->ReduceWanted(reduce.ticket)) continue;
-    if (!memory_->Shared(reduce.target.tensor)) bytes += reduce.target.length_bytes;
-    RunReduce(reduce);
-  }
-  return count;
-}
-
-void Agent::RunReduce(const pipeline::ReduceSlice& reduce) {
-  const pipeline::SliceBytes& target = reduce.target;
-  if (memory_->Shared(target.tensor)) {
-    // The round is over, and what is left is done where the bytes are wanted.
-    Deliver([this, ticket = reduce.ticket](pipeline::Effects& out) {
-      member_->OnReduced(ticket, NowNs(), out);
-    });
-    return;
-  }
-  const pipeline::TensorSpec& spec = memory_->spec(target.tensor);
-  std::vector<const std::byte*> inputs;
-  for (const LocalRank rank : reduce.inputs) {
-    inputs.push_back(memory_->Contribution(target, rank).data());
-    TALWEG_CHECK(inputs.back() != nullptr);  // It pushed, so it has a buffer.
-  }
-  std::byte* output = memory_->Writable(target).data();
-  const bool traced = timeline_.Wants(target.round);
-  const int64_t begin_ns = traced ? NowNs() : 0;
-  if (spec.op == Op::kBroadcast) {
-    std::memcpy(output, inputs.front(), target.length_bytes);
-  } else {
-    const auto rank_count = static_cast<uint32_t>(inputs.size());
-    const reduce::ReduceSpec hop = reduce.is_final
-                                       ? reduce::OnlyHop(spec.dtype, spec.op, rank_count)
-                                       : reduce::FirstHop(spec.dtype, spec.op, rank_count);
-    reduce::Reduce(hop, inputs, output, target.length_bytes / DTypeSize(spec.dtype));
-  }
-  bytes_reduced_ += target.length_bytes * inputs.size();
-  if (traced) timeline_.OnReduced(target.tensor, target.round, begin_ns, NowNs());
-  Deliver([this, ticket = reduce.ticket](pipeline::Effects& out) {
-    member_->OnReduced(ticket, NowNs(), out);
-  });
 }
 
 void Agent::OnPeerConnected(ConnectionId connection) {

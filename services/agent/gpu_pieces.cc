@@ -13,19 +13,14 @@
 #include <utility>
 
 #include "libs/base/check.h"
-#include "libs/reduce/reduce.h"
 #include "libs/status/status.h"
+#include "services/agent/combine.h"
 #include "services/agent/gpu_stage.h"
 
 namespace talweg::agent {
 namespace {
 
 bool IsNarrow(DType dtype) { return DTypeSize(dtype) == 2; }
-
-reduce::ReduceSpec HopOf(DType dtype, Op op, bool is_final, size_t rank_count) {
-  const auto ranks = static_cast<uint32_t>(rank_count);
-  return is_final ? reduce::OnlyHop(dtype, op, ranks) : reduce::FirstHop(dtype, op, ranks);
-}
 
 }  // namespace
 
@@ -197,7 +192,7 @@ absl::Status GpuStage::PostKernel(Lane& lane) {
   LanePart& part = PartOf(lane, uuid);
   std::vector<uint64_t> inputs;
   for (const Input& input : job.inputs) inputs.push_back(input.span.address + lane.range.offset);
-  const reduce::ReduceSpec hop = HopOf(job.dtype, job.op, job.is_final, job.inputs.size());
+  const reduce::ReduceSpec hop = RankHop(job.dtype, job.op, job.is_final, job.inputs.size());
   const gpu::ReduceSpec spec{.dtype = job.dtype, .op = hop.op, .divisor = hop.divisor};
   TALWEG_RETURN_IF_ERROR(
       DeviceOf(uuid).Reduce(part.stream, spec, inputs, part.in.address, lane.elements()));
@@ -208,21 +203,27 @@ absl::Status GpuStage::PostKernel(Lane& lane) {
   return DeviceOf(uuid).CopyToHost(part.stream, target, sum);
 }
 
-// Each rank's bytes to their own part of the staging buffer of its GPU. A single rank's, which
-// nothing changes, go where they are wanted.
+// On the host path each rank's bytes have their own part of the staging buffer of its GPU.
+std::span<std::byte> GpuStage::Staged(const Lane& lane, size_t input) {
+  const std::vector<Input>& inputs = lane.job->inputs;
+  const gpu::GpuUuid& uuid = inputs[input].gpu;
+  const auto before =
+      std::count_if(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(input),
+                    [&](const Input& other) { return other.on_device && other.gpu == uuid; });
+  return PartOf(lane, uuid)
+      .host.subspan(static_cast<size_t>(before) * lane.range.length, lane.range.length);
+}
+
+// A single rank's bytes, which nothing changes, go where they are wanted.
 absl::Status GpuStage::PostToHost(Lane& lane) {
   const Job& job = *lane.job;
   if (job.inputs.size() > 1 || !job.inputs[0].on_device) lane.through_staging = true;
-  std::map<gpu::GpuUuid, uint64_t> used;
-  for (const Input& input : job.inputs) {
+  for (size_t i = 0; i < job.inputs.size(); ++i) {
+    const Input& input = job.inputs[i];
     if (!input.on_device) continue;
-    LanePart& part = PartOf(lane, input.gpu);
-    uint64_t& at = used[input.gpu];
-    const std::span<std::byte> target =
-        lane.through_staging ? part.host.subspan(at, lane.range.length) : HostBytes(lane);
-    at += lane.range.length;
     TALWEG_RETURN_IF_ERROR(DeviceOf(input.gpu).CopyToHost(
-        part.stream, target, input.span.Part(lane.range.offset, lane.range.length)));
+        PartOf(lane, input.gpu).stream, lane.through_staging ? Staged(lane, i) : HostBytes(lane),
+        input.span.Part(lane.range.offset, lane.range.length)));
   }
   return absl::OkStatus();
 }
@@ -398,28 +399,17 @@ int GpuStage::StepLane(Lane& lane, int64_t now_ns) {
 
 void GpuStage::CombineOnHost(Lane& lane) {
   const Job& job = *lane.job;
-  const std::span<std::byte> target = HostBytes(lane);
   pipeline::SliceBytes slice = job.slice;
   slice.offset_bytes = lane.range.offset;
   slice.length_bytes = static_cast<uint32_t>(lane.range.length);
-  std::map<gpu::GpuUuid, uint64_t> used;
   std::vector<const std::byte*> inputs;
-  for (const Input& input : job.inputs) {
-    if (input.on_device) {
-      uint64_t& at = used[input.gpu];
-      inputs.push_back(PartOf(lane, input.gpu).host.data() + at);
-      at += lane.range.length;
-    } else {
-      inputs.push_back(host_.Contribution(slice, input.rank).data());
-      TALWEG_CHECK(inputs.back() != nullptr);  // It pushed, so it has a buffer.
-    }
+  for (size_t i = 0; i < job.inputs.size(); ++i) {
+    const Input& input = job.inputs[i];
+    inputs.push_back(input.on_device ? Staged(lane, i).data()
+                                     : host_.Contribution(slice, input.rank).data());
+    TALWEG_CHECK(inputs.back() != nullptr);  // It pushed, so it has a buffer.
   }
-  if (job.op == Op::kBroadcast) {
-    std::memcpy(target.data(), inputs[0], target.size());
-  } else {
-    reduce::Reduce(HopOf(job.dtype, job.op, job.is_final, inputs.size()), inputs, target.data(),
-                   lane.elements());
-  }
+  CombineRanks(job.dtype, job.op, job.is_final, inputs, HostBytes(lane));
 }
 
 void GpuStage::OnCopied(Lane& lane) {

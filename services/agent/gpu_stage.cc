@@ -55,8 +55,7 @@ absl::StatusOr<GpuStage::Exported> GpuStage::Export(LocalRank local_rank, const 
 
 absl::Status GpuStage::Unexport(LocalRank local_rank, uint32_t request, uint32_t number) {
   Rank* const rank = Find(local_rank);
-  if (rank == nullptr || number >= rank->buffers.size() || !rank->buffers[number] ||
-      rank->buffers[number]->leaving) {
+  if (rank == nullptr || !rank->Usable(number)) {
     return absl::InvalidArgumentError(absl::StrCat("there is no buffer ", number));
   }
   for (const auto& [tensor, part] : rank->parts) {
@@ -73,8 +72,7 @@ absl::Status GpuStage::Unexport(LocalRank local_rank, uint32_t request, uint32_t
 absl::StatusOr<GpuStage::Placed> GpuStage::Place(LocalRank local_rank, pipeline::TensorIndex tensor,
                                                  uint32_t number) {
   Rank* const rank = Find(local_rank);
-  if (rank == nullptr || number >= rank->buffers.size() || !rank->buffers[number] ||
-      rank->buffers[number]->leaving) {
+  if (rank == nullptr || !rank->Usable(number)) {
     return absl::InvalidArgumentError(absl::StrCat("there is no buffer ", number));
   }
   const gpu::GpuUuid uuid = rank->buffers[number]->gpu;
@@ -139,7 +137,7 @@ absl::Status GpuStage::CheckPush(const Rank& rank, pipeline::TensorIndex tensor,
     return absl::InvalidArgumentError(
         absl::StrCat("a push from a GPU of tensor '", spec.name, "', which was not placed there"));
   }
-  if (number >= rank.buffers.size() || !rank.buffers[number] || rank.buffers[number]->leaving) {
+  if (!rank.Usable(number)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a push of tensor '", spec.name, "' from buffer ", number, ", which it has not exported"));
   }

@@ -174,6 +174,10 @@ class GpuStage {
     std::deque<Waiting> waiting;  // For PUSHED, in the order of pushes.
     bool left = false;
     uint32_t jobs = 0;  // That need its memory.
+    // It has exported this buffer, and still leaves it here.
+    bool Usable(uint32_t number) const {
+      return number < buffers.size() && buffers[number] && !buffers[number]->leaving;
+    }
   };
   struct Range {
     uint64_t offset = 0;  // In the tensor.
@@ -265,6 +269,7 @@ class GpuStage {
   LanePart& PartOf(const Lane& lane, const gpu::GpuUuid& uuid) {
     return node_.At(uuid).lanes[IndexOf(lane)];
   }
+  std::span<std::byte> Staged(const Lane& lane, size_t input);
   gpu::Device& DeviceOf(const gpu::GpuUuid& uuid) { return *node_.At(uuid).device; }
   // The bytes of `range` (or of some of it) on the host.
   std::span<std::byte> HostBytes(const Lane& lane) const;

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_COMBINE_H_
+#define TALWEG_SERVICES_AGENT_COMBINE_H_
+
+#include <cstddef>
+#include <span>
+
+#include "libs/base/dtype.h"
+#include "libs/reduce/reduce.h"
+
+namespace talweg::agent {
+
+// The hop in which this node's ranks are combined. `is_final`: no other node takes part, so this is
+// the round's result and not a contribution to it. Not for broadcasts.
+reduce::ReduceSpec RankHop(DType dtype, Op op, bool is_final, size_t rank_count);
+
+// One slice of the node's contribution from its ranks' bytes in host memory, in the order of the
+// ranks. A broadcast takes the first input's. `output` has whole elements and overlaps no input.
+void CombineRanks(DType dtype, Op op, bool is_final, std::span<const std::byte* const> inputs,
+                  std::span<std::byte> output);
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_COMBINE_H_

@@ -4,14 +4,13 @@
 #include <algorithm>
 #include <optional>
 
+#include "libs/wire/frames.h"
+
 namespace talweg::schedule {
 namespace {
 
 constexpr uint64_t kFullMs = 10;
 constexpr uint64_t kSlicesMin = 2;  // And one for each way.
-// For each way: an owner may keep so much of the credit back (docs/protocol.md,
-// section 5).
-constexpr uint64_t kKeptBackBytes = 128 * 1024;
 constexpr uint64_t kFirstBytes = 1024 * 1024;
 constexpr int64_t kPeriodNs = 500'000'000;
 constexpr uint64_t kNsPerMs = 1'000'000;
@@ -23,7 +22,8 @@ uint64_t SendWindow::BytesPerMs() const { return std::max(fastest_, fastest_befo
 uint64_t SendWindow::Bytes(size_t way_count) const {
   const uint64_t full_bytes =
       std::max(BytesPerMs() * kFullMs, fastest_ == 0 ? kFirstBytes : uint64_t{0});
-  return full_bytes + (kSlicesMin + way_count) * largest_bytes_ + way_count * kKeptBackBytes;
+  return full_bytes + (kSlicesMin + way_count) * largest_bytes_ +
+         way_count * wire::kKeptCreditBytes;
 }
 
 void SendWindow::OnSent(Way& way, uint64_t bytes, int64_t now_ns) {

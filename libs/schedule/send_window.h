@@ -8,18 +8,15 @@
 
 namespace talweg::schedule {
 
-// How much may be on its way to all owners together, so that the link is always
-// full and no fuller: what waits in sockets cannot be overtaken any more, and
-// is carried in an order that is not ours. Owners grant as much as the fastest
-// network needs; over a slow one the same bytes would hold up what is urgent
-// for tenths of a second.
+// How much may be on its way to all owners together, so that the link is always full and no fuller:
+// what waits in sockets cannot be overtaken any more, and is carried in an order that is not ours.
+// Owners grant as much as the fastest network needs; over a slow one the same bytes would hold up
+// what is urgent for tenths of a second.
 //
-// What all owners have received from a slice's departure until its receipt,
-// over that time, is how fast the link is (as BBR samples it: Cardwell et al.,
-// "BBR: congestion-based congestion control", 2016). The window is what the
-// fastest of late would carry in kFullMs, and a few slices, because receipts
-// come slice by slice and may wait behind results. It begins small, and is soon
-// known.
+// What all owners have received from a slice's departure until its receipt, over that time, is how
+// fast the link is (as BBR samples it: Cardwell et al., "BBR: congestion-based congestion control",
+// 2016). The window is what the fastest of late would carry in kFullMs, and a few slices, because
+// receipts come slice by slice and may wait behind results. It begins small, and is soon known.
 //
 // Pure. What comes back from an owner is in the order of what left to it.
 class SendWindow {
@@ -50,8 +47,7 @@ class SendWindow {
  private:
   uint64_t largest_bytes_ = 0;
   uint64_t received_bytes_ = 0;
-  // The fastest samples, bytes a millisecond, of the present period and of the
-  // one before.
+  // The fastest samples, bytes a millisecond, of the present period and of the one before.
   uint64_t fastest_ = 0;
   uint64_t fastest_before_ = 0;
   int64_t period_since_ns_ = 0;

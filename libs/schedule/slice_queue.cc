@@ -3,18 +3,16 @@
 
 #include <algorithm>
 
+#include "libs/wire/frames.h"
+
 namespace talweg::schedule {
 namespace {
 
-// An owner that grants more than a little may keep so much credit back until it
-// has something else to say (docs/protocol.md, section 5): a large slice does
-// not wait for that.
-constexpr uint64_t kKeptBackBytesMax = 128 * 1024;
-constexpr uint64_t kCreditBytesSmall = 1024 * 1024;
 constexpr uint64_t kUnbounded = UINT64_MAX;
 
+// A large slice does not wait for credit that its owner may keep back.
 uint64_t KeptBackBytes(uint64_t credit_bytes) {
-  return credit_bytes <= kCreditBytesSmall ? 0 : kKeptBackBytesMax;
+  return credit_bytes <= wire::kSmallCreditBytes ? 0 : wire::kKeptCreditBytes;
 }
 
 bool MoreUrgent(const QueuedSlice& a, const QueuedSlice& b) {
@@ -113,7 +111,7 @@ SliceQueue::Lane* SliceQueue::MostUrgent() {
   }
   if (best == nullptr || best->credit_bytes == kUnbounded ||
       TALWEG_MUTATION(large_slice_never_leaves,
-                      in_flight_bytes_ <= lanes_.size() * kKeptBackBytesMax, false) ||
+                      in_flight_bytes_ <= lanes_.size() * wire::kKeptCreditBytes, false) ||
       in_flight_bytes_ + best->heap.front().cost_bytes <= WindowBytes()) {
     return best;
   }

@@ -19,9 +19,8 @@ struct QueuedSlice {
   AggregatorIndex owner;
   int32_t priority = 0;  // Larger leaves first.
   uint64_t order = 0;    // Of readiness, among equal priorities: smaller leaves first.
-  // How far into its owner's part of the tensor it lies, of kWhole. Slices of
-  // one tensor leave by it, so that all owners, and the links to them, have
-  // their parts of the work at all times.
+  // How far into its owner's part of the tensor it lies, of kWhole. Slices of one tensor leave by
+  // it, so that all owners, and the links to them, have their parts of the work at all times.
   uint32_t position = 0;
   TensorKey tensor;
   SliceIndex slice;
@@ -32,37 +31,31 @@ struct QueuedSlice {
   friend bool operator==(const QueuedSlice&, const QueuedSlice&) = default;
 };
 
-// Which slice leaves next: the most urgent of those whose owner has credit.
-// Urgent is what has the larger priority, then what was ready earlier, then
-// what lies nearer to the beginning of its owner's part, then the lower slice.
-// A slice that was taken is not called back; a more urgent one overtakes
-// whatever still waits.
+// Which slice leaves next: the most urgent of those whose owner has credit. Urgent is what has the
+// larger priority, then what was ready earlier, then what lies nearer to the beginning of its
+// owner's part, then the lower slice. A slice that was taken is not called back; a more urgent one
+// overtakes whatever still waits.
 //
-// An owner has credit while nothing is in flight but what it may keep back, or
-// while what is in flight and the slice together stay within what it has
-// granted: a slice larger than that still leaves, alone. Likewise all owners
-// together and the SendWindow; where no bound was granted (UINT64_MAX) nothing
-// counts. The most urgent slice waits for the window, and what is less urgent
+// An owner has credit while nothing is in flight but what it may keep back, or while what is in
+// flight and the slice together stay within what it has granted: a slice larger than that still
+// leaves, alone. Likewise all owners together and the SendWindow; where no bound was granted
+// (UINT64_MAX) nothing counts. The most urgent slice waits for the window, and what is less urgent
 // behind it, so that all owners' parts of a tensor advance alike.
 //
-// Push and Take cost O(log slices + owners). One owner thread; no clock, no
-// I/O.
+// Push and Take cost O(log slices + owners). One owner thread; no clock, no I/O.
 class SliceQueue {
  public:
-  // Lets slices to `owner` leave, with nothing in flight. Slices may have been
-  // pushed before.
+  // Lets slices to `owner` leave, with nothing in flight. Slices may have been pushed before.
   void Open(AggregatorIndex owner, uint64_t credit_bytes);
-  // Nothing leaves to `owner` any more; its waiting slices are dropped, its
-  // credit forgotten.
+  // Nothing leaves to `owner` any more; its waiting slices are dropped, its credit forgotten.
   void Close(AggregatorIndex owner);
   // As if new, but for what is known of the link's speed.
   void Clear();
 
   void Push(const QueuedSlice& slice);
 
-  // Takes the most urgent slice that may leave, and charges its owner. `wanted`
-  // decides whether a slice is still worth it: one that is not is dropped and
-  // costs nothing.
+  // Takes the most urgent slice that may leave, and charges its owner. `wanted` decides whether a
+  // slice is still worth it: one that is not is dropped and costs nothing.
   template <typename Wanted>
   std::optional<QueuedSlice> Take(int64_t now_ns, Wanted wanted) {
     while (Lane* lane = MostUrgent()) {
@@ -77,8 +70,8 @@ class SliceQueue {
     return Take(now_ns, [](const QueuedSlice&) { return true; });
   }
 
-  // `bytes` of what was sent to `owner` have arrived. More than was in flight
-  // counts as all of it: the figure comes from a peer.
+  // `bytes` of what was sent to `owner` have arrived. More than was in flight counts as all of it:
+  // the figure comes from a peer.
   void ReturnCredit(AggregatorIndex owner, uint64_t bytes, int64_t now_ns);
 
   uint64_t InFlightBytes(AggregatorIndex owner) const;

@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "libs/base/bytes.h"
 #include "libs/base/dtype.h"
 #include "libs/base/ids.h"
 #include "libs/view/view.h"
@@ -238,6 +239,12 @@ inline constexpr uint8_t kFlagMore = 1;
 constexpr uint64_t CreditCost(Form form, uint32_t slice_length_bytes) {
   return form == Form::kEmpty ? 0 : slice_length_bytes;
 }
+
+// Of a small grant the receiver of contributions gives everything back at once. Of a larger one it
+// may keep so much until it has something else to say, and more while more than that is under way
+// to it: senders count on it (docs/protocol.md, section 5).
+inline constexpr uint64_t kSmallCreditBytes = kMiB;
+inline constexpr uint64_t kKeptCreditBytes = 128 * kKiB;
 
 // Frames of one type hold entries of one type; Credit, Fence, FenceAck and Goodbye hold none.
 using Entries = std::variant<std::monostate, std::vector<Hello>, std::vector<Welcome>,

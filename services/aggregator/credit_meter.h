@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "libs/base/bytes.h"
+#include "libs/wire/frames.h"
 
 namespace talweg {
 
@@ -15,8 +15,6 @@ namespace talweg {
 // (docs/protocol.md, section 5).
 class CreditMeter {
  public:
-  static constexpr uint64_t kKeptBytesMin = 128 * kKiB;
-  static constexpr uint64_t kSmallBytes = kMiB;  // Of so little nothing is kept.
   static constexpr uint64_t kPartMax = 8;
   static constexpr int64_t kPeriodNs = 1'000'000;
 
@@ -33,8 +31,8 @@ class CreditMeter {
   }
 
   uint64_t KeptBytes(uint64_t credit_bytes) const {
-    if (credit_bytes <= kSmallBytes) return 0;
-    return std::max(std::min(bytes_in_period_, credit_bytes / kPartMax), kKeptBytesMin);
+    if (credit_bytes <= wire::kSmallCreditBytes) return 0;
+    return std::max(std::min(bytes_in_period_, credit_bytes / kPartMax), wire::kKeptCreditBytes);
   }
 
  private:

@@ -7,7 +7,6 @@
 #include <array>
 #include <utility>
 
-#include "libs/base/bytes.h"
 #include "libs/transport/keys.h"
 
 namespace talweg::transport {
@@ -15,7 +14,6 @@ namespace {
 
 constexpr size_t kTransfersMax = 128;
 // Writes leave together up to this length. A longer one leaves alone.
-constexpr size_t kGatheredBytesMax = kMiB;
 constexpr size_t kFrameBuffersMax = 16;  // Only where frames must be sent from registered memory.
 
 }  // namespace

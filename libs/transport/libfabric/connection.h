@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "libs/base/bytes.h"
 #include "libs/base/ids.h"
 #include "libs/transport/libfabric/handles.h"
 #include "libs/transport/libfabric/provider.h"
@@ -77,6 +78,9 @@ class FabricConnection {
   uint64_t pending_bytes() const { return pending_bytes_; }
   // Nothing that was posted is unfinished.
   bool idle() const { return posts_.empty(); }
+  // Writes are worth handing over when there is so much of them; and no more leaves together.
+  static constexpr size_t kGatheredBytesMax = kMiB;
+
   // Of these, what Advance has not handed over.
   uint64_t waiting_bytes() const { return waiting_bytes_; }
 

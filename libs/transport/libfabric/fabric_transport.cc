@@ -61,9 +61,6 @@ bool SplitToken(std::string* address, uint64_t* token) {
 // What came with an event of the connection manager: of the data behind it, the most that we read.
 constexpr size_t kEventDataBytesMax = 256;
 
-// Writes are handed to the provider when there is so much of them, or a frame behind them.
-constexpr uint64_t kGatherBytes = kMiB;
-
 constexpr uint64_t kEventQueueTag = 0;
 constexpr uint64_t kTimerTag = ~uint64_t{0};
 
@@ -337,7 +334,7 @@ PostResult FabricTransport::PostWrite(ConnectionId id, RegionSlice source, wire:
   peer.connection->PostWrite(source, target, context);
   // Nobody looks at a write before the frame behind it: small ones wait for that, or for more of
   // them, and leave in one call of the kernel, in packets that are full. Poll sends what is left.
-  if (peer.connection->waiting_bytes() >= kGatherBytes) {
+  if (peer.connection->waiting_bytes() >= FabricConnection::kGatheredBytesMax) {
     Advance(peer);
   } else {
     peer.armed = false;

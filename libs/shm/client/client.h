@@ -157,6 +157,10 @@ class Client {
     Placed placed;
     char text[kTextBytesMax + 1] = "";
     PendingAnswer* next = nullptr;
+
+    // What was answered, and in `error` why not. A status that this client does not know is
+    // kInternal.
+    RankStatus Status(ErrorText& error) const;
   };
 
   Client() = default;
@@ -208,8 +212,8 @@ class Client {
                        ErrorText& error);
   static RankStatus FailOnDevice(const Tensor& tensor, ErrorText& error);
   // Puts it into the ring, and rings.
-  RankStatus FinishPush(uint32_t index, Tensor& tensor, RingEntry entry, bool declared_priority,
-                        int64_t timeout_ns, uint64_t* round, ErrorText& error);
+  RankStatus FinishPush(Tensor& tensor, RingEntry entry, bool declared_priority, int64_t timeout_ns,
+                        uint64_t* round, ErrorText& error);
   // Maps the new segments, finds the tensor's buffers. null, or what is wrong.
   const char* AdoptTensor(const Declared& declared);
   const char* AdoptSegment(const SegmentInfo& info);

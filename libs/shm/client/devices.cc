@@ -44,10 +44,7 @@ RankStatus Client::AskOfDevice(const MessageBody& question, const char* what, in
       return error.Fail(RankStatus::kTimeout, "%s: the agent at '%s' did not answer within %.3f s",
                         what, socket_path_, static_cast<double>(timeout_ns) / 1e9);
   }
-  if (pending.status == RankStatus::kOk) return RankStatus::kOk;
-  const auto value = static_cast<uint32_t>(pending.status);
-  return error.Fail(value < kRankStatusCount ? pending.status : RankStatus::kInternal, "%s",
-                    pending.text);
+  return pending.Status(error);
 }
 
 RankStatus Client::ExportBuffer(const Export& exported, int64_t timeout_ns, uint32_t* buffer,
@@ -97,7 +94,7 @@ RankStatus Client::PushOnDevice(uint32_t index, uint32_t buffer, uint64_t offset
       begun != RankStatus::kOk) {
     return begun;
   }
-  return FinishPush(index, *tensor,
+  return FinishPush(*tensor,
                     {.tensor = index,
                      .priority = priority,
                      .flags = kPushOnDevice | uint64_t{buffer} << kPushBufferShift,

@@ -52,8 +52,8 @@ RankStatus Client::Push(uint32_t index, const void* data, bool declared_priority
     Copy(contribution, data, tensor->bytes, Streams(tensor->bytes));
     statistics_.bytes_copied.fetch_add(tensor->bytes, std::memory_order_relaxed);
   }
-  return FinishPush(index, *tensor, {.tensor = index, .priority = priority}, declared_priority,
-                    timeout_ns, round, error);
+  return FinishPush(*tensor, {.tensor = index, .priority = priority}, declared_priority, timeout_ns,
+                    round, error);
 }
 
 RankStatus Client::BeginPush(Tensor& tensor, std::byte** contribution, bool* nobody_sums,
@@ -75,10 +75,8 @@ RankStatus Client::BeginPush(Tensor& tensor, std::byte** contribution, bool* nob
   return RankStatus::kOk;
 }
 
-RankStatus Client::FinishPush(uint32_t index, Tensor& tensor, RingEntry entry,
-                              bool declared_priority, int64_t timeout_ns, uint64_t* round,
-                              ErrorText& error) {
-  entry.tensor = index;
+RankStatus Client::FinishPush(Tensor& tensor, RingEntry entry, bool declared_priority,
+                              int64_t timeout_ns, uint64_t* round, ErrorText& error) {
   if (declared_priority) entry.priority = tensor.priority.load(std::memory_order_relaxed);
   const RankStatus status = RingPush(tensor, entry, Deadline(timeout_ns), round, error);
   if (status != RankStatus::kOk) {

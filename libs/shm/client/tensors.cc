@@ -252,6 +252,12 @@ Client::Awaited Client::Ask(const MessageBody& question, PendingAnswer& pending,
   return awaited;
 }
 
+RankStatus Client::PendingAnswer::Status(ErrorText& error) const {
+  if (status == RankStatus::kOk) return status;
+  const bool known = static_cast<uint32_t>(status) < kRankStatusCount;
+  return error.Fail(known ? status : RankStatus::kInternal, "%s", text);
+}
+
 RankStatus Client::DeclareTensor(const Declare& declare, int64_t timeout_ns, uint32_t* tensor,
                                  ErrorText& error) {
   if (Forked()) return FailForked(error);
@@ -277,11 +283,7 @@ RankStatus Client::DeclareTensor(const Declare& declare, int64_t timeout_ns, uin
         "%s: the agent at '%s' has not agreed on it within %.3f s: see `talweg status`", what,
         socket_path_, static_cast<double>(timeout_ns) / 1e9);
   }
-  if (pending.status != RankStatus::kOk) {
-    const auto value = static_cast<uint32_t>(pending.status);
-    return error.Fail(value < kRankStatusCount ? pending.status : RankStatus::kInternal, "%s",
-                      pending.text);
-  }
+  if (const RankStatus status = pending.Status(error); status != RankStatus::kOk) return status;
   Tensor* found = Find(pending.declared.tensor);
   if (found == nullptr || found->bytes / element_bytes != declare.element_count) {
     return error.Fail(RankStatus::kProtocol, "%s: the agent at '%s' answered with another length",

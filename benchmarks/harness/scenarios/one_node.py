@@ -19,7 +19,7 @@ from harness.contenders import (
 from harness.figures import format_bytes, parse_bytes
 from harness.measure import Case, Result
 from harness.report import Bar
-from harness.scenario import Context, Make, Section, find, ratio_bar, run_beside
+from harness.scenario import Context, Make, Section, fastest, find, ratio_bar, run_beside
 
 TITLE = "Ranks of one node"
 NAMED = "25 MB"
@@ -87,16 +87,6 @@ def run(context: Context) -> Section:
     return section
 
 
-def _faster(results: list[Result], setting: str) -> Result | None:
-    """Talweg's faster documented mode: gradients anywhere, or where its client keeps contributions."""
-    modes = [find(results, setting, NAMED, name) for name in (TALWEG, TALWEG_IN_PLACE)]
-    return max(
-        (mode for mode in modes if mode is not None),
-        key=lambda mode: mode.gigabytes_per_s_median,
-        default=None,
-    )
-
-
 def bars(results: list[Result]) -> list[Bar]:
     found: list[Bar] = []
     for ranks in (2, 4):
@@ -104,7 +94,7 @@ def bars(results: list[Result]) -> list[Bar]:
             setting = _setting(ranks, dtype)
             if not any(result.setting == setting for result in results):
                 continue
-            ours = _faster(results, setting)
+            ours = fastest(results, setting, NAMED, (TALWEG, TALWEG_IN_PLACE))
             mode = " (own buffers)" if ours and ours.contender == TALWEG_IN_PLACE else ""
             for peer, wanted in ((GLOO, 3.0), (OPENMPI, 1.5)):
                 theirs = find(results, setting, NAMED, peer)

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_LIBFABRIC_FABRIC_CLASS_H_
+#define TALWEG_LIBS_TRANSPORT_LIBFABRIC_FABRIC_CLASS_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "libs/runtime/clock.h"
+#include "libs/runtime/descriptor.h"
+#include "libs/telemetry/counter.h"
+#include "libs/transport/keys.h"
+#include "libs/transport/libfabric/connection.h"
+#include "libs/transport/libfabric/fabric_transport.h"
+#include "libs/transport/libfabric/handles.h"
+#include "libs/transport/libfabric/provider.h"
+#include "libs/transport/libfabric/socket_address.h"
+#include "libs/transport/transport.h"
+
+namespace talweg::transport {
+
+// What both sides say while connecting, so that a later, incompatible transport is refused before
+// it can send anything, and so is everybody who was not given this listener's address with its
+// token: a stranger, or a peer of the process that had this port before. (Providers trust those
+// whom they are connected with: libfabric 1.17's tcp can be crashed by them.)
+struct ConnectData {
+  uint32_t magic = 0x46574c54;  // "TLWF"
+  uint32_t version = 1;
+  uint64_t token = 0;
+
+  friend bool operator==(const ConnectData&, const ConnectData&) = default;
+};
+
+// What NewFabricTransport makes. Its calls are in fabric_transport.cc; what happens to it, and is
+// told by Poll, in fabric_events.cc.
+class FabricTransport final : public Transport {
+ public:
+  FabricTransport(const FabricOptions& options, const Clock* clock, CounterSet* counters,
+                  std::unique_ptr<Provider> provider)
+      : options_(options),
+        clock_(clock),
+        keys_(options.key_seed),
+        token_(KeySource(0).Next()),
+        provider_(std::move(provider)),
+        counters_(counters != nullptr ? *counters : own_counters_),
+        refused_(counters_.Get("transport_connections_refused",
+                               "connection attempts that were no peer of ours")),
+        frame_bytes_sent_(counters_.Get("transport_frame_bytes_sent")),
+        write_bytes_sent_(counters_.Get("transport_write_bytes_sent")) {}
+
+  absl::Status Start();
+
+  absl::StatusOr<std::string> Listen(const ListenSpec& spec) override;
+  absl::StatusOr<ConnectionId> Connect(const std::string& address) override;
+  void Close(ConnectionId id) override;
+  absl::StatusOr<Region> Register(std::span<std::byte> bytes) override;
+  PostResult PostWrite(ConnectionId id, RegionSlice source, wire::RemoteRef target,
+                       uint64_t context) override;
+  PostResult PostFrame(ConnectionId id, std::vector<std::byte> frame) override;
+  int Poll(EventSink& sink, int events_max) override;
+  int WaitDescriptor() const override { return epoll_.get(); }
+  bool PrepareToSleep() override;
+  uint64_t PendingBytes(ConnectionId id) const override;
+
+ private:
+  // What a descriptor in epoll_ is, but for a connection's, which is its id.
+  static constexpr uint64_t kEventQueueTag = 0;
+  static constexpr uint64_t kTimerTag = ~uint64_t{0};
+
+  // A connection and how we look after it.
+  struct Peer {
+    std::unique_ptr<FabricConnection> connection;
+    bool connecting = false;    // By us: OnConnected is due, not OnAccepted.
+    int64_t connect_by_ns = 0;  // While not established.
+    bool armed = false;         // Its descriptor tells when there is something to read.
+    std::string ending;         // Not empty: over as soon as what has arrived is read.
+    bool heard = true;          // Something, since the last heartbeat of ours.
+    int64_t silent_ns = 0;      // While our thread ran: a stopped process has heard nobody.
+  };
+  using PeerHandle = std::shared_ptr<Peer>;
+  // An event of the event queue, with the connection that it is about.
+  struct Event {
+    uint32_t kind = 0;
+    int error = 0;  // Not 0: an error event.
+    PeerHandle peer;
+    fid_t listener = nullptr;  // Of a connection request, as is what follows.
+    InfoHandle info;
+    bool is_ours = false;
+  };
+
+  // fabric_transport.cc
+  absl::StatusOr<std::string> ListenAt(const ListenSpec& spec, SocketAddress address);
+  absl::Status AddPeer(const PeerHandle& peer);
+  void Advance(Peer& peer);
+  void Forget(Peer& peer);
+  void SetTimer();
+
+  // fabric_events.cc
+  void ReadEvents();
+  bool ReadEvent();
+  void OnEvent(EventSink& sink, Event event);
+  void OnConnectRequest(Event event);
+  void OnEstablished(EventSink& sink, const PeerHandle& peer);
+  void OnEventError(EventSink& sink, const PeerHandle& peer, int error);
+  void PollTimeouts(EventSink& sink, int* work);
+  void BeatHearts(EventSink& sink, int64_t now_ns, int* work);
+  void PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work);
+  void Deliver(EventSink& sink, const PeerHandle& peer,
+               const FabricConnection::Completion& completion, int* budget);
+  void End(EventSink& sink, const PeerHandle& peer, const std::string& reason);
+  PeerHandle Find(fid_t endpoint) const;
+  void NoteReadyDescriptors();
+
+  const FabricOptions options_;
+  const Clock* const clock_;
+  KeySource keys_;
+  const uint64_t token_;  // Of all our listeners.
+  const std::unique_ptr<Provider> provider_;
+  CounterSet own_counters_;  // Where nobody wants to know.
+  CounterSet& counters_;
+  Counter& refused_;
+  Counter& frame_bytes_sent_;
+  Counter& write_bytes_sent_;
+
+  Descriptor epoll_;
+  Descriptor timer_;
+  bool events_armed_ = false;
+  int64_t next_heartbeat_ns_ = 0;
+  uint64_t next_id_ = 1;
+  size_t first_polled_ = 0;  // Connections take turns in being polled first.
+  std::map<ConnectionId, PeerHandle> peers_;
+  std::map<fid_t, ConnectionId> by_endpoint_;
+  std::deque<Event> events_;       // Read, and not handled yet.
+  std::deque<PeerHandle> broken_;  // Ended, and their sinks do not know yet.
+  std::vector<PassiveEndpointHandle> listeners_;
+};
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_LIBFABRIC_FABRIC_CLASS_H_

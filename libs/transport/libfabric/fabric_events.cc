@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "libs/transport/libfabric/fabric_class.h"
+
+namespace talweg::transport {
+namespace {
+
+// What came with an event of the connection manager: of the data behind it, the most that we read.
+constexpr size_t kEventDataBytesMax = 256;
+
+}  // namespace
+
+int FabricTransport::Poll(EventSink& sink, int events_max) {
+  int work = 0;
+  int budget = events_max;
+  NoteReadyDescriptors();
+  while (!broken_.empty()) {
+    const PeerHandle peer = broken_.front();
+    broken_.pop_front();
+    ++work;
+    sink.OnDisconnected(peer->connection->id(), peer->ending);
+  }
+  if (!events_armed_) ReadEvents();
+  while (!events_.empty()) {
+    Event event = std::move(events_.front());
+    events_.pop_front();
+    ++work;
+    OnEvent(sink, std::move(event));
+  }
+  PollTimeouts(sink, &work);
+
+  std::vector<PeerHandle> due;
+  due.reserve(peers_.size());
+  for (const auto& [id, peer] : peers_) {
+    if (!peer->armed && peer->connection->established()) due.push_back(peer);
+  }
+  for (size_t i = 0; i < due.size() && budget > 0; ++i) {
+    PollPeer(sink, due[(first_polled_ + i) % due.size()], &budget, &work);
+  }
+  ++first_polled_;
+  return work;
+}
+
+// Of the connections whose descriptors we rely on, which have become readable?
+void FabricTransport::NoteReadyDescriptors() {
+  std::array<epoll_event, 64> ready;
+  const int count = epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()), 0);
+  for (int i = 0; i < count; ++i) {
+    const uint64_t tag = ready[i].data.u64;
+    if (tag == kEventQueueTag) {
+      events_armed_ = false;
+    } else if (tag == kTimerTag) {
+      uint64_t ignored;
+      [[maybe_unused]] const ssize_t got = read(timer_.get(), &ignored, sizeof(ignored));
+    } else if (const auto found = peers_.find(ConnectionId(tag)); found != peers_.end()) {
+      found->second->armed = false;
+    }
+  }
+}
+
+void FabricTransport::PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work) {
+  FabricConnection& connection = *peer->connection;
+  while (!connection.closed()) {
+    if (*budget == 0) return;
+    absl::StatusOr<std::optional<FabricConnection::Completion>> completion = connection.Read();
+    if (!completion.ok()) {
+      ++*work;
+      End(sink, peer,
+          peer->ending.empty() ? std::string(completion.status().message()) : peer->ending);
+      return;
+    }
+    if (!completion->has_value()) break;
+    ++*work;
+    Deliver(sink, peer, **completion, budget);
+  }
+  if (connection.closed()) return;
+  if (peer->ending.empty()) {
+    Advance(*peer);
+  } else {
+    ++*work;
+    End(sink, peer, peer->ending);
+    return;
+  }
+  // Nothing to read now. When the provider agrees, the descriptor tells of the next.
+  fid_t fid = &connection.completion_queue()->fid;
+  peer->armed = peer->ending.empty() && fi_trywait(provider_->fabric(), &fid, 1) == FI_SUCCESS;
+}
+
+void FabricTransport::Deliver(EventSink& sink, const PeerHandle& peer,
+                              const FabricConnection::Completion& completion, int* budget) {
+  using Kind = FabricConnection::Completion::Kind;
+  const ConnectionId id = peer->connection->id();
+  switch (completion.kind) {
+    case Kind::kNothing: break;
+    case Kind::kWriteDone:
+      peer->heard = true;  // Of more than its system's buffers hold, only what was taken is done.
+      --*budget;
+      sink.OnWriteDone(id, completion.context);
+      break;
+    case Kind::kFrame: {
+      peer->heard = true;
+      --*budget;
+      // An empty one is a heartbeat.
+      if (!completion.frame.empty()) sink.OnFrame(id, completion.frame);
+      const absl::Status posted = peer->connection->Repost(completion.buffer);
+      if (!posted.ok() && peer->ending.empty()) peer->ending = std::string(posted.message());
+      break;
+    }
+  }
+}
+
+void FabricTransport::ReadEvents() {
+  while (ReadEvent()) {
+  }
+  fid_t fid = &provider_->event_queue()->fid;
+  events_armed_ = fi_trywait(provider_->fabric(), &fid, 1) == FI_SUCCESS;
+}
+
+// One event; false when there is none.
+bool FabricTransport::ReadEvent() {
+  alignas(fi_eq_cm_entry) std::array<std::byte, sizeof(fi_eq_cm_entry) + kEventDataBytesMax> room;
+  uint32_t kind = 0;
+  const ssize_t got = fi_eq_read(provider_->event_queue(), &kind, room.data(), room.size(), 0);
+  fi_eq_cm_entry entry{};
+  Event event;
+  if (got == -FI_EAVAIL) {
+    fi_eq_err_entry error{};
+    if (fi_eq_readerr(provider_->event_queue(), &error, 0) < 0) return false;
+    event.error = error.err == 0 ? FI_EOTHER : error.err;
+    event.peer = Find(error.fid);
+    if (event.peer != nullptr) events_.push_back(std::move(event));
+    return true;
+  }
+  if (got < static_cast<ssize_t>(sizeof(entry))) return false;
+  memcpy(&entry, room.data(), sizeof(entry));
+  event.kind = kind;
+  if (kind == FI_CONNREQ) {
+    event.listener = entry.fid;
+    event.info.reset(entry.info);
+    ConnectData hello{.magic = 0};
+    if (static_cast<size_t>(got) - sizeof(entry) >= sizeof(hello)) {
+      memcpy(&hello, room.data() + sizeof(entry), sizeof(hello));
+    }
+    event.is_ours = hello == ConnectData{.token = token_};
+  } else {
+    event.peer = Find(entry.fid);
+  }
+  if (event.peer != nullptr || event.listener != nullptr) events_.push_back(std::move(event));
+  return true;
+}
+
+void FabricTransport::OnEvent(EventSink& sink, Event event) {
+  if (event.listener != nullptr) {
+    OnConnectRequest(std::move(event));
+    return;
+  }
+  const PeerHandle peer = event.peer;
+  if (peer->connection->closed()) return;
+  if (event.error != 0) {
+    OnEventError(sink, peer, event.error);
+  } else if (event.kind == FI_CONNECTED) {
+    OnEstablished(sink, peer);
+  } else if (event.kind == FI_SHUTDOWN) {
+    const std::string reason =
+        peer->connection->peer() + " closed the connection, or its process ended";
+    if (peer->connection->established()) {
+      // Frames that came before are delivered before.
+      peer->armed = false;
+      peer->ending = reason;
+    } else {
+      End(sink, peer, reason);
+    }
+  }
+}
+
+void FabricTransport::OnConnectRequest(Event event) {
+  const auto peer = std::make_shared<Peer>();
+  if (event.is_ours) {
+    const SocketAddress from(event.info->dest_addr, event.info->dest_addrlen);
+    peer->connection =
+        std::make_unique<FabricConnection>(provider_.get(), ConnectionId(next_id_++),
+                                           "fi:" + provider_->name() + "://" + from.ToString());
+    absl::Status status = peer->connection->Open(event.info.get(), options_.receive_buffers);
+    if (status.ok()) status = AddPeer(peer);
+    const ConnectData answer;
+    if (status.ok() && fi_accept(peer->connection->endpoint(), &answer, sizeof(answer)) == 0) {
+      return;
+    }
+    Forget(*peer);
+  }
+  refused_.Add();
+  // An endpoint that was made for the request has taken it along.
+  if (peer->connection != nullptr && peer->connection->request_taken()) return;
+  const ConnectData ours;
+  fi_reject(reinterpret_cast<fid_pep*>(event.listener), event.info->handle, &ours, sizeof(ours));
+}
+
+void FabricTransport::OnEstablished(EventSink& sink, const PeerHandle& peer) {
+  FabricConnection& connection = *peer->connection;
+  connection.OnEstablished();
+  next_heartbeat_ns_ = std::max(next_heartbeat_ns_, clock_->NowNs());
+  if (!peer->connecting) {
+    sockaddr_storage from{};
+    size_t from_bytes = sizeof(from);
+    if (fi_getpeer(connection.endpoint(), &from, &from_bytes) == 0) {
+      connection.set_peer("fi:" + provider_->name() + "://" +
+                          SocketAddress(&from, from_bytes).ToString());
+    }
+  }
+  Advance(*peer);
+  SetTimer();
+  if (peer->connecting) {
+    sink.OnConnected(connection.id());
+  } else {
+    sink.OnAccepted(connection.id());
+  }
+}
+
+void FabricTransport::OnEventError(EventSink& sink, const PeerHandle& peer, int error) {
+  const std::string& name = peer->connection->peer();
+  std::string reason;
+  if (peer->connection->established()) {
+    reason = "connection with " + name + ": " + FabricErrorText(error);
+  } else if (peer->connecting) {
+    reason = "connect to " + name + ": " + FabricErrorText(error) +
+             "; check that a Talweg process listens at that address, and that it is the right one";
+  } else {
+    reason = "accept of " + name + ": " + FabricErrorText(error);
+  }
+  End(sink, peer, reason);
+}
+
+void FabricTransport::PollTimeouts(EventSink& sink, int* work) {
+  const int64_t now_ns = clock_->NowNs();
+  std::vector<PeerHandle> late;
+  for (const auto& [id, peer] : peers_) {
+    if (!peer->connection->established() && now_ns >= peer->connect_by_ns) late.push_back(peer);
+  }
+  for (const PeerHandle& peer : late) {
+    ++*work;
+    End(sink, peer,
+        "connect to " + peer->connection->peer() + ": no answer within " +
+            std::to_string(options_.connect_timeout_ns / 1'000'000) +
+            " ms; check the address, and that no firewall drops the packets");
+  }
+  if (now_ns >= next_heartbeat_ns_) BeatHearts(sink, now_ns, work);
+}
+
+void FabricTransport::BeatHearts(EventSink& sink, int64_t now_ns, int* work) {
+  std::vector<PeerHandle> silent;
+  for (const auto& [id, peer] : peers_) {
+    if (!peer->connection->established()) continue;
+    peer->silent_ns =
+        std::exchange(peer->heard, false) ? 0 : peer->silent_ns + options_.heartbeat_ns;
+    if (options_.silence_ns > 0 && peer->silent_ns >= options_.silence_ns) {
+      silent.push_back(peer);
+    } else if (peer->connection->idle()) {
+      peer->connection->PostFrame({});
+      Advance(*peer);
+    }
+  }
+  for (const PeerHandle& peer : silent) {
+    ++*work;
+    End(sink, peer,
+        peer->connection->peer() + " was silent for " +
+            std::to_string(options_.silence_ns / 1'000'000) +
+            " ms: its host or the network to it is down, or the process was stopped");
+  }
+  next_heartbeat_ns_ = now_ns + options_.heartbeat_ns;
+  SetTimer();
+}
+
+// Tells the sink, unless the connection was closed by it; an accepted connection that was never
+// established is nobody's business.
+void FabricTransport::End(EventSink& sink, const PeerHandle& peer, const std::string& reason) {
+  if (peer->connection->closed()) return;
+  const bool told = peer->connecting || peer->connection->established();
+  Forget(*peer);
+  if (told) sink.OnDisconnected(peer->connection->id(), reason);
+}
+
+FabricTransport::PeerHandle FabricTransport::Find(fid_t endpoint) const {
+  const auto found = by_endpoint_.find(endpoint);
+  if (found == by_endpoint_.end()) return nullptr;
+  const auto peer = peers_.find(found->second);
+  return peer == peers_.end() ? nullptr : peer->second;
+}
+
+bool FabricTransport::PrepareToSleep() {
+  if (!broken_.empty() || !events_armed_) return false;
+  for (const auto& [id, peer] : peers_) {
+    if (peer->connection->established() && !peer->armed) return false;
+  }
+  return true;
+}
+
+}  // namespace talweg::transport

@@ -2,11 +2,7 @@
 
 // The agent's side against ranks that do not keep to the protocol, spoken by hand.
 
-#include "libs/shm/daemon/rank_server.h"
-
-#include <fcntl.h>
 #include <poll.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -16,269 +12,20 @@
 #include <array>
 #include <cstring>
 #include <fstream>
-#include <optional>
-#include <set>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <catch2/catch.hpp>
-
-#include "libs/shm/descriptor.h"
-#include "libs/shm/layout/control.h"
-#include "libs/shm/layout/messages.h"
-#include "libs/shm/mapping.h"
+#include "libs/shm/daemon/rank_server_fixture.h"
 
 namespace talweg::shm {
 namespace {
 
 using Catch::Matchers::Contains;
 
-class Directory {
- public:
-  Directory() {
-    const char* root = std::getenv("TEST_TMPDIR");
-    path_ = (root != nullptr && std::string(root).size() < 60 ? std::string(root) : "/tmp") +
-            "/talweg-XXXXXX";
-    REQUIRE(::mkdtemp(path_.data()) != nullptr);
-  }
-  ~Directory() {
-    ::unlink(socket().c_str());
-    ::rmdir(path_.c_str());
-  }
-  std::string socket() const { return path_ + "/a.sock"; }
-
- private:
-  std::string path_;
-};
-
-// Admits everybody, agrees to everything, remembers.
-class RecordingSink final : public RankEventSink {
- public:
-  RankServer* server = nullptr;
-  std::vector<RankHello> hellos;
-  std::vector<RankConnectionId> connections;
-  std::vector<RankDeclaration> declarations;
-  std::vector<std::pair<uint32_t, uint64_t>> pushes;  // Tensor, round.
-  std::vector<DevicePlace> places;
-  std::vector<RankGone> gone;
-  std::optional<SharedPlace> shared;  // Of the one tensor of ranks that sum.
-
-  void OnRankHello(RankConnectionId connection, const RankHello& hello) override {
-    hellos.push_back(hello);
-    connections.push_back(connection);
-    server->Welcome(connection, {.rank = Rank(hello.local_rank.value()),
-                                 .size = 4,
-                                 .local_size = 4,
-                                 .node_rank = NodeRank(0),
-                                 .node_count = 1,
-                                 .job_name = "job"});
-  }
-  void OnRankDeclare(RankConnectionId connection, RequestId request,
-                     const RankDeclaration& declaration) override {
-    declarations.push_back(declaration);
-    if (shared) {
-      const auto location = server->PlaceContribution(connection, *shared);
-      REQUIRE(location.ok());
-      server->ReplyDeclared(connection, request,
-                            {.tensor = TensorIndex(0),
-                             .tensor_bytes = declaration.bytes(),
-                             .contribution = location.value(),
-                             .shared = shared});
-      return;
-    }
-    const auto contribution = declaration.on_device
-                                  ? Outcome<ContributionBuffer>(ContributionBuffer{})
-                                  : server->AllocateContribution(connection, declaration.bytes());
-    const auto even = server->AllocateResult(declaration.bytes());
-    const auto odd = server->AllocateResult(declaration.bytes());
-    REQUIRE((contribution.ok() && even.ok() && odd.ok()));
-    server->ReplyDeclared(connection, request,
-                          {.tensor = TensorIndex(static_cast<uint32_t>(declarations.size() - 1)),
-                           .tensor_bytes = declaration.bytes(),
-                           .contribution = contribution.value().location,
-                           .result = {even.value().location, odd.value().location}});
-  }
-  void OnRankPush(RankConnectionId, LocalRank, TensorIndex tensor, Round round, int32_t) override {
-    pushes.emplace_back(tensor.value(), round.value());
-  }
-  void OnRankPushOnDevice(RankConnectionId connection, LocalRank, TensorIndex tensor, Round round,
-                          int32_t, const DevicePlace& place) override {
-    if (place.buffer == 9) return server->Garbage(connection, "there is no buffer 9", *this);
-    pushes.emplace_back(tensor.value(), round.value());
-    places.push_back(place);
-  }
-  void OnRankExport(RankConnectionId connection, RequestId request,
-                    const RankExport& exported) override {
-    server->ReplyExported(connection, request,
-                          {.buffer = 7, .bytes = exported.buffer_id + exported.uuid[0]});
-  }
-  void OnRankUnexport(RankConnectionId connection, RequestId request, uint32_t buffer) override {
-    server->ReplyUnexported(
-        connection, request,
-        {.status = buffer == 7 ? RankStatus::kBusy : RankStatus::kOk, .text = "in use"});
-  }
-  void OnRankPlace(RankConnectionId connection, RequestId request, TensorIndex,
-                   uint32_t buffer) override {
-    server->ReplyPlaced(connection, request, {.pushed = {static_cast<uint8_t>(buffer)}});
-  }
-  void OnRankGone(RankConnectionId connection, const RankGone& event) override {
-    gone.push_back(event);
-    if (!shared) server->Release(connection);
-  }
-};
-
-struct Fixture {
-  explicit Fixture(bool takes_devices = false) {
-    RankServerConfig config;
-    config.takes_devices = takes_devices;
-    config.socket_path = directory.socket();
-    config.local_rank_count = 4;
-    config.ring_capacity = 8;
-    config.tensors_max = 64;
-    auto created = RankServer::Create(config);
-    REQUIRE(created.ok());
-    server = std::move(created).value();
-    sink.server = server.get();
-  }
-  // Everything that has come is handled.
-  void Settle() {
-    while (server->Poll(sink) > 0) {
-    }
-  }
-
-  Directory directory;
-  std::unique_ptr<RankServer> server;
-  RecordingSink sink;
-};
-
-// A rank whose every byte the test decides.
-class RawRank {
- public:
-  explicit RawRank(Fixture& fixture) : fixture_(fixture) {
-    socket_ = Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::strcpy(address.sun_path, fixture.directory.socket().c_str());
-    REQUIRE(::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
-  }
-
-  void SendBytes(const void* bytes, size_t count) {
-    REQUIRE(::send(socket_.get(), bytes, count, MSG_NOSIGNAL) == static_cast<ssize_t>(count));
-  }
-  void Send(const Message& message) {
-    std::array<std::byte, kEncodedBytesMax> bytes;
-    const size_t count = EncodeMessage(message, bytes);
-    REQUIRE(count > 0);
-    SendBytes(bytes.data(), count);
-  }
-
-  // Lets the server handle what was sent, and reads its next message. nullptr: it has closed the
-  // socket.
-  const Message* Receive() {
-    for (int turns = 0; turns < 1000; ++turns) {
-      fixture_.Settle();
-      const ParseResult result = ParseMessage(std::span<const std::byte>(input_).subspan(parsed_));
-      REQUIRE(result.outcome != ParseOutcome::kInvalid);
-      if (result.outcome == ParseOutcome::kMessage) {
-        parsed_ += result.bytes_used;
-        message_ = result.message;
-        return &message_;
-      }
-      if (!ReadSome()) return nullptr;
-    }
-    FAIL("the server says nothing");
-    return nullptr;
-  }
-
-  // A hello and what comes of it: the control segment mapped.
-  void Join(uint16_t minor = kProtocolMinor) {
-    Send({.body = Hello{.minor = minor, .client_name = "raw"}});
-    const Message* message = Receive();
-    REQUIRE(message != nullptr);
-    const auto* welcome = std::get_if<Welcome>(&message->body);
-    REQUIRE(welcome != nullptr);
-    REQUIRE(welcome->status == RankStatus::kOk);
-    REQUIRE(fds_.size() == 1);
-    mapping_ = Mapping::Map(fds_[0].get(), welcome->control_bytes, Mapping::Access::kReadWrite);
-    REQUIRE(mapping_.valid());
-    control_ = ControlView(mapping_.data(), {welcome->ring_capacity, welcome->tensors_max});
-  }
-  void Declare(const std::string& name, uint32_t flags = 0) {
-    Send({.request = 5,
-          .body = shm::Declare{.dtype = DType::kF32,
-                               .op = Op::kSum,
-                               .element_count = 1,
-                               .name = name,
-                               .flags = flags}});
-    const Message* message = Receive();
-    REQUIRE(message != nullptr);
-    CHECK(message->request == 5);
-    const auto* declared = std::get_if<Declared>(&message->body);
-    REQUIRE(declared != nullptr);
-    REQUIRE(declared->status == RankStatus::kOk);
-  }
-  void Push(uint32_t tensor, uint64_t round, uint64_t flags = 0, uint64_t offset = 0) {
-    control_.ring_entry(submitted_) = {
-        .tensor = tensor, .priority = 0, .round = round, .flags = flags, .device_offset = offset};
-    control_.rank_line().submitted.store(++submitted_);
-  }
-  const ControlView& control() const { return control_; }
-  int fd() const { return socket_.get(); }
-  const std::vector<Descriptor>& fds() const { return fds_; }
-  void Close() { socket_.Reset(); }
-
- private:
-  bool ReadSome() {
-    std::array<std::byte, 4096> bytes;
-    iovec part{bytes.data(), bytes.size()};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * 8)> control;
-    msghdr header{};
-    header.msg_iov = &part;
-    header.msg_iovlen = 1;
-    header.msg_control = control.data();
-    header.msg_controllen = control.size();
-    const ssize_t count = ::recvmsg(socket_.get(), &header, MSG_CMSG_CLOEXEC);
-    if (count < 0) return errno == EAGAIN;
-    for (cmsghdr* item = CMSG_FIRSTHDR(&header); item; item = CMSG_NXTHDR(&header, item)) {
-      for (size_t i = 0; i < (item->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
-        int fd;
-        std::memcpy(&fd, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
-        fds_.emplace_back(fd);
-      }
-    }
-    input_.insert(input_.end(), bytes.begin(), bytes.begin() + count);
-    return count > 0;
-  }
-
-  Fixture& fixture_;
-  Descriptor socket_;
-  std::vector<std::byte> input_;
-  size_t parsed_ = 0;
-  std::vector<Descriptor> fds_;
-  Message message_;
-  Mapping mapping_;
-  ControlView control_;
-  uint64_t submitted_ = 0;
-};
-
-// The text of the refusal or loss that the server sends, after which it closes.
-std::string LastWords(RawRank& rank, RankStatus expected) {
-  const Message* message = rank.Receive();
-  if (message == nullptr) return "nothing";
-  std::string text = "something else";
-  if (const auto* welcome = std::get_if<Welcome>(&message->body)) {
-    CHECK(welcome->status == expected);
-    text = welcome->text;
-  } else if (const auto* lost = std::get_if<Lost>(&message->body)) {
-    CHECK(lost->status == expected);
-    text = lost->text;
-  }
-  CHECK(rank.Receive() == nullptr);
-  return text;
-}
-
-TEST_CASE_METHOD(Fixture, "The socket is the owner's alone, and its file goes with the server") {
+TEST_CASE_METHOD(RankServerFixture,
+                 "The socket is the owner's alone, and its file goes with the server") {
   struct stat status {};
   REQUIRE(::stat(directory.socket().c_str(), &status) == 0);
   CHECK(S_ISSOCK(status.st_mode));
@@ -287,7 +34,8 @@ TEST_CASE_METHOD(Fixture, "The socket is the owner's alone, and its file goes wi
   CHECK(::stat(directory.socket().c_str(), &status) != 0);
 }
 
-TEST_CASE_METHOD(Fixture, "A living agent's socket is not taken over, and its pid is named") {
+TEST_CASE_METHOD(RankServerFixture,
+                 "A living agent's socket is not taken over, and its pid is named") {
   RankServerConfig config = server->config();
   const auto second = RankServer::Create(config);
   REQUIRE_FALSE(second.ok());
@@ -297,7 +45,7 @@ TEST_CASE_METHOD(Fixture, "A living agent's socket is not taken over, and its pi
   RawRank(*this).Join();  // The first is unharmed.
 }
 
-TEST_CASE_METHOD(Fixture, "A server leaves a successor's socket alone") {
+TEST_CASE_METHOD(RankServerFixture, "A server leaves a successor's socket alone") {
   ::unlink(directory.socket().c_str());
   const auto successor = RankServer::Create(server->config());
   REQUIRE(successor.ok());
@@ -339,7 +87,7 @@ TEST_CASE("What lies at the socket's path") {
   }
 }
 
-TEST_CASE_METHOD(Fixture, "Strangers are told why and dropped; ranks go on") {
+TEST_CASE_METHOD(RankServerFixture, "Strangers are told why and dropped; ranks go on") {
   RawRank good(*this);
   good.Join();
   RawRank bad(*this);
@@ -406,7 +154,7 @@ TEST_CASE_METHOD(Fixture, "Strangers are told why and dropped; ranks go on") {
   CHECK(sink.gone.empty());
 }
 
-TEST_CASE_METHOD(Fixture, "A rank of another minor version is served like all others") {
+TEST_CASE_METHOD(RankServerFixture, "A rank of another minor version is served like all others") {
   RawRank newer(*this);
   newer.Join(kProtocolMinor + 7);
   newer.Declare("t");
@@ -415,7 +163,7 @@ TEST_CASE_METHOD(Fixture, "A rank of another minor version is served like all ot
   CHECK(sink.pushes == std::vector<std::pair<uint32_t, uint64_t>>{{0, 1}});
 }
 
-TEST_CASE_METHOD(Fixture, "Garbage in a ring ends that rank only, and says what it was") {
+TEST_CASE_METHOD(RankServerFixture, "Garbage in a ring ends that rank only, and says what it was") {
   RawRank good(*this);
   good.Join();
   good.Declare("t");
@@ -470,7 +218,7 @@ TEST_CASE_METHOD(Fixture, "Garbage in a ring ends that rank only, and says what 
   CHECK(sink.hellos.back().local_rank == LocalRank(1));
 }
 
-TEST_CASE_METHOD(Fixture,
+TEST_CASE_METHOD(RankServerFixture,
                  "A rank may write all over its control segment without harm to the agent") {
   RawRank bad(*this);
   bad.Join();
@@ -487,7 +235,8 @@ TEST_CASE_METHOD(Fixture,
   CHECK(bad.control().consumed_line().consumed.load() == 1);
 }
 
-TEST_CASE_METHOD(Fixture, "The doorbell: a push before the sleep forbids it, one after it rings") {
+TEST_CASE_METHOD(RankServerFixture,
+                 "The doorbell: a push before the sleep forbids it, one after it rings") {
   RawRank rank(*this);
   rank.Join();
   rank.Declare("t");
@@ -510,7 +259,8 @@ TEST_CASE_METHOD(Fixture, "The doorbell: a push before the sleep forbids it, one
   CHECK(rank.control().agent_line().sleep_sequence.load() % 2 == 0);
 }
 
-TEST_CASE_METHOD(Fixture, "One Wake is under way at a time, and none when nobody sleeps") {
+TEST_CASE_METHOD(RankServerFixture,
+                 "One Wake is under way at a time, and none when nobody sleeps") {
   RawRank rank(*this);
   rank.Join();
   rank.Declare("a");
@@ -534,79 +284,7 @@ TEST_CASE_METHOD(Fixture, "One Wake is under way at a time, and none when nobody
   CHECK(server->counters().wakes_sent == 2);
 }
 
-TEST_CASE_METHOD(Fixture, "Segments are sealed: control, contribution and result") {
-  RawRank rank(*this);
-  rank.Join();
-  rank.Declare("t");
-  REQUIRE(rank.fds().size() == 3);  // Control, contributions, results.
-  for (const Descriptor& fd : rank.fds()) {
-    const int seals = ::fcntl(fd.get(), F_GET_SEALS);
-    CHECK((seals & F_SEAL_SHRINK) != 0);
-    CHECK((seals & F_SEAL_GROW) != 0);
-    CHECK((seals & F_SEAL_SEAL) != 0);
-    CHECK(::ftruncate(fd.get(), 0) != 0);
-  }
-  const int result = rank.fds()[2].get();
-  CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, result, 0) == MAP_FAILED);
-  CHECK(::pwrite(result, "x", 1, 0) == -1);
-  // Not by opening it anew either.
-  const Descriptor anew(::open(("/proc/self/fd/" + std::to_string(result)).c_str(), O_RDWR));
-  CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, anew.get(), 0) == MAP_FAILED);
-  // Another tensor fits into the segments that the rank has.
-  rank.Declare("u");
-  CHECK(rank.fds().size() == 3);
-}
-
-TEST_CASE_METHOD(Fixture, "Ranks that sum get each other's contributions, to be read only") {
-  sink.shared = server->PlanContribution(4).value();
-  std::vector<std::unique_ptr<RawRank>> ranks;
-  for (int i = 0; i < 3; ++i) {
-    ranks.push_back(std::make_unique<RawRank>(*this));
-    ranks.back()->Join();
-    ranks.back()->Declare("t");
-    REQUIRE(ranks.back()->fds().size() == 2);  // Control, contributions: no results.
-  }
-  // As a client does before it pushes.
-  std::vector<Mapping> own;
-  for (const auto& rank : ranks) {
-    own.push_back(Mapping::Map(rank->fds()[1].get(), 4096, Mapping::Access::kReadWrite));
-    REQUIRE(own.back().valid());
-    rank->Push(0, 1);
-  }
-  Settle();
-  REQUIRE(sink.pushes.size() == 3);
-  ranks[2]->Close();  // It has left, and counts all the same.
-  Settle();
-  for (uint64_t round = 1; round <= 2; ++round) {
-    server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(round)});
-  }
-  for (uint32_t i = 0; i < 2; ++i) {
-    CAPTURE(i);
-    CHECK(ranks[i]->control().tensor_state(0).completed_round == 2);
-    std::set<uint32_t> peers;
-    for (int k = 0; k < 2; ++k) {
-      const Message* message = ranks[i]->Receive();
-      REQUIRE(message != nullptr);
-      const auto* peer = std::get_if<Peer>(&message->body);
-      REQUIRE(peer != nullptr);
-      CHECK(peer->part == 0);
-      const int fd = ranks[i]->fds().back().get();
-      CHECK(peer->bytes == static_cast<uint64_t>(::lseek(fd, 0, SEEK_END)));
-      CHECK(peers.insert(peer->local_rank).second);
-      own[peer->local_rank].data()[0] = std::byte(static_cast<unsigned char>(77 + i));
-      const Mapping theirs = Mapping::Map(fd, 4096, Mapping::Access::kRead);
-      REQUIRE(theirs.valid());
-      CHECK(theirs.data()[0] == std::byte(static_cast<unsigned char>(77 + i)));
-      CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED);
-      const Descriptor anew(::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDWR));
-      CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, anew.get(), 0) == MAP_FAILED);
-      CHECK((::fcntl(fd, F_GET_SEALS) & F_SEAL_SEAL) != 0);
-    }
-    CHECK(!peers.contains(i));
-  }
-}
-
-TEST_CASE_METHOD(Fixture,
+TEST_CASE_METHOD(RankServerFixture,
                  "A goodbye is answered after the pushes before it; a silent end is not clean") {
   RawRank polite(*this);
   polite.Join();
@@ -628,7 +306,7 @@ TEST_CASE_METHOD(Fixture,
   CHECK_THAT(sink.gone[1].text, Contains("local rank 1") && Contains("without saying goodbye"));
 }
 
-TEST_CASE_METHOD(Fixture, "Connections that say nothing do not pile up") {
+TEST_CASE_METHOD(RankServerFixture, "Connections that say nothing do not pile up") {
   std::vector<std::unique_ptr<RawRank>> silent;
   for (int i = 0; i < 70; ++i) {
     silent.push_back(std::make_unique<RawRank>(*this));
@@ -638,7 +316,7 @@ TEST_CASE_METHOD(Fixture, "Connections that say nothing do not pile up") {
   silent.back()->Join();
 }
 
-TEST_CASE_METHOD(Fixture,
+TEST_CASE_METHOD(RankServerFixture,
                  "Without descriptors left a rank is told so, and the server does not spin") {
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
@@ -672,77 +350,6 @@ TEST_CASE("A configuration that makes no sense is refused") {
   const auto odd = RankServer::Create(config);
   REQUIRE_FALSE(odd.ok());
   CHECK_THAT(odd.failure().text, Contains("100") && Contains("power of two"));
-}
-
-template <typename Answer>
-Answer Ask(RawRank& rank, const MessageBody& question) {
-  rank.Send({.request = 77, .body = question});
-  const Message* message = rank.Receive();
-  REQUIRE(message != nullptr);
-  CHECK(message->request == 77);
-  const auto* answer = std::get_if<Answer>(&message->body);
-  REQUIRE(answer != nullptr);
-  return *answer;
-}
-
-constexpr uint64_t OnDevice(uint32_t buffer) {
-  return kPushOnDevice | uint64_t{buffer} << kPushBufferShift;
-}
-
-TEST_CASE("Memory of GPUs is offered, named in pushes, and taken back") {
-  Fixture fixture(true);
-  RawRank rank(fixture);
-  rank.Join();
-  const auto exported = Ask<Exported>(rank, Export{.uuid = {3}, .buffer_id = 40});
-  CHECK(exported.status == RankStatus::kOk);
-  CHECK(exported.buffer == 7);
-  CHECK(exported.bytes == 43);
-  rank.Declare("t", kDeclareOnDevice);
-  CHECK(fixture.sink.declarations[0].on_device);
-  CHECK(Ask<Placed>(rank, Place{0, 5}).pushed[0] == 5);
-  CHECK(Ask<Unexported>(rank, Unexport{7}).status == RankStatus::kBusy);
-  rank.Push(0, 1, OnDevice(7), 64);
-  fixture.Settle();
-  REQUIRE(fixture.sink.places.size() == 1);
-  CHECK(fixture.sink.places[0].buffer == 7);
-  CHECK(fixture.sink.places[0].offset == 64);
-  fixture.server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(1)});
-  std::string text;
-  SECTION("from host memory, of which it has none") {
-    rank.Push(0, 2);
-    text = "a push from host memory of tensor 0, which it has declared on a GPU";
-  }
-  SECTION("from a buffer that the agent does not know") {
-    rank.Push(0, 2, OnDevice(9));
-    text = "there is no buffer 9";
-  }
-  SECTION("a buffer without the flag") {
-    rank.Push(0, 2, uint64_t{7} << kPushBufferShift);
-    text = "unknown flags";
-  }
-  SECTION("a place for a tensor that it has not declared") {
-    rank.Send({.request = 77, .body = Place{1, 5}});
-    text = "a place for tensor 1, which it has not declared";
-  }
-  CHECK_THAT(LastWords(rank, RankStatus::kProtocol), Contains(text));
-  CHECK(fixture.sink.gone.size() == 1);
-}
-
-TEST_CASE_METHOD(Fixture, "An agent without GPUs says so, and goes on") {
-  RawRank rank(*this);
-  rank.Join();
-  const auto exported = Ask<Exported>(rank, Export{});
-  CHECK(exported.status == RankStatus::kUnsupported);
-  CHECK_THAT(std::string(exported.text), Contains("--gpu=off"));
-  CHECK(Ask<Unexported>(rank, Unexport{}).status == RankStatus::kUnsupported);
-  const auto declared = Ask<Declared>(
-      rank,
-      Declare{.dtype = DType::kF32, .op = Op::kSum, .element_count = 1, .name = "g", .flags = 1});
-  CHECK(declared.status == RankStatus::kUnsupported);
-  rank.Declare("t");
-  CHECK(Ask<Placed>(rank, Place{}).status == RankStatus::kUnsupported);
-  rank.Push(0, 1, OnDevice(0));
-  CHECK_THAT(LastWords(rank, RankStatus::kProtocol), Contains("unknown flags 1"));
 }
 
 }  // namespace

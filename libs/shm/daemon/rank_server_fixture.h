@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_DAEMON_RANK_SERVER_FIXTURE_H_
+#define TALWEG_LIBS_SHM_DAEMON_RANK_SERVER_FIXTURE_H_
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "libs/shm/daemon/rank_server.h"
+#include "libs/shm/descriptor.h"
+#include "libs/shm/layout/control.h"
+#include "libs/shm/layout/messages.h"
+#include "libs/shm/mapping.h"
+
+// The agent's side beside ranks that are spoken by hand.
+namespace talweg::shm {
+
+class Directory {
+ public:
+  Directory() {
+    const char* root = std::getenv("TEST_TMPDIR");
+    path_ = (root != nullptr && std::string(root).size() < 60 ? std::string(root) : "/tmp") +
+            "/talweg-XXXXXX";
+    REQUIRE(::mkdtemp(path_.data()) != nullptr);
+  }
+  ~Directory() {
+    ::unlink(socket().c_str());
+    ::rmdir(path_.c_str());
+  }
+  std::string socket() const { return path_ + "/a.sock"; }
+
+ private:
+  std::string path_;
+};
+
+// Admits everybody, agrees to everything, remembers.
+class RecordingSink final : public RankEventSink {
+ public:
+  RankServer* server = nullptr;
+  std::vector<RankHello> hellos;
+  std::vector<RankConnectionId> connections;
+  std::vector<RankDeclaration> declarations;
+  std::vector<std::pair<uint32_t, uint64_t>> pushes;  // Tensor, round.
+  std::vector<DevicePlace> places;
+  std::vector<RankGone> gone;
+  std::optional<SharedPlace> shared;  // Of the one tensor of ranks that sum.
+
+  void OnRankHello(RankConnectionId connection, const RankHello& hello) override {
+    hellos.push_back(hello);
+    connections.push_back(connection);
+    server->Welcome(connection, {.rank = Rank(hello.local_rank.value()),
+                                 .size = 4,
+                                 .local_size = 4,
+                                 .node_rank = NodeRank(0),
+                                 .node_count = 1,
+                                 .job_name = "job"});
+  }
+  void OnRankDeclare(RankConnectionId connection, RequestId request,
+                     const RankDeclaration& declaration) override {
+    declarations.push_back(declaration);
+    if (shared) {
+      const auto location = server->PlaceContribution(connection, *shared);
+      REQUIRE(location.ok());
+      server->ReplyDeclared(connection, request,
+                            {.tensor = TensorIndex(0),
+                             .tensor_bytes = declaration.bytes(),
+                             .contribution = location.value(),
+                             .shared = shared});
+      return;
+    }
+    const auto contribution = declaration.on_device
+                                  ? Outcome<ContributionBuffer>(ContributionBuffer{})
+                                  : server->AllocateContribution(connection, declaration.bytes());
+    const auto even = server->AllocateResult(declaration.bytes());
+    const auto odd = server->AllocateResult(declaration.bytes());
+    REQUIRE((contribution.ok() && even.ok() && odd.ok()));
+    server->ReplyDeclared(connection, request,
+                          {.tensor = TensorIndex(static_cast<uint32_t>(declarations.size() - 1)),
+                           .tensor_bytes = declaration.bytes(),
+                           .contribution = contribution.value().location,
+                           .result = {even.value().location, odd.value().location}});
+  }
+  void OnRankPush(RankConnectionId, LocalRank, TensorIndex tensor, Round round, int32_t) override {
+    pushes.emplace_back(tensor.value(), round.value());
+  }
+  void OnRankPushOnDevice(RankConnectionId connection, LocalRank, TensorIndex tensor, Round round,
+                          int32_t, const DevicePlace& place) override {
+    if (place.buffer == 9) return server->Garbage(connection, "there is no buffer 9", *this);
+    pushes.emplace_back(tensor.value(), round.value());
+    places.push_back(place);
+  }
+  void OnRankExport(RankConnectionId connection, RequestId request,
+                    const RankExport& exported) override {
+    server->ReplyExported(connection, request,
+                          {.buffer = 7, .bytes = exported.buffer_id + exported.uuid[0]});
+  }
+  void OnRankUnexport(RankConnectionId connection, RequestId request, uint32_t buffer) override {
+    server->ReplyUnexported(
+        connection, request,
+        {.status = buffer == 7 ? RankStatus::kBusy : RankStatus::kOk, .text = "in use"});
+  }
+  void OnRankPlace(RankConnectionId connection, RequestId request, TensorIndex,
+                   uint32_t buffer) override {
+    server->ReplyPlaced(connection, request, {.pushed = {static_cast<uint8_t>(buffer)}});
+  }
+  void OnRankGone(RankConnectionId connection, const RankGone& event) override {
+    gone.push_back(event);
+    if (!shared) server->Release(connection);
+  }
+};
+
+struct RankServerFixture {
+  explicit RankServerFixture(bool takes_devices = false) {
+    RankServerConfig config;
+    config.takes_devices = takes_devices;
+    config.socket_path = directory.socket();
+    config.local_rank_count = 4;
+    config.ring_capacity = 8;
+    config.tensors_max = 64;
+    auto created = RankServer::Create(config);
+    REQUIRE(created.ok());
+    server = std::move(created).value();
+    sink.server = server.get();
+  }
+  // Everything that has come is handled.
+  void Settle() {
+    while (server->Poll(sink) > 0) {
+    }
+  }
+
+  Directory directory;
+  std::unique_ptr<RankServer> server;
+  RecordingSink sink;
+};
+
+// A rank whose every byte the test decides.
+class RawRank {
+ public:
+  explicit RawRank(RankServerFixture& fixture) : fixture_(fixture) {
+    socket_ = Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strcpy(address.sun_path, fixture.directory.socket().c_str());
+    REQUIRE(::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+  }
+
+  void SendBytes(const void* bytes, size_t count) {
+    REQUIRE(::send(socket_.get(), bytes, count, MSG_NOSIGNAL) == static_cast<ssize_t>(count));
+  }
+  void Send(const Message& message) {
+    std::array<std::byte, kEncodedBytesMax> bytes;
+    const size_t count = EncodeMessage(message, bytes);
+    REQUIRE(count > 0);
+    SendBytes(bytes.data(), count);
+  }
+
+  // Lets the server handle what was sent, and reads its next message. nullptr: it has closed the
+  // socket.
+  const Message* Receive() {
+    for (int turns = 0; turns < 1000; ++turns) {
+      fixture_.Settle();
+      const ParseResult result = ParseMessage(std::span<const std::byte>(input_).subspan(parsed_));
+      REQUIRE(result.outcome != ParseOutcome::kInvalid);
+      if (result.outcome == ParseOutcome::kMessage) {
+        parsed_ += result.bytes_used;
+        message_ = result.message;
+        return &message_;
+      }
+      if (!ReadSome()) return nullptr;
+    }
+    FAIL("the server says nothing");
+    return nullptr;
+  }
+
+  // A hello and what comes of it: the control segment mapped.
+  void Join(uint16_t minor = kProtocolMinor) {
+    Send({.body = Hello{.minor = minor, .client_name = "raw"}});
+    const Message* message = Receive();
+    REQUIRE(message != nullptr);
+    const auto* welcome = std::get_if<Welcome>(&message->body);
+    REQUIRE(welcome != nullptr);
+    REQUIRE(welcome->status == RankStatus::kOk);
+    REQUIRE(fds_.size() == 1);
+    mapping_ = Mapping::Map(fds_[0].get(), welcome->control_bytes, Mapping::Access::kReadWrite);
+    REQUIRE(mapping_.valid());
+    control_ = ControlView(mapping_.data(), {welcome->ring_capacity, welcome->tensors_max});
+  }
+  void Declare(const std::string& name, uint32_t flags = 0) {
+    Send({.request = 5,
+          .body = shm::Declare{.dtype = DType::kF32,
+                               .op = Op::kSum,
+                               .element_count = 1,
+                               .name = name,
+                               .flags = flags}});
+    const Message* message = Receive();
+    REQUIRE(message != nullptr);
+    CHECK(message->request == 5);
+    const auto* declared = std::get_if<Declared>(&message->body);
+    REQUIRE(declared != nullptr);
+    REQUIRE(declared->status == RankStatus::kOk);
+  }
+  void Push(uint32_t tensor, uint64_t round, uint64_t flags = 0, uint64_t offset = 0) {
+    control_.ring_entry(submitted_) = {
+        .tensor = tensor, .priority = 0, .round = round, .flags = flags, .device_offset = offset};
+    control_.rank_line().submitted.store(++submitted_);
+  }
+  const ControlView& control() const { return control_; }
+  int fd() const { return socket_.get(); }
+  const std::vector<Descriptor>& fds() const { return fds_; }
+  void Close() { socket_.Reset(); }
+
+ private:
+  bool ReadSome() {
+    std::array<std::byte, 4096> bytes;
+    iovec part{bytes.data(), bytes.size()};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * 8)> control;
+    msghdr header{};
+    header.msg_iov = &part;
+    header.msg_iovlen = 1;
+    header.msg_control = control.data();
+    header.msg_controllen = control.size();
+    const ssize_t count = ::recvmsg(socket_.get(), &header, MSG_CMSG_CLOEXEC);
+    if (count < 0) return errno == EAGAIN;
+    for (cmsghdr* item = CMSG_FIRSTHDR(&header); item; item = CMSG_NXTHDR(&header, item)) {
+      for (size_t i = 0; i < (item->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
+        int fd;
+        std::memcpy(&fd, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
+        fds_.emplace_back(fd);
+      }
+    }
+    input_.insert(input_.end(), bytes.begin(), bytes.begin() + count);
+    return count > 0;
+  }
+
+  RankServerFixture& fixture_;
+  Descriptor socket_;
+  std::vector<std::byte> input_;
+  size_t parsed_ = 0;
+  std::vector<Descriptor> fds_;
+  Message message_;
+  Mapping mapping_;
+  ControlView control_;
+  uint64_t submitted_ = 0;
+};
+
+// The text of the refusal or loss that the server sends, after which it closes.
+inline std::string LastWords(RawRank& rank, RankStatus expected) {
+  const Message* message = rank.Receive();
+  if (message == nullptr) return "nothing";
+  std::string text = "something else";
+  if (const auto* welcome = std::get_if<Welcome>(&message->body)) {
+    CHECK(welcome->status == expected);
+    text = welcome->text;
+  } else if (const auto* lost = std::get_if<Lost>(&message->body)) {
+    CHECK(lost->status == expected);
+    text = lost->text;
+  }
+  CHECK(rank.Receive() == nullptr);
+  return text;
+}
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_DAEMON_RANK_SERVER_FIXTURE_H_

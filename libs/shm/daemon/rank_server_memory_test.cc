@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The memory that the agent and its ranks hand each other, on hosts and on GPUs.
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "libs/shm/daemon/rank_server_fixture.h"
+
+namespace talweg::shm {
+namespace {
+
+using Catch::Matchers::Contains;
+
+TEST_CASE_METHOD(RankServerFixture, "Segments are sealed: control, contribution and result") {
+  RawRank rank(*this);
+  rank.Join();
+  rank.Declare("t");
+  REQUIRE(rank.fds().size() == 3);  // Control, contributions, results.
+  for (const Descriptor& fd : rank.fds()) {
+    const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+    CHECK((seals & F_SEAL_SHRINK) != 0);
+    CHECK((seals & F_SEAL_GROW) != 0);
+    CHECK((seals & F_SEAL_SEAL) != 0);
+    CHECK(::ftruncate(fd.get(), 0) != 0);
+  }
+  const int result = rank.fds()[2].get();
+  CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, result, 0) == MAP_FAILED);
+  CHECK(::pwrite(result, "x", 1, 0) == -1);
+  // Not by opening it anew either.
+  const Descriptor anew(::open(("/proc/self/fd/" + std::to_string(result)).c_str(), O_RDWR));
+  CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, anew.get(), 0) == MAP_FAILED);
+  // Another tensor fits into the segments that the rank has.
+  rank.Declare("u");
+  CHECK(rank.fds().size() == 3);
+}
+
+TEST_CASE_METHOD(RankServerFixture,
+                 "Ranks that sum get each other's contributions, to be read only") {
+  sink.shared = server->PlanContribution(4).value();
+  std::vector<std::unique_ptr<RawRank>> ranks;
+  for (int i = 0; i < 3; ++i) {
+    ranks.push_back(std::make_unique<RawRank>(*this));
+    ranks.back()->Join();
+    ranks.back()->Declare("t");
+    REQUIRE(ranks.back()->fds().size() == 2);  // Control, contributions: no results.
+  }
+  // As a client does before it pushes.
+  std::vector<Mapping> own;
+  for (const auto& rank : ranks) {
+    own.push_back(Mapping::Map(rank->fds()[1].get(), 4096, Mapping::Access::kReadWrite));
+    REQUIRE(own.back().valid());
+    rank->Push(0, 1);
+  }
+  Settle();
+  REQUIRE(sink.pushes.size() == 3);
+  ranks[2]->Close();  // It has left, and counts all the same.
+  Settle();
+  for (uint64_t round = 1; round <= 2; ++round) {
+    server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(round)});
+  }
+  for (uint32_t i = 0; i < 2; ++i) {
+    CAPTURE(i);
+    CHECK(ranks[i]->control().tensor_state(0).completed_round == 2);
+    std::set<uint32_t> peers;
+    for (int k = 0; k < 2; ++k) {
+      const Message* message = ranks[i]->Receive();
+      REQUIRE(message != nullptr);
+      const auto* peer = std::get_if<Peer>(&message->body);
+      REQUIRE(peer != nullptr);
+      CHECK(peer->part == 0);
+      const int fd = ranks[i]->fds().back().get();
+      CHECK(peer->bytes == static_cast<uint64_t>(::lseek(fd, 0, SEEK_END)));
+      CHECK(peers.insert(peer->local_rank).second);
+      own[peer->local_rank].data()[0] = std::byte(static_cast<unsigned char>(77 + i));
+      const Mapping theirs = Mapping::Map(fd, 4096, Mapping::Access::kRead);
+      REQUIRE(theirs.valid());
+      CHECK(theirs.data()[0] == std::byte(static_cast<unsigned char>(77 + i)));
+      CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED);
+      const Descriptor anew(::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDWR));
+      CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, anew.get(), 0) == MAP_FAILED);
+      CHECK((::fcntl(fd, F_GET_SEALS) & F_SEAL_SEAL) != 0);
+    }
+    CHECK(!peers.contains(i));
+  }
+}
+
+template <typename Answer>
+Answer Ask(RawRank& rank, const MessageBody& question) {
+  rank.Send({.request = 77, .body = question});
+  const Message* message = rank.Receive();
+  REQUIRE(message != nullptr);
+  CHECK(message->request == 77);
+  const auto* answer = std::get_if<Answer>(&message->body);
+  REQUIRE(answer != nullptr);
+  return *answer;
+}
+
+constexpr uint64_t OnDevice(uint32_t buffer) {
+  return kPushOnDevice | uint64_t{buffer} << kPushBufferShift;
+}
+
+TEST_CASE("Memory of GPUs is offered, named in pushes, and taken back") {
+  RankServerFixture fixture(true);
+  RawRank rank(fixture);
+  rank.Join();
+  const auto exported = Ask<Exported>(rank, Export{.uuid = {3}, .buffer_id = 40});
+  CHECK(exported.status == RankStatus::kOk);
+  CHECK(exported.buffer == 7);
+  CHECK(exported.bytes == 43);
+  rank.Declare("t", kDeclareOnDevice);
+  CHECK(fixture.sink.declarations[0].on_device);
+  CHECK(Ask<Placed>(rank, Place{0, 5}).pushed[0] == 5);
+  CHECK(Ask<Unexported>(rank, Unexport{7}).status == RankStatus::kBusy);
+  rank.Push(0, 1, OnDevice(7), 64);
+  fixture.Settle();
+  REQUIRE(fixture.sink.places.size() == 1);
+  CHECK(fixture.sink.places[0].buffer == 7);
+  CHECK(fixture.sink.places[0].offset == 64);
+  fixture.server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(1)});
+  std::string text;
+  SECTION("from host memory, of which it has none") {
+    rank.Push(0, 2);
+    text = "a push from host memory of tensor 0, which it has declared on a GPU";
+  }
+  SECTION("from a buffer that the agent does not know") {
+    rank.Push(0, 2, OnDevice(9));
+    text = "there is no buffer 9";
+  }
+  SECTION("a buffer without the flag") {
+    rank.Push(0, 2, uint64_t{7} << kPushBufferShift);
+    text = "unknown flags";
+  }
+  SECTION("a place for a tensor that it has not declared") {
+    rank.Send({.request = 77, .body = Place{1, 5}});
+    text = "a place for tensor 1, which it has not declared";
+  }
+  CHECK_THAT(LastWords(rank, RankStatus::kProtocol), Contains(text));
+  CHECK(fixture.sink.gone.size() == 1);
+}
+
+TEST_CASE_METHOD(RankServerFixture, "An agent without GPUs says so, and goes on") {
+  RawRank rank(*this);
+  rank.Join();
+  const auto exported = Ask<Exported>(rank, Export{});
+  CHECK(exported.status == RankStatus::kUnsupported);
+  CHECK_THAT(std::string(exported.text), Contains("--gpu=off"));
+  CHECK(Ask<Unexported>(rank, Unexport{}).status == RankStatus::kUnsupported);
+  const auto declared = Ask<Declared>(
+      rank,
+      Declare{.dtype = DType::kF32, .op = Op::kSum, .element_count = 1, .name = "g", .flags = 1});
+  CHECK(declared.status == RankStatus::kUnsupported);
+  rank.Declare("t");
+  CHECK(Ask<Placed>(rank, Place{}).status == RankStatus::kUnsupported);
+  rank.Push(0, 1, OnDevice(0));
+  CHECK_THAT(LastWords(rank, RankStatus::kProtocol), Contains("unknown flags 1"));
+}
+
+}  // namespace
+}  // namespace talweg::shm

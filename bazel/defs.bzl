@@ -20,13 +20,11 @@ _WARNINGS = [
     "-Wno-missing-field-initializers",
 ]
 
-# The C++ runtime is linked in, so that a binary runs wherever its libc does. The toolchain's own -lstdc++
-# follows on the command line and is dropped by --as-needed. Sanitizers intercept the shared one.
+# The C++ runtime is linked in, by //bazel/deps/runtime.
 _RUNTIME_LINKOPTS = select({
     "//bazel/sanitizers:any": [],
     "//conditions:default": [
         "-Wl,--as-needed",
-        "-l:libstdc++.a",
         "-static-libgcc",
     ],
 })
@@ -40,7 +38,7 @@ _PROGRAM_LINKOPTS = _RUNTIME_LINKOPTS + select({
 # RUNPATH: it serves what those libraries load as well.
 _WHEEL_LINKOPTS = ["-Wl,--disable-new-dtags,-rpath,$$ORIGIN/../lib"]
 
-_SANITIZER_DEPS = select({
+_PROGRAM_DEPS = ["//bazel/deps/runtime:older_glibc"] + select({
     "//bazel/sanitizers:tsan": ["//bazel/sanitizers:tsan.lds"],
     "//conditions:default": [],
 }) + select({
@@ -96,7 +94,7 @@ def talweg_cc_binary(name, srcs, deps = [], copts = [], linkopts = [], testonly 
         srcs = srcs,
         copts = _WARNINGS + copts,
         linkopts = linkopts + _WHEEL_LINKOPTS + _PROGRAM_LINKOPTS,
-        deps = deps + _SANITIZER_DEPS,
+        deps = deps + _PROGRAM_DEPS,
         testonly = testonly,
         linkstatic = True,
         **kwargs
@@ -122,7 +120,7 @@ def talweg_cc_test(
         srcs = srcs,
         copts = _WARNINGS + copts,
         linkopts = linkopts + _PROGRAM_LINKOPTS,
-        deps = deps + ["//bazel/deps/catch2:main"] + _SANITIZER_DEPS,
+        deps = deps + ["//bazel/deps/catch2:main"] + _PROGRAM_DEPS,
         size = size,
         timeout = timeout,
         linkstatic = True,
@@ -153,7 +151,7 @@ def talweg_cc_benchmark(name, srcs, deps = [], copts = [], smoke_args = [], **kw
         rule(
             name = rule_name,
             linkopts = _PROGRAM_LINKOPTS,
-            deps = [name + "_objects"] + _SANITIZER_DEPS,
+            deps = [name + "_objects"] + _PROGRAM_DEPS,
             testonly = True,
             linkstatic = True,
             **dict(extra, **kwargs)
@@ -272,7 +270,7 @@ def talweg_c_shared_library(
             "//bazel/sanitizers:any": [],
             "//conditions:default": ["-Wl,-z,defs"],
         }),
-        deps = deps + [version_script],
+        deps = deps + ["//bazel/deps/runtime", version_script],
         linkshared = True,
         linkstatic = True,
         **kwargs

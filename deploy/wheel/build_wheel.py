@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--library", type=Path, required=True)
     parser.add_argument("--binary", type=Path, nargs="+", required=True)
     arguments = parser.parse_args()
-    # The binaries need the glibc that they were built with; libtalweg.so alone is content with less.
+    # The binaries need glibc 2.35, libtalweg.so alone 2.17.
     wheel = Wheel(arguments.output, "talweg", arguments.version, "py3-none-linux_x86_64")
     for source in sorted(arguments.package):
         place = source.parts[source.parts.index("talweg") :]

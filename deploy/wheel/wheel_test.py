@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 from pathlib import Path
 
 _WHEEL_DIR = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "deploy" / "wheel"
@@ -21,8 +23,31 @@ assert "site" in talweg.__file__, talweg.__file__
 print("sum is right")
 """
 
+# Of Ubuntu 22.04.
+_NEWEST_GLIBC = (2, 35)
+
+
+def glibc_of(library: Path) -> tuple[int, ...]:
+    """The newest version of glibc whose symbols it asks for."""
+    dump = ["objdump", "--dynamic-syms", str(library)]
+    symbols = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
+    versions = re.findall(r"\bGLIBC_(\d+)\.(\d+)", symbols)
+    return max((int(major), int(minor)) for major, minor in versions)
+
 
 class WheelTest(unittest.TestCase):
+    @unittest.skipIf("TALWEG_SANITIZER" in os.environ, "sanitizers bring libraries of their own")
+    def test_runs_on_older_systems(self) -> None:
+        wheel = next(_WHEEL_DIR.glob("*.whl"))
+        with tempfile.TemporaryDirectory() as directory, zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if "/bin/" in name or "/lib/" in name]
+            self.assertGreater(len(names), 5)
+            for name in names:
+                glibc = glibc_of(Path(archive.extract(name, directory)))
+                self.assertLessEqual(glibc, _NEWEST_GLIBC, name)
+            # Two C++ runtimes in one program would not know each other's exceptions.
+            self.assertNotIn("talweg/lib/libstdc++.so.6", names)
+
     def test_installs_and_runs_a_job(self) -> None:
         wheel = next(_WHEEL_DIR.glob("*.whl"))
         with tempfile.TemporaryDirectory() as directory:

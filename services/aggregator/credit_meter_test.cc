@@ -11,10 +11,10 @@ constexpr uint64_t kCredit = 8 * kMiB;
 
 TEST_CASE("CreditMeter: over a slow link only a little credit waits", "[aggregator]") {
   CreditMeter meter;
-  CHECK(meter.KeptBytes(kCredit) == CreditMeter::kKeptBytesMin);
+  CHECK(meter.KeptBytes(kCredit) == wire::kKeptCreditBytes);
   for (int64_t ms = 1; ms < 100; ++ms) {
     meter.OnReceived(64 * kKiB, ms * kMs);
-    CHECK(meter.KeptBytes(kCredit) == CreditMeter::kKeptBytesMin);
+    CHECK(meter.KeptBytes(kCredit) == wire::kKeptCreditBytes);
   }
 }
 
@@ -32,10 +32,10 @@ TEST_CASE("CreditMeter: over a fast one what comes in a millisecond, within boun
   CHECK(meter.KeptBytes(kCredit) == kCredit / CreditMeter::kPartMax);
   CHECK(meter.KeptBytes(2 * kMiB) == 2 * kMiB / CreditMeter::kPartMax);
   // Of little credit nothing is kept, however fast it comes.
-  CHECK(meter.KeptBytes(CreditMeter::kSmallBytes) == 0);
+  CHECK(meter.KeptBytes(wire::kSmallCreditBytes) == 0);
   // A pause counts: the link is not known to be fast any more.
   meter.OnReceived(64 * kKiB, 5000 * kMs);
-  CHECK(meter.KeptBytes(kCredit) == CreditMeter::kKeptBytesMin);
+  CHECK(meter.KeptBytes(kCredit) == wire::kKeptCreditBytes);
 }
 
 }  // namespace

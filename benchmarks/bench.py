@@ -26,6 +26,7 @@ from harness.measure import Effort  # noqa: E402
 from harness.scenario import Context, Section  # noqa: E402
 from harness.scenarios import (  # noqa: E402
     aggregator_host,
+    gpu_device,
     growth,
     idle,
     kernels,
@@ -36,6 +37,7 @@ from harness.scenarios import (  # noqa: E402
     shaped_links,
     training_step,
 )
+from run_tests import find_nvcc  # noqa: E402
 
 SCENARIOS: dict[str, Any] = {
     "one_node": one_node,
@@ -49,10 +51,15 @@ SCENARIOS: dict[str, Any] = {
     "growth": growth,
     "priorities": priorities,
 }
+# Of a machine with a GPU: only with --gpu.
+GPU_SCENARIOS: dict[str, Any] = {
+    "gpu_device": gpu_device,
+}
 TARGETS = [
     "//benchmarks/baselines/...",
     "//clients/c:libtalweg.so",
     "//clients/cli:talweg",
+    "//libs/gpu/testing:device_benchmark",
     "//libs/reduce:reduce_benchmark",
     "//services/agent:talweg-agent",
     "//services/aggregator:talweg-aggregator",
@@ -75,7 +82,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         prog="./bench",
         description=__doc__,
         epilog="Scenarios: "
-        + "; ".join(f"{name}: {each.TITLE}" for name, each in SCENARIOS.items()),
+        + "; ".join(f"{name}: {each.TITLE}" for name, each in SCENARIOS.items())
+        + ". With --gpu: "
+        + "; ".join(f"{name}: {each.TITLE}" for name, each in GPU_SCENARIOS.items()),
     )
     mode = parser.add_mutually_exclusive_group()
     for name, text in (
@@ -87,9 +96,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.set_defaults(mode="default")
     parser.add_argument(
         "--scenario",
-        default=",".join(SCENARIOS),
         metavar="NAME[,NAME...]",
         help="which scenarios (default: all)",
+    )
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="what wants this machine's GPUs instead, under 8 minutes (--smoke: fake ones)",
     )
     parser.add_argument("--repetitions", type=int, metavar="N", help="instead of the mode's (7)")
     parser.add_argument(
@@ -106,18 +119,21 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         help="built programs, laid out as bazel-bin is (default: builds them)",
     )
     options = parser.parse_args(arguments)
-    options.scenario = options.scenario.split(",")
+    scenarios = GPU_SCENARIOS if options.gpu else SCENARIOS
+    options.scenario = options.scenario.split(",") if options.scenario else list(scenarios)
     for name in options.scenario:
-        if name not in SCENARIOS:
-            parser.error(f"there is no scenario '{name}'; there are: {', '.join(SCENARIOS)}")
+        if name not in scenarios:
+            parser.error(f"there is no scenario '{name}'; there are: {', '.join(scenarios)}")
     if options.repetitions is not None and options.repetitions < 1:
         parser.error(f"--repetitions: {options.repetitions} is less than 1")
     return options
 
 
-def build() -> None:
+def build(with_kernels: bool) -> None:
+    """Builds what is measured; `with_kernels`: those for GPUs as well, where there is a compiler."""
     begin_s = time.monotonic()
-    status, lines = run_bazel(["build", *TARGETS], "build")
+    flags = ["--config=cuda"] if with_kernels and find_nvcc() else []
+    status, lines = run_bazel(["build", *flags, *TARGETS], "build")
     if status != 0:
         raise Failed("the build failed:\n" + "\n".join(lines))
     print(f"built in {time.monotonic() - begin_s:.0f} s")
@@ -146,7 +162,7 @@ def run_scenarios(
 
         context.progress = progress
         begin_s = time.monotonic()
-        sections[name] = SCENARIOS[name].run(context)
+        sections[name] = (SCENARIOS | GPU_SCENARIOS)[name].run(context)
         sections[name].text += f"\nIt took {time.monotonic() - begin_s:.0f} s.\n"
     return sections
 
@@ -155,12 +171,13 @@ def run(options: argparse.Namespace) -> int:
     output: Path = options.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
     if options.binaries is None:
-        build()
+        build(options.gpu)
     binaries: Path = options.binaries or ROOT / "bazel-bin"
     programs = Programs(
         tool=binaries.absolute() / "clients" / "cli" / "talweg",
         baselines=binaries.absolute() / "benchmarks" / "baselines",
         reduce_benchmark=binaries.absolute() / "libs" / "reduce" / "reduce_benchmark",
+        device_benchmark=binaries.absolute() / "libs" / "gpu" / "testing" / "device_benchmark",
         library=binaries.absolute() / "clients" / "c" / "libtalweg.so",
         python=ROOT / "clients" / "python",
         peers=HERE / "peers",

@@ -10,11 +10,11 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from harness import figures, report
+from harness import figures, google_benchmark, report
 from harness.contender import Batch, Contender
 from harness.measure import Result, add_ratios, summarize
 from harness.scenario import fastest, find, ratio_bar
-from harness.scenarios import growth, kernels, one_node, priorities
+from harness.scenarios import gpu_device, growth, kernels, one_node, priorities
 
 
 def result(contender: str, gigabytes_per_s: float = 0.0, case: str = "1 MB") -> Result:
@@ -260,10 +260,10 @@ class KernelsTest(unittest.TestCase):
 
     def test_medians_where_there_are_any(self) -> None:
         once = [self.benchmark("BM_Copy/64", 5.0)]
-        self.assertEqual(kernels.medians({"benchmarks": once}), {"Copy/64": 5.0})
+        self.assertEqual(google_benchmark.medians({"benchmarks": once}), {"Copy/64": 5.0})
         often = [*once, self.benchmark("BM_Copy/64", 4.0, "median")]
         often.append(self.benchmark("BM_Copy/64", 4.2, "mean"))
-        self.assertEqual(kernels.medians({"benchmarks": often}), {"Copy/64": 4.0})
+        self.assertEqual(google_benchmark.medians({"benchmarks": often}), {"Copy/64": 4.0})
 
     def test_the_slowest_kernel_of_the_best_set_is_judged(self) -> None:
         speeds = {"Copy/65536": 10.0, "Reduce/avx2/f32/sum/65536": 9.5}
@@ -272,6 +272,24 @@ class KernelsTest(unittest.TestCase):
         self.assertIn("avx2/i8/max", bar.text)
         self.assertEqual((bar.measured, bar.holds), (0.8, False))
         self.assertIn("| avx2/f32/sum | 0.0 | 0.95 |", kernels.table(speeds))
+
+    def test_what_failed_is_named_and_has_no_figure(self) -> None:
+        broken: dict[str, object] = {"run_name": "BM_Reduce/f32/9", "run_type": "iteration"}
+        broken |= {"error_occurred": True, "error_message": "UNIMPLEMENTED: no kernels"}
+        document = {"benchmarks": [broken, self.benchmark("BM_Copy/9/manual_time", 5.0)]}
+        self.assertEqual(google_benchmark.medians(document), {"Copy/9": 5.0})
+        failures = google_benchmark.failures(document)
+        self.assertEqual(failures, {"Reduce/f32/9": "UNIMPLEMENTED: no kernels"})
+
+    def test_a_gpu_is_judged_by_its_bus_and_its_memory(self) -> None:
+        speeds = {"Down/9": 20.0, "Up/9": 30.0, "BothWays/4": 44.0, "Copy/9": 100.0}
+        speeds.update({"Reduce/f32/9": 95.0, "Reduce/bf16/9": 81.0})
+        both_ways, reduce = gpu_device.bars(speeds)
+        self.assertEqual((both_ways.measured, both_ways.holds), (0.88, False))
+        self.assertIn("Reduce/bf16/9", reduce.text)
+        self.assertEqual((reduce.measured, reduce.holds), (0.81, True))
+        self.assertIn("| BothWays/4 | 0.0 | 0.88 |", gpu_device.table(speeds))
+        self.assertEqual([bar.measured for bar in gpu_device.bars({})], [None, None])
 
 
 if __name__ == "__main__":

@@ -149,6 +149,27 @@ class SmokeTest(unittest.TestCase):
         self.assertEqual(self.document["congestion_control"], "reno")
         self.assertIn("--smoke", self.page)
 
+    def test_a_fake_gpu(self) -> None:
+        output = self.output / "gpu"
+        status, text = run(output, "--gpu")
+        self.assertEqual(status, 0, text)
+        figures = json.loads((output / "results.json").read_text())["data"]["gpu_device"]
+        self.assertIn("Fake GPU", figures["gpu"])
+        for kind in ("Down", "Up", "BothWays", "Copy", "Reduce/f32", "Reduce/bf16"):
+            found = [name for name in figures["bytes_per_s"] if name.startswith(f"{kind}/")]
+            self.assertEqual(len(found), 1, kind)
+
+    def test_without_a_gpu_it_says_what_is_missing(self) -> None:
+        if (Path("/dev") / "nvidiactl").exists():
+            return
+        output = self.output / "none"
+        line = [sys.executable, str(_BENCH), "--quick", "--gpu", f"--binaries={_RUNFILES}"]
+        done = subprocess.run(
+            [*line, f"--output={output}"], capture_output=True, text=True, timeout=120, check=False
+        )
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("no NVIDIA driver", done.stdout)
+
     def test_an_unknown_scenario_is_refused(self) -> None:
         status, text = run(self.output, "--scenario=nowhere")
         self.assertEqual(status, 2)

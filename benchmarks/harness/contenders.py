@@ -29,6 +29,7 @@ class Programs:
     tool: Path
     baselines: Path
     reduce_benchmark: Path
+    device_benchmark: Path
     library: Path  # libtalweg.so
     python: Path  # The directory of the package talweg.
     peers: Path  # Sources.

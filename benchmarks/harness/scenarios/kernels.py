@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from typing import Any
-
+from harness import google_benchmark
 from harness.figures import format_bytes
 from harness.report import Bar, markdown_table
 from harness.scenario import Context, Section
@@ -14,8 +11,6 @@ from harness.scenario import Context, Section
 TITLE = "Sum kernels"
 _OF_COPY = 0.9
 _ISAS = ("avx512", "avx2", "portable")  # The best first.
-_TIMEOUT_S = 1800.0
-
 # Which benchmarks, by mode; %s: the best instruction set.
 _FILTERS = {
     "smoke": "^BM_(Copy|Reduce/%s/f32/sum)/(65536)$",
@@ -26,36 +21,25 @@ _FILTERS = {
 _SECONDS = {"smoke": 0.001, "quick": 0.02, "default": 0.02, "full": 0.1}
 
 
-def _best_isa(binary: str) -> str:
-    line = [binary, "--benchmark_list_tests"]
-    names = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout
-    return next(isa for isa in _ISAS if f"BM_Reduce/{isa}/" in names)
-
-
 def run(context: Context) -> Section:
     section = Section(TITLE)
-    binary = str(context.programs.reduce_benchmark)
+    program = context.programs.reduce_benchmark
     context.progress("one after the other, in random turns")
     try:
-        isa = _best_isa(binary)
+        named = google_benchmark.names(program)
+        isa = next(isa for isa in _ISAS if any(f"/{isa}/" in name for name in named))
         wanted = _FILTERS[context.mode]
-        line = [
-            binary,
+        document = google_benchmark.run(
+            program,
+            context.effort.repetitions,
+            _SECONDS[context.mode],
             f"--benchmark_filter={wanted % isa if '%s' in wanted else wanted}",
-            f"--benchmark_min_time={_SECONDS[context.mode]}",
-            f"--benchmark_repetitions={context.effort.repetitions}",
-            "--benchmark_enable_random_interleaving=true",
-            "--benchmark_report_aggregates_only=false",
-            "--benchmark_format=json",
-        ]
-        result = subprocess.run(
-            line, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S
         )
-    except (OSError, StopIteration, subprocess.SubprocessError) as error:
-        context.notes.append(f"{TITLE}: {error}")
+    except google_benchmark.BenchmarkFailed as failure:
+        context.notes.append(f"{TITLE}: {failure}")
         section.failed = True
         return section
-    speeds = medians(json.loads(result.stdout))
+    speeds = google_benchmark.medians(document)
     section.data = {"bytes_per_s": speeds, "instruction_set": isa}
     section.bars = bars(speeds, isa)
     section.text = (
@@ -63,19 +47,6 @@ def run(context: Context) -> Section:
         "turns. memcpy touches two bytes for each that it copies. 64 KiB of output and its inputs lie in L2.\n\n"
     ) + table(speeds)
     return section
-
-
-def medians(document: dict[str, Any]) -> dict[str, float]:
-    """Bytes a second by name ("Copy/65536"), from Google Benchmark's JSON."""
-    return {
-        each["run_name"].removeprefix("BM_"): each["bytes_per_second"]
-        for each in document["benchmarks"]
-        if each["run_type"] == "aggregate" and each["aggregate_name"] == "median"
-    } or {
-        # One repetition has no aggregates.
-        each["run_name"].removeprefix("BM_"): each["bytes_per_second"]
-        for each in document["benchmarks"]
-    }
 
 
 def table(speeds: dict[str, float]) -> str:

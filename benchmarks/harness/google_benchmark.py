@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that are written with Google Benchmark: how they are run, and their medians."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_TIMEOUT_S = 1800.0
+
+
+class BenchmarkFailed(Exception):
+    """It did not end well; the text holds its own words."""
+
+
+def run(program: Path, repetitions: int, min_time_s: float, *flags: str) -> dict[str, Any]:
+    """Its document. Repetitions of all benchmarks come in random turns."""
+    line = [
+        str(program),
+        f"--benchmark_min_time={min_time_s}",
+        f"--benchmark_repetitions={repetitions}",
+        "--benchmark_enable_random_interleaving=true",
+        "--benchmark_report_aggregates_only=false",
+        "--benchmark_format=json",
+        *flags,
+    ]
+    return _document(line)
+
+
+def names(program: Path) -> list[str]:
+    """Of all benchmarks in it."""
+    line = [str(program), "--benchmark_list_tests"]
+    return _output(line).split()
+
+
+def medians(document: dict[str, Any], figure: str = "bytes_per_second") -> dict[str, float]:
+    """The figure of each benchmark ("BM_Copy/65536" is "Copy/65536"); those that failed are left out."""
+    there = [each for each in document["benchmarks"] if figure in each]
+    found = {
+        each["run_name"]: each[figure]
+        for each in there
+        if each["run_type"] == "aggregate" and each["aggregate_name"] == "median"
+    }
+    # One repetition has no aggregates.
+    found = found or {each["run_name"]: each[figure] for each in there}
+    return {
+        name.removeprefix("BM_").removesuffix("/manual_time"): value
+        for name, value in found.items()
+    }
+
+
+def failures(document: dict[str, Any]) -> dict[str, str]:
+    """Why benchmarks failed, by name."""
+    return {
+        each["run_name"].removeprefix("BM_").removesuffix("/manual_time"): each["error_message"]
+        for each in document["benchmarks"]
+        if each.get("error_occurred")
+    }
+
+
+def _document(line: Sequence[str]) -> dict[str, Any]:
+    text = _output(line)
+    try:
+        document: dict[str, Any] = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BenchmarkFailed(f"{line[0]} wrote no JSON: {error}") from error
+    return document
+
+
+def _output(line: Sequence[str]) -> str:
+    try:
+        result = subprocess.run(
+            line, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BenchmarkFailed(str(error)) from error
+    if result.returncode != 0:
+        raise BenchmarkFailed(result.stderr.strip() or f"{line[0]} ended with {result.returncode}")
+    return result.stdout

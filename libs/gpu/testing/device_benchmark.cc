@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/gpu/device.h"
+
+#include <absl/status/statusor.h>
+#include <benchmark/benchmark.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "libs/base/bytes.h"
+#include "libs/base/check.h"
+#include "libs/base/dtype.h"
+#include "libs/gpu/cuda/cuda_platform.h"
+#include "libs/gpu/fake/shared_machine.h"
+#include "libs/status/status.h"
+
+// The limits of the first GPU, and what comes of them when it is used as the agent uses it: streams
+// of high priority, pinned memory, events that are asked. From the first post until the event
+// behind the last was seen done.
+//
+//   BM_Down/BYTES, BM_Up/BYTES  one copy to the host, one from there: the bus
+//   BM_BothWays/BYTES           64 slices of BYTES down on one stream, 64 up on another
+//   BM_Copy/BYTES               within the GPU; two bytes are touched for each that is copied
+//   BM_Reduce/DTYPE/BYTES       the sum of two inputs of BYTES; three are touched for each of it
+//   BM_Event                    an event alone: what is in every other figure as well
+//
+// Bytes a second: moved, or touched. --fake: a fake GPU and small sizes, which shows that it runs.
+namespace talweg::gpu {
+namespace {
+
+constexpr uint64_t kSlices = 64;
+
+struct Sizes {
+  uint64_t slice = 4 * kMiB;
+  uint64_t large = 256'000'000;
+};
+
+// One GPU's device, and what a benchmark makes on it.
+class Bench {
+ public:
+  explicit Bench(Device& device) : device_(device) {}
+
+  StreamId Stream() { return Take(device_.NewStream(StreamPriority::kHigh)); }
+  EventId Event() { return Take(device_.NewEvent(EventScope::kProcess)); }
+  DeviceSpan Memory(uint64_t bytes) {
+    spans_.push_back(Take(device_.Allocate(bytes)));
+    return spans_.back();
+  }
+  std::span<std::byte> Host(uint64_t bytes) {
+    hosts_.push_back(Take(device_.AllocateHost(bytes)));
+    return hosts_.back();
+  }
+  ~Bench() {
+    for (const DeviceSpan& span : spans_) device_.Free(span).IgnoreError();
+    for (const std::span<std::byte> host : hosts_) device_.FreeHost(host).IgnoreError();
+  }
+  Bench(const Bench&) = delete;
+  Bench& operator=(const Bench&) = delete;
+
+  // Runs `post` again and again; each time until all that is on the streams is done.
+  void Run(benchmark::State& state, std::span<const StreamId> streams, uint64_t bytes,
+           const std::function<absl::Status()>& post) {
+    std::vector<EventId> events;
+    for (size_t i = 0; i < streams.size(); ++i) events.push_back(Event());
+    for (auto _ : state) {
+      if (!failure_.ok()) break;
+      const auto begin = std::chrono::steady_clock::now();
+      Check(post());
+      for (size_t i = 0; i < streams.size(); ++i) Check(device_.Record(events[i], streams[i]));
+      for (const EventId event : events) {
+        while (failure_.ok() && !Take(device_.Query(event))) {
+        }
+      }
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+      state.SetIterationTime(elapsed.count());
+    }
+    if (!failure_.ok()) state.SkipWithError(StatusText(failure_).c_str());
+    state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(bytes));
+    for (const EventId event : events) device_.DestroyEvent(event);
+    for (const StreamId stream : streams) device_.DestroyStream(stream);
+  }
+
+  Device& device() { return device_; }
+
+ private:
+  void Check(const absl::Status& status) {
+    if (failure_.ok()) failure_ = status;
+  }
+  template <typename T>
+  T Take(absl::StatusOr<T> value) {
+    Check(value.status());
+    return value.ok() ? *std::move(value) : T();
+  }
+
+  Device& device_;
+  absl::Status failure_;
+  std::vector<DeviceSpan> spans_;
+  std::vector<std::span<std::byte>> hosts_;
+};
+
+enum class Way : uint8_t { kDown, kUp, kBoth };
+
+void BM_Transfer(benchmark::State& state, Device& device, Way way, uint64_t bytes) {
+  Bench bench(device);
+  const uint64_t count = way == Way::kBoth ? kSlices : 1;
+  std::vector<StreamId> streams = {bench.Stream()};
+  if (way == Way::kBoth) streams.push_back(bench.Stream());
+  const DeviceSpan from = bench.Memory(count * bytes);
+  const std::span<std::byte> to = bench.Host(count * bytes);
+  const DeviceSpan up_to = way == Way::kBoth ? bench.Memory(count * bytes) : from;
+  const std::span<std::byte> up_from = way == Way::kBoth ? bench.Host(count * bytes) : to;
+  const uint64_t moved = count * bytes * (way == Way::kBoth ? 2 : 1);
+  bench.Run(state, streams, moved, [&]() -> absl::Status {
+    for (uint64_t i = 0; i < count; ++i) {
+      const uint64_t at = i * bytes;
+      if (way != Way::kUp) {
+        TALWEG_RETURN_IF_ERROR(
+            device.CopyToHost(streams.front(), to.subspan(at, bytes), from.Part(at, bytes)));
+      }
+      if (way != Way::kDown) {
+        TALWEG_RETURN_IF_ERROR(
+            device.CopyToDevice(streams.back(), up_to.Part(at, bytes), up_from.subspan(at, bytes)));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+void BM_Copy(benchmark::State& state, Device& device, uint64_t bytes) {
+  Bench bench(device);
+  const StreamId stream = bench.Stream();
+  const DeviceSpan from = bench.Memory(bytes);
+  const DeviceSpan to = bench.Memory(bytes);
+  bench.Run(state, {{stream}}, 2 * bytes, [&] { return device.CopyOnDevice(stream, to, from); });
+}
+
+void BM_Reduce(benchmark::State& state, Device& device, DType dtype, uint64_t bytes) {
+  Bench bench(device);
+  const StreamId stream = bench.Stream();
+  const std::vector<uint64_t> inputs = {bench.Memory(bytes).address, bench.Memory(bytes).address};
+  const uint64_t output = bench.Memory(bytes).address;
+  bench.Run(state, {{stream}}, 3 * bytes, [&] {
+    return device.Reduce(stream, {.dtype = dtype, .op = Op::kSum}, inputs, output,
+                         bytes / DTypeSize(dtype));
+  });
+}
+
+void BM_Event(benchmark::State& state, Device& device) {
+  Bench bench(device);
+  const StreamId stream = bench.Stream();
+  bench.Run(state, {{stream}}, 0, [] { return absl::OkStatus(); });
+}
+
+void Register(Device& device, const Sizes& sizes) {
+  const auto add = [](const std::string& name, const std::function<void(benchmark::State&)>& run) {
+    benchmark::RegisterBenchmark(name.c_str(), run)->UseManualTime()->Unit(benchmark::kMicrosecond);
+  };
+  const auto named = [](const char* name, uint64_t bytes) {
+    return std::string(name) + "/" + std::to_string(bytes);
+  };
+  using State = benchmark::State;
+  for (const auto& [name, way] : {std::pair("BM_Down", Way::kDown), std::pair("BM_Up", Way::kUp)}) {
+    add(named(name, sizes.large), [&device, way = way, bytes = sizes.large](State& state) {
+      BM_Transfer(state, device, way, bytes);
+    });
+  }
+  add(named("BM_BothWays", sizes.slice), [&device, bytes = sizes.slice](State& state) {
+    BM_Transfer(state, device, Way::kBoth, bytes);
+  });
+  add(named("BM_Copy", sizes.large),
+      [&device, bytes = sizes.large](State& state) { BM_Copy(state, device, bytes); });
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    add(named(("BM_Reduce/" + std::string(DTypeName(dtype))).c_str(), sizes.large),
+        [&device, dtype, bytes = sizes.large](State& state) {
+          BM_Reduce(state, device, dtype, bytes);
+        });
+  }
+  add("BM_Event", [&device](State& state) { BM_Event(state, device); });
+}
+
+// A directory for a fake machine, gone with the process.
+class Scratch {
+ public:
+  Scratch() {
+    const char* const root = std::getenv("TEST_TMPDIR");
+    path_ = std::string(root != nullptr ? root : "/tmp") + "/talweg-fake-XXXXXX";
+    TALWEG_CHECK(mkdtemp(path_.data()) != nullptr);
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+absl::Status RunAll(bool fake) {
+  const Scratch scratch;
+  TALWEG_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Platform> platform,
+      fake ? fake::NewSharedPlatform({.directory = scratch.path()}) : NewCudaPlatform({}));
+  TALWEG_ASSIGN_OR_RETURN(const std::vector<GpuInfo> gpus, platform->Gpus());
+  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, platform->Open(gpus.front().uuid));
+  benchmark::AddCustomContext("gpu", Describe(gpus.front()));
+  Register(*device, fake ? Sizes{.slice = 64 * kKiB, .large = 1'000'000} : Sizes{});
+  benchmark::RunSpecifiedBenchmarks();
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace talweg::gpu
+
+int main(int argc, char** argv) {
+  bool fake = false;
+  int kept = 1;
+  for (int i = 1; i < argc; ++i) {
+    if (std::string_view(argv[i]) == "--fake") {
+      fake = true;
+    } else {
+      argv[kept++] = argv[i];
+    }
+  }
+  argc = kept;
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  const absl::Status status = talweg::gpu::RunAll(fake);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "device_benchmark: %s\n", talweg::StatusText(status).c_str());
+  return 1;
+}

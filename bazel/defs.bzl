@@ -5,6 +5,7 @@ Each checks the target's edges against //bazel:layers.bzl. Targets are private u
 `deps` and `data` are plain lists: a select() could hide an edge from the check.
 """
 
+load("//bazel:archive.bzl", "runfiles_archive")
 load("//bazel:layers.bzl", "check_edges")
 load("//bazel:proto.bzl", "cc_proto_codegen")
 load("//bazel/fuzz:fuzz.bzl", "cc_fuzz_test")
@@ -333,6 +334,20 @@ def talweg_py_test(
         timeout = timeout,
         **kwargs
     )
+
+def talweg_runfiles_archive(name, out, entry, programs, deps, **kwargs):
+    """A .tar.xz of programs with everything that they have at run time.
+
+    Args:
+      name: target name.
+      out: file name of the archive.
+      entry: a script, `run` at its top.
+      programs: tests and binaries, whose places the script finds in programs.txt.
+      deps: further targets that come along, with their runfiles.
+      **kwargs: as for genrule (testonly, visibility, ...).
+    """
+    check_edges(name, programs + deps, is_test = kwargs.get("testonly", False))
+    runfiles_archive(name = name, out = out, entry = entry, programs = programs, data = deps, **kwargs)
 
 def talweg_wheel(name, out, version, packer, package, library, deps, **kwargs):
     """A Python wheel of the package, the C library and the programs.

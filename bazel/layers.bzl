@@ -27,6 +27,8 @@ LAYERS = {
     "clients/python": ["clients/c"],
     # Wheel, images and units carry everything that is built.
     "deploy": ["clients", "libs", "proto", "services"],
+    # What a machine without any of this is given to test and to measure.
+    "deploy/gpu": ["benchmarks", "clients", "libs", "services", "tests"],
     # Pages that are generated from the code, and the tests that they are up to date.
     "docs": ["clients", "libs", "proto", "services"],
     "examples": ["clients/python"],
@@ -70,7 +72,7 @@ LAYERS = {
     "services/scheduler": ["libs", "proto"],
     # Hosts out of namespaces, for tests and benchmarks alike.
     "tests/netns": [],
-    "tests": ["clients", "deploy", "docs", "examples", "libs", "proto", "services", "tests"],
+    "tests": ["clients", "docs", "examples", "libs", "proto", "services", "tests"],
 }
 
 # Layers that use nothing but the standard library: clients link them into processes that carry their own

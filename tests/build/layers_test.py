@@ -52,6 +52,7 @@ def _macros(package: str) -> dict[str, Any]:
         "check_edges": _layers(package)["check_edges"],
         "cc_fuzz_test": nothing,
         "cc_proto_codegen": nothing,
+        "runfiles_archive": nothing,
         "venv_py_binary": nothing,
         "venv_py_test": nothing,
     }
@@ -71,6 +72,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "talweg_py_binary": {"srcs": []},
     "talweg_py_library": {},
     "talweg_py_test": {"srcs": []},
+    "talweg_runfiles_archive": {"out": "t.tar.xz", "entry": "run", "programs": []},
     "talweg_wheel": {
         "out": "t.whl",
         "version": "1",

@@ -158,6 +158,8 @@ TALWEG_API void talweg_free(talweg_client* client);
 /* ---- Who am I (answered from memory; 0 for NULL)
  * ---------------------------------------------------- */
 
+/* A rank keeps its number, and what it knows as the job's size, where a job goes on with other
+ * nodes (loss_policy=continue). Roots of broadcasts are named by these numbers. */
 TALWEG_API uint32_t talweg_rank(const talweg_client* client);
 TALWEG_API uint32_t talweg_size(const talweg_client* client);
 TALWEG_API uint32_t talweg_local_rank(const talweg_client* client);

@@ -64,11 +64,9 @@ bool Member::standalone() const {
 }
 
 Rank Member::GlobalRank(LocalRank rank) const {
-  const View* view = newest_view();
-  if (view == nullptr) return Rank{rank.value()};
-  const std::optional<MemberIndex> self = view->IndexOf(config_.self);
-  if (!self) return Rank{rank.value()};
-  return Rank{view->RankBase(*self).value() + rank.value()};
+  if (!first_view_) return Rank{rank.value()};
+  const MemberIndex self = *first_view_->IndexOf(config_.self);
+  return Rank{first_view_->RankBase(self).value() + rank.value()};
 }
 
 std::string Member::RankText(LocalRank rank) const {

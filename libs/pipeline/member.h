@@ -179,6 +179,9 @@ class Member {
   const MemberCounters& counters() const { return counters_; }
   bool standalone() const;
   bool quiesced() const { return quiesce_held_; }
+  // The view from which the ranks here have their numbers, the first one: they keep them, whoever
+  // goes or comes.
+  const View* first_view() const { return first_view_ ? &*first_view_ : nullptr; }
   // Global number of a local rank; the local one while there is no view.
   Rank GlobalRank(LocalRank rank) const;
 
@@ -228,6 +231,7 @@ class Member {
   void FreezeTensor(Tensor& tensor, Effects& out);
   void PlaceTensor(Tensor& tensor, Effects& out);
   void ResolveRoot(Tensor& tensor, Effects& out);
+  uint32_t RootInView(uint32_t root_rank) const;
   wire::Report MakeReport(const Tensor& tensor) const;
   void SendReport(const Owner& owner, Effects& out);
   void SendDeclares(const Owner& owner, const Tensor* only, Effects& out);
@@ -278,6 +282,7 @@ class Member {
   MemberConfig config_;
   Phase phase_ = Phase::kForming;
   std::string failed_text_;
+  std::optional<View> first_view_;
   std::optional<View> view_;
   std::optional<View> next_view_;  // While kFencing.
   int64_t phase_since_ns_ = 0;

@@ -18,6 +18,39 @@ DeclareReply OnlyReply(const Effects& effects) {
   return replies[0];
 }
 
+TEST_CASE("Member: ranks keep their numbers, and mean the same root by them, in every view",
+          "[pipeline]") {
+  Fixture f(2, 2);
+  View view = MakeView(1, {1, 1, 2}, 1);
+  f.Start(view);
+  CHECK(f.member.GlobalRank(LocalRank{1}) == Rank{3});
+  view.epoch = Epoch{2};
+  view.members.erase(view.members.begin());  // Node 0 is gone: others number its ranks anew.
+  f.OnView(view);
+  f.AnswerAll();
+  CHECK(f.member.GlobalRank(LocalRank{1}) == Rank{3});
+  const auto declared_root = [&f](const std::string& name, uint32_t root) {
+    f.Declare(0, Spec(name, 10, DType::kU8, Op::kBroadcast, root));
+    const Effects out = f.Allocated(static_cast<uint32_t>(f.member.tensors().size()) - 1);
+    const auto declares = f.Entries<wire::Declare>(out);
+    REQUIRE(declares.size() == 1);
+    f.AgreeTo(out);
+    return declares[0].root_rank;
+  };
+  CHECK(declared_root("own", 3) == 2);
+  CHECK(declared_root("other's", 1) == 0);
+  CHECK(declared_root("of one that is gone", 0) == wire::kNoRank);
+  // Of nobody: the others have to hear of it, so it is no number that they know.
+  CHECK(declared_root("nobody's", 4) == 4);
+  CHECK(declared_root("nobody's either", wire::kNoRank) == wire::kNoRank - 1);
+  CHECK(f.member.FindTensor(Key("nobody's"))->failed_status == Status::kInvalid);
+  // The next rank of this node, in whatever view, is not taken to disagree.
+  const auto replies =
+      f.Of<DeclareReply>(f.Declare(1, Spec("own", 10, DType::kU8, Op::kBroadcast, 3)));
+  REQUIRE(replies.size() == 1);
+  CHECK(replies[0].status == Status::kOk);
+}
+
 TEST_CASE("Member: a declaration is answered when all owners have agreed", "[pipeline]") {
   Fixture f;
   f.Join(0);

@@ -80,6 +80,7 @@ void Member::OnView(const View& view, int64_t now_ns, Effects& out) {
   }
   std::erase_if(left_members_,
                 [&view](const auto& left) { return !view.IndexOf(left.first).has_value(); });
+  if (!first_view_) first_view_ = view;
   next_view_ = view;
   phase_ = Phase::kFencing;
   // A view ends the quiesce before it. One that follows is proposed behind it, and answered when no
@@ -241,24 +242,32 @@ void Member::PlaceTensor(Tensor& tensor, Effects& out) {
 
 void Member::ResolveRoot(Tensor& tensor, Effects& out) {
   if (!tensor.root_resolved) {
-    const std::optional<MemberIndex> member = view_->MemberOfRank(Rank{tensor.spec.root_rank});
+    const View& numbers = TALWEG_MUTATION(root_of_this_view, *first_view_, *view_);
+    const std::optional<MemberIndex> member = numbers.MemberOfRank(Rank{tensor.spec.root_rank});
     if (!member) {
       FailTensorWith(tensor, Status::kInvalid,
                      "tensor '" + tensor.spec.name + "': there is no rank " +
                          std::to_string(tensor.spec.root_rank) +
                          " to broadcast from; the job has ranks 0 to " +
-                         std::to_string(view_->RankCount() - 1),
+                         std::to_string(numbers.RankCount() - 1),
                      out);
       return;
     }
     tensor.root_resolved = true;
-    tensor.root_member = view_->members[member->value()].id;
-    tensor.root_local_rank = LocalRank{tensor.spec.root_rank - view_->RankBase(*member).value()};
+    tensor.root_member = numbers.members[member->value()].id;
+    tensor.root_local_rank = LocalRank{tensor.spec.root_rank - numbers.RankBase(*member).value()};
   }
-  const std::optional<MemberIndex> member = view_->IndexOf(tensor.root_member);
-  tensor.root_gone = !member;
-  tensor.spec.root_rank =
-      member ? view_->RankBase(*member).value() + tensor.root_local_rank.value() : wire::kNoRank;
+  tensor.root_gone = !view_->IndexOf(tensor.root_member);
+}
+
+// What others call the rank that ranks here call `root_rank`.
+uint32_t Member::RootInView(uint32_t root_rank) const {
+  const std::optional<MemberIndex> told = first_view_->MemberOfRank(Rank{root_rank});
+  // One that is there for nobody, so that they hear of it.
+  if (!told) return std::max(std::min(root_rank, wire::kNoRank - 1), view_->RankCount());
+  const std::optional<MemberIndex> member = view_->IndexOf(first_view_->members[told->value()].id);
+  if (!member) return wire::kNoRank;
+  return view_->RankBase(*member).value() + root_rank - first_view_->RankBase(*told).value();
 }
 
 wire::Report Member::MakeReport(const Tensor& tensor) const {
@@ -303,7 +312,7 @@ void Member::SendDeclares(const Owner& owner, const Tensor* only, Effects& out) 
                        .name = spec.name,
                        .dtype = spec.dtype,
                        .op = spec.op,
-                       .root_rank = spec.root_rank,
+                       .root_rank = spec.op == Op::kBroadcast ? RootInView(spec.root_rank) : 0,
                        .by_rank = GlobalRank(by).value(),
                        .element_count = spec.element_count});
     send.tensors.push_back(tensor.index);

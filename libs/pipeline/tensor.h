@@ -77,7 +77,7 @@ struct Tensor {
   std::optional<TensorSpec> conflict;
   LocalRank conflict_by;
 
-  // Whose rank a broadcast's root is, found in the first view that knows the tensor.
+  // Whose rank a broadcast's root is.
   bool root_resolved = false;
   bool root_gone = false;  // It is not in the present view.
   MemberIdentity root_member;

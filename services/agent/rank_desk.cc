@@ -55,6 +55,7 @@ bool RankDesk::AnyAttached() const {
 }
 
 void RankDesk::SetView(const View& view, const MemberIdentity& self) {
+  if (view_) return;
   view_ = view;
   self_ = self;
   for (uint32_t i = 0; i < ranks_.size(); ++i) Greet(LocalRank{i});

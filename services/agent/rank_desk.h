@@ -67,7 +67,7 @@ class RankDesk final : public shm::RankEventSink {
   RankDesk(uint32_t rank_count, const std::string& job_name, shm::RankServer* server,
            TensorMemory* memory, RankEvents* events);
 
-  // Who the ranks are. Those that wait are welcomed.
+  // Who the ranks are, by the first view of this member, and stay. Those that wait are welcomed.
   void SetView(const View& view, const MemberIdentity& self);
 
   void Do(const pipeline::DeclareReply& effect);

@@ -208,7 +208,10 @@ void AgentProcess::OnView(const View& view) {
     CheckNothingOpen({&core_});
   }
   Run([&](pipeline::Effects& out) { core_.OnView(view, timeline_->now_ns(), out); });
-  if (core_.phase() != pipeline::Phase::kFailed) return StartRanks();
+  if (core_.phase() != pipeline::Phase::kFailed) {
+    if (!told_view_) told_view_ = view;
+    return StartRanks();
+  }
   if (before != pipeline::Phase::kFailed) trace_->Reached("an agent is out of the next view");
 }
 

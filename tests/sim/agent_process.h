@@ -128,6 +128,7 @@ class AgentProcess : public Process {
   void Push(LocalRank rank, size_t tensor);
   void OnCompleted(const pipeline::CompleteRound& complete);
   void Take(LocalRank rank, size_t tensor, const pipeline::CompleteRound& complete, Epoch epoch);
+  std::optional<Ledger::RankOfMember> RootOf(size_t tensor) const;
   void CheckDone(LocalRank rank);
   void FailRankWith(LocalRank rank, const std::string& text, bool may_linger = false);
   pipeline::TensorSpec SpecOf(LocalRank rank, size_t tensor) const;
@@ -174,7 +175,8 @@ class AgentProcess : public Process {
   std::vector<RankProcess> ranks_;
 
   JobId job_;
-  Ledger* ledger_ = nullptr;  // Of the job that was joined.
+  Ledger* ledger_ = nullptr;       // Of the job that was joined.
+  std::optional<View> told_view_;  // The first one: ranks have their numbers from it.
   bool left_ = false;
   bool out_ = false;
   uint64_t attachment_ = 0;

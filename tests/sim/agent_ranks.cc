@@ -167,6 +167,15 @@ void AgentProcess::OnCompleted(const pipeline::CompleteRound& complete) {
   }
 }
 
+// By the numbers that ranks here were given when they came.
+std::optional<Ledger::RankOfMember> AgentProcess::RootOf(size_t place) const {
+  const Rank root{config_.profile->tensors[place].root_rank};
+  const std::optional<MemberIndex> member = told_view_->MemberOfRank(root);
+  if (!member) return std::nullopt;
+  return Ledger::RankOfMember{told_view_->members[member->value()].id,
+                              LocalRank{root.value() - told_view_->RankBase(*member).value()}};
+}
+
 void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteRound& complete,
                         Epoch epoch) {
   RankProcess& rank = ranks_[local.value()];
@@ -188,7 +197,8 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
                       .sum_epoch = complete.sum_epoch,
                       .ranks_summed = complete.ranks_summed,
                       .member = core_.config().self,
-                      .epoch = epoch},
+                      .epoch = epoch,
+                      .root = RootOf(place)},
                      *memory.results[complete.round.value() & 1]);
   tensor.taken = complete.round;
   if (aborted) trace_->Reached("a rank hears that its round is aborted");

@@ -107,17 +107,15 @@ void Ledger::OnOutcome(const std::string& who, const Outcome& outcome, const Cel
   const auto view = views_.find(outcome.sum_epoch);
   if (view == views_.end()) throw Violation{what + "a sum of an epoch that never was"};
   const bool is_broadcast = outcome.op == Op::kBroadcast;
-  // What the first cell must be, and how much more every next one; of a broadcast one of several.
+  // What the first cell must be, and how much more every next one.
   uint64_t sum = 0;
   uint64_t step = 0;
-  bool is_some_rank = false;
   for (const ViewMember& member : view->second.members) {
     uint64_t node_sum = 0;
     uint64_t node_step = 0;
     for (uint32_t rank = 0; rank < member.rank_count; ++rank) {
       const uint64_t base =
           ContributionBase(member.id, LocalRank{rank}, outcome.tensor, outcome.round);
-      is_some_rank |= base == result.front();
       node_sum = Combine(node_sum, base);
       node_step = Combine(node_step, kCellStep);
     }
@@ -131,7 +129,12 @@ void Ledger::OnOutcome(const std::string& who, const Outcome& outcome, const Cel
     }
   }
   if (is_broadcast) {
-    if (!is_some_rank) throw Violation{what + "is no rank's bytes"};
+    const auto& [member, local_rank] = outcome.root.value();
+    if (result.front() != ContributionBase(member, local_rank, outcome.tensor, outcome.round)) {
+      throw Violation{what + "is not the bytes of local rank " +
+                      std::to_string(local_rank.value()) + " of node " +
+                      std::to_string(member.node.value()) + ", which this rank knows as the root"};
+    }
     return;
   }
   if (result.front() != sum) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +42,10 @@ class Ledger {
   // store that was set back.
   void OnView(const View& view, bool store_is_older = false);
 
+  struct RankOfMember {
+    MemberIdentity member;
+    LocalRank local_rank;
+  };
   struct Outcome {
     TensorKey tensor;
     Op op = Op::kSum;
@@ -48,8 +53,9 @@ class Ledger {
     bool aborted = false;
     Epoch sum_epoch;
     uint32_t ranks_summed = 0;
-    MemberIdentity member;  // Whose rank has taken it.
-    Epoch epoch;            // Of that member's view when the round was over there.
+    MemberIdentity member;             // Whose rank has taken it.
+    Epoch epoch;                       // Of that member's view when the round was over there.
+    std::optional<RankOfMember> root;  // Of a broadcast: whom that rank knows by the root's number.
   };
   // A rank has taken the result of a round (invariants 1 to 3), or heard of its abortion.
   void OnOutcome(const std::string& who, const Outcome& outcome, const Cells& result);

@@ -52,6 +52,7 @@ constexpr Mutation kMutations[] = {
     {"joiner_reports_round_zero", "rule 5: a joiner goes on with the others' round"},
     {"one_result_region", "rule 6: a result stays until the next one is taken"},
     {"abort_not_held", "rule 7: an abort is decided once, and held like a result"},
+    {"root_of_this_view", "rule 5: ranks keep their numbers, whoever is lost or joins"},
     {"joiner_without_quiesce", "rule 8: a joiner waits for the end of a step"},
     {"joiner_enters_at_a_loss", "rule 8: failures go first"},
     {"quiesce_asked_once", "rule 8: a joiner waits until nobody waits for a result any more"},

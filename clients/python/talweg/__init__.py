@@ -114,7 +114,10 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This process's rank in the job: 0 to size() - 1, counted over the nodes in order."""
+    """This process's rank in the job: 0 to size() - 1, counted over the nodes in order.
+
+    It stays, as size() does, where a job goes on with other nodes than it had at init().
+    """
     return _client.current().rank
 
 
@@ -262,12 +265,15 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
 
 
 def all_gather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Returns the objects of all ranks, in rank order. Objects are pickled, as above."""
+    """Returns the objects of all ranks, in rank order. Objects are pickled, as above.
+
+    Raises Aborted when a rank is gone from a job that goes on without it.
+    """
     client = _client.current()
     name = name if name is not None else client.auto_name("all_gather_object")
     return _objects.all_gather_object(client, obj, name)
 
 
 def barrier() -> None:
-    """Returns when every rank has called it."""
+    """Returns when every rank has called it, of those that are left in the job."""
     _client.current().barrier()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from talweg._client import Client, Op
+from talweg.errors import Aborted
 
 _CAPACITY_BYTES_MIN = 1024
 
@@ -38,21 +39,44 @@ def broadcast_object(client: Client, value: Any, root_rank: int, name: str) -> A
     return value if is_root else pickle.loads(data[: int(length[0])].tobytes())
 
 
+def _sum_of_places(client: Client, own: np.ndarray, name: str) -> np.ndarray:
+    """Returns the sum of every rank's array, once every rank is known to be in it, once.
+
+    Where a job goes on with other members than it began with, a rank may be gone, and one that has
+    joined may have another's number.
+    """
+    places: np.ndarray = np.zeros(own.size + client.size, dtype=own.dtype)
+    places[: own.size] = own
+    places[own.size + client.rank] = 1
+    client.run(name, places, Op.SUM)
+    for rank, count in enumerate(places[own.size :]):
+        if count == 0:
+            raise Aborted(
+                f"gather '{name}': rank {rank} is gone, and has nothing to say; start the job again"
+            )
+        if count > 1:
+            raise Aborted(
+                f"gather '{name}': {count} ranks have number {rank}, as nodes were lost and others "
+                "have joined; start the job again"
+            )
+    return places[: own.size]
+
+
 def all_gather_object(client: Client, value: Any, name: str) -> list[Any]:
     """Returns every rank's `value`, in rank order.
 
     Every rank has a place of its own in one byte tensor and zeros elsewhere; adding zeros leaves
-    bytes as they are, so the sum is all of them side by side.
+    bytes as they are, so the sum is all of them side by side. Raises Aborted when a rank is gone.
     """
     payload = pickle.dumps(value, protocol=4)
-    lengths: np.ndarray = np.zeros(client.size, dtype=np.int64)
-    lengths[client.rank] = len(payload)
-    client.run(f"{name}.lengths", lengths, Op.SUM)
+    own_length: np.ndarray = np.zeros(client.size, dtype=np.int64)
+    own_length[client.rank] = len(payload)
+    lengths = _sum_of_places(client, own_length, f"{name}.lengths")
     ends = np.cumsum(lengths)
     data: np.ndarray = np.zeros(_capacity_bytes(int(ends[-1])), dtype=np.uint8)
     begin = int(ends[client.rank]) - len(payload)
     data[begin : begin + len(payload)] = np.frombuffer(payload, dtype=np.uint8)
-    client.run(f"{name}.bytes.{data.size}", data, Op.SUM)
+    data = _sum_of_places(client, data, f"{name}.bytes.{data.size}")
     return [
         pickle.loads(data[int(end - length) : int(end)].tobytes())
         for end, length in zip(ends, lengths)

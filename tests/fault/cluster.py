@@ -57,6 +57,12 @@ class Rank:
             self.lines.put(line.rstrip("\n"))
         self.lines.put("<end>")
 
+    def tell(self, line: str) -> None:
+        """Gives the program a line on its standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
     def wait_for(self, text: str) -> str:
         """The next line that contains `text`; AssertionError with all lines when none comes."""
         end = time.monotonic() + DEADLINE_S
@@ -131,9 +137,12 @@ class Cluster:
         own = [f"--scheduler={scheduler}", f"--name={name}"]
         return self.start("aggregator", f"aggregator.{name}", [*own, *options])
 
-    def agent(self, node: int, options: Sequence[str], enter: Sequence[str] = ()) -> Daemon:
-        socket = self.directory / f"agent{node}.sock"
-        return self.start("agent", f"agent{node}", [f"--socket_path={socket}", *options], enter)
+    def agent(
+        self, node: int, options: Sequence[str], enter: Sequence[str] = (), name: str = ""
+    ) -> Daemon:
+        name = name or f"agent{node}"
+        socket = self.directory / f"{name}.sock"
+        return self.start("agent", name, [f"--socket_path={socket}", *options], enter)
 
     def rank(
         self,
@@ -146,7 +155,7 @@ class Cluster:
         process = subprocess.Popen(
             [*enter, sys.executable, "-P", "-u", str(PROGRAMS / program), *arguments],
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

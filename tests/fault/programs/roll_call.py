@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank whose results tell, for every round, whose contributions are in them.
+
+    roll_call.py PLACE PLACES
+
+Each tensor has a block for every place; this rank fills its own with the number of the round, and
+the others with zeros. It does what it is told on standard input:
+
+    begin        its next round is the first one; without this it learns the number from the others
+    run N        every tensor up to round N
+    push, take   the two halves of one more round
+    broadcast R  the root's place, from rank R
+    gather       all ranks' places
+    leave        says goodbye
+
+and prints what the blocks of each result hold: "large round 7: 7 7 0".
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import talweg
+
+# The elements of a block, and what becomes of the ranks' arrays. The large tensor is cut into many
+# slices and goes to every aggregator; what a stopped process does not take of it fits into no
+# socket's buffer.
+_TENSORS = {
+    "small": (10, talweg.Op.SUM),
+    "mean": (10, talweg.Op.AVERAGE),
+    "large": (1_500_000, talweg.Op.SUM),
+}
+_UNKNOWN = -1  # What a joiner contributes to its first round.
+
+
+class RollCall:
+    def __init__(self, place: int, places: int) -> None:
+        self._place = place
+        self._places = places
+        self._rounds = dict.fromkeys(_TENSORS, _UNKNOWN)
+        self._handles: dict[str, talweg.Handle] = {}
+
+    def begin(self) -> None:
+        self._rounds = dict.fromkeys(_TENSORS, 0)
+
+    def push(self, up_to: int | None = None) -> None:
+        for name, (elements, op) in _TENSORS.items():
+            held = self._rounds[name]
+            if up_to is not None and held >= up_to:
+                continue
+            array = np.zeros((self._places, elements))
+            array[self._place] = _UNKNOWN if held == _UNKNOWN else held + 1
+            self._handles[name] = talweg.push_pull_async(array, op=op, name=name)
+
+    def take(self) -> None:
+        for name, handle in self._handles.items():
+            blocks = talweg.synchronize(handle)
+            if (blocks != blocks[:, :1]).any():
+                print(f"TORN {name}", flush=True)
+                continue
+            first = blocks[:, 0]
+            divisor = np.count_nonzero(first) if _TENSORS[name][1] is talweg.Op.AVERAGE else 1
+            self._rounds[name] = round(float(first.max()) * divisor)
+            text = " ".join(f"{value:.17g}" for value in first)
+            print(f"{name} round {self._rounds[name]}: {text}", flush=True)
+        self._handles.clear()
+
+    def run(self, up_to: int) -> None:
+        while min(self._rounds.values()) < up_to:
+            self.push(up_to)
+            self.take()
+
+    def broadcast(self, root: int) -> None:
+        array = np.full(100_000, self._place)
+        talweg.broadcast(array, root, name=f"from {root}")
+        same = (array == array[0]).all()
+        print(f"broadcast from {root}: {array[0] if same else 'TORN'}", flush=True)
+
+    def gather(self) -> None:
+        print(f"gathered {talweg.all_gather_object(self._place, name='places')}", flush=True)
+
+
+def main() -> int:
+    place, places = int(sys.argv[1]), int(sys.argv[2])
+    talweg.init()
+    calls = RollCall(place, places)
+    print(f"place {place} is rank {talweg.rank()} of {talweg.size()}", flush=True)
+    for line in sys.stdin:
+        command, *arguments = line.split()
+        try:
+            if command == "leave":
+                talweg.shutdown()
+                print("left", flush=True)
+                return 0
+            getattr(calls, command)(*map(int, arguments))
+            print(f"done: {line.strip()}", flush=True)
+        except talweg.TalwegError as error:
+            print(f"error {type(error).__name__}: {error}", flush=True)
+            if not isinstance(error, talweg.Aborted):
+                return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

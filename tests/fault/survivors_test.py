@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that goes on when members die (loss_policy=continue): whose contributions are in a result.
+
+Three nodes with a rank each, which say for every round what each of them has contributed to it
+(programs/roll_call.py). Processes are stopped and killed where a round has come just so far.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import unittest
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cluster import DEADLINE_S, RUNFILES, Cluster, Daemon, Rank
+
+_TOOL = RUNFILES / "clients" / "cli" / "talweg"
+_TENSORS = ("small", "mean", "large")
+# Streams end at once, but behind a restart of the scheduler only the lease tells.
+_LEASE_MS = 2000
+
+
+class Crew:
+    """The processes of one job of three nodes."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        min_members: int = 1,
+        aggregators: int = 2,
+        store: bool = False,
+        agent_options: Sequence[str] = (),
+    ) -> None:
+        self.cluster = cluster
+        path = cluster.directory / "store.sqlite"
+        self._scheduler_options = [
+            f"--store_path={path}" if store else "--in_memory",
+            f"--lease_ms={_LEASE_MS}",
+        ]
+        self.scheduler = cluster.scheduler(self._scheduler_options)
+        self.address = self.scheduler.addresses["listen"]
+        self.aggregators = [cluster.aggregator(self.address, f"a{i}") for i in range(aggregators)]
+        self._agent_options = [
+            f"--scheduler={self.address}",
+            f"--min_members={min_members}",
+            "--max_members=3",
+            "--loss_policy=continue",
+            *agent_options,
+        ]
+        self.agents: list[Daemon] = []
+        self.ranks: list[Rank] = []
+        self.since: list[int] = []
+
+    def add(self, node: int, since: int = 1) -> None:
+        """Starts the agent of `node`, perhaps again, and its rank, which enters at round `since`."""
+        name = f"agent{node}.{len(self.agents)}"
+        options = [*self._agent_options, f"--node_rank={node}", f"--name=node{node}"]
+        agent = self.cluster.agent(node, options, name=name)
+        rank = self.cluster.rank(agent, "roll_call.py", [str(node), "3"])
+        self.agents[node:] = [agent]
+        self.ranks[node:] = [rank]
+        self.since[node:] = [since]
+
+    def begin(self) -> None:
+        for rank in self.ranks:
+            rank.wait_for(" is rank ")
+            assert rank.process.poll() is None
+        self.tell("begin", "run 3")
+
+    def tell(self, *lines: str, ranks: Sequence[int] = (0, 1, 2)) -> None:
+        """Has ranks carry out commands, and waits until all have."""
+        for line in lines:
+            for rank in ranks:
+                self.ranks[rank].tell(line)
+            for rank in ranks:
+                self.ranks[rank].wait_for(f"done: {line}")
+
+    def sum_of(self, name: str, number: int, members: set[int]) -> list[float]:
+        """What the blocks of a result hold to which exactly `members` have contributed."""
+        divisor = len(members) if name == "mean" else 1
+        return [
+            0.0
+            if place not in members
+            # A joiner does not know the number of its first round.
+            else (-1.0 if self.since[place] == number > 1 else number) / divisor
+            for place in range(3)
+        ]
+
+    def restart_scheduler(self) -> None:
+        options = [f"--listen={self.address}", *self._scheduler_options]
+        self.scheduler = self.cluster.start("scheduler", "scheduler.again", options)
+
+    def status(self, node: int) -> dict[str, Any]:
+        """What the agent of `node` says of itself."""
+        address = self.agents[node].addresses["admin"]
+        done = subprocess.run(
+            [str(_TOOL), "status", f"--agent={address}", "--json"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=True,
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def wait_for_log(self, daemon: Daemon, text: str) -> None:
+        while text not in self.cluster.log(daemon):
+            assert daemon.process.poll() is None
+            time.sleep(0.01)
+
+    def wait_until(self, node: int, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            status = self.status(node)
+            if what(status):
+                return status
+            assert time.monotonic() < end, status
+
+    def wait_for_members(self, node: int, count: int) -> None:
+        """Until the agent of `node` works in a view of so many members."""
+        self.wait_until(
+            node,
+            lambda status: status["state"] == "active" and len(status["view"]["members"]) == count,
+        )
+
+
+def _all_received(status: dict[str, Any]) -> bool:
+    """Whether the owners have all that this node contributes to its open rounds."""
+    rounds = status["open_rounds"]
+    return (
+        len(rounds) == len(_TENSORS)
+        and all(each["slices_sent"] == each["slice_count"] for each in rounds)
+        and all(int(each["bytes_in_flight"]) == 0 for each in status["aggregators"])
+    )
+
+
+def _waits_for_one_owner(status: dict[str, Any]) -> bool:
+    """Whether one aggregator has taken all its slices, and the other one lets credit run out."""
+    in_flight = [int(each["bytes_in_flight"]) for each in status["aggregators"]]
+    rounds = [each["tensor"] for each in status["open_rounds"]]
+    return "large" in rounds and min(in_flight) == 0 and max(in_flight) > 0
+
+
+def _crew(cluster: Cluster, **options: Any) -> Crew:
+    crew = Crew(cluster, **options)
+    for node in range(3):
+        crew.add(node)
+    crew.begin()
+    return crew
+
+
+class SurvivorsTest(unittest.TestCase):
+    def _results(self, rank: Rank) -> dict[tuple[str, int], list[float]]:
+        """What a rank has got, by tensor and round."""
+        found: dict[tuple[str, int], list[float]] = {}
+        for line in rank.seen:
+            self.assertNotIn("TORN", line)
+            name, _, rest = line.partition(" round ")
+            if name not in _TENSORS:
+                continue
+            number, _, blocks = rest.partition(": ")
+            self.assertNotIn((name, int(number)), found)
+            found[(name, int(number))] = [float(block) for block in blocks.split()]
+        return found
+
+    def _check(self, crew: Crew, changes: dict[int, set[int]], open_round: int = 0) -> None:
+        """That all members have one result of each round, of exactly those whom `changes` names.
+
+        `changes` has the members from the round on that it names, up to the one without any. Of
+        `open_round` small tensors may have been over before, but for all.
+        """
+        members = {0, 1, 2}
+        number = 1
+        while members := changes.get(number, members):
+            for name in _TENSORS:
+                allowed = [members]
+                if number == open_round and name != "large":
+                    allowed.append({0, 1, 2})
+                result = self._result(crew, name, number, members)
+                self.assertIn(result, [crew.sum_of(name, number, who) for who in allowed])
+            number += 1
+
+    def _result(self, crew: Crew, name: str, number: int, members: set[int]) -> list[float] | None:
+        """What all members have got as the result of a round; of those who were there already."""
+        there = [place for place in sorted(members) if number >= crew.since[place]]
+        results = [self._results(crew.ranks[place]).get((name, number)) for place in there]
+        self.assertEqual(results, results[:1] * len(results), f"{name} round {number}")
+        return results[0]
+
+    def _error(self, rank: Rank, kind: str, *texts: str) -> None:
+        line = rank.wait_for("error ")
+        self.assertIn(f"error {kind}:", line)
+        for text in texts:
+            self.assertIn(text, line)
+
+    # --- A node dies.
+
+    def test_between_rounds(self) -> None:
+        with Cluster() as cluster:
+            crew = _crew(cluster)
+            crew.agents[2].kill()
+            crew.tell("run 8", ranks=(0, 1))
+            self._check(crew, {4: {0, 1}, 9: set()})
+            # The ranks of the node that died are told so.
+            crew.ranks[2].tell("run 8")
+            self._error(crew.ranks[2], "AgentLost")
+
+    def test_before_it_contributes(self) -> None:
+        with Cluster() as cluster:
+            crew = _crew(cluster)
+            crew.tell("push", ranks=(0, 1))
+            for node in (0, 1):
+                crew.wait_until(node, _all_received)
+            crew.agents[2].kill()
+            crew.tell("take", "run 8", ranks=(0, 1))
+            self._check(crew, {4: {0, 1}, 9: set()})
+
+    def test_when_it_alone_has_contributed(self) -> None:
+        with Cluster() as cluster:
+            crew = _crew(cluster)
+            crew.tell("push", ranks=[2])
+            crew.wait_until(2, _all_received)
+            crew.agents[2].kill()
+            crew.tell("push", "take", "run 8", ranks=(0, 1))
+            self._check(crew, {4: {0, 1}, 9: set()})
+
+    def test_while_contributing(self) -> None:
+        """One aggregator has served its part, the other has not taken all: all is summed anew."""
+        with Cluster() as cluster:
+            crew = _crew(cluster)
+            crew.cluster.stop(crew.aggregators[1].process)
+            crew.tell("push")
+            crew.wait_until(2, _waits_for_one_owner)
+            crew.agents[2].kill()
+            crew.cluster.resume(crew.aggregators[1].process)
+            crew.tell("take", "run 8", ranks=(0, 1))
+            self._check(crew, {4: {0, 1}, 9: set()}, open_round=4)
+
+    def test_while_contributing_with_an_aggregator(self) -> None:
+        with Cluster() as cluster:
+            crew = _crew(cluster)
+            crew.cluster.stop(crew.aggregators[1].process)
+            crew.tell("push")
+            crew.wait_until(2, _waits_for_one_owner)
+            crew.agents[2].kill()
+            crew.aggregators[1].kill()
+            crew.tell("take", "run 8", ranks=(0, 1))
+            self._check(crew, {4: {0, 1}, 9: set()}, open_round=4)
+
+    def test_when_some_have_the_result(self) -> None:
+        """Then it is the result, for all: what the others lack comes from those who have it."""
+        with Cluster() as cluster:
+            crew = _crew(cluster, agent_options=["--nolocal_transport"])
+            crew.tell("push", ranks=(1, 2))
+            for node in (1, 2):
+                crew.wait_until(node, _all_received)
+            crew.cluster.stop(crew.agents[1].process)
+            crew.tell("push", ranks=[0])
+            crew.tell("take", ranks=(0, 2))
+            crew.agents[2].kill()
+            # With what the stopped agent's sockets could not take.
+            crew.aggregators[1].kill()
+            crew.cluster.resume(crew.agents[1].process)
+            crew.tell("take", ranks=[1])
+            self.assertGreater(int(crew.status(1)["counters"]["finishes"]), 0)
+            crew.tell("run 8", ranks=(0, 1))
+            self._check(crew, {5: {0, 1}, 9: set()})
+
+    def test_a_rank(self) -> None:
+        """What a node's ranks cannot do without, the others can."""
+        with Cluster() as cluster:
+            crew = _crew(cluster)
+            crew.tell("push", ranks=(0, 1))
+            crew.ranks[2].process.kill()
+            crew.tell("take", "run 8", ranks=(0, 1))
+            self._check(crew, {4: {0, 1}, 9: set()})
+
+    def test_one_that_leaves(self) -> None:
+        with Cluster() as cluster:
+            crew = _crew(cluster)
+            crew.ranks[2].tell("leave")
+            crew.ranks[2].wait_for("left")
+            crew.tell("run 8", ranks=(0, 1))
+            self._check(crew, {4: {0, 1}, 9: set()})
+
+    def test_too_many(self) -> None:
+        with Cluster() as cluster:
+            crew = _crew(cluster, min_members=2)
+            crew.agents[2].kill()
+            crew.tell("run 6", ranks=(0, 1))
+            self._check(crew, {4: {0, 1}, 7: set()})
+            crew.agents[1].kill()
+            crew.ranks[0].tell("run 8")
+            self._error(crew.ranks[0], "JobFailed", "node 1", "needs at least 2")
+
+    def test_what_needs_the_one_that_died(self) -> None:
+        """Ranks keep their numbers: whoever broadcasts or gathers means the same one as before."""
+        with Cluster() as cluster:
+            crew = Crew(cluster, min_members=2, aggregators=0)
+            for node in range(3):
+                crew.add(node)
+            for agent in crew.agents:
+                crew.wait_for_log(agent, "joined job")
+            # It is what the job has waited for: its first view has all three.
+            cluster.aggregator(crew.address, "a0")
+            for node, rank in enumerate(crew.ranks):
+                rank.wait_for(f"place {node} is rank {node} of 3")
+            crew.tell("begin", "run 2", "gather")
+            crew.agents[0].kill()
+            for node in (1, 2):
+                crew.wait_for_members(node, 2)
+            crew.tell("broadcast 2", "broadcast 1", ranks=(1, 2))
+            for node in (1, 2):
+                self.assertIn("broadcast from 1: 1", crew.ranks[node].seen)
+                self.assertIn("broadcast from 2: 2", crew.ranks[node].seen)
+                crew.ranks[node].tell("broadcast 0")
+                self._error(crew.ranks[node], "Aborted", "from 0", "of node 0", "is gone")
+                crew.ranks[node].tell("gather")
+            for node in (1, 2):
+                self._error(crew.ranks[node], "Aborted", "rank 0 is gone")
+            crew.tell("run 5", ranks=(1, 2))
+            self._check(crew, {3: {1, 2}, 6: set()})
+
+    # --- Others die.
+
+    def test_an_aggregator(self) -> None:
+        with Cluster() as cluster:
+            crew = _crew(cluster)
+            crew.cluster.stop(crew.aggregators[1].process)
+            crew.tell("push")
+            crew.wait_until(2, _waits_for_one_owner)
+            crew.aggregators[1].kill()
+            crew.tell("take", "run 6")
+            # Another one of its name is in the next view, and goes on alone when it must.
+            cluster.aggregator(crew.address, "a1")
+            crew.agents[2].kill()
+            crew.wait_for_members(0, 2)
+            self.assertEqual(len(crew.status(0)["view"]["aggregators"]), 2)
+            crew.aggregators[0].kill()
+            crew.tell("run 9", ranks=(0, 1))
+            self._check(crew, {7: {0, 1}, 10: set()})
+
+    def test_the_last_aggregator(self) -> None:
+        with Cluster() as cluster:
+            crew = _crew(cluster)
+            crew.aggregators[0].kill()
+            crew.tell("run 6")
+            crew.aggregators[1].kill()
+            for rank in crew.ranks:
+                rank.tell("run 8")
+                self._error(rank, "JobFailed", "a1", "no aggregator is left")
+            self._check(crew, {7: set()})
+
+    def test_the_scheduler_with_a_node(self) -> None:
+        """The others go on when it is back over its store, and misses the node."""
+        with Cluster() as cluster:
+            crew = _crew(cluster, store=True)
+            crew.scheduler.kill()
+            crew.tell("run 6")
+            crew.agents[2].kill()
+            crew.tell("push", ranks=(0, 1))
+            crew.restart_scheduler()
+            crew.tell("take", "run 9", ranks=(0, 1))
+            self._check(crew, {7: {0, 1}, 10: set()})
+
+    # --- A node comes.
+
+    def test_another_one_joins(self) -> None:
+        with Cluster() as cluster:
+            crew = _crew(cluster)
+            crew.agents[2].kill()
+            crew.tell("run 6", ranks=(0, 1))
+            crew.add(2, since=7)
+            crew.wait_for_members(0, 3)
+            crew.tell("run 9")
+            self._check(crew, {4: {0, 1}, 7: {0, 1, 2}, 10: set()})
+
+    def test_another_one_joins_while_rounds_go_on(self) -> None:
+        with Cluster() as cluster:
+            crew = _crew(cluster)
+            crew.agents[2].kill()
+            for rank in crew.ranks[:2]:
+                rank.tell("run 12")
+            crew.add(2)
+            crew.ranks[2].tell("run 24")
+            crew.wait_for_members(0, 3)
+            for rank in crew.ranks[:2]:
+                rank.tell("run 24")
+            for rank in crew.ranks:
+                rank.wait_for("done: run 24")
+            for name in _TENSORS:
+                crew.since[2] = min(of for what, of in self._results(crew.ranks[2]) if what == name)
+                for number in range(4, 25):
+                    members = {0, 1} if number < crew.since[2] else {0, 1, 2}
+                    wanted = crew.sum_of(name, number, members)
+                    self.assertEqual(self._result(crew, name, number, members), wanted)
+
+
+if __name__ == "__main__":
+    unittest.main()

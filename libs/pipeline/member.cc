@@ -240,7 +240,7 @@ void Member::OnTensorAllocated(TensorIndex index, const std::string& text, int64
   }
   if (!placed) return;  // The view that comes will place it.
   PlaceTensor(*tensor, out);
-  DeclareAtOwners(*tensor, out);
+  DeclareAtOwners(*tensor);
   AgreementChanged(*tensor, out);
 }
 
@@ -253,7 +253,7 @@ void Member::Poison(Tensor& tensor, LocalRank rank, const TensorSpec& spec, Effe
                      SpecText(tensor.spec) + ", rank " + std::to_string(GlobalRank(rank).value()) +
                      " declares " + SpecText(spec),
                  out);
-  if (phase_ == Phase::kReporting || phase_ == Phase::kActive) DeclareAtOwners(tensor, out);
+  if (phase_ == Phase::kReporting || phase_ == Phase::kActive) DeclareAtOwners(tensor);
   CheckActive();
   TryQuiesce(out);
 }

@@ -70,8 +70,9 @@ struct Owner {
   uint64_t credit_bytes = 0;
   int64_t retry_at_ns = 0;
   int64_t backoff_ns = 0;
-  int64_t unready_since_ns = 0;  // While not kReady.
-  std::string trouble;           // Of the last connection that broke while it was not.
+  int64_t unready_since_ns = 0;      // While not kReady.
+  std::string trouble;               // Of the last connection that broke while it was not.
+  std::set<TensorIndex> undeclared;  // While kReady: what the next Flush declares.
 };
 
 struct MemberCounters {
@@ -100,8 +101,8 @@ struct MemberCounters {
 // performs it, in order, before it delivers the next event. Deterministic. One owner thread.
 // Peers and ranks are never trusted: what does not fit is refused, ignored or counted.
 //
-// Ready slices leave in Flush() only: call it once after each batch of events, so that small
-// slices of many tensors travel together.
+// Ready slices and new tensors' declarations leave in Flush() only: call it once after each batch
+// of events, so that those of many tensors travel together.
 //
 // Local completions of writes are no event: a source is not reused before its result has come over
 // the same ordered connection, or before that connection is fenced (section 6).
@@ -234,8 +235,11 @@ class Member {
   uint32_t RootInView(uint32_t root_rank) const;
   wire::Report MakeReport(const Tensor& tensor) const;
   void SendReport(const Owner& owner, Effects& out);
-  void SendDeclares(const Owner& owner, const Tensor* only, Effects& out);
-  void DeclareAtOwners(const Tensor& tensor, Effects& out);
+  // Those that are due; DeclareAll: every tensor of the view.
+  void SendDeclares(Owner& owner, Effects& out);
+  void DeclareAll(Owner& owner, Effects& out);
+  // With the next Flush.
+  void DeclareAtOwners(const Tensor& tensor);
   void OnDecision(const Owner& owner, const wire::Decision& decision, Effects& out);
   std::string DecisionProblem(const Tensor& tensor, const wire::Decision& decision) const;
   void BeginFinish(Tensor& tensor, const wire::Decision& decision);

@@ -95,9 +95,12 @@ struct Fixture {
       member.OnRankDeclare(LocalRank{rank}, next_request++, spec, now_ns, out);
     });
   }
+  // With the flush behind it, which declares the tensor.
   Effects Allocated(uint32_t tensor, const std::string& text = "") {
-    return Do(
-        [&](Effects& out) { member.OnTensorAllocated(TensorIndex{tensor}, text, now_ns, out); });
+    return Do([&](Effects& out) {
+      member.OnTensorAllocated(TensorIndex{tensor}, text, now_ns, out);
+      member.Flush(now_ns, out);
+    });
   }
   Effects Push(uint32_t rank, uint32_t tensor, uint64_t round, int32_t priority = 0) {
     return Do([&](Effects& out) {

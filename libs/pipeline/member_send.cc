@@ -102,6 +102,9 @@ void Member::QueueSlices(Tensor& tensor, Effects& out) {
 
 void Member::Flush(int64_t now_ns, Effects& out) {
   if (phase_ != Phase::kReporting && phase_ != Phase::kActive) return;
+  for (auto& [index, owner] : owners_) {
+    if (owner.state == OwnerState::kReady) SendDeclares(owner, out);
+  }
   std::map<ConnectionId, Send> sends;
   for (const Reduce& reduce : std::exchange(reduced_, {})) {
     Tensor& tensor = *At(reduce.tensor);

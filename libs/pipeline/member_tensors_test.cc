@@ -108,6 +108,39 @@ TEST_CASE("Member: tensors are bounded", "[pipeline]") {
   CHECK(OnlyReply(out).status == Status::kOverBudget);
 }
 
+TEST_CASE("Member: tensors of one batch are declared in one frame to each owner", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 2));
+  Effects out = f.Do([&](Effects& effects) {
+    for (uint32_t i = 0; i < 100; ++i) {
+      f.member.OnRankDeclare(LocalRank{0}, i, Spec("w" + std::to_string(i), 10), f.now_ns, effects);
+      f.member.OnTensorAllocated(TensorIndex{i}, "", f.now_ns, effects);
+    }
+  });
+  CHECK(f.Of<Send>(out).empty());
+  out = f.Flush();
+  CHECK(f.CountFrames(out, wire::FrameType::kDeclare) == 2);
+  CHECK(f.Entries<wire::Declare>(out).size() == 100);
+  CHECK(f.Of<DeclareReply>(f.AgreeTo(out)).size() == 100);
+  CHECK(f.Flush().empty());
+}
+
+TEST_CASE("Member: an owner that comes back is told of every tensor once", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Open(Spec("old", 10));
+  f.Do([&](Effects& effects) {
+    f.member.OnRankDeclare(LocalRank{0}, 7, Spec("new", 10), f.now_ns, effects);
+    f.member.OnTensorAllocated(TensorIndex{1}, "", f.now_ns, effects);
+  });
+  f.Broken(0);  // Before the flush.
+  CHECK(f.Entries<wire::Declare>(f.Flush()).empty());
+  const Effects back = f.AnswerAll();
+  CHECK(f.Entries<wire::Declare>(back).size() == 2);
+  CHECK(f.Entries<wire::Declare>(f.Flush()).empty());
+  CHECK(f.Of<DeclareReply>(f.AgreeTo(back)).size() == 1);
+}
+
 TEST_CASE("Member: ranks of one node that disagree poison the tensor everywhere", "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2, 2}, 1));
@@ -123,7 +156,7 @@ TEST_CASE("Member: ranks of one node that disagree poison the tensor everywhere"
   REQUIRE(f.Of<CompleteRound>(out).size() == 1);
   CHECK(f.Of<CompleteRound>(out)[0].status == Status::kMismatch);
   // And so does the primary owner, so that other nodes hear of it.
-  const auto declares = f.Entries<wire::Declare>(out);
+  const auto declares = f.Entries<wire::Declare>(f.Flush());
   REQUIRE(declares.size() == 2);
   CHECK(declares[1].element_count == 200);
   CHECK(declares[1].by_rank == 1);

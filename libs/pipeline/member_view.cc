@@ -157,7 +157,7 @@ void Member::OwnerAnswered(Owner& owner, int64_t now_ns, Effects& out) {
     return;
   }
   queue_.Open(owner.index, owner.credit_bytes);
-  SendDeclares(owner, nullptr, out);
+  DeclareAll(owner, out);
   SendReport(owner, out);
 }
 
@@ -169,9 +169,9 @@ void Member::Freeze(int64_t now_ns, Effects& out) {
   phase_notice_ns_ = now_ns + config_.waiting_first_ns;
   Schedule(phase_notice_ns_);
   for (const std::unique_ptr<Tensor>& tensor : tensors_) FreezeTensor(*tensor, out);
-  for (const auto& [index, owner] : owners_) {
+  for (auto& [index, owner] : owners_) {
     queue_.Open(index, owner.credit_bytes);
-    SendDeclares(owner, nullptr, out);
+    DeclareAll(owner, out);
     SendReport(owner, out);
   }
   if (standalone()) {
@@ -301,7 +301,7 @@ void Member::SendReport(const Owner& owner, Effects& out) {
   out.push_back(std::move(send));
 }
 
-void Member::SendDeclares(const Owner& owner, const Tensor* only, Effects& out) {
+void Member::SendDeclares(Owner& owner, Effects& out) {
   Send send{.connection = owner.connection,
             .type = wire::FrameType::kDeclare,
             .job = view_->job,
@@ -317,28 +317,29 @@ void Member::SendDeclares(const Owner& owner, const Tensor* only, Effects& out) 
                        .element_count = spec.element_count});
     send.tensors.push_back(tensor.index);
   };
-  const auto add_tensor = [&](const Tensor& tensor) {
-    if (tensor.state == TensorState::kAllocating || !tensor.owners.contains(owner.index)) return;
+  for (const TensorIndex index : std::exchange(owner.undeclared, {})) {
+    const Tensor& tensor = *At(index);
+    if (tensor.state == TensorState::kAllocating || !tensor.owners.contains(owner.index)) continue;
     add(tensor, tensor.spec, tensor.declared_by);
     if (tensor.conflict && owner.index == tensor.primary) {
       add(tensor, *tensor.conflict, tensor.conflict_by);
     }
-  };
-  if (only != nullptr) {
-    add_tensor(*only);
-  } else {
-    for (const std::unique_ptr<Tensor>& tensor : tensors_) add_tensor(*tensor);
   }
   if (entries.empty()) return;
   send.entries = std::move(entries);
   out.push_back(std::move(send));
 }
 
-void Member::DeclareAtOwners(const Tensor& tensor, Effects& out) {
+void Member::DeclareAll(Owner& owner, Effects& out) {
+  for (const std::unique_ptr<Tensor>& tensor : tensors_) owner.undeclared.insert(tensor->index);
+  SendDeclares(owner, out);
+}
+
+void Member::DeclareAtOwners(const Tensor& tensor) {
   for (const auto& [index, agreement] : tensor.owners) {
     const auto it = owners_.find(index);
     if (it == owners_.end() || it->second.state != OwnerState::kReady) continue;
-    SendDeclares(it->second, &tensor, out);
+    it->second.undeclared.insert(tensor.index);
   }
 }
 

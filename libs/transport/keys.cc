@@ -3,6 +3,8 @@
 
 #include <sys/random.h>
 
+#include <utility>
+
 #include "libs/base/check.h"
 #include "libs/base/fingerprint.h"
 
@@ -15,12 +17,21 @@ uint64_t SystemRandom64() {
   return value;
 }
 
+uint64_t KeySource::Draw() {
+  if (seed_ != 0) return Fingerprint64(seed_, ++count_);
+  if (drawn_left_ == 0) {
+    // Up to 256 bytes are never short either.
+    TALWEG_CHECK(getrandom(drawn_.data(), sizeof(drawn_), 0) ==
+                 static_cast<ssize_t>(sizeof(drawn_)));
+    drawn_left_ = drawn_.size();
+  }
+  return std::exchange(drawn_[--drawn_left_], 0);
+}
+
 uint64_t KeySource::Next(int bits) {
   const uint64_t mask = bits >= 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
   uint64_t key = 0;
-  while (key == 0) {
-    key = (seed_ == 0 ? SystemRandom64() : Fingerprint64(seed_, ++count_)) & mask;
-  }
+  while (key == 0) key = Draw() & mask;
   return key;
 }
 

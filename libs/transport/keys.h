@@ -2,6 +2,8 @@
 #ifndef TALWEG_LIBS_TRANSPORT_KEYS_H_
 #define TALWEG_LIBS_TRANSPORT_KEYS_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace talweg::transport {
@@ -20,8 +22,13 @@ class KeySource {
   uint64_t Next(int bits = 64);
 
  private:
+  uint64_t Draw();
+
   const uint64_t seed_;
   uint64_t count_ = 0;
+  // From the system, of which each call costs as much for one as for all of these.
+  std::array<uint64_t, 32> drawn_{};
+  size_t drawn_left_ = 0;
 };
 
 }  // namespace talweg::transport

@@ -9,6 +9,12 @@
 #include "libs/shm/layout/control.h"
 
 namespace talweg::shm {
+namespace {
+
+// Memory of small buffers is asked of the kernel for many at a time.
+constexpr uint64_t kBackBytes = 256 * kKiB;
+
+}  // namespace
 
 Arena::Arena(Config config, uint32_t* next_segment)
     : config_(std::move(config)), next_segment_(next_segment) {}
@@ -24,21 +30,34 @@ Outcome<Arena::Buffer> Arena::Allocate(uint64_t bytes) {
   const uint64_t rounded = RoundUp(bytes, kCacheLineBytes);
   if (parts_.empty() || parts_.back().segment.bytes - parts_.back().used < rounded) {
     // As large as all before it together: few descriptors, whatever the model's size. What is not
-    // cut into buffers takes no memory.
+    // cut into buffers takes no memory, but for the beginning of it.
     const uint64_t segment_bytes =
         RoundUp(std::max({rounded, config_.segment_bytes_min, used_}), kPageBytes);
     Outcome<Segment> segment = CreateSegment(config_.use, segment_bytes);
     if (!segment.ok()) return segment.failure();
-    parts_.push_back(Part{(*next_segment_)++, std::move(segment).value(), 0});
+    parts_.push_back(Part{(*next_segment_)++, std::move(segment).value()});
   }
   Part& part = parts_.back();
-  if (Outcome<bool> backed = BackWithMemory(part.segment, part.used, rounded); !backed.ok()) {
+  if (Outcome<bool> backed = Back(part, part.used + rounded); !backed.ok()) {
     return Failure{backed.failure().status, config_.owner + ": " + backed.failure().text};
   }
   Buffer buffer{{part.id, part.used}, {part.segment.mapping.data() + part.used, bytes}};
   part.used += rounded;
   used_ += rounded;
   return buffer;
+}
+
+Outcome<bool> Arena::Back(Part& part, uint64_t end) {
+  if (end <= part.backed) return true;
+  const uint64_t ahead = std::min(std::max(end, part.backed + kBackBytes), part.segment.bytes);
+  if (BackWithMemory(part.segment, part.backed, ahead - part.backed).ok()) {
+    part.backed = ahead;
+    return true;
+  }
+  // What is needed now may be there still.
+  Outcome<bool> backed = BackWithMemory(part.segment, part.backed, end - part.backed);
+  if (backed.ok()) part.backed = end;
+  return backed;
 }
 
 Arena::Part* Arena::Find(uint32_t segment) {

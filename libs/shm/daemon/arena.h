@@ -32,6 +32,7 @@ class Arena {
     uint32_t id = 0;
     Segment segment;
     uint64_t used = 0;
+    uint64_t backed = 0;  // So far it has memory.
   };
 
   // Takes segment ids from *next_segment, which outlives the arena.
@@ -44,6 +45,9 @@ class Arena {
   Part* Find(uint32_t segment);
 
  private:
+  // Sees to it that `part` has memory up to `end`.
+  static Outcome<bool> Back(Part& part, uint64_t end);
+
   Config config_;
   uint32_t* next_segment_;
   uint64_t used_ = 0;

@@ -120,32 +120,39 @@ size_t CommandLine(char* out, size_t bytes_max) {
   return bytes;
 }
 
-talweg_status DeclareWith(const char* function, talweg_client* client, const char* name,
-                          talweg_dtype dtype, talweg_op op, uint32_t root_rank, uint64_t count,
-                          int32_t priority, uint32_t flags, int64_t timeout_ns,
-                          talweg_tensor* tensor) {
-  if (client == nullptr || name == nullptr || tensor == nullptr) {
-    return ToC(last_error.Fail(RankStatus::kInvalidArgument, "%s: `%s` is NULL", function,
-                               client == nullptr ? "client"
-                               : name == nullptr ? "name"
-                                                 : "tensor"));
-  }
-  // A value that does not fit must not become another one.
-  const auto dtype_value = static_cast<unsigned>(dtype);
-  const auto op_value = static_cast<unsigned>(op);
-  if (dtype_value > 0xff || op_value > 0xff) {
+// A value that does not fit must not become another one.
+talweg_status ToDeclare(const talweg_declaration& given, uint32_t flags,
+                        talweg::shm::Declare* declare) {
+  const auto dtype = static_cast<unsigned>(given.dtype);
+  const auto op = static_cast<unsigned>(given.op);
+  if (dtype > 0xff || op > 0xff) {
     return ToC(last_error.Fail(RankStatus::kInvalidArgument,
-                               "tensor '%s': dtype %u or operation %u does not exist", name,
-                               dtype_value, op_value));
+                               "tensor '%s': dtype %u or operation %u does not exist", given.name,
+                               dtype, op));
   }
-  const talweg::shm::Declare declare{.dtype = static_cast<DType>(dtype_value),
-                                     .op = static_cast<Op>(op_value),
-                                     .root_rank = root_rank,
-                                     .priority = priority,
-                                     .element_count = count,
-                                     .name = name,
-                                     .flags = flags};
-  return ToC(FromC(client)->DeclareTensor(declare, timeout_ns, tensor, last_error));
+  *declare = {.dtype = static_cast<DType>(dtype),
+              .op = static_cast<Op>(op),
+              .root_rank = given.root_rank,
+              .priority = given.priority,
+              .element_count = given.count,
+              .name = given.name,
+              .flags = flags};
+  return TALWEG_OK;
+}
+
+talweg_status DeclareWith(const char* function, talweg_client* client,
+                          const talweg_declaration& declaration, uint32_t flags, int64_t timeout_ns,
+                          talweg_tensor* tensor) {
+  if (client == nullptr || declaration.name == nullptr || tensor == nullptr) {
+    return ToC(last_error.Fail(RankStatus::kInvalidArgument, "%s: `%s` is NULL", function,
+                               client == nullptr             ? "client"
+                               : declaration.name == nullptr ? "name"
+                                                             : "tensor"));
+  }
+  talweg::shm::Declare declare;
+  const talweg_status status = ToDeclare(declaration, flags, &declare);
+  if (status != TALWEG_OK) return status;
+  return ToC(FromC(client)->DeclareTensors({&declare, 1}, timeout_ns, tensor, last_error));
 }
 
 }  // namespace
@@ -264,8 +271,38 @@ talweg_status talweg_health(talweg_client* client) {
 talweg_status talweg_declare(talweg_client* client, const char* name, talweg_dtype dtype,
                              talweg_op op, uint32_t root_rank, uint64_t count, int32_t priority,
                              int64_t timeout_ns, talweg_tensor* tensor) {
-  return DeclareWith("talweg_declare", client, name, dtype, op, root_rank, count, priority, 0,
-                     timeout_ns, tensor);
+  const talweg_declaration declaration = {name, dtype, op, root_rank, priority, count};
+  return DeclareWith("talweg_declare", client, declaration, 0, timeout_ns, tensor);
+}
+
+talweg_status talweg_declare_all(talweg_client* client, const talweg_declaration* declarations,
+                                 size_t declaration_count, int64_t timeout_ns,
+                                 talweg_tensor* tensors) {
+  if (client == nullptr) return Invalid("talweg_declare_all: `client` is NULL");
+  if (declaration_count == 0) return TALWEG_OK;
+  if (declarations == nullptr || tensors == nullptr) {
+    return Invalid("talweg_declare_all: `declarations` or `tensors` is NULL");
+  }
+  using talweg::shm::Declare;
+  auto* const declares = static_cast<Declare*>(std::calloc(declaration_count, sizeof(Declare)));
+  if (declares == nullptr) {
+    return ToC(last_error.Fail(RankStatus::kOutOfMemory,
+                               "talweg_declare_all: no memory for %zu declarations",
+                               declaration_count));
+  }
+  talweg_status status = TALWEG_OK;
+  for (size_t i = 0; i < declaration_count && status == TALWEG_OK; ++i) {
+    status = declarations[i].name == nullptr
+                 ? ToC(last_error.Fail(RankStatus::kInvalidArgument,
+                                       "talweg_declare_all: the name of number %zu is NULL", i))
+                 : ToDeclare(declarations[i], 0, &declares[i]);
+  }
+  if (status == TALWEG_OK) {
+    status = ToC(FromC(client)->DeclareTensors({declares, declaration_count}, timeout_ns, tensors,
+                                               last_error));
+  }
+  std::free(declares);
+  return status;
 }
 
 talweg_status talweg_gpu_export(talweg_client* client, const uint8_t* uuid, uint64_t buffer_id,
@@ -299,7 +336,7 @@ talweg_status talweg_gpu_declare(talweg_client* client, const char* name, talweg
   }
   const talweg::shm::Deadline deadline(timeout_ns);
   const talweg_status declared =
-      DeclareWith("talweg_gpu_declare", client, name, dtype, op, root_rank, count, priority,
+      DeclareWith("talweg_gpu_declare", client, {name, dtype, op, root_rank, priority, count},
                   talweg::shm::kDeclareOnDevice, timeout_ns, tensor);
   if (declared != TALWEG_OK) return declared;
   talweg::shm::GpuHandleBytes pushed_handle;

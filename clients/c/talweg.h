@@ -185,6 +185,24 @@ TALWEG_API talweg_status talweg_declare(talweg_client* client, const char* name,
                                         int32_t priority, int64_t timeout_ns,
                                         talweg_tensor* tensor);
 
+/* What talweg_declare takes. */
+typedef struct talweg_declaration {
+  const char* name;
+  talweg_dtype dtype;
+  talweg_op op;
+  uint32_t root_rank;
+  int32_t priority;
+  uint64_t count;
+} talweg_declaration;
+
+/* As talweg_declare of each, but they are agreed on together: a model of many tensors starts
+ * sooner. tensors[i] is declarations[i]'s. The status is that of the first that has failed; others
+ * may have been declared all the same. */
+TALWEG_API talweg_status talweg_declare_all(talweg_client* client,
+                                            const talweg_declaration* declarations,
+                                            size_t declaration_count, int64_t timeout_ns,
+                                            talweg_tensor* tensors);
+
 TALWEG_API uint64_t talweg_tensor_bytes(talweg_client* client, talweg_tensor tensor);
 
 /* Where this rank's contribution to the tensor's next round goes, for producers that write in

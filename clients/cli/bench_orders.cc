@@ -121,17 +121,23 @@ class Orders {
   // New buffers, and one round that is known to be right.
   absl::Status Prepare(const BenchOrder& order) {
     const uint64_t element_bytes = talweg_dtype_bytes(order.dtype);
-    tensors_.clear();
-    for (size_t i = 0; i < order.tensor_bytes.size(); ++i) {
-      Tensor tensor;
-      tensor.count = order.tensor_bytes[i] / element_bytes;
-      const std::string name =
-          absl::StrCat("bench/", static_cast<int>(order.dtype), "/", tensor.count, "/", i);
+    const size_t tensor_count = order.tensor_bytes.size();
+    std::vector<std::string> names(tensor_count);
+    std::vector<talweg_declaration> declarations(tensor_count);
+    for (size_t i = 0; i < tensor_count; ++i) {
+      const uint64_t count = order.tensor_bytes[i] / element_bytes;
+      names[i] = absl::StrCat("bench/", static_cast<int>(order.dtype), "/", count, "/", i);
       // What is pushed last is needed first.
-      TALWEG_RETURN_IF_ERROR(
-          Check(talweg_declare(client_, name.c_str(), order.dtype, TALWEG_SUM, 0, tensor.count,
-                               static_cast<int32_t>(i), kTimeoutNs, &tensor.id),
-                absl::StrCat("declare ", name)));
+      const auto priority = static_cast<int32_t>(i);
+      declarations[i] = {names[i].c_str(), order.dtype, TALWEG_SUM, 0, priority, count};
+    }
+    std::vector<talweg_tensor> ids(tensor_count);
+    TALWEG_RETURN_IF_ERROR(Check(
+        talweg_declare_all(client_, declarations.data(), tensor_count, kTimeoutNs, ids.data()),
+        "declare"));
+    tensors_.clear();
+    for (size_t i = 0; i < tensor_count; ++i) {
+      Tensor tensor{.id = ids[i], .count = declarations[i].count};
       if (!in_place_) tensor.own.resize(tensor.count * element_bytes);
       tensors_.push_back(std::move(tensor));
       PlaceData(tensors_.back());

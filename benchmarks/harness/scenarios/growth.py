@@ -227,9 +227,7 @@ def _tensors(context: Context, section: Section) -> str:
         section.bars.append(Bar(text, f"< {_START_S:g}", start_s, start_s < _START_S))
         section.data.setdefault("tensors", {})[where] = start_s
         rows.append([where, format_seconds(start_s)])
-    title = (
-        f"{count} tensors of {_TENSOR_BYTES} bytes, declared one by one, then one round of all:\n\n"
-    )
+    title = f"{count} tensors of {_TENSOR_BYTES} bytes, declared in one call, then one round of all:\n\n"
     return title + markdown_table(["where", "until the first sums are there"], rows)
 
 

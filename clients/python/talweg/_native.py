@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from talweg import errors
@@ -54,6 +55,19 @@ class _Options(ctypes.Structure):
     ]
 
 
+class _Declaration(ctypes.Structure):
+    """talweg_declaration."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("dtype", ctypes.c_int),
+        ("op", ctypes.c_int),
+        ("root_rank", ctypes.c_uint32),
+        ("priority", ctypes.c_int32),
+        ("count", ctypes.c_uint64),
+    ]
+
+
 _client_p = ctypes.c_void_p
 _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
 
@@ -71,19 +85,9 @@ _PROTOTYPES = {
     "talweg_size": (_u32, [_client_p]),
     "talweg_local_rank": (_u32, [_client_p]),
     "talweg_local_size": (_u32, [_client_p]),
-    "talweg_declare": (
+    "talweg_declare_all": (
         ctypes.c_int,
-        [
-            _client_p,
-            ctypes.c_char_p,
-            ctypes.c_int,
-            ctypes.c_int,
-            _u32,
-            _u64,
-            _i32,
-            _i64,
-            ctypes.POINTER(_u32),
-        ],
+        [_client_p, ctypes.POINTER(_Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
     ),
     "talweg_push_pull": (
         ctypes.c_int,
@@ -184,26 +188,19 @@ class Connection:
         """Says goodbye. The client's memory stays: another thread may still be on its way out."""
         self._library.talweg_shutdown(self._handle, _nanoseconds(timeout_s))
 
-    def declare(
-        self, name: str, dtype: int, op: int, root_rank: int, count: int, priority: int
-    ) -> int:
-        if "\0" in name:
-            raise errors.InvalidArgument(f"tensor name {name!r} contains a NUL character")
-        tensor = _u32()
-        self._check(
-            self._library.talweg_declare(
-                self._handle,
-                name.encode(),
-                dtype,
-                op,
-                root_rank,
-                count,
-                priority,
-                -1,
-                ctypes.byref(tensor),
-            )
+    def declare_all(self, declarations: Sequence[tuple[str, int, int, int, int, int]]) -> list[int]:
+        """Name, dtype, op, root rank, priority and count of each."""
+        for name, *_ in declarations:
+            if "\0" in name:
+                raise errors.InvalidArgument(f"tensor name {name!r} contains a NUL character")
+        array = (_Declaration * len(declarations))(
+            *(_Declaration(name.encode(), *fields) for name, *fields in declarations)
         )
-        return tensor.value
+        tensors = (_u32 * len(declarations))()
+        self._check(
+            self._library.talweg_declare_all(self._handle, array, len(declarations), -1, tensors)
+        )
+        return list(tensors)
 
     def push_pull(self, tensor: int, address: int, priority: int) -> int:
         round_ = _u64()

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "libs/base/bytes.h"
@@ -72,8 +73,10 @@ class Client {
   const ClientIdentity& identity() const { return identity_; }
   RankStatus Health(ErrorText& error);
 
-  RankStatus DeclareTensor(const Declare& declare, int64_t timeout_ns, uint32_t* tensor,
-                           ErrorText& error);
+  // Many of them are under way together. An error is the first one's that has failed; others may
+  // have been declared all the same. `tensors` has room for as many as `declares`.
+  RankStatus DeclareTensors(std::span<const Declare> declares, int64_t timeout_ns,
+                            uint32_t* tensors, ErrorText& error);
   // 0, nullptr for no tensor of this client.
   uint64_t TensorBytes(uint32_t tensor) const;
   // Of the next push.
@@ -147,7 +150,7 @@ class Client {
     SegmentKind kind = SegmentKind::kContribution;
     Mapping mapping;
   };
-  // A question that waits for its answer; lives on the stack of its thread.
+  // A question that waits for its answer; its thread's.
   struct PendingAnswer {
     uint32_t request = 0;
     std::atomic<bool> done{false};
@@ -201,12 +204,23 @@ class Client {
   void HandleMessages();
   void HandleDeclared(const Message& message, const Declared& declared);
   void HandleDeviceAnswer(const Message& message);
+  // Sends the question, which waits for its answer until it is withdrawn. False: the socket has
+  // taken nothing before the deadline.
+  bool Post(const MessageBody& question, PendingAnswer& pending, const Deadline& deadline);
+  void Withdraw(PendingAnswer& pending);
   // Sends the question and waits for its answer.
   Awaited Ask(const MessageBody& question, PendingAnswer& pending, const Deadline& deadline,
               RankStatus* over);
   // Ask, with every outcome but kOk made an error. `what` is asked for.
   RankStatus AskOfDevice(const MessageBody& question, const char* what, int64_t timeout_ns,
                          PendingAnswer& pending, ErrorText& error);
+  static RankStatus CheckDeclare(const Declare& declare, ErrorText& error);
+  // As DeclareTensors, of no more than may be under way together. `answers`: memory for as many.
+  RankStatus DeclareSome(std::span<const Declare> declares, PendingAnswer* answers,
+                         const Deadline& deadline, int64_t timeout_ns, uint32_t* tensors,
+                         ErrorText& error);
+  RankStatus TakeDeclared(const Declare& declare, const PendingAnswer& pending, uint32_t* tensor,
+                          ErrorText& error);
   // Marks the tensor as being pushed; *contribution is where host bytes go.
   RankStatus BeginPush(Tensor& tensor, std::byte** contribution, bool* nobody_sums,
                        ErrorText& error);

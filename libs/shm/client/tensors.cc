@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -29,6 +30,9 @@ namespace {
 
 // Below this the kernel's call costs more than the page faults.
 constexpr uint64_t kPopulateBytesMin = 256 * 1024;
+// Declarations that are under way together: as many as keep the agent and the owners busy, and
+// whose answers it can queue for a rank that does not read yet.
+constexpr size_t kDeclaresAtOnce = 256;
 
 // As madvise.
 int Advise(const std::byte* begin, uint64_t bytes, int advice) {
@@ -226,29 +230,36 @@ std::byte* Client::Locate(const Location& location, SegmentKind kind, uint64_t b
 // ---- Declaring
 // ------------------------------------------------------------------------------------
 
-Client::Awaited Client::Ask(const MessageBody& question, PendingAnswer& pending,
-                            const Deadline& deadline, RankStatus* over) {
+bool Client::Post(const MessageBody& question, PendingAnswer& pending, const Deadline& deadline) {
   {
     const MutexLock lock(state_mutex_);
     pending.request = next_request_++;
     pending.next = pending_;
     pending_ = &pending;
   }
-  Awaited awaited = Awaited::kTimeout;
-  for (;;) {
-    const AgentSocket::Sent sent = socket_.Send({.request = pending.request, .body = question});
-    if (sent != AgentSocket::Sent::kFull) {
-      // A broken socket ends the wait, with what the agent said last.
-      awaited = Await([&pending] { return pending.done.load(); }, deadline, uncounted_, over);
-      break;
-    }
-    if (deadline.Passed(MonotonicNs())) break;
+  const Message message{.request = pending.request, .body = question};
+  // A broken socket ends the wait that follows, with what the agent said last.
+  while (socket_.Send(message) == AgentSocket::Sent::kFull) {
+    if (deadline.Passed(MonotonicNs())) return false;
     socket_.WaitWritable(deadline);
   }
+  return true;
+}
+
+void Client::Withdraw(PendingAnswer& pending) {
   const MutexLock lock(state_mutex_);
   PendingAnswer** link = &pending_;
   while (*link != &pending) link = &(*link)->next;
   *link = pending.next;
+}
+
+Client::Awaited Client::Ask(const MessageBody& question, PendingAnswer& pending,
+                            const Deadline& deadline, RankStatus* over) {
+  Awaited awaited = Awaited::kTimeout;
+  if (Post(question, pending, deadline)) {
+    awaited = Await([&pending] { return pending.done.load(); }, deadline, uncounted_, over);
+  }
+  Withdraw(pending);
   return awaited;
 }
 
@@ -258,46 +269,98 @@ RankStatus Client::PendingAnswer::Status(ErrorText& error) const {
   return error.Fail(known ? status : RankStatus::kInternal, "%s", text);
 }
 
-RankStatus Client::DeclareTensor(const Declare& declare, int64_t timeout_ns, uint32_t* tensor,
-                                 ErrorText& error) {
-  if (Forked()) return FailForked(error);
+RankStatus Client::CheckDeclare(const Declare& declare, ErrorText& error) {
   if (declare.name.empty() || declare.name.size() > kTensorNameBytesMax) {
     return error.Fail(RankStatus::kInvalidArgument, "a tensor's name has 1 to %zu bytes, not %zu",
                       kTensorNameBytesMax, declare.name.size());
   }
-  char what[kTensorNameBytesMax + 32];
-  std::snprintf(what, sizeof(what), "tensor '%.*s'", TALWEG_SHM_PRINTED(declare.name));
-  const uint64_t element_bytes = DTypeSize(declare.dtype);
-  if (element_bytes == 0 || !IsValid(declare.op)) {
-    return error.Fail(RankStatus::kInvalidArgument, "%s: dtype %u or operation %u does not exist",
-                      what, static_cast<unsigned>(declare.dtype),
-                      static_cast<unsigned>(declare.op));
+  if (DTypeSize(declare.dtype) != 0 && IsValid(declare.op)) return RankStatus::kOk;
+  return error.Fail(RankStatus::kInvalidArgument,
+                    "tensor '%.*s': dtype %u or operation %u does not exist",
+                    TALWEG_SHM_PRINTED(declare.name), static_cast<unsigned>(declare.dtype),
+                    static_cast<unsigned>(declare.op));
+}
+
+RankStatus Client::DeclareTensors(std::span<const Declare> declares, int64_t timeout_ns,
+                                  uint32_t* tensors, ErrorText& error) {
+  if (Forked()) return FailForked(error);
+  for (const Declare& declare : declares) {
+    if (const RankStatus status = CheckDeclare(declare, error); status != RankStatus::kOk) {
+      return status;
+    }
   }
-  PendingAnswer pending;
+  const size_t at_once = std::min(declares.size(), kDeclaresAtOnce);
+  if (at_once == 0) return RankStatus::kOk;
+  void* memory = std::calloc(at_once, sizeof(PendingAnswer));
+  if (memory == nullptr) return error.Fail(RankStatus::kOutOfMemory, "no memory for declarations");
+  auto* answers = static_cast<PendingAnswer*>(memory);
+  const Deadline deadline(timeout_ns);
+  RankStatus status = RankStatus::kOk;
+  for (size_t first = 0; first < declares.size() && status == RankStatus::kOk; first += at_once) {
+    const size_t count = std::min(at_once, declares.size() - first);
+    status = DeclareSome(declares.subspan(first, count), answers, deadline, timeout_ns,
+                         tensors + first, error);
+  }
+  std::free(memory);
+  return status;
+}
+
+RankStatus Client::DeclareSome(std::span<const Declare> declares, PendingAnswer* answers,
+                               const Deadline& deadline, int64_t timeout_ns, uint32_t* tensors,
+                               ErrorText& error) {
+  size_t posted = 0;
+  bool in_time = true;
+  while (in_time && posted < declares.size()) {
+    PendingAnswer& pending = *new (&answers[posted]) PendingAnswer;
+    in_time = Post(declares[posted], pending, deadline);
+    ++posted;
+  }
+  // The last first: answers mostly come in order, and then this thread sleeps once for all.
   RankStatus over = RankStatus::kOk;
-  const Awaited awaited = Ask(declare, pending, Deadline(timeout_ns), &over);
-  if (awaited == Awaited::kOver) return FailOver(over, what, error);
-  if (awaited == Awaited::kTimeout) {
-    return error.Fail(
-        RankStatus::kTimeout,
-        "%s: the agent at '%s' has not agreed on it within %.3f s: see `talweg status`", what,
-        socket_path_, static_cast<double>(timeout_ns) / 1e9);
+  Awaited awaited = in_time ? Awaited::kDone : Awaited::kTimeout;
+  for (size_t i = posted; i-- > 0 && awaited == Awaited::kDone;) {
+    awaited = Await([&answers, i] { return answers[i].done.load(); }, deadline, uncounted_, &over);
   }
+  for (size_t i = posted; i-- > 0;) Withdraw(answers[i]);
+
+  for (size_t i = 0; i < posted; ++i) {
+    RankStatus status = RankStatus::kOk;
+    if (answers[i].done.load()) {
+      status = TakeDeclared(declares[i], answers[i], &tensors[i], error);
+    } else {
+      char what[kTensorNameBytesMax + 32];
+      std::snprintf(what, sizeof(what), "tensor '%.*s'", TALWEG_SHM_PRINTED(declares[i].name));
+      if (awaited == Awaited::kOver) return FailOver(over, what, error);
+      status = error.Fail(
+          RankStatus::kTimeout,
+          "%s: the agent at '%s' has not agreed on it within %.3f s: see `talweg status`", what,
+          socket_path_, static_cast<double>(timeout_ns) / 1e9);
+    }
+    if (status != RankStatus::kOk) return status;
+  }
+  return RankStatus::kOk;
+}
+
+RankStatus Client::TakeDeclared(const Declare& declare, const PendingAnswer& pending,
+                                uint32_t* tensor, ErrorText& error) {
   if (const RankStatus status = pending.Status(error); status != RankStatus::kOk) return status;
   Tensor* found = Find(pending.declared.tensor);
-  if (found == nullptr || found->bytes / element_bytes != declare.element_count) {
-    return error.Fail(RankStatus::kProtocol, "%s: the agent at '%s' answered with another length",
-                      what, socket_path_);
+  if (found == nullptr || found->bytes / DTypeSize(declare.dtype) != declare.element_count) {
+    return error.Fail(RankStatus::kProtocol,
+                      "tensor '%.*s': the agent at '%s' answered with another length",
+                      TALWEG_SHM_PRINTED(declare.name), socket_path_);
   }
   found->priority.store(declare.priority, std::memory_order_relaxed);
   found->dtype.store(declare.dtype, std::memory_order_relaxed);
   found->op.store(declare.op, std::memory_order_relaxed);
   found->root.store(declare.root_rank, std::memory_order_relaxed);
   if (!Populate(*found)) {
-    return error.Fail(RankStatus::kOutOfMemory,
-                      "%s: the kernel has no memory for two contributions of %llu bytes (%s); free "
-                      "memory, or raise the memory limit of this process's control group",
-                      what, static_cast<unsigned long long>(found->bytes), std::strerror(errno));
+    return error.Fail(
+        RankStatus::kOutOfMemory,
+        "tensor '%.*s': the kernel has no memory for two contributions of %llu bytes (%s); free "
+        "memory, or raise the memory limit of this process's control group",
+        TALWEG_SHM_PRINTED(declare.name), static_cast<unsigned long long>(found->bytes),
+        std::strerror(errno));
   }
   if (found->name.load() == nullptr) {
     char* name = ::strndup(declare.name.data(), declare.name.size());

@@ -9,6 +9,11 @@ import threading
 
 import numpy as np
 import talweg
+from talweg import _client
+
+
+def count_of(number: int) -> int:
+    return 1 + number * 7919 % 3000
 
 
 def push_all(names: list, seed: int, failures: list) -> None:
@@ -34,10 +39,17 @@ def main() -> int:
     tensor_count, thread_count, rounds = (int(text) for text in sys.argv[1:4])
     talweg.init()
     failures: list = []
+    # Some in one call, in an order of this rank's own; the others with their first push.
+    declared = [(f"t.{n}", count_of(n)) for n in range(0, tensor_count, 2)]
+    random.Random(talweg.rank()).shuffle(declared)
+    _client.current().declare_all(
+        (name, _client.Declaration(talweg.DType.I64, count, talweg.Op.SUM, 0), 0)
+        for name, count in declared
+    )
     for round_ in range(rounds):
         threads = []
         for thread in range(thread_count):
-            mine = [(n, 1 + n * 7919 % 3000) for n in range(thread, tensor_count, thread_count)]
+            mine = [(n, count_of(n)) for n in range(thread, tensor_count, thread_count)]
             seed = hash((talweg.rank(), thread, round_))
             threads.append(threading.Thread(target=push_all, args=(mine, seed, failures)))
         for worker in threads:

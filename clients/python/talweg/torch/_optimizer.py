@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import torch
 
 from talweg import _client, _objects
-from talweg._client import Client, Handle, Op
+from talweg._client import Client, Declaration, Handle, Op
 from talweg.errors import InvalidArgument
 from talweg.torch._forward_overlap import ForwardOverlap
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
-from talweg.torch._tensors import finish, start
+from talweg.torch._tensors import finish, start, wire_dtype
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
@@ -64,6 +64,7 @@ class GradientAverager:
         self._averaged = False
         self._names: list[str] = []
         self._index: dict[torch.nn.Parameter, int] = {}
+        self._declared = False
         self._pushed: dict[int, Handle] = {}
         self._gradients: dict[int, tuple[torch.Tensor, int]] = {}
         self._touched: set[int] = set()
@@ -113,7 +114,25 @@ class GradientAverager:
             else:
                 self.begin()
 
+    def _tensor_name(self, index: int) -> str:
+        return f"{self._name}.gradient.{self._names[index]}"
+
+    def _declare(self) -> None:
+        """All gradients in one go: one by one in their pushes, many parameters take seconds."""
+        self._declared = True
+        self._client.declare_all(
+            (
+                self._tensor_name(index),
+                Declaration(wire_dtype(parameter), parameter.numel(), Op.AVERAGE, 0),
+                self.priority_of(index),
+            )
+            for index, parameter in enumerate(self.parameters)
+            if parameter.device.type == "cpu"
+        )
+
     def _push(self, index: int) -> None:
+        if not self._declared:
+            self._declare()
         parameter = self.parameters[index]
         gradient = parameter.grad if index in self._touched else None
         if gradient is None:
@@ -130,7 +149,7 @@ class GradientAverager:
             gradient,
             gradient,
             Op.AVERAGE,
-            f"{self._name}.gradient.{self._names[index]}",
+            self._tensor_name(index),
             priority=self.priority_of(index),
         )
 

@@ -22,7 +22,7 @@ using talweg::shm::RankStatus;
 
 namespace {
 
-static_assert(TALWEG_INTERNAL + 1 == talweg::shm::kRankStatusCount);
+static_assert(TALWEG_EVENTS_LOST + 1 == talweg::shm::kRankStatusCount);
 static_assert(TALWEG_TIMEOUT == static_cast<int>(RankStatus::kTimeout));
 static_assert(TALWEG_MISMATCH == static_cast<int>(RankStatus::kMismatch));
 static_assert(TALWEG_BUSY == static_cast<int>(RankStatus::kBusy));
@@ -37,6 +37,7 @@ static_assert(TALWEG_RANK_TAKEN == static_cast<int>(RankStatus::kRankTaken));
 static_assert(TALWEG_CLOSED == static_cast<int>(RankStatus::kClosed));
 static_assert(TALWEG_PENDING == static_cast<int>(RankStatus::kPending));
 static_assert(TALWEG_INTERNAL == static_cast<int>(RankStatus::kInternal));
+static_assert(TALWEG_EVENTS_LOST == static_cast<int>(RankStatus::kEventsLost));
 static_assert(TALWEG_F32 == static_cast<int>(DType::kF32));
 static_assert(TALWEG_BF16 == static_cast<int>(DType::kBF16));
 static_assert(TALWEG_I64 == static_cast<int>(DType::kI64));
@@ -339,11 +340,21 @@ talweg_status talweg_gpu_declare(talweg_client* client, const char* name, talweg
       DeclareWith("talweg_gpu_declare", client, {name, dtype, op, root_rank, priority, count},
                   talweg::shm::kDeclareOnDevice, timeout_ns, tensor);
   if (declared != TALWEG_OK) return declared;
-  talweg::shm::GpuHandleBytes pushed_handle;
-  talweg::shm::GpuHandleBytes taken_handle;
   const int64_t left_ns =
       deadline.never() ? int64_t{-1} : deadline.LeftNs(talweg::shm::MonotonicNs());
-  const RankStatus placed = FromC(client)->PlaceTensor(*tensor, buffer, left_ns, &pushed_handle,
+  return talweg_gpu_place(client, *tensor, buffer, pushed, taken, left_ns);
+}
+
+talweg_status talweg_gpu_place(talweg_client* client, talweg_tensor tensor,
+                               talweg_gpu_buffer buffer, uint8_t* pushed, uint8_t* taken,
+                               int64_t timeout_ns) {
+  if (client == nullptr) return Invalid("talweg_gpu_place: `client` is NULL");
+  if (pushed == nullptr || taken == nullptr) {
+    return Invalid("talweg_gpu_place: `pushed` or `taken` is NULL");
+  }
+  talweg::shm::GpuHandleBytes pushed_handle;
+  talweg::shm::GpuHandleBytes taken_handle;
+  const RankStatus placed = FromC(client)->PlaceTensor(tensor, buffer, timeout_ns, &pushed_handle,
                                                        &taken_handle, last_error);
   if (placed != RankStatus::kOk) return ToC(placed);
   std::memcpy(pushed, pushed_handle.data(), TALWEG_GPU_HANDLE_BYTES);

@@ -82,7 +82,8 @@ typedef enum talweg_status {
   TALWEG_LIMIT = 16,      /* A configured limit; the text names it. */
   TALWEG_PENDING = 17,    /* talweg_poll: not complete yet. */
   TALWEG_PROTOCOL = 18,   /* The agent sent what is no message. */
-  TALWEG_INTERNAL = 19
+  TALWEG_INTERNAL = 19,
+  TALWEG_EVENTS_LOST = 20 /* Of a tensor on a GPU: talweg_gpu_place, then push again. */
 } talweg_status;
 
 typedef enum talweg_dtype {
@@ -266,6 +267,9 @@ TALWEG_API uint64_t talweg_ranks_summed(talweg_client* client, talweg_tensor ten
  *   talweg_gpu_unexport(client, buffer, -1);    then the memory may be freed
  *
  * Between push and wait the bytes are the agent's: it reads them, and writes the result over them.
+ * TALWEG_EVENTS_LOST, of a push, a poll or a wait: the agent has lost the GPU, and the events with
+ * it, and has opened it again. talweg_gpu_place gives others; record `pushed` anew and push: the
+ * round that was open is that round again, and its gradient must still be there.
  * TALWEG_UNSUPPORTED, TALWEG_PERMISSION_DENIED, TALWEG_OUT_OF_MEMORY: not on this GPU, or not now;
  * the text says why. Go through host memory: talweg_declare the same name. */
 
@@ -296,6 +300,12 @@ TALWEG_API talweg_status talweg_gpu_declare(talweg_client* client, const char* n
                                             talweg_gpu_buffer buffer, uint8_t* pushed,
                                             uint8_t* taken, int64_t timeout_ns,
                                             talweg_tensor* tensor);
+
+/* The events of a tensor that was declared so, once more: after TALWEG_EVENTS_LOST, or because it
+ * is now pushed from another GPU. TALWEG_UNSUPPORTED also while the GPU is being opened. */
+TALWEG_API talweg_status talweg_gpu_place(talweg_client* client, talweg_tensor tensor,
+                                          talweg_gpu_buffer buffer, uint8_t* pushed, uint8_t* taken,
+                                          int64_t timeout_ns);
 
 /* As talweg_push_pull: the contribution lies at `offset` of `buffer`, behind the recorded event,
  * and its result will. */

@@ -135,6 +135,7 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   void OnReduced(uint64_t ticket, uint64_t bytes) override;
   void OnDelivered(const pipeline::CompleteRound& round) override { FinishRound(round); }
   void OnUnexported(LocalRank rank, uint32_t request) override;
+  void OnEventsLost(LocalRank rank) override;
   void OnGpuFailed(const std::string& text) override;
   void OnGpuNote(const std::string& text) override;
 

@@ -81,6 +81,8 @@ void Agent::OnUnexported(LocalRank rank, uint32_t request) {
   desk_->ReplyUnexported(rank, request);
 }
 
+void Agent::OnEventsLost(LocalRank rank) { desk_->TellEventsLost(rank); }
+
 void Agent::OnGpuFailed(const std::string& text) { OnRankFailure(text); }
 
 void Agent::OnGpuNote(const std::string& text) { Log(LogLevel::kWarning, "GPUs: ", text); }

@@ -81,7 +81,8 @@ absl::StatusOr<shm::Placed> GpuFront::Place(LocalRank rank, pipeline::TensorInde
 
 absl::Status GpuFront::Push(LocalRank rank, pipeline::TensorIndex tensor, Round round,
                             int32_t priority, const shm::DevicePlace& place) {
-  return stage_.Push(rank, tensor, round, priority, place.buffer, place.offset);
+  return stage_.Push(rank, tensor, round, priority,
+                     {.buffer = place.buffer, .offset = place.offset, .again = place.again});
 }
 
 }  // namespace talweg::agent

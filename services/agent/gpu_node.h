@@ -27,6 +27,9 @@ struct GpuStageOptions {
   int64_t collective_deadline_ns = 30'000'000'000;
   int64_t rebuild_first_ns = 1'000'000'000;  // Doubled with each failure, up to the maximum.
   int64_t rebuild_max_ns = 60'000'000'000;
+  // A GPU that was lost is opened again: tried so often, for so long.
+  int64_t reopen_every_ns = 500'000'000;
+  int64_t reopen_deadline_ns = 30'000'000'000;
 };
 
 // One lane's part on one GPU.

@@ -68,6 +68,14 @@ bool GpuStage::MayStart(const Job& job, const Range& range) const {
   });
 }
 
+bool GpuStage::IsReady(const Job& job) const {
+  return std::all_of(job.inputs.begin(), job.inputs.end(), [&](const Input& input) {
+    if (!input.on_device) return true;
+    const Part* part = OpenPart(input.rank, job.slice.tensor, job.slice.round);
+    return part == nullptr || (part->ready && !IsLost(input.gpu));
+  });
+}
+
 GpuStage::Path GpuStage::ChoosePath(const Job& job, const GpuSet& gpus, bool host_only,
                                     int64_t now_ns) {
   const auto has_staging = [&](const gpu::GpuUuid& uuid) {
@@ -121,6 +129,10 @@ uint64_t GpuStage::PieceBytes(const Job& job, Path path, const GpuSet& gpus, siz
 
 int GpuStage::StartPieces(int64_t now_ns) {
   int started = 0;
+  // What a lost context had pinned may be what any piece copies to.
+  for (const auto& [uuid, lost] : lost_) {
+    if (!lost.closed) return 0;
+  }
   for (size_t index = 0; index < lanes_.size() && !failed_; ++index) {
     Lane& lane = lanes_[index];
     if (lane.step != Step::kFree) continue;
@@ -132,7 +144,7 @@ int GpuStage::StartPieces(int64_t now_ns) {
         next->ranges.clear();
         jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(i));
         if (next->pieces == 0) JobDone(next);
-      } else if (MayStart(*next, next->ranges.front())) {
+      } else if (IsReady(*next) && MayStart(*next, next->ranges.front())) {
         job = next;
       } else {
         ++i;
@@ -141,9 +153,14 @@ int GpuStage::StartPieces(int64_t now_ns) {
     if (job == nullptr) break;
     Range& range = job->ranges.front();
     lane.job = job;
+    for (Input& input : job->inputs) {
+      const Part* part = OpenPart(input.rank, job->slice.tensor, job->slice.round);
+      if (part != nullptr) input.span = part->span;  // Which may have been mapped anew.
+    }
     lane.gpus = GpusOf(*job);
     for (const gpu::GpuUuid& uuid : lane.gpus) node_.GrowStaging(node_.At(uuid), index);
     lane.path = ChoosePath(*job, lane.gpus, range.host_only, now_ns);
+    lane.writes_ranks = false;
     const uint64_t room = PieceBytes(*job, lane.path, lane.gpus, index);
     TALWEG_CHECK(room > 0);
     lane.range = {range.offset, std::min(range.length, room), range.host_only};
@@ -180,6 +197,7 @@ absl::Status GpuStage::Post(Lane& lane) {
 
 absl::Status GpuStage::Record(Lane& lane) {
   for (const gpu::GpuUuid& uuid : lane.gpus) {
+    if (IsLost(uuid)) continue;
     const LanePart& part = PartOf(lane, uuid);
     TALWEG_RETURN_IF_ERROR(DeviceOf(uuid).Record(part.done, part.stream));
   }
@@ -302,6 +320,7 @@ absl::Status GpuStage::CopyToRanks(Lane& lane, const gpu::GpuUuid& uuid, gpu::De
     if (target.gpu != uuid) continue;
     TALWEG_RETURN_IF_ERROR(DeviceOf(uuid).CopyOnDevice(
         PartOf(lane, uuid).stream, target.span.Part(lane.range.offset, lane.range.length), source));
+    lane.writes_ranks = true;
   }
   return absl::OkStatus();
 }
@@ -343,6 +362,7 @@ absl::Status GpuStage::PostShardsDown(Lane& lane) {
 absl::StatusOr<bool> GpuStage::IsDone(const Lane& lane) {
   bool done = true;
   for (const gpu::GpuUuid& uuid : lane.gpus) {
+    if (IsLost(uuid)) continue;
     TALWEG_ASSIGN_OR_RETURN(const bool part_done, DeviceOf(uuid).Query(PartOf(lane, uuid).done));
     done = done && part_done;
   }
@@ -363,7 +383,8 @@ int GpuStage::StepLane(Lane& lane, int64_t now_ns) {
   const Readiness readiness = collectives_.Ask(lane.gpus, now_ns);
   if (readiness == Readiness::kUnavailable) return Redo(lane), 1;
   if (readiness == Readiness::kFailed) {
-    OnCollectiveFailed(lane.gpus, collectives_.Error(lane.gpus), now_ns);
+    const absl::Status error = collectives_.Error(lane.gpus);
+    if (!FoundLost(error)) OnCollectiveFailed(lane.gpus, error, now_ns);
     return 1;
   }
   const bool overdue = lane.step != Step::kAwaitCommunicator && now_ns >= lane.deadline_ns;
@@ -443,75 +464,6 @@ void GpuStage::PieceDone(Lane& lane) {
   const std::shared_ptr<Job> job = std::exchange(lane.job, nullptr);
   lane.step = Step::kFree;
   if (--job->pieces == 0 && job->ranges.empty()) JobDone(job);
-}
-
-// ----- Failing. -----
-
-void GpuStage::Redo(Lane& lane) {
-  lane.step = Step::kDraining;
-  Record(lane).IgnoreError();  // What fails here fails when it is asked.
-}
-
-void GpuStage::GiveBack(Lane& lane) {
-  const std::shared_ptr<Job> job = std::exchange(lane.job, nullptr);
-  lane.step = Step::kFree;
-  --job->pieces;
-  if (job->abandoned) {
-    if (job->pieces == 0 && job->ranges.empty()) JobDone(job);
-    return;
-  }
-  if (job->ranges.empty()) jobs_.push_front(job);
-  lane.range.host_only = true;
-  job->ranges.push_front(lane.range);
-}
-
-void GpuStage::OnPieceFailed(Lane& lane, const absl::Status& status, int64_t now_ns) {
-  if (absl::IsUnavailable(status) && lane.path == Path::kCollective &&
-      lane.step != Step::kCopying && lane.step != Step::kDraining) {
-    return OnCollectiveFailed(lane.gpus, status, now_ns);
-  }
-  if (absl::IsUnimplemented(status) && lane.path != Path::kHost) {
-    for (const gpu::GpuUuid& uuid : lane.gpus) node_.At(uuid).has_kernels = false;
-    events_.OnGpuNote(
-        absl::StrCat("ranks that share a GPU are summed on the host: ", StatusText(status)));
-    return Redo(lane);
-  }
-  if (absl::IsResourceExhausted(status) && lane.path != Path::kHost && lane.path != Path::kDirect) {
-    return Redo(lane);
-  }
-  Fail(absl::StrCat(Describe(lane), ": ", StatusText(status)));
-}
-
-bool GpuStage::AsideOf(Lane& lane, std::vector<std::pair<gpu::GpuUuid, LanePart>>& aside) {
-  for (const gpu::GpuUuid& uuid : lane.gpus) {
-    const auto old = node_.TakeAside(node_.At(uuid), IndexOf(lane));
-    if (!old.ok()) {
-      Fail(absl::StrCat(Describe(lane), ": after a collective failed: ", StatusText(old.status())));
-      return false;
-    }
-    aside.emplace_back(uuid, *old);
-  }
-  return true;
-}
-
-void GpuStage::OnCollectiveFailed(GpuSet gpus, const absl::Status& status, int64_t now_ns) {
-  ++counters_.collectives_failed;
-  std::vector<std::pair<gpu::GpuUuid, LanePart>> aside;
-  std::vector<Lane*> affected;
-  std::string text;
-  for (Lane& lane : lanes_) {
-    if (lane.step == Step::kFree || lane.step == Step::kCopying || lane.step == Step::kDraining ||
-        lane.gpus != gpus) {
-      continue;
-    }
-    if (text.empty()) text = Describe(lane);
-    affected.push_back(&lane);
-    if (lane.step != Step::kAwaitCommunicator && !AsideOf(lane, aside)) return;
-  }
-  events_.OnGpuNote(absl::StrCat(text, ": ", StatusText(status),
-                                 "; summed on the host until the communicator is made anew"));
-  collectives_.Fail(gpus, std::move(aside), now_ns);
-  for (Lane* const lane : affected) Redo(*lane);
 }
 
 }  // namespace talweg::agent

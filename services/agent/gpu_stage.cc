@@ -11,6 +11,14 @@
 #include "libs/status/status.h"
 
 namespace talweg::agent {
+namespace {
+
+absl::Status BeingReopened(const gpu::GpuUuid& uuid) {
+  return absl::UnavailableError(
+      absl::StrCat(gpu::FormatUuid(uuid), " was lost and is being opened again: ask once more"));
+}
+
+}  // namespace
 
 GpuStage::GpuStage(const GpuStageOptions& options, gpu::Platform& platform, const HostTensors& host,
                    Graveyard& graveyard, GpuEvents& events)
@@ -39,6 +47,7 @@ absl::StatusOr<GpuStage::Exported> GpuStage::Export(LocalRank local_rank, const 
     return absl::UnavailableError(
         "memory of the process that was this local rank before is still being released");
   }
+  if (IsLost(uuid)) return BeingReopened(uuid);
   TALWEG_ASSIGN_OR_RETURN(NodeGpu* const gpu, node_.Open(uuid));
   const bool is_new = known == ranks_.end();
   const Incarnation life = is_new ? Incarnation{next_life_++} : known->second.life;
@@ -49,7 +58,8 @@ absl::StatusOr<GpuStage::Exported> GpuStage::Export(LocalRank local_rank, const 
   }
   Rank& rank = ranks_[local_rank];
   rank.life = life;
-  rank.buffers.push_back(Buffer{.gpu = uuid, .buffer_id = buffer_id, .span = *span});
+  rank.buffers.push_back(
+      Buffer{.gpu = uuid, .buffer_id = buffer_id, .handle = handle, .span = *span});
   return Exported{static_cast<uint32_t>(rank.buffers.size() - 1), span->bytes};
 }
 
@@ -76,6 +86,7 @@ absl::StatusOr<GpuStage::Placed> GpuStage::Place(LocalRank local_rank, pipeline:
     return absl::InvalidArgumentError(absl::StrCat("there is no buffer ", number));
   }
   const gpu::GpuUuid uuid = rank->buffers[number]->gpu;
+  if (IsLost(uuid)) return BeingReopened(uuid);
   NodeGpu& gpu = node_.At(uuid);
   ++gpu.memory_epoch;
   for (const Lane& lane : lanes_) {
@@ -87,27 +98,39 @@ absl::StatusOr<GpuStage::Placed> GpuStage::Place(LocalRank local_rank, pipeline:
       return absl::FailedPreconditionError(
           absl::StrCat("tensor '", host_.Spec(tensor).name, "' has an open round on another GPU"));
     }
-    node_.At(known->second.gpu).device->DestroyEvent(known->second.pushed);
-    node_.At(known->second.gpu).device->DestroyEvent(known->second.taken);
+    DestroyEvents(known->second);
     rank->parts.erase(known);
   }
   Placed placed;
-  if (!rank->parts.contains(tensor)) {
-    Part part{.gpu = uuid};
-    TALWEG_ASSIGN_OR_RETURN(part.pushed, gpu.device->NewEvent(gpu::EventScope::kShared));
-    auto taken = gpu.device->NewEvent(gpu::EventScope::kShared);
-    if (!taken.ok()) {
-      gpu.device->DestroyEvent(part.pushed);
-      return taken.status();
-    }
-    part.taken = *taken;
-    rank->parts.emplace(tensor, part);
+  Part& part = rank->parts.try_emplace(tensor, Part{.gpu = uuid}).first->second;
+  if (const absl::Status made = MakeEvents(part); !made.ok()) {
+    if (!part.open) rank->parts.erase(tensor);
+    return FoundLost(made) ? BeingReopened(uuid) : made;
   }
-  Part& part = rank->parts.at(tensor);
   TALWEG_ASSIGN_OR_RETURN(placed.pushed, gpu.device->ExportEvent(part.pushed));
   TALWEG_ASSIGN_OR_RETURN(placed.taken, gpu.device->ExportEvent(part.taken));
   Pin(tensor, uuid);
   return placed;
+}
+
+absl::Status GpuStage::MakeEvents(Part& part) {
+  if (part.placed) return absl::OkStatus();
+  gpu::Device& device = DeviceOf(part.gpu);
+  TALWEG_ASSIGN_OR_RETURN(part.pushed, device.NewEvent(gpu::EventScope::kShared));
+  const auto taken = device.NewEvent(gpu::EventScope::kShared);
+  if (!taken.ok()) {
+    device.DestroyEvent(part.pushed);
+    return taken.status();
+  }
+  part.taken = *taken;
+  part.placed = true;
+  return absl::OkStatus();
+}
+
+void GpuStage::DestroyEvents(const Part& part) {
+  if (!part.placed) return;
+  DeviceOf(part.gpu).DestroyEvent(part.pushed);
+  DeviceOf(part.gpu).DestroyEvent(part.taken);
 }
 
 void GpuStage::Pin(pipeline::TensorIndex tensor, const gpu::GpuUuid& uuid) {
@@ -129,27 +152,28 @@ void GpuStage::Unpin(pipeline::TensorIndex tensor) {
   pinned_.erase(at);
 }
 
-absl::Status GpuStage::CheckPush(const Rank& rank, pipeline::TensorIndex tensor, uint32_t number,
-                                 uint64_t offset) const {
+absl::Status GpuStage::CheckPush(const Rank& rank, pipeline::TensorIndex tensor, Round round,
+                                 const Source& source) const {
   const pipeline::TensorSpec& spec = host_.Spec(tensor);
   const auto part = rank.parts.find(tensor);
   if (part == rank.parts.end()) {
     return absl::InvalidArgumentError(
         absl::StrCat("a push from a GPU of tensor '", spec.name, "', which was not placed there"));
   }
-  if (!rank.Usable(number)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a push of tensor '", spec.name, "' from buffer ", number, ", which it has not exported"));
+  if (!rank.Usable(source.buffer)) {
+    return absl::InvalidArgumentError(absl::StrCat("a push of tensor '", spec.name,
+                                                   "' from buffer ", source.buffer,
+                                                   ", which it has not exported"));
   }
-  const Buffer& buffer = *rank.buffers[number];
-  if (buffer.gpu != part->second.gpu || offset % DTypeSize(spec.dtype) != 0 ||
-      offset > buffer.span.bytes || spec.bytes() > buffer.span.bytes - offset) {
+  const Buffer& buffer = *rank.buffers[source.buffer];
+  if (buffer.gpu != part->second.gpu || source.offset % DTypeSize(spec.dtype) != 0 ||
+      source.offset > buffer.span.bytes || spec.bytes() > buffer.span.bytes - source.offset) {
     return absl::InvalidArgumentError(
         absl::StrCat("a push of tensor '", spec.name, "' (", spec.bytes(), " bytes) from offset ",
-                     offset, " of buffer ", number, ", which has ", buffer.span.bytes,
+                     source.offset, " of buffer ", source.buffer, ", which has ", buffer.span.bytes,
                      " bytes, on the tensor's GPU or another"));
   }
-  if (part->second.open) {
+  if (part->second.open && !(source.again && part->second.round == round)) {
     return absl::InvalidArgumentError(
         absl::StrCat("a push of tensor '", spec.name, "' while its round is open"));
   }
@@ -157,18 +181,30 @@ absl::Status GpuStage::CheckPush(const Rank& rank, pipeline::TensorIndex tensor,
 }
 
 absl::Status GpuStage::Push(LocalRank local_rank, pipeline::TensorIndex tensor, Round round,
-                            int32_t priority, uint32_t buffer, uint64_t offset) {
+                            int32_t priority, const Source& source) {
   Rank* const rank = Find(local_rank);
   if (rank == nullptr) {
     return absl::InvalidArgumentError("a push from a GPU by a rank that has exported nothing");
   }
-  TALWEG_RETURN_IF_ERROR(CheckPush(*rank, tensor, buffer, offset));
+  TALWEG_RETURN_IF_ERROR(CheckPush(*rank, tensor, round, source));
   Part& part = rank->parts.at(tensor);
+  if (source.again) {
+    // Of a round that is over, or was pushed behind an event of another GPU that is still good.
+    const bool is_waiting =
+        std::any_of(rank->waiting.begin(), rank->waiting.end(),
+                    [&](const Waiting& waiting) { return waiting.tensor == tensor; });
+    if (!part.open || part.ready || is_waiting) return absl::OkStatus();
+  } else {
+    part.told = false;
+  }
   part.open = true;
+  part.ready = false;
   part.round = round;
-  part.buffer = buffer;
-  part.span = rank->buffers[buffer]->span.Part(offset, host_.Spec(tensor).bytes());
-  rank->waiting.push_back({tensor, round, priority});
+  part.buffer = source.buffer;
+  part.offset = source.offset;
+  part.span = rank->buffers[source.buffer]->span.Part(source.offset, host_.Spec(tensor).bytes());
+  // If its event was lost it is pushed again, behind one that was not.
+  if (part.placed) rank->waiting.push_back({tensor, round, priority});
   return absl::OkStatus();
 }
 
@@ -177,7 +213,10 @@ void GpuStage::OnRankLeft(LocalRank local_rank) {
   if (rank == nullptr) return;
   rank->left = true;
   // What it had not finished is no push.
-  for (const Waiting& waiting : rank->waiting) rank->parts.at(waiting.tensor).open = false;
+  for (auto& [tensor, part] : rank->parts) {
+    part.open = part.open && part.told;
+    part.ready = part.open && !IsLost(part.gpu);
+  }
   rank->waiting.clear();
 }
 
@@ -306,7 +345,9 @@ void GpuStage::ForgetTensors() {
 
 int GpuStage::Poll(int64_t now_ns) {
   if (failed_) return 0;
+  now_ns_ = now_ns;
   int work = collectives_.Poll();
+  work += TendLost();
   work += AskGradients();
   for (Lane& lane : lanes_) work += StepLane(lane, now_ns);
   work += StartPieces(now_ns);
@@ -319,7 +360,9 @@ int GpuStage::Poll(int64_t now_ns) {
 
 bool GpuStage::AwaitsGpu() const {
   if (failed_) return false;
-  if (!jobs_.empty() || !deliveries_.empty() || collectives_.HasAside()) return true;
+  if (!jobs_.empty() || !deliveries_.empty() || !lost_.empty() || collectives_.HasAside()) {
+    return true;
+  }
   for (const Lane& lane : lanes_) {
     if (lane.step != Step::kFree) return true;
   }
@@ -332,7 +375,7 @@ bool GpuStage::IsIdle() const {
   if (failed_) return true;
   const bool any_lane = std::any_of(lanes_.begin(), lanes_.end(),
                                     [](const Lane& lane) { return lane.step != Step::kFree; });
-  return ranks_.empty() && jobs_.empty() && deliveries_.empty() && !any_lane;
+  return ranks_.empty() && jobs_.empty() && deliveries_.empty() && lost_.empty() && !any_lane;
 }
 
 // The oldest of each rank first: a stream does its work in order, so what stands behind it is
@@ -342,22 +385,24 @@ int GpuStage::AskGradients() {
   std::vector<std::pair<LocalRank, Waiting>> done;
   for (auto& [local_rank, rank] : ranks_) {
     while (!rank.waiting.empty()) {
-      const Part& part = rank.parts.at(rank.waiting.front().tensor);
+      const Waiting waiting = rank.waiting.front();
+      Part& part = rank.parts.at(waiting.tensor);
       const auto asked = DeviceOf(part.gpu).Query(part.pushed);
       if (!asked.ok()) {
+        if (FoundLost(asked.status())) break;
         Fail(absl::StrCat("local rank ", local_rank.value(), ", tensor '",
-                          host_.Spec(rank.waiting.front().tensor).name,
-                          "': ", StatusText(asked.status())));
-        return ready;
+                          host_.Spec(waiting.tensor).name, "': ", StatusText(asked.status())));
+        return 0;
       }
       if (!*asked) break;
-      done.emplace_back(local_rank, rank.waiting.front());
+      part.ready = true;
+      if (!std::exchange(part.told, true)) done.emplace_back(local_rank, waiting);
       rank.waiting.pop_front();
+      ++ready;
     }
   }
   for (const auto& [rank, waiting] : done) {
     events_.OnGradientReady(rank, waiting.tensor, waiting.round, waiting.priority);
-    ++ready;
   }
   return ready;
 }
@@ -374,14 +419,22 @@ int GpuStage::AskTaken() {
           delivery->round.status != pipeline::Status::kOk)
         continue;
       const Part& part = rank->second.parts.at(delivery->round.tensor);
+      if (!part.ready) {  // Its events were lost.
+        done = false;
+        break;
+      }
       NodeGpu& gpu = node_.At(part.gpu);
       absl::Status status;
       if (!delivery->recorded) status = gpu.device->Record(part.taken, gpu.signals);
       const auto asked = gpu.device->Query(part.taken);
       status.Update(asked.status());
-      if (!status.ok()) return Fail(StatusText(status)), finished;
+      if (!status.ok()) {
+        if (!FoundLost(status)) Fail(StatusText(status));
+        return finished;
+      }
       done = done && *asked;
     }
+    if (!done && !delivery->recorded) continue;
     delivery->recorded = true;
     if (!done) continue;
     for (const LocalRank local_rank : delivery->ranks) {
@@ -400,7 +453,7 @@ int GpuStage::AnswerUnexports() {
   for (auto& [local_rank, rank] : ranks_) {
     if (rank.left || rank.jobs > 0) continue;
     for (std::optional<Buffer>& buffer : rank.buffers) {
-      if (!buffer || !buffer->leaving) continue;
+      if (!buffer || !buffer->leaving || IsLost(buffer->gpu)) continue;
       node_.At(buffer->gpu).imports->Release({rank.life, buffer->buffer_id}).IgnoreError();
       const uint32_t request = buffer->leave_request;
       buffer.reset();
@@ -431,15 +484,13 @@ int GpuStage::SweepRanks() {
 
 void GpuStage::ReleaseRank(Rank& rank) {
   std::set<gpu::GpuUuid> uuids;
-  for (const auto& [tensor, part] : rank.parts) {
-    DeviceOf(part.gpu).DestroyEvent(part.pushed);
-    DeviceOf(part.gpu).DestroyEvent(part.taken);
-  }
+  for (const auto& [tensor, part] : rank.parts) DestroyEvents(part);
   for (const std::optional<Buffer>& buffer : rank.buffers) {
     if (buffer) uuids.insert(buffer->gpu);
   }
   for (const gpu::GpuUuid& uuid : uuids) {
-    node_.At(uuid).imports->ReleaseOwner(rank.life).IgnoreError();
+    NodeGpu* const gpu = node_.Find(uuid);  // Null: lost.
+    if (gpu != nullptr) gpu->imports->ReleaseOwner(rank.life).IgnoreError();
   }
 }
 
@@ -457,7 +508,7 @@ void GpuStage::CloseUnusedGpus() {
   }
   std::vector<gpu::GpuUuid> unused;
   for (const auto& [uuid, gpu] : node_.gpus()) {
-    if (!used.contains(uuid)) unused.push_back(uuid);
+    if (!used.contains(uuid) && !IsLost(uuid)) unused.push_back(uuid);
   }
   for (const gpu::GpuUuid& uuid : unused) {
     if (!collectives_.Release(uuid)) {

@@ -50,6 +50,8 @@ class GpuEvents {
   // The round's result lies in the tensors of all ranks that pushed it from a GPU.
   virtual void OnDelivered(const pipeline::CompleteRound& round) = 0;
   virtual void OnUnexported(LocalRank rank, uint32_t request) = 0;
+  // The events of its tensors are void: it places them again, and pushes again what is open.
+  virtual void OnEventsLost(LocalRank rank) = 0;
   // This node cannot go on.
   virtual void OnGpuFailed(const std::string& text) = 0;
   virtual void OnGpuNote(const std::string& text) = 0;  // For people.
@@ -61,6 +63,7 @@ struct GpuStageCounters {
   uint64_t pieces_by_host = 0;        // Copied to the host, and combined there.
   uint64_t pieces_delivered = 0;
   uint64_t collectives_failed = 0;
+  uint64_t gpus_reopened = 0;
 };
 
 // Where gradients on GPUs become contributions in host memory, and results go back: docs/gpu.md.
@@ -102,9 +105,15 @@ class GpuStage {
     gpu::EventHandle taken;
   };
   absl::StatusOr<Placed> Place(LocalRank rank, pipeline::TensorIndex tensor, uint32_t buffer);
+  struct Source {
+    uint32_t buffer = 0;
+    uint64_t offset = 0;
+    bool again = false;  // The round that is open, since events were lost.
+  };
   // INVALID_ARGUMENT: the rank made no sense.
   absl::Status Push(LocalRank rank, pipeline::TensorIndex tensor, Round round, int32_t priority,
-                    uint32_t buffer, uint64_t offset);
+                    const Source& source);
+
   // It pushes nothing more. What it pushed is still summed; its memory goes when nothing needs it.
   void OnRankLeft(LocalRank rank);
   bool IsGone(LocalRank rank) const { return !ranks_.contains(rank); }
@@ -148,6 +157,7 @@ class GpuStage {
   struct Buffer {
     gpu::GpuUuid gpu;
     uint64_t buffer_id = 0;
+    gpu::MemoryHandle handle;
     gpu::DeviceSpan span;
     bool leaving = false;
     uint32_t leave_request = 0;
@@ -157,9 +167,13 @@ class GpuStage {
     gpu::GpuUuid gpu;
     gpu::EventId pushed;
     gpu::EventId taken;
-    bool open = false;  // A round of it is.
+    bool placed = false;  // It has these events; false again when the GPU is lost.
+    bool open = false;    // A round of it is.
+    bool told = false;    // To the core that round was pushed.
+    bool ready = false;   // Its bytes may be read, and written.
     Round round;
     uint32_t buffer = 0;
+    uint64_t offset = 0;
     gpu::DeviceSpan span;
   };
   struct Waiting {
@@ -178,6 +192,12 @@ class GpuStage {
     bool Usable(uint32_t number) const {
       return number < buffers.size() && buffers[number] && !buffers[number]->leaving;
     }
+  };
+  struct LostGpu {
+    absl::Status why;
+    bool closed = false;
+    int64_t since_ns = 0;
+    int64_t retry_at_ns = 0;
   };
   struct Range {
     uint64_t offset = 0;  // In the tensor.
@@ -218,20 +238,23 @@ class GpuStage {
     GpuSet gpus;  // That it works on.
     int64_t deadline_ns = 0;
     bool through_staging = false;
+    bool writes_ranks = false;  // Copies into tensors of ranks have been posted.
     uint64_t elements() const { return range.length / DTypeSize(job->dtype); }
     uint64_t shard_elements() const { return (elements() + gpus.size() - 1) / gpus.size(); }
   };
 
   Rank* Find(LocalRank rank);
   const Part* OpenPart(LocalRank rank, pipeline::TensorIndex tensor, Round round) const;
-  absl::Status CheckPush(const Rank& rank, pipeline::TensorIndex tensor, uint32_t buffer,
-                         uint64_t offset) const;
+  absl::Status CheckPush(const Rank& rank, pipeline::TensorIndex tensor, Round round,
+                         const Source& source) const;
   int AskGradients();
   int AskTaken();
   int AnswerUnexports();
   int SweepRanks();
   void ReleaseRank(Rank& rank);
   void CloseUnusedGpus();
+  absl::Status MakeEvents(Part& part);
+  void DestroyEvents(const Part& part);
   void Pin(pipeline::TensorIndex tensor, const gpu::GpuUuid& uuid);
   void Unpin(pipeline::TensorIndex tensor);
   void Queue(std::shared_ptr<Job> job);
@@ -242,6 +265,8 @@ class GpuStage {
   int StartPieces(int64_t now_ns);
   int StepLane(Lane& lane, int64_t now_ns);
   bool MayStart(const Job& job, const Range& range) const;
+  // All of its memory on GPUs is there.
+  bool IsReady(const Job& job) const;
   Path ChoosePath(const Job& job, const GpuSet& gpus, bool host_only, int64_t now_ns);
   uint64_t PieceBytes(const Job& job, Path path, const GpuSet& gpus, size_t lane);
   absl::Status Post(Lane& lane);
@@ -259,12 +284,6 @@ class GpuStage {
   void OnCopied(Lane& lane);
   void CombineOnHost(Lane& lane);
   void PieceDone(Lane& lane);
-  // Gives the lane's piece back to its job, for the host, when its streams have come to rest.
-  void Redo(Lane& lane);
-  void GiveBack(Lane& lane);
-  void OnPieceFailed(Lane& lane, const absl::Status& status, int64_t now_ns);
-  void OnCollectiveFailed(GpuSet gpus, const absl::Status& status, int64_t now_ns);
-  bool AsideOf(Lane& lane, std::vector<std::pair<gpu::GpuUuid, LanePart>>& aside);
   size_t IndexOf(const Lane& lane) const { return static_cast<size_t>(&lane - lanes_.data()); }
   LanePart& PartOf(const Lane& lane, const gpu::GpuUuid& uuid) {
     return node_.At(uuid).lanes[IndexOf(lane)];
@@ -278,12 +297,32 @@ class GpuStage {
   static GpuSet GpusOf(const Job& job);
   std::string Describe(const Lane& lane) const;
 
+  // gpu_failures.cc
+  // Gives the lane's piece back to its job, for the host, when its streams have come to rest.
+  void Redo(Lane& lane);
+  void GiveBack(Lane& lane);
+  void OnPieceFailed(Lane& lane, const absl::Status& status, int64_t now_ns);
+  void OnCollectiveFailed(GpuSet gpus, const absl::Status& status, int64_t now_ns);
+  bool AsideOf(Lane& lane, std::vector<std::pair<gpu::GpuUuid, LanePart>>& aside);
+  // Looks for GPUs that are lost, of which `status` may tell. False: it tells of something else.
+  bool FoundLost(const absl::Status& status);
+  void OnGpuLost(const gpu::GpuUuid& uuid, const absl::Status& why);
+  int TendLost();
+  // Whether the lost context is gone, with what was pinned in it.
+  bool CloseLost(const gpu::GpuUuid& uuid);
+  absl::Status Reopen(const gpu::GpuUuid& uuid);
+  absl::Status Remap(NodeGpu& gpu, const gpu::GpuUuid& uuid, Rank& rank);
+  bool IsLost(const gpu::GpuUuid& uuid) const { return lost_.contains(uuid); }
+  bool AnyLost(const GpuSet& gpus) const;
+  bool Uses(const Rank& rank, const gpu::GpuUuid& uuid) const;
+
   const GpuStageOptions options_;
   const HostTensors& host_;
   GpuEvents& events_;
   GpuNode node_;
   GpuCollectives collectives_;
   std::map<LocalRank, Rank> ranks_;
+  std::map<gpu::GpuUuid, LostGpu> lost_;
   uint64_t next_life_ = 1;
   std::deque<std::shared_ptr<Job>> jobs_;  // That have ranges for lanes.
   std::vector<Lane> lanes_;
@@ -291,6 +330,7 @@ class GpuStage {
   // Of rounds that this agent alone finishes: the ranges whose results are on the host so far.
   std::map<pipeline::TensorIndex, std::vector<Range>> host_results_;
   std::map<pipeline::TensorIndex, std::pair<gpu::GpuUuid, std::span<std::byte>>> pinned_;
+  int64_t now_ns_ = 0;  // Of the last Poll.
   bool close_gpus_ = false;
   bool failed_ = false;
   GpuStageCounters counters_;

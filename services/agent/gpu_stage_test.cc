@@ -115,6 +115,10 @@ class Fixture final : public HostTensors, public GpuEvents {
     REQUIRE(exported.ok());
     CHECK(exported->bytes == rank.memory.bytes);
     rank.buffer = exported->buffer;
+    Place(number);
+  }
+  void Place(LocalRank number) {
+    TestRank& rank = *ranks[number.value()];
     const auto placed = stage->Place(number, TensorIndex{0}, rank.buffer);
     REQUIRE(placed.ok());
     rank.pushed = *rank.device->ImportEvent(placed->pushed);
@@ -165,6 +169,16 @@ class Fixture final : public HostTensors, public GpuEvents {
   void OnUnexported(LocalRank rank, uint32_t request) override {
     unexported.emplace_back(rank, request);
   }
+  void OnEventsLost(LocalRank number) override {
+    TestRank& rank = *ranks[number.value()];
+    rank.device->DestroyEvent(rank.pushed);
+    rank.device->DestroyEvent(rank.taken);
+    Place(number);
+    ++placed_again;
+    if (delivered) return;
+    REQUIRE(rank.device->Record(rank.pushed, rank.stream).ok());
+    REQUIRE(stage->Push(number, TensorIndex{0}, round, 0, {rank.buffer, 256, true}).ok());
+  }
   void OnGpuFailed(const std::string& text) override { failed = text; }
   void OnGpuNote(const std::string& text) override { notes.push_back(text); }
 
@@ -200,7 +214,7 @@ class Fixture final : public HostTensors, public GpuEvents {
     REQUIRE(from.device->Record(from.pushed, from.stream).ok());
     REQUIRE(stage
                 ->Push(LocalRank{static_cast<uint32_t>(rank)}, TensorIndex{0}, round, 0,
-                       from.buffer, 256)
+                       {from.buffer, 256})
                 .ok());
   }
   void PushAll() {
@@ -243,6 +257,10 @@ class Fixture final : public HostTensors, public GpuEvents {
     REQUIRE(failed.empty());
     for (size_t i = 0; i < ranks.size(); ++i) CheckResult(i);
   }
+  // The agent's own.
+  void LoseContext(size_t gpu) {
+    machine->LoseContext(*stage->node().gpus().at(machine->uuid(gpu)).device);
+  }
   void NothingLeft() {
     for (size_t i = 0; i < ranks.size(); ++i)
       stage->OnRankLeft(LocalRank{static_cast<uint32_t>(i)});
@@ -274,7 +292,8 @@ class Fixture final : public HostTensors, public GpuEvents {
   std::vector<LocalRank> ready_ranks;
   std::set<uint64_t> open_tickets;
   uint64_t next_ticket = 1;
-  bool delivered = false;
+  bool delivered = true;
+  int placed_again = 0;
   std::vector<std::pair<LocalRank, uint32_t>> unexported;
   std::string failed;
   std::vector<std::string> notes;
@@ -421,6 +440,7 @@ TEST_CASE("GpuStage: a broadcast from a rank in host memory, to one on a GPU", "
 TEST_CASE("GpuStage: a push counts when its event is done, not before", "[gpu]") {
   Fixture f({.gpus = {0, 0}});
   f.round = f.round.Next();
+  f.delivered = false;
   f.Push(0);
   f.stage->Poll(f.clock.NowNs());
   CHECK(f.ready_ranks.empty());
@@ -434,7 +454,7 @@ TEST_CASE("GpuStage: what a rank may not say", "[gpu]") {
   Fixture f({.gpus = {0, 1}});
   const auto push = [&](uint32_t buffer, uint64_t offset) {
     return std::string(
-        f.stage->Push(LocalRank{0}, TensorIndex{0}, Round{1}, 0, buffer, offset).message());
+        f.stage->Push(LocalRank{0}, TensorIndex{0}, Round{1}, 0, {buffer, offset}).message());
   };
   using Catch::Matchers::Contains;
   CHECK_THAT(push(1, 0), Contains("buffer 1, which it has not exported"));
@@ -460,17 +480,102 @@ TEST_CASE("GpuStage: memory is given back when no round and no copy needs it", "
   CHECK(f.unexported[0] == std::pair(LocalRank{0}, 9u));
   CHECK(f.machine->mapping_count() == 1);
   CHECK(f.ranks[0]->device->Free(f.ranks[0]->memory).ok());  // The fake objects if it is mapped.
-  CHECK_FALSE(f.stage->Push(LocalRank{0}, TensorIndex{0}, Round{2}, 0, 0, 0).ok());
+  CHECK_FALSE(f.stage->Push(LocalRank{0}, TensorIndex{0}, Round{2}, 0, {}).ok());
   f.NothingLeft();
 }
 
-TEST_CASE("GpuStage: a lost GPU ends the job with its name", "[gpu]") {
+TEST_CASE("GpuStage: a context that is lost at any moment is made anew", "[gpu]") {
+  const auto gpus = GENERATE(std::vector<size_t>{1}, std::vector<size_t>{1, 1},
+                             std::vector<size_t>{0, 1}, std::vector<size_t>{1, 0, 1});
+  const bool pinned = GENERATE(false, true);
+  int reopened = 0;
+  for (uint64_t seed = 1; seed <= 16; ++seed) {
+    INFO("seed " << seed);
+    Fixture f({.gpus = gpus, .elements = 200'001, .pinned = pinned, .seed = seed});
+    f.RoundTrip();
+    f.PushAll();
+    const int64_t moment = f.clock.NowNs() + static_cast<int64_t>(f.random.Below(900'000));
+    f.RunUntil([&] { return f.clock.NowNs() >= moment; });
+    const bool early = !f.delivered;
+    f.LoseContext(1);
+    REQUIRE(f.RunUntil([&] { return f.delivered || !f.failed.empty(); }));
+    CHECK(f.failed.empty());
+    if (early) {
+      for (size_t i = 0; i < f.ranks.size(); ++i) f.CheckResult(i);
+    } else {
+      f.stage->Poll(f.clock.NowNs());
+    }
+    f.RoundTrip();
+    f.RoundTrip();
+    reopened += static_cast<int>(f.stage->counters().gpus_reopened);
+    f.NothingLeft();
+  }
+  CHECK(reopened == 16);
+}
+
+TEST_CASE("GpuStage: alone, a lost context is made anew unless results were being written",
+          "[gpu]") {
+  const auto gpus = GENERATE(std::vector<size_t>{1, 1}, std::vector<size_t>{0, 1});
+  int failed = 0;
+  for (uint64_t seed = 1; seed <= 16; ++seed) {
+    INFO("seed " << seed);
+    Fixture f({.gpus = gpus, .standalone = true, .seed = seed});
+    f.RoundTrip();
+    f.PushAll();
+    const int64_t moment = f.clock.NowNs() + static_cast<int64_t>(f.random.Below(400'000));
+    f.RunUntil([&] { return f.clock.NowNs() >= moment; });
+    f.LoseContext(1);
+    REQUIRE(f.RunUntil([&] { return f.delivered || !f.failed.empty(); }));
+    if (f.failed.empty()) {
+      for (size_t i = 0; i < f.ranks.size(); ++i) f.CheckResult(i);
+      f.RoundTrip();
+      f.NothingLeft();
+    } else {
+      ++failed;
+      CHECK_THAT(f.failed, Catch::Matchers::Contains("Fake GPU 1") &&
+                               Catch::Matchers::Contains("tensor 'w' round 2") &&
+                               Catch::Matchers::Contains("over the contributions"));
+    }
+  }
+  CHECK(failed > 0);
+  CHECK(failed < 16);
+}
+
+TEST_CASE("GpuStage: a push by an event that is lost counts when it is pushed again", "[gpu]") {
+  Fixture f({.gpus = {1, 1}});
+  f.RoundTrip();
+  f.LoseContext(1);
+  f.PushAll();  // Nobody knows of it yet.
+  REQUIRE(f.RunUntil([&] { return f.delivered; }));
+  CHECK(f.placed_again == 2);
+  for (size_t i = 0; i < f.ranks.size(); ++i) f.CheckResult(i);
+  f.NothingLeft();
+}
+
+TEST_CASE("GpuStage: a GPU that does not come back ends the job with its name", "[gpu]") {
   Fixture f({.gpus = {0, 1}});
   f.RoundTrip();
   f.PushAll();
   f.machine->LoseGpu(1);
-  REQUIRE(f.RunUntil([&] { return !f.failed.empty(); }));
-  CHECK_THAT(f.failed, Catch::Matchers::Contains("Fake GPU 1"));
+  const int64_t begin_ns = f.clock.NowNs();
+  REQUIRE(f.RunUntil([&] {
+    f.clock.Advance(10'000'000);
+    return !f.failed.empty();
+  }));
+  CHECK(f.clock.NowNs() - begin_ns >= f.setup.stage.reopen_deadline_ns);
+  CHECK_THAT(f.failed, Catch::Matchers::Contains("Fake GPU 1") &&
+                           Catch::Matchers::Contains("not opened again within 30 s"));
+}
+
+TEST_CASE("GpuStage: ranks that leave while a GPU is lost leave nothing", "[gpu]") {
+  Fixture f({.gpus = {0, 1}});
+  f.RoundTrip();
+  f.PushAll();
+  f.machine->LoseGpu(1);
+  REQUIRE(f.RunUntil([&] { return !f.notes.empty(); }));
+  f.open_tickets.clear();
+  f.stage->Abandon();
+  f.NothingLeft();
 }
 
 }  // namespace

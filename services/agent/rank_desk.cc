@@ -134,6 +134,7 @@ void RankDesk::OnRankPushOnDevice(shm::RankConnectionId connection, LocalRank lo
     server_->Garbage(connection, std::string(pushed.message()), *this);
     return;
   }
+  if (place.again) return;
   ranks_[local_rank.value()].bytes_pushed += memory_->spec(index).bytes();
   bytes_pushed_ += memory_->spec(index).bytes();
 }
@@ -162,6 +163,11 @@ void RankDesk::OnRankUnexport(shm::RankConnectionId connection, shm::RequestId r
 void RankDesk::ReplyUnexported(LocalRank rank, uint32_t request) {
   const Rank& to = ranks_[rank.value()];
   if (to.attached) server_->ReplyUnexported(to.connection, shm::RequestId{request}, {});
+}
+
+void RankDesk::TellEventsLost(LocalRank rank) {
+  const Rank& to = ranks_[rank.value()];
+  if (to.attached) server_->PublishEventsLost(to.connection);
 }
 
 void RankDesk::OnRankPlace(shm::RankConnectionId connection, shm::RequestId request,

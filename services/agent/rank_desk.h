@@ -80,6 +80,7 @@ class RankDesk final : public shm::RankEventSink {
   // Whether the first declaration of the name on this node was of a tensor on a GPU.
   bool IsOnDevice(const std::string& name) const { return device_names_.contains(name); }
   void ReplyUnexported(LocalRank rank, uint32_t request);
+  void TellEventsLost(LocalRank rank);
 
   // A new generation of ranks: the old ones are all gone. Their memory is dropped.
   void Restart(uint32_t tensors_used);

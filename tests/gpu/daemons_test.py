@@ -44,6 +44,10 @@ class Machine:
         self.cluster._processes.append(process)
         return Rank(process)
 
+    def lose(self, gpu: int) -> None:
+        """Takes the agent's context on the GPU from it."""
+        (self.directory / f"lost{gpu}.{self.agent.process.pid}").touch()
+
     def mapped(self) -> int:
         """How many mappings of its GPUs' memory the agent has."""
         maps = Path(f"/proc/{self.agent.process.pid}/maps").read_text()
@@ -143,6 +147,30 @@ class DaemonsTest(unittest.TestCase):
             for rank in ranks:
                 self.assertIn("error agent lost:", rank.wait_for("error "))
                 self.assertEqual(rank.process.wait(DEADLINE_S), 3)
+
+    def test_the_agent_loses_a_gpu(self) -> None:
+        for gpus in ([0, 0], [0, 1]):
+            with self.subTest(gpus=gpus), Cluster() as cluster:
+                machines = self._two_nodes(cluster, len(gpus))
+                ranks = [
+                    machine.rank(i, gpu, "steady")
+                    for machine in machines
+                    for i, gpu in enumerate(gpus)
+                ]
+                step = 2
+                for rank in ranks:
+                    rank.wait_for(f"step {step}")
+                mapped = machines[0].mapped()
+                # In whatever the agent is at; each rank compares every result.
+                for node, gpu in ((0, gpus[-1]), (1, gpus[0]), (0, gpus[-1])):
+                    machines[node].lose(gpu)
+                    step += 4
+                    for rank in ranks:
+                        rank.wait_for(f"step {step}")
+                self.assertEqual(machines[0].mapped(), mapped)
+                for machine, lost in zip(machines, (2, 1), strict=True):
+                    log = cluster.log(machine.agent)
+                    self.assertEqual(log.count("is open again"), lost)
 
     def test_gpus_are_off(self) -> None:
         with Cluster() as cluster:

@@ -118,15 +118,19 @@ class Rank {
     const uint64_t offset = OffsetOf(tensor, round);
     Ok(device_->CopyToDevice(stream_, memory_.Part(offset, tensor.bytes()),
                              host_.first(tensor.bytes())));
-    Ok(device_->Record(tensor.pushed, stream_));
-    Check(talweg_gpu_push_pull(client_, tensor.id, buffer_, offset, TALWEG_DECLARED_PRIORITY, -1,
-                               &tensor.round));
+    PushFrom(tensor, offset);
   }
-  void Take(const Tensor& tensor, uint64_t round) {
+  void Take(Tensor& tensor, uint64_t round) {
     if (on_host_) {
       Check(talweg_wait(client_, tensor.id, tensor.round, host_.data(), -1));
     } else {
-      Check(talweg_wait(client_, tensor.id, tensor.round, nullptr, -1));
+      talweg_status status;
+      while ((status = talweg_wait(client_, tensor.id, tensor.round, nullptr, -1)) ==
+             TALWEG_EVENTS_LOST) {
+        PlaceAgain(tensor);
+        PushFrom(tensor, OffsetOf(tensor, round));
+      }
+      Check(status);
       Ok(device_->Wait(stream_, tensor.taken));
       Ok(device_->CopyToHost(stream_, host_.first(tensor.bytes()),
                              memory_.Part(OffsetOf(tensor, round), tensor.bytes())));
@@ -142,7 +146,7 @@ class Rank {
   }
   void Round(uint64_t round) {
     for (Tensor& tensor : tensors_) Push(tensor, round);
-    for (const Tensor& tensor : tensors_) Take(tensor, round);
+    for (Tensor& tensor : tensors_) Take(tensor, round);
   }
   Tensor& tensor(size_t i) { return tensors_[i]; }
   void Leave() {
@@ -153,6 +157,26 @@ class Rank {
   }
 
  private:
+  void PushFrom(Tensor& tensor, uint64_t offset) {
+    for (;;) {
+      Ok(device_->Record(tensor.pushed, stream_));
+      const talweg_status status = talweg_gpu_push_pull(
+          client_, tensor.id, buffer_, offset, TALWEG_DECLARED_PRIORITY, -1, &tensor.round);
+      if (status != TALWEG_EVENTS_LOST) return Check(status);
+      PlaceAgain(tensor);
+    }
+  }
+  void PlaceAgain(Tensor& tensor) {
+    EventHandle pushed;
+    EventHandle taken;
+    Check(talweg_gpu_place(client_, tensor.id, buffer_,
+                           reinterpret_cast<uint8_t*>(pushed.bytes.data()),
+                           reinterpret_cast<uint8_t*>(taken.bytes.data()), -1));
+    device_->DestroyEvent(tensor.pushed);
+    device_->DestroyEvent(tensor.taken);
+    tensor.pushed = Ok(device_->ImportEvent(pushed));
+    tensor.taken = Ok(device_->ImportEvent(taken));
+  }
   uint64_t OffsetOf(const Tensor& tensor, uint64_t round) const {
     return (static_cast<uint64_t>(&tensor - tensors_) * 2 + (round & 1)) * kTensorBytes;
   }

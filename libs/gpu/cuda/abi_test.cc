@@ -57,6 +57,7 @@ TALWEG_SAME_CALL(DriverApi, DeviceTotalMem, cuDeviceTotalMem_v2);
 TALWEG_SAME_CALL(DriverApi, DeviceGetPciBusId, cuDeviceGetPCIBusId);
 TALWEG_SAME_CALL(DriverApi, PrimaryCtxRetain, cuDevicePrimaryCtxRetain);
 TALWEG_SAME_CALL(DriverApi, PrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2);
+TALWEG_SAME_CALL(DriverApi, PrimaryCtxReset, cuDevicePrimaryCtxReset_v2);
 TALWEG_SAME_CALL(DriverApi, CtxSetCurrent, cuCtxSetCurrent);
 TALWEG_SAME_CALL(DriverApi, CtxGetStreamPriorityRange, cuCtxGetStreamPriorityRange);
 TALWEG_SAME_CALL(DriverApi, MemGetInfo, cuMemGetInfo_v2);

@@ -115,6 +115,8 @@ CudaDevice::~CudaDevice() {
   if (module_ != nullptr) api.ModuleUnload(module_);
   api.CtxSetCurrent(nullptr);
   api.PrimaryCtxRelease(device_);
+  // The runtime under NCCL holds it as well, and would keep what is of no use to anybody.
+  if (!lost_.ok()) api.PrimaryCtxReset(device_);
 }
 
 absl::Status CudaDevice::Enter() {

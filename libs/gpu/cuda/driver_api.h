@@ -101,6 +101,7 @@ inline constexpr unsigned kCuIpcLazyPeerAccess = 1;
   X(DeviceGetPciBusId, "cuDeviceGetPCIBusId", CuResult(char*, int, CuDevice))                     \
   X(PrimaryCtxRetain, "cuDevicePrimaryCtxRetain", CuResult(CuContext*, CuDevice))                 \
   X(PrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", CuResult(CuDevice))                        \
+  X(PrimaryCtxReset, "cuDevicePrimaryCtxReset_v2", CuResult(CuDevice))                            \
   X(CtxSetCurrent, "cuCtxSetCurrent", CuResult(CuContext))                                        \
   X(CtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange", CuResult(int*, int*))               \
   X(MemGetInfo, "cuMemGetInfo_v2", CuResult(size_t*, size_t*))                                    \

@@ -43,7 +43,8 @@ FakeDevice::FakeDevice(World& world, std::shared_ptr<PinnedRegions> pinned, size
 
 FakeDevice::~FakeDevice() {
   world_.Advance();
-  DropStreams();
+  for (const Actor actor : actors_) world_.timeline.Drop(actor);
+  world_.host_clock.Merge(stopped_);
   for (auto& [id, event] : events_) {
     if (!event.imported) event.shared->owner_dead = true;
   }
@@ -67,12 +68,14 @@ FakeDevice::~FakeDevice() {
 
 absl::Status FakeDevice::Ready() {
   world_.Advance();
-  if (!state().lost) return absl::OkStatus();
+  if (!lost_ && !state().lost) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat(Describe(info()), " is lost"));
 }
 
-void FakeDevice::DropStreams() {
+void FakeDevice::Lose() {
+  lost_ = true;
   for (const Actor actor : actors_) world_.timeline.Drop(actor);
+  for (const auto& [id, stream] : streams_) stopped_.Merge(stream.clock);
   streams_.clear();
 }
 

@@ -90,7 +90,9 @@ class FakeDevice final : public Device {
   // Enters the accesses of work that is posted now, and posts it.
   void Post(StreamId stream, Work work, const std::vector<Access>& accesses,
             const std::string& what);
-  void DropStreams();
+  // The context is lost: its work stops where it is, every call is ABORTED. What it did is over
+  // for everybody once it is destroyed.
+  void Lose();
 
  private:
   struct Mapped {
@@ -124,6 +126,8 @@ class FakeDevice final : public Device {
   World& world_;
   const std::shared_ptr<PinnedRegions> pinned_;
   const size_t gpu_;
+  bool lost_ = false;
+  VectorClock stopped_;  // What its streams had posted when it was lost.
   const std::shared_ptr<Descriptor> wakeups_;
   uint64_t next_address_;
   AddressMap<Mapped> memory_;

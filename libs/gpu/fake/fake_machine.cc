@@ -186,8 +186,15 @@ void FakeMachine::LoseGpu(size_t gpu) {
   world_->Advance();
   GpuState& state = world_->gpus.at(gpu);
   state.lost = true;
-  for (FakeDevice* const device : state.devices) device->DropStreams();
+  for (FakeDevice* const device : state.devices) device->Lose();
 }
+
+void FakeMachine::LoseContext(Device& device) {
+  world_->Advance();
+  dynamic_cast<FakeDevice&>(device).Lose();
+}
+
+void FakeMachine::RestoreGpu(size_t gpu) { world_->gpus.at(gpu).lost = false; }
 
 const std::vector<std::string>& FakeMachine::violations() const { return world_->violations; }
 

@@ -81,7 +81,11 @@ class FakeMachine {
   void RefuseImports(absl::Status status);
   // Memory that something else takes of the GPU, instead of what it took before.
   void OccupyMemory(size_t gpu, uint64_t bytes);
+  // For all processes: nothing can be opened on it until it is restored.
   void LoseGpu(size_t gpu);
+  void RestoreGpu(size_t gpu);
+  // For the process whose device it is.
+  void LoseContext(Device& device);
 
   // ----- What has been. -----
 

@@ -122,6 +122,10 @@ struct Pinned {
   AddressMap<std::unique_ptr<std::byte[]>> map;
 };
 
+std::string LossPath(const SharedMachineOptions& options, size_t gpu) {
+  return absl::StrCat(options.directory, "/lost", gpu, ".", getpid());
+}
+
 class SharedDevice final : public Device {
  public:
   SharedDevice(SharedMachineOptions options, GpuInfo info, size_t gpu,
@@ -137,6 +141,7 @@ class SharedDevice final : public Device {
 
   const GpuInfo& info() const override { return info_; }
   absl::StatusOr<MemoryInfo> Memory() override {
+    TALWEG_RETURN_IF_ERROR(Ready());
     return MemoryInfo{info_.memory_bytes, info_.memory_bytes};
   }
   absl::StatusOr<DeviceSpan> Allocate(uint64_t bytes) override {
@@ -174,6 +179,7 @@ class SharedDevice final : public Device {
     return MemoryHandle{entry->value.file->handle()};
   }
   absl::StatusOr<DeviceSpan> Map(const MemoryHandle& handle) override {
+    TALWEG_RETURN_IF_ERROR(Ready());
     TALWEG_ASSIGN_OR_RETURN(auto file, SharedFile::Open(options_.directory, "mem", handle.bytes));
     for (const auto& [address, entry] : memory_.entries()) {
       if (entry.value.file->name() == file->name()) {
@@ -195,6 +201,7 @@ class SharedDevice final : public Device {
     return stream;
   }
   absl::StatusOr<EventId> NewEvent(EventScope) override {
+    TALWEG_RETURN_IF_ERROR(Ready());
     TALWEG_ASSIGN_OR_RETURN(auto file, SharedFile::Make(options_.directory, "ev", kPageBytes));
     const EventId event{next_id_++};
     events_[event] = std::move(file);
@@ -229,6 +236,7 @@ class SharedDevice final : public Device {
                 : absl::InternalError("a stream was to wait for an event that is not done");
   }
   absl::StatusOr<bool> Query(EventId event) override {
+    TALWEG_RETURN_IF_ERROR(Ready());
     TALWEG_ASSIGN_OR_RETURN(EventState* const state, Find(event));
     return state->done.load() >= state->recorded.load();
   }
@@ -285,6 +293,11 @@ class SharedDevice final : public Device {
   }
 
  private:
+  // ABORTED once somebody has said that this process loses the GPU.
+  absl::Status Ready() const {
+    if (access(LossPath(options_, gpu_).c_str(), F_OK) != 0) return absl::OkStatus();
+    return absl::AbortedError(absl::StrCat(Describe(info_), " is lost"));
+  }
   struct Mapped {
     std::shared_ptr<SharedFile> file;
     bool imported = false;
@@ -314,6 +327,7 @@ class SharedDevice final : public Device {
     return pinned_->map.Holder(AddressOf(bytes.data()), bytes.size(), kPinnedMemory).status();
   }
   absl::Status CheckStream(StreamId stream) const {
+    TALWEG_RETURN_IF_ERROR(Ready());
     if (streams_.contains(stream)) return absl::OkStatus();
     return absl::InvalidArgumentError("no such stream");
   }
@@ -412,6 +426,7 @@ class SharedPlatform final : public Platform {
   absl::StatusOr<std::unique_ptr<Device>> Open(const GpuUuid& uuid) override {
     for (size_t gpu = 0; gpu < infos_.size(); ++gpu) {
       if (infos_[gpu].uuid != uuid) continue;
+      unlink(LossPath(options_, gpu).c_str());  // Another context.
       return std::make_unique<SharedDevice>(options_, infos_[gpu], gpu, pinned_);
     }
     return NoSuchGpu(uuid, infos_);

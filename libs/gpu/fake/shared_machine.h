@@ -11,8 +11,9 @@
 #include "libs/gpu/device.h"
 
 // Fake GPUs that several processes share: a test's ranks and the agent that serves them. Memory and
-// events are files of a directory, which is the machine; handles are their names. Work is done when
-// it is posted. Nothing of time, order and races is found here: that is FakeMachine's.
+// events are files of a directory, which is the machine; handles are their names. A file
+// lostGPU.PID there takes that GPU's context from that process, until it opens it again. Work is
+// done when it is posted. Nothing of time, order and races is found here: that is FakeMachine's.
 namespace talweg::gpu::fake {
 
 struct SharedMachineOptions {

@@ -132,8 +132,12 @@ class Client {
     uint32_t readers = 0;  // Threads that copy a result out.
     bool pushing = false;
     bool on_device = false;  // The open round's result goes to a GPU.
-    bool failed = false;     // A round has ended without a result: no later one has any.
-    Mapping own_result;      // Where Result sums to; guarded by result_mutex_.
+    // AgentLine::events_lost when its events were asked for; and those behind which its last round
+    // was pushed, which may also be read without the lock.
+    uint32_t placed_at = 0;
+    std::atomic<uint32_t> pushed_at{0};
+    bool failed = false;  // A round has ended without a result: no later one has any.
+    Mapping own_result;   // Where Result sums to; guarded by result_mutex_.
     uint64_t own_result_round = 0;
 
     std::byte* ContributionOf(uint64_t round) const {
@@ -225,6 +229,15 @@ class Client {
   RankStatus BeginPush(Tensor& tensor, std::byte** contribution, bool* nobody_sums,
                        ErrorText& error);
   static RankStatus FailOnDevice(const Tensor& tensor, ErrorText& error);
+  static RankStatus FailEventsLost(const Tensor& tensor, ErrorText& error);
+  uint32_t EventsLost() const {
+    return control_.agent_line().events_lost.load(std::memory_order_seq_cst);
+  }
+  // Of the tensor's open round.
+  bool LostItsEvents(const Tensor& tensor) const {
+    return tensor.pushed_at.load(std::memory_order_relaxed) != EventsLost();
+  }
+  bool PushesAgain(Tensor& tensor);
   // Puts it into the ring, and rings.
   RankStatus FinishPush(Tensor& tensor, RingEntry entry, bool declared_priority, int64_t timeout_ns,
                         uint64_t* round, ErrorText& error);

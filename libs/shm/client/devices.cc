@@ -65,14 +65,17 @@ RankStatus Client::UnexportBuffer(uint32_t buffer, int64_t timeout_ns, ErrorText
 RankStatus Client::PlaceTensor(uint32_t index, uint32_t buffer, int64_t timeout_ns,
                                GpuHandleBytes* pushed, GpuHandleBytes* taken, ErrorText& error) {
   if (Forked()) return FailForked(error);
-  const Tensor* tensor = Find(index);
+  Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
+  const uint32_t asked_at = EventsLost();  // What is lost from here on may be what is answered.
   PendingAnswer pending;
   const RankStatus status =
       AskOfDevice(Place{index, buffer}, NameOf(*tensor), timeout_ns, pending, error);
   if (status != RankStatus::kOk) return status;
   *pushed = pending.placed.pushed;
   *taken = pending.placed.taken;
+  const MutexLock lock(state_mutex_);
+  tensor->placed_at = asked_at;
   return RankStatus::kOk;
 }
 
@@ -88,18 +91,39 @@ RankStatus Client::PushOnDevice(uint32_t index, uint32_t buffer, uint64_t offset
                       "on a GPU first",
                       NameOf(*tensor));
   }
+  {
+    const MutexLock lock(state_mutex_);
+    if (tensor->placed_at != EventsLost()) return FailEventsLost(*tensor, error);
+  }
+  uint64_t flags = kPushOnDevice | uint64_t{buffer} << kPushBufferShift;
   std::byte* contribution = nullptr;
   bool nobody_sums = false;
-  if (const RankStatus begun = BeginPush(*tensor, &contribution, &nobody_sums, error);
-      begun != RankStatus::kOk) {
+  if (PushesAgain(*tensor)) {
+    flags |= kPushAgain;
+  } else if (const RankStatus begun = BeginPush(*tensor, &contribution, &nobody_sums, error);
+             begun != RankStatus::kOk) {
     return begun;
   }
-  return FinishPush(*tensor,
-                    {.tensor = index,
-                     .priority = priority,
-                     .flags = kPushOnDevice | uint64_t{buffer} << kPushBufferShift,
-                     .device_offset = offset},
-                    declared_priority, timeout_ns, round, error);
+  return FinishPush(
+      *tensor, {.tensor = index, .priority = priority, .flags = flags, .device_offset = offset},
+      declared_priority, timeout_ns, round, error);
+}
+
+// Whether what is pushed now is the round that is open; it is being pushed then.
+bool Client::PushesAgain(Tensor& tensor) {
+  const MutexLock lock(state_mutex_);
+  const bool again = !tensor.pushing && tensor.pushed > tensor.taken && tensor.on_device &&
+                     tensor.pushed_at.load(std::memory_order_relaxed) != tensor.placed_at;
+  if (again) tensor.pushing = true;
+  return again;
+}
+
+RankStatus Client::FailEventsLost(const Tensor& tensor, ErrorText& error) {
+  return error.Fail(RankStatus::kEventsLost,
+                    "tensor '%s': the agent has lost its GPU, and with it the tensor's events, and "
+                    "has opened it again: place the tensor (talweg_gpu_place), open the events, "
+                    "record `pushed` and push again",
+                    NameOf(tensor));
 }
 
 }  // namespace talweg::shm

@@ -107,7 +107,9 @@ RankStatus Client::RingPush(Tensor& tensor, RingEntry entry, const Deadline& dea
           const MutexLock state_lock(state_mutex_);
           tensor.pushing = false;
           tensor.on_device = entry.flags != 0;
-          *round = ++tensor.pushed;
+          tensor.pushed_at.store(tensor.placed_at, std::memory_order_relaxed);
+          if ((entry.flags & kPushAgain) == 0) ++tensor.pushed;
+          *round = tensor.pushed;
         }
         entry.round = *round;
         control_.ring_entry(sequence) = entry;
@@ -166,6 +168,7 @@ RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
   if (Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
+  bool on_device = false;
   {
     const MutexLock lock(state_mutex_);
     if (round == 0 || round > tensor->pushed) {
@@ -174,6 +177,7 @@ RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
                         NameOf(*tensor), static_cast<unsigned long long>(round),
                         static_cast<unsigned long long>(tensor->pushed));
     }
+    on_device = tensor->on_device;
   }
   const std::atomic<uint64_t>& completed = control_.tensor_state(index).completed_round;
   const auto done = [&] { return completed.load(std::memory_order_seq_cst) >= round; };
@@ -185,6 +189,7 @@ RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
     case Awaited::kOver: return FailOver(over, NameOf(*tensor), error);
     case Awaited::kTimeout: break;
   }
+  if (on_device && LostItsEvents(*tensor)) return FailEventsLost(*tensor, error);
   return RankStatus::kPending;
 }
 
@@ -196,6 +201,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
   const std::atomic<uint64_t>& completed = control_.tensor_state(index).completed_round;
   const int64_t begin_ns = MonotonicNs();
   statistics_.waits.fetch_add(1, std::memory_order_relaxed);
+  bool on_device = false;
   {
     // Who is too late for a round must not wait for one that nobody has pushed.
     const MutexLock lock(state_mutex_);
@@ -205,15 +211,18 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
                         NameOf(*tensor), static_cast<unsigned long long>(round),
                         static_cast<unsigned long long>(tensor->pushed));
     }
-    if (tensor->on_device && out != nullptr) return FailOnDevice(*tensor, error);
+    on_device = tensor->on_device;
+    if (on_device && out != nullptr) return FailOnDevice(*tensor, error);
     // Two waits for one round: the second must not lose its result to a push after the first. From
     // here on a push is kBusy.
     ++tensor->readers;
   }
   RankStatus over = RankStatus::kOk;
   const Deadline deadline(timeout_ns);
-  Awaited awaited = Await([&] { return completed.load(std::memory_order_seq_cst) >= round; },
+  const auto complete = [&] { return completed.load(std::memory_order_seq_cst) >= round; };
+  Awaited awaited = Await([&] { return complete() || (on_device && LostItsEvents(*tensor)); },
                           deadline, control_.rank_line().waiters, &over);
+  const bool events_lost = awaited == Awaited::kDone && !complete();
   if (awaited == Awaited::kDone && tensor->ranks_sum && out != nullptr && RoundSucceeded(index)) {
     awaited = AwaitContributions(*tensor, deadline, &over);
   }
@@ -222,7 +231,8 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
   RankStatus status = RankStatus::kOk;
   switch (awaited) {
     case Awaited::kDone:
-      status = RoundStatus(index, *tensor, round, error);
+      status =
+          events_lost ? FailEventsLost(*tensor, error) : RoundStatus(index, *tensor, round, error);
       if (status == RankStatus::kOk && out != nullptr) {
         if (tensor->ranks_sum) {
           status = SumContributions(*tensor, round, static_cast<std::byte*>(out), error);
@@ -243,7 +253,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
   }
   const MutexLock lock(state_mutex_);
   --tensor->readers;
-  if (awaited == Awaited::kDone) {
+  if (awaited == Awaited::kDone && !events_lost) {
     if (tensor->taken < round) tensor->taken = round;
     if (!RoundSucceeded(index)) tensor->failed = true;
   }

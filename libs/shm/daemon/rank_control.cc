@@ -120,6 +120,10 @@ void RankControl::PublishSleepSequence(uint32_t sequence) {
   view_.agent_line().sleep_sequence.store(sequence, std::memory_order_seq_cst);
 }
 
+void RankControl::PublishEventsLost() {
+  view_.agent_line().events_lost.store(++events_lost_, std::memory_order_seq_cst);
+}
+
 bool RankControl::WakeNeeded(Waiter waiter) const {
   // Sequentially consistent, like what was published before and like the rank's "register, look
   // again": either the rank sees what was published, or its registration is seen here. (Not fences:

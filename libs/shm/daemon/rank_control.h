@@ -46,6 +46,7 @@ class RankControl {
   // Only the first call counts.
   void PublishFailure(RankStatus status, std::string_view text);
   void PublishSleepSequence(uint32_t sequence);
+  void PublishEventsLost();
 
   enum class Waiter { kForRound, kForRoom };
   // Whether a Wake has to be sent after something was published. Says true once for each Wake that
@@ -62,6 +63,7 @@ class RankControl {
   uint64_t consumed_ = 0;
   uint64_t consumed_published_ = 0;
   uint64_t texts_ = 0;
+  uint32_t events_lost_ = 0;
   uint32_t wakes_sent_ = 0;
   bool failed_ = false;
 };

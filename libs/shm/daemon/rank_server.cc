@@ -429,13 +429,27 @@ int RankServerImpl::DrainRing(Connection& connection, int pushes_max, RankEventS
   return pushes;
 }
 
+std::string RankServerImpl::CheckRound(const TensorOfRank& tensor, const RingEntry& entry) {
+  const bool again = (entry.flags & kPushAgain) != 0;
+  if (!again && tensor.completed < tensor.pushed) {
+    return "a push of tensor " + std::to_string(entry.tensor) + " while its round " +
+           std::to_string(tensor.pushed) + " is open";
+  }
+  const uint64_t round = again ? tensor.pushed : tensor.pushed + 1;
+  if (entry.round == round && round > 0) return "";
+  return "a push of round " + std::to_string(entry.round) + " of tensor " +
+         std::to_string(entry.tensor) + ", whose " + (again ? "last" : "next") + " round is " +
+         std::to_string(round);
+}
+
 std::string RankServerImpl::TakePush(Connection& connection, const RingEntry& entry,
                                      RankEventSink& sink) {
   if (entry.tensor >= connection.tensors.size() || !connection.tensors[entry.tensor].declared) {
     return "a push of tensor " + std::to_string(entry.tensor) + ", which it has not declared";
   }
   const auto flags = static_cast<uint32_t>(entry.flags);
-  const bool on_device = flags == kPushOnDevice && config_.takes_devices;
+  const bool again = flags == (kPushOnDevice | kPushAgain);
+  const bool on_device = (flags == kPushOnDevice || again) && config_.takes_devices;
   if ((flags != 0 && !on_device) || (flags == 0 && entry.flags != 0)) {
     return "a push with unknown flags " + std::to_string(entry.flags);
   }
@@ -444,24 +458,16 @@ std::string RankServerImpl::TakePush(Connection& connection, const RingEntry& en
     return "a push from host memory of tensor " + std::to_string(entry.tensor) +
            ", which it has declared on a GPU";
   }
-  if (tensor.completed < tensor.pushed) {
-    return "a push of tensor " + std::to_string(entry.tensor) + " while its round " +
-           std::to_string(tensor.pushed) + " is open";
-  }
-  if (entry.round != tensor.pushed + 1) {
-    return "a push of round " + std::to_string(entry.round) + " of tensor " +
-           std::to_string(entry.tensor) + ", whose next round is " +
-           std::to_string(tensor.pushed + 1);
-  }
+  if (const std::string wrong = CheckRound(tensor, entry); !wrong.empty()) return wrong;
   tensor.pushed = entry.round;
-  ++counters_.pushes;
+  if (!again) ++counters_.pushes;
   // A round that ended before this rank pushed it (aborted for all) is over for it too.
   if (tensor.completed >= entry.round || job_failure_) return "";
   if (on_device) {
     sink.OnRankPushOnDevice(
         connection.id, connection.local_rank, TensorIndex(entry.tensor), Round(entry.round),
         entry.priority,
-        {static_cast<uint32_t>(entry.flags >> kPushBufferShift), entry.device_offset});
+        {static_cast<uint32_t>(entry.flags >> kPushBufferShift), entry.device_offset, again});
     return "";
   }
   sink.OnRankPush(connection.id, connection.local_rank, TensorIndex(entry.tensor),

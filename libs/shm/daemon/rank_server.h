@@ -80,6 +80,7 @@ struct RankExport {
 struct DevicePlace {
   uint32_t buffer = 0;
   uint64_t offset = 0;
+  bool again = false;  // The round that is open, whose event was lost.
 };
 
 struct RankGone {
@@ -233,6 +234,9 @@ class RankServer {
                                const Unexported& answer) = 0;
   virtual void ReplyPlaced(RankConnectionId connection, RequestId request,
                            const Placed& answer) = 0;
+  // The events that it was given with Placed are void, now: it asks for others, and pushes once
+  // more what is open.
+  virtual void PublishEventsLost(RankConnectionId connection) = 0;
   // A rank sent `why`: it is told, disconnected, and reported to the sink as gone. Only inside a
   // call of the sink's.
   virtual void Garbage(RankConnectionId connection, const std::string& why,

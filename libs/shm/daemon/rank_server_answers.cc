@@ -161,6 +161,13 @@ void RankServerImpl::ReplyPlaced(RankConnectionId id, RequestId request, const P
   if (connection != nullptr) Send(*connection, {.request = request.value(), .body = answer});
 }
 
+void RankServerImpl::PublishEventsLost(RankConnectionId id) {
+  Connection* connection = FindOpen(id);
+  if (connection == nullptr || connection->state != Connection::State::kActive) return;
+  connection->control->PublishEventsLost();
+  Wake(*connection, RankControl::Waiter::kForRound);
+}
+
 void RankServerImpl::PublishCompletion(const Completion& completion) {
   ++counters_.completions;
   const uint32_t index = completion.tensor.value();

@@ -96,6 +96,7 @@ class RankServerImpl final : public RankServer {
   void ReplyExported(RankConnectionId id, RequestId request, const Exported& answer) override;
   void ReplyUnexported(RankConnectionId id, RequestId request, const Unexported& answer) override;
   void ReplyPlaced(RankConnectionId id, RequestId request, const Placed& answer) override;
+  void PublishEventsLost(RankConnectionId id) override;
   void Garbage(RankConnectionId id, const std::string& why, RankEventSink& sink) override;
   void PublishCompletion(const Completion& completion) override;
   void FailAll(RankStatus status, std::string_view text) override;
@@ -123,6 +124,7 @@ class RankServerImpl final : public RankServer {
   int DrainRing(Connection& connection, int pushes_max, RankEventSink& sink);
   // Why the entry makes no sense, or "".
   std::string TakePush(Connection& connection, const RingEntry& entry, RankEventSink& sink);
+  static std::string CheckRound(const TensorOfRank& tensor, const RingEntry& entry);
 
   void RefuseWith(Connection& connection, RankStatus status, std::string_view text);
   void FailRank(Connection& connection, RankStatus status, std::string_view text);

@@ -123,8 +123,27 @@ TEST_CASE("Memory of GPUs is offered, named in pushes, and taken back") {
   REQUIRE(fixture.sink.places.size() == 1);
   CHECK(fixture.sink.places[0].buffer == 7);
   CHECK(fixture.sink.places[0].offset == 64);
+  CHECK_FALSE(fixture.sink.places[0].again);
+  fixture.server->PublishEventsLost(fixture.sink.connections[0]);
+  CHECK(rank.control().agent_line().events_lost.load() == 1);
+  rank.Push(0, 1, OnDevice(7) | kPushAgain, 128);
+  fixture.Settle();
+  REQUIRE(fixture.sink.places.size() == 2);
+  CHECK(fixture.sink.places[1].again);
+  CHECK(fixture.server->counters().pushes == 1);
   fixture.server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(1)});
+  rank.Push(0, 1, OnDevice(7) | kPushAgain, 128);  // Too late: nobody needs it.
+  fixture.Settle();
+  CHECK(fixture.sink.places.size() == 2);
   std::string text;
+  SECTION("again, of a round that is not the last") {
+    rank.Push(0, 2, OnDevice(7) | kPushAgain);
+    text = "a push of round 2 of tensor 0, whose last round is 1";
+  }
+  SECTION("again, from host memory") {
+    rank.Push(0, 1, kPushAgain);
+    text = "unknown flags 2";
+  }
   SECTION("from host memory, of which it has none") {
     rank.Push(0, 2);
     text = "a push from host memory of tensor 0, which it has declared on a GPU";

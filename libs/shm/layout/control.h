@@ -61,7 +61,10 @@ struct alignas(64) AgentLine {
   // Odd: the agent sleeps, or is about to. The rank that has seen an odd value after its push sends
   // one Doorbell for it.
   std::atomic<uint32_t> sleep_sequence;
-  uint32_t reserved[13];
+  // How often this rank's events on GPUs were lost; those of a tensor are good if it was placed
+  // since.
+  std::atomic<uint32_t> events_lost;
+  uint32_t reserved[12];
 };
 
 struct alignas(64) RankLine {
@@ -85,6 +88,8 @@ struct FailureText {
 // half, at offset `device_offset`; the tensor's event `pushed` was recorded behind it. The result
 // goes there.
 inline constexpr uint64_t kPushOnDevice = 1;
+// With it: the round that is open once more, since the event behind which it was pushed was lost.
+inline constexpr uint64_t kPushAgain = 2;
 inline constexpr uint32_t kPushBufferShift = 32;
 
 // One push. Plain words: the agent takes them after it has seen `submitted`, with acquire.
@@ -136,6 +141,7 @@ static_assert(offsetof(ControlHeader, texts_offset) == 72);
 static_assert(offsetof(ControlHeader, text_slots) == 80);
 static_assert(std::is_standard_layout_v<AgentLine> && sizeof(AgentLine) == 64);
 static_assert(offsetof(AgentLine, failure_status) == 4 && offsetof(AgentLine, sleep_sequence) == 8);
+static_assert(offsetof(AgentLine, events_lost) == 12);
 static_assert(std::is_standard_layout_v<RankLine> && sizeof(RankLine) == 64);
 static_assert(offsetof(RankLine, waiters) == 8 && offsetof(RankLine, push_waiters) == 12);
 static_assert(offsetof(RankLine, wakes_seen) == 16);

@@ -29,9 +29,10 @@ enum class RankStatus : uint32_t {
   kPending = 17,           // The round is not complete yet (poll).
   kProtocol = 18,          // The other side sent what is no message.
   kInternal = 19,          // A defect of ours.
+  kEventsLost = 20,        // The tensor's events on a GPU: place it again, push what is open again.
 };
 
-inline constexpr uint32_t kRankStatusCount = 20;
+inline constexpr uint32_t kRankStatusCount = 21;
 
 // "kOk" -> "ok": a short name, static storage. "unknown" for a value that is no status.
 constexpr const char* RankStatusName(RankStatus status) {
@@ -56,6 +57,7 @@ constexpr const char* RankStatusName(RankStatus status) {
     case RankStatus::kPending: return "pending";
     case RankStatus::kProtocol: return "protocol error";
     case RankStatus::kInternal: return "internal error";
+    case RankStatus::kEventsLost: return "events lost";
   }
   return "unknown";
 }

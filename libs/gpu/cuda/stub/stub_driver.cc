@@ -161,6 +161,10 @@ CuResult cuDevicePrimaryCtxRelease_v2(CuDevice device) {
   --Get().contexts[device - 40];
   return kCuSuccess;
 }
+CuResult cuDevicePrimaryCtxReset_v2(CuDevice device) {
+  ++Get().resets[device - 40];
+  return kCuSuccess;
+}
 CuResult cuCtxSetCurrent(CuContext context) {
   Get().current_gpu =
       context == nullptr ? -1 : static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 40;

@@ -11,6 +11,7 @@
 #include <catch2/catch.hpp>
 
 #include "libs/gpu/cuda/cuda_platform.h"
+#include "libs/gpu/cuda/stub/stub_machine.h"
 #include "libs/gpu/testing/harness.h"
 
 namespace talweg::gpu {
@@ -200,6 +201,11 @@ TEST_CASE("cuda: an error of the context is the device's end, another is not", "
     CHECK(absl::IsAborted(doomed.device->Query(its).status()));
     CHECK(absl::IsAborted(doomed.device->Allocate(1).status()));
     CHECK(doomed.devices[1]->Allocate(1).ok());
+    // Whoever opens it next gets a context that is good.
+    const int before = cuda::stub::Machine::Get().resets[0];
+    doomed.devices.clear();
+    CHECK(cuda::stub::Machine::Get().resets[0] == before + 1);
+    CHECK(cuda::stub::Machine::Get().resets[1] == 0);
   }
 }
 

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is done about pieces, collectives and GPUs that fail.
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "libs/status/status.h"
+#include "services/agent/gpu_stage.h"
+
+namespace talweg::agent {
+
+// ----- Pieces and collectives. -----
+
+void GpuStage::Redo(Lane& lane) {
+  lane.step = Step::kDraining;
+  Record(lane).IgnoreError();  // What fails here fails when it is asked.
+}
+
+void GpuStage::GiveBack(Lane& lane) {
+  const std::shared_ptr<Job> job = std::exchange(lane.job, nullptr);
+  lane.step = Step::kFree;
+  --job->pieces;
+  if (job->abandoned) {
+    if (job->pieces == 0 && job->ranges.empty()) JobDone(job);
+    return;
+  }
+  if (job->ranges.empty()) jobs_.push_front(job);
+  lane.range.host_only = true;
+  job->ranges.push_front(lane.range);
+}
+
+void GpuStage::OnPieceFailed(Lane& lane, const absl::Status& status, int64_t now_ns) {
+  if (FoundLost(status)) {  // Then the lane is being drained already, or is now.
+    if (lane.step != Step::kDraining) Redo(lane);
+    return;
+  }
+  if (absl::IsUnavailable(status) && lane.path == Path::kCollective &&
+      lane.step != Step::kCopying && lane.step != Step::kDraining) {
+    return OnCollectiveFailed(lane.gpus, status, now_ns);
+  }
+  if (absl::IsUnimplemented(status) && lane.path != Path::kHost) {
+    for (const gpu::GpuUuid& uuid : lane.gpus) node_.At(uuid).has_kernels = false;
+    events_.OnGpuNote(
+        absl::StrCat("ranks that share a GPU are summed on the host: ", StatusText(status)));
+    return Redo(lane);
+  }
+  if (absl::IsResourceExhausted(status) && lane.path != Path::kHost && lane.path != Path::kDirect) {
+    return Redo(lane);
+  }
+  Fail(absl::StrCat(Describe(lane), ": ", StatusText(status)));
+}
+
+bool GpuStage::AsideOf(Lane& lane, std::vector<std::pair<gpu::GpuUuid, LanePart>>& aside) {
+  for (const gpu::GpuUuid& uuid : lane.gpus) {
+    if (IsLost(uuid)) continue;
+    const auto old = node_.TakeAside(node_.At(uuid), IndexOf(lane));
+    if (!old.ok()) {
+      Fail(absl::StrCat(Describe(lane), ": after a collective failed: ", StatusText(old.status())));
+      return false;
+    }
+    aside.emplace_back(uuid, *old);
+  }
+  return true;
+}
+
+void GpuStage::OnCollectiveFailed(GpuSet gpus, const absl::Status& status, int64_t now_ns) {
+  ++counters_.collectives_failed;
+  std::vector<std::pair<gpu::GpuUuid, LanePart>> aside;
+  std::vector<Lane*> affected;
+  std::string text;
+  for (Lane& lane : lanes_) {
+    if (lane.step == Step::kFree || lane.step == Step::kCopying || lane.step == Step::kDraining ||
+        lane.gpus != gpus) {
+      continue;
+    }
+    if (text.empty()) text = Describe(lane);
+    affected.push_back(&lane);
+    if (lane.step != Step::kAwaitCommunicator && !AsideOf(lane, aside)) return;
+  }
+  events_.OnGpuNote(absl::StrCat(text, ": ", StatusText(status),
+                                 "; summed on the host until the communicator is made anew"));
+  collectives_.Fail(gpus, std::move(aside), now_ns);
+  for (Lane* const lane : affected) Redo(*lane);
+}
+
+// ----- GPUs that are lost, and opened again. -----
+//
+// A context that is lost (a fault of the GPU's, or of a neighbour's under MPS) takes the agent's
+// streams, events, mappings and pinned memory with it, but nothing of the ranks': they have
+// contexts of their own. So what was begun is given up, the GPU is opened again, the ranks' memory
+// mapped anew, and what is not over done again. Only the events, which were the agent's, the ranks
+// have to ask for: they push once more what is open, and until then nothing touches that memory.
+
+bool GpuStage::AnyLost(const GpuSet& gpus) const {
+  return std::any_of(gpus.begin(), gpus.end(),
+                     [this](const gpu::GpuUuid& uuid) { return IsLost(uuid); });
+}
+
+bool GpuStage::Uses(const Rank& rank, const gpu::GpuUuid& uuid) const {
+  return std::any_of(rank.buffers.begin(), rank.buffers.end(),
+                     [&](const auto& buffer) { return buffer && buffer->gpu == uuid; });
+}
+
+bool GpuStage::FoundLost(const absl::Status& status) {
+  if (!absl::IsAborted(status) && !absl::IsUnavailable(status)) return false;
+  std::vector<std::pair<gpu::GpuUuid, absl::Status>> found;
+  bool any = absl::IsAborted(status) && !lost_.empty();
+  for (const auto& [uuid, gpu] : node_.gpus()) {
+    if (IsLost(uuid)) continue;
+    const absl::Status why = gpu.device->Memory().status();
+    if (absl::IsAborted(why)) found.emplace_back(uuid, why);
+  }
+  for (const auto& [uuid, why] : found) OnGpuLost(uuid, why);
+  return any || !found.empty();
+}
+
+void GpuStage::OnGpuLost(const gpu::GpuUuid& uuid, const absl::Status& why) {
+  lost_[uuid] = {.why = why, .since_ns = now_ns_};
+  events_.OnGpuNote(absl::StrCat(StatusText(why), "; it is opened again"));
+  for (auto& [local_rank, rank] : ranks_) {
+    for (auto& [tensor, part] : rank.parts) {
+      if (part.gpu == uuid) part.placed = part.ready = false;
+    }
+    std::erase_if(rank.waiting, [&rank](const Waiting& waiting) {
+      return !rank.parts.at(waiting.tensor).placed;
+    });
+  }
+  for (const std::shared_ptr<Delivery>& delivery : deliveries_) {
+    if (delivery->round.status == pipeline::Status::kOk) delivery->recorded = false;
+  }
+  for (Lane& lane : lanes_) {
+    if (lane.step == Step::kFree || lane.step == Step::kDraining || !AnyLost(lane.gpus)) continue;
+    if (lane.job->is_final && lane.writes_ranks) {
+      // Of some ranks the contribution is gone, and others have no result.
+      return Fail(absl::StrCat(Describe(lane), ": ", StatusText(why),
+                               "; its results were being written over the contributions"));
+    }
+    if (lane.step == Step::kCopying) {
+      Redo(lane);
+    } else {
+      OnCollectiveFailed(lane.gpus, why, now_ns_);
+    }
+  }
+}
+
+int GpuStage::TendLost() {
+  int work = 0;
+  std::vector<gpu::GpuUuid> back;
+  for (auto& [uuid, lost] : lost_) {
+    absl::Status status = lost.why;
+    if (!lost.closed && CloseLost(uuid)) {
+      lost.closed = true;
+      ++work;
+    }
+    const bool is_used = std::any_of(ranks_.begin(), ranks_.end(),
+                                     [&](const auto& entry) { return Uses(entry.second, uuid); });
+    if (lost.closed && now_ns_ >= lost.retry_at_ns) {
+      ++work;
+      status = is_used ? Reopen(uuid) : absl::OkStatus();
+      if (status.ok()) back.push_back(uuid);
+      if (absl::IsAborted(status)) lost.closed = node_.Find(uuid) == nullptr;  // Lost again.
+      lost.retry_at_ns = now_ns_ + options_.reopen_every_ns;
+    }
+    if (!status.ok() && now_ns_ >= lost.since_ns + options_.reopen_deadline_ns) {
+      Fail(absl::StrCat(StatusText(lost.why), "; not opened again within ",
+                        options_.reopen_deadline_ns / 1'000'000'000, " s: ", StatusText(status)));
+      return work;
+    }
+  }
+  for (const gpu::GpuUuid& uuid : back) {
+    lost_.erase(uuid);
+    close_gpus_ = true;  // If nobody uses it any more.
+    NodeGpu* const gpu = node_.Find(uuid);
+    if (gpu == nullptr) continue;
+    ++counters_.gpus_reopened;
+    events_.OnGpuNote(absl::StrCat(gpu::Describe(gpu->device->info()), " is open again"));
+    for (auto& [local_rank, rank] : ranks_) {
+      for (const auto& [tensor, part] : rank.parts) {
+        if (part.gpu == uuid) Pin(tensor, uuid);
+      }
+      if (!rank.left && Uses(rank, uuid)) events_.OnEventsLost(local_rank);
+    }
+  }
+  return work;
+}
+
+bool GpuStage::CloseLost(const gpu::GpuUuid& uuid) {
+  const bool any_lane = std::any_of(lanes_.begin(), lanes_.end(),
+                                    [](const Lane& lane) { return lane.step != Step::kFree; });
+  if (any_lane || !collectives_.Release(uuid)) return false;
+  std::erase_if(pinned_, [&](const auto& entry) { return entry.second.first == uuid; });
+  node_.Close(uuid);
+  return true;
+}
+
+absl::Status GpuStage::Reopen(const gpu::GpuUuid& uuid) {
+  TALWEG_ASSIGN_OR_RETURN(NodeGpu* const gpu, node_.Open(uuid));
+  for (auto& [local_rank, rank] : ranks_) {
+    if (!Uses(rank, uuid)) continue;
+    TALWEG_RETURN_IF_ERROR(Annotate(Remap(*gpu, uuid, rank),
+                                    absl::StrCat("memory of local rank ", local_rank.value())));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GpuStage::Remap(NodeGpu& gpu, const gpu::GpuUuid& uuid, Rank& rank) {
+  for (std::optional<Buffer>& buffer : rank.buffers) {
+    if (!buffer || buffer->gpu != uuid) continue;
+    TALWEG_ASSIGN_OR_RETURN(buffer->span,
+                            gpu.imports->Map({rank.life, buffer->buffer_id}, buffer->handle));
+  }
+  for (auto& [tensor, part] : rank.parts) {
+    if (part.gpu != uuid || !part.open) continue;
+    part.span = rank.buffers[part.buffer]->span.Part(part.offset, host_.Spec(tensor).bytes());
+    part.ready = rank.left;  // It pushes no more: its gradient was there when it was told of.
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace talweg::agent

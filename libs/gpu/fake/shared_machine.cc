@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/gpu/fake/shared_machine.h"
 
-#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
-#include <fcntl.h>
 #include <sys/eventfd.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <map>
@@ -23,97 +17,13 @@
 #include "libs/base/bytes.h"
 #include "libs/base/check.h"
 #include "libs/gpu/address_map.h"
+#include "libs/gpu/fake/shared_files.h"
 #include "libs/gpu/kernels/reduce_plan.h"
 #include "libs/runtime/descriptor.h"
 #include "libs/status/status.h"
 
 namespace talweg::gpu::fake {
 namespace {
-
-constexpr size_t kPageBytes = 4096;
-using HandleBytes = std::array<std::byte, 64>;
-
-// A file of the machine, mapped. Whoever made it holds a lock on it for as long as it lives.
-class SharedFile {
- public:
-  static absl::StatusOr<std::shared_ptr<SharedFile>> Make(const std::string& directory,
-                                                          const std::string& kind, size_t bytes) {
-    uint64_t number = 0;
-    TALWEG_CHECK(getrandom(&number, sizeof number, 0) == sizeof number);
-    auto file = std::make_shared<SharedFile>();
-    file->name_ = absl::StrCat(kind, absl::Hex(number, absl::kZeroPad16));
-    file->path_ = absl::StrCat(directory, "/", file->name_);
-    file->made_ = true;
-    file->fd_ = Descriptor(open(file->path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    if (!file->fd_.valid() || ftruncate(file->fd_.get(), static_cast<off_t>(bytes)) != 0 ||
-        flock(file->fd_.get(), LOCK_EX | LOCK_NB) != 0) {
-      return ErrnoStatus(errno, "a fake GPU's " + file->path_);
-    }
-    TALWEG_RETURN_IF_ERROR(file->Map(bytes));
-    return file;
-  }
-  static absl::StatusOr<std::shared_ptr<SharedFile>> Open(const std::string& directory,
-                                                          const std::string& kind,
-                                                          const HandleBytes& handle) {
-    const char* const text = reinterpret_cast<const char*>(handle.data());
-    auto file = std::make_shared<SharedFile>();
-    file->name_.assign(text, strnlen(text, handle.size()));
-    const bool is_name =
-        file->name_.starts_with(kind) && std::all_of(file->name_.begin(), file->name_.end(),
-                                                     [](char c) { return std::isalnum(c) != 0; });
-    file->path_ = absl::StrCat(directory, "/", file->name_);
-    if (is_name) file->fd_ = Descriptor(open(file->path_.c_str(), O_RDWR | O_CLOEXEC));
-    struct stat status = {};
-    if (!file->fd_.valid() || fstat(file->fd_.get(), &status) != 0 ||
-        flock(file->fd_.get(), LOCK_EX | LOCK_NB) == 0) {
-      return absl::InvalidArgumentError("not a handle of a living process's memory or event");
-    }
-    TALWEG_RETURN_IF_ERROR(file->Map(static_cast<size_t>(status.st_size)));
-    return file;
-  }
-  SharedFile() = default;
-  SharedFile(const SharedFile&) = delete;
-  SharedFile& operator=(const SharedFile&) = delete;
-  ~SharedFile() {
-    if (data_ != nullptr) munmap(data_, bytes_);
-    if (made_ && fd_.valid()) unlink(path_.c_str());
-  }
-
-  HandleBytes handle() const {
-    HandleBytes bytes = {};
-    std::memcpy(bytes.data(), name_.data(), name_.size());
-    return bytes;
-  }
-  const std::string& name() const { return name_; }
-  std::byte* data() const { return data_; }
-  size_t bytes() const { return bytes_; }
-
- private:
-  absl::Status Map(size_t bytes) {
-    void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
-    if (at == MAP_FAILED) return ErrnoStatus(errno, "mapping a fake GPU's " + path_);
-    data_ = static_cast<std::byte*>(at);
-    bytes_ = bytes;
-    return absl::OkStatus();
-  }
-
-  std::string name_;
-  std::string path_;
-  bool made_ = false;
-  Descriptor fd_;
-  std::byte* data_ = nullptr;
-  size_t bytes_ = 0;
-};
-
-// The first bytes of a memory's file: on which GPU, and how long. The memory follows on a page.
-struct MemoryHeader {
-  uint64_t gpu;
-  uint64_t bytes;
-};
-struct EventState {
-  std::atomic<uint64_t> recorded;
-  std::atomic<uint64_t> done;
-};
 
 uint64_t AddressOf(const std::byte* data) { return reinterpret_cast<uint64_t>(data); }
 std::byte* At(uint64_t address) { return reinterpret_cast<std::byte*>(address); }
@@ -146,8 +56,7 @@ class SharedDevice final : public Device {
   }
   absl::StatusOr<DeviceSpan> Allocate(uint64_t bytes) override {
     if (bytes == 0) return absl::InvalidArgumentError("an allocation of no bytes");
-    TALWEG_ASSIGN_OR_RETURN(auto file,
-                            SharedFile::Make(options_.directory, "mem", kPageBytes + bytes));
+    TALWEG_ASSIGN_OR_RETURN(auto file, NewFile(kMemoryKind, kHeaderBytes + bytes));
     const MemoryHeader header = {gpu_, bytes};
     std::memcpy(file->data(), &header, sizeof header);
     return Keep(std::move(file), bytes, false);
@@ -180,7 +89,7 @@ class SharedDevice final : public Device {
   }
   absl::StatusOr<DeviceSpan> Map(const MemoryHandle& handle) override {
     TALWEG_RETURN_IF_ERROR(Ready());
-    TALWEG_ASSIGN_OR_RETURN(auto file, SharedFile::Open(options_.directory, "mem", handle.bytes));
+    TALWEG_ASSIGN_OR_RETURN(auto file, OpenFile(kMemoryKind, handle.bytes));
     for (const auto& [address, entry] : memory_.entries()) {
       if (entry.value.file->name() == file->name()) {
         return absl::InvalidArgumentError("the handle's memory is mapped, or this process's own");
@@ -188,7 +97,7 @@ class SharedDevice final : public Device {
     }
     MemoryHeader header;
     std::memcpy(&header, file->data(), sizeof header);
-    if (header.gpu != gpu_ || header.bytes + kPageBytes > file->bytes()) {
+    if (header.gpu != gpu_ || header.bytes + kHeaderBytes > file->bytes()) {
       return absl::InvalidArgumentError("not a handle of memory on " + Describe(info_));
     }
     return Keep(std::move(file), header.bytes, true);
@@ -202,7 +111,7 @@ class SharedDevice final : public Device {
   }
   absl::StatusOr<EventId> NewEvent(EventScope) override {
     TALWEG_RETURN_IF_ERROR(Ready());
-    TALWEG_ASSIGN_OR_RETURN(auto file, SharedFile::Make(options_.directory, "ev", kPageBytes));
+    TALWEG_ASSIGN_OR_RETURN(auto file, NewFile(kEventKind, kHeaderBytes));
     const EventId event{next_id_++};
     events_[event] = std::move(file);
     return event;
@@ -213,7 +122,7 @@ class SharedDevice final : public Device {
     return EventHandle{at->second->handle()};
   }
   absl::StatusOr<EventId> ImportEvent(const EventHandle& handle) override {
-    TALWEG_ASSIGN_OR_RETURN(auto file, SharedFile::Open(options_.directory, "ev", handle.bytes));
+    TALWEG_ASSIGN_OR_RETURN(auto file, OpenFile(kEventKind, handle.bytes));
     const EventId event{next_id_++};
     events_[event] = std::move(file);
     return event;
@@ -238,7 +147,7 @@ class SharedDevice final : public Device {
   absl::StatusOr<bool> Query(EventId event) override {
     TALWEG_RETURN_IF_ERROR(Ready());
     TALWEG_ASSIGN_OR_RETURN(EventState* const state, Find(event));
-    return state->done.load() >= state->recorded.load();
+    return state->IsDone();
   }
   int WaitDescriptor() const override { return wakeups_.get(); }
   absl::Status WakeWhenDone(EventId) override {
@@ -303,8 +212,19 @@ class SharedDevice final : public Device {
     bool imported = false;
   };
 
+  absl::StatusOr<std::shared_ptr<SharedFile>> NewFile(const char* kind, size_t bytes) const {
+    auto file = SharedFile::Make(options_.directory, kind, bytes);
+    if (file == nullptr) return ErrnoStatus(errno, "a fake GPU's file in " + options_.directory);
+    return file;
+  }
+  absl::StatusOr<std::shared_ptr<SharedFile>> OpenFile(const char* kind,
+                                                       const HandleBytes& handle) const {
+    auto file = SharedFile::Open(options_.directory, kind, handle);
+    if (file != nullptr) return file;
+    return absl::InvalidArgumentError("not a handle of a living process's memory or event");
+  }
   DeviceSpan Keep(std::shared_ptr<SharedFile> file, uint64_t bytes, bool imported) {
-    const DeviceSpan span = {AddressOf(file->data()) + kPageBytes, bytes};
+    const DeviceSpan span = {AddressOf(file->data()) + kHeaderBytes, bytes};
     memory_.Insert(span.address, bytes, {std::move(file), imported});
     return span;
   }
@@ -416,10 +336,9 @@ class SharedPlatform final : public Platform {
  public:
   explicit SharedPlatform(SharedMachineOptions options) : options_(std::move(options)) {
     for (size_t gpu = 0; gpu < options_.gpu_count; ++gpu) {
-      GpuInfo info{.name = absl::StrCat("Fake GPU ", gpu), .memory_bytes = uint64_t{1} << 34};
-      info.uuid.bytes.fill(0xfa);
-      info.uuid.bytes.back() = static_cast<uint8_t>(gpu);
-      infos_.push_back(std::move(info));
+      infos_.push_back({.uuid = {SharedUuid(gpu)},
+                        .name = absl::StrCat("Fake GPU ", gpu),
+                        .memory_bytes = uint64_t{1} << 34});
     }
   }
   absl::StatusOr<std::vector<GpuInfo>> Gpus() override { return infos_; }
@@ -459,15 +378,9 @@ absl::StatusOr<std::unique_ptr<Platform>> NewSharedPlatform(const SharedMachineO
 }
 
 absl::StatusOr<SharedMachineOptions> ParseSharedMachine(const std::string& text) {
-  SharedMachineOptions options;
-  const size_t colon = text.rfind(':');
-  if (colon == std::string::npos || colon == 0 ||
-      !absl::SimpleAtoi(text.substr(colon + 1), &options.gpu_count) || options.gpu_count == 0 ||
-      options.gpu_count > 64) {
-    return absl::InvalidArgumentError("'" + text + "' is not DIRECTORY:COUNT, with 1 to 64 GPUs");
-  }
-  options.directory = text.substr(0, colon);
-  return options;
+  const auto options = ReadSharedMachine(text);
+  if (options) return *options;
+  return absl::InvalidArgumentError("'" + text + "' is not DIRECTORY:COUNT, with 1 to 64 GPUs");
 }
 
 }  // namespace talweg::gpu::fake

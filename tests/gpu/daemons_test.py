@@ -3,55 +3,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import unittest
 from collections.abc import Sequence
-from pathlib import Path
 
-from cluster import DEADLINE_S, RUNFILES, Cluster, Daemon, Rank
-
-PROGRAM = RUNFILES / "tests" / "gpu" / "gpu_rank"
-
-
-class Machine:
-    """One host: an agent, its fake GPUs, and ranks on them."""
-
-    def __init__(self, cluster: Cluster, node: int, ranks: int, options: Sequence[str]) -> None:
-        self.cluster = cluster
-        self.directory = cluster.directory / f"gpus{node}"
-        self.directory.mkdir()
-        self.gpus = f"{self.directory}:4"
-        self.agent: Daemon = cluster.agent(
-            node,
-            [f"--test_fake_gpus={self.gpus}", f"--rank_count={ranks}", *options],
-        )
-
-    def rank(self, local_rank: int, gpu: int, what: str) -> Rank:
-        process = subprocess.Popen(
-            [
-                str(PROGRAM),
-                self.agent.addresses["socket"],
-                str(local_rank),
-                self.gpus,
-                str(gpu),
-                what,
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.cluster._processes.append(process)
-        return Rank(process)
-
-    def lose(self, gpu: int) -> None:
-        """Takes the agent's context on the GPU from it."""
-        (self.directory / f"lost{gpu}.{self.agent.process.pid}").touch()
-
-    def mapped(self) -> int:
-        """How many mappings of its GPUs' memory the agent has."""
-        maps = Path(f"/proc/{self.agent.process.pid}/maps").read_text()
-        return sum(f"{self.directory}/" in line for line in maps.splitlines())
+from cluster import DEADLINE_S, Cluster, Rank
+from machine import Machine, two_nodes
 
 
 class DaemonsTest(unittest.TestCase):
@@ -59,24 +15,6 @@ class DaemonsTest(unittest.TestCase):
         for rank in ranks:
             rank.wait_for("done")
             self.assertEqual(rank.process.wait(DEADLINE_S), 0)
-
-    def _two_nodes(self, cluster: Cluster, ranks: int) -> list[Machine]:
-        scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
-        cluster.aggregator(scheduler, "a0")
-        return [
-            Machine(
-                cluster,
-                node,
-                ranks,
-                [
-                    f"--scheduler={scheduler}",
-                    f"--node_rank={node}",
-                    "--min_members=2",
-                    "--max_members=2",
-                ],
-            )
-            for node in range(2)
-        ]
 
     def test_alone(self) -> None:
         for gpus in ([0], [0, 0], [0, 1], [2, 0, 2]):
@@ -90,7 +28,7 @@ class DaemonsTest(unittest.TestCase):
     def test_two_nodes(self) -> None:
         for gpus in ([0], [0, 0], [0, 1]):
             with self.subTest(gpus=gpus), Cluster() as cluster:
-                machines = self._two_nodes(cluster, len(gpus))
+                machines = two_nodes(cluster, len(gpus))
                 self._finish(
                     [
                         machine.rank(i, gpu, "rounds")
@@ -101,7 +39,7 @@ class DaemonsTest(unittest.TestCase):
 
     def test_a_rank_in_host_memory_beside_one_on_a_gpu(self) -> None:
         with Cluster() as cluster:
-            machines = self._two_nodes(cluster, 2)
+            machines = two_nodes(cluster, 2)
             self._finish(
                 [
                     machine.rank(i, 0, what)
@@ -125,7 +63,7 @@ class DaemonsTest(unittest.TestCase):
 
     def test_a_rank_is_killed_with_its_gpu_at_work(self) -> None:
         with Cluster() as cluster:
-            machines = self._two_nodes(cluster, 2)
+            machines = two_nodes(cluster, 2)
             ranks = [
                 machine.rank(i, 0, "stall" if (node, i) == (0, 1) else "steady")
                 for node, machine in enumerate(machines)

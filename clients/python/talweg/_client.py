@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -61,21 +61,46 @@ class Declaration:
     op: Op
     root_rank: int
 
+    @property
+    def nbytes(self) -> int:
+        return self.count * _DTYPE_BYTES[self.dtype]
+
+    def wire(self) -> tuple[int, int, int, int]:
+        """As the library's declarations take it."""
+        return int(self.dtype), int(self.op), self.root_rank, self.count
+
 
 @dataclass
 class Handle:
     """An open round of one tensor: poll() and synchronize() take it.
 
-    `keep` holds whatever must stay alive until then; `result` is what synchronize() returns.
+    `keep` holds whatever must stay alive until then; `result` is what synchronize() returns, once
+    it has called `finish`.
     """
 
     tensor: int
     round: int
     name: str
-    out_address: int
+    out_address: int = 0  # 0: nothing is copied.
     result: Any = None
     keep: Any = None
+    finish: Callable[[], None] | None = None
     done: bool = False
+
+    def is_complete(self, connection: _native.Connection) -> bool:
+        """Whether take() would not wait."""
+        return connection.poll(self.tensor, self.round)
+
+    def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
+        """Waits for the round and copies its result out."""
+        connection.wait(self.tensor, self.round, self.out_address, timeout_s)
+
+
+@dataclass
+class _Declared:
+    tensor: int
+    declaration: Declaration
+    on_host: bool  # This rank may push it from host memory.
 
 
 # Launchers tell a process its place on the node under names of their own.
@@ -107,21 +132,28 @@ class Client:
     """A rank. Any thread may call any method; a round belongs to whoever pushed it."""
 
     def __init__(self, agent_socket: str | None = None, timeout_s: float = 60.0) -> None:
-        self._native = _native.Connection(
+        self.connection = _native.Connection(
             agent_socket, local_rank_from_environment(os.environ), timeout_s
         )
-        self.rank: int = self._native.rank
-        self.size: int = self._native.size
-        self.local_rank: int = self._native.local_rank
-        self.local_size: int = self._native.local_size
+        self.rank: int = self.connection.rank
+        self.size: int = self.connection.size
+        self.local_rank: int = self.connection.local_rank
+        self.local_size: int = self.connection.local_size
         self._lock = threading.Lock()
-        self._tensors: dict[str, tuple[int, Declaration]] = {}
+        self._tensors: dict[str, _Declared] = {}
         self._auto_names: dict[str, int] = {}
         self._pushed_bytes = 0
+        self._closers: list[Callable[[], None]] = []
 
     def close(self) -> None:
         """Says goodbye to the agent. A second call does nothing."""
-        self._native.close()
+        self.connection.close()
+        while self._closers:
+            self._closers.pop()()
+
+    def call_when_closed(self, closer: Callable[[], None]) -> None:
+        """Has close() call it, behind the goodbye."""
+        self._closers.append(closer)
 
     @property
     def pushed_bytes(self) -> int:
@@ -135,41 +167,66 @@ class Client:
             self._auto_names[kind] = number + 1
         return f"{kind}.{number}"
 
+    def _known(self, name: str, declaration: Declaration) -> _Declared | None:
+        with self._lock:
+            known = self._tensors.get(name)
+        if known is not None and known.declaration != declaration:
+            raise InvalidArgument(
+                f"tensor '{name}' was declared as {_describe(known.declaration)} and is now used "
+                f"as {_describe(declaration)}: give the second use a name of its own"
+            )
+        return known
+
+    def _on_host(self, name: str, declaration: Declaration) -> int | None:
+        known = self._known(name, declaration)
+        return known.tensor if known is not None and known.on_host else None
+
     def declare(self, name: str, declaration: Declaration, priority: int = 0) -> int:
         """Agrees with the other ranks on a tensor; returns its number. Cheap when repeated."""
-        tensor = self._known(name, declaration)
+        tensor = self._on_host(name, declaration)
         if tensor is None:
             [tensor] = self._declare_new([(name, declaration, priority)])
         return tensor
 
     def declare_all(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
         """declare() of many names with their priorities, which takes little longer than of one."""
-        self._declare_new([each for each in declarations if self._known(*each[:2]) is None])
-
-    def _known(self, name: str, declaration: Declaration) -> int | None:
-        with self._lock:
-            known = self._tensors.get(name)
-        if known is None:
-            return None
-        tensor, agreed = known
-        if agreed != declaration:
-            raise InvalidArgument(
-                f"tensor '{name}' was declared as {_describe(agreed)} and is now used as "
-                f"{_describe(declaration)}: give the second use a name of its own"
-            )
-        return tensor
+        self._declare_new([each for each in declarations if self._on_host(*each[:2]) is None])
 
     def _declare_new(self, declarations: Sequence[tuple[str, Declaration, int]]) -> list[int]:
-        tensors = self._native.declare_all(
-            [
-                (name, int(each.dtype), int(each.op), each.root_rank, priority, each.count)
-                for name, each, priority in declarations
-            ]
+        tensors = self.connection.declare_all(
+            [(name, *each.wire(), priority) for name, each, priority in declarations]
         )
         with self._lock:
             for (name, declaration, _), tensor in zip(declarations, tensors):
-                self._tensors[name] = (tensor, declaration)
+                self._tensors[name] = _Declared(tensor, declaration, on_host=True)
         return tensors
+
+    def declare_on_gpu(
+        self, name: str, declaration: Declaration, priority: int, buffer: int
+    ) -> tuple[int, bytes, bytes]:
+        """The same of a tensor that is pushed from the GPU that an exported buffer lies on.
+
+        Returns its number and the handles of its events `pushed` and `taken`.
+        """
+        self._known(name, declaration)
+        placed = self.connection.gpu_declare(name, *declaration.wire(), priority, buffer)
+        with self._lock:
+            self._tensors.setdefault(name, _Declared(placed[0], declaration, on_host=False))
+        return placed
+
+    def check_push(self, name: str, declaration: Declaration) -> None:
+        """InvalidArgument for what no round can be of."""
+        if declaration.count == 0:
+            raise InvalidArgument(f"tensor '{name}' has no elements: leave it out")
+        if declaration.root_rank >= self.size:
+            raise InvalidArgument(
+                f"root_rank is {declaration.root_rank}, but the job has {self.size} ranks "
+                f"(0 to {self.size - 1})"
+            )
+
+    def count_push(self, declaration: Declaration) -> None:
+        """Adds a round that was started to pushed_bytes."""
+        self._pushed_bytes += declaration.nbytes
 
     def push(
         self,
@@ -180,23 +237,18 @@ class Client:
         priority: int = 0,
         result: Any = None,
         keep: Any = None,
+        finish: Callable[[], None] | None = None,
     ) -> Handle:
         """Starts a round with the `count` elements at `address`; they are copied at once."""
-        if declaration.count == 0:
-            raise InvalidArgument(f"tensor '{name}' has no elements: leave it out")
-        if declaration.root_rank >= self.size:
-            raise InvalidArgument(
-                f"root_rank is {declaration.root_rank}, but the job has {self.size} ranks "
-                f"(0 to {self.size - 1})"
-            )
+        self.check_push(name, declaration)
         tensor = self.declare(name, declaration, priority)
-        round_ = self._native.push_pull(tensor, address, priority)
-        self._pushed_bytes += declaration.count * _DTYPE_BYTES[declaration.dtype]
-        return Handle(tensor, round_, name, out_address, result, keep)
+        round_ = self.connection.push_pull(tensor, address, priority)
+        self.count_push(declaration)
+        return Handle(tensor, round_, name, out_address, result, keep, finish)
 
     def poll(self, handle: Handle) -> bool:
         """Whether synchronize() would return at once."""
-        return handle.done or self._native.poll(handle.tensor, handle.round)
+        return handle.done or handle.is_complete(self.connection)
 
     def synchronize(self, handle: Handle, timeout_s: float | None = None) -> Any:
         """Waits for the round, copies its result out and returns it.
@@ -206,9 +258,11 @@ class Client:
         """
         if handle.done:
             raise Busy(f"the handle of tensor '{handle.name}' was synchronized before")
-        self._native.wait(handle.tensor, handle.round, handle.out_address, timeout_s)
+        handle.take(self.connection, timeout_s)
         handle.done = True
-        handle.keep = None
+        if handle.finish is not None:
+            handle.finish()
+        handle.finish = handle.keep = None
         return handle.result
 
     def run(self, name: str, array: np.ndarray, op: Op, root_rank: int = 0) -> None:

@@ -95,7 +95,42 @@ _PROTOTYPES = {
     ),
     "talweg_poll": (ctypes.c_int, [_client_p, _u32, _u64]),
     "talweg_wait": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _i64]),
+    "talweg_gpu_export": (
+        ctypes.c_int,
+        [
+            _client_p,
+            ctypes.c_char_p,
+            _u64,
+            ctypes.c_char_p,
+            _i64,
+            ctypes.POINTER(_u32),
+            ctypes.POINTER(_u64),
+        ],
+    ),
+    "talweg_gpu_unexport": (ctypes.c_int, [_client_p, _u32, _i64]),
+    "talweg_gpu_declare": (
+        ctypes.c_int,
+        [
+            _client_p,
+            ctypes.c_char_p,
+            ctypes.c_int,
+            ctypes.c_int,
+            _u32,
+            _u64,
+            _i32,
+            _u32,
+            ctypes.c_char_p,
+            ctypes.c_char_p,
+            _i64,
+            ctypes.POINTER(_u32),
+        ],
+    ),
+    "talweg_gpu_push_pull": (
+        ctypes.c_int,
+        [_client_p, _u32, _u32, _u64, _i32, _i64, ctypes.POINTER(_u64)],
+    ),
 }
+_GPU_HANDLE_BYTES = 64
 _ABI_MAJOR = 1
 
 
@@ -156,6 +191,12 @@ def _nanoseconds(timeout_s: float | None) -> int:
     return min(int(timeout_s * 1e9), 2**62)
 
 
+def _encode(name: str) -> bytes:
+    if "\0" in name:
+        raise errors.InvalidArgument(f"tensor name {name!r} contains a NUL character")
+    return name.encode()
+
+
 class Connection:
     """A talweg_client. Any thread may call any method; close() ends the others' waits."""
 
@@ -188,13 +229,17 @@ class Connection:
         """Says goodbye. The client's memory stays: another thread may still be on its way out."""
         self._library.talweg_shutdown(self._handle, _nanoseconds(timeout_s))
 
+    def check_health(self) -> None:
+        """Raises why rounds cannot go on, if they cannot; asks the socket."""
+        self._check(self._library.talweg_health(self._handle))
+
     def declare_all(self, declarations: Sequence[tuple[str, int, int, int, int, int]]) -> list[int]:
-        """Name, dtype, op, root rank, priority and count of each."""
-        for name, *_ in declarations:
-            if "\0" in name:
-                raise errors.InvalidArgument(f"tensor name {name!r} contains a NUL character")
+        """Name, dtype, op, root rank, count and priority of each."""
         array = (_Declaration * len(declarations))(
-            *(_Declaration(name.encode(), *fields) for name, *fields in declarations)
+            *(
+                _Declaration(_encode(name), dtype, op, root_rank, priority, count)
+                for name, dtype, op, root_rank, count, priority in declarations
+            )
         )
         tensors = (_u32 * len(declarations))()
         self._check(
@@ -229,3 +274,65 @@ class Connection:
                 left_ns -= slice_ns
             if status != _TIMEOUT or left_ns == 0:
                 return self._check(status)
+
+    # ----- Tensors on GPUs: talweg.h and docs/gpu.md say what each call means. -----
+
+    def gpu_export(self, uuid: bytes, buffer_id: int, handle: bytes) -> tuple[int, int]:
+        """Returns the agent's number for an allocation, and how many bytes it has mapped."""
+        buffer, nbytes = _u32(), _u64()
+        self._check(
+            self._library.talweg_gpu_export(
+                self._handle,
+                uuid,
+                buffer_id,
+                handle,
+                -1,
+                ctypes.byref(buffer),
+                ctypes.byref(nbytes),
+            )
+        )
+        return buffer.value, nbytes.value
+
+    def gpu_unexport(self, buffer: int) -> None:
+        self._check(self._library.talweg_gpu_unexport(self._handle, buffer, -1))
+
+    def gpu_declare(
+        self,
+        name: str,
+        dtype: int,
+        op: int,
+        root_rank: int,
+        count: int,
+        priority: int,
+        buffer: int,
+    ) -> tuple[int, bytes, bytes]:
+        """Returns the tensor and the handles of its events `pushed` and `taken`."""
+        tensor = _u32()
+        pushed = ctypes.create_string_buffer(_GPU_HANDLE_BYTES)
+        taken = ctypes.create_string_buffer(_GPU_HANDLE_BYTES)
+        self._check(
+            self._library.talweg_gpu_declare(
+                self._handle,
+                _encode(name),
+                dtype,
+                op,
+                root_rank,
+                count,
+                priority,
+                buffer,
+                pushed,
+                taken,
+                -1,
+                ctypes.byref(tensor),
+            )
+        )
+        return tensor.value, pushed.raw, taken.raw
+
+    def gpu_push_pull(self, tensor: int, buffer: int, offset: int, priority: int) -> int:
+        round_ = _u64()
+        self._check(
+            self._library.talweg_gpu_push_pull(
+                self._handle, tensor, buffer, offset, priority, -1, ctypes.byref(round_)
+            )
+        )
+        return round_.value

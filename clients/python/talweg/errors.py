@@ -68,6 +68,10 @@ class Timeout(TalwegError, TimeoutError):
     """The wait ended at the caller's time limit; the round is still open and may be waited for."""
 
 
+class GpuError(TalwegError):
+    """The GPU's driver refused a call; the message names the call and the driver's reason."""
+
+
 class NotInitialized(TalwegError):
     """talweg.init() has not been called in this process."""
 

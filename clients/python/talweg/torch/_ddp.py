@@ -38,7 +38,9 @@ class _Completer:
         if name in self._pending:  # Its backward has failed.
             self._take(name)
         handle = start(self.client, tensor, tensor, Op.AVERAGE, name, priority)
-        future: torch.futures.Future = torch.futures.Future()
+        # A future of a CUDA tensor has whoever waits for it go on behind the result.
+        devices = [tensor.device] if tensor.is_cuda else None
+        future: torch.futures.Future = torch.futures.Future(devices=devices)
         if self._has_thread or not _in_autograd_node():
             self._hand_over(handle, future)
         else:

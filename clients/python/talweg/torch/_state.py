@@ -56,4 +56,6 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     name = client.auto_name("optimizer_state")
     data = _objects.broadcast_object(client, buffer.getvalue(), root_rank, name)
     if client.rank != root_rank:
-        optimizer.load_state_dict(torch.load(io.BytesIO(data), weights_only=True))
+        # Not onto the root's GPU, which is another rank's; the optimizer moves it to its own.
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        optimizer.load_state_dict(state)

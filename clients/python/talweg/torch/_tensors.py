@@ -11,6 +11,7 @@ import torch
 from talweg import _client
 from talweg._client import Client, Declaration, DType, Handle, Op
 from talweg.errors import InvalidArgument
+from talweg.torch import _cuda
 
 _DTYPES: Mapping[torch.dtype, DType] = {
     torch.float32: DType.F32,
@@ -36,23 +37,6 @@ def wire_dtype(tensor: torch.Tensor) -> DType:
     return dtype
 
 
-def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself where its bytes can be read as they lie, else a contiguous copy in RAM."""
-    if tensor.layout != torch.strided:
-        raise InvalidArgument(
-            f"a tensor of layout {tensor.layout} cannot be pushed: use tensor.to_dense()"
-        )
-    return tensor.detach().to("cpu").contiguous()
-
-
-class _CopyBack:
-    """The result of a round whose tensor does not lie contiguously in RAM."""
-
-    def __init__(self, staging: torch.Tensor, target: torch.Tensor) -> None:
-        self.staging = staging
-        self.target = target
-
-
 def start(
     client: Client,
     tensor: torch.Tensor,
@@ -63,33 +47,38 @@ def start(
     root_rank: int = 0,
 ) -> Handle:
     """Starts a round of `tensor` whose result goes to `out`, of the same shape and dtype."""
-    source = _host_copy(tensor)
+    if tensor.layout != torch.strided:
+        raise InvalidArgument(
+            f"a tensor of layout {tensor.layout} cannot be pushed: use tensor.to_dense()"
+        )
     # A bool is a byte of 0 or 1: min and max of bools are all() and any(), a sum is neither.
     if tensor.dtype == torch.bool and op not in (Op.MIN, Op.MAX, Op.BROADCAST):
         raise InvalidArgument(
             f"{op.name.lower()} is not defined for bool tensors: use min (all), max (any), or "
             "convert to int32"
         )
+    declaration = Declaration(wire_dtype(tensor), tensor.numel(), op, root_rank)
+    gpus = _cuda.gpus_of(client, tensor)
+    if gpus is not None:
+        return _cuda.start(gpus, tensor, out, name, declaration, priority)
+    source = tensor.detach().to("cpu").contiguous()
     in_place = out.device.type == "cpu" and out.is_contiguous()
     target = out.detach() if in_place else torch.empty_like(source)
     return client.push(
         name,
-        Declaration(wire_dtype(tensor), tensor.numel(), op, root_rank),
+        declaration,
         source.data_ptr(),
         target.data_ptr(),
         priority,
-        result=out if in_place else _CopyBack(target, out),
+        result=out,
         keep=target,  # The source has been copied.
+        finish=None if in_place else lambda: _cuda.copy(out, target),
     )
 
 
 def finish(client: Client, handle: Handle, timeout_s: float | None = None) -> torch.Tensor:
     """Waits for a round that start() began; returns its `out`."""
-    result = client.synchronize(handle, timeout_s)
-    if isinstance(result, _CopyBack):
-        with torch.no_grad():
-            result.target.copy_(result.staging.view(result.target.shape))
-        return result.target
+    result: torch.Tensor = client.synchronize(handle, timeout_s)
     return result
 
 
@@ -110,8 +99,13 @@ def declare(
 
     Optional. Raises Mismatch, naming both ranks, when another rank has declared it differently.
     """
+    client = _client.current()
     declaration = Declaration(wire_dtype(tensor), tensor.numel(), Op(op), root_rank)
-    _client.current().declare(name, declaration, priority)
+    gpus = _cuda.gpus_of(client, tensor)
+    if gpus is not None:
+        gpus.declare(name, declaration, _cuda.place_of(tensor), priority)
+    else:
+        client.declare(name, declaration, priority)
 
 
 def push_pull_async(

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors on GPUs, handed to the agent where they lie: docs/gpu.md, the rank's side.
+
+Nothing here knows frameworks: a tensor is a Place. What the agent cannot be given goes through
+host memory (_gpu_host.py).
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from talweg import _native
+from talweg._client import Client, Declaration, Handle
+from talweg._driver import Driver
+from talweg._gpu_host import HostPath
+from talweg.errors import (
+    Busy,
+    GpuError,
+    InvalidArgument,
+    OutOfMemory,
+    PermissionDenied,
+    TalwegError,
+    Timeout,
+    Unsupported,
+)
+
+_log = logging.getLogger("talweg")
+
+# What an agent answers when it cannot be given the memory.
+_REFUSALS = (Unsupported, PermissionDenied, OutOfMemory)
+_UNSHAREABLE = (
+    "memory of expandable segments or of cudaMallocAsync (see PYTORCH_CUDA_ALLOC_CONF), and managed "
+    "memory, cannot be shared with the agent"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A contiguous tensor on a GPU."""
+
+    gpu: int  # Its ordinal in this process.
+    address: int
+    nbytes: int
+    stream: Callable[[], int]  # The framework's current one, on that GPU.
+
+    @property
+    def end(self) -> int:
+        return self.address + self.nbytes
+
+
+class _Allocation:
+    """Memory as the driver gave it out, of which a tensor is a part."""
+
+    def __init__(self, base: int, nbytes: int, buffer_id: int) -> None:
+        self.base = base
+        self.end = base + nbytes
+        self.buffer_id = buffer_id
+        self.buffer: int | None = None  # What the agent calls it; None: it cannot have it.
+
+
+class _Exports:
+    """The allocations that tensors were found in, each handed to the agent once.
+
+    Nothing keeps their memory from being freed between rounds: the framework frees it when it
+    likes, and that is noticed by the allocation's number, which no other ever has.
+    docs/decisions/gpu-memory-is-not-held.md
+    """
+
+    def __init__(
+        self,
+        connection: _native.Connection,
+        driver: Driver,
+        refuse: Callable[[int, str, str], None],
+    ) -> None:
+        self._connection = connection
+        self._driver = driver
+        self._refuse = refuse
+        self._uuids: dict[int, bytes] = {}
+        self._bases: list[int] = []  # Sorted; of `_allocations`.
+        self._allocations: dict[int, _Allocation] = {}
+        self._freed: list[_Allocation] = []  # That the agent could not let go yet.
+
+    def find(self, place: Place) -> _Allocation | None:
+        """The allocation around the tensor; None when the agent cannot have it."""
+        at = bisect.bisect_right(self._bases, place.address) - 1
+        known = self._allocations[self._bases[at]] if at >= 0 else None
+        if (
+            known is None
+            or place.address >= known.end
+            or self._driver.buffer_id(place.address) != known.buffer_id
+        ):
+            known = self._export(place)
+        if known is None or known.buffer is None or place.end > known.end:
+            return None
+        return known
+
+    def _export(self, place: Place) -> _Allocation | None:
+        self._release_freed()
+        buffer_id = self._driver.buffer_id(place.address)
+        if buffer_id is None:
+            self._refuse(place.gpu, "unknown", f"it is no allocation of its own; {_UNSHAREABLE}")
+            return None
+        base, nbytes = self._driver.allocation(place.address)
+        if base in self._allocations:
+            self._refuse(place.gpu, "in part", "the agent sees a part of their memory only")
+            return None
+        allocation = _Allocation(base, nbytes, buffer_id)
+        bisect.insort(self._bases, base)
+        self._allocations[base] = allocation
+        try:
+            handle = self._driver.memory_handle(base)
+        except GpuError as error:
+            self._refuse(place.gpu, "unshareable", f"{error}; {_UNSHAREABLE}")
+            return allocation
+        try:
+            buffer, mapped = self._connection.gpu_export(self._uuid(place.gpu), buffer_id, handle)
+        except _REFUSALS as error:
+            self._refuse(place.gpu, type(error).__name__, str(error))
+            return allocation
+        allocation.buffer = buffer
+        allocation.end = base + min(nbytes, mapped)
+        return allocation
+
+    def _uuid(self, gpu: int) -> bytes:
+        uuid = self._uuids.get(gpu)
+        if uuid is None:
+            uuid = self._uuids[gpu] = self._driver.uuid(gpu)
+        return uuid
+
+    def _release_freed(self) -> None:
+        """Has the agent unmap what the framework has freed since."""
+        for base in list(self._bases):
+            allocation = self._allocations[base]
+            if self._driver.buffer_id(base) != allocation.buffer_id:
+                self._bases.remove(base)
+                del self._allocations[base]
+                if allocation.buffer is not None:
+                    self._freed.append(allocation)
+        held = []
+        for allocation in self._freed:
+            assert allocation.buffer is not None
+            try:
+                self._connection.gpu_unexport(allocation.buffer)
+            except Busy:  # Freed with its round open, against the rules: later.
+                held.append(allocation)
+        self._freed = held
+
+
+@dataclass
+class _Placed:
+    """A tensor that is pushed from a GPU."""
+
+    tensor: int
+    declaration: Declaration
+    gpu: int
+    pushed: int  # Events, made by the agent.
+    taken: int
+
+
+class _GpuRound(Handle):
+    """A round whose contribution lies on a GPU, and whose result will."""
+
+    def __init__(
+        self, gpus: Gpus, placed: _Placed, round_: int, name: str, place: Place, **ends: Any
+    ) -> None:
+        super().__init__(placed.tensor, round_, name, **ends)
+        self._gpus = gpus
+        self._placed = placed
+        self._place = place
+
+    def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
+        try:
+            super().take(connection, timeout_s)
+        except Timeout:
+            raise
+        except TalwegError:
+            if self._gpus.agent_is_well():  # Else it may still write: the memory stays.
+                self._gpus.close_round(self.name)
+            raise
+        self._gpus.order_result(self._placed, self._place)
+        self._gpus.close_round(self.name)
+
+
+class Gpus:
+    """A client's rounds of tensors on GPUs. Any thread may call any method."""
+
+    def __init__(self, client: Client, driver: Driver) -> None:
+        self._client = client
+        self._driver = driver
+        # One for everything: a declaration waits for other agents, never for other ranks' pushes.
+        self._lock = threading.Lock()
+        self._exports = _Exports(client.connection, driver, self._refuse)
+        self._host = HostPath(client, driver, self.close_round)
+        self._placed: dict[str, _Placed] = {}
+        self._on_host: set[str] = set()  # Tensors that the agent wants from host memory.
+        self._open: dict[str, Any] = {}  # By tensor: what its round keeps alive.
+        self._told: set[tuple[int, str]] = set()
+
+    def declare(self, name: str, declaration: Declaration, place: Place, priority: int) -> None:
+        """As Client.declare(), of a tensor on the GPU of `place`."""
+        with self._lock, self._driver.context(place.gpu):
+            if self._find(name, declaration, place, priority) is None:
+                self._client.declare(name, declaration, priority)
+
+    def push(
+        self,
+        name: str,
+        declaration: Declaration,
+        place: Place,
+        priority: int,
+        result: Any,
+        keep: Any,
+        finish: Callable[[], None] | None = None,
+    ) -> Handle:
+        """Starts a round of the tensor at `place`, as the framework's stream leaves it.
+
+        Its result will lie there. Until it is taken the memory is the agent's; `keep` keeps it.
+        """
+        self._client.check_push(name, declaration)
+        stream = place.stream()
+        ends = {"result": result, "keep": keep, "finish": finish}
+        with self._lock, self._driver.context(place.gpu):
+            if name in self._open:
+                raise Busy(f"tensor '{name}': its last round has not been synchronized yet")
+            if self._driver.is_capturing(stream):
+                raise InvalidArgument(
+                    f"tensor '{name}' was pushed while its stream is captured into a CUDA graph: "
+                    "push outside of the graph"
+                )
+            found = self._find(name, declaration, place, priority)
+            if found is None:
+                handle = self._host.push(name, declaration, place, stream, priority, ends)
+            else:
+                placed, buffer, offset = found
+                # An imported event must not be used when its maker is gone.
+                self._client.connection.check_health()
+                self._driver.record(placed.pushed, stream)
+                round_ = self._client.connection.gpu_push_pull(
+                    placed.tensor, buffer, offset, priority
+                )
+                handle = _GpuRound(self, placed, round_, name, place, **ends)
+            # A handle may be dropped; what the agent writes into must stay.
+            self._open[name] = keep
+        self._client.count_push(declaration)
+        return handle
+
+    def _find(
+        self, name: str, declaration: Declaration, place: Place, priority: int
+    ) -> tuple[_Placed, int, int] | None:
+        """The tensor, and the buffer and offset that it lies at; None: through host memory."""
+        if name in self._on_host:
+            return None
+        allocation = self._exports.find(place)
+        if allocation is None:
+            return None
+        assert allocation.buffer is not None
+        placed = self._placed.get(name)
+        if placed is None or placed.gpu != place.gpu or placed.declaration != declaration:
+            try:
+                placed = self._place(name, declaration, place.gpu, priority, allocation.buffer)
+            except _REFUSALS as error:
+                self._on_host.add(name)
+                self._refuse(place.gpu, f"tensor, {type(error).__name__}", str(error))
+                return None
+        return placed, allocation.buffer, place.address - allocation.base
+
+    def _place(
+        self, name: str, declaration: Declaration, gpu: int, priority: int, buffer: int
+    ) -> _Placed:
+        tensor, pushed, taken = self._client.declare_on_gpu(name, declaration, priority, buffer)
+        before = self._placed.pop(name, None)
+        if before is not None:  # It was on another GPU, and has new events.
+            self._driver.destroy_event(before.pushed)
+            self._driver.destroy_event(before.taken)
+        placed = _Placed(
+            tensor,
+            declaration,
+            gpu,
+            self._driver.open_event(pushed),
+            self._driver.open_event(taken),
+        )
+        self._placed[name] = placed
+        return placed
+
+    def order_result(self, placed: _Placed, place: Place) -> None:
+        """What the framework gives its stream from now on comes behind the result."""
+        # The result is there; an imported event must not be used when its maker is gone.
+        if self.agent_is_well():
+            with self._driver.context(place.gpu):
+                self._driver.wait(place.stream(), placed.taken)
+
+    def agent_is_well(self) -> bool:
+        """Whether the job can go on."""
+        try:
+            self._client.connection.check_health()
+        except TalwegError:
+            return False
+        return True
+
+    def close_round(self, name: str) -> None:
+        """The tensor's round is over: what it kept may go."""
+        with self._lock:
+            self._open.pop(name, None)
+
+    def _refuse(self, gpu: int, kind: str, reason: str) -> None:
+        if (gpu, kind) not in self._told:
+            self._told.add((gpu, kind))
+            _log.warning(
+                "talweg: rank %d: tensors on GPU %d go through host memory, which takes longer: %s",
+                self._client.rank,
+                gpu,
+                reason,
+            )
+
+    def close(self) -> None:
+        """Behind the goodbye. What the agent may still write into is never freed."""
+        self._host.close()
+        with self._lock:
+            _abandoned.extend(self._open.values())
+
+
+_abandoned: list[Any] = []
+
+_lock = threading.Lock()
+_driver: Driver | None = None
+_driver_error: GpuError | None = None
+_gpus: dict[int, Gpus] = {}  # By id of a client that is not closed.
+
+
+def gpus_of(client: Client) -> Gpus | None:
+    """The client's, made by the first call; None, and said once, where there is no driver."""
+    global _driver, _driver_error
+    with _lock:
+        gpus = _gpus.get(id(client))
+        if gpus is not None or _driver_error is not None:
+            return gpus
+        try:
+            _driver = _driver or Driver()
+        except GpuError as error:
+            _driver_error = error
+            _log.warning("talweg: tensors on GPUs go through host memory: %s", error)
+            return None
+        gpus = _gpus[id(client)] = Gpus(client, _driver)
+        client.call_when_closed(lambda: _close(client))
+        return gpus
+
+
+def _close(client: Client) -> None:
+    with _lock:
+        gpus = _gpus.pop(id(client))
+    gpus.close()

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors on GPUs through host memory, where the agent cannot have them as they lie.
+
+A tensor has pinned memory of its own. A stream of ours copies down what the framework's stream
+has written, a thread pushes when the copy is done, and the result is copied up on a second
+stream, behind which the framework's goes on. Whoever pushes or takes does not wait for the GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from talweg import _native
+from talweg._client import Client, Declaration, Handle
+from talweg._driver import Driver
+from talweg.errors import GpuError, TalwegError, Timeout
+
+if TYPE_CHECKING:
+    from talweg._gpu import Place
+
+_END_S = 5.0
+
+
+@dataclass
+class _Pinned:
+    """A tensor's memory on the host."""
+
+    gpu: int
+    address: int
+    nbytes: int
+    written: int  # Event: what the framework's stream had when it was pushed is done.
+    down: int  # Event: the contribution is here.
+    up: int  # Event: the result has left.
+
+
+@dataclass
+class _Streams:
+    """A GPU's, for copies in either direction."""
+
+    down: int
+    up: int
+
+
+@dataclass
+class _Push:
+    """Waits for its copy."""
+
+    tensor: int
+    pinned: _Pinned
+    priority: int
+    keep: Any
+    round: futures.Future[int]
+
+
+class _HostRound(Handle):
+    """A round that begins when the contribution has been copied."""
+
+    def __init__(
+        self, path: HostPath, pushed: _Push, streams: _Streams, name: str, place: Place, **ends: Any
+    ) -> None:
+        super().__init__(pushed.tensor, 0, name, pushed.pinned.address, **ends)
+        self._path = path
+        self._pushed = pushed
+        self._streams = streams
+        self._place = place
+
+    def is_complete(self, connection: _native.Connection) -> bool:
+        if not self._pushed.round.done():
+            return False
+        if self._pushed.round.exception() is not None:
+            return True  # take() tells why.
+        return connection.poll(self.tensor, self._pushed.round.result())
+
+    def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
+        begin = time.monotonic()
+        try:
+            self.round = self._pushed.round.result(timeout_s)
+        except futures.TimeoutError:
+            raise Timeout(
+                f"tensor '{self.name}' has not been copied from the GPU within {timeout_s} s"
+            ) from None
+        except TalwegError:  # Nothing was pushed.
+            self._path.close_round(self.name)
+            raise
+        if timeout_s is not None:
+            timeout_s = max(0.0, timeout_s - (time.monotonic() - begin))
+        try:
+            super().take(connection, timeout_s)
+        except Timeout:
+            raise
+        except TalwegError:
+            self._path.close_round(self.name)
+            raise
+        self._path.copy_up(self._pushed.pinned, self._streams, self._place)
+        self._path.close_round(self.name)
+
+
+class HostPath:
+    """push() is called under the lock of Gpus, within the GPU's context."""
+
+    def __init__(self, client: Client, driver: Driver, close_round: Callable[[str], None]) -> None:
+        self._client = client
+        self._driver = driver
+        self.close_round = close_round
+        self._pinned: dict[str, _Pinned] = {}
+        self._streams: dict[int, _Streams] = {}
+        self._queue: queue.SimpleQueue[_Push | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def push(
+        self,
+        name: str,
+        declaration: Declaration,
+        place: Place,
+        stream: int,
+        priority: int,
+        ends: dict[str, Any],
+    ) -> Handle:
+        tensor = self._client.declare(name, declaration, priority)
+        streams = self._streams_of(place.gpu)
+        pinned = self._pinned_of(name, place)
+        driver = self._driver
+        driver.record(pinned.written, stream)
+        driver.wait(streams.down, pinned.written)
+        driver.wait(streams.down, pinned.up)  # The last round's result.
+        driver.copy_to_host(pinned.address, place.address, place.nbytes, streams.down)
+        driver.record(pinned.down, streams.down)
+        pushed = _Push(tensor, pinned, priority, ends["keep"], futures.Future())
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="talweg-gpu-host", daemon=True)
+            self._thread.start()
+        self._queue.put(pushed)
+        return _HostRound(self, pushed, streams, name, place, **ends)
+
+    def _run(self) -> None:
+        while True:
+            pushed = self._queue.get()
+            if pushed is None:
+                return
+            try:
+                with self._driver.context(pushed.pinned.gpu):
+                    self._driver.synchronize(pushed.pinned.down)
+                round_ = self._client.connection.push_pull(
+                    pushed.tensor, pushed.pinned.address, pushed.priority
+                )
+            except Exception as error:  # Whoever waits for the round raises it.
+                pushed.round.set_exception(error)
+            else:
+                pushed.round.set_result(round_)
+
+    def copy_up(self, pinned: _Pinned, streams: _Streams, place: Place) -> None:
+        """The result, to where the contribution came from; the framework's stream goes on behind
+        it. What the framework did to that memory before the push is done since the copy down."""
+        with self._driver.context(place.gpu):
+            self._driver.copy_to_device(place.address, pinned.address, place.nbytes, streams.up)
+            self._driver.record(pinned.up, streams.up)
+            self._driver.wait(place.stream(), pinned.up)
+
+    def _streams_of(self, gpu: int) -> _Streams:
+        streams = self._streams.get(gpu)
+        if streams is None:
+            streams = _Streams(self._driver.new_stream(), self._driver.new_stream())
+            self._streams[gpu] = streams
+        return streams
+
+    def _pinned_of(self, name: str, place: Place) -> _Pinned:
+        pinned = self._pinned.get(name)
+        if pinned is not None and pinned.gpu == place.gpu:
+            return pinned
+        if pinned is not None:
+            self._free(pinned)
+        driver = self._driver
+        address = driver.allocate_host(place.nbytes)
+        events = [driver.new_event() for _ in range(3)]
+        pinned = self._pinned[name] = _Pinned(place.gpu, address, place.nbytes, *events)
+        return pinned
+
+    def _free(self, pinned: _Pinned) -> None:
+        with self._driver.context(pinned.gpu):
+            self._driver.synchronize(pinned.up)
+            for event in (pinned.written, pinned.down, pinned.up):
+                self._driver.destroy_event(event)
+            self._driver.free_host(pinned.address)
+
+    def close(self) -> None:
+        """Behind the goodbye: pushes that have not been made fail."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(_END_S)
+            if self._thread.is_alive():  # A GPU hangs: what its copies use stays.
+                return
+            self._thread = None
+        with contextlib.suppress(GpuError):  # A context that is lost has freed everything.
+            for pinned in self._pinned.values():
+                self._free(pinned)
+        self._pinned.clear()

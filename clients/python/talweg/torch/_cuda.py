@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's tensors on NVIDIA's GPUs, as Talweg's handing over wants them."""
+
+from __future__ import annotations
+
+import torch
+
+from talweg import _gpu
+from talweg._client import Client, Declaration, Handle
+
+
+def gpus_of(client: Client, tensor: torch.Tensor) -> _gpu.Gpus | None:
+    """Whoever takes the tensor where it lies; None for all but NVIDIA's GPUs.
+
+    Tensors on other accelerators are copied through RAM by torch.
+    """
+    if not tensor.is_cuda or torch.version.hip is not None:
+        return None
+    return _gpu.gpus_of(client)
+
+
+def place_of(tensor: torch.Tensor) -> _gpu.Place:
+    device = tensor.device
+    return _gpu.Place(
+        gpu=device.index,
+        address=tensor.data_ptr(),
+        nbytes=tensor.numel() * tensor.element_size(),
+        stream=lambda: int(torch.cuda.current_stream(device).cuda_stream),
+    )
+
+
+def start(
+    gpus: _gpu.Gpus,
+    tensor: torch.Tensor,
+    out: torch.Tensor,
+    name: str,
+    declaration: Declaration,
+    priority: int,
+) -> Handle:
+    """Starts a round of `tensor` whose result goes to `out`.
+
+    The result takes the contribution's place, so that is `out` itself where it is contiguous.
+    """
+    contribution = out.detach()
+    if not out.is_contiguous():
+        contribution = tensor.detach().clone(memory_format=torch.contiguous_format)
+    elif out is not tensor:
+        copy(contribution, tensor)
+    return gpus.push(
+        name,
+        declaration,
+        place_of(contribution),
+        priority,
+        result=out,
+        keep=(contribution, out),
+        finish=None if out.is_contiguous() else lambda: copy(out, contribution),
+    )
+
+
+def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """On the current stream; autograd does not see it."""
+    with torch.no_grad():
+        target.copy_(source.view(target.shape))

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One host of a job for tests: an agent, its GPUs, and ranks on them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cluster import RUNFILES, Cluster, Daemon, Rank
+from torch_forks import TorchForks
+
+_GPU_RANK = RUNFILES / "tests" / "gpu" / "gpu_rank"
+_PROGRAMS = RUNFILES / "tests" / "gpu" / "programs"
+# Where the loader finds the stub of the driver.
+DRIVER_DIRECTORY = RUNFILES / "libs" / "gpu" / "cuda" / "stub"
+
+
+class Machine:
+    """Its GPUs are files that agent and ranks map, or with `fakes` False the real ones."""
+
+    def __init__(
+        self, cluster: Cluster, node: int, ranks: int, options: Sequence[str], fakes: bool = True
+    ) -> None:
+        self.cluster = cluster
+        self.directory = cluster.directory / f"gpus{node}"
+        self.directory.mkdir()
+        self.gpus = f"{self.directory}:4" if fakes else ""
+        fake = [f"--test_fake_gpus={self.gpus}"] if fakes else []
+        self.agent: Daemon = cluster.agent(node, [*fake, f"--rank_count={ranks}", *options])
+
+    def rank(self, local_rank: int, gpu: int, what: str) -> Rank:
+        """gpu_rank, which calls the C ABI."""
+        socket = self.agent.addresses["socket"]
+        return self._start([str(_GPU_RANK), socket, str(local_rank), self.gpus, str(gpu), what], {})
+
+    def torch_rank(
+        self,
+        local_rank: int,
+        gpu: int,
+        what: str,
+        forks: TorchForks | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> Rank:
+        """torch_rank.py, which uses the Python package; `forks` spares it the import of torch."""
+        environment = {
+            **(variables or {}),
+            "TALWEG_AGENT_SOCKET": self.agent.addresses["socket"],
+            "TALWEG_LOCAL_RANK": str(local_rank),
+            "TALWEG_TEST_AGENT_PID": str(self.agent.process.pid),
+            "TALWEG_TEST_STORE": str(self.cluster.directory / "store"),
+        }
+        if self.gpus:
+            environment["TALWEG_FAKE_GPUS"] = self.gpus
+        prefix = forks.prefix if forks else []
+        program = str(_PROGRAMS / "torch_rank.py")
+        return self._start([sys.executable, "-P", *prefix, program, str(gpu), what], environment)
+
+    def _start(self, command: Sequence[str], environment: dict[str, str]) -> Rank:
+        process = subprocess.Popen(
+            command,
+            env=dict(os.environ, **environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.cluster._processes.append(process)
+        return Rank(process)
+
+    def lose(self, gpu: int) -> None:
+        """Takes the agent's context on the GPU from it."""
+        (self.directory / f"lost{gpu}.{self.agent.process.pid}").touch()
+
+    def mapped(self) -> int:
+        """How many mappings of its GPUs' memory the agent has."""
+        maps = Path(f"/proc/{self.agent.process.pid}/maps").read_text()
+        return sum(f"{self.directory}/" in line for line in maps.splitlines())
+
+
+def two_nodes(cluster: Cluster, ranks: int, fakes: bool = True) -> list[Machine]:
+    """The machines of a job with an aggregator between them."""
+    scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
+    cluster.aggregator(scheduler, "a0")
+    return [
+        Machine(
+            cluster,
+            node,
+            ranks,
+            [
+                f"--scheduler={scheduler}",
+                f"--node_rank={node}",
+                "--min_members=2",
+                "--max_members=2",
+            ],
+            fakes,
+        )
+        for node in range(2)
+    ]

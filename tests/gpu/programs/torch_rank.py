@@ -1,0 +1,457 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank whose torch tensors lie on a GPU: torch_rank.py GPU WHAT.
+
+On a fake GPU where TALWEG_FAKE_GPUS is set, else on a real one. Prints "done" at the end; what it
+prints before, and a traceback, are for the test that started it.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import sys
+import threading
+import weakref
+from typing import Any
+
+import talweg
+import talweg.torch as tw
+import torch
+import torch.distributed as dist
+from torch import nn
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
+
+
+class RealGpu:
+    """What the cases ask of a GPU, of a real one."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        torch.cuda.set_device(ordinal)
+
+    def put(self, values: torch.Tensor) -> torch.Tensor:
+        return values.to(f"cuda:{self.ordinal}")
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU."""
+    if isinstance(gpu, RealGpu):
+        return tensor.detach().cpu()
+    return fake_cuda.plain(tensor)
+
+
+def sample(dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
+    """Values of many magnitudes, a few of them special; other values at each rank."""
+    generator = torch.Generator().manual_seed(1000 * seed + tw.rank())
+    if dtype in INTEGERS:
+        info = torch.iinfo(dtype)
+        return torch.randint(info.min, info.max, (count,), dtype=dtype, generator=generator)
+    values = torch.randn(count, generator=generator)
+    values *= 2.0 ** torch.randint(-6, 6, (count,), generator=generator)
+    special = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 0.0, 1e-42, 6e4])
+    where = torch.rand(count, generator=generator) < 0.01
+    values[where] = special[torch.randint(0, len(special), (int(where.sum()),))]
+    return values.to(dtype)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """What NaNs are compared by, too."""
+    return plain(tensor).contiguous().view(-1).view(torch.uint8)
+
+
+def assert_same(actual: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert actual.shape == wanted.shape and actual.dtype == wanted.dtype
+    differing = (bits(actual) != bits(wanted)).nonzero()
+    assert len(differing) == 0, f"{len(differing)} bytes differ: {actual} {wanted}"
+
+
+def expect(exception: type[BaseException], text: str, call: Any) -> None:
+    try:
+        call()
+    except exception as error:
+        assert text in str(error), f"'{text}' is not in: {error}"
+        return
+    raise AssertionError(f"nothing was raised, not {exception.__name__}")
+
+
+# ----- Cases for fake GPUs and real ones -----
+
+
+def dtypes() -> None:
+    """Every dtype and operation has the bits that CPU tensors have."""
+    for dtype in (*FLOATS, *INTEGERS):
+        for op in tw.Op:
+            if op is tw.Op.BROADCAST or (op is tw.Op.AVERAGE and dtype in INTEGERS):
+                continue
+            for count in (1, 1000, 70_001):
+                values = sample(dtype, count, int(op))
+                name = f"{dtype}.{op.name}.{count}"
+                wanted = tw.push_pull(values, op=op, name=f"cpu.{name}")
+                for _ in range(2):
+                    pushed = gpu.put(values)
+                    actual = tw.push_pull(pushed, op=op, name=f"gpu.{name}")
+                    assert actual.is_cuda and actual is not pushed
+                    assert_same(actual, wanted)
+                    assert_same(pushed, values)
+        values = sample(dtype, 333, 99)
+        root = tw.size() - 1
+        wanted = tw.broadcast(values, root, name=f"cpu.{dtype}")
+        assert_same(tw.broadcast(gpu.put(values), root, name=f"gpu.{dtype}"), wanted)
+    flags = gpu.put(torch.tensor([True, tw.rank() == 0]))
+    assert plain(tw.push_pull(flags, op=tw.Op.MIN, name="all")).tolist() == [True, tw.size() == 1]
+
+
+def layouts() -> None:
+    """Strides, scalars, and results in place."""
+    base = torch.arange(24, dtype=torch.float32).reshape(4, 6) + tw.rank()
+    wanted = base + (tw.size() - 1) / 2 - tw.rank()
+    for name, view, target in (("t", base.t(), wanted.t()), ("part", base[:, 1:4], wanted[:, 1:4])):
+        pushed = gpu.put(view)
+        assert_same(tw.push_pull(pushed, name=name), target)
+        assert_same(pushed, view)
+        assert tw.push_pull_inplace(pushed, name=f"{name}.inplace") is pushed
+        assert_same(pushed, target)
+    whole = gpu.put(base)
+    address = whole.data_ptr()
+    assert tw.push_pull_inplace(whole, name="whole") is whole and whole.data_ptr() == address
+    assert_same(whole, wanted)
+    scalar = gpu.put(torch.tensor(float(tw.rank())))
+    total = tw.push_pull(scalar, average=False, name="scalar")
+    assert total.shape == () and float(plain(total)) == sum(range(tw.size()))
+    expect(
+        talweg.InvalidArgument,
+        "no elements",
+        lambda: tw.push_pull(gpu.put(torch.ones(0)), name="empty"),
+    )
+
+
+def handles() -> None:
+    """Many rounds open at once, taken in another order, and what may not be done meanwhile."""
+    tensors = [gpu.put(torch.full((100 + i,), float(tw.rank() + i))) for i in range(20)]
+    for i, tensor in enumerate(tensors):
+        tw.declare(f"h{i}", tensor, tw.Op.SUM)
+    opened = [tw.push_pull_async(t, average=False, name=f"h{i}") for i, t in enumerate(tensors)]
+    expect(talweg.Busy, "h3", lambda: tw.push_pull_async(tensors[3], average=False, name="h3"))
+    for i, handle in reversed(list(enumerate(opened))):
+        wanted = torch.full((100 + i,), tw.size() * i + tw.size() * (tw.size() - 1) / 2)
+        result = tw.synchronize(handle)
+        assert_same(result, wanted)
+        assert tw.poll(handle)
+    expect(talweg.Busy, "synchronized before", lambda: tw.synchronize(opened[0]))
+    expect(
+        talweg.InvalidArgument,
+        "h0",
+        lambda: tw.push_pull(gpu.put(torch.ones(7)), average=False, name="h0"),
+    )
+    # talweg's own synchronize() ends rounds of torch tensors as well.
+    view = gpu.put(torch.ones(3, 4).t())
+    assert talweg.synchronize(tw.push_pull_async_inplace(view, name="view")) is view
+
+
+def cpu_beside_gpu() -> None:
+    """One tensor from a GPU in one round and from a CPU in the next, and at each rank another."""
+    for round_ in range(4):
+        values = torch.full((5000,), float(tw.rank() + round_))
+        on_gpu = (tw.rank() + round_) % 2 == 0 and round_ > 0
+        result = tw.push_pull(gpu.put(values) if on_gpu else values, name="either")
+        assert result.is_cuda == on_gpu
+        assert_same(result, torch.full((5000,), (tw.size() - 1) / 2 + round_))
+
+
+def training() -> None:
+    """The weights are those of the same training on CPUs; to the last bit, where that computes."""
+    weights = []
+    for kind in ("cpu", "gpu"):
+        torch.manual_seed(7)
+        model = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 3)).double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += tw.rank()  # Until the root's are broadcast.
+        if kind == "gpu":
+            to_gpu(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = tw.DistributedOptimizer(optimizer, model.named_parameters(), name=kind)
+        tw.broadcast_parameters([(f"{kind}.{n}", p) for n, p in model.named_parameters()], 0)
+        tw.broadcast_optimizer_state(optimizer, 0)
+        for step in range(3):
+            torch.manual_seed(100 * step + tw.rank())
+            optimizer.zero_grad(set_to_none=isinstance(gpu, RealGpu))
+            backward(model, torch.randn(4, 6).double())
+            optimizer.step()
+        weights.append(torch.cat([plain(p).flatten() for p in model.parameters()]))
+    if isinstance(gpu, RealGpu):
+        torch.testing.assert_close(weights[1], weights[0])
+    else:
+        assert_same(weights[1], weights[0])
+
+
+def to_gpu(model: nn.Module) -> None:
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            moved = nn.Parameter(gpu.put(parameter.detach()))
+            if not isinstance(gpu, RealGpu):
+                # Else autograd would make it where a fake GPU has no memory.
+                moved.grad = gpu.put(torch.zeros_like(parameter))
+            setattr(module, name, moved)
+
+
+def backward(model: nn.Module, inputs: torch.Tensor) -> None:
+    if isinstance(gpu, RealGpu) and next(model.parameters()).is_cuda:
+        inputs = inputs.to(f"cuda:{gpu.ordinal}")
+    # As a plain tensor: a subclass of the test's would have its say in all that backward calls.
+    model(inputs).square().mean().as_subclass(torch.Tensor).backward()
+
+
+# ----- Cases for fake GPUs, whose streams can be held -----
+
+
+def order() -> None:
+    """A contribution is what the stream leaves, and what follows on it finds the result."""
+    stream = gpu.new_stream()
+    tensor = gpu.put(torch.zeros(10_000, dtype=torch.uint8))
+    for round_ in range(1, 4):
+        with gpu.on(stream):
+            gpu.hold(stream, True)
+            gpu.fill(tensor, round_)
+            handle = tw.push_pull_async_inplace(tensor, average=False, name="late")
+            tw.push_pull(torch.ones(10), name="early")  # The agent has gone past the other one.
+            assert not tw.poll(handle), "the round did not wait for the contribution"
+            gpu.hold(stream, False)
+            waits = gpu.waits(stream)
+            tw.synchronize(handle)
+            assert gpu.waits(stream) > waits, "the stream does not wait for the result"
+        assert (plain(tensor) == round_ * tw.size()).all(), plain(tensor)
+
+
+def order_through_host_memory() -> None:
+    """The same of a tensor that cannot be shared with the agent."""
+    values = torch.zeros(10_000, dtype=torch.uint8)
+    _check_host_order(gpu.at(gpu.allocate(10_000, managed=True), values))
+
+
+def _check_host_order(tensor: torch.Tensor) -> None:
+    stream = gpu.new_stream()
+    for round_ in range(1, 4):
+        with gpu.on(stream):
+            gpu.hold(stream, True)
+            gpu.fill(tensor, round_)
+            handle = tw.push_pull_async_inplace(tensor, average=False, name="host")
+            assert not tw.poll(handle)
+            expect(talweg.Timeout, "host", lambda handle=handle: tw.synchronize(handle, 0.01))
+            gpu.hold(stream, False)
+            waits = gpu.waits(stream)
+            tw.synchronize(handle)
+            assert gpu.waits(stream) > waits, "the stream does not wait for the result"
+        assert (plain(tensor) == round_ * tw.size()).all(), plain(tensor)
+
+
+def reallocated() -> None:
+    """Memory that was freed is not taken for what lies at its address now, and is let go."""
+    nbytes = 3 << 20
+    values = torch.zeros(nbytes // 4)
+    addresses = set()
+    tw.push_pull_inplace(gpu.put(torch.zeros(1)), name="first")  # The agent has opened the GPU.
+    tw.barrier()
+    before = mapped_by_agent()
+    tw.barrier()
+    for round_ in range(6):
+        address = gpu.allocate(nbytes)
+        addresses.add(address)
+        tensor = gpu.at(address, values)
+        with torch.no_grad():
+            tensor.fill_(tw.rank() + round_)
+        tw.push_pull_inplace(tensor, average=False, name="moving")
+        wanted = tw.size() * round_ + tw.size() * (tw.size() - 1) / 2
+        assert (plain(tensor) == wanted).all(), plain(tensor)
+        gpu.free(address)
+        assert mapped_by_agent() <= before + tw.local_size(), "freed memory stays mapped"
+    assert len(addresses) < 6, "no address came again"
+
+
+def mapped_by_agent() -> int:
+    pid = os.environ["TALWEG_TEST_AGENT_PID"]
+    directory = os.environ["TALWEG_FAKE_GPUS"].rpartition(":")[0]
+    with open(f"/proc/{pid}/maps") as maps:
+        return sum(f"{directory}/mem" in line for line in maps)
+
+
+def refused() -> None:
+    """What the agent cannot have goes through host memory; once a reason it is said why."""
+    for number in range(3):
+        values = sample(torch.float32, 5000, number)
+        wanted = tw.push_pull(values, name=f"cpu{number}")
+        tensor = gpu.at(gpu.allocate(values.numel() * 4, managed=True), values)
+        for _ in range(2):
+            with torch.no_grad():
+                tensor.copy_(values)
+            tw.push_pull_inplace(tensor, name=f"managed{number}")
+            assert_same(tensor, wanted)
+
+
+def host_path() -> None:
+    """Of everything, by an agent that takes no memory of GPUs."""
+    dtypes()
+    layouts()
+    handles()
+    training()
+    _check_host_order(gpu.put(torch.zeros(10_000, dtype=torch.uint8)))
+
+
+def captured() -> None:
+    """A push while a CUDA graph is captured is refused, and is no push."""
+    tensor = gpu.put(torch.ones(10))
+    stream = gpu.new_stream()
+    gpu.capture(stream, True)
+    with gpu.on(stream):
+        expect(
+            talweg.InvalidArgument,
+            "push outside of the graph",
+            lambda: tw.push_pull_inplace(tensor, name="captured"),
+        )
+    gpu.capture(stream, False)
+    tw.push_pull_inplace(tensor, name="captured")
+
+
+def dropped() -> None:
+    """A round whose handle was dropped has its memory to the end."""
+    held = gpu.new_stream()
+    gpu.hold(held, True)
+    tensor = gpu.put(torch.ones(1000))
+    weak = weakref.ref(tensor)
+    with gpu.on(held):
+        tw.push_pull_async_inplace(tensor, name="dropped")
+    del tensor
+    gc.collect()
+    assert weak() is not None, "the agent writes into memory that is free"
+    gpu.hold(held, False)
+
+
+def two_gpus() -> None:
+    """A tensor that moves to another GPU."""
+    gpus = [gpu, fake_cuda.Gpu((gpu.ordinal + 1) % 4)]
+    for round_ in range(4):
+        values = torch.full((5000,), float(tw.rank() + round_))
+        tensor = gpus[round_ % 2].put(values)
+        tw.push_pull_inplace(tensor, name="wanderer")
+        assert_same(tensor, torch.full((5000,), (tw.size() - 1) / 2 + round_))
+
+
+# ----- Cases for real GPUs -----
+
+
+def real_order() -> None:
+    """A contribution is what the stream leaves after a while."""
+    stream = torch.cuda.Stream()
+    for round_ in range(1, 4):
+        with torch.cuda.stream(stream):
+            tensor = torch.zeros(10_000_000, device="cuda")
+            torch.cuda._sleep(200_000_000)
+            tensor += tw.rank() + round_
+            handle = tw.push_pull_async_inplace(tensor, average=False, name="late")
+            result = tw.synchronize(handle) * 2
+        stream.synchronize()
+        wanted = tw.size() * (tw.size() - 1) + 2 * tw.size() * round_
+        assert (plain(result) == wanted).all(), plain(result)
+
+
+def real_reallocated() -> None:
+    """Memory that torch has given back, and has got again."""
+    for round_ in range(6):
+        tensor = torch.full((12 << 20,), float(tw.rank() + round_), device="cuda")
+        tw.push_pull_inplace(tensor, average=False, name="moving")
+        wanted = tw.size() * round_ + tw.size() * (tw.size() - 1) / 2
+        assert (plain(tensor) == wanted).all(), plain(tensor)
+        del tensor
+        torch.cuda.empty_cache()
+
+
+def real_captured() -> None:
+    """A push while a CUDA graph is captured is refused."""
+    tensor = torch.ones(10, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        doubled = tensor * 2
+        expect(
+            talweg.InvalidArgument,
+            "push outside of the graph",
+            lambda: tw.push_pull_inplace(doubled, name="captured"),
+        )
+    graph.replay()
+    tw.push_pull_inplace(doubled, name="captured")
+    assert (plain(doubled) == 2).all(), plain(doubled)
+
+
+def real_threads() -> None:
+    """Pushes and takes by threads that have never touched the GPU."""
+    failures = []
+
+    def work(number: int) -> None:
+        tensor = torch.full((5000,), float(number), device=f"cuda:{gpu.ordinal}")
+        for _ in range(5):
+            if not (plain(tw.push_pull(tensor, name=f"thread.{number}")) == number).all():
+                failures.append(number)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures, failures
+
+
+def real_ddp() -> None:
+    """DistributedDataParallel's buckets, averaged by Talweg."""
+    store = os.environ["TALWEG_TEST_STORE"]
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=tw.rank(), world_size=tw.size()
+    )
+    torch.manual_seed(7)
+    single = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 3)).to(f"cuda:{gpu.ordinal}")
+    model = nn.parallel.DistributedDataParallel(copy.deepcopy(single), device_ids=[gpu.ordinal])
+    model.register_comm_hook(None, tw.ddp_hook)
+    for step in range(3):
+        torch.manual_seed(100 * step + tw.rank())
+        inputs = torch.randn(4, 6, device=f"cuda:{gpu.ordinal}")
+        for each in (model, single):
+            each.zero_grad()
+            each(inputs).square().mean().backward()
+        for parameter, reference in zip(model.parameters(), single.parameters()):
+            wanted = tw.push_pull(plain(reference.grad), name=f"reference.{parameter.shape}")
+            torch.testing.assert_close(plain(parameter.grad), wanted)
+    dist.destroy_process_group()
+
+
+def steady() -> None:
+    """Rounds without end, until something breaks."""
+    tensor = gpu.put(torch.ones(100_000))
+    step = 0
+    while True:
+        tw.push_pull_inplace(tensor, name="steady")
+        step += 1
+        print(f"step {step}", flush=True)
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    tw.init()
+    for case in sys.argv[2].split(","):
+        print(f"case {case}", flush=True)
+        globals()[case]()
+    tw.barrier()
+    tw.shutdown()
+    print("done", flush=True)
+    return 0
+
+
+if "TALWEG_FAKE_GPUS" in os.environ:
+    import fake_cuda
+
+    gpu: Any = fake_cuda.Gpu(int(sys.argv[1]))
+else:
+    gpu = RealGpu(int(sys.argv[1]))
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""talweg.torch with tensors on fake GPUs, handed to real agents through the driver's functions."""
+
+from __future__ import annotations
+
+import os
+import unittest
+from collections.abc import Sequence
+from typing import ClassVar
+from unittest import mock
+
+from cluster import DEADLINE_S, Cluster, Rank
+from machine import DRIVER_DIRECTORY, Machine, two_nodes
+from torch_forks import TorchForks
+
+_SAID = "go through host memory"
+
+
+class TorchFakeGpusTest(unittest.TestCase):
+    forks: ClassVar[TorchForks]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.forks = TorchForks()
+        # The ranks are forks: what their loader looks through is their parent's.
+        with mock.patch.dict(os.environ, LD_LIBRARY_PATH=str(DRIVER_DIRECTORY)):
+            cls.forks.__enter__()
+        cls.addClassCleanup(cls.forks.__exit__)
+
+    def _finish(self, ranks: Sequence[Rank]) -> list[int]:
+        """Waits for all; returns how often each has said that it goes through host memory."""
+        for rank in ranks:
+            rank.wait_for("done")
+            self.assertEqual(rank.process.wait(DEADLINE_S), 0)
+        return [sum(_SAID in line for line in rank.seen) for rank in ranks]
+
+    def _run_alone(self, gpus: Sequence[int], what: str, *options: str) -> list[int]:
+        with Cluster() as cluster:
+            machine = Machine(cluster, 0, len(gpus), ["--standalone", *options])
+            ranks = [machine.torch_rank(i, gpu, what, self.forks) for i, gpu in enumerate(gpus)]
+            return self._finish(ranks)
+
+    def test_one_rank(self) -> None:
+        said = self._run_alone([0], "dtypes,layouts,handles,training,order,reallocated,two_gpus")
+        self.assertEqual(said, [0])
+
+    def test_two_ranks_on_one_gpu(self) -> None:
+        said = self._run_alone([0, 0], "dtypes,layouts,handles,training,order,reallocated")
+        self.assertEqual(said, [0, 0])
+
+    def test_ranks_on_two_gpus(self) -> None:
+        self.assertEqual(self._run_alone([2, 1], "layouts,handles,order,reallocated"), [0, 0])
+
+    def test_two_nodes(self) -> None:
+        with Cluster() as cluster:
+            what = "dtypes,layouts,handles,training,order,cpu_beside_gpu"
+            ranks = [
+                machine.torch_rank(i, 0, what, self.forks)
+                for machine in two_nodes(cluster, 2)
+                for i in range(2)
+            ]
+            self.assertEqual(self._finish(ranks), [0] * 4)
+
+    def test_memory_that_cannot_be_shared(self) -> None:
+        said = self._run_alone([0, 0], "refused,order_through_host_memory,order")
+        self.assertEqual(said, [1, 1])
+
+    def test_an_agent_that_takes_no_memory_of_gpus(self) -> None:
+        self.assertEqual(self._run_alone([0, 1], "host_path", "--gpu=off"), [1, 1])
+
+    def test_what_is_refused(self) -> None:
+        self._run_alone([0], "captured,dropped")
+
+    def test_the_agent_is_killed(self) -> None:
+        with Cluster() as cluster:
+            machine = Machine(cluster, 0, 2, ["--standalone"])
+            ranks = [machine.torch_rank(i, i, "steady", self.forks) for i in range(2)]
+            for rank in ranks:
+                rank.wait_for("step 2")
+            machine.agent.kill()
+            for rank in ranks:
+                rank.wait_for("talweg.errors.AgentLost:")
+                self.assertEqual(rank.process.wait(DEADLINE_S), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

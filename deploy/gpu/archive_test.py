@@ -58,6 +58,7 @@ class ArchiveTest(unittest.TestCase):
         done = self.run_it("test")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("SKIPPED: libs/gpu/cuda/conformance_test: ", done.stdout)
+        self.assertIn("SKIPPED: tests/gpu/torch_on_gpu_test: torch 2", done.stdout)
         self.assertIn("passed: tests/gpu/kernel_bits_test", done.stdout)
         self.assertRegex(done.stdout, r"\n\d+ passed, 0 failed, [1-9]\d* skipped\n$")
 

@@ -165,6 +165,10 @@ class Gpu:
     def capture(self, stream: int, capturing: bool) -> None:
         self.driver.fakeCapture(ctypes.c_void_p(stream), int(capturing))
 
+    def refuse_events(self, refuses: bool) -> None:
+        """Whether other processes' events cannot be opened."""
+        self.driver.fakeRefuseEvents(int(refuses))
+
     def waits(self, stream: int) -> int:
         """For how many events the stream has waited."""
         self.driver.fakeWaits.restype = ctypes.c_uint64

@@ -65,6 +65,9 @@ class TorchFakeGpusTest(unittest.TestCase):
         said = self._run_alone([0, 0], "refused,order_through_host_memory,order")
         self.assertEqual(said, [1, 1])
 
+    def test_events_that_cannot_be_shared(self) -> None:
+        self.assertEqual(self._run_alone([0, 0], "events_refused,order"), [1, 1])
+
     def test_an_agent_that_takes_no_memory_of_gpus(self) -> None:
         self.assertEqual(self._run_alone([0, 1], "host_path", "--gpu=off"), [1, 1])
 

@@ -263,7 +263,7 @@ class Gpus:
         if placed is None or placed.gpu != place.gpu or placed.declaration != declaration:
             try:
                 placed = self._place(name, declaration, place.gpu, priority, allocation.buffer)
-            except _REFUSALS as error:
+            except (GpuError, *_REFUSALS) as error:
                 self._on_host.add(name)
                 self._refuse(place.gpu, f"tensor, {type(error).__name__}", str(error))
                 return None
@@ -272,11 +272,13 @@ class Gpus:
     def _place(
         self, name: str, declaration: Declaration, gpu: int, priority: int, buffer: int
     ) -> _Placed:
-        tensor, pushed, taken = self._client.declare_on_gpu(name, declaration, priority, buffer)
-        before = self._placed.pop(name, None)
-        if before is not None:  # It was on another GPU, and has new events.
+        before = self._placed.get(name)
+        if before is not None and before.declaration == declaration:
+            # It was on another GPU, and gets new events; the agent destroys the old ones.
+            del self._placed[name]
             self._driver.destroy_event(before.pushed)
             self._driver.destroy_event(before.taken)
+        tensor, pushed, taken = self._client.declare_on_gpu(name, declaration, priority, buffer)
         placed = _Placed(
             tensor,
             declaration,

@@ -291,6 +291,17 @@ def refused() -> None:
             assert_same(tensor, wanted)
 
 
+def events_refused() -> None:
+    """A tensor whose events cannot be had goes through host memory; others do not."""
+    gpu.refuse_events(True)
+    for round_ in range(3):
+        values = torch.full((5000,), float(tw.rank() + round_))
+        tensor = gpu.put(values)
+        tw.push_pull_inplace(tensor, name="without events")
+        assert_same(tensor, torch.full((5000,), (tw.size() - 1) / 2 + round_))
+        gpu.refuse_events(False)
+
+
 def host_path() -> None:
     """Of everything, by an agent that takes no memory of GPUs."""
     dtypes()

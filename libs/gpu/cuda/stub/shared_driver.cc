@@ -73,6 +73,7 @@ struct Process {
   std::mutex mutex;
   std::condition_variable changed;
   bool initialised = false;
+  bool refuses_events = false;
   fake::SharedMachineOptions machine;
   uint64_t next_buffer_id = 1;
   Memories memory;
@@ -258,6 +259,7 @@ CuResult cuIpcGetMemHandle(CuIpcHandle* handle, CuDevicePointer address) {
 CuResult cuIpcOpenEventHandle(CuEvent* event, CuIpcHandle handle) {
   LOCKED();
   if (!InContext()) return kCuInvalidContext;
+  if (process.refuses_events) return kCuNotSupported;
   fake::HandleBytes bytes;
   std::memcpy(bytes.data(), handle.reserved, bytes.size());
   auto file = SharedFile::Open(process.machine.directory, fake::kEventKind, bytes);
@@ -360,6 +362,11 @@ void fakeHold(CuStream stream, int held) {
 void fakeCapture(CuStream stream, int capturing) {
   LOCKED();
   process.streams[stream].capturing = capturing != 0;
+}
+// From now on events of other processes cannot be opened, or can again.
+void fakeRefuseEvents(int refuses) {
+  LOCKED();
+  process.refuses_events = refuses != 0;
 }
 // For how many events it has waited.
 uint64_t fakeWaits(CuStream stream) {

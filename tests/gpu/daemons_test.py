@@ -89,7 +89,7 @@ class DaemonsTest(unittest.TestCase):
     def test_the_agent_loses_a_gpu(self) -> None:
         for gpus in ([0, 0], [0, 1]):
             with self.subTest(gpus=gpus), Cluster() as cluster:
-                machines = self._two_nodes(cluster, len(gpus))
+                machines = two_nodes(cluster, len(gpus))
                 ranks = [
                     machine.rank(i, gpu, "steady")
                     for machine in machines

@@ -27,6 +27,8 @@ from harness.scenario import Context, Section  # noqa: E402
 from harness.scenarios import (  # noqa: E402
     aggregator_host,
     gpu_device,
+    gpu_push_pull,
+    gpu_training_step,
     growth,
     idle,
     kernels,
@@ -54,6 +56,8 @@ SCENARIOS: dict[str, Any] = {
 # Of a machine with a GPU: only with --gpu.
 GPU_SCENARIOS: dict[str, Any] = {
     "gpu_device": gpu_device,
+    "gpu_push_pull": gpu_push_pull,
+    "gpu_training_step": gpu_training_step,
 }
 TARGETS = [
     "//benchmarks/baselines/...",

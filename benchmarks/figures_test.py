@@ -14,7 +14,7 @@ from harness import figures, google_benchmark, report
 from harness.contender import Batch, Contender
 from harness.measure import Result, add_ratios, summarize
 from harness.scenario import fastest, find, ratio_bar
-from harness.scenarios import gpu_device, growth, kernels, one_node, priorities
+from harness.scenarios import gpu_device, gpu_push_pull, growth, kernels, one_node, priorities
 
 
 def result(contender: str, gigabytes_per_s: float = 0.0, case: str = "1 MB") -> Result:
@@ -290,6 +290,15 @@ class KernelsTest(unittest.TestCase):
         self.assertEqual((reduce.measured, reduce.holds), (0.81, True))
         self.assertIn("| BothWays/4 | 0.0 | 0.88 |", gpu_device.table(speeds))
         self.assertEqual([bar.measured for bar in gpu_device.bars({})], [None, None])
+
+    def test_the_limit_of_a_sum_on_one_gpu(self) -> None:
+        # Two inputs and the sum, then the sum to two tensors: 3 + 4 bytes touched for each.
+        self.assertAlmostEqual(gpu_push_pull.limit_s(1000, 1e6), 7e-3)
+        stream = {"bytes": 1000, "alone_s": 2e-3, "beside_s": 3e-3, "latency_s": 14e-3}
+        stream["device_calls"] = 0
+        table = gpu_push_pull.stream_table([stream], 1e6)
+        self.assertIn("| 1.500 | 0 | 14 ms | 7 ms | 2.00 |", table)
+        self.assertNotIn("limit", gpu_push_pull.stream_table([stream], None))
 
 
 if __name__ == "__main__":

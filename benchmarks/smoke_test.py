@@ -151,9 +151,13 @@ class SmokeTest(unittest.TestCase):
 
     def test_a_fake_gpu(self) -> None:
         output = self.output / "gpu"
-        status, text = run(output, "--gpu")
+        scenarios = "gpu_device,gpu_push_pull,gpu_training_step" if _FULL else "gpu_device"
+        status, text = run(output, "--gpu", f"--scenario={scenarios}")
         self.assertEqual(status, 0, text)
-        figures = json.loads((output / "results.json").read_text())["data"]["gpu_device"]
+        data = json.loads((output / "results.json").read_text())["data"]
+        figures = data["gpu_device"]
+        if _FULL:
+            self.assertEqual(len(data["gpu_training_step"]["tiny, batch 2"]), 4)
         self.assertIn("Fake GPU", figures["gpu"])
         for kind in ("Down", "Up", "BothWays", "Copy", "Reduce/f32", "Reduce/bf16"):
             found = [name for name in figures["bytes_per_s"] if name.startswith(f"{kind}/")]

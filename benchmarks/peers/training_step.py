@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank that makes training steps as ./bench orders (control.h): "dtype" is the model, "bytes" the batch.
 
-    training_step.py none|ddp|optimizer|overlap|arrival|hook [RANK SIZE STORE]
+    training_step.py none|ddp|nccl|optimizer|overlap|arrival|hook [RANK SIZE STORE]
 
-`none` trains without communicating, `ddp` with DistributedDataParallel over Gloo, the others over Talweg:
-`optimizer` waits for all averages in backward(), `overlap` for each module's in the next forward pass, `arrival`
-likewise, but gradients leave first come, first served.
+`none` trains without communicating, `ddp` and `nccl` with DistributedDataParallel over Gloo and NCCL, the others over
+Talweg: `optimizer` waits for all averages in backward(), `overlap` for each module's in the next forward pass,
+`arrival` likewise, but gradients leave first come, first served.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 from control import Control, Order
+from device import Device
 from torch import distributed, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -70,13 +71,14 @@ _MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 class Trainer:
     """A model and all that a step needs, in one of the manners."""
 
-    def __init__(self, manner: str, model: str, batch: int, rank: int) -> None:
+    def __init__(self, manner: str, model: str, batch: int, rank: int, device: Device) -> None:
         torch.manual_seed(0)
         make, shape = _MODELS[model]
-        self._model = make()
+        self._device = device
+        self._model = make().to(device.torch)
         parameters = list(self._model.parameters())
         self._optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
-        if manner in ("ddp", "hook"):
+        if manner in ("ddp", "nccl", "hook"):
             ddp = DistributedDataParallel(self._model, gradient_as_bucket_view=True)
             if manner == "hook":
                 import talweg.torch
@@ -95,8 +97,8 @@ class Trainer:
                 # No option: nobody who trains should want it.
                 self._optimizer._talweg.priority_of = lambda index: 0  # type: ignore[attr-defined]
         torch.manual_seed(1 + rank)
-        self._inputs = torch.randn(batch, *shape)
-        self._labels = torch.randint(_CLASSES, (batch,))
+        self._inputs = torch.randn(batch, *shape).to(device.torch)
+        self._labels = torch.randint(_CLASSES, (batch,)).to(device.torch)
 
     def finish(self) -> None:
         """Takes what is under way; another trainer may come."""
@@ -108,6 +110,7 @@ class Trainer:
         self._optimizer.zero_grad()
         functional.cross_entropy(self._model(self._inputs), self._labels).backward()
         self._optimizer.step()
+        self._device.finish()
 
 
 def main() -> int:
@@ -119,9 +122,11 @@ def main() -> int:
 
         talweg.torch.init()
         rank = talweg.torch.rank()
-    if manner == "ddp":
+    device = Device(rank)
+    if manner in ("ddp", "nccl"):
+        backend = "gloo" if manner == "ddp" else "nccl"
         method = f"file://{place[2]}"
-        distributed.init_process_group("gloo", method, rank=rank, world_size=int(place[1]))
+        distributed.init_process_group(backend, method, rank=rank, world_size=int(place[1]))
     elif manner == "hook":
         distributed.init_process_group("gloo")  # Finds its place in what talweg run sets.
     trainers: list[Trainer] = []
@@ -133,7 +138,7 @@ def main() -> int:
 
     def prepare(order: Order) -> None:
         finish()
-        trainers.append(Trainer(manner, order.dtype, order.sizes[0], rank))
+        trainers.append(Trainer(manner, order.dtype, order.sizes[0], rank, device))
 
     Control(rank).serve(prepare, lambda: trainers[0].step())
     finish()

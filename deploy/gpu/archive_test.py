@@ -79,10 +79,13 @@ class ArchiveTest(unittest.TestCase):
         )
 
     def test_measures(self) -> None:
-        done = self.run_it("bench", "--smoke")
+        done = self.run_it("bench", "--smoke", "--scenario=gpu_device,gpu_push_pull")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         results = json.loads((self.root / "results" / "results.json").read_text())
         self.assertIn("Fake GPU", results["data"]["gpu_device"]["gpu"])
+        (stream,) = results["data"]["gpu_push_pull"]["streams"]
+        for name in ("alone_s", "beside_s", "latency_s"):
+            self.assertGreater(stream[name], 0, name)
 
     def test_its_tool_runs(self) -> None:
         done = self.run_it("talweg", "doctor")

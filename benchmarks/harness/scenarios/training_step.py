@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from harness.contender import Command, Contender
@@ -15,9 +16,10 @@ from harness.scenario import Context, Make, Section, find, run_beside
 TITLE = "A training step"
 _SETTING = "2 processes"
 _RANKS = 2
-_NONE, _DDP, _OPTIMIZER, _HOOK = (
+_NONE, _DDP, _NCCL, _OPTIMIZER, _HOOK = (
     "no communication",
     "DDP over Gloo",
+    "DDP over NCCL",
     "DistributedOptimizer",
     "DDP with Talweg's hook",
 )
@@ -34,32 +36,55 @@ _CASES: dict[str, tuple[tuple[str, int], ...]] = {
 }
 
 
-def _talweg(programs: Programs, manner: str, name: str, network: tuple[str, ...]) -> Contender:
+def _talweg(
+    programs: Programs, manner: str, name: str, network: Sequence[str], variables: Mapping[str, str]
+) -> Contender:
     run = [str(programs.tool), "run", "--nodes=1", f"--ranks-per-node={_RANKS}", "--"]
     rank = talweg_python(programs, str(programs.peers / "training_step.py"), manner)
-    environment = {**rank.environment, "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**rank.environment, "GLOO_SOCKET_IFNAME": "lo", **variables}
     return Contender(name, _RANKS, [Command((*network, *run, *rank.line), environment)])
 
 
-def run(context: Context) -> Section:
-    programs = context.programs
+def makers(
+    programs: Programs, variables: Mapping[str, str], with_nccl: bool = False
+) -> list[tuple[str, Make]]:
+    """Those who train, without communication and with everybody's; `variables` go to their ranks."""
     network = programs.in_own_network()
-    section = Section(TITLE)
     peer = str(programs.peers / "training_step.py")
-    makers: list[tuple[str, Make]] = [
-        (_NONE, partial(python_ranks, _NONE, _RANKS, network, [peer, "none"], {})),
-        (_DDP, partial(python_ranks, _DDP, _RANKS, network, [peer, "ddp"], {})),
-        (_OPTIMIZER, partial(_talweg, programs, "optimizer", _OPTIMIZER, network)),
-        (_HOOK, partial(_talweg, programs, "hook", _HOOK, network)),
+    peers = {_NONE: "none", _DDP: "ddp", **({_NCCL: "nccl"} if with_nccl else {})}
+    ours = {_OPTIMIZER: "optimizer", _HOOK: "hook"}
+    found: list[tuple[str, Make]] = [
+        (name, partial(python_ranks, name, _RANKS, network, [peer, manner], dict(variables)))
+        for name, manner in peers.items()
     ]
+    found += [
+        (name, partial(_talweg, programs, manner, name, network, variables))
+        for name, manner in ours.items()
+    ]
+    return found
+
+
+def run(context: Context) -> Section:
+    return measure(context, TITLE, makers(context.programs, {}), _CASES[context.mode], _OF_DDP)
+
+
+def measure(
+    context: Context,
+    title: str,
+    contenders: Sequence[tuple[str, Make]],
+    cases: Sequence[tuple[str, int]],
+    of_ddp: float | None,
+) -> Section:
+    """What each of them adds to a step. `of_ddp`: how much of DDP's share ours may be, as a bar."""
+    section = Section(title)
     effort = context.effort
     context.effort = Effort(effort.repetitions, effort.batch_s * _BATCH_S)
     results: list[Result] = []
     try:
-        for model, batch in _CASES[context.mode]:
+        for model, batch in cases:
             # The workers take the dtype for the model and the bytes for the batch.
             case = Case(f"{model}, batch {batch}", (batch,), model)
-            results += run_beside(context, "training_step", _SETTING, makers, _RANKS, [case])
+            results += run_beside(context, "training_step", _SETTING, contenders, _RANKS, [case])
     finally:
         context.effort = effort
     section.failed = any(result.failure for result in results)
@@ -75,11 +100,11 @@ def run(context: Context) -> Section:
             "cpu_s_per_step": cpu_s_per_step(result),
             "memory_bytes": result.memory_bytes,
         }
-    section.bars = bars(results)
+    section.bars = [] if of_ddp is None else bars(results, of_ddp)
     head = ["model", "how", "step", "p99", "added", "CPU a step"]
     section.text = markdown_table(head, rows) + (
         "\nOne thread a process, SGD with momentum, gradient_as_bucket_view for DDP. `mlp` has 24.9 M parameters,\n"
-        "`resnet18` 11.2 M (pictures of 32 x 32). All four jobs take turns on the same machine; what is added is\n"
+        "`resnet18` 11.2 M (pictures of 32 x 32). All jobs take turns on the same machine; what is added is\n"
         "the median step less that of two processes that do not communicate.\n"
     )
     return section
@@ -104,7 +129,7 @@ def step_row(result: Result, base: Result | None) -> list[str]:
     ]
 
 
-def bars(results: list[Result]) -> list[Bar]:
+def bars(results: list[Result], of_ddp: float) -> list[Bar]:
     found: list[Bar] = []
     for case in dict.fromkeys(result.case for result in results):
         base, ddp = (find(results, _SETTING, case, name) for name in (_NONE, _DDP))
@@ -114,6 +139,6 @@ def bars(results: list[Result]) -> list[Bar]:
             measured = None
             if base and ddp and ours and ddp.median_s > base.median_s:
                 measured = (ours.median_s - base.median_s) / (ddp.median_s - base.median_s)
-            holds = measured is not None and measured <= _OF_DDP
-            found.append(Bar(text, f"<= {_OF_DDP:.3g}", measured, holds))
+            holds = measured is not None and measured <= of_ddp
+            found.append(Bar(text, f"<= {of_ddp:.3g}", measured, holds))
     return found

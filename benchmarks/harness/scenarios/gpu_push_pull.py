@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""push_pull of tensors on GPUs by two ranks of a node: beside its peers, its limits and a training stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from harness import google_benchmark
+from harness.contender import Command, Contender
+from harness.contenders import GLOO, TALWEG, Programs, python_ranks, talweg_python
+from harness.figures import format_bytes, format_seconds, parse_bytes
+from harness.gpus import count_gpus, device_variables
+from harness.measure import Case
+from harness.report import markdown_table
+from harness.scenario import Context, Make, Section, run_beside
+
+TITLE = "Tensors on GPUs"
+_RANKS = 2
+_NCCL = "NCCL"
+_TIMEOUT_S = 300.0
+_SIZES = {
+    "smoke": ("4 KB",),
+    "quick": ("4 KB", "25 MB", "256 MB"),
+    "default": ("4 KB", "256 KB", "4 MB", "25 MB", "256 MB"),
+}
+_SIZES["full"] = _SIZES["default"]
+
+
+def _talweg(
+    programs: Programs, network: tuple[str, ...], variables: Mapping[str, str]
+) -> Contender:
+    run = [str(programs.tool), "run", "--nodes=1", f"--ranks-per-node={_RANKS}", "--"]
+    rank = talweg_python(programs, str(programs.peers / "torch_allreduce.py"), "talweg")
+    command = Command((*network, *run, *rank.line), {**rank.environment, **variables})
+    return Contender(TALWEG, _RANKS, [command])
+
+
+def run(context: Context) -> Section:
+    programs = context.programs
+    network = programs.in_own_network()
+    variables = device_variables(context.mode)
+    gpus = count_gpus()
+    peer = str(programs.peers / "torch_allreduce.py")
+    peers = {GLOO: "gloo", **({_NCCL: "nccl"} if gpus > 1 else {})}  # NCCL: one rank a GPU.
+    makers: list[tuple[str, Make]] = [(TALWEG, partial(_talweg, programs, network, variables))]
+    makers += [
+        (name, partial(python_ranks, name, _RANKS, network, [peer, backend], variables))
+        for name, backend in peers.items()
+    ]
+    section = Section(TITLE)
+    sizes = _SIZES[context.mode]
+    cases = [Case(size, (parse_bytes(size),), dtype) for size in sizes for dtype in ("f32", "bf16")]
+    for dtype in ("f32", "bf16"):
+        of_dtype = [case for case in cases if case.dtype == dtype]
+        setting = f"{_RANKS} ranks, {gpus} GPUs, {dtype}"
+        section.results += run_beside(context, "gpu_push_pull", setting, makers, _RANKS, of_dtype)
+    context.progress("beside a training stream")
+    try:
+        streams = _streams(context, variables)
+        memory = _memory_bytes_per_s(context)
+    except (subprocess.SubprocessError, ValueError, google_benchmark.BenchmarkFailed) as error:
+        context.notes.append(f"{TITLE}: {error}")
+        section.failed = True
+        return section
+    section.data = {"streams": streams, "memory_bytes_per_s": memory}
+    section.text = stream_table(streams, memory if gpus == 1 else None) + (
+        "\nThe same products of matrices on the training stream, alone and while a push_pull is under way; then a\n"
+        "push_pull by itself, from the last gradient to the last result, and the kernels and copies that it gives to\n"
+        "the trainer's own streams. Its limit, for ranks that share a GPU: every input read, the sum written, and\n"
+        "copied into each rank's tensor, at the speed of a copy in the GPU's memory.\n"
+    )
+    return section
+
+
+def _streams(context: Context, variables: Mapping[str, str]) -> list[dict[str, Any]]:
+    """gpu_stream.py's figures, by size."""
+    programs = context.programs
+    sizes = [str(parse_bytes(size)) for size in _SIZES[context.mode]]
+    worker = str(programs.peers / "gpu_stream.py")
+    rank = talweg_python(programs, worker, str(context.effort.repetitions), *sizes)
+    run = [
+        str(programs.tool),
+        "run",
+        "--nodes=1",
+        f"--ranks-per-node={_RANKS}",
+        "--no-prefix",
+        "--",
+    ]
+    done = subprocess.run(
+        [*run, *rank.line],
+        env={**os.environ, **rank.environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ValueError(f"gpu_stream.py failed:\n{(done.stdout + done.stderr)[-2000:]}")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def _memory_bytes_per_s(context: Context) -> float:
+    """Bytes touched a second by a copy in the first GPU's memory."""
+    fake = ["--fake"] if context.mode == "smoke" else []
+    document = google_benchmark.run(
+        context.programs.device_benchmark,
+        context.effort.repetitions,
+        0.05,
+        "--benchmark_filter=^BM_Copy/",
+        *fake,
+    )
+    return next(iter(google_benchmark.medians(document).values()))
+
+
+def limit_s(nbytes: int, memory_bytes_per_s: float) -> float:
+    """The shortest time in which ranks that share a GPU can have their sum."""
+    summed = _RANKS + 1  # Read, and written.
+    taken = 2 * _RANKS  # Read and written for each rank's tensor.
+    return nbytes * (summed + taken) / memory_bytes_per_s
+
+
+def stream_table(streams: list[dict[str, Any]], memory_bytes_per_s: float | None) -> str:
+    rows = []
+    for each in streams:
+        row = [format_bytes(each["bytes"])]
+        row += [format_seconds(each[name]) for name in ("alone_s", "beside_s")]
+        row.append(f"{each['beside_s'] / each['alone_s']:.3f}")
+        row += [str(each["device_calls"]), format_seconds(each["latency_s"])]
+        if memory_bytes_per_s is not None:
+            limit = limit_s(each["bytes"], memory_bytes_per_s)
+            row += [format_seconds(limit), f"{each['latency_s'] / limit:.2f}"]
+        rows.append(row)
+    head = ["tensor", "work alone", "beside it", "ratio", "kernels, copies", "gradient to result"]
+    if memory_bytes_per_s is not None:
+        head += ["its limit", "over it"]
+    return markdown_table(head, rows)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real training steps of two processes on this machine's GPUs: what communication adds to their time."""
+
+from __future__ import annotations
+
+from harness.gpus import count_gpus, device_variables
+from harness.scenario import Context, Section
+from harness.scenarios import training_step
+
+TITLE = "A training step on GPUs"
+
+_CASES: dict[str, tuple[tuple[str, int], ...]] = {
+    "smoke": (("tiny", 2),),
+    "quick": (("resnet18", 64),),
+    "default": (("mlp", 256), ("resnet18", 16), ("resnet18", 128)),
+    "full": (("mlp", 32), ("mlp", 256), ("resnet18", 16), ("resnet18", 64), ("resnet18", 256)),
+}
+
+
+def run(context: Context) -> Section:
+    # NCCL refuses two ranks on one GPU.
+    contenders = training_step.makers(
+        context.programs, device_variables(context.mode), with_nccl=count_gpus() > 1
+    )
+    # How much may be added is not said: it is reported beside the peers.
+    return training_step.measure(context, TITLE, contenders, _CASES[context.mode], None)

@@ -74,6 +74,25 @@ class TorchFakeGpusTest(unittest.TestCase):
     def test_what_is_refused(self) -> None:
         self._run_alone([0], "captured,dropped")
 
+    def test_the_agent_loses_a_gpu(self) -> None:
+        with Cluster() as cluster:
+            machines = two_nodes(cluster, 2)
+            ranks = [
+                machine.torch_rank(i, i, "steady", self.forks)
+                for machine in machines
+                for i in range(2)
+            ]
+            step = 2
+            for rank in ranks:
+                rank.wait_for(f"step {step}")
+            for node, gpu in ((0, 1), (1, 0), (0, 0), (0, 1)):
+                machines[node].lose(gpu)
+                step += 4
+                for rank in ranks:
+                    rank.wait_for(f"step {step}")
+            for machine, lost in zip(machines, (3, 1)):
+                self.assertEqual(cluster.log(machine.agent).count("is open again"), lost)
+
     def test_the_agent_is_killed(self) -> None:
         with Cluster() as cluster:
             machine = Machine(cluster, 0, 2, ["--standalone"])

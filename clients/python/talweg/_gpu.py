@@ -8,8 +8,11 @@ host memory (_gpu_host.py).
 from __future__ import annotations
 
 import bisect
+import contextlib
+import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +36,7 @@ _log = logging.getLogger("talweg")
 
 # What an agent answers when it cannot be given the memory.
 _REFUSALS = (Unsupported, PermissionDenied, OutOfMemory)
+_REOPEN_ASK_S = 0.02
 _UNSHAREABLE = (
     "memory of expandable segments or of cudaMallocAsync (see PYTORCH_CUDA_ALLOC_CONF), and managed "
     "memory, cannot be shared with the agent"
@@ -162,27 +166,48 @@ class _Placed:
     taken: int
 
 
+@dataclass(frozen=True)
+class _Push:
+    """All that it takes to push a round, also once more."""
+
+    name: str
+    placed: _Placed
+    place: Place
+    stream: int  # The framework's, when it was pushed.
+    buffer: int
+    offset: int
+    priority: int
+
+
 class _GpuRound(Handle):
     """A round whose contribution lies on a GPU, and whose result will."""
 
-    def __init__(
-        self, gpus: Gpus, placed: _Placed, round_: int, name: str, place: Place, **ends: Any
-    ) -> None:
-        super().__init__(placed.tensor, round_, name, **ends)
+    def __init__(self, gpus: Gpus, push: _Push, round_: int, **ends: Any) -> None:
+        super().__init__(push.placed.tensor, round_, push.name, **ends)
         self._gpus = gpus
-        self._placed = placed
-        self._place = place
+        self._push = push
+
+    def is_complete(self, connection: _native.Connection) -> bool:
+        try:
+            return super().is_complete(connection)
+        except _native.EventsLost:
+            self._gpus.push_again(self._push)
+            return False
 
     def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
-        try:
-            super().take(connection, timeout_s)
-        except Timeout:
-            raise
-        except TalwegError:
-            if self._gpus.agent_is_well():  # Else it may still write: the memory stays.
-                self._gpus.close_round(self.name)
-            raise
-        self._gpus.order_result(self._placed, self._place)
+        while True:
+            try:
+                super().take(connection, timeout_s)
+                break
+            except _native.EventsLost:
+                self._gpus.push_again(self._push)
+            except Timeout:
+                raise
+            except TalwegError:
+                if self._gpus.agent_is_well():  # Else it may still write: the memory stays.
+                    self._gpus.close_round(self.name)
+                raise
+        self._gpus.order_result(self._push)
         self._gpus.close_round(self.name)
 
 
@@ -236,14 +261,8 @@ class Gpus:
             if found is None:
                 handle = self._host.push(name, declaration, place, stream, priority, ends)
             else:
-                placed, buffer, offset = found
-                # An imported event must not be used when its maker is gone.
-                self._client.connection.check_health()
-                self._driver.record(placed.pushed, stream)
-                round_ = self._client.connection.gpu_push_pull(
-                    placed.tensor, buffer, offset, priority
-                )
-                handle = _GpuRound(self, placed, round_, name, place, **ends)
+                push = _Push(name, found[0], place, stream, *found[1:], priority)
+                handle = _GpuRound(self, push, self._record_and_push(push), **ends)
             # A handle may be dropped; what the agent writes into must stay.
             self._open[name] = keep
         self._client.count_push(declaration)
@@ -289,12 +308,51 @@ class Gpus:
         self._placed[name] = placed
         return placed
 
-    def order_result(self, placed: _Placed, place: Place) -> None:
+    def _record_and_push(self, push: _Push) -> int:
+        """Returns the round."""
+        connection = self._client.connection
+        placed = push.placed
+        for attempt in itertools.count():
+            # An imported event must not be used when its maker is gone.
+            connection.check_health()
+            try:
+                self._driver.record(placed.pushed, push.stream)
+                return connection.gpu_push_pull(
+                    placed.tensor, push.buffer, push.offset, push.priority
+                )
+            except _native.EventsLost:
+                pass
+            except GpuError:  # Of an event that its maker has lost, perhaps.
+                if attempt > 0:
+                    raise
+            self._place_again(placed, push.buffer)
+        raise AssertionError
+
+    def _place_again(self, placed: _Placed, buffer: int) -> None:
+        """Gets the tensor's events anew. The old ones stay: nothing may be done with them."""
+        connection = self._client.connection
+        while True:
+            try:
+                pushed, taken = connection.gpu_place(placed.tensor, buffer)
+                break
+            except Unsupported:  # It is being opened again, or the agent gives up and says so.
+                connection.check_health()
+                time.sleep(_REOPEN_ASK_S)
+        placed.pushed = self._driver.open_event(pushed)
+        placed.taken = self._driver.open_event(taken)
+
+    def push_again(self, push: _Push) -> None:
+        """The open round, of which the agent does not know any more that its contribution is there."""
+        with self._lock, self._driver.context(push.place.gpu):
+            self._record_and_push(push)
+
+    def order_result(self, push: _Push) -> None:
         """What the framework gives its stream from now on comes behind the result."""
-        # The result is there; an imported event must not be used when its maker is gone.
+        # The result is there. The events of an agent that is gone, or of a GPU that it has lost
+        # since, must not be waited for, and need not be.
         if self.agent_is_well():
-            with self._driver.context(place.gpu):
-                self._driver.wait(place.stream(), placed.taken)
+            with self._driver.context(push.place.gpu), contextlib.suppress(GpuError):
+                self._driver.wait(push.place.stream(), push.placed.taken)
 
     def agent_is_well(self) -> bool:
         """Whether the job can go on."""

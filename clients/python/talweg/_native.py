@@ -17,6 +17,7 @@ from talweg import errors
 _ANY_LOCAL_RANK = 0xFFFFFFFF
 _TIMEOUT = 1
 _PENDING = 17
+_EVENTS_LOST = 20
 _WAIT_SLICE_NS = 200_000_000
 
 # By talweg_status: all that end a call.
@@ -40,6 +41,10 @@ _EXCEPTIONS: dict[int, type[errors.TalwegError]] = {
     18: errors.ProtocolError,
     19: errors.InternalError,
 }
+
+
+class EventsLost(Exception):
+    """The agent has opened a GPU again: place the tensor once more, and push what is open."""
 
 
 class _Options(ctypes.Structure):
@@ -124,6 +129,10 @@ _PROTOTYPES = {
             _i64,
             ctypes.POINTER(_u32),
         ],
+    ),
+    "talweg_gpu_place": (
+        ctypes.c_int,
+        [_client_p, _u32, _u32, ctypes.c_char_p, ctypes.c_char_p, _i64],
     ),
     "talweg_gpu_push_pull": (
         ctypes.c_int,
@@ -221,6 +230,8 @@ class Connection:
         self._library.talweg_health(self._handle)
 
     def _check(self, status: int) -> None:
+        if status == _EVENTS_LOST:
+            raise EventsLost
         if status != 0:
             text = (self._library.talweg_last_error() or b"").decode(errors="replace")
             raise _EXCEPTIONS.get(status, errors.TalwegError)(text)
@@ -260,6 +271,8 @@ class Connection:
         status = self._library.talweg_poll(self._handle, tensor, round_)
         if status == _PENDING:
             return False
+        if status == _EVENTS_LOST:
+            raise EventsLost
         # A round that has failed is over too: synchronize() tells why.
         return True
 
@@ -327,6 +340,13 @@ class Connection:
             )
         )
         return tensor.value, pushed.raw, taken.raw
+
+    def gpu_place(self, tensor: int, buffer: int) -> tuple[bytes, bytes]:
+        """Returns the handles of the tensor's events once more, or of others."""
+        pushed = ctypes.create_string_buffer(_GPU_HANDLE_BYTES)
+        taken = ctypes.create_string_buffer(_GPU_HANDLE_BYTES)
+        self._check(self._library.talweg_gpu_place(self._handle, tensor, buffer, pushed, taken, -1))
+        return pushed.raw, taken.raw
 
     def gpu_push_pull(self, tensor: int, buffer: int, offset: int, priority: int) -> int:
         round_ = _u64()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import os
 import sys
 import threading
@@ -436,12 +437,22 @@ def real_ddp() -> None:
 
 
 def steady() -> None:
-    """Rounds without end, until something breaks."""
-    tensor = gpu.put(torch.ones(100_000))
-    step = 0
-    while True:
-        tw.push_pull_inplace(tensor, name="steady")
-        step += 1
+    """Rounds without end, until something breaks; each result is compared."""
+    tensors = [gpu.put(torch.zeros(count)) for count in (100_000, 1000)]
+    for step in itertools.count(1):
+        for tensor in tensors:
+            with torch.no_grad():
+                tensor.fill_(tw.rank() + step)
+        handles = [
+            tw.push_pull_async_inplace(tensor, average=False, name=f"steady{i}")
+            for i, tensor in enumerate(tensors)
+        ]
+        while step % 2 and not all(tw.poll(handle) for handle in handles):
+            pass
+        for handle in handles:
+            result = tw.synchronize(handle)
+            wanted = tw.size() * step + tw.size() * (tw.size() - 1) // 2
+            assert (plain(result) == wanted).all(), plain(result)
         print(f"step {step}", flush=True)
 
 

@@ -242,6 +242,49 @@ TEST_CASE("Several threads wait at once, for one round and for several") {
   CHECK(talweg_poll(client.get(), tensors[0], rounds[0]) == TALWEG_OK);
 }
 
+TEST_CASE("Who waits for one tensor is not woken for others, nor forgotten among several") {
+  const TestDirectory directory;
+  FakeAgent::Options options = AgentOptions(directory, 1);
+  options.holds_rounds = true;
+  FakeAgent agent(options);
+  const TestClient client(agent.socket_path(), 0);
+  std::vector<talweg_tensor> tensors(10);
+  std::vector<talweg_round> rounds(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    REQUIRE(talweg_declare(client.get(), std::to_string(i).c_str(), TALWEG_I64, TALWEG_SUM, 0, 1, 0,
+                           kGenerousNs, &tensors[i]) == TALWEG_OK);
+    const int64_t value = 1;
+    REQUIRE(talweg_push_pull(client.get(), tensors[i], &value, 0, kGenerousNs, &rounds[i]) ==
+            TALWEG_OK);
+  }
+  std::vector<std::thread> threads;
+  std::atomic<int> right{0};
+  const auto sleep_for = [&](size_t i) {
+    threads.emplace_back([&, i] {
+      if (talweg_wait(client.get(), tensors[i], rounds[i], nullptr, kGenerousNs) == TALWEG_OK) {
+        ++right;
+      }
+    });
+    talweg_statistics statistics{.struct_bytes = sizeof(talweg_statistics)};
+    do {
+      REQUIRE(talweg_get_statistics(client.get(), &statistics) == TALWEG_OK);
+      std::this_thread::yield();
+    } while (statistics.waits_slept < threads.size());
+  };
+  sleep_for(9);
+  for (int i = 0; i < 5; ++i) {
+    agent.AbortRound(std::to_string(i), shm::RankStatus::kAborted, "for the test");
+  }
+  CHECK(agent.seen().counters.wakes_sent == 0);
+  sleep_for(8);
+  sleep_for(7);
+  agent.AbortRound("5", shm::RankStatus::kAborted, "for the test");
+  CHECK(agent.seen().counters.wakes_sent == 1);
+  agent.ReleaseRounds();
+  for (std::thread& thread : threads) thread.join();
+  CHECK(right == 3);
+}
+
 TEST_CASE("A second push before the first is taken is an error that names the tensor") {
   const TestDirectory directory;
   FakeAgent agent(AgentOptions(directory, 1));

@@ -47,6 +47,7 @@ TEST_CASE("The control segment") {
   view.rank_line().waiters = 0x32;
   view.rank_line().push_waiters = 0x33;
   view.rank_line().wakes_seen = 0x34;
+  view.rank_line().awaited = 0x35;
   view.consumed_line().consumed = 0x41;
   std::strcpy(view.failure_text().text, "who died");
   view.ring_entry(6) = {

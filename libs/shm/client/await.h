@@ -39,6 +39,18 @@ inline void Client::WakeFollowers() {
   ::syscall(SYS_futex, &reads_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
+inline void Client::Enter(const WaitingPlace& place) {
+  if (!place.tensor) {
+    place.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    return;
+  }
+  // One at a time: two must not both take themselves for the only one.
+  const MutexLock lock(state_mutex_);
+  const bool is_only = place.sleepers.load(std::memory_order_seq_cst) == 0;
+  control_.rank_line().awaited.store(is_only ? *place.tensor + 1 : 0, std::memory_order_seq_cst);
+  place.sleepers.fetch_add(1, std::memory_order_seq_cst);
+}
+
 template <typename Done>
 Client::Awaited Client::Look(const Done& done, RankStatus* status) const {
   if (done()) return Awaited::kDone;
@@ -48,8 +60,8 @@ Client::Awaited Client::Look(const Done& done, RankStatus* status) const {
 }
 
 template <typename Done>
-Client::Awaited Client::Await(const Done& done, const Deadline& deadline,
-                              std::atomic<uint32_t>& sleepers, RankStatus* status) {
+Client::Awaited Client::Await(const Done& done, const Deadline& deadline, const WaitingPlace& place,
+                              RankStatus* status) {
   Awaited seen = Look(done, status);
   if (seen != Awaited::kTimeout) return seen;
   const int64_t begin_ns = MonotonicNs();
@@ -65,10 +77,10 @@ Client::Awaited Client::Await(const Done& done, const Deadline& deadline,
     ReadSocket(kLookEveryNs);
     return Look(done, status);
   }
-  sleepers.fetch_add(1, std::memory_order_seq_cst);
+  Enter(place);
   statistics_.waits_slept.fetch_add(1, std::memory_order_relaxed);
   seen = Sleep(done, deadline, status);
-  sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  place.sleepers.fetch_sub(1, std::memory_order_seq_cst);
   return seen;
 }
 

@@ -113,7 +113,7 @@ RankStatus Client::Handshake(const ClientOptions& options, ErrorText& error) {
   }
   handshake_error_ = &error;
   RankStatus over = RankStatus::kOk;
-  const Awaited awaited = Await([this] { return welcomed_.load(); }, deadline, uncounted_, &over);
+  const Awaited awaited = Await([this] { return welcomed_.load(); }, deadline, {uncounted_}, &over);
   handshake_error_ = nullptr;
   switch (awaited) {
     case Awaited::kDone: return handshake_status_;
@@ -206,8 +206,8 @@ RankStatus Client::Shutdown(int64_t timeout_ns, ErrorText& error) {
   // Waits of other threads end with kClosed. The one that reads the socket is woken by the agent's
   // answer.
   WakeFollowers();
-  const Awaited awaited =
-      Await([this] { return goodbye_.load() || lost_.load() != 0; }, deadline, uncounted_, nullptr);
+  const Awaited awaited = Await([this] { return goodbye_.load() || lost_.load() != 0; }, deadline,
+                                {uncounted_}, nullptr);
   socket_.Shutdown();
   WakeFollowers();
   if (awaited == Awaited::kTimeout) {

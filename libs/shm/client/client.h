@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -189,12 +190,18 @@ class Client {
   RankStatus FailOver(RankStatus status, const char* what, ErrorText& error) const;
   void Lose(RankStatus status, const char* format, const char* detail);
 
-  // Waits until done() or Over() or the deadline; `sleepers` is where the agent sees that it must
-  // wake us (uncounted_ for what comes by the socket anyway). With a null `status` only done() and
-  // the deadline count.
+  // Where the agent sees that it must wake a thread: counted in `sleepers` (uncounted_ for what
+  // comes by the socket anyway), and, if it waits for a tensor, in `awaited` if it is the only one.
+  struct WaitingPlace {
+    std::atomic<uint32_t>& sleepers;
+    std::optional<uint32_t> tensor = std::nullopt;
+  };
+  void Enter(const WaitingPlace& place);
+  // Waits until done() or Over() or the deadline. With a null `status` only done() and the deadline
+  // count.
   enum class Awaited { kDone, kOver, kTimeout };
   template <typename Done>
-  Awaited Await(const Done& done, const Deadline& deadline, std::atomic<uint32_t>& sleepers,
+  Awaited Await(const Done& done, const Deadline& deadline, const WaitingPlace& place,
                 RankStatus* status);
   template <typename Done>
   Awaited Look(const Done& done, RankStatus* status) const;

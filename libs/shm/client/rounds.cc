@@ -122,7 +122,7 @@ RankStatus Client::RingPush(Tensor& tensor, RingEntry entry, const Deadline& dea
     }
     if (!waited) statistics_.ring_full.fetch_add(1, std::memory_order_relaxed);
     RankStatus over = RankStatus::kOk;
-    switch (Await(room, deadline, control_.rank_line().push_waiters, &over)) {
+    switch (Await(room, deadline, {control_.rank_line().push_waiters}, &over)) {
       case Awaited::kDone: break;
       case Awaited::kOver: return FailOver(over, NameOf(tensor), error);
       case Awaited::kTimeout:
@@ -221,7 +221,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
   const Deadline deadline(timeout_ns);
   const auto complete = [&] { return completed.load(std::memory_order_seq_cst) >= round; };
   Awaited awaited = Await([&] { return complete() || (on_device && LostItsEvents(*tensor)); },
-                          deadline, control_.rank_line().waiters, &over);
+                          deadline, {control_.rank_line().waiters, index}, &over);
   const bool events_lost = awaited == Awaited::kDone && !complete();
   if (awaited == Awaited::kDone && tensor->ranks_sum && out != nullptr && RoundSucceeded(index)) {
     awaited = AwaitContributions(*tensor, deadline, &over);
@@ -299,7 +299,7 @@ Client::Awaited Client::AwaitContributions(const Tensor& tensor, const Deadline&
   if (FindArenas(tensor, arenas)) return Awaited::kDone;
   // They came before the round was complete: a look at the socket usually is enough.
   ReadSocket(0);
-  return Await([&] { return FindArenas(tensor, arenas); }, deadline, uncounted_, over);
+  return Await([&] { return FindArenas(tensor, arenas); }, deadline, {uncounted_}, over);
 }
 
 bool Client::RoundSucceeded(uint32_t index) const {

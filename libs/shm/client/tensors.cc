@@ -257,7 +257,7 @@ Client::Awaited Client::Ask(const MessageBody& question, PendingAnswer& pending,
                             const Deadline& deadline, RankStatus* over) {
   Awaited awaited = Awaited::kTimeout;
   if (Post(question, pending, deadline)) {
-    awaited = Await([&pending] { return pending.done.load(); }, deadline, uncounted_, over);
+    awaited = Await([&pending] { return pending.done.load(); }, deadline, {uncounted_}, over);
   }
   Withdraw(pending);
   return awaited;
@@ -319,7 +319,8 @@ RankStatus Client::DeclareSome(std::span<const Declare> declares, PendingAnswer*
   RankStatus over = RankStatus::kOk;
   Awaited awaited = in_time ? Awaited::kDone : Awaited::kTimeout;
   for (size_t i = posted; i-- > 0 && awaited == Awaited::kDone;) {
-    awaited = Await([&answers, i] { return answers[i].done.load(); }, deadline, uncounted_, &over);
+    awaited =
+        Await([&answers, i] { return answers[i].done.load(); }, deadline, {uncounted_}, &over);
   }
   for (size_t i = posted; i-- > 0;) Withdraw(answers[i]);
 

@@ -124,15 +124,18 @@ void RankControl::PublishEventsLost() {
   view_.agent_line().events_lost.store(++events_lost_, std::memory_order_seq_cst);
 }
 
-bool RankControl::WakeNeeded(Waiter waiter) const {
+bool RankControl::WakeNeeded(Waiter waiter, std::optional<uint32_t> tensor) const {
   // Sequentially consistent, like what was published before and like the rank's "register, look
   // again": either the rank sees what was published, or its registration is seen here. (Not fences:
   // TSan does not know them.)
   const RankLine& line = view_.rank_line();
   const std::atomic<uint32_t>& sleepers =
       waiter == Waiter::kForRound ? line.waiters : line.push_waiters;
-  return sleepers.load(std::memory_order_seq_cst) != 0 &&
-         line.wakes_seen.load(std::memory_order_seq_cst) == wakes_sent_;
+  if (sleepers.load(std::memory_order_seq_cst) == 0) return false;
+  // After the count: whoever was in it and waits for this tensor has been seen to say so.
+  const uint32_t awaited = line.awaited.load(std::memory_order_seq_cst);
+  if (tensor && awaited != 0 && awaited != *tensor + 1) return false;
+  return line.wakes_seen.load(std::memory_order_seq_cst) == wakes_sent_;
 }
 
 }  // namespace talweg::shm

@@ -3,6 +3,7 @@
 #define TALWEG_LIBS_SHM_DAEMON_RANK_CONTROL_H_
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "libs/base/ids.h"
@@ -49,9 +50,10 @@ class RankControl {
   void PublishEventsLost();
 
   enum class Waiter { kForRound, kForRoom };
-  // Whether a Wake has to be sent after something was published. Says true once for each Wake that
-  // the rank reads: one is under way at a time. Tell OnWakeSent.
-  bool WakeNeeded(Waiter waiter) const;
+  // Whether a Wake has to be sent after something was published, of one tensor or of whichever may
+  // be waited for. Says true once for each Wake that the rank reads: one is under way at a time.
+  // Tell OnWakeSent.
+  bool WakeNeeded(Waiter waiter, std::optional<uint32_t> tensor) const;
   void OnWakeSent() { ++wakes_sent_; }
 
  private:

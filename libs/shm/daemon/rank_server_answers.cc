@@ -184,7 +184,7 @@ void RankServerImpl::PublishCompletion(const Completion& completion) {
     }
     connection->control->PublishState(index, tensor.completed, completion.status, completion.text,
                                       completion.ranks_summed, completion.sum_epoch.value());
-    Wake(*connection, RankControl::Waiter::kForRound);
+    Wake(*connection, RankControl::Waiter::kForRound, index);
   }
 }
 
@@ -279,8 +279,9 @@ void RankServerImpl::AfterOutput(Connection& connection, RankSocket::Output outp
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.socket->fd(), &event);
 }
 
-void RankServerImpl::Wake(Connection& connection, RankControl::Waiter waiter) {
-  if (!connection.control->WakeNeeded(waiter) || !connection.socket->SendWake()) return;
+void RankServerImpl::Wake(Connection& connection, RankControl::Waiter waiter,
+                          std::optional<uint32_t> tensor) {
+  if (!connection.control->WakeNeeded(waiter, tensor) || !connection.socket->SendWake()) return;
   connection.control->OnWakeSent();
   ++counters_.wakes_sent;
   AfterOutput(connection, RankSocket::Output::kQueued);

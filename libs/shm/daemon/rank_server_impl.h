@@ -131,7 +131,9 @@ class RankServerImpl final : public RankServer {
   void Send(Connection& connection, const Message& message, std::vector<int> borrowed = {},
             std::vector<Descriptor> owned = {});
   void AfterOutput(Connection& connection, RankSocket::Output output);
-  void Wake(Connection& connection, RankControl::Waiter waiter);
+  // Threads that wait for `tensor`, if only its completion was published.
+  void Wake(Connection& connection, RankControl::Waiter waiter,
+            std::optional<uint32_t> tensor = std::nullopt);
   const Segment* FindSegment(Connection& connection, uint32_t id, SegmentKind* kind);
   // Hands it part `part` of the other ranks' contributions.
   void IntroducePeers(Connection& connection, uint32_t part);

@@ -284,6 +284,22 @@ TEST_CASE_METHOD(RankServerFixture,
   CHECK(server->counters().wakes_sent == 2);
 }
 
+TEST_CASE_METHOD(RankServerFixture, "Who says what it sleeps for is not woken for other tensors") {
+  RawRank rank(*this);
+  rank.Join();
+  rank.Declare("a");
+  rank.Declare("b");
+  rank.Push(0, 1);
+  rank.Push(1, 1);
+  Settle();
+  rank.control().rank_line().awaited.store(1 + 1);
+  rank.control().rank_line().waiters.store(1);
+  server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(1)});
+  CHECK(server->counters().wakes_sent == 0);
+  server->PublishCompletion({.tensor = TensorIndex(1), .round = Round(1)});
+  CHECK(server->counters().wakes_sent == 1);
+}
+
 TEST_CASE_METHOD(RankServerFixture,
                  "A goodbye is answered after the pushes before it; a silent end is not clean") {
   RawRank polite(*this);

@@ -72,7 +72,9 @@ struct alignas(64) RankLine {
   std::atomic<uint32_t> waiters;       // Threads that sleep, or are about to, for a completion.
   std::atomic<uint32_t> push_waiters;  // Likewise, for room in the ring.
   std::atomic<uint32_t> wakes_seen;    // Wake messages read, ever; the agent sends one at a time.
-  uint32_t reserved[11];
+  // The tensor whose completion the only one of `waiters` sleeps for, plus 1; 0: any may be.
+  std::atomic<uint32_t> awaited;
+  uint32_t reserved[10];
 };
 
 struct alignas(64) ConsumedLine {
@@ -144,7 +146,7 @@ static_assert(offsetof(AgentLine, failure_status) == 4 && offsetof(AgentLine, sl
 static_assert(offsetof(AgentLine, events_lost) == 12);
 static_assert(std::is_standard_layout_v<RankLine> && sizeof(RankLine) == 64);
 static_assert(offsetof(RankLine, waiters) == 8 && offsetof(RankLine, push_waiters) == 12);
-static_assert(offsetof(RankLine, wakes_seen) == 16);
+static_assert(offsetof(RankLine, wakes_seen) == 16 && offsetof(RankLine, awaited) == 20);
 static_assert(std::is_standard_layout_v<ConsumedLine> && sizeof(ConsumedLine) == 64);
 static_assert(std::is_standard_layout_v<RingEntry> && sizeof(RingEntry) == 32);
 static_assert(offsetof(RingEntry, priority) == 4 && offsetof(RingEntry, round) == 8);

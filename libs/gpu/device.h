@@ -251,6 +251,9 @@ class Platform {
   // NOT_FOUND names the GPUs that there are, and the variables that hide others.
   virtual absl::StatusOr<std::unique_ptr<Device>> Open(const GpuUuid& uuid) = 0;
 
+  // Whether two GPUs have a link of their own (NVLink), beside PCIe. False for what is not known.
+  virtual bool Linked(const GpuUuid& one, const GpuUuid& other) = 0;
+
   // Among different devices of this platform, each once. Poll until kReady. UNIMPLEMENTED: no
   // library, with where it was looked for.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> NewCommunicator(

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/topology/topology.h"
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <hwloc.h>
 
@@ -12,6 +13,9 @@
 
 namespace talweg {
 namespace {
+
+constexpr unsigned kPciDisplay = 0x03;
+constexpr unsigned kPciAccelerator = 0x12;
 
 struct Destroy {
   void operator()(hwloc_topology* topology) const { hwloc_topology_destroy(topology); }
@@ -51,6 +55,25 @@ void ForEach(hwloc_topology_t topology, hwloc_obj_type_t type, const Visit& visi
   }
 }
 
+std::string AddressOf(const hwloc_obj_attr_u::hwloc_pcidev_attr_s& bus) {
+  char address[32];
+  std::snprintf(address, sizeof address, "%04x:%02x:%02x.%01x", static_cast<unsigned>(bus.domain),
+                bus.bus, bus.dev, bus.func);
+  return address;
+}
+
+// Of the bridges above it, the one nearest to the host.
+std::string RootPortOf(hwloc_obj_t device) {
+  std::string port;
+  for (hwloc_obj_t at = device->parent; at != nullptr && at->type == HWLOC_OBJ_BRIDGE;
+       at = at->parent) {
+    if (at->attr->bridge.upstream_type == HWLOC_OBJ_BRIDGE_PCI) {
+      port = AddressOf(at->attr->bridge.upstream.pci);
+    }
+  }
+  return port;
+}
+
 Topology ValueOf(hwloc_topology_t handle) {
   Topology topology;
   ForEach(handle, HWLOC_OBJ_PACKAGE, [&](hwloc_obj_t package) {
@@ -78,13 +101,17 @@ Topology ValueOf(hwloc_topology_t handle) {
     hwloc_obj_t pci = hwloc_get_ancestor_obj_by_type(handle, HWLOC_OBJ_PCI_DEVICE, device);
     if (pci == nullptr) return;
     const auto& bus = pci->attr->pcidev;
-    char address[32];
-    std::snprintf(address, sizeof address, "%04x:%02x:%02x.%01x", static_cast<unsigned>(bus.domain),
-                  bus.bus, bus.dev, bus.func);
     // On a machine with one node, everything is near it.
-    topology.nics.push_back({device->name, address,
+    topology.nics.push_back({device->name, AddressOf(bus),
                              NumaNodeOf(hwloc_get_non_io_ancestor_obj(handle, device)),
                              bus.linkspeed});
+  });
+  ForEach(handle, HWLOC_OBJ_PCI_DEVICE, [&](hwloc_obj_t device) {
+    const auto& bus = device->attr->pcidev;
+    const unsigned base_class = bus.class_id >> 8;
+    if (base_class != kPciDisplay && base_class != kPciAccelerator) return;
+    topology.gpus.push_back({AddressOf(bus), RootPortOf(device),
+                             NumaNodeOf(hwloc_get_non_io_ancestor_obj(handle, device))});
   });
   return topology;
 }
@@ -103,6 +130,14 @@ uint64_t Topology::CacheBytes(uint32_t level) const {
     if (cache.level == level) bytes = std::max(bytes, cache.bytes);
   }
   return bytes;
+}
+
+const TopologyGpu* Topology::FindGpu(std::string_view pci_address) const {
+  for (const TopologyGpu& gpu : gpus) {
+    if (absl::EqualsIgnoreCase(gpu.pci_address, {pci_address.data(), pci_address.size()}))
+      return &gpu;
+  }
+  return nullptr;
 }
 
 std::string Topology::ToString() const {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace talweg {
@@ -45,6 +46,17 @@ struct TopologyNic {
   friend bool operator==(const TopologyNic&, const TopologyNic&) = default;
 };
 
+// A GPU, or another accelerator, on the PCI bus.
+struct TopologyGpu {
+  std::string pci_address;  // "0000:65:00.0".
+  // The bridge at the root that it lies behind: GPUs with the same one share a PCIe switch. Empty:
+  // it lies on the root itself.
+  std::string root_port;
+  std::optional<uint32_t> numa_node;  // Near which; none when the machine does not say.
+
+  friend bool operator==(const TopologyGpu&, const TopologyGpu&) = default;
+};
+
 // What this machine is made of, as far as this process may use it. A value.
 struct Topology {
   std::string cpu_model;  // May be empty.
@@ -53,10 +65,13 @@ struct Topology {
   std::vector<TopologyCore> cores;
   std::vector<TopologyCache> caches;
   std::vector<TopologyNic> nics;
+  std::vector<TopologyGpu> gpus;
 
   uint32_t CpuCount() const;
   // The largest cache of that level; 0: there is none.
   uint64_t CacheBytes(uint32_t level) const;
+  // Null: there is none at this PCI address, in hexadecimal digits of either case.
+  const TopologyGpu* FindGpu(std::string_view pci_address) const;
   // "1 socket, 2 cores, 2 cpus, 1 NUMA node, 14.3 GiB".
   std::string ToString() const;
 

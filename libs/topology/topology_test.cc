@@ -40,6 +40,20 @@ TEST_CASE("ParseTopology: two sockets with a NIC each", "[topology]") {
   CHECK(topology.ToString() == "2 sockets, 8 cores, 16 cpus, 2 NUMA nodes, 256 GiB");
 }
 
+TEST_CASE("ParseTopology: two switches with two GPUs each", "[topology]") {
+  std::ifstream file("libs/topology/testdata/two_switches_four_gpus.xml");
+  REQUIRE(file);
+  const std::string xml(std::istreambuf_iterator<char>(file), {});
+  const Topology topology = ParseTopology(xml).value();
+  CHECK(topology.gpus == std::vector<TopologyGpu>{{"0000:01:00.0", "0000:00:01.1", 0},
+                                                  {"0000:02:00.0", "0000:00:01.1", 0},
+                                                  {"0000:03:00.0", "0000:80:01.1", 1},
+                                                  {"0000:04:00.0", "0000:80:01.1", 1}});
+  CHECK(topology.FindGpu("0000:03:00.0") == &topology.gpus[2]);
+  CHECK(topology.FindGpu("0000:05:00.0") == nullptr);
+  CHECK(topology.nics.empty());
+}
+
 TEST_CASE("ParseTopology: what is no topology is an error", "[topology]") {
   CHECK(ParseTopology("").status().code() == absl::StatusCode::kInvalidArgument);
   CHECK(ParseTopology("<topology version=\"2.0\">").status().code() ==

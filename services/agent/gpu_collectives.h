@@ -17,9 +17,6 @@
 
 namespace talweg::agent {
 
-// Different GPUs, in the order of their shards.
-using GpuSet = std::vector<gpu::GpuUuid>;
-
 // Where communicators go that failed. Aborting one may take long, or for ever (ncclCommAbort waits
 // for its own threads), so in an agent each is aborted by a thread of its own.
 class Graveyard {

@@ -30,14 +30,14 @@ void GpuStage::GiveBack(Lane& lane) {
   job->ranges.push_front(lane.range);
 }
 
-void GpuStage::OnPieceFailed(Lane& lane, const absl::Status& status, int64_t now_ns) {
+void GpuStage::OnPieceFailed(Lane& lane, const absl::Status& status) {
   if (FoundLost(status)) {  // Then the lane is being drained already, or is now.
     if (lane.step != Step::kDraining) Redo(lane);
     return;
   }
   if (absl::IsUnavailable(status) && lane.path == Path::kCollective &&
       lane.step != Step::kCopying && lane.step != Step::kDraining) {
-    return OnCollectiveFailed(lane.gpus, status, now_ns);
+    return OnCollectiveFailed(GpuSet(lane.groups.front()), status);
   }
   if (absl::IsUnimplemented(status) && lane.path != Path::kHost) {
     for (const gpu::GpuUuid& uuid : lane.gpus) node_.At(uuid).has_kernels = false;
@@ -51,36 +51,54 @@ void GpuStage::OnPieceFailed(Lane& lane, const absl::Status& status, int64_t now
   Fail(absl::StrCat(Describe(lane), ": ", StatusText(status)));
 }
 
-bool GpuStage::AsideOf(Lane& lane, std::vector<std::pair<gpu::GpuUuid, LanePart>>& aside) {
-  for (const gpu::GpuUuid& uuid : lane.gpus) {
-    if (IsLost(uuid)) continue;
-    const auto old = node_.TakeAside(node_.At(uuid), IndexOf(lane));
-    if (!old.ok()) {
-      Fail(absl::StrCat(Describe(lane), ": after a collective failed: ", StatusText(old.status())));
-      return false;
+bool GpuStage::AsideOf(Lane& lane, std::map<GpuSet, Aside>& aside) {
+  for (const GpuSet& group : lane.groups) {
+    if (group.size() == 1) continue;
+    for (const gpu::GpuUuid& uuid : group) {
+      if (IsLost(uuid)) continue;
+      const auto old = node_.TakeAside(node_.At(uuid), IndexOf(lane));
+      if (!old.ok()) {
+        Fail(absl::StrCat(Describe(lane),
+                          ": after a collective failed: ", StatusText(old.status())));
+        return false;
+      }
+      aside[group].emplace_back(uuid, *old);
     }
-    aside.emplace_back(uuid, *old);
   }
   return true;
 }
 
-void GpuStage::OnCollectiveFailed(GpuSet gpus, const absl::Status& status, int64_t now_ns) {
+void GpuStage::OnCollectiveFailed(const GpuSet& group, const absl::Status& status) {
   ++counters_.collectives_failed;
-  std::vector<std::pair<gpu::GpuUuid, LanePart>> aside;
+  // What runs beside it in a lane is given up with it, and what runs beside that.
+  std::set<GpuSet> failed = {group};
   std::vector<Lane*> affected;
-  std::string text;
-  for (Lane& lane : lanes_) {
-    if (lane.step == Step::kFree || lane.step == Step::kCopying || lane.step == Step::kDraining ||
-        lane.gpus != gpus) {
-      continue;
+  const auto is_affected = [&](const Lane& lane) {
+    const bool uses = lane.step == Step::kAwaitCommunicator || lane.step == Step::kLaunching ||
+                      lane.step == Step::kCollective;
+    return uses && std::any_of(lane.groups.begin(), lane.groups.end(),
+                               [&](const GpuSet& its) { return failed.contains(its); });
+  };
+  for (size_t known = 0; known != failed.size();) {
+    known = failed.size();
+    affected.clear();
+    for (Lane& lane : lanes_) {
+      if (!is_affected(lane)) continue;
+      affected.push_back(&lane);
+      failed.insert(lane.groups.begin(), lane.groups.end());
     }
-    if (text.empty()) text = Describe(lane);
-    affected.push_back(&lane);
-    if (lane.step != Step::kAwaitCommunicator && !AsideOf(lane, aside)) return;
   }
-  events_.OnGpuNote(absl::StrCat(text, ": ", StatusText(status),
-                                 "; summed on the host until the communicator is made anew"));
-  collectives_.Fail(gpus, std::move(aside), now_ns);
+  std::map<GpuSet, Aside> aside;
+  for (Lane* const lane : affected) {
+    if (lane->step != Step::kAwaitCommunicator && !AsideOf(*lane, aside)) return;
+  }
+  if (!affected.empty()) {
+    events_.OnGpuNote(absl::StrCat(Describe(*affected[0]), ": ", StatusText(status),
+                                   "; summed on the host until the communicator is made anew"));
+  }
+  for (const GpuSet& set : failed) {
+    if (set.size() > 1) collectives_.Fail(set, std::move(aside[set]), now_ns_);
+  }
   for (Lane* const lane : affected) Redo(*lane);
 }
 
@@ -139,7 +157,7 @@ void GpuStage::OnGpuLost(const gpu::GpuUuid& uuid, const absl::Status& why) {
     if (lane.step == Step::kCopying) {
       Redo(lane);
     } else {
-      OnCollectiveFailed(lane.gpus, why, now_ns_);
+      OnCollectiveFailed(GpuSet(lane.groups.front()), why);
     }
   }
 }

@@ -11,6 +11,7 @@
 
 #include "libs/config/config.h"
 #include "libs/gpu/device.h"
+#include "libs/topology/topology.h"
 #include "services/agent/gpu_stage.h"
 #include "services/agent/rank_desk.h"
 #include "services/agent/tensor_memory.h"
@@ -40,7 +41,8 @@ class GpuFront final : public RankDevices, private HostTensors {
   GpuFront(std::unique_ptr<gpu::Platform> platform, const TensorMemory* memory, GpuEvents* events)
       : memory_(memory),
         platform_(std::move(platform)),
-        stage_({}, *platform_, *this, graveyard_, *events) {}
+        stage_({.topology = ReadTopology().value_or(Topology())}, *platform_, *this, graveyard_,
+               *events) {}
 
   GpuStage& stage() { return stage_; }
   const GpuStage& stage() const { return stage_; }

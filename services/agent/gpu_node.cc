@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "services/agent/gpu_node.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "libs/runtime/numa.h"
 #include "libs/status/status.h"
 
 namespace talweg::agent {
@@ -21,7 +23,42 @@ NodeGpu* GpuNode::Find(const gpu::GpuUuid& uuid) {
   return at == gpus_.end() ? nullptr : &at->second;
 }
 
+const TopologyGpu* GpuNode::PlaceOf(const gpu::Device& device) const {
+  return options_.topology.FindGpu(device.info().pci_bus_id);
+}
+
+const std::vector<GpuSet>& GpuNode::GroupsOf(const GpuSet& gpus) {
+  const auto [at, is_new] = groups_.try_emplace(gpus);
+  if (!is_new) return at->second;
+  const auto belong = [this](const gpu::GpuUuid& one, const gpu::GpuUuid& other) {
+    const TopologyGpu* const place = PlaceOf(*gpus_.at(one).device);
+    const TopologyGpu* const other_place = PlaceOf(*gpus_.at(other).device);
+    const bool share_a_switch = place != nullptr && other_place != nullptr &&
+                                !place->root_port.empty() &&
+                                place->root_port == other_place->root_port;
+    return share_a_switch || platform_.Linked(one, other);
+  };
+  std::vector<GpuSet>& groups = at->second;
+  for (const gpu::GpuUuid& uuid : gpus) {
+    GpuSet joined;
+    std::erase_if(groups, [&](const GpuSet& group) {
+      const bool joins = std::any_of(group.begin(), group.end(),
+                                     [&](const auto& other) { return belong(uuid, other); });
+      if (joins) joined.insert(joined.end(), group.begin(), group.end());
+      return joins;
+    });
+    joined.push_back(uuid);
+    groups.push_back(std::move(joined));
+  }
+  // Each behind a port of its own: there is no switch, and nothing to gain.
+  if (groups.size() == gpus.size()) groups = {gpus};
+  for (GpuSet& group : groups) std::sort(group.begin(), group.end());
+  return groups;
+}
+
 absl::StatusOr<LanePart> GpuNode::NewPart(gpu::Device& device) const {
+  const TopologyGpu* const place = PlaceOf(device);
+  const PreferNumaNode near(place == nullptr ? std::nullopt : place->numa_node);
   LanePart part;
   TALWEG_ASSIGN_OR_RETURN(part.stream, device.NewStream(gpu::StreamPriority::kHigh));
   TALWEG_ASSIGN_OR_RETURN(part.done, device.NewEvent(gpu::EventScope::kProcess));

@@ -14,10 +14,16 @@
 #include "libs/base/bytes.h"
 #include "libs/gpu/device.h"
 #include "libs/gpu/import_cache.h"
+#include "libs/topology/topology.h"
 
 namespace talweg::agent {
 
+// Different GPUs, in the order of their shards.
+using GpuSet = std::vector<gpu::GpuUuid>;
+
 struct GpuStageOptions {
+  Topology topology;  // Where GPUs lie; empty: not known.
+
   size_t lanes = 4;
   // A lane's staging buffers. What cannot be had is halved, down to the minimum; then sums are made
   // on the host.
@@ -40,6 +46,9 @@ struct LanePart {
   gpu::DeviceSpan in;         // Empty: no memory for it.
   gpu::DeviceSpan out;
   uint64_t memory_epoch = 0;  // Of the GPU when they were tried for.
+
+  // Where a collective among so many GPUs leaves what was in `in`: of one, there.
+  gpu::DeviceSpan After(size_t group_size) const { return group_size == 1 ? in : out; }
 };
 
 // A GPU that ranks of this node use: its context, and what the agent keeps there.
@@ -70,6 +79,11 @@ class GpuNode {
   size_t gpu_count() const { return gpus_.size(); }
   gpu::Platform& platform() { return platform_; }
 
+  // The GPUs among which sums are made by one collective each; the host adds up what the groups
+  // have. One group, unless PCIe switches lie between: then those behind one switch, with what is
+  // linked to them beside PCIe.
+  const std::vector<GpuSet>& GroupsOf(const GpuSet& gpus);
+
   // Tries for as much staging memory on the GPU as is wanted, if a lane has less.
   void GrowStaging(NodeGpu& gpu, size_t lane) const;
   // Makes a lane's part anew: the old one is put aside, with whatever runs on it.
@@ -78,10 +92,12 @@ class GpuNode {
 
  private:
   absl::StatusOr<LanePart> NewPart(gpu::Device& device) const;
+  const TopologyGpu* PlaceOf(const gpu::Device& device) const;
 
   const GpuStageOptions options_;
   gpu::Platform& platform_;
   std::map<gpu::GpuUuid, NodeGpu> gpus_;
+  std::map<GpuSet, std::vector<GpuSet>> groups_;
 };
 
 }  // namespace talweg::agent

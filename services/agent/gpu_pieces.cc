@@ -18,19 +18,6 @@
 #include "services/agent/gpu_stage.h"
 
 namespace talweg::agent {
-namespace {
-
-bool IsNarrow(DType dtype) { return DTypeSize(dtype) == 2; }
-
-}  // namespace
-
-GpuSet GpuStage::GpusOf(const Job& job) {
-  std::set<gpu::GpuUuid> uuids;
-  for (const Input& input : job.inputs) {
-    if (input.on_device) uuids.insert(input.gpu);
-  }
-  return {uuids.begin(), uuids.end()};
-}
 
 std::string GpuStage::Describe(const Lane& lane) const {
   std::string text = absl::StrCat("tensor '", host_.Spec(lane.job->slice.tensor).name, "' round ",
@@ -49,134 +36,15 @@ std::span<std::byte> GpuStage::HostBytes(const Lane& lane) const {
   return host_.Writable(slice);
 }
 
-std::pair<uint64_t, uint64_t> GpuStage::ShardBytes(const Lane& lane, size_t i) {
-  const uint64_t shard = lane.shard_elements() * DTypeSize(lane.job->dtype);
-  const uint64_t begin = std::min(i * shard, lane.range.length);
-  return {begin, std::min(shard, lane.range.length - begin)};
-}
-
-// ----- Starting. -----
-
-// Not while an older piece may still write to the same bytes: of a round that was given up, or of
-// an epoch that is over.
-bool GpuStage::MayStart(const Job& job, const Range& range) const {
-  return std::none_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
-    return lane.step != Step::kFree && lane.job.get() != &job &&
-           lane.job->slice.tensor == job.slice.tensor &&
-           range.offset < lane.range.offset + lane.range.length &&
-           lane.range.offset < range.offset + range.length;
-  });
-}
-
-bool GpuStage::IsReady(const Job& job) const {
-  return std::all_of(job.inputs.begin(), job.inputs.end(), [&](const Input& input) {
-    if (!input.on_device) return true;
-    const Part* part = OpenPart(input.rank, job.slice.tensor, job.slice.round);
-    return part == nullptr || (part->ready && !IsLost(input.gpu));
-  });
-}
-
-GpuStage::Path GpuStage::ChoosePath(const Job& job, const GpuSet& gpus, bool host_only,
-                                    int64_t now_ns) {
-  const auto has_staging = [&](const gpu::GpuUuid& uuid) {
-    const NodeGpu& gpu = node_.At(uuid);
-    return std::all_of(gpu.lanes.begin(), gpu.lanes.end(),
-                       [](const LanePart& part) { return part.in.bytes > 0; });
-  };
-  const bool all_staging = std::all_of(gpus.begin(), gpus.end(), has_staging);
-  if (job.delivers) {
-    const bool gathers =
-        gpus.size() > 1 && !host_only && all_staging && collectives_.MayUse(gpus, now_ns);
-    return gathers ? Path::kCollective : Path::kDirect;
+std::vector<GpuStage::Shard> GpuStage::ShardsOf(const Lane& lane, const GpuSet& group) {
+  const uint64_t each = lane.ShardElements(group) * DTypeSize(lane.job->dtype);
+  std::vector<Shard> shards;
+  for (size_t i = 0; i < group.size(); ++i) {
+    const uint64_t begin = std::min(i * each, lane.range.length);
+    const uint64_t bytes = std::min(each, lane.range.length - begin);
+    if (bytes > 0) shards.push_back({group[i], begin, bytes});
   }
-  const bool all_on_device = std::all_of(job.inputs.begin(), job.inputs.end(),
-                                         [](const Input& input) { return input.on_device; });
-  if (host_only || !all_on_device || !all_staging || job.op == Op::kBroadcast) return Path::kHost;
-  const bool has_kernels = std::all_of(gpus.begin(), gpus.end(), [&](const gpu::GpuUuid& uuid) {
-    return node_.At(uuid).has_kernels;
-  });
-  if (gpus.size() == 1) {
-    const bool fits = job.inputs.size() <= gpu::kReduceInputsMax;
-    return job.inputs.size() > 1 && has_kernels && fits ? Path::kKernel : Path::kHost;
-  }
-  const Op op = job.op == Op::kAverage ? Op::kSum : job.op;
-  const bool divides = job.op == Op::kAverage && (job.is_final || IsNarrow(job.dtype));
-  const bool needs_kernels = divides || job.inputs.size() > gpus.size();
-  if (!gpu::Communicator::Combines(job.dtype, op) || (needs_kernels && !has_kernels)) {
-    return Path::kHost;
-  }
-  return collectives_.MayUse(gpus, now_ns) ? Path::kCollective : Path::kHost;
-}
-
-uint64_t GpuStage::PieceBytes(const Job& job, Path path, const GpuSet& gpus, size_t lane) {
-  uint64_t bytes = options_.piece_bytes;
-  for (const gpu::GpuUuid& uuid : gpus) {
-    const LanePart& part = node_.At(uuid).lanes[lane];
-    uint64_t room = part.host.size();
-    if (path == Path::kHost) {
-      const auto ranks = std::count_if(job.inputs.begin(), job.inputs.end(), [&](const Input& in) {
-        return in.on_device && in.gpu == uuid;
-      });
-      room /= static_cast<uint64_t>(ranks);
-    } else if (path != Path::kDirect) {
-      room = std::min(room, part.in.bytes);
-    }
-    bytes = std::min(bytes, room);
-  }
-  const uint64_t unit = 64 * (path == Path::kCollective ? gpus.size() : 1);
-  return bytes / unit * unit;
-}
-
-int GpuStage::StartPieces(int64_t now_ns) {
-  int started = 0;
-  // What a lost context had pinned may be what any piece copies to.
-  for (const auto& [uuid, lost] : lost_) {
-    if (!lost.closed) return 0;
-  }
-  for (size_t index = 0; index < lanes_.size() && !failed_; ++index) {
-    Lane& lane = lanes_[index];
-    if (lane.step != Step::kFree) continue;
-    std::shared_ptr<Job> job;
-    for (size_t i = 0; i < jobs_.size() && job == nullptr;) {
-      const std::shared_ptr<Job> next = jobs_[i];
-      if (!next->delivers && !events_.ReduceWanted(next->ticket)) {
-        next->abandoned = true;
-        next->ranges.clear();
-        jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(i));
-        if (next->pieces == 0) JobDone(next);
-      } else if (IsReady(*next) && MayStart(*next, next->ranges.front())) {
-        job = next;
-      } else {
-        ++i;
-      }
-    }
-    if (job == nullptr) break;
-    Range& range = job->ranges.front();
-    lane.job = job;
-    for (Input& input : job->inputs) {
-      const Part* part = OpenPart(input.rank, job->slice.tensor, job->slice.round);
-      if (part != nullptr) input.span = part->span;  // Which may have been mapped anew.
-    }
-    lane.gpus = GpusOf(*job);
-    for (const gpu::GpuUuid& uuid : lane.gpus) node_.GrowStaging(node_.At(uuid), index);
-    lane.path = ChoosePath(*job, lane.gpus, range.host_only, now_ns);
-    lane.writes_ranks = false;
-    const uint64_t room = PieceBytes(*job, lane.path, lane.gpus, index);
-    TALWEG_CHECK(room > 0);
-    lane.range = {range.offset, std::min(range.length, room), range.host_only};
-    range.offset += lane.range.length;
-    range.length -= lane.range.length;
-    if (range.length == 0) job->ranges.pop_front();
-    if (job->ranges.empty()) std::erase(jobs_, job);
-    ++job->pieces;
-    ++started;
-    lane.through_staging = lane.job->delivers ||
-                           lane.job->slice.memory != pipeline::Memory::kSendBuffer ||
-                           !pinned_.contains(lane.job->slice.tensor);
-    const absl::Status posted = Post(lane);
-    if (!posted.ok()) OnPieceFailed(lane, posted, now_ns);
-  }
-  return started;
+  return shards;
 }
 
 // ----- Posting. -----
@@ -268,7 +136,7 @@ absl::Status GpuStage::PostDirect(Lane& lane) {
 absl::Status GpuStage::PostLocalSums(Lane& lane) {
   const Job& job = *lane.job;
   // Means of f16 and bf16, so that no sum among GPUs overflows where the average fits.
-  const bool divides = job.op == Op::kAverage && IsNarrow(job.dtype);
+  const bool divides = job.op == Op::kAverage && job.is_narrow();
   const gpu::ReduceSpec spec{.dtype = job.dtype,
                              .op = job.op == Op::kAverage && !divides ? Op::kSum : job.op,
                              .divisor = divides ? static_cast<uint32_t>(job.inputs.size()) : 1};
@@ -289,30 +157,38 @@ absl::Status GpuStage::PostLocalSums(Lane& lane) {
 
 absl::Status GpuStage::PostShardsUp(Lane& lane) {
   const std::span<std::byte> source = HostBytes(lane);
-  for (size_t i = 0; i < lane.gpus.size(); ++i) {
-    const auto [offset, bytes] = ShardBytes(lane, i);
-    if (bytes == 0) continue;
-    LanePart& part = PartOf(lane, lane.gpus[i]);
-    std::memcpy(part.host.data(), source.data() + offset, bytes);
-    TALWEG_RETURN_IF_ERROR(
-        DeviceOf(lane.gpus[i])
-            .CopyToDevice(part.stream, part.in.Part(0, bytes), part.host.first(bytes)));
+  for (const GpuSet& group : lane.groups) {
+    for (const Shard& shard : ShardsOf(lane, group)) {
+      LanePart& part = PartOf(lane, shard.gpu);
+      std::memcpy(part.host.data(), source.data() + shard.offset, shard.bytes);
+      TALWEG_RETURN_IF_ERROR(DeviceOf(shard.gpu).CopyToDevice(
+          part.stream, part.in.Part(0, shard.bytes), part.host.first(shard.bytes)));
+    }
   }
   return absl::OkStatus();
 }
 
 absl::Status GpuStage::PostCollective(Lane& lane) {
   const Job& job = *lane.job;
-  std::vector<gpu::CollectivePart> parts;
-  for (const gpu::GpuUuid& uuid : lane.gpus) {
-    const LanePart& part = PartOf(lane, uuid);
-    parts.push_back({part.stream, part.in.address, part.out.address});
-  }
   const Op op = job.op == Op::kAverage ? Op::kSum : job.op;
-  gpu::Communicator& communicator = collectives_.At(lane.gpus);
-  if (job.delivers) return communicator.AllGather(job.dtype, lane.shard_elements(), parts);
-  if (job.is_final) return communicator.AllReduce(job.dtype, op, lane.elements(), parts);
-  return communicator.ReduceScatter(job.dtype, op, lane.shard_elements(), parts);
+  for (const GpuSet& group : lane.groups) {
+    if (group.size() == 1) continue;
+    std::vector<gpu::CollectivePart> parts;
+    for (const gpu::GpuUuid& uuid : group) {
+      const LanePart& part = PartOf(lane, uuid);
+      parts.push_back({part.stream, part.in.address, part.out.address});
+    }
+    gpu::Communicator& communicator = collectives_.At(group);
+    if (job.delivers) {
+      TALWEG_RETURN_IF_ERROR(communicator.AllGather(job.dtype, lane.ShardElements(group), parts));
+    } else if (job.is_final && !lane.adds_groups()) {
+      TALWEG_RETURN_IF_ERROR(communicator.AllReduce(job.dtype, op, lane.elements(), parts));
+    } else {
+      TALWEG_RETURN_IF_ERROR(
+          communicator.ReduceScatter(job.dtype, op, lane.ShardElements(group), parts));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status GpuStage::CopyToRanks(Lane& lane, const gpu::GpuUuid& uuid, gpu::DeviceSpan source) {
@@ -327,32 +203,36 @@ absl::Status GpuStage::CopyToRanks(Lane& lane, const gpu::GpuUuid& uuid, gpu::De
 
 absl::Status GpuStage::PostAfterCollective(Lane& lane) {
   const Job& job = *lane.job;
-  if (!job.delivers && !job.is_final) return PostShardsDown(lane);
-  const bool divides = !job.delivers && job.op == Op::kAverage && !IsNarrow(job.dtype);
-  for (const gpu::GpuUuid& uuid : lane.gpus) {
-    LanePart& part = PartOf(lane, uuid);
-    if (divides) {
-      const gpu::ReduceSpec spec{.dtype = job.dtype,
-                                 .op = Op::kAverage,
-                                 .divisor = static_cast<uint32_t>(job.inputs.size())};
-      const uint64_t inputs[] = {part.out.address};
+  if (lane.adds_groups() || (!job.delivers && !job.is_final)) return PostShardsDown(lane);
+  const bool divides = !job.delivers && job.op == Op::kAverage && !job.is_narrow();
+  for (const GpuSet& group : lane.groups) {
+    for (const gpu::GpuUuid& uuid : group) {
+      LanePart& part = PartOf(lane, uuid);
+      if (divides) {
+        const gpu::ReduceSpec spec{.dtype = job.dtype,
+                                   .op = Op::kAverage,
+                                   .divisor = static_cast<uint32_t>(job.inputs.size())};
+        const uint64_t inputs[] = {part.out.address};
+        TALWEG_RETURN_IF_ERROR(
+            DeviceOf(uuid).Reduce(part.stream, spec, inputs, part.out.address, lane.elements()));
+      }
       TALWEG_RETURN_IF_ERROR(
-          DeviceOf(uuid).Reduce(part.stream, spec, inputs, part.out.address, lane.elements()));
+          CopyToRanks(lane, uuid, part.After(group.size()).Part(0, lane.range.length)));
     }
-    TALWEG_RETURN_IF_ERROR(CopyToRanks(lane, uuid, part.out.Part(0, lane.range.length)));
   }
   return absl::OkStatus();
 }
 
 absl::Status GpuStage::PostShardsDown(Lane& lane) {
-  for (size_t i = 0; i < lane.gpus.size(); ++i) {
-    const auto [offset, bytes] = ShardBytes(lane, i);
-    if (bytes == 0) continue;
-    LanePart& part = PartOf(lane, lane.gpus[i]);
-    const std::span<std::byte> target =
-        lane.through_staging ? part.host.first(bytes) : HostBytes(lane).subspan(offset, bytes);
-    TALWEG_RETURN_IF_ERROR(
-        DeviceOf(lane.gpus[i]).CopyToHost(part.stream, target, part.out.Part(0, bytes)));
+  for (const GpuSet& group : lane.groups) {
+    for (const Shard& shard : ShardsOf(lane, group)) {
+      LanePart& part = PartOf(lane, shard.gpu);
+      const std::span<std::byte> target = lane.through_staging
+                                              ? part.host.first(shard.bytes)
+                                              : HostBytes(lane).subspan(shard.offset, shard.bytes);
+      TALWEG_RETURN_IF_ERROR(DeviceOf(shard.gpu).CopyToHost(
+          part.stream, target, part.After(group.size()).Part(0, shard.bytes)));
+    }
   }
   return absl::OkStatus();
 }
@@ -369,25 +249,21 @@ absl::StatusOr<bool> GpuStage::IsDone(const Lane& lane) {
   return done;
 }
 
-int GpuStage::StepLane(Lane& lane, int64_t now_ns) {
+int GpuStage::StepLane(Lane& lane) {
   using Readiness = GpuCollectives::Readiness;
   if (lane.step == Step::kFree || failed_) return 0;
   if (lane.step == Step::kCopying || lane.step == Step::kDraining) {
     const auto done = IsDone(lane);
-    if (!done.ok()) return OnPieceFailed(lane, done.status(), now_ns), 1;
+    if (!done.ok()) return OnPieceFailed(lane, done.status()), 1;
     if (!*done) return 0;
     lane.step == Step::kCopying ? OnCopied(lane) : GiveBack(lane);
     return 1;
   }
   // Asked also while collectives run: that is how their errors are noticed.
-  const Readiness readiness = collectives_.Ask(lane.gpus, now_ns);
+  const Readiness readiness = AskGroups(lane);
   if (readiness == Readiness::kUnavailable) return Redo(lane), 1;
-  if (readiness == Readiness::kFailed) {
-    const absl::Status error = collectives_.Error(lane.gpus);
-    if (!FoundLost(error)) OnCollectiveFailed(lane.gpus, error, now_ns);
-    return 1;
-  }
-  const bool overdue = lane.step != Step::kAwaitCommunicator && now_ns >= lane.deadline_ns;
+  if (readiness == Readiness::kFailed) return 1;  // Taken care of.
+  const bool overdue = lane.step != Step::kAwaitCommunicator && now_ns_ >= lane.deadline_ns;
   if (readiness == Readiness::kReady) {
     absl::Status status;
     if (lane.step == Step::kLaunching) {
@@ -403,19 +279,35 @@ int GpuStage::StepLane(Lane& lane, int64_t now_ns) {
         status = before ? PostCollective(lane) : PostAfterCollective(lane);
         if (status.ok() && !before) status = Record(lane);
         lane.step = before ? Step::kLaunching : Step::kCopying;
-        lane.deadline_ns = now_ns + options_.collective_deadline_ns;
+        lane.deadline_ns = now_ns_ + options_.collective_deadline_ns;
         if (status.ok()) return 1;
       }
     }
-    if (!status.ok()) return OnPieceFailed(lane, status, now_ns), 1;
+    if (!status.ok()) return OnPieceFailed(lane, status), 1;
   }
   if (!overdue) return 0;
   OnCollectiveFailed(
-      lane.gpus,
+      lane.groups.front(),
       absl::UnavailableError(absl::StrCat("a collective has not ended within ",
-                                          options_.collective_deadline_ns / 1'000'000'000, " s")),
-      now_ns);
+                                          options_.collective_deadline_ns / 1'000'000'000, " s")));
   return 1;
+}
+
+GpuCollectives::Readiness GpuStage::AskGroups(const Lane& lane) {
+  using Readiness = GpuCollectives::Readiness;
+  Readiness all = Readiness::kReady;
+  for (const GpuSet& group : lane.groups) {
+    if (group.size() == 1) continue;
+    const Readiness one = collectives_.Ask(group, now_ns_);
+    if (one == Readiness::kReady) continue;
+    if (one == Readiness::kFailed) {
+      const absl::Status error = collectives_.Error(group);
+      if (!FoundLost(error)) OnCollectiveFailed(GpuSet(group), error);
+      return one;
+    }
+    if (all != Readiness::kUnavailable) all = one;
+  }
+  return all;
 }
 
 void GpuStage::CombineOnHost(Lane& lane) {
@@ -433,6 +325,30 @@ void GpuStage::CombineOnHost(Lane& lane) {
   CombineRanks(job.dtype, job.op, job.is_final, inputs, HostBytes(lane));
 }
 
+// The groups' sums lie in shards of their own sizes.
+void GpuStage::AddGroups(Lane& lane) {
+  const Job& job = *lane.job;
+  const std::span<std::byte> target = HostBytes(lane);
+  std::vector<std::vector<Shard>> shards;
+  for (const GpuSet& group : lane.groups) shards.push_back(ShardsOf(lane, group));
+  const bool divides = job.is_final && job.op == Op::kAverage && !job.is_narrow();
+  const Op op = job.op == Op::kAverage && !divides ? Op::kSum : job.op;
+  const reduce::ReduceSpec hop = RankHop(job.dtype, op, divides, job.inputs.size());
+  std::vector<size_t> at(shards.size());  // Of each group, the shard that the bytes lie in.
+  for (uint64_t offset = 0; offset < target.size();) {
+    uint64_t end = target.size();
+    std::vector<const std::byte*> inputs;
+    for (size_t group = 0; group < shards.size(); ++group) {
+      const Shard* shard = &shards[group][at[group]];
+      if (offset == shard->offset + shard->bytes) shard = &shards[group][++at[group]];
+      inputs.push_back(PartOf(lane, shard->gpu).host.data() + (offset - shard->offset));
+      end = std::min(end, shard->offset + shard->bytes);
+    }
+    reduce::Reduce(hop, inputs, target.data() + offset, (end - offset) / DTypeSize(job.dtype));
+    offset = end;
+  }
+}
+
 void GpuStage::OnCopied(Lane& lane) {
   const Job& job = *lane.job;
   if (job.delivers) {
@@ -448,12 +364,15 @@ void GpuStage::OnCopied(Lane& lane) {
     if (job.is_final) host_results_[job.slice.tensor].push_back(lane.range);
   } else {
     ++(lane.path == Path::kKernel ? counters_.pieces_by_kernel : counters_.pieces_by_collective);
-    if (!job.is_final && lane.through_staging && !job.abandoned &&
-        events_.ReduceWanted(job.ticket)) {
+    const bool is_wanted = !job.abandoned && events_.ReduceWanted(job.ticket);
+    if (lane.adds_groups()) {
+      ++counters_.pieces_by_groups;
+      if (is_wanted) AddGroups(lane);
+      if (job.is_final) host_results_[job.slice.tensor].push_back(lane.range);
+    } else if (!job.is_final && lane.through_staging && is_wanted) {
       const std::span<std::byte> target = HostBytes(lane);
-      for (size_t i = 0; i < lane.gpus.size(); ++i) {
-        const auto [offset, bytes] = ShardBytes(lane, i);
-        std::memcpy(target.data() + offset, PartOf(lane, lane.gpus[i]).host.data(), bytes);
+      for (const Shard& shard : ShardsOf(lane, lane.gpus)) {
+        std::memcpy(target.data() + shard.offset, PartOf(lane, shard.gpu).host.data(), shard.bytes);
       }
     }
   }

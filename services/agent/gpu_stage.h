@@ -60,6 +60,7 @@ class GpuEvents {
 struct GpuStageCounters {
   uint64_t pieces_by_kernel = 0;      // Ranks that share a GPU, on it.
   uint64_t pieces_by_collective = 0;  // Among GPUs.
+  uint64_t pieces_by_groups = 0;      // Of these, among groups of GPUs, and added on the host.
   uint64_t pieces_by_host = 0;        // Copied to the host, and combined there.
   uint64_t pieces_delivered = 0;
   uint64_t collectives_failed = 0;
@@ -229,6 +230,7 @@ class GpuStage {
     uint32_t pieces = 0;        // On lanes.
     bool abandoned = false;
     std::shared_ptr<Delivery> delivery;
+    bool is_narrow() const { return DTypeSize(dtype) == 2; }
   };
   struct Lane {
     Step step = Step::kFree;
@@ -236,11 +238,19 @@ class GpuStage {
     std::shared_ptr<Job> job;
     Range range;
     GpuSet gpus;  // That it works on.
+    // Of a collective: the GPUs that each is among, in the order in which their sums are added.
+    std::vector<GpuSet> groups;
     int64_t deadline_ns = 0;
     bool through_staging = false;
     bool writes_ranks = false;  // Copies into tensors of ranks have been posted.
     uint64_t elements() const { return range.length / DTypeSize(job->dtype); }
-    uint64_t shard_elements() const { return (elements() + gpus.size() - 1) / gpus.size(); }
+    uint64_t ShardElements(const GpuSet& group) const {
+      return (elements() + group.size() - 1) / group.size();
+    }
+    // Its result is added up on the host: it goes there, and nowhere else.
+    bool adds_groups() const {
+      return path == Path::kCollective && groups.size() > 1 && !job->delivers;
+    }
   };
 
   Rank* Find(LocalRank rank);
@@ -262,13 +272,16 @@ class GpuStage {
   void Fail(const std::string& text);
 
   // gpu_pieces.cc: lanes.
-  int StartPieces(int64_t now_ns);
-  int StepLane(Lane& lane, int64_t now_ns);
+  int StartPieces();
+  int StepLane(Lane& lane);
   bool MayStart(const Job& job, const Range& range) const;
   // All of its memory on GPUs is there.
   bool IsReady(const Job& job) const;
-  Path ChoosePath(const Job& job, const GpuSet& gpus, bool host_only, int64_t now_ns);
-  uint64_t PieceBytes(const Job& job, Path path, const GpuSet& gpus, size_t lane);
+  void ChoosePath(Lane& lane);
+  Path PathOf(const Lane& lane);
+  std::vector<GpuSet> GroupsOf(const Job& job, const GpuSet& gpus);
+  bool MayUse(const std::vector<GpuSet>& groups);
+  uint64_t PieceBytes(const Lane& lane);
   absl::Status Post(Lane& lane);
   absl::Status PostKernel(Lane& lane);
   absl::Status PostToHost(Lane& lane);
@@ -292,8 +305,16 @@ class GpuStage {
   gpu::Device& DeviceOf(const gpu::GpuUuid& uuid) { return *node_.At(uuid).device; }
   // The bytes of `range` (or of some of it) on the host.
   std::span<std::byte> HostBytes(const Lane& lane) const;
-  // Of the piece that shard `i` holds: offset and bytes within it.
-  static std::pair<uint64_t, uint64_t> ShardBytes(const Lane& lane, size_t i);
+  // The bytes of a piece that one GPU of a group holds after a reduce-scatter among it.
+  struct Shard {
+    gpu::GpuUuid gpu;
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+  };
+  static std::vector<Shard> ShardsOf(const Lane& lane, const GpuSet& group);
+  void AddGroups(Lane& lane);
+  // All groups of the lane together.
+  GpuCollectives::Readiness AskGroups(const Lane& lane);
   static GpuSet GpusOf(const Job& job);
   std::string Describe(const Lane& lane) const;
 
@@ -301,9 +322,11 @@ class GpuStage {
   // Gives the lane's piece back to its job, for the host, when its streams have come to rest.
   void Redo(Lane& lane);
   void GiveBack(Lane& lane);
-  void OnPieceFailed(Lane& lane, const absl::Status& status, int64_t now_ns);
-  void OnCollectiveFailed(GpuSet gpus, const absl::Status& status, int64_t now_ns);
-  bool AsideOf(Lane& lane, std::vector<std::pair<gpu::GpuUuid, LanePart>>& aside);
+  void OnPieceFailed(Lane& lane, const absl::Status& status);
+  // Of one group, and with it all that run beside it in a lane.
+  void OnCollectiveFailed(const GpuSet& group, const absl::Status& status);
+  using Aside = std::vector<std::pair<gpu::GpuUuid, LanePart>>;
+  bool AsideOf(Lane& lane, std::map<GpuSet, Aside>& aside);
   // Looks for GPUs that are lost, of which `status` may tell. False: it tells of something else.
   bool FoundLost(const absl::Status& status);
   void OnGpuLost(const gpu::GpuUuid& uuid, const absl::Status& why);

@@ -87,6 +87,21 @@ class CudaPlatform final : public Platform {
     return NoSuchGpu(uuid, Infos());
   }
 
+  // Atomics between GPUs go over NVLink, not over PCIe.
+  bool Linked(const GpuUuid& one, const GpuUuid& other) override {
+    const auto find = [this](const GpuUuid& uuid) {
+      return std::find_if(gpus_.begin(), gpus_.end(),
+                          [&](const Found& found) { return found.info.uuid == uuid; });
+    };
+    const auto from = find(one);
+    const auto to = find(other);
+    int value = 0;
+    return from != gpus_.end() && to != gpus_.end() &&
+           driver_->DeviceGetP2PAttribute(&value, cuda::kCuP2pNativeAtomics, from->device,
+                                          to->device) == cuda::kCuSuccess &&
+           value != 0;
+  }
+
   absl::StatusOr<std::unique_ptr<Communicator>> NewCommunicator(
       std::span<Device* const> devices) override {
     std::vector<cuda::CudaDevice*> ours;

@@ -77,6 +77,7 @@ inline constexpr CuResult kCuMpsClientTerminated = 810;
 inline constexpr CuResult kCuUnknown = 999;
 
 inline constexpr int kCuAttributeMultiprocessorCount = 16;
+inline constexpr int kCuP2pNativeAtomics = 3;
 inline constexpr int kCuAttributeComputeMajor = 75;
 inline constexpr int kCuAttributeComputeMinor = 76;
 
@@ -97,6 +98,7 @@ inline constexpr unsigned kCuIpcLazyPeerAccess = 1;
   X(DeviceGetName, "cuDeviceGetName", CuResult(char*, int, CuDevice))                             \
   X(DeviceGetUuid, "cuDeviceGetUuid_v2", CuResult(CuUuid*, CuDevice))                             \
   X(DeviceGetAttribute, "cuDeviceGetAttribute", CuResult(int*, int, CuDevice))                    \
+  X(DeviceGetP2PAttribute, "cuDeviceGetP2PAttribute", CuResult(int*, int, CuDevice, CuDevice))    \
   X(DeviceTotalMem, "cuDeviceTotalMem_v2", CuResult(size_t*, CuDevice))                           \
   X(DeviceGetPciBusId, "cuDeviceGetPCIBusId", CuResult(char*, int, CuDevice))                     \
   X(PrimaryCtxRetain, "cuDevicePrimaryCtxRetain", CuResult(CuContext*, CuDevice))                 \

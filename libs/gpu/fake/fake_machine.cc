@@ -56,6 +56,8 @@ class FakePlatform final : public Platform {
     return NoSuchGpu(uuid, infos.ok() ? *infos : std::vector<GpuInfo>());
   }
 
+  bool Linked(const GpuUuid&, const GpuUuid&) override { return world_.options.linked; }
+
   absl::StatusOr<std::unique_ptr<Communicator>> NewCommunicator(
       std::span<Device* const> devices) override {
     std::vector<FakeDevice*> fakes;

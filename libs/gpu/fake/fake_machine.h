@@ -36,6 +36,7 @@ struct FakeMachineOptions {
   // What a context takes of a GPU's memory.
   uint64_t context_bytes = uint64_t{64} << 20;
   uint64_t pinned_bytes_max = uint64_t{1} << 30;
+  bool linked = false;  // Every GPU with every other.
   FakeCosts costs;
   uint64_t seed = 1;
 };

@@ -350,6 +350,7 @@ class SharedPlatform final : public Platform {
     }
     return NoSuchGpu(uuid, infos_);
   }
+  bool Linked(const GpuUuid&, const GpuUuid&) override { return false; }
   absl::StatusOr<std::unique_ptr<Communicator>> NewCommunicator(
       std::span<Device* const> devices) override {
     std::vector<SharedDevice*> mine;

@@ -14,6 +14,7 @@ class NonePlatform final : public Platform {
 
   absl::StatusOr<std::vector<GpuInfo>> Gpus() override { return why_; }
   absl::StatusOr<std::unique_ptr<Device>> Open(const GpuUuid&) override { return why_; }
+  bool Linked(const GpuUuid&, const GpuUuid&) override { return false; }
   absl::StatusOr<std::unique_ptr<Communicator>> NewCommunicator(std::span<Device* const>) override {
     return why_;
   }

@@ -142,6 +142,11 @@ CuResult cuDeviceGetAttribute(int* value, int attribute, CuDevice) {
     default: return kCuInvalidValue;
   }
 }
+CuResult cuDeviceGetP2PAttribute(int* value, int attribute, CuDevice one, CuDevice other) {
+  if (attribute != kCuP2pNativeAtomics || one == other) return kCuInvalidValue;
+  *value = Get().linked ? 1 : 0;
+  return kCuSuccess;
+}
 CuResult cuDeviceTotalMem_v2(size_t* bytes, CuDevice) {
   *bytes = kGpuBytes;
   return kCuSuccess;

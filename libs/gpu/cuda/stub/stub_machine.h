@@ -68,6 +68,7 @@ class Machine {
   int current_gpu = -1;  // The context that is current.
   int contexts[kGpuCount] = {};
   int resets[kGpuCount] = {};  // Of contexts.
+  bool linked = false;         // By NVLink.
   uint64_t used_bytes[kGpuCount] = {};
   std::map<uint64_t, Memory> memory;  // By address.
   std::map<uint64_t, size_t> pinned;

@@ -209,6 +209,18 @@ TEST_CASE("cuda: an error of the context is the device's end, another is not", "
   }
 }
 
+TEST_CASE("cuda: a link between GPUs is seen, and its absence", "[gpu]") {
+  const Opened opened;
+  const GpuUuid one = opened.devices[0]->info().uuid;
+  const GpuUuid other = opened.devices[1]->info().uuid;
+  CHECK_FALSE(opened.platform->Linked(one, other));
+  cuda::stub::Machine::Get().linked = true;
+  CHECK(opened.platform->Linked(one, other));
+  CHECK_FALSE(opened.platform->Linked(one, one));
+  CHECK_FALSE(opened.platform->Linked(one, {}));
+  cuda::stub::Machine::Get().linked = false;
+}
+
 TEST_CASE("cuda: kernels that the driver does not take leave all else usable", "[gpu]") {
   const Failing failing("cuModuleLoadData", "222");
   Opened opened;

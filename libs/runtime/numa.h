@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_RUNTIME_NUMA_H_
+#define TALWEG_LIBS_RUNTIME_NUMA_H_
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+namespace talweg {
+
+inline constexpr uint32_t kNumaNodesMax = 1024;
+
+// While it lives, pages that this thread makes come from the node's memory while there is some, and
+// from others' else. Changes nothing without a node, where the kernel has no such policy, or where
+// it is not permitted (containers). Made and destroyed by one thread, and not nested out of order.
+class PreferNumaNode {
+ public:
+  explicit PreferNumaNode(std::optional<uint32_t> node);
+  ~PreferNumaNode();
+  PreferNumaNode(const PreferNumaNode&) = delete;
+  PreferNumaNode& operator=(const PreferNumaNode&) = delete;
+
+ private:
+  using NodeMask = std::array<unsigned long, kNumaNodesMax / (8 * sizeof(unsigned long))>;
+
+  bool changed_ = false;
+  int mode_before_ = 0;
+  NodeMask nodes_before_ = {};
+};
+
+}  // namespace talweg
+
+#endif  // TALWEG_LIBS_RUNTIME_NUMA_H_

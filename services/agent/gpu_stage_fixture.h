@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_GPU_STAGE_FIXTURE_H_
+#define TALWEG_SERVICES_AGENT_GPU_STAGE_FIXTURE_H_
+
+// The stage on fake GPUs in virtual time, with ranks that push to it.
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "libs/base/random.h"
+#include "libs/gpu/fake/fake_machine.h"
+#include "libs/runtime/manual_clock.h"
+#include "libs/topology/topology.h"
+#include "services/agent/gpu_stage.h"
+
+namespace talweg::agent {
+
+using gpu::fake::CollectiveFault;
+using gpu::fake::FakeMachine;
+using gpu::fake::FakeMachineOptions;
+using pipeline::TensorIndex;
+
+constexpr int64_t kStepNs = 20'000;
+
+// Buries when it is told to: an abort that takes its time, or for ever.
+class SlowGraveyard final : public Graveyard {
+ public:
+  uint64_t Bury(std::unique_ptr<gpu::Communicator> communicator) override {
+    waiting_[next_] = std::move(communicator);
+    return next_++;
+  }
+  bool IsBuried(uint64_t name) override {
+    if (holds) return false;
+    waiting_.erase(name);
+    return true;
+  }
+  size_t waiting() const { return waiting_.size(); }
+  void Clear() { waiting_.clear(); }
+  bool holds = false;
+
+ private:
+  uint64_t next_ = 1;
+  std::map<uint64_t, std::unique_ptr<gpu::Communicator>> waiting_;
+};
+
+// A process with one gradient on a fake GPU.
+struct TestRank {
+  TestRank(FakeMachine& machine, size_t gpu, uint64_t bytes)
+      : platform(machine.NewProcess()), device(*platform->Open(machine.uuid(gpu))) {
+    memory = *device->Allocate(bytes + 512);
+    host = *device->AllocateHost(bytes);
+    stream = *device->NewStream(gpu::StreamPriority::kNormal);
+    done = *device->NewEvent(gpu::EventScope::kProcess);
+  }
+  gpu::DeviceSpan tensor() const { return memory.Part(256, host.size()); }
+
+  std::unique_ptr<gpu::Platform> platform;
+  std::unique_ptr<gpu::Device> device;
+  gpu::DeviceSpan memory;
+  std::span<std::byte> host;
+  gpu::StreamId stream;
+  gpu::EventId done;
+  gpu::EventId pushed;
+  gpu::EventId taken;
+  uint32_t buffer = 0;
+};
+
+// An agent's surroundings: one tensor of 32-bit integers, cut into slices; a "network" that doubles
+// what this node contributes, or none.
+class Fixture final : public HostTensors, public GpuEvents {
+ public:
+  struct Setup {
+    std::vector<size_t> gpus;  // Of each rank.
+    uint64_t elements = 300'001;
+    uint64_t slice_bytes = 256 * kKiB;
+    bool standalone = false;
+    bool pinned = true;
+    DType dtype = DType::kI32;
+    Op op = Op::kSum;
+    uint64_t seed = 1;
+    FakeMachineOptions machine;
+    GpuStageOptions stage = {.piece_bytes = kMiB, .piece_bytes_min = 64 * kKiB};
+  };
+
+  explicit Fixture(Setup given) : setup(std::move(given)), random(setup.seed) {
+    FakeMachineOptions options = setup.machine;
+    options.gpu_count = 4;
+    options.seed = setup.seed;
+    machine = std::make_unique<FakeMachine>(clock, options);
+    spec = {.name = "w", .dtype = setup.dtype, .op = setup.op, .element_count = setup.elements};
+    send.resize(spec.bytes());
+    for (auto& result : results) result.resize(spec.bytes());
+    platform = machine->NewProcess();
+    stage = std::make_unique<GpuStage>(setup.stage, *platform, *this, graveyard, *this);
+    for (const size_t gpu : setup.gpus) AddRank(gpu);
+  }
+  ~Fixture() override {
+    graveyard.holds = false;
+    for (int i = 0; i < 3; ++i) stage->Poll(clock.NowNs());
+    stage.reset();
+    graveyard.Clear();
+  }
+
+  void AddRank(size_t gpu) {
+    ranks.push_back(std::make_unique<TestRank>(*machine, gpu, spec.bytes()));
+    Introduce(ranks.size() - 1);
+  }
+  void Introduce(size_t index) {
+    TestRank& rank = *ranks[index];
+    const LocalRank number{static_cast<uint32_t>(index)};
+    const auto exported = stage->Export(number, rank.device->info().uuid, 100 + number.value(),
+                                        *rank.device->Export(rank.memory));
+    INFO(exported.status().ToString());
+    REQUIRE(exported.ok());
+    CHECK(exported->bytes == rank.memory.bytes);
+    rank.buffer = exported->buffer;
+    Place(number);
+  }
+  void Place(LocalRank number) {
+    TestRank& rank = *ranks[number.value()];
+    const auto placed = stage->Place(number, TensorIndex{0}, rank.buffer);
+    REQUIRE(placed.ok());
+    rank.pushed = *rank.device->ImportEvent(placed->pushed);
+    rank.taken = *rank.device->ImportEvent(placed->taken);
+  }
+
+  // HostTensors
+  const pipeline::TensorSpec& Spec(TensorIndex) const override { return spec; }
+  std::span<std::byte> Writable(const pipeline::SliceBytes& slice) const override {
+    auto& all =
+        slice.memory == pipeline::Memory::kSendBuffer ? send : results[slice.round.value() & 1];
+    return std::span(all).subspan(slice.offset_bytes, slice.length_bytes);
+  }
+  std::span<const std::byte> Contribution(const pipeline::SliceBytes& slice,
+                                          LocalRank) const override {
+    return std::span(host_contribution).subspan(slice.offset_bytes, slice.length_bytes);
+  }
+  std::span<std::byte> Pinnable(TensorIndex) const override {
+    return setup.pinned ? std::span(send) : std::span<std::byte>();
+  }
+
+  // GpuEvents
+  void OnGradientReady(LocalRank rank, TensorIndex, Round ready, int32_t) override {
+    CHECK(ready == round);
+    CHECK(stage->HasGradients(TensorIndex{0}, round));
+    ready_ranks.push_back(rank);
+    if (ready_ranks.size() == ranks.size()) StartSlices();
+  }
+  bool ReduceWanted(uint64_t ticket) override { return open_tickets.contains(ticket); }
+  void OnReduced(uint64_t ticket, uint64_t) override {
+    REQUIRE(open_tickets.erase(ticket) == 1);
+    if (!open_tickets.empty()) return;
+    if (!setup.standalone) {  // The network: two nodes that are alike.
+      auto& result = results[round.value() & 1];
+      for (size_t i = 0; i < setup.elements; ++i) {
+        uint32_t value;
+        std::memcpy(&value, &send[i * 4], 4);
+        value *= 2;
+        std::memcpy(&result[i * 4], &value, 4);
+      }
+    }
+    stage->Deliver({.tensor = TensorIndex{0}, .round = round});
+  }
+  void OnDelivered(const pipeline::CompleteRound& complete) override {
+    CHECK(complete.round == round);
+    delivered = true;
+  }
+  void OnUnexported(LocalRank rank, uint32_t request) override {
+    unexported.emplace_back(rank, request);
+  }
+  void OnEventsLost(LocalRank number) override {
+    TestRank& rank = *ranks[number.value()];
+    rank.device->DestroyEvent(rank.pushed);
+    rank.device->DestroyEvent(rank.taken);
+    Place(number);
+    ++placed_again;
+    if (delivered) return;
+    REQUIRE(rank.device->Record(rank.pushed, rank.stream).ok());
+    REQUIRE(stage->Push(number, TensorIndex{0}, round, 0, {rank.buffer, 256, true}).ok());
+  }
+  void OnGpuFailed(const std::string& text) override { failed = text; }
+  void OnGpuNote(const std::string& text) override { notes.push_back(text); }
+
+  void StartSlices() {
+    for (uint64_t at = 0; at < spec.bytes(); at += setup.slice_bytes) {
+      pipeline::ReduceSlice reduce{
+          .ticket = next_ticket++,
+          .target = {.tensor = TensorIndex{0},
+                     .round = round,
+                     .memory = setup.standalone ? pipeline::Memory::kResult
+                                                : pipeline::Memory::kSendBuffer,
+                     .offset_bytes = at,
+                     .length_bytes =
+                         static_cast<uint32_t>(std::min(setup.slice_bytes, spec.bytes() - at))},
+          .is_final = setup.standalone};
+      for (uint32_t i = 0; i < ranks.size() && !root; ++i) reduce.inputs.push_back(LocalRank{i});
+      if (root) reduce.inputs.push_back(*root);
+      open_tickets.insert(reduce.ticket);
+      stage->Reduce(reduce);
+    }
+  }
+
+  uint32_t ValueOf(size_t rank, size_t i) const {
+    return static_cast<uint32_t>((rank + 1) * 1'000'003 + i * 7 + round.value() * 13);
+  }
+  void Push(size_t rank) {
+    TestRank& from = *ranks[rank];
+    for (size_t i = 0; i < setup.elements; ++i) {
+      const uint32_t value = ValueOf(rank, i);
+      std::memcpy(&from.host[i * 4], &value, 4);
+    }
+    REQUIRE(from.device->CopyToDevice(from.stream, from.tensor(), from.host).ok());
+    REQUIRE(from.device->Record(from.pushed, from.stream).ok());
+    REQUIRE(stage
+                ->Push(LocalRank{static_cast<uint32_t>(rank)}, TensorIndex{0}, round, 0,
+                       {from.buffer, 256})
+                .ok());
+  }
+  void PushAll() {
+    round = round.Next();
+    ready_ranks.clear();
+    delivered = false;
+    for (size_t i = 0; i < ranks.size(); ++i) Push(i);
+  }
+  bool RunUntil(const std::function<bool()>& done, int steps = 20'000) {
+    for (int i = 0; i < steps; ++i) {
+      stage->Poll(clock.NowNs());
+      if (done()) return true;
+      clock.Advance(static_cast<int64_t>(1 + random.Below(kStepNs)));
+      machine->Advance();
+    }
+    return false;
+  }
+  // What rank `rank` finds in its tensor.
+  void CheckResult(size_t rank) {
+    TestRank& at = *ranks[rank];
+    REQUIRE(at.device->Wait(at.stream, at.taken).ok());
+    REQUIRE(at.device->CopyToHost(at.stream, at.host, at.tensor()).ok());
+    REQUIRE(at.device->Record(at.done, at.stream).ok());
+    REQUIRE(RunUntil([&] { return *at.device->Query(at.done); }));
+    size_t wrong = 0;
+    for (size_t i = 0; i < setup.elements; ++i) {
+      uint32_t want = 0;
+      for (size_t r = 0; r < ranks.size(); ++r) want += ValueOf(r, i);
+      if (!setup.standalone) want *= 2;
+      uint32_t got;
+      std::memcpy(&got, &at.host[i * 4], 4);
+      wrong += got != want;
+    }
+    CHECK(wrong == 0);
+  }
+  void RoundTrip() {
+    PushAll();
+    INFO("failed: " << failed);
+    REQUIRE(RunUntil([&] { return delivered || !failed.empty(); }));
+    REQUIRE(failed.empty());
+    for (size_t i = 0; i < ranks.size(); ++i) CheckResult(i);
+  }
+  // The agent's own.
+  void LoseContext(size_t gpu) {
+    machine->LoseContext(*stage->node().gpus().at(machine->uuid(gpu)).device);
+  }
+  void NothingLeft() {
+    for (size_t i = 0; i < ranks.size(); ++i)
+      stage->OnRankLeft(LocalRank{static_cast<uint32_t>(i)});
+    CHECK(RunUntil([&] { return stage->IsIdle() && stage->context_count() == 0; }));
+    CHECK(machine->mapping_count() == 0);
+    ranks.clear();
+    for (size_t gpu = 0; gpu < 4; ++gpu) {
+      CHECK(machine->allocated_bytes(gpu) == 0);
+      CHECK(machine->context_count(gpu) == 0);
+    }
+    CHECK(machine->pinned_bytes() == 0);
+    CHECK(machine->violations() == std::vector<std::string>{});
+  }
+
+  const Setup setup;
+  Random random;
+  ManualClock clock;
+  std::unique_ptr<FakeMachine> machine;
+  pipeline::TensorSpec spec;
+  mutable std::vector<std::byte> send;
+  mutable std::vector<std::byte> results[2];
+  std::vector<std::byte> host_contribution;
+  std::optional<LocalRank> root;  // Of a broadcast.
+  SlowGraveyard graveyard;
+  std::unique_ptr<gpu::Platform> platform;
+  std::unique_ptr<GpuStage> stage;
+  std::vector<std::unique_ptr<TestRank>> ranks;
+  Round round;
+  std::vector<LocalRank> ready_ranks;
+  std::set<uint64_t> open_tickets;
+  uint64_t next_ticket = 1;
+  bool delivered = true;
+  int placed_again = 0;
+  std::vector<std::pair<LocalRank, uint32_t>> unexported;
+  std::string failed;
+  std::vector<std::string> notes;
+};
+
+// GPUs 0 and 1 behind one switch, 2 and 3 behind another.
+inline Topology TwoSwitches() {
+  std::ifstream file("libs/topology/testdata/two_switches_four_gpus.xml");
+  REQUIRE(file);
+  return ParseTopology(std::string(std::istreambuf_iterator<char>(file), {})).value();
+}
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_GPU_STAGE_FIXTURE_H_

@@ -26,8 +26,6 @@ namespace {
 constexpr uint32_t kWaitingNamedMax = 5;
 constexpr int kEventsPerPass = 256;
 constexpr uint64_t kGpuReduceBytesMax = 32 * kMiB;
-// While GPUs are at work they are asked so often: they have no descriptors.
-constexpr int64_t kGpuAskNs = 100'000;
 constexpr int64_t kSchedulerLeaveNs = 2'000'000'000;
 
 int64_t UnixNowNs() {
@@ -90,6 +88,9 @@ absl::Status Agent::Open() {
     gpus_ = std::make_unique<GpuFront>(std::move(gpu_platform_), memory_.get(),
                                        static_cast<GpuEvents*>(this));
     desk_->SetDevices(gpus_.get());
+    TALWEG_RETURN_IF_ERROR(
+        loop_->AddDescriptor(gpus_->stage().WaitDescriptor(), EPOLLIN,
+                             [this](uint32_t) { gpus_->stage().DrainWakeups(); }));
   }
   NewMember();
   return OpenAdmin();
@@ -225,6 +226,7 @@ absl::Status Agent::Run() {
   admin_->Shutdown(0);
   // Ranks that are still there see at once that nobody serves them.
   desk_.reset();
+  if (gpus_ != nullptr) loop_->RemoveDescriptor(gpus_->stage().WaitDescriptor());
   gpus_.reset();  // Its copies may still use what is freed next.
   data_plane_.reset();
   memory_.reset();
@@ -265,8 +267,10 @@ bool Agent::PrepareToSleep() {
         failed_at_ns_ == 0 ? 0 : failed_at_ns_ + FailedLingerNs(), SchedulerLimitNs()}) {
     if (other_ns > 0) deadline_ns = std::min(deadline_ns, other_ns);
   }
-  if (gpus_ != nullptr && gpus_->stage().AwaitsGpu()) {
-    deadline_ns = std::min(deadline_ns, NowNs() + kGpuAskNs);
+  if (gpus_ != nullptr) {
+    const std::optional<int64_t> gpus_ns = gpus_->stage().PrepareToSleep();
+    if (gpus_ns && *gpus_ns <= NowNs()) return false;
+    if (gpus_ns) deadline_ns = std::min(deadline_ns, *gpus_ns);
   }
   if (deadline_ns != timer_deadline_ns_) {
     loop_->CancelTimer(timer_);

@@ -59,6 +59,7 @@ absl::Status GpuStage::Unexport(LocalRank local_rank, uint32_t request, uint32_t
                      ", and its round ", part.round.value(), " is open: wait for it first"));
   }
   rank->buffers[number]->leaving = true;
+  touched_ = true;
   rank->buffers[number]->leave_request = request;
   return absl::OkStatus();
 }
@@ -189,6 +190,7 @@ absl::Status GpuStage::Push(LocalRank local_rank, pipeline::TensorIndex tensor, 
   part.span = rank->buffers[source.buffer]->span.Part(source.offset, host_.Spec(tensor).bytes());
   // If its event was lost it is pushed again, behind one that was not.
   if (part.placed) rank->waiting.push_back({tensor, round, priority});
+  touched_ = true;
   return absl::OkStatus();
 }
 
@@ -196,6 +198,7 @@ void GpuStage::OnRankLeft(LocalRank local_rank) {
   Rank* const rank = Find(local_rank);
   if (rank == nullptr) return;
   rank->left = true;
+  touched_ = true;
   // What it had not finished is no push.
   for (auto& [tensor, part] : rank->parts) {
     part.open = part.open && part.told;

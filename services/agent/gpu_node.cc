@@ -2,6 +2,7 @@
 #include "services/agent/gpu_node.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "libs/runtime/numa.h"
@@ -87,6 +88,10 @@ absl::StatusOr<NodeGpu*> GpuNode::Open(const gpu::GpuUuid& uuid) {
     gpu.lanes.push_back(part);
     GrowStaging(gpu, lane);
   }
+  epoll_event readable = {.events = EPOLLIN, .data = {}};
+  if (epoll_ctl(wakeups_.get(), EPOLL_CTL_ADD, gpu.device->WaitDescriptor(), &readable) != 0) {
+    return ErrnoStatus(errno, "watching a GPU's wake-ups");
+  }
   return &gpus_.emplace(uuid, std::move(gpu)).first->second;
 }
 
@@ -141,6 +146,14 @@ void GpuNode::Drop(NodeGpu& gpu, const LanePart& part) {
   }
 }
 
-void GpuNode::Close(const gpu::GpuUuid& uuid) { gpus_.erase(uuid); }
+void GpuNode::Close(const gpu::GpuUuid& uuid) {
+  // A wake-up that comes late has the device's descriptor still.
+  epoll_ctl(wakeups_.get(), EPOLL_CTL_DEL, gpus_.at(uuid).device->WaitDescriptor(), nullptr);
+  gpus_.erase(uuid);
+}
+
+void GpuNode::DrainWakeups() {
+  for (const auto& [uuid, gpu] : gpus_) gpu.device->DrainWakeups();
+}
 
 }  // namespace talweg::agent

@@ -3,6 +3,7 @@
 #define TALWEG_SERVICES_AGENT_GPU_NODE_H_
 
 #include <absl/status/statusor.h>
+#include <sys/epoll.h>
 
 #include <cstdint>
 #include <map>
@@ -14,6 +15,7 @@
 #include "libs/base/bytes.h"
 #include "libs/gpu/device.h"
 #include "libs/gpu/import_cache.h"
+#include "libs/runtime/descriptor.h"
 #include "libs/topology/topology.h"
 
 namespace talweg::agent {
@@ -33,6 +35,10 @@ struct GpuStageOptions {
   int64_t collective_deadline_ns = 30'000'000'000;
   int64_t rebuild_first_ns = 1'000'000'000;  // Doubled with each failure, up to the maximum.
   int64_t rebuild_max_ns = 60'000'000'000;
+  // What wakes nobody is asked so often while the agent sleeps: communicators that start or launch;
+  // errors of collectives, and aborts.
+  int64_t ask_launch_every_ns = 100'000;
+  int64_t ask_errors_every_ns = 10'000'000;
   // A GPU that was lost is opened again: tried so often, for so long.
   int64_t reopen_every_ns = 500'000'000;
   int64_t reopen_deadline_ns = 30'000'000'000;
@@ -66,7 +72,7 @@ struct NodeGpu {
 class GpuNode {
  public:
   GpuNode(const GpuStageOptions& options, gpu::Platform& platform)
-      : options_(options), platform_(platform) {}
+      : options_(options), platform_(platform), wakeups_(epoll_create1(EPOLL_CLOEXEC)) {}
   ~GpuNode();
 
   // Opens it if it is the first use; pinned staging of every lane is there afterwards.
@@ -78,6 +84,10 @@ class GpuNode {
   const std::map<gpu::GpuUuid, NodeGpu>& gpus() const { return gpus_; }
   size_t gpu_count() const { return gpus_.size(); }
   gpu::Platform& platform() { return platform_; }
+
+  // For epoll: that of all open devices (gpu::Device::WakeWhenDone). -1: none could be made.
+  int WaitDescriptor() const { return wakeups_.get(); }
+  void DrainWakeups();
 
   // The GPUs among which sums are made by one collective each; the host adds up what the groups
   // have. One group, unless PCIe switches lie between: then those behind one switch, with what is
@@ -96,6 +106,7 @@ class GpuNode {
 
   const GpuStageOptions options_;
   gpu::Platform& platform_;
+  const Descriptor wakeups_;  // An epoll of the devices' descriptors.
   std::map<gpu::GpuUuid, NodeGpu> gpus_;
   std::map<GpuSet, std::vector<GpuSet>> groups_;
 };

@@ -64,6 +64,7 @@ absl::Status GpuStage::Post(Lane& lane) {
 }
 
 absl::Status GpuStage::Record(Lane& lane) {
+  lane.wakes = false;
   for (const gpu::GpuUuid& uuid : lane.gpus) {
     if (IsLost(uuid)) continue;
     const LanePart& part = PartOf(lane, uuid);

@@ -47,6 +47,7 @@ void GpuStage::Queue(std::shared_ptr<Job> job) {
     if (input.on_device) ++ranks_.at(input.rank).jobs;
   }
   jobs_.push_back(std::move(job));
+  touched_ = true;
 }
 
 void GpuStage::Reduce(const pipeline::ReduceSlice& reduce) {
@@ -113,6 +114,7 @@ void GpuStage::Deliver(const pipeline::CompleteRound& round) {
   }
   host_results_.erase(round.tensor);
   deliveries_.push_back(std::move(delivery));
+  touched_ = true;
 }
 
 void GpuStage::JobDone(const std::shared_ptr<Job>& job) {
@@ -124,6 +126,7 @@ void GpuStage::JobDone(const std::shared_ptr<Job>& job) {
 }
 
 void GpuStage::Abandon() {
+  touched_ = true;
   for (const std::shared_ptr<Job>& job : std::exchange(jobs_, {})) {
     job->ranges.clear();
     job->abandoned = true;
@@ -150,6 +153,7 @@ void GpuStage::ForgetTensors() {
 int GpuStage::Poll(int64_t now_ns) {
   if (failed_) return 0;
   now_ns_ = now_ns;
+  touched_ = false;
   int work = collectives_.Poll();
   work += TendLost();
   work += AskGradients();
@@ -162,17 +166,61 @@ int GpuStage::Poll(int64_t now_ns) {
   return work;
 }
 
-bool GpuStage::AwaitsGpu() const {
-  if (failed_) return false;
-  if (!jobs_.empty() || !deliveries_.empty() || !lost_.empty() || collectives_.HasAside()) {
-    return true;
+bool GpuStage::WakeFor(Lane& lane) {
+  lane.wakes =
+      lane.wakes || std::all_of(lane.gpus.begin(), lane.gpus.end(), [&](const gpu::GpuUuid& uuid) {
+        return IsLost(uuid) || DeviceOf(uuid).WakeWhenDone(PartOf(lane, uuid).done).ok();
+      });
+  return lane.wakes;
+}
+
+// The oldest push: it is the only one that is asked about.
+bool GpuStage::WakeFor(Rank& rank) {
+  if (rank.waiting.empty()) return true;
+  Waiting& waiting = rank.waiting.front();
+  const Part& part = rank.parts.at(waiting.tensor);
+  waiting.wakes = waiting.wakes || DeviceOf(part.gpu).WakeWhenDone(part.pushed).ok();
+  return waiting.wakes;
+}
+
+bool GpuStage::WakeFor(Delivery& delivery) {
+  if (!delivery.recorded) return true;  // It waits for ranks.
+  delivery.wakes =
+      delivery.wakes ||
+      std::all_of(delivery.ranks.begin(), delivery.ranks.end(), [&](const LocalRank local_rank) {
+        const Rank* const rank = Find(local_rank);
+        if (rank == nullptr) return true;
+        const Part& part = rank->parts.at(delivery.round.tensor);
+        return DeviceOf(part.gpu).WakeWhenDone(part.taken).ok();
+      });
+  return delivery.wakes;
+}
+
+std::optional<int64_t> GpuStage::PrepareToSleep() {
+  if (failed_) return std::nullopt;
+  if (touched_) return now_ns_;
+  std::optional<int64_t> at_ns;
+  const auto within = [&](int64_t ns) {
+    if (!at_ns || now_ns_ + ns < *at_ns) at_ns = now_ns_ + ns;
+  };
+  for (Lane& lane : lanes_) {
+    if (lane.step == Step::kFree) continue;
+    // Communicators wake nobody: not when they are ready, nor when they fail.
+    if (lane.step == Step::kAwaitCommunicator || lane.step == Step::kLaunching) {
+      within(options_.ask_launch_every_ns);
+    } else {
+      if (lane.step == Step::kCollective) within(options_.ask_errors_every_ns);
+      if (!WakeFor(lane)) within(options_.ask_launch_every_ns);
+    }
   }
-  for (const Lane& lane : lanes_) {
-    if (lane.step != Step::kFree) return true;
+  for (auto& [local_rank, rank] : ranks_) {
+    if (!WakeFor(rank)) within(options_.ask_launch_every_ns);
   }
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
-    return !entry.second.waiting.empty() || entry.second.left;
-  });
+  for (const std::shared_ptr<Delivery>& delivery : deliveries_) {
+    if (delivery->jobs == 0 && !WakeFor(*delivery)) within(options_.ask_launch_every_ns);
+  }
+  if (!lost_.empty() || collectives_.HasAside()) within(options_.ask_errors_every_ns);
+  return at_ns;
 }
 
 bool GpuStage::IsIdle() const {
@@ -239,6 +287,7 @@ int GpuStage::AskTaken() {
       done = done && *asked;
     }
     if (!done && !delivery->recorded) continue;
+    if (!delivery->recorded) delivery->wakes = false;
     delivery->recorded = true;
     if (!done) continue;
     for (const LocalRank local_rank : delivery->ranks) {

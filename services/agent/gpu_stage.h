@@ -137,8 +137,12 @@ class GpuStage {
   int Poll(int64_t now_ns);
   // Nothing is under way (deliveries and ranks that have left included).
   bool IsIdle() const;
-  // Whether Poll has something to ask: do not sleep for long.
-  bool AwaitsGpu() const;
+  // Before sleeping on WaitDescriptor: has the GPUs make it readable when Poll has work. Returns
+  // when Poll is wanted anyhow, which may be at once; none: not before that, or another call.
+  std::optional<int64_t> PrepareToSleep();
+  int WaitDescriptor() const { return node_.WaitDescriptor(); }
+  // When it is readable; then Poll.
+  void DrainWakeups() { node_.DrainWakeups(); }
 
   const GpuStageCounters& counters() const { return counters_; }
   size_t context_count() const { return node_.gpu_count(); }
@@ -181,6 +185,7 @@ class GpuStage {
     pipeline::TensorIndex tensor;
     Round round;
     int32_t priority = 0;
+    bool wakes = false;  // When `pushed` is done.
   };
   struct Rank {
     Incarnation life;
@@ -211,6 +216,7 @@ class GpuStage {
     std::vector<LocalRank> ranks;
     size_t jobs = 0;
     bool recorded = false;
+    bool wakes = false;  // When the `taken` are done.
   };
   struct Input {
     LocalRank rank;
@@ -242,6 +248,7 @@ class GpuStage {
     std::vector<GpuSet> groups;
     int64_t deadline_ns = 0;
     bool through_staging = false;
+    bool wakes = false;         // When what is recorded is done.
     bool writes_ranks = false;  // Copies into tensors of ranks have been posted.
     uint64_t elements() const { return range.length / DTypeSize(job->dtype); }
     uint64_t ShardElements(const GpuSet& group) const {
@@ -267,6 +274,9 @@ class GpuStage {
   void DestroyEvents(const Part& part);
   void Pin(pipeline::TensorIndex tensor, const gpu::GpuUuid& uuid);
   void Unpin(pipeline::TensorIndex tensor);
+  bool WakeFor(Lane& lane);
+  bool WakeFor(Rank& rank);
+  bool WakeFor(Delivery& delivery);
   void Queue(std::shared_ptr<Job> job);
   void JobDone(const std::shared_ptr<Job>& job);
   void Fail(const std::string& text);
@@ -355,6 +365,7 @@ class GpuStage {
   std::map<pipeline::TensorIndex, std::pair<gpu::GpuUuid, std::span<std::byte>>> pinned_;
   int64_t now_ns_ = 0;  // Of the last Poll.
   bool close_gpus_ = false;
+  bool touched_ = false;  // Since the last Poll.
   bool failed_ = false;
   GpuStageCounters counters_;
 };

@@ -4,6 +4,8 @@
 
 // The stage on fake GPUs in virtual time, with ranks that push to it.
 
+#include <poll.h>
+
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -243,6 +245,26 @@ class Fixture final : public HostTensors, public GpuEvents {
     }
     return false;
   }
+  // As an agent that sleeps whenever it may, and is woken by descriptors, or when the stage said.
+  // False: it would sleep for ever.
+  bool SleepUntil(const std::function<bool()>& done) {
+    for (;;) {
+      while (stage->Poll(clock.NowNs()) > 0) ++polls;
+      ++polls;
+      if (done()) return true;
+      const std::optional<int64_t> at_ns = stage->PrepareToSleep();
+      timed_sleeps += at_ns.has_value();
+      pollfd wakeup = {.fd = stage->WaitDescriptor(), .events = POLLIN, .revents = 0};
+      while (poll(&wakeup, 1, 0) == 0 && (!at_ns || clock.NowNs() < *at_ns)) {
+        const std::optional<int64_t> end_ns = machine->NextEndNs();
+        if (!end_ns && !at_ns) return false;
+        const int64_t next_ns = std::min(end_ns.value_or(INT64_MAX), at_ns.value_or(INT64_MAX));
+        clock.Advance(std::max<int64_t>(next_ns - clock.NowNs(), 0));
+        machine->Advance();
+      }
+      stage->DrainWakeups();
+    }
+  }
   // What rank `rank` finds in its tensor.
   void CheckResult(size_t rank) {
     TestRank& at = *ranks[rank];
@@ -305,6 +327,8 @@ class Fixture final : public HostTensors, public GpuEvents {
   uint64_t next_ticket = 1;
   bool delivered = true;
   int placed_again = 0;
+  int polls = 0;
+  int timed_sleeps = 0;
   std::vector<std::pair<LocalRank, uint32_t>> unexported;
   std::string failed;
   std::vector<std::string> notes;

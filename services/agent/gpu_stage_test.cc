@@ -77,6 +77,41 @@ TEST_CASE("GpuStage: a push counts when its event is done, not before", "[gpu]")
   f.NothingLeft();
 }
 
+TEST_CASE("GpuStage: an agent that sleeps is woken when there is something to do", "[gpu]") {
+  const auto gpus =
+      GENERATE(std::vector<size_t>{0}, std::vector<size_t>{0, 0}, std::vector<size_t>{0, 1, 0});
+  const bool standalone = GENERATE(false, true);
+  const bool pinned = GENERATE(false, true);
+  Fixture f({.gpus = gpus, .standalone = standalone, .pinned = pinned});
+  const std::set<size_t> different(gpus.begin(), gpus.end());
+  for (int i = 0; i < 3; ++i) {
+    f.PushAll();
+    REQUIRE(f.SleepUntil([&] { return f.delivered; }));
+    for (size_t rank = 0; rank < gpus.size(); ++rank) f.CheckResult(rank);
+    // Only communicators wake nobody.
+    if (different.size() == 1) CHECK(f.timed_sleeps == 0);
+  }
+  if (different.size() == 1) CHECK(f.polls < 150);
+  f.NothingLeft();
+}
+
+TEST_CASE("GpuStage: nobody is asked about a gradient that is never there", "[gpu]") {
+  Fixture f({.gpus = {0, 0}});
+  f.PushAll();
+  f.ranks[1].reset();  // Killed: its event is never done.
+  CHECK_FALSE(f.SleepUntil([&] { return f.delivered; }));
+  CHECK(f.ready_ranks.size() == 1);
+  CHECK(f.timed_sleeps == 0);
+  CHECK(f.polls < 20);
+  f.ranks.pop_back();
+  f.stage->OnRankLeft(LocalRank{1});
+  f.open_tickets.clear();
+  f.stage->Abandon();
+  REQUIRE(f.SleepUntil(
+      [&] { return !f.stage->node().gpus().empty() && f.stage->IsGone(LocalRank{1}); }));
+  f.NothingLeft();
+}
+
 TEST_CASE("GpuStage: what a rank may not say", "[gpu]") {
   Fixture f({.gpus = {0, 1}});
   const auto push = [&](uint32_t buffer, uint64_t offset) {

@@ -23,13 +23,18 @@ constexpr uint64_t kBlocksPerMultiprocessor = 8;
 
 uint64_t AddressOf(const void* data) { return reinterpret_cast<uint64_t>(data); }
 
+struct Wakeup {
+  std::shared_ptr<Descriptor> descriptor;
+  std::shared_ptr<std::atomic<bool>> is_idle;  // The stream that it comes from.
+};
+
 // Runs on a thread of the driver's, which may be after the device is gone: it owns what it needs.
 void SignalWakeup(void* argument) {
-  const std::unique_ptr<std::shared_ptr<Descriptor>> wakeups(
-      static_cast<std::shared_ptr<Descriptor>*>(argument));
+  const std::unique_ptr<Wakeup> wakeup(static_cast<Wakeup*>(argument));
+  wakeup->is_idle->store(true);
   const uint64_t one = 1;
   // Full means that many wake-ups are waiting already.
-  [[maybe_unused]] const ssize_t written = write((*wakeups)->get(), &one, sizeof(one));
+  [[maybe_unused]] const ssize_t written = write(wakeup->descriptor->get(), &one, sizeof(one));
 }
 
 template <class Handle>
@@ -77,7 +82,6 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open(
   TALWEG_RETURN_IF_ERROR(opened->Check(
       api.CtxGetStreamPriorityRange(&opened->priority_least_, &opened->priority_greatest_),
       "cuCtxGetStreamPriorityRange"));
-  TALWEG_ASSIGN_OR_RETURN(opened->wake_stream_, opened->MakeStream(StreamPriority::kHigh));
   opened->LoadKernels(kernel_image);
   return opened;
 }
@@ -87,11 +91,8 @@ CudaDevice::~CudaDevice() {
   const DriverApi& api = *driver_;
   api.CtxSetCurrent(context_);
   for (const auto& [id, stream] : streams_) api.StreamDestroy(stream);
-  if (wake_stream_ != nullptr) api.StreamDestroy(wake_stream_);
-  for (const auto& [id, event] : events_) {
-    if (event.wake_stream != nullptr) api.StreamDestroy(event.wake_stream);
-    api.EventDestroy(event.event);
-  }
+  for (const WakeStream& wake : wake_streams_) api.StreamDestroy(wake.stream);
+  for (const auto& [id, event] : events_) api.EventDestroy(event.event);
   for (const auto& [address, entry] : memory_.entries()) {
     if (entry.value.imported) {
       api.IpcCloseMemHandle(address);
@@ -351,9 +352,7 @@ void CudaDevice::DestroyEvent(EventId event) {
   const auto at = events_.find(event);
   if (at == events_.end()) return;
   if (Enter().ok()) {
-    const Event& gone = at->second;
-    if (gone.wake_stream != nullptr) driver_->StreamDestroy(gone.wake_stream);
-    Check(driver_->EventDestroy(gone.event), "cuEventDestroy").IgnoreError();
+    Check(driver_->EventDestroy(at->second.event), "cuEventDestroy").IgnoreError();
   }
   events_.erase(at);
 }
@@ -398,21 +397,28 @@ absl::StatusOr<bool> CudaDevice::Query(EventId event) {
   return true;
 }
 
+absl::StatusOr<CudaDevice::WakeStream> CudaDevice::IdleWakeStream() {
+  for (const WakeStream& wake : wake_streams_) {
+    if (wake.is_idle->load()) return wake;
+  }
+  WakeStream wake{.is_idle = std::make_shared<std::atomic<bool>>(true)};
+  TALWEG_ASSIGN_OR_RETURN(wake.stream, MakeStream(StreamPriority::kHigh));
+  wake_streams_.push_back(wake);
+  return wake;
+}
+
 absl::Status CudaDevice::WakeWhenDone(EventId event) {
   TALWEG_RETURN_IF_ERROR(Enter());
   TALWEG_ASSIGN_OR_RETURN(Event* const found, FindEvent(event));
-  CuStream on = wake_stream_;
-  if (found->imported) {
-    if (found->wake_stream == nullptr) {
-      TALWEG_ASSIGN_OR_RETURN(found->wake_stream, MakeStream(StreamPriority::kHigh));
-    }
-    on = found->wake_stream;
-  }
-  TALWEG_RETURN_IF_ERROR(Check(driver_->StreamWaitEvent(on, found->event, 0), "cuStreamWaitEvent"));
-  auto argument = std::make_unique<std::shared_ptr<Descriptor>>(wakeups_);
+  TALWEG_ASSIGN_OR_RETURN(const WakeStream on, IdleWakeStream());
   TALWEG_RETURN_IF_ERROR(
-      Check(driver_->LaunchHostFunc(on, &SignalWakeup, argument.get()), "cuLaunchHostFunc"));
-  argument.release();  // NOLINT(bugprone-unused-return-value): SignalWakeup's.
+      Check(driver_->StreamWaitEvent(on.stream, found->event, 0), "cuStreamWaitEvent"));
+  // Before the launch: the driver's thread may be faster than this one.
+  on.is_idle->store(false);
+  auto wakeup = std::make_unique<Wakeup>(Wakeup{wakeups_, on.is_idle});
+  TALWEG_RETURN_IF_ERROR(
+      Check(driver_->LaunchHostFunc(on.stream, &SignalWakeup, wakeup.get()), "cuLaunchHostFunc"));
+  wakeup.release();  // NOLINT(bugprone-unused-return-value): SignalWakeup's.
   return absl::OkStatus();
 }
 

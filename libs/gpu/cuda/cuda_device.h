@@ -2,10 +2,12 @@
 #ifndef TALWEG_LIBS_GPU_CUDA_CUDA_DEVICE_H_
 #define TALWEG_LIBS_GPU_CUDA_CUDA_DEVICE_H_
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "libs/gpu/address_map.h"
 #include "libs/gpu/cuda/driver_api.h"
@@ -76,12 +78,16 @@ class CudaDevice final : public Device {
   struct Mapped {
     bool imported = false;
   };
+  // For one wake-up at a time: an event that another process records may never be done, and must
+  // not hold up those of others.
+  struct WakeStream {
+    CuStream stream = nullptr;
+    std::shared_ptr<std::atomic<bool>> is_idle;
+  };
   struct Event {
     CuEvent event = nullptr;
     bool imported = false;
     bool exportable = false;
-    // Of an imported event, whose owner may never let it be done: its wake-ups hold up no others.
-    CuStream wake_stream = nullptr;
   };
 
   CudaDevice(std::shared_ptr<const DriverApi> driver, std::shared_ptr<PinnedRegions> pinned,
@@ -97,6 +103,7 @@ class CudaDevice final : public Device {
   absl::StatusOr<CuFunction> FindKernel(const kernels::ReducePlan& plan);
   void LoadKernels(std::span<const std::byte> image);
   absl::StatusOr<CuStream> MakeStream(StreamPriority priority);
+  absl::StatusOr<WakeStream> IdleWakeStream();
 
   const std::shared_ptr<const DriverApi> driver_;
   const std::shared_ptr<PinnedRegions> pinned_;
@@ -116,7 +123,7 @@ class CudaDevice final : public Device {
   uint64_t next_id_ = 1;
   std::map<StreamId, CuStream> streams_;
   std::map<EventId, Event> events_;
-  CuStream wake_stream_ = nullptr;
+  std::vector<WakeStream> wake_streams_;
   const std::shared_ptr<Descriptor> wakeups_;
 };
 

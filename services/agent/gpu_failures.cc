@@ -207,7 +207,7 @@ bool GpuStage::CloseLost(const gpu::GpuUuid& uuid) {
   const bool any_lane = std::any_of(lanes_.begin(), lanes_.end(),
                                     [](const Lane& lane) { return lane.step != Step::kFree; });
   if (any_lane || !collectives_.Release(uuid)) return false;
-  std::erase_if(pinned_, [&](const auto& entry) { return entry.second.first == uuid; });
+  std::erase_if(pinned_, [&](const auto& entry) { return entry.second.gpu == uuid; });
   node_.Close(uuid);
   return true;
 }

@@ -66,8 +66,11 @@ class GpuFront final : public RankDevices, private HostTensors {
                                           LocalRank rank) const override {
     return memory_->Contribution(slice, rank);
   }
-  std::span<std::byte> Pinnable(pipeline::TensorIndex tensor) const override {
+  std::span<std::byte> PinnableSend(pipeline::TensorIndex tensor) const override {
     return memory_->SendBuffer(tensor);
+  }
+  std::array<std::span<std::byte>, 2> PinnableResults(pipeline::TensorIndex tensor) const override {
+    return memory_->ResultPages(tensor);
   }
 
   const TensorMemory* const memory_;

@@ -119,22 +119,38 @@ void GpuStage::DestroyEvents(const Part& part) {
 }
 
 void GpuStage::Pin(pipeline::TensorIndex tensor, const gpu::GpuUuid& uuid) {
-  const std::span<std::byte> bytes = host_.Pinnable(tensor);
-  if (bytes.empty() || pinned_.contains(tensor)) return;
-  const absl::Status status = DeviceOf(uuid).RegisterHost(bytes);
-  if (status.ok()) {
-    pinned_[tensor] = {uuid, bytes};
-  } else {
-    events_.OnGpuNote(absl::StrCat("tensor '", host_.Spec(tensor).name,
-                                   "' goes through staging buffers: ", StatusText(status)));
-  }
+  if (pinned_.contains(tensor)) return;
+  Pinned& pinned = pinned_[tensor];
+  pinned.gpu = uuid;
+  const auto pin = [&](std::span<std::byte> bytes, const char* what) {
+    if (bytes.empty()) return false;
+    const absl::Status status = DeviceOf(uuid).RegisterHost(bytes);
+    if (status.ok()) {
+      pinned.spans.push_back(bytes);
+    } else {
+      events_.OnGpuNote(absl::StrCat(what, " of tensor '", host_.Spec(tensor).name,
+                                     "' go through staging buffers: ", StatusText(status)));
+    }
+    return status.ok();
+  };
+  pinned.send = pin(host_.PinnableSend(tensor), "sums");
+  const auto [even, odd] = host_.PinnableResults(tensor);
+  pinned.results = pin(even, "results") && pin(odd, "results");
 }
 
 void GpuStage::Unpin(pipeline::TensorIndex tensor) {
   const auto at = pinned_.find(tensor);
   if (at == pinned_.end()) return;
-  DeviceOf(at->second.first).UnregisterHost(at->second.second).IgnoreError();
+  for (const std::span<std::byte> bytes : at->second.spans) {
+    DeviceOf(at->second.gpu).UnregisterHost(bytes).IgnoreError();
+  }
   pinned_.erase(at);
+}
+
+bool GpuStage::IsPinned(const pipeline::SliceBytes& slice) const {
+  const auto at = pinned_.find(slice.tensor);
+  if (at == pinned_.end()) return false;
+  return slice.memory == pipeline::Memory::kResult ? at->second.results : at->second.send;
 }
 
 absl::Status GpuStage::CheckPush(const Rank& rank, pipeline::TensorIndex tensor, Round round,

@@ -159,9 +159,7 @@ int GpuStage::StartPieces() {
     if (job->ranges.empty()) std::erase(jobs_, job);
     ++job->pieces;
     ++started;
-    lane.through_staging = lane.job->delivers ||
-                           lane.job->slice.memory != pipeline::Memory::kSendBuffer ||
-                           lane.adds_groups() || !pinned_.contains(lane.job->slice.tensor);
+    lane.through_staging = job->is_final || lane.adds_groups() || !IsPinned(job->slice);
     const absl::Status posted = Post(lane);
     if (!posted.ok()) OnPieceFailed(lane, posted);
   }

@@ -115,18 +115,26 @@ absl::Status GpuStage::PostToHost(Lane& lane) {
   return absl::OkStatus();
 }
 
+// What a GPU can copy from: the bytes where they lie, or a copy of them.
+std::span<const std::byte> GpuStage::Stage(const Lane& lane, const LanePart& part,
+                                           std::span<const std::byte> source) {
+  if (!lane.through_staging) return source;
+  std::memcpy(part.host.data(), source.data(), source.size());
+  counters_.bytes_staged += source.size();
+  return part.host.first(source.size());
+}
+
 absl::Status GpuStage::PostDirect(Lane& lane) {
   const std::span<std::byte> source = HostBytes(lane);
   for (const gpu::GpuUuid& uuid : lane.gpus) {
     LanePart& part = PartOf(lane, uuid);
-    const std::span<std::byte> staged = part.host.first(lane.range.length);
-    std::memcpy(staged.data(), source.data(), source.size());
+    const std::span<const std::byte> from = Stage(lane, part, source);
     gpu::DeviceSpan first;
     for (const Input& target : lane.job->inputs) {
       if (target.gpu != uuid) continue;
       const gpu::DeviceSpan piece = target.span.Part(lane.range.offset, lane.range.length);
       TALWEG_RETURN_IF_ERROR(first.bytes == 0
-                                 ? DeviceOf(uuid).CopyToDevice(part.stream, piece, staged)
+                                 ? DeviceOf(uuid).CopyToDevice(part.stream, piece, from)
                                  : DeviceOf(uuid).CopyOnDevice(part.stream, piece, first));
       if (first.bytes == 0) first = piece;
     }
@@ -161,9 +169,9 @@ absl::Status GpuStage::PostShardsUp(Lane& lane) {
   for (const GpuSet& group : lane.groups) {
     for (const Shard& shard : ShardsOf(lane, group)) {
       LanePart& part = PartOf(lane, shard.gpu);
-      std::memcpy(part.host.data(), source.data() + shard.offset, shard.bytes);
       TALWEG_RETURN_IF_ERROR(DeviceOf(shard.gpu).CopyToDevice(
-          part.stream, part.in.Part(0, shard.bytes), part.host.first(shard.bytes)));
+          part.stream, part.in.Part(0, shard.bytes),
+          Stage(lane, part, source.subspan(shard.offset, shard.bytes))));
     }
   }
   return absl::OkStatus();
@@ -374,6 +382,7 @@ void GpuStage::OnCopied(Lane& lane) {
       const std::span<std::byte> target = HostBytes(lane);
       for (const Shard& shard : ShardsOf(lane, lane.gpus)) {
         std::memcpy(target.data() + shard.offset, PartOf(lane, shard.gpu).host.data(), shard.bytes);
+        counters_.bytes_staged += shard.bytes;
       }
     }
   }

@@ -370,7 +370,7 @@ void GpuStage::CloseUnusedGpus() {
     }
     std::vector<pipeline::TensorIndex> pinned;
     for (const auto& [tensor, where] : pinned_) {
-      if (where.first == uuid) pinned.push_back(tensor);
+      if (where.gpu == uuid) pinned.push_back(tensor);
     }
     for (const pipeline::TensorIndex tensor : pinned) Unpin(tensor);
     node_.Close(uuid);

@@ -4,6 +4,7 @@
 
 #include <absl/status/statusor.h>
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <list>
@@ -33,8 +34,11 @@ class HostTensors {
   // Of a rank that pushed from host memory.
   virtual std::span<const std::byte> Contribution(const pipeline::SliceBytes& slice,
                                                   LocalRank rank) const = 0;
-  // What copies of GPUs may go to directly, if it can be pinned: the send buffer. May be empty.
-  virtual std::span<std::byte> Pinnable(pipeline::TensorIndex tensor) const = 0;
+  // What copies of GPUs may go to and come from directly, if it can be pinned: the send buffer, and
+  // the results by parity of the round. May be empty.
+  virtual std::span<std::byte> PinnableSend(pipeline::TensorIndex tensor) const = 0;
+  virtual std::array<std::span<std::byte>, 2> PinnableResults(
+      pipeline::TensorIndex tensor) const = 0;
 };
 
 // What the stage tells. Called inside Poll (and OnGpuFailed inside any call); a sink may call the
@@ -63,6 +67,7 @@ struct GpuStageCounters {
   uint64_t pieces_by_groups = 0;      // Of these, among groups of GPUs, and added on the host.
   uint64_t pieces_by_host = 0;        // Copied to the host, and combined there.
   uint64_t pieces_delivered = 0;
+  uint64_t bytes_staged = 0;  // Copied to or from staging buffers by this thread.
   uint64_t collectives_failed = 0;
   uint64_t gpus_reopened = 0;
 };
@@ -199,6 +204,13 @@ class GpuStage {
       return number < buffers.size() && buffers[number] && !buffers[number]->leaving;
     }
   };
+  // Memory of a tensor that is pinned by one GPU, for all.
+  struct Pinned {
+    gpu::GpuUuid gpu;
+    std::vector<std::span<std::byte>> spans;
+    bool send = false;
+    bool results = false;
+  };
   struct LostGpu {
     absl::Status why;
     bool closed = false;
@@ -273,6 +285,7 @@ class GpuStage {
   absl::Status MakeEvents(Part& part);
   void DestroyEvents(const Part& part);
   void Pin(pipeline::TensorIndex tensor, const gpu::GpuUuid& uuid);
+  bool IsPinned(const pipeline::SliceBytes& slice) const;
   void Unpin(pipeline::TensorIndex tensor);
   bool WakeFor(Lane& lane);
   bool WakeFor(Rank& rank);
@@ -312,6 +325,8 @@ class GpuStage {
     return node_.At(uuid).lanes[IndexOf(lane)];
   }
   std::span<std::byte> Staged(const Lane& lane, size_t input);
+  std::span<const std::byte> Stage(const Lane& lane, const LanePart& part,
+                                   std::span<const std::byte> source);
   gpu::Device& DeviceOf(const gpu::GpuUuid& uuid) { return *node_.At(uuid).device; }
   // The bytes of `range` (or of some of it) on the host.
   std::span<std::byte> HostBytes(const Lane& lane) const;
@@ -362,7 +377,7 @@ class GpuStage {
   std::list<std::shared_ptr<Delivery>> deliveries_;
   // Of rounds that this agent alone finishes: the ranges whose results are on the host so far.
   std::map<pipeline::TensorIndex, std::vector<Range>> host_results_;
-  std::map<pipeline::TensorIndex, std::pair<gpu::GpuUuid, std::span<std::byte>>> pinned_;
+  std::map<pipeline::TensorIndex, Pinned> pinned_;
   int64_t now_ns_ = 0;  // Of the last Poll.
   bool close_gpus_ = false;
   bool touched_ = false;  // Since the last Poll.

@@ -149,8 +149,12 @@ class Fixture final : public HostTensors, public GpuEvents {
                                           LocalRank) const override {
     return std::span(host_contribution).subspan(slice.offset_bytes, slice.length_bytes);
   }
-  std::span<std::byte> Pinnable(TensorIndex) const override {
+  std::span<std::byte> PinnableSend(TensorIndex) const override {
     return setup.pinned ? std::span(send) : std::span<std::byte>();
+  }
+  std::array<std::span<std::byte>, 2> PinnableResults(TensorIndex) const override {
+    if (!setup.pinned) return {};
+    return {std::span(results[0]), std::span(results[1])};
   }
 
   // GpuEvents

@@ -18,6 +18,7 @@ TEST_CASE("GpuStage: sums of every spread of ranks over GPUs", "[gpu]") {
   const std::set<size_t> different(gpus.begin(), gpus.end());
   CHECK((counters.pieces_by_collective > 0) == (different.size() > 1));
   CHECK((counters.pieces_by_kernel > 0) == (different.size() == 1 && gpus.size() > 1));
+  CHECK((counters.bytes_staged == 0) == (pinned || (standalone && gpus.size() > 1)));
   CHECK(f.notes == std::vector<std::string>{});
   f.NothingLeft();
 }

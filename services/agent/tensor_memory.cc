@@ -8,11 +8,17 @@
 #include <thread>
 #include <utility>
 
+#include "libs/base/bytes.h"
 #include "libs/base/check.h"
 #include "libs/shm/layout/rank_sums.h"
 #include "libs/status/status.h"
 
 namespace talweg::agent {
+namespace {
+
+constexpr uint64_t kPageBytes = 4096;
+
+}  // namespace
 
 absl::StatusOr<PrivatePages> PrivatePages::Map(size_t bytes) {
   PrivatePages pages;
@@ -47,17 +53,30 @@ const TensorMemory::Entry& TensorMemory::At(pipeline::TensorIndex tensor) const 
   return *tensors_[tensor.value()];
 }
 
-absl::StatusOr<TensorMemory::Results> TensorMemory::TakeResults(const pipeline::TensorSpec& spec) {
-  if (const auto it = free_results_.find(spec.bytes()); it != free_results_.end()) {
+absl::StatusOr<shm::ResultBuffer> TensorMemory::AllocateResult(uint64_t bytes, bool on_device) {
+  // A driver pins pages, and each but once.
+  auto buffer = ranks_->AllocateResult(on_device ? RoundUp(bytes, kPageBytes) + kPageBytes : bytes);
+  if (!buffer.ok()) return absl::ResourceExhaustedError(buffer.failure().text);
+  shm::ResultBuffer result = buffer.value();
+  if (on_device) {
+    const auto address = reinterpret_cast<uintptr_t>(result.bytes.data());
+    const uint64_t skipped = RoundUp(address, kPageBytes) - address;
+    result.location.offset += skipped;
+    result.bytes = result.bytes.subspan(skipped, bytes);
+  }
+  return result;
+}
+
+absl::StatusOr<TensorMemory::Results> TensorMemory::TakeResults(const pipeline::TensorSpec& spec,
+                                                                bool on_device) {
+  if (const auto it = free_results_.find({spec.bytes(), on_device}); it != free_results_.end()) {
     Results results = std::move(it->second);
     free_results_.erase(it);
     return results;
   }
   Results results;
   for (int parity = 0; parity < 2; ++parity) {
-    auto buffer = ranks_->AllocateResult(spec.bytes());
-    if (!buffer.ok()) return absl::ResourceExhaustedError(buffer.failure().text);
-    results.buffers[parity] = buffer.value();
+    TALWEG_ASSIGN_OR_RETURN(results.buffers[parity], AllocateResult(spec.bytes(), on_device));
     bytes_ += spec.bytes();
     if (transport_ == nullptr) continue;
     TALWEG_ASSIGN_OR_RETURN(results.regions[parity],
@@ -86,7 +105,7 @@ absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline
     tensors_.back() = std::move(entry);
     return absl::OkStatus();
   }
-  TALWEG_ASSIGN_OR_RETURN(entry->results, TakeResults(spec));
+  TALWEG_ASSIGN_OR_RETURN(entry->results, TakeResults(spec, on_device));
   if ((rank_count_ > 1 || on_device) && transport_ != nullptr) {
     TALWEG_ASSIGN_OR_RETURN(entry->send_buffer, PrivatePages::Map(spec.bytes()));
     TALWEG_ASSIGN_OR_RETURN(entry->send_region, transport_->Register(entry->send_buffer.bytes()));
@@ -129,6 +148,16 @@ bool TensorMemory::TakesDevices(pipeline::TensorIndex tensor) const {
 
 std::span<std::byte> TensorMemory::SendBuffer(pipeline::TensorIndex tensor) const {
   return At(tensor).send_buffer.bytes();
+}
+
+std::array<std::span<std::byte>, 2> TensorMemory::ResultPages(pipeline::TensorIndex tensor) const {
+  const Entry& entry = At(tensor);
+  std::array<std::span<std::byte>, 2> pages;
+  for (size_t parity = 0; parity < 2 && entry.on_device; ++parity) {
+    const std::span<std::byte> bytes = entry.results.buffers[parity].bytes;
+    pages[parity] = {bytes.data(), RoundUp(bytes.size(), kPageBytes)};
+  }
+  return pages;
 }
 
 const pipeline::TensorSpec& TensorMemory::spec(pipeline::TensorIndex tensor) const {
@@ -197,11 +226,12 @@ void TensorMemory::Recycle() {
     if (entry->shared) {
       free_places_.emplace(entry->spec.bytes(), *entry->shared);
     } else {
-      free_results_.emplace(entry->spec.bytes(), std::move(entry->results));
+      free_results_.emplace(std::pair(entry->spec.bytes(), entry->on_device),
+                            std::move(entry->results));
     }
   }
   tensors_.clear();
-  for (const auto& [bytes, results] : free_results_) bytes_ += 2 * bytes;
+  for (const auto& [kind, results] : free_results_) bytes_ += 2 * kind.first;
 }
 
 }  // namespace talweg::agent

@@ -60,6 +60,9 @@ class TensorMemory {
   bool TakesDevices(pipeline::TensorIndex tensor) const;
   // None when nothing is sent, or a contribution is sent from where it lies.
   std::span<std::byte> SendBuffer(pipeline::TensorIndex tensor) const;
+  // What holds the results of a tensor that was declared on a GPU, by parity: whole pages, that
+  // nothing else lies in. Else none.
+  std::array<std::span<std::byte>, 2> ResultPages(pipeline::TensorIndex tensor) const;
   // The contribution buffer of one rank; once made it stays.
   absl::Status Attach(pipeline::TensorIndex tensor, LocalRank rank,
                       shm::RankConnectionId connection);
@@ -101,14 +104,16 @@ class TensorMemory {
   };
 
   const Entry& At(pipeline::TensorIndex tensor) const;
-  absl::StatusOr<Results> TakeResults(const pipeline::TensorSpec& spec);
+  absl::StatusOr<Results> TakeResults(const pipeline::TensorSpec& spec, bool on_device);
+  absl::StatusOr<shm::ResultBuffer> AllocateResult(uint64_t bytes, bool on_device);
 
   const uint32_t rank_count_;
   const bool ranks_sum_;
   shm::RankServer* const ranks_;
   transport::Transport* const transport_;
   std::vector<std::unique_ptr<Entry>> tensors_;
-  std::multimap<uint64_t, Results> free_results_;  // By bytes.
+  // By bytes, and whether they have pages of their own.
+  std::multimap<std::pair<uint64_t, bool>, Results> free_results_;
   std::multimap<uint64_t, shm::SharedPlace> free_places_;
   uint64_t bytes_ = 0;
 };

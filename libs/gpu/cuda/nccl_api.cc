@@ -23,8 +23,8 @@ absl::StatusOr<std::shared_ptr<const NcclApi>> OpenNccl(const std::vector<std::s
   if (opened == nullptr) {
     return absl::UnimplementedError(
         absl::StrCat("no NCCL: ", errors,
-                     "; install Debian's libnccl2, or name the libnccl.so.2 of PyPI's "
-                     "nvidia-nccl-cu13 (torch brings it)"));
+                     "; install Debian's libnccl2, or start the agent with LD_LIBRARY_PATH at the "
+                     "directory of the libnccl.so.2 that torch has from PyPI's nvidia-nccl"));
   }
 #define TALWEG_GPU_LOAD(member, symbol, ...)                                                \
   nccl->member = reinterpret_cast<decltype(nccl->member)>(FindSymbol(opened, symbol));      \

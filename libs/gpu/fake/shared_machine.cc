@@ -8,9 +8,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -35,6 +39,60 @@ struct Pinned {
 std::string LossPath(const SharedMachineOptions& options, size_t gpu) {
   return absl::StrCat(options.directory, "/lost", gpu, ".", getpid());
 }
+
+EventState& StateOf(const SharedFile& event) {
+  return *reinterpret_cast<EventState*>(event.data());
+}
+
+// Writes to a descriptor when events are done, which files do not tell: looks at them now and then.
+class EventWatcher {
+ public:
+  // Of an eventfd that outlives it.
+  explicit EventWatcher(int descriptor) : descriptor_(descriptor) {}
+  ~EventWatcher() {
+    {
+      const std::lock_guard lock(mutex_);
+      stops_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+  EventWatcher(const EventWatcher&) = delete;
+  EventWatcher& operator=(const EventWatcher&) = delete;
+
+  void Watch(std::shared_ptr<SharedFile> event) {
+    {
+      const std::lock_guard lock(mutex_);
+      events_.push_back(std::move(event));
+      if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  void Run() {
+    std::unique_lock lock(mutex_);
+    while (!stops_) {
+      const auto is_done = [](const auto& event) { return StateOf(*event).IsDone(); };
+      if (std::erase_if(events_, is_done) > 0) {
+        const uint64_t one = 1;
+        TALWEG_CHECK(write(descriptor_, &one, sizeof one) == sizeof one);
+      }
+      if (events_.empty()) {
+        changed_.wait(lock);
+      } else {
+        changed_.wait_for(lock, std::chrono::milliseconds(1));
+      }
+    }
+  }
+
+  const int descriptor_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<SharedFile>> events_;  // That are not done.
+  bool stops_ = false;
+  std::thread thread_;
+};
 
 class SharedDevice final : public Device {
  public:
@@ -150,12 +208,9 @@ class SharedDevice final : public Device {
     return state->IsDone();
   }
   int WaitDescriptor() const override { return wakeups_.get(); }
-  // What is not done now never is (stalls).
   absl::Status WakeWhenDone(EventId event) override {
-    TALWEG_ASSIGN_OR_RETURN(const bool done, Query(event));
-    if (!done) return absl::OkStatus();
-    const uint64_t one = 1;
-    TALWEG_CHECK(write(wakeups_.get(), &one, sizeof one) == sizeof one);
+    TALWEG_RETURN_IF_ERROR(Query(event).status());
+    watcher_.Watch(events_.at(event));
     return absl::OkStatus();
   }
   void DrainWakeups() override {
@@ -257,7 +312,7 @@ class SharedDevice final : public Device {
   absl::StatusOr<EventState*> Find(EventId event) const {
     const auto at = events_.find(event);
     if (at == events_.end()) return absl::InvalidArgumentError("no such event");
-    return reinterpret_cast<EventState*>(at->second->data());
+    return &StateOf(*at->second);
   }
 
   const SharedMachineOptions options_;
@@ -270,6 +325,7 @@ class SharedDevice final : public Device {
   AddressMap<Mapped> memory_;
   std::set<StreamId> streams_;
   std::map<EventId, std::shared_ptr<SharedFile>> events_;
+  EventWatcher watcher_{wakeups_.get()};
 };
 
 // All its devices are this process's, so everything is here.

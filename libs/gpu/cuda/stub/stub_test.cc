@@ -2,6 +2,8 @@
 //
 // libs/gpu/cuda under the conformance suite, on the stub driver and the stub NCCL: our own calls,
 // on any machine. What real hardware makes of them //libs/gpu/cuda:conformance_test asks.
+#include <poll.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -140,7 +142,7 @@ TEST_CASE("cuda: without NCCL it says where it looked", "[gpu]") {
   CHECK(absl::IsUnimplemented(communicator.status()));
   CHECK_THAT(std::string(communicator.status().message()), Contains("libno-such-nccl.so.2") &&
                                                                Contains("/nowhere/libnccl.so.2") &&
-                                                               Contains("nvidia-nccl-cu13"));
+                                                               Contains("nvidia-nccl"));
 }
 
 TEST_CASE("cuda: a build without kernels says so when they are asked for", "[gpu]") {
@@ -207,6 +209,39 @@ TEST_CASE("cuda: an error of the context is the device's end, another is not", "
     CHECK(cuda::stub::Machine::Get().resets[0] == before + 1);
     CHECK(cuda::stub::Machine::Get().resets[1] == 0);
   }
+}
+
+TEST_CASE("cuda: a wake-up waits for no other's, and leaves its stream to the next", "[gpu]") {
+  cuda::stub::Machine& machine = cuda::stub::Machine::Get();
+  Opened opened;
+  Device& device = *opened.device;
+  const auto is_awake = [&device] {
+    pollfd descriptor = {.fd = device.WaitDescriptor(), .events = POLLIN, .revents = 0};
+    return poll(&descriptor, 1, 0) == 1;
+  };
+  const StreamId slow = *device.NewStream(StreamPriority::kNormal);
+  const StreamId quick = *device.NewStream(StreamPriority::kNormal);
+  const EventId last = *device.NewEvent(EventScope::kProcess);
+  const EventId first = *device.NewEvent(EventScope::kProcess);
+  const DeviceSpan memory = *device.Allocate(2048);
+  for (int i = 0; i < 50; ++i) {
+    REQUIRE(device.CopyOnDevice(slow, memory.Part(0, 1024), memory.Part(1024, 1024)).ok());
+  }
+  REQUIRE(device.Record(last, slow).ok());
+  REQUIRE(device.Record(first, quick).ok());
+  REQUIRE(device.WakeWhenDone(last).ok());
+  REQUIRE(device.WakeWhenDone(first).ok());
+  while (!is_awake()) REQUIRE(machine.Step());
+  CHECK_FALSE(*device.Query(last));
+  machine.RunAll();
+  const size_t streams = machine.streams.size();
+  for (int i = 0; i < 10; ++i) {
+    device.DrainWakeups();
+    REQUIRE(device.WakeWhenDone(last).ok());
+    machine.RunAll();
+    CHECK(is_awake());
+  }
+  CHECK(machine.streams.size() == streams);
 }
 
 TEST_CASE("cuda: a link between GPUs is seen, and its absence", "[gpu]") {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "libs/base/check.h"
+#include "libs/base/mutation.h"
 
 namespace talweg::aggregation {
 namespace {
@@ -116,7 +117,7 @@ std::variant<wire::Decision, Contradiction> Decide(const DecideInput& input) {
   const bool is_open = std::any_of(
       input.reports.begin(), input.reports.end(),
       [lo](const MemberReport& candidate) { return candidate.report.contributed > lo; });
-  if (input.root_is_gone && is_open) {
+  if (input.root_is_gone && TALWEG_MUTATION(unopened_round_aborted, is_open, true)) {
     return wire::Decision{.round = lo.Next(),
                           .verdict = wire::Verdict::kAbort,
                           .text = "the root rank of the broadcast has left the job"};

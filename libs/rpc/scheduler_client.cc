@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "libs/base/check.h"
+#include "libs/membership/quiesce_follower.h"
 #include "libs/rpc/channel.h"
 #include "libs/rpc/conversion.h"
 #include "libs/rpc/session.h"
@@ -17,6 +18,7 @@
 namespace talweg::rpc {
 namespace {
 
+using membership::QuiesceId;
 using scheduler::v1::MembershipService;
 
 // Both sides refuse a major version that is not theirs.
@@ -165,10 +167,7 @@ class SchedulerClient::Impl : private Session::Peer {
             CheckVersion(options_.version, attached.version(), options_.address);
         if (!status.ok()) return status;
         session_.OnAttached(NsFromDuration(attached.lease_duration()));
-        // If it is none, what is held back may go on, but not before the view that follows: a newer
-        // one lets joiners in where this member has promised to have nothing open. Another one
-        // than before goes on from that; it follows too.
-        quiesce_attached_ = attached.quiesce_id();
+        quiesce_.OnAttached(QuiesceId{attached.quiesce_id()});
         break;
       }
       case scheduler::v1::WatchViewsResponse::kView: {
@@ -177,25 +176,23 @@ class SchedulerClient::Impl : private Session::Peer {
           return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
                               std::string(view.status().message()));
         }
-        if (view->epoch.value() <= epoch_.load()) {
-          if (quiesce_ != 0 && quiesce_attached_ == 0) {
-            Tell(QuiesceCancelled{std::exchange(quiesce_, 0)});
-          }
-          break;
-        }
+        const bool is_newer = view->epoch.value() > epoch_.load();
+        const QuiesceId over = quiesce_.OnView(is_newer);
+        if (over != QuiesceId{0}) Tell(QuiesceCancelled{over.value()});
+        if (!is_newer) break;
         epoch_ = view->epoch.value();
-        quiesce_ = 0;
         Tell(ViewPublished{*std::move(view)});
         break;
       }
       case scheduler::v1::WatchViewsResponse::kQuiesce:
-        if (response.quiesce().quiesce_id() == quiesce_) break;
-        quiesce_ = quiesce_attached_ = response.quiesce().quiesce_id();
-        Tell(QuiesceRequested{quiesce_});
+        if (quiesce_.OnQuiesce(QuiesceId{response.quiesce().quiesce_id()})) {
+          Tell(QuiesceRequested{response.quiesce().quiesce_id()});
+        }
         break;
       case scheduler::v1::WatchViewsResponse::kQuiesceCancelled:
-        if (response.quiesce_cancelled().quiesce_id() != quiesce_) break;
-        Tell(QuiesceCancelled{std::exchange(quiesce_, 0)});
+        if (quiesce_.OnCancelled(QuiesceId{response.quiesce_cancelled().quiesce_id()})) {
+          Tell(QuiesceCancelled{response.quiesce_cancelled().quiesce_id()});
+        }
         break;
       case scheduler::v1::WatchViewsResponse::kJobFailed:
         if (failed_.exchange(true)) break;
@@ -241,8 +238,7 @@ class SchedulerClient::Impl : private Session::Peer {
   std::atomic<uint64_t> epoch_{0};
   std::atomic<bool> left_{false};
   std::atomic<bool> failed_{false};
-  uint64_t quiesce_ = 0;           // Of the watching thread.
-  uint64_t quiesce_attached_ = 0;  // Under way at the scheduler when this stream began, or later.
+  membership::QuiesceFollower quiesce_;  // Of the watching thread.
   Session session_;
   const std::unique_ptr<MembershipService::Stub> stub_;
 };

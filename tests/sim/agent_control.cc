@@ -157,24 +157,23 @@ void AgentProcess::Renew(uint64_t) {
 void AgentProcess::OnMemberMessage(const membership::MemberMessage& message) {
   const int64_t now_ns = timeline_->now_ns();
   if (const auto* view = std::get_if<View>(&message)) {
-    if (core_.newest_view() == nullptr || core_.newest_view()->epoch < view->epoch) {
-      quiesce_ = membership::QuiesceId{0};
-    } else if (quiesce_ != membership::QuiesceId{0} &&
-               quiesce_attached_ == membership::QuiesceId{0}) {
+    const bool is_newer =
+        core_.newest_view() == nullptr || core_.newest_view()->epoch < view->epoch;
+    const membership::QuiesceId over = quiesce_.OnView(is_newer);
+    if (over != membership::QuiesceId{0}) {
       trace_->Reached("a member that re-attaches holds a quiesce that is over");
-      ResumeFromQuiesce();
+      ResumeFromQuiesce(over);
     }
     ledger_->OnView(*view);
     trace_->Add(now_ns, name_, "view of epoch " + std::to_string(view->epoch.value()));
     OnView(*view);
   } else if (const auto* quiesce = std::get_if<membership::Quiesce>(&message)) {
-    if (quiesce->id == quiesce_) return;
-    quiesce_ = quiesce_attached_ = quiesce->id;
+    if (!quiesce_.OnQuiesce(quiesce->id)) return;
     Run([&](pipeline::Effects& out) { core_.OnQuiesce(quiesce->id.value(), now_ns, out); });
   } else if (const auto* cancelled = std::get_if<membership::QuiesceCancelled>(&message)) {
-    if (cancelled->id == quiesce_) ResumeFromQuiesce();
+    if (quiesce_.OnCancelled(cancelled->id)) ResumeFromQuiesce(cancelled->id);
   } else if (const auto* attached = std::get_if<membership::Attached>(&message)) {
-    quiesce_attached_ = attached->quiesce;
+    quiesce_.OnAttached(attached->quiesce);
   } else if (const auto* gone = std::get_if<membership::MemberLeft>(&message)) {
     core_.OnMemberLeft(gone->id, gone->text);
   } else if (const auto* failed = std::get_if<membership::JobFailed>(&message)) {
@@ -184,9 +183,8 @@ void AgentProcess::OnMemberMessage(const membership::MemberMessage& message) {
   }
 }
 
-void AgentProcess::ResumeFromQuiesce() {
-  const uint64_t id = std::exchange(quiesce_, membership::QuiesceId{0}).value();
-  Run([&](pipeline::Effects& out) { core_.OnResume(id, timeline_->now_ns(), out); });
+void AgentProcess::ResumeFromQuiesce(membership::QuiesceId id) {
+  Run([&](pipeline::Effects& out) { core_.OnResume(id.value(), timeline_->now_ns(), out); });
 }
 
 void AgentProcess::OnView(const View& view) {
@@ -200,10 +198,7 @@ void AgentProcess::OnView(const View& view) {
     trace_->Reached("a newer view while an agent waits for decisions");
   }
   // Rule 8: whoever is told of joiners has kept what it promised for their sake.
-  const bool has_joiner = held != nullptr && std::any_of(view.members.begin(), view.members.end(),
-                                                         [held](const ViewMember& member) {
-                                                           return !held->IndexOf(member.id);
-                                                         });
+  const bool has_joiner = held != nullptr && HasJoiner(*held, view);
   if (newer && has_joiner && view.IndexOf(core_.config().self) && !trace_->HasReached(kForged)) {
     CheckNothingOpen({&core_});
   }

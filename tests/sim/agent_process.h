@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "libs/membership/quiesce_follower.h"
 #include "libs/pipeline/member.h"
 #include "tests/sim/ledger.h"
 #include "tests/sim/network.h"
@@ -145,7 +146,7 @@ class AgentProcess : public Process {
   void Report(const pipeline::ReportLost& lost);
   void LeaveJob(membership::LeaveReason reason);
   void ConfirmQuiesced(membership::QuiesceId id);
-  void ResumeFromQuiesce();
+  void ResumeFromQuiesce(membership::QuiesceId id);
   void Out(const std::string& text);
 
   Timeline* const timeline_;
@@ -182,8 +183,7 @@ class AgentProcess : public Process {
   uint64_t attachment_ = 0;
   Epoch epoch_;
   Epoch epoch_reported_;
-  membership::QuiesceId quiesce_;           // Told of, and not over; 0: none.
-  membership::QuiesceId quiesce_attached_;  // Under way when this stream began, or later.
+  membership::QuiesceFollower quiesce_;
 };
 
 }  // namespace talweg::sim

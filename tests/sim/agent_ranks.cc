@@ -208,7 +208,8 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
                     (aborted ? " (aborted)" : "") + " of epoch " +
                     std::to_string(complete.sum_epoch.value()));
   }
-  if (!config_.profile->has_stragglers || !timeline_->random().OneIn(40)) return PushNext(local);
+  const uint64_t one_in = config_.profile->straggler_one_in;
+  if (one_in == 0 || !timeline_->random().OneIn(one_in)) return PushNext(local);
   const int64_t pause_ns = static_cast<int64_t>(timeline_->random().Below(8 * kSecond));
   timeline_->After(pause_ns, [this, local, life = network_->host(host_).life()] {
     network_->host(host_).Deliver(life, [this, local] { PushNext(local); });

@@ -63,9 +63,15 @@ void AggregatorProcess::CheckWriter(JobId id, ConnectionId connection,
 }
 
 // Rule 3: a member that is welcomed over a new connection writes nothing over an old one.
-void AggregatorProcess::CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry) const {
-  if (entry.status != wire::WelcomeStatus::kOk) return;
-  const auto has_greeted = [this](ConnectionId older) { return connection_jobs_.contains(older); };
+void AggregatorProcess::CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry) {
+  if (entry.status != wire::WelcomeStatus::kOk) {
+    refused_.insert(connection);
+    return;
+  }
+  // Over one that was refused nothing can come.
+  const auto has_greeted = [this](ConnectionId older) {
+    return connection_jobs_.contains(older) && !refused_.contains(older);
+  };
   if (!network_->HearsOlder(host_, connection, has_greeted)) return;
   throw Violation{name_ + ": welcomes a connection and still hears an older one of that member"};
 }

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -66,7 +67,7 @@ class AggregatorProcess : public Process {
   std::string TensorName(JobId job, TensorKey key) const;
   void CheckMemory(JobId job) const;
   void CheckForgotten(JobId job) const;
-  void CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry) const;
+  void CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry);
   void CheckWriter(JobId job, ConnectionId connection, const wire::Declared& entry) const;
   void CheckFenced(JobId job) const;
   void DeliverConfused(JobId job, const wire::Frame& frame, const std::function<void()>& deliver);
@@ -89,6 +90,7 @@ class AggregatorProcess : public Process {
   std::map<JobId, std::unique_ptr<aggregation::Job>> jobs_;
   std::map<JobId, std::string> job_names_;
   std::map<ConnectionId, JobId> connection_jobs_;
+  std::set<ConnectionId> refused_;
   std::map<MemoryName, std::shared_ptr<Cells>> memory_;
   std::map<uint64_t, MemoryName> regions_;
   std::map<uint64_t, MemberIdentity> writers_;  // By the key of a region.

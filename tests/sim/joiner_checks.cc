@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/sim/joiner_checks.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -8,6 +9,11 @@
 #include "tests/sim/ledger.h"
 
 namespace talweg::sim {
+
+bool HasJoiner(const View& held, const View& view) {
+  return std::any_of(view.members.begin(), view.members.end(),
+                     [&held](const ViewMember& member) { return !held.IndexOf(member.id); });
+}
 
 void CheckNothingOpen(const std::vector<const pipeline::Member*>& members) {
   std::map<TensorKey, std::pair<Round, const pipeline::Member*>> held;

@@ -8,8 +8,11 @@
 
 namespace talweg::sim {
 
-// Rule 8: when a view with joiners is told to the first, no member of the one before has a round
-// open, and all hold the same rounds. Throws Violation otherwise.
+// Whether `view` has a member that whoever has `held` does not know.
+bool HasJoiner(const View& held, const View& view);
+
+// Rule 8: when a view with joiners is told to the first, no member that they are new to has a round
+// open, and all of those hold the same rounds. Throws Violation otherwise.
 void CheckNothingOpen(const std::vector<const pipeline::Member*>& members);
 
 }  // namespace talweg::sim

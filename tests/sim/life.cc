@@ -24,10 +24,10 @@ constexpr uint64_t kEventsMax = 3'000'000;
 
 class World {
  public:
-  World(uint64_t seed, bool with_trace)
+  World(Kind kind, uint64_t seed, bool with_trace)
       : timeline_(seed),
         trace_(with_trace),
-        profile_(DrawProfile(timeline_.random())),
+        profile_(DrawProfile(kind, timeline_.random())),
         network_(&timeline_, profile_.delay_max_ns) {}
 
   LifeResult Live();
@@ -51,7 +51,7 @@ class World {
   void CrashAgent(AgentHost& agent);
   void EndAgent(AgentHost& agent, bool silently);
   void CheckDeathIsSeen(const MemberIdentity& member);
-  void CheckJoiners(const View& before, const View& view) const;
+  void CheckJoiners(const View& view) const;
   void CrashAggregator(AggregatorHost& aggregator);
   void CrashSomeAggregator();
   void NextFault();
@@ -93,8 +93,7 @@ void World::Build() {
   scheduler_host_ = scheduler.index();
   scheduler_ = std::make_unique<SchedulerProcess>(&timeline_, &trace_, &network_, &scheduler,
                                                   &profile_, &ledgers_);
-  scheduler_->SetViewCheck(
-      [this](const View& before, const View& view) { CheckJoiners(before, view); });
+  scheduler_->SetViewCheck([this](const View& view) { CheckJoiners(view); });
   scheduler_->Start();
   for (uint32_t place = 0; place < profile_.aggregator_count; ++place) {
     aggregators_.push_back({.place = place, .host = network_.AddHost().index()});
@@ -106,11 +105,19 @@ void World::Build() {
                          .host = network_.AddHost().index()});
     }
   }
-  for (AggregatorHost& aggregator : aggregators_) StartAggregator(aggregator);
+  for (AggregatorHost& aggregator : aggregators_) {
+    if (profile_.members_first) {
+      timeline_.After(kSecond + 4 * network_.Delay(),
+                      [this, &aggregator] { StartAggregator(aggregator); });
+    } else {
+      StartAggregator(aggregator);
+    }
+  }
   const bool some_late = profile_.fault_weights[static_cast<int>(Fault::kLateJoin)] > 0;
   for (AgentHost& agent : agents_) {
     // Aggregators first: a job takes those that are there when it starts.
-    int64_t delay_ns = profile_.aggregator_count > 0 ? kSecond + network_.Delay() : 0;
+    const bool waits = profile_.aggregator_count > 0 && !profile_.members_first;
+    int64_t delay_ns = waits ? kSecond + network_.Delay() : 0;
     if (some_late && timeline_.random().OneIn(3)) {
       delay_ns += static_cast<int64_t>(
           timeline_.random().Below(static_cast<uint64_t>(profile_.fault_end_ns) + 1));
@@ -192,19 +199,17 @@ void World::CheckDeathIsSeen(const MemberIdentity& member) {
   });
 }
 
-void World::CheckJoiners(const View& before, const View& view) const {
-  const bool has_joiner =
-      std::any_of(view.members.begin(), view.members.end(),
-                  [&before](const ViewMember& member) { return !before.IndexOf(member.id); });
-  if (!has_joiner || trace_.HasReached(kForged)) return;
+// A joiner is one whom a member does not know by the view that it has: another one, between that
+// and this, may have come to nobody who is left.
+void World::CheckJoiners(const View& view) const {
+  if (trace_.HasReached(kForged)) return;
   std::vector<const pipeline::Member*> members;
   for (const AgentHost& agent : agents_) {
     if (agent.process == nullptr || agent.process->Failed()) continue;
     const pipeline::Member& core = agent.process->core();
-    const bool stays = before.IndexOf(core.config().self) && view.IndexOf(core.config().self);
-    if (stays && core.newest_view() != nullptr && core.newest_view()->job == view.job) {
-      members.push_back(&core);
-    }
+    const View* const held = core.newest_view();
+    if (held == nullptr || held->job != view.job || !view.IndexOf(core.config().self)) continue;
+    if (HasJoiner(*held, view)) members.push_back(&core);
   }
   CheckNothingOpen(members);
 }
@@ -229,19 +234,28 @@ void World::CrashAggregator(AggregatorHost& aggregator) {
 // At once, or when some may have a result and others not yet.
 void World::CrashSomeAggregator() {
   if (aggregators_.empty()) return;
+  const auto crash = [this](AggregatorHost& aggregator) {
+    return [this, &aggregator, process = aggregator.process.get()] {
+      if (aggregator.process.get() == process) CrashAggregator(aggregator);
+    };
+  };
+  if (profile_.aggregators_die_together && timeline_.random().OneIn(2)) {
+    const AggregatorHost& spared = Some(aggregators_);
+    for (AggregatorHost& aggregator : aggregators_) {
+      if (aggregator.process == nullptr || &aggregator == &spared) continue;
+      aggregator.process->AtDanger(crash(aggregator));
+    }
+    return;
+  }
   AggregatorHost& aggregator = Some(aggregators_);
   if (aggregator.process == nullptr || timeline_.random().OneIn(3)) {
     return CrashAggregator(aggregator);
   }
-  aggregator.process->AtDanger([this, &aggregator, process = aggregator.process.get()] {
-    if (aggregator.process.get() == process) CrashAggregator(aggregator);
-  });
+  aggregator.process->AtDanger(crash(aggregator));
   // And the one that decides behind it.
   AggregatorHost& other = Some(aggregators_);
   if (other.process == nullptr || &other == &aggregator) return;
-  other.process->AtDecision([this, &other, process = other.process.get()] {
-    if (other.process.get() == process) CrashAggregator(other);
-  });
+  other.process->AtDecision(crash(other));
 }
 
 void World::StopSomeProcess() {
@@ -497,6 +511,8 @@ void World::Gather(LifeResult& result) {
 
 }  // namespace
 
-LifeResult Live(uint64_t seed, bool with_trace) { return World(seed, with_trace).Live(); }
+LifeResult Live(Kind kind, uint64_t seed, bool with_trace) {
+  return World(kind, seed, with_trace).Live();
+}
 
 }  // namespace talweg::sim

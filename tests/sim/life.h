@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/sim/profile.h"
+
 namespace talweg::sim {
 
 struct LifeResult {
@@ -18,8 +20,8 @@ struct LifeResult {
   std::map<std::string, uint64_t> coverage;
 };
 
-// Lives one cluster's life: everything about it follows from the seed.
-LifeResult Live(uint64_t seed, bool with_trace);
+// Lives one cluster's life: everything about it follows from its kind and the seed.
+LifeResult Live(Kind kind, uint64_t seed, bool with_trace);
 
 }  // namespace talweg::sim
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "libs/view/placement.h"
 #include "tests/sim/timeline.h"
 
 namespace talweg::sim {
@@ -28,12 +29,17 @@ const char* FaultName(Fault fault) {
   return kNames[static_cast<int>(fault)];
 }
 
-Profile DrawProfile(Random& random) {
+namespace {
+
+template <typename... Values>
+uint64_t Pick(Random& random, Values... values) {
+  const uint64_t list[] = {static_cast<uint64_t>(values)...};
+  return list[random.Below(sizeof...(values))];
+}
+
+Profile DrawUsual(Random& random) {
   Profile profile;
-  const auto pick = [&random](auto... values) {
-    const uint64_t list[] = {static_cast<uint64_t>(values)...};
-    return list[random.Below(sizeof...(values))];
-  };
+  const auto pick = [&random](auto... values) { return Pick(random, values...); };
   const uint64_t nodes = pick(1, 2, 2, 2, 3, 3, 4);
   for (uint64_t i = 0; i < nodes; ++i) {
     profile.rank_counts.push_back(static_cast<uint32_t>(pick(1, 1, 2, 2, 3)));
@@ -61,7 +67,7 @@ Profile DrawProfile(Random& random) {
   }
   profile.round_count = 1 + random.Below(pick(4, 12, 30));
   profile.in_steps = random.OneIn(2);
-  profile.has_stragglers = random.OneIn(10);
+  profile.straggler_one_in = random.OneIn(10) ? 40 : 0;
   profile.delay_max_ns = static_cast<int64_t>(pick(50, 1000, 5000, 50000)) * kMicrosecond;
   // A third of the lives lose no process under the daemons' policy; the others go on.
   profile.loss_policy =
@@ -89,6 +95,56 @@ Profile DrawProfile(Random& random) {
     profile.fault_weights[i] = random.OneIn(2) ? kUsual[i] : 0;
   }
   return profile;
+}
+
+Profile DrawRecovery(Random& random) {
+  Profile profile;
+  const auto pick = [&random](auto... values) { return Pick(random, values...); };
+  const uint64_t nodes = pick(3, 3, 4);
+  for (uint64_t i = 0; i < nodes; ++i) {
+    profile.rank_counts.push_back(static_cast<uint32_t>(pick(1, 2, 2)));
+  }
+  profile.min_members = 2;
+  profile.members_first = true;
+  profile.aggregator_count = static_cast<uint32_t>(pick(2, 3, 3, 3));
+  profile.aggregators_die_together = true;
+  profile.older_store_one_in = 2;
+  profile.slice_bytes_max = kStripeBytesMin;
+  profile.credit_bytes = pick(4096, 16384, 1 << 20);
+  const uint64_t tensor_count = 1 + random.Below(3);
+  for (uint64_t i = 0; i < tensor_count; ++i) {
+    TensorProfile tensor;
+    // With a slice at each aggregator members can have different ones.
+    tensor.bytes =
+        random.OneIn(3) ? 8 * (1 + random.Below(5000)) : kStripeBytesMin * profile.aggregator_count;
+    tensor.op = Op{static_cast<uint8_t>(pick(1, 6))};
+    if (tensor.op == Op::kBroadcast) tensor.root_rank = static_cast<uint32_t>(random.Below(3));
+    profile.tensors.push_back(tensor);
+  }
+  profile.round_count = 4 + random.Below(30);
+  profile.in_steps = random.OneIn(3);
+  profile.straggler_one_in = pick(0, 6, 6);
+  profile.delay_max_ns = static_cast<int64_t>(pick(1000, 5000, 50000)) * kMicrosecond;
+  profile.fault_gap_ns = profile.delay_max_ns * static_cast<int64_t>(pick(1, 2, 4));
+  profile.fault_start_ns =
+      static_cast<int64_t>(random.Below(static_cast<uint64_t>(12 * profile.delay_max_ns)));
+  profile.fault_end_ns =
+      profile.fault_start_ns + profile.fault_gap_ns * static_cast<int64_t>(4 + random.Below(16));
+  profile.rpc_loss_percent = static_cast<uint32_t>(pick(0, 5));
+  static constexpr uint32_t kWeights[kFaultCount] = {4, 6, 6, 1, 4, 2, 1, 6, 0,
+                                                     6, 0, 0, 0, 1, 4, 0, 0};
+  for (int i = 0; i < kFaultCount; ++i) {
+    profile.fault_weights[i] = random.OneIn(3) ? 0 : kWeights[i];
+  }
+  return profile;
+}
+
+}  // namespace
+
+const char* KindName(Kind kind) { return kind == Kind::kUsual ? "usual" : "recovery"; }
+
+Profile DrawProfile(Kind kind, Random& random) {
+  return kind == Kind::kUsual ? DrawUsual(random) : DrawRecovery(random);
 }
 
 }  // namespace talweg::sim

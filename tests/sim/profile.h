@@ -23,6 +23,7 @@ struct TensorProfile {
 // What one life is like. Drawn from its seed.
 struct Profile {
   std::vector<uint32_t> rank_counts;  // By node, of each job.
+  bool members_first = false;         // They wait for an aggregator, and begin together.
   uint32_t job_count = 1;
   uint32_t aggregator_count = 1;
   uint32_t min_members = 1;
@@ -33,7 +34,7 @@ struct Profile {
   uint64_t round_count = 3;
   bool in_steps = true;  // A rank waits for all tensors of a round before the next one.
 
-  bool has_stragglers = false;  // Now and then a rank takes seconds for a step.
+  uint64_t straggler_one_in = 0;  // So often a rank takes seconds for a step; 0: never.
 
   int64_t delay_max_ns = 2'000'000;
   int64_t fault_gap_ns = 0;  // Mean time between faults; 0: none.
@@ -42,8 +43,10 @@ struct Profile {
   uint32_t rpc_loss_percent = 0;
   uint64_t aggregator_memory_bytes = 1 << 30;
   bool agent_memory_is_short = false;
-  int64_t history_ns = 600'000'000'000;  // How long the scheduler remembers a job that is over.
-  uint32_t fault_weights[17] = {};       // By Fault.
+  int64_t history_ns = 600'000'000'000;   // How long the scheduler remembers a job that is over.
+  uint32_t fault_weights[17] = {};        // By Fault.
+  uint64_t older_store_one_in = 3;        // So often a scheduler that restarts finds one.
+  bool aggregators_die_together = false;  // Each when some may have its results and others not.
 };
 
 enum class Fault : uint8_t {
@@ -69,7 +72,16 @@ enum class Fault : uint8_t {
 inline constexpr int kFaultCount = 17;
 const char* FaultName(Fault fault);
 
-Profile DrawProfile(Random& random);
+// What the lives of one row of seeds have in common.
+enum class Kind : uint8_t {
+  kUsual,     // A bit of everything that there is.
+  kRecovery,  // Views upon views with rounds open: what is rare elsewhere is usual here.
+};
+
+inline constexpr Kind kKinds[] = {Kind::kUsual, Kind::kRecovery};
+const char* KindName(Kind kind);
+
+Profile DrawProfile(Kind kind, Random& random);
 
 }  // namespace talweg::sim
 

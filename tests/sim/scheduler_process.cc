@@ -9,6 +9,7 @@ namespace talweg::sim {
 namespace {
 
 constexpr int64_t kCallDeadlineNs = 2 * kSecond;
+constexpr size_t kBackupsMax = 8;
 constexpr int64_t kStartUnixNs = 1'800'000'000'000'000'000;
 
 // The network asks nothing of the scheduler: it is reached by calls and streams alone.
@@ -78,7 +79,7 @@ void SchedulerProcess::Restart(int64_t down_ns) {
   ++restarts_;
   host_->End();
   for (auto& [id, stream] : streams_) EndStream(id, std::nullopt);
-  if (timeline_->random().OneIn(3)) MaybeRestoreBackup();
+  if (timeline_->random().OneIn(profile_->older_store_one_in)) MaybeRestoreBackup();
   backups_.clear();
   timeline_->After(down_ns, [this] { Start(); });
 }
@@ -98,8 +99,7 @@ void SchedulerProcess::OnViewTold(const View& view) {
   CheckStored(view);
   Ledger& ledger = (*ledgers_)[view.job];
   const auto& views = ledger.views();
-  if (!views.empty() && views.rbegin()->first < view.epoch)
-    view_check_(views.rbegin()->second, view);
+  if (!views.empty() && views.rbegin()->first < view.epoch) view_check_(view);
   // One that was stored, and told to nobody before the store was set back, may be told now: all
   // who have heard of newer ones ignore it.
   ledger.OnView(view, trace_->HasReached(kOlderStore));
@@ -139,7 +139,8 @@ void SchedulerProcess::NoteText(const std::string& text) {
 }
 
 void SchedulerProcess::Store(const membership::StoreWrite& write) {
-  if (backups_.size() < 8) backups_.push_back(store_);
+  backups_.push_back(store_);
+  if (backups_.size() > kBackupsMax) backups_.erase(backups_.begin());
   if (write.start_count) store_.start_count = *write.start_count;
   if (write.job_next) store_.job_next = *write.job_next;
   for (const membership::JobRecord& job : write.jobs) {

@@ -56,10 +56,8 @@ class SchedulerProcess {
   // Killed, and started over its store.
   void Restart(int64_t down_ns);
   void OnHostEnded(HostIndex host, bool silently);
-  // `check` sees each view before it is told to anybody, and the one before it.
-  void SetViewCheck(std::function<void(const View& before, const View& view)> check) {
-    view_check_ = std::move(check);
-  }
+  // `check` sees each view before it is told to anybody.
+  void SetViewCheck(std::function<void(const View& view)> check) { view_check_ = std::move(check); }
   bool BreakSomeStream();
 
   const membership::Membership* core() const { return core_.get(); }
@@ -100,7 +98,7 @@ class SchedulerProcess {
   Host* const host_;
   const Profile* const profile_;
   std::map<JobId, Ledger>* const ledgers_;
-  std::function<void(const View& before, const View& view)> view_check_;
+  std::function<void(const View& view)> view_check_;
   std::unique_ptr<membership::Membership> core_;
   membership::Snapshot store_;
   std::vector<membership::Snapshot> backups_;  // Of this life.

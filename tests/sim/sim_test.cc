@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <map>
+#include <string>
 
 #include <catch2/catch.hpp>
 
@@ -21,6 +23,24 @@ constexpr uint64_t kSanitizedLives = 1'000;
 // Below this many, chance decides which points are reached.
 constexpr uint64_t kLivesForCoverage = 4'000;
 constexpr int kFailuresShown = 5;
+// Every so many lives one is of kind kRecovery, with seeds of its own from 0.
+constexpr uint64_t kRecoveryOneIn = 5;
+
+struct Choice {
+  Kind kind;
+  uint64_t seed;
+};
+
+Choice ChoiceOf(uint64_t life) {
+  const uint64_t before = life / kRecoveryOneIn;
+  if (life % kRecoveryOneIn == kRecoveryOneIn - 1) return {Kind::kRecovery, before};
+  return {Kind::kUsual, life - before};
+}
+
+std::string ReplayText(const Choice& choice) {
+  return std::string("replay it with: bazel run //tests/sim:replay -- --kind=") +
+         KindName(choice.kind) + " --seed=" + std::to_string(choice.seed);
+}
 
 uint64_t LivesWanted() {
   if (const char* const lives = std::getenv("TALWEG_SIM_LIVES")) {
@@ -30,14 +50,14 @@ uint64_t LivesWanted() {
 }
 
 // A broken TALWEG_CHECK ends the process: say in which life.
-uint64_t seed_now = 0;
+Choice choice_now{};
 void OnAbort(int) {
   char text[128];
-  const int length = std::snprintf(text, sizeof text,
-                                   "in seed %llu; replay it with: bazel run //tests/sim:replay -- "
-                                   "--seed=%llu\n",
-                                   static_cast<unsigned long long>(seed_now),
-                                   static_cast<unsigned long long>(seed_now));
+  const int length =
+      std::snprintf(text, sizeof text,
+                    "replay it with: bazel run //tests/sim:replay -- --kind=%s "
+                    "--seed=%llu\n",
+                    KindName(choice_now.kind), static_cast<unsigned long long>(choice_now.seed));
   if (write(STDERR_FILENO, text, static_cast<size_t>(length)) < 0) return;
 }
 
@@ -49,23 +69,22 @@ TEST_CASE("Clusters live through every fault without breaking an invariant", "[s
   std::map<std::string, uint64_t> coverage;
   uint64_t outcomes = 0;
   uint64_t events = 0;
-  uint64_t seed = 0;
+  uint64_t life = 0;
   int failures = 0;
   std::signal(SIGABRT, OnAbort);
-  for (; seed < lives || std::chrono::steady_clock::now() < end; ++seed) {
-    seed_now = seed;
-    const LifeResult result = Live(seed, false);
+  for (; life < lives || std::chrono::steady_clock::now() < end; ++life) {
+    choice_now = ChoiceOf(life);
+    const LifeResult result = Live(choice_now.kind, choice_now.seed, false);
     outcomes += result.outcomes;
     events += result.events;
     for (const auto& [point, count] : result.coverage) coverage[point] += count;
     if (!result.violation.empty()) {
-      FAIL_CHECK("seed " << seed << ": " << result.violation
-                         << "\nreplay it with: bazel run //tests/sim:replay -- --seed=" << seed);
+      FAIL_CHECK(result.violation << "\n" << ReplayText(choice_now));
       if (++failures == kFailuresShown) break;
     }
   }
   std::signal(SIGABRT, SIG_DFL);
-  std::cout << seed << " lives, " << events << " events, " << outcomes << " results taken\n";
+  std::cout << life << " lives, " << events << " events, " << outcomes << " results taken\n";
   for (const auto& [point, count] : coverage) std::cout << "  " << count << "  " << point << "\n";
   if (lives < kLivesForCoverage) return;
   for (const char* const point : kCoverage) {

@@ -27,6 +27,7 @@ struct MemberConfig {
   MemberIdentity self;
   std::string job_name;
   std::string node_name;
+  std::string host_id;      // An aggregator's that is equal is not reached over the link. "": none.
   uint32_t rank_count = 1;  // Of this node.
 
   // Of what an aggregator grants, no more is used.
@@ -235,6 +236,7 @@ class Member {
   uint32_t RootInView(uint32_t root_rank) const;
   wire::Report MakeReport(const Tensor& tensor) const;
   void SendReport(const Owner& owner, Effects& out);
+  schedule::Reach ReachOf(const Owner& owner) const;
   // Those that are due; DeclareAll: every tensor of the view.
   void SendDeclares(Owner& owner, Effects& out);
   void DeclareAll(Owner& owner, Effects& out);

@@ -453,5 +453,24 @@ TEST_CASE("Member: a second quiesce waits for what others needed during the firs
   CHECK(f.Entries<wire::Contribute>(f.Flush()).size() == 1);
 }
 
+TEST_CASE("Member: what goes to an aggregator on its own host does not wait for the link",
+          "[pipeline]") {
+  // 4 MiB, of which the link would be given little more than 1 while it is not known.
+  const auto sent_bytes = [](const std::string& host_id) {
+    Fixture f(0, 1, host_id);
+    View view = MakeView(1, {1, 1}, 1);
+    view.aggregators[0].host_id = "here";
+    f.Start(view);
+    f.Open(Spec("w", 1024 * 1024));
+    f.Push(0, 0, 1);
+    uint64_t bytes = 0;
+    for (const WriteSlice& write : f.Of<WriteSlice>(f.Flush())) bytes += write.source.length_bytes;
+    return bytes;
+  };
+  CHECK(sent_bytes("here") == 4 * kMiB);
+  CHECK(sent_bytes("there") < 2 * kMiB);
+  CHECK(sent_bytes("") < 2 * kMiB);
+}
+
 }  // namespace
 }  // namespace talweg::pipeline

@@ -12,11 +12,12 @@ namespace {
 
 // As many written slices are announced at once as the link carries in a millisecond, so that their
 // owner may sum them while later ones are still on their way; fewer share a frame with what leaves
-// behind them. A frame wakes its receiver: over a fast link that is what costs.
+// behind them. A frame wakes its receiver: over a fast link, or none, that is what costs.
 constexpr uint64_t kAnnounceBytesMax = kMiB;
 constexpr uint64_t kAnnounceBytesFirst = 256 * kKiB;  // While the link is not known.
 
-uint64_t AnnounceBytes(uint64_t link_bytes_per_ms) {
+uint64_t AnnounceBytes(schedule::Reach reach, uint64_t link_bytes_per_ms) {
+  if (reach == schedule::Reach::kMemory) return kAnnounceBytesMax;
   if (link_bytes_per_ms == 0) return kAnnounceBytesFirst;
   return std::min(link_bytes_per_ms, kAnnounceBytesMax);
 }
@@ -231,7 +232,10 @@ void Member::SendSlice(Tensor& tensor, SliceIndex slice, std::map<ConnectionId, 
   target.address += place.slot_offset_bytes;
   out.push_back(WriteSlice{owner.connection, source, target});
   // Would another one like this be too much?
-  if (WrittenBytes(send) + place.length_bytes <= AnnounceBytes(queue_.LinkBytesPerMs())) return;
+  if (WrittenBytes(send) + place.length_bytes <=
+      AnnounceBytes(ReachOf(owner), queue_.LinkBytesPerMs())) {
+    return;
+  }
   out.push_back(std::move(send));
   sends.erase(owner.connection);
 }

@@ -138,6 +138,12 @@ void Member::ConnectTo(Owner& owner, Effects& out) {
                         .host_id = aggregator.host_id});
 }
 
+schedule::Reach Member::ReachOf(const Owner& owner) const {
+  const std::string& host_id = newest_view()->aggregators[owner.index.value()].host_id;
+  return !host_id.empty() && host_id == config_.host_id ? schedule::Reach::kMemory
+                                                        : schedule::Reach::kLink;
+}
+
 void Member::SendBare(const Owner& owner, wire::FrameType type, Effects& out) {
   out.push_back(Send{.connection = owner.connection,
                      .type = type,
@@ -156,7 +162,7 @@ void Member::OwnerAnswered(Owner& owner, int64_t now_ns, Effects& out) {
     Freeze(now_ns, out);
     return;
   }
-  queue_.Open(owner.index, owner.credit_bytes);
+  queue_.Open(owner.index, owner.credit_bytes, ReachOf(owner));
   DeclareAll(owner, out);
   SendReport(owner, out);
 }
@@ -170,7 +176,7 @@ void Member::Freeze(int64_t now_ns, Effects& out) {
   Schedule(phase_notice_ns_);
   for (const std::unique_ptr<Tensor>& tensor : tensors_) FreezeTensor(*tensor, out);
   for (auto& [index, owner] : owners_) {
-    queue_.Open(index, owner.credit_bytes);
+    queue_.Open(index, owner.credit_bytes, ReachOf(owner));
     DeclareAll(owner, out);
     SendReport(owner, out);
   }

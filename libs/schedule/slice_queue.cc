@@ -28,10 +28,11 @@ bool LessUrgent(const QueuedSlice& a, const QueuedSlice& b) { return MoreUrgent(
 
 }  // namespace
 
-void SliceQueue::Open(AggregatorIndex owner, uint64_t credit_bytes) {
+void SliceQueue::Open(AggregatorIndex owner, uint64_t credit_bytes, Reach reach) {
   Lane& lane = lanes_[owner];
   Forget(lane);
   lane.open = true;
+  lane.in_window = reach == Reach::kLink && credit_bytes != kUnbounded;
   lane.credit_bytes = credit_bytes;
 }
 
@@ -45,14 +46,14 @@ void SliceQueue::Close(AggregatorIndex owner) {
 
 void SliceQueue::Charge(Lane& lane, uint64_t bytes, int64_t now_ns) {
   lane.in_flight_bytes += bytes;
-  if (lane.credit_bytes == kUnbounded) return;
+  if (!lane.in_window) return;
   in_flight_bytes_ += bytes;
   window_.OnSent(lane.way, bytes, now_ns);
 }
 
 // What was in flight is not any more.
 void SliceQueue::Forget(Lane& lane) {
-  if (lane.credit_bytes != kUnbounded) in_flight_bytes_ -= lane.in_flight_bytes;
+  if (lane.in_window) in_flight_bytes_ -= lane.in_flight_bytes;
   lane.in_flight_bytes = 0;
   lane.way = {};
 }
@@ -76,7 +77,7 @@ void SliceQueue::ReturnCredit(AggregatorIndex owner, uint64_t bytes, int64_t now
   Lane& lane = it->second;
   bytes = std::min(bytes, lane.in_flight_bytes);
   lane.in_flight_bytes -= bytes;
-  if (lane.credit_bytes == kUnbounded) return;
+  if (!lane.in_window) return;
   in_flight_bytes_ -= bytes;
   window_.OnReceived(lane.way, bytes, now_ns);
 }
@@ -96,6 +97,11 @@ size_t SliceQueue::WaitingCount(AggregatorIndex owner) const {
   return it == lanes_.end() ? 0 : it->second.heap.size();
 }
 
+size_t SliceQueue::LinkCount() const {
+  return static_cast<size_t>(std::count_if(lanes_.begin(), lanes_.end(),
+                                           [](const auto& lane) { return lane.second.in_window; }));
+}
+
 SliceQueue::Lane* SliceQueue::MostUrgent() {
   Lane* best = nullptr;
   for (auto& [owner, lane] : lanes_) {
@@ -109,9 +115,9 @@ SliceQueue::Lane* SliceQueue::MostUrgent() {
     if (!has_credit) continue;
     if (best == nullptr || MoreUrgent(head, best->heap.front())) best = &lane;
   }
-  if (best == nullptr || best->credit_bytes == kUnbounded ||
+  if (best == nullptr || !best->in_window ||
       TALWEG_MUTATION(large_slice_never_leaves,
-                      in_flight_bytes_ <= lanes_.size() * wire::kKeptCreditBytes, false) ||
+                      in_flight_bytes_ <= LinkCount() * wire::kKeptCreditBytes, false) ||
       in_flight_bytes_ + best->heap.front().cost_bytes <= WindowBytes()) {
     return best;
   }

@@ -31,6 +31,12 @@ struct QueuedSlice {
   friend bool operator==(const QueuedSlice&, const QueuedSlice&) = default;
 };
 
+// How slices get to an owner.
+enum class Reach : uint8_t {
+  kLink = 1,    // Over this host's link.
+  kMemory = 2,  // It is on this host: nothing of it loads the link, or tells how fast that is.
+};
+
 // Which slice leaves next: the most urgent of those whose owner has credit. Urgent is what has the
 // larger priority, then what was ready earlier, then what lies nearer to the beginning of its
 // owner's part, then the lower slice. A slice that was taken is not called back; a more urgent one
@@ -38,15 +44,15 @@ struct QueuedSlice {
 //
 // An owner has credit while nothing is in flight but what it may keep back, or while what is in
 // flight and the slice together stay within what it has granted: a slice larger than that still
-// leaves, alone. Likewise all owners together and the SendWindow; where no bound was granted
-// (UINT64_MAX) nothing counts. The most urgent slice waits for the window, and what is less urgent
-// behind it, so that all owners' parts of a tensor advance alike.
+// leaves, alone. Likewise all owners over the link together and the SendWindow; where no bound was
+// granted (UINT64_MAX) nothing counts. The most urgent slice waits for the window, and what is less
+// urgent behind it, so that all owners' parts of a tensor advance alike.
 //
 // Push and Take cost O(log slices + owners). One owner thread; no clock, no I/O.
 class SliceQueue {
  public:
   // Lets slices to `owner` leave, with nothing in flight. Slices may have been pushed before.
-  void Open(AggregatorIndex owner, uint64_t credit_bytes);
+  void Open(AggregatorIndex owner, uint64_t credit_bytes, Reach reach = Reach::kLink);
   // Nothing leaves to `owner` any more; its waiting slices are dropped, its credit forgotten.
   void Close(AggregatorIndex owner);
   // As if new, but for what is known of the link's speed.
@@ -76,8 +82,8 @@ class SliceQueue {
 
   uint64_t InFlightBytes(AggregatorIndex owner) const;
   uint64_t CreditBytes(AggregatorIndex owner) const;
-  // What may be in flight to all owners together.
-  uint64_t WindowBytes() const { return window_.Bytes(lanes_.size()); }
+  // What may be in flight over the link, to all owners together.
+  uint64_t WindowBytes() const { return window_.Bytes(LinkCount()); }
   // How fast the link is; 0: not known.
   uint64_t LinkBytesPerMs() const { return window_.BytesPerMs(); }
   size_t waiting_count() const { return waiting_count_; }
@@ -86,12 +92,14 @@ class SliceQueue {
  private:
   struct Lane {
     bool open = false;
+    bool in_window = false;  // Over the link, with bounded credit.
     uint64_t credit_bytes = 0;
     uint64_t in_flight_bytes = 0;
     SendWindow::Way way;
     std::vector<QueuedSlice> heap;  // The most urgent in front.
   };
 
+  size_t LinkCount() const;
   Lane* MostUrgent();
   void Charge(Lane& lane, uint64_t bytes, int64_t now_ns);
   void Forget(Lane& lane);
@@ -100,7 +108,7 @@ class SliceQueue {
   std::map<AggregatorIndex, Lane> lanes_;
   size_t waiting_count_ = 0;
   SendWindow window_;
-  uint64_t in_flight_bytes_ = 0;  // To all owners whose credit is bounded.
+  uint64_t in_flight_bytes_ = 0;  // To all owners in the window.
 };
 
 }  // namespace talweg::schedule

@@ -93,6 +93,34 @@ TEST_CASE(
   CHECK(queue.InFlightBytes(kA) + 10'000 > queue.WindowBytes());
 }
 
+TEST_CASE("SliceQueue: an owner on this host neither fills the link nor tells its speed",
+          "[schedule]") {
+  SliceQueue queue;
+  constexpr uint64_t kGranted = 8'000'000;
+  queue.Open(kA, kGranted);
+  queue.Open(kB, kGranted, Reach::kMemory);
+  for (uint32_t s = 0; s < 1000; ++s) queue.Push(Make(kA, 0, 1, s, 10'000));
+  for (uint32_t s = 0; s < 300; ++s) queue.Push(Make(kB, 1, 1, s, 10'000));
+  const auto take_all = [&](int64_t now_ns) {
+    while (queue.Take(now_ns)) {
+    }
+  };
+  take_all(0);
+  CHECK(queue.InFlightBytes(kB) == 3'000'000);
+  CHECK(queue.InFlightBytes(kA) <= queue.WindowBytes());
+  CHECK(queue.InFlightBytes(kA) + 10'000 > queue.WindowBytes());
+  // All of them arrive at once, while the link takes a slice a millisecond.
+  for (int64_t ms = 1; ms <= 300; ++ms) {
+    queue.ReturnCredit(kB, 10'000, ms * 1'000'000);
+    queue.ReturnCredit(kB, 10'000, ms * 1'000'000 + 1000);
+    queue.ReturnCredit(kA, 10'000, ms * 1'000'000 + 1000);
+    queue.Push(Make(kB, 1, 1, 0, 10'000));
+    take_all(ms * 1'000'000);
+  }
+  CHECK(queue.LinkBytesPerMs() >= 9'000);
+  CHECK(queue.LinkBytesPerMs() <= 11'000);
+}
+
 TEST_CASE("SliceQueue: where no bound is granted there is none", "[schedule]") {
   SliceQueue queue;
   queue.Open(kA, UINT64_MAX);

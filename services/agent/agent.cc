@@ -162,6 +162,7 @@ void Agent::NewMember() {
       .self = {NodeRank{config_.node_rank}, options_.incarnation},
       .job_name = config_.job,
       .node_name = node_name_,
+      .host_id = config_.local_transport ? host_id_ : "",
       .rank_count = config_.rank_count,
       .credit_bytes_max = config_.credit_bytes,
       // Where nothing is reduced nothing can be preempted. GPUs overlap what they are given.

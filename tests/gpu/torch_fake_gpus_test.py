@@ -62,7 +62,7 @@ class TorchFakeGpusTest(unittest.TestCase):
             self.assertEqual(self._finish(ranks), [0] * 4)
 
     def test_memory_that_cannot_be_shared(self) -> None:
-        said = self._run_alone([0, 0], "refused,order_through_host_memory,order")
+        said = self._run_alone([0, 0], "refused,order_through_host_memory,late_stream,order")
         self.assertEqual(said, [1, 1])
 
     def test_events_that_cannot_be_shared(self) -> None:

@@ -4,6 +4,9 @@
 A tensor has pinned memory of its own. A stream of ours copies down what the framework's stream
 has written, a thread pushes when the copy is done, and the result is copied up on a second
 stream, behind which the framework's goes on. Whoever pushes or takes does not wait for the GPU.
+
+Each of the framework's streams has such a lane of its own: what one waits for, another rank's
+kernels perhaps, may wait for what another brings.
 """
 
 from __future__ import annotations
@@ -41,14 +44,6 @@ class _Pinned:
 
 
 @dataclass
-class _Streams:
-    """A GPU's, for copies in either direction."""
-
-    down: int
-    up: int
-
-
-@dataclass
 class _Push:
     """Waits for its copy."""
 
@@ -59,16 +54,56 @@ class _Push:
     round: futures.Future[int]
 
 
+class _Lane:
+    """What goes through host memory from one of the framework's streams, in its order."""
+
+    def __init__(self, connection: _native.Connection, driver: Driver, gpu: int) -> None:
+        """Within the GPU's context."""
+        self.gpu = gpu
+        self.down = driver.new_stream()
+        self.up = driver.new_stream()
+        self._connection = connection
+        self._driver = driver
+        self._queue: queue.SimpleQueue[_Push | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="talweg-gpu-host", daemon=True)
+        self._thread.start()
+
+    def put(self, push: _Push) -> None:
+        self._queue.put(push)
+
+    def _run(self) -> None:
+        while (push := self._queue.get()) is not None:
+            try:
+                with self._driver.context(self.gpu):
+                    self._driver.synchronize(push.pinned.down)
+                round_ = self._connection.push_pull(push.tensor, push.pinned.address, push.priority)
+            except Exception as error:  # Whoever waits for the round raises it.
+                push.round.set_exception(error)
+            else:
+                push.round.set_result(round_)
+
+    def close(self) -> bool:
+        """False: a GPU hangs, and what its copies use must stay."""
+        self._queue.put(None)
+        self._thread.join(_END_S)
+        if self._thread.is_alive():
+            return False
+        with self._driver.context(self.gpu):
+            for stream in (self.down, self.up):
+                self._driver.destroy_stream(stream)
+        return True
+
+
 class _HostRound(Handle):
     """A round that begins when the contribution has been copied."""
 
     def __init__(
-        self, path: HostPath, pushed: _Push, streams: _Streams, name: str, place: Place, **ends: Any
+        self, path: HostPath, pushed: _Push, lane: _Lane, name: str, place: Place, **ends: Any
     ) -> None:
         super().__init__(pushed.tensor, 0, name, pushed.pinned.address, **ends)
         self._path = path
         self._pushed = pushed
-        self._streams = streams
+        self._lane = lane
         self._place = place
 
     def is_complete(self, connection: _native.Connection) -> bool:
@@ -98,7 +133,7 @@ class _HostRound(Handle):
         except TalwegError:
             self._path.close_round(self.name)
             raise
-        self._path.copy_up(self._pushed.pinned, self._streams, self._place)
+        self._path.copy_up(self._pushed.pinned, self._lane, self._place)
         self._path.close_round(self.name)
 
 
@@ -110,9 +145,7 @@ class HostPath:
         self._driver = driver
         self.close_round = close_round
         self._pinned: dict[str, _Pinned] = {}
-        self._streams: dict[int, _Streams] = {}
-        self._queue: queue.SimpleQueue[_Push | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._lanes: dict[tuple[int, int], _Lane] = {}  # By GPU and stream.
 
     def push(
         self,
@@ -124,51 +157,28 @@ class HostPath:
         ends: dict[str, Any],
     ) -> Handle:
         tensor = self._client.declare(name, declaration, priority)
-        streams = self._streams_of(place.gpu)
+        lane = self._lanes.get((place.gpu, stream))
+        if lane is None:
+            lane = _Lane(self._client.connection, self._driver, place.gpu)
+            self._lanes[place.gpu, stream] = lane
         pinned = self._pinned_of(name, place)
         driver = self._driver
         driver.record(pinned.written, stream)
-        driver.wait(streams.down, pinned.written)
-        driver.wait(streams.down, pinned.up)  # The last round's result.
-        driver.copy_to_host(pinned.address, place.address, place.nbytes, streams.down)
-        driver.record(pinned.down, streams.down)
+        driver.wait(lane.down, pinned.written)
+        driver.wait(lane.down, pinned.up)  # The last round's result.
+        driver.copy_to_host(pinned.address, place.address, place.nbytes, lane.down)
+        driver.record(pinned.down, lane.down)
         pushed = _Push(tensor, pinned, priority, ends["keep"], futures.Future())
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="talweg-gpu-host", daemon=True)
-            self._thread.start()
-        self._queue.put(pushed)
-        return _HostRound(self, pushed, streams, name, place, **ends)
+        lane.put(pushed)
+        return _HostRound(self, pushed, lane, name, place, **ends)
 
-    def _run(self) -> None:
-        while True:
-            pushed = self._queue.get()
-            if pushed is None:
-                return
-            try:
-                with self._driver.context(pushed.pinned.gpu):
-                    self._driver.synchronize(pushed.pinned.down)
-                round_ = self._client.connection.push_pull(
-                    pushed.tensor, pushed.pinned.address, pushed.priority
-                )
-            except Exception as error:  # Whoever waits for the round raises it.
-                pushed.round.set_exception(error)
-            else:
-                pushed.round.set_result(round_)
-
-    def copy_up(self, pinned: _Pinned, streams: _Streams, place: Place) -> None:
+    def copy_up(self, pinned: _Pinned, lane: _Lane, place: Place) -> None:
         """The result, to where the contribution came from; the framework's stream goes on behind
         it. What the framework did to that memory before the push is done since the copy down."""
         with self._driver.context(place.gpu):
-            self._driver.copy_to_device(place.address, pinned.address, place.nbytes, streams.up)
-            self._driver.record(pinned.up, streams.up)
+            self._driver.copy_to_device(place.address, pinned.address, place.nbytes, lane.up)
+            self._driver.record(pinned.up, lane.up)
             self._driver.wait(place.stream(), pinned.up)
-
-    def _streams_of(self, gpu: int) -> _Streams:
-        streams = self._streams.get(gpu)
-        if streams is None:
-            streams = _Streams(self._driver.new_stream(), self._driver.new_stream())
-            self._streams[gpu] = streams
-        return streams
 
     def _pinned_of(self, name: str, place: Place) -> _Pinned:
         pinned = self._pinned.get(name)
@@ -191,13 +201,10 @@ class HostPath:
 
     def close(self) -> None:
         """Behind the goodbye: pushes that have not been made fail."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join(_END_S)
-            if self._thread.is_alive():  # A GPU hangs: what its copies use stays.
-                return
-            self._thread = None
         with contextlib.suppress(GpuError):  # A context that is lost has freed everything.
-            for pinned in self._pinned.values():
-                self._free(pinned)
+            ended = [lane.close() for lane in self._lanes.values()]
+            if all(ended):
+                for pinned in self._pinned.values():
+                    self._free(pinned)
+        self._lanes.clear()
         self._pinned.clear()

@@ -249,6 +249,30 @@ def _check_host_order(tensor: torch.Tensor) -> None:
         assert (plain(tensor) == round_ * tw.size()).all(), plain(tensor)
 
 
+def late_stream() -> None:
+    """A stream that is late holds up no other, whose result it may wait for."""
+    late, other = gpu.new_stream(), gpu.new_stream()
+    values = torch.zeros(10_000, dtype=torch.uint8)
+    tensors = [gpu.at(gpu.allocate(10_000, managed=True), values) for _ in range(2)]
+    for round_ in range(1, 4):
+        gpu.hold(late, True)
+        handles = []
+        for stream, tensor in zip((late, other), tensors):
+            with gpu.on(stream):
+                gpu.fill(tensor, round_)
+                handles.append(
+                    tw.push_pull_async_inplace(tensor, average=False, name=f"on {stream}")
+                )
+        with gpu.on(other):
+            tw.synchronize(handles[1])
+        assert not tw.poll(handles[0])
+        gpu.hold(late, False)
+        with gpu.on(late):
+            tw.synchronize(handles[0])
+        for tensor in tensors:
+            assert (plain(tensor) == round_ * tw.size()).all(), plain(tensor)
+
+
 def reallocated() -> None:
     """Memory that was freed is not taken for what lies at its address now, and is let go."""
     nbytes = 3 << 20

@@ -39,6 +39,7 @@ struct GpuStageOptions {
   // errors of collectives, and aborts.
   int64_t ask_launch_every_ns = 100'000;
   int64_t ask_errors_every_ns = 10'000'000;
+  int64_t ask_others_every_ns = 1'000'000;  // Gradients behind a rank's oldest.
   // A GPU that was lost is opened again: tried so often, for so long.
   int64_t reopen_every_ns = 500'000'000;
   int64_t reopen_deadline_ns = 30'000'000'000;

@@ -12,6 +12,12 @@
 #include "libs/status/status.h"
 
 namespace talweg::agent {
+namespace {
+
+// Gradients of a rank that are asked for at a time, behind the oldest.
+constexpr size_t kOthersAsked = 4;
+
+}  // namespace
 
 GpuStage::GpuStage(const GpuStageOptions& options, gpu::Platform& platform, const HostTensors& host,
                    Graveyard& graveyard, GpuEvents& events)
@@ -174,7 +180,7 @@ bool GpuStage::WakeFor(Lane& lane) {
   return lane.wakes;
 }
 
-// The oldest push: it is the only one that is asked about.
+// The oldest push: of the others few are done before it.
 bool GpuStage::WakeFor(Rank& rank) {
   if (rank.waiting.empty()) return true;
   Waiting& waiting = rank.waiting.front();
@@ -215,6 +221,7 @@ std::optional<int64_t> GpuStage::PrepareToSleep() {
   }
   for (auto& [local_rank, rank] : ranks_) {
     if (!WakeFor(rank)) within(options_.ask_launch_every_ns);
+    if (rank.waiting.size() > 1) within(options_.ask_others_every_ns);
   }
   for (const std::shared_ptr<Delivery>& delivery : deliveries_) {
     if (delivery->jobs == 0 && !WakeFor(*delivery)) within(options_.ask_launch_every_ns);
@@ -233,30 +240,40 @@ bool GpuStage::IsIdle() const {
 // The oldest of each rank first: a stream does its work in order, so what stands behind it is
 // rarely done before.
 int GpuStage::AskGradients() {
-  int ready = 0;
   std::vector<std::pair<LocalRank, Waiting>> done;
+  int ready = 0;
   for (auto& [local_rank, rank] : ranks_) {
-    while (!rank.waiting.empty()) {
-      const Waiting waiting = rank.waiting.front();
-      Part& part = rank.parts.at(waiting.tensor);
-      const auto asked = DeviceOf(part.gpu).Query(part.pushed);
-      if (!asked.ok()) {
-        if (FoundLost(asked.status())) break;
-        Fail(absl::StrCat("local rank ", local_rank.value(), ", tensor '",
-                          host_.Spec(waiting.tensor).name, "': ", StatusText(asked.status())));
-        return 0;
-      }
-      if (!*asked) break;
-      part.ready = true;
-      if (!std::exchange(part.told, true)) done.emplace_back(local_rank, waiting);
-      rank.waiting.pop_front();
-      ++ready;
+    while (!rank.waiting.empty() && AskGradient(local_rank, rank, 0, done)) ++ready;
+    // A rank has several streams: one that is late may wait for what another's result brings.
+    for (size_t i = 0; i < kOthersAsked && rank.waiting.size() > 1; ++i) {
+      rank.asked = rank.asked % (rank.waiting.size() - 1) + 1;
+      if (AskGradient(local_rank, rank, rank.asked, done)) ++ready;
     }
+    if (failed_) return 0;
   }
   for (const auto& [rank, waiting] : done) {
     events_.OnGradientReady(rank, waiting.tensor, waiting.round, waiting.priority);
   }
   return ready;
+}
+
+bool GpuStage::AskGradient(LocalRank local_rank, Rank& rank, size_t i,
+                           std::vector<std::pair<LocalRank, Waiting>>& done) {
+  const Waiting waiting = rank.waiting[i];
+  Part& part = rank.parts.at(waiting.tensor);
+  const auto asked = DeviceOf(part.gpu).Query(part.pushed);
+  if (!asked.ok()) {
+    if (!FoundLost(asked.status())) {
+      Fail(absl::StrCat("local rank ", local_rank.value(), ", tensor '",
+                        host_.Spec(waiting.tensor).name, "': ", StatusText(asked.status())));
+    }
+    return false;
+  }
+  if (!*asked) return false;
+  part.ready = true;
+  if (!std::exchange(part.told, true)) done.emplace_back(local_rank, waiting);
+  rank.waiting.erase(rank.waiting.begin() + static_cast<ptrdiff_t>(i));
+  return true;
 }
 
 int GpuStage::AskTaken() {

@@ -197,6 +197,7 @@ class GpuStage {
     std::vector<std::optional<Buffer>> buffers;
     std::map<pipeline::TensorIndex, Part> parts;
     std::deque<Waiting> waiting;  // For PUSHED, in the order of pushes.
+    size_t asked = 0;             // Which of these was, last.
     bool left = false;
     uint32_t jobs = 0;  // That need its memory.
     // It has exported this buffer, and still leaves it here.
@@ -277,6 +278,9 @@ class GpuStage {
   absl::Status CheckPush(const Rank& rank, pipeline::TensorIndex tensor, Round round,
                          const Source& source) const;
   int AskGradients();
+  // Whether the rank's `i`-th that waits does so no longer.
+  bool AskGradient(LocalRank local_rank, Rank& rank, size_t i,
+                   std::vector<std::pair<LocalRank, Waiting>>& done);
   int AskTaken();
   int AnswerUnexports();
   int SweepRanks();

@@ -45,7 +45,9 @@ class TorchFakeGpusTest(unittest.TestCase):
         self.assertEqual(said, [0])
 
     def test_two_ranks_on_one_gpu(self) -> None:
-        said = self._run_alone([0, 0], "dtypes,layouts,handles,training,order,reallocated")
+        said = self._run_alone(
+            [0, 0], "dtypes,layouts,handles,training,order,late_stream,reallocated"
+        )
         self.assertEqual(said, [0, 0])
 
     def test_ranks_on_two_gpus(self) -> None:
@@ -62,7 +64,9 @@ class TorchFakeGpusTest(unittest.TestCase):
             self.assertEqual(self._finish(ranks), [0] * 4)
 
     def test_memory_that_cannot_be_shared(self) -> None:
-        said = self._run_alone([0, 0], "refused,order_through_host_memory,late_stream,order")
+        said = self._run_alone(
+            [0, 0], "refused,order_through_host_memory,late_stream_through_host_memory,order"
+        )
         self.assertEqual(said, [1, 1])
 
     def test_events_that_cannot_be_shared(self) -> None:

@@ -251,24 +251,33 @@ def _check_host_order(tensor: torch.Tensor) -> None:
 
 def late_stream() -> None:
     """A stream that is late holds up no other, whose result it may wait for."""
-    late, other = gpu.new_stream(), gpu.new_stream()
     values = torch.zeros(10_000, dtype=torch.uint8)
-    tensors = [gpu.at(gpu.allocate(10_000, managed=True), values) for _ in range(2)]
+    _check_late_stream([gpu.put(values) for _ in range(30)], "late.gpu")
+
+
+def late_stream_through_host_memory() -> None:
+    """The same of tensors that cannot be shared with the agent."""
+    values = torch.zeros(10_000, dtype=torch.uint8)
+    tensors = [gpu.at(gpu.allocate(10_000, managed=True), values) for _ in range(3)]
+    _check_late_stream(tensors, "late.host")
+
+
+def _check_late_stream(tensors: list[torch.Tensor], name: str) -> None:
+    late, other = gpu.new_stream(), gpu.new_stream()
     for round_ in range(1, 4):
         gpu.hold(late, True)
         handles = []
-        for stream, tensor in zip((late, other), tensors):
-            with gpu.on(stream):
+        for i, tensor in enumerate(tensors):
+            with gpu.on(late if i < len(tensors) - 1 else other):
                 gpu.fill(tensor, round_)
-                handles.append(
-                    tw.push_pull_async_inplace(tensor, average=False, name=f"on {stream}")
-                )
+                handles.append(tw.push_pull_async_inplace(tensor, average=False, name=f"{name}{i}"))
         with gpu.on(other):
-            tw.synchronize(handles[1])
-        assert not tw.poll(handles[0])
+            tw.synchronize(handles.pop())
+        assert not any(tw.poll(handle) for handle in handles)
         gpu.hold(late, False)
         with gpu.on(late):
-            tw.synchronize(handles[0])
+            for handle in handles:
+                tw.synchronize(handle)
         for tensor in tensors:
             assert (plain(tensor) == round_ * tw.size()).all(), plain(tensor)
 

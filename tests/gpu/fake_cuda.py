@@ -61,17 +61,22 @@ class Gpu:
         self.ordinal = ordinal
         self.driver = ctypes.CDLL("libcuda.so.1")
         self.stream = 0  # The current one.
-        context = ctypes.c_void_p()
-        self._check(self.driver.cuInit(0))
+        self._context = ctypes.c_void_p()
         device = ctypes.c_int()
+        self._check(self.driver.cuInit(0))
         self._check(self.driver.cuDeviceGet(ctypes.byref(device), ordinal))
-        self._check(self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
-        self._check(self.driver.cuCtxPushCurrent_v2(context))
+        self._check(self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), device))
         self._segments: list[tuple[int, int]] = []
         self._free = range(0)
-        torch.cuda.current_stream = lambda device=None: SimpleNamespace(  # type: ignore
-            cuda_stream=self.stream
-        )
+        _gpus[ordinal] = self
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        """In the GPU's context."""
+        self._check(self.driver.cuCtxPushCurrent_v2(self._context))
+        try:
+            self._check(getattr(self.driver, name)(*arguments))
+        finally:
+            self._check(self.driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())))
 
     def _check(self, result: int) -> None:
         if result != 0:
@@ -83,17 +88,14 @@ class Gpu:
         """A segment of its own."""
         address = ctypes.c_uint64()
         if managed:
-            result = self.driver.cuMemAllocManaged(
-                ctypes.byref(address), ctypes.c_size_t(nbytes), 1
-            )
+            self._call("cuMemAllocManaged", ctypes.byref(address), ctypes.c_size_t(nbytes), 1)
         else:
-            result = self.driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(nbytes))
-        self._check(result)
+            self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
         self._segments.append((address.value, nbytes))
         return address.value
 
     def free(self, address: int) -> None:
-        self._check(self.driver.cuMemFree_v2(ctypes.c_uint64(address)))
+        self._call("cuMemFree_v2", ctypes.c_uint64(address))
         self._segments = [segment for segment in self._segments if segment[0] != address]
 
     def at(self, address: int, like: torch.Tensor) -> torch.Tensor:
@@ -134,7 +136,7 @@ class Gpu:
 
     def new_stream(self) -> int:
         stream = ctypes.c_void_p()
-        self._check(self.driver.cuStreamCreateWithPriority(ctypes.byref(stream), 1, 0))
+        self._call("cuStreamCreateWithPriority", ctypes.byref(stream), 1, 0)
         assert stream.value is not None
         return stream.value
 
@@ -149,13 +151,12 @@ class Gpu:
 
     def fill(self, tensor: torch.Tensor, byte: int) -> None:
         """Work of the current stream: writes this byte all over the tensor."""
-        self._check(
-            self.driver.cuMemsetD8Async(
-                ctypes.c_uint64(tensor.data_ptr()),
-                ctypes.c_ubyte(byte),
-                ctypes.c_size_t(tensor.numel() * tensor.element_size()),
-                ctypes.c_void_p(self.stream),
-            )
+        self._call(
+            "cuMemsetD8Async",
+            ctypes.c_uint64(tensor.data_ptr()),
+            ctypes.c_ubyte(byte),
+            ctypes.c_size_t(tensor.numel() * tensor.element_size()),
+            ctypes.c_void_p(self.stream),
         )
 
     def hold(self, stream: int, held: bool) -> None:
@@ -179,3 +180,9 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     """A copy as an ordinary CPU tensor."""
     with _plain():
         return tensor.detach().as_subclass(torch.Tensor).clone()
+
+
+_gpus: dict[int, Gpu] = {}  # By ordinal.
+torch.cuda.current_stream = lambda device: SimpleNamespace(  # type: ignore
+    cuda_stream=_gpus[device.index].stream
+)

@@ -41,7 +41,9 @@ class TorchFakeGpusTest(unittest.TestCase):
             return self._finish(ranks)
 
     def test_one_rank(self) -> None:
-        said = self._run_alone([0], "dtypes,layouts,handles,training,order,reallocated,two_gpus")
+        said = self._run_alone(
+            [0], "dtypes,layouts,handles,training,order,reallocated,two_gpus,again,order"
+        )
         self.assertEqual(said, [0])
 
     def test_two_ranks_on_one_gpu(self) -> None:
@@ -74,6 +76,7 @@ class TorchFakeGpusTest(unittest.TestCase):
 
     def test_an_agent_that_takes_no_memory_of_gpus(self) -> None:
         self.assertEqual(self._run_alone([0, 1], "host_path", "--gpu=off"), [1, 1])
+        self.assertEqual(self._run_alone([0], "layouts,again,layouts", "--gpu=off"), [2])
 
     def test_what_is_refused(self) -> None:
         self._run_alone([0], "captured,dropped")

@@ -374,6 +374,13 @@ def dropped() -> None:
     gpu.hold(held, False)
 
 
+def again() -> None:
+    """Another life in the same process, after a round that nobody took."""
+    tw.push_pull_async(gpu.put(torch.ones(1000)), name="left open")
+    tw.shutdown()
+    tw.init()
+
+
 def two_gpus() -> None:
     """A tensor that moves to another GPU."""
     gpus = [gpu, fake_cuda.Gpu((gpu.ordinal + 1) % 4)]

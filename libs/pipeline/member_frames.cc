@@ -173,6 +173,7 @@ void Member::OnWelcome(Owner& owner, const wire::Frame& frame, int64_t now_ns, E
     case wire::WelcomeStatus::kUnknownJob:
     case wire::WelcomeStatus::kNotInView:
       // It may not have heard of the view yet.
+      owner.trouble = "it refused this agent: " + welcome.text;
       out.push_back(Log{true, who + " refused this agent for now: " + welcome.text});
       break;
     case wire::WelcomeStatus::kViewDiffers:

@@ -541,6 +541,29 @@ TEST_CASE("Member: an aggregator that comes back in time has been missed by nobo
   CHECK(f.member.phase() == Phase::kFencing);
 }
 
+TEST_CASE("Member: an aggregator that refuses for too long ends the job here, in its words",
+          "[pipeline]") {
+  constexpr int64_t kSecond = 1'000'000'000;
+  Fixture f;
+  f.member = Member({.self = {NodeRank{0}, Incarnation{100}},
+                     .job_name = "job",
+                     .rank_count = 1,
+                     .unreachable_ns = 30 * kSecond});
+  f.OnView(MakeView(1, {1, 1}, 1));
+  while (f.member.phase() != Phase::kFailed) {
+    if (f.OwnerAt(0).state == OwnerState::kConnecting) {
+      f.Connected(0);
+      f.From<wire::Welcome>(0, wire::FrameType::kWelcome,
+                            {{.status = wire::WelcomeStatus::kUnknownJob, .text = "it is over"}});
+    }
+    f.now_ns = f.member.NextTickNs();
+    f.Tick();
+    REQUIRE(f.now_ns <= 31 * kSecond);
+  }
+  CHECK(f.member.failed_text().find("30000 ms (it refused this agent: it is over)") !=
+        std::string::npos);
+}
+
 TEST_CASE("Member: a quiesce ends with the next view; held pushes go on", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));

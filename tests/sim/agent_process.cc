@@ -47,7 +47,8 @@ AgentProcess::AgentProcess(Timeline* timeline, Trace* trace, Network* network,
              .job_name = config.job_name,
              .node_name = name_,
              .rank_count = config.rank_count,
-             .reduce_bytes_max = 16384}),
+             .reduce_bytes_max = 16384,
+             .unreachable_ns = config.profile->unreachable_ns}),
       ranks_(config.rank_count) {
   for (RankProcess& rank : ranks_) rank.tensors.resize(config.profile->tensors.size());
 }
@@ -87,6 +88,11 @@ void AgentProcess::Run(const std::function<void(pipeline::Effects&)>& event) {
   }
   running_ = false;
   core_.CheckInvariants();
+  for (const auto& tensor : core_.tensors()) {
+    // Only of a broadcast a round can be aborted.
+    if (tensor->spec.op != Op::kBroadcast || !tensor->contributed || ledger_ == nullptr) continue;
+    ledger_->OnContributed(tensor->key, tensor->open_round());
+  }
   if (const View* const view = core_.newest_view(); view != nullptr) {
     if (view->epoch < epoch_) throw Violation{name_ + ": its epoch went back"};
     epoch_ = view->epoch;

@@ -16,6 +16,7 @@ inline constexpr const char* kCoverage[] = {
     "scheduler: a restart over its store",
     "scheduler: killed between storing and telling",
     "an older store is put in the scheduler's place",
+    "an older store brings back a job that is over",
     "an epoch above the stored one is reported",
     "a member is in a view that the store does not know",
     "a member may have missed a view that the store does not know",

@@ -102,7 +102,10 @@ void Ledger::OnOutcome(const std::string& who, const Outcome& outcome, const Cel
   const std::string what = who + ": tensor " + std::to_string(outcome.tensor.value()) + " round " +
                            std::to_string(outcome.round.value()) + ": ";
   CheckAgreement(what, outcome, outcome.aborted || result.empty() ? 0 : result.front());
-  if (outcome.aborted) return;
+  if (outcome.aborted) {
+    if (contributed_.contains({outcome.tensor, outcome.round})) return;
+    throw Violation{what + "was aborted, and nobody had begun it"};
+  }
   if (result.empty()) throw Violation{what + "has no bytes"};
   const auto view = views_.find(outcome.sum_epoch);
   if (view == views_.end()) throw Violation{what + "a sum of an epoch that never was"};

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,6 +58,8 @@ class Ledger {
     Epoch epoch;                       // Of that member's view when the round was over there.
     std::optional<RankOfMember> root;  // Of a broadcast: whom that rank knows by the root's number.
   };
+  // All ranks of some node have pushed a round: nobody else can begin one.
+  void OnContributed(TensorKey tensor, Round round) { contributed_.emplace(tensor, round); }
   // A rank has taken the result of a round (invariants 1 to 3), or heard of its abortion.
   void OnOutcome(const std::string& who, const Outcome& outcome, const Cells& result);
 
@@ -98,6 +101,7 @@ class Ledger {
   std::map<Epoch, View> views_;
   std::map<std::pair<TensorKey, Round>, std::vector<Settled>> settled_;
   std::map<TensorKey, Disagreement> disagreements_;
+  std::set<std::pair<TensorKey, Round>> contributed_;
   bool tensor_failed_ = false;
   uint64_t outcomes_ = 0;
 };

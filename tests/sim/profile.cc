@@ -109,6 +109,9 @@ Profile DrawRecovery(Random& random) {
   profile.aggregator_count = static_cast<uint32_t>(pick(2, 3, 3, 3));
   profile.aggregators_die_together = true;
   profile.older_store_one_in = 2;
+  profile.older_stores_revive = random.OneIn(2);
+  // Aggregators do not take up again a job that they have closed.
+  if (profile.older_stores_revive) profile.unreachable_ns = 30 * kSecond;
   profile.slice_bytes_max = kStripeBytesMin;
   profile.credit_bytes = pick(4096, 16384, 1 << 20);
   const uint64_t tensor_count = 1 + random.Below(3);

@@ -46,6 +46,8 @@ struct Profile {
   int64_t history_ns = 600'000'000'000;   // How long the scheduler remembers a job that is over.
   uint32_t fault_weights[17] = {};        // By Fault.
   uint64_t older_store_one_in = 3;        // So often a scheduler that restarts finds one.
+  bool older_stores_revive = false;       // Also one that brings back a job which is over.
+  int64_t unreachable_ns = 0;             // How long an agent waits for an aggregator; 0: for ever.
   bool aggregators_die_together = false;  // Each when some may have its results and others not.
 };
 

@@ -161,24 +161,27 @@ void SchedulerProcess::Store(const membership::StoreWrite& write) {
   }
 }
 
-// Somebody has put an older copy of the store in its place; none that brings back a job which is
-// over, as its aggregators have done with it.
+// Somebody has put an older copy of the store in its place. Where agents wait for ever it is none
+// that brings back a job which is over, as its aggregators have done with it.
 void SchedulerProcess::MaybeRestoreBackup() {
   const auto over = [](const membership::JobRecord& job) {
     return job.state == membership::JobState::kFailed ||
            job.state == membership::JobState::kFinished;
   };
-  std::erase_if(backups_, [&](const membership::Snapshot& backup) {
+  const auto revives = [&](const membership::Snapshot& backup) {
     return std::any_of(backup.jobs.begin(), backup.jobs.end(), [&](const auto& job) {
       const auto now = std::find_if(store_.jobs.begin(), store_.jobs.end(),
                                     [&](const auto& other) { return other.id == job.id; });
       return !over(job) && (now == store_.jobs.end() || over(*now));
     });
-  });
+  };
+  if (!profile_->older_stores_revive) std::erase_if(backups_, revives);
   if (backups_.empty()) return;
+  const membership::Snapshot& backup = backups_[timeline_->random().Below(backups_.size())];
   trace_->Add(timeline_->now_ns(), "scheduler", "an older store is put in its place");
   trace_->Reached(kOlderStore);
-  store_ = backups_[timeline_->random().Below(backups_.size())];
+  if (revives(backup)) trace_->Reached("an older store brings back a job that is over");
+  store_ = backup;
 }
 
 // Killed when it has stored what nobody has been told yet, or stopped as its store has failed.

@@ -147,13 +147,17 @@ void GpuStage::OnGpuLost(const gpu::GpuUuid& uuid, const absl::Status& why) {
   for (const std::shared_ptr<Delivery>& delivery : deliveries_) {
     if (delivery->round.status == pipeline::Status::kOk) delivery->recorded = false;
   }
+  const auto is_affected = [this](const Lane& lane) {
+    return lane.step != Step::kFree && lane.step != Step::kDraining && AnyLost(lane.gpus);
+  };
+  for (const Lane& lane : lanes_) {
+    if (!is_affected(lane) || !lane.job->is_final || !lane.writes_ranks) continue;
+    // Of some ranks the contribution is gone, and others have no result.
+    return Fail(absl::StrCat(Describe(lane), ": ", StatusText(why),
+                             "; its results were being written over the contributions"));
+  }
   for (Lane& lane : lanes_) {
-    if (lane.step == Step::kFree || lane.step == Step::kDraining || !AnyLost(lane.gpus)) continue;
-    if (lane.job->is_final && lane.writes_ranks) {
-      // Of some ranks the contribution is gone, and others have no result.
-      return Fail(absl::StrCat(Describe(lane), ": ", StatusText(why),
-                               "; its results were being written over the contributions"));
-    }
+    if (!is_affected(lane)) continue;
     if (lane.step == Step::kCopying) {
       Redo(lane);
     } else {

@@ -157,7 +157,7 @@ void GpuStage::ForgetTensors() {
 // ----- The duty cycle. -----
 
 int GpuStage::Poll(int64_t now_ns) {
-  if (failed_) return 0;
+  if (failed_) return collectives_.Poll();  // What was put aside is freed all the same.
   now_ns_ = now_ns;
   touched_ = false;
   int work = collectives_.Poll();

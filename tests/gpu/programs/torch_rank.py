@@ -13,6 +13,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -265,12 +266,16 @@ def late_stream_through_host_memory() -> None:
 def _check_late_stream(tensors: list[torch.Tensor], name: str) -> None:
     late, other = gpu.new_stream(), gpu.new_stream()
     for round_ in range(1, 4):
-        gpu.hold(late, True)
+        for stream in (late, other):
+            gpu.hold(stream, True)
         handles = []
         for i, tensor in enumerate(tensors):
             with gpu.on(late if i < len(tensors) - 1 else other):
                 gpu.fill(tensor, round_)
                 handles.append(tw.push_pull_async_inplace(tensor, average=False, name=f"{name}{i}"))
+        tw.push_pull(torch.ones(10), name="early")
+        time.sleep(0.01)  # The agent goes to sleep meanwhile; if not, less is tested.
+        gpu.hold(other, False)
         with gpu.on(other):
             tw.synchronize(handles.pop())
         assert not any(tw.poll(handle) for handle in handles)

@@ -183,13 +183,20 @@ class Job:
         scheduler_options: Sequence[str] = (),
         aggregator_options: Sequence[str] = (),
         agent_options: Sequence[str] = (),
+        beside: Job | None = None,
+        name: str = "default",
     ) -> None:
+        """`beside`: a job whose scheduler and aggregators this one, of another name, uses too."""
         self.store_options = [f"--store_path={store}"] if store else ["--in_memory"]
-        self.scheduler = cluster.scheduler([*self.store_options, *scheduler_options])
-        address = self.scheduler.addresses["listen"]
-        self.aggregators = [
-            cluster.aggregator(address, f"a{i}", aggregator_options) for i in range(aggregators)
-        ]
+        if beside is None:
+            self.scheduler = cluster.scheduler([*self.store_options, *scheduler_options])
+            address = self.scheduler.addresses["listen"]
+            self.aggregators = [
+                cluster.aggregator(address, f"a{i}", aggregator_options) for i in range(aggregators)
+            ]
+        else:
+            self.scheduler, self.aggregators = beside.scheduler, beside.aggregators
+            address = self.scheduler.addresses["listen"]
         self.agents = []
         self.ranks: list[list[Rank]] = []
         for node, count in enumerate(nodes):
@@ -202,8 +209,10 @@ class Job:
                     f"--min_members={len(nodes)}",
                     f"--max_members={len(nodes)}",
                     f"--name=node{node}",
+                    f"--job={name}",
                     *agent_options,
                 ],
+                name=f"{name}.agent{node}",
             )
             self.agents.append(agent)
             self.ranks.append([cluster.rank(agent, program) for _ in range(count)])

@@ -40,6 +40,20 @@ class KillTest(unittest.TestCase):
             for rank in job.all_ranks():
                 self._error(rank, "JobFailed", "aggregator", "a1")
 
+    def test_an_agent_of_a_job_beside_another(self) -> None:
+        """Both use the same names of tensors, the same nodes and aggregators."""
+        with Cluster() as cluster:
+            one = Job(cluster, nodes=(1, 1), aggregators=2, name="one")
+            other = Job(cluster, nodes=(1, 2), beside=one, name="other")
+            for rank in [*one.all_ranks(), *other.all_ranks()]:
+                for _ in range(20):
+                    rank.wait_for("step ")
+            one.agents[1].kill()
+            self._error(one.ranks[0][0], "JobFailed", "'one'", "node 1")
+            for rank in other.all_ranks():
+                for _ in range(20):
+                    rank.wait_for("step ")
+
     def test_the_scheduler_is_not_missed_by_steps(self) -> None:
         with Cluster() as cluster:
             store = Path(cluster.directory) / "store.sqlite"

@@ -121,11 +121,20 @@ size_t CommandLine(char* out, size_t bytes_max) {
   return bytes;
 }
 
+// What a C program has put into an enumeration: any number.
+template <typename Enumeration>
+unsigned NumberIn(const Enumeration& enumeration) {
+  unsigned number = 0;
+  static_assert(sizeof number == sizeof enumeration);
+  std::memcpy(&number, &enumeration, sizeof number);
+  return number;
+}
+
 // A value that does not fit must not become another one.
 talweg_status ToDeclare(const talweg_declaration& given, uint32_t flags,
                         talweg::shm::Declare* declare) {
-  const auto dtype = static_cast<unsigned>(given.dtype);
-  const auto op = static_cast<unsigned>(given.op);
+  const unsigned dtype = NumberIn(given.dtype);
+  const unsigned op = NumberIn(given.op);
   if (dtype > 0xff || op > 0xff) {
     return ToC(last_error.Fail(RankStatus::kInvalidArgument,
                                "tensor '%s': dtype %u or operation %u does not exist", given.name,

@@ -141,6 +141,8 @@ def local_size() -> int:
 def _contiguous(array: np.ndarray) -> np.ndarray:
     if not isinstance(array, np.ndarray):
         raise InvalidArgument(f"expected a numpy.ndarray, got {type(array).__name__}")
+    if isinstance(array, np.ma.MaskedArray):
+        raise InvalidArgument("a masked array cannot be pushed: use array.filled(value)")
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
@@ -167,16 +169,23 @@ def _start(
 ) -> Handle:
     client = _client.current()
     source = _contiguous(array)
-    kind = "broadcast" if op is Op.BROADCAST else "push_pull"
-    return client.push(
-        name if name is not None else client.auto_name(kind),
-        Declaration(_client.numpy_dtype(source.dtype), source.size, Op(op), root_rank),
-        source.ctypes.data,
-        out.ctypes.data,
-        priority,
-        result=out,
-        keep=(source, out),
-    )
+    declaration = Declaration(_client.numpy_dtype(source.dtype), source.size, Op(op), root_rank)
+
+    def start(name: str) -> Handle:
+        return client.push(
+            name,
+            declaration,
+            source.ctypes.data,
+            out.ctypes.data,
+            priority,
+            result=out,
+            keep=(source, out),
+        )
+
+    if name is not None:
+        return start(name)
+    kind = "broadcast" if declaration.op is Op.BROADCAST else "push_pull"
+    return client.start_nameless(kind, declaration, start)
 
 
 def push_pull_async(
@@ -185,9 +194,10 @@ def push_pull_async(
     """Starts a round of `array` and returns its handle; the array may be changed at once.
 
     Arrays of any shape; f32, f64, f16, i8, u8, i32, i64. `op` combines the ranks' elements: the
-    average is not defined for integers. Rounds with a larger `priority` overtake others. Tensors
-    without a name are named in the order of such calls, which must then be the same at every
-    rank. Raises Busy when the tensor's last round has not been synchronized.
+    average is not defined for integers. Rounds with a larger `priority` overtake others. Rounds
+    without a name belong together by the order of such calls, which must then be the same at every
+    rank; they share a few tensors, so give names to many that are to be open at once. Raises Busy
+    when the tensor's last round has not been synchronized.
     """
     out = np.empty(array.shape, dtype=array.dtype) if isinstance(array, np.ndarray) else array
     return _start(array, out, op, name, priority, 0)
@@ -201,6 +211,7 @@ def push_pull(
     timeout_s: float | None = None,
 ) -> np.ndarray:
     """push_pull_async() and synchronize() in one: returns a new array of the same shape."""
+    _client.current().check_timeout(timeout_s)
     result: np.ndarray = synchronize(push_pull_async(array, op, name, priority), timeout_s)
     return result
 
@@ -224,6 +235,7 @@ def push_pull_inplace(
     timeout_s: float | None = None,
 ) -> np.ndarray:
     """As push_pull(), into `array` itself, which is also returned."""
+    _client.current().check_timeout(timeout_s)
     synchronize(push_pull_async_inplace(array, op, name, priority), timeout_s)
     return array
 
@@ -262,7 +274,8 @@ def broadcast(array: np.ndarray, root_rank: int = 0, name: str | None = None) ->
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
     """Returns the root's object on every rank. Objects are pickled: only for ranks you trust."""
     client = _client.current()
-    name = name if name is not None else client.auto_name("broadcast_object")
+    if name is None:  # Another tensor for each root.
+        name = f"broadcast_object.{root_rank}"
     return _objects.broadcast_object(client, obj, root_rank, name)
 
 
@@ -272,8 +285,7 @@ def all_gather_object(obj: Any, name: str | None = None) -> list[Any]:
     Raises Aborted when a rank is gone from a job that goes on without it.
     """
     client = _client.current()
-    name = name if name is not None else client.auto_name("all_gather_object")
-    return _objects.all_gather_object(client, obj, name)
+    return _objects.all_gather_object(client, obj, name or "all_gather_object")
 
 
 def barrier() -> None:

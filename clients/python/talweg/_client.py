@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from talweg import _native
-from talweg.errors import Busy, InvalidArgument, NotInitialized
+from talweg.errors import Busy, Closed, InvalidArgument, NotInitialized, TalwegError
 
 
 class DType(IntEnum):
@@ -39,6 +40,11 @@ class Op(IntEnum):
     MAX = 4
     PRODUCT = 5
     BROADCAST = 6
+
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        names = ", ".join(f"Op.{op.name}" for op in cls)
+        raise InvalidArgument(f"op is {value!r}; it must be one of {names}")
 
 
 NUMPY_DTYPES: Mapping[np.dtype, DType] = {
@@ -78,6 +84,8 @@ class Handle:
     it has called `finish`.
     """
 
+    client: Client
+
     tensor: int
     round: int
     name: str
@@ -86,6 +94,9 @@ class Handle:
     keep: Any = None
     finish: Callable[[], None] | None = None
     done: bool = False
+    # Of a round without a name, when another one needed its tensor before synchronize() was called.
+    taken: bool = False
+    failure: TalwegError | None = None
 
     def is_complete(self, connection: _native.Connection) -> bool:
         """Whether take() would not wait."""
@@ -94,6 +105,9 @@ class Handle:
     def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
         """Waits for the round and copies its result out."""
         connection.wait(self.tensor, self.round, self.out_address, timeout_s)
+
+    def order_result(self) -> None:
+        """What take() has done to the thread that called it, once more for this one."""
 
 
 @dataclass
@@ -128,6 +142,37 @@ def local_rank_from_environment(environment: Mapping[str, str]) -> int | None:
     return None
 
 
+# What the tensors of one kind of nameless rounds may take together, and how many they are.
+_NAMELESS_BYTES = 32 << 20
+_NAMELESS_MIN = 2
+_NAMELESS_MAX = 16
+
+
+class _Nameless:
+    """The tensors of rounds without a name: each kind and declaration has some, used by turns."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, Handle] = {}
+        self._calls: dict[str, int] = {}
+        self._turns: dict[tuple[str, Declaration], deque[str]] = {}
+
+    def next(self, kind: str, declaration: Declaration) -> str:
+        call = self._calls.get(kind, 0)
+        self._calls[kind] = call + 1
+        turns = self._turns.setdefault((kind, declaration), deque())
+        wanted = _NAMELESS_BYTES // max(declaration.nbytes, 1)
+        if len(turns) < max(_NAMELESS_MIN, min(_NAMELESS_MAX, wanted)):
+            # By the call: ranks whose calls differ in their tensors are told so.
+            turns.append(f"{kind}.{call}")
+        else:
+            turns.rotate(-1)
+        return turns[-1]
+
+    def forget(self, handle: Handle) -> None:
+        if self.open.get(handle.name) is handle:
+            del self.open[handle.name]
+
+
 class Client:
     """A rank. Any thread may call any method; a round belongs to whoever pushed it."""
 
@@ -141,7 +186,7 @@ class Client:
         self.local_size: int = self.connection.local_size
         self._lock = threading.Lock()
         self._tensors: dict[str, _Declared] = {}
-        self._auto_names: dict[str, int] = {}
+        self._nameless = _Nameless()
         self._pushed_bytes = 0
         self._closers: list[Callable[[], None]] = []
 
@@ -160,12 +205,28 @@ class Client:
         """Bytes of tensors that this rank has pushed."""
         return self._pushed_bytes
 
-    def auto_name(self, kind: str) -> str:
-        """A name for a tensor without one: ranks must make such calls in the same order."""
+    def start_nameless(
+        self, kind: str, declaration: Declaration, start: Callable[[str], Handle]
+    ) -> Handle:
+        """Starts a round whose caller has no name for it, with one that `start` gets.
+
+        A name is there for ever, with its memory. So a few tensors take turns, by the order of
+        these calls alone: it is the same at every rank, when they synchronize is not. A round that
+        is still open when its tensor is wanted again is taken first, for its handle to give out.
+        """
         with self._lock:
-            number = self._auto_names.get(kind, 0)
-            self._auto_names[kind] = number + 1
-        return f"{kind}.{number}"
+            name = self._nameless.next(kind, declaration)
+            earlier = self._nameless.open.get(name)
+        if earlier is not None and not earlier.done:
+            try:
+                earlier.take(self.connection, None)
+            except TalwegError as failure:
+                earlier.failure = failure
+            earlier.taken = True
+        handle = start(name)
+        with self._lock:
+            self._nameless.open[name] = handle
+        return handle
 
     def _known(self, name: str, declaration: Declaration) -> _Declared | None:
         with self._lock:
@@ -214,11 +275,15 @@ class Client:
             self._tensors.setdefault(name, _Declared(placed[0], declaration, on_host=False))
         return placed
 
+    def check_timeout(self, timeout_s: float | None) -> None:
+        """InvalidArgument for what is none, before anything is pushed."""
+        _native.nanoseconds(timeout_s)
+
     def check_push(self, name: str, declaration: Declaration) -> None:
         """InvalidArgument for what no round can be of."""
         if declaration.count == 0:
             raise InvalidArgument(f"tensor '{name}' has no elements: leave it out")
-        if declaration.root_rank >= self.size:
+        if not 0 <= declaration.root_rank < self.size:
             raise InvalidArgument(
                 f"root_rank is {declaration.root_rank}, but the job has {self.size} ranks "
                 f"(0 to {self.size - 1})"
@@ -244,11 +309,19 @@ class Client:
         tensor = self.declare(name, declaration, priority)
         round_ = self.connection.push_pull(tensor, address, priority)
         self.count_push(declaration)
-        return Handle(tensor, round_, name, out_address, result, keep, finish)
+        return Handle(self, tensor, round_, name, out_address, result, keep, finish)
+
+    def _check_own(self, handle: Handle) -> None:
+        if handle.client is not self:
+            raise Closed(
+                f"the handle of tensor '{handle.name}' is from before talweg.shutdown(): "
+                "synchronize rounds before leaving a job"
+            )
 
     def poll(self, handle: Handle) -> bool:
         """Whether synchronize() would return at once."""
-        return handle.done or handle.is_complete(self.connection)
+        self._check_own(handle)
+        return handle.done or handle.taken or handle.is_complete(self.connection)
 
     def synchronize(self, handle: Handle, timeout_s: float | None = None) -> Any:
         """Waits for the round, copies its result out and returns it.
@@ -256,10 +329,19 @@ class Client:
         Raises Timeout when `timeout_s` is over (the round stays open), and whatever the round
         failed with. A handle is synchronized once.
         """
+        self._check_own(handle)
         if handle.done:
             raise Busy(f"the handle of tensor '{handle.name}' was synchronized before")
-        handle.take(self.connection, timeout_s)
+        if handle.failure is not None:
+            raise handle.failure
+        if handle.taken:
+            handle.order_result()
+        else:
+            handle.take(self.connection, timeout_s)
         handle.done = True
+        if self._nameless.open:
+            with self._lock:
+                self._nameless.forget(handle)
         if handle.finish is not None:
             handle.finish()
         handle.finish = handle.keep = None

@@ -183,7 +183,7 @@ class _GpuRound(Handle):
     """A round whose contribution lies on a GPU, and whose result will."""
 
     def __init__(self, gpus: Gpus, push: _Push, round_: int, **ends: Any) -> None:
-        super().__init__(push.placed.tensor, round_, push.name, **ends)
+        super().__init__(gpus.client, push.placed.tensor, round_, push.name, **ends)
         self._gpus = gpus
         self._push = push
 
@@ -207,15 +207,18 @@ class _GpuRound(Handle):
                 if self._gpus.agent_is_well():  # Else it may still write: the memory stays.
                     self._gpus.close_round(self.name)
                 raise
-        self._gpus.order_result(self._push)
+        self.order_result()
         self._gpus.close_round(self.name)
+
+    def order_result(self) -> None:
+        self._gpus.order_result(self._push)
 
 
 class Gpus:
     """A client's rounds of tensors on GPUs. Any thread may call any method."""
 
     def __init__(self, client: Client, driver: Driver) -> None:
-        self._client = client
+        self.client = client
         self._driver = driver
         # One for everything: a declaration waits for other agents, never for other ranks' pushes.
         self._lock = threading.Lock()
@@ -230,7 +233,7 @@ class Gpus:
         """As Client.declare(), of a tensor on the GPU of `place`."""
         with self._lock, self._driver.context(place.gpu):
             if self._find(name, declaration, place, priority) is None:
-                self._client.declare(name, declaration, priority)
+                self.client.declare(name, declaration, priority)
 
     def push(
         self,
@@ -246,7 +249,7 @@ class Gpus:
 
         Its result will lie there. Until it is taken the memory is the agent's; `keep` keeps it.
         """
-        self._client.check_push(name, declaration)
+        self.client.check_push(name, declaration)
         stream = place.stream()
         ends = {"result": result, "keep": keep, "finish": finish}
         with self._lock, self._driver.context(place.gpu):
@@ -265,7 +268,7 @@ class Gpus:
                 handle = _GpuRound(self, push, self._record_and_push(push), **ends)
             # A handle may be dropped; what the agent writes into must stay.
             self._open[name] = keep
-        self._client.count_push(declaration)
+        self.client.count_push(declaration)
         return handle
 
     def _find(
@@ -297,7 +300,7 @@ class Gpus:
             del self._placed[name]
             self._driver.destroy_event(before.pushed)
             self._driver.destroy_event(before.taken)
-        tensor, pushed, taken = self._client.declare_on_gpu(name, declaration, priority, buffer)
+        tensor, pushed, taken = self.client.declare_on_gpu(name, declaration, priority, buffer)
         placed = _Placed(
             tensor,
             declaration,
@@ -310,7 +313,7 @@ class Gpus:
 
     def _record_and_push(self, push: _Push) -> int:
         """Returns the round."""
-        connection = self._client.connection
+        connection = self.client.connection
         placed = push.placed
         for attempt in itertools.count():
             # An imported event must not be used when its maker is gone.
@@ -330,7 +333,7 @@ class Gpus:
 
     def _place_again(self, placed: _Placed, buffer: int) -> None:
         """Gets the tensor's events anew. The old ones stay: nothing may be done with them."""
-        connection = self._client.connection
+        connection = self.client.connection
         while True:
             try:
                 pushed, taken = connection.gpu_place(placed.tensor, buffer)
@@ -357,7 +360,7 @@ class Gpus:
     def agent_is_well(self) -> bool:
         """Whether the job can go on."""
         try:
-            self._client.connection.check_health()
+            self.client.connection.check_health()
         except TalwegError:
             return False
         return True
@@ -372,7 +375,7 @@ class Gpus:
             self._told.add((gpu, kind))
             _log.warning(
                 "talweg: rank %d: tensors on GPU %d go through host memory, which takes longer: %s",
-                self._client.rank,
+                self.client.rank,
                 gpu,
                 reason,
             )

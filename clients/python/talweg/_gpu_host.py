@@ -100,7 +100,7 @@ class _HostRound(Handle):
     def __init__(
         self, path: HostPath, pushed: _Push, lane: _Lane, name: str, place: Place, **ends: Any
     ) -> None:
-        super().__init__(pushed.tensor, 0, name, pushed.pinned.address, **ends)
+        super().__init__(path.client, pushed.tensor, 0, name, pushed.pinned.address, **ends)
         self._path = path
         self._pushed = pushed
         self._lane = lane
@@ -136,12 +136,15 @@ class _HostRound(Handle):
         self._path.copy_up(self._pushed.pinned, self._lane, self._place)
         self._path.close_round(self.name)
 
+    def order_result(self) -> None:
+        self._path.order_result(self._pushed.pinned, self._place)
+
 
 class HostPath:
     """push() is called under the lock of Gpus, within the GPU's context."""
 
     def __init__(self, client: Client, driver: Driver, close_round: Callable[[str], None]) -> None:
-        self._client = client
+        self.client = client
         self._driver = driver
         self.close_round = close_round
         self._pinned: dict[str, _Pinned] = {}
@@ -156,10 +159,10 @@ class HostPath:
         priority: int,
         ends: dict[str, Any],
     ) -> Handle:
-        tensor = self._client.declare(name, declaration, priority)
+        tensor = self.client.declare(name, declaration, priority)
         lane = self._lanes.get((place.gpu, stream))
         if lane is None:
-            lane = _Lane(self._client.connection, self._driver, place.gpu)
+            lane = _Lane(self.client.connection, self._driver, place.gpu)
             self._lanes[place.gpu, stream] = lane
         pinned = self._pinned_of(name, place)
         driver = self._driver
@@ -178,6 +181,11 @@ class HostPath:
         with self._driver.context(place.gpu):
             self._driver.copy_to_device(place.address, pinned.address, place.nbytes, lane.up)
             self._driver.record(pinned.up, lane.up)
+            self._driver.wait(place.stream(), pinned.up)
+
+    def order_result(self, pinned: _Pinned, place: Place) -> None:
+        """The framework's stream goes on behind the last copy up."""
+        with self._driver.context(place.gpu):
             self._driver.wait(place.stream(), pinned.up)
 
     def _pinned_of(self, name: str, place: Place) -> _Pinned:

@@ -190,20 +190,38 @@ def library() -> ctypes.CDLL:
     return _library
 
 
-def _nanoseconds(timeout_s: float | None) -> int:
+def nanoseconds(timeout_s: float | None) -> int:
+    """As the library takes it; negative: without limit. InvalidArgument for no time."""
     if timeout_s is None:
         return -1
     if not timeout_s >= 0:
         raise errors.InvalidArgument(
             f"timeout_s is {timeout_s}; it must be 0 or more seconds, or None to wait for ever"
         )
-    return min(int(timeout_s * 1e9), 2**62)
+    return int(min(timeout_s * 1e9, float(2**62)))
 
 
 def _encode(name: str) -> bytes:
+    if not isinstance(name, str):
+        raise errors.InvalidArgument(f"a tensor's name is a str, not {type(name).__name__}")
     if "\0" in name:
         raise errors.InvalidArgument(f"tensor name {name!r} contains a NUL character")
-    return name.encode()
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise errors.InvalidArgument(f"tensor name {name!r} has no UTF-8 encoding") from None
+
+
+def _within(what: str, value: int, lowest: int, highest: int) -> int:
+    """Else ctypes would cut it down to another number."""
+    if not lowest <= value <= highest:
+        raise errors.InvalidArgument(f"{what} is {value}; it must be {lowest} to {highest}")
+    return value
+
+
+def _priority(value: int) -> int:
+    # The lowest of 32 bits stands for the priority that was declared.
+    return _within("priority", value, 1 - 2**31, 2**31 - 1)
 
 
 class Connection:
@@ -217,7 +235,7 @@ class Connection:
         if agent_socket is not None:
             options.agent_socket = os.fsencode(agent_socket)
         options.local_rank = _ANY_LOCAL_RANK if local_rank is None else local_rank
-        options.timeout_ns = _nanoseconds(timeout_s)
+        options.timeout_ns = nanoseconds(timeout_s)
         self._check(self._library.talweg_connect(ctypes.byref(options), ctypes.byref(self._handle)))
         # A child's copy of the socket is closed by its first call, so that it holds nobody's attention.
         os.register_at_fork(after_in_child=self._after_fork)
@@ -238,7 +256,7 @@ class Connection:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Says goodbye. The client's memory stays: another thread may still be on its way out."""
-        self._library.talweg_shutdown(self._handle, _nanoseconds(timeout_s))
+        self._library.talweg_shutdown(self._handle, nanoseconds(timeout_s))
 
     def check_health(self) -> None:
         """Raises why rounds cannot go on, if they cannot; asks the socket."""
@@ -248,7 +266,14 @@ class Connection:
         """Name, dtype, op, root rank, count and priority of each."""
         array = (_Declaration * len(declarations))(
             *(
-                _Declaration(_encode(name), dtype, op, root_rank, priority, count)
+                _Declaration(
+                    _encode(name),
+                    dtype,
+                    op,
+                    _within("root_rank", root_rank, 0, 2**32 - 1),
+                    _priority(priority),
+                    _within("count", count, 0, 2**64 - 1),
+                )
                 for name, dtype, op, root_rank, count, priority in declarations
             )
         )
@@ -262,7 +287,7 @@ class Connection:
         round_ = _u64()
         self._check(
             self._library.talweg_push_pull(
-                self._handle, tensor, address, priority, -1, ctypes.byref(round_)
+                self._handle, tensor, address, _priority(priority), -1, ctypes.byref(round_)
             )
         )
         return round_.value
@@ -279,7 +304,7 @@ class Connection:
     def wait(self, tensor: int, round_: int, out: int, timeout_s: float | None) -> None:
         # In slices, because a signal (Ctrl-C) is handled between calls only. A slice that ends wakes
         # nobody and loses nothing: the round stays open.
-        left_ns = _nanoseconds(timeout_s)
+        left_ns = nanoseconds(timeout_s)
         while True:
             slice_ns = _WAIT_SLICE_NS if left_ns < 0 else min(left_ns, _WAIT_SLICE_NS)
             status = self._library.talweg_wait(self._handle, tensor, round_, out, slice_ns)
@@ -331,7 +356,7 @@ class Connection:
                 op,
                 root_rank,
                 count,
-                priority,
+                _priority(priority),
                 buffer,
                 pushed,
                 taken,
@@ -352,7 +377,7 @@ class Connection:
         round_ = _u64()
         self._check(
             self._library.talweg_gpu_push_pull(
-                self._handle, tensor, buffer, offset, priority, -1, ctypes.byref(round_)
+                self._handle, tensor, buffer, offset, _priority(priority), -1, ctypes.byref(round_)
             )
         )
         return round_.value

@@ -40,7 +40,9 @@ def dtypes() -> None:
     flags = torch.tensor([True, tw.rank() == 0])
     assert tw.push_pull(flags, op=tw.Op.MIN, name="all").tolist() == [True, tw.size() == 1]
     expect(talweg.InvalidArgument, "average", tw.push_pull, torch.ones(2, dtype=torch.int32))
-    expect(talweg.InvalidArgument, "complex64", tw.push_pull, torch.ones(2, dtype=torch.complex64))
+    expect(talweg.InvalidArgument, "int16", tw.push_pull, torch.ones(2, dtype=torch.int16))
+    pairs = torch.ones(2, dtype=torch.complex64)
+    expect(talweg.InvalidArgument, "complex64", tw.push_pull, pairs, op=tw.Op.MAX)
     expect(talweg.InvalidArgument, "no elements", tw.push_pull, torch.ones(0), name="empty")
 
 

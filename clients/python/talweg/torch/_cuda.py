@@ -42,8 +42,8 @@ def start(
     The result takes the contribution's place, so that is `out` itself where it is contiguous.
     """
     contribution = out.detach()
-    if not out.is_contiguous():
-        contribution = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if not is_plain(out):
+        contribution = tensor.detach().resolve_neg().clone(memory_format=torch.contiguous_format)
     elif out is not tensor:
         copy(contribution, tensor)
     return gpus.push(
@@ -53,8 +53,13 @@ def start(
         priority,
         result=out,
         keep=(contribution, out),
-        finish=None if out.is_contiguous() else lambda: copy(out, contribution),
+        finish=None if is_plain(out) else lambda: copy(out, contribution),
     )
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its elements, as they are, lie one behind the other."""
+    return tensor.is_contiguous() and not tensor.is_neg()
 
 
 def copy(target: torch.Tensor, source: torch.Tensor) -> None:

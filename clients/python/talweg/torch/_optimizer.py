@@ -279,9 +279,8 @@ class _DistributedMethods:
         averager = self._talweg
         while averager.shadow():
             pass
-        client = averager._client
         steps = _objects.all_gather_object(
-            client, self._talweg_steps - first_step, client.auto_name("join")
+            averager._client, self._talweg_steps - first_step, f"{averager._name}.join"
         )
         root_rank = steps.index(max(steps))
         broadcast_parameters(averager.named_parameters(), root_rank)

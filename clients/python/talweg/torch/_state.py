@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from talweg import _client, _objects
-from talweg._client import Op
+from talweg._client import Handle, Op
 from talweg.torch._tensors import finish, start
 
 
@@ -30,20 +30,17 @@ def broadcast_parameters(
     client = _client.current()
     items = params.items() if isinstance(params, Mapping) else params
     tensors = [(name, value) for name, value in items if isinstance(value, torch.Tensor)]
-    handles = [
-        start(
-            client,
-            tensor,
-            tensor,
-            Op.BROADCAST,
-            _tensor_name(name, tensor, root_rank),
-            0,
-            root_rank,
+    handles: dict[str, Handle] = {}
+    for name, tensor in tensors:
+        if tensor.numel() == 0:
+            continue
+        tensor_name = _tensor_name(name, tensor, root_rank)
+        if tensor_name in handles:  # Several models in one call.
+            finish(client, handles.pop(tensor_name))
+        handles[tensor_name] = start(
+            client, tensor, tensor, Op.BROADCAST, tensor_name, 0, root_rank
         )
-        for name, tensor in tensors
-        if tensor.numel() > 0
-    ]
-    for handle in handles:
+    for handle in handles.values():
         finish(client, handle)
 
 
@@ -53,7 +50,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     buffer = io.BytesIO()
     if client.rank == root_rank:
         torch.save(optimizer.state_dict(), buffer)
-    name = client.auto_name("optimizer_state")
+    name = f"optimizer_state.{root_rank}"
     data = _objects.broadcast_object(client, buffer.getvalue(), root_rank, name)
     if client.rank != root_rank:
         # Not onto the root's GPU, which is another rank's; the optimizer moves it to its own.

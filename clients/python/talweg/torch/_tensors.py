@@ -42,11 +42,49 @@ def start(
     tensor: torch.Tensor,
     out: torch.Tensor,
     op: Op,
-    name: str,
+    name: str | None,
     priority: int = 0,
     root_rank: int = 0,
 ) -> Handle:
     """Starts a round of `tensor` whose result goes to `out`, of the same shape and dtype."""
+    shown = _shown(tensor, op)
+    if shown is not tensor:
+        shown_out = shown if out is tensor else _shown(out, op)
+        handle = start(client, shown, shown_out, op, name, priority, root_rank)
+        handle.result = out
+        return handle
+    declaration = declaration_of(tensor, op, root_rank)
+    if name is not None:
+        return _start(client, tensor, out, declaration, priority, name)
+    return client.start_nameless(
+        "broadcast" if op is Op.BROADCAST else "push_pull",
+        declaration,
+        lambda given: _start(client, tensor, out, declaration, priority, given),
+    )
+
+
+def _shown(tensor: torch.Tensor, op: Op) -> torch.Tensor:
+    """The tensor's memory in a dtype that Talweg has: complex numbers are pairs of real ones, and a
+    broadcast carries any bytes."""
+    if tensor.is_complex() and op in (Op.SUM, Op.AVERAGE, Op.BROADCAST):
+        if tensor.is_conj():
+            raise InvalidArgument("a conjugate view cannot be pushed: use tensor.resolve_conj()")
+        return torch.view_as_real(tensor.detach())
+    if tensor.dtype in _DTYPES or op is not Op.BROADCAST or tensor.layout != torch.strided:
+        return tensor
+    if not tensor.is_contiguous():
+        raise InvalidArgument(
+            f"a tensor of dtype {tensor.dtype} must be contiguous for a broadcast: use "
+            "tensor.contiguous()"
+        )
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def declaration_of(tensor: torch.Tensor, op: Op, root_rank: int = 0) -> Declaration:
+    """What the ranks must agree on for a round of `tensor`; InvalidArgument for one of no rounds."""
+    shown = _shown(tensor, op)
+    if shown is not tensor:
+        return declaration_of(shown, op, root_rank)
     if tensor.layout != torch.strided:
         raise InvalidArgument(
             f"a tensor of layout {tensor.layout} cannot be pushed: use tensor.to_dense()"
@@ -57,12 +95,22 @@ def start(
             f"{op.name.lower()} is not defined for bool tensors: use min (all), max (any), or "
             "convert to int32"
         )
-    declaration = Declaration(wire_dtype(tensor), tensor.numel(), op, root_rank)
+    return Declaration(wire_dtype(tensor), tensor.numel(), op, root_rank)
+
+
+def _start(
+    client: Client,
+    tensor: torch.Tensor,
+    out: torch.Tensor,
+    declaration: Declaration,
+    priority: int,
+    name: str,
+) -> Handle:
     gpus = _cuda.gpus_of(client, tensor)
     if gpus is not None:
         return _cuda.start(gpus, tensor, out, name, declaration, priority)
-    source = tensor.detach().to("cpu").contiguous()
-    in_place = out.device.type == "cpu" and out.is_contiguous()
+    source = tensor.detach().to("cpu").resolve_neg().contiguous()
+    in_place = out.device.type == "cpu" and _cuda.is_plain(out)
     target = out.detach() if in_place else torch.empty_like(source)
     return client.push(
         name,
@@ -82,8 +130,20 @@ def finish(client: Client, handle: Handle, timeout_s: float | None = None) -> to
     return result
 
 
-def _name(client: Client, name: str | None, kind: str) -> str:
-    return name if name is not None else client.auto_name(kind)
+def _for_autograd(handle: Handle, tensor: torch.Tensor) -> Handle:
+    """Has autograd refuse what it saved of the tensor before it was changed in place."""
+    finish_first = handle.finish
+    # Newer than the oldest torch.
+    increment = getattr(torch.autograd.graph, "increment_version", None)
+
+    def changed() -> None:
+        if finish_first is not None:
+            finish_first()
+        if increment is not None and not tensor.is_inference():
+            increment(tensor)
+
+    handle.finish = changed
+    return handle
 
 
 def _op(op: Op | None, average: bool) -> Op:
@@ -100,7 +160,7 @@ def declare(
     Optional. Raises Mismatch, naming both ranks, when another rank has declared it differently.
     """
     client = _client.current()
-    declaration = Declaration(wire_dtype(tensor), tensor.numel(), Op(op), root_rank)
+    declaration = declaration_of(tensor, Op(op), root_rank)
     gpus = _cuda.gpus_of(client, tensor)
     if gpus is not None:
         gpus.declare(name, declaration, _cuda.place_of(tensor), priority)
@@ -117,14 +177,15 @@ def push_pull_async(
 ) -> Handle:
     """Starts a round of `tensor` and returns its handle; the tensor may be changed at once.
 
-    Any shape, strided layout, dtype f32, f64, f16, bf16, i8, u8, i32, i64 (bool: min and max).
+    Any shape, strided layout, dtype f32, f64, f16, bf16, i8, u8, i32, i64 (bool: min and max;
+    complex: sum and average).
     `op` overrules `average`; the average is not defined for integers. Rounds with a larger
-    `priority` overtake others. Tensors without a name are named in the order of such calls, which
-    must then be the same at every rank. Raises Busy when the tensor's last round is still open.
+    `priority` overtake others. Rounds without a name belong together by the order of such calls,
+    which must then be the same at every rank; they share a few tensors, so give names to many that
+    are to be open at once. Raises Busy when the tensor's last round is still open.
     """
     client = _client.current()
     out = torch.empty_like(tensor, requires_grad=False)
-    name = _name(client, name, "push_pull")
     return start(client, tensor, out, _op(op, average), name, priority)
 
 
@@ -136,9 +197,9 @@ def push_pull_async_inplace(
     op: Op | None = None,
 ) -> Handle:
     """As push_pull_async(), but synchronize() writes the result into `tensor`."""
-    client = _client.current()
-    name = _name(client, name, "push_pull")
-    return start(client, tensor, tensor, _op(op, average), name, priority)
+    return _for_autograd(
+        start(_client.current(), tensor, tensor, _op(op, average), name, priority), tensor
+    )
 
 
 def push_pull(
@@ -150,6 +211,7 @@ def push_pull(
     timeout_s: float | None = None,
 ) -> torch.Tensor:
     """push_pull_async() and synchronize() in one: returns a new tensor of the same shape."""
+    _client.current().check_timeout(timeout_s)
     return synchronize(push_pull_async(tensor, average, name, priority, op), timeout_s)
 
 
@@ -162,6 +224,7 @@ def push_pull_inplace(
     timeout_s: float | None = None,
 ) -> torch.Tensor:
     """As push_pull(), into `tensor` itself, which is also returned."""
+    _client.current().check_timeout(timeout_s)
     return synchronize(push_pull_async_inplace(tensor, average, name, priority, op), timeout_s)
 
 
@@ -176,15 +239,14 @@ def synchronize(handle: Handle, timeout_s: float | None = None) -> Any:
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None) -> torch.Tensor:
-    """Makes every rank's `tensor` the root's, byte for byte, in place; returns it."""
+    """Makes every rank's `tensor`, of any dtype, the root's, byte for byte, in place; returns it."""
     client = _client.current()
-    name = _name(client, name, "broadcast")
-    return finish(client, start(client, tensor, tensor, Op.BROADCAST, name, 0, root_rank))
+    handle = start(client, tensor, tensor, Op.BROADCAST, name, 0, root_rank)
+    return finish(client, _for_autograd(handle, tensor))
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None) -> torch.Tensor:
     """Returns a copy of the root's tensor on every rank, byte for byte."""
     client = _client.current()
     out = torch.empty_like(tensor, requires_grad=False)
-    name = _name(client, name, "broadcast")
     return finish(client, start(client, tensor, out, Op.BROADCAST, name, 0, root_rank))

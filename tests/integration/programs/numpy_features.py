@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of numpy_test.py: every promise of talweg on NumPy arrays, one function each."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import talweg
+from talweg import _client
+
+
+def expect(
+    exception: type[BaseException], text: str, call: Any, *arguments: Any, **keywords: Any
+) -> None:
+    try:
+        call(*arguments, **keywords)
+    except exception as error:
+        assert text in str(error), f"'{text}' is not in: {error}"
+        return
+    raise AssertionError(f"{call} raised nothing, not {exception.__name__}")
+
+
+def _sum_of_ranks() -> int:
+    return talweg.size() * (talweg.size() + 1) // 2
+
+
+def _declared() -> int:
+    return len(_client.current()._tensors)
+
+
+def dtypes_and_shapes() -> None:
+    own = talweg.rank() + 1
+    for dtype in (np.float32, np.float64, np.float16, np.int8, np.uint8, np.int32, np.int64):
+        array: np.ndarray = np.full((3, 5), own, dtype)
+        total = talweg.push_pull(array, op=talweg.Op.SUM, name=f"sum.{np.dtype(dtype)}")
+        assert total.dtype == dtype and total.shape == (3, 5) and (total == _sum_of_ranks()).all()
+        assert (array == own).all()
+    scalar = talweg.push_pull(np.array(float(own)), op=talweg.Op.SUM, name="scalar")
+    assert scalar.shape == () and scalar == _sum_of_ranks()
+    base: np.ndarray = np.arange(12, dtype=np.float32).reshape(3, 4) + talweg.rank()
+    wanted = base + (talweg.size() - 1) / 2 - talweg.rank()
+    for name, view in (("transposed", base.T), ("backward", base[:, ::-1]), ("part", base[::2])):
+        of_wanted = {"transposed": wanted.T, "backward": wanted[:, ::-1], "part": wanted[::2]}[name]
+        assert (talweg.push_pull(view, name=name) == of_wanted).all(), name
+    frozen = base.copy()
+    frozen.flags.writeable = False
+    assert (talweg.push_pull(frozen, name="frozen") == wanted).all()
+
+
+def rounds_without_names() -> None:
+    """However many they are, they take a bounded number of tensors."""
+    before = _declared()
+    for step in range(40):
+        array: np.ndarray = np.full(10, step * (talweg.rank() + 1), np.float32)
+        assert (talweg.push_pull(array, op=talweg.Op.SUM) == step * _sum_of_ranks()).all()
+        if step % 4 == 0:
+            large: np.ndarray = np.full(1 << 20, talweg.rank(), np.float64)
+            talweg.push_pull_inplace(large, op=talweg.Op.MAX)
+            assert (large == talweg.size() - 1).all()
+            talweg.broadcast(large, talweg.size() - 1)
+        assert talweg.all_gather_object(talweg.rank()) == list(range(talweg.size()))
+        assert talweg.broadcast_object((step, talweg.rank())) == (step, 0)
+        talweg.barrier()
+        if step == 20:
+            before = _declared()
+    assert _declared() == before, f"{_declared()} tensors, {before} in step 20"
+
+
+def many_open_rounds_without_names() -> None:
+    """More than there are tensors for: those that come first are taken first, and given out later."""
+    handles = [
+        talweg.push_pull_async(np.full(33, i * (talweg.rank() + 1), np.int64), op=talweg.Op.SUM)
+        for i in range(100)
+    ]
+    arrays: list[np.ndarray] = [np.full(1 << 20, i + talweg.rank(), np.float64) for i in range(6)]
+    in_place = [talweg.push_pull_async_inplace(array, op=talweg.Op.MIN) for array in arrays]
+    assert talweg.poll(handles[0])
+    for i, handle in reversed(list(enumerate(handles))):
+        assert (talweg.synchronize(handle) == i * _sum_of_ranks()).all(), i
+    expect(talweg.Busy, "synchronized before", talweg.synchronize, handles[0])
+    for i, handle in enumerate(in_place):
+        assert talweg.synchronize(handle) is arrays[i] and (arrays[i] == i).all(), i
+
+
+def refused_arguments() -> None:
+    """The value is named as it was given, and nothing has happened to the tensor."""
+    ones: np.ndarray = np.ones(3, np.float32)
+    push = talweg.push_pull
+    invalid = talweg.InvalidArgument
+    for root in (-1, talweg.size(), 2**32):
+        expect(invalid, f"root_rank is {root}", talweg.broadcast, ones.copy(), root)
+        expect(invalid, f"root_rank is {root}", talweg.broadcast_object, "x", root)
+    for priority in (2**31, -(2**31), 2**40):
+        expect(invalid, f"priority is {priority}", push, ones, name="p", priority=priority)
+    for timeout in (-1, math.nan, -math.inf):
+        expect(invalid, f"timeout_s is {timeout}", push, ones, name="t", timeout_s=timeout)
+    expect(invalid, "1 to 1024 bytes", push, ones, name="")
+    expect(invalid, "1 to 1024 bytes", push, ones, name="ü" * 513)
+    expect(invalid, "NUL", push, ones, name="a\0b")
+    expect(invalid, "UTF-8", push, ones, name="\udc80")
+    expect(invalid, "not int", push, ones, name=7)
+    expect(invalid, "op is 99", push, ones, name="o", op=99)
+    expect(invalid, "op is 'sum'", push, ones, name="o", op="sum")
+    expect(invalid, "average", push, np.ones(3, np.int32), name="a")
+    expect(invalid, "count is -1", talweg.declare, "d", np.float32, -1)
+    expect(invalid, "no elements", talweg.declare, "d", np.float32, 0)
+    expect(invalid, "16 GiB", talweg.declare, "d", np.float32, 2**62)
+    expect(invalid, "16 GiB", talweg.declare, "d", np.int8, 2**34 + 1, talweg.Op.SUM)
+    expect(invalid, "no elements", push, np.ones((0, 4), np.float32), name="e")
+    expect(invalid, "list", push, [1.0], name="l")
+    expect(invalid, ">f4", push, np.ones(3, ">f4"), name="b")
+    expect(invalid, "object", push, np.array([None, 1]), name="b")
+    expect(invalid, "masked", push, np.ma.masked_array(ones, [0, 1, 0]), name="m")
+    expect(invalid, "contiguous", talweg.push_pull_inplace, np.ones((3, 4), np.float32).T)
+    read_only = ones.copy()
+    read_only.flags.writeable = False
+    expect(invalid, "read-only", talweg.push_pull_inplace, read_only)
+    expect(invalid, "read-only", talweg.broadcast, read_only)
+    # Every name above is free still, and infinity is a time limit like any other.
+    for name in ("p", "t", "o", "a", "d", "e", "l", "b", "m"):
+        assert (push(ones, name=name, op=talweg.Op.MAX, timeout_s=math.inf) == 1).all()
+    expect(invalid, "f32[3] max", push, ones.astype(np.float64), name="p")
+    expect(invalid, "f32[3] max", push, ones, name="p", op=talweg.Op.SUM)
+
+
+def a_handle_of_a_job_that_was_left() -> None:
+    """It is refused: its tensor's number may be another tensor's in a second life."""
+    array: np.ndarray = np.zeros(3, np.float32)
+    handle = talweg.push_pull_async_inplace(array, name="left")
+    if talweg.size() > 1:
+        talweg.barrier()
+        return  # A job does not go on without ranks that have left it.
+    talweg.shutdown()
+    talweg.init()
+    again = talweg.push_pull_async(np.ones(1_000_000, np.float32), name="left.second")
+    expect(talweg.Closed, "'left'", talweg.synchronize, handle)
+    expect(talweg.Closed, "'left'", talweg.poll, handle)
+    assert (talweg.synchronize(again) == 1).all()
+
+
+CASES = [
+    dtypes_and_shapes,
+    rounds_without_names,
+    many_open_rounds_without_names,
+    refused_arguments,
+    a_handle_of_a_job_that_was_left,
+]
+
+
+def main() -> int:
+    expect(talweg.InvalidArgument, "timeout_s is -1", talweg.init, None, -1)
+    talweg.init()
+    for case in CASES:
+        print(f"case {case.__name__}", flush=True)
+        case()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -35,6 +35,21 @@ class TorchTest(unittest.TestCase):
         )
         job.run(line)
 
+    def test_training_on_one_rank(self) -> None:
+        job.run(job.command("torch_training.py", nodes=1, ranks=1, forks=self.forks))
+
+    def test_training_on_one_node(self) -> None:
+        job.run(job.command("torch_training.py", nodes=1, ranks=2, forks=self.forks))
+
+    def test_training_on_two_nodes(self) -> None:
+        line = job.command("torch_training.py", nodes=2, ranks=(2, 1), forks=self.forks)
+        job.run(line)
+
+    def test_a_parameter_that_is_thawed_at_one_rank_is_named(self) -> None:
+        line = job.command("torch_training.py", ["thawed_at_one_rank"], ranks=2, forks=self.forks)
+        output = job.run(line, check=False)
+        self.assertIn("another rank has a gradient of '0.weight', which is frozen here", output)
+
     def test_forked_ranks_end_as_others_do(self) -> None:
         """Else nothing here could fail."""
         with tempfile.TemporaryDirectory() as directory:

@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from talweg import _client, _objects
-from talweg._client import Client, Declaration, Handle, Op
-from talweg.errors import InvalidArgument
+from talweg._client import Client, Handle, Op
+from talweg.errors import Busy, InvalidArgument
 from talweg.torch._forward_overlap import ForwardOverlap
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
-from talweg.torch._tensors import finish, start, wire_dtype
+from talweg.torch._tensors import declaration_of, finish, start
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
@@ -44,6 +46,8 @@ class GradientAverager:
     a gradient for travels beside them, one byte each: a parameter that nobody used keeps the
     gradient (or the None) it had, as with DistributedDataParallel.
 
+    A parameter is active when it takes part: from the first time on that it requires a gradient.
+
     With `waits` False the end of backward does not wait for the averages: whoever needs some of
     them calls take(), or synchronize() for all.
     """
@@ -55,28 +59,65 @@ class GradientAverager:
         name: str,
         waits: bool = True,
     ) -> None:
-        self._client: Client = _client.current()
-        self._name = name
+        self.client: Client = _client.current()
+        self.name = name
         self._passes = passes
         self._waits = waits
         self._backwards = 0
         self._in_backward = False
         self._averaged = False
+        self._additions = 0
         self._names: list[str] = []
+        self._dtypes: list[torch.dtype] = []
         self._index: dict[torch.nn.Parameter, int] = {}
+        self._hooks: dict[int, RemovableHandle] = {}  # Of the active ones.
+        self._frozen: list[int] = []
         self._declared = False
         self._pushed: dict[int, Handle] = {}
         self._gradients: dict[int, tuple[torch.Tensor, int]] = {}
         self._touched: set[int] = set()
         self._exchange: _Exchange | None = None
         self.parameters: list[torch.nn.Parameter] = []
+        self._append(named_parameters)
+
+    def _append(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         for parameter_name, parameter in named_parameters:
-            if not parameter.requires_grad or parameter.numel() == 0:
+            if parameter.numel() == 0 or parameter in self._index:
                 continue
-            self._index[parameter] = len(self.parameters)
+            index = len(self.parameters)
+            self._index[parameter] = index
             self.parameters.append(parameter)
             self._names.append(parameter_name)
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+            self._dtypes.append(parameter.dtype)
+            self._frozen.append(index)
+        self.activate(behind_backward=False)
+
+    def add(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        """Between two steps, and at every rank."""
+        self._additions += 1
+        self._append(named_parameters)
+
+    def activate(self, behind_backward: bool) -> None:
+        """Takes in which parameters require gradients by now; theirs count `behind_backward`."""
+        thawed = [index for index in self._frozen if self.parameters[index].requires_grad]
+        if not thawed:
+            return
+        self._frozen = [index for index in self._frozen if index not in set(thawed)]
+        for index in thawed:
+            parameter = self.parameters[index]
+            earlier = _averagers.get(id(parameter))
+            if earlier is not None:
+                earlier.let_go(parameter)
+            _averagers[id(parameter)] = self
+            self._hooks[index] = parameter.register_post_accumulate_grad_hook(self._on_gradient)
+            if behind_backward and parameter.grad is not None:
+                self._touched.add(index)
+
+    def let_go(self, parameter: torch.nn.Parameter) -> None:
+        """Another one averages its gradient from now on."""
+        index = self._index.get(parameter)
+        if index is not None and index in self._hooks:
+            self._hooks[index].remove()
 
     def set_passes(self, passes: int) -> None:
         if passes < 1:
@@ -105,6 +146,10 @@ class GradientAverager:
         if self._backwards + 1 >= self._passes:
             self._push(index)
 
+    def forget_backward(self) -> None:
+        """One that has ended with an error was never told to have ended."""
+        self._in_backward = False
+
     def _on_backward_end(self) -> None:
         self._in_backward = False
         self._backwards += 1
@@ -115,24 +160,34 @@ class GradientAverager:
                 self.begin()
 
     def _tensor_name(self, index: int) -> str:
-        return f"{self._name}.gradient.{self._names[index]}"
+        name = f"{self.name}.gradient.{self._names[index]}"
+        # A tensor's dtype is agreed for ever, a model's may be changed.
+        dtype = self.parameters[index].dtype
+        return name if dtype == self._dtypes[index] else f"{name}.{dtype}"
 
     def _declare(self) -> None:
         """All gradients in one go: one by one in their pushes, many parameters take seconds."""
         self._declared = True
-        self._client.declare_all(
+        self.client.declare_all(
             (
                 self._tensor_name(index),
-                Declaration(wire_dtype(parameter), parameter.numel(), Op.AVERAGE, 0),
+                declaration_of(parameter, Op.AVERAGE),
                 self.priority_of(index),
             )
             for index, parameter in enumerate(self.parameters)
-            if parameter.device.type == "cpu"
+            if index in self._hooks and parameter.device.type == "cpu"
         )
 
     def _push(self, index: int) -> None:
         if not self._declared:
             self._declare()
+        if index in self._pushed:
+            raise InvalidArgument(
+                f"the gradient of '{self._names[index]}' has left and has come again: an earlier "
+                "backward() has ended with an error (then every rank calls the optimizer's "
+                "synchronize()), or the parameter is used inside and outside of a checkpoint "
+                "(use_reentrant=False)"
+            )
         parameter = self.parameters[index]
         gradient = parameter.grad if index in self._touched else None
         if gradient is None:
@@ -144,29 +199,34 @@ class GradientAverager:
             )
         else:
             self._gradients[index] = (gradient, gradient._version)
-        self._pushed[index] = start(
-            self._client,
-            gradient,
-            gradient,
-            Op.AVERAGE,
-            self._tensor_name(index),
-            priority=self.priority_of(index),
-        )
+        try:
+            self._pushed[index] = start(
+                self.client,
+                gradient,
+                gradient,
+                Op.AVERAGE,
+                self._tensor_name(index),
+                priority=self.priority_of(index),
+            )
+        except Busy as error:
+            raise Busy(
+                f"{error}. If this process has several DistributedOptimizers, give each a `name`"
+            ) from None
 
     def begin(self, active: bool = True) -> None:
         """Pushes what backward has not; does nothing when averages are under way already."""
         if self._exchange is not None:
             return
-        for index in range(len(self.parameters)):
+        self.activate(behind_backward=True)
+        for index in self._hooks:
             if index not in self._pushed:
                 self._push(index)
         # One byte a parameter, and a last one for the rank itself.
         used = torch.zeros(len(self.parameters) + 1, dtype=torch.uint8)
         used[list(self._touched)] = 1
         used[-1] = int(active)
-        handle = start(
-            self._client, used, used, Op.MAX, f"{self._name}.used", priority=_USED_PRIORITY
-        )
+        name = f"{self.name}.used" + (f".{self._additions}" if self._additions else "")
+        handle = start(self.client, used, used, Op.MAX, name, priority=_USED_PRIORITY)
         self._exchange = _Exchange(self._touched, self._pushed, self._gradients, used, handle)
         self._touched, self._pushed, self._gradients, self._backwards = set(), {}, {}, 0
 
@@ -196,21 +256,32 @@ class GradientAverager:
             handle = exchange.open.pop(index, None)
             if handle is None:
                 continue
-            average = finish(self._client, handle)
+            average = finish(self.client, handle)
             if index not in exchange.touched:
                 if not exchange.used_handle.done:
-                    finish(self._client, exchange.used_handle)
+                    finish(self.client, exchange.used_handle)
                 if not exchange.used[index]:
                     continue
             taken.append((index, average))
         if not exchange.open:
             if not exchange.used_handle.done:
-                finish(self._client, exchange.used_handle)
+                finish(self.client, exchange.used_handle)
             self._exchange = None
+            self._check_frozen(exchange.used)
         return taken
+
+    def _check_frozen(self, used: torch.Tensor) -> None:
+        """Another rank that has a gradient waits for this one's."""
+        for index in self._frozen:
+            if used[index]:
+                raise InvalidArgument(
+                    f"another rank has a gradient of '{self._names[index]}', which is frozen here "
+                    "(requires_grad=False): freeze and unfreeze parameters at all ranks alike"
+                )
 
     def synchronize(self) -> None:
         """Averages what was accumulated since the last step; does nothing when that is done."""
+        self._in_backward = False
         if self._averaged:
             return
         self.begin()
@@ -221,9 +292,12 @@ class GradientAverager:
     def on_step(self) -> None:
         """A step uses up the averages."""
         self._averaged = False
+        self._in_backward = False
 
     def shadow(self) -> bool:
         """Takes part in one exchange without gradients; whether any rank still had some."""
+        if self._exchange is None:
+            self._touched.clear()  # What was accumulated and led to no step.
         self.begin(active=False)
         exchange = self._exchange
         assert exchange is not None
@@ -231,7 +305,11 @@ class GradientAverager:
         return bool(exchange.used[-1])
 
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        return [(name, p.detach()) for name, p in zip(self._names, self.parameters)]
+        return [(self._names[index], self.parameters[index].detach()) for index in self._hooks]
+
+
+# By id of an active parameter, which its averager keeps alive: which one averages its gradient.
+_averagers: weakref.WeakValueDictionary[int, GradientAverager] = weakref.WeakValueDictionary()
 
 
 class _DistributedMethods:
@@ -261,6 +339,19 @@ class _DistributedMethods:
         finally:
             self._talweg_skip = False
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The optimizer's own; its gradients are averaged, too. At every rank alike."""
+        self.synchronize_parameters()
+        super().add_param_group(param_group)  # type: ignore[misc]
+        groups: list[dict[str, Any]] = self.param_groups  # type: ignore[attr-defined]
+        number = len(groups) - 1
+        self._talweg.add((f"group.{number}.{i}", p) for i, p in enumerate(groups[-1]["params"]))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._talweg.forget_backward()
+        self._talweg.activate(behind_backward=False)
+        super().zero_grad(set_to_none)  # type: ignore[misc]
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """How many backward passes accumulate before the gradients are averaged; at least 1."""
         self._talweg.set_passes(passes)
@@ -280,7 +371,7 @@ class _DistributedMethods:
         while averager.shadow():
             pass
         steps = _objects.all_gather_object(
-            averager._client, self._talweg_steps - first_step, f"{averager._name}.join"
+            averager.client, self._talweg_steps - first_step, f"{averager.name}.join"
         )
         root_rank = steps.index(max(steps))
         broadcast_parameters(averager.named_parameters(), root_rank)
@@ -365,7 +456,9 @@ def DistributedOptimizer(
     `named_parameters` is model.named_parameters(); without it parameters are named by their
     order, which must then be the same at every rank. Every rank must call backward the same
     number of times (see join() for uneven data). A second such optimizer in one process needs
-    another `name`.
+    another `name`; one for the same parameters takes them over. Parameters may be frozen, thawed
+    and added (add_param_group) between steps, at all ranks alike. Where a rank goes on after an
+    error in backward(), it calls synchronize() and step(): the others wait for its gradients.
 
     `overlap_forward`, a model, hides more of the communication: neither backward() nor step()
     waits. The next forward pass of that model does, module by module, and makes each one's update

@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of torch_test.py: what training programs do to models, optimizers and gradients."""
+
+from __future__ import annotations
+
+import copy
+import io
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import talweg
+import talweg.torch as tw
+import torch
+from torch import nn
+
+
+def _distributed(
+    model: nn.Module,
+    name: str,
+    make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    **keywords: Any,
+) -> torch.optim.Optimizer:
+    optimizer = make(model.parameters(), lr=0.1)
+    tw.broadcast_parameters(model.state_dict())
+    return tw.DistributedOptimizer(optimizer, model.named_parameters(), name=name, **keywords)
+
+
+def _two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+
+
+def _same_everywhere(model: nn.Module, what: object) -> None:
+    own = [p.detach().float().numpy().tobytes() for p in model.parameters()]
+    everyone = tw.all_gather_object(own)
+    assert all(other == everyone[0] for other in everyone), f"ranks differ: {what}"
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """One step on data that differs from rank to rank."""
+    torch.manual_seed(100 * step + tw.rank())
+    optimizer.zero_grad()
+    dtype = next(model.parameters()).dtype
+    model(torch.randn(4, 6, dtype=dtype)).square().mean().backward()
+    optimizer.step()
+    _same_everywhere(model, f"step {step}")
+
+
+def frozen_then_thawed() -> None:
+    model = _two_layers()
+    model[0].requires_grad_(False)
+    optimizer = _distributed(model, "frozen")
+    before = model[0].weight.detach().clone()
+    for step in range(5):
+        if step == 2:
+            assert torch.equal(model[0].weight, before)
+            model.requires_grad_(True)
+        if step == 3:
+            model[1].requires_grad_(False)
+            before = model[1].weight.detach().clone()
+        _step(model, optimizer, step)
+    assert torch.equal(model[1].weight, before)
+
+
+def thawed_at_one_rank() -> None:
+    model = _two_layers()
+    model[0].requires_grad_(False)
+    optimizer = _distributed(model, "disagree")
+    _step(model, optimizer, 0)
+    model[0].requires_grad_(tw.rank() == 0)
+    _step(model, optimizer, 1)
+
+
+def parameters_that_are_added() -> None:
+    model = _two_layers()
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    tw.broadcast_parameters(model.state_dict())
+    tw.DistributedOptimizer(optimizer, model[1].named_parameters(), name="added")
+    before = model[0].weight.detach().clone()
+    for step in range(4):
+        if step == 2:
+            assert torch.equal(model[0].weight, before)
+            optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.05})
+        _step(model, optimizer, step)
+    assert not torch.equal(model[0].weight, before)
+
+
+def shared_parameters() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x))
+
+    model = Tied()
+    # Each of the two names, and once.
+    for name, twice in (("tied", False), ("tied.twice", True)):
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        tw.broadcast_parameters(model.state_dict())
+        named = model.named_parameters(remove_duplicate=not twice)
+        optimizer = tw.DistributedOptimizer(sgd, named, name=name)
+        for step in range(2):
+            _step(model, optimizer, step)
+
+
+def another_dtype() -> None:
+    model = nn.Linear(6, 3)
+    optimizer = _distributed(model, "dtype")
+    for step in range(4):
+        if step == 2:
+            model.to(torch.bfloat16)
+        _step(model, optimizer, step)
+
+
+def complex_parameters() -> None:
+    parameter = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    sgd = torch.optim.SGD([parameter], lr=0.1)
+    tw.DistributedOptimizer(sgd, [("c", parameter)], name="complex")
+    (parameter * complex(tw.rank(), 1)).real.sum().backward()
+    assert parameter.grad is not None
+    assert torch.allclose(parameter.grad, torch.tensor(complex((tw.size() - 1) / 2, -1)))
+    value = torch.tensor(complex(tw.rank(), -1.0)).expand(2, 3)
+    total = tw.push_pull(value, average=False)
+    wanted = complex(tw.size() * (tw.size() - 1) / 2, -tw.size())
+    assert total.shape == (2, 3) and (total == wanted).all()
+
+
+def an_optimizer_for_the_same_parameters() -> None:
+    model = nn.Linear(6, 3)
+    for _ in range(3):
+        optimizer = _distributed(model, "again")
+        _step(model, optimizer, 0)
+        _step(model, optimizer, 1)
+
+
+def two_optimizers_of_one_name() -> None:
+    a, b = nn.Linear(6, 3), nn.Linear(6, 3)
+    # Each by itself is fine.
+    optimizers = [_distributed(model, "one name") for model in (a, b)]
+    for model, optimizer in zip((a, b), optimizers):
+        _step(model, optimizer, 0)
+    named = [_distributed(model, name) for model, name in ((a, "a"), (b, "b"))]
+    torch.manual_seed(tw.rank())
+    x = torch.randn(4, 6)
+    (a(x).square().mean() + b(x).abs().mean()).backward()
+    for model, optimizer in zip((a, b), named):
+        optimizer.step()
+        _same_everywhere(model, "two models in one backward")
+
+
+def saved_and_loaded() -> None:
+    model = nn.Linear(6, 3)
+    optimizer = _distributed(model, "saved", torch.optim.Adam)
+    for step in range(2):
+        _step(model, optimizer, step)
+    file = io.BytesIO()
+    torch.save((model.state_dict(), optimizer.state_dict()), file)
+    for step in range(2, 4):
+        _step(model, optimizer, step)
+    wanted = copy.deepcopy(model.state_dict())
+    file.seek(0)
+    of_model, of_optimizer = torch.load(file)
+    model.load_state_dict(of_model)
+    optimizer.load_state_dict(of_optimizer)
+    for step in range(2, 4):
+        _step(model, optimizer, step)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, wanted[name])
+
+
+def closures() -> None:
+    model = nn.Linear(6, 3)
+    optimizer = _distributed(model, "closure", torch.optim.LBFGS)
+    torch.manual_seed(tw.rank())
+    x = torch.randn(8, 6)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        # Its own loss would have each rank take other steps.
+        return float(tw.push_pull(loss.detach()))
+
+    for step in range(2):
+        optimizer.step(closure)
+        _same_everywhere(model, f"closure, step {step}")
+
+
+def schedulers() -> None:
+    model = nn.Linear(6, 3)
+    optimizer = _distributed(model, "schedulers")
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
+    for step in range(3):
+        _step(model, optimizer, step)
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] < 0.1
+
+
+def clipped_under_a_scaler() -> None:
+    if not hasattr(torch.amp, "GradScaler"):  # Before torch 2.3 only CUDA tensors are scaled.
+        return
+    model = nn.Linear(6, 3)
+    optimizer = _distributed(model, "unscaled")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(3):
+        torch.manual_seed(100 * step + tw.rank())
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(4, 6)).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        scaler.step(optimizer)
+        scaler.update()
+        _same_everywhere(model, f"scaled step {step}")
+
+
+def accumulated_gradients() -> None:
+    """Also a last step of fewer backward passes, and steps of several without being told so."""
+    for name, passes in (("three", 3), ("one", 1)):
+        model = nn.Linear(6, 3)
+        optimizer = _distributed(model, f"accumulate.{name}", backward_passes_per_step=passes)
+        for step, count in enumerate((3, 2)):
+            optimizer.zero_grad()
+            wanted = torch.zeros(3, 6)
+            for number in range(count):
+                for rank in range(tw.size()):
+                    torch.manual_seed(100 * step + 10 * number + rank)
+                    x = torch.randn(4, 6)
+                    if rank == tw.rank():
+                        own = x
+                    alone = copy.deepcopy(model).requires_grad_(True)
+                    alone.zero_grad()
+                    alone(x).square().mean().backward()
+                    assert alone.weight.grad is not None
+                    wanted += alone.weight.grad / tw.size()
+                model(own).square().mean().backward()
+            optimizer.synchronize()  # type: ignore[attr-defined]
+            assert torch.allclose(model.weight.grad, wanted, atol=1e-6), (name, step)
+            optimizer.step()
+            _same_everywhere(model, f"accumulated, step {step}")
+
+
+def memory_formats() -> None:
+    """Gradients whose elements lie in another order at another rank."""
+    model = nn.Conv2d(3, 4, 3)
+    optimizer = _distributed(model, "formats")
+    if tw.rank() == 0:
+        model.to(memory_format=torch.channels_last)
+    for step in range(2):
+        torch.manual_seed(100 * step + tw.rank())
+        optimizer.zero_grad()
+        model(torch.randn(2, 3, 8, 8)).square().mean().backward()
+        optimizer.step()
+        _same_everywhere(model, f"formats, step {step}")
+
+
+def odd_parameters() -> None:
+    """Without elements, without dimensions."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.none = nn.Parameter(torch.empty(0, 4))
+            self.scalar = nn.Parameter(torch.ones(()))
+
+    model = Odd()
+    optimizer = _distributed(model, "odd")
+    (model.scalar * tw.rank() + model.none.sum()).backward()
+    assert model.scalar.grad == (tw.size() - 1) / 2
+    optimizer.step()
+    _same_everywhere(model, "odd")
+
+
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> torch.Tensor:
+        raise RuntimeError("no backward")
+
+
+def _train_with_a_failure(name: str, failing: Callable[[], bool]) -> None:
+    model = _two_layers()
+    optimizer = _distributed(model, name)
+    for step in range(4):
+        torch.manual_seed(100 * step + tw.rank())
+        optimizer.zero_grad()
+        x = model[0](torch.randn(4, 6))
+        if step == 1 and failing():
+            x = _Fails.apply(x)
+        try:
+            model[1](x).square().mean().backward()
+        except RuntimeError as error:
+            assert "no backward" in str(error), error
+            optimizer.synchronize()  # type: ignore[attr-defined]
+        # The average is there when backward has ended, behind a failure as before.
+        own = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        assert all(torch.equal(a, b) for a, b in zip(own, tw.broadcast_object(own)))
+        optimizer.step()
+        _same_everywhere(model, f"step {step}")
+
+
+def failed_backwards() -> None:
+    _train_with_a_failure("failed", lambda: True)
+    _train_with_a_failure("failed at one", lambda: tw.rank() == tw.size() - 1)
+
+
+def a_failed_backward_that_was_not_told() -> None:
+    model = _two_layers()
+    optimizer = _distributed(model, "untold")
+    for text in ("no backward", "synchronize()"):
+        try:
+            model[1](_Fails.apply(model[0](torch.ones(4, 6)))).sum().backward()
+        except (RuntimeError, talweg.InvalidArgument) as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError("no error")
+    optimizer.synchronize()  # type: ignore[attr-defined]
+
+
+def broadcasts_of_any_dtype() -> None:
+    last = tw.size() - 1
+    state = {
+        "complex": torch.full((2, 2), complex(tw.rank(), 1)),
+        "transposed": torch.full((2, 3), complex(tw.rank(), 1)).t(),
+        "short": torch.tensor(tw.rank(), dtype=torch.int16),
+        "flag": torch.tensor([tw.rank() == last]),
+        "number": torch.tensor(tw.rank()),
+        "empty": torch.empty(0),
+        "no tensor": tw.rank(),
+    }
+    tw.broadcast_parameters(state, last)
+    assert (state["complex"] == complex(last, 1)).all()
+    assert (state["transposed"] == complex(last, 1)).all()
+    assert state["short"] == last and state["flag"].item() and state["number"] == last
+    assert tw.broadcast(torch.tensor([tw.rank()], dtype=torch.int16), last).tolist() == [last]
+    # Several models in one call have some names twice.
+    a, b = nn.Linear(6, 3), nn.Linear(6, 3)
+    tw.broadcast_parameters([*a.named_parameters(), *b.named_parameters()])
+    for model in (a, b):
+        _same_everywhere(model, "names twice")
+
+
+def views() -> None:
+    """What a view shows is pushed, not what lies in its memory."""
+    negative = torch._neg_view(torch.ones(3))
+    assert (tw.push_pull(negative, average=False) == -tw.size()).all()
+    tw.push_pull_inplace(negative, average=False)
+    assert (negative == -tw.size()).all()
+    imaginary = torch.full((4,), complex(1, tw.rank() + 1)).conj().imag
+    wanted = -tw.size() * (tw.size() + 1) / 2
+    assert (tw.push_pull(imaginary, average=False) == wanted).all()
+
+
+def autograd_sees_changes() -> None:
+    if not hasattr(torch.autograd.graph, "increment_version"):
+        return
+    for change in (
+        lambda tensor: tw.push_pull_inplace(tensor),
+        lambda tensor: tw.synchronize(tw.push_pull_async_inplace(tensor)),
+        lambda tensor: tw.broadcast_(tensor, 0),
+    ):
+        saved = torch.ones(3, requires_grad=True) * 2
+        loss = (saved * saved).sum()
+        change(saved.detach())
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            assert "inplace" in str(error), error
+        else:
+            raise AssertionError("autograd used a tensor that was changed")
+
+
+CASES = [
+    frozen_then_thawed,
+    parameters_that_are_added,
+    shared_parameters,
+    another_dtype,
+    complex_parameters,
+    an_optimizer_for_the_same_parameters,
+    two_optimizers_of_one_name,
+    saved_and_loaded,
+    closures,
+    schedulers,
+    clipped_under_a_scaler,
+    accumulated_gradients,
+    memory_formats,
+    odd_parameters,
+    failed_backwards,
+    a_failed_backward_that_was_not_told,
+    broadcasts_of_any_dtype,
+    views,
+    autograd_sees_changes,
+]
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    tw.init()
+    named = [case for case in (thawed_at_one_rank,) if case.__name__ in sys.argv[1:]]
+    for case in named or CASES:
+        print(f"case {case.__name__}", flush=True)
+        case()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

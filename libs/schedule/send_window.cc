@@ -2,41 +2,96 @@
 #include "libs/schedule/send_window.h"
 
 #include <algorithm>
-#include <optional>
+#include <utility>
 
+#include "libs/base/bytes.h"
 #include "libs/wire/frames.h"
 
 namespace talweg::schedule {
 namespace {
 
 constexpr uint64_t kFullMs = 10;
-constexpr uint64_t kSlicesMin = 2;  // And one for each way.
-constexpr uint64_t kFirstBytes = 1024 * 1024;
+constexpr uint64_t kFirstBytes = kMiB;
 constexpr int64_t kPeriodNs = 500'000'000;
+// A trip stands for so long, or so many trips, so that measuring costs no more than a hundredth.
+constexpr int64_t kTripPeriodNs = 5'000'000'000;
+constexpr int64_t kTripPeriodTrips = 100;
+// So long into a period, a lull of the trainer's may tell how long the way is; then one is made.
+constexpr int64_t kPatienceNs = 1'000'000'000;
+// So many round trips without a quarter more say that the link is full.
+constexpr int kStillMax = 3;
+// The figures come from peers: beyond these no link lies, and sums stay within their bits.
+constexpr uint64_t kBytesPerMsMax = kGiB;
+constexpr int64_t kTripNsMax = 10'000'000'000;
+
 constexpr uint64_t kNsPerMs = 1'000'000;
+constexpr uint64_t kNsPerUs = 1'000;
+constexpr uint64_t kUsPerMs = 1'000;
 
 }  // namespace
 
-uint64_t SendWindow::BytesPerMs() const { return std::max(fastest_, fastest_before_); }
+uint64_t SendWindow::BytesPerMs() const { return std::max(present_.fastest, before_.fastest); }
 
-uint64_t SendWindow::Bytes(size_t way_count) const {
-  const uint64_t full_bytes =
-      std::max(BytesPerMs() * kFullMs, fastest_ == 0 ? kFirstBytes : uint64_t{0});
-  return full_bytes + (kSlicesMin + way_count) * largest_bytes_ +
-         way_count * wire::kKeptCreditBytes;
+SendWindow::Way::Trip SendWindow::MeanTrip() const {
+  const uint64_t bytes = present_.bytes + before_.bytes;
+  if (bytes == 0) return {};
+  const uint64_t us = (present_.byte_us_on_trip + before_.byte_us_on_trip) / bytes;
+  const uint64_t kib = (present_.byte_kib_in_flight + before_.byte_kib_in_flight) / bytes;
+  return {.ns = static_cast<int64_t>(us * kNsPerUs), .in_flight_bytes = kib * kKiB};
+}
+
+// What keeps each way busy while receipts come slice by slice.
+uint64_t SendWindow::SlicesBytes() const { return MeasuringBytes() + largest_bytes_; }
+
+// One slice less: what waits for all of these on its trip still leaves one to add.
+uint64_t SendWindow::MeasuringBytes() const {
+  return (1 + way_count_) * largest_bytes_ + way_count_ * wire::kKeptCreditBytes;
+}
+
+uint64_t SendWindow::Bytes() const {
+  if (measuring_) return MeasuringBytes();
+  const uint64_t speed = BytesPerMs();
+  if (speed == 0) return kFirstBytes + SlicesBytes();
+  const Way::Trip trip = MeanTrip();
+  const uint64_t trip_us = static_cast<uint64_t>(trip.ns) / kNsPerUs * (growing_ ? 2 : 1);
+  // What was in flight on that trip, queued or not, is in it: of the slices there is that much less
+  // to add, but one always, or the window might not grow by a whole one.
+  const uint64_t more_bytes = SlicesBytes() - std::min(trip.in_flight_bytes, MeasuringBytes());
+  return speed * (kFullMs * kUsPerMs + trip_us) / kUsPerMs + more_bytes;
+}
+
+void SendWindow::Open(Way& way) {
+  Close(way);
+  way.open_ = true;
+  ++way_count_;
+}
+
+void SendWindow::Close(Way& way) {
+  if (!way.open_) return;
+  in_flight_bytes_ -= way.sent_bytes_ - way.received_bytes_;
+  --way_count_;
+  way = {};
 }
 
 void SendWindow::OnSent(Way& way, uint64_t bytes, int64_t now_ns) {
   if (bytes == 0) return;
   largest_bytes_ = std::max(largest_bytes_, bytes);
   way.sent_bytes_ += bytes;
-  way.under_way_.push_back({way.sent_bytes_, received_bytes_, now_ns});
+  in_flight_bytes_ += bytes;
+  way.under_way_.push_back(
+      {.end_bytes = way.sent_bytes_,
+       .received_bytes = received_bytes_,
+       .in_flight_bytes = in_flight_bytes_,
+       .at_ns = now_ns,
+       .tells_way = in_flight_bytes_ <= MeasuringBytes(),
+       .fills_window = growing_ && in_flight_bytes_ + largest_bytes_ > Bytes()});
 }
 
 void SendWindow::OnReceived(Way& way, uint64_t bytes, int64_t now_ns) {
   // The figure comes from a peer: more than was sent counts as all of it.
   bytes = std::min(bytes, way.sent_bytes_ - way.received_bytes_);
   way.received_bytes_ += bytes;
+  in_flight_bytes_ -= bytes;
   received_bytes_ += bytes;
   std::optional<Way::Sent> last;
   while (!way.under_way_.empty() && way.under_way_.front().end_bytes <= way.received_bytes_) {
@@ -44,14 +99,58 @@ void SendWindow::OnReceived(Way& way, uint64_t bytes, int64_t now_ns) {
     way.under_way_.pop_front();
   }
   if (!last || now_ns <= last->at_ns) return;
-  const uint64_t sample = (received_bytes_ - last->received_bytes) * kNsPerMs /
-                          static_cast<uint64_t>(now_ns - last->at_ns);
   if (now_ns - period_since_ns_ >= kPeriodNs) {
     period_since_ns_ = now_ns;
-    fastest_before_ = fastest_;
-    fastest_ = 0;
+    before_ = std::exchange(present_, Period{});
   }
-  fastest_ = std::max({fastest_, sample, uint64_t{1}});
+  OnTrip(way, *last, now_ns);
+  const Way::Trip& trip = !way.least_before_ || way.least_->ns <= way.least_before_->ns
+                              ? *way.least_
+                              : *way.least_before_;
+  present_.bytes += bytes;
+  present_.byte_us_on_trip += bytes * (static_cast<uint64_t>(trip.ns) / kNsPerUs);
+  present_.byte_kib_in_flight += bytes * (trip.in_flight_bytes / kKiB);
+  OnSpeed(*last, now_ns);
+}
+
+void SendWindow::OnTrip(Way& way, const Way::Sent& sent, int64_t now_ns) {
+  const Way::Trip trip = {.ns = std::min(now_ns - sent.at_ns, kTripNsMax),
+                          .in_flight_bytes = sent.in_flight_bytes};
+  if (!way.least_) way.period_since_ns_ = now_ns;
+  const int64_t elapsed_ns = now_ns - way.period_since_ns_;
+  // What is known stands until something else is told: while the link is full, trips get no shorter
+  // by waiting.
+  if (elapsed_ns >= std::max(kTripPeriodNs, kTripPeriodTrips * trip.ns) && way.is_told_) {
+    way.period_since_ns_ = now_ns;
+    way.least_before_ = std::exchange(way.least_, std::nullopt);
+    way.is_told_ = false;
+  }
+  if (!way.least_ || trip.ns < way.least_->ns) way.least_ = trip;
+  if (sent.tells_way) {
+    way.is_told_ = true;
+    measuring_ = false;
+    measured_at_ns_ = now_ns;
+  } else if (!way.is_told_ && elapsed_ns >= kPatienceNs && sent.at_ns > measured_at_ns_) {
+    measuring_ = true;
+  }
+}
+
+void SendWindow::OnSpeed(const Way::Sent& sent, int64_t now_ns) {
+  const uint64_t sample = (received_bytes_ - sent.received_bytes) * kNsPerMs /
+                          static_cast<uint64_t>(now_ns - sent.at_ns);
+  present_.fastest = std::max(present_.fastest, std::clamp(sample, uint64_t{1}, kBytesPerMsMax));
+  // Only what filled the window tells that a larger one would bring nothing.
+  if (!sent.fills_window || sent.at_ns < round_since_ns_ ||
+      now_ns - round_since_ns_ < RoundTripNs()) {
+    return;
+  }
+  round_since_ns_ = now_ns;
+  if (BytesPerMs() >= grown_bytes_per_ms_ + grown_bytes_per_ms_ / 4) {
+    grown_bytes_per_ms_ = BytesPerMs();
+    still_count_ = 0;
+  } else if (++still_count_ == kStillMax) {
+    growing_ = false;
+  }
 }
 
 }  // namespace talweg::schedule

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 
 namespace talweg::schedule {
 
@@ -13,10 +14,20 @@ namespace talweg::schedule {
 // Owners grant as much as the fastest network needs; over a slow one the same bytes would hold up
 // what is urgent for tenths of a second.
 //
-// What all owners have received from a slice's departure until its receipt, over that time, is how
-// fast the link is (as BBR samples it: Cardwell et al., "BBR: congestion-based congestion control",
-// 2016). The window is what the fastest of late would carry in kFullMs, and a few slices, because
-// receipts come slice by slice and may wait behind results. It begins small, and is soon known.
+// The window is how fast the link is, times how long the way to the owners and back takes and
+// kFullMs more, and a few slices, because receipts come slice by slice and may wait behind results
+// (docs/protocol.md, section 7). Both are estimated as BBR does (Cardwell et al., "BBR:
+// congestion-based congestion control", 2016), from receipts, which owners give as soon as a
+// slice has come:
+//
+// - The speed is what all owners have received from a slice's departure until its receipt, over
+//   that time; the fastest of late.
+// - The way is the least such time of late. While the link is full a slice waits for those before
+//   it, and no time tells how long the way is: so every now and then only the few slices may be on
+//   their way, until one of them has come.
+//
+// A window that is too small measures what it lets through itself. It grows all the same, because
+// it is always more than was measured: about twice as much until that has brought no more.
 //
 // Pure. What comes back from an owner is in the order of what left to it.
 class SendWindow {
@@ -26,31 +37,79 @@ class SendWindow {
    private:
     friend class SendWindow;
     struct Sent {
-      uint64_t end_bytes = 0;       // Of all that was sent this way up to and with it.
-      uint64_t received_bytes = 0;  // By all owners, when it left.
+      uint64_t end_bytes = 0;        // Of all that was sent this way up to and with it.
+      uint64_t received_bytes = 0;   // By all owners, when it left.
+      uint64_t in_flight_bytes = 0;  // To all owners, with it.
       int64_t at_ns = 0;
+      bool tells_way = false;
+      bool fills_window = false;
     };
+    // From a slice's departure until its receipt.
+    struct Trip {
+      int64_t ns = 0;
+      uint64_t in_flight_bytes = 0;  // When it left, with it.
+    };
+    bool open_ = false;
     uint64_t sent_bytes_ = 0;
     uint64_t received_bytes_ = 0;
     std::deque<Sent> under_way_;
+    // The least of the present period and of the one before.
+    std::optional<Trip> least_;
+    std::optional<Trip> least_before_;
+    int64_t period_since_ns_ = 0;
+    bool is_told_ = false;  // In the present period.
   };
 
-  // With so many ways open.
-  uint64_t Bytes(size_t way_count) const;
+  void Open(Way& way);
+  // What was on its way is not any more, and nothing of the way is known.
+  void Close(Way& way);
+  size_t way_count() const { return way_count_; }
+
+  uint64_t Bytes() const;
+  uint64_t InFlightBytes() const { return in_flight_bytes_; }
 
   // How fast the link has been of late, at its best; 0: not known yet.
   uint64_t BytesPerMs() const;
+  // How long a slice takes to its owner, and its receipt back, when little is before it: on average
+  // over what is sent. 0: not known yet.
+  int64_t RoundTripNs() const { return MeanTrip().ns; }
 
   void OnSent(Way& way, uint64_t bytes, int64_t now_ns);
   void OnReceived(Way& way, uint64_t bytes, int64_t now_ns);
 
  private:
+  // What receipts have told, for a while.
+  struct Period {
+    uint64_t fastest = 0;  // Bytes a millisecond.
+    // Sums over the bytes received, of the least trips of their ways.
+    uint64_t bytes = 0;
+    uint64_t byte_us_on_trip = 0;
+    uint64_t byte_kib_in_flight = 0;
+  };
+
+  // Of the ways, each counted as often as bytes have come over it.
+  Way::Trip MeanTrip() const;
+  uint64_t SlicesBytes() const;
+  uint64_t MeasuringBytes() const;
+  void OnTrip(Way& way, const Way::Sent& sent, int64_t now_ns);
+  void OnSpeed(const Way::Sent& sent, int64_t now_ns);
+
+  size_t way_count_ = 0;
   uint64_t largest_bytes_ = 0;
+  uint64_t in_flight_bytes_ = 0;
   uint64_t received_bytes_ = 0;
-  // The fastest samples, bytes a millisecond, of the present period and of the one before.
-  uint64_t fastest_ = 0;
-  uint64_t fastest_before_ = 0;
+  Period present_;
+  Period before_;
   int64_t period_since_ns_ = 0;
+  // While twice as much may bring more: the speed when it last grew, and for how many round trips
+  // it has not.
+  bool growing_ = true;
+  uint64_t grown_bytes_per_ms_ = 0;
+  int still_count_ = 0;
+  int64_t round_since_ns_ = 0;
+  // While only the few slices may be on their way; and when one last told how long that is.
+  bool measuring_ = false;
+  int64_t measured_at_ns_ = 0;
 };
 
 }  // namespace talweg::schedule

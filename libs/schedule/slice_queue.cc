@@ -33,6 +33,7 @@ void SliceQueue::Open(AggregatorIndex owner, uint64_t credit_bytes, Reach reach)
   Forget(lane);
   lane.open = true;
   lane.in_window = reach == Reach::kLink && credit_bytes != kUnbounded;
+  if (lane.in_window) window_.Open(lane.way);
   lane.credit_bytes = credit_bytes;
 }
 
@@ -47,21 +48,19 @@ void SliceQueue::Close(AggregatorIndex owner) {
 void SliceQueue::Charge(Lane& lane, uint64_t bytes, int64_t now_ns) {
   lane.in_flight_bytes += bytes;
   if (!lane.in_window) return;
-  in_flight_bytes_ += bytes;
   window_.OnSent(lane.way, bytes, now_ns);
 }
 
 // What was in flight is not any more.
 void SliceQueue::Forget(Lane& lane) {
-  if (lane.in_window) in_flight_bytes_ -= lane.in_flight_bytes;
   lane.in_flight_bytes = 0;
-  lane.way = {};
+  window_.Close(lane.way);
 }
 
 void SliceQueue::Clear() {
+  for (auto& [owner, lane] : lanes_) Forget(lane);
   lanes_.clear();
   waiting_count_ = 0;
-  in_flight_bytes_ = 0;
 }
 
 void SliceQueue::Push(const QueuedSlice& slice) {
@@ -78,7 +77,6 @@ void SliceQueue::ReturnCredit(AggregatorIndex owner, uint64_t bytes, int64_t now
   bytes = std::min(bytes, lane.in_flight_bytes);
   lane.in_flight_bytes -= bytes;
   if (!lane.in_window) return;
-  in_flight_bytes_ -= bytes;
   window_.OnReceived(lane.way, bytes, now_ns);
 }
 
@@ -97,11 +95,6 @@ size_t SliceQueue::WaitingCount(AggregatorIndex owner) const {
   return it == lanes_.end() ? 0 : it->second.heap.size();
 }
 
-size_t SliceQueue::LinkCount() const {
-  return static_cast<size_t>(std::count_if(lanes_.begin(), lanes_.end(),
-                                           [](const auto& lane) { return lane.second.in_window; }));
-}
-
 SliceQueue::Lane* SliceQueue::MostUrgent() {
   Lane* best = nullptr;
   for (auto& [owner, lane] : lanes_) {
@@ -117,8 +110,9 @@ SliceQueue::Lane* SliceQueue::MostUrgent() {
   }
   if (best == nullptr || !best->in_window ||
       TALWEG_MUTATION(large_slice_never_leaves,
-                      in_flight_bytes_ <= LinkCount() * wire::kKeptCreditBytes, false) ||
-      in_flight_bytes_ + best->heap.front().cost_bytes <= WindowBytes()) {
+                      window_.InFlightBytes() <= window_.way_count() * wire::kKeptCreditBytes,
+                      false) ||
+      window_.InFlightBytes() + best->heap.front().cost_bytes <= WindowBytes()) {
     return best;
   }
   return nullptr;

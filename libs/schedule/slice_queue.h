@@ -83,9 +83,10 @@ class SliceQueue {
   uint64_t InFlightBytes(AggregatorIndex owner) const;
   uint64_t CreditBytes(AggregatorIndex owner) const;
   // What may be in flight over the link, to all owners together.
-  uint64_t WindowBytes() const { return window_.Bytes(LinkCount()); }
-  // How fast the link is; 0: not known.
+  uint64_t WindowBytes() const { return window_.Bytes(); }
+  // How fast the link is, and how long the way to owners and back; 0: not known.
   uint64_t LinkBytesPerMs() const { return window_.BytesPerMs(); }
+  int64_t RoundTripNs() const { return window_.RoundTripNs(); }
   size_t waiting_count() const { return waiting_count_; }
   size_t WaitingCount(AggregatorIndex owner) const;
 
@@ -99,7 +100,6 @@ class SliceQueue {
     std::vector<QueuedSlice> heap;  // The most urgent in front.
   };
 
-  size_t LinkCount() const;
   Lane* MostUrgent();
   void Charge(Lane& lane, uint64_t bytes, int64_t now_ns);
   void Forget(Lane& lane);
@@ -108,7 +108,6 @@ class SliceQueue {
   std::map<AggregatorIndex, Lane> lanes_;
   size_t waiting_count_ = 0;
   SendWindow window_;
-  uint64_t in_flight_bytes_ = 0;  // To all owners in the window.
 };
 
 }  // namespace talweg::schedule

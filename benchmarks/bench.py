@@ -39,6 +39,7 @@ from harness.scenarios import (  # noqa: E402
     shaped_links,
     training_step,
 )
+from harness.scratch import scratch  # noqa: E402
 from run_tests import find_nvcc  # noqa: E402
 
 SCENARIOS: dict[str, Any] = {
@@ -203,7 +204,8 @@ def run(options: argparse.Namespace) -> int:
     context = Context(programs, options.mode, effort, print)
     progress = ProgressLine("bench")
     try:
-        sections = run_scenarios(options, context, progress.show)
+        with scratch():
+            sections = run_scenarios(options, context, progress.show)
     finally:
         progress.clear()
     document["notes"] = context.notes

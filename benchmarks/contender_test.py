@@ -194,5 +194,39 @@ class ProcessesTest(unittest.TestCase):
         self.assertIn("lo", processes.interface_bytes(os.getpid()))
 
 
+class ScratchTest(unittest.TestCase):
+    def end_of(self, script: str) -> None:
+        """Runs it, which tells of a process and its scratch directory, until both are gone."""
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+        line = [sys.executable, "-c", script]
+        output = subprocess.run(
+            line, stdout=subprocess.PIPE, text=True, check=False, timeout=60, env=environment
+        ).stdout
+        pid, directory = output.split()
+        self.assertTrue(directory.startswith("/tmp/talweg-bench-"))
+        deadline_s = time.monotonic() + 60
+        while time.monotonic() < deadline_s:
+            if not Path(directory).exists() and not processes.program(int(pid)):
+                return
+            time.sleep(0.01)
+        self.fail(f"left behind: {directory}, or process {pid}")
+
+    _BEGIN = (
+        "import os, subprocess\n"
+        "from harness.scratch import scratch\n"
+        "with scratch() as directory:\n"
+        "    shell = ('sh', '-c', 'sleep 600 & echo $!; wait')\n"
+        "    (directory / 'file').write_text('x')\n"
+        "    sleeper = subprocess.Popen(shell, stdout=subprocess.PIPE, start_new_session=True)\n"
+        "    print(int(sleeper.stdout.readline()), directory, flush=True)\n"
+    )
+
+    def test_a_killed_bench_leaves_nothing(self) -> None:
+        self.end_of(self._BEGIN + "    os.kill(os.getpid(), 9)")
+
+    def test_neither_does_one_that_ends(self) -> None:
+        self.end_of(self._BEGIN)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -113,7 +113,7 @@ class Contender:
         self._started: list[subprocess.Popen[bytes]] = []
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._workers: list[_Worker] = []
-        self._directory = tempfile.TemporaryDirectory(prefix="talweg-bench-", dir="/tmp")
+        self._directory = tempfile.TemporaryDirectory(prefix="contender-")
         self._log = Path(self._directory.name) / "log"
         self._pids: list[int] = []
         self._on_close: list[Callable[[], None]] = []

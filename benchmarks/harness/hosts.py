@@ -61,7 +61,7 @@ def talweg(
         "--in_memory",
     )
     commands = [Command((*line, quiet), is_daemon=True)]
-    directory = tempfile.TemporaryDirectory(prefix="talweg-bench-ready-")
+    directory = tempfile.TemporaryDirectory(prefix="ready-")
     ready = [str(Path(directory.name) / str(n)) for n in range(len(cluster.aggregator_hosts))]
     for number, host in enumerate(cluster.aggregator_hosts):
         line = (*network.enter(host), tool, "aggregator", f"--scheduler={scheduler}", quiet)
@@ -102,7 +102,7 @@ def talweg_jobs(
     served = (*network.enter(aggregator), tool)
     line = (*served, "scheduler", f"--listen={scheduler}", "--in_memory", quiet)
     commands = [Command(line, is_daemon=True)]
-    directory = tempfile.TemporaryDirectory(prefix="talweg-bench-ready-")
+    directory = tempfile.TemporaryDirectory(prefix="ready-")
     line = (*served, "aggregator", f"--scheduler={scheduler}", f"--listen={address}:0", quiet)
     commands.append(Command((*line, f"--ready_file={directory.name}/0"), is_daemon=True))
     for job in range(job_count):
@@ -156,7 +156,7 @@ def gloo(programs: Programs, cluster: Cluster) -> Contender:
 def python_ranks(cluster: Cluster, name: str, line: Sequence[str]) -> Contender:
     """`line RANK SIZE STORE` on each host."""
     count = len(cluster.rank_hosts)
-    directory = tempfile.TemporaryDirectory(prefix="talweg-bench-gloo-")
+    directory = tempfile.TemporaryDirectory(prefix="gloo-")
     store = str(Path(directory.name) / "store")
     environment = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
     commands = [

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing of a bench is left behind, however it ends: not its files, not its processes.
+
+Everything that the bench starts has the scratch directory in its environment and writes below it. Another
+process, which outlives the bench, waits for its end: then it kills whatever still has that environment, and
+removes the directory. A run that ends as it should leaves it nothing to kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_VARIABLE = "TMPDIR"
+_KILL_S = 20.0
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """The directory for temporary files, of this process and all that it starts from here on."""
+    before = {name: os.environ.get(name) for name in (_VARIABLE, "XDG_RUNTIME_DIR")}
+    # Not where TMPDIR says: Unix sockets' paths are short.
+    directory = tempfile.mkdtemp(prefix="talweg-bench-", dir="/tmp")
+    cleaner = subprocess.Popen(
+        [sys.executable, __file__, directory],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for the bench.
+    )
+    try:
+        os.environ[_VARIABLE] = tempfile.tempdir = directory
+        os.environ.pop("XDG_RUNTIME_DIR", None)  # Asked before TMPDIR by some.
+        yield Path(directory)
+    finally:
+        tempfile.tempdir = None
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        cleaner.communicate()
+
+
+def _inhabitants(directory: str) -> list[int]:
+    """Processes that were started with the directory in their environment."""
+    wanted = f"{_VARIABLE}={directory}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def _clean(directory: str) -> None:
+    deadline_s = time.monotonic() + _KILL_S
+    # What is forked while it looks is found the next time.
+    while (pids := _inhabitants(directory)) and time.monotonic() < deadline_s:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()
+    _clean(sys.argv[1])

@@ -51,7 +51,7 @@ class SmokeTest(unittest.TestCase):
         cls.addClassCleanup(cls.scratch.cleanup)
         cls.output = Path(cls.scratch.name)
         scenarios = ["one_node", "aggregator_host", "own_aggregators", "shaped_links"]
-        scenarios += ["model_tensors", "idle", "kernels", "growth"]
+        scenarios += ["long_links", "model_tensors", "idle", "kernels", "growth"]
         if _FULL:
             scenarios.append("training_step")
         status, text = run(cls.output, f"--scenario={','.join(scenarios)}")
@@ -107,6 +107,13 @@ class SmokeTest(unittest.TestCase):
             self.assertLess(each["extra"]["goodput_bytes_per_s"], 2.5e8)
             self.assertGreater(each["extra"]["optimum_s"], 0.001)
             self.assertIn("over_optimum", each["extra"])
+
+    def test_links_with_delay(self) -> None:
+        for contender in ("Talweg, own buffers", "socket server"):
+            for each in self.results("long_links", contender):
+                # 2 ms there and 2 back: nothing that a slow machine could break.
+                self.assertGreater(each["median_s"], 0.004)
+                self.assertGreater(each["extra"]["of_optimum"], 0)
 
     def test_tensors_of_a_model(self) -> None:
         ours = self.results("model_tensors", "Talweg")

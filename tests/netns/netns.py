@@ -14,10 +14,12 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 INTERFACE = "eth0"
+_DELAY_LINE = Path(__file__).with_name("delay_line.py")
 
 
 class NotPermitted(Exception):
@@ -159,6 +161,30 @@ class Network:
 
     def plug(self, host: str) -> None:
         self._switch.shell(f"ip link set {self._port(host)} up", f"plug in host {host}")
+
+    def delay(self, host: str, each_way_ms: float) -> None:
+        """Puts the host at the end of a long cable: it has that much further to all others. Once."""
+        port, index = self._port(host), self._names.index(host)
+        near, far = f"near{index}", f"far{index}"
+        self._switch.shell(
+            f"ip link set {port} nomaster; ip link add {near} type veth peer name {far};"
+            f"ip link set {near} up; ip link set {far} master bridge up",
+            f"move host {host} away",
+        )
+        line = [sys.executable, str(_DELAY_LINE), port, near, str(round(each_way_ms * 1000))]
+        cable = subprocess.Popen(
+            [*self._switch.enter(), *line],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._closing.callback(cable.communicate)
+        assert cable.stdout is not None
+        if cable.stdout.readline() != "ready\n":
+            _, errors = cable.communicate()
+            raise NotPermitted(f"move host {host} away: {errors.strip()}")
 
     def shape(self, host: str, bits_per_s: int) -> None:
         """Gives the host a link of that rate, each way."""

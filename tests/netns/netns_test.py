@@ -77,8 +77,18 @@ class NetnsTest(unittest.TestCase):
             # 10 MB/s after the bucket; nothing that a slow machine could break.
             self.assertGreater(time.monotonic() - begin_s, 0.35)
 
+    def test_a_host_at_the_end_of_a_long_cable_is_that_far(self) -> None:
+        with Network(["a", "b"]) as network:
+            network.delay("b", 20)
+            network.shape("b", 400_000_000)
+            begin_s = time.monotonic()
+            self.assertEqual(send(network, "a", "b", 8_000_000), 8_000_000)
+            # A handshake, the bytes, and the answer: nothing that a slow machine could break.
+            self.assertGreater(time.monotonic() - begin_s, 0.08)
+
     def test_nothing_is_left(self) -> None:
         with Network(["a", "b"]) as network:
+            network.delay("a", 1)
             pids = [network.pid(name) for name in ("a", "b")]
         for pid in pids:
             self.assertFalse(Path(f"/proc/{pid}").exists())

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links with delay: hosts with ranks here, the aggregator's host at the end of a long cable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from netns import Network, NotPermitted
+
+from harness import hosts
+from harness.contender import ContenderFailed
+from harness.contenders import TALWEG_IN_PLACE
+from harness.figures import format_bytes, parse_bytes
+from harness.goodput import goodput_bytes_per_s
+from harness.hosts import SOCKET_PS, Cluster
+from harness.measure import Case, Result
+from harness.report import Bar, markdown_table
+from harness.scenario import Context, Make, Section, run_beside
+
+TITLE = "Links with delay"
+_OF_OPTIMUM = 0.85
+_RANK_HOSTS = ("host0", "host1")
+_FAR_HOST = "aggregator"
+
+
+@dataclass(frozen=True)
+class Link:
+    """What every host with ranks has to the aggregator's."""
+
+    megabits_per_s: int
+    round_trip_ms: int
+
+    @property
+    def setting(self) -> str:
+        rate = f"{self.megabits_per_s} Mb/s" if self.megabits_per_s < 1000 else "1 Gb/s"
+        return f"{rate}, {self.round_trip_ms} ms there and back"
+
+    def optimum_s(self, size: int, goodput: float) -> float:
+        """All bytes on the link, results right behind contributions, and the way itself."""
+        return size / goodput + self.round_trip_ms * 1e-3
+
+
+_LINKS: dict[str, tuple[tuple[Link, str], ...]] = {
+    "smoke": ((Link(1000, 4), "256KiB"),),
+    "quick": ((Link(500, 40), "10MB"),),
+    "default": (
+        (Link(100, 80), "20MB"),
+        (Link(500, 40), "50MB"),
+        (Link(1000, 10), "100MB"),
+        (Link(1000, 40), "100MB"),
+    ),
+}
+_LINKS["full"] = _LINKS["default"]
+
+
+def run(context: Context) -> Section:
+    section = Section(TITLE)
+    rows = []
+    for link, size in _LINKS[context.mode]:
+        try:
+            results, goodput = _run_link(context, link, parse_bytes(size))
+        except NotPermitted as refusal:
+            context.notes.append(f"{TITLE} is left out: {refusal}")
+            break
+        except ContenderFailed as failure:
+            context.notes.append(f"{link.setting}: {failure}")
+            continue
+        section.results += results
+        section.bars.append(bar(link, results))
+        rows.append(_row(link, results, goodput))
+    head = ["link", "gradient", "B, MB/s", "optimum", "Talweg", "of it", "socket server", "of it"]
+    section.text = (
+        "Two hosts with a rank each, and one that only aggregates at the end of a cable that holds frames back\n"
+        "(`tests/netns/delay_line.py`). Each rank's host has a link of that rate each way; the aggregator's is not\n"
+        "shaped. The optimum is M/B and the way there and back, with B the goodput of one TCP stream over the same\n"
+        "link without delay. Options are the defaults, the kernel's included (`tcp_wmem`, `tcp_rmem`).\n\n"
+    ) + markdown_table(head, rows)
+    return section
+
+
+def _run_link(context: Context, link: Link, size: int) -> tuple[list[Result], float]:
+    programs = context.programs
+    with Network([*_RANK_HOSTS, _FAR_HOST], programs.congestion_control) as network:
+        for host in _RANK_HOSTS:
+            network.shape(host, link.megabits_per_s * 1_000_000)
+        context.progress(f"{link.setting}: one TCP stream")
+        count = min(10 * size, link.megabits_per_s * 187_500)
+        goodput = goodput_bytes_per_s(network, _RANK_HOSTS[0], _FAR_HOST, count)
+        network.delay(_FAR_HOST, link.round_trip_ms / 2)
+        cluster = Cluster(network, _RANK_HOSTS, (_FAR_HOST,))
+        makers: list[tuple[str, Make]] = [
+            (TALWEG_IN_PLACE, partial(hosts.talweg, programs, cluster, TALWEG_IN_PLACE)),
+            (SOCKET_PS, partial(hosts.socket_ps, programs, cluster)),
+        ]
+        cases = [Case(format_bytes(size), (size,))]
+        results = run_beside(context, "long_links", link.setting, makers, len(_RANK_HOSTS), cases)
+    best_s = link.optimum_s(size, goodput)
+    for result in results:
+        result.extra["goodput_bytes_per_s"] = goodput
+        result.extra["optimum_s"] = best_s
+        if not result.failure:
+            result.extra["of_optimum"] = best_s / result.median_s
+    return results, goodput
+
+
+def _of(results: list[Result], contender: str) -> Result | None:
+    return next((r for r in results if r.contender == contender and not r.failure), None)
+
+
+def _row(link: Link, results: list[Result], goodput: float) -> list[str]:
+    row = [link.setting, results[0].case, f"{goodput * 1e-6:.4g}"]
+    row.append(f"{results[0].extra['optimum_s']:.3f} s")
+    for contender in (TALWEG_IN_PLACE, SOCKET_PS):
+        result = _of(results, contender)
+        row += (
+            [f"{result.median_s:.3f} s", f"{result.extra['of_optimum']:.3f}"]
+            if result
+            else ["", ""]
+        )
+    return row
+
+
+def bar(link: Link, results: list[Result]) -> Bar:
+    text = f"{link.setting}, {results[0].case}: the optimum over the time"
+    ours = _of(results, TALWEG_IN_PLACE)
+    if ours is None:
+        return Bar(text, f">= {_OF_OPTIMUM}", None, False)
+    share = ours.extra["of_optimum"]
+    return Bar(text, f">= {_OF_OPTIMUM}", share, share >= _OF_OPTIMUM)

@@ -163,6 +163,9 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
   named["rounds_aborted"] = counters.rounds_aborted;
   named["redos"] = counters.redos;
   named["finishes"] = counters.finishes;
+  named["link_bytes_per_s"] = member.queue().LinkBytesPerMs() * 1000;
+  named["round_trip_us"] = static_cast<uint64_t>(member.queue().RoundTripNs() / 1000);
+  named["send_window_bytes"] = member.queue().WindowBytes();
   named["bad_frames"] = data_plane_ == nullptr ? 0 : data_plane_->bad_frames();
   for (size_t i = 1; i < counters.refused.size(); ++i) {
     const auto reason = static_cast<wire::RefusedReason>(i);

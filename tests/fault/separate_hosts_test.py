@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import subprocess
 import sys
+import time
 import unittest
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ from netns import Network, NotPermitted
 
 _LEASE_MS = 4000
 _STEP_BYTES = 300_000 * 4  # What a rank of steady.py pushes a step, at least.
+_TOOL = RUNFILES / "clients" / "cli" / "talweg"
 
 
 def _peers(pid: int) -> list[str]:
@@ -52,11 +55,8 @@ class SeparateHosts:
     def _start(self, service: str, name: str, options: list[str]) -> Daemon:
         return self.cluster.start(service, name, options, self.network.enter("server"))
 
-    def ranks(
-        self, node: int, host: str, count: int, job: str, more: Sequence[str] = ()
-    ) -> list[Rank]:
-        """Starts a node's agent and ranks."""
-        inside = self.network.enter(host)
+    def agent(self, node: int, host: str, count: int, job: str, more: Sequence[str] = ()) -> Daemon:
+        """Starts a node's agent."""
         options = [
             f"--scheduler={self.scheduler}",
             f"--job={job}",
@@ -67,19 +67,30 @@ class SeparateHosts:
             f"--name=machine-{host}",
             *more,
         ]
-        agent = self.cluster.agent(node, options, inside)
+        return self.cluster.agent(node, options, self.network.enter(host))
+
+    def ranks(
+        self, node: int, host: str, count: int, job: str, more: Sequence[str] = ()
+    ) -> list[Rank]:
+        """Starts a node's agent and ranks."""
+        agent, inside = self.agent(node, host, count, job, more), self.network.enter(host)
         return [self.cluster.rank(agent, "steady.py", (), inside) for _ in range(count)]
+
+    def counters(self, agent: Daemon, host: str) -> dict[str, int]:
+        """What the agent of `host` counts."""
+        line = [str(_TOOL), "status", f"--agent={agent.addresses['admin']}", "--json"]
+        output = subprocess.check_output([*self.network.enter(host), *line], timeout=DEADLINE_S)
+        return {name: int(value) for name, value in json.loads(output)["counters"].items()}
 
 
 class SeparateHostsTest(unittest.TestCase):
     def test_the_tool_once_a_host(self) -> None:
-        tool = str(RUNFILES / "clients" / "cli" / "talweg")
         program = [sys.executable, "-P", str(PROGRAMS / "ten_steps.py")]
         with SeparateHosts() as hosts:
             shape = [f"--scheduler={hosts.scheduler}", "--nodes=2", "--ranks-per-node=2,1"]
             runs = []
             for node, host in enumerate(("a", "b")):
-                line = [tool, "run", *shape, f"--node-rank={node}", "--", *program]
+                line = [str(_TOOL), "run", *shape, f"--node-rank={node}", "--", *program]
                 runs.append(
                     subprocess.Popen(
                         [*hosts.network.enter(host), *line],
@@ -149,6 +160,31 @@ class SeparateHostsTest(unittest.TestCase):
                 rank.wait_for("step 5 ")
             peers = _peers(network.pid("server"))
             self.assertEqual(peers.count(second), 2, peers)  # One of each aggregator.
+
+    def test_a_long_way_is_kept_full(self) -> None:
+        round_trip_s, link_bytes_per_s = 0.04, 50_000_000
+        with SeparateHosts() as hosts:
+            for host in ("a", "b"):
+                hosts.network.shape(host, link_bytes_per_s * 8)
+            hosts.network.delay("server", round_trip_s * 1000 / 2)
+            agents, ranks = [], []
+            for node, host in enumerate(("a", "b")):
+                agents.append(hosts.agent(node, host, 1, "training"))
+                inside = hosts.network.enter(host)
+                ranks.append(hosts.cluster.rank(agents[-1], "steady.py", ["4000000"], inside))
+            for rank in ranks:
+                rank.wait_for("step 2 ")
+            # With slices, and what comes back in 10 ms, 1.1 MB would be on their way at most.
+            wanted_bytes = int(link_bytes_per_s * 0.9 * (round_trip_s + 0.01))
+            deadline_s = time.monotonic() + DEADLINE_S
+            while time.monotonic() < deadline_s:
+                counters = hosts.counters(agents[0], "a")
+                self.assertGreaterEqual(counters["round_trip_us"], round_trip_s * 1e6)
+                if counters["send_window_bytes"] > wanted_bytes:
+                    break
+            self.assertGreater(counters["send_window_bytes"], wanted_bytes, counters)
+            for rank in ranks:
+                rank.wait_for("step 4 ")  # Each has checked its sums.
 
     def test_an_interface_that_is_not_there(self) -> None:
         with SeparateHosts() as hosts, self.assertRaisesRegex(AssertionError, "'eth7'"):

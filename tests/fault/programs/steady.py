@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that pushes round after round, says so, and says how it ended."""
+"""A rank that pushes round after round, of so many numbers, says so, and says how it ended."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import talweg
 def main() -> int:
     talweg.init()
     size = talweg.size()
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 300_000
     step = 0
     try:
         while True:
             small = talweg.push_pull_async(np.full(10, 1, np.int32), op=talweg.Op.SUM, name="small")
-            large: np.ndarray = np.full(300_000, talweg.rank() + step, np.float32)
+            large: np.ndarray = np.full(count, talweg.rank() + step, np.float32)
             talweg.push_pull_inplace(large, op=talweg.Op.SUM, name="large")
             total = talweg.synchronize(small)
             if not (total == size).all():

@@ -10,6 +10,8 @@
 #include <map>
 #include <utility>
 
+#include "libs/gpu/device.h"
+
 namespace talweg::gpu {
 
 // Pieces of an address space, with what is known of each. An address of work that lies in none is
@@ -66,6 +68,16 @@ inline absl::Status CheckCopy(uint64_t target_bytes, uint64_t source_bytes) {
   if (target_bytes == source_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("a copy of ", source_bytes, " bytes to ", target_bytes));
+}
+
+// INVALID_ARGUMENT unless a NIC could be given these bytes.
+inline absl::Status CheckNicPages(DeviceSpan span) {
+  if (span.bytes > 0 && span.address % kNicPageBytes == 0 && span.bytes % kNicPageBytes == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(span.bytes, " bytes at 0x",
+                                                 absl::Hex(span.address), " are no whole pages of ",
+                                                 kNicPageBytes, " bytes"));
 }
 
 inline constexpr char kDeviceMemory[] =

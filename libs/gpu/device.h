@@ -17,6 +17,7 @@
 
 #include "libs/base/dtype.h"
 #include "libs/base/ids.h"
+#include "libs/runtime/descriptor.h"
 
 // What an agent needs of GPUs: streams of copies and sums, events between them and other processes'
 // streams, memory that other processes own, and collectives among GPUs. docs/gpu.md has the path of
@@ -93,6 +94,17 @@ struct MemoryInfo {
   uint64_t total_bytes = 0;
 };
 
+// How a transport names memory of a GPU to a NIC's driver.
+struct NicMemory {
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+  int device = 0;      // The GPU driver's number for the GPU, in this process.
+  Descriptor dma_buf;  // Of these bytes; empty where there is none.
+};
+
+// Where such memory begins, and what it is a multiple of: kernels pin a GPU's pages, of this size.
+inline constexpr uint64_t kNicPageBytes = 64 * 1024;
+
 enum class StreamPriority : uint8_t { kNormal, kHigh };
 
 enum class EventScope : uint8_t {
@@ -140,6 +152,20 @@ class Device {
   virtual absl::StatusOr<DeviceSpan> Map(const MemoryHandle& handle) = 0;
   // The caller has seen the end of all work that uses it.
   virtual absl::Status Unmap(DeviceSpan span) = 0;
+
+  // ----- For a NIC that reads and writes this GPU by itself (GPUDirect). -----
+
+  // Whole pages of what Allocate returned, until they are freed: whoever registers them has ended
+  // that before. UNIMPLEMENTED: this GPU cannot, or nothing would tell when a NIC's writes are
+  // there to be read.
+  virtual absl::StatusOr<NicMemory> OpenToNic(DeviceSpan span) = 0;
+  // What a NIC had written by the time that the host was told so is seen by what is posted from now
+  // on. Waits for that: microseconds.
+  virtual absl::Status FlushNicWrites() = 0;
+  // A few KB from and to any host memory, at once: done when they return. They wait for no stream,
+  // so the caller knows that nothing else is at these bytes.
+  virtual absl::Status ReadNow(std::span<std::byte> target, DeviceSpan source) = 0;
+  virtual absl::Status WriteNow(DeviceSpan target, std::span<const std::byte> source) = 0;
 
   // ----- Streams and events. -----
 

@@ -84,6 +84,11 @@ TALWEG_SAME_CALL(DriverApi, EventQuery, cuEventQuery);
 TALWEG_SAME_CALL(DriverApi, MemcpyDtoHAsync, cuMemcpyDtoHAsync_v2);
 TALWEG_SAME_CALL(DriverApi, MemcpyHtoDAsync, cuMemcpyHtoDAsync_v2);
 TALWEG_SAME_CALL(DriverApi, MemcpyDtoDAsync, cuMemcpyDtoDAsync_v2);
+TALWEG_SAME_CALL(DriverApi, MemcpyDtoH, cuMemcpyDtoH_v2);
+TALWEG_SAME_CALL(DriverApi, MemcpyHtoD, cuMemcpyHtoD_v2);
+TALWEG_SAME_CALL(DriverApi, PointerSetAttribute, cuPointerSetAttribute);
+TALWEG_SAME_CALL(DriverApi, FlushRdmaWrites, cuFlushGPUDirectRDMAWrites);
+TALWEG_SAME_CALL(DriverApi, MemGetHandleForAddressRange, cuMemGetHandleForAddressRange);
 TALWEG_SAME_CALL(DriverApi, LaunchHostFunc, cuLaunchHostFunc);
 TALWEG_SAME_CALL(DriverApi, ModuleLoadData, cuModuleLoadData);
 TALWEG_SAME_CALL(DriverApi, ModuleUnload, cuModuleUnload);
@@ -137,6 +142,18 @@ static_assert(kCuAttributeMultiprocessorCount == CU_DEVICE_ATTRIBUTE_MULTIPROCES
 static_assert(kCuP2pNativeAtomics == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED);
 static_assert(kCuAttributeComputeMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 static_assert(kCuAttributeComputeMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+static_assert(kCuAttributeRdmaSupported == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED);
+static_assert(kCuAttributeRdmaFlushOptions ==
+              CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS);
+static_assert(kCuAttributeRdmaWritesOrdering ==
+              CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
+static_assert(kCuAttributeDmaBufSupported == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
+static_assert(kCuRdmaFlushByHost == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST);
+static_assert(kCuRdmaOrderingOwner == CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER);
+static_assert(kCuRdmaFlushCurrentContext == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX);
+static_assert(kCuRdmaFlushToOwner == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER);
+static_assert(kCuPointerSyncMemops == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS);
+static_assert(kCuRangeHandleDmaBuf == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD);
 static_assert(kCuHostPortable == CU_MEMHOSTALLOC_PORTABLE);
 static_assert(kCuHostPortable == CU_MEMHOSTREGISTER_PORTABLE);
 static_assert(kCuStreamNonBlocking == CU_STREAM_NON_BLOCKING);

@@ -46,6 +46,10 @@ class CudaDevice final : public Device {
   absl::StatusOr<MemoryHandle> Export(DeviceSpan span) override;
   absl::StatusOr<DeviceSpan> Map(const MemoryHandle& handle) override;
   absl::Status Unmap(DeviceSpan span) override;
+  absl::StatusOr<NicMemory> OpenToNic(DeviceSpan span) override;
+  absl::Status FlushNicWrites() override;
+  absl::Status ReadNow(std::span<std::byte> target, DeviceSpan source) override;
+  absl::Status WriteNow(DeviceSpan target, std::span<const std::byte> source) override;
 
   absl::StatusOr<StreamId> NewStream(StreamPriority priority) override;
   absl::StatusOr<EventId> NewEvent(EventScope scope) override;
@@ -102,6 +106,8 @@ class CudaDevice final : public Device {
   absl::Status CheckHost(std::span<const std::byte> bytes) const;
   absl::StatusOr<CuFunction> FindKernel(const kernels::ReducePlan& plan);
   void LoadKernels(std::span<const std::byte> image);
+  // 0 where the driver does not know the attribute.
+  int Attribute(int attribute) const;
   absl::StatusOr<CuStream> MakeStream(StreamPriority priority);
   absl::StatusOr<WakeStream> IdleWakeStream();
 

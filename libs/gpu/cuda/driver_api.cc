@@ -105,6 +105,10 @@ absl::StatusOr<std::shared_ptr<const DriverApi>> OpenDriver(const std::string& l
   }
   TALWEG_GPU_DRIVER_FUNCTIONS(TALWEG_GPU_LOAD)
 #undef TALWEG_GPU_LOAD
+#define TALWEG_GPU_TRY_LOAD(member, symbol, ...) \
+  driver->member = reinterpret_cast<decltype(driver->member)>(FindSymbol(opened, symbol));
+  TALWEG_GPU_LATER_DRIVER_FUNCTIONS(TALWEG_GPU_TRY_LOAD)
+#undef TALWEG_GPU_TRY_LOAD
   if (const CuResult result = driver->Init(0); result != kCuSuccess) {
     // Whatever the reason, there is nothing to be done with GPUs in this process.
     const absl::Status status = DriverStatus(*driver, result, "cuInit");

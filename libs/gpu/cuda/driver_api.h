@@ -80,6 +80,16 @@ inline constexpr int kCuAttributeMultiprocessorCount = 16;
 inline constexpr int kCuP2pNativeAtomics = 3;
 inline constexpr int kCuAttributeComputeMajor = 75;
 inline constexpr int kCuAttributeComputeMinor = 76;
+inline constexpr int kCuAttributeRdmaSupported = 116;
+inline constexpr int kCuAttributeRdmaFlushOptions = 117;
+inline constexpr int kCuAttributeRdmaWritesOrdering = 118;
+inline constexpr int kCuAttributeDmaBufSupported = 124;
+inline constexpr int kCuRdmaFlushByHost = 1;  // A bit of the options.
+inline constexpr int kCuRdmaOrderingOwner = 100;
+inline constexpr int kCuRdmaFlushCurrentContext = 0;
+inline constexpr int kCuRdmaFlushToOwner = 100;
+inline constexpr int kCuPointerSyncMemops = 6;
+inline constexpr int kCuRangeHandleDmaBuf = 1;
 
 inline constexpr unsigned kCuHostPortable = 1;  // For cuMemHostAlloc and cuMemHostRegister.
 inline constexpr unsigned kCuStreamNonBlocking = 1;
@@ -132,6 +142,10 @@ inline constexpr unsigned kCuIpcLazyPeerAccess = 1;
     CuResult(CuDevicePointer, const void*, size_t, CuStream))                                     \
   X(MemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2",                                                      \
     CuResult(CuDevicePointer, CuDevicePointer, size_t, CuStream))                                 \
+  X(MemcpyDtoH, "cuMemcpyDtoH_v2", CuResult(void*, CuDevicePointer, size_t))                      \
+  X(MemcpyHtoD, "cuMemcpyHtoD_v2", CuResult(CuDevicePointer, const void*, size_t))                \
+  X(PointerSetAttribute, "cuPointerSetAttribute", CuResult(const void*, int, CuDevicePointer))    \
+  X(FlushRdmaWrites, "cuFlushGPUDirectRDMAWrites", CuResult(int, int))                            \
   X(LaunchHostFunc, "cuLaunchHostFunc", CuResult(CuStream, CuHostFunction, void*))                \
   X(ModuleLoadData, "cuModuleLoadData", CuResult(CuModule*, const void*))                         \
   X(ModuleUnload, "cuModuleUnload", CuResult(CuModule))                                           \
@@ -140,9 +154,15 @@ inline constexpr unsigned kCuIpcLazyPeerAccess = 1;
     CuResult(CuFunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,    \
              CuStream, void**, void**))
 
+// Of later drivers: null where they are not.
+#define TALWEG_GPU_LATER_DRIVER_FUNCTIONS(X)                      \
+  X(MemGetHandleForAddressRange, "cuMemGetHandleForAddressRange", \
+    CuResult(void*, CuDevicePointer, size_t, int, unsigned long long)) /* CUDA 11.7 */
+
 struct DriverApi {
 #define TALWEG_GPU_MEMBER(member, symbol, ...) std::add_pointer_t<__VA_ARGS__> member = nullptr;
   TALWEG_GPU_DRIVER_FUNCTIONS(TALWEG_GPU_MEMBER)
+  TALWEG_GPU_LATER_DRIVER_FUNCTIONS(TALWEG_GPU_MEMBER)
 #undef TALWEG_GPU_MEMBER
 
   int version = 0;  // 12040: CUDA 12.4 is the latest that this driver knows.

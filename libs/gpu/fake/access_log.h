@@ -11,9 +11,12 @@
 
 namespace talweg::gpu::fake {
 
-// The host, or one stream.
+// The host, a NIC, or one stream.
 using Actor = uint64_t;
 inline constexpr Actor kHost = 0;
+// What NICs read, and write: no streams have these numbers.
+inline constexpr Actor kNicReads = ~Actor{0};
+inline constexpr Actor kNicWrites = ~Actor{0} - 1;
 
 // How far a piece of work knows every actor to have come: an access of actor a at a's tick t is
 // done for whoever has t <= Of(a).

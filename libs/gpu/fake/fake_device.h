@@ -57,6 +57,10 @@ class FakeDevice final : public Device {
   absl::StatusOr<MemoryHandle> Export(DeviceSpan span) override;
   absl::StatusOr<DeviceSpan> Map(const MemoryHandle& handle) override;
   absl::Status Unmap(DeviceSpan span) override;
+  absl::StatusOr<NicMemory> OpenToNic(DeviceSpan span) override;
+  absl::Status FlushNicWrites() override;
+  absl::Status ReadNow(std::span<std::byte> target, DeviceSpan source) override;
+  absl::Status WriteNow(DeviceSpan target, std::span<const std::byte> source) override;
 
   absl::StatusOr<StreamId> NewStream(StreamPriority priority) override;
   absl::StatusOr<EventId> NewEvent(EventScope scope) override;

@@ -37,6 +37,7 @@ struct FakeMachineOptions {
   uint64_t context_bytes = uint64_t{64} << 20;
   uint64_t pinned_bytes_max = uint64_t{1} << 30;
   bool linked = false;  // Every GPU with every other.
+  bool opens_to_nics = true;
   FakeCosts costs;
   uint64_t seed = 1;
 };
@@ -50,6 +51,7 @@ enum class CollectiveFault : uint8_t {
 };
 
 enum class AccessKind : uint8_t;
+struct Place;
 class World;
 
 // One owner thread, with all its platforms, which it outlives. Moves when anything of it is called.
@@ -74,6 +76,11 @@ class FakeMachine {
   // The host reads or writes pinned memory now: a violation if a copy may be at it.
   void HostReads(std::span<const std::byte> bytes);
   void HostWrites(std::span<const std::byte> bytes);
+
+  // A NIC reads or writes memory that `device` has opened to NICs, and is done. What it wrote is
+  // there for the host to be told of, and for the GPU when it was flushed.
+  void NicReads(Device& device, DeviceSpan span, std::span<std::byte> target);
+  void NicWrites(Device& device, DeviceSpan span, std::span<const std::byte> source);
 
   // ----- Faults. -----
 
@@ -100,6 +107,7 @@ class FakeMachine {
   size_t mapping_count() const;
 
  private:
+  Place NicPlace(Device& device, DeviceSpan span) const;
   void HostTouches(std::span<const std::byte> bytes, AccessKind kind);
 
   std::unique_ptr<World> world_;

@@ -162,6 +162,30 @@ class SharedDevice final : public Device {
   }
   absl::Status Unmap(DeviceSpan span) override { return Forget(span, true); }
 
+  // Whoever writes to files is seen at once.
+  absl::StatusOr<NicMemory> OpenToNic(DeviceSpan span) override {
+    TALWEG_RETURN_IF_ERROR(Ready());
+    TALWEG_RETURN_IF_ERROR(CheckNicPages(span));
+    TALWEG_RETURN_IF_ERROR(CheckSpan(span));
+    return NicMemory{
+        .address = span.address, .bytes = span.bytes, .device = static_cast<int>(gpu_)};
+  }
+  absl::Status FlushNicWrites() override { return Ready(); }
+  absl::Status ReadNow(std::span<std::byte> target, DeviceSpan source) override {
+    TALWEG_RETURN_IF_ERROR(Ready());
+    TALWEG_RETURN_IF_ERROR(CheckCopy(target.size(), source.bytes));
+    TALWEG_RETURN_IF_ERROR(CheckSpan(source));
+    std::memcpy(target.data(), At(source.address), target.size());
+    return absl::OkStatus();
+  }
+  absl::Status WriteNow(DeviceSpan target, std::span<const std::byte> source) override {
+    TALWEG_RETURN_IF_ERROR(Ready());
+    TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.size()));
+    TALWEG_RETURN_IF_ERROR(CheckSpan(target));
+    std::memcpy(At(target.address), source.data(), source.size());
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<StreamId> NewStream(StreamPriority) override {
     const StreamId stream{next_id_++};
     streams_.insert(stream);

@@ -34,6 +34,7 @@ struct Memory {
   std::byte* data = nullptr;
   uint64_t bytes = 0;
   bool owner_gone = false;
+  bool open_to_nics = false;
   size_t mappings = 0;  // By other processes.
   AccessLog log;
 };
@@ -71,6 +72,8 @@ class World {
   Random random;
   Timeline timeline;
   VectorClock host_clock;  // What the hosts of all processes know, as if they told each other.
+  VectorClock nic_reads;   // Only what NICs have read.
+  VectorClock nic_writes;  // What is there once they are flushed.
   std::vector<GpuState> gpus;
   std::map<MemoryHandle, std::weak_ptr<Memory>> exported_memory;
   std::map<EventHandle, std::weak_ptr<SharedEvent>> exported_events;

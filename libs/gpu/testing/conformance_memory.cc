@@ -3,6 +3,8 @@
 // Memory of every Device: what may be allocated, pinned and copied, and what is refused.
 #include <sys/mman.h>
 
+#include <algorithm>
+
 #include <catch2/catch.hpp>
 
 #include "libs/gpu/testing/harness.h"
@@ -96,6 +98,42 @@ TEST_CASE("device: memory that others mapped can be pinned", "[gpu]") {
   CHECK(absl::IsInvalidArgument(c.device->UnregisterHost(host)));
   CHECK(absl::IsInvalidArgument(c.device->CopyToDevice(stream, memory, host.first(4096))));
   munmap(arena, kMiB);
+}
+
+TEST_CASE("device: a few bytes go there and back at once", "[gpu]") {
+  Case c;
+  if (c.skipped()) return;
+  const DeviceSpan memory = c.Memory(8192);
+  const std::vector<std::byte> first = Pattern(1, 4096);
+  const std::vector<std::byte> second = Pattern(2, 100);
+  std::vector<std::byte> back(4096);
+  REQUIRE(c.device->WriteNow(memory.Part(4096, 4096), first).ok());
+  REQUIRE(c.device->WriteNow(memory.Part(4100, 100), second).ok());
+  REQUIRE(c.device->ReadNow(back, memory.Part(4096, 4096)).ok());
+  CHECK(std::equal(second.begin(), second.end(), back.begin() + 4));
+  CHECK(std::equal(first.begin() + 104, first.end(), back.begin() + 104));
+  CHECK(absl::IsInvalidArgument(c.device->ReadNow(back, memory)));
+  CHECK(absl::IsInvalidArgument(c.device->WriteNow({memory.address + 8192, 100}, second)));
+}
+
+TEST_CASE("device: a NIC is given whole pages of this process's own", "[gpu]") {
+  Case c;
+  if (c.skipped()) return;
+  const DeviceSpan memory = c.Memory(4 * kNicPageBytes);
+  const uint64_t skipped = (kNicPageBytes - memory.address % kNicPageBytes) % kNicPageBytes;
+  const DeviceSpan pages = memory.Part(skipped, 3 * kNicPageBytes);
+  const auto opened = c.device->OpenToNic(pages);
+  if (!opened.ok()) {  // Some GPUs have no such thing; they say so.
+    CHECK(absl::IsUnimplemented(opened.status()));
+    CHECK_THAT(std::string(opened.status().message()), Contains(FormatUuid(c.device->info().uuid)));
+    return;
+  }
+  CHECK(opened->address == pages.address);
+  CHECK(opened->bytes == pages.bytes);
+  CHECK(c.device->FlushNicWrites().ok());
+  CHECK(absl::IsInvalidArgument(c.device->OpenToNic(pages.Part(0, 100)).status()));
+  CHECK(absl::IsInvalidArgument(c.device->OpenToNic(pages.Part(256, kNicPageBytes)).status()));
+  CHECK(absl::IsInvalidArgument(c.device->OpenToNic({pages.address, 8 * kNicPageBytes}).status()));
 }
 
 TEST_CASE("device: addresses that are nobody's are refused before the GPU sees them", "[gpu]") {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The driver's functions, by their own names.
+#include <sys/mman.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -139,6 +141,10 @@ CuResult cuDeviceGetAttribute(int* value, int attribute, CuDevice) {
     case kCuAttributeMultiprocessorCount: *value = 3; return kCuSuccess;
     case kCuAttributeComputeMajor: *value = 9; return kCuSuccess;
     case kCuAttributeComputeMinor: *value = 0; return kCuSuccess;
+    case kCuAttributeRdmaSupported: *value = Get().lets_nics ? 1 : 0; return kCuSuccess;
+    case kCuAttributeDmaBufSupported: *value = Get().has_dma_buf ? 1 : 0; return kCuSuccess;
+    case kCuAttributeRdmaFlushOptions: *value = Get().flush_options; return kCuSuccess;
+    case kCuAttributeRdmaWritesOrdering: *value = Get().writes_ordering; return kCuSuccess;
     default: return kCuInvalidValue;
   }
 }
@@ -342,6 +348,36 @@ CuResult cuMemcpyHtoDAsync_v2(CuDevicePointer target, const void* source, size_t
   if (!Get().IsDeviceMemory(target, bytes)) return kCuIllegalAddress;
   if (!Get().IsPinned(reinterpret_cast<uint64_t>(source), bytes)) return kCuInvalidValue;
   return PostRun(stream, [=] { std::memcpy(reinterpret_cast<void*>(target), source, bytes); });
+}
+CuResult cuMemcpyDtoH_v2(void* target, CuDevicePointer source, size_t bytes) {
+  if (!Get().IsDeviceMemory(source, bytes)) return kCuIllegalAddress;
+  std::memcpy(target, reinterpret_cast<const void*>(source), bytes);
+  return kCuSuccess;
+}
+CuResult cuMemcpyHtoD_v2(CuDevicePointer target, const void* source, size_t bytes) {
+  if (!Get().IsDeviceMemory(target, bytes)) return kCuIllegalAddress;
+  std::memcpy(reinterpret_cast<void*>(target), source, bytes);
+  return kCuSuccess;
+}
+CuResult cuPointerSetAttribute(const void* value, int attribute, CuDevicePointer address) {
+  const auto at = Get().memory.find(address);
+  if (attribute != kCuPointerSyncMemops || at == Get().memory.end()) return kCuInvalidValue;
+  at->second.sync_memops = *static_cast<const unsigned*>(value) != 0;
+  return kCuSuccess;
+}
+CuResult cuFlushGPUDirectRDMAWrites(int target, int scope) {
+  if (!InContext()) return kCuInvalidContext;
+  if (target != kCuRdmaFlushCurrentContext || scope != kCuRdmaFlushToOwner) return kCuInvalidValue;
+  ++Get().flushes;
+  return kCuSuccess;
+}
+CuResult cuMemGetHandleForAddressRange(void* handle, CuDevicePointer address, size_t bytes,
+                                       int type, unsigned long long flags) {
+  if (type != kCuRangeHandleDmaBuf || flags != 0) return kCuInvalidValue;
+  if (!Get().IsDeviceMemory(address, bytes)) return kCuInvalidValue;
+  const int fd = memfd_create("dma-buf", MFD_CLOEXEC);
+  std::memcpy(handle, &fd, sizeof fd);
+  return fd < 0 ? kCuOperatingSystem : kCuSuccess;
 }
 CuResult cuMemcpyDtoDAsync_v2(CuDevicePointer target, CuDevicePointer source, size_t bytes,
                               CuStream stream) {

@@ -27,6 +27,7 @@ struct Memory {
   size_t bytes = 0;
   bool freed_by_owner = false;
   int mappings = 0;
+  bool sync_memops = false;
 };
 
 struct EventState {
@@ -69,6 +70,11 @@ class Machine {
   int contexts[kGpuCount] = {};
   int resets[kGpuCount] = {};  // Of contexts.
   bool linked = false;         // By NVLink.
+  bool lets_nics = true;       // GPUDirect RDMA, and dma-buf; what is asked of both.
+  bool has_dma_buf = false;
+  int flush_options = kCuRdmaFlushByHost;
+  int writes_ordering = 0;
+  int flushes = 0;
   uint64_t used_bytes[kGpuCount] = {};
   std::map<uint64_t, Memory> memory;  // By address.
   std::map<uint64_t, size_t> pinned;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -242,6 +243,53 @@ TEST_CASE("cuda: a wake-up waits for no other's, and leaves its stream to the ne
     CHECK(is_awake());
   }
   CHECK(machine.streams.size() == streams);
+}
+
+// Memory of a device that a NIC may be given.
+DeviceSpan NicPages(Device& device, uint64_t pages) {
+  const DeviceSpan memory = *device.Allocate((pages + 1) * kNicPageBytes);
+  const uint64_t skipped = (kNicPageBytes - memory.address % kNicPageBytes) % kNicPageBytes;
+  return memory.Part(skipped, pages * kNicPageBytes);
+}
+
+TEST_CASE("cuda: what NICs write is flushed unless the GPU orders it", "[gpu]") {
+  cuda::stub::Machine& machine = cuda::stub::Machine::Get();
+  const Opened opened;
+  const DeviceSpan pages = NicPages(*opened.device, 2);
+  struct Restored {
+    ~Restored() {
+      cuda::stub::Machine& stub = cuda::stub::Machine::Get();
+      stub.lets_nics = true;
+      stub.has_dma_buf = false;
+      stub.flush_options = cuda::kCuRdmaFlushByHost;
+      stub.writes_ordering = 0;
+    }
+  } restored;
+  auto plain = opened.device->OpenToNic(pages);
+  REQUIRE(plain.ok());
+  CHECK(plain->device == 40);  // What the stub calls it.
+  CHECK_FALSE(plain->dma_buf.valid());
+  CHECK(machine.memory.upper_bound(pages.address) != machine.memory.begin());
+  CHECK(std::prev(machine.memory.upper_bound(pages.address))->second.sync_memops);
+  const int before = machine.flushes;
+  CHECK(opened.device->FlushNicWrites().ok());
+  CHECK(machine.flushes == before + 1);
+  machine.writes_ordering = cuda::kCuRdmaOrderingOwner;
+  CHECK(opened.device->FlushNicWrites().ok());
+  CHECK(machine.flushes == before + 1);
+
+  machine.writes_ordering = 0;
+  machine.flush_options = 2;
+  const absl::Status unordered = opened.device->OpenToNic(pages).status();
+  CHECK(absl::IsUnimplemented(unordered));
+  CHECK_THAT(std::string(unordered.message()), Contains("nor lets it be flushed"));
+  machine.flush_options = cuda::kCuRdmaFlushByHost;
+  machine.lets_nics = false;
+  CHECK(absl::IsUnimplemented(opened.device->OpenToNic(pages).status()));
+  machine.has_dma_buf = true;
+  const auto buffered = opened.device->OpenToNic(pages);
+  REQUIRE(buffered.ok());
+  CHECK(buffered->dma_buf.valid());
 }
 
 TEST_CASE("cuda: a link between GPUs is seen, and its absence", "[gpu]") {

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a NIC needs of a GPU: memory that it may reach, and when what it wrote is there.
+#include <absl/strings/str_cat.h>
+
+#include <utility>
+
+#include "libs/gpu/cuda/cuda_device.h"
+#include "libs/status/status.h"
+
+namespace talweg::gpu::cuda {
+
+int CudaDevice::Attribute(int attribute) const {
+  int value = 0;
+  return driver_->DeviceGetAttribute(&value, attribute, device_) == kCuSuccess ? value : 0;
+}
+
+absl::StatusOr<NicMemory> CudaDevice::OpenToNic(DeviceSpan span) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  TALWEG_RETURN_IF_ERROR(CheckNicPages(span));
+  TALWEG_ASSIGN_OR_RETURN(const auto holder,
+                          memory_.Holder(span.address, span.bytes, kDeviceMemory));
+  if (holder.second->value.imported) {
+    return absl::InvalidArgumentError("a NIC reaches what was allocated here, not what was mapped");
+  }
+  const bool has_dma_buf = Attribute(kCuAttributeDmaBufSupported) != 0;
+  if (Attribute(kCuAttributeRdmaSupported) == 0 && !has_dma_buf) {
+    return absl::UnimplementedError(absl::StrCat(
+        Describe(info_), " lets no NIC reach its memory (no GPUDirect RDMA, no dma-buf)"));
+  }
+  if (Attribute(kCuAttributeRdmaWritesOrdering) < kCuRdmaOrderingOwner &&
+      (Attribute(kCuAttributeRdmaFlushOptions) & kCuRdmaFlushByHost) == 0) {
+    return absl::UnimplementedError(absl::StrCat(
+        Describe(info_), " neither orders what NICs write to it nor lets it be flushed"));
+  }
+  const unsigned yes = 1;
+  TALWEG_RETURN_IF_ERROR(
+      Check(driver_->PointerSetAttribute(&yes, kCuPointerSyncMemops, holder.first),
+            "cuPointerSetAttribute(SYNC_MEMOPS)"));
+  NicMemory memory{.address = span.address, .bytes = span.bytes, .device = device_};
+  int fd = -1;
+  // Without one the NIC's driver finds the memory by its address, if the kernel has
+  // nvidia-peermem: that is for the registration to say.
+  if (has_dma_buf && driver_->MemGetHandleForAddressRange != nullptr &&
+      driver_->MemGetHandleForAddressRange(&fd, span.address, span.bytes, kCuRangeHandleDmaBuf,
+                                           0) == kCuSuccess) {
+    memory.dma_buf.Reset(fd);
+  }
+  return memory;
+}
+
+absl::Status CudaDevice::FlushNicWrites() {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  if (Attribute(kCuAttributeRdmaWritesOrdering) >= kCuRdmaOrderingOwner) return absl::OkStatus();
+  return Check(driver_->FlushRdmaWrites(kCuRdmaFlushCurrentContext, kCuRdmaFlushToOwner),
+               "cuFlushGPUDirectRDMAWrites");
+}
+
+absl::Status CudaDevice::ReadNow(std::span<std::byte> target, DeviceSpan source) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  TALWEG_RETURN_IF_ERROR(CheckCopy(target.size(), source.bytes));
+  TALWEG_RETURN_IF_ERROR(CheckSpan(source));
+  return Check(driver_->MemcpyDtoH(target.data(), source.address, source.bytes), "cuMemcpyDtoH");
+}
+
+// Memory that is open to NICs is marked so that the driver waits for the last byte.
+absl::Status CudaDevice::WriteNow(DeviceSpan target, std::span<const std::byte> source) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.size()));
+  TALWEG_RETURN_IF_ERROR(CheckSpan(target));
+  return Check(driver_->MemcpyHtoD(target.address, source.data(), source.size()), "cuMemcpyHtoD");
+}
+
+}  // namespace talweg::gpu::cuda

@@ -28,11 +28,14 @@ class Registration {
  public:
   virtual ~Registration() = default;
 
+  // Not for the CPU if on_device(): then they are addresses of an accelerator's.
   std::span<std::byte> bytes() const { return bytes_; }
+  bool on_device() const { return on_device_; }
   const wire::RemoteRef& base() const { return base_; }
 
  protected:
   std::span<std::byte> bytes_;
+  bool on_device_ = false;
   wire::RemoteRef base_;
 };
 
@@ -71,6 +74,14 @@ class Region {
 
  private:
   std::unique_ptr<Registration> registration_;
+};
+
+// Memory of an accelerator, as its driver names it in this process.
+struct DeviceMemory {
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+  int device = 0;    // The driver's number for it.
+  int dma_buf = -1;  // A descriptor of these bytes, borrowed for the call. -1: there is none.
 };
 
 // Where to listen. Ports: 0 for any free one, or the first free one of [port_first, port_last].
@@ -135,6 +146,19 @@ class Transport {
   // Makes memory known (pins it, where the provider needs that) until the Region is destroyed.
   // RESOURCE_EXHAUSTED when the locked-memory limit is reached; names the limit and the remedy.
   virtual absl::StatusOr<Region> Register(std::span<std::byte> bytes) = 0;
+
+  // Whether RegisterDevice may succeed; else why not, for people. What it does not take, the caller
+  // copies to host memory.
+  virtual absl::Status TakesDeviceMemory() const {
+    return absl::UnimplementedError("it carries host memory only");
+  }
+  // As Register, of memory that the network device itself reads and writes, past every CPU. What
+  // makes its bytes is done before a write from it is posted; and that a frame behind a peer's
+  // writes to it was received is no word yet to the accelerator, which the caller tells by its own
+  // driver's means. UNIMPLEMENTED: TakesDeviceMemory says why, or the provider refuses this piece.
+  virtual absl::StatusOr<Region> RegisterDevice(const DeviceMemory& /*memory*/) {
+    return TakesDeviceMemory();
+  }
 
   // Copies `source` to the peer's memory, perhaps not before a frame is posted behind it, or the
   // next Poll. OnWriteDone(connection, context) follows, unless the connection ends first. A target

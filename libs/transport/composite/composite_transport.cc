@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "libs/base/check.h"
 #include "libs/runtime/descriptor.h"
 #include "libs/status/status.h"
 
@@ -29,6 +30,12 @@ class CompositeRegistration final : public Registration {
       : network_(std::move(network)), local_(std::move(local)) {
     bytes_ = network_.bytes();
     base_ = network_.Ref();
+  }
+  // Of a device: the host's own memory carries nothing of it.
+  explicit CompositeRegistration(Region network) : network_(std::move(network)) {
+    bytes_ = network_.bytes();
+    base_ = network_.Ref();
+    on_device_ = true;
   }
 
   const Registration* Of(Part part) const {
@@ -81,9 +88,18 @@ class CompositeTransport final : public Transport {
     return Region(std::make_unique<CompositeRegistration>(std::move(network), std::move(local)));
   }
 
+  absl::Status TakesDeviceMemory() const override { return network_->TakesDeviceMemory(); }
+
+  // For connections over the network.
+  absl::StatusOr<Region> RegisterDevice(const DeviceMemory& memory) override {
+    TALWEG_ASSIGN_OR_RETURN(Region network, network_->RegisterDevice(memory));
+    return Region(std::make_unique<CompositeRegistration>(std::move(network)));
+  }
+
   PostResult PostWrite(ConnectionId connection, RegionSlice source, wire::RemoteRef target,
                        uint64_t context) override {
     const auto* both = static_cast<const CompositeRegistration*>(source.registration);
+    TALWEG_CHECK(!both->on_device() || PartOf(connection) == Part::kNetwork);
     source.registration = both->Of(PartOf(connection));
     return Of(connection).PostWrite(Inner(connection), source, target, context);
   }

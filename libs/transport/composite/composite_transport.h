@@ -12,7 +12,8 @@
 namespace talweg::transport {
 
 // Both at once: listens on both ("fi:tcp://10.0.0.7:20000,local:@talweg-3f..."), connects by the
-// address's scheme, registers memory with both under one Ref, whoever writes to it.
+// address's scheme, registers memory with both under one Ref, whoever writes to it; a device's with
+// the network alone, for connections over it.
 // RESOURCE_EXHAUSTED when the process has no descriptors left.
 absl::StatusOr<std::unique_ptr<Transport>> NewCompositeTransport(
     std::unique_ptr<Transport> network, std::unique_ptr<LocalTransport> local);

@@ -54,6 +54,10 @@ class FaultyTransport final : public Transport {
   absl::StatusOr<Region> Register(std::span<std::byte> bytes) override {
     return inner_->Register(bytes);
   }
+  absl::Status TakesDeviceMemory() const override { return inner_->TakesDeviceMemory(); }
+  absl::StatusOr<Region> RegisterDevice(const DeviceMemory& memory) override {
+    return inner_->RegisterDevice(memory);
+  }
 
   PostResult PostWrite(ConnectionId connection, RegionSlice source, wire::RemoteRef target,
                        uint64_t context) override {

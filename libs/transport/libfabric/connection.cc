@@ -209,6 +209,7 @@ void FabricConnection::GatherWrites(Transfer& transfer) {
   transfer.post_count = 0;
   transfer.part_count = 0;
   size_t bytes = 0;
+  bool on_device = false;
   for (size_t i = next_post_; i < posts_.size() && transfer.post_count < kPostsMax; ++i) {
     Post& post = *posts_[i];
     if (post.is_frame) return;
@@ -217,7 +218,11 @@ void FabricConnection::GatherWrites(Transfer& transfer) {
     const size_t length = std::min(left, limits.write_bytes_max - bytes);
     const auto* source = static_cast<const FabricRegistration*>(post.source.registration);
     std::byte* const from = source->bytes().data() + post.source.offset + post.handed_bytes;
-    void* const descriptor = limits.local_keys ? source->descriptor() : nullptr;
+    void* const descriptor =
+        limits.local_keys || source->on_device() ? source->descriptor() : nullptr;
+    // Not all providers take both kinds of memory in one transfer.
+    if (transfer.post_count > 0 && source->on_device() != on_device) return;
+    on_device = source->on_device();
     const uint64_t to = post.target.address + post.handed_bytes;
 
     bool joins = false;

@@ -26,9 +26,11 @@ namespace talweg::transport {
 // Memory registered with libfabric.
 class FabricRegistration final : public Registration {
  public:
-  FabricRegistration(MemoryRegionHandle region, std::span<std::byte> bytes, wire::RemoteRef base)
+  FabricRegistration(MemoryRegionHandle region, std::span<std::byte> bytes, wire::RemoteRef base,
+                     bool on_device)
       : region_(std::move(region)) {
     bytes_ = bytes;
+    on_device_ = on_device;
     base_ = base;
   }
 

@@ -62,6 +62,8 @@ class FabricTransport final : public Transport {
   absl::StatusOr<ConnectionId> Connect(const std::string& address) override;
   void Close(ConnectionId id) override;
   absl::StatusOr<Region> Register(std::span<std::byte> bytes) override;
+  absl::Status TakesDeviceMemory() const override;
+  absl::StatusOr<Region> RegisterDevice(const DeviceMemory& memory) override;
   PostResult PostWrite(ConnectionId id, RegionSlice source, wire::RemoteRef target,
                        uint64_t context) override;
   PostResult PostFrame(ConnectionId id, std::vector<std::byte> frame) override;
@@ -98,6 +100,8 @@ class FabricTransport final : public Transport {
 
   // fabric_transport.cc
   absl::StatusOr<std::string> ListenAt(const ListenSpec& spec, SocketAddress address);
+  // `memory`: of a device, else of the host.
+  absl::StatusOr<Region> Register(std::span<std::byte> bytes, const DeviceMemory* memory);
   absl::Status AddPeer(const PeerHandle& peer);
   void Advance(Peer& peer);
   void Forget(Peer& peer);

@@ -191,18 +191,42 @@ void FabricTransport::Close(ConnectionId id) {
   std::erase_if(broken_, [&](const PeerHandle& peer) { return peer->connection->id() == id; });
 }
 
+absl::Status FabricTransport::TakesDeviceMemory() const {
+  switch (options_.devices) {
+    case FabricOptions::Devices::kNone: return Transport::TakesDeviceMemory();
+    case FabricOptions::Devices::kCuda: return provider_->takes_device_memory();
+    case FabricOptions::Devices::kFake: break;
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Region> FabricTransport::Register(std::span<std::byte> bytes) {
+  return Register(bytes, nullptr);
+}
+
+absl::StatusOr<Region> FabricTransport::RegisterDevice(const DeviceMemory& memory) {
+  TALWEG_RETURN_IF_ERROR(TakesDeviceMemory());
+  return Register({reinterpret_cast<std::byte*>(memory.address), memory.bytes}, &memory);
+}
+
+absl::StatusOr<Region> FabricTransport::Register(std::span<std::byte> bytes,
+                                                 const DeviceMemory* memory) {
   if (bytes.empty()) return absl::InvalidArgumentError("a region of 0 bytes");
   const ProviderLimits& limits = provider_->limits();
+  const uint64_t access = FI_WRITE | FI_REMOTE_WRITE;
+  const bool on_device = memory != nullptr;
+  const bool is_cuda = on_device && options_.devices == FabricOptions::Devices::kCuda;
   for (int attempt = 0;; ++attempt) {
-    absl::StatusOr<MemoryRegionHandle> region = provider_->RegisterMemory(
-        bytes.data(), bytes.size(), FI_WRITE | FI_REMOTE_WRITE, keys_.Next(limits.key_bits));
+    const uint64_t key = keys_.Next(limits.key_bits);
+    absl::StatusOr<MemoryRegionHandle> region =
+        is_cuda ? provider_->RegisterDeviceMemory(*memory, access, key)
+                : provider_->RegisterMemory(bytes.data(), bytes.size(), access, key);
     if (absl::IsAlreadyExists(region.status()) && attempt < 8) continue;
     if (!region.ok()) return region.status();
     const wire::RemoteRef base{
         .key = fi_mr_key(region->get()),
         .address = limits.virtual_addresses ? reinterpret_cast<uint64_t>(bytes.data()) : 0};
-    return Region(std::make_unique<FabricRegistration>(*std::move(region), bytes, base));
+    return Region(std::make_unique<FabricRegistration>(*std::move(region), bytes, base, on_device));
   }
 }
 
@@ -265,7 +289,8 @@ absl::StatusOr<std::unique_ptr<Transport>> NewFabricTransport(const FabricOption
                                                               const Clock* clock,
                                                               CounterSet* counters) {
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Provider> provider,
-                          Provider::Open(options.provider, options.device));
+                          Provider::Open(options.provider, options.device,
+                                         options.devices == FabricOptions::Devices::kCuda));
   auto transport = std::make_unique<FabricTransport>(options, clock, counters, std::move(provider));
   TALWEG_RETURN_IF_ERROR(transport->Start());
   return std::unique_ptr<Transport>(std::move(transport));

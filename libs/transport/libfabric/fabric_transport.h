@@ -33,6 +33,10 @@ struct FabricOptions {
   int64_t silence_ns = 20'000'000'000;
   // Seeds the keys of regions. 0: drawn from the system.
   uint64_t key_seed = 0;
+  // Whose memory RegisterDevice takes, if the provider reads and writes it without a CPU.
+  // kFake: tests' GPUs, whose memory is the host's in truth.
+  enum class Devices : uint8_t { kNone, kCuda, kFake };
+  Devices devices = Devices::kNone;
   // Posted receive buffers of kFrameBytesMax a connection.
   int receive_buffers = 8;
 };

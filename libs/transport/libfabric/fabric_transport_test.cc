@@ -5,6 +5,9 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <memory>
+
 #include <catch2/catch.hpp>
 
 #include "libs/base/check.h"
@@ -38,10 +41,30 @@ class DeafPort {
   uint16_t port_ = 0;
 };
 
+// Memory of fake GPUs: the host's.
+class HostDevice final : public TestDevice {
+ public:
+  DeviceMemory Allocate(size_t bytes) override {
+    memory_.push_back(std::make_unique<std::byte[]>(bytes));
+    return {.address = reinterpret_cast<uint64_t>(memory_.back().get()), .bytes = bytes};
+  }
+  void Store(const DeviceMemory& memory, std::span<const std::byte> bytes) override {
+    std::copy(bytes.begin(), bytes.end(), reinterpret_cast<std::byte*>(memory.address));
+  }
+  std::vector<std::byte> Load(const DeviceMemory& memory) override {
+    const auto* const bytes = reinterpret_cast<const std::byte*>(memory.address);
+    return {bytes, bytes + memory.bytes};
+  }
+
+ private:
+  std::vector<std::unique_ptr<std::byte[]>> memory_;
+};
+
 class FabricHarness final : public Harness {
  public:
   std::unique_ptr<Transport> NewTransport() override {
-    auto transport = NewFabricTransport({}, &clock_, nullptr);
+    auto transport =
+        NewFabricTransport({.devices = FabricOptions::Devices::kFake}, &clock_, nullptr);
     TALWEG_CHECK(transport.ok());
     return *std::move(transport);
   }
@@ -57,9 +80,11 @@ class FabricHarness final : public Harness {
     if (connect(descriptor.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0) return -1;
     return descriptor.Release();
   }
+  TestDevice* device() override { return &device_; }
 
  private:
   MonotonicClock clock_;
+  HostDevice device_;
   DeafPort deaf_;
 };
 
@@ -85,6 +110,18 @@ TEST_CASE("Fabric: an unknown provider is refused, and those that exist are name
   REQUIRE_FALSE(transport.ok());
   CHECK(Contains(transport.status(), "carrier-pigeon"));
   CHECK(Contains(transport.status(), "tcp"));
+}
+
+TEST_CASE("Fabric: tcp takes no GPU's memory, and works all the same", "[transport]") {
+  MonotonicClock clock;
+  const auto transport = NewTcp(&clock, {.devices = FabricOptions::Devices::kCuda});
+  const absl::Status takes = transport->TakesDeviceMemory();
+  CHECK(absl::IsUnimplemented(takes));
+  CHECK(Contains(takes, "libfabric's provider 'tcp'"));
+  CHECK(transport->RegisterDevice({.address = 4096, .bytes = 4096}).status() == takes);
+  std::vector<std::byte> bytes(100);
+  CHECK(transport->Register(bytes).ok());
+  CHECK(transport->Listen({}).ok());
 }
 
 TEST_CASE("Fabric: IPv6, where the host has it", "[transport]") {

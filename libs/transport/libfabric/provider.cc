@@ -79,20 +79,54 @@ InfoHandle Provider::NewHints() const {
   hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
   hints->tx_attr->msg_order = FI_ORDER_SAW;
   hints->rx_attr->msg_order = FI_ORDER_SAW;
+  if (takes_device_memory_.ok()) {
+    hints->caps |= FI_HMEM;
+    hints->domain_attr->mr_mode |= FI_MR_HMEM;
+  }
   hints->fabric_attr->prov_name = strdup(name_.c_str());
   if (!device_.empty()) hints->domain_attr->name = strdup(device_.c_str());
   return hints;
 }
 
+InfoHandle Provider::AskForDeviceMemory() {
+  const std::string provider = "libfabric's provider '" + name_ + "'";
+  fi_info* found = nullptr;
+  const int error = fi_getinfo(kApiVersion, nullptr, nullptr, 0, NewHints().get(), &found);
+  if (error != 0) {
+    takes_device_memory_ = absl::UnimplementedError(
+        provider + " reaches no GPU's memory here (FI_HMEM: " + FabricErrorText(error) +
+        "); it takes RDMA devices, and a libfabric that was built with CUDA");
+    return nullptr;
+  }
+  InfoHandle info(found);
+  // Who need not be told of GPUs' memory beforehand has the CPU copy it.
+  if ((info->domain_attr->mr_mode & FI_MR_HMEM) == 0) {
+    takes_device_memory_ = absl::UnimplementedError(
+        provider + " would copy GPUs' memory with the CPU (no FI_MR_HMEM)");
+    return nullptr;
+  }
+  return info;
+}
+
 absl::StatusOr<std::unique_ptr<Provider>> Provider::Open(const std::string& name,
-                                                         const std::string& device) {
+                                                         const std::string& device,
+                                                         bool wants_cuda) {
   std::unique_ptr<Provider> provider(new Provider());
   provider->name_ = name;
   provider->device_ = device;
+  InfoHandle with_devices;
+  if (wants_cuda) {
+    with_devices = provider->AskForDeviceMemory();
+  } else {
+    provider->takes_device_memory_ = absl::UnimplementedError("it was not asked to");
+  }
 
   const InfoHandle hints = provider->NewHints();
-  fi_info* found = nullptr;
-  int error = fi_getinfo(kApiVersion, nullptr, nullptr, 0, hints.get(), &found);
+  fi_info* found = with_devices.release();
+  int error = 0;
+  if (found == nullptr) {
+    error = fi_getinfo(kApiVersion, nullptr, nullptr, 0, hints.get(), &found);
+  }
   if (error == -FI_ENODATA) {
     hints->tx_attr->msg_order = 0;
     hints->rx_attr->msg_order = 0;
@@ -193,6 +227,45 @@ absl::StatusOr<MemoryRegionHandle> Provider::RegisterMemory(void* bytes, size_t 
   }
   if (error == -FI_ENOKEY) return absl::AlreadyExistsError(what);
   return absl::InvalidArgumentError(what);
+}
+
+absl::StatusOr<MemoryRegionHandle> Provider::RegisterDeviceMemory(const DeviceMemory& memory,
+                                                                  uint64_t access,
+                                                                  uint64_t key) const {
+  const iovec bytes = {.iov_base = reinterpret_cast<void*>(memory.address),
+                       .iov_len = memory.bytes};
+  fi_mr_attr attributes{};
+  attributes.mr_iov = &bytes;
+  attributes.iov_count = 1;
+  attributes.access = access;
+  attributes.requested_key = key;
+  attributes.iface = FI_HMEM_CUDA;
+  attributes.device.cuda = memory.device;
+  fid_mr* region = nullptr;
+#if defined(FI_MR_DMABUF)  // libfabric 1.20
+  if (memory.dma_buf >= 0) {
+    const fi_mr_dmabuf buffer = {.fd = memory.dma_buf,
+                                 .offset = 0,
+                                 .len = memory.bytes,
+                                 .base_addr = reinterpret_cast<void*>(memory.address)};
+    fi_mr_attr by_buffer = attributes;
+    by_buffer.dmabuf = &buffer;
+    if (fi_mr_regattr(domain_.get(), &by_buffer, FI_MR_DMABUF, &region) == 0) {
+      return MemoryRegionHandle(region);
+    }
+    // By its address then, which providers have known for longer.
+  }
+#endif
+  const int error = fi_mr_regattr(domain_.get(), &attributes, 0, &region);
+  if (error == 0) return MemoryRegionHandle(region);
+  const std::string what = "register " + FormatBytes(memory.bytes) +
+                           " of a GPU with libfabric provider '" + name_ +
+                           "': " + FabricErrorText(error);
+  if (error == -FI_ENOKEY) return absl::AlreadyExistsError(what);
+  return absl::UnimplementedError(
+      what +
+      "; it takes the kernel's nvidia-peermem (modprobe nvidia-peermem) or dma-buf, and room "
+      "in the GPU's BAR1 (nvidia-smi -q -d MEMORY)");
 }
 
 }  // namespace talweg::transport

@@ -12,6 +12,7 @@
 
 #include "libs/transport/libfabric/handles.h"
 #include "libs/transport/libfabric/socket_address.h"
+#include "libs/transport/transport.h"
 
 namespace talweg::transport {
 
@@ -31,12 +32,15 @@ struct ProviderLimits {
 // A provider's fabric, domain and event queue, opened. One thread.
 class Provider {
  public:
-  // `device`: the domain's name, e.g. "mlx5_0"; "" for the provider's first.
+  // `device`: the domain's name, e.g. "mlx5_0"; "" for the provider's first. With `wants_cuda`,
+  // one whose devices reach GPUs' memory, if there is such a one.
   static absl::StatusOr<std::unique_ptr<Provider>> Open(const std::string& name,
-                                                        const std::string& device);
+                                                        const std::string& device, bool wants_cuda);
 
   const std::string& name() const { return name_; }
   const ProviderLimits& limits() const { return limits_; }
+  // Whether RegisterDeviceMemory may succeed; else why not.
+  const absl::Status& takes_device_memory() const { return takes_device_memory_; }
   fid_fabric* fabric() const { return fabric_.get(); }
   fid_domain* domain() const { return domain_.get(); }
   fid_eq* event_queue() const { return event_queue_.get(); }
@@ -51,15 +55,21 @@ class Provider {
   // `access`: FI_WRITE, FI_REMOTE_WRITE, FI_SEND, FI_RECV. `key` is a wish.
   absl::StatusOr<MemoryRegionHandle> RegisterMemory(void* bytes, size_t size, uint64_t access,
                                                     uint64_t key) const;
+  // Of an NVIDIA GPU. UNIMPLEMENTED: refused, with what the machine may lack.
+  absl::StatusOr<MemoryRegionHandle> RegisterDeviceMemory(const DeviceMemory& memory,
+                                                          uint64_t access, uint64_t key) const;
 
  private:
   Provider() = default;
   InfoHandle NewHints() const;
+  // As NewHints, of what reaches GPUs' memory; null, and takes_device_memory() says why.
+  InfoHandle AskForDeviceMemory();
 
   std::string name_;
   std::string device_;
   InfoHandle info_;
   ProviderLimits limits_;
+  absl::Status takes_device_memory_;
   FabricHandle fabric_;
   EventQueueHandle event_queue_;
   DomainHandle domain_;

@@ -64,8 +64,11 @@ struct End {
 // Everything that transports share lies under one lock.
 class Network final : public LoopbackNetwork {
  public:
+  explicit Network(LoopbackDevices* reached) : devices(reached) {}
+
   std::unique_ptr<Transport> NewTransport() override;
 
+  LoopbackDevices* const devices;  // May be null.
   std::mutex mutex;
   std::map<uint64_t, LoopbackTransport*> listening;  // By address.
   uint64_t next_number = 1;
@@ -74,9 +77,11 @@ class Network final : public LoopbackNetwork {
 
 class LoopbackRegistration final : public Registration {
  public:
-  LoopbackRegistration(LoopbackTransport* owner, std::span<std::byte> bytes, wire::RemoteRef base)
+  LoopbackRegistration(LoopbackTransport* owner, std::span<std::byte> bytes, wire::RemoteRef base,
+                       bool on_device)
       : owner_(owner) {
     bytes_ = bytes;
+    on_device_ = on_device;
     base_ = base;
   }
   ~LoopbackRegistration() override;
@@ -137,13 +142,16 @@ class LoopbackTransport final : public Transport {
   }
 
   absl::StatusOr<Region> Register(std::span<std::byte> bytes) override {
-    if (bytes.empty()) return absl::InvalidArgumentError("a region of 0 bytes");
-    const std::lock_guard lock(network_->mutex);
-    // Mixed, so that no test comes to rely on an order of keys.
-    const wire::RemoteRef base{.key = Mix64(network_->next_key++), .address = 0};
-    auto registration = std::make_unique<LoopbackRegistration>(this, bytes, base);
-    regions_.emplace(base.key, registration.get());
-    return Region(std::move(registration));
+    return Add(bytes, /*on_device=*/false);
+  }
+
+  absl::Status TakesDeviceMemory() const override {
+    return network_->devices != nullptr ? absl::OkStatus() : Transport::TakesDeviceMemory();
+  }
+
+  absl::StatusOr<Region> RegisterDevice(const DeviceMemory& memory) override {
+    if (network_->devices == nullptr) return TakesDeviceMemory();
+    return Add({reinterpret_cast<std::byte*>(memory.address), memory.bytes}, /*on_device=*/true);
   }
 
   PostResult PostWrite(ConnectionId id, RegionSlice source, wire::RemoteRef target,
@@ -222,6 +230,16 @@ class LoopbackTransport final : public Transport {
     }
   }
 
+  absl::StatusOr<Region> Add(std::span<std::byte> bytes, bool on_device) {
+    if (bytes.empty()) return absl::InvalidArgumentError("a region of 0 bytes");
+    const std::lock_guard lock(network_->mutex);
+    // Mixed, so that no test comes to rely on an order of keys.
+    const wire::RemoteRef base{.key = Mix64(network_->next_key++), .address = 0};
+    auto registration = std::make_unique<LoopbackRegistration>(this, bytes, base, on_device);
+    regions_.emplace(base.key, registration.get());
+    return Region(std::move(registration));
+  }
+
   // All below: the network's lock is held, unless they take it.
   void Wake() {
     const uint64_t one = 1;
@@ -268,7 +286,7 @@ class LoopbackTransport final : public Transport {
   }
 
   // What was posted leaves: its bytes are copied, and its source is free.
-  static void Send(End& end, int* work) {
+  void Send(End& end, int* work) const {
     while (MaySend(end)) {
       Post& post = end.posts.front();
       Operation operation{.is_frame = post.is_frame, .target = post.target};
@@ -279,7 +297,12 @@ class LoopbackTransport final : public Transport {
             post.source.registration == nullptr
                 ? std::span<std::byte>()
                 : post.source.registration->bytes().subspan(post.source.offset, post.source.length);
-        operation.bytes.assign(bytes.begin(), bytes.end());
+        if (!bytes.empty() && post.source.registration->on_device()) {
+          operation.bytes.resize(bytes.size());
+          network_->devices->Read(reinterpret_cast<uint64_t>(bytes.data()), operation.bytes);
+        } else {
+          operation.bytes.assign(bytes.begin(), bytes.end());
+        }
         end.done.push_back(post.context);
       }
       end.peer->inbox_bytes += operation.bytes.size() + kOperationBytes;
@@ -297,7 +320,11 @@ class LoopbackTransport final : public Transport {
     const std::span<std::byte> region = found->second->bytes();
     const uint64_t offset = operation.target.address;
     if (offset > region.size() || operation.bytes.size() > region.size() - offset) return false;
-    memcpy(region.data() + offset, operation.bytes.data(), operation.bytes.size());
+    if (found->second->on_device()) {
+      network_->devices->Write(reinterpret_cast<uint64_t>(region.data()) + offset, operation.bytes);
+    } else {
+      memcpy(region.data() + offset, operation.bytes.data(), operation.bytes.size());
+    }
     return true;
   }
 
@@ -350,6 +377,8 @@ std::unique_ptr<Transport> Network::NewTransport() {
 
 }  // namespace
 
-std::unique_ptr<LoopbackNetwork> NewLoopbackNetwork() { return std::make_unique<Network>(); }
+std::unique_ptr<LoopbackNetwork> NewLoopbackNetwork(LoopbackDevices* devices) {
+  return std::make_unique<Network>(devices);
+}
 
 }  // namespace talweg::transport

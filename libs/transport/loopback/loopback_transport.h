@@ -2,11 +2,23 @@
 #ifndef TALWEG_LIBS_TRANSPORT_LOOPBACK_LOOPBACK_TRANSPORT_H_
 #define TALWEG_LIBS_TRANSPORT_LOOPBACK_LOOPBACK_TRANSPORT_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <span>
 
 #include "libs/transport/transport.h"
 
 namespace talweg::transport {
+
+// What network devices do with accelerators' memory, where they reach it: a test's, which outlives
+// the network. Called by whoever polls.
+class LoopbackDevices {
+ public:
+  virtual ~LoopbackDevices() = default;
+  virtual void Read(uint64_t address, std::span<std::byte> target) = 0;
+  virtual void Write(uint64_t address, std::span<const std::byte> source) = 0;
+};
 
 // A network inside one process, for tests of services: transports made from one LoopbackNetwork
 // reach each other at "loopback://<number>". Nothing depends on time or threads: the same calls
@@ -20,7 +32,8 @@ class LoopbackNetwork {
   virtual std::unique_ptr<Transport> NewTransport() = 0;
 };
 
-std::unique_ptr<LoopbackNetwork> NewLoopbackNetwork();
+// Without `devices` it carries host memory only.
+std::unique_ptr<LoopbackNetwork> NewLoopbackNetwork(LoopbackDevices* devices = nullptr);
 
 }  // namespace talweg::transport
 

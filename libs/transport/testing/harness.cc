@@ -31,6 +31,31 @@ void WaitForWork(const std::vector<Endpoint*>& endpoints, int timeout_ms) {
 
 }  // namespace
 
+DeviceMemory RemoteDevice::Allocate(size_t bytes) {
+  const uint64_t address = next_address_;
+  next_address_ += bytes + 4096;
+  memory_[address].resize(bytes);
+  return {.address = address, .bytes = bytes};
+}
+
+std::span<std::byte> RemoteDevice::At(uint64_t address, size_t bytes) {
+  auto at = memory_.upper_bound(address);
+  TALWEG_CHECK(at != memory_.begin());
+  --at;
+  const uint64_t offset = address - at->first;
+  TALWEG_CHECK(offset <= at->second.size() && bytes <= at->second.size() - offset);
+  return std::span(at->second).subspan(offset, bytes);
+}
+
+void RemoteDevice::Store(const DeviceMemory& memory, std::span<const std::byte> bytes) {
+  memcpy(At(memory.address, bytes.size()).data(), bytes.data(), bytes.size());
+}
+
+std::vector<std::byte> RemoteDevice::Load(const DeviceMemory& memory) {
+  const std::span<std::byte> bytes = At(memory.address, memory.bytes);
+  return {bytes.begin(), bytes.end()};
+}
+
 int Harness::ConnectRaw(const std::string&) { return -1; }
 
 void RecordingSink::OnAccepted(ConnectionId connection) {

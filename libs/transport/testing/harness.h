@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -19,6 +20,30 @@
 // of every implementation, which defines NewHarness.
 namespace talweg::transport {
 
+// Memory of an accelerator of the test's, which transports reach and the CPU does not.
+class TestDevice {
+ public:
+  virtual ~TestDevice() = default;
+  // Lives as long as this.
+  virtual DeviceMemory Allocate(size_t bytes) = 0;
+  virtual void Store(const DeviceMemory& memory, std::span<const std::byte> bytes) = 0;
+  virtual std::vector<std::byte> Load(const DeviceMemory& memory) = 0;
+};
+
+// Devices whose memory has addresses of its own, and is elsewhere.
+class RemoteDevice final : public TestDevice {
+ public:
+  DeviceMemory Allocate(size_t bytes) override;
+  void Store(const DeviceMemory& memory, std::span<const std::byte> bytes) override;
+  std::vector<std::byte> Load(const DeviceMemory& memory) override;
+  // For the transport.
+  std::span<std::byte> At(uint64_t address, size_t bytes);
+
+ private:
+  std::map<uint64_t, std::vector<std::byte>> memory_;
+  uint64_t next_address_ = 0x7000'0000'0000;
+};
+
 // An implementation under test. All its transports can reach each other.
 class Harness {
  public:
@@ -31,6 +56,8 @@ class Harness {
   // A socket connected to where a transport listens, for bytes that no transport would send;
   // -1 if there is no such thing.
   virtual int ConnectRaw(const std::string& address);
+  // Null: its transports take no device's memory.
+  virtual TestDevice* device() { return nullptr; }
 };
 
 std::unique_ptr<Harness> NewHarness();

@@ -193,6 +193,18 @@ void ExamineGpus(const MachineFacts& facts, std::vector<Finding>& findings) {
     } else {
       findings.push_back(Good("NCCL", "none; one GPU needs none"));
     }
+    if (!facts.provider_reaches_gpus) {
+      // Nothing to remedy where the network is TCP.
+      findings.push_back(
+          Good("GPUDirect", absl::StrCat("not used: libfabric's provider ", facts.provider,
+                                         " does not reach GPUs' memory")));
+    } else if (cuda.nics_reach_gpus.ok()) {
+      findings.push_back(
+          Good("GPUDirect", absl::StrCat("used by agents with one GPU, if registrations succeed (",
+                                         facts.provider, ")")));
+    } else {
+      findings.push_back(GpuWarning("GPUDirect", cuda.nics_reach_gpus));
+    }
     findings.push_back(
         cuda.has_kernels
             ? Good("GPU kernels", "built in")

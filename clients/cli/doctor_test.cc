@@ -170,6 +170,19 @@ TEST_CASE("doctor: what GPUs lack is one finding each, with its remedy", "[cli]"
   CHECK(OnlyFinding(facts).remedy == "install it");
 }
 
+TEST_CASE("doctor: whether NICs would reach GPUs, and why not", "[cli]") {
+  CHECK_THAT(FindingsText(Examine(GoodMachine())), !Contains("GPUDirect"));
+  MachineFacts facts = GpuMachine();
+  CHECK_THAT(FindingsText(Examine(facts)),
+             Contains("provider tcp does not reach GPUs' memory") && !Contains("Remedies"));
+  facts.provider = "verbs";
+  facts.provider_reaches_gpus = true;
+  CHECK_THAT(FindingsText(Examine(facts)), Contains("used by agents with one GPU"));
+  facts.cuda.nics_reach_gpus = absl::UnimplementedError("A GPU lets no NIC; that is a pity");
+  CHECK(OnlyFinding(facts).check == "GPUDirect");
+  CHECK(OnlyFinding(facts).value == "A GPU lets no NIC");
+}
+
 TEST_CASE("doctor: this machine can be asked", "[cli]") {
   const MachineFacts facts = ReadMachineFacts("tcp");
   CHECK(facts.memory_bytes > kMiB);

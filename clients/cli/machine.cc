@@ -78,6 +78,26 @@ std::string PidfdError() {
 }
 
 // Loaded, not linked: where it is missing the doctor says so instead of not starting.
+// As agents ask it (libs/transport/libfabric/provider.cc): its devices reach GPUs' memory, of which
+// it has to be told beforehand.
+bool ReachesGpus(decltype(&fi_getinfo) get_info, decltype(&fi_freeinfo) free_info,
+                 decltype(&fi_dupinfo) duplicate, const std::string& provider) {
+  fi_info* const hints = duplicate(nullptr);  // What fi_allocinfo is.
+  if (hints == nullptr) return false;
+  hints->caps = FI_MSG | FI_RMA | FI_HMEM;
+  hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
+  hints->ep_attr->type = FI_EP_MSG;
+  hints->domain_attr->mr_mode =
+      FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_HMEM;
+  hints->fabric_attr->prov_name = strdup(provider.c_str());
+  fi_info* found = nullptr;
+  const bool any = get_info(FI_VERSION(1, 17), nullptr, nullptr, 0, hints, &found) == 0;
+  const bool reaches = any && (found->domain_attr->mr_mode & FI_MR_HMEM) != 0;
+  if (any) free_info(found);
+  free_info(hints);
+  return reaches;
+}
+
 void ReadLibfabric(MachineFacts& facts) {
   void* const library = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -107,6 +127,9 @@ void ReadLibfabric(MachineFacts& facts) {
     if (connected && name == facts.provider) facts.provider_found = true;
   }
   free_info(first);
+  const auto duplicate = reinterpret_cast<decltype(&fi_dupinfo)>(dlsym(library, "fi_dupinfo"));
+  facts.provider_reaches_gpus =
+      duplicate != nullptr && ReachesGpus(get_info, free_info, duplicate, facts.provider);
   facts.providers.assign(names.begin(), names.end());
 }
 

@@ -103,8 +103,9 @@ struct AgentConfig : ProcessConfig {
   uint64_t unreachable_ms = 30'000;  // Of whom steps wait for, which ends the job here; 0: never.
   std::string trace_path;            // Empty: no trace.
   uint32_t trace_rounds = 16;
-  std::string gpu = "auto";    // "off": ranks' tensors on GPUs go through host memory.
-  std::string test_fake_gpus;  // Tests only: DIRECTORY:COUNT of gpu::fake::NewSharedPlatform.
+  std::string gpu = "auto";         // "off": ranks' tensors on GPUs go through host memory.
+  std::string gpu_direct = "auto";  // "off": NICs reach no GPU's memory.
+  std::string test_fake_gpus;       // Tests only: DIRECTORY:COUNT of gpu::fake::NewSharedPlatform.
 
   friend bool operator==(const AgentConfig&, const AgentConfig&) = default;
 };

@@ -79,6 +79,10 @@ absl::Status Agent::Open() {
             .host_found =
                 [this](ConnectionId connection, absl::StatusOr<std::string> literal) {
                   mailbox_->Post(HostFound{connection, std::move(literal)});
+                },
+            .fetch_result =
+                [this](const pipeline::SliceBytes& slice, std::span<std::byte> bytes) {
+                  return gpus_->stage().FetchResult(slice, bytes);
                 }},
         transport_.get(), memory_.get(), &timeline_, &clock_, static_cast<PeerEvents*>(this));
   }
@@ -128,7 +132,12 @@ absl::Status Agent::OpenTransport() {
   if (options_.make_transport) {
     TALWEG_ASSIGN_OR_RETURN(transport_, options_.make_transport(&clock_));
   } else {
-    TALWEG_ASSIGN_OR_RETURN(transport_, MakeTransport(config_, &clock_));
+    using Devices = transport::FabricOptions::Devices;
+    Devices devices = Devices::kNone;
+    if (gpu_platform_ != nullptr && config_.gpu_direct == "auto") {
+      devices = config_.test_fake_gpus.empty() ? Devices::kCuda : Devices::kFake;
+    }
+    TALWEG_ASSIGN_OR_RETURN(transport_, MakeTransport(config_, devices, &clock_));
   }
   return loop_->AddDescriptor(transport_->WaitDescriptor(), EPOLLIN, [](uint32_t) {});
 }
@@ -227,6 +236,7 @@ absl::Status Agent::Run() {
   admin_->Shutdown(0);
   // Ranks that are still there see at once that nobody serves them.
   desk_.reset();
+  memory_->DropNicRegions();
   if (gpus_ != nullptr) loop_->RemoveDescriptor(gpus_->stage().WaitDescriptor());
   gpus_.reset();  // Its copies may still use what is freed next.
   data_plane_.reset();
@@ -311,7 +321,7 @@ void Agent::Perform(pipeline::Effects& effects) {
             desk_->Do(e);
           } else if constexpr (std::is_same_v<E, pipeline::CompleteRound>) {
             missing_nodes_.erase({e.tensor, e.round});
-            if (gpus_ != nullptr && gpus_->stage().HasGradients(e.tensor, e.round)) {
+            if (gpus_ != nullptr && gpus_->stage().TakesPart(e.tensor, e.round)) {
               gpus_->stage().Deliver(e);  // FinishRound follows.
             } else {
               FinishRound(e);
@@ -342,8 +352,10 @@ void Agent::Perform(pipeline::Effects& effects) {
 
 void Agent::Do(pipeline::AllocateTensor& effect) {
   const bool on_device = desk_->IsOnDevice(effect.spec.name);
-  const absl::Status status = memory_->Allocate(effect.tensor, effect.spec, on_device);
+  const absl::Status status = memory_->Allocate(effect.tensor, effect.spec, on_device,
+                                                on_device ? MakeDirect(effect) : std::nullopt);
   if (on_device) member_->StageContributions(effect.tensor);
+  if (!status.ok() && gpus_ != nullptr) gpus_->stage().DropDirect(effect.tensor);
   const std::string text = status.ok() ? "" : std::string(status.message());
   Deliver([this, tensor = effect.tensor, text](pipeline::Effects& out) {
     member_->OnTensorAllocated(tensor, text, NowNs(), out);
@@ -361,6 +373,11 @@ void Agent::Do(const pipeline::CopyInline& effect) {
   TALWEG_CHECK(frame_ != nullptr);
   const auto& results = std::get<std::vector<wire::Result>>(frame_->entries);
   const std::span<const std::byte> bytes = results[effect.entry].bytes;
+  if (memory_->OnNic(effect.target)) {
+    // If that fails the GPU is lost, and with it this member.
+    gpus_->stage().StoreResult(effect.target, bytes).IgnoreError();
+    return;
+  }
   const std::span<std::byte> target = memory_->Writable(effect.target);
   TALWEG_CHECK(bytes.size() == target.size());
   std::memcpy(target.data(), bytes.data(), bytes.size());

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -103,6 +104,9 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   void Deliver(std::function<void(pipeline::Effects&)> event);
   void Perform(pipeline::Effects& effects);
   void Do(pipeline::AllocateTensor& effect);
+  // Where a NIC has the tensor on its GPU, if it may: docs/gpu.md, "GPUDirect".
+  std::optional<TensorMemory::NicRegions> MakeDirect(const pipeline::AllocateTensor& effect);
+  void NoteNotDirect(const absl::Status& why);
   void Do(pipeline::ReduceSlice& effect);
   void Do(const pipeline::CopyInline& effect);
   void Do(const pipeline::ReportLost& effect);
@@ -175,6 +179,9 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   std::unique_ptr<DataPlane> data_plane_;        // Null when standalone.
   std::unique_ptr<gpu::Platform> gpu_platform_;  // Until gpus_ has it.
   std::unique_ptr<GpuFront> gpus_;               // Null without GPUs.
+  bool any_direct_ = false;
+  bool direct_off_ = false;  // No further tensor is a NIC's on a GPU.
+  std::set<absl::StatusCode> not_direct_noted_;
   std::unique_ptr<RankDesk> desk_;
   std::unique_ptr<pipeline::Member> member_;
   std::unique_ptr<rpc::ServiceHolder> admin_service_;

@@ -188,6 +188,7 @@ void Agent::Restart() {
   Log(LogLevel::kInfo, "all ranks have left; ready for the next");
   ++generation_;
   desk_->Restart(static_cast<uint32_t>(member_->tensors().size()));
+  memory_->DropNicRegions();
   if (gpus_ != nullptr) gpus_->stage().ForgetTensors();
   memory_->Recycle();
   missing_nodes_.clear();

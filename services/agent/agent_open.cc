@@ -17,12 +17,14 @@
 namespace talweg::agent {
 
 absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
-    const config::AgentConfig& config, const Clock* clock) {
+    const config::AgentConfig& config, transport::FabricOptions::Devices devices,
+    const Clock* clock) {
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::Transport> network,
                           transport::NewFabricTransport(
                               {.provider = config.provider,
                                .source_interface = config.interface,
-                               .silence_ns = static_cast<int64_t>(config.silence_ms) * 1'000'000},
+                               .silence_ns = static_cast<int64_t>(config.silence_ms) * 1'000'000,
+                               .devices = devices},
                               clock, nullptr));
   if (!config.local_transport) return network;
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::LocalTransport> local,

@@ -10,13 +10,16 @@
 
 #include "libs/config/config.h"
 #include "libs/runtime/clock.h"
+#include "libs/transport/libfabric/fabric_transport.h"
 #include "libs/transport/transport.h"
 
 namespace talweg::agent {
 
-// The network that the configuration names, and shared memory if it allows that.
+// The network that the configuration names, and shared memory if it allows that; for these devices'
+// memory, too, if it reaches that.
 absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
-    const config::AgentConfig& config, const Clock* clock);
+    const config::AgentConfig& config, transport::FabricOptions::Devices devices,
+    const Clock* clock);
 
 absl::StatusOr<gid_t> GroupId(const std::string& name);
 

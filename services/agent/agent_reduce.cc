@@ -26,7 +26,7 @@ absl::Status Agent::OpenGpuFront() {
 }
 
 void Agent::Do(pipeline::ReduceSlice& effect) {
-  if (gpus_ != nullptr && gpus_->stage().HasGradients(effect.target.tensor, effect.target.round)) {
+  if (gpus_ != nullptr && gpus_->stage().TakesPart(effect.target.tensor, effect.target.round)) {
     gpus_->stage().Reduce(effect);
   } else {
     reduces_.push_back(std::move(effect));
@@ -83,7 +83,11 @@ void Agent::OnUnexported(LocalRank rank, uint32_t request) {
 
 void Agent::OnEventsLost(LocalRank rank) { desk_->TellEventsLost(rank); }
 
-void Agent::OnGpuFailed(const std::string& text) { OnRankFailure(text); }
+void Agent::OnGpuFailed(const std::string& text) {
+  // What a NIC still reads on a GPU that is lost nobody can vouch for.
+  if (gpus_->stage().AnyDirect()) data_plane_->CloseAll();
+  OnRankFailure(text);
+}
 
 void Agent::OnGpuNote(const std::string& text) { Log(LogLevel::kWarning, "GPUs: ", text); }
 

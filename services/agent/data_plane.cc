@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "services/agent/data_plane.h"
 
+#include <algorithm>
 #include <type_traits>
 #include <variant>
 
@@ -31,8 +32,8 @@ int DataPlane::Poll(int events_max) {
 }
 
 void DataPlane::Do(const pipeline::Connect& effect) {
-  const bool same_host =
-      options_.local_transport && !options_.host_id.empty() && effect.host_id == options_.host_id;
+  const bool same_host = options_.local_transport && !network_only_ && !options_.host_id.empty() &&
+                         effect.host_id == options_.host_id;
   const std::string address = transport::SelectAddress(effect.data_address, same_host);
   if (address.empty()) {
     failed_connects_.emplace_back(effect.connection, "aggregator '" + effect.name +
@@ -90,6 +91,11 @@ void DataPlane::Do(const pipeline::Close& effect) {
   Forget(effect.connection, transport_id);
 }
 
+bool DataPlane::AnyLocal() const {
+  return std::any_of(peers_.begin(), peers_.end(),
+                     [](const auto& peer) { return peer.second.traffic.transport == "local"; });
+}
+
 void DataPlane::Forget(ConnectionId core_id, ConnectionId transport_id) {
   peers_.erase(core_id);
   core_names_.erase(transport_id);
@@ -136,7 +142,16 @@ void DataPlane::PostEntries(const pipeline::Send& send, std::vector<Entry>& entr
   }
 }
 
+absl::StatusOr<std::span<const std::byte>> DataPlane::InlineBytes(
+    const pipeline::SliceBytes& slice, std::deque<std::vector<std::byte>>& fetched) const {
+  if (!memory_->OnNic(slice)) return memory_->Readable(slice);
+  std::vector<std::byte>& bytes = fetched.emplace_back(slice.length_bytes);
+  TALWEG_RETURN_IF_ERROR(options_.fetch_result(slice, bytes));
+  return std::span<const std::byte>(bytes);
+}
+
 void DataPlane::Do(pipeline::Send& send) {
+  std::deque<std::vector<std::byte>> fetched;
   if (auto* declares = std::get_if<std::vector<wire::Declare>>(&send.entries)) {
     for (size_t i = 0; i < declares->size(); ++i) {
       (*declares)[i].result = memory_->ResultRefs(send.tensors[i]);
@@ -145,7 +160,11 @@ void DataPlane::Do(pipeline::Send& send) {
     const int64_t now_ns = clock_->NowNs();
     for (size_t i = 0; i < contributions->size(); ++i) {
       wire::Contribute& entry = (*contributions)[i];
-      if (entry.form == wire::Form::kInline) entry.bytes = memory_->Readable(send.sources[i]);
+      if (entry.form == wire::Form::kInline) {
+        const auto bytes = InlineBytes(send.sources[i], fetched);
+        if (!bytes.ok()) return;  // With its GPU this agent has ended, and all connections.
+        entry.bytes = *bytes;
+      }
       if (timeline_->Wants(entry.round)) {
         timeline_->OnSent(send.sources[i].tensor, entry.round, now_ns);
       }

@@ -5,7 +5,9 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -40,6 +42,8 @@ class DataPlane final : public transport::EventSink {
     bool local_transport = true;  // Whether an aggregator on this host is reached through memory.
     // Called on another thread; takes both to OnHostFound on the owner's.
     std::function<void(ConnectionId, absl::StatusOr<std::string>)> host_found;
+    // Bytes of a result that a NIC has on a GPU.
+    std::function<absl::Status(const pipeline::SliceBytes&, std::span<std::byte>)> fetch_result;
   };
 
   // All outlive it.
@@ -52,6 +56,11 @@ class DataPlane final : public transport::EventSink {
   void Do(const pipeline::Close& effect);
   void Do(pipeline::Send& effect);
   void Do(const pipeline::WriteSlice& effect);
+
+  // Whether an aggregator is reached through this host's memory, which carries nothing of GPUs'.
+  bool AnyLocal() const;
+  // From now on none is.
+  void UseNetworkOnly() { network_only_ = true; }
 
   // The host's name of an aggregator's address has become a literal one, or not.
   void OnHostFound(ConnectionId connection, const absl::StatusOr<std::string>& literal);
@@ -84,6 +93,9 @@ class DataPlane final : public transport::EventSink {
     Traffic traffic;
   };
 
+  // The bytes of a slice that leaves in a frame; `fetched` keeps those that lie on no host.
+  absl::StatusOr<std::span<const std::byte>> InlineBytes(
+      const pipeline::SliceBytes& slice, std::deque<std::vector<std::byte>>& fetched) const;
   void ConnectTo(ConnectionId connection, const std::string& address);
   template <typename Entry>
   void PostEntries(const pipeline::Send& send, std::vector<Entry>& entries);
@@ -102,6 +114,7 @@ class DataPlane final : public transport::EventSink {
   std::vector<std::pair<ConnectionId, std::string>> failed_connects_;
   std::unordered_map<ConnectionId, std::string> looked_up_;  // Addresses of unfinished Connects.
   HostLookup lookup_;
+  bool network_only_ = false;
   uint64_t bytes_sent_ = 0;
   uint64_t bytes_received_ = 0;
   uint64_t bad_frames_ = 0;

@@ -135,6 +135,13 @@ bool GpuStage::FoundLost(const absl::Status& status) {
 
 void GpuStage::OnGpuLost(const gpu::GpuUuid& uuid, const absl::Status& why) {
   lost_[uuid] = {.why = why, .since_ns = now_ns_};
+  const auto is_direct = [&](const auto& entry) { return entry.second.gpu == uuid; };
+  if (std::any_of(direct_.begin(), direct_.end(), is_direct)) {
+    // What a NIC has there is gone: results that others may ask for, and sums on their way.
+    return Fail(absl::StrCat(StatusText(why),
+                             "; the network reads and writes its memory, which is lost with it: "
+                             "with --gpu_direct=off the job would go on"));
+  }
   events_.OnGpuNote(absl::StrCat(StatusText(why), "; it is opened again"));
   for (auto& [local_rank, rank] : ranks_) {
     for (auto& [tensor, part] : rank.parts) {

@@ -119,7 +119,8 @@ void GpuStage::DestroyEvents(const Part& part) {
 }
 
 void GpuStage::Pin(pipeline::TensorIndex tensor, const gpu::GpuUuid& uuid) {
-  if (pinned_.contains(tensor)) return;
+  // Of a tensor that a NIC has on the GPU hardly a byte goes through the host.
+  if (pinned_.contains(tensor) || IsDirect(tensor)) return;
   Pinned& pinned = pinned_[tensor];
   pinned.gpu = uuid;
   const auto pin = [&](std::span<std::byte> bytes, const char* what) {

@@ -13,6 +13,7 @@ GpuSet GpuStage::GpusOf(const Job& job) {
   for (const Input& input : job.inputs) {
     if (input.on_device) uuids.insert(input.gpu);
   }
+  if (job.direct != nullptr) uuids.insert(job.direct->gpu);
   return {uuids.begin(), uuids.end()};
 }
 
@@ -41,6 +42,7 @@ void GpuStage::ChoosePath(Lane& lane) {
   lane.groups = GroupsOf(*lane.job, lane.gpus);
   lane.path = PathOf(lane);
   lane.writes_ranks = false;
+  lane.sum_goes_up = false;
 }
 
 // In the order of the first ranks on them.
@@ -66,6 +68,14 @@ bool GpuStage::MayUse(const std::vector<GpuSet>& groups) {
 GpuStage::Path GpuStage::PathOf(const Lane& lane) {
   const Job& job = *lane.job;
   const GpuSet& gpus = lane.gpus;
+  if (job.direct != nullptr) {
+    const bool at_home = !lane.range.host_only && !job.mirrors &&
+                         std::all_of(job.inputs.begin(), job.inputs.end(), [&](const Input& input) {
+                           return input.on_device && input.gpu == job.direct->gpu;
+                         });
+    if (!at_home) return Path::kHost;
+    if (job.delivers || job.inputs.size() == 1) return Path::kStay;
+  }
   const auto has_staging = [&](const gpu::GpuUuid& uuid) {
     const NodeGpu& gpu = node_.At(uuid);
     return std::all_of(gpu.lanes.begin(), gpu.lanes.end(),
@@ -103,10 +113,14 @@ uint64_t GpuStage::PieceBytes(const Lane& lane) {
     uint64_t room = part.host.size();
     if (lane.path == Path::kHost) {
       const std::vector<Input>& inputs = lane.job->inputs;
-      const auto ranks = std::count_if(inputs.begin(), inputs.end(), [&](const Input& input) {
+      auto shares = std::count_if(inputs.begin(), inputs.end(), [&](const Input& input) {
         return input.on_device && input.gpu == uuid;
       });
-      room /= static_cast<uint64_t>(ranks);
+      // And one for their sum, or for the result.
+      if (lane.job->direct != nullptr && lane.job->direct->gpu == uuid) ++shares;
+      room /= static_cast<uint64_t>(shares);
+    } else if (lane.path == Path::kStay) {
+      room = options_.piece_bytes;
     } else if (lane.path != Path::kDirect) {
       room = std::min(room, part.in.bytes);
     }
@@ -159,7 +173,8 @@ int GpuStage::StartPieces() {
     if (job->ranges.empty()) std::erase(jobs_, job);
     ++job->pieces;
     ++started;
-    lane.through_staging = job->is_final || lane.adds_groups() || !IsPinned(job->slice);
+    lane.through_staging =
+        job->is_final || lane.adds_groups() || job->direct != nullptr || !IsPinned(job->slice);
     const absl::Status posted = Post(lane);
     if (!posted.ok()) OnPieceFailed(lane, posted);
   }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lanes do. A piece goes one of four ways:
+// What lanes do. A piece goes one of five ways:
 //
 //   kKernel      ranks that share a GPU: one kernel, then a copy to the host
 //   kCollective  among GPUs: local sums, reduce-scatter, each shard to the host; or each shard from
 //                the host, all-gather; or an all-reduce when no other node takes part
 //   kHost        every rank's bytes to the host, and summed there: for what the others cannot do
 //   kDirect      the result from the host to every GPU
+//   kStay        on the GPU: to where a NIC reads it, or the result from where it was written
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
@@ -53,7 +54,10 @@ absl::Status GpuStage::Post(Lane& lane) {
   lane.step = Step::kCopying;
   switch (lane.path) {
     case Path::kKernel: TALWEG_RETURN_IF_ERROR(PostKernel(lane)); break;
-    case Path::kHost: TALWEG_RETURN_IF_ERROR(PostToHost(lane)); break;
+    case Path::kHost:
+      TALWEG_RETURN_IF_ERROR(lane.job->mirrors ? PostMirror(lane) : PostToHost(lane));
+      break;
+    case Path::kStay: TALWEG_RETURN_IF_ERROR(PostStay(lane)); break;
     case Path::kDirect: TALWEG_RETURN_IF_ERROR(PostDirect(lane)); break;
     case Path::kCollective:
       lane.step = Step::kAwaitCommunicator;
@@ -81,6 +85,10 @@ absl::Status GpuStage::PostKernel(Lane& lane) {
   for (const Input& input : job.inputs) inputs.push_back(input.span.address + lane.range.offset);
   const reduce::ReduceSpec hop = RankHop(job.dtype, job.op, job.is_final, job.inputs.size());
   const gpu::ReduceSpec spec{.dtype = job.dtype, .op = hop.op, .divisor = hop.divisor};
+  if (job.direct != nullptr) {
+    return DeviceOf(uuid).Reduce(part.stream, spec, inputs, DirectBytes(lane).address,
+                                 lane.elements());
+  }
   TALWEG_RETURN_IF_ERROR(
       DeviceOf(uuid).Reduce(part.stream, spec, inputs, part.in.address, lane.elements()));
   const gpu::DeviceSpan sum = part.in.Part(0, lane.range.length);
@@ -331,7 +339,8 @@ void GpuStage::CombineOnHost(Lane& lane) {
                                      : host_.Contribution(slice, input.rank).data());
     TALWEG_CHECK(inputs.back() != nullptr);  // It pushed, so it has a buffer.
   }
-  CombineRanks(job.dtype, job.op, job.is_final, inputs, HostBytes(lane));
+  CombineRanks(job.dtype, job.op, job.is_final, inputs,
+               job.direct != nullptr ? HostSum(lane) : HostBytes(lane));
 }
 
 // The groups' sums lie in shards of their own sizes.
@@ -360,8 +369,19 @@ void GpuStage::AddGroups(Lane& lane) {
 
 void GpuStage::OnCopied(Lane& lane) {
   const Job& job = *lane.job;
+  counters_.pieces_direct += job.direct != nullptr && lane.path != Path::kHost;
+  if (job.mirrors) {
+    std::memcpy(HostBytes(lane).data(), PartOf(lane, job.direct->gpu).host.data(),
+                lane.range.length);
+    counters_.bytes_staged += lane.range.length;
+    return PieceDone(lane);
+  }
   if (job.delivers) {
     ++counters_.pieces_delivered;
+    return PieceDone(lane);
+  }
+  if (job.direct != nullptr && (lane.path != Path::kHost || lane.sum_goes_up)) {
+    counters_.pieces_by_kernel += lane.path == Path::kKernel;
     return PieceDone(lane);
   }
   if (lane.path == Path::kHost) {
@@ -369,6 +389,11 @@ void GpuStage::OnCopied(Lane& lane) {
     // What nobody wants any more is not written: its bytes may be another round's by now.
     if (lane.through_staging && !job.abandoned && events_.ReduceWanted(job.ticket)) {
       CombineOnHost(lane);
+      if (job.direct != nullptr) {
+        const absl::Status posted = PostSumUp(lane);
+        if (!posted.ok()) OnPieceFailed(lane, posted);
+        return;
+      }
     }
     if (job.is_final) host_results_[job.slice.tensor].push_back(lane.range);
   } else {

@@ -71,6 +71,7 @@ void GpuStage::Reduce(const pipeline::ReduceSlice& reduce) {
     }
     job->inputs.push_back(input);
   }
+  job->direct = DirectOf(reduce.target);
   job->ranges.push_back({reduce.target.offset_bytes, reduce.target.length_bytes});
   if (job->is_final) host_results_[reduce.target.tensor];
   Queue(std::move(job));
@@ -86,35 +87,20 @@ void GpuStage::Deliver(const pipeline::CompleteRound& round) {
     delivery->ranks.push_back(local_rank);
     if (!rank.left) targets.push_back({local_rank, true, part->gpu, part->span});
   }
-  std::vector<Range> ranges;
-  if (round.status == pipeline::Status::kOk && !targets.empty() && !failed_) {
-    const pipeline::TensorSpec& spec = host_.Spec(round.tensor);
+  const bool has_bytes = round.status == pipeline::Status::kOk && !failed_;
+  const auto direct = direct_.find(round.tensor);
+  if (has_bytes && direct != direct_.end()) {
+    DeliverDirect(delivery, direct->second, std::move(targets));
+  } else if (has_bytes && !targets.empty()) {
+    std::vector<Range> ranges;
     const auto on_host = host_results_.find(round.tensor);
+    const uint64_t bytes = host_.Spec(round.tensor).bytes();
     if (on_host != host_results_.end()) {
       ranges = on_host->second;
-    } else if (spec.bytes() > 0) {
-      ranges.push_back({0, spec.bytes()});
+    } else if (bytes > 0) {
+      ranges.push_back({0, bytes});
     }
-    constexpr uint64_t kJobBytesMax = kGiB;
-    for (const Range& range : ranges) {
-      for (uint64_t done = 0; done < range.length; done += kJobBytesMax) {
-        auto job = std::make_shared<Job>();
-        job->delivers = true;
-        job->slice = {
-            .tensor = round.tensor,
-            .round = round.round,
-            .memory = pipeline::Memory::kResult,
-            .offset_bytes = range.offset + done,
-            .length_bytes = static_cast<uint32_t>(std::min(kJobBytesMax, range.length - done))};
-        job->dtype = spec.dtype;
-        job->op = spec.op;
-        job->inputs = targets;
-        job->ranges.push_back({job->slice.offset_bytes, job->slice.length_bytes});
-        job->delivery = delivery;
-        ++delivery->jobs;
-        Queue(std::move(job));
-      }
-    }
+    QueueDelivery(delivery, targets, ranges, nullptr, false);
   } else {
     delivery->recorded = true;  // Nothing to order: AskTaken ends it.
   }
@@ -123,11 +109,43 @@ void GpuStage::Deliver(const pipeline::CompleteRound& round) {
   touched_ = true;
 }
 
+void GpuStage::QueueDelivery(const std::shared_ptr<Delivery>& delivery,
+                             const std::vector<Input>& targets, const std::vector<Range>& ranges,
+                             const Direct* direct, bool mirrors) {
+  const pipeline::CompleteRound& round = delivery->round;
+  const pipeline::TensorSpec& spec = host_.Spec(round.tensor);
+  constexpr uint64_t kJobBytesMax = kGiB;
+  for (const Range& range : ranges) {
+    for (uint64_t done = 0; done < range.length; done += kJobBytesMax) {
+      auto job = std::make_shared<Job>();
+      job->delivers = true;
+      job->mirrors = mirrors;
+      job->direct = direct;
+      job->slice = {
+          .tensor = round.tensor,
+          .round = round.round,
+          .memory = pipeline::Memory::kResult,
+          .offset_bytes = range.offset + done,
+          .length_bytes = static_cast<uint32_t>(std::min(kJobBytesMax, range.length - done))};
+      job->dtype = spec.dtype;
+      job->op = spec.op;
+      job->inputs = targets;
+      job->ranges.push_back({job->slice.offset_bytes, job->slice.length_bytes});
+      job->delivery = delivery;
+      ++delivery->jobs;
+      Queue(std::move(job));
+    }
+  }
+}
+
 void GpuStage::JobDone(const std::shared_ptr<Job>& job) {
   for (const Input& input : job->inputs) {
     if (input.on_device) --ranks_.at(input.rank).jobs;
   }
-  if (job->delivery != nullptr) --job->delivery->jobs;
+  if (job->delivery != nullptr && --job->delivery->jobs == 0 && job->delivery->mirrors &&
+      !job->abandoned) {
+    OnMirrored(job->delivery);
+  }
   if (!job->delivers && !job->abandoned) events_.OnReduced(job->ticket, job->slice.length_bytes);
 }
 
@@ -151,6 +169,7 @@ void GpuStage::Abandon() {
 
 void GpuStage::ForgetTensors() {
   while (!pinned_.empty()) Unpin(pinned_.begin()->first);
+  while (!direct_.empty()) DropDirect(direct_.begin()->first);
   host_results_.clear();
 }
 
@@ -376,6 +395,7 @@ void GpuStage::CloseUnusedGpus() {
   for (const Lane& lane : lanes_) {
     if (lane.step != Step::kFree) used.insert(lane.gpus.begin(), lane.gpus.end());
   }
+  for (const auto& [tensor, direct] : direct_) used.insert(direct.gpu);
   std::vector<gpu::GpuUuid> unused;
   for (const auto& [uuid, gpu] : node_.gpus()) {
     if (!used.contains(uuid) && !IsLost(uuid)) unused.push_back(uuid);

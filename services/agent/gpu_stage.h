@@ -66,6 +66,7 @@ struct GpuStageCounters {
   uint64_t pieces_by_collective = 0;  // Among GPUs.
   uint64_t pieces_by_groups = 0;      // Of these, among groups of GPUs, and added on the host.
   uint64_t pieces_by_host = 0;        // Copied to the host, and combined there.
+  uint64_t pieces_direct = 0;         // Of all, those that a NIC sends from, or sent to, the GPU.
   uint64_t pieces_delivered = 0;
   uint64_t bytes_staged = 0;  // Copied to or from staging buffers by this thread.
   uint64_t collectives_failed = 0;
@@ -120,6 +121,26 @@ class GpuStage {
   absl::Status Push(LocalRank rank, pipeline::TensorIndex tensor, Round round, int32_t priority,
                     const Source& source);
 
+  // ----- Tensors that a NIC sends from the GPU, and receives into it: gpu_direct.cc. -----
+
+  struct DirectMemory {
+    gpu::NicMemory send;
+    std::array<gpu::NicMemory, 2> results;  // By parity of the round.
+  };
+  // For a tensor that is being declared, and for good. Not to be had: FAILED_PRECONDITION,
+  // RESOURCE_EXHAUSTED, OUT_OF_RANGE (too small, or a broadcast) for this tensor, UNIMPLEMENTED for
+  // any. Whoever registers it has ended that before the tensors are forgotten.
+  absl::StatusOr<DirectMemory> MakeDirect(pipeline::TensorIndex tensor,
+                                          const pipeline::TensorSpec& spec, uint32_t rank_count);
+  void DropDirect(pipeline::TensorIndex tensor);
+  // Then its slices are this stage's, wherever its ranks pushed from.
+  bool IsDirect(pipeline::TensorIndex tensor) const { return direct_.contains(tensor); }
+  bool AnyDirect() const { return !direct_.empty(); }
+  // A slice's result that came, or leaves, in a frame. Fails only with the GPU: OnGpuFailed is
+  // told.
+  absl::Status StoreResult(const pipeline::SliceBytes& slice, std::span<const std::byte> bytes);
+  absl::Status FetchResult(const pipeline::SliceBytes& slice, std::span<std::byte> bytes);
+
   // It pushes nothing more. What it pushed is still summed; its memory goes when nothing needs it.
   void OnRankLeft(LocalRank rank);
   bool IsGone(LocalRank rank) const { return !ranks_.contains(rank); }
@@ -129,6 +150,10 @@ class GpuStage {
   // Whether a rank has pushed the tensor's open round from a GPU: then the slices of that round are
   // this stage's.
   bool HasGradients(pipeline::TensorIndex tensor, Round round) const;
+  // Or its bytes are a NIC's, wherever its ranks pushed it from.
+  bool TakesPart(pipeline::TensorIndex tensor, Round round) const {
+    return IsDirect(tensor) || HasGradients(tensor, round);
+  }
   void Reduce(const pipeline::ReduceSlice& reduce);
   // OnDelivered follows; at once for a round that failed.
   void Deliver(const pipeline::CompleteRound& round);
@@ -154,7 +179,7 @@ class GpuStage {
   const GpuNode& node() const { return node_; }
 
  private:
-  enum class Path : uint8_t { kKernel, kCollective, kHost, kDirect };
+  enum class Path : uint8_t { kKernel, kCollective, kHost, kDirect, kStay };
   enum class Step : uint8_t {
     kFree,
     kAwaitCommunicator,
@@ -212,6 +237,16 @@ class GpuStage {
     bool send = false;
     bool results = false;
   };
+  // Memory of a tensor that a NIC has, beside its places on the host.
+  struct Direct {
+    gpu::GpuUuid gpu;
+    uint32_t rank_count = 0;  // Of the node.
+    gpu::DeviceSpan allocated;
+    gpu::DeviceSpan send;
+    std::array<gpu::DeviceSpan, 2> results;
+
+    gpu::DeviceSpan Bytes(const pipeline::SliceBytes& slice) const;
+  };
   struct LostGpu {
     absl::Status why;
     bool closed = false;
@@ -223,22 +258,26 @@ class GpuStage {
     uint64_t length = 0;
     bool host_only = false;  // A collective of it has failed.
   };
-  // The end of a round: the result goes into the ranks' tensors, then they are told.
-  struct Delivery {
-    pipeline::CompleteRound round;
-    std::vector<LocalRank> ranks;
-    size_t jobs = 0;
-    bool recorded = false;
-    bool wakes = false;  // When the `taken` are done.
-  };
   struct Input {
     LocalRank rank;
     bool on_device = false;
     gpu::GpuUuid gpu;
     gpu::DeviceSpan span;  // The whole tensor.
   };
+  // The end of a round: the result goes into the ranks' tensors, then they are told.
+  struct Delivery {
+    pipeline::CompleteRound round;
+    std::vector<LocalRank> ranks;
+    size_t jobs = 0;
+    bool mirrors = false;  // It goes to the host first; from there to these.
+    std::vector<Input> mirrored_for;
+    bool recorded = false;
+    bool wakes = false;  // When the `taken` are done.
+  };
   struct Job {
     bool delivers = false;
+    bool mirrors = false;            // Of these: from the GPU to the host.
+    const Direct* direct = nullptr;  // It is a NIC's where it goes to, or, delivered, comes from.
     uint64_t ticket = 0;
     pipeline::SliceBytes slice;
     bool is_final = false;
@@ -263,6 +302,7 @@ class GpuStage {
     bool through_staging = false;
     bool wakes = false;         // When what is recorded is done.
     bool writes_ranks = false;  // Copies into tensors of ranks have been posted.
+    bool sum_goes_up = false;   // Its sum was made on the host, for a NIC that reads the GPU.
     uint64_t elements() const { return range.length / DTypeSize(job->dtype); }
     uint64_t ShardElements(const GpuSet& group) const {
       return (elements() + group.size() - 1) / group.size();
@@ -295,6 +335,8 @@ class GpuStage {
   bool WakeFor(Rank& rank);
   bool WakeFor(Delivery& delivery);
   void Queue(std::shared_ptr<Job> job);
+  void QueueDelivery(const std::shared_ptr<Delivery>& delivery, const std::vector<Input>& targets,
+                     const std::vector<Range>& ranges, const Direct* direct, bool mirrors);
   void JobDone(const std::shared_ptr<Job>& job);
   void Fail(const std::string& text);
 
@@ -347,6 +389,22 @@ class GpuStage {
   static GpuSet GpusOf(const Job& job);
   std::string Describe(const Lane& lane) const;
 
+  // gpu_direct.cc
+  // Where all of the node's ranks have their memory.
+  absl::StatusOr<gpu::GpuUuid> OnlyGpu(uint32_t rank_count) const;
+  // Null: these bytes lie on the host.
+  const Direct* DirectOf(const pipeline::SliceBytes& slice) const;
+  static gpu::DeviceSpan DirectBytes(const Lane& lane);
+  // The status, of which the consequences are drawn.
+  absl::Status Checked(absl::Status status, pipeline::TensorIndex tensor);
+  absl::Status PostStay(Lane& lane);
+  std::span<std::byte> HostSum(const Lane& lane);
+  absl::Status PostSumUp(Lane& lane);
+  absl::Status PostMirror(Lane& lane);
+  void DeliverDirect(const std::shared_ptr<Delivery>& delivery, const Direct& direct,
+                     std::vector<Input> targets);
+  void OnMirrored(const std::shared_ptr<Delivery>& delivery);
+
   // gpu_failures.cc
   // Gives the lane's piece back to its job, for the host, when its streams have come to rest.
   void Redo(Lane& lane);
@@ -382,6 +440,7 @@ class GpuStage {
   // Of rounds that this agent alone finishes: the ranges whose results are on the host so far.
   std::map<pipeline::TensorIndex, std::vector<Range>> host_results_;
   std::map<pipeline::TensorIndex, Pinned> pinned_;
+  std::map<pipeline::TensorIndex, Direct> direct_;
   int64_t now_ns_ = 0;  // Of the last Poll.
   bool close_gpus_ = false;
   bool touched_ = false;  // Since the last Poll.

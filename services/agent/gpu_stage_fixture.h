@@ -25,6 +25,7 @@
 #include "libs/gpu/fake/fake_machine.h"
 #include "libs/runtime/manual_clock.h"
 #include "libs/topology/topology.h"
+#include "libs/wire/frames.h"
 #include "services/agent/gpu_stage.h"
 
 namespace talweg::agent {
@@ -89,6 +90,7 @@ class Fixture final : public HostTensors, public GpuEvents {
     uint64_t slice_bytes = 256 * kKiB;
     bool standalone = false;
     bool pinned = true;
+    bool direct = false;  // A NIC has the tensor on the GPU, if all ranks are on one.
     DType dtype = DType::kI32;
     Op op = Op::kSum;
     uint64_t seed = 1;
@@ -107,6 +109,7 @@ class Fixture final : public HostTensors, public GpuEvents {
     platform = machine->NewProcess();
     stage = std::make_unique<GpuStage>(setup.stage, *platform, *this, graveyard, *this);
     for (const size_t gpu : setup.gpus) AddRank(gpu);
+    if (setup.direct) MakeDirect();
   }
   ~Fixture() override {
     graveyard.holds = false;
@@ -138,6 +141,47 @@ class Fixture final : public HostTensors, public GpuEvents {
     rank.taken = *rank.device->ImportEvent(placed->taken);
   }
 
+  void MakeDirect() {
+    const auto made = stage->MakeDirect(TensorIndex{0}, spec, rank_count());
+    REQUIRE(made.ok());
+    direct_send = {made->send.address, made->send.bytes};
+    for (size_t parity = 0; parity < 2; ++parity) {
+      direct_results[parity] = {made->results[parity].address, made->results[parity].bytes};
+    }
+  }
+  uint32_t rank_count() const { return static_cast<uint32_t>(ranks.size() + host_ranks); }
+  gpu::Device& AgentsDevice(size_t gpu) {
+    return *stage->node().gpus().at(machine->uuid(gpu)).device;
+  }
+  // The network, as far as a NIC is it: sends each slice when it may, and brings results of two
+  // nodes that are alike.
+  bool IsShort(uint32_t bytes) const { return bytes <= wire::kInlineBytesMax; }
+  void SendDirect(const pipeline::SliceBytes& slice) {
+    if (IsShort(slice.length_bytes)) return;  // The host's.
+    const gpu::DeviceSpan from = direct_send.Part(slice.offset_bytes, slice.length_bytes);
+    machine->NicReads(AgentsDevice(home), from,
+                      std::span(send).subspan(slice.offset_bytes, slice.length_bytes));
+  }
+  void ReceiveDirect() {
+    const size_t parity = round.value() & 1;
+    for (uint64_t at = 0; at < spec.bytes(); at += setup.slice_bytes) {
+      const auto bytes = static_cast<uint32_t>(std::min(setup.slice_bytes, spec.bytes() - at));
+      const std::span<const std::byte> from = std::span(results[parity]).subspan(at, bytes);
+      if (IsShort(bytes)) {
+        const pipeline::SliceBytes slice{.tensor = TensorIndex{0},
+                                         .round = round,
+                                         .memory = pipeline::Memory::kResult,
+                                         .offset_bytes = at,
+                                         .length_bytes = bytes};
+        REQUIRE(stage->StoreResult(slice, from).ok());
+      } else {
+        machine->NicWrites(AgentsDevice(home), direct_results[parity].Part(at, bytes), from);
+      }
+    }
+    // What is on the host is nothing.
+    std::fill(results[parity].begin(), results[parity].end(), std::byte{0xdd});
+  }
+
   // HostTensors
   const pipeline::TensorSpec& Spec(TensorIndex) const override { return spec; }
   std::span<std::byte> Writable(const pipeline::SliceBytes& slice) const override {
@@ -166,7 +210,9 @@ class Fixture final : public HostTensors, public GpuEvents {
   }
   bool ReduceWanted(uint64_t ticket) override { return open_tickets.contains(ticket); }
   void OnReduced(uint64_t ticket, uint64_t) override {
-    REQUIRE(open_tickets.erase(ticket) == 1);
+    REQUIRE(open_tickets.contains(ticket));
+    if (setup.direct) SendDirect(open_tickets.at(ticket));
+    open_tickets.erase(ticket);
     if (!open_tickets.empty()) return;
     if (!setup.standalone) {  // The network: two nodes that are alike.
       auto& result = results[round.value() & 1];
@@ -176,6 +222,7 @@ class Fixture final : public HostTensors, public GpuEvents {
         value *= 2;
         std::memcpy(&result[i * 4], &value, 4);
       }
+      if (setup.direct) ReceiveDirect();
     }
     stage->Deliver({.tensor = TensorIndex{0}, .round = round});
   }
@@ -211,9 +258,9 @@ class Fixture final : public HostTensors, public GpuEvents {
                      .length_bytes =
                          static_cast<uint32_t>(std::min(setup.slice_bytes, spec.bytes() - at))},
           .is_final = setup.standalone};
-      for (uint32_t i = 0; i < ranks.size() && !root; ++i) reduce.inputs.push_back(LocalRank{i});
+      for (uint32_t i = 0; i < rank_count() && !root; ++i) reduce.inputs.push_back(LocalRank{i});
       if (root) reduce.inputs.push_back(*root);
-      open_tickets.insert(reduce.ticket);
+      open_tickets.emplace(reduce.ticket, reduce.target);
       stage->Reduce(reduce);
     }
   }
@@ -238,7 +285,9 @@ class Fixture final : public HostTensors, public GpuEvents {
     round = round.Next();
     ready_ranks.clear();
     delivered = false;
+    if (host_ranks > 0) FillHostContribution();
     for (size_t i = 0; i < ranks.size(); ++i) Push(i);
+    if (ranks.empty()) StartSlices();
   }
   bool RunUntil(const std::function<bool()>& done, int steps = 20'000) {
     for (int i = 0; i < steps; ++i) {
@@ -276,16 +325,27 @@ class Fixture final : public HostTensors, public GpuEvents {
     REQUIRE(at.device->CopyToHost(at.stream, at.host, at.tensor()).ok());
     REQUIRE(at.device->Record(at.done, at.stream).ok());
     REQUIRE(RunUntil([&] { return *at.device->Query(at.done); }));
+    CHECK(IsResult(at.host));
+  }
+  bool IsResult(std::span<const std::byte> bytes) const {
     size_t wrong = 0;
     for (size_t i = 0; i < setup.elements; ++i) {
       uint32_t want = 0;
-      for (size_t r = 0; r < ranks.size(); ++r) want += ValueOf(r, i);
+      for (size_t r = 0; r < rank_count(); ++r) want += ValueOf(r, i);
       if (!setup.standalone) want *= 2;
       uint32_t got;
-      std::memcpy(&got, &at.host[i * 4], 4);
+      std::memcpy(&got, &bytes[i * 4], 4);
       wrong += got != want;
     }
-    CHECK(wrong == 0);
+    return wrong == 0;
+  }
+  // The ranks behind those on GPUs, if there are, push from host memory.
+  void FillHostContribution() {
+    host_contribution.resize(spec.bytes());
+    for (size_t i = 0; i < setup.elements; ++i) {
+      const uint32_t value = ValueOf(ranks.size(), i);
+      std::memcpy(&host_contribution[i * 4], &value, 4);
+    }
   }
   void RoundTrip() {
     PushAll();
@@ -299,8 +359,11 @@ class Fixture final : public HostTensors, public GpuEvents {
     machine->LoseContext(*stage->node().gpus().at(machine->uuid(gpu)).device);
   }
   void NothingLeft() {
-    for (size_t i = 0; i < ranks.size(); ++i)
-      stage->OnRankLeft(LocalRank{static_cast<uint32_t>(i)});
+    if (setup.direct) {
+      RunUntil([&] { return delivered; }, 1);
+      stage->ForgetTensors();
+    }
+    for (uint32_t i = 0; i < rank_count(); ++i) stage->OnRankLeft(LocalRank{i});
     CHECK(RunUntil([&] { return stage->IsIdle() && stage->context_count() == 0; }));
     CHECK(machine->mapping_count() == 0);
     ranks.clear();
@@ -321,13 +384,17 @@ class Fixture final : public HostTensors, public GpuEvents {
   mutable std::vector<std::byte> results[2];
   std::vector<std::byte> host_contribution;
   std::optional<LocalRank> root;  // Of a broadcast.
+  size_t host_ranks = 0;          // That push host_contribution, behind the others.
+  size_t home = 0;                // The GPU of a tensor that a NIC has.
+  gpu::DeviceSpan direct_send;
+  gpu::DeviceSpan direct_results[2];
   SlowGraveyard graveyard;
   std::unique_ptr<gpu::Platform> platform;
   std::unique_ptr<GpuStage> stage;
   std::vector<std::unique_ptr<TestRank>> ranks;
   Round round;
   std::vector<LocalRank> ready_ranks;
-  std::set<uint64_t> open_tickets;
+  std::map<uint64_t, pipeline::SliceBytes> open_tickets;
   uint64_t next_ticket = 1;
   bool delivered = true;
   int placed_again = 0;

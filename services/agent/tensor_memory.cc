@@ -12,6 +12,7 @@
 #include "libs/base/check.h"
 #include "libs/shm/layout/rank_sums.h"
 #include "libs/status/status.h"
+#include "libs/wire/frames.h"
 
 namespace talweg::agent {
 namespace {
@@ -78,20 +79,27 @@ absl::StatusOr<TensorMemory::Results> TensorMemory::TakeResults(const pipeline::
   for (int parity = 0; parity < 2; ++parity) {
     TALWEG_ASSIGN_OR_RETURN(results.buffers[parity], AllocateResult(spec.bytes(), on_device));
     bytes_ += spec.bytes();
-    if (transport_ == nullptr) continue;
-    TALWEG_ASSIGN_OR_RETURN(results.regions[parity],
-                            transport_->Register(results.buffers[parity].bytes));
   }
   return results;
 }
 
+absl::Status TensorMemory::RegisterResults(Results& results) {
+  for (size_t parity = 0; parity < 2; ++parity) {
+    if (results.regions[parity].valid()) continue;
+    TALWEG_ASSIGN_OR_RETURN(results.regions[parity],
+                            transport_->Register(results.buffers[parity].bytes));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec,
-                                    bool on_device) {
+                                    bool on_device, std::optional<NicRegions> nic) {
   TALWEG_CHECK(tensor.value() == tensors_.size());
   tensors_.push_back(nullptr);
   auto entry = std::make_unique<Entry>();
   entry->spec = spec;
   entry->on_device = on_device;
+  entry->nic = std::move(nic);
   entry->contributions.resize(rank_count_);
   if (ranks_sum_ && !on_device) {
     if (const auto it = free_places_.find(spec.bytes()); it != free_places_.end()) {
@@ -106,9 +114,14 @@ absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline
     return absl::OkStatus();
   }
   TALWEG_ASSIGN_OR_RETURN(entry->results, TakeResults(spec, on_device));
+  // Pages that a NIC does not have are not pinned for it.
+  const bool registers = transport_ != nullptr && !entry->nic;
+  if (registers) TALWEG_RETURN_IF_ERROR(RegisterResults(entry->results));
   if ((rank_count_ > 1 || on_device) && transport_ != nullptr) {
     TALWEG_ASSIGN_OR_RETURN(entry->send_buffer, PrivatePages::Map(spec.bytes()));
-    TALWEG_ASSIGN_OR_RETURN(entry->send_region, transport_->Register(entry->send_buffer.bytes()));
+    if (registers) {
+      TALWEG_ASSIGN_OR_RETURN(entry->send_region, transport_->Register(entry->send_buffer.bytes()));
+    }
     bytes_ += spec.bytes();
   }
   tensors_.back() = std::move(entry);
@@ -146,6 +159,17 @@ bool TensorMemory::TakesDevices(pipeline::TensorIndex tensor) const {
   return !entry.shared && (rank_count_ > 1 || entry.on_device);
 }
 
+bool TensorMemory::OnNic(const pipeline::SliceBytes& slice) const {
+  return At(slice.tensor).nic &&
+         (slice.memory == pipeline::Memory::kResult || slice.length_bytes > wire::kInlineBytesMax);
+}
+
+void TensorMemory::DropNicRegions() {
+  for (const std::unique_ptr<Entry>& entry : tensors_) {
+    if (entry != nullptr) entry->nic.reset();
+  }
+}
+
 std::span<std::byte> TensorMemory::SendBuffer(pipeline::TensorIndex tensor) const {
   return At(tensor).send_buffer.bytes();
 }
@@ -181,9 +205,10 @@ const std::optional<shm::SharedPlace>& TensorMemory::Shared(pipeline::TensorInde
 }
 
 std::array<wire::RemoteRef, 2> TensorMemory::ResultRefs(pipeline::TensorIndex tensor) const {
-  const Results& results = At(tensor).results;
+  const Entry& entry = At(tensor);
   if (transport_ == nullptr) return {};
-  return {results.regions[0].Ref(), results.regions[1].Ref()};
+  const auto& regions = entry.nic ? entry.nic->results : entry.results.regions;
+  return {regions[0].Ref(), regions[1].Ref()};
 }
 
 std::span<const std::byte> TensorMemory::Contribution(const pipeline::SliceBytes& slice,
@@ -209,11 +234,15 @@ std::span<const std::byte> TensorMemory::Readable(const pipeline::SliceBytes& sl
 
 transport::RegionSlice TensorMemory::RegionOf(const pipeline::SliceBytes& slice) const {
   const Entry& entry = At(slice.tensor);
+  const bool on_nic = OnNic(slice);
+  const auto& results = on_nic ? entry.nic->results : entry.results.regions;
   const transport::Region* region = nullptr;
   switch (slice.memory) {
     case pipeline::Memory::kContribution: region = &entry.contribution_region; break;
-    case pipeline::Memory::kSendBuffer: region = &entry.send_region; break;
-    case pipeline::Memory::kResult: region = &entry.results.regions[slice.round.value() & 1]; break;
+    case pipeline::Memory::kSendBuffer:
+      region = on_nic ? &entry.nic->send : &entry.send_region;
+      break;
+    case pipeline::Memory::kResult: region = &results[slice.round.value() & 1]; break;
   }
   TALWEG_CHECK(region != nullptr && region->valid());
   return region->Slice(slice.offset_bytes, slice.length_bytes);

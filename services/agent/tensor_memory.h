@@ -52,10 +52,21 @@ class TensorMemory {
   static bool RanksSum(uint32_t rank_count);
   bool ranks_sum() const { return ranks_sum_; }
 
+  // Where a NIC has a tensor on a GPU: its send buffer and its results, but not what travels in
+  // frames (gpu::Device::OpenToNic).
+  struct NicRegions {
+    transport::Region send;
+    std::array<transport::Region, 2> results;
+  };
+
   // Results and send buffer. RESOURCE_EXHAUSTED with the figures. `on_device`: its ranks push it
   // from GPUs, so that they do not sum it, and a single rank's contribution is copied.
   absl::Status Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec,
-                        bool on_device = false);
+                        bool on_device = false, std::optional<NicRegions> nic = std::nullopt);
+  // A NIC has these bytes, on a GPU: what is on the host in their place means nothing.
+  bool OnNic(const pipeline::SliceBytes& slice) const;
+  // Before the GPUs' memory goes. Nothing is sent or received any more.
+  void DropNicRegions();
   // Whether a rank may push it from a GPU: not if it was first declared for where it lies.
   bool TakesDevices(pipeline::TensorIndex tensor) const;
   // None when nothing is sent, or a contribution is sent from where it lies.
@@ -99,12 +110,14 @@ class TensorMemory {
     PrivatePages send_buffer;
     transport::Region send_region;
     std::vector<std::optional<shm::ContributionBuffer>> contributions;  // By local rank.
+    std::optional<NicRegions> nic;
     std::optional<shm::SharedPlace> shared;  // When the ranks sum: where their contributions lie.
     transport::Region contribution_region;   // Of the only rank.
   };
 
   const Entry& At(pipeline::TensorIndex tensor) const;
   absl::StatusOr<Results> TakeResults(const pipeline::TensorSpec& spec, bool on_device);
+  absl::Status RegisterResults(Results& results);
   absl::StatusOr<shm::ResultBuffer> AllocateResult(uint64_t bytes, bool on_device);
 
   const uint32_t rank_count_;

@@ -37,6 +37,51 @@ class DaemonsTest(unittest.TestCase):
                     ]
                 )
 
+    def test_a_nic_reaches_the_gpus(self) -> None:
+        network = ("--local_transport=false",)
+        for gpus, options in (
+            ([0], (network, network)),
+            ([0, 0], (network, network)),
+            # One way here, the other there: every rank compares every byte.
+            ([0], (network, (*network, "--gpu_direct=off"))),
+        ):
+            with self.subTest(gpus=gpus, options=options), Cluster() as cluster:
+                machines = two_nodes(cluster, len(gpus), options=options)
+                self._finish(
+                    [
+                        machine.rank(i, gpu, "rounds")
+                        for machine in machines
+                        for i, gpu in enumerate(gpus)
+                    ]
+                )
+                for machine, its in zip(machines, options, strict=True):
+                    if len(gpus) > 1:
+                        continue  # It is used if both had their memory there in time.
+                    used = "GPUDirect: used, from tensor 'sum'" in cluster.log(machine.agent)
+                    self.assertEqual(used, its == network)
+
+    def test_beside_an_aggregator_gradients_go_through_the_host(self) -> None:
+        with Cluster() as cluster:
+            machines = two_nodes(cluster, 1)
+            self._finish([machine.rank(0, 0, "rounds") for machine in machines])
+            for machine in machines:
+                log = cluster.log(machine.agent)
+                self.assertIn("GPUDirect: not for some tensors: an aggregator is reached", log)
+                self.assertNotIn("GPUDirect: used", log)
+
+    def test_a_gpu_is_lost_with_what_a_nic_has_there(self) -> None:
+        network = ("--local_transport=false",)
+        with Cluster() as cluster:
+            machines = two_nodes(cluster, 1, options=(network, network))
+            ranks = [machine.rank(0, 0, "steady") for machine in machines]
+            for rank in ranks:
+                rank.wait_for("step 2")
+            machines[0].lose(0)
+            for rank in ranks:
+                line = rank.wait_for("error ")
+                self.assertIn("--gpu_direct=off", line)
+                self.assertIn("Fake GPU 0", line)
+
     def test_a_rank_in_host_memory_beside_one_on_a_gpu(self) -> None:
         with Cluster() as cluster:
             machines = two_nodes(cluster, 2)

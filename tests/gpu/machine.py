@@ -80,8 +80,13 @@ class Machine:
         return sum(f"{self.directory}/" in line for line in maps.splitlines())
 
 
-def two_nodes(cluster: Cluster, ranks: int, fakes: bool = True) -> list[Machine]:
-    """The machines of a job with an aggregator between them."""
+def two_nodes(
+    cluster: Cluster,
+    ranks: int,
+    fakes: bool = True,
+    options: Sequence[Sequence[str]] = ((), ()),
+) -> list[Machine]:
+    """The machines of a job with an aggregator between them; `options` of each agent."""
     scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
     cluster.aggregator(scheduler, "a0")
     return [
@@ -94,6 +99,7 @@ def two_nodes(cluster: Cluster, ranks: int, fakes: bool = True) -> list[Machine]
                 f"--node_rank={node}",
                 "--min_members=2",
                 "--max_members=2",
+                *options[node],
             ],
             fakes,
         )

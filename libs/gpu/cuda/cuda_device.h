@@ -106,8 +106,6 @@ class CudaDevice final : public Device {
   absl::Status CheckHost(std::span<const std::byte> bytes) const;
   absl::StatusOr<CuFunction> FindKernel(const kernels::ReducePlan& plan);
   void LoadKernels(std::span<const std::byte> image);
-  // 0 where the driver does not know the attribute.
-  int Attribute(int attribute) const;
   absl::StatusOr<CuStream> MakeStream(StreamPriority priority);
   absl::StatusOr<WakeStream> IdleWakeStream();
 

@@ -10,11 +10,6 @@
 
 namespace talweg::gpu::cuda {
 
-int CudaDevice::Attribute(int attribute) const {
-  int value = 0;
-  return driver_->DeviceGetAttribute(&value, attribute, device_) == kCuSuccess ? value : 0;
-}
-
 absl::StatusOr<NicMemory> CudaDevice::OpenToNic(DeviceSpan span) {
   TALWEG_RETURN_IF_ERROR(Enter());
   TALWEG_RETURN_IF_ERROR(CheckNicPages(span));
@@ -23,16 +18,7 @@ absl::StatusOr<NicMemory> CudaDevice::OpenToNic(DeviceSpan span) {
   if (holder.second->value.imported) {
     return absl::InvalidArgumentError("a NIC reaches what was allocated here, not what was mapped");
   }
-  const bool has_dma_buf = Attribute(kCuAttributeDmaBufSupported) != 0;
-  if (Attribute(kCuAttributeRdmaSupported) == 0 && !has_dma_buf) {
-    return absl::UnimplementedError(absl::StrCat(
-        Describe(info_), " lets no NIC reach its memory (no GPUDirect RDMA, no dma-buf)"));
-  }
-  if (Attribute(kCuAttributeRdmaWritesOrdering) < kCuRdmaOrderingOwner &&
-      (Attribute(kCuAttributeRdmaFlushOptions) & kCuRdmaFlushByHost) == 0) {
-    return absl::UnimplementedError(absl::StrCat(
-        Describe(info_), " neither orders what NICs write to it nor lets it be flushed"));
-  }
+  TALWEG_RETURN_IF_ERROR(NicsReach(*driver_, device_, Describe(info_)));
   const unsigned yes = 1;
   TALWEG_RETURN_IF_ERROR(
       Check(driver_->PointerSetAttribute(&yes, kCuPointerSyncMemops, holder.first),
@@ -41,6 +27,7 @@ absl::StatusOr<NicMemory> CudaDevice::OpenToNic(DeviceSpan span) {
   int fd = -1;
   // Without one the NIC's driver finds the memory by its address, if the kernel has
   // nvidia-peermem: that is for the registration to say.
+  const bool has_dma_buf = Attribute(*driver_, device_, kCuAttributeDmaBufSupported) != 0;
   if (has_dma_buf && driver_->MemGetHandleForAddressRange != nullptr &&
       driver_->MemGetHandleForAddressRange(&fd, span.address, span.bytes, kCuRangeHandleDmaBuf,
                                            0) == kCuSuccess) {
@@ -51,7 +38,9 @@ absl::StatusOr<NicMemory> CudaDevice::OpenToNic(DeviceSpan span) {
 
 absl::Status CudaDevice::FlushNicWrites() {
   TALWEG_RETURN_IF_ERROR(Enter());
-  if (Attribute(kCuAttributeRdmaWritesOrdering) >= kCuRdmaOrderingOwner) return absl::OkStatus();
+  if (Attribute(*driver_, device_, kCuAttributeRdmaWritesOrdering) >= kCuRdmaOrderingOwner) {
+    return absl::OkStatus();
+  }
   return Check(driver_->FlushRdmaWrites(kCuRdmaFlushCurrentContext, kCuRdmaFlushToOwner),
                "cuFlushGPUDirectRDMAWrites");
 }

@@ -155,7 +155,11 @@ CudaFacts ReadCudaFacts(const CudaOptions& options) {
     const auto gpus = FindGpus(**driver);
     facts.driver = gpus.status();
     if (gpus.ok()) {
-      for (const Found& found : *gpus) facts.gpus.push_back(found.info);
+      for (const Found& found : *gpus) {
+        facts.gpus.push_back(found.info);
+        facts.nics_reach_gpus.Update(
+            cuda::NicsReach(**driver, found.device, talweg::gpu::Describe(found.info)));
+      }
     }
   }
   const auto nccl = cuda::OpenNccl(options.nccl_libraries);

@@ -34,7 +34,8 @@ struct CudaFacts {
   absl::Status driver;     // Why there is none, or no GPU.
   int driver_version = 0;  // 13000: CUDA 13.0
   std::vector<GpuInfo> gpus;
-  absl::Status nccl;  // Why there is none.
+  absl::Status nics_reach_gpus;  // Why NICs do not, of the first GPU that they do not reach.
+  absl::Status nccl;             // Why there is none.
   std::string nccl_version;
   std::string nccl_library;
   bool has_kernels = false;  // This build's.

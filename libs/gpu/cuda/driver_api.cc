@@ -122,6 +122,29 @@ absl::StatusOr<std::shared_ptr<const DriverApi>> OpenDriver(const std::string& l
   return driver;
 }
 
+int Attribute(const DriverApi& driver, CuDevice device, int attribute) {
+  int value = 0;
+  return driver.DeviceGetAttribute(&value, attribute, device) == kCuSuccess ? value : 0;
+}
+
+absl::Status NicsReach(const DriverApi& driver, CuDevice device, const std::string& gpu) {
+  if (Attribute(driver, device, kCuAttributeRdmaSupported) == 0 &&
+      Attribute(driver, device, kCuAttributeDmaBufSupported) == 0) {
+    return absl::UnimplementedError(
+        absl::StrCat(gpu,
+                     " lets no NIC reach its memory (no GPUDirect RDMA, no dma-buf); "
+                     "gradients go through host memory"));
+  }
+  if (Attribute(driver, device, kCuAttributeRdmaWritesOrdering) < kCuRdmaOrderingOwner &&
+      (Attribute(driver, device, kCuAttributeRdmaFlushOptions) & kCuRdmaFlushByHost) == 0) {
+    return absl::UnimplementedError(
+        absl::StrCat(gpu,
+                     " neither orders what NICs write to it nor lets it be flushed; "
+                     "gradients go through host memory"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status DriverStatus(const DriverApi& driver, CuResult result, const std::string& what) {
   if (result == kCuSuccess) return absl::OkStatus();
   const char* name = nullptr;

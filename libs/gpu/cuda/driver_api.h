@@ -175,6 +175,12 @@ absl::StatusOr<std::shared_ptr<const DriverApi>> OpenDriver(const std::string& l
 // The status of a failed call, OK for kCuSuccess: `what` says which, on what.
 absl::Status DriverStatus(const DriverApi& driver, CuResult result, const std::string& what);
 
+// 0 where the driver does not know the attribute.
+int Attribute(const DriverApi& driver, CuDevice device, int attribute);
+// Whether NICs may read and write the GPU's memory, and it can tell when they have written.
+// UNIMPLEMENTED says what is missing.
+absl::Status NicsReach(const DriverApi& driver, CuDevice device, const std::string& gpu);
+
 // dlopen and dlsym; null when it fails.
 void* OpenLibrary(const std::string& library, std::string* error);
 void* FindSymbol(void* library, const char* symbol);

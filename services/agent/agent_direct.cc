@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which tensors a NIC has on the GPU that they are pushed from.
+#include <utility>
+
+#include "libs/status/status.h"
+#include "libs/telemetry/log.h"
+#include "services/agent/agent.h"
+
+namespace talweg::agent {
+namespace {
+
+absl::StatusOr<TensorMemory::NicRegions> RegisterDirect(transport::Transport& transport,
+                                                        const GpuStage::DirectMemory& memory) {
+  const auto named = [](const gpu::NicMemory& part) {
+    return transport::DeviceMemory{.address = part.address,
+                                   .bytes = part.bytes,
+                                   .device = part.device,
+                                   .dma_buf = part.dma_buf.get()};
+  };
+  TensorMemory::NicRegions regions;
+  TALWEG_ASSIGN_OR_RETURN(regions.send, transport.RegisterDevice(named(memory.send)));
+  for (size_t parity = 0; parity < 2; ++parity) {
+    TALWEG_ASSIGN_OR_RETURN(regions.results[parity],
+                            transport.RegisterDevice(named(memory.results[parity])));
+  }
+  return regions;
+}
+
+}  // namespace
+
+void Agent::NoteNotDirect(const absl::Status& why) {
+  if (absl::IsOutOfRange(why)) return;  // As with most tensors.
+  if (absl::IsUnimplemented(why)) direct_off_ = true;
+  if (!not_direct_noted_.insert(why.code()).second) return;
+  Log(LogLevel::kInfo,
+      "GPUDirect: ", direct_off_ ? "not used: " : "not for some tensors: ", why.message());
+}
+
+std::optional<TensorMemory::NicRegions> Agent::MakeDirect(const pipeline::AllocateTensor& effect) {
+  if (gpus_ == nullptr || transport_ == nullptr || direct_off_ || config_.gpu_direct != "auto") {
+    return std::nullopt;
+  }
+  if (const absl::Status takes = transport_->TakesDeviceMemory(); !takes.ok()) {
+    NoteNotDirect(takes);
+    return std::nullopt;
+  }
+  if (data_plane_->AnyLocal()) {
+    NoteNotDirect(absl::FailedPreconditionError(
+        "an aggregator is reached through this host's memory, as --local_transport allows"));
+    return std::nullopt;
+  }
+  GpuStage& stage = gpus_->stage();
+  const auto memory = stage.MakeDirect(effect.tensor, effect.spec, config_.rank_count);
+  if (!memory.ok()) {
+    NoteNotDirect(memory.status());
+    return std::nullopt;
+  }
+  auto regions = RegisterDirect(*transport_, *memory);
+  if (!regions.ok()) {
+    stage.DropDirect(effect.tensor);
+    direct_off_ = true;  // Whatever it is, the next tensor would find it too.
+    NoteNotDirect(regions.status());
+    return std::nullopt;
+  }
+  if (!std::exchange(any_direct_, true)) {
+    Log(LogLevel::kInfo, "GPUDirect: used, from tensor '", effect.spec.name, "' on");
+  }
+  // An aggregator that comes to this host later has no ring that could carry it.
+  data_plane_->UseNetworkOnly();
+  return *std::move(regions);
+}
+
+}  // namespace talweg::agent

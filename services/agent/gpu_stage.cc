@@ -295,37 +295,43 @@ bool GpuStage::AskGradient(LocalRank local_rank, Rank& rank, size_t i,
   return true;
 }
 
+// Once all of the ranks' `taken` can be recorded they are, each once: after that they are asked.
+absl::StatusOr<bool> GpuStage::IsTaken(Delivery& delivery) {
+  std::vector<const Part*> parts;
+  for (const LocalRank local_rank : delivery.ranks) {
+    const Rank* const rank = Find(local_rank);
+    if (rank == nullptr || delivery.round.status != pipeline::Status::kOk) continue;
+    const Part& part = rank->parts.at(delivery.round.tensor);
+    if (!part.ready) return false;  // Its events were lost.
+    parts.push_back(&part);
+  }
+  if (!delivery.recorded) {
+    for (const Part* const part : parts) {
+      NodeGpu& gpu = node_.At(part->gpu);
+      TALWEG_RETURN_IF_ERROR(gpu.device->Record(part->taken, gpu.signals));
+    }
+    delivery.recorded = true;
+    delivery.wakes = false;
+  }
+  bool done = true;
+  for (const Part* const part : parts) {
+    TALWEG_ASSIGN_OR_RETURN(const bool asked, DeviceOf(part->gpu).Query(part->taken));
+    done = done && asked;
+  }
+  return done;
+}
+
 int GpuStage::AskTaken() {
   int finished = 0;
   const std::vector<std::shared_ptr<Delivery>> all(deliveries_.begin(), deliveries_.end());
   for (const std::shared_ptr<Delivery>& delivery : all) {
     if (delivery->jobs > 0) continue;
-    bool done = true;
-    for (const LocalRank local_rank : delivery->ranks) {
-      const auto rank = ranks_.find(local_rank);
-      if (rank == ranks_.end() || rank->second.left ||
-          delivery->round.status != pipeline::Status::kOk)
-        continue;
-      const Part& part = rank->second.parts.at(delivery->round.tensor);
-      if (!part.ready) {  // Its events were lost.
-        done = false;
-        break;
-      }
-      NodeGpu& gpu = node_.At(part.gpu);
-      absl::Status status;
-      if (!delivery->recorded) status = gpu.device->Record(part.taken, gpu.signals);
-      const auto asked = gpu.device->Query(part.taken);
-      status.Update(asked.status());
-      if (!status.ok()) {
-        if (!FoundLost(status)) Fail(StatusText(status));
-        return finished;
-      }
-      done = done && *asked;
+    const absl::StatusOr<bool> done = IsTaken(*delivery);
+    if (!done.ok()) {
+      if (!FoundLost(done.status())) Fail(StatusText(done.status()));
+      return finished;
     }
-    if (!done && !delivery->recorded) continue;
-    if (!delivery->recorded) delivery->wakes = false;
-    delivery->recorded = true;
-    if (!done) continue;
+    if (!*done) continue;
     for (const LocalRank local_rank : delivery->ranks) {
       const auto rank = ranks_.find(local_rank);
       if (rank != ranks_.end()) rank->second.parts.at(delivery->round.tensor).open = false;

@@ -321,6 +321,7 @@ class GpuStage {
   // Whether the rank's `i`-th that waits does so no longer.
   bool AskGradient(LocalRank local_rank, Rank& rank, size_t i,
                    std::vector<std::pair<LocalRank, Waiting>>& done);
+  absl::StatusOr<bool> IsTaken(Delivery& delivery);
   int AskTaken();
   int AnswerUnexports();
   int SweepRanks();

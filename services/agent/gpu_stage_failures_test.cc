@@ -179,6 +179,53 @@ TEST_CASE("GpuStage: a context that is lost at any moment is made anew", "[gpu]"
   CHECK(reopened == 8);
 }
 
+TEST_CASE("GpuStage: a lost context that has no room at first is made anew when it has", "[gpu]") {
+  const auto gpus = GENERATE(std::vector<size_t>{1, 1}, std::vector<size_t>{0, 1});
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    INFO("seed " << seed);
+    // Long records, so that the moment may lie between a result's copy and its `taken`.
+    Fixture f({.gpus = gpus, .seed = seed, .machine = {.costs = {.record_ns = 200'000}}});
+    f.RoundTrip();
+    f.PushAll();
+    const int64_t moment = f.clock.NowNs() + static_cast<int64_t>(f.random.Below(2'500'000));
+    f.RunUntil([&] { return f.clock.NowNs() >= moment; });
+    f.machine->OccupyMemory(1, kGiB);
+    f.LoseContext(1);
+    f.RunUntil(
+        [&] {
+          f.clock.Advance(100'000'000);
+          return false;
+        },
+        20);
+    CHECK(f.failed.empty());
+    f.machine->OccupyMemory(1, 0);
+    REQUIRE(f.RunUntil([&] {
+      f.clock.Advance(100'000'000);
+      return f.delivered || !f.failed.empty();
+    }));
+    CHECK(f.failed.empty());
+    f.RoundTrip();
+    f.NothingLeft();
+  }
+}
+
+TEST_CASE("GpuStage: nothing goes to memory that a lost context had pinned", "[gpu]") {
+  Fixture f({.gpus = {1, 0}, .op = Op::kBroadcast});  // Pinned by GPU 1.
+  f.root = LocalRank{1};
+  f.starts_slices = false;
+  f.round = f.round.Next();
+  f.delivered = false;
+  f.Push(1);
+  REQUIRE(f.RunUntil([&] { return f.ready_ranks.size() == 1; }));
+  f.Push(0);
+  f.StartSlices();  // All of GPU 0.
+  f.LoseContext(1);
+  REQUIRE(f.RunUntil([&] { return f.open_tickets.empty() || !f.failed.empty(); }));
+  CHECK(f.failed.empty());
+  REQUIRE(f.RunUntil([&] { return f.delivered; }));
+  f.NothingLeft();
+}
+
 TEST_CASE("GpuStage: alone, a lost context is made anew unless results were being written",
           "[gpu]") {
   const auto gpus = GENERATE(std::vector<size_t>{1, 1}, std::vector<size_t>{0, 1});

@@ -206,7 +206,7 @@ class Fixture final : public HostTensors, public GpuEvents {
     CHECK(ready == round);
     CHECK(stage->HasGradients(TensorIndex{0}, round));
     ready_ranks.push_back(rank);
-    if (ready_ranks.size() == ranks.size()) StartSlices();
+    if (starts_slices && ready_ranks.size() == ranks.size()) StartSlices();
   }
   bool ReduceWanted(uint64_t ticket) override { return open_tickets.contains(ticket); }
   void OnReduced(uint64_t ticket, uint64_t) override {
@@ -394,6 +394,7 @@ class Fixture final : public HostTensors, public GpuEvents {
   std::vector<std::unique_ptr<TestRank>> ranks;
   Round round;
   std::vector<LocalRank> ready_ranks;
+  bool starts_slices = true;  // When all are ready.
   std::map<uint64_t, pipeline::SliceBytes> open_tickets;
   uint64_t next_ticket = 1;
   bool delivered = true;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the stage sums, and what ranks may ask of it.
+#include <linux/mempolicy.h>
+
 #include "services/agent/gpu_stage_fixture.h"
 
 namespace talweg::agent {
@@ -83,7 +85,12 @@ TEST_CASE("GpuStage: an agent that sleeps is woken when there is something to do
       GENERATE(std::vector<size_t>{0}, std::vector<size_t>{0, 0}, std::vector<size_t>{0, 1, 0});
   const bool standalone = GENERATE(false, true);
   const bool pinned = GENERATE(false, true);
-  Fixture f({.gpus = gpus, .standalone = standalone, .pinned = pinned});
+  // Of `taken`, too, which has nothing before it.
+  const int64_t record_ns = GENERATE(0, 5'000);
+  Fixture f({.gpus = gpus,
+             .standalone = standalone,
+             .pinned = pinned,
+             .machine = {.costs = {.record_ns = record_ns}}});
   const std::set<size_t> different(gpus.begin(), gpus.end());
   for (int i = 0; i < 3; ++i) {
     f.PushAll();
@@ -110,6 +117,24 @@ TEST_CASE("GpuStage: nobody is asked about a gradient that is never there", "[gp
   f.stage->Abandon();
   REQUIRE(f.SleepUntil(
       [&] { return !f.stage->node().gpus().empty() && f.stage->IsGone(LocalRank{1}); }));
+  f.NothingLeft();
+}
+
+TEST_CASE("GpuStage: staging is made on the NUMA node of its GPU", "[gpu]") {
+  const bool known = GENERATE(false, true);
+  Fixture f({.gpus = {0}, .stage = {.topology = known ? TwoSwitches() : Topology()}});
+  if (f.machine->pinning_policy() < 0) {
+    WARN("SKIPPED: this kernel, or container, has no memory policies");
+    return;
+  }
+  f.ranks.clear();  // They make some, too.
+  f.stage->OnRankLeft(LocalRank{0});
+  REQUIRE(f.RunUntil([&] { return f.stage->context_count() == 0; }));
+  f.ranks.push_back(std::make_unique<TestRank>(*f.machine, 0, f.spec.bytes()));
+  const TestRank& rank = *f.ranks[0];
+  REQUIRE(
+      f.stage->Export(LocalRank{0}, f.machine->uuid(0), 1, *rank.device->Export(rank.memory)).ok());
+  CHECK((f.machine->pinning_policy() == MPOL_PREFERRED) == known);
   f.NothingLeft();
 }
 

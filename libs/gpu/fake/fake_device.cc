@@ -3,6 +3,7 @@
 
 #include <absl/strings/str_cat.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -69,6 +70,7 @@ FakeDevice::~FakeDevice() {
 absl::Status FakeDevice::Ready() {
   world_.Advance();
   if (!lost_ && !state().lost) return absl::OkStatus();
+  is_known_lost_ = true;
   return absl::AbortedError(absl::StrCat(Describe(info()), " is lost"));
 }
 
@@ -189,6 +191,9 @@ absl::StatusOr<std::span<std::byte>> FakeDevice::AllocateHost(uint64_t bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot pin ", FormatBytes(bytes), " of host memory"));
   }
+  if (syscall(SYS_get_mempolicy, &world_.pinning_policy, nullptr, 0, nullptr, 0) != 0) {
+    world_.pinning_policy = -1;
+  }
   auto allocated = std::make_unique<std::byte[]>(bytes);
   const std::span<std::byte> span(allocated.get(), bytes);
   TALWEG_RETURN_IF_ERROR(Pin(span, std::move(allocated)));
@@ -272,6 +277,10 @@ absl::StatusOr<Place> FakeDevice::Resolve(DeviceSpan span) const {
 absl::StatusOr<Place> FakeDevice::ResolveHost(std::span<const std::byte> bytes) const {
   TALWEG_ASSIGN_OR_RETURN(
       const auto holder, pinned_->map.Holder(AddressOf(bytes.data()), bytes.size(), kPinnedMemory));
+  if (holder.second->value->owner->is_known_lost_) {
+    world_.Violate(absl::StrCat("copies to or from ", holder.second->value->memory->name,
+                                ", which a context that is known to be lost had pinned"));
+  }
   return Place{holder.second->value->memory, AddressOf(bytes.data()) - holder.first, bytes.size()};
 }
 
@@ -358,6 +367,12 @@ absl::Status FakeDevice::Record(EventId event, StreamId stream) {
   found->shared->current = mark;
   on->clock.Merge(world_.host_clock);
   mark->clock = on->clock;
+  if (world_.options.costs.record_ns > 0) {
+    Work before;
+    before.duration_ns = world_.options.costs.record_ns;
+    Post(stream, std::move(before), {}, "a record");
+    mark->clock = on->clock;
+  }
   Work work;
   work.marks = mark;
   Post(stream, std::move(work), {}, "a record");

@@ -131,7 +131,8 @@ class FakeDevice final : public Device {
   const std::shared_ptr<PinnedRegions> pinned_;
   const size_t gpu_;
   bool lost_ = false;
-  VectorClock stopped_;  // What its streams had posted when it was lost.
+  bool is_known_lost_ = false;  // A call has said so.
+  VectorClock stopped_;         // What its streams had posted when it was lost.
   const std::shared_ptr<Descriptor> wakeups_;
   uint64_t next_address_;
   AddressMap<Mapped> memory_;

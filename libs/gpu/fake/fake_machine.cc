@@ -212,4 +212,6 @@ uint64_t FakeMachine::pinned_bytes() const { return world_->pinned_bytes; }
 
 size_t FakeMachine::mapping_count() const { return world_->mapping_count; }
 
+int FakeMachine::pinning_policy() const { return world_->pinning_policy; }
+
 }  // namespace talweg::gpu::fake

@@ -23,6 +23,7 @@ namespace talweg::gpu::fake {
 
 struct FakeCosts {
   int64_t launch_ns = 2'000;  // Of each piece of work.
+  int64_t record_ns = 0;      // Until an event with nothing before it is done.
   int64_t copy_bytes_per_us = 16'000;
   int64_t kernel_bytes_per_us = 400'000;
   int64_t collective_bytes_per_us = 100'000;
@@ -105,6 +106,8 @@ class FakeMachine {
   uint64_t allocated_bytes(size_t gpu) const;
   uint64_t pinned_bytes() const;
   size_t mapping_count() const;
+  // The memory policy (get_mempolicy) of the thread that made pinned memory last; -1: unknown.
+  int pinning_policy() const;
 
  private:
   Place NicPlace(Device& device, DeviceSpan span) const;

@@ -80,6 +80,7 @@ class World {
   // Of all processes, by address.
   std::map<uint64_t, std::shared_ptr<Memory>> pinned;
   uint64_t pinned_bytes = 0;
+  int pinning_policy = -1;
   size_t mapping_count = 0;
   CollectiveFault collective_fault = CollectiveFault::kNone;
   absl::Status import_refusal;

@@ -10,10 +10,11 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from collections.abc import Sequence
 
-from cluster import DEADLINE_S, PROGRAMS, RUNFILES, Cluster, Job, Rank
+from cluster import DEADLINE_S, PROGRAMS, RUNFILES, Cluster, Daemon, Job, Rank
 
 
 def _start_alone(service: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -190,6 +191,7 @@ class BadInputTest(unittest.TestCase):
     def test_garbage_on_every_port_and_socket(self) -> None:
         rng = random.Random(1)
         payloads = [
+            b"",
             rng.randbytes(1),
             rng.randbytes(4096),
             b"TLWG" + struct.pack("<IQQII", 1, 2, 3, 0x7FFFFFFF, 0xFFFFFFFF),
@@ -200,15 +202,25 @@ class BadInputTest(unittest.TestCase):
         with Cluster() as cluster:
             job = Job(cluster, nodes=(1, 1))
             daemons = [job.scheduler, *job.aggregators, *job.agents]
+            before = {daemon.name: self._descriptors(daemon) for daemon in daemons}
             for daemon in daemons:
                 for name, address in daemon.addresses.items():
                     for payload in payloads:
                         self._throw(name, address, payload)
+            # Nothing is kept of those who have hung up.
+            for daemon in daemons:
+                end = time.monotonic() + DEADLINE_S
+                while self._descriptors(daemon) > before[daemon.name]:
+                    self.assertLess(time.monotonic(), end, daemon.name)
+                    os.sched_yield()
             for rank in job.all_ranks():
                 for _ in range(5):
                     rank.wait_for("step ")
             for daemon in daemons:
                 self.assertIsNone(daemon.process.poll(), f"{daemon.name} has ended")
+
+    def _descriptors(self, daemon: Daemon) -> int:
+        return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
 
     def _throw(self, name: str, address: str, payload: bytes) -> None:
         if name == "socket":

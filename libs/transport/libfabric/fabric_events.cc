@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -129,6 +130,10 @@ void FabricTransport::ReadEvents() {
 bool FabricTransport::ReadEvent() {
   alignas(fi_eq_cm_entry) std::array<std::byte, sizeof(fi_eq_cm_entry) + kEventDataBytesMax> room;
   uint32_t kind = 0;
+  // libfabric 1.17's tcp reads errno behind a recv() that has returned 0 for a stranger who hangs
+  // up early. An EAGAIN of before has it try again for ever, which burns a core and keeps the
+  // socket.
+  errno = 0;
   const ssize_t got = fi_eq_read(provider_->event_queue(), &kind, room.data(), room.size(), 0);
   fi_eq_cm_entry entry{};
   Event event;

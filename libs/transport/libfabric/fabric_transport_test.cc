@@ -2,6 +2,7 @@
 #include "libs/transport/libfabric/fabric_transport.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -349,6 +350,29 @@ TEST_CASE("Fabric: a stranger who knows how to connect, but not the token, does 
   REQUIRE(connection.ok());
   client.transport->PostFrame(*connection, FrameOf(1));
   REQUIRE(PollUntil({&client, &server}, [&] { return server.sink.frames.size() == 1; }));
+}
+
+TEST_CASE("Fabric: a stranger who hangs up before he has said who he is, is let go of",
+          "[transport]") {
+  FabricHarness harness;
+  MonotonicClock clock;
+  Endpoint server{NewTcp(&clock)};
+  const auto address = server.transport->Listen({});
+  REQUIRE(address.ok());
+  for (const size_t said : {0, 1, 20}) {
+    const Descriptor stranger(harness.ConnectRaw(*address));
+    const std::vector<std::byte> bytes(said);
+    REQUIRE(send(stranger.get(), bytes.data(), said, MSG_NOSIGNAL) == static_cast<ssize_t>(said));
+    REQUIRE(shutdown(stranger.get(), SHUT_WR) == 0);
+    INFO(said << " bytes");
+    CHECK(PollUntil({&server}, [&] {
+      char byte;
+      const ssize_t got = recv(stranger.get(), &byte, 1, MSG_DONTWAIT);
+      const bool is_over = got == 0 || (got < 0 && errno == ECONNRESET);
+      errno = EAGAIN;  // As any other socket of the thread may leave it.
+      return is_over;
+    }));
+  }
 }
 
 TEST_CASE("Fabric: the address of the process that had this port before is refused at once",

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "clients/c/talweg.h"
@@ -88,6 +89,18 @@ class TestClient {
   talweg_status status_ = TALWEG_INTERNAL;
   std::string error_;
 };
+
+// How many waits of the client have outlasted their spinning: those of declarations are among them.
+inline uint64_t WaitsSlept(talweg_client* client) {
+  talweg_statistics statistics{.struct_bytes = sizeof(talweg_statistics)};
+  return talweg_get_statistics(client, &statistics) == TALWEG_OK ? statistics.waits_slept : 0;
+}
+
+// Returns when so many more waits sleep, or have slept, than `before`: only then does what a test
+// does next come to sleepers.
+inline void AwaitSleepers(talweg_client* client, uint64_t before, uint64_t count) {
+  while (WaitsSlept(client) < before + count) std::this_thread::yield();
+}
 
 }  // namespace talweg
 

@@ -244,6 +244,7 @@ TEST_CASE("When the agent dies every wait ends at once") {
   CHECK(talweg_declare(client.get(), "never agreed", TALWEG_F32, TALWEG_SUM, 0, 1, 0, 5'000'000,
                        &none) == TALWEG_TIMEOUT);
   CHECK_THAT(talweg_last_error(), Contains("'never agreed'") && Contains("0.005"));
+  const uint64_t slept_before = WaitsSlept(client.get());
   std::vector<std::thread> threads;
   std::atomic<int> lost{0};
   for (int i = 0; i < 4; ++i) {
@@ -258,11 +259,7 @@ TEST_CASE("When the agent dies every wait ends at once") {
       ++lost;
     }
   });
-  talweg_statistics statistics{.struct_bytes = sizeof(talweg_statistics)};
-  do {
-    REQUIRE(talweg_get_statistics(client.get(), &statistics) == TALWEG_OK);
-    std::this_thread::yield();
-  } while (statistics.waits_slept < 6);
+  AwaitSleepers(client.get(), slept_before, 5);
   agent.reset();
   for (std::thread& thread : threads) thread.join();
   CHECK(lost == 5);
@@ -345,13 +342,10 @@ TEST_CASE("A failed job ends waits and declarations, and is told to who comes la
   const TestClient client(agent.socket_path(), 0);
   const talweg_tensor tensor = DeclareOne(client.get());
   const talweg_round round = PushOne(client.get(), tensor);
+  const uint64_t slept_before = WaitsSlept(client.get());
   std::atomic<int> status{-1};
   std::thread waiter([&] { status = talweg_wait(client.get(), tensor, round, nullptr, -1); });
-  talweg_statistics statistics{.struct_bytes = sizeof(talweg_statistics)};
-  do {
-    REQUIRE(talweg_get_statistics(client.get(), &statistics) == TALWEG_OK);
-    std::this_thread::yield();
-  } while (statistics.waits_slept == 0);
+  AwaitSleepers(client.get(), slept_before, 1);
   agent.FailAll(shm::RankStatus::kJobFailed, "agent of node 1 (host-b) closed its connection");
   waiter.join();
   CHECK(status == TALWEG_JOB_FAILED);
@@ -394,6 +388,7 @@ TEST_CASE("A shutdown ends the waits of other threads") {
   const TestClient client(agent.socket_path(), 0);
   const talweg_tensor tensor = DeclareOne(client.get());
   const talweg_round round = PushOne(client.get(), tensor);
+  const uint64_t slept_before = WaitsSlept(client.get());
   std::vector<std::thread> threads;
   std::atomic<int> closed{0};
   for (int i = 0; i < 3; ++i) {
@@ -401,11 +396,7 @@ TEST_CASE("A shutdown ends the waits of other threads") {
       if (talweg_wait(client.get(), tensor, round, nullptr, -1) == TALWEG_CLOSED) ++closed;
     });
   }
-  talweg_statistics statistics{.struct_bytes = sizeof(talweg_statistics)};
-  do {
-    REQUIRE(talweg_get_statistics(client.get(), &statistics) == TALWEG_OK);
-    std::this_thread::yield();
-  } while (statistics.waits_slept < 3);
+  AwaitSleepers(client.get(), slept_before, 3);
   CHECK(talweg_shutdown(client.get(), kGenerousNs) == TALWEG_OK);
   for (std::thread& thread : threads) thread.join();
   CHECK(closed == 3);

@@ -219,6 +219,7 @@ TEST_CASE("Several threads wait at once, for one round and for several") {
             TALWEG_OK);
     CHECK(talweg_poll(client.get(), tensors[i], rounds[i]) == TALWEG_PENDING);
   }
+  const uint64_t slept_before = WaitsSlept(client.get());
   std::vector<std::thread> threads;
   std::atomic<int> right{0};
   for (size_t thread = 0; thread < 3 * kTensors; ++thread) {
@@ -231,11 +232,7 @@ TEST_CASE("Several threads wait at once, for one round and for several") {
     });
   }
   // All of them sleep before anything happens: otherwise the test would not be of sleeping.
-  talweg_statistics statistics{.struct_bytes = sizeof(talweg_statistics)};
-  do {
-    REQUIRE(talweg_get_statistics(client.get(), &statistics) == TALWEG_OK);
-    std::this_thread::yield();
-  } while (statistics.waits_slept < 3 * kTensors);
+  AwaitSleepers(client.get(), slept_before, 3 * kTensors);
   agent.ReleaseRounds();
   for (std::thread& thread : threads) thread.join();
   CHECK(right == 3 * kTensors);
@@ -257,6 +254,7 @@ TEST_CASE("Who waits for one tensor is not woken for others, nor forgotten among
     REQUIRE(talweg_push_pull(client.get(), tensors[i], &value, 0, kGenerousNs, &rounds[i]) ==
             TALWEG_OK);
   }
+  const uint64_t slept_before = WaitsSlept(client.get());
   std::vector<std::thread> threads;
   std::atomic<int> right{0};
   const auto sleep_for = [&](size_t i) {
@@ -265,11 +263,7 @@ TEST_CASE("Who waits for one tensor is not woken for others, nor forgotten among
         ++right;
       }
     });
-    talweg_statistics statistics{.struct_bytes = sizeof(talweg_statistics)};
-    do {
-      REQUIRE(talweg_get_statistics(client.get(), &statistics) == TALWEG_OK);
-      std::this_thread::yield();
-    } while (statistics.waits_slept < threads.size());
+    AwaitSleepers(client.get(), slept_before, threads.size());
   };
   sleep_for(9);
   for (int i = 0; i < 5; ++i) {

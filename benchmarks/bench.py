@@ -20,7 +20,7 @@ for _directory in (HERE, ROOT / "bazel", ROOT / "tests" / "netns"):
         sys.path.insert(0, str(_directory))
 
 from bazel_progress import Interrupted, ProgressLine, interruptible, run_bazel, shut_down  # noqa: E402
-from harness import machine, report  # noqa: E402
+from harness import google_benchmark, machine, report  # noqa: E402
 from harness.contenders import Programs  # noqa: E402
 from harness.measure import Effort  # noqa: E402
 from harness.scenario import Context, Section  # noqa: E402
@@ -149,6 +149,14 @@ def build(with_kernels: bool) -> None:
         shut_down()
 
 
+def require_gpu(programs: Programs) -> None:
+    """Else every scenario would fail by itself, and take its time."""
+    try:
+        google_benchmark.names(programs.device_benchmark)
+    except google_benchmark.BenchmarkFailed as failure:
+        raise Failed(f"--gpu: {failure}") from None
+
+
 def section_body(section: Section, name: str, output: Path) -> str:
     body = report.tables(section.results) if section.results else ""
     if report.plot_curves(section.results, section.title, output / f"{name}.png"):
@@ -192,6 +200,8 @@ def run(options: argparse.Namespace) -> int:
         build=output / "programs" if options.binaries else ROOT / "build" / "bench-programs",
         congestion_control=options.congestion_control,
     )
+    if options.gpu and options.mode != "smoke":  # Which takes fake ones.
+        require_gpu(programs)
     effort = EFFORTS[options.mode]
     if options.repetitions:
         effort = Effort(options.repetitions, effort.batch_s)

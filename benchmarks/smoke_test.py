@@ -176,10 +176,15 @@ class SmokeTest(unittest.TestCase):
         output = self.output / "none"
         line = [sys.executable, str(_BENCH), "--quick", "--gpu", f"--binaries={_RUNFILES}"]
         done = subprocess.run(
-            [*line, f"--output={output}"], capture_output=True, text=True, timeout=120, check=False
+            [*line, f"--output={output}"],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
         )
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-        self.assertIn("no NVIDIA driver", done.stdout)
+        self.assertIn("no NVIDIA driver", done.stderr)
+        self.assertFalse((output / "results.json").exists())  # No scenario was begun.
 
     def test_an_unknown_scenario_is_refused(self) -> None:
         status, text = run(self.output, "--scenario=nowhere")

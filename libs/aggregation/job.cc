@@ -37,7 +37,7 @@ void Job::OnView(const View& view, int64_t now_ns, Effects& out) {
   members_.assign(view_.members.size(), {});
   reports_complete_ = false;
   view_since_ns_ = now_ns;
-  next_epoch_notice_ns_ = now_ns + config_.notice_first_ns;
+  last_epoch_notice_ns_ = now_ns;
   // Open rounds are dropped: their members hold the contributions.
   for (auto& [key, tensor] : tensors_) tensor.LeaveEpoch();
 
@@ -180,6 +180,7 @@ void Job::OnTick(int64_t now_ns, Effects& out) {
     }
   }
   for (const ConnectionId connection : over) Close(connection, "it was refused", out);
+  CountAbsence(now_ns);
   if (closed_ || !self_) return;
   NoticeEpoch(now_ns, out);
   // A job at rest costs nothing, however many tensors it has.
@@ -254,7 +255,7 @@ void Job::Welcome(ConnectionId connection, Session& session, MemberIndex member,
     }
   }
   session.state = SessionState::kActive;
-  members_[member.value()].connection = connection;
+  Enter(member, connection);
   SendEntry(connection,
             wire::Welcome{.status = wire::WelcomeStatus::kOk,
                           .aggregator = config_.self,
@@ -292,8 +293,14 @@ void Job::Fenced(ConnectionId connection, Session& session, Effects& out) {
   TALWEG_CHECK(member.has_value());  // Others were closed when the view came.
   session.epoch = view_.epoch;
   session.fence_held = Epoch{0};
-  members_[member->value()].connection = connection;
+  Enter(*member, connection);
   SendEntry(connection, wire::FenceAck{}, out);
+}
+
+void Job::Enter(MemberIndex member, ConnectionId connection) {
+  Member& record = members_[member.value()];
+  record.connection = connection;
+  record.absent_ns = TALWEG_MUTATION(absence_kept, 0, record.absent_ns);
 }
 
 void Job::Close(ConnectionId connection, std::string reason, Effects& out) {

@@ -30,6 +30,8 @@ struct JobConfig {
   uint64_t refusals_max = 10'000;  // Of one connection; then it is closed.
   int64_t notice_first_ns = 1'000'000'000;
   int64_t notice_gap_max_ns = 60'000'000'000;
+  // While one of those that are waited for is absent: members decide by it how long to wait.
+  int64_t absent_notice_gap_max_ns = 4'000'000'000;
   int64_t refused_linger_ns =
       5'000'000'000;  // So that a refusal is read before the connection ends.
 };
@@ -67,6 +69,7 @@ class Job {
   // A member of the present view.
   struct Member {
     std::optional<ConnectionId> connection;  // Active in the present epoch.
+    int64_t absent_ns = 0;  // For how long there has been none, as ticks have counted it.
     bool reported = false;
     std::map<TensorKey, wire::Report> reports;  // Until decided.
   };
@@ -131,6 +134,8 @@ class Job {
                    std::string text, int64_t now_ns, Effects& out);
   void OnFence(ConnectionId connection, Session& session, Epoch epoch, Effects& out);
   void Fenced(ConnectionId connection, Session& session, Effects& out);
+  // Into the present epoch, over this connection.
+  void Enter(MemberIndex member, ConnectionId connection);
   void Lose(ConnectionId connection, Effects& out);
   void Close(ConnectionId connection, std::string reason, Effects& out);
   // The member whose present connection this is, in the present epoch.
@@ -187,6 +192,10 @@ class Job {
   // Whether a round of it waits.
   bool NoticeTensor(Tensor& tensor, int64_t now_ns, Effects& out);
   void NoticeEpoch(int64_t now_ns, Effects& out);
+  void CountAbsence(int64_t now_ns);
+  // When to tell again of those that are missing, by member index.
+  int64_t NoticeDueNs(const std::vector<bool>& missing, int64_t since_ns, int64_t last_ns) const;
+  void NameMissing(const std::vector<bool>& missing, wire::Waiting& notice) const;
 
   template <typename Entry>
   void SendEntry(ConnectionId connection, Entry entry, Effects& out) {
@@ -207,7 +216,8 @@ class Job {
   bool reports_complete_ = false;
   bool closed_ = false;
   int64_t view_since_ns_ = 0;
-  int64_t next_epoch_notice_ns_ = 0;
+  int64_t last_epoch_notice_ns_ = 0;
+  std::optional<int64_t> last_tick_ns_;
   uint64_t reserved_bytes_ = 0;
   uint64_t last_allocation_ = 0;
   uint64_t last_write_ = 0;

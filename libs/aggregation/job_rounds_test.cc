@@ -338,6 +338,56 @@ TEST_CASE("Job: all are told who is waited for, at growing intervals", "[aggrega
   CHECK(f.job.Status(f.now_ns).tensors[0].round_summed == Round{1});
 }
 
+TEST_CASE("Job: of those who are waited for it is said how long they have had no connection",
+          "[aggregation]") {
+  constexpr int64_t kSecond = 1'000'000'000;
+  JobFixture f({1, 1, 1});
+  f.StartWith("w", kLargeCount);
+  f.Contribute(0, "w", 1);
+  struct Told {
+    int64_t second;
+    std::vector<uint64_t> absent_s;
+  };
+  std::vector<Told> told;
+  const int64_t start_ns = f.now_ns;
+  const auto until = [&](int64_t second) {
+    for (; f.now_ns <= start_ns + second * kSecond; f.now_ns += kSecond / 4) {
+      f.effects_seen.clear();
+      f.job.OnTick(f.now_ns, f.effects);
+      f.Perform();
+      for (const wire::Waiting& notice : f.Sent<wire::Waiting>(Conn(0))) {
+        CHECK(notice.missing_nodes == std::vector<uint32_t>{1, 2});
+        Told& last = told.emplace_back(Told{(f.now_ns - start_ns) / kSecond, {}});
+        for (const uint64_t ns : notice.absent_ns) last.absent_s.push_back(ns / kSecond);
+      }
+    }
+  };
+  until(70);
+  REQUIRE(told.size() == 7);  // At 64 s last: both are late, and the next is due at 124.
+  CHECK(told.back().absent_s == std::vector<uint64_t>{0, 0});
+  told.clear();
+  // Node 2 dies: that is told soon, and again and again.
+  f.job.OnDisconnect(Conn(2), f.effects);
+  until(83);
+  std::vector<int64_t> seconds;
+  for (const Told& each : told) seconds.push_back(each.second);
+  CHECK(seconds == std::vector<int64_t>{70, 74, 78, 82});
+  CHECK(told.back().absent_s == std::vector<uint64_t>{0, 12});
+  // It was another connection only: nobody is absent any more.
+  f.SayHello(2, 1);
+  f.SayReport(2, {}, 1);
+  told.clear();
+  until(130);
+  for (const Told& each : told) CHECK(each.absent_s == std::vector<uint64_t>{0, 0});
+  CHECK(told.size() == 0);
+  // What this process sleeps through is nobody's absence.
+  f.job.OnDisconnect(Conn(2, 1), f.effects);
+  f.now_ns += 1000 * kSecond;
+  until(1140);
+  REQUIRE(!told.empty());
+  CHECK(told.front().absent_s[1] <= 2);
+}
+
 TEST_CASE("Job: a round that opens when the one before is summed is waited for, too",
           "[aggregation]") {
   JobFixture f({1, 1});

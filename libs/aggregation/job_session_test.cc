@@ -232,9 +232,34 @@ TEST_CASE("Job: who has not entered the epoch is named to those who have", "[agg
   REQUIRE(notices.size() == 1);
   CHECK(notices[0].key == TensorKey{0});
   CHECK(notices[0].missing_nodes == std::vector<uint32_t>{1});
+  CHECK(notices[0].absent_ns == std::vector<uint64_t>{1'000'000'000});  // Since the view came.
   f.SayHello(1);
   f.SayReport(1);
   CHECK(tick(10).empty());
+}
+
+TEST_CASE("Job: a member that has not heard of the newest view is told so in the one it holds",
+          "[aggregation]") {
+  JobFixture f;
+  f.Start();
+  f.NextView();
+  f.SayFence(0);
+  f.SayReport(0);
+  for (int second = 0; second <= 1; ++second) {
+    f.effects_seen.clear();
+    f.job.OnTick(f.now_ns + second * 1'000'000'000, f.effects);
+    f.Perform();
+  }
+  for (const uint32_t node : {0u, 1u}) {
+    const auto notices = f.Sent<wire::Waiting>(Conn(node));
+    REQUIRE(notices.size() == 1);
+    CHECK(notices[0].key == TensorKey{0});
+    CHECK(notices[0].missing_nodes == std::vector<uint32_t>{1});
+    CHECK(notices[0].absent_ns == std::vector<uint64_t>{1'000'000'000});
+  }
+  for (const Send& send : f.Seen<Send>()) {
+    CHECK(send.epoch == (send.connection == Conn(0) ? Epoch{2} : Epoch{1}));
+  }
 }
 
 }  // namespace

@@ -2,20 +2,24 @@
 #include <algorithm>
 
 #include "libs/aggregation/job.h"
+#include "libs/base/mutation.h"
 
 // Who waits for whom, for the members and for people.
 namespace talweg::aggregation {
 namespace {
 
 constexpr size_t kMissingNodesMax = 64;
+// What two ticks can be apart while this process runs: what is more, it was stopped for, and that
+// is nobody's absence.
+constexpr int64_t kTickGapMaxNs = 2'000'000'000;
 
 // 1, 2, 4, ... seconds behind the beginning, then at most `gap_max_ns` apart.
-int64_t NextNotice(int64_t since_ns, int64_t now_ns, int64_t first_ns, int64_t gap_max_ns) {
-  const int64_t waited_ns = now_ns - since_ns;
+int64_t NextNotice(int64_t since_ns, int64_t last_ns, int64_t first_ns, int64_t gap_max_ns) {
+  const int64_t waited_ns = last_ns - since_ns;
   int64_t next_ns = first_ns;
   while (next_ns <= waited_ns && next_ns < gap_max_ns) next_ns *= 2;
   if (next_ns > waited_ns) return since_ns + next_ns;
-  return now_ns + gap_max_ns;
+  return last_ns + gap_max_ns;
 }
 
 }  // namespace
@@ -46,6 +50,31 @@ std::optional<Job::Wait> Job::WaitOf(const Tensor& tensor) const {
   return wait;
 }
 
+void Job::CountAbsence(int64_t now_ns) {
+  const int64_t gone_ns = std::min(now_ns - last_tick_ns_.value_or(now_ns), kTickGapMaxNs);
+  last_tick_ns_ = now_ns;
+  for (Member& member : members_) {
+    if (!member.connection) member.absent_ns += gone_ns;
+  }
+}
+
+int64_t Job::NoticeDueNs(const std::vector<bool>& missing, int64_t since_ns,
+                         int64_t last_ns) const {
+  int64_t gap_max_ns = config_.notice_gap_max_ns;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    if (missing[i] && members_[i].absent_ns > 0) gap_max_ns = config_.absent_notice_gap_max_ns;
+  }
+  return NextNotice(since_ns, last_ns, config_.notice_first_ns, gap_max_ns);
+}
+
+void Job::NameMissing(const std::vector<bool>& missing, wire::Waiting& notice) const {
+  for (size_t i = 0; i < members_.size() && notice.missing_nodes.size() < kMissingNodesMax; ++i) {
+    if (!missing[i]) continue;
+    notice.missing_nodes.push_back(view_.members[i].id.node.value());
+    notice.absent_ns.push_back(static_cast<uint64_t>(members_[i].absent_ns));
+  }
+}
+
 bool Job::NoticeTensor(Tensor& tensor, int64_t now_ns, Effects& out) {
   const std::optional<Wait> wait = WaitOf(tensor);
   if (!wait) {
@@ -55,17 +84,14 @@ bool Job::NoticeTensor(Tensor& tensor, int64_t now_ns, Effects& out) {
   if (wait->round != tensor.waiting_round || wait->since_ns != tensor.waiting_since_ns) {
     tensor.waiting_round = wait->round;
     tensor.waiting_since_ns = wait->since_ns;
-    tensor.next_notice_ns = wait->since_ns + config_.notice_first_ns;
+    tensor.last_notice_ns = wait->since_ns;
   }
-  if (now_ns < tensor.next_notice_ns) return true;
-  tensor.next_notice_ns =
-      NextNotice(wait->since_ns, now_ns, config_.notice_first_ns, config_.notice_gap_max_ns);
+  if (now_ns < NoticeDueNs(wait->missing, wait->since_ns, tensor.last_notice_ns)) return true;
+  tensor.last_notice_ns = now_ns;
   wire::Waiting notice = {.key = tensor.key,
                           .round = wait->round,
                           .waited_ns = static_cast<uint64_t>(now_ns - wait->since_ns)};
-  for (size_t i = 0; i < members_.size() && notice.missing_nodes.size() < kMissingNodesMax; ++i) {
-    if (wait->missing[i]) notice.missing_nodes.push_back(view_.members[i].id.node.value());
-  }
+  NameMissing(wait->missing, notice);
   // Also to those that are missing: they may hold the round back without need.
   for (size_t i = 0; i < members_.size(); ++i) {
     if (!members_[i].connection) continue;
@@ -76,17 +102,24 @@ bool Job::NoticeTensor(Tensor& tensor, int64_t now_ns, Effects& out) {
 }
 
 void Job::NoticeEpoch(int64_t now_ns, Effects& out) {
-  if (reports_complete_ || view_.epoch == Epoch{0} || now_ns < next_epoch_notice_ns_) return;
-  next_epoch_notice_ns_ =
-      NextNotice(view_since_ns_, now_ns, config_.notice_first_ns, config_.notice_gap_max_ns);
+  if (reports_complete_ || view_.epoch == Epoch{0}) return;
+  std::vector<bool> missing;
+  for (const Member& member : members_) missing.push_back(!member.reported);
+  if (now_ns < NoticeDueNs(missing, view_since_ns_, last_epoch_notice_ns_)) return;
+  last_epoch_notice_ns_ = now_ns;
   wire::Waiting notice = {.waited_ns = static_cast<uint64_t>(now_ns - view_since_ns_)};
-  for (size_t i = 0; i < members_.size() && notice.missing_nodes.size() < kMissingNodesMax; ++i) {
-    if (!members_[i].reported) notice.missing_nodes.push_back(view_.members[i].id.node.value());
-  }
+  NameMissing(missing, notice);
   for (const Member& member : members_) {
     if (!member.reported || !member.connection) continue;
     ++counters_.waiting_notices;
     SendEntry(*member.connection, notice, out);
+  }
+  // Whoever has not heard of this view learns, in the epoch that it holds, that it is missing here.
+  for (const auto& [connection, session] : sessions_) {
+    const bool is_behind = session.state == SessionState::kActive && session.epoch < view_.epoch;
+    if (TALWEG_MUTATION(newer_view_not_told, !is_behind, true)) continue;
+    ++counters_.waiting_notices;
+    out.push_back(Send{connection, session.epoch, notice});
   }
 }
 

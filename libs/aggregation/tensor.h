@@ -102,7 +102,7 @@ struct Tensor {
   // Notices to those who wait.
   Round waiting_round;
   int64_t waiting_since_ns = 0;
-  int64_t next_notice_ns = 0;
+  int64_t last_notice_ns = 0;
 
   bool Placed() const { return slice_count > 0; }
   bool DeclaredBy(MemberIndex member) const;

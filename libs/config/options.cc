@@ -175,9 +175,10 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>(
           "unreachable_ms", &C::unreachable_ms, Milliseconds{100, 7 * 24 * 3'600'000, true},
           "How long an aggregator of the view may be out of reach, while the scheduler says "
-          "nothing of it, before the ranks' waits end with an error; and how long the scheduler "
-          "may be, while the job waits for its word. 0: for ever. Longer than the lease and "
-          "than a restart of the scheduler take."),
+          "nothing of it, before the ranks' waits end with an error; how long a node that is "
+          "waited for, and the scheduler with it; and how long the scheduler, while the job waits "
+          "for its word. 0: for ever. Longer than the lease and than a restart of the scheduler "
+          "take."),
       Make<C>("trace_path", &C::trace_path, Text{},
               "File for a timeline of the first rounds (trace event JSON; opens in Perfetto).",
               "no trace"),

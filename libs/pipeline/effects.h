@@ -178,12 +178,14 @@ struct LogWaiting {
     kNodes = 1,        // Their contributions, says an owner: `missing` are node ranks.
     kLocalRanks = 2,   // Their pushes: `missing` are local ranks.
     kAggregators = 3,  // Their answers: `missing` are places in the view.
+    kEpoch = 4,        // Their reports, says an owner: `missing` are node ranks.
   };
   For what = For::kNodes;
   TensorIndex tensor;  // kNodes, kLocalRanks.
   Round round;
   uint64_t waited_ns = 0;
   std::vector<uint32_t> missing;
+  std::vector<uint64_t> absent_ns;  // Of nodes: for how long each has had no connection; 0: it has.
 };
 
 // Something that a person may want to know; what peers did wrong is also counted.

@@ -41,7 +41,8 @@ struct MemberConfig {
   int64_t reconnect_first_ns = 50'000'000;
   int64_t reconnect_max_ns = 2'000'000'000;
   // An aggregator of the view that does not answer for so long, while the scheduler says nothing
-  // of it either, ends the job here. 0: never.
+  // of it either, ends the job here; so does a member that has no connection for so long, and the
+  // scheduler where its word is waited for, when the scheduler is silent for so long. 0: never.
   int64_t unreachable_ns = 0;
 };
 
@@ -126,6 +127,10 @@ class Member {
   // goes on holding back, and is answered when none of those is open either.
   void OnQuiesce(uint64_t id, int64_t now_ns, Effects& out);
   void OnResume(uint64_t id, int64_t now_ns, Effects& out);
+  // It does not answer, or does again. What only its word could end is waited for no longer than
+  // `unreachable_ns` of its silence.
+  void OnSchedulerSilent(int64_t now_ns);
+  void OnSchedulerAnswers();
 
   // --- From aggregators.
 
@@ -257,13 +262,24 @@ class Member {
   void OnResult(const Owner& owner, const wire::Result& entry, uint32_t position, Effects& out);
   void OnFailed(const Owner& owner, const wire::Failed& entry, Effects& out);
   void OnRefused(const Owner& owner, const wire::Refused& entry, Effects& out);
-  void OnWaiting(const wire::Waiting& entry, int64_t now_ns, Effects& out);
   void AgreementChanged(Tensor& tensor, Effects& out);
   void BackOff(Owner& owner, int64_t now_ns);
-  bool CheckUnreachable(int64_t now_ns, Effects& out);
   void ForgetSlicesOf(AggregatorIndex owner);
   Owner* FindOwner(ConnectionId connection);
   const std::string& OwnerName(const Owner& owner) const;
+
+  // member_waits.cc: who is waited for, and for how long. Check...: whether that has ended the job.
+  void CountSilence(int64_t now_ns);
+  bool SchedulerIsMissed() const;
+  bool CheckScheduler(int64_t now_ns, Effects& out);
+  bool CheckUnreachable(int64_t now_ns, Effects& out);
+  bool CheckAbsent(const Owner& owner, const wire::Waiting& entry, const std::string& what,
+                   Effects& out);
+  bool WaitsFor(const Owner& owner) const;
+  bool CheckLeft(const wire::Waiting& entry, const std::string& what, Effects& out);
+  bool IsNews(const wire::Waiting& entry, int64_t now_ns, NodesNamed& named) const;
+  void OnWaiting(const Owner& owner, const wire::Waiting& entry, int64_t now_ns, Effects& out);
+  void OnEpochWaiting(const Owner& owner, const wire::Waiting& entry, int64_t now_ns, Effects& out);
 
   // member_send.cc: a round of a tensor, from the queue to its result.
   bool MaySend(const Tensor& tensor) const;
@@ -294,6 +310,11 @@ class Member {
   int64_t phase_since_ns_ = 0;
   int64_t phase_notice_ns_ = 0;
   int64_t next_tick_ns_ = 0;
+  NodesNamed epoch_named_;
+
+  bool scheduler_silent_ = false;
+  int64_t silent_ns_ = 0;  // While it is.
+  int64_t silence_counted_ns_ = 0;
 
   std::map<AggregatorIndex, Owner> owners_;
   uint64_t next_connection_ = 1;

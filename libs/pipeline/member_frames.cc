@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connections to aggregators and what comes through them, and the clock.
+// Connections to aggregators, and what comes through them.
 #include <algorithm>
 #include <limits>
 
@@ -140,7 +140,7 @@ void Member::OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t 
   } else if (const auto* refused = std::get_if<std::vector<wire::Refused>>(&frame.entries)) {
     each(*refused, [&](const wire::Refused& e, uint32_t) { OnRefused(from, e, out); });
   } else if (const auto* waiting = std::get_if<std::vector<wire::Waiting>>(&frame.entries)) {
-    each(*waiting, [&](const wire::Waiting& e, uint32_t) { OnWaiting(e, now_ns, out); });
+    each(*waiting, [&](const wire::Waiting& e, uint32_t) { OnWaiting(from, e, now_ns, out); });
   } else if (fencing) {
     ++counters_.frames_ignored;
   } else if (const auto* declared = std::get_if<std::vector<wire::Declared>>(&frame.entries)) {
@@ -308,109 +308,6 @@ void Member::OnRefused(const Owner& owner, const wire::Refused& entry, Effects& 
   }
   // Its round would never end.
   ReportAndFail(text, out);
-}
-
-void Member::OnWaiting(const wire::Waiting& entry, int64_t now_ns, Effects& out) {
-  const auto it = tensor_by_key_.find(entry.key);
-  const bool of_epoch = entry.key == TensorKey{0};  // For reports, not for a round.
-  if (it == tensor_by_key_.end() && !of_epoch) {
-    ++counters_.frames_ignored;
-    return;
-  }
-  for (const uint32_t node : entry.missing_nodes) {
-    const auto left = left_members_.find(NodeRank{node});
-    if (left == left_members_.end()) continue;
-    const std::string who = "node " + std::to_string(node) + " has left job '" + config_.job_name +
-                            "' (" + left->second + "), but ";
-    if (of_epoch) return ReportAndFail(who + "the job's beginning needs it", out);
-    const Tensor& tensor = *At(it->second);
-    if (entry.round != tensor.active_round()) continue;
-    ReportAndFail(who + "round " + std::to_string(entry.round.value()) + " of tensor '" +
-                      tensor.spec.name + "' needs it",
-                  out);
-    return;
-  }
-  if (of_epoch) return;
-  if (std::count(entry.missing_nodes.begin(), entry.missing_nodes.end(),
-                 config_.self.node.value()) > 0) {
-    ReleaseNeeded(it->second, entry.round, now_ns, out);
-    return;
-  }
-  out.push_back(LogWaiting{.what = LogWaiting::For::kNodes,
-                           .tensor = it->second,
-                           .round = entry.round,
-                           .waited_ns = entry.waited_ns,
-                           .missing = entry.missing_nodes});
-}
-
-// Who is dead is the scheduler's to say, for as long as it may take to say it. Whoever hears from
-// neither must not wait for both.
-bool Member::CheckUnreachable(int64_t now_ns, Effects& out) {
-  if (config_.unreachable_ns == 0) return false;
-  for (const auto& [index, owner] : owners_) {
-    if (owner.state == OwnerState::kReady) continue;
-    const int64_t limit_ns = owner.unready_since_ns + config_.unreachable_ns;
-    if (now_ns < limit_ns) {
-      Schedule(limit_ns);
-      continue;
-    }
-    ReportAndFail("node " + std::to_string(config_.self.node.value()) + " of job '" +
-                      config_.job_name + "' has not reached aggregator '" + OwnerName(owner) +
-                      "' for " + std::to_string(config_.unreachable_ns / 1'000'000) + " ms (" +
-                      (owner.trouble.empty() ? "it does not answer" : owner.trouble) + ")",
-                  out);
-    return true;
-  }
-  return false;
-}
-
-void Member::OnTick(int64_t now_ns, Effects& out) {
-  next_tick_ns_ = std::numeric_limits<int64_t>::max();
-  if (phase_ == Phase::kFailed) return;
-  const auto next_notice = [&](int64_t since_ns) {
-    return now_ns + std::clamp(now_ns - since_ns, config_.waiting_first_ns, config_.waiting_max_ns);
-  };
-  if (CheckUnreachable(now_ns, out)) return;
-  for (auto& [index, owner] : owners_) {
-    if (owner.state != OwnerState::kBackoff) continue;
-    if (owner.retry_at_ns <= now_ns) {
-      ConnectTo(owner, out);
-    } else {
-      Schedule(owner.retry_at_ns);
-    }
-  }
-  for (const TensorIndex index : half_pushed_) {
-    Tensor& tensor = *At(index);
-    if (tensor.next_notice_ns <= now_ns) {
-      LogWaiting notice{.what = LogWaiting::For::kLocalRanks,
-                        .tensor = index,
-                        .round = tensor.open_round(),
-                        .waited_ns = static_cast<uint64_t>(now_ns - tensor.first_push_ns)};
-      for (uint32_t i = 0; i < tensor.pushed.size(); ++i) {
-        if (!tensor.pushed[i]) notice.missing.push_back(i);
-      }
-      out.push_back(std::move(notice));
-      tensor.next_notice_ns = next_notice(tensor.first_push_ns);
-    }
-    Schedule(tensor.next_notice_ns);
-  }
-  if (phase_ == Phase::kFencing || phase_ == Phase::kReporting) {
-    if (phase_notice_ns_ <= now_ns) {
-      LogWaiting notice{.what = LogWaiting::For::kAggregators,
-                        .waited_ns = static_cast<uint64_t>(now_ns - phase_since_ns_)};
-      for (const auto& [index, owner] : owners_) {
-        bool is_waited_for = owner.state != OwnerState::kReady;
-        for (const std::unique_ptr<Tensor>& tensor : tensors_) {
-          is_waited_for |=
-              tensor->awaits_decision && tensor->primary == index && phase_ == Phase::kReporting;
-        }
-        if (is_waited_for) notice.missing.push_back(index.value());
-      }
-      out.push_back(std::move(notice));
-      phase_notice_ns_ = next_notice(phase_since_ns_);
-    }
-    Schedule(phase_notice_ns_);
-  }
 }
 
 }  // namespace talweg::pipeline

@@ -60,6 +60,13 @@ struct Partial {
   std::vector<bool> have;  // By slice.
 };
 
+// The nodes that an owner waits for, as people were last told of them.
+struct NodesNamed {
+  Round round;
+  std::vector<uint32_t> nodes;
+  int64_t until_ns = 0;  // The same is no news before.
+};
+
 struct Tensor {
   TensorIndex index;
   TensorKey key;
@@ -101,6 +108,7 @@ struct Tensor {
   uint64_t order = 0;  // Of readiness.
   int64_t first_push_ns = 0;
   int64_t next_notice_ns = 0;
+  NodesNamed named;
 
   Partial partial;
 

@@ -331,12 +331,15 @@ void Write(Writer& out, const Waiting& e) {
   out.Put(e.round);
   out.Put(e.waited_ns);
   out.Put(e.missing_nodes);
+  out.Put(e.absent_ns);
 }
 void Read(Reader& in, Waiting& e) {
   in.Get(e.key);
   in.Get(e.round);
   in.Get(e.waited_ns);
   in.Get(e.missing_nodes);
+  if (in.remaining() > 0) in.Get(e.absent_ns);  // Version 1.0 ends here.
+  e.absent_ns.resize(e.missing_nodes.size());
 }
 
 std::string Hex(uint64_t value) {

@@ -26,7 +26,7 @@ namespace talweg::wire {
 
 inline constexpr uint32_t kMagic = 0x47574c54;  // "TLWG"
 inline constexpr uint8_t kVersionMajor = 1;
-inline constexpr uint8_t kVersionMinor = 0;
+inline constexpr uint8_t kVersionMinor = 1;  // 1: Waiting::absent_ns.
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kFrameBytesMax = 64 * 1024;
 inline constexpr size_t kNameBytesMax = 1024;
@@ -211,6 +211,8 @@ struct Waiting {
   Round round;
   uint64_t waited_ns = 0;
   std::vector<uint32_t> missing_nodes;  // Node ranks, ascending; at most 64 are named.
+  // For how long each of them has had no connection in the epoch; 0: it has one. As many as nodes.
+  std::vector<uint64_t> absent_ns;
   friend bool operator==(const Waiting&, const Waiting&) = default;
 };
 

@@ -46,7 +46,7 @@ TEST_CASE("Frames: every type comes back as it was written", "[wire]") {
   CHECK(std::get<std::vector<Refused>>(RoundTrip(FrameType::kRefused, refused).entries) == refused);
   const std::vector<Failed> failed = {{TensorKey{0}, Round{0}, FailedCode::kJobFailed, "x"}};
   CHECK(std::get<std::vector<Failed>>(RoundTrip(FrameType::kFailed, failed).entries) == failed);
-  const std::vector<Waiting> waiting = {{TensorKey{1}, Round{5}, 12345, {0, 3}}};
+  const std::vector<Waiting> waiting = {{TensorKey{1}, Round{5}, 12345, {0, 3}, {0, 7}}};
   CHECK(std::get<std::vector<Waiting>>(RoundTrip(FrameType::kWaiting, waiting).entries) == waiting);
   for (const FrameType type :
        {FrameType::kCredit, FrameType::kFence, FrameType::kFenceAck, FrameType::kGoodbye}) {
@@ -113,7 +113,7 @@ TEST_CASE("ParseFrame: what is no frame is named", "[wire]") {
   CHECK(ErrorOf(bad).find("magic") != std::string::npos);
   bad = good;
   bad[4] = std::byte{9};
-  CHECK(ErrorOf(bad).find("version 9.0, this process 1.0") != std::string::npos);
+  CHECK(ErrorOf(bad).find("version 9.1, this process 1.1") != std::string::npos);
   bad = good;
   bad[6] = std::byte{200};
   CHECK(ErrorOf(bad) != "");
@@ -138,6 +138,24 @@ TEST_CASE("ParseFrame: a newer minor version may append to entries", "[wire]") {
   const auto body_bytes = static_cast<uint32_t>(bytes.size() - kHeaderBytes);
   std::memcpy(bytes.data() + 24, &body_bytes, 4);
   CHECK(ErrorOf(bytes) == "");
+}
+
+TEST_CASE("ParseFrame: a Waiting of version 1.0 says of nobody that it is absent", "[wire]") {
+  FrameWriter writer(FrameType::kWaiting, JobId{1}, Epoch{1});
+  REQUIRE(writer.Add(Waiting{.key = TensorKey{1}, .missing_nodes = {0, 3}}));
+  std::vector<std::byte> bytes = writer.Take();
+  uint32_t entry_bytes = 0;
+  std::memcpy(&entry_bytes, bytes.data() + kHeaderBytes, 4);
+  entry_bytes -= 4;  // The count of absent_ns, and what is padded for it.
+  std::memcpy(bytes.data() + kHeaderBytes, &entry_bytes, 4);
+  bytes.resize(bytes.size() - 8);
+  const auto body_bytes = static_cast<uint32_t>(bytes.size() - kHeaderBytes);
+  std::memcpy(bytes.data() + 24, &body_bytes, 4);
+  const auto parsed = ParseFrame(bytes);
+  REQUIRE(std::holds_alternative<Frame>(parsed));
+  const auto& entries = std::get<std::vector<Waiting>>(std::get<Frame>(parsed).entries);
+  CHECK(entries.at(0).missing_nodes == std::vector<uint32_t>{0, 3});
+  CHECK(entries.at(0).absent_ns == std::vector<uint64_t>{0, 0});
 }
 
 TEST_CASE("ParseFrame: random damage is refused or parsed, never more", "[wire]") {

@@ -263,7 +263,6 @@ int Agent::Poll() {
     dirty_ = false;
     ++work;
   }
-  CheckScheduler();
   CheckEnd();
   return work;
 }
@@ -273,9 +272,8 @@ bool Agent::PrepareToSleep() {
   bool may_sleep = rank_server_->PrepareToSleep();
   if (transport_ != nullptr) may_sleep &= transport_->PrepareToSleep();
   int64_t deadline_ns = member_->NextTickNs();
-  for (const int64_t other_ns :
-       {stop_deadline_ns_, leaving_ ? leaving_deadline_ns_ : 0,
-        failed_at_ns_ == 0 ? 0 : failed_at_ns_ + FailedLingerNs(), SchedulerLimitNs()}) {
+  for (const int64_t other_ns : {stop_deadline_ns_, leaving_ ? leaving_deadline_ns_ : 0,
+                                 failed_at_ns_ == 0 ? 0 : failed_at_ns_ + FailedLingerNs()}) {
     if (other_ns > 0) deadline_ns = std::min(deadline_ns, other_ns);
   }
   if (gpus_ != nullptr) {
@@ -416,8 +414,10 @@ void Agent::Do(const pipeline::LogWaiting& effect) {
   }
   if (!NameWaiting()) return;
   std::string who;
-  for (const uint32_t missing : effect.missing) {
-    who += (who.empty() ? "" : ", ") + std::to_string(missing);
+  for (size_t i = 0; i < effect.missing.size(); ++i) {
+    who += (who.empty() ? "" : ", ") + std::to_string(effect.missing[i]);
+    if (i >= effect.absent_ns.size() || effect.absent_ns[i] == 0) continue;
+    who += " (no connection for " + std::to_string(effect.absent_ns[i] / 1'000'000) + " ms)";
   }
   const double seconds = static_cast<double>(effect.waited_ns) / 1e9;
   switch (effect.what) {
@@ -433,6 +433,10 @@ void Agent::Do(const pipeline::LogWaiting& effect) {
     case pipeline::LogWaiting::For::kAggregators:
       Log(LogLevel::kWarning, "epoch ", member_->newest_view()->epoch, " of job '", config_.job,
           "' waits since ", seconds, " s for aggregator ", who);
+      return;
+    case pipeline::LogWaiting::For::kEpoch:
+      Log(LogLevel::kWarning, "an epoch of job '", config_.job, "', ",
+          member_->newest_view()->epoch, " or later, waits since ", seconds, " s for node ", who);
       return;
   }
 }

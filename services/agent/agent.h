@@ -149,10 +149,7 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   void CheckEnd();
   int64_t FailedLingerNs() const;
   int64_t UnreachableNs() const { return static_cast<int64_t>(config_.unreachable_ms) * 1'000'000; }
-  // When the scheduler's silence ends the job here; 0: nothing waits for its word.
-  int64_t SchedulerLimitNs() const;
   std::string SchedulerSilenceText() const;
-  void CheckScheduler();
   void Restart();
   void BeginLeaving(rpc::SchedulerClient::LeaveReason reason, const std::string& text);
   void WriteTrace() const;

@@ -86,6 +86,8 @@ void Agent::OnMemberEvent(const rpc::MemberEvent& event) {
                 " cannot be reached: ", e.text,
                 job_ == JobId{0} ? "; trying again" : "; running steps go on");
             scheduler_silent_since_ns_ = NowNs();
+            // Until it has joined, the time limit is that of joining.
+            if (job_ != JobId{0}) member_->OnSchedulerSilent(NowNs());
           }
           scheduler_text_ = e.text;
         } else {
@@ -95,34 +97,16 @@ void Agent::OnMemberEvent(const rpc::MemberEvent& event) {
           }
           scheduler_silent_since_ns_ = 0;
           scheduler_text_.clear();
+          member_->OnSchedulerAnswers();
         }
       },
       event);
 }
 
-int64_t Agent::SchedulerLimitNs() const {
-  // Running steps do not need it; the core looks after what they need. A first view, and the end
-  // of a quiesce, nobody else can give.
-  const bool needed = member_->phase() == pipeline::Phase::kForming || member_->quiesced();
-  if (scheduler_silent_since_ns_ == 0 || job_ == JobId{0} || !needed || UnreachableNs() == 0 ||
-      failed_at_ns_ != 0) {
-    return 0;
-  }
-  return scheduler_silent_since_ns_ + UnreachableNs();
-}
-
 std::string Agent::SchedulerSilenceText() const {
   const int64_t seconds = (NowNs() - scheduler_silent_since_ns_) / 1'000'000'000;
-  return "for " + std::to_string(seconds) + " s the " + scheduler_text_;
-}
-
-void Agent::CheckScheduler() {
-  const int64_t limit_ns = SchedulerLimitNs();
-  if (limit_ns == 0 || NowNs() < limit_ns) return;
-  const std::string text = member_->phase() == pipeline::Phase::kForming
-                               ? "job '" + config_.job + "' has not begun"
-                               : "a member is about to join job '" + config_.job + "'";
-  Deliver([this, text](pipeline::Effects& out) { member_->OnLocalFailure(text, NowNs(), out); });
+  return "for " + std::to_string(seconds) + " s the " + scheduler_text_ +
+         " (start it again, and then this job)";
 }
 
 void Agent::OnStop(const std::string& why) {

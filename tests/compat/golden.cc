@@ -50,6 +50,31 @@ void Golden::Add(const std::string& name, std::span<const std::byte> bytes) {
   texts_[name] = ToText(bytes);
 }
 
+std::map<std::string, std::vector<std::byte>> Golden::Load(const std::string& file) {
+  std::map<std::string, std::vector<std::byte>> loaded;
+  for (const auto& [name, text] : Read("tests/compat/golden/" + file)) {
+    std::vector<std::byte>& bytes = loaded[name];
+    std::istringstream lines(text);
+    std::string line;
+    while (std::getline(lines, line)) {
+      std::istringstream words(line);
+      std::string head;
+      words >> head;
+      if (head == "bytes:") {
+        size_t count = 0;
+        words >> count;
+        bytes.resize(count);
+        continue;
+      }
+      size_t offset = std::stoul(head, nullptr, 16);
+      for (std::string byte; words >> byte; ++offset) {
+        bytes.at(offset) = std::byte(std::stoul(byte, nullptr, 16));
+      }
+    }
+  }
+  return loaded;
+}
+
 void Golden::Check() const {
   if (const char* directory = std::getenv("TALWEG_GOLDEN_OUT"); directory != nullptr) {
     std::ofstream out(std::string(directory) + "/" + file_);

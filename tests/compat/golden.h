@@ -6,6 +6,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace talweg {
 
@@ -19,6 +20,9 @@ class Golden {
   explicit Golden(std::string file) : file_(std::move(file)) {}
 
   void Add(const std::string& name, std::span<const std::byte> bytes);
+
+  // The byte strings of a file.
+  static std::map<std::string, std::vector<std::byte>> Load(const std::string& file);
 
   // Checks all that was added against the file, both ways; or writes it.
   void Check() const;

@@ -300,7 +300,7 @@ void Job::Fenced(ConnectionId connection, Session& session, Effects& out) {
 void Job::Enter(MemberIndex member, ConnectionId connection) {
   Member& record = members_[member.value()];
   record.connection = connection;
-  record.absent_ns = TALWEG_MUTATION(absence_kept, 0, record.absent_ns);
+  record.absent_ns = 0;
 }
 
 void Job::Close(ConnectionId connection, std::string reason, Effects& out) {

@@ -54,7 +54,7 @@ void Job::CountAbsence(int64_t now_ns) {
   const int64_t gone_ns = std::min(now_ns - last_tick_ns_.value_or(now_ns), kTickGapMaxNs);
   last_tick_ns_ = now_ns;
   for (Member& member : members_) {
-    if (!member.connection) member.absent_ns += gone_ns;
+    if (TALWEG_MUTATION(late_counted_absent, !member.connection, true)) member.absent_ns += gone_ns;
   }
 }
 

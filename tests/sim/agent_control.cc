@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "tests/sim/agent_process.h"
@@ -17,6 +18,40 @@ using EffectList = std::vector<membership::Effect>;
 void AgentProcess::Out(const std::string& text) {
   if (std::exchange(out_, true)) return;
   Run([this, &text](pipeline::Effects& out) { core_.OnJobFailed(text, timeline_->now_ns(), out); });
+}
+
+void AgentProcess::NoteAnswer(bool answered) {
+  if (answered) {
+    silent_since_ns_.reset();
+    return core_.OnSchedulerAnswers();
+  }
+  if (silent_since_ns_) return;
+  silent_since_ns_ = timeline_->now_ns();
+  core_.OnSchedulerSilent(timeline_->now_ns());
+}
+
+// Section 8: nobody is given up while the scheduler answers, or while it is connected itself. What
+// the scheduler says may quote others.
+void AgentProcess::CheckGivenUp(const std::string& text) {
+  if (out_ || text.find(" gave up job ") != std::string::npos) return;
+  const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
+  if (says("has not reached aggregator")) return trace_->Reached("given up: an aggregator");
+  if (says("which has had no connection")) {
+    trace_->Reached(text.starts_with("epoch ") ? "given up: a member that an epoch needs"
+                                               : "given up: a member that a round needs");
+    static constexpr std::string_view kNeeds = " needs node ";
+    const size_t node = text.find(kNeeds) + kNeeds.size();
+    config_.on_given_up(NodeRank{static_cast<uint32_t>(std::stoul(text.substr(node)))});
+  } else if (says("that the scheduler has not told this node of")) {
+    trace_->Reached("given up: a view that did not reach this agent");
+  } else if (says("has not begun") || says("is about to join")) {
+    trace_->Reached("given up: a word that the scheduler alone has");
+  } else {
+    return;
+  }
+  const int64_t limit_ns = config_.profile->unreachable_ns;
+  if (silent_since_ns_ && timeline_->now_ns() - *silent_since_ns_ >= limit_ns) return;
+  throw Violation{name_ + ": gives up, though the scheduler answers: " + text};
 }
 
 int64_t AgentProcess::RetryNs() const {
@@ -53,6 +88,11 @@ void AgentProcess::Join() {
         *answer = core.OnJoin(request, now_ns, out);
       },
       [this, answer](bool answered) {
+        if (answered) joining_since_ns_.reset();
+        if (!answered && !joining_since_ns_) joining_since_ns_ = timeline_->now_ns();
+        if (joining_since_ns_ && timeline_->now_ns() > *joining_since_ns_ + 30 * kSecond) {
+          return Out("the scheduler does not answer");
+        }
         if (answered && answer->answer.ok()) {
           job_ = answer->job;
           ledger_ = &(*ledgers_)[job_];
@@ -90,6 +130,7 @@ void AgentProcess::Attach() {
                   [this, attachment, again](const std::optional<membership::Answer>& answer) {
                     if (attachment != attachment_ || left_) return;
                     if (answer && !answer->ok()) return Out(answer->text);
+                    NoteAnswer(answer.has_value());
                     again();
                   }});
   auto answer = std::make_shared<membership::Answer>();
@@ -105,6 +146,7 @@ void AgentProcess::Attach() {
         scheduler_->NoteAttached(stream);
       },
       [this, answer, stream, again](bool answered) {
+        NoteAnswer(answered);
         if (answered && answer->ok()) return;
         scheduler_->DropStream(stream);
         if (answered) return OnRefused(*answer);
@@ -147,6 +189,7 @@ void AgentProcess::Renew(uint64_t) {
         *answer = core.OnRenew(job, id, held, now_ns, out);
       },
       [this, answer](bool answered) {
+        NoteAnswer(answered);
         if (answered && !answer->ok()) OnRefused(*answer);
       });
   timeline_->After(2 * kSecond, [this, life = network_->host(host_).life()] {

@@ -88,6 +88,7 @@ void AgentProcess::Run(const std::function<void(pipeline::Effects&)>& event) {
   }
   running_ = false;
   core_.CheckInvariants();
+  NoteConnected();
   for (const auto& tensor : core_.tensors()) {
     // Only of a broadcast a round can be aborted.
     if (tensor->spec.op != Op::kBroadcast || !tensor->contributed || ledger_ == nullptr) continue;
@@ -108,6 +109,19 @@ void AgentProcess::Run(const std::function<void(pipeline::Effects&)>& event) {
                        Perform(effects);
                      });
                    });
+}
+
+void AgentProcess::NoteConnected() {
+  const bool is_connected =
+      !core_.owners().empty() &&
+      std::all_of(core_.owners().begin(), core_.owners().end(), [](const auto& owner) {
+        return owner.second.state == pipeline::OwnerState::kReady;
+      });
+  if (!is_connected) {
+    connected_since_ns_.reset();
+  } else if (!connected_since_ns_) {
+    connected_since_ns_ = timeline_->now_ns();
+  }
 }
 
 void AgentProcess::Perform(pipeline::Effects& effects) {
@@ -205,6 +219,7 @@ void AgentProcess::OnFailed(const std::string& text) {
     if (!trace_->HasReached(kForged)) throw Violation{name_ + ": " + text};
     trace_->Reached(point);
   }
+  CheckGivenUp(text);
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) FailRankWith(LocalRank{rank}, text);
 }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -44,6 +45,8 @@ class AgentProcess : public Process {
     uint32_t rank_count = 1;
     Incarnation incarnation;
     const Profile* profile = nullptr;
+    // It has given up a node that has had no connection, it says.
+    std::function<void(NodeRank node)> on_given_up;
   };
 
   AgentProcess(Timeline* timeline, Trace* trace, Network* network, SchedulerProcess* scheduler,
@@ -73,6 +76,8 @@ class AgentProcess : public Process {
   std::string Unsettled() const;
   bool AllRanksDone() const;
   bool left() const { return left_; }
+  // To all aggregators, since when.
+  std::optional<int64_t> connected_since_ns() const { return connected_since_ns_; }
   bool Failed() const { return core_.phase() == pipeline::Phase::kFailed; }
 
  private:
@@ -103,6 +108,7 @@ class AgentProcess : public Process {
 
   // agent_process.cc
   void Run(const std::function<void(pipeline::Effects&)>& event);
+  void NoteConnected();
   void Perform(pipeline::Effects& effects);
   void Perform(pipeline::Send& send);
   void Perform(const pipeline::WriteSlice& write);
@@ -148,6 +154,8 @@ class AgentProcess : public Process {
   void ConfirmQuiesced(membership::QuiesceId id);
   void ResumeFromQuiesce(membership::QuiesceId id);
   void Out(const std::string& text);
+  void NoteAnswer(bool answered);
+  void CheckGivenUp(const std::string& text);
 
   Timeline* const timeline_;
   Trace* const trace_;
@@ -184,6 +192,9 @@ class AgentProcess : public Process {
   Epoch epoch_;
   Epoch epoch_reported_;
   membership::QuiesceFollower quiesce_;
+  std::optional<int64_t> joining_since_ns_;  // Without an answer.
+  std::optional<int64_t> silent_since_ns_;   // The scheduler, to this agent.
+  std::optional<int64_t> connected_since_ns_;
 };
 
 }  // namespace talweg::sim

@@ -15,6 +15,7 @@ inline constexpr const char* kCoverage[] = {
     "a word of an unknown job",
     "scheduler: a restart over its store",
     "scheduler: killed between storing and telling",
+    "scheduler: killed between telling one and telling the next",
     "an older store is put in the scheduler's place",
     "an older store brings back a job that is over",
     "an epoch above the stored one is reported",
@@ -97,6 +98,12 @@ inline constexpr const char* kCoverage[] = {
     "a broadcast from a rank that is not there",
     "a tensor fails, as its root is gone or reports were false",
     "an agent hears from the scheduler that its job has failed",
+    // Section 8.
+    "given up: a member that a round needs",
+    "given up: a member that an epoch needs",
+    "given up: a view that did not reach this agent",
+    "given up: an aggregator",
+    "given up: a word that the scheduler alone has",
     // Faults (section 8 and more).
     "fault: crash an agent",
     "a host falls silent",
@@ -104,6 +111,7 @@ inline constexpr const char* kCoverage[] = {
     "scheduler: its store fails, and it stops",
     "fault: crash an aggregator",
     "fault: restart the scheduler",
+    "fault: lose the scheduler",
     "fault: break a connection",
     "fault: break a connection at one end",
     "fault: stall a connection",

@@ -13,6 +13,7 @@
 #include "tests/sim/network.h"
 #include "tests/sim/profile.h"
 #include "tests/sim/scheduler_process.h"
+#include "tests/sim/silence_checks.h"
 #include "tests/sim/timeline.h"
 
 namespace talweg::sim {
@@ -52,6 +53,8 @@ class World {
   void EndAgent(AgentHost& agent, bool silently);
   void CheckDeathIsSeen(const MemberIdentity& member);
   void CheckJoiners(const View& view) const;
+  void CheckSilence();
+  void CheckGivenUp(const AgentHost& by, NodeRank node);
   void CrashAggregator(AggregatorHost& aggregator);
   void CrashSomeAggregator();
   void NextFault();
@@ -85,6 +88,7 @@ class World {
   std::vector<std::unique_ptr<AgentProcess>> past_agents_;
   std::vector<std::unique_ptr<AggregatorProcess>> past_aggregators_;
   uint64_t last_incarnation_ = 0;
+  Deaths deaths_;
   std::map<std::string, uint64_t> faults_;
 };
 
@@ -128,6 +132,7 @@ void World::Build() {
   if (profile_.fault_gap_ns > 0) {
     timeline_.After(kSecond + profile_.fault_start_ns, [this] { NextFault(); });
   }
+  if (profile_.fault_weights[static_cast<int>(Fault::kLoseScheduler)] > 0) CheckSilence();
 }
 
 void World::StartAgent(AgentHost& agent) {
@@ -135,11 +140,13 @@ void World::StartAgent(AgentHost& agent) {
   Host& host = network_.host(agent.host);
   agent.process = std::make_unique<AgentProcess>(
       &timeline_, &trace_, &network_, scheduler_.get(), &ledgers_, agent.host,
-      AgentProcess::Config{.job_name = agent.job_name,
-                           .node = agent.node,
-                           .rank_count = profile_.rank_counts[agent.node],
-                           .incarnation = NewIncarnation(),
-                           .profile = &profile_});
+      AgentProcess::Config{
+          .job_name = agent.job_name,
+          .node = agent.node,
+          .rank_count = profile_.rank_counts[agent.node],
+          .incarnation = NewIncarnation(),
+          .profile = &profile_,
+          .on_given_up = [this, &agent](NodeRank node) { CheckGivenUp(agent, node); }});
   host.Start(agent.process.get());
   trace_.Add(timeline_.now_ns(), agent.process->name(), "starts");
   agent.process->Start();
@@ -167,6 +174,7 @@ void World::CrashAgent(AgentHost& agent) {
 
 void World::EndAgent(AgentHost& agent, bool silently) {
   if (!silently) CheckDeathIsSeen(agent.process->core().config().self);
+  deaths_[agent.process->core().config().self] = timeline_.now_ns();
   scheduler_->OnHostEnded(agent.host, silently);
   network_.EndHost(agent.host);
   network_.host(agent.host).End();
@@ -212,6 +220,26 @@ void World::CheckJoiners(const View& view) const {
     if (HasJoiner(*held, view)) members.push_back(&core);
   }
   CheckNothingOpen(members);
+}
+
+void World::CheckSilence() {
+  if (const std::optional<int64_t> down_since_ns = scheduler_->down_since_ns()) {
+    for (const AgentHost& agent : agents_) {
+      if (agent.process == nullptr || network_.host(agent.host).stopped()) continue;
+      CheckWaitsForNoneDead(*agent.process, deaths_, *down_since_ns, profile_.unreachable_ns,
+                            timeline_.now_ns());
+    }
+  }
+  timeline_.After(5 * kSecond, [this] { CheckSilence(); });
+}
+
+void World::CheckGivenUp(const AgentHost& by, NodeRank node) {
+  for (const AgentHost& agent : agents_) {
+    if (agent.job_name != by.job_name || agent.node != node.value()) continue;
+    // One that is stopped does not know yet which of its connections are broken.
+    if (agent.process == nullptr || network_.host(agent.host).stopped()) continue;
+    CheckWasAbsent(*by.process, *agent.process, timeline_.now_ns());
+  }
 }
 
 void World::CrashAggregator(AggregatorHost& aggregator) {
@@ -300,6 +328,7 @@ void World::Do(Fault fault) {
           LocalRank{static_cast<uint32_t>(timeline_.random().Below(count))});
     }
     case Fault::kRestartScheduler: return scheduler_->Restart(network_.Delay() * 10);
+    case Fault::kLoseScheduler: return scheduler_->Lose();
     case Fault::kBreakLink: network_.BreakSomeLink(false); return;
     case Fault::kHalfBreakLink: network_.BreakSomeLink(true); return;
     case Fault::kStallLink:

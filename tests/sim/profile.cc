@@ -2,6 +2,7 @@
 #include "tests/sim/profile.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "libs/view/placement.h"
 #include "tests/sim/timeline.h"
@@ -25,7 +26,8 @@ const char* FaultName(Fault fault) {
                                                       "break a connection at one end",
                                                       "stall a connection",
                                                       "confuse a rank",
-                                                      "confuse an aggregator"};
+                                                      "confuse an aggregator",
+                                                      "lose the scheduler"};
   return kNames[static_cast<int>(fault)];
 }
 
@@ -89,9 +91,8 @@ Profile DrawUsual(Random& random) {
       profile.fault_start_ns + profile.fault_gap_ns * static_cast<int64_t>(1 + random.Below(12));
   profile.rpc_loss_percent = static_cast<uint32_t>(pick(0, 0, 5, 20));
   // Few kinds of faults a life reach deeper than all kinds at once.
-  static constexpr uint32_t kUsual[kFaultCount] = {3, 2, 1, 6, 3, 2, 1, 2, 1,
-                                                   3, 5, 1, 1, 4, 4, 1, 1};
-  for (int i = 0; i < kFaultCount; ++i) {
+  static constexpr uint32_t kUsual[] = {3, 2, 1, 6, 3, 2, 1, 2, 1, 3, 5, 1, 1, 4, 4, 1, 1};
+  for (size_t i = 0; i < std::size(kUsual); ++i) {
     profile.fault_weights[i] = random.OneIn(2) ? kUsual[i] : 0;
   }
   return profile;
@@ -134,20 +135,72 @@ Profile DrawRecovery(Random& random) {
   profile.fault_end_ns =
       profile.fault_start_ns + profile.fault_gap_ns * static_cast<int64_t>(4 + random.Below(16));
   profile.rpc_loss_percent = static_cast<uint32_t>(pick(0, 5));
-  static constexpr uint32_t kWeights[kFaultCount] = {4, 6, 6, 1, 4, 2, 1, 6, 0,
-                                                     6, 0, 0, 0, 1, 4, 0, 0};
-  for (int i = 0; i < kFaultCount; ++i) {
+  static constexpr uint32_t kWeights[] = {4, 6, 6, 1, 4, 2, 1, 6, 0, 6, 0, 0, 0, 1, 4, 0, 0};
+  for (size_t i = 0; i < std::size(kWeights); ++i) {
     profile.fault_weights[i] = random.OneIn(3) ? 0 : kWeights[i];
   }
   return profile;
 }
 
+Profile DrawSilent(Random& random) {
+  Profile profile;
+  const auto pick = [&random](auto... values) { return Pick(random, values...); };
+  const uint64_t nodes = pick(2, 3, 3, 4);
+  for (uint64_t i = 0; i < nodes; ++i) {
+    profile.rank_counts.push_back(static_cast<uint32_t>(pick(1, 1, 2)));
+  }
+  profile.aggregator_count = static_cast<uint32_t>(pick(1, 2, 2, 3));
+  profile.min_members = static_cast<uint32_t>(pick(1, 2));
+  profile.loss_policy =
+      random.OneIn(4) ? membership::LossPolicy::kFailJob : membership::LossPolicy::kContinue;
+  profile.unreachable_ns = static_cast<int64_t>(pick(3, 10, 30)) * kSecond;
+  profile.slice_bytes_max = pick(4096, 16384);
+  profile.credit_bytes = pick(16384, 1 << 20);
+  const uint64_t tensor_count = 1 + random.Below(3);
+  for (uint64_t i = 0; i < tensor_count; ++i) {
+    TensorProfile tensor;
+    tensor.bytes = 8 * (1 + random.Below(pick(500, 5000)));
+    tensor.op = Op{static_cast<uint8_t>(pick(1, 1, 6))};
+    profile.tensors.push_back(tensor);
+  }
+  profile.round_count = 20 + random.Below(60);
+  profile.in_steps = random.OneIn(2);
+  profile.straggler_one_in = pick(0, 6, 20);
+  profile.delay_max_ns = static_cast<int64_t>(pick(1000, 5000, 50000)) * kMicrosecond;
+  profile.older_store_one_in = 1 << 30;
+  profile.fault_gap_ns = profile.delay_max_ns * static_cast<int64_t>(pick(2, 4, 10));
+  // Most when the job has begun.
+  profile.fault_start_ns =
+      static_cast<int64_t>(random.Below(static_cast<uint64_t>(60 * profile.delay_max_ns)));
+  profile.fault_end_ns =
+      profile.fault_start_ns + profile.fault_gap_ns * static_cast<int64_t>(4 + random.Below(16));
+  profile.rpc_loss_percent = static_cast<uint32_t>(pick(0, 5));
+  static constexpr uint32_t kWeights[] = {4, 2, 1, 3, 3, 2, 1, 3, 0, 3, 0, 1, 0, 3, 3, 0, 0};
+  for (size_t i = 0; i < std::size(kWeights); ++i) {
+    profile.fault_weights[i] = random.OneIn(3) ? 0 : kWeights[i];
+  }
+  profile.fault_weights[static_cast<int>(Fault::kLoseScheduler)] = 4;
+  return profile;
+}
+
 }  // namespace
 
-const char* KindName(Kind kind) { return kind == Kind::kUsual ? "usual" : "recovery"; }
+const char* KindName(Kind kind) {
+  switch (kind) {
+    case Kind::kUsual: return "usual";
+    case Kind::kRecovery: return "recovery";
+    case Kind::kSilent: return "silent";
+  }
+  return "unknown";
+}
 
 Profile DrawProfile(Kind kind, Random& random) {
-  return kind == Kind::kUsual ? DrawUsual(random) : DrawRecovery(random);
+  switch (kind) {
+    case Kind::kUsual: break;
+    case Kind::kRecovery: return DrawRecovery(random);
+    case Kind::kSilent: return DrawSilent(random);
+  }
+  return DrawUsual(random);
 }
 
 }  // namespace talweg::sim

@@ -44,10 +44,10 @@ struct Profile {
   uint64_t aggregator_memory_bytes = 1 << 30;
   bool agent_memory_is_short = false;
   int64_t history_ns = 600'000'000'000;   // How long the scheduler remembers a job that is over.
-  uint32_t fault_weights[17] = {};        // By Fault.
+  uint32_t fault_weights[18] = {};        // By Fault.
   uint64_t older_store_one_in = 3;        // So often a scheduler that restarts finds one.
   bool older_stores_revive = false;       // Also one that brings back a job which is over.
-  int64_t unreachable_ns = 0;             // How long an agent waits for an aggregator; 0: for ever.
+  int64_t unreachable_ns = 0;             // How long an agent waits for the dead; 0: for ever.
   bool aggregators_die_together = false;  // Each when some may have its results and others not.
 };
 
@@ -70,17 +70,19 @@ enum class Fault : uint8_t {
   kStallLink = 14,      // In one direction.
   kConfuseRank = 15,    // It pushes what it may not.
   kForge = 16,          // An agent hears what no aggregator of ours says.
+  kLoseScheduler = 17,  // For long, or for good, with what it has just said.
 };
-inline constexpr int kFaultCount = 17;
+inline constexpr int kFaultCount = 18;
 const char* FaultName(Fault fault);
 
 // What the lives of one row of seeds have in common.
 enum class Kind : uint8_t {
   kUsual,     // A bit of everything that there is.
   kRecovery,  // Views upon views with rounds open: what is rare elsewhere is usual here.
+  kSilent,    // The scheduler goes, and members die that it would have missed.
 };
 
-inline constexpr Kind kKinds[] = {Kind::kUsual, Kind::kRecovery};
+inline constexpr Kind kKinds[] = {Kind::kUsual, Kind::kRecovery, Kind::kSilent};
 const char* KindName(Kind kind);
 
 Profile DrawProfile(Kind kind, Random& random);

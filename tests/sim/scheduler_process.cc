@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t kCallDeadlineNs = 2 * kSecond;
 constexpr size_t kBackupsMax = 8;
+constexpr int64_t kForGoodNs = 1'000'000 * kSecond;
 constexpr int64_t kStartUnixNs = 1'800'000'000'000'000'000;
 
 // The network asks nothing of the scheduler: it is reached by calls and streams alone.
@@ -48,6 +49,7 @@ SchedulerProcess::SchedulerProcess(Timeline* timeline, Trace* trace, Network* ne
 
 void SchedulerProcess::Start() {
   host_->Start(&no_data);
+  down_since_ns_.reset();
   const uint64_t life = ++life_;
   std::vector<membership::Effect> effects;
   last_run_ns_ = steady_since_ns_ = timeline_->now_ns();
@@ -75,6 +77,7 @@ void SchedulerProcess::Restart(int64_t down_ns) {
   if (core_ == nullptr) return;
   trace_->Add(timeline_->now_ns(), "scheduler", "ends");
   core_.reset();
+  down_since_ns_ = timeline_->now_ns();
   ++life_;
   ++restarts_;
   host_->End();
@@ -82,6 +85,13 @@ void SchedulerProcess::Restart(int64_t down_ns) {
   if (timeline_->random().OneIn(profile_->older_store_one_in)) MaybeRestoreBackup();
   backups_.clear();
   timeline_->After(down_ns, [this] { Start(); });
+}
+
+void SchedulerProcess::Lose() {
+  if (core_ == nullptr) return;
+  for (auto& [id, stream] : streams_) stream.cut |= timeline_->random().OneIn(2);
+  const int64_t seconds = static_cast<int64_t>(1 + timeline_->random().Below(100));
+  Restart(timeline_->random().OneIn(2) ? kForGoodNs : seconds * kSecond);
 }
 
 void SchedulerProcess::Run(const Request& request) {
@@ -184,11 +194,27 @@ void SchedulerProcess::MaybeRestoreBackup() {
   store_ = backup;
 }
 
+bool SchedulerProcess::MayDie(Fault fault) const {
+  return profile_->fault_weights[static_cast<int>(fault)] > 0 &&
+         timeline_->now_ns() < kSecond + profile_->fault_end_ns;
+}
+
+// Killed when it has told a view to some, perhaps, and to others not yet.
+bool SchedulerProcess::DiesBehind(const membership::Effect& told) {
+  const auto* member = std::get_if<membership::TellMember>(&told);
+  const auto* view = member == nullptr ? nullptr : std::get_if<View>(&member->message);
+  if (view == nullptr || !MayDie(Fault::kLoseScheduler)) return false;
+  // More often when something hangs on it.
+  if (!timeline_->random().OneIn(view->epoch == Epoch{1} ? 32 : 4)) return false;
+  trace_->Reached("scheduler: killed between telling one and telling the next");
+  Lose();
+  return true;
+}
+
 // Killed when it has stored what nobody has been told yet, or stopped as its store has failed.
 bool SchedulerProcess::DiesAt(const membership::StoreWrite& write) {
-  const bool may_die = profile_->fault_weights[static_cast<int>(Fault::kRestartScheduler)] > 0 &&
-                       timeline_->now_ns() < kSecond + profile_->fault_end_ns;
-  if (!may_die || write.jobs.empty() || !timeline_->random().OneIn(16)) return false;
+  if (!MayDie(Fault::kRestartScheduler) || write.jobs.empty() || !timeline_->random().OneIn(16))
+    return false;
   if (timeline_->random().OneIn(4)) {
     trace_->Reached("scheduler: its store fails, and it stops");
   } else {
@@ -203,6 +229,7 @@ void SchedulerProcess::Perform(std::vector<membership::Effect>& effects) {
   for (membership::Effect& effect : effects) {
     const auto* persist = std::get_if<membership::Persist>(&effect);
     if (persist != nullptr && DiesAt(persist->write)) return;
+    if (DiesBehind(effect)) return;
     std::visit(
         [this](auto& each) {
           using Each = std::decay_t<decltype(each)>;
@@ -300,10 +327,10 @@ void SchedulerProcess::Tell(membership::StreamId id, Message message) {
       std::max(stream.last_arrival_ns + 1, timeline_->now_ns() + network_->Delay());
   timeline_->At(stream.last_arrival_ns, [this, id, message = std::move(message)] {
     Stream& open = streams_[id];
-    if (!open.open) return;
+    if (!open.open || open.cut) return;
     network_->host(open.host).Deliver(open.life, [this, id, message] {
       Stream& still = streams_[id];
-      if (still.open) still.handler.on_message(message);
+      if (still.open && !still.cut) still.handler.on_message(message);
     });
   });
 }

@@ -55,6 +55,8 @@ class SchedulerProcess {
   void Start();
   // Killed, and started over its store.
   void Restart(int64_t down_ns);
+  // As Restart, for long or for good; and some of what it has just said is heard by nobody.
+  void Lose();
   void OnHostEnded(HostIndex host, bool silently);
   // `check` sees each view before it is told to anybody.
   void SetViewCheck(std::function<void(const View& view)> check) { view_check_ = std::move(check); }
@@ -62,6 +64,7 @@ class SchedulerProcess {
 
   const membership::Membership* core() const { return core_.get(); }
   uint64_t restarts() const { return restarts_; }
+  std::optional<int64_t> down_since_ns() const { return down_since_ns_; }
   // Since when it has run without a gap.
   int64_t steady_since_ns() const { return steady_since_ns_; }
 
@@ -73,6 +76,7 @@ class SchedulerProcess {
     int64_t last_arrival_ns = 0;
     bool open = true;
     bool broken = false;  // The scheduler's end hears of it, as soon as it knows the stream.
+    bool cut = false;     // What is under way to the other end is lost.
   };
 
   void Run(const Request& request);
@@ -83,6 +87,8 @@ class SchedulerProcess {
   void EndStream(membership::StreamId id, std::optional<membership::Answer> answer);
   void Store(const membership::StoreWrite& write);
   bool DiesAt(const membership::StoreWrite& write);
+  bool DiesBehind(const membership::Effect& told);
+  bool MayDie(Fault fault) const;
   void NoteText(const std::string& text);
   void MaybeRestoreBackup();
   void Tick(uint64_t life);
@@ -108,6 +114,7 @@ class SchedulerProcess {
   uint64_t restarts_ = 0;
   int64_t last_run_ns_ = 0;
   int64_t steady_since_ns_ = 0;
+  std::optional<int64_t> down_since_ns_;
 };
 
 }  // namespace talweg::sim

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <string>
 
@@ -23,8 +25,10 @@ constexpr uint64_t kSanitizedLives = 1'000;
 // Below this many, chance decides which points are reached.
 constexpr uint64_t kLivesForCoverage = 4'000;
 constexpr int kFailuresShown = 5;
-// Every so many lives one is of kind kRecovery, with seeds of its own from 0.
-constexpr uint64_t kRecoveryOneIn = 5;
+// The kinds take turns; each has seeds of its own, from 0.
+constexpr Kind kTurns[] = {Kind::kUsual,    Kind::kUsual,   Kind::kUsual, Kind::kUsual,
+                           Kind::kRecovery, Kind::kUsual,   Kind::kUsual, Kind::kUsual,
+                           Kind::kSilent,   Kind::kRecovery};
 
 struct Choice {
   Kind kind;
@@ -32,9 +36,10 @@ struct Choice {
 };
 
 Choice ChoiceOf(uint64_t life) {
-  const uint64_t before = life / kRecoveryOneIn;
-  if (life % kRecoveryOneIn == kRecoveryOneIn - 1) return {Kind::kRecovery, before};
-  return {Kind::kUsual, life - before};
+  const Kind* const turn = kTurns + life % std::size(kTurns);
+  const auto in_a_row = static_cast<uint64_t>(std::count(kTurns, std::end(kTurns), *turn));
+  const auto before = static_cast<uint64_t>(std::count(kTurns, turn, *turn));
+  return {*turn, life / std::size(kTurns) * in_a_row + before};
 }
 
 std::string ReplayText(const Choice& choice) {

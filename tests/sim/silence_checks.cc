@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/silence_checks.h"
+
+#include <algorithm>
+#include <string>
+
+namespace talweg::sim {
+namespace {
+
+// What stragglers, stopped hosts, partitions and retries take besides.
+constexpr int64_t kSlackNs = 60 * kSecond;
+// One end of a connection may notice so much later than the other that it has broken.
+constexpr int64_t kNoticedNs = 5 * kSecond;
+
+}  // namespace
+
+void CheckWaitsForNoneDead(const AgentProcess& agent, const Deaths& deaths, int64_t down_since_ns,
+                           int64_t unreachable_ns, int64_t now_ns) {
+  const View* const view = agent.core().newest_view();
+  if (view == nullptr || agent.Settled() || agent.Failed()) return;
+  for (const ViewMember& member : view->members) {
+    const auto death = deaths.find(member.id);
+    if (death == deaths.end()) continue;
+    const int64_t since_ns = std::max(down_since_ns, death->second);
+    if (now_ns < since_ns + unreachable_ns + kSlackNs) continue;
+    throw Violation{agent.Unsettled() + " node " + std::to_string(member.id.node.value()) +
+                    " and the scheduler have been dead for " +
+                    std::to_string((now_ns - since_ns) / kSecond) + " s"};
+  }
+}
+
+void CheckWasAbsent(const AgentProcess& by, const AgentProcess& other, int64_t now_ns) {
+  const View* const held = other.core().view();
+  const View* const view = by.core().view();
+  const bool is_connected = other.connected_since_ns() && held != nullptr && view != nullptr &&
+                            held->epoch == view->epoch && held->job == view->job &&
+                            view->IndexOf(other.core().config().self) && !other.Failed() &&
+                            !other.left();
+  if (!is_connected || now_ns < *other.connected_since_ns() + kNoticedNs) return;
+  throw Violation{by.name() + ": gives up " + other.name() + ", which has been connected for " +
+                  std::to_string((now_ns - *other.connected_since_ns()) / kMillisecond) + " ms"};
+}
+
+}  // namespace talweg::sim

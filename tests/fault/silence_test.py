@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scheduler that is down, and somebody beside it whom only it could declare lost."""
+
+from __future__ import annotations
+
+import re
+import time
+import unittest
+from collections.abc import Sequence
+
+from cluster import DEADLINE_S, Cluster, Daemon, Job, Rank
+
+
+class SilenceTest(unittest.TestCase):
+    def _without_scheduler(
+        self,
+        cluster: Cluster,
+        options: Sequence[str],
+        nodes: Sequence[int] = (1, 1),
+        aggregator_options: Sequence[str] = (),
+    ) -> Job:
+        """A job that has lost its scheduler, and goes on."""
+        job = Job(
+            cluster, nodes=nodes, agent_options=options, aggregator_options=aggregator_options
+        )
+        job.scheduler.kill()
+        for rank in job.all_ranks():
+            for _ in range(20):
+                rank.wait_for("step ")
+        return job
+
+    def _told(self, job: Job, rank: Rank, *texts: str) -> None:
+        line = rank.wait_for("error ")
+        for text in (*texts, f"the scheduler at {job.scheduler.addresses['listen']} does not"):
+            self.assertIn(text, line)
+        self.assertIn("error JobFailed:", line)
+        self.assertEqual(rank.process.wait(DEADLINE_S), 3)
+
+    def _wait_for_log(self, cluster: Cluster, daemon: Daemon, pattern: str) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while re.search(pattern, cluster.log(daemon)) is None:
+            self.assertIsNone(daemon.process.poll())
+            self.assertLess(time.monotonic(), end, cluster.log(daemon)[-2000:])
+            time.sleep(0.01)
+
+    def test_a_node(self) -> None:
+        for options in (
+            ["--unreachable_ms=3s"],
+            ["--unreachable_ms=3s", "--nolocal_transport", "--loss_policy=continue"],
+        ):
+            with self.subTest(options=options), Cluster() as cluster:
+                job = self._without_scheduler(cluster, options, nodes=(1, 2, 1))
+                job.agents[2].kill()
+                for rank in (*job.ranks[0], *job.ranks[1]):
+                    self._told(job, rank, "needs node 2, which has had no connection to aggregator")
+
+    def test_a_node_that_has_stopped(self) -> None:
+        """Its kernel answers for it: its connection is silent, and broken then."""
+        options = ["--nolocal_transport", "--unreachable_ms=2s"]
+        with Cluster() as cluster:
+            job = self._without_scheduler(cluster, options, aggregator_options=["--silence_ms=6s"])
+            cluster.stop(job.agents[1].process)
+            self._told(job, job.ranks[0][0], "needs node 1, which has had no connection")
+
+    def test_a_late_rank_is_waited_for(self) -> None:
+        with Cluster() as cluster:
+            job = self._without_scheduler(cluster, ["--unreachable_ms=1s"])
+            late = job.ranks[1][0]
+            cluster.stop(late.process)
+            # Four times the limit, and more: its agent is connected, so it is alive.
+            self._wait_for_log(cluster, job.agents[0], r"waits since ([4-9]|\d\d)\S* s for node 1")
+            cluster.resume(late.process)
+            for rank in job.all_ranks():
+                for _ in range(20):
+                    rank.wait_for("step ")
+
+    def test_a_scheduler_that_comes_back_in_time_decides(self) -> None:
+        with Cluster() as cluster:
+            store = cluster.directory / "store.sqlite"
+            job = Job(
+                cluster,
+                nodes=(1, 1),
+                store=store,
+                scheduler_options=["--lease_ms=2s"],
+                agent_options=["--unreachable_ms=60s"],
+            )
+            job.scheduler.kill()
+            job.agents[1].kill()
+            self._wait_for_log(cluster, job.agents[0], r"node 1 \(no connection for \d+ ms\)")
+            address = job.scheduler.addresses["listen"]
+            options = [f"--listen={address}", *job.store_options, "--lease_ms=2s"]
+            cluster.start("scheduler", "scheduler.again", options)
+            line = job.ranks[0][0].wait_for("error ")
+            self.assertRegex(line, "error JobFailed: .*agent of node 1.* was silent for 2 s")
+
+
+if __name__ == "__main__":
+    unittest.main()

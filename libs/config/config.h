@@ -99,7 +99,8 @@ struct AgentConfig : ProcessConfig {
   bool standalone = false;       // One node: no scheduler, no aggregator.
   uint64_t arena_bytes_max = 0;  // All segments of all ranks; 0: half of MemoryLimitBytes().
   uint64_t join_timeout_ms = 600'000;
-  uint64_t silence_ms = 20'000;      // Of a data connection, which is broken then; 0: never.
+  uint64_t gather_ms = 30'000;   // From min_members to the job's beginning, unless it is complete.
+  uint64_t silence_ms = 20'000;  // Of a data connection, which is broken then; 0: never.
   uint64_t unreachable_ms = 30'000;  // Of whom steps wait for, which ends the job here; 0: never.
   std::string trace_path;            // Empty: no trace.
   uint32_t trace_rounds = 16;

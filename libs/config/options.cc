@@ -136,9 +136,9 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>("rank_count", &C::rank_count, Number<uint32_t>{1, 1024},
               "How many ranks of the job run on this node."),
       Make<C>("min_members", &C::min_members, Number<uint32_t>{1, 65536},
-              "With how many nodes the job begins, and below which it does not go on."),
+              "With how few nodes the job begins, and goes on after losses (loss_policy)."),
       Make<C>("max_members", &C::max_members, Number<uint32_t>{1, 65536},
-              "How many nodes the job may have."),
+              "How many nodes the job may have; with so many it begins at once."),
       Make<C>("loss_policy", &C::loss_policy, LossPolicyChoice{},
               "What becomes of the job when a node or an aggregator is lost."),
       Make<C>(
@@ -171,6 +171,9 @@ std::vector<Option<AgentConfig>> AgentOptions() {
               "half of the machine's memory, or of its control group's limit"),
       Make<C>("join_timeout_ms", &C::join_timeout_ms, Milliseconds{100, 7 * 24 * 3'600'000},
               "How long the agent waits for the scheduler and for min_members nodes."),
+      Make<C>("gather_ms", &C::gather_ms, Milliseconds{1, 7 * 24 * 3'600'000, true},
+              "How long a job that has min_members nodes waits for max_members before it begins. "
+              "Who comes later joins between two steps."),
       Make<C>("silence_ms", &C::silence_ms, Milliseconds{6'000, 3'600'000, true}, kSilenceHelp),
       Make<C>(
           "unreachable_ms", &C::unreachable_ms, Milliseconds{100, 7 * 24 * 3'600'000, true},

@@ -94,6 +94,7 @@ void Membership::ObserveGap(int64_t now_ns) {
   // Everybody's renewals may be waiting behind this event.
   for (auto& [id, job] : jobs_) {
     job.join_deadline_ns += silence_ns;
+    if (job.gather_end_ns) *job.gather_end_ns += silence_ns;
     for (auto& [node, member] : job.members) member.lease_end_ns = now_ns + config_.lease_ns;
   }
   for (auto& [id, aggregator] : aggregators_) aggregator.lease_end_ns = now_ns + config_.lease_ns;
@@ -119,7 +120,9 @@ void Membership::ExpireLeases(Turn& turn) {
       Remove(job, node, MemberState::kLost,
              "was silent for " + SecondsText(config_.lease_ns) + " (its lease has lapsed)", turn);
     }
-    if (job.state == JobState::kForming && job.join_deadline_ns <= turn.now_ns) turn.Touch(job);
+    const bool is_due = job.join_deadline_ns <= turn.now_ns ||
+                        (job.gather_end_ns && *job.gather_end_ns <= turn.now_ns);
+    if (job.state == JobState::kForming && is_due) turn.Touch(job);
   }
   for (auto& [id, aggregator] : aggregators_) {
     if (aggregator.record.state != AggregatorState::kLost &&

@@ -16,7 +16,7 @@
 
 // Who is in which job: the scheduler's core (docs/protocol.md, section 2).
 //
-//   job:     kForming --min_members ready--> kRunning --a loss--> kRunning (next epoch) or kFailed
+//   job:     kForming --gathered--> kRunning --a loss--> kRunning (next epoch) or kFailed
 //               |                               |          all members left --> kFinished
 //               +--- join deadline, all gone ---+--> kFailed, kFinished
 //   member:  kJoined --lease lapses, stream breaks, its own word--> kLost    --Leave--> kLeft
@@ -225,6 +225,7 @@ struct Job {
   std::optional<QuiesceState> quiesce;
   std::vector<Complaint> complaints;  // The latest few.
   int64_t join_deadline_ns = 0;
+  std::optional<int64_t> gather_end_ns;  // kForming: while min_members are ready.
   int64_t over_at_ns = 0;  // When the last member of a job that is over went; 0: not yet.
 
   bool Over() const { return state == JobState::kFailed || state == JobState::kFinished; }

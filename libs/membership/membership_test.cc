@@ -32,6 +32,48 @@ TEST_CASE("Membership: a job runs when min_members have joined and opened their 
   CHECK(f.AggregatorTold<JobView>(100)[0] == JobView{"mnist", views[0]});
 }
 
+TEST_CASE("Membership: a job that has min_members waits a while for max_members", "[membership]") {
+  constexpr int64_t kSecond = 1'000'000'000;
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  JobSpec spec = Spec(2, 4);
+  spec.gather_ns = 30 * kSecond;
+  const auto text = [&f](JobId job) { return f.core->StateText(f.core->jobs().at(job)); };
+  const auto pass = [&](int64_t seconds, const std::vector<MemberIdentity>& alive, JobId job) {
+    f.Pass(seconds * kSecond, job, alive);
+  };
+  const JobId job = f.Enter("mnist", 0, 10, spec);
+  pass(100, {Id(0, 10)}, job);
+  CHECK(text(job) == "waits for 1 more member of 2; has node 0");
+  f.Enter("mnist", 1, 11, spec);
+  pass(20, {Id(0, 10), Id(1, 11)}, job);
+  CHECK(f.StateOf(job) == JobState::kForming);
+  CHECK(text(job) == "has node 0, node 1 and waits for 2 more members of 4, for at most 30 s");
+  SECTION("and begins with those that there are") {
+    f.Enter("mnist", 2, 12, spec);
+    pass(9, {Id(0, 10), Id(1, 11), Id(2, 12)}, job);
+    CHECK(f.StateOf(job) == JobState::kForming);
+    pass(2, {Id(0, 10), Id(1, 11), Id(2, 12)}, job);
+    REQUIRE(f.StateOf(job) == JobState::kRunning);
+    CHECK(f.core->jobs().at(job).view->members.size() == 3);
+  }
+  SECTION("and begins at once when it is complete") {
+    f.Enter("mnist", 2, 12, spec);
+    f.Enter("mnist", 3, 13, spec);
+    REQUIRE(f.StateOf(job) == JobState::kRunning);
+    CHECK(f.core->jobs().at(job).view->members.size() == 4);
+  }
+  SECTION("and begins the wait afresh when it has too few again") {
+    f.Break(Id(1, 11));
+    pass(20, {Id(0, 10)}, job);
+    f.Enter("mnist", 1, 21, spec);
+    pass(29, {Id(0, 10), Id(1, 21)}, job);
+    CHECK(f.StateOf(job) == JobState::kForming);
+    pass(2, {Id(0, 10), Id(1, 21)}, job);
+    CHECK(f.StateOf(job) == JobState::kRunning);
+  }
+}
+
 TEST_CASE("Membership: a repeated Join gives the same answer", "[membership]") {
   Fixture f;
   const JoinRequest request = Fixture::Request("mnist", 0, 10, Spec(2, 2));

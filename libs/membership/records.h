@@ -23,12 +23,14 @@ enum class LossPolicy : uint8_t {
 
 // What all members of a job agree on; the first to join sets it.
 struct JobSpec {
-  uint32_t min_members = 1;
+  uint32_t min_members = 1;  // With fewer it neither begins nor goes on.
   uint32_t max_members = 1;
   uint64_t slice_bytes_max = kMiB;
   LossPolicy loss_policy = LossPolicy::kFailJob;
   // A job without a view so long after its first Join fails.
   int64_t join_timeout_ns = 600'000'000'000;
+  // How long a job that has min_members waits for max_members before it begins.
+  int64_t gather_ns = 0;
 
   friend bool operator==(const JobSpec&, const JobSpec&) = default;
 };

@@ -50,6 +50,9 @@ std::string SpecProblem(const JobSpec& spec) {
     return "join_timeout is " + SecondsText(spec.join_timeout_ns) +
            "; it must be above 0 and at most a year";
   }
+  if (spec.gather_ns < 0 || spec.gather_ns > kJoinTimeoutMaxNs) {
+    return "gather is " + SecondsText(spec.gather_ns) + "; it must be from 0 to a year";
+  }
   return "";
 }
 
@@ -143,6 +146,9 @@ std::string DifferenceOf(const JobSpec& set, const JobSpec& asked) {
   if (set.join_timeout_ns != asked.join_timeout_ns) {
     return differ("join_timeout", SecondsText(set.join_timeout_ns),
                   SecondsText(asked.join_timeout_ns));
+  }
+  if (set.gather_ns != asked.gather_ns) {
+    return differ("gather", SecondsText(set.gather_ns), SecondsText(asked.gather_ns));
   }
   return "";
 }

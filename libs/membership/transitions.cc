@@ -61,8 +61,16 @@ void Membership::AdvanceForming(Job& job, Turn& turn) {
   const size_t ready = std::count_if(job.members.begin(), job.members.end(), [](const auto& entry) {
     return entry.second.stream.has_value();
   });
-  if (ready >= job.spec.min_members && MakeView(job, true, turn)) return;
-  if (job.join_deadline_ns <= turn.now_ns) {
+  const bool is_late = job.join_deadline_ns <= turn.now_ns;
+  if (ready < job.spec.min_members) {
+    job.gather_end_ns.reset();
+  } else {
+    if (!job.gather_end_ns) job.gather_end_ns = turn.now_ns + job.spec.gather_ns;
+    const bool is_gathered =
+        ready >= job.spec.max_members || *job.gather_end_ns <= turn.now_ns || is_late;
+    if (is_gathered && MakeView(job, true, turn)) return;
+  }
+  if (is_late) {
     Fail(job,
          "it has not started within " + SecondsText(job.spec.join_timeout_ns) + ": it " +
              StateText(job),
@@ -302,6 +310,12 @@ std::string Membership::StateText(const Job& job) const {
       return "waits for " + CountText(job.spec.min_members - ready.size(), "more member") + " of " +
              std::to_string(job.spec.min_members) +
              (ready.empty() ? "" : "; has " + NodesText(ready));
+    }
+    if (ready.size() < job.spec.max_members && job.gather_end_ns && *job.gather_end_ns > last_ns_) {
+      return "has " + NodesText(ready) + " and waits for " +
+             CountText(job.spec.max_members - ready.size(), "more member") + " of " +
+             std::to_string(job.spec.max_members) + ", for at most " +
+             SecondsText(job.spec.gather_ns);
     }
     return "waits for an aggregator; start one with talweg-aggregator";
   }

@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t kNsPerSecond = 1'000'000'000;
 constexpr int64_t kDefaultJoinTimeoutNs = 600 * kNsPerSecond;
+constexpr int64_t kDefaultGatherNs = 30'000'000'000;
 
 absl::Status Invalid(const std::string& text) { return absl::InvalidArgumentError(text); }
 
@@ -130,6 +131,7 @@ scheduler::v1::JobSpec ToProto(const membership::JobSpec& spec) {
                               ? scheduler::v1::LOSS_POLICY_FAIL_JOB
                               : scheduler::v1::LOSS_POLICY_CONTINUE);
   *message.mutable_join_timeout() = DurationFromNs(spec.join_timeout_ns);
+  *message.mutable_gather() = DurationFromNs(spec.gather_ns);
   return message;
 }
 
@@ -150,6 +152,7 @@ absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& mess
   }
   spec.join_timeout_ns =
       message.has_join_timeout() ? NsFromDuration(message.join_timeout()) : kDefaultJoinTimeoutNs;
+  spec.gather_ns = message.has_gather() ? NsFromDuration(message.gather()) : kDefaultGatherNs;
   return spec;
 }
 

@@ -65,14 +65,17 @@ TEST_CASE("Conversion: a spec comes back; without a policy it is refused", "[rpc
                                    .max_members = 9,
                                    .slice_bytes_max = 8192,
                                    .loss_policy = policy,
-                                   .join_timeout_ns = 1'500'000'000};
+                                   .join_timeout_ns = 1'500'000'000,
+                                   .gather_ns = 2'500'000'000};
     const auto back = FromProto(ToProto(spec));
     REQUIRE(back.ok());
     CHECK(*back == spec);
   }
   scheduler::v1::JobSpec message = ToProto(membership::JobSpec{});
   message.clear_join_timeout();
+  message.clear_gather();
   CHECK(FromProto(message)->join_timeout_ns == 600 * kSecond);
+  CHECK(FromProto(message)->gather_ns == 30 * kSecond);
   message.set_loss_policy(scheduler::v1::LOSS_POLICY_UNSPECIFIED);
   CHECK(Contains(Message(FromProto(message).status()), "loss_policy is 0"));
   message.set_loss_policy(static_cast<scheduler::v1::LossPolicy>(77));

@@ -26,7 +26,7 @@ using membership::Snapshot;
 using membership::StoreWrite;
 
 constexpr uint64_t kApplicationId = 0x54616c77;  // "Talw"
-constexpr uint64_t kSchemaVersion = 1;
+constexpr uint64_t kSchemaVersion = 2;
 
 constexpr char kSchema[] = R"sql(
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -34,7 +34,8 @@ CREATE TABLE jobs (
   job_id INTEGER PRIMARY KEY, name TEXT NOT NULL, state INTEGER NOT NULL, text TEXT NOT NULL,
   min_members INTEGER NOT NULL, max_members INTEGER NOT NULL, slice_bytes_max INTEGER NOT NULL,
   loss_policy INTEGER NOT NULL, join_timeout_ns INTEGER NOT NULL, epoch_floor INTEGER NOT NULL,
-  created_unix_ns INTEGER NOT NULL, view_epoch INTEGER, view_slice_bytes_max INTEGER);
+  created_unix_ns INTEGER NOT NULL, view_epoch INTEGER, view_slice_bytes_max INTEGER,
+  gather_ns INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE members (
   job_id INTEGER NOT NULL, position INTEGER NOT NULL, node_rank INTEGER NOT NULL,
   incarnation INTEGER NOT NULL, rank_count INTEGER NOT NULL, name TEXT NOT NULL,
@@ -108,6 +109,7 @@ class SqliteStore final : public Store {
   absl::Status Run(const std::string& sql) { return Sql(sql.c_str()).Run(); }
   absl::StatusOr<uint64_t> Number(const char* sql);
   absl::Status MakeSchema();
+  absl::Status Upgrade();
   absl::Status WriteAll(const StoreWrite& write);
   absl::Status SetCounter(const std::string& name, uint64_t value);
   absl::Status PutJob(const JobRecord& job);
@@ -155,7 +157,21 @@ absl::Status SqliteStore::Prepare() {
   Statement check = Sql("PRAGMA integrity_check(1)");
   const std::string verdict = check.Next() ? check.Text() : "";
   TALWEG_RETURN_IF_ERROR(check.status());
-  return verdict == "ok" ? absl::OkStatus() : Damaged(verdict);
+  if (verdict != "ok") return Damaged(verdict);
+  return version < kSchemaVersion ? Upgrade() : absl::OkStatus();
+}
+
+// From schema 1, the only one before this.
+absl::Status SqliteStore::Upgrade() {
+  const std::string sql =
+      "BEGIN IMMEDIATE;"
+      "ALTER TABLE jobs ADD COLUMN gather_ns INTEGER NOT NULL DEFAULT 0;"
+      "PRAGMA user_version = " +
+      std::to_string(kSchemaVersion) + ";COMMIT;";
+  if (sqlite3_exec(database_.get(), sql.c_str(), nullptr, nullptr, nullptr) != SQLITE_OK) {
+    return SqliteError(database_.get(), path_, "upgrade the schema");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SqliteStore::MakeSchema() {
@@ -223,12 +239,13 @@ absl::Status SqliteStore::RemoveJob(JobId id) {
 absl::Status SqliteStore::PutJob(const JobRecord& job) {
   const uint64_t id = job.id.value();
   TALWEG_RETURN_IF_ERROR(
-      Sql("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL)")
+      Sql("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?)")
           .Bind(id, job.name, static_cast<uint64_t>(job.state), job.text,
                 uint64_t{job.spec.min_members}, uint64_t{job.spec.max_members},
                 job.spec.slice_bytes_max, static_cast<uint64_t>(job.spec.loss_policy),
                 static_cast<uint64_t>(job.spec.join_timeout_ns), job.epoch_floor.value(),
-                static_cast<uint64_t>(job.created_unix_ns))
+                static_cast<uint64_t>(job.created_unix_ns),
+                static_cast<uint64_t>(job.spec.gather_ns))
           .Run());
   uint64_t position = 0;
   for (const MemberRecord& record : job.members) {
@@ -272,7 +289,10 @@ absl::StatusOr<Snapshot> SqliteStore::Load() {
   TALWEG_ASSIGN_OR_RETURN(const uint64_t job_next,
                           Number("SELECT value FROM counters WHERE name = 'job_next'"));
   if (job_next > 0) snapshot.job_next = JobId{job_next};
-  Statement rows = Sql("SELECT * FROM jobs ORDER BY job_id");
+  Statement rows =
+      Sql("SELECT job_id, name, state, text, min_members, max_members, slice_bytes_max, "
+          "loss_policy, join_timeout_ns, gather_ns, epoch_floor, created_unix_ns, view_epoch, "
+          "view_slice_bytes_max FROM jobs ORDER BY job_id");
   while (rows.Next()) {
     JobRecord job;
     job.id = JobId{rows.Number()};
@@ -284,6 +304,7 @@ absl::StatusOr<Snapshot> SqliteStore::Load() {
     job.spec.slice_bytes_max = rows.Number();
     job.spec.loss_policy = static_cast<LossPolicy>(rows.Number());
     job.spec.join_timeout_ns = static_cast<int64_t>(rows.Number());
+    job.spec.gather_ns = static_cast<int64_t>(rows.Number());
     job.epoch_floor = Epoch{rows.Number()};
     job.created_unix_ns = static_cast<int64_t>(rows.Number());
     if (!rows.Null()) {

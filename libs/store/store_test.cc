@@ -100,7 +100,8 @@ JobRecord RandomJob(Random& random, JobId id) {
                .max_members = 7,
                .slice_bytes_max = uint64_t{64} << random.Below(20),
                .loss_policy = random.OneIn(2) ? LossPolicy::kFailJob : LossPolicy::kContinue,
-               .join_timeout_ns = static_cast<int64_t>(random.Next() >> 1)},
+               .join_timeout_ns = static_cast<int64_t>(random.Next() >> 1),
+               .gather_ns = static_cast<int64_t>(random.Next() >> 1)},
       .state = JobState::kForming,
       .text = RandomText(random),
       .epoch_floor = Epoch{random.Next() >> 2},
@@ -252,6 +253,26 @@ void Execute(const std::string& path, const std::string& sql) {
   REQUIRE(sqlite3_open(path.c_str(), &database) == SQLITE_OK);
   CHECK(sqlite3_exec(database, sql.c_str(), nullptr, nullptr, nullptr) == SQLITE_OK);
   sqlite3_close(database);
+}
+
+TEST_CASE("Store: what schema 1 has stored is taken over", "[store]") {
+  const Directory directory;
+  const std::string path = directory.File("store");
+  StoreWrite write;
+  write.jobs.push_back({.id = JobId{1}, .name = "job", .spec = {.min_members = 2}});
+  {
+    const std::unique_ptr<Store> store = Open(path);
+    MustWrite(*store, write);
+  }
+  Execute(path, "ALTER TABLE jobs DROP COLUMN gather_ns");
+  Execute(path, "PRAGMA user_version = 1");
+  for (int life = 0; life < 2; ++life) {
+    const std::unique_ptr<Store> store = Open(path);
+    const absl::StatusOr<Snapshot> loaded = store->Load();
+    REQUIRE(loaded.ok());
+    REQUIRE(loaded->jobs.size() == 1);
+    CHECK(loaded->jobs[0] == write.jobs[0]);
+  }
 }
 
 TEST_CASE("Store: foreign, newer and damaged files are refused", "[store]") {

@@ -209,6 +209,7 @@ void Agent::Start() {
                          ? membership::LossPolicy::kContinue
                          : membership::LossPolicy::kFailJob;
   spec.join_timeout_ns = static_cast<int64_t>(config_.join_timeout_ms) * 1'000'000;
+  spec.gather_ns = static_cast<int64_t>(config_.gather_ms) * 1'000'000;
   scheduler_->JoinJob({.job_name = config_.job,
                        .spec = spec,
                        .member = {.id = self,

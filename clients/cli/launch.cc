@@ -7,6 +7,7 @@
 #include <signal.h>
 
 #include <cstring>
+#include <utility>
 
 #include "clients/cli/command.h"
 
@@ -48,35 +49,38 @@ void Launch::Enter(Phase phase) {
   phase_ = phase;
   waiting_.clear();
   std::vector<ChildSpec> specs;
+  std::vector<uint32_t> nodes;  // Of the specs.
   switch (phase) {
     case Phase::kScheduler:
       supervisor_.SetTimer(NowNs() + static_cast<int64_t>(plan_.ready_timeout_ms) * 1'000'000);
-      Start(Role::kScheduler, {SchedulerSpec(plan_)});
+      Start(Role::kScheduler, {SchedulerSpec(plan_)}, nodes);
       break;
     case Phase::kAggregators:
       for (uint32_t i = 0; i < plan_.aggregator_count; ++i) {
         specs.push_back(AggregatorSpec(plan_, i, scheduler_));
       }
-      Start(Role::kAggregator, specs);
+      Start(Role::kAggregator, specs, nodes);
       break;
     case Phase::kAgents:
       supervisor_.SetTimer(NowNs() + static_cast<int64_t>(plan_.ready_timeout_ms) * 1'000'000);
       for (const uint32_t node : plan_.LocalNodes()) {
         specs.push_back(AgentSpec(plan_, node, scheduler_));
+        nodes.push_back(node);
       }
-      Start(Role::kAgent, specs);
+      Start(Role::kAgent, specs, nodes);
       break;
     case Phase::kRanks:
       supervisor_.SetTimer(0);
       for (const uint32_t node : plan_.LocalNodes()) {
         for (uint32_t i = 0; i < plan_.ranks_per_node[node]; ++i) {
           specs.push_back(RankSpec(plan_, node, i));
+          nodes.push_back(node);
           specs.back().environment["TALWEG_RUN_AGENTS"] = absl::StrJoin(agents_, ",");
           if (!scheduler_.empty()) specs.back().environment["TALWEG_SCHEDULER"] = scheduler_;
           specs.back().environment["TALWEG_RUN_DAEMONS"] = absl::StrJoin(DaemonPids(), ",");
         }
       }
-      Start(Role::kRank, specs);
+      Start(Role::kRank, specs, nodes);
       break;
     case Phase::kEndingRanks: Ask({Role::kRank}, ending_signal_); break;
     case Phase::kEndingAgents: Ask({Role::kAgent}, SIGTERM); break;
@@ -90,8 +94,10 @@ void Launch::Enter(Phase phase) {
   }
 }
 
-void Launch::Start(Role role, const std::vector<ChildSpec>& specs) {
-  for (const ChildSpec& spec : specs) {
+void Launch::Start(Role role, const std::vector<ChildSpec>& specs,
+                   const std::vector<uint32_t>& nodes) {
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const ChildSpec& spec = specs[i];
     const absl::StatusOr<ChildId> child = supervisor_.Start(spec);
     if (!child.ok()) {
       const bool missing = child.status().code() == absl::StatusCode::kNotFound;
@@ -100,6 +106,7 @@ void Launch::Start(Role role, const std::vector<ChildSpec>& specs) {
       return;
     }
     roles_.push_back(role);
+    nodes_.push_back(nodes.empty() ? 0 : nodes[i]);
     if (spec.is_daemon) waiting_.insert(*child);
   }
   if (waiting_.empty() && role != Role::kRank) Continue();
@@ -150,27 +157,75 @@ void Launch::OnExit(ChildId child, const ExitStatus& status) {
     }
     return;
   }
-  if (is_rank && status.ok()) {
-    if (!AnyRunning({Role::kRank})) End(0, "", 0);
-    return;
-  }
+  if (is_rank && status.ok()) return EndIfDone();
   const bool is_agent = roles_[child.value()] == Role::kAgent;
   if (is_agent && status.ok() && phase_ == Phase::kRanks) return;  // Its ranks are done.
   const int exit_status = status.ok() ? kExitFailed : status.ShellStatus();
-  const std::string report =
+  const std::string what =
       absl::StrCat(supervisor_.name(child), " (pid ", supervisor_.pid(child), ") ",
-                   is_rank ? "failed first: " : "ended before its ranks: ", status.ToString(),
-                   is_rank ? "; all other ranks were ended" : "; the run was ended");
+                   !is_rank        ? "ended before its ranks: "
+                   : plan_.goes_on ? "failed: "
+                                   : "failed first: ",
+                   status.ToString());
   if (is_agent && phase_ == Phase::kRanks && status.signal_number == 0) {
     if (suspect_) return;
     suspect_ = child;
     suspect_status_ = exit_status;
-    suspect_report_ = report;
+    suspect_what_ = what;
     supervisor_.SetTimer(NowNs() + kSuspicionNs);
     return;
   }
-  failed_ = child;
-  End(exit_status, report, SIGTERM);
+  Blame(child, exit_status, what);
+}
+
+void Launch::Blame(ChildId child, int exit_status, const std::string& what) {
+  const Role role = roles_[child.value()];
+  const bool has_node = role == Role::kAgent || role == Role::kRank;
+  if (plan_.goes_on && phase_ == Phase::kRanks) {
+    if (role == Role::kAggregator && AnyRunning({Role::kAggregator})) {
+      supervisor_.Say(absl::StrCat("talweg: run: ", what, "; the others serve on"));
+      return;
+    }
+    if (has_node && lost_nodes_.contains(nodes_[child.value()])) return;  // It had to.
+  }
+  if (!failed_) {
+    failed_ = child;
+    result_.exit_status = exit_status;
+    result_.report = what;
+  }
+  if (plan_.goes_on && phase_ == Phase::kRanks && has_node) {
+    return LoseNode(nodes_[child.value()], what);
+  }
+  End(result_.exit_status,
+      absl::StrCat(result_.report,
+                   role == Role::kRank ? "; all other ranks were ended" : "; the run was ended"),
+      SIGTERM);
+}
+
+void Launch::LoseNode(uint32_t node, const std::string& what) {
+  lost_nodes_.insert(node);
+  // Its agent has told the scheduler, or is dead: the other ranks there have nobody to work with.
+  for (uint32_t i = 0; i < roles_.size(); ++i) {
+    if (roles_[i] == Role::kRank && nodes_[i] == node) supervisor_.Signal(ChildId(i), SIGTERM);
+  }
+  EndIfDone();
+  if (ending()) return;
+  supervisor_.Say(absl::StrCat("talweg: run: node ", node, " is lost, the others go on: ", what));
+}
+
+void Launch::EndIfDone() {
+  for (uint32_t i = 0; i < roles_.size(); ++i) {
+    const bool counts = roles_[i] == Role::kRank && !lost_nodes_.contains(nodes_[i]);
+    if (counts && supervisor_.running(ChildId(i))) return;
+  }
+  if (lost_nodes_.empty()) return End(0, "", 0);
+  if (lost_nodes_.size() == plan_.LocalNodes().size()) {
+    return End(result_.exit_status, absl::StrCat(result_.report, "; no node is left"), SIGTERM);
+  }
+  End(0,
+      absl::StrCat("the run has ended well without node ", absl::StrJoin(lost_nodes_, ", "), ": ",
+                   result_.report),
+      SIGTERM);
 }
 
 void Launch::OnSignal(int signal_number) {
@@ -187,9 +242,8 @@ void Launch::OnSignal(int signal_number) {
 
 void Launch::OnTimer() {
   if (!ending() && suspect_) {
-    failed_ = suspect_;
-    End(suspect_status_, suspect_report_, SIGTERM);
-    return;
+    const ChildId suspect = *std::exchange(suspect_, std::nullopt);
+    return Blame(suspect, suspect_status_, suspect_what_);
   }
   if (!ending()) {
     std::vector<std::string> names;

@@ -31,6 +31,10 @@ struct LaunchResult {
 // Whatever fails first, in any phase, decides the exit status, and leads to kEndingRanks: everyone
 // is asked to end, and killed when the grace is over. A second signal ends everything at once.
 //
+// Where the plan goes on without nodes that are lost, a rank or an agent that fails in kRanks takes
+// its node with it, and nobody else while there are other nodes. Such a run has gone well when all
+// ranks of the nodes that are left have; what was lost is reported nevertheless.
+//
 // An agent ends well by itself when its ranks are done, and badly when one of them has died, which
 // may be a moment before that rank is reaped: such an end waits for a rank to blame.
 class Launch : public SupervisorEvents {
@@ -63,11 +67,16 @@ class Launch : public SupervisorEvents {
   bool ending() const { return phase_ >= Phase::kEndingRanks; }
   void Enter(Phase phase);
   // Starts the phase's processes; fails the run when one does not start.
-  void Start(Role role, const std::vector<ChildSpec>& specs);
+  void Start(Role role, const std::vector<ChildSpec>& specs, const std::vector<uint32_t>& nodes);
   // The phase's daemons all serve, or it had none.
   void Continue();
   // Ends the run with that status, unless it is ending already.
   void End(int exit_status, const std::string& report, int signal_number);
+  // `child` has failed, and the run with it, or only its node.
+  void Blame(ChildId child, int exit_status, const std::string& what);
+  void LoseNode(uint32_t node, const std::string& what);
+  // Ends the run when no rank is at work any more whose node is not lost.
+  void EndIfDone();
   // Asks all of these roles to end; goes on when none of them is left.
   void Ask(const std::set<Role>& roles, int signal_number);
   bool AnyRunning(const std::set<Role>& roles) const;
@@ -78,7 +87,9 @@ class Launch : public SupervisorEvents {
   const RunPlan& plan_;
   Supervisor& supervisor_;
   Phase phase_ = Phase::kScheduler;
-  std::vector<Role> roles_;          // By ChildId.
+  std::vector<Role> roles_;      // By ChildId.
+  std::vector<uint32_t> nodes_;  // By ChildId, of agents and ranks.
+  std::set<uint32_t> lost_nodes_;
   std::set<ChildId> waiting_;        // Daemons of this phase that do not serve yet.
   std::string scheduler_;            // Its address.
   std::vector<std::string> agents_;  // Their admin addresses.
@@ -86,7 +97,7 @@ class Launch : public SupervisorEvents {
   // A daemon that has ended by itself while ranks are at work, and what that would be reported as.
   std::optional<ChildId> suspect_;
   int suspect_status_ = 0;
-  std::string suspect_report_;
+  std::string suspect_what_;
   bool signalled_ = false;
   int ending_signal_ = 0;
   LaunchResult result_;

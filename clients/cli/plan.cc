@@ -76,7 +76,7 @@ ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& sched
       absl::StrCat("--job=", plan.job),
       absl::StrCat("--node_rank=", node),
       absl::StrCat("--rank_count=", plan.ranks_per_node[node]),
-      absl::StrCat("--min_members=", plan.node_count()),
+      absl::StrCat("--min_members=", plan.goes_on ? plan.min_node_count : plan.node_count()),
       absl::StrCat("--max_members=", plan.node_count()),
       absl::StrCat("--socket_path=", SocketPath(plan, node)),
   };
@@ -85,6 +85,9 @@ ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& sched
   } else {
     args.push_back(absl::StrCat("--scheduler=", scheduler));
     args.push_back(absl::StrCat("--provider=", plan.provider));
+    if (plan.goes_on) args.push_back("--loss_policy=continue");
+    // The ranks are told the size of the whole job: it begins when it is complete.
+    if (plan.goes_on) args.push_back("--gather_ms=600000");
   }
   if (plan.scheduler.empty()) args.push_back("--admin_listen=127.0.0.1:0");
   if (!plan.trace_path.empty()) {

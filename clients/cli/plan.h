@@ -21,6 +21,10 @@ struct RunPlan {
   std::string job = "run";
   std::string provider = "tcp";
   bool force_distributed = false;
+  // With which loss policy: a node that fails ends the run, or the others go on while
+  // `min_node_count` are left.
+  bool goes_on = false;
+  uint32_t min_node_count = 1;
   // One machine of several: the job's scheduler, and which node this is.
   std::string scheduler;  // Empty: every node is here.
   std::optional<uint32_t> node_rank;

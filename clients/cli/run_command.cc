@@ -56,6 +56,22 @@ absl::Status ReadPlace(const Arguments& arguments, RunPlan& plan) {
   return absl::OkStatus();
 }
 
+absl::Status ReadLossPolicy(const Arguments& arguments, RunPlan& plan) {
+  const std::string policy = arguments.Text("loss-policy", "fail");
+  if (policy != "fail" && policy != "continue") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("option --loss-policy: '", policy, "' is neither 'fail' nor 'continue'"));
+  }
+  plan.goes_on = policy == "continue";
+  if (arguments.Has("min-nodes") && !plan.goes_on) {
+    return absl::InvalidArgumentError(
+        "option --min-nodes is for --loss-policy=continue: otherwise all nodes are needed");
+  }
+  TALWEG_ASSIGN_OR_RETURN(plan.min_node_count,
+                          arguments.Number("min-nodes", 1, 1, plan.node_count()));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
   RunPlan plan;
   plan.program = arguments.operands();
@@ -73,6 +89,7 @@ absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
   TALWEG_ASSIGN_OR_RETURN(plan.ready_timeout_ms,
                           arguments.Number("ready-timeout-ms", 60'000, 1, 3'600'000));
   plan.force_distributed = arguments.Has("force-distributed");
+  TALWEG_RETURN_IF_ERROR(ReadLossPolicy(arguments, plan));
   TALWEG_RETURN_IF_ERROR(ReadPlace(arguments, plan));
   TALWEG_ASSIGN_OR_RETURN(plan.master_port,
                           arguments.Number("master-port", plan.master_port, 1, 65535));
@@ -143,8 +160,9 @@ Command RunCommand() {
       "addresses\n"
       "and processes, so that a rank may call talweg status.\n\n"
       "When a rank fails, the others are ended, and the exit status is that rank's (128 + signal\n"
-      "if one killed it). Daemons take further options from the environment:\n"
-      "TALWEG_CREDIT_BYTES=...\n\n"
+      "if one killed it). With --loss-policy=continue only its node's are: the other nodes go on,\n"
+      "and the exit status is 0 when they end well. Daemons take further options from the\n"
+      "environment: TALWEG_CREDIT_BYTES=...\n\n"
       "One machine of several: with --scheduler, --nodes and --node-rank only this node's agent\n"
       "and ranks are started; scheduler and aggregators run elsewhere.\n\n"
       "  talweg run --nodes 2 --ranks-per-node 2 -- python train.py\n"
@@ -157,6 +175,10 @@ Command RunCommand() {
       {"aggregators", "N", "Number of aggregators. Default: 1."},
       {"job", "NAME", "The job's name. Default: run."},
       {"provider", "NAME", "libfabric provider between agents and aggregators. Default: tcp."},
+      {"loss-policy", "fail|continue",
+       "What becomes of the other nodes when a rank or an agent fails: they are ended, or go on.\n"
+       "Default: fail."},
+      {"min-nodes", "N", "With --loss-policy=continue: with how few nodes. Default: 1."},
       {"force-distributed", "", "Scheduler and aggregators also for one node."},
       {"scheduler", "HOST:PORT", "Join a job of this scheduler, as one node of several."},
       {"node-rank", "K", "Which node this is, from 0; with --scheduler."},

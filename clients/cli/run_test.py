@@ -202,6 +202,41 @@ class RunTest(unittest.TestCase):
         self.assertRegex(errors, r"talweg: run: rank 1 \(pid \d+\) failed first: exit status 7")
         self.assertIn("rank 1's last lines:\n    broken\n", errors)
 
+    def test_the_others_go_on_without_a_node(self) -> None:
+        # Rank 0 sees the end of both ranks of the other node, of which one fails.
+        script = """
+            echo $$ > $TALWEG_TEST_LOG/$RANK.pid.new
+            mv $TALWEG_TEST_LOG/$RANK.pid.new $TALWEG_TEST_LOG/$RANK.pid
+            until [ -e $TALWEG_TEST_LOG/1.pid -a -e $TALWEG_TEST_LOG/2.pid ]; do sleep 0.01; done
+            [ $RANK = 1 ] && { echo broken >&2; exit 7; }
+            [ $RANK = 2 ] && exec sleep 1000
+            for rank in 1 2; do
+              while kill -0 $(cat $TALWEG_TEST_LOG/$rank.pid) 2>/dev/null; do sleep 0.01; done
+            done
+            echo done
+        """
+        shape = ["--nodes=2", "--ranks-per-node=1,2", "--loss-policy=continue"]
+        run = Run(*shape, "--", "bash", "-c", script)
+        run.until_output("[0] done")
+        agents = run.arguments_of("talweg-agent")
+        status, _, errors = run.end()
+        self.assertEqual(status, 0, errors)
+        failure = r"rank 1 \(pid \d+\) failed: exit status 7"
+        self.assertRegex(errors, "talweg: run: node 1 is lost, the others go on: " + failure)
+        self.assertRegex(errors, "talweg: run: the run has ended well without node 1: " + failure)
+        self.assertIn("rank 1's last lines:\n    broken\n", errors)
+        self.assertIn("--min_members=1 --max_members=2", agents[0])
+        self.assertIn("--loss_policy=continue", agents[0])
+
+    def test_no_node_is_left(self) -> None:
+        shape = ["--nodes=2", "--loss-policy=continue", "--min-nodes=2"]
+        run = Run(*shape, "--", "sh", "-c", "exit 7")
+        run.process.wait(TIMEOUT_S)
+        self.assertIn("--min_members=2 --max_members=2", run.arguments_of("talweg-agent")[0])
+        status, _, errors = run.end()
+        self.assertEqual(status, 7)
+        self.assertIn("failed: exit status 7; no node is left", errors)
+
     def test_a_signal_that_kills_a_rank_is_the_status(self) -> None:
         script = "[ $RANK = 0 ] && kill -9 $$; sleep 1000"
         status, _, errors = run("--ranks-per-node=2", "--", "sh", "-c", script)

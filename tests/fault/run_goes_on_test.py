@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`talweg run --loss-policy=continue` with real daemons: who goes on, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import unittest
+
+from cluster import DEADLINE_S, PROGRAMS, RUNFILES
+
+_ROUNDS = 30
+
+
+def _run(*options: str, victim: int) -> subprocess.CompletedProcess[str]:
+    """Three nodes with a rank each, of which one dies before round 5."""
+    program = [sys.executable, "-P", str(PROGRAMS / "count_ranks.py")]
+    return subprocess.run(
+        [
+            str(RUNFILES / "clients" / "cli" / "talweg"),
+            "run",
+            "--nodes=3",
+            "--aggregators=2",
+            *options,
+            "--",
+            *[*program, str(_ROUNDS), str(victim), "5"],
+        ],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+class RunGoesOnTest(unittest.TestCase):
+    def test_without_a_node(self) -> None:
+        for victim in (0, 2):
+            with self.subTest(victim=victim):
+                done = _run("--loss-policy=continue", victim=victim)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                for rank in {0, 1, 2} - {victim}:
+                    counts = [
+                        line.partition(": ")[2]
+                        for line in done.stdout.splitlines()
+                        if line.startswith(f"[{rank}] round")
+                    ]
+                    # All three begin. What the dead one had not pushed it is not in.
+                    self.assertEqual(counts, ["3 to 3"] * 4 + ["2 to 2"] * (_ROUNDS - 4))
+                self.assertIn(f"node {victim} is lost, the others go on", done.stderr)
+                self.assertIn(f"has ended well without node {victim}: rank {victim}", done.stderr)
+                self.assertIn("killed by signal 9", done.stderr)
+
+    def test_with_too_few(self) -> None:
+        done = _run("--loss-policy=continue", "--min-nodes=3", victim=1)
+        self.assertEqual(done.returncode, 128 + 9, done.stderr)
+        self.assertIn("no node is left", done.stderr)
+
+    def test_a_loss_ends_it_otherwise(self) -> None:
+        done = _run(victim=1)
+        self.assertEqual(done.returncode, 128 + 9, done.stderr)
+        self.assertIn("all other ranks were ended", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -108,6 +108,7 @@ void Launch::Start(Role role, const std::vector<ChildSpec>& specs,
     roles_.push_back(role);
     nodes_.push_back(nodes.empty() ? 0 : nodes[i]);
     if (spec.is_daemon) waiting_.insert(*child);
+    if (role == Role::kRank) ranks_at_work_.insert(*child);
   }
   if (waiting_.empty() && role != Role::kRank) Continue();
 }
@@ -151,6 +152,7 @@ std::vector<pid_t> Launch::DaemonPids() const {
 void Launch::OnExit(ChildId child, const ExitStatus& status) {
   const bool is_rank = roles_[child.value()] == Role::kRank;
   (is_rank ? result_.rank_cpu_ns : result_.daemon_cpu_ns) += status.cpu_ns;
+  ranks_at_work_.erase(child);
   if (ending()) {
     if (!AnyRunning(RolesOfPhase())) {
       Enter(static_cast<Phase>(static_cast<int>(phase_) + 1));
@@ -214,9 +216,8 @@ void Launch::LoseNode(uint32_t node, const std::string& what) {
 }
 
 void Launch::EndIfDone() {
-  for (uint32_t i = 0; i < roles_.size(); ++i) {
-    const bool counts = roles_[i] == Role::kRank && !lost_nodes_.contains(nodes_[i]);
-    if (counts && supervisor_.running(ChildId(i))) return;
+  for (const ChildId rank : ranks_at_work_) {
+    if (!lost_nodes_.contains(nodes_[rank.value()])) return;
   }
   if (lost_nodes_.empty()) return End(0, "", 0);
   if (lost_nodes_.size() == plan_.LocalNodes().size()) {

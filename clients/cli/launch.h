@@ -90,6 +90,8 @@ class Launch : public SupervisorEvents {
   std::vector<Role> roles_;      // By ChildId.
   std::vector<uint32_t> nodes_;  // By ChildId, of agents and ranks.
   std::set<uint32_t> lost_nodes_;
+  // Ranks whose end OnExit has not told of. The supervisor may have reaped several at once.
+  std::set<ChildId> ranks_at_work_;
   std::set<ChildId> waiting_;        // Daemons of this phase that do not serve yet.
   std::string scheduler_;            // Its address.
   std::vector<std::string> agents_;  // Their admin addresses.

@@ -94,6 +94,16 @@ class Run:
                 found.append(int(entry))
         return found
 
+    def supervisor(self) -> int:
+        children = [
+            pid
+            for pid in self.marked()
+            if pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[1]
+            == str(self.process.pid)
+        ]
+        assert len(children) == 1, children
+        return children[0]
+
     def until_output(self, text: str) -> str:
         """Reads stdout until it holds `text`."""
         seen = b""
@@ -228,6 +238,32 @@ class RunTest(unittest.TestCase):
         self.assertIn("--min_members=1 --max_members=2", agents[0])
         self.assertIn("--loss_policy=continue", agents[0])
 
+    def test_ranks_that_end_at_once(self) -> None:
+        # Both have ended when the supervisor hears of the first, which has ended well.
+        script = """
+            echo $$ > $TALWEG_TEST_LOG/$RANK.pid
+            until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done
+            exit $((RANK == 0 ? 7 : 0))
+        """
+        for policy, expected in (("fail", 7), ("continue", 0)):
+            run = Run("--nodes=2", f"--loss-policy={policy}", "--", "bash", "-c", script)
+            pids = [run.log / f"{rank}.pid" for rank in range(2)]
+            deadline = time.monotonic() + TIMEOUT_S
+            while not all(pid.exists() and pid.read_text() for pid in pids):
+                assert time.monotonic() < deadline
+                os.sched_yield()
+            supervisor = run.supervisor()
+            os.kill(supervisor, signal.SIGSTOP)
+            (run.log / "go").touch()
+            stats = [pathlib.Path(f"/proc/{pid.read_text().strip()}/stat") for pid in pids]
+            while not all(") Z " in stat.read_text() for stat in stats):
+                assert time.monotonic() < deadline
+                os.sched_yield()
+            os.kill(supervisor, signal.SIGCONT)
+            status, _, errors = run.end()
+            self.assertEqual(status, expected, errors)
+            self.assertIn("rank 0", errors)
+
     def test_no_node_is_left(self) -> None:
         shape = ["--nodes=2", "--loss-policy=continue", "--min-nodes=2"]
         run = Run(*shape, "--", "sh", "-c", "exit 7")
@@ -343,14 +379,7 @@ class RunTest(unittest.TestCase):
     def test_killing_the_supervisor_leaves_nothing(self) -> None:
         run = Run("--nodes=2", "--", "bash", "-c", "(setsid sleep 1000 &); echo up; sleep 1000")
         run.until_output("[1] up")
-        supervisors = [
-            pid
-            for pid in run.marked()
-            if pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[1]
-            == str(run.process.pid)
-        ]
-        self.assertEqual(len(supervisors), 1)
-        os.kill(supervisors[0], signal.SIGKILL)
+        os.kill(run.supervisor(), signal.SIGKILL)
         status, _, errors = run.end()
         self.assertEqual(status, 128 + signal.SIGKILL)
         self.assertIn("the supervisor was killed by signal 9", errors)

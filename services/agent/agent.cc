@@ -62,6 +62,7 @@ Agent::~Agent() {
 }
 
 absl::Status Agent::Open() {
+  TALWEG_RETURN_IF_ERROR(CheckTracePath(config_.trace_path));
   EventLoop::Options loop_options;
   loop_options.spin_ns_max = config_.spin_us < 0 ? -1 : int64_t{config_.spin_us} * 1000;
   TALWEG_ASSIGN_OR_RETURN(loop_, EventLoop::Create(&clock_, loop_options));

@@ -2,6 +2,7 @@
 #include "services/agent/agent_open.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <grp.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "libs/runtime/descriptor.h"
 #include "libs/status/status.h"
 #include "libs/transport/composite/composite_transport.h"
 #include "libs/transport/libfabric/fabric_transport.h"
@@ -72,6 +74,21 @@ absl::Status MakeSocketDirectory(const std::string& socket_path) {
                                        "; take that away (chmod go-w), or choose another "
                                        "--socket_path");
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTracePath(const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string what = "option --trace_path: '" + path + "'";
+  struct stat status;
+  if (stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
+    return absl::FailedPreconditionError(what + " is a directory; name a file");
+  }
+  // It is written beside and renamed.
+  const std::string partial = path + ".partial";
+  const Descriptor file(open(partial.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+  if (!file.valid()) return ErrnoStatus(errno, what + " cannot be written");
+  unlink(partial.c_str());
   return absl::OkStatus();
 }
 

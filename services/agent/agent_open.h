@@ -27,6 +27,10 @@ absl::StatusOr<gid_t> GroupId(const std::string& name);
 // user's, or not writable by others unless its entries are protected (/tmp).
 absl::Status MakeSocketDirectory(const std::string& socket_path);
 
+// Whether the trace can be written to this path when the agent ends, which is too late to hear that
+// it cannot. Leaves nothing there. "" is no trace.
+absl::Status CheckTracePath(const std::string& path);
+
 }  // namespace talweg::agent
 
 #endif  // TALWEG_SERVICES_AGENT_AGENT_OPEN_H_

@@ -90,6 +90,23 @@ class BadInputTest(unittest.TestCase):
                     self.assertNotEqual(done.returncode, 0)
                     self.assertIn(address.rpartition(":")[2], done.stderr)
 
+    def test_a_trace_that_cannot_be_written(self) -> None:
+        with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+            for path, why in (
+                (f"{directory}/none/trace", "No such file or directory"),
+                (directory, "is a directory"),
+            ):
+                done = _start_alone(
+                    "agent",
+                    "--standalone",
+                    f"--socket_path={directory}/s",
+                    f"--trace_path={path}",
+                )
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn(f"--trace_path: '{path}'", done.stderr)
+                self.assertIn(why, done.stderr)
+            self.assertEqual(os.listdir(directory), [])
+
     def test_options(self) -> None:
         for option, wanted in (
             ("--lease_ms=never", "never"),

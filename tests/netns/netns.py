@@ -186,11 +186,11 @@ class Network:
             _, errors = cable.communicate()
             raise NotPermitted(f"move host {host} away: {errors.strip()}")
 
-    def shape(self, host: str, bits_per_s: int) -> None:
-        """Gives the host a link of that rate, each way."""
-        # A bucket of 2 ms, or a few packets as TCP hands them down; a queue of 25 ms behind it.
+    def shape(self, host: str, bits_per_s: int, queue_ms: int = 25) -> None:
+        """Gives the host a link of that rate, each way, with that much of a queue before it."""
+        # A bucket of 2 ms, or a few packets as TCP hands them down.
         burst_bytes = max(64 * 1024, bits_per_s // 8 // 500)
-        limit = f"rate {bits_per_s}bit burst {burst_bytes} latency 25ms"
+        limit = f"rate {bits_per_s}bit burst {burst_bytes} latency {queue_ms}ms"
         what = f"shape the link of host {host}"
         self._hosts[host].shell(f"tc qdisc replace dev {INTERFACE} root tbf {limit}", what)
         self._switch.shell(f"tc qdisc replace dev {self._port(host)} root tbf {limit}", what)

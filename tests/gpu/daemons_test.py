@@ -7,7 +7,7 @@ import unittest
 from collections.abc import Sequence
 
 from cluster import DEADLINE_S, Cluster, Rank
-from machine import Machine, two_nodes
+from machine import Machine, nodes_of, two_nodes
 
 
 class DaemonsTest(unittest.TestCase):
@@ -59,6 +59,24 @@ class DaemonsTest(unittest.TestCase):
                         continue  # It is used if both had their memory there in time.
                     used = "GPUDirect: used, from tensor 'sum'" in cluster.log(machine.agent)
                     self.assertEqual(used, its == network)
+
+    def test_aggregators_die_under_what_a_nic_has(self) -> None:
+        """Slices are cut elsewhere then, and what one member holds goes to the others."""
+        options = ("--local_transport=false", "--loss_policy=continue")
+        with Cluster() as cluster:
+            scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
+            aggregators = [cluster.aggregator(scheduler, f"a{i}") for i in range(4)]
+            machines = nodes_of(cluster, scheduler, 1, True, [options] * 3)
+            ranks = [machine.rank(0, 0, "steady") for machine in machines]
+            step = 2
+            for aggregator in (None, *aggregators[1:]):
+                if aggregator is not None:
+                    aggregator.kill()
+                for rank in ranks:
+                    rank.wait_for(f"step {step}")
+                step += 4
+            for machine in machines:
+                self.assertIn("GPUDirect: used", cluster.log(machine.agent))
 
     def test_beside_an_aggregator_gradients_go_through_the_host(self) -> None:
         with Cluster() as cluster:

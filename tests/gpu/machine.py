@@ -89,6 +89,17 @@ def two_nodes(
     """The machines of a job with an aggregator between them; `options` of each agent."""
     scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
     cluster.aggregator(scheduler, "a0")
+    return nodes_of(cluster, scheduler, ranks, fakes, options)
+
+
+def nodes_of(
+    cluster: Cluster,
+    scheduler: str,
+    ranks: int,
+    fakes: bool,
+    options: Sequence[Sequence[str]],
+) -> list[Machine]:
+    """The machines of a job, one for each element of `options`."""
     return [
         Machine(
             cluster,
@@ -97,11 +108,11 @@ def two_nodes(
             [
                 f"--scheduler={scheduler}",
                 f"--node_rank={node}",
-                "--min_members=2",
-                "--max_members=2",
-                *options[node],
+                f"--min_members={len(options)}",
+                f"--max_members={len(options)}",
+                *its,
             ],
             fakes,
         )
-        for node in range(2)
+        for node, its in enumerate(options)
     ]

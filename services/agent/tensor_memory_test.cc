@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "services/agent/tensor_memory.h"
+
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <catch2/catch.hpp>
+
+#include "libs/base/check.h"
+#include "libs/transport/loopback/loopback_transport.h"
+#include "libs/wire/frames.h"
+
+namespace talweg::agent {
+namespace {
+
+using pipeline::Memory;
+using pipeline::TensorIndex;
+
+constexpr uint64_t kElements = 100'001;
+
+// Memory that nothing is sent from here.
+class NoDevices final : public transport::LoopbackDevices {
+ public:
+  void Read(uint64_t, std::span<std::byte>) override {}
+  void Write(uint64_t, std::span<const std::byte>) override {}
+};
+
+class Fixture {
+ public:
+  Fixture() {
+    std::string name = (std::filesystem::temp_directory_path() / "talweg-XXXXXX").string();
+    TALWEG_CHECK(mkdtemp(name.data()) != nullptr);
+    directory = name;
+    shm::RankServerConfig config;
+    config.socket_path = name + "/a.sock";
+    config.local_rank_count = 1;
+    config.takes_devices = true;
+    config.contribution_bytes_max = 8 << 20;
+    config.result_bytes_max = 8 << 20;
+    auto created = shm::RankServer::Create(config);
+    TALWEG_CHECK(created.ok());
+    ranks = std::move(created).value();
+    network = transport::NewLoopbackNetwork(&devices);
+    transport = network->NewTransport();
+    memory = std::make_unique<TensorMemory>(1, ranks.get(), transport.get());
+  }
+  ~Fixture() {
+    memory.reset();
+    ranks.reset();
+    std::filesystem::remove_all(directory);
+  }
+
+  transport::Region OnDevice(uint64_t address) const {
+    return *transport->RegisterDevice({.address = address, .bytes = spec.bytes()});
+  }
+  // Of the tensor's round.
+  pipeline::SliceBytes Slice(Memory where, uint64_t round, uint64_t offset, uint32_t bytes) const {
+    return {.tensor = TensorIndex{0},
+            .round = Round{round},
+            .memory = where,
+            .offset_bytes = offset,
+            .length_bytes = bytes};
+  }
+
+  std::filesystem::path directory;
+  NoDevices devices;
+  const pipeline::TensorSpec spec = {
+      .name = "w", .dtype = DType::kF32, .op = Op::kSum, .element_count = kElements};
+  std::unique_ptr<shm::RankServer> ranks;
+  std::unique_ptr<transport::LoopbackNetwork> network;
+  std::unique_ptr<transport::Transport> transport;
+  std::unique_ptr<TensorMemory> memory;
+};
+
+TEST_CASE("TensorMemory: what a NIC has of a tensor, and what the host", "[agent]") {
+  Fixture f;
+  TensorMemory::NicRegions nic{.send = f.OnDevice(0x1000'0000),
+                               .results = {f.OnDevice(0x2000'0000), f.OnDevice(0x3000'0000)}};
+  const auto* const send = nic.send.registration();
+  const std::array results = {nic.results[0].registration(), nic.results[1].registration()};
+  const absl::Status allocated =
+      f.memory->Allocate(TensorIndex{0}, f.spec, /*on_device=*/true, std::move(nic));
+  REQUIRE(allocated.ok());
+
+  // Results are whole where the NIC writes them; short contributions travel in frames.
+  CHECK(f.memory->OnNic(f.Slice(Memory::kResult, 1, 0, 4)));
+  CHECK(f.memory->OnNic(f.Slice(Memory::kSendBuffer, 1, 0, wire::kInlineBytesMax + 1)));
+  CHECK_FALSE(f.memory->OnNic(f.Slice(Memory::kSendBuffer, 1, 0, wire::kInlineBytesMax)));
+  const auto short_one = f.Slice(Memory::kSendBuffer, 1, 8192, 64);
+  CHECK(f.memory->Readable(short_one).data() == f.memory->SendBuffer(TensorIndex{0}).data() + 8192);
+
+  const auto sent = f.memory->RegionOf(f.Slice(Memory::kSendBuffer, 1, 65'536, 100'000));
+  CHECK(sent.registration == send);
+  CHECK(sent.offset == 65'536);
+  CHECK(sent.length == 100'000);
+  for (const uint64_t round : {6, 7}) {
+    const auto held = f.memory->RegionOf(f.Slice(Memory::kResult, round, 4096, 100'000));
+    CHECK(held.registration == results[round & 1]);
+    CHECK(held.offset == 4096);
+    CHECK(f.memory->ResultRefs(TensorIndex{0})[round & 1].key == results[round & 1]->base().key);
+  }
+}
+
+TEST_CASE("TensorMemory: without a NIC everything is the host's", "[agent]") {
+  Fixture f;
+  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, /*on_device=*/true).ok());
+  for (const Memory where : {Memory::kSendBuffer, Memory::kResult}) {
+    CHECK_FALSE(f.memory->OnNic(f.Slice(where, 1, 0, 100'000)));
+    CHECK_FALSE(f.memory->RegionOf(f.Slice(where, 1, 0, 100'000)).registration->on_device());
+  }
+  CHECK(f.memory->RegionOf(f.Slice(Memory::kResult, 6, 0, 100)).registration !=
+        f.memory->RegionOf(f.Slice(Memory::kResult, 7, 0, 100)).registration);
+}
+
+TEST_CASE("TensorMemory: pages that a NIC left to the host are registered for who is next",
+          "[agent]") {
+  Fixture f;
+  TensorMemory::NicRegions nic{.send = f.OnDevice(0x1000'0000),
+                               .results = {f.OnDevice(0x2000'0000), f.OnDevice(0x3000'0000)}};
+  const absl::Status allocated =
+      f.memory->Allocate(TensorIndex{0}, f.spec, /*on_device=*/true, std::move(nic));
+  REQUIRE(allocated.ok());
+  f.memory->DropNicRegions();
+  f.memory->Recycle();
+  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, /*on_device=*/true).ok());
+  const auto held = f.memory->RegionOf(f.Slice(Memory::kResult, 1, 0, 100));
+  CHECK_FALSE(held.registration->on_device());
+}
+
+}  // namespace
+}  // namespace talweg::agent

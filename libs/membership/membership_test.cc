@@ -48,7 +48,7 @@ TEST_CASE("Membership: a job that has min_members waits a while for max_members"
   f.Enter("mnist", 1, 11, spec);
   pass(20, {Id(0, 10), Id(1, 11)}, job);
   CHECK(f.StateOf(job) == JobState::kForming);
-  CHECK(text(job) == "has node 0, node 1 and waits for 2 more members of 4, for at most 30 s");
+  CHECK(text(job) == "has nodes 0, 1 and waits for 2 more members of 4, for at most 30 s");
   SECTION("and begins with those that there are") {
     f.Enter("mnist", 2, 12, spec);
     pass(9, {Id(0, 10), Id(1, 11), Id(2, 12)}, job);

@@ -182,10 +182,7 @@ def _start(
             keep=(source, out),
         )
 
-    if name is not None:
-        return start(name)
-    kind = "broadcast" if declaration.op is Op.BROADCAST else "push_pull"
-    return client.start_nameless(kind, declaration, start)
+    return client.start(name, declaration, start)
 
 
 def push_pull_async(

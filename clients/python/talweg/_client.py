@@ -205,15 +205,19 @@ class Client:
         """Bytes of tensors that this rank has pushed."""
         return self._pushed_bytes
 
-    def start_nameless(
-        self, kind: str, declaration: Declaration, start: Callable[[str], Handle]
+    def start(
+        self, name: str | None, declaration: Declaration, start: Callable[[str], Handle]
     ) -> Handle:
-        """Starts a round whose caller has no name for it, with one that `start` gets.
+        """Starts a round with what `start` makes of its name, which is found where there is none.
 
-        A name is there for ever, with its memory. So a few tensors take turns, by the order of
-        these calls alone: it is the same at every rank, when they synchronize is not. A round that
-        is still open when its tensor is wanted again is taken first, for its handle to give out.
+        A name is there for ever, with its memory. So a few tensors take turns for rounds without
+        one, by the order of these calls alone: it is the same at every rank, when they synchronize
+        is not. A round that is still open when its tensor is wanted again is taken first, for its
+        handle to give out.
         """
+        if name is not None:
+            return start(name)
+        kind = "broadcast" if declaration.op is Op.BROADCAST else "push_pull"
         with self._lock:
             name = self._nameless.next(kind, declaration)
             earlier = self._nameless.open.get(name)

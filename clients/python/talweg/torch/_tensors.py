@@ -48,19 +48,15 @@ def start(
 ) -> Handle:
     """Starts a round of `tensor` whose result goes to `out`, of the same shape and dtype."""
     shown = _shown(tensor, op)
-    if shown is not tensor:
-        shown_out = shown if out is tensor else _shown(out, op)
-        handle = start(client, shown, shown_out, op, name, priority, root_rank)
-        handle.result = out
-        return handle
-    declaration = declaration_of(tensor, op, root_rank)
-    if name is not None:
-        return _start(client, tensor, out, declaration, priority, name)
-    return client.start_nameless(
-        "broadcast" if op is Op.BROADCAST else "push_pull",
+    shown_out = shown if out is tensor else _shown(out, op)
+    declaration = _declaration_of(shown, op, root_rank)
+    handle = client.start(
+        name,
         declaration,
-        lambda given: _start(client, tensor, out, declaration, priority, given),
+        lambda given: _start(client, shown, shown_out, declaration, priority, given),
     )
+    handle.result = out
+    return handle
 
 
 def _shown(tensor: torch.Tensor, op: Op) -> torch.Tensor:
@@ -82,9 +78,10 @@ def _shown(tensor: torch.Tensor, op: Op) -> torch.Tensor:
 
 def declaration_of(tensor: torch.Tensor, op: Op, root_rank: int = 0) -> Declaration:
     """What the ranks must agree on for a round of `tensor`; InvalidArgument for one of no rounds."""
-    shown = _shown(tensor, op)
-    if shown is not tensor:
-        return declaration_of(shown, op, root_rank)
+    return _declaration_of(_shown(tensor, op), op, root_rank)
+
+
+def _declaration_of(tensor: torch.Tensor, op: Op, root_rank: int) -> Declaration:
     if tensor.layout != torch.strided:
         raise InvalidArgument(
             f"a tensor of layout {tensor.layout} cannot be pushed: use tensor.to_dense()"

@@ -77,7 +77,6 @@ std::string PidfdError() {
   return pidfd.open() ? "" : absl::StrCat("pidfd_open: ", std::strerror(errno));
 }
 
-// Loaded, not linked: where it is missing the doctor says so instead of not starting.
 // As agents ask it (libs/transport/libfabric/provider.cc): its devices reach GPUs' memory, of which
 // it has to be told beforehand.
 bool ReachesGpus(decltype(&fi_getinfo) get_info, decltype(&fi_freeinfo) free_info,
@@ -98,6 +97,7 @@ bool ReachesGpus(decltype(&fi_getinfo) get_info, decltype(&fi_freeinfo) free_inf
   return reaches;
 }
 
+// Loaded, not linked: where it is missing the doctor says so instead of not starting.
 void ReadLibfabric(MachineFacts& facts) {
   void* const library = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {

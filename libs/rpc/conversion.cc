@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kNsPerSecond = 1'000'000'000;
 constexpr int64_t kDefaultJoinTimeoutNs = 600 * kNsPerSecond;
-constexpr int64_t kDefaultGatherNs = 30'000'000'000;
+constexpr int64_t kDefaultGatherNs = 30 * kNsPerSecond;
 
 absl::Status Invalid(const std::string& text) { return absl::InvalidArgumentError(text); }
 

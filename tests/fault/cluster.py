@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import selectors
 import signal
 import subprocess
@@ -103,6 +104,14 @@ class Cluster:
 
     def log(self, daemon: Daemon) -> str:
         return (self._logs / daemon.name).read_text()
+
+    def wait_for_log(self, daemon: Daemon, pattern: str) -> None:
+        """Returns when the daemon, which must not end before, has logged what matches."""
+        end = time.monotonic() + DEADLINE_S
+        while re.search(pattern, self.log(daemon)) is None:
+            assert daemon.process.poll() is None, self.log(daemon)[-2000:]
+            assert time.monotonic() < end, self.log(daemon)[-2000:]
+            time.sleep(0.01)
 
     def start(
         self, service: str, name: str, options: Sequence[str], enter: Sequence[str] = ()

@@ -104,8 +104,7 @@ class KillTest(unittest.TestCase):
             options = [f"--scheduler={address}", "--min_members=2", "--max_members=2"]
             agent = cluster.agent(0, [*options, "--unreachable_ms=1000"])
             rank = cluster.rank(agent, "steady.py")
-            while "joined job" not in cluster.log(agent):
-                self.assertIsNone(agent.process.poll())
+            cluster.wait_for_log(agent, "joined job")
             scheduler.kill()
             line = rank.wait_for("talweg.errors.")
             while "has not begun" not in line:
@@ -119,10 +118,8 @@ class KillTest(unittest.TestCase):
             late = job.ranks[1][0]
             cluster.stop(late.process)
             # The agent names who is missing; nobody fails.
-            end_marker = "node 1"
-            agent = job.agents[0]
-            while end_marker not in cluster.log(agent):
-                self.assertIsNone(job.ranks[0][0].process.poll())
+            cluster.wait_for_log(job.agents[0], "node 1")
+            self.assertIsNone(job.ranks[0][0].process.poll())
             cluster.resume(late.process)
             for rank in job.all_ranks():
                 rank.wait_for("step ")

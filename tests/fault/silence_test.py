@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import re
-import time
 import unittest
 from collections.abc import Sequence
 
-from cluster import DEADLINE_S, Cluster, Daemon, Job, Rank
+from cluster import DEADLINE_S, Cluster, Job, Rank
 
 
 class SilenceTest(unittest.TestCase):
@@ -36,13 +34,6 @@ class SilenceTest(unittest.TestCase):
         self.assertIn("error JobFailed:", line)
         self.assertEqual(rank.process.wait(DEADLINE_S), 3)
 
-    def _wait_for_log(self, cluster: Cluster, daemon: Daemon, pattern: str) -> None:
-        end = time.monotonic() + DEADLINE_S
-        while re.search(pattern, cluster.log(daemon)) is None:
-            self.assertIsNone(daemon.process.poll())
-            self.assertLess(time.monotonic(), end, cluster.log(daemon)[-2000:])
-            time.sleep(0.01)
-
     def test_a_node(self) -> None:
         for options in (
             ["--unreachable_ms=3s"],
@@ -68,7 +59,7 @@ class SilenceTest(unittest.TestCase):
             late = job.ranks[1][0]
             cluster.stop(late.process)
             # Four times the limit, and more: its agent is connected, so it is alive.
-            self._wait_for_log(cluster, job.agents[0], r"waits since ([4-9]|\d\d)\S* s for node 1")
+            cluster.wait_for_log(job.agents[0], r"waits since ([4-9]|\d\d)\S* s for node 1")
             cluster.resume(late.process)
             for rank in job.all_ranks():
                 for _ in range(20):
@@ -86,7 +77,7 @@ class SilenceTest(unittest.TestCase):
             )
             job.scheduler.kill()
             job.agents[1].kill()
-            self._wait_for_log(cluster, job.agents[0], r"node 1 \(no connection for \d+ ms\)")
+            cluster.wait_for_log(job.agents[0], r"node 1 \(no connection for \d+ ms\)")
             address = job.scheduler.addresses["listen"]
             options = [f"--listen={address}", *job.store_options, "--lease_ms=2s"]
             cluster.start("scheduler", "scheduler.again", options)

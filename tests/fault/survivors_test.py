@@ -105,11 +105,6 @@ class Crew:
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
-    def wait_for_log(self, daemon: Daemon, text: str) -> None:
-        while text not in self.cluster.log(daemon):
-            assert daemon.process.poll() is None
-            time.sleep(0.01)
-
     def wait_until(self, node: int, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         end = time.monotonic() + DEADLINE_S
         while True:
@@ -302,7 +297,7 @@ class SurvivorsTest(unittest.TestCase):
             for node in range(3):
                 crew.add(node)
             for agent in crew.agents:
-                crew.wait_for_log(agent, "joined job")
+                crew.cluster.wait_for_log(agent, "joined job")
             # It is what the job has waited for: its first view has all three.
             cluster.aggregator(crew.address, "a0")
             for node, rank in enumerate(crew.ranks):

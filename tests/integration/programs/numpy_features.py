@@ -5,22 +5,11 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
 
 import numpy as np
 import talweg
+from expected_errors import expect
 from talweg import _client
-
-
-def expect(
-    exception: type[BaseException], text: str, call: Any, *arguments: Any, **keywords: Any
-) -> None:
-    try:
-        call(*arguments, **keywords)
-    except exception as error:
-        assert text in str(error), f"'{text}' is not in: {error}"
-        return
-    raise AssertionError(f"{call} raised nothing, not {exception.__name__}")
 
 
 def _sum_of_ranks() -> int:

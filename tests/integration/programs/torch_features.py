@@ -7,24 +7,13 @@ import os
 import sys
 import threading
 import traceback
-from typing import Any
 
 import numpy as np
 import talweg
 import talweg.torch as tw
 import torch
+from expected_errors import expect
 from torch import nn
-
-
-def expect(
-    exception: type[BaseException], text: str, call: Any, *arguments: Any, **keywords: Any
-) -> None:
-    try:
-        call(*arguments, **keywords)
-    except exception as error:
-        assert text in str(error), f"'{text}' is not in: {error}"
-        return
-    raise AssertionError(f"{call} raised nothing, not {exception.__name__}")
 
 
 def dtypes() -> None:

@@ -22,6 +22,9 @@ _SKIPPED = re.compile(rb"^SKIPPED: (.*)$", re.MULTILINE)
 _LOG_LINES_SHOWN = 80
 _FULL_TIMEOUT_S = 7200
 _SOAK_SLACK_S = 900
+# Actions at a time, beyond one a CPU: many tests only wait, for time limits and for processes to start.
+# A sanitizer's do not, and take several times the memory.
+_ACTIONS_BESIDE_CPUS = 2
 
 # Bazel's exit statuses.
 _STATUS_OK = 0
@@ -93,6 +96,9 @@ def bazel_options(options: argparse.Namespace) -> list[str]:
     timeout_s = 0
     if options.sanitizer:
         flags.append(f"--config={options.sanitizer}")
+    else:
+        actions = len(os.sched_getaffinity(0)) + _ACTIONS_BESIDE_CPUS
+        flags += [f"--jobs={actions}", f"--local_cpu_resources={actions}"]
     if options.full:
         flags.append("--test_env=TALWEG_TEST_FULL=1")
         timeout_s = max(timeout_s, _FULL_TIMEOUT_S)

@@ -40,6 +40,11 @@ class OptionsTest(unittest.TestCase):
     def test_without_options_cached_results_stay_valid(self) -> None:
         self.assertFalse([flag for flag in self.flags() if "test_env" in flag or "config" in flag])
 
+    def test_more_tests_run_than_there_are_cpus(self) -> None:
+        wanted = f"--jobs={len(os.sched_getaffinity(0)) + 2}"
+        self.assertIn(wanted, self.flags())
+        self.assertNotIn(wanted, self.flags("--tsan"))
+
     def test_a_long_soak_is_not_ended_by_a_timeout(self) -> None:
         timeouts = [flag for flag in self.flags("--soak=9000") if "test_timeout" in flag]
         self.assertGreater(int(timeouts[0].split("=")[1]), 9000)

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,14 @@ def congestion_control() -> str:
     return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
 
 
+def _version(package: str) -> str:
+    """Of a Python package, without importing it; empty when it is not there."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def facts(root: Path) -> dict[str, Any]:
     changed = output_of("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
     commit = output_of("git", "-C", str(root), "rev-parse", "--short=12", "HEAD")
@@ -46,6 +54,6 @@ def facts(root: Path) -> dict[str, Any]:
         "congestion_control_of_host": congestion_control(),
         "load_at_start": os.getloadavg()[0],
         "python": platform.python_version(),
-        "torch": output_of(sys.executable, "-c", "import torch; print(torch.__version__)"),
+        "torch": _version("torch"),
         "openmpi": output_of("mpirun", "--version"),
     }

@@ -70,20 +70,27 @@ inline absl::Status CheckCopy(uint64_t target_bytes, uint64_t source_bytes) {
       absl::StrCat("a copy of ", source_bytes, " bytes to ", target_bytes));
 }
 
-// INVALID_ARGUMENT unless a NIC could be given these bytes.
-inline absl::Status CheckNicPages(DeviceSpan span) {
-  if (span.bytes > 0 && span.address % kNicPageBytes == 0 && span.bytes % kNicPageBytes == 0) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(span.bytes, " bytes at 0x",
-                                                 absl::Hex(span.address), " are no whole pages of ",
-                                                 kNicPageBytes, " bytes"));
-}
-
 inline constexpr char kDeviceMemory[] =
     "memory that was allocated or mapped on this GPU by this process";
 inline constexpr char kPinnedMemory[] =
     "pinned host memory of this process (AllocateHost, RegisterHost)";
+
+// The allocation that holds these bytes, and its address. INVALID_ARGUMENT unless a NIC could be
+// given them: whole pages, of memory that another process has not lent.
+template <class Mapped>
+absl::StatusOr<std::pair<uint64_t, const typename AddressMap<Mapped>::Entry*>> HolderForNic(
+    const AddressMap<Mapped>& memory, DeviceSpan span) {
+  if (span.bytes == 0 || span.address % kNicPageBytes != 0 || span.bytes % kNicPageBytes != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(span.bytes, " bytes at 0x", absl::Hex(span.address), " are no whole pages of ",
+                     kNicPageBytes, " bytes"));
+  }
+  auto holder = memory.Holder(span.address, span.bytes, kDeviceMemory);
+  if (holder.ok() && holder->second->value.imported) {
+    return absl::InvalidArgumentError("a NIC reaches what was allocated here, not what was mapped");
+  }
+  return holder;
+}
 
 }  // namespace talweg::gpu
 

@@ -12,12 +12,7 @@ namespace talweg::gpu::cuda {
 
 absl::StatusOr<NicMemory> CudaDevice::OpenToNic(DeviceSpan span) {
   TALWEG_RETURN_IF_ERROR(Enter());
-  TALWEG_RETURN_IF_ERROR(CheckNicPages(span));
-  TALWEG_ASSIGN_OR_RETURN(const auto holder,
-                          memory_.Holder(span.address, span.bytes, kDeviceMemory));
-  if (holder.second->value.imported) {
-    return absl::InvalidArgumentError("a NIC reaches what was allocated here, not what was mapped");
-  }
+  TALWEG_ASSIGN_OR_RETURN(const auto holder, HolderForNic(memory_, span));
   TALWEG_RETURN_IF_ERROR(NicsReach(*driver_, device_, Describe(info_)));
   const unsigned yes = 1;
   TALWEG_RETURN_IF_ERROR(

@@ -15,12 +15,7 @@ namespace talweg::gpu::fake {
 
 absl::StatusOr<NicMemory> FakeDevice::OpenToNic(DeviceSpan span) {
   TALWEG_RETURN_IF_ERROR(Ready());
-  TALWEG_RETURN_IF_ERROR(CheckNicPages(span));
-  TALWEG_ASSIGN_OR_RETURN(const auto holder,
-                          memory_.Holder(span.address, span.bytes, kDeviceMemory));
-  if (holder.second->value.imported) {
-    return absl::InvalidArgumentError("a NIC reaches what was allocated here, not what was mapped");
-  }
+  TALWEG_ASSIGN_OR_RETURN(const auto holder, HolderForNic(memory_, span));
   if (!world_.options.opens_to_nics) {
     return absl::UnimplementedError(
         absl::StrCat(Describe(info()), " lets no NIC reach its memory"));

@@ -165,8 +165,7 @@ class SharedDevice final : public Device {
   // Whoever writes to files is seen at once.
   absl::StatusOr<NicMemory> OpenToNic(DeviceSpan span) override {
     TALWEG_RETURN_IF_ERROR(Ready());
-    TALWEG_RETURN_IF_ERROR(CheckNicPages(span));
-    TALWEG_RETURN_IF_ERROR(CheckSpan(span));
+    TALWEG_RETURN_IF_ERROR(HolderForNic(memory_, span).status());
     return NicMemory{
         .address = span.address, .bytes = span.bytes, .device = static_cast<int>(gpu_)};
   }

@@ -60,6 +60,15 @@ TEST_CASE("import: another process's memory is read and written", "[gpu]") {
   CHECK(c.peer->Free().ok());
 }
 
+TEST_CASE("import: another process's memory is not for this one's NIC", "[gpu]") {
+  PeerCase c;
+  if (c.skipped()) return;
+  const uint64_t skipped = (kNicPageBytes - c.mapped.address % kNicPageBytes) % kNicPageBytes;
+  const auto opened = c.device->OpenToNic(c.mapped.Part(skipped, kNicPageBytes));
+  CHECK(absl::IsInvalidArgument(opened.status()));
+  CHECK(c.device->Unmap(c.mapped).ok());
+}
+
 TEST_CASE("import: events of either process order both processes' work", "[gpu]") {
   PeerCase c;
   if (c.skipped()) return;

@@ -36,6 +36,16 @@ FakeAgent::Options JobOptions(const TestDirectory& directory, const std::string&
   return options;
 }
 
+// A job of one rank, and its client.
+struct Job {
+  explicit Job(const std::string& name)
+      : agent(JobOptions(directory, name, 1)), client(agent.socket_path(), 0) {}
+
+  TestDirectory directory;
+  FakeAgent agent;
+  TestClient client;
+};
+
 // Checks of Catch belong on the test's thread: others return what went wrong, or "".
 std::string Text(talweg_status status) {
   return std::string(talweg_status_name(status)) + ": " + talweg_last_error();
@@ -271,18 +281,14 @@ TEST_CASE("Clients that come and go leave nothing, and leave others alone") {
 }
 
 TEST_CASE("An error's text is its thread's, whichever client it is of") {
-  const TestDirectory directory;
-  const TestDirectory of_other;
-  FakeAgent agent(JobOptions(directory, "a", 1));
-  FakeAgent other(JobOptions(of_other, "b", 1));
-  const TestClient client(agent.socket_path(), 0);
-  const TestClient other_client(other.socket_path(), 0);
+  const Job a("a");
+  const Job b("b");
   const std::string before = talweg_last_error();
   Threads threads;
-  for (const auto& [of, name] : {std::pair{&client, "in a"}, std::pair{&other_client, "in b"}}) {
+  for (const auto& [of, name] : {std::pair{&a, "in a"}, std::pair{&b, "in b"}}) {
     for (int thread = 0; thread < 2; ++thread) {
       const std::string own = std::string(name) + " by " + std::to_string(thread);
-      threads.Start([own, client = of->get()]() -> std::string {
+      threads.Start([own, client = of->client.get()]() -> std::string {
         for (int i = 0; i < 2000; ++i) {
           talweg_tensor tensor = 0;
           if (talweg_declare(client, own.c_str(), TALWEG_F32, TALWEG_SUM, 0, 0, 0, kGenerousNs,
@@ -301,20 +307,16 @@ TEST_CASE("An error's text is its thread's, whichever client it is of") {
 }
 
 TEST_CASE("A forked child has none of its parent's clients, and the parent keeps all") {
-  const TestDirectory directory;
-  const TestDirectory of_other;
-  FakeAgent agent(JobOptions(directory, "a", 1));
-  FakeAgent other(JobOptions(of_other, "b", 1));
-  const TestClient client(agent.socket_path(), 0);
-  const TestClient other_client(other.socket_path(), 0);
-  Rounds rounds(client.get(), "t", 1);
-  Rounds other_rounds(other_client.get(), "t", 1000);
-  REQUIRE(rounds.Run(2) + other_rounds.Run(2) == "");
+  const Job a("a");
+  const Job b("b");
+  Rounds of_a(a.client.get(), "t", 1);
+  Rounds of_b(b.client.get(), "t", 1000);
+  REQUIRE(of_a.Run(2) + of_b.Run(2) == "");
   const pid_t child = ::fork();
   if (child == 0) {
     int forked = 0;
-    for (const TestClient* of : {&client, &other_client}) {
-      forked += talweg_health(of->get()) == TALWEG_FORKED ? 1 : 0;
+    for (const Job* job : {&a, &b}) {
+      forked += talweg_health(job->client.get()) == TALWEG_FORKED ? 1 : 0;
     }
     ::_exit(forked);
   }
@@ -322,7 +324,7 @@ TEST_CASE("A forked child has none of its parent's clients, and the parent keeps
   REQUIRE(::waitpid(child, &status, 0) == child);
   REQUIRE(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 2);
-  CHECK(rounds.Run(2) + other_rounds.Run(2) == "");
+  CHECK(of_a.Run(2) + of_b.Run(2) == "");
 }
 
 }  // namespace

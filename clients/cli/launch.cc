@@ -48,39 +48,37 @@ LaunchResult Launch::Run() {
 void Launch::Enter(Phase phase) {
   phase_ = phase;
   waiting_.clear();
-  std::vector<ChildSpec> specs;
-  std::vector<uint32_t> nodes;  // Of the specs.
+  std::vector<NodeSpec> specs;
   switch (phase) {
     case Phase::kScheduler:
       supervisor_.SetTimer(NowNs() + static_cast<int64_t>(plan_.ready_timeout_ms) * 1'000'000);
-      Start(Role::kScheduler, {SchedulerSpec(plan_)}, nodes);
+      Start(Role::kScheduler, {NodeSpec{SchedulerSpec(plan_)}});
       break;
     case Phase::kAggregators:
       for (uint32_t i = 0; i < plan_.aggregator_count; ++i) {
-        specs.push_back(AggregatorSpec(plan_, i, scheduler_));
+        specs.push_back({AggregatorSpec(plan_, i, scheduler_)});
       }
-      Start(Role::kAggregator, specs, nodes);
+      Start(Role::kAggregator, specs);
       break;
     case Phase::kAgents:
       supervisor_.SetTimer(NowNs() + static_cast<int64_t>(plan_.ready_timeout_ms) * 1'000'000);
       for (const uint32_t node : plan_.LocalNodes()) {
-        specs.push_back(AgentSpec(plan_, node, scheduler_));
-        nodes.push_back(node);
+        specs.push_back({AgentSpec(plan_, node, scheduler_), node});
       }
-      Start(Role::kAgent, specs, nodes);
+      Start(Role::kAgent, specs);
       break;
     case Phase::kRanks:
       supervisor_.SetTimer(0);
       for (const uint32_t node : plan_.LocalNodes()) {
         for (uint32_t i = 0; i < plan_.ranks_per_node[node]; ++i) {
-          specs.push_back(RankSpec(plan_, node, i));
-          nodes.push_back(node);
-          specs.back().environment["TALWEG_RUN_AGENTS"] = absl::StrJoin(agents_, ",");
-          if (!scheduler_.empty()) specs.back().environment["TALWEG_SCHEDULER"] = scheduler_;
-          specs.back().environment["TALWEG_RUN_DAEMONS"] = absl::StrJoin(DaemonPids(), ",");
+          ChildSpec spec = RankSpec(plan_, node, i);
+          spec.environment["TALWEG_RUN_AGENTS"] = absl::StrJoin(agents_, ",");
+          if (!scheduler_.empty()) spec.environment["TALWEG_SCHEDULER"] = scheduler_;
+          spec.environment["TALWEG_RUN_DAEMONS"] = absl::StrJoin(DaemonPids(), ",");
+          specs.push_back({std::move(spec), node});
         }
       }
-      Start(Role::kRank, specs, nodes);
+      Start(Role::kRank, specs);
       break;
     case Phase::kEndingRanks: Ask({Role::kRank}, ending_signal_); break;
     case Phase::kEndingAgents: Ask({Role::kAgent}, SIGTERM); break;
@@ -94,10 +92,8 @@ void Launch::Enter(Phase phase) {
   }
 }
 
-void Launch::Start(Role role, const std::vector<ChildSpec>& specs,
-                   const std::vector<uint32_t>& nodes) {
-  for (size_t i = 0; i < specs.size(); ++i) {
-    const ChildSpec& spec = specs[i];
+void Launch::Start(Role role, const std::vector<NodeSpec>& specs) {
+  for (const auto& [spec, node] : specs) {
     const absl::StatusOr<ChildId> child = supervisor_.Start(spec);
     if (!child.ok()) {
       const bool missing = child.status().code() == absl::StatusCode::kNotFound;
@@ -105,8 +101,7 @@ void Launch::Start(Role role, const std::vector<ChildSpec>& specs,
           SIGTERM);
       return;
     }
-    roles_.push_back(role);
-    nodes_.push_back(nodes.empty() ? 0 : nodes[i]);
+    children_.push_back({role, node});
     if (spec.is_daemon) waiting_.insert(*child);
     if (role == Role::kRank) ranks_at_work_.insert(*child);
   }
@@ -125,7 +120,7 @@ void Launch::Continue() {
 
 void Launch::OnReady(ChildId child, const std::string& line) {
   if (ending() || waiting_.erase(child) == 0) return;
-  if (roles_[child.value()] == Role::kScheduler) {
+  if (At(child).role == Role::kScheduler) {
     const absl::StatusOr<std::string> address = ReadyAddress(line, "listen");
     if (!address.ok()) {
       failed_ = child;
@@ -135,7 +130,7 @@ void Launch::OnReady(ChildId child, const std::string& line) {
     }
     scheduler_ = *address;
   }
-  if (roles_[child.value()] == Role::kAgent) {
+  if (At(child).role == Role::kAgent) {
     agents_.push_back(ReadyAddress(line, "admin").value_or(""));
   }
   if (waiting_.empty()) Continue();
@@ -143,14 +138,14 @@ void Launch::OnReady(ChildId child, const std::string& line) {
 
 std::vector<pid_t> Launch::DaemonPids() const {
   std::vector<pid_t> pids;
-  for (uint32_t i = 0; i < roles_.size(); ++i) {
-    if (roles_[i] != Role::kRank) pids.push_back(supervisor_.pid(ChildId(i)));
+  for (uint32_t i = 0; i < children_.size(); ++i) {
+    if (children_[i].role != Role::kRank) pids.push_back(supervisor_.pid(ChildId(i)));
   }
   return pids;
 }
 
 void Launch::OnExit(ChildId child, const ExitStatus& status) {
-  const bool is_rank = roles_[child.value()] == Role::kRank;
+  const bool is_rank = At(child).role == Role::kRank;
   (is_rank ? result_.rank_cpu_ns : result_.daemon_cpu_ns) += status.cpu_ns;
   ranks_at_work_.erase(child);
   if (ending()) {
@@ -160,7 +155,7 @@ void Launch::OnExit(ChildId child, const ExitStatus& status) {
     return;
   }
   if (is_rank && status.ok()) return EndIfDone();
-  const bool is_agent = roles_[child.value()] == Role::kAgent;
+  const bool is_agent = At(child).role == Role::kAgent;
   if (is_agent && status.ok() && phase_ == Phase::kRanks) return;  // Its ranks are done.
   const int exit_status = status.ok() ? kExitFailed : status.ShellStatus();
   const std::string what =
@@ -181,23 +176,21 @@ void Launch::OnExit(ChildId child, const ExitStatus& status) {
 }
 
 void Launch::Blame(ChildId child, int exit_status, const std::string& what) {
-  const Role role = roles_[child.value()];
+  const auto [role, node] = At(child);
   const bool has_node = role == Role::kAgent || role == Role::kRank;
   if (plan_.goes_on && phase_ == Phase::kRanks) {
     if (role == Role::kAggregator && AnyRunning({Role::kAggregator})) {
       supervisor_.Say(absl::StrCat("talweg: run: ", what, "; the others serve on"));
       return;
     }
-    if (has_node && lost_nodes_.contains(nodes_[child.value()])) return;  // It had to.
+    if (has_node && lost_nodes_.contains(node)) return;  // It had to.
   }
   if (!failed_) {
     failed_ = child;
     result_.exit_status = exit_status;
     result_.report = what;
   }
-  if (plan_.goes_on && phase_ == Phase::kRanks && has_node) {
-    return LoseNode(nodes_[child.value()], what);
-  }
+  if (plan_.goes_on && phase_ == Phase::kRanks && has_node) return LoseNode(node, what);
   End(result_.exit_status,
       absl::StrCat(result_.report,
                    role == Role::kRank ? "; all other ranks were ended" : "; the run was ended"),
@@ -207,8 +200,9 @@ void Launch::Blame(ChildId child, int exit_status, const std::string& what) {
 void Launch::LoseNode(uint32_t node, const std::string& what) {
   lost_nodes_.insert(node);
   // Its agent has told the scheduler, or is dead: the other ranks there have nobody to work with.
-  for (uint32_t i = 0; i < roles_.size(); ++i) {
-    if (roles_[i] == Role::kRank && nodes_[i] == node) supervisor_.Signal(ChildId(i), SIGTERM);
+  for (uint32_t i = 0; i < children_.size(); ++i) {
+    const Child& child = children_[i];
+    if (child.role == Role::kRank && child.node == node) supervisor_.Signal(ChildId(i), SIGTERM);
   }
   EndIfDone();
   if (ending()) return;
@@ -217,7 +211,7 @@ void Launch::LoseNode(uint32_t node, const std::string& what) {
 
 void Launch::EndIfDone() {
   for (const ChildId rank : ranks_at_work_) {
-    if (!lost_nodes_.contains(nodes_[rank.value()])) return;
+    if (!lost_nodes_.contains(At(rank).node)) return;
   }
   if (lost_nodes_.empty()) return End(0, "", 0);
   if (lost_nodes_.size() == plan_.LocalNodes().size()) {
@@ -267,8 +261,8 @@ void Launch::End(int exit_status, const std::string& report, int signal_number) 
   result_.report = report;
   ending_signal_ = signal_number;
   // That they are being ended is no news.
-  for (uint32_t i = 0; i < roles_.size(); ++i) {
-    if (roles_[i] != Role::kRank && exit_status != 0) supervisor_.Mute(ChildId(i));
+  for (uint32_t i = 0; i < children_.size(); ++i) {
+    if (children_[i].role != Role::kRank && exit_status != 0) supervisor_.Mute(ChildId(i));
   }
   Enter(Phase::kEndingRanks);
 }
@@ -283,14 +277,14 @@ void Launch::Ask(const std::set<Role>& roles, int signal_number) {
 }
 
 void Launch::SignalRoles(const std::set<Role>& roles, int signal_number) {
-  for (uint32_t i = 0; i < roles_.size(); ++i) {
-    if (roles.count(roles_[i]) > 0) supervisor_.Signal(ChildId(i), signal_number);
+  for (uint32_t i = 0; i < children_.size(); ++i) {
+    if (roles.count(children_[i].role) > 0) supervisor_.Signal(ChildId(i), signal_number);
   }
 }
 
 bool Launch::AnyRunning(const std::set<Role>& roles) const {
-  for (uint32_t i = 0; i < roles_.size(); ++i) {
-    if (roles.count(roles_[i]) > 0 && supervisor_.running(ChildId(i))) return true;
+  for (uint32_t i = 0; i < children_.size(); ++i) {
+    if (roles.count(children_[i].role) > 0 && supervisor_.running(ChildId(i))) return true;
   }
   return false;
 }

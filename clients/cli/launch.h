@@ -63,11 +63,20 @@ class Launch : public SupervisorEvents {
     kOver,
   };
   enum class Role { kScheduler, kAggregator, kAgent, kRank };
+  struct Child {
+    Role role;
+    uint32_t node = 0;  // Of an agent or a rank.
+  };
+  struct NodeSpec {
+    ChildSpec spec;
+    uint32_t node = 0;  // Of an agent or a rank.
+  };
 
+  const Child& At(ChildId child) const { return children_[child.value()]; }
   bool ending() const { return phase_ >= Phase::kEndingRanks; }
   void Enter(Phase phase);
   // Starts the phase's processes; fails the run when one does not start.
-  void Start(Role role, const std::vector<ChildSpec>& specs, const std::vector<uint32_t>& nodes);
+  void Start(Role role, const std::vector<NodeSpec>& specs);
   // The phase's daemons all serve, or it had none.
   void Continue();
   // Ends the run with that status, unless it is ending already.
@@ -87,8 +96,7 @@ class Launch : public SupervisorEvents {
   const RunPlan& plan_;
   Supervisor& supervisor_;
   Phase phase_ = Phase::kScheduler;
-  std::vector<Role> roles_;      // By ChildId.
-  std::vector<uint32_t> nodes_;  // By ChildId, of agents and ranks.
+  std::vector<Child> children_;  // By ChildId.
   std::set<uint32_t> lost_nodes_;
   // Ranks whose end OnExit has not told of. The supervisor may have reaped several at once.
   std::set<ChildId> ranks_at_work_;

@@ -77,6 +77,8 @@ absl::Status MakeSocketDirectory(const std::string& socket_path) {
   return absl::OkStatus();
 }
 
+std::string PartialPath(const std::string& trace_path) { return trace_path + ".partial"; }
+
 absl::Status CheckTracePath(const std::string& path) {
   if (path.empty()) return absl::OkStatus();
   const std::string what = "option --trace_path: '" + path + "'";
@@ -84,8 +86,7 @@ absl::Status CheckTracePath(const std::string& path) {
   if (stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
     return absl::FailedPreconditionError(what + " is a directory; name a file");
   }
-  // It is written beside and renamed.
-  const std::string partial = path + ".partial";
+  const std::string partial = PartialPath(path);
   const Descriptor file(open(partial.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
   if (!file.valid()) return ErrnoStatus(errno, what + " cannot be written");
   unlink(partial.c_str());

@@ -27,6 +27,9 @@ absl::StatusOr<gid_t> GroupId(const std::string& name);
 // user's, or not writable by others unless its entries are protected (/tmp).
 absl::Status MakeSocketDirectory(const std::string& socket_path);
 
+// Where a trace is written, to be renamed: whoever waits for the file sees it whole.
+std::string PartialPath(const std::string& trace_path);
+
 // Whether the trace can be written to this path when the agent ends, which is too late to hear that
 // it cannot. Leaves nothing there. "" is no trace.
 absl::Status CheckTracePath(const std::string& path);

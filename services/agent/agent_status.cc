@@ -9,6 +9,7 @@
 #include "libs/rpc/conversion.h"
 #include "libs/telemetry/log.h"
 #include "services/agent/agent.h"
+#include "services/agent/agent_open.h"
 
 namespace talweg::agent {
 namespace {
@@ -211,8 +212,7 @@ void Agent::WriteTrace() const {
   const std::string json =
       timeline_.Json("agent of node " + std::to_string(config_.node_rank) + " (" + node_name_ + ")",
                      kTraceProcess + config_.node_rank);
-  // Whoever waits for the file sees it whole.
-  const std::string partial = config_.trace_path + ".partial";
+  const std::string partial = PartialPath(config_.trace_path);
   std::FILE* file = std::fopen(partial.c_str(), "w");
   bool written = file != nullptr;
   if (file != nullptr) {

@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from harness import figures, google_benchmark, report
+from harness import figures, google_benchmark, links, report
 from harness.contender import Batch, Contender
 from harness.measure import Result, add_ratios, summarize
 from harness.scenario import fastest, find, ratio_bar
@@ -250,6 +250,18 @@ class PrioritiesTest(unittest.TestCase):
         model: list[tuple[str, tuple[int, ...]]] = [("a.weight", (2, 2)), ("b.weight", (9,))]
         self.assertAlmostEqual(priorities.ideal_gain(profile, model, 0.25), 1.25 / 1.0625)
         self.assertAlmostEqual(priorities.ideal_gain(profile, model[:1], 0.25), 1.0)
+
+
+class LinksTest(unittest.TestCase):
+    def test_a_row_has_what_links_could_do_and_what_was_made_of_it(self) -> None:
+        ours, failed = result("Talweg", 1), result("Gloo", 1)
+        failed.failure = "gone"
+        self.assertEqual(links.add_optimum([ours, failed], 12.5e6, 0.001), [ours])
+        self.assertEqual(failed.extra, {"goodput_bytes_per_s": 12.5e6, "optimum_s": 0.001})
+        ours.extra["over"] = ours.median_s / 0.001
+        row = links.table_row("2 ranks", [failed, ours], ["Talweg", "Gloo"], "over")
+        self.assertEqual(row[:4], ["2 ranks", "1 MB", "12.5", "0.001 s"])
+        self.assertEqual(row[4:], [f"{ours.median_s:.3f} s", "1.500", "", ""])
 
 
 class KernelsTest(unittest.TestCase):

@@ -11,6 +11,8 @@ from netns import Network
 from harness.contender import ContenderFailed
 
 _TIMEOUT_S = 120.0
+# What a link carries in a second and a half.
+_BYTES_PER_MEGABIT_PER_S = 187_500
 
 # Counts from the end of its first tenth on, when the buckets are empty and the window is open.
 _RECEIVE = """
@@ -37,8 +39,13 @@ while left > 0:
 """
 
 
-def goodput_bytes_per_s(network: Network, source: str, target: str, count: int) -> float:
-    """Bytes a second of one stream of `count` bytes."""
+def goodput_bytes_per_s(
+    network: Network, source: str, target: str, megabits_per_s: int, count_max: int | None = None
+) -> float:
+    """Bytes a second of one stream over links of that rate, of at most `count_max` bytes."""
+    count = megabits_per_s * _BYTES_PER_MEGABIT_PER_S
+    if count_max is not None:
+        count = min(count, count_max)
     receive = [*network.enter(target), sys.executable, "-c", _RECEIVE, network.address(target)]
     with subprocess.Popen([*receive, str(count)], stdout=subprocess.PIPE, text=True) as receiver:
         try:

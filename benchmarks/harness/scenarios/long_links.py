@@ -6,17 +6,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from netns import Network, NotPermitted
+from netns import Network
 
 from harness import hosts
-from harness.contender import ContenderFailed
 from harness.contenders import TALWEG_IN_PLACE
-from harness.figures import format_bytes, parse_bytes
+from harness.figures import format_bytes
 from harness.goodput import goodput_bytes_per_s
 from harness.hosts import SOCKET_PS, Cluster
+from harness.links import add_optimum, measure_each, rate_text, table_row
 from harness.measure import Case, Result
 from harness.report import Bar, markdown_table
-from harness.scenario import Context, Make, Section, run_beside
+from harness.scenario import Context, Make, Section, find, run_beside
 
 TITLE = "Links with delay"
 _OF_OPTIMUM = 0.85
@@ -33,8 +33,7 @@ class Link:
 
     @property
     def setting(self) -> str:
-        rate = f"{self.megabits_per_s} Mb/s" if self.megabits_per_s < 1000 else "1 Gb/s"
-        return f"{rate}, {self.round_trip_ms} ms there and back"
+        return f"{rate_text(self.megabits_per_s)}, {self.round_trip_ms} ms there and back"
 
     def optimum_s(self, size: int, goodput: float) -> float:
         """All bytes on the link, results right behind contributions, and the way itself."""
@@ -59,18 +58,12 @@ _LINKS: dict[str, tuple[tuple[Link, str], ...]] = {
 def run(context: Context) -> Section:
     section = Section(TITLE)
     rows = []
-    for link, size in _LINKS[context.mode]:
-        try:
-            results, goodput = _run_link(context, link, parse_bytes(size))
-        except NotPermitted as refusal:
-            context.notes.append(f"{TITLE} is left out: {refusal}")
-            break
-        except ContenderFailed as failure:
-            context.notes.append(f"{link.setting}: {failure}")
-            continue
+    run_link = partial(_run_link, context)
+    for link, results in measure_each(context, TITLE, _LINKS[context.mode], run_link):
         section.results += results
         section.bars.append(bar(link, results))
-        rows.append(_row(link, results, goodput))
+        contenders = (TALWEG_IN_PLACE, SOCKET_PS)
+        rows.append(table_row(link.setting, results, contenders, "of_optimum"))
     head = ["link", "gradient", "B, MB/s", "optimum", "Talweg", "of it", "socket server", "of it"]
     section.text = (
         "Two hosts with a rank each, and one that only aggregates at the end of a cable that holds frames back\n"
@@ -82,7 +75,7 @@ def run(context: Context) -> Section:
     return section
 
 
-def _run_link(context: Context, link: Link, size: int) -> tuple[list[Result], float]:
+def _run_link(context: Context, link: Link, size: int) -> list[Result]:
     programs = context.programs
     with Network([*_RANK_HOSTS, _FAR_HOST], programs.congestion_control) as network:
         for host in _RANK_HOSTS:
@@ -90,8 +83,9 @@ def _run_link(context: Context, link: Link, size: int) -> tuple[list[Result], fl
             queue_ms = max(25, link.round_trip_ms)
             network.shape(host, link.megabits_per_s * 1_000_000, queue_ms)
         context.progress(f"{link.setting}: one TCP stream")
-        count = min(10 * size, link.megabits_per_s * 187_500)
-        goodput = goodput_bytes_per_s(network, _RANK_HOSTS[0], _FAR_HOST, count)
+        goodput = goodput_bytes_per_s(
+            network, _RANK_HOSTS[0], _FAR_HOST, link.megabits_per_s, 10 * size
+        )
         network.delay(_FAR_HOST, link.round_trip_ms / 2)
         cluster = Cluster(network, _RANK_HOSTS, (_FAR_HOST,))
         makers: list[tuple[str, Make]] = [
@@ -101,34 +95,14 @@ def _run_link(context: Context, link: Link, size: int) -> tuple[list[Result], fl
         cases = [Case(format_bytes(size), (size,))]
         results = run_beside(context, "long_links", link.setting, makers, len(_RANK_HOSTS), cases)
     best_s = link.optimum_s(size, goodput)
-    for result in results:
-        result.extra["goodput_bytes_per_s"] = goodput
-        result.extra["optimum_s"] = best_s
-        if not result.failure:
-            result.extra["of_optimum"] = best_s / result.median_s
-    return results, goodput
-
-
-def _of(results: list[Result], contender: str) -> Result | None:
-    return next((r for r in results if r.contender == contender and not r.failure), None)
-
-
-def _row(link: Link, results: list[Result], goodput: float) -> list[str]:
-    row = [link.setting, results[0].case, f"{goodput * 1e-6:.4g}"]
-    row.append(f"{results[0].extra['optimum_s']:.3f} s")
-    for contender in (TALWEG_IN_PLACE, SOCKET_PS):
-        result = _of(results, contender)
-        row += (
-            [f"{result.median_s:.3f} s", f"{result.extra['of_optimum']:.3f}"]
-            if result
-            else ["", ""]
-        )
-    return row
+    for result in add_optimum(results, goodput, best_s):
+        result.extra["of_optimum"] = best_s / result.median_s
+    return results
 
 
 def bar(link: Link, results: list[Result]) -> Bar:
     text = f"{link.setting}, {results[0].case}: the optimum over the time"
-    ours = _of(results, TALWEG_IN_PLACE)
+    ours = find(results, link.setting, results[0].case, TALWEG_IN_PLACE)
     if ours is None:
         return Bar(text, f">= {_OF_OPTIMUM}", None, False)
     share = ours.extra["of_optimum"]

@@ -117,8 +117,8 @@ def _run_replay(context: Context, section: Section, replay: _Replay) -> str:
     with ExitStack() as stack:
         context.progress(f"{title} starts")
         cluster = _cluster(stack, context, replay.megabits_per_s)
-        count = replay.megabits_per_s * 187_500
-        goodput = goodput_bytes_per_s(cluster.network, "host0", "host1", count)
+        network = cluster.network
+        goodput = goodput_bytes_per_s(network, "host0", "host1", replay.megabits_per_s)
         communication_s = optimum_s(_HOSTS, _MORE_HOSTS, size, goodput)
         forward_s = replay.forward_share * communication_s
         peer = str(programs.peers / "replay.py")

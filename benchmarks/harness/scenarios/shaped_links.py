@@ -6,17 +6,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from netns import Network, NotPermitted
+from netns import Network
 
 from harness import hosts
-from harness.contender import ContenderFailed
 from harness.contenders import GLOO, TALWEG_IN_PLACE
-from harness.figures import format_bytes, optimum_s, parse_bytes, servers_useful
+from harness.figures import format_bytes, optimum_s, servers_useful
 from harness.goodput import goodput_bytes_per_s
 from harness.hosts import Cluster
+from harness.links import add_optimum, measure_each, rate_text, table_row
 from harness.measure import Case, Result
 from harness.report import Bar, markdown_table
-from harness.scenario import Context, Make, Section, run_beside
+from harness.scenario import Context, Make, Section, find, run_beside
 
 TITLE = "Shaped links"
 _OF_OPTIMUM = 1.05
@@ -33,7 +33,7 @@ class Links:
 
     @property
     def setting(self) -> str:
-        rate = f"{self.megabits_per_s} Mb/s" if self.megabits_per_s < 1000 else "1 Gb/s"
+        rate = rate_text(self.megabits_per_s)
         return f"{rate}, {self.rank_hosts} hosts, {self.extra_hosts} more"
 
     @property
@@ -64,18 +64,11 @@ _LINKS: dict[str, tuple[tuple[Links, str], ...]] = {
 def run(context: Context) -> Section:
     section = Section(TITLE)
     rows = []
-    for links, size in _LINKS[context.mode]:
-        try:
-            results, goodput = _run_links(context, links, parse_bytes(size))
-        except NotPermitted as refusal:
-            context.notes.append(f"{TITLE} is left out: {refusal}")
-            break
-        except ContenderFailed as failure:
-            context.notes.append(f"{links.setting}: {failure}")
-            continue
+    run_links = partial(_run_links, context)
+    for links, results in measure_each(context, TITLE, _LINKS[context.mode], run_links):
         section.results += results
         section.bars += bars(links, results)
-        rows.append(_row(links, results, goodput))
+        rows.append(table_row(links.setting, results, (TALWEG_IN_PLACE, GLOO), "over_optimum"))
     head = ["links", "gradient", "B, MB/s", "optimum", "Talweg", "over it", "Gloo", "over it"]
     section.text = (
         "Every host's link has that rate each way (`tc ... tbf`). Aggregators run on the hosts with ranks and on\n"
@@ -86,7 +79,7 @@ def run(context: Context) -> Section:
     return section
 
 
-def _run_links(context: Context, links: Links, size: int) -> tuple[list[Result], float]:
+def _run_links(context: Context, links: Links, size: int) -> list[Result]:
     programs = context.programs
     rank_hosts = tuple(f"host{index}" for index in range(links.rank_hosts))
     extra = tuple(f"aggregator{index}" for index in range(links.extra_hosts))
@@ -94,9 +87,9 @@ def _run_links(context: Context, links: Links, size: int) -> tuple[list[Result],
         for host in (*rank_hosts, *extra):
             network.shape(host, links.megabits_per_s * 1_000_000)
         context.progress(f"{links.setting}: one TCP stream")
-        # What the link carries in a second and a half.
-        count = min(10 * size, links.megabits_per_s * 187_500)
-        goodput = goodput_bytes_per_s(network, rank_hosts[0], rank_hosts[1], count)
+        goodput = goodput_bytes_per_s(
+            network, rank_hosts[0], rank_hosts[1], links.megabits_per_s, 10 * size
+        )
         cluster = Cluster(network, rank_hosts, (*rank_hosts, *extra))
         ours = partial(hosts.talweg, programs, cluster, TALWEG_IN_PLACE)
         makers: list[tuple[str, Make]] = [(TALWEG_IN_PLACE, ours)]
@@ -107,36 +100,21 @@ def _run_links(context: Context, links: Links, size: int) -> tuple[list[Result],
             context, "shaped_links", links.setting, makers, links.rank_hosts, cases
         )
     best_s = optimum_s(links.rank_hosts, links.extra_hosts, size, goodput)
-    for result in results:
-        result.extra["goodput_bytes_per_s"] = goodput
-        result.extra["optimum_s"] = best_s
-        if not result.failure:
-            result.extra["over_optimum"] = result.median_s / best_s
-    return results, goodput
-
-
-def _row(links: Links, results: list[Result], goodput: float) -> list[str]:
-    row = [links.setting, results[0].case, f"{goodput * 1e-6:.4g}"]
-    row.append(f"{results[0].extra['optimum_s']:.3f} s")
-    for contender in (TALWEG_IN_PLACE, GLOO):
-        result = next((r for r in results if r.contender == contender and not r.failure), None)
-        row += (
-            [f"{result.median_s:.3f} s", f"{result.extra['over_optimum']:.3f}"]
-            if result
-            else ["", ""]
-        )
-    return row
+    for result in add_optimum(results, goodput, best_s):
+        result.extra["over_optimum"] = result.median_s / best_s
+    return results
 
 
 def bars(links: Links, results: list[Result]) -> list[Bar]:
     found: list[Bar] = []
-    ours = next((r for r in results if r.contender == TALWEG_IN_PLACE and not r.failure), None)
+    case = results[0].case
+    ours = find(results, links.setting, case, TALWEG_IN_PLACE)
     if ours is None:
         return [Bar(f"{links.setting}: time over the optimum", f"<= {_OF_OPTIMUM}", None, False)]
     over = ours.extra["over_optimum"]
     text = f"{links.setting}, {ours.case}: time over the optimum"
     found.append(Bar(text, f"<= {_OF_OPTIMUM}", over, over <= _OF_OPTIMUM))
-    gloo = next((r for r in results if r.contender == GLOO and not r.failure), None)
+    gloo = find(results, links.setting, case, GLOO)
     full = servers_useful(links.rank_hosts, links.extra_hosts) == links.rank_hosts
     if gloo is not None and full and links.rank_hosts == 4:
         faster = gloo.median_s / ours.median_s

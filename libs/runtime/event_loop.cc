@@ -5,9 +5,11 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <time.h>
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -21,6 +23,7 @@ constexpr uint64_t kWakeWatch = 0;
 // microsecond.
 constexpr int64_t kServeEveryNs = 50'000;
 constexpr int64_t kSpinNsMin = 1'000;
+constexpr int64_t kSleepNsMax = 60'000'000'000;
 
 // With two CPUs whoever is waited for needs the one that would spin: a message then comes later,
 // not sooner.
@@ -44,6 +47,20 @@ absl::Status SystemError(int error_number, const std::string& what) {
     case ENOENT: return absl::NotFoundError(text);
     default: return absl::InvalidArgumentError(text);
   }
+}
+
+// epoll_wait, to the nanosecond where the kernel can (5.11), else to the millisecond above.
+int WaitFor(const Descriptor& epoll, std::span<epoll_event> ready, int64_t timeout_ns) {
+  const int count_max = static_cast<int>(ready.size());
+  if (timeout_ns > 0) {
+    const timespec timeout = {.tv_sec = timeout_ns / 1'000'000'000,
+                              .tv_nsec = timeout_ns % 1'000'000'000};
+    const int count = epoll_pwait2(epoll.get(), ready.data(), count_max, &timeout, nullptr);
+    // EPERM: a container's filter of system calls that does not know it.
+    if (count >= 0 || (errno != ENOSYS && errno != EPERM)) return count;
+  }
+  const int64_t timeout_ms = timeout_ns < 0 ? -1 : (timeout_ns + 999'999) / 1'000'000;
+  return epoll_wait(epoll.get(), ready.data(), count_max, static_cast<int>(timeout_ms));
 }
 
 }  // namespace
@@ -228,10 +245,9 @@ int EventLoop::RunTimers() {
   return work;
 }
 
-int EventLoop::ServeDescriptors(int timeout_ms) {
+int EventLoop::ServeDescriptors(int64_t timeout_ns) {
   std::array<epoll_event, 64> ready;
-  const int count =
-      epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()), timeout_ms);
+  const int count = WaitFor(epoll_, ready, timeout_ns);
   served_at_ns_ = clock_->NowNs();
   int work = 0;
   for (int i = 0; i < count; ++i) {
@@ -256,15 +272,13 @@ void EventLoop::Sleep() {
   for (Poller* poller : pollers_) {
     if (ready) ready = poller->PrepareToSleep();
   }
-  ServeDescriptors(ready ? SleepLimitMs() : 0);
+  ServeDescriptors(ready ? SleepLimitNs() : 0);
   asleep_.store(false);
 }
 
-int EventLoop::SleepLimitMs() const {
+int64_t EventLoop::SleepLimitNs() const {
   if (timers_.empty()) return -1;
-  const int64_t left_ns = timers_.begin()->first.first - clock_->NowNs();
-  if (left_ns <= 0) return 0;
-  return static_cast<int>(std::min<int64_t>((left_ns + 999'999) / 1'000'000, 60'000));
+  return std::clamp<int64_t>(timers_.begin()->first.first - clock_->NowNs(), 0, kSleepNsMax);
 }
 
 }  // namespace talweg

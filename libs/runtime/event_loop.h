@@ -68,7 +68,8 @@ class EventLoop {
   void AddPoller(Poller* poller);
   void RemovePoller(Poller* poller);
 
-  // Calls `on_time` once, not before `deadline_ns` of the loop's clock; up to 1 ms late if asleep.
+  // Calls `on_time` once, not before `deadline_ns` of the loop's clock; if asleep, about 0.1 ms
+  // late, or up to 1 ms where the kernel is older than 5.11.
   TimerId AddTimer(int64_t deadline_ns, std::function<void()> on_time);
   // Every `period_ns`, first after one period. Periods that were missed are not made up for.
   TimerId AddPeriodicTimer(int64_t period_ns, std::function<void()> on_time);
@@ -108,9 +109,10 @@ class EventLoop {
   EventLoop(const Clock* clock, int64_t spin_ns_max, Descriptor epoll, Descriptor wake);
   int RunPollers();
   int RunTimers();
-  int ServeDescriptors(int timeout_ms);
+  // Waits for one that is ready, no longer than this; -1: for as long as it takes.
+  int ServeDescriptors(int64_t timeout_ns);
   void Sleep();
-  int SleepLimitMs() const;
+  int64_t SleepLimitNs() const;
 
   const Clock* const clock_;
   const int64_t spin_ns_max_;

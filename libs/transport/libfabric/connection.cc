@@ -189,8 +189,15 @@ ssize_t FabricConnection::HandFrame(Transfer& transfer) {
   return error;
 }
 
+bool FabricConnection::IsOnDevice(const Post& post) {
+  return static_cast<const FabricRegistration*>(post.source.registration)->on_device();
+}
+
 ssize_t FabricConnection::HandWrites(Transfer& transfer) {
   GatherWrites(transfer);
+  for (size_t i = 1; i < transfer.post_count; ++i) {
+    TALWEG_CHECK(IsOnDevice(*transfer.posts[i]) == IsOnDevice(*transfer.posts[0]));
+  }
   fi_msg_rma message{};
   message.msg_iov = transfer.local.data();
   message.desc = transfer.descriptors.data();
@@ -209,7 +216,6 @@ void FabricConnection::GatherWrites(Transfer& transfer) {
   transfer.post_count = 0;
   transfer.part_count = 0;
   size_t bytes = 0;
-  bool on_device = false;
   for (size_t i = next_post_; i < posts_.size() && transfer.post_count < kPostsMax; ++i) {
     Post& post = *posts_[i];
     if (post.is_frame) return;
@@ -220,9 +226,8 @@ void FabricConnection::GatherWrites(Transfer& transfer) {
     std::byte* const from = source->bytes().data() + post.source.offset + post.handed_bytes;
     void* const descriptor =
         limits.local_keys || source->on_device() ? source->descriptor() : nullptr;
-    // Not all providers take both kinds of memory in one transfer.
-    if (transfer.post_count > 0 && source->on_device() != on_device) return;
-    on_device = source->on_device();
+    // Not all providers take both kinds of memory in one transfer, and none says so.
+    if (transfer.post_count > 0 && IsOnDevice(post) != IsOnDevice(*transfer.posts[0])) return;
     const uint64_t to = post.target.address + post.handed_bytes;
 
     bool joins = false;

@@ -111,6 +111,7 @@ class FabricConnection {
     bool handed = false;      // All of it.
     int transfers = 0;        // Outstanding.
   };
+  static bool IsOnDevice(const Post& post);  // A write.
   static constexpr size_t kPartsMax = 4;
   static constexpr size_t kPostsMax = 16;
   // One operation of the provider. `scratch` is the provider's until the completion, and first,

@@ -85,4 +85,10 @@ absl::Status NoSuchGpu(const GpuUuid& uuid, std::span<const GpuInfo> gpus) {
       "others: the agent must see every GPU that its ranks use"));
 }
 
+absl::Status NotRecordedHere(EventId event) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "event ", event.value(),
+      " is another process's to record, and may never be done: no stream waits for it"));
+}
+
 }  // namespace talweg::gpu

@@ -130,6 +130,10 @@ class Device {
   virtual const GpuInfo& info() const = 0;
 
   // ----- Memory. These calls may take milliseconds and wait for the GPU: not for the steps. -----
+  //
+  // What gives something back (Free, FreeHost, UnregisterHost, Unmap, the destructor) waits for all
+  // that was posted to this device, on whatever stream. So none of it may wait for what may never
+  // end: another process's event, or a collective that hangs.
 
   virtual absl::StatusOr<MemoryInfo> Memory() = 0;
   // Aligned to 256 bytes.
@@ -194,6 +198,8 @@ class Device {
   // For epoll: readable after an event given to WakeWhenDone is done, until DrainWakeups.
   virtual int WaitDescriptor() const = 0;
   virtual absl::Status WakeWhenDone(EventId event) = 0;
+  // It may take a stream that waits for the event, so only of events that this process records:
+  // INVALID_ARGUMENT for one that it shares and has not recorded. Others' are to be asked for.
   virtual void DrainWakeups() = 0;
 
   // ----- Work. Host memory is pinned here, or the call is INVALID_ARGUMENT. -----
@@ -289,6 +295,8 @@ class Platform {
 // The error of Open: what was asked for, and what there is.
 absl::Status NoSuchGpu(const GpuUuid& uuid, std::span<const GpuInfo> gpus);
 
+// That of WakeWhenDone.
+absl::Status NotRecordedHere(EventId event);
 }  // namespace talweg::gpu
 
 #endif  // TALWEG_LIBS_GPU_DEVICE_H_

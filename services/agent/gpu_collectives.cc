@@ -112,8 +112,13 @@ bool GpuCollectives::Release(const gpu::GpuUuid& uuid) {
     buried_.push_back({.name = graveyard_.Bury(std::move(entry.communicator)), .gpus = gpus});
   }
   std::erase_if(entries_, [&](const auto& entry) { return has(entry.first); });
-  return std::none_of(buried_.begin(), buried_.end(),
-                      [&](const Buried& buried) { return has(buried.gpus); });
+  return !IsEnding(uuid);
+}
+
+bool GpuCollectives::IsEnding(const gpu::GpuUuid& uuid) const {
+  return std::any_of(buried_.begin(), buried_.end(), [&](const Buried& buried) {
+    return std::find(buried.gpus.begin(), buried.gpus.end(), uuid) != buried.gpus.end();
+  });
 }
 
 }  // namespace talweg::agent

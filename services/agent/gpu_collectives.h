@@ -59,6 +59,8 @@ class GpuCollectives {
   // being aborted.
   bool Release(const gpu::GpuUuid& uuid);
   bool HasAside() const { return !buried_.empty(); }
+  // One that it is in is being aborted: what was posted to it may hang until that is over.
+  bool IsEnding(const gpu::GpuUuid& uuid) const;
   // Why there are none, once.
   std::string TakeNote() { return std::exchange(note_, ""); }
 

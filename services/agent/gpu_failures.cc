@@ -51,21 +51,23 @@ void GpuStage::OnPieceFailed(Lane& lane, const absl::Status& status) {
   Fail(absl::StrCat(Describe(lane), ": ", StatusText(status)));
 }
 
-bool GpuStage::AsideOf(Lane& lane, std::map<GpuSet, Aside>& aside) {
+void GpuStage::PutAside(const Lane& lane, std::map<GpuSet, Aside>& aside) {
   for (const GpuSet& group : lane.groups) {
     if (group.size() == 1) continue;
     for (const gpu::GpuUuid& uuid : group) {
-      if (IsLost(uuid)) continue;
-      const auto old = node_.TakeAside(node_.At(uuid), IndexOf(lane));
-      if (!old.ok()) {
-        Fail(absl::StrCat(Describe(lane),
-                          ": after a collective failed: ", StatusText(old.status())));
-        return false;
-      }
-      aside[group].emplace_back(uuid, *old);
+      if (!IsLost(uuid)) aside[group].emplace_back(uuid, node_.TakeAside(uuid, IndexOf(lane)));
     }
   }
-  return true;
+}
+
+absl::Status GpuStage::RenewParts(const Lane& lane) {
+  for (const GpuSet& group : lane.groups) {
+    if (group.size() == 1) continue;
+    for (const gpu::GpuUuid& uuid : group) {
+      if (!IsLost(uuid)) TALWEG_RETURN_IF_ERROR(node_.RenewPart(uuid, IndexOf(lane)));
+    }
+  }
+  return absl::OkStatus();
 }
 
 void GpuStage::OnCollectiveFailed(const GpuSet& group, const absl::Status& status) {
@@ -90,7 +92,7 @@ void GpuStage::OnCollectiveFailed(const GpuSet& group, const absl::Status& statu
   }
   std::map<GpuSet, Aside> aside;
   for (Lane* const lane : affected) {
-    if (lane->step != Step::kAwaitCommunicator && !AsideOf(*lane, aside)) return;
+    if (lane->step != Step::kAwaitCommunicator) PutAside(*lane, aside);
   }
   if (!affected.empty()) {
     events_.OnGpuNote(absl::StrCat(Describe(*affected[0]), ": ", StatusText(status),
@@ -98,6 +100,14 @@ void GpuStage::OnCollectiveFailed(const GpuSet& group, const absl::Status& statu
   }
   for (const GpuSet& set : failed) {
     if (set.size() > 1) collectives_.Fail(set, std::move(aside[set]), now_ns_);
+  }
+  // Behind the aborts: what is allocated may have to wait for what hangs.
+  for (Lane* const lane : affected) {
+    if (lane->step == Step::kAwaitCommunicator) continue;
+    if (const absl::Status renewed = RenewParts(*lane); !renewed.ok()) {
+      return Fail(
+          absl::StrCat(Describe(*lane), ": after a collective failed: ", StatusText(renewed)));
+    }
   }
   for (Lane* const lane : affected) Redo(*lane);
 }
@@ -184,7 +194,7 @@ int GpuStage::TendLost() {
     }
     const bool is_used = std::any_of(ranks_.begin(), ranks_.end(),
                                      [&](const auto& entry) { return Uses(entry.second, uuid); });
-    if (lost.closed && now_ns_ >= lost.retry_at_ns) {
+    if (lost.closed && (!is_used || now_ns_ >= lost.retry_at_ns)) {
       ++work;
       status = is_used ? Reopen(uuid) : absl::OkStatus();
       if (status.ok()) back.push_back(uuid);

@@ -74,9 +74,7 @@ absl::StatusOr<GpuStage::Placed> GpuStage::Place(LocalRank local_rank, pipeline:
   if (IsLost(uuid)) return BeingReopened(uuid);
   NodeGpu& gpu = node_.At(uuid);
   ++gpu.memory_epoch;
-  for (const Lane& lane : lanes_) {
-    if (lane.step == Step::kFree) node_.GrowStaging(gpu, IndexOf(lane));
-  }
+  GrowStaging(uuid);
   const auto known = rank->parts.find(tensor);
   if (known != rank->parts.end() && known->second.gpu != uuid) {
     if (known->second.open) {
@@ -206,7 +204,10 @@ absl::Status GpuStage::Push(LocalRank local_rank, pipeline::TensorIndex tensor, 
   part.offset = source.offset;
   part.span = rank->buffers[source.buffer]->span.Part(source.offset, host_.Spec(tensor).bytes());
   // If its event was lost it is pushed again, behind one that was not.
-  if (part.placed) rank->waiting.push_back({tensor, round, priority});
+  if (part.placed) {
+    if (rank->waiting.empty()) rank->brought_ns.reset();
+    rank->waiting.push_back({tensor, round, priority});
+  }
   touched_ = true;
   return absl::OkStatus();
 }

@@ -128,12 +128,16 @@ void GpuNode::GrowStaging(NodeGpu& gpu, size_t lane) const {
   }
 }
 
-absl::StatusOr<LanePart> GpuNode::TakeAside(NodeGpu& gpu, size_t lane) const {
-  TALWEG_ASSIGN_OR_RETURN(LanePart fresh, NewPart(*gpu.device));
-  const LanePart old = std::exchange(gpu.lanes[lane], fresh);
+LanePart GpuNode::TakeAside(const gpu::GpuUuid& uuid, size_t lane) {
+  NodeGpu& gpu = At(uuid);
   ++gpu.parts_aside;
-  GrowStaging(gpu, lane);
-  return old;
+  return std::exchange(gpu.lanes[lane], {});
+}
+
+absl::Status GpuNode::RenewPart(const gpu::GpuUuid& uuid, size_t lane) {
+  NodeGpu& gpu = At(uuid);
+  TALWEG_ASSIGN_OR_RETURN(gpu.lanes[lane], NewPart(*gpu.device));
+  return absl::OkStatus();
 }
 
 void GpuNode::Drop(NodeGpu& gpu, const LanePart& part) {

@@ -43,7 +43,9 @@ struct GpuStageOptions {
   // errors of collectives, and aborts.
   int64_t ask_launch_every_ns = 100'000;
   int64_t ask_errors_every_ns = 10'000'000;
-  int64_t ask_others_every_ns = 1'000'000;  // Gradients behind a rank's oldest.
+  // Gradients: the later the longer a rank has brought none, within these bounds.
+  int64_t ask_gradients_first_ns = 100'000;
+  int64_t ask_gradients_last_ns = 1'000'000;
   // A GPU that was lost is opened again: tried so often, for so long.
   int64_t reopen_every_ns = 500'000'000;
   int64_t reopen_deadline_ns = 30'000'000'000;
@@ -99,10 +101,13 @@ class GpuNode {
   // linked to them beside PCIe.
   const std::vector<GpuSet>& GroupsOf(const GpuSet& gpus);
 
-  // Tries for as much staging memory on the GPU as is wanted, if a lane has less.
+  // Tries for as much staging memory on the GPU as is wanted, if a lane has less. Waits for the
+  // GPU.
   void GrowStaging(NodeGpu& gpu, size_t lane) const;
-  // Makes a lane's part anew: the old one is put aside, with whatever runs on it.
-  absl::StatusOr<LanePart> TakeAside(NodeGpu& gpu, size_t lane) const;
+  // Takes away a lane's part, with whatever runs on it; the lane needs another (RenewPart), which
+  // has no staging memory yet.
+  LanePart TakeAside(const gpu::GpuUuid& uuid, size_t lane);
+  absl::Status RenewPart(const gpu::GpuUuid& uuid, size_t lane);
   static void Drop(NodeGpu& gpu, const LanePart& part);
 
  private:

@@ -36,9 +36,16 @@ bool GpuStage::IsReady(const Job& job) const {
   });
 }
 
+void GpuStage::GrowStaging(const gpu::GpuUuid& uuid) {
+  if (!MayWaitFor(uuid)) return;
+  for (const Lane& lane : lanes_) {
+    if (lane.step == Step::kFree) node_.GrowStaging(node_.At(uuid), IndexOf(lane));
+  }
+}
+
 void GpuStage::ChoosePath(Lane& lane) {
   lane.gpus = GpusOf(*lane.job);
-  for (const gpu::GpuUuid& uuid : lane.gpus) node_.GrowStaging(node_.At(uuid), IndexOf(lane));
+  for (const gpu::GpuUuid& uuid : lane.gpus) GrowStaging(uuid);
   lane.groups = GroupsOf(*lane.job, lane.gpus);
   lane.path = PathOf(lane);
   lane.writes_ranks = false;

@@ -199,15 +199,6 @@ bool GpuStage::WakeFor(Lane& lane) {
   return lane.wakes;
 }
 
-// The oldest push: of the others few are done before it.
-bool GpuStage::WakeFor(Rank& rank) {
-  if (rank.waiting.empty()) return true;
-  Waiting& waiting = rank.waiting.front();
-  const Part& part = rank.parts.at(waiting.tensor);
-  waiting.wakes = waiting.wakes || DeviceOf(part.gpu).WakeWhenDone(part.pushed).ok();
-  return waiting.wakes;
-}
-
 bool GpuStage::WakeFor(Delivery& delivery) {
   if (!delivery.recorded) return true;  // It waits for ranks.
   delivery.wakes =
@@ -238,9 +229,11 @@ std::optional<int64_t> GpuStage::PrepareToSleep() {
       if (!WakeFor(lane)) within(options_.ask_launch_every_ns);
     }
   }
-  for (auto& [local_rank, rank] : ranks_) {
-    if (!WakeFor(rank)) within(options_.ask_launch_every_ns);
-    if (rank.waiting.size() > 1) within(options_.ask_others_every_ns);
+  for (const auto& [local_rank, rank] : ranks_) {
+    if (rank.waiting.empty() || !rank.brought_ns) continue;
+    // A sixteenth of the wait is not missed where it is long, nor much of a CPU where it is short.
+    within(std::clamp((now_ns_ - *rank.brought_ns) / 16, options_.ask_gradients_first_ns,
+                      options_.ask_gradients_last_ns));
   }
   for (const std::shared_ptr<Delivery>& delivery : deliveries_) {
     if (delivery->jobs == 0 && !WakeFor(*delivery)) within(options_.ask_launch_every_ns);
@@ -262,6 +255,7 @@ int GpuStage::AskGradients() {
   std::vector<std::pair<LocalRank, Waiting>> done;
   int ready = 0;
   for (auto& [local_rank, rank] : ranks_) {
+    if (!rank.brought_ns) rank.brought_ns = now_ns_;
     while (!rank.waiting.empty() && AskGradient(local_rank, rank, 0, done)) ++ready;
     // A rank has several streams: one that is late may wait for what another's result brings.
     for (size_t i = 0; i < kOthersAsked && rank.waiting.size() > 1; ++i) {
@@ -290,6 +284,7 @@ bool GpuStage::AskGradient(LocalRank local_rank, Rank& rank, size_t i,
   }
   if (!*asked) return false;
   part.ready = true;
+  rank.brought_ns = now_ns_;
   if (!std::exchange(part.told, true)) done.emplace_back(local_rank, waiting);
   rank.waiting.erase(rank.waiting.begin() + static_cast<ptrdiff_t>(i));
   return true;
@@ -343,12 +338,27 @@ int GpuStage::AskTaken() {
   return finished;
 }
 
+bool GpuStage::MayWaitFor(const gpu::GpuUuid& uuid) const {
+  const bool in_lane = std::any_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
+    return (lane.step == Step::kLaunching || lane.step == Step::kCollective) &&
+           std::find(lane.gpus.begin(), lane.gpus.end(), uuid) != lane.gpus.end();
+  });
+  return !in_lane && !collectives_.IsEnding(uuid);
+}
+
+bool GpuStage::MayRelease(const Rank& rank) const {
+  return std::all_of(rank.buffers.begin(), rank.buffers.end(), [this](const auto& buffer) {
+    return !buffer || IsLost(buffer->gpu) || MayWaitFor(buffer->gpu);
+  });
+}
+
 int GpuStage::AnswerUnexports() {
   int answered = 0;
   for (auto& [local_rank, rank] : ranks_) {
     if (rank.left || rank.jobs > 0) continue;
     for (std::optional<Buffer>& buffer : rank.buffers) {
       if (!buffer || !buffer->leaving || IsLost(buffer->gpu)) continue;
+      if (!MayWaitFor(buffer->gpu)) continue;
       node_.At(buffer->gpu).imports->Release({rank.life, buffer->buffer_id}).IgnoreError();
       const uint32_t request = buffer->leave_request;
       buffer.reset();
@@ -365,7 +375,7 @@ int GpuStage::SweepRanks() {
     Rank& rank = at->second;
     const bool any_open = std::any_of(rank.parts.begin(), rank.parts.end(),
                                       [](const auto& part) { return part.second.open; });
-    if (!rank.left || rank.jobs > 0 || any_open) {
+    if (!rank.left || rank.jobs > 0 || any_open || !MayRelease(rank)) {
       ++at;
       continue;
     }

@@ -167,7 +167,8 @@ class GpuStage {
   int Poll(int64_t now_ns);
   // Nothing is under way (deliveries and ranks that have left included).
   bool IsIdle() const;
-  // Before sleeping on WaitDescriptor: has the GPUs make it readable when Poll has work. Returns
+  // Before sleeping on WaitDescriptor: has the GPUs make it readable when what this agent posted is
+  // done. Gradients, whose ends are other processes', wake nobody and are asked for. Returns
   // when Poll is wanted anyhow, which may be at once; none: not before that, or another call.
   std::optional<int64_t> PrepareToSleep();
   int WaitDescriptor() const { return node_.WaitDescriptor(); }
@@ -215,7 +216,6 @@ class GpuStage {
     pipeline::TensorIndex tensor;
     Round round;
     int32_t priority = 0;
-    bool wakes = false;  // When `pushed` is done.
   };
   struct Rank {
     Incarnation life;
@@ -223,6 +223,8 @@ class GpuStage {
     std::map<pipeline::TensorIndex, Part> parts;
     std::deque<Waiting> waiting;  // For PUSHED, in the order of pushes.
     size_t asked = 0;             // Which of these was, last.
+    // When it began to wait, or the last one was done; none: since the last Poll.
+    std::optional<int64_t> brought_ns;
     bool left = false;
     uint32_t jobs = 0;  // That need its memory.
     // It has exported this buffer, and still leaves it here.
@@ -323,6 +325,10 @@ class GpuStage {
                    std::vector<std::pair<LocalRank, Waiting>>& done);
   absl::StatusOr<bool> IsTaken(Delivery& delivery);
   int AskTaken();
+  // No collective is on its streams, launched or put aside, which might hang: then nothing waits
+  // for ever that waits for the GPU.
+  bool MayWaitFor(const gpu::GpuUuid& uuid) const;
+  bool MayRelease(const Rank& rank) const;
   int AnswerUnexports();
   int SweepRanks();
   void ReleaseRank(Rank& rank);
@@ -333,7 +339,6 @@ class GpuStage {
   bool IsPinned(const pipeline::SliceBytes& slice) const;
   void Unpin(pipeline::TensorIndex tensor);
   bool WakeFor(Lane& lane);
-  bool WakeFor(Rank& rank);
   bool WakeFor(Delivery& delivery);
   void Queue(std::shared_ptr<Job> job);
   void QueueDelivery(const std::shared_ptr<Delivery>& delivery, const std::vector<Input>& targets,
@@ -347,6 +352,8 @@ class GpuStage {
   bool MayStart(const Job& job, const Range& range) const;
   // All of its memory on GPUs is there.
   bool IsReady(const Job& job) const;
+  // Of all lanes that are free.
+  void GrowStaging(const gpu::GpuUuid& uuid);
   void ChoosePath(Lane& lane);
   Path PathOf(const Lane& lane);
   std::vector<GpuSet> GroupsOf(const Job& job, const GpuSet& gpus);
@@ -414,7 +421,8 @@ class GpuStage {
   // Of one group, and with it all that run beside it in a lane.
   void OnCollectiveFailed(const GpuSet& group, const absl::Status& status);
   using Aside = std::vector<std::pair<gpu::GpuUuid, LanePart>>;
-  bool AsideOf(Lane& lane, std::map<GpuSet, Aside>& aside);
+  void PutAside(const Lane& lane, std::map<GpuSet, Aside>& aside);
+  absl::Status RenewParts(const Lane& lane);
   // Looks for GPUs that are lost, of which `status` may tell. False: it tells of something else.
   bool FoundLost(const absl::Status& status);
   void OnGpuLost(const gpu::GpuUuid& uuid, const absl::Status& why);

@@ -64,7 +64,7 @@ TEST_CASE("GpuStage: collectives that fail are aborted, and the round is summed 
   f.NothingLeft();
 }
 
-TEST_CASE("GpuStage: an abort that never ends holds no rank's memory", "[gpu]") {
+TEST_CASE("GpuStage: nothing waits for a GPU while an abort there hangs", "[gpu]") {
   Fixture f({.gpus = {0, 1}});
   f.RoundTrip();
   f.machine->InjectCollectiveFault(CollectiveFault::kHang);
@@ -75,11 +75,35 @@ TEST_CASE("GpuStage: an abort that never ends holds no rank's memory", "[gpu]") 
     return f.delivered;
   }));
   for (uint32_t i = 0; i < 2; ++i) f.stage->OnRankLeft(LocalRank{i});
-  REQUIRE(f.RunUntil([&] { return f.stage->IsIdle(); }));
-  CHECK(f.machine->mapping_count() == 0);
-  CHECK(f.stage->context_count() == 2);  // They wait for the abort.
+  CHECK_FALSE(f.RunUntil([&] { return f.stage->IsIdle(); }));
+  CHECK(f.machine->mapping_count() == 2);  // To unmap it would wait for the abort.
+  CHECK(f.stage->context_count() == 2);
   CHECK(f.machine->violations() == std::vector<std::string>{});
   f.graveyard.holds = false;
+  f.NothingLeft();
+}
+
+TEST_CASE("GpuStage: what ranks give back while a collective hangs waits for its end", "[gpu]") {
+  const bool leaves = GENERATE(false, true);
+  Fixture f({.gpus = {0, 1, 0}});
+  f.RoundTrip();
+  // Of a buffer with no round open.
+  const gpu::DeviceSpan other = *f.ranks[0]->device->Allocate(4096);
+  const auto exported =
+      f.stage->Export(LocalRank{0}, f.machine->uuid(0), 999, *f.ranks[0]->device->Export(other));
+  REQUIRE(exported.ok());
+  f.machine->InjectCollectiveFault(CollectiveFault::kHang);
+  f.PushAll();
+  REQUIRE(f.RunUntil([&] { return f.ready_ranks.size() == 3; }));
+  f.RunUntil([] { return false; }, 200);  // It hangs by now.
+  REQUIRE(f.stage->Unexport(LocalRank{0}, 5, exported->buffer).ok());
+  if (leaves) f.stage->OnRankLeft(LocalRank{1});
+  f.RunUntil([] { return false; }, 200);
+  CHECK(f.unexported.empty());
+  CHECK(f.stage->counters().collectives_failed == 0);
+  f.clock.Advance(f.setup.stage.collective_deadline_ns);
+  REQUIRE(f.RunUntil([&] { return !f.unexported.empty() && f.delivered; }));
+  CHECK(f.failed.empty());
   f.NothingLeft();
 }
 

@@ -306,7 +306,7 @@ class Fixture final : public HostTensors, public GpuEvents {
       ++polls;
       if (done()) return true;
       const std::optional<int64_t> at_ns = stage->PrepareToSleep();
-      timed_sleeps += at_ns.has_value();
+      timed_sleeps += at_ns.has_value() && ready_ranks.size() == ranks.size();
       pollfd wakeup = {.fd = stage->WaitDescriptor(), .events = POLLIN, .revents = 0};
       while (poll(&wakeup, 1, 0) == 0 && (!at_ns || clock.NowNs() < *at_ns)) {
         const std::optional<int64_t> end_ns = machine->NextEndNs();

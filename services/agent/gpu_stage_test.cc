@@ -96,21 +96,21 @@ TEST_CASE("GpuStage: an agent that sleeps is woken when there is something to do
     f.PushAll();
     REQUIRE(f.SleepUntil([&] { return f.delivered; }));
     for (size_t rank = 0; rank < gpus.size(); ++rank) f.CheckResult(rank);
-    // Only communicators wake nobody.
+    // Only communicators wake nobody, and gradients that are not there yet.
     if (different.size() == 1) CHECK(f.timed_sleeps == 0);
   }
   if (different.size() == 1) CHECK(f.polls < 150);
   f.NothingLeft();
 }
 
-TEST_CASE("GpuStage: nobody is asked about a gradient that is never there", "[gpu]") {
+TEST_CASE("GpuStage: a gradient that is never there is asked about ever more seldom", "[gpu]") {
   Fixture f({.gpus = {0, 0}});
   f.PushAll();
   f.ranks[1].reset();  // Killed: its event is never done.
-  CHECK_FALSE(f.SleepUntil([&] { return f.delivered; }));
+  const int64_t end_ns = f.clock.NowNs() + 1'000'000'000;
+  REQUIRE(f.SleepUntil([&] { return f.delivered || f.clock.NowNs() >= end_ns; }));
   CHECK(f.ready_ranks.size() == 1);
-  CHECK(f.timed_sleeps == 0);
-  CHECK(f.polls < 20);
+  CHECK(f.polls < 1'100);
   f.ranks.pop_back();
   f.stage->OnRankLeft(LocalRank{1});
   f.open_tickets.clear();

@@ -378,6 +378,7 @@ absl::Status CudaDevice::Record(EventId event, StreamId stream) {
   TALWEG_RETURN_IF_ERROR(Enter());
   TALWEG_ASSIGN_OR_RETURN(Event* const found, FindEvent(event));
   TALWEG_ASSIGN_OR_RETURN(const CuStream on, FindStream(stream));
+  found->recorded_here = true;
   return Check(driver_->EventRecord(found->event, on), "cuEventRecord");
 }
 
@@ -410,6 +411,7 @@ absl::StatusOr<CudaDevice::WakeStream> CudaDevice::IdleWakeStream() {
 absl::Status CudaDevice::WakeWhenDone(EventId event) {
   TALWEG_RETURN_IF_ERROR(Enter());
   TALWEG_ASSIGN_OR_RETURN(Event* const found, FindEvent(event));
+  if (found->is_shared() && !found->recorded_here) return NotRecordedHere(event);
   TALWEG_ASSIGN_OR_RETURN(const WakeStream on, IdleWakeStream());
   TALWEG_RETURN_IF_ERROR(
       Check(driver_->StreamWaitEvent(on.stream, found->event, 0), "cuStreamWaitEvent"));

@@ -82,8 +82,7 @@ class CudaDevice final : public Device {
   struct Mapped {
     bool imported = false;
   };
-  // For one wake-up at a time: an event that another process records may never be done, and must
-  // not hold up those of others.
+  // For one wake-up at a time: one must not hold up another.
   struct WakeStream {
     CuStream stream = nullptr;
     std::shared_ptr<std::atomic<bool>> is_idle;
@@ -92,6 +91,8 @@ class CudaDevice final : public Device {
     CuEvent event = nullptr;
     bool imported = false;
     bool exportable = false;
+    bool recorded_here = false;
+    bool is_shared() const { return imported || exportable; }
   };
 
   CudaDevice(std::shared_ptr<const DriverApi> driver, std::shared_ptr<PinnedRegions> pinned,

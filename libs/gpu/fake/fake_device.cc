@@ -44,6 +44,7 @@ FakeDevice::FakeDevice(World& world, std::shared_ptr<PinnedRegions> pinned, size
 
 FakeDevice::~FakeDevice() {
   world_.Advance();
+  if (!lost_) CheckEnds(absl::StrCat("destroys the device of GPU ", gpu_));
   for (const Actor actor : actors_) world_.timeline.Drop(actor);
   world_.host_clock.Merge(stopped_);
   for (auto& [id, event] : events_) {
@@ -124,6 +125,16 @@ void FakeDevice::CheckUnused(const fake::Memory& memory, const char* doing) cons
   }
 }
 
+void FakeDevice::CheckEnds(const std::string& doing) const {
+  for (const Actor actor : actors_) {
+    const char* const why = world_.timeline.MayNeverEnd(actor, actors_);
+    if (why != nullptr) {
+      world_.Violate(
+          absl::StrCat(doing, ", which waits for stream ", actor, ", and that for ", why));
+    }
+  }
+}
+
 absl::Status FakeDevice::Free(DeviceSpan span) {
   TALWEG_RETURN_IF_ERROR(Ready());
   const auto* const entry = memory_.Find(span.address);
@@ -133,6 +144,7 @@ absl::Status FakeDevice::Free(DeviceSpan span) {
   }
   fake::Memory& memory = *entry->value.memory;
   CheckUnused(memory, "frees");
+  CheckEnds(absl::StrCat("frees ", memory.name));
   if (memory.mappings > 0) {
     world_.Violate(absl::StrCat("frees ", memory.name, ", which another process has mapped"));
   }
@@ -175,6 +187,7 @@ absl::Status FakeDevice::Unpin(std::span<std::byte> bytes, bool allocated) {
                                                    " was not pinned so by this device"));
   }
   CheckUnused(*entry->value->memory, "unpins");
+  CheckEnds(absl::StrCat("unpins ", entry->value->memory->name));
   ForgetPinned(bytes);
   return absl::OkStatus();
 }
@@ -261,6 +274,7 @@ absl::Status FakeDevice::Unmap(DeviceSpan span) {
   }
   fake::Memory& memory = *entry->value.memory;
   CheckUnused(memory, "unmaps");
+  CheckEnds(absl::StrCat("unmaps ", memory.name));
   --memory.mappings;
   --world_.mapping_count;
   world_.ForgetIfUnused(memory);
@@ -364,6 +378,8 @@ absl::Status FakeDevice::Record(EventId event, StreamId stream) {
     world_.Violate("records an event whose owner is dead");
   }
   const auto mark = std::make_shared<Mark>();
+  mark->recorder = stream.value();
+  found->recorded_here = true;
   found->shared->current = mark;
   on->clock.Merge(world_.host_clock);
   mark->clock = on->clock;
@@ -404,6 +420,7 @@ absl::StatusOr<bool> FakeDevice::Query(EventId event) {
 absl::Status FakeDevice::WakeWhenDone(EventId event) {
   TALWEG_RETURN_IF_ERROR(Ready());
   TALWEG_ASSIGN_OR_RETURN(Event* const found, FindEvent(event));
+  if (found->is_shared() && !found->recorded_here) return NotRecordedHere(event);
   const std::shared_ptr<Mark>& mark = found->shared->current;
   if (mark == nullptr || mark->done) {
     Signal(*wakeups_);

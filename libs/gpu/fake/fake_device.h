@@ -111,6 +111,8 @@ class FakeDevice final : public Device {
     std::shared_ptr<SharedEvent> shared;
     bool imported = false;
     bool exportable = false;
+    bool recorded_here = false;
+    bool is_shared() const { return imported || exportable; }
   };
 
   GpuState& state() const { return world_.gpus[gpu_]; }
@@ -119,6 +121,8 @@ class FakeDevice final : public Device {
   absl::StatusOr<Event*> FindEvent(EventId event);
   // Violates if work of this device may still use the memory.
   void CheckUnused(const fake::Memory& memory, const char* doing) const;
+  // `doing` waits for all of this device's work: violates if some may never end.
+  void CheckEnds(const std::string& doing) const;
   uint64_t Place256(uint64_t bytes);
   absl::Status Pin(std::span<std::byte> bytes, std::unique_ptr<std::byte[]> allocated);
   absl::Status Unpin(std::span<std::byte> bytes, bool allocated);

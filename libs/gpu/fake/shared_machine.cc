@@ -190,22 +190,22 @@ class SharedDevice final : public Device {
     streams_.insert(stream);
     return stream;
   }
-  absl::StatusOr<EventId> NewEvent(EventScope) override {
+  absl::StatusOr<EventId> NewEvent(EventScope scope) override {
     TALWEG_RETURN_IF_ERROR(Ready());
     TALWEG_ASSIGN_OR_RETURN(auto file, NewFile(kEventKind, kHeaderBytes));
     const EventId event{next_id_++};
-    events_[event] = std::move(file);
+    events_[event] = {std::move(file), scope == EventScope::kShared};
     return event;
   }
   absl::StatusOr<EventHandle> ExportEvent(EventId event) override {
     const auto at = events_.find(event);
     if (at == events_.end()) return absl::InvalidArgumentError("no such event");
-    return EventHandle{at->second->handle()};
+    return EventHandle{at->second.file->handle()};
   }
   absl::StatusOr<EventId> ImportEvent(const EventHandle& handle) override {
     TALWEG_ASSIGN_OR_RETURN(auto file, OpenFile(kEventKind, handle.bytes));
     const EventId event{next_id_++};
-    events_[event] = std::move(file);
+    events_[event] = {std::move(file), true};
     return event;
   }
   void DestroyStream(StreamId stream) override { streams_.erase(stream); }
@@ -214,6 +214,7 @@ class SharedDevice final : public Device {
   absl::Status Record(EventId event, StreamId stream) override {
     TALWEG_RETURN_IF_ERROR(CheckStream(stream));
     TALWEG_ASSIGN_OR_RETURN(EventState* const state, Find(event));
+    events_.at(event).recorded_here = true;
     const uint64_t recorded = state->recorded.fetch_add(1) + 1;
     if (!options_.stalls) state->done.store(recorded);
     return absl::OkStatus();
@@ -233,7 +234,9 @@ class SharedDevice final : public Device {
   int WaitDescriptor() const override { return wakeups_.get(); }
   absl::Status WakeWhenDone(EventId event) override {
     TALWEG_RETURN_IF_ERROR(Query(event).status());
-    watcher_.Watch(events_.at(event));
+    const Event& found = events_.at(event);
+    if (found.is_shared && !found.recorded_here) return NotRecordedHere(event);
+    watcher_.Watch(found.file);
     return absl::OkStatus();
   }
   void DrainWakeups() override {
@@ -292,6 +295,11 @@ class SharedDevice final : public Device {
     std::shared_ptr<SharedFile> file;
     bool imported = false;
   };
+  struct Event {
+    std::shared_ptr<SharedFile> file;
+    bool is_shared = false;
+    bool recorded_here = false;
+  };
 
   absl::StatusOr<std::shared_ptr<SharedFile>> NewFile(const char* kind, size_t bytes) const {
     auto file = SharedFile::Make(options_.directory, kind, bytes);
@@ -335,7 +343,7 @@ class SharedDevice final : public Device {
   absl::StatusOr<EventState*> Find(EventId event) const {
     const auto at = events_.find(event);
     if (at == events_.end()) return absl::InvalidArgumentError("no such event");
-    return &StateOf(*at->second);
+    return &StateOf(*at->second.file);
   }
 
   const SharedMachineOptions options_;
@@ -347,7 +355,7 @@ class SharedDevice final : public Device {
   std::set<uint64_t> my_pinned_;
   AddressMap<Mapped> memory_;
   std::set<StreamId> streams_;
-  std::map<EventId, std::shared_ptr<SharedFile>> events_;
+  std::map<EventId, Event> events_;
   EventWatcher watcher_{wakeups_.get()};
 };
 

@@ -76,6 +76,21 @@ bool Timeline::IsIdle(Actor stream) const {
   return at == streams_.end() || at->second.works.empty();
 }
 
+const char* Timeline::MayNeverEnd(Actor stream, const std::set<Actor>& own) const {
+  const auto at = streams_.find(stream);
+  if (at == streams_.end()) return nullptr;
+  for (const Work& work : at->second.works) {
+    if (work.waits_for != nullptr && !work.waits_for->done &&
+        !own.contains(work.waits_for->recorder)) {
+      return "another process";
+    }
+    if (work.joint != nullptr && work.joint->hangs && !work.joint->over) {
+      return "a collective that hangs";
+    }
+  }
+  return nullptr;
+}
+
 bool Timeline::Settle() {
   bool progress = false;
   for (auto at = streams_.begin(); at != streams_.end();) {

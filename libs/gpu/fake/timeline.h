@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "libs/base/random.h"
@@ -20,6 +21,7 @@ namespace talweg::gpu::fake {
 // One recording of an event.
 struct Mark {
   bool done = false;
+  Actor recorder = kHost;
   VectorClock clock;  // What is done when it is.
   std::vector<std::function<void()>> on_done;
 };
@@ -74,6 +76,9 @@ class Timeline {
   // When the next work ends if nothing is posted.
   std::optional<int64_t> NextEndNs() const;
   bool IsIdle(Actor stream) const;
+  // What the stream's end may wait for for ever: work of streams that are not among `own`, or a
+  // collective that hangs. Null: nothing.
+  const char* MayNeverEnd(Actor stream, const std::set<Actor>& own) const;
 
  private:
   struct Stream {

@@ -84,6 +84,19 @@ TEST_CASE("import: events of either process order both processes' work", "[gpu]"
   CHECK(c.device->Unmap(c.mapped).ok());
 }
 
+TEST_CASE(
+    "import: a wake-up is of what this process records, since it may take a stream that waits",
+    "[gpu]") {
+  PeerCase c;
+  if (c.skipped()) return;
+  CHECK(absl::IsInvalidArgument(c.device->WakeWhenDone(c.written)));
+  CHECK(absl::IsInvalidArgument(c.device->WakeWhenDone(c.Event(EventScope::kShared))));
+  REQUIRE(c.device->Record(c.taken, c.stream).ok());
+  CHECK(c.device->WakeWhenDone(c.taken).ok());
+  c.Finish(c.stream);
+  CHECK(c.device->Unmap(c.mapped).ok());
+}
+
 TEST_CASE("import: memory that was freed and allocated anew is another allocation", "[gpu]") {
   PeerCase c;
   if (c.skipped()) return;

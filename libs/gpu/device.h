@@ -152,7 +152,8 @@ class Device {
   virtual absl::StatusOr<MemoryHandle> Export(DeviceSpan span) = 0;
   // Maps an allocation of another process, whole; it stays mapped until Unmap even if its owner
   // dies. The owner must keep it until then. Each handle once: map it, then share the span
-  // (ImportCache). INVALID_ARGUMENT: not a handle. PERMISSION_DENIED, UNIMPLEMENTED: not possible.
+  // (ImportCache). INVALID_ARGUMENT: mapped already, or no handle for certain. PERMISSION_DENIED,
+  // UNIMPLEMENTED: not possible, for reasons that drivers hardly tell apart from no handle.
   virtual absl::StatusOr<DeviceSpan> Map(const MemoryHandle& handle) = 0;
   // The caller has seen the end of all work that uses it.
   virtual absl::Status Unmap(DeviceSpan span) = 0;
@@ -197,9 +198,9 @@ class Device {
 
   // For epoll: readable after an event given to WakeWhenDone is done, until DrainWakeups.
   virtual int WaitDescriptor() const = 0;
-  virtual absl::Status WakeWhenDone(EventId event) = 0;
   // It may take a stream that waits for the event, so only of events that this process records:
   // INVALID_ARGUMENT for one that it shares and has not recorded. Others' are to be asked for.
+  virtual absl::Status WakeWhenDone(EventId event) = 0;
   virtual void DrainWakeups() = 0;
 
   // ----- Work. Host memory is pinned here, or the call is INVALID_ARGUMENT. -----
@@ -294,9 +295,9 @@ class Platform {
 
 // The error of Open: what was asked for, and what there is.
 absl::Status NoSuchGpu(const GpuUuid& uuid, std::span<const GpuInfo> gpus);
-
 // That of WakeWhenDone.
 absl::Status NotRecordedHere(EventId event);
+
 }  // namespace talweg::gpu
 
 #endif  // TALWEG_LIBS_GPU_DEVICE_H_

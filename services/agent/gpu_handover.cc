@@ -15,6 +15,12 @@ absl::Status BeingReopened(const gpu::GpuUuid& uuid) {
       absl::StrCat(gpu::FormatUuid(uuid), " was lost and is being opened again: ask once more"));
 }
 
+// Whatever the GPU's driver has, the rank can go through host memory: it is told so.
+absl::Status NotUsable(const absl::Status& status) {
+  if (!absl::IsInternal(status) && !absl::IsAborted(status)) return status;
+  return absl::UnavailableError(status.message());
+}
+
 }  // namespace
 
 GpuStage::Rank* GpuStage::Find(LocalRank rank) {
@@ -32,13 +38,16 @@ absl::StatusOr<GpuStage::Exported> GpuStage::Export(LocalRank local_rank, const 
         "memory of the process that was this local rank before is still being released");
   }
   if (IsLost(uuid)) return BeingReopened(uuid);
-  TALWEG_ASSIGN_OR_RETURN(NodeGpu* const gpu, node_.Open(uuid));
+  const absl::StatusOr<NodeGpu*> opened = node_.Open(uuid);
+  if (!opened.ok()) return NotUsable(opened.status());
+  NodeGpu* const gpu = *opened;
   const bool is_new = known == ranks_.end();
   const Incarnation life = is_new ? Incarnation{next_life_++} : known->second.life;
   const auto span = gpu->imports->Map({life, buffer_id}, handle);
   if (!span.ok()) {
+    if (FoundLost(span.status())) return BeingReopened(uuid);
     CloseUnusedGpus();
-    return span.status();
+    return NotUsable(span.status());
   }
   Rank& rank = ranks_[local_rank];
   rank.life = life;

@@ -133,18 +133,15 @@ absl::Status CudaDevice::Check(CuResult result, const char* what) {
 }
 
 absl::Status CudaDevice::CheckShared(CuResult result, const char* what) {
-  switch (result) {
-    // What the driver says when the other process is in other namespaces is no help.
-    case kCuInvalidContext:
-    case kCuMapFailed:
-    case kCuOperatingSystem:
-    case kCuPeerAccessUnsupported:
-    case kCuNotPermitted:
-    case kCuNotSupported: break;
-    default: return Check(result, what);
-  }
   const absl::Status status =
       DriverStatus(*driver_, result, absl::StrCat(what, " on ", Describe(info_)));
+  // Of a process that it does not reach the driver says almost anything: that a value, a handle, or
+  // this context is invalid, that mapping failed, that it does not know. Only these say what they
+  // mean; a context that is gone indeed says so to the next call as well.
+  const bool is_vague = result == kCuInvalidContext || result == kCuUnknown;
+  if (status.ok() || absl::IsResourceExhausted(status) || (absl::IsAborted(status) && !is_vague)) {
+    return Check(result, what);
+  }
   return absl::PermissionDeniedError(
       absl::StrCat(status.message(),
                    "; memory of another process cannot be mapped: in containers both sides need "
@@ -257,7 +254,9 @@ absl::StatusOr<DeviceSpan> CudaDevice::Map(const MemoryHandle& handle) {
   size_t bytes = 0;
   absl::Status status =
       Check(driver_->MemGetAddressRange(&base, &bytes, address), "cuMemGetAddressRange");
-  if (status.ok() && (base != address || bytes == 0)) {
+  // What is small lies in a larger block with others, which are mapped with it.
+  const uint64_t before = address - base;
+  if (status.ok() && (address < base || before >= bytes)) {
     status = absl::UnimplementedError(
         absl::StrCat("the driver does not say how large a mapping on ", Describe(info_), " is"));
   }
@@ -265,8 +264,9 @@ absl::StatusOr<DeviceSpan> CudaDevice::Map(const MemoryHandle& handle) {
     driver_->IpcCloseMemHandle(address);
     return status;
   }
-  memory_.Insert(address, bytes, {true});
-  return DeviceSpan{address, bytes};
+  const DeviceSpan span = {address, bytes - before};
+  memory_.Insert(span.address, span.bytes, {true});
+  return span;
 }
 
 absl::Status CudaDevice::Unmap(DeviceSpan span) {
@@ -474,17 +474,20 @@ void CudaDevice::LoadKernels(std::span<const std::byte> image) {
     return;
   }
   kernels_status_ = Check(driver_->ModuleLoadData(&module_, image.data()), "cuModuleLoadData");
+  // All, now: a driver that loads lazily does so when a function is first asked for, and may wait
+  // for everything on the GPU to do it. That is not for a step, with collectives under way.
+  for (const std::string& name : kernels::KernelNames()) {
+    if (!kernels_status_.ok()) return;
+    kernels_status_ = Check(driver_->ModuleGetFunction(&kernels_[name], module_, name.c_str()),
+                            "cuModuleGetFunction");
+  }
 }
 
 absl::StatusOr<CuFunction> CudaDevice::FindKernel(const kernels::ReducePlan& plan) {
   TALWEG_RETURN_IF_ERROR(kernels_status_);
-  const std::string name = kernels::KernelName(plan.dtype, plan.combine);
-  CuFunction& function = kernels_[name];
-  if (function == nullptr) {
-    TALWEG_RETURN_IF_ERROR(
-        Check(driver_->ModuleGetFunction(&function, module_, name.c_str()), "cuModuleGetFunction"));
-  }
-  return function;
+  const auto at = kernels_.find(kernels::KernelName(plan.dtype, plan.combine));
+  TALWEG_CHECK(at != kernels_.end());  // PlanReduce makes no others.
+  return at->second;
 }
 
 absl::Status CudaDevice::Reduce(StreamId stream, const ReduceSpec& spec,

@@ -19,6 +19,7 @@ absl::StatusCode CodeOf(CuResult result) {
     case kCuInvalidDevice:
     case kCuNotFound: return absl::StatusCode::kNotFound;
     case kCuStubLibrary:
+    case kCuDeviceUnavailable:
     case kCuInvalidImage:
     case kCuNoBinaryForGpu:
     case kCuInvalidPtx:
@@ -30,7 +31,6 @@ absl::StatusCode CodeOf(CuResult result) {
     case kCuSystemDriverMismatch: return absl::StatusCode::kUnimplemented;
     // The context's end: it answers every call so from then on.
     case kCuDeinitialized:
-    case kCuDeviceUnavailable:
     case kCuInvalidContext:
     case kCuEccUncorrectable:
     case kCuNvlinkUncorrectable:
@@ -60,6 +60,9 @@ std::string_view RemedyOf(CuResult result) {
     case kCuStubLibrary:
       return "; this is the toolkit's stub of libcuda.so.1: take its directory out of "
              "LD_LIBRARY_PATH";
+    case kCuDeviceUnavailable:
+      return "; in exclusive mode a GPU takes one process, which the trainer is: nvidia-smi -c "
+             "DEFAULT, or MPS";
     case kCuSystemNotReady: return "; start nvidia-fabricmanager";
     case kCuSystemDriverMismatch:
       return "; the driver's library does not fit its kernel module: reboot after an update, and "

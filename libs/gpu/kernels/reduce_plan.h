@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "libs/base/dtype.h"
 #include "libs/gpu/device.h"
@@ -31,6 +32,8 @@ absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec, std::span<const ui
 
 // "talweg_reduce_f32_sum"
 std::string KernelName(DType dtype, Combine combine);
+// Of all kernels that there are.
+std::vector<std::string> KernelNames();
 
 // Does on the host what the kernel does on a GPU, as thread_count threads one after the other.
 // The plan's addresses are those of host memory.

@@ -32,6 +32,14 @@ HostKernel Find(DType dtype, Combine combine) {
 
 }  // namespace
 
+std::vector<std::string> KernelNames() {
+  return {
+#define TALWEG_GPU_NAME(name, combination, element, entry) KernelName(kDType_##name, entry),
+      TALWEG_GPU_ALL_KERNELS(TALWEG_GPU_NAME)
+#undef TALWEG_GPU_NAME
+  };
+}
+
 void RunOnHost(const ReducePlan& plan, uint64_t thread_count) {
   if (plan.bytes == 0) return;
   const ReduceArguments& arguments = plan.arguments;

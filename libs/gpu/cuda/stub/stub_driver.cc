@@ -163,6 +163,7 @@ CuResult cuDeviceGetPCIBusId(char* text, int length, CuDevice device) {
 }
 
 CuResult cuDevicePrimaryCtxRetain(CuContext* context, CuDevice device) {
+  if (const int injected = InjectedResult("cuDevicePrimaryCtxRetain")) return injected;
   ++Get().contexts[device - 40];
   *context = reinterpret_cast<CuContext>(static_cast<uintptr_t>(device));
   return kCuSuccess;
@@ -215,8 +216,8 @@ CuResult cuMemFree_v2(CuDevicePointer address) {
 CuResult cuMemGetAddressRange_v2(CuDevicePointer* base, size_t* bytes, CuDevicePointer address) {
   const auto at = Get().memory.find(address);
   if (at == Get().memory.end()) return kCuInvalidValue;
-  *base = address;
-  *bytes = at->second.bytes;
+  *base = address - Get().block_before;
+  *bytes = at->second.bytes + Get().block_before;
   return kCuSuccess;
 }
 
@@ -292,6 +293,7 @@ CuResult cuStreamCreateWithPriority(CuStream* stream, unsigned flags, int priori
   if (!InContext() || flags != kCuStreamNonBlocking) return kCuInvalidValue;
   if (priority > 0 || priority < -5) return kCuInvalidValue;
   Get().streams.push_back(std::make_unique<Stream>());
+  Get().streams.back()->priority = priority;
   *stream = reinterpret_cast<CuStream>(Get().streams.back().get());
   return kCuSuccess;
 }
@@ -400,6 +402,7 @@ CuResult cuModuleLoadData(CuModule* module, const void* image) {
 }
 CuResult cuModuleUnload(CuModule) { return kCuSuccess; }
 CuResult cuModuleGetFunction(CuFunction* function, CuModule, const char* name) {
+  ++Get().functions_loaded;
   *function = reinterpret_cast<CuFunction>(FindKernel(name));
   return *function == nullptr ? kCuNotFound : kCuSuccess;
 }

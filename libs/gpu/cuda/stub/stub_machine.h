@@ -51,6 +51,7 @@ struct Work {
 
 struct Stream {
   bool closed = false;
+  int priority = 0;
   std::deque<Work> works;
 };
 
@@ -69,6 +70,8 @@ class Machine {
   int current_gpu = -1;  // The context that is current.
   int contexts[kGpuCount] = {};
   int resets[kGpuCount] = {};  // Of contexts.
+  int functions_loaded = 0;    // Of modules.
+  uint64_t block_before = 0;   // So much of its block lies before an allocation.
   bool linked = false;         // By NVLink.
   bool lets_nics = true;       // GPUDirect RDMA, and dma-buf; what is asked of both.
   bool has_dma_buf = false;

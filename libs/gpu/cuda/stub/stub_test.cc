@@ -15,6 +15,7 @@
 
 #include "libs/gpu/cuda/cuda_platform.h"
 #include "libs/gpu/cuda/stub/stub_machine.h"
+#include "libs/gpu/kernels/reduce_plan.h"
 #include "libs/gpu/testing/harness.h"
 
 namespace talweg::gpu {
@@ -166,7 +167,8 @@ TEST_CASE("cuda: memory of another container is refused with the remedy, and har
   Opened rank;
   Opened agent;
   const MemoryHandle handle = *rank.device->Export(*rank.device->Allocate(4096));
-  for (const char* const result : {"201", "205", "217", "304", "800", "801"}) {
+  for (const char* const result :
+       {"1", "101", "201", "205", "208", "217", "304", "400", "711", "800", "801", "999"}) {
     const Failing failing("cuIpcOpenMemHandle_v2", result);
     const absl::Status refused = agent.device->Map(handle).status();
     INFO(refused.ToString());
@@ -174,6 +176,71 @@ TEST_CASE("cuda: memory of another container is refused with the remedy, and har
     CHECK_THAT(std::string(refused.message()), Contains("--ipc=host --pid=host"));
   }
   CHECK(agent.device->Map(handle).ok());
+}
+
+TEST_CASE("cuda: no memory and a lost context are what they are, of another's memory too",
+          "[gpu]") {
+  Opened rank;
+  Opened agent;
+  const MemoryHandle handle = *rank.device->Export(*rank.device->Allocate(4096));
+  {
+    const Failing failing("cuIpcOpenMemHandle_v2", "2");
+    CHECK(absl::IsResourceExhausted(agent.device->Map(handle).status()));
+  }
+  CHECK(agent.device->Memory().ok());
+  {
+    const Failing failing("cuIpcOpenMemHandle_v2", "700");
+    CHECK(absl::IsAborted(agent.device->Map(handle).status()));
+  }
+  CHECK(absl::IsAborted(agent.device->Memory().status()));
+}
+
+TEST_CASE("cuda: a mapping goes to the end of the block that it lies in, from where it begins",
+          "[gpu]") {
+  Opened rank;
+  Opened agent;
+  const DeviceSpan memory = *rank.device->Allocate(4096);
+  const MemoryHandle handle = *rank.device->Export(memory);
+  cuda::stub::Machine::Get().block_before = 512;
+  const auto mapped = agent.device->Map(handle);
+  cuda::stub::Machine::Get().block_before = 0;
+  REQUIRE(mapped.ok());
+  CHECK(*mapped == memory);  // Where the stub maps it.
+}
+
+TEST_CASE("cuda: a GPU that takes one process only is refused with the remedy", "[gpu]") {
+  const Failing failing("cuDevicePrimaryCtxRetain", "46");
+  const auto platform = *NewCudaPlatform(StubOptions());
+  const absl::Status refused = platform->Open(platform->Gpus()->front().uuid).status();
+  CHECK(absl::IsUnimplemented(refused));
+  CHECK_THAT(std::string(refused.message()), Contains("nvidia-smi -c DEFAULT"));
+}
+
+TEST_CASE("cuda: streams of high priority have the highest that there is", "[gpu]") {
+  cuda::stub::Machine& machine = cuda::stub::Machine::Get();
+  const Opened opened;
+  REQUIRE(opened.device->NewStream(StreamPriority::kHigh).ok());
+  CHECK(machine.streams.back()->priority == -5);  // Lower numbers are higher priorities.
+  REQUIRE(opened.device->NewStream(StreamPriority::kNormal).ok());
+  CHECK(machine.streams.back()->priority == 0);
+}
+
+TEST_CASE("cuda: kernels are loaded with the device, none in a step", "[gpu]") {
+  cuda::stub::Machine& machine = cuda::stub::Machine::Get();
+  const int before = machine.functions_loaded;
+  const auto platform = *NewCudaPlatform(StubOptions());
+  const auto device = *platform->Open(platform->Gpus()->front().uuid);
+  const int loaded = machine.functions_loaded;
+  CHECK(loaded - before == static_cast<int>(kernels::KernelNames().size()));
+  const DeviceSpan memory = *device->Allocate(4096);
+  const StreamId stream = *device->NewStream(StreamPriority::kNormal);
+  const uint64_t inputs[] = {memory.address, memory.address + 1024};
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kU8}) {
+    CHECK(
+        device->Reduce(stream, {.dtype = dtype, .op = Op::kSum}, inputs, memory.address, 10).ok());
+  }
+  CHECK(machine.functions_loaded == loaded);
+  machine.RunAll();
 }
 
 TEST_CASE("cuda: an error of the context is the device's end, another is not", "[gpu]") {

@@ -22,6 +22,7 @@ for _directory in (HERE, ROOT / "bazel", ROOT / "tests" / "netns"):
 from bazel_progress import Interrupted, ProgressLine, interruptible, run_bazel, shut_down  # noqa: E402
 from harness import google_benchmark, machine, report  # noqa: E402
 from harness.contenders import Programs  # noqa: E402
+from harness.gpus import count_gpus  # noqa: E402
 from harness.measure import Effort  # noqa: E402
 from harness.scenario import Context, Section  # noqa: E402
 from harness.scenarios import (  # noqa: E402
@@ -149,12 +150,17 @@ def build(with_kernels: bool) -> None:
         shut_down()
 
 
-def require_gpu(programs: Programs) -> None:
+def require_gpu(programs: Programs, scenarios: list[str]) -> None:
     """Else every scenario would fail by itself, and take its time."""
     try:
         google_benchmark.names(programs.device_benchmark)
     except google_benchmark.BenchmarkFailed as failure:
         raise Failed(f"--gpu: {failure}") from None
+    if scenarios != ["gpu_device"] and count_gpus() == 0:
+        raise Failed(
+            f"--gpu: the torch of {sys.executable} sees no GPU: put one that is built for CUDA there "
+            "(TALWEG_TORCH_CUDA=1 bazel/prepare --for=bench), or take --scenario=gpu_device alone"
+        )
 
 
 def section_body(section: Section, name: str, output: Path) -> str:
@@ -201,7 +207,7 @@ def run(options: argparse.Namespace) -> int:
         congestion_control=options.congestion_control,
     )
     if options.gpu and options.mode != "smoke":  # Which takes fake ones.
-        require_gpu(programs)
+        require_gpu(programs, options.scenario)
     effort = EFFORTS[options.mode]
     if options.repetitions:
         effort = Effort(options.repetitions, effort.batch_s)

@@ -170,21 +170,33 @@ class SmokeTest(unittest.TestCase):
             found = [name for name in figures["bytes_per_s"] if name.startswith(f"{kind}/")]
             self.assertEqual(len(found), 1, kind)
 
-    def test_without_a_gpu_it_says_what_is_missing(self) -> None:
-        if (Path("/dev") / "nvidiactl").exists():
-            return
+    def _run_without_a_gpu(self, binaries: Path) -> str:
         output = self.output / "none"
-        line = [sys.executable, str(_BENCH), "--quick", "--gpu", f"--binaries={_RUNFILES}"]
+        line = [sys.executable, str(_BENCH), "--quick", "--gpu", f"--binaries={binaries}"]
         done = subprocess.run(
             [*line, f"--output={output}"],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
             check=False,
         )
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-        self.assertIn("no NVIDIA driver", done.stderr)
         self.assertFalse((output / "results.json").exists())  # No scenario was begun.
+        return done.stderr
+
+    def test_without_a_gpu_it_says_what_is_missing(self) -> None:
+        if (Path("/dev") / "nvidiactl").exists():
+            return
+        self.assertIn("no NVIDIA driver", self._run_without_a_gpu(_RUNFILES))
+
+    def test_a_torch_without_gpus_is_named_at_once(self) -> None:
+        binaries = self.output / "binaries"
+        benchmark = binaries / "libs" / "gpu" / "testing" / "device_benchmark"
+        benchmark.parent.mkdir(parents=True)
+        benchmark.write_text("#!/bin/sh\n")  # There is a GPU, as far as we are concerned.
+        benchmark.chmod(0o755)
+        self.assertIn("sees no GPU: put one", self._run_without_a_gpu(binaries))
 
     def test_an_unknown_scenario_is_refused(self) -> None:
         status, text = run(self.output, "--scenario=nowhere")

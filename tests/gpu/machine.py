@@ -22,13 +22,20 @@ class Machine:
     """Its GPUs are files that agent and ranks map, or with `fakes` False the real ones."""
 
     def __init__(
-        self, cluster: Cluster, node: int, ranks: int, options: Sequence[str], fakes: bool = True
+        self,
+        cluster: Cluster,
+        node: int,
+        ranks: int,
+        options: Sequence[str],
+        fakes: bool = True,
+        visible: str = "",
     ) -> None:
         self.cluster = cluster
         self.directory = cluster.directory / f"gpus{node}"
         self.directory.mkdir()
         self.gpus = f"{self.directory}:4" if fakes else ""
-        fake = [f"--test_fake_gpus={self.gpus}"] if fakes else []
+        seen = self.gpus + (f"/{visible}" if visible else "")
+        fake = [f"--test_fake_gpus={seen}"] if fakes else []
         self.agent: Daemon = cluster.agent(node, [*fake, f"--rank_count={ranks}", *options])
 
     def rank(self, local_rank: int, gpu: int, what: str) -> Rank:
@@ -43,8 +50,12 @@ class Machine:
         what: str,
         forks: TorchForks | None = None,
         variables: Mapping[str, str] | None = None,
+        visible: str = "",
     ) -> Rank:
-        """torch_rank.py, which uses the Python package; `forks` spares it the import of torch."""
+        """torch_rank.py, which uses the Python package; `forks` spares it the import of torch.
+
+        `gpu` is the rank's own number for it: of the fakes it sees those in `visible` only, in that order.
+        """
         environment = {
             **(variables or {}),
             "TALWEG_AGENT_SOCKET": self.agent.addresses["socket"],
@@ -53,7 +64,7 @@ class Machine:
             "TALWEG_TEST_STORE": str(self.cluster.directory / "store"),
         }
         if self.gpus:
-            environment["TALWEG_FAKE_GPUS"] = self.gpus
+            environment["TALWEG_FAKE_GPUS"] = self.gpus + (f"/{visible}" if visible else "")
         prefix = forks.prefix if forks else []
         program = str(_PROGRAMS / "torch_rank.py")
         return self._start([sys.executable, "-P", *prefix, program, str(gpu), what], environment)

@@ -56,6 +56,21 @@ class TorchFakeGpusTest(unittest.TestCase):
         self.assertEqual(self._run_alone([2, 1], "layouts,handles,order,reallocated"), [0, 0])
 
     def test_two_nodes(self) -> None:
+    def test_ranks_and_agent_number_the_gpus_each_in_their_way(self) -> None:
+        with Cluster() as cluster:
+            machine = Machine(cluster, 0, 2, ["--standalone"], visible="2,3,1")
+            ranks = [machine.torch_rank(i, i, "order", self.forks, visible="3,1") for i in range(2)]
+            self.assertEqual(self._finish(ranks), [0, 0])
+
+    def test_a_gpu_that_the_agent_does_not_see(self) -> None:
+        with Cluster() as cluster:
+            machine = Machine(cluster, 0, 1, ["--standalone"], visible="1")
+            rank = machine.torch_rank(0, 0, "layouts", self.forks, visible="3,1")
+            self.assertEqual(self._finish([rank]), [1])
+            [why] = [line for line in rank.seen if _SAID in line]
+            self.assertIn("Fake GPU 1", why)  # Which it does see.
+            self.assertIn("CUDA_VISIBLE_DEVICES", why)
+
         with Cluster() as cluster:
             what = "dtypes,layouts,handles,training,order,cpu_beside_gpu"
             ranks = [

@@ -21,12 +21,22 @@ namespace talweg::gpu::fake {
 std::optional<SharedMachineOptions> ReadSharedMachine(const std::string& text) {
   const size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon == 0) return std::nullopt;
-  SharedMachineOptions options{.directory = text.substr(0, colon)};
+  const char* at = text.data() + colon + 1;
   const char* const end = text.data() + text.size();
-  const auto read = std::from_chars(text.data() + colon + 1, end, options.gpu_count);
-  if (read.ec != std::errc() || read.ptr != end || options.gpu_count == 0 ||
-      options.gpu_count > 64) {
-    return std::nullopt;
+  const auto read = [&at, end](size_t* number) {
+    const auto [past, error] = std::from_chars(at, end, *number);
+    at = past;
+    return error == std::errc();
+  };
+  size_t count = 0;
+  if (!read(&count) || count == 0 || count > 64) return std::nullopt;
+  SharedMachineOptions options{.directory = text.substr(0, colon)};
+  options.gpus.clear();
+  for (size_t gpu = 0; at == end && gpu < count; ++gpu) options.gpus.push_back(gpu);
+  for (char before = '/'; at != end; before = ',') {
+    size_t gpu = 0;
+    if (*at++ != before || !read(&gpu) || gpu >= count) return std::nullopt;
+    options.gpus.push_back(gpu);
   }
   return options;
 }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 // What fake GPUs that several processes share are made of: files of a directory. The standard
 // library only, since the stub of the driver is a shared library, which Debian's Abseil is not for.
@@ -21,12 +22,14 @@ using HandleBytes = std::array<std::byte, 64>;
 
 struct SharedMachineOptions {
   std::string directory;  // Is there, on a file system that can be mapped; its owner removes it.
-  size_t gpu_count = 1;
+  // Its GPUs as this process sees them, in this order: as by CUDA_VISIBLE_DEVICES.
+  std::vector<size_t> gpus = {0};
   // Events that this process records are never done, as if what lies before them never ended.
   bool stalls = false;
 };
 
-// "DIRECTORY:COUNT", as a test gives it to a program. None: it is not, or not of 1 to 64 GPUs.
+// "DIRECTORY:COUNT", or "DIRECTORY:COUNT/3,1" for those that are visible, as a test gives it to a
+// program. None: it is not, or not of 1 to 64 GPUs.
 std::optional<SharedMachineOptions> ReadSharedMachine(const std::string& text);
 
 std::array<uint8_t, 16> SharedUuid(size_t gpu);

@@ -425,7 +425,7 @@ class SharedCommunicator final : public Communicator {
 class SharedPlatform final : public Platform {
  public:
   explicit SharedPlatform(SharedMachineOptions options) : options_(std::move(options)) {
-    for (size_t gpu = 0; gpu < options_.gpu_count; ++gpu) {
+    for (const size_t gpu : options_.gpus) {
       infos_.push_back({.uuid = {SharedUuid(gpu)},
                         .name = absl::StrCat("Fake GPU ", gpu),
                         .memory_bytes = uint64_t{1} << 34});
@@ -433,10 +433,11 @@ class SharedPlatform final : public Platform {
   }
   absl::StatusOr<std::vector<GpuInfo>> Gpus() override { return infos_; }
   absl::StatusOr<std::unique_ptr<Device>> Open(const GpuUuid& uuid) override {
-    for (size_t gpu = 0; gpu < infos_.size(); ++gpu) {
-      if (infos_[gpu].uuid != uuid) continue;
+    for (size_t i = 0; i < infos_.size(); ++i) {
+      if (infos_[i].uuid != uuid) continue;
+      const size_t gpu = options_.gpus[i];
       unlink(LossPath(options_, gpu).c_str());  // Another context.
-      return std::make_unique<SharedDevice>(options_, infos_[gpu], gpu, pinned_);
+      return std::make_unique<SharedDevice>(options_, infos_[i], gpu, pinned_);
     }
     return NoSuchGpu(uuid, infos_);
   }
@@ -471,7 +472,8 @@ absl::StatusOr<std::unique_ptr<Platform>> NewSharedPlatform(const SharedMachineO
 absl::StatusOr<SharedMachineOptions> ParseSharedMachine(const std::string& text) {
   const auto options = ReadSharedMachine(text);
   if (options) return *options;
-  return absl::InvalidArgumentError("'" + text + "' is not DIRECTORY:COUNT, with 1 to 64 GPUs");
+  return absl::InvalidArgumentError("'" + text +
+                                    "' is not DIRECTORY:COUNT[/GPU,...], with 1 to 64 GPUs");
 }
 
 }  // namespace talweg::gpu::fake

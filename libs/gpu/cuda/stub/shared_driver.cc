@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A libcuda.so.1 over the fake GPUs that processes share (TALWEG_FAKE_GPUS=DIRECTORY:COUNT), for
+// A libcuda.so.1 over the fake GPUs that processes share (TALWEG_FAKE_GPUS: shared_files.h), for
 // ranks that call the driver themselves, beside an agent with --test_fake_gpus.
 //
 // Device memory is host memory, which a test may look into. A stream does at once what it is given,
@@ -161,9 +161,9 @@ CuResult cuGetErrorString(CuResult, const char** text) {
 CuResult cuDeviceGet(CuDevice* device, int ordinal) {
   LOCKED();
   if (!process.initialised) return kCuNotInitialized;
-  const auto count = static_cast<int>(process.machine.gpu_count);
-  if (ordinal < 0 || ordinal >= count) return kCuInvalidDevice;
-  *device = ordinal + 40;  // No ordinal.
+  const std::vector<size_t>& gpus = process.machine.gpus;
+  if (ordinal < 0 || static_cast<size_t>(ordinal) >= gpus.size()) return kCuInvalidDevice;
+  *device = static_cast<int>(gpus[static_cast<size_t>(ordinal)]) + 40;  // No ordinal.
   return kCuSuccess;
 }
 CuResult cuDeviceGetUuid_v2(CuUuid* uuid, CuDevice device) {

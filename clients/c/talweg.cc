@@ -165,6 +165,37 @@ talweg_status DeclareWith(const char* function, talweg_client* client,
   return ToC(FromC(client)->DeclareTensors({&declare, 1}, timeout_ns, tensor, last_error));
 }
 
+talweg_status DeclareAllWith(const char* function, talweg_client* client,
+                             const talweg_declaration* declarations, size_t count, uint32_t flags,
+                             int64_t timeout_ns, talweg_tensor* tensors) {
+  const auto invalid = [function](const char* what) {
+    return ToC(last_error.Fail(RankStatus::kInvalidArgument, "%s: %s is NULL", function, what));
+  };
+  if (client == nullptr) return invalid("`client`");
+  if (count == 0) return TALWEG_OK;
+  if (declarations == nullptr || tensors == nullptr) {
+    return invalid("`declarations` or `tensors`");
+  }
+  using talweg::shm::Declare;
+  auto* const declares = static_cast<Declare*>(std::calloc(count, sizeof(Declare)));
+  if (declares == nullptr) {
+    return ToC(last_error.Fail(RankStatus::kOutOfMemory, "%s: no memory for %zu declarations",
+                               function, count));
+  }
+  talweg_status status = TALWEG_OK;
+  for (size_t i = 0; i < count && status == TALWEG_OK; ++i) {
+    status = declarations[i].name == nullptr
+                 ? ToC(last_error.Fail(RankStatus::kInvalidArgument,
+                                       "%s: the name of number %zu is NULL", function, i))
+                 : ToDeclare(declarations[i], flags, &declares[i]);
+  }
+  if (status == TALWEG_OK) {
+    status = ToC(FromC(client)->DeclareTensors({declares, count}, timeout_ns, tensors, last_error));
+  }
+  std::free(declares);
+  return status;
+}
+
 }  // namespace
 
 extern "C" {
@@ -288,31 +319,8 @@ talweg_status talweg_declare(talweg_client* client, const char* name, talweg_dty
 talweg_status talweg_declare_all(talweg_client* client, const talweg_declaration* declarations,
                                  size_t declaration_count, int64_t timeout_ns,
                                  talweg_tensor* tensors) {
-  if (client == nullptr) return Invalid("talweg_declare_all: `client` is NULL");
-  if (declaration_count == 0) return TALWEG_OK;
-  if (declarations == nullptr || tensors == nullptr) {
-    return Invalid("talweg_declare_all: `declarations` or `tensors` is NULL");
-  }
-  using talweg::shm::Declare;
-  auto* const declares = static_cast<Declare*>(std::calloc(declaration_count, sizeof(Declare)));
-  if (declares == nullptr) {
-    return ToC(last_error.Fail(RankStatus::kOutOfMemory,
-                               "talweg_declare_all: no memory for %zu declarations",
-                               declaration_count));
-  }
-  talweg_status status = TALWEG_OK;
-  for (size_t i = 0; i < declaration_count && status == TALWEG_OK; ++i) {
-    status = declarations[i].name == nullptr
-                 ? ToC(last_error.Fail(RankStatus::kInvalidArgument,
-                                       "talweg_declare_all: the name of number %zu is NULL", i))
-                 : ToDeclare(declarations[i], 0, &declares[i]);
-  }
-  if (status == TALWEG_OK) {
-    status = ToC(FromC(client)->DeclareTensors({declares, declaration_count}, timeout_ns, tensors,
-                                               last_error));
-  }
-  std::free(declares);
-  return status;
+  return DeclareAllWith("talweg_declare_all", client, declarations, declaration_count, 0,
+                        timeout_ns, tensors);
 }
 
 talweg_status talweg_gpu_export(talweg_client* client, const uint8_t* uuid, uint64_t buffer_id,
@@ -352,6 +360,13 @@ talweg_status talweg_gpu_declare(talweg_client* client, const char* name, talweg
   const int64_t left_ns =
       deadline.never() ? int64_t{-1} : deadline.LeftNs(talweg::shm::MonotonicNs());
   return talweg_gpu_place(client, *tensor, buffer, pushed, taken, left_ns);
+}
+
+talweg_status talweg_gpu_declare_all(talweg_client* client, const talweg_declaration* declarations,
+                                     size_t declaration_count, int64_t timeout_ns,
+                                     talweg_tensor* tensors) {
+  return DeclareAllWith("talweg_gpu_declare_all", client, declarations, declaration_count,
+                        talweg::shm::kDeclareOnDevice, timeout_ns, tensors);
 }
 
 talweg_status talweg_gpu_place(talweg_client* client, talweg_tensor tensor,

@@ -301,8 +301,16 @@ TALWEG_API talweg_status talweg_gpu_declare(talweg_client* client, const char* n
                                             uint8_t* taken, int64_t timeout_ns,
                                             talweg_tensor* tensor);
 
-/* The events of a tensor that was declared so, once more: after TALWEG_EVENTS_LOST, or because it
- * is now pushed from another GPU. TALWEG_UNSUPPORTED also while the GPU is being opened. */
+/* talweg_gpu_declare of many, as talweg_declare_all: agreed on together, and without their events,
+ * which talweg_gpu_place gives to each before its first push. */
+TALWEG_API talweg_status talweg_gpu_declare_all(talweg_client* client,
+                                                const talweg_declaration* declarations,
+                                                size_t declaration_count, int64_t timeout_ns,
+                                                talweg_tensor* tensors);
+
+/* The events of a tensor that was declared so, for the GPU that `buffer` lies on; once more after
+ * TALWEG_EVENTS_LOST, and when it is now pushed from another GPU. TALWEG_UNSUPPORTED also while the
+ * GPU is being opened. */
 TALWEG_API talweg_status talweg_gpu_place(talweg_client* client, talweg_tensor tensor,
                                           talweg_gpu_buffer buffer, uint8_t* pushed, uint8_t* taken,
                                           int64_t timeout_ns);

@@ -48,14 +48,14 @@ class TorchFakeGpusTest(unittest.TestCase):
 
     def test_two_ranks_on_one_gpu(self) -> None:
         said = self._run_alone(
-            [0, 0], "dtypes,layouts,handles,training,order,late_stream,reallocated"
+            [0, 0],
+            "dtypes,layouts,handles,declared_together,training,order,late_stream,reallocated",
         )
         self.assertEqual(said, [0, 0])
 
     def test_ranks_on_two_gpus(self) -> None:
         self.assertEqual(self._run_alone([2, 1], "layouts,handles,order,reallocated"), [0, 0])
 
-    def test_two_nodes(self) -> None:
     def test_ranks_and_agent_number_the_gpus_each_in_their_way(self) -> None:
         with Cluster() as cluster:
             machine = Machine(cluster, 0, 2, ["--standalone"], visible="2,3,1")
@@ -71,6 +71,7 @@ class TorchFakeGpusTest(unittest.TestCase):
             self.assertIn("Fake GPU 1", why)  # Which it does see.
             self.assertIn("CUDA_VISIBLE_DEVICES", why)
 
+    def test_two_nodes(self) -> None:
         with Cluster() as cluster:
             what = "dtypes,layouts,handles,training,order,cpu_beside_gpu"
             ranks = [

@@ -257,27 +257,30 @@ class Client:
         """declare() of many names with their priorities, which takes little longer than of one."""
         self._declare_new([each for each in declarations if self._on_host(*each[:2]) is None])
 
-    def _declare_new(self, declarations: Sequence[tuple[str, Declaration, int]]) -> list[int]:
+    def _declare_new(
+        self, declarations: Sequence[tuple[str, Declaration, int]], on_gpu: bool = False
+    ) -> list[int]:
         tensors = self.connection.declare_all(
-            [(name, *each.wire(), priority) for name, each, priority in declarations]
+            [(name, *each.wire(), priority) for name, each, priority in declarations], on_gpu
         )
         with self._lock:
             for (name, declaration, _), tensor in zip(declarations, tensors):
-                self._tensors[name] = _Declared(tensor, declaration, on_host=True)
+                known = self._tensors.get(name)
+                on_host = not on_gpu or (known is not None and known.on_host)
+                self._tensors[name] = _Declared(tensor, declaration, on_host)
         return tensors
 
-    def declare_on_gpu(
-        self, name: str, declaration: Declaration, priority: int, buffer: int
-    ) -> tuple[int, bytes, bytes]:
-        """The same of a tensor that is pushed from the GPU that an exported buffer lies on.
+    def declare_on_gpu(self, name: str, declaration: Declaration, priority: int = 0) -> int:
+        """declare() of a tensor that is pushed from a GPU whose memory the agent takes."""
+        known = self._known(name, declaration)
+        if known is None or known.on_host:
+            [tensor] = self._declare_new([(name, declaration, priority)], on_gpu=True)
+            return tensor
+        return known.tensor
 
-        Returns its number and the handles of its events `pushed` and `taken`.
-        """
-        self._known(name, declaration)
-        placed = self.connection.gpu_declare(name, *declaration.wire(), priority, buffer)
-        with self._lock:
-            self._tensors.setdefault(name, _Declared(placed[0], declaration, on_host=False))
-        return placed
+    def declare_all_on_gpu(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
+        """declare_on_gpu() of many, as declare_all()."""
+        self._declare_new([each for each in declarations if self._known(*each[:2]) is None], True)
 
     def check_timeout(self, timeout_s: float | None) -> None:
         """InvalidArgument for what is none, before anything is pushed."""

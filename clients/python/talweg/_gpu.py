@@ -13,7 +13,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -235,6 +235,20 @@ class Gpus:
             if self._find(name, declaration, place, priority) is None:
                 self.client.declare(name, declaration, priority)
 
+    def declare_all(
+        self, declarations: Sequence[tuple[str, Declaration, int]], place: Place
+    ) -> None:
+        """Client.declare_all(), of tensors on the GPU of `place`, which is one of theirs.
+
+        Each gets its events with its first push.
+        """
+        with self._lock, self._driver.context(place.gpu):
+            is_taken = self._exports.find(place) is not None
+        if is_taken:
+            self.client.declare_all_on_gpu(declarations)
+        else:
+            self.client.declare_all(declarations)
+
     def push(
         self,
         name: str,
@@ -300,7 +314,8 @@ class Gpus:
             del self._placed[name]
             self._driver.destroy_event(before.pushed)
             self._driver.destroy_event(before.taken)
-        tensor, pushed, taken = self.client.declare_on_gpu(name, declaration, priority, buffer)
+        tensor = self.client.declare_on_gpu(name, declaration, priority)
+        pushed, taken = self.client.connection.gpu_place(tensor, buffer)
         placed = _Placed(
             tensor,
             declaration,

@@ -113,22 +113,9 @@ _PROTOTYPES = {
         ],
     ),
     "talweg_gpu_unexport": (ctypes.c_int, [_client_p, _u32, _i64]),
-    "talweg_gpu_declare": (
+    "talweg_gpu_declare_all": (
         ctypes.c_int,
-        [
-            _client_p,
-            ctypes.c_char_p,
-            ctypes.c_int,
-            ctypes.c_int,
-            _u32,
-            _u64,
-            _i32,
-            _u32,
-            ctypes.c_char_p,
-            ctypes.c_char_p,
-            _i64,
-            ctypes.POINTER(_u32),
-        ],
+        [_client_p, ctypes.POINTER(_Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
     ),
     "talweg_gpu_place": (
         ctypes.c_int,
@@ -262,8 +249,13 @@ class Connection:
         """Raises why rounds cannot go on, if they cannot; asks the socket."""
         self._check(self._library.talweg_health(self._handle))
 
-    def declare_all(self, declarations: Sequence[tuple[str, int, int, int, int, int]]) -> list[int]:
-        """Name, dtype, op, root rank, count and priority of each."""
+    def declare_all(
+        self, declarations: Sequence[tuple[str, int, int, int, int, int]], on_gpu: bool = False
+    ) -> list[int]:
+        """Name, dtype, op, root rank, count and priority of each.
+
+        Those that are pushed from GPUs get their events from gpu_place().
+        """
         array = (_Declaration * len(declarations))(
             *(
                 _Declaration(
@@ -278,9 +270,9 @@ class Connection:
             )
         )
         tensors = (_u32 * len(declarations))()
-        self._check(
-            self._library.talweg_declare_all(self._handle, array, len(declarations), -1, tensors)
-        )
+        library = self._library
+        declare_all = library.talweg_gpu_declare_all if on_gpu else library.talweg_declare_all
+        self._check(declare_all(self._handle, array, len(declarations), -1, tensors))
         return list(tensors)
 
     def push_pull(self, tensor: int, address: int, priority: int) -> int:
@@ -334,40 +326,8 @@ class Connection:
     def gpu_unexport(self, buffer: int) -> None:
         self._check(self._library.talweg_gpu_unexport(self._handle, buffer, -1))
 
-    def gpu_declare(
-        self,
-        name: str,
-        dtype: int,
-        op: int,
-        root_rank: int,
-        count: int,
-        priority: int,
-        buffer: int,
-    ) -> tuple[int, bytes, bytes]:
-        """Returns the tensor and the handles of its events `pushed` and `taken`."""
-        tensor = _u32()
-        pushed = ctypes.create_string_buffer(_GPU_HANDLE_BYTES)
-        taken = ctypes.create_string_buffer(_GPU_HANDLE_BYTES)
-        self._check(
-            self._library.talweg_gpu_declare(
-                self._handle,
-                _encode(name),
-                dtype,
-                op,
-                root_rank,
-                count,
-                _priority(priority),
-                buffer,
-                pushed,
-                taken,
-                -1,
-                ctypes.byref(tensor),
-            )
-        )
-        return tensor.value, pushed.raw, taken.raw
-
     def gpu_place(self, tensor: int, buffer: int) -> tuple[bytes, bytes]:
-        """Returns the handles of the tensor's events once more, or of others."""
+        """Returns the handles of the tensor's events `pushed` and `taken`, once more or of others."""
         pushed = ctypes.create_string_buffer(_GPU_HANDLE_BYTES)
         taken = ctypes.create_string_buffer(_GPU_HANDLE_BYTES)
         self._check(self._library.talweg_gpu_place(self._handle, tensor, buffer, pushed, taken, -1))

@@ -16,11 +16,13 @@ import threading
 import time
 import weakref
 from typing import Any
+from unittest import mock
 
 import talweg
 import talweg.torch as tw
 import torch
 import torch.distributed as dist
+from talweg import _native
 from torch import nn
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -188,6 +190,26 @@ def training() -> None:
         torch.testing.assert_close(weights[1], weights[0])
     else:
         assert_same(weights[1], weights[0])
+
+
+def declared_together() -> None:
+    """A model's gradients are agreed on in one go, where the agent takes them from."""
+    asked: list[tuple[int, bool]] = []
+    declare_all = _native.Connection.declare_all
+
+    def count(connection: Any, declarations: Any, on_gpu: bool = False) -> list[int]:
+        asked.append((len(declarations), on_gpu))
+        return declare_all(connection, declarations, on_gpu)
+
+    model = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 3)).double()
+    to_gpu(model)
+    optimizer = tw.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), name="together"
+    )
+    with mock.patch.object(_native.Connection, "declare_all", count):
+        backward(model, torch.randn(4, 6).double())
+        optimizer.step()
+    assert [each for each in asked if each[1]] == [(4, True)], asked
 
 
 def to_gpu(model: nn.Module) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from talweg import _gpu
@@ -27,6 +29,21 @@ def place_of(tensor: torch.Tensor) -> _gpu.Place:
         nbytes=tensor.numel() * tensor.element_size(),
         stream=lambda: int(torch.cuda.current_stream(device).cuda_stream),
     )
+
+
+def declare_all(
+    client: Client,
+    parameters: Sequence[torch.Tensor],
+    declarations: Sequence[tuple[str, Declaration, int]],
+) -> None:
+    """Of their gradients, all on one device."""
+    gpus = gpus_of(client, parameters[0])
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    there = [each for each in gradients if each.layout == torch.strided and each.numel() > 0]
+    if gpus is None:
+        client.declare_all(declarations)
+    elif there:  # Else nothing shows whether the agent takes them: each is declared with its push.
+        gpus.declare_all(declarations, place_of(there[0]))
 
 
 def start(

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from talweg import _client, _objects
 from talweg._client import Client, Handle, Op
 from talweg.errors import Busy, InvalidArgument
+from talweg.torch import _cuda
 from talweg.torch._forward_overlap import ForwardOverlap
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
 from talweg.torch._tensors import declaration_of, finish, start
@@ -168,15 +169,20 @@ class GradientAverager:
     def _declare(self) -> None:
         """All gradients in one go: one by one in their pushes, many parameters take seconds."""
         self._declared = True
-        self.client.declare_all(
-            (
-                self._tensor_name(index),
-                declaration_of(parameter, Op.AVERAGE),
-                self.priority_of(index),
-            )
-            for index, parameter in enumerate(self.parameters)
-            if index in self._hooks and parameter.device.type == "cpu"
-        )
+        on_devices: dict[torch.device, list[int]] = {}
+        for index, parameter in enumerate(self.parameters):
+            if index in self._hooks:
+                on_devices.setdefault(parameter.device, []).append(index)
+        for indexes in on_devices.values():
+            declarations = [
+                (
+                    self._tensor_name(index),
+                    declaration_of(self.parameters[index], Op.AVERAGE),
+                    self.priority_of(index),
+                )
+                for index in indexes
+            ]
+            _cuda.declare_all(self.client, [self.parameters[i] for i in indexes], declarations)
 
     def _push(self, index: int) -> None:
         if not self._declared:

@@ -72,6 +72,29 @@ TEST_CASE("Membership: a job that has min_members waits a while for max_members"
     pass(2, {Id(0, 10), Id(1, 21)}, job);
     CHECK(f.StateOf(job) == JobState::kRunning);
   }
+  SECTION("and does not count the time in which the scheduler was stopped") {
+    f.now_ns += 3600 * kSecond;
+    f.Tick();
+    pass(9, {Id(0, 10), Id(1, 11)}, job);
+    CHECK(f.StateOf(job) == JobState::kForming);
+    pass(2, {Id(0, 10), Id(1, 11)}, job);
+    CHECK(f.StateOf(job) == JobState::kRunning);
+  }
+}
+
+TEST_CASE("Membership: a job waits for max_members no longer than it may take to begin",
+          "[membership]") {
+  constexpr int64_t kSecond = 1'000'000'000;
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  JobSpec spec = Spec(1, 2);
+  spec.join_timeout_ns = 10 * kSecond;
+  spec.gather_ns = 30 * kSecond;
+  const JobId job = f.Enter("mnist", 0, 10, spec);
+  f.Pass(9 * kSecond, job, {Id(0, 10)});
+  CHECK(f.StateOf(job) == JobState::kForming);
+  f.Pass(2 * kSecond, job, {Id(0, 10)});
+  CHECK(f.StateOf(job) == JobState::kRunning);
 }
 
 TEST_CASE("Membership: a repeated Join gives the same answer", "[membership]") {
@@ -106,6 +129,10 @@ TEST_CASE("Membership: a spec that differs is refused naming both values", "[mem
   const JoinAnswer answer = f.Join(Fixture::Request("mnist", 1, 11, Spec(2, 3)));
   CHECK(answer.answer.code == Code::kRefused);
   CHECK(Contains(answer.answer.text, "max_members is 2 in the job and 3 in the request"));
+  JobSpec patient = Spec(2, 2);
+  patient.gather_ns = 30'000'000'000;
+  const std::string text = f.Join(Fixture::Request("mnist", 1, 11, patient)).answer.text;
+  CHECK(Contains(text, "gather is 0 s in the job and 30 s in the request"));
 }
 
 TEST_CASE("Membership: what can never be right is named", "[membership]") {
@@ -126,6 +153,7 @@ TEST_CASE("Membership: what can never be right is named", "[membership]") {
   CHECK(Contains(problem([](JoinRequest& r) { r.spec.slice_bytes_max = 100; }), "100"));
   CHECK(Contains(problem([](JoinRequest& r) { r.spec.loss_policy = LossPolicy{7}; }), "7"));
   CHECK(Contains(problem([](JoinRequest& r) { r.spec.join_timeout_ns = 0; }), "join_timeout"));
+  CHECK(Contains(problem([](JoinRequest& r) { r.spec.gather_ns = -1; }), "gather is"));
   CHECK(Contains(problem([](JoinRequest& r) { r.member.rank_count = 0; }), "rank_count is 0"));
   CHECK(Contains(problem([](JoinRequest& r) { r.member.id.incarnation = {}; }), "incarnation"));
   CHECK(f.core->jobs().empty());

@@ -10,7 +10,6 @@ namespace {
 
 constexpr int64_t kNsPerSecond = 1'000'000'000;
 constexpr int64_t kDefaultJoinTimeoutNs = 600 * kNsPerSecond;
-constexpr int64_t kDefaultGatherNs = 30 * kNsPerSecond;
 
 absl::Status Invalid(const std::string& text) { return absl::InvalidArgumentError(text); }
 
@@ -152,7 +151,8 @@ absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& mess
   }
   spec.join_timeout_ns =
       message.has_join_timeout() ? NsFromDuration(message.join_timeout()) : kDefaultJoinTimeoutNs;
-  spec.gather_ns = message.has_gather() ? NsFromDuration(message.gather()) : kDefaultGatherNs;
+  spec.gather_ns =
+      message.has_gather() ? NsFromDuration(message.gather()) : membership::kDefaultGatherNs;
   return spec;
 }
 

@@ -161,13 +161,15 @@ absl::Status SqliteStore::Prepare() {
   return version < kSchemaVersion ? Upgrade() : absl::OkStatus();
 }
 
-// From schema 1, the only one before this.
+// From schema 1, the only one before this. Its jobs get what members that say nothing are taken to
+// ask for: whoever joins one and asks for something else would be refused.
 absl::Status SqliteStore::Upgrade() {
   const std::string sql =
       "BEGIN IMMEDIATE;"
       "ALTER TABLE jobs ADD COLUMN gather_ns INTEGER NOT NULL DEFAULT 0;"
-      "PRAGMA user_version = " +
-      std::to_string(kSchemaVersion) + ";COMMIT;";
+      "UPDATE jobs SET gather_ns = " +
+      std::to_string(membership::kDefaultGatherNs) +
+      ";PRAGMA user_version = " + std::to_string(kSchemaVersion) + ";COMMIT;";
   if (sqlite3_exec(database_.get(), sql.c_str(), nullptr, nullptr, nullptr) != SQLITE_OK) {
     return SqliteError(database_.get(), path_, "upgrade the schema");
   }

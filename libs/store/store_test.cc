@@ -255,23 +255,88 @@ void Execute(const std::string& path, const std::string& sql) {
   sqlite3_close(database);
 }
 
+// As its scheduler wrote it, with a job that runs.
+constexpr char kSchema1[] = R"sql(
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE jobs (
+  job_id INTEGER PRIMARY KEY, name TEXT NOT NULL, state INTEGER NOT NULL, text TEXT NOT NULL,
+  min_members INTEGER NOT NULL, max_members INTEGER NOT NULL, slice_bytes_max INTEGER NOT NULL,
+  loss_policy INTEGER NOT NULL, join_timeout_ns INTEGER NOT NULL, epoch_floor INTEGER NOT NULL,
+  created_unix_ns INTEGER NOT NULL, view_epoch INTEGER, view_slice_bytes_max INTEGER);
+CREATE TABLE members (
+  job_id INTEGER NOT NULL, position INTEGER NOT NULL, node_rank INTEGER NOT NULL,
+  incarnation INTEGER NOT NULL, rank_count INTEGER NOT NULL, name TEXT NOT NULL,
+  admin_address TEXT NOT NULL, host_id TEXT NOT NULL, state INTEGER NOT NULL, text TEXT NOT NULL,
+  PRIMARY KEY (job_id, position)) WITHOUT ROWID;
+CREATE TABLE view_members (
+  job_id INTEGER NOT NULL, position INTEGER NOT NULL, node_rank INTEGER NOT NULL,
+  incarnation INTEGER NOT NULL, rank_count INTEGER NOT NULL, name TEXT NOT NULL,
+  admin_address TEXT NOT NULL, PRIMARY KEY (job_id, position)) WITHOUT ROWID;
+CREATE TABLE view_aggregators (
+  job_id INTEGER NOT NULL, position INTEGER NOT NULL, incarnation INTEGER NOT NULL,
+  name TEXT NOT NULL, weight INTEGER NOT NULL, data_address TEXT NOT NULL, host_id TEXT NOT NULL,
+  admin_address TEXT NOT NULL, PRIMARY KEY (job_id, position)) WITHOUT ROWID;
+CREATE TABLE aggregators (
+  incarnation INTEGER PRIMARY KEY, name TEXT NOT NULL, weight INTEGER NOT NULL,
+  data_address TEXT NOT NULL, host_id TEXT NOT NULL, admin_address TEXT NOT NULL,
+  state INTEGER NOT NULL, text TEXT NOT NULL);
+INSERT INTO counters VALUES ('start_count', 3), ('job_next', 8);
+INSERT INTO jobs VALUES (7, 'mnist', 2, 'words', 1, 2, 65536, 2, 600000000000, 5, 99, 5, 65536);
+INSERT INTO members VALUES (7, 0, 1, 11, 2, 'node1', 'host:1', 'b', 1, '');
+INSERT INTO view_members VALUES (7, 0, 1, 11, 2, 'node1', 'host:1');
+INSERT INTO view_aggregators VALUES (7, 0, 100, 'a0', 4, 'fi:a0', 'b', 'host:2');
+INSERT INTO aggregators VALUES (100, 'a0', 4, 'fi:a0', 'b', 'host:2', 1, '');
+PRAGMA application_id = 0x54616c77;
+PRAGMA user_version = 1;
+)sql";
+
 TEST_CASE("Store: what schema 1 has stored is taken over", "[store]") {
   const Directory directory;
   const std::string path = directory.File("store");
-  StoreWrite write;
-  write.jobs.push_back({.id = JobId{1}, .name = "job", .spec = {.min_members = 2}});
-  {
+  Execute(path, kSchema1);
+  const ViewMember member{.id = {NodeRank{1}, Incarnation{11}},
+                          .rank_count = 2,
+                          .name = "node1",
+                          .admin_address = "host:1"};
+  const ViewAggregator aggregator{.incarnation = Incarnation{100},
+                                  .name = "a0",
+                                  .weight = 4,
+                                  .data_address = "fi:a0",
+                                  .host_id = "b",
+                                  .admin_address = "host:2"};
+  Snapshot expected;
+  expected.start_count = 3;
+  expected.job_next = JobId{8};
+  expected.jobs.push_back(
+      {.id = JobId{7},
+       .name = "mnist",
+       .spec = {.min_members = 1,
+                .max_members = 2,
+                .slice_bytes_max = 65536,
+                .loss_policy = LossPolicy::kContinue,
+                .join_timeout_ns = 600'000'000'000,
+                .gather_ns = membership::kDefaultGatherNs},
+       .state = JobState::kRunning,
+       .text = "words",
+       .epoch_floor = Epoch{5},
+       .created_unix_ns = 99,
+       .view = View{.job = JobId{7},
+                    .epoch = Epoch{5},
+                    .slice_bytes_max = 65536,
+                    .members = {member},
+                    .aggregators = {aggregator}},
+       .members = {{.member = member, .host_id = "b", .state = MemberState::kJoined}}});
+  expected.aggregators.push_back({.aggregator = aggregator, .state = AggregatorState::kLive});
+  Random random(1);
+  for (uint64_t life = 1; life <= 3; ++life) {
     const std::unique_ptr<Store> store = Open(path);
+    CHECK(LoadOf(*store) == expected);
+    // What is written now has what schema 1 had no place for.
+    StoreWrite write;
+    write.jobs.push_back(RandomJob(random, JobId{life}));
     MustWrite(*store, write);
-  }
-  Execute(path, "ALTER TABLE jobs DROP COLUMN gather_ns");
-  Execute(path, "PRAGMA user_version = 1");
-  for (int life = 0; life < 2; ++life) {
-    const std::unique_ptr<Store> store = Open(path);
-    const absl::StatusOr<Snapshot> loaded = store->Load();
-    REQUIRE(loaded.ok());
-    REQUIRE(loaded->jobs.size() == 1);
-    CHECK(loaded->jobs[0] == write.jobs[0]);
+    membership::Apply(write, expected);
+    CHECK(LoadOf(*store) == expected);
   }
 }
 

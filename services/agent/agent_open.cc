@@ -21,16 +21,16 @@ namespace talweg::agent {
 absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
     const config::AgentConfig& config, transport::FabricOptions::Devices devices,
     const Clock* clock) {
+  const int64_t silence_ns = static_cast<int64_t>(config.silence_ms) * 1'000'000;
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::Transport> network,
-                          transport::NewFabricTransport(
-                              {.provider = config.provider,
-                               .source_interface = config.interface,
-                               .silence_ns = static_cast<int64_t>(config.silence_ms) * 1'000'000,
-                               .devices = devices},
-                              clock, nullptr));
+                          transport::NewFabricTransport({.provider = config.provider,
+                                                         .source_interface = config.interface,
+                                                         .silence_ns = silence_ns,
+                                                         .devices = devices},
+                                                        clock, nullptr));
   if (!config.local_transport) return network;
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::LocalTransport> local,
-                          transport::NewLocalTransport({}, clock, nullptr));
+                          transport::NewLocalTransport({.silence_ns = silence_ns}, clock, nullptr));
   return transport::NewCompositeTransport(std::move(network), std::move(local));
 }
 

@@ -90,14 +90,15 @@ absl::Status Aggregator::Open() {
 }
 
 absl::Status Aggregator::OpenTransport() {
-  TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::Transport> network,
-                          transport::NewFabricTransport(
-                              {.provider = config_.provider,
-                               .silence_ns = static_cast<int64_t>(config_.silence_ms) * 1'000'000},
-                              clock_, &counters_));
+  const int64_t silence_ns = static_cast<int64_t>(config_.silence_ms) * 1'000'000;
+  TALWEG_ASSIGN_OR_RETURN(
+      std::unique_ptr<transport::Transport> network,
+      transport::NewFabricTransport({.provider = config_.provider, .silence_ns = silence_ns},
+                                    clock_, &counters_));
   if (config_.local_transport) {
-    TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::LocalTransport> local,
-                            transport::NewLocalTransport({}, clock_, &counters_));
+    TALWEG_ASSIGN_OR_RETURN(
+        std::unique_ptr<transport::LocalTransport> local,
+        transport::NewLocalTransport({.silence_ns = silence_ns}, clock_, &counters_));
     TALWEG_ASSIGN_OR_RETURN(transport_,
                             transport::NewCompositeTransport(std::move(network), std::move(local)));
   } else {

@@ -15,7 +15,6 @@
 #include "libs/base/random.h"
 #include "libs/runtime/clock.h"
 #include "libs/runtime/descriptor.h"
-#include "libs/runtime/manual_clock.h"
 #include "libs/transport/testing/harness.h"
 
 namespace talweg::transport {
@@ -66,6 +65,12 @@ class FabricHarness final : public Harness {
   std::unique_ptr<Transport> NewTransport() override {
     auto transport =
         NewFabricTransport({.devices = FabricOptions::Devices::kFake}, &clock_, nullptr);
+    TALWEG_CHECK(transport.ok());
+    return *std::move(transport);
+  }
+  std::unique_ptr<Transport> NewWatchful(const Clock* clock, const Hearts& hearts) override {
+    auto transport = NewFabricTransport(
+        {.heartbeat_ns = hearts.heartbeat_ns, .silence_ns = hearts.silence_ns}, clock, nullptr);
     TALWEG_CHECK(transport.ok());
     return *std::move(transport);
   }
@@ -207,76 +212,6 @@ TEST_CASE("Fabric: somebody who accepts and never answers is given up", "[transp
   REQUIRE(PollUntil({&client}, [&] { return !client.sink.disconnected.empty(); }));
   CHECK(client.sink.disconnected[0].second.find(address) != std::string::npos);
   CHECK(client.sink.disconnected[0].second.find("50 ms") != std::string::npos);
-}
-
-// A client whose time is the test's, connected to a server.
-struct Connected {
-  explicit Connected(const FabricOptions& options = {}) : client{NewTcp(&client_clock, options)} {
-    const auto listening = server.transport->Listen({});
-    REQUIRE(listening.ok());
-    address = *listening;
-    REQUIRE(client.transport->Connect(address).ok());
-    REQUIRE(PollUntil({&client, &server}, [&] {
-      return !server.sink.accepted.empty() && !client.sink.connected.empty();
-    }));
-  }
-
-  MonotonicClock clock;
-  ManualClock client_clock{1'000'000'000};
-  Endpoint client;
-  Endpoint server{NewTcp(&clock)};
-  std::string address;
-};
-
-TEST_CASE("Fabric: a peer that falls silent is given up, however little there was to say",
-          "[transport]") {
-  // The server is as good as stopped: its kernel takes what comes, and nobody polls.
-  Connected f({.silence_ns = 12'000'000'000});
-  for (int heartbeats = 1; f.client.sink.disconnected.empty(); ++heartbeats) {
-    REQUIRE(heartbeats <= 8);
-    f.client_clock.Advance(2'000'000'000);
-    f.client.Poll();
-    if (heartbeats <= 5) REQUIRE(f.client.sink.disconnected.empty());
-  }
-  const std::string& reason = f.client.sink.disconnected[0].second;
-  INFO(reason);
-  CHECK(reason.find("was silent for 12000 ms") != std::string::npos);
-  CHECK(reason.find(f.address.substr(0, f.address.rfind('/'))) != std::string::npos);
-}
-
-TEST_CASE("Fabric: a silence may be no end", "[transport]") {
-  Connected f({.silence_ns = 0});
-  for (int i = 0; i < 100; ++i) {
-    f.client_clock.Advance(2'000'000'000);
-    f.client.Poll();
-  }
-  CHECK(f.client.sink.disconnected.empty());
-}
-
-TEST_CASE("Fabric: a process that was stopped itself blames nobody for its silence",
-          "[transport]") {
-  Connected f;
-  f.client_clock.Advance(600'000'000'000);
-  f.client.Poll();
-  CHECK(f.client.sink.disconnected.empty());
-}
-
-constexpr FabricOptions kQuickHearts = {.heartbeat_ns = 10'000'000, .silence_ns = 200'000'000};
-
-TEST_CASE("Fabric: a connection with nothing to carry stands", "[transport]") {
-  MonotonicClock clock;
-  Endpoint client{NewTcp(&clock, kQuickHearts)};
-  Endpoint server{NewTcp(&clock, kQuickHearts)};
-  const auto address = server.transport->Listen({});
-  REQUIRE(address.ok());
-  const auto connection = client.transport->Connect(*address);
-  REQUIRE(connection.ok());
-  const int64_t end_ns = clock.NowNs() + 3 * kQuickHearts.silence_ns;
-  PollUntil({&client, &server}, [&] { return clock.NowNs() > end_ns; });
-  client.transport->PostFrame(*connection, FrameOf(1));
-  REQUIRE(PollUntil({&client, &server}, [&] { return server.sink.frames.size() == 1; }));
-  CHECK(client.sink.disconnected.empty());
-  CHECK(server.sink.disconnected.empty());
 }
 
 TEST_CASE("Fabric: writes longer than the provider's limit arrive in parts", "[transport]") {

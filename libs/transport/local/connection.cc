@@ -193,6 +193,16 @@ void LocalConnection::Awake() {
   ours_.control()->sleep_count.store(sleep_count_, std::memory_order_relaxed);
 }
 
+void LocalConnection::Beat() {
+  // 0 would say that we never do; it takes 272 years to come round.
+  ours_.control()->beats.store(++beats_, std::memory_order_relaxed);
+}
+
+bool LocalConnection::PeerHasBeaten() {
+  const uint32_t seen = theirs_.control()->beats.load(std::memory_order_relaxed);
+  return std::exchange(peer_beats_, seen) != seen || seen == 0;
+}
+
 void LocalConnection::Close() {
   socket_.Reset();
   peer_doorbell_.Reset();

@@ -60,6 +60,11 @@ class LocalConnection {
   bool PrepareToSleep();
   void Awake();
 
+  // Shows the peer that we still turn.
+  void Beat();
+  // Whether the peer has shown it since the last call, or is of a release that never does.
+  bool PeerHasBeaten();
+
   // Rings are unmapped and the socket is closed when this returns.
   void Close();
 
@@ -93,6 +98,8 @@ class LocalConnection {
   uint64_t peer_read_ = 0;
   uint32_t sleep_count_ = 0;
   uint32_t rung_for_ = 0;
+  uint32_t beats_ = 1;
+  uint32_t peer_beats_ = 0;
 
   std::deque<Post> posts_;
   uint64_t pending_bytes_ = 0;

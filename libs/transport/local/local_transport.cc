@@ -12,6 +12,7 @@
 #include <array>
 #include <cstdio>
 #include <deque>
+#include <limits>
 #include <map>
 #include <utility>
 #include <vector>
@@ -86,6 +87,7 @@ class LocalTransportImpl final : public LocalTransport {
     int64_t establish_by_ns = 0;  // While not established.
     std::deque<uint64_t> done;    // Contexts of writes whose OnWriteDone is due.
     std::string ending;           // Not empty: over as soon as what has arrived is read.
+    int64_t silent_ns = 0;        // By our heartbeats: a gap in our own time is nobody's silence.
   };
   using PeerHandle = std::shared_ptr<Peer>;
 
@@ -98,6 +100,7 @@ class LocalTransportImpl final : public LocalTransport {
   void OnHandshake(EventSink& sink, const PeerHandle& peer);
   void PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work);
   void PollTimeouts(EventSink& sink, int* work);
+  void BeatHearts(int64_t now_ns, int* work);
   void End(EventSink& sink, const PeerHandle& peer, const std::string& reason);
   void Forget(Peer& peer);
   void SetTimer();
@@ -117,6 +120,8 @@ class LocalTransportImpl final : public LocalTransport {
   Descriptor timer_;
   Descriptor listener_;
   std::string listening_path_;  // To be removed with the listener.
+  int64_t next_heartbeat_ns_ = 0;
+  int64_t next_timeout_ns_ = std::numeric_limits<int64_t>::max();  // When timer_ rings.
   bool asleep_ = false;
   uint64_t next_id_ = 1;
   size_t first_polled_ = 0;  // Connections take turns in being polled first.
@@ -314,6 +319,7 @@ int LocalTransportImpl::Poll(EventSink& sink, int events_max) {
     sink.OnDisconnected(peer->connection.id(), peer->ending);
   }
   LookAtDescriptors(sink, &work);
+  PollTimeouts(sink, &work);
 
   std::vector<PeerHandle> due;
   due.reserve(peers_.size());
@@ -337,7 +343,6 @@ void LocalTransportImpl::LookAtDescriptors(EventSink& sink, int* work) {
       [[maybe_unused]] const ssize_t got = read(doorbell_.get(), &ignored, sizeof(ignored));
     } else if (tag == kTimerTag) {
       [[maybe_unused]] const ssize_t got = read(timer_.get(), &ignored, sizeof(ignored));
-      PollTimeouts(sink, work);
     } else if (tag == kListenerTag) {
       AcceptAll();
       ++*work;
@@ -380,6 +385,7 @@ void LocalTransportImpl::OnHandshake(EventSink& sink, const PeerHandle& peer) {
     End(sink, peer, "connect to " + connection.peer() + ": " + std::string(status.message()));
     return;
   }
+  next_heartbeat_ns_ = std::max(next_heartbeat_ns_, clock_->NowNs());
   SetTimer();
   Advance(*peer);
   if (peer->connecting) {
@@ -427,6 +433,7 @@ void LocalTransportImpl::PollPeer(EventSink& sink, const PeerHandle& peer, int* 
 
 void LocalTransportImpl::PollTimeouts(EventSink& sink, int* work) {
   const int64_t now_ns = clock_->NowNs();
+  if (now_ns < next_timeout_ns_) return;
   std::vector<PeerHandle> late;
   for (const auto& [id, peer] : peers_) {
     if (!peer->connection.established() && now_ns >= peer->establish_by_ns) late.push_back(peer);
@@ -438,18 +445,36 @@ void LocalTransportImpl::PollTimeouts(EventSink& sink, int* work) {
             std::to_string(options_.connect_timeout_ns / 1'000'000) +
             " ms; is its process stopped?");
   }
+  if (now_ns >= next_heartbeat_ns_) BeatHearts(now_ns, work);
   SetTimer();
 }
 
-void LocalTransportImpl::SetTimer() {
-  int64_t first_ns = 0;
+void LocalTransportImpl::BeatHearts(int64_t now_ns, int* work) {
   for (const auto& [id, peer] : peers_) {
-    if (peer->connection.established()) continue;
-    if (first_ns == 0 || peer->establish_by_ns < first_ns) first_ns = peer->establish_by_ns;
+    LocalConnection& connection = peer->connection;
+    if (!connection.established()) continue;
+    connection.Beat();
+    peer->silent_ns = connection.PeerHasBeaten() ? 0 : peer->silent_ns + options_.heartbeat_ns;
+    const bool is_over = options_.silence_ns > 0 && peer->silent_ns >= options_.silence_ns;
+    if (!is_over || !peer->ending.empty()) continue;
+    ++*work;
+    peer->ending = connection.peer() + " was silent for " +
+                   std::to_string(options_.silence_ns / 1'000'000) +
+                   " ms: its process is stopped, or its data thread hangs";
+  }
+  next_heartbeat_ns_ = now_ns + options_.heartbeat_ns;
+}
+
+void LocalTransportImpl::SetTimer() {
+  next_timeout_ns_ = std::numeric_limits<int64_t>::max();
+  for (const auto& [id, peer] : peers_) {
+    next_timeout_ns_ =
+        std::min(next_timeout_ns_,
+                 peer->connection.established() ? next_heartbeat_ns_ : peer->establish_by_ns);
   }
   itimerspec timer{};
-  if (first_ns != 0) {
-    const int64_t left_ns = std::max<int64_t>(first_ns - clock_->NowNs(), 1);
+  if (next_timeout_ns_ != std::numeric_limits<int64_t>::max()) {
+    const int64_t left_ns = std::max<int64_t>(next_timeout_ns_ - clock_->NowNs(), 1);
     timer.it_value.tv_sec = left_ns / 1'000'000'000;
     timer.it_value.tv_nsec = left_ns % 1'000'000'000;
   }

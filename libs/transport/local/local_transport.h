@@ -21,6 +21,11 @@ struct LocalOptions {
   // Of each direction of a connection. A power of two.
   size_t ring_bytes = 4 * 1024 * 1024;
   int64_t connect_timeout_ns = 10'000'000'000;
+  // How often we show peers that our event loop turns, and look whether theirs does.
+  int64_t heartbeat_ns = 2'000'000'000;
+  // A peer that has not shown it for so long is stopped, or hangs: its connection is over. At least
+  // three times the peers' heartbeat_ns. 0: that ends nothing.
+  int64_t silence_ns = 20'000'000'000;
   // Seeds the keys of regions. 0: drawn from the system.
   uint64_t key_seed = 0;
 };

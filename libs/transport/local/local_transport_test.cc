@@ -2,6 +2,7 @@
 #include "libs/transport/local/local_transport.h"
 
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include "libs/base/check.h"
 #include "libs/runtime/clock.h"
 #include "libs/runtime/descriptor.h"
+#include "libs/runtime/manual_clock.h"
 #include "libs/transport/local/handshake.h"
 #include "libs/transport/local/ring.h"
 #include "libs/transport/testing/harness.h"
@@ -23,6 +25,12 @@ class LocalHarness final : public Harness {
  public:
   std::unique_ptr<Transport> NewTransport() override {
     auto transport = NewLocalTransport({}, &clock_, nullptr);
+    TALWEG_CHECK(transport.ok());
+    return *std::move(transport);
+  }
+  std::unique_ptr<Transport> NewWatchful(const Clock* clock, const Hearts& hearts) override {
+    auto transport = NewLocalTransport(
+        {.heartbeat_ns = hearts.heartbeat_ns, .silence_ns = hearts.silence_ns}, clock, nullptr);
     TALWEG_CHECK(transport.ok());
     return *std::move(transport);
   }
@@ -72,6 +80,29 @@ TEST_CASE("Local: a peer's ring that it could cut is refused", "[transport]") {
     REQUIRE(fcntl(copy.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
     CHECK(RingMapping::Open(copy.get()).ok());
   }
+}
+
+TEST_CASE("Local: a peer of a release without heartbeats is not watched", "[transport]") {
+  ManualClock clock{1'000'000'000};
+  auto transport = NewLocalTransport({}, &clock, nullptr);
+  REQUIRE(transport.ok());
+  Endpoint server{*std::move(transport)};
+  const auto address = server.transport->Listen({});
+  REQUIRE(address.ok());
+  LocalHarness harness;
+  const Descriptor socket(harness.ConnectRaw(*address));
+  const Descriptor doorbell(eventfd(0, EFD_CLOEXEC));
+  const auto ring = RingMapping::Create(kRingBytesMin);
+  REQUIRE(ring.ok());
+  const bool counts = GENERATE(false, true);
+  if (!counts) ring->control()->beats = 0;
+  REQUIRE(SendHandshake(socket.get(), ring->memory_descriptor(), doorbell.get()).ok());
+  REQUIRE(PollUntil({&server}, [&] { return server.sink.accepted.size() == 1; }));
+  for (int i = 0; i < 20; ++i) {
+    clock.Advance(2'000'000'000);
+    server.Poll();
+  }
+  CHECK(server.sink.disconnected.size() == (counts ? 1 : 0));
 }
 
 }  // namespace

@@ -70,6 +70,7 @@ absl::StatusOr<RingMapping> RingMapping::Create(size_t ring_bytes) {
   TALWEG_RETURN_IF_ERROR(ring.Map(fd, ring_bytes, PROT_READ | PROT_WRITE));
   RingControl* const control = new (ring.base_) RingControl{};
   control->ring_bytes = ring_bytes;
+  control->beats = 1;
   control->version = kRingVersion;
   control->magic = kRingMagic;
   constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;

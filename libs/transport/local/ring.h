@@ -16,10 +16,10 @@
 // The shared memory of a local connection: each side makes one memfd, which it alone writes and its
 // peer maps for reading.
 //
-//   0            64              128             192           4096          4096 + ring_bytes
-//   +------------+---------------+---------------+-------------+-------------+
-//   | identity   | write_position| read_position | sleep state | records ... |
-//   +------------+---------------+---------------+-------------+-------------+
+//   0          64              128            192           256     4096          4096 + ring_bytes
+//   +----------+---------------+--------------+-------------+-------+-------------+
+//   | identity | write_position| read_position| sleep state | beats | records ... |
+//   +----------+---------------+--------------+-------------+-------+-------------+
 //
 // Positions count bytes since the beginning and never go back; a position modulo ring_bytes is a
 // place. The writer of a file publishes its write_position behind whole records; its read_position
@@ -37,6 +37,8 @@ struct RingControl {
   alignas(64) std::atomic<uint32_t> sleep_count;
   // 1: this side has something to send that did not fit; it wants to know of room.
   std::atomic<uint32_t> blocked;
+  // Counts up while this side's event loop turns. 0: of a release that does not count.
+  alignas(64) std::atomic<uint32_t> beats;
 };
 
 inline constexpr uint64_t kRingMagic = 0x474e524c57414c54;
@@ -51,6 +53,7 @@ static_assert(offsetof(RingControl, write_position) == 64);
 static_assert(offsetof(RingControl, read_position) == 128);
 static_assert(offsetof(RingControl, sleep_count) == 192);
 static_assert(offsetof(RingControl, blocked) == 196);
+static_assert(offsetof(RingControl, beats) == 256);
 static_assert(sizeof(RingControl) <= kRingDataOffset);
 
 enum class RecordType : uint32_t { kFrame = 1, kWrite = 2 };

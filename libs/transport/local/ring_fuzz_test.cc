@@ -62,10 +62,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   control.read_position = words[1] % 4096;
   control.sleep_count = static_cast<uint32_t>(words[2]);
   control.blocked = static_cast<uint32_t>(words[2] >> 32);
+  control.beats = static_cast<uint32_t>(words[0] >> 32);
   connection.PostFrame(std::vector<std::byte>(100));
   std::deque<uint64_t> done;
   static_cast<void>(connection.Advance(&done));
   connection.PrepareToSleep();
+  connection.Beat();
+  connection.PeerHasBeaten();
   for (int i = 0; i < 10000; ++i) {
     const auto read = connection.Read(regions);
     if (!read.ok() || *read == LocalConnection::ReadResult::kEmpty) break;

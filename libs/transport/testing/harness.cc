@@ -56,6 +56,10 @@ std::vector<std::byte> RemoteDevice::Load(const DeviceMemory& memory) {
   return {bytes.begin(), bytes.end()};
 }
 
+std::unique_ptr<Transport> Harness::NewWatchful(const Clock* /*clock*/, const Hearts& /*hearts*/) {
+  return nullptr;
+}
+
 int Harness::ConnectRaw(const std::string&) { return -1; }
 
 void RecordingSink::OnAccepted(ConnectionId connection) {

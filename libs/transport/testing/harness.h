@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "libs/base/ids.h"
+#include "libs/runtime/clock.h"
 #include "libs/transport/transport.h"
 
 // What tests of transports share: the conformance suite (conformance_*.cc) is linked into the test
@@ -44,11 +45,19 @@ class RemoteDevice final : public TestDevice {
   uint64_t next_address_ = 0x7000'0000'0000;
 };
 
+// How a transport notices peers that are stopped: as options of the implementations.
+struct Hearts {
+  int64_t heartbeat_ns = 2'000'000'000;
+  int64_t silence_ns = 20'000'000'000;  // 0: no silence ends a connection.
+};
+
 // An implementation under test. All its transports can reach each other.
 class Harness {
  public:
   virtual ~Harness() = default;
   virtual std::unique_ptr<Transport> NewTransport() = 0;
+  // As NewTransport; null: nobody can fall silent here. `clock` outlives it.
+  virtual std::unique_ptr<Transport> NewWatchful(const Clock* clock, const Hearts& hearts);
   // An address that is well formed, and where nobody listens.
   virtual std::string NobodysAddress() = 0;
   // Whether peers may live in different processes, and threads.

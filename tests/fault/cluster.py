@@ -73,10 +73,17 @@ class Rank:
             except queue.Empty:
                 raise AssertionError(f"no line with '{text}' in time: {self.seen}") from None
             self.seen.append(line)
-            if text in line:
-                return line
             if line == "<end>":
                 raise AssertionError(f"ended without a line with '{text}': {self.seen}")
+            if text in line:
+                return line
+
+    def goes_on(self) -> None:
+        """Returns when the program has made 20 steps more than it has told of by now."""
+        for _ in range(self.lines.qsize()):
+            self.wait_for("")
+        for _ in range(20):
+            self.wait_for("step ")
 
 
 class Cluster:

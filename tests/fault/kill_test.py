@@ -46,13 +46,11 @@ class KillTest(unittest.TestCase):
             one = Job(cluster, nodes=(1, 1), aggregators=2, name="one")
             other = Job(cluster, nodes=(1, 2), beside=one, name="other")
             for rank in [*one.all_ranks(), *other.all_ranks()]:
-                for _ in range(20):
-                    rank.wait_for("step ")
+                rank.goes_on()
             one.agents[1].kill()
             self._error(one.ranks[0][0], "JobFailed", "'one'", "node 1")
             for rank in other.all_ranks():
-                for _ in range(20):
-                    rank.wait_for("step ")
+                rank.goes_on()
 
     def test_the_scheduler_is_not_missed_by_steps(self) -> None:
         with Cluster() as cluster:
@@ -60,15 +58,13 @@ class KillTest(unittest.TestCase):
             job = Job(cluster, nodes=(1, 1), store=store)
             job.scheduler.kill()
             for rank in job.all_ranks():
-                for _ in range(20):
-                    rank.wait_for("step ")
+                rank.goes_on()
             # Over its store, at its old address, it takes up where it was; and still decides.
             address = job.scheduler.addresses["listen"]
             options = [f"--listen={address}", *job.store_options]
             cluster.start("scheduler", "scheduler.again", options)
             for rank in job.all_ranks():
-                for _ in range(20):
-                    rank.wait_for("step ")
+                rank.goes_on()
             job.agents[0].kill()
             self._error(job.ranks[1][0], "JobFailed", "node 0")
 
@@ -77,25 +73,41 @@ class KillTest(unittest.TestCase):
             job = Job(cluster, nodes=(1, 1), agent_options=["--unreachable_ms=5s"])
             job.scheduler.kill()
             for rank in job.all_ranks():
-                for _ in range(20):
-                    rank.wait_for("step ")
+                rank.goes_on()
             job.aggregators[0].kill()
             address = job.scheduler.addresses["listen"]
             for rank in job.all_ranks():
                 self._error(rank, "JobFailed", "has not reached aggregator 'a0'", address)
 
     def test_a_silent_aggregator(self) -> None:
-        """Its kernel takes what it is sent, the scheduler waits for ever: the network is all there is."""
+        """It is stopped, and the scheduler waits for ever: its agents' connections are all there is."""
+        limits = ["--silence_ms=6s", "--unreachable_ms=3s"]
+        for way in ("--local_transport", "--nolocal_transport"):
+            with self.subTest(way=way), Cluster() as cluster:
+                job = Job(
+                    cluster,
+                    nodes=(1, 1),
+                    scheduler_options=["--lease_ms=60min"],
+                    agent_options=[way, *limits],
+                )
+                cluster.stop(job.aggregators[0].process)
+                for rank in job.all_ranks():
+                    self._error(rank, "JobFailed", "has not reached aggregator 'a0'")
+
+    def test_an_aggregator_that_goes_on_in_time(self) -> None:
         with Cluster() as cluster:
             job = Job(
                 cluster,
                 nodes=(1, 1),
                 scheduler_options=["--lease_ms=60min"],
-                agent_options=["--nolocal_transport", "--silence_ms=6s", "--unreachable_ms=5s"],
+                agent_options=["--silence_ms=6s", "--unreachable_ms=60s"],
             )
             cluster.stop(job.aggregators[0].process)
+            for agent in job.agents:
+                cluster.wait_for_log(agent, "was silent for 6000 ms: its process is stopped")
+            cluster.resume(job.aggregators[0].process)
             for rank in job.all_ranks():
-                self._error(rank, "JobFailed", "has not reached aggregator 'a0'")
+                rank.goes_on()
 
     def test_the_scheduler_before_the_job_began(self) -> None:
         with Cluster() as cluster:

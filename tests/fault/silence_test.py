@@ -23,8 +23,7 @@ class SilenceTest(unittest.TestCase):
         )
         job.scheduler.kill()
         for rank in job.all_ranks():
-            for _ in range(20):
-                rank.wait_for("step ")
+            rank.goes_on()
         return job
 
     def _told(self, job: Job, rank: Rank, *texts: str) -> None:
@@ -46,12 +45,14 @@ class SilenceTest(unittest.TestCase):
                     self._told(job, rank, "needs node 2, which has had no connection to aggregator")
 
     def test_a_node_that_has_stopped(self) -> None:
-        """Its kernel answers for it: its connection is silent, and broken then."""
-        options = ["--nolocal_transport", "--unreachable_ms=2s"]
-        with Cluster() as cluster:
-            job = self._without_scheduler(cluster, options, aggregator_options=["--silence_ms=6s"])
-            cluster.stop(job.agents[1].process)
-            self._told(job, job.ranks[0][0], "needs node 1, which has had no connection")
+        """Its connection is silent, and broken then: over the network as in memory."""
+        for way in ("--local_transport", "--nolocal_transport"):
+            with self.subTest(way=way), Cluster() as cluster:
+                job = self._without_scheduler(
+                    cluster, [way, "--unreachable_ms=2s"], aggregator_options=["--silence_ms=6s"]
+                )
+                cluster.stop(job.agents[1].process)
+                self._told(job, job.ranks[0][0], "needs node 1, which has had no connection")
 
     def test_a_late_rank_is_waited_for(self) -> None:
         with Cluster() as cluster:
@@ -62,8 +63,7 @@ class SilenceTest(unittest.TestCase):
             cluster.wait_for_log(job.agents[0], r"waits since ([4-9]|\d\d)\S* s for node 1")
             cluster.resume(late.process)
             for rank in job.all_ranks():
-                for _ in range(20):
-                    rank.wait_for("step ")
+                rank.goes_on()
 
     def test_a_scheduler_that_comes_back_in_time_decides(self) -> None:
         with Cluster() as cluster:

@@ -127,10 +127,10 @@ class Member {
   // goes on holding back, and is answered when none of those is open either.
   void OnQuiesce(uint64_t id, int64_t now_ns, Effects& out);
   void OnResume(uint64_t id, int64_t now_ns, Effects& out);
-  // It does not answer, or does again. What only its word could end is waited for no longer than
-  // `unreachable_ns` of its silence.
+  // It does not answer, or does again, and says after how long a lease lapses. What only its word
+  // could end is waited for no longer than `unreachable_ns` of its silence.
   void OnSchedulerSilent(int64_t now_ns);
-  void OnSchedulerAnswers();
+  void OnSchedulerAnswers(int64_t lease_ns, int64_t now_ns);
 
   // --- From aggregators.
 
@@ -271,6 +271,7 @@ class Member {
   // member_waits.cc: who is waited for, and for how long. Check...: whether that has ended the job.
   void CountSilence(int64_t now_ns);
   bool SchedulerIsMissed() const;
+  bool SchedulerCannotDecide() const;
   bool CheckScheduler(int64_t now_ns, Effects& out);
   bool CheckUnreachable(int64_t now_ns, Effects& out);
   bool CheckAbsent(const Owner& owner, const wire::Waiting& entry, const std::string& what,
@@ -313,7 +314,12 @@ class Member {
   NodesNamed epoch_named_;
 
   bool scheduler_silent_ = false;
-  int64_t silent_ns_ = 0;  // While it is.
+  // It fell silent before it could say who is dead, and has not been able to since.
+  bool scheduler_relapsed_ = false;
+  int64_t silent_ns_ = 0;     // For how long it is.
+  int64_t undecided_ns_ = 0;  // And since the first of the silences between which it relapsed.
+  int64_t answers_since_ns_ = 0;
+  int64_t decides_from_ns_ = 0;  // If it answers until then.
   int64_t silence_counted_ns_ = 0;
 
   std::map<AggregatorIndex, Owner> owners_;

@@ -2,6 +2,7 @@
 // Whom this member waits for, and for how long: sections 7 and 8 of docs/protocol.md.
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "libs/base/mutation.h"
 #include "libs/pipeline/member.h"
@@ -22,28 +23,48 @@ bool Names(const wire::Waiting& entry, NodeRank node) {
 
 void Member::OnSchedulerSilent(int64_t now_ns) {
   if (scheduler_silent_ || phase_ == Phase::kFailed) return;
+  CountSilence(now_ns);
   scheduler_silent_ = true;
   silent_ns_ = 0;
+  if (TALWEG_MUTATION(each_silence_alone, now_ns >= decides_from_ns_, true)) {
+    undecided_ns_ = 0;
+  } else if (!std::exchange(scheduler_relapsed_, true)) {
+    undecided_ns_ += now_ns - answers_since_ns_;
+  }
   silence_counted_ns_ = now_ns;
   CountSilence(now_ns);
 }
 
-void Member::OnSchedulerAnswers() {
-  scheduler_silent_ = TALWEG_MUTATION(silence_outlives_an_answer, false, scheduler_silent_);
+// Whoever has come back has given all fresh leases: by the end of a second one it has noticed that
+// the first has lapsed.
+void Member::OnSchedulerAnswers(int64_t lease_ns, int64_t now_ns) {
+  if (!scheduler_silent_) return;
+  CountSilence(now_ns);
+  scheduler_silent_ = TALWEG_MUTATION(silence_outlives_an_answer, false, true);
+  answers_since_ns_ = now_ns;
+  decides_from_ns_ = now_ns + 2 * lease_ns;
 }
 
 // By ticks, of which each counts for two at most: what passes while this process is stopped is
 // nobody's silence.
 void Member::CountSilence(int64_t now_ns) {
-  if (!scheduler_silent_ || config_.unreachable_ns == 0) return;
-  silent_ns_ += std::min(now_ns - silence_counted_ns_, 2 * kSilenceTickNs);
+  if (!scheduler_silent_ && now_ns >= decides_from_ns_) scheduler_relapsed_ = false;
+  if ((!scheduler_silent_ && !scheduler_relapsed_) || config_.unreachable_ns == 0) return;
+  const int64_t passed_ns = std::min(now_ns - silence_counted_ns_, 2 * kSilenceTickNs);
+  if (scheduler_silent_) silent_ns_ += passed_ns;
+  undecided_ns_ += passed_ns;
   silence_counted_ns_ = now_ns;
-  const int64_t left_ns = config_.unreachable_ns - silent_ns_;
+  const int64_t left_ns = scheduler_silent_ ? config_.unreachable_ns - silent_ns_ : 0;
   Schedule(now_ns + (left_ns > 0 ? std::min(left_ns, kSilenceTickNs) : kSilenceTickNs));
 }
 
 bool Member::SchedulerIsMissed() const {
   return scheduler_silent_ && config_.unreachable_ns > 0 && silent_ns_ >= config_.unreachable_ns;
+}
+
+bool Member::SchedulerCannotDecide() const {
+  return (scheduler_silent_ || scheduler_relapsed_) && config_.unreachable_ns > 0 &&
+         undecided_ns_ >= config_.unreachable_ns;
 }
 
 // Running steps do not need the scheduler. A first view, and the end of a quiesce, nobody else can
@@ -83,14 +104,15 @@ bool Member::CheckUnreachable(int64_t now_ns, Effects& out) {
 // on without it. One that is connected is alive: it is waited for.
 bool Member::CheckAbsent(const Owner& owner, const wire::Waiting& entry, const std::string& what,
                          Effects& out) {
-  if (TALWEG_MUTATION(absent_awaited_for_ever, !SchedulerIsMissed(), true)) return false;
+  if (TALWEG_MUTATION(absent_awaited_for_ever, !SchedulerCannotDecide(), true)) return false;
   const size_t count = std::min(entry.missing_nodes.size(), entry.absent_ns.size());
   for (size_t i = 0; i < count; ++i) {
     if (entry.absent_ns[i] < static_cast<uint64_t>(config_.unreachable_ns)) continue;
     ReportAndFail(what + " needs node " + std::to_string(entry.missing_nodes[i]) +
                       ", which has had no connection to aggregator '" + OwnerName(owner) +
-                      "' for " + MillisecondsText(entry.absent_ns[i]) +
-                      ", and the scheduler does not say what became of it",
+                      "' for " + MillisecondsText(entry.absent_ns[i]) + ", and the scheduler " +
+                      (scheduler_relapsed_ ? "comes and goes, and does" : "does") +
+                      " not say what became of it",
                   out);
     return true;
   }

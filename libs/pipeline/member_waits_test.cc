@@ -165,6 +165,7 @@ struct Patient : Fixture {
                      .unreachable_ns = 30 * kSecond});
   }
   void Silent() { member.OnSchedulerSilent(now_ns); }
+  void Answers() { member.OnSchedulerAnswers(/*lease_ns=*/5 * kSecond, now_ns); }
   // Ticks as they are due.
   void Pass(int64_t ns) {
     const int64_t end_ns = now_ns + ns;
@@ -226,7 +227,7 @@ TEST_CASE("Member: who is alive, or not needed, or the scheduler's to judge, is 
     f.Waiting("w", 1, {2}, {1000});
     f.Silent();
     f.Pass(29 * kSecond);
-    f.member.OnSchedulerAnswers();
+    f.Answers();
     f.Pass(10 * kSecond);
     f.Waiting("w", 1, {2}, {1000});
     f.Silent();  // Again, from the beginning.
@@ -262,6 +263,66 @@ TEST_CASE("Member: who is alive, or not needed, or the scheduler's to judge, is 
     CHECK(g.member.phase() == Phase::kActive);
   }
   CHECK_FALSE(f.failed());
+}
+
+TEST_CASE("Member: a scheduler that comes and goes has been silent since it first went",
+          "[pipeline]") {
+  Patient f;
+  f.Contribute();
+  f.Silent();
+  f.Pass(3 * kSecond);
+  SECTION("for the whole limit") {
+    for (int relapses = 0; relapses < 2; ++relapses) {
+      f.Answers();
+      f.Pass(9 * kSecond);
+      f.Silent();
+      f.Pass(3 * kSecond);
+      f.Waiting("w", 1, {2}, {1000});
+    }
+    CHECK_FALSE(f.failed());
+    f.Answers();
+    f.Pass(2 * kSecond);
+    f.Waiting("w", 1, {2}, {1000});
+    CHECK_FALSE(f.failed());  // 29 s.
+    f.Pass(kSecond);
+    f.Waiting("w", 1, {2}, {29});
+    CHECK_FALSE(f.failed());
+    // Also while it answers, as it has done before.
+    f.Waiting("w", 1, {2}, {30});
+    CHECK(f.member.failed_text().find("and the scheduler comes and goes, and does not say") !=
+          std::string::npos);
+  }
+  SECTION("until it has answered for two leases") {
+    f.Answers();
+    f.Pass(9 * kSecond);
+    f.Silent();
+    f.Pass(25 * kSecond);
+    f.Answers();
+    f.Pass(10 * kSecond);
+    f.Waiting("w", 1, {2}, {1000});
+    CHECK_FALSE(f.failed());
+    f.Silent();
+    f.Pass(29 * kSecond);
+    f.Waiting("w", 1, {2}, {1000});
+    CHECK_FALSE(f.failed());
+  }
+}
+
+TEST_CASE("Member: what whoever comes back gives at once is waited for through each silence anew",
+          "[pipeline]") {
+  Patient f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Do([&](Effects& out) { f.member.OnQuiesce(1, f.now_ns, out); });
+  for (int silences = 0; silences < 20; ++silences) {
+    f.Silent();
+    f.Pass(29 * kSecond);
+    f.Answers();
+    f.Pass(9 * kSecond);
+  }
+  CHECK_FALSE(f.failed());
+  f.Silent();
+  f.Pass(30 * kSecond);
+  CHECK(f.failed());
 }
 
 TEST_CASE("Member: an epoch that the dead are needed for is not waited for without end",

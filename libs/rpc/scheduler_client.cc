@@ -220,7 +220,7 @@ class SchedulerClient::Impl : private Session::Peer {
     if (!failed_) Pass(LeaseLost{text});
   }
   void OnUnreachable(const std::string& text) override { Pass(Unreachable{text}); }
-  void OnReachable() override { Pass(Reachable{}); }
+  void OnReachable(int64_t lease_ns) override { Pass(Reachable{.lease_ns = lease_ns}); }
   bool EntersAgain() const override { return false; }
 
   void Tell(MemberEvent event) {
@@ -393,7 +393,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
   void OnRefused(const absl::Status& status) override { Pass(RegistrationRefused{status}); }
   void OnOut(const std::string& text) override { Pass(LeaseLost{text}); }
   void OnUnreachable(const std::string& text) override { Pass(Unreachable{text}); }
-  void OnReachable() override { Pass(Reachable{}); }
+  void OnReachable(int64_t lease_ns) override { Pass(Reachable{.lease_ns = lease_ns}); }
   bool EntersAgain() const override { return true; }
 
   void Tell(AggregatorEvent event) {

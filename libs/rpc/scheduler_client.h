@@ -76,7 +76,9 @@ struct LeaseLost {
 struct Unreachable {
   std::string text;
 };
-struct Reachable {};
+struct Reachable {
+  int64_t lease_ns = 0;
+};
 
 using MemberEvent = std::variant<Joined, JoinRefused, ViewPublished, JobFailed, QuiesceRequested,
                                  QuiesceCancelled, MemberLeft, LeaseLost, Unreachable, Reachable>;

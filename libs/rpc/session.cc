@@ -128,15 +128,17 @@ absl::Status Session::Describe(const grpc::Status& status) const {
 // Tells of the first failure and of the first success after it.
 void Session::NoteAnswer(const grpc::Status& status) {
   const std::lock_guard deliver_lock(deliver_mutex_);
+  int64_t lease_ns = 0;
   {
     const std::lock_guard lock(mutex_);
     if (stopped_) return;
+    lease_ns = lease_ns_;
   }
   const bool reachable = !IsTransient(status);
   if (reachable == reachable_) return;
   reachable_ = reachable;
   if (reachable) {
-    peer_->OnReachable();
+    peer_->OnReachable(lease_ns);
   } else {
     peer_->OnUnreachable(std::string(Describe(status).message()));
   }

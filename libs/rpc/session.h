@@ -42,7 +42,7 @@ class Session {
     virtual void OnRefused(const absl::Status& status) = 0;
     virtual void OnOut(const std::string& text) = 0;
     virtual void OnUnreachable(const std::string& text) = 0;
-    virtual void OnReachable() = 0;
+    virtual void OnReachable(int64_t lease_ns) = 0;
     // Whether NOT_FOUND means to enter again, with the same incarnation.
     virtual bool EntersAgain() const = 0;
   };

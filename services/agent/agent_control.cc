@@ -97,7 +97,7 @@ void Agent::OnMemberEvent(const rpc::MemberEvent& event) {
           }
           scheduler_silent_since_ns_ = 0;
           scheduler_text_.clear();
-          member_->OnSchedulerAnswers();
+          member_->OnSchedulerAnswers(e.lease_ns, NowNs());
         }
       },
       event);

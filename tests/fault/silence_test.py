@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 import unittest
 from collections.abc import Sequence
 
@@ -52,6 +53,7 @@ class SilenceTest(unittest.TestCase):
                     cluster, [way, "--unreachable_ms=2s"], aggregator_options=["--silence_ms=6s"]
                 )
                 cluster.stop(job.agents[1].process)
+                cluster.wait_for_log(job.aggregators[0], "is over: .* was silent for 6000 ms: ")
                 self._told(job, job.ranks[0][0], "needs node 1, which has had no connection")
 
     def test_a_late_rank_is_waited_for(self) -> None:
@@ -83,6 +85,35 @@ class SilenceTest(unittest.TestCase):
             cluster.start("scheduler", "scheduler.again", options)
             line = job.ranks[0][0].wait_for("error ")
             self.assertRegex(line, "error JobFailed: .*agent of node 1.* was silent for 2 s")
+
+    def test_a_scheduler_that_comes_and_goes_decides_nothing(self) -> None:
+        """Whoever starts gives all fresh leases, the dead too, and never lives to see one lapse."""
+        with Cluster() as cluster:
+            store = cluster.directory / "store.sqlite"
+            job = Job(cluster, nodes=(1, 1), store=store, agent_options=["--unreachable_ms=12s"])
+            survivor = job.ranks[0][0]
+            job.scheduler.kill()
+            job.agents[1].kill()
+            options = [f"--listen={job.scheduler.addresses['listen']}", *job.store_options]
+            scheduler, lives = job.scheduler, 0
+            end = time.monotonic() + DEADLINE_S
+
+            def heard(text: str) -> None:
+                while survivor.process.poll() is None:
+                    if cluster.log(job.agents[0]).count(text) >= lives:
+                        return
+                    self.assertLess(time.monotonic(), end)
+                    time.sleep(0.01)
+
+            while survivor.process.poll() is None:
+                lives += 1
+                scheduler.kill()
+                heard("cannot be reached")
+                scheduler = cluster.start("scheduler", f"scheduler.{lives}", options)
+                heard("the scheduler answers again")
+            self.assertGreater(lives, 1)
+            line = survivor.wait_for("error JobFailed:")
+            self.assertIn("needs node 1, which has had no connection to aggregator", line)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@
 namespace talweg::sim {
 namespace {
 
+constexpr int64_t kLeaseNs = membership::Config{}.lease_ns;
+
 using EffectList = std::vector<membership::Effect>;
 
 }  // namespace
@@ -21,13 +23,18 @@ void AgentProcess::Out(const std::string& text) {
 }
 
 void AgentProcess::NoteAnswer(bool answered) {
+  const int64_t now_ns = timeline_->now_ns();
   if (answered) {
+    if (!silent_since_ns_) return;
     silent_since_ns_.reset();
-    return core_.OnSchedulerAnswers();
+    answers_since_ns_ = now_ns;
+    return core_.OnSchedulerAnswers(kLeaseNs, now_ns);
   }
   if (silent_since_ns_) return;
-  silent_since_ns_ = timeline_->now_ns();
-  core_.OnSchedulerSilent(timeline_->now_ns());
+  silent_since_ns_ = now_ns;
+  relapsed_ = answers_since_ns_ && now_ns < *answers_since_ns_ + 2 * kLeaseNs;
+  if (!relapsed_) undecided_since_ns_ = now_ns;
+  core_.OnSchedulerSilent(now_ns);
 }
 
 // Section 8: nobody is given up while the scheduler answers, or while it is connected itself. What
@@ -49,8 +56,14 @@ void AgentProcess::CheckGivenUp(const std::string& text) {
   } else {
     return;
   }
+  const int64_t now_ns = timeline_->now_ns();
   const int64_t limit_ns = config_.profile->unreachable_ns;
-  if (silent_since_ns_ && timeline_->now_ns() - *silent_since_ns_ >= limit_ns) return;
+  if (silent_since_ns_ && now_ns - *silent_since_ns_ >= limit_ns) return;
+  const bool may_relapse = says("which has had no connection");
+  if (may_relapse && relapsed_ && now_ns - undecided_since_ns_ >= limit_ns &&
+      (silent_since_ns_ || now_ns < *answers_since_ns_ + 2 * kLeaseNs)) {
+    return trace_->Reached("given up: while the scheduler comes and goes");
+  }
   throw Violation{name_ + ": gives up, though the scheduler answers: " + text};
 }
 

@@ -101,6 +101,7 @@ inline constexpr const char* kCoverage[] = {
     // Section 8.
     "given up: a member that a round needs",
     "given up: a member that an epoch needs",
+    "given up: while the scheduler comes and goes",
     "given up: a view that did not reach this agent",
     "given up: an aggregator",
     "given up: a word that the scheduler alone has",

@@ -20,7 +20,7 @@ namespace talweg::sim {
 namespace {
 
 // Far above what any life needs once its faults are over: leases, back-offs and retries included.
-constexpr int64_t kSettleNs = 300 * kSecond;
+constexpr int64_t kSettleNs = 450 * kSecond;
 constexpr uint64_t kEventsMax = 3'000'000;
 
 class World {
@@ -223,11 +223,11 @@ void World::CheckJoiners(const View& view) const {
 }
 
 void World::CheckSilence() {
-  if (const std::optional<int64_t> down_since_ns = scheduler_->down_since_ns()) {
+  if (scheduler_->down_since_ns()) {
     for (const AgentHost& agent : agents_) {
       if (agent.process == nullptr || network_.host(agent.host).stopped()) continue;
-      CheckWaitsForNoneDead(*agent.process, deaths_, *down_since_ns, profile_.unreachable_ns,
-                            timeline_.now_ns());
+      CheckWaitsForNoneDead(*agent.process, deaths_, scheduler_->undecided_since_ns(),
+                            profile_.unreachable_ns, timeline_.now_ns());
     }
   }
   timeline_.After(5 * kSecond, [this] { CheckSilence(); });

@@ -51,6 +51,7 @@ constexpr Mutation kMutations[] = {
     {"newer_view_not_told", "invariant 5: nobody waits in an epoch that is over", Kind::kSilent},
     {"late_counted_absent", "invariant 5: who is connected is waited for", Kind::kSilent},
     {"silence_outlives_an_answer", "invariant 5: a scheduler that answers decides", Kind::kSilent},
+    {"each_silence_alone", "invariant 5: nor one that comes back only to go again", Kind::kSilent},
     {"large_slice_never_leaves", "invariant 6: one contribution may always be under way"},
     {"lengths_not_compared", "invariant 7: disagreement on a tensor is seen"},
     {"poison_not_told_to_the_first", "invariant 7: both sides hear of a disagreement"},

@@ -11,6 +11,8 @@ namespace {
 constexpr int64_t kCallDeadlineNs = 2 * kSecond;
 constexpr size_t kBackupsMax = 8;
 constexpr int64_t kForGoodNs = 1'000'000 * kSecond;
+// How often it comes back for less than a lease, at most.
+constexpr uint64_t kRelapsesMax = 16;
 constexpr int64_t kStartUnixNs = 1'800'000'000'000'000'000;
 
 // The network asks nothing of the scheduler: it is reached by calls and streams alone.
@@ -50,6 +52,7 @@ SchedulerProcess::SchedulerProcess(Timeline* timeline, Trace* trace, Network* ne
 void SchedulerProcess::Start() {
   host_->Start(&no_data);
   down_since_ns_.reset();
+  started_ns_ = timeline_->now_ns();
   const uint64_t life = ++life_;
   std::vector<membership::Effect> effects;
   last_run_ns_ = steady_since_ns_ = timeline_->now_ns();
@@ -61,6 +64,16 @@ void SchedulerProcess::Start() {
       store_, timeline_->now_ns(), effects);
   Perform(effects);
   Tick(life);
+  if (relapses_left_ == 0) return;
+  --relapses_left_;
+  timeline_->After(NextSeconds(8), [this, life] {
+    if (life == life_) Restart(NextSeconds(8));
+  });
+}
+
+// From 1 to `most`.
+int64_t SchedulerProcess::NextSeconds(uint64_t most) {
+  return static_cast<int64_t>(1 + timeline_->random().Below(most)) * kSecond;
 }
 
 void SchedulerProcess::Tick(uint64_t life) {
@@ -78,6 +91,10 @@ void SchedulerProcess::Restart(int64_t down_ns) {
   trace_->Add(timeline_->now_ns(), "scheduler", "ends");
   core_.reset();
   down_since_ns_ = timeline_->now_ns();
+  // It can declare nobody lost before a lease has lapsed.
+  if (*down_since_ns_ >= started_ns_ + 2 * membership::Config{}.lease_ns) {
+    undecided_since_ns_ = *down_since_ns_;
+  }
   ++life_;
   ++restarts_;
   host_->End();
@@ -90,8 +107,12 @@ void SchedulerProcess::Restart(int64_t down_ns) {
 void SchedulerProcess::Lose() {
   if (core_ == nullptr) return;
   for (auto& [id, stream] : streams_) stream.cut |= timeline_->random().OneIn(2);
-  const int64_t seconds = static_cast<int64_t>(1 + timeline_->random().Below(100));
-  Restart(timeline_->random().OneIn(2) ? kForGoodNs : seconds * kSecond);
+  if (timeline_->random().OneIn(4)) {
+    relapses_left_ = 1 + timeline_->random().Below(kRelapsesMax);
+    return Restart(NextSeconds(8));
+  }
+  const int64_t down_ns = NextSeconds(100);
+  Restart(timeline_->random().OneIn(2) ? kForGoodNs : down_ns);
 }
 
 void SchedulerProcess::Run(const Request& request) {

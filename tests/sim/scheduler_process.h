@@ -55,7 +55,8 @@ class SchedulerProcess {
   void Start();
   // Killed, and started over its store.
   void Restart(int64_t down_ns);
-  // As Restart, for long or for good; and some of what it has just said is heard by nobody.
+  // As Restart, for long or for good, or again and again; and some of what it has just said is
+  // heard by nobody.
   void Lose();
   void OnHostEnded(HostIndex host, bool silently);
   // `check` sees each view before it is told to anybody.
@@ -65,6 +66,8 @@ class SchedulerProcess {
   const membership::Membership* core() const { return core_.get(); }
   uint64_t restarts() const { return restarts_; }
   std::optional<int64_t> down_since_ns() const { return down_since_ns_; }
+  // While it is down: since when it has not run for so long that it could decide who is lost.
+  int64_t undecided_since_ns() const { return undecided_since_ns_; }
   // Since when it has run without a gap.
   int64_t steady_since_ns() const { return steady_since_ns_; }
 
@@ -79,6 +82,7 @@ class SchedulerProcess {
     bool cut = false;     // What is under way to the other end is lost.
   };
 
+  int64_t NextSeconds(uint64_t most);
   void Run(const Request& request);
   void CallTimes(int copies, HostIndex from, Request request, std::function<void(bool)> done);
   int Copies() { return Lost() ? 0 : timeline_->random().OneIn(50) ? 2 : 1; }
@@ -115,6 +119,9 @@ class SchedulerProcess {
   int64_t last_run_ns_ = 0;
   int64_t steady_since_ns_ = 0;
   std::optional<int64_t> down_since_ns_;
+  int64_t started_ns_ = 0;
+  int64_t undecided_since_ns_ = 0;
+  uint64_t relapses_left_ = 0;
 };
 
 }  // namespace talweg::sim

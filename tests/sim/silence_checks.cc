@@ -14,14 +14,14 @@ constexpr int64_t kNoticedNs = 5 * kSecond;
 
 }  // namespace
 
-void CheckWaitsForNoneDead(const AgentProcess& agent, const Deaths& deaths, int64_t down_since_ns,
-                           int64_t unreachable_ns, int64_t now_ns) {
+void CheckWaitsForNoneDead(const AgentProcess& agent, const Deaths& deaths,
+                           int64_t undecided_since_ns, int64_t unreachable_ns, int64_t now_ns) {
   const View* const view = agent.core().newest_view();
   if (view == nullptr || agent.Settled() || agent.Failed()) return;
   for (const ViewMember& member : view->members) {
     const auto death = deaths.find(member.id);
     if (death == deaths.end()) continue;
-    const int64_t since_ns = std::max(down_since_ns, death->second);
+    const int64_t since_ns = std::max(undecided_since_ns, death->second);
     if (now_ns < since_ns + unreachable_ns + kSlackNs) continue;
     throw Violation{agent.Unsettled() + " node " + std::to_string(member.id.node.value()) +
                     " and the scheduler have been dead for " +

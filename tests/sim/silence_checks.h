@@ -16,10 +16,10 @@ namespace talweg::sim {
 // When each agent ended.
 using Deaths = std::map<MemberIdentity, int64_t>;
 
-// `agent` does not wait for a member that has been dead for long, while the scheduler has been down
-// since `down_since_ns`.
-void CheckWaitsForNoneDead(const AgentProcess& agent, const Deaths& deaths, int64_t down_since_ns,
-                           int64_t unreachable_ns, int64_t now_ns);
+// `agent` does not wait for a member that has been dead for long, while the scheduler has been
+// down, or up for too short to say so, since `undecided_since_ns`.
+void CheckWaitsForNoneDead(const AgentProcess& agent, const Deaths& deaths,
+                           int64_t undecided_since_ns, int64_t unreachable_ns, int64_t now_ns);
 
 // `by` has given up `other`, which has not been connected all the while.
 void CheckWasAbsent(const AgentProcess& by, const AgentProcess& other, int64_t now_ns);

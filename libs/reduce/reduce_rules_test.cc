@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rules of docs/arithmetic.md, one by one: numbers that tell them from what a kernel might do
+// instead.
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#include "libs/base/dtype.h"
+#include "libs/base/random.h"
+#include "libs/reduce/reduce.h"
+#include "libs/reduce/reduce_fixture.h"
+#include "libs/reduce/scalar_reference.h"
+
+namespace talweg::reduce {
+namespace {
+
+using testing::Decode;
+using testing::Encode;
+using testing::kBFloat16;
+using testing::kBinary16;
+
+// One element through Reduce.
+uint64_t ReduceOne(ReduceSpec spec, std::initializer_list<uint64_t> bits, Isa isa,
+                   std::initializer_list<float> weights = {}) {
+  std::vector<const std::byte*> inputs;
+  inputs.reserve(bits.size());
+  for (const uint64_t& b : bits) inputs.push_back(reinterpret_cast<const std::byte*>(&b));
+  std::byte output[8] = {};
+  spec.weights = {weights.begin(), weights.size()};
+  Reduce(spec, inputs, output, 1, isa);
+  return LoadBits(spec.dtype, output);
+}
+
+TEST_CASE("Reduce: all 65536 numbers of 16 bits are widened and narrowed", "[reduce]") {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    const auto format = dtype == DType::kF16 ? kBinary16 : kBFloat16;
+    const uint16_t nan = dtype == DType::kF16 ? 0x7e00 : 0x7fc0;
+    std::vector<uint16_t> all(65536);
+    for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
+    const std::byte* const bytes = reinterpret_cast<const std::byte*>(all.data());
+    for (const Isa isa : SupportedIsas()) {
+      // Times 1 / 4 (another binade, and denormals), and the lesser of a number and itself.
+      std::vector<uint16_t> quarter(all.size());
+      std::vector<uint16_t> same(all.size());
+      const std::byte* const twice[] = {bytes, bytes};
+      Reduce({.dtype = dtype, .op = Op::kAverage, .divisor = 4}, {twice, 1},
+             reinterpret_cast<std::byte*>(quarter.data()), all.size(), isa);
+      Reduce({.dtype = dtype, .op = Op::kMin}, twice, reinterpret_cast<std::byte*>(same.data()),
+             all.size(), isa);
+      size_t wrong = 0;
+      for (size_t i = 0; i < all.size(); ++i) {
+        const float value = Decode(format, all[i]);
+        wrong += quarter[i] == Encode(format, value / 4) ? 0 : 1;
+        wrong += same[i] == (std::isnan(value) ? nan : all[i]) ? 0 : 1;
+      }
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("Reduce: float32 is rounded to 16 bits at every tie and beside it", "[reduce]") {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    const auto format = dtype == DType::kF16 ? kBinary16 : kBFloat16;
+    const uint64_t one = dtype == DType::kF16 ? 0x3c00 : 0x3f80;
+    const uint16_t infinity = dtype == DType::kF16 ? 0x7c00 : 0x7f80;
+    std::vector<float> values = {std::numeric_limits<float>::denorm_min(),
+                                 std::numeric_limits<float>::max(),
+                                 std::numeric_limits<float>::infinity()};
+    for (uint16_t bits = 0; bits < infinity; ++bits) {
+      const double low = Decode(format, bits);
+      const double high = bits + 1 == infinity ? std::ldexp(1, dtype == DType::kF16 ? 16 : 128)
+                                               : Decode(format, static_cast<uint16_t>(bits + 1));
+      const float tie = static_cast<float>((low + high) / 2);
+      for (const float value : {tie, std::nextafter(tie, 0.0f), std::nextafter(tie, 1e38f)}) {
+        values.push_back(value);
+      }
+    }
+    size_t wrong = 0;
+    for (const float value : values) {
+      for (const float weight : {value, -value}) {
+        if (weight == 1.0f) continue;  // A copy.
+        const uint16_t want = Encode(format, weight);
+        for (const Isa isa : SupportedIsas()) {
+          const uint64_t got =
+              ReduceOne({.dtype = dtype, .op = Op::kAverage}, {one}, isa, {weight});
+          wrong += got == want ? 0 : 1;
+        }
+      }
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("Reduce: sums are made from the left", "[reduce]") {
+  const auto bits = [](float f) { return uint64_t{std::bit_cast<uint32_t>(f)}; };
+  for (const Isa isa : SupportedIsas()) {
+    const ReduceSpec spec = {.dtype = DType::kF32, .op = Op::kSum};
+    CHECK(ReduceOne(spec, {bits(1e8f), bits(-1e8f), bits(1.0f)}, isa) == bits(1.0f));
+    CHECK(ReduceOne(spec, {bits(1.0f), bits(1e8f), bits(-1e8f)}, isa) == bits(0.0f));
+    CHECK(ReduceOne(spec, {bits(3e38f), bits(3e38f), bits(-3e38f)}, isa) ==
+          bits(std::numeric_limits<float>::infinity()));
+  }
+}
+
+TEST_CASE("Reduce: 16-bit types are rounded once, after the last input", "[reduce]") {
+  for (const Isa isa : SupportedIsas()) {
+    // 2048 + 1 is a tie in binary16, which rounded each time would stay 2048.
+    CHECK(ReduceOne({.dtype = DType::kF16, .op = Op::kSum},
+                    {0x6800, 0x3c00, 0x3c00, 0x3c00, 0x3c00}, isa) == 0x6802);
+    // 65504 + 65504 - 65504: no infinity on the way.
+    CHECK(ReduceOne({.dtype = DType::kF16, .op = Op::kSum}, {0x7bff, 0x7bff, 0xfbff}, isa) ==
+          0x7bff);
+    CHECK(ReduceOne({.dtype = DType::kF16, .op = Op::kSum}, {0x7bff, 0x7bff}, isa) == 0x7c00);
+    CHECK(ReduceOne({.dtype = DType::kF16, .op = Op::kAverage, .divisor = 2}, {0x7bff, 0x7bff},
+                    isa) == 0x7bff);
+    CHECK(ReduceOne({.dtype = DType::kBF16, .op = Op::kSum}, {0x4380, 0x3f80, 0x3f80}, isa) ==
+          0x4381);  // 256 + 1 + 1
+  }
+}
+
+TEST_CASE("Reduce: NaN and zeros in minima and maxima", "[reduce]") {
+  const uint64_t zero = 0;
+  const uint64_t minus_zero = 0x80000000;
+  const uint64_t one = 0x3f800000;
+  const uint64_t nan = 0x7fc00000;
+  const uint64_t signalling = 0xff800001;
+  const ReduceSpec min = {.dtype = DType::kF32, .op = Op::kMin};
+  const ReduceSpec max = {.dtype = DType::kF32, .op = Op::kMax};
+  for (const Isa isa : SupportedIsas()) {
+    for (const ReduceSpec& spec : {min, max}) {
+      CHECK(ReduceOne(spec, {signalling, one}, isa) == nan);
+      CHECK(ReduceOne(spec, {one, signalling}, isa) == nan);
+      CHECK(ReduceOne(spec, {one, 0xffffffff, one, one, one}, isa) == nan);
+    }
+    CHECK(ReduceOne(min, {zero, minus_zero}, isa) == minus_zero);
+    CHECK(ReduceOne(min, {minus_zero, zero}, isa) == minus_zero);
+    CHECK(ReduceOne(max, {zero, minus_zero}, isa) == zero);
+    CHECK(ReduceOne(max, {minus_zero, zero}, isa) == zero);
+  }
+}
+
+TEST_CASE("Reduce: one input is copied untouched, a NaN's payload too", "[reduce]") {
+  for (const Isa isa : SupportedIsas()) {
+    for (const Op op : {Op::kSum, Op::kAverage, Op::kMin, Op::kMax, Op::kProduct}) {
+      CHECK(ReduceOne({.dtype = DType::kF32, .op = op}, {0xff812345}, isa) == 0xff812345);
+    }
+    CHECK(ReduceOne({.dtype = DType::kF32, .op = Op::kAverage, .divisor = 2}, {0xff812345}, isa) ==
+          0x7fc00000);
+  }
+}
+
+TEST_CASE("Reduce: integers wrap in their own type", "[reduce]") {
+  for (const Isa isa : SupportedIsas()) {
+    const auto reduce = [&](DType dtype, Op op, std::initializer_list<uint64_t> bits) {
+      return ReduceOne({.dtype = dtype, .op = op}, bits, isa);
+    };
+    CHECK(reduce(DType::kI8, Op::kSum, {0x7f, 1}) == 0x80);
+    CHECK(reduce(DType::kU8, Op::kSum, {200, 100}) == 44);
+    CHECK(reduce(DType::kI8, Op::kProduct, {0x80, 0xff}) == 0x80);  // -128 * -1
+    CHECK(reduce(DType::kI32, Op::kSum, {0x7fffffff, 1}) == 0x80000000);
+    CHECK(reduce(DType::kI64, Op::kProduct, {uint64_t{1} << 62, 3}) == uint64_t{3} << 62);
+    CHECK(reduce(DType::kI8, Op::kMin, {0x80, 0x7f}) == 0x80);
+    CHECK(reduce(DType::kU8, Op::kMin, {0x80, 0x7f}) == 0x7f);
+  }
+}
+
+#if defined(__x86_64__)
+TEST_CASE("Reduce: denormals are kept, whatever the calling thread has set", "[reduce]") {
+  constexpr unsigned kFlushToZero = 0x8040;
+  constexpr unsigned kTowardsZero = 0x6000;
+  const unsigned saved = _mm_getcsr();
+  for (const Isa isa : SupportedIsas()) {
+    for (const unsigned mode : {kFlushToZero, kTowardsZero}) {
+      _mm_setcsr((saved & ~0x3fu) | mode);
+      const uint64_t denormal = ReduceOne({.dtype = DType::kF32, .op = Op::kSum}, {1, 2}, isa);
+      const uint64_t rounded =
+          ReduceOne({.dtype = DType::kF32, .op = Op::kSum}, {0x3f800000, 0x33c00000}, isa);
+      const unsigned after = _mm_getcsr();
+      _mm_setcsr(saved);
+      CHECK(denormal == 3);
+      CHECK(rounded == 0x3f800001);  // 1 + 0.75 units of its last place.
+      CHECK((after & ~0x3fu) == ((saved & ~0x3fu) | mode));
+    }
+  }
+}
+#endif
+
+// Ranks of agents, reduced in two hops and in one: the contract of FirstHop and LastHop.
+TEST_CASE("Reduce: an average over two hops counts every rank once", "[reduce]") {
+  const auto reduce_f32 = [](const ReduceSpec& spec, const std::vector<float>& values) {
+    std::vector<const std::byte*> inputs;
+    inputs.reserve(values.size());
+    for (const float& value : values) inputs.push_back(reinterpret_cast<const std::byte*>(&value));
+    float result = 0;
+    Reduce(spec, inputs, reinterpret_cast<std::byte*>(&result), 1);
+    return result;
+  };
+  const std::initializer_list<float> rank_counts = {3, 1};
+  const std::span<const float> both(rank_counts.begin(), rank_counts.size());
+  {
+    const float node0 = reduce_f32(FirstHop(DType::kF32, Op::kAverage, 3), {1, 2, 6});
+    const float node1 = reduce_f32(FirstHop(DType::kF32, Op::kAverage, 1), {11});
+    CHECK(node0 == 9.0f);
+    CHECK(reduce_f32(LastHop(DType::kF32, Op::kAverage, both, 4), {node0, node1}) == 5.0f);
+    CHECK(reduce_f32(OnlyHop(DType::kF32, Op::kAverage, 4), {1, 2, 6, 11}) == 5.0f);
+  }
+  {
+    const uint64_t large = Encode(kBinary16, 60000);
+    const uint64_t node0 =
+        ReduceOne(FirstHop(DType::kF16, Op::kAverage, 3), {large, large, large}, BestIsa());
+    CHECK(node0 == large);
+    CHECK(ReduceOne(LastHop(DType::kF16, Op::kAverage, both, 4), {node0, large}, BestIsa(),
+                    rank_counts) == large);
+    CHECK(ReduceOne(LastHop(DType::kF16, Op::kAverage, both.first(1), 3), {node0}, BestIsa()) ==
+          large);
+  }
+  // Other operations are the same on every hop.
+  for (const ReduceSpec& spec :
+       {FirstHop(DType::kI8, Op::kMax, 3), LastHop(DType::kI8, Op::kMax, both, 4),
+        OnlyHop(DType::kI8, Op::kMax, 4)}) {
+    CHECK(spec.op == Op::kMax);
+    CHECK(spec.weights.empty());
+    CHECK(spec.divisor == 1);
+  }
+}
+
+TEST_CASE("Reduce: one hop gives the bits of two with a single contribution", "[reduce]") {
+  Random random(6);
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kF16, DType::kBF16}) {
+    for (int i = 0; i < 500; ++i) {
+      const uint64_t a = InterestingBits(dtype, random);
+      const uint64_t b = InterestingBits(dtype, random);
+      const uint64_t c = InterestingBits(dtype, random);
+      const std::initializer_list<float> three = {3};
+      const uint64_t node = ReduceOne(FirstHop(dtype, Op::kAverage, 3), {a, b, c}, BestIsa());
+      const ReduceSpec last = LastHop(dtype, Op::kAverage, {three.begin(), 1}, 3);
+      CHECK(ReduceOne(last, {node}, BestIsa()) ==
+            ReduceOne(OnlyHop(dtype, Op::kAverage, 3), {a, b, c}, BestIsa()));
+    }
+  }
+}
+
+TEST_CASE("IsReduction: no averages of integers, no broadcasts", "[reduce]") {
+  for (const DType dtype : kAllDTypes) {
+    CHECK(IsReduction(dtype, Op::kSum));
+    CHECK(IsReduction(dtype, Op::kAverage) == !IsInteger(dtype));
+    CHECK_FALSE(IsReduction(dtype, Op::kBroadcast));
+    CHECK_FALSE(IsReduction(dtype, Op::kUnspecified));
+  }
+  CHECK_FALSE(IsReduction(DType::kUnspecified, Op::kSum));
+  CHECK_FALSE(IsReduction(static_cast<DType>(99), Op::kSum));
+}
+
+TEST_CASE("Isa: the portable kernels run anywhere, and the best is supported", "[reduce]") {
+  CHECK(IsSupported(Isa::kPortable));
+  CHECK(IsSupported(BestIsa()));
+  WARN("tested: " << SupportedIsas().size() << " of 3 instruction sets; best "
+                  << IsaName(BestIsa()));
+}
+
+}  // namespace
+}  // namespace talweg::reduce

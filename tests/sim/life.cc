@@ -12,6 +12,7 @@
 #include "tests/sim/ledger.h"
 #include "tests/sim/network.h"
 #include "tests/sim/profile.h"
+#include "tests/sim/reached.h"
 #include "tests/sim/scheduler_process.h"
 #include "tests/sim/silence_checks.h"
 #include "tests/sim/timeline.h"
@@ -64,7 +65,6 @@ class World {
   bool Settled() const;
   void CheckMemory() const;
   void Gather(LifeResult& result);
-  void GatherJob(const aggregation::Counters& counters, LifeResult& result) const;
 
   template <typename List>
   auto& Some(List& list) {
@@ -460,80 +460,32 @@ LifeResult World::Live() {
   return result;
 }
 
-void World::GatherJob(const aggregation::Counters& counters, LifeResult& result) const {
-  auto& coverage = result.coverage;
-  coverage["a contribution that is here already"] += counters.duplicates;
-  coverage["a contribution behind its round: the result again"] += counters.results_again;
-  coverage["a contribution of an older epoch"] += counters.contributions_late;
-  coverage["a connection lost before its contributions were summed"] +=
-      counters.contributions_forgotten;
-  coverage["a sum that its epoch has outlived"] += counters.sums_stale;
-  coverage["a sum held back by writes of the result before"] += counters.sums_held_back;
-  coverage["a Hello before its view"] += counters.hellos_held;
-  coverage["a Hello refused"] += counters.hellos_refused;
-  coverage["a Fence"] += counters.fences;
-  coverage["a Fence before its view"] += counters.fences_held;
-  coverage["a connection replaced by its member"] += counters.connections_replaced;
-  coverage["decision: redo"] += counters.decisions[static_cast<int>(wire::Verdict::kRedo)];
-  coverage["decision: finish"] += counters.decisions[static_cast<int>(wire::Verdict::kFinish)];
-  coverage["decision: abort"] += counters.decisions[static_cast<int>(wire::Verdict::kAbort)];
-  coverage["a report again"] += counters.decisions_again;
-  coverage["a tensor poisoned"] += counters.tensors_poisoned;
-  coverage["somebody is waited for and named"] += counters.waiting_notices;
-  coverage["a clean goodbye"] += counters.goodbyes;
-  coverage["a slice of a copy round"] += counters.copies;
-  if (counters.contradictions > 0 && result.violation.empty() && !trace_.HasReached(kFalseReport)) {
-    result.violation = "reports of honest members contradict each other";
-  }
-  for (int reason = 1; reason < wire::kRefusedReasonCount; ++reason) {
-    coverage[std::string("refused: ") +
-             wire::RefusedReasonName(static_cast<wire::RefusedReason>(reason))] +=
-        counters.refused[reason];
-  }
-}
-
 void World::Gather(LifeResult& result) {
   result.trace = trace_.lines();
   result.coverage = trace_.reached();
   for (const auto& [name, ledger] : ledgers_) {
     result.outcomes += ledger.outcomes();
-    if (ledger.views().size() > 1) ++result.coverage["a second view"];
-    if (ledger.LostSeveralAtOnce()) ++result.coverage["several losses at once"];
-    std::map<std::string, Incarnation> aggregators;
-    for (const auto& [epoch, view] : ledger.views()) {
-      for (const ViewAggregator& aggregator : view.aggregators) {
-        Incarnation& known = aggregators[aggregator.name];
-        if (known != Incarnation{0} && known != aggregator.incarnation) {
-          ++result.coverage["an aggregator that was restarted is in a newer view"];
-        }
-        known = aggregator.incarnation;
-      }
-      if (view.members.size() > ledger.views().begin()->second.members.size()) {
-        ++result.coverage["a joiner is let in"];
-      }
-    }
+    GatherLedger(ledger, result.coverage);
   }
   for (const auto& [name, count] : faults_) result.coverage["fault: " + name] += count;
+  const auto gather_job = [&](const aggregation::Counters& counters) {
+    GatherJob(counters, result.coverage);
+    if (counters.contradictions > 0 && result.violation.empty() &&
+        !trace_.HasReached(kFalseReport)) {
+      result.violation = "reports of honest members contradict each other";
+    }
+  };
   const auto gather_aggregator = [&](const AggregatorProcess& process) {
-    for (const auto& [id, job] : process.jobs()) GatherJob(job->counters(), result);
-    for (const auto& counters : process.past_counters()) GatherJob(counters, result);
+    for (const auto& [id, job] : process.jobs()) gather_job(job->counters());
+    for (const auto& counters : process.past_counters()) gather_job(counters);
   };
   for (const auto& process : past_aggregators_) gather_aggregator(*process);
   for (const AggregatorHost& aggregator : aggregators_) {
     if (aggregator.process != nullptr) gather_aggregator(*aggregator.process);
   }
-  const auto gather_agent = [&](const AgentProcess& process) {
-    const pipeline::MemberCounters& counters = process.core().counters();
-    result.coverage["agent: a result ignored"] += counters.results_ignored;
-    result.coverage["agent: a frame ignored"] += counters.frames_ignored;
-    result.coverage["agent: a round redone"] += counters.redos;
-    result.coverage["agent: a round finished for others"] += counters.finishes;
-    result.coverage["agent: a round aborted"] += counters.rounds_aborted;
-    if (process.AllRanksDone()) ++result.coverage["all ranks of a node are done"];
-  };
-  for (const auto& process : past_agents_) gather_agent(*process);
+  for (const auto& process : past_agents_) GatherAgent(*process, result.coverage);
   for (const AgentHost& agent : agents_) {
-    if (agent.process != nullptr) gather_agent(*agent.process);
+    if (agent.process != nullptr) GatherAgent(*agent.process, result.coverage);
   }
   if (scheduler_->restarts() > 0) ++result.coverage["scheduler: a restart over its store"];
 }

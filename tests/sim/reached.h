@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_TESTS_SIM_REACHED_H_
+#define TALWEG_TESTS_SIM_REACHED_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "libs/aggregation/job.h"
+#include "tests/sim/agent_process.h"
+#include "tests/sim/ledger.h"
+
+namespace talweg::sim {
+
+// Which of coverage.h's points a life has reached, and how often, as far as what is left of it at
+// its end tells: views, and counters of the cores.
+void GatherLedger(const Ledger& ledger, std::map<std::string, uint64_t>& coverage);
+void GatherJob(const aggregation::Counters& counters, std::map<std::string, uint64_t>& coverage);
+void GatherAgent(const AgentProcess& process, std::map<std::string, uint64_t>& coverage);
+
+}  // namespace talweg::sim
+
+#endif  // TALWEG_TESTS_SIM_REACHED_H_

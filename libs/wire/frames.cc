@@ -2,130 +2,23 @@
 #include "libs/wire/frames.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
-#include <type_traits>
+#include <iterator>
 #include <utility>
 
 #include "libs/base/bytes.h"
 #include "libs/base/check.h"
+#include "libs/wire/fields.h"
 
 namespace talweg::wire {
 namespace {
-
-static_assert(std::endian::native == std::endian::little,
-              "the codecs copy integers as they lie in memory, which is the wire's order");
-
-constexpr size_t kAlignmentBytes = 8;
-
-class Writer {
- public:
-  explicit Writer(std::vector<std::byte>& out) : out_(out) {}
-
-  template <typename Integer>
-  void Put(Integer value) {
-    static_assert(std::is_integral_v<Integer> || std::is_enum_v<Integer>);
-    PutBytes(std::as_bytes(std::span(&value, 1)));
-  }
-  template <typename Tag, typename Integer>
-  void Put(StrongId<Tag, Integer> id) {
-    Put(id.value());
-  }
-  void Put(const RemoteRef& ref) {
-    Put(ref.key);
-    Put(ref.address);
-  }
-  void Put(const std::string& text) {
-    Put(static_cast<uint32_t>(text.size()));
-    PutBytes(std::as_bytes(std::span(text)));
-  }
-  template <typename Integer>
-  void Put(const std::vector<Integer>& values) {
-    Put(static_cast<uint32_t>(values.size()));
-    PutBytes(std::as_bytes(std::span(values)));
-  }
-  void PutBytes(std::span<const std::byte> bytes) {
-    out_.insert(out_.end(), bytes.begin(), bytes.end());
-  }
-  void Pad() {
-    out_.resize((out_.size() + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes);
-  }
-
- private:
-  std::vector<std::byte>& out_;
-};
-
-// Reads fields until one does not fit; from then on every Get leaves its argument alone and
-// ok() is false.
-class Reader {
- public:
-  explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}
-
-  bool ok() const { return ok_; }
-  size_t remaining() const { return rest_.size(); }
-  void Fail() { ok_ = false; }
-
-  template <typename Value>
-  void Get(Value& value) {
-    if constexpr (std::is_same_v<Value, bool>) {
-      uint8_t byte = 0;
-      Get(byte);
-      if (byte > 1) Fail();
-      value = byte == 1;
-    } else {
-      static_assert(std::is_integral_v<Value> || std::is_enum_v<Value>);
-      const std::span<const std::byte> bytes = GetBytes(sizeof(Value));
-      if (ok_) std::memcpy(&value, bytes.data(), sizeof(Value));
-    }
-  }
-  template <typename Tag, typename Integer>
-  void Get(StrongId<Tag, Integer>& id) {
-    Integer value = 0;
-    Get(value);
-    id = StrongId<Tag, Integer>(value);
-  }
-  void Get(RemoteRef& ref) {
-    Get(ref.key);
-    Get(ref.address);
-  }
-  void Get(std::string& text, size_t bytes_max) {
-    uint32_t size = 0;
-    Get(size);
-    if (size > bytes_max) return Fail();
-    const std::span<const std::byte> bytes = GetBytes(size);
-    if (ok_) text.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  }
-  template <typename Integer>
-  void Get(std::vector<Integer>& values) {
-    uint32_t count = 0;
-    Get(count);
-    if (count > rest_.size() / sizeof(Integer)) return Fail();
-    const std::span<const std::byte> bytes = GetBytes(count * sizeof(Integer));
-    if (!ok_) return;
-    values.resize(count);
-    if (count > 0) std::memcpy(values.data(), bytes.data(), bytes.size());
-  }
-  std::span<const std::byte> GetBytes(size_t count) {
-    if (!ok_ || count > rest_.size()) {
-      Fail();
-      return {};
-    }
-    const std::span<const std::byte> bytes = rest_.first(count);
-    rest_ = rest_.subspan(count);
-    return bytes;
-  }
-
- private:
-  std::span<const std::byte> rest_;
-  bool ok_ = true;
-};
 
 template <typename Enum>
 bool Between(Enum value, Enum first, Enum last) {
   return value >= first && value <= last;
 }
 
-void Write(Writer& out, const Hello& e) {
+void Write(FieldWriter& out, const Hello& e) {
   out.Put(e.member.node);
   out.Put(e.rank_count);
   out.Put(e.member.incarnation);
@@ -133,7 +26,7 @@ void Write(Writer& out, const Hello& e) {
   out.Put(e.job_name);
   out.Put(e.node_name);
 }
-void Read(Reader& in, Hello& e) {
+void Read(FieldReader& in, Hello& e) {
   in.Get(e.member.node);
   in.Get(e.rank_count);
   in.Get(e.member.incarnation);
@@ -142,13 +35,13 @@ void Read(Reader& in, Hello& e) {
   in.Get(e.node_name, kNameBytesMax);
 }
 
-void Write(Writer& out, const Welcome& e) {
+void Write(FieldWriter& out, const Welcome& e) {
   out.Put(e.aggregator);
   out.Put(e.credit_bytes);
   out.Put(e.status);
   out.Put(e.text);
 }
-void Read(Reader& in, Welcome& e) {
+void Read(FieldReader& in, Welcome& e) {
   in.Get(e.aggregator);
   in.Get(e.credit_bytes);
   in.Get(e.status);
@@ -156,7 +49,7 @@ void Read(Reader& in, Welcome& e) {
   if (!Between(e.status, WelcomeStatus::kOk, WelcomeStatus::kVersion)) in.Fail();
 }
 
-void Write(Writer& out, const Declare& e) {
+void Write(FieldWriter& out, const Declare& e) {
   out.Put(e.key);
   out.Put(e.element_count);
   for (const RemoteRef& ref : e.result) out.Put(ref);
@@ -166,7 +59,7 @@ void Write(Writer& out, const Declare& e) {
   out.Put(e.op);
   out.Put(e.name);
 }
-void Read(Reader& in, Declare& e) {
+void Read(FieldReader& in, Declare& e) {
   in.Get(e.key);
   in.Get(e.element_count);
   for (RemoteRef& ref : e.result) in.Get(ref);
@@ -177,14 +70,14 @@ void Read(Reader& in, Declare& e) {
   in.Get(e.name, kNameBytesMax);
 }
 
-void Write(Writer& out, const Declared& e) {
+void Write(FieldWriter& out, const Declared& e) {
   out.Put(e.key);
   out.Put(e.slot);
   out.Put(e.held);
   out.Put(e.status);
   out.Put(e.text);
 }
-void Read(Reader& in, Declared& e) {
+void Read(FieldReader& in, Declared& e) {
   in.Get(e.key);
   in.Get(e.slot);
   in.Get(e.held);
@@ -193,13 +86,13 @@ void Read(Reader& in, Declared& e) {
   if (!Between(e.status, DeclaredStatus::kOk, DeclaredStatus::kAborted)) in.Fail();
 }
 
-void WriteInline(Writer& out, Form form, std::span<const std::byte> bytes) {
+void WriteInline(FieldWriter& out, Form form, std::span<const std::byte> bytes) {
   TALWEG_CHECK(bytes.empty() || form == Form::kInline);
   TALWEG_CHECK(bytes.size() <= kInlineBytesMax);
   out.Put(static_cast<uint32_t>(bytes.size()));
   out.PutBytes(bytes);
 }
-void ReadInline(Reader& in, Form form, std::span<const std::byte>& bytes) {
+void ReadInline(FieldReader& in, Form form, std::span<const std::byte>& bytes) {
   uint32_t size = 0;
   in.Get(size);
   if (!Between(form, Form::kInline, Form::kEmpty) || size > kInlineBytesMax ||
@@ -209,7 +102,7 @@ void ReadInline(Reader& in, Form form, std::span<const std::byte>& bytes) {
   bytes = in.GetBytes(size);
 }
 
-void Write(Writer& out, const Contribute& e) {
+void Write(FieldWriter& out, const Contribute& e) {
   out.Put(e.key);
   out.Put(e.round);
   out.Put(e.sum_epoch);
@@ -221,7 +114,7 @@ void Write(Writer& out, const Contribute& e) {
   out.Put(uint8_t{0});
   WriteInline(out, e.form, e.bytes);
 }
-void Read(Reader& in, Contribute& e) {
+void Read(FieldReader& in, Contribute& e) {
   uint8_t reserved = 0;
   in.Get(e.key);
   in.Get(e.round);
@@ -236,7 +129,7 @@ void Read(Reader& in, Contribute& e) {
   if (!Between(e.mode, Mode::kSum, Mode::kCopy)) in.Fail();
 }
 
-void Write(Writer& out, const Result& e) {
+void Write(FieldWriter& out, const Result& e) {
   out.Put(e.key);
   out.Put(e.round);
   out.Put(e.sum_epoch);
@@ -247,7 +140,7 @@ void Write(Writer& out, const Result& e) {
   out.Put(uint16_t{0});
   WriteInline(out, e.form, e.bytes);
 }
-void Read(Reader& in, Result& e) {
+void Read(FieldReader& in, Result& e) {
   uint8_t reserved8 = 0;
   uint16_t reserved16 = 0;
   in.Get(e.key);
@@ -261,7 +154,7 @@ void Read(Reader& in, Result& e) {
   ReadInline(in, e.form, e.bytes);
 }
 
-void Write(Writer& out, const Report& e) {
+void Write(FieldWriter& out, const Report& e) {
   out.Put(e.key);
   out.Put(e.held);
   out.Put(e.held_epoch);
@@ -269,7 +162,7 @@ void Write(Writer& out, const Report& e) {
   out.Put(e.partial_epoch);
   out.Put(e.slices);
 }
-void Read(Reader& in, Report& e) {
+void Read(FieldReader& in, Report& e) {
   in.Get(e.key);
   in.Get(e.held);
   in.Get(e.held_epoch);
@@ -278,7 +171,7 @@ void Read(Reader& in, Report& e) {
   in.Get(e.slices);
 }
 
-void Write(Writer& out, const Decision& e) {
+void Write(FieldWriter& out, const Decision& e) {
   out.Put(e.key);
   out.Put(e.round);
   out.Put(e.sum_epoch);
@@ -286,7 +179,7 @@ void Write(Writer& out, const Decision& e) {
   out.Put(e.sources);
   out.Put(e.text);
 }
-void Read(Reader& in, Decision& e) {
+void Read(FieldReader& in, Decision& e) {
   in.Get(e.key);
   in.Get(e.round);
   in.Get(e.sum_epoch);
@@ -296,14 +189,14 @@ void Read(Reader& in, Decision& e) {
   if (!Between(e.verdict, Verdict::kRedo, Verdict::kAbort)) in.Fail();
 }
 
-void Write(Writer& out, const Refused& e) {
+void Write(FieldWriter& out, const Refused& e) {
   out.Put(e.key);
   out.Put(e.round);
   out.Put(e.slice);
   out.Put(e.reason);
   out.Put(e.text);
 }
-void Read(Reader& in, Refused& e) {
+void Read(FieldReader& in, Refused& e) {
   in.Get(e.key);
   in.Get(e.round);
   in.Get(e.slice);
@@ -312,13 +205,13 @@ void Read(Reader& in, Refused& e) {
   if (!Between(e.reason, RefusedReason::kWrongJob, RefusedReason::kPoisoned)) in.Fail();
 }
 
-void Write(Writer& out, const Failed& e) {
+void Write(FieldWriter& out, const Failed& e) {
   out.Put(e.key);
   out.Put(e.round);
   out.Put(e.code);
   out.Put(e.text);
 }
-void Read(Reader& in, Failed& e) {
+void Read(FieldReader& in, Failed& e) {
   in.Get(e.key);
   in.Get(e.round);
   in.Get(e.code);
@@ -326,14 +219,14 @@ void Read(Reader& in, Failed& e) {
   if (!Between(e.code, FailedCode::kMismatch, FailedCode::kJobFailed)) in.Fail();
 }
 
-void Write(Writer& out, const Waiting& e) {
+void Write(FieldWriter& out, const Waiting& e) {
   out.Put(e.key);
   out.Put(e.round);
   out.Put(e.waited_ns);
   out.Put(e.missing_nodes);
   out.Put(e.absent_ns);
 }
-void Read(Reader& in, Waiting& e) {
+void Read(FieldReader& in, Waiting& e) {
   in.Get(e.key);
   in.Get(e.round);
   in.Get(e.waited_ns);
@@ -358,12 +251,12 @@ bool ReadEntries(std::span<const std::byte> body, uint32_t count, Entries& entri
   if (count > body.size() / kAlignmentBytes) return false;
   std::vector<Entry> list;
   list.reserve(count);
-  Reader in(body);
+  FieldReader in(body);
   for (uint32_t i = 0; i < count; ++i) {
     uint32_t entry_bytes = 0;
     in.Get(entry_bytes);
     if (entry_bytes < sizeof entry_bytes) return false;
-    Reader fields(in.GetBytes(entry_bytes - sizeof entry_bytes));
+    FieldReader fields(in.GetBytes(entry_bytes - sizeof entry_bytes));
     if (!in.ok()) return false;
     Entry& entry = list.emplace_back();
     Read(fields, entry);
@@ -428,7 +321,7 @@ template <typename Body>
 bool FrameWriter::AddEntry(FrameType type, const Body& body) {
   TALWEG_CHECK(type == type_);
   const size_t begin = bytes_.size();
-  Writer out(bytes_);
+  FieldWriter out(bytes_);
   out.Put(uint32_t{0});
   Write(out, body);
   const auto entry_bytes = static_cast<uint32_t>(bytes_.size() - begin);
@@ -458,7 +351,7 @@ bool FrameWriter::Add(const Waiting& entry) { return AddEntry(FrameType::kWaitin
 std::vector<std::byte> FrameWriter::Take(uint64_t credit_bytes) {
   std::vector<std::byte> header;
   header.reserve(kHeaderBytes);
-  Writer out(header);
+  FieldWriter out(header);
   out.Put(kMagic);
   out.Put(kVersionMajor);
   out.Put(kVersionMinor);
@@ -480,7 +373,7 @@ std::variant<Frame, ParseError> ParseFrame(std::span<const std::byte> bytes) {
   Frame frame;
   Header& header = frame.header;
   uint32_t magic = 0;
-  Reader in(bytes);
+  FieldReader in(bytes);
   in.Get(magic);
   in.Get(header.version_major);
   in.Get(header.version_minor);

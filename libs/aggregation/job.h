@@ -12,6 +12,7 @@
 #include "libs/aggregation/memory_budget.h"
 #include "libs/aggregation/status.h"
 #include "libs/aggregation/tensor.h"
+#include "libs/base/awake_time.h"
 #include "libs/base/bytes.h"
 #include "libs/base/ids.h"
 #include "libs/view/view.h"
@@ -217,7 +218,7 @@ class Job {
   bool closed_ = false;
   int64_t view_since_ns_ = 0;
   int64_t last_epoch_notice_ns_ = 0;
-  std::optional<int64_t> last_tick_ns_;
+  AwakeTime awake_;  // By ticks: while this process is stopped nobody is absent.
   uint64_t reserved_bytes_ = 0;
   uint64_t last_allocation_ = 0;
   uint64_t last_write_ = 0;

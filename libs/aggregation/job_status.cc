@@ -9,9 +9,6 @@ namespace talweg::aggregation {
 namespace {
 
 constexpr size_t kMissingNodesMax = 64;
-// What two ticks can be apart while this process runs: what is more, it was stopped for, and that
-// is nobody's absence.
-constexpr int64_t kTickGapMaxNs = 2'000'000'000;
 
 // 1, 2, 4, ... seconds behind the beginning, then at most `gap_max_ns` apart.
 int64_t NextNotice(int64_t since_ns, int64_t last_ns, int64_t first_ns, int64_t gap_max_ns) {
@@ -51,8 +48,7 @@ std::optional<Job::Wait> Job::WaitOf(const Tensor& tensor) const {
 }
 
 void Job::CountAbsence(int64_t now_ns) {
-  const int64_t gone_ns = std::min(now_ns - last_tick_ns_.value_or(now_ns), kTickGapMaxNs);
-  last_tick_ns_ = now_ns;
+  const int64_t gone_ns = awake_.Take(now_ns);
   for (Member& member : members_) {
     if (TALWEG_MUTATION(late_counted_absent, !member.connection, true)) member.absent_ns += gone_ns;
   }

@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "libs/base/awake_time.h"
 #include "libs/base/bytes.h"
 #include "libs/base/dtype.h"
 #include "libs/base/fingerprint.h"
@@ -43,6 +44,19 @@ TEST_CASE("Random: one seed gives one sequence, within bounds", "[base]") {
   }
   CHECK(seen.size() == 10);
   CHECK(*seen.rbegin() == 9);
+}
+
+TEST_CASE("AwakeTime: a long gap was a stop, and counts as little of it", "[base]") {
+  constexpr int64_t kSecondNs = 1'000'000'000;
+  AwakeTime time;
+  CHECK(time.Take(7 * kSecondNs) == 0);  // Since when, nobody has said.
+  CHECK(time.Take(8 * kSecondNs) == kSecondNs);
+  CHECK(time.Take(8 * kSecondNs) == 0);
+  CHECK(time.Take(10 * kSecondNs) == 2 * kSecondNs);
+  CHECK(time.Take(100 * kSecondNs) == AwakeTime::kGapMaxNs);
+  CHECK(time.Take(101 * kSecondNs) == kSecondNs);
+  time.Begin(200 * kSecondNs);
+  CHECK(time.Take(201 * kSecondNs) == kSecondNs);
 }
 
 TEST_CASE("OpDefined: everything but the average of integers", "[base]") {

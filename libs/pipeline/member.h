@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "libs/base/awake_time.h"
 #include "libs/base/bytes.h"
 #include "libs/base/ids.h"
 #include "libs/pipeline/effects.h"
@@ -320,7 +321,7 @@ class Member {
   int64_t undecided_ns_ = 0;  // And since the first of the silences between which it relapsed.
   int64_t answers_since_ns_ = 0;
   int64_t decides_from_ns_ = 0;  // If it answers until then.
-  int64_t silence_counted_ns_ = 0;
+  AwakeTime silence_time_;
 
   std::map<AggregatorIndex, Owner> owners_;
   uint64_t next_connection_ = 1;

@@ -12,6 +12,7 @@ namespace {
 
 // What a process that runs notices of time at the latest, while the scheduler is silent.
 constexpr int64_t kSilenceTickNs = 1'000'000'000;
+static_assert(2 * kSilenceTickNs <= AwakeTime::kGapMaxNs, "a tick may come late");
 
 std::string MillisecondsText(uint64_t ns) { return std::to_string(ns / 1'000'000) + " ms"; }
 
@@ -31,7 +32,7 @@ void Member::OnSchedulerSilent(int64_t now_ns) {
   } else if (!std::exchange(scheduler_relapsed_, true)) {
     undecided_ns_ += now_ns - answers_since_ns_;
   }
-  silence_counted_ns_ = now_ns;
+  silence_time_.Begin(now_ns);
   CountSilence(now_ns);
 }
 
@@ -45,15 +46,13 @@ void Member::OnSchedulerAnswers(int64_t lease_ns, int64_t now_ns) {
   decides_from_ns_ = now_ns + 2 * lease_ns;
 }
 
-// By ticks, of which each counts for two at most: what passes while this process is stopped is
-// nobody's silence.
+// What passes while this process is stopped is nobody's silence.
 void Member::CountSilence(int64_t now_ns) {
   if (!scheduler_silent_ && now_ns >= decides_from_ns_) scheduler_relapsed_ = false;
   if ((!scheduler_silent_ && !scheduler_relapsed_) || config_.unreachable_ns == 0) return;
-  const int64_t passed_ns = std::min(now_ns - silence_counted_ns_, 2 * kSilenceTickNs);
+  const int64_t passed_ns = silence_time_.Take(now_ns);
   if (scheduler_silent_) silent_ns_ += passed_ns;
   undecided_ns_ += passed_ns;
-  silence_counted_ns_ = now_ns;
   const int64_t left_ns = scheduler_silent_ ? config_.unreachable_ns - silent_ns_ : 0;
   Schedule(now_ns + (left_ns > 0 ? std::min(left_ns, kSilenceTickNs) : kSilenceTickNs));
 }

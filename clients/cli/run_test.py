@@ -437,6 +437,17 @@ class UsageTest(unittest.TestCase):
         self.check(
             "run", "--scheduler=a:1", "--node-rank=2", "--nodes=2", "x", expected="from 0 to 1"
         )
+        goes_on = "--loss-policy=continue"
+        self.check("run", "--loss-policy=both", "x", expected="'both' is neither 'fail' nor")
+        self.check("run", "--min-nodes=1", "x", expected=f"--min-nodes is for {goes_on}")
+        self.check(
+            "run",
+            "--nodes=2",
+            goes_on,
+            "--min-nodes=3",
+            "x",
+            expected="'3' is no number from 1 to 2",
+        )
         self.check("version", "x", expected="argument 'x' is no option")
 
     def test_daemons_that_are_not_there(self) -> None:

@@ -33,7 +33,6 @@ TEST_CASE("Membership: a job runs when min_members have joined and opened their 
 }
 
 TEST_CASE("Membership: a job that has min_members waits a while for max_members", "[membership]") {
-  constexpr int64_t kSecond = 1'000'000'000;
   Fixture f;
   f.AddAggregator("a0", 100);
   JobSpec spec = Spec(2, 4);
@@ -84,7 +83,6 @@ TEST_CASE("Membership: a job that has min_members waits a while for max_members"
 
 TEST_CASE("Membership: a job waits for max_members no longer than it may take to begin",
           "[membership]") {
-  constexpr int64_t kSecond = 1'000'000'000;
   Fixture f;
   f.AddAggregator("a0", 100);
   JobSpec spec = Spec(1, 2);

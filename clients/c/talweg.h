@@ -69,7 +69,7 @@ typedef enum talweg_status {
   TALWEG_MISMATCH = 3,         /* Ranks disagree on a tensor; the text names both sides. */
   TALWEG_BUSY = 4,             /* The tensor's last round is open: wait for it first. */
   TALWEG_JOB_FAILED = 5,       /* The text says who died, or what else happened. */
-  TALWEG_AGENT_LOST = 6,       /* The agent has ended. */
+  TALWEG_AGENT_LOST = 6,       /* The agent has ended, or is stopped. */
   TALWEG_FORKED = 7,           /* The client belongs to the parent process. */
   TALWEG_VERSION_MISMATCH = 8, /* The text names both versions. */
   TALWEG_OUT_OF_MEMORY = 9,    /* The text names the limit. */

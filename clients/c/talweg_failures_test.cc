@@ -142,6 +142,57 @@ TEST_CASE("When the agent dies every wait ends at once") {
         TALWEG_AGENT_LOST);
 }
 
+TEST_CASE("When the agent is stopped every wait ends") {
+  const TestDirectory directory;
+  FakeAgent::Options options = AgentOptions(directory, 1);
+  options.server.silence_ms = 2'000;
+  options.unanswered_name = "never agreed";
+  options.holds_rounds = true;
+  FakeAgent agent(options);
+  const TestClient client(agent.socket_path(), 0);
+  const talweg_tensor tensor = DeclareOne(client.get());
+  const talweg_round round = PushOne(client.get(), tensor);
+  agent.Pause();
+  std::atomic<int> lost{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      if (talweg_wait(client.get(), tensor, round, nullptr, -1) == TALWEG_AGENT_LOST) ++lost;
+    });
+  }
+  threads.emplace_back([&] {
+    talweg_tensor unused = 0;
+    if (talweg_declare(client.get(), "never agreed", TALWEG_F32, TALWEG_SUM, 0, 1, 0, -1,
+                       &unused) == TALWEG_AGENT_LOST) {
+      ++lost;
+    }
+  });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(lost == 4);
+  CHECK(talweg_poll(client.get(), tensor, round) == TALWEG_AGENT_LOST);
+  CHECK_THAT(talweg_last_error(), Contains(directory.Path("agent.sock")) &&
+                                      Contains("is stopped, or hangs") && Contains("2.0 s"));
+  // Should it go on, it finds its rank gone.
+  agent.Resume();
+  agent.WaitUntil([](const FakeAgent::Seen& seen) { return seen.gone_unclean == 1; });
+}
+
+TEST_CASE("Who only polls learns that the agent is stopped, too") {
+  const TestDirectory directory;
+  FakeAgent::Options options = AgentOptions(directory, 1);
+  options.server.silence_ms = 2'000;
+  options.holds_rounds = true;
+  FakeAgent agent(options);
+  const TestClient client(agent.socket_path(), 0);
+  const talweg_tensor tensor = DeclareOne(client.get());
+  const talweg_round round = PushOne(client.get(), tensor);
+  agent.Pause();
+  talweg_status status;
+  while ((status = talweg_poll(client.get(), tensor, round)) == TALWEG_PENDING) {
+  }
+  CHECK(status == TALWEG_AGENT_LOST);
+}
+
 TEST_CASE("Who only polls learns of the agent's death too") {
   const TestDirectory directory;
   FakeAgent::Options options = AgentOptions(directory, 1);

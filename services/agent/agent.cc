@@ -106,6 +106,7 @@ absl::Status Agent::OpenRankServer() {
   server.socket_mode = config_.socket_mode;
   server.local_rank_count = config_.rank_count;
   server.incarnation = options_.incarnation;
+  server.silence_ms = static_cast<uint32_t>(config_.silence_ms);
   server.takes_devices = gpu_platform_ != nullptr;
   uint64_t arena_bytes = config_.arena_bytes_max;
   if (arena_bytes == 0) arena_bytes = MemoryLimitBytes() / 2;
@@ -256,6 +257,10 @@ int Agent::Poll() {
   work += rank_server_->PollRings(*desk_);
   if (gpus_ != nullptr) work += gpus_->stage().Poll(NowNs());
   work += ReduceSome();
+  if (NowNs() >= next_beat_ns_) {
+    rank_server_->Beat();
+    next_beat_ns_ = NowNs() + shm::kBeatEveryNs;
+  }
   if (NowNs() >= member_->NextTickNs()) {
     Deliver([this](pipeline::Effects& out) { member_->OnTick(NowNs(), out); });
   }
@@ -272,7 +277,7 @@ bool Agent::PrepareToSleep() {
   if (mailbox_->size() > 0 || !reduces_.empty() || dirty_) return false;
   bool may_sleep = rank_server_->PrepareToSleep();
   if (transport_ != nullptr) may_sleep &= transport_->PrepareToSleep();
-  int64_t deadline_ns = member_->NextTickNs();
+  int64_t deadline_ns = std::min(member_->NextTickNs(), next_beat_ns_);
   for (const int64_t other_ns : {stop_deadline_ns_, leaving_ ? leaving_deadline_ns_ : 0,
                                  failed_at_ns_ == 0 ? 0 : failed_at_ns_ + FailedLingerNs()}) {
     if (other_ns > 0) deadline_ns = std::min(deadline_ns, other_ns);

@@ -40,9 +40,11 @@ TEST_CASE("The control segment") {
   header.states_offset = kShape.states_offset();
   header.texts_offset = kShape.texts_offset();
   header.text_slots = kTextSlots;
+  header.silence_ms = 17;
   view.agent_line().state = static_cast<uint32_t>(JobState::kFailed);
   view.agent_line().failure_status = static_cast<uint32_t>(RankStatus::kJobFailed);
   view.agent_line().sleep_sequence = 0x21;
+  view.agent_line().beats = 0x22;
   view.rank_line().submitted = 0x31;
   view.rank_line().waiters = 0x32;
   view.rank_line().push_waiters = 0x33;

@@ -33,6 +33,19 @@ class KillTest(unittest.TestCase):
             self._error(job.ranks[1][0], "AgentLost")
             self._error(job.ranks[0][0], "JobFailed", "node 1")
 
+    def test_an_agent_that_is_stopped(self) -> None:
+        """Its own ranks have its socket, which stays open, and no word from anybody else."""
+        with Cluster() as cluster:
+            job = Job(cluster, nodes=(1, 1), agent_options=["--silence_ms=6s"])
+            alone = cluster.agent(2, ["--standalone", "--rank_count=2", "--silence_ms=6s"])
+            ranks_alone = [cluster.rank(alone, "steady.py") for _ in range(2)]
+            for rank in ranks_alone:
+                rank.wait_for("step 3")
+            for agent in (job.agents[1], alone):
+                cluster.stop(agent.process)
+            for rank in (job.ranks[1][0], *ranks_alone):
+                self._error(rank, "AgentLost", "is stopped, or hangs", "6.0 s")
+
     def test_an_aggregator(self) -> None:
         with Cluster() as cluster:
             job = Job(cluster, nodes=(1, 1), aggregators=2)

@@ -29,7 +29,7 @@ class JobFailed(TalwegError):
 
 
 class AgentLost(TalwegError):
-    """The node's agent is gone."""
+    """The node's agent is gone, or is stopped."""
 
 
 class NoAgent(AgentLost):

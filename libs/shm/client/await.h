@@ -91,12 +91,14 @@ Client::Awaited Client::Sleep(const Done& done, const Deadline& deadline, RankSt
     Awaited seen = Look(done, status);
     if (seen != Awaited::kTimeout || deadline.Passed(MonotonicNs())) return seen;
     if (!reading_.exchange(true, std::memory_order_acquire)) {
-      HandleMessages();
+      LookAtAgent();
       // Look again: the reader before this one may have read the Wake that was meant for us.
       seen = Look(done, status);
       if (seen == Awaited::kTimeout) {
-        socket_.WaitReadable(deadline);
-        HandleMessages();
+        socket_.WaitReadable(agent_watch_.watches()
+                                 ? Deadline::Earlier(deadline, Deadline(AgentWatch::kLookEveryNs))
+                                 : deadline);
+        LookAtAgent();
       }
       reading_.store(false, std::memory_order_release);
       WakeFollowers();  // One of them reads on if this thread is done.

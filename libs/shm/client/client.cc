@@ -189,6 +189,7 @@ RankStatus Client::MapControl(const Welcome& welcome, ErrorText& error) {
         "version %u.%u; install the same release of both",
         kLayoutMajor, kLayoutMinor, socket_path_, header.major, header.minor);
   }
+  agent_watch_.Begin(header.silence_ms);
   return RankStatus::kOk;
 }
 
@@ -294,9 +295,27 @@ void Client::ReadSocket(int64_t every_ns) {
   if (now_ns - looked_ns_.load(std::memory_order_relaxed) < every_ns) return;
   looked_ns_.store(now_ns, std::memory_order_relaxed);
   if (reading_.exchange(true, std::memory_order_acquire)) return;
-  HandleMessages();
+  LookAtAgent();
   reading_.store(false, std::memory_order_release);
   WakeFollowers();
+}
+
+void Client::LookAtAgent() {
+  HandleMessages();
+  WatchAgent();
+}
+
+void Client::WatchAgent() {
+  if (!agent_watch_.watches() || lost_.load(std::memory_order_relaxed) != 0) return;
+  const uint32_t beats = control_.agent_line().beats.load(std::memory_order_relaxed);
+  if (!agent_watch_.IsSilent(beats, MonotonicNs())) return;
+  char limit[32];
+  std::snprintf(limit, sizeof(limit), "%.1f s", static_cast<double>(agent_watch_.limit_ns()) / 1e9);
+  Lose(RankStatus::kAgentLost,
+       "the agent at '%s' is stopped, or hangs: it has shown no sign of life for %s (its "
+       "silence_ms)",
+       limit);
+  socket_.Shutdown();  // Should it go on, it finds this rank gone.
 }
 
 void Client::HandleMessages() {

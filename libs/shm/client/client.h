@@ -14,6 +14,7 @@
 #include "libs/base/bytes.h"
 #include "libs/base/dtype.h"
 #include "libs/shm/client/agent_socket.h"
+#include "libs/shm/client/agent_watch.h"
 #include "libs/shm/client/deadline.h"
 #include "libs/shm/client/error_text.h"
 #include "libs/shm/client/lock.h"
@@ -211,8 +212,11 @@ class Client {
   // Reads the socket without waiting, unless another thread is at it. At most every `every_ns`.
   void ReadSocket(int64_t every_ns);
 
-  // Handles what the socket holds. By the thread that has `reading_` only.
+  // What the thread that has `reading_` does: handles what the socket holds, looks whether the
+  // agent runs.
+  void LookAtAgent();
   void HandleMessages();
+  void WatchAgent();
   void HandleDeclared(const Message& message, const Declared& declared);
   void HandleDeviceAnswer(const Message& message);
   // Sends the question, which waits for its answer until it is withdrawn. False: the socket has
@@ -322,6 +326,7 @@ class Client {
   std::atomic<uint32_t> followers_{0};
   std::atomic<int64_t> looked_ns_{0};  // When ReadSocket last did.
   uint32_t wakes_seen_ = 0;            // By the reader.
+  AgentWatch agent_watch_;             // By the reader.
   // Where those are counted that the agent need not know of.
   std::atomic<uint32_t> uncounted_{0};
   ErrorText* handshake_error_ = nullptr;  // While Connect runs.

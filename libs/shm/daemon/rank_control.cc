@@ -49,6 +49,7 @@ Outcome<RankControl> RankControl::Create(ControlShape shape, const Identity& ide
   header.states_offset = shape.states_offset();
   header.texts_offset = shape.texts_offset();
   header.text_slots = kTextSlots;
+  header.silence_ms = identity.silence_ms;
   header.magic.store(kControlMagic, std::memory_order_release);
   return Outcome<RankControl>(std::move(control));
 }
@@ -122,6 +123,10 @@ void RankControl::PublishSleepSequence(uint32_t sequence) {
 
 void RankControl::PublishEventsLost() {
   view_.agent_line().events_lost.store(++events_lost_, std::memory_order_seq_cst);
+}
+
+void RankControl::PublishBeat() {
+  view_.agent_line().beats.store(++beats_, std::memory_order_relaxed);
 }
 
 bool RankControl::WakeNeeded(Waiter waiter, std::optional<uint32_t> tensor) const {

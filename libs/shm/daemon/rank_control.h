@@ -26,6 +26,7 @@ class RankControl {
     uint32_t local_size = 0;
     uint32_t node_rank = 0;
     uint32_t node_count = 0;
+    uint32_t silence_ms = 0;
   };
 
   static Outcome<RankControl> Create(ControlShape shape, const Identity& identity);
@@ -48,6 +49,7 @@ class RankControl {
   void PublishFailure(RankStatus status, std::string_view text);
   void PublishSleepSequence(uint32_t sequence);
   void PublishEventsLost();
+  void PublishBeat();
 
   enum class Waiter { kForRound, kForRoom };
   // Whether a Wake has to be sent after something was published, of one tensor or of whichever may
@@ -66,6 +68,7 @@ class RankControl {
   uint64_t consumed_published_ = 0;
   uint64_t texts_ = 0;
   uint32_t events_lost_ = 0;
+  uint32_t beats_ = 0;
   uint32_t wakes_sent_ = 0;
   bool failed_ = false;
 };

@@ -31,6 +31,8 @@ using TensorIndex = StrongId<struct TensorIndexTag, uint32_t>;
 // A rank's question, to be repeated in the answer.
 using RequestId = StrongId<struct RequestIdTag, uint32_t>;
 
+inline constexpr int64_t kBeatEveryNs = 2'000'000'000;
+
 struct RankServerConfig {
   std::string socket_path;
   // Mode bits of the socket. As long as only the owner may write to it, ranks of other users are
@@ -45,6 +47,8 @@ struct RankServerConfig {
   uint64_t contribution_bytes_max = 64 * kGiB;
   uint64_t result_bytes_max = 128 * kGiB;
   uint64_t segment_bytes_min = 64 * kMiB;
+  // How long ranks wait for a Beat before they count the agent as gone; 0: as long as it takes.
+  uint32_t silence_ms = 0;
   // Whether the sink takes memory of GPUs. If not the server says so to who offers some.
   bool takes_devices = false;
 };
@@ -202,6 +206,8 @@ class RankServer {
   // Asks ranks to ring the doorbell. false: a ring holds a push already; do not sleep, poll again.
   // The next PollRings ends it.
   virtual bool PrepareToSleep() = 0;
+  // Tells ranks that this thread runs: call it every kBeatEveryNs.
+  virtual void Beat() = 0;
 
   // Answers OnRankHello.
   virtual void Welcome(RankConnectionId connection, const WelcomeData& data) = 0;

@@ -24,7 +24,8 @@ void RankServerImpl::Welcome(RankConnectionId id, const WelcomeData& data) {
                                   .local_rank = connection->local_rank.value(),
                                   .local_size = data.local_size,
                                   .node_rank = data.node_rank.value(),
-                                  .node_count = data.node_count});
+                                  .node_count = data.node_count,
+                                  .silence_ms = config_.silence_ms});
   if (!control.ok()) {
     RefuseWith(*connection, control.failure().status, control.failure().text);
     return;

@@ -84,6 +84,7 @@ class RankServerImpl final : public RankServer {
   int PollRings(RankEventSink& sink) override;
   int PollSockets(RankEventSink& sink) override;
   bool PrepareToSleep() override;
+  void Beat() override;
   void Welcome(RankConnectionId id, const WelcomeData& data) override;
   void Refuse(RankConnectionId id, RankStatus status, std::string_view text) override;
   Outcome<ContributionBuffer> AllocateContribution(RankConnectionId id, uint64_t bytes) override;

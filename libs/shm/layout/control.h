@@ -10,7 +10,7 @@
 // The control segment: one memfd between one rank and its agent (docs/shared_memory.md).
 //
 //   0x0000  ControlHeader    written once by the agent; `magic` last, with release
-//   0x0100  AgentLine        agent -> rank: has the job failed, does the agent sleep
+//   0x0100  AgentLine        agent -> rank: has the job failed, does the agent sleep, does it run
 //   0x0140  RankLine         rank -> agent: ring tail, who sleeps
 //   0x0180  ConsumedLine     agent -> rank: ring head
 //   0x0200  FailureText      written before AgentLine.state becomes kFailed
@@ -52,7 +52,10 @@ struct ControlHeader {
   uint64_t states_offset;
   uint64_t texts_offset;
   uint32_t text_slots;
-  uint32_t reserved[43];
+  // For how long AgentLine::beats may stand still before the agent counts as gone; 0: it does not
+  // count.
+  uint32_t silence_ms;
+  uint32_t reserved[42];
 };
 
 struct alignas(64) AgentLine {
@@ -64,7 +67,9 @@ struct alignas(64) AgentLine {
   // How often this rank's events on GPUs were lost; those of a tensor are good if it was placed
   // since.
   std::atomic<uint32_t> events_lost;
-  uint32_t reserved[12];
+  // Counted up every 2 s by the thread that serves the ranks.
+  std::atomic<uint32_t> beats;
+  uint32_t reserved[11];
 };
 
 struct alignas(64) RankLine {
@@ -141,9 +146,10 @@ static_assert(offsetof(ControlHeader, ring_offset) == 56);
 static_assert(offsetof(ControlHeader, states_offset) == 64);
 static_assert(offsetof(ControlHeader, texts_offset) == 72);
 static_assert(offsetof(ControlHeader, text_slots) == 80);
+static_assert(offsetof(ControlHeader, silence_ms) == 84);
 static_assert(std::is_standard_layout_v<AgentLine> && sizeof(AgentLine) == 64);
 static_assert(offsetof(AgentLine, failure_status) == 4 && offsetof(AgentLine, sleep_sequence) == 8);
-static_assert(offsetof(AgentLine, events_lost) == 12);
+static_assert(offsetof(AgentLine, events_lost) == 12 && offsetof(AgentLine, beats) == 16);
 static_assert(std::is_standard_layout_v<RankLine> && sizeof(RankLine) == 64);
 static_assert(offsetof(RankLine, waiters) == 8 && offsetof(RankLine, push_waiters) == 12);
 static_assert(offsetof(RankLine, wakes_seen) == 16 && offsetof(RankLine, awaited) == 20);

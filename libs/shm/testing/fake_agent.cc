@@ -26,6 +26,7 @@ namespace talweg::shm {
 namespace {
 
 constexpr auto kDeadline = std::chrono::seconds(60);
+constexpr int kBeatEveryMs = kBeatEveryNs / 1'000'000;
 
 struct Bf16 {
   uint16_t bits;
@@ -324,10 +325,11 @@ class FakeAgent::Impl final : public RankEventSink {
   void Run() {
     while (!stop_) {
       const int handled = paused_ ? 0 : server_->Poll(*this);
+      if (!paused_) server_->Beat();
       if (handled == 0 && (paused_ || server_->PrepareToSleep())) {
         std::array<pollfd, 2> fds = {pollfd{wake_.get(), POLLIN, 0},
                                      pollfd{server_->WaitDescriptor(), POLLIN, 0}};
-        ::poll(fds.data(), paused_ ? 1 : 2, -1);
+        ::poll(fds.data(), paused_ ? 1 : 2, kBeatEveryMs);
       }
       DoWork();
     }

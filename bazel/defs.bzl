@@ -21,6 +21,10 @@ _WARNINGS = [
     "-Wno-missing-field-initializers",
 ]
 
+# For a test's own code, mostly Catch2's macros: g++ takes a fifth less time than for -O2. What is tested is compiled
+# as it is delivered.
+_TEST_COPTS = ["-O1"]
+
 # The C++ runtime is linked in, by //bazel/deps/runtime.
 _RUNTIME_LINKOPTS = select({
     "//bazel/sanitizers:any": [],
@@ -79,7 +83,7 @@ def talweg_cc_library(
         name = name,
         srcs = srcs,
         hdrs = hdrs,
-        copts = _WARNINGS + copts,
+        copts = _WARNINGS + (_TEST_COPTS if "//bazel/deps/catch2" in deps else []) + copts,
         deps = deps,
         testonly = testonly,
         visibility = _visible_to_lint(visibility),
@@ -119,7 +123,7 @@ def talweg_cc_test(
     native.cc_test(
         name = name,
         srcs = srcs,
-        copts = _WARNINGS + copts,
+        copts = _WARNINGS + _TEST_COPTS + copts,
         linkopts = linkopts + _PROGRAM_LINKOPTS,
         deps = deps + ["//bazel/deps/catch2:main"] + _PROGRAM_DEPS,
         size = size,

@@ -22,7 +22,7 @@ _CLANG = "/usr/bin/clang++-16"
 _COMPILE_FLAGS = [
     "-std=c++20",
     "-O1",
-    "-g",
+    "-gline-tables-only",
     "-fno-omit-frame-pointer",
     "-fsanitize=fuzzer-no-link,address,undefined",
     "-fno-sanitize-recover=all",

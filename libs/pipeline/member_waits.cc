@@ -57,6 +57,7 @@ void Member::CountSilence(int64_t now_ns) {
   Schedule(now_ns + (left_ns > 0 ? std::min(left_ns, kSilenceTickNs) : kSilenceTickNs));
 }
 
+// By itself, whatever it was before.
 bool Member::SchedulerIsMissed() const {
   return scheduler_silent_ && config_.unreachable_ns > 0 && silent_ns_ >= config_.unreachable_ns;
 }
@@ -67,14 +68,16 @@ bool Member::SchedulerCannotDecide() const {
 }
 
 // Running steps do not need the scheduler. A first view, and the end of a quiesce, nobody else can
-// give.
+// give; while it answers, it may.
 bool Member::CheckScheduler(int64_t now_ns, Effects& out) {
   CountSilence(now_ns);
-  if (!SchedulerIsMissed() || (phase_ != Phase::kForming && !quiesce_held_)) return false;
-  OnLocalFailure(phase_ == Phase::kForming
-                     ? "job '" + config_.job_name + "' has not begun"
-                     : "a member is about to join job '" + config_.job_name + "'",
-                 now_ns, out);
+  if (!scheduler_silent_ || !SchedulerCannotDecide()) return false;
+  if (phase_ != Phase::kForming && !quiesce_held_) return false;
+  const std::string what = phase_ == Phase::kForming
+                               ? "job '" + config_.job_name + "' has not begun"
+                               : "a member is about to join job '" + config_.job_name + "'";
+  OnLocalFailure(what + (scheduler_relapsed_ ? ", and the scheduler comes and goes" : ""), now_ns,
+                 out);
   return true;
 }
 

@@ -308,7 +308,29 @@ TEST_CASE("Member: a scheduler that comes and goes has been silent since it firs
   }
 }
 
-TEST_CASE("Member: what whoever comes back gives at once is waited for through each silence anew",
+TEST_CASE("Member: what nobody but the scheduler gives it may give while it answers",
+          "[pipeline]") {
+  Patient f;
+  SECTION("the end of a quiesce") {
+    f.Start(MakeView(1, {1, 1}, 1));
+    f.Do([&](Effects& out) { f.member.OnQuiesce(1, f.now_ns, out); });
+  }
+  SECTION("a first view") {}
+  f.Silent();
+  f.Pass(20 * kSecond);
+  f.Answers();
+  f.Pass(9 * kSecond);
+  f.Silent();
+  f.Pass(kSecond / 2);
+  f.Answers();
+  f.Pass(9 * kSecond);
+  CHECK_FALSE(f.failed());  // 38 s since it first went; but it answers.
+  f.Silent();
+  f.Pass(kSecond);
+  CHECK(f.member.failed_text().ends_with(", and the scheduler comes and goes"));
+}
+
+TEST_CASE("Member: a scheduler that has answered for two leases has all the time again",
           "[pipeline]") {
   Patient f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -317,7 +339,7 @@ TEST_CASE("Member: what whoever comes back gives at once is waited for through e
     f.Silent();
     f.Pass(29 * kSecond);
     f.Answers();
-    f.Pass(9 * kSecond);
+    f.Pass(10 * kSecond);
   }
   CHECK_FALSE(f.failed());
   f.Silent();

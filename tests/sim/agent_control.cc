@@ -43,7 +43,9 @@ void AgentProcess::CheckGivenUp(const std::string& text) {
   if (out_ || text.find(" gave up job ") != std::string::npos) return;
   const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
   if (says("has not reached aggregator")) return trace_->Reached("given up: an aggregator");
-  if (says("which has had no connection")) {
+  const bool is_of_the_dead = says("which has had no connection");
+  const bool is_its_word = says("has not begun") || says("is about to join");
+  if (is_of_the_dead) {
     trace_->Reached(text.starts_with("epoch ") ? "given up: a member that an epoch needs"
                                                : "given up: a member that a round needs");
     static constexpr std::string_view kNeeds = " needs node ";
@@ -51,7 +53,7 @@ void AgentProcess::CheckGivenUp(const std::string& text) {
     config_.on_given_up(NodeRank{static_cast<uint32_t>(std::stoul(text.substr(node)))});
   } else if (says("that the scheduler has not told this node of")) {
     trace_->Reached("given up: a view that did not reach this agent");
-  } else if (says("has not begun") || says("is about to join")) {
+  } else if (is_its_word) {
     trace_->Reached("given up: a word that the scheduler alone has");
   } else {
     return;
@@ -59,9 +61,11 @@ void AgentProcess::CheckGivenUp(const std::string& text) {
   const int64_t now_ns = timeline_->now_ns();
   const int64_t limit_ns = config_.profile->unreachable_ns;
   if (silent_since_ns_ && now_ns - *silent_since_ns_ >= limit_ns) return;
-  const bool may_relapse = says("which has had no connection");
-  if (may_relapse && relapsed_ && now_ns - undecided_since_ns_ >= limit_ns &&
-      (silent_since_ns_ || now_ns < *answers_since_ns_ + 2 * kLeaseNs)) {
+  // Its own word it may give while it answers.
+  const bool is_undecided =
+      relapsed_ && now_ns - undecided_since_ns_ >= limit_ns &&
+      (silent_since_ns_ || (is_of_the_dead && now_ns < *answers_since_ns_ + 2 * kLeaseNs));
+  if (is_undecided && (is_of_the_dead || is_its_word)) {
     return trace_->Reached("given up: while the scheduler comes and goes");
   }
   throw Violation{name_ + ": gives up, though the scheduler answers: " + text};

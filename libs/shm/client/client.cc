@@ -122,7 +122,7 @@ RankStatus Client::Handshake(const ClientOptions& options, ErrorText& error) {
       return error.Fail(
           RankStatus::kTimeout,
           "the agent at '%s' has not admitted this rank within %.3f s: the job may still wait "
-          "for other nodes, see `talweg status`",
+          "for other nodes (see `talweg status`), or the agent be stopped",
           socket_path_, static_cast<double>(options.timeout_ns) / 1e9);
   }
   return RankStatus::kInternal;

@@ -101,6 +101,37 @@ talweg_round PushOne(talweg_client* client, talweg_tensor tensor, int32_t value 
   return round;
 }
 
+// Threads that wait without limit: four for a round, one for a declaration of "never agreed".
+class Waiters {
+ public:
+  static constexpr int kCount = 5;
+
+  Waiters(talweg_client* client, talweg_tensor tensor, talweg_round round) {
+    for (int i = 0; i < kCount - 1; ++i) {
+      threads_.emplace_back([=, this] {
+        if (talweg_wait(client, tensor, round, nullptr, -1) == TALWEG_AGENT_LOST) ++told_;
+      });
+    }
+    threads_.emplace_back([=, this] {
+      talweg_tensor unused = 0;
+      if (talweg_declare(client, "never agreed", TALWEG_F32, TALWEG_SUM, 0, 1, 0, -1, &unused) ==
+          TALWEG_AGENT_LOST) {
+        ++told_;
+      }
+    });
+  }
+  // How many were told that the agent is lost, when all have ended.
+  int Told() {
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+    return told_;
+  }
+
+ private:
+  std::atomic<int> told_{0};
+  std::vector<std::thread> threads_;
+};
+
 TEST_CASE("When the agent dies every wait ends at once") {
   const TestDirectory directory;
   FakeAgent::Options options = AgentOptions(directory, 1);
@@ -115,24 +146,10 @@ TEST_CASE("When the agent dies every wait ends at once") {
                        &none) == TALWEG_TIMEOUT);
   CHECK_THAT(talweg_last_error(), Contains("'never agreed'") && Contains("0.005"));
   const uint64_t slept_before = WaitsSlept(client.get());
-  std::vector<std::thread> threads;
-  std::atomic<int> lost{0};
-  for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&] {
-      if (talweg_wait(client.get(), tensor, round, nullptr, -1) == TALWEG_AGENT_LOST) ++lost;
-    });
-  }
-  threads.emplace_back([&] {
-    talweg_tensor unused = 0;
-    if (talweg_declare(client.get(), "never agreed", TALWEG_F32, TALWEG_SUM, 0, 1, 0, -1,
-                       &unused) == TALWEG_AGENT_LOST) {
-      ++lost;
-    }
-  });
-  AwaitSleepers(client.get(), slept_before, 5);
+  Waiters waiters(client.get(), tensor, round);
+  AwaitSleepers(client.get(), slept_before, Waiters::kCount);
   agent.reset();
-  for (std::thread& thread : threads) thread.join();
-  CHECK(lost == 5);
+  CHECK(waiters.Told() == Waiters::kCount);
   CHECK(talweg_wait(client.get(), tensor, round, nullptr, -1) == TALWEG_AGENT_LOST);
   CHECK_THAT(talweg_last_error(), Contains(directory.Path("agent.sock")) && Contains("ended"));
   CHECK(talweg_poll(client.get(), tensor, round) == TALWEG_AGENT_LOST);
@@ -153,22 +170,7 @@ TEST_CASE("When the agent is stopped every wait ends") {
   const talweg_tensor tensor = DeclareOne(client.get());
   const talweg_round round = PushOne(client.get(), tensor);
   agent.Pause();
-  std::atomic<int> lost{0};
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 3; ++i) {
-    threads.emplace_back([&] {
-      if (talweg_wait(client.get(), tensor, round, nullptr, -1) == TALWEG_AGENT_LOST) ++lost;
-    });
-  }
-  threads.emplace_back([&] {
-    talweg_tensor unused = 0;
-    if (talweg_declare(client.get(), "never agreed", TALWEG_F32, TALWEG_SUM, 0, 1, 0, -1,
-                       &unused) == TALWEG_AGENT_LOST) {
-      ++lost;
-    }
-  });
-  for (std::thread& thread : threads) thread.join();
-  CHECK(lost == 4);
+  CHECK(Waiters(client.get(), tensor, round).Told() == Waiters::kCount);
   CHECK(talweg_poll(client.get(), tensor, round) == TALWEG_AGENT_LOST);
   CHECK_THAT(talweg_last_error(), Contains(directory.Path("agent.sock")) &&
                                       Contains("is stopped, or hangs") && Contains("2.0 s"));

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the stage survives, and what it leaves behind.
+#include <filesystem>
+#include <iterator>
+
 #include "services/agent/gpu_stage_fixture.h"
 
 namespace talweg::agent {
@@ -201,6 +204,31 @@ TEST_CASE("GpuStage: a context that is lost at any moment is made anew", "[gpu]"
     f.NothingLeft();
   }
   CHECK(reopened == 8);
+}
+
+size_t OpenDescriptors() {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                                           std::filesystem::directory_iterator()));
+}
+
+TEST_CASE("GpuStage: contexts that are lost keep no descriptors", "[gpu]") {
+  constexpr uint64_t kLosses = 25;
+  Fixture f({.gpus = {1, 0}});
+  f.RoundTrip();
+  const size_t before = OpenDescriptors();
+  for (uint64_t i = 0; i < kLosses; ++i) {
+    f.PushAll();
+    REQUIRE(f.RunUntil([&] { return f.ready_ranks.size() == 2; }));
+    while (f.stage->Poll(f.clock.NowNs()) > 0) {
+    }
+    f.stage->PrepareToSleep();  // With wake-ups under way that will not come.
+    f.LoseContext(1);
+    REQUIRE(f.RunUntil([&] { return f.delivered || !f.failed.empty(); }));
+    REQUIRE(f.failed.empty());
+  }
+  CHECK(f.stage->counters().gpus_reopened == kLosses);
+  CHECK(OpenDescriptors() == before);
+  f.NothingLeft();
 }
 
 TEST_CASE("GpuStage: a lost context that has no room at first is made anew when it has", "[gpu]") {

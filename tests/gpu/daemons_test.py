@@ -162,6 +162,7 @@ class DaemonsTest(unittest.TestCase):
                 for rank in ranks:
                     rank.wait_for(f"step {step}")
                 mapped = machines[0].mapped()
+                descriptors = [machine.descriptors() for machine in machines]
                 # In whatever the agent is at; each rank compares every result.
                 for node, gpu in ((0, gpus[-1]), (1, gpus[0]), (0, gpus[-1])):
                     machines[node].lose(gpu)
@@ -169,6 +170,7 @@ class DaemonsTest(unittest.TestCase):
                     for rank in ranks:
                         rank.wait_for(f"step {step}")
                 self.assertEqual(machines[0].mapped(), mapped)
+                self.assertEqual([machine.descriptors() for machine in machines], descriptors)
                 for machine, lost in zip(machines, (2, 1), strict=True):
                     log = cluster.log(machine.agent)
                     self.assertEqual(log.count("is open again"), lost)

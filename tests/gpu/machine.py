@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -89,6 +90,14 @@ class Machine:
         """How many mappings of its GPUs' memory the agent has."""
         maps = Path(f"/proc/{self.agent.process.pid}/maps").read_text()
         return sum(f"{self.directory}/" in line for line in maps.splitlines())
+
+    def descriptors(self) -> int:
+        """How many descriptors the agent has that may come with GPUs: of their files, eventfds, epolls."""
+        found = 0
+        for entry in Path(f"/proc/{self.agent.process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # Of something else, and closed meanwhile.
+                found += os.readlink(entry).startswith(("anon_inode:", f"{self.directory}/"))
+        return found
 
 
 def two_nodes(

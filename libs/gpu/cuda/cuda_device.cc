@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <optional>
 #include <utility>
 
 #include "libs/base/bytes.h"
@@ -28,9 +30,43 @@ struct Wakeup {
   std::shared_ptr<std::atomic<bool>> is_idle;  // The stream that it comes from.
 };
 
-// Runs on a thread of the driver's, which may be after the device is gone: it owns what it needs.
-void SignalWakeup(void* argument) {
-  const std::unique_ptr<Wakeup> wakeup(static_cast<Wakeup*>(argument));
+// The wake-ups of this process that are under way. The driver calls on a thread of its own: perhaps
+// when the device is gone, and never of a context that is lost. So a call owns nothing: it is given
+// a number, and the device lets go of what is left of its own.
+class Wakeups {
+ public:
+  static Wakeups& Get() {
+    static Wakeups* const all = new Wakeups;  // Never destroyed: the driver may call at exit.
+    return *all;
+  }
+
+  void* Add(Wakeup wakeup) {
+    const std::lock_guard lock(mutex_);
+    under_way_.emplace(++last_, std::move(wakeup));
+    return reinterpret_cast<void*>(last_);
+  }
+  std::optional<Wakeup> Take(void* number) {
+    const std::lock_guard lock(mutex_);
+    auto node = under_way_.extract(reinterpret_cast<uintptr_t>(number));
+    if (node.empty()) return std::nullopt;
+    return std::move(node.mapped());
+  }
+  void DropAll(const std::shared_ptr<Descriptor>& descriptor) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(under_way_,
+                  [&](const auto& entry) { return entry.second.descriptor == descriptor; });
+  }
+
+ private:
+  std::mutex mutex_;
+  uintptr_t last_ = 0;
+  std::map<uintptr_t, Wakeup> under_way_;
+};
+
+// Runs on a thread of the driver's.
+void SignalWakeup(void* number) {
+  const std::optional<Wakeup> wakeup = Wakeups::Get().Take(number);
+  if (!wakeup) return;
   wakeup->is_idle->store(true);
   const uint64_t one = 1;
   // Full means that many wake-ups are waiting already.
@@ -87,6 +123,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open(
 }
 
 CudaDevice::~CudaDevice() {
+  Wakeups::Get().DropAll(wakeups_);
   // Failures are not to be helped here; all of it goes with the context at the latest.
   const DriverApi& api = *driver_;
   api.CtxSetCurrent(context_);
@@ -417,11 +454,11 @@ absl::Status CudaDevice::WakeWhenDone(EventId event) {
       Check(driver_->StreamWaitEvent(on.stream, found->event, 0), "cuStreamWaitEvent"));
   // Before the launch: the driver's thread may be faster than this one.
   on.is_idle->store(false);
-  auto wakeup = std::make_unique<Wakeup>(Wakeup{wakeups_, on.is_idle});
-  TALWEG_RETURN_IF_ERROR(
-      Check(driver_->LaunchHostFunc(on.stream, &SignalWakeup, wakeup.get()), "cuLaunchHostFunc"));
-  wakeup.release();  // NOLINT(bugprone-unused-return-value): SignalWakeup's.
-  return absl::OkStatus();
+  void* const number = Wakeups::Get().Add({wakeups_, on.is_idle});
+  const absl::Status launched =
+      Check(driver_->LaunchHostFunc(on.stream, &SignalWakeup, number), "cuLaunchHostFunc");
+  if (!launched.ok()) Wakeups::Get().Take(number);
+  return launched;
 }
 
 void CudaDevice::DrainWakeups() {

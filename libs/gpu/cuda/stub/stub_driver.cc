@@ -175,6 +175,7 @@ CuResult cuDevicePrimaryCtxRelease_v2(CuDevice device) {
 }
 CuResult cuDevicePrimaryCtxReset_v2(CuDevice device) {
   ++Get().resets[device - 40];
+  Get().DropWork(device - 40);
   return kCuSuccess;
 }
 CuResult cuCtxSetCurrent(CuContext context) {
@@ -293,6 +294,7 @@ CuResult cuStreamCreateWithPriority(CuStream* stream, unsigned flags, int priori
   if (!InContext() || flags != kCuStreamNonBlocking) return kCuInvalidValue;
   if (priority > 0 || priority < -5) return kCuInvalidValue;
   Get().streams.push_back(std::make_unique<Stream>());
+  Get().streams.back()->gpu = Get().current_gpu;
   Get().streams.back()->priority = priority;
   *stream = reinterpret_cast<CuStream>(Get().streams.back().get());
   return kCuSuccess;

@@ -51,6 +51,12 @@ void Machine::RunAll() {
   }
 }
 
+void Machine::DropWork(int gpu) {
+  for (const auto& stream : streams) {
+    if (stream->gpu == gpu) stream->works.clear();
+  }
+}
+
 namespace {
 
 bool Holds(uint64_t begin, size_t held, uint64_t address, size_t bytes) {

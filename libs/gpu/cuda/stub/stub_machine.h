@@ -50,6 +50,7 @@ struct Work {
 };
 
 struct Stream {
+  int gpu = 0;
   bool closed = false;
   int priority = 0;
   std::deque<Work> works;
@@ -66,6 +67,9 @@ class Machine {
   // Runs one piece of work, in turn over the streams; whether there was one that could run.
   bool Step();
   void RunAll();
+  // What its streams have not done is never done, and nobody is told: as with a context that is
+  // reset after a fault.
+  void DropWork(int gpu);
 
   int current_gpu = -1;  // The context that is current.
   int contexts[kGpuCount] = {};

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -310,6 +311,29 @@ TEST_CASE("cuda: a wake-up waits for no other's, and leaves its stream to the ne
     CHECK(is_awake());
   }
   CHECK(machine.streams.size() == streams);
+}
+
+size_t OpenDescriptors() {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                                           std::filesystem::directory_iterator()));
+}
+
+TEST_CASE("cuda: a wake-up that never comes, or too late, keeps no descriptor", "[gpu]") {
+  const bool lost = GENERATE(true, false);
+  const size_t before = OpenDescriptors();
+  for (int i = 0; i < 20; ++i) {
+    Opened opened;
+    const EventId event = *opened.device->NewEvent(EventScope::kProcess);
+    REQUIRE(
+        opened.device->Record(event, *opened.device->NewStream(StreamPriority::kHigh)).ok());
+    REQUIRE(opened.device->WakeWhenDone(event).ok());
+    if (!lost) continue;
+    const Failing failing("cuEventQuery", "719");
+    REQUIRE(absl::IsAborted(opened.device->Query(event).status()));
+  }
+  CHECK(OpenDescriptors() == before);
+  cuda::stub::Machine::Get().RunAll();
+  CHECK(OpenDescriptors() == before);
 }
 
 // Memory of a device that a NIC may be given.

@@ -303,14 +303,34 @@ class KernelsTest(unittest.TestCase):
         self.assertIn("| BothWays/4 | 0.0 | 0.88 |", gpu_device.table(speeds))
         self.assertEqual([bar.measured for bar in gpu_device.bars({})], [None, None])
 
-    def test_the_limit_of_a_sum_on_one_gpu(self) -> None:
+    def test_the_way_between_gpus_is_judged_by_one_direction(self) -> None:
+        table = gpu_device.table({"Peer/9": 20.0, "PeerBothWays/9": 30.0})
+        self.assertIn("| PeerBothWays/9 | 0.0 | 0.75 | twice one direction alone |", table)
+
+    def test_the_limit_of_a_sum_on_gpus(self) -> None:
+        speeds = gpu_push_pull.speeds_of({"Copy/9": 1e6, "PeerBothWays/9": 4e5})
+        self.assertEqual(speeds, gpu_push_pull.Speeds(1e6, 2e5))
         # Two inputs and the sum, then the sum to two tensors: 3 + 4 bytes touched for each.
-        self.assertAlmostEqual(gpu_push_pull.limit_s(1000, 1e6), 7e-3)
+        self.assertAlmostEqual(gpu_push_pull.limit_s(1000, speeds, 1) or 0.0, 7e-3)
+        # Two GPUs with a rank each: 2 + 2 bytes touched there, and one sent from each to the other.
+        self.assertAlmostEqual(gpu_push_pull.limit_s(1000, speeds, 2) or 0.0, 4e-3 + 5e-3)
         stream = {"bytes": 1000, "alone_s": 2e-3, "beside_s": 3e-3, "latency_s": 14e-3}
         stream["device_calls"] = 0
-        table = gpu_push_pull.stream_table([stream], 1e6)
+        table = gpu_push_pull.stream_table([stream], speeds, 1)
         self.assertIn("| 1.500 | 0 | 14 ms | 7 ms | 2.00 |", table)
-        self.assertNotIn("limit", gpu_push_pull.stream_table([stream], None))
+        table = gpu_push_pull.stream_table([{**stream, "latency_s": 18e-3}], speeds, 2)
+        self.assertIn("| 18 ms | 9 ms | 2.00 |", table)
+
+    def test_what_was_not_measured_limits_no_sum(self) -> None:
+        alone = gpu_push_pull.speeds_of({"Copy/9": 1e6})
+        self.assertAlmostEqual(gpu_push_pull.limit_s(1000, alone, 1) or 0.0, 7e-3)
+        stream = {"bytes": 1000, "alone_s": 2e-3, "beside_s": 3e-3, "latency_s": 14e-3}
+        stream["device_calls"] = 0
+        for gpus in (0, 2):
+            self.assertIsNone(gpu_push_pull.limit_s(1000, alone, gpus))
+            self.assertNotIn("limit", gpu_push_pull.stream_table([stream], alone, gpus))
+        with self.assertRaises(ValueError):
+            gpu_push_pull.speeds_of({})
 
 
 if __name__ == "__main__":

@@ -164,9 +164,11 @@ class SmokeTest(unittest.TestCase):
         data = json.loads((output / "results.json").read_text())["data"]
         figures = data["gpu_device"]
         if _FULL:
+            self.assertGreater(data["gpu_push_pull"]["peer_bytes_per_s"], 0)
             self.assertEqual(len(data["gpu_training_step"]["tiny, batch 2"]), 4)
         self.assertIn("Fake GPU", figures["gpu"])
-        for kind in ("Down", "Up", "BothWays", "Copy", "Reduce/f32", "Reduce/bf16"):
+        kinds = ("Down", "Up", "BothWays", "Copy", "Reduce/f32", "Reduce/bf16")
+        for kind in (*kinds, "Peer", "PeerBothWays"):
             found = [name for name in figures["bytes_per_s"] if name.startswith(f"{kind}/")]
             self.assertEqual(len(found), 1, kind)
 

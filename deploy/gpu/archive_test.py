@@ -83,6 +83,7 @@ class ArchiveTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         results = json.loads((self.root / "results" / "results.json").read_text())
         self.assertIn("Fake GPU", results["data"]["gpu_device"]["gpu"])
+        self.assertGreater(results["data"]["gpu_push_pull"]["peer_bytes_per_s"], 0)
         (stream,) = results["data"]["gpu_push_pull"]["streams"]
         for name in ("alone_s", "beside_s", "latency_s"):
             self.assertGreater(stream[name], 0, name)

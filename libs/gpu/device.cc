@@ -75,6 +75,10 @@ bool Communicator::Combines(DType dtype, Op op) {
   }
 }
 
+absl::Status NoPeer() {
+  return absl::InvalidArgumentError("a copy to a peer goes to another device of the same platform");
+}
+
 absl::Status NoSuchGpu(const GpuUuid& uuid, std::span<const GpuInfo> gpus) {
   std::string there;
   for (const GpuInfo& gpu : gpus) absl::StrAppend(&there, there.empty() ? "" : "; ", Describe(gpu));

@@ -211,6 +211,11 @@ class Device {
                                     std::span<const std::byte> source) = 0;
   // Within this GPU's memory, mapped memory included. They do not overlap.
   virtual absl::Status CopyOnDevice(StreamId stream, DeviceSpan target, DeviceSpan source) = 0;
+  // From here to memory of another device of this platform, on a stream of this one: over a link
+  // or the bus where the machine lets GPUs reach each other, else the driver goes through the host.
+  // The first to a peer may wait for both GPUs.
+  virtual absl::Status CopyToPeer(StreamId stream, Device& peer, DeviceSpan target,
+                                  DeviceSpan source) = 0;
 
   // Combines element_count elements of each of `inputs` into `output`, in the inputs' order, with
   // the bits of the CPU's kernels. Addresses are multiples of the element's size. `output` may be
@@ -293,6 +298,8 @@ class Platform {
       std::span<Device* const> devices) = 0;
 };
 
+// Of a copy to a device that is no peer: this device itself, or another platform's.
+absl::Status NoPeer();
 // The error of Open: what was asked for, and what there is.
 absl::Status NoSuchGpu(const GpuUuid& uuid, std::span<const GpuInfo> gpus);
 // That of WakeWhenDone.

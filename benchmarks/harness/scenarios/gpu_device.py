@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first GPU as the agent uses it: copies beside the bus's limit, sums beside the memory's."""
+"""The first GPU as the agent uses it: copies beside the bus's limit, sums beside the memory's; the way to a second."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def run(context: Context) -> Section:
     section.data = {"gpu": gpu, "bytes_per_s": speeds, "event_us": events_us}
     section.bars = bars(speeds)
     section.text = (
-        f"{gpu}. Bytes a second, moved over the bus or touched in the GPU's memory, the median of all repetitions:\n"
+        f"{gpu}. Bytes a second, moved over the bus, touched in the GPU's memory, or copied to the second GPU (Peer)\n"
+        "and from there at once (PeerBothWays), the median of all repetitions:\n"
         "from the first post until the last event was seen done, on streams of high priority, host memory pinned.\n"
         f"An event alone takes {events_us:.1f} us, which is in every figure.\n\n"
     ) + table(speeds)
@@ -50,6 +51,9 @@ def _limit(speeds: dict[str, float], name: str) -> tuple[str, float] | None:
     down, up = _of(speeds, "Down"), _of(speeds, "Up")
     if kind == "BothWays" and down and up:
         return "both directions alone", down + up
+    peer = _of(speeds, "Peer")
+    if kind == "PeerBothWays" and peer:
+        return "twice one direction alone", 2 * peer
     copy = _of(speeds, "Copy")
     if kind == "Reduce" and copy:
         return "a copy in the GPU's memory", copy

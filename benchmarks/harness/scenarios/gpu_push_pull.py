@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -62,17 +63,19 @@ def run(context: Context) -> Section:
     context.progress("beside a training stream")
     try:
         streams = _streams(context, variables)
-        memory = _memory_bytes_per_s(context)
+        speeds = _speeds(context)
     except (subprocess.SubprocessError, ValueError, google_benchmark.BenchmarkFailed) as error:
         context.notes.append(f"{TITLE}: {error}")
         section.failed = True
         return section
-    section.data = {"streams": streams, "memory_bytes_per_s": memory}
-    section.text = stream_table(streams, memory if gpus == 1 else None) + (
+    section.data = {"streams": streams, **asdict(speeds)}
+    section.text = stream_table(streams, speeds, min(gpus, _RANKS)) + (
         "\nThe same products of matrices on the training stream, alone and while a push_pull is under way; then a\n"
         "push_pull by itself, from the last gradient to the last result, and the kernels and copies that it gives to\n"
-        "the trainer's own streams. Its limit, for ranks that share a GPU: every input read, the sum written, and\n"
-        "copied into each rank's tensor, at the speed of a copy in the GPU's memory.\n"
+        "the trainer's own streams. Its limit is the sum of two, of B bytes with n ranks on each of g GPUs. In a\n"
+        "GPU's memory: n inputs read, a sum written, and copied into n tensors, (3n + 1) B at the speed of a copy\n"
+        "there. From GPU to GPU: what an all-reduce sends from each, and brings to it, 2 (g - 1) / g B at the speed\n"
+        "of one of two copies that go both ways at once.\n"
     )
     return section
 
@@ -104,38 +107,62 @@ def _streams(context: Context, variables: Mapping[str, str]) -> list[dict[str, A
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def _memory_bytes_per_s(context: Context) -> float:
-    """Bytes touched a second by a copy in the first GPU's memory."""
-    fake = ["--fake"] if context.mode == "smoke" else []
+@dataclass(frozen=True)
+class Speeds:
+    """Bytes a second, of the first GPU."""
+
+    memory_bytes_per_s: float  # Touched by a copy in its memory.
+    # To the second GPU while as much comes from there; none: there is no other, or no way to it.
+    peer_bytes_per_s: float | None = None
+
+
+def speeds_of(medians: Mapping[str, float]) -> Speeds:
+    named = {name.partition("/")[0]: speed for name, speed in medians.items()}
+    if "Copy" not in named:
+        raise ValueError("device_benchmark has measured no copy in the GPU's memory")
+    both_ways = named.get("PeerBothWays")
+    return Speeds(named["Copy"], None if both_ways is None else both_ways / 2)
+
+
+def _speeds(context: Context) -> Speeds:
     document = google_benchmark.run(
         context.programs.device_benchmark,
         context.effort.repetitions,
         0.05,
-        "--benchmark_filter=^BM_Copy/",
-        *fake,
+        "--benchmark_filter=^BM_(Copy|PeerBothWays)/",
+        *(["--fake"] if context.mode == "smoke" else []),
     )
-    return next(iter(google_benchmark.medians(document).values()))
+    for name, why in google_benchmark.failures(document).items():
+        context.notes.append(f"{TITLE}: {name}: {why}")
+    return speeds_of(google_benchmark.medians(document))
 
 
-def limit_s(nbytes: int, memory_bytes_per_s: float) -> float:
-    """The shortest time in which ranks that share a GPU can have their sum."""
-    summed = _RANKS + 1  # Read, and written.
-    taken = 2 * _RANKS  # Read and written for each rank's tensor.
-    return nbytes * (summed + taken) / memory_bytes_per_s
+def limit_s(nbytes: int, speeds: Speeds, gpus: int) -> float | None:
+    """The shortest time in which the ranks, as many on each of `gpus`, can have their sum; none: not known."""
+    if gpus == 0 or (gpus > 1 and speeds.peer_bytes_per_s is None):
+        return None
+    ranks = _RANKS // gpus
+    summed = ranks + 1  # Read, and written.
+    taken = 2 * ranks  # Read and written for each rank's tensor.
+    limit = nbytes * (summed + taken) / speeds.memory_bytes_per_s
+    if speeds.peer_bytes_per_s is not None:
+        # An all-reduce's reduce-scatter, and its all-gather.
+        limit += nbytes * 2 * (gpus - 1) / gpus / speeds.peer_bytes_per_s
+    return limit
 
 
-def stream_table(streams: list[dict[str, Any]], memory_bytes_per_s: float | None) -> str:
+def stream_table(streams: list[dict[str, Any]], speeds: Speeds, gpus: int) -> str:
     rows = []
-    for each in streams:
+    limits = [limit_s(each["bytes"], speeds, gpus) for each in streams]
+    for each, limit in zip(streams, limits, strict=True):
         row = [format_bytes(each["bytes"])]
         row += [format_seconds(each[name]) for name in ("alone_s", "beside_s")]
         row.append(f"{each['beside_s'] / each['alone_s']:.3f}")
         row += [str(each["device_calls"]), format_seconds(each["latency_s"])]
-        if memory_bytes_per_s is not None:
-            limit = limit_s(each["bytes"], memory_bytes_per_s)
+        if limit is not None:
             row += [format_seconds(limit), f"{each['latency_s'] / limit:.2f}"]
         rows.append(row)
     head = ["tensor", "work alone", "beside it", "ratio", "kernels, copies", "gradient to result"]
-    if memory_bytes_per_s is not None:
+    if None not in limits:
         head += ["its limit", "over it"]
     return markdown_table(head, rows)

@@ -504,6 +504,34 @@ absl::Status CudaDevice::CopyOnDevice(StreamId stream, DeviceSpan target, Device
                "cuMemcpyDtoDAsync");
 }
 
+absl::Status CudaDevice::ReachPeer(const CudaDevice& peer) {
+  if (!peers_.insert(peer.context_).second) return absl::OkStatus();
+  int reaches = 0;
+  TALWEG_RETURN_IF_ERROR(Check(driver_->DeviceCanAccessPeer(&reaches, device_, peer.device_),
+                               "cuDeviceCanAccessPeer"));
+  if (reaches == 0) return absl::OkStatus();  // The driver copies by way of the host.
+  const CuResult result = driver_->CtxEnablePeerAccess(peer.context_, 0);
+  // NCCL asks for it as well, and the GPU may have as many peers as it can.
+  if (result == kCuPeerAccessAlreadyEnabled || result == kCuTooManyPeers) return absl::OkStatus();
+  return Check(result, "cuCtxEnablePeerAccess");
+}
+
+absl::Status CudaDevice::CopyToPeer(StreamId stream, Device& peer, DeviceSpan target,
+                                    DeviceSpan source) {
+  TALWEG_RETURN_IF_ERROR(Enter());
+  TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.bytes));
+  const auto* const other = dynamic_cast<CudaDevice*>(&peer);
+  if (other == nullptr || other == this) return NoPeer();
+  TALWEG_RETURN_IF_ERROR(other->lost_);
+  TALWEG_RETURN_IF_ERROR(other->CheckSpan(target));
+  TALWEG_RETURN_IF_ERROR(CheckSpan(source));
+  TALWEG_ASSIGN_OR_RETURN(const CuStream on, FindStream(stream));
+  TALWEG_RETURN_IF_ERROR(ReachPeer(*other));
+  return Check(driver_->MemcpyPeerAsync(target.address, other->context_, source.address, context_,
+                                        source.bytes, on),
+               "cuMemcpyPeerAsync");
+}
+
 void CudaDevice::LoadKernels(std::span<const std::byte> image) {
   if (image.empty()) {
     kernels_status_ = absl::UnimplementedError(

@@ -68,6 +68,8 @@ class CudaDevice final : public Device {
   absl::Status CopyToDevice(StreamId stream, DeviceSpan target,
                             std::span<const std::byte> source) override;
   absl::Status CopyOnDevice(StreamId stream, DeviceSpan target, DeviceSpan source) override;
+  absl::Status CopyToPeer(StreamId stream, Device& peer, DeviceSpan target,
+                          DeviceSpan source) override;
   absl::Status Reduce(StreamId stream, const ReduceSpec& spec, std::span<const uint64_t> inputs,
                       uint64_t output, uint64_t element_count) override;
 
@@ -104,6 +106,8 @@ class CudaDevice final : public Device {
   absl::Status CheckShared(CuResult result, const char* what);
   absl::StatusOr<Event*> FindEvent(EventId event);
   absl::Status Unpin(std::span<std::byte> bytes, bool allocated);
+  // Has copies to the peer's memory go straight there, if the machine can.
+  absl::Status ReachPeer(const CudaDevice& peer);
   absl::Status CheckHost(std::span<const std::byte> bytes) const;
   absl::StatusOr<CuFunction> FindKernel(const kernels::ReducePlan& plan);
   void LoadKernels(std::span<const std::byte> image);
@@ -129,6 +133,7 @@ class CudaDevice final : public Device {
   std::map<StreamId, CuStream> streams_;
   std::map<EventId, Event> events_;
   std::vector<WakeStream> wake_streams_;
+  std::set<CuContext> peers_;  // That ReachPeer has asked for.
   const std::shared_ptr<Descriptor> wakeups_;
 };
 

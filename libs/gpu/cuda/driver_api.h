@@ -59,8 +59,10 @@ inline constexpr CuResult kCuNotFound = 500;
 inline constexpr CuResult kCuNotReady = 600;
 inline constexpr CuResult kCuIllegalAddress = 700;
 inline constexpr CuResult kCuLaunchTimeout = 702;
+inline constexpr CuResult kCuPeerAccessAlreadyEnabled = 704;
 inline constexpr CuResult kCuContextIsDestroyed = 709;
 inline constexpr CuResult kCuAssert = 710;
+inline constexpr CuResult kCuTooManyPeers = 711;
 inline constexpr CuResult kCuHostMemoryAlreadyRegistered = 712;
 inline constexpr CuResult kCuHardwareStackError = 714;
 inline constexpr CuResult kCuIllegalInstruction = 715;
@@ -109,12 +111,14 @@ inline constexpr unsigned kCuIpcLazyPeerAccess = 1;
   X(DeviceGetUuid, "cuDeviceGetUuid_v2", CuResult(CuUuid*, CuDevice))                             \
   X(DeviceGetAttribute, "cuDeviceGetAttribute", CuResult(int*, int, CuDevice))                    \
   X(DeviceGetP2PAttribute, "cuDeviceGetP2PAttribute", CuResult(int*, int, CuDevice, CuDevice))    \
+  X(DeviceCanAccessPeer, "cuDeviceCanAccessPeer", CuResult(int*, CuDevice, CuDevice))             \
   X(DeviceTotalMem, "cuDeviceTotalMem_v2", CuResult(size_t*, CuDevice))                           \
   X(DeviceGetPciBusId, "cuDeviceGetPCIBusId", CuResult(char*, int, CuDevice))                     \
   X(PrimaryCtxRetain, "cuDevicePrimaryCtxRetain", CuResult(CuContext*, CuDevice))                 \
   X(PrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", CuResult(CuDevice))                        \
   X(PrimaryCtxReset, "cuDevicePrimaryCtxReset_v2", CuResult(CuDevice))                            \
   X(CtxSetCurrent, "cuCtxSetCurrent", CuResult(CuContext))                                        \
+  X(CtxEnablePeerAccess, "cuCtxEnablePeerAccess", CuResult(CuContext, unsigned))                  \
   X(CtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange", CuResult(int*, int*))               \
   X(MemGetInfo, "cuMemGetInfo_v2", CuResult(size_t*, size_t*))                                    \
   X(MemAlloc, "cuMemAlloc_v2", CuResult(CuDevicePointer*, size_t))                                \
@@ -142,6 +146,8 @@ inline constexpr unsigned kCuIpcLazyPeerAccess = 1;
     CuResult(CuDevicePointer, const void*, size_t, CuStream))                                     \
   X(MemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2",                                                      \
     CuResult(CuDevicePointer, CuDevicePointer, size_t, CuStream))                                 \
+  X(MemcpyPeerAsync, "cuMemcpyPeerAsync",                                                         \
+    CuResult(CuDevicePointer, CuContext, CuDevicePointer, CuContext, size_t, CuStream))           \
   X(MemcpyDtoH, "cuMemcpyDtoH_v2", CuResult(void*, CuDevicePointer, size_t))                      \
   X(MemcpyHtoD, "cuMemcpyHtoD_v2", CuResult(CuDevicePointer, const void*, size_t))                \
   X(PointerSetAttribute, "cuPointerSetAttribute", CuResult(const void*, int, CuDevicePointer))    \

@@ -508,6 +508,18 @@ absl::Status FakeDevice::CopyOnDevice(StreamId stream, DeviceSpan target, Device
   return Copy(stream, Engine::kCompute, to, from, "a copy on the device");
 }
 
+absl::Status FakeDevice::CopyToPeer(StreamId stream, Device& peer, DeviceSpan target,
+                                    DeviceSpan source) {
+  TALWEG_RETURN_IF_ERROR(Ready());
+  TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.bytes));
+  auto* const other = dynamic_cast<FakeDevice*>(&peer);
+  if (other == nullptr || other == this) return NoPeer();
+  TALWEG_RETURN_IF_ERROR(other->Ready());
+  TALWEG_ASSIGN_OR_RETURN(const Place to, other->Resolve(target));
+  TALWEG_ASSIGN_OR_RETURN(const Place from, Resolve(source));
+  return Copy(stream, Engine::kToHost, to, from, "a copy to another GPU");
+}
+
 absl::Status FakeDevice::Reduce(StreamId stream, const ReduceSpec& spec,
                                 std::span<const uint64_t> inputs, uint64_t output,
                                 uint64_t element_count) {

@@ -270,6 +270,17 @@ class SharedDevice final : public Device {
     std::memmove(At(target.address), At(source.address), source.bytes);
     return absl::OkStatus();
   }
+  absl::Status CopyToPeer(StreamId stream, Device& peer, DeviceSpan target,
+                          DeviceSpan source) override {
+    TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.bytes));
+    TALWEG_RETURN_IF_ERROR(CheckStream(stream));
+    auto* const other = dynamic_cast<SharedDevice*>(&peer);
+    if (other == nullptr || other == this) return NoPeer();
+    TALWEG_RETURN_IF_ERROR(CheckSpan(source));
+    TALWEG_RETURN_IF_ERROR(other->CheckSpan(target));
+    std::memcpy(At(target.address), At(source.address), source.bytes);
+    return absl::OkStatus();
+  }
   absl::Status Reduce(StreamId stream, const ReduceSpec& spec, std::span<const uint64_t> inputs,
                       uint64_t output, uint64_t element_count) override {
     TALWEG_RETURN_IF_ERROR(CheckStream(stream));

@@ -26,13 +26,15 @@
 
 // The limits of the first GPU, and what comes of them when it is used as the agent uses it: streams
 // of high priority, pinned memory, events that are asked. From the first post until the event
-// behind the last was seen done.
+// behind the last was seen done. And what lies between it and the second, if there is one.
 //
 //   BM_Down/BYTES, BM_Up/BYTES  one copy to the host, one from there: the bus
 //   BM_BothWays/BYTES           64 slices of BYTES down on one stream, 64 up on another
 //   BM_Copy/BYTES               within the GPU; two bytes are touched for each that is copied
 //   BM_Reduce/DTYPE/BYTES       the sum of two inputs of BYTES; three are touched for each of it
 //   BM_Event                    an event alone: what is in every other figure as well
+//   BM_Peer/BYTES               one copy from the first GPU to the second
+//   BM_PeerBothWays/BYTES       that, and one from the second to the first beside it
 //
 // Bytes a second: moved, or touched. --fake: a fake GPU and small sizes, which shows that it runs.
 namespace talweg::gpu {
@@ -51,7 +53,6 @@ class Bench {
   explicit Bench(Device& device) : device_(device) {}
 
   StreamId Stream() { return Take(device_.NewStream(StreamPriority::kHigh)); }
-  EventId Event() { return Take(device_.NewEvent(EventScope::kProcess)); }
   DeviceSpan Memory(uint64_t bytes) {
     spans_.push_back(Take(device_.Allocate(bytes)));
     return spans_.back();
@@ -60,6 +61,7 @@ class Bench {
     hosts_.push_back(Take(device_.AllocateHost(bytes)));
     return hosts_.back();
   }
+  const absl::Status& failure() const { return failure_; }
   ~Bench() {
     for (const DeviceSpan& span : spans_) device_.Free(span).IgnoreError();
     for (const std::span<std::byte> host : hosts_) device_.FreeHost(host).IgnoreError();
@@ -70,15 +72,26 @@ class Bench {
   // Runs `post` again and again; each time until all that is on the streams is done.
   void Run(benchmark::State& state, std::span<const StreamId> streams, uint64_t bytes,
            const std::function<absl::Status()>& post) {
-    std::vector<EventId> events;
-    for (size_t i = 0; i < streams.size(); ++i) events.push_back(Event());
+    std::vector<On> all;
+    for (const StreamId stream : streams) all.push_back({device_, stream});
+    RunOn(state, all, bytes, post);
+  }
+  // That, on streams of several devices.
+  struct On {
+    Device& device;
+    StreamId stream;
+    EventId done = {};
+  };
+  void RunOn(benchmark::State& state, std::vector<On> all, uint64_t bytes,
+             const std::function<absl::Status()>& post) {
+    for (On& on : all) on.done = Take(on.device.NewEvent(EventScope::kProcess));
     for (auto _ : state) {
       if (!failure_.ok()) break;
       const auto begin = std::chrono::steady_clock::now();
       Check(post());
-      for (size_t i = 0; i < streams.size(); ++i) Check(device_.Record(events[i], streams[i]));
-      for (const EventId event : events) {
-        while (failure_.ok() && !Take(device_.Query(event))) {
+      for (const On& on : all) Check(on.device.Record(on.done, on.stream));
+      for (const On& on : all) {
+        while (failure_.ok() && !Take(on.device.Query(on.done))) {
         }
       }
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
@@ -86,11 +99,11 @@ class Bench {
     }
     if (!failure_.ok()) state.SkipWithError(StatusText(failure_).c_str());
     state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(bytes));
-    for (const EventId event : events) device_.DestroyEvent(event);
-    for (const StreamId stream : streams) device_.DestroyStream(stream);
+    for (const On& on : all) {
+      on.device.DestroyEvent(on.done);
+      on.device.DestroyStream(on.stream);
+    }
   }
-
-  Device& device() { return device_; }
 
  private:
   void Check(const absl::Status& status) {
@@ -161,7 +174,27 @@ void BM_Event(benchmark::State& state, Device& device) {
   bench.Run(state, {{stream}}, 0, [] { return absl::OkStatus(); });
 }
 
-void Register(Device& device, const Sizes& sizes) {
+void BM_Peer(benchmark::State& state, Device& device, Device& peer, bool both_ways,
+             uint64_t bytes) {
+  Bench here(device);
+  Bench there(peer);
+  std::vector<Bench::On> streams = {{device, here.Stream()}};
+  if (both_ways) streams.push_back({peer, there.Stream()});
+  const DeviceSpan from = here.Memory(bytes);
+  const DeviceSpan to = there.Memory(bytes);
+  // The way back has bytes of its own: neither copy reads what the other writes.
+  const DeviceSpan back_from = both_ways ? there.Memory(bytes) : to;
+  const DeviceSpan back_to = both_ways ? here.Memory(bytes) : from;
+  here.RunOn(state, streams, (both_ways ? 2 : 1) * bytes, [&]() -> absl::Status {
+    TALWEG_RETURN_IF_ERROR(there.failure());
+    TALWEG_RETURN_IF_ERROR(device.CopyToPeer(streams.front().stream, peer, to, from));
+    if (!both_ways) return absl::OkStatus();
+    return peer.CopyToPeer(streams.back().stream, device, back_to, back_from);
+  });
+}
+
+// `peer`: null, if there is one GPU.
+void Register(Device& device, Device* peer, const Sizes& sizes) {
   const auto add = [](const std::string& name, const std::function<void(benchmark::State&)>& run) {
     benchmark::RegisterBenchmark(name.c_str(), run)->UseManualTime()->Unit(benchmark::kMicrosecond);
   };
@@ -186,6 +219,13 @@ void Register(Device& device, const Sizes& sizes) {
         });
   }
   add("BM_Event", [&device](State& state) { BM_Event(state, device); });
+  if (peer == nullptr) return;
+  for (const bool both_ways : {false, true}) {
+    add(named(both_ways ? "BM_PeerBothWays" : "BM_Peer", sizes.large),
+        [&device, peer, both_ways, bytes = sizes.large](State& state) {
+          BM_Peer(state, device, *peer, both_ways, bytes);
+        });
+  }
 }
 
 // A directory for a fake machine, gone with the process.
@@ -212,11 +252,16 @@ absl::Status RunAll(bool fake) {
   const Scratch scratch;
   TALWEG_ASSIGN_OR_RETURN(
       const std::unique_ptr<Platform> platform,
-      fake ? fake::NewSharedPlatform({.directory = scratch.path()}) : NewCudaPlatform({}));
+      fake ? fake::NewSharedPlatform({.directory = scratch.path(), .gpus = {0, 1}})
+           : NewCudaPlatform({}));
   TALWEG_ASSIGN_OR_RETURN(const std::vector<GpuInfo> gpus, platform->Gpus());
   TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, platform->Open(gpus.front().uuid));
+  std::unique_ptr<Device> peer;
+  if (gpus.size() > 1) {
+    TALWEG_ASSIGN_OR_RETURN(peer, platform->Open(gpus[1].uuid));
+  }
   benchmark::AddCustomContext("gpu", Describe(gpus.front()));
-  Register(*device, fake ? Sizes{.slice = 64 * kKiB, .large = 1'000'000} : Sizes{});
+  Register(*device, peer.get(), fake ? Sizes{.slice = 64 * kKiB, .large = 1'000'000} : Sizes{});
   benchmark::RunSpecifiedBenchmarks();
   return absl::OkStatus();
 }

@@ -20,6 +20,7 @@ constexpr CuResult kCuAlreadyMapped = 208;
 
 Machine& Get() { return Machine::Get(); }
 bool InContext() { return Get().current_gpu >= 0; }
+int GpuOf(CuContext context) { return static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 40; }
 Stream* Of(CuStream stream) { return reinterpret_cast<Stream*>(stream); }
 std::shared_ptr<EventState>& Of(CuEvent event) {
   return *reinterpret_cast<std::shared_ptr<EventState>*>(event);
@@ -153,6 +154,19 @@ CuResult cuDeviceGetP2PAttribute(int* value, int attribute, CuDevice one, CuDevi
   *value = Get().linked ? 1 : 0;
   return kCuSuccess;
 }
+CuResult cuDeviceCanAccessPeer(int* reaches, CuDevice one, CuDevice other) {
+  if (one == other) return kCuInvalidDevice;
+  *reaches = Get().reaches_peers ? 1 : 0;
+  return kCuSuccess;
+}
+CuResult cuCtxEnablePeerAccess(CuContext peer, unsigned flags) {
+  if (const int injected = InjectedResult("cuCtxEnablePeerAccess")) return injected;
+  if (!InContext() || flags != 0) return kCuInvalidValue;
+  if (GpuOf(peer) == Get().current_gpu) return kCuInvalidContext;
+  if (!Get().reaches_peers) return kCuPeerAccessUnsupported;
+  ++Get().peers_enabled;
+  return kCuSuccess;
+}
 CuResult cuDeviceTotalMem_v2(size_t* bytes, CuDevice) {
   *bytes = kGpuBytes;
   return kCuSuccess;
@@ -179,8 +193,7 @@ CuResult cuDevicePrimaryCtxReset_v2(CuDevice device) {
   return kCuSuccess;
 }
 CuResult cuCtxSetCurrent(CuContext context) {
-  Get().current_gpu =
-      context == nullptr ? -1 : static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 40;
+  Get().current_gpu = context == nullptr ? -1 : GpuOf(context);
   return kCuSuccess;
 }
 CuResult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
@@ -386,6 +399,16 @@ CuResult cuMemGetHandleForAddressRange(void* handle, CuDevicePointer address, si
 CuResult cuMemcpyDtoDAsync_v2(CuDevicePointer target, CuDevicePointer source, size_t bytes,
                               CuStream stream) {
   if (!Get().IsDeviceMemory(target, bytes) || !Get().IsDeviceMemory(source, bytes)) {
+    return kCuIllegalAddress;
+  }
+  return PostRun(stream, [=] {
+    std::memcpy(reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), bytes);
+  });
+}
+CuResult cuMemcpyPeerAsync(CuDevicePointer target, CuContext target_context, CuDevicePointer source,
+                           CuContext source_context, size_t bytes, CuStream stream) {
+  if (!Get().IsMemoryOf(GpuOf(target_context), target, bytes) ||
+      !Get().IsMemoryOf(GpuOf(source_context), source, bytes)) {
     return kCuIllegalAddress;
   }
   return PostRun(stream, [=] {

@@ -66,10 +66,14 @@ bool Holds(uint64_t begin, size_t held, uint64_t address, size_t bytes) {
 }  // namespace
 
 bool Machine::IsDeviceMemory(uint64_t address, size_t bytes) const {
+  return IsMemoryOf(current_gpu, address, bytes);
+}
+
+bool Machine::IsMemoryOf(int gpu, uint64_t address, size_t bytes) const {
   auto at = memory.upper_bound(address);
   if (at == memory.begin()) return false;
   --at;
-  return at->second.gpu == current_gpu && Holds(at->first, at->second.bytes, address, bytes);
+  return at->second.gpu == gpu && Holds(at->first, at->second.bytes, address, bytes);
 }
 
 bool Machine::IsPinned(uint64_t address, size_t bytes) const {

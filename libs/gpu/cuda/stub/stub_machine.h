@@ -77,7 +77,9 @@ class Machine {
   int functions_loaded = 0;    // Of modules.
   uint64_t block_before = 0;   // So much of its block lies before an allocation.
   bool linked = false;         // By NVLink.
-  bool lets_nics = true;       // GPUDirect RDMA, and dma-buf; what is asked of both.
+  bool reaches_peers = true;   // Straight from one GPU to another.
+  int peers_enabled = 0;
+  bool lets_nics = true;  // GPUDirect RDMA, and dma-buf; what is asked of both.
   bool has_dma_buf = false;
   int flush_options = kCuRdmaFlushByHost;
   int writes_ordering = 0;
@@ -88,8 +90,9 @@ class Machine {
   std::vector<std::unique_ptr<Stream>> streams;
   std::vector<std::unique_ptr<std::shared_ptr<EventState>>> events;
 
-  // Whether all these bytes lie in one allocation of this GPU.
+  // Whether all these bytes lie in one allocation of the current GPU, or that one.
   bool IsDeviceMemory(uint64_t address, size_t bytes) const;
+  bool IsMemoryOf(int gpu, uint64_t address, size_t bytes) const;
   bool IsPinned(uint64_t address, size_t bytes) const;
   void FreeIfUnused(uint64_t address);
 

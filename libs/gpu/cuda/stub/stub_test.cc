@@ -324,8 +324,7 @@ TEST_CASE("cuda: a wake-up that never comes, or too late, keeps no descriptor", 
   for (int i = 0; i < 20; ++i) {
     Opened opened;
     const EventId event = *opened.device->NewEvent(EventScope::kProcess);
-    REQUIRE(
-        opened.device->Record(event, *opened.device->NewStream(StreamPriority::kHigh)).ok());
+    REQUIRE(opened.device->Record(event, *opened.device->NewStream(StreamPriority::kHigh)).ok());
     REQUIRE(opened.device->WakeWhenDone(event).ok());
     if (!lost) continue;
     const Failing failing("cuEventQuery", "719");
@@ -393,6 +392,35 @@ TEST_CASE("cuda: a link between GPUs is seen, and its absence", "[gpu]") {
   CHECK_FALSE(opened.platform->Linked(one, one));
   CHECK_FALSE(opened.platform->Linked(one, {}));
   cuda::stub::Machine::Get().linked = false;
+}
+
+TEST_CASE("cuda: copies to a peer go straight there where they can, asked for once", "[gpu]") {
+  cuda::stub::Machine& machine = cuda::stub::Machine::Get();
+  struct Peers {
+    bool reaches;
+    const char* enabling;  // What the driver says to it; null: that it is.
+    bool is_copied;
+    int enabled;
+  };
+  for (const Peers& peers :
+       {Peers{true, nullptr, true, 1}, Peers{true, "704", true, 0}, Peers{true, "711", true, 0},
+        Peers{false, nullptr, true, 0}, Peers{true, "719", false, 0}}) {
+    Opened opened;
+    machine.reaches_peers = peers.reaches;
+    machine.peers_enabled = 0;
+    const DeviceSpan from = *opened.devices[0]->Allocate(4096);
+    const DeviceSpan to = *opened.devices[1]->Allocate(4096);
+    const StreamId stream = *opened.device->NewStream(StreamPriority::kHigh);
+    const Failing failing("cuCtxEnablePeerAccess", peers.enabling ? peers.enabling : "0");
+    for (int i = 0; i < 2; ++i) {
+      const absl::Status posted = opened.device->CopyToPeer(stream, *opened.devices[1], to, from);
+      INFO(posted.ToString());
+      CHECK(posted.ok() == peers.is_copied);
+      CHECK((posted.ok() || absl::IsAborted(posted)));
+    }
+    CHECK(machine.peers_enabled == peers.enabled);
+  }
+  machine.reaches_peers = true;
 }
 
 TEST_CASE("cuda: kernels that the driver does not take leave all else usable", "[gpu]") {

@@ -200,8 +200,8 @@ void ExamineGpus(const MachineFacts& facts, std::vector<Finding>& findings) {
                                          " does not reach GPUs' memory")));
     } else if (cuda.nics_reach_gpus.ok()) {
       findings.push_back(
-          Good("GPUDirect", absl::StrCat("used by agents with one GPU, if registrations succeed (",
-                                         facts.provider, ")")));
+          Good("GPUDirect",
+               absl::StrCat("used by agents, if registrations succeed (", facts.provider, ")")));
     } else {
       findings.push_back(GpuWarning("GPUDirect", cuda.nics_reach_gpus));
     }

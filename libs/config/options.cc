@@ -190,10 +190,11 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>(
           "gpu", &C::gpu, Choice{{"auto", "off"}},
           "Whether tensors are taken from the memory of this node's GPUs, where there are any."),
-      Make<C>("gpu_direct", &C::gpu_direct, Choice{{"auto", "off"}},
-              "Whether the network device reads gradients from this node's GPU and writes results "
-              "to it without host memory between them, where both and the provider can. A GPU that "
-              "is lost then ends the job here; without, it is opened again."),
+      Make<C>(
+          "gpu_direct", &C::gpu_direct, Choice{{"auto", "off"}},
+          "Whether the network device reads gradients from this node's GPUs and writes results "
+          "to them without host memory between them, where both and the provider can. A GPU "
+          "with such results that is lost then ends the job here; without, it is opened again."),
       Make<C>("test_fake_gpus", &C::test_fake_gpus, Text{},
               "For tests: DIRECTORY:COUNT of GPUs that are files of a directory.", "none"),
   });

@@ -79,6 +79,12 @@ absl::Status NoPeer() {
   return absl::InvalidArgumentError("a copy to a peer goes to another device of the same platform");
 }
 
+absl::Status CheckRoot(size_t root, size_t part_count) {
+  if (root < part_count) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("part ", root, " of ", part_count, " was to be a collective's root"));
+}
+
 absl::Status NoSuchGpu(const GpuUuid& uuid, std::span<const GpuInfo> gpus) {
   std::string there;
   for (const GpuInfo& gpu : gpus) absl::StrAppend(&there, there.empty() ? "" : "; ", Describe(gpu));

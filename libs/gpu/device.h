@@ -267,6 +267,13 @@ class Communicator {
   // send: shard_elements; receive: those of each shard.
   virtual absl::Status AllGather(DType dtype, uint64_t shard_elements,
                                  std::span<const CollectivePart> parts) = 0;
+  // send: element_count; receive: as many, which the device at `root` has then. The others' receive
+  // holds nothing of use.
+  virtual absl::Status Reduce(DType dtype, Op op, uint64_t element_count, size_t root,
+                              std::span<const CollectivePart> parts) = 0;
+  // send: element_count, of which those of the device at `root` are in every receive then.
+  virtual absl::Status Broadcast(DType dtype, uint64_t element_count, size_t root,
+                                 std::span<const CollectivePart> parts) = 0;
   // send may be receive.
   virtual absl::Status AllReduce(DType dtype, Op op, uint64_t element_count,
                                  std::span<const CollectivePart> parts) = 0;
@@ -300,6 +307,8 @@ class Platform {
 
 // Of a copy to a device that is no peer: this device itself, or another platform's.
 absl::Status NoPeer();
+// Unless one of so many parts is a collective's root.
+absl::Status CheckRoot(size_t root, size_t part_count);
 // The error of Open: what was asked for, and what there is.
 absl::Status NoSuchGpu(const GpuUuid& uuid, std::span<const GpuInfo> gpus);
 // That of WakeWhenDone.

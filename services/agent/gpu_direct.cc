@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "libs/base/bytes.h"
+#include "libs/base/fingerprint.h"
 #include "libs/status/status.h"
 #include "libs/wire/frames.h"
 #include "services/agent/gpu_stage.h"
@@ -14,27 +15,44 @@ namespace talweg::agent {
 
 // ----- Their memory. -----
 
-absl::StatusOr<gpu::GpuUuid> GpuStage::OnlyGpu(uint32_t rank_count) const {
+absl::StatusOr<gpu::GpuUuid> GpuStage::HomeOf(const pipeline::TensorSpec& spec,
+                                              uint32_t rank_count) {
   std::set<gpu::GpuUuid> uuids;
   uint32_t with_memory = 0;
   for (const auto& [local_rank, rank] : ranks_) {
     bool any = false;
     for (const std::optional<Buffer>& buffer : rank.buffers) {
-      if (!buffer) continue;
+      if (!buffer || rank.left) continue;
       uuids.insert(buffer->gpu);
       any = true;
     }
-    with_memory += any && !rank.left;
+    with_memory += any;
   }
-  if (uuids.size() > 1) {
-    return absl::FailedPreconditionError("the node's ranks use several GPUs");
+  const GpuSet gpus(uuids.begin(), uuids.end());
+  if (AnyLost(gpus)) return absl::FailedPreconditionError("a GPU is being opened again");
+  std::vector<GpuSet> groups = {gpus};
+  if (gpus.size() > 1) groups = node_.GroupsOf(gpus);
+  if (groups.size() > 1) {
+    return absl::FailedPreconditionError(
+        "PCIe switches lie between the GPUs that the node's ranks use");
   }
   if (with_memory < rank_count) {
     return absl::FailedPreconditionError(
         absl::StrCat(rank_count - with_memory, " of the node's ranks have exported no memory yet"));
   }
-  if (IsLost(*uuids.begin())) return absl::FailedPreconditionError("the GPU is being opened again");
-  return *uuids.begin();
+  if (gpus.size() > 1) {
+    const Op op = spec.op == Op::kAverage ? Op::kSum : spec.op;
+    if (!gpu::Communicator::Combines(spec.dtype, op)) {
+      return absl::OutOfRangeError("a tensor that is summed on the host");
+    }
+    if (!MayUse(groups)) {
+      return absl::FailedPreconditionError(
+          "the node's ranks use several GPUs, and there is no communicator among them");
+    }
+  }
+  // The bits of a sum among GPUs depend on where it ends: for each tensor that is the same in every
+  // run. Many tensors use the links, and the memory, of all.
+  return gpus[Fingerprint64(spec.name) % gpus.size()];
 }
 
 absl::StatusOr<GpuStage::DirectMemory> GpuStage::MakeDirect(pipeline::TensorIndex tensor,
@@ -44,7 +62,7 @@ absl::StatusOr<GpuStage::DirectMemory> GpuStage::MakeDirect(pipeline::TensorInde
   if (spec.op == Op::kBroadcast || spec.bytes() < options_.direct_bytes_min) {
     return absl::OutOfRangeError("a tensor that is not worth it");
   }
-  TALWEG_ASSIGN_OR_RETURN(const gpu::GpuUuid uuid, OnlyGpu(rank_count));
+  TALWEG_ASSIGN_OR_RETURN(const gpu::GpuUuid uuid, HomeOf(spec, rank_count));
   gpu::Device& device = DeviceOf(uuid);
   const uint64_t each = RoundUp(spec.bytes(), gpu::kNicPageBytes);
   const uint64_t wanted = 3 * each + gpu::kNicPageBytes;  // Of which the pages are a part.
@@ -158,7 +176,7 @@ std::span<std::byte> GpuStage::HostSum(const Lane& lane) {
 
 absl::Status GpuStage::PostSumUp(Lane& lane) {
   const gpu::GpuUuid& home = lane.job->direct->gpu;
-  lane.sum_goes_up = true;
+  lane.goes_up = true;
   TALWEG_RETURN_IF_ERROR(
       DeviceOf(home).CopyToDevice(PartOf(lane, home).stream, DirectBytes(lane), HostSum(lane)));
   return Record(lane);
@@ -171,6 +189,44 @@ absl::Status GpuStage::PostMirror(Lane& lane) {
                                    DirectBytes(lane));
 }
 
+// For ranks on other GPUs, where it cannot be broadcast.
+absl::Status GpuStage::PostMirrorUp(Lane& lane) {
+  lane.goes_up = true;
+  const std::span<std::byte> source =
+      PartOf(lane, lane.job->direct->gpu).host.first(lane.range.length);
+  for (const gpu::GpuUuid& uuid : lane.gpus) {
+    TALWEG_RETURN_IF_ERROR(CopyUpToRanks(lane, uuid, source));
+  }
+  return Record(lane);
+}
+
+// Collectives never touch what a NIC has: one that hangs may write when it is aborted, over what
+// was sent meanwhile. So there is a copy at home behind each sum, and before each broadcast.
+absl::Status GpuStage::PostFromHome(Lane& lane) {
+  const gpu::GpuUuid& home = lane.job->direct->gpu;
+  const LanePart& part = PartOf(lane, home);
+  return DeviceOf(home).CopyOnDevice(part.stream, part.in.Part(0, lane.range.length),
+                                     DirectBytes(lane));
+}
+
+absl::Status GpuStage::PostCollectiveOfHome(Lane& lane, const GpuSet& group,
+                                            const std::vector<gpu::CollectivePart>& parts) {
+  const Job& job = *lane.job;
+  const auto at = std::find(group.begin(), group.end(), job.direct->gpu);
+  const auto home = static_cast<size_t>(at - group.begin());
+  gpu::Communicator& communicator = collectives_.At(group);
+  if (job.delivers) return communicator.Broadcast(job.dtype, lane.elements(), home, parts);
+  const Op op = job.op == Op::kAverage ? Op::kSum : job.op;
+  return communicator.Reduce(job.dtype, op, lane.elements(), home, parts);
+}
+
+absl::Status GpuStage::PostToHome(Lane& lane) {
+  const gpu::GpuUuid& home = lane.job->direct->gpu;
+  const LanePart& part = PartOf(lane, home);
+  return DeviceOf(home).CopyOnDevice(part.stream, DirectBytes(lane),
+                                     part.out.Part(0, lane.range.length));
+}
+
 // ----- Their results. -----
 
 void GpuStage::DeliverDirect(const std::shared_ptr<Delivery>& delivery, const Direct& direct,
@@ -179,11 +235,9 @@ void GpuStage::DeliverDirect(const std::shared_ptr<Delivery>& delivery, const Di
   // Before anything is posted that reads them.
   if (!Checked(DeviceOf(direct.gpu).FlushNicWrites(), round.tensor).ok()) return;
   const std::vector<Range> all = {{0, host_.Spec(round.tensor).bytes()}};
-  const bool at_home = delivery->ranks.size() == direct.rank_count &&
-                       std::all_of(targets.begin(), targets.end(),
-                                   [&](const Input& target) { return target.gpu == direct.gpu; });
-  if (at_home) return QueueDelivery(delivery, targets, all, &direct, false);
-  // A rank has pushed from elsewhere, and wants the result there.
+  const bool on_gpus = delivery->ranks.size() == direct.rank_count;
+  if (on_gpus) return QueueDelivery(delivery, targets, all, &direct, false);
+  // A rank has pushed from the host, and wants the result there.
   delivery->mirrored_for = std::move(targets);
   delivery->mirrors = true;
   QueueDelivery(delivery, {}, all, &direct, true);

@@ -8,18 +8,22 @@ namespace {
 using Catch::Matchers::Contains;
 
 TEST_CASE("GpuDirect: the same sums as through the host, past it", "[gpu]") {
-  const auto gpus =
-      GENERATE(std::vector<size_t>{0}, std::vector<size_t>{0, 0}, std::vector<size_t>{0, 0, 0});
+  const auto gpus = GENERATE(std::vector<size_t>{0}, std::vector<size_t>{0, 0},
+                             std::vector<size_t>{0, 0, 0}, std::vector<size_t>{1, 0},
+                             std::vector<size_t>{0, 1, 0}, std::vector<size_t>{0, 1, 2, 3});
   // The last slice is short, and leaves in a frame; or not.
   const uint64_t elements = GENERATE(300'001u, 262'144u, 262'145u);
-  Fixture f({.gpus = gpus, .elements = elements, .direct = true});
+  const std::string name = GENERATE("a", "b", "c");  // Which of several GPUs is home.
+  Fixture f({.gpus = gpus, .elements = elements, .direct = true, .name = name});
+  const bool several = std::set<size_t>(gpus.begin(), gpus.end()).size() > 1;
   const GpuStageCounters& counters = f.stage->counters();
   for (int i = 0; i < 3; ++i) {
     f.RoundTrip();
     CHECK(f.machine->violations() == std::vector<std::string>{});
   }
   CHECK(counters.pieces_direct > 0);
-  CHECK((counters.pieces_by_kernel > 0) == (gpus.size() > 1));
+  CHECK((counters.pieces_by_kernel > 0) == (gpus.size() > 1 && !several));
+  CHECK((counters.pieces_by_collective > 0) == several);
   // Nothing but what leaves in frames went through the host.
   const uint64_t short_bytes = f.spec.bytes() % f.setup.slice_bytes;
   CHECK(counters.bytes_staged <=
@@ -29,27 +33,117 @@ TEST_CASE("GpuDirect: the same sums as through the host, past it", "[gpu]") {
 }
 
 TEST_CASE("GpuDirect: an agent that sleeps is woken when there is something to do", "[gpu]") {
-  Fixture f({.gpus = {0, 0}, .direct = true});
+  const auto gpus = GENERATE(std::vector<size_t>{0, 0}, std::vector<size_t>{0, 1});
+  Fixture f({.gpus = gpus, .direct = true});
   for (int i = 0; i < 3; ++i) {
     f.PushAll();
     REQUIRE(f.SleepUntil([&] { return f.delivered; }));
     f.CheckResult(0);
-    CHECK(f.timed_sleeps == 0);
+    // Communicators wake nobody.
+    if (gpus[0] == gpus[1]) CHECK(f.timed_sleeps == 0);
   }
   f.NothingLeft();
 }
 
-TEST_CASE("GpuDirect: a rank that moves to another GPU has its part, and its result", "[gpu]") {
-  Fixture f({.gpus = {0, 0}, .direct = true});
+TEST_CASE("GpuDirect: each tensor's home among several GPUs is the same in every run", "[gpu]") {
+  std::set<size_t> homes;
+  for (const char* const name : {"a", "b", "c", "d", "e", "f"}) {
+    Fixture f({.gpus = {0, 1}, .direct = true, .name = name});
+    Fixture again({.gpus = {1, 0}, .direct = true, .name = name, .seed = 7});
+    CHECK(f.home == again.home);
+    homes.insert(f.home);
+    f.NothingLeft();
+    again.NothingLeft();
+  }
+  CHECK(homes == std::set<size_t>{0, 1});
+}
+
+TEST_CASE("GpuDirect: a collective that fails, either way, leaves it to the host", "[gpu]") {
+  const auto fault =
+      GENERATE(CollectiveFault::kCallFails, CollectiveFault::kError, CollectiveFault::kHang);
+  const bool of_results = GENERATE(false, true);
+  const bool abort_hangs = GENERATE(false, true);
+  const auto gpus = GENERATE(std::vector<size_t>{0, 1}, std::vector<size_t>{1, 0, 1, 2});
+  Fixture f({.gpus = gpus, .direct = true});
   f.RoundTrip();
-  f.ranks[1] = std::make_unique<TestRank>(*f.machine, 1, f.spec.bytes());
-  f.Introduce(1);
-  const uint64_t before = f.stage->counters().pieces_direct;
-  f.RoundTrip();
-  f.RoundTrip();
-  CHECK(f.stage->counters().pieces_direct == before);
+  f.graveyard.holds = abort_hangs;
+  if (!of_results) f.machine->InjectCollectiveFault(fault);
+  f.PushAll();
+  if (of_results) {
+    REQUIRE(
+        f.RunUntil([&] { return f.ready_ranks.size() == gpus.size() && f.open_tickets.empty(); }));
+    f.machine->InjectCollectiveFault(fault);
+  }
+  REQUIRE(f.RunUntil([&] {
+    if (f.stage->counters().collectives_failed == 0) f.clock.Advance(100'000'000);
+    return f.delivered || !f.failed.empty();
+  }));
+  CHECK(f.failed.empty());
+  CHECK(f.stage->counters().collectives_failed == 1);
+  for (size_t i = 0; i < f.ranks.size(); ++i) f.CheckResult(i);
+  f.RoundTrip();  // While the abort may still hang.
   CHECK(f.stage->counters().pieces_by_host > 0);
-  CHECK(f.IsResult(f.results[f.round.value() & 1]));  // Copied down, for the other GPU.
+  f.graveyard.holds = false;
+  f.clock.Advance(2'000'000'000);
+  const uint64_t before = f.stage->counters().pieces_by_collective;
+  f.RoundTrip();
+  CHECK(f.stage->counters().pieces_by_collective > before);  // Made anew.
+  f.NothingLeft();
+}
+
+TEST_CASE("GpuDirect: a GPU that is not the tensor's home is lost, and made anew", "[gpu]") {
+  int reopened = 0;
+  for (uint64_t seed = 1; seed <= 16; ++seed) {
+    INFO("seed " << seed);
+    Fixture f({.gpus = {0, 1}, .direct = true, .seed = seed});
+    f.RoundTrip();
+    f.PushAll();
+    const int64_t moment = f.clock.NowNs() + static_cast<int64_t>(f.random.Below(1'500'000));
+    f.RunUntil([&] { return f.clock.NowNs() >= moment; });
+    const bool early = !f.delivered;
+    f.LoseContext(1 - f.home);
+    REQUIRE(f.RunUntil([&] { return f.delivered || !f.failed.empty(); }));
+    REQUIRE(f.failed.empty());
+    if (early) {
+      for (size_t i = 0; i < f.ranks.size(); ++i) f.CheckResult(i);
+    } else {
+      f.stage->Poll(f.clock.NowNs());
+    }
+    f.RoundTrip();
+    reopened += static_cast<int>(f.stage->counters().gpus_reopened);
+    f.NothingLeft();
+  }
+  CHECK(reopened == 16);
+}
+
+TEST_CASE("GpuDirect: ranks that move to other GPUs have their part, and their result", "[gpu]") {
+  const bool switches = GENERATE(false, true);  // Between the third GPU and the others.
+  Fixture f({.gpus = {0, 0},
+             .direct = true,
+             .stage = {.topology = switches ? TwoSwitches() : Topology(),
+                       .piece_bytes = kMiB,
+                       .piece_bytes_min = 64 * kKiB}});
+  const auto move = [&](size_t rank, size_t gpu) {
+    f.ranks[rank] = std::make_unique<TestRank>(*f.machine, gpu, f.spec.bytes());
+    f.Introduce(rank);
+  };
+  const GpuStageCounters& counters = f.stage->counters();
+  f.RoundTrip();
+  move(1, 1);
+  for (int i = 0; i < 2; ++i) f.RoundTrip();
+  CHECK(counters.pieces_by_collective > 0);
+  CHECK(counters.pieces_by_host == 0);
+  move(0, 1);  // None is at home any more.
+  for (int i = 0; i < 2; ++i) f.RoundTrip();
+  const uint64_t by_host = counters.pieces_by_host;
+  CHECK(by_host > 0);
+  move(0, 0);
+  move(1, 2);
+  for (int i = 0; i < 2; ++i) f.RoundTrip();
+  CHECK(counters.pieces_by_host == by_host);
+  move(0, 1);  // As far from home as from each other.
+  for (int i = 0; i < 2; ++i) f.RoundTrip();
+  CHECK(counters.pieces_by_host > by_host);
   f.NothingLeft();
 }
 
@@ -73,8 +167,27 @@ TEST_CASE("GpuDirect: who may not have it", "[gpu]") {
     return f.stage->MakeDirect(TensorIndex{0}, f.spec, ranks).status();
   };
   {
+    Fixture f({.gpus = {0, 1, 2}, .stage = {.topology = TwoSwitches()}});
+    CHECK_THAT(std::string(made(f, 3).message()), Contains("PCIe switches"));
+    CHECK_THAT(std::string(made(f, 4).message()), Contains("PCIe switches"));  // For good.
+    f.NothingLeft();
+  }
+  {
     Fixture f({.gpus = {0, 1}});
-    CHECK_THAT(std::string(made(f, 2).message()), Contains("several GPUs"));
+    f.spec.dtype = DType::kF32;
+    f.spec.op = Op::kMax;  // Not among GPUs.
+    CHECK(absl::IsOutOfRange(made(f, 2)));
+    f.spec.op = Op::kAverage;
+    CHECK(made(f, 2).ok());
+    f.stage->ForgetTensors();
+    f.NothingLeft();
+  }
+  {
+    Fixture f({.gpus = {0, 1}});
+    f.RoundTrip();
+    f.machine->InjectCollectiveFault(CollectiveFault::kError);
+    f.RoundTrip();
+    CHECK_THAT(std::string(made(f, 2).message()), Contains("no communicator"));
     f.NothingLeft();
   }
   {
@@ -138,17 +251,35 @@ TEST_CASE("GpuDirect: a held result is fetched as it lies, with what came in fra
 }
 
 TEST_CASE("GpuDirect: a GPU that is lost with a NIC's memory ends the job, by name", "[gpu]") {
+  const auto gpus = GENERATE(std::vector<size_t>{1, 1}, std::vector<size_t>{0, 1});
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     INFO("seed " << seed);
-    Fixture f({.gpus = {1, 1}, .seed = seed});
-    f.home = 1;
-    f.MakeDirect();
+    Fixture f({.gpus = gpus, .direct = true, .seed = seed});
     f.PushAll();
     const int64_t moment = f.clock.NowNs() + static_cast<int64_t>(f.random.Below(300'000));
     f.RunUntil([&] { return f.clock.NowNs() >= moment || f.ready_ranks.size() == 2; });
-    f.LoseContext(1);
+    f.LoseContext(f.home);
     REQUIRE(f.RunUntil([&] { return !f.failed.empty(); }));
-    CHECK_THAT(f.failed, Contains("Fake GPU 1") && Contains("--gpu_direct=off"));
+    CHECK_THAT(f.failed,
+               Contains("Fake GPU " + std::to_string(f.home)) && Contains("--gpu_direct=off"));
+  }
+}
+
+TEST_CASE("GpuDirect: a rank that dies at any moment leaves nothing on several GPUs", "[gpu]") {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    INFO("seed " << seed);
+    Fixture f({.gpus = {0, 1}, .direct = true, .seed = seed});
+    f.RoundTrip();
+    f.PushAll();
+    const int64_t moment = f.clock.NowNs() + static_cast<int64_t>(f.random.Below(1'500'000));
+    f.RunUntil([&] { return f.clock.NowNs() >= moment; });
+    f.ranks[1].reset();  // Its work is dropped, its events are never done.
+    f.ranks.pop_back();
+    f.open_tickets.clear();  // The job has failed.
+    f.stage->Abandon();
+    for (uint32_t i = 0; i < 2; ++i) f.stage->OnRankLeft(LocalRank{i});
+    REQUIRE(f.RunUntil([&] { return f.stage->IsIdle(); }));
+    f.NothingLeft();
   }
 }
 

@@ -49,7 +49,7 @@ void GpuStage::ChoosePath(Lane& lane) {
   lane.groups = GroupsOf(*lane.job, lane.gpus);
   lane.path = PathOf(lane);
   lane.writes_ranks = false;
-  lane.sum_goes_up = false;
+  lane.goes_up = false;
 }
 
 // In the order of the first ranks on them.
@@ -75,13 +75,19 @@ bool GpuStage::MayUse(const std::vector<GpuSet>& groups) {
 GpuStage::Path GpuStage::PathOf(const Lane& lane) {
   const Job& job = *lane.job;
   const GpuSet& gpus = lane.gpus;
+  const bool all_on_device = std::all_of(job.inputs.begin(), job.inputs.end(),
+                                         [](const Input& input) { return input.on_device; });
   if (job.direct != nullptr) {
-    const bool at_home = !lane.range.host_only && !job.mirrors &&
-                         std::all_of(job.inputs.begin(), job.inputs.end(), [&](const Input& input) {
-                           return input.on_device && input.gpu == job.direct->gpu;
-                         });
-    if (!at_home) return Path::kHost;
-    if (job.delivers || job.inputs.size() == 1) return Path::kStay;
+    // Where no rank has pushed from, as its home may be, is nothing to bring into a reduction.
+    const bool all_have_inputs = std::all_of(gpus.begin(), gpus.end(), [&](const auto& uuid) {
+      return std::any_of(job.inputs.begin(), job.inputs.end(),
+                         [&](const Input& input) { return input.gpu == uuid; });
+    });
+    if (lane.range.host_only || job.mirrors || !all_on_device || lane.groups.size() > 1 ||
+        (!job.delivers && !all_have_inputs)) {
+      return Path::kHost;
+    }
+    if (gpus.size() == 1 && (job.delivers || job.inputs.size() == 1)) return Path::kStay;
   }
   const auto has_staging = [&](const gpu::GpuUuid& uuid) {
     const NodeGpu& gpu = node_.At(uuid);
@@ -92,10 +98,9 @@ GpuStage::Path GpuStage::PathOf(const Lane& lane) {
       !lane.range.host_only && std::all_of(gpus.begin(), gpus.end(), has_staging);
   if (job.delivers) {
     const bool gathers = gpus.size() > 1 && may_stage && MayUse(lane.groups);
-    return gathers ? Path::kCollective : Path::kDirect;
+    if (gathers) return Path::kCollective;
+    return job.direct != nullptr ? Path::kHost : Path::kDirect;
   }
-  const bool all_on_device = std::all_of(job.inputs.begin(), job.inputs.end(),
-                                         [](const Input& input) { return input.on_device; });
   if (!may_stage || !all_on_device || job.op == Op::kBroadcast) return Path::kHost;
   const bool has_kernels = std::all_of(gpus.begin(), gpus.end(), [&](const gpu::GpuUuid& uuid) {
     return node_.At(uuid).has_kernels;

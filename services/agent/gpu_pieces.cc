@@ -7,6 +7,9 @@
 //   kHost        every rank's bytes to the host, and summed there: for what the others cannot do
 //   kDirect      the result from the host to every GPU
 //   kStay        on the GPU: to where a NIC reads it, or the result from where it was written
+//
+// A tensor that a NIC has lies on one GPU, its home. Among GPUs its sum is reduced to there, and
+// the result broadcast from there; by the host it comes down from there, or goes up.
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
@@ -55,13 +58,18 @@ absl::Status GpuStage::Post(Lane& lane) {
   switch (lane.path) {
     case Path::kKernel: TALWEG_RETURN_IF_ERROR(PostKernel(lane)); break;
     case Path::kHost:
-      TALWEG_RETURN_IF_ERROR(lane.job->mirrors ? PostMirror(lane) : PostToHost(lane));
+      TALWEG_RETURN_IF_ERROR(lane.job->delivers ? PostMirror(lane) : PostToHost(lane));
       break;
     case Path::kStay: TALWEG_RETURN_IF_ERROR(PostStay(lane)); break;
     case Path::kDirect: TALWEG_RETURN_IF_ERROR(PostDirect(lane)); break;
     case Path::kCollective:
       lane.step = Step::kAwaitCommunicator;
-      TALWEG_RETURN_IF_ERROR(lane.job->delivers ? PostShardsUp(lane) : PostLocalSums(lane));
+      if (!lane.job->delivers) {
+        TALWEG_RETURN_IF_ERROR(PostLocalSums(lane));
+      } else {
+        TALWEG_RETURN_IF_ERROR(lane.job->direct != nullptr ? PostFromHome(lane)
+                                                           : PostShardsUp(lane));
+      }
       break;
   }
   return Record(lane);
@@ -135,17 +143,21 @@ std::span<const std::byte> GpuStage::Stage(const Lane& lane, const LanePart& par
 absl::Status GpuStage::PostDirect(Lane& lane) {
   const std::span<std::byte> source = HostBytes(lane);
   for (const gpu::GpuUuid& uuid : lane.gpus) {
-    LanePart& part = PartOf(lane, uuid);
-    const std::span<const std::byte> from = Stage(lane, part, source);
-    gpu::DeviceSpan first;
-    for (const Input& target : lane.job->inputs) {
-      if (target.gpu != uuid) continue;
-      const gpu::DeviceSpan piece = target.span.Part(lane.range.offset, lane.range.length);
-      TALWEG_RETURN_IF_ERROR(first.bytes == 0
-                                 ? DeviceOf(uuid).CopyToDevice(part.stream, piece, from)
-                                 : DeviceOf(uuid).CopyOnDevice(part.stream, piece, first));
-      if (first.bytes == 0) first = piece;
-    }
+    TALWEG_RETURN_IF_ERROR(CopyUpToRanks(lane, uuid, Stage(lane, PartOf(lane, uuid), source)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GpuStage::CopyUpToRanks(Lane& lane, const gpu::GpuUuid& uuid,
+                                     std::span<const std::byte> source) {
+  const gpu::StreamId stream = PartOf(lane, uuid).stream;
+  gpu::DeviceSpan first;
+  for (const Input& target : lane.job->inputs) {
+    if (target.gpu != uuid) continue;
+    const gpu::DeviceSpan piece = target.span.Part(lane.range.offset, lane.range.length);
+    TALWEG_RETURN_IF_ERROR(first.bytes == 0 ? DeviceOf(uuid).CopyToDevice(stream, piece, source)
+                                            : DeviceOf(uuid).CopyOnDevice(stream, piece, first));
+    if (first.bytes == 0) first = piece;
   }
   return absl::OkStatus();
 }
@@ -196,7 +208,9 @@ absl::Status GpuStage::PostCollective(Lane& lane) {
       parts.push_back({part.stream, part.in.address, part.out.address});
     }
     gpu::Communicator& communicator = collectives_.At(group);
-    if (job.delivers) {
+    if (job.direct != nullptr) {
+      TALWEG_RETURN_IF_ERROR(PostCollectiveOfHome(lane, group, parts));
+    } else if (job.delivers) {
       TALWEG_RETURN_IF_ERROR(communicator.AllGather(job.dtype, lane.ShardElements(group), parts));
     } else if (job.is_final && !lane.adds_groups()) {
       TALWEG_RETURN_IF_ERROR(communicator.AllReduce(job.dtype, op, lane.elements(), parts));
@@ -220,6 +234,7 @@ absl::Status GpuStage::CopyToRanks(Lane& lane, const gpu::GpuUuid& uuid, gpu::De
 
 absl::Status GpuStage::PostAfterCollective(Lane& lane) {
   const Job& job = *lane.job;
+  if (job.direct != nullptr && !job.delivers) return PostToHome(lane);
   if (lane.adds_groups() || (!job.delivers && !job.is_final)) return PostShardsDown(lane);
   const bool divides = !job.delivers && job.op == Op::kAverage && !job.is_narrow();
   for (const GpuSet& group : lane.groups) {
@@ -377,11 +392,17 @@ void GpuStage::OnCopied(Lane& lane) {
     return PieceDone(lane);
   }
   if (job.delivers) {
+    if (lane.path == Path::kHost && !lane.goes_up) {
+      const absl::Status posted = PostMirrorUp(lane);
+      if (!posted.ok()) OnPieceFailed(lane, posted);
+      return;
+    }
     ++counters_.pieces_delivered;
     return PieceDone(lane);
   }
-  if (job.direct != nullptr && (lane.path != Path::kHost || lane.sum_goes_up)) {
+  if (job.direct != nullptr && (lane.path != Path::kHost || lane.goes_up)) {
     counters_.pieces_by_kernel += lane.path == Path::kKernel;
+    counters_.pieces_by_collective += lane.path == Path::kCollective;
     return PieceDone(lane);
   }
   if (lane.path == Path::kHost) {

@@ -241,7 +241,7 @@ class GpuStage {
   };
   // Memory of a tensor that a NIC has, beside its places on the host.
   struct Direct {
-    gpu::GpuUuid gpu;
+    gpu::GpuUuid gpu;         // Its home: one of those that the ranks use.
     uint32_t rank_count = 0;  // Of the node.
     gpu::DeviceSpan allocated;
     gpu::DeviceSpan send;
@@ -304,7 +304,9 @@ class GpuStage {
     bool through_staging = false;
     bool wakes = false;         // When what is recorded is done.
     bool writes_ranks = false;  // Copies into tensors of ranks have been posted.
-    bool sum_goes_up = false;   // Its sum was made on the host, for a NIC that reads the GPU.
+    // Between GPUs by way of the host: what was brought down is on its way up. A sum that was made
+    // there, for a NIC that reads the GPU; or a NIC's result, for ranks on other GPUs.
+    bool goes_up = false;
     uint64_t elements() const { return range.length / DTypeSize(job->dtype); }
     uint64_t ShardElements(const GpuSet& group) const {
       return (elements() + group.size() - 1) / group.size();
@@ -368,6 +370,9 @@ class GpuStage {
   absl::Status PostDirect(Lane& lane);
   absl::Status PostCollective(Lane& lane);
   absl::Status PostAfterCollective(Lane& lane);
+  // The ranks' tensors on that GPU, from the host: the first, and from it to the others.
+  absl::Status CopyUpToRanks(Lane& lane, const gpu::GpuUuid& uuid,
+                             std::span<const std::byte> source);
   absl::Status CopyToRanks(Lane& lane, const gpu::GpuUuid& uuid, gpu::DeviceSpan source);
   absl::Status Record(Lane& lane);
   absl::StatusOr<bool> IsDone(const Lane& lane);
@@ -398,8 +403,8 @@ class GpuStage {
   std::string Describe(const Lane& lane) const;
 
   // gpu_direct.cc
-  // Where all of the node's ranks have their memory.
-  absl::StatusOr<gpu::GpuUuid> OnlyGpu(uint32_t rank_count) const;
+  // One of the GPUs where the node's ranks have their memory: always the same of the same GPUs.
+  absl::StatusOr<gpu::GpuUuid> HomeOf(const pipeline::TensorSpec& spec, uint32_t rank_count);
   // Null: these bytes lie on the host.
   const Direct* DirectOf(const pipeline::SliceBytes& slice) const;
   static gpu::DeviceSpan DirectBytes(const Lane& lane);
@@ -409,6 +414,11 @@ class GpuStage {
   std::span<std::byte> HostSum(const Lane& lane);
   absl::Status PostSumUp(Lane& lane);
   absl::Status PostMirror(Lane& lane);
+  absl::Status PostMirrorUp(Lane& lane);
+  absl::Status PostFromHome(Lane& lane);
+  absl::Status PostCollectiveOfHome(Lane& lane, const GpuSet& group,
+                                    const std::vector<gpu::CollectivePart>& parts);
+  absl::Status PostToHome(Lane& lane);
   void DeliverDirect(const std::shared_ptr<Delivery>& delivery, const Direct& direct,
                      std::vector<Input> targets);
   void OnMirrored(const std::shared_ptr<Delivery>& delivery);

@@ -90,7 +90,8 @@ class Fixture final : public HostTensors, public GpuEvents {
     uint64_t slice_bytes = 256 * kKiB;
     bool standalone = false;
     bool pinned = true;
-    bool direct = false;  // A NIC has the tensor on the GPU, if all ranks are on one.
+    bool direct = false;  // A NIC has the tensor on one of the ranks' GPUs.
+    std::string name = "w";
     DType dtype = DType::kI32;
     Op op = Op::kSum;
     uint64_t seed = 1;
@@ -103,7 +104,8 @@ class Fixture final : public HostTensors, public GpuEvents {
     options.gpu_count = 4;
     options.seed = setup.seed;
     machine = std::make_unique<FakeMachine>(clock, options);
-    spec = {.name = "w", .dtype = setup.dtype, .op = setup.op, .element_count = setup.elements};
+    spec = {
+        .name = setup.name, .dtype = setup.dtype, .op = setup.op, .element_count = setup.elements};
     send.resize(spec.bytes());
     for (auto& result : results) result.resize(spec.bytes());
     platform = machine->NewProcess();
@@ -125,7 +127,7 @@ class Fixture final : public HostTensors, public GpuEvents {
   void Introduce(size_t index) {
     TestRank& rank = *ranks[index];
     const LocalRank number{static_cast<uint32_t>(index)};
-    const auto exported = stage->Export(number, rank.device->info().uuid, 100 + number.value(),
+    const auto exported = stage->Export(number, rank.device->info().uuid, next_buffer_id++,
                                         *rank.device->Export(rank.memory));
     INFO(exported.status().ToString());
     REQUIRE(exported.ok());
@@ -144,6 +146,7 @@ class Fixture final : public HostTensors, public GpuEvents {
   void MakeDirect() {
     const auto made = stage->MakeDirect(TensorIndex{0}, spec, rank_count());
     REQUIRE(made.ok());
+    home = static_cast<size_t>(made->send.device);  // A number that a fake GPU has.
     direct_send = {made->send.address, made->send.bytes};
     for (size_t parity = 0; parity < 2; ++parity) {
       direct_results[parity] = {made->results[parity].address, made->results[parity].bytes};
@@ -397,6 +400,7 @@ class Fixture final : public HostTensors, public GpuEvents {
   bool starts_slices = true;  // When all are ready.
   std::map<uint64_t, pipeline::SliceBytes> open_tickets;
   uint64_t next_ticket = 1;
+  uint64_t next_buffer_id = 100;
   bool delivered = true;
   int placed_again = 0;
   int polls = 0;

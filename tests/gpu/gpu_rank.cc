@@ -2,6 +2,7 @@
 // A rank whose gradients lie on a fake GPU: gpu_rank SOCKET LOCAL_RANK MACHINE GPU WHAT. MACHINE is
 // DIRECTORY:COUNT, as the agent has it. WHAT:
 //   rounds   some rounds of three tensors, each result compared; then memory is taken back
+//   together as rounds, of tensors that are declared when all ranks have exported their memory
 //   steady   rounds without end, a line "step N" for each
 //   stall    pushes with an event that is never done, and waits
 //   host     as rounds, from host memory
@@ -87,8 +88,9 @@ void Put(const Tensor& tensor, std::byte* at, uint64_t i, double value) {
 
 class Rank {
  public:
-  Rank(talweg_client* client, std::unique_ptr<Platform> platform, size_t gpu, bool on_host)
-      : client_(client), platform_(std::move(platform)), on_host_(on_host) {
+  Rank(talweg_client* client, std::unique_ptr<Platform> platform, size_t gpu,
+       const std::string& what)
+      : client_(client), platform_(std::move(platform)), on_host_(what == "host") {
     const GpuInfo info = Ok(platform_->Gpus()).at(gpu);
     device_ = Ok(platform_->Open(info.uuid));
     stream_ = Ok(device_->NewStream(StreamPriority::kNormal));
@@ -102,6 +104,7 @@ class Rank {
                               &bytes));
       if (bytes != memory_.bytes) Say("error bytes");
     }
+    if (what == "together") Check(talweg_barrier(client_, "exported", -1));
     Declare("sum", tensors_[0]);
     Declare("average", tensors_[1]);
     Declare("broadcast", tensors_[2]);
@@ -219,8 +222,7 @@ int Main(char** argv) {
   machine.stalls = what == "stall";
   talweg_client* client = nullptr;
   Check(talweg_connect(&options, &client));
-  Rank rank(client, Ok(fake::NewSharedPlatform(machine)), std::strtoul(argv[4], nullptr, 10),
-            what == "host");
+  Rank rank(client, Ok(fake::NewSharedPlatform(machine)), std::strtoul(argv[4], nullptr, 10), what);
   if (what == "stall") {
     rank.Push(rank.tensor(0), 1);
     Say("pushed");
@@ -242,6 +244,7 @@ int Main(char** argv) {
 int main(int argc, char** argv) {
   if (argc == 6) return talweg::gpu::Main(argv);
   std::fprintf(stderr,
-               "usage: gpu_rank SOCKET LOCAL_RANK DIRECTORY:COUNT GPU rounds|steady|stall|host\n");
+               "usage: gpu_rank SOCKET LOCAL_RANK DIRECTORY:COUNT GPU "
+               "rounds|together|steady|stall|host\n");
   return 100;
 }

@@ -177,6 +177,8 @@ TALWEG_SAME_CALL(NcclApi, GetLastError, ncclGetLastError);
 TALWEG_SAME_CALL(NcclApi, GroupStart, ncclGroupStart);
 TALWEG_SAME_CALL(NcclApi, GroupEnd, ncclGroupEnd);
 TALWEG_SAME_CALL(NcclApi, AllReduce, ncclAllReduce);
+TALWEG_SAME_CALL(NcclApi, Reduce, ncclReduce);
+TALWEG_SAME_CALL(NcclApi, Broadcast, ncclBroadcast);
 TALWEG_SAME_CALL(NcclApi, AllGather, ncclAllGather);
 TALWEG_SAME_CALL(NcclApi, ReduceScatter, ncclReduceScatter);
 static_assert(kNcclSuccess == ncclSuccess && kNcclInProgress == ncclInProgress);

@@ -134,6 +134,32 @@ absl::Status CudaCommunicator::AllGather(DType dtype, uint64_t shard_elements,
               });
 }
 
+absl::Status CudaCommunicator::Reduce(DType dtype, Op op, uint64_t element_count, size_t root,
+                                      std::span<const CollectivePart> parts) {
+  if (!Combines(dtype, op)) return absl::InvalidArgumentError("not combined between GPUs");
+  TALWEG_RETURN_IF_ERROR(CheckRoot(root, devices_.size()));
+  const uint64_t bytes = element_count * DTypeSize(dtype);
+  return Post("ncclReduce", bytes, bytes, parts,
+              [&](const CollectivePart& part, NcclComm comm, CuStream stream) {
+                return nccl_->Reduce(Pointer(part.send), MutablePointer(part.receive),
+                                     element_count, NcclDTypeOf(dtype), NcclOpOf(op),
+                                     static_cast<int>(root), comm, stream);
+              });
+}
+
+absl::Status CudaCommunicator::Broadcast(DType dtype, uint64_t element_count, size_t root,
+                                         std::span<const CollectivePart> parts) {
+  if (!IsValid(dtype)) return absl::InvalidArgumentError("no dtype");
+  TALWEG_RETURN_IF_ERROR(CheckRoot(root, devices_.size()));
+  const uint64_t bytes = element_count * DTypeSize(dtype);
+  return Post("ncclBroadcast", bytes, bytes, parts,
+              [&](const CollectivePart& part, NcclComm comm, CuStream stream) {
+                return nccl_->Broadcast(Pointer(part.send), MutablePointer(part.receive),
+                                        element_count, NcclDTypeOf(dtype), static_cast<int>(root),
+                                        comm, stream);
+              });
+}
+
 absl::Status CudaCommunicator::AllReduce(DType dtype, Op op, uint64_t element_count,
                                          std::span<const CollectivePart> parts) {
   if (!Combines(dtype, op)) return absl::InvalidArgumentError("not combined between GPUs");

@@ -52,22 +52,26 @@ struct NcclConfig {
 };
 
 // X(member, symbol, type)
-#define TALWEG_GPU_NCCL_FUNCTIONS(X)                                               \
-  X(GetVersion, "ncclGetVersion", NcclResult(int*))                                \
-  X(GetUniqueId, "ncclGetUniqueId", NcclResult(NcclUniqueId*))                     \
-  X(CommInitRankConfig, "ncclCommInitRankConfig",                                  \
-    NcclResult(NcclComm*, int, NcclUniqueId, int, NcclConfig*))                    \
-  X(CommGetAsyncError, "ncclCommGetAsyncError", NcclResult(NcclComm, NcclResult*)) \
-  X(CommAbort, "ncclCommAbort", NcclResult(NcclComm))                              \
-  X(GetErrorString, "ncclGetErrorString", const char*(NcclResult))                 \
-  X(GetLastError, "ncclGetLastError", const char*(NcclComm))                       \
-  X(GroupStart, "ncclGroupStart", NcclResult())                                    \
-  X(GroupEnd, "ncclGroupEnd", NcclResult())                                        \
-  X(AllReduce, "ncclAllReduce",                                                    \
-    NcclResult(const void*, void*, size_t, NcclDType, NcclOp, NcclComm, CuStream)) \
-  X(AllGather, "ncclAllGather",                                                    \
-    NcclResult(const void*, void*, size_t, NcclDType, NcclComm, CuStream))         \
-  X(ReduceScatter, "ncclReduceScatter",                                            \
+#define TALWEG_GPU_NCCL_FUNCTIONS(X)                                                    \
+  X(GetVersion, "ncclGetVersion", NcclResult(int*))                                     \
+  X(GetUniqueId, "ncclGetUniqueId", NcclResult(NcclUniqueId*))                          \
+  X(CommInitRankConfig, "ncclCommInitRankConfig",                                       \
+    NcclResult(NcclComm*, int, NcclUniqueId, int, NcclConfig*))                         \
+  X(CommGetAsyncError, "ncclCommGetAsyncError", NcclResult(NcclComm, NcclResult*))      \
+  X(CommAbort, "ncclCommAbort", NcclResult(NcclComm))                                   \
+  X(GetErrorString, "ncclGetErrorString", const char*(NcclResult))                      \
+  X(GetLastError, "ncclGetLastError", const char*(NcclComm))                            \
+  X(GroupStart, "ncclGroupStart", NcclResult())                                         \
+  X(GroupEnd, "ncclGroupEnd", NcclResult())                                             \
+  X(AllReduce, "ncclAllReduce",                                                         \
+    NcclResult(const void*, void*, size_t, NcclDType, NcclOp, NcclComm, CuStream))      \
+  X(Reduce, "ncclReduce",                                                               \
+    NcclResult(const void*, void*, size_t, NcclDType, NcclOp, int, NcclComm, CuStream)) \
+  X(Broadcast, "ncclBroadcast",                                                         \
+    NcclResult(const void*, void*, size_t, NcclDType, int, NcclComm, CuStream))         \
+  X(AllGather, "ncclAllGather",                                                         \
+    NcclResult(const void*, void*, size_t, NcclDType, NcclComm, CuStream))              \
+  X(ReduceScatter, "ncclReduceScatter",                                                 \
     NcclResult(const void*, void*, size_t, NcclDType, NcclOp, NcclComm, CuStream))
 
 struct NcclApi {

@@ -156,6 +156,39 @@ absl::Status FakeCommunicator::AllGather(DType dtype, uint64_t shard_elements,
               });
 }
 
+absl::Status FakeCommunicator::Reduce(DType dtype, Op op, uint64_t element_count, size_t root,
+                                      std::span<const CollectivePart> parts) {
+  if (!Combines(dtype, op)) return absl::InvalidArgumentError("not combined between GPUs");
+  TALWEG_RETURN_IF_ERROR(CheckRoot(root, devices_.size()));
+  const uint64_t bytes = element_count * DTypeSize(dtype);
+  return Post("a reduction among GPUs", bytes, bytes, parts,
+              [=](const std::vector<Place>& sends, const std::vector<Place>& receives) {
+                std::vector<const std::byte*> inputs;
+                inputs.reserve(sends.size());
+                for (const Place& send : sends) inputs.push_back(send.data());
+                std::vector<std::byte> sum(bytes);
+                Combine(dtype, op, element_count, inputs, sum.data());
+                // Partial sums go through the others' memory.
+                for (const Place& receive : receives) {
+                  std::memset(receive.data(), 0xee, receive.bytes);
+                }
+                std::memcpy(receives[root].data(), sum.data(), bytes);
+              });
+}
+
+absl::Status FakeCommunicator::Broadcast(DType dtype, uint64_t element_count, size_t root,
+                                         std::span<const CollectivePart> parts) {
+  if (!IsValid(dtype)) return absl::InvalidArgumentError("no dtype");
+  TALWEG_RETURN_IF_ERROR(CheckRoot(root, devices_.size()));
+  const uint64_t bytes = element_count * DTypeSize(dtype);
+  return Post("a broadcast", bytes, bytes, parts,
+              [=](const std::vector<Place>& sends, const std::vector<Place>& receives) {
+                for (const Place& receive : receives) {
+                  std::memmove(receive.data(), sends[root].data(), bytes);
+                }
+              });
+}
+
 absl::Status FakeCommunicator::AllReduce(DType dtype, Op op, uint64_t element_count,
                                          std::span<const CollectivePart> parts) {
   if (!Combines(dtype, op)) return absl::InvalidArgumentError("not combined between GPUs");

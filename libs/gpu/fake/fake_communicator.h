@@ -24,6 +24,10 @@ class FakeCommunicator final : public Communicator {
                              std::span<const CollectivePart> parts) override;
   absl::Status AllGather(DType dtype, uint64_t shard_elements,
                          std::span<const CollectivePart> parts) override;
+  absl::Status Reduce(DType dtype, Op op, uint64_t element_count, size_t root,
+                      std::span<const CollectivePart> parts) override;
+  absl::Status Broadcast(DType dtype, uint64_t element_count, size_t root,
+                         std::span<const CollectivePart> parts) override;
   absl::Status AllReduce(DType dtype, Op op, uint64_t element_count,
                          std::span<const CollectivePart> parts) override;
   void Abort() override;

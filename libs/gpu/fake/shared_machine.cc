@@ -398,6 +398,25 @@ class SharedCommunicator final : public Communicator {
     for (const CollectivePart& part : parts) std::memcpy(At(part.receive), all.data(), all.size());
     return absl::OkStatus();
   }
+  absl::Status Reduce(DType dtype, Op op, uint64_t element_count, size_t root,
+                      std::span<const CollectivePart> parts) override {
+    const uint64_t bytes = element_count * DTypeSize(dtype);
+    TALWEG_RETURN_IF_ERROR(CheckRoot(root, parts.size()));
+    TALWEG_RETURN_IF_ERROR(Check(parts, bytes, bytes));
+    TALWEG_ASSIGN_OR_RETURN(const auto sum, Sum(dtype, op, element_count, parts));
+    std::memcpy(At(parts[root].receive), sum.data(), bytes);
+    return absl::OkStatus();
+  }
+  absl::Status Broadcast(DType dtype, uint64_t element_count, size_t root,
+                         std::span<const CollectivePart> parts) override {
+    const uint64_t bytes = element_count * DTypeSize(dtype);
+    TALWEG_RETURN_IF_ERROR(CheckRoot(root, parts.size()));
+    TALWEG_RETURN_IF_ERROR(Check(parts, bytes, bytes));
+    for (const CollectivePart& part : parts) {
+      std::memmove(At(part.receive), At(parts[root].send), bytes);
+    }
+    return absl::OkStatus();
+  }
   absl::Status AllReduce(DType dtype, Op op, uint64_t element_count,
                          std::span<const CollectivePart> parts) override {
     const uint64_t bytes = element_count * DTypeSize(dtype);

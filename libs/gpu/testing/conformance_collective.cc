@@ -138,6 +138,30 @@ TEST_CASE("communicator: each device gets every shard", "[gpu]") {
   }
 }
 
+TEST_CASE("communicator: one device gets the sum, and everybody what it has", "[gpu]") {
+  CollectiveCase c;
+  if (c.harness == nullptr) return;
+  c.Settle();
+  for (size_t root = 0; root < c.count; ++root) {
+    c.Fill(kShard);
+    REQUIRE(c.communicator->Reduce(DType::kI32, Op::kSum, kShard, root, c.parts).ok());
+    c.Settle();
+    const std::vector<int32_t> sum = c.Result(root, kShard);
+    size_t wrong = 0;
+    for (uint64_t e = 0; e < kShard; ++e) wrong += sum[e] != c.Sum(e);
+    CHECK(wrong == 0);
+    REQUIRE(c.communicator->Broadcast(DType::kI32, kShard, root, c.parts).ok());
+    c.Settle();
+    for (size_t d = 0; d < c.count; ++d) {
+      const std::vector<int32_t> values = c.Result(d, kShard);
+      wrong = 0;
+      for (uint64_t e = 0; e < kShard; ++e)
+        wrong += values[e] != static_cast<int32_t>(root + 1 + e);
+      CHECK(wrong == 0);
+    }
+  }
+}
+
 TEST_CASE("communicator: everybody gets the sum, also in place and in a row", "[gpu]") {
   CollectiveCase c;
   if (c.harness == nullptr) return;
@@ -168,6 +192,9 @@ TEST_CASE("communicator: what is refused", "[gpu]") {
   refused(c.communicator->AllReduce(DType::kF32, Op::kMax, kShard, c.parts));
   refused(c.communicator->AllReduce(DType::kF32, Op::kAverage, kShard, c.parts));
   refused(c.communicator->AllReduce(DType::kF32, Op::kSum, kShard, {}));
+  refused(c.communicator->Reduce(DType::kF32, Op::kMax, kShard, 0, c.parts));
+  refused(c.communicator->Reduce(DType::kF32, Op::kSum, kShard, c.count, c.parts));
+  refused(c.communicator->Broadcast(DType::kF32, kShard, c.count, c.parts));
   refused(c.communicator->ReduceScatter(DType::kF32, Op::kSum, kShard * 1000, c.parts));
   std::vector<CollectivePart> wrong = c.parts;
   wrong[0].stream = StreamId(999'999);

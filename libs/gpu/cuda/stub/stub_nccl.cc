@@ -32,7 +32,7 @@ struct Comm {
   std::vector<std::shared_ptr<Joint>> joints;
 };
 
-enum class Kind { kReduceScatter, kAllGather, kAllReduce };
+enum class Kind { kReduceScatter, kAllGather, kAllReduce, kReduce, kBroadcast };
 
 struct Call {
   Kind kind;
@@ -43,6 +43,7 @@ struct Call {
   DType dtype;
   Op op;
   Stream* stream;
+  size_t root = 0;
 };
 
 int group_depth = 0;
@@ -86,6 +87,14 @@ void Run(const std::vector<Call>& parts) {
     switch (parts[0].kind) {
       case Kind::kReduceScatter: results[i] = Combine(parts, i * bytes, parts[0].count); break;
       case Kind::kAllReduce: results[i] = Combine(parts, 0, parts[0].count); break;
+      case Kind::kReduce:
+        if (i == parts[0].root) results[i] = Combine(parts, 0, parts[0].count);
+        break;
+      case Kind::kBroadcast: {
+        const std::byte* const sent = parts[parts[0].root].send;
+        results[i].assign(sent, sent + bytes);
+        break;
+      }
       case Kind::kAllGather:
         for (const Call& part : parts) {
           results[i].insert(results[i].end(), part.send, part.send + bytes);
@@ -99,13 +108,14 @@ void Run(const std::vector<Call>& parts) {
 }
 
 NcclResult Add(Kind kind, const void* send, void* receive, size_t count, NcclDType dtype, Op op,
-               NcclComm comm, CuStream stream) {
+               NcclComm comm, CuStream stream, int root = 0) {
   if (group_depth == 0 || Of(comm)->busy > 0) return kInvalidUsage;
   if (Machine::Get().current_gpu != Of(comm)->gpu) return kInvalidArgument;
   if (DTypeOf(dtype) == DType::kUnspecified || op == Op::kUnspecified) return kInvalidArgument;
+  if (root < 0 || root >= Of(comm)->clique->count) return kInvalidArgument;
   calls.push_back({kind, Of(comm), static_cast<const std::byte*>(send),
                    static_cast<std::byte*>(receive), count, DTypeOf(dtype), op,
-                   reinterpret_cast<Stream*>(stream)});
+                   reinterpret_cast<Stream*>(stream), static_cast<size_t>(root)});
   return kNcclSuccess;
 }
 
@@ -173,7 +183,8 @@ NcclResult ncclGroupEnd() {
   const auto joint = std::make_shared<Joint>();
   joint->run = [parts] { Run(parts); };
   for (const Call& part : parts) {
-    if (part.comm->clique != parts[0].comm->clique || part.kind != parts[0].kind) {
+    if (part.comm->clique != parts[0].comm->clique || part.kind != parts[0].kind ||
+        part.root != parts[0].root) {
       return kInvalidUsage;
     }
     joint->streams.push_back(part.stream);
@@ -188,6 +199,14 @@ NcclResult ncclAllReduce(const void* send, void* receive, size_t count, NcclDTyp
                          NcclComm comm, CuStream stream) {
   if (const int injected = InjectedResult("ncclAllReduce")) return injected;
   return Add(Kind::kAllReduce, send, receive, count, dtype, OpOf(op), comm, stream);
+}
+NcclResult ncclReduce(const void* send, void* receive, size_t count, NcclDType dtype, NcclOp op,
+                      int root, NcclComm comm, CuStream stream) {
+  return Add(Kind::kReduce, send, receive, count, dtype, OpOf(op), comm, stream, root);
+}
+NcclResult ncclBroadcast(const void* send, void* receive, size_t count, NcclDType dtype, int root,
+                         NcclComm comm, CuStream stream) {
+  return Add(Kind::kBroadcast, send, receive, count, dtype, talweg::Op::kSum, comm, stream, root);
 }
 NcclResult ncclAllGather(const void* send, void* receive, size_t count, NcclDType dtype,
                          NcclComm comm, CuStream stream) {

@@ -70,6 +70,9 @@ inline int Connect(const std::string& server, size_t worker) {
 // Returns when all workers have come: their sockets, by worker.
 inline std::vector<int> AcceptWorkers(uint16_t port, size_t worker_count) {
   const int listener = OpenSocket();
+  // The case before has just ended its server, whose connections keep the port for a minute.
+  const int one = 1;
+  setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
   const sockaddr_in address = {AF_INET, htons(port), {INADDR_ANY}, {}};
   if (bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       listen(listener, static_cast<int>(worker_count)) != 0) {

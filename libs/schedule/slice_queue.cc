@@ -96,7 +96,8 @@ size_t SliceQueue::WaitingCount(AggregatorIndex owner) const {
 }
 
 SliceQueue::Lane* SliceQueue::MostUrgent() {
-  Lane* best = nullptr;
+  Lane* over_link = nullptr;
+  Lane* in_memory = nullptr;
   for (auto& [owner, lane] : lanes_) {
     if (!lane.open || lane.heap.empty()) continue;
     const QueuedSlice& head = lane.heap.front();
@@ -106,16 +107,19 @@ SliceQueue::Lane* SliceQueue::MostUrgent() {
         (lane.in_flight_bytes <= lane.credit_bytes &&
          head.cost_bytes <= lane.credit_bytes - lane.in_flight_bytes);
     if (!has_credit) continue;
+    Lane*& best = lane.in_window ? over_link : in_memory;
     if (best == nullptr || MoreUrgent(head, best->heap.front())) best = &lane;
   }
-  if (best == nullptr || !best->in_window ||
-      TALWEG_MUTATION(large_slice_never_leaves,
-                      window_.InFlightBytes() <= window_.way_count() * wire::kKeptCreditBytes,
-                      false) ||
-      window_.InFlightBytes() + best->heap.front().cost_bytes <= WindowBytes()) {
-    return best;
-  }
-  return nullptr;
+  if (over_link != nullptr && !HasRoom(over_link->heap.front())) over_link = nullptr;
+  if (over_link == nullptr || in_memory == nullptr) return over_link ? over_link : in_memory;
+  return MoreUrgent(in_memory->heap.front(), over_link->heap.front()) ? in_memory : over_link;
+}
+
+bool SliceQueue::HasRoom(const QueuedSlice& slice) const {
+  return TALWEG_MUTATION(large_slice_never_leaves,
+                         window_.InFlightBytes() <= window_.way_count() * wire::kKeptCreditBytes,
+                         false) ||
+         window_.InFlightBytes() + slice.cost_bytes <= WindowBytes();
 }
 
 QueuedSlice SliceQueue::PopFrom(Lane& lane) {

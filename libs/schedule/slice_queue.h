@@ -46,7 +46,8 @@ enum class Reach : uint8_t {
 // flight and the slice together stay within what it has granted: a slice larger than that still
 // leaves, alone. Likewise all owners over the link together and the SendWindow; where no bound was
 // granted (UINT64_MAX) nothing counts. The most urgent slice waits for the window, and what is less
-// urgent behind it, so that all owners' parts of a tensor advance alike.
+// urgent behind it, so that all owners' parts of a tensor advance alike; but nothing that loads no
+// link: the owner on this host sums what the others have sent it, however full this host's link is.
 //
 // Push and Take cost O(log slices + owners). One owner thread; no clock, no I/O.
 class SliceQueue {
@@ -101,6 +102,8 @@ class SliceQueue {
   };
 
   Lane* MostUrgent();
+  // In the window.
+  bool HasRoom(const QueuedSlice& slice) const;
   void Charge(Lane& lane, uint64_t bytes, int64_t now_ns);
   void Forget(Lane& lane);
   QueuedSlice PopFrom(Lane& lane);

@@ -121,6 +121,35 @@ TEST_CASE("SliceQueue: an owner on this host neither fills the link nor tells it
   CHECK(queue.LinkBytesPerMs() <= 11'000);
 }
 
+TEST_CASE("SliceQueue: an owner on this host does not wait for the link", "[schedule]") {
+  SliceQueue queue;
+  constexpr uint64_t kGranted = 8'000'000;
+  queue.Open(kA, kGranted);
+  queue.Open(kB, kGranted, Reach::kMemory);
+  // Two owners of one tensor: the window is full long before the link's part of it has left.
+  for (uint32_t s = 0; s < 1000; ++s) {
+    for (const AggregatorIndex owner : {kA, kB}) {
+      QueuedSlice slice = Make(owner, 0, 1, owner == kA ? s : 1000 + s, 10'000);
+      slice.position = s * (QueuedSlice::kWhole / 1000);
+      queue.Push(slice);
+    }
+  }
+  const auto take_all = [&] {
+    std::vector<AggregatorIndex> owners;
+    while (const auto slice = queue.Take(0)) owners.push_back(slice->owner);
+    return owners;
+  };
+  const std::vector<AggregatorIndex> owners = take_all();
+  CHECK(queue.InFlightBytes(kA) + 10'000 > queue.WindowBytes());
+  CHECK(queue.InFlightBytes(kB) == kGranted);
+  // In turns as long as both may leave.
+  REQUIRE(owners.size() > 100);
+  for (size_t i = 0; i < 100; ++i) CHECK(owners[i] == (i % 2 == 0 ? kA : kB));
+  // What comes back from one lets that one go on.
+  queue.ReturnCredit(kB, 20'000, 1'000'000);
+  CHECK(take_all() == std::vector<AggregatorIndex>{kB, kB});
+}
+
 TEST_CASE("SliceQueue: where no bound is granted there is none", "[schedule]") {
   SliceQueue queue;
   queue.Open(kA, UINT64_MAX);

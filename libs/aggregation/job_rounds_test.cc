@@ -78,14 +78,14 @@ TEST_CASE("Job: small slices travel in entries, both ways", "[aggregation]") {
 
 TEST_CASE("Job: slices of a large tensor are rounds of their own", "[aggregation]") {
   JobFixture f;
-  f.StartWith("w", 3 * 128 * kKiB / 4);
+  f.StartWith("w", 3 * 64 * kKiB / 4);
   REQUIRE(f.job.tensors().begin()->second.slice_count == 3);
   f.Contribute(0, "w", 1, 2);
   f.Contribute(1, "w", 1, 2);
   REQUIRE(f.Results(0).size() == 1);
   CHECK(f.Results(0)[0].entry.slice == SliceIndex{2});
-  CHECK(f.Results(0)[0].target.address == 2'000'000 + 2 * 128 * kKiB);
-  CHECK(f.Results(0)[0].offset_bytes == 2 * 128 * kKiB);
+  CHECK(f.Results(0)[0].target.address == 2'000'000 + 2 * 64 * kKiB);
+  CHECK(f.Results(0)[0].offset_bytes == 2 * 64 * kKiB);
 }
 
 TEST_CASE("Job: credit returns when a contribution has been received, taken or not",

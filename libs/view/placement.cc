@@ -15,10 +15,13 @@ namespace {
 constexpr uint64_t kAlignmentBytes = kCacheLineBytes;
 
 // A round is as long as its bytes take, and the first slice and the last one's results besides,
-// which nothing overlaps. So a run has at least so many slices, where they do not become so small
-// that what each costs by itself shows; but all runs together never more than kManySlices.
-constexpr uint64_t kRunSlicesMin = 64;
-constexpr uint64_t kSliceBytesMin = 128 * kKiB;
+// which nothing overlaps. And what is under way to several owners, a slice or two each, has to find
+// room in the queues of slow links: a switch's is 25 ms of a link or less, 300 KB at 100 Mb/s, and
+// what it drops comes again later than what is behind it. So a run has at least so many slices,
+// where they do not become so small that what each costs by itself shows; but all runs together
+// never more than kManySlices.
+constexpr uint64_t kRunSlicesMin = 256;
+constexpr uint64_t kSliceBytesMin = 64 * kKiB;
 constexpr uint64_t kManySlices = 8192;
 
 // How long the slices of a run are at most.

@@ -29,10 +29,10 @@ inline constexpr uint64_t kStripeBytesMin = 64 * kKiB;
 // A tensor of at least kStripeBytesMin bytes for each aggregator is cut into one run of bytes for
 // each, in proportion to its weight, beginning with the aggregator that its key selects; each run
 // is cut into equal slices of at most `slice_bytes_max`, and of a power of two that makes at least
-// 64 of them, down to 128 KiB: a round's first slice and its last results overlap with nothing. A
-// smaller tensor goes whole to the
-// aggregator that weighted rendezvous hashing selects (Thaler, Ravishankar, "Using name-based
-// mappings to increase hit rates", 1998), so that few tensors move when aggregators come or go.
+// 256 of them, down to 64 KiB: a round's first slice and its last results overlap with nothing, and
+// slow links have short queues. A smaller tensor goes whole to the aggregator that weighted
+// rendezvous hashing selects (Thaler, Ravishankar, "Using name-based mappings to increase hit
+// rates", 1998), so that few tensors move when aggregators come or go.
 class Placement {
  public:
   Placement(const View& view, TensorKey key, uint64_t tensor_bytes);

@@ -125,6 +125,7 @@ absl::Status Agent::OpenRankServer() {
     return absl::FailedPreconditionError(created.failure().text);
   }
   rank_server_ = std::move(created).value();
+  loop_->AddPeriodicTimer(shm::kBeatEveryNs, [this] { rank_server_->Beat(); });
   return loop_->AddDescriptor(rank_server_->WaitDescriptor(), EPOLLIN,
                               [this](uint32_t) { rank_server_->PollSockets(*desk_); });
 }
@@ -257,10 +258,6 @@ int Agent::Poll() {
   work += rank_server_->PollRings(*desk_);
   if (gpus_ != nullptr) work += gpus_->stage().Poll(NowNs());
   work += ReduceSome();
-  if (NowNs() >= next_beat_ns_) {
-    rank_server_->Beat();
-    next_beat_ns_ = NowNs() + shm::kBeatEveryNs;
-  }
   if (NowNs() >= member_->NextTickNs()) {
     Deliver([this](pipeline::Effects& out) { member_->OnTick(NowNs(), out); });
   }
@@ -277,7 +274,7 @@ bool Agent::PrepareToSleep() {
   if (mailbox_->size() > 0 || !reduces_.empty() || dirty_) return false;
   bool may_sleep = rank_server_->PrepareToSleep();
   if (transport_ != nullptr) may_sleep &= transport_->PrepareToSleep();
-  int64_t deadline_ns = std::min(member_->NextTickNs(), next_beat_ns_);
+  int64_t deadline_ns = member_->NextTickNs();
   for (const int64_t other_ns : {stop_deadline_ns_, leaving_ ? leaving_deadline_ns_ : 0,
                                  failed_at_ns_ == 0 ? 0 : failed_at_ns_ + FailedLingerNs()}) {
     if (other_ns > 0) deadline_ns = std::min(deadline_ns, other_ns);

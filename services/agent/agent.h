@@ -192,7 +192,6 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   std::deque<pipeline::ReduceSlice> reduces_;
   int64_t timer_deadline_ns_ = 0;
   EventLoop::TimerId timer_ = 0;
-  int64_t next_beat_ns_ = 0;  // When the ranks are told that this thread runs.
 
   JobId job_;
   uint64_t generation_ = 1;

@@ -87,10 +87,6 @@ bool RankServerImpl::PrepareToSleep() {
   return idle;  // If not, the next PollRings says that we are awake.
 }
 
-void RankServerImpl::Beat() {
-  for (Connection* connection : active_) connection->control->PublishBeat();
-}
-
 int RankServerImpl::PollSockets(RankEventSink& sink) {
   std::array<epoll_event, kEventsMax> events;
   const int count = ::epoll_wait(epoll_.get(), events.data(), kEventsMax, 0);

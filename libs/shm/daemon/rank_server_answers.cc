@@ -162,6 +162,10 @@ void RankServerImpl::ReplyPlaced(RankConnectionId id, RequestId request, const P
   if (connection != nullptr) Send(*connection, {.request = request.value(), .body = answer});
 }
 
+void RankServerImpl::Beat() {
+  for (Connection* connection : active_) connection->control->PublishBeat();
+}
+
 void RankServerImpl::PublishEventsLost(RankConnectionId id) {
   Connection* connection = FindOpen(id);
   if (connection == nullptr || connection->state != Connection::State::kActive) return;

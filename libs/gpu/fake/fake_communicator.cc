@@ -105,17 +105,18 @@ absl::Status FakeCommunicator::Post(const char* what, uint64_t send_bytes, uint6
   return absl::OkStatus();
 }
 
-void FakeCommunicator::Combine(DType dtype, Op op, uint64_t element_count,
-                               const std::vector<const std::byte*>& inputs, std::byte* output) {
-  std::memmove(output, inputs[0], element_count * DTypeSize(dtype));
-  for (size_t i = 1; i < inputs.size(); ++i) {
-    const uint64_t pair[] = {reinterpret_cast<uint64_t>(output),
-                             reinterpret_cast<uint64_t>(inputs[i])};
-    const auto plan = kernels::PlanReduce({.dtype = dtype, .op = op}, pair,
-                                          reinterpret_cast<uint64_t>(output), element_count);
+std::vector<std::byte> FakeCommunicator::Combine(DType dtype, Op op, uint64_t element_count,
+                                                 const std::vector<Place>& sends, uint64_t offset) {
+  const std::byte* const first = sends[0].data() + offset;
+  std::vector<std::byte> sum(first, first + element_count * DTypeSize(dtype));
+  const auto output = reinterpret_cast<uint64_t>(sum.data());
+  for (size_t i = 1; i < sends.size(); ++i) {
+    const uint64_t pair[] = {output, reinterpret_cast<uint64_t>(sends[i].data() + offset)};
+    const auto plan = kernels::PlanReduce({.dtype = dtype, .op = op}, pair, output, element_count);
     TALWEG_CHECK(plan.ok());
     kernels::RunOnHost(*plan, 7);
   }
+  return sum;
 }
 
 absl::Status FakeCommunicator::ReduceScatter(DType dtype, Op op, uint64_t shard_elements,
@@ -124,15 +125,10 @@ absl::Status FakeCommunicator::ReduceScatter(DType dtype, Op op, uint64_t shard_
   const uint64_t shard_bytes = shard_elements * DTypeSize(dtype);
   return Post("a reduce-scatter", shard_bytes * devices_.size(), shard_bytes, parts,
               [=](const std::vector<Place>& sends, const std::vector<Place>& receives) {
-                std::vector<std::vector<std::byte>> shards(receives.size());
-                for (size_t shard = 0; shard < shards.size(); ++shard) {
-                  std::vector<const std::byte*> inputs;
-                  inputs.reserve(sends.size());
-                  for (const Place& send : sends) {
-                    inputs.push_back(send.data() + shard * shard_bytes);
-                  }
-                  shards[shard].resize(shard_bytes);
-                  Combine(dtype, op, shard_elements, inputs, shards[shard].data());
+                // All, before any is stored: who receives in place sends from there.
+                std::vector<std::vector<std::byte>> shards;
+                for (size_t i = 0; i < receives.size(); ++i) {
+                  shards.push_back(Combine(dtype, op, shard_elements, sends, i * shard_bytes));
                 }
                 for (size_t i = 0; i < receives.size(); ++i) {
                   std::memcpy(receives[i].data(), shards[i].data(), shard_bytes);
@@ -163,11 +159,7 @@ absl::Status FakeCommunicator::Reduce(DType dtype, Op op, uint64_t element_count
   const uint64_t bytes = element_count * DTypeSize(dtype);
   return Post("a reduction among GPUs", bytes, bytes, parts,
               [=](const std::vector<Place>& sends, const std::vector<Place>& receives) {
-                std::vector<const std::byte*> inputs;
-                inputs.reserve(sends.size());
-                for (const Place& send : sends) inputs.push_back(send.data());
-                std::vector<std::byte> sum(bytes);
-                Combine(dtype, op, element_count, inputs, sum.data());
+                const std::vector<std::byte> sum = Combine(dtype, op, element_count, sends, 0);
                 // Partial sums go through the others' memory.
                 for (const Place& receive : receives) {
                   std::memset(receive.data(), 0xee, receive.bytes);
@@ -195,11 +187,7 @@ absl::Status FakeCommunicator::AllReduce(DType dtype, Op op, uint64_t element_co
   const uint64_t bytes = element_count * DTypeSize(dtype);
   return Post("an all-reduce", bytes, bytes, parts,
               [=](const std::vector<Place>& sends, const std::vector<Place>& receives) {
-                std::vector<const std::byte*> inputs;
-                inputs.reserve(sends.size());
-                for (const Place& send : sends) inputs.push_back(send.data());
-                std::vector<std::byte> sum(bytes);
-                Combine(dtype, op, element_count, inputs, sum.data());
+                const std::vector<std::byte> sum = Combine(dtype, op, element_count, sends, 0);
                 for (const Place& receive : receives) {
                   std::memcpy(receive.data(), sum.data(), bytes);
                 }

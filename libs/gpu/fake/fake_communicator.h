@@ -49,8 +49,9 @@ class FakeCommunicator final : public Communicator {
   void Fail(const char* why);
   void Release();
   // Element by element from the first device on, each addition stored, as a chain of GPUs does.
-  static void Combine(DType dtype, Op op, uint64_t element_count,
-                      const std::vector<const std::byte*>& inputs, std::byte* output);
+  // Of what each sends, the elements from byte `offset` on.
+  static std::vector<std::byte> Combine(DType dtype, Op op, uint64_t element_count,
+                                        const std::vector<Place>& sends, uint64_t offset);
 
   World& world_;
   const std::vector<FakeDevice*> devices_;

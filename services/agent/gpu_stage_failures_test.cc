@@ -159,8 +159,7 @@ TEST_CASE("GpuStage: a rank that dies at any moment leaves nothing", "[gpu]") {
     Fixture f({.gpus = gpus, .standalone = seed % 2 == 0, .seed = seed});
     f.RoundTrip();
     f.PushAll();
-    const int64_t moment = f.clock.NowNs() + static_cast<int64_t>(f.random.Below(1'200'000));
-    f.RunUntil([&] { return f.clock.NowNs() >= moment; });
+    f.RunUntilSomeMoment(1'200'000);
     f.ranks[1].reset();  // Its work is dropped, its events are never done.
     f.ranks.pop_back();
     f.stage->OnRankLeft(LocalRank{1});
@@ -187,8 +186,7 @@ TEST_CASE("GpuStage: a context that is lost at any moment is made anew", "[gpu]"
                          .piece_bytes_min = 64 * kKiB}});
     f.RoundTrip();
     f.PushAll();
-    const int64_t moment = f.clock.NowNs() + static_cast<int64_t>(f.random.Below(900'000));
-    f.RunUntil([&] { return f.clock.NowNs() >= moment; });
+    f.RunUntilSomeMoment(900'000);
     const bool early = !f.delivered;
     f.LoseContext(1);
     REQUIRE(f.RunUntil([&] { return f.delivered || !f.failed.empty(); }));
@@ -239,8 +237,7 @@ TEST_CASE("GpuStage: a lost context that has no room at first is made anew when 
     Fixture f({.gpus = gpus, .seed = seed, .machine = {.costs = {.record_ns = 200'000}}});
     f.RoundTrip();
     f.PushAll();
-    const int64_t moment = f.clock.NowNs() + static_cast<int64_t>(f.random.Below(2'500'000));
-    f.RunUntil([&] { return f.clock.NowNs() >= moment; });
+    f.RunUntilSomeMoment(2'500'000);
     f.machine->OccupyMemory(1, kGiB);
     f.LoseContext(1);
     f.RunUntil(
@@ -287,8 +284,7 @@ TEST_CASE("GpuStage: alone, a lost context is made anew unless results were bein
     Fixture f({.gpus = gpus, .standalone = true, .seed = seed});
     f.RoundTrip();
     f.PushAll();
-    const int64_t moment = f.clock.NowNs() + static_cast<int64_t>(f.random.Below(400'000));
-    f.RunUntil([&] { return f.clock.NowNs() >= moment; });
+    f.RunUntilSomeMoment(400'000);
     f.LoseContext(1);
     REQUIRE(f.RunUntil([&] { return f.delivered || !f.failed.empty(); }));
     if (f.failed.empty()) {

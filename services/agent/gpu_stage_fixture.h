@@ -301,6 +301,11 @@ class Fixture final : public HostTensors, public GpuEvents {
     }
     return false;
   }
+  // On to a moment less than `within_ns` from now, which the seed chooses.
+  void RunUntilSomeMoment(uint64_t within_ns) {
+    const int64_t moment_ns = clock.NowNs() + static_cast<int64_t>(random.Below(within_ns));
+    RunUntil([&] { return clock.NowNs() >= moment_ns; });
+  }
   // As an agent that sleeps whenever it may, and is woken by descriptors, or when the stage said.
   // False: it would sleep for ever.
   bool SleepUntil(const std::function<bool()>& done) {

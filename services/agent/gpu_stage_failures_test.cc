@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the stage survives, and what it leaves behind.
-#include <filesystem>
-#include <iterator>
-
+#include "libs/runtime/open_descriptors.h"
 #include "services/agent/gpu_stage_fixture.h"
 
 namespace talweg::agent {
@@ -202,11 +200,6 @@ TEST_CASE("GpuStage: a context that is lost at any moment is made anew", "[gpu]"
     f.NothingLeft();
   }
   CHECK(reopened == 8);
-}
-
-size_t OpenDescriptors() {
-  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
-                                           std::filesystem::directory_iterator()));
 }
 
 TEST_CASE("GpuStage: contexts that are lost keep no descriptors", "[gpu]") {

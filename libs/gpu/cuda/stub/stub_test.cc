@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <filesystem>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "libs/gpu/cuda/stub/stub_machine.h"
 #include "libs/gpu/kernels/reduce_plan.h"
 #include "libs/gpu/testing/harness.h"
+#include "libs/runtime/open_descriptors.h"
 
 namespace talweg::gpu {
 namespace {
@@ -311,11 +311,6 @@ TEST_CASE("cuda: a wake-up waits for no other's, and leaves its stream to the ne
     CHECK(is_awake());
   }
   CHECK(machine.streams.size() == streams);
-}
-
-size_t OpenDescriptors() {
-  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
-                                           std::filesystem::directory_iterator()));
 }
 
 TEST_CASE("cuda: a wake-up that never comes, or too late, keeps no descriptor", "[gpu]") {

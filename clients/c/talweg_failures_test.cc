@@ -101,6 +101,13 @@ talweg_round PushOne(talweg_client* client, talweg_tensor tensor, int32_t value 
   return round;
 }
 
+// Polls for as long as the round is open: what it is then.
+talweg_status PollUntilOver(talweg_client* client, talweg_tensor tensor, talweg_round round) {
+  talweg_status status = TALWEG_PENDING;
+  while (status == TALWEG_PENDING) status = talweg_poll(client, tensor, round);
+  return status;
+}
+
 // Threads that wait without limit: four for a round, one for a declaration of "never agreed".
 class Waiters {
  public:
@@ -189,10 +196,7 @@ TEST_CASE("Who only polls learns that the agent is stopped, too") {
   const talweg_tensor tensor = DeclareOne(client.get());
   const talweg_round round = PushOne(client.get(), tensor);
   agent.Pause();
-  talweg_status status;
-  while ((status = talweg_poll(client.get(), tensor, round)) == TALWEG_PENDING) {
-  }
-  CHECK(status == TALWEG_AGENT_LOST);
+  CHECK(PollUntilOver(client.get(), tensor, round) == TALWEG_AGENT_LOST);
 }
 
 TEST_CASE("Who only polls learns of the agent's death too") {
@@ -205,10 +209,7 @@ TEST_CASE("Who only polls learns of the agent's death too") {
   const talweg_round round = PushOne(client.get(), tensor);
   CHECK(talweg_poll(client.get(), tensor, round) == TALWEG_PENDING);
   agent.reset();
-  talweg_status status;
-  while ((status = talweg_poll(client.get(), tensor, round)) == TALWEG_PENDING) {
-  }
-  CHECK(status == TALWEG_AGENT_LOST);
+  CHECK(PollUntilOver(client.get(), tensor, round) == TALWEG_AGENT_LOST);
 }
 
 TEST_CASE("A rank that is killed fails the others' waits, with its pid in the text") {

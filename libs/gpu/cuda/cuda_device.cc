@@ -8,12 +8,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
-#include <optional>
 #include <utility>
 
 #include "libs/base/bytes.h"
 #include "libs/base/check.h"
+#include "libs/gpu/cuda/wakeups.h"
 #include "libs/status/status.h"
 
 namespace talweg::gpu::cuda {
@@ -24,54 +23,6 @@ namespace {
 constexpr uint64_t kBlocksPerMultiprocessor = 8;
 
 uint64_t AddressOf(const void* data) { return reinterpret_cast<uint64_t>(data); }
-
-struct Wakeup {
-  std::shared_ptr<Descriptor> descriptor;
-  std::shared_ptr<std::atomic<bool>> is_idle;  // The stream that it comes from.
-};
-
-// The wake-ups of this process that are under way. The driver calls on a thread of its own: perhaps
-// when the device is gone, and never of a context that is lost. So a call owns nothing: it is given
-// a number, and the device lets go of what is left of its own.
-class Wakeups {
- public:
-  static Wakeups& Get() {
-    static Wakeups* const all = new Wakeups;  // Never destroyed: the driver may call at exit.
-    return *all;
-  }
-
-  void* Add(Wakeup wakeup) {
-    const std::lock_guard lock(mutex_);
-    under_way_.emplace(++last_, std::move(wakeup));
-    return reinterpret_cast<void*>(last_);
-  }
-  std::optional<Wakeup> Take(void* number) {
-    const std::lock_guard lock(mutex_);
-    auto node = under_way_.extract(reinterpret_cast<uintptr_t>(number));
-    if (node.empty()) return std::nullopt;
-    return std::move(node.mapped());
-  }
-  void DropAll(const std::shared_ptr<Descriptor>& descriptor) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(under_way_,
-                  [&](const auto& entry) { return entry.second.descriptor == descriptor; });
-  }
-
- private:
-  std::mutex mutex_;
-  uintptr_t last_ = 0;
-  std::map<uintptr_t, Wakeup> under_way_;
-};
-
-// Runs on a thread of the driver's.
-void SignalWakeup(void* number) {
-  const std::optional<Wakeup> wakeup = Wakeups::Get().Take(number);
-  if (!wakeup) return;
-  wakeup->is_idle->store(true);
-  const uint64_t one = 1;
-  // Full means that many wake-ups are waiting already.
-  [[maybe_unused]] const ssize_t written = write(wakeup->descriptor->get(), &one, sizeof(one));
-}
 
 template <class Handle>
 CuIpcHandle ToDriver(const Handle& handle) {
@@ -456,8 +407,8 @@ absl::Status CudaDevice::WakeWhenDone(EventId event) {
   on.is_idle->store(false);
   void* const number = Wakeups::Get().Add({wakeups_, on.is_idle});
   const absl::Status launched =
-      Check(driver_->LaunchHostFunc(on.stream, &SignalWakeup, number), "cuLaunchHostFunc");
-  if (!launched.ok()) Wakeups::Get().Take(number);
+      Check(driver_->LaunchHostFunc(on.stream, &Wakeups::Signal, number), "cuLaunchHostFunc");
+  if (!launched.ok()) Wakeups::Get().Drop(number);
   return launched;
 }
 

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_GPU_CUDA_WAKEUPS_H_
+#define TALWEG_LIBS_GPU_CUDA_WAKEUPS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "libs/runtime/descriptor.h"
+
+namespace talweg::gpu::cuda {
+
+struct Wakeup {
+  std::shared_ptr<Descriptor> descriptor;
+  std::shared_ptr<std::atomic<bool>> is_idle;  // The stream that it comes from.
+};
+
+// The wake-ups of this process that are under way. The driver calls on a thread of its own: perhaps
+// when the device is gone, and never of a context that is lost. So a call owns nothing: it is given
+// a number, and the device lets go of what is left of its own.
+//
+// Any thread may call.
+class Wakeups {
+ public:
+  static Wakeups& Get();
+
+  // The number to give to Signal.
+  void* Add(Wakeup wakeup);
+  // It will not come.
+  void Drop(void* number) { Take(number); }
+  // All that would write to this descriptor.
+  void DropAll(const std::shared_ptr<Descriptor>& descriptor);
+  // Writes to the descriptor, unless the wake-up was dropped. The driver's to call.
+  static void Signal(void* number);
+
+ private:
+  std::optional<Wakeup> Take(void* number);
+
+  std::mutex mutex_;
+  uintptr_t last_ = 0;
+  std::map<uintptr_t, Wakeup> under_way_;
+};
+
+}  // namespace talweg::gpu::cuda
+
+#endif  // TALWEG_LIBS_GPU_CUDA_WAKEUPS_H_

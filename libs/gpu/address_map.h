@@ -14,6 +14,9 @@
 
 namespace talweg::gpu {
 
+// Of host memory, as an AddressMap has it.
+inline uint64_t AddressOf(const void* data) { return reinterpret_cast<uint64_t>(data); }
+
 // Pieces of an address space, with what is known of each. An address of work that lies in none is
 // refused before a GPU sees it: there it would end the context, for every rank.
 template <class Value>

@@ -161,9 +161,7 @@ absl::Status FakeCommunicator::Reduce(DType dtype, Op op, uint64_t element_count
               [=](const std::vector<Place>& sends, const std::vector<Place>& receives) {
                 const std::vector<std::byte> sum = Combine(dtype, op, element_count, sends, 0);
                 // Partial sums go through the others' memory.
-                for (const Place& receive : receives) {
-                  std::memset(receive.data(), 0xee, receive.bytes);
-                }
+                for (const Place& receive : receives) Poison(receive);
                 std::memcpy(receives[root].data(), sum.data(), bytes);
               });
 }
@@ -201,9 +199,7 @@ void FakeCommunicator::Abort() {
     if (posted.joint->over) continue;
     posted.joint->over = true;
     posted.joint->ends_ns.reset();
-    for (const Place& receive : posted.receives) {
-      std::memset(receive.data(), 0xee, receive.bytes);
-    }
+    for (const Place& receive : posted.receives) Poison(receive);
   }
   posted_.clear();
   Release();

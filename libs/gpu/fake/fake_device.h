@@ -2,6 +2,7 @@
 #ifndef TALWEG_LIBS_GPU_FAKE_FAKE_DEVICE_H_
 #define TALWEG_LIBS_GPU_FAKE_FAKE_DEVICE_H_
 
+#include <cstring>
 #include <map>
 #include <memory>
 #include <set>
@@ -34,6 +35,11 @@ struct Place {
 
   std::byte* data() const { return memory->data + offset; }
 };
+
+// Whoever looks at what is being written is found out.
+inline void Poison(const Place& place) {
+  std::memset(place.data(), static_cast<int>(kPoison), place.bytes);
+}
 
 struct Access {
   Place place;

@@ -29,7 +29,6 @@
 namespace talweg::gpu::fake {
 namespace {
 
-uint64_t AddressOf(const std::byte* data) { return reinterpret_cast<uint64_t>(data); }
 std::byte* At(uint64_t address) { return reinterpret_cast<std::byte*>(address); }
 
 struct Pinned {

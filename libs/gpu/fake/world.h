@@ -26,6 +26,9 @@ namespace talweg::gpu::fake {
 
 class FakeDevice;
 
+// In memory that nobody has written yet, or that is being written.
+inline constexpr std::byte kPoison{0xee};
+
 // Device memory, or pinned host memory.
 struct Memory {
   std::string name;  // For messages.

@@ -77,6 +77,9 @@ struct EventState {
 
   bool IsDone() const { return done.load() >= recorded.load(); }
 };
+inline EventState& StateOf(const SharedFile& event) {
+  return *reinterpret_cast<EventState*>(event.data());
+}
 
 }  // namespace talweg::gpu::fake
 

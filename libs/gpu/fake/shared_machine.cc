@@ -6,21 +6,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <set>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "libs/base/bytes.h"
 #include "libs/base/check.h"
 #include "libs/gpu/address_map.h"
+#include "libs/gpu/fake/event_watcher.h"
 #include "libs/gpu/fake/shared_files.h"
 #include "libs/gpu/kernels/reduce_plan.h"
 #include "libs/runtime/descriptor.h"
@@ -38,60 +34,6 @@ struct Pinned {
 std::string LossPath(const SharedMachineOptions& options, size_t gpu) {
   return absl::StrCat(options.directory, "/lost", gpu, ".", getpid());
 }
-
-EventState& StateOf(const SharedFile& event) {
-  return *reinterpret_cast<EventState*>(event.data());
-}
-
-// Writes to a descriptor when events are done, which files do not tell: looks at them now and then.
-class EventWatcher {
- public:
-  // Of an eventfd that outlives it.
-  explicit EventWatcher(int descriptor) : descriptor_(descriptor) {}
-  ~EventWatcher() {
-    {
-      const std::lock_guard lock(mutex_);
-      stops_ = true;
-    }
-    changed_.notify_one();
-    if (thread_.joinable()) thread_.join();
-  }
-  EventWatcher(const EventWatcher&) = delete;
-  EventWatcher& operator=(const EventWatcher&) = delete;
-
-  void Watch(std::shared_ptr<SharedFile> event) {
-    {
-      const std::lock_guard lock(mutex_);
-      events_.push_back(std::move(event));
-      if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
-    }
-    changed_.notify_one();
-  }
-
- private:
-  void Run() {
-    std::unique_lock lock(mutex_);
-    while (!stops_) {
-      const auto is_done = [](const auto& event) { return StateOf(*event).IsDone(); };
-      if (std::erase_if(events_, is_done) > 0) {
-        const uint64_t one = 1;
-        TALWEG_CHECK(write(descriptor_, &one, sizeof one) == sizeof one);
-      }
-      if (events_.empty()) {
-        changed_.wait(lock);
-      } else {
-        changed_.wait_for(lock, std::chrono::milliseconds(1));
-      }
-    }
-  }
-
-  const int descriptor_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::shared_ptr<SharedFile>> events_;  // That are not done.
-  bool stops_ = false;
-  std::thread thread_;
-};
 
 class SharedDevice final : public Device {
  public:

@@ -51,9 +51,7 @@ const Memories::value_type* Holder(const Memories& memories, uint64_t address, u
 struct Event {
   std::shared_ptr<SharedFile> file;  // Another process's, or null.
   EventState own = {};
-  EventState& state() {
-    return file == nullptr ? own : *reinterpret_cast<EventState*>(file->data());
-  }
+  EventState& state() { return file == nullptr ? own : fake::StateOf(*file); }
 };
 
 struct Work {

@@ -12,7 +12,6 @@
 #include <limits>
 #include <utility>
 
-#include "libs/base/check.h"
 #include "libs/shm/daemon/declaration.h"
 #include "libs/shm/daemon/rank_server_impl.h"
 
@@ -30,19 +29,6 @@ constexpr int kLastReceivesMax = 64;  // Of a rank that has ended: its goodbye m
 // Connections that have not said hello yet; the oldest makes room.
 constexpr size_t kSilentMax = 64;
 }  // namespace
-
-// A sink whose server takes devices has its own of these.
-void RankEventSink::OnRankPushOnDevice(RankConnectionId, LocalRank, TensorIndex, Round, int32_t,
-                                       const DevicePlace&) {
-  TALWEG_CHECK(false);
-}
-void RankEventSink::OnRankExport(RankConnectionId, RequestId, const RankExport&) {
-  TALWEG_CHECK(false);
-}
-void RankEventSink::OnRankUnexport(RankConnectionId, RequestId, uint32_t) { TALWEG_CHECK(false); }
-void RankEventSink::OnRankPlace(RankConnectionId, RequestId, TensorIndex, uint32_t) {
-  TALWEG_CHECK(false);
-}
 
 Connection* RankServerImpl::Find(RankConnectionId id) {
   const auto it = connections_.find(id);
@@ -308,45 +294,6 @@ void RankServerImpl::OnDeclare(Connection& connection, uint32_t request, const D
     return;
   }
   sink.OnRankDeclare(connection.id, RequestId(request), declaration);
-}
-
-bool RankServerImpl::OnDeviceMessage(Connection& connection, const Message& message,
-                                     RankEventSink& sink) {
-  const RequestId request(message.request);
-  constexpr std::string_view kNoDevices =
-      "this agent takes no memory of GPUs: none is there, or it was started with --gpu=off; go "
-      "through host memory";
-  if (const auto* exported = std::get_if<Export>(&message.body)) {
-    if (config_.takes_devices) {
-      sink.OnRankExport(connection.id, request,
-                        {exported->uuid, exported->buffer_id, exported->handle});
-    } else {
-      ReplyExported(connection.id, request,
-                    {.status = RankStatus::kUnsupported, .text = kNoDevices});
-    }
-    return true;
-  }
-  if (const auto* unexport = std::get_if<Unexport>(&message.body)) {
-    if (config_.takes_devices) {
-      sink.OnRankUnexport(connection.id, request, unexport->buffer);
-    } else {
-      ReplyUnexported(connection.id, request,
-                      {.status = RankStatus::kUnsupported, .text = kNoDevices});
-    }
-    return true;
-  }
-  const auto* place = std::get_if<Place>(&message.body);
-  if (place == nullptr) return false;
-  if (place->tensor >= connection.tensors.size() || !connection.tensors[place->tensor].declared) {
-    OnGarbage(connection,
-              "a place for tensor " + std::to_string(place->tensor) + ", which it has not declared",
-              sink);
-  } else if (config_.takes_devices) {
-    sink.OnRankPlace(connection.id, request, TensorIndex(place->tensor), place->buffer);
-  } else {
-    ReplyPlaced(connection.id, request, {.status = RankStatus::kUnsupported, .text = kNoDevices});
-  }
-  return true;
 }
 
 void RankServerImpl::Garbage(RankConnectionId id, const std::string& why, RankEventSink& sink) {

@@ -146,31 +146,8 @@ void RankServerImpl::RefuseDeclaration(RankConnectionId id, RequestId request, R
   Send(*connection, {.request = request.value(), .body = Declared{.status = status, .text = text}});
 }
 
-void RankServerImpl::ReplyExported(RankConnectionId id, RequestId request, const Exported& answer) {
-  Connection* connection = FindOpen(id);
-  if (connection != nullptr) Send(*connection, {.request = request.value(), .body = answer});
-}
-
-void RankServerImpl::ReplyUnexported(RankConnectionId id, RequestId request,
-                                     const Unexported& answer) {
-  Connection* connection = FindOpen(id);
-  if (connection != nullptr) Send(*connection, {.request = request.value(), .body = answer});
-}
-
-void RankServerImpl::ReplyPlaced(RankConnectionId id, RequestId request, const Placed& answer) {
-  Connection* connection = FindOpen(id);
-  if (connection != nullptr) Send(*connection, {.request = request.value(), .body = answer});
-}
-
 void RankServerImpl::Beat() {
   for (Connection* connection : active_) connection->control->PublishBeat();
-}
-
-void RankServerImpl::PublishEventsLost(RankConnectionId id) {
-  Connection* connection = FindOpen(id);
-  if (connection == nullptr || connection->state != Connection::State::kActive) return;
-  connection->control->PublishEventsLost();
-  Wake(*connection, RankControl::Waiter::kForRound);
 }
 
 void RankServerImpl::PublishCompletion(const Completion& completion) {

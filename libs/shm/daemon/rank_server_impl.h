@@ -21,7 +21,7 @@
 #include "libs/shm/descriptor.h"
 
 // The parts of RankServer: rank_server.cc hears what ranks say, rank_server_answers.cc says what
-// the agent says.
+// the agent says; rank_server_devices.cc has both sides of what is said of GPUs.
 namespace talweg::shm {
 
 struct TensorOfRank {

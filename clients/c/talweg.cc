@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "clients/c/talweg.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 
+#include "clients/c/environment.h"
 #include "libs/base/dtype.h"
 #include "libs/shm/client/client.h"
 
@@ -60,66 +57,6 @@ talweg_status Invalid(const char* what) {
 
 Client* FromC(talweg_client* client) { return reinterpret_cast<Client*>(client); }
 const Client* FromC(const talweg_client* client) { return reinterpret_cast<const Client*>(client); }
-
-// A local rank from the environment variable `name`; false when it is not set. kInvalidArgument if
-// it is no number.
-bool LocalRankFrom(const char* name, uint32_t* local_rank, talweg_status* status) {
-  const char* text = std::getenv(name);
-  if (text == nullptr || *text == '\0') return false;
-  char* end = nullptr;
-  errno = 0;
-  const unsigned long value = std::strtoul(text, &end, 10);
-  if (errno != 0 || *end != '\0' || *text == '-' || value >= TALWEG_LOCAL_RANK_FROM_ENVIRONMENT) {
-    *status = ToC(last_error.Fail(
-        RankStatus::kInvalidArgument,
-        "$%s is '%s', which is no local rank; set it to 0, 1, ... or unset it", name, text));
-    return true;
-  }
-  *local_rank = static_cast<uint32_t>(value);
-  return true;
-}
-
-// $TALWEG_CACHE_BYTES, or 0.
-talweg_status CacheBytes(uint64_t* bytes) {
-  *bytes = 0;
-  const char* text = std::getenv("TALWEG_CACHE_BYTES");
-  if (text == nullptr || *text == '\0') return TALWEG_OK;
-  char* end = nullptr;
-  errno = 0;
-  *bytes = std::strtoull(text, &end, 10);
-  if (errno == 0 && *end == '\0' && *text != '-' && *bytes > 0) return TALWEG_OK;
-  return ToC(last_error.Fail(RankStatus::kInvalidArgument,
-                             "$TALWEG_CACHE_BYTES is '%s', which is no number of bytes; set it to "
-                             "what of the last cache gradients may take, or unset it",
-                             text));
-}
-
-talweg_status ResolveLocalRank(uint32_t* local_rank) {
-  if (*local_rank != TALWEG_LOCAL_RANK_FROM_ENVIRONMENT) return TALWEG_OK;
-  *local_rank = TALWEG_ANY_LOCAL_RANK;
-  talweg_status status = TALWEG_OK;
-  if (!LocalRankFrom("TALWEG_LOCAL_RANK", local_rank, &status)) {
-    LocalRankFrom("LOCAL_RANK", local_rank, &status);
-  }
-  return status;
-}
-
-// "python3 train.py --lr 0.1": this process's command line, cut.
-size_t CommandLine(char* out, size_t bytes_max) {
-  const int fd = ::open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return 0;
-  const ssize_t count = ::read(fd, out, bytes_max);
-  ::close(fd);
-  if (count <= 0) return 0;
-  size_t bytes = static_cast<size_t>(count);
-  while (bytes > 0 && out[bytes - 1] == '\0') --bytes;
-  for (size_t i = 0; i < bytes; ++i) {
-    if (out[i] == '\0') out[i] = ' ';
-    // Names travel as UTF-8; a cut or foreign sequence is not worth more than this.
-    if (static_cast<unsigned char>(out[i]) >= 0x80) out[i] = '?';
-  }
-  return bytes;
-}
 
 // What a C program has put into an enumeration: any number.
 template <typename Enumeration>
@@ -237,11 +174,13 @@ talweg_status talweg_connect(const talweg_options* options, talweg_client** clie
     }
     std::memcpy(&effective, options, std::min(options->struct_bytes, sizeof(effective)));
   }
-  if (talweg_status status = ResolveLocalRank(&effective.local_rank); status != TALWEG_OK) {
-    return status;
+  if (effective.local_rank == TALWEG_LOCAL_RANK_FROM_ENVIRONMENT) {
+    const RankStatus found = talweg::LocalRankFromEnvironment(&effective.local_rank, last_error);
+    if (found != RankStatus::kOk) return ToC(found);
   }
   talweg::shm::ClientOptions wanted;
-  if (talweg_status status = CacheBytes(&wanted.cache_bytes); status != TALWEG_OK) return status;
+  const RankStatus found = talweg::CacheBytesFromEnvironment(&wanted.cache_bytes, last_error);
+  if (found != RankStatus::kOk) return ToC(found);
   wanted.socket_path = effective.agent_socket != nullptr ? effective.agent_socket
                                                          : std::getenv("TALWEG_AGENT_SOCKET");
   if (wanted.socket_path == nullptr || *wanted.socket_path == '\0') {
@@ -256,7 +195,7 @@ talweg_status talweg_connect(const talweg_options* options, talweg_client** clie
     name_bytes = std::min(std::strlen(effective.client_name), sizeof(name));
     std::memcpy(name, effective.client_name, name_bytes);
   } else {
-    name_bytes = CommandLine(name, sizeof(name));
+    name_bytes = talweg::CommandLine(name, sizeof(name));
   }
   wanted.client_name = {name, name_bytes};
   wanted.wanted_local_rank = effective.local_rank;

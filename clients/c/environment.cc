@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/c/environment.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+
+#include "clients/c/talweg.h"
+
+namespace talweg {
+
+using shm::ErrorText;
+using shm::RankStatus;
+
+namespace {
+
+// False when the variable is not set.
+bool LocalRankFrom(const char* name, uint32_t* local_rank, RankStatus* status, ErrorText& error) {
+  const char* text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return false;
+  char* end = nullptr;
+  errno = 0;
+  const unsigned long value = std::strtoul(text, &end, 10);
+  if (errno != 0 || *end != '\0' || *text == '-' || value >= TALWEG_LOCAL_RANK_FROM_ENVIRONMENT) {
+    *status = error.Fail(RankStatus::kInvalidArgument,
+                         "$%s is '%s', which is no local rank; set it to 0, 1, ... or unset it",
+                         name, text);
+    return true;
+  }
+  *local_rank = static_cast<uint32_t>(value);
+  return true;
+}
+
+}  // namespace
+
+RankStatus LocalRankFromEnvironment(uint32_t* local_rank, ErrorText& error) {
+  *local_rank = TALWEG_ANY_LOCAL_RANK;
+  RankStatus status = RankStatus::kOk;
+  if (!LocalRankFrom("TALWEG_LOCAL_RANK", local_rank, &status, error)) {
+    LocalRankFrom("LOCAL_RANK", local_rank, &status, error);
+  }
+  return status;
+}
+
+RankStatus CacheBytesFromEnvironment(uint64_t* bytes, ErrorText& error) {
+  *bytes = 0;
+  const char* text = std::getenv("TALWEG_CACHE_BYTES");
+  if (text == nullptr || *text == '\0') return RankStatus::kOk;
+  char* end = nullptr;
+  errno = 0;
+  *bytes = std::strtoull(text, &end, 10);
+  if (errno == 0 && *end == '\0' && *text != '-' && *bytes > 0) return RankStatus::kOk;
+  return error.Fail(RankStatus::kInvalidArgument,
+                    "$TALWEG_CACHE_BYTES is '%s', which is no number of bytes; set it to "
+                    "what of the last cache gradients may take, or unset it",
+                    text);
+}
+
+size_t CommandLine(char* out, size_t bytes_max) {
+  const int fd = ::open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  const ssize_t count = ::read(fd, out, bytes_max);
+  ::close(fd);
+  if (count <= 0) return 0;
+  size_t bytes = static_cast<size_t>(count);
+  while (bytes > 0 && out[bytes - 1] == '\0') --bytes;
+  for (size_t i = 0; i < bytes; ++i) {
+    if (out[i] == '\0') out[i] = ' ';
+    // Names travel as UTF-8; a cut or foreign sequence is not worth more than this.
+    if (static_cast<unsigned char>(out[i]) >= 0x80) out[i] = '?';
+  }
+  return bytes;
+}
+
+}  // namespace talweg

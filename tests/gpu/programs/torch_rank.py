@@ -7,79 +7,23 @@ prints before, and a traceback, are for the test that started it.
 
 from __future__ import annotations
 
-import copy
 import gc
 import itertools
 import os
 import sys
-import threading
 import time
 import weakref
 from typing import Any
 from unittest import mock
 
+import real_gpu_cases
 import talweg
 import talweg.torch as tw
 import torch
-import torch.distributed as dist
+from expected_errors import expect
+from rank_tensors import FLOATS, INTEGERS, RealGpu, assert_same, gpu, plain, sample
 from talweg import _native
 from torch import nn
-
-FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
-
-
-class RealGpu:
-    """What the cases ask of a GPU, of a real one."""
-
-    def __init__(self, ordinal: int) -> None:
-        self.ordinal = ordinal
-        torch.cuda.set_device(ordinal)
-
-    def put(self, values: torch.Tensor) -> torch.Tensor:
-        return values.to(f"cuda:{self.ordinal}")
-
-
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU."""
-    if isinstance(gpu, RealGpu):
-        return tensor.detach().cpu()
-    return fake_cuda.plain(tensor)
-
-
-def sample(dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
-    """Values of many magnitudes, a few of them special; other values at each rank."""
-    generator = torch.Generator().manual_seed(1000 * seed + tw.rank())
-    if dtype in INTEGERS:
-        info = torch.iinfo(dtype)
-        return torch.randint(info.min, info.max, (count,), dtype=dtype, generator=generator)
-    values = torch.randn(count, generator=generator)
-    values *= 2.0 ** torch.randint(-6, 6, (count,), generator=generator)
-    special = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 0.0, 1e-42, 6e4])
-    where = torch.rand(count, generator=generator) < 0.01
-    values[where] = special[torch.randint(0, len(special), (int(where.sum()),))]
-    return values.to(dtype)
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """What NaNs are compared by, too."""
-    return plain(tensor).contiguous().view(-1).view(torch.uint8)
-
-
-def assert_same(actual: torch.Tensor, wanted: torch.Tensor) -> None:
-    assert actual.shape == wanted.shape and actual.dtype == wanted.dtype
-    differing = (bits(actual) != bits(wanted)).nonzero()
-    assert len(differing) == 0, f"{len(differing)} bytes differ: {actual} {wanted}"
-
-
-def expect(exception: type[BaseException], text: str, call: Any) -> None:
-    try:
-        call()
-    except exception as error:
-        assert text in str(error), f"'{text}' is not in: {error}"
-        return
-    raise AssertionError(f"nothing was raised, not {exception.__name__}")
-
 
 # ----- Cases for fake GPUs and real ones -----
 
@@ -227,6 +171,26 @@ def backward(model: nn.Module, inputs: torch.Tensor) -> None:
         inputs = inputs.to(f"cuda:{gpu.ordinal}")
     # As a plain tensor: a subclass of the test's would have its say in all that backward calls.
     model(inputs).square().mean().as_subclass(torch.Tensor).backward()
+
+
+def steady() -> None:
+    """Rounds without end, until something breaks; each result is compared."""
+    tensors = [gpu.put(torch.zeros(count)) for count in (100_000, 1000)]
+    for step in itertools.count(1):
+        for tensor in tensors:
+            with torch.no_grad():
+                tensor.fill_(tw.rank() + step)
+        handles = [
+            tw.push_pull_async_inplace(tensor, average=False, name=f"steady{i}")
+            for i, tensor in enumerate(tensors)
+        ]
+        while step % 2 and not all(tw.poll(handle) for handle in handles):
+            pass
+        for handle in handles:
+            result = tw.synchronize(handle)
+            wanted = tw.size() * step + tw.size() * (tw.size() - 1) // 2
+            assert (plain(result) == wanted).all(), plain(result)
+        print(f"step {step}", flush=True)
 
 
 # ----- Cases for fake GPUs, whose streams can be held -----
@@ -410,7 +374,7 @@ def again() -> None:
 
 def two_gpus() -> None:
     """A tensor that moves to another GPU."""
-    gpus = [gpu, fake_cuda.Gpu((gpu.ordinal + 1) % 4)]
+    gpus = [gpu, type(gpu)((gpu.ordinal + 1) % 4)]
     for round_ in range(4):
         values = torch.full((5000,), float(tw.rank() + round_))
         tensor = gpus[round_ % 2].put(values)
@@ -418,129 +382,18 @@ def two_gpus() -> None:
         assert_same(tensor, torch.full((5000,), (tw.size() - 1) / 2 + round_))
 
 
-# ----- Cases for real GPUs -----
-
-
-def real_order() -> None:
-    """A contribution is what the stream leaves after a while."""
-    stream = torch.cuda.Stream()
-    for round_ in range(1, 4):
-        with torch.cuda.stream(stream):
-            tensor = torch.zeros(10_000_000, device="cuda")
-            torch.cuda._sleep(200_000_000)
-            tensor += tw.rank() + round_
-            handle = tw.push_pull_async_inplace(tensor, average=False, name="late")
-            result = tw.synchronize(handle) * 2
-        stream.synchronize()
-        wanted = tw.size() * (tw.size() - 1) + 2 * tw.size() * round_
-        assert (plain(result) == wanted).all(), plain(result)
-
-
-def real_reallocated() -> None:
-    """Memory that torch has given back, and has got again."""
-    for round_ in range(6):
-        tensor = torch.full((12 << 20,), float(tw.rank() + round_), device="cuda")
-        tw.push_pull_inplace(tensor, average=False, name="moving")
-        wanted = tw.size() * round_ + tw.size() * (tw.size() - 1) / 2
-        assert (plain(tensor) == wanted).all(), plain(tensor)
-        del tensor
-        torch.cuda.empty_cache()
-
-
-def real_captured() -> None:
-    """A push while a CUDA graph is captured is refused."""
-    tensor = torch.ones(10, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        doubled = tensor * 2
-        expect(
-            talweg.InvalidArgument,
-            "push outside of the graph",
-            lambda: tw.push_pull_inplace(doubled, name="captured"),
-        )
-    graph.replay()
-    tw.push_pull_inplace(doubled, name="captured")
-    assert (plain(doubled) == 2).all(), plain(doubled)
-
-
-def real_threads() -> None:
-    """Pushes and takes by threads that have never touched the GPU."""
-    failures = []
-
-    def work(number: int) -> None:
-        tensor = torch.full((5000,), float(number), device=f"cuda:{gpu.ordinal}")
-        for _ in range(5):
-            if not (plain(tw.push_pull(tensor, name=f"thread.{number}")) == number).all():
-                failures.append(number)
-
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not failures, failures
-
-
-def real_ddp() -> None:
-    """DistributedDataParallel's buckets, averaged by Talweg."""
-    store = os.environ["TALWEG_TEST_STORE"]
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=tw.rank(), world_size=tw.size()
-    )
-    torch.manual_seed(7)
-    single = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 3)).to(f"cuda:{gpu.ordinal}")
-    model = nn.parallel.DistributedDataParallel(copy.deepcopy(single), device_ids=[gpu.ordinal])
-    model.register_comm_hook(None, tw.ddp_hook)
-    for step in range(3):
-        torch.manual_seed(100 * step + tw.rank())
-        inputs = torch.randn(4, 6, device=f"cuda:{gpu.ordinal}")
-        for each in (model, single):
-            each.zero_grad()
-            each(inputs).square().mean().backward()
-        for parameter, reference in zip(model.parameters(), single.parameters()):
-            wanted = tw.push_pull(plain(reference.grad), name=f"reference.{parameter.shape}")
-            torch.testing.assert_close(plain(parameter.grad), wanted)
-    dist.destroy_process_group()
-
-
-def steady() -> None:
-    """Rounds without end, until something breaks; each result is compared."""
-    tensors = [gpu.put(torch.zeros(count)) for count in (100_000, 1000)]
-    for step in itertools.count(1):
-        for tensor in tensors:
-            with torch.no_grad():
-                tensor.fill_(tw.rank() + step)
-        handles = [
-            tw.push_pull_async_inplace(tensor, average=False, name=f"steady{i}")
-            for i, tensor in enumerate(tensors)
-        ]
-        while step % 2 and not all(tw.poll(handle) for handle in handles):
-            pass
-        for handle in handles:
-            result = tw.synchronize(handle)
-            wanted = tw.size() * step + tw.size() * (tw.size() - 1) // 2
-            assert (plain(result) == wanted).all(), plain(result)
-        print(f"step {step}", flush=True)
-
-
 def main() -> int:
     torch.set_num_threads(1)
     tw.init()
+    cases = {**vars(real_gpu_cases), **globals()}
     for case in sys.argv[2].split(","):
         print(f"case {case}", flush=True)
-        globals()[case]()
+        cases[case]()
     tw.barrier()
     tw.shutdown()
     print("done", flush=True)
     return 0
 
-
-if "TALWEG_FAKE_GPUS" in os.environ:
-    import fake_cuda
-
-    gpu: Any = fake_cuda.Gpu(int(sys.argv[1]))
-else:
-    gpu = RealGpu(int(sys.argv[1]))
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,19 +11,16 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "libs/base/ids.h"
 #include "libs/runtime/descriptor.h"
 #include "libs/transport/local/handshake.h"
+#include "libs/transport/local/regions.h"
 #include "libs/transport/local/ring.h"
 #include "libs/transport/transport.h"
 
 namespace talweg::transport {
-
-// Our regions, by key: where a record of a peer may write to.
-using RegionTable = std::unordered_map<uint64_t, const Registration*>;
 
 // One connection: the two rings, and what was posted and did not fit yet.
 class LocalConnection {

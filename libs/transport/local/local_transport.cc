@@ -22,6 +22,7 @@
 #include "libs/transport/keys.h"
 #include "libs/transport/local/connection.h"
 #include "libs/transport/local/handshake.h"
+#include "libs/transport/local/regions.h"
 
 namespace talweg::transport {
 namespace {
@@ -35,20 +36,6 @@ constexpr int kRecordsInTurnMax = 64;
 constexpr uint64_t kDoorbellTag = 0;
 constexpr uint64_t kTimerTag = ~uint64_t{0};
 constexpr uint64_t kListenerTag = kTimerTag - 1;
-
-class LocalRegistration final : public Registration {
- public:
-  LocalRegistration(RegionTable* table, std::span<std::byte> bytes, wire::RemoteRef base)
-      : table_(table) {
-    bytes_ = bytes;
-    base_ = base;
-    table_->emplace(base.key, this);
-  }
-  ~LocalRegistration() override { table_->erase(base_.key); }
-
- private:
-  RegionTable* const table_;
-};
 
 class LocalTransportImpl final : public LocalTransport {
  public:
@@ -268,11 +255,7 @@ absl::StatusOr<Region> LocalTransportImpl::Register(std::span<std::byte> bytes) 
 
 absl::StatusOr<Region> LocalTransportImpl::RegisterAs(std::span<std::byte> bytes,
                                                       wire::RemoteRef base) {
-  if (bytes.empty()) return absl::InvalidArgumentError("a region of 0 bytes");
-  if (regions_.contains(base.key)) {
-    return absl::AlreadyExistsError("a region with key " + std::to_string(base.key));
-  }
-  return Region(std::make_unique<LocalRegistration>(&regions_, bytes, base));
+  return RegisterIn(&regions_, bytes, base);
 }
 
 PostResult LocalTransportImpl::PostWrite(ConnectionId id, RegionSlice source,

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
 #include <string>
 
 #include <catch2/catch.hpp>
@@ -79,6 +80,21 @@ TEST_CASE("Local: a peer's ring that it could cut is refused", "[transport]") {
     CHECK(opened.status().message() == "the peer's ring is not sealed");
     REQUIRE(fcntl(copy.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
     CHECK(RingMapping::Open(copy.get()).ok());
+  }
+}
+
+TEST_CASE("Local: a key is one region's for as long as that lives", "[transport]") {
+  const MonotonicClock clock;
+  const auto transport = NewLocalTransport({}, &clock, nullptr);
+  REQUIRE(transport.ok());
+  std::array<std::byte, 16> bytes{};
+  CHECK(absl::IsInvalidArgument((*transport)->RegisterAs({}, {.key = 7, .address = 0}).status()));
+  for (int i = 0; i < 2; ++i) {
+    const auto region = (*transport)->RegisterAs(bytes, {.key = 7, .address = 4096});
+    REQUIRE(region.ok());
+    CHECK(region->Ref().key == 7);
+    const auto other = (*transport)->RegisterAs(bytes, {.key = 7, .address = 0});
+    CHECK(absl::IsAlreadyExists(other.status()));
   }
 }
 

@@ -12,6 +12,7 @@
 #include <new>
 
 #include "libs/shm/client/await.h"
+#include "libs/shm/client/cache_share.h"
 
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
@@ -21,21 +22,23 @@ namespace talweg::shm {
 namespace {
 
 constexpr uint32_t kAlive = 0x76697661;
-constexpr uint64_t kUnknownCacheBytes = 16 * kMiB;
+
+// That this process may run on.
+int CpuCount() {
+  cpu_set_t cpus;
+  return ::sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
+}
 
 int64_t DefaultSpinNs() {
-  cpu_set_t cpus;
-  const int count = ::sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
+  const int count = CpuCount();
   // Who spins on few cores keeps the agent from running.
   return count <= 2 ? 2'000 : count <= 8 ? 20'000 : 50'000;
 }
 
-// Beside the ranks' buffers there are the trainer's own, and on a machine shared with others
-// theirs.
 uint64_t DefaultCacheBytes() {
   long bytes = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
   if (bytes <= 0) bytes = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
-  return bytes > 0 ? static_cast<uint64_t>(bytes) / 2 : kUnknownCacheBytes;
+  return CacheShare(bytes > 0 ? static_cast<uint64_t>(bytes) : 0, CpuCount());
 }
 
 }  // namespace

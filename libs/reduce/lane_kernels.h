@@ -253,6 +253,8 @@ struct LaneKernels {
     static constexpr size_t kStride = sizeof(Packed);
     static constexpr size_t kUnroll = E::kUnroll;
     static constexpr size_t kBlockBytes = kStride * kUnroll;
+    static constexpr size_t kTurn = 8;
+    static constexpr size_t kTileBlocks = 4096 / kBlockBytes;
 
     static void Run(const KernelArguments& arguments) {
       const size_t end = arguments.element_count * E::kElementBytes;
@@ -263,53 +265,106 @@ struct LaneKernels {
         const size_t head = -address % Isa::kVectorBytes;
         if (arguments.streaming && address % E::kElementBytes == 0 && head < end) {
           Rest(arguments, 0, head);
-          at = Blocks<0, true>(arguments, head, end);
+          at = Turns<true>(arguments, head, end);
           Isa::FinishStreaming();
           Rest(arguments, at, end);
           return;
         }
       }
       switch (arguments.input_count) {
-        case 2: at = Blocks<2, false>(arguments, 0, end); break;
-        case 3: at = Blocks<3, false>(arguments, 0, end); break;
-        case 4: at = Blocks<4, false>(arguments, 0, end); break;
-        default: at = Blocks<0, false>(arguments, 0, end); break;
+        case 2: at = Blocks<2>(arguments, 0, end); break;
+        case 3: at = Blocks<3>(arguments, 0, end); break;
+        case 4: at = Blocks<4>(arguments, 0, end); break;
+        default: at = Turns<false>(arguments, 0, end); break;
       }
       Rest(arguments, at, end);
     }
 
-    // Sums whole blocks from byte `begin` on, and returns the first byte that it left. All inputs
-    // of a block are read before its output is written, so the output may lie upon an input.
-    // kInputs is the number of inputs; 0 stands for any number.
-    template <size_t kInputs, bool kStreaming>
+    // Sums whole blocks of kInputs inputs from byte `begin` on, and returns the first byte that it
+    // left. All inputs of a block are read before its output is written, so the output may lie upon
+    // an input.
+    template <size_t kInputs>
     static size_t Blocks(const KernelArguments& arguments, size_t begin, size_t end) {
       const O operation(arguments);
-      const size_t input_count = kInputs == 0 ? arguments.input_count : kInputs;
-      const std::byte* copy[kInputs + 1];  // In registers: stores to the output cannot change it.
-      for (size_t i = 0; i < kInputs; ++i) copy[i] = arguments.inputs[i];
-      const std::byte* const* const inputs = kInputs == 0 ? arguments.inputs : copy;
+      const std::byte* inputs[kInputs];  // In registers: stores to the output cannot change it.
+      for (size_t i = 0; i < kInputs; ++i) inputs[i] = arguments.inputs[i];
       std::byte* const output = arguments.output;
 
       size_t at = begin;
       for (; end - at >= kBlockBytes; at += kBlockBytes) {
         Lanes lanes[kUnroll];
+        First(operation, inputs[0] + at, lanes);
 #pragma GCC unroll 4
-        for (size_t u = 0; u < kUnroll; ++u) {
-          lanes[u] = operation.First(Load(inputs[0] + at + u * kStride));
-        }
-#pragma GCC unroll 4
-        for (size_t i = 1; i < input_count; ++i) {
-#pragma GCC unroll 4
-          for (size_t u = 0; u < kUnroll; ++u) {
-            lanes[u] = operation.Next(lanes[u], Load(inputs[i] + at + u * kStride), i);
-          }
-        }
-#pragma GCC unroll 4
-        for (size_t u = 0; u < kUnroll; ++u) {
-          Store<kStreaming>(output + at + u * kStride, Packing(operation, lanes[u]));
-        }
+        for (size_t i = 1; i < kInputs; ++i) Next(operation, inputs[i] + at, i, lanes);
+        Finish<false>(operation, lanes, output + at);
       }
       return at;
+    }
+
+    // The same for any number of inputs, and with streaming stores. Processors fetch ahead for some
+    // streams at a time, not for dozens: so a tile of kTurn inputs is summed, and its lanes are
+    // held in L1 until it is the next inputs' turn.
+    template <bool kStreaming>
+    static size_t Turns(const KernelArguments& arguments, size_t begin, size_t end) {
+      const O operation(arguments);
+      const std::byte* const* const inputs = arguments.inputs;
+      const size_t input_count = arguments.input_count;
+      std::byte* const output = arguments.output;
+      Lanes held[kTileBlocks][kUnroll];
+
+      size_t tile = begin;
+      while (end - tile >= kBlockBytes) {
+        const size_t left = (end - tile) / kBlockBytes;
+        const size_t tile_end = tile + (left < kTileBlocks ? left : kTileBlocks) * kBlockBytes;
+        for (size_t turn = 0; turn < input_count; turn += kTurn) {
+          const size_t turn_end = input_count - turn > kTurn ? turn + kTurn : input_count;
+          auto* held_lanes = held;
+          for (size_t at = tile; at < tile_end; at += kBlockBytes, ++held_lanes) {
+            Lanes lanes[kUnroll];
+            if (turn == 0) {
+              First(operation, inputs[0] + at, lanes);
+            } else {
+              Copy(*held_lanes, lanes);
+            }
+            for (size_t i = turn == 0 ? 1 : turn; i < turn_end; ++i) {
+              Next(operation, inputs[i] + at, i, lanes);
+            }
+            if (turn_end < input_count) {
+              Copy(lanes, *held_lanes);
+            } else {
+              Finish<kStreaming>(operation, lanes, output + at);
+            }
+          }
+        }
+        tile = tile_end;
+      }
+      return tile;
+    }
+
+    // What is done with a block: inlined, so that its lanes stay in registers.
+    [[gnu::always_inline]] static void First(const O& operation, const std::byte* from,
+                                             Lanes (&lanes)[kUnroll]) {
+#pragma GCC unroll 4
+      for (size_t u = 0; u < kUnroll; ++u) lanes[u] = operation.First(Load(from + u * kStride));
+    }
+    [[gnu::always_inline]] static void Next(const O& operation, const std::byte* from, size_t input,
+                                            Lanes (&lanes)[kUnroll]) {
+#pragma GCC unroll 4
+      for (size_t u = 0; u < kUnroll; ++u) {
+        lanes[u] = operation.Next(lanes[u], Load(from + u * kStride), input);
+      }
+    }
+    [[gnu::always_inline]] static void Copy(const Lanes (&from)[kUnroll], Lanes (&to)[kUnroll]) {
+#pragma GCC unroll 4
+      for (size_t u = 0; u < kUnroll; ++u) to[u] = from[u];
+    }
+    template <bool kStreaming>
+    [[gnu::always_inline]] static void Finish(const O& operation, const Lanes (&lanes)[kUnroll],
+                                              std::byte* to) {
+#pragma GCC unroll 4
+      for (size_t u = 0; u < kUnroll; ++u) {
+        Store<kStreaming>(to + u * kStride, Packing(operation, lanes[u]));
+      }
     }
 
     // Sums the bytes from `begin` to `end`, any number, a vector at a time; a part of one is

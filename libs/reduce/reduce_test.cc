@@ -177,16 +177,32 @@ TEST_CASE("Reduce: every dtype, op, ISA, length, alignment and number of inputs"
   SUCCEED();
 }
 
-TEST_CASE("Reduce: many inputs", "[reduce]") {
+TEST_CASE("Reduce: more inputs than are read at a time", "[reduce]") {
   Random random(2);
   for (const DType dtype : kAllDTypes) {
-    for (const size_t inputs : {16, 33}) {
-      const Case made = MakeCase(dtype, Op::kSum, inputs, {}, 1, 517, random);
-      for (const Isa isa : SupportedIsas()) {
-        CHECK(Try(made, isa, Stores::kAutomatic, Layout::kOddElements, false, 0, 517) == kNothing);
+    // Two tiles, blocks of a third, and a rest.
+    const size_t length = (2 * 4096 + 1600) / DTypeSize(dtype) + 3;
+    for (const Op op : kAllOps) {
+      if (!IsReduction(dtype, op)) continue;
+      for (const size_t inputs : {8, 9, 16, 17, 33}) {
+        std::vector<float> weights;
+        for (size_t i = 0; op == Op::kAverage && i < inputs; ++i) {
+          weights.push_back(static_cast<float>(2 + i));
+        }
+        const uint32_t divisor = op == Op::kAverage ? 7 : 1;
+        const Case made = MakeCase(dtype, op, inputs, weights, divisor, length, random);
+        for (const Isa isa : SupportedIsas()) {
+          for (const Stores stores : {Stores::kCached, Stores::kStreaming}) {
+            for (const auto& [layout, in_place] : kPlacements) {
+              const std::string wrong = Try(made, isa, stores, layout, in_place, 0, length);
+              if (!wrong.empty()) FAIL(wrong);
+            }
+          }
+        }
       }
     }
   }
+  SUCCEED();
 }
 
 TEST_CASE("Reduce: averages by any divisor, with and without weights", "[reduce]") {

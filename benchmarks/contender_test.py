@@ -82,6 +82,15 @@ class ContenderTest(unittest.TestCase):
         self.assertAlmostEqual(sum(batch.cpu_s_of_programs.values()), batch.cpu_s)
         self.assertIn(processes.program(os.getpid()), batch.cpu_s_of_programs)
 
+    def test_daemons_cpu_is_theirs_alone(self) -> None:
+        busy = Command(("sh", "-c", "while :; do :; done & wait"), is_daemon=True)
+        worker = Command((sys.executable, "-c", _WORKER, "0", "computes"))
+        with Contender("served", 1, [busy, worker]) as running:
+            batch = running.measure("f32", [4096], 1, 1, timeout_s=60)
+        self.assertGreater(batch.cpu_s_of_daemons, 0.01)
+        # The worker's 50 ms, less a tick.
+        self.assertLess(batch.cpu_s_of_daemons, batch.cpu_s - 0.03)
+
     def test_idle_cores_are_those_of_the_busiest_process(self) -> None:
         busy = Command((sys.executable, "-c", "while True: pass"), is_daemon=True)
         worker = Command((sys.executable, "-c", _WORKER, "0", "well"))

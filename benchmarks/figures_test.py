@@ -230,6 +230,15 @@ class GrowthTest(unittest.TestCase):
         self.assertEqual(growth.farthest_from_fair([2.0, 2.0, 2.0]), 0)
         self.assertAlmostEqual(growth.farthest_from_fair([1.0, 3.0]), 0.5)
 
+    def test_a_bytes_cost_is_what_servers_spend_on_it(self) -> None:
+        jobs = growth._Grown(2, Contender("jobs", 2, []))
+        spent_s = {"talweg-aggregator": 3.0, "talweg-scheduler": 1.0, "talweg": 8.0}
+        jobs.batches.append(
+            Batch(5, 1.0, [], 12.0, [], cpu_s_of_programs=spent_s, cpu_s_of_daemons=4.0)
+        )
+        self.assertAlmostEqual(jobs.aggregator_cpu_s_per_gigabyte(100_000_000), 3.0)
+        self.assertAlmostEqual(jobs.daemons_cpu_s_per_gigabyte(100_000_000), 4.0)
+
     def test_chance_evens_out_over_repetitions(self) -> None:
         jobs = growth._Grown(2, Contender("jobs", 2, []))
         for times_s in ([1.0, 3.0], [3.0, 1.0]):

@@ -131,6 +131,8 @@ class SmokeTest(unittest.TestCase):
         self.assertEqual(sorted(data["jobs"]), ["1", "2"])
         for figures in (*data["members"].values(), *data["jobs"].values()):
             self.assertGreater(figures["gigabytes_per_s"], 0)
+        for figures in data["jobs"].values():
+            self.assertGreater(figures["socket_servers_cpu_s_per_gigabyte"], 0)
         self.assertEqual(len(data["tensors"]), 2)
 
     def test_idle_daemons(self) -> None:

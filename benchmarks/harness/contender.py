@@ -51,6 +51,7 @@ class Batch:
     prepare_s: float = 0.0  # From the order until all were ready.
     workers_s: list[float] = field(default_factory=list)  # What each rank took for its rounds.
     cpu_s_of_programs: dict[str, float] = field(default_factory=dict)  # By process name.
+    cpu_s_of_daemons: float = 0.0  # Of those commands, and what they have started.
 
 
 class _Worker:
@@ -215,6 +216,11 @@ class Contender:
         self._say("go")
         answers = [self._hear_done(worker, deadline_s) for worker in self._workers]
         cpu_s = self._cpu_since(cpu_before_s)
+        daemons = processes.family(process.pid for process in self._daemons)
+        of_programs: dict[str, float] = {}
+        for pid, spent_s in cpu_s.items():
+            name = processes.program(pid)
+            of_programs[name] = of_programs.get(name, 0.0) + spent_s
         wire = [float(now - then) for then, now in zip(wire_before, self._wire_bytes())]
         return Batch(
             rounds=rounds,
@@ -225,7 +231,8 @@ class Contender:
             wire_bytes=wire,
             prepare_s=prepare_s,
             workers_s=[(end - begin) * 1e-9 for begin, end, _ in answers],
-            cpu_s_of_programs=cpu_s,
+            cpu_s_of_programs=of_programs,
+            cpu_s_of_daemons=sum(cpu_s.get(pid, 0.0) for pid in daemons),
         )
 
     def _hear_done(self, worker: _Worker, deadline_s: float) -> tuple[int, int, list[int]]:
@@ -235,12 +242,9 @@ class Contender:
             raise self._failure(f"said '{' '.join(words)[:100]}' instead of done")
         return int(words[1]), int(words[2]), [int(word) for word in words[3].split(",")]
 
-    def _cpu_since(self, before_s: dict[int, float]) -> dict[str, float]:
-        spent_s: dict[str, float] = {}
-        for pid, now_s in processes.cpu_s(self._pids).items():
-            name = processes.program(pid)
-            spent_s[name] = spent_s.get(name, 0.0) + now_s - before_s.get(pid, now_s)
-        return spent_s
+    def _cpu_since(self, before_s: dict[int, float]) -> dict[int, float]:
+        now_s = processes.cpu_s(self._pids)
+        return {pid: spent_s - before_s.get(pid, spent_s) for pid, spent_s in now_s.items()}
 
     def memory_held_bytes(self) -> int:
         """What it holds now above what it held when it had started."""

@@ -17,6 +17,7 @@ from harness.contenders import GLOO, TALWEG, TALWEG_IN_PLACE, Programs, talweg_r
 SOCKET_PS, TCP_LIMIT = "socket server", "TCP limit"
 # Every network is its own: no port can be taken but by another contender.
 _SOCKET_PS_PORT, _TCP_LIMIT_PORT, _SCHEDULER_PORT = 7001, 7002, 7447
+_SOCKET_PS_JOBS_PORT, _SOCKET_PS_JOBS_MAX = 8000, 200  # One contender's ports behind another's.
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,22 @@ def talweg_jobs(
     contender = Contender(name, job_count, commands, wire_pids=cluster.pids)
     contender.on_close(directory.cleanup)
     return contender
+
+
+def socket_ps_jobs(
+    programs: Programs, cluster: Cluster, job_count: int, name: str, index: int
+) -> Contender:
+    """As many socket servers, each with one worker on the first host."""
+    network, binary = cluster.network, str(programs.baselines / "socket_ps")
+    host, server = cluster.rank_hosts[0], cluster.aggregator_hosts[0]
+    first = _SOCKET_PS_JOBS_PORT + index * _SOCKET_PS_JOBS_MAX
+    commands = []
+    for port in range(first, first + job_count):
+        serve = (*network.enter(server), binary, "server", str(port), "1")
+        commands.append(Command(serve, is_daemon=True))
+        work = (*network.enter(host), binary, "worker", "0", "1")
+        commands.append(Command((*work, f"{network.address(server)}:{port}")))
+    return Contender(name, job_count, commands, wire_pids=cluster.pids)
 
 
 def _served(

@@ -29,6 +29,7 @@ _JOBS = {"smoke": (1, 2), "quick": (1, 10), "default": (1, 10, 100), "full": (1,
 # How long a repetition is, of the mode's batches: what a scheduler's turns even out in the time that
 # many processes need for a few dozen rounds each is not the aggregator's unfairness.
 _BATCHES = {"members": 2, "jobs": 6}
+_ROUNDS_MIN = {"members": 2, "jobs": 40}
 _TENSORS = {"smoke": 50, "quick": 10_000, "default": 10_000, "full": 10_000}
 
 
@@ -51,6 +52,12 @@ class _Grown:
                 * 1e9
                 for each in self.batches
             ]
+        )
+
+    def daemons_cpu_s_per_gigabyte(self, size: int) -> float:
+        """Likewise, of everything that serves."""
+        return median(
+            [b.cpu_s_of_daemons / (self.count * size * b.rounds) * 1e9 for b in self.batches]
         )
 
     def gigabytes_per_s(self, size: int) -> float:
@@ -92,16 +99,16 @@ def _measure(context: Context, what: str, grown: Sequence[_Grown], size: int) ->
     """All of them in turns."""
     for each in grown:
         each.idle_bytes = each.contender.memory_of_programs().get(_AGGREGATOR, 0)
-    rounds: dict[int, int] = {}
+    rounds: list[int] = []
     for each in grown:
         context.progress(f"{each.count} {what} warm up")
         first = each.contender.measure("f32", [size], 2, 4, _TIMEOUT_S)
         wanted_s = context.effort.batch_s * _BATCHES[what]
-        rounds[each.count] = rounds_for(first.elapsed_s / first.rounds, wanted_s, 2, 5000)
+        round_s = first.elapsed_s / first.rounds
+        rounds.append(rounds_for(round_s, wanted_s, _ROUNDS_MIN[what], 5000))
     for repetition in range(context.effort.repetitions):
-        for each in grown:
+        for each, count in zip(grown, rounds):
             context.progress(f"{each.count} {what}, {repetition + 1}")
-            count = rounds[each.count]
             each.batches.append(each.contender.measure("f32", [size], 1, count, _TIMEOUT_S))
     for each in grown:
         held = each.contender.memory_of_programs().get(_AGGREGATOR, 0)
@@ -174,13 +181,16 @@ def _members(context: Context, section: Section) -> str:
 def _jobs(context: Context, section: Section) -> str:
     counts = _JOBS[context.mode]
 
+    # Beside ours as many socket servers: what any server's bytes cost when so many take turns.
     def make(cluster: Cluster, count: int, index: int) -> Contender:
-        return hosts.talweg_jobs(context.programs, cluster, count, f"{count} jobs", index)
+        start = hosts.socket_ps_jobs if index % 2 else hosts.talweg_jobs
+        return start(context.programs, cluster, count, f"{count} jobs", index)
 
-    grown = _grow(context, "jobs", counts, _JOB_BYTES, 1, make)
+    both = _grow(context, "jobs", [n for n in counts for _ in range(2)], _JOB_BYTES, 1, make)
+    grown, sockets = both[::2], both[1::2]
     rows = []
     costs = [each.aggregator_cpu_s_per_gigabyte(_JOB_BYTES) for each in grown]
-    for each, cost in zip(grown, costs):
+    for each, cost, beside in zip(grown, costs, sockets):
         share = each.worst_share()
         text = f"{each.count} jobs: how far the farthest is from a fair share"
         section.bars.append(Bar(text, f"<= {_SHARE_SPREAD}", share, share <= _SHARE_SPREAD))
@@ -188,20 +198,23 @@ def _jobs(context: Context, section: Section) -> str:
             growth = cost / costs[0]
             text = f"{each.count} jobs: the aggregator's CPU a contribution byte over one job's"
             section.bars.append(Bar(text, f"<= {_CPU_SPREAD}", growth, growth <= _CPU_SPREAD))
-        speed = each.gigabytes_per_s(_JOB_BYTES)
-        of_one = each.worst_share_of_one()
-        rows.append(
-            [str(each.count), f"{speed:.3g}", f"{cost:.3g}", f"{share:.1%}", f"{of_one:.1%}"]
-        )
-        section.data.setdefault("jobs", {})[each.count] = {
-            "gigabytes_per_s": speed,
+        figures = {
+            "gigabytes_per_s": each.gigabytes_per_s(_JOB_BYTES),
             "aggregator_cpu_s_per_gigabyte": cost,
             "farthest_from_fair": share,
-            "farthest_from_fair_in_one_repetition": of_one,
+            "farthest_from_fair_in_one_repetition": each.worst_share_of_one(),
+            "socket_servers_cpu_s_per_gigabyte": beside.daemons_cpu_s_per_gigabyte(_JOB_BYTES),
+            "socket_servers_farthest_from_fair": beside.worst_share(),
         }
+        section.data.setdefault("jobs", {})[each.count] = figures
+        forms = (".3g", ".3g", ".1%", ".1%", ".3g", ".1%")
+        rows.append([str(each.count), *(f"{n:{form}}" for n, form in zip(figures.values(), forms))])
     head = ["jobs", "GB/s of all", "aggregator's CPU s/GB", "farthest from a fair share"]
-    head.append("in one repetition")
-    title = f"Jobs of one rank on one host, {format_bytes(_JOB_BYTES)} each, one aggregator for all:\n\n"
+    head += ["in one repetition", "socket servers' CPU s/GB", "farthest of theirs"]
+    title = (
+        f"Jobs of one rank on one host, {format_bytes(_JOB_BYTES)} each, one aggregator for all; "
+        "beside them as many socket servers of one worker each:\n\n"
+    )
     return title + markdown_table(head, rows) + "\n"
 
 

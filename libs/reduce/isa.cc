@@ -32,7 +32,8 @@ bool Ask(Isa isa) {
     case Isa::kPortable: return true;
 #if defined(__x86_64__)
     // The compiler's run-time library asks cpuid, and xgetbv for what the system saves.
-    case Isa::kAvx2: return __builtin_cpu_supports("avx2") != 0 && HasF16c();
+    case Isa::kAvx2:
+      return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 && HasF16c();
     case Isa::kAvx512:
       return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
              __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;

@@ -10,7 +10,7 @@ namespace talweg::reduce {
 // Instruction sets that the kernels exist for. All give the same bits.
 enum class Isa : uint8_t {
   kPortable,  // Any processor.
-  kAvx2,      // AVX2 and F16C.
+  kAvx2,      // AVX2, F16C and FMA.
   kAvx512,    // AVX-512 F, BW, DQ and VL.
 };
 

@@ -9,7 +9,7 @@
 //
 // Those units are compiled for processors that this one may not be. An inline function of a header
 // that the compiler emits there could be the copy that the linker keeps for the whole program, so
-// this header and lane_kernels.h hold types and templates tagged by an internal-linkage type only,
+// this header and lane_*.h hold types and templates tagged by an internal-linkage type only,
 // and include nothing that has code in it. kernel_symbols_test checks the object files.
 namespace talweg::reduce::internal {
 
@@ -32,6 +32,7 @@ struct KernelArguments {
   size_t element_count;
   const float* weights;  // input_count of them for kWeightedSumOver, else unused.
   double scale;          // Rounded to the type that the kernel accumulates in.
+  bool scale_is_small;   // scale is a whole number below 2^16.
   bool streaming;        // Stores that go around the caches, where the instruction set has them.
 };
 

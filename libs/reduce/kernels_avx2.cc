@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compiled with -mavx2 -mf16c; see kernel_table.h for what may stand here.
+// Compiled with -mavx2 -mf16c -mfma; see kernel_table.h for what may stand here.
 #include <immintrin.h>
 
 #include <cstddef>
@@ -14,12 +14,22 @@ namespace {
 
 struct Avx2 {
   static constexpr size_t kVectorBytes = 32;
-  static constexpr bool kPacksWithMasks = false;
+  static constexpr bool kHasMultiplyAdd = true;
+  static constexpr bool kJoinsWithMasks = false;
   static constexpr bool kHasStreaming = true;
 
   typedef float Floats __attribute__((vector_size(32)));
   typedef double Doubles __attribute__((vector_size(32)));
   typedef uint16_t HalfWords __attribute__((vector_size(16)));
+  typedef int32_t Words __attribute__((vector_size(32)));
+  typedef int64_t Longs __attribute__((vector_size(32)));
+
+  // Loads once what is used twice: the compiler would make it an operand in memory of both uses.
+  template <class V>
+  static V InRegister(V v) {
+    asm("" : "+x"(v));
+    return v;
+  }
 
   static Floats FromFloat16(HalfWords halves) {
     return _mm256_cvtph_ps(__builtin_bit_cast(__m128i, halves));
@@ -27,6 +37,19 @@ struct Avx2 {
   static HalfWords ToFloat16(Floats v) {
     return __builtin_bit_cast(HalfWords,
                               _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+
+  static Floats MultiplyAdd(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+  static Doubles MultiplyAdd(Doubles a, Doubles b, Doubles c) { return _mm256_fmadd_pd(a, b, c); }
+
+  static bool AnyNan(Floats a, Floats b) {
+    return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0;
+  }
+  static bool AnyLess(Words a, Words b) {
+    return _mm256_movemask_ps(__builtin_bit_cast(__m256, a < b)) != 0;
+  }
+  static bool AnyLess(Longs a, Longs b) {
+    return _mm256_movemask_pd(__builtin_bit_cast(__m256d, a < b)) != 0;
   }
 
   // MINPS and MAXPS give their second operand for two zeros. Asked both ways, the two answers

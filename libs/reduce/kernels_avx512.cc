@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl; see kernel_table.h for what may stand
-// here. The bfloat16 instructions of newer processors are not used: they flush denormals.
+// here. The bfloat16 instructions of newer processors are not used: they flush denormals, and are
+// no faster.
 #include <immintrin.h>
 
 #include <cstddef>
@@ -15,13 +16,23 @@ namespace {
 
 struct Avx512 {
   static constexpr size_t kVectorBytes = 64;
-  static constexpr bool kPacksWithMasks = true;
+  static constexpr bool kHasMultiplyAdd = true;
+  static constexpr bool kJoinsWithMasks = true;
   static constexpr bool kHasStreaming = true;
 
   typedef float Floats __attribute__((vector_size(64)));
   typedef double Doubles __attribute__((vector_size(64)));
   typedef uint16_t HalfWords __attribute__((vector_size(32)));
-  typedef uint32_t Words __attribute__((vector_size(64)));
+  typedef int16_t HalfLanes __attribute__((vector_size(64)));
+  typedef int32_t Words __attribute__((vector_size(64)));
+  typedef int64_t Longs __attribute__((vector_size(64)));
+
+  // Loads once what is used twice: the compiler would make it an operand in memory of both uses.
+  template <class V>
+  static V InRegister(V v) {
+    asm("" : "+v"(v));
+    return v;
+  }
 
   // The zero-masked forms, with a mask of ones: the plain ones warn of their undefined operand.
   static constexpr __mmask16 kAll16 = 0xffff;
@@ -35,31 +46,41 @@ struct Avx512 {
         HalfWords, _mm512_maskz_cvtps_ph(kAll16, v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
 
-  // Lanes that a mask leaves out become the one NaN without an instruction more.
-  static HalfWords ToFloat16OneNan(Floats v) {
-    return __builtin_bit_cast(HalfWords,
-                              _mm512_mask_cvtps_ph(_mm256_set1_epi16(0x7e00), Ordered(v), v,
-                                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-  }
-  // The even ones' upper halves in the lower halves of the odd ones.
-  static Words ToBFloat16OneNan(Floats even, Floats odd) {
+  // As BFloat16::Pack, with the upper halves of the first ones put into those of the second.
+  static HalfLanes ToBFloat16(Floats first, Floats second) {
+    const __m512i a = __builtin_bit_cast(__m512i, first);
+    const __m512i b = __builtin_bit_cast(__m512i, second);
     constexpr __mmask64 kLowerHalves = 0x3333333333333333;
     const __m512i down =
         _mm512_set_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302, 0x0f0e0f0e, 0x0b0a0b0a,
                          0x07060706, 0x03020302, 0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302,
                          0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
-    return __builtin_bit_cast(Words, _mm512_mask_shuffle_epi8(RoundedOneNan(odd), kLowerHalves,
-                                                              RoundedOneNan(even), down));
+    const __m512i upper = _mm512_mask_shuffle_epi8(b, kLowerHalves, a, down);
+    const __m512i up =
+        _mm512_set_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100, 0x0d0c0d0c, 0x09080908,
+                         0x05040504, 0x01000100, 0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100,
+                         0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100);
+    const __m512i lower = _mm512_mask_shuffle_epi8(a, ~kLowerHalves, b, up);
+    constexpr int kAOrBAndC = 0xf8;
+    const __m512i beyond_half =
+        _mm512_ternarylogic_epi32(lower, upper, _mm512_set1_epi16(1), kAOrBAndC);
+    const __mmask32 goes_up = _mm512_cmpgt_epu16_mask(beyond_half, _mm512_set1_epi16(-0x8000));
+    return __builtin_bit_cast(HalfLanes,
+                              _mm512_mask_add_epi16(upper, goes_up, upper, _mm512_set1_epi16(1)));
   }
-  // As LaneKernels' Rounded: half of the last place is added, a bit less of it to an even number.
-  static __m512i RoundedOneNan(Floats v) {
-    const __m512i bits = __builtin_bit_cast(__m512i, v);
-    const __mmask16 is_odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-    const __m512i half =
-        _mm512_mask_mov_epi32(_mm512_set1_epi32(0x7fff), is_odd, _mm512_set1_epi32(0x8000));
-    return _mm512_mask_add_epi32(_mm512_set1_epi32(0x7fc00000), Ordered(v), bits, half);
+
+  static Floats MultiplyAdd(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+  static Doubles MultiplyAdd(Doubles a, Doubles b, Doubles c) { return _mm512_fmadd_pd(a, b, c); }
+
+  static bool AnyNan(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0; }
+  static bool AnyLess(Words a, Words b) {
+    return _mm512_cmplt_epi32_mask(__builtin_bit_cast(__m512i, a),
+                                   __builtin_bit_cast(__m512i, b)) != 0;
   }
-  static __mmask16 Ordered(Floats v) { return _mm512_cmp_ps_mask(v, v, _CMP_ORD_Q); }
+  static bool AnyLess(Longs a, Longs b) {
+    return _mm512_cmplt_epi64_mask(__builtin_bit_cast(__m512i, a),
+                                   __builtin_bit_cast(__m512i, b)) != 0;
+  }
 
   // VRANGE orders the zeros; its choice beside a NaN is not ours and is replaced.
   static constexpr int kLesser = 0b0100;

@@ -12,7 +12,8 @@ namespace {
 
 struct Portable {
   static constexpr size_t kVectorBytes = 16;
-  static constexpr bool kPacksWithMasks = false;
+  static constexpr bool kHasMultiplyAdd = false;
+  static constexpr bool kJoinsWithMasks = false;
   static constexpr bool kHasStreaming = false;
 
   typedef float Floats __attribute__((vector_size(16)));
@@ -20,6 +21,11 @@ struct Portable {
   typedef uint32_t Words __attribute__((vector_size(16)));
   typedef uint64_t Longs __attribute__((vector_size(16)));
   typedef uint16_t HalfWords __attribute__((vector_size(8)));
+
+  template <class V>
+  static V InRegister(V v) {
+    return v;
+  }
 
   static Words Bits(Floats v) { return __builtin_bit_cast(Words, v); }
   static Longs Bits(Doubles v) { return __builtin_bit_cast(Longs, v); }
@@ -74,6 +80,12 @@ struct Portable {
     const Words finite = magnitude < ((127u - 14u) << 23) ? denormal : normal;
     const Words not_finite = (magnitude > (255u << 23) ? Words{} + 0x7e00u : Words{} + 0x7c00u);
     return Narrow(sign | (magnitude < ((127u + 16u) << 23) ? finite : not_finite));
+  }
+
+  static bool AnyNan(Floats a, Floats b) {
+    // NOLINTNEXTLINE(misc-redundant-expression): a NaN is not itself.
+    const Longs unordered = __builtin_bit_cast(Longs, (a != a) | (b != b));
+    return (unordered[0] | unordered[1]) != 0;
   }
 
   // Two answers that differ only for zeros of two signs: OR has the sign of -0, AND that of +0.

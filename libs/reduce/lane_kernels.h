@@ -6,130 +6,115 @@
 #include <cstdint>
 
 #include "libs/reduce/kernel_table.h"
+#include "libs/reduce/lane_elements.h"
 
 // The kernels, once, for all instruction sets.
 //
 // They are written with the compiler's vector types: `+` on a vector is one addition a lane,
 // rounded as IEEE 754 says, whatever the width. What is left to an instruction set is in `Isa`, a
 // type with internal linkage: kVectorBytes, the conversions of float16, the minimum and maximum of
-// floating point, and stores that go around the caches. An element meets the same operations in the
-// same order in every lane, in a block, in a rest and on every instruction set: so bits are equal.
+// floating point, fused multiply-add, whether any lane is NaN or less than another, and stores that
+// go around the caches. An element meets the same operations in the same order in every lane, in a
+// block, in a rest and on every instruction set: so bits are equal.
 namespace talweg::reduce::internal {
+
+// What a floating-point lane is to LaneKernels::Quotient.
+template <class T>
+struct LaneTraits;
+template <>
+struct LaneTraits<float> {
+  using Bits = uint32_t;
+  using SignedBits = int32_t;
+  static constexpr Bits kTinyBelow = Bits{64} << 23;  // 2^-63
+};
+template <>
+struct LaneTraits<double> {
+  using Bits = uint64_t;
+  using SignedBits = int64_t;
+  static constexpr Bits kTinyBelow = Bits{256} << 52;  // 2^-767
+};
 
 template <class Isa>
 struct LaneKernels {
-  template <class T, size_t kBytes>
-  struct VectorOf {
-    typedef T Type __attribute__((vector_size(kBytes)));
-  };
+  using Elements = LaneElements<Isa>;
   template <class T>
-  using Vector = typename VectorOf<T, Isa::kVectorBytes>::Type;
-  // As many 16-bit lanes as Vector<float> has lanes.
-  using HalfWords = typename VectorOf<uint16_t, Isa::kVectorBytes / 2>::Type;
-
-  template <class V>
-  static V LoadVector(const std::byte* from) {
-    V v;
-    __builtin_memcpy(&v, from, sizeof(v));  // Any alignment.
-    return v;
-  }
-
-  // One bit pattern for every NaN. Which operand's payload survives an addition is up to the order
-  // in which a compiler places two operands that it may swap.
-  static Vector<float> OneNan(Vector<float> v) {
-    const Vector<uint32_t> nan = Vector<uint32_t>{} + 0x7fc00000u;
-    const auto is_nan = v != v;  // NOLINT(misc-redundant-expression): a NaN is not itself.
-    return is_nan ? __builtin_bit_cast(Vector<float>, nan) : v;
-  }
-  static Vector<double> OneNan(Vector<double> v) {
-    const Vector<uint64_t> nan = Vector<uint64_t>{} + uint64_t{0x7ff8000000000000};
-    const auto is_nan = v != v;  // NOLINT(misc-redundant-expression): a NaN is not itself.
-    return is_nan ? __builtin_bit_cast(Vector<double>, nan) : v;
-  }
-  template <class V>
-  static V OneNan(V v) {
-    return v;  // Integers.
-  }
-
-  // ----- Elements: how they lie in memory, and as what they are summed. -----
-  //
-  // Pack rounds, and makes every NaN the one; PackExact is for lanes that are elements already.
-  //
-  // kUnroll: Lanes that are in work at the same time; four vectors hide the latency of an addition.
-
+  using Vector = typename Elements::template Vector<T>;
   template <class T>
-  struct Plain {
-    using Lane = T;
-    using Lanes = Vector<T>;
-    using Packed = Lanes;
-    static constexpr size_t kElementBytes = sizeof(T);
-    static constexpr size_t kUnroll = 4;
-    static Lanes Unpack(Packed packed) { return packed; }
-    static Packed Pack(Lanes lanes) { return OneNan(lanes); }
-    static Packed PackExact(Lanes lanes) { return lanes; }
-  };
+  using Plain = typename Elements::template Plain<T>;
+  using FloatPair = typename Elements::FloatPair;
+  using Float16 = typename Elements::Float16;
+  using BFloat16 = typename Elements::BFloat16;
+  using Ends = typename Elements::Ends;
+  template <bool kGreatest>
+  using OrderedFloat16 = typename Elements::template Ordered16<0x7c00, 0x7e00, kGreatest>;
+  template <bool kGreatest>
+  using OrderedBFloat16 = typename Elements::template Ordered16<0x7f80, 0x7fc0, kGreatest>;
 
-  struct Float16 {
-    using Lane = float;
-    using Lanes = Vector<float>;
-    using Packed = HalfWords;
-    static constexpr size_t kElementBytes = 2;
-    static constexpr size_t kUnroll = 4;
-    static Lanes Unpack(Packed packed) { return Isa::FromFloat16(packed); }
-    static Packed Pack(Lanes lanes) {
-      if constexpr (Isa::kPacksWithMasks) {
-        return Isa::ToFloat16OneNan(lanes);
-      } else {
-        return Isa::ToFloat16(OneNan(lanes));
+  // ----- Averages. -----
+
+  // x / divisor, rounded once: without a division, which takes longer than all else, where divisor
+  // is a whole number below 2^16.
+  //
+  // inverse + rest is 1 / divisor to twice the lane's precision, so what the fused multiply-add
+  // rounds is less than 2^-20 of a last place off (a float; a double still less). A quotient by
+  // such a number is no tie, and at least 2^-17 of a last place away from one: so both are rounded
+  // to the same number. inverse is less than 1 / divisor and rest thus greater than 0, which gives
+  // zeros and infinities their sign.
+  //
+  // None of that holds where a product with rest is denormal: beside a tiny number all are divided.
+  template <class T>
+  struct Quotient {
+    using Bits = typename LaneTraits<T>::Bits;
+    using SignedBits = typename LaneTraits<T>::SignedBits;
+
+    explicit Quotient(const KernelArguments& arguments)
+        : divisor(static_cast<T>(arguments.scale)), is_small(arguments.scale_is_small) {
+      if constexpr (Isa::kHasMultiplyAdd) {
+        const auto above = __builtin_bit_cast(Vector<Bits>, Vector<T>{} + 1 / divisor);
+        inverse = __builtin_bit_cast(Vector<T>, above - 1);
+        rest = Isa::MultiplyAdd(-inverse, Vector<T>{} + divisor, Vector<T>{} + 1) / divisor;
       }
     }
-    static Packed PackExact(Lanes lanes) { return Isa::ToFloat16(lanes); }
-  };
 
-  // Two neighbours in memory are the halves of a 32-bit word, and a bfloat16 is the upper half of a
-  // float: so both are widened where they lie, and no lane has to move.
-  struct FloatPairs {
-    Vector<float> even;
-    Vector<float> odd;
-
-    friend FloatPairs operator+(FloatPairs a, FloatPairs b) {
-      return {a.even + b.even, a.odd + b.odd};
-    }
-    friend FloatPairs operator*(FloatPairs a, FloatPairs b) {
-      return {a.even * b.even, a.odd * b.odd};
-    }
-    friend FloatPairs operator*(FloatPairs a, float b) { return {a.even * b, a.odd * b}; }
-    friend FloatPairs operator/(FloatPairs a, float b) { return {a.even / b, a.odd / b}; }
-  };
-
-  struct BFloat16 {
-    using Lane = float;
-    using Lanes = FloatPairs;
-    using Packed = Vector<uint32_t>;
-    static constexpr size_t kElementBytes = 2;
-    static constexpr size_t kUnroll = 2;
-    static Lanes Unpack(Packed packed) {
-      return {__builtin_bit_cast(Vector<float>, packed << 16),
-              __builtin_bit_cast(Vector<float>, packed & 0xffff0000u)};
-    }
-    static Packed Pack(Lanes lanes) {
-      if constexpr (Isa::kPacksWithMasks) {
-        return Isa::ToBFloat16OneNan(lanes.even, lanes.odd);
-      } else {
-        return (Rounded(OneNan(lanes.even)) >> 16) | (Rounded(OneNan(lanes.odd)) & 0xffff0000u);
+    template <bool kTiny, class Lanes>
+    Lanes Of(Lanes x) const {
+      if constexpr (Isa::kHasMultiplyAdd) {
+        if (__builtin_expect(is_small && !(kTiny && AnyTiny(x)), true)) {
+          return MultiplyAdd(x, inverse, x * rest);
+        }
       }
+      return x / divisor;
     }
-    static Packed PackExact(Lanes lanes) {
-      return (__builtin_bit_cast(Packed, lanes.even) >> 16) |
-             (__builtin_bit_cast(Packed, lanes.odd) & 0xffff0000u);
+
+    // 0 < 2 |x| < limit in one comparison: all moved down by 1, so that 0 is the greatest, and by
+    // half the range, so that it may be a comparison of signed numbers.
+    static constexpr Bits kLowest = Bits{1} << (sizeof(Bits) * 8 - 1);
+    static constexpr Bits kLimit = 2 * LaneTraits<T>::kTinyBelow - 1 - kLowest;
+    static Vector<SignedBits> Moved(Vector<T> x) {
+      const auto bits = __builtin_bit_cast(Vector<Bits>, x);
+      return __builtin_bit_cast(Vector<SignedBits>, bits + bits - 1 - kLowest);
     }
-    // To nearest, ties to even, in the upper half. A carry out of the fraction makes the next
-    // exponent, or infinity; the one NaN has no low bits set, so nothing is carried further.
-    static Packed Rounded(Vector<float> v) {
-      const Packed bits = __builtin_bit_cast(Packed, v);
-      return bits + 0x7fffu + ((bits >> 16) & 1u);
+    static bool AnyBelowLimit(Vector<SignedBits> moved) {
+      return Isa::AnyLess(moved, __builtin_bit_cast(Vector<SignedBits>, Vector<Bits>{} + kLimit));
     }
+    static bool AnyTiny(Vector<T> x) { return AnyBelowLimit(Moved(x)); }
+    static bool AnyTiny(FloatPair x) {
+      return AnyBelowLimit(LaneKernels::Lesser(Moved(x.first), Moved(x.second)));
+    }
+
+    T divisor;
+    bool is_small;
+    Vector<T> inverse;
+    Vector<T> rest;
   };
+
+  template <class V>
+  static V MultiplyAdd(V a, V b, V c) {
+    return Isa::MultiplyAdd(a, b, c);
+  }
+  static FloatPair MultiplyAdd(FloatPair a, Vector<float> b, FloatPair c) {
+    return {Isa::MultiplyAdd(a.first, b, c.first), Isa::MultiplyAdd(a.second, b, c.second)};
+  }
 
   // ----- Operations: First for x0, Next for all others, Last before the result is packed. -----
   //
@@ -157,10 +142,9 @@ struct LaneKernels {
   template <class E>
   struct SumOver : Sum<E> {
     using Lanes = typename E::Lanes;
-    explicit SumOver(const KernelArguments& arguments)
-        : Sum<E>(arguments), divisor(static_cast<typename E::Lane>(arguments.scale)) {}
-    Lanes Last(Lanes sum) const { return sum / divisor; }
-    typename E::Lane divisor;
+    explicit SumOver(const KernelArguments& arguments) : Sum<E>(arguments), quotient(arguments) {}
+    Lanes Last(Lanes sum) const { return quotient.template Of<E::kTiny>(sum); }
+    Quotient<typename E::Lane> quotient;
   };
 
   // Products and sums are rounded each on its own: the build forbids their contraction into a
@@ -229,12 +213,10 @@ struct LaneKernels {
   static Vector<double> Lesser(Vector<double> a, Vector<double> b) { return Isa::Lesser(a, b); }
   static Vector<float> Greater(Vector<float> a, Vector<float> b) { return Isa::Greater(a, b); }
   static Vector<double> Greater(Vector<double> a, Vector<double> b) { return Isa::Greater(a, b); }
-  static FloatPairs Lesser(FloatPairs a, FloatPairs b) {
-    return {Isa::Lesser(a.even, b.even), Isa::Lesser(a.odd, b.odd)};
+  static Ends Lesser(Ends a, Ends b) {
+    return {Lesser(a.least, b.least), Greater(a.greatest, b.greatest)};
   }
-  static FloatPairs Greater(FloatPairs a, FloatPairs b) {
-    return {Isa::Greater(a.even, b.even), Isa::Greater(a.odd, b.odd)};
-  }
+  static Ends Greater(Ends a, Ends b) { return Lesser(a, b); }
   template <class V>
   static V Lesser(V a, V b) {
     return a < b ? a : b;  // Integers.
@@ -242,6 +224,21 @@ struct LaneKernels {
   template <class V>
   static V Greater(V a, V b) {
     return a > b ? a : b;
+  }
+
+  template <bool kStreaming, class Packed>
+  static void Store(std::byte* to, Packed packed) {
+    if constexpr (kStreaming) {
+      Isa::Stream(to, packed);
+    } else {
+      __builtin_memcpy(to, &packed, sizeof(packed));
+    }
+  }
+  // Together they would be put into one vector first.
+  template <bool kStreaming>
+  static void Store(std::byte* to, typename Float16::Packed packed) {
+    Store<kStreaming>(to, packed.first);
+    Store<kStreaming>(to + sizeof(packed.first), packed.second);
   }
 
   // ----- One kernel: the elements E under the operation O. -----
@@ -253,7 +250,7 @@ struct LaneKernels {
     static constexpr size_t kStride = sizeof(Packed);
     static constexpr size_t kUnroll = E::kUnroll;
     static constexpr size_t kBlockBytes = kStride * kUnroll;
-    static constexpr size_t kTurn = 8;
+    static constexpr size_t kTurn = 8;  // Inputs that are read at a time, see Turns.
     static constexpr size_t kTileBlocks = 4096 / kBlockBytes;
 
     static void Run(const KernelArguments& arguments) {
@@ -345,13 +342,13 @@ struct LaneKernels {
     [[gnu::always_inline]] static void First(const O& operation, const std::byte* from,
                                              Lanes (&lanes)[kUnroll]) {
 #pragma GCC unroll 4
-      for (size_t u = 0; u < kUnroll; ++u) lanes[u] = operation.First(Load(from + u * kStride));
+      for (size_t u = 0; u < kUnroll; ++u) lanes[u] = operation.First(E::Load(from + u * kStride));
     }
     [[gnu::always_inline]] static void Next(const O& operation, const std::byte* from, size_t input,
                                             Lanes (&lanes)[kUnroll]) {
 #pragma GCC unroll 4
       for (size_t u = 0; u < kUnroll; ++u) {
-        lanes[u] = operation.Next(lanes[u], Load(from + u * kStride), input);
+        lanes[u] = operation.Next(lanes[u], E::Load(from + u * kStride), input);
       }
     }
     [[gnu::always_inline]] static void Copy(const Lanes (&from)[kUnroll], Lanes (&to)[kUnroll]) {
@@ -383,25 +380,18 @@ struct LaneKernels {
     }
 
     static Packed Packing(const O& operation, Lanes lanes) {
-      return O::kExact ? E::PackExact(operation.Last(lanes)) : E::Pack(operation.Last(lanes));
+      if constexpr (O::kExact) {
+        return E::PackExact(operation.Last(lanes));
+      } else {
+        return E::Pack(operation.Last(lanes));
+      }
     }
-
-    static Lanes Load(const std::byte* from) { return E::Unpack(LoadVector<Packed>(from)); }
 
     static Lanes LoadPart(const std::byte* from, size_t bytes) {
-      if (bytes == kStride) return Load(from);
+      if (bytes == kStride) return E::Load(from);
       std::byte padded[kStride] = {};
       __builtin_memcpy(padded, from, bytes);
-      return Load(padded);
-    }
-
-    template <bool kStreaming>
-    static void Store(std::byte* to, Packed packed) {
-      if constexpr (kStreaming) {
-        Isa::Stream(to, packed);
-      } else {
-        __builtin_memcpy(to, &packed, sizeof(packed));
-      }
+      return E::Load(padded);
     }
   };
 
@@ -413,9 +403,13 @@ struct LaneKernels {
     row[static_cast<size_t>(Combine::kSumTimes)] = &Loop<E, SumTimes<E>>::Run;
     row[static_cast<size_t>(Combine::kSumOver)] = &Loop<E, SumOver<E>>::Run;
     row[static_cast<size_t>(Combine::kWeightedSumOver)] = &Loop<E, WeightedSumOver<E>>::Run;
-    row[static_cast<size_t>(Combine::kMin)] = &Loop<E, Min<E>>::Run;
-    row[static_cast<size_t>(Combine::kMax)] = &Loop<E, Max<E>>::Run;
     row[static_cast<size_t>(Combine::kProduct)] = &Loop<E, Product<E>>::Run;
+  }
+
+  template <class Least, class Greatest>
+  static constexpr void FillEnds(Kernel (&row)[kCombineCount]) {
+    row[static_cast<size_t>(Combine::kMin)] = &Loop<Least, Min<Least>>::Run;
+    row[static_cast<size_t>(Combine::kMax)] = &Loop<Greatest, Max<Greatest>>::Run;
   }
 
   // Sums and products have the same bits with and without a sign; those without one wrap.
@@ -423,9 +417,8 @@ struct LaneKernels {
   static constexpr void FillIntegers(Kernel (&row)[kCombineCount]) {
     using E = Plain<T>;
     using Wrapping = Plain<Unsigned>;
+    FillEnds<E, E>(row);
     row[static_cast<size_t>(Combine::kSum)] = &Loop<Wrapping, Sum<Wrapping>>::Run;
-    row[static_cast<size_t>(Combine::kMin)] = &Loop<E, Min<E>>::Run;
-    row[static_cast<size_t>(Combine::kMax)] = &Loop<E, Max<E>>::Run;
     row[static_cast<size_t>(Combine::kProduct)] = &Loop<Wrapping, Product<Wrapping>>::Run;
   }
 
@@ -435,6 +428,10 @@ struct LaneKernels {
     FillFloats<Plain<double>>(table.kernels[1]);
     FillFloats<Float16>(table.kernels[2]);
     FillFloats<BFloat16>(table.kernels[3]);
+    FillEnds<Plain<float>, Plain<float>>(table.kernels[0]);
+    FillEnds<Plain<double>, Plain<double>>(table.kernels[1]);
+    FillEnds<OrderedFloat16<false>, OrderedFloat16<true>>(table.kernels[2]);
+    FillEnds<OrderedBFloat16<false>, OrderedBFloat16<true>>(table.kernels[3]);
     FillIntegers<int8_t, uint8_t>(table.kernels[4]);
     FillIntegers<uint8_t, uint8_t>(table.kernels[5]);
     FillIntegers<int32_t, uint32_t>(table.kernels[6]);

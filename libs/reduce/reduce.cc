@@ -151,6 +151,7 @@ void Reduce(const ReduceSpec& spec, std::span<const std::byte* const> inputs, st
           .element_count = element_count,
           .weights = spec.weights.data(),
           .scale = scaling.scale,
+          .scale_is_small = spec.divisor < 1 << 16,
           .streaming = streaming});
 }
 

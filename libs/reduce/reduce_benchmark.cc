@@ -97,9 +97,12 @@ int RegisterAll() {
                               DType::kU8, DType::kI32, DType::kI64}) {
       for (const Op op : {Op::kSum, Op::kAverage, Op::kMin, Op::kMax, Op::kProduct}) {
         if (!IsReduction(dtype, op)) continue;
-        const uint32_t divisor = op == Op::kAverage ? 3 : 1;  // No power of two: divides.
-        register_for_isa(std::string(DTypeName(dtype)).append("/").append(OpName(op)),
-                         {.spec = {.dtype = dtype, .op = op, .divisor = divisor}});
+        const uint32_t divisor = op == Op::kAverage ? 3 : 1;  // No power of two.
+        const std::string name = std::string(DTypeName(dtype)).append("/").append(OpName(op));
+        register_for_isa(name, {.spec = {.dtype = dtype, .op = op, .divisor = divisor}});
+        if (op == Op::kAverage) {
+          register_for_isa(name + "_of_2", {.spec = {.dtype = dtype, .op = op, .divisor = 2}});
+        }
       }
     }
     const ReduceSpec f32 = {.dtype = DType::kF32, .op = Op::kSum};

@@ -47,18 +47,23 @@ TEST_CASE("Reduce: all 65536 numbers of 16 bits are widened and narrowed", "[red
     for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
     const std::byte* const bytes = reinterpret_cast<const std::byte*>(all.data());
     for (const Isa isa : SupportedIsas()) {
-      // Times 1 / 4 (another binade, and denormals), and the lesser of a number and itself.
+      // Times 1 / 4 (another binade, and denormals), a third, and the lesser of a number and
+      // itself.
       std::vector<uint16_t> quarter(all.size());
+      std::vector<uint16_t> third(all.size());
       std::vector<uint16_t> same(all.size());
       const std::byte* const twice[] = {bytes, bytes};
       Reduce({.dtype = dtype, .op = Op::kAverage, .divisor = 4}, {twice, 1},
              reinterpret_cast<std::byte*>(quarter.data()), all.size(), isa);
+      Reduce({.dtype = dtype, .op = Op::kAverage, .divisor = 3}, {twice, 1},
+             reinterpret_cast<std::byte*>(third.data()), all.size(), isa);
       Reduce({.dtype = dtype, .op = Op::kMin}, twice, reinterpret_cast<std::byte*>(same.data()),
              all.size(), isa);
       size_t wrong = 0;
       for (size_t i = 0; i < all.size(); ++i) {
         const float value = Decode(format, all[i]);
         wrong += quarter[i] == Encode(format, value / 4) ? 0 : 1;
+        wrong += third[i] == Encode(format, value / 3) ? 0 : 1;
         wrong += same[i] == (std::isnan(value) ? nan : all[i]) ? 0 : 1;
       }
       CHECK(wrong == 0);
@@ -96,6 +101,120 @@ TEST_CASE("Reduce: float32 is rounded to 16 bits at every tie and beside it", "[
       }
     }
     CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("Reduce: all 65536 numbers of 16 bits lie in order", "[reduce]") {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    const uint16_t infinity = dtype == DType::kF16 ? 0x7c00 : 0x7f80;
+    const std::initializer_list<uint16_t> others = {
+        0, 1, 0x8000, 0x8001, 0x3c00, 0xbc00, infinity, static_cast<uint16_t>(infinity | 0x8000)};
+    std::vector<uint16_t> all(65536);
+    for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
+    for (const uint16_t other : others) {
+      const std::vector<uint16_t> same(all.size(), other);
+      const std::byte* const inputs[] = {reinterpret_cast<const std::byte*>(all.data()),
+                                         reinterpret_cast<const std::byte*>(same.data())};
+      for (const Op op : {Op::kMin, Op::kMax}) {
+        std::vector<uint16_t> want;
+        want.reserve(all.size());
+        for (const uint16_t bits : all) {
+          want.push_back(
+              static_cast<uint16_t>(testing::ReduceElement(dtype, op, {bits, other}, {}, 1)));
+        }
+        for (const Isa isa : SupportedIsas()) {
+          std::vector<uint16_t> got(all.size());
+          Reduce({.dtype = dtype, .op = op}, inputs, reinterpret_cast<std::byte*>(got.data()),
+                 got.size(), isa);
+          CHECK((got == want));
+        }
+      }
+    }
+  }
+}
+
+// The numbers over `divisor`, and twice the numbers over it, are what the processor's own division
+// says of each. How many are not.
+template <class T, class Bits>
+size_t WrongQuotients(DType dtype, const std::vector<T>& numbers, uint32_t divisor, Isa isa) {
+  const std::byte* const input = reinterpret_cast<const std::byte*>(numbers.data());
+  std::vector<T> got(numbers.size());
+  size_t wrong = 0;
+  for (const float weight : {1.0f, 2.0f}) {
+    const std::span<const float> weights(&weight, 1);
+    Reduce({.dtype = dtype, .op = Op::kAverage, .weights = weights, .divisor = divisor},
+           {&input, 1}, reinterpret_cast<std::byte*>(got.data()), got.size(), isa);
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      const T want = numbers[i] * static_cast<T>(weight) / static_cast<T>(divisor);
+      const bool same = std::isnan(want) ? std::isnan(got[i])
+                                         : std::bit_cast<Bits>(want) == std::bit_cast<Bits>(got[i]);
+      wrong += same ? 0 : 1;
+    }
+  }
+  return wrong;
+}
+
+constexpr uint32_t kDivisors[] = {
+    3,   5,   6,    7,    9,     10,    12,    24,    31,    33,        64,      100,
+    127, 129, 1000, 4095, 65521, 65535, 65536, 65537, 99999, 123456789, 1 << 24, 0xffffffff};
+
+// Any number at all, and numbers whose quotient is a tie's neighbour.
+template <class T, class Bits>
+std::vector<T> Dividends(uint32_t divisor, size_t count, Random& random) {
+  constexpr int kDigits = std::numeric_limits<T>::digits;
+  std::vector<T> numbers = {0, T{-0.0}, std::numeric_limits<T>::infinity(),
+                            -std::numeric_limits<T>::infinity(), std::numeric_limits<T>::max()};
+  while (numbers.size() < count) {
+    numbers.push_back(std::bit_cast<T>(static_cast<Bits>(random.Next())));
+    const uint64_t quotient = uint64_t{1} << (kDigits - 1) | random.Next() >> (65 - kDigits);
+    const T near_tie = static_cast<T>((static_cast<long double>(quotient) + 0.5L) *
+                                      static_cast<long double>(divisor));
+    numbers.push_back(near_tie);
+    numbers.push_back(std::ldexp(std::nextafter(near_tie, T{0}),
+                                 -static_cast<int>(random.Below(sizeof(T) == 4 ? 190 : 1100))));
+  }
+  return numbers;
+}
+
+// Adds floats whose quotient is as near to a tie as one can be without being one: a power of two
+// times the number, and an odd number of halves times the divisor, differ by 1.
+void AddHardest(uint32_t divisor, Random& random, std::vector<float>& numbers) {
+  uint64_t odd = static_cast<uint64_t>(static_cast<float>(divisor));
+  odd >>= std::countr_zero(odd);
+  uint64_t inverse = odd;  // Modulo 2^64, by Newton's iteration.
+  for (int i = 0; i < 5; ++i) inverse *= 2 - odd * inverse;
+  for (int i = 0; i < 20000; ++i) {
+    const uint64_t mask = (uint64_t{2} << random.Below(25)) - 1;
+    const uint64_t difference = random.Below(2) == 0 ? 1 : ~uint64_t{0};
+    const uint64_t any = 1 << 24 | random.Below(1 << 24);
+    const uint64_t halves = (any & ~mask) | (-difference * inverse & mask);
+    const uint64_t number = (halves * odd + difference) / (mask + 1);
+    if (halves >> 24 == 1 && number >> 23 == 1) numbers.push_back(static_cast<float>(number));
+  }
+}
+
+TEST_CASE("Reduce: an average's quotient is rounded as a division's", "[reduce]") {
+  Random random(7);
+  for (const uint32_t divisor : kDivisors) {
+    auto floats = Dividends<float, uint32_t>(divisor, 20000, random);
+    AddHardest(divisor, random, floats);
+    const auto doubles = Dividends<double, uint64_t>(divisor, 20000, random);
+    for (const Isa isa : SupportedIsas()) {
+      INFO(IsaName(isa) << ", over " << divisor);
+      CHECK(WrongQuotients<float, uint32_t>(DType::kF32, floats, divisor, isa) == 0);
+      CHECK(WrongQuotients<double, uint64_t>(DType::kF64, doubles, divisor, isa) == 0);
+    }
+  }
+}
+
+TEST_CASE("Reduce: every float of a binade is divided", "[reduce]") {
+  std::vector<float> binade(1 << 23);
+  for (uint32_t i = 0; i < binade.size(); ++i) binade[i] = std::bit_cast<float>(0x3f800000 + i);
+  for (const uint32_t divisor : {3, 7, 65535}) {
+    for (const Isa isa : SupportedIsas()) {
+      INFO(IsaName(isa) << ", over " << divisor);
+      CHECK(WrongQuotients<float, uint32_t>(DType::kF32, binade, divisor, isa) == 0);
+    }
   }
 }
 

@@ -44,7 +44,8 @@ def run(context: Context) -> Section:
     section.bars = bars(speeds, isa)
     section.text = (
         "Bytes touched (inputs read, output written) a second, the median of all repetitions, which come in random\n"
-        "turns. memcpy touches two bytes for each that it copies. 64 KiB of output and its inputs lie in L2.\n\n"
+        "turns. memcpy touches two bytes for each that it copies. 64 KiB of output and its inputs lie in L2, but for\n"
+        "those of sum_of_32, and what sum_streaming writes. docs/performance.md, Sum kernels: what bounds each.\n\n"
     ) + table(speeds)
     return section
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 from contextlib import suppress
@@ -63,6 +64,14 @@ def contender(*manners: str, name: str = "fake") -> Contender:
     return Contender(name, len(manners), commands)
 
 
+def runs(pid: int) -> bool:
+    """Whether there is such a process; one that only its parent has not waited for does not count."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
 class ContenderTest(unittest.TestCase):
     def test_an_order_reaches_all_ranks_and_their_answers_are_put_together(self) -> None:
         with contender("well", "well") as running:
@@ -90,6 +99,23 @@ class ContenderTest(unittest.TestCase):
         self.assertGreater(batch.cpu_s_of_daemons, 0.01)
         # The worker's 50 ms, less a tick.
         self.assertLess(batch.cpu_s_of_daemons, batch.cpu_s - 0.03)
+
+    def test_what_a_daemon_leaves_behind_is_ended(self) -> None:
+        script = "sleep 600 & echo $! >\"$0\"; wait"
+        with tempfile.TemporaryDirectory() as directory:
+            left = Path(directory) / "pid"
+            leaves = Command(("sh", "-c", script, str(left)), is_daemon=True)
+            worker = Command((sys.executable, "-c", _WORKER, "0", "well"))
+            with Contender("leaves", 1, [leaves, worker]) as running:
+                running.measure("f32", [4096], 1, 1, timeout_s=60)
+                deadline_s = time.monotonic() + 60
+                while not (left.exists() and left.read_text().strip()):
+                    self.assertLess(time.monotonic(), deadline_s)
+                    os.sched_yield()
+                pid = int(left.read_text())
+            while runs(pid):
+                self.assertLess(time.monotonic(), deadline_s)
+                os.sched_yield()
 
     def test_idle_cores_are_those_of_the_busiest_process(self) -> None:
         busy = Command((sys.executable, "-c", "while True: pass"), is_daemon=True)

@@ -82,14 +82,13 @@ class _Worker:
 
 
 def _end(process: subprocess.Popen[bytes], by_itself_s: float, deadline_s: float) -> None:
-    """Waits, then asks, then kills the process and all of its group."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    """Waits, then asks, then kills; whatever of its group has not ended with it is killed as well."""
+    try:
         process.wait(by_itself_s)
-        return
-    process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(max(0.1, deadline_s - time.monotonic()))
-        return
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.1, deadline_s - time.monotonic()))
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

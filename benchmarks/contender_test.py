@@ -101,7 +101,7 @@ class ContenderTest(unittest.TestCase):
         self.assertLess(batch.cpu_s_of_daemons, batch.cpu_s - 0.03)
 
     def test_what_a_daemon_leaves_behind_is_ended(self) -> None:
-        script = "sleep 600 & echo $! >\"$0\"; wait"
+        script = 'sleep 600 & echo $! >"$0"; wait'
         with tempfile.TemporaryDirectory() as directory:
             left = Path(directory) / "pid"
             leaves = Command(("sh", "-c", script, str(left)), is_daemon=True)

@@ -11,6 +11,7 @@ this program, also when it is interrupted. Standard library only: runs before .v
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -38,6 +39,7 @@ _PLAIN_INTERVAL_S = 15.0
 _CANCEL_S = 30.0
 _END_S = 10.0
 _BAR_CELLS = 24
+_PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
 
 
 class Interrupted(Exception):
@@ -141,28 +143,66 @@ def _server_pids() -> list[int]:
     return pids
 
 
-def shut_down() -> None:
-    """Ends Bazel's server for this tree, if one runs."""
-    _ignore_signals()
-    if not _server_pids():
-        return
-    subprocess.run(
-        ["bazel", "shutdown"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # A second Ctrl-C must not stop the cleaning up.
-        check=False,
-    )
-    # A server whose client was interrupted before it had started is not known to `bazel shutdown`.
+def _adopt_orphans() -> None:
+    """Makes this process the parent of all descendants whose own has ended, Bazel's server among them.
+
+    A server is started by a daemon that forks and ends, and a list of all processes may be taken just between:
+    only its parent cannot miss it.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def _orphans() -> list[int]:
+    """Adopted processes that have not been waited for: children in a session that is not this one."""
+    session = os.getsid(0)
+    pids = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            # "pid (name) state parent group session ...", and a name may hold spaces and brackets.
+            fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid() and int(fields[3]) != session:
+                pids.append(int(entry))
+    return pids
+
+
+def _end_what_is_left() -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in _server_pids():
-            with contextlib.suppress(OSError):
-                os.kill(pid, number)
+        told: set[int] = set()
         end = time.monotonic() + _END_S
-        while _server_pids() and time.monotonic() < end:
+        while left := {*_server_pids(), *_orphans()}:
+            for pid in left - told:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, number)
+            told |= left
+            for pid in left:
+                # A child's own children are this process's before it is waited for: none slips through.
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            if time.monotonic() > end:
+                break
             time.sleep(0.02)
+
+
+def shut_down() -> None:
+    """Ends Bazel's server for this tree, if one runs, and all else that run_bazel() has left.
+
+    Only when nothing runs that was started with `start_new_session`: it would be ended too.
+    """
+    with held_back():
+        if not _server_pids() and not _orphans():
+            return
+        subprocess.run(
+            ["bazel", "shutdown"],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # A second Ctrl-C must not stop the cleaning up.
+            check=False,
+        )
+        # A server whose client was interrupted before it had started is not known to `bazel shutdown`.
+        _end_what_is_left()
 
 
 def _cancel(client: subprocess.Popen[str]) -> None:
@@ -190,6 +230,7 @@ def run_bazel(
         "--noshow_loading_progress",
         *arguments[1:],
     ]
+    _adopt_orphans()
     progress = ProgressLine(title)
     progress.show(0, 0, "starting Bazel")
     kept: deque[str] = deque(maxlen=400)

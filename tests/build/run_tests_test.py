@@ -173,6 +173,67 @@ class InterruptTest(unittest.TestCase):
     def test_the_exception_names_its_signal(self) -> None:
         self.assertEqual(str(bazel_progress.Interrupted(signal.SIGHUP)), "SIGHUP")
 
+    def test_bazels_server_ends_also_while_it_starts(self) -> None:
+        scratch = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        self.addCleanup(scratch.cleanup)
+        fifo, bazel = Path(scratch.name, "fifo"), Path(scratch.name, "bazel")
+        os.mkfifo(fifo)
+        # Its server is nobody's child yet, and nothing names the tree, when the client is interrupted.
+        bazel.write_text(
+            "#!/bin/bash\n"
+            "[ $1 = shutdown ] && exit\n"
+            f"exec 3>{fifo}\n"
+            "(trap : TERM; sleep 0.2; setsid bash -c 'echo $$ >&3; sleep 0.2; exec sleep 1000' &) &\n"
+            "kill -INT $PPID\n"
+            "wait\n"
+        )
+        bazel.chmod(0o755)
+        program = (
+            "import bazel_progress\n"
+            "try:\n"
+            "    with bazel_progress.interruptible():\n"
+            "        bazel_progress.run_bazel(['build'], 'build')\n"
+            "except bazel_progress.Interrupted:\n"
+            "    bazel_progress.shut_down()\n"
+        )
+        held_by = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, held_by)
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=dict(os.environ, PATH=f"{scratch.name}:{os.environ['PATH']}"),
+            stdout=subprocess.DEVNULL,
+            timeout=60,
+            check=True,
+        )
+        servers: list[int] = []
+        try:
+            while text := os.read(held_by, 4096):
+                servers += map(int, text.split())
+        except BlockingIOError:
+            for pid in servers:
+                os.kill(pid, signal.SIGKILL)
+            self.fail(f"processes {servers} or others still hold the pipe")
+
+    def test_what_ends_bazel_in_between_leaves_signals_to_be_heeded(self) -> None:
+        program = (
+            "import os, signal, bazel_progress\n"
+            "try:\n"
+            "    with bazel_progress.interruptible():\n"
+            "        bazel_progress.shut_down()\n"
+            "        os.kill(os.getpid(), signal.SIGINT)\n"
+            "        print('never')\n"
+            "except bazel_progress.Interrupted as interruption:\n"
+            "    print('ended by', interruption)\n"
+        )
+        result = subprocess.run(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        self.assertEqual(result.stdout, "ended by SIGINT\n")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.contender import Command, Contender
+from harness.scratch import shared_memory
 
 TALWEG, GLOO, OPENMPI, LIMIT = "Talweg", "Gloo", "OpenMPI", "memory limit"
 # Gradients are written where the client keeps its contributions (talweg_contribution).
@@ -104,6 +105,7 @@ def talweg_on_one_node(
 def openmpi(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:
     binary = programs.compiled_mpi()
     line = ["mpirun", "-np", str(ranks), "--mca", "btl", "self,vader"]
+    line += ["--mca", "btl_vader_backing_directory", str(shared_memory())]
     if os.geteuid() == 0:
         line.append("--allow-run-as-root")
     if ranks > len(os.sched_getaffinity(0)):

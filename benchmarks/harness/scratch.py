@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nothing of a bench is left behind, however it ends: not its files, not its processes.
 
-Everything that the bench starts has the scratch directory in its environment and writes below it. Another
-process, which outlives the bench, waits for its end: then it kills whatever still has that environment, and
-removes the directory. A run that ends as it should leaves it nothing to kill.
+Everything that the bench starts has the scratch directory in its environment and writes below it, or below
+another one in shared memory. Another process, which outlives the bench, waits for its end: then it kills
+whatever still has that environment, and removes both. A run that ends as it should leaves it nothing to kill.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _VARIABLE = "TMPDIR"
+_SHARED = "TALWEG_BENCH_SHARED_MEMORY"
 _KILL_S = 20.0
 
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """The directory for temporary files, of this process and all that it starts from here on."""
-    before = {name: os.environ.get(name) for name in (_VARIABLE, "XDG_RUNTIME_DIR")}
+    before = {name: os.environ.get(name) for name in (_VARIABLE, _SHARED, "XDG_RUNTIME_DIR")}
     # Not where TMPDIR says: Unix sockets' paths are short.
     directory = tempfile.mkdtemp(prefix="talweg-bench-", dir="/tmp")
+    shared = tempfile.mkdtemp(prefix="talweg-bench-", dir="/dev/shm")
     cleaner = subprocess.Popen(
-        [sys.executable, __file__, directory],
+        [sys.executable, __file__, directory, shared],
         stdin=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for the bench.
     )
     try:
         os.environ[_VARIABLE] = tempfile.tempdir = directory
+        os.environ[_SHARED] = shared
         os.environ.pop("XDG_RUNTIME_DIR", None)  # Asked before TMPDIR by some.
         yield Path(directory)
     finally:
@@ -46,6 +49,11 @@ def scratch() -> Iterator[Path]:
             else:
                 os.environ[name] = value
         cleaner.communicate()
+
+
+def shared_memory() -> Path:
+    """Where peers may put files that are memory. Names by pid meet there: a sandbox has pids of its own."""
+    return Path(os.environ[_SHARED])
 
 
 def _inhabitants(directory: str) -> list[int]:
@@ -59,7 +67,7 @@ def _inhabitants(directory: str) -> list[int]:
     return found
 
 
-def _clean(directory: str) -> None:
+def _clean(directory: str, shared: str) -> None:
     deadline_s = time.monotonic() + _KILL_S
     # What is forked while it looks is found the next time.
     while (pids := _inhabitants(directory)) and time.monotonic() < deadline_s:
@@ -67,9 +75,10 @@ def _clean(directory: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-    shutil.rmtree(directory, ignore_errors=True)
+    for each in (directory, shared):
+        shutil.rmtree(each, ignore_errors=True)
 
 
 if __name__ == "__main__":
     sys.stdin.buffer.read()
-    _clean(sys.argv[1])
+    _clean(sys.argv[1], sys.argv[2])

@@ -14,7 +14,7 @@ import time
 import unittest
 from collections.abc import Sequence
 
-from cluster import DEADLINE_S, PROGRAMS, RUNFILES, Cluster, Daemon, Job, Rank
+from cluster import DEADLINE_S, PROGRAMS, RUNFILES, TOOL, Cluster, Daemon, Job, Rank
 
 
 def _start_alone(service: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -116,7 +116,7 @@ class BadInputTest(unittest.TestCase):
             done = _start_alone("scheduler", option)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(wanted, done.stderr)
-            tool = str(RUNFILES / "clients" / "cli" / "talweg")
+            tool = str(TOOL)
             same = subprocess.run(
                 [tool, "scheduler", option],
                 capture_output=True,

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 RUNFILES = Path(os.environ["RUNFILES_DIR"]) / "talweg"
+TOOL = RUNFILES / "clients" / "cli" / "talweg"
 PROGRAMS = RUNFILES / "tests" / "fault" / "programs"
 # Ends a hang; nothing here takes a tenth of it.
 DEADLINE_S = 120.0
@@ -150,8 +151,25 @@ class Cluster:
         return self.start("scheduler", "scheduler", ["--listen=127.0.0.1:0", *options])
 
     def aggregator(self, scheduler: str, name: str, options: Sequence[str] = ()) -> Daemon:
+        """Returns when the scheduler takes it into new views: it is registered, and its stream is open."""
         own = [f"--scheduler={scheduler}", f"--name={name}"]
-        return self.start("aggregator", f"aggregator.{name}", [*own, *options])
+        aggregator = self.start("aggregator", f"aggregator.{name}", [*own, *options])
+        end = time.monotonic() + DEADLINE_S
+        while not self._is_attached(scheduler, aggregator):
+            assert aggregator.process.poll() is None, self.log(aggregator)[-2000:]
+            assert time.monotonic() < end, self.log(aggregator)[-2000:]
+            time.sleep(0.01)
+        return aggregator
+
+    def _is_attached(self, scheduler: str, aggregator: Daemon) -> bool:
+        line = [str(TOOL), "status", f"--scheduler={scheduler}", "--json", "--timeout-ms=2000"]
+        done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+        pool = json.loads(done.stdout)["pool"] if done.returncode == 0 else []
+        return any(
+            each["attached"]
+            and each["aggregator"]["admin_address"] == aggregator.addresses["admin"]
+            for each in pool
+        )
 
     def agent(
         self, node: int, options: Sequence[str], enter: Sequence[str] = (), name: str = ""

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import unittest
 
-from cluster import DEADLINE_S, PROGRAMS, RUNFILES
+from cluster import DEADLINE_S, PROGRAMS, TOOL
 
 _ROUNDS = 30
 
@@ -17,7 +17,7 @@ def _run(*options: str, victim: int) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-P", str(PROGRAMS / "count_ranks.py")]
     return subprocess.run(
         [
-            str(RUNFILES / "clients" / "cli" / "talweg"),
+            str(TOOL),
             "run",
             "--nodes=3",
             "--aggregators=2",

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster import DEADLINE_S, PROGRAMS, RUNFILES, Cluster, Daemon, Rank
+from cluster import DEADLINE_S, PROGRAMS, TOOL, Cluster, Daemon, Rank
 from netns import Network, NotPermitted
 
 _LEASE_MS = 4000
 _STEP_BYTES = 300_000 * 4  # What a rank of steady.py pushes a step, at least.
-_TOOL = RUNFILES / "clients" / "cli" / "talweg"
 
 
 def _peers(pid: int) -> list[str]:
@@ -78,7 +77,7 @@ class SeparateHosts:
 
     def counters(self, agent: Daemon, host: str) -> dict[str, int]:
         """What the agent of `host` counts."""
-        line = [str(_TOOL), "status", f"--agent={agent.addresses['admin']}", "--json"]
+        line = [str(TOOL), "status", f"--agent={agent.addresses['admin']}", "--json"]
         output = subprocess.check_output([*self.network.enter(host), *line], timeout=DEADLINE_S)
         return {name: int(value) for name, value in json.loads(output)["counters"].items()}
 
@@ -90,7 +89,7 @@ class SeparateHostsTest(unittest.TestCase):
             shape = [f"--scheduler={hosts.scheduler}", "--nodes=2", "--ranks-per-node=2,1"]
             runs = []
             for node, host in enumerate(("a", "b")):
-                line = [str(_TOOL), "run", *shape, f"--node-rank={node}", "--", *program]
+                line = [str(TOOL), "run", *shape, f"--node-rank={node}", "--", *program]
                 runs.append(
                     subprocess.Popen(
                         [*hosts.network.enter(host), *line],

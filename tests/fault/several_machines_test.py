@@ -10,7 +10,7 @@ import subprocess
 import sys
 import unittest
 
-from cluster import DEADLINE_S, PROGRAMS, RUNFILES, Cluster, Job
+from cluster import DEADLINE_S, PROGRAMS, TOOL, Cluster, Job
 
 
 def _has_ipv6() -> bool:
@@ -33,7 +33,7 @@ class SeveralMachinesTest(unittest.TestCase):
         with Cluster() as cluster:
             address = cluster.scheduler(["--in_memory"]).addresses["listen"]
             cluster.aggregator(address, "a0")
-            tool = str(RUNFILES / "clients" / "cli" / "talweg")
+            tool = str(TOOL)
             program = [sys.executable, "-P", str(PROGRAMS / "ten_steps.py")]
             runs = [
                 subprocess.Popen(
@@ -93,7 +93,7 @@ class SeveralMachinesTest(unittest.TestCase):
                 rank.wait_for("step 10 ")
             address = job.scheduler.addresses["listen"]
             status = subprocess.run(
-                [str(RUNFILES / "clients" / "cli" / "talweg"), "status", f"--scheduler={address}"],
+                [str(TOOL), "status", f"--scheduler={address}"],
                 capture_output=True,
                 text=True,
                 timeout=DEADLINE_S,

@@ -14,9 +14,8 @@ import unittest
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cluster import DEADLINE_S, RUNFILES, Cluster, Daemon, Rank
+from cluster import DEADLINE_S, TOOL, Cluster, Daemon, Rank
 
-_TOOL = RUNFILES / "clients" / "cli" / "talweg"
 _TENSORS = ("small", "mean", "large")
 # Streams end at once, but behind a restart of the scheduler only the lease tells.
 _LEASE_MS = 2000
@@ -96,7 +95,7 @@ class Crew:
         """What the agent of `node` says of itself."""
         address = self.agents[node].addresses["admin"]
         done = subprocess.run(
-            [str(_TOOL), "status", f"--agent={address}", "--json"],
+            [str(TOOL), "status", f"--agent={address}", "--json"],
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,

@@ -15,8 +15,6 @@ Progress = Callable[[str], None]
 
 _TIMEOUT_S = 300.0
 _ROUNDS_MAX = 5000
-# A round of that length needs no other before it, once the first few are over.
-_LONG_ROUND_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,8 @@ class Effort:
 
     repetitions: int = 7
     batch_s: float = 0.25
+    # A round of that length needs no other before it, once the first few are over.
+    long_round_s: float = 0.5
 
 
 @dataclass
@@ -151,7 +151,7 @@ def _measure_case(
                 last = batch(each, min(_ROUNDS_MAX, last.rounds * 4), 1)
             round_s = last.elapsed_s / last.rounds
             each.rounds = rounds_for(round_s, effort.batch_s, 1, _ROUNDS_MAX)
-            each.warm_up = 0 if round_s > _LONG_ROUND_S else max(1, min(50, each.rounds // 4))
+            each.warm_up = 0 if round_s > effort.long_round_s else max(1, min(50, each.rounds // 4))
     for repetition in range(effort.repetitions):
         # Whoever comes first comes last the next time.
         turn = repetition % max(1, len(running))

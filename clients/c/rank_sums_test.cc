@@ -366,6 +366,68 @@ TEST_CASE("Ranks that sum: a result does not go over what others read") {
   }
 }
 
+// The agent's sleep has no end of its own here: a doorbell that is missing is a test that hangs.
+TEST_CASE("Ranks that sum: pushes wake nobody, who waits or polls does") {
+  const TestDirectory directory;
+  FakeAgent::Options options = SummingOptions(directory, 2);
+  options.server.ring_capacity = 4;
+  FakeAgent agent(std::move(options));
+  const TestClient zero(agent.socket_path(), 0);
+  const TestClient one(agent.socket_path(), 1);
+  const std::vector<int32_t> values(1, 7);
+  const std::vector<int32_t> sums(1, 14);
+  constexpr size_t kTensors = 10;
+  std::vector<talweg_tensor> tensors(kTensors);
+  for (const TestClient* client : {&zero, &one}) {
+    for (size_t i = 0; i < kTensors; ++i) {
+      const std::string name = "t" + std::to_string(i);
+      tensors[i] = Declare(*client, 1, TALWEG_I32, TALWEG_SUM, 0, name.c_str());
+    }
+  }
+  SECTION("As many as the ring holds ring no bell") {
+    const uint64_t before = agent.seen().counters.doorbells_received;
+    for (size_t i = 0; i < 4; ++i) {
+      Push(zero, tensors[i], values.data());
+      Push(one, tensors[i], values.data());
+    }
+    CHECK(agent.seen().counters.doorbells_received == before);
+    CHECK((Take<int32_t>(zero, tensors[3], 1, 1) == sums));
+    CHECK((Take<int32_t>(one, tensors[0], 1, 1) == sums));
+  }
+  SECTION("Who finds the ring full waits for room") {
+    for (const talweg_tensor tensor : tensors) Push(zero, tensor, values.data());
+    for (const talweg_tensor tensor : tensors) Push(one, tensor, values.data());
+    for (const talweg_tensor tensor : tensors) {
+      CHECK((Take<int32_t>(zero, tensor, 1, 1) == sums));
+    }
+  }
+  SECTION("Who only polls gets there") {
+    Push(zero, tensors[0], values.data());
+    CHECK(talweg_poll(zero.get(), tensors[0], 1) == TALWEG_PENDING);
+    Push(one, tensors[0], values.data());
+    talweg_status status = TALWEG_PENDING;
+    while (status == TALWEG_PENDING) status = talweg_poll(zero.get(), tensors[0], 1);
+    CHECK(status == TALWEG_OK);
+  }
+  SECTION("Who waits is told of a push by one who never does") {
+    for (talweg_round round = 1; round <= 2000; ++round) {
+      talweg_status pushed = TALWEG_OK;
+      std::thread other([&] {
+        if (round % 2 == 0) std::this_thread::yield();
+        talweg_round ignored = 0;
+        pushed = talweg_push_pull(one.get(), tensors[0], values.data(), TALWEG_DECLARED_PRIORITY,
+                                  kGenerousNs, &ignored);
+      });
+      Push(zero, tensors[0], values.data());
+      const std::vector<int32_t> taken = Take<int32_t>(zero, tensors[0], round, 1);
+      other.join();
+      REQUIRE(pushed == TALWEG_OK);
+      REQUIRE((taken == sums));
+      REQUIRE((Take<int32_t>(one, tensors[0], round, 1) == sums));
+    }
+  }
+}
+
 TEST_CASE("Ranks that sum: large buffers lie where huge pages can back them") {
   constexpr uintptr_t kHugePageBytes = uintptr_t{2} << 20;
   const TestDirectory directory;

@@ -110,8 +110,8 @@ absl::Status Agent::OpenRankServer() {
   server.takes_devices = gpu_platform_ != nullptr;
   uint64_t arena_bytes = config_.arena_bytes_max;
   if (arena_bytes == 0) arena_bytes = MemoryLimitBytes() / 2;
-  // Every tensor lies once a rank and twice as a result.
-  // Tensors that the ranks sum lie twice a rank, and are no results.
+  // Every tensor lies once a rank and twice as a result; those that the ranks sum lie twice a rank,
+  // and are no results.
   const bool ranks_sum = standalone() && TensorMemory::RanksSum(config_.rank_count);
   server.contribution_bytes_max =
       ranks_sum ? arena_bytes / config_.rank_count : arena_bytes / (config_.rank_count + 2);
@@ -272,7 +272,10 @@ int Agent::Poll() {
 
 bool Agent::PrepareToSleep() {
   if (mailbox_->size() > 0 || !reduces_.empty() || dirty_) return false;
-  bool may_sleep = rank_server_->PrepareToSleep();
+  using Until = shm::RankServer::Until;
+  // A timeline has each push when it was.
+  bool may_sleep = rank_server_->PrepareToSleep(
+      memory_->ranks_sum() && !timeline_.records() ? Until::kAwaited : Until::kPushed);
   if (transport_ != nullptr) may_sleep &= transport_->PrepareToSleep();
   int64_t deadline_ns = member_->NextTickNs();
   for (const int64_t other_ns : {stop_deadline_ns_, leaving_ ? leaving_deadline_ns_ : 0,

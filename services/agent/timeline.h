@@ -42,6 +42,8 @@ class Timeline {
   // Begins (dropping what there was) or ends recording of all rounds.
   void Record(bool enabled, size_t events_max);
   bool recording() const { return recording_; }
+  // Whether it wants any round, now or to come.
+  bool records() const { return recording_ || rounds_max_ > 0; }
   bool Wants(Round round) const {
     return recording_ || (round.value() > 0 && round.value() <= rounds_max_);
   }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Shared memory and socket messages of version 1.0, byte for byte.
+// Shared memory and socket messages of version 1.1, byte for byte; and the messages of 1.0, which
+// are read still.
 
 #include <array>
 #include <cstring>
+#include <map>
+#include <string>
 #include <vector>
 
 #include <catch2/catch.hpp>
@@ -45,6 +48,7 @@ TEST_CASE("The control segment") {
   view.agent_line().failure_status = static_cast<uint32_t>(RankStatus::kJobFailed);
   view.agent_line().sleep_sequence = 0x21;
   view.agent_line().beats = 0x22;
+  view.agent_line().sleeps_until_awaited = 0x23;
   view.rank_line().submitted = 0x31;
   view.rank_line().waiters = 0x32;
   view.rank_line().push_waiters = 0x33;
@@ -65,13 +69,13 @@ TEST_CASE("The control segment") {
   slot.words[0] = 0x7172737475767778;
   slot.words[kTextSlotWords - 1] = 0x72;
 
-  Golden golden("control_segment_1.0.txt");
+  Golden golden("control_segment_1.1.txt");
   golden.Add("control", {base, kShape.total_bytes()});
   golden.Check();
 }
 
 TEST_CASE("The messages on a rank's socket") {
-  Golden golden("rank_messages_1.0.txt");
+  Golden golden("rank_messages_1.1.txt");
   const auto add = [&golden](const char* name, const Message& message) {
     std::array<std::byte, kEncodedBytesMax> bytes;
     const size_t count = EncodeMessage(message, bytes);
@@ -143,6 +147,21 @@ TEST_CASE("The messages on a rank's socket") {
                                 .taken = handle,
                                 .text = "no event"}});
   golden.Check();
+}
+
+TEST_CASE("Messages of version 1.0 are read") {
+  const std::map<std::string, std::vector<std::byte>> golden =
+      Golden::Load("rank_messages_1.0.txt");
+  CHECK(golden.size() == 15);
+  for (const auto& [name, bytes] : golden) {
+    CAPTURE(name);
+    const ParseResult result = ParseMessage(bytes);
+    REQUIRE(result.outcome == ParseOutcome::kMessage);
+    if (const auto* hello = std::get_if<Hello>(&result.message.body)) CHECK(hello->minor == 0);
+    if (const auto* welcome = std::get_if<Welcome>(&result.message.body)) {
+      CHECK(welcome->minor == 0);
+    }
+  }
 }
 
 }  // namespace

@@ -71,6 +71,14 @@ class Declaration:
     def nbytes(self) -> int:
         return self.count * _DTYPE_BYTES[self.dtype]
 
+    def is_of(self, dtype: DType | None, count: int, op: Op, root_rank: int) -> bool:
+        return (
+            self.dtype is dtype
+            and self.count == count
+            and self.op is op
+            and self.root_rank == root_rank
+        )
+
     def wire(self) -> tuple[int, int, int, int]:
         """As the library's declarations take it."""
         return int(self.dtype), int(self.op), self.root_rank, self.count
@@ -111,7 +119,10 @@ class Handle:
 
 
 @dataclass
-class _Declared:
+class Declared:
+    """A tensor that the ranks have agreed on."""
+
+    name: str
     tensor: int
     declaration: Declaration
     on_host: bool  # This rank may push it from host memory.
@@ -185,7 +196,7 @@ class Client:
         self.local_rank: int = self.connection.local_rank
         self.local_size: int = self.connection.local_size
         self._lock = threading.Lock()
-        self._tensors: dict[str, _Declared] = {}
+        self._tensors: dict[str, Declared] = {}
         self._nameless = _Nameless()
         self._pushed_bytes = 0
         self._closers: list[Callable[[], None]] = []
@@ -232,7 +243,7 @@ class Client:
             self._nameless.open[name] = handle
         return handle
 
-    def _known(self, name: str, declaration: Declaration) -> _Declared | None:
+    def _known(self, name: str, declaration: Declaration) -> Declared | None:
         with self._lock:
             known = self._tensors.get(name)
         if known is not None and known.declaration != declaration:
@@ -242,16 +253,21 @@ class Client:
             )
         return known
 
-    def _on_host(self, name: str, declaration: Declaration) -> int | None:
-        known = self._known(name, declaration)
-        return known.tensor if known is not None and known.on_host else None
+    def declared_on_host(self, name: str | None) -> Declared | None:
+        """The tensor of that name, if this rank has declared it to push it from host memory."""
+        known = self._tensors.get(name) if name is not None else None
+        return known if known is not None and known.on_host else None
 
-    def declare(self, name: str, declaration: Declaration, priority: int = 0) -> int:
-        """Agrees with the other ranks on a tensor; returns its number. Cheap when repeated."""
-        tensor = self._on_host(name, declaration)
-        if tensor is None:
-            [tensor] = self._declare_new([(name, declaration, priority)])
-        return tensor
+    def _on_host(self, name: str, declaration: Declaration) -> Declared | None:
+        known = self._known(name, declaration)
+        return known if known is not None and known.on_host else None
+
+    def declare(self, name: str, declaration: Declaration, priority: int = 0) -> Declared:
+        """Agrees with the other ranks on a tensor. Cheap when repeated."""
+        declared = self._on_host(name, declaration)
+        if declared is None:
+            [declared] = self._declare_new([(name, declaration, priority)])
+        return declared
 
     def declare_all(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
         """declare() of many names with their priorities, which takes little longer than of one."""
@@ -259,7 +275,7 @@ class Client:
 
     def _declare_new(
         self, declarations: Sequence[tuple[str, Declaration, int]], on_gpu: bool = False
-    ) -> list[int]:
+    ) -> list[Declared]:
         tensors = self.connection.declare_all(
             [(name, *each.wire(), priority) for name, each, priority in declarations], on_gpu
         )
@@ -267,15 +283,15 @@ class Client:
             for (name, declaration, _), tensor in zip(declarations, tensors):
                 known = self._tensors.get(name)
                 on_host = not on_gpu or (known is not None and known.on_host)
-                self._tensors[name] = _Declared(tensor, declaration, on_host)
-        return tensors
+                self._tensors[name] = Declared(name, tensor, declaration, on_host)
+            return [self._tensors[name] for name, *_ in declarations]
 
     def declare_on_gpu(self, name: str, declaration: Declaration, priority: int = 0) -> int:
         """declare() of a tensor that is pushed from a GPU whose memory the agent takes."""
         known = self._known(name, declaration)
         if known is None or known.on_host:
-            [tensor] = self._declare_new([(name, declaration, priority)], on_gpu=True)
-            return tensor
+            [declared] = self._declare_new([(name, declaration, priority)], on_gpu=True)
+            return declared.tensor
         return known.tensor
 
     def declare_all_on_gpu(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
@@ -313,10 +329,24 @@ class Client:
     ) -> Handle:
         """Starts a round with the `count` elements at `address`; they are copied at once."""
         self.check_push(name, declaration)
-        tensor = self.declare(name, declaration, priority)
+        declared = self.declare(name, declaration, priority)
+        return self.push_declared(declared, address, out_address, priority, result, keep, finish)
+
+    def push_declared(
+        self,
+        declared: Declared,
+        address: int,
+        out_address: int,
+        priority: int,
+        result: Any = None,
+        keep: Any = None,
+        finish: Callable[[], None] | None = None,
+    ) -> Handle:
+        """push() of what is declared already."""
+        tensor = declared.tensor
         round_ = self.connection.push_pull(tensor, address, priority)
-        self.count_push(declaration)
-        return Handle(self, tensor, round_, name, out_address, result, keep, finish)
+        self.count_push(declared.declaration)
+        return Handle(self, tensor, round_, declared.name, out_address, result, keep, finish)
 
     def _check_own(self, handle: Handle) -> None:
         if handle.client is not self:

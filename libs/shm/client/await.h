@@ -16,6 +16,7 @@ namespace talweg::shm {
 
 // Whoever polls in a loop asks the kernel now and then, not every time.
 inline constexpr int64_t kLookEveryNs = 1'000'000;
+inline constexpr int64_t kPollRingsEveryNs = 100'000;
 
 inline void SpinPause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -51,6 +52,11 @@ inline void Client::Enter(const WaitingPlace& place) {
   place.sleepers.fetch_add(1, std::memory_order_seq_cst);
 }
 
+inline void Client::RingToAwait(const WaitingPlace& place) {
+  // What comes by the socket needs no push.
+  if (&place.sleepers != &uncounted_) RingDoorbell(Sleeping::kUntilAwaited);
+}
+
 template <typename Done>
 Client::Awaited Client::Look(const Done& done, RankStatus* status) const {
   if (done()) return Awaited::kDone;
@@ -64,6 +70,7 @@ Client::Awaited Client::Await(const Done& done, const Deadline& deadline, const 
                               RankStatus* status) {
   Awaited seen = Look(done, status);
   if (seen != Awaited::kTimeout) return seen;
+  RingToAwait(place);  // So that the agent runs while this thread spins.
   const int64_t begin_ns = MonotonicNs();
   for (int64_t now_ns = begin_ns; now_ns - begin_ns < spin_ns_ && !deadline.Passed(now_ns);
        now_ns = MonotonicNs()) {
@@ -78,6 +85,9 @@ Client::Awaited Client::Await(const Done& done, const Deadline& deadline, const 
     return Look(done, status);
   }
   Enter(place);
+  // Sequentially consistent, like the count: an agent that has gone to sleep meanwhile has seen the
+  // count, or is seen.
+  RingToAwait(place);
   statistics_.waits_slept.fetch_add(1, std::memory_order_relaxed);
   seen = Sleep(done, deadline, status);
   place.sleepers.fetch_sub(1, std::memory_order_seq_cst);

@@ -198,6 +198,8 @@ class Client {
     std::optional<uint32_t> tensor = std::nullopt;
   };
   void Enter(const WaitingPlace& place);
+  // Ends a sleep of the agent that lasts until somebody waits.
+  void RingToAwait(const WaitingPlace& place);
   // Waits until done() or Over() or the deadline. With a null `status` only done() and the deadline
   // count.
   enum class Awaited { kDone, kOver, kTimeout };
@@ -271,7 +273,12 @@ class Client {
   }
   RankStatus RingPush(Tensor& tensor, RingEntry entry, const Deadline& deadline, uint64_t* round,
                       ErrorText& error);
-  void RingDoorbell();
+  // Which sleep of the agent is to end: any; one that pushes end; one that lasts until somebody
+  // waits.
+  enum class Sleeping : uint8_t { kAnyhow, kUntilRung, kUntilAwaited };
+  void RingDoorbell(Sleeping sleeping);
+  // For a thread that looks again and again, and is counted nowhere.
+  void RingForPoll();
   RankStatus RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
                          ErrorText& error) const;
   bool RoundSucceeded(uint32_t index) const;
@@ -314,6 +321,7 @@ class Client {
   Mutex ring_mutex_;
   std::atomic<uint64_t> submitted_{0};
   std::atomic<uint32_t> rung_{0};  // The sleep of the agent that the last Doorbell was for.
+  std::atomic<int64_t> poll_rang_ns_{0};
 
   std::atomic<uint32_t> lost_{0};  // RankStatus; not 0: the agent cannot be talked to.
   std::atomic<bool> closed_{false};

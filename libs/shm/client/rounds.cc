@@ -86,7 +86,8 @@ RankStatus Client::FinishPush(Tensor& tensor, RingEntry entry, bool declared_pri
   }
   statistics_.pushes.fetch_add(1, std::memory_order_relaxed);
   statistics_.bytes_pushed.fetch_add(tensor.bytes, std::memory_order_relaxed);
-  RingDoorbell();
+  // Where the ranks sum nobody needs the push before somebody waits.
+  RingDoorbell(tensor.ranks_sum && entry.flags == 0 ? Sleeping::kUntilRung : Sleeping::kAnyhow);
   return RankStatus::kOk;
 }
 
@@ -135,12 +136,24 @@ RankStatus Client::RingPush(Tensor& tensor, RingEntry entry, const Deadline& dea
   }
 }
 
-void Client::RingDoorbell() {
-  const uint32_t sleep = control_.agent_line().sleep_sequence.load(std::memory_order_seq_cst);
+void Client::RingDoorbell(Sleeping sleeping) {
+  const AgentLine& line = control_.agent_line();
+  const uint32_t sleep = line.sleep_sequence.load(std::memory_order_seq_cst);
+  if (sleeping != Sleeping::kAnyhow) {
+    const bool until_awaited = line.sleeps_until_awaited.load(std::memory_order_seq_cst) == sleep;
+    if (until_awaited != (sleeping == Sleeping::kUntilAwaited)) return;
+  }
   // One ring for each of its sleeps. If the socket is full the agent has something to read anyway.
   if ((sleep & 1) != 0 && rung_.exchange(sleep, std::memory_order_relaxed) != sleep) {
     socket_.Send({.body = Doorbell{}});
   }
+}
+
+void Client::RingForPoll() {
+  const int64_t now_ns = MonotonicNs();
+  if (now_ns - poll_rang_ns_.load(std::memory_order_relaxed) < kPollRingsEveryNs) return;
+  poll_rang_ns_.store(now_ns, std::memory_order_relaxed);
+  RingDoorbell(Sleeping::kUntilAwaited);
 }
 
 RankStatus Client::RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
@@ -182,6 +195,7 @@ RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
   const std::atomic<uint64_t>& completed = control_.tensor_state(index).completed_round;
   const auto done = [&] { return completed.load(std::memory_order_seq_cst) >= round; };
   if (done()) return RankStatus::kOk;
+  RingForPoll();
   ReadSocket(kLookEveryNs);
   RankStatus over = RankStatus::kOk;
   switch (Look(done, &over)) {

@@ -117,8 +117,17 @@ void RankControl::PublishFailure(RankStatus status, std::string_view text) {
   line.state.store(static_cast<uint32_t>(JobState::kFailed), std::memory_order_seq_cst);
 }
 
-void RankControl::PublishSleepSequence(uint32_t sequence) {
-  view_.agent_line().sleep_sequence.store(sequence, std::memory_order_seq_cst);
+void RankControl::PublishSleepSequence(uint32_t sequence, bool until_awaited) {
+  AgentLine& line = view_.agent_line();
+  // First: who sees the sleep sees of which kind it is. 0 is the sequence of no sleep.
+  line.sleeps_until_awaited.store(until_awaited ? sequence : 0, std::memory_order_seq_cst);
+  line.sleep_sequence.store(sequence, std::memory_order_seq_cst);
+}
+
+bool RankControl::Awaits() const {
+  const RankLine& line = view_.rank_line();
+  return line.waiters.load(std::memory_order_seq_cst) > 0 ||
+         line.push_waiters.load(std::memory_order_seq_cst) > 0;
 }
 
 void RankControl::PublishEventsLost() {

@@ -47,7 +47,10 @@ class RankControl {
                     uint64_t ranks_summed, uint64_t sum_epoch);
   // Only the first call counts.
   void PublishFailure(RankStatus status, std::string_view text);
-  void PublishSleepSequence(uint32_t sequence);
+  // `until_awaited`: this sleep lasts until somebody waits.
+  void PublishSleepSequence(uint32_t sequence, bool until_awaited = false);
+  // Whether a thread of the rank sleeps, or is about to.
+  bool Awaits() const;
   void PublishEventsLost();
   void PublishBeat();
 

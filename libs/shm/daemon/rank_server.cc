@@ -60,17 +60,27 @@ int RankServerImpl::PollRings(RankEventSink& sink) {
   return pushes;
 }
 
-bool RankServerImpl::PrepareToSleep() {
+bool RankServerImpl::PrepareToSleep(Until until) {
   if ((sleep_sequence_ & 1) == 0) ++sleep_sequence_;
+  const bool until_awaited = until == Until::kAwaited && !AnybodyAwaits();
   bool idle = true;
   for (Connection* connection : active_) {
     if (connection->state != Connection::State::kActive) continue;
-    connection->control->PublishSleepSequence(sleep_sequence_);
+    connection->control->PublishSleepSequence(sleep_sequence_, until_awaited);
     // After the store, in the one order of all sequentially consistent operations: a push that is
     // not seen here sees that we sleep, and rings.
     idle = idle && connection->control->RingEmpty();
   }
-  return idle;  // If not, the next PollRings says that we are awake.
+  // Likewise: a thread that is not seen here sees until when we sleep, and rings. All ranks have
+  // been told before any is looked at, since the one that waits may wait for another's push.
+  return idle && !(until_awaited && AnybodyAwaits());  // If not, the next PollRings says so.
+}
+
+bool RankServerImpl::AnybodyAwaits() const {
+  return std::any_of(active_.begin(), active_.end(), [](const Connection* connection) {
+    return connection->state == Connection::State::kActive &&
+           (!connection->rings_to_await || connection->control->Awaits());
+  });
 }
 
 int RankServerImpl::PollSockets(RankEventSink& sink) {
@@ -224,6 +234,7 @@ void RankServerImpl::OnHello(Connection& connection, const Hello& hello, RankEve
     RefuseWith(connection, job_failure_->status, job_failure_->text);
     return;
   }
+  connection.rings_to_await = hello.minor >= kRingsToAwaitMinor;
   uint32_t local_rank = hello.wanted_local_rank;
   const auto count = static_cast<uint32_t>(holders_.size());
   if (local_rank == kAnyLocalRank) {

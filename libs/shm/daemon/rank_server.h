@@ -203,9 +203,12 @@ class RankServer {
   // One epoll descriptor for the listening socket and all ranks: readable when PollSockets has
   // work. A push makes it readable too while the server is prepared to sleep.
   virtual int WaitDescriptor() const = 0;
-  // Asks ranks to ring the doorbell. false: a ring holds a push already; do not sleep, poll again.
+  // Until when the caller may sleep: any push, or, of tensors that the ranks sum, those for which a
+  // thread waits or polls (nobody needs the others).
+  enum class Until : uint8_t { kPushed, kAwaited };
+  // Asks ranks to ring the doorbell. false: that has happened already; do not sleep, poll again.
   // The next PollRings ends it.
-  virtual bool PrepareToSleep() = 0;
+  virtual bool PrepareToSleep(Until until) = 0;
   // Tells ranks that this thread runs: call it every kBeatEveryNs.
   virtual void Beat() = 0;
 

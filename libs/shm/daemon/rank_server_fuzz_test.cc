@@ -65,7 +65,7 @@ class Agent final : public RankEventSink {
     completed_[tensor] = open_[tensor];
     open_.erase(tensor);
   }
-  void Sleep() { server_->PrepareToSleep(); }
+  void Sleep() { server_->PrepareToSleep(RankServer::Until::kAwaited); }
 
   void OnRankHello(RankConnectionId connection, const RankHello&) override {
     open_.clear();

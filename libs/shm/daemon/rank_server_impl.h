@@ -49,8 +49,9 @@ struct Connection {
   LocalRank local_rank;
   std::string client_name;
   uint32_t job_size = 0;
-  bool released = false;       // The agent needs the memory no more.
-  bool writes_wanted = false;  // EPOLLOUT is on.
+  bool rings_to_await = false;  // By its version.
+  bool released = false;        // The agent needs the memory no more.
+  bool writes_wanted = false;   // EPOLLOUT is on.
   std::optional<RankControl> control;
   std::optional<Arena> contributions;
   SharedArena shared;
@@ -83,7 +84,7 @@ class RankServerImpl final : public RankServer {
 
   int PollRings(RankEventSink& sink) override;
   int PollSockets(RankEventSink& sink) override;
-  bool PrepareToSleep() override;
+  bool PrepareToSleep(Until until) override;
   void Beat() override;
   void Welcome(RankConnectionId id, const WelcomeData& data) override;
   void Refuse(RankConnectionId id, RankStatus status, std::string_view text) override;
@@ -123,6 +124,7 @@ class RankServerImpl final : public RankServer {
   void OnGarbage(Connection& connection, const std::string& why, RankEventSink& sink);
   void OnEnded(Connection& connection, RankEventSink& sink);
   int DrainRing(Connection& connection, int pushes_max, RankEventSink& sink);
+  bool AnybodyAwaits() const;
   // Why the entry makes no sense, or "".
   std::string TakePush(Connection& connection, const RingEntry& entry, RankEventSink& sink);
   static std::string CheckRound(const TensorOfRank& tensor, const RingEntry& entry);

@@ -119,7 +119,7 @@ TEST_CASE_METHOD(RankServerFixture, "Strangers are told why and dropped; ranks g
     std::array<std::byte, 200> bytes{};
     const size_t count = EncodeMessage({.body = Hello{.major = 9, .minor = 4}}, bytes);
     bad.SendBytes(bytes.data(), count);
-    CHECK_THAT(LastWords(bad, RankStatus::kVersionMismatch), Contains("9.4") && Contains("1.0"));
+    CHECK_THAT(LastWords(bad, RankStatus::kVersionMismatch), Contains("9.4") && Contains("1.1"));
   }
   SECTION("half a message, then the end") {
     bad.SendBytes(&kMessageMagic, 4);
@@ -242,11 +242,11 @@ TEST_CASE_METHOD(RankServerFixture,
   rank.Declare("t");
   Settle();
   rank.Push(0, 1);
-  CHECK_FALSE(server->PrepareToSleep());
+  CHECK_FALSE(server->PrepareToSleep(RankServer::Until::kPushed));
   CHECK(server->PollRings(sink) == 1);
   CHECK(rank.control().agent_line().sleep_sequence.load() % 2 == 0);
   server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(1)});
-  CHECK(server->PrepareToSleep());
+  CHECK(server->PrepareToSleep(RankServer::Until::kPushed));
   CHECK(rank.control().agent_line().sleep_sequence.load() % 2 == 1);
   pollfd polled{server->WaitDescriptor(), POLLIN, 0};
   CHECK(::poll(&polled, 1, 0) == 0);
@@ -257,6 +257,48 @@ TEST_CASE_METHOD(RankServerFixture,
   CHECK(sink.pushes.size() == 2);
   CHECK(server->counters().doorbells_received == 1);
   CHECK(rank.control().agent_line().sleep_sequence.load() % 2 == 0);
+}
+
+TEST_CASE_METHOD(RankServerFixture, "A sleep that lasts until somebody waits") {
+  using Until = RankServer::Until;
+  RawRank pusher(*this);
+  pusher.Join();
+  pusher.Declare("t");
+  Settle();
+  const auto lasts_until_awaited = [&] {
+    const AgentLine& line = pusher.control().agent_line();
+    return line.sleeps_until_awaited.load() == line.sleep_sequence.load();
+  };
+  CHECK(server->PrepareToSleep(Until::kAwaited));
+  CHECK(lasts_until_awaited());
+  SECTION("is over with the next poll, and need not be the next") {
+    CHECK(server->PollRings(sink) == 0);
+    CHECK_FALSE(lasts_until_awaited());
+    CHECK(server->PrepareToSleep(Until::kPushed));
+    CHECK_FALSE(lasts_until_awaited());
+  }
+  SECTION("is for ranks alone that ring when they wait") {
+    RawRank older(*this);
+    older.Join(kRingsToAwaitMinor - 1);
+    Settle();
+    CHECK(server->PrepareToSleep(Until::kAwaited));
+    CHECK_FALSE(lasts_until_awaited());
+  }
+  SECTION("is not begun over a push, nor while a thread waits for a round or for room") {
+    pusher.Push(0, 1);
+    CHECK_FALSE(server->PrepareToSleep(Until::kAwaited));
+    CHECK(server->PollRings(sink) == 1);
+    for (std::atomic<uint32_t>* waiters :
+         {&pusher.control().rank_line().waiters, &pusher.control().rank_line().push_waiters}) {
+      waiters->store(1);
+      CHECK(server->PrepareToSleep(Until::kAwaited));
+      CHECK_FALSE(lasts_until_awaited());
+      waiters->store(0);
+      CHECK(server->PollRings(sink) == 0);
+      CHECK(server->PrepareToSleep(Until::kAwaited));
+      CHECK(lasts_until_awaited());
+    }
+  }
 }
 
 TEST_CASE_METHOD(RankServerFixture,

@@ -24,7 +24,7 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kControlMagic = 0x4d435754;  // "TWCM"
 inline constexpr uint16_t kLayoutMajor = 1;
-inline constexpr uint16_t kLayoutMinor = 0;
+inline constexpr uint16_t kLayoutMinor = 1;
 
 inline constexpr size_t kPageBytes = 4096;
 inline constexpr size_t kFailureTextBytes = 1024;
@@ -62,14 +62,18 @@ struct alignas(64) AgentLine {
   std::atomic<uint32_t> state;           // JobState.
   std::atomic<uint32_t> failure_status;  // RankStatus; before `state`.
   // Odd: the agent sleeps, or is about to. The rank that has seen an odd value after its push sends
-  // one Doorbell for it.
+  // one Doorbell for it, but see `sleeps_until_awaited`.
   std::atomic<uint32_t> sleep_sequence;
   // How often this rank's events on GPUs were lost; those of a tensor are good if it was placed
   // since.
   std::atomic<uint32_t> events_lost;
   // Counted up every 2 s by the thread that serves the ranks.
   std::atomic<uint32_t> beats;
-  uint32_t reserved[11];
+  // The value of `sleep_sequence` if nobody waited when it was published. For that sleep pushes of
+  // tensors that the ranks sum send no Doorbell: whoever begins to wait, or polls, does. (Since
+  // minor version 1; 0 before.)
+  std::atomic<uint32_t> sleeps_until_awaited;
+  uint32_t reserved[10];
 };
 
 struct alignas(64) RankLine {
@@ -150,6 +154,7 @@ static_assert(offsetof(ControlHeader, silence_ms) == 84);
 static_assert(std::is_standard_layout_v<AgentLine> && sizeof(AgentLine) == 64);
 static_assert(offsetof(AgentLine, failure_status) == 4 && offsetof(AgentLine, sleep_sequence) == 8);
 static_assert(offsetof(AgentLine, events_lost) == 12 && offsetof(AgentLine, beats) == 16);
+static_assert(offsetof(AgentLine, sleeps_until_awaited) == 20);
 static_assert(std::is_standard_layout_v<RankLine> && sizeof(RankLine) == 64);
 static_assert(offsetof(RankLine, waiters) == 8 && offsetof(RankLine, push_waiters) == 12);
 static_assert(offsetof(RankLine, wakes_seen) == 16 && offsetof(RankLine, awaited) == 20);

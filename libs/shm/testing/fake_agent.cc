@@ -326,10 +326,13 @@ class FakeAgent::Impl final : public RankEventSink {
     while (!stop_) {
       const int handled = paused_ ? 0 : server_->Poll(*this);
       if (!paused_) server_->Beat();
-      if (handled == 0 && (paused_ || server_->PrepareToSleep())) {
+      using Until = RankServer::Until;
+      const Until until = options_.ranks_sum ? Until::kAwaited : Until::kPushed;
+      if (handled == 0 && (paused_ || server_->PrepareToSleep(until))) {
         std::array<pollfd, 2> fds = {pollfd{wake_.get(), POLLIN, 0},
                                      pollfd{server_->WaitDescriptor(), POLLIN, 0}};
-        ::poll(fds.data(), paused_ ? 1 : 2, kBeatEveryMs);
+        // Where nobody counts beats nothing but a doorbell ends it: one that is missing must show.
+        ::poll(fds.data(), paused_ ? 1 : 2, options_.server.silence_ms == 0 ? -1 : kBeatEveryMs);
       }
       DoWork();
     }

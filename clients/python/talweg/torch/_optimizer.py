@@ -7,6 +7,7 @@ import contextlib
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -110,7 +111,9 @@ class GradientAverager:
             if earlier is not None:
                 earlier.let_go(parameter)
             _averagers[id(parameter)] = self
-            self._hooks[index] = parameter.register_post_accumulate_grad_hook(self._on_gradient)
+            self._hooks[index] = parameter.register_post_accumulate_grad_hook(
+                partial(self._on_gradient, index)
+            )
             if behind_backward and parameter.grad is not None:
                 self._touched.add(index)
 
@@ -137,12 +140,11 @@ class GradientAverager:
         """Whether the averages stand in `.grad` since the last backward."""
         return self._averaged
 
-    def _on_gradient(self, parameter: torch.Tensor) -> None:
+    def _on_gradient(self, index: int, _: torch.Tensor) -> None:
         if not self._in_backward:
             self._in_backward = True
             self._averaged = False
             torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
-        index = self._index[parameter]
         self._touched.add(index)
         if self._backwards + 1 >= self._passes:
             self._push(index)

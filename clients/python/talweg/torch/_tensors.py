@@ -24,6 +24,10 @@ _DTYPES: Mapping[torch.dtype, DType] = {
     torch.int32: DType.I32,
     torch.int64: DType.I64,
 }
+# A bool travels as a byte and is none.
+_NUMBERS = {
+    torch_dtype: dtype for torch_dtype, dtype in _DTYPES.items() if torch_dtype != torch.bool
+}
 
 
 def wire_dtype(tensor: torch.Tensor) -> DType:
@@ -47,6 +51,14 @@ def start(
     root_rank: int = 0,
 ) -> Handle:
     """Starts a round of `tensor` whose result goes to `out`, of the same shape and dtype."""
+    # Behind a layer's backward pass nothing of Python's is in the caches, and each call takes microseconds: a
+    # round like the one before goes a short way.
+    declared = client.declared_on_host(name)
+    if declared is not None and out is tensor:
+        if declared.declaration.is_of(_NUMBERS.get(tensor.dtype), tensor.numel(), op, root_rank):
+            if tensor.is_cpu and tensor.layout is torch.strided and _cuda.is_plain(tensor):
+                address = tensor.data_ptr()
+                return client.push_declared(declared, address, address, priority, tensor, tensor)
     shown = _shown(tensor, op)
     shown_out = shown if out is tensor else _shown(out, op)
     declaration = _declaration_of(shown, op, root_rank)

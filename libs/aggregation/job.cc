@@ -5,6 +5,7 @@
 
 #include "libs/base/check.h"
 #include "libs/base/mutation.h"
+#include "libs/view/placement.h"
 
 // Connections and views. Declarations are in job_agreement.cc, contributions in job_rounds.cc,
 // reports in job_recovery.cc.
@@ -222,13 +223,15 @@ void Job::Admit(ConnectionId connection, Session& session, int64_t now_ns, Effec
   // A member that is behind will hear of this view, close this connection and open another.
   if (session.epoch < view_.epoch) return;
   const ViewMember& expected = view_.members[member->value()];
-  if (hello.view_digest != view_.Digest() || hello.rank_count != expected.rank_count) {
+  const uint64_t digest = PlacementDigest(view_);
+  if (hello.view_digest != digest || hello.rank_count != expected.rank_count) {
     RefuseHello(connection, session, wire::WelcomeStatus::kViewDiffers,
                 MemberText(*member) + " has another view of " + EpochText(view_.epoch) +
-                    ": digest " + std::to_string(hello.view_digest) + " with " +
-                    std::to_string(hello.rank_count) + " ranks there, " +
-                    std::to_string(view_.Digest()) + " with " +
-                    std::to_string(expected.rank_count) + " ranks at aggregator '" +
+                    ", or is of a release that places tensors otherwise (install the same one "
+                    "everywhere): digest " +
+                    std::to_string(hello.view_digest) + " with " +
+                    std::to_string(hello.rank_count) + " ranks there, " + std::to_string(digest) +
+                    " with " + std::to_string(expected.rank_count) + " ranks at aggregator '" +
                     config_.self_name + "'",
                 now_ns, out);
     return;

@@ -9,6 +9,7 @@
 
 #include "libs/aggregation/job.h"
 #include "libs/base/fingerprint.h"
+#include "libs/view/placement.h"
 
 // A job at one aggregator for unit tests: says what agents would say, takes what comes back.
 namespace talweg::aggregation {
@@ -71,7 +72,7 @@ class JobFixture {
       if (member.id.node != NodeRank{node}) continue;
       return {.member = member.id,
               .rank_count = member.rank_count,
-              .view_digest = view.Digest(),
+              .view_digest = PlacementDigest(view),
               .job_name = "job",
               .node_name = member.name};
     }

@@ -5,6 +5,7 @@
 
 #include "libs/base/mutation.h"
 #include "libs/pipeline/member.h"
+#include "libs/view/placement.h"
 
 namespace talweg::pipeline {
 
@@ -46,7 +47,7 @@ void Member::OnConnected(ConnectionId connection, int64_t /*now_ns*/, Effects& o
                      .epoch = view.epoch,
                      .entries = std::vector<wire::Hello>{{.member = config_.self,
                                                           .rank_count = config_.rank_count,
-                                                          .view_digest = view.Digest(),
+                                                          .view_digest = PlacementDigest(view),
                                                           .job_name = config_.job_name,
                                                           .node_name = config_.node_name}}});
 }

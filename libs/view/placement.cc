@@ -50,6 +50,10 @@ void AppendRun(std::vector<Slice>& slices, AggregatorIndex owner, uint64_t begin
 
 }  // namespace
 
+uint64_t PlacementDigest(const View& view) {
+  return Fingerprint64(view.Digest(), kPlacementVersion);
+}
+
 AggregatorIndex PrimaryOwner(const View& view, TensorKey key) {
   // Rendezvous with weights: the largest of weight / -ln(u), u uniform in (0, 1) from the hash.
   // A double's logarithm may differ in its last bit between C libraries, so u is compared

@@ -52,6 +52,13 @@ class Placement {
   std::vector<Slice> slices_;
 };
 
+// Goes up with every change of where a byte is placed or how a run is cut: releases that do either
+// differently must not exchange slices.
+inline constexpr uint64_t kPlacementVersion = 2;
+
+// What two processes must have alike for that: their view, and the version of its placement.
+uint64_t PlacementDigest(const View& view);
+
 // Who agrees on a tensor's name, dtype, length and operation, and decides its open round after a
 // failure: depends on the name alone, so that members which disagree on the length still meet.
 AggregatorIndex PrimaryOwner(const View& view, TensorKey key);

@@ -5,6 +5,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "libs/base/bytes.h"
+#include "libs/base/fingerprint.h"
 #include "libs/base/random.h"
 #include "libs/view/placement.h"
 
@@ -165,6 +167,29 @@ TEST_CASE("Placement: hangs on nothing but the view and the tensor", "[view]") {
   const TensorKey key{12345};
   CHECK(Placement(view, key, 5 * kMiB) == Placement(later, key, 5 * kMiB));
   CHECK(PrimaryOwner(view, key) == PrimaryOwner(later, key));
+}
+
+TEST_CASE("Placement: another placement is another version", "[view]") {
+  uint64_t fingerprint = 0;
+  for (const std::vector<uint32_t>& weights :
+       {std::vector<uint32_t>{1}, {1, 1, 1}, {3, 3, 8, 8}, std::vector<uint32_t>(32, 1)}) {
+    const View view = MakeView({1, 2, 1}, weights);
+    for (uint64_t bytes = 1; bytes < 20 * kGiB; bytes = 7 * bytes + 3) {
+      const TensorKey key{bytes};
+      fingerprint = Fingerprint64(fingerprint, PrimaryOwner(view, key).value());
+      const Placement placement(view, key, bytes);
+      for (const Slice& slice : placement.slices()) {
+        fingerprint = Fingerprint64(fingerprint, slice.offset_bytes);
+        fingerprint = Fingerprint64(fingerprint, slice.length_bytes);
+        fingerprint = Fingerprint64(fingerprint, slice.owner.value());
+        fingerprint = Fingerprint64(fingerprint, slice.slot_offset_bytes);
+      }
+    }
+  }
+  // Is it another one? Then count kPlacementVersion up, and put it here.
+  CHECK(kPlacementVersion == 2);
+  CHECK(fingerprint == 0x5f42cc8d129af77d);
+  CHECK(PlacementDigest(MakeView({1}, {1})) != MakeView({1}, {1}).Digest());
 }
 
 TEST_CASE("Placement: a tensor without bytes still has an owner", "[view]") {

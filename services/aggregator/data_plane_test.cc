@@ -15,6 +15,7 @@
 #include "libs/base/fingerprint.h"
 #include "libs/runtime/clock.h"
 #include "libs/transport/libfabric/fabric_transport.h"
+#include "libs/view/placement.h"
 
 // The data plane over a real transport, spoken to by agents that are made by hand.
 namespace talweg {
@@ -81,7 +82,7 @@ class HandAgent : public transport::EventSink {
     const ViewMember& self = view_.members[node_];
     Say(FrameType::kHello, std::vector{wire::Hello{.member = self.id,
                                                    .rank_count = self.rank_count,
-                                                   .view_digest = view_.Digest(),
+                                                   .view_digest = PlacementDigest(view_),
                                                    .job_name = "job",
                                                    .node_name = self.name}});
   }

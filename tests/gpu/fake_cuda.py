@@ -28,6 +28,10 @@ class FakeCudaTensor(torch.Tensor):
     gpu: Gpu
 
     @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+    @property
     def is_cuda(self) -> bool:  # type: ignore[override]
         return True
 

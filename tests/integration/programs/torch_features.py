@@ -49,6 +49,32 @@ def layouts() -> None:
     )
 
 
+def again() -> None:
+    """Rounds of one name, in place: only those that are like the one before go the short way."""
+    ramp = torch.arange(6.0)
+    negative = torch.complex(torch.zeros(6), ramp).conj().imag
+    assert negative.is_neg()
+    for tensor in (ramp.reshape(2, 3), ramp.reshape(3, 2).t(), negative, ramp + 1):
+        wanted = tw.size() * tensor.clone()
+        for _ in range(2):
+            assert tw.push_pull_inplace(tensor, average=False, name="again") is tensor
+            assert torch.equal(tensor, wanted), (tensor, wanted)
+            tensor /= tw.size()
+    others = {
+        "f64": torch.ones(6, dtype=torch.float64),
+        "[7]": torch.ones(7),
+        "to_dense": torch.ones(2, 3).to_sparse(),
+    }
+    for text, other in others.items():
+        expect(
+            talweg.InvalidArgument, text, tw.push_pull_inplace, other, average=False, name="again"
+        )
+    expect(talweg.InvalidArgument, "max", tw.push_pull_inplace, ramp, op=tw.Op.MAX, name="again")
+    bytes_, flags = torch.ones(4, dtype=torch.uint8), torch.ones(4, dtype=torch.bool)
+    tw.push_pull_inplace(bytes_, average=False, name="bits")
+    expect(talweg.InvalidArgument, "bool", tw.push_pull_inplace, flags, average=False, name="bits")
+
+
 def handles() -> None:
     tensors = [torch.full((100 + i,), float(tw.rank() + i)) for i in range(20)]
     opened = [tw.push_pull_async(t, average=False, name=f"h{i}") for i, t in enumerate(tensors)]
@@ -222,6 +248,7 @@ def forked_child() -> None:
 CASES = [
     dtypes,
     layouts,
+    again,
     handles,
     broadcasts,
     optimizer_basics,

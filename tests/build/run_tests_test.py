@@ -189,7 +189,9 @@ class InterruptTest(unittest.TestCase):
         )
         bazel.chmod(0o755)
         program = (
-            "import bazel_progress\n"
+            "import bazel_progress, pathlib\n"
+            # Not the server of the tree that this test is run from.
+            f"bazel_progress.ROOT = pathlib.Path({scratch.name!r})\n"
             "try:\n"
             "    with bazel_progress.interruptible():\n"
             "        bazel_progress.run_bazel(['build'], 'build')\n"
@@ -216,7 +218,8 @@ class InterruptTest(unittest.TestCase):
 
     def test_what_ends_bazel_in_between_leaves_signals_to_be_heeded(self) -> None:
         program = (
-            "import os, signal, bazel_progress\n"
+            "import os, pathlib, signal, bazel_progress\n"
+            "bazel_progress.ROOT = pathlib.Path('/nowhere')\n"
             "try:\n"
             "    with bazel_progress.interruptible():\n"
             "        bazel_progress.shut_down()\n"

@@ -128,6 +128,19 @@ class OutcomesTest(unittest.TestCase):
         self.assertEqual(self.outcomes(event), {})
 
 
+def _output_of(program: str, **variables: str) -> str:
+    """What a Python program prints, which must end well."""
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return result.stdout
+
+
 class InterruptTest(unittest.TestCase):
     def test_a_signal_becomes_an_exception_once(self) -> None:
         program = (
@@ -140,14 +153,7 @@ class InterruptTest(unittest.TestCase):
             "    os.kill(os.getpid(), signal.SIGINT)\n"
             "    print('cleaned up after', interruption)\n"
         )
-        result = subprocess.run(
-            [sys.executable, "-c", program],
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        self.assertEqual(result.stdout, "cleaned up after SIGTERM\n")
+        self.assertEqual(_output_of(program), "cleaned up after SIGTERM\n")
 
     def test_what_starts_something_is_not_interrupted(self) -> None:
         program = (
@@ -161,14 +167,7 @@ class InterruptTest(unittest.TestCase):
             "except bazel_progress.Interrupted as interruption:\n"
             "    print('ended by', interruption)\n"
         )
-        result = subprocess.run(
-            [sys.executable, "-c", program],
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        self.assertEqual(result.stdout, "started\nended by SIGINT\n")
+        self.assertEqual(_output_of(program), "started\nended by SIGINT\n")
 
     def test_the_exception_names_its_signal(self) -> None:
         self.assertEqual(str(bazel_progress.Interrupted(signal.SIGHUP)), "SIGHUP")
@@ -200,13 +199,7 @@ class InterruptTest(unittest.TestCase):
         )
         held_by = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
         self.addCleanup(os.close, held_by)
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env=dict(os.environ, PATH=f"{scratch.name}:{os.environ['PATH']}"),
-            stdout=subprocess.DEVNULL,
-            timeout=60,
-            check=True,
-        )
+        _output_of(program, PATH=f"{scratch.name}:{os.environ['PATH']}")
         servers: list[int] = []
         try:
             while text := os.read(held_by, 4096):
@@ -228,14 +221,7 @@ class InterruptTest(unittest.TestCase):
             "except bazel_progress.Interrupted as interruption:\n"
             "    print('ended by', interruption)\n"
         )
-        result = subprocess.run(
-            [sys.executable, "-c", program],
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        self.assertEqual(result.stdout, "ended by SIGINT\n")
+        self.assertEqual(_output_of(program), "ended by SIGINT\n")
 
 
 if __name__ == "__main__":

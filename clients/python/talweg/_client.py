@@ -259,8 +259,8 @@ class Client:
         return known if known is not None and known.on_host else None
 
     def _on_host(self, name: str, declaration: Declaration) -> Declared | None:
-        known = self._known(name, declaration)
-        return known if known is not None and known.on_host else None
+        self._known(name, declaration)  # Raises for another declaration.
+        return self.declared_on_host(name)
 
     def declare(self, name: str, declaration: Declaration, priority: int = 0) -> Declared:
         """Agrees with the other ranks on a tensor. Cheap when repeated."""

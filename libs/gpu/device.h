@@ -217,13 +217,18 @@ class Device {
   virtual absl::Status CopyToPeer(StreamId stream, Device& peer, DeviceSpan target,
                                   DeviceSpan source) = 0;
 
-  // Combines element_count elements of each of `inputs` into `output`, in the inputs' order, with
-  // the bits of the CPU's kernels. Addresses are multiples of the element's size. `output` may be
-  // inputs[0]; else it overlaps no input. At most kReduceInputsMax inputs.
+  // Combines element_count elements of each of `inputs`, in the inputs' order and with the bits of
+  // the CPU's kernels, and writes the result to each of `outputs`. Addresses are multiples of the
+  // element's size. An output may be one of the inputs; else it overlaps none, nor another output.
+  // At most kReduceInputsMax of either.
   // UNIMPLEMENTED: this build has no kernels (bazel build --config=cuda), or none for this GPU.
-  virtual absl::Status Reduce(StreamId stream, const ReduceSpec& spec,
-                              std::span<const uint64_t> inputs, uint64_t output,
-                              uint64_t element_count) = 0;
+  virtual absl::Status ReduceTo(StreamId stream, const ReduceSpec& spec,
+                                std::span<const uint64_t> inputs, std::span<const uint64_t> outputs,
+                                uint64_t element_count) = 0;
+  absl::Status Reduce(StreamId stream, const ReduceSpec& spec, std::span<const uint64_t> inputs,
+                      uint64_t output, uint64_t element_count) {
+    return ReduceTo(stream, spec, inputs, {&output, 1}, element_count);
+  }
 };
 
 // One device's part in a collective.
@@ -294,6 +299,8 @@ class Platform {
   virtual absl::StatusOr<std::vector<GpuInfo>> Gpus() = 0;
 
   // NOT_FOUND names the GPUs that there are, and the variables that hide others.
+  // FAILED_PRECONDITION: a fault has ended what this process had there, and the driver gives it
+  // nothing else; another process may go on.
   virtual absl::StatusOr<std::unique_ptr<Device>> Open(const GpuUuid& uuid) = 0;
 
   // Whether two GPUs have a link of their own (NVLink), beside PCIe. False for what is not known.

@@ -90,6 +90,8 @@ class EventLoop {
   void Wake();
 
   const Clock& clock() const { return *clock_; }
+  // The longest that it spins; 0: it never does.
+  int64_t spin_ns_max() const { return spin_ns_max_; }
 
   ~EventLoop() = default;
   EventLoop(const EventLoop&) = delete;

@@ -25,6 +25,11 @@ namespace {
 
 constexpr int kEventsPerPass = 256;
 constexpr uint64_t kGpuReduceBytesMax = 32 * kMiB;
+// Where nothing is sent slices are not for a network: each costs calls of the GPU's driver.
+constexpr uint64_t kAloneGpuSliceBytes = 16 * kMiB;
+// With CPUs to spare for it. A GPU's switch from one process to the other takes 140 us, the copy of
+// a piece to the host or back 80.
+constexpr int64_t kWatchGpuNs = 300'000;
 constexpr int64_t kSchedulerLeaveNs = 2'000'000'000;
 
 int64_t UnixNowNs() {
@@ -89,7 +94,8 @@ absl::Status Agent::Open() {
   desk_ = std::make_unique<RankDesk>(config_.rank_count, config_.job, rank_server_.get(),
                                      memory_.get(), static_cast<RankEvents*>(this));
   if (gpu_platform_ != nullptr) {
-    gpus_ = std::make_unique<GpuFront>(std::move(gpu_platform_), memory_.get(),
+    gpus_ = std::make_unique<GpuFront>(std::move(gpu_platform_),
+                                       loop_->spin_ns_max() > 0 ? kWatchGpuNs : 0, memory_.get(),
                                        static_cast<GpuEvents*>(this));
     desk_->SetDevices(gpus_.get());
     TALWEG_RETURN_IF_ERROR(
@@ -190,7 +196,9 @@ void Agent::Start() {
     job_ = JobId{generation_};
     view.job = job_;
     view.epoch = Epoch{1};
-    view.slice_bytes_max = config_.slice_bytes_max;
+    view.slice_bytes_max = gpus_ == nullptr
+                               ? config_.slice_bytes_max
+                               : std::max<uint64_t>(config_.slice_bytes_max, kAloneGpuSliceBytes);
     view.members.push_back({.id = self, .rank_count = config_.rank_count, .name = node_name_});
     Deliver([this, view](pipeline::Effects& out) { member_->OnView(view, NowNs(), out); });
     desk_->SetView(view, self);

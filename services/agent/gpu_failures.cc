@@ -199,6 +199,10 @@ int GpuStage::TendLost() {
       status = is_used ? Reopen(uuid) : absl::OkStatus();
       if (status.ok()) back.push_back(uuid);
       if (absl::IsAborted(status)) lost.closed = node_.Find(uuid) == nullptr;  // Lost again.
+      if (absl::IsFailedPrecondition(status)) {
+        Fail(absl::StrCat(StatusText(lost.why), "; ", StatusText(status)));
+        return work;
+      }
       lost.retry_at_ns = now_ns_ + options_.reopen_every_ns;
     }
     if (!status.ok() && now_ns_ >= lost.since_ns + options_.reopen_deadline_ns) {

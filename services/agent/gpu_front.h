@@ -37,12 +37,13 @@ class ThreadGraveyard final : public Graveyard {
 // The stage, between an agent's desk and its memory. Owned by the data thread.
 class GpuFront final : public RankDevices, private HostTensors {
  public:
-  // `memory` and `events` outlive it.
-  GpuFront(std::unique_ptr<gpu::Platform> platform, const TensorMemory* memory, GpuEvents* events)
+  // `memory` and `events` outlive it. `watch_own_ns`: as in GpuStageOptions.
+  GpuFront(std::unique_ptr<gpu::Platform> platform, int64_t watch_own_ns,
+           const TensorMemory* memory, GpuEvents* events)
       : memory_(memory),
         platform_(std::move(platform)),
-        stage_({.topology = ReadTopology().value_or(Topology())}, *platform_, *this, graveyard_,
-               *events) {}
+        stage_({.topology = ReadTopology().value_or(Topology()), .watch_own_ns = watch_own_ns},
+               *platform_, *this, graveyard_, *events) {}
 
   GpuStage& stage() { return stage_; }
   const GpuStage& stage() const { return stage_; }

@@ -17,7 +17,9 @@ absl::Status BeingReopened(const gpu::GpuUuid& uuid) {
 
 // Whatever the GPU's driver has, the rank can go through host memory: it is told so.
 absl::Status NotUsable(const absl::Status& status) {
-  if (!absl::IsInternal(status) && !absl::IsAborted(status)) return status;
+  const bool is_gpus =
+      absl::IsInternal(status) || absl::IsAborted(status) || absl::IsFailedPrecondition(status);
+  if (!is_gpus) return status;
   return absl::UnavailableError(status.message());
 }
 

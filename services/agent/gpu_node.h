@@ -31,11 +31,16 @@ struct GpuStageOptions {
   // on the host.
   uint64_t piece_bytes = 4 * kMiB;
   uint64_t piece_bytes_min = 256 * kKiB;
+  // What is summed where it lies needs none: pieces are as long as the calls for one are forgotten.
+  uint64_t piece_bytes_in_place = 64 * kMiB;
   size_t allocations_max = 4096;  // Of one rank.
   // Tensors that a NIC has on the GPU: of so many bytes at least, since a copy of less costs next
   // to nothing; and all of them together of no more than this part of the GPU's memory.
   uint64_t direct_bytes_min = 256 * kKiB;
   uint64_t direct_share = 16;
+  // So long what this agent posted is asked for without sleeping: to be woken takes longer than
+  // most of it.
+  int64_t watch_own_ns = 0;
   int64_t collective_deadline_ns = 30'000'000'000;
   int64_t rebuild_first_ns = 1'000'000'000;  // Doubled with each failure, up to the maximum.
   int64_t rebuild_max_ns = 60'000'000'000;

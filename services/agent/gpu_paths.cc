@@ -101,13 +101,16 @@ GpuStage::Path GpuStage::PathOf(const Lane& lane) {
     if (gathers) return Path::kCollective;
     return job.direct != nullptr ? Path::kHost : Path::kDirect;
   }
-  if (!may_stage || !all_on_device || job.op == Op::kBroadcast) return Path::kHost;
+  if (lane.range.host_only || !all_on_device || job.op == Op::kBroadcast) return Path::kHost;
+  if (!may_stage && !SumsInPlace(job, gpus)) return Path::kHost;
   const bool has_kernels = std::all_of(gpus.begin(), gpus.end(), [&](const gpu::GpuUuid& uuid) {
     return node_.At(uuid).has_kernels;
   });
   if (gpus.size() == 1) {
+    // Alone with itself a rank has its result already.
+    if (job.inputs.size() == 1) return SumsInPlace(job, gpus) ? Path::kKernel : Path::kHost;
     const bool fits = job.inputs.size() <= gpu::kReduceInputsMax;
-    return job.inputs.size() > 1 && has_kernels && fits ? Path::kKernel : Path::kHost;
+    return has_kernels && fits ? Path::kKernel : Path::kHost;
   }
   const Op op = job.op == Op::kAverage ? Op::kSum : job.op;
   const bool divides = job.op == Op::kAverage && (job.is_final || job.is_narrow());
@@ -118,7 +121,14 @@ GpuStage::Path GpuStage::PathOf(const Lane& lane) {
   return MayUse(lane.groups) ? Path::kCollective : Path::kHost;
 }
 
+bool GpuStage::SumsInPlace(const Job& job, const GpuSet& gpus) {
+  return job.is_final && job.direct == nullptr && gpus.size() == 1;
+}
+
 uint64_t GpuStage::PieceBytes(const Lane& lane) {
+  if (lane.path == Path::kKernel && SumsInPlace(*lane.job, lane.gpus)) {
+    return options_.piece_bytes_in_place;
+  }
   uint64_t bytes = options_.piece_bytes;
   for (const gpu::GpuUuid& uuid : lane.gpus) {
     const LanePart& part = PartOf(lane, uuid);

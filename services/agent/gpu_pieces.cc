@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What lanes do. A piece goes one of five ways:
 //
-//   kKernel      ranks that share a GPU: one kernel, then a copy to the host
+//   kKernel      ranks that share a GPU: one kernel, then a copy to the host; in place, and no
+//                copy, when no other node takes part
 //   kCollective  among GPUs: local sums, reduce-scatter, each shard to the host; or each shard from
 //                the host, all-gather; or an all-reduce when no other node takes part
 //   kHost        every rank's bytes to the host, and summed there: for what the others cannot do
@@ -77,6 +78,7 @@ absl::Status GpuStage::Post(Lane& lane) {
 
 absl::Status GpuStage::Record(Lane& lane) {
   lane.wakes = false;
+  lane.posted_ns = now_ns_;
   for (const gpu::GpuUuid& uuid : lane.gpus) {
     if (IsLost(uuid)) continue;
     const LanePart& part = PartOf(lane, uuid);
@@ -97,10 +99,13 @@ absl::Status GpuStage::PostKernel(Lane& lane) {
     return DeviceOf(uuid).Reduce(part.stream, spec, inputs, DirectBytes(lane).address,
                                  lane.elements());
   }
+  if (job.is_final) {  // Nobody else has a share in it: over the contributions.
+    lane.writes_ranks = inputs.size() > 1;
+    return DeviceOf(uuid).ReduceTo(part.stream, spec, inputs, inputs, lane.elements());
+  }
   TALWEG_RETURN_IF_ERROR(
       DeviceOf(uuid).Reduce(part.stream, spec, inputs, part.in.address, lane.elements()));
   const gpu::DeviceSpan sum = part.in.Part(0, lane.range.length);
-  if (job.is_final) return CopyToRanks(lane, uuid, sum);
   const std::span<std::byte> target =
       lane.through_staging ? part.host.first(lane.range.length) : HostBytes(lane);
   return DeviceOf(uuid).CopyToHost(part.stream, target, sum);

@@ -221,6 +221,7 @@ std::optional<int64_t> GpuStage::PrepareToSleep() {
   };
   for (Lane& lane : lanes_) {
     if (lane.step == Step::kFree) continue;
+    if (IsYoung(lane.posted_ns)) return now_ns_;
     // Communicators wake nobody: not when they are ready, nor when they fail.
     if (lane.step == Step::kAwaitCommunicator || lane.step == Step::kLaunching) {
       within(options_.ask_launch_every_ns);
@@ -236,7 +237,9 @@ std::optional<int64_t> GpuStage::PrepareToSleep() {
                       options_.ask_gradients_last_ns));
   }
   for (const std::shared_ptr<Delivery>& delivery : deliveries_) {
-    if (delivery->jobs == 0 && !WakeFor(*delivery)) within(options_.ask_launch_every_ns);
+    if (delivery->jobs > 0) continue;
+    if (delivery->recorded && IsYoung(delivery->recorded_ns)) return now_ns_;
+    if (!WakeFor(*delivery)) within(options_.ask_launch_every_ns);
   }
   if (!lost_.empty() || collectives_.HasAside()) within(options_.ask_errors_every_ns);
   return at_ns;
@@ -306,6 +309,7 @@ absl::StatusOr<bool> GpuStage::IsTaken(Delivery& delivery) {
       TALWEG_RETURN_IF_ERROR(gpu.device->Record(part->taken, gpu.signals));
     }
     delivery.recorded = true;
+    delivery.recorded_ns = now_ns_;
     delivery.wakes = false;
   }
   bool done = true;

@@ -274,6 +274,7 @@ class GpuStage {
     bool mirrors = false;  // It goes to the host first; from there to these.
     std::vector<Input> mirrored_for;
     bool recorded = false;
+    int64_t recorded_ns = 0;
     bool wakes = false;  // When the `taken` are done.
   };
   struct Job {
@@ -301,6 +302,7 @@ class GpuStage {
     // Of a collective: the GPUs that each is among, in the order in which their sums are added.
     std::vector<GpuSet> groups;
     int64_t deadline_ns = 0;
+    int64_t posted_ns = 0;  // What it waits for.
     bool through_staging = false;
     bool wakes = false;         // When what is recorded is done.
     bool writes_ranks = false;  // Copies into tensors of ranks have been posted.
@@ -340,6 +342,8 @@ class GpuStage {
   void Pin(pipeline::TensorIndex tensor, const gpu::GpuUuid& uuid);
   bool IsPinned(const pipeline::SliceBytes& slice) const;
   void Unpin(pipeline::TensorIndex tensor);
+  // It was posted only now, and will be done before this thread would be asleep.
+  bool IsYoung(int64_t posted_ns) const { return now_ns_ - posted_ns < options_.watch_own_ns; }
   bool WakeFor(Lane& lane);
   bool WakeFor(Delivery& delivery);
   void Queue(std::shared_ptr<Job> job);
@@ -360,6 +364,8 @@ class GpuStage {
   Path PathOf(const Lane& lane);
   std::vector<GpuSet> GroupsOf(const Job& job, const GpuSet& gpus);
   bool MayUse(const std::vector<GpuSet>& groups);
+  // By one kernel, over the contributions.
+  static bool SumsInPlace(const Job& job, const GpuSet& gpus);
   uint64_t PieceBytes(const Lane& lane);
   absl::Status Post(Lane& lane);
   absl::Status PostKernel(Lane& lane);

@@ -321,6 +321,19 @@ TEST_CASE("GpuStage: a GPU that does not come back ends the job with its name", 
                            Catch::Matchers::Contains("not opened again within 30 s"));
 }
 
+TEST_CASE("GpuStage: a process to which the driver gives no other context fails at once", "[gpu]") {
+  Fixture f({.gpus = {0, 1}});
+  f.RoundTrip();
+  f.PushAll();
+  f.machine->RefuseContexts(absl::FailedPreconditionError("no other context"));
+  f.LoseContext(1);
+  const int64_t begin_ns = f.clock.NowNs();
+  REQUIRE(f.RunUntil([&] { return !f.failed.empty(); }));
+  CHECK(f.clock.NowNs() - begin_ns < f.setup.stage.reopen_deadline_ns / 10);
+  CHECK_THAT(f.failed, Catch::Matchers::Contains("Fake GPU 1") &&
+                           Catch::Matchers::Contains("no other context"));
+}
+
 TEST_CASE("GpuStage: ranks that leave while a GPU is lost leave nothing", "[gpu]") {
   Fixture f({.gpus = {0, 1}});
   f.RoundTrip();

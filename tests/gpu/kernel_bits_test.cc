@@ -4,6 +4,7 @@
 // the same order. What the host cannot show is the GPU's own conversion of f16, its additions,
 // products and divisions, which IEEE 754 fixes: those are compared on a GPU
 // (libs/gpu/cuda:conformance_test).
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <string>
@@ -84,22 +85,32 @@ struct Buffers {
   std::vector<std::byte*> begin;  // Of the inputs, then of the output.
 };
 
-// The kernel on the host against libs/reduce; false, and a message, at the first difference.
+// Where results go: beside the inputs, to the first, or to each of them.
+enum class Target : uint8_t { kBeside, kFirst, kEach };
+
+// The kernel on the host against libs/reduce; a message at the first difference.
 void Compare(DType dtype, Op op, size_t input_count, uint32_t divisor, uint64_t element_count,
-             uint64_t skew, bool in_place, Random& random) {
+             uint64_t skew, Target target, Random& random) {
   Buffers buffers(dtype, input_count, element_count, skew, random);
   std::vector<const std::byte*> inputs(buffers.begin.begin(), buffers.begin.end() - 1);
   std::vector<std::byte> want(buffers.bytes);
   reduce::Reduce({.dtype = dtype, .op = op, .divisor = divisor}, inputs, want.data(),
                  element_count);
-  std::byte* const output = in_place ? buffers.begin.front() : buffers.begin.back();
-  const auto plan =
-      kernels::PlanReduce({.dtype = dtype, .op = op, .divisor = divisor}, buffers.Addresses(),
-                          reinterpret_cast<uint64_t>(output), element_count);
+  std::vector<std::byte*> outputs = {buffers.begin.back()};
+  if (target == Target::kFirst) outputs = {buffers.begin.front()};
+  if (target == Target::kEach) outputs = {buffers.begin.begin(), buffers.begin.end() - 1};
+  std::vector<uint64_t> addresses;
+  for (std::byte* const output : outputs) addresses.push_back(reinterpret_cast<uint64_t>(output));
+  const auto plan = kernels::PlanReduce({.dtype = dtype, .op = op, .divisor = divisor},
+                                        buffers.Addresses(), addresses, element_count);
   REQUIRE(plan.ok());
   if (skew == 1 && buffers.bytes >= 32) CHECK((plan->is_copy || plan->arguments.vectors > 0));
   kernels::RunOnHost(*plan, 1 + random.Below(70));
-  if (buffers.bytes == 0 || std::memcmp(output, want.data(), buffers.bytes) == 0) return;
+  const auto wrong = std::find_if(outputs.begin(), outputs.end(), [&](const std::byte* output) {
+    return buffers.bytes > 0 && std::memcmp(output, want.data(), buffers.bytes) != 0;
+  });
+  if (wrong == outputs.end()) return;
+  const std::byte* const output = *wrong;
   size_t e = 0;
   const size_t size = DTypeSize(dtype);
   while (std::memcmp(output + e * size, &want[e * size], size) == 0) ++e;
@@ -109,8 +120,9 @@ void Compare(DType dtype, Op op, size_t input_count, uint32_t divisor, uint64_t 
   std::memcpy(&want_bits, &want[e * size], size);
   INFO(DTypeName(dtype) << ' ' << OpName(op) << ", inputs " << input_count << ", divisor "
                         << divisor << ", elements " << element_count << ", skew " << skew
-                        << ", in place " << in_place << ": element " << e << " got " << std::hex
-                        << got_bits << ", want " << want_bits);
+                        << ", output " << wrong - outputs.begin() << " of " << outputs.size()
+                        << ": element " << e << " got " << std::hex << got_bits << ", want "
+                        << want_bits);
   FAIL();
 }
 
@@ -124,7 +136,8 @@ TEST_CASE("kernels: every dtype, op, number of inputs and placement has the CPU'
           const uint32_t divisor =
               op == Op::kAverage ? static_cast<uint32_t>(random.Below(2) == 0 ? inputs : 3) : 1;
           for (const uint64_t skew : {0, 1, 2}) {
-            Compare(dtype, op, inputs, divisor, elements, skew, random.OneIn(3), random);
+            const Target target = static_cast<Target>(random.Below(3));
+            Compare(dtype, op, inputs, divisor, elements, skew, target, random);
           }
         }
       }
@@ -137,7 +150,7 @@ TEST_CASE("kernels: averages by any divisor", "[gpu]") {
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kF16, DType::kBF16}) {
     for (const uint32_t divisor : {1u, 2u, 3u, 7u, 8u, 1000u, 1u << 24, (1u << 24) + 1, 1u << 31}) {
       for (const size_t inputs : {1, 2, 5}) {
-        Compare(dtype, Op::kAverage, inputs, divisor, 517, 0, false, random);
+        Compare(dtype, Op::kAverage, inputs, divisor, 517, 0, Target::kBeside, random);
       }
     }
   }

@@ -37,8 +37,14 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open(
     std::shared_ptr<const DriverApi> driver, std::shared_ptr<PinnedRegions> pinned,
     std::span<const std::byte> kernel_image, CuDevice device, GpuInfo info) {
   CuContext context = nullptr;
-  TALWEG_RETURN_IF_ERROR(DriverStatus(*driver, driver->PrimaryCtxRetain(&context, device),
-                                      absl::StrCat("a context on ", Describe(info))));
+  const absl::Status retained = DriverStatus(*driver, driver->PrimaryCtxRetain(&context, device),
+                                             absl::StrCat("a context on ", Describe(info)));
+  if (absl::IsAborted(retained)) {
+    // Seen with driver 580 after an illegal address, whether or not the context was reset.
+    return absl::FailedPreconditionError(
+        absl::StrCat(retained.message(), "; after a fault the driver gives this process no other"));
+  }
+  TALWEG_RETURN_IF_ERROR(retained);
   const DriverApi& api = *driver;
   std::unique_ptr<CudaDevice> opened(
       new CudaDevice(std::move(driver), std::move(pinned), device, context, std::move(info)));
@@ -350,19 +356,25 @@ absl::StatusOr<CuFunction> CudaDevice::FindKernel(const kernels::ReducePlan& pla
   return at->second;
 }
 
-absl::Status CudaDevice::Reduce(StreamId stream, const ReduceSpec& spec,
-                                std::span<const uint64_t> inputs, uint64_t output,
-                                uint64_t element_count) {
+absl::Status CudaDevice::ReduceTo(StreamId stream, const ReduceSpec& spec,
+                                  std::span<const uint64_t> inputs,
+                                  std::span<const uint64_t> outputs, uint64_t element_count) {
   TALWEG_RETURN_IF_ERROR(Enter());
   TALWEG_ASSIGN_OR_RETURN(kernels::ReducePlan plan,
-                          kernels::PlanReduce(spec, inputs, output, element_count));
+                          kernels::PlanReduce(spec, inputs, outputs, element_count));
   TALWEG_ASSIGN_OR_RETURN(const CuStream on, FindStream(stream));
   if (plan.bytes == 0) return absl::OkStatus();
   for (const uint64_t input : inputs) TALWEG_RETURN_IF_ERROR(CheckSpan({input, plan.bytes}));
-  TALWEG_RETURN_IF_ERROR(CheckSpan({output, plan.bytes}));
+  for (const uint64_t output : outputs) {
+    TALWEG_RETURN_IF_ERROR(CheckSpan({output, plan.bytes}));
+  }
   if (plan.is_copy) {
-    if (inputs[0] == output) return absl::OkStatus();
-    return Check(driver_->MemcpyDtoDAsync(output, inputs[0], plan.bytes, on), "cuMemcpyDtoDAsync");
+    for (const uint64_t output : outputs) {
+      if (inputs[0] == output) continue;
+      TALWEG_RETURN_IF_ERROR(
+          Check(driver_->MemcpyDtoDAsync(output, inputs[0], plan.bytes, on), "cuMemcpyDtoDAsync"));
+    }
+    return absl::OkStatus();
   }
   TALWEG_ASSIGN_OR_RETURN(const CuFunction kernel, FindKernel(plan));
   const uint64_t work = std::max(plan.arguments.vectors, plan.arguments.head);

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -293,12 +294,12 @@ absl::Status FakeDevice::CopyToPeer(StreamId stream, Device& peer, DeviceSpan ta
   return Copy(stream, Engine::kToHost, to, from, "a copy to another GPU");
 }
 
-absl::Status FakeDevice::Reduce(StreamId stream, const ReduceSpec& spec,
-                                std::span<const uint64_t> inputs, uint64_t output,
-                                uint64_t element_count) {
+absl::Status FakeDevice::ReduceTo(StreamId stream, const ReduceSpec& spec,
+                                  std::span<const uint64_t> inputs,
+                                  std::span<const uint64_t> outputs, uint64_t element_count) {
   TALWEG_RETURN_IF_ERROR(Ready());
   TALWEG_ASSIGN_OR_RETURN(kernels::ReducePlan plan,
-                          kernels::PlanReduce(spec, inputs, output, element_count));
+                          kernels::PlanReduce(spec, inputs, outputs, element_count));
   TALWEG_RETURN_IF_ERROR(FindStream(stream).status());
   if (plan.bytes == 0) return absl::OkStatus();
   std::vector<Access> accesses;
@@ -307,17 +308,23 @@ absl::Status FakeDevice::Reduce(StreamId stream, const ReduceSpec& spec,
     plan.arguments.inputs[i] = AddressOf(place.data());
     accesses.push_back({std::move(place), AccessKind::kRead});
   }
-  TALWEG_ASSIGN_OR_RETURN(const Place target, Resolve({output, plan.bytes}));
-  // The storage need not lie as the addresses do.
-  TALWEG_CHECK(AddressOf(target.memory->data) % kernels::kVectorBytes == 0);
-  plan.arguments.output = AddressOf(target.data());
-  accesses.push_back({target, AccessKind::kWrite});
+  std::vector<Place> poisoned;
+  for (size_t o = 0; o < outputs.size(); ++o) {
+    TALWEG_ASSIGN_OR_RETURN(const Place target, Resolve({outputs[o], plan.bytes}));
+    // The storage need not lie as the addresses do.
+    TALWEG_CHECK(AddressOf(target.memory->data) % kernels::kVectorBytes == 0);
+    plan.arguments.outputs[o] = AddressOf(target.data());
+    accesses.push_back({target, AccessKind::kWrite});
+    const bool in_place = std::find(inputs.begin(), inputs.end(), outputs[o]) != inputs.end();
+    if (!in_place) poisoned.push_back(target);
+  }
   Work work;
   work.engine = Engine::kCompute;
-  work.duration_ns =
-      CostNs(plan.bytes * (inputs.size() + 1), world_.options.costs.kernel_bytes_per_us);
-  const bool in_place = inputs[0] == output;
-  if (!in_place) work.begin = [target] { Poison(target); };
+  work.duration_ns = CostNs(plan.bytes * (inputs.size() + outputs.size()),
+                            world_.options.costs.kernel_bytes_per_us);
+  work.begin = [poisoned] {
+    for (const Place& target : poisoned) Poison(target);
+  };
   // `accesses` keeps the memory.
   work.end = [plan, accesses] { kernels::RunOnHost(plan, 33); };
   Post(stream, std::move(work), accesses, "a reduction");

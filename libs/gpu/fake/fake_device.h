@@ -87,8 +87,8 @@ class FakeDevice final : public Device {
   absl::Status CopyOnDevice(StreamId stream, DeviceSpan target, DeviceSpan source) override;
   absl::Status CopyToPeer(StreamId stream, Device& peer, DeviceSpan target,
                           DeviceSpan source) override;
-  absl::Status Reduce(StreamId stream, const ReduceSpec& spec, std::span<const uint64_t> inputs,
-                      uint64_t output, uint64_t element_count) override;
+  absl::Status ReduceTo(StreamId stream, const ReduceSpec& spec, std::span<const uint64_t> inputs,
+                        std::span<const uint64_t> outputs, uint64_t element_count) override;
 
   // ----- For communicators and the machine. -----
 

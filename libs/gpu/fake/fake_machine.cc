@@ -46,6 +46,7 @@ class FakePlatform final : public Platform {
       GpuState& state = world_.gpus[gpu];
       if (state.info.uuid != uuid) continue;
       if (state.lost) return absl::AbortedError(absl::StrCat(Describe(state.info), " is lost"));
+      if (!world_.context_refusal.ok()) return world_.context_refusal;
       if (world_.FreeBytes(state) < world_.options.context_bytes) {
         return absl::ResourceExhaustedError(
             absl::StrCat(Describe(state.info), " has no memory for a context"));
@@ -179,6 +180,10 @@ void FakeMachine::HostTouches(std::span<const std::byte> bytes, AccessKind kind)
 void FakeMachine::InjectCollectiveFault(CollectiveFault fault) { world_->collective_fault = fault; }
 
 void FakeMachine::RefuseImports(absl::Status status) { world_->import_refusal = std::move(status); }
+
+void FakeMachine::RefuseContexts(absl::Status status) {
+  world_->context_refusal = std::move(status);
+}
 
 void FakeMachine::OccupyMemory(size_t gpu, uint64_t bytes) {
   world_->gpus.at(gpu).occupied_bytes = bytes;

@@ -88,6 +88,8 @@ class FakeMachine {
   void InjectCollectiveFault(CollectiveFault fault);
   // Every Map and ImportEvent fails so; OK ends that.
   void RefuseImports(absl::Status status);
+  // Every Open fails so; OK ends that.
+  void RefuseContexts(absl::Status status);
   // Memory that something else takes of the GPU, instead of what it took before.
   void OccupyMemory(size_t gpu, uint64_t bytes);
   // For all processes: nothing can be opened on it until it is restored.

@@ -222,13 +222,13 @@ class SharedDevice final : public Device {
     std::memcpy(At(target.address), At(source.address), source.bytes);
     return absl::OkStatus();
   }
-  absl::Status Reduce(StreamId stream, const ReduceSpec& spec, std::span<const uint64_t> inputs,
-                      uint64_t output, uint64_t element_count) override {
+  absl::Status ReduceTo(StreamId stream, const ReduceSpec& spec, std::span<const uint64_t> inputs,
+                        std::span<const uint64_t> outputs, uint64_t element_count) override {
     TALWEG_RETURN_IF_ERROR(CheckStream(stream));
     TALWEG_ASSIGN_OR_RETURN(const kernels::ReducePlan plan,
-                            kernels::PlanReduce(spec, inputs, output, element_count));
+                            kernels::PlanReduce(spec, inputs, outputs, element_count));
     for (const uint64_t input : inputs) TALWEG_RETURN_IF_ERROR(CheckSpan({input, plan.bytes}));
-    TALWEG_RETURN_IF_ERROR(CheckSpan({output, plan.bytes}));
+    for (const uint64_t output : outputs) TALWEG_RETURN_IF_ERROR(CheckSpan({output, plan.bytes}));
     kernels::RunOnHost(plan, 33);
     return absl::OkStatus();
   }

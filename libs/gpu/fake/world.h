@@ -87,6 +87,7 @@ class World {
   size_t mapping_count = 0;
   CollectiveFault collective_fault = CollectiveFault::kNone;
   absl::Status import_refusal;
+  absl::Status context_refusal;
   std::vector<std::string> violations;
 };
 

@@ -18,6 +18,7 @@ enum class Combine : uint8_t {
 };
 
 inline constexpr uint32_t kInputsMax = 32;
+inline constexpr uint32_t kOutputsMax = kInputsMax;
 // What a thread loads at once.
 inline constexpr uint32_t kVectorBytes = 16;
 // Threads of a block: what the kernels are compiled for.
@@ -27,12 +28,13 @@ inline constexpr uint32_t kBlockThreads = 256;
 // all are head. Vectors lie at multiples of kVectorBytes in every buffer.
 struct ReduceArguments {
   uint64_t inputs[kInputsMax];
-  uint64_t output;
+  uint64_t outputs[kOutputsMax];
   uint64_t element_count;
   uint64_t head;
   uint64_t vectors;
   double scale;  // Rounded to the type that is combined in.
   uint32_t input_count;
+  uint32_t output_count;
 };
 
 }  // namespace talweg::gpu::kernels

@@ -283,18 +283,23 @@ struct Kernel {
           Add1(loaded, lanes);
         }
       }
-      Vector* const output = reinterpret_cast<Vector*>(
-          static_cast<uintptr_t>(arguments.output + arguments.head * sizeof(Stored)));
+      // Behind all loads of these elements: an output may be an input.
+      Vector results[kUnroll];
       TALWEG_UNROLL
       for (uint32_t u = 0; u < kUnroll; ++u) {
-        const uint64_t at = first + u * thread_count;
-        if (at >= arguments.vectors) continue;
-        Vector result;
         TALWEG_UNROLL
         for (uint32_t l = 0; l < kLanes; ++l) {
-          result.lanes[l] = E::Pack(Last<kCombine>(lanes[u][l], scale));
+          results[u].lanes[l] = E::Pack(Last<kCombine>(lanes[u][l], scale));
         }
-        StoreVector(output + at, result);
+      }
+      for (uint32_t o = 0; o < arguments.output_count; ++o) {
+        Vector* const output = reinterpret_cast<Vector*>(
+            static_cast<uintptr_t>(arguments.outputs[o] + arguments.head * sizeof(Stored)));
+        TALWEG_UNROLL
+        for (uint32_t u = 0; u < kUnroll; ++u) {
+          const uint64_t at = first + u * thread_count;
+          if (at < arguments.vectors) StoreVector(output + at, results[u]);
+        }
       }
     }
   }
@@ -310,8 +315,10 @@ struct Kernel {
       for (uint32_t input = 1; input < arguments.input_count; ++input) {
         lane = Next<kCombine>(lane, E::Unpack(Element(arguments.inputs[input], at)));
       }
-      reinterpret_cast<Stored*>(static_cast<uintptr_t>(arguments.output))[at] =
-          E::Pack(Last<kCombine>(lane, scale));
+      const Stored result = E::Pack(Last<kCombine>(lane, scale));
+      for (uint32_t o = 0; o < arguments.output_count; ++o) {
+        reinterpret_cast<Stored*>(static_cast<uintptr_t>(arguments.outputs[o]))[at] = result;
+      }
     }
   }
 

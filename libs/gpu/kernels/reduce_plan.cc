@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "libs/status/status.h"
+
 namespace talweg::gpu::kernels {
 namespace {
 
@@ -45,8 +47,19 @@ absl::string_view NameOf(DType dtype) {
   return {name.data(), name.size()};
 }
 
-absl::Status CheckReduce(const ReduceSpec& spec, std::span<const uint64_t> inputs, uint64_t output,
-                         uint64_t bytes) {
+absl::Status CheckBuffer(absl::string_view what, uint64_t address, uint64_t bytes, uint64_t size) {
+  if (address % size == 0 && address + bytes >= address) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " of ", bytes, " bytes at address 0x", absl::Hex(address),
+                   ": buffers lie at multiples of an element's size, here ", size, " bytes"));
+}
+
+bool Overlap(uint64_t one, uint64_t other, uint64_t bytes) {
+  return one < other + bytes && other < one + bytes;
+}
+
+absl::Status CheckReduce(const ReduceSpec& spec, std::span<const uint64_t> inputs,
+                         std::span<const uint64_t> outputs, uint64_t bytes) {
   const std::string_view op = OpName(spec.op);
   const std::string what =
       absl::StrCat("reduction (", NameOf(spec.dtype), ", ", absl::string_view(op.data(), op.size()),
@@ -60,20 +73,27 @@ absl::Status CheckReduce(const ReduceSpec& spec, std::span<const uint64_t> input
   if (inputs.empty() || inputs.size() > kInputsMax) {
     return absl::InvalidArgumentError(absl::StrCat(what, " needs 1 to ", kInputsMax, " inputs"));
   }
-  const uint64_t size = DTypeSize(spec.dtype);
-  for (size_t i = 0; i <= inputs.size(); ++i) {
-    const uint64_t address = i == inputs.size() ? output : inputs[i];
-    if (address % size != 0 || address + bytes < address) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(what, " of ", bytes, " bytes at address 0x", absl::Hex(address),
-                       ": buffers lie at multiples of an element's size, here ", size, " bytes"));
-    }
+  if (outputs.empty() || outputs.size() > kOutputsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " has ", outputs.size(), " outputs instead of 1 to ", kOutputsMax));
   }
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (i == 0 && inputs[0] == output) continue;
-    if (inputs[i] < output + bytes && output < inputs[i] + bytes) {
+  const uint64_t size = DTypeSize(spec.dtype);
+  for (const uint64_t input : inputs) {
+    TALWEG_RETURN_IF_ERROR(CheckBuffer(what, input, bytes, size));
+  }
+  for (size_t o = 0; o < outputs.size(); ++o) {
+    TALWEG_RETURN_IF_ERROR(CheckBuffer(what, outputs[o], bytes, size));
+    for (size_t other = 0; other < o; ++other) {
+      if (!Overlap(outputs[o], outputs[other], bytes)) continue;
       return absl::InvalidArgumentError(
-          absl::StrCat(what, ": input ", i, " overlaps the output; only the first may be it"));
+          absl::StrCat(what, ": outputs ", other, " and ", o, " overlap"));
+    }
+    size_t same = 0;  // Inputs that this output is.
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (!Overlap(inputs[i], outputs[o], bytes)) continue;
+      if (inputs[i] == outputs[o] && ++same == 1) continue;
+      return absl::InvalidArgumentError(absl::StrCat(what, ": input ", i, " overlaps output ", o,
+                                                     "; an output may be one input, whole"));
     }
   }
   return absl::OkStatus();
@@ -82,13 +102,13 @@ absl::Status CheckReduce(const ReduceSpec& spec, std::span<const uint64_t> input
 }  // namespace
 
 absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec, std::span<const uint64_t> inputs,
-                                      uint64_t output, uint64_t element_count) {
+                                      std::span<const uint64_t> outputs, uint64_t element_count) {
   const uint64_t size = DTypeSize(spec.dtype);
   if (size != 0 && element_count > UINT64_MAX / size) {
     return absl::InvalidArgumentError(absl::StrCat("a reduction of ", element_count, " elements"));
   }
   const uint64_t bytes = element_count * size;
-  if (absl::Status status = CheckReduce(spec, inputs, output, bytes); !status.ok()) return status;
+  if (absl::Status status = CheckReduce(spec, inputs, outputs, bytes); !status.ok()) return status;
   ReducePlan plan = {.bytes = bytes, .dtype = spec.dtype};
   const Scaling scaling = ScalingOf(spec);
   plan.combine = scaling.combine;
@@ -96,13 +116,15 @@ absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec, std::span<const ui
   ReduceArguments& arguments = plan.arguments;
   std::copy(inputs.begin(), inputs.end(), arguments.inputs);
   arguments.input_count = static_cast<uint32_t>(inputs.size());
-  arguments.output = output;
+  std::copy(outputs.begin(), outputs.end(), arguments.outputs);
+  arguments.output_count = static_cast<uint32_t>(outputs.size());
   arguments.element_count = element_count;
   arguments.scale = scaling.scale;
   // Vectors where all buffers can have them at once; else element by element.
-  const uint64_t askew = output % kVectorBytes;
-  const bool alike = std::all_of(inputs.begin(), inputs.end(),
-                                 [askew](uint64_t at) { return at % kVectorBytes == askew; });
+  const uint64_t askew = outputs[0] % kVectorBytes;
+  const auto lies_alike = [askew](uint64_t at) { return at % kVectorBytes == askew; };
+  const bool alike = std::all_of(inputs.begin(), inputs.end(), lies_alike) &&
+                     std::all_of(outputs.begin(), outputs.end(), lies_alike);
   const uint64_t head_bytes = (kVectorBytes - askew) % kVectorBytes;
   if (alike && head_bytes < bytes) {
     arguments.head = head_bytes / size;

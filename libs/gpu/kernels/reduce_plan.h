@@ -17,8 +17,7 @@ namespace talweg::gpu::kernels {
 
 // How one Device::Reduce is done.
 struct ReducePlan {
-  // A single input that nothing scales: its bytes are copied, NaNs untouched, and not at all if
-  // the output is the input.
+  // A single input that nothing scales: its bytes are copied, NaNs untouched, but to itself.
   bool is_copy = false;
   uint64_t bytes = 0;  // Of each buffer; 0: nothing to do.
   DType dtype = DType::kUnspecified;
@@ -26,9 +25,14 @@ struct ReducePlan {
   ReduceArguments arguments = {};
 };
 
-// INVALID_ARGUMENT: not as Device::Reduce wants it.
+// INVALID_ARGUMENT: not as Device::ReduceTo wants it.
 absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec, std::span<const uint64_t> inputs,
-                                      uint64_t output, uint64_t element_count);
+                                      std::span<const uint64_t> outputs, uint64_t element_count);
+inline absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec,
+                                             std::span<const uint64_t> inputs, uint64_t output,
+                                             uint64_t element_count) {
+  return PlanReduce(spec, inputs, {&output, 1}, element_count);
+}
 
 // "talweg_reduce_f32_sum"
 std::string KernelName(DType dtype, Combine combine);

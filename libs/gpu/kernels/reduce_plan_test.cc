@@ -15,9 +15,9 @@ using Catch::Matchers::Contains;
 
 constexpr ReduceSpec kSumF32 = {.dtype = DType::kF32, .op = Op::kSum};
 
-std::string ErrorOf(const ReduceSpec& spec, const std::vector<uint64_t>& inputs, uint64_t output,
-                    uint64_t element_count) {
-  const auto plan = PlanReduce(spec, inputs, output, element_count);
+std::string ErrorOf(const ReduceSpec& spec, const std::vector<uint64_t>& inputs,
+                    const std::vector<uint64_t>& outputs, uint64_t element_count) {
+  const auto plan = PlanReduce(spec, inputs, outputs, element_count);
   REQUIRE_FALSE(plan.ok());
   CHECK(absl::IsInvalidArgument(plan.status()));
   return std::string(plan.status().message());
@@ -48,6 +48,17 @@ TEST_CASE("PlanReduce: buffers that lie differently, or are short, have no vecto
   CHECK(brief->arguments.head == 3);
 }
 
+TEST_CASE("PlanReduce: outputs may be inputs, and lie alike with them", "[gpu]") {
+  const std::vector<uint64_t> two = {0x1000, 0x2000};
+  const auto in_place = PlanReduce(kSumF32, two, two, 100);
+  REQUIRE(in_place.ok());
+  CHECK(in_place->arguments.output_count == 2);
+  CHECK(in_place->arguments.outputs[1] == 0x2000);
+  CHECK(in_place->arguments.vectors == 25);
+  const std::vector<uint64_t> askew = {0x2000, 0x3004};
+  CHECK(PlanReduce(kSumF32, two, askew, 100)->arguments.vectors == 0);
+}
+
 TEST_CASE("PlanReduce: how an average divides", "[gpu]") {
   const std::vector<uint64_t> inputs = {0x1000, 0x2000};
   const auto combine_of = [&](uint32_t divisor) {
@@ -73,24 +84,29 @@ TEST_CASE("PlanReduce: one input that nothing scales is a copy", "[gpu]") {
 
 TEST_CASE("PlanReduce: what is refused, and why", "[gpu]") {
   const std::vector<uint64_t> two = {0x1000, 0x2000};
-  CHECK_THAT(ErrorOf({.dtype = DType::kI32, .op = Op::kAverage}, two, 0x3000, 8),
+  CHECK_THAT(ErrorOf({.dtype = DType::kI32, .op = Op::kAverage}, two, {0x3000}, 8),
              Contains("i32, average") && Contains("not defined"));
-  CHECK_THAT(ErrorOf({.dtype = DType::kF32, .op = Op::kBroadcast}, two, 0x3000, 8),
+  CHECK_THAT(ErrorOf({.dtype = DType::kF32, .op = Op::kBroadcast}, two, {0x3000}, 8),
              Contains("not defined"));
-  CHECK_THAT(ErrorOf({.dtype = static_cast<DType>(77), .op = Op::kSum}, two, 0x3000, 8),
+  CHECK_THAT(ErrorOf({.dtype = static_cast<DType>(77), .op = Op::kSum}, two, {0x3000}, 8),
              Contains("not defined"));
-  CHECK_THAT(ErrorOf({.dtype = DType::kF32, .op = Op::kSum, .divisor = 2}, two, 0x3000, 8),
+  CHECK_THAT(ErrorOf({.dtype = DType::kF32, .op = Op::kSum, .divisor = 2}, two, {0x3000}, 8),
              Contains("divided by 2"));
-  CHECK_THAT(ErrorOf({.dtype = DType::kF32, .op = Op::kAverage, .divisor = 0}, two, 0x3000, 8),
+  CHECK_THAT(ErrorOf({.dtype = DType::kF32, .op = Op::kAverage, .divisor = 0}, two, {0x3000}, 8),
              Contains("divided by 0"));
-  CHECK_THAT(ErrorOf(kSumF32, {}, 0x3000, 8), Contains("1 to 32 inputs"));
-  CHECK_THAT(ErrorOf(kSumF32, std::vector<uint64_t>(33, 0x1000), 0x3000, 8), Contains("33 inputs"));
-  CHECK_THAT(ErrorOf(kSumF32, two, 0x3002, 8), Contains("0x3002") && Contains("4 bytes"));
-  CHECK_THAT(ErrorOf(kSumF32, {0x1001, 0x2000}, 0x3000, 8), Contains("0x1001"));
-  CHECK_THAT(ErrorOf(kSumF32, two, 0x1010, 8), Contains("input 0 overlaps"));
-  CHECK_THAT(ErrorOf(kSumF32, two, 0x2000, 8), Contains("input 1 overlaps"));
-  CHECK_THAT(ErrorOf(kSumF32, two, 0x3000, UINT64_MAX / 2), Contains("elements"));
-  CHECK_THAT(ErrorOf(kSumF32, two, UINT64_MAX - 3, 8), Contains("at address"));
+  CHECK_THAT(ErrorOf(kSumF32, {}, {0x3000}, 8), Contains("1 to 32 inputs"));
+  CHECK_THAT(ErrorOf(kSumF32, std::vector<uint64_t>(33, 0x1000), {0x3000}, 8),
+             Contains("33 inputs"));
+  CHECK_THAT(ErrorOf(kSumF32, two, {0x3002}, 8), Contains("0x3002") && Contains("4 bytes"));
+  CHECK_THAT(ErrorOf(kSumF32, {0x1001, 0x2000}, {0x3000}, 8), Contains("0x1001"));
+  CHECK_THAT(ErrorOf(kSumF32, two, {0x1010}, 8), Contains("input 0 overlaps output 0"));
+  CHECK_THAT(ErrorOf(kSumF32, two, {0x1000, 0x2010}, 8), Contains("input 1 overlaps output 1"));
+  CHECK_THAT(ErrorOf(kSumF32, {0x1000, 0x1000}, {0x1000}, 8), Contains("one input, whole"));
+  CHECK_THAT(ErrorOf(kSumF32, two, {0x3000, 0x3010}, 8), Contains("outputs 0 and 1 overlap"));
+  CHECK_THAT(ErrorOf(kSumF32, two, {}, 8), Contains("0 outputs"));
+  CHECK_THAT(ErrorOf(kSumF32, two, std::vector<uint64_t>(33, 0x3000), 8), Contains("33 outputs"));
+  CHECK_THAT(ErrorOf(kSumF32, two, {0x3000}, UINT64_MAX / 2), Contains("elements"));
+  CHECK_THAT(ErrorOf(kSumF32, two, {UINT64_MAX - 3}, 8), Contains("at address"));
 }
 
 TEST_CASE("Image: the build says whether it has kernels", "[gpu]") {

@@ -44,8 +44,10 @@ void RunOnHost(const ReducePlan& plan, uint64_t thread_count) {
   if (plan.bytes == 0) return;
   const ReduceArguments& arguments = plan.arguments;
   if (plan.is_copy) {
-    std::memmove(reinterpret_cast<std::byte*>(arguments.output),
-                 reinterpret_cast<const std::byte*>(arguments.inputs[0]), plan.bytes);
+    for (uint32_t o = 0; o < arguments.output_count; ++o) {
+      std::memmove(reinterpret_cast<std::byte*>(arguments.outputs[o]),
+                   reinterpret_cast<const std::byte*>(arguments.inputs[0]), plan.bytes);
+    }
     return;
   }
   const HostKernel kernel = Find(plan.dtype, plan.combine);

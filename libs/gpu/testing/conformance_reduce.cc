@@ -38,9 +38,12 @@ class Bench {
   std::byte* input(size_t i, uint64_t offset = 0) { return &host_[i * stride_ + offset]; }
   std::span<std::byte> inputs() { return host_; }
 
-  // Whether the device's result is the host's.
+  // Where results go: beside the inputs, or to each of them.
+  enum class Target : uint8_t { kBeside, kEach };
+
+  // Whether the device's results are the host's.
   bool Same(const ReduceSpec& spec, size_t input_count, uint64_t element_count, uint64_t skew,
-            bool in_place) {
+            Target target) {
     const uint64_t size = DTypeSize(spec.dtype);
     const uint64_t bytes = element_count * size;
     std::vector<uint64_t> host_inputs;
@@ -55,16 +58,19 @@ class Bench {
                                           reinterpret_cast<uint64_t>(want.data()), element_count);
     REQUIRE(plan.ok());
     kernels::RunOnHost(*plan, 1);
-    const uint64_t output = in_place ? device_inputs[0] : device_.address + (count_ - 1) * stride_;
+    std::vector<uint64_t> outputs = {device_.address + (count_ - 1) * stride_};
+    if (target == Target::kEach) outputs = device_inputs;
     REQUIRE(c_.device->CopyToDevice(stream_, device_, host_).ok());
     const absl::Status status =
-        c_.device->Reduce(stream_, spec, device_inputs, output, element_count);
+        c_.device->ReduceTo(stream_, spec, device_inputs, outputs, element_count);
     INFO(status.ToString());
     REQUIRE(status.ok());
     if (bytes == 0) return true;
-    REQUIRE(c_.device->CopyToHost(stream_, result_.first(bytes), {output, bytes}).ok());
-    c_.Finish(stream_);
-    return std::memcmp(result_.data(), want.data(), bytes) == 0;
+    return std::all_of(outputs.begin(), outputs.end(), [&](uint64_t output) {
+      REQUIRE(c_.device->CopyToHost(stream_, result_.first(bytes), {output, bytes}).ok());
+      c_.Finish(stream_);
+      return std::memcmp(result_.data(), want.data(), bytes) == 0;
+    });
   }
 
  private:
@@ -76,6 +82,8 @@ class Bench {
   DeviceSpan device_;
   StreamId stream_;
 };
+
+using Target = Bench::Target;
 
 TEST_CASE("reduce: every dtype, op, number of inputs and placement has the host's bits", "[gpu]") {
   Case c;
@@ -93,7 +101,8 @@ TEST_CASE("reduce: every dtype, op, number of inputs and placement has the host'
               const ReduceSpec spec = {.dtype = dtype, .op = op, .divisor = divisor};
               INFO(DTypeName(dtype) << ' ' << OpName(op) << ", inputs " << inputs << ", elements "
                                     << elements << ", skew " << skew << ", divisor " << divisor);
-              CHECK(bench.Same(spec, inputs, elements, skew, elements % 2 == 1));
+              CHECK(bench.Same(spec, inputs, elements, skew,
+                               elements % 2 == 1 ? Target::kEach : Target::kBeside));
             }
           }
         }
@@ -120,7 +129,7 @@ TEST_CASE("reduce: all numbers of 16 bits, and ties between them", "[gpu]") {
           ReduceSpec{.dtype = dtype, .op = Op::kProduct},
           ReduceSpec{.dtype = dtype, .op = Op::kMin}, ReduceSpec{.dtype = dtype, .op = Op::kMax}}) {
       INFO(DTypeName(dtype) << ' ' << OpName(spec.op) << ", divisor " << spec.divisor);
-      CHECK(bench.Same(spec, 2, kNumbers, 0, false));
+      CHECK(bench.Same(spec, 2, kNumbers, 0, Target::kBeside));
     }
   }
 }
@@ -131,10 +140,10 @@ TEST_CASE("reduce: more elements than a grid has threads", "[gpu]") {
   constexpr uint64_t kElements = 6'000'011;
   Bench bench(c, kElements * 4, 2);
   FillPattern(bench.inputs(), 2);
-  CHECK(bench.Same({.dtype = DType::kF32, .op = Op::kSum}, 2, kElements, 0, false));
-  CHECK(bench.Same({.dtype = DType::kU8, .op = Op::kMax}, 2, kElements, 1, false));
-  CHECK(
-      bench.Same({.dtype = DType::kBF16, .op = Op::kAverage, .divisor = 3}, 2, kElements, 0, true));
+  CHECK(bench.Same({.dtype = DType::kF32, .op = Op::kSum}, 2, kElements, 0, Target::kBeside));
+  CHECK(bench.Same({.dtype = DType::kU8, .op = Op::kMax}, 2, kElements, 1, Target::kBeside));
+  CHECK(bench.Same({.dtype = DType::kBF16, .op = Op::kAverage, .divisor = 3}, 2, kElements, 0,
+                   Target::kEach));
 }
 
 }  // namespace

@@ -443,10 +443,13 @@ CuResult cuLaunchKernel(CuFunction function, unsigned blocks, unsigned y, unsign
   // The parameters are copied at the launch.
   std::memcpy(&plan.arguments, parameters[0], sizeof(plan.arguments));
   const uint64_t bytes = plan.arguments.element_count * talweg::DTypeSize(plan.dtype);
-  for (uint32_t i = 0; i <= plan.arguments.input_count; ++i) {
-    const uint64_t address =
-        i == plan.arguments.input_count ? plan.arguments.output : plan.arguments.inputs[i];
-    if (!Get().IsDeviceMemory(address, bytes)) return kCuIllegalAddress;
+  const auto reaches = [&](const uint64_t* addresses, uint32_t count) {
+    return std::all_of(addresses, addresses + count,
+                       [&](uint64_t address) { return Get().IsDeviceMemory(address, bytes); });
+  };
+  if (!reaches(plan.arguments.inputs, plan.arguments.input_count) ||
+      !reaches(plan.arguments.outputs, plan.arguments.output_count)) {
+    return kCuIllegalAddress;
   }
   return PostRun(stream,
                  [plan, blocks, threads] { kernels::RunOnHost(plan, uint64_t{blocks} * threads); });

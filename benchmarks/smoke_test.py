@@ -169,7 +169,7 @@ class SmokeTest(unittest.TestCase):
             self.assertGreater(data["gpu_push_pull"]["peer_bytes_per_s"], 0)
             self.assertEqual(len(data["gpu_training_step"]["tiny, batch 2"]), 4)
         self.assertIn("Fake GPU", figures["gpu"])
-        kinds = ("Down", "Up", "BothWays", "Copy", "Reduce/f32", "Reduce/bf16")
+        kinds = ("Down", "Up", "AtOnce", "BothWays", "Copy", "Reduce/f32", "Reduce/bf16")
         for kind in (*kinds, "Peer", "PeerBothWays"):
             found = [name for name in figures["bytes_per_s"] if name.startswith(f"{kind}/")]
             self.assertEqual(len(found), 1, kind)

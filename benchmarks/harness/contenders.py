@@ -59,11 +59,8 @@ class Programs:
 
         Empty where this machine does not allow that: the host's loopback serves then, with its own.
         """
-        script = (
-            'ip link set lo up; echo "$1" >/proc/sys/net/ipv4/tcp_congestion_control || exit 1; '
-            'shift; exec "$@"'
-        )
-        line = ("unshare", "--net", "--", "sh", "-c", script, "sh", self.congestion_control)
+        script = str(Path(__file__).with_name("own_network.py"))
+        line = ("unshare", "--net", "--", sys.executable, script, self.congestion_control)
         try:
             allowed = subprocess.run([*line, "true"], capture_output=True, check=False)
         except OSError:

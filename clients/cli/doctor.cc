@@ -185,6 +185,10 @@ void ExamineGpus(const MachineFacts& facts, std::vector<Finding>& findings) {
           Good("GPU", absl::StrCat(gpu::Describe(gpu), ", ", FormatBytes(gpu.memory_bytes),
                                    ", compute ", gpu.compute_major, ".", gpu.compute_minor)));
     }
+    findings.push_back(
+        facts.mps_directory.empty()
+            ? Good("MPS", "off: on each GPU its agent and ranks take turns, of 0.1 ms and more")
+            : Good("MPS", "on (" + facts.mps_directory + "): agent and ranks use a GPU at once"));
     if (cuda.nccl.ok()) {
       findings.push_back(
           Good("NCCL", absl::StrCat(cuda.nccl_version, " (", cuda.nccl_library, ")")));

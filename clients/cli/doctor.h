@@ -41,8 +41,11 @@ struct MachineFacts {
   bool avx512 = false;
   gpu::CudaFacts cuda;
   bool nvidia_files = false;  // The kernel has NVIDIA's module, or a container its devices.
-  std::string cuda_toolkit;   // Version and place; empty: none found.
-  std::string governor;       // Of CPU frequencies; empty: unknown.
+  // Where MPS takes the work of all processes to a GPU, its CUDA_MPS_PIPE_DIRECTORY; empty: it is
+  // off.
+  std::string mps_directory;
+  std::string cuda_toolkit;  // Version and place; empty: none found.
+  std::string governor;      // Of CPU frequencies; empty: unknown.
   std::optional<bool> clock_synchronized;
   std::string kernel;
   std::string libc;

@@ -170,6 +170,14 @@ TEST_CASE("doctor: what GPUs lack is one finding each, with its remedy", "[cli]"
   CHECK(OnlyFinding(facts).remedy == "install it");
 }
 
+TEST_CASE("doctor: whether processes share a GPU, or take turns", "[cli]") {
+  CHECK_THAT(FindingsText(Examine(GoodMachine())), !Contains("MPS"));
+  MachineFacts facts = GpuMachine();
+  CHECK_THAT(FindingsText(Examine(facts)), Contains("off: on each GPU") && !Contains("Remedies"));
+  facts.mps_directory = "/run/mps";
+  CHECK_THAT(FindingsText(Examine(facts)), Contains("on (/run/mps)"));
+}
+
 TEST_CASE("doctor: whether NICs would reach GPUs, and why not", "[cli]") {
   CHECK_THAT(FindingsText(Examine(GoodMachine())), !Contains("GPUDirect"));
   MachineFacts facts = GpuMachine();

@@ -180,6 +180,13 @@ std::string FindCudaToolkit() {
 
 bool Exists(const char* path) { return access(path, F_OK) == 0; }
 
+std::string FindMps() {
+  const char* const named = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  const std::string directory = named != nullptr ? named : "/tmp/nvidia-mps";
+  const std::vector<std::string> pid = Words(directory + "/nvidia-cuda-mps-control.pid");
+  return !pid.empty() && Exists(("/proc/" + pid[0]).c_str()) ? directory : "";
+}
+
 }  // namespace
 
 MachineFacts ReadMachineFacts(const std::string& provider) {
@@ -208,6 +215,7 @@ MachineFacts ReadMachineFacts(const std::string& provider) {
   if (!governor.empty()) facts.governor = governor[0];
   facts.cuda = gpu::ReadCudaFacts({});
   facts.nvidia_files = Exists("/proc/driver/nvidia/version") || Exists("/dev/nvidiactl");
+  facts.mps_directory = FindMps();
   facts.cuda_toolkit = FindCudaToolkit();
   timex clock = {};
   if (const int state = adjtimex(&clock); state >= 0) {

@@ -62,6 +62,21 @@ class TorchOnGpuTest(unittest.TestCase):
             ]
             self.assertEqual(self._finish(ranks), [0] * 4)
 
+    def test_a_process_is_killed_in_a_step(self) -> None:
+        for killed, error in (("rank", "JobFailed"), ("agent", "AgentLost")):
+            with self.subTest(killed), Cluster() as cluster:
+                machine = Machine(cluster, 0, 2, ["--standalone"], fakes=False)
+                ranks = [machine.torch_rank(i, 0, "steady") for i in range(2)]
+                for rank in ranks:
+                    rank.wait_for("step 2")
+                if killed == "rank":
+                    ranks.pop().process.kill()
+                else:
+                    machine.agent.kill()
+                for rank in ranks:
+                    rank.wait_for(f"talweg.errors.{error}:")
+                    self.assertEqual(rank.process.wait(DEADLINE_S), 1)
+
     def test_memory_that_cannot_be_shared(self) -> None:
         for allocator in ("expandable_segments:True", "backend:cudaMallocAsync"):
             with self.subTest(allocator):

@@ -73,9 +73,9 @@ def run(context: Context) -> Section:
         "\nThe same products of matrices on the training stream, alone and while a push_pull is under way; then a\n"
         "push_pull by itself, from the last gradient to the last result, and the kernels and copies that it gives to\n"
         "the trainer's own streams. Its limit is the sum of two, of B bytes with n ranks on each of g GPUs. In a\n"
-        "GPU's memory: n inputs read, a sum written, and copied into n tensors, (3n + 1) B at the speed of a copy\n"
-        "there. From GPU to GPU: what an all-reduce sends from each, and brings to it, 2 (g - 1) / g B at the speed\n"
-        "of one of two copies that go both ways at once.\n"
+        "GPU's memory: n tensors read and written, 2n B at the speed of a copy there; of several GPUs a sum is\n"
+        "written, and copied into the tensors, (3n + 1) B. From GPU to GPU: what an all-reduce sends from each, and\n"
+        "brings to it, 2 (g - 1) / g B at the speed of one of two copies that go both ways at once.\n"
     )
     return section
 
@@ -142,9 +142,12 @@ def limit_s(nbytes: int, speeds: Speeds, gpus: int) -> float | None:
     if gpus == 0 or (gpus > 1 and speeds.peer_bytes_per_s is None):
         return None
     ranks = _RANKS // gpus
-    summed = ranks + 1  # Read, and written.
-    taken = 2 * ranks  # Read and written for each rank's tensor.
-    limit = nbytes * (summed + taken) / speeds.memory_bytes_per_s
+    touched = 2 * ranks  # Each rank's tensor, read and written.
+    if gpus > 1:
+        touched += (
+            ranks + 1
+        )  # The sum among them lies in between: written, and read for each tensor.
+    limit = nbytes * touched / speeds.memory_bytes_per_s
     if speeds.peer_bytes_per_s is not None:
         # An all-reduce's reduce-scatter, and its all-gather.
         limit += nbytes * 2 * (gpus - 1) / gpus / speeds.peer_bytes_per_s

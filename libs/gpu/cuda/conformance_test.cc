@@ -2,6 +2,7 @@
 //
 // NVIDIA's GPUs of this machine under the conformance suite. Runs under ./test --gpu only; peers
 // are processes of their own: this program once more, told by TALWEG_GPU_PEER to serve a socket.
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -25,6 +26,7 @@
 #include "libs/gpu/testing/harness.h"
 #include "libs/runtime/clock.h"
 #include "libs/runtime/descriptor.h"
+#include "libs/status/status.h"
 
 extern char** environ;
 
@@ -46,7 +48,7 @@ bool RunUntilDeadline(const std::function<bool()>& done) {
 
 // ----- A peer in a process of its own: one request at a time over a socket. -----
 
-enum class Request : uint32_t { kShare, kWrite, kRead, kFree };
+enum class Request : uint32_t { kShare, kWrite, kRead, kFree, kFault };
 
 struct RequestMessage {
   Request request;
@@ -94,11 +96,48 @@ ReplyMessage ReplyOf(const absl::Status& status) {
   return reply;
 }
 
+// Has a kernel read memory that is not there any more; OK if what follows is as device.h has it.
+absl::Status Fault(const GpuUuid& uuid) {
+  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Platform> platform, NewCudaPlatform({}));
+  TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, platform->Open(uuid));
+  constexpr uint64_t kBytes = 64 << 20;
+  TALWEG_ASSIGN_OR_RETURN(const DeviceSpan gone, device->Allocate(kBytes));
+  TALWEG_ASSIGN_OR_RETURN(const DeviceSpan sum, device->Allocate(kBytes));
+  TALWEG_ASSIGN_OR_RETURN(const StreamId stream, device->NewStream(StreamPriority::kHigh));
+  TALWEG_ASSIGN_OR_RETURN(const EventId done, device->NewEvent(EventScope::kProcess));
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  const auto free = reinterpret_cast<int (*)(uint64_t)>(dlsym(driver, "cuMemFree_v2"));
+  if (free(gone.address) != 0)
+    return absl::InternalError("cuMemFree");  // The device knows nothing.
+  const uint64_t inputs[] = {gone.address, gone.address + kBytes / 2};
+  TALWEG_RETURN_IF_ERROR(device->Reduce(stream, {.dtype = DType::kF32, .op = Op::kSum}, inputs,
+                                        sum.address, kBytes / 8));
+  device->Record(done, stream).IgnoreError();
+  absl::Status status;
+  RunUntilDeadline([&] {
+    const auto query = device->Query(done);
+    status = query.status();
+    return !query.ok() || *query;
+  });
+  if (!absl::IsAborted(status)) return absl::InternalError("asked: " + status.ToString());
+  status = device->Allocate(4096).status();
+  if (!absl::IsAborted(status)) return absl::InternalError("used: " + status.ToString());
+  device.reset();
+  status = platform->Open(uuid).status();
+  if (absl::IsFailedPrecondition(status)) return absl::OkStatus();
+  return absl::InternalError("opened again: " + status.ToString());
+}
+
 // Ends with its parent's socket.
 int ServePeer(int fd) {
   std::unique_ptr<Peer> peer;
   RequestMessage message;
   while (ReadAll(fd, &message, sizeof(message))) {
+    if (message.request == Request::kFault) {
+      const ReplyMessage reply = ReplyOf(Fault(message.uuid));
+      WriteAll(fd, &reply, sizeof(reply));
+      continue;
+    }
     if (peer == nullptr) {
       auto platform = NewCudaPlatform({});
       if (!platform.ok()) {
@@ -127,6 +166,7 @@ int ServePeer(int fd) {
         break;
       }
       case Request::kFree: reply = ReplyOf(peer->Free()); break;
+      case Request::kFault: break;
     }
     reply.bytes = follows.size();
     if (!WriteAll(fd, &reply, sizeof(reply)) || !WriteAll(fd, follows.data(), follows.size()))
@@ -174,6 +214,7 @@ class ProcessPeer final : public Peer {
     return follows_;
   }
   absl::Status Free() override { return Ask({.request = Request::kFree}); }
+  absl::Status Fault() { return Ask({.request = Request::kFault}); }
   void Kill() override {
     if (pid_ <= 0) return;
     kill(pid_, SIGKILL);
@@ -234,6 +275,25 @@ void SaySkipped(const std::string& why) {
 }
 
 }  // namespace
+
+TEST_CASE("device: a fault ends what its process had on the GPU, for good, and nobody else's",
+          "[gpu]") {
+  Case c;
+  if (c.skipped() || !c.harness->HasKernels()) return;
+  ProcessPeer peer(c.device->info().uuid);
+  const absl::Status status = peer.Fault();
+  INFO(status.ToString());
+  CHECK(status.ok());
+  const std::span<std::byte> host = c.Host(4096);
+  const DeviceSpan memory = c.Memory(4096);
+  const StreamId stream = c.Stream();
+  FillPattern(host, 3);
+  REQUIRE(c.device->CopyToDevice(stream, memory, host).ok());
+  FillPattern(host, 4);
+  REQUIRE(c.device->CopyToHost(stream, host, memory).ok());
+  c.Finish(stream);
+  CHECK(IsPattern(host, 3));
+}
 
 std::unique_ptr<Harness> NewHarness() {
   if (std::getenv("TALWEG_TEST_GPU") == nullptr) {

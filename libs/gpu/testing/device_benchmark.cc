@@ -29,6 +29,7 @@
 // behind the last was seen done. And what lies between it and the second, if there is one.
 //
 //   BM_Down/BYTES, BM_Up/BYTES  one copy to the host, one from there: the bus
+//   BM_AtOnce/BYTES             one copy down and one up, at once: the bus both ways
 //   BM_BothWays/BYTES           64 slices of BYTES down on one stream, 64 up on another
 //   BM_Copy/BYTES               within the GPU; two bytes are touched for each that is copied
 //   BM_Reduce/DTYPE/BYTES       the sum of two inputs of BYTES; three are touched for each of it
@@ -123,9 +124,8 @@ class Bench {
 
 enum class Way : uint8_t { kDown, kUp, kBoth };
 
-void BM_Transfer(benchmark::State& state, Device& device, Way way, uint64_t bytes) {
+void BM_Transfer(benchmark::State& state, Device& device, Way way, uint64_t bytes, uint64_t count) {
   Bench bench(device);
-  const uint64_t count = way == Way::kBoth ? kSlices : 1;
   std::vector<StreamId> streams = {bench.Stream()};
   if (way == Way::kBoth) streams.push_back(bench.Stream());
   const DeviceSpan from = bench.Memory(count * bytes);
@@ -202,13 +202,14 @@ void Register(Device& device, Device* peer, const Sizes& sizes) {
     return std::string(name) + "/" + std::to_string(bytes);
   };
   using State = benchmark::State;
-  for (const auto& [name, way] : {std::pair("BM_Down", Way::kDown), std::pair("BM_Up", Way::kUp)}) {
+  for (const auto& [name, way] : {std::pair("BM_Down", Way::kDown), std::pair("BM_Up", Way::kUp),
+                                  std::pair("BM_AtOnce", Way::kBoth)}) {
     add(named(name, sizes.large), [&device, way = way, bytes = sizes.large](State& state) {
-      BM_Transfer(state, device, way, bytes);
+      BM_Transfer(state, device, way, bytes, 1);
     });
   }
   add(named("BM_BothWays", sizes.slice), [&device, bytes = sizes.slice](State& state) {
-    BM_Transfer(state, device, Way::kBoth, bytes);
+    BM_Transfer(state, device, Way::kBoth, bytes, kSlices);
   });
   add(named("BM_Copy", sizes.large),
       [&device, bytes = sizes.large](State& state) { BM_Copy(state, device, bytes); });

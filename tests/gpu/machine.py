@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster import RUNFILES, Cluster, Daemon, Rank
+from cluster import DEADLINE_S, RUNFILES, Cluster, Daemon, Rank
 from torch_forks import TorchForks
 
 _GPU_RANK = RUNFILES / "tests" / "gpu" / "gpu_rank"
@@ -136,3 +137,18 @@ def nodes_of(
         )
         for node, its in enumerate(options)
     ]
+
+
+def kill_in_a_step(machine: Machine, ranks: Sequence[Rank], killed: str) -> None:
+    """Kills the last of "steady" ranks of torch, or the agent; the others have to hear of it, and end."""
+    for rank in ranks:
+        rank.wait_for("step 2")
+    if killed == "agent":
+        machine.agent.kill()
+        survivors, error = ranks, "AgentLost:"
+    else:
+        ranks[-1].process.kill()
+        survivors, error = ranks[:-1], r"JobFailed: .*pid \d+"
+    for rank in survivors:
+        assert re.search(error, rank.wait_for("talweg.errors.")), rank.seen
+        assert rank.process.wait(DEADLINE_S) == 1

@@ -10,7 +10,7 @@ from typing import ClassVar
 from unittest import mock
 
 from cluster import DEADLINE_S, Cluster, Rank
-from machine import DRIVER_DIRECTORY, Machine, two_nodes
+from machine import DRIVER_DIRECTORY, Machine, kill_in_a_step, two_nodes
 from torch_forks import TorchForks
 
 _SAID = "go through host memory"
@@ -116,16 +116,12 @@ class TorchFakeGpusTest(unittest.TestCase):
             for machine, lost in zip(machines, (3, 1)):
                 self.assertEqual(cluster.log(machine.agent).count("is open again"), lost)
 
-    def test_the_agent_is_killed(self) -> None:
-        with Cluster() as cluster:
-            machine = Machine(cluster, 0, 2, ["--standalone"])
-            ranks = [machine.torch_rank(i, i, "steady", self.forks) for i in range(2)]
-            for rank in ranks:
-                rank.wait_for("step 2")
-            machine.agent.kill()
-            for rank in ranks:
-                rank.wait_for("talweg.errors.AgentLost:")
-                self.assertEqual(rank.process.wait(DEADLINE_S), 1)
+    def test_a_process_is_killed_in_a_step(self) -> None:
+        for killed in ("rank", "agent"):
+            with self.subTest(killed), Cluster() as cluster:
+                machine = Machine(cluster, 0, 2, ["--standalone"])
+                ranks = [machine.torch_rank(i, i, "steady", self.forks) for i in range(2)]
+                kill_in_a_step(machine, ranks, killed)
 
 
 if __name__ == "__main__":

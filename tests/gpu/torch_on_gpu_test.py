@@ -8,7 +8,7 @@ import unittest
 from collections.abc import Sequence
 
 from cluster import DEADLINE_S, Cluster, Rank
-from machine import Machine, two_nodes
+from machine import Machine, kill_in_a_step, two_nodes
 
 _SAID = "go through host memory"
 _CASES = "layouts,handles,training,real_order,real_reallocated,real_captured,real_threads"
@@ -63,19 +63,11 @@ class TorchOnGpuTest(unittest.TestCase):
             self.assertEqual(self._finish(ranks), [0] * 4)
 
     def test_a_process_is_killed_in_a_step(self) -> None:
-        for killed, error in (("rank", "JobFailed"), ("agent", "AgentLost")):
+        for killed in ("rank", "agent"):
             with self.subTest(killed), Cluster() as cluster:
                 machine = Machine(cluster, 0, 2, ["--standalone"], fakes=False)
                 ranks = [machine.torch_rank(i, 0, "steady") for i in range(2)]
-                for rank in ranks:
-                    rank.wait_for("step 2")
-                if killed == "rank":
-                    ranks.pop().process.kill()
-                else:
-                    machine.agent.kill()
-                for rank in ranks:
-                    rank.wait_for(f"talweg.errors.{error}:")
-                    self.assertEqual(rank.process.wait(DEADLINE_S), 1)
+                kill_in_a_step(machine, ranks, killed)
 
     def test_memory_that_cannot_be_shared(self) -> None:
         for allocator in ("expandable_segments:True", "backend:cudaMallocAsync"):

@@ -30,11 +30,18 @@ void GpuStage::GiveBack(Lane& lane) {
   job->ranges.push_front(lane.range);
 }
 
+// Of some ranks the contribution is gone, and others have no result.
+std::string GpuStage::OverContributions(const Lane& lane, const absl::Status& why) const {
+  return absl::StrCat(Describe(lane), ": ", StatusText(why),
+                      "; its results were being written over the contributions");
+}
+
 void GpuStage::OnPieceFailed(Lane& lane, const absl::Status& status) {
   if (FoundLost(status)) {  // Then the lane is being drained already, or is now.
     if (lane.step != Step::kDraining) Redo(lane);
     return;
   }
+  if (lane.job->is_final && lane.writes_ranks) return Fail(OverContributions(lane, status));
   if (absl::IsUnavailable(status) && lane.path == Path::kCollective &&
       lane.step != Step::kCopying && lane.step != Step::kDraining) {
     return OnCollectiveFailed(GpuSet(lane.groups.front()), status);
@@ -169,9 +176,7 @@ void GpuStage::OnGpuLost(const gpu::GpuUuid& uuid, const absl::Status& why) {
   };
   for (const Lane& lane : lanes_) {
     if (!is_affected(lane) || !lane.job->is_final || !lane.writes_ranks) continue;
-    // Of some ranks the contribution is gone, and others have no result.
-    return Fail(absl::StrCat(Describe(lane), ": ", StatusText(why),
-                             "; its results were being written over the contributions"));
+    return Fail(OverContributions(lane, why));
   }
   for (Lane& lane : lanes_) {
     if (!is_affected(lane)) continue;

@@ -100,8 +100,10 @@ absl::Status GpuStage::PostKernel(Lane& lane) {
                                  lane.elements());
   }
   if (job.is_final) {  // Nobody else has a share in it: over the contributions.
+    TALWEG_RETURN_IF_ERROR(
+        DeviceOf(uuid).ReduceTo(part.stream, spec, inputs, inputs, lane.elements()));
     lane.writes_ranks = inputs.size() > 1;
-    return DeviceOf(uuid).ReduceTo(part.stream, spec, inputs, inputs, lane.elements());
+    return absl::OkStatus();
   }
   TALWEG_RETURN_IF_ERROR(
       DeviceOf(uuid).Reduce(part.stream, spec, inputs, part.in.address, lane.elements()));

@@ -433,6 +433,7 @@ class GpuStage {
   // Gives the lane's piece back to its job, for the host, when its streams have come to rest.
   void Redo(Lane& lane);
   void GiveBack(Lane& lane);
+  std::string OverContributions(const Lane& lane, const absl::Status& why) const;
   void OnPieceFailed(Lane& lane, const absl::Status& status);
   // Of one group, and with it all that run beside it in a lane.
   void OnCollectiveFailed(const GpuSet& group, const absl::Status& status);

@@ -42,7 +42,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open(
   if (absl::IsAborted(retained)) {
     // Seen with driver 580 after an illegal address, whether or not the context was reset.
     return absl::FailedPreconditionError(
-        absl::StrCat(retained.message(), "; after a fault the driver gives this process no other"));
+        absl::StrCat(retained.message(), "; this process gets no context there, as after a fault"));
   }
   TALWEG_RETURN_IF_ERROR(retained);
   const DriverApi& api = *driver;

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "benchmarks/baselines/each_cpu.h"
 #include "benchmarks/peers/control.h"
 
 namespace {
@@ -15,8 +16,7 @@ namespace {
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 // One read and one write of every byte, nothing else.
-__attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3"))) void Touch(
-    float* data, uint64_t count) {
+TALWEG_FOR_EACH_CPU void Touch(float* data, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) data[i] += 1.0f;
 }
 

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <vector>
 
+#include "benchmarks/baselines/each_cpu.h"
 #include "benchmarks/baselines/orders.h"
 #include "benchmarks/baselines/sockets.h"
 
@@ -30,8 +31,7 @@ struct Header {
   uint64_t bytes;
 };
 
-__attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3"))) void Add(
-    const float* a, const float* b, float* sum, size_t count) {
+TALWEG_FOR_EACH_CPU void Add(const float* a, const float* b, float* sum, size_t count) {
   for (size_t i = 0; i < count; ++i) sum[i] = a[i] + b[i];
 }
 

@@ -303,19 +303,15 @@ class KernelsTest(unittest.TestCase):
         self.assertEqual(failures, {"Reduce/f32/9": "UNIMPLEMENTED: no kernels"})
 
     def test_a_gpu_is_judged_by_its_bus_and_its_memory(self) -> None:
-        speeds = {
-            "Down/9": 20.0,
-            "Up/9": 36.0,
-            "AtOnce/9": 50.0,
-            "BothWays/4": 44.0,
-            "Copy/9": 100.0,
-        }
+        speeds = {"Down/9": 20.0, "Up/9": 30.0, "BothWays/4": 44.0, "Copy/9": 100.0}
+        speeds["AtOnce/9"] = 45.0
         speeds.update({"Reduce/f32/9": 95.0, "Reduce/bf16/9": 81.0})
         both_ways, reduce = gpu_device.bars(speeds)
         self.assertEqual((both_ways.measured, both_ways.holds), (0.88, False))
         self.assertIn("Reduce/bf16/9", reduce.text)
         self.assertEqual((reduce.measured, reduce.holds), (0.81, True))
         self.assertIn("| BothWays/4 | 0.0 | 0.88 |", gpu_device.table(speeds))
+        self.assertIn("| AtOnce/9 | 0.0 | 0.90 | both directions alone |", gpu_device.table(speeds))
         self.assertEqual([bar.measured for bar in gpu_device.bars({})], [None, None])
 
     def test_the_way_between_gpus_is_judged_by_one_direction(self) -> None:

@@ -144,7 +144,7 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>(
           "slice_bytes_max", &C::slice_bytes_max, Bytes{4 * kKiB, kGiB},
           "Tensors are cut into slices of at most so many bytes. The same at all agents of a job. "
-          "An agent that serves a job alone cuts tensors on GPUs into 16 MiB, if that is more."),
+          "An agent that serves a job alone and has GPUs cuts them into 16 MiB, if that is more."),
       Make<C>("credit_bytes", &C::credit_bytes, Bytes{64 * kKiB, 64 * kGiB},
               "Contribution bytes in flight to one aggregator, at most; it may grant less."),
       Make<C>("socket_path", &C::socket_path, Text{107},

@@ -48,11 +48,9 @@ def run(context: Context) -> Section:
 def _limit(speeds: dict[str, float], name: str) -> tuple[str, float] | None:
     """What bounds a figure: its text and bytes a second."""
     kind = name.partition("/")[0]
-    down, up, at_once = (_of(speeds, name) for name in ("Down", "Up", "AtOnce"))
-    if kind == "AtOnce" and down and up:
+    down, up = _of(speeds, "Down"), _of(speeds, "Up")
+    if kind in ("AtOnce", "BothWays") and down and up:
         return "both directions alone", down + up
-    if kind == "BothWays" and at_once:
-        return "one copy each way at once", at_once
     peer = _of(speeds, "Peer")
     if kind == "PeerBothWays" and peer:
         return "twice one direction alone", 2 * peer
@@ -77,7 +75,7 @@ def table(speeds: dict[str, float]) -> str:
 
 
 def bars(speeds: dict[str, float]) -> list[Bar]:
-    """Slices both ways over large copies both ways; the slowest sum over a copy."""
+    """Slices both ways over the bus in each direction alone; the slowest sum over a copy."""
     found = []
     for kind, wanted in (("BothWays", _BOTH_WAYS_OF_BUS), ("Reduce", _REDUCE_OF_MEMORY)):
         named = {name: speed for name, speed in speeds.items() if name.startswith(f"{kind}/")}

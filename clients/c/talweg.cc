@@ -262,6 +262,23 @@ talweg_status talweg_declare_all(talweg_client* client, const talweg_declaration
                         timeout_ns, tensors);
 }
 
+talweg_status talweg_declare_all_in_place(talweg_client* client,
+                                          const talweg_declaration* declarations,
+                                          size_t declaration_count, int64_t timeout_ns,
+                                          talweg_tensor* tensors) {
+  return DeclareAllWith("talweg_declare_all_in_place", client, declarations, declaration_count,
+                        talweg::shm::kDeclareInPlace, timeout_ns, tensors);
+}
+
+int talweg_sums_in_place(talweg_client* client, talweg_tensor tensor) {
+  return client != nullptr && FromC(client)->SumsInPlace(tensor) ? 1 : 0;
+}
+
+talweg_status talweg_detach(talweg_client* client, talweg_tensor tensor) {
+  if (client == nullptr) return Invalid("talweg_detach: `client` is NULL");
+  return ToC(FromC(client)->Detach(tensor, last_error));
+}
+
 talweg_status talweg_gpu_export(talweg_client* client, const uint8_t* uuid, uint64_t buffer_id,
                                 const uint8_t* handle, int64_t timeout_ns,
                                 talweg_gpu_buffer* buffer, uint64_t* bytes) {

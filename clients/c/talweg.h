@@ -25,7 +25,8 @@
  * the last. Several clients live in one process and share nothing. The library starts no thread.
  *
  * Fork: in a child process every call returns TALWEG_FORKED (and closes the child's copy of the
- * socket). The contribution buffers are not mapped in the child. exec needs no care.
+ * socket). The contribution buffers are not mapped in the child: who touches one there is killed.
+ * exec needs no care.
  *
  * Time: `timeout_ns` is how long the call may wait, in nanoseconds; 0: not at all; negative:
  * without limit. No call outlives a dead agent or a failed job, whatever its timeout. A timeout
@@ -206,11 +207,33 @@ TALWEG_API talweg_status talweg_declare_all(talweg_client* client,
 
 TALWEG_API uint64_t talweg_tensor_bytes(talweg_client* client, talweg_tensor tensor);
 
+/* As talweg_declare_all, of tensors whose gradients live in the contribution buffer, which is the
+ * same for every round: fill it, push with data == NULL, and find the result there after a
+ * talweg_wait without `out`. The fastest way: nothing is copied, and where the ranks of one node
+ * are the whole job each piece is summed once, by whichever rank comes to it first, and written
+ * over the contributions of all. So from its push until talweg_wait has returned the buffer is
+ * other ranks' to read and to write, and after a round without a result its bytes mean nothing. All
+ * ranks of a node declare a tensor so, or none: TALWEG_MISMATCH. TALWEG_UNSUPPORTED: the agent is
+ * of an older release that does not; use talweg_declare_all. */
+TALWEG_API talweg_status talweg_declare_all_in_place(talweg_client* client,
+                                                     const talweg_declaration* declarations,
+                                                     size_t declaration_count, int64_t timeout_ns,
+                                                     talweg_tensor* tensors);
+
+/* Whether a tensor is summed in place by the node's ranks: 0 also where it was declared so and the
+ * agent sums it, with other nodes, say. Then a wait without `out` copies the result. */
+TALWEG_API int talweg_sums_in_place(talweg_client* client, talweg_tensor tensor);
+
+/* For who still needs a result and has to push: the memory that talweg_contribution has given keeps
+ * its bytes, and is the caller's alone, to write as well, until talweg_free; the buffer lies
+ * elsewhere from now on: ask for it again. Costs a copy. Of a tensor that is summed in place, else
+ * TALWEG_UNSUPPORTED; TALWEG_BUSY while its round is open; TALWEG_OUT_OF_MEMORY. */
+TALWEG_API talweg_status talweg_detach(talweg_client* client, talweg_tensor tensor);
+
 /* Where this rank's contribution to the tensor's next round goes, for producers that write in
- * place: fill it, then push with data == NULL. The fastest way: nothing is copied. Ask again for
- * every round, when the one before has been taken: other ranks may still be reading that one's.
- * talweg_wait may write its result there, so a gradient may live in the two buffers by turns. NULL
- * for no tensor. */
+ * place: fill it, then push with data == NULL. Unless the tensor was declared in place, ask again
+ * for every round, when the one before has been taken: other ranks may still be reading that one's;
+ * talweg_wait may write its result there. NULL for no tensor. */
 TALWEG_API void* talweg_contribution(talweg_client* client, talweg_tensor tensor);
 
 /* ---- Rounds
@@ -233,9 +256,9 @@ TALWEG_API talweg_status talweg_poll(talweg_client* client, talweg_tensor tensor
                                      talweg_round round);
 
 /* Waits until `round` is complete, copies the result to `out` (NULL: not copied, see
- * talweg_result; not a contribution of that round), and takes the round: the tensor may be pushed
- * again. TALWEG_TIMEOUT leaves the round open. TALWEG_ABORTED, TALWEG_MISMATCH, ... : the round has
- * ended without a result. `round` is the tensor's last one. */
+ * talweg_result; a contribution of that round only if the tensor was declared in place), and takes
+ * the round: the tensor may be pushed again. TALWEG_TIMEOUT leaves the round open. TALWEG_ABORTED,
+ * TALWEG_MISMATCH, ... : the round has ended without a result. `round` is the tensor's last one. */
 TALWEG_API talweg_status talweg_wait(talweg_client* client, talweg_tensor tensor,
                                      talweg_round round, void* out, int64_t timeout_ns);
 

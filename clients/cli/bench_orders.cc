@@ -132,15 +132,20 @@ class Orders {
       declarations[i] = {names[i].c_str(), order.dtype, TALWEG_SUM, 0, priority, count};
     }
     std::vector<talweg_tensor> ids(tensor_count);
-    TALWEG_RETURN_IF_ERROR(Check(
-        talweg_declare_all(client_, declarations.data(), tensor_count, kTimeoutNs, ids.data()),
-        "declare"));
+    const auto declare_all = in_place_ ? talweg_declare_all_in_place : talweg_declare_all;
+    TALWEG_RETURN_IF_ERROR(
+        Check(declare_all(client_, declarations.data(), tensor_count, kTimeoutNs, ids.data()),
+              "declare"));
     tensors_.clear();
     for (size_t i = 0; i < tensor_count; ++i) {
       Tensor tensor{.id = ids[i], .count = declarations[i].count};
       if (!in_place_) tensor.own.resize(tensor.count * element_bytes);
       tensors_.push_back(std::move(tensor));
-      PlaceData(tensors_.back());
+      Tensor& placed = tensors_.back();
+      placed.data = placed.own;
+      if (!in_place_) continue;
+      placed.data = {static_cast<char*>(talweg_contribution(client_, placed.id)),
+                     talweg_tensor_bytes(client_, placed.id)};
     }
     Fill(order.dtype, talweg_rank(client_) + 1);
     TALWEG_RETURN_IF_ERROR(Round());
@@ -150,27 +155,18 @@ class Orders {
     return absl::OkStatus();
   }
 
-  // Where the next round's contribution lies.
-  void PlaceData(Tensor& tensor) {
-    tensor.data = tensor.own;
-    if (in_place_) {
-      tensor.data = {static_cast<char*>(talweg_contribution(client_, tensor.id)),
-                     talweg_tensor_bytes(client_, tensor.id)};
-    }
-  }
-
-  // One push_pull of every tensor; the result ends where the next round's contribution lies.
+  // One push_pull of every tensor; the result ends where its contribution was.
   absl::Status Round() {
     for (Tensor& tensor : tensors_) {
       TALWEG_RETURN_IF_ERROR(
           Check(talweg_push_pull(client_, tensor.id, in_place_ ? nullptr : tensor.data.data(),
                                  TALWEG_DECLARED_PRIORITY, kTimeoutNs, &tensor.round),
                 "push_pull"));
-      PlaceData(tensor);
     }
     for (Tensor& tensor : tensors_) {
-      TALWEG_RETURN_IF_ERROR(Check(
-          talweg_wait(client_, tensor.id, tensor.round, tensor.data.data(), kTimeoutNs), "wait"));
+      char* const out = in_place_ ? nullptr : tensor.data.data();
+      TALWEG_RETURN_IF_ERROR(
+          Check(talweg_wait(client_, tensor.id, tensor.round, out, kTimeoutNs), "wait"));
     }
     return absl::OkStatus();
   }

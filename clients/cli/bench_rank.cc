@@ -9,6 +9,7 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <span>
 
 #include "clients/c/talweg.h"
 #include "clients/cli/bench.h"
@@ -86,7 +87,7 @@ absl::StatusOr<uint64_t> WireBytes() {
 
 struct MeasuringOptions {
   talweg_dtype dtype = TALWEG_F32;
-  bool in_place = false;  // Gradients lie in the client's own contribution buffers.
+  bool in_place = false;  // Gradients lie in the client's contribution buffers, as do results.
   uint64_t in_flight = 1;
   int64_t wanted_ns = 0;
 };
@@ -107,14 +108,22 @@ class Measuring {
     for (uint64_t i = 0; i < options_.in_flight; ++i) {
       talweg_tensor tensor = 0;
       const std::string name = absl::StrCat(Name(), "/", i);
-      TALWEG_RETURN_IF_ERROR(Check(talweg_declare(client_, name.c_str(), options_.dtype, TALWEG_SUM,
-                                                  0, count_, 0, kTimeoutNs, &tensor),
+      const talweg_declaration declaration{name.c_str(), options_.dtype, TALWEG_SUM, 0, 0, count_};
+      const auto declare = options_.in_place ? talweg_declare_all_in_place : talweg_declare_all;
+      TALWEG_RETURN_IF_ERROR(Check(declare(client_, &declaration, 1, kTimeoutNs, &tensor),
                                    absl::StrCat("declare ", name)));
       tensors_.push_back(tensor);
     }
+    if (options_.in_place) {
+      for (const talweg_tensor tensor : tensors_) {
+        std::memcpy(talweg_contribution(client_, tensor), contribution_.data(),
+                    contribution_.size());
+      }
+    }
+    TALWEG_RETURN_IF_ERROR(Rounds(options_.in_flight));
+    TALWEG_RETURN_IF_ERROR(CheckResult());
     int64_t begin_ns = NowNs();
     TALWEG_RETURN_IF_ERROR(Rounds(kWarmUpRounds));
-    TALWEG_RETURN_IF_ERROR(CheckResult());
     TALWEG_ASSIGN_OR_RETURN(const uint64_t rounds, AgreeOnRounds(NowNs() - begin_ns));
 
     BenchMeasurement measurement;
@@ -156,7 +165,8 @@ class Measuring {
     int64_t begin_ns;
   };
 
-  // Push_pulls, `in_flight_` of them at a time.
+  // Push_pulls, `in_flight` of them at a time. In place the results of one are what the next
+  // contributes: sums of sums soon overflow, which costs the same time.
   absl::Status Rounds(uint64_t rounds) {
     const uint64_t in_flight = options_.in_flight;
     std::vector<Open> open;
@@ -165,17 +175,12 @@ class Measuring {
       if (i >= in_flight && i - in_flight < rounds) {
         const Open& done = open[oldest++];
         TALWEG_RETURN_IF_ERROR(
-            Check(talweg_wait(client_, tensors_[done.slot], done.round, result_.data(), kTimeoutNs),
+            Check(talweg_wait(client_, tensors_[done.slot], done.round,
+                              options_.in_place ? nullptr : result_.data(), kTimeoutNs),
                   "wait"));
         latencies_ns_.push_back(static_cast<uint64_t>(NowNs() - done.begin_ns));
       }
       if (i >= rounds) continue;
-      if (options_.in_place && filled_ < 2 * in_flight) {
-        // Both buffers of every tensor, in the warm-up; nobody changes them from then on.
-        ++filled_;
-        std::memcpy(talweg_contribution(client_, tensors_[i % in_flight]), contribution_.data(),
-                    contribution_.size());
-      }
       Open next = {i % in_flight, 0, NowNs()};
       TALWEG_RETURN_IF_ERROR(
           Check(talweg_push_pull(client_, tensors_[next.slot],
@@ -187,9 +192,15 @@ class Measuring {
     return absl::OkStatus();
   }
 
+  // Of the first round.
   absl::Status CheckResult() const {
     const uint64_t ranks = talweg_size(client_);
-    return CheckHolds(options_.dtype, ranks * (ranks + 1) / 2, result_);
+    const std::span<const char> result =
+        options_.in_place
+            ? std::span(static_cast<const char*>(talweg_contribution(client_, tensors_[0])),
+                        contribution_.size())
+            : std::span<const char>(result_);
+    return CheckHolds(options_.dtype, ranks * (ranks + 1) / 2, result);
   }
 
   std::string Name() const {
@@ -212,7 +223,6 @@ class Measuring {
   const uint64_t count_;
   std::vector<char> contribution_;
   std::vector<char> result_;
-  uint64_t filled_ = 0;
   std::vector<talweg_tensor> tensors_;
   std::vector<uint64_t> latencies_ns_;
 };

@@ -47,6 +47,20 @@ class Mapping {
     return mapping;
   }
 
+  // Takes over what the caller has mapped.
+  static Mapping Adopt(void* data, size_t bytes) {
+    Mapping mapping;
+    mapping.data_ = static_cast<std::byte*>(data);
+    mapping.bytes_ = bytes;
+    return mapping;
+  }
+
+  // Owns nothing any more; what was mapped stays.
+  void Release() {
+    data_ = nullptr;
+    bytes_ = 0;
+  }
+
   // Memory of this process alone, zeroed.
   static Mapping MapPrivate(size_t bytes) {
     void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -87,8 +101,7 @@ class Mapping {
     std::byte* const rest = inner.data_ + RoundUp(inner.bytes_, kPageBytes);
     if (data_ < inner.data_) ::munmap(data_, static_cast<size_t>(inner.data_ - data_));
     if (rest < end) ::munmap(rest, static_cast<size_t>(end - rest));
-    data_ = nullptr;
-    bytes_ = 0;
+    Release();
   }
 
   std::byte* data_ = nullptr;

@@ -365,7 +365,8 @@ void Agent::Perform(pipeline::Effects& effects) {
 void Agent::Do(pipeline::AllocateTensor& effect) {
   const bool on_device = desk_->IsOnDevice(effect.spec.name);
   const absl::Status status = memory_->Allocate(effect.tensor, effect.spec, on_device,
-                                                on_device ? MakeDirect(effect) : std::nullopt);
+                                                on_device ? MakeDirect(effect) : std::nullopt,
+                                                desk_->IsInPlace(effect.spec.name));
   if (on_device) member_->StageContributions(effect.tensor);
   if (!status.ok() && gpus_ != nullptr) gpus_->stage().DropDirect(effect.tensor);
   const std::string text = status.ok() ? "" : std::string(status.message());

@@ -102,6 +102,10 @@ void RankDesk::OnRankDeclare(shm::RankConnectionId connection, shm::RequestId re
     device_declares_.emplace(local_rank, request.value());
     if (!declared_names_.contains(declaration.name)) device_names_.insert(declaration.name);
   }
+  if (declaration.in_place) {
+    in_place_declares_.emplace(local_rank, request.value());
+    if (!declared_names_.contains(declaration.name)) in_place_names_.insert(declaration.name);
+  }
   declared_names_.insert(declaration.name);
   events_->OnRankDeclare(local_rank, request.value(),
                          {.name = declaration.name,
@@ -204,6 +208,7 @@ void RankDesk::Do(const pipeline::DeclareReply& effect) {
   if (effect.local_rank.value() >= ranks_.size()) return;
   const Rank& rank = ranks_[effect.local_rank.value()];
   const bool on_device = device_declares_.erase({effect.local_rank, effect.request}) > 0;
+  const bool in_place = in_place_declares_.erase({effect.local_rank, effect.request}) > 0;
   if (!rank.attached) return;
   const shm::RequestId request{effect.request};
   if (effect.status != pipeline::Status::kOk) {
@@ -224,6 +229,16 @@ void RankDesk::Do(const pipeline::DeclareReply& effect) {
                             .result = memory_->ResultLocations(effect.tensor)});
     return;
   }
+  const std::optional<shm::SharedPlace>& shared = memory_->Shared(effect.tensor);
+  if (shared && shared->in_place != in_place) {
+    const auto how = [](bool declared) { return declared ? "in place" : "into other memory"; };
+    server_->RefuseDeclaration(
+        rank.connection, request, shm::RankStatus::kMismatch,
+        absl::StrCat("tensor '", memory_->spec(effect.tensor).name, "' is declared to be summed ",
+                     how(in_place), ", but was declared to be summed ", how(shared->in_place),
+                     " before: all ranks of a node declare it alike"));
+    return;
+  }
   const absl::Status attached = memory_->Attach(effect.tensor, effect.local_rank, rank.connection);
   if (!attached.ok()) {
     const std::string text(attached.message());
@@ -239,7 +254,7 @@ void RankDesk::Do(const pipeline::DeclareReply& effect) {
        .completed_round = effect.held,
        .contribution = memory_->ContributionLocation(effect.tensor, effect.local_rank),
        .result = memory_->ResultLocations(effect.tensor),
-       .shared = memory_->Shared(effect.tensor)});
+       .shared = shared});
 }
 
 void RankDesk::Do(const pipeline::CompleteRound& effect) {
@@ -283,6 +298,8 @@ void RankDesk::Restart(uint32_t tensors_used) {
   device_names_.clear();
   declared_names_.clear();
   device_declares_.clear();
+  in_place_names_.clear();
+  in_place_declares_.clear();
   tensor_base_ += tensors_used;
 }
 

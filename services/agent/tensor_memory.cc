@@ -93,7 +93,7 @@ absl::Status TensorMemory::RegisterResults(Results& results) {
 }
 
 absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec,
-                                    bool on_device, std::optional<NicRegions> nic) {
+                                    bool on_device, std::optional<NicRegions> nic, bool in_place) {
   TALWEG_CHECK(tensor.value() == tensors_.size());
   tensors_.push_back(nullptr);
   auto entry = std::make_unique<Entry>();
@@ -102,11 +102,11 @@ absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline
   entry->nic = std::move(nic);
   entry->contributions.resize(rank_count_);
   if (ranks_sum_ && !on_device) {
-    if (const auto it = free_places_.find(spec.bytes()); it != free_places_.end()) {
+    if (const auto it = free_places_.find({spec.bytes(), in_place}); it != free_places_.end()) {
       entry->shared = it->second;
       free_places_.erase(it);
     } else {
-      auto place = ranks_->PlanContribution(spec.bytes());
+      auto place = ranks_->PlanContribution(spec.bytes(), in_place);
       if (!place.ok()) return absl::ResourceExhaustedError(place.failure().text);
       entry->shared = place.value();
     }
@@ -137,7 +137,8 @@ absl::Status TensorMemory::Attach(pipeline::TensorIndex tensor, LocalRank rank,
     auto location = ranks_->PlaceContribution(connection, *entry.shared);
     if (!location.ok()) return absl::ResourceExhaustedError(location.failure().text);
     entry.contributions[rank.value()] = shm::ContributionBuffer{location.value(), {}};
-    bytes_ += shm::RankSumShape::Of(entry.spec.bytes(), rank_count_).bytes();
+    bytes_ +=
+        shm::RankSumShape::Of(entry.spec.bytes(), rank_count_, entry.shared->in_place).bytes();
     return absl::OkStatus();
   }
   auto buffer = ranks_->AllocateContribution(connection, entry.spec.bytes());
@@ -253,7 +254,7 @@ void TensorMemory::Recycle() {
   for (std::unique_ptr<Entry>& entry : tensors_) {
     if (entry == nullptr) continue;
     if (entry->shared) {
-      free_places_.emplace(entry->spec.bytes(), *entry->shared);
+      free_places_.emplace(std::pair(entry->spec.bytes(), entry->shared->in_place), *entry->shared);
     } else {
       free_results_.emplace(std::pair(entry->spec.bytes(), entry->on_device),
                             std::move(entry->results));

@@ -60,9 +60,11 @@ class TensorMemory {
   };
 
   // Results and send buffer. RESOURCE_EXHAUSTED with the figures. `on_device`: its ranks push it
-  // from GPUs, so that they do not sum it, and a single rank's contribution is copied.
+  // from GPUs, so that they do not sum it, and a single rank's contribution is copied. `in_place`:
+  // if its ranks sum.
   absl::Status Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec,
-                        bool on_device = false, std::optional<NicRegions> nic = std::nullopt);
+                        bool on_device = false, std::optional<NicRegions> nic = std::nullopt,
+                        bool in_place = false);
   // A NIC has these bytes, on a GPU: what is on the host in their place means nothing.
   bool OnNic(const pipeline::SliceBytes& slice) const;
   // Before the GPUs' memory goes. Nothing is sent or received any more.
@@ -127,7 +129,8 @@ class TensorMemory {
   std::vector<std::unique_ptr<Entry>> tensors_;
   // By bytes, and whether they have pages of their own.
   std::multimap<std::pair<uint64_t, bool>, Results> free_results_;
-  std::multimap<uint64_t, shm::SharedPlace> free_places_;
+  // By bytes, and whether they are summed in place.
+  std::multimap<std::pair<uint64_t, bool>, shm::SharedPlace> free_places_;
   uint64_t bytes_ = 0;
 };
 

@@ -117,7 +117,7 @@ TEST_CASE("The messages on a rank's socket") {
                     .result = {{0x3006, 0x3007}, {0x3008, 0x3009}},
                     .text = "two sides",
                     .segment_count = 2,
-                    .ranks_sum = true,
+                    .summed_by = SummedBy::kRanks,
                     .part = 0x2a};
   declared.segments[0] = {0x3004, SegmentKind::kContribution, 0x300a};
   declared.segments[1] = {0x3006, SegmentKind::kResult, 0x300b};

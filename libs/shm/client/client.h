@@ -83,6 +83,11 @@ class Client {
   uint64_t TensorBytes(uint32_t tensor) const;
   // Of the next push.
   void* Contribution(uint32_t tensor) const;
+  // Whether the ranks sum it in place: its result is where its contribution was, without a copy.
+  bool SumsInPlace(uint32_t tensor) const;
+  // The memory that Contribution gave keeps its bytes and is the caller's, until Free; the buffer
+  // of a tensor that is summed in place lies elsewhere from now on. in_place.cc.
+  RankStatus Detach(uint32_t tensor, ErrorText& error);
 
   // `data` null: the bytes lie in the contribution buffer. `declared_priority`: the tensor's own
   // counts.
@@ -119,8 +124,9 @@ class Client {
     bool ranks_sum = false;
     uint32_t part = 0;
     uint64_t offset = 0;
-    RankSumShape shape;                // stride 0: one buffer, the agent sums.
-    std::atomic<bool> sharing{false};  // A thread is summing this rank's share.
+    RankSumShape shape;                 // stride 0: one buffer, the agent sums.
+    std::atomic<bool> in_place{false};  // Declared so, whoever sums.
+    std::atomic<bool> sharing{false};   // A thread is summing this rank's share.
     std::atomic<DType> dtype{DType::kUnspecified};
     std::atomic<Op> op{Op::kUnspecified};
     std::atomic<uint32_t> root{0};
@@ -143,12 +149,12 @@ class Client {
     uint64_t own_result_round = 0;
 
     std::byte* ContributionOf(uint64_t round) const {
-      return contribution + (round & 1) * shape.stride;
+      return contribution + shape.buffer_offset(round);
     }
   };
   // A segment of another rank's contributions. `bytes` before `base`, with release.
   struct PeerPart {
-    std::atomic<const std::byte*> base{nullptr};
+    std::atomic<std::byte*> base{nullptr};
     uint64_t bytes = 0;
   };
   struct MappedSegment {
@@ -266,7 +272,7 @@ class Client {
   // Whether a copy or a sum of `bytes` goes around the caches: the ranks' buffers of all tensors,
   // and their callers', do not fit there, so that what is written now is gone before it is read.
   bool Streams(uint64_t bytes) const {
-    return bytes >= kStreamBytesMin && (2 * tensor_bytes_.load(std::memory_order_relaxed) +
+    return bytes >= kStreamBytesMin && (buffer_bytes_.load(std::memory_order_relaxed) +
                                         copied_bytes_.load(std::memory_order_relaxed)) *
                                                identity_.local_size >
                                            cache_bytes_;
@@ -279,6 +285,9 @@ class Client {
   void RingDoorbell(Sleeping sleeping);
   // For a thread that looks again and again, and is counted nowhere.
   void RingForPoll();
+  // Of a round that is complete, and has a result. `out` null: where its contribution lies.
+  RankStatus TakeResult(Tensor& tensor, uint64_t round, bool in_place, void* out,
+                        const Deadline& deadline, ErrorText& error);
   RankStatus RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
                          ErrorText& error) const;
   bool RoundSucceeded(uint32_t index) const;
@@ -286,15 +295,20 @@ class Client {
   // complete.
   Awaited AwaitContributions(const Tensor& tensor, const Deadline& deadline, RankStatus* over);
   // rank_sums.cc. Where the tensor lies in each rank's arena; false: not all are known.
-  bool FindArenas(const Tensor& tensor, const std::byte** arenas) const;
+  bool FindArenas(const Tensor& tensor, std::byte** arenas) const;
   RankStatus SumContributions(Tensor& tensor, uint64_t round, std::byte* out, ErrorText& error);
-  RankStatus SumInPlace(Tensor& tensor, uint64_t round, const void** data, ErrorText& error);
+  RankStatus SumIntoOwnResult(Tensor& tensor, uint64_t round, const void** data, ErrorText& error);
+  // in_place.cc. Returns when the result lies over this rank's contribution.
+  RankStatus SumInPlace(const Tensor& tensor, uint64_t round, const Deadline& deadline,
+                        ErrorText& error);
+  RankStatus AwaitPieces(const Tensor& tensor, uint64_t round, uint64_t pieces, InPlaceLine& line,
+                         const Deadline& deadline, ErrorText& error);
 
   ClientIdentity identity_;
   ClientStatistics statistics_;
   int64_t spin_ns_ = 0;
   uint64_t cache_bytes_ = 0;
-  std::atomic<uint64_t> tensor_bytes_{0};  // Of all tensors.
+  std::atomic<uint64_t> buffer_bytes_{0};  // Of all tensors, of one rank.
   std::atomic<uint64_t> copied_bytes_{0};  // Of those that have been copied in.
   char socket_path_[108] = "";
 
@@ -304,6 +318,7 @@ class Client {
   uint32_t tensors_max_ = 0;
   std::atomic<Tensor*>* tensors_ = nullptr;  // tensors_max_ of them.
   PeerPart* peers_ = nullptr;                // By local rank, then part.
+  uint64_t in_place_parts_ = 0;              // Bit p: part p. Guarded by state_mutex_.
   Mutex result_mutex_;
 
   // A page that is zeroed in a forked child; null: the kernel has no such thing, compare pids.

@@ -151,7 +151,7 @@ class Summing {
 
 }  // namespace
 
-bool Client::FindArenas(const Tensor& tensor, const std::byte** arenas) const {
+bool Client::FindArenas(const Tensor& tensor, std::byte** arenas) const {
   const uint64_t bytes = tensor.shape.bytes();
   for (uint32_t i = 0; i < identity_.local_size; ++i) {
     if (i == identity_.local_rank) {
@@ -159,7 +159,7 @@ bool Client::FindArenas(const Tensor& tensor, const std::byte** arenas) const {
       continue;
     }
     const PeerPart& part = peers_[i * kPartsMax + tensor.part];
-    const std::byte* base = part.base.load(std::memory_order_acquire);
+    std::byte* const base = part.base.load(std::memory_order_acquire);
     // One that is too short for this tensor is an agent's mistake, and never ready.
     if (base == nullptr || part.bytes < bytes || tensor.offset > part.bytes - bytes) return false;
     arenas[i] = base + tensor.offset;
@@ -169,7 +169,7 @@ bool Client::FindArenas(const Tensor& tensor, const std::byte** arenas) const {
 
 RankStatus Client::SumContributions(Tensor& tensor, uint64_t round, std::byte* out,
                                     ErrorText& error) {
-  const std::byte* arenas[kSummingRanksMax];
+  std::byte* arenas[kSummingRanksMax];
   const uint32_t count = identity_.local_size;
   const uint32_t own = identity_.local_rank;
   const DType dtype = tensor.dtype.load(std::memory_order_relaxed);
@@ -216,7 +216,8 @@ RankStatus Client::SumContributions(Tensor& tensor, uint64_t round, std::byte* o
   return RankStatus::kOk;
 }
 
-RankStatus Client::SumInPlace(Tensor& tensor, uint64_t round, const void** data, ErrorText& error) {
+RankStatus Client::SumIntoOwnResult(Tensor& tensor, uint64_t round, const void** data,
+                                    ErrorText& error) {
   const MutexLock lock(result_mutex_);
   if (!tensor.own_result.valid()) {
     tensor.own_result = Mapping::MapPrivate(tensor.bytes);

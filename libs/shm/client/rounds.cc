@@ -237,24 +237,24 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
   Awaited awaited = Await([&] { return complete() || (on_device && LostItsEvents(*tensor)); },
                           deadline, {control_.rank_line().waiters, index}, &over);
   const bool events_lost = awaited == Awaited::kDone && !complete();
-  if (awaited == Awaited::kDone && tensor->ranks_sum && out != nullptr && RoundSucceeded(index)) {
+  const bool in_place = tensor->in_place.load(std::memory_order_relaxed) && !on_device;
+  if (awaited == Awaited::kDone && tensor->ranks_sum && (out != nullptr || in_place) &&
+      RoundSucceeded(index)) {
     awaited = AwaitContributions(*tensor, deadline, &over);
   }
   statistics_.wait_ns.fetch_add(static_cast<uint64_t>(MonotonicNs() - begin_ns),
                                 std::memory_order_relaxed);
   RankStatus status = RankStatus::kOk;
+  bool is_taken = false;
   switch (awaited) {
     case Awaited::kDone:
       status =
           events_lost ? FailEventsLost(*tensor, error) : RoundStatus(index, *tensor, round, error);
-      if (status == RankStatus::kOk && out != nullptr) {
-        if (tensor->ranks_sum) {
-          status = SumContributions(*tensor, round, static_cast<std::byte*>(out), error);
-        } else {
-          Copy(out, tensor->result[round & 1], tensor->bytes, Streams(tensor->bytes));
-        }
-        statistics_.bytes_copied.fetch_add(tensor->bytes, std::memory_order_relaxed);
+      if (status == RankStatus::kOk && (out != nullptr || in_place)) {
+        status = TakeResult(*tensor, round, in_place, out, deadline, error);
       }
+      // Other ranks have not done their pieces of it.
+      is_taken = !events_lost && status != RankStatus::kTimeout;
       break;
     case Awaited::kOver: status = FailOver(over, NameOf(*tensor), error); break;
     case Awaited::kTimeout:
@@ -267,11 +267,30 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
   }
   const MutexLock lock(state_mutex_);
   --tensor->readers;
-  if (awaited == Awaited::kDone && !events_lost) {
+  if (is_taken) {
     if (tensor->taken < round) tensor->taken = round;
     if (!RoundSucceeded(index)) tensor->failed = true;
   }
   return status;
+}
+
+RankStatus Client::TakeResult(Tensor& tensor, uint64_t round, bool in_place, void* out,
+                              const Deadline& deadline, ErrorText& error) {
+  std::byte* const contribution = tensor.ContributionOf(round);
+  const std::byte* result = tensor.result[round & 1];
+  if (in_place && out == nullptr) out = contribution;
+  if (tensor.ranks_sum) {
+    if (!tensor.shape.in_place) {
+      statistics_.bytes_copied.fetch_add(tensor.bytes, std::memory_order_relaxed);
+      return SumContributions(tensor, round, static_cast<std::byte*>(out), error);
+    }
+    const RankStatus status = SumInPlace(tensor, round, deadline, error);
+    if (status != RankStatus::kOk || out == contribution) return status;
+    result = contribution;
+  }
+  Copy(out, result, tensor.bytes, Streams(tensor.bytes));
+  statistics_.bytes_copied.fetch_add(tensor.bytes, std::memory_order_relaxed);
+  return RankStatus::kOk;
 }
 
 RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uint64_t* bytes,
@@ -293,10 +312,12 @@ RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uin
   RankStatus status = RoundStatus(index, *tensor, round, error);
   if (status == RankStatus::kOk) {
     *bytes = tensor->bytes;
-    if (tensor->ranks_sum) {
+    if (tensor->shape.in_place) {
+      *data = tensor->ContributionOf(round);
+    } else if (tensor->ranks_sum) {
       RankStatus over = RankStatus::kOk;
       status = AwaitContributions(*tensor, Deadline(-1), &over) == Awaited::kDone
-                   ? SumInPlace(*tensor, round, data, error)
+                   ? SumIntoOwnResult(*tensor, round, data, error)
                    : FailOver(over, NameOf(*tensor), error);
     } else {
       *data = tensor->result[round & 1];
@@ -309,7 +330,7 @@ RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uin
 
 Client::Awaited Client::AwaitContributions(const Tensor& tensor, const Deadline& deadline,
                                            RankStatus* over) {
-  const std::byte* arenas[kSummingRanksMax];
+  std::byte* arenas[kSummingRanksMax];
   if (FindArenas(tensor, arenas)) return Awaited::kDone;
   // They came before the round was complete: a look at the socket usually is enough.
   ReadSocket(0);

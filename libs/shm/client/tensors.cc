@@ -94,7 +94,8 @@ const char* Client::AdoptTensor(const Declared& declared) {
   for (uint32_t i = 0; i < declared.segment_count; ++i) {
     if (const char* wrong = AdoptSegment(declared.segments[i]); wrong != nullptr) return wrong;
   }
-  if (declared.ranks_sum && identity_.local_size > kSummingRanksMax) {
+  const bool ranks_sum = declared.summed_by != SummedBy::kAgent;
+  if (ranks_sum && identity_.local_size > kSummingRanksMax) {
     return "more ranks than can sum";
   }
   if (declared.tensor >= tensors_max_) return "the tensor's index is past the limit";
@@ -114,16 +115,18 @@ const char* Client::AdoptTensor(const Declared& declared) {
           ? Locate(declared.contribution, SegmentKind::kContribution, declared.tensor_bytes)
           : nullptr;
   std::byte* results[2] = {};
-  for (int parity = 0; parity < 2 && !declared.ranks_sum; ++parity) {
+  for (int parity = 0; parity < 2 && !ranks_sum; ++parity) {
     results[parity] = Locate(declared.result[parity], SegmentKind::kResult, declared.tensor_bytes);
     if (results[parity] == nullptr) return "a result lies outside of its segment";
   }
   // The first look at `contribution` says that the shape does not overflow.
-  const RankSumShape shape = contribution != nullptr && declared.ranks_sum
-                                 ? RankSumShape::Of(declared.tensor_bytes, identity_.local_size)
-                                 : RankSumShape{};
+  const bool in_place = declared.summed_by == SummedBy::kRanksInPlace;
+  const RankSumShape shape =
+      contribution != nullptr && ranks_sum
+          ? RankSumShape::Of(declared.tensor_bytes, identity_.local_size, in_place)
+          : RankSumShape{};
   if (has_contribution != (contribution != nullptr) ||
-      (declared.ranks_sum &&
+      (ranks_sum &&
        Locate(declared.contribution, SegmentKind::kContribution, shape.bytes()) == nullptr)) {
     return "a contribution lies outside of its segment";
   }
@@ -135,11 +138,12 @@ const char* Client::AdoptTensor(const Declared& declared) {
   tensor->result[0] = results[0];
   tensor->result[1] = results[1];
   tensor->pushed = tensor->taken = declared.completed_round;
-  tensor->ranks_sum = declared.ranks_sum;
+  tensor->ranks_sum = ranks_sum;
   tensor->part = declared.part;
   tensor->offset = declared.contribution.offset;
   tensor->shape = shape;
-  tensor_bytes_.fetch_add(tensor->bytes, std::memory_order_relaxed);
+  buffer_bytes_.fetch_add(in_place ? tensor->bytes : 2 * tensor->bytes, std::memory_order_relaxed);
+  if (in_place) in_place_parts_ |= uint64_t{1} << declared.part;
   statistics_.tensors.fetch_add(1, std::memory_order_relaxed);
   tensors_[declared.tensor].store(tensor, std::memory_order_release);
   return nullptr;
@@ -171,11 +175,13 @@ const char* Client::AdoptPeer(const Peer& peer) {
   if (!fd.valid()) return "the descriptor is missing";
   if (peers_ == nullptr || peer.local_rank >= identity_.local_size) return "there is no such rank";
   if (const char* wrong = SegmentError(fd.get(), peer.bytes); wrong != nullptr) return wrong;
-  Mapping mapping = Mapping::Map(fd.get(), peer.bytes, Mapping::Access::kRead);
+  const MutexLock lock(state_mutex_);
+  const bool writes = (in_place_parts_ >> peer.part & 1) != 0;
+  Mapping mapping = Mapping::Map(fd.get(), peer.bytes,
+                                 writes ? Mapping::Access::kReadWrite : Mapping::Access::kRead);
   if (!mapping.valid()) return "it cannot be mapped: see this process's limits of memory";
   ::madvise(mapping.data(), mapping.bytes(), MADV_DONTFORK);
   PeerPart& known = peers_[peer.local_rank * kPartsMax + peer.part];
-  const MutexLock lock(state_mutex_);
   // What was there before, of a rank that has left, stays mapped: somebody may be reading it.
   void* grown =
       std::realloc(static_cast<void*>(segments_), (segment_count_ + 1) * sizeof(*segments_));
@@ -358,10 +364,20 @@ RankStatus Client::TakeDeclared(const Declare& declare, const PendingAnswer& pen
   if (!Populate(*found)) {
     return error.Fail(
         RankStatus::kOutOfMemory,
-        "tensor '%.*s': the kernel has no memory for two contributions of %llu bytes (%s); free "
-        "memory, or raise the memory limit of this process's control group",
-        TALWEG_SHM_PRINTED(declare.name), static_cast<unsigned long long>(found->bytes),
-        std::strerror(errno));
+        "tensor '%.*s': the kernel has no memory for %s of %llu bytes (%s); free memory, or raise "
+        "the memory limit of this process's control group",
+        TALWEG_SHM_PRINTED(declare.name),
+        found->shape.in_place ? "a contribution" : "two contributions",
+        static_cast<unsigned long long>(found->bytes), std::strerror(errno));
+  }
+  if ((declare.flags & kDeclareInPlace) != 0) {
+    if (found->ranks_sum && !found->shape.in_place) {
+      return error.Fail(RankStatus::kUnsupported,
+                        "tensor '%.*s': the agent at '%s' is of a release that sums nothing in "
+                        "place; run one of this client's release, or declare it otherwise",
+                        TALWEG_SHM_PRINTED(declare.name), socket_path_);
+    }
+    found->in_place.store(true, std::memory_order_relaxed);
   }
   if (found->name.load() == nullptr) {
     char* name = ::strndup(declare.name.data(), declare.name.size());
@@ -396,6 +412,11 @@ void* Client::Contribution(uint32_t tensor) const {
   if (found == nullptr) return nullptr;
   const MutexLock lock(state_mutex_);
   return found->ContributionOf(found->pushed + 1);
+}
+
+bool Client::SumsInPlace(uint32_t tensor) const {
+  const Tensor* found = Find(tensor);
+  return found != nullptr && found->shape.in_place;
 }
 
 }  // namespace talweg::shm

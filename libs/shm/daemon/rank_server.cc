@@ -296,7 +296,8 @@ void RankServerImpl::OnDeclare(Connection& connection, uint32_t request, const D
                               .root_rank = declare.op == Op::kBroadcast ? declare.root_rank : 0,
                               .element_count = declare.element_count,
                               .priority = declare.priority,
-                              .on_device = (declare.flags & kDeclareOnDevice) != 0};
+                              .on_device = (declare.flags & kDeclareOnDevice) != 0,
+                              .in_place = (declare.flags & kDeclareInPlace) != 0};
   if (declaration.on_device && !config_.takes_devices) {
     RefuseDeclaration(connection.id, RequestId(request), RankStatus::kUnsupported,
                       "tensor '" + declaration.name +

@@ -68,6 +68,8 @@ struct RankDeclaration {
   uint64_t element_count = 0;
   int32_t priority = 0;
   bool on_device = false;  // Pushed from a GPU: the rank wants no contribution buffer.
+  // If its ranks sum, then in place: all of them say so, or none.
+  bool in_place = false;
 
   // element_count * DTypeSize(dtype): validated before OnRankDeclare, does not overflow, is not 0.
   uint64_t bytes() const { return element_count * DTypeSize(dtype); }
@@ -224,7 +226,7 @@ class RankServer {
   // For tensors that the ranks sum: where every rank's contribution lies, for the life of the
   // server, and that place in one rank's arena. The rank sets the pages aside. kOutOfMemory,
   // kLimit.
-  virtual Outcome<SharedPlace> PlanContribution(uint64_t bytes) = 0;
+  virtual Outcome<SharedPlace> PlanContribution(uint64_t bytes, bool in_place) = 0;
   virtual Outcome<Location> PlaceContribution(RankConnectionId connection,
                                               const SharedPlace& place) = 0;
   // For the life of the server.

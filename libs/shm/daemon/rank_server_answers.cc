@@ -114,7 +114,9 @@ void RankServerImpl::ReplyDeclared(RankConnectionId id, RequestId request,
                     .completed_round = tensor.data.completed_round.value(),
                     .contribution = tensor.data.contribution,
                     .result = {tensor.data.result[0], tensor.data.result[1]},
-                    .ranks_sum = tensor.data.shared.has_value(),
+                    .summed_by = !tensor.data.shared            ? SummedBy::kAgent
+                                 : tensor.data.shared->in_place ? SummedBy::kRanksInPlace
+                                                                : SummedBy::kRanks,
                     .part = tensor.data.shared ? tensor.data.shared->part : 0};
   std::vector<int> borrowed;
   for (const Location& location :
@@ -182,7 +184,7 @@ void RankServerImpl::IntroducePeers(Connection& connection, uint32_t part) {
       continue;
     }
     // All have pushed a round of this part, so each has mapped its own.
-    SealAgainstWriters(theirs->segment);
+    if (!theirs->in_place) SealAgainstWriters(theirs->segment);
     Descriptor copy(::fcntl(theirs->segment.fd.get(), F_DUPFD_CLOEXEC, 0));
     if (!copy.valid()) {
       ::shutdown(connection.socket->fd(), SHUT_RDWR);  // Its end is handled where all ends are.

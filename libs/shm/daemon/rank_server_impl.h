@@ -89,7 +89,9 @@ class RankServerImpl final : public RankServer {
   void Welcome(RankConnectionId id, const WelcomeData& data) override;
   void Refuse(RankConnectionId id, RankStatus status, std::string_view text) override;
   Outcome<ContributionBuffer> AllocateContribution(RankConnectionId id, uint64_t bytes) override;
-  Outcome<SharedPlace> PlanContribution(uint64_t bytes) override { return plan_.Place(bytes); }
+  Outcome<SharedPlace> PlanContribution(uint64_t bytes, bool in_place) override {
+    return plan_.Place(bytes, in_place);
+  }
   Outcome<Location> PlaceContribution(RankConnectionId id, const SharedPlace& place) override;
   Outcome<ResultBuffer> AllocateResult(uint64_t bytes) override;
   void ReplyDeclared(RankConnectionId id, RequestId request, const DeclaredData& data) override;

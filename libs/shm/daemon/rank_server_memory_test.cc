@@ -43,7 +43,7 @@ TEST_CASE_METHOD(RankServerFixture, "Segments are sealed: control, contribution 
 
 TEST_CASE_METHOD(RankServerFixture,
                  "Ranks that sum get each other's contributions, to be read only") {
-  sink.shared = server->PlanContribution(4).value();
+  sink.shared = server->PlanContribution(4, /*in_place=*/false).value();
   std::vector<std::unique_ptr<RawRank>> ranks;
   for (int i = 0; i < 3; ++i) {
     ranks.push_back(std::make_unique<RawRank>(*this));

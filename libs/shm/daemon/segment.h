@@ -13,7 +13,7 @@ namespace talweg::shm {
 enum class SegmentUse {
   kControl,             // Both sides write.
   kContribution,        // The rank writes, this process maps it read only.
-  kSharedContribution,  // Likewise; other ranks map it read only after SealAgainstWriters.
+  kSharedContribution,  // Likewise; other ranks map it, read only after SealAgainstWriters.
   kResult,  // This process writes; nobody else can ever map it writable (F_SEAL_FUTURE_WRITE).
 };
 

@@ -11,29 +11,34 @@
 
 namespace talweg::shm {
 
-Outcome<SharedPlace> SharedPlan::Place(uint64_t tensor_bytes) {
+Outcome<SharedPlace> SharedPlan::Place(uint64_t tensor_bytes, bool in_place) {
   TALWEG_CHECK(tensor_bytes > 0);
   const uint64_t left = bytes_max_ - used_;
   const uint64_t bytes =
       tensor_bytes > left / 2
           ? 0  // Too many, and the shape might overflow.
-          : RoundUp(RankSumShape::Of(tensor_bytes, ranks_).bytes(), kCacheLineBytes);
+          : RoundUp(RankSumShape::Of(tensor_bytes, ranks_, in_place).bytes(), kCacheLineBytes);
   if (bytes == 0 || bytes > left) {
-    return Failure{RankStatus::kOutOfMemory,
-                   "contributions of each local rank: two buffers of " + FormatBytes(tensor_bytes) +
-                       " more would pass the limit of " + FormatBytes(bytes_max_) + ", of which " +
-                       FormatBytes(used_) +
-                       " are used; raise the agent's arena_bytes_max, or declare less"};
+    return Failure{
+        RankStatus::kOutOfMemory,
+        "contributions of each local rank: " + std::string(in_place ? "a buffer" : "two buffers") +
+            " of " + FormatBytes(tensor_bytes) + " more would pass the limit of " +
+            FormatBytes(bytes_max_) + ", of which " + FormatBytes(used_) +
+            " are used; raise the agent's arena_bytes_max, or declare less"};
   }
-  if (parts_.empty() || parts_.back().bytes - parts_.back().used < bytes) {
+  // The newest of its kind, or another.
+  size_t index = parts_.size();
+  while (index > 0 && parts_[index - 1].in_place != in_place) --index;
+  if (index == 0 || parts_[index - 1].bytes - parts_[index - 1].used < bytes) {
     if (parts_.size() == kPartsMax) {
       return Failure{RankStatus::kLimit, "the ranks' arenas have " + std::to_string(kPartsMax) +
                                              " parts already; declare the largest tensors first"};
     }
-    parts_.push_back({RoundUp(std::max({bytes, part_bytes_min_, used_}), kPageBytes), 0});
+    parts_.push_back({RoundUp(std::max({bytes, part_bytes_min_, used_}), kPageBytes), 0, in_place});
+    index = parts_.size();
   }
-  Part& part = parts_.back();
-  const SharedPlace place{static_cast<uint32_t>(parts_.size() - 1), part.bytes, part.used};
+  Part& part = parts_[index - 1];
+  const SharedPlace place{static_cast<uint32_t>(index - 1), part.bytes, part.used, in_place};
   part.used += bytes;
   used_ += bytes;
   return place;
@@ -45,7 +50,7 @@ Outcome<Location> SharedArena::At(const SharedPlace& place, uint32_t* next_segme
   if (part.id == 0) {
     Outcome<Segment> segment = CreateSegment(SegmentUse::kSharedContribution, place.part_bytes);
     if (!segment.ok()) return segment.failure();
-    part = {(*next_segment)++, std::move(segment).value()};
+    part = {(*next_segment)++, std::move(segment).value(), place.in_place};
   }
   return Location{part.id, place.offset};
 }

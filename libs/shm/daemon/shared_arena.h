@@ -14,11 +14,13 @@
 // knows where a tensor lies in its own knows where it lies in all.
 namespace talweg::shm {
 
-// Where a tensor lies in every rank's arena, cut as RankSumShape says.
+// Where a tensor lies in every rank's arena, cut as RankSumShape says. Those that are summed in
+// place have parts of their own.
 struct SharedPlace {
   uint32_t part = 0;
   uint64_t part_bytes = 0;
   uint64_t offset = 0;
+  bool in_place = false;
   friend bool operator==(const SharedPlace&, const SharedPlace&) = default;
 };
 
@@ -29,12 +31,13 @@ class SharedPlan {
       : ranks_(ranks), bytes_max_(bytes_max), part_bytes_min_(part_bytes_min) {}
 
   // kOutOfMemory with the figures.
-  Outcome<SharedPlace> Place(uint64_t tensor_bytes);
+  Outcome<SharedPlace> Place(uint64_t tensor_bytes, bool in_place);
 
  private:
   struct Part {
     uint64_t bytes = 0;
     uint64_t used = 0;
+    bool in_place = false;
   };
 
   const uint32_t ranks_;
@@ -50,6 +53,7 @@ class SharedArena {
   struct Part {
     uint32_t id = 0;  // 0: not made yet.
     Segment segment;
+    bool in_place = false;  // The other ranks write it, too.
   };
 
   // Makes the part, if it is not there. Its pages are the rank's to set aside. Takes segment ids

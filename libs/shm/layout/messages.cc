@@ -214,8 +214,11 @@ const char* Take(Reader& in, Declared& declared) {
       return "Declared names a segment of unknown kind";
     }
   }
-  declared.ranks_sum = in.Take<uint32_t>() != 0;
+  declared.summed_by = static_cast<SummedBy>(in.Take<uint32_t>());
   declared.part = in.Take<uint32_t>();
+  if (in.ok() && declared.summed_by > SummedBy::kRanksInPlace) {
+    return "Declared names a way of summing that this release does not know";
+  }
   return in.ok() && declared.part >= kPartsMax ? "Declared names a part of an arena that cannot be"
                                                : nullptr;
 }
@@ -235,7 +238,7 @@ void Put(Writer& out, const Declared& declared) {
     out.Put(static_cast<uint32_t>(declared.segments[i].kind));
     out.Put(declared.segments[i].bytes);
   }
-  out.Put(uint32_t{declared.ranks_sum});
+  out.Put(static_cast<uint32_t>(declared.summed_by));
   out.Put(declared.part);
 }
 

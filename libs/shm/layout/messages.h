@@ -90,6 +90,15 @@ struct Welcome {
 
 // Declare::flags
 inline constexpr uint32_t kDeclareOnDevice = 1;  // Pushed from a GPU: no contribution buffer.
+// Where the ranks sum: in place. Elsewhere it means nothing.
+inline constexpr uint32_t kDeclareInPlace = 2;
+
+// Who sums the contributions of a node's ranks.
+enum class SummedBy : uint32_t {
+  kAgent = 0,
+  kRanks = 1,         // Each rank, into a buffer of its own.
+  kRanksInPlace = 2,  // Each piece one of them, over all contributions.
+};
 
 struct Declare {
   DType dtype = DType::kUnspecified;
@@ -129,9 +138,9 @@ struct Declared {
   std::string_view text;
   uint32_t segment_count = 0;  // Segments that this rank has not got yet; one descriptor each.
   SegmentInfo segments[kNewSegmentsMax];
-  // With `ranks_sum` there are no results: the ranks sum. What lies at `contribution` is said in
-  // rank_sums.h; it lies in part `part` of every rank's arena, at the same offset.
-  bool ranks_sum = false;
+  // Where the ranks sum there are no results. What lies at `contribution` is said in rank_sums.h;
+  // it lies in part `part` of every rank's arena, at the same offset.
+  SummedBy summed_by = SummedBy::kAgent;
   uint32_t part = 0;
   friend bool operator==(const Declared&, const Declared&) = default;
 };
@@ -156,7 +165,8 @@ struct Wake {
 
 inline constexpr uint32_t kPartsMax = 64;
 
-// A segment of another local rank's contributions, to be read only; one descriptor.
+// A segment of another local rank's contributions, to be read only, or, in a part of tensors that
+// are summed in place, written, too; one descriptor.
 struct Peer {
   uint32_t local_rank = 0;
   uint32_t part = 0;  // Below kPartsMax: the segment's place in that rank's arena.

@@ -118,10 +118,17 @@ TEST_CASE("What a newer minor version has appended is skipped") {
 
 TEST_CASE("A part of an arena that cannot be is refused") {
   std::vector<std::byte> bytes =
-      Encode({.body = Declared{.tensor = 1, .ranks_sum = true, .part = kPartsMax - 1}});
+      Encode({.body = Declared{.tensor = 1, .summed_by = SummedBy::kRanks, .part = kPartsMax - 1}});
   REQUIRE(ParseMessage(bytes).outcome == ParseOutcome::kMessage);
   bytes.back() = std::byte{1};
   CHECK(ParseMessage(bytes).outcome == ParseOutcome::kInvalid);  // Part 1 << 24 and more.
+}
+
+TEST_CASE("A way of summing that is not known is refused") {
+  for (const auto& [by, outcome] : {std::pair(SummedBy::kRanksInPlace, ParseOutcome::kMessage),
+                                    std::pair(static_cast<SummedBy>(3), ParseOutcome::kInvalid)}) {
+    CHECK(ParseMessage(Encode({.body = Declared{.summed_by = by}})).outcome == outcome);
+  }
 }
 
 TEST_CASE("A body that ends before its fields, or holds too long a string, is invalid") {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "libs/base/bytes.h"
+#include "libs/shm/layout/control.h"
 
 // How a tensor that the ranks sum lies in every rank's arena (docs/shared_memory.md, "Ranks that
 // sum"):
@@ -14,6 +15,11 @@
 //   stride      contribution to odd rounds
 //   2 * stride  ShareLine           of large tensors: how much of its share this rank has summed
 //   + 64        the share's sums    where three ranks or more share, for the others to copy
+//
+// and one that they sum in place ("In place"), on pages of its own:
+//
+//   0           the contribution, then the result
+//   stride      InPlaceLine         local rank 0's counts
 namespace talweg::shm {
 
 // More ranks on a node than this do not sum themselves.
@@ -23,6 +29,8 @@ inline constexpr uint32_t kKeepingRanksMin = 3;
 inline constexpr uint64_t kSharedBytesMin = kMiB;
 // In such pieces a share is summed and becomes visible: all inputs of one lie in a core's cache.
 inline constexpr uint64_t kSharePieceBytes = 128 * kKiB;
+// As large are those of a round that is summed in place.
+inline constexpr uint64_t kInPlacePieceBytes = kSharePieceBytes;
 
 struct alignas(64) ShareLine {
   // The round that the rank sums, or has summed, where, and how many of its share's pieces are
@@ -58,24 +66,53 @@ struct alignas(64) ShareLine {
 };
 static_assert(sizeof(ShareLine) == 64 && std::atomic<uint64_t>::is_always_lock_free);
 
+// Which pieces of a round that is summed in place have been begun, and how many are done: each word
+// is round << kPieceBits | pieces, and counts from 0 for a round that it does not name. Every rank
+// writes it.
+struct alignas(64) InPlaceLine {
+  std::atomic<uint64_t> begun;
+  // Its lower half is what threads sleep on, as a futex that is shared between processes.
+  std::atomic<uint64_t> done;
+  std::atomic<uint32_t> sleepers;
+  uint32_t reserved[11];
+
+  static constexpr uint64_t Pack(uint64_t round, uint64_t pieces) {
+    return round << ShareLine::kPieceBits | pieces;
+  }
+  static constexpr uint64_t Pieces(uint64_t word, uint64_t round) {
+    return word >> ShareLine::kPieceBits == round
+               ? word & ((uint64_t{1} << ShareLine::kPieceBits) - 1)
+               : 0;
+  }
+};
+static_assert(sizeof(InPlaceLine) == 64);
+
 // The same for agent and ranks.
 struct RankSumShape {
   uint64_t tensor_bytes = 0;
-  uint64_t stride = 0;
+  uint64_t stride = 0;       // From one buffer to the next, or to what stands behind the only one.
   uint64_t share_bytes = 0;  // Of each rank but the last; 0: every rank sums everything.
   bool keeps_sums = false;   // There is a buffer for the sums of a share.
+  bool in_place = false;
 
-  static constexpr RankSumShape Of(uint64_t tensor_bytes, uint32_t ranks) {
-    RankSumShape shape{tensor_bytes, RoundUp(tensor_bytes, kCacheLineBytes), 0, false};
-    if (ranks > 1 && tensor_bytes >= kSharedBytesMin) {
+  static constexpr RankSumShape Of(uint64_t tensor_bytes, uint32_t ranks, bool in_place) {
+    RankSumShape shape{tensor_bytes, RoundUp(tensor_bytes, kCacheLineBytes), 0, false, in_place};
+    if (!in_place && ranks > 1 && tensor_bytes >= kSharedBytesMin) {
       shape.share_bytes = RoundUp((tensor_bytes + ranks - 1) / ranks, 4 * kKiB);
       shape.keeps_sums = ranks >= kKeepingRanksMin;
     }
     return shape;
   }
-  constexpr uint64_t line_offset() const { return 2 * stride; }
+  // Of the contribution to a round.
+  constexpr uint64_t buffer_offset(uint64_t round) const {
+    return in_place ? 0 : (round & 1) * stride;
+  }
+  // How many of the ranks' bytes are read and written by turns.
+  constexpr uint64_t buffer_bytes() const { return in_place ? stride : 2 * stride; }
+  constexpr uint64_t line_offset() const { return buffer_bytes(); }
   constexpr uint64_t sums_offset() const { return 2 * stride + sizeof(ShareLine); }
   constexpr uint64_t bytes() const {
+    if (in_place) return RoundUp(stride + sizeof(InPlaceLine), kPageBytes);
     return share_bytes == 0 ? 2 * stride : sums_offset() + (keeps_sums ? share_bytes : 0);
   }
 };

@@ -126,7 +126,8 @@ struct FakeTensor {
 
 std::string Describe(const RankDeclaration& declaration) {
   return std::string(DTypeName(declaration.dtype)) + "[" +
-         std::to_string(declaration.element_count) + "] " + std::string(OpName(declaration.op));
+         std::to_string(declaration.element_count) + "] " + std::string(OpName(declaration.op)) +
+         (declaration.in_place ? " in place" : "");
 }
 
 }  // namespace
@@ -215,7 +216,8 @@ class FakeAgent::Impl final : public RankEventSink {
         return;
       }
       if (options_.ranks_sum) {
-        Outcome<SharedPlace> place = server_->PlanContribution(declaration.bytes());
+        Outcome<SharedPlace> place =
+            server_->PlanContribution(declaration.bytes(), InPlace(declaration));
         if (!place.ok()) {
           server_->RefuseDeclaration(connection, request, place.failure().status,
                                      place.failure().text);
@@ -239,7 +241,8 @@ class FakeAgent::Impl final : public RankEventSink {
     const RankDeclaration& agreed = tensor.declaration;
     if (agreed.dtype != declaration.dtype || agreed.op != declaration.op ||
         agreed.root_rank != declaration.root_rank ||
-        agreed.element_count != declaration.element_count) {
+        agreed.element_count != declaration.element_count ||
+        InPlace(agreed) != InPlace(declaration)) {
       server_->RefuseDeclaration(connection, request, RankStatus::kMismatch,
                                  "tensor '" + declaration.name + "': rank " +
                                      std::to_string(tensor.by_rank) + " declared " +
@@ -285,6 +288,10 @@ class FakeAgent::Impl final : public RankEventSink {
   }
 
  private:
+  bool InPlace(const RankDeclaration& declaration) const {
+    return options_.ranks_sum && options_.knows_in_place && declaration.in_place;
+  }
+
   Outcome<ContributionBuffer> Contribution(RankConnectionId connection, const FakeTensor& tensor) {
     if (!tensor.shared) {
       return server_->AllocateContribution(connection, tensor.declaration.bytes());

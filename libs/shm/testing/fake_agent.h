@@ -26,6 +26,8 @@ class FakeAgent {
     std::string unanswered_name;
     // The ranks sum; the agent only says when.
     bool ranks_sum = false;
+    // As agents before there was such a thing: what is declared in place is not summed so.
+    bool knows_in_place = true;
     // Rounds are complete when the test says so (ReleaseRounds), not before.
     bool holds_rounds = false;
   };

@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors that the ranks of a node sum over their contributions.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "clients/c/client_testing.h"
+#include "clients/c/rank_sums_testing.h"
+#include "clients/c/talweg.h"
+#include "libs/shm/layout/rank_sums.h"
+#include "libs/shm/testing/fake_agent.h"
+
+namespace talweg {
+namespace {
+
+using Catch::Matchers::Contains;
+using shm::FakeAgent;
+using shm::InPlaceLine;
+
+talweg_status TryDeclare(const TestClient& client, uint64_t count, talweg_tensor* tensor,
+                         talweg_dtype dtype = TALWEG_I32, talweg_op op = TALWEG_SUM,
+                         uint32_t root = 0) {
+  const talweg_declaration declaration{"t", dtype, op, root, 0, count};
+  return talweg_declare_all_in_place(client.get(), &declaration, 1, kGenerousNs, tensor);
+}
+
+talweg_tensor DeclareInPlace(const TestClient& client, uint64_t count,
+                             talweg_dtype dtype = TALWEG_I32, talweg_op op = TALWEG_SUM,
+                             uint32_t root = 0) {
+  talweg_tensor tensor = 0;
+  const talweg_status status = TryDeclare(client, count, &tensor, dtype, op, root);
+  INFO(talweg_last_error());
+  REQUIRE(status == TALWEG_OK);
+  return tensor;
+}
+
+template <typename T = int32_t>
+std::span<T> Buffer(const TestClient& client, talweg_tensor tensor) {
+  return {static_cast<T*>(talweg_contribution(client.get(), tensor)),
+          talweg_tensor_bytes(client.get(), tensor) / sizeof(T)};
+}
+
+// A node's ranks, all in this process.
+struct Node {
+  Node(uint32_t ranks, uint64_t count, talweg_dtype dtype = TALWEG_I32, talweg_op op = TALWEG_SUM,
+       uint32_t root = 0)
+      : agent(SummingOptions(directory, ranks)) {
+    for (uint32_t i = 0; i < ranks; ++i) clients.emplace_back(agent.socket_path(), i);
+    for (const TestClient& client : clients) {
+      tensor = DeclareInPlace(client, count, dtype, op, root);
+    }
+  }
+
+  // What ranks look at while they wait for each other's pieces, in local rank 0's arena.
+  InPlaceLine& Line() const {
+    const uint64_t bytes = talweg_tensor_bytes(clients[0].get(), tensor);
+    const auto shape =
+        shm::RankSumShape::Of(bytes, static_cast<uint32_t>(clients.size()), /*in_place=*/true);
+    return *reinterpret_cast<InPlaceLine*>(Buffer<char>(clients[0], tensor).data() +
+                                           shape.line_offset());
+  }
+
+  TestDirectory directory;
+  FakeAgent agent;
+  std::vector<TestClient> clients;
+  talweg_tensor tensor = 0;
+};
+
+TEST_CASE("In place: every rank finds the same bits where its contribution was") {
+  const size_t count = GENERATE(size_t{1}, size_t{1001}, size_t{32'768}, size_t{300'001});
+  const uint32_t ranks = GENERATE(1, 2, 3);
+  const Node node(ranks, count, TALWEG_F32, TALWEG_AVERAGE);
+  std::vector<const void*> first;
+  for (const TestClient& client : node.clients) {
+    CHECK(talweg_sums_in_place(client.get(), node.tensor) == 1);
+    first.push_back(talweg_contribution(client.get(), node.tensor));
+  }
+  for (talweg_round round = 1; round <= 4; ++round) {
+    std::vector<float> expected(count);
+    for (uint32_t i = 0; i < ranks; ++i) {
+      const std::span<float> own = Buffer<float>(node.clients[i], node.tensor);
+      CHECK(own.data() == first[i]);
+      for (size_t k = 0; k < count; ++k) {
+        own[k] = std::ldexp(static_cast<float>(i + k % 77 + round), 9 * static_cast<int>(i));
+        expected[k] += own[k];
+      }
+      // Pushed from there, or copied there.
+      const std::vector<float> apart(own.begin(), own.end());
+      if ((round + i) % 2 == 0) std::fill(own.begin(), own.end(), -1.0f);
+      const void* data = (round + i) % 2 == 0 ? apart.data() : nullptr;
+      CHECK(Push(node.clients[i], node.tensor, data) == round);
+    }
+    for (float& value : expected) value /= static_cast<float>(ranks);
+    for (uint32_t i = 0; i < ranks; ++i) {
+      const TestClient& client = node.clients[(i + round) % ranks];
+      const std::span<float> own = Buffer<float>(client, node.tensor);
+      if (round == 4) {
+        // Also into memory of the caller's.
+        CHECK((Take<float>(client, node.tensor, round, count) == expected));
+      } else {
+        void* out = round == 3 ? own.data() : nullptr;
+        REQUIRE(talweg_wait(client.get(), node.tensor, round, out, kGenerousNs) == TALWEG_OK);
+      }
+      CHECK((std::vector<float>(own.begin(), own.end()) == expected));
+      const void* result = nullptr;
+      uint64_t bytes = 0;
+      REQUIRE(talweg_result(client.get(), node.tensor, round, &result, &bytes) == TALWEG_OK);
+      CHECK((result == own.data() && bytes == own.size_bytes()));
+      CHECK(talweg_ranks_summed(client.get(), node.tensor) == ranks);
+    }
+  }
+}
+
+TEST_CASE("In place: the bits are those of a sum into other memory") {
+  constexpr size_t kCount = 70'001;
+  const talweg_op op = GENERATE(TALWEG_AVERAGE, TALWEG_SUM, TALWEG_MIN);
+  const Node node(3, kCount, TALWEG_BF16, op);
+  talweg_tensor apart = 0;
+  for (const TestClient& client : node.clients) {
+    apart = Declare(client, kCount, TALWEG_BF16, op, 0, "apart");
+  }
+  for (uint32_t i = 0; i < 3; ++i) {
+    std::vector<uint16_t> values(kCount);  // Infinities and NaNs among them.
+    for (size_t k = 0; k < kCount; ++k) values[k] = static_cast<uint16_t>(k * 40'503 + i * 977);
+    Push(node.clients[i], node.tensor, values.data());
+    Push(node.clients[i], apart, values.data());
+  }
+  const std::vector<uint16_t> expected = Take<uint16_t>(node.clients[0], apart, 1, kCount);
+  for (const TestClient& client : node.clients) {
+    CHECK((Take<uint16_t>(client, node.tensor, 1, kCount) == expected));
+  }
+}
+
+TEST_CASE("In place: a broadcast is the root's bytes") {
+  constexpr size_t kCount = 40'000;
+  const Node node(3, kCount, TALWEG_I32, TALWEG_BROADCAST, 1);
+  for (int32_t i = 0; i < 3; ++i) {
+    const std::vector<int32_t> values(kCount, 10 + i);
+    Push(node.clients[static_cast<size_t>(i)], node.tensor, values.data());
+  }
+  for (const TestClient& client : node.clients) {
+    CHECK((Take<int32_t>(client, node.tensor, 1, kCount) == std::vector<int32_t>(kCount, 11)));
+  }
+}
+
+TEST_CASE("In place: who has its result may write over it at once") {
+  const uint32_t ranks = GENERATE(2, 3);
+  constexpr size_t kCount = 300'003;
+  constexpr talweg_round kRounds = 60;
+  const Node node(ranks, kCount);
+  std::vector<std::thread> threads;
+  std::vector<talweg_round> right(ranks);
+  for (uint32_t i = 0; i < ranks; ++i) {
+    threads.emplace_back([&, i] {
+      const TestClient& client = node.clients[i];
+      const std::span<int32_t> data = Buffer(client, node.tensor);
+      for (talweg_round r = 1; r <= kRounds; ++r) {
+        for (size_t k = 0; k < kCount; ++k) data[k] = static_cast<int32_t>(k * (i + 1) ^ r);
+        talweg_round pushed = 0;
+        if (talweg_push_pull(client.get(), node.tensor, nullptr, 0, kGenerousNs, &pushed) !=
+                TALWEG_OK ||
+            talweg_wait(client.get(), node.tensor, r, nullptr, kGenerousNs) != TALWEG_OK) {
+          return;
+        }
+        bool same = true;
+        for (size_t k = 0; k < kCount; ++k) {
+          int32_t sum = 0;
+          for (uint32_t j = 0; j < ranks; ++j) sum += static_cast<int32_t>(k * (j + 1) ^ r);
+          same = same && data[k] == sum;
+        }
+        right[i] += same;
+        std::memset(data.data(), 0xff, data.size_bytes());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (uint32_t i = 0; i < ranks; ++i) CHECK(right[i] == kRounds);
+}
+
+TEST_CASE("In place: several threads wait for one round") {
+  constexpr size_t kCount = 700'003;
+  const Node node(2, kCount);
+  for (talweg_round round = 1; round <= 5; ++round) {
+    const std::vector<int32_t> ones(kCount, 1), twos(kCount, 2);
+    Push(node.clients[0], node.tensor, ones.data());
+    Push(node.clients[1], node.tensor, twos.data());
+    std::vector<talweg_status> statuses(6, TALWEG_INTERNAL);
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < statuses.size(); ++i) {
+      threads.emplace_back([&, i] {
+        statuses[i] =
+            talweg_wait(node.clients[i % 2].get(), node.tensor, round, nullptr, kGenerousNs);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(statuses == std::vector<talweg_status>(6, TALWEG_OK));
+    for (const TestClient& client : node.clients) {
+      const std::span<int32_t> own = Buffer(client, node.tensor);
+      CHECK((std::vector<int32_t>(own.begin(), own.end()) == std::vector<int32_t>(kCount, 3)));
+    }
+  }
+}
+
+TEST_CASE("In place: nobody needs a rank that has pushed and does not wait") {
+  constexpr size_t kCount = 300'000;
+  const Node node(2, kCount);
+  const TestClient& slow = node.clients[0];
+  const TestClient& fast = node.clients[1];
+  Push(slow, node.tensor, std::vector<int32_t>(kCount, 1).data());
+  Push(fast, node.tensor, std::vector<int32_t>(kCount, 2).data());
+  CHECK((Take<int32_t>(fast, node.tensor, 1, kCount) == std::vector<int32_t>(kCount, 3)));
+  Push(fast, node.tensor, std::vector<int32_t>(kCount, 7).data());  // One round ahead.
+  CHECK((Take<int32_t>(slow, node.tensor, 1, kCount) == std::vector<int32_t>(kCount, 3)));
+  Push(slow, node.tensor, std::vector<int32_t>(kCount, 5).data());
+  CHECK((Take<int32_t>(slow, node.tensor, 2, kCount) == std::vector<int32_t>(kCount, 12)));
+  CHECK((Take<int32_t>(fast, node.tensor, 2, kCount) == std::vector<int32_t>(kCount, 12)));
+}
+
+TEST_CASE("In place: a rank that has begun a piece is waited for, and by nobody for ever") {
+  constexpr size_t kCount = 100'000;  // Four pieces.
+  constexpr uint64_t kPieces = 4;
+  const Node node(2, kCount);
+  for (const TestClient& client : node.clients) {
+    Push(client, node.tensor, std::vector<int32_t>(kCount, 1).data());
+  }
+  const TestClient& waiter = node.clients[1];
+  // As if rank 0 had been stopped in the middle of the first piece.
+  InPlaceLine& line = node.Line();
+  line.begun = InPlaceLine::Pack(1, 1);
+  REQUIRE(talweg_wait(waiter.get(), node.tensor, 1, nullptr, 0) == TALWEG_TIMEOUT);
+  CHECK_THAT(talweg_last_error(), Contains("'t'") && Contains("round 1") && Contains("again"));
+  CHECK(InPlaceLine::Pieces(line.begun, 1) == kPieces);
+  CHECK(InPlaceLine::Pieces(line.done, 1) == kPieces - 1);
+  CHECK(Buffer(waiter, node.tensor)[kCount - 1] == 2);
+  talweg_round ignored = 0;
+  CHECK(talweg_push_pull(waiter.get(), node.tensor, nullptr, 0, kGenerousNs, &ignored) ==
+        TALWEG_BUSY);
+  SECTION("until it goes on") {
+    const uint64_t piece = shm::kInPlacePieceBytes / sizeof(int32_t);
+    std::thread other([&] {
+      while (line.sleepers == 0) std::this_thread::yield();
+      for (const TestClient& client : node.clients) {
+        const std::span<int32_t> own = Buffer(client, node.tensor);
+        std::fill(own.begin(), own.begin() + piece, 2);
+      }
+      line.done = InPlaceLine::Pack(1, kPieces);
+    });
+    REQUIRE(talweg_wait(waiter.get(), node.tensor, 1, nullptr, kGenerousNs) == TALWEG_OK);
+    other.join();
+    const std::span<int32_t> own = Buffer(waiter, node.tensor);
+    CHECK((std::vector<int32_t>(own.begin(), own.end()) == std::vector<int32_t>(kCount, 2)));
+  }
+  SECTION("until the job fails") {
+    talweg_status status = TALWEG_OK;
+    std::string text;
+    std::thread other([&] {
+      status = talweg_wait(waiter.get(), node.tensor, 1, nullptr, kGenerousNs);
+      text = talweg_last_error();
+    });
+    while (line.sleepers == 0) std::this_thread::yield();
+    const_cast<FakeAgent&>(node.agent).FailAll(shm::RankStatus::kJobFailed, "rank 0 has died");
+    other.join();
+    CHECK(status == TALWEG_JOB_FAILED);
+    CHECK_THAT(text, Contains("rank 0 has died"));
+  }
+}
+
+TEST_CASE("In place: a round that is complete is given out though the agent is gone") {
+  constexpr size_t kCount = 300'000;
+  const TestDirectory directory;
+  auto agent = std::make_unique<FakeAgent>(SummingOptions(directory, 2));
+  const TestClient zero(agent->socket_path(), 0);
+  const TestClient one(agent->socket_path(), 1);
+  const talweg_tensor tensor = DeclareInPlace(zero, kCount);
+  REQUIRE(DeclareInPlace(one, kCount) == tensor);
+  for (int round = 1; round <= 2; ++round) {  // The first makes their memory known to each other.
+    for (const TestClient* client : {&zero, &one}) {
+      Push(*client, tensor, std::vector<int32_t>(kCount, round).data());
+    }
+    if (round == 1) {
+      CHECK(Take<int32_t>(zero, tensor, 1, kCount)[9] == 2);
+      CHECK(Take<int32_t>(one, tensor, 1, kCount)[9] == 2);
+    }
+  }
+  while (talweg_poll(zero.get(), tensor, 2) == TALWEG_PENDING) std::this_thread::yield();
+  agent.reset();
+  CHECK((Take<int32_t>(one, tensor, 2, kCount) == std::vector<int32_t>(kCount, 4)));
+  CHECK((Take<int32_t>(zero, tensor, 2, kCount) == std::vector<int32_t>(kCount, 4)));
+}
+
+TEST_CASE("In place: ranks declare a tensor alike, and older agents refuse") {
+  const TestDirectory directory;
+  FakeAgent::Options options = SummingOptions(directory, 2);
+  options.knows_in_place = GENERATE(true, false);
+  const bool knows = options.knows_in_place;
+  FakeAgent agent(std::move(options));
+  const TestClient zero(agent.socket_path(), 0);
+  const TestClient one(agent.socket_path(), 1);
+  talweg_tensor tensor = 0;
+  if (!knows) {
+    CHECK(TryDeclare(zero, 9, &tensor) == TALWEG_UNSUPPORTED);
+    CHECK_THAT(talweg_last_error(), Contains("'t'") && Contains("release"));
+    // It is there all the same, for who copies.
+    Push(zero, Declare(zero, 9), std::vector<int32_t>(9, 1).data());
+    Push(one, Declare(one, 9), std::vector<int32_t>(9, 1).data());
+    CHECK(Take<int32_t>(one, tensor, 1, 9)[8] == 2);
+    return;
+  }
+  tensor = DeclareInPlace(zero, 9);
+  CHECK(talweg_declare(one.get(), "t", TALWEG_I32, TALWEG_SUM, 0, 9, 0, kGenerousNs, &tensor) ==
+        TALWEG_MISMATCH);
+  CHECK_THAT(talweg_last_error(), Contains("in place"));
+}
+
+TEST_CASE("In place: where the agent sums the result is copied there") {
+  const TestDirectory directory;
+  FakeAgent agent(AgentOptions(directory, 2));
+  const TestClient zero(agent.socket_path(), 0);
+  const TestClient one(agent.socket_path(), 1);
+  const talweg_tensor tensor = DeclareInPlace(zero, 1000);
+  // Nor do ranks have to agree on it there.
+  REQUIRE(Declare(one, 1000) == tensor);
+  CHECK(talweg_sums_in_place(zero.get(), tensor) == 0);
+  for (talweg_round round = 1; round <= 3; ++round) {
+    const std::span<int32_t> own = Buffer(zero, tensor);
+    std::fill(own.begin(), own.end(), 4);
+    Push(zero, tensor, nullptr);
+    Push(one, tensor, std::vector<int32_t>(1000, 5).data());
+    REQUIRE(talweg_wait(zero.get(), tensor, round, round == 2 ? own.data() : nullptr,
+                        kGenerousNs) == TALWEG_OK);
+    CHECK((std::vector<int32_t>(own.begin(), own.end()) == std::vector<int32_t>(1000, 9)));
+    CHECK((Take<int32_t>(one, tensor, round, 1000) == std::vector<int32_t>(1000, 9)));
+  }
+  CHECK(talweg_detach(zero.get(), tensor) == TALWEG_UNSUPPORTED);
+  CHECK_THAT(talweg_last_error(), Contains("'t'"));
+}
+
+TEST_CASE("In place: a result that is detached stays, and rounds go on elsewhere") {
+  constexpr size_t kCount = 300'001;
+  const Node node(2, kCount);
+  std::vector<std::span<int32_t>> kept;
+  for (int32_t round = 1; round <= 4; ++round) {
+    for (const TestClient& client : node.clients) {
+      const std::span<int32_t> own = Buffer(client, node.tensor);
+      std::fill(own.begin(), own.end(), round);
+      Push(client, node.tensor, nullptr);
+    }
+    CHECK(talweg_detach(node.clients[0].get(), node.tensor) == TALWEG_BUSY);
+    for (const TestClient& client : node.clients) {
+      REQUIRE(talweg_wait(client.get(), node.tensor, static_cast<talweg_round>(round), nullptr,
+                          kGenerousNs) == TALWEG_OK);
+      const std::span<int32_t> own = Buffer(client, node.tensor);
+      CHECK(own[0] == 2 * round);
+      CHECK(own[kCount - 1] == 2 * round);
+    }
+    // Rank 0's each time, the other's once.
+    for (uint32_t i = 0; i < 2; ++i) {
+      if (i == 1 && round != 2) continue;
+      kept.push_back(Buffer(node.clients[i], node.tensor));
+      REQUIRE(talweg_detach(node.clients[i].get(), node.tensor) == TALWEG_OK);
+      CHECK(Buffer(node.clients[i], node.tensor).data() != kept.back().data());
+    }
+  }
+  const std::vector<int32_t> rounds = {1, 2, 2, 3, 4};
+  for (size_t i = 0; i < kept.size(); ++i) {
+    CHECK((std::vector<int32_t>(kept[i].begin(), kept[i].end()) ==
+           std::vector<int32_t>(kCount, 2 * rounds[i])));
+    std::fill(kept[i].begin(), kept[i].end(), -1);  // The caller's to write.
+  }
+  CHECK(Buffer(node.clients[0], node.tensor)[0] == 8);
+  CHECK(Buffer(node.clients[1], node.tensor)[0] == 8);
+}
+
+TEST_CASE(
+    "In place: beside tensors that are summed otherwise, of which only one's own is written") {
+  const TestDirectory directory;
+  FakeAgent agent(SummingOptions(directory, 2));
+  const TestClient zero(agent.socket_path(), 0);
+  const TestClient one(agent.socket_path(), 1);
+  constexpr size_t kCount = 30'000;
+  for (const TestClient* client : {&zero, &one}) {
+    Declare(*client, kCount, TALWEG_I32, TALWEG_SUM, 0, "apart");
+    DeclareInPlace(*client, kCount);
+    Declare(*client, kCount, TALWEG_I32, TALWEG_SUM, 0, "apart too");
+  }
+  for (talweg_round round = 1; round <= 2; ++round) {
+    for (talweg_tensor tensor = 0; tensor < 3; ++tensor) {
+      for (const TestClient* client : {&zero, &one}) {
+        const auto value = static_cast<int32_t>(tensor + round);
+        CHECK(Push(*client, tensor, std::vector<int32_t>(kCount, value).data()) == round);
+      }
+    }
+    for (talweg_tensor tensor = 0; tensor < 3; ++tensor) {
+      const auto sum = static_cast<int32_t>(2 * (tensor + round));
+      for (const TestClient* client : {&zero, &one}) {
+        CHECK((Take<int32_t>(*client, tensor, round, kCount) == std::vector<int32_t>(kCount, sum)));
+      }
+    }
+  }
+}
+
+TEST_CASE("In place: arguments are checked") {
+  talweg_tensor tensor = 0;
+  const talweg_declaration declaration{"t", TALWEG_I32, TALWEG_SUM, 0, 0, 1};
+  CHECK(talweg_declare_all_in_place(nullptr, &declaration, 1, 0, &tensor) ==
+        TALWEG_INVALID_ARGUMENT);
+  CHECK_THAT(talweg_last_error(), Contains("talweg_declare_all_in_place"));
+  CHECK(talweg_detach(nullptr, 0) == TALWEG_INVALID_ARGUMENT);
+  CHECK(talweg_sums_in_place(nullptr, 0) == 0);
+  const Node node(1, 5);
+  CHECK(talweg_sums_in_place(node.clients[0].get(), 77) == 0);
+  CHECK(talweg_detach(node.clients[0].get(), 77) == TALWEG_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace talweg

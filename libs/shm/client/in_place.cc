@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors that the ranks sum in place (docs/shared_memory.md, "In place"): each piece of a round is
+// summed once, by whichever rank begins it, over the contributions of all.
+#include <sched.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "libs/reduce/reduce.h"
+#include "libs/shm/client/await.h"
+#include "libs/shm/client/client.h"
+
+namespace talweg::shm {
+namespace {
+
+// Of all contributions so much stays in a core's first cache between a sum and its copies.
+constexpr uint64_t kTileBytes = 8 * kKiB;
+// A piece takes some ten microseconds, and its rank may only need this CPU.
+constexpr int64_t kYieldNs = 100'000;
+// Who has begun a piece and runs has done it by then, also where many processes share a CPU.
+constexpr int64_t kGraceNs = 500'000'000;
+constexpr int64_t kSleepNs = 50'000'000;
+
+// The next piece of the round that nobody has begun, now begun; `pieces` if there is none.
+uint64_t BeginPiece(InPlaceLine& line, uint64_t round, uint64_t pieces) {
+  uint64_t word = line.begun.load(std::memory_order_relaxed);
+  for (;;) {
+    const uint64_t piece = InPlaceLine::Pieces(word, round);
+    if (piece >= pieces) return pieces;
+    if (line.begun.compare_exchange_weak(word, InPlaceLine::Pack(round, piece + 1),
+                                         std::memory_order_relaxed)) {
+      return piece;
+    }
+  }
+}
+
+uint32_t* DoneFutex(InPlaceLine& line) {
+  static_assert(std::endian::native == std::endian::little);
+  return reinterpret_cast<uint32_t*>(&line.done);
+}
+
+void FinishPiece(InPlaceLine& line, uint64_t round, uint64_t pieces) {
+  uint64_t word = line.done.load(std::memory_order_relaxed);
+  uint64_t done = 0;
+  do {
+    done = InPlaceLine::Pieces(word, round) + 1;
+    // Sequentially consistent, as what a sleeper does: one of the two sees the other.
+  } while (!line.done.compare_exchange_weak(word, InPlaceLine::Pack(round, done),
+                                            std::memory_order_seq_cst));
+  if (done < pieces || line.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  ::syscall(SYS_futex, DoneFutex(line), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// Sleeps for a bounded time unless the round is done.
+void SleepUntilDone(InPlaceLine& line, uint64_t round, uint64_t pieces) {
+  line.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const uint64_t word = line.done.load(std::memory_order_seq_cst);
+  if (InPlaceLine::Pieces(word, round) < pieces) {
+    const timespec left = ToTimespec(kSleepNs);
+    ::syscall(SYS_futex, DoneFutex(line), FUTEX_WAIT, static_cast<uint32_t>(word), &left, nullptr,
+              0);
+  }
+  line.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+// Writes over `count` contributions what they come to.
+class Combining {
+ public:
+  Combining(DType dtype, Op op, uint32_t root, uint32_t count, std::byte* const* contributions)
+      : spec_(op == Op::kBroadcast ? reduce::ReduceSpec{} : reduce::OnlyHop(dtype, op, count)),
+        element_bytes_(DTypeSize(dtype)),
+        result_(op == Op::kBroadcast ? root : 0),
+        is_sum_(op != Op::kBroadcast),
+        count_(count),
+        contributions_(contributions) {
+    spec_.stores = reduce::Stores::kCached;  // Just read.
+  }
+
+  void operator()(uint64_t begin, uint64_t end) const {
+    for (uint64_t at = begin; at < end; at += kTileBytes) {
+      const uint64_t bytes = std::min(kTileBytes, end - at);
+      std::byte* const result = contributions_[result_] + at;
+      if (is_sum_) {
+        const std::byte* inputs[kSummingRanksMax];
+        for (uint32_t i = 0; i < count_; ++i) inputs[i] = contributions_[i] + at;
+        reduce::Reduce(spec_, {inputs, count_}, result, bytes / element_bytes_);
+      }
+      for (uint32_t i = 0; i < count_; ++i) {
+        if (i != result_) std::memcpy(contributions_[i] + at, result, bytes);
+      }
+    }
+  }
+
+ private:
+  reduce::ReduceSpec spec_;
+  const uint64_t element_bytes_;
+  const uint32_t result_;
+  const bool is_sum_;
+  const uint32_t count_;
+  std::byte* const* const contributions_;
+};
+
+}  // namespace
+
+RankStatus Client::SumInPlace(const Tensor& tensor, uint64_t round, const Deadline& deadline,
+                              ErrorText& error) {
+  const uint32_t count = identity_.local_size;
+  if (count == 1) return RankStatus::kOk;  // It is its own sum.
+  std::byte* contributions[kSummingRanksMax];
+  const DType dtype = tensor.dtype.load(std::memory_order_relaxed);
+  const Op op = tensor.op.load(std::memory_order_relaxed);
+  const uint32_t root = tensor.root.load(std::memory_order_relaxed);
+  if (!FindArenas(tensor, contributions) ||
+      (op == Op::kBroadcast ? root >= count : !reduce::IsReduction(dtype, op))) {
+    return error.Fail(RankStatus::kInternal, "tensor '%s': it cannot be summed here",
+                      NameOf(tensor));
+  }
+  auto& line = *reinterpret_cast<InPlaceLine*>(contributions[0] + tensor.shape.line_offset());
+  const uint64_t pieces = (tensor.bytes + kInPlacePieceBytes - 1) / kInPlacePieceBytes;
+  const Combining combine(dtype, op, root, count, contributions);
+  for (;;) {
+    const uint64_t piece = BeginPiece(line, round, pieces);
+    if (piece == pieces) break;
+    const uint64_t begin = piece * kInPlacePieceBytes;
+    combine(begin, std::min(begin + kInPlacePieceBytes, tensor.bytes));
+    FinishPiece(line, round, pieces);
+  }
+  return AwaitPieces(tensor, round, pieces, line, deadline, error);
+}
+
+RankStatus Client::AwaitPieces(const Tensor& tensor, uint64_t round, uint64_t pieces,
+                               InPlaceLine& line, const Deadline& deadline, ErrorText& error) {
+  const int64_t begin_ns = MonotonicNs();
+  while (InPlaceLine::Pieces(line.done.load(std::memory_order_acquire), round) < pieces) {
+    const int64_t now_ns = MonotonicNs();
+    if (now_ns - begin_ns < kYieldNs) {
+      ::sched_yield();
+      continue;
+    }
+    ReadSocket(kLookEveryNs);
+    if (now_ns - begin_ns >= kGraceNs) {
+      RankStatus over = RankStatus::kOk;
+      if (Over(&over)) return FailOver(over, NameOf(tensor), error);
+      if (deadline.Passed(now_ns)) {
+        return error.Fail(RankStatus::kTimeout,
+                          "tensor '%s': another rank of this node has begun to sum a part of round "
+                          "%llu and does not go on; the round stays open, wait again",
+                          NameOf(tensor), static_cast<unsigned long long>(round));
+      }
+    }
+    SleepUntilDone(line, round, pieces);
+  }
+  return RankStatus::kOk;
+}
+
+RankStatus Client::Detach(uint32_t index, ErrorText& error) {
+  if (Forked()) return FailForked(error);
+  Tensor* tensor = Find(index);
+  if (tensor == nullptr) return FailNoTensor(index, error);
+  const MutexLock lock(state_mutex_);
+  if (!tensor->shape.in_place) {
+    return error.Fail(RankStatus::kUnsupported,
+                      "tensor '%s' is not summed in place: its buffer cannot be detached",
+                      NameOf(*tensor));
+  }
+  if (tensor->pushing || tensor->pushed > tensor->taken || tensor->readers > 0) {
+    return error.Fail(RankStatus::kBusy,
+                      "tensor '%s': its round %llu is open; wait for it before its buffer is "
+                      "detached",
+                      NameOf(*tensor),
+                      static_cast<unsigned long long>(tensor->pushed + (tensor->pushing ? 1 : 0)));
+  }
+  // The same pages once more, elsewhere; then a copy of its own over the place they had.
+  const uint64_t bytes = tensor->shape.bytes();
+  void* grown =
+      std::realloc(static_cast<void*>(segments_), (segment_count_ + 1) * sizeof(*segments_));
+  if (grown != nullptr) segments_ = static_cast<MappedSegment*>(grown);
+  void* const again = ::mremap(tensor->contribution, 0, bytes, MREMAP_MAYMOVE);
+  Mapping shared = again == MAP_FAILED ? Mapping() : Mapping::Adopt(again, bytes);
+  Mapping kept = Mapping::MapPrivate(bytes);
+  if (grown != nullptr && shared.valid() && kept.valid()) {
+    ::madvise(shared.data(), bytes, MADV_DONTFORK);
+    std::memcpy(kept.data(), tensor->contribution, tensor->bytes);
+    if (::mremap(kept.data(), bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, tensor->contribution) !=
+        MAP_FAILED) {
+      kept.Release();
+      tensor->contribution = shared.data();
+      new (&segments_[segment_count_++])
+          MappedSegment{0, SegmentKind::kContribution, std::move(shared)};
+      return RankStatus::kOk;
+    }
+  }
+  return error.Fail(RankStatus::kOutOfMemory, "tensor '%s': no memory to keep its last result: %s",
+                    NameOf(*tensor), std::strerror(errno));
+}
+
+}  // namespace talweg::shm

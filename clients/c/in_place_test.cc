@@ -231,6 +231,7 @@ TEST_CASE("In place: a rank that has begun a piece is waited for, and by nobody 
     Push(client, node.tensor, std::vector<int32_t>(kCount, 1).data());
   }
   const TestClient& waiter = node.clients[1];
+  while (talweg_poll(waiter.get(), node.tensor, 1) == TALWEG_PENDING) std::this_thread::yield();
   // As if rank 0 had been stopped in the middle of the first piece.
   InPlaceLine& line = node.Line();
   line.begun = InPlaceLine::Pack(1, 1);
@@ -295,28 +296,53 @@ TEST_CASE("In place: a round that is complete is given out though the agent is g
   CHECK((Take<int32_t>(zero, tensor, 2, kCount) == std::vector<int32_t>(kCount, 4)));
 }
 
-TEST_CASE("In place: ranks declare a tensor alike, and older agents refuse") {
+TEST_CASE("In place: a rank that declares otherwise shares in it") {
+  constexpr size_t kCount = 50'000;
+  const TestDirectory directory;
+  FakeAgent agent(SummingOptions(directory, 2));
+  const TestClient zero(agent.socket_path(), 0);
+  const TestClient one(agent.socket_path(), 1);
+  const talweg_tensor tensor = DeclareInPlace(zero, kCount);
+  REQUIRE(Declare(one, kCount) == tensor);
+  CHECK(talweg_sums_in_place(one.get(), tensor) == 1);
+  for (int32_t round = 1; round <= 4; ++round) {
+    const auto number = static_cast<talweg_round>(round);
+    const std::vector<int32_t> expected(kCount, 3 * round);
+    Push(zero, tensor, std::vector<int32_t>(kCount, round).data());
+    Push(one, tensor, std::vector<int32_t>(kCount, 2 * round).data());
+    if (round % 2 == 0) {
+      CHECK((Take<int32_t>(one, tensor, number, kCount) == expected));
+    } else {
+      REQUIRE(talweg_wait(one.get(), tensor, number, nullptr, kGenerousNs) == TALWEG_OK);
+      const void* result = nullptr;
+      uint64_t bytes = 0;
+      REQUIRE(talweg_result(one.get(), tensor, number, &result, &bytes) == TALWEG_OK);
+      CHECK(std::memcmp(result, expected.data(), bytes) == 0);
+    }
+    REQUIRE(talweg_wait(zero.get(), tensor, number, nullptr, kGenerousNs) == TALWEG_OK);
+    const std::span<int32_t> own = Buffer(zero, tensor);
+    CHECK((std::vector<int32_t>(own.begin(), own.end()) == expected));
+  }
+}
+
+TEST_CASE("In place: who comes second to a tensor of two buffers, or to an older agent, is told") {
   const TestDirectory directory;
   FakeAgent::Options options = SummingOptions(directory, 2);
   options.knows_in_place = GENERATE(true, false);
-  const bool knows = options.knows_in_place;
   FakeAgent agent(std::move(options));
   const TestClient zero(agent.socket_path(), 0);
   const TestClient one(agent.socket_path(), 1);
+  Declare(zero, 9);
   talweg_tensor tensor = 0;
-  if (!knows) {
-    CHECK(TryDeclare(zero, 9, &tensor) == TALWEG_UNSUPPORTED);
-    CHECK_THAT(talweg_last_error(), Contains("'t'") && Contains("release"));
-    // It is there all the same, for who copies.
-    Push(zero, Declare(zero, 9), std::vector<int32_t>(9, 1).data());
-    Push(one, Declare(one, 9), std::vector<int32_t>(9, 1).data());
-    CHECK(Take<int32_t>(one, tensor, 1, 9)[8] == 2);
-    return;
-  }
-  tensor = DeclareInPlace(zero, 9);
-  CHECK(talweg_declare(one.get(), "t", TALWEG_I32, TALWEG_SUM, 0, 9, 0, kGenerousNs, &tensor) ==
-        TALWEG_MISMATCH);
-  CHECK_THAT(talweg_last_error(), Contains("in place"));
+  CHECK(TryDeclare(one, 9, &tensor) == TALWEG_UNSUPPORTED);
+  CHECK_THAT(talweg_last_error(),
+             Contains("'t'") && Contains("release") && Contains("another rank"));
+  // It is there all the same, for who copies.
+  tensor = Declare(one, 9);
+  CHECK(talweg_sums_in_place(one.get(), tensor) == 0);
+  Push(zero, tensor, std::vector<int32_t>(9, 1).data());
+  Push(one, tensor, std::vector<int32_t>(9, 1).data());
+  CHECK(Take<int32_t>(one, tensor, 1, 9)[8] == 2);
 }
 
 TEST_CASE("In place: where the agent sums the result is copied there") {

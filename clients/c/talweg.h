@@ -212,16 +212,17 @@ TALWEG_API uint64_t talweg_tensor_bytes(talweg_client* client, talweg_tensor ten
  * talweg_wait without `out`. The fastest way: nothing is copied, and where the ranks of one node
  * are the whole job each piece is summed once, by whichever rank comes to it first, and written
  * over the contributions of all. So from its push until talweg_wait has returned the buffer is
- * other ranks' to read and to write, and after a round without a result its bytes mean nothing. All
- * ranks of a node declare a tensor so, or none: TALWEG_MISMATCH. TALWEG_UNSUPPORTED: the agent is
- * of an older release that does not; use talweg_declare_all. */
+ * other ranks' to read and to write, and after a round without a result its bytes mean nothing. The
+ * node's first declaration of a tensor decides; ranks that declare it otherwise share in it.
+ * TALWEG_UNSUPPORTED: another rank has declared it otherwise before, or the agent is of a release
+ * that knows no sums in place; use talweg_declare_all. */
 TALWEG_API talweg_status talweg_declare_all_in_place(talweg_client* client,
                                                      const talweg_declaration* declarations,
                                                      size_t declaration_count, int64_t timeout_ns,
                                                      talweg_tensor* tensors);
 
-/* Whether a tensor is summed in place by the node's ranks: 0 also where it was declared so and the
- * agent sums it, with other nodes, say. Then a wait without `out` copies the result. */
+/* Whether a tensor is summed in place by the node's ranks: 0 where it was declared so and the agent
+ * sums it, with other nodes, say; then a wait without `out` copies the result. */
 TALWEG_API int talweg_sums_in_place(talweg_client* client, talweg_tensor tensor);
 
 /* For who still needs a result and has to push: the memory that talweg_contribution has given keeps

@@ -102,9 +102,8 @@ void RankDesk::OnRankDeclare(shm::RankConnectionId connection, shm::RequestId re
     device_declares_.emplace(local_rank, request.value());
     if (!declared_names_.contains(declaration.name)) device_names_.insert(declaration.name);
   }
-  if (declaration.in_place) {
-    in_place_declares_.emplace(local_rank, request.value());
-    if (!declared_names_.contains(declaration.name)) in_place_names_.insert(declaration.name);
+  if (declaration.in_place && !declared_names_.contains(declaration.name)) {
+    in_place_names_.insert(declaration.name);
   }
   declared_names_.insert(declaration.name);
   events_->OnRankDeclare(local_rank, request.value(),
@@ -208,7 +207,6 @@ void RankDesk::Do(const pipeline::DeclareReply& effect) {
   if (effect.local_rank.value() >= ranks_.size()) return;
   const Rank& rank = ranks_[effect.local_rank.value()];
   const bool on_device = device_declares_.erase({effect.local_rank, effect.request}) > 0;
-  const bool in_place = in_place_declares_.erase({effect.local_rank, effect.request}) > 0;
   if (!rank.attached) return;
   const shm::RequestId request{effect.request};
   if (effect.status != pipeline::Status::kOk) {
@@ -229,16 +227,6 @@ void RankDesk::Do(const pipeline::DeclareReply& effect) {
                             .result = memory_->ResultLocations(effect.tensor)});
     return;
   }
-  const std::optional<shm::SharedPlace>& shared = memory_->Shared(effect.tensor);
-  if (shared && shared->in_place != in_place) {
-    const auto how = [](bool declared) { return declared ? "in place" : "into other memory"; };
-    server_->RefuseDeclaration(
-        rank.connection, request, shm::RankStatus::kMismatch,
-        absl::StrCat("tensor '", memory_->spec(effect.tensor).name, "' is declared to be summed ",
-                     how(in_place), ", but was declared to be summed ", how(shared->in_place),
-                     " before: all ranks of a node declare it alike"));
-    return;
-  }
   const absl::Status attached = memory_->Attach(effect.tensor, effect.local_rank, rank.connection);
   if (!attached.ok()) {
     const std::string text(attached.message());
@@ -254,7 +242,7 @@ void RankDesk::Do(const pipeline::DeclareReply& effect) {
        .completed_round = effect.held,
        .contribution = memory_->ContributionLocation(effect.tensor, effect.local_rank),
        .result = memory_->ResultLocations(effect.tensor),
-       .shared = shared});
+       .shared = memory_->Shared(effect.tensor)});
 }
 
 void RankDesk::Do(const pipeline::CompleteRound& effect) {
@@ -299,7 +287,6 @@ void RankDesk::Restart(uint32_t tensors_used) {
   declared_names_.clear();
   device_declares_.clear();
   in_place_names_.clear();
-  in_place_declares_.clear();
   tensor_base_ += tensors_used;
 }
 

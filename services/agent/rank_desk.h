@@ -79,7 +79,7 @@ class RankDesk final : public shm::RankEventSink {
   void SetDevices(RankDevices* devices) { devices_ = devices; }
   // Whether the first declaration of the name on this node was of a tensor on a GPU.
   bool IsOnDevice(const std::string& name) const { return device_names_.contains(name); }
-  // Likewise.
+  // Whether it was to be summed in place, if the ranks sum.
   bool IsInPlace(const std::string& name) const { return in_place_names_.contains(name); }
   void ReplyUnexported(LocalRank rank, uint32_t request);
   void TellEventsLost(LocalRank rank);
@@ -123,8 +123,7 @@ class RankDesk final : public shm::RankEventSink {
   std::set<std::string> declared_names_;
   std::set<std::string> device_names_;                        // First declared on a GPU.
   std::set<std::pair<LocalRank, uint32_t>> device_declares_;  // Not answered yet.
-  std::set<std::string> in_place_names_;
-  std::set<std::pair<LocalRank, uint32_t>> in_place_declares_;
+  std::set<std::string> in_place_names_;                      // First declared so.
   std::vector<Rank> ranks_;
   std::optional<View> view_;
   MemberIdentity self_;

@@ -45,6 +45,11 @@ struct Rank {
     return Keep(
         talweg_declare(client, name.c_str(), dtype, op, root, count, 0, kGenerousNs, tensor));
   }
+  talweg_status DeclareInPlace(const std::string& name, talweg_dtype dtype, talweg_op op,
+                               uint64_t count, talweg_tensor* tensor) {
+    const talweg_declaration declaration{name.c_str(), dtype, op, 0, 0, count};
+    return Keep(talweg_declare_all_in_place(client, &declaration, 1, kGenerousNs, tensor));
+  }
   talweg_status PushPull(talweg_tensor tensor, const void* data, void* out) {
     talweg_round round;
     const talweg_status pushed =
@@ -130,6 +135,53 @@ TEST_CASE("Agent alone: sums, averages and broadcasts, twice over", "[agent]") {
     agent.WaitForRestart(static_cast<uint64_t>(generation) + 1);
   }
   CHECK(agent.Stop().ok());
+}
+
+TEST_CASE("Agent alone: in place, whoever sums, twice over", "[agent]") {
+  const uint32_t ranks = GENERATE(2u, 9u);
+  RunningAgent agent(Alone(ranks));
+  for (int generation = 0; generation < 2; ++generation) {
+    CHECK(RunRanks(agent.socket_path(), ranks, [ranks](Rank& rank) -> std::string {
+            constexpr size_t kCount = 300'001;
+            // As large as each other: places are used again by their kind.
+            talweg_tensor apart = 0, tensor = 0;
+            if (rank.Declare("apart", TALWEG_I32, TALWEG_SUM, kCount, &apart) != TALWEG_OK ||
+                rank.DeclareInPlace("in place", TALWEG_I32, TALWEG_SUM, kCount, &tensor) !=
+                    TALWEG_OK) {
+              return rank.error;
+            }
+            if (talweg_sums_in_place(rank.client, tensor) != (ranks == 2 ? 1 : 0)) return "who";
+            auto* const own = static_cast<int32_t*>(talweg_contribution(rank.client, tensor));
+            std::vector<int32_t> expected(kCount, static_cast<int32_t>(ranks * (ranks + 1) / 2));
+            std::fill_n(own, kCount, static_cast<int32_t>(rank.number() + 1));
+            for (int round = 0; round < 5; ++round) {
+              std::vector<int32_t> mine(own, own + kCount), result(kCount);
+              if (rank.PushPull(apart, mine.data(), result.data()) != TALWEG_OK ||
+                  rank.PushPull(tensor, nullptr, nullptr) != TALWEG_OK) {
+                return rank.error;
+              }
+              if (result != expected || !std::equal(result.begin(), result.end(), own)) {
+                return "wrong sum";
+              }
+              for (int32_t& value : expected) value *= static_cast<int32_t>(ranks);
+            }
+            return "";
+          }) == "");
+    agent.WaitForRestart(static_cast<uint64_t>(generation) + 1);
+  }
+  CHECK(agent.Stop().ok());
+}
+
+TEST_CASE("Agent alone: the first to declare a tensor says whether it is summed in place",
+          "[agent]") {
+  RunningAgent agent(Alone(2));
+  Rank first(agent.socket_path(), 0), second(agent.socket_path(), 1);
+  talweg_tensor a = 0, b = 0;
+  REQUIRE(first.DeclareInPlace("a", TALWEG_F32, TALWEG_SUM, 4, &a) == TALWEG_OK);
+  REQUIRE(first.Declare("b", TALWEG_F32, TALWEG_SUM, 4, &b) == TALWEG_OK);
+  CHECK(second.Declare("a", TALWEG_F32, TALWEG_SUM, 4, &a) == TALWEG_OK);
+  CHECK(talweg_sums_in_place(second.client, a) == 1);
+  CHECK(second.DeclareInPlace("b", TALWEG_F32, TALWEG_SUM, 4, &b) == TALWEG_UNSUPPORTED);
 }
 
 TEST_CASE("Agent alone: ranks that disagree are both told what each said", "[agent]") {

@@ -237,7 +237,8 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
   Awaited awaited = Await([&] { return complete() || (on_device && LostItsEvents(*tensor)); },
                           deadline, {control_.rank_line().waiters, index}, &over);
   const bool events_lost = awaited == Awaited::kDone && !complete();
-  const bool in_place = tensor->in_place.load(std::memory_order_relaxed) && !on_device;
+  const bool in_place =
+      !on_device && (tensor->shape.in_place || tensor->in_place.load(std::memory_order_relaxed));
   if (awaited == Awaited::kDone && tensor->ranks_sum && (out != nullptr || in_place) &&
       RoundSucceeded(index)) {
     awaited = AwaitContributions(*tensor, deadline, &over);

@@ -373,8 +373,9 @@ RankStatus Client::TakeDeclared(const Declare& declare, const PendingAnswer& pen
   if ((declare.flags & kDeclareInPlace) != 0) {
     if (found->ranks_sum && !found->shape.in_place) {
       return error.Fail(RankStatus::kUnsupported,
-                        "tensor '%.*s': the agent at '%s' is of a release that sums nothing in "
-                        "place; run one of this client's release, or declare it otherwise",
+                        "tensor '%.*s': another rank has declared it otherwise, or the agent at "
+                        "'%s' is of a release that sums nothing in place; declare it in place at "
+                        "all ranks and run one release, or use talweg_declare_all",
                         TALWEG_SHM_PRINTED(declare.name), socket_path_);
     }
     found->in_place.store(true, std::memory_order_relaxed);

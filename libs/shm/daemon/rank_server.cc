@@ -235,6 +235,7 @@ void RankServerImpl::OnHello(Connection& connection, const Hello& hello, RankEve
     return;
   }
   connection.rings_to_await = hello.minor >= kRingsToAwaitMinor;
+  connection.knows_in_place = hello.minor >= kInPlaceMinor;
   uint32_t local_rank = hello.wanted_local_rank;
   const auto count = static_cast<uint32_t>(holders_.size());
   if (local_rank == kAnyLocalRank) {

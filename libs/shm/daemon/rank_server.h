@@ -68,8 +68,7 @@ struct RankDeclaration {
   uint64_t element_count = 0;
   int32_t priority = 0;
   bool on_device = false;  // Pushed from a GPU: the rank wants no contribution buffer.
-  // If its ranks sum, then in place: all of them say so, or none.
-  bool in_place = false;
+  bool in_place = false;   // If its ranks sum, and it is the first: then in place.
 
   // element_count * DTypeSize(dtype): validated before OnRankDeclare, does not overflow, is not 0.
   uint64_t bytes() const { return element_count * DTypeSize(dtype); }
@@ -233,7 +232,8 @@ class RankServer {
   virtual Outcome<ResultBuffer> AllocateResult(uint64_t bytes) = 0;
 
   // Answers OnRankDeclare; hands over descriptors of segments that are new to the rank. `tensor`
-  // must be below config().tensors_max. A repeated declaration gets what the first one got.
+  // must be below config().tensors_max. A repeated declaration gets what the first one got. A rank
+  // whose client knows no sums in place is refused a tensor of which there are.
   virtual void ReplyDeclared(RankConnectionId connection, RequestId request,
                              const DeclaredData& data) = 0;
   virtual void RefuseDeclaration(RankConnectionId connection, RequestId request, RankStatus status,

@@ -98,6 +98,13 @@ void RankServerImpl::ReplyDeclared(RankConnectionId id, RequestId request,
   if (connection == nullptr || connection->state != Connection::State::kActive) return;
   const uint32_t index = data.tensor.value();
   TALWEG_CHECK(index < config_.tensors_max);
+  if (data.shared && data.shared->in_place && !connection->knows_in_place) {
+    RefuseDeclaration(id, request, RankStatus::kVersionMismatch,
+                      "the other ranks of this node sum this tensor in place, which " +
+                          connection->Name() +
+                          " does not know; install the same release of libtalweg for all ranks");
+    return;
+  }
   if (connection->tensors.size() <= index) connection->tensors.resize(index + 1);
   TensorOfRank& tensor = connection->tensors[index];
   if (!tensor.declared) {

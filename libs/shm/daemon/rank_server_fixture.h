@@ -210,7 +210,10 @@ class RawRank {
     const auto* declared = std::get_if<Declared>(&message->body);
     REQUIRE(declared != nullptr);
     REQUIRE(declared->status == RankStatus::kOk);
+    summed_by_ = declared->summed_by;
   }
+  // Of the last tensor that was declared.
+  SummedBy summed_by() const { return summed_by_; }
   void Push(uint32_t tensor, uint64_t round, uint64_t flags = 0, uint64_t offset = 0) {
     control_.ring_entry(submitted_) = {
         .tensor = tensor, .priority = 0, .round = round, .flags = flags, .device_offset = offset};
@@ -252,6 +255,7 @@ class RawRank {
   Message message_;
   Mapping mapping_;
   ControlView control_;
+  SummedBy summed_by_ = SummedBy::kAgent;
   uint64_t submitted_ = 0;
 };
 

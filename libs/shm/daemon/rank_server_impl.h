@@ -49,9 +49,10 @@ struct Connection {
   LocalRank local_rank;
   std::string client_name;
   uint32_t job_size = 0;
-  bool rings_to_await = false;  // By its version.
-  bool released = false;        // The agent needs the memory no more.
-  bool writes_wanted = false;   // EPOLLOUT is on.
+  bool rings_to_await = false;  // By its version, as the next.
+  bool knows_in_place = false;
+  bool released = false;       // The agent needs the memory no more.
+  bool writes_wanted = false;  // EPOLLOUT is on.
   std::optional<RankControl> control;
   std::optional<Arena> contributions;
   SharedArena shared;

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
 #include <memory>
 #include <set>
 #include <string>
@@ -39,6 +40,38 @@ TEST_CASE_METHOD(RankServerFixture, "Segments are sealed: control, contribution 
   // Another tensor fits into the segments that the rank has.
   rank.Declare("u");
   CHECK(rank.fds().size() == 3);
+}
+
+TEST_CASE_METHOD(RankServerFixture, "Ranks that sum in place write each other's contributions") {
+  sink.shared = server->PlanContribution(4, /*in_place=*/true).value();
+  CHECK(sink.shared->offset % kPageBytes == 0);
+  std::array<RawRank, 2> ranks = {RawRank(*this), RawRank(*this)};
+  for (RawRank& rank : ranks) {
+    rank.Join();
+    rank.Declare("t");
+    CHECK(rank.summed_by() == SummedBy::kRanksInPlace);
+    rank.Push(0, 1);
+  }
+  Settle();
+  server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(1)});
+  for (RawRank& rank : ranks) {
+    const Message* message = rank.Receive();
+    REQUIRE(message != nullptr);
+    REQUIRE(std::holds_alternative<Peer>(message->body));
+    CHECK(Mapping::Map(rank.fds().back().get(), 4096, Mapping::Access::kReadWrite).valid());
+  }
+  // One that would take it for something else is told so.
+  RawRank older(*this);
+  older.Join(kInPlaceMinor - 1);
+  older.Send(
+      {.request = 6,
+       .body = Declare{.dtype = DType::kF32, .op = Op::kSum, .element_count = 1, .name = "t"}});
+  const Message* message = older.Receive();
+  REQUIRE(message != nullptr);
+  const auto* declared = std::get_if<Declared>(&message->body);
+  REQUIRE(declared != nullptr);
+  CHECK(declared->status == RankStatus::kVersionMismatch);
+  CHECK_THAT(std::string(declared->text), Contains("in place") && Contains("release"));
 }
 
 TEST_CASE_METHOD(RankServerFixture,

@@ -27,9 +27,11 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kMessageMagic = 0x4d535754;  // "TWSM"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 1;
+inline constexpr uint16_t kProtocolMinor = 2;
 // From this one on a rank that waits or polls rings (AgentLine::sleeps_until_awaited).
 inline constexpr uint16_t kRingsToAwaitMinor = 1;
+// From this one on a rank knows SummedBy::kRanksInPlace.
+inline constexpr uint16_t kInPlaceMinor = 2;
 inline constexpr size_t kMessageHeaderBytes = 16;
 inline constexpr size_t kBodyBytesMax = 64 * 1024;
 // Nothing of this version is longer; a buffer of this size takes any message that Encode makes.
@@ -90,7 +92,7 @@ struct Welcome {
 
 // Declare::flags
 inline constexpr uint32_t kDeclareOnDevice = 1;  // Pushed from a GPU: no contribution buffer.
-// Where the ranks sum: in place. Elsewhere it means nothing.
+// The first declaration on a node decides: where the ranks sum, in place.
 inline constexpr uint32_t kDeclareInPlace = 2;
 
 // Who sums the contributions of a node's ranks.

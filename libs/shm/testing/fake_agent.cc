@@ -126,8 +126,7 @@ struct FakeTensor {
 
 std::string Describe(const RankDeclaration& declaration) {
   return std::string(DTypeName(declaration.dtype)) + "[" +
-         std::to_string(declaration.element_count) + "] " + std::string(OpName(declaration.op)) +
-         (declaration.in_place ? " in place" : "");
+         std::to_string(declaration.element_count) + "] " + std::string(OpName(declaration.op));
 }
 
 }  // namespace
@@ -216,8 +215,8 @@ class FakeAgent::Impl final : public RankEventSink {
         return;
       }
       if (options_.ranks_sum) {
-        Outcome<SharedPlace> place =
-            server_->PlanContribution(declaration.bytes(), InPlace(declaration));
+        Outcome<SharedPlace> place = server_->PlanContribution(
+            declaration.bytes(), options_.knows_in_place && declaration.in_place);
         if (!place.ok()) {
           server_->RefuseDeclaration(connection, request, place.failure().status,
                                      place.failure().text);
@@ -241,8 +240,7 @@ class FakeAgent::Impl final : public RankEventSink {
     const RankDeclaration& agreed = tensor.declaration;
     if (agreed.dtype != declaration.dtype || agreed.op != declaration.op ||
         agreed.root_rank != declaration.root_rank ||
-        agreed.element_count != declaration.element_count ||
-        InPlace(agreed) != InPlace(declaration)) {
+        agreed.element_count != declaration.element_count) {
       server_->RefuseDeclaration(connection, request, RankStatus::kMismatch,
                                  "tensor '" + declaration.name + "': rank " +
                                      std::to_string(tensor.by_rank) + " declared " +
@@ -288,10 +286,6 @@ class FakeAgent::Impl final : public RankEventSink {
   }
 
  private:
-  bool InPlace(const RankDeclaration& declaration) const {
-    return options_.ranks_sum && options_.knows_in_place && declaration.in_place;
-  }
-
   Outcome<ContributionBuffer> Contribution(RankConnectionId connection, const FakeTensor& tensor) {
     if (!tensor.shared) {
       return server_->AllocateContribution(connection, tensor.declaration.bytes());

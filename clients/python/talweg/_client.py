@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from talweg import _native
-from talweg.errors import Busy, Closed, InvalidArgument, NotInitialized, TalwegError
+from talweg._in_place import Buffer
+from talweg.errors import (
+    Busy,
+    Closed,
+    InvalidArgument,
+    NotInitialized,
+    TalwegError,
+    Unsupported,
+)
 
 
 class DType(IntEnum):
@@ -126,6 +134,7 @@ class Declared:
     tensor: int
     declaration: Declaration
     on_host: bool  # This rank may push it from host memory.
+    buffer: Buffer | None = None  # Where the ranks sum it in place.
 
 
 # Launchers tell a process its place on the node under names of their own.
@@ -269,21 +278,44 @@ class Client:
             [declared] = self._declare_new([(name, declaration, priority)])
         return declared
 
-    def declare_all(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
-        """declare() of many names with their priorities, which takes little longer than of one."""
-        self._declare_new([each for each in declarations if self._on_host(*each[:2]) is None])
+    def declare_all(
+        self, declarations: Iterable[tuple[str, Declaration, int]], in_place: bool = False
+    ) -> None:
+        """declare() of many names with their priorities, which takes little longer than of one.
+
+        With `in_place` the ranks sum them so if they sum, and no other has declared them otherwise.
+        """
+        new = [each for each in declarations if self._on_host(*each[:2]) is None]
+        if in_place:
+            try:
+                self._declare_new(new, in_place=True)
+                return
+            except Unsupported:
+                pass
+        self._declare_new(new)
 
     def _declare_new(
-        self, declarations: Sequence[tuple[str, Declaration, int]], on_gpu: bool = False
+        self,
+        declarations: Sequence[tuple[str, Declaration, int]],
+        on_gpu: bool = False,
+        in_place: bool = False,
     ) -> list[Declared]:
-        tensors = self.connection.declare_all(
-            [(name, *each.wire(), priority) for name, each, priority in declarations], on_gpu
+        connection = self.connection
+        tensors = connection.declare_all(
+            [(name, *each.wire(), priority) for name, each, priority in declarations],
+            on_gpu,
+            in_place,
         )
         with self._lock:
             for (name, declaration, _), tensor in zip(declarations, tensors):
                 known = self._tensors.get(name)
                 on_host = not on_gpu or (known is not None and known.on_host)
-                self._tensors[name] = Declared(name, tensor, declaration, on_host)
+                declared = Declared(name, tensor, declaration, on_host)
+                if known is not None and known.buffer is not None:
+                    declared.buffer = known.buffer
+                elif connection.sums_in_place(tensor):
+                    declared.buffer = Buffer(connection, tensor, declaration.nbytes)
+                self._tensors[name] = declared
             return [self._tensors[name] for name, *_ in declarations]
 
     def declare_on_gpu(self, name: str, declaration: Declaration, priority: int = 0) -> int:
@@ -344,6 +376,8 @@ class Client:
     ) -> Handle:
         """push() of what is declared already."""
         tensor = declared.tensor
+        if declared.buffer is not None and address != declared.buffer.address:
+            declared.buffer.claim()
         round_ = self.connection.push_pull(tensor, address, priority)
         self.count_push(declared.declaration)
         return Handle(self, tensor, round_, declared.name, out_address, result, keep, finish)

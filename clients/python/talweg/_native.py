@@ -94,6 +94,13 @@ _PROTOTYPES = {
         ctypes.c_int,
         [_client_p, ctypes.POINTER(_Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
     ),
+    "talweg_declare_all_in_place": (
+        ctypes.c_int,
+        [_client_p, ctypes.POINTER(_Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
+    ),
+    "talweg_sums_in_place": (ctypes.c_int, [_client_p, _u32]),
+    "talweg_contribution": (ctypes.c_void_p, [_client_p, _u32]),
+    "talweg_detach": (ctypes.c_int, [_client_p, _u32]),
     "talweg_push_pull": (
         ctypes.c_int,
         [_client_p, _u32, ctypes.c_void_p, _i32, _i64, ctypes.POINTER(_u64)],
@@ -250,7 +257,10 @@ class Connection:
         self._check(self._library.talweg_health(self._handle))
 
     def declare_all(
-        self, declarations: Sequence[tuple[str, int, int, int, int, int]], on_gpu: bool = False
+        self,
+        declarations: Sequence[tuple[str, int, int, int, int, int]],
+        on_gpu: bool = False,
+        in_place: bool = False,
     ) -> list[int]:
         """Name, dtype, op, root rank, count and priority of each.
 
@@ -271,11 +281,28 @@ class Connection:
         )
         tensors = (_u32 * len(declarations))()
         library = self._library
-        declare_all = library.talweg_gpu_declare_all if on_gpu else library.talweg_declare_all
+        declare_all = library.talweg_declare_all
+        if on_gpu:
+            declare_all = library.talweg_gpu_declare_all
+        elif in_place:
+            declare_all = library.talweg_declare_all_in_place
         self._check(declare_all(self._handle, array, len(declarations), -1, tensors))
         return list(tensors)
 
+    def sums_in_place(self, tensor: int) -> bool:
+        """Whether its result comes where its contribution was, without a copy."""
+        return bool(self._library.talweg_sums_in_place(self._handle, tensor))
+
+    def contribution(self, tensor: int) -> int:
+        """The address of its contribution buffer."""
+        return int(self._library.talweg_contribution(self._handle, tensor))
+
+    def detach(self, tensor: int) -> None:
+        """Its last result stays where it is; its buffer lies elsewhere from now on."""
+        self._check(self._library.talweg_detach(self._handle, tensor))
+
     def push_pull(self, tensor: int, address: int, priority: int) -> int:
+        """`address` 0: of what lies in the contribution buffer."""
         round_ = _u64()
         self._check(
             self._library.talweg_push_pull(

@@ -35,13 +35,14 @@ def declare_all(
     client: Client,
     parameters: Sequence[torch.Tensor],
     declarations: Sequence[tuple[str, Declaration, int]],
+    in_place: bool = False,
 ) -> None:
-    """Of their gradients, all on one device."""
+    """Of their gradients, all on one device; `in_place` is for those in host memory."""
     gpus = gpus_of(client, parameters[0])
     gradients = [each.grad for each in parameters if each.grad is not None]
     there = [each for each in gradients if each.layout == torch.strided and each.numel() > 0]
     if gpus is None:
-        client.declare_all(declarations)
+        client.declare_all(declarations, in_place)
     elif there:  # Else nothing shows whether the agent takes them: each is declared with its push.
         gpus.declare_all(declarations, place_of(there[0]))
 

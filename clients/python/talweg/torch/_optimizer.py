@@ -18,6 +18,7 @@ from talweg._client import Client, Handle, Op
 from talweg.errors import Busy, InvalidArgument
 from talweg.torch import _cuda
 from talweg.torch._forward_overlap import ForwardOverlap
+from talweg.torch._in_place import is_worth_it, start_average
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
 from talweg.torch._tensors import declaration_of, finish, start
 
@@ -171,11 +172,11 @@ class GradientAverager:
     def _declare(self) -> None:
         """All gradients in one go: one by one in their pushes, many parameters take seconds."""
         self._declared = True
-        on_devices: dict[torch.device, list[int]] = {}
+        together: dict[tuple[torch.device, bool], list[int]] = {}
         for index, parameter in enumerate(self.parameters):
             if index in self._hooks:
-                on_devices.setdefault(parameter.device, []).append(index)
-        for indexes in on_devices.values():
+                together.setdefault((parameter.device, is_worth_it(parameter)), []).append(index)
+        for (_, in_place), indexes in together.items():
             declarations = [
                 (
                     self._tensor_name(index),
@@ -184,7 +185,8 @@ class GradientAverager:
                 )
                 for index in indexes
             ]
-            _cuda.declare_all(self.client, [self.parameters[i] for i in indexes], declarations)
+            parameters = [self.parameters[index] for index in indexes]
+            _cuda.declare_all(self.client, parameters, declarations, in_place)
 
     def _push(self, index: int) -> None:
         if not self._declared:
@@ -208,13 +210,8 @@ class GradientAverager:
         else:
             self._gradients[index] = (gradient, gradient._version)
         try:
-            self._pushed[index] = start(
-                self.client,
-                gradient,
-                gradient,
-                Op.AVERAGE,
-                self._tensor_name(index),
-                priority=self.priority_of(index),
+            self._pushed[index] = start_average(
+                self.client, gradient, self._tensor_name(index), self.priority_of(index)
             )
         except Busy as error:
             raise Busy(

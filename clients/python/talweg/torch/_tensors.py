@@ -25,7 +25,7 @@ _DTYPES: Mapping[torch.dtype, DType] = {
     torch.int64: DType.I64,
 }
 # A bool travels as a byte and is none.
-_NUMBERS = {
+NUMBERS = {
     torch_dtype: dtype for torch_dtype, dtype in _DTYPES.items() if torch_dtype != torch.bool
 }
 
@@ -55,7 +55,7 @@ def start(
     # round like the one before goes a short way.
     declared = client.declared_on_host(name)
     if declared is not None and out is tensor:
-        if declared.declaration.is_of(_NUMBERS.get(tensor.dtype), tensor.numel(), op, root_rank):
+        if declared.declaration.is_of(NUMBERS.get(tensor.dtype), tensor.numel(), op, root_rank):
             if tensor.is_cpu and tensor.layout is torch.strided and _cuda.is_plain(tensor):
                 address = tensor.data_ptr()
                 return client.push_declared(declared, address, address, priority, tensor, tensor)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients whose averages are given out where the ranks have summed them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from talweg import _native
+from talweg._client import Client, Declared, Handle, Op
+from talweg._in_place import Buffer
+from talweg.torch import _cuda
+from talweg.torch._tensors import NUMBERS, start
+
+# Of smaller ones a copy costs less than a tensor.
+BYTES_MIN = 64 << 10
+
+
+def is_worth_it(parameter: torch.Tensor) -> bool:
+    """By what all ranks agree on."""
+    return parameter.dtype in NUMBERS and parameter.numel() * parameter.element_size() >= BYTES_MIN
+
+
+@dataclass
+class _Round(Handle):
+    """Its result is a tensor over the buffer, made when it is there."""
+
+    gradient: torch.Tensor | None = None
+    buffer: Buffer | None = None
+
+    def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
+        super().take(connection, timeout_s)
+        if self.gradient is not None and self.buffer is not None:
+            self.result = _view(self.buffer, self.gradient)
+
+
+def _view(buffer: Buffer, like: torch.Tensor) -> torch.Tensor:
+    return torch.frombuffer(buffer.memory, dtype=like.dtype).view(like.shape)
+
+
+def start_average(client: Client, gradient: torch.Tensor, name: str, priority: int) -> Handle:
+    """Starts the average of a gradient; what finish() returns then takes the gradient's place.
+
+    That is the gradient itself, or memory that the ranks have summed it in, which nobody writes
+    before the tensor's next round; a result that somebody still has by then stays as it is.
+    """
+    declared = client.declared_on_host(name)
+    if declared is None or declared.buffer is None or not _fits(gradient, declared):
+        return start(client, gradient, gradient, Op.AVERAGE, name, priority)
+    buffer = declared.buffer
+    if not _cuda.is_plain(gradient):
+        # One copy each way, into and out of another order of its elements.
+        buffer.claim()
+        _cuda.copy(_view(buffer, gradient), gradient)
+
+        def take() -> None:
+            _cuda.copy(gradient, _view(buffer, gradient))
+
+        return client.push_declared(declared, buffer.address, 0, priority, gradient, finish=take)
+    address = gradient.data_ptr()
+    if address == buffer.address:  # Accumulated onto the last average.
+        return client.push_declared(declared, address, 0, priority, gradient, gradient)
+    buffer.claim()
+    if not buffer.gives_views:
+        return client.push_declared(declared, address, address, priority, gradient, gradient)
+    round_ = client.connection.push_pull(declared.tensor, address, priority)
+    client.count_push(declared.declaration)
+    return _Round(client, declared.tensor, round_, declared.name, gradient=gradient, buffer=buffer)
+
+
+def _fits(gradient: torch.Tensor, declared: Declared) -> bool:
+    return (
+        gradient.is_cpu
+        and gradient.layout is torch.strided
+        and declared.declaration.is_of(NUMBERS.get(gradient.dtype), gradient.numel(), Op.AVERAGE, 0)
+    )

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors that the ranks of a node sum over their contributions.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -7,6 +10,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <catch2/catch.hpp>
@@ -430,6 +434,23 @@ TEST_CASE(
       }
     }
   }
+}
+
+TEST_CASE("In place: a forked child meets zeros of its own") {
+  const Node node(1, 5000);
+  const std::span<int32_t> own = Buffer(node.clients[0], node.tensor);
+  std::fill(own.begin(), own.end(), 7);
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    bool zeros = talweg_health(node.clients[0].get()) == TALWEG_FORKED;
+    for (int32_t& value : own) zeros = std::exchange(value, 1) == 0 && zeros;
+    ::_exit(zeros ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  CHECK((std::vector<int32_t>(own.begin(), own.end()) == std::vector<int32_t>(5000, 7)));
 }
 
 TEST_CASE("In place: arguments are checked") {

@@ -25,8 +25,8 @@
  * the last. Several clients live in one process and share nothing. The library starts no thread.
  *
  * Fork: in a child process every call returns TALWEG_FORKED (and closes the child's copy of the
- * socket). The contribution buffers are not mapped in the child: who touches one there is killed.
- * exec needs no care.
+ * socket). The contribution buffers are not mapped in the child; those of tensors in place are
+ * zeros there from its first call on. exec needs no care.
  *
  * Time: `timeout_ns` is how long the call may wait, in nanoseconds; 0: not at all; negative:
  * without limit. No call outlives a dead agent or a failed job, whatever its timeout. A timeout

@@ -41,6 +41,11 @@ class TorchTest(unittest.TestCase):
     def test_training_on_one_node(self) -> None:
         job.run(job.command("torch_training.py", nodes=1, ranks=2, forks=self.forks))
 
+    def test_training_with_the_smallest_gradients_in_place(self) -> None:
+        for ranks in (1, 2):
+            line = job.command("torch_training.py", ["in_place"], ranks=ranks, forks=self.forks)
+            job.run(line)
+
     def test_training_on_two_nodes(self) -> None:
         line = job.command("torch_training.py", nodes=2, ranks=(2, 1), forks=self.forks)
         job.run(line)

@@ -242,6 +242,7 @@ RankStatus Client::FailForked(ErrorText& error) {
   if (!child_closed_) {
     child_closed_ = true;
     socket_.CloseInChild();
+    ReplaceInChild();
   }
   return error.Fail(
       RankStatus::kForked,

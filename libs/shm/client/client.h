@@ -187,6 +187,9 @@ class Client {
 
   bool Forked() const;
   RankStatus FailForked(ErrorText& error);
+  // Where the parent's tensors in place lie, so that who still refers to one meets zeros.
+  // in_place.cc.
+  void ReplaceInChild();
   // Null when there is none. Lock-free.
   Tensor* Find(uint32_t tensor) const;
   RankStatus FailNoTensor(uint32_t tensor, ErrorText& error) const;

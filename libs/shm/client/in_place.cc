@@ -158,6 +158,16 @@ RankStatus Client::AwaitPieces(const Tensor& tensor, uint64_t round, uint64_t pi
   return RankStatus::kOk;
 }
 
+void Client::ReplaceInChild() {
+  for (uint32_t i = 0; tensors_ != nullptr && i < tensors_max_; ++i) {
+    const Tensor* tensor = Find(i);
+    if (tensor == nullptr || !tensor->shape.in_place) continue;
+    // Unless something else is there by now.
+    ::mmap(tensor->contribution, tensor->shape.bytes(), PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  }
+}
+
 RankStatus Client::Detach(uint32_t index, ErrorText& error) {
   if (Forked()) return FailForked(error);
   Tensor* tensor = Find(index);

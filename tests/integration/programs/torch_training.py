@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import talweg
 import talweg.torch as tw
 import torch
+from talweg.torch import _in_place
 from torch import nn
 
 
@@ -242,6 +244,76 @@ def accumulated_gradients() -> None:
             _same_everywhere(model, f"accumulated, step {step}")
 
 
+def _averaged_backward(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Leaves averages in `.grad`, added to what is there, and checks them."""
+    torch.manual_seed(100 * step + tw.rank())
+    before = [0.0 if p.grad is None else p.grad.clone() for p in model.parameters()]
+    x = torch.randn(4, 160)
+    own = torch.autograd.grad(model(x).square().mean(), tuple(model.parameters()))
+    model(x).square().mean().backward()
+    for i, (parameter, earlier, gradient) in enumerate(zip(model.parameters(), before, own)):
+        wanted = tw.push_pull(earlier + gradient, name=f"wanted.{i}")
+        assert parameter.grad is not None and torch.equal(parameter.grad, wanted), (step, i)
+
+
+def gradients_that_are_kept() -> None:
+    """Over the steps behind theirs: whole, as a part, and through another tensor."""
+    model = nn.Sequential(nn.Linear(160, 160), nn.Linear(160, 130))
+    optimizer = _distributed(model, "kept")
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for step in range(8):
+        optimizer.zero_grad()
+        _averaged_backward(model, optimizer, step)
+        gradient = model[0].weight.grad
+        assert gradient is not None
+        if step in (1, 2):
+            kept.append((gradient, gradient.clone()))
+        if step == 4 + tw.rank():
+            part = model[1].weight.grad
+            assert part is not None
+            part = part.detach()[3:, 5:]
+            kept.append((part, part.clone()))
+        optimizer.step()
+        _same_everywhere(model, f"kept {step}")
+        for tensor, values in kept:
+            assert torch.equal(tensor, values), f"step {step} wrote over a gradient of before"
+    kept[0][0].fill_(1)  # And it is nobody else's.
+    optimizer.zero_grad()
+    _averaged_backward(model, optimizer, 8)
+
+
+def gradients_that_stay() -> None:
+    """Accumulated onto averages, and zeros."""
+    model = nn.Linear(160, 160)
+    optimizer = _distributed(model, "stay")
+    for step in range(9):
+        if step % 3 == 0:
+            optimizer.zero_grad()
+        elif step % 3 == 1:
+            optimizer.zero_grad(set_to_none=False)
+        _averaged_backward(model, optimizer, step)
+        optimizer.step()
+        _same_everywhere(model, f"stay {step}")
+
+
+def gradients_in_a_forked_child() -> None:
+    """As a data loader's worker may touch them, that is all."""
+    model = nn.Linear(160, 160)
+    optimizer = _distributed(model, "forked")
+    _averaged_backward(model, optimizer, 0)
+    gradient = model.weight.grad
+    assert gradient is not None
+    values = gradient.clone()
+    pid = os.fork()
+    if pid == 0:
+        gradient.zero_()
+        del gradient
+        optimizer.zero_grad(set_to_none=False)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert torch.equal(gradient, values)
+
+
 def memory_formats() -> None:
     """Gradients whose elements lie in another order at another rank."""
     model = nn.Conv2d(3, 4, 3)
@@ -388,6 +460,9 @@ CASES = [
     schedulers,
     clipped_under_a_scaler,
     accumulated_gradients,
+    gradients_that_are_kept,
+    gradients_that_stay,
+    gradients_in_a_forked_child,
     memory_formats,
     odd_parameters,
     failed_backwards,
@@ -401,6 +476,8 @@ CASES = [
 def main() -> int:
     torch.set_num_threads(1)
     tw.init()
+    if "in_place" in sys.argv[1:]:
+        _in_place.BYTES_MIN = 1
     named = [case for case in (thawed_at_one_rank,) if case.__name__ in sys.argv[1:]]
     for case in named or CASES:
         print(f"case {case.__name__}", flush=True)

@@ -174,7 +174,8 @@ TEST_CASE("In place: who has its result may write over it at once") {
           return;
         }
         bool same = true;
-        for (size_t k = 0; k < kCount; ++k) {
+        // The last piece first: it was the last to be done.
+        for (size_t k = kCount; k-- > 0;) {
           int32_t sum = 0;
           for (uint32_t j = 0; j < ranks; ++j) sum += static_cast<int32_t>(k * (j + 1) ^ r);
           same = same && data[k] == sum;

@@ -145,9 +145,9 @@ TEST_CASE("Agent alone: in place, whoever sums, twice over", "[agent]") {
             constexpr size_t kCount = 300'001;
             // As large as each other: places are used again by their kind.
             talweg_tensor apart = 0, tensor = 0;
-            if (rank.Declare("apart", TALWEG_I32, TALWEG_SUM, kCount, &apart) != TALWEG_OK ||
-                rank.DeclareInPlace("in place", TALWEG_I32, TALWEG_SUM, kCount, &tensor) !=
-                    TALWEG_OK) {
+            if (rank.DeclareInPlace("in place", TALWEG_I32, TALWEG_SUM, kCount, &tensor) !=
+                    TALWEG_OK ||
+                rank.Declare("apart", TALWEG_I32, TALWEG_SUM, kCount, &apart) != TALWEG_OK) {
               return rank.error;
             }
             if (talweg_sums_in_place(rank.client, tensor) != (ranks == 2 ? 1 : 0)) return "who";

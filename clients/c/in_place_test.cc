@@ -278,6 +278,30 @@ TEST_CASE("In place: a rank that has begun a piece is waited for, and by nobody 
   }
 }
 
+TEST_CASE("In place: a rank that says goodbye leaves no piece half done") {
+  constexpr size_t kCount = 3'000'000;
+  for (int life = 0; life < 10; ++life) {
+    Node node(2, kCount);
+    for (const TestClient& client : node.clients) {
+      Push(client, node.tensor, std::vector<int32_t>(kCount, 1).data());
+    }
+    InPlaceLine& line = node.Line();
+    talweg_client* const leaver = node.clients[1].Release();
+    talweg_status waited = TALWEG_INTERNAL;
+    std::thread other([&] { waited = talweg_wait(leaver, node.tensor, 1, nullptr, kGenerousNs); });
+    while (InPlaceLine::Pieces(line.begun, 1) == 0) std::this_thread::yield();
+    REQUIRE(talweg_shutdown(leaver, kGenerousNs) == TALWEG_OK);
+    const uint64_t begun = InPlaceLine::Pieces(line.begun, 1);
+    CHECK(InPlaceLine::Pieces(line.done, 1) == begun);
+    // The other does what is left.
+    CHECK((Take<int32_t>(node.clients[0], node.tensor, 1, kCount) ==
+           std::vector<int32_t>(kCount, 2)));
+    other.join();
+    CHECK((waited == TALWEG_OK || waited == TALWEG_CLOSED));
+    talweg_free(leaver);
+  }
+}
+
 TEST_CASE("In place: a round that is complete is given out though the agent is gone") {
   constexpr size_t kCount = 300'000;
   const TestDirectory directory;

@@ -80,8 +80,8 @@ def run(context: Context) -> Section:
     section.text = (
         "The limit is what memory allows at the very least: every rank's gradient read once and every rank's\n"
         "result written once, in place, by all ranks at the same time, with no sum and no waiting.\n"
-        "Where Talweg has own buffers, gradients are written where its client keeps contributions, and results\n"
-        "where the next round's are: nothing is copied in. The bars at 25 MB take the faster of the two rows, as\n"
+        "Where Talweg has own buffers, gradients are written where its client keeps contributions, and are\n"
+        "summed there: nothing is copied. The bars at 25 MB take the faster of the two rows, as\n"
         "they take the peers in their fastest documented mode, and say which that was.\n"
     )
     return section

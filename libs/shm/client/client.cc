@@ -200,6 +200,7 @@ RankStatus Client::Shutdown(int64_t timeout_ns, ErrorText& error) {
   if (Forked()) return FailForked(error);
   if (closed_.exchange(true)) return RankStatus::kOk;
   const Deadline deadline(timeout_ns);
+  FinishPieces();  // Or the others would wait for them, for a rank that has left cleanly.
   if (lost_.load() == 0) {
     AgentSocket::Sent sent;
     while ((sent = socket_.Send({.body = Goodbye{}})) == AgentSocket::Sent::kFull &&

@@ -304,6 +304,8 @@ class Client {
   // in_place.cc. Returns when the result lies over this rank's contribution.
   RankStatus SumInPlace(const Tensor& tensor, uint64_t round, const Deadline& deadline,
                         ErrorText& error);
+  // Behind closed_: this rank begins no piece any more; returns when those are done that it has.
+  void FinishPieces();
   RankStatus AwaitPieces(const Tensor& tensor, uint64_t round, uint64_t pieces, InPlaceLine& line,
                          const Deadline& deadline, ErrorText& error);
 
@@ -343,6 +345,7 @@ class Client {
 
   std::atomic<uint32_t> lost_{0};  // RankStatus; not 0: the agent cannot be talked to.
   std::atomic<bool> closed_{false};
+  std::atomic<uint32_t> summing_{0};  // Threads that begin pieces of rounds in place.
   std::atomic<bool> goodbye_{false};  // The agent has answered ours.
 
   // One thread at a time reads the socket, asleep on it if need be; others that sleep do so on

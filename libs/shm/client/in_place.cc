@@ -123,14 +123,20 @@ RankStatus Client::SumInPlace(const Tensor& tensor, uint64_t round, const Deadli
   auto& line = *reinterpret_cast<InPlaceLine*>(contributions[0] + tensor.shape.line_offset());
   const uint64_t pieces = (tensor.bytes + kInPlacePieceBytes - 1) / kInPlacePieceBytes;
   const Combining combine(dtype, op, root, count, contributions);
-  for (;;) {
+  summing_.fetch_add(1, std::memory_order_seq_cst);
+  while (!closed_.load(std::memory_order_seq_cst)) {
     const uint64_t piece = BeginPiece(line, round, pieces);
     if (piece == pieces) break;
     const uint64_t begin = piece * kInPlacePieceBytes;
     combine(begin, std::min(begin + kInPlacePieceBytes, tensor.bytes));
     FinishPiece(line, round, pieces);
   }
+  summing_.fetch_sub(1, std::memory_order_seq_cst);
   return AwaitPieces(tensor, round, pieces, line, deadline, error);
+}
+
+void Client::FinishPieces() {
+  while (summing_.load(std::memory_order_seq_cst) != 0) ::sched_yield();
 }
 
 RankStatus Client::AwaitPieces(const Tensor& tensor, uint64_t round, uint64_t pieces,

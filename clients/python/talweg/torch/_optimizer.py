@@ -464,6 +464,8 @@ def DistributedOptimizer(
     another `name`; one for the same parameters takes them over. Parameters may be frozen, thawed
     and added (add_param_group) between steps, at all ranks alike. Where a rank goes on after an
     error in backward(), it calls synchronize() and step(): the others wait for its gradients.
+    Ranks of one node sum larger gradients in memory that they share, and `.grad` is then there:
+    a gradient that is kept beyond its step keeps its values, and a forked child sees zeros.
 
     `overlap_forward`, a model, hides more of the communication: neither backward() nor step()
     waits. The next forward pass of that model does, module by module, and makes each one's update

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import time
 import unittest
 from pathlib import Path
+from random import Random
 
 from cluster import DEADLINE_S, Cluster, Job, Rank
 
@@ -25,6 +27,30 @@ class KillTest(unittest.TestCase):
             # Whichever local rank it was given: its pid tells who it was, on both nodes.
             for other in (job.ranks[0][0], job.ranks[1][0]):
                 self._error(other, "JobFailed", "node 0", f"pid {victim.process.pid}")
+
+    def test_a_rank_of_those_that_sum_in_place(self) -> None:
+        """At some moment of a round, of which most is summing; the others may wait for its piece."""
+        random = Random(7)
+        with Cluster() as cluster:
+            for life in range(5):
+                agent = cluster.agent(life, ["--standalone", "--rank_count=3"])
+                ranks = [cluster.rank(agent, "in_place.py") for _ in range(3)]
+                for rank in ranks:
+                    rank.wait_for("step 3")
+                victim, *others = random.sample(ranks, 3)
+                spin_until = time.monotonic() + random.uniform(0, 0.05)
+                while time.monotonic() < spin_until:
+                    pass
+                # Stopped, it is waited for; nothing of the round is lost.
+                cluster.stop(victim.process)
+                for rank in others:
+                    self.assertIsNone(rank.process.poll())
+                cluster.resume(victim.process)
+                for rank in ranks:
+                    rank.goes_on()
+                victim.process.kill()
+                for rank in others:
+                    self._error(rank, "JobFailed", f"pid {victim.process.pid}")
 
     def test_an_agent(self) -> None:
         with Cluster() as cluster:

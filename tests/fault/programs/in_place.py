@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that sums a large tensor in place, round after round, says so, and says how it ended."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import talweg
+from talweg import _client
+from talweg._client import Declaration, DType, Op
+
+_COUNT = 3_000_000  # Many pieces, so that most of a round is summing.
+
+
+def main() -> int:
+    talweg.init()
+    client = _client.current()
+    client.declare_all([("t", Declaration(DType.I32, _COUNT, Op.SUM, 0), 0)], in_place=True)
+    declared = client.declared_on_host("t")
+    assert declared is not None and declared.buffer is not None
+    values = np.frombuffer(declared.buffer.memory, np.int32)
+    size = client.size
+    step = 0
+    try:
+        while True:
+            values[:] = client.rank + step
+            client.synchronize(client.push_declared(declared, declared.buffer.address, 0, 0))
+            if not (values == size * step + size * (size - 1) // 2).all():
+                print("WRONG", flush=True)
+                return 1
+            step += 1
+            print(f"step {step} of rank {client.rank}", flush=True)
+    except talweg.TalwegError as error:
+        print(f"error {type(error).__name__}: {error}", flush=True)
+        return 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

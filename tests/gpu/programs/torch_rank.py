@@ -141,9 +141,9 @@ def declared_together() -> None:
     asked: list[tuple[int, bool]] = []
     declare_all = _native.Connection.declare_all
 
-    def count(connection: Any, declarations: Any, on_gpu: bool = False) -> list[int]:
+    def count(connection: Any, declarations: Any, on_gpu: bool = False, *rest: bool) -> list[int]:
         asked.append((len(declarations), on_gpu))
-        return declare_all(connection, declarations, on_gpu)
+        return declare_all(connection, declarations, on_gpu, *rest)
 
     model = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 3)).double()
     to_gpu(model)

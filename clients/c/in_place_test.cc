@@ -16,6 +16,7 @@
 #include <catch2/catch.hpp>
 
 #include "clients/c/client_testing.h"
+#include "clients/c/in_place_testing.h"
 #include "clients/c/rank_sums_testing.h"
 #include "clients/c/talweg.h"
 #include "libs/shm/layout/rank_sums.h"
@@ -27,55 +28,6 @@ namespace {
 using Catch::Matchers::Contains;
 using shm::FakeAgent;
 using shm::InPlaceLine;
-
-talweg_status TryDeclare(const TestClient& client, uint64_t count, talweg_tensor* tensor,
-                         talweg_dtype dtype = TALWEG_I32, talweg_op op = TALWEG_SUM,
-                         uint32_t root = 0) {
-  const talweg_declaration declaration{"t", dtype, op, root, 0, count};
-  return talweg_declare_all_in_place(client.get(), &declaration, 1, kGenerousNs, tensor);
-}
-
-talweg_tensor DeclareInPlace(const TestClient& client, uint64_t count,
-                             talweg_dtype dtype = TALWEG_I32, talweg_op op = TALWEG_SUM,
-                             uint32_t root = 0) {
-  talweg_tensor tensor = 0;
-  const talweg_status status = TryDeclare(client, count, &tensor, dtype, op, root);
-  INFO(talweg_last_error());
-  REQUIRE(status == TALWEG_OK);
-  return tensor;
-}
-
-template <typename T = int32_t>
-std::span<T> Buffer(const TestClient& client, talweg_tensor tensor) {
-  return {static_cast<T*>(talweg_contribution(client.get(), tensor)),
-          talweg_tensor_bytes(client.get(), tensor) / sizeof(T)};
-}
-
-// A node's ranks, all in this process.
-struct Node {
-  Node(uint32_t ranks, uint64_t count, talweg_dtype dtype = TALWEG_I32, talweg_op op = TALWEG_SUM,
-       uint32_t root = 0)
-      : agent(SummingOptions(directory, ranks)) {
-    for (uint32_t i = 0; i < ranks; ++i) clients.emplace_back(agent.socket_path(), i);
-    for (const TestClient& client : clients) {
-      tensor = DeclareInPlace(client, count, dtype, op, root);
-    }
-  }
-
-  // What ranks look at while they wait for each other's pieces, in local rank 0's arena.
-  InPlaceLine& Line() const {
-    const uint64_t bytes = talweg_tensor_bytes(clients[0].get(), tensor);
-    const auto shape =
-        shm::RankSumShape::Of(bytes, static_cast<uint32_t>(clients.size()), /*in_place=*/true);
-    return *reinterpret_cast<InPlaceLine*>(Buffer<char>(clients[0], tensor).data() +
-                                           shape.line_offset());
-  }
-
-  TestDirectory directory;
-  FakeAgent agent;
-  std::vector<TestClient> clients;
-  talweg_tensor tensor = 0;
-};
 
 TEST_CASE("In place: every rank finds the same bits where its contribution was") {
   const size_t count = GENERATE(size_t{1}, size_t{1001}, size_t{32'768}, size_t{300'001});
@@ -397,42 +349,6 @@ TEST_CASE("In place: where the agent sums the result is copied there") {
   CHECK_THAT(talweg_last_error(), Contains("'t'"));
 }
 
-TEST_CASE("In place: a result that is detached stays, and rounds go on elsewhere") {
-  constexpr size_t kCount = 300'001;
-  const Node node(2, kCount);
-  std::vector<std::span<int32_t>> kept;
-  for (int32_t round = 1; round <= 4; ++round) {
-    for (const TestClient& client : node.clients) {
-      const std::span<int32_t> own = Buffer(client, node.tensor);
-      std::fill(own.begin(), own.end(), round);
-      Push(client, node.tensor, nullptr);
-    }
-    CHECK(talweg_detach(node.clients[0].get(), node.tensor) == TALWEG_BUSY);
-    for (const TestClient& client : node.clients) {
-      REQUIRE(talweg_wait(client.get(), node.tensor, static_cast<talweg_round>(round), nullptr,
-                          kGenerousNs) == TALWEG_OK);
-      const std::span<int32_t> own = Buffer(client, node.tensor);
-      CHECK(own[0] == 2 * round);
-      CHECK(own[kCount - 1] == 2 * round);
-    }
-    // Rank 0's each time, the other's once.
-    for (uint32_t i = 0; i < 2; ++i) {
-      if (i == 1 && round != 2) continue;
-      kept.push_back(Buffer(node.clients[i], node.tensor));
-      REQUIRE(talweg_detach(node.clients[i].get(), node.tensor) == TALWEG_OK);
-      CHECK(Buffer(node.clients[i], node.tensor).data() != kept.back().data());
-    }
-  }
-  const std::vector<int32_t> rounds = {1, 2, 2, 3, 4};
-  for (size_t i = 0; i < kept.size(); ++i) {
-    CHECK((std::vector<int32_t>(kept[i].begin(), kept[i].end()) ==
-           std::vector<int32_t>(kCount, 2 * rounds[i])));
-    std::fill(kept[i].begin(), kept[i].end(), -1);  // The caller's to write.
-  }
-  CHECK(Buffer(node.clients[0], node.tensor)[0] == 8);
-  CHECK(Buffer(node.clients[1], node.tensor)[0] == 8);
-}
-
 TEST_CASE(
     "In place: beside tensors that are summed otherwise, of which only one's own is written") {
   const TestDirectory directory;
@@ -459,23 +375,6 @@ TEST_CASE(
       }
     }
   }
-}
-
-TEST_CASE("In place: a forked child meets zeros of its own") {
-  const Node node(1, 5000);
-  const std::span<int32_t> own = Buffer(node.clients[0], node.tensor);
-  std::fill(own.begin(), own.end(), 7);
-  const pid_t child = ::fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    bool zeros = talweg_health(node.clients[0].get()) == TALWEG_FORKED;
-    for (int32_t& value : own) zeros = std::exchange(value, 1) == 0 && zeros;
-    ::_exit(zeros ? 0 : 1);
-  }
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  CHECK(status == 0);
-  CHECK((std::vector<int32_t>(own.begin(), own.end()) == std::vector<int32_t>(5000, 7)));
 }
 
 TEST_CASE("In place: arguments are checked") {

@@ -274,6 +274,12 @@ int talweg_sums_in_place(talweg_client* client, talweg_tensor tensor) {
   return client != nullptr && FromC(client)->SumsInPlace(tensor) ? 1 : 0;
 }
 
+talweg_status talweg_attach(talweg_client* client, talweg_tensor tensor, void* address) {
+  if (client == nullptr) return Invalid("talweg_attach: `client` is NULL");
+  if (address == nullptr) return Invalid("talweg_attach: `address` is NULL");
+  return ToC(FromC(client)->Attach(tensor, address, last_error));
+}
+
 talweg_status talweg_detach(talweg_client* client, talweg_tensor tensor) {
   if (client == nullptr) return Invalid("talweg_detach: `client` is NULL");
   return ToC(FromC(client)->Detach(tensor, last_error));

@@ -225,10 +225,21 @@ TALWEG_API talweg_status talweg_declare_all_in_place(talweg_client* client,
  * sums it, with other nodes, say; then a wait without `out` copies the result. */
 TALWEG_API int talweg_sums_in_place(talweg_client* client, talweg_tensor tensor);
 
-/* For who still needs a result and has to push: the memory that talweg_contribution has given keeps
- * its bytes, and is the caller's alone, to write as well, until talweg_free; the buffer lies
- * elsewhere from now on: ask for it again. Costs a copy. Of a tensor that is summed in place, else
- * TALWEG_UNSUPPORTED; TALWEG_BUSY while its round is open; TALWEG_OUT_OF_MEMORY. */
+/* Has the tensor's buffer stand at `address` as well, for memory that a framework has allocated:
+ * what is written there is what is contributed, the result is found there. At `address`, which
+ * begins a page, there must be a mapping of the caller's alone, made with MAP_SHARED and as long as
+ * the tensor in whole pages, until talweg_detach or talweg_free (behind which the place keeps the
+ * buffer's pages). What stands in it goes into the buffer. Push with data == NULL, wait without
+ * `out`. Of a tensor that is summed in place and for such a mapping, else TALWEG_UNSUPPORTED;
+ * TALWEG_BUSY while its round is open, or it is attached; TALWEG_OUT_OF_MEMORY. */
+TALWEG_API talweg_status talweg_attach(talweg_client* client, talweg_tensor tensor, void* address);
+
+/* For who still needs a result and has to push. Where the tensor is attached: that place gets its
+ * own memory back, with the buffer's bytes, also behind talweg_shutdown. Else: the memory that
+ * talweg_contribution has given keeps its bytes, and is the caller's alone, to write as well, until
+ * talweg_free; the buffer lies elsewhere from now on: ask for it again. Costs a copy. Of a tensor
+ * that is summed in place, else TALWEG_UNSUPPORTED; TALWEG_BUSY while its round is open;
+ * TALWEG_OUT_OF_MEMORY. */
 TALWEG_API talweg_status talweg_detach(talweg_client* client, talweg_tensor tensor);
 
 /* Where this rank's contribution to the tensor's next round goes, for producers that write in

@@ -85,8 +85,12 @@ class Client {
   void* Contribution(uint32_t tensor) const;
   // Whether the ranks sum it in place: its result is where its contribution was, without a copy.
   bool SumsInPlace(uint32_t tensor) const;
-  // The memory that Contribution gave keeps its bytes and is the caller's, until Free; the buffer
-  // of a tensor that is summed in place lies elsewhere from now on. in_place.cc.
+  // The buffer of a tensor that is summed in place stands at `address` as well, over a shared
+  // mapping of the caller's. in_place.cc, and so is Detach.
+  RankStatus Attach(uint32_t tensor, void* address, ErrorText& error);
+  // Where the tensor is attached, that place gets its own memory back, with the buffer's bytes.
+  // Else the memory that Contribution gave keeps its bytes and is the caller's, until Free; the
+  // buffer lies elsewhere from now on.
   RankStatus Detach(uint32_t tensor, ErrorText& error);
 
   // `data` null: the bytes lie in the contribution buffer. `declared_priority`: the tensor's own
@@ -144,8 +148,10 @@ class Client {
     // was pushed, which may also be read without the lock.
     uint32_t placed_at = 0;
     std::atomic<uint32_t> pushed_at{0};
-    bool failed = false;  // A round has ended without a result: no later one has any.
-    Mapping own_result;   // Where Result sums to; guarded by result_mutex_.
+    bool failed = false;    // A round has ended without a result: no later one has any.
+    void* place = nullptr;  // Where its buffer is attached, and what was mapped there before.
+    Mapping replaced;
+    Mapping own_result;  // Where Result sums to; guarded by result_mutex_.
     uint64_t own_result_round = 0;
 
     std::byte* ContributionOf(uint64_t round) const {
@@ -306,6 +312,11 @@ class Client {
                         ErrorText& error);
   // Behind closed_: this rank begins no piece any more; returns when those are done that it has.
   void FinishPieces();
+  // Of a tensor that is summed in place and has no open round, under state_mutex_; `purpose` was
+  // refused.
+  RankStatus CheckAtRest(const Tensor& tensor, const char* purpose, ErrorText& error) const;
+  RankStatus DetachPlace(Tensor& tensor, ErrorText& error);
+  RankStatus DetachBuffer(Tensor& tensor, ErrorText& error);
   RankStatus AwaitPieces(const Tensor& tensor, uint64_t round, uint64_t pieces, InPlaceLine& line,
                          const Deadline& deadline, ErrorText& error);
 

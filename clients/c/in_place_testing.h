@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_CLIENTS_C_IN_PLACE_TESTING_H_
+#define TALWEG_CLIENTS_C_IN_PLACE_TESTING_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "clients/c/client_testing.h"
+#include "clients/c/rank_sums_testing.h"
+#include "clients/c/talweg.h"
+#include "libs/shm/layout/rank_sums.h"
+#include "libs/shm/testing/fake_agent.h"
+
+// What the tests of tensors that are summed in place do in all of them.
+namespace talweg {
+
+inline talweg_status TryDeclare(const TestClient& client, uint64_t count, talweg_tensor* tensor,
+                                talweg_dtype dtype = TALWEG_I32, talweg_op op = TALWEG_SUM,
+                                uint32_t root = 0) {
+  const talweg_declaration declaration{"t", dtype, op, root, 0, count};
+  return talweg_declare_all_in_place(client.get(), &declaration, 1, kGenerousNs, tensor);
+}
+
+inline talweg_tensor DeclareInPlace(const TestClient& client, uint64_t count,
+                                    talweg_dtype dtype = TALWEG_I32, talweg_op op = TALWEG_SUM,
+                                    uint32_t root = 0) {
+  talweg_tensor tensor = 0;
+  const talweg_status status = TryDeclare(client, count, &tensor, dtype, op, root);
+  INFO(talweg_last_error());
+  REQUIRE(status == TALWEG_OK);
+  return tensor;
+}
+
+template <typename T = int32_t>
+std::span<T> Buffer(const TestClient& client, talweg_tensor tensor) {
+  return {static_cast<T*>(talweg_contribution(client.get(), tensor)),
+          talweg_tensor_bytes(client.get(), tensor) / sizeof(T)};
+}
+
+// A node's ranks, all in this process.
+struct Node {
+  Node(uint32_t ranks, uint64_t count, talweg_dtype dtype = TALWEG_I32, talweg_op op = TALWEG_SUM,
+       uint32_t root = 0)
+      : agent(SummingOptions(directory, ranks)) {
+    for (uint32_t i = 0; i < ranks; ++i) clients.emplace_back(agent.socket_path(), i);
+    for (const TestClient& client : clients) {
+      tensor = DeclareInPlace(client, count, dtype, op, root);
+    }
+  }
+
+  // What ranks look at while they wait for each other's pieces, in local rank 0's arena.
+  shm::InPlaceLine& Line() const {
+    const uint64_t bytes = talweg_tensor_bytes(clients[0].get(), tensor);
+    const auto shape =
+        shm::RankSumShape::Of(bytes, static_cast<uint32_t>(clients.size()), /*in_place=*/true);
+    return *reinterpret_cast<shm::InPlaceLine*>(Buffer<char>(clients[0], tensor).data() +
+                                                shape.line_offset());
+  }
+
+  TestDirectory directory;
+  shm::FakeAgent agent;
+  std::vector<TestClient> clients;
+  talweg_tensor tensor = 0;
+};
+
+}  // namespace talweg
+
+#endif  // TALWEG_CLIENTS_C_IN_PLACE_TESTING_H_

@@ -276,7 +276,6 @@ int talweg_sums_in_place(talweg_client* client, talweg_tensor tensor) {
 
 talweg_status talweg_attach(talweg_client* client, talweg_tensor tensor, void* address) {
   if (client == nullptr) return Invalid("talweg_attach: `client` is NULL");
-  if (address == nullptr) return Invalid("talweg_attach: `address` is NULL");
   return ToC(FromC(client)->Attach(tensor, address, last_error));
 }
 

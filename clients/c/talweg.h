@@ -230,8 +230,9 @@ TALWEG_API int talweg_sums_in_place(talweg_client* client, talweg_tensor tensor)
  * begins a page, there must be a mapping of the caller's alone, made with MAP_SHARED and as long as
  * the tensor in whole pages, until talweg_detach or talweg_free (behind which the place keeps the
  * buffer's pages). What stands in it goes into the buffer. Push with data == NULL, wait without
- * `out`. Of a tensor that is summed in place and for such a mapping, else TALWEG_UNSUPPORTED;
- * TALWEG_BUSY while its round is open, or it is attached; TALWEG_OUT_OF_MEMORY. */
+ * `out`. NULL: the place that it was attached to has been unmapped, or is left as it is. Of a
+ * tensor that is summed in place and for such a mapping, else TALWEG_UNSUPPORTED; TALWEG_BUSY while
+ * its round is open, or it is attached; TALWEG_OUT_OF_MEMORY. */
 TALWEG_API talweg_status talweg_attach(talweg_client* client, talweg_tensor tensor, void* address);
 
 /* For who still needs a result and has to push. Where the tensor is attached: that place gets its

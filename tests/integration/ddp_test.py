@@ -23,7 +23,7 @@ class DdpTest(unittest.TestCase):
         job.run(job.command("ddp.py", nodes=2, ranks=1, aggregators=1, forks=self.forks))
 
     def test_hook_on_one_node(self) -> None:
-        job.run(job.command("ddp.py", nodes=1, ranks=2, forks=self.forks))
+        job.run(job.command("ddp.py", ["one_node"], ranks=2, forks=self.forks))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 
 from talweg import _native
 
@@ -22,6 +23,9 @@ class Buffer:
         self._nbytes = nbytes
         # Whether results may be given out as they lie here.
         self.gives_views = True
+        # Another place where it stands, and whether that is still the same mapping.
+        self._place = 0
+        self._is_there: Callable[[], bool] = lambda: False
         self._find()
 
     def _find(self) -> None:
@@ -32,12 +36,37 @@ class Buffer:
     def _references(self) -> int:
         return sys.getrefcount(self.memory)
 
+    def attach(self, address: int, is_there: Callable[[], bool]) -> None:
+        """Has it stand at `address` as well: what is there is the next contribution.
+
+        `is_there` tells whether the mapping at `address` is still its owner's. It is asked before
+        that is given back, which claim() does.
+        """
+        self._connection.attach(self._tensor, address)
+        self._place, self._is_there = address, is_there
+
+    def is_attached_to(self, address: int) -> bool:
+        """Whether contributions and results are to be found there."""
+        return self._place == address and self._is_there()
+
+    def give_back(self) -> None:
+        """The place that it is attached to gets its own memory back, with the last result."""
+        if self._place == 0:
+            return
+        if self._is_there():
+            self._connection.detach(self._tensor)
+        else:
+            self._connection.attach(self._tensor, 0)
+        self._place = 0
+
     def claim(self) -> None:
         """Makes it free for the next contribution.
 
-        Who still has the last result keeps it, in that memory, which is no buffer any more. It
-        stays until the process ends, so results are copied out from then on.
+        Who still has the last result keeps it: at the place that it is attached to; or in that
+        memory, which is no buffer any more and stays until the process ends, so that results are
+        copied out from then on.
         """
+        self.give_back()
         if self._references() == self._unshared:
             return
         self._connection.detach(self._tensor)

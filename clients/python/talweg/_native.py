@@ -100,6 +100,7 @@ _PROTOTYPES = {
     ),
     "talweg_sums_in_place": (ctypes.c_int, [_client_p, _u32]),
     "talweg_contribution": (ctypes.c_void_p, [_client_p, _u32]),
+    "talweg_attach": (ctypes.c_int, [_client_p, _u32, ctypes.c_void_p]),
     "talweg_detach": (ctypes.c_int, [_client_p, _u32]),
     "talweg_push_pull": (
         ctypes.c_int,
@@ -297,8 +298,14 @@ class Connection:
         """The address of its contribution buffer."""
         return int(self._library.talweg_contribution(self._handle, tensor))
 
+    def attach(self, tensor: int, address: int) -> None:
+        """Its buffer stands at `address` as well; 0: no more, the last such place is gone."""
+        self._check(self._library.talweg_attach(self._handle, tensor, address or None))
+
     def detach(self, tensor: int) -> None:
-        """Its last result stays where it is; its buffer lies elsewhere from now on."""
+        """Its last result stays where it is: at the place that it is attached to, if it is, else in
+        its buffer, which lies elsewhere from now on.
+        """
         self._check(self._library.talweg_detach(self._handle, tensor))
 
     def push_pull(self, tensor: int, address: int, priority: int) -> int:

@@ -86,7 +86,8 @@ class Client {
   // Whether the ranks sum it in place: its result is where its contribution was, without a copy.
   bool SumsInPlace(uint32_t tensor) const;
   // The buffer of a tensor that is summed in place stands at `address` as well, over a shared
-  // mapping of the caller's. in_place.cc, and so is Detach.
+  // mapping of the caller's; null: at no such place any more, and the last one is left as it is.
+  // in_place.cc, and so is Detach.
   RankStatus Attach(uint32_t tensor, void* address, ErrorText& error);
   // Where the tensor is attached, that place gets its own memory back, with the buffer's bytes.
   // Else the memory that Contribution gave keeps its bytes and is the caller's, until Free; the

@@ -230,6 +230,11 @@ RankStatus Client::Attach(uint32_t index, void* address, ErrorText& error) {
   if (const RankStatus rest = CheckAtRest(*tensor, "attached", error); rest != RankStatus::kOk) {
     return rest;
   }
+  if (address == nullptr) {
+    tensor->place = nullptr;
+    tensor->replaced.Reset();
+    return RankStatus::kOk;
+  }
   if (tensor->place != nullptr) {
     return error.Fail(RankStatus::kBusy,
                       "tensor '%s' is attached to %p; detach it before it is attached to %p",

@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import pickle
 import sys
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 from unittest import mock
 
 import talweg.torch as tw
 import torch
 import torch.distributed as dist
-from talweg.torch import _ddp
+from talweg import _native
+from talweg.torch import _buckets, _ddp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -99,6 +105,140 @@ def check_after_failed_backward() -> None:
         assert torch.equal(future.wait(), torch.full((4,), (tw.size() - 1) / 2)), future.wait()
 
 
+class _Trainer:
+    """A model whose buckets' memory its gradients lie in."""
+
+    def __init__(self, name: str | None, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.inner = _Model()
+        self._model = DistributedDataParallel(self.inner, gradient_as_bucket_view=True)
+        if name is not None:
+            self._model.register_comm_hook(name, tw.ddp_hook)
+        self._optimizer = torch.optim.SGD(self.inner.parameters(), lr=0.05, momentum=0.9)
+        self._step = 0
+
+    def step(self) -> None:
+        self._step += 1
+        torch.manual_seed(self._step * 10 + dist.get_rank())
+        self._optimizer.zero_grad()
+        self._model(torch.randn(8, 20), True).square().mean().backward()
+        self._optimizer.step()
+
+    def gradients(self) -> torch.Tensor:
+        each = [parameter.grad for parameter in self.inner.parameters()]
+        return torch.cat([torch.zeros(0), *(grad.flatten() for grad in each if grad is not None)])
+
+    def check_same(self, other: _Trainer) -> None:
+        ours, theirs = (
+            torch.cat([p.detach().flatten() for p in each.inner.parameters()])
+            for each in (self, other)
+        )
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6), (ours - theirs).abs().max()
+
+
+@contextlib.contextmanager
+def _counting(method: str) -> Iterator[list[int]]:
+    """Lists the addresses or tensors that a connection's method was called with last."""
+    calls: list[int] = []
+    real = getattr(_native.Connection, method)
+
+    def count(connection: Any, *arguments: int) -> None:
+        real(connection, *arguments)
+        calls.append(arguments[-1])
+
+    with mock.patch.object(_native.Connection, method, count):
+        yield calls
+
+
+def check_where_buckets_lie() -> None:
+    """Their memory is where the ranks sum, from the third step on at the latest."""
+    ours, theirs = _Trainer("where"), _Trainer(None)
+    with _counting("attach") as places:
+        for step in range(6):
+            ours.step()
+            theirs.step()
+            assert len(places) == 1 or step < 2, (step, places)
+    first: Any = ours.inner.third.bias.grad
+    assert first.untyped_storage().data_ptr() == places[0]
+    ours.check_same(theirs)
+
+
+def check_two_models_of_one_name() -> None:
+    """Neither's gradients are written by the other's rounds; by turns each keeps its memory."""
+    ours = [_Trainer("same", seed) for seed in range(2)]
+    theirs = [_Trainer(None, seed) for seed in range(2)]
+    with _counting("attach") as places, _counting("detach") as given_back:
+        for turn in (0, 0, 0, 1, 1, 1, 0, 1, 0, 0, 0, 1, 1, 1):
+            ours[turn].step()
+            theirs[turn].step()
+            for mine, other in zip(ours, theirs):
+                assert torch.allclose(mine.gradients(), other.gradients(), rtol=1e-4, atol=1e-6)
+    assert len(places) == len(given_back) == _buckets._PLACES_MAX, (places, given_back)
+    for mine, other in zip(ours, theirs):
+        mine.check_same(other)
+
+
+def check_a_gradient_for_another_process() -> None:
+    ours, theirs = _Trainer("sent"), _Trainer(None)
+    for _ in range(4):
+        ours.step()
+        theirs.step()
+    with _counting("detach") as given_back:
+        sent = pickle.loads(bytes(ForkingPickler.dumps(ours.inner.second.weight.grad)))
+        assert len(given_back) == 1
+    assert torch.equal(sent, ours.inner.second.weight.grad)
+    sent[0] += 1  # It is the same memory, as torch would have it.
+    assert torch.equal(sent, ours.inner.second.weight.grad)
+    with _counting("attach") as places:
+        for _ in range(4):
+            ours.step()
+            theirs.step()
+    assert not places
+    assert torch.equal(sent, ours.inner.second.weight.grad)
+    ours.check_same(theirs)
+
+
+def check_buckets_that_stay_where_they_are() -> None:
+    full = os.statvfs_result((4096, 4096, 9, 0, 0, 9, 9, 9, 0, 255))
+    for name, patch in (
+        ("full", mock.patch.object(os, "statvfs", lambda path: full)),
+        ("strategy", mock.patch.object(torch.multiprocessing, "get_sharing_strategy", str)),
+        ("viewed", contextlib.nullcontext()),
+    ):
+        ours, theirs = _Trainer(name), _Trainer(None)
+        views: list[Any] = []
+        with patch, _counting("attach") as places:
+            for _ in range(5):
+                ours.step()
+                theirs.step()
+                gradient: Any = ours.inner.second.weight.grad
+                if name == "viewed":
+                    views.append(gradient.numpy())
+        assert not places, name
+        assert all((view == gradient.numpy()).all() for view in views[2:])
+        ours.check_same(theirs)
+
+
+def check_over_a_goodbye() -> None:
+    """Gradients are their model's own again, and a next client takes them where they are."""
+    ours, theirs = _Trainer("life"), _Trainer(None)
+    for _ in range(4):
+        ours.step()
+        theirs.step()
+    before = ours.gradients().clone()
+    with _counting("detach") as given_back:
+        tw.shutdown()
+        assert given_back
+    assert torch.equal(ours.gradients(), before)
+    tw.init()
+    with _counting("attach") as places:
+        for _ in range(4):
+            ours.step()
+            theirs.step()
+    assert len(places) == 1, places
+    ours.check_same(theirs)
+
+
 def main() -> int:
     torch.set_num_threads(1)
     tw.init()
@@ -112,6 +252,12 @@ def main() -> int:
             check(f"model{number}", manner)
             if not left:
                 check_after_failed_backward()
+    if "one_node" in sys.argv[1:]:
+        check_where_buckets_lie()
+        check_two_models_of_one_name()
+        check_a_gradient_for_another_process()
+        check_buckets_that_stay_where_they_are()
+        check_over_a_goodbye()
     dist.destroy_process_group()
     tw.shutdown()
     return 0

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from talweg import _client
-from talweg._client import Client, Handle, Op
-from talweg.torch._tensors import finish, start
+from talweg._client import Client, Handle
+from talweg.torch._buckets import Bucket
+from talweg.torch._tensors import finish
 
 
 class _Completer:
@@ -30,6 +31,7 @@ class _Completer:
     def __init__(self, client: Client) -> None:
         self.client = client
         self._has_thread = cpus_are_left(client)
+        self._buckets: dict[str, Bucket] = {}
         self._pending: dict[str, tuple[Handle, torch.futures.Future]] = {}
         self._queue: queue.SimpleQueue[tuple[Handle, torch.futures.Future]] = queue.SimpleQueue()
         self._thread: Optional[threading.Thread] = None
@@ -37,7 +39,10 @@ class _Completer:
     def start(self, name: str, tensor: torch.Tensor, priority: int) -> torch.futures.Future:
         if name in self._pending:  # Its backward has failed.
             self._take(name)
-        handle = start(self.client, tensor, tensor, Op.AVERAGE, name, priority)
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            bucket = self._buckets[name] = Bucket(self.client, name)
+        handle = bucket.start(tensor, priority)
         # A future of a CUDA tensor has whoever waits for it go on behind the result.
         devices = [tensor.device] if tensor.is_cuda else None
         future: torch.futures.Future = torch.futures.Future(devices=devices)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedDataParallel's buckets, summed where they lie."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import torch
+
+from talweg._client import Client, Declared, Handle, Op
+from talweg._in_place import Buffer
+from talweg.errors import TalwegError
+from talweg.torch._in_place import is_worth_it
+from talweg.torch._tensors import declaration_of, start
+
+# As often a bucket may come in other memory before its averages are copied for good.
+_PLACES_MAX = 2
+# Of a storage: torch has moved it into shared memory for us, and for nobody else.
+_OURS = "_talweg_moved"
+_SHARED_MEMORY = "/dev/shm"
+
+
+class Bucket:
+    """The tensor of one name.
+
+    Where the node's ranks sum, its pages become those that they sum in place: torch moves its
+    storage into a mapping of its own, and the tensor's buffer is attached there. Then a round copies
+    nothing. DDP keeps a bucket's memory from its second step on, so a bucket is moved when it comes
+    a second time.
+    """
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._last_address = 0
+        self._places_left = _PLACES_MAX
+
+    def start(self, tensor: torch.Tensor, priority: int) -> Handle:
+        """Starts the average of `tensor`, which finish() returns when it holds it."""
+        client = self._client
+        if _may_be_in_place(tensor):
+            declared = self._declare(tensor, priority)
+            buffer = declared.buffer
+            if buffer is not None and self._stands_at(tensor, buffer):
+                return client.push_declared(declared, buffer.address, 0, priority, tensor, tensor)
+        return start(client, tensor, tensor, Op.AVERAGE, self._name, priority)
+
+    def _declare(self, tensor: torch.Tensor, priority: int) -> Declared:
+        declared = self._client.declared_on_host(self._name)
+        if declared is None:
+            declaration = declaration_of(tensor, Op.AVERAGE)
+            self._client.declare_all([(self._name, declaration, priority)], in_place=True)
+            declared = self._client.declare(self._name, declaration, priority)
+        return declared
+
+    def _stands_at(self, tensor: torch.Tensor, buffer: Buffer) -> bool:
+        address = tensor.data_ptr()
+        if buffer.is_attached_to(address):
+            return True
+        has_come_before = address == self._last_address
+        self._last_address = address
+        return has_come_before and self._places_left > 0 and self._attach(tensor, buffer)
+
+    def _attach(self, tensor: torch.Tensor, buffer: Buffer) -> bool:
+        storage = tensor.untyped_storage()
+        if not _may_be_moved(tensor, storage, self._client.local_size):
+            return False
+        self._places_left -= 1
+        try:
+            buffer.give_back()
+            storage.share_memory_()
+            setattr(storage, _OURS, True)
+            address = storage.data_ptr()
+            # It keeps the storage alive, so that nothing else comes to lie there.
+            buffer.attach(address, lambda: storage.data_ptr() == address)
+        except (TalwegError, OSError, RuntimeError):
+            return False
+        self._watch(storage, buffer)
+        return True
+
+    def _watch(self, storage: Any, buffer: Buffer) -> None:
+        def share() -> Any:
+            # With another process, which gets torch's file of it.
+            buffer.give_back()
+            setattr(storage, _OURS, False)
+            self._places_left = 0
+            return type(storage)._share_fd_cpu_(storage)
+
+        storage._share_fd_cpu_ = share
+
+        def close() -> None:
+            with contextlib.suppress(TalwegError):  # Then it stays there, and is nobody else's.
+                buffer.give_back()
+
+        self._client.call_when_closed(close)
+
+
+def _may_be_in_place(tensor: torch.Tensor) -> bool:
+    """By what all ranks agree on."""
+    return tensor.is_cpu and tensor.layout is torch.strided and is_worth_it(tensor)
+
+
+def _may_be_moved(tensor: torch.Tensor, storage: Any, local_size: int) -> bool:
+    nbytes = tensor.numel() * tensor.element_size()
+    return (
+        tensor.is_contiguous()
+        and storage.nbytes() == nbytes
+        # Else nothing tells when it is shared. (Before torch 2.1 each call made a new object.)
+        and tensor.untyped_storage() is storage
+        and torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
+        and (getattr(storage, _OURS, False) or not storage.is_shared())
+        # Nobody has its address, as an array over it does.
+        and getattr(storage, "resizable", lambda: False)()
+        and _has_room(2 * local_size * nbytes)
+    )
+
+
+def _has_room(nbytes: int) -> bool:
+    """Whether as much can be written to shared memory, for a moment: else SIGBUS ends the rank."""
+    try:
+        free = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return False
+    return free.f_bavail * free.f_frsize >= nbytes

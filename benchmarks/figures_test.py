@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 import unittest
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,18 @@ class FiguresTest(unittest.TestCase):
         for function in (figures.median, lambda values: figures.quantile(values, 0.5)):
             with self.assertRaises(ValueError):
                 function([])
+
+    def test_an_interval_holds_most_draws(self) -> None:
+        values = [3.0, 1.0, 2.0, 9.0, 4.0, 5.0, 6.0]
+
+        def estimate(drawn: Sequence[int]) -> float:
+            return figures.median([values[i] for i in drawn])
+
+        lowest, highest = figures.interval(estimate, len(values))
+        self.assertEqual((lowest, highest), figures.interval(estimate, len(values)))
+        self.assertTrue(1 < lowest < figures.median(values) < highest < 9, (lowest, highest))
+        self.assertEqual(figures.interval(estimate, len(values), share=1), (1, 9))
+        self.assertEqual(figures.interval(lambda drawn: 8.0, 3), (8, 8))
 
     def test_rounds_fill_the_wanted_time(self) -> None:
         self.assertEqual(figures.rounds_for(0.01, 0.25, 1, 5000), 25)

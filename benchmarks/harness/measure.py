@@ -43,6 +43,7 @@ class Effort:
     batch_s: float = 0.25
     # A round of that length needs no other before it, once the first few are over.
     long_round_s: float = 0.5
+    rounds_min: int = 1  # Of a repetition, however long they are.
 
 
 @dataclass
@@ -61,6 +62,7 @@ class Result:
     gigabytes_per_s: list[float] = field(default_factory=list)  # Of each repetition.
     gigabytes_per_s_median: float = 0.0  # Of gradient, each worker.
     median_s: float = 0.0
+    medians_s: list[float] = field(default_factory=list)  # Of each repetition.
     p99_s: float = 0.0
     cpu_s_per_gigabyte: float = 0.0  # All processes; gigabytes of all workers.
     wire_bytes_per_round: float | None = None  # Sent by all interfaces.
@@ -150,7 +152,7 @@ def _measure_case(
                 # A cold cache, a first touch: what is left of them in few rounds misleads.
                 last = batch(each, min(_ROUNDS_MAX, last.rounds * 4), 1)
             round_s = last.elapsed_s / last.rounds
-            each.rounds = rounds_for(round_s, effort.batch_s, 1, _ROUNDS_MAX)
+            each.rounds = rounds_for(round_s, effort.batch_s, effort.rounds_min, _ROUNDS_MAX)
             each.warm_up = 0 if round_s > effort.long_round_s else max(1, min(50, each.rounds // 4))
     for repetition in range(effort.repetitions):
         # Whoever comes first comes last the next time.
@@ -175,6 +177,7 @@ def summarize(result: Result, batches: Sequence[Batch], memory_bytes: int) -> No
     result.gigabytes_per_s_median = median(result.gigabytes_per_s)
     rounds_s = [round_s for each in batches for round_s in each.rounds_s]
     result.median_s = median(rounds_s)
+    result.medians_s = [median(each.rounds_s) for each in batches]
     result.p99_s = quantile(rounds_s, 0.99)
     gigabytes = size * 1e-9 * result.rank_count
     result.cpu_s_per_gigabyte = median([each.cpu_s / each.rounds / gigabytes for each in batches])

@@ -9,7 +9,7 @@ from functools import partial
 
 from harness.contender import Command, Contender
 from harness.contenders import Programs, python_ranks, talweg_python
-from harness.figures import format_seconds
+from harness.figures import format_seconds, interval, median
 from harness.measure import Case, Effort, Result
 from harness.report import Bar, markdown_table
 from harness.scenario import Context, Make, Section, find, run_beside
@@ -27,6 +27,7 @@ _NONE, _DDP, _NCCL, _OPTIMIZER, _HOOK = (
 _OF_DDP = 1 / 3
 # A step is long: a batch of them needs more than a batch of push_pulls.
 _BATCH_S = 4.0
+_STEPS_MIN = 4
 
 # The heap keeps what is freed, as far as glibc lets it. Else it is chance whether a process gives memory back to
 # the kernel and takes it again in each step: none, or 18,000 page faults and 30 ms of them.
@@ -85,7 +86,8 @@ def measure(
     section = Section(title)
     effort = context.effort
     # A step of whoever is late to a repetition's first one is everybody's: it is not measured.
-    context.effort = Effort(effort.repetitions, effort.batch_s * _BATCH_S, math.inf)
+    steps_min = 1 if context.mode == "smoke" else _STEPS_MIN
+    context.effort = Effort(effort.repetitions, effort.batch_s * _BATCH_S, math.inf, steps_min)
     results: list[Result] = []
     try:
         for model, batch in cases:
@@ -98,21 +100,23 @@ def measure(
     rows = []
     for result in results:
         base = find(results, _SETTING, result.case, _NONE)
-        row = step_row(result, base)
-        rows.append(row)
+        ddp = find(results, _SETTING, result.case, _DDP)
+        rows.append(step_row(result, base, ddp))
         section.data.setdefault(result.case, {})[result.contender] = {
             "step_s": result.median_s,
             "p99_s": result.p99_s,
             "added_s": result.median_s - base.median_s if base else None,
+            "added_of_ddp_interval": of_ddp_interval(result, base, ddp),
             "cpu_s_per_step": cpu_s_per_step(result),
             "memory_bytes": result.memory_bytes,
         }
     section.bars = [] if of_ddp is None else bars(results, of_ddp)
-    head = ["model", "how", "step", "p99", "added", "CPU a step"]
+    head = ["model", "how", "step", "p99", "added", "of DDP over Gloo's", "CPU a step"]
     section.text = markdown_table(head, rows) + (
         "\nOne thread a process, SGD with momentum, gradient_as_bucket_view for DDP. `mlp` has 24.9 M parameters,\n"
         "`resnet18` 11.2 M (pictures of 32 x 32). All jobs take turns on the same machine; what is added is\n"
-        "the median step less that of two processes that do not communicate. On CPUs the heaps of all keep what\n"
+        "the median step less that of two processes that do not communicate; beside it, as a multiple of what\n"
+        "DDP over Gloo adds, where nine in ten draws of as many repetitions lie. On CPUs the heaps of all keep what\n"
         "is freed (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`).\n"
     )
     return section
@@ -123,16 +127,39 @@ def cpu_s_per_step(result: Result) -> float:
     return result.cpu_s_per_gigabyte * result.total_bytes * 1e-9 * result.rank_count
 
 
-def step_row(result: Result, base: Result | None) -> list[str]:
+def of_ddp_interval(
+    result: Result, base: Result | None, ddp: Result | None
+) -> tuple[float, float] | None:
+    """Where what `result` adds lies, as a multiple of what `ddp` adds, by nine draws in ten.
+
+    None where that says nothing, because `ddp` adds nothing in one of them.
+    """
+    if base is None or ddp is None or result.contender in (base.contender, ddp.contender):
+        return None
+    no_communication, gloo, ours = base.medians_s, ddp.medians_s, result.medians_s
+
+    def added_of_ddp(drawn: Sequence[int]) -> float:
+        step, over_gloo, without = (
+            median([medians[i] for i in drawn]) for medians in (ours, gloo, no_communication)
+        )
+        return (step - without) / (over_gloo - without) if over_gloo > without else math.inf
+
+    lowest, highest = interval(added_of_ddp, min(len(ours), len(gloo), len(no_communication)))
+    return (lowest, highest) if math.isfinite(highest) else None
+
+
+def step_row(result: Result, base: Result | None, ddp: Result | None) -> list[str]:
     if result.failure:
-        return [result.case, result.contender, "failed", "", "", ""]
+        return [result.case, result.contender, "failed", "", "", "", ""]
     added_s = result.median_s - base.median_s if base else 0.0
+    bounds = of_ddp_interval(result, base, ddp)
     return [
         result.case,
         result.contender,
         format_seconds(result.median_s),
         format_seconds(result.p99_s),
         "" if base is None or base is result else f"{added_s * 1e3:+.3g} ms",
+        f"{bounds[0]:.2f}-{bounds[1]:.2f}" if bounds else "",
         format_seconds(cpu_s_per_step(result)),
     ]
 

@@ -85,7 +85,6 @@ class Bucket:
             # With another process, which gets torch's file of it.
             buffer.give_back()
             setattr(storage, _OURS, False)
-            self._places_left = 0
             return type(storage)._share_fd_cpu_(storage)
 
         storage._share_fd_cpu_ = share

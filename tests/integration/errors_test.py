@@ -7,6 +7,7 @@ import os
 import re
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import talweg
 from talweg import _native, errors
@@ -70,6 +71,12 @@ class ErrorsTest(unittest.TestCase):
         }
         for ours, pythons in kinds.items():
             self.assertTrue(issubclass(ours, pythons))
+
+    def test_a_library_that_lacks_a_function_is_named(self) -> None:
+        later = {**_native._PROTOTYPES, "talweg_of_tomorrow": (None, [])}
+        with mock.patch.object(_native, "_PROTOTYPES", later):
+            with self.assertRaisesRegex(errors.VersionMismatch, "libtalweg.so has no talweg_of_to"):
+                _native._load()
 
 
 if __name__ == "__main__":

@@ -162,7 +162,12 @@ def _load() -> ctypes.CDLL:
         )
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _PROTOTYPES.items():
-        function = getattr(library, name)
+        function = getattr(library, name, None)
+        if function is None:
+            raise errors.VersionMismatch(
+                f"{path} has no {name}: it is no libtalweg.so, or older than this package; install "
+                "the same version of both, or unset TALWEG_LIBRARY"
+            )
         function.restype = result
         function.argtypes = arguments
     major = library.talweg_abi_version() >> 16

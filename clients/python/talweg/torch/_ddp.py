@@ -107,7 +107,9 @@ def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
         model = DistributedDataParallel(model)          # any process group, gloo for instance
         model.register_comm_hook(None, talweg.torch.ddp_hook)
 
-    The process group must have the same ranks as the job. `state` names the model where a process
+    The process group must have the same ranks as the job. Where those of one node are the whole job,
+    a bucket on the CPU is summed where it lies; torch moves it into shared memory for that, so a
+    process that is forked later meets zeros in its place. `state` names the model where a process
     has several (a str), else None.
     """
     tensor = bucket.buffer()

@@ -271,7 +271,9 @@ TALWEG_API talweg_status talweg_poll(talweg_client* client, talweg_tensor tensor
 /* Waits until `round` is complete, copies the result to `out` (NULL: not copied, see
  * talweg_result; a contribution of that round only if the tensor was declared in place), and takes
  * the round: the tensor may be pushed again. TALWEG_TIMEOUT leaves the round open. TALWEG_ABORTED,
- * TALWEG_MISMATCH, ... : the round has ended without a result. `round` is the tensor's last one. */
+ * TALWEG_MISMATCH, ... : the round has ended without a result. `round` is the tensor's last one.
+ * Unless TALWEG_OK, what `out` holds is undefined (a large result is copied while it comes), but
+ * that of a broadcast, which is as it was. */
 TALWEG_API talweg_status talweg_wait(talweg_client* client, talweg_tensor tensor,
                                      talweg_round round, void* out, int64_t timeout_ns);
 
@@ -382,7 +384,7 @@ typedef struct talweg_statistics {
   uint64_t bytes_pushed; /* Of contributions. */
   uint64_t bytes_copied; /* In and out, by this library. */
   uint64_t waits;
-  uint64_t waits_slept; /* Waits that outlasted their spinning. */
+  uint64_t waits_slept; /* How often a wait has outlasted its spinning. */
   uint64_t wait_ns;     /* In all waits. */
   uint64_t ring_full;   /* Pushes that had to wait for room. */
 } talweg_statistics;

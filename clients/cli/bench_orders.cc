@@ -81,13 +81,15 @@ class Line {
   std::string buffer_;
 };
 
-// Tensors as the trainer has them: ordinary memory of its own, or, in place, buffers of the
-// client's.
+// Tensors as the trainer has them: gradient and result in one ordinary buffer of its own. Or, in
+// place, the gradient is written into the client's buffer; where the ranks sum in place its result
+// comes there too, else into ordinary memory.
 struct Tensor {
   talweg_tensor id = 0;
   uint64_t count = 0;
   std::vector<char> own;
-  std::span<char> data;
+  std::span<char> gradient;
+  std::span<char> result;
   talweg_round round = 0;
 };
 
@@ -138,14 +140,16 @@ class Orders {
               "declare"));
     tensors_.clear();
     for (size_t i = 0; i < tensor_count; ++i) {
-      Tensor tensor{.id = ids[i], .count = declarations[i].count};
-      if (!in_place_) tensor.own.resize(tensor.count * element_bytes);
-      tensors_.push_back(std::move(tensor));
-      Tensor& placed = tensors_.back();
-      placed.data = placed.own;
+      Tensor& tensor = tensors_.emplace_back();
+      tensor.id = ids[i];
+      tensor.count = declarations[i].count;
+      const bool in_place = talweg_sums_in_place(client_, tensor.id) != 0;
+      if (!in_place) tensor.own.resize(tensor.count * element_bytes);
+      tensor.gradient = tensor.result = tensor.own;
       if (!in_place_) continue;
-      placed.data = {static_cast<char*>(talweg_contribution(client_, placed.id)),
-                     talweg_tensor_bytes(client_, placed.id)};
+      tensor.gradient = {static_cast<char*>(talweg_contribution(client_, tensor.id)),
+                         tensor.count * element_bytes};
+      if (in_place) tensor.result = tensor.gradient;
     }
     Fill(order.dtype, talweg_rank(client_) + 1);
     TALWEG_RETURN_IF_ERROR(Round());
@@ -155,16 +159,16 @@ class Orders {
     return absl::OkStatus();
   }
 
-  // One push_pull of every tensor; the result ends where its contribution was.
+  // One push_pull of every tensor.
   absl::Status Round() {
     for (Tensor& tensor : tensors_) {
       TALWEG_RETURN_IF_ERROR(
-          Check(talweg_push_pull(client_, tensor.id, in_place_ ? nullptr : tensor.data.data(),
+          Check(talweg_push_pull(client_, tensor.id, in_place_ ? nullptr : tensor.gradient.data(),
                                  TALWEG_DECLARED_PRIORITY, kTimeoutNs, &tensor.round),
                 "push_pull"));
     }
     for (Tensor& tensor : tensors_) {
-      char* const out = in_place_ ? nullptr : tensor.data.data();
+      char* const out = tensor.own.empty() ? nullptr : tensor.result.data();
       TALWEG_RETURN_IF_ERROR(
           Check(talweg_wait(client_, tensor.id, tensor.round, out, kTimeoutNs), "wait"));
     }
@@ -172,13 +176,13 @@ class Orders {
   }
 
   void Fill(talweg_dtype dtype, uint64_t number) {
-    for (Tensor& tensor : tensors_) FillWith(dtype, number, tensor.data);
+    for (Tensor& tensor : tensors_) FillWith(dtype, number, tensor.gradient);
   }
 
   absl::Status CheckSums(talweg_dtype dtype) const {
     const uint64_t ranks = talweg_size(client_);
     for (const Tensor& tensor : tensors_) {
-      TALWEG_RETURN_IF_ERROR(CheckHolds(dtype, ranks * (ranks + 1) / 2, tensor.data));
+      TALWEG_RETURN_IF_ERROR(CheckHolds(dtype, ranks * (ranks + 1) / 2, tensor.result));
     }
     return absl::OkStatus();
   }

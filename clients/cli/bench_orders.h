@@ -27,8 +27,8 @@ struct BenchOrder {
 absl::StatusOr<BenchOrder> ParseBenchOrder(const std::string& line);
 
 // Connects to the Unix socket `path`, says hello as a rank of `contender`, and measures what is
-// ordered until told to quit. `in_place`: its tensors lie where talweg_contribution says, the
-// result in the next round's place; else in ordinary memory. Blocks.
+// ordered until told to quit. `in_place`: its gradients lie where talweg_contribution says, and
+// where the ranks sum in place so do their results; else in ordinary memory. Blocks.
 absl::Status ServeBenchOrders(talweg_client* client, const std::string& path,
                               const std::string& contender, bool in_place = false);
 

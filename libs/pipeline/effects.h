@@ -112,6 +112,13 @@ struct CopyInline {
   SliceBytes target;
 };
 
+// The result of a slice of the open round is there. Ranks may begin to copy it; but it may still be
+// given up in a new view: then it is said again when it has come again, so that whoever has been
+// told of each byte once has the round's result.
+struct SliceArrived {
+  SliceBytes result;
+};
+
 // Make memory for a tensor: contribution buffers of every local rank, two result buffers, a send
 // buffer if the node has several ranks. OnTensorAllocated follows.
 struct AllocateTensor {
@@ -194,7 +201,7 @@ struct Log {
   std::string text;
 };
 
-using Effect = std::variant<Connect, Close, Send, WriteSlice, ReduceSlice, CopyInline,
+using Effect = std::variant<Connect, Close, Send, WriteSlice, ReduceSlice, CopyInline, SliceArrived,
                             AllocateTensor, DeclareReply, CompleteRound, FailTensor, FailRank,
                             FailJob, ReportLost, Quiesced, RanksDone, LogWaiting, Log>;
 using Effects = std::vector<Effect>;

@@ -47,6 +47,40 @@ TEST_CASE("Member: one rank's round goes from its own buffer to the owner and ba
   CHECK(f.Of<FailRank>(f.Push(0, 0, 2)).empty());
 }
 
+TEST_CASE("Member: a slice's result is told of when it is there, before the round is complete",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Open(Spec("w", 32 * 1024));  // 128 KiB: two slices.
+  f.Push(0, 0, 1);
+  const auto entries = f.Entries<wire::Contribute>(f.Flush());
+  REQUIRE(entries.size() == 2);
+  const Effects second = f.ResultOf(entries[1], 2);
+  REQUIRE(second.size() == 1);
+  CHECK(std::get<SliceArrived>(second[0]).result == SliceBytes{.tensor = TensorIndex{0},
+                                                               .round = Round{1},
+                                                               .slice = SliceIndex{1},
+                                                               .memory = Memory::kResult,
+                                                               .offset_bytes = 64 * kKiB,
+                                                               .length_bytes = 64 * kKiB});
+  const Effects first = f.ResultOf(entries[0], 2);
+  REQUIRE(first.size() == 2);
+  CHECK(std::get<SliceArrived>(first[0]).result.offset_bytes == 0);
+  CHECK(std::holds_alternative<CompleteRound>(first[1]));
+}
+
+TEST_CASE("Member: a result that comes in a frame is told of behind its copy", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.Open(Spec("w", 1024));
+  f.Push(0, 0, 1);
+  const Effects result = f.Results(f.Flush(), 2);
+  REQUIRE(result.size() == 3);
+  CHECK(std::holds_alternative<CopyInline>(result[0]));
+  CHECK(std::holds_alternative<SliceArrived>(result[1]));
+  CHECK(std::holds_alternative<CompleteRound>(result[2]));
+}
+
 TEST_CASE("Member: 256 KiB of writes are announced at once, later ones behind them", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -271,7 +305,7 @@ TEST_CASE("Member: a slice's result counts once, and only after its contribution
   wire::Contribute second = first[0];
   second.slice = SliceIndex{1};
   CHECK(f.ResultOf(second, 2).empty());  // Has not been sent.
-  CHECK(f.ResultOf(first[0], 2).empty());
+  CHECK(f.Of<SliceArrived>(f.ResultOf(first[0], 2)).size() == 1);
   CHECK(f.ResultOf(first[0], 2).empty());  // Again: not the second slice's.
   CHECK(f.member.counters().results_ignored == 2);
   CHECK(f.member.counters().results_taken == 1);

@@ -249,6 +249,7 @@ void Member::SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed, 
     ++partial.have_count;
     partial.sum_epoch = tensor.finish ? tensor.finish->sum_epoch : view_->epoch;
     partial.ranks_summed = ranks_summed;
+    out.push_back(SliceArrived{BytesOf(tensor, slice, Memory::kResult)});
   }
   tensor.slice_states[s] = SliceState::kDone;
   if (++tensor.done_count ==

@@ -331,6 +331,11 @@ void Agent::Perform(pipeline::Effects& effects) {
           } else if constexpr (std::is_same_v<E, pipeline::DeclareReply> ||
                                std::is_same_v<E, pipeline::FailRank>) {
             desk_->Do(e);
+          } else if constexpr (std::is_same_v<E, pipeline::SliceArrived>) {
+            // What GPUs have summed is in host memory when they deliver the round, not before.
+            if (gpus_ == nullptr || !gpus_->stage().TakesPart(e.result.tensor, e.result.round)) {
+              desk_->Do(e);
+            }
           } else if constexpr (std::is_same_v<E, pipeline::CompleteRound>) {
             missing_nodes_.erase({e.tensor, e.round});
             if (gpus_ != nullptr && gpus_->stage().TakesPart(e.tensor, e.round)) {

@@ -224,7 +224,8 @@ void RankDesk::Do(const pipeline::DeclareReply& effect) {
                            {.tensor = ShmIndex(effect.tensor),
                             .tensor_bytes = memory_->spec(effect.tensor).bytes(),
                             .completed_round = effect.held,
-                            .result = memory_->ResultLocations(effect.tensor)});
+                            .result = memory_->ResultLocations(effect.tensor),
+                            .arrivals = memory_->ArrivalsLocation(effect.tensor)});
     return;
   }
   const absl::Status attached = memory_->Attach(effect.tensor, effect.local_rank, rank.connection);
@@ -242,6 +243,7 @@ void RankDesk::Do(const pipeline::DeclareReply& effect) {
        .completed_round = effect.held,
        .contribution = memory_->ContributionLocation(effect.tensor, effect.local_rank),
        .result = memory_->ResultLocations(effect.tensor),
+       .arrivals = memory_->ArrivalsLocation(effect.tensor),
        .shared = memory_->Shared(effect.tensor)});
 }
 
@@ -252,6 +254,11 @@ void RankDesk::Do(const pipeline::CompleteRound& effect) {
                               .text = effect.text,
                               .ranks_summed = effect.ranks_summed,
                               .sum_epoch = effect.sum_epoch});
+}
+
+void RankDesk::Do(const pipeline::SliceArrived& effect) {
+  const uint64_t bytes = memory_->AddArrival(effect.result);
+  if (bytes > 0) server_->PublishArrival(ShmIndex(effect.result.tensor), bytes);
 }
 
 void RankDesk::Do(const pipeline::FailRank& effect) {

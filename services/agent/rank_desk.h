@@ -72,6 +72,7 @@ class RankDesk final : public shm::RankEventSink {
 
   void Do(const pipeline::DeclareReply& effect);
   void Do(const pipeline::CompleteRound& effect);
+  void Do(const pipeline::SliceArrived& effect);
   void Do(const pipeline::FailRank& effect);
   void Do(const pipeline::FailJob& effect);
 

@@ -80,6 +80,12 @@ absl::StatusOr<TensorMemory::Results> TensorMemory::TakeResults(const pipeline::
     TALWEG_ASSIGN_OR_RETURN(results.buffers[parity], AllocateResult(spec.bytes(), on_device));
     bytes_ += spec.bytes();
   }
+  if (const uint64_t bytes = shm::ArrivalsBytes(spec.bytes()); bytes > 0 && !on_device) {
+    TALWEG_ASSIGN_OR_RETURN(const shm::ResultBuffer log, AllocateResult(bytes, false));
+    results.arrivals_location = log.location;
+    results.arrivals = shm::ArrivalLog(log.bytes);
+    bytes_ += bytes;
+  }
   return results;
 }
 
@@ -201,6 +207,16 @@ std::array<shm::Location, 2> TensorMemory::ResultLocations(pipeline::TensorIndex
   return {results.buffers[0].location, results.buffers[1].location};
 }
 
+shm::Location TensorMemory::ArrivalsLocation(pipeline::TensorIndex tensor) const {
+  return At(tensor).results.arrivals_location;
+}
+
+uint64_t TensorMemory::AddArrival(const pipeline::SliceBytes& result) {
+  At(result.tensor);
+  return tensors_[result.tensor.value()]->results.arrivals.Add(result.round, result.offset_bytes,
+                                                               result.length_bytes);
+}
+
 const std::optional<shm::SharedPlace>& TensorMemory::Shared(pipeline::TensorIndex tensor) const {
   return At(tensor).shared;
 }
@@ -256,12 +272,16 @@ void TensorMemory::Recycle() {
     if (entry->shared) {
       free_places_.emplace(std::pair(entry->spec.bytes(), entry->shared->in_place), *entry->shared);
     } else {
+      entry->results.arrivals.Reset();
       free_results_.emplace(std::pair(entry->spec.bytes(), entry->on_device),
                             std::move(entry->results));
     }
   }
   tensors_.clear();
-  for (const auto& [kind, results] : free_results_) bytes_ += 2 * kind.first;
+  for (const auto& [kind, results] : free_results_) {
+    bytes_ += 2 * kind.first;
+    if (results.arrivals.valid()) bytes_ += shm::ArrivalsBytes(kind.first);
+  }
 }
 
 }  // namespace talweg::agent

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "libs/pipeline/effects.h"
+#include "libs/shm/daemon/arrival_log.h"
 #include "libs/shm/daemon/rank_server.h"
 #include "libs/transport/transport.h"
 
@@ -84,6 +85,8 @@ class TensorMemory {
   shm::Location ContributionLocation(pipeline::TensorIndex tensor, LocalRank rank) const;
   // None when the ranks sum.
   std::array<shm::Location, 2> ResultLocations(pipeline::TensorIndex tensor) const;
+  // None of small tensors, nor of those on GPUs, nor when the ranks sum.
+  shm::Location ArrivalsLocation(pipeline::TensorIndex tensor) const;
   const std::optional<shm::SharedPlace>& Shared(pipeline::TensorIndex tensor) const;
   std::array<wire::RemoteRef, 2> ResultRefs(pipeline::TensorIndex tensor) const;
 
@@ -93,6 +96,10 @@ class TensorMemory {
   std::span<std::byte> Writable(const pipeline::SliceBytes& slice) const;
   std::span<const std::byte> Readable(const pipeline::SliceBytes& slice) const;
   transport::RegionSlice RegionOf(const pipeline::SliceBytes& slice) const;
+
+  // Tells ranks that a slice of the open round's result is there. Returns how many bytes of it are,
+  // as far as that is told; 0: it is not.
+  uint64_t AddArrival(const pipeline::SliceBytes& result);
 
   // All tensors are forgotten; result buffers and places serve the next ones of the same size.
   void Recycle();
@@ -104,6 +111,8 @@ class TensorMemory {
   struct Results {
     std::array<shm::ResultBuffer, 2> buffers;
     std::array<transport::Region, 2> regions;
+    shm::Location arrivals_location;
+    shm::ArrivalLog arrivals;
   };
   struct Entry {
     pipeline::TensorSpec spec;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Shared memory and socket messages of version 1.1, byte for byte; and the messages of 1.0, which
-// are read still.
+// Shared memory and socket messages of this version, byte for byte; and the messages of earlier
+// ones, which are read still.
 
 #include <array>
 #include <cstring>
@@ -54,6 +54,7 @@ TEST_CASE("The control segment") {
   view.rank_line().push_waiters = 0x33;
   view.rank_line().wakes_seen = 0x34;
   view.rank_line().awaited = 0x35;
+  view.rank_line().awaited_bytes = 0x36;
   view.consumed_line().consumed = 0x41;
   std::strcpy(view.failure_text().text, "who died");
   view.ring_entry(6) = {
@@ -69,13 +70,13 @@ TEST_CASE("The control segment") {
   slot.words[0] = 0x7172737475767778;
   slot.words[kTextSlotWords - 1] = 0x72;
 
-  Golden golden("control_segment_1.1.txt");
+  Golden golden("control_segment_1.2.txt");
   golden.Add("control", {base, kShape.total_bytes()});
   golden.Check();
 }
 
 TEST_CASE("The messages on a rank's socket") {
-  Golden golden("rank_messages_1.2.txt");
+  Golden golden("rank_messages_1.3.txt");
   const auto add = [&golden](const char* name, const Message& message) {
     std::array<std::byte, kEncodedBytesMax> bytes;
     const size_t count = EncodeMessage(message, bytes);
@@ -118,7 +119,8 @@ TEST_CASE("The messages on a rank's socket") {
                     .text = "two sides",
                     .segment_count = 2,
                     .summed_by = SummedBy::kRanks,
-                    .part = 0x2a};
+                    .part = 0x2a,
+                    .arrivals = {0x3006, 0x300c}};
   declared.segments[0] = {0x3004, SegmentKind::kContribution, 0x300a};
   declared.segments[1] = {0x3006, SegmentKind::kResult, 0x300b};
   add("Declared", {.request = 0x2001, .fd_count = 2, .body = declared});
@@ -150,7 +152,7 @@ TEST_CASE("The messages on a rank's socket") {
 }
 
 TEST_CASE("Messages of earlier versions are read") {
-  const uint16_t minor = GENERATE(uint16_t{0}, uint16_t{1});
+  const uint16_t minor = GENERATE(uint16_t{0}, uint16_t{1}, uint16_t{2});
   const std::map<std::string, std::vector<std::byte>> golden =
       Golden::Load("rank_messages_1." + std::to_string(minor) + ".txt");
   CHECK(golden.size() == 15);

@@ -76,6 +76,16 @@ class Crew:
             for rank in ranks:
                 self.ranks[rank].wait_for(f"done: {line}")
 
+    def glance(self, rank: int) -> None:
+        """Returns when the rank has copied a part of the large result, as it waits for the rest."""
+        end = time.monotonic() + DEADLINE_S
+        share = 0.0
+        while share < 0.25:
+            assert time.monotonic() < end, share
+            self.ranks[rank].tell("glance")
+            share = float(self.ranks[rank].wait_for("glanced: ").rpartition(" ")[2])
+        assert share < 1.0, share
+
     def sum_of(self, name: str, number: int, members: set[int]) -> list[float]:
         """What the blocks of a result hold to which exactly `members` have contributed."""
         divisor = len(members) if name == "mean" else 1
@@ -227,6 +237,9 @@ class SurvivorsTest(unittest.TestCase):
             crew.cluster.stop(crew.aggregators[1].process)
             crew.tell("push")
             crew.wait_until(2, _waits_for_one_owner)
+            # What has come of three members' sum must not be left in that of two.
+            for node in (0, 1):
+                crew.glance(node)
             crew.agents[2].kill()
             crew.cluster.resume(crew.aggregators[1].process)
             crew.tell("take", "run 8", ranks=(0, 1))
@@ -238,6 +251,7 @@ class SurvivorsTest(unittest.TestCase):
             crew.cluster.stop(crew.aggregators[1].process)
             crew.tell("push")
             crew.wait_until(2, _waits_for_one_owner)
+            crew.glance(0)
             crew.agents[2].kill()
             crew.aggregators[1].kill()
             crew.tell("take", "run 8", ranks=(0, 1))

@@ -403,6 +403,21 @@ void AgentProcess::Perform(const pipeline::CopyInline& copy) {
                    MemoryOf(copy.target)->data() + copy.target.offset_bytes / 64);
 }
 
+void AgentProcess::Perform(const pipeline::SliceArrived& arrived) {
+  const pipeline::SliceBytes& slice = arrived.result;
+  TensorMemory& memory = memory_.at(slice.tensor);
+  if (memory.arriving.round != slice.round) {
+    memory.arriving = {slice.round, 0, std::make_shared<Cells>(CellCount(memory.spec.bytes()))};
+  }
+  // At once: what changes later is found out.
+  const auto first = static_cast<ptrdiff_t>(slice.offset_bytes / 64);
+  const auto count = static_cast<ptrdiff_t>(CellCount(slice.length_bytes));
+  const Cells& result = *MemoryOf(slice);
+  std::copy(result.begin() + first, result.begin() + first + count,
+            memory.arriving.cells->begin() + first);
+  memory.arriving.bytes += slice.length_bytes;
+}
+
 void AgentProcess::Perform(const pipeline::AllocateTensor& allocate) {
   TensorMemory& memory = memory_[allocate.tensor];
   memory.key = TensorKey{Fingerprint64(allocate.spec.name)};

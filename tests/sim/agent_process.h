@@ -95,6 +95,12 @@ class AgentProcess : public Process {
     std::string text;
     std::vector<RankTensor> tensors;  // As the profile's.
   };
+  // What a rank copies of a round's result while it comes.
+  struct Arriving {
+    Round round;
+    uint64_t bytes = 0;  // More than the tensor has: something came twice.
+    std::shared_ptr<Cells> cells;
+  };
   struct TensorMemory {
     TensorKey key;
     pipeline::TensorSpec spec;
@@ -102,6 +108,7 @@ class AgentProcess : public Process {
     std::shared_ptr<Cells> send;
     std::array<std::shared_ptr<Cells>, 2> results;
     std::array<uint64_t, 2> region_keys{};
+    Arriving arriving;
     // Of the last completed round.
     pipeline::CompleteRound completed;
   };
@@ -114,6 +121,7 @@ class AgentProcess : public Process {
   void Perform(const pipeline::WriteSlice& write);
   void Perform(const pipeline::ReduceSlice& reduce);
   void Perform(const pipeline::CopyInline& copy);
+  void Perform(const pipeline::SliceArrived& arrived);
   void Perform(const pipeline::AllocateTensor& allocate);
   std::shared_ptr<Cells> MemoryOf(const pipeline::SliceBytes& bytes);
   void Tick();
@@ -135,6 +143,7 @@ class AgentProcess : public Process {
   void Push(LocalRank rank, size_t tensor);
   void OnCompleted(const pipeline::CompleteRound& complete);
   void Take(LocalRank rank, size_t tensor, const pipeline::CompleteRound& complete, Epoch epoch);
+  const Cells& ResultOf(const TensorMemory& memory, Round round);
   std::optional<Ledger::RankOfMember> RootOf(size_t tensor) const;
   void CheckDone(LocalRank rank);
   void FailRankWith(LocalRank rank, const std::string& text, bool may_linger = false);

@@ -176,6 +176,19 @@ std::optional<Ledger::RankOfMember> AgentProcess::RootOf(size_t place) const {
                               LocalRank{root.value() - told_view_->RankBase(*member).value()}};
 }
 
+// As a rank has it that copies what has come, and all of it again only where that is not the whole.
+const Cells& AgentProcess::ResultOf(const TensorMemory& memory, Round round) {
+  const Arriving& arriving = memory.arriving;
+  if (arriving.round == round && arriving.bytes == memory.spec.bytes()) {
+    trace_->Reached("a result is copied while it comes");
+    return *arriving.cells;
+  }
+  if (arriving.round == round && arriving.bytes > memory.spec.bytes()) {
+    trace_->Reached("what had come of a result comes again");
+  }
+  return *memory.results[round.value() & 1];
+}
+
 void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteRound& complete,
                         Epoch epoch) {
   RankProcess& rank = ranks_[local.value()];
@@ -199,7 +212,7 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
                       .member = core_.config().self,
                       .epoch = epoch,
                       .root = RootOf(place)},
-                     *memory.results[complete.round.value() & 1]);
+                     ResultOf(memory, complete.round));
   tensor.taken = complete.round;
   if (aborted) trace_->Reached("a rank hears that its round is aborted");
   if (trace_->on()) {

@@ -81,6 +81,8 @@ inline constexpr const char* kCoverage[] = {
     "agent: a frame ignored",
     "a zombie goes on behind a view without it",
     // Section 7.
+    "a result is copied while it comes",
+    "what had come of a result comes again",
     "a clean goodbye",
     "all ranks of a node are done",
     "a rank that pushes what it may not is disconnected",

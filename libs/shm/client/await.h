@@ -48,6 +48,7 @@ inline void Client::Enter(const WaitingPlace& place) {
   // One at a time: two must not both take themselves for the only one.
   const MutexLock lock(state_mutex_);
   const bool is_only = place.sleepers.load(std::memory_order_seq_cst) == 0;
+  control_.rank_line().awaited_bytes.store(place.awaited_bytes, std::memory_order_seq_cst);
   control_.rank_line().awaited.store(is_only ? *place.tensor + 1 : 0, std::memory_order_seq_cst);
   place.sleepers.fetch_add(1, std::memory_order_seq_cst);
 }

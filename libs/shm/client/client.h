@@ -15,6 +15,7 @@
 #include "libs/base/dtype.h"
 #include "libs/shm/client/agent_socket.h"
 #include "libs/shm/client/agent_watch.h"
+#include "libs/shm/client/arriving_result.h"
 #include "libs/shm/client/deadline.h"
 #include "libs/shm/client/error_text.h"
 #include "libs/shm/client/lock.h"
@@ -125,6 +126,7 @@ class Client {
     uint64_t bytes = 0;
     std::byte* contribution = nullptr;
     const std::byte* result[2] = {};
+    const std::byte* arrivals = nullptr;  // ArrivalsLine; null: nothing is told.
     // Of a tensor that the ranks sum: it lies in part `part` of every rank's arena, at `offset`.
     bool ranks_sum = false;
     uint32_t part = 0;
@@ -212,6 +214,7 @@ class Client {
   struct WaitingPlace {
     std::atomic<uint32_t>& sleepers;
     std::optional<uint32_t> tensor = std::nullopt;
+    uint64_t awaited_bytes = 0;  // Of its result, before it is complete.
   };
   void Enter(const WaitingPlace& place);
   // Ends a sleep of the agent that lasts until somebody waits.
@@ -295,9 +298,11 @@ class Client {
   void RingDoorbell(Sleeping sleeping);
   // For a thread that looks again and again, and is counted nowhere.
   void RingForPoll();
+  // What may be copied of a round before it is complete.
+  ArrivingResult Arriving(const Tensor& tensor, uint64_t round, void* out) const;
   // Of a round that is complete, and has a result. `out` null: where its contribution lies.
   RankStatus TakeResult(Tensor& tensor, uint64_t round, bool in_place, void* out,
-                        const Deadline& deadline, ErrorText& error);
+                        ArrivingResult& arriving, const Deadline& deadline, ErrorText& error);
   RankStatus RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
                          ErrorText& error) const;
   bool RoundSucceeded(uint32_t index) const;

@@ -15,12 +15,6 @@
 namespace talweg::shm {
 namespace {
 
-bool Overlap(const std::byte* a, const std::byte* b, uint64_t bytes) {
-  const auto from = reinterpret_cast<uintptr_t>(a);
-  const auto to = reinterpret_cast<uintptr_t>(b);
-  return from < to + bytes && to < from + bytes;
-}
-
 // Neither loads nor stores pass it, nor such as go around the caches.
 void FullFence() { __sync_synchronize(); }
 

@@ -234,8 +234,15 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
   RankStatus over = RankStatus::kOk;
   const Deadline deadline(timeout_ns);
   const auto complete = [&] { return completed.load(std::memory_order_seq_cst) >= round; };
-  Awaited awaited = Await([&] { return complete() || (on_device && LostItsEvents(*tensor)); },
-                          deadline, {control_.rank_line().waiters, index}, &over);
+  const auto ended = [&] { return complete() || (on_device && LostItsEvents(*tensor)); };
+  ArrivingResult arriving = Arriving(*tensor, round, out);
+  Awaited awaited = Awaited::kDone;
+  for (;;) {
+    awaited = Await([&] { return ended() || arriving.Ready(); }, deadline,
+                    {control_.rank_line().waiters, index, arriving.awaited_bytes()}, &over);
+    if (awaited != Awaited::kDone || ended()) break;
+    arriving.CopyNew();
+  }
   const bool events_lost = awaited == Awaited::kDone && !complete();
   const bool in_place =
       !on_device && (tensor->shape.in_place || tensor->in_place.load(std::memory_order_relaxed));
@@ -252,7 +259,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
       status =
           events_lost ? FailEventsLost(*tensor, error) : RoundStatus(index, *tensor, round, error);
       if (status == RankStatus::kOk && (out != nullptr || in_place)) {
-        status = TakeResult(*tensor, round, in_place, out, deadline, error);
+        status = TakeResult(*tensor, round, in_place, out, arriving, deadline, error);
       }
       // Other ranks have not done their pieces of it.
       is_taken = !events_lost && status != RankStatus::kTimeout;
@@ -275,8 +282,25 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
   return status;
 }
 
+ArrivingResult Client::Arriving(const Tensor& tensor, uint64_t round, void* out) const {
+  // What a contribution is overwritten with cannot be contributed again, should that be needed; and
+  // what a broadcast that is aborted would have replaced is of use still.
+  if (tensor.arrivals == nullptr || tensor.ranks_sum || out == nullptr ||
+      Overlap(tensor.contribution, out, tensor.bytes) ||
+      tensor.op.load(std::memory_order_relaxed) == Op::kBroadcast) {
+    return {};
+  }
+  return {tensor.arrivals,
+          tensor.bytes,
+          round,
+          tensor.result[round & 1],
+          static_cast<std::byte*>(out),
+          Streams(tensor.bytes)};
+}
+
 RankStatus Client::TakeResult(Tensor& tensor, uint64_t round, bool in_place, void* out,
-                              const Deadline& deadline, ErrorText& error) {
+                              ArrivingResult& arriving, const Deadline& deadline,
+                              ErrorText& error) {
   std::byte* const contribution = tensor.ContributionOf(round);
   const std::byte* result = tensor.result[round & 1];
   if (in_place && out == nullptr) out = contribution;
@@ -289,7 +313,7 @@ RankStatus Client::TakeResult(Tensor& tensor, uint64_t round, bool in_place, voi
     if (status != RankStatus::kOk || out == contribution) return status;
     result = contribution;
   }
-  Copy(out, result, tensor.bytes, Streams(tensor.bytes));
+  if (!arriving.Finish()) Copy(out, result, tensor.bytes, Streams(tensor.bytes));
   statistics_.bytes_copied.fetch_add(tensor.bytes, std::memory_order_relaxed);
   return RankStatus::kOk;
 }

@@ -119,6 +119,12 @@ const char* Client::AdoptTensor(const Declared& declared) {
     results[parity] = Locate(declared.result[parity], SegmentKind::kResult, declared.tensor_bytes);
     if (results[parity] == nullptr) return "a result lies outside of its segment";
   }
+  const std::byte* arrivals = nullptr;
+  if (declared.arrivals.segment != 0) {
+    arrivals =
+        Locate(declared.arrivals, SegmentKind::kResult, ArrivalsBytes(declared.tensor_bytes));
+    if (arrivals == nullptr) return "a tensor's arrivals lie outside of their segment";
+  }
   // The first look at `contribution` says that the shape does not overflow.
   const bool in_place = declared.summed_by == SummedBy::kRanksInPlace;
   const RankSumShape shape =
@@ -137,6 +143,7 @@ const char* Client::AdoptTensor(const Declared& declared) {
   tensor->contribution = contribution;
   tensor->result[0] = results[0];
   tensor->result[1] = results[1];
+  tensor->arrivals = arrivals;
   tensor->pushed = tensor->taken = declared.completed_round;
   tensor->ranks_sum = ranks_sum;
   tensor->part = declared.part;

@@ -152,4 +152,15 @@ bool RankControl::WakeNeeded(Waiter waiter, std::optional<uint32_t> tensor) cons
   return line.wakes_seen.load(std::memory_order_seq_cst) == wakes_sent_;
 }
 
+bool RankControl::WakeNeededForBytes(uint32_t tensor, uint64_t bytes) const {
+  const RankLine& line = view_.rank_line();
+  if (line.waiters.load(std::memory_order_seq_cst) == 0 ||
+      line.awaited.load(std::memory_order_seq_cst) != tensor + 1) {
+    return false;
+  }
+  const uint64_t wanted = line.awaited_bytes.load(std::memory_order_seq_cst);
+  return wanted != 0 && wanted <= bytes &&
+         line.wakes_seen.load(std::memory_order_seq_cst) == wakes_sent_;
+}
+
 }  // namespace talweg::shm

@@ -59,6 +59,9 @@ class RankControl {
   // be waited for. Says true once for each Wake that the rank reads: one is under way at a time.
   // Tell OnWakeSent.
   bool WakeNeeded(Waiter waiter, std::optional<uint32_t> tensor) const;
+  // The same after `bytes` of its open round's result had come: only the rank's one thread that
+  // sleeps, and asks for so many.
+  bool WakeNeededForBytes(uint32_t tensor, uint64_t bytes) const;
   void OnWakeSent() { ++wakes_sent_; }
 
  private:

@@ -123,6 +123,7 @@ struct DeclaredData {
   Round completed_round;  // The rank's next push is of completed_round + 1. 0 for a new tensor.
   Location contribution;  // None (segment 0): the rank pushes from a GPU.
   std::array<Location, 2> result;  // By round & 1. None for a tensor that the ranks sum.
+  Location arrivals;               // Of an ArrivalLog's memory, from AllocateResult; or none.
   // Set: each rank sums the contributions itself; `contribution` is what PlaceContribution gave.
   std::optional<SharedPlace> shared;
 };
@@ -265,6 +266,10 @@ class RankServer {
   // place; of a tensor that the ranks sum, all local ranks' contributions. With a status other than
   // kOk the round is over for all ranks and they may push the next one.
   virtual void PublishCompletion(const Completion& completion) = 0;
+
+  // So many bytes of the tensor's open round's result have come, by its ArrivalLog: wakes who
+  // sleeps for them.
+  virtual void PublishArrival(TensorIndex tensor, uint64_t bytes) = 0;
 
   // The job has failed: every wait of every rank ends with `status` and `text`; later hellos are
   // refused with them. Only the first call counts.

@@ -124,10 +124,11 @@ void RankServerImpl::ReplyDeclared(RankConnectionId id, RequestId request,
                     .summed_by = !tensor.data.shared            ? SummedBy::kAgent
                                  : tensor.data.shared->in_place ? SummedBy::kRanksInPlace
                                                                 : SummedBy::kRanks,
-                    .part = tensor.data.shared ? tensor.data.shared->part : 0};
+                    .part = tensor.data.shared ? tensor.data.shared->part : 0,
+                    .arrivals = tensor.data.arrivals};
   std::vector<int> borrowed;
-  for (const Location& location :
-       {tensor.data.contribution, tensor.data.result[0], tensor.data.result[1]}) {
+  for (const Location& location : {tensor.data.contribution, tensor.data.result[0],
+                                   tensor.data.result[1], tensor.data.arrivals}) {
     if (location.segment == 0 || connection->known_segments.contains(location.segment)) continue;
     SegmentKind kind = SegmentKind::kContribution;
     const Segment* segment = FindSegment(*connection, location.segment, &kind);
@@ -176,6 +177,17 @@ void RankServerImpl::PublishCompletion(const Completion& completion) {
     connection->control->PublishState(index, tensor.completed, completion.status, completion.text,
                                       completion.ranks_summed, completion.sum_epoch.value());
     Wake(*connection, RankControl::Waiter::kForRound, index);
+  }
+}
+
+void RankServerImpl::PublishArrival(TensorIndex tensor, uint64_t bytes) {
+  const uint32_t index = tensor.value();
+  for (Connection* connection : active_) {
+    if (connection->state != Connection::State::kActive ||
+        !connection->control->WakeNeededForBytes(index, bytes)) {
+      continue;
+    }
+    SendWake(*connection);
   }
 }
 
@@ -272,7 +284,11 @@ void RankServerImpl::AfterOutput(Connection& connection, RankSocket::Output outp
 
 void RankServerImpl::Wake(Connection& connection, RankControl::Waiter waiter,
                           std::optional<uint32_t> tensor) {
-  if (!connection.control->WakeNeeded(waiter, tensor) || !connection.socket->SendWake()) return;
+  if (connection.control->WakeNeeded(waiter, tensor)) SendWake(connection);
+}
+
+void RankServerImpl::SendWake(Connection& connection) {
+  if (!connection.socket->SendWake()) return;
   connection.control->OnWakeSent();
   ++counters_.wakes_sent;
   AfterOutput(connection, RankSocket::Output::kQueued);

@@ -104,6 +104,7 @@ class RankServerImpl final : public RankServer {
   void PublishEventsLost(RankConnectionId id) override;
   void Garbage(RankConnectionId id, const std::string& why, RankEventSink& sink) override;
   void PublishCompletion(const Completion& completion) override;
+  void PublishArrival(TensorIndex tensor, uint64_t bytes) override;
   void FailAll(RankStatus status, std::string_view text) override;
   void Disconnect(RankConnectionId id, RankStatus status, std::string_view text) override;
   void Release(RankConnectionId id) override;
@@ -140,6 +141,7 @@ class RankServerImpl final : public RankServer {
   // Threads that wait for `tensor`, if only its completion was published.
   void Wake(Connection& connection, RankControl::Waiter waiter,
             std::optional<uint32_t> tensor = std::nullopt);
+  void SendWake(Connection& connection);
   const Segment* FindSegment(Connection& connection, uint32_t id, SegmentKind* kind);
   // Hands it part `part` of the other ranks' contributions.
   void IntroducePeers(Connection& connection, uint32_t part);

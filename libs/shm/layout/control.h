@@ -24,7 +24,7 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kControlMagic = 0x4d435754;  // "TWCM"
 inline constexpr uint16_t kLayoutMajor = 1;
-inline constexpr uint16_t kLayoutMinor = 1;
+inline constexpr uint16_t kLayoutMinor = 2;
 
 inline constexpr size_t kPageBytes = 4096;
 inline constexpr size_t kFailureTextBytes = 1024;
@@ -83,7 +83,10 @@ struct alignas(64) RankLine {
   std::atomic<uint32_t> wakes_seen;    // Wake messages read, ever; the agent sends one at a time.
   // The tensor whose completion the only one of `waiters` sleeps for, plus 1; 0: any may be.
   std::atomic<uint32_t> awaited;
-  uint32_t reserved[10];
+  // And with it: how many bytes of the open round's result it is to be woken for; 0: for all of
+  // them only. (Since minor version 2; 0 before.)
+  std::atomic<uint64_t> awaited_bytes;
+  uint32_t reserved[8];
 };
 
 struct alignas(64) ConsumedLine {
@@ -158,6 +161,7 @@ static_assert(offsetof(AgentLine, sleeps_until_awaited) == 20);
 static_assert(std::is_standard_layout_v<RankLine> && sizeof(RankLine) == 64);
 static_assert(offsetof(RankLine, waiters) == 8 && offsetof(RankLine, push_waiters) == 12);
 static_assert(offsetof(RankLine, wakes_seen) == 16 && offsetof(RankLine, awaited) == 20);
+static_assert(offsetof(RankLine, awaited_bytes) == 24);
 static_assert(std::is_standard_layout_v<ConsumedLine> && sizeof(ConsumedLine) == 64);
 static_assert(std::is_standard_layout_v<RingEntry> && sizeof(RingEntry) == 32);
 static_assert(offsetof(RingEntry, priority) == 4 && offsetof(RingEntry, round) == 8);

@@ -40,6 +40,8 @@ class Reader {
 
   bool ok() const { return ok_; }
   bool too_long() const { return too_long_; }
+  // A body of an earlier version has no more.
+  bool AtEnd() const { return left_ == 0; }
 
  private:
   bool Have(size_t bytes) {
@@ -216,6 +218,7 @@ const char* Take(Reader& in, Declared& declared) {
   }
   declared.summed_by = static_cast<SummedBy>(in.Take<uint32_t>());
   declared.part = in.Take<uint32_t>();
+  if (!in.AtEnd()) declared.arrivals = TakeLocation(in);
   if (in.ok() && declared.summed_by > SummedBy::kRanksInPlace) {
     return "Declared names a way of summing that this release does not know";
   }
@@ -240,6 +243,7 @@ void Put(Writer& out, const Declared& declared) {
   }
   out.Put(static_cast<uint32_t>(declared.summed_by));
   out.Put(declared.part);
+  Put(out, declared.arrivals);
 }
 
 const char* Take(Reader& in, Lost& lost) {

@@ -27,7 +27,7 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kMessageMagic = 0x4d535754;  // "TWSM"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 2;
+inline constexpr uint16_t kProtocolMinor = 3;
 // From this one on a rank that waits or polls rings (AgentLine::sleeps_until_awaited).
 inline constexpr uint16_t kRingsToAwaitMinor = 1;
 // From this one on a rank knows SummedBy::kRanksInPlace.
@@ -128,7 +128,7 @@ struct SegmentInfo {
   friend bool operator==(const SegmentInfo&, const SegmentInfo&) = default;
 };
 
-inline constexpr uint32_t kNewSegmentsMax = 4;  // In one Declared.
+inline constexpr uint32_t kNewSegmentsMax = 4;  // In one Declared: one a location.
 
 struct Declared {
   RankStatus status = RankStatus::kOk;
@@ -144,6 +144,9 @@ struct Declared {
   // it lies in part `part` of every rank's arena, at the same offset.
   SummedBy summed_by = SummedBy::kAgent;
   uint32_t part = 0;
+  // Among the results: ArrivalsBytes(tensor_bytes) of arrivals.h. Segment 0: none. (Since minor
+  // version 3.)
+  Location arrivals;
   friend bool operator==(const Declared&, const Declared&) = default;
 };
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "libs/base/check.h"
+#include "libs/shm/daemon/arrival_log.h"
 #include "libs/shm/descriptor.h"
 
 namespace talweg::shm {
@@ -118,6 +119,8 @@ struct FakeTensor {
   uint32_t by_rank = 0;
   TensorIndex index;
   std::array<ResultBuffer, 2> results;
+  Location arrivals_location;
+  ArrivalLog arrivals;
   std::optional<SharedPlace> shared;
   std::map<uint32_t, ContributionBuffer> contributions;  // By local rank.
   std::set<uint32_t> pushed;
@@ -166,6 +169,21 @@ class FakeAgent::Impl final : public RankEventSink {
   void ReleaseRounds() {
     options_.holds_rounds = false;
     for (auto& [name, tensor] : tensors_) CompleteIfReady(tensor);
+  }
+
+  void HoldRounds() { options_.holds_rounds = true; }
+
+  void Arrive(const std::string& name, uint64_t offset, uint64_t length,
+              std::optional<std::byte> as) {
+    FakeTensor& tensor = tensors_.at(name);
+    TALWEG_CHECK(tensor.pushed.size() == options_.server.local_rank_count);
+    const Round round = tensor.completed.Next();
+    std::vector<std::byte> sum(tensor.declaration.bytes());
+    SumInto(tensor, sum);
+    if (as) std::fill(sum.begin(), sum.end(), *as);
+    std::memcpy(tensor.results[round.value() & 1].bytes.data() + offset, sum.data() + offset,
+                length);
+    server_->PublishArrival(tensor.index, tensor.arrivals.Add(round, offset, length));
   }
 
   void AbortRound(const std::string& name, RankStatus status, const std::string& text) {
@@ -236,6 +254,13 @@ class FakeAgent::Impl final : public RankEventSink {
         }
         result = buffer.value();
       }
+      const uint64_t log_bytes = ArrivalsBytes(declaration.bytes());
+      if (options_.tells_arrivals && !options_.ranks_sum && log_bytes > 0) {
+        const Outcome<ResultBuffer> log = server_->AllocateResult(log_bytes);
+        TALWEG_CHECK(log.ok());
+        tensor.arrivals_location = log.value().location;
+        tensor.arrivals = ArrivalLog(log.value().bytes);
+      }
     }
     const RankDeclaration& agreed = tensor.declaration;
     if (agreed.dtype != declaration.dtype || agreed.op != declaration.op ||
@@ -263,6 +288,7 @@ class FakeAgent::Impl final : public RankEventSink {
                             .completed_round = tensor.completed,
                             .contribution = tensor.contributions[local_rank].location,
                             .result = {tensor.results[0].location, tensor.results[1].location},
+                            .arrivals = tensor.arrivals_location,
                             .shared = tensor.shared});
     by_index_[tensor.index.value()] = &tensor;
   }
@@ -296,19 +322,22 @@ class FakeAgent::Impl final : public RankEventSink {
   }
 
   void CompleteIfReady(FakeTensor& tensor) {
-    if (options_.holds_rounds || tensor.pushed.size() < options_.server.local_rank_count) return;
+    const uint32_t count = options_.server.local_rank_count;
+    if (options_.holds_rounds || tensor.pushed.size() < count) return;
+    if (tensor.contributions.size() < count) return;
+    if (!tensor.shared) SumInto(tensor, tensor.results[tensor.completed.Next().value() & 1].bytes);
+    Publish(tensor, RankStatus::kOk, "");
+  }
+
+  static void SumInto(const FakeTensor& tensor, std::span<std::byte> out) {
     std::vector<std::span<const std::byte>> inputs;
     for (const auto& [rank, buffer] : tensor.contributions) inputs.push_back(buffer.bytes);
-    if (inputs.size() < options_.server.local_rank_count) return;
-    if (tensor.shared) return Publish(tensor, RankStatus::kOk, "");
-    const std::span<std::byte> out = tensor.results[tensor.completed.Next().value() & 1].bytes;
     if (tensor.declaration.op == Op::kBroadcast) {
       const auto root = inputs[tensor.declaration.root_rank];
       std::memcpy(out.data(), root.data(), out.size());
     } else {
       ReduceAny(tensor.declaration.dtype, tensor.declaration.op, inputs, out);
     }
-    Publish(tensor, RankStatus::kOk, "");
   }
 
   void Publish(FakeTensor& tensor, RankStatus status, const std::string& text) {
@@ -373,6 +402,15 @@ const std::string& FakeAgent::socket_path() const { return impl_->options().serv
 
 void FakeAgent::ReleaseRounds() {
   impl_->Do([this] { impl_->ReleaseRounds(); });
+}
+
+void FakeAgent::HoldRounds() {
+  impl_->Do([this] { impl_->HoldRounds(); });
+}
+
+void FakeAgent::Arrive(const std::string& tensor, uint64_t offset_bytes, uint64_t length_bytes,
+                       std::optional<std::byte> as) {
+  impl_->Do([&] { impl_->Arrive(tensor, offset_bytes, length_bytes, as); });
 }
 
 void FakeAgent::AbortRound(const std::string& tensor, RankStatus status, const std::string& text) {

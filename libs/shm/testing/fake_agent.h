@@ -2,8 +2,11 @@
 #ifndef TALWEG_LIBS_SHM_TESTING_FAKE_AGENT_H_
 #define TALWEG_LIBS_SHM_TESTING_FAKE_AGENT_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "libs/shm/daemon/rank_server.h"
@@ -30,6 +33,8 @@ class FakeAgent {
     bool knows_in_place = true;
     // Rounds are complete when the test says so (ReleaseRounds), not before.
     bool holds_rounds = false;
+    // Ranks may be told what has come of a result (Arrive).
+    bool tells_arrivals = false;
   };
 
   // Ends the process with a text when the server cannot be created.
@@ -42,6 +47,12 @@ class FakeAgent {
 
   // Completes what is held, and holds no more.
   void ReleaseRounds();
+  // From now on they are held again.
+  void HoldRounds();
+  // These bytes of a tensor's open round, which all have pushed, are summed, and ranks are told.
+  // `as`: instead of what they ought to be.
+  void Arrive(const std::string& tensor, uint64_t offset_bytes, uint64_t length_bytes,
+              std::optional<std::byte> as = std::nullopt);
   // Ends the open round of a tensor for all ranks with `status` and `text`.
   void AbortRound(const std::string& tensor, RankStatus status, const std::string& text);
   void FailAll(RankStatus status, const std::string& text);

@@ -9,6 +9,7 @@ the others with zeros. It does what it is told on standard input:
     begin        its next round is the first one; without this it learns the number from the others
     run N        every tensor up to round N
     push, take   the two halves of one more round
+    glance       between them: says which share of the large result has come
     broadcast R  the root's place, from rank R
     gather       all ranks' places
     leave        says goodbye
@@ -18,6 +19,7 @@ and prints what the blocks of each result hold: "large round 7: 7 7 0".
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import numpy as np
@@ -40,6 +42,7 @@ class RollCall:
         self._places = places
         self._rounds = dict.fromkeys(_TENSORS, _UNKNOWN)
         self._handles: dict[str, talweg.Handle] = {}
+        self._arrays: dict[str, np.ndarray] = {}
 
     def begin(self) -> None:
         self._rounds = dict.fromkeys(_TENSORS, 0)
@@ -51,7 +54,15 @@ class RollCall:
                 continue
             array = np.zeros((self._places, elements))
             array[self._place] = _UNKNOWN if held == _UNKNOWN else held + 1
-            self._handles[name] = talweg.push_pull_async(array, op=op, name=name)
+            self._arrays[name] = array
+            self._handles[name] = talweg.push_pull_async_inplace(array, op=op, name=name)
+
+    def glance(self) -> None:
+        """A wait that takes what is there; of an open round the rest is not touched yet."""
+        with contextlib.suppress(talweg.Timeout):
+            talweg.synchronize(self._handles["large"], 0.0)
+        others = np.delete(self._arrays["large"], self._place, axis=0)
+        print(f"glanced: {np.count_nonzero(others) / others.size}", flush=True)
 
     def take(self) -> None:
         for name, handle in self._handles.items():

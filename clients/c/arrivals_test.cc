@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Large results are copied while they come (docs/shared_memory.md, "Taking what has come").
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "clients/c/client_testing.h"
+#include "clients/c/talweg.h"
+#include "libs/base/bytes.h"
+#include "libs/shm/testing/fake_agent.h"
+
+namespace talweg {
+namespace {
+
+using shm::FakeAgent;
+
+constexpr uint64_t kBytes = 4 * kMiB;
+constexpr size_t kCount = kBytes / sizeof(int32_t);
+
+FakeAgent::Options TellingAgent(const TestDirectory& directory, uint32_t ranks = 1) {
+  FakeAgent::Options options = AgentOptions(directory, ranks);
+  options.holds_rounds = true;
+  options.tells_arrivals = true;
+  return options;
+}
+
+// One rank with a tensor of 4 MiB, whose round r contributes r, r + 1, ...
+struct Rank {
+  explicit Rank(const FakeAgent& agent, talweg_op op = TALWEG_SUM, uint32_t local_rank = 0)
+      : client(agent.socket_path(), local_rank), gradient(kCount), out(kCount, -1) {
+    REQUIRE(talweg_declare(client.get(), "w", TALWEG_I32, op, 0, kCount, 0, kGenerousNs, &tensor) ==
+            TALWEG_OK);
+  }
+  void Push() {
+    std::iota(gradient.begin(), gradient.end(), static_cast<int32_t>(round) + 1);
+    REQUIRE(talweg_push_pull(client.get(), tensor, gradient.data(), 0, kGenerousNs, &round) ==
+            TALWEG_OK);
+  }
+  talweg_status Wait(int64_t timeout_ns = kGenerousNs) {
+    return talweg_wait(client.get(), tensor, round, out.data(), timeout_ns);
+  }
+  // Of what `from` holds.
+  bool OutHas(uint64_t begin_bytes, uint64_t end_bytes, const std::vector<int32_t>& from) const {
+    const auto begin = static_cast<ptrdiff_t>(begin_bytes / sizeof(int32_t));
+    const auto end = static_cast<ptrdiff_t>(end_bytes / sizeof(int32_t));
+    return std::equal(out.begin() + begin, out.begin() + end, from.begin() + begin);
+  }
+
+  TestClient client;
+  talweg_tensor tensor = 0;
+  talweg_round round = 0;
+  std::vector<int32_t> gradient;
+  std::vector<int32_t> out;
+  const std::vector<int32_t> untouched = out;
+};
+
+TEST_CASE("What has come of a result is copied before the rest is there") {
+  const TestDirectory directory;
+  FakeAgent agent(TellingAgent(directory));
+  Rank rank(agent);
+  for (int round = 0; round < 3; ++round) {
+    rank.out = rank.untouched;
+    rank.Push();
+    agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == round + 1; });
+    agent.Arrive("w", kMiB, kMiB);
+    agent.Arrive("w", 3 * kMiB, kMiB / 2);
+    CHECK(rank.Wait(0) == TALWEG_TIMEOUT);
+    CHECK(rank.OutHas(0, kMiB, rank.untouched));
+    CHECK(rank.OutHas(kMiB, 2 * kMiB, rank.gradient));
+    CHECK(rank.OutHas(2 * kMiB, 3 * kMiB, rank.untouched));
+    CHECK(rank.OutHas(3 * kMiB, 3 * kMiB + kMiB / 2, rank.gradient));
+    CHECK(rank.OutHas(3 * kMiB + kMiB / 2, kBytes, rank.untouched));
+    agent.Arrive("w", 0, kMiB);
+    agent.Arrive("w", 2 * kMiB, kMiB);
+    agent.Arrive("w", 3 * kMiB + kMiB / 2, kMiB / 2);
+    agent.ReleaseRounds();
+    CHECK(rank.Wait() == TALWEG_OK);
+    CHECK(rank.out == rank.gradient);
+    agent.HoldRounds();
+  }
+}
+
+TEST_CASE("Who sleeps for a result is woken for each part that is worth it") {
+  const TestDirectory directory;
+  FakeAgent agent(TellingAgent(directory));
+  Rank rank(agent);
+  rank.Push();
+  agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 1; });
+  uint64_t slept = WaitsSlept(rank.client.get());
+  talweg_status status = TALWEG_INTERNAL;
+  std::thread waiter([&] { status = rank.Wait(); });
+  AwaitSleepers(rank.client.get(), slept++, 1);
+  agent.Arrive("w", 0, kMiB / 2);
+  CHECK(agent.seen().counters.wakes_sent == 0);
+  agent.Arrive("w", kMiB / 2, kMiB / 2);
+  CHECK(agent.seen().counters.wakes_sent == 1);
+  AwaitSleepers(rank.client.get(), slept++, 1);  // It has copied them, and sleeps again.
+  agent.Arrive("w", kMiB, 2 * kMiB);
+  CHECK(agent.seen().counters.wakes_sent == 2);
+  AwaitSleepers(rank.client.get(), slept, 1);
+  agent.Arrive("w", 3 * kMiB, kMiB - 64);  // Now there is little left: it sleeps for all of it.
+  CHECK(agent.seen().counters.wakes_sent == 2);
+  agent.ReleaseRounds();
+  waiter.join();
+  CHECK(status == TALWEG_OK);
+  CHECK(rank.out == rank.gradient);
+}
+
+TEST_CASE("What has been given up, and comes again, is copied again") {
+  const TestDirectory directory;
+  FakeAgent agent(TellingAgent(directory));
+  Rank rank(agent);
+  rank.Push();
+  agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 1; });
+  const uint64_t slept = WaitsSlept(rank.client.get());
+  talweg_status status = TALWEG_INTERNAL;
+  std::thread waiter([&] { status = rank.Wait(); });
+  AwaitSleepers(rank.client.get(), slept, 1);
+  // A sum that another one takes the place of.
+  agent.Arrive("w", 0, 3 * kMiB, std::byte{0x5a});
+  AwaitSleepers(rank.client.get(), slept, 2);
+  agent.Arrive("w", 0, kBytes);
+  agent.ReleaseRounds();
+  waiter.join();
+  CHECK(status == TALWEG_OK);
+  CHECK(rank.out == rank.gradient);
+}
+
+TEST_CASE("Two threads take what comes of two tensors") {
+  const TestDirectory directory;
+  FakeAgent agent(TellingAgent(directory, 2));
+  Rank one(agent, TALWEG_SUM, 0);
+  Rank other(agent, TALWEG_SUM, 1);
+  one.Push();
+  other.Push();
+  agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 2; });
+  std::vector<int32_t> second(kCount);
+  talweg_status status[2] = {TALWEG_INTERNAL, TALWEG_INTERNAL};
+  const uint64_t slept = WaitsSlept(one.client.get());
+  std::thread first([&] { status[0] = one.Wait(); });
+  // Nobody is woken early where it is not clear for whom.
+  std::thread both([&] {
+    status[1] = talweg_wait(one.client.get(), one.tensor, one.round, second.data(), kGenerousNs);
+  });
+  AwaitSleepers(one.client.get(), slept, 2);
+  agent.Arrive("w", 0, 2 * kMiB);
+  agent.Arrive("w", 2 * kMiB, 2 * kMiB);
+  agent.ReleaseRounds();
+  first.join();
+  both.join();
+  CHECK(status[0] == TALWEG_OK);
+  CHECK(status[1] == TALWEG_OK);
+  CHECK(other.Wait() == TALWEG_OK);
+  std::transform(one.gradient.begin(), one.gradient.end(), one.gradient.begin(),
+                 [](int32_t value) { return 2 * value; });
+  CHECK(one.out == one.gradient);
+  CHECK(second == one.gradient);
+  CHECK(other.out == one.gradient);
+}
+
+TEST_CASE("A contribution is not overwritten before its round is complete") {
+  const TestDirectory directory;
+  FakeAgent agent(TellingAgent(directory));
+  Rank rank(agent);
+  const talweg_declaration declaration{"p", TALWEG_I32, TALWEG_PRODUCT, 0, 0, kCount};
+  talweg_tensor tensor = 0;
+  REQUIRE(talweg_declare_all_in_place(rank.client.get(), &declaration, 1, kGenerousNs, &tensor) ==
+          TALWEG_OK);
+  auto* const contribution = static_cast<int32_t*>(talweg_contribution(rank.client.get(), tensor));
+  std::fill(contribution, contribution + kCount, 7);
+  talweg_round round = 0;
+  REQUIRE(talweg_push_pull(rank.client.get(), tensor, nullptr, 0, kGenerousNs, &round) ==
+          TALWEG_OK);
+  agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 1; });
+  // It may be needed again.
+  agent.Arrive("p", 0, kBytes, std::byte{0x5a});
+  const auto is_whole = [&] {
+    return std::all_of(contribution, contribution + kCount, [](int32_t v) { return v == 7; });
+  };
+  CHECK(talweg_wait(rank.client.get(), tensor, round, nullptr, 0) == TALWEG_TIMEOUT);
+  CHECK(is_whole());
+  CHECK(talweg_wait(rank.client.get(), tensor, round, contribution, 0) == TALWEG_TIMEOUT);
+  CHECK(is_whole());
+  agent.ReleaseRounds();
+  CHECK(talweg_wait(rank.client.get(), tensor, round, nullptr, kGenerousNs) == TALWEG_OK);
+  CHECK(is_whole());
+}
+
+TEST_CASE("A broadcast that ends without a result leaves what was there") {
+  const TestDirectory directory;
+  FakeAgent agent(TellingAgent(directory));
+  Rank rank(agent, TALWEG_BROADCAST);
+  rank.Push();
+  agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 1; });
+  agent.Arrive("w", 0, 3 * kMiB);
+  CHECK(rank.Wait(0) == TALWEG_TIMEOUT);
+  agent.AbortRound("w", shm::RankStatus::kAborted, "the root is gone");
+  CHECK(rank.Wait() == TALWEG_ABORTED);
+  CHECK(rank.out == rank.untouched);
+}
+
+}  // namespace
+}  // namespace talweg

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/shm/client/arriving_result.h"
+
+#include <algorithm>
+
+#include "libs/shm/client/stream_copy.h"
+
+namespace talweg::shm {
+namespace {
+
+// A thread that sleeps is woken for so many, and for a sixteenth of the tensor: a wake-up costs as
+// much as copying 100 KiB.
+constexpr uint64_t kStepBytesMin = kMiB;
+constexpr uint64_t kStepsMax = 16;
+
+}  // namespace
+
+ArrivingResult::ArrivingResult(const std::byte* line, uint64_t bytes, uint64_t round,
+                               const std::byte* result, std::byte* out, bool streaming)
+    : line_(reinterpret_cast<const ArrivalsLine*>(line)),
+      arrivals_(reinterpret_cast<const Arrival*>(line + sizeof(ArrivalsLine))),
+      bytes_(bytes),
+      round_(round),
+      result_(result),
+      out_(out),
+      streaming_(streaming) {
+  AwaitMore();
+}
+
+void ArrivingResult::AwaitMore() {
+  const uint64_t step = std::max(kStepBytesMin, bytes_ / kStepsMax);
+  awaited_bytes_ = copied_bytes_ + step;
+  // What little would be left then is copied when the round is complete.
+  if (awaited_bytes_ + step / 2 > bytes_) awaited_bytes_ = 0;
+}
+
+void ArrivingResult::CopyNew() {
+  if (line_->round.load(std::memory_order_acquire) != round_) return;
+  const uint64_t count =
+      std::min(line_->count.load(std::memory_order_acquire), ArrivalsCapacity(bytes_));
+  for (; copied_ < count; ++copied_) {
+    const Arrival& arrival = arrivals_[copied_];
+    const uint64_t offset = arrival.offset_bytes.load(std::memory_order_relaxed);
+    const uint64_t length = arrival.length_bytes.load(std::memory_order_relaxed);
+    if (length > bytes_ || offset > bytes_ - length) {
+      copied_bytes_ = bytes_ + 1;  // An agent's mistake: never whole.
+      break;
+    }
+    Copy(out_ + offset, result_ + offset, length, streaming_);
+    copied_bytes_ += length;
+  }
+  AwaitMore();
+}
+
+bool ArrivingResult::Finish() {
+  if (copied_ == 0) return false;
+  CopyNew();
+  return copied_bytes_ == bytes_ && copied_ < ArrivalsCapacity(bytes_);
+}
+
+}  // namespace talweg::shm

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_CLIENT_ARRIVING_RESULT_H_
+#define TALWEG_LIBS_SHM_CLIENT_ARRIVING_RESULT_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "libs/shm/layout/arrivals.h"
+
+namespace talweg::shm {
+
+// One round's result, copied while it comes (docs/shared_memory.md, "Taking what has come"): by the
+// time its last bytes are there the others are where they belong. One thread's, for one wait.
+class ArrivingResult {
+ public:
+  // Nothing is told, so nothing is copied early.
+  ArrivingResult() = default;
+  // `line` and what follows it is of a tensor of `bytes`; the round's result lies at `result` and
+  // goes to `out`, which must not be where it was contributed from.
+  ArrivingResult(const std::byte* line, uint64_t bytes, uint64_t round, const std::byte* result,
+                 std::byte* out, bool streaming);
+
+  // How many bytes must have come before it is worth a look; 0: all.
+  uint64_t awaited_bytes() const { return awaited_bytes_; }
+  // Whether they have.
+  bool Ready() const {
+    return awaited_bytes_ != 0 && line_->round.load(std::memory_order_acquire) == round_ &&
+           line_->bytes.load(std::memory_order_seq_cst) >= awaited_bytes_;
+  }
+  // Copies what has come since.
+  void CopyNew();
+  // When the round is complete. False: what has been copied is not all of it, or something came
+  // twice and may have been copied too early; copy the result.
+  bool Finish();
+
+ private:
+  void AwaitMore();
+
+  const ArrivalsLine* line_ = nullptr;
+  const Arrival* arrivals_ = nullptr;
+  uint64_t bytes_ = 0;
+  uint64_t round_ = 0;
+  const std::byte* result_ = nullptr;
+  std::byte* out_ = nullptr;
+  bool streaming_ = false;
+  uint64_t copied_ = 0;  // Arrivals.
+  uint64_t copied_bytes_ = 0;
+  uint64_t awaited_bytes_ = 0;
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_CLIENT_ARRIVING_RESULT_H_

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_LAYOUT_ARRIVALS_H_
+#define TALWEG_LIBS_SHM_LAYOUT_ARRIVALS_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "libs/base/bytes.h"
+
+// Which bytes of a round's result have come, for ranks that copy them while the rest is on its way
+// (docs/shared_memory.md, "Taking what has come"). In the agent's result arena, so that ranks only
+// read it:
+//
+//   0    ArrivalsLine
+//   64   Arrival[capacity]
+namespace talweg::shm {
+
+// Of smaller tensors there is nothing to be gained.
+inline constexpr uint64_t kArrivalsTensorBytesMin = kMiB;
+
+struct alignas(64) ArrivalsLine {
+  std::atomic<uint64_t> round;  // Behind a `count` of 0. 0: none.
+  std::atomic<uint64_t> count;  // Arrivals of that round, with release.
+  std::atomic<uint64_t> bytes;  // Of these together; behind `count`.
+  uint64_t reserved[5];
+};
+static_assert(sizeof(ArrivalsLine) == 64 && std::atomic<uint64_t>::is_always_lock_free);
+
+// Bytes of the result that are there. What is given up, in a new view, comes again, and is told
+// again: where each byte was told of once it has not changed since.
+struct Arrival {
+  std::atomic<uint64_t> offset_bytes;
+  std::atomic<uint64_t> length_bytes;
+};
+static_assert(sizeof(Arrival) == 16);
+
+// How many arrivals there is room for: a slice each, as tensors are cut by default. What more there
+// is in a round is not told; a log that is full says nothing of the whole.
+constexpr uint64_t ArrivalsCapacity(uint64_t tensor_bytes) {
+  constexpr uint64_t kMore = 256;  // Each owner's last slice is a short one.
+  return tensor_bytes < kArrivalsTensorBytesMin ? 0 : tensor_bytes / (64 * kKiB) + kMore;
+}
+// 0: there is none.
+constexpr uint64_t ArrivalsBytes(uint64_t tensor_bytes) {
+  const uint64_t capacity = ArrivalsCapacity(tensor_bytes);
+  return capacity == 0 ? 0 : sizeof(ArrivalsLine) + capacity * sizeof(Arrival);
+}
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_LAYOUT_ARRIVALS_H_

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/shm/client/cache_share.h"
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
 #include <catch2/catch.hpp>
 
 namespace talweg::shm {
@@ -14,6 +19,59 @@ TEST_CASE("Ranks count on half of the last cache, and on none that is others'") 
   // What the system does not say.
   CHECK(CacheShare(0, 4) == kUnknownCacheBytes);
   CHECK(CacheShare(480 * kMiB, 0) == 64 * kMiB);
+}
+
+// As the kernel lays out what it knows of a CPU's caches.
+class CacheDirectory {
+ public:
+  CacheDirectory() {
+    std::string path = std::filesystem::temp_directory_path() / "caches-XXXXXX";
+    if (::mkdtemp(path.data()) == nullptr) std::abort();
+    path_ = path;
+  }
+  CacheDirectory(const CacheDirectory&) = delete;
+  CacheDirectory& operator=(const CacheDirectory&) = delete;
+  ~CacheDirectory() { std::filesystem::remove_all(path_); }
+
+  void Add(const std::string& level, const std::string& size, const std::string& cpus) {
+    const std::filesystem::path cache = path_ / ("index" + std::to_string(count_++));
+    std::filesystem::create_directory(cache);
+    std::ofstream(cache / "level") << level << '\n';
+    std::ofstream(cache / "size") << size << '\n';
+    std::ofstream(cache / "shared_cpu_list") << cpus << '\n';
+  }
+  uint64_t LastBytes(int cpu_count) const { return LastCacheBytes(path_.c_str(), cpu_count); }
+
+ private:
+  std::filesystem::path path_;
+  int count_ = 0;
+};
+
+TEST_CASE("CPUs have their share of the last cache") {
+  CacheDirectory caches;
+  CHECK(caches.LastBytes(2) == 0);  // Nothing is known.
+  caches.Add("1", "32K", "0,64");
+  caches.Add("1", "32K", "0,64");
+  caches.Add("2", "1024K", "0,64");
+  CHECK(caches.LastBytes(2) == kMiB);
+  // One for eight cores of two threads each, and others like it.
+  caches.Add("3", "32768K", "0-7,64-71");
+  CHECK(caches.LastBytes(16) == 32 * kMiB);
+  CHECK(caches.LastBytes(4) == 8 * kMiB);
+  CHECK(caches.LastBytes(128) == 256 * kMiB);
+  CHECK(caches.LastBytes(0) == 2 * kMiB);
+  // What says nothing of use is as if it were not there.
+  caches.Add("4", "", "0");
+  caches.Add("5", "1M", "all");
+  caches.Add("none", "1M", "0");
+  CHECK(caches.LastBytes(16) == 32 * kMiB);
+  caches.Add("6", "48M", "0-15\n");
+  CHECK(caches.LastBytes(16) == 48 * kMiB);
+}
+
+TEST_CASE("The kernel says something of this machine, or nothing") {
+  const uint64_t bytes = LastCacheBytes("/sys/devices/system/cpu/cpu0/cache", 1);
+  CHECK((bytes == 0 || (bytes >= 16 * kKiB && bytes <= 4 * kGiB)));
 }
 
 }  // namespace

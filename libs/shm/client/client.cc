@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -24,21 +25,28 @@ namespace {
 constexpr uint32_t kAlive = 0x76697661;
 
 // That this process may run on.
-int CpuCount() {
-  cpu_set_t cpus;
-  return ::sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-}
+struct Cpus {
+  Cpus() {
+    cpu_set_t cpus;
+    if (::sched_getaffinity(0, sizeof(cpus), &cpus) != 0) return;
+    count = CPU_COUNT(&cpus);
+    while (first < CPU_SETSIZE - 1 && !CPU_ISSET(first, &cpus)) ++first;
+  }
+  int count = 1;
+  int first = 0;
+};
 
 int64_t DefaultSpinNs() {
-  const int count = CpuCount();
+  const int count = Cpus().count;
   // Who spins on few cores keeps the agent from running.
   return count <= 2 ? 2'000 : count <= 8 ? 20'000 : 50'000;
 }
 
 uint64_t DefaultCacheBytes() {
-  long bytes = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
-  if (bytes <= 0) bytes = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
-  return CacheShare(bytes > 0 ? static_cast<uint64_t>(bytes) : 0, CpuCount());
+  const Cpus cpus;
+  char directory[64];
+  std::snprintf(directory, sizeof(directory), "/sys/devices/system/cpu/cpu%d/cache", cpus.first);
+  return CacheShare(LastCacheBytes(directory, cpus.count), cpus.count);
 }
 
 }  // namespace

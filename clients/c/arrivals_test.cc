@@ -85,6 +85,53 @@ TEST_CASE("What has come of a result is copied before the rest is there") {
   }
 }
 
+TEST_CASE("Who waits again for the same buffer has what it had; who waits anew has not") {
+  const TestDirectory directory;
+  FakeAgent agent(TellingAgent(directory));
+  Rank rank(agent);
+  rank.Push();
+  agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 1; });
+  agent.Arrive("w", 0, 2 * kMiB);
+  CHECK(rank.Wait(0) == TALWEG_TIMEOUT);
+  // To see what is copied from now on.
+  rank.out = rank.untouched;
+  agent.Arrive("w", 2 * kMiB, kMiB);
+  const bool again = GENERATE(true, false);
+  const auto wait = again ? talweg_wait_again : talweg_wait;
+  CHECK(wait(rank.client.get(), rank.tensor, rank.round, rank.out.data(), 0) == TALWEG_TIMEOUT);
+  CHECK(rank.OutHas(0, 2 * kMiB, again ? rank.untouched : rank.gradient));
+  CHECK(rank.OutHas(2 * kMiB, 3 * kMiB, rank.gradient));
+  agent.Arrive("w", 3 * kMiB, kMiB);
+  agent.ReleaseRounds();
+  SECTION("once more") {
+    CHECK(wait(rank.client.get(), rank.tensor, rank.round, rank.out.data(), kGenerousNs) ==
+          TALWEG_OK);
+    CHECK(rank.OutHas(0, 2 * kMiB, again ? rank.untouched : rank.gradient));
+    CHECK(rank.OutHas(2 * kMiB, kBytes, rank.gradient));
+    talweg_statistics statistics{.struct_bytes = sizeof(talweg_statistics)};
+    REQUIRE(talweg_get_statistics(rank.client.get(), &statistics) == TALWEG_OK);
+    // In and out; and what was copied twice, or three times.
+    CHECK(statistics.bytes_copied == 2 * kBytes + (again ? 0 : 2 * kMiB + 3 * kMiB));
+  }
+  SECTION("for another buffer") {
+    std::vector<int32_t> other(kCount);
+    CHECK(talweg_wait_again(rank.client.get(), rank.tensor, rank.round, other.data(),
+                            kGenerousNs) == TALWEG_OK);
+    CHECK(other == rank.gradient);
+  }
+  // Of another round nothing is there.
+  agent.HoldRounds();
+  rank.out = rank.untouched;
+  rank.Push();
+  agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 2; });
+  agent.ReleaseRounds();
+  CHECK(talweg_wait_again(rank.client.get(), rank.tensor, rank.round, rank.out.data(),
+                          kGenerousNs) == TALWEG_OK);
+  CHECK(rank.out == rank.gradient);
+  CHECK(talweg_wait_again(nullptr, rank.tensor, rank.round, rank.out.data(), 0) ==
+        TALWEG_INVALID_ARGUMENT);
+}
+
 TEST_CASE("Who sleeps for a result is woken for each part that is worth it") {
   const TestDirectory directory;
   FakeAgent agent(TellingAgent(directory));

@@ -385,7 +385,13 @@ talweg_status talweg_poll(talweg_client* client, talweg_tensor tensor, talweg_ro
 talweg_status talweg_wait(talweg_client* client, talweg_tensor tensor, talweg_round round,
                           void* out, int64_t timeout_ns) {
   if (client == nullptr) return Invalid("talweg_wait: `client` is NULL");
-  return ToC(FromC(client)->Wait(tensor, round, out, timeout_ns, last_error));
+  return ToC(FromC(client)->Wait(tensor, round, out, false, timeout_ns, last_error));
+}
+
+talweg_status talweg_wait_again(talweg_client* client, talweg_tensor tensor, talweg_round round,
+                                void* out, int64_t timeout_ns) {
+  if (client == nullptr) return Invalid("talweg_wait_again: `client` is NULL");
+  return ToC(FromC(client)->Wait(tensor, round, out, true, timeout_ns, last_error));
 }
 
 talweg_status talweg_result(talweg_client* client, talweg_tensor tensor, talweg_round round,

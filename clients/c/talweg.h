@@ -277,6 +277,11 @@ TALWEG_API talweg_status talweg_poll(talweg_client* client, talweg_tensor tensor
 TALWEG_API talweg_status talweg_wait(talweg_client* client, talweg_tensor tensor,
                                      talweg_round round, void* out, int64_t timeout_ns);
 
+/* As talweg_wait, behind one of the same round that has ended with TALWEG_TIMEOUT: if it had the
+ * same `out`, which nobody may have written since, what it has copied there is not copied again. */
+TALWEG_API talweg_status talweg_wait_again(talweg_client* client, talweg_tensor tensor,
+                                           talweg_round round, void* out, int64_t timeout_ns);
+
 /* The result of the round that was taken last, in place: read only, valid until the tensor's next
  * push. */
 TALWEG_API talweg_status talweg_result(talweg_client* client, talweg_tensor tensor,

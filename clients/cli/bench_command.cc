@@ -132,8 +132,9 @@ Command BenchCommand() {
       {"dtype", "NAME", absl::StrCat("Of their elements: ", DTypeNames(), ". Default: f32.")},
       {"in-flight", "N", "How many tensors are pushed before the first is waited for. Default: 1."},
       {"in-place", "",
-       "Gradients lie in the contribution buffers, where a producer may write them, and results "
-       "come there (talweg_declare_all_in_place); otherwise both are copied."},
+       "Gradients lie in the contribution buffers, where a producer may write them; ranks of one "
+       "node sum them there (talweg_declare_all_in_place). Otherwise they are copied. Results that "
+       "come from elsewhere always are."},
       {"time-ms", "MS", "About how long each size is measured. Default: 1000."},
       {"provider", "NAME", "libfabric provider between agents and aggregators. Default: tcp."},
       {"force-distributed", "", "Scheduler and aggregators also for one node."},

@@ -87,7 +87,8 @@ absl::StatusOr<uint64_t> WireBytes() {
 
 struct MeasuringOptions {
   talweg_dtype dtype = TALWEG_F32;
-  bool in_place = false;  // Gradients lie in the client's contribution buffers, as do results.
+  bool in_place =
+      false;  // Gradients lie in the client's buffers; where the ranks sum, results too.
   uint64_t in_flight = 1;
   int64_t wanted_ns = 0;
 };
@@ -165,19 +166,23 @@ class Measuring {
     int64_t begin_ns;
   };
 
-  // Push_pulls, `in_flight` of them at a time. In place the results of one are what the next
-  // contributes: sums of sums soon overflow, which costs the same time.
+  // Where the result is what the next round contributes.
+  bool SumsInPlace() const {
+    return options_.in_place && talweg_sums_in_place(client_, tensors_[0]) != 0;
+  }
+
+  // Push_pulls, `in_flight` of them at a time. Sums of sums, in place, soon overflow, which costs
+  // the same time.
   absl::Status Rounds(uint64_t rounds) {
     const uint64_t in_flight = options_.in_flight;
+    char* const out = SumsInPlace() ? nullptr : result_.data();
     std::vector<Open> open;
     size_t oldest = 0;
     for (uint64_t i = 0; i < rounds + in_flight; ++i) {
       if (i >= in_flight && i - in_flight < rounds) {
         const Open& done = open[oldest++];
         TALWEG_RETURN_IF_ERROR(
-            Check(talweg_wait(client_, tensors_[done.slot], done.round,
-                              options_.in_place ? nullptr : result_.data(), kTimeoutNs),
-                  "wait"));
+            Check(talweg_wait(client_, tensors_[done.slot], done.round, out, kTimeoutNs), "wait"));
         latencies_ns_.push_back(static_cast<uint64_t>(NowNs() - done.begin_ns));
       }
       if (i >= rounds) continue;
@@ -196,7 +201,7 @@ class Measuring {
   absl::Status CheckResult() const {
     const uint64_t ranks = talweg_size(client_);
     const std::span<const char> result =
-        options_.in_place
+        SumsInPlace()
             ? std::span(static_cast<const char*>(talweg_contribution(client_, tensors_[0])),
                         contribution_.size())
             : std::span<const char>(result_);

@@ -72,6 +72,25 @@ class ErrorsTest(unittest.TestCase):
         for ours, pythons in kinds.items():
             self.assertTrue(issubclass(ours, pythons))
 
+    def test_a_wait_in_slices_copies_nothing_twice(self) -> None:
+        connection = _native.Connection.__new__(_native.Connection)
+        connection._handle = _native._client_p()
+        connection._library = mock.Mock()
+        connection._library.talweg_wait.return_value = _native._TIMEOUT
+        connection._library.talweg_wait_again.side_effect = [_native._TIMEOUT, 0]
+        connection.wait(1, 2, 3, None)
+        self.assertEqual(
+            [call[0] for call in connection._library.method_calls],
+            ["talweg_wait", "talweg_wait_again", "talweg_wait_again"],
+        )
+        # The next one is another caller's, whose array this may be no more.
+        connection._library.reset_mock()
+        with self.assertRaises(errors.Timeout):
+            connection._library.talweg_last_error.return_value = b"late"
+            connection.wait(1, 2, 3, 0.0)
+        connection._library.talweg_wait.assert_called_once()
+        connection._library.talweg_wait_again.assert_not_called()
+
     def test_a_library_that_lacks_a_function_is_named(self) -> None:
         later = {**_native._PROTOTYPES, "talweg_of_tomorrow": (None, [])}
         with mock.patch.object(_native, "_PROTOTYPES", later):

@@ -53,7 +53,8 @@ def run(context: Context) -> Section:
         "limit is the same workers against servers that sum nothing and send back what has come. `64 x 64 KiB`\n"
         "is a round of that many tensors, all pushed before the first is waited for. Where Talweg has own\n"
         "buffers, gradients are written where its client keeps contributions (`talweg_contribution`): nothing is\n"
-        "copied in, and the result is copied there. The bars judge the faster of both, as they do with peers.\n"
+        "copied in, and the result is copied to another buffer, while it comes. The bars judge the faster of both,\n"
+        "as they do with peers.\n"
     )
     return section
 

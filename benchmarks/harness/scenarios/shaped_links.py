@@ -74,7 +74,8 @@ def run(context: Context) -> Section:
         "Every host's link has that rate each way (`tc ... tbf`). Aggregators run on the hosts with ranks and on\n"
         "as many more as said. The optimum is that of BytePS's OSDI'20 paper, 2n(n-1)M / ((n^2+kn-2k)B), with B\n"
         "the goodput of one TCP stream over these links in this run. Talweg's gradients are written where its\n"
-        "client keeps contributions (`talweg_contribution`), its fastest mode, as Gloo's are reduced in place.\n\n"
+        "client keeps contributions (`talweg_contribution`), its fastest mode, and its results copied to other\n"
+        "buffers; Gloo's are reduced in place.\n\n"
     ) + markdown_table(head, rows)
     return section
 

@@ -256,7 +256,8 @@ def synchronize(handle: Handle, timeout_s: float | None = None) -> Any:
     """Waits for a round and returns its result.
 
     Without `timeout_s` it waits as long as the job lives: a late rank is waited for and named in
-    the agent's log, a dead one raises JobFailed at once. Timeout leaves the round open.
+    the agent's log, a dead one raises JobFailed at once. Timeout leaves the round open;
+    what the result's array holds by then is undefined.
     """
     return _client.current().synchronize(handle, timeout_s)
 

@@ -108,6 +108,7 @@ _PROTOTYPES = {
     ),
     "talweg_poll": (ctypes.c_int, [_client_p, _u32, _u64]),
     "talweg_wait": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _i64]),
+    "talweg_wait_again": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _i64]),
     "talweg_gpu_export": (
         ctypes.c_int,
         [
@@ -334,11 +335,14 @@ class Connection:
 
     def wait(self, tensor: int, round_: int, out: int, timeout_s: float | None) -> None:
         # In slices, because a signal (Ctrl-C) is handled between calls only. A slice that ends wakes
-        # nobody and loses nothing: the round stays open.
+        # nobody and loses nothing: the round stays open, and what has been copied to `out` is not
+        # copied again.
         left_ns = nanoseconds(timeout_s)
+        wait = self._library.talweg_wait
         while True:
             slice_ns = _WAIT_SLICE_NS if left_ns < 0 else min(left_ns, _WAIT_SLICE_NS)
-            status = self._library.talweg_wait(self._handle, tensor, round_, out, slice_ns)
+            status = wait(self._handle, tensor, round_, out, slice_ns)
+            wait = self._library.talweg_wait_again
             if left_ns >= 0:
                 left_ns -= slice_ns
             if status != _TIMEOUT or left_ns == 0:

@@ -27,6 +27,13 @@ ArrivingResult::ArrivingResult(const std::byte* line, uint64_t bytes, uint64_t r
   AwaitMore();
 }
 
+void ArrivingResult::GoOnBehind(const Copied& copied) {
+  if (line_ == nullptr || copied.round != round_ || copied.out != out_) return;
+  copied_ = copied.arrivals;
+  copied_bytes_ = copied.bytes;
+  AwaitMore();
+}
+
 void ArrivingResult::AwaitMore() {
   const uint64_t step = std::max(kStepBytesMin, bytes_ / kStepsMax);
   awaited_bytes_ = copied_bytes_ + step;
@@ -48,6 +55,7 @@ void ArrivingResult::CopyNew() {
     }
     Copy(out_ + offset, result_ + offset, length, streaming_);
     copied_bytes_ += length;
+    bytes_copied_ += length;
   }
   AwaitMore();
 }

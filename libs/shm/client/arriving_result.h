@@ -20,6 +20,17 @@ class ArrivingResult {
   ArrivingResult(const std::byte* line, uint64_t bytes, uint64_t round, const std::byte* result,
                  std::byte* out, bool streaming);
 
+  // What has been copied where.
+  struct Copied {
+    uint64_t round = 0;
+    const std::byte* out = nullptr;
+    uint64_t arrivals = 0;
+    uint64_t bytes = 0;
+  };
+  Copied copied() const { return {round_, out_, copied_, copied_bytes_}; }
+  // Goes on behind it, if it is of this round and buffer.
+  void GoOnBehind(const Copied& copied);
+
   // How many bytes must have come before it is worth a look; 0: all.
   uint64_t awaited_bytes() const { return awaited_bytes_; }
   // Whether they have.
@@ -32,6 +43,8 @@ class ArrivingResult {
   // When the round is complete. False: what has been copied is not all of it, or something came
   // twice and may have been copied too early; copy the result.
   bool Finish();
+  // Since it was made.
+  uint64_t bytes_copied() const { return bytes_copied_; }
 
  private:
   void AwaitMore();
@@ -46,6 +59,7 @@ class ArrivingResult {
   uint64_t copied_ = 0;  // Arrivals.
   uint64_t copied_bytes_ = 0;
   uint64_t awaited_bytes_ = 0;
+  uint64_t bytes_copied_ = 0;
 };
 
 }  // namespace talweg::shm

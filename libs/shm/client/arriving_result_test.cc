@@ -101,6 +101,30 @@ TEST_CASE("What has come is copied while the rest is on its way") {
   CHECK(tensor.OutIs(0, 17, 7));
 }
 
+TEST_CASE("A later wait goes on where one has ended") {
+  SharedTensor tensor(4 * kMiB);
+  ArrivingResult taking = tensor.Take(1);
+  for (uint64_t slice = 0; slice < 6; ++slice) tensor.Arrive(1, slice, 1);
+  taking.CopyNew();
+  std::fill(tensor.out.begin(), tensor.out.end(), std::byte{9});
+  ArrivingResult next = tensor.Take(1);
+  ArrivingResult::Copied copied = taking.copied();
+  const int changed = GENERATE(0, 1, 2);
+  if (changed == 1) ++copied.round;
+  if (changed == 2) copied.out += 64;
+  const bool is_this = changed == 0;
+  next.GoOnBehind(copied);
+  CHECK(next.awaited_bytes() == (is_this ? 2 * kMiB + kMiB / 2 : kMiB));
+  for (uint64_t slice = 6; slice < 16; ++slice) tensor.Arrive(1, slice, 1);
+  next.CopyNew();
+  CHECK(next.Finish());
+  CHECK(tensor.OutIs(0, 6, is_this ? 9 : 1));
+  CHECK(tensor.OutIs(6, 16, 1));
+  ArrivingResult none;
+  none.GoOnBehind(copied);
+  CHECK_FALSE(none.Finish());
+}
+
 TEST_CASE("Nobody is woken for the little that is left") {
   SharedTensor tensor(2 * kMiB);
   ArrivingResult taking = tensor.Take(1);

@@ -112,7 +112,9 @@ class Client {
                           int32_t priority, int64_t timeout_ns, uint64_t* round, ErrorText& error);
 
   RankStatus Poll(uint32_t tensor, uint64_t round, ErrorText& error);
-  RankStatus Wait(uint32_t tensor, uint64_t round, void* out, int64_t timeout_ns, ErrorText& error);
+  // `again`: what a wait of this round has copied to `out`, before it timed out, is still there.
+  RankStatus Wait(uint32_t tensor, uint64_t round, void* out, bool again, int64_t timeout_ns,
+                  ErrorText& error);
   RankStatus Result(uint32_t tensor, uint64_t round, const void** data, uint64_t* bytes,
                     ErrorText& error);
   uint64_t RanksSummed(uint32_t tensor) const;
@@ -145,6 +147,8 @@ class Client {
     uint64_t pushed = 0;   // The last round in the ring.
     uint64_t taken = 0;    // The last round that a wait has returned.
     uint32_t readers = 0;  // Threads that copy a result out.
+    // What the last wait that timed out has copied of the open round.
+    ArrivingResult::Copied copied_early;
     bool pushing = false;
     bool on_device = false;  // The open round's result goes to a GPU.
     // AgentLine::events_lost when its events were asked for; and those behind which its last round

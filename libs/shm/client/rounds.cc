@@ -207,7 +207,7 @@ RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
   return RankStatus::kPending;
 }
 
-RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeout_ns,
+RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, bool again, int64_t timeout_ns,
                         ErrorText& error) {
   if (Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
@@ -216,6 +216,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
   const int64_t begin_ns = MonotonicNs();
   statistics_.waits.fetch_add(1, std::memory_order_relaxed);
   bool on_device = false;
+  ArrivingResult::Copied copied_early;
   {
     // Who is too late for a round must not wait for one that nobody has pushed.
     const MutexLock lock(state_mutex_);
@@ -230,12 +231,15 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
     // Two waits for one round: the second must not lose its result to a push after the first. From
     // here on a push is kBusy.
     ++tensor->readers;
+    if (again) copied_early = tensor->copied_early;
+    tensor->copied_early = {};
   }
   RankStatus over = RankStatus::kOk;
   const Deadline deadline(timeout_ns);
   const auto complete = [&] { return completed.load(std::memory_order_seq_cst) >= round; };
   const auto ended = [&] { return complete() || (on_device && LostItsEvents(*tensor)); };
   ArrivingResult arriving = Arriving(*tensor, round, out);
+  arriving.GoOnBehind(copied_early);
   Awaited awaited = Awaited::kDone;
   for (;;) {
     awaited = Await([&] { return ended() || arriving.Ready(); }, deadline,
@@ -273,8 +277,10 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, int64_t timeo
           static_cast<double>(timeout_ns) / 1e9);
       break;
   }
+  statistics_.bytes_copied.fetch_add(arriving.bytes_copied(), std::memory_order_relaxed);
   const MutexLock lock(state_mutex_);
   --tensor->readers;
+  if (awaited == Awaited::kTimeout) tensor->copied_early = arriving.copied();
   if (is_taken) {
     if (tensor->taken < round) tensor->taken = round;
     if (!RoundSucceeded(index)) tensor->failed = true;
@@ -313,7 +319,8 @@ RankStatus Client::TakeResult(Tensor& tensor, uint64_t round, bool in_place, voi
     if (status != RankStatus::kOk || out == contribution) return status;
     result = contribution;
   }
-  if (!arriving.Finish()) Copy(out, result, tensor.bytes, Streams(tensor.bytes));
+  if (arriving.Finish()) return RankStatus::kOk;
+  Copy(out, result, tensor.bytes, Streams(tensor.bytes));
   statistics_.bytes_copied.fetch_add(tensor.bytes, std::memory_order_relaxed);
   return RankStatus::kOk;
 }

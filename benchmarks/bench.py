@@ -126,6 +126,12 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         metavar="DIR",
         help="built programs, laid out as bazel-bin is (default: builds them)",
     )
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        metavar="DIR",
+        help="another build's, as one more contender of one_node, aggregator_host and shaped_links",
+    )
     options = parser.parse_args(arguments)
     scenarios = GPU_SCENARIOS if options.gpu else SCENARIOS
     options.scenario = options.scenario.split(",") if options.scenario else list(scenarios)
@@ -134,7 +140,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
             parser.error(f"there is no scenario '{name}'; there are: {', '.join(scenarios)}")
     if options.repetitions is not None and options.repetitions < 1:
         parser.error(f"--repetitions: {options.repetitions} is less than 1")
+    if options.beside is not None and not _tool(options.beside).exists():
+        parser.error(f"--beside: {_tool(options.beside)} is not there; build //clients/cli:talweg")
     return options
+
+
+def _tool(binaries: Path) -> Path:
+    return binaries.absolute() / "clients" / "cli" / "talweg"
 
 
 def build(with_kernels: bool) -> None:
@@ -195,7 +207,7 @@ def run(options: argparse.Namespace) -> int:
         build(options.gpu)
     binaries: Path = options.binaries or ROOT / "bazel-bin"
     programs = Programs(
-        tool=binaries.absolute() / "clients" / "cli" / "talweg",
+        tool=_tool(binaries),
         baselines=binaries.absolute() / "benchmarks" / "baselines",
         reduce_benchmark=binaries.absolute() / "libs" / "reduce" / "reduce_benchmark",
         device_benchmark=binaries.absolute() / "libs" / "gpu" / "testing" / "device_benchmark",
@@ -205,6 +217,7 @@ def run(options: argparse.Namespace) -> int:
         # What is kept of a run is its results.
         build=output / "programs" if options.binaries else ROOT / "build" / "bench-programs",
         congestion_control=options.congestion_control,
+        other_tool=_tool(options.beside) if options.beside else None,
     )
     if options.gpu and options.mode != "smoke":  # Which takes fake ones.
         require_gpu(programs, options.scenario)

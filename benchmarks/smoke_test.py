@@ -54,7 +54,7 @@ class SmokeTest(unittest.TestCase):
         scenarios += ["long_links", "model_tensors", "idle", "kernels", "growth"]
         if _FULL:
             scenarios.append("training_step")
-        status, text = run(cls.output, f"--scenario={','.join(scenarios)}")
+        status, text = run(cls.output, f"--scenario={','.join(scenarios)}", f"--beside={_RUNFILES}")
         if status != 0:
             raise AssertionError(f"exit {status}:\n{text}")
         cls.document = json.loads((cls.output / "results.json").read_text())
@@ -66,6 +66,13 @@ class SmokeTest(unittest.TestCase):
             for each in self.document["results"]
             if (each["scenario"], each["contender"]) == (scenario, contender)
         ]
+
+    def test_another_build(self) -> None:
+        for scenario in ("one_node", "aggregator_host", "shaped_links"):
+            results = self.results(scenario, "Talweg, other build")
+            self.assertTrue(results, scenario)
+            for each in results:
+                self.assertGreater(each["gigabytes_per_s_median"], 0)
 
     def test_ranks_of_one_node(self) -> None:
         for contender in ("Talweg", "Gloo", "memory limit"):
@@ -206,6 +213,11 @@ class SmokeTest(unittest.TestCase):
         status, text = run(self.output, "--scenario=nowhere")
         self.assertEqual(status, 2)
         self.assertIn("there is no scenario 'nowhere'; there are: one_node, ", text)
+
+    def test_a_build_that_is_not_there_is_refused(self) -> None:
+        status, text = run(self.output, "--beside=/nowhere")
+        self.assertEqual(status, 2)
+        self.assertIn("--beside: /nowhere/clients/cli/talweg is not there; build ", text)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.contender import Command, Contender
@@ -17,6 +17,8 @@ from harness.scratch import shared_memory
 TALWEG, GLOO, OPENMPI, LIMIT = "Talweg", "Gloo", "OpenMPI", "memory limit"
 # Gradients are written where the client keeps its contributions (talweg_contribution).
 TALWEG_IN_PLACE = "Talweg, own buffers"
+# Likewise, of the programs of --beside.
+TALWEG_OTHER = "Talweg, other build"
 
 
 class Missing(Exception):
@@ -36,6 +38,11 @@ class Programs:
     peers: Path  # Sources.
     build: Path  # What the harness compiles by itself goes here.
     congestion_control: str = "reno"
+    other_tool: Path | None = None  # Another build's.
+
+    def other(self) -> Programs:
+        """As these, with the other build's daemons and ranks."""
+        return replace(self, tool=self.other_tool or self.tool)
 
     def compiled_mpi(self) -> Path:
         """The MPI peer, compiled when it is not, or older than its source."""
@@ -87,7 +94,7 @@ def talweg_on_one_node(
     programs: Programs, ranks: int, network: Sequence[str], name: str = TALWEG
 ) -> Contender:
     tool = str(programs.tool)
-    options = ["--in-place"] if name == TALWEG_IN_PLACE else []
+    options = ["--in-place"] if name in (TALWEG_IN_PLACE, TALWEG_OTHER) else []
     run = [
         tool,
         "run",

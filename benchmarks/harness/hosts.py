@@ -12,7 +12,14 @@ from pathlib import Path
 from netns import INTERFACE, Network
 
 from harness.contender import Command, Contender
-from harness.contenders import GLOO, TALWEG, TALWEG_IN_PLACE, Programs, talweg_rank
+from harness.contenders import (
+    GLOO,
+    TALWEG,
+    TALWEG_IN_PLACE,
+    TALWEG_OTHER,
+    Programs,
+    talweg_rank,
+)
 
 SOCKET_PS, TCP_LIMIT = "socket server", "TCP limit"
 # Every network is its own: no port can be taken but by another contender.
@@ -69,7 +76,7 @@ def talweg(
         address = f"--listen={network.address(host)}:0"
         options = (address, f"--name={number}", f"--ready_file={ready[number]}")
         commands.append(Command((*line, *options), is_daemon=True))
-    in_place = ["--in-place"] if name == TALWEG_IN_PLACE else []
+    in_place = ["--in-place"] if name in (TALWEG_IN_PLACE, TALWEG_OTHER) else []
     rank = rank or Command(tuple(talweg_rank(tool, *in_place)))
     for node_rank, host in enumerate(cluster.rank_hosts):
         shell = (*network.enter(host), *_when_ready(directory.name, len(ready)))

@@ -8,7 +8,7 @@ from functools import partial
 from netns import Network, NotPermitted
 
 from harness import hosts
-from harness.contenders import GLOO, TALWEG, TALWEG_IN_PLACE
+from harness.contenders import GLOO, TALWEG, TALWEG_IN_PLACE, TALWEG_OTHER
 from harness.figures import format_bytes, parse_bytes
 from harness.hosts import SOCKET_PS, TCP_LIMIT, Cluster
 from harness.measure import Case, Result
@@ -73,6 +73,9 @@ def _run_setting(
             (SOCKET_PS, partial(hosts.socket_ps, programs, cluster)),
             (TCP_LIMIT, partial(hosts.tcp_limit, programs, cluster)),
         ]
+        if programs.other_tool:
+            other = partial(hosts.talweg, programs.other(), cluster, TALWEG_OTHER, 2)
+            makers.append((TALWEG_OTHER, other))
         if context.mode != "smoke":  # Which has it elsewhere: importing torch takes long.
             makers.append((GLOO, partial(hosts.gloo, programs, cluster)))
         cases = [_small_case(context.mode)]

@@ -11,6 +11,7 @@ from harness.contenders import (
     OPENMPI,
     TALWEG,
     TALWEG_IN_PLACE,
+    TALWEG_OTHER,
     gloo,
     memory_limit,
     openmpi,
@@ -69,6 +70,9 @@ def run(context: Context) -> Section:
             (GLOO, partial(gloo, programs, ranks, network)),
             (LIMIT, partial(memory_limit, programs, ranks)),
         ]
+        if programs.other_tool:
+            other = partial(talweg_on_one_node, programs.other(), ranks, network, TALWEG_OTHER)
+            makers.append((TALWEG_OTHER, other))
         cases = [Case(format_bytes(size), (size,), dtype) for size in map(parse_bytes, sizes)]
         lives = [[case for case in cases if case.total_bytes < _LARGE_BYTES]]
         lives += [[case] for case in cases if case.total_bytes >= _LARGE_BYTES]

@@ -9,7 +9,7 @@ from functools import partial
 from netns import Network
 
 from harness import hosts
-from harness.contenders import GLOO, TALWEG_IN_PLACE
+from harness.contenders import GLOO, TALWEG_IN_PLACE, TALWEG_OTHER
 from harness.figures import format_bytes, optimum_s, servers_useful
 from harness.goodput import goodput_bytes_per_s
 from harness.hosts import Cluster
@@ -94,6 +94,9 @@ def _run_links(context: Context, links: Links, size: int) -> list[Result]:
         cluster = Cluster(network, rank_hosts, (*rank_hosts, *extra))
         ours = partial(hosts.talweg, programs, cluster, TALWEG_IN_PLACE)
         makers: list[tuple[str, Make]] = [(TALWEG_IN_PLACE, ours)]
+        if programs.other_tool:
+            other = partial(hosts.talweg, programs.other(), cluster, TALWEG_OTHER, 1)
+            makers.append((TALWEG_OTHER, other))
         if links.with_gloo and context.mode != "smoke":
             makers.append((GLOO, partial(hosts.gloo, programs, cluster)))
         cases = [Case(format_bytes(size), (size,))]

@@ -87,8 +87,8 @@ absl::StatusOr<uint64_t> WireBytes() {
 
 struct MeasuringOptions {
   talweg_dtype dtype = TALWEG_F32;
-  bool in_place =
-      false;  // Gradients lie in the client's buffers; where the ranks sum, results too.
+  // Gradients lie in the client's buffers; where the ranks sum them, so do results.
+  bool in_place = false;
   uint64_t in_flight = 1;
   int64_t wanted_ns = 0;
 };

@@ -137,12 +137,19 @@ TEST_CASE("Who sleeps for a result is woken for each part that is worth it") {
   FakeAgent agent(TellingAgent(directory));
   Rank rank(agent);
   rank.Push();
-  agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 1; });
+  talweg_tensor other = 0;
+  talweg_round other_round = 0;
+  REQUIRE(talweg_declare(rank.client.get(), "other", TALWEG_I32, TALWEG_SUM, 0, kCount, 0,
+                         kGenerousNs, &other) == TALWEG_OK);
+  REQUIRE(talweg_push_pull(rank.client.get(), other, rank.gradient.data(), 0, kGenerousNs,
+                           &other_round) == TALWEG_OK);
+  agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 2; });
   uint64_t slept = WaitsSlept(rank.client.get());
   talweg_status status = TALWEG_INTERNAL;
   std::thread waiter([&] { status = rank.Wait(); });
   AwaitSleepers(rank.client.get(), slept++, 1);
   agent.Arrive("w", 0, kMiB / 2);
+  agent.Arrive("other", 0, 2 * kMiB);
   CHECK(agent.seen().counters.wakes_sent == 0);
   agent.Arrive("w", kMiB / 2, kMiB / 2);
   CHECK(agent.seen().counters.wakes_sent == 1);

@@ -68,7 +68,7 @@ class Fixture {
 
   std::filesystem::path directory;
   NoDevices devices;
-  const pipeline::TensorSpec spec = {
+  pipeline::TensorSpec spec = {
       .name = "w", .dtype = DType::kF32, .op = Op::kSum, .element_count = kElements};
   std::unique_ptr<shm::RankServer> ranks;
   std::unique_ptr<transport::LoopbackNetwork> network;
@@ -129,6 +129,31 @@ TEST_CASE("TensorMemory: pages that a NIC left to the host are registered for wh
   REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, /*on_device=*/true).ok());
   const auto held = f.memory->RegionOf(f.Slice(Memory::kResult, 1, 0, 100));
   CHECK_FALSE(held.registration->on_device());
+}
+
+TEST_CASE("TensorMemory: what has come of a result is told, and forgotten with the ranks",
+          "[agent]") {
+  Fixture f;
+  constexpr uint32_t kSlice = 65'536;
+  f.spec.element_count = kMiB / sizeof(float);
+  for (int generation = 0; generation < 2; ++generation) {
+    REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec).ok());
+    CHECK(f.memory->ArrivalsLocation(TensorIndex{0}).segment != 0);
+    CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, kSlice, kSlice)) == kSlice);
+    CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, kSlice)) == 2 * kSlice);
+    CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 2, 0, kSlice)) == kSlice);
+    CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, kSlice)) == kSlice);
+    f.memory->Recycle();
+  }
+}
+
+TEST_CASE("TensorMemory: of small tensors, and of those on GPUs, nothing is told", "[agent]") {
+  Fixture f;
+  const bool on_device = GENERATE(true, false);
+  f.spec.element_count = kMiB / sizeof(float) - (on_device ? 0 : 1);
+  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, on_device).ok());
+  CHECK(f.memory->ArrivalsLocation(TensorIndex{0}).segment == 0);
+  CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, 65'536)) == 0);
 }
 
 }  // namespace

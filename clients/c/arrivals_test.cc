@@ -21,6 +21,7 @@ using shm::FakeAgent;
 
 constexpr uint64_t kBytes = 4 * kMiB;
 constexpr size_t kCount = kBytes / sizeof(int32_t);
+constexpr int64_t kShortNs = 1'000'000;
 
 FakeAgent::Options TellingAgent(const TestDirectory& directory, uint32_t ranks = 1) {
   FakeAgent::Options options = AgentOptions(directory, ranks);
@@ -69,7 +70,7 @@ TEST_CASE("What has come of a result is copied before the rest is there") {
     agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == round + 1; });
     agent.Arrive("w", kMiB, kMiB);
     agent.Arrive("w", 3 * kMiB, kMiB / 2);
-    CHECK(rank.Wait(0) == TALWEG_TIMEOUT);
+    CHECK(rank.Wait(kShortNs) == TALWEG_TIMEOUT);
     CHECK(rank.OutHas(0, kMiB, rank.untouched));
     CHECK(rank.OutHas(kMiB, 2 * kMiB, rank.gradient));
     CHECK(rank.OutHas(2 * kMiB, 3 * kMiB, rank.untouched));
@@ -92,13 +93,14 @@ TEST_CASE("Who waits again for the same buffer has what it had; who waits anew h
   rank.Push();
   agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 1; });
   agent.Arrive("w", 0, 2 * kMiB);
-  CHECK(rank.Wait(0) == TALWEG_TIMEOUT);
+  CHECK(rank.Wait(kShortNs) == TALWEG_TIMEOUT);
   // To see what is copied from now on.
   rank.out = rank.untouched;
   agent.Arrive("w", 2 * kMiB, kMiB);
   const bool again = GENERATE(true, false);
   const auto wait = again ? talweg_wait_again : talweg_wait;
-  CHECK(wait(rank.client.get(), rank.tensor, rank.round, rank.out.data(), 0) == TALWEG_TIMEOUT);
+  CHECK(wait(rank.client.get(), rank.tensor, rank.round, rank.out.data(), kShortNs) ==
+        TALWEG_TIMEOUT);
   CHECK(rank.OutHas(0, 2 * kMiB, again ? rank.untouched : rank.gradient));
   CHECK(rank.OutHas(2 * kMiB, 3 * kMiB, rank.gradient));
   agent.Arrive("w", 3 * kMiB, kMiB);
@@ -130,6 +132,34 @@ TEST_CASE("Who waits again for the same buffer has what it had; who waits anew h
   CHECK(rank.out == rank.gradient);
   CHECK(talweg_wait_again(nullptr, rank.tensor, rank.round, rank.out.data(), 0) ==
         TALWEG_INVALID_ARGUMENT);
+}
+
+TEST_CASE("Who only looks copies nothing, and loses nothing") {
+  const TestDirectory directory;
+  FakeAgent agent(TellingAgent(directory));
+  Rank rank(agent);
+  rank.Push();
+  agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 1; });
+  const auto again = [&](int64_t timeout_ns) {
+    return talweg_wait_again(rank.client.get(), rank.tensor, rank.round, rank.out.data(),
+                             timeout_ns);
+  };
+  agent.Arrive("w", 0, kMiB);
+  CHECK(rank.Wait(0) == TALWEG_TIMEOUT);
+  CHECK(rank.out == rank.untouched);
+  CHECK(again(kShortNs) == TALWEG_TIMEOUT);
+  CHECK(rank.OutHas(0, kMiB, rank.gradient));
+  rank.out = rank.untouched;
+  agent.Arrive("w", kMiB, kMiB);
+  CHECK(again(0) == TALWEG_TIMEOUT);
+  CHECK(rank.out == rank.untouched);
+  CHECK(again(kShortNs) == TALWEG_TIMEOUT);
+  CHECK(rank.OutHas(0, kMiB, rank.untouched));
+  CHECK(rank.OutHas(kMiB, 2 * kMiB, rank.gradient));
+  agent.Arrive("w", 2 * kMiB, 2 * kMiB);
+  agent.ReleaseRounds();
+  CHECK(again(kGenerousNs) == TALWEG_OK);
+  CHECK(rank.OutHas(kMiB, kBytes, rank.gradient));
 }
 
 TEST_CASE("Who sleeps for a result is woken for each part that is worth it") {
@@ -236,9 +266,9 @@ TEST_CASE("A contribution is not overwritten before its round is complete") {
   const auto is_whole = [&] {
     return std::all_of(contribution, contribution + kCount, [](int32_t v) { return v == 7; });
   };
-  CHECK(talweg_wait(rank.client.get(), tensor, round, nullptr, 0) == TALWEG_TIMEOUT);
+  CHECK(talweg_wait(rank.client.get(), tensor, round, nullptr, kShortNs) == TALWEG_TIMEOUT);
   CHECK(is_whole());
-  CHECK(talweg_wait(rank.client.get(), tensor, round, contribution, 0) == TALWEG_TIMEOUT);
+  CHECK(talweg_wait(rank.client.get(), tensor, round, contribution, kShortNs) == TALWEG_TIMEOUT);
   CHECK(is_whole());
   agent.ReleaseRounds();
   CHECK(talweg_wait(rank.client.get(), tensor, round, nullptr, kGenerousNs) == TALWEG_OK);
@@ -252,7 +282,7 @@ TEST_CASE("A broadcast that ends without a result leaves what was there") {
   rank.Push();
   agent.WaitUntil([&](const FakeAgent::Seen& seen) { return seen.pushes == 1; });
   agent.Arrive("w", 0, 3 * kMiB);
-  CHECK(rank.Wait(0) == TALWEG_TIMEOUT);
+  CHECK(rank.Wait(kShortNs) == TALWEG_TIMEOUT);
   agent.AbortRound("w", shm::RankStatus::kAborted, "the root is gone");
   CHECK(rank.Wait() == TALWEG_ABORTED);
   CHECK(rank.out == rank.untouched);

@@ -273,7 +273,7 @@ TALWEG_API talweg_status talweg_poll(talweg_client* client, talweg_tensor tensor
  * the round: the tensor may be pushed again. TALWEG_TIMEOUT leaves the round open. TALWEG_ABORTED,
  * TALWEG_MISMATCH, ... : the round has ended without a result. `round` is the tensor's last one.
  * Unless TALWEG_OK, what `out` holds is undefined (a large result is copied while it comes), but
- * that of a broadcast, which is as it was. */
+ * that of a broadcast, which is as it was. A `timeout_ns` of 0 only looks. */
 TALWEG_API talweg_status talweg_wait(talweg_client* client, talweg_tensor tensor,
                                      talweg_round round, void* out, int64_t timeout_ns);
 

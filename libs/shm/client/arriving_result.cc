@@ -41,28 +41,53 @@ void ArrivingResult::AwaitMore() {
   if (awaited_bytes_ + step / 2 > bytes_) awaited_bytes_ = 0;
 }
 
-void ArrivingResult::CopyNew() {
-  if (line_->round.load(std::memory_order_acquire) != round_) return;
-  const uint64_t count =
-      std::min(line_->count.load(std::memory_order_acquire), ArrivalsCapacity(bytes_));
-  for (; copied_ < count; ++copied_) {
+uint64_t ArrivingResult::Arrivals() const {
+  if (line_->round.load(std::memory_order_acquire) != round_) return 0;
+  const uint64_t count = line_->count.load(std::memory_order_acquire);
+  // The count of a later round is stored behind that round.
+  if (line_->round.load(std::memory_order_relaxed) != round_) return 0;
+  return std::min(count, ArrivalsCapacity(bytes_));
+}
+
+void ArrivingResult::CopyUpTo(uint64_t bytes_max) {
+  const uint64_t count = Arrivals();
+  const uint64_t end = bytes_copied_ + bytes_max;
+  for (; copied_ < count && bytes_copied_ < end; ++copied_) {
     const Arrival& arrival = arrivals_[copied_];
     const uint64_t offset = arrival.offset_bytes.load(std::memory_order_relaxed);
     const uint64_t length = arrival.length_bytes.load(std::memory_order_relaxed);
     if (length > bytes_ || offset > bytes_ - length) {
       copied_bytes_ = bytes_ + 1;  // An agent's mistake: never whole.
-      break;
+      return;
     }
     Copy(out_ + offset, result_ + offset, length, streaming_);
     copied_bytes_ += length;
     bytes_copied_ += length;
   }
+}
+
+void ArrivingResult::CopyNew() {
+  const uint64_t before = copied_;
+  CopyUpTo(kCopyBytesMax);
   AwaitMore();
+  // What is told in bytes and not in arrivals, or twice, is no reason to look again and again.
+  if (copied_ == before || copied_bytes_ > bytes_) awaited_bytes_ = 0;
+}
+
+uint64_t ArrivingResult::ToldBytes() const {
+  uint64_t bytes = copied_bytes_;
+  const uint64_t count = Arrivals();
+  for (uint64_t i = copied_; i < count && bytes <= bytes_; ++i) {
+    const uint64_t length = arrivals_[i].length_bytes.load(std::memory_order_relaxed);
+    bytes += std::min(length, bytes_ + 1);
+  }
+  return bytes;
 }
 
 bool ArrivingResult::Finish() {
-  if (copied_ == 0) return false;
-  CopyNew();
+  // All of it is copied once more if it is not exactly the whole: no more before that.
+  if (copied_ == 0 || ToldBytes() != bytes_) return false;
+  CopyUpTo(bytes_);
   return copied_bytes_ == bytes_ && copied_ < ArrivalsCapacity(bytes_);
 }
 

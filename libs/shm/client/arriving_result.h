@@ -38,16 +38,23 @@ class ArrivingResult {
     return awaited_bytes_ != 0 && line_->round.load(std::memory_order_acquire) == round_ &&
            line_->bytes.load(std::memory_order_seq_cst) >= awaited_bytes_;
   }
-  // Copies what has come since.
+  // Copies what has come since, kCopyBytesMax and an arrival of it at most: then it is time to look
+  // at what else may have happened.
+  static constexpr uint64_t kCopyBytesMax = 4 * kMiB;
   void CopyNew();
-  // When the round is complete. False: what has been copied is not all of it, or something came
-  // twice and may have been copied too early; copy the result.
+  // When the round is complete: copies the rest. False: what has come is not exactly the whole, so
+  // that something came twice and may have been copied too early; copy the result.
   bool Finish();
   // Since it was made.
   uint64_t bytes_copied() const { return bytes_copied_; }
 
  private:
   void AwaitMore();
+  void CopyUpTo(uint64_t bytes_max);
+  // Arrivals that there are by now; none when the log is another round's.
+  uint64_t Arrivals() const;
+  // How long they are together, of which bytes_copied_ are copied.
+  uint64_t ToldBytes() const;
 
   const ArrivalsLine* line_ = nullptr;
   const Arrival* arrivals_ = nullptr;

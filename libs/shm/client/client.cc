@@ -24,29 +24,33 @@ namespace {
 
 constexpr uint32_t kAlive = 0x76697661;
 
-// That this process may run on.
+// That a process may run on.
 struct Cpus {
-  Cpus() {
-    cpu_set_t cpus;
-    if (::sched_getaffinity(0, sizeof(cpus), &cpus) != 0) return;
-    count = CPU_COUNT(&cpus);
-    while (first < CPU_SETSIZE - 1 && !CPU_ISSET(first, &cpus)) ++first;
+  explicit Cpus(pid_t pid) {
+    cpu_set_t cpus[8];  // The kernel refuses a set that is too small for it.
+    if (::sched_getaffinity(pid, sizeof(cpus), cpus) != 0) return;
+    count = CPU_COUNT_S(sizeof(cpus), cpus);
+    while (first < kCpusMax - 1 && !CPU_ISSET_S(first, sizeof(cpus), cpus)) ++first;
   }
+  static constexpr int kCpusMax = 8 * CPU_SETSIZE;
   int count = 1;
   int first = 0;
 };
 
 int64_t DefaultSpinNs() {
-  const int count = Cpus().count;
+  const int count = Cpus(0).count;
   // Who spins on few cores keeps the agent from running.
   return count <= 2 ? 2'000 : count <= 8 ? 20'000 : 50'000;
 }
 
-uint64_t DefaultCacheBytes() {
-  const Cpus cpus;
+// Of the CPUs of all `ranks`. Each may have been given its own, out of those of what started it.
+uint64_t DefaultCacheBytes(uint32_t ranks) {
+  const Cpus own(0);
+  const auto all = static_cast<uint64_t>(std::max(own.count, Cpus(::getppid()).count));
+  const auto count = static_cast<int>(std::min(uint64_t{ranks} * own.count, all));
   char directory[64];
-  std::snprintf(directory, sizeof(directory), "/sys/devices/system/cpu/cpu%d/cache", cpus.first);
-  return CacheShare(LastCacheBytes(directory, cpus.count), cpus.count);
+  std::snprintf(directory, sizeof(directory), "/sys/devices/system/cpu/cpu%d/cache", own.first);
+  return CacheShare(LastCacheBytes(directory, count), count);
 }
 
 }  // namespace
@@ -106,7 +110,7 @@ RankStatus Client::Handshake(const ClientOptions& options, ErrorText& error) {
       ::munmap(guard, kPageBytes);
     }
   }
-  cache_bytes_ = options.cache_bytes > 0 ? options.cache_bytes : DefaultCacheBytes();
+  cache_bytes_ = options.cache_bytes;
   spin_ns_ = options.spin_ns >= 0 ? options.spin_ns : DefaultSpinNs();
   const Deadline deadline(options.timeout_ns);
   const Deadline agent_wait = Deadline::Earlier(deadline, Deadline(options.agent_wait_ns));
@@ -160,6 +164,7 @@ RankStatus Client::TakeWelcome(const Welcome& welcome, ErrorText& error) {
   identity_.local_size = welcome.local_size;
   identity_.node_rank = welcome.node_rank;
   identity_.node_count = welcome.node_count;
+  if (cache_bytes_ == 0) cache_bytes_ = DefaultCacheBytes(identity_.local_size);
   std::memcpy(identity_.job_name, welcome.job_name.data(), welcome.job_name.size());
   tensors_max_ = welcome.tensors_max;
   tensors_ = static_cast<std::atomic<Tensor*>*>(std::calloc(tensors_max_, sizeof(*tensors_)));

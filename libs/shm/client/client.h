@@ -19,6 +19,7 @@
 #include "libs/shm/client/deadline.h"
 #include "libs/shm/client/error_text.h"
 #include "libs/shm/client/lock.h"
+#include "libs/shm/client/open_bytes.h"
 #include "libs/shm/layout/control.h"
 #include "libs/shm/layout/messages.h"
 #include "libs/shm/layout/rank_sums.h"
@@ -140,7 +141,6 @@ class Client {
     std::atomic<Op> op{Op::kUnspecified};
     std::atomic<uint32_t> root{0};
     std::atomic<bool> populated{false};
-    std::atomic<bool> copied{false};  // Its contributions come from memory of the caller's.
     std::atomic<char*> name{nullptr};
     std::atomic<int32_t> priority{0};
     // Guarded by state_mutex_.
@@ -150,7 +150,8 @@ class Client {
     // What the last wait that timed out has copied of the open round.
     ArrivingResult::Copied copied_early;
     bool pushing = false;
-    bool on_device = false;  // The open round's result goes to a GPU.
+    uint64_t open_bytes = 0;  // What the open round takes of open_bytes_.
+    bool on_device = false;   // The open round's result goes to a GPU.
     // AgentLine::events_lost when its events were asked for; and those behind which its last round
     // was pushed, which may also be read without the lock.
     uint32_t placed_at = 0;
@@ -261,9 +262,12 @@ class Client {
                          ErrorText& error);
   RankStatus TakeDeclared(const Declare& declare, const PendingAnswer& pending, uint32_t* tensor,
                           ErrorText& error);
-  // Marks the tensor as being pushed; *contribution is where host bytes go.
-  RankStatus BeginPush(Tensor& tensor, std::byte** contribution, bool* nobody_sums,
-                       ErrorText& error);
+  // Marks the tensor as being pushed, from `data` if that is not null; *contribution is where host
+  // bytes go.
+  RankStatus BeginPush(Tensor& tensor, const void* data, std::byte** contribution,
+                       bool* nobody_sums, ErrorText& error);
+  // Nothing was pushed.
+  void AbandonPush(Tensor& tensor);
   static RankStatus FailOnDevice(const Tensor& tensor, ErrorText& error);
   static RankStatus FailEventsLost(const Tensor& tensor, ErrorText& error);
   uint32_t EventsLost() const {
@@ -286,13 +290,11 @@ class Client {
   bool Populate(Tensor& tensor);
   std::byte* Locate(const Location& location, SegmentKind kind, uint64_t bytes) const;
 
-  // Whether a copy or a sum of `bytes` goes around the caches: the ranks' buffers of all tensors,
-  // and their callers', do not fit there, so that what is written now is gone before it is read.
+  // Whether a copy or a sum of `bytes` goes around the caches: the ranks' buffers of the rounds
+  // that are open at once, and their callers', do not fit there, so that what is written now is
+  // gone before it is read.
   bool Streams(uint64_t bytes) const {
-    return bytes >= kStreamBytesMin && (buffer_bytes_.load(std::memory_order_relaxed) +
-                                        copied_bytes_.load(std::memory_order_relaxed)) *
-                                               identity_.local_size >
-                                           cache_bytes_;
+    return bytes >= kStreamBytesMin && open_bytes_.AtOnce() * identity_.local_size > cache_bytes_;
   }
   RankStatus RingPush(Tensor& tensor, RingEntry entry, const Deadline& deadline, uint64_t* round,
                       ErrorText& error);
@@ -334,8 +336,7 @@ class Client {
   ClientStatistics statistics_;
   int64_t spin_ns_ = 0;
   uint64_t cache_bytes_ = 0;
-  std::atomic<uint64_t> buffer_bytes_{0};  // Of all tensors, of one rank.
-  std::atomic<uint64_t> copied_bytes_{0};  // Of those that have been copied in.
+  OpenBytes open_bytes_;  // Buffers, and callers' memory; begun and ended under state_mutex_.
   char socket_path_[108] = "";
 
   AgentSocket socket_;

@@ -100,7 +100,8 @@ RankStatus Client::PushOnDevice(uint32_t index, uint32_t buffer, uint64_t offset
   bool nobody_sums = false;
   if (PushesAgain(*tensor)) {
     flags |= kPushAgain;
-  } else if (const RankStatus begun = BeginPush(*tensor, &contribution, &nobody_sums, error);
+  } else if (const RankStatus begun =
+                 BeginPush(*tensor, nullptr, &contribution, &nobody_sums, error);
              begun != RankStatus::kOk) {
     return begun;
   }

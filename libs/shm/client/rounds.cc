@@ -32,13 +32,12 @@ RankStatus Client::Push(uint32_t index, const void* data, bool declared_priority
   if (tensor == nullptr) return FailNoTensor(index, error);
   std::byte* contribution = nullptr;
   bool nobody_sums = false;
-  if (const RankStatus begun = BeginPush(*tensor, &contribution, &nobody_sums, error);
+  if (const RankStatus begun = BeginPush(*tensor, data, &contribution, &nobody_sums, error);
       begun != RankStatus::kOk) {
     return begun;
   }
   if (contribution == nullptr) {
-    const MutexLock lock(state_mutex_);
-    tensor->pushing = false;
+    AbandonPush(*tensor);
     return error.Fail(RankStatus::kInvalidArgument,
                       "tensor '%s' was declared on a GPU and has no buffer in host memory; push it "
                       "from there, or declare it in host memory as well",
@@ -46,9 +45,6 @@ RankStatus Client::Push(uint32_t index, const void* data, bool declared_priority
   }
   if (nobody_sums) data = nullptr;
   if (data != nullptr && data != contribution) {
-    if (!tensor->copied.exchange(true, std::memory_order_relaxed)) {
-      copied_bytes_.fetch_add(tensor->bytes, std::memory_order_relaxed);
-    }
     Copy(contribution, data, tensor->bytes, Streams(tensor->bytes));
     statistics_.bytes_copied.fetch_add(tensor->bytes, std::memory_order_relaxed);
   }
@@ -56,8 +52,8 @@ RankStatus Client::Push(uint32_t index, const void* data, bool declared_priority
                     round, error);
 }
 
-RankStatus Client::BeginPush(Tensor& tensor, std::byte** contribution, bool* nobody_sums,
-                             ErrorText& error) {
+RankStatus Client::BeginPush(Tensor& tensor, const void* data, std::byte** contribution,
+                             bool* nobody_sums, ErrorText& error) {
   RankStatus over = RankStatus::kOk;
   if (Over(&over)) return FailOver(over, NameOf(tensor), error);
   const MutexLock lock(state_mutex_);
@@ -72,7 +68,18 @@ RankStatus Client::BeginPush(Tensor& tensor, std::byte** contribution, bool* nob
   // Nobody will sum it; and the buffer may still be read for the last round that was.
   *nobody_sums = tensor.failed && tensor.ranks_sum;
   *contribution = tensor.ContributionOf(tensor.pushed + 1);
+  const uint64_t buffers = tensor.contribution == nullptr ? 0 : tensor.shape.in_place ? 1 : 2;
+  const bool copied = data != nullptr && data != *contribution;
+  tensor.open_bytes = (buffers + (copied ? 1 : 0)) * tensor.bytes;
+  open_bytes_.Begin(tensor.open_bytes);
   return RankStatus::kOk;
+}
+
+void Client::AbandonPush(Tensor& tensor) {
+  const MutexLock lock(state_mutex_);
+  tensor.pushing = false;
+  open_bytes_.End(tensor.open_bytes);
+  tensor.open_bytes = 0;
 }
 
 RankStatus Client::FinishPush(Tensor& tensor, RingEntry entry, bool declared_priority,
@@ -80,8 +87,7 @@ RankStatus Client::FinishPush(Tensor& tensor, RingEntry entry, bool declared_pri
   if (declared_priority) entry.priority = tensor.priority.load(std::memory_order_relaxed);
   const RankStatus status = RingPush(tensor, entry, Deadline(timeout_ns), round, error);
   if (status != RankStatus::kOk) {
-    const MutexLock lock(state_mutex_);
-    tensor.pushing = false;
+    AbandonPush(tensor);
     return status;
   }
   statistics_.pushes.fetch_add(1, std::memory_order_relaxed);
@@ -240,12 +246,16 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, bool again, i
   const auto ended = [&] { return complete() || (on_device && LostItsEvents(*tensor)); };
   ArrivingResult arriving = Arriving(*tensor, round, out);
   arriving.GoOnBehind(copied_early);
-  Awaited awaited = Awaited::kDone;
-  for (;;) {
-    awaited = Await([&] { return ended() || arriving.Ready(); }, deadline,
-                    {control_.rank_line().waiters, index, arriving.awaited_bytes()}, &over);
+  const bool only_looks = timeout_ns == 0;  // And has no time to copy what is not all of it.
+  Awaited awaited = Awaited::kTimeout;
+  while (awaited == Awaited::kTimeout) {
+    awaited = Await(
+        [&] { return ended() || (!only_looks && arriving.Ready()); }, deadline,
+        {control_.rank_line().waiters, index, only_looks ? 0 : arriving.awaited_bytes()}, &over);
     if (awaited != Awaited::kDone || ended()) break;
     arriving.CopyNew();
+    awaited = Look(ended, &over);
+    if (deadline.Passed(MonotonicNs())) break;
   }
   const bool events_lost = awaited == Awaited::kDone && !complete();
   const bool in_place =
@@ -282,7 +292,11 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, bool again, i
   --tensor->readers;
   if (awaited == Awaited::kTimeout) tensor->copied_early = arriving.copied();
   if (is_taken) {
-    if (tensor->taken < round) tensor->taken = round;
+    if (tensor->taken < round) {
+      tensor->taken = round;
+      open_bytes_.End(tensor->open_bytes);
+      tensor->open_bytes = 0;
+    }
     if (!RoundSucceeded(index)) tensor->failed = true;
   }
   return status;

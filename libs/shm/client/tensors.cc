@@ -149,7 +149,6 @@ const char* Client::AdoptTensor(const Declared& declared) {
   tensor->part = declared.part;
   tensor->offset = declared.contribution.offset;
   tensor->shape = shape;
-  buffer_bytes_.fetch_add(in_place ? tensor->bytes : 2 * tensor->bytes, std::memory_order_relaxed);
   if (in_place) in_place_parts_ |= uint64_t{1} << declared.part;
   statistics_.tensors.fetch_add(1, std::memory_order_relaxed);
   tensors_[declared.tensor].store(tensor, std::memory_order_release);

@@ -60,7 +60,7 @@ class RollCall:
     def glance(self) -> None:
         """A wait that takes what is there; of an open round the rest is not touched yet."""
         with contextlib.suppress(talweg.Timeout):
-            talweg.synchronize(self._handles["large"], 0.0)
+            talweg.synchronize(self._handles["large"], 0.2)
         others = np.delete(self._arrays["large"], self._place, axis=0)
         print(f"glanced: {np.count_nonzero(others) / others.size}", flush=True)
 

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_CLIENT_OPEN_BYTES_H_
+#define TALWEG_LIBS_SHM_CLIENT_OPEN_BYTES_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+namespace talweg::shm {
+
+// How many bytes a rank's rounds take that are open at once: what passes through the caches between
+// the writing of one and its reading.
+//
+// A burst is the time from one moment without an open round to the next, such as a training step.
+// Its first rounds do not tell what follows, so the largest burst counts on, until as many bytes
+// have been in smaller ones: a single value that is pushed between two steps changes nothing.
+class OpenBytes {
+ public:
+  void Begin(uint64_t bytes) {
+    if (open_ == 0) EndBurst();
+    open_ += bytes;
+    burst_bytes_ += bytes;
+    burst_peak_ = std::max(burst_peak_, open_);
+    at_once_.store(std::max(burst_peak_, largest_), std::memory_order_relaxed);
+  }
+  void End(uint64_t bytes) { open_ -= bytes; }
+
+  // By any thread; Begin and End by one at a time.
+  uint64_t AtOnce() const { return at_once_.load(std::memory_order_relaxed); }
+
+ private:
+  void EndBurst() {
+    since_ += burst_bytes_;
+    if (burst_peak_ >= largest_ || since_ >= largest_) {
+      largest_ = burst_peak_;
+      since_ = 0;
+    }
+    burst_peak_ = burst_bytes_ = 0;
+  }
+
+  uint64_t open_ = 0;
+  uint64_t burst_peak_ = 0;
+  uint64_t burst_bytes_ = 0;
+  uint64_t largest_ = 0;  // Burst's peak before this burst.
+  uint64_t since_ = 0;    // Bytes of the bursts behind that one.
+  std::atomic<uint64_t> at_once_{0};
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_CLIENT_OPEN_BYTES_H_

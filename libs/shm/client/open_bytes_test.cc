@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/shm/client/open_bytes.h"
+
+#include <catch2/catch.hpp>
+
+#include "libs/base/bytes.h"
+
+namespace talweg::shm {
+namespace {
+
+void Alone(OpenBytes& bytes, uint64_t of) {
+  bytes.Begin(of);
+  bytes.End(of);
+}
+
+TEST_CASE("Rounds that are open together count together") {
+  OpenBytes bytes;
+  CHECK(bytes.AtOnce() == 0);
+  for (uint64_t open = 1; open <= 10; ++open) {
+    bytes.Begin(kMiB);
+    CHECK(bytes.AtOnce() == open * kMiB);
+  }
+  for (int i = 0; i < 5; ++i) bytes.End(kMiB);
+  bytes.Begin(kMiB);
+  CHECK(bytes.AtOnce() == 10 * kMiB);
+}
+
+TEST_CASE("Rounds one after the other do not") {
+  OpenBytes bytes;
+  for (int i = 0; i < 100; ++i) {
+    Alone(bytes, kMiB);
+    CHECK(bytes.AtOnce() == kMiB);
+  }
+}
+
+TEST_CASE("The next step is taken for as large as the last, from its first round on") {
+  OpenBytes bytes;
+  for (int step = 0; step < 5; ++step) {
+    for (int i = 0; i < 100; ++i) {
+      bytes.Begin(kMiB);
+      CHECK((step == 0 || bytes.AtOnce() == 100 * kMiB));
+    }
+    for (int i = 0; i < 100; ++i) bytes.End(kMiB);
+    // Losses, and who had a gradient.
+    for (int i = 0; i < 20; ++i) Alone(bytes, 4);
+    CHECK(bytes.AtOnce() == 100 * kMiB);
+  }
+}
+
+TEST_CASE("What was large once is forgotten behind as many bytes") {
+  OpenBytes bytes;
+  Alone(bytes, 100 * kMiB);
+  for (int i = 0; i < 50; ++i) {
+    Alone(bytes, 2 * kMiB);
+    CHECK(bytes.AtOnce() == 100 * kMiB);
+  }
+  Alone(bytes, 2 * kMiB);
+  CHECK(bytes.AtOnce() == 2 * kMiB);
+  Alone(bytes, 3 * kMiB);
+  CHECK(bytes.AtOnce() == 3 * kMiB);
+}
+
+}  // namespace
+}  // namespace talweg::shm

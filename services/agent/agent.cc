@@ -16,6 +16,7 @@
 #include "libs/config/ready.h"
 #include "libs/runtime/host_id.h"
 #include "libs/runtime/memory_limit.h"
+#include "libs/shm/layout/arrivals.h"
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
 #include "services/agent/agent_open.h"
@@ -74,8 +75,8 @@ absl::Status Agent::Open() {
   TALWEG_RETURN_IF_ERROR(OpenGpuFront());
   TALWEG_RETURN_IF_ERROR(OpenRankServer());
   if (!standalone()) TALWEG_RETURN_IF_ERROR(OpenTransport());
-  memory_ =
-      std::make_unique<TensorMemory>(config_.rank_count, rank_server_.get(), transport_.get());
+  memory_ = std::make_unique<TensorMemory>(config_.rank_count, rank_server_.get(), transport_.get(),
+                                           config_.slice_bytes_max >= shm::kArrivalBytesMin);
   if (transport_ != nullptr) {
     data_plane_ = std::make_unique<DataPlane>(
         DataPlane::Options{

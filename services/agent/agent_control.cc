@@ -171,10 +171,11 @@ void Agent::BeginLeaving(rpc::SchedulerClient::LeaveReason reason, const std::st
 void Agent::Restart() {
   Log(LogLevel::kInfo, "all ranks have left; ready for the next");
   ++generation_;
-  desk_->Restart(static_cast<uint32_t>(member_->tensors().size()));
+  desk_->Restart();
   memory_->DropNicRegions();
   if (gpus_ != nullptr) gpus_->stage().ForgetTensors();
-  memory_->Recycle();
+  memory_->Forget();
+  rank_server_->DropTensorMemory();
   missing_nodes_.clear();
   NewMember();
   Start();

@@ -20,6 +20,9 @@ shm::RankStatus FromStatus(const absl::Status& status) {
   }
 }
 
+// The core's numbers are the ranks', too.
+shm::TensorIndex ToShm(pipeline::TensorIndex tensor) { return shm::TensorIndex{tensor.value()}; }
+
 }  // namespace
 
 shm::RankStatus ToRankStatus(pipeline::Status status) {
@@ -116,8 +119,8 @@ void RankDesk::OnRankDeclare(shm::RankConnectionId connection, shm::RequestId re
 
 void RankDesk::OnRankPush(shm::RankConnectionId /*connection*/, LocalRank local_rank,
                           shm::TensorIndex tensor, Round round, int32_t priority) {
-  if (tensor.value() < tensor_base_ || local_rank.value() >= ranks_.size()) return;
-  const pipeline::TensorIndex index{tensor.value() - tensor_base_};
+  if (local_rank.value() >= ranks_.size()) return;
+  const pipeline::TensorIndex index{tensor.value()};
   if (index.value() < memory_->tensor_count()) {
     const uint64_t bytes = memory_->spec(index).bytes();
     ranks_[local_rank.value()].bytes_pushed += bytes;
@@ -129,8 +132,8 @@ void RankDesk::OnRankPush(shm::RankConnectionId /*connection*/, LocalRank local_
 void RankDesk::OnRankPushOnDevice(shm::RankConnectionId connection, LocalRank local_rank,
                                   shm::TensorIndex tensor, Round round, int32_t priority,
                                   const shm::DevicePlace& place) {
-  if (tensor.value() < tensor_base_ || local_rank.value() >= ranks_.size()) return;
-  const pipeline::TensorIndex index{tensor.value() - tensor_base_};
+  if (local_rank.value() >= ranks_.size()) return;
+  const pipeline::TensorIndex index{tensor.value()};
   if (index.value() >= memory_->tensor_count()) return;
   const absl::Status pushed = devices_->Push(local_rank, index, round, priority, place);
   if (!pushed.ok()) {
@@ -176,8 +179,8 @@ void RankDesk::TellEventsLost(LocalRank rank) {
 void RankDesk::OnRankPlace(shm::RankConnectionId connection, shm::RequestId request,
                            shm::TensorIndex tensor, uint32_t buffer) {
   LocalRank local_rank;
-  if (Find(connection, &local_rank) == nullptr || tensor.value() < tensor_base_) return;
-  const pipeline::TensorIndex index{tensor.value() - tensor_base_};
+  if (Find(connection, &local_rank) == nullptr) return;
+  const pipeline::TensorIndex index{tensor.value()};
   absl::StatusOr<shm::Placed> answer = absl::UnimplementedError(
       "tensor '" + memory_->spec(index).name + "' was declared in host memory; push it from there");
   if (memory_->TakesDevices(index)) answer = devices_->Place(local_rank, index, buffer);
@@ -221,7 +224,7 @@ void RankDesk::Do(const pipeline::DeclareReply& effect) {
   }
   if (on_device) {
     server_->ReplyDeclared(rank.connection, request,
-                           {.tensor = ShmIndex(effect.tensor),
+                           {.tensor = ToShm(effect.tensor),
                             .tensor_bytes = memory_->spec(effect.tensor).bytes(),
                             .completed_round = effect.held,
                             .result = memory_->ResultLocations(effect.tensor),
@@ -238,7 +241,7 @@ void RankDesk::Do(const pipeline::DeclareReply& effect) {
   }
   server_->ReplyDeclared(
       rank.connection, request,
-      {.tensor = ShmIndex(effect.tensor),
+      {.tensor = ToShm(effect.tensor),
        .tensor_bytes = memory_->spec(effect.tensor).bytes(),
        .completed_round = effect.held,
        .contribution = memory_->ContributionLocation(effect.tensor, effect.local_rank),
@@ -248,7 +251,7 @@ void RankDesk::Do(const pipeline::DeclareReply& effect) {
 }
 
 void RankDesk::Do(const pipeline::CompleteRound& effect) {
-  server_->PublishCompletion({.tensor = ShmIndex(effect.tensor),
+  server_->PublishCompletion({.tensor = ToShm(effect.tensor),
                               .round = effect.round,
                               .status = ToRankStatus(effect.status),
                               .text = effect.text,
@@ -258,7 +261,7 @@ void RankDesk::Do(const pipeline::CompleteRound& effect) {
 
 void RankDesk::Do(const pipeline::SliceArrived& effect) {
   const uint64_t bytes = memory_->AddArrival(effect.result);
-  if (bytes > 0) server_->PublishArrival(ShmIndex(effect.result.tensor), bytes);
+  if (bytes > 0) server_->PublishArrival(ToShm(effect.result.tensor), bytes);
 }
 
 void RankDesk::Do(const pipeline::FailRank& effect) {
@@ -286,7 +289,7 @@ void RankDesk::Do(const pipeline::FailJob& effect) {
   }
 }
 
-void RankDesk::Restart(uint32_t tensors_used) {
+void RankDesk::Restart() {
   for (const shm::RankConnectionId connection : gone_) server_->Release(connection);
   gone_.clear();
   ranks_.assign(ranks_.size(), Rank{});
@@ -294,7 +297,6 @@ void RankDesk::Restart(uint32_t tensors_used) {
   declared_names_.clear();
   device_declares_.clear();
   in_place_names_.clear();
-  tensor_base_ += tensors_used;
 }
 
 }  // namespace talweg::agent

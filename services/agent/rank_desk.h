@@ -86,7 +86,7 @@ class RankDesk final : public shm::RankEventSink {
   void TellEventsLost(LocalRank rank);
 
   // A new generation of ranks: the old ones are all gone. Their memory is dropped.
-  void Restart(uint32_t tensors_used);
+  void Restart();
 
   const std::vector<Rank>& ranks() const { return ranks_; }
   bool AnyAttached() const;
@@ -112,9 +112,6 @@ class RankDesk final : public shm::RankEventSink {
  private:
   void Greet(LocalRank rank);
   Rank* Find(shm::RankConnectionId connection, LocalRank* local_rank);
-  shm::TensorIndex ShmIndex(pipeline::TensorIndex tensor) const {
-    return shm::TensorIndex{tensor.value() + tensor_base_};
-  }
 
   const std::string job_name_;
   shm::RankServer* const server_;
@@ -128,7 +125,6 @@ class RankDesk final : public shm::RankEventSink {
   std::vector<Rank> ranks_;
   std::optional<View> view_;
   MemberIdentity self_;
-  uint32_t tensor_base_ = 0;  // Of this generation's tensors in the server's table.
   std::vector<shm::RankConnectionId> gone_;
   uint64_t bytes_pushed_ = 0;
 };

@@ -68,30 +68,26 @@ absl::StatusOr<shm::ResultBuffer> TensorMemory::AllocateResult(uint64_t bytes, b
   return result;
 }
 
-absl::StatusOr<TensorMemory::Results> TensorMemory::TakeResults(const pipeline::TensorSpec& spec,
-                                                                bool on_device) {
-  if (const auto it = free_results_.find({spec.bytes(), on_device}); it != free_results_.end()) {
-    Results results = std::move(it->second);
-    free_results_.erase(it);
-    return results;
-  }
+absl::StatusOr<TensorMemory::Results> TensorMemory::AllocateResults(
+    const pipeline::TensorSpec& spec, bool on_device) {
   Results results;
   for (int parity = 0; parity < 2; ++parity) {
     TALWEG_ASSIGN_OR_RETURN(results.buffers[parity], AllocateResult(spec.bytes(), on_device));
     bytes_ += spec.bytes();
   }
-  if (const uint64_t bytes = shm::ArrivalsBytes(spec.bytes()); bytes > 0 && !on_device) {
-    TALWEG_ASSIGN_OR_RETURN(const shm::ResultBuffer log, AllocateResult(bytes, false));
-    results.arrivals_location = log.location;
-    results.arrivals = shm::ArrivalLog(log.bytes);
-    bytes_ += bytes;
+  const uint64_t log_bytes = shm::ArrivalsBytes(spec.bytes());
+  if (log_bytes == 0 || on_device || !tells_arrivals_) return results;
+  // A tensor that fits is not refused for what only makes it faster.
+  if (const auto log = AllocateResult(log_bytes, false); log.ok()) {
+    results.arrivals_location = log->location;
+    results.arrivals = shm::ArrivalLog(log->bytes);
+    bytes_ += log_bytes;
   }
   return results;
 }
 
 absl::Status TensorMemory::RegisterResults(Results& results) {
   for (size_t parity = 0; parity < 2; ++parity) {
-    if (results.regions[parity].valid()) continue;
     TALWEG_ASSIGN_OR_RETURN(results.regions[parity],
                             transport_->Register(results.buffers[parity].bytes));
   }
@@ -108,18 +104,13 @@ absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline
   entry->nic = std::move(nic);
   entry->contributions.resize(rank_count_);
   if (ranks_sum_ && !on_device) {
-    if (const auto it = free_places_.find({spec.bytes(), in_place}); it != free_places_.end()) {
-      entry->shared = it->second;
-      free_places_.erase(it);
-    } else {
-      auto place = ranks_->PlanContribution(spec.bytes(), in_place);
-      if (!place.ok()) return absl::ResourceExhaustedError(place.failure().text);
-      entry->shared = place.value();
-    }
+    auto place = ranks_->PlanContribution(spec.bytes(), in_place);
+    if (!place.ok()) return absl::ResourceExhaustedError(place.failure().text);
+    entry->shared = place.value();
     tensors_.back() = std::move(entry);
     return absl::OkStatus();
   }
-  TALWEG_ASSIGN_OR_RETURN(entry->results, TakeResults(spec, on_device));
+  TALWEG_ASSIGN_OR_RETURN(entry->results, AllocateResults(spec, on_device));
   // Pages that a NIC does not have are not pinned for it.
   const bool registers = transport_ != nullptr && !entry->nic;
   if (registers) TALWEG_RETURN_IF_ERROR(RegisterResults(entry->results));
@@ -265,23 +256,9 @@ transport::RegionSlice TensorMemory::RegionOf(const pipeline::SliceBytes& slice)
   return region->Slice(slice.offset_bytes, slice.length_bytes);
 }
 
-void TensorMemory::Recycle() {
-  bytes_ = 0;
-  for (std::unique_ptr<Entry>& entry : tensors_) {
-    if (entry == nullptr) continue;
-    if (entry->shared) {
-      free_places_.emplace(std::pair(entry->spec.bytes(), entry->shared->in_place), *entry->shared);
-    } else {
-      entry->results.arrivals.Reset();
-      free_results_.emplace(std::pair(entry->spec.bytes(), entry->on_device),
-                            std::move(entry->results));
-    }
-  }
+void TensorMemory::Forget() {
   tensors_.clear();
-  for (const auto& [kind, results] : free_results_) {
-    bytes_ += 2 * kind.first;
-    if (results.arrivals.valid()) bytes_ += shm::ArrivalsBytes(kind.first);
-  }
+  bytes_ = 0;
 }
 
 }  // namespace talweg::agent

@@ -7,7 +7,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -42,9 +41,12 @@ class PrivatePages {
 // nothing is sent).
 class TensorMemory {
  public:
-  TensorMemory(uint32_t rank_count, shm::RankServer* ranks, transport::Transport* transport)
+  // `tells_arrivals`: slices are large enough for what has come of a result to be told.
+  TensorMemory(uint32_t rank_count, shm::RankServer* ranks, transport::Transport* transport,
+               bool tells_arrivals)
       : rank_count_(rank_count),
         ranks_sum_(transport == nullptr && RanksSum(rank_count)),
+        tells_arrivals_(tells_arrivals),
         ranks_(ranks),
         transport_(transport) {}
 
@@ -101,8 +103,8 @@ class TensorMemory {
   // as far as that is told; 0: it is not.
   uint64_t AddArrival(const pipeline::SliceBytes& result);
 
-  // All tensors are forgotten; result buffers and places serve the next ones of the same size.
-  void Recycle();
+  // All tensors are forgotten. RankServer::DropTensorMemory follows.
+  void Forget();
 
   uint64_t bytes() const { return bytes_; }
   size_t tensor_count() const { return tensors_.size(); }
@@ -127,19 +129,16 @@ class TensorMemory {
   };
 
   const Entry& At(pipeline::TensorIndex tensor) const;
-  absl::StatusOr<Results> TakeResults(const pipeline::TensorSpec& spec, bool on_device);
+  absl::StatusOr<Results> AllocateResults(const pipeline::TensorSpec& spec, bool on_device);
   absl::Status RegisterResults(Results& results);
   absl::StatusOr<shm::ResultBuffer> AllocateResult(uint64_t bytes, bool on_device);
 
   const uint32_t rank_count_;
   const bool ranks_sum_;
+  const bool tells_arrivals_;
   shm::RankServer* const ranks_;
   transport::Transport* const transport_;
   std::vector<std::unique_ptr<Entry>> tensors_;
-  // By bytes, and whether they have pages of their own.
-  std::multimap<std::pair<uint64_t, bool>, Results> free_results_;
-  // By bytes, and whether they are summed in place.
-  std::multimap<std::pair<uint64_t, bool>, shm::SharedPlace> free_places_;
   uint64_t bytes_ = 0;
 };
 

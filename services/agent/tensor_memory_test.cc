@@ -31,7 +31,7 @@ class NoDevices final : public transport::LoopbackDevices {
 
 class Fixture {
  public:
-  Fixture() {
+  explicit Fixture(bool tells_arrivals = true) {
     std::string name = (std::filesystem::temp_directory_path() / "talweg-XXXXXX").string();
     TALWEG_CHECK(mkdtemp(name.data()) != nullptr);
     directory = name;
@@ -46,7 +46,7 @@ class Fixture {
     ranks = std::move(created).value();
     network = transport::NewLoopbackNetwork(&devices);
     transport = network->NewTransport();
-    memory = std::make_unique<TensorMemory>(1, ranks.get(), transport.get());
+    memory = std::make_unique<TensorMemory>(1, ranks.get(), transport.get(), tells_arrivals);
   }
   ~Fixture() {
     memory.reset();
@@ -116,21 +116,6 @@ TEST_CASE("TensorMemory: without a NIC everything is the host's", "[agent]") {
         f.memory->RegionOf(f.Slice(Memory::kResult, 7, 0, 100)).registration);
 }
 
-TEST_CASE("TensorMemory: pages that a NIC left to the host are registered for who is next",
-          "[agent]") {
-  Fixture f;
-  TensorMemory::NicRegions nic{.send = f.OnDevice(0x1000'0000),
-                               .results = {f.OnDevice(0x2000'0000), f.OnDevice(0x3000'0000)}};
-  const absl::Status allocated =
-      f.memory->Allocate(TensorIndex{0}, f.spec, /*on_device=*/true, std::move(nic));
-  REQUIRE(allocated.ok());
-  f.memory->DropNicRegions();
-  f.memory->Recycle();
-  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, /*on_device=*/true).ok());
-  const auto held = f.memory->RegionOf(f.Slice(Memory::kResult, 1, 0, 100));
-  CHECK_FALSE(held.registration->on_device());
-}
-
 TEST_CASE("TensorMemory: what has come of a result is told, and forgotten with the ranks",
           "[agent]") {
   Fixture f;
@@ -143,14 +128,38 @@ TEST_CASE("TensorMemory: what has come of a result is told, and forgotten with t
     CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, kSlice)) == 2 * kSlice);
     CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 2, 0, kSlice)) == kSlice);
     CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, kSlice)) == kSlice);
-    f.memory->Recycle();
+    f.memory->Forget();
+    f.ranks->DropTensorMemory();
   }
 }
 
-TEST_CASE("TensorMemory: of small tensors, and of those on GPUs, nothing is told", "[agent]") {
+TEST_CASE("TensorMemory: a tensor that just fits has no log", "[agent]") {
   Fixture f;
-  const bool on_device = GENERATE(true, false);
-  f.spec.element_count = kMiB / sizeof(float) - (on_device ? 0 : 1);
+  f.spec.element_count = 4 * kMiB / sizeof(float);
+  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec).ok());
+  CHECK(f.memory->ArrivalsLocation(TensorIndex{0}).segment == 0);
+  CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, 65'536)) == 0);
+  CHECK(f.memory->bytes() == 2 * f.spec.bytes());
+}
+
+TEST_CASE("TensorMemory: what is forgotten makes room for tensors of any size", "[agent]") {
+  Fixture f;
+  for (uint64_t bytes = kMiB; bytes <= 3 * kMiB; bytes += kMiB / 4) {
+    f.spec.element_count = bytes / sizeof(float);
+    REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec).ok());
+    CHECK(f.memory->bytes() >= 2 * bytes);
+    f.memory->Forget();
+    f.ranks->DropTensorMemory();
+    CHECK(f.memory->bytes() == 0);
+  }
+}
+
+TEST_CASE("TensorMemory: of small tensors, in small slices, and on GPUs nothing is told",
+          "[agent]") {
+  const int which = GENERATE(0, 1, 2);
+  Fixture f(/*tells_arrivals=*/which != 1);
+  const bool on_device = which == 2;
+  f.spec.element_count = kMiB / sizeof(float) - (which == 0 ? 1 : 0);
   REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, on_device).ok());
   CHECK(f.memory->ArrivalsLocation(TensorIndex{0}).segment == 0);
   CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, 65'536)) == 0);

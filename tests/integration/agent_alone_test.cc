@@ -274,5 +274,52 @@ TEST_CASE("Agent alone: a tensor past the limit is refused with the figures", "[
   CHECK(agent.Stop().ok());
 }
 
+TEST_CASE("Agent alone: jobs one after the other have each as many tensors as fit", "[agent]") {
+  RunningAgent agent(Alone(1));
+  constexpr size_t kTensors = 40'000;  // Of 65,536 at most.
+  for (uint64_t generation = 1; generation <= 2; ++generation) {
+    {
+      Rank rank(agent.socket_path());
+      REQUIRE(rank.status == TALWEG_OK);
+      std::vector<std::string> names(kTensors);
+      std::vector<talweg_declaration> declarations(kTensors);
+      for (size_t i = 0; i < kTensors; ++i) {
+        names[i] = "t" + std::to_string(i);
+        declarations[i] = {names[i].c_str(), TALWEG_U8, TALWEG_SUM, 0, 0, 1};
+      }
+      std::vector<talweg_tensor> tensors(kTensors);
+      REQUIRE(talweg_declare_all(rank.client, declarations.data(), kTensors, kGenerousNs,
+                                 tensors.data()) == TALWEG_OK);
+      const uint8_t byte = 7;
+      uint8_t result = 0;
+      CHECK(rank.PushPull(tensors.back(), &byte, &result) == TALWEG_OK);
+      CHECK(result == byte);
+    }
+    agent.WaitForRestart(generation);
+  }
+  CHECK(agent.Stop().ok());
+}
+
+TEST_CASE("Agent alone: jobs one after the other have each the memory of all", "[agent]") {
+  const uint32_t ranks = GENERATE(2u, 9u);  // Who sum, and for whom the agent does.
+  config::AgentConfig config = Alone(ranks);
+  config.arena_bytes_max = uint64_t{ranks + 2} * 8 * kMiB;
+  RunningAgent agent(config);
+  for (uint64_t generation = 1; generation <= 4; ++generation) {
+    CHECK(RunRanks(agent.socket_path(), ranks, [&](Rank& rank) -> std::string {
+            // Another size each time, and most of what there is.
+            std::vector<uint8_t> data(generation * 4096 + 3 * kMiB, 1);
+            talweg_tensor tensor = 0;
+            if (rank.Declare("t", TALWEG_U8, TALWEG_SUM, data.size(), &tensor) != TALWEG_OK ||
+                rank.PushPull(tensor, data.data(), data.data()) != TALWEG_OK) {
+              return rank.error;
+            }
+            return data.back() == ranks ? "" : "wrong sum";
+          }) == "");
+    agent.WaitForRestart(generation);
+  }
+  CHECK(agent.Stop().ok());
+}
+
 }  // namespace
 }  // namespace talweg::integration

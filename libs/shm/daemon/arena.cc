@@ -60,6 +60,11 @@ Outcome<bool> Arena::Back(Part& part, uint64_t end) {
   return backed;
 }
 
+void Arena::Clear() {
+  parts_.clear();
+  used_ = 0;
+}
+
 Arena::Part* Arena::Find(uint32_t segment) {
   const auto it = std::find_if(parts_.begin(), parts_.end(),
                                [segment](const Part& part) { return part.id == segment; });

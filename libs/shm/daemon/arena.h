@@ -14,7 +14,7 @@
 
 namespace talweg::shm {
 
-// Buffers for tensors, cut one behind the other from a chain of segments; none is ever given back.
+// Buffers for tensors, cut one behind the other from a chain of segments; given back all at once.
 // One owner thread.
 class Arena {
  public:
@@ -43,6 +43,9 @@ class Arena {
 
   // nullptr when the arena has no such segment. Valid until the next Allocate.
   Part* Find(uint32_t segment);
+
+  // No buffer is needed any more.
+  void Clear();
 
  private:
   // Sees to it that `part` has memory up to `end`.

@@ -25,8 +25,6 @@ class ArrivalLog {
   // These bytes of the round's result have come, perhaps once more. Returns how many the round has
   // been told of.
   uint64_t Add(Round round, uint64_t offset_bytes, uint64_t length_bytes);
-  // No round has been told of any: they may be counted from 1 again.
-  void Reset() { Begin(Round{0}); }
 
  private:
   void Begin(Round round);

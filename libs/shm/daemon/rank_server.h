@@ -223,14 +223,15 @@ class RankServer {
   // to 64 bytes, zeroed, and backed by memory when this returns.
   virtual Outcome<ContributionBuffer> AllocateContribution(RankConnectionId connection,
                                                            uint64_t bytes) = 0;
-  // For tensors that the ranks sum: where every rank's contribution lies, for the life of the
-  // server, and that place in one rank's arena. The rank sets the pages aside. kOutOfMemory,
-  // kLimit.
+  // For tensors that the ranks sum: where every rank's contribution lies, until DropTensorMemory,
+  // and that place in one rank's arena. The rank sets the pages aside. kOutOfMemory, kLimit.
   virtual Outcome<SharedPlace> PlanContribution(uint64_t bytes, bool in_place) = 0;
   virtual Outcome<Location> PlaceContribution(RankConnectionId connection,
                                               const SharedPlace& place) = 0;
-  // For the life of the server.
+  // Until DropTensorMemory.
   virtual Outcome<ResultBuffer> AllocateResult(uint64_t bytes) = 0;
+  // Results and places go, for other ranks' tensors: whoever was told of any is gone, and released.
+  virtual void DropTensorMemory() = 0;
 
   // Answers OnRankDeclare; hands over descriptors of segments that are new to the rank. `tensor`
   // must be below config().tensors_max. A repeated declaration gets what the first one got. A rank

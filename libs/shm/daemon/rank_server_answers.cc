@@ -92,6 +92,15 @@ Outcome<ResultBuffer> RankServerImpl::AllocateResult(uint64_t bytes) {
   return ResultBuffer{buffer.value().location, buffer.value().bytes};
 }
 
+void RankServerImpl::DropTensorMemory() {
+  // What still waits to be sent to a rank that has ended may carry descriptors of results.
+  for (auto& [id, connection] : connections_) {
+    if (connection->over()) Close(*connection);
+  }
+  results_.Clear();
+  plan_.Clear();
+}
+
 void RankServerImpl::ReplyDeclared(RankConnectionId id, RequestId request,
                                    const DeclaredData& data) {
   Connection* connection = FindOpen(id);

@@ -95,6 +95,7 @@ class RankServerImpl final : public RankServer {
   }
   Outcome<Location> PlaceContribution(RankConnectionId id, const SharedPlace& place) override;
   Outcome<ResultBuffer> AllocateResult(uint64_t bytes) override;
+  void DropTensorMemory() override;
   void ReplyDeclared(RankConnectionId id, RequestId request, const DeclaredData& data) override;
   void RefuseDeclaration(RankConnectionId id, RequestId request, RankStatus status,
                          std::string_view text) override;

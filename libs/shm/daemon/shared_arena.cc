@@ -44,6 +44,11 @@ Outcome<SharedPlace> SharedPlan::Place(uint64_t tensor_bytes, bool in_place) {
   return place;
 }
 
+void SharedPlan::Clear() {
+  parts_.clear();
+  used_ = 0;
+}
+
 Outcome<Location> SharedArena::At(const SharedPlace& place, uint32_t* next_segment) {
   if (parts_.size() <= place.part) parts_.resize(place.part + 1);
   Part& part = parts_[place.part];

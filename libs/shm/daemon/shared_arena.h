@@ -33,6 +33,9 @@ class SharedPlan {
   // kOutOfMemory with the figures.
   Outcome<SharedPlace> Place(uint64_t tensor_bytes, bool in_place);
 
+  // No place is needed any more.
+  void Clear();
+
  private:
   struct Part {
     uint64_t bytes = 0;

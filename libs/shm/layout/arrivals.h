@@ -35,11 +35,14 @@ struct Arrival {
 };
 static_assert(sizeof(Arrival) == 16);
 
-// How many arrivals there is room for: a slice each, as tensors are cut by default. What more there
-// is in a round is not told; a log that is full says nothing of the whole.
+// Of slices that are cut smaller a log would be full before the result is there.
+inline constexpr uint64_t kArrivalBytesMin = 64 * kKiB;
+
+// How many arrivals there is room for: a slice each. What more there is in a round is not told; a
+// log that is full says nothing of the whole.
 constexpr uint64_t ArrivalsCapacity(uint64_t tensor_bytes) {
   constexpr uint64_t kMore = 256;  // Each owner's last slice is a short one.
-  return tensor_bytes < kArrivalsTensorBytesMin ? 0 : tensor_bytes / (64 * kKiB) + kMore;
+  return tensor_bytes < kArrivalsTensorBytesMin ? 0 : tensor_bytes / kArrivalBytesMin + kMore;
 }
 // 0: there is none.
 constexpr uint64_t ArrivalsBytes(uint64_t tensor_bytes) {

@@ -50,6 +50,12 @@ class TorchTest(unittest.TestCase):
         line = job.command("torch_training.py", nodes=2, ranks=(2, 1), forks=self.forks)
         job.run(line)
 
+    def test_steps(self) -> None:
+        for nodes, ranks in ((1, 1), (1, 2), (2, (2, 1))):
+            with self.subTest(nodes=nodes):
+                line = job.command("torch_steps.py", nodes=nodes, ranks=ranks, forks=self.forks)
+                job.run(line)
+
     def test_a_parameter_that_is_thawed_at_one_rank_is_named(self) -> None:
         line = job.command("torch_training.py", ["thawed_at_one_rank"], ranks=2, forks=self.forks)
         output = job.run(line, check=False)

@@ -10,7 +10,7 @@ from typing import Any
 import talweg
 import talweg.torch as tw
 import torch
-from talweg.torch import _optimizer
+from talweg.torch import _averager
 from torch import nn
 
 STEPS = 6
@@ -65,7 +65,7 @@ def train(
     optimizer = tw.DistributedOptimizer(
         make(list(model.parameters())),
         model.named_parameters(),
-        passes,
+        backward_passes_per_step=passes,
         name=f"{name}.{'overlapped' if overlap else 'plain'}",
         overlap_forward=model if overlap else None,
     )
@@ -134,7 +134,7 @@ def layers_in_a_row() -> tuple[nn.Sequential, torch.optim.Optimizer]:
 def forward_waits_layer_by_layer() -> None:
     model, optimizer = layers_in_a_row()
     events: list[str] = []
-    finish = _optimizer.finish
+    finish = _averager.finish
 
     def logged(client: Any, handle: Any, timeout_s: float | None = None) -> torch.Tensor:
         events.append(f"take {handle.name.split('.', 2)[-1]}")
@@ -144,12 +144,12 @@ def forward_waits_layer_by_layer() -> None:
         layer.register_forward_pre_hook(lambda *_, place=place: events.append(f"forward {place}"))
     model(torch.ones(2, 4)).sum().backward()
     events.clear()
-    _optimizer.finish = logged
+    _averager.finish = logged
     try:
         optimizer.step()
         model(torch.ones(2, 4)).sum()
     finally:
-        _optimizer.finish = finish
+        _averager.finish = finish
     events = [event for event in events if not event.endswith("used")]
     wanted = [
         f"{what} {place}{'.weight' if what == 'take' else ''}"
@@ -183,6 +183,19 @@ def changed_gradients_are_refused() -> None:
         raise AssertionError("LBFGS was taken")
 
 
+def batches_that_are_left_out() -> None:
+    model, optimizer = layers_in_a_row()
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.full((2, 4), 1.0 + tw.rank())).sum().backward()
+        if step % 2 == 0:
+            continue  # Its averages are under way, and nobody wants them.
+        optimizer.step()
+    optimizer.synchronize()
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, tw.broadcast(value, name=f"left out.{key}")), key
+
+
 def state_and_join_see_whole_steps() -> None:
     model, optimizer = layers_in_a_row()
     calls: list[str] = []
@@ -211,6 +224,7 @@ def main() -> int:
         clipping_after_synchronize,
         forward_waits_layer_by_layer,
         changed_gradients_are_refused,
+        batches_that_are_left_out,
         state_and_join_see_whole_steps,
     ):
         print(check.__name__, flush=True)

@@ -15,43 +15,13 @@ import talweg.torch as tw
 import torch
 from talweg.torch import _in_place
 from torch import nn
-
-
-def _distributed(
-    model: nn.Module,
-    name: str,
-    make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
-    **keywords: Any,
-) -> torch.optim.Optimizer:
-    optimizer = make(model.parameters(), lr=0.1)
-    tw.broadcast_parameters(model.state_dict())
-    return tw.DistributedOptimizer(optimizer, model.named_parameters(), name=name, **keywords)
-
-
-def _two_layers() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
-
-
-def _same_everywhere(model: nn.Module, what: object) -> None:
-    own = [p.detach().float().numpy().tobytes() for p in model.parameters()]
-    everyone = tw.all_gather_object(own)
-    assert all(other == everyone[0] for other in everyone), f"ranks differ: {what}"
-
-
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """One step on data that differs from rank to rank."""
-    torch.manual_seed(100 * step + tw.rank())
-    optimizer.zero_grad()
-    dtype = next(model.parameters()).dtype
-    model(torch.randn(4, 6, dtype=dtype)).square().mean().backward()
-    optimizer.step()
-    _same_everywhere(model, f"step {step}")
+from torch_models import distributed, same_everywhere, step_on_own_data, two_layers
 
 
 def frozen_then_thawed() -> None:
-    model = _two_layers()
+    model = two_layers()
     model[0].requires_grad_(False)
-    optimizer = _distributed(model, "frozen")
+    optimizer = distributed(model, "frozen")
     before = model[0].weight.detach().clone()
     for step in range(5):
         if step == 2:
@@ -60,21 +30,21 @@ def frozen_then_thawed() -> None:
         if step == 3:
             model[1].requires_grad_(False)
             before = model[1].weight.detach().clone()
-        _step(model, optimizer, step)
+        step_on_own_data(model, optimizer, step)
     assert torch.equal(model[1].weight, before)
 
 
 def thawed_at_one_rank() -> None:
-    model = _two_layers()
+    model = two_layers()
     model[0].requires_grad_(False)
-    optimizer = _distributed(model, "disagree")
-    _step(model, optimizer, 0)
+    optimizer = distributed(model, "disagree")
+    step_on_own_data(model, optimizer, 0)
     model[0].requires_grad_(tw.rank() == 0)
-    _step(model, optimizer, 1)
+    step_on_own_data(model, optimizer, 1)
 
 
 def parameters_that_are_added() -> None:
-    model = _two_layers()
+    model = two_layers()
     optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
     tw.broadcast_parameters(model.state_dict())
     tw.DistributedOptimizer(optimizer, model[1].named_parameters(), name="added")
@@ -83,7 +53,7 @@ def parameters_that_are_added() -> None:
         if step == 2:
             assert torch.equal(model[0].weight, before)
             optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.05})
-        _step(model, optimizer, step)
+        step_on_own_data(model, optimizer, step)
     assert not torch.equal(model[0].weight, before)
 
 
@@ -105,16 +75,16 @@ def shared_parameters() -> None:
         named = model.named_parameters(remove_duplicate=not twice)
         optimizer = tw.DistributedOptimizer(sgd, named, name=name)
         for step in range(2):
-            _step(model, optimizer, step)
+            step_on_own_data(model, optimizer, step)
 
 
 def another_dtype() -> None:
     model = nn.Linear(6, 3)
-    optimizer = _distributed(model, "dtype")
+    optimizer = distributed(model, "dtype")
     for step in range(4):
         if step == 2:
             model.to(torch.bfloat16)
-        _step(model, optimizer, step)
+        step_on_own_data(model, optimizer, step)
 
 
 def complex_parameters() -> None:
@@ -133,115 +103,44 @@ def complex_parameters() -> None:
 def an_optimizer_for_the_same_parameters() -> None:
     model = nn.Linear(6, 3)
     for _ in range(3):
-        optimizer = _distributed(model, "again")
-        _step(model, optimizer, 0)
-        _step(model, optimizer, 1)
+        optimizer = distributed(model, "again")
+        step_on_own_data(model, optimizer, 0)
+        step_on_own_data(model, optimizer, 1)
 
 
 def two_optimizers_of_one_name() -> None:
     a, b = nn.Linear(6, 3), nn.Linear(6, 3)
     # Each by itself is fine.
-    optimizers = [_distributed(model, "one name") for model in (a, b)]
+    optimizers = [distributed(model, "one name") for model in (a, b)]
     for model, optimizer in zip((a, b), optimizers):
-        _step(model, optimizer, 0)
-    named = [_distributed(model, name) for model, name in ((a, "a"), (b, "b"))]
+        step_on_own_data(model, optimizer, 0)
+    named = [distributed(model, name) for model, name in ((a, "a"), (b, "b"))]
     torch.manual_seed(tw.rank())
     x = torch.randn(4, 6)
     (a(x).square().mean() + b(x).abs().mean()).backward()
     for model, optimizer in zip((a, b), named):
         optimizer.step()
-        _same_everywhere(model, "two models in one backward")
+        same_everywhere(model, "two models in one backward")
 
 
 def saved_and_loaded() -> None:
     model = nn.Linear(6, 3)
-    optimizer = _distributed(model, "saved", torch.optim.Adam)
+    optimizer = distributed(model, "saved", torch.optim.Adam)
     for step in range(2):
-        _step(model, optimizer, step)
+        step_on_own_data(model, optimizer, step)
     file = io.BytesIO()
     torch.save((model.state_dict(), optimizer.state_dict()), file)
     for step in range(2, 4):
-        _step(model, optimizer, step)
+        step_on_own_data(model, optimizer, step)
     wanted = copy.deepcopy(model.state_dict())
     file.seek(0)
     of_model, of_optimizer = torch.load(file)
     model.load_state_dict(of_model)
     optimizer.load_state_dict(of_optimizer)
     for step in range(2, 4):
-        _step(model, optimizer, step)
+        step_on_own_data(model, optimizer, step)
     for name, value in model.state_dict().items():
         assert torch.equal(value, wanted[name])
-
-
-def closures() -> None:
-    model = nn.Linear(6, 3)
-    optimizer = _distributed(model, "closure", torch.optim.LBFGS)
-    torch.manual_seed(tw.rank())
-    x = torch.randn(8, 6)
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        # Its own loss would have each rank take other steps.
-        return float(tw.push_pull(loss.detach()))
-
-    for step in range(2):
-        optimizer.step(closure)
-        _same_everywhere(model, f"closure, step {step}")
-
-
-def schedulers() -> None:
-    model = nn.Linear(6, 3)
-    optimizer = _distributed(model, "schedulers")
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
-    for step in range(3):
-        _step(model, optimizer, step)
-        scheduler.step()
-    assert optimizer.param_groups[0]["lr"] < 0.1
-
-
-def clipped_under_a_scaler() -> None:
-    if not hasattr(torch.amp, "GradScaler"):  # Before torch 2.3 only CUDA tensors are scaled.
-        return
-    model = nn.Linear(6, 3)
-    optimizer = _distributed(model, "unscaled")
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for step in range(3):
-        torch.manual_seed(100 * step + tw.rank())
-        optimizer.zero_grad()
-        scaler.scale(model(torch.randn(4, 6)).square().mean()).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-        scaler.step(optimizer)
-        scaler.update()
-        _same_everywhere(model, f"scaled step {step}")
-
-
-def accumulated_gradients() -> None:
-    """Also a last step of fewer backward passes, and steps of several without being told so."""
-    for name, passes in (("three", 3), ("one", 1)):
-        model = nn.Linear(6, 3)
-        optimizer = _distributed(model, f"accumulate.{name}", backward_passes_per_step=passes)
-        for step, count in enumerate((3, 2)):
-            optimizer.zero_grad()
-            wanted = torch.zeros(3, 6)
-            for number in range(count):
-                for rank in range(tw.size()):
-                    torch.manual_seed(100 * step + 10 * number + rank)
-                    x = torch.randn(4, 6)
-                    if rank == tw.rank():
-                        own = x
-                    alone = copy.deepcopy(model).requires_grad_(True)
-                    alone.zero_grad()
-                    alone(x).square().mean().backward()
-                    assert alone.weight.grad is not None
-                    wanted += alone.weight.grad / tw.size()
-                model(own).square().mean().backward()
-            optimizer.synchronize()  # type: ignore[attr-defined]
-            assert torch.allclose(model.weight.grad, wanted, atol=1e-6), (name, step)
-            optimizer.step()
-            _same_everywhere(model, f"accumulated, step {step}")
 
 
 def _averaged_backward(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -259,7 +158,7 @@ def _averaged_backward(model: nn.Module, optimizer: torch.optim.Optimizer, step:
 def gradients_that_are_kept() -> None:
     """Over the steps behind theirs: whole, as a part, and through another tensor."""
     model = nn.Sequential(nn.Linear(160, 160), nn.Linear(160, 130))
-    optimizer = _distributed(model, "kept")
+    optimizer = distributed(model, "kept")
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     for step in range(8):
         optimizer.zero_grad()
@@ -274,7 +173,7 @@ def gradients_that_are_kept() -> None:
             part = part.detach()[3:, 5:]
             kept.append((part, part.clone()))
         optimizer.step()
-        _same_everywhere(model, f"kept {step}")
+        same_everywhere(model, f"kept {step}")
         for tensor, values in kept:
             assert torch.equal(tensor, values), f"step {step} wrote over a gradient of before"
     kept[0][0].fill_(1)  # And it is nobody else's.
@@ -285,7 +184,7 @@ def gradients_that_are_kept() -> None:
 def gradients_that_stay() -> None:
     """Accumulated onto averages, and zeros."""
     model = nn.Linear(160, 160)
-    optimizer = _distributed(model, "stay")
+    optimizer = distributed(model, "stay")
     for step in range(9):
         if step % 3 == 0:
             optimizer.zero_grad()
@@ -293,13 +192,13 @@ def gradients_that_stay() -> None:
             optimizer.zero_grad(set_to_none=False)
         _averaged_backward(model, optimizer, step)
         optimizer.step()
-        _same_everywhere(model, f"stay {step}")
+        same_everywhere(model, f"stay {step}")
 
 
 def gradients_in_a_forked_child() -> None:
     """As a data loader's worker may touch them, that is all."""
     model = nn.Linear(160, 160)
-    optimizer = _distributed(model, "forked")
+    optimizer = distributed(model, "forked")
     _averaged_backward(model, optimizer, 0)
     gradient = model.weight.grad
     assert gradient is not None
@@ -317,7 +216,7 @@ def gradients_in_a_forked_child() -> None:
 def memory_formats() -> None:
     """Gradients whose elements lie in another order at another rank."""
     model = nn.Conv2d(3, 4, 3)
-    optimizer = _distributed(model, "formats")
+    optimizer = distributed(model, "formats")
     if tw.rank() == 0:
         model.to(memory_format=torch.channels_last)
     for step in range(2):
@@ -325,7 +224,7 @@ def memory_formats() -> None:
         optimizer.zero_grad()
         model(torch.randn(2, 3, 8, 8)).square().mean().backward()
         optimizer.step()
-        _same_everywhere(model, f"formats, step {step}")
+        same_everywhere(model, f"formats, step {step}")
 
 
 def odd_parameters() -> None:
@@ -338,11 +237,11 @@ def odd_parameters() -> None:
             self.scalar = nn.Parameter(torch.ones(()))
 
     model = Odd()
-    optimizer = _distributed(model, "odd")
+    optimizer = distributed(model, "odd")
     (model.scalar * tw.rank() + model.none.sum()).backward()
     assert model.scalar.grad == (tw.size() - 1) / 2
     optimizer.step()
-    _same_everywhere(model, "odd")
+    same_everywhere(model, "odd")
 
 
 class _Fails(torch.autograd.Function):
@@ -356,8 +255,8 @@ class _Fails(torch.autograd.Function):
 
 
 def _train_with_a_failure(name: str, failing: Callable[[], bool]) -> None:
-    model = _two_layers()
-    optimizer = _distributed(model, name)
+    model = two_layers()
+    optimizer = distributed(model, name)
     for step in range(4):
         torch.manual_seed(100 * step + tw.rank())
         optimizer.zero_grad()
@@ -373,7 +272,7 @@ def _train_with_a_failure(name: str, failing: Callable[[], bool]) -> None:
         own = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         assert all(torch.equal(a, b) for a, b in zip(own, tw.broadcast_object(own)))
         optimizer.step()
-        _same_everywhere(model, f"step {step}")
+        same_everywhere(model, f"step {step}")
 
 
 def failed_backwards() -> None:
@@ -382,8 +281,8 @@ def failed_backwards() -> None:
 
 
 def a_failed_backward_that_was_not_told() -> None:
-    model = _two_layers()
-    optimizer = _distributed(model, "untold")
+    model = two_layers()
+    optimizer = distributed(model, "untold")
     for text in ("no backward", "synchronize()"):
         try:
             model[1](_Fails.apply(model[0](torch.ones(4, 6)))).sum().backward()
@@ -414,7 +313,7 @@ def broadcasts_of_any_dtype() -> None:
     a, b = nn.Linear(6, 3), nn.Linear(6, 3)
     tw.broadcast_parameters([*a.named_parameters(), *b.named_parameters()])
     for model in (a, b):
-        _same_everywhere(model, "names twice")
+        same_everywhere(model, "names twice")
 
 
 def views() -> None:
@@ -456,10 +355,6 @@ CASES = [
     an_optimizer_for_the_same_parameters,
     two_optimizers_of_one_name,
     saved_and_loaded,
-    closures,
-    schedulers,
-    clipped_under_a_scaler,
-    accumulated_gradients,
     gradients_that_are_kept,
     gradients_that_stay,
     gradients_in_a_forked_child,

@@ -76,6 +76,11 @@ class ForwardOverlap:
         if self._waiting:
             self._update(own if module.training else below)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether updates are put off."""
+        return bool(self._waiting)
+
     def step(self, at_once: bool) -> None:
         """Updates now what cannot be put off: all `at_once`, or if the averages are there."""
         self.finish()

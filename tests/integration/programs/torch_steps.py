@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of torch_test.py: what steps apply are averages, whatever led to them."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import talweg.torch as tw
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch_models import distributed, same_everywhere, step_on_own_data
+
+
+def closures() -> None:
+    model = nn.Linear(6, 3)
+    optimizer = distributed(model, "closure", torch.optim.LBFGS)
+    torch.manual_seed(tw.rank())
+    x = torch.randn(8, 6)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        # Its own loss would have each rank take other steps.
+        return float(tw.push_pull(loss.detach()))
+
+    for step in range(2):
+        optimizer.step(closure)
+        same_everywhere(model, f"closure, step {step}")
+
+
+def _averaged_by_hand(model: nn.Module, name: str) -> list[torch.Tensor]:
+    """What each gradient of plain copies comes to."""
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return [tw.push_pull(g, name=f"{name}.{i}") for i, g in enumerate(gradients)]
+
+
+def _moved_by(model: nn.Module, before: nn.Module, gradients: list[torch.Tensor]) -> None:
+    for now, then, gradient in zip(model.parameters(), before.parameters(), gradients):
+        assert torch.allclose(now, then - 0.1 * gradient, atol=1e-6)
+
+
+def _check_closures(name: str, passes: int) -> None:
+    model = nn.Linear(6, 3)
+    optimizer = distributed(model, name, backward_passes_per_step=passes)
+    x = torch.empty(8, 6)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    for step in range(2):
+        torch.manual_seed(10 * step + tw.rank())
+        x.normal_()
+        plain = copy.deepcopy(model)
+        plain.zero_grad()
+        plain(x).square().mean().backward()
+        loss = optimizer.step(closure) if step == 0 else optimizer.step(closure=closure)
+        assert loss is not None
+        _moved_by(model, plain, _averaged_by_hand(plain, f"{name}.wanted"))
+        same_everywhere(model, f"{name}, step {step}")
+
+
+def closures_of_few_passes() -> None:
+    """Also of gradients that nobody has averaged by the time of the step."""
+    _check_closures("closure.enough", 1)
+    _check_closures("closure.few", 2)
+
+
+def assigned_gradients() -> None:
+    """By hand, by one rank, before the optimizer was made; and those that only stay."""
+    model = nn.Linear(6, 3)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, float(tw.rank()))
+    optimizer = distributed(model, "assigned")
+    mean = (tw.size() - 1) / 2
+    for step in range(4):
+        plain = copy.deepcopy(model)
+        optimizer.step()
+        _moved_by(model, plain, [torch.full_like(p, mean) for p in model.parameters()])
+        optimizer.zero_grad()
+        losses = model(torch.ones(2, 6)).sum()
+        weight, bias = torch.autograd.grad(losses, (model.weight, model.bias))
+        if step == 1 and tw.rank() != 0:
+            continue  # The others' zeros count as any rank's do.
+        share = tw.size() if step == 1 else 1
+        at = mean if step == 1 else float(tw.rank())
+        model.weight.grad = torch.full_like(weight, at * share)
+        model.bias.grad = torch.full_like(bias, at * share)
+    # One that stays is as it was, though other gradients are averaged.
+    optimizer.zero_grad()
+    other = nn.Linear(6, 3)
+    optimizer.add_param_group({"params": list(other.parameters()), "lr": 0.1})
+    model(torch.full((2, 6), 1.0 + tw.rank())).sum().backward()
+    optimizer.step()
+    kept = model.weight.grad
+    assert kept is not None
+    values = kept.clone()
+    other(torch.ones(2, 6)).sum().backward()
+    assert model.weight.grad is kept and torch.equal(kept, values)
+
+
+def batches_that_are_left_out() -> None:
+    """The first of several passes is dropped, and a whole step."""
+    model = nn.Linear(6, 3)
+    optimizer = distributed(model, "left out", backward_passes_per_step=2)
+    for step in range(3):
+        for dropped in (1, 2):
+            optimizer.zero_grad()
+            for _ in range(dropped):
+                model(torch.randn(2, 6)).sum().backward()
+        optimizer.zero_grad()
+        plain = copy.deepcopy(model)
+        for _ in range(2):
+            x = torch.full((2, 6), 1.0 + tw.rank() + step)
+            model(x).square().mean().backward()
+            plain(x).square().mean().backward()
+        wanted = _averaged_by_hand(plain, "left out.wanted")
+        for parameter, gradient in zip(model.parameters(), wanted):
+            assert parameter.grad is not None
+            assert torch.allclose(parameter.grad, gradient, atol=1e-6), step
+        optimizer.step()
+        same_everywhere(model, f"left out, step {step}")
+
+
+def backwards_within_backwards() -> None:
+    """Whose end is not that of the pass, nor one of those to accumulate."""
+    if not hasattr(torch._C, "_current_autograd_node"):
+        return
+    first, second, third = (nn.Linear(6, 6) for _ in range(3))
+    model = nn.Sequential(first, second, third)
+    optimizer = distributed(model, "nested", backward_passes_per_step=2)
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(third, x, use_reentrant=True)
+
+    for step in range(3):
+        plain = copy.deepcopy(model)
+        plain.zero_grad()
+        optimizer.zero_grad()
+        for number in range(2):
+            torch.manual_seed(100 * step + 10 * number + tw.rank())
+            x = torch.randn(4, 6)
+            plain(x).square().mean().backward()
+            # The last layer's gradients come first, from a backward within the other layers'; or
+            # within one within it.
+            y = second(first(x))
+            y = checkpoint(inner, y, use_reentrant=True) if step == 0 else inner(y)
+            y.square().mean().backward()
+            alone = [p.grad for p in plain.parameters()]
+            wanted = alone if number == 0 else _averaged_by_hand(plain, "nested.wanted")
+            for parameter, gradient in zip(model.parameters(), wanted):
+                assert parameter.grad is not None and gradient is not None
+                assert torch.allclose(parameter.grad, gradient, atol=1e-6), (step, number)
+        optimizer.step()
+        same_everywhere(model, f"nested, step {step}")
+
+
+def schedulers() -> None:
+    model = nn.Linear(6, 3)
+    optimizer = distributed(model, "schedulers")
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
+    for step in range(3):
+        step_on_own_data(model, optimizer, step)
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] < 0.1
+
+
+def clipped_under_a_scaler() -> None:
+    if not hasattr(torch.amp, "GradScaler"):  # Before torch 2.3 only CUDA tensors are scaled.
+        return
+    model = nn.Linear(6, 3)
+    optimizer = distributed(model, "unscaled")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(3):
+        torch.manual_seed(100 * step + tw.rank())
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(4, 6)).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        scaler.step(optimizer)
+        scaler.update()
+        same_everywhere(model, f"scaled step {step}")
+
+
+def accumulated_gradients() -> None:
+    """Also a last step of fewer backward passes, and steps of several without being told so."""
+    for name, passes in (("three", 3), ("one", 1)):
+        model = nn.Linear(6, 3)
+        optimizer = distributed(model, f"accumulate.{name}", backward_passes_per_step=passes)
+        for step, count in enumerate((3, 2)):
+            optimizer.zero_grad()
+            wanted = torch.zeros(3, 6)
+            for number in range(count):
+                for rank in range(tw.size()):
+                    torch.manual_seed(100 * step + 10 * number + rank)
+                    x = torch.randn(4, 6)
+                    if rank == tw.rank():
+                        own = x
+                    alone = copy.deepcopy(model).requires_grad_(True)
+                    alone.zero_grad()
+                    alone(x).square().mean().backward()
+                    assert alone.weight.grad is not None
+                    wanted += alone.weight.grad / tw.size()
+                model(own).square().mean().backward()
+            optimizer.synchronize()  # type: ignore[attr-defined]
+            assert torch.allclose(model.weight.grad, wanted, atol=1e-6), (name, step)
+            optimizer.step()
+            same_everywhere(model, f"accumulated, step {step}")
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    tw.init()
+    for case in (
+        closures,
+        closures_of_few_passes,
+        assigned_gradients,
+        batches_that_are_left_out,
+        backwards_within_backwards,
+        schedulers,
+        clipped_under_a_scaler,
+        accumulated_gradients,
+    ):
+        print(f"case {case.__name__}", flush=True)
+        case()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,6 +7,7 @@
 
 #include "clients/c/environment.h"
 #include "libs/base/dtype.h"
+#include "libs/base/release.h"
 #include "libs/shm/client/client.h"
 
 // The C ABI over libs/shm/client: checks arguments, keeps each thread's error text.
@@ -42,7 +43,6 @@ static_assert(TALWEG_SUM == static_cast<int>(Op::kSum));
 static_assert(TALWEG_BROADCAST == static_cast<int>(Op::kBroadcast));
 static_assert(TALWEG_ANY_LOCAL_RANK == talweg::shm::kAnyLocalRank);
 
-constexpr char kVersion[] = "1.0.0";
 constexpr int64_t kConnectTimeoutNs = 60'000'000'000;
 constexpr char kBarrierName[] = "talweg.barrier";
 
@@ -137,7 +137,7 @@ talweg_status DeclareAllWith(const char* function, talweg_client* client,
 
 extern "C" {
 
-const char* talweg_version(void) { return kVersion; }
+const char* talweg_version(void) { return talweg::kRelease; }
 
 uint32_t talweg_abi_version(void) { return TALWEG_VERSION_MAJOR * 65536u + TALWEG_VERSION_MINOR; }
 

@@ -37,7 +37,7 @@ struct MachineFacts {
   std::optional<uint64_t> send_buffer_bytes_max;     // net.ipv4.tcp_wmem
   std::optional<Topology> topology;
   bool numa_balancing = false;
-  bool avx2 = false;
+  bool avx2 = false;  // With all that the kernels of that name need; the next likewise.
   bool avx512 = false;
   gpu::CudaFacts cuda;
   bool nvidia_files = false;  // The kernel has NVIDIA's module, or a container its devices.

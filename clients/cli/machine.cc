@@ -27,6 +27,7 @@
 #include "clients/cli/command.h"
 #include "clients/cli/doctor.h"
 #include "clients/cli/process.h"
+#include "libs/reduce/isa.h"
 
 namespace talweg::cli {
 namespace {
@@ -206,10 +207,8 @@ MachineFacts ReadMachineFacts(const std::string& provider) {
   if (absl::StatusOr<Topology> topology = ReadTopology(); topology.ok()) facts.topology = *topology;
   const std::vector<std::string> balancing = Words("/proc/sys/kernel/numa_balancing");
   facts.numa_balancing = !balancing.empty() && balancing[0] != "0";
-#if defined(__x86_64__)
-  facts.avx2 = __builtin_cpu_supports("avx2");
-  facts.avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
-#endif
+  facts.avx2 = reduce::IsSupported(reduce::Isa::kAvx2);
+  facts.avx512 = reduce::IsSupported(reduce::Isa::kAvx512);
   const std::vector<std::string> governor =
       Words("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
   if (!governor.empty()) facts.governor = governor[0];

@@ -88,7 +88,7 @@ StatusFacts TwoNodes() {
   facts.aggregators["a"].response = Parse<aggregator::v1::GetStatusResponse>(R"pb(
     bytes_received: 2097152
     kernel: "avx2"
-    refused_by_reason { key: "wrong-epoch" value: 4 }
+    refused_by_reason { key: "wrong_epoch" value: 4 }
     jobs {
       job_id: 3
       open_rounds {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/aggregation/status.h"
 
-#include <algorithm>
-
 namespace talweg::aggregation {
 namespace {
 
@@ -62,9 +60,8 @@ std::vector<std::pair<std::string, uint64_t>> NamedCounters(const Counters& coun
   std::vector<std::pair<std::string, uint64_t>> named;
   for (const NamedField& field : kFields) named.emplace_back(field.name, counters.*field.field);
   for (size_t i = 1; i < counters.refused.size(); ++i) {
-    std::string name = wire::RefusedReasonName(static_cast<wire::RefusedReason>(i));
-    std::replace(name.begin(), name.end(), ' ', '_');
-    named.emplace_back("refused_" + name, counters.refused[i]);
+    const std::string reason = wire::RefusedReasonName(static_cast<wire::RefusedReason>(i));
+    named.emplace_back("refused{reason=" + reason + "}", counters.refused[i]);
   }
   for (size_t i = 1; i < counters.decisions.size(); ++i) {
     named.emplace_back(std::string("decisions_") + kVerdictNames[i], counters.decisions[i]);

@@ -122,6 +122,9 @@ TEST_CASE("config: a wrong value is named with its option, place and what is all
   CHECK_THAT(AgentError({"--rank_count=two"}), Contains("'two' is no whole number"));
   CHECK_THAT(AgentError({"--credit_bytes=1"}), Contains("allowed: 64 KiB to 64 GiB"));
   CHECK_THAT(AgentError({"--credit_bytes=many"}), Contains("is no number of bytes"));
+  CHECK_THAT(AgentError({"--slice_bytes_max=100001"}),
+             Contains("is no multiple of 64") && Contains("a multiple of 64;"));
+  CHECK_THAT(AgentError({"--name=" + std::string(256, 'n')}), Contains("255"));
   CHECK_THAT(AgentError({"--join_timeout_ms=5h"}), Contains("is no time in milliseconds"));
   CHECK_THAT(AgentError({"--join_timeout_ms=99999999999999999min"}), Contains("is above"));
   CHECK_THAT(AgentError({"--socket_mode=0066"}), Contains("keeps its owner out"));

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "libs/base/bytes.h"
 #include "libs/config/nearest.h"
 #include "libs/config/rules.h"
 
@@ -47,7 +48,7 @@ constexpr char kAdminListenHelp[] =
     "authentication: keep it on loopback or on a trusted network.";
 
 template <typename C>
-std::vector<Option<C>> ProcessOptions() {
+std::vector<Option<C>> ProcessOptions(const std::string& spin_note) {
   return {
       Make<C>("config", &C::config, Text{},
               "Configuration file in protobuf text format; its fields are named as the options.",
@@ -63,22 +64,23 @@ std::vector<Option<C>> ProcessOptions() {
       Make<C>("spin_us", &C::spin_us, Number<int32_t>{-1, 1'000'000},
               "How long an idle data thread polls before it sleeps, in microseconds. Longer is "
               "quicker to answer and burns a core.",
-              "chosen from the number of cores"),
+              spin_note),
       Make<C>("drain_timeout_ms", &C::drain_timeout_ms, Milliseconds{0, 3'600'000},
               "What leaving cleanly after SIGTERM may take at most."),
   };
 }
 
 template <typename C>
-std::vector<Option<C>> With(std::vector<Option<C>> own) {
+std::vector<Option<C>> With(std::vector<Option<C>> own,
+                            const std::string& spin_note = "chosen from the number of cores") {
   std::vector<Option<C>> options = std::move(own);
-  for (Option<C>& option : ProcessOptions<C>()) options.push_back(std::move(option));
+  for (Option<C>& option : ProcessOptions<C>(spin_note)) options.push_back(std::move(option));
   return options;
 }
 
 std::vector<Option<SchedulerConfig>> SchedulerOptions() {
   using C = SchedulerConfig;
-  return With<C>({
+  std::vector<Option<C>> own = {
       Make<C>("listen", &C::listen, Listen{},
               "Where agents, aggregators and the tool connect to (gRPC). There is no "
               "authentication: keep it on loopback or on a trusted network."),
@@ -92,14 +94,15 @@ std::vector<Option<SchedulerConfig>> SchedulerOptions() {
       Make<C>("lease_ms", &C::lease_ms, Milliseconds{100, 3'600'000},
               "After how long a silence an agent or an aggregator counts as lost. Processes that "
               "die are noticed at once; this is for hosts and cables."),
-  });
+  };
+  return With<C>(std::move(own), "it does not poll");
 }
 
 std::vector<Option<AggregatorConfig>> AggregatorOptions() {
   using C = AggregatorConfig;
   return With<C>({
       Make<C>("scheduler", &C::scheduler, Address{}, "The scheduler's address."),
-      Make<C>("name", &C::name, Text{1024},
+      Make<C>("name", &C::name, Text{255},
               "The aggregator's name, another for each and the same after a restart: placement of "
               "slices hangs on it.",
               "the host's name"),
@@ -132,7 +135,7 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>("job", &C::job, Name{}, "The job's name; all its agents give the same."),
       Make<C>("node_rank", &C::node_rank, Number<uint32_t>{0, 65535},
               "Which node of the job this is, from 0. Fixes the order of sums."),
-      Make<C>("name", &C::name, Text{1024}, "The node's name, for people.", "the host's name"),
+      Make<C>("name", &C::name, Text{255}, "The node's name, for people.", "the host's name"),
       Make<C>("rank_count", &C::rank_count, Number<uint32_t>{1, 1024},
               "How many ranks of the job run on this node."),
       Make<C>("min_members", &C::min_members, Number<uint32_t>{1, 65536},
@@ -142,7 +145,8 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>("loss_policy", &C::loss_policy, LossPolicyChoice{},
               "What becomes of the job when a node or an aggregator is lost."),
       Make<C>(
-          "slice_bytes_max", &C::slice_bytes_max, Bytes{4 * kKiB, kGiB},
+          "slice_bytes_max", &C::slice_bytes_max,
+          Bytes{.min = 4 * kKiB, .max = kGiB, .multiple_of = kCacheLineBytes},
           "Tensors are cut into slices of at most so many bytes. The same at all agents of a job. "
           "An agent that serves a job alone and has GPUs cuts them into 16 MiB, if that is more."),
       Make<C>("credit_bytes", &C::credit_bytes, Bytes{64 * kKiB, 64 * kGiB},

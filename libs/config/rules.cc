@@ -172,7 +172,8 @@ template struct Number<uint32_t>;
 template struct Number<uint64_t>;
 
 std::string Bytes::Allowed() const {
-  return absl::StrCat(zero_allowed ? "0, or " : "", FormatBytes(min), " to ", FormatBytes(max),
+  const std::string of = multiple_of == 1 ? "" : absl::StrCat(", a multiple of ", multiple_of);
+  return absl::StrCat(zero_allowed ? "0, or " : "", FormatBytes(min), " to ", FormatBytes(max), of,
                       "; a number of bytes, or with a unit: 64KiB, 8MiB, 2GiB");
 }
 
@@ -183,6 +184,7 @@ std::string Bytes::Parse(const std::string& text, uint64_t& value) const {
     if (*bytes < min) return kBelow;
     if (*bytes > max) return kAbove;
   }
+  if (*bytes % multiple_of != 0) return absl::StrCat("is no multiple of ", multiple_of);
   value = *bytes;
   return "";
 }

@@ -90,6 +90,7 @@ struct Bytes {
   uint64_t min;
   uint64_t max;
   bool zero_allowed = false;
+  uint64_t multiple_of = 1;
   std::string Allowed() const;
   std::string Parse(const std::string& text, uint64_t& value) const;
   std::string Format(uint64_t value) const;

@@ -5,13 +5,15 @@
 #include <cstdint>
 #include <string>
 
+#include "libs/base/release.h"
+
 namespace talweg::rpc {
 
 // What a process speaks on the control plane. Processes of different `major` refuse each other.
 struct Version {
   uint32_t major = 1;
   uint32_t minor = 0;
-  std::string build = "0.1.0";
+  std::string build = kRelease;
 
   friend bool operator==(const Version&, const Version&) = default;
 };

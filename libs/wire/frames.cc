@@ -301,8 +301,8 @@ const char* FrameTypeName(FrameType type) {
 
 const char* RefusedReasonName(RefusedReason reason) {
   static constexpr const char* kNames[kRefusedReasonCount] = {
-      "invalid",         "wrong job",   "wrong epoch",  "not a member", "not declared",
-      "not placed here", "wrong round", "wrong length", "wrong mode",   "poisoned tensor"};
+      "invalid",         "wrong_job",   "wrong_epoch",  "not_a_member", "not_declared",
+      "not_placed_here", "wrong_round", "wrong_length", "wrong_mode",   "poisoned_tensor"};
   const auto index = static_cast<size_t>(reason);
   return index < std::size(kNames) ? kNames[index] : kNames[0];
 }

@@ -146,7 +146,7 @@ absl::Status Agent::OpenTransport() {
     if (gpu_platform_ != nullptr && config_.gpu_direct == "auto") {
       devices = config_.test_fake_gpus.empty() ? Devices::kCuda : Devices::kFake;
     }
-    TALWEG_ASSIGN_OR_RETURN(transport_, MakeTransport(config_, devices, &clock_));
+    TALWEG_ASSIGN_OR_RETURN(transport_, MakeTransport(config_, devices, &clock_, &counters_));
   }
   return loop_->AddDescriptor(transport_->WaitDescriptor(), EPOLLIN, [](uint32_t) {});
 }

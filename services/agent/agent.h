@@ -26,6 +26,7 @@
 #include "libs/runtime/event_loop.h"
 #include "libs/runtime/mailbox.h"
 #include "libs/shm/daemon/rank_server.h"
+#include "libs/telemetry/counter.h"
 #include "libs/transport/transport.h"
 #include "services/agent/data_plane.h"
 #include "services/agent/gpu_front.h"
@@ -156,6 +157,7 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
 
   // agent_status.cc
   v1::GetStatusResponse MakeStatus(const v1::GetStatusRequest& request) const;
+  void AddCounters(v1::GetStatusResponse& status) const;
   v1::GetTraceResponse MakeTrace() const;
 
   int64_t NowNs() const { return clock_.NowNs(); }
@@ -170,6 +172,7 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<Mailbox<Mail>> mailbox_;
   std::unique_ptr<shm::RankServer> rank_server_;
+  CounterSet counters_;                              // Of the transport.
   std::unique_ptr<transport::Transport> transport_;  // Null when standalone.
   Timeline timeline_;
   std::unique_ptr<TensorMemory> memory_;

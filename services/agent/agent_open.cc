@@ -20,17 +20,18 @@ namespace talweg::agent {
 
 absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
     const config::AgentConfig& config, transport::FabricOptions::Devices devices,
-    const Clock* clock) {
+    const Clock* clock, CounterSet* counters) {
   const int64_t silence_ns = static_cast<int64_t>(config.silence_ms) * 1'000'000;
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::Transport> network,
                           transport::NewFabricTransport({.provider = config.provider,
                                                          .source_interface = config.interface,
                                                          .silence_ns = silence_ns,
                                                          .devices = devices},
-                                                        clock, nullptr));
+                                                        clock, counters));
   if (!config.local_transport) return network;
-  TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::LocalTransport> local,
-                          transport::NewLocalTransport({.silence_ns = silence_ns}, clock, nullptr));
+  TALWEG_ASSIGN_OR_RETURN(
+      std::unique_ptr<transport::LocalTransport> local,
+      transport::NewLocalTransport({.silence_ns = silence_ns}, clock, counters));
   return transport::NewCompositeTransport(std::move(network), std::move(local));
 }
 
@@ -41,7 +42,8 @@ absl::StatusOr<gid_t> GroupId(const std::string& name) {
   const int error = getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
   if (found != nullptr) return entry.gr_gid;
   if (error != 0) return ErrnoStatus(error, "socket_group '" + name + "'");
-  return absl::NotFoundError("socket_group '" + name + "': there is no such group");
+  return absl::NotFoundError("socket_group '" + name +
+                             "': there is no such group; name one that `getent group` lists");
 }
 
 absl::Status MakeSocketDirectory(const std::string& socket_path) {

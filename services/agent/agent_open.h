@@ -10,6 +10,7 @@
 
 #include "libs/config/config.h"
 #include "libs/runtime/clock.h"
+#include "libs/telemetry/counter.h"
 #include "libs/transport/libfabric/fabric_transport.h"
 #include "libs/transport/transport.h"
 
@@ -19,7 +20,7 @@ namespace talweg::agent {
 // memory, too, if it reaches that.
 absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
     const config::AgentConfig& config, transport::FabricOptions::Devices devices,
-    const Clock* clock);
+    const Clock* clock, CounterSet* counters);
 
 absl::StatusOr<gid_t> GroupId(const std::string& name);
 

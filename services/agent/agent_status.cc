@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <system_error>
 #include <vector>
 
 #include "libs/rpc/conversion.h"
@@ -73,6 +75,15 @@ v1::OpenRound MakeOpenRound(const pipeline::Member& member, const pipeline::Tens
   return round;
 }
 
+// 0, or errno.
+int WriteFile(const std::string& path, const std::string& text) {
+  std::FILE* file = std::fopen(path.c_str(), "w");
+  if (file == nullptr) return errno;
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const int error = written ? 0 : errno;
+  return std::fclose(file) != 0 && written ? errno : error;
+}
+
 }  // namespace
 
 v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) const {
@@ -100,6 +111,7 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
     out->set_uid(rank.uid);
     out->set_attached(rank.attached);
     out->set_ended(rank.ended);
+    out->set_arena_bytes(memory_->ContributionBytes(LocalRank{i}));
   }
 
   std::vector<const pipeline::Tensor*> open;
@@ -154,6 +166,14 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
   status.set_bytes_reduced_locally(bytes_reduced_);
   status.set_memory_bytes(memory_->bytes());
   status.set_tracing(timeline_.recording());
+  AddCounters(status);
+  status.set_pid(static_cast<uint64_t>(getpid()));
+  return status;
+}
+
+void Agent::AddCounters(v1::GetStatusResponse& status) const {
+  const pipeline::Member& member = *member_;
+  const pipeline::MemberCounters& counters = member.counters();
   auto& named = *status.mutable_counters();
   named["contributions_sent"] = counters.contributions_sent;
   named["contribution_bytes_sent"] = counters.contribution_bytes_sent;
@@ -182,8 +202,18 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
   named["completions"] = ranks.completions;
   named["wakes_sent"] = ranks.wakes_sent;
   named["doorbells_received"] = ranks.doorbells_received;
-  status.set_pid(static_cast<uint64_t>(getpid()));
-  return status;
+  for (const CounterValue& counter : counters_.Snapshot()) named[counter.name] = counter.value;
+  if (gpus_ == nullptr) return;
+  const GpuStageCounters& gpus = gpus_->stage().counters();
+  named["gpu_pieces_by_kernel"] = gpus.pieces_by_kernel;
+  named["gpu_pieces_by_collective"] = gpus.pieces_by_collective;
+  named["gpu_pieces_by_groups"] = gpus.pieces_by_groups;
+  named["gpu_pieces_by_host"] = gpus.pieces_by_host;
+  named["gpu_pieces_direct"] = gpus.pieces_direct;
+  named["gpu_pieces_delivered"] = gpus.pieces_delivered;
+  named["gpu_bytes_staged"] = gpus.bytes_staged;
+  named["gpu_collectives_failed"] = gpus.collectives_failed;
+  named["gpu_reopened"] = gpus.gpus_reopened;
 }
 
 v1::GetTraceResponse Agent::MakeTrace() const {
@@ -213,15 +243,11 @@ void Agent::WriteTrace() const {
       timeline_.Json("agent of node " + std::to_string(config_.node_rank) + " (" + node_name_ + ")",
                      kTraceProcess + config_.node_rank);
   const std::string partial = PartialPath(config_.trace_path);
-  std::FILE* file = std::fopen(partial.c_str(), "w");
-  bool written = file != nullptr;
-  if (file != nullptr) {
-    written = std::fwrite(json.data(), 1, json.size(), file) == json.size();
-    written = std::fclose(file) == 0 && written;
-  }
-  if (!written || std::rename(partial.c_str(), config_.trace_path.c_str()) != 0) {
-    Log(LogLevel::kError, "the trace could not be written to trace_path ", config_.trace_path);
-  }
+  int error = WriteFile(partial, json);
+  if (error == 0 && std::rename(partial.c_str(), config_.trace_path.c_str()) != 0) error = errno;
+  if (error == 0) return;
+  Log(LogLevel::kError, "the trace could not be written to trace_path ", config_.trace_path, ": ",
+      std::generic_category().message(error));
 }
 
 }  // namespace talweg::agent

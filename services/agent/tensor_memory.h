@@ -107,6 +107,8 @@ class TensorMemory {
   void Forget();
 
   uint64_t bytes() const { return bytes_; }
+  // What the contributions of one rank take of that.
+  uint64_t ContributionBytes(LocalRank rank) const;
   size_t tensor_count() const { return tensors_.size(); }
 
  private:
@@ -128,6 +130,7 @@ class TensorMemory {
     transport::Region contribution_region;   // Of the only rank.
   };
 
+  uint64_t ContributionBytes(const Entry& entry) const;
   const Entry& At(pipeline::TensorIndex tensor) const;
   absl::StatusOr<Results> AllocateResults(const pipeline::TensorSpec& spec, bool on_device);
   absl::Status RegisterResults(Results& results);

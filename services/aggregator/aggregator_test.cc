@@ -51,7 +51,7 @@ TEST_CASE("Aggregator: answers admin calls and ends, scheduler or not", "[aggreg
   CHECK(status->jobs_size() == 0);
   CHECK_FALSE(status->scheduler_reachable());
   CHECK_FALSE(status->scheduler_text().empty());
-  CHECK(status->refused_by_reason().count("wrong-round") == 1);
+  CHECK(status->refused_by_reason().count("wrong_round") == 1);
   CHECK(status->counters().count("sums") == 1);
 }
 

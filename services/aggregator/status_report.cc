@@ -93,11 +93,9 @@ void FillStatus(const DataPlane& data_plane, const aggregator::v1::GetStatusRequ
   response->set_slices_summed(counters.sums);
   auto& refused = *response->mutable_refused_by_reason();
   for (size_t i = 1; i < counters.refused.size(); ++i) {
-    std::string name = wire::RefusedReasonName(static_cast<wire::RefusedReason>(i));
-    std::replace(name.begin(), name.end(), ' ', '-');
-    refused[name] = counters.refused[i];
+    refused[wire::RefusedReasonName(static_cast<wire::RefusedReason>(i))] = counters.refused[i];
   }
-  refused["unreadable-frame"] = totals.unreadable_frames;
+  refused["unreadable_frame"] = totals.unreadable_frames;
   response->set_memory_bytes(data_plane.budget().used_bytes());
   response->set_memory_bytes_max(data_plane.budget().limit_bytes());
   response->set_kernel(std::string(reduce::IsaName(reduce::BestIsa())));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <signal.h>
 
+#include <algorithm>
 #include <memory>
 #include <random>
 #include <string>
@@ -33,9 +34,10 @@ absl::StatusOr<std::unique_ptr<store::Store>> OpenStore(const config::SchedulerC
 absl::Status Serve(const config::SchedulerConfig& config) {
   TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<ShutdownSignal> signal, ShutdownSignal::Create());
   const MonotonicClock clock;
-  // Nothing here is worth a spinning core.
-  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> loop,
-                          EventLoop::Create(&clock, {.spin_ns_max = 0}));
+  // Nothing here is worth a spinning core, unless its owner says so.
+  TALWEG_ASSIGN_OR_RETURN(
+      const std::unique_ptr<EventLoop> loop,
+      EventLoop::Create(&clock, {.spin_ns_max = std::max<int64_t>(0, config.spin_us) * 1000}));
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<store::Store> store, OpenStore(config));
   const std::string store_name = store->name();
   TALWEG_ASSIGN_OR_RETURN(const config::ListenAddress listen,

@@ -197,6 +197,36 @@ class MacroTest(unittest.TestCase):
                 _macros("libs/wire")[name](name="t", data=["//libs/rpc"], **_ARGUMENTS[name])
 
 
+class PageTest(unittest.TestCase):
+    """docs/architecture.md has the same table, for people."""
+
+    @staticmethod
+    def layer(name: str, layers: dict[str, list[str]]) -> str:
+        name = name.removeprefix("//")
+        return f"libs/{name}" if f"libs/{name}" in layers else name
+
+    def test_the_page_says_what_may_be_used(self) -> None:
+        layers: dict[str, list[str]] = _layers("libs/base")["LAYERS"]
+        page = (source_tree.root() / "docs/architecture.md").read_text()
+        said: dict[str, list[str]] = {}
+        rows = page.split("| library | may use | what |\n|---|---|---|\n")[1].split("\n\n")[0]
+        for row in rows.splitlines():
+            names, used, _ = (cell.strip() for cell in row.strip("|").split("|"))
+            uses = [] if used == "-" else [self.layer(n.strip(), layers) for n in used.split(",")]
+            for name in names.split(","):
+                layer = self.layer(name.strip(), layers)
+                if layer.endswith("/*"):
+                    said |= {each: uses for each in layers if each.startswith(layer[:-1])}
+                else:
+                    said[layer] = uses
+        for layer, uses in layers.items():
+            if layer.startswith(("libs/", "services/", "clients/")) or layer in said:
+                self.assertEqual(sorted(said.get(layer, ["not said"])), sorted(uses), layer)
+        self.assertLessEqual(said.keys(), layers.keys())
+        for directory in (source_tree.root() / "libs").iterdir():
+            self.assertIn(f"libs/{directory.name}", layers)
+
+
 class TreeTest(unittest.TestCase):
     """What the macros cannot see: targets that are made without them."""
 

@@ -272,7 +272,9 @@ class SurvivorsTest(unittest.TestCase):
             crew.aggregators[1].kill()
             crew.cluster.resume(crew.agents[1].process)
             crew.tell("take", ranks=[1])
-            self.assertGreater(int(crew.status(1)["counters"]["finishes"]), 0)
+            counters = {name: int(n) for name, n in crew.status(1)["counters"].items()}
+            self.assertGreater(counters["finishes"], 0)
+            self.assertGreater(counters["transport_frame_bytes_sent"], 0)
             crew.tell("run 8", ranks=(0, 1))
             self._check(crew, {5: {0, 1}, 9: set()})
 

@@ -270,6 +270,9 @@ TEST_CASE("Agent alone: a tensor past the limit is refused with the figures", "[
     CHECK(status == TALWEG_OUT_OF_MEMORY);
     CHECK(rank.error.find("MiB") != std::string::npos);
     CHECK(rank.Declare("small", TALWEG_U8, TALWEG_SUM, 16, &tensor) == TALWEG_OK);
+    const uint64_t held = agent.Status().ranks(0).arena_bytes();
+    CHECK(held >= 16);
+    CHECK(held < 64 * kKiB);
   }
   CHECK(agent.Stop().ok());
 }

@@ -286,7 +286,7 @@ bool Client::Over(RankStatus* status) const {
 
 RankStatus Client::FailOver(RankStatus status, const char* what, ErrorText& error) const {
   if (closed_.load()) {
-    return error.Fail(RankStatus::kClosed, "%s: the client has been shut down", what);
+    return error.Fail(RankStatus::kClosed, "%s: the client has been shut down; connect anew", what);
   }
   if (tensors_ != nullptr && control_.agent_line().state.load(std::memory_order_acquire) !=
                                  static_cast<uint32_t>(JobState::kRunning)) {

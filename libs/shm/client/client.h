@@ -317,6 +317,14 @@ class Client {
   Awaited AwaitContributions(const Tensor& tensor, const Deadline& deadline, RankStatus* over);
   // rank_sums.cc. Where the tensor lies in each rank's arena; false: not all are known.
   bool FindArenas(const Tensor& tensor, std::byte** arenas) const;
+  // What the ranks sum, of a tensor that they may sum.
+  struct SumInputs {
+    std::byte* arenas[kSummingRanksMax];
+    DType dtype;
+    Op op;
+    uint32_t root;
+  };
+  RankStatus FindInputs(const Tensor& tensor, SumInputs* inputs, ErrorText& error) const;
   RankStatus SumContributions(Tensor& tensor, uint64_t round, std::byte* out, ErrorText& error);
   RankStatus SumIntoOwnResult(Tensor& tensor, uint64_t round, const void** data, ErrorText& error);
   // in_place.cc. Returns when the result lies over this rank's contribution.

@@ -135,15 +135,10 @@ RankStatus Client::SumInPlace(const Tensor& tensor, uint64_t round, const Deadli
                               ErrorText& error) {
   const uint32_t count = identity_.local_size;
   if (count == 1) return RankStatus::kOk;  // It is its own sum.
-  std::byte* contributions[kSummingRanksMax];
-  const DType dtype = tensor.dtype.load(std::memory_order_relaxed);
-  const Op op = tensor.op.load(std::memory_order_relaxed);
-  const uint32_t root = tensor.root.load(std::memory_order_relaxed);
-  if (!FindArenas(tensor, contributions) ||
-      (op == Op::kBroadcast ? root >= count : !reduce::IsReduction(dtype, op))) {
-    return error.Fail(RankStatus::kInternal, "tensor '%s': it cannot be summed here",
-                      NameOf(tensor));
-  }
+  SumInputs inputs;
+  const RankStatus found = FindInputs(tensor, &inputs, error);
+  if (found != RankStatus::kOk) return found;
+  const auto& [contributions, dtype, op, root] = inputs;
   auto& line = *reinterpret_cast<InPlaceLine*>(contributions[0] + tensor.shape.line_offset());
   const uint64_t pieces = (tensor.bytes + kInPlacePieceBytes - 1) / kInPlacePieceBytes;
   const Combining combine(dtype, op, root, count, contributions);

@@ -161,19 +161,34 @@ bool Client::FindArenas(const Tensor& tensor, std::byte** arenas) const {
   return true;
 }
 
+RankStatus Client::FindInputs(const Tensor& tensor, SumInputs* inputs, ErrorText& error) const {
+  inputs->dtype = tensor.dtype.load(std::memory_order_relaxed);
+  inputs->op = tensor.op.load(std::memory_order_relaxed);
+  inputs->root = tensor.root.load(std::memory_order_relaxed);
+  if (!FindArenas(tensor, inputs->arenas)) {
+    return error.Fail(RankStatus::kInternal,
+                      "tensor '%s': the agent at '%s' says that its round is complete, and has not "
+                      "handed over the memory of all %u ranks; please report it",
+                      NameOf(tensor), socket_path_, identity_.local_size);
+  }
+  if (inputs->op == Op::kBroadcast ? inputs->root >= identity_.local_size
+                                   : !reduce::IsReduction(inputs->dtype, inputs->op)) {
+    return error.Fail(RankStatus::kInternal,
+                      "tensor '%s': the agent at '%s' leaves it to the ranks to sum, and they "
+                      "cannot; please report it",
+                      NameOf(tensor), socket_path_);
+  }
+  return RankStatus::kOk;
+}
+
 RankStatus Client::SumContributions(Tensor& tensor, uint64_t round, std::byte* out,
                                     ErrorText& error) {
-  std::byte* arenas[kSummingRanksMax];
   const uint32_t count = identity_.local_size;
   const uint32_t own = identity_.local_rank;
-  const DType dtype = tensor.dtype.load(std::memory_order_relaxed);
-  const Op op = tensor.op.load(std::memory_order_relaxed);
-  const uint32_t root = tensor.root.load(std::memory_order_relaxed);
-  if (!FindArenas(tensor, arenas) ||
-      (op == Op::kBroadcast ? root >= count : !reduce::IsReduction(dtype, op))) {
-    return error.Fail(RankStatus::kInternal, "tensor '%s': it cannot be summed here",
-                      NameOf(tensor));
-  }
+  SumInputs inputs;
+  const RankStatus found = FindInputs(tensor, &inputs, error);
+  if (found != RankStatus::kOk) return found;
+  const auto& [arenas, dtype, op, root] = inputs;
   const uint64_t buffer = (round & 1) * tensor.shape.stride;
   for (uint32_t i = 0; i < count; ++i) {
     if (!Overlap(arenas[i] + buffer, out, tensor.bytes)) continue;

@@ -18,6 +18,7 @@ namespace talweg::shm {
 namespace {
 
 constexpr int kBacklog = 256;
+constexpr char kDescriptors[] = "; raise the limit of open files (ulimit -n)";
 
 Failure SystemFailure(const std::string& what, const std::string& path, int error,
                       const std::string& remedy) {
@@ -65,7 +66,7 @@ std::optional<Failure> RemoveDeadSocket(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) {
     if (errno == ENOENT) return std::nullopt;
-    return SystemFailure("stat", path, errno, "");
+    return SystemFailure("stat", path, errno, "; choose another path");
   }
   if (!S_ISSOCK(status.st_mode)) {
     return Failure{RankStatus::kInvalidArgument,
@@ -73,7 +74,7 @@ std::optional<Failure> RemoveDeadSocket(const std::string& path) {
                        "': a file that is no socket is there; remove it or choose another path"};
   }
   Descriptor probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!probe.valid()) return SystemFailure("socket", path, errno, "");
+  if (!probe.valid()) return SystemFailure("socket", path, errno, kDescriptors);
   const sockaddr_un address = AddressOf(path);
   if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
     return Failure{RankStatus::kRankTaken,
@@ -91,7 +92,8 @@ std::optional<Failure> RemoveDeadSocket(const std::string& path) {
                          "; remove it or choose another path");
   }
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
-    return SystemFailure("a dead agent's socket cannot be removed", path, errno, "");
+    return SystemFailure("a dead agent's socket cannot be removed", path, errno,
+                         "; remove it or choose another path");
   }
   return std::nullopt;
 }
@@ -134,13 +136,15 @@ Outcome<RankListener> RankListener::Create(Spec spec) {
   RankListener listener;
   listener.socket_ = Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   listener.reserve_ = Descriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!listener.socket_.valid()) return SystemFailure("socket", path, errno, "");
+  if (!listener.socket_.valid()) return SystemFailure("socket", path, errno, kDescriptors);
   // Before bind: the file appears with these bits, nobody gets in in between.
-  if (::fchmod(listener.socket_.get(), 0600) != 0) return SystemFailure("fchmod", path, errno, "");
+  if (::fchmod(listener.socket_.get(), 0600) != 0)
+    return SystemFailure("fchmod", path, errno, "; choose another path");
   const sockaddr_un address = AddressOf(path);
   if (::bind(listener.socket_.get(), reinterpret_cast<const sockaddr*>(&address),
              sizeof(address)) != 0) {
-    return SystemFailure("bind", path, errno, "");
+    return SystemFailure("bind", path, errno,
+                         "; choose a path in a directory that this user may write to");
   }
   listener.path_ = path;
   struct stat status {};
@@ -149,13 +153,14 @@ Outcome<RankListener> RankListener::Create(Spec spec) {
     listener.inode_ = status.st_ino;
   }
   if (spec.gid && ::chown(path.c_str(), uid_t(-1), *spec.gid) != 0) {
-    return SystemFailure("chown to group " + std::to_string(*spec.gid), path, errno, "");
+    return SystemFailure("chown to group " + std::to_string(*spec.gid), path, errno,
+                         "; name a socket_group that this user belongs to");
   }
   if (spec.mode != 0600 && ::chmod(path.c_str(), spec.mode) != 0) {
-    return SystemFailure("chmod", path, errno, "");
+    return SystemFailure("chmod", path, errno, "; choose another path, or socket_mode 0600");
   }
   if (::listen(listener.socket_.get(), kBacklog) != 0) {
-    return SystemFailure("listen", path, errno, "");
+    return SystemFailure("listen", path, errno, "; choose another path");
   }
   return Outcome<RankListener>(std::move(listener));
 }

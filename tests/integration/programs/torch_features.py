@@ -13,6 +13,7 @@ import talweg
 import talweg.torch as tw
 import torch
 from expected_errors import expect
+from talweg import _client
 from torch import nn
 
 
@@ -100,6 +101,81 @@ def broadcasts() -> None:
     assert everyone == [("rank", r, "y" * (1000 * r)) for r in range(tw.size())]
     tw.barrier()
     expect(talweg.InvalidArgument, "root_rank", tw.broadcast, torch.ones(1), tw.size())
+
+
+def _ones(dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.ones(3, dtype=dtype, requires_grad=True)
+
+
+def gradients() -> None:
+    """What all ranks' losses say to the results comes back, combined as the tensors were."""
+    own = tw.rank() + 1
+    total = tw.size() * (tw.size() + 1) // 2
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.complex64):
+        for average, wanted in ((False, total), (True, total / tw.size())):
+            tensor = _ones(dtype)
+            for _ in range(2):
+                result = tw.push_pull(tensor, average, name=f"forward.{dtype}.{average}")
+                assert result.grad_fn is not None and not result.is_leaf
+                # Its gradient is one number, expanded; that of a complex one is a conjugate view.
+                tensor.grad = None
+                (own * result.conj().sum()).abs().backward()
+                assert torch.equal(tensor.grad, torch.full_like(tensor, wanted)), tensor.grad
+    part = torch.ones(4, 6, requires_grad=True)
+    (own * tw.push_pull(part.t()[1:], name="forward.part")).sum().backward()
+    assert part.grad is not None
+    assert (part.grad[:, 0] == 0).all() and (part.grad[:, 1:] == total / tw.size()).all()
+    embedding = torch.ones(5, 2, requires_grad=True)
+    rows = tw.push_pull(embedding, name="forward.rows")
+    nn.functional.embedding(torch.tensor([3]), rows, sparse=True).sum().backward()
+    assert embedding.grad is not None and embedding.grad.tolist()[2:4] == [[0, 0], [1, 1]]
+
+
+def gradients_of_gradients() -> None:
+    """All ranks change their elements together, so differences are those of the whole."""
+    torch.manual_seed(1)
+    for dtype in (torch.float64, torch.complex128):
+        for average in (False, True):
+            tensor = torch.randn(3, dtype=dtype, requires_grad=True)
+
+            def cube(x: torch.Tensor, average: bool = average) -> torch.Tensor:
+                return tw.push_pull(x * x, average, name=f"checked.{x.dtype}.{average}") * x
+
+            assert torch.autograd.gradcheck(cube, [tensor])
+            assert torch.autograd.gradgradcheck(cube, [tensor])
+
+
+def gradients_without_names() -> None:
+    """Rounds without names that come between forward and backward are in nobody's way."""
+    own, mean = tw.rank() + 1, (tw.size() + 1) / 2
+    declared = 0
+    for step in range(60):
+        a, b = _ones(), _ones()
+        of_a, of_b = tw.push_pull(a), tw.push_pull(b * 10)
+        expect_mean = (of_a.detach() - of_b.detach()).sum()
+        a.register_hook(lambda gradient: tw.push_pull(gradient, op=tw.Op.MAX))
+        (own * (of_a + 2 * of_b)).sum().backward()
+        assert expect_mean == -27
+        assert (a.grad == mean).all() and (b.grad == 20 * mean).all(), (a.grad, b.grad)
+        if step == 30:
+            declared = len(_client.current()._tensors)
+    assert len(_client.current()._tensors) == declared
+
+
+def no_gradients() -> None:
+    for context in (torch.no_grad(), torch.inference_mode()):
+        tensor = _ones()
+        with context:
+            assert not tw.push_pull(tensor, name="no.grad").requires_grad
+    assert not tw.push_pull(torch.ones(3, dtype=torch.float64), name="no.grad").requires_grad
+    assert not tw.synchronize(tw.push_pull_async(_ones(), name="no.grad")).requires_grad
+    assert not tw.broadcast(_ones(), name="no.grad.root").requires_grad
+    changed = _ones() * 2
+    assert tw.push_pull_inplace(changed.detach(), name="no.grad").grad_fn is None
+    for op in (tw.Op.MIN, tw.Op.MAX, tw.Op.PRODUCT):
+        result = tw.push_pull(_ones(), op=op, name=f"no.{op.name}")
+        assert (result == 1).all()
+        expect(talweg.InvalidArgument, f"the {op.name.lower()} has no", result.sum().backward)
 
 
 def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -251,6 +327,10 @@ CASES = [
     again,
     handles,
     broadcasts,
+    gradients,
+    gradients_of_gradients,
+    gradients_without_names,
+    no_gradients,
     optimizer_basics,
     unused_parameters,
     grad_scaler,

@@ -177,6 +177,11 @@ def declare(
         client.declare(name, declaration, priority)
 
 
+def _start_new(tensor: torch.Tensor, op: Op, name: str | None, priority: int) -> Handle:
+    out = torch.empty_like(tensor, requires_grad=False)
+    return start(_client.current(), tensor, out, op, name, priority)
+
+
 def push_pull_async(
     tensor: torch.Tensor,
     average: bool = True,
@@ -192,10 +197,9 @@ def push_pull_async(
     `priority` overtake others. Rounds without a name belong together by the order of such calls,
     which must then be the same at every rank; they share a few tensors, so give names to many that
     are to be open at once. Raises Busy when the tensor's last round is still open.
+    Autograd does not see it; it sees push_pull().
     """
-    client = _client.current()
-    out = torch.empty_like(tensor, requires_grad=False)
-    return start(client, tensor, out, _op(op, average), name, priority)
+    return _start_new(tensor, _op(op, average), name, priority)
 
 
 def push_pull_async_inplace(
@@ -205,7 +209,10 @@ def push_pull_async_inplace(
     priority: int = 0,
     op: Op | None = None,
 ) -> Handle:
-    """As push_pull_async(), but synchronize() writes the result into `tensor`."""
+    """As push_pull_async(), but synchronize() writes the result into `tensor`.
+
+    Autograd refuses what it has saved of the tensor before, and sees nothing else of it.
+    """
     return _for_autograd(
         start(_client.current(), tensor, tensor, _op(op, average), name, priority), tensor
     )
@@ -219,9 +226,61 @@ def push_pull(
     op: Op | None = None,
     timeout_s: float | None = None,
 ) -> torch.Tensor:
-    """push_pull_async() and synchronize() in one: returns a new tensor of the same shape."""
+    """push_pull_async() and synchronize() in one: returns a new tensor of the same shape.
+
+    Autograd goes through it: where `tensor` requires a gradient, so does the result, and backward
+    push_pulls the result's gradient in turn, as f"{name}.gradient" and as the tensor was: with the
+    same op, priority and time limit. So what requires a gradient at one rank must at all, and each
+    rank's backward must come through here, else the others wait for it; it does so in the same
+    order at every rank when the ranks compute alike. Sum and average have gradients; of other
+    ops backward raises InvalidArgument: pass tensor.detach().
+    """
     _client.current().check_timeout(timeout_s)
-    return synchronize(push_pull_async(tensor, average, name, priority, op), timeout_s)
+    return _push_pull(tensor, _op(op, average), name, priority, timeout_s)
+
+
+class _PushPull(torch.autograd.Function):
+    """Every rank's result depends on every rank's tensor alike. So what the losses of all ranks
+    have to say to one's tensor is what they say to the results, combined as the tensors were.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        op: Op,
+        name: str | None,
+        priority: int,
+        timeout_s: float | None,
+    ) -> torch.Tensor:
+        handle = _start_new(tensor, op, name, priority)
+        # Without a name: after the tensor whose turn it is, which is agreed on when forward runs.
+        # Numbers of backward's own would have others' rounds without names come in between.
+        ctx.round = (op, handle.name, priority, timeout_s)
+        return finish(_client.current(), handle, timeout_s)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        op, name, priority, timeout_s = ctx.round
+        if op not in (Op.SUM, Op.AVERAGE):
+            raise InvalidArgument(
+                f"tensor '{name}': the {op.name.lower()} has no gradient: push tensor.detach(), or "
+                "use sum or average"
+            )
+        [gradient] = gradients
+        if gradient.layout != torch.strided:
+            gradient = gradient.to_dense()
+        gradient = gradient.resolve_conj()
+        pushed = _push_pull(gradient, op, f"{name}.gradient", priority, timeout_s)
+        return pushed, None, None, None, None
+
+
+def _push_pull(
+    tensor: torch.Tensor, op: Op, name: str | None, priority: int, timeout_s: float | None
+) -> torch.Tensor:
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return _PushPull.apply(tensor, op, name, priority, timeout_s)
+    return finish(_client.current(), _start_new(tensor, op, name, priority), timeout_s)
 
 
 def push_pull_inplace(
@@ -232,7 +291,7 @@ def push_pull_inplace(
     op: Op | None = None,
     timeout_s: float | None = None,
 ) -> torch.Tensor:
-    """As push_pull(), into `tensor` itself, which is also returned."""
+    """As push_pull(), into `tensor` itself, which is also returned; without a gradient."""
     _client.current().check_timeout(timeout_s)
     return synchronize(push_pull_async_inplace(tensor, average, name, priority, op), timeout_s)
 
@@ -255,7 +314,7 @@ def broadcast_(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None) -> torch.Tensor:
-    """Returns a copy of the root's tensor on every rank, byte for byte."""
+    """Returns a copy of the root's tensor on every rank, byte for byte; without a gradient."""
     client = _client.current()
     out = torch.empty_like(tensor, requires_grad=False)
     return finish(client, start(client, tensor, out, Op.BROADCAST, name, 0, root_rank))

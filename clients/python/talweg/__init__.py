@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from talweg import _client, _objects
-from talweg._client import Declaration, DType, Handle, Op
+from talweg._client import Declaration, DType, Handle, Op, op_of
 from talweg._version import __version__
 from talweg.errors import (
     Aborted,
@@ -160,7 +160,7 @@ def declare(
     both ranks, when another rank has declared the name differently.
     """
     wire_dtype = dtype if isinstance(dtype, DType) else _client.numpy_dtype(dtype)
-    declaration = Declaration(wire_dtype, count, Op(op), root_rank)
+    declaration = Declaration(wire_dtype, count, op_of(op), root_rank)
     _client.current().declare(name, declaration, priority)
 
 
@@ -169,7 +169,7 @@ def _start(
 ) -> Handle:
     client = _client.current()
     source = _contiguous(array)
-    declaration = Declaration(_client.numpy_dtype(source.dtype), source.size, Op(op), root_rank)
+    declaration = Declaration(_client.numpy_dtype(source.dtype), source.size, op_of(op), root_rank)
 
     def start(name: str) -> Handle:
         return client.push(

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -50,9 +50,16 @@ class Op(IntEnum):
     BROADCAST = 6
 
     @classmethod
-    def _missing_(cls, value: object) -> None:
+    def _missing_(cls, value: object) -> NoReturn:
         names = ", ".join(f"Op.{op.name}" for op in cls)
-        raise InvalidArgument(f"op is {value!r}; it must be one of {names}")
+        remedy = f": pass a tensor's name as name={value!r}" if isinstance(value, str) else ""
+        raise InvalidArgument(f"op is {value!r}; it must be one of {names}{remedy}")
+
+
+def op_of(value: Any) -> Op:
+    """The operation that a caller means by `value`; InvalidArgument when there is none."""
+    # A bool is a number to Python, and True that of a sum.
+    return Op._missing_(value) if isinstance(value, bool) else Op(value)
 
 
 NUMPY_DTYPES: Mapping[np.dtype, DType] = {
@@ -92,7 +99,7 @@ class Declaration:
         return int(self.dtype), int(self.op), self.root_rank, self.count
 
 
-@dataclass
+@dataclass(eq=False)  # Each is itself alone, and tensors have no one answer to ==.
 class Handle:
     """An open round of one tensor: poll() and synchronize() take it.
 

@@ -13,9 +13,11 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 from unittest import mock
 
+import talweg
 import talweg.torch as tw
 import torch
 import torch.distributed as dist
+from expected_errors import expect
 from talweg import _native
 from talweg.torch import _buckets, _ddp
 from torch import nn
@@ -103,6 +105,45 @@ def check_after_failed_backward() -> None:
             assert fails
     for future in futures:
         assert torch.equal(future.wait(), torch.full((4,), (tw.size() - 1) / 2)), future.wait()
+
+
+def check_errors_of_rounds(left: bool, manner: dict[str, bool]) -> None:
+    """Backward raises what a round has failed with; the next step is one like any other."""
+    torch.manual_seed(0)
+    inner = _Model()
+    model = DistributedDataParallel(inner, bucket_cap_mb=0.1, **manner)
+    model.register_comm_hook(f"errors.{left}.{manner}", tw.ddp_hook)
+    real = _ddp.finish
+
+    def fail(*arguments: Any) -> torch.Tensor:
+        real(*arguments)
+        raise talweg.Aborted("on purpose")
+
+    for step in range(4):
+        inner.zero_grad()
+        whole = "find_unused_parameters" not in manner
+        with mock.patch.object(_ddp, "finish", fail if step in (0, 2) else real):
+            loss = model(torch.full((8, 20), float(tw.rank() + step)), whole).square().mean()
+            try:
+                loss.backward()
+                assert step in (1, 3)
+            except talweg.Aborted as error:
+                assert step in (0, 2) and str(error) == "on purpose"
+        if step in (1, 3):
+            gradients = [p.grad.numpy().tobytes() for p in inner.parameters() if p.grad is not None]
+            everyone = tw.all_gather_object(gradients)
+            assert all(other == everyone[0] for other in everyone)
+
+
+def check_states_that_are_none() -> None:
+    for state in (dist.group.WORLD, 7, object()):
+        model = DistributedDataParallel(nn.Linear(2, 2))
+        model.register_comm_hook(state, tw.ddp_hook)
+        expect(
+            talweg.InvalidArgument,
+            f"state is a {type(state).__name__}; register it with None",
+            lambda model=model: model(torch.ones(2)).sum().backward(),
+        )
 
 
 class _Trainer:
@@ -252,6 +293,8 @@ def main() -> int:
             check(f"model{number}", manner)
             if not left:
                 check_after_failed_backward()
+            check_errors_of_rounds(left, manner)
+    check_states_that_are_none()
     if "one_node" in sys.argv[1:]:
         check_where_buckets_lie()
         check_two_models_of_one_name()

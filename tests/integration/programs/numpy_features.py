@@ -93,6 +93,12 @@ def refused_arguments() -> None:
     expect(invalid, "not int", push, ones, name=7)
     expect(invalid, "op is 99", push, ones, name="o", op=99)
     expect(invalid, "op is 'sum'", push, ones, name="o", op="sum")
+    expect(invalid, "pass a tensor's name as name='weights'", push, ones, "weights")
+    expect(
+        invalid, "pass a tensor's name as name='weights'", talweg.push_pull_async, ones, "weights"
+    )
+    expect(invalid, "op is True; it must be one of Op.SUM", push, ones, True)  # As talweg.torch's.
+    expect(invalid, "op is False", talweg.declare, "d", np.float32, 3, False)
     expect(invalid, "average", push, np.ones(3, np.int32), name="a")
     expect(invalid, "count is -1", talweg.declare, "d", np.float32, -1)
     expect(invalid, "no elements", talweg.declare, "d", np.float32, 0)

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import traceback
+from typing import Any
 
 import numpy as np
 import talweg
@@ -85,6 +86,8 @@ def handles() -> None:
         assert (tw.synchronize(handle) == wanted).all()
         assert tw.poll(handle)
     expect(talweg.Busy, "synchronized before", tw.synchronize, opened[0])
+    # Each is itself, whatever its tensor's == says.
+    assert opened.index(opened[3]) == 3 and len(set(opened)) == 20
     expect(talweg.InvalidArgument, "h0", tw.push_pull, torch.ones(7), average=False, name="h0")
 
 
@@ -101,6 +104,26 @@ def broadcasts() -> None:
     assert everyone == [("rank", r, "y" * (1000 * r)) for r in range(tw.size())]
     tw.barrier()
     expect(talweg.InvalidArgument, "root_rank", tw.broadcast, torch.ones(1), tw.size())
+
+
+def arguments_in_the_wrong_place() -> None:
+    ones = torch.ones(2)
+    for push in (
+        tw.push_pull,
+        tw.push_pull_inplace,
+        tw.push_pull_async,
+        tw.push_pull_async_inplace,
+    ):
+        invalid = talweg.InvalidArgument
+        expect(invalid, "pass an operation as op=Op.SUM", push, ones, tw.Op.SUM)
+        expect(invalid, "pass a tensor's name as name='weights'", push, ones, "weights")
+        expect(invalid, "average is None; it must be True or False", push, ones, None)
+        expect(invalid, "average is 1;", push, ones, 1, op=tw.Op.SUM)
+        expect(invalid, "op is True;", push, ones, op=True)
+        expect(invalid, "op is 'sum'", push, ones, op="sum")
+    expect(talweg.InvalidArgument, "op is 9;", tw.declare, "d", ones, 9)
+    number: Any = int(tw.Op.SUM)
+    assert (tw.push_pull(ones, op=number, name="number") == tw.size()).all()
 
 
 def _ones(dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -326,6 +349,7 @@ CASES = [
     layouts,
     again,
     handles,
+    arguments_in_the_wrong_place,
     broadcasts,
     gradients,
     gradients_of_gradients,

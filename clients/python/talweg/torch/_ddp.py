@@ -4,9 +4,11 @@
 # No `from __future__ import annotations` here: DistributedDataParallel compares a hook's annotations
 # with the types themselves.
 
+import contextlib
 import os
 import queue
 import threading
+from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
@@ -14,6 +16,7 @@ import torch.distributed as dist
 
 from talweg import _client
 from talweg._client import Client, Handle
+from talweg.errors import InvalidArgument
 from talweg.torch._buckets import Bucket
 from talweg.torch._tensors import finish
 
@@ -26,6 +29,9 @@ class _Completer:
     as a callback of the autograd engine, queued before the one in which DistributedDataParallel
     waits for the futures. That order holds for buckets that a gradient completes; others (of
     parameters that were not used, or of the first pass over a static graph) are the thread's.
+
+    A round's failure is raised by backward, behind DistributedDataParallel's own end of it: that
+    takes whatever is in a future for a tensor, and readies the model for the next pass.
     """
 
     def __init__(self, client: Client) -> None:
@@ -33,12 +39,14 @@ class _Completer:
         self._has_thread = cpus_are_left(client)
         self._buckets: dict[str, Bucket] = {}
         self._pending: dict[str, tuple[Handle, torch.futures.Future]] = {}
+        self._failures: dict[str, Exception] = {}  # Since a bucket's last start.
         self._queue: queue.SimpleQueue[tuple[Handle, torch.futures.Future]] = queue.SimpleQueue()
         self._thread: Optional[threading.Thread] = None
 
     def start(self, name: str, tensor: torch.Tensor, priority: int) -> torch.futures.Future:
         if name in self._pending:  # Its backward has failed.
             self._take(name)
+        self._failures.pop(name, None)
         bucket = self._buckets.get(name)
         if bucket is None:
             bucket = self._buckets[name] = Bucket(self.client, name)
@@ -51,8 +59,16 @@ class _Completer:
         else:
             self._pending[name] = (handle, future)
             # Each, because with nested backward passes each has an end of its own.
-            torch.autograd.Variable._execution_engine.queue_callback(self._take_all)
+            _queue_callback(self._take_all)
+        # Outside of backward other buckets', which follow, must do.
+        with contextlib.suppress(RuntimeError):
+            _queue_callback(lambda: _queue_callback(self._raise_failure))
         return future
+
+    def _raise_failure(self) -> None:
+        failures, self._failures = self._failures, {}
+        for failure in failures.values():
+            raise failure
 
     def _take_all(self) -> None:
         for name in list(self._pending):
@@ -63,9 +79,10 @@ class _Completer:
 
     def _fulfil(self, handle: Handle, future: torch.futures.Future) -> None:
         try:
-            future.set_result(finish(self.client, handle))
+            finish(self.client, handle)
         except Exception as error:  # The trainer's thread raises it from backward().
-            future.set_exception(error)
+            self._failures[handle.name] = error
+        future.set_result(handle.result)
 
     def _hand_over(self, handle: Handle, future: torch.futures.Future) -> None:
         if self._thread is None:
@@ -81,6 +98,11 @@ class _Completer:
 def cpus_are_left(client: Client) -> bool:
     """Whether each rank of the node has a CPU beside the one that its backward computes on."""
     return len(os.sched_getaffinity(0)) >= 2 * client.local_size
+
+
+def _queue_callback(callback: Callable[[], None]) -> None:
+    """Has this thread's backward pass call it when it ends, behind those that are queued already."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def _in_autograd_node() -> bool:
@@ -110,8 +132,15 @@ def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     The process group must have the same ranks as the job. Where those of one node are the whole job,
     a bucket on the CPU is summed where it lies; torch moves it into shared memory for that, so a
     process that is forked later meets zeros in its place. `state` names the model where a process
-    has several (a str), else None.
+    has several (a str), else None. What a round has failed with backward() raises when it ends; the
+    gradients mean nothing then.
     """
+    if state is not None and not isinstance(state, str):
+        raise InvalidArgument(
+            f"ddp_hook's state is a {type(state).__name__}; register it with None, or with the "
+            "model's name where a process has several: "
+            "model.register_comm_hook(None, talweg.torch.ddp_hook)"
+        )
     tensor = bucket.buffer()
     # DDP cuts its buckets anew after the first step, so their sizes belong to their names.
     name = f"ddp.{state or 'model'}.{bucket.index()}.{tensor.numel()}.{tensor.dtype}"

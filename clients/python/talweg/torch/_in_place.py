@@ -22,7 +22,7 @@ def is_worth_it(parameter: torch.Tensor) -> bool:
     return parameter.dtype in NUMBERS and parameter.numel() * parameter.element_size() >= BYTES_MIN
 
 
-@dataclass
+@dataclass(eq=False)
 class _Round(Handle):
     """Its result is a tensor over the buffer, made when it is there."""
 

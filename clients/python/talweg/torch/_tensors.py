@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from talweg import _client
-from talweg._client import Client, Declaration, DType, Handle, Op
+from talweg._client import Client, Declaration, DType, Handle, Op, op_of
 from talweg.errors import InvalidArgument
 from talweg.torch import _cuda
 
@@ -156,8 +156,17 @@ def _for_autograd(handle: Handle, tensor: torch.Tensor) -> Handle:
 
 
 def _op(op: Op | None, average: bool) -> Op:
+    if isinstance(average, str):
+        raise InvalidArgument(
+            f"average is {average!r}; it must be True or False: pass a tensor's name as "
+            f"name={average!r}"
+        )
+    if not isinstance(average, bool):
+        given = f"Op.{average.name}" if isinstance(average, Op) else repr(average)
+        remedy = f": pass an operation as op={given}" if isinstance(average, Op) else ""
+        raise InvalidArgument(f"average is {given}; it must be True or False{remedy}")
     if op is not None:
-        return Op(op)
+        return op_of(op)
     return Op.AVERAGE if average else Op.SUM
 
 
@@ -169,7 +178,7 @@ def declare(
     Optional. Raises Mismatch, naming both ranks, when another rank has declared it differently.
     """
     client = _client.current()
-    declaration = declaration_of(tensor, Op(op), root_rank)
+    declaration = declaration_of(tensor, op_of(op), root_rank)
     gpus = _cuda.gpus_of(client, tensor)
     if gpus is not None:
         gpus.declare(name, declaration, _cuda.place_of(tensor), priority)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python objects of any size over rounds of fixed-length tensors.
+"""Bytes and Python objects of any size over rounds of fixed-length tensors.
 
 A tensor's length is agreed for ever (docs/protocol.md, section 4), an object's is not. So an
 object travels in a byte tensor whose length is a power of two, under a name that holds that
-length; how many of its bytes count is told first, in a tensor of its own.
+length; how many of its bytes count is told first, in a tensor of its own. A long one that is
+broadcast takes several rounds of a tensor that has the largest such length.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from talweg._client import Client, Op
 from talweg.errors import Aborted
 
 _CAPACITY_BYTES_MIN = 1024
+# What a tensor takes it takes at every rank, agent and aggregator until the job ends.
+_CHUNK_BYTES = 16 << 20
 
 
 def _capacity_bytes(length: int) -> int:
@@ -26,17 +29,66 @@ def _capacity_bytes(length: int) -> int:
     return capacity
 
 
+class ByteStream:
+    """The root's bytes to every rank, in pieces: each rank carries pieces of the same lengths.
+
+    Takes the memory of one round, whatever the length.
+    """
+
+    def __init__(self, client: Client, root_rank: int, name: str, length: int = 0) -> None:
+        """`length` is that of all pieces together; the root's counts, for every rank."""
+        self.is_root = client.rank == root_rank
+        told = np.array([length], dtype=np.int64)
+        client.run(f"{name}.length", told, Op.BROADCAST, root_rank)
+        self.length = int(told[0])
+        self._client = client
+        self._root_rank = root_rank
+        capacity = min(_capacity_bytes(self.length), _CHUNK_BYTES)
+        self._chunk: np.ndarray = np.zeros(capacity, dtype=np.uint8)
+        self._name = f"{name}.bytes.{capacity}"
+        self._position = 0 if self.is_root else capacity
+        self._left = self.length
+
+    def carry(self, piece: np.ndarray) -> None:
+        """The root's next bytes, `piece` at every rank; at the root it is only read."""
+        while piece.size > 0:
+            if not self.is_root and self._position == self._chunk.size:
+                self._exchange()
+            count = min(piece.size, self._chunk.size - self._position)
+            part = self._chunk[self._position : self._position + count]
+            if self.is_root:
+                part[:] = piece[:count]
+            else:
+                piece[:count] = part
+            piece = piece[count:]
+            self._position += count
+            self._left -= count
+            if self.is_root and (self._left == 0 or self._position == self._chunk.size):
+                self._exchange()
+
+    def _exchange(self) -> None:
+        self._client.run(self._name, self._chunk, Op.BROADCAST, self._root_rank)
+        self._position = 0
+
+
+def broadcast_bytes(
+    client: Client, payload: bytes | memoryview, root_rank: int, name: str
+) -> np.ndarray:
+    """Returns the root's bytes on every rank; other ranks' `payload` is ignored."""
+    stream = ByteStream(client, root_rank, name, len(payload))
+    data: np.ndarray = np.empty(stream.length, dtype=np.uint8)
+    if stream.is_root:
+        data = np.frombuffer(payload, dtype=np.uint8)
+    stream.carry(data)
+    return data
+
+
 def broadcast_object(client: Client, value: Any, root_rank: int, name: str) -> Any:
     """Returns the root's `value` on every rank; other ranks' `value` is ignored."""
     is_root = client.rank == root_rank
     payload = pickle.dumps(value, protocol=4) if is_root else b""
-    length = np.array([len(payload)], dtype=np.int64)
-    client.run(f"{name}.length", length, Op.BROADCAST, root_rank=root_rank)
-    data: np.ndarray = np.zeros(_capacity_bytes(int(length[0])), dtype=np.uint8)
-    if is_root:
-        data[: len(payload)] = np.frombuffer(payload, dtype=np.uint8)
-    client.run(f"{name}.bytes.{data.size}", data, Op.BROADCAST, root_rank=root_rank)
-    return value if is_root else pickle.loads(data[: int(length[0])].tobytes())
+    data = broadcast_bytes(client, payload, root_rank, name)
+    return value if is_root else pickle.loads(data.data)
 
 
 def _sum_of_places(client: Client, own: np.ndarray, name: str) -> np.ndarray:

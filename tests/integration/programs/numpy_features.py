@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 import sys
+from unittest import mock
 
 import numpy as np
 import talweg
 from expected_errors import expect
-from talweg import _client
+from talweg import _client, _objects
 
 
 def _sum_of_ranks() -> int:
@@ -56,6 +57,17 @@ def rounds_without_names() -> None:
         if step == 20:
             before = _declared()
     assert _declared() == before, f"{_declared()} tensors, {before} in step 20"
+
+
+def objects_of_several_rounds() -> None:
+    """With lengths on either side of a round's, and of two."""
+    with mock.patch.object(_objects, "_CHUNK_BYTES", 1024):
+        before = _declared()
+        for length in (0, 1000, 1010, 1020, 1030, 2030, 2040, 2050, 10_000):
+            text = "".join(str(i % 10) for i in range(length))
+            root = length % talweg.size()
+            assert talweg.broadcast_object(text + str(talweg.rank()), root) == text + str(root)
+        assert _declared() <= before + 2 * talweg.size()
 
 
 def many_open_rounds_without_names() -> None:
@@ -139,6 +151,7 @@ def a_handle_of_a_job_that_was_left() -> None:
 CASES = [
     dtypes_and_shapes,
     rounds_without_names,
+    objects_of_several_rounds,
     many_open_rounds_without_names,
     refused_arguments,
     a_handle_of_a_job_that_was_left,

@@ -8,13 +8,14 @@ import sys
 import threading
 import traceback
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import talweg
 import talweg.torch as tw
 import torch
 from expected_errors import expect
-from talweg import _client
+from talweg import _client, _objects
 from torch import nn
 
 
@@ -201,6 +202,98 @@ def no_gradients() -> None:
         expect(talweg.InvalidArgument, f"the {op.name.lower()} has no", result.sum().backward)
 
 
+def _parameters(value: int) -> dict[str, Any]:
+    """Some of every kind; the elements' order in memory may differ from rank to rank."""
+    tied = torch.full((40, 20), float(value))
+    image = torch.arange(240.0).reshape(2, 3, 5, 8) * value
+    if tw.rank() % 2 == 0:
+        image = image.to(memory_format=torch.channels_last)
+    parameters: dict[str, Any] = {
+        "weight": nn.Parameter(torch.full((7, 3), float(value))),
+        "tied": tied,
+        "tied.again": tied,
+        "flags": torch.tensor([value % 2 == 0, True, False]),
+        "scalar": torch.tensor(value),
+        "empty": torch.empty(0, 4),
+        "image": image,
+        "strided": torch.full((9, 6), value, dtype=torch.int16)[::2, 1:],
+        "complex": torch.full((3,), complex(value, -1), dtype=torch.complex128),
+        "conjugate": torch.full((2, 2), complex(1, value)).conj(),
+        "negative": torch.full((4,), complex(1, value)).conj().imag,
+        "nan": torch.full((3,), float("nan") if value == 0 else float(value)),
+        "half": torch.full((5,), value, dtype=torch.bfloat16),
+        "no tensor": value,
+    }
+    if hasattr(torch, "float8_e4m3fn"):  # Not in the oldest torch.
+        parameters["float8"] = torch.full((3, 3), float(value)).to(torch.float8_e4m3fn)
+    with torch.inference_mode():
+        parameters["inference"] = torch.full((3,), float(value))
+    return parameters
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    return plain.view(torch.uint8).numpy().tobytes()
+
+
+def parameters_of_every_kind() -> None:
+    """Also over the ends of chunks, and named in another order at another rank."""
+    before = len(_client.current()._tensors)
+    for root in range(tw.size()):
+        parameters, wanted = _parameters(tw.rank()), _parameters(root)
+        storages = {name: p.data_ptr() for name, p in parameters.items() if name != "no tensor"}
+        items = list(parameters.items())
+        chunk_bytes = 1024 if root % 2 == 0 else _objects._CHUNK_BYTES
+        with mock.patch.object(_objects, "_CHUNK_BYTES", chunk_bytes):
+            tw.broadcast_parameters(dict(items if tw.rank() == 0 else reversed(items)), root)
+        assert parameters.pop("no tensor") == tw.rank()
+        for name, tensor in parameters.items():
+            assert _bytes(tensor) == _bytes(wanted[name]), (name, tensor)
+            assert tensor.data_ptr() == storages[name], name
+    # However many parameters: the length, and the bytes. Another root's are others.
+    assert len(_client.current()._tensors) == before + 2 * tw.size()
+
+
+def parameters_that_are_in_a_graph() -> None:
+    if not hasattr(torch.autograd.graph, "increment_version"):
+        return
+    for parameter in (torch.ones(3), torch.ones(3, 2).t()):
+        saved = parameter.requires_grad_() * 2
+        loss = (saved * saved).sum()
+        tw.broadcast_parameters([("saved", saved.detach())])
+        expect(RuntimeError, "inplace", loss.backward)
+
+
+def parameters_that_differ() -> None:
+    """Said where they are not the root's, and nobody waits for ever."""
+    last = tw.size() - 1
+    differs = tw.rank() == last and last > 0
+    text = f"parameter 'b' is float32 of shape (2, 3) at rank 0, but {{}} at rank {last}: build"
+    others: dict[str, Any] = {
+        text.format("float32 of shape (3, 2)"): {"b": torch.ones(3, 2)},
+        text.format("float64 of shape (2, 3)"): {"b": torch.ones(2, 3, dtype=torch.float64)},
+        text.format("is not there"): {"c": torch.ones(5)},
+        f"'d' is int64 of shape () at rank {last}, but is not there at rank 0": {
+            "b": torch.ones(2, 3),
+            "d": torch.tensor(1),
+        },
+        "single memory location": {"b": torch.ones(3).expand(2, 3)},
+    }
+    for error, theirs in others.items():
+        own = theirs if differs else {"b": torch.ones(2, 3)}
+        model = {"a": torch.tensor(tw.rank()), **own, "e": torch.full((300,), tw.rank())}
+        with mock.patch.object(_objects, "_CHUNK_BYTES", 1024):
+            if differs:
+                expect(RuntimeError, error, tw.broadcast_parameters, model)
+            else:
+                tw.broadcast_parameters(model)
+        assert model["a"] == 0 and (model["e"] == 0).all()
+    sparse = {"s": torch.eye(3).to_sparse()}
+    expect(talweg.InvalidArgument, "to_dense", tw.broadcast_parameters, sparse)
+    expect(talweg.InvalidArgument, "root_rank", tw.broadcast_parameters, {}, tw.size())
+    tw.broadcast_parameters({})
+
+
 def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
     for step in range(steps):
         torch.manual_seed(100 * step + tw.rank())
@@ -355,6 +448,9 @@ CASES = [
     gradients_of_gradients,
     gradients_without_names,
     no_gradients,
+    parameters_of_every_kind,
+    parameters_that_are_in_a_graph,
+    parameters_that_differ,
     optimizer_basics,
     unused_parameters,
     grad_scaler,

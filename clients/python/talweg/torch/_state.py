@@ -1,22 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters and optimizer state, made equal on all ranks before training."""
+"""Parameters and optimizer state, made equal on all ranks before training.
+
+Parameters in host memory travel together, as one stream of bytes, before which the root says what
+it is made of: hundreds of small tensors would take a round and a declaration each, for nothing but
+this. Those on GPUs stay where they are, and each is a tensor of its own.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import io
+import json
+from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from talweg import _client, _objects
-from talweg._client import Handle, Op
-from talweg.torch._tensors import finish, start
+from talweg._client import Client, Handle, Op
+from talweg._objects import ByteStream
+from talweg.errors import InvalidArgument, Mismatch
+from talweg.torch import _cuda
+from talweg.torch._tensors import finish, for_autograd, mark_changed, start
 
 
-def _tensor_name(name: str, tensor: torch.Tensor, root_rank: int) -> str:
-    """Two models of one program may use a name twice, and a root may change: both are in the name."""
-    return f"parameter.{name}.{tuple(tensor.shape)}.{tensor.dtype}.{root_rank}"
+@dataclass(frozen=True)
+class _Entry:
+    """A tensor, as the root tells the others of it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    is_streamed: bool
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape {self.shape}"
+
+    def is_like(self, other: _Entry) -> bool:
+        """Wherever the two lie."""
+        return self.dtype == other.dtype and self.shape == other.shape
+
+
+def _entry_of(name: str, tensor: torch.Tensor) -> _Entry:
+    if tensor.layout != torch.strided:
+        raise InvalidArgument(
+            f"parameter '{name}': a tensor of layout {tensor.layout} cannot be pushed: use "
+            "tensor.to_dense()"
+        )
+    dtype = str(tensor.dtype).replace("torch.", "")
+    nbytes = tensor.numel() * tensor.element_size()
+    return _Entry(name, dtype, tuple(tensor.shape), nbytes, tensor.is_cpu)
 
 
 def broadcast_parameters(
@@ -25,21 +62,105 @@ def broadcast_parameters(
     """Makes every rank's parameters the root's, byte for byte, in place.
 
     `params` is model.state_dict(), or model.named_parameters(). Entries that are no tensors (of a
-    state_dict) are left alone.
+    state_dict) are left alone. Raises Mismatch where they are not like the root's, naming the first
+    that differs; what is alike has been made equal then, and the other ranks have noticed nothing.
     """
     client = _client.current()
     items = params.items() if isinstance(params, Mapping) else params
-    tensors = [(name, value) for name, value in items if isinstance(value, torch.Tensor)]
-    handles: dict[str, Handle] = {}
-    for name, tensor in tensors:
-        if tensor.numel() == 0:
+    tensors = [(str(name), value) for name, value in items if isinstance(value, torch.Tensor)]
+    entries = [_entry_of(name, tensor) for name, tensor in tensors]
+    stream, theirs = _tell(client, entries, root_rank)
+    # By name, because the order may differ; several models in one call have a name several times.
+    own: dict[str, deque[tuple[_Entry, torch.Tensor]]] = {}
+    for entry, (_, tensor) in zip(entries, tensors):
+        own.setdefault(entry.name, deque()).append((entry, tensor))
+
+    # Whatever goes wrong here, the other ranks wait for this one's part in all rounds.
+    failures: list[Exception] = []
+    alone: list[tuple[_Entry, torch.Tensor]] = []
+    for entry in theirs:
+        same_name = own.get(entry.name)
+        mine, tensor = same_name.popleft() if same_name else (None, None)
+        if tensor is None or mine is None or not mine.is_like(entry):
+            here = mine or "is not there"
+            text = f"{entry} at rank {root_rank}, but {here} at rank {client.rank}"
+            failures.append(_mismatch(entry.name, text))
+            tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+        if not entry.is_streamed:
+            alone.append((entry, tensor))
             continue
-        tensor_name = _tensor_name(name, tensor, root_rank)
-        if tensor_name in handles:  # Several models in one call.
-            finish(client, handles.pop(tensor_name))
-        handles[tensor_name] = start(
-            client, tensor, tensor, Op.BROADCAST, tensor_name, 0, root_rank
-        )
+        whole = _whole(tensor, stream.is_root)
+        stream.carry(_memory(whole))
+        if whole is not tensor and not stream.is_root:
+            try:
+                _cuda.copy(tensor, whole)
+            except RuntimeError as failure:  # Of one that torch does not write to.
+                failures.append(failure)
+        mark_changed(tensor)
+    _broadcast_alone(client, alone, root_rank)
+    for same_name in own.values():
+        for mine, _ in same_name:
+            text = f"{mine} at rank {client.rank}, but is not there at rank {root_rank}"
+            failures.append(_mismatch(mine.name, text))
+    if failures:
+        raise failures[0]
+
+
+def _mismatch(name: str, text: str) -> Mismatch:
+    return Mismatch(f"parameter '{name}' is {text}: build the same model at every rank")
+
+
+def _tell(client: Client, entries: list[_Entry], root_rank: int) -> tuple[ByteStream, list[_Entry]]:
+    """Returns the stream, behind what the root says of it, and the root's entries."""
+    header = json.dumps([astuple(entry) for entry in entries]).encode()
+    streamed = sum(entry.nbytes for entry in entries if entry.is_streamed)
+    size = np.array([len(header)], dtype=np.int64)
+    length = size.nbytes + len(header) + streamed
+    stream = ByteStream(client, root_rank, f"parameters.{root_rank}", length)
+    stream.carry(size.view(np.uint8))
+    told: np.ndarray = np.empty(int(size[0]), dtype=np.uint8)
+    if stream.is_root:
+        told[:] = np.frombuffer(header, dtype=np.uint8)
+    stream.carry(told)
+    return stream, [
+        _Entry(name, dtype, tuple(shape), nbytes, is_streamed)
+        for name, dtype, shape, nbytes, is_streamed in json.loads(told.tobytes())
+    ]
+
+
+def _whole(tensor: torch.Tensor, is_root: bool) -> torch.Tensor:
+    """The tensor, if its elements lie in their order in host memory; else the root's in a copy, or
+    room for them."""
+    if tensor.is_cpu and _cuda.is_plain(tensor) and not tensor.is_conj():
+        return tensor
+    if is_root:
+        return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def _memory(tensor: torch.Tensor) -> np.ndarray:
+    """A contiguous tensor's, which does not keep it alive."""
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes == 0:
+        return np.empty(0, dtype=np.uint8)
+    memory = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
+    return np.frombuffer(memory, dtype=np.uint8)
+
+
+def _broadcast_alone(
+    client: Client, tensors: list[tuple[_Entry, torch.Tensor]], root_rank: int
+) -> None:
+    """Each as a tensor of its own."""
+    handles: dict[str, Handle] = {}
+    for entry, tensor in tensors:
+        if entry.nbytes == 0:
+            continue
+        # Two models of one program may use a name twice, and a root may change.
+        name = f"parameter.{entry.name}.{entry.shape}.{entry.dtype}.{root_rank}"
+        if name in handles:  # Several models in one call.
+            finish(client, handles.pop(name))
+        handle = start(client, tensor, tensor, Op.BROADCAST, name, 0, root_rank)
+        handles[name] = for_autograd(handle, tensor)
     for handle in handles.values():
         finish(client, handle)
 
@@ -51,8 +172,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     if client.rank == root_rank:
         torch.save(optimizer.state_dict(), buffer)
     name = f"optimizer_state.{root_rank}"
-    data = _objects.broadcast_object(client, buffer.getvalue(), root_rank, name)
+    data = _objects.broadcast_bytes(client, buffer.getbuffer(), root_rank, name)
     if client.rank != root_rank:
         # Not onto the root's GPU, which is another rank's; the optimizer moves it to its own.
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        state = torch.load(io.BytesIO(data.data), map_location="cpu", weights_only=True)
         optimizer.load_state_dict(state)

@@ -139,20 +139,25 @@ def finish(client: Client, handle: Handle, timeout_s: float | None = None) -> to
     return result
 
 
-def _for_autograd(handle: Handle, tensor: torch.Tensor) -> Handle:
+def for_autograd(handle: Handle, tensor: torch.Tensor) -> Handle:
     """Has autograd refuse what it saved of the tensor before it was changed in place."""
     finish_first = handle.finish
-    # Newer than the oldest torch.
-    increment = getattr(torch.autograd.graph, "increment_version", None)
 
     def changed() -> None:
         if finish_first is not None:
             finish_first()
-        if increment is not None and not tensor.is_inference():
-            increment(tensor)
+        mark_changed(tensor)
 
     handle.finish = changed
     return handle
+
+
+def mark_changed(tensor: torch.Tensor) -> None:
+    """Tells autograd of a change that was made past it."""
+    # Newer than the oldest torch.
+    increment = getattr(torch.autograd.graph, "increment_version", None)
+    if increment is not None and not tensor.is_inference():
+        increment(tensor)
 
 
 def _op(op: Op | None, average: bool) -> Op:
@@ -222,7 +227,7 @@ def push_pull_async_inplace(
 
     Autograd refuses what it has saved of the tensor before, and sees nothing else of it.
     """
-    return _for_autograd(
+    return for_autograd(
         start(_client.current(), tensor, tensor, _op(op, average), name, priority), tensor
     )
 
@@ -319,7 +324,7 @@ def broadcast_(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None
     """Makes every rank's `tensor`, of any dtype, the root's, byte for byte, in place; returns it."""
     client = _client.current()
     handle = start(client, tensor, tensor, Op.BROADCAST, name, 0, root_rank)
-    return finish(client, _for_autograd(handle, tensor))
+    return finish(client, for_autograd(handle, tensor))
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None) -> torch.Tensor:

@@ -91,6 +91,14 @@ class ErrorsTest(unittest.TestCase):
         connection._library.talweg_wait.assert_called_once()
         connection._library.talweg_wait_again.assert_not_called()
 
+    def test_a_barrier_waits_in_slices(self) -> None:
+        connection = _native.Connection.__new__(_native.Connection)
+        connection._handle = _native._client_p()
+        connection._library = mock.Mock()
+        connection._library.talweg_barrier.side_effect = [_native._TIMEOUT, _native._TIMEOUT, 0]
+        connection.barrier()
+        self.assertEqual(connection._library.talweg_barrier.call_count, 3)
+
     def test_a_library_that_lacks_a_function_is_named(self) -> None:
         later = {**_native._PROTOTYPES, "talweg_of_tomorrow": (None, [])}
         with mock.patch.object(_native, "_PROTOTYPES", later):

@@ -71,11 +71,13 @@ class LaunchersTest(unittest.TestCase):
 
     def test_what_is_no_rank(self) -> None:
         for variable in ("LOCAL_RANK", "SLURM_LOCALID"):
-            with self.assertRaisesRegex(errors.InvalidArgument, f"{variable} is 'x'"):
-                _client.local_rank_from_environment({variable: "x"})
+            for text in ("x", "-1", "\N{SUPERSCRIPT TWO}", "4294967295"):
+                with self.assertRaisesRegex(errors.InvalidArgument, f"{variable} is '{text}'"):
+                    _client.local_rank_from_environment({variable: text})
 
     def test_nobody_has_said(self) -> None:
         self.assertIsNone(_client.local_rank_from_environment({"RANK": "3"}))
+        self.assertIsNone(_client.local_rank_from_environment({"LOCAL_RANK": ""}))
 
     def test_ours_goes_before_others(self) -> None:
         environment = {"SLURM_LOCALID": "1", "LOCAL_RANK": "2", "TALWEG_LOCAL_RANK": "3"}

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from talweg import _client, _objects
-from talweg._client import Declaration, DType, Handle, Op, op_of
+from talweg._client import Handle
+from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
 from talweg._version import __version__
 from talweg.errors import (
     Aborted,
@@ -99,7 +100,8 @@ def init(agent_socket: str | None = None, timeout_s: float = 60.0) -> None:
 
     `agent_socket` is the agent's socket; without it $TALWEG_AGENT_SOCKET, which `talweg run` sets.
     Returns when the job runs; raises NoAgent when there is no agent, and Timeout when the job
-    is not complete within `timeout_s` seconds.
+    is not complete within `timeout_s` seconds. A forked child is no rank until it has called it
+    itself, which takes a rank that is free: its parent has the one that it has inherited.
     """
     _client.connect(agent_socket, timeout_s)
     atexit.register(shutdown)
@@ -111,8 +113,8 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether init() has been called, and not shutdown() after it."""
-    return _client._current is not None
+    """Whether init() has been called in this process, and not shutdown() after it."""
+    return _client.is_connected()
 
 
 def rank() -> int:
@@ -159,7 +161,7 @@ def declare(
     `dtype` is a DType or a NumPy dtype, `count` its number of elements. Raises Mismatch, naming
     both ranks, when another rank has declared the name differently.
     """
-    wire_dtype = dtype if isinstance(dtype, DType) else _client.numpy_dtype(dtype)
+    wire_dtype = dtype if isinstance(dtype, DType) else numpy_dtype(dtype)
     declaration = Declaration(wire_dtype, count, op_of(op), root_rank)
     _client.current().declare(name, declaration, priority)
 
@@ -169,7 +171,7 @@ def _start(
 ) -> Handle:
     client = _client.current()
     source = _contiguous(array)
-    declaration = Declaration(_client.numpy_dtype(source.dtype), source.size, op_of(op), root_rank)
+    declaration = Declaration(numpy_dtype(source.dtype), source.size, op_of(op), root_rank)
 
     def start(name: str) -> Handle:
         return client.push(
@@ -287,5 +289,8 @@ def all_gather_object(obj: Any, name: str | None = None) -> list[Any]:
 
 
 def barrier() -> None:
-    """Returns when every rank has called it, of those that are left in the job."""
+    """Returns when every rank has called it, of those that are left in the job.
+
+    For one thread of a rank at a time. After Ctrl-C the next call waits for the same barrier.
+    """
     _client.current().barrier()

@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from talweg import _native
+from talweg._declaration import Declaration, Op, numpy_dtype
 from talweg._in_place import Buffer
 from talweg.errors import (
     Busy,
@@ -24,79 +26,6 @@ from talweg.errors import (
     TalwegError,
     Unsupported,
 )
-
-
-class DType(IntEnum):
-    """Element types, with the numbers of talweg.h."""
-
-    F32 = 1
-    F64 = 2
-    F16 = 3
-    BF16 = 4
-    I8 = 5
-    U8 = 6
-    I32 = 7
-    I64 = 8
-
-
-class Op(IntEnum):
-    """What a round does with the ranks' tensors, with the numbers of talweg.h."""
-
-    SUM = 1
-    AVERAGE = 2
-    MIN = 3
-    MAX = 4
-    PRODUCT = 5
-    BROADCAST = 6
-
-    @classmethod
-    def _missing_(cls, value: object) -> NoReturn:
-        names = ", ".join(f"Op.{op.name}" for op in cls)
-        remedy = f": pass a tensor's name as name={value!r}" if isinstance(value, str) else ""
-        raise InvalidArgument(f"op is {value!r}; it must be one of {names}{remedy}")
-
-
-def op_of(value: Any) -> Op:
-    """The operation that a caller means by `value`; InvalidArgument when there is none."""
-    # A bool is a number to Python, and True that of a sum.
-    return Op._missing_(value) if isinstance(value, bool) else Op(value)
-
-
-NUMPY_DTYPES: Mapping[np.dtype, DType] = {
-    np.dtype(np.float32): DType.F32,
-    np.dtype(np.float64): DType.F64,
-    np.dtype(np.float16): DType.F16,
-    np.dtype(np.int8): DType.I8,
-    np.dtype(np.uint8): DType.U8,
-    np.dtype(np.int32): DType.I32,
-    np.dtype(np.int64): DType.I64,
-}
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """What all ranks must agree on for a tensor's name."""
-
-    dtype: DType
-    count: int
-    op: Op
-    root_rank: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.count * _DTYPE_BYTES[self.dtype]
-
-    def is_of(self, dtype: DType | None, count: int, op: Op, root_rank: int) -> bool:
-        return (
-            self.dtype is dtype
-            and self.count == count
-            and self.op is op
-            and self.root_rank == root_rank
-        )
-
-    def wire(self) -> tuple[int, int, int, int]:
-        """As the library's declarations take it."""
-        return int(self.dtype), int(self.op), self.root_rank, self.count
 
 
 @dataclass(eq=False)  # Each is itself alone, and tensors have no one answer to ==.
@@ -159,9 +88,9 @@ def local_rank_from_environment(environment: Mapping[str, str]) -> int | None:
     """The local rank that talweg run, torchrun, mpirun or srun gave this process, or None."""
     for variable in _LOCAL_RANK_VARIABLES:
         text = environment.get(variable)
-        if text is None:
+        if not text:
             continue
-        if not text.isdigit():
+        if re.fullmatch("[0-9]{1,9}", text) is None:
             raise InvalidArgument(
                 f"{variable} is '{text}', which is no local rank: unset it or set it to 0, 1, ..."
             )
@@ -215,7 +144,14 @@ class Client:
         self._tensors: dict[str, Declared] = {}
         self._nameless = _Nameless()
         self._pushed_bytes = 0
+        self._in_barrier = threading.Lock()
+        self._pid = os.getpid()
         self._closers: list[Callable[[], None]] = []
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether it is a parent's, in a process that was forked."""
+        return os.getpid() != self._pid
 
     def close(self) -> None:
         """Says goodbye to the agent. A second call does nothing."""
@@ -264,8 +200,8 @@ class Client:
             known = self._tensors.get(name)
         if known is not None and known.declaration != declaration:
             raise InvalidArgument(
-                f"tensor '{name}' was declared as {_describe(known.declaration)} and is now used "
-                f"as {_describe(declaration)}: give the second use a name of its own"
+                f"tensor '{name}' was declared as {known.declaration} and is now used "
+                f"as {declaration}: give the second use a name of its own"
             )
         return known
 
@@ -431,63 +367,78 @@ class Client:
         address = array.ctypes.data
         self.synchronize(self.push(name, declaration, address, address, keep=array))
 
-    def barrier(self, name: str = "talweg.barrier") -> None:
-        """Returns when every rank has called it."""
-        self.run(name, np.ones(1, dtype=np.uint8), Op.MAX)
-
-
-_DTYPE_BYTES = {
-    DType.F32: 4,
-    DType.F64: 8,
-    DType.F16: 2,
-    DType.BF16: 2,
-    DType.I8: 1,
-    DType.U8: 1,
-    DType.I32: 4,
-    DType.I64: 8,
-}
-
-
-def numpy_dtype(dtype: DTypeLike) -> DType:
-    """The wire's name of a NumPy dtype; InvalidArgument for one that Talweg cannot sum."""
-    try:
-        known = NUMPY_DTYPES.get(np.dtype(dtype))
-    except TypeError:
-        known = None
-    if known is None:
-        names = ", ".join(str(known) for known in NUMPY_DTYPES)
-        raise InvalidArgument(
-            f"arrays of dtype {getattr(dtype, '__name__', dtype)} cannot be pushed; these can: {names}"
-        )
-    return known
-
-
-def _describe(declaration: Declaration) -> str:
-    text = f"{declaration.dtype.name.lower()}[{declaration.count}] {declaration.op.name.lower()}"
-    if declaration.op is Op.BROADCAST:
-        text += f" from rank {declaration.root_rank}"
-    return text
+    def barrier(self) -> None:
+        """Returns when every rank has called it; an interrupted one is gone on with by the next."""
+        if not self._in_barrier.acquire(blocking=False):
+            raise Busy("another thread of this process is in barrier(): one calls it at a time")
+        try:
+            self.connection.barrier()
+        finally:
+            self._in_barrier.release()
 
 
 _current: Client | None = None
 _current_lock = threading.Lock()
 
 
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have had it."""
+    global _current_lock
+    _current_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def is_connected() -> bool:
+    """Whether this process has a client of its own."""
+    client = _current
+    return client is not None and not client.is_inherited
+
+
 def connect(agent_socket: str | None, timeout_s: float) -> Client:
     """Makes this process's client, once: a second call returns the first one's."""
     global _current
     with _current_lock:
-        if _current is None:
-            _current = Client(agent_socket, timeout_s)
-        return _current
+        client = _current
+        if client is None or client.is_inherited:
+            client = _current = _connect(agent_socket, timeout_s)
+        return client
+
+
+def _connect(agent_socket: str | None, timeout_s: float) -> Client:
+    """Client(), on another thread: the library waits for the whole job in one call, as its place
+    in the job goes with the connection, and this thread would not hear Ctrl-C in it."""
+    connected: futures.Future[Client] = futures.Future()
+
+    def run() -> None:
+        try:
+            client = Client(agent_socket, timeout_s)
+        except BaseException as error:
+            with contextlib.suppress(futures.InvalidStateError):
+                connected.set_exception(error)
+            return
+        try:
+            connected.set_result(client)
+        except futures.InvalidStateError:  # Nobody waits for it any more.
+            client.close()
+
+    threading.Thread(target=run, name="talweg-connect", daemon=True).start()
+    try:
+        return connected.result()
+    except BaseException:
+        # Interrupted, perhaps when it had just come.
+        if not connected.cancel() and connected.exception() is None:
+            connected.result().close()
+        raise
 
 
 def disconnect() -> None:
-    """Ends this process's client, if there is one."""
+    """Ends this process's client, if there is one; a parent's is only forgotten."""
     global _current
     with _current_lock:
         client, _current = _current, None
-    if client is not None:
+    if client is not None and not client.is_inherited:
         client.close()
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from talweg import _native
-from talweg._client import Client, Declaration, Handle
+from talweg._client import Client, Handle
+from talweg._declaration import Declaration
 from talweg._driver import Driver
 from talweg._gpu_host import HostPath
 from talweg.errors import (

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from talweg import _native
-from talweg._client import Client, Declaration, Handle
+from talweg._client import Client, Handle
+from talweg._declaration import Declaration
 from talweg._driver import Driver
 from talweg.errors import GpuError, TalwegError, Timeout
 

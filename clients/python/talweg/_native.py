@@ -109,6 +109,7 @@ _PROTOTYPES = {
     "talweg_poll": (ctypes.c_int, [_client_p, _u32, _u64]),
     "talweg_wait": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _i64]),
     "talweg_wait_again": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _i64]),
+    "talweg_barrier": (ctypes.c_int, [_client_p, ctypes.c_char_p, _i64]),
     "talweg_gpu_export": (
         ctypes.c_int,
         [
@@ -347,6 +348,13 @@ class Connection:
                 left_ns -= slice_ns
             if status != _TIMEOUT or left_ns == 0:
                 return self._check(status)
+
+    def barrier(self) -> None:
+        # In slices as well: the next call goes on waiting for the same barrier.
+        status = _TIMEOUT
+        while status == _TIMEOUT:
+            status = self._library.talweg_barrier(self._handle, None, _WAIT_SLICE_NS)
+        self._check(status)
 
     # ----- Tensors on GPUs: talweg.h and docs/gpu.md say what each call means. -----
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from talweg._client import Client, Op
+from talweg._client import Client
+from talweg._declaration import Op
 from talweg.errors import Aborted
 
 _CAPACITY_BYTES_MIN = 1024

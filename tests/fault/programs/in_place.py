@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import talweg
 from talweg import _client
-from talweg._client import Declaration, DType, Op
+from talweg._declaration import Declaration, DType, Op
 
 _COUNT = 3_000_000  # Many pieces, so that most of a round is summing.
 

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import talweg
 from numeric_reference import expected, same, sample
-from talweg import _client
+from talweg import _client, _declaration
 
 # A long tensor repeats what so many elements hold: a prime number, so that no two slices begin alike.
 _BLOCK = 1_000_003
@@ -30,8 +30,8 @@ def main() -> int:
         ]
         wanted = np.resize(expected(arrays, nodes, dtype, op), count)
         mine = np.resize(arrays[rank], count)
-        declaration = _client.Declaration(
-            _client.DType[dtype.upper()], count, _client.Op[op.upper()], 0
+        declaration = _declaration.Declaration(
+            _declaration.DType[dtype.upper()], count, _declaration.Op[op.upper()], 0
         )
         for repeat in range(2):  # The second round lands in the other result region.
             out = np.empty_like(mine)

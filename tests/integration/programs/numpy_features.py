@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import sys
+import threading
+import traceback
 from unittest import mock
 
 import numpy as np
@@ -148,12 +152,79 @@ def a_handle_of_a_job_that_was_left() -> None:
     assert (talweg.synchronize(again) == 1).all()
 
 
+class _Interrupted(Exception):
+    """Ctrl-C, of a test."""
+
+
+def _interrupt(*_: object) -> None:
+    raise _Interrupted
+
+
+def an_interrupted_barrier() -> None:
+    """It is heard while others are late, and the next call waits for the same barrier."""
+    if talweg.size() > 1 and talweg.rank() == 0:
+        signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        expect(_Interrupted, "", talweg.barrier)
+    talweg.push_pull(np.ones(1, np.int32), op=talweg.Op.SUM, name="interrupted")
+    for _ in range(3):
+        talweg.barrier()
+
+
+def two_threads_in_a_barrier() -> None:
+    if talweg.size() > 1 and talweg.rank() == 0:
+        other = threading.Thread(target=talweg.barrier)
+        other.start()
+        while not _client.current()._in_barrier.locked():
+            os.sched_yield()
+        expect(talweg.Busy, "another thread", talweg.barrier)
+        talweg.push_pull(np.ones(1, np.int32), op=talweg.Op.SUM, name="threads")
+        other.join()
+    else:
+        talweg.push_pull(np.ones(1, np.int32), op=talweg.Op.SUM, name="threads")
+        talweg.barrier()
+
+
+def a_forked_child_that_joins() -> None:
+    """In its parent's place, when that has left."""
+    if talweg.size() > 1:
+        return
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            assert not talweg.is_initialized()
+            expect(talweg.Forked, "is a fork", talweg.barrier)
+            os.read(read, 1)
+            talweg.init()
+            assert talweg.is_initialized() and talweg.rank() == 0
+            assert (talweg.push_pull(np.ones(3, np.float32), name="child") == 1).all()
+            talweg.shutdown()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    talweg.shutdown()
+    os.write(write, b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    talweg.init()
+    pid = os.fork()
+    if pid == 0:
+        talweg.shutdown()  # Of what is the parent's it says no goodbye.
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert (talweg.push_pull(np.ones(3, np.float32), name="parent") == 1).all()
+
+
 CASES = [
     dtypes_and_shapes,
     rounds_without_names,
     objects_of_several_rounds,
     many_open_rounds_without_names,
     refused_arguments,
+    an_interrupted_barrier,
+    two_threads_in_a_barrier,
+    a_forked_child_that_joins,
     a_handle_of_a_job_that_was_left,
 ]
 

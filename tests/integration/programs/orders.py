@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 import talweg
-from talweg import _client
+from talweg import _client, _declaration
 
 
 def count_of(number: int) -> int:
@@ -43,7 +43,7 @@ def main() -> int:
     declared = [(f"t.{n}", count_of(n)) for n in range(0, tensor_count, 2)]
     random.Random(talweg.rank()).shuffle(declared)
     _client.current().declare_all(
-        (name, _client.Declaration(talweg.DType.I64, count, talweg.Op.SUM, 0), 0)
+        (name, _declaration.Declaration(talweg.DType.I64, count, talweg.Op.SUM, 0), 0)
         for name, count in declared
     )
     for round_ in range(rounds):

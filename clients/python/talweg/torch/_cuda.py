@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from talweg import _gpu
-from talweg._client import Client, Declaration, Handle
+from talweg._client import Client, Handle
+from talweg._declaration import Declaration
 
 
 def gpus_of(client: Client, tensor: torch.Tensor) -> _gpu.Gpus | None:

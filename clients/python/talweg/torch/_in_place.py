@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from talweg import _native
-from talweg._client import Client, Declared, Handle, Op
+from talweg._client import Client, Declared, Handle
+from talweg._declaration import Op
 from talweg._in_place import Buffer
 from talweg.torch import _cuda
 from talweg.torch._tensors import NUMBERS, start

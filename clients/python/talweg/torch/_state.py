@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from talweg import _client, _objects
-from talweg._client import Client, Handle, Op
+from talweg._client import Client, Handle
+from talweg._declaration import Op
 from talweg._objects import ByteStream
 from talweg.errors import InvalidArgument, Mismatch
 from talweg.torch import _cuda

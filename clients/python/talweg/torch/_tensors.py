@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from talweg import _client
-from talweg._client import Client, Declaration, DType, Handle, Op, op_of
+from talweg._client import Client, Handle
+from talweg._declaration import Declaration, DType, Op, op_of
 from talweg.errors import InvalidArgument
 from talweg.torch import _cuda
 

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all ranks must agree on for a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from talweg.errors import InvalidArgument
+
+
+class DType(IntEnum):
+    """Element types, with the numbers of talweg.h."""
+
+    F32 = 1
+    F64 = 2
+    F16 = 3
+    BF16 = 4
+    I8 = 5
+    U8 = 6
+    I32 = 7
+    I64 = 8
+
+
+class Op(IntEnum):
+    """What a round does with the ranks' tensors, with the numbers of talweg.h."""
+
+    SUM = 1
+    AVERAGE = 2
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+    BROADCAST = 6
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        names = ", ".join(f"Op.{op.name}" for op in cls)
+        remedy = f": pass a tensor's name as name={value!r}" if isinstance(value, str) else ""
+        raise InvalidArgument(f"op is {value!r}; it must be one of {names}{remedy}")
+
+
+def op_of(value: Any) -> Op:
+    """The operation that a caller means by `value`; InvalidArgument when there is none."""
+    # A bool is a number to Python, and True that of a sum.
+    return Op._missing_(value) if isinstance(value, bool) else Op(value)
+
+
+_DTYPE_BYTES = {
+    DType.F32: 4,
+    DType.F64: 8,
+    DType.F16: 2,
+    DType.BF16: 2,
+    DType.I8: 1,
+    DType.U8: 1,
+    DType.I32: 4,
+    DType.I64: 8,
+}
+
+NUMPY_DTYPES: Mapping[np.dtype, DType] = {
+    np.dtype(np.float32): DType.F32,
+    np.dtype(np.float64): DType.F64,
+    np.dtype(np.float16): DType.F16,
+    np.dtype(np.int8): DType.I8,
+    np.dtype(np.uint8): DType.U8,
+    np.dtype(np.int32): DType.I32,
+    np.dtype(np.int64): DType.I64,
+}
+
+
+def numpy_dtype(dtype: DTypeLike) -> DType:
+    """The wire's name of a NumPy dtype; InvalidArgument for one that Talweg cannot sum."""
+    try:
+        known = NUMPY_DTYPES.get(np.dtype(dtype))
+    except TypeError:
+        known = None
+    if known is None:
+        names = ", ".join(str(known) for known in NUMPY_DTYPES)
+        raise InvalidArgument(
+            f"arrays of dtype {getattr(dtype, '__name__', dtype)} cannot be pushed; these can: {names}"
+        )
+    return known
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What all ranks must agree on for a tensor's name."""
+
+    dtype: DType
+    count: int
+    op: Op
+    root_rank: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * _DTYPE_BYTES[self.dtype]
+
+    def is_of(self, dtype: DType | None, count: int, op: Op, root_rank: int) -> bool:
+        return (
+            self.dtype is dtype
+            and self.count == count
+            and self.op is op
+            and self.root_rank == root_rank
+        )
+
+    def wire(self) -> tuple[int, int, int, int]:
+        """As the library's declarations take it."""
+        return int(self.dtype), int(self.op), self.root_rank, self.count
+
+    def __str__(self) -> str:
+        text = f"{self.dtype.name.lower()}[{self.count}] {self.op.name.lower()}"
+        if self.op is Op.BROADCAST:
+            text += f" from rank {self.root_rank}"
+        return text

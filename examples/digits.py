@@ -95,7 +95,7 @@ class Spans:
             )
 
 
-def main() -> int:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -106,8 +106,49 @@ def main() -> int:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--output", help="directory for what the run measured, one JSON a rank")
     parser.add_argument("--trace-step", type=int, help="record this step's compute spans")
-    arguments = parser.parse_args()
+    return parser.parse_args()
 
+
+def train(
+    arguments: argparse.Namespace,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Batch,
+    place: tuple[int, int],
+    spans: Spans,
+) -> list[float]:
+    """Returns this rank's loss of each step; `place` is its number and that of all ranks."""
+    rank, size = place
+    images, classes = data
+    share = arguments.batch // size
+    steps_an_epoch = len(classes) // arguments.batch
+    step_count = steps_an_epoch * arguments.epochs
+    losses: list[float] = []
+    for epoch in range(arguments.epochs):
+        order = torch.from_numpy(np.random.default_rng(epoch).permutation(len(classes)))
+        for first in range(0, steps_an_epoch * arguments.batch, arguments.batch):
+            spans.enter(len(losses))
+            mine = order[first + rank * share : first + (rank + 1) * share]
+            batch = images[mine], classes[mine]
+            now_ns = time.monotonic_ns()
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(batch[0]), batch[1])
+            spans.add("forward", now_ns)
+            now_ns = time.monotonic_ns()
+            loss.backward()
+            spans.add("backward", now_ns)
+            now_ns = time.monotonic_ns()
+            optimizer.step()
+            spans.add("optimizer step", now_ns)
+            losses.append(loss.item())
+            step = len(losses)
+            if rank == 0 and (step % 10 == 0 or step == step_count):
+                print(f"step {step}/{step_count} loss {losses[-1]:.4f}", flush=True)
+    return losses
+
+
+def main() -> int:
+    arguments = parse_arguments()
     rank, size = 0, 1
     if not arguments.single:
         import talweg.torch as tw
@@ -115,12 +156,10 @@ def main() -> int:
         tw.init()
         rank, size = tw.rank(), tw.size()
     if arguments.batch % size != 0:
-        parser.error(f"--batch is {arguments.batch}; it must be a multiple of the {size} ranks")
+        sys.exit(f"--batch is {arguments.batch}; it must be a multiple of the {size} ranks")
 
     torch.set_num_threads(1)
     torch.manual_seed(rank)  # Different on purpose: the broadcast makes them equal.
-    if rank == 0:
-        torch.manual_seed(0)
     model = build_model()
     if arguments.optimizer == "adam":
         optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
@@ -130,34 +169,10 @@ def main() -> int:
         optimizer = tw.DistributedOptimizer(optimizer, model.named_parameters())
         tw.broadcast_parameters(model.state_dict(), root_rank=0)
 
-    train, held_out = load_data()
-    share = arguments.batch // size
-    steps_an_epoch = len(train[1]) // arguments.batch
-    step_count = steps_an_epoch * arguments.epochs
+    training, held_out = load_data()
     spans = Spans(rank, arguments.trace_step)
-    losses: list[float] = []
-    step = 0
     begin_s = time.monotonic()
-    for epoch in range(arguments.epochs):
-        order = torch.from_numpy(np.random.default_rng(epoch).permutation(len(train[1])))
-        for first in range(0, steps_an_epoch * arguments.batch, arguments.batch):
-            spans.enter(step)
-            mine = order[first + rank * share : first + (rank + 1) * share]
-            images, classes = train[0][mine], train[1][mine]
-            now_ns = time.monotonic_ns()
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(model(images), classes)
-            spans.add("forward", now_ns)
-            now_ns = time.monotonic_ns()
-            loss.backward()
-            spans.add("backward", now_ns)
-            now_ns = time.monotonic_ns()
-            optimizer.step()
-            spans.add("optimizer step", now_ns)
-            losses.append(loss.item())
-            step += 1
-            if rank == 0 and (step % 10 == 0 or step == step_count):
-                print(f"step {step}/{step_count} loss {losses[-1]:.4f}", flush=True)
+    losses = train(arguments, model, optimizer, training, (rank, size), spans)
     seconds = time.monotonic() - begin_s
 
     accuracy, loss_value = evaluate(model, held_out)
@@ -165,9 +180,7 @@ def main() -> int:
     mean_losses = torch.tensor(losses, dtype=torch.float64)
     spread, pushed_bytes = 0.0, 0
     if not arguments.single:
-        from talweg import _client
-
-        pushed_bytes = _client.current().pushed_bytes
+        pushed_bytes = tw.pushed_bytes()
         # Where two ranks differ in any weight, the largest and the smallest of it differ.
         largest = tw.push_pull(weights, name="weights.max", op=tw.Op.MAX)
         smallest = tw.push_pull(weights, name="weights.min", op=tw.Op.MIN)
@@ -185,7 +198,7 @@ def main() -> int:
             "losses": mean_losses.tolist(),
             "weight_spread": spread,
             "weights_sha256": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
-            "steps": step,
+            "steps": len(losses),
             "seconds": seconds,
             # What is pushed comes back: a rank moves each byte twice.
             "bytes_moved": 2 * pushed_bytes,

@@ -88,6 +88,7 @@ __all__ = [
     "push_pull_async",
     "push_pull_async_inplace",
     "push_pull_inplace",
+    "pushed_bytes",
     "rank",
     "shutdown",
     "size",
@@ -138,6 +139,11 @@ def local_rank() -> int:
 def local_size() -> int:
     """The number of ranks on this node."""
     return _client.current().local_size
+
+
+def pushed_bytes() -> int:
+    """Bytes of tensors that this process has pushed since init(). As many come back as results."""
+    return _client.current().pushed_bytes
 
 
 def _contiguous(array: np.ndarray) -> np.ndarray:

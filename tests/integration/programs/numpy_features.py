@@ -15,6 +15,7 @@ import numpy as np
 import talweg
 from expected_errors import expect
 from talweg import _client, _objects
+from talweg._native import library
 
 
 def _sum_of_ranks() -> int:
@@ -216,7 +217,15 @@ def a_forked_child_that_joins() -> None:
     assert (talweg.push_pull(np.ones(3, np.float32), name="parent") == 1).all()
 
 
+def what_is_said_of_the_package() -> None:
+    assert library().talweg_version().decode() == talweg.__version__
+    before = talweg.pushed_bytes()
+    talweg.push_pull(np.ones((3, 5), np.float64), name="counted")
+    assert talweg.pushed_bytes() == before + 120
+
+
 CASES = [
+    what_is_said_of_the_package,
     dtypes_and_shapes,
     rounds_without_names,
     objects_of_several_rounds,

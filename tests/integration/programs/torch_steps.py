@@ -6,8 +6,10 @@ from __future__ import annotations
 import copy
 import sys
 
+import talweg
 import talweg.torch as tw
 import torch
+from expected_errors import expect
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch_models import distributed, same_everywhere, step_on_own_data
@@ -213,6 +215,26 @@ def accumulated_gradients() -> None:
             same_everywhere(model, f"accumulated, step {step}")
 
 
+def numbers_of_passes_that_change() -> None:
+    model = nn.Linear(6, 3)
+    optimizer = distributed(model, "changing")
+    for passes in (1, 2, 1):
+        optimizer.set_backward_passes_per_step(passes)  # type: ignore[attr-defined]
+        optimizer.zero_grad()
+        for number in range(passes):
+            model(torch.full((2, 6), 1.0 + tw.rank() + number)).sum().backward()
+        mean = sum(1.0 + n for n in range(passes)) + passes * (tw.size() - 1) / 2
+        assert model.weight.grad is not None
+        assert torch.allclose(model.weight.grad, torch.full((3, 6), 2 * mean))
+        optimizer.step()
+    expect(
+        talweg.InvalidArgument,
+        "backward_passes_per_step is 0",
+        optimizer.set_backward_passes_per_step,  # type: ignore[attr-defined]
+        0,
+    )
+
+
 def main() -> int:
     torch.set_num_threads(1)
     tw.init()
@@ -225,6 +247,7 @@ def main() -> int:
         schedulers,
         clipped_under_a_scaler,
         accumulated_gradients,
+        numbers_of_passes_that_change,
     ):
         print(f"case {case.__name__}", flush=True)
         case()

@@ -13,7 +13,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from talweg import _client
-from talweg._client import Client, Handle, Op
+from talweg._client import Client, Handle
+from talweg._declaration import Op
 from talweg.errors import Busy, InvalidArgument
 from talweg.torch import _cuda
 from talweg.torch._in_place import is_worth_it, start_average

@@ -23,7 +23,7 @@ from talweg import _client, _objects
 from talweg._client import Client, Handle
 from talweg._declaration import Op
 from talweg._objects import ByteStream
-from talweg.errors import InvalidArgument, Mismatch
+from talweg.errors import InvalidArgument, Mismatch, TalwegError
 from talweg.torch import _cuda
 from talweg.torch._tensors import finish, for_autograd, mark_changed, start
 
@@ -162,8 +162,14 @@ def _broadcast_alone(
             finish(client, handles.pop(name))
         handle = start(client, tensor, tensor, Op.BROADCAST, name, 0, root_rank)
         handles[name] = for_autograd(handle, tensor)
-    for handle in handles.values():
-        finish(client, handle)
+    failure: TalwegError | None = None
+    for handle in handles.values():  # All of them: what is left open could not be pushed again.
+        try:
+            finish(client, handle)
+        except TalwegError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:

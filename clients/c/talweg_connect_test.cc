@@ -18,7 +18,7 @@
 
 #include "clients/c/client_testing.h"
 #include "clients/c/talweg.h"
-#include "libs/shm/descriptor.h"
+#include "libs/base/descriptor.h"
 #include "libs/shm/layout/messages.h"
 #include "libs/shm/testing/fake_agent.h"
 
@@ -26,7 +26,6 @@ namespace talweg {
 namespace {
 
 using Catch::Matchers::Contains;
-using shm::Descriptor;
 using shm::FakeAgent;
 
 TEST_CASE("Without an agent the error says how to start one") {

@@ -21,7 +21,7 @@
 
 #include "clients/c/client_testing.h"
 #include "clients/c/talweg.h"
-#include "libs/shm/descriptor.h"
+#include "libs/base/descriptor.h"
 #include "libs/shm/layout/rank_status.h"
 #include "libs/shm/testing/fake_agent.h"
 
@@ -31,7 +31,6 @@ namespace talweg {
 namespace {
 
 using Catch::Matchers::Contains;
-using shm::Descriptor;
 using shm::FakeAgent;
 
 // A rank_process; killed at the latest when the object goes.

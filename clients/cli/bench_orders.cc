@@ -15,6 +15,7 @@
 
 #include "clients/cli/bench_values.h"
 #include "clients/cli/process.h"
+#include "libs/base/descriptor.h"
 #include "libs/status/status.h"
 
 namespace talweg::cli {
@@ -39,8 +40,8 @@ class Line {
     }
     std::memcpy(address.sun_path, path.data(), path.size());
     Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (!fd.open() ||
-        connect(fd.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    if (!fd.valid() ||
+        connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
       return ErrnoStatus(errno, absl::StrCat("connect to ", path));
     }
     return Line(std::move(fd));
@@ -49,7 +50,7 @@ class Line {
   absl::Status Say(const std::string& text) {
     const std::string line = absl::StrCat(text, "\n");
     for (size_t sent = 0; sent < line.size();) {
-      const ssize_t bytes = send(fd_.fd(), line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
+      const ssize_t bytes = send(fd_.get(), line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
       if (bytes < 0 && errno == EINTR) continue;
       if (bytes <= 0) return ErrnoStatus(errno, "answer the harness");
       sent += static_cast<size_t>(bytes);
@@ -67,7 +68,7 @@ class Line {
         return line == "quit" ? "" : line;
       }
       char bytes[65536];
-      const ssize_t count = recv(fd_.fd(), bytes, sizeof bytes, 0);
+      const ssize_t count = recv(fd_.get(), bytes, sizeof bytes, 0);
       if (count < 0 && errno == EINTR) continue;
       if (count <= 0) return "";
       buffer_.append(bytes, static_cast<size_t>(count));

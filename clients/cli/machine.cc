@@ -27,6 +27,7 @@
 #include "clients/cli/command.h"
 #include "clients/cli/doctor.h"
 #include "clients/cli/process.h"
+#include "libs/base/descriptor.h"
 #include "libs/reduce/isa.h"
 
 namespace talweg::cli {
@@ -60,14 +61,14 @@ std::string MemfdError() {
     return absl::StrCat(what, ": ", std::strerror(errno));
   };
   const Descriptor memfd(memfd_create("talweg-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!memfd.open()) return error("memfd_create");
+  if (!memfd.valid()) return error("memfd_create");
   constexpr size_t kBytes = 1 << 16;
-  if (ftruncate(memfd.fd(), kBytes) != 0) return error("ftruncate");
-  void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd.fd(), 0);
+  if (ftruncate(memfd.get(), kBytes) != 0) return error("ftruncate");
+  void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd.get(), 0);
   if (memory == MAP_FAILED) return error("mmap");
   munmap(memory, kBytes);
   constexpr int kSealFutureWrite = 0x10;  // F_SEAL_FUTURE_WRITE
-  if (fcntl(memfd.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | kSealFutureWrite) != 0) {
+  if (fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | kSealFutureWrite) != 0) {
     return error("F_ADD_SEALS");
   }
   return "";
@@ -75,7 +76,7 @@ std::string MemfdError() {
 
 std::string PidfdError() {
   const Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
-  return pidfd.open() ? "" : absl::StrCat("pidfd_open: ", std::strerror(errno));
+  return pidfd.valid() ? "" : absl::StrCat("pidfd_open: ", std::strerror(errno));
 }
 
 // As agents ask it (libs/transport/libfabric/provider.cc): its devices reach GPUs' memory, of which

@@ -97,25 +97,6 @@ std::vector<pid_t> Children() {
 
 }  // namespace
 
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  if (this != &other) {
-    Close();
-    fd_ = other.Release();
-  }
-  return *this;
-}
-
-void Descriptor::Close() {
-  if (fd_ >= 0) close(fd_);
-  fd_ = -1;
-}
-
-int Descriptor::Release() {
-  const int fd = fd_;
-  fd_ = -1;
-  return fd;
-}
-
 absl::StatusOr<StartedChild> StartChild(const ChildSpec& spec) {
   TALWEG_ASSIGN_OR_RETURN(Pipe output, MakePipe());
   TALWEG_ASSIGN_OR_RETURN(Pipe errors, MakePipe());
@@ -124,7 +105,7 @@ absl::StatusOr<StartedChild> StartChild(const ChildSpec& spec) {
   std::vector<std::string> arg_texts = spec.args;
   if (spec.is_daemon) {
     TALWEG_ASSIGN_OR_RETURN(ready, MakePipe());
-    arg_texts.push_back(absl::StrCat("--ready_fd=", ready.write_end.fd()));
+    arg_texts.push_back(absl::StrCat("--ready_fd=", ready.write_end.get()));
   }
   std::vector<std::string> variables;
   for (const auto& [name, value] : spec.environment) {
@@ -140,15 +121,15 @@ absl::StatusOr<StartedChild> StartChild(const ChildSpec& spec) {
                        absl::StrCat("start ", spec.name, " (limit of processes: ulimit -u)"));
   }
   if (pid == 0) {
-    BecomeProgram(parent, args.data(), environment.data(), output.write_end.fd(),
-                  errors.write_end.fd(), ready.write_end.fd(), failure.write_end.fd());
+    BecomeProgram(parent, args.data(), environment.data(), output.write_end.get(),
+                  errors.write_end.get(), ready.write_end.get(), failure.write_end.get());
   }
   setpgid(pid, pid);  // Whoever is first; the group must exist before it is signalled.
-  failure.write_end.Close();
+  failure.write_end.Reset();
   int error_number = 0;
   ssize_t bytes;
   do {  // Ends when the program runs (close-on-exec) or the process has died.
-    bytes = read(failure.read_end.fd(), &error_number, sizeof error_number);
+    bytes = read(failure.read_end.get(), &error_number, sizeof error_number);
   } while (bytes < 0 && errno == EINTR);
   if (bytes == static_cast<ssize_t>(sizeof error_number)) {
     waitpid(pid, nullptr, 0);
@@ -156,7 +137,7 @@ absl::StatusOr<StartedChild> StartChild(const ChildSpec& spec) {
                        absl::StrCat("start ", spec.name, ": execute '", spec.args[0], "'"));
   }
   for (const Pipe* pipe : {&output, &errors, &ready}) {
-    if (pipe->read_end.open()) fcntl(pipe->read_end.fd(), F_SETFL, O_NONBLOCK);
+    if (pipe->read_end.valid()) fcntl(pipe->read_end.get(), F_SETFL, O_NONBLOCK);
   }
   return StartedChild{pid, std::move(output.read_end), std::move(errors.read_end),
                       std::move(ready.read_end)};

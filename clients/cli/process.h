@@ -11,25 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "libs/base/descriptor.h"
+
 namespace talweg::cli {
-
-// A file descriptor that is closed with its owner.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(other.Release()) {}
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  ~Descriptor() { Close(); }
-
-  int fd() const { return fd_; }
-  bool open() const { return fd_ >= 0; }
-  void Close();
-  int Release();
-
- private:
-  int fd_ = -1;
-};
 
 struct ChildSpec {
   std::string name;                                // For people: "rank 1".

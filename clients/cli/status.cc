@@ -10,6 +10,7 @@
 
 #include "clients/cli/table.h"
 #include "libs/base/bytes.h"
+#include "libs/base/json.h"
 
 namespace talweg::cli {
 namespace {

@@ -95,7 +95,7 @@ void Supervisor::PollOnce(SupervisorEvents& events) {
     fds.push_back({fd, what, 0});
     sources.push_back(source);
   };
-  add(signals_.fd(), POLLIN, {Kind::kSignals});
+  add(signals_.get(), POLLIN, {Kind::kSignals});
   for (const OutputQueue* queue : {&output_, &errors_}) {
     if (!queue->empty()) add(queue->fd(), POLLOUT, {Kind::kSink});
   }
@@ -103,10 +103,10 @@ void Supervisor::PollOnce(SupervisorEvents& events) {
     Child& child = *children_[i];
     for (Stream* stream : {&child.output, &child.errors}) {
       // A reader that is slower than the children makes them wait, not us grow.
-      if (!stream->source.open() || stream->sink->full()) continue;
-      add(stream->source.fd(), POLLIN, {Kind::kStream, stream});
+      if (!stream->source.valid() || stream->sink->full()) continue;
+      add(stream->source.get(), POLLIN, {Kind::kStream, stream});
     }
-    if (child.ready.open()) add(child.ready.fd(), POLLIN, {Kind::kReady, nullptr, ChildId(i)});
+    if (child.ready.valid()) add(child.ready.get(), POLLIN, {Kind::kReady, nullptr, ChildId(i)});
   }
   timespec wait = {0, 0};
   if (timer_ns_ != 0) {
@@ -132,16 +132,16 @@ void Supervisor::PollOnce(SupervisorEvents& events) {
 }
 
 void Supervisor::Read(Stream& stream) {
-  if (!stream.source.open()) return;
+  if (!stream.source.valid()) return;
   char bytes[kReadBytes];
-  const ssize_t count = read(stream.source.fd(), bytes, sizeof bytes);
+  const ssize_t count = read(stream.source.get(), bytes, sizeof bytes);
   if (count > 0) {
     const std::string_view text(bytes, static_cast<size_t>(count));
     Pass(stream, stream.lines.Add(text));
     stream.last.Add(text);
   } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
     Pass(stream, stream.lines.Finish());
-    stream.source.Close();
+    stream.source.Reset();
   }
 }
 
@@ -153,22 +153,22 @@ void Supervisor::ReadReady(ChildId id, SupervisorEvents& events) {
   constexpr size_t kLineBytesMax = 64 << 10;
   Child& child = *children_[id.value()];
   char bytes[4096];
-  const ssize_t count = read(child.ready.fd(), bytes, sizeof bytes);
+  const ssize_t count = read(child.ready.get(), bytes, sizeof bytes);
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (count > 0) child.ready_text.append(bytes, static_cast<size_t>(count));
   const size_t end = child.ready_text.find('\n');
   if (end != std::string::npos) {
-    child.ready.Close();
+    child.ready.Reset();
     events.OnReady(id, child.ready_text.substr(0, end));
   } else if (count <= 0 || child.ready_text.size() > kLineBytesMax) {
-    child.ready.Close();  // It will not serve; its exit, or the caller's timer, says so.
+    child.ready.Reset();  // It will not serve; its exit, or the caller's timer, says so.
   }
 }
 
 void Supervisor::TakeSignals(SupervisorEvents& events) {
   bool child_ended = false;
   signalfd_siginfo info;
-  while (read(signals_.fd(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+  while (read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
     if (info.ssi_signo == SIGCHLD) {
       child_ended = true;
     } else {
@@ -201,7 +201,7 @@ void Supervisor::Reap(SupervisorEvents& events) {
             [](const auto& a, const auto& b) { return a.first > b.first; });
   for (const auto& [i, status] : ended) {
     DrainOutputs(*children_[i]);
-    if (children_[i]->ready.open()) ReadReady(ChildId(i), events);
+    if (children_[i]->ready.valid()) ReadReady(ChildId(i), events);
     events.OnExit(ChildId(i), status);
   }
 }
@@ -210,8 +210,8 @@ void Supervisor::DrainOutputs(Child& child) {
   for (Stream* stream : {&child.output, &child.errors}) {
     // All that is in the pipes; their end may never come, if a descendant holds them. Bounded,
     // should that descendant never cease to write.
-    for (int reads = 0; reads < 64 && stream->source.open(); ++reads) {
-      pollfd fd = {stream->source.fd(), POLLIN, 0};
+    for (int reads = 0; reads < 64 && stream->source.valid(); ++reads) {
+      pollfd fd = {stream->source.get(), POLLIN, 0};
       if (poll(&fd, 1, 0) <= 0) break;
       Read(*stream);
     }
@@ -234,13 +234,13 @@ void Supervisor::EndAll(int64_t timeout_ms) {
     child->running = false;
     for (Stream* stream : {&child->output, &child->errors}) {
       // Every writer is dead: this ends.
-      while (stream->source.open() && NowNs() < deadline_ns) {
-        pollfd fd = {stream->source.fd(), POLLIN, 0};
+      while (stream->source.valid() && NowNs() < deadline_ns) {
+        pollfd fd = {stream->source.get(), POLLIN, 0};
         if (poll(&fd, 1, 0) <= 0) break;
         Read(*stream);
       }
       Pass(*stream, stream->lines.Finish());
-      stream->source.Close();
+      stream->source.Reset();
     }
   }
   running_count_ = 0;

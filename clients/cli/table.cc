@@ -44,20 +44,6 @@ std::string Table::Text() const {
   return text;
 }
 
-std::string JsonString(const std::string& text) {
-  std::string json = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      json += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      absl::StrAppendFormat(&json, "\\u%04x", static_cast<unsigned>(c));
-    } else {
-      json += c;
-    }
-  }
-  return json + "\"";
-}
-
 std::string FormatSeconds(double seconds) {
   if (seconds < 1e-3) return absl::StrFormat("%.0f us", seconds * 1e6);
   if (seconds < 1) return absl::StrFormat("%.1f ms", seconds * 1e3);

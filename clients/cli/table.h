@@ -24,9 +24,6 @@ class Table {
 // The text with control characters as '?'.
 std::string Plain(const std::string& text);
 
-// A JSON string, quotes included. Bytes that are no UTF-8 are passed on as they are.
-std::string JsonString(const std::string& text);
-
 // "950 us", "12.0 ms", "3.4 s", "12 min".
 std::string FormatSeconds(double seconds);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef TALWEG_LIBS_RUNTIME_DESCRIPTOR_H_
-#define TALWEG_LIBS_RUNTIME_DESCRIPTOR_H_
+#ifndef TALWEG_LIBS_BASE_DESCRIPTOR_H_
+#define TALWEG_LIBS_BASE_DESCRIPTOR_H_
 
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 
 namespace talweg {
 
-// A file descriptor that is closed with its owner. Empty: -1.
+// A file descriptor that is closed with its owner. Empty: -1. Needs libc only.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -25,7 +25,8 @@ class Descriptor {
   int Release() { return std::exchange(fd_, -1); }
 
   void Reset(int fd = -1) {
-    if (fd_ >= 0) close(fd_);
+    // EINTR leaves it closed on Linux: never close again.
+    if (fd_ >= 0) ::close(fd_);
     fd_ = fd;
   }
 
@@ -35,4 +36,4 @@ class Descriptor {
 
 }  // namespace talweg
 
-#endif  // TALWEG_LIBS_RUNTIME_DESCRIPTOR_H_
+#endif  // TALWEG_LIBS_BASE_DESCRIPTOR_H_

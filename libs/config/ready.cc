@@ -15,25 +15,11 @@
 #include <memory>
 #include <set>
 
+#include "libs/base/json.h"
 #include "libs/status/status.h"
 
 namespace talweg::config {
 namespace {
-
-std::string JsonString(const std::string& text) {
-  std::string json = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      json += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      constexpr char kHex[] = "0123456789abcdef";
-      absl::StrAppend(&json, "\\u00", std::string(1, kHex[c >> 4]), std::string(1, kHex[c & 15]));
-    } else {
-      json += c;
-    }
-  }
-  return json + "\"";
-}
 
 absl::Status WriteAll(int fd, const std::string& text, const std::string& what) {
   size_t written = 0;

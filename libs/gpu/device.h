@@ -15,9 +15,9 @@
 #include <string_view>
 #include <vector>
 
+#include "libs/base/descriptor.h"
 #include "libs/base/dtype.h"
 #include "libs/base/ids.h"
-#include "libs/runtime/descriptor.h"
 
 // What an agent needs of GPUs: streams of copies and sums, events between them and other processes'
 // streams, memory that other processes own, and collectives among GPUs. docs/gpu.md has the path of

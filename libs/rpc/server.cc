@@ -10,7 +10,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -18,6 +17,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "libs/runtime/host_id.h"
 #include "libs/status/status.h"
 #include "proto/grpc/health/v1/health.pb.h"
 
@@ -128,12 +128,6 @@ class ServiceNames final : public grpc::ServerBuilderOption {
 
   std::vector<std::string>* const names_;
 };
-
-std::string HostName() {
-  char name[256] = "";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
 
 }  // namespace
 

@@ -13,4 +13,10 @@ int64_t MonotonicClock::NowNs() const {
   return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
+int64_t UnixNowNs() {
+  timespec now{};
+  TALWEG_CHECK(clock_gettime(CLOCK_REALTIME, &now) == 0);
+  return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
 }  // namespace talweg

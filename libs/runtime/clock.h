@@ -20,6 +20,9 @@ class MonotonicClock final : public Clock {
   int64_t NowNs() const override;
 };
 
+// The time of day, for people: nanoseconds since 1970, UTC.
+int64_t UnixNowNs();
+
 }  // namespace talweg
 
 #endif  // TALWEG_LIBS_RUNTIME_CLOCK_H_

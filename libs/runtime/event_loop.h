@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "libs/base/descriptor.h"
 #include "libs/runtime/clock.h"
-#include "libs/runtime/descriptor.h"
 
 namespace talweg {
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/runtime/host_id.h"
 
+#include <limits.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,6 +15,11 @@ std::string HostId() {
   struct stat network_namespace {};
   if (boot_id.empty() || stat("/proc/self/ns/net", &network_namespace) != 0) return "";
   return boot_id + "/" + std::to_string(network_namespace.st_ino) + "/" + std::to_string(geteuid());
+}
+
+std::string HostName() {
+  char name[HOST_NAME_MAX + 1] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
 }  // namespace talweg

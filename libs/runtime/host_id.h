@@ -12,6 +12,9 @@ namespace talweg {
 // /proc does not say (no two processes are on one host then).
 std::string HostId();
 
+// The name that this host has for people; "unknown" without one.
+std::string HostName();
+
 }  // namespace talweg
 
 #endif  // TALWEG_LIBS_RUNTIME_HOST_ID_H_

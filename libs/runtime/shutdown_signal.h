@@ -9,7 +9,7 @@
 #include <functional>
 #include <memory>
 
-#include "libs/runtime/descriptor.h"
+#include "libs/base/descriptor.h"
 #include "libs/runtime/event_loop.h"
 
 namespace talweg {

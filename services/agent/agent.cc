@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "services/agent/agent.h"
 
-#include <limits.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -14,6 +12,7 @@
 
 #include "libs/base/check.h"
 #include "libs/config/ready.h"
+#include "libs/runtime/clock.h"
 #include "libs/runtime/host_id.h"
 #include "libs/runtime/memory_limit.h"
 #include "libs/shm/layout/arrivals.h"
@@ -32,17 +31,6 @@ constexpr uint64_t kAloneGpuSliceBytes = 16 * kMiB;
 // a piece to the host or back 80.
 constexpr int64_t kWatchGpuNs = 300'000;
 constexpr int64_t kSchedulerLeaveNs = 2'000'000'000;
-
-int64_t UnixNowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
-std::string HostName() {
-  char name[HOST_NAME_MAX + 1] = {};
-  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
-}
 
 }  // namespace
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "libs/runtime/descriptor.h"
+#include "libs/base/descriptor.h"
 #include "libs/status/status.h"
 #include "libs/transport/composite/composite_transport.h"
 #include "libs/transport/libfabric/fabric_transport.h"

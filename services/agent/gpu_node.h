@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "libs/base/bytes.h"
+#include "libs/base/descriptor.h"
 #include "libs/gpu/device.h"
 #include "libs/gpu/import_cache.h"
-#include "libs/runtime/descriptor.h"
 #include "libs/topology/topology.h"
 
 namespace talweg::agent {

@@ -4,25 +4,10 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "libs/base/json.h"
+
 namespace talweg::agent {
 namespace {
-
-std::string JsonString(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char escape[8];
-      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
-      out += escape;
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
 
 std::string Microseconds(int64_t ns) {
   char text[40];

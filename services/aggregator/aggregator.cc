@@ -13,6 +13,7 @@
 #include "libs/base/fingerprint.h"
 #include "libs/config/ready.h"
 #include "libs/rpc/conversion.h"
+#include "libs/runtime/clock.h"
 #include "libs/runtime/host_id.h"
 #include "libs/runtime/memory_limit.h"
 #include "libs/status/status.h"
@@ -31,11 +32,6 @@ constexpr int64_t kNsPerMs = 1'000'000;
 constexpr int64_t kGoodbyeNs = 1'000'000'000;
 constexpr char kAdminServiceName[] = "talweg.aggregator.v1.AdminService";
 
-std::string HostName() {
-  char name[256] = {};
-  return gethostname(name, sizeof name - 1) == 0 ? name : "localhost";
-}
-
 bool IsLoopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
 }
@@ -53,9 +49,7 @@ Aggregator::Aggregator(const config::AggregatorConfig& config, Incarnation incar
                        const Clock* clock)
     : config_(config),
       clock_(clock),
-      started_unix_ns_(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                           std::chrono::system_clock::now().time_since_epoch())
-                           .count()),
+      started_unix_ns_(UnixNowNs()),
       name_(config.name.empty() ? HostName() : config.name),
       host_id_(HostId()),
       incarnation_(incarnation) {}

@@ -4,11 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 #include <variant>
 
 #include "libs/rpc/conversion.h"
+#include "libs/runtime/clock.h"
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
 #include "services/scheduler/admin.h"
@@ -22,12 +22,6 @@ using membership::Effect;
 using membership::Membership;
 using rpc::FromProto;
 using rpc::ToProto;
-
-int64_t UnixNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
 
 absl::StatusCode CodeOf(Code code) {
   switch (code) {
@@ -53,7 +47,7 @@ Core::Core(const membership::Config& config, const rpc::Version& version,
       clock_(clock),
       on_failure_(std::move(on_failure)),
       started_ns_(clock->NowNs()),
-      started_unix_ns_(UnixNs()) {}
+      started_unix_ns_(UnixNowNs()) {}
 
 absl::Status Core::Open() {
   TALWEG_ASSIGN_OR_RETURN(const membership::Snapshot snapshot, store_->Load());
@@ -194,7 +188,7 @@ absl::Status Core::Join(const v1::JoinRequest& request, v1::JoinResponse* respon
                                                 .name = request.name(),
                                                 .admin_address = request.admin_address()},
                                      .host_id = request.host_id(),
-                                     .unix_ns = UnixNs()};
+                                     .unix_ns = UnixNowNs()};
   membership::JoinAnswer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnJoin(join, now_ns, out);

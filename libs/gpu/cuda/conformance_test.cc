@@ -21,11 +21,11 @@
 
 #include <catch2/catch.hpp>
 
+#include "libs/base/descriptor.h"
 #include "libs/gpu/cuda/cuda_platform.h"
 #include "libs/gpu/kernels/image.h"
 #include "libs/gpu/testing/harness.h"
 #include "libs/runtime/clock.h"
-#include "libs/runtime/descriptor.h"
 #include "libs/status/status.h"
 
 extern char** environ;

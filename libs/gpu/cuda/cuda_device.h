@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "libs/base/descriptor.h"
 #include "libs/gpu/address_map.h"
 #include "libs/gpu/cuda/driver_api.h"
 #include "libs/gpu/device.h"
 #include "libs/gpu/kernels/reduce_plan.h"
-#include "libs/runtime/descriptor.h"
 
 namespace talweg::gpu::cuda {
 

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <optional>
 
-#include "libs/runtime/descriptor.h"
+#include "libs/base/descriptor.h"
 
 namespace talweg::gpu::cuda {
 

@@ -9,7 +9,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "libs/runtime/descriptor.h"
+#include "libs/base/descriptor.h"
 
 namespace talweg::gpu::fake {
 namespace {

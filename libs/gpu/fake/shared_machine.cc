@@ -15,11 +15,11 @@
 
 #include "libs/base/bytes.h"
 #include "libs/base/check.h"
+#include "libs/base/descriptor.h"
 #include "libs/gpu/address_map.h"
 #include "libs/gpu/fake/event_watcher.h"
 #include "libs/gpu/fake/shared_files.h"
 #include "libs/gpu/kernels/reduce_plan.h"
-#include "libs/runtime/descriptor.h"
 #include "libs/status/status.h"
 
 namespace talweg::gpu::fake {

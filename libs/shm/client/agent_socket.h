@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "libs/base/descriptor.h"
 #include "libs/shm/client/deadline.h"
 #include "libs/shm/client/error_text.h"
-#include "libs/shm/descriptor.h"
 #include "libs/shm/layout/messages.h"
 
 namespace talweg::shm {

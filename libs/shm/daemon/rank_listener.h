@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
+#include "libs/base/descriptor.h"
 #include "libs/shm/daemon/outcome.h"
-#include "libs/shm/descriptor.h"
 
 namespace talweg::shm {
 

@@ -18,8 +18,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "libs/base/descriptor.h"
 #include "libs/shm/daemon/rank_server.h"
-#include "libs/shm/descriptor.h"
 #include "libs/shm/layout/control.h"
 #include "libs/shm/layout/messages.h"
 #include "libs/shm/mapping.h"

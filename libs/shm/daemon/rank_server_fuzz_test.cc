@@ -18,7 +18,7 @@
 #include <string>
 
 #include "libs/base/check.h"
-#include "libs/shm/descriptor.h"
+#include "libs/base/descriptor.h"
 #include "libs/shm/layout/control.h"
 #include "libs/shm/layout/messages.h"
 #include "libs/shm/mapping.h"

@@ -13,12 +13,12 @@
 #include <utility>
 #include <vector>
 
+#include "libs/base/descriptor.h"
 #include "libs/shm/daemon/arena.h"
 #include "libs/shm/daemon/rank_control.h"
 #include "libs/shm/daemon/rank_listener.h"
 #include "libs/shm/daemon/rank_server.h"
 #include "libs/shm/daemon/rank_socket.h"
-#include "libs/shm/descriptor.h"
 
 // The parts of RankServer: rank_server.cc hears what ranks say, rank_server_answers.cc says what
 // the agent says; rank_server_devices.cc has both sides of what is said of GPUs.

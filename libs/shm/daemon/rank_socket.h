@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "libs/shm/descriptor.h"
+#include "libs/base/descriptor.h"
 #include "libs/shm/layout/messages.h"
 
 namespace talweg::shm {

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "libs/base/descriptor.h"
 #include "libs/shm/daemon/outcome.h"
-#include "libs/shm/descriptor.h"
 #include "libs/shm/mapping.h"
 
 namespace talweg::shm {

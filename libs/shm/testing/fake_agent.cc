@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "libs/base/check.h"
+#include "libs/base/descriptor.h"
 #include "libs/shm/daemon/arrival_log.h"
-#include "libs/shm/descriptor.h"
 
 namespace talweg::shm {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "libs/base/check.h"
-#include "libs/runtime/descriptor.h"
+#include "libs/base/descriptor.h"
 #include "libs/status/status.h"
 
 namespace talweg::transport {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "libs/base/check.h"
+#include "libs/base/descriptor.h"
 #include "libs/base/random.h"
-#include "libs/runtime/descriptor.h"
 
 namespace talweg::transport {
 namespace {

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "libs/base/descriptor.h"
 #include "libs/runtime/clock.h"
-#include "libs/runtime/descriptor.h"
 #include "libs/telemetry/counter.h"
 #include "libs/transport/keys.h"
 #include "libs/transport/libfabric/connection.h"

@@ -12,9 +12,9 @@
 #include <catch2/catch.hpp>
 
 #include "libs/base/check.h"
+#include "libs/base/descriptor.h"
 #include "libs/base/random.h"
 #include "libs/runtime/clock.h"
-#include "libs/runtime/descriptor.h"
 #include "libs/transport/testing/harness.h"
 
 namespace talweg::transport {

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "libs/base/descriptor.h"
 #include "libs/base/ids.h"
-#include "libs/runtime/descriptor.h"
 #include "libs/transport/local/handshake.h"
 #include "libs/transport/local/regions.h"
 #include "libs/transport/local/ring.h"

@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "libs/runtime/descriptor.h"
+#include "libs/base/descriptor.h"
 
 // How two processes of one host hand each other their rings: one message in each direction over a
 // SOCK_SEQPACKET Unix socket, with two descriptors attached. Afterwards the socket carries nothing;

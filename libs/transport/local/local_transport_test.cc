@@ -12,8 +12,8 @@
 #include <catch2/catch.hpp>
 
 #include "libs/base/check.h"
+#include "libs/base/descriptor.h"
 #include "libs/runtime/clock.h"
-#include "libs/runtime/descriptor.h"
 #include "libs/runtime/manual_clock.h"
 #include "libs/transport/local/handshake.h"
 #include "libs/transport/local/ring.h"

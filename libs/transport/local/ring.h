@@ -11,7 +11,7 @@
 #include <optional>
 #include <span>
 
-#include "libs/runtime/descriptor.h"
+#include "libs/base/descriptor.h"
 
 // The shared memory of a local connection: each side makes one memfd, which it alone writes and its
 // peer maps for reading.

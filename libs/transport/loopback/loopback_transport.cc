@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "libs/base/check.h"
+#include "libs/base/descriptor.h"
 #include "libs/base/fingerprint.h"
-#include "libs/runtime/descriptor.h"
 
 namespace talweg::transport {
 namespace {

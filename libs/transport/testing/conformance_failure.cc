@@ -11,8 +11,8 @@
 #include <catch2/catch.hpp>
 
 #include "libs/base/bytes.h"
+#include "libs/base/descriptor.h"
 #include "libs/base/random.h"
-#include "libs/runtime/descriptor.h"
 #include "libs/transport/testing/harness.h"
 
 namespace talweg::transport {

@@ -144,6 +144,8 @@ class Client:
         self._tensors: dict[str, Declared] = {}
         self._nameless = _Nameless()
         self._pushed_bytes = 0
+        # Whether this node's ranks, which are the whole job, sum larger tensors themselves.
+        self.ranks_sum = False
         self._in_barrier = threading.Lock()
         self._pid = os.getpid()
         self._closers: list[Callable[[], None]] = []
@@ -257,6 +259,7 @@ class Client:
                 if known is not None and known.buffer is not None:
                     declared.buffer = known.buffer
                 elif connection.sums_in_place(tensor):
+                    self.ranks_sum = True
                     declared.buffer = Buffer(connection, tensor, declaration.nbytes)
                 self._tensors[name] = declared
             return [self._tensors[name] for name, *_ in declarations]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -311,6 +312,21 @@ class GradientAverager:
             self._check_frozen(exchange.used)
         return taken
 
+    def _by_arrival(self) -> list[int]:
+        """What is under way, in the order in which it is likely to be there.
+
+        Where the node's ranks sum, that is the order of the pushes: who has come first sums what is
+        there while the others push. Over a network what was pushed early has come, and the first
+        layers' overtake the rest.
+        """
+        if self._exchange is None:
+            return []
+        handles = self._exchange.open
+        if self.client.ranks_sum:
+            return list(handles)
+        there = list(itertools.takewhile(lambda index: self.client.poll(handles[index]), handles))
+        return there + sorted(handles.keys() - set(there))
+
     def _check_frozen(self, used: torch.Tensor) -> None:
         """Another rank that has a gradient waits for this one's."""
         for index in self._frozen:
@@ -326,7 +342,7 @@ class GradientAverager:
         if self._averaged:
             return
         self.begin()
-        for index, average in self.take(range(len(self.parameters))):
+        for index, average in self.take(self._by_arrival()):
             self.parameters[index].grad = average
         self._see_gradients()
         self._averaged = True

@@ -58,10 +58,10 @@ absl::Status ReadPlace(const Arguments& arguments, RunPlan& plan) {
 }
 
 absl::Status ReadLossPolicy(const Arguments& arguments, RunPlan& plan) {
-  const std::string policy = arguments.Text("loss-policy", "fail");
-  if (policy != "fail" && policy != "continue") {
+  const std::string policy = arguments.Text("loss-policy", "fail_job");
+  if (policy != "fail_job" && policy != "continue") {
     return absl::InvalidArgumentError(
-        absl::StrCat("option --loss-policy: '", policy, "' is neither 'fail' nor 'continue'"));
+        absl::StrCat("option --loss-policy: '", policy, "' is neither 'fail_job' nor 'continue'"));
   }
   plan.goes_on = policy == "continue";
   if (arguments.Has("min-nodes") && !plan.goes_on) {
@@ -176,9 +176,9 @@ Command RunCommand() {
       {"aggregators", "N", "Number of aggregators. Default: 1."},
       {"job", "NAME", "The job's name. Default: run."},
       {"provider", "NAME", "libfabric provider between agents and aggregators. Default: tcp."},
-      {"loss-policy", "fail|continue",
+      {"loss-policy", "fail_job|continue",
        "What becomes of the other nodes when a rank or an agent fails: they are ended, or go on.\n"
-       "Default: fail."},
+       "Default: fail_job."},
       {"min-nodes", "N", "With --loss-policy=continue: with how few nodes. Default: 1."},
       {"force-distributed", "", "Scheduler and aggregators also for one node."},
       {"scheduler", "HOST:PORT", "Join a job of this scheduler, as one node of several."},

@@ -245,7 +245,7 @@ class RunTest(unittest.TestCase):
             until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done
             exit $((RANK == 0 ? 7 : 0))
         """
-        for policy, expected in (("fail", 7), ("continue", 0)):
+        for policy, expected in (("fail_job", 7), ("continue", 0)):
             run = Run("--nodes=2", f"--loss-policy={policy}", "--", "bash", "-c", script)
             pids = [run.log / f"{rank}.pid" for rank in range(2)]
             deadline = time.monotonic() + TIMEOUT_S
@@ -438,7 +438,7 @@ class UsageTest(unittest.TestCase):
             "run", "--scheduler=a:1", "--node-rank=2", "--nodes=2", "x", expected="from 0 to 1"
         )
         goes_on = "--loss-policy=continue"
-        self.check("run", "--loss-policy=both", "x", expected="'both' is neither 'fail' nor")
+        self.check("run", "--loss-policy=both", "x", expected="'both' is neither 'fail_job' nor")
         self.check("run", "--min-nodes=1", "x", expected=f"--min-nodes is for {goes_on}")
         self.check(
             "run",

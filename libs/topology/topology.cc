@@ -124,14 +124,6 @@ uint32_t Topology::CpuCount() const {
   return static_cast<uint32_t>(count);
 }
 
-uint64_t Topology::CacheBytes(uint32_t level) const {
-  uint64_t bytes = 0;
-  for (const TopologyCache& cache : caches) {
-    if (cache.level == level) bytes = std::max(bytes, cache.bytes);
-  }
-  return bytes;
-}
-
 const TopologyGpu* Topology::FindGpu(std::string_view pci_address) const {
   for (const TopologyGpu& gpu : gpus) {
     if (absl::EqualsIgnoreCase(gpu.pci_address, {pci_address.data(), pci_address.size()}))

@@ -68,8 +68,6 @@ struct Topology {
   std::vector<TopologyGpu> gpus;
 
   uint32_t CpuCount() const;
-  // The largest cache of that level; 0: there is none.
-  uint64_t CacheBytes(uint32_t level) const;
   // Null: there is none at this PCI address, in hexadecimal digits of either case.
   const TopologyGpu* FindGpu(std::string_view pci_address) const;
   // "1 socket, 2 cores, 2 cpus, 1 NUMA node, 14.3 GiB".

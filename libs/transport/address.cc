@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <charconv>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -8,11 +7,6 @@
 
 namespace talweg::transport {
 namespace {
-
-bool ParsePort(std::string_view text, uint16_t* port) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *port);
-  return error == std::errc() && end == text.data() + text.size();
-}
 
 // Where the host stands in "<scheme>://<host>:<port>...", brackets included; npos: nowhere.
 std::pair<size_t, size_t> HostPlace(const std::string& address) {
@@ -40,28 +34,6 @@ std::string WithHost(const std::string& address, const std::string& host) {
   const bool bracketed = host.find(':') != std::string::npos;
   return address.substr(0, begin) + (bracketed ? "[" + host + "]" : host) +
          address.substr(begin + length);
-}
-
-absl::Status ParsePortRange(const std::string& text, ListenSpec* spec) {
-  uint16_t first = 0;
-  uint16_t last = 0;
-  const size_t dash = text.find('-');
-  bool valid = true;
-  if (!text.empty() && dash == std::string::npos) {
-    valid = ParsePort(text, &first);
-    last = first;
-  } else if (!text.empty()) {
-    valid = ParsePort(std::string_view(text).substr(0, dash), &first) &&
-            ParsePort(std::string_view(text).substr(dash + 1), &last) && first > 0 && first <= last;
-  }
-  if (!valid) {
-    return absl::InvalidArgumentError("'" + text +
-                                      "' is no port (0 to 65535) and no range of ports; write "
-                                      "7447, or 20000-20100, or 0 for any free port");
-  }
-  spec->port_first = first;
-  spec->port_last = last;
-  return absl::OkStatus();
 }
 
 std::string SelectAddress(const std::string& addresses, bool same_host) {

@@ -96,10 +96,6 @@ struct ListenSpec {
   std::string advertise_host;
 };
 
-// Reads "", "0", "7447" or "20000-20100" into the spec's ports; INVALID_ARGUMENT says what is
-// wrong.
-absl::Status ParsePortRange(const std::string& text, ListenSpec* spec);
-
 // Delivered inside Poll, on the owner thread. A sink may call everything but Poll.
 class EventSink {
  public:

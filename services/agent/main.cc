@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // talweg-agent: serves the ranks of one node in one job. See docs/architecture.md.
 #include <signal.h>
-#include <sys/random.h>
 
 #include <cstdio>
 #include <memory>
@@ -9,6 +8,7 @@
 
 #include "libs/config/config.h"
 #include "libs/config/ready.h"
+#include "libs/runtime/incarnation.h"
 #include "libs/runtime/shutdown_signal.h"
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
@@ -27,14 +27,10 @@ int Main(int argc, char** argv) {
   AgentOptions options;
   options.config = config::AgentConfigOrExit(argc, argv);
   const config::AgentConfig config = options.config;
-  uint64_t incarnation = 0;
-  while (incarnation == 0) {
-    if (getrandom(&incarnation, sizeof incarnation, 0) != sizeof incarnation) incarnation = 0;
-  }
-  options.incarnation = Incarnation{incarnation};
+  options.incarnation = NewIncarnation();
   LogLevel level = LogLevel::kInfo;
   ParseLogLevel(config.log_level, &level);
-  StartLog("talweg-agent", incarnation, level);
+  StartLog("talweg-agent", options.incarnation.value(), level);
 
   auto signals = ShutdownSignal::Create();
   if (!signals.ok()) return Fail(signals.status());

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
-#include <random>
 #include <string>
 #include <thread>
 
 #include "libs/config/config.h"
 #include "libs/config/ready.h"
 #include "libs/runtime/clock.h"
+#include "libs/runtime/incarnation.h"
 #include "libs/runtime/shutdown_signal.h"
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
@@ -14,11 +14,6 @@
 
 namespace talweg {
 namespace {
-
-Incarnation DrawIncarnation() {
-  std::random_device random;
-  return Incarnation{(uint64_t{random()} << 32) | random()};
-}
 
 absl::Status ServeUntilSignalled(const config::AggregatorConfig& config, Incarnation incarnation) {
   TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<ShutdownSignal> signals, ShutdownSignal::Create());
@@ -61,7 +56,7 @@ int main(int argc, char** argv) {
       talweg::config::AggregatorConfigOrExit(argc, argv);
   talweg::LogLevel level = talweg::LogLevel::kInfo;
   talweg::ParseLogLevel(config.log_level, &level);
-  const talweg::Incarnation incarnation = talweg::DrawIncarnation();
+  const talweg::Incarnation incarnation = talweg::NewIncarnation();
   talweg::StartLog("talweg-aggregator", incarnation.value(), level);
   const absl::Status status = talweg::ServeUntilSignalled(config, incarnation);
   if (status.ok()) return 0;

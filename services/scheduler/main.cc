@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <random>
 #include <string>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include "libs/config/ready.h"
 #include "libs/runtime/clock.h"
 #include "libs/runtime/event_loop.h"
+#include "libs/runtime/incarnation.h"
 #include "libs/runtime/shutdown_signal.h"
 #include "libs/status/status.h"
 #include "libs/store/store.h"
@@ -77,8 +77,7 @@ int main(int argc, char** argv) {
   const talweg::config::SchedulerConfig config = talweg::config::SchedulerConfigOrExit(argc, argv);
   talweg::LogLevel level = talweg::LogLevel::kInfo;
   talweg::ParseLogLevel(config.log_level, &level);
-  std::random_device random;
-  talweg::StartLog("talweg-scheduler", (uint64_t{random()} << 32) | random(), level);
+  talweg::StartLog("talweg-scheduler", talweg::NewIncarnation().value(), level);
   const absl::Status status = talweg::Serve(config);
   if (status.ok()) return 0;
   talweg::Log(talweg::LogLevel::kError, talweg::StatusText(status));

@@ -287,6 +287,9 @@ class Client {
   const char* AdoptPeer(const Peer& peer);
   // Why `fd` cannot be mapped for `bytes` without fear of SIGBUS, or null.
   static const char* SegmentError(int fd, uint64_t bytes);
+  // Room for one more; false: there is no memory. KeepSegment then takes it.
+  bool ReserveSegment();
+  void KeepSegment(MappedSegment segment);
   bool Populate(Tensor& tensor);
   std::byte* Locate(const Location& location, SegmentKind kind, uint64_t bytes) const;
 

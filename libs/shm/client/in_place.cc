@@ -293,18 +293,15 @@ RankStatus Client::DetachPlace(Tensor& tensor, ErrorText& error) {
 RankStatus Client::DetachBuffer(Tensor& tensor, ErrorText& error) {
   // The same pages once more, elsewhere; then a copy of its own over the place they had.
   const uint64_t bytes = tensor.shape.bytes();
-  void* grown =
-      std::realloc(static_cast<void*>(segments_), (segment_count_ + 1) * sizeof(*segments_));
-  if (grown != nullptr) segments_ = static_cast<MappedSegment*>(grown);
+  const bool has_room = ReserveSegment();
   Mapping shared = MapOnceMore(tensor.contribution, bytes);
   Mapping kept = Mapping::MapPrivate(bytes);
-  if (grown != nullptr && shared.valid() && kept.valid()) {
+  if (has_room && shared.valid() && kept.valid()) {
     ::madvise(shared.data(), bytes, MADV_DONTFORK);
     std::memcpy(kept.data(), tensor.contribution, tensor.bytes);
     if (PutAt(tensor.contribution, kept)) {
       tensor.contribution = shared.data();
-      new (&segments_[segment_count_++])
-          MappedSegment{0, SegmentKind::kContribution, std::move(shared)};
+      KeepSegment({0, SegmentKind::kContribution, std::move(shared)});
       return RankStatus::kOk;
     }
   }

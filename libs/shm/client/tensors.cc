@@ -168,12 +168,21 @@ const char* Client::AdoptSegment(const SegmentInfo& info) {
   }
   // A forked child must not write into this rank's contributions, nor keep them alive after it.
   if (writes) ::madvise(mapping.data(), mapping.bytes(), MADV_DONTFORK);
+  if (!ReserveSegment()) return "no memory for a segment";
+  KeepSegment({info.segment, info.kind, std::move(mapping)});
+  return nullptr;
+}
+
+bool Client::ReserveSegment() {
   void* grown =
       std::realloc(static_cast<void*>(segments_), (segment_count_ + 1) * sizeof(*segments_));
-  if (grown == nullptr) return "no memory for a segment";
+  if (grown == nullptr) return false;
   segments_ = static_cast<MappedSegment*>(grown);
-  new (&segments_[segment_count_++]) MappedSegment{info.segment, info.kind, std::move(mapping)};
-  return nullptr;
+  return true;
+}
+
+void Client::KeepSegment(MappedSegment segment) {
+  new (&segments_[segment_count_++]) MappedSegment(std::move(segment));
 }
 
 const char* Client::AdoptPeer(const Peer& peer) {
@@ -189,13 +198,10 @@ const char* Client::AdoptPeer(const Peer& peer) {
   ::madvise(mapping.data(), mapping.bytes(), MADV_DONTFORK);
   PeerPart& known = peers_[peer.local_rank * kPartsMax + peer.part];
   // What was there before, of a rank that has left, stays mapped: somebody may be reading it.
-  void* grown =
-      std::realloc(static_cast<void*>(segments_), (segment_count_ + 1) * sizeof(*segments_));
-  if (grown == nullptr) return "no memory for a segment";
-  segments_ = static_cast<MappedSegment*>(grown);
+  if (!ReserveSegment()) return "no memory for a segment";
   known.bytes = peer.bytes;
   known.base.store(mapping.data(), std::memory_order_release);
-  new (&segments_[segment_count_++]) MappedSegment{0, SegmentKind::kResult, std::move(mapping)};
+  KeepSegment({0, SegmentKind::kResult, std::move(mapping)});
   return nullptr;
 }
 

@@ -80,23 +80,5 @@ TEST_CASE("SelectAddress: the host's own memory only for its own processes", "[t
   CHECK(SelectAddress("", true).empty());
 }
 
-TEST_CASE("ParsePortRange: one port, a range, or none", "[transport]") {
-  ListenSpec spec;
-  CHECK(ParsePortRange("20000-20100", &spec).ok());
-  CHECK(spec.port_first == 20000);
-  CHECK(spec.port_last == 20100);
-  CHECK(ParsePortRange("7447", &spec).ok());
-  CHECK(spec.port_first == 7447);
-  CHECK(spec.port_last == 7447);
-  CHECK(ParsePortRange("", &spec).ok());
-  CHECK(spec.port_last == 0);
-  for (const char* wrong : {"x", "70000", "-1", "2-1", "1-", "-", "0-5", "1-70000", "1 - 2"}) {
-    const absl::Status status = ParsePortRange(wrong, &spec);
-    INFO(wrong);
-    REQUIRE_FALSE(status.ok());
-    CHECK(std::string(status.message()).find(std::string("'") + wrong + "'") != std::string::npos);
-  }
-}
-
 }  // namespace
 }  // namespace talweg::transport

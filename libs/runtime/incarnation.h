@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_RUNTIME_INCARNATION_H_
+#define TALWEG_LIBS_RUNTIME_INCARNATION_H_
+
+#include "libs/base/ids.h"
+
+namespace talweg {
+
+// Another one for each life of a process: drawn at random, never 0.
+Incarnation NewIncarnation();
+
+}  // namespace talweg
+
+#endif  // TALWEG_LIBS_RUNTIME_INCARNATION_H_

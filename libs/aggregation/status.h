@@ -55,7 +55,7 @@ struct Counters {
 // Adds every counter of `counters` to those of `sum`.
 void AddCounters(const Counters& counters, Counters& sum);
 
-// Every counter with its name, refusals and decisions one by one ("refused_wrong_round").
+// Every counter with its name, refusals and decisions one by one ("refused{reason=wrong_round}").
 std::vector<std::pair<std::string, uint64_t>> NamedCounters(const Counters& counters);
 
 struct MemberStatus {

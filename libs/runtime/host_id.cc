@@ -19,7 +19,7 @@ std::string HostId() {
 
 std::string HostName() {
   char name[HOST_NAME_MAX + 1] = {};
-  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+  return gethostname(name, sizeof name) == 0 ? name : "unknown";
 }
 
 }  // namespace talweg

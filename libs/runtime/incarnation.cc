@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/runtime/incarnation.h"
 
-#include <random>
+#include <sys/random.h>
 
 namespace talweg {
 
 Incarnation NewIncarnation() {
-  std::random_device random;
   uint64_t drawn = 0;
-  while (drawn == 0) drawn = uint64_t{random()} << 32 | random();
+  while (drawn == 0) {
+    if (getrandom(&drawn, sizeof drawn, 0) != sizeof drawn) drawn = 0;  // A signal.
+  }
   return Incarnation{drawn};
 }
 

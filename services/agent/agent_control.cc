@@ -177,6 +177,7 @@ void Agent::Restart() {
   memory_->Forget();
   rank_server_->DropTensorMemory();
   missing_nodes_.clear();
+  timeline_.ForgetOpen();
   NewMember();
   Start();
 }

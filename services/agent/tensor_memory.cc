@@ -134,7 +134,7 @@ absl::Status TensorMemory::Attach(pipeline::TensorIndex tensor, LocalRank rank,
     auto location = ranks_->PlaceContribution(connection, *entry.shared);
     if (!location.ok()) return absl::ResourceExhaustedError(location.failure().text);
     entry.contributions[rank.value()] = shm::ContributionBuffer{location.value(), {}};
-    bytes_ += ContributionBytes(entry);
+    CountContribution(entry, rank);
     return absl::OkStatus();
   }
   auto buffer = ranks_->AllocateContribution(connection, entry.spec.bytes());
@@ -147,7 +147,7 @@ absl::Status TensorMemory::Attach(pipeline::TensorIndex tensor, LocalRank rank,
         transport_->Register({const_cast<std::byte*>(bytes.data()), bytes.size()}));
   }
   entry.contributions[rank.value()] = buffer.value();
-  bytes_ += ContributionBytes(entry);
+  CountContribution(entry, rank);
   return absl::OkStatus();
 }
 
@@ -255,23 +255,19 @@ transport::RegionSlice TensorMemory::RegionOf(const pipeline::SliceBytes& slice)
   return region->Slice(slice.offset_bytes, slice.length_bytes);
 }
 
-uint64_t TensorMemory::ContributionBytes(const Entry& entry) const {
-  const uint64_t bytes = entry.spec.bytes();
-  if (!entry.shared) return bytes;
-  return shm::RankSumShape::Of(bytes, rank_count_, entry.shared->in_place).bytes();
-}
-
-uint64_t TensorMemory::ContributionBytes(LocalRank rank) const {
-  uint64_t bytes = 0;
-  for (const std::unique_ptr<Entry>& entry : tensors_) {
-    if (entry != nullptr && entry->contributions[rank.value()]) bytes += ContributionBytes(*entry);
+void TensorMemory::CountContribution(const Entry& entry, LocalRank rank) {
+  uint64_t bytes = entry.spec.bytes();
+  if (entry.shared) {
+    bytes = shm::RankSumShape::Of(bytes, rank_count_, entry.shared->in_place).bytes();
   }
-  return bytes;
+  bytes_ += bytes;
+  rank_bytes_[rank.value()] += bytes;
 }
 
 void TensorMemory::Forget() {
   tensors_.clear();
   bytes_ = 0;
+  rank_bytes_.assign(rank_count_, 0);
 }
 
 }  // namespace talweg::agent

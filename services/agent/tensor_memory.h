@@ -48,7 +48,8 @@ class TensorMemory {
         ranks_sum_(transport == nullptr && RanksSum(rank_count)),
         tells_arrivals_(tells_arrivals),
         ranks_(ranks),
-        transport_(transport) {}
+        transport_(transport),
+        rank_bytes_(rank_count) {}
 
   // Whether so many ranks, alone, sum their contributions themselves: no process but they touches
   // a byte then. Each reads all contributions, so there must be a CPU for each, or few of them.
@@ -108,7 +109,7 @@ class TensorMemory {
 
   uint64_t bytes() const { return bytes_; }
   // What the contributions of one rank take of that.
-  uint64_t ContributionBytes(LocalRank rank) const;
+  uint64_t ContributionBytes(LocalRank rank) const { return rank_bytes_[rank.value()]; }
   size_t tensor_count() const { return tensors_.size(); }
 
  private:
@@ -130,7 +131,7 @@ class TensorMemory {
     transport::Region contribution_region;   // Of the only rank.
   };
 
-  uint64_t ContributionBytes(const Entry& entry) const;
+  void CountContribution(const Entry& entry, LocalRank rank);
   const Entry& At(pipeline::TensorIndex tensor) const;
   absl::StatusOr<Results> AllocateResults(const pipeline::TensorSpec& spec, bool on_device);
   absl::Status RegisterResults(Results& results);
@@ -143,6 +144,7 @@ class TensorMemory {
   transport::Transport* const transport_;
   std::vector<std::unique_ptr<Entry>> tensors_;
   uint64_t bytes_ = 0;
+  std::vector<uint64_t> rank_bytes_;  // Of these, contributions, by local rank.
 };
 
 }  // namespace talweg::agent

@@ -57,6 +57,9 @@ class Timeline {
   void OnVisible(pipeline::TensorIndex tensor, const std::string& name, Round round, uint64_t bytes,
                  int64_t now_ns);
 
+  // Rounds that are open are of tensors that are no more.
+  void ForgetOpen() { open_.clear(); }
+
   const std::deque<TimelineEvent>& events() const { return events_; }
   uint64_t dropped() const { return dropped_; }
 

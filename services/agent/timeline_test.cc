@@ -35,6 +35,15 @@ TEST_CASE("Timeline: a round becomes its phases, end to end", "[agent]") {
   }
 }
 
+TEST_CASE("Timeline: a round that has not ended is not another job's", "[agent]") {
+  Timeline timeline(2);
+  timeline.OnPushed(kTensor, Round{1}, true, 100);
+  timeline.ForgetOpen();
+  Live(timeline, 1, 1000);
+  REQUIRE(timeline.events().size() == 6);
+  CHECK(timeline.events().front().begin_ns == 1000);
+}
+
 TEST_CASE("Timeline: only the first rounds, or all while recording", "[agent]") {
   Timeline timeline(2);
   for (uint64_t round = 1; round <= 4; ++round) {

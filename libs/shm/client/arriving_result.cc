@@ -69,9 +69,12 @@ void ArrivingResult::CopyUpTo(uint64_t bytes_max) {
 void ArrivingResult::CopyNew() {
   const uint64_t before = copied_;
   CopyUpTo(kCopyBytesMax);
-  AwaitMore();
-  // What is told in bytes and not in arrivals, or twice, is no reason to look again and again.
-  if (copied_ == before || copied_bytes_ > bytes_) awaited_bytes_ = 0;
+  if (copied_ == before || copied_bytes_ > bytes_) {
+    // What is told in bytes and not in arrivals, or twice, is no reason to look again and again.
+    awaited_bytes_ = 0;
+  } else if (copied_ == Arrivals()) {
+    AwaitMore();  // Else there is more already, and it stays Ready.
+  }
 }
 
 uint64_t ArrivingResult::ToldBytes() const {

@@ -197,6 +197,21 @@ TEST_CASE("A look copies a bounded part of what has come") {
   CHECK(tensor.OutIs(0, 64, 1));
 }
 
+TEST_CASE("What has come is caught up with, however large the steps are") {
+  SharedTensor tensor(128 * kMiB);
+  ArrivingResult taking = tensor.Take(1);
+  CHECK(taking.awaited_bytes() == 8 * kMiB);
+  for (uint64_t slice = 0; slice < 32; ++slice) tensor.Arrive(1, slice, 1);
+  CHECK(taking.Ready());
+  taking.CopyNew();
+  CHECK(taking.bytes_copied() == 4 * kMiB);
+  CHECK(taking.Ready());
+  taking.CopyNew();
+  CHECK(taking.bytes_copied() == 8 * kMiB);
+  CHECK_FALSE(taking.Ready());
+  CHECK(taking.awaited_bytes() == 16 * kMiB);
+}
+
 TEST_CASE("What came twice is not copied before all of it is copied once more") {
   SharedTensor tensor(4 * kMiB);
   ArrivingResult taking = tensor.Take(1);

@@ -266,7 +266,7 @@ class Client {
   // bytes go.
   RankStatus BeginPush(Tensor& tensor, const void* data, std::byte** contribution,
                        bool* nobody_sums, ErrorText& error);
-  // Nothing was pushed.
+  // This push has not been made.
   void AbandonPush(Tensor& tensor);
   static RankStatus FailOnDevice(const Tensor& tensor, ErrorText& error);
   static RankStatus FailEventsLost(const Tensor& tensor, ErrorText& error);

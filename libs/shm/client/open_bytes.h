@@ -31,9 +31,10 @@ class OpenBytes {
  private:
   void EndBurst() {
     since_ += burst_bytes_;
+    since_peak_ = std::max(since_peak_, burst_peak_);
     if (burst_peak_ >= largest_ || since_ >= largest_) {
-      largest_ = burst_peak_;
-      since_ = 0;
+      largest_ = since_peak_;
+      since_ = since_peak_ = 0;
     }
     burst_peak_ = burst_bytes_ = 0;
   }
@@ -42,7 +43,8 @@ class OpenBytes {
   uint64_t burst_peak_ = 0;
   uint64_t burst_bytes_ = 0;
   uint64_t largest_ = 0;  // Burst's peak before this burst.
-  uint64_t since_ = 0;    // Bytes of the bursts behind that one.
+  uint64_t since_ = 0;    // Bytes of the bursts behind that one, and the largest one's peak.
+  uint64_t since_peak_ = 0;
   std::atomic<uint64_t> at_once_{0};
 };
 

@@ -47,6 +47,17 @@ TEST_CASE("The next step is taken for as large as the last, from its first round
   }
 }
 
+TEST_CASE("Of bursts that take turns the largest but one counts at least") {
+  OpenBytes bytes;
+  for (int turn = 0; turn < 5; ++turn) {
+    for (const uint64_t burst : {100, 70, 30}) {
+      bytes.Begin(burst * kMiB);
+      CHECK((turn == 0 || bytes.AtOnce() >= 70 * kMiB));
+      bytes.End(burst * kMiB);
+    }
+  }
+}
+
 TEST_CASE("What was large once is forgotten behind as many bytes") {
   OpenBytes bytes;
   Alone(bytes, 100 * kMiB);

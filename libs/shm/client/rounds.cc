@@ -78,6 +78,7 @@ RankStatus Client::BeginPush(Tensor& tensor, const void* data, std::byte** contr
 void Client::AbandonPush(Tensor& tensor) {
   const MutexLock lock(state_mutex_);
   tensor.pushing = false;
+  if (tensor.pushed > tensor.taken) return;  // A push again: its round stays open.
   open_bytes_.End(tensor.open_bytes);
   tensor.open_bytes = 0;
 }

@@ -41,7 +41,7 @@ class Arena {
   // Aligned to 64 bytes, zeroed, backed by memory. kOutOfMemory or kLimit.
   Outcome<Buffer> Allocate(uint64_t bytes);
 
-  // nullptr when the arena has no such segment. Valid until the next Allocate.
+  // nullptr when the arena has no such segment. Valid until the next Allocate or Clear.
   Part* Find(uint32_t segment);
 
   // No buffer is needed any more.

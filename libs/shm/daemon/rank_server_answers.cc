@@ -95,6 +95,7 @@ Outcome<ResultBuffer> RankServerImpl::AllocateResult(uint64_t bytes) {
 void RankServerImpl::DropTensorMemory() {
   // What still waits to be sent to a rank that has ended may carry descriptors of results.
   for (auto& [id, connection] : connections_) {
+    TALWEG_CHECK(connection->over() || connection->tensors.empty());
     if (connection->over()) Close(*connection);
   }
   results_.Clear();

@@ -196,6 +196,35 @@ def batches_that_are_left_out() -> None:
         assert torch.equal(value, tw.broadcast(value, name=f"left out.{key}")), key
 
 
+def modules_that_are_left_out() -> None:
+    """Of a pass at some ranks, whose batch is then left out, too."""
+    model, optimizer = layers_in_a_row()
+    x = torch.full((2, 4), 1.0 + tw.rank())
+    for step in range(4):
+        optimizer.zero_grad()
+        if step == 1 and tw.rank() == 0:
+            model[1](model[0](x)).sum().backward()
+            continue
+        model(x).sum().backward()
+        if step != 1:
+            optimizer.step()
+    optimizer.synchronize()
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, tw.broadcast(value, name=f"skipped.{key}")), key
+
+
+def schedulers_that_come_first() -> None:
+    model = nn.Linear(4, 4)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.ExponentialLR(plain, 0.9)
+    try:
+        tw.DistributedOptimizer(plain, overlap_forward=model)
+    except talweg.InvalidArgument as error:
+        assert "schedulers behind DistributedOptimizer()" in str(error), error
+    else:
+        raise AssertionError("a step() that nobody would call was taken")
+
+
 def state_and_join_see_whole_steps() -> None:
     model, optimizer = layers_in_a_row()
     calls: list[str] = []
@@ -225,6 +254,8 @@ def main() -> int:
         forward_waits_layer_by_layer,
         changed_gradients_are_refused,
         batches_that_are_left_out,
+        modules_that_are_left_out,
+        schedulers_that_come_first,
         state_and_join_see_whole_steps,
     ):
         print(check.__name__, flush=True)

@@ -394,6 +394,8 @@ def refused_optimizers() -> None:
     expect(talweg.InvalidArgument, "1 of the", tw.DistributedOptimizer, optimizer, few)
     twice = [("w", p) for p in model.parameters()]
     expect(talweg.InvalidArgument, "'w'", tw.DistributedOptimizer, optimizer, twice)
+    meta = {"w": torch.empty(3, device="meta")}
+    expect(talweg.InvalidArgument, "'w' has no memory", tw.broadcast_parameters, meta)
     embedding = nn.Embedding(10, 3, sparse=True)
     sparse = tw.DistributedOptimizer(
         torch.optim.SGD(embedding.parameters(), lr=0.1), embedding.named_parameters(), name="sp"

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import copy
 import sys
+from typing import Any
+from unittest import mock
 
 import talweg
 import talweg.torch as tw
 import torch
 from expected_errors import expect
+from talweg.torch import _averager
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch_models import distributed, same_everywhere, step_on_own_data
@@ -215,6 +218,111 @@ def accumulated_gradients() -> None:
             same_everywhere(model, f"accumulated, step {step}")
 
 
+def optimizers_that_are_left_out() -> None:
+    """By some ranks, of a pass that has several; their gradients come in any order."""
+    a, b = nn.Linear(6, 6), nn.Linear(6, 3)
+    optimizers = [distributed(a, "left out a"), distributed(b, "left out b")]
+    for step in range(3):
+        torch.manual_seed(10 * step + tw.rank())
+        x = torch.randn(4, 6)
+        loss = b(x).square().mean()
+        if tw.rank() != step % tw.size():
+            loss = loss + a(x).square().mean()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer, model in zip(optimizers, (a, b)):
+            optimizer.step()
+            same_everywhere(model, f"left out, step {step}")
+
+
+def gradients_that_come_too_late() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    optimizer = distributed(model, "late")
+    model[1](torch.ones(2, 6)).sum().backward()
+    model[1].weight.grad = torch.ones(3, 6)  # Of what has been averaged, as clipping may.
+    model[0].weight.grad = torch.ones(6, 6)
+    expect(talweg.InvalidArgument, "'0.weight' was assigned behind backward()", optimizer.step)
+    model[0].weight.grad = None
+    optimizer.step()
+
+
+def gradients_of_one_element_for_all() -> None:
+    model = nn.Linear(6, 3)
+    optimizer = distributed(model, "expanded")
+    value = torch.tensor(float(tw.rank()))
+    model.weight.grad, model.bias.grad = value.expand(3, 6), value.expand(3)
+    before = copy.deepcopy(model)
+    optimizer.step()
+    mean = (tw.size() - 1) / 2
+    _moved_by(model, before, [torch.full_like(p, mean) for p in model.parameters()])
+
+
+def closures_that_assign() -> None:
+    """As often as an optimizer calls them."""
+    model = nn.Linear(6, 3)
+    optimizer = distributed(model, "assigning", torch.optim.LBFGS)
+    torch.manual_seed(tw.rank())
+    x = torch.randn(8, 6)
+
+    def closure() -> float:
+        loss = model(x).square().mean()
+        parameters = list(model.parameters())
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
+            parameter.grad = gradient
+        return float(tw.push_pull(loss.detach()))
+
+    optimizer.step(closure)
+    same_everywhere(model, "closures that assign")
+
+
+class _Scaled(torch.optim.SGD):
+    """Whose step takes more than a closure, and calls it something else."""
+
+    def step(self, evaluate: Any, scale: float = 0.0) -> Any:  # type: ignore[override]
+        loss = evaluate()
+        assert scale == 0.5
+        super().step()
+        return loss
+
+
+def steps_of_other_arguments() -> None:
+    model = nn.Linear(6, 3)
+    optimizer = distributed(model, "scaled", _Scaled, backward_passes_per_step=2)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.full((2, 6), 1.0 + tw.rank())).square().mean()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure, 0.5) is not None  # type: ignore[call-arg]
+    same_everywhere(model, "another argument")
+
+
+def waits_that_are_interrupted() -> None:
+    model = nn.Linear(6, 3)
+    optimizer = distributed(model, "interrupted", backward_passes_per_step=2)
+    before = copy.deepcopy(model)
+    before.zero_grad()
+    x = torch.full((2, 6), 1.0 + tw.rank())
+    before(x).square().sum().backward()
+    model(x).square().sum().backward()
+    finish, calls = _averager.finish, 0
+
+    def interrupted(client: Any, handle: Any, timeout_s: float | None = None) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return finish(client, handle, timeout_s)
+
+    with mock.patch.object(_averager, "finish", interrupted):
+        expect(KeyboardInterrupt, "", optimizer.step)
+    optimizer.step()
+    _moved_by(model, before, _averaged_by_hand(before, "interrupted.wanted"))
+
+
 def numbers_of_passes_that_change() -> None:
     model = nn.Linear(6, 3)
     optimizer = distributed(model, "changing")
@@ -248,6 +356,12 @@ def main() -> int:
         clipped_under_a_scaler,
         accumulated_gradients,
         numbers_of_passes_that_change,
+        optimizers_that_are_left_out,
+        gradients_that_come_too_late,
+        gradients_of_one_element_for_all,
+        closures_that_assign,
+        steps_of_other_arguments,
+        waits_that_are_interrupted,
     ):
         print(f"case {case.__name__}", flush=True)
         case()

@@ -88,6 +88,7 @@ class GradientAverager:
         self._touched: set[int] = set()
         self._outer: list[RemovableHandle] = []  # On nodes behind a backward within another's.
         self._exchange: _Exchange | None = None
+        self._unused: list[int] = []  # Nobody had a gradient of these in the last exchange.
         self.parameters: list[torch.nn.Parameter] = []
         self._append(named_parameters)
 
@@ -175,10 +176,11 @@ class GradientAverager:
         self._in_backward = False
         self._backwards += 1
         if self._backwards >= self._passes:
+            self.begin()
             if self._waits:
-                self.synchronize()
-            else:
-                self.begin()
+                # Behind begin() of all other averagers of this pass: another rank may wait for
+                # theirs first.
+                torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
 
     def _on_outer_node(self, _: Any) -> None:
         if self._outer:
@@ -195,8 +197,12 @@ class GradientAverager:
     def _touch_assigned(self) -> None:
         for index in self._hooks:
             gradient = self.parameters[index].grad
-            if gradient is not None and getattr(gradient, _SEEN, None) != gradient._version:
-                self._touched.add(index)
+            if gradient is None or getattr(gradient, _SEEN, None) == gradient._version:
+                continue
+            if any(n > 1 and step == 0 for n, step in zip(gradient.shape, gradient.stride())):
+                # One value for many elements; each may come to something else.
+                self.parameters[index].grad = gradient.contiguous()
+            self._touched.add(index)
 
     def _tensor_name(self, index: int) -> str:
         name = f"{self.name}.gradient.{self._names[index]}"
@@ -276,7 +282,9 @@ class GradientAverager:
         """Raises InvalidArgument when a gradient is not what was pushed any more."""
         if self._exchange is None:
             return
-        for index, (gradient, version) in self._exchange.gradients.items():
+        pushed = self._exchange.gradients
+        self._check_assigned(index for index in self._hooks if index not in pushed)
+        for index, (gradient, version) in pushed.items():
             if self.parameters[index].grad is gradient and gradient._version == version:
                 continue
             raise InvalidArgument(
@@ -284,6 +292,16 @@ class GradientAverager:
                 "step(), while its average was under way (overlap_forward): call the optimizer's "
                 "synchronize() before clipping, unscaling or changing gradients"
             )
+
+    def _check_assigned(self, indices: Iterable[int]) -> None:
+        """Raises InvalidArgument for gradients that are there though no rank had pushed any."""
+        for index in indices:
+            gradient = self.parameters[index].grad
+            if gradient is not None and not hasattr(gradient, _SEEN):
+                raise InvalidArgument(
+                    f"the gradient of '{self._names[index]}' was assigned behind backward(), and "
+                    "would be this rank's alone: assign it before backward(), whose end averages all"
+                )
 
     def take(self, indices: Iterable[int]) -> list[tuple[int, torch.Tensor]]:
         """Waits for these parameters' averages of the exchange that has begun; returns them.
@@ -295,10 +313,11 @@ class GradientAverager:
             return []
         taken: list[tuple[int, torch.Tensor]] = []
         for index in indices:
-            handle = exchange.open.pop(index, None)
+            handle = exchange.open.get(index)
             if handle is None:
                 continue
             average = finish(self.client, handle)
+            del exchange.open[index]  # Not before: a wait that is interrupted is gone on with.
             if index not in exchange.touched:
                 if not exchange.used_handle.done:
                     finish(self.client, exchange.used_handle)
@@ -309,6 +328,7 @@ class GradientAverager:
             if not exchange.used_handle.done:
                 finish(self.client, exchange.used_handle)
             self._exchange = None
+            self._unused = (exchange.used[:-1] == 0).nonzero().flatten().tolist()
             self._check_frozen(exchange.used)
         return taken
 
@@ -340,10 +360,13 @@ class GradientAverager:
         """Averages what was accumulated since the last step; does nothing when that is done."""
         self._forget_backward()
         if self._averaged:
+            self._check_assigned(self._unused)
             return
         self.begin()
-        for index, average in self.take(self._by_arrival()):
-            self.parameters[index].grad = average
+        for index in self._by_arrival():
+            for _, average in self.take([index]):
+                self.parameters[index].grad = average
+        self.take([])
         self._see_gradients()
         self._averaged = True
 
@@ -361,6 +384,11 @@ class GradientAverager:
             self._averaged = False
             self._backwards = 0
             self._touched.clear()
+
+    @property
+    def has_left_open(self) -> bool:
+        """Whether a backward pass has ended before the exchange that precedes its own."""
+        return bool(self._pushed) and not self._in_backward
 
     def discard(self) -> None:
         """Nobody needs the averages that are under way."""

@@ -94,12 +94,20 @@ def _before_step(
         optimizer._talweg.synchronize()
         return None
 
+    calls = 0
+
     def averaged() -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            optimizer._talweg.on_step()  # What it is called for again is other gradients.
         loss = closure()
         optimizer._talweg.synchronize()
         return loss
 
-    return args[:1], {**kwargs, "closure": averaged}
+    if len(args) > 1:
+        return (args[0], averaged, *args[2:]), kwargs
+    return args, {**kwargs, "closure": averaged}
 
 
 def _after_step(optimizer: Any, _: Any, __: Any) -> None:
@@ -124,6 +132,9 @@ class _OverlappedMethods(_DistributedMethods):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._talweg.has_left_open:
+            self.synchronize_parameters()
+            self._talweg.begin()
         if not self._talweg_overlap.is_open:
             self._talweg.discard()
         super().zero_grad(set_to_none)
@@ -180,7 +191,8 @@ def DistributedOptimizer(
     and when backward() returns the averages stand in `.grad`: clipping, GradScaler, LR schedulers
     and closures work as in one process. With `backward_passes_per_step` n, every n-th backward
     does this, and the others only accumulate; zero_grad() leaves out what was accumulated. step()
-    averages what no backward has, such as gradients that were assigned.
+    averages what no backward has, such as gradients that were assigned; where something looks at
+    them before (clipping, GradScaler, which may leave out a rank's step), call synchronize().
 
     `named_parameters` is model.named_parameters(); without it parameters are named by their
     order, which must then be the same at every rank. Every rank must call backward the same
@@ -188,6 +200,8 @@ def DistributedOptimizer(
     another `name`; one for the same parameters takes them over. Parameters may be frozen, thawed
     and added (add_param_group) between steps, at all ranks alike. Where a rank goes on after an
     error in backward(), it calls synchronize() and step(): the others wait for its gradients.
+    With several such optimizers, a rank's backward may leave some out of one pass, but not two
+    ranks' each another: either would wait for the other in backward().
     Ranks of one node sum larger gradients in memory that they share, and `.grad` is then there:
     a gradient that is kept beyond its step keeps its values, and a forked child sees zeros.
 
@@ -201,6 +215,11 @@ def DistributedOptimizer(
     synchronize_parameters(). After step() gradients are gone, as after zero_grad().
     """
     overlaps = overlap_forward is not None
+    if overlaps and "step" in vars(optimizer):
+        raise InvalidArgument(
+            "overlap_forward: this optimizer's step() is another one's already: make learning rate "
+            "schedulers behind DistributedOptimizer()"
+        )
     averager = GradientAverager(
         _name_parameters(optimizer, named_parameters), 1, name, waits=not overlaps
     )
@@ -208,13 +227,13 @@ def DistributedOptimizer(
     original = type(optimizer)
     methods = _OverlappedMethods if overlaps else _DistributedMethods
     optimizer.__class__ = type(original.__name__, (methods, original), {})
+    optimizer._patch_step_function()  # Users' step hooks go around this step, once.
     distributed: Any = optimizer
     distributed._talweg = averager
     distributed._talweg_skip = False
     distributed._talweg_steps = 0
     if overlap_forward is not None:
         distributed._talweg_overlap = ForwardOverlap(optimizer, original, averager, overlap_forward)
-        optimizer._patch_step_function()  # Users' step hooks go around this step, once.
     else:
         optimizer.register_step_pre_hook(_before_step)
         optimizer.register_step_post_hook(_after_step)

@@ -52,6 +52,11 @@ def _entry_of(name: str, tensor: torch.Tensor) -> _Entry:
             f"parameter '{name}': a tensor of layout {tensor.layout} cannot be pushed: use "
             "tensor.to_dense()"
         )
+    if tensor.is_meta or (tensor.is_cpu and tensor.numel() > 0 and tensor.data_ptr() == 0):
+        raise InvalidArgument(
+            f"parameter '{name}' has no memory (it is {type(tensor).__name__} on '{tensor.device}'): "
+            "broadcast parameters behind their initialization, at every rank"
+        )
     dtype = str(tensor.dtype).replace("torch.", "")
     nbytes = tensor.numel() * tensor.element_size()
     return _Entry(name, dtype, tuple(tensor.shape), nbytes, tensor.is_cpu)
@@ -86,7 +91,7 @@ def broadcast_parameters(
             here = mine or "is not there"
             text = f"{entry} at rank {root_rank}, but {here} at rank {client.rank}"
             failures.append(_mismatch(entry.name, text))
-            tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+            tensor = _stand_in(entry)
         if not entry.is_streamed:
             alone.append((entry, tensor))
             continue
@@ -105,6 +110,14 @@ def broadcast_parameters(
             failures.append(_mismatch(mine.name, text))
     if failures:
         raise failures[0]
+
+
+def _stand_in(entry: _Entry) -> torch.Tensor:
+    """For the part in the root's rounds of a rank that has no such tensor."""
+    dtype = getattr(torch, entry.dtype, None)  # Another torch may have none of that name.
+    if entry.is_streamed or dtype is None:
+        return torch.empty(entry.nbytes, dtype=torch.uint8)
+    return torch.empty(entry.shape, dtype=dtype)
 
 
 def _mismatch(name: str, text: str) -> Mismatch:

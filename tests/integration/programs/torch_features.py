@@ -405,7 +405,10 @@ def refused_optimizers() -> None:
         "sparse",
         lambda: embedding(torch.tensor([1, 2])).sum().backward(),
     )
-    del sparse
+    sparse.set_backward_passes_per_step(2)  # type: ignore[attr-defined]
+    sparse.zero_grad()
+    embedding(torch.tensor([1, 2])).sum().backward()
+    expect(talweg.InvalidArgument, "sparse", sparse.step)
 
 
 def threads() -> None:

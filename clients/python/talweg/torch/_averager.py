@@ -195,11 +195,11 @@ class GradientAverager:
                 setattr(gradient, _SEEN, gradient._version)
 
     def _touch_assigned(self) -> None:
-        for index in self._hooks:
+        for index in self._hooks.keys() - self._touched:
             gradient = self.parameters[index].grad
             if gradient is None or getattr(gradient, _SEEN, None) == gradient._version:
                 continue
-            if any(n > 1 and step == 0 for n, step in zip(gradient.shape, gradient.stride())):
+            if gradient.layout is torch.strided and 0 in gradient.stride():
                 # One value for many elements; each may come to something else.
                 self.parameters[index].grad = gradient.contiguous()
             self._touched.add(index)

@@ -286,6 +286,12 @@ class _Scaled(torch.optim.SGD):
         return loss
 
 
+class _Reported(torch.optim.SGD):
+    def step(self, loss: float) -> None:  # type: ignore[override]
+        assert loss == 0.25
+        super().step()
+
+
 def steps_of_other_arguments() -> None:
     model = nn.Linear(6, 3)
     optimizer = distributed(model, "scaled", _Scaled, backward_passes_per_step=2)
@@ -298,6 +304,9 @@ def steps_of_other_arguments() -> None:
 
     assert optimizer.step(closure, 0.5) is not None  # type: ignore[call-arg]
     same_everywhere(model, "another argument")
+    # One that is called without a closure, and with something else in its place.
+    other = distributed(nn.Linear(6, 3), "no closure", _Reported)
+    other.step(0.25)  # type: ignore[arg-type]
 
 
 def waits_that_are_interrupted() -> None:

@@ -90,7 +90,7 @@ def _before_step(
     if optimizer._talweg_skip:
         return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    if closure is None:
+    if not callable(closure):
         optimizer._talweg.synchronize()
         return None
 

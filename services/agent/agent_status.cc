@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "libs/rpc/conversion.h"
+#include "libs/runtime/clock.h"
 #include "libs/telemetry/log.h"
 #include "services/agent/agent.h"
 #include "services/agent/agent_open.h"
@@ -230,10 +231,7 @@ v1::GetTraceResponse Agent::MakeTrace() const {
   }
   trace.set_dropped(timeline_.dropped());
   trace.set_monotonic_ns(NowNs());
-  timespec now{};
-  clock_gettime(CLOCK_REALTIME, &now);
-  *trace.mutable_wall_time() =
-      rpc::TimestampFromUnixNs(now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec);
+  *trace.mutable_wall_time() = rpc::TimestampFromUnixNs(UnixNowNs());
   return trace;
 }
 

@@ -53,7 +53,7 @@ class ArrivingResult {
   void CopyUpTo(uint64_t bytes_max);
   // Arrivals that there are by now; none when the log is another round's.
   uint64_t Arrivals() const;
-  // How long they are together, of which bytes_copied_ are copied.
+  // How long they are together, of which copied_bytes_ are copied.
   uint64_t ToldBytes() const;
 
   const ArrivalsLine* line_ = nullptr;

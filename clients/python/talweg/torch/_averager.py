@@ -18,6 +18,7 @@ from talweg._client import Client, Handle
 from talweg._declaration import Op
 from talweg.errors import Busy, InvalidArgument
 from talweg.torch import _cuda
+from talweg.torch._backward import current_node, when_it_ends
 from talweg.torch._in_place import is_worth_it, start_average
 from talweg.torch._tensors import declaration_of, finish, start
 
@@ -25,13 +26,6 @@ from talweg.torch._tensors import declaration_of, finish, start
 _SEEN = "_talweg_seen"
 # The byte that says which gradients count is small, and updates wait for it.
 _USED_PRIORITY = 2**30
-
-
-def _current_node() -> Any:
-    """The node of the backward pass that this code runs in, if any."""
-    # Older versions of torch lack it.
-    current = getattr(torch._C, "_current_autograd_node", None)
-    return None if current is None else current()
 
 
 @dataclass
@@ -152,7 +146,7 @@ class GradientAverager:
         if not self._in_backward:
             self._in_backward = True
             self._averaged = False
-            torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+            when_it_ends(self._on_backward_end)
         self._touched.add(index)
         if self._backwards + 1 >= self._passes:
             self._push(index)
@@ -160,11 +154,10 @@ class GradientAverager:
     def _forget_backward(self) -> None:
         """One that has ended with an error was never told to have ended."""
         self._in_backward = False
-        while self._outer:
-            self._outer.pop().remove()
+        self._leave_outer()
 
     def _on_backward_end(self) -> None:
-        node = _current_node()
+        node = current_node()
         if node is not None:
             # It ran within another's node (a reentrant checkpoint's): that one goes on.
             self._outer = [
@@ -180,13 +173,16 @@ class GradientAverager:
             if self._waits:
                 # Behind begin() of all other averagers of this pass: another rank may wait for
                 # theirs first.
-                torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
+                when_it_ends(self.synchronize)
 
     def _on_outer_node(self, _: Any) -> None:
         if self._outer:
-            while self._outer:
-                self._outer.pop().remove()
-            torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+            self._leave_outer()
+            when_it_ends(self._on_backward_end)
+
+    def _leave_outer(self) -> None:
+        while self._outer:
+            self._outer.pop().remove()
 
     def _see_gradients(self) -> None:
         for parameter in self.parameters:
@@ -401,7 +397,7 @@ class GradientAverager:
         self.begin(active=False)
         exchange = self._exchange
         assert exchange is not None
-        self.take(range(len(self.parameters)))
+        self.discard()
         return bool(exchange.used[-1])
 
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:

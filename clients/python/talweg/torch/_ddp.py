@@ -8,7 +8,6 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from talweg import _client
 from talweg._client import Client, Handle
 from talweg.errors import InvalidArgument
+from talweg.torch._backward import current_node, when_it_ends
 from talweg.torch._buckets import Bucket
 from talweg.torch._tensors import finish
 
@@ -54,15 +54,15 @@ class _Completer:
         # A future of a CUDA tensor has whoever waits for it go on behind the result.
         devices = [tensor.device] if tensor.is_cuda else None
         future: torch.futures.Future = torch.futures.Future(devices=devices)
-        if self._has_thread or not _in_autograd_node():
+        if self._has_thread or current_node() is None:
             self._hand_over(handle, future)
         else:
             self._pending[name] = (handle, future)
             # Each, because with nested backward passes each has an end of its own.
-            _queue_callback(self._take_all)
+            when_it_ends(self._take_all)
         # Outside of backward other buckets', which follow, must do.
         with contextlib.suppress(RuntimeError):
-            _queue_callback(lambda: _queue_callback(self._raise_failure))
+            when_it_ends(lambda: when_it_ends(self._raise_failure))
         return future
 
     def _raise_failure(self) -> None:
@@ -98,17 +98,6 @@ class _Completer:
 def cpus_are_left(client: Client) -> bool:
     """Whether each rank of the node has a CPU beside the one that its backward computes on."""
     return len(os.sched_getaffinity(0)) >= 2 * client.local_size
-
-
-def _queue_callback(callback: Callable[[], None]) -> None:
-    """Has this thread's backward pass call it when it ends, behind those that are queued already."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
-
-
-def _in_autograd_node() -> bool:
-    # Older versions of torch lack it.
-    current = getattr(torch._C, "_current_autograd_node", None)
-    return current is not None and current() is not None
 
 
 _completer: Optional[_Completer] = None

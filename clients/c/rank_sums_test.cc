@@ -350,14 +350,12 @@ TEST_CASE("Ranks that sum: pushes wake nobody, who waits or polls does") {
       tensors[i] = Declare(*client, 1, TALWEG_I32, TALWEG_SUM, 0, name.c_str());
     }
   }
-  SECTION("As many as the ring holds ring no bell") {
+  SECTION("Fewer than half of what the ring holds ring no bell") {
     const uint64_t before = agent.seen().counters.doorbells_received;
-    for (size_t i = 0; i < 4; ++i) {
-      Push(zero, tensors[i], values.data());
-      Push(one, tensors[i], values.data());
-    }
+    Push(zero, tensors[0], values.data());
+    Push(one, tensors[0], values.data());
     CHECK(agent.seen().counters.doorbells_received == before);
-    CHECK((Take<int32_t>(zero, tensors[3], 1, 1) == sums));
+    CHECK((Take<int32_t>(zero, tensors[0], 1, 1) == sums));
     CHECK((Take<int32_t>(one, tensors[0], 1, 1) == sums));
   }
   SECTION("Who finds the ring full waits for room") {

@@ -76,7 +76,7 @@ TEST_CASE("The control segment") {
 }
 
 TEST_CASE("The messages on a rank's socket") {
-  Golden golden("rank_messages_1.3.txt");
+  Golden golden("rank_messages_1.4.txt");
   const auto add = [&golden](const char* name, const Message& message) {
     std::array<std::byte, kEncodedBytesMax> bytes;
     const size_t count = EncodeMessage(message, bytes);
@@ -152,7 +152,7 @@ TEST_CASE("The messages on a rank's socket") {
 }
 
 TEST_CASE("Messages of earlier versions are read") {
-  const uint16_t minor = GENERATE(uint16_t{0}, uint16_t{1}, uint16_t{2});
+  const uint16_t minor = GENERATE(uint16_t{0}, uint16_t{1}, uint16_t{2}, uint16_t{3});
   const std::map<std::string, std::vector<std::byte>> golden =
       Golden::Load("rank_messages_1." + std::to_string(minor) + ".txt");
   CHECK(golden.size() == 15);

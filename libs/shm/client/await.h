@@ -5,6 +5,7 @@
 // How a rank's threads wait (docs/shared_memory.md, "Waiting"): the template half of Client.
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -17,6 +18,8 @@ namespace talweg::shm {
 // Whoever polls in a loop asks the kernel now and then, not every time.
 inline constexpr int64_t kLookEveryNs = 1'000'000;
 inline constexpr int64_t kPollRingsEveryNs = 100'000;
+// A rank that runs comes sooner than the agent can be woken, and wake.
+inline constexpr int64_t kYieldForRanksNs = 50'000;
 
 inline void SpinPause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -67,19 +70,31 @@ Client::Awaited Client::Look(const Done& done, RankStatus* status) const {
 }
 
 template <typename Done>
+bool Client::Spin(const Done& done, const Deadline& deadline, const WaitingPlace& place) const {
+  const int64_t begin_ns = MonotonicNs();
+  int64_t now_ns = begin_ns;
+  for (; now_ns - begin_ns < spin_ns_ && !deadline.Passed(now_ns); now_ns = MonotonicNs()) {
+    for (int i = 0; i < 16; ++i) {
+      if (done()) return true;
+      SpinPause();
+    }
+  }
+  if (place.needs_agent || spin_ns_ == 0) return false;
+  // With more ranks than CPUs the one that is waited for may only need this one.
+  for (; now_ns - begin_ns < kYieldForRanksNs && !deadline.Passed(now_ns); now_ns = MonotonicNs()) {
+    ::sched_yield();
+    if (done()) return true;
+  }
+  return false;
+}
+
+template <typename Done>
 Client::Awaited Client::Await(const Done& done, const Deadline& deadline, const WaitingPlace& place,
                               RankStatus* status) {
   Awaited seen = Look(done, status);
   if (seen != Awaited::kTimeout) return seen;
-  RingToAwait(place);  // So that the agent runs while this thread spins.
-  const int64_t begin_ns = MonotonicNs();
-  for (int64_t now_ns = begin_ns; now_ns - begin_ns < spin_ns_ && !deadline.Passed(now_ns);
-       now_ns = MonotonicNs()) {
-    for (int i = 0; i < 16; ++i) {
-      if (done()) return Awaited::kDone;
-      SpinPause();
-    }
-  }
+  if (place.needs_agent) RingToAwait(place);  // So that it runs while this thread spins.
+  if (Spin(done, deadline, place)) return Awaited::kDone;
   if (deadline.Passed(MonotonicNs())) {
     // Who never waits must still learn that the agent is gone.
     ReadSocket(kLookEveryNs);

@@ -166,6 +166,7 @@ RankStatus Client::TakeWelcome(const Welcome& welcome, ErrorText& error) {
   identity_.node_count = welcome.node_count;
   if (cache_bytes_ == 0) cache_bytes_ = DefaultCacheBytes(identity_.local_size);
   std::memcpy(identity_.job_name, welcome.job_name.data(), welcome.job_name.size());
+  agent_minor_ = welcome.minor;
   tensors_max_ = welcome.tensors_max;
   tensors_ = static_cast<std::atomic<Tensor*>*>(std::calloc(tensors_max_, sizeof(*tensors_)));
   peers_ = static_cast<PeerPart*>(

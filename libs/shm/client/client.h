@@ -20,6 +20,7 @@
 #include "libs/shm/client/error_text.h"
 #include "libs/shm/client/lock.h"
 #include "libs/shm/client/open_bytes.h"
+#include "libs/shm/client/pushed_rounds.h"
 #include "libs/shm/layout/control.h"
 #include "libs/shm/layout/messages.h"
 #include "libs/shm/layout/rank_sums.h"
@@ -165,6 +166,8 @@ class Client {
     std::byte* ContributionOf(uint64_t round) const {
       return contribution + shape.buffer_offset(round);
     }
+    // Whether its last round is one that the other ranks may see complete.
+    bool tells_pushes() const { return shape.tells_pushes && !failed && !on_device; }
   };
   // A segment of another rank's contributions. `bytes` before `base`, with release.
   struct PeerPart {
@@ -220,8 +223,12 @@ class Client {
     std::atomic<uint32_t>& sleepers;
     std::optional<uint32_t> tensor = std::nullopt;
     uint64_t awaited_bytes = 0;  // Of its result, before it is complete.
+    bool needs_agent = true;     // Else ranks that run may be all it takes.
   };
   void Enter(const WaitingPlace& place);
+  // Until the place's spinning is over, or done().
+  template <typename Done>
+  bool Spin(const Done& done, const Deadline& deadline, const WaitingPlace& place) const;
   // Ends a sleep of the agent that lasts until somebody waits.
   void RingToAwait(const WaitingPlace& place);
   // Waits until done() or Over() or the deadline. With a null `status` only done() and the deadline
@@ -305,6 +312,11 @@ class Client {
   // waits.
   enum class Sleeping : uint8_t { kAnyhow, kUntilRung, kUntilAwaited };
   void RingDoorbell(Sleeping sleeping);
+  uint64_t RingEntries() const {
+    return submitted_.load(std::memory_order_relaxed) -
+           control_.consumed_line().consumed.load(std::memory_order_seq_cst);
+  }
+  bool RingFills() const { return RingEntries() >= control_.shape().ring_capacity / 2; }
   // For a thread that looks again and again, and is counted nowhere.
   void RingForPoll();
   // What may be copied of a round before it is complete.
@@ -312,14 +324,18 @@ class Client {
   // Of a round that is complete, and has a result. `out` null: where its contribution lies.
   RankStatus TakeResult(Tensor& tensor, uint64_t round, bool in_place, void* out,
                         ArrivingResult& arriving, const Deadline& deadline, ErrorText& error);
+  // Of a round that is complete.
   RankStatus RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
                          ErrorText& error) const;
-  bool RoundSucceeded(uint32_t index) const;
+  bool RoundSucceeded(uint32_t index, uint64_t round) const;
   // Until the other ranks' memory is mapped here: it comes by the socket before its first round is
   // complete.
   Awaited AwaitContributions(const Tensor& tensor, const Deadline& deadline, RankStatus* over);
   // rank_sums.cc. Where the tensor lies in each rank's arena; false: not all are known.
   bool FindArenas(const Tensor& tensor, std::byte** arenas) const;
+  // What the others say of it; nothing where the agent alone can tell of this rank's open round.
+  // Under state_mutex_.
+  PushedRounds FindPushedRounds(const Tensor& tensor) const;
   // What the ranks sum, of a tensor that they may sum.
   struct SumInputs {
     std::byte* arenas[kSummingRanksMax];
@@ -353,6 +369,7 @@ class Client {
   AgentSocket socket_;
   Mapping control_mapping_;
   ControlView control_;
+  uint16_t agent_minor_ = 0;  // The version of its messages.
   uint32_t tensors_max_ = 0;
   std::atomic<Tensor*>* tensors_ = nullptr;  // tensors_max_ of them.
   PeerPart* peers_ = nullptr;                // By local rank, then part.

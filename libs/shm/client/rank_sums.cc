@@ -161,6 +161,17 @@ bool Client::FindArenas(const Tensor& tensor, std::byte** arenas) const {
   return true;
 }
 
+PushedRounds Client::FindPushedRounds(const Tensor& tensor) const {
+  std::byte* arenas[kSummingRanksMax];
+  if (!tensor.tells_pushes() || !FindArenas(tensor, arenas)) return {};
+  PushedRounds rounds = PushedRounds::Visible();
+  for (uint32_t i = 0; i < identity_.local_size; ++i) {
+    if (i == identity_.local_rank) continue;
+    rounds.Add(*reinterpret_cast<const PushedLine*>(arenas[i] + tensor.shape.pushed_offset()));
+  }
+  return rounds;
+}
+
 RankStatus Client::FindInputs(const Tensor& tensor, SumInputs* inputs, ErrorText& error) const {
   inputs->dtype = tensor.dtype.load(std::memory_order_relaxed);
   inputs->op = tensor.op.load(std::memory_order_relaxed);

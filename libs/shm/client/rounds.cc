@@ -93,24 +93,22 @@ RankStatus Client::FinishPush(Tensor& tensor, RingEntry entry, bool declared_pri
   }
   statistics_.pushes.fetch_add(1, std::memory_order_relaxed);
   statistics_.bytes_pushed.fetch_add(tensor.bytes, std::memory_order_relaxed);
-  // Where the ranks sum nobody needs the push before somebody waits.
-  RingDoorbell(tensor.ranks_sum && entry.flags == 0 ? Sleeping::kUntilRung : Sleeping::kAnyhow);
+  // Where the ranks sum nobody needs the push before somebody waits, for it or for room.
+  const bool waits = tensor.ranks_sum && entry.flags == 0 && !RingFills();
+  RingDoorbell(waits ? Sleeping::kUntilRung : Sleeping::kAnyhow);
   return RankStatus::kOk;
 }
 
 RankStatus Client::RingPush(Tensor& tensor, RingEntry entry, const Deadline& deadline,
                             uint64_t* round, ErrorText& error) {
   const uint32_t capacity = control_.shape().ring_capacity;
-  const std::atomic<uint64_t>& consumed = control_.consumed_line().consumed;
-  const auto room = [&] {
-    return submitted_.load(std::memory_order_relaxed) - consumed.load(std::memory_order_seq_cst) <
-           capacity;
-  };
+  const auto room = [&] { return RingEntries() < capacity; };
   for (bool waited = false;; waited = true) {
     {
       const MutexLock lock(ring_mutex_);
       if (room()) {
         const uint64_t sequence = submitted_.load(std::memory_order_relaxed);
+        PushedLine* line = nullptr;
         {
           const MutexLock state_lock(state_mutex_);
           tensor.pushing = false;
@@ -118,6 +116,10 @@ RankStatus Client::RingPush(Tensor& tensor, RingEntry entry, const Deadline& dea
           tensor.pushed_at.store(tensor.placed_at, std::memory_order_relaxed);
           if ((entry.flags & kPushAgain) == 0) ++tensor.pushed;
           *round = tensor.pushed;
+          if (tensor.tells_pushes()) {
+            line =
+                reinterpret_cast<PushedLine*>(tensor.contribution + tensor.shape.pushed_offset());
+          }
         }
         entry.round = *round;
         control_.ring_entry(sequence) = entry;
@@ -125,6 +127,8 @@ RankStatus Client::RingPush(Tensor& tensor, RingEntry entry, const Deadline& dea
         // Sequentially consistent: the agent that goes to sleep sees it, or RingDoorbell sees that
         // it sleeps.
         control_.rank_line().submitted.store(sequence + 1, std::memory_order_seq_cst);
+        // Behind it: what another rank has seen here the agent finds there.
+        if (line != nullptr) line->round.store(*round, std::memory_order_release);
         return RankStatus::kOk;
       }
     }
@@ -165,9 +169,9 @@ void Client::RingForPoll() {
 
 RankStatus Client::RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
                                ErrorText& error) const {
+  if (RoundSucceeded(index, round)) return RankStatus::kOk;
   const TensorState& state = control_.tensor_state(index);
   const uint32_t value = state.status.load(std::memory_order_relaxed);
-  if (value == 0) return RankStatus::kOk;
   const auto status =
       value < kRankStatusCount ? static_cast<RankStatus>(value) : RankStatus::kInternal;
   char text[kTextSlotBytes + 1];
@@ -189,6 +193,7 @@ RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
   Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
   bool on_device = false;
+  PushedRounds others;
   {
     const MutexLock lock(state_mutex_);
     if (round == 0 || round > tensor->pushed) {
@@ -198,11 +203,14 @@ RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
                         static_cast<unsigned long long>(tensor->pushed));
     }
     on_device = tensor->on_device;
+    others = FindPushedRounds(*tensor);
   }
   const std::atomic<uint64_t>& completed = control_.tensor_state(index).completed_round;
-  const auto done = [&] { return completed.load(std::memory_order_seq_cst) >= round; };
+  const auto done = [&] {
+    return completed.load(std::memory_order_seq_cst) >= round || others.AllReach(round);
+  };
   if (done()) return RankStatus::kOk;
-  RingForPoll();
+  if (!others.visible()) RingForPoll();
   ReadSocket(kLookEveryNs);
   RankStatus over = RankStatus::kOk;
   switch (Look(done, &over)) {
@@ -223,6 +231,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, bool again, i
   const int64_t begin_ns = MonotonicNs();
   statistics_.waits.fetch_add(1, std::memory_order_relaxed);
   bool on_device = false;
+  PushedRounds others;
   ArrivingResult::Copied copied_early;
   {
     // Who is too late for a round must not wait for one that nobody has pushed.
@@ -235,6 +244,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, bool again, i
     }
     on_device = tensor->on_device;
     if (on_device && out != nullptr) return FailOnDevice(*tensor, error);
+    others = FindPushedRounds(*tensor);
     // Two waits for one round: the second must not lose its result to a push after the first. From
     // here on a push is kBusy.
     ++tensor->readers;
@@ -243,16 +253,19 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, bool again, i
   }
   RankStatus over = RankStatus::kOk;
   const Deadline deadline(timeout_ns);
-  const auto complete = [&] { return completed.load(std::memory_order_seq_cst) >= round; };
+  const auto complete = [&] {
+    return completed.load(std::memory_order_seq_cst) >= round || others.AllReach(round);
+  };
   const auto ended = [&] { return complete() || (on_device && LostItsEvents(*tensor)); };
   ArrivingResult arriving = Arriving(*tensor, round, out);
   arriving.GoOnBehind(copied_early);
   const bool only_looks = timeout_ns == 0;  // And has no time to copy what is not all of it.
   Awaited awaited = Awaited::kTimeout;
   while (awaited == Awaited::kTimeout) {
-    awaited = Await(
-        [&] { return ended() || (!only_looks && arriving.Ready()); }, deadline,
-        {control_.rank_line().waiters, index, only_looks ? 0 : arriving.awaited_bytes()}, &over);
+    awaited = Await([&] { return ended() || (!only_looks && arriving.Ready()); }, deadline,
+                    {control_.rank_line().waiters, index, only_looks ? 0 : arriving.awaited_bytes(),
+                     !others.visible()},
+                    &over);
     if (awaited != Awaited::kDone || ended()) break;
     arriving.CopyNew();
     awaited = Look(ended, &over);
@@ -262,7 +275,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, bool again, i
   const bool in_place =
       !on_device && (tensor->shape.in_place || tensor->in_place.load(std::memory_order_relaxed));
   if (awaited == Awaited::kDone && tensor->ranks_sum && (out != nullptr || in_place) &&
-      RoundSucceeded(index)) {
+      RoundSucceeded(index, round)) {
     awaited = AwaitContributions(*tensor, deadline, &over);
   }
   statistics_.wait_ns.fetch_add(static_cast<uint64_t>(MonotonicNs() - begin_ns),
@@ -289,6 +302,8 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, bool again, i
       break;
   }
   statistics_.bytes_copied.fetch_add(arriving.bytes_copied(), std::memory_order_relaxed);
+  // Who needs the agent for nothing must still learn that it is gone.
+  if (others.visible()) ReadSocket(kLookEveryNs);
   const MutexLock lock(state_mutex_);
   --tensor->readers;
   if (awaited == Awaited::kTimeout) tensor->copied_early = arriving.copied();
@@ -298,7 +313,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, bool again, i
       open_bytes_.End(tensor->open_bytes);
       tensor->open_bytes = 0;
     }
-    if (!RoundSucceeded(index)) tensor->failed = true;
+    if (!RoundSucceeded(index, round)) tensor->failed = true;
   }
   return status;
 }
@@ -384,13 +399,24 @@ Client::Awaited Client::AwaitContributions(const Tensor& tensor, const Deadline&
   return Await([&] { return FindArenas(tensor, arenas); }, deadline, {uncounted_}, over);
 }
 
-bool Client::RoundSucceeded(uint32_t index) const {
-  return control_.tensor_state(index).status.load(std::memory_order_relaxed) == 0;
+bool Client::RoundSucceeded(uint32_t index, uint64_t round) const {
+  const TensorState& state = control_.tensor_state(index);
+  // What the ranks have seen complete before the agent has all of them.
+  return state.completed_round.load(std::memory_order_acquire) < round ||
+         state.status.load(std::memory_order_relaxed) == 0;
 }
 
 uint64_t Client::RanksSummed(uint32_t index) const {
-  if (Forked() || Find(index) == nullptr) return 0;
-  return control_.tensor_state(index).ranks_summed.load(std::memory_order_relaxed);
+  const Tensor* tensor = Forked() ? nullptr : Find(index);
+  if (tensor == nullptr) return 0;
+  const TensorState& state = control_.tensor_state(index);
+  {
+    const MutexLock lock(state_mutex_);
+    if (state.completed_round.load(std::memory_order_acquire) < tensor->taken) {
+      return identity_.local_size;  // The ranks have seen it complete.
+    }
+  }
+  return state.ranks_summed.load(std::memory_order_relaxed);
 }
 
 uint64_t Client::OpenRound(uint32_t index) const {

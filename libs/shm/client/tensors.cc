@@ -127,10 +127,10 @@ const char* Client::AdoptTensor(const Declared& declared) {
   }
   // The first look at `contribution` says that the shape does not overflow.
   const bool in_place = declared.summed_by == SummedBy::kRanksInPlace;
-  const RankSumShape shape =
-      contribution != nullptr && ranks_sum
-          ? RankSumShape::Of(declared.tensor_bytes, identity_.local_size, in_place)
-          : RankSumShape{};
+  const RankSumShape shape = contribution != nullptr && ranks_sum
+                                 ? RankSumShape::Of(declared.tensor_bytes, identity_.local_size,
+                                                    in_place, agent_minor_ >= kTellsPushesMinor)
+                                 : RankSumShape{};
   if (has_contribution != (contribution != nullptr) ||
       (ranks_sum &&
        Locate(declared.contribution, SegmentKind::kContribution, shape.bytes()) == nullptr)) {

@@ -54,11 +54,11 @@ Outcome<RankControl> RankControl::Create(ControlShape shape, const Identity& ide
   return Outcome<RankControl>(std::move(control));
 }
 
-RankControl::Take RankControl::TakeEntry(RingEntry* entry) {
+RankControl::Next RankControl::NextEntry(RingEntry* entry) const {
   const uint64_t submitted = view_.rank_line().submitted.load(std::memory_order_acquire);
   const uint64_t waiting = submitted - consumed_;
-  if (waiting == 0) return Take::kEmpty;
-  if (waiting > view_.shape().ring_capacity) return Take::kGarbage;
+  if (waiting == 0) return Next::kEmpty;
+  if (waiting > view_.shape().ring_capacity) return Next::kGarbage;
   // Word by word: a rank that writes at the same time gets what it deserves, but we read each word
   // once.
   auto* source = reinterpret_cast<uint64_t*>(&view_.ring_entry(consumed_));
@@ -67,8 +67,7 @@ RankControl::Take RankControl::TakeEntry(RingEntry* entry) {
     words[i] = std::atomic_ref<uint64_t>(source[i]).load(std::memory_order_relaxed);
   }
   std::memcpy(entry, words.data(), sizeof(*entry));
-  ++consumed_;
-  return Take::kEntry;
+  return Next::kEntry;
 }
 
 bool RankControl::RingEmpty() const {

@@ -36,9 +36,11 @@ class RankControl {
   // The descriptor for the rank; this side needs it no more.
   Descriptor TakeDescriptor() { return std::move(segment_.fd); }
 
-  enum class Take { kEntry, kEmpty, kGarbage };
-  // Copies the ring's next entry. kGarbage: the rank's tail is impossible.
-  Take TakeEntry(RingEntry* entry);
+  enum class Next { kEntry, kEmpty, kGarbage };
+  // Copies the ring's next entry, which stays there until it is taken. kGarbage: the rank's tail is
+  // impossible.
+  Next NextEntry(RingEntry* entry) const;
+  void TakeEntry() { ++consumed_; }
   bool RingEmpty() const;
   // Makes the room of taken entries known to the rank.
   void PublishConsumed();

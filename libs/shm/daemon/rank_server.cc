@@ -23,11 +23,11 @@ namespace {
 constexpr uint64_t kListenerKey = 0;
 constexpr int kEventsMax = 64;
 constexpr int kAcceptsMax = 16;       // In one turn.
-constexpr int kPushesMax = 256;       // Of one rank in one turn.
 constexpr int kReceivesMax = 4;       // Of one rank in one turn.
 constexpr int kLastReceivesMax = 64;  // Of a rank that has ended: its goodbye may be among them.
 // Connections that have not said hello yet; the oldest makes room.
 constexpr size_t kSilentMax = 64;
+
 }  // namespace
 
 Connection* RankServerImpl::Find(RankConnectionId id) {
@@ -38,49 +38,6 @@ Connection* RankServerImpl::Find(RankConnectionId id) {
 Connection* RankServerImpl::FindOpen(RankConnectionId id) {
   Connection* connection = Find(id);
   return connection == nullptr || connection->over() ? nullptr : connection;
-}
-
-// ---- The duty cycle ---------------------------------------------------------------------------
-
-int RankServerImpl::PollRings(RankEventSink& sink) {
-  if ((sleep_sequence_ & 1) != 0) {
-    ++sleep_sequence_;
-    for (Connection* connection : active_) {
-      connection->control->PublishSleepSequence(sleep_sequence_);
-    }
-  }
-  int pushes = 0;
-  // By index: the sink may welcome ranks. Those that end stay in the list until SweepReleased.
-  for (size_t i = 0; i < active_.size(); ++i) {
-    if (active_[i]->state == Connection::State::kActive) {
-      pushes += DrainRing(*active_[i], kPushesMax, sink);
-    }
-  }
-  if (sweep_) SweepReleased();
-  return pushes;
-}
-
-bool RankServerImpl::PrepareToSleep(Until until) {
-  if ((sleep_sequence_ & 1) == 0) ++sleep_sequence_;
-  const bool until_awaited = until == Until::kAwaited && !AnybodyAwaits();
-  bool idle = true;
-  for (Connection* connection : active_) {
-    if (connection->state != Connection::State::kActive) continue;
-    connection->control->PublishSleepSequence(sleep_sequence_, until_awaited);
-    // After the store, in the one order of all sequentially consistent operations: a push that is
-    // not seen here sees that we sleep, and rings.
-    idle = idle && connection->control->RingEmpty();
-  }
-  // Likewise: a thread that is not seen here sees until when we sleep, and rings. All ranks have
-  // been told before any is looked at, since the one that waits may wait for another's push.
-  return idle && !(until_awaited && AnybodyAwaits());  // If not, the next PollRings says so.
-}
-
-bool RankServerImpl::AnybodyAwaits() const {
-  return std::any_of(active_.begin(), active_.end(), [](const Connection* connection) {
-    return connection->state == Connection::State::kActive &&
-           (!connection->rings_to_await || connection->control->Awaits());
-  });
 }
 
 int RankServerImpl::PollSockets(RankEventSink& sink) {
@@ -162,8 +119,7 @@ int RankServerImpl::OnSocketReady(Connection& connection, RankEventSink& sink) {
     }
     if (input == RankSocket::Input::kNothing) break;
     if (input == RankSocket::Input::kEnded) {
-      OnEnded(connection, sink);
-      ++handled;
+      handled += OnEnded(connection, sink);
       break;
     }
   }
@@ -178,8 +134,7 @@ int RankServerImpl::OnProcessEnded(Connection& connection, RankEventSink& sink) 
     HandleMessages(connection, sink);
     if (input != RankSocket::Input::kTaken) break;
   }
-  if (connection.state != Connection::State::kGone) OnEnded(connection, sink);
-  return 1;
+  return connection.state == Connection::State::kGone ? 1 : OnEnded(connection, sink);
 }
 
 int RankServerImpl::HandleMessages(Connection& connection, RankEventSink& sink) {
@@ -318,7 +273,13 @@ void RankServerImpl::OnGoodbye(Connection& connection, RankEventSink& sink) {
   if (connection.state == Connection::State::kActive) {
     DrainRing(connection, std::numeric_limits<int>::max(), sink);
     if (connection.over()) return;
+    connection.said_goodbye = true;
+    if (!connection.control->RingEmpty()) return;  // PollRings goes on.
   }
+  SayGoodbye(connection, sink);
+}
+
+void RankServerImpl::SayGoodbye(Connection& connection, RankEventSink& sink) {
   const RankGone gone{connection.local_rank, connection.pid, true,
                       connection.Name() + " said goodbye"};
   Send(connection, {.body = Goodbye{}});
@@ -342,18 +303,19 @@ void RankServerImpl::OnGarbage(Connection& connection, const std::string& why,
   sink.OnRankGone(connection.id, gone);
 }
 
-void RankServerImpl::OnEnded(Connection& connection, RankEventSink& sink) {
+int RankServerImpl::OnEnded(Connection& connection, RankEventSink& sink) {
   if (connection.over() || connection.state == Connection::State::kSilent) {
     connection.released = connection.released || connection.state == Connection::State::kSilent;
     Close(connection);
-    return;
+    return 1;
   }
   if (connection.state == Connection::State::kActive) {
     DrainRing(connection, std::numeric_limits<int>::max(), sink);
     if (connection.over()) {
       Close(connection);
-      return;
+      return 1;
     }
+    if (connection.said_goodbye) return 0;  // PollRings goes on; this is seen again.
   }
   const RankGone gone{connection.local_rank, connection.pid, false,
                       connection.Name() +
@@ -362,77 +324,7 @@ void RankServerImpl::OnEnded(Connection& connection, RankEventSink& sink) {
   ++counters_.ranks_gone_unclean;
   Close(connection);
   sink.OnRankGone(connection.id, gone);
-}
-
-// ---- Rings --------------------------------------------------------------------------------------
-
-int RankServerImpl::DrainRing(Connection& connection, int pushes_max, RankEventSink& sink) {
-  int pushes = 0;
-  RingEntry entry;
-  while (pushes < pushes_max && connection.state == Connection::State::kActive) {
-    const RankControl::Take take = connection.control->TakeEntry(&entry);
-    if (take == RankControl::Take::kEmpty) break;
-    if (take == RankControl::Take::kGarbage) {
-      OnGarbage(connection, "the tail of its ring is beyond the ring", sink);
-      break;
-    }
-    ++pushes;
-    if (std::string error = TakePush(connection, entry, sink);
-        !error.empty() && !connection.over()) {
-      OnGarbage(connection, error, sink);
-    }
-  }
-  if (pushes > 0 && connection.state == Connection::State::kActive) {
-    connection.control->PublishConsumed();
-    Wake(connection, RankControl::Waiter::kForRoom);
-  }
-  return pushes;
-}
-
-std::string RankServerImpl::CheckRound(const TensorOfRank& tensor, const RingEntry& entry) {
-  const bool again = (entry.flags & kPushAgain) != 0;
-  if (!again && tensor.completed < tensor.pushed) {
-    return "a push of tensor " + std::to_string(entry.tensor) + " while its round " +
-           std::to_string(tensor.pushed) + " is open";
-  }
-  const uint64_t round = again ? tensor.pushed : tensor.pushed + 1;
-  if (entry.round == round && round > 0) return "";
-  return "a push of round " + std::to_string(entry.round) + " of tensor " +
-         std::to_string(entry.tensor) + ", whose " + (again ? "last" : "next") + " round is " +
-         std::to_string(round);
-}
-
-std::string RankServerImpl::TakePush(Connection& connection, const RingEntry& entry,
-                                     RankEventSink& sink) {
-  if (entry.tensor >= connection.tensors.size() || !connection.tensors[entry.tensor].declared) {
-    return "a push of tensor " + std::to_string(entry.tensor) + ", which it has not declared";
-  }
-  const auto flags = static_cast<uint32_t>(entry.flags);
-  const bool again = flags == (kPushOnDevice | kPushAgain);
-  const bool on_device = (flags == kPushOnDevice || again) && config_.takes_devices;
-  if ((flags != 0 && !on_device) || (flags == 0 && entry.flags != 0)) {
-    return "a push with unknown flags " + std::to_string(entry.flags);
-  }
-  TensorOfRank& tensor = connection.tensors[entry.tensor];
-  if (!on_device && config_.takes_devices && tensor.data.contribution.segment == 0) {
-    return "a push from host memory of tensor " + std::to_string(entry.tensor) +
-           ", which it has declared on a GPU";
-  }
-  if (const std::string wrong = CheckRound(tensor, entry); !wrong.empty()) return wrong;
-  tensor.pushed = entry.round;
-  if (!again) ++counters_.pushes;
-  // A round that ended before this rank pushed it (aborted for all) is over for it too.
-  if (tensor.completed >= entry.round || job_failure_) return "";
-  if (on_device) {
-    sink.OnRankPushOnDevice(
-        connection.id, connection.local_rank, TensorIndex(entry.tensor), Round(entry.round),
-        entry.priority,
-        {static_cast<uint32_t>(entry.flags >> kPushBufferShift), entry.device_offset, again});
-    return "";
-  }
-  sink.OnRankPush(connection.id, connection.local_rank, TensorIndex(entry.tensor),
-                  Round(entry.round), entry.priority);
-  return "";
+  return 1;
 }
 
 Outcome<std::unique_ptr<RankServer>> RankServer::Create(RankServerConfig config) {

@@ -9,6 +9,8 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -55,7 +57,7 @@ class RecordingSink final : public RankEventSink {
   std::vector<std::pair<uint32_t, uint64_t>> pushes;  // Tensor, round.
   std::vector<DevicePlace> places;
   std::vector<RankGone> gone;
-  std::optional<SharedPlace> shared;  // Of the one tensor of ranks that sum.
+  std::map<std::string, SharedPlace> shared;  // Tensors of ranks that sum, in order of their index.
 
   void OnRankHello(RankConnectionId connection, const RankHello& hello) override {
     hellos.push_back(hello);
@@ -70,14 +72,15 @@ class RecordingSink final : public RankEventSink {
   void OnRankDeclare(RankConnectionId connection, RequestId request,
                      const RankDeclaration& declaration) override {
     declarations.push_back(declaration);
-    if (shared) {
-      const auto location = server->PlaceContribution(connection, *shared);
+    if (const auto it = shared.find(declaration.name); it != shared.end()) {
+      const auto location = server->PlaceContribution(connection, it->second);
       REQUIRE(location.ok());
+      const auto index = static_cast<uint32_t>(std::distance(shared.begin(), it));
       server->ReplyDeclared(connection, request,
-                            {.tensor = TensorIndex(0),
+                            {.tensor = TensorIndex(index),
                              .tensor_bytes = declaration.bytes(),
                              .contribution = location.value(),
-                             .shared = shared});
+                             .shared = it->second});
       return;
     }
     const auto contribution = declaration.on_device
@@ -117,7 +120,7 @@ class RecordingSink final : public RankEventSink {
   }
   void OnRankGone(RankConnectionId connection, const RankGone& event) override {
     gone.push_back(event);
-    if (!shared) server->Release(connection);
+    if (shared.empty()) server->Release(connection);
   }
 };
 

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "libs/base/check.h"
@@ -77,6 +78,18 @@ class Agent final : public RankEventSink {
     TALWEG_CHECK(declaration.bytes() > 0);
     const uint32_t tensor = static_cast<uint32_t>(declaration.name.size()) % kShape.tensors_max;
     const uint64_t bytes = std::min<uint64_t>(declaration.bytes(), 64);
+    if (tensor % 2 == 1) {  // The ranks sum it.
+      auto [place, is_new] = shared_.try_emplace(tensor);
+      if (is_new) place->second = server_->PlanContribution(64, tensor == 1).value();
+      const auto location = server_->PlaceContribution(connection, place->second);
+      TALWEG_CHECK(location.ok());
+      server_->ReplyDeclared(connection, request,
+                             {.tensor = TensorIndex(tensor),
+                              .tensor_bytes = bytes,
+                              .contribution = location.value(),
+                              .shared = place->second});
+      return;
+    }
     const auto contribution = server_->AllocateContribution(connection, bytes);
     if (!result_) {
       const auto result = server_->AllocateResult(64);
@@ -125,6 +138,7 @@ class Agent final : public RankEventSink {
   std::string directory_;
   std::unique_ptr<RankServer> server_;
   std::optional<ResultBuffer> result_;
+  std::map<uint32_t, SharedPlace> shared_;
   std::map<uint32_t, uint64_t> open_;
   std::map<uint32_t, uint64_t> completed_;
 };

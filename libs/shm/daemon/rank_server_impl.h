@@ -20,8 +20,9 @@
 #include "libs/shm/daemon/rank_server.h"
 #include "libs/shm/daemon/rank_socket.h"
 
-// The parts of RankServer: rank_server.cc hears what ranks say, rank_server_answers.cc says what
-// the agent says; rank_server_devices.cc has both sides of what is said of GPUs.
+// The parts of RankServer: rank_server.cc hears what ranks say, rank_server_rings.cc what they
+// push, rank_server_answers.cc says what the agent says; rank_server_devices.cc has both sides of
+// what is said of GPUs.
 namespace talweg::shm {
 
 struct TensorOfRank {
@@ -51,7 +52,10 @@ struct Connection {
   uint32_t job_size = 0;
   bool rings_to_await = false;  // By its version, as the next.
   bool knows_in_place = false;
-  bool released = false;       // The agent needs the memory no more.
+  bool released = false;      // The agent needs the memory no more.
+  bool said_goodbye = false;  // Which counts when its ring is empty.
+  // Its ring's next entry is a push of this tensor that came before the open round is complete.
+  std::optional<uint32_t> early;
   bool writes_wanted = false;  // EPOLLOUT is on.
   std::optional<RankControl> control;
   std::optional<Arena> contributions;
@@ -127,8 +131,15 @@ class RankServerImpl final : public RankServer {
   bool OnDeviceMessage(Connection& connection, const Message& message, RankEventSink& sink);
   void OnGoodbye(Connection& connection, RankEventSink& sink);
   void OnGarbage(Connection& connection, const std::string& why, RankEventSink& sink);
-  void OnEnded(Connection& connection, RankEventSink& sink);
+  // 0: it is not over before its pushes are taken.
+  int OnEnded(Connection& connection, RankEventSink& sink);
   int DrainRing(Connection& connection, int pushes_max, RankEventSink& sink);
+  // Whether the rank may have seen its tensor's open round complete before this agent.
+  bool IsEarly(const Connection& connection, const RingEntry& entry) const;
+  bool AllHavePushed(uint32_t tensor, uint64_t round) const;
+  // Behind a look at all rings that took nothing.
+  void CheckEarlyPushes(RankEventSink& sink);
+  void SayGoodbye(Connection& connection, RankEventSink& sink);
   bool AnybodyAwaits() const;
   // Why the entry makes no sense, or "".
   std::string TakePush(Connection& connection, const RingEntry& entry, RankEventSink& sink);

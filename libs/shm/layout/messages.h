@@ -27,11 +27,13 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kMessageMagic = 0x4d535754;  // "TWSM"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 3;
+inline constexpr uint16_t kProtocolMinor = 4;
 // From this one on a rank that waits or polls rings (AgentLine::sleeps_until_awaited).
 inline constexpr uint16_t kRingsToAwaitMinor = 1;
 // From this one on a rank knows SummedBy::kRanksInPlace.
 inline constexpr uint16_t kInPlaceMinor = 2;
+// From this one on an agent leaves room for a PushedLine, and takes early pushes.
+inline constexpr uint16_t kTellsPushesMinor = 4;
 inline constexpr size_t kMessageHeaderBytes = 16;
 inline constexpr size_t kBodyBytesMax = 64 * 1024;
 // Nothing of this version is longer; a buffer of this size takes any message that Encode makes.

@@ -15,11 +15,13 @@
 //   stride      contribution to odd rounds
 //   2 * stride  ShareLine           of large tensors: how much of its share this rank has summed
 //   + 64        the share's sums    where three ranks or more share, for the others to copy
+//   then        PushedLine          the last round that this rank has pushed
 //
 // and one that they sum in place ("In place"), on pages of its own:
 //
 //   0           the contribution, then the result
 //   stride      InPlaceLine         local rank 0's counts
+//   + 64        PushedLine
 namespace talweg::shm {
 
 // More ranks on a node than this do not sum themselves.
@@ -87,6 +89,15 @@ struct alignas(64) InPlaceLine {
 };
 static_assert(sizeof(InPlaceLine) == 64);
 
+// Which round the rank whose arena it lies in has pushed last, from host memory: stored with
+// release behind the push. A round that all ranks' lines have come to is complete. (Since minor
+// version 4.)
+struct alignas(64) PushedLine {
+  std::atomic<uint64_t> round;
+  uint64_t reserved[7];
+};
+static_assert(sizeof(PushedLine) == 64);
+
 // The same for agent and ranks.
 struct RankSumShape {
   uint64_t tensor_bytes = 0;
@@ -94,9 +105,12 @@ struct RankSumShape {
   uint64_t share_bytes = 0;  // Of each rank but the last; 0: every rank sums everything.
   bool keeps_sums = false;   // There is a buffer for the sums of a share.
   bool in_place = false;
+  bool tells_pushes = false;  // There is a PushedLine.
 
-  static constexpr RankSumShape Of(uint64_t tensor_bytes, uint32_t ranks, bool in_place) {
-    RankSumShape shape{tensor_bytes, RoundUp(tensor_bytes, kCacheLineBytes), 0, false, in_place};
+  static constexpr RankSumShape Of(uint64_t tensor_bytes, uint32_t ranks, bool in_place,
+                                   bool tells_pushes = true) {
+    RankSumShape shape{tensor_bytes, RoundUp(tensor_bytes, kCacheLineBytes), 0, false, in_place,
+                       tells_pushes};
     if (!in_place && ranks > 1 && tensor_bytes >= kSharedBytesMin) {
       shape.share_bytes = RoundUp((tensor_bytes + ranks - 1) / ranks, 4 * kKiB);
       shape.keeps_sums = ranks >= kKeepingRanksMin;
@@ -111,9 +125,13 @@ struct RankSumShape {
   constexpr uint64_t buffer_bytes() const { return in_place ? stride : 2 * stride; }
   constexpr uint64_t line_offset() const { return buffer_bytes(); }
   constexpr uint64_t sums_offset() const { return 2 * stride + sizeof(ShareLine); }
-  constexpr uint64_t bytes() const {
-    if (in_place) return RoundUp(stride + sizeof(InPlaceLine), kPageBytes);
+  constexpr uint64_t pushed_offset() const {
+    if (in_place) return stride + sizeof(InPlaceLine);
     return share_bytes == 0 ? 2 * stride : sums_offset() + (keeps_sums ? share_bytes : 0);
+  }
+  constexpr uint64_t bytes() const {
+    const uint64_t end = pushed_offset() + (tells_pushes ? sizeof(PushedLine) : 0);
+    return in_place ? RoundUp(end, kPageBytes) : end;
   }
 };
 

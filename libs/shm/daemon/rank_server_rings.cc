@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks push: their rings, and when the agent may sleep though they push.
+#include <algorithm>
+#include <string>
+
+#include "libs/shm/daemon/rank_server_impl.h"
+
+namespace talweg::shm {
+namespace {
+
+constexpr int kPushesMax = 256;  // Of one rank in one turn.
+
+std::string OpenRoundText(uint32_t tensor, uint64_t round) {
+  return "a push of tensor " + std::to_string(tensor) + " while its round " +
+         std::to_string(round) + " is open";
+}
+
+}  // namespace
+
+int RankServerImpl::PollRings(RankEventSink& sink) {
+  if ((sleep_sequence_ & 1) != 0) {
+    ++sleep_sequence_;
+    for (Connection* connection : active_) {
+      connection->control->PublishSleepSequence(sleep_sequence_);
+    }
+  }
+  int pushes = 0;
+  // By index: the sink may welcome ranks. Those that end stay in the list until SweepReleased.
+  for (size_t i = 0; i < active_.size(); ++i) {
+    if (active_[i]->state == Connection::State::kActive) {
+      pushes += DrainRing(*active_[i], kPushesMax, sink);
+    }
+  }
+  if (pushes == 0) CheckEarlyPushes(sink);
+  for (size_t i = 0; i < active_.size(); ++i) {
+    Connection& connection = *active_[i];
+    if (connection.state == Connection::State::kActive && connection.said_goodbye &&
+        connection.control->RingEmpty()) {
+      SayGoodbye(connection, sink);
+    }
+  }
+  if (sweep_) SweepReleased();
+  return pushes;
+}
+
+bool RankServerImpl::PrepareToSleep(Until until) {
+  if ((sleep_sequence_ & 1) == 0) ++sleep_sequence_;
+  const bool until_awaited = until == Until::kAwaited && !AnybodyAwaits();
+  bool idle = true;
+  for (Connection* connection : active_) {
+    if (connection->state != Connection::State::kActive) continue;
+    connection->control->PublishSleepSequence(sleep_sequence_, until_awaited);
+    // After the store, in the one order of all sequentially consistent operations: a push that is
+    // not seen here sees that we sleep, and rings.
+    idle = idle && connection->control->RingEmpty();
+  }
+  // Likewise: a thread that is not seen here sees until when we sleep, and rings. All ranks have
+  // been told before any is looked at, since the one that waits may wait for another's push.
+  return idle && !(until_awaited && AnybodyAwaits());  // If not, the next PollRings says so.
+}
+
+bool RankServerImpl::AnybodyAwaits() const {
+  return std::any_of(active_.begin(), active_.end(), [](const Connection* connection) {
+    return connection->state == Connection::State::kActive &&
+           (!connection->rings_to_await || connection->control->Awaits());
+  });
+}
+
+int RankServerImpl::DrainRing(Connection& connection, int pushes_max, RankEventSink& sink) {
+  int pushes = 0;
+  RingEntry entry;
+  connection.early.reset();
+  while (pushes < pushes_max && connection.state == Connection::State::kActive) {
+    const RankControl::Next next = connection.control->NextEntry(&entry);
+    if (next == RankControl::Next::kEmpty) break;
+    if (next == RankControl::Next::kGarbage) {
+      OnGarbage(connection, "the tail of its ring is beyond the ring", sink);
+      break;
+    }
+    if (IsEarly(connection, entry)) {
+      connection.early = entry.tensor;
+      break;
+    }
+    connection.control->TakeEntry();
+    ++pushes;
+    if (std::string error = TakePush(connection, entry, sink);
+        !error.empty() && !connection.over()) {
+      OnGarbage(connection, error, sink);
+    }
+  }
+  if (pushes > 0 && connection.state == Connection::State::kActive) {
+    connection.control->PublishConsumed();
+    Wake(connection, RankControl::Waiter::kForRoom);
+  }
+  return pushes;
+}
+
+bool RankServerImpl::IsEarly(const Connection& connection, const RingEntry& entry) const {
+  if (entry.tensor >= connection.tensors.size() || entry.flags != 0 || job_failure_) return false;
+  const TensorOfRank& tensor = connection.tensors[entry.tensor];
+  return tensor.declared && tensor.data.shared && tensor.completed < tensor.pushed &&
+         entry.round == tensor.pushed + 1;
+}
+
+bool RankServerImpl::AllHavePushed(uint32_t tensor, uint64_t round) const {
+  return std::all_of(active_.begin(), active_.end(), [&](const Connection* connection) {
+    return connection->state != Connection::State::kActive ||
+           (tensor < connection->tensors.size() && connection->tensors[tensor].declared &&
+            connection->tensors[tensor].pushed >= round);
+  });
+}
+
+void RankServerImpl::CheckEarlyPushes(RankEventSink& sink) {
+  Connection* made_up = nullptr;
+  for (Connection* connection : active_) {
+    if (connection->state != Connection::State::kActive || connection->control->RingEmpty()) {
+      continue;
+    }
+    // Something else has come since; or its open round is about to be complete.
+    if (!connection->early) return;
+    const uint64_t open_round = connection->tensors[*connection->early].pushed;
+    if (AllHavePushed(*connection->early, open_round)) return;
+    if (made_up == nullptr) made_up = connection;
+  }
+  if (made_up == nullptr) return;
+  OnGarbage(*made_up, OpenRoundText(*made_up->early, made_up->tensors[*made_up->early].pushed),
+            sink);
+}
+
+std::string RankServerImpl::CheckRound(const TensorOfRank& tensor, const RingEntry& entry) {
+  const bool again = (entry.flags & kPushAgain) != 0;
+  if (!again && tensor.completed < tensor.pushed) {
+    return OpenRoundText(entry.tensor, tensor.pushed);
+  }
+  const uint64_t round = again ? tensor.pushed : tensor.pushed + 1;
+  if (entry.round == round && round > 0) return "";
+  return "a push of round " + std::to_string(entry.round) + " of tensor " +
+         std::to_string(entry.tensor) + ", whose " + (again ? "last" : "next") + " round is " +
+         std::to_string(round);
+}
+
+std::string RankServerImpl::TakePush(Connection& connection, const RingEntry& entry,
+                                     RankEventSink& sink) {
+  if (entry.tensor >= connection.tensors.size() || !connection.tensors[entry.tensor].declared) {
+    return "a push of tensor " + std::to_string(entry.tensor) + ", which it has not declared";
+  }
+  const auto flags = static_cast<uint32_t>(entry.flags);
+  const bool again = flags == (kPushOnDevice | kPushAgain);
+  const bool on_device = (flags == kPushOnDevice || again) && config_.takes_devices;
+  if ((flags != 0 && !on_device) || (flags == 0 && entry.flags != 0)) {
+    return "a push with unknown flags " + std::to_string(entry.flags);
+  }
+  if (job_failure_) return "";  // It has been told, or is about to see it.
+  TensorOfRank& tensor = connection.tensors[entry.tensor];
+  if (!on_device && config_.takes_devices && tensor.data.contribution.segment == 0) {
+    return "a push from host memory of tensor " + std::to_string(entry.tensor) +
+           ", which it has declared on a GPU";
+  }
+  if (const std::string wrong = CheckRound(tensor, entry); !wrong.empty()) return wrong;
+  tensor.pushed = entry.round;
+  if (!again) ++counters_.pushes;
+  // A round that ended before this rank pushed it (aborted for all) is over for it too.
+  if (tensor.completed >= entry.round) return "";
+  if (on_device) {
+    sink.OnRankPushOnDevice(
+        connection.id, connection.local_rank, TensorIndex(entry.tensor), Round(entry.round),
+        entry.priority,
+        {static_cast<uint32_t>(entry.flags >> kPushBufferShift), entry.device_offset, again});
+    return "";
+  }
+  sink.OnRankPush(connection.id, connection.local_rank, TensorIndex(entry.tensor),
+                  Round(entry.round), entry.priority);
+  return "";
+}
+
+}  // namespace talweg::shm

@@ -134,7 +134,9 @@ typedef struct talweg_options {
   uint32_t reserved;        /* 0. */
   int64_t timeout_ns;    /* For the agent's answer, which comes when the job runs. Default 60 s. */
   int64_t agent_wait_ns; /* How long an agent that is not there yet is waited for. Default 0. */
-  int64_t spin_ns; /* How long a wait spins before it sleeps. Default -1: by the number of CPUs. */
+  int64_t spin_ns; /* How long a wait spins before it sleeps, or first yields its CPU for 50 us
+                      where only ranks of this node are waited for. Default -1: by the number of
+                      CPUs; 0: it sleeps at once. */
   const char* client_name; /* For people and error texts. NULL: the program's name. */
 } talweg_options;
 

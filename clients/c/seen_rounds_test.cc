@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "clients/c/in_place_testing.h"
 #include "clients/c/rank_sums_testing.h"
 #include "clients/c/talweg.h"
+#include "libs/shm/layout/rank_sums.h"
 #include "libs/shm/testing/fake_agent.h"
 
 namespace talweg {
@@ -135,6 +137,36 @@ TEST_CASE("A ring that nobody empties fills, and goes on when somebody does") {
   CHECK_THAT(talweg_last_error(), Contains("has not taken the 4 pushes"));
   node.agent.Resume();
   for (int i = 0; i < 20; ++i) node.Round(node.tensor, 10);
+}
+
+// As one of an older client's, which says nothing of its pushes.
+void Silence(const TestClient& client, talweg_tensor tensor, uint32_t ranks) {
+  const std::span<char> buffer = Buffer<char>(client, tensor);
+  const auto shape = shm::RankSumShape::Of(buffer.size(), ranks, /*in_place=*/true);
+  reinterpret_cast<shm::PushedLine*>(buffer.data() + shape.pushed_offset())->round = 0;
+}
+
+TEST_CASE("Of a rank that does not say what it has pushed the agent does, to who only looks, too") {
+  AcquaintedNode node(2, 10, true);
+  const TestClient& zero = node.clients[0];
+  const TestClient& one = node.clients[1];
+  for (talweg_round round = 2; round <= 9; ++round) {
+    node.agent.WaitUntil([&](const FakeAgent::Seen& seen) {
+      return seen.pushes == 2 * static_cast<int>(round - 1);
+    });
+    for (const TestClient* client : {&zero, &one}) {
+      Push(*client, node.tensor, std::vector<int32_t>(10, 3).data());
+    }
+    Silence(one, node.tensor, 2);
+    talweg_status status = TALWEG_PENDING;
+    while (status == TALWEG_PENDING || status == TALWEG_TIMEOUT) {
+      status = round % 2 == 0 ? talweg_poll(zero.get(), node.tensor, round)
+                              : talweg_wait(zero.get(), node.tensor, round, nullptr, 1000);
+    }
+    CHECK(status == TALWEG_OK);
+    CHECK((Take<int32_t>(zero, node.tensor, round, 10) == std::vector<int32_t>(10, 6)));
+    CHECK((Take<int32_t>(one, node.tensor, round, 10) == std::vector<int32_t>(10, 6)));
+  }
 }
 
 TEST_CASE("Ranks that need the agent for nothing learn that it is gone") {

@@ -96,7 +96,8 @@ Client::Awaited Client::Await(const Done& done, const Deadline& deadline, const 
   if (place.needs_agent) RingToAwait(place);  // So that it runs while this thread spins.
   if (Spin(done, deadline, place)) return Awaited::kDone;
   if (deadline.Passed(MonotonicNs())) {
-    // Who never waits must still learn that the agent is gone.
+    // Who never waits must still learn that the agent is gone, and be told what only it knows.
+    if (!place.needs_agent) RingForPoll(false);
     ReadSocket(kLookEveryNs);
     return Look(done, status);
   }

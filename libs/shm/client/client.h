@@ -317,8 +317,9 @@ class Client {
            control_.consumed_line().consumed.load(std::memory_order_seq_cst);
   }
   bool RingFills() const { return RingEntries() >= control_.shape().ring_capacity / 2; }
-  // For a thread that looks again and again, and is counted nowhere.
-  void RingForPoll();
+  // For a thread that looks again and again, and is counted nowhere. Also where ranks can tell: one
+  // of them may be too old to.
+  void RingForPoll(bool needs_agent);
   // What may be copied of a round before it is complete.
   ArrivingResult Arriving(const Tensor& tensor, uint64_t round, void* out) const;
   // Of a round that is complete, and has a result. `out` null: where its contribution lies.

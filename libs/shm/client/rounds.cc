@@ -160,9 +160,10 @@ void Client::RingDoorbell(Sleeping sleeping) {
   }
 }
 
-void Client::RingForPoll() {
+void Client::RingForPoll(bool needs_agent) {
   const int64_t now_ns = MonotonicNs();
-  if (now_ns - poll_rang_ns_.load(std::memory_order_relaxed) < kPollRingsEveryNs) return;
+  const int64_t every_ns = needs_agent ? kPollRingsEveryNs : kLookEveryNs;
+  if (now_ns - poll_rang_ns_.load(std::memory_order_relaxed) < every_ns) return;
   poll_rang_ns_.store(now_ns, std::memory_order_relaxed);
   RingDoorbell(Sleeping::kUntilAwaited);
 }
@@ -210,7 +211,7 @@ RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
     return completed.load(std::memory_order_seq_cst) >= round || others.AllReach(round);
   };
   if (done()) return RankStatus::kOk;
-  if (!others.visible()) RingForPoll();
+  RingForPoll(!others.visible());
   ReadSocket(kLookEveryNs);
   RankStatus over = RankStatus::kOk;
   switch (Look(done, &over)) {

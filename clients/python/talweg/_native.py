@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from talweg import errors
@@ -19,6 +19,9 @@ _TIMEOUT = 1
 _PENDING = 17
 _EVENTS_LOST = 20
 _WAIT_SLICE_NS = 200_000_000
+# Many times what it takes to agree on so many.
+_DECLARE_SLICE_NS = 1_000_000_000
+_DECLARED_AT_ONCE = 1024
 
 # By talweg_status: all that end a call.
 _EXCEPTIONS: dict[int, type[errors.TalwegError]] = {
@@ -256,6 +259,14 @@ class Connection:
             text = (self._library.talweg_last_error() or b"").decode(errors="replace")
             raise _EXCEPTIONS.get(status, errors.TalwegError)(text)
 
+    def _in_slices(self, call: Callable[[int], int], slice_ns: int = _WAIT_SLICE_NS) -> None:
+        """`call` of a time limit, again and again until it ends by itself: a signal (Ctrl-C) is
+        handled between calls only.
+        """
+        while (status := call(slice_ns)) == _TIMEOUT:
+            pass
+        self._check(status)
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Says goodbye. The client's memory stays: another thread may still be on its way out."""
         self._library.talweg_shutdown(self._handle, nanoseconds(timeout_s))
@@ -274,7 +285,24 @@ class Connection:
 
         Those that are pushed from GPUs get their events from gpu_place().
         """
-        array = (_Declaration * len(declarations))(
+        library = self._library
+        declare_all = library.talweg_declare_all
+        if on_gpu:
+            declare_all = library.talweg_gpu_declare_all
+        elif in_place:
+            declare_all = library.talweg_declare_all_in_place
+        tensors: list[int] = []
+        for first in range(0, len(declarations), _DECLARED_AT_ONCE):
+            tensors += self._declare(declare_all, declarations[first : first + _DECLARED_AT_ONCE])
+        return tensors
+
+    def _declare(
+        self,
+        declare_all: Callable[..., int],
+        declarations: Sequence[tuple[str, int, int, int, int, int]],
+    ) -> list[int]:
+        count = len(declarations)
+        array = (_Declaration * count)(
             *(
                 _Declaration(
                     _encode(name),
@@ -282,19 +310,17 @@ class Connection:
                     op,
                     _within("root_rank", root_rank, 0, 2**32 - 1),
                     _priority(priority),
-                    _within("count", count, 0, 2**64 - 1),
+                    _within("count", element_count, 0, 2**64 - 1),
                 )
-                for name, dtype, op, root_rank, count, priority in declarations
+                for name, dtype, op, root_rank, element_count, priority in declarations
             )
         )
-        tensors = (_u32 * len(declarations))()
-        library = self._library
-        declare_all = library.talweg_declare_all
-        if on_gpu:
-            declare_all = library.talweg_gpu_declare_all
-        elif in_place:
-            declare_all = library.talweg_declare_all_in_place
-        self._check(declare_all(self._handle, array, len(declarations), -1, tensors))
+        tensors = (_u32 * count)()
+        # A later call asks for all of them again; what is agreed on by then is answered at once.
+        self._in_slices(
+            lambda slice_ns: declare_all(self._handle, array, count, slice_ns, tensors),
+            _DECLARE_SLICE_NS,
+        )
         return list(tensors)
 
     def sums_in_place(self, tensor: int) -> bool:
@@ -318,9 +344,11 @@ class Connection:
     def push_pull(self, tensor: int, address: int, priority: int) -> int:
         """`address` 0: of what lies in the contribution buffer."""
         round_ = _u64()
-        self._check(
-            self._library.talweg_push_pull(
-                self._handle, tensor, address, _priority(priority), -1, ctypes.byref(round_)
+        push_pull, wire_priority = self._library.talweg_push_pull, _priority(priority)
+        # Only a full ring is waited for, and then nothing has been pushed.
+        self._in_slices(
+            lambda slice_ns: push_pull(
+                self._handle, tensor, address, wire_priority, slice_ns, ctypes.byref(round_)
             )
         )
         return round_.value
@@ -350,11 +378,8 @@ class Connection:
                 return self._check(status)
 
     def barrier(self) -> None:
-        # In slices as well: the next call goes on waiting for the same barrier.
-        status = _TIMEOUT
-        while status == _TIMEOUT:
-            status = self._library.talweg_barrier(self._handle, None, _WAIT_SLICE_NS)
-        self._check(status)
+        # The next call goes on waiting for the same barrier.
+        self._in_slices(lambda slice_ns: self._library.talweg_barrier(self._handle, None, slice_ns))
 
     # ----- Tensors on GPUs: talweg.h and docs/gpu.md say what each call means. -----
 
@@ -386,9 +411,10 @@ class Connection:
 
     def gpu_push_pull(self, tensor: int, buffer: int, offset: int, priority: int) -> int:
         round_ = _u64()
-        self._check(
-            self._library.talweg_gpu_push_pull(
-                self._handle, tensor, buffer, offset, _priority(priority), -1, ctypes.byref(round_)
+        push_pull, wire_priority = self._library.talweg_gpu_push_pull, _priority(priority)
+        self._in_slices(
+            lambda slice_ns: push_pull(
+                self._handle, tensor, buffer, offset, wire_priority, slice_ns, ctypes.byref(round_)
             )
         )
         return round_.value

@@ -2,15 +2,12 @@
 #ifndef TALWEG_CLIENTS_C_CLIENT_TESTING_H_
 #define TALWEG_CLIENTS_C_CLIENT_TESTING_H_
 
-#include <unistd.h>
-
-#include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "clients/c/talweg.h"
+#include "libs/base/test_directory.h"
 #include "libs/shm/testing/fake_agent.h"
 
 namespace talweg {
@@ -18,35 +15,6 @@ namespace talweg {
 inline constexpr int64_t kSecondNs = 1'000'000'000;
 // Long enough for a loaded machine; a test that needs it has failed already.
 inline constexpr int64_t kGenerousNs = 60 * kSecondNs;
-
-// A directory of the test's own, removed with everything in it. Short: a socket's path has 107
-// bytes.
-class TestDirectory {
- public:
-  TestDirectory() {
-    const char* root = std::getenv("TEST_TMPDIR");
-    // Bazel's paths can be too long for a socket.
-    path_ = (root != nullptr && std::string(root).size() < 60 ? std::string(root) : "/tmp") +
-            "/talweg-XXXXXX";
-    if (::mkdtemp(path_.data()) == nullptr) {
-      std::perror("mkdtemp");
-      std::abort();
-    }
-  }
-  TestDirectory(const TestDirectory&) = delete;
-  TestDirectory& operator=(const TestDirectory&) = delete;
-  // Only sockets are put there, and listeners remove theirs.
-  ~TestDirectory() {
-    ::unlink(Path("agent.sock").c_str());
-    ::unlink(Path("other.sock").c_str());
-    ::rmdir(path_.c_str());
-  }
-
-  std::string Path(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 inline shm::FakeAgent::Options AgentOptions(const TestDirectory& directory, uint32_t ranks) {
   shm::FakeAgent::Options options;

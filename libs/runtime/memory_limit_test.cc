@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/runtime/memory_limit.h"
 
-#include <stdlib.h>
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include <catch2/catch.hpp>
+
+#include "libs/base/test_directory.h"
 
 namespace talweg {
 namespace {
@@ -18,22 +17,15 @@ constexpr uint64_t kNone = UINT64_MAX;
 // A directory with files as the kernel shows control groups.
 class FakeMount {
  public:
-  FakeMount() {
-    char path[] = "/tmp/talweg.XXXXXX";
-    REQUIRE(mkdtemp(path) != nullptr);
-    path_ = path;
-  }
-  ~FakeMount() { std::filesystem::remove_all(path_); }
-
   void Write(const std::string& file, const std::string& text) const {
-    const std::filesystem::path path = path_ + "/" + file;
+    const std::filesystem::path path = directory_.Path(file);
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path) << text << "\n";
   }
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return directory_.path(); }
 
  private:
-  std::string path_;
+  TestDirectory directory_;
 };
 
 TEST_CASE("MemoryLimit: never more than the machine has", "[runtime]") {

@@ -6,7 +6,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -15,6 +14,7 @@
 #include <catch2/catch.hpp>
 
 #include "libs/base/random.h"
+#include "libs/base/test_directory.h"
 
 namespace talweg::store {
 namespace {
@@ -27,25 +27,6 @@ using membership::LossPolicy;
 using membership::MemberState;
 using membership::Snapshot;
 using membership::StoreWrite;
-
-// A directory of this test's own, gone with it.
-class Directory {
- public:
-  Directory() {
-    const char* parent = std::getenv("TEST_TMPDIR");
-    std::string name = std::string(parent == nullptr ? "/tmp" : parent) + "/storeXXXXXX";
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~Directory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  std::string File(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 std::unique_ptr<Store> Open(const std::string& path) {
   absl::StatusOr<std::unique_ptr<Store>> store = OpenSqliteStore(path);
@@ -145,12 +126,12 @@ StoreWrite RandomWrite(Random& random) {
 }
 
 TEST_CASE("Store: SQLite gives back what memory does, also when opened again", "[store]") {
-  const Directory directory;
+  const TestDirectory directory;
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     CAPTURE(seed);
     Random random(seed);
     const std::unique_ptr<Store> memory = MakeMemoryStore();
-    const std::string path = directory.File("store" + std::to_string(seed));
+    const std::string path = directory.Path("store" + std::to_string(seed));
     std::unique_ptr<Store> sqlite = Open(path);
     CHECK(LoadOf(*sqlite) == Snapshot{});
     for (int step = 0; step < 25; ++step) {
@@ -170,8 +151,8 @@ TEST_CASE("Store: SQLite gives back what memory does, also when opened again", "
 // killed at a random moment. What is found afterwards is the last acknowledged one, or the one
 // after.
 TEST_CASE("Store: kill -9 at any moment takes back nothing that was acknowledged", "[store]") {
-  const Directory directory;
-  const std::string path = directory.File("store");
+  const TestDirectory directory;
+  const std::string path = directory.Path("store");
   Random random(7);
   uint64_t epoch = 0;
   uint64_t acknowledged_total = 0;
@@ -226,8 +207,8 @@ TEST_CASE("Store: kill -9 at any moment takes back nothing that was acknowledged
 }
 
 TEST_CASE("Store: a second writer is refused, naming the first and the file", "[store]") {
-  const Directory directory;
-  const std::string path = directory.File("store");
+  const TestDirectory directory;
+  const std::string path = directory.Path("store");
   std::unique_ptr<Store> first = Open(path);
   const absl::StatusOr<std::unique_ptr<Store>> second = OpenSqliteStore(path);
   REQUIRE(second.status().code() == absl::StatusCode::kFailedPrecondition);
@@ -239,11 +220,11 @@ TEST_CASE("Store: a second writer is refused, naming the first and the file", "[
 }
 
 TEST_CASE("Store: missing directories are made; what cannot be opened is named", "[store]") {
-  const Directory directory;
-  CHECK(OpenSqliteStore(directory.File("a/b/store")).ok());
-  std::ofstream(directory.File("file")) << "text";
+  const TestDirectory directory;
+  CHECK(OpenSqliteStore(directory.Path("a/b/store")).ok());
+  std::ofstream(directory.Path("file")) << "text";
   const absl::StatusOr<std::unique_ptr<Store>> store =
-      OpenSqliteStore(directory.File("file/store"));
+      OpenSqliteStore(directory.Path("file/store"));
   REQUIRE_FALSE(store.ok());
   CHECK(std::string(store.status().message()).find("file") != std::string::npos);
 }
@@ -291,8 +272,8 @@ PRAGMA user_version = 1;
 )sql";
 
 TEST_CASE("Store: what schema 1 has stored is taken over", "[store]") {
-  const Directory directory;
-  const std::string path = directory.File("store");
+  const TestDirectory directory;
+  const std::string path = directory.Path("store");
   Execute(path, kSchema1);
   const ViewMember member{.id = {NodeRank{1}, Incarnation{11}},
                           .rank_count = 2,
@@ -341,8 +322,8 @@ TEST_CASE("Store: what schema 1 has stored is taken over", "[store]") {
 }
 
 TEST_CASE("Store: foreign, newer and damaged files are refused", "[store]") {
-  const Directory directory;
-  const std::string path = directory.File("store");
+  const TestDirectory directory;
+  const std::string path = directory.Path("store");
   const auto error = [&] {
     const absl::StatusOr<std::unique_ptr<Store>> store = OpenSqliteStore(path);
     if (!store.ok()) return store.status();

@@ -2,8 +2,6 @@
 #include "services/agent/tensor_memory.h"
 
 #include <array>
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,6 +9,7 @@
 #include <catch2/catch.hpp>
 
 #include "libs/base/check.h"
+#include "libs/base/test_directory.h"
 #include "libs/transport/loopback/loopback_transport.h"
 #include "libs/wire/frames.h"
 
@@ -32,11 +31,8 @@ class NoDevices final : public transport::LoopbackDevices {
 class Fixture {
  public:
   explicit Fixture(bool tells_arrivals = true) {
-    std::string name = (std::filesystem::temp_directory_path() / "talweg-XXXXXX").string();
-    TALWEG_CHECK(mkdtemp(name.data()) != nullptr);
-    directory = name;
     shm::RankServerConfig config;
-    config.socket_path = name + "/a.sock";
+    config.socket_path = directory.Path("a.sock");
     config.local_rank_count = 1;
     config.takes_devices = true;
     config.contribution_bytes_max = 8 << 20;
@@ -51,7 +47,6 @@ class Fixture {
   ~Fixture() {
     memory.reset();
     ranks.reset();
-    std::filesystem::remove_all(directory);
   }
 
   transport::Region OnDevice(uint64_t address) const {
@@ -66,7 +61,7 @@ class Fixture {
             .length_bytes = bytes};
   }
 
-  std::filesystem::path directory;
+  TestDirectory directory;
   NoDevices devices;
   pipeline::TensorSpec spec = {
       .name = "w", .dtype = DType::kF32, .op = Op::kSum, .element_count = kElements};

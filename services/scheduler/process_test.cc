@@ -11,8 +11,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,6 +19,7 @@
 #include <catch2/catch.hpp>
 
 #include "libs/base/random.h"
+#include "libs/base/test_directory.h"
 #include "libs/rpc/admin_client.h"
 #include "services/scheduler/testing.h"
 
@@ -28,24 +27,6 @@ extern char** environ;
 
 namespace talweg::scheduler {
 namespace {
-
-class Directory {
- public:
-  Directory() {
-    const char* parent = std::getenv("TEST_TMPDIR");
-    std::string name = std::string(parent == nullptr ? "/tmp" : parent) + "/schedulerXXXXXX";
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~Directory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 // A child with a pipe to its standard input and one from its descriptor 3; killed and reaped with
 // this.
@@ -134,8 +115,8 @@ Process SpawnMember(const std::string& address, int node, int members) {
 void Pause(int ms) { poll(nullptr, 0, ms); }
 
 TEST_CASE("Scheduler processes: an agent killed with SIGKILL is noticed at once", "[scheduler]") {
-  const Directory directory;
-  const Daemon daemon(directory.path() + "/store", "127.0.0.1:0");
+  const TestDirectory directory;
+  const Daemon daemon(directory.Path("store"), "127.0.0.1:0");
   REQUIRE_FALSE(daemon.address().empty());
   PoolMember a0(daemon.address(), "a0", 200);
   Member first(Link(daemon.address()), Spec(0, 2, 2));
@@ -148,8 +129,8 @@ TEST_CASE("Scheduler processes: an agent killed with SIGKILL is noticed at once"
 }
 
 TEST_CASE("Scheduler processes: killed with SIGKILL and started again, it goes on", "[scheduler]") {
-  const Directory directory;
-  const std::string store = directory.path() + "/store";
+  const TestDirectory directory;
+  const std::string store = directory.Path("store");
   std::optional<Daemon> daemon;
   daemon.emplace(store, "127.0.0.1:0");
   const std::string address = daemon->address();
@@ -187,8 +168,8 @@ TEST_CASE("Scheduler processes: killed with SIGKILL and started again, it goes o
 
 TEST_CASE("Scheduler processes: stopped for longer than a lease and continued, it loses nobody",
           "[scheduler]") {
-  const Directory directory;
-  Daemon daemon(directory.path() + "/store", "127.0.0.1:0", "2s");
+  const TestDirectory directory;
+  Daemon daemon(directory.Path("store"), "127.0.0.1:0", "2s");
   REQUIRE_FALSE(daemon.address().empty());
   PoolMember a0(daemon.address(), "a0", 200);
   rpc::SchedulerLinkOptions link = Link(daemon.address());
@@ -210,21 +191,21 @@ TEST_CASE("Scheduler processes: stopped for longer than a lease and continued, i
 
 TEST_CASE("Scheduler processes: a second one on the same store or port says why it ends",
           "[scheduler]") {
-  const Directory directory;
-  const Daemon daemon(directory.path() + "/store", "127.0.0.1:0");
+  const TestDirectory directory;
+  const Daemon daemon(directory.Path("store"), "127.0.0.1:0");
   REQUIRE_FALSE(daemon.address().empty());
-  Daemon same_store(directory.path() + "/store", "127.0.0.1:0");
+  Daemon same_store(directory.Path("store"), "127.0.0.1:0");
   CHECK(same_store.address().empty());
   CHECK(WEXITSTATUS(same_store.process().Wait()) == 1);
-  Daemon same_port(directory.path() + "/other", daemon.address());
+  Daemon same_port(directory.Path("other"), daemon.address());
   CHECK(same_port.address().empty());
   CHECK(WEXITSTATUS(same_port.process().Wait()) == 1);
 }
 
 // Whatever anybody sends to the port: the daemon goes on serving.
 TEST_CASE("Scheduler processes: random bytes, half a message, a huge length", "[scheduler]") {
-  const Directory directory;
-  const Daemon daemon(directory.path() + "/store", "127.0.0.1:0");
+  const TestDirectory directory;
+  const Daemon daemon(directory.Path("store"), "127.0.0.1:0");
   REQUIRE_FALSE(daemon.address().empty());
   const uint16_t port =
       static_cast<uint16_t>(std::stoi(daemon.address().substr(daemon.address().rfind(':') + 1)));

@@ -2,7 +2,6 @@
 #ifndef TALWEG_TESTS_INTEGRATION_RUNNING_AGENT_H_
 #define TALWEG_TESTS_INTEGRATION_RUNNING_AGENT_H_
 
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <future>
@@ -13,6 +12,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "libs/base/test_directory.h"
 #include "libs/config/config.h"
 #include "libs/rpc/admin_client.h"
 #include "libs/status/status.h"
@@ -25,13 +25,9 @@ namespace talweg::integration {
 class RunningAgent {
  public:
   explicit RunningAgent(const config::AgentConfig& config, uint64_t incarnation = 0) {
-    // A socket's path has 107 bytes; Bazel's directories can be longer.
-    char directory[] = "/tmp/talweg-test-XXXXXX";
-    REQUIRE(mkdtemp(directory) != nullptr);
-    directory_ = directory;
     agent::AgentOptions options;
     options.config = config;
-    options.socket_path = directory_ + "/agent.sock";
+    options.socket_path = directory_.Path("agent.sock");
     options.incarnation = Incarnation{incarnation != 0 ? incarnation
                                                        : static_cast<uint64_t>(getpid()) * 1000 +
                                                              config.node_rank + 1};
@@ -53,7 +49,6 @@ class RunningAgent {
     const auto admin = is_ready.get();
     if (!admin.ok()) {
       thread_.join();
-      rmdir(directory_.c_str());
       FAIL(StatusText(admin.status()));
     }
     admin_address_ = *admin;
@@ -63,7 +58,6 @@ class RunningAgent {
     released_.set_value();
     thread_.join();
     unlink(socket_path_.c_str());
-    rmdir(directory_.c_str());
   }
   RunningAgent(const RunningAgent&) = delete;
   RunningAgent& operator=(const RunningAgent&) = delete;
@@ -96,7 +90,7 @@ class RunningAgent {
   }
 
  private:
-  std::string directory_;
+  TestDirectory directory_;
   std::string socket_path_;
   std::string admin_address_;
   agent::Agent* agent_ = nullptr;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/shm/client/cache_share.h"
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include <catch2/catch.hpp>
+
+#include "libs/base/test_directory.h"
 
 namespace talweg::shm {
 namespace {
@@ -24,26 +25,19 @@ TEST_CASE("Ranks count on half of the last cache, and on none that is others'") 
 // As the kernel lays out what it knows of a CPU's caches.
 class CacheDirectory {
  public:
-  CacheDirectory() {
-    std::string path = std::filesystem::temp_directory_path() / "caches-XXXXXX";
-    if (::mkdtemp(path.data()) == nullptr) std::abort();
-    path_ = path;
-  }
-  CacheDirectory(const CacheDirectory&) = delete;
-  CacheDirectory& operator=(const CacheDirectory&) = delete;
-  ~CacheDirectory() { std::filesystem::remove_all(path_); }
-
   void Add(const std::string& level, const std::string& size, const std::string& cpus) {
-    const std::filesystem::path cache = path_ / ("index" + std::to_string(count_++));
+    const std::filesystem::path cache = directory_.Path("index" + std::to_string(count_++));
     std::filesystem::create_directory(cache);
     std::ofstream(cache / "level") << level << '\n';
     std::ofstream(cache / "size") << size << '\n';
     std::ofstream(cache / "shared_cpu_list") << cpus << '\n';
   }
-  uint64_t LastBytes(int cpu_count) const { return LastCacheBytes(path_.c_str(), cpu_count); }
+  uint64_t LastBytes(int cpu_count) const {
+    return LastCacheBytes(directory_.path().c_str(), cpu_count);
+  }
 
  private:
-  std::filesystem::path path_;
+  TestDirectory directory_;
   int count_ = 0;
 };
 

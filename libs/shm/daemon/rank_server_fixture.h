@@ -4,10 +4,8 @@
 
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #include <array>
-#include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -21,6 +19,7 @@
 #include <catch2/catch.hpp>
 
 #include "libs/base/descriptor.h"
+#include "libs/base/test_directory.h"
 #include "libs/shm/daemon/rank_server.h"
 #include "libs/shm/layout/control.h"
 #include "libs/shm/layout/messages.h"
@@ -28,24 +27,6 @@
 
 // The agent's side beside ranks that are spoken by hand.
 namespace talweg::shm {
-
-class Directory {
- public:
-  Directory() {
-    const char* root = std::getenv("TEST_TMPDIR");
-    path_ = (root != nullptr && std::string(root).size() < 60 ? std::string(root) : "/tmp") +
-            "/talweg-XXXXXX";
-    REQUIRE(::mkdtemp(path_.data()) != nullptr);
-  }
-  ~Directory() {
-    ::unlink(socket().c_str());
-    ::rmdir(path_.c_str());
-  }
-  std::string socket() const { return path_ + "/a.sock"; }
-
- private:
-  std::string path_;
-};
 
 // Admits everybody, agrees to everything, remembers.
 class RecordingSink final : public RankEventSink {
@@ -128,7 +109,7 @@ struct RankServerFixture {
   explicit RankServerFixture(bool takes_devices = false) {
     RankServerConfig config;
     config.takes_devices = takes_devices;
-    config.socket_path = directory.socket();
+    config.socket_path = directory.Path("a.sock");
     config.local_rank_count = 4;
     config.ring_capacity = 8;
     config.tensors_max = 64;
@@ -143,7 +124,7 @@ struct RankServerFixture {
     }
   }
 
-  Directory directory;
+  TestDirectory directory;
   std::unique_ptr<RankServer> server;
   RecordingSink sink;
 };
@@ -155,7 +136,7 @@ class RawRank {
     socket_ = Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
-    std::strcpy(address.sun_path, fixture.directory.socket().c_str());
+    std::strcpy(address.sun_path, fixture.directory.Path("a.sock").c_str());
     REQUIRE(::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
   }
 

@@ -7,11 +7,9 @@
 
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -20,6 +18,7 @@
 
 #include "libs/base/check.h"
 #include "libs/base/descriptor.h"
+#include "libs/base/test_directory.h"
 #include "libs/shm/layout/control.h"
 #include "libs/shm/layout/messages.h"
 #include "libs/shm/mapping.h"
@@ -32,12 +31,8 @@ constexpr ControlShape kShape{16, 8};
 class Agent final : public RankEventSink {
  public:
   Agent() {
-    const char* root = std::getenv("TEST_TMPDIR");
-    directory_ =
-        std::string(root != nullptr && std::strlen(root) < 60 ? root : "/tmp") + "/talweg-XXXXXX";
-    TALWEG_CHECK(::mkdtemp(directory_.data()) != nullptr);
     RankServerConfig config;
-    config.socket_path = directory_ + "/a.sock";
+    config.socket_path = directory_.Path("a.sock");
     config.ring_capacity = kShape.ring_capacity;
     config.tensors_max = kShape.tensors_max;
     config.contribution_bytes_max = 1 << 20;
@@ -48,11 +43,7 @@ class Agent final : public RankEventSink {
     TALWEG_CHECK(created.ok());
     server_ = std::move(created).value();
   }
-  ~Agent() override {
-    const std::string path = server_->config().socket_path;
-    server_.reset();
-    ::rmdir(directory_.c_str());
-  }
+  ~Agent() override { server_.reset(); }
 
   const std::string& path() const { return server_->config().socket_path; }
   void Poll() {
@@ -135,7 +126,7 @@ class Agent final : public RankEventSink {
   }
 
  private:
-  std::string directory_;
+  TestDirectory directory_;
   std::unique_ptr<RankServer> server_;
   std::optional<ResultBuffer> result_;
   std::map<uint32_t, SharedPlace> shared_;

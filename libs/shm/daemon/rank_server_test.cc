@@ -27,11 +27,11 @@ using Catch::Matchers::Contains;
 TEST_CASE_METHOD(RankServerFixture,
                  "The socket is the owner's alone, and its file goes with the server") {
   struct stat status {};
-  REQUIRE(::stat(directory.socket().c_str(), &status) == 0);
+  REQUIRE(::stat(directory.Path("a.sock").c_str(), &status) == 0);
   CHECK(S_ISSOCK(status.st_mode));
   CHECK((status.st_mode & 0777) == 0600);
   server.reset();
-  CHECK(::stat(directory.socket().c_str(), &status) != 0);
+  CHECK(::stat(directory.Path("a.sock").c_str(), &status) != 0);
 }
 
 TEST_CASE_METHOD(RankServerFixture,
@@ -40,23 +40,23 @@ TEST_CASE_METHOD(RankServerFixture,
   const auto second = RankServer::Create(config);
   REQUIRE_FALSE(second.ok());
   CHECK_THAT(second.failure().text,
-             Contains(directory.socket()) && Contains("pid " + std::to_string(::getpid())));
+             Contains(directory.Path("a.sock")) && Contains("pid " + std::to_string(::getpid())));
   Settle();
   RawRank(*this).Join();  // The first is unharmed.
 }
 
 TEST_CASE_METHOD(RankServerFixture, "A server leaves a successor's socket alone") {
-  ::unlink(directory.socket().c_str());
+  ::unlink(directory.Path("a.sock").c_str());
   const auto successor = RankServer::Create(server->config());
   REQUIRE(successor.ok());
   server.reset();
-  CHECK(::access(directory.socket().c_str(), F_OK) == 0);
+  CHECK(::access(directory.Path("a.sock").c_str(), F_OK) == 0);
 }
 
 TEST_CASE("What lies at the socket's path") {
-  const Directory directory;
+  const TestDirectory directory;
   RankServerConfig config;
-  config.socket_path = directory.socket();
+  config.socket_path = directory.Path("a.sock");
   SECTION("a dead agent's socket is replaced") {
     Descriptor dead(::socket(AF_UNIX, SOCK_STREAM, 0));
     sockaddr_un address{};
@@ -74,7 +74,7 @@ TEST_CASE("What lies at the socket's path") {
     CHECK(::access(config.socket_path.c_str(), R_OK) == 0);
   }
   SECTION("nothing, nor a directory") {
-    config.socket_path = directory.socket() + "/no/such/a.sock";
+    config.socket_path = directory.Path("a.sock") + "/no/such/a.sock";
     const auto server = RankServer::Create(config);
     REQUIRE_FALSE(server.ok());
     CHECK_THAT(server.failure().text, Contains("create the directory"));
@@ -401,9 +401,9 @@ TEST_CASE_METHOD(RankServerFixture,
 }
 
 TEST_CASE("A configuration that makes no sense is refused") {
-  const Directory directory;
+  const TestDirectory directory;
   RankServerConfig config;
-  config.socket_path = directory.socket();
+  config.socket_path = directory.Path("a.sock");
   config.ring_capacity = 100;
   const auto odd = RankServer::Create(config);
   REQUIRE_FALSE(odd.ok());

@@ -27,6 +27,19 @@ class KillTest(unittest.TestCase):
             # Whichever local rank it was given: its pid tells who it was, on both nodes.
             for other in (job.ranks[0][0], job.ranks[1][0]):
                 self._error(other, "JobFailed", "node 0", f"pid {victim.process.pid}")
+            # The agents end with their job; scheduler and aggregators go on.
+            for agent in job.agents:
+                self.assertNotEqual(agent.process.wait(DEADLINE_S), 0)
+            for daemon in (job.scheduler, *job.aggregators):
+                self.assertIsNone(daemon.process.poll())
+
+    def test_a_rank_while_there_is_no_scheduler(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, nodes=(2, 1))
+            job.scheduler.kill()
+            victim = job.ranks[0][0]
+            victim.process.kill()
+            self._error(job.ranks[0][1], "JobFailed", f"pid {victim.process.pid}")
 
     def test_a_rank_of_those_that_sum_in_place(self) -> None:
         """At some moment of a round, of which most is summing; the others may wait for its piece."""

@@ -91,6 +91,13 @@ class SignalsTest(unittest.TestCase):
                 self.assertRegex(line, "error JobFailed: .*aggregator a0 .*SIGTERM")
             self.assertEqual(leaver.process.wait(DEADLINE_S), 0)
 
+    def test_an_agent_says_that_it_leaves(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, nodes=(2, 1), agent_options=["--drain_timeout_ms=500"])
+            job.agents[0].process.terminate()
+            for rank in job.all_ranks():
+                self.assertRegex(rank.wait_for("error "), "error JobFailed: .*node 0")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -226,19 +226,21 @@ struct LaneKernels {
     return a > b ? a : b;
   }
 
-  template <bool kStreaming, class Packed>
-  static void Store(std::byte* to, Packed packed) {
-    if constexpr (kStreaming) {
-      Isa::Stream(to, packed);
-    } else {
-      __builtin_memcpy(to, &packed, sizeof(packed));
+  // Around the caches where `streaming`.
+  template <class Packed>
+  static void Store(std::byte* to, Packed packed, bool streaming) {
+    if constexpr (Isa::kHasStreaming) {
+      if (streaming) {
+        Isa::Stream(to, packed);
+        return;
+      }
     }
+    __builtin_memcpy(to, &packed, sizeof(packed));
   }
   // Together they would be put into one vector first.
-  template <bool kStreaming>
-  static void Store(std::byte* to, typename Float16::Packed packed) {
-    Store<kStreaming>(to, packed.first);
-    Store<kStreaming>(to + sizeof(packed.first), packed.second);
+  static void Store(std::byte* to, typename Float16::Packed packed, bool streaming) {
+    Store(to, packed.first, streaming);
+    Store(to + sizeof(packed.first), packed.second, streaming);
   }
 
   // ----- One kernel: the elements E under the operation O. -----
@@ -250,8 +252,9 @@ struct LaneKernels {
     static constexpr size_t kStride = sizeof(Packed);
     static constexpr size_t kUnroll = E::kUnroll;
     static constexpr size_t kBlockBytes = kStride * kUnroll;
-    static constexpr size_t kTurn = 8;  // Inputs that are read at a time, see Turns.
+    static constexpr size_t kTurn = 4;  // Inputs that are read side by side, see Blocks.
     static constexpr size_t kTileBlocks = 4096 / kBlockBytes;
+    static constexpr size_t kTileBytes = kTileBlocks * kBlockBytes;
 
     static void Run(const KernelArguments& arguments) {
       const size_t end = arguments.element_count * E::kElementBytes;
@@ -262,80 +265,91 @@ struct LaneKernels {
         const size_t head = -address % Isa::kVectorBytes;
         if (arguments.streaming && address % E::kElementBytes == 0 && head < end) {
           Rest(arguments, 0, head);
-          at = Turns<true>(arguments, head, end);
+          at = Blocks(arguments, head, end, true);
           Isa::FinishStreaming();
           Rest(arguments, at, end);
           return;
         }
       }
-      switch (arguments.input_count) {
-        case 2: at = Blocks<2>(arguments, 0, end); break;
-        case 3: at = Blocks<3>(arguments, 0, end); break;
-        case 4: at = Blocks<4>(arguments, 0, end); break;
-        default: at = Turns<false>(arguments, 0, end); break;
-      }
+      at = Blocks(arguments, 0, end, false);
       Rest(arguments, at, end);
     }
 
-    // Sums whole blocks of kInputs inputs from byte `begin` on, and returns the first byte that it
-    // left. All inputs of a block are read before its output is written, so the output may lie upon
-    // an input.
-    template <size_t kInputs>
-    static size_t Blocks(const KernelArguments& arguments, size_t begin, size_t end) {
-      const O operation(arguments);
-      const std::byte* inputs[kInputs];  // In registers: stores to the output cannot change it.
-      for (size_t i = 0; i < kInputs; ++i) inputs[i] = arguments.inputs[i];
-      std::byte* const output = arguments.output;
-
-      size_t at = begin;
-      for (; end - at >= kBlockBytes; at += kBlockBytes) {
-        Lanes lanes[kUnroll];
-        First(operation, inputs[0] + at, lanes);
-#pragma GCC unroll 4
-        for (size_t i = 1; i < kInputs; ++i) Next(operation, inputs[i] + at, i, lanes);
-        Finish<false>(operation, lanes, output + at);
+    // Sums whole blocks from byte `begin` on, and returns the first byte that it left.
+    //
+    // Processors fetch ahead by what each load instruction has loaded before, and for some streams
+    // at a time, not for dozens: so up to kTurn inputs are read side by side, each by instructions
+    // of its own. Of more, a tile is summed by turns.
+    static size_t Blocks(const KernelArguments& arguments, size_t begin, size_t end,
+                         bool streaming) {
+      const Work work = {arguments, O(arguments), streaming};
+      end -= (end - begin) % kBlockBytes;
+      switch (arguments.input_count) {
+        case 1: Turn<1, true, true>(work, 0, begin, end, nullptr); break;
+        case 2: Turn<2, true, true>(work, 0, begin, end, nullptr); break;
+        case 3: Turn<3, true, true>(work, 0, begin, end, nullptr); break;
+        case 4: Turn<4, true, true>(work, 0, begin, end, nullptr); break;
+        default: Tiles(work, begin, end);
       }
-      return at;
+      return end;
     }
 
-    // The same for any number of inputs, and with streaming stores. Processors fetch ahead for some
-    // streams at a time, not for dozens: so a tile of kTurn inputs is summed, and its lanes are
-    // held in L1 until it is the next inputs' turn.
-    template <bool kStreaming>
-    static size_t Turns(const KernelArguments& arguments, size_t begin, size_t end) {
-      const O operation(arguments);
-      const std::byte* const* const inputs = arguments.inputs;
-      const size_t input_count = arguments.input_count;
-      std::byte* const output = arguments.output;
-      Lanes held[kTileBlocks][kUnroll];
+    struct Work {
+      const KernelArguments& arguments;
+      O operation;
+      bool streaming;
+    };
 
-      size_t tile = begin;
-      while (end - tile >= kBlockBytes) {
-        const size_t left = (end - tile) / kBlockBytes;
-        const size_t tile_end = tile + (left < kTileBlocks ? left : kTileBlocks) * kBlockBytes;
-        for (size_t turn = 0; turn < input_count; turn += kTurn) {
-          const size_t turn_end = input_count - turn > kTurn ? turn + kTurn : input_count;
-          auto* held_lanes = held;
-          for (size_t at = tile; at < tile_end; at += kBlockBytes, ++held_lanes) {
-            Lanes lanes[kUnroll];
-            if (turn == 0) {
-              First(operation, inputs[0] + at, lanes);
-            } else {
-              Copy(*held_lanes, lanes);
-            }
-            for (size_t i = turn == 0 ? 1 : turn; i < turn_end; ++i) {
-              Next(operation, inputs[i] + at, i, lanes);
-            }
-            if (turn_end < input_count) {
-              Copy(lanes, *held_lanes);
-            } else {
-              Finish<kStreaming>(operation, lanes, output + at);
-            }
-          }
+    static void Tiles(const Work& work, size_t begin, size_t end) {
+      const size_t count = work.arguments.input_count;
+      Lanes held[kTileBlocks][kUnroll];  // In L1, from one turn to the next.
+      for (size_t tile = begin; tile < end; tile += kTileBytes) {
+        const size_t tile_end = end - tile < kTileBytes ? end : tile + kTileBytes;
+        // So many first that whole turns are left.
+        size_t input = (count - 1) % kTurn + 1;
+        switch (input) {
+          case 1: Turn<1, true, false>(work, 0, tile, tile_end, held); break;
+          case 2: Turn<2, true, false>(work, 0, tile, tile_end, held); break;
+          case 3: Turn<3, true, false>(work, 0, tile, tile_end, held); break;
+          case 4: Turn<4, true, false>(work, 0, tile, tile_end, held); break;
         }
-        tile = tile_end;
+        for (; count - input > kTurn; input += kTurn) {
+          Turn<kTurn, false, false>(work, input, tile, tile_end, held);
+        }
+        Turn<kTurn, false, true>(work, input, tile, tile_end, held);
       }
-      return tile;
+    }
+
+    // The inputs from `input` on, kCount of them, of the blocks from byte `begin` to `end`. kFirst:
+    // nothing is held of them; kLast: they are stored. All inputs of a block are read before its
+    // output is written, so the output may lie upon an input.
+    template <size_t kCount, bool kFirst, bool kLast>
+    static void Turn(const Work& work, size_t input, size_t begin, size_t end,
+                     Lanes (*held)[kUnroll]) {
+      // In registers: stores to the output cannot change them.
+      const O operation = work.operation;
+      const bool streaming = work.streaming;
+      const std::byte* inputs[kCount];
+      for (size_t i = 0; i < kCount; ++i) inputs[i] = work.arguments.inputs[input + i];
+      std::byte* const output = work.arguments.output;
+
+      for (size_t at = begin; at < end; at += kBlockBytes) {
+        Lanes lanes[kUnroll];
+        if constexpr (kFirst) {
+          First(operation, inputs[0] + at, lanes);
+        } else {
+          Copy(*held, lanes);
+          Next(operation, inputs[0] + at, input, lanes);
+        }
+#pragma GCC unroll 4
+        for (size_t i = 1; i < kCount; ++i) Next(operation, inputs[i] + at, input + i, lanes);
+        if constexpr (!kLast) {
+          Copy(lanes, *held);
+        } else {
+          Finish(operation, lanes, output + at, streaming);
+        }
+        if constexpr (!kFirst || !kLast) ++held;
+      }
     }
 
     // What is done with a block: inlined, so that its lanes stay in registers.
@@ -355,12 +369,11 @@ struct LaneKernels {
 #pragma GCC unroll 4
       for (size_t u = 0; u < kUnroll; ++u) to[u] = from[u];
     }
-    template <bool kStreaming>
     [[gnu::always_inline]] static void Finish(const O& operation, const Lanes (&lanes)[kUnroll],
-                                              std::byte* to) {
+                                              std::byte* to, bool streaming) {
 #pragma GCC unroll 4
       for (size_t u = 0; u < kUnroll; ++u) {
-        Store<kStreaming>(to + u * kStride, Packing(operation, lanes[u]));
+        Store(to + u * kStride, Packing(operation, lanes[u]), streaming);
       }
     }
 

@@ -2,56 +2,113 @@
 #include "libs/reduce/reduce.h"
 
 #include <benchmark/benchmark.h>
+#include <sys/mman.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
+#include "libs/base/check.h"
 #include "libs/base/dtype.h"
 
-// Bytes touched (inputs read, output written) per second; the argument is the bytes of the output.
-// A memcpy of the same size is the yardstick: BM_Copy touches two bytes for each one it copies.
+// Bytes touched (inputs read, output written) per second; the argument is how many they are, or a
+// little more than that. Two yardsticks touch as many: a memcpy, and what loads and stores alone
+// take (BM_Touch).
 namespace talweg::reduce {
 namespace {
 
-constexpr int64_t kSmallest = 4 << 10;
-constexpr int64_t kLargest = 64 << 20;
+constexpr int64_t kInL1 = 12 << 10;
+constexpr int64_t kInL2 = 192 << 10;
+constexpr int64_t kOutOfCache = 192 << 20;
 
-// Numbers near 1 of every type, so that no operand is denormal, infinite or NaN for long; on a
-// cache line's boundary, as arenas and slots are.
-class Numbers {
+// Arrays of numbers near 1 of every type, so that no operand is denormal, infinite or NaN for long;
+// whole cache lines, one behind the other, in huge pages where the kernel gives them, as in arenas.
+class Arrays {
  public:
-  Numbers(DType dtype, size_t bytes)
-      : bytes_(static_cast<std::byte*>(std::aligned_alloc(kLine, bytes))) {
+  // As many as are `touched` bytes together, or a little less.
+  Arrays(DType dtype, size_t count, int64_t touched)
+      : count_(count), each_bytes_(static_cast<size_t>(touched) / count / kLineBytes * kLineBytes) {
+    const size_t bytes =
+        (count * each_bytes_ + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+    bytes_.reset(static_cast<std::byte*>(std::aligned_alloc(kHugePageBytes, bytes)));
+    TALWEG_CHECK(bytes_ != nullptr);
+    madvise(bytes_.get(), bytes, MADV_HUGEPAGE);
     const uint64_t one = dtype == DType::kF32    ? 0x3f8000003f800000
                          : dtype == DType::kF64  ? 0x3ff0000000000000
                          : dtype == DType::kF16  ? 0x3c003c003c003c00
                          : dtype == DType::kBF16 ? 0x3f803f803f803f80
                                                  : 0x0101010101010101;
-    for (size_t at = 0; at < bytes; at += sizeof(one)) std::memcpy(data() + at, &one, sizeof(one));
+    for (size_t at = 0; at < bytes; at += sizeof(one)) {
+      std::memcpy(bytes_.get() + at, &one, sizeof(one));
+    }
   }
-  std::byte* data() const { return bytes_.get(); }
+  size_t each_bytes() const { return each_bytes_; }
+  std::byte* operator[](size_t array) const { return bytes_.get() + array * each_bytes_; }
+  // Each iteration has touched all of them once.
+  void Count(benchmark::State& state) const {
+    state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(count_ * each_bytes_));
+  }
 
  private:
-  static constexpr size_t kLine = 64;
+  static constexpr size_t kLineBytes = 64;
+  static constexpr size_t kHugePageBytes = size_t{2} << 20;
   struct Free {
     void operator()(std::byte* bytes) const { std::free(bytes); }
   };
+  const size_t count_;
+  const size_t each_bytes_;
   std::unique_ptr<std::byte[], Free> bytes_;
 };
 
 void BM_Copy(benchmark::State& state) {
-  const size_t bytes = static_cast<size_t>(state.range(0));
-  const Numbers input(DType::kF32, bytes);
-  const Numbers output(DType::kF32, bytes);
+  const Arrays arrays(DType::kF32, 2, state.range(0));
   for (auto _ : state) {
-    std::memcpy(output.data(), input.data(), bytes);
+    std::memcpy(arrays[1], arrays[0], arrays.each_bytes());
     benchmark::ClobberMemory();
   }
-  state.SetBytesProcessed(state.iterations() * state.range(0) * 2);
+  arrays.Count(state);
+}
+
+template <size_t kVectorBytes>
+[[gnu::always_inline]] inline void TouchVectors(const std::byte* a, const std::byte* b,
+                                                std::byte* output, size_t bytes) {
+  using Vector [[gnu::vector_size(kVectorBytes)]] = uint64_t;
+  for (size_t at = 0; at < bytes; at += kVectorBytes) {
+    Vector x;
+    Vector y;
+    std::memcpy(&x, a + at, sizeof(x));
+    std::memcpy(&y, b + at, sizeof(y));
+    x ^= y;
+    std::memcpy(output + at, &x, sizeof(x));
+  }
+}
+
+[[gnu::target("avx512f")]] void TouchAvx512(const std::byte* a, const std::byte* b,
+                                            std::byte* output, size_t bytes) {
+  TouchVectors<64>(a, b, output, bytes);
+}
+[[gnu::target("avx2")]] void TouchAvx2(const std::byte* a, const std::byte* b, std::byte* output,
+                                       size_t bytes) {
+  TouchVectors<32>(a, b, output, bytes);
+}
+void TouchPortable(const std::byte* a, const std::byte* b, std::byte* output, size_t bytes) {
+  TouchVectors<16>(a, b, output, bytes);
+}
+
+// What no sum of two inputs can do faster in a cache, with vectors of that width: two loads, one
+// store, and the one operation that makes them depend on each other.
+void BM_Touch(benchmark::State& state, Isa isa, bool in_place) {
+  const auto touch = isa == Isa::kAvx512 ? TouchAvx512
+                     : isa == Isa::kAvx2 ? TouchAvx2
+                                         : TouchPortable;
+  const Arrays arrays(DType::kF32, 3, state.range(0));
+  for (auto _ : state) {
+    touch(arrays[0], arrays[1], arrays[in_place ? 0 : 2], arrays.each_bytes());
+    benchmark::ClobberMemory();
+  }
+  arrays.Count(state);
 }
 
 struct Variant {
@@ -62,37 +119,40 @@ struct Variant {
 };
 
 void BM_Reduce(benchmark::State& state, const Variant& variant) {
-  const size_t bytes = static_cast<size_t>(state.range(0));
-  std::vector<Numbers> inputs;
-  std::vector<const std::byte*> pointers;
-  for (size_t i = 0; i < variant.input_count; ++i) {
-    pointers.push_back(inputs.emplace_back(variant.spec.dtype, bytes).data());
-  }
-  const Numbers apart(variant.spec.dtype, bytes);
-  std::byte* const output = variant.in_place ? inputs[0].data() : apart.data();
+  const Arrays arrays(variant.spec.dtype, variant.input_count + 1, state.range(0));
+  std::vector<const std::byte*> inputs;
+  for (size_t i = 0; i < variant.input_count; ++i) inputs.push_back(arrays[i]);
+  std::byte* const output = arrays[variant.in_place ? 0 : variant.input_count];
+  const size_t count = arrays.each_bytes() / DTypeSize(variant.spec.dtype);
   // In place a sum of ones grows until it is infinite, which costs no more.
   for (auto _ : state) {
-    Reduce(variant.spec, pointers, output, bytes / DTypeSize(variant.spec.dtype), variant.isa);
+    Reduce(variant.spec, inputs, output, count, variant.isa);
     benchmark::ClobberMemory();
   }
-  state.SetBytesProcessed(state.iterations() * state.range(0) *
-                          static_cast<int64_t>(variant.input_count + 1));
+  arrays.Count(state);
 }
 
-void Register(const std::string& name, const Variant& variant) {
-  benchmark::RegisterBenchmark(("BM_Reduce/" + name).c_str(), BM_Reduce, variant)
-      ->RangeMultiplier(16)
-      ->Range(kSmallest, kLargest);
+template <class Function, class... Arguments>
+void Register(const std::string& name, Function function, const Arguments&... arguments) {
+  auto* const registered = benchmark::RegisterBenchmark(name.c_str(), function, arguments...);
+  for (const int64_t touched : {kInL1, kInL2, int64_t{3} << 20, int64_t{48} << 20, kOutOfCache}) {
+    registered->Arg(touched);
+  }
 }
 
 int RegisterAll() {
-  benchmark::RegisterBenchmark("BM_Copy", BM_Copy)->RangeMultiplier(16)->Range(kSmallest, kLargest);
+  Register("BM_Copy", BM_Copy);
   for (const Isa isa : kAllIsas) {
     if (!IsSupported(isa)) continue;
-    const auto register_for_isa = [isa](const std::string& name, Variant variant) {
-      variant.isa = isa;
-      Register(std::string(IsaName(isa)).append("/").append(name), variant);
+    const auto name_for_isa = [isa](const std::string& benchmark, const std::string& name) {
+      return benchmark + "/" + std::string(IsaName(isa)) + "/" + name;
     };
+    const auto register_for_isa = [&](const std::string& name, Variant variant) {
+      variant.isa = isa;
+      Register(name_for_isa("BM_Reduce", name), BM_Reduce, variant);
+    };
+    Register(name_for_isa("BM_Touch", "apart"), BM_Touch, isa, false);
+    Register(name_for_isa("BM_Touch", "in_place"), BM_Touch, isa, true);
     for (const DType dtype : {DType::kF32, DType::kF64, DType::kF16, DType::kBF16, DType::kI8,
                               DType::kU8, DType::kI32, DType::kI64}) {
       for (const Op op : {Op::kSum, Op::kAverage, Op::kMin, Op::kMax, Op::kProduct}) {
@@ -109,12 +169,15 @@ int RegisterAll() {
     const ReduceSpec bf16 = {.dtype = DType::kBF16, .op = Op::kSum};
     register_for_isa("f32/sum_in_place", {.spec = f32, .in_place = true});
     register_for_isa("bf16/sum_in_place", {.spec = bf16, .in_place = true});
-    for (const Stores stores : {Stores::kCached, Stores::kStreaming}) {
-      ReduceSpec spec = f32;
-      spec.stores = stores;
-      register_for_isa(stores == Stores::kCached ? "f32/sum_cached" : "f32/sum_streaming",
-                       {.spec = spec});
-    }
+    ReduceSpec spec = f32;
+    spec.stores = Stores::kCached;
+    register_for_isa("f32/sum_cached", {.spec = spec});
+    // Such stores leave the caches: out of them is where they are used.
+    spec.stores = Stores::kStreaming;
+    Variant streaming = {.spec = spec, .isa = isa};
+    benchmark::RegisterBenchmark(name_for_isa("BM_Reduce", "f32/sum_streaming").c_str(), BM_Reduce,
+                                 streaming)
+        ->Arg(kOutOfCache);
     for (const size_t inputs : {3, 4, 8, 16, 32}) {
       register_for_isa(std::string("f32/sum_of_").append(std::to_string(inputs)),
                        {.spec = f32, .input_count = inputs});

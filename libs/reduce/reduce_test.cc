@@ -184,7 +184,7 @@ TEST_CASE("Reduce: more inputs than are read at a time", "[reduce]") {
     const size_t length = (2 * 4096 + 1600) / DTypeSize(dtype) + 3;
     for (const Op op : kAllOps) {
       if (!IsReduction(dtype, op)) continue;
-      for (const size_t inputs : {8, 9, 16, 17, 33}) {
+      for (const size_t inputs : {5, 6, 7, 8, 9, 13, 33}) {
         std::vector<float> weights;
         for (size_t i = 0; op == Op::kAverage && i < inputs; ++i) {
           weights.push_back(static_cast<float>(2 + i));

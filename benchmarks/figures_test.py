@@ -300,12 +300,29 @@ class KernelsTest(unittest.TestCase):
         self.assertEqual(google_benchmark.medians({"benchmarks": often}), {"Copy/64": 4.0})
 
     def test_the_slowest_kernel_of_the_best_set_is_judged(self) -> None:
-        speeds = {"Copy/65536": 10.0, "Reduce/avx2/f32/sum/65536": 9.5}
-        speeds.update({"Reduce/avx2/i8/max/65536": 8.0, "Reduce/portable/i8/max/65536": 1.0})
+        speeds = {"Copy/196608": 10.0, "Reduce/avx2/f32/sum/196608": 9.5}
+        speeds.update({"Reduce/avx2/i8/max/196608": 8.0, "Reduce/portable/i8/max/196608": 1.0})
         (bar,) = kernels.bars(speeds, "avx2")
         self.assertIn("avx2/i8/max", bar.text)
         self.assertEqual((bar.measured, bar.holds), (0.8, False))
         self.assertIn("| avx2/f32/sum | 0.0 | 0.95 |", kernels.table(speeds))
+
+    def test_a_kernel_in_cache_is_judged_by_loads_and_stores_where_it_writes(self) -> None:
+        speeds = {"Copy/196608": 16.0, "Touch/avx2/apart/196608": 10.0}
+        speeds["Touch/avx2/in_place/196608"] = 20.0
+        for name, speed in (
+            ("f32/sum", 9.5),
+            ("f32/sum_in_place", 15.0),
+            ("bf16/average_of_2", 9.0),
+            ("f32/sum_of_8", 7.0),
+        ):
+            speeds[f"Reduce/avx2/{name}/196608"] = speed
+        found = {bar.text.partition(":")[0]: bar.measured for bar in kernels.bars(speeds, "avx2")}
+        self.assertEqual(found["192 KiB, 32 and 64 bits, integers"], 0.75)
+        self.assertEqual(found["192 KiB, floats of 16 bits"], 0.9)
+        self.assertEqual(found["192 KiB, many inputs"], 0.7)
+        self.assertEqual(found["192 KiB"], 7 / 16)
+        self.assertIn("| avx2/f32/sum_in_place | 0.0 | 0.94 | 0.75 |", kernels.table(speeds))
 
     def test_what_failed_is_named_and_has_no_figure(self) -> None:
         broken: dict[str, object] = {"run_name": "BM_Reduce/f32/9", "run_type": "iteration"}

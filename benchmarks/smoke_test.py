@@ -147,8 +147,8 @@ class SmokeTest(unittest.TestCase):
 
     def test_kernels(self) -> None:
         speeds = self.document["data"]["kernels"]["bytes_per_s"]
-        self.assertGreater(speeds["Copy/65536"], 0)
-        self.assertEqual(len(speeds), 2)
+        self.assertGreater(speeds["Copy/196608"], 0)
+        self.assertEqual(len(speeds), 4)
         self.assertIn("/f32/sum | ", self.page)
 
     @unittest.skipUnless(_FULL, "takes long: ./test --full")

@@ -154,7 +154,7 @@ class SmokeTest(unittest.TestCase):
     @unittest.skipUnless(_FULL, "takes long: ./test --full")
     def test_training_steps(self) -> None:
         (steps,) = self.document["data"]["training_step"].values()
-        self.assertEqual(len(steps), 4)
+        self.assertEqual(len(steps), 5)
         for name, figures in steps.items():
             self.assertGreater(figures["step_s"], 0, name)
 
@@ -174,7 +174,7 @@ class SmokeTest(unittest.TestCase):
         figures = data["gpu_device"]
         if _FULL:
             self.assertGreater(data["gpu_push_pull"]["peer_bytes_per_s"], 0)
-            self.assertEqual(len(data["gpu_training_step"]["tiny, batch 2"]), 4)
+            self.assertEqual(len(data["gpu_training_step"]["tiny, batch 2"]), 5)
         self.assertIn("Fake GPU", figures["gpu"])
         kinds = ("Down", "Up", "AtOnce", "BothWays", "Copy", "Reduce/f32", "Reduce/bf16")
         for kind in (*kinds, "Peer", "PeerBothWays"):

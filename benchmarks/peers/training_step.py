@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank that makes training steps as ./bench orders (control.h): "dtype" is the model, "bytes" the batch.
 
-    training_step.py none|ddp|nccl|optimizer|overlap|arrival|hook [RANK SIZE STORE]
+    training_step.py none|barrier|ddp|nccl|optimizer|overlap|arrival|hook [RANK SIZE STORE]
 
-`none` trains without communicating, `ddp` and `nccl` with DistributedDataParallel over Gloo and NCCL, the others over
-Talweg: `optimizer` waits for all averages in backward(), `overlap` for each module's in the next forward pass,
+`none` trains without communicating, `barrier` with nothing but Talweg's barrier behind each backward pass, which tells
+what it takes to wait for the slower rank; `ddp` and `nccl` with DistributedDataParallel over Gloo and NCCL, the others
+over Talweg: `optimizer` waits for all averages in backward(), `overlap` for each module's in the next forward pass,
 `arrival` likewise, but gradients leave first come, first served.
 """
 
@@ -21,7 +22,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 _CLASSES = 10
-_TALWEG = ("optimizer", "overlap", "arrival", "hook")
+_TALWEG = ("barrier", "optimizer", "overlap", "arrival", "hook")
 
 
 class _Block(nn.Module):
@@ -75,6 +76,7 @@ class Trainer:
         torch.manual_seed(0)
         make, shape = _MODELS[model]
         self._device = device
+        self._waits = manner == "barrier"
         self._model = make().to(device.torch)
         parameters = list(self._model.parameters())
         self._optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
@@ -109,6 +111,11 @@ class Trainer:
     def step(self) -> None:
         self._optimizer.zero_grad()
         functional.cross_entropy(self._model(self._inputs), self._labels).backward()
+        if self._waits:
+            import talweg.torch
+
+            self._device.finish()
+            talweg.torch.barrier()
         self._optimizer.step()
         self._device.finish()
 

@@ -17,8 +17,9 @@ from harness.scenario import Context, Make, Section, find, run_beside
 TITLE = "A training step"
 _SETTING = "2 processes"
 _RANKS = 2
-_NONE, _DDP, _NCCL, _OPTIMIZER, _HOOK = (
+_NONE, _BARRIER, _DDP, _NCCL, _OPTIMIZER, _HOOK = (
     "no communication",
+    "a barrier, nothing else",
     "DDP over Gloo",
     "DDP over NCCL",
     "DistributedOptimizer",
@@ -58,7 +59,7 @@ def makers(
     network = programs.in_own_network()
     peer = str(programs.peers / "training_step.py")
     peers = {_NONE: "none", _DDP: "ddp", **({_NCCL: "nccl"} if with_nccl else {})}
-    ours = {_OPTIMIZER: "optimizer", _HOOK: "hook"}
+    ours = {_BARRIER: "barrier", _OPTIMIZER: "optimizer", _HOOK: "hook"}
     found: list[tuple[str, Make]] = [
         (name, partial(python_ranks, name, _RANKS, network, [peer, manner], dict(variables)))
         for name, manner in peers.items()
@@ -116,8 +117,9 @@ def measure(
         "\nOne thread a process, SGD with momentum, gradient_as_bucket_view for DDP. `mlp` has 24.9 M parameters,\n"
         "`resnet18` 11.2 M (pictures of 32 x 32). All jobs take turns on the same machine; what is added is\n"
         "the median step less that of two processes that do not communicate; beside it, as a multiple of what\n"
-        "DDP over Gloo adds, where nine in ten draws of as many repetitions lie. On CPUs the heaps of all keep what\n"
-        "is freed (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`).\n"
+        "DDP over Gloo adds, where nine in ten draws of as many repetitions lie. With a barrier behind each backward\n"
+        "pass and nothing else a step is the slower rank's: less than that nobody adds who averages. On CPUs the\n"
+        "heaps of all keep what is freed (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`).\n"
     )
     return section
 

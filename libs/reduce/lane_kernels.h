@@ -301,6 +301,7 @@ struct LaneKernels {
     };
 
     static void Tiles(const Work& work, size_t begin, size_t end) {
+      static_assert(kTurn == 4, "the cases here and in Blocks are 1 to kTurn");
       const size_t count = work.arguments.input_count;
       Lanes held[kTileBlocks][kUnroll];  // In L1, from one turn to the next.
       for (size_t tile = begin; tile < end; tile += kTileBytes) {

@@ -40,7 +40,7 @@ static_assert(TALWEG_F32 == static_cast<int>(DType::kF32));
 static_assert(TALWEG_BF16 == static_cast<int>(DType::kBF16));
 static_assert(TALWEG_I64 == static_cast<int>(DType::kI64));
 static_assert(TALWEG_SUM == static_cast<int>(Op::kSum));
-static_assert(TALWEG_BROADCAST == static_cast<int>(Op::kBroadcast));
+static_assert(TALWEG_BROADCAST == static_cast<int>(Op::kCopy));
 static_assert(TALWEG_ANY_LOCAL_RANK == talweg::shm::kAnyLocalRank);
 
 constexpr int64_t kConnectTimeoutNs = 60'000'000'000;

@@ -95,8 +95,8 @@ TEST_CASE("Job: every property is compared", "[aggregation]") {
     REQUIRE_FALSE(f.Sent<wire::Failed>(Conn(0)).empty());
     CHECK(Contains(f.Sent<wire::Failed>(Conn(0)).back().text, one.says));
   }
-  f.SayDeclare(0, f.DeclareOf("d", 0, 4, DType::kF32, Op::kBroadcast, 1));
-  f.SayDeclare(1, f.DeclareOf("d", 1, 4, DType::kF32, Op::kBroadcast, 2));
+  f.SayDeclare(0, f.DeclareOf("d", 0, 4, DType::kF32, Op::kCopy, 1));
+  f.SayDeclare(1, f.DeclareOf("d", 1, 4, DType::kF32, Op::kCopy, 2));
   CHECK(Contains(f.Sent<wire::Failed>(Conn(0)).back().text, "broadcast from rank 2"));
   CHECK(f.job.counters().tensors_poisoned == 4);
 }
@@ -142,7 +142,7 @@ TEST_CASE("Job: what nobody can declare is told to all, or to the one who made i
       f.DeclareOf("op", 0, 4, DType::kF32, static_cast<Op>(99)),
       f.DeclareOf("huge", 0, UINT64_MAX),
       f.DeclareOf("slices", 0, 16 * kGiB / 4 + 1),
-      f.DeclareOf("root", 0, 4, DType::kF32, Op::kBroadcast, 4),
+      f.DeclareOf("root", 0, 4, DType::kF32, Op::kCopy, 4),
   };
   for (const wire::Declare& declare : bad) {
     f.effects_seen.clear();

@@ -113,7 +113,7 @@ class HostilePeers {
     // "c" is a broadcast of written slices; in some views its root is gone.
     const uint32_t root = f_.view.epoch.value() % 3 == 2 ? wire::kNoRank : 0;
     wire::Declare declare =
-        name == "c" ? f_.DeclareOf(name, AnyNode(), 30'000, DType::kF32, Op::kBroadcast, root)
+        name == "c" ? f_.DeclareOf(name, AnyNode(), 30'000, DType::kF32, Op::kCopy, root)
                     : f_.DeclareOf(name, AnyNode(), name == "b" ? 20'000 : count);
     if (random_.OneIn(500)) declare.op = static_cast<Op>(random_.Below(9));
     if (random_.OneIn(500)) declare.dtype = static_cast<DType>(random_.Below(11));

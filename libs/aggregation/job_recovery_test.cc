@@ -116,9 +116,9 @@ TEST_CASE("Job: survivors' slices of one epoch that cover the tensor finish it",
 }
 
 TEST_CASE("Job: a broadcast whose root is gone is aborted and says so", "[aggregation]") {
-  Recovery r(Op::kBroadcast, 2);
-  r.Enter(0, {Held("w", 6, 1)}, Op::kBroadcast, wire::kNoRank);
-  r.Enter(1, {Held("w", 6, 1)}, Op::kBroadcast, wire::kNoRank);
+  Recovery r(Op::kCopy, 2);
+  r.Enter(0, {Held("w", 6, 1)}, Op::kCopy, wire::kNoRank);
+  r.Enter(1, {Held("w", 6, 1)}, Op::kCopy, wire::kNoRank);
   CHECK(r.OnlyDecision(0).verdict == Verdict::kAbort);
   CHECK(r.OnlyDecision(0).round == Round{7});
   CHECK(r.OnlyDecision(0).text.find("tensor 'w'") != std::string::npos);
@@ -135,11 +135,11 @@ TEST_CASE("Job: an aborted round is aborted for those who had not heard", "[aggr
 TEST_CASE("Job: a root keeps its broadcast over a view in which its rank has another number",
           "[aggregation]") {
   JobFixture f({1, 1, 1});
-  f.StartWith("w", kCount, Op::kBroadcast, /*root=*/2);
+  f.StartWith("w", kCount, Op::kCopy, /*root=*/2);
   f.NextView({0});
   for (const uint32_t node : {1u, 2u}) {
     f.SayFence(node);
-    f.SayDeclare(node, f.DeclareOf("w", node, kCount, DType::kF32, Op::kBroadcast, 1));
+    f.SayDeclare(node, f.DeclareOf("w", node, kCount, DType::kF32, Op::kCopy, 1));
     f.SayReport(node, {Held("w", 3, 1)});
   }
   CHECK(f.job.counters().tensors_poisoned == 0);

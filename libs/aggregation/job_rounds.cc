@@ -126,7 +126,7 @@ std::string Job::ModeProblem(const Tensor& tensor, const LocalSlice& slice, Memb
                              const wire::Contribute& entry) const {
   // Of every contribution this is asked, and of hardly any there is something to say.
   const auto who = [&] { return "tensor '" + tensor.agreed->name + "': " + MemberText(member); };
-  const bool is_broadcast = tensor.agreed->op == Op::kBroadcast;
+  const bool is_broadcast = tensor.agreed->op == Op::kCopy;
   if (entry.mode == Mode::kSum) {
     if (is_broadcast) return who() + " contributes to the sum of a broadcast";
     if (entry.form == Form::kEmpty) return who() + " contributes nothing to a sum";

@@ -280,7 +280,7 @@ TEST_CASE("Job: a sum that ends behind its view is thrown away", "[aggregation]"
 
 TEST_CASE("Job: a broadcast copies the root node's bytes to those who want them", "[aggregation]") {
   JobFixture f({2, 2});
-  f.StartWith("w", kLargeCount, Op::kBroadcast, /*root=*/3);
+  f.StartWith("w", kLargeCount, Op::kCopy, /*root=*/3);
   const auto empty = [&f](uint32_t node, bool wants_result) {
     wire::Contribute part = f.Part("w", 1);
     part.mode = Mode::kCopy;

@@ -13,7 +13,7 @@ Agreement AgreementOf(const wire::Declare& declare, Epoch epoch) {
           .dtype = declare.dtype,
           .op = declare.op,
           .element_count = declare.element_count,
-          .root_rank = declare.op == Op::kBroadcast ? declare.root_rank : 0,
+          .root_rank = declare.op == Op::kCopy ? declare.root_rank : 0,
           .root_epoch = epoch,
           .by_rank = declare.by_rank};
 }
@@ -22,7 +22,7 @@ std::string Describe(const Agreement& agreement) {
   std::string text = std::string(DTypeName(agreement.dtype)) + "[" +
                      std::to_string(agreement.element_count) + "] " +
                      std::string(OpName(agreement.op));
-  if (agreement.op != Op::kBroadcast) return text;
+  if (agreement.op != Op::kCopy) return text;
   return text + (agreement.root_rank == wire::kNoRank
                      ? " from a rank that has left"
                      : " from rank " + std::to_string(agreement.root_rank));
@@ -78,7 +78,7 @@ std::string DeclareProblem(const wire::Declare& declare, const View& view) {
            std::to_string(wire::kTensorSlicesMax) + " slices of " +
            FormatBytes(view.slice_bytes_max) + ": configure the job with a larger slice size";
   }
-  if (declare.op == Op::kBroadcast && declare.root_rank != wire::kNoRank &&
+  if (declare.op == Op::kCopy && declare.root_rank != wire::kNoRank &&
       declare.root_rank >= view.RankCount()) {
     return who + "the root of the broadcast is rank " + std::to_string(declare.root_rank) +
            ", and the job has " + std::to_string(view.RankCount()) + " ranks";

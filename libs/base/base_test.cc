@@ -5,6 +5,7 @@
 
 #include "libs/base/awake_time.h"
 #include "libs/base/bytes.h"
+#include "libs/base/collective.h"
 #include "libs/base/dtype.h"
 #include "libs/base/fingerprint.h"
 #include "libs/base/ids.h"
@@ -65,6 +66,85 @@ TEST_CASE("OpDefined: everything but the average of integers", "[base]") {
   CHECK(OpDefined(DType::kI32, Op::kSum));
   CHECK_FALSE(OpDefined(DType{99}, Op::kSum));
   CHECK_FALSE(OpDefined(DType::kF32, Op{0}));
+}
+
+TEST_CASE("Collective: every part has somebody who gives it and somebody who gets it", "[base]") {
+  for (const CollectiveRow& row : kCollectives) {
+    const Collective collective = {.dtype = DType::kF32,
+                                   .op = row.gives == Share::kWhole ? Op::kSum : Op::kCopy,
+                                   .gives = row.gives,
+                                   .gets = row.gets,
+                                   .element_count = 3};
+    INFO(row.name);
+    CHECK(Problem(collective).empty());
+    CHECK(collective.name() == row.name);
+    for (uint32_t rank_count = 1; rank_count <= 4; ++rank_count) {
+      const uint32_t root = rank_count - 1;
+      for (uint32_t part = 0; part < collective.part_count(rank_count); ++part) {
+        uint32_t givers = 0;
+        uint32_t getters = 0;
+        for (uint32_t rank = 0; rank < rank_count; ++rank) {
+          givers += collective.Gives(part, rank, rank_count, root) ? 1 : 0;
+          getters += collective.Gets(part, rank, rank_count, root) ? 1 : 0;
+        }
+        CHECK(givers == (collective.copies() ? 1 : rank_count));
+        CHECK(getters == (collective.all_get_all() ? rank_count : 1));
+      }
+    }
+  }
+}
+
+TEST_CASE("Collective: parts begin on cache lines, and a whole tensor has its own length",
+          "[base]") {
+  const Collective sum = Collective::Of(DType::kF32, Op::kSum, 5);
+  CHECK(sum.bytes(4) == 20);
+  CHECK(sum.part_count(4) == 1);
+  CHECK(sum.part_at(16) == 0);
+  const Collective gather = {.dtype = DType::kF32,
+                             .op = Op::kCopy,
+                             .gives = Share::kOwn,
+                             .gets = Share::kWhole,
+                             .element_count = 17};
+  CHECK(gather.stride_bytes() == 128);
+  CHECK(gather.bytes(4) == 512);
+  CHECK(gather.part_at(127) == 0);
+  CHECK(gather.part_at(128) == 1);
+  CHECK(gather.offset_in_part(130) == 2);
+  Collective exchange = gather;
+  exchange.gives = Share::kRow;
+  exchange.gets = Share::kColumn;
+  CHECK(exchange.part_count(4) == 16);
+  Collective empty = gather;
+  empty.element_count = 0;
+  CHECK(empty.bytes(4) == 0);
+  CHECK(empty.part_at(0) == 0);
+}
+
+TEST_CASE("Collective: what is none says why", "[base]") {
+  Collective wrong = Collective::Of(DType::kF32, Op::kSum, 5);
+  wrong.gets = Share::kColumn;
+  CHECK_THAT(Problem(wrong), Catch::Contains("no collective that gives 1 and gets 5"));
+  wrong = Collective::Of(DType::kF32, Op::kCopy, 5);
+  wrong.op = Op::kSum;
+  CHECK_THAT(Problem(wrong), Catch::Contains("broadcast copies, and has no sum"));
+  wrong = Collective::Of(DType::kI32, Op::kAverage, 5);
+  CHECK_THAT(Problem(wrong), Catch::Contains("average is not defined for i32"));
+  wrong = Collective::Of(DType{77}, Op::kSum, 5);
+  CHECK_THAT(Problem(wrong), Catch::Contains("no dtype 77"));
+}
+
+TEST_CASE("RoundSignature: says in words what a rank calls", "[base]") {
+  const Collective sum = Collective::Of(DType::kBF16, Op::kMax, 1000);
+  CHECK(DescribeSignature(SignatureOf(sum, 7)) == "all_reduce max bf16[7]");
+  CHECK(DescribeSignature(0).empty());
+  const Collective gather = {.dtype = DType::kI64,
+                             .op = Op::kCopy,
+                             .gives = Share::kOwn,
+                             .gets = Share::kWhole,
+                             .element_count = 100};
+  CHECK(DescribeSignature(SignatureOf(gather, 12)) == "all_gather i64, rows of 12");
+  CHECK(SignatureOf(gather, 12) != SignatureOf(gather, 13));
+  CHECK_FALSE(DescribeSignature(~uint64_t{0}).empty());
 }
 
 TEST_CASE("StrongId: ordered, and next is one more", "[base]") {

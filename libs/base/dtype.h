@@ -29,11 +29,11 @@ enum class Op : uint8_t {
   kMin = 3,
   kMax = 4,
   kProduct = 5,
-  kBroadcast = 6,  // The root rank's bytes, untouched.
+  kCopy = 6,  // Bytes of the one rank that gives them, untouched.
 };
 
 constexpr bool IsValid(DType dtype) { return dtype >= DType::kF32 && dtype <= DType::kI64; }
-constexpr bool IsValid(Op op) { return op >= Op::kSum && op <= Op::kBroadcast; }
+constexpr bool IsValid(Op op) { return op >= Op::kSum && op <= Op::kCopy; }
 
 // Bytes of one element; 0 for a value that is no dtype.
 constexpr size_t DTypeSize(DType dtype) {
@@ -80,7 +80,7 @@ constexpr std::string_view OpName(Op op) {
     case Op::kMin: return "min";
     case Op::kMax: return "max";
     case Op::kProduct: return "product";
-    case Op::kBroadcast: return "broadcast";
+    case Op::kCopy: return "copy";
     case Op::kUnspecified: return "unspecified";
   }
   return "invalid";

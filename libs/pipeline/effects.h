@@ -34,7 +34,7 @@ struct TensorSpec {
   std::string name;
   DType dtype = DType::kUnspecified;
   Op op = Op::kUnspecified;
-  uint32_t root_rank = 0;  // Global, as ranks here count. Only for Op::kBroadcast.
+  uint32_t root_rank = 0;  // Global, as ranks here count. Only for Op::kCopy.
   uint64_t element_count = 0;
 
   uint64_t bytes() const { return element_count * DTypeSize(dtype); }

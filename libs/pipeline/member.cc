@@ -14,7 +14,7 @@ namespace {
 std::string SpecText(const TensorSpec& spec) {
   std::string text = std::string(DTypeName(spec.dtype)) + "[" + std::to_string(spec.element_count) +
                      "] " + std::string(OpName(spec.op));
-  if (spec.op == Op::kBroadcast) text += " from rank " + std::to_string(spec.root_rank);
+  if (spec.op == Op::kCopy) text += " from rank " + std::to_string(spec.root_rank);
   return text;
 }
 
@@ -175,7 +175,7 @@ void Member::OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& g
   };
   if (phase_ == Phase::kFailed) return refuse(Status::kJobFailed, failed_text_);
   TensorSpec spec = given;
-  if (spec.op != Op::kBroadcast) spec.root_rank = 0;
+  if (spec.op != Op::kCopy) spec.root_rank = 0;
   if (const std::string problem = SpecProblem(spec); !problem.empty()) {
     return refuse(Status::kInvalid, problem);
   }

@@ -199,7 +199,7 @@ TEST_CASE("Member: a broadcast's root sends bytes, the others empty", "[pipeline
   for (const uint32_t root : {0u, 2u}) {
     Fixture f(1, 2);  // Ranks 1 and 2.
     f.Start(MakeView(1, {1, 2}, 1));
-    f.Open(Spec("b", 10, DType::kU8, Op::kBroadcast, root));
+    f.Open(Spec("b", 10, DType::kU8, Op::kCopy, root));
     f.Push(0, 0, 1);
     f.Push(1, 0, 1);
     Effects sent = f.Flush();

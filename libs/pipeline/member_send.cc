@@ -46,7 +46,7 @@ wire::Form Member::FormOf(const Tensor& tensor, SliceIndex slice) const {
   bool has_bytes = true;
   if (tensor.finish) {
     has_bytes = tensor.finish->sources[slice.value()] == view_->IndexOf(config_.self)->value();
-  } else if (tensor.spec.op == Op::kBroadcast) {
+  } else if (tensor.spec.op == Op::kCopy) {
     has_bytes = tensor.root_member == config_.self;
   }
   if (!has_bytes) return wire::Form::kEmpty;
@@ -151,7 +151,7 @@ void Member::StartReduce(Tensor& tensor, SliceIndex slice, Effects& out) {
       .ticket = ticket,
       .target = BytesOf(tensor, slice, is_final ? Memory::kResult : Memory::kSendBuffer),
       .is_final = is_final};
-  if (tensor.spec.op == Op::kBroadcast) {
+  if (tensor.spec.op == Op::kCopy) {
     reduce.inputs.push_back(tensor.root_local_rank);
   } else {
     for (uint32_t i = 0; i < ranks_.size(); ++i) reduce.inputs.push_back(LocalRank{i});
@@ -180,7 +180,7 @@ void Member::OnReduced(uint64_t ticket, int64_t now_ns, Effects& out) {
   if (standalone()) {
     queue_.ReturnCredit(reduce.owner, reduce.length_bytes, now_ns);
     SliceDone(tensor, reduce.slice,
-              tensor.spec.op == Op::kBroadcast ? 1 : static_cast<uint32_t>(ranks_.size()), out);
+              tensor.spec.op == Op::kCopy ? 1 : static_cast<uint32_t>(ranks_.size()), out);
     return;
   }
   tensor.slice_states[reduce.slice.value()] = SliceState::kReduced;
@@ -205,7 +205,7 @@ void Member::SendSlice(Tensor& tensor, SliceIndex slice, std::map<ConnectionId, 
     if (has_bytes) {
       entry.rank_count = is_held ? tensor.held.ranks_summed : tensor.partial.ranks_summed;
     }
-  } else if (tensor.spec.op == Op::kBroadcast) {
+  } else if (tensor.spec.op == Op::kCopy) {
     entry.mode = wire::Mode::kCopy;
     entry.rank_count = has_bytes ? 1 : 0;
   } else {

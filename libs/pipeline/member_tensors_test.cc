@@ -30,7 +30,7 @@ TEST_CASE("Member: ranks keep their numbers, and mean the same root by them, in 
   f.AnswerAll();
   CHECK(f.member.GlobalRank(LocalRank{1}) == Rank{3});
   const auto declared_root = [&f](const std::string& name, uint32_t root) {
-    f.Declare(0, Spec(name, 10, DType::kU8, Op::kBroadcast, root));
+    f.Declare(0, Spec(name, 10, DType::kU8, Op::kCopy, root));
     const Effects out = f.Allocated(static_cast<uint32_t>(f.member.tensors().size()) - 1);
     const auto declares = f.Entries<wire::Declare>(out);
     REQUIRE(declares.size() == 1);
@@ -46,7 +46,7 @@ TEST_CASE("Member: ranks keep their numbers, and mean the same root by them, in 
   CHECK(f.member.FindTensor(Key("nobody's"))->failed_status == Status::kInvalid);
   // The next rank of this node, in whatever view, is not taken to disagree.
   const auto replies =
-      f.Of<DeclareReply>(f.Declare(1, Spec("own", 10, DType::kU8, Op::kBroadcast, 3)));
+      f.Of<DeclareReply>(f.Declare(1, Spec("own", 10, DType::kU8, Op::kCopy, 3)));
   REQUIRE(replies.size() == 1);
   CHECK(replies[0].status == Status::kOk);
 }
@@ -223,7 +223,7 @@ TEST_CASE("Member: an owner that gives up the job ends it here and tells the sch
 TEST_CASE("Member: a root that no rank is fails the broadcast", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
-  f.Declare(0, Spec("b", 10, DType::kU8, Op::kBroadcast, 2));
+  f.Declare(0, Spec("b", 10, DType::kU8, Op::kCopy, 2));
   const Effects out = f.Allocated(0);
   CHECK(OnlyReply(out).status == Status::kInvalid);
   CHECK(OnlyReply(out).text.find("there is no rank 2") != std::string::npos);

@@ -243,7 +243,7 @@ void Member::PlaceTensor(Tensor& tensor, Effects& out) {
     for (const Slice& slice : tensor.slices) tensor.owners[slice.owner] = {};
   }
   ResetSlices(tensor);
-  if (tensor.spec.op == Op::kBroadcast) ResolveRoot(tensor, out);
+  if (tensor.spec.op == Op::kCopy) ResolveRoot(tensor, out);
 }
 
 void Member::ResolveRoot(Tensor& tensor, Effects& out) {
@@ -318,7 +318,7 @@ void Member::SendDeclares(Owner& owner, Effects& out) {
                        .name = spec.name,
                        .dtype = spec.dtype,
                        .op = spec.op,
-                       .root_rank = spec.op == Op::kBroadcast ? RootInView(spec.root_rank) : 0,
+                       .root_rank = spec.op == Op::kCopy ? RootInView(spec.root_rank) : 0,
                        .by_rank = GlobalRank(by).value(),
                        .element_count = spec.element_count});
     send.tensors.push_back(tensor.index);

@@ -325,8 +325,8 @@ TEST_CASE("Member: a broadcast whose root is gone is aborted, and unusable from 
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1, 1}, 1));
-  f.Open(Spec("b", 10, DType::kU8, Op::kBroadcast, 2));
-  f.Open(Spec("c", 10, DType::kU8, Op::kBroadcast, 1));
+  f.Open(Spec("b", 10, DType::kU8, Op::kCopy, 2));
+  f.Open(Spec("c", 10, DType::kU8, Op::kCopy, 1));
   f.Push(0, 0, 1);
   f.Flush();
   View next = Survivors(2, 1);
@@ -353,7 +353,7 @@ TEST_CASE("Member: a round that was aborted before a rank came to it is over for
           "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2, 1}, 1));
-  f.Open(Spec("b", 10, DType::kU8, Op::kBroadcast, 2));
+  f.Open(Spec("b", 10, DType::kU8, Op::kCopy, 2));
   f.Push(0, 0, 1);
   f.OnView(MakeView(2, {2}, 1));
   f.AgreeTo(f.AnswerAll());
@@ -368,7 +368,7 @@ TEST_CASE("Member: rounds that were aborted one after another are over for a ran
           "[pipeline]") {
   Fixture f(0, 2);
   f.Start(MakeView(1, {2, 1}, 1));
-  f.Open(Spec("b", 10, DType::kU8, Op::kBroadcast, 2));
+  f.Open(Spec("b", 10, DType::kU8, Op::kCopy, 2));
   f.Push(0, 0, 1);
   for (uint64_t round = 1; round <= 2; ++round) {
     f.OnView(MakeView(1 + round, {2}, 1));

@@ -79,7 +79,7 @@ Scaling ScalingOf(const ReduceSpec& spec, bool weighted) {
     case Op::kProduct: return {Combine::kProduct, 1.0};
     case Op::kSum:
     case Op::kUnspecified:
-    case Op::kBroadcast: break;
+    case Op::kCopy: break;
   }
   return {Combine::kSum, 1.0};
 }

@@ -55,7 +55,7 @@ struct ReduceSpec {
 // Whether Reduce knows (dtype, op): everything but averages of integers, and broadcasts. To be
 // asked before anything from outside becomes a ReduceSpec.
 constexpr bool IsReduction(DType dtype, Op op) {
-  return OpDefined(dtype, op) && op != Op::kBroadcast;
+  return OpDefined(dtype, op) && op != Op::kCopy;
 }
 
 // An average takes two hops: an agent combines its ranks, an aggregator the agents. An f32 or f64

@@ -371,7 +371,7 @@ TEST_CASE("IsReduction: no averages of integers, no broadcasts", "[reduce]") {
   for (const DType dtype : kAllDTypes) {
     CHECK(IsReduction(dtype, Op::kSum));
     CHECK(IsReduction(dtype, Op::kAverage) == !IsInteger(dtype));
-    CHECK_FALSE(IsReduction(dtype, Op::kBroadcast));
+    CHECK_FALSE(IsReduction(dtype, Op::kCopy));
     CHECK_FALSE(IsReduction(dtype, Op::kUnspecified));
   }
   CHECK_FALSE(IsReduction(DType::kUnspecified, Op::kSum));

@@ -19,7 +19,7 @@
 namespace talweg::reduce {
 namespace {
 
-constexpr Op kAllOps[] = {Op::kSum, Op::kAverage, Op::kMin, Op::kMax, Op::kProduct, Op::kBroadcast};
+constexpr Op kAllOps[] = {Op::kSum, Op::kAverage, Op::kMin, Op::kMax, Op::kProduct, Op::kCopy};
 
 // One set of inputs and what they must become.
 struct Case {

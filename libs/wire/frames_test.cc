@@ -28,7 +28,7 @@ TEST_CASE("Frames: every type comes back as it was written", "[wire]") {
   CHECK(std::get<std::vector<Welcome>>(RoundTrip(FrameType::kWelcome, welcome).entries) == welcome);
   const std::vector<Declare> declare = {
       {TensorKey{1}, "w", DType::kF32, Op::kSum, 0, 2, 100, {RemoteRef{1, 2}, RemoteRef{3, 4}}},
-      {TensorKey{2}, "bias", DType::kBF16, Op::kBroadcast, 5, 6, 0, {}}};
+      {TensorKey{2}, "bias", DType::kBF16, Op::kCopy, 5, 6, 0, {}}};
   CHECK(std::get<std::vector<Declare>>(RoundTrip(FrameType::kDeclare, declare).entries) == declare);
   const std::vector<Declared> declared = {
       {TensorKey{1}, DeclaredStatus::kMismatch, RemoteRef{5, 6}, Round{8}, "names differ"}};

@@ -13,7 +13,7 @@ reduce::ReduceSpec RankHop(DType dtype, Op op, bool is_final, size_t rank_count)
 
 void CombineRanks(DType dtype, Op op, bool is_final, std::span<const std::byte* const> inputs,
                   std::span<std::byte> output) {
-  if (op == Op::kBroadcast) {
+  if (op == Op::kCopy) {
     std::memcpy(output.data(), inputs.front(), output.size());
     return;
   }

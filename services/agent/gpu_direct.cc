@@ -59,7 +59,7 @@ absl::StatusOr<GpuStage::DirectMemory> GpuStage::MakeDirect(pipeline::TensorInde
                                                             const pipeline::TensorSpec& spec,
                                                             uint32_t rank_count) {
   if (failed_) return absl::FailedPreconditionError("the agent has lost a GPU");
-  if (spec.op == Op::kBroadcast || spec.bytes() < options_.direct_bytes_min) {
+  if (spec.op == Op::kCopy || spec.bytes() < options_.direct_bytes_min) {
     return absl::OutOfRangeError("a tensor that is not worth it");
   }
   TALWEG_ASSIGN_OR_RETURN(const gpu::GpuUuid uuid, HomeOf(spec, rank_count));

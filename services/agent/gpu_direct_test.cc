@@ -195,7 +195,7 @@ TEST_CASE("GpuDirect: who may not have it", "[gpu]") {
     f.NothingLeft();
   }
   {
-    Fixture f({.gpus = {0}, .op = Op::kBroadcast});
+    Fixture f({.gpus = {0}, .op = Op::kCopy});
     CHECK(absl::IsOutOfRange(made(f, 1)));
     f.NothingLeft();
   }

@@ -101,7 +101,7 @@ GpuStage::Path GpuStage::PathOf(const Lane& lane) {
     if (gathers) return Path::kCollective;
     return job.direct != nullptr ? Path::kHost : Path::kDirect;
   }
-  if (lane.range.host_only || !all_on_device || job.op == Op::kBroadcast) return Path::kHost;
+  if (lane.range.host_only || !all_on_device || job.op == Op::kCopy) return Path::kHost;
   if (!may_stage && !SumsInPlace(job, gpus)) return Path::kHost;
   const bool has_kernels = std::all_of(gpus.begin(), gpus.end(), [&](const gpu::GpuUuid& uuid) {
     return node_.At(uuid).has_kernels;

@@ -252,7 +252,7 @@ TEST_CASE("GpuStage: a lost context that has no room at first is made anew when 
 }
 
 TEST_CASE("GpuStage: nothing goes to memory that a lost context had pinned", "[gpu]") {
-  Fixture f({.gpus = {1, 0}, .op = Op::kBroadcast});  // Pinned by GPU 1.
+  Fixture f({.gpus = {1, 0}, .op = Op::kCopy});  // Pinned by GPU 1.
   f.root = LocalRank{1};
   f.starts_slices = false;
   f.round = f.round.Next();

@@ -59,7 +59,7 @@ TEST_CASE("GpuStage: without a switch between them GPUs make one sum", "[gpu]") 
 
 TEST_CASE("GpuStage: a broadcast from a rank in host memory, to one on a GPU", "[gpu]") {
   const bool pinned = GENERATE(false, true);
-  Fixture f({.gpus = {0}, .elements = 1000, .pinned = pinned, .op = Op::kBroadcast});
+  Fixture f({.gpus = {0}, .elements = 1000, .pinned = pinned, .op = Op::kCopy});
   f.host_contribution.assign(f.spec.bytes(), std::byte{5});
   f.root = LocalRank{7};
   f.PushAll();

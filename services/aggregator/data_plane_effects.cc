@@ -117,7 +117,7 @@ void DataPlane::Do(JobRecord& job, const aggregation::Sum& effect) {
 
 void DataPlane::Do(JobRecord& job, const aggregation::CopyResult& effect) {
   PendingSum copy = {.id = effect.id,
-                     .op = Op::kBroadcast,
+                     .op = Op::kCopy,
                      .offset_bytes = effect.offset_bytes,
                      .length_bytes = effect.length_bytes,
                      .result = MemoryOf(job, effect.result)};
@@ -190,7 +190,7 @@ void DataPlane::SumOne(JobRecord& job) {
       inputs.push_back(input.bytes().subspan(sum.offset_bytes, sum.length_bytes).data());
     }
     std::byte* const output = sum.result.bytes().subspan(sum.offset_bytes, sum.length_bytes).data();
-    if (sum.op == Op::kBroadcast) {
+    if (sum.op == Op::kCopy) {
       std::memcpy(output, inputs.front(), sum.length_bytes);
     } else {
       reduce::Reduce(reduce::LastHop(sum.dtype, sum.op, sum.rank_counts, sum.rank_count_total),

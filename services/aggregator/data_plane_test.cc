@@ -330,7 +330,7 @@ TEST_CASE("DataPlane: a broadcast brings the root's bytes", "[aggregator]") {
   pool.data_plane->OnJobView("job", view);
   HandAgent& root = pool.AddAgent(view, 0);
   HandAgent& other = pool.AddAgent(view, 1);
-  pool.Start({&root, &other}, {"w"}, 4, Op::kBroadcast);
+  pool.Start({&root, &other}, {"w"}, 4, Op::kCopy);
   other.Say(FrameType::kContribute, std::vector{wire::Contribute{.key = KeyOf("w"),
                                                                  .round = Round{1},
                                                                  .mode = wire::Mode::kCopy,

@@ -104,7 +104,7 @@ TEST_CASE("The messages on a rank's socket") {
                                   .job_name = "job"}});
   add("Declare", {.request = 0x2001,
                   .body = Declare{.dtype = DType::kBF16,
-                                  .op = Op::kBroadcast,
+                                  .op = Op::kCopy,
                                   .root_rank = 0x2002,
                                   .priority = -3,
                                   .element_count = 0x2003,

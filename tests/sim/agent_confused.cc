@@ -79,7 +79,7 @@ void AgentProcess::Confuse() {
   Epoch epoch = view->epoch;
   std::vector<std::byte> bytes;
   for (const auto& tensor : core_.tensors()) {
-    if (tensor->spec.op == Op::kBroadcast || confusion == Confusion::kUnknownTensor ||
+    if (tensor->spec.op == Op::kCopy || confusion == Confusion::kUnknownTensor ||
         confusion == Confusion::kFlood) {
       continue;
     }

@@ -91,7 +91,7 @@ void AgentProcess::Run(const std::function<void(pipeline::Effects&)>& event) {
   NoteConnected();
   for (const auto& tensor : core_.tensors()) {
     // Only of a broadcast a round can be aborted.
-    if (tensor->spec.op != Op::kBroadcast || !tensor->contributed || ledger_ == nullptr) continue;
+    if (tensor->spec.op != Op::kCopy || !tensor->contributed || ledger_ == nullptr) continue;
     ledger_->OnContributed(tensor->key, tensor->open_round());
   }
   if (const View* const view = core_.newest_view(); view != nullptr) {

@@ -109,7 +109,7 @@ void Ledger::OnOutcome(const std::string& who, const Outcome& outcome, const Cel
   if (result.empty()) throw Violation{what + "has no bytes"};
   const auto view = views_.find(outcome.sum_epoch);
   if (view == views_.end()) throw Violation{what + "a sum of an epoch that never was"};
-  const bool is_broadcast = outcome.op == Op::kBroadcast;
+  const bool is_broadcast = outcome.op == Op::kCopy;
   // What the first cell must be, and how much more every next one.
   uint64_t sum = 0;
   uint64_t step = 0;

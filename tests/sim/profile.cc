@@ -62,7 +62,7 @@ Profile DrawUsual(Random& random) {
     }
     tensor.op = Op{static_cast<uint8_t>(pick(1, 1, 1, 2, 2, 6, 6))};
     tensor.mismatch = random.OneIn(60);
-    if (tensor.op == Op::kBroadcast && random.OneIn(8)) {
+    if (tensor.op == Op::kCopy && random.OneIn(8)) {
       tensor.root_rank = static_cast<uint32_t>(random.Below(3));
     }
     profile.tensors.push_back(tensor);
@@ -122,7 +122,7 @@ Profile DrawRecovery(Random& random) {
     tensor.bytes =
         random.OneIn(3) ? 8 * (1 + random.Below(5000)) : kStripeBytesMin * profile.aggregator_count;
     tensor.op = Op{static_cast<uint8_t>(pick(1, 6))};
-    if (tensor.op == Op::kBroadcast) tensor.root_rank = static_cast<uint32_t>(random.Below(3));
+    if (tensor.op == Op::kCopy) tensor.root_rank = static_cast<uint32_t>(random.Below(3));
     profile.tensors.push_back(tensor);
   }
   profile.round_count = 4 + random.Below(30);

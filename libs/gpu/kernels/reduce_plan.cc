@@ -64,7 +64,7 @@ absl::Status CheckReduce(const ReduceSpec& spec, std::span<const uint64_t> input
   const std::string what =
       absl::StrCat("reduction (", NameOf(spec.dtype), ", ", absl::string_view(op.data(), op.size()),
                    ", ", inputs.size(), " inputs)");
-  if (!OpDefined(spec.dtype, spec.op) || spec.op == Op::kBroadcast) {
+  if (!OpDefined(spec.dtype, spec.op) || spec.op == Op::kCopy) {
     return absl::InvalidArgumentError(absl::StrCat(what, " is not defined"));
   }
   if (spec.divisor == 0 || (spec.op != Op::kAverage && spec.divisor != 1)) {

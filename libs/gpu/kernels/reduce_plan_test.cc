@@ -86,7 +86,7 @@ TEST_CASE("PlanReduce: what is refused, and why", "[gpu]") {
   const std::vector<uint64_t> two = {0x1000, 0x2000};
   CHECK_THAT(ErrorOf({.dtype = DType::kI32, .op = Op::kAverage}, two, {0x3000}, 8),
              Contains("i32, average") && Contains("not defined"));
-  CHECK_THAT(ErrorOf({.dtype = DType::kF32, .op = Op::kBroadcast}, two, {0x3000}, 8),
+  CHECK_THAT(ErrorOf({.dtype = DType::kF32, .op = Op::kCopy}, two, {0x3000}, 8),
              Contains("not defined"));
   CHECK_THAT(ErrorOf({.dtype = static_cast<DType>(77), .op = Op::kSum}, two, {0x3000}, 8),
              Contains("not defined"));

@@ -76,10 +76,10 @@ void SleepUntilDone(InPlaceLine& line, uint64_t round, uint64_t pieces) {
 class Combining {
  public:
   Combining(DType dtype, Op op, uint32_t root, uint32_t count, std::byte* const* contributions)
-      : spec_(op == Op::kBroadcast ? reduce::ReduceSpec{} : reduce::OnlyHop(dtype, op, count)),
+      : spec_(op == Op::kCopy ? reduce::ReduceSpec{} : reduce::OnlyHop(dtype, op, count)),
         element_bytes_(DTypeSize(dtype)),
-        result_(op == Op::kBroadcast ? root : 0),
-        is_sum_(op != Op::kBroadcast),
+        result_(op == Op::kCopy ? root : 0),
+        is_sum_(op != Op::kCopy),
         count_(count),
         contributions_(contributions) {
     spec_.stores = reduce::Stores::kCached;  // Just read.

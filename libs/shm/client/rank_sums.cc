@@ -182,7 +182,7 @@ RankStatus Client::FindInputs(const Tensor& tensor, SumInputs* inputs, ErrorText
                       "handed over the memory of all %u ranks; please report it",
                       NameOf(tensor), socket_path_, identity_.local_size);
   }
-  if (inputs->op == Op::kBroadcast ? inputs->root >= identity_.local_size
+  if (inputs->op == Op::kCopy ? inputs->root >= identity_.local_size
                                    : !reduce::IsReduction(inputs->dtype, inputs->op)) {
     return error.Fail(RankStatus::kInternal,
                       "tensor '%s': the agent at '%s' leaves it to the ranks to sum, and they "
@@ -208,7 +208,7 @@ RankStatus Client::SumContributions(Tensor& tensor, uint64_t round, std::byte* o
                       "contribution, which other ranks are reading; give another buffer",
                       NameOf(tensor), static_cast<unsigned long long>(round));
   }
-  if (op == Op::kBroadcast) {
+  if (op == Op::kCopy) {
     Copy(out, arenas[root] + buffer, tensor.bytes, Streams(tensor.bytes));
     return RankStatus::kOk;
   }

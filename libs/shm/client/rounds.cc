@@ -324,7 +324,7 @@ ArrivingResult Client::Arriving(const Tensor& tensor, uint64_t round, void* out)
   // what a broadcast that is aborted would have replaced is of use still.
   if (tensor.arrivals == nullptr || tensor.ranks_sum || out == nullptr ||
       Overlap(tensor.contribution, out, tensor.bytes) ||
-      tensor.op.load(std::memory_order_relaxed) == Op::kBroadcast) {
+      tensor.op.load(std::memory_order_relaxed) == Op::kCopy) {
     return {};
   }
   return {tensor.arrivals,

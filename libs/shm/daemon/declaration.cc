@@ -59,7 +59,7 @@ std::string DeclarationError(const Declare& declare, uint32_t job_size) {
            std::string(DTypeName(declare.dtype)) + " pass the limit of " +
            FormatBytes(kTensorBytesMax) + " a tensor; cut it into several";
   }
-  if (declare.op == Op::kBroadcast && declare.root_rank >= job_size) {
+  if (declare.op == Op::kCopy && declare.root_rank >= job_size) {
     return tensor + "root rank " + std::to_string(declare.root_rank) +
            " does not exist: the job has " + std::to_string(job_size) + " ranks";
   }

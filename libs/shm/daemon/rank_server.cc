@@ -249,7 +249,7 @@ void RankServerImpl::OnDeclare(Connection& connection, uint32_t request, const D
   RankDeclaration declaration{.name = std::string(declare.name),
                               .dtype = declare.dtype,
                               .op = declare.op,
-                              .root_rank = declare.op == Op::kBroadcast ? declare.root_rank : 0,
+                              .root_rank = declare.op == Op::kCopy ? declare.root_rank : 0,
                               .element_count = declare.element_count,
                               .priority = declare.priority,
                               .on_device = (declare.flags & kDeclareOnDevice) != 0,

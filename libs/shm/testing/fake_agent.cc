@@ -332,7 +332,7 @@ class FakeAgent::Impl final : public RankEventSink {
   static void SumInto(const FakeTensor& tensor, std::span<std::byte> out) {
     std::vector<std::span<const std::byte>> inputs;
     for (const auto& [rank, buffer] : tensor.contributions) inputs.push_back(buffer.bytes);
-    if (tensor.declaration.op == Op::kBroadcast) {
+    if (tensor.declaration.op == Op::kCopy) {
       const auto root = inputs[tensor.declaration.root_rank];
       std::memcpy(out.data(), root.data(), out.size());
     } else {

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_BASE_COLLECTIVE_H_
+#define TALWEG_LIBS_BASE_COLLECTIVE_H_
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "libs/base/bytes.h"
+#include "libs/base/dtype.h"
+
+// What a collective operation is: who gives which part of a tensor, what combines what they give,
+// and who gets which part. Clients, agents and aggregators all ask here, so that another collective
+// is another row of kCollectives and nothing else.
+namespace talweg {
+
+// Which parts of a tensor a rank gives, or gets. `n` is the number of ranks in the group, and a
+// rank's number is its place in the group. Values are part of the wire, of shared memory and of the
+// C ABI.
+enum class Share : uint8_t {
+  kUnspecified = 0,
+  kWhole = 1,   // Every rank: all parts.
+  kRoot = 2,    // The root: all parts. The others: none.
+  kOwn = 3,     // Rank i: part i of n.
+  kRow = 4,     // Rank i: parts i * n to i * n + n - 1 of n * n.
+  kColumn = 5,  // Rank i: parts i, n + i, 2 * n + i, ... of n * n.
+};
+
+constexpr bool IsValid(Share share) { return share >= Share::kWhole && share <= Share::kColumn; }
+
+// One kind of collective.
+struct CollectiveRow {
+  std::string_view name;
+  Share gives = Share::kUnspecified;
+  Share gets = Share::kUnspecified;
+};
+
+// Ranks that all give the same part have their bytes combined by an op. Where only one rank gives a
+// part its bytes are copied (Op::kCopy).
+inline constexpr std::array<CollectiveRow, 8> kCollectives = {{
+    {"all_reduce", Share::kWhole, Share::kWhole},
+    {"reduce", Share::kWhole, Share::kRoot},
+    {"reduce_scatter", Share::kWhole, Share::kOwn},
+    {"broadcast", Share::kRoot, Share::kWhole},
+    {"scatter", Share::kRoot, Share::kOwn},
+    {"all_gather", Share::kOwn, Share::kWhole},
+    {"gather", Share::kOwn, Share::kRoot},
+    {"all_to_all", Share::kRow, Share::kColumn},
+}};
+
+// Whether rank `rank` of `rank_count`, has part `part` by this share.
+constexpr bool HasPart(Share share, uint32_t part, uint32_t rank, uint32_t rank_count,
+                       uint32_t root) {
+  switch (share) {
+    case Share::kWhole: return true;
+    case Share::kRoot: return rank == root;
+    case Share::kOwn: return part == rank;
+    case Share::kRow: return part / rank_count == rank;
+    case Share::kColumn: return part % rank_count == rank;
+    case Share::kUnspecified: return false;
+  }
+  return false;
+}
+
+// A collective of one shape, without the ranks that take part in it. A value.
+struct Collective {
+  DType dtype = DType::kUnspecified;
+  Op op = Op::kUnspecified;
+  Share gives = Share::kWhole;
+  Share gets = Share::kWhole;
+  uint64_t element_count = 0;  // The most that one part holds.
+
+  // What the older interfaces name: a reduction over all ranks to all ranks, or a broadcast.
+  static constexpr Collective Of(DType dtype, Op op, uint64_t element_count) {
+    return {dtype, op, op == Op::kCopy ? Share::kRoot : Share::kWhole, Share::kWhole,
+            element_count};
+  }
+
+  // nullptr: there is no such collective.
+  constexpr const CollectiveRow* row() const {
+    for (const CollectiveRow& row : kCollectives) {
+      if (row.gives == gives && row.gets == gets) return &row;
+    }
+    return nullptr;
+  }
+  constexpr std::string_view name() const { return row() == nullptr ? "unknown" : row()->name; }
+
+  // Each part is given by one rank.
+  constexpr bool copies() const { return gives != Share::kWhole; }
+  constexpr bool has_root() const { return gives == Share::kRoot || gets == Share::kRoot; }
+  // Every rank gets all of the result, so that any rank has it for the others.
+  constexpr bool all_get_all() const { return gets == Share::kWhole; }
+  // Its parts belong to ranks: without one of these the collective means something else.
+  constexpr bool needs_every_rank() const { return !Single(gives) || !Single(gets); }
+
+  constexpr uint32_t part_count(uint32_t rank_count) const {
+    if (gives == Share::kRow) return rank_count * rank_count;
+    return needs_every_rank() ? rank_count : 1;
+  }
+  constexpr uint64_t part_bytes() const { return element_count * DTypeSize(dtype); }
+  // From one part to the next. Parts begin on cache lines.
+  constexpr uint64_t stride_bytes() const { return RoundUp(part_bytes(), kCacheLineBytes); }
+  // Of all parts together.
+  constexpr uint64_t bytes(uint32_t rank_count) const {
+    return needs_every_rank() ? part_count(rank_count) * stride_bytes() : part_bytes();
+  }
+  // Which part the byte at `offset_bytes` of the tensor belongs to, and where it lies in it.
+  constexpr uint32_t part_at(uint64_t offset_bytes) const {
+    if (!needs_every_rank() || stride_bytes() == 0) return 0;
+    return static_cast<uint32_t>(offset_bytes / stride_bytes());
+  }
+  constexpr uint64_t offset_in_part(uint64_t offset_bytes) const {
+    return offset_bytes - part_at(offset_bytes) * stride_bytes();
+  }
+
+  constexpr bool Gives(uint32_t part, uint32_t rank, uint32_t rank_count, uint32_t root) const {
+    return HasPart(gives, part, rank, rank_count, root);
+  }
+  constexpr bool Gets(uint32_t part, uint32_t rank, uint32_t rank_count, uint32_t root) const {
+    return HasPart(gets, part, rank, rank_count, root);
+  }
+
+  friend constexpr bool operator==(const Collective&, const Collective&) = default;
+
+ private:
+  static constexpr bool Single(Share share) {
+    return share == Share::kWhole || share == Share::kRoot;
+  }
+};
+
+// "all_gather f32[100]", "all_reduce sum f32[100]".
+std::string Describe(const Collective& collective);
+
+// Why there can be no such collective ("there is no dtype 77"), or "".
+std::string Problem(const Collective& collective);
+
+// What a rank says its round is of, in 8 bytes: ranks of one round must say the same, and an error
+// can put both sides into words. 0 says nothing.
+using RoundSignature = uint64_t;
+inline constexpr uint64_t kSignatureElementsMax = (uint64_t{1} << 40) - 1;
+
+// `element_count`: what must be alike at all ranks: all elements of a reduction, those of one row
+// where the number of rows may differ. Taken modulo kSignatureElementsMax + 1.
+RoundSignature SignatureOf(const Collective& collective, uint64_t element_count);
+// "all_reduce sum f32[100]", "all_gather f32, rows of 100"; "" for 0.
+std::string DescribeSignature(RoundSignature signature);
+
+}  // namespace talweg
+
+#endif  // TALWEG_LIBS_BASE_COLLECTIVE_H_

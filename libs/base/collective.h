@@ -100,15 +100,17 @@ struct Collective {
     return needs_every_rank() ? rank_count : 1;
   }
   constexpr uint64_t part_bytes() const { return element_count * DTypeSize(dtype); }
-  // From one part to the next. Parts begin on cache lines.
-  constexpr uint64_t stride_bytes() const { return RoundUp(part_bytes(), kCacheLineBytes); }
+  // From one part to the next. Parts begin on cache lines, also those of no bytes.
+  constexpr uint64_t stride_bytes() const {
+    return RoundUp(part_bytes() == 0 ? 1 : part_bytes(), kCacheLineBytes);
+  }
   // Of all parts together.
   constexpr uint64_t bytes(uint32_t rank_count) const {
     return needs_every_rank() ? part_count(rank_count) * stride_bytes() : part_bytes();
   }
   // Which part the byte at `offset_bytes` of the tensor belongs to, and where it lies in it.
   constexpr uint32_t part_at(uint64_t offset_bytes) const {
-    if (!needs_every_rank() || stride_bytes() == 0) return 0;
+    if (!needs_every_rank()) return 0;
     return static_cast<uint32_t>(offset_bytes / stride_bytes());
   }
   constexpr uint64_t offset_in_part(uint64_t offset_bytes) const {

@@ -33,18 +33,38 @@ uint64_t SliceBytes(const View& view, uint64_t run_bytes) {
   return std::min(wanted, view.slice_bytes_max);
 }
 
-void AppendRun(std::vector<Slice>& slices, AggregatorIndex owner, uint64_t begin, uint64_t end,
-               uint64_t slice_bytes_max) {
-  const uint64_t count = (end - begin + slice_bytes_max - 1) / slice_bytes_max;
-  const uint64_t length = RoundUp((end - begin + count - 1) / count, kAlignmentBytes);
-  uint64_t slot_offset = 0;
-  for (uint64_t offset = begin; offset < end; offset += length) {
+// Cuts the bytes from `begin` to `end`, all of one part, into slices of equal length.
+void AppendSlices(std::vector<Slice>& slices, AggregatorIndex owner, uint64_t begin, uint64_t end,
+                  uint64_t slice_bytes_max, uint64_t& slot_offset) {
+  const uint64_t count = std::max<uint64_t>((end - begin + slice_bytes_max - 1) / slice_bytes_max, 1);
+  const uint64_t length =
+      std::max(RoundUp((end - begin + count - 1) / count, kAlignmentBytes), kAlignmentBytes);
+  uint64_t offset = begin;
+  do {
     const uint64_t bytes = std::min(length, end - offset);
     slices.push_back({.offset_bytes = offset,
                       .length_bytes = static_cast<uint32_t>(bytes),
                       .owner = owner,
                       .slot_offset_bytes = slot_offset});
     slot_offset += RoundUp(bytes, kAlignmentBytes);
+    offset += length;
+  } while (offset < end);
+}
+
+// What lies between `begin` and `end` of the tensor goes to `owner`.
+void AppendRun(std::vector<Slice>& slices, const Collective& collective, uint32_t part_count,
+               AggregatorIndex owner, uint64_t begin, uint64_t end, uint64_t slice_bytes_max) {
+  const uint64_t part_bytes = collective.part_bytes();
+  const uint64_t stride = collective.stride_bytes();
+  uint64_t slot_offset = 0;
+  for (uint32_t part = collective.part_at(begin); part < part_count; ++part) {
+    const uint64_t part_begin = part * stride;
+    if (part > 0 && part_begin >= end) break;
+    const uint64_t from = std::max(begin, part_begin);
+    const uint64_t to = std::min(end, part_begin + part_bytes);
+    if (from < to || (part_bytes == 0 && from == part_begin)) {
+      AppendSlices(slices, owner, from, to, slice_bytes_max, slot_offset);
+    }
   }
 }
 
@@ -87,16 +107,18 @@ AggregatorIndex PrimaryOwner(const View& view, TensorKey key) {
   return best;
 }
 
-Placement::Placement(const View& view, TensorKey key, uint64_t tensor_bytes) {
+Placement::Placement(const View& view, TensorKey key, const Collective& collective,
+                     uint32_t rank_count) {
   TALWEG_CHECK(view.slice_bytes_max % kAlignmentBytes == 0 && view.slice_bytes_max > 0);
   const size_t owner_count = std::max<size_t>(view.aggregators.size(), 1);
   const AggregatorIndex first = PrimaryOwner(view, key);
-  if (tensor_bytes == 0) {
-    slices_.push_back({.owner = first});
-    return;
-  }
+  const uint64_t tensor_bytes = collective.bytes(rank_count);
+  const uint32_t part_count = collective.part_count(rank_count);
+  const auto append = [&](AggregatorIndex owner, uint64_t begin, uint64_t end) {
+    AppendRun(slices_, collective, part_count, owner, begin, end, SliceBytes(view, end - begin));
+  };
   if (owner_count == 1 || tensor_bytes < kStripeBytesMin * owner_count) {
-    AppendRun(slices_, first, 0, tensor_bytes, SliceBytes(view, tensor_bytes));
+    append(first, 0, tensor_bytes);
     return;
   }
   uint64_t weight_total = 0;
@@ -111,7 +133,7 @@ Placement::Placement(const View& view, TensorKey key, uint64_t tensor_bytes) {
         i + 1 == owner_count
             ? tensor_bytes
             : std::min(tensor_bytes, RoundUp(static_cast<uint64_t>(exact), kAlignmentBytes));
-    if (end > begin) AppendRun(slices_, owner, begin, end, SliceBytes(view, end - begin));
+    if (end > begin) append(owner, begin, end);
     begin = end;
   }
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "libs/base/collective.h"
 #include "libs/base/ids.h"
 #include "libs/view/view.h"
 
@@ -13,7 +14,7 @@ namespace talweg {
 // A part of a tensor that travels and is summed as one.
 struct Slice {
   uint64_t offset_bytes = 0;       // From the tensor's first byte; a multiple of 64.
-  uint32_t length_bytes = 0;       // At least 1, but for the one slice of an empty tensor.
+  uint32_t length_bytes = 0;       // At least 1, but for the one slice of a part without bytes.
   AggregatorIndex owner;           // Who sums it. 0 also where the view has no aggregators.
   uint64_t slot_offset_bytes = 0;  // Among the same owner's slices of this tensor; multiple of 64.
 
@@ -24,7 +25,7 @@ struct Slice {
 inline constexpr uint64_t kStripeBytesMin = 64 * kKiB;
 
 // Where the bytes of a tensor are summed: a pure function of the view and of this tensor, never
-// of other tensors.
+// of other tensors. A slice belongs to one part of the tensor.
 //
 // A tensor of at least kStripeBytesMin bytes for each aggregator is cut into one run of bytes for
 // each, in proportion to its weight, beginning with the aggregator that its key selects; each run
@@ -35,9 +36,10 @@ inline constexpr uint64_t kStripeBytesMin = 64 * kKiB;
 // rates", 1998), so that few tensors move when aggregators come or go.
 class Placement {
  public:
-  Placement(const View& view, TensorKey key, uint64_t tensor_bytes);
+  // `rank_count`: of the tensor's group.
+  Placement(const View& view, TensorKey key, const Collective& collective, uint32_t rank_count);
 
-  // In order of their offsets; together they cover the tensor once.
+  // In order of their offsets; together they cover every part once.
   const std::vector<Slice>& slices() const { return slices_; }
 
   // Bytes of slots that `owner` needs for one member's contributions to this tensor.

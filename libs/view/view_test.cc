@@ -8,6 +8,7 @@
 #include "libs/base/bytes.h"
 #include "libs/base/fingerprint.h"
 #include "libs/base/random.h"
+#include "libs/view/participation.h"
 #include "libs/view/placement.h"
 
 namespace talweg {
@@ -25,6 +26,23 @@ View MakeView(std::vector<uint32_t> rank_counts, std::vector<uint32_t> weights) 
                                 .weight = weights[i]});
   }
   return view;
+}
+
+// A tensor of one part.
+Placement PlaceBytes(const View& view, TensorKey key, uint64_t bytes) {
+  return Placement(view, key, Collective::Of(DType::kU8, Op::kSum, bytes), 1);
+}
+
+Collective CollectiveOf(std::string_view name, uint64_t element_count) {
+  for (const CollectiveRow& row : kCollectives) {
+    if (row.name != name) continue;
+    return {.dtype = DType::kU8,
+            .op = row.gives == Share::kWhole ? Op::kSum : Op::kCopy,
+            .gives = row.gives,
+            .gets = row.gets,
+            .element_count = element_count};
+  }
+  return {};
 }
 
 TEST_CASE("View: global ranks are counted over the nodes in their order", "[view]") {
@@ -71,7 +89,7 @@ TEST_CASE("Placement: slices cover every tensor once, aligned and bounded", "[vi
     const View view = MakeView({1}, weights);
     const uint64_t bytes = 1 + random.Below(1ull << (1 + random.Below(25)));
     CAPTURE(trial, bytes);
-    const Placement placement(view, TensorKey{random.Next()}, bytes);
+    const Placement placement = PlaceBytes(view, TensorKey{random.Next()}, bytes);
     uint64_t end = 0;
     std::map<AggregatorIndex, uint64_t> slot_end;
     for (const Slice& slice : placement.slices()) {
@@ -113,7 +131,7 @@ TEST_CASE("Placement: no aggregator carries 5 % above its share of a model", "[v
     std::vector<uint64_t> carried(weights.size());
     uint64_t total = 0;
     for (size_t i = 0; i < sizes.size(); ++i) {
-      const Placement placement(view, TensorKey{Random(i).Next()}, sizes[i]);
+      const Placement placement = PlaceBytes(view, TensorKey{Random(i).Next()}, sizes[i]);
       for (const Slice& slice : placement.slices()) {
         carried[slice.owner.value()] += slice.length_bytes;
       }
@@ -131,7 +149,7 @@ TEST_CASE("Placement: no aggregator carries 5 % above its share of a model", "[v
 TEST_CASE("Placement: a run is many slices, but not of a few bytes each", "[view]") {
   const auto longest = [](const View& view, uint64_t bytes) {
     uint32_t length = 0;
-    const Placement placement(view, TensorKey{7}, bytes);
+    const Placement placement = PlaceBytes(view, TensorKey{7}, bytes);
     for (const Slice& slice : placement.slices()) {
       length = std::max(length, slice.length_bytes);
     }
@@ -153,7 +171,7 @@ TEST_CASE("Placement: a run is many slices, but not of a few bytes each", "[view
   // With many aggregators there are many slices anyway.
   view = MakeView({1}, std::vector<uint32_t>(2000, 1));
   view.slice_bytes_max = kMiB;
-  CHECK(Placement(view, TensorKey{7}, kGiB).slices().size() <= 4 * 2000);
+  CHECK(PlaceBytes(view, TensorKey{7}, kGiB).slices().size() <= 4 * 2000);
   // Alone nothing travels.
   view = MakeView({2}, {});
   view.slice_bytes_max = kMiB;
@@ -165,7 +183,7 @@ TEST_CASE("Placement: hangs on nothing but the view and the tensor", "[view]") {
   View later = view;
   later.epoch = Epoch{9};
   const TensorKey key{12345};
-  CHECK(Placement(view, key, 5 * kMiB) == Placement(later, key, 5 * kMiB));
+  CHECK(PlaceBytes(view, key, 5 * kMiB) == PlaceBytes(later, key, 5 * kMiB));
   CHECK(PrimaryOwner(view, key) == PrimaryOwner(later, key));
 }
 
@@ -177,7 +195,7 @@ TEST_CASE("Placement: another placement is another version", "[view]") {
     for (uint64_t bytes = 1; bytes < 20 * kGiB; bytes = 7 * bytes + 3) {
       const TensorKey key{bytes};
       fingerprint = Fingerprint64(fingerprint, PrimaryOwner(view, key).value());
-      const Placement placement(view, key, bytes);
+      const Placement placement = PlaceBytes(view, key, bytes);
       for (const Slice& slice : placement.slices()) {
         fingerprint = Fingerprint64(fingerprint, slice.offset_bytes);
         fingerprint = Fingerprint64(fingerprint, slice.length_bytes);
@@ -192,8 +210,99 @@ TEST_CASE("Placement: another placement is another version", "[view]") {
   CHECK(PlacementDigest(MakeView({1}, {1})) != MakeView({1}, {1}).Digest());
 }
 
+TEST_CASE("Placement: slices cover each part once, and lie in one part each", "[view]") {
+  Random random(3);
+  for (int repetition = 0; repetition < 300; ++repetition) {
+    View view = MakeView({1}, std::vector<uint32_t>(1 + random.Below(4), 1));
+    view.slice_bytes_max = 4 * kKiB << random.Below(6);
+    const uint32_t rank_count = static_cast<uint32_t>(1 + random.Below(5));
+    const uint64_t part_bytes = random.OneIn(5) ? 0 : random.Below(300 * kKiB);
+    const Collective collective =
+        CollectiveOf(kCollectives[random.Below(kCollectives.size())].name, part_bytes);
+    const Placement placement(view, TensorKey{random.Next()}, collective, rank_count);
+    std::vector<uint64_t> covered(collective.part_count(rank_count));
+    std::vector<bool> seen(covered.size());
+    std::map<AggregatorIndex, uint64_t> slot_end;
+    for (const Slice& slice : placement.slices()) {
+      const uint32_t part = collective.part_at(slice.offset_bytes);
+      REQUIRE(part < covered.size());
+      REQUIRE(collective.offset_in_part(slice.offset_bytes) == covered[part]);
+      covered[part] += slice.length_bytes;
+      REQUIRE(covered[part] <= part_bytes);
+      REQUIRE(slice.offset_bytes % kCacheLineBytes == 0);
+      REQUIRE(slice.slot_offset_bytes >= slot_end[slice.owner]);
+      slot_end[slice.owner] = slice.slot_offset_bytes + slice.length_bytes;
+      seen[part] = true;
+    }
+    for (size_t part = 0; part < covered.size(); ++part) {
+      CAPTURE(part, part_bytes, collective.name());
+      CHECK(covered[part] == part_bytes);
+      CHECK(seen[part]);  // Also where there are no bytes.
+    }
+  }
+}
+
+TEST_CASE("Participation: all ranks of the view by default", "[view]") {
+  const View view = MakeView({2, 1}, {1});
+  const Participation sum(view, CollectiveOf("all_reduce", 4), {}, std::nullopt);
+  CHECK(sum.IsPossible());
+  CHECK(sum.rank_count() == 3);
+  CHECK(sum.GivingRanks(MemberIndex{0}, 0) == 2);
+  CHECK(sum.GivingRanks(MemberIndex{1}, 0) == 1);
+  CHECK(sum.Gets(MemberIndex{1}, 0));
+  CHECK(sum.TakerCount(0) == 2);
+
+  const Place root{view.members[1].id.node, LocalRank{0}};
+  const Participation broadcast(view, CollectiveOf("broadcast", 4), {}, root);
+  CHECK(broadcast.Source(0) == MemberIndex{1});
+  CHECK(broadcast.GivingRanks(MemberIndex{0}, 0) == 0);
+  CHECK(broadcast.Gets(MemberIndex{0}, 0));
+  CHECK_FALSE(Participation(view, CollectiveOf("broadcast", 4), {}, std::nullopt).IsPossible());
+}
+
+TEST_CASE("Participation: parts belong to the ranks of a group", "[view]") {
+  const View view = MakeView({2, 1, 2}, {1});
+  const auto place = [&](size_t member, uint32_t local_rank) {
+    return Place{view.members[member].id.node, LocalRank{local_rank}};
+  };
+  const Group group = {place(0, 1), place(2, 0), place(2, 1)};
+  const Participation gather(view, CollectiveOf("all_gather", 4), group, std::nullopt);
+  CHECK(gather.IsPossible());
+  CHECK_FALSE(gather.Includes(MemberIndex{1}));
+  CHECK(gather.Source(0) == MemberIndex{0});
+  CHECK(gather.Source(2) == MemberIndex{2});
+  CHECK(gather.TakerCount(1) == 2);
+  CHECK(gather.RanksOf(MemberIndex{2})[1].local_rank == LocalRank{1});
+
+  const Participation scatter(view, CollectiveOf("reduce_scatter", 4), group, std::nullopt);
+  CHECK(scatter.GivingRanks(MemberIndex{2}, 0) == 2);
+  CHECK(scatter.Gets(MemberIndex{0}, 0));
+  CHECK_FALSE(scatter.Gets(MemberIndex{2}, 0));
+
+  const Participation exchange(view, CollectiveOf("all_to_all", 4), group, std::nullopt);
+  // Part 1 goes from rank 0 to rank 1, part 5 from rank 1 to rank 2, both on member 2.
+  CHECK(exchange.TakerCount(1) == 2);
+  CHECK(exchange.IsPrivate(MemberIndex{2}, 5));
+  CHECK_FALSE(exchange.TakesPart(MemberIndex{0}, 5));
+}
+
+TEST_CASE("Participation: what a lost rank means depends on the collective", "[view]") {
+  const View view = MakeView({1, 1}, {1});
+  const Group group = {{view.members[0].id.node, LocalRank{0}},
+                       {NodeRank{view.members[1].id.node.value() + 7}, LocalRank{0}}};
+  const Participation sum(view, CollectiveOf("all_reduce", 4), group, std::nullopt);
+  CHECK(sum.IsPossible());
+  CHECK(sum.rank_count() == 2);
+  CHECK(sum.TakerCount(0) == 1);
+  CHECK_FALSE(
+      Participation(view, CollectiveOf("all_gather", 4), group, std::nullopt).IsPossible());
+  CHECK_FALSE(
+      Participation(view, CollectiveOf("reduce", 4), group, group[1]).IsPossible());
+  CHECK(Participation(view, CollectiveOf("reduce", 4), group, group[0]).IsPossible());
+}
+
 TEST_CASE("Placement: a tensor without bytes still has an owner", "[view]") {
-  const Placement placement(MakeView({1}, {1, 1}), TensorKey{5}, 0);
+  const Placement placement = PlaceBytes(MakeView({1}, {1, 1}), TensorKey{5}, 0);
   REQUIRE(placement.slices().size() == 1);
   CHECK(placement.slices()[0].length_bytes == 0);
 }

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_VIEW_PARTICIPATION_H_
+#define TALWEG_LIBS_VIEW_PARTICIPATION_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libs/base/collective.h"
+#include "libs/base/ids.h"
+#include "libs/view/view.h"
+
+namespace talweg {
+
+// Where a rank belongs: the same for everybody, also when views come and go. Whoever holds the place
+// in a view is the rank.
+struct Place {
+  NodeRank node;
+  LocalRank local_rank;
+
+  friend auto operator<=>(const Place&, const Place&) = default;
+};
+
+// The ranks that take part in a collective, ascending, no two alike. Empty: all ranks of the view.
+using Group = std::vector<Place>;
+
+// "ranks 0, 1 and 3 of node 2" is for people; this is short: "3 ranks (0.0, 0.1, 2.3)".
+std::string Describe(const Group& group);
+
+// Who gives and who gets which part of a tensor in one view. A value; agents and aggregators that
+// hold the same view compute the same.
+class Participation {
+ public:
+  Participation() = default;
+  // `root`: nullopt where there is none, or it is gone. A collective whose parts belong to ranks
+  // needs a group that names them.
+  Participation(const View& view, const Collective& collective, const Group& group,
+                std::optional<Place> root);
+
+  // A rank of one member.
+  struct LocalPart {
+    uint32_t number = 0;  // In the group.
+    LocalRank local_rank;
+  };
+
+  // Nobody is gone without whom the collective means nothing.
+  bool IsPossible() const { return is_possible_; }
+  // The ranks of the group, those whose place nobody holds included.
+  uint32_t rank_count() const { return rank_count_; }
+  // Ascending; empty: the member has no part in it at all.
+  const std::vector<LocalPart>& RanksOf(MemberIndex member) const {
+    return ranks_of_[member.value()];
+  }
+  bool Includes(MemberIndex member) const { return !ranks_of_[member.value()].empty(); }
+
+  // How many of the member's ranks give the part.
+  uint32_t GivingRanks(MemberIndex member, uint32_t part) const;
+  bool Gets(MemberIndex member, uint32_t part) const;
+  // Whether the member gives or gets the part, or keeps pace with those who do: members of one
+  // tensor are never more than a round apart, so a part that few have to do with is waited for by
+  // all. Only where each two members have a part in common (all_to_all) the others stay away.
+  bool TakesPart(MemberIndex member, uint32_t part) const;
+  uint32_t TakerCount(uint32_t part) const;
+  // Of a collective that copies: the one whose rank gives the part. nullopt: nobody in this view.
+  std::optional<MemberIndex> Source(uint32_t part) const;
+  // The member alone has to do with the part.
+  bool IsPrivate(MemberIndex member, uint32_t part) const {
+    return TakesPart(member, part) && TakerCount(part) == 1;
+  }
+
+ private:
+  bool Gives(const LocalPart& rank, uint32_t part) const {
+    return collective_.Gives(part, rank.number, rank_count_, root_);
+  }
+  bool Gets(const LocalPart& rank, uint32_t part) const {
+    return collective_.Gets(part, rank.number, rank_count_, root_);
+  }
+
+  Collective collective_;
+  uint32_t rank_count_ = 0;
+  uint32_t root_ = 0;
+  bool is_possible_ = false;
+  uint32_t member_count_ = 0;  // Of those that have ranks in the group.
+  std::vector<std::vector<LocalPart>> ranks_of_;  // By member.
+};
+
+}  // namespace talweg
+
+#endif  // TALWEG_LIBS_VIEW_PARTICIPATION_H_

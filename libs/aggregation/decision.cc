@@ -75,6 +75,11 @@ std::variant<wire::Decision, Contradiction> DecideHeld(const DecideInput& input,
     decision.text = RoundText(hi) + " was aborted in an earlier view";
     return decision;
   }
+  if (!input.all_get_all) {
+    return Contradiction{RoundText(hi) + " was over at member " +
+                         std::to_string(holder->member.value()) +
+                         " when the view changed, and what others were to get of it is lost"};
+  }
   decision.verdict = wire::Verdict::kFinish;
   decision.sum_epoch = holder->report.held_epoch;
   decision.sources.assign(input.slice_count, static_cast<uint16_t>(holder->member.value()));
@@ -117,10 +122,10 @@ std::variant<wire::Decision, Contradiction> Decide(const DecideInput& input) {
   const bool is_open = std::any_of(
       input.reports.begin(), input.reports.end(),
       [lo](const MemberReport& candidate) { return candidate.report.contributed > lo; });
-  if (input.root_is_gone && TALWEG_MUTATION(unopened_round_aborted, is_open, true)) {
+  if (input.is_dead && TALWEG_MUTATION(unopened_round_aborted, is_open, true)) {
     return wire::Decision{.round = lo.Next(),
                           .verdict = wire::Verdict::kAbort,
-                          .text = "the root rank of the broadcast has left the job"};
+                          .text = "a rank that it cannot do without has left the job"};
   }
   return wire::Decision{.round = lo.Next(), .verdict = wire::Verdict::kRedo};
 }

@@ -21,7 +21,8 @@ struct MemberReport {
   wire::Report report;
 };
 
-// The reports cannot all be true. The tensor is of no use any more.
+// The reports cannot all be true, or a round is over for some and can never be for the others. The
+// tensor is of no use any more.
 struct Contradiction {
   std::string text;
 };
@@ -29,7 +30,9 @@ struct Contradiction {
 struct DecideInput {
   std::span<const MemberReport> reports;  // By member, ascending; at least one.
   size_t slice_count = 1;                 // Of the tensor in the new view.
-  bool root_is_gone = false;              // A broadcast whose root rank has left.
+  bool is_dead = false;                   // Somebody has left without whom it means nothing.
+  // Whoever holds a round holds all of its result. If not, nobody has for others what they get.
+  bool all_get_all = true;
 };
 
 // A pure function: `key` and the text's name of the tensor are the caller's.

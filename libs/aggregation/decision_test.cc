@@ -20,7 +20,7 @@ MemberReport Says(uint32_t member, uint64_t held, uint64_t held_epoch, uint64_t 
 wire::Decision Decided(const std::vector<MemberReport>& reports, size_t slice_count = 3,
                        bool root_is_gone = false) {
   const auto decided =
-      Decide({.reports = reports, .slice_count = slice_count, .root_is_gone = root_is_gone});
+      Decide({.reports = reports, .slice_count = slice_count, .is_dead = root_is_gone});
   if (const auto* contradiction = std::get_if<Contradiction>(&decided)) FAIL(contradiction->text);
   return std::get<wire::Decision>(decided);
 }

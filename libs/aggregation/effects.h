@@ -109,8 +109,8 @@ struct CopyResult {
 };
 
 // Write a slice's result to a member (kWritten), then, behind it, send the Result entry; or put
-// the bytes into the entry (kInline; they are read when the effect is performed); or send the
-// entry alone (kEmpty). kWritten is answered by OnWriteDone when the result memory is not read any
+// the bytes into the entry (kInline; they are read when the effect is performed; kDisagreement); or
+// send the entry alone (kEmpty). kWritten is answered by OnWriteDone when the result memory is not read any
 // more, unless the connection is closed or lost first.
 struct SendResult {
   ConnectionId connection;
@@ -121,6 +121,7 @@ struct SendResult {
   uint32_t length_bytes = 0;
   wire::RemoteRef target;  // kWritten only.
   WriteId write;           // kWritten only.
+  std::string text;        // kDisagreement only: the entry's bytes.
 };
 
 // Close now: nothing of the peer lands, and nothing that is read for it is read, when this has

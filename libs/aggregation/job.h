@@ -165,10 +165,14 @@ class Job {
                       Effects& out);
   void Refuse(ConnectionId connection, Session& session, wire::RefusedReason reason,
               const wire::Contribute& entry, std::string text, Effects& out);
-  uint64_t CostOf(const wire::Contribute& entry) const;
+  static bool LengthIsWrong(const Tensor& tensor, const LocalSlice& slice,
+                            const wire::Contribute& entry);
   std::string ModeProblem(const Tensor& tensor, const LocalSlice& slice, MemberIndex member,
                           const wire::Contribute& entry) const;
+  // What the members of a complete round do not agree on, naming both sides, or "".
+  std::string RoundDisagreement(const Tensor& tensor, const LocalSlice& slice) const;
   void StartSumIfFree(Tensor& tensor, LocalSlice& slice, Effects& out);
+  void ServeAll(Tensor& tensor, LocalSlice& slice, Effects& out);
   void Serve(Tensor& tensor, LocalSlice& slice, MemberIndex member, bool wants_bytes, Effects& out);
   void ForgetWritesOf(ConnectionId connection, Effects& out);
   void WriteIsOver(const Write& write, Effects& out);

@@ -76,6 +76,16 @@ void Job::OnDeclare(ConnectionId connection, MemberIndex member, const wire::Dec
   tensor.agreed->root_rank = said.root_rank;  // Ranks are counted anew in every view.
   tensor.agreed->root_epoch = view_.epoch;
   if (!tensor.Placed() && !PlaceTensor(tensor, out)) return;
+  if (!tensor.participation.Includes(member)) {
+    declaration = {};
+    SendEntry(connection,
+              wire::Declared{.key = entry.key,
+                             .status = wire::DeclaredStatus::kInvalid,
+                             .text = "tensor '" + entry.name + "': " + MemberText(member) +
+                                     " has no rank in it, " + Describe(*tensor.agreed)},
+              out);
+    return;
+  }
   EnsureMemory(tensor, member, out);
   AnswerIfReady(tensor, member, out);
 }
@@ -83,7 +93,8 @@ void Job::OnDeclare(ConnectionId connection, MemberIndex member, const wire::Dec
 bool Job::PlaceTensor(Tensor& tensor, Effects& out) {
   const bool lies_as_before = tensor.Place(view_, *self_);
   const uint64_t slot_bytes = tensor.SlotBytes();
-  const uint64_t needed_bytes = slot_bytes * (members_.size() + 1);
+  const uint32_t member_count = tensor.participation.member_count();
+  const uint64_t needed_bytes = slot_bytes * (member_count + 1);
   Unreserve(tensor);
   const uint64_t job_left = config_.memory_bytes_max - reserved_bytes_;
   if (needed_bytes > job_left || !budget_->Reserve(needed_bytes)) {
@@ -93,7 +104,7 @@ bool Job::PlaceTensor(Tensor& tensor, Effects& out) {
         tensor, wire::FailedCode::kOverBudget,
         "tensor '" + tensor.agreed->name + "' needs " + FormatBytes(needed_bytes) +
             " at aggregator '" + config_.self_name + "' (" + FormatBytes(slot_bytes) +
-            " for each of " + std::to_string(members_.size()) + " members and for the result), " +
+            " for each of " + std::to_string(member_count) + " members and for the result), " +
             (of_job
                  ? "and job '" + config_.name + "' has " + FormatBytes(reserved_bytes_) +
                        " of the " + FormatBytes(config_.memory_bytes_max) + " that a job may have"

@@ -94,11 +94,9 @@ class JobFixture {
                           DType dtype = DType::kF32, Op op = Op::kSum, uint32_t root = 0) const {
     return {.key = KeyOf(name),
             .name = name,
-            .dtype = dtype,
-            .op = op,
+            .collective = Collective::Of(dtype, op, element_count),
             .root_rank = root,
             .by_rank = node * 10,
-            .element_count = element_count,
             .result = {wire::RemoteRef{node, 1'000'000}, wire::RemoteRef{node, 2'000'000}}};
   }
   void SayDeclare(uint32_t node, wire::Declare declare, uint32_t life = 0) {
@@ -130,8 +128,23 @@ class JobFixture {
             .mode = wire::Mode::kSum,
             .form = wire::Form::kWritten};
   }
+  // With the length that is meant where none is said: all of a slice.
+  wire::Contribute WithLength(wire::Contribute part) const {
+    if (part.form == wire::Form::kInline) {
+      part.length_bytes = static_cast<uint32_t>(part.bytes.size());
+    }
+    const auto tensor = job.tensors().find(part.key);
+    if (part.form != wire::Form::kWritten || part.length_bytes != 0 ||
+        tensor == job.tensors().end()) {
+      return part;
+    }
+    for (const LocalSlice& slice : tensor->second.local) {
+      if (slice.index == part.slice) part.length_bytes = slice.length_bytes;
+    }
+    return part;
+  }
   void Contribute(uint32_t node, wire::Contribute part, uint32_t life = 0) {
-    Say(Conn(node, life), wire::FrameType::kContribute, std::vector{part});
+    Say(Conn(node, life), wire::FrameType::kContribute, std::vector{WithLength(part)});
   }
   void Contribute(uint32_t node, const std::string& name, uint64_t round, uint32_t slice = 0) {
     Contribute(node, Part(name, round, slice));

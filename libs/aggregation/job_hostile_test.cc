@@ -115,8 +115,8 @@ class HostilePeers {
     wire::Declare declare =
         name == "c" ? f_.DeclareOf(name, AnyNode(), 30'000, DType::kF32, Op::kCopy, root)
                     : f_.DeclareOf(name, AnyNode(), name == "b" ? 20'000 : count);
-    if (random_.OneIn(500)) declare.op = static_cast<Op>(random_.Below(9));
-    if (random_.OneIn(500)) declare.dtype = static_cast<DType>(random_.Below(11));
+    if (random_.OneIn(500)) declare.collective.op = static_cast<Op>(random_.Below(9));
+    if (random_.OneIn(500)) declare.collective.dtype = static_cast<DType>(random_.Below(11));
     if (random_.OneIn(500)) declare.key = KeyOf(AnyName());
     f_.Say(AnyConnection(), wire::FrameType::kDeclare, std::vector{declare});
   }
@@ -149,6 +149,13 @@ class HostilePeers {
       if (random_.OneIn(4)) part.sum_epoch = Epoch{random_.Below(4)};
     }
     if (random_.OneIn(30)) part.rank_count = static_cast<uint32_t>(random_.Below(4));
+    part = f_.WithLength(part);
+    if (random_.OneIn(30)) part.length_bytes = static_cast<uint32_t>(4 * random_.Below(20'000));
+    if (random_.OneIn(30)) part.signature = random_.Below(3);
+    if (random_.OneIn(40)) {
+      part.form = wire::Form::kDisagreement;
+      part.length_bytes = 0;
+    }
     f_.Say(AnyConnection(), wire::FrameType::kContribute, std::vector{part, part});
   }
   uint64_t OpenRound(const std::string& name) {

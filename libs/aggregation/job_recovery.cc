@@ -95,7 +95,8 @@ void Job::DecideTensor(Tensor& tensor, Effects& out) {
   std::variant<wire::Decision, Contradiction> decided =
       Decide({.reports = reports,
               .slice_count = tensor.slice_count,
-              .root_is_gone = agreed.op == Op::kCopy && agreed.root_rank == wire::kNoRank});
+              .is_dead = agreed.IsDead(),
+              .all_get_all = agreed.collective.all_get_all()});
   if (const auto* contradiction = std::get_if<Contradiction>(&decided)) {
     ++counters_.contradictions;
     PoisonTensor(tensor, wire::FailedCode::kAborted,

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <utility>
 
 #include "libs/aggregation/job.h"
@@ -39,7 +40,9 @@ void Job::OnContributions(ConnectionId connection, Session& session, const wire:
   }
 
   uint64_t cost_bytes = 0;
-  for (const wire::Contribute& entry : *entries) cost_bytes += CostOf(entry);
+  for (const wire::Contribute& entry : *entries) {
+    cost_bytes += wire::CreditCost(entry.form, entry.length_bytes);
+  }
   if (TALWEG_MUTATION(credit_never_returned, cost_bytes > 0, false))
     out.push_back(ReturnCredit{connection, cost_bytes});
   for (uint32_t i = 0; i < entries->size(); ++i) {
@@ -79,13 +82,18 @@ void Job::OnContribution(ConnectionId connection, Session& session, MemberIndex 
                       " slices, and slice " + std::to_string(entry.slice.value()) +
                       " is not summed by aggregator '" + config_.self_name + "'");
   }
-  if (TALWEG_MUTATION(wrong_length_taken,
-                      entry.form == Form::kInline && entry.bytes.size() != slice->length_bytes,
-                      false)) {
+  if (!tensor.participation.TakesPart(member, slice->part)) {
+    return refuse(RefusedReason::kWrongMode, "tensor '" + name + "': " + MemberText(member) +
+                                                 " has nothing to do with slice " +
+                                                 std::to_string(entry.slice.value()));
+  }
+  if (TALWEG_MUTATION(wrong_length_taken, LengthIsWrong(tensor, *slice, entry), false)) {
     return refuse(RefusedReason::kWrongLength,
-                  "tensor '" + name + "': slice " + std::to_string(entry.slice.value()) + " is " +
-                      std::to_string(slice->length_bytes) + " bytes, not " +
-                      std::to_string(entry.bytes.size()));
+                  "tensor '" + name + "': slice " + std::to_string(entry.slice.value()) + " has " +
+                      std::to_string(slice->length_bytes) + " bytes of " +
+                      std::string(DTypeName(tensor.agreed->collective.dtype)) +
+                      " at most, and the contribution says " + std::to_string(entry.length_bytes) +
+                      ", with " + std::to_string(entry.bytes.size()) + " inside");
   }
   std::string problem = ModeProblem(tensor, *slice, member, entry);
   if (!problem.empty()) return refuse(RefusedReason::kWrongMode, std::move(problem));
@@ -104,50 +112,102 @@ void Job::OnContribution(ConnectionId connection, Session& session, MemberIndex 
     case SliceRound::Outcome::kDuplicate: ++counters_.duplicates; return;
     case SliceRound::Outcome::kServeAgain:
       ++counters_.results_again;
-      Serve(tensor, *slice, member, entry.mode == Mode::kSum || entry.wants_result, out);
+      Serve(tensor, *slice, member, entry.wants_result, out);
       return;
     case SliceRound::Outcome::kTaken:
     case SliceRound::Outcome::kCompleted: break;
   }
-  const uint64_t bytes = entry.form == Form::kEmpty ? 0 : slice->length_bytes;
+  const uint64_t bytes = wire::CreditCost(entry.form, entry.length_bytes);
   ++counters_.contributions;
   counters_.contribution_bytes += bytes;
   session.contribution_bytes += bytes;
   if (entry.form == Form::kInline && bytes > 0) {
     out.push_back(StoreInline{.slots = tensor.slots.at(view_.members[member.value()].id).id,
                               .offset_bytes = slice->slot_offset_bytes,
-                              .length_bytes = slice->length_bytes,
+                              .length_bytes = entry.length_bytes,
                               .entry_index = entry_index});
   }
   if (slice->round.state() == SliceRound::State::kComplete) StartSumIfFree(tensor, *slice, out);
+}
+
+bool Job::LengthIsWrong(const Tensor& tensor, const LocalSlice& slice,
+                        const wire::Contribute& entry) {
+  if (entry.length_bytes > slice.length_bytes) return true;
+  if (entry.length_bytes % DTypeSize(tensor.agreed->collective.dtype) != 0) return true;
+  switch (entry.form) {
+    case Form::kInline: return entry.bytes.size() != entry.length_bytes;
+    case Form::kWritten: return false;
+    case Form::kEmpty:
+    case Form::kDisagreement: break;
+  }
+  return entry.length_bytes != 0;
 }
 
 std::string Job::ModeProblem(const Tensor& tensor, const LocalSlice& slice, MemberIndex member,
                              const wire::Contribute& entry) const {
   // Of every contribution this is asked, and of hardly any there is something to say.
   const auto who = [&] { return "tensor '" + tensor.agreed->name + "': " + MemberText(member); };
-  const bool is_broadcast = tensor.agreed->op == Op::kCopy;
+  const Collective& collective = tensor.agreed->collective;
+  const uint32_t giving_ranks = tensor.participation.GivingRanks(member, slice.part);
   if (entry.mode == Mode::kSum) {
-    if (is_broadcast) return who() + " contributes to the sum of a broadcast";
+    if (collective.copies()) {
+      return who() + " contributes to the sum of a tensor that is copied, " +
+             Describe(*tensor.agreed);
+    }
+    if (entry.form == Form::kDisagreement) return "";
     if (entry.form == Form::kEmpty) return who() + " contributes nothing to a sum";
-    const uint32_t rank_count = view_.members[member.value()].rank_count;
     if (entry.rank_count == 0 ||
-        TALWEG_MUTATION(rank_count_unchecked, entry.rank_count > rank_count, false)) {
+        TALWEG_MUTATION(rank_count_unchecked, entry.rank_count > giving_ranks, false)) {
       return who() + " contributes for " + std::to_string(entry.rank_count) + " ranks and has " +
-             std::to_string(rank_count);
+             std::to_string(giving_ranks);
     }
     return "";
   }
   if (entry.sum_epoch > view_.epoch) return who() + " has a result of an epoch to come";
+  if (entry.form == Form::kDisagreement) {
+    return collective.copies() ? "" : who() + " disagrees in a copy of what is summed";
+  }
   if (entry.form == Form::kEmpty) return "";
   if (entry.sum_epoch != Epoch{0}) return "";  // The source of a Finish.
-  if (!is_broadcast) return who() + " copies bytes that are no result into a sum";
-  const uint32_t root = tensor.agreed->root_rank;
-  const std::optional<MemberIndex> source =
-      root == wire::kNoRank ? std::nullopt : view_.MemberOfRank(Rank{root});
-  if (source != member) {
-    return who() + " is not the node of the root, " + Describe(*tensor.agreed) + ", slice " +
+  if (!collective.copies()) return who() + " copies bytes that are no result into a sum";
+  if (giving_ranks == 0) {
+    return who() + " gives what it does not have, " + Describe(*tensor.agreed) + ", slice " +
            std::to_string(slice.index.value());
+  }
+  return "";
+}
+
+std::string Job::RoundDisagreement(const Tensor& tensor, const LocalSlice& slice) const {
+  const std::vector<SliceRound::Part>& parts = slice.round.parts();
+  const std::string what = "round " + std::to_string(slice.round.open_round().value()) +
+                           " of tensor '" + tensor.agreed->name + "': ";
+  std::optional<size_t> first;
+  std::optional<size_t> first_giver;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i].here) continue;
+    if (!parts[i].disagreement.empty()) return what + parts[i].disagreement;
+    if (!first) first = i;
+    if (!first_giver && parts[i].has_bytes) first_giver = i;
+  }
+  const auto said = [&](size_t member, bool with_length) {
+    const std::optional<uint64_t> length =
+        with_length ? std::optional<uint64_t>(parts[member].length_bytes) : std::nullopt;
+    const MemberIndex index{static_cast<uint32_t>(member)};
+    const uint32_t rank = view_.RankBase(index).value() +
+                          tensor.participation.RanksOf(index).front().local_rank.value();
+    return "rank " + std::to_string(rank) + " (" + MemberText(index) + ") gives " +
+           DescribeGiven(parts[member].signature, length);
+  };
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i].here) continue;
+    if (parts[i].signature != parts[*first].signature) {
+      return what + said(*first, false) + ", " + said(i, false);
+    }
+    if (slice.round.mode() == Mode::kSum &&
+        parts[i].length_bytes != parts[*first_giver].length_bytes) {
+      return what + said(*first_giver, true) + ", " + said(i, true) + " in slice " +
+             std::to_string(slice.index.value());
+    }
   }
   return "";
 }
@@ -165,15 +225,6 @@ void Job::Refuse(ConnectionId connection, Session& session, RefusedReason reason
             out);
 }
 
-uint64_t Job::CostOf(const wire::Contribute& entry) const {
-  if (entry.form == Form::kEmpty) return 0;
-  const auto found = tensors_.find(entry.key);
-  if (found != tensors_.end() && entry.slice.value() < found->second.slice_lengths.size()) {
-    return wire::CreditCost(entry.form, found->second.slice_lengths[entry.slice.value()]);
-  }
-  return entry.bytes.size();
-}
-
 void Job::StartSumIfFree(Tensor& tensor, LocalSlice& slice, Effects& out) {
   if (!tensor.Placed() || tensor.poison || slice.round.state() != SliceRound::State::kComplete) {
     return;
@@ -182,10 +233,19 @@ void Job::StartSumIfFree(Tensor& tensor, LocalSlice& slice, Effects& out) {
     ++counters_.sums_held_back;
     return;
   }
+  // A Finish takes a result that stands.
+  std::string disagreement = slice.round.is_finish() ? "" : RoundDisagreement(tensor, slice);
+  if (!disagreement.empty()) {
+    ++counters_.rounds_disagreed;
+    CutText(disagreement);
+    slice.round.Disagree(view_.epoch, std::move(disagreement));
+    return ServeAll(tensor, slice, out);
+  }
   const SumId id = {.epoch = view_.epoch,
                     .tensor = tensor.key,
                     .slice = slice.index,
                     .round = slice.round.open_round()};
+  const uint32_t length_bytes = slice.round.length_bytes();
   slice.round.StartSum();
   const auto slots_of = [&](size_t member) { return tensor.slots.at(view_.members[member].id).id; };
   if (slice.round.mode() == Mode::kCopy) {
@@ -194,26 +254,29 @@ void Job::StartSumIfFree(Tensor& tensor, LocalSlice& slice, Effects& out) {
     ++counters_.copies;
     out.push_back(CopyResult{.id = id,
                              .offset_bytes = slice.slot_offset_bytes,
-                             .length_bytes = slice.length_bytes,
+                             .length_bytes = length_bytes,
                              .source = slots_of(source->value()),
                              .result = tensor.result});
     return;
   }
   Sum sum = {.id = id,
-             .dtype = tensor.agreed->dtype,
-             .op = tensor.agreed->op,
+             .dtype = tensor.agreed->collective.dtype,
+             .op = tensor.agreed->collective.op,
              .offset_bytes = slice.slot_offset_bytes,
-             .length_bytes = slice.length_bytes,
+             .length_bytes = length_bytes,
              .result = tensor.result};
   const std::vector<SliceRound::Part>& parts = slice.round.parts();
-  sum.inputs.reserve(parts.size());
+  sum.inputs.reserve(slice.round.taker_count());
   for (size_t i = 0; i < parts.size(); ++i) {
-    sum.inputs.push_back({slots_of(TALWEG_MUTATION(sum_order_reversed, i, parts.size() - 1 - i)),
-                          parts[i].rank_count});
+    if (!parts[i].here) continue;
+    sum.inputs.push_back({slots_of(i), parts[i].rank_count});
     sum.rank_count_total += parts[i].rank_count;
   }
+  if (TALWEG_MUTATION(sum_order_reversed, false, true)) {
+    std::reverse(sum.inputs.begin(), sum.inputs.end());
+  }
   ++counters_.sums;
-  counters_.summed_bytes += uint64_t{slice.length_bytes} * parts.size();
+  counters_.summed_bytes += uint64_t{length_bytes} * sum.inputs.size();
   out.push_back(std::move(sum));
 }
 
@@ -230,13 +293,18 @@ void Job::OnSummed(const SumId& id, Effects& out) {
   LocalSlice* slice = tensor.FindLocal(id.slice);
   TALWEG_CHECK(slice != nullptr && slice->round.open_round() == id.round);
   slice->round.OnSummed(view_.epoch);
+  ServeAll(tensor, *slice, out);
+}
+
+void Job::ServeAll(Tensor& tensor, LocalSlice& slice, Effects& out) {
   // Nobody contributes to a round before it has the whole one before.
   if (++tensor.slices_done == tensor.local.size()) {
     tensor.slices_done = 0;
     ++counters_.rounds;
   }
   for (uint32_t i = 0; i < members_.size(); ++i) {
-    Serve(tensor, *slice, MemberIndex{i}, slice->round.WantedResult(MemberIndex{i}), out);
+    if (!tensor.participation.TakesPart(MemberIndex{i}, slice.part)) continue;
+    Serve(tensor, slice, MemberIndex{i}, slice.round.WantedResult(MemberIndex{i}), out);
   }
 }
 
@@ -252,16 +320,20 @@ void Job::Serve(Tensor& tensor, LocalSlice& slice, MemberIndex member, bool want
                                  .round = standing.round,
                                  .slice = slice.index,
                                  .rank_count = standing.rank_count,
+                                 .length_bytes = standing.length_bytes,
                                  .form = Form::kEmpty,
                                  .sum_epoch = standing.sum_epoch},
                        .result = tensor.result,
                        .offset_bytes = slice.slot_offset_bytes,
-                       .length_bytes = slice.length_bytes};
+                       .length_bytes = standing.length_bytes,
+                       .text = standing.disagreement};
   ++counters_.results;
-  if (wants_bytes) {
-    counters_.result_bytes += slice.length_bytes;
+  if (!standing.disagreement.empty()) {
+    result.entry.form = Form::kDisagreement;
+  } else if (wants_bytes) {
+    counters_.result_bytes += standing.length_bytes;
     result.entry.form =
-        slice.length_bytes <= wire::kInlineBytesMax ? Form::kInline : Form::kWritten;
+        standing.length_bytes <= wire::kInlineBytesMax ? Form::kInline : Form::kWritten;
   }
   if (result.entry.form == Form::kWritten) {
     result.target = tensor.declarations[member.value()]

@@ -40,7 +40,8 @@ std::optional<Job::Wait> Job::WaitOf(const Tensor& tensor) const {
     if (!waits(slice) || slice.round.open_round() != wait->round) continue;
     ++wait->slices;
     wait->since_ns = std::min(wait->since_ns, slice.round.since_ns());
-    for (size_t i = 0; i < members_.size(); ++i) {
+    for (uint32_t i = 0; i < members_.size(); ++i) {
+      if (!tensor.participation.TakesPart(MemberIndex{i}, slice.part)) continue;
       (slice.round.parts()[i].here ? wait->waiting : wait->missing)[i] = true;
     }
   }
@@ -89,8 +90,8 @@ bool Job::NoticeTensor(Tensor& tensor, int64_t now_ns, Effects& out) {
                           .waited_ns = static_cast<uint64_t>(now_ns - wait->since_ns)};
   NameMissing(wait->missing, notice);
   // Also to those that are missing: they may hold the round back without need.
-  for (size_t i = 0; i < members_.size(); ++i) {
-    if (!members_[i].connection) continue;
+  for (uint32_t i = 0; i < members_.size(); ++i) {
+    if (!members_[i].connection || !tensor.participation.Includes(MemberIndex{i})) continue;
     ++counters_.waiting_notices;
     SendEntry(*members_[i].connection, notice, out);
   }
@@ -145,9 +146,7 @@ JobStatus Job::Status(int64_t now_ns) const {
     record.key = key;
     if (tensor.agreed) {
       record.name = tensor.agreed->name;
-      record.dtype = tensor.agreed->dtype;
-      record.op = tensor.agreed->op;
-      record.element_count = tensor.agreed->element_count;
+      record.collective = tensor.agreed->collective;
     }
     record.slices_here = tensor.Placed() ? static_cast<uint32_t>(tensor.local.size()) : 0;
     record.slice_count = tensor.slice_count;

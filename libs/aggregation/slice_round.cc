@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/aggregation/slice_round.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "libs/base/check.h"
 #include "libs/base/mutation.h"
 
@@ -13,7 +16,8 @@ SliceRound::Outcome SliceRound::OnContribution(MemberIndex from, const wire::Con
                                                int64_t now_ns) {
   TALWEG_CHECK(from.value() < parts_.size());
   Part& part = parts_[from.value()];
-  const bool empty = entry.form == Form::kEmpty;
+  const bool disagrees = entry.form == Form::kDisagreement;
+  const bool empty = entry.form == Form::kEmpty || disagrees;
   if (entry.round == Round{0}) return Outcome::kWrongRound;
   if (entry.round == standing_.round) {
     // Who has contributed to the next round had this result.
@@ -26,10 +30,10 @@ SliceRound::Outcome SliceRound::OnContribution(MemberIndex from, const wire::Con
   TALWEG_CHECK(state_ == State::kFilling);
 
   if (here_count_ > 0 && entry.mode != mode_) return Outcome::kWrongMode;
-  const bool is_last = here_count_ + 1 == parts_.size();
+  const bool is_last = here_count_ + 1 == taker_count_;
   if (entry.mode == Mode::kSum) {
-    if (empty) return Outcome::kWrongMode;
-  } else if (empty ? is_last && !source_ : source_.has_value()) {
+    if (empty && !disagrees) return Outcome::kWrongMode;
+  } else if (empty ? is_last && !source_ && !disagrees && !AnyDisagrees() : source_.has_value()) {
     return Outcome::kWrongMode;  // A copy has one source: neither none nor two.
   }
 
@@ -45,7 +49,14 @@ SliceRound::Outcome SliceRound::OnContribution(MemberIndex from, const wire::Con
   part = {.here = true,
           .has_bytes = !empty,
           .wants_result = entry.wants_result,
-          .rank_count = empty ? 0 : entry.rank_count};
+          .rank_count = empty ? 0 : entry.rank_count,
+          .length_bytes = empty ? 0 : entry.length_bytes,
+          .signature = entry.signature};
+  if (disagrees) {
+    part.disagreement.assign(reinterpret_cast<const char*>(entry.bytes.data()),
+                             entry.bytes.size());
+    if (part.disagreement.empty()) part.disagreement = "its ranks disagree";
+  }
   ++here_count_;
   if (!is_last) return Outcome::kTaken;
   state_ = State::kComplete;
@@ -71,20 +82,45 @@ void SliceRound::StartSum() {
   state_ = State::kSumming;
 }
 
+uint32_t SliceRound::length_bytes() const {
+  for (const Part& part : parts_) {
+    if (part.here && part.has_bytes) return part.length_bytes;
+  }
+  return 0;
+}
+
+bool SliceRound::AnyDisagrees() const {
+  return std::any_of(parts_.begin(), parts_.end(),
+                     [](const Part& part) { return part.here && !part.disagreement.empty(); });
+}
+
 void SliceRound::OnSummed(Epoch epoch) {
   TALWEG_CHECK(state_ == State::kSumming);
-  standing_ = {
+  Standing standing = {
       .round = open_round_,
       .sum_epoch = mode_ == Mode::kCopy && TALWEG_MUTATION(finish_in_its_own_epoch, sum_epoch_,
                                                            Epoch{0}) != Epoch{0}
                        ? sum_epoch_
                        : epoch,
-      .rank_count = 0,
+      .length_bytes = length_bytes(),
       .mode = mode_};
+  for (const Part& part : parts_) {
+    if (!part.here) continue;
+    standing.rank_count += TALWEG_MUTATION(divisor_counts_members, part.rank_count, 1u);
+  }
+  Stand(std::move(standing));
+}
+
+void SliceRound::Disagree(Epoch epoch, std::string text) {
+  TALWEG_CHECK(state_ == State::kComplete && !text.empty());
+  Stand({.round = open_round_, .sum_epoch = epoch, .mode = mode_, .disagreement = std::move(text)});
+}
+
+void SliceRound::Stand(Standing standing) {
+  standing_ = std::move(standing);
   wanted_.assign(parts_.size(), false);
   for (size_t i = 0; i < parts_.size(); ++i) {
-    standing_.rank_count += TALWEG_MUTATION(divisor_counts_members, parts_[i].rank_count, 1u);
-    wanted_[i] = mode_ == Mode::kSum || parts_[i].wants_result;
+    wanted_[i] = parts_[i].here && parts_[i].wants_result;
     parts_[i] = {};
   }
   state_ = State::kFilling;

@@ -29,7 +29,7 @@ constexpr MemberIndex kFirst{0};
 constexpr MemberIndex kSecond{1};
 
 TEST_CASE("SliceRound: fills, sums, and goes on with the next round", "[aggregation]") {
-  SliceRound slice(2);
+  SliceRound slice(2, 2);
   CHECK(slice.OnContribution(kSecond, Sum(7, 2), 10) == Outcome::kTaken);
   CHECK(slice.open_round() == Round{7});
   CHECK(slice.OnContribution(kFirst, Sum(7, 1), 20) == Outcome::kCompleted);
@@ -46,7 +46,7 @@ TEST_CASE("SliceRound: fills, sums, and goes on with the next round", "[aggregat
 }
 
 TEST_CASE("SliceRound: the same contribution twice counts once", "[aggregation]") {
-  SliceRound slice(2);
+  SliceRound slice(2, 2);
   CHECK(slice.OnContribution(kFirst, Sum(1), 0) == Outcome::kTaken);
   CHECK(slice.OnContribution(kFirst, Sum(1), 0) == Outcome::kDuplicate);
   CHECK(slice.here_count() == 1);
@@ -63,7 +63,7 @@ TEST_CASE("SliceRound: the same contribution twice counts once", "[aggregation]"
 }
 
 TEST_CASE("SliceRound: rounds too old, too new and zero are wrong", "[aggregation]") {
-  SliceRound slice(2);
+  SliceRound slice(2, 2);
   CHECK(slice.OnContribution(kFirst, Sum(0), 0) == Outcome::kWrongRound);
   CHECK(slice.OnContribution(kFirst, Sum(5), 0) == Outcome::kTaken);
   CHECK(slice.OnContribution(kSecond, Sum(4), 0) == Outcome::kWrongRound);
@@ -79,7 +79,7 @@ TEST_CASE("SliceRound: rounds too old, too new and zero are wrong", "[aggregatio
 
 TEST_CASE("SliceRound: a lost connection's contribution is forgotten until the round is complete",
           "[aggregation]") {
-  SliceRound slice(2);
+  SliceRound slice(2, 2);
   REQUIRE(slice.OnContribution(kFirst, Sum(5), 0) == Outcome::kTaken);
   slice.Forget(kFirst);
   CHECK(slice.here_count() == 0);
@@ -96,7 +96,7 @@ TEST_CASE("SliceRound: a lost connection's contribution is forgotten until the r
 }
 
 TEST_CASE("SliceRound: a copy has exactly one source and keeps its epoch", "[aggregation]") {
-  SliceRound slice(3);
+  SliceRound slice(3, 3);
   CHECK(slice.OnContribution(kFirst, Empty(5, true), 0) == Outcome::kTaken);
   CHECK(slice.OnContribution(kSecond, Sum(5), 0) == Outcome::kWrongMode);
   CHECK(slice.OnContribution(kSecond, Source(5, 2), 0) == Outcome::kTaken);
@@ -124,11 +124,11 @@ TEST_CASE("SliceRound: a copy has exactly one source and keeps its epoch", "[agg
 }
 
 TEST_CASE("SliceRound: a copy without a source does not complete", "[aggregation]") {
-  SliceRound slice(2);
+  SliceRound slice(2, 2);
   CHECK(slice.OnContribution(kFirst, Empty(5, true), 0) == Outcome::kTaken);
   CHECK(slice.OnContribution(kSecond, Empty(5, true), 0) == Outcome::kWrongMode);
   CHECK(slice.OnContribution(kSecond, Source(5, 2), 0) == Outcome::kCompleted);
-  CHECK(SliceRound(1).OnContribution(
+  CHECK(SliceRound(1, 1).OnContribution(
             kFirst, {.round = Round{1}, .mode = wire::Mode::kSum, .form = wire::Form::kEmpty}, 0) ==
         Outcome::kWrongMode);
 }

@@ -20,6 +20,7 @@ constexpr NamedField kFields[] = {
     {"sums", &Counters::sums},
     {"summed_bytes", &Counters::summed_bytes},
     {"rounds", &Counters::rounds},
+    {"rounds_disagreed", &Counters::rounds_disagreed},
     {"copies", &Counters::copies},
     {"sums_stale", &Counters::sums_stale},
     {"sums_held_back", &Counters::sums_held_back},

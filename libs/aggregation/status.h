@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "libs/base/dtype.h"
+#include "libs/base/collective.h"
 #include "libs/base/ids.h"
 #include "libs/view/view.h"
 #include "libs/wire/frames.h"
@@ -28,6 +28,7 @@ struct Counters {
   uint64_t sums = 0;                                          // Slices summed.
   uint64_t summed_bytes = 0;                                  // Bytes read by sums.
   uint64_t rounds = 0;          // Of tensors: all slices placed here are summed.
+  uint64_t rounds_disagreed = 0;  // Slices whose members gave what does not go together.
   uint64_t copies = 0;          // Slices of copy rounds.
   uint64_t sums_stale = 0;      // Finished behind their epoch and thrown away.
   uint64_t sums_held_back = 0;  // Waited for writes from the result memory.
@@ -80,9 +81,7 @@ struct RoundStatus {
 struct TensorStatus {
   TensorKey key;
   std::string name;
-  DType dtype = DType::kUnspecified;
-  Op op = Op::kUnspecified;
-  uint64_t element_count = 0;
+  Collective collective;
   uint32_t slices_here = 0;
   uint32_t slice_count = 0;
   uint64_t reserved_bytes = 0;

@@ -9,23 +9,22 @@
 namespace talweg::aggregation {
 
 Agreement AgreementOf(const wire::Declare& declare, Epoch epoch) {
+  const bool has_rank = declare.collective.has_root() || declare.root_rank == wire::kNoRank;
   return {.name = declare.name,
-          .dtype = declare.dtype,
-          .op = declare.op,
-          .element_count = declare.element_count,
-          .root_rank = declare.op == Op::kCopy ? declare.root_rank : 0,
+          .collective = declare.collective,
+          .group = declare.group,
+          .root_rank = has_rank ? declare.root_rank : 0,
           .root_epoch = epoch,
           .by_rank = declare.by_rank};
 }
 
 std::string Describe(const Agreement& agreement) {
-  std::string text = std::string(DTypeName(agreement.dtype)) + "[" +
-                     std::to_string(agreement.element_count) + "] " +
-                     std::string(OpName(agreement.op));
-  if (agreement.op != Op::kCopy) return text;
-  return text + (agreement.root_rank == wire::kNoRank
-                     ? " from a rank that has left"
-                     : " from rank " + std::to_string(agreement.root_rank));
+  std::string text = Describe(agreement.collective);
+  if (!agreement.group.empty()) text += " among " + Describe(agreement.group);
+  if (agreement.IsDead()) return text + ", one of which has left";
+  if (!agreement.collective.has_root()) return text;
+  return text + (agreement.collective.gives == Share::kRoot ? " from rank " : " to rank ") +
+         std::to_string(agreement.root_rank);
 }
 
 std::string Disagreement(const Agreement& first, const Agreement& other) {
@@ -36,11 +35,10 @@ std::string Disagreement(const Agreement& first, const Agreement& other) {
            "' (declared by " + other_rank + ") have the same 64-bit key: rename one of them";
   }
   const bool same_root = first.root_epoch != other.root_epoch || first.root_rank == other.root_rank;
-  if (first.dtype == other.dtype && first.op == other.op &&
-      TALWEG_MUTATION(lengths_not_compared, first.element_count == other.element_count, true) &&
-      same_root) {
-    return "";
-  }
+  Collective alike = other.collective;
+  alike.element_count = TALWEG_MUTATION(lengths_not_compared, alike.element_count,
+                                        first.collective.element_count);
+  if (first.collective == alike && first.group == other.group && same_root) return "";
   return "tensor '" + first.name + "': " + first_rank + " declared " + Describe(first) + ", " +
          other_rank + " declares " + Describe(other) +
          ": all ranks must declare the same type, length and operation";
@@ -57,31 +55,29 @@ std::string DeclareProblem(const wire::Declare& declare, const View& view) {
     return who + "its key " + std::to_string(declare.key.value()) +
            " is not the fingerprint of its name";
   }
-  if (!IsValid(declare.dtype)) {
-    return who + "there is no dtype " + std::to_string(static_cast<int>(declare.dtype));
+  const Collective& collective = declare.collective;
+  if (const std::string problem = Problem(collective); !problem.empty()) return who + problem;
+  if (collective.needs_every_rank() && declare.group.empty()) {
+    return who + std::string(collective.name()) + " needs the ranks that take part in it";
   }
-  if (!IsValid(declare.op)) {
-    return who + "there is no operation " + std::to_string(static_cast<int>(declare.op));
-  }
-  if (!OpDefined(declare.dtype, declare.op)) {
-    return who + std::string(OpName(declare.op)) + " is not defined for " +
-           std::string(DTypeName(declare.dtype)) + ": sum, or use a floating-point type";
-  }
-  if (declare.element_count > kTensorBytesMax / DTypeSize(declare.dtype)) {
-    return who + std::to_string(declare.element_count) + " elements of " +
-           std::string(DTypeName(declare.dtype)) + " are more than " +
+  const Agreement agreement = AgreementOf(declare, view.epoch);
+  // A part is bounded first, so that the product stays in range.
+  if (collective.element_count > kTensorBytesMax / DTypeSize(collective.dtype) ||
+      agreement.Bytes() > kTensorBytesMax) {
+    return who + std::to_string(collective.element_count) + " elements of " +
+           std::string(DTypeName(collective.dtype)) + " are more than " +
            FormatBytes(kTensorBytesMax) + ": split it into several tensors";
   }
-  const uint64_t bytes = declare.element_count * DTypeSize(declare.dtype);
-  if (bytes / view.slice_bytes_max >= wire::kTensorSlicesMax) {
-    return who + "its " + FormatBytes(bytes) + " are more than " +
+  const uint64_t slices =
+      agreement.Bytes() / view.slice_bytes_max + collective.part_count(agreement.RankCount()) - 1;
+  if (slices >= wire::kTensorSlicesMax) {
+    return who + "its " + FormatBytes(agreement.Bytes()) + " are more than " +
            std::to_string(wire::kTensorSlicesMax) + " slices of " +
            FormatBytes(view.slice_bytes_max) + ": configure the job with a larger slice size";
   }
-  if (declare.op == Op::kCopy && declare.root_rank != wire::kNoRank &&
-      declare.root_rank >= view.RankCount()) {
-    return who + "the root of the broadcast is rank " + std::to_string(declare.root_rank) +
-           ", and the job has " + std::to_string(view.RankCount()) + " ranks";
+  if (collective.has_root() && !agreement.IsDead() && declare.root_rank >= view.RankCount()) {
+    return who + "its root is rank " + std::to_string(declare.root_rank) + ", and the job has " +
+           std::to_string(view.RankCount()) + " ranks";
   }
   return "";
 }
@@ -94,22 +90,31 @@ LocalSlice* Tensor::FindLocal(SliceIndex slice) {
 }
 
 bool Tensor::Place(const View& view, AggregatorIndex self) {
-  const Placement placement(view, key, agreed->Bytes());
+  const Collective& collective = agreed->collective;
+  const Placement placement(view, key, collective, agreed->RankCount());
+  std::optional<talweg::Place> root;
+  if (collective.has_root() && !agreed->IsDead()) {
+    const Rank rank{agreed->root_rank};
+    if (const std::optional<MemberIndex> member = view.MemberOfRank(rank)) {
+      root = talweg::Place{view.members[member->value()].id.node,
+                           LocalRank{rank.value() - view.RankBase(*member).value()}};
+    }
+  }
+  participation = Participation(view, collective, agreed->group, root);
   const auto member_count = static_cast<uint32_t>(view.members.size());
   slice_count = static_cast<uint32_t>(placement.slices().size());
-  slice_lengths.clear();
-  slice_lengths.reserve(slice_count);
   const std::vector<LocalSlice> before = std::move(local);
   local.clear();
   for (uint32_t i = 0; i < slice_count; ++i) {
     const Slice& slice = placement.slices()[i];
-    slice_lengths.push_back(slice.length_bytes);
     if (slice.owner != self) continue;
+    const uint32_t part = collective.part_at(slice.offset_bytes);
     local.push_back({.index = SliceIndex{i},
+                     .part = part,
                      .offset_bytes = slice.offset_bytes,
                      .length_bytes = slice.length_bytes,
                      .slot_offset_bytes = slice.slot_offset_bytes,
-                     .round = SliceRound(member_count)});
+                     .round = SliceRound(member_count, participation.TakerCount(part))});
   }
   const bool same = std::equal(local.begin(), local.end(), before.begin(), before.end(),
                                [](const LocalSlice& a, const LocalSlice& b) {
@@ -135,7 +140,6 @@ uint64_t Tensor::SlotBytes() const {
 
 void Tensor::LeaveEpoch() {
   slice_count = 0;
-  slice_lengths.clear();
   declarations.clear();
   decision.reset();
   held = Round{0};

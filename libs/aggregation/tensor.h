@@ -12,8 +12,9 @@
 #include "libs/aggregation/effects.h"
 #include "libs/aggregation/slice_round.h"
 #include "libs/base/bytes.h"
-#include "libs/base/dtype.h"
+#include "libs/base/collective.h"
 #include "libs/base/ids.h"
+#include "libs/view/participation.h"
 #include "libs/view/placement.h"
 #include "libs/view/view.h"
 #include "libs/wire/frames.h"
@@ -26,19 +27,22 @@ inline constexpr uint64_t kTensorBytesMax = 16 * kGiB;
 // What all members must say of a tensor, and who said it first.
 struct Agreement {
   std::string name;
-  DType dtype = DType::kUnspecified;
-  Op op = Op::kUnspecified;
-  uint64_t element_count = 0;
-  uint32_t root_rank = 0;  // Of kBroadcast, in `root_epoch`; else 0.
+  Collective collective;
+  Group group;
+  uint32_t root_rank = 0;  // In `root_epoch`, or kNoRank; 0 where there is no root.
   Epoch root_epoch;
   uint32_t by_rank = 0;
 
-  uint64_t Bytes() const { return element_count * DTypeSize(dtype); }
+  // Where it does not matter how many there are, 1 stands for all.
+  uint32_t RankCount() const { return group.empty() ? 1 : static_cast<uint32_t>(group.size()); }
+  uint64_t Bytes() const { return collective.bytes(RankCount()); }
+  // It is of no use in the view of `root_epoch`, nor in a later one.
+  bool IsDead() const { return root_rank == wire::kNoRank; }
 };
 
 Agreement AgreementOf(const wire::Declare& declare, Epoch epoch);
 
-// "f32[100] sum", "f32[100] broadcast from rank 3".
+// "f32[100] sum", "f32[100] broadcast from rank 3", "f32[100] all_gather among 2 ranks (0.0, 1.0)".
 std::string Describe(const Agreement& agreement);
 
 // A text that names both sides if they differ, else "". Ranks of roots are compared in one epoch.
@@ -50,6 +54,7 @@ std::string DeclareProblem(const wire::Declare& declare, const View& view);
 // A slice that is summed here.
 struct LocalSlice {
   SliceIndex index;
+  uint32_t part = 0;
   uint64_t offset_bytes = 0;  // In the tensor.
   uint32_t length_bytes = 0;
   uint64_t slot_offset_bytes = 0;
@@ -85,7 +90,7 @@ struct Tensor {
 
   // Of the present epoch; empty before the first declaration in it.
   uint32_t slice_count = 0;
-  std::vector<uint32_t> slice_lengths;    // Of all slices, for credit.
+  Participation participation;
   std::vector<LocalSlice> local;          // By slice, ascending.
   std::vector<Declaration> declarations;  // By member index.
   std::optional<wire::Decision> decision;

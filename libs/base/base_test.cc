@@ -135,14 +135,17 @@ TEST_CASE("Collective: what is none says why", "[base]") {
 
 TEST_CASE("RoundSignature: says in words what a rank calls", "[base]") {
   const Collective sum = Collective::Of(DType::kBF16, Op::kMax, 1000);
-  CHECK(DescribeSignature(SignatureOf(sum, 7)) == "all_reduce max bf16[7]");
+  CHECK(DescribeSignature(SignatureOf(sum, 7)) == "bf16[7] max");
   CHECK(DescribeSignature(0).empty());
+  CHECK(DescribeGiven(SignatureOf(sum, 7), 14) == "bf16[7] max, 14 bytes");
+  CHECK(DescribeGiven(0, 14) == "14 bytes");
+  CHECK(DescribeGiven(0, std::nullopt) == "what it does not name");
   const Collective gather = {.dtype = DType::kI64,
                              .op = Op::kCopy,
                              .gives = Share::kOwn,
                              .gets = Share::kWhole,
                              .element_count = 100};
-  CHECK(DescribeSignature(SignatureOf(gather, 12)) == "all_gather i64, rows of 12");
+  CHECK(DescribeSignature(SignatureOf(gather, 12)) == "i64 all_gather, rows of 12");
   CHECK(SignatureOf(gather, 12) != SignatureOf(gather, 13));
   CHECK_FALSE(DescribeSignature(~uint64_t{0}).empty());
 }

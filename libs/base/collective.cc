@@ -9,18 +9,18 @@ constexpr int kOpShift = 48;
 constexpr int kGivesShift = 44;
 constexpr int kGetsShift = 40;
 
-// "all_reduce sum", "all_gather".
+// "sum", "reduce_scatter sum", "all_gather".
 std::string Words(const Collective& collective) {
-  std::string words(collective.name());
-  if (!collective.copies()) words += " " + std::string(OpName(collective.op));
-  return words;
+  const std::string op(OpName(collective.op));
+  if (collective.copies()) return std::string(collective.name());
+  return collective.gets == Share::kWhole ? op : std::string(collective.name()) + " " + op;
 }
 
 }  // namespace
 
 std::string Describe(const Collective& collective) {
-  return Words(collective) + " " + std::string(DTypeName(collective.dtype)) + "[" +
-         std::to_string(collective.element_count) + "]";
+  return std::string(DTypeName(collective.dtype)) + "[" +
+         std::to_string(collective.element_count) + "] " + Words(collective);
 }
 
 std::string Problem(const Collective& collective) {
@@ -64,8 +64,14 @@ std::string DescribeSignature(RoundSignature signature) {
       .gets = static_cast<Share>(signature >> kGetsShift & 0xf),
       .element_count = signature & kSignatureElementsMax};
   if (!collective.needs_every_rank()) return Describe(collective);
-  return Words(collective) + " " + std::string(DTypeName(collective.dtype)) + ", rows of " +
+  return std::string(DTypeName(collective.dtype)) + " " + Words(collective) + ", rows of " +
          std::to_string(collective.element_count);
+}
+
+std::string DescribeGiven(RoundSignature signature, std::optional<uint64_t> length_bytes) {
+  const std::string words = DescribeSignature(signature);
+  if (!length_bytes) return words.empty() ? "what it does not name" : words;
+  return (words.empty() ? "" : words + ", ") + std::to_string(*length_bytes) + " bytes";
 }
 
 }  // namespace talweg

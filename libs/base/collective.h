@@ -132,7 +132,7 @@ struct Collective {
   }
 };
 
-// "all_gather f32[100]", "all_reduce sum f32[100]".
+// "f32[100] sum" (an all_reduce), "f32[100] reduce_scatter sum", "f32[100] all_gather".
 std::string Describe(const Collective& collective);
 
 // Why there can be no such collective ("there is no dtype 77"), or "".
@@ -146,8 +146,10 @@ inline constexpr uint64_t kSignatureElementsMax = (uint64_t{1} << 40) - 1;
 // `element_count`: what must be alike at all ranks: all elements of a reduction, those of one row
 // where the number of rows may differ. Taken modulo kSignatureElementsMax + 1.
 RoundSignature SignatureOf(const Collective& collective, uint64_t element_count);
-// "all_reduce sum f32[100]", "all_gather f32, rows of 100"; "" for 0.
+// "f32[100] sum", "f32 all_gather, rows of 100"; "" for 0.
 std::string DescribeSignature(RoundSignature signature);
+// One side of a disagreement: "f32[100] sum, 400 bytes", "400 bytes", "f32 all_gather, rows of 7".
+std::string DescribeGiven(RoundSignature signature, std::optional<uint64_t> length_bytes);
 
 }  // namespace talweg
 

@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "libs/base/dtype.h"
+#include "libs/base/collective.h"
 #include "libs/base/ids.h"
 #include "libs/wire/frames.h"
 
@@ -32,13 +32,28 @@ const char* StatusName(Status status);
 
 struct TensorSpec {
   std::string name;
-  DType dtype = DType::kUnspecified;
-  Op op = Op::kUnspecified;
-  uint32_t root_rank = 0;  // Global, as ranks here count. Only for Op::kCopy.
-  uint64_t element_count = 0;
+  Collective collective;
+  uint32_t root_rank = 0;   // Global, as ranks here count. 0 where there is no root.
+  std::vector<Rank> ranks;  // The group, likewise, ascending. Empty: all ranks.
 
-  uint64_t bytes() const { return element_count * DTypeSize(dtype); }
+  // Of what a rank's contribution, or its result, lies in.
+  uint64_t bytes() const { return collective.bytes(rank_count()); }
+  uint32_t part_count() const { return collective.part_count(rank_count()); }
+  // Where it does not matter how many there are, 1 stands for all.
+  uint32_t rank_count() const { return ranks.empty() ? 1 : static_cast<uint32_t>(ranks.size()); }
+
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
+};
+
+// A rank has contributed to a round.
+struct Push {
+  LocalRank rank;
+  TensorIndex tensor;
+  Round round;
+  int32_t priority = 0;
+  RoundSignature signature = 0;
+  // By part, in bytes, for the parts that the rank gives. Empty: all of them are full.
+  std::vector<uint32_t> lengths;
 };
 
 // Memory of one tensor on this node.
@@ -55,7 +70,7 @@ struct SliceBytes {
   SliceIndex slice;
   Memory memory = Memory::kSendBuffer;
   uint64_t offset_bytes = 0;
-  uint32_t length_bytes = 0;
+  uint32_t length_bytes = 0;  // Of the data: at most the slice's.
 
   friend bool operator==(const SliceBytes&, const SliceBytes&) = default;
 };
@@ -79,7 +94,8 @@ struct Close {
 // Entries for one peer, in as many frames as they need (a Report's frames but the last carry
 // kFlagMore; an entry-less message is one frame). The caller completes what only it knows:
 //   Declare     `result`, from `tensors`[i] and the connection
-//   Contribute  `bytes` of an inline entry, from `sources`[i]
+//   Contribute  `bytes` of an inline entry, from `sources`[i]; those of a disagreement are
+//               `texts`[i]
 struct Send {
   ConnectionId connection;
   wire::FrameType type = wire::FrameType::kGoodbye;
@@ -88,6 +104,7 @@ struct Send {
   wire::Entries entries;
   std::vector<TensorIndex> tensors;
   std::vector<SliceBytes> sources;
+  std::vector<std::string> texts;  // As many as entries, or none.
 };
 
 // Goes before the Send that announces it, on the same ordered connection.
@@ -97,8 +114,8 @@ struct WriteSlice {
   wire::RemoteRef target;
 };
 
-// Combine the ranks' contributions with the tensor's op, in the order given; one rank is a copy.
-// OnReduced(ticket) when done. Skip it if Member::ReduceWanted(ticket) is false by then.
+// Combine the ranks' contributions with the tensor's op, in the order given; where the collective
+// copies there is one. OnReduced(ticket) when done. Skip it if Member::ReduceWanted(ticket) is false by then.
 struct ReduceSlice {
   uint64_t ticket = 0;
   SliceBytes target;  // kSendBuffer, or kResult when `is_final`.
@@ -110,6 +127,12 @@ struct ReduceSlice {
 struct CopyInline {
   uint32_t entry = 0;
   SliceBytes target;
+};
+
+// What a rank here has given is the result of the slice, which does not travel: copy `source` to
+// the same bytes of the result.
+struct CopyOwn {
+  SliceBytes source;
 };
 
 // The result of a slice of the open round is there. Ranks may begin to copy it; but it may still be
@@ -144,6 +167,9 @@ struct CompleteRound {
   std::string text;
   uint32_t ranks_summed = 0;
   Epoch sum_epoch;
+  // If kOk: by part, how many bytes of it the result has. Those of parts that no rank here gets
+  // mean nothing.
+  std::vector<uint64_t> lengths;
 };
 
 // Every round of the tensor, open or future, has failed.
@@ -201,7 +227,7 @@ struct Log {
   std::string text;
 };
 
-using Effect = std::variant<Connect, Close, Send, WriteSlice, ReduceSlice, CopyInline, SliceArrived,
+using Effect = std::variant<Connect, Close, Send, WriteSlice, ReduceSlice, CopyInline, CopyOwn, SliceArrived,
                             AllocateTensor, DeclareReply, CompleteRound, FailTensor, FailRank,
                             FailJob, ReportLost, Quiesced, RanksDone, LogWaiting, Log>;
 using Effects = std::vector<Effect>;

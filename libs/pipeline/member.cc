@@ -11,11 +11,20 @@
 namespace talweg::pipeline {
 namespace {
 
+constexpr size_t kRanksShown = 8;
+
 std::string SpecText(const TensorSpec& spec) {
-  std::string text = std::string(DTypeName(spec.dtype)) + "[" + std::to_string(spec.element_count) +
-                     "] " + std::string(OpName(spec.op));
-  if (spec.op == Op::kCopy) text += " from rank " + std::to_string(spec.root_rank);
-  return text;
+  std::string text = Describe(spec.collective);
+  if (spec.collective.has_root()) {
+    text += (spec.collective.gives == Share::kRoot ? " from rank " : " to rank ") +
+            std::to_string(spec.root_rank);
+  }
+  if (spec.ranks.empty()) return text;
+  text += " among ranks";
+  for (size_t i = 0; i < spec.ranks.size() && i < kRanksShown; ++i) {
+    text += (i == 0 ? " " : ", ") + std::to_string(spec.ranks[i].value());
+  }
+  return text + (spec.ranks.size() > kRanksShown ? ", ..." : "");
 }
 
 }  // namespace
@@ -134,7 +143,7 @@ void Member::CheckLeftRanks(Tensor& tensor, Effects& out) {
   uint32_t pusher = 0;
   while (!tensor.pushed[pusher]) ++pusher;
   for (uint32_t i = 0; i < ranks_.size(); ++i) {
-    if (!ranks_[i].left || tensor.pushed[i]) continue;
+    if (!ranks_[i].left || tensor.pushed[i] || !tensor.in_group[i]) continue;
     ReportAndFail(RankText(LocalRank{i}) + " has left the job, but " + RankText(LocalRank{pusher}) +
                       " pushed round " + std::to_string(tensor.open_round().value()) +
                       " of tensor '" + tensor.spec.name + "', which needs every rank",
@@ -149,21 +158,52 @@ std::string Member::SpecProblem(const TensorSpec& spec) const {
            std::to_string(wire::kNameBytesMax) + " are allowed";
   }
   const std::string tensor = "tensor '" + spec.name + "': ";
-  if (!IsValid(spec.dtype)) {
-    return tensor + "there is no dtype " + std::to_string(static_cast<int>(spec.dtype));
+  if (const std::string problem = talweg::Problem(spec.collective); !problem.empty()) {
+    return tensor + problem;
   }
-  if (!IsValid(spec.op)) {
-    return tensor + "there is no operation " + std::to_string(static_cast<int>(spec.op));
+  if (spec.ranks.size() > wire::kGroupRanksMax) {
+    return tensor + "a group has at most " + std::to_string(wire::kGroupRanksMax) + " ranks, not " +
+           std::to_string(spec.ranks.size());
   }
-  if (!OpDefined(spec.dtype, spec.op)) {
-    return tensor + std::string(OpName(spec.op)) + " is not defined for " +
-           std::string(DTypeName(spec.dtype)) + "; use sum, or a float dtype";
-  }
-  if (spec.element_count > config_.tensor_bytes_max / DTypeSize(spec.dtype)) {
+  // A part is bounded first, so that the product stays in range.
+  if (spec.collective.element_count > config_.tensor_bytes_max / DTypeSize(spec.collective.dtype) ||
+      spec.bytes() > config_.tensor_bytes_max) {
     return tensor + SpecText(spec) + " is larger than " + FormatBytes(config_.tensor_bytes_max) +
            "; split it";
   }
-  return "";
+  return GroupProblem(spec);
+}
+
+std::string Member::GroupProblem(const TensorSpec& spec) const {
+  const std::string tensor = "tensor '" + spec.name + "': ";
+  const uint32_t job_ranks = first_view_ ? first_view_->RankCount() : 0;
+  for (size_t i = 0; i < spec.ranks.size(); ++i) {
+    if (i > 0 && spec.ranks[i - 1] >= spec.ranks[i]) {
+      return tensor + "the ranks of a group are in ascending order, each once, and rank " +
+             std::to_string(spec.ranks[i].value()) + " comes after rank " +
+             std::to_string(spec.ranks[i - 1].value());
+    }
+    if (first_view_ && spec.ranks[i].value() >= job_ranks) {
+      return tensor + "there is no rank " + std::to_string(spec.ranks[i].value()) +
+             "; the job has ranks 0 to " + std::to_string(job_ranks - 1);
+    }
+  }
+  if (!spec.collective.has_root() || spec.ranks.empty() ||
+      std::binary_search(spec.ranks.begin(), spec.ranks.end(), Rank{spec.root_rank})) {
+    return "";
+  }
+  return tensor + "its root is rank " + std::to_string(spec.root_rank) +
+         ", which is not among the ranks that take part: " + SpecText(spec);
+}
+
+TensorSpec Member::Normalized(TensorSpec spec) const {
+  if (!spec.collective.has_root()) spec.root_rank = 0;
+  std::vector<Rank> all;
+  for (uint32_t i = 0; first_view_ && i < first_view_->RankCount(); ++i) all.push_back(Rank{i});
+  // All ranks have no names where it does not matter which there are: joiners are among them.
+  if (!spec.collective.needs_every_rank() && spec.ranks == all) spec.ranks.clear();
+  if (spec.collective.needs_every_rank() && spec.ranks.empty()) spec.ranks = std::move(all);
+  return spec;
 }
 
 void Member::OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& given,
@@ -174,10 +214,19 @@ void Member::OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& g
         DeclareReply{.local_rank = rank, .request = request, .status = status, .text = text});
   };
   if (phase_ == Phase::kFailed) return refuse(Status::kJobFailed, failed_text_);
-  TensorSpec spec = given;
-  if (spec.op != Op::kCopy) spec.root_rank = 0;
+  const TensorSpec spec = Normalized(given);
   if (const std::string problem = SpecProblem(spec); !problem.empty()) {
     return refuse(Status::kInvalid, problem);
+  }
+  if (spec.collective.needs_every_rank() && spec.ranks.empty()) {
+    return refuse(Status::kInvalid, "tensor '" + spec.name +
+                                        "': the job has not begun, so that nobody knows its ranks");
+  }
+  if (!spec.ranks.empty() &&
+      !std::binary_search(spec.ranks.begin(), spec.ranks.end(), GlobalRank(rank))) {
+    return refuse(Status::kInvalid,
+                  "tensor '" + spec.name + "': rank " + std::to_string(GlobalRank(rank).value()) +
+                      " is not among the ranks that take part: " + SpecText(spec));
   }
   const auto it = tensor_by_key_.find(TensorKey{Fingerprint64(spec.name)});
   if (it == tensor_by_key_.end()) return AddTensor(rank, request, spec, out);
@@ -323,9 +372,7 @@ void Member::Leave(Effects& out) {
       "the agent of node " + std::to_string(config_.self.node.value()) + " has left the job", out);
 }
 
-void Member::OnPush(LocalRank rank, TensorIndex tensor, Round round, int32_t priority,
-                    int64_t now_ns, Effects& out) {
-  const HeldPush push{rank, tensor, round, priority};
+void Member::OnPush(const Push& push, int64_t now_ns, Effects& out) {
   if (phase_ == Phase::kFailed) return;
   if (HoldsBack(push)) {
     held_pushes_.push_back(push);
@@ -334,12 +381,16 @@ void Member::OnPush(LocalRank rank, TensorIndex tensor, Round round, int32_t pri
   DoPush(push, now_ns, out);
 }
 
-std::string Member::PushProblem(const HeldPush& push) const {
+std::string Member::PushProblem(const Push& push) const {
   if (push.tensor.value() >= tensors_.size() || !tensors_[push.tensor.value()]->announced) {
     return "pushed tensor " + std::to_string(push.tensor.value()) +
            ", which it has not been told of; declare it first";
   }
   const Tensor& tensor = *tensors_[push.tensor.value()];
+  if (!tensor.in_group[push.rank.value()]) {
+    return "pushed tensor '" + tensor.spec.name +
+           "', which it takes no part in: " + SpecText(tensor.spec);
+  }
   if (push.round != tensor.open_round()) {
     return "pushed round " + std::to_string(push.round.value()) + " of tensor '" +
            tensor.spec.name + "'; the next is " + std::to_string(tensor.open_round().value());
@@ -348,10 +399,54 @@ std::string Member::PushProblem(const HeldPush& push) const {
     return "pushed tensor '" + tensor.spec.name + "' again before round " +
            std::to_string(push.round.value()) + " was taken";
   }
+  const Collective& collective = tensor.spec.collective;
+  if (!push.lengths.empty() && push.lengths.size() != tensor.spec.part_count()) {
+    return "pushed tensor '" + tensor.spec.name + "' with " + std::to_string(push.lengths.size()) +
+           " lengths for " + std::to_string(tensor.spec.part_count()) + " parts";
+  }
+  for (const uint32_t length : push.lengths) {
+    if (length <= collective.part_bytes() && length % DTypeSize(collective.dtype) == 0) continue;
+    return "pushed tensor '" + tensor.spec.name + "' with a part of " + std::to_string(length) +
+           " bytes; a part has at most " + std::to_string(collective.part_bytes()) +
+           ", in elements of " + std::to_string(DTypeSize(collective.dtype));
+  }
   return "";
 }
 
-void Member::DoPush(const HeldPush& push, int64_t now_ns, Effects& out) {
+void Member::TakeGiven(Tensor& tensor, const Push& push) {
+  OpenContribution& given = tensor.given;
+  const Collective& collective = tensor.spec.collective;
+  const Participation& participation = tensor.participation;
+  const bool is_first = tensor.pushed_count == 0;
+  if (is_first) {
+    given = {.signature = push.signature, .by = push.rank};
+    given.lengths.assign(tensor.spec.part_count(), 0);
+  }
+  std::optional<std::pair<uint64_t, uint64_t>> lengths_differ;
+  for (const Participation::LocalPart& rank :
+       participation.RanksOf(*view_->IndexOf(config_.self))) {
+    if (rank.local_rank != push.rank) continue;
+    for (uint32_t part = 0; part < given.lengths.size(); ++part) {
+      if (!participation.Gives(rank, part)) continue;
+      const uint64_t length = push.lengths.empty() ? collective.part_bytes() : push.lengths[part];
+      if (!is_first && !collective.copies() && given.lengths[part] != length) {
+        lengths_differ = {given.lengths[part], length};
+      }
+      given.lengths[part] = length;
+    }
+  }
+  if (is_first || !given.disagreement.empty()) return;
+  if (given.signature == push.signature && !lengths_differ) return;
+  const auto length = [&](bool first) -> std::optional<uint64_t> {
+    if (!lengths_differ) return std::nullopt;
+    return first ? lengths_differ->first : lengths_differ->second;
+  };
+  given.disagreement = RankText(given.by) + " gives " +
+                       DescribeGiven(given.signature, length(true)) + ", " + RankText(push.rank) +
+                       " gives " + DescribeGiven(push.signature, length(false));
+}
+
+void Member::DoPush(const Push& push, int64_t now_ns, Effects& out) {
   if (push.rank.value() >= ranks_.size() || phase_ == Phase::kFailed) return;
   if (Tensor* tensor = At(push.tensor)) {
     if (tensor->state == TensorState::kFailed) {
@@ -377,6 +472,7 @@ void Member::DoPush(const HeldPush& push, int64_t now_ns, Effects& out) {
     return;
   }
   Tensor& tensor = *At(push.tensor);
+  TakeGiven(tensor, push);
   tensor.pushed[push.rank.value()] = true;
   if (tensor.pushed_count++ == 0) {
     tensor.first_push_ns = now_ns;
@@ -384,7 +480,7 @@ void Member::DoPush(const HeldPush& push, int64_t now_ns, Effects& out) {
     tensor.next_notice_ns = now_ns + config_.waiting_first_ns;
   }
   tensor.priority = std::max(tensor.priority, push.priority);
-  if (tensor.pushed_count < ranks_.size()) {
+  if (tensor.pushed_count < tensor.in_group_count) {
     half_pushed_.insert(tensor.index);
     Schedule(tensor.next_notice_ns);
     CheckLeftRanks(tensor, out);

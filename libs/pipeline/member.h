@@ -147,8 +147,7 @@ class Member {
   // One DeclareReply follows, at once or when the owners have agreed.
   void OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& spec, int64_t now_ns,
                      Effects& out);
-  void OnPush(LocalRank rank, TensorIndex tensor, Round round, int32_t priority, int64_t now_ns,
-              Effects& out);
+  void OnPush(const Push& push, int64_t now_ns, Effects& out);
   // `clean`: it said goodbye. Otherwise the job cannot go on here; `text` says what was seen.
   void OnRankLeft(LocalRank rank, bool clean, const std::string& text, int64_t now_ns,
                   Effects& out);
@@ -208,27 +207,26 @@ class Member {
     SliceIndex slice;
     AggregatorIndex owner;
     uint32_t length_bytes = 0;
+    uint32_t cost_bytes = 0;  // What it holds of the owner's credit.
+    bool is_final = false;
   };
-  struct HeldPush {
-    LocalRank rank;
-    TensorIndex tensor;
-    Round round;
-    int32_t priority = 0;
-  };
-
   // member.cc: ranks.
   void AddTensor(LocalRank rank, uint32_t request, const TensorSpec& spec, Effects& out);
+  // Without what does not matter, with what is meant.
+  TensorSpec Normalized(TensorSpec spec) const;
   std::string SpecProblem(const TensorSpec& spec) const;
+  std::string GroupProblem(const TensorSpec& spec) const;
   void Poison(Tensor& tensor, LocalRank rank, const TensorSpec& spec, Effects& out);
   void FailTensorWith(Tensor& tensor, Status status, const std::string& text, Effects& out);
   void FailJobWith(const std::string& text, Effects& out);
   void ReportAndFail(const std::string& text, Effects& out,
                      std::optional<Rank> rank = std::nullopt);
-  void DoPush(const HeldPush& push, int64_t now_ns, Effects& out);
+  void DoPush(const Push& push, int64_t now_ns, Effects& out);
   void CheckLeftRanks(Tensor& tensor, Effects& out);
   void CheckRanksDone(Effects& out);
   std::string RankText(LocalRank rank) const;
-  std::string PushProblem(const HeldPush& push) const;
+  std::string PushProblem(const Push& push) const;
+  void TakeGiven(Tensor& tensor, const Push& push);
 
   // member_view.cc: views, fences, reports, decisions.
   std::string ViewProblem(const View& view) const;
@@ -238,7 +236,9 @@ class Member {
   void Freeze(int64_t now_ns, Effects& out);
   void FreezeTensor(Tensor& tensor, Effects& out);
   void PlaceTensor(Tensor& tensor, Effects& out);
-  void ResolveRoot(Tensor& tensor, Effects& out);
+  // Whose ranks take part, by the first view. False: the tensor has failed.
+  bool Resolve(Tensor& tensor, Effects& out);
+  void ResolveInView(Tensor& tensor);
   uint32_t RootInView(uint32_t root_rank) const;
   wire::Report MakeReport(const Tensor& tensor) const;
   void SendReport(const Owner& owner, Effects& out);
@@ -254,7 +254,7 @@ class Member {
   void CheckActive();
   void TryQuiesce(Effects& out);
   void ReleaseHeld(int64_t now_ns, Effects& out);
-  bool HoldsBack(const HeldPush& push) const;
+  bool HoldsBack(const Push& push) const;
   void ReleaseNeeded(TensorIndex tensor, Round round, int64_t now_ns, Effects& out);
 
   // member_frames.cc: connections, and what aggregators say.
@@ -287,16 +287,34 @@ class Member {
   bool MaySend(const Tensor& tensor) const;
   // Whether contributions are combined, or copied, here before they leave.
   bool Reduces(const Tensor& tensor) const;
+  MemberIndex self() const { return *view_->IndexOf(config_.self); }
+  static uint32_t PartOf(const Tensor& tensor, SliceIndex slice);
+  // How much of a slice there is, where its part holds `part_bytes`.
+  static uint32_t LengthIn(const Tensor& tensor, SliceIndex slice, uint64_t part_bytes);
+  // Of what this node contributes to the active round.
+  uint32_t GivenLength(const Tensor& tensor, SliceIndex slice) const;
+  uint32_t GivingRanks(const Tensor& tensor, SliceIndex slice) const;
   wire::Form FormOf(const Tensor& tensor, SliceIndex slice) const;
+  // Nobody else has to do with the slice: its result is made here.
+  bool IsPrivate(const Tensor& tensor, SliceIndex slice) const;
+  // The result is what this node gives: it is copied here.
+  bool CopiesOwn(const Tensor& tensor, SliceIndex slice) const;
   bool WantsResult(const Tensor& tensor, SliceIndex slice) const;
-  SliceBytes BytesOf(const Tensor& tensor, SliceIndex slice, Memory memory) const;
+  // When the slice is done its result is here.
+  bool WillHold(const Tensor& tensor, SliceIndex slice) const;
+  SliceBytes BytesOf(const Tensor& tensor, SliceIndex slice, Memory memory,
+                     uint32_t length_bytes) const;
+  uint32_t CostOf(const Tensor& tensor, SliceIndex slice) const;
   void QueueSlices(Tensor& tensor, Effects& out);
   void SendSlice(Tensor& tensor, SliceIndex slice, std::map<ConnectionId, Send>& sends,
                  Effects& out);
   void StartReduce(Tensor& tensor, SliceIndex slice, Effects& out);
-  void SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed, Effects& out);
+  void SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed, uint32_t length_bytes,
+                 Effects& out);
+  void SliceDisagreed(Tensor& tensor, SliceIndex slice, std::string text, Effects& out);
+  void CountDone(Tensor& tensor, SliceIndex slice, Effects& out);
   void RoundDone(Tensor& tensor, Effects& out);
-  void AbortRound(Tensor& tensor, const std::string& text, Effects& out);
+  void AbortRound(Tensor& tensor, Status status, const std::string& text, Effects& out);
   void ResetSlices(Tensor& tensor);
   void OpenNextRound(Tensor& tensor);
   void ForgetReduces();
@@ -343,7 +361,7 @@ class Member {
   std::optional<uint64_t> quiesce_id_;
   bool quiesce_answered_ = false;  // Of quiesce_id_.
   bool quiesce_held_ = false;
-  std::vector<HeldPush> held_pushes_;
+  std::vector<Push> held_pushes_;
   // Rounds that another member had begun when the quiesce reached it: they are finished first.
   std::set<std::pair<TensorIndex, Round>> needed_;
 

@@ -32,7 +32,7 @@ inline View MakeView(uint64_t epoch, std::vector<uint32_t> rank_counts, uint32_t
 
 inline TensorSpec Spec(const std::string& name, uint64_t count, DType dtype = DType::kF32,
                        Op op = Op::kSum, uint32_t root = 0) {
-  return {.name = name, .dtype = dtype, .op = op, .root_rank = root, .element_count = count};
+  return {.name = name, .collective = Collective::Of(dtype, op, count), .root_rank = root};
 }
 
 inline TensorKey Key(const std::string& name) { return TensorKey{Fingerprint64(name)}; }
@@ -105,7 +105,11 @@ struct Fixture {
   }
   Effects Push(uint32_t rank, uint32_t tensor, uint64_t round, int32_t priority = 0) {
     return Do([&](Effects& out) {
-      member.OnPush(LocalRank{rank}, TensorIndex{tensor}, Round{round}, priority, now_ns, out);
+      member.OnPush({.rank = LocalRank{rank},
+                     .tensor = TensorIndex{tensor},
+                     .round = Round{round},
+                     .priority = priority},
+                    now_ns, out);
     });
   }
   Effects Flush() {
@@ -231,6 +235,7 @@ struct Fixture {
                         .round = entry.round,
                         .slice = entry.slice,
                         .rank_count = ranks,
+                        .length_bytes = slice.length_bytes,
                         .form = wire::Form::kWritten,
                         .sum_epoch = member.view()->epoch};
     if (sum_epoch != 0) result.sum_epoch = Epoch{sum_epoch};

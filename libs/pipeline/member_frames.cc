@@ -84,7 +84,8 @@ void Member::ForgetSlicesOf(AggregatorIndex owner) {
     if (tensor->state == TensorState::kOpen) tensor->state = TensorState::kDeclaring;
     for (size_t i = 0; i < tensor->slices.size(); ++i) {
       if (TALWEG_MUTATION(not_sent_again, tensor->slices[i].owner == owner, false) &&
-          tensor->slice_states[i] != SliceState::kDone) {
+          tensor->slice_states[i] != SliceState::kDone &&
+          tensor->slice_states[i] != SliceState::kExempt) {
         tensor->slice_states[i] = SliceState::kIdle;
       }
     }
@@ -243,9 +244,22 @@ void Member::OnResult(const Owner& owner, const wire::Result& entry, uint32_t po
       entry.sum_epoch != (tensor.finish ? tensor.finish->sum_epoch : view_->epoch)) {
     return ignore();
   }
+  if (entry.length_bytes > slice.length_bytes) return ignore();
+  if (entry.form == wire::Form::kDisagreement) {
+    if (tensor.finish) return ignore();
+    SliceDisagreed(tensor, entry.slice,
+                   std::string(reinterpret_cast<const char*>(entry.bytes.data()),
+                               entry.bytes.size()),
+                   out);
+    return;
+  }
+  // What this node has given to a sum, or gets back, is as long as it was.
+  const bool is_known = !tensor.finish && GivingRanks(tensor, entry.slice) > 0;
+  const uint32_t length_bytes = entry.length_bytes;
+  if (is_known && length_bytes != GivenLength(tensor, entry.slice)) return ignore();
   if (WantsResult(tensor, entry.slice)) {
     if (entry.form == wire::Form::kEmpty ||
-        (entry.form == wire::Form::kInline && entry.bytes.size() != slice.length_bytes)) {
+        (entry.form == wire::Form::kInline && entry.bytes.size() != length_bytes)) {
       return ignore();
     }
     if (tensor.partial.have_count > 0 && tensor.partial.ranks_summed != entry.rank_count) {
@@ -257,14 +271,15 @@ void Member::OnResult(const Owner& owner, const wire::Result& entry, uint32_t po
       return;
     }
     if (entry.form == wire::Form::kWritten) {
-      counters_.result_bytes_written += slice.length_bytes;
+      counters_.result_bytes_written += length_bytes;
     } else {
-      out.push_back(CopyInline{position, BytesOf(tensor, entry.slice, Memory::kResult)});
+      out.push_back(
+          CopyInline{position, BytesOf(tensor, entry.slice, Memory::kResult, length_bytes)});
     }
     ++counters_.results_taken;
-    counters_.result_bytes_taken += slice.length_bytes;
+    counters_.result_bytes_taken += length_bytes;
   }
-  SliceDone(tensor, entry.slice, entry.rank_count, out);
+  SliceDone(tensor, entry.slice, entry.rank_count, length_bytes, out);
 }
 
 void Member::OnFailed(const Owner& owner, const wire::Failed& entry, Effects& out) {

@@ -22,6 +22,10 @@ uint64_t AnnounceBytes(schedule::Reach reach, uint64_t link_bytes_per_ms) {
   return std::min(link_bytes_per_ms, kAnnounceBytesMax);
 }
 
+bool CarriesData(wire::Form form) {
+  return form == wire::Form::kInline || form == wire::Form::kWritten;
+}
+
 uint64_t WrittenBytes(const Send& send) {
   const auto& entries = std::get<std::vector<wire::Contribute>>(send.entries);
   uint64_t bytes = 0;
@@ -42,45 +46,105 @@ bool Member::MaySend(const Tensor& tensor) const {
 
 bool Member::Reduces(const Tensor& tensor) const { return ranks_.size() > 1 || tensor.staged; }
 
+uint32_t Member::PartOf(const Tensor& tensor, SliceIndex slice) {
+  return tensor.spec.collective.part_at(tensor.slices[slice.value()].offset_bytes);
+}
+
+uint32_t Member::LengthIn(const Tensor& tensor, SliceIndex slice, uint64_t part_bytes) {
+  const Slice& place = tensor.slices[slice.value()];
+  const uint64_t begin = tensor.spec.collective.offset_in_part(place.offset_bytes);
+  return static_cast<uint32_t>(
+      std::min<uint64_t>(part_bytes > begin ? part_bytes - begin : 0, place.length_bytes));
+}
+
+uint32_t Member::GivenLength(const Tensor& tensor, SliceIndex slice) const {
+  const uint32_t part = PartOf(tensor, slice);
+  if (!tensor.finish) return LengthIn(tensor, slice, tensor.given.lengths[part]);
+  const bool is_held = tensor.finish->round == tensor.held.round;
+  const std::vector<uint64_t>& lengths = is_held ? tensor.held.lengths : tensor.partial.lengths;
+  return LengthIn(tensor, slice, lengths[part]);
+}
+
+uint32_t Member::GivingRanks(const Tensor& tensor, SliceIndex slice) const {
+  return tensor.participation.GivingRanks(self(), PartOf(tensor, slice));
+}
+
 wire::Form Member::FormOf(const Tensor& tensor, SliceIndex slice) const {
   bool has_bytes = true;
   if (tensor.finish) {
-    has_bytes = tensor.finish->sources[slice.value()] == view_->IndexOf(config_.self)->value();
-  } else if (tensor.spec.op == Op::kCopy) {
-    has_bytes = tensor.root_member == config_.self;
+    has_bytes = tensor.finish->sources[slice.value()] == self().value();
+  } else if (!tensor.given.disagreement.empty()) {
+    return wire::Form::kDisagreement;
+  } else {
+    has_bytes = GivingRanks(tensor, slice) > 0;
   }
   if (!has_bytes) return wire::Form::kEmpty;
-  return tensor.slices[slice.value()].length_bytes <= wire::kInlineBytesMax ? wire::Form::kInline
-                                                                            : wire::Form::kWritten;
+  return GivenLength(tensor, slice) <= wire::kInlineBytesMax ? wire::Form::kInline
+                                                             : wire::Form::kWritten;
+}
+
+bool Member::IsPrivate(const Tensor& tensor, SliceIndex slice) const {
+  if (tensor.finish) return false;
+  // A job of one node with aggregators is there to use them.
+  return standalone() || (view_->members.size() > 1 &&
+                          tensor.participation.IsPrivate(self(), PartOf(tensor, slice)));
+}
+
+bool Member::CopiesOwn(const Tensor& tensor, SliceIndex slice) const {
+  // What lies on a GPU comes back like everybody's.
+  return !tensor.finish && !tensor.staged && tensor.spec.collective.copies() &&
+         GivingRanks(tensor, slice) > 0 && WillHold(tensor, slice);
 }
 
 bool Member::WantsResult(const Tensor& tensor, SliceIndex slice) const {
-  if (!tensor.finish) return true;
+  if (!tensor.finish) return WillHold(tensor, slice) && !CopiesOwn(tensor, slice);
   if (tensor.finish->round == tensor.held.round) return false;
   return tensor.partial.have.empty() || !tensor.partial.have[slice.value()];
 }
 
-SliceBytes Member::BytesOf(const Tensor& tensor, SliceIndex slice, Memory memory) const {
-  const Slice& place = tensor.slices[slice.value()];
+bool Member::WillHold(const Tensor& tensor, SliceIndex slice) const {
+  if (tensor.finish) return WantsResult(tensor, slice);
+  return tensor.participation.Gets(self(), PartOf(tensor, slice));
+}
+
+SliceBytes Member::BytesOf(const Tensor& tensor, SliceIndex slice, Memory memory,
+                           uint32_t length_bytes) const {
   return {.tensor = tensor.index,
           .round = tensor.active_round(),
           .slice = slice,
           .memory = memory,
-          .offset_bytes = place.offset_bytes,
-          .length_bytes = place.length_bytes};
+          .offset_bytes = tensor.slices[slice.value()].offset_bytes,
+          .length_bytes = length_bytes};
+}
+
+uint32_t Member::CostOf(const Tensor& tensor, SliceIndex slice) const {
+  return CarriesData(FormOf(tensor, slice)) ? GivenLength(tensor, slice) : 0;
 }
 
 void Member::QueueSlices(Tensor& tensor, Effects& out) {
   if (!MaySend(tensor)) return;
-  if (!tensor.finish && tensor.root_gone) {
+  if (!tensor.finish && tensor.is_dead) {
+    const bool lost_root = tensor.spec.collective.has_root() &&
+                           !view_->IndexOf(tensor.root_member);
     FailTensorWith(tensor, Status::kAborted,
-                   "tensor '" + tensor.spec.name +
-                       "': the rank that it was broadcast from (local rank " +
-                       std::to_string(tensor.root_local_rank.value()) + " of node " +
-                       std::to_string(tensor.root_member.node.value()) +
-                       ") is gone; broadcast under another name from a rank that is there",
+                   "tensor '" + tensor.spec.name + "': " +
+                       (lost_root ? "its root (local rank " +
+                                        std::to_string(tensor.root_local_rank.value()) +
+                                        " of node " +
+                                        std::to_string(tensor.root_member.node.value()) + ")"
+                                  : "one of its ranks") +
+                       " is gone; go on under another name with ranks that are there",
                    out);
     return;
+  }
+  // Nobody else would hear of it.
+  if (!tensor.finish && !tensor.given.disagreement.empty() &&
+      (standalone() ||
+       (view_->members.size() > 1 && tensor.participation.member_count() == 1))) {
+    return AbortRound(tensor, Status::kMismatch,
+                      "round " + std::to_string(tensor.open_round().value()) + " of tensor '" +
+                          tensor.spec.name + "': " + tensor.given.disagreement,
+                      out);
   }
   std::map<AggregatorIndex, uint64_t> part_bytes;
   for (const Slice& slice : tensor.slices) part_bytes[slice.owner] += slice.length_bytes;
@@ -88,6 +152,7 @@ void Member::QueueSlices(Tensor& tensor, Effects& out) {
     if (tensor.slice_states[i] != SliceState::kIdle) continue;
     const Slice& slice = tensor.slices[i];
     const uint64_t whole = std::max<uint64_t>(part_bytes.at(slice.owner), 1);
+    const bool travels = !IsPrivate(tensor, SliceIndex{i}) || standalone();
     tensor.slice_states[i] = SliceState::kQueued;
     queue_.Push({.owner = slice.owner,
                  .priority = tensor.priority,
@@ -96,8 +161,7 @@ void Member::QueueSlices(Tensor& tensor, Effects& out) {
                                                    schedule::QueuedSlice::kWhole / whole),
                  .tensor = tensor.key,
                  .slice = SliceIndex{i},
-                 .cost_bytes = static_cast<uint32_t>(
-                     wire::CreditCost(FormOf(tensor, SliceIndex{i}), slice.length_bytes))});
+                 .cost_bytes = travels ? CostOf(tensor, SliceIndex{i}) : 0});
   }
 }
 
@@ -113,12 +177,13 @@ void Member::Flush(int64_t now_ns, Effects& out) {
         tensor.slice_states[reduce.slice.value()] == SliceState::kReduced) {
       SendSlice(tensor, reduce.slice, sends, out);
     } else {  // The tensor has failed meanwhile.
-      queue_.ReturnCredit(reduce.owner, reduce.length_bytes, now_ns);
+      queue_.ReturnCredit(reduce.owner, reduce.cost_bytes, now_ns);
     }
   }
   const auto wanted = [this](const schedule::QueuedSlice& queued) {
     Tensor& tensor = *At(tensor_by_key_.at(queued.tensor));
-    if (queued.slice.value() >= tensor.slices.size() ||
+    // Not of a round that has ended without it.
+    if (queued.slice.value() >= tensor.slices.size() || queued.order != tensor.order ||
         tensor.slice_states[queued.slice.value()] != SliceState::kQueued) {
       return false;
     }
@@ -131,12 +196,17 @@ void Member::Flush(int64_t now_ns, Effects& out) {
     const std::optional<schedule::QueuedSlice> queued = queue_.Take(now_ns, wanted);
     if (!queued) break;
     Tensor& tensor = *At(tensor_by_key_.at(queued->tensor));
-    const bool reduces = !tensor.finish && FormOf(tensor, queued->slice) != wire::Form::kEmpty &&
-                         (Reduces(tensor) || standalone());
-    if (reduces) {
+    const bool is_private = IsPrivate(tensor, queued->slice);
+    const bool has_bytes = CarriesData(FormOf(tensor, queued->slice)) &&
+                           GivenLength(tensor, queued->slice) > 0;
+    if (has_bytes && !tensor.finish && (Reduces(tensor) || is_private)) {
       StartReduce(tensor, queued->slice, out);
-    } else {
+    } else if (!is_private) {
       SendSlice(tensor, queued->slice, sends, out);
+    } else if (tensor.given.disagreement.empty()) {
+      SliceDone(tensor, queued->slice, GivingRanks(tensor, queued->slice), 0, out);
+    } else {
+      CountDone(tensor, queued->slice, out);  // The round ends without a result.
     }
   }
   for (auto& [connection, send] : sends) out.push_back(std::move(send));
@@ -146,19 +216,24 @@ void Member::Flush(int64_t now_ns, Effects& out) {
 
 void Member::StartReduce(Tensor& tensor, SliceIndex slice, Effects& out) {
   const uint64_t ticket = next_ticket_++;
-  const bool is_final = standalone();
-  ReduceSlice reduce{
-      .ticket = ticket,
-      .target = BytesOf(tensor, slice, is_final ? Memory::kResult : Memory::kSendBuffer),
-      .is_final = is_final};
-  if (tensor.spec.op == Op::kCopy) {
-    reduce.inputs.push_back(tensor.root_local_rank);
-  } else {
-    for (uint32_t i = 0; i < ranks_.size(); ++i) reduce.inputs.push_back(LocalRank{i});
+  const bool is_final = IsPrivate(tensor, slice);
+  const uint32_t part = PartOf(tensor, slice);
+  const uint32_t length_bytes = GivenLength(tensor, slice);
+  ReduceSlice reduce{.ticket = ticket,
+                     .target = BytesOf(tensor, slice,
+                                       is_final ? Memory::kResult : Memory::kSendBuffer,
+                                       length_bytes),
+                     .is_final = is_final};
+  for (const Participation::LocalPart& rank : tensor.participation.RanksOf(self())) {
+    if (tensor.participation.Gives(rank, part)) reduce.inputs.push_back(rank.local_rank);
   }
-  const uint32_t length_bytes = reduce.target.length_bytes;
-  reduces_[ticket] = {tensor.index, tensor.active_round(), slice,
-                      tensor.slices[slice.value()].owner, length_bytes};
+  reduces_[ticket] = {.tensor = tensor.index,
+                      .round = tensor.active_round(),
+                      .slice = slice,
+                      .owner = tensor.slices[slice.value()].owner,
+                      .length_bytes = length_bytes,
+                      .cost_bytes = is_final && !standalone() ? 0 : length_bytes,
+                      .is_final = is_final};
   reducing_bytes_ += length_bytes;
   tensor.slice_states[slice.value()] = SliceState::kReducing;
   out.push_back(std::move(reduce));
@@ -173,14 +248,12 @@ void Member::OnReduced(uint64_t ticket, int64_t now_ns, Effects& out) {
   Tensor& tensor = *At(reduce.tensor);
   if (reduce.round != tensor.active_round() || reduce.slice.value() >= tensor.slices.size() ||
       tensor.slice_states[reduce.slice.value()] != SliceState::kReducing) {
-    queue_.ReturnCredit(reduce.owner, reduce.length_bytes,
-                        now_ns);  // The tensor has failed meanwhile.
+    queue_.ReturnCredit(reduce.owner, reduce.cost_bytes, now_ns);  // The tensor has failed.
     return;
   }
-  if (standalone()) {
-    queue_.ReturnCredit(reduce.owner, reduce.length_bytes, now_ns);
-    SliceDone(tensor, reduce.slice,
-              tensor.spec.op == Op::kCopy ? 1 : static_cast<uint32_t>(ranks_.size()), out);
+  if (reduce.is_final) {
+    queue_.ReturnCredit(reduce.owner, reduce.cost_bytes, now_ns);
+    SliceDone(tensor, reduce.slice, GivingRanks(tensor, reduce.slice), reduce.length_bytes, out);
     return;
   }
   tensor.slice_states[reduce.slice.value()] = SliceState::kReduced;
@@ -192,30 +265,32 @@ void Member::SendSlice(Tensor& tensor, SliceIndex slice, std::map<ConnectionId, 
   const Slice& place = tensor.slices[slice.value()];
   const Owner& owner = owners_.at(place.owner);
   TALWEG_CHECK(owner.state == OwnerState::kReady);
-  wire::Contribute entry{.key = tensor.key, .round = tensor.active_round(), .slice = slice};
-  entry.form = FormOf(tensor, slice);
-  entry.wants_result = WantsResult(tensor, slice);
-  const bool has_bytes = entry.form != wire::Form::kEmpty;
+  wire::Contribute entry{.key = tensor.key,
+                         .round = tensor.active_round(),
+                         .slice = slice,
+                         .mode = tensor.finish || tensor.spec.collective.copies()
+                                     ? wire::Mode::kCopy
+                                     : wire::Mode::kSum,
+                         .form = FormOf(tensor, slice),
+                         .wants_result = WantsResult(tensor, slice)};
+  const bool has_bytes = CarriesData(entry.form);
   Memory memory = Reduces(tensor) ? Memory::kSendBuffer : Memory::kContribution;
+  if (has_bytes) entry.length_bytes = GivenLength(tensor, slice);
   if (tensor.finish) {
     memory = Memory::kResult;
-    entry.mode = wire::Mode::kCopy;
     entry.sum_epoch = tensor.finish->sum_epoch;
     const bool is_held = tensor.finish->round == tensor.held.round;
     if (has_bytes) {
       entry.rank_count = is_held ? tensor.held.ranks_summed : tensor.partial.ranks_summed;
     }
-  } else if (tensor.spec.op == Op::kCopy) {
-    entry.mode = wire::Mode::kCopy;
-    entry.rank_count = has_bytes ? 1 : 0;
   } else {
-    entry.mode = wire::Mode::kSum;
-    entry.rank_count = static_cast<uint32_t>(ranks_.size());
+    entry.signature = tensor.given.signature;
+    if (has_bytes) entry.rank_count = GivingRanks(tensor, slice);
   }
-  const SliceBytes source = BytesOf(tensor, slice, memory);
+  const SliceBytes source = BytesOf(tensor, slice, memory, entry.length_bytes);
   tensor.slice_states[slice.value()] = SliceState::kSent;
   ++counters_.contributions_sent;
-  if (has_bytes) counters_.contribution_bytes_sent += place.length_bytes;
+  counters_.contribution_bytes_sent += entry.length_bytes;
 
   Send& send = sends[owner.connection];
   if (send.connection != owner.connection) {
@@ -227,12 +302,13 @@ void Member::SendSlice(Tensor& tensor, SliceIndex slice, std::map<ConnectionId, 
   }
   std::get<std::vector<wire::Contribute>>(send.entries).push_back(entry);
   send.sources.push_back(source);
+  send.texts.push_back(entry.form == wire::Form::kDisagreement ? tensor.given.disagreement : "");
   if (entry.form != wire::Form::kWritten) return;
   wire::RemoteRef target = tensor.owners.at(place.owner).slot;
   target.address += place.slot_offset_bytes;
   out.push_back(WriteSlice{owner.connection, source, target});
   // Would another one like this be too much?
-  if (WrittenBytes(send) + place.length_bytes <=
+  if (WrittenBytes(send) + entry.length_bytes <=
       AnnounceBytes(ReachOf(owner), queue_.LinkBytesPerMs())) {
     return;
   }
@@ -240,20 +316,45 @@ void Member::SendSlice(Tensor& tensor, SliceIndex slice, std::map<ConnectionId, 
   sends.erase(owner.connection);
 }
 
-void Member::SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed, Effects& out) {
-  const uint32_t s = slice.value();
-  if (WantsResult(tensor, slice)) {
-    Partial& partial = tensor.partial;
+void Member::SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed,
+                       uint32_t length_bytes, Effects& out) {
+  Partial& partial = tensor.partial;
+  if (partial.lengths.empty()) partial.lengths.assign(tensor.spec.part_count(), 0);
+  if (WillHold(tensor, slice)) {
+    if (CopiesOwn(tensor, slice) && !IsPrivate(tensor, slice)) {
+      out.push_back(CopyOwn{
+          BytesOf(tensor, slice, Reduces(tensor) ? Memory::kSendBuffer : Memory::kContribution,
+                  length_bytes)});
+    }
     if (partial.have.empty()) partial.have.assign(tensor.slices.size(), false);
-    partial.have[s] = true;
+    partial.have[slice.value()] = true;
     ++partial.have_count;
-    partial.sum_epoch = tensor.finish ? tensor.finish->sum_epoch : view_->epoch;
-    partial.ranks_summed = ranks_summed;
-    out.push_back(SliceArrived{BytesOf(tensor, slice, Memory::kResult)});
+    if (length_bytes > 0) {
+      const uint32_t part = PartOf(tensor, slice);
+      const uint64_t end = length_bytes + tensor.spec.collective.offset_in_part(
+                                              tensor.slices[slice.value()].offset_bytes);
+      partial.lengths[part] = std::max(partial.lengths[part], end);
+    }
+    out.push_back(SliceArrived{BytesOf(tensor, slice, Memory::kResult, length_bytes)});
   }
-  tensor.slice_states[s] = SliceState::kDone;
-  if (++tensor.done_count ==
-      TALWEG_MUTATION(visible_slice_by_slice, tensor.slices.size(), size_t{1}))
+  if (!tensor.finish || WillHold(tensor, slice)) {
+    partial.sum_epoch = tensor.finish ? tensor.finish->sum_epoch : view_->epoch;
+    partial.ranks_summed = std::max(partial.ranks_summed, ranks_summed);
+  }
+  CountDone(tensor, slice, out);
+}
+
+void Member::SliceDisagreed(Tensor& tensor, SliceIndex slice, std::string text, Effects& out) {
+  if (!tensor.disagreement || slice < tensor.disagreement->slice) {
+    tensor.disagreement = {slice, std::move(text)};
+  }
+  CountDone(tensor, slice, out);
+}
+
+void Member::CountDone(Tensor& tensor, SliceIndex slice, Effects& out) {
+  tensor.slice_states[slice.value()] = SliceState::kDone;
+  if (++tensor.done_count + tensor.exempt_count ==
+      TALWEG_MUTATION(visible_slice_by_slice, tensor.slices.size(), tensor.exempt_count + 1))
     RoundDone(tensor, out);
 }
 
@@ -266,21 +367,28 @@ void Member::RoundDone(Tensor& tensor, Effects& out) {
     TryQuiesce(out);
     return;
   }
+  if (tensor.disagreement) {
+    AbortRound(tensor, Status::kMismatch, tensor.disagreement->text, out);
+    TryQuiesce(out);
+    return;
+  }
   tensor.held = {.round = tensor.open_round(),
                  .sum_epoch = tensor.partial.sum_epoch,
-                 .ranks_summed = tensor.partial.ranks_summed};
+                 .ranks_summed = tensor.partial.ranks_summed,
+                 .lengths = tensor.partial.lengths};
   tensor.aborted_from = Round{0};
   ++counters_.rounds_completed;
   out.push_back(CompleteRound{.tensor = tensor.index,
                               .round = tensor.held.round,
                               .status = Status::kOk,
                               .ranks_summed = tensor.held.ranks_summed,
-                              .sum_epoch = tensor.held.sum_epoch});
+                              .sum_epoch = tensor.held.sum_epoch,
+                              .lengths = tensor.held.lengths});
   OpenNextRound(tensor);
   TryQuiesce(out);
 }
 
-void Member::AbortRound(Tensor& tensor, const std::string& text, Effects& out) {
+void Member::AbortRound(Tensor& tensor, Status status, const std::string& text, Effects& out) {
   const Round round = tensor.open_round();
   if (tensor.aborted_from == Round{0}) tensor.aborted_from = round;
   tensor.held = {.round = TALWEG_MUTATION(abort_not_held, round, tensor.held.round),
@@ -288,13 +396,20 @@ void Member::AbortRound(Tensor& tensor, const std::string& text, Effects& out) {
                  .ranks_summed = 0};
   ++counters_.rounds_aborted;
   out.push_back(CompleteRound{
-      .tensor = tensor.index, .round = round, .status = Status::kAborted, .text = text});
+      .tensor = tensor.index, .round = round, .status = status, .text = text});
   OpenNextRound(tensor);
 }
 
 void Member::ResetSlices(Tensor& tensor) {
   tensor.slice_states.assign(tensor.slices.size(), SliceState::kIdle);
   tensor.done_count = 0;
+  tensor.exempt_count = 0;
+  if (tensor.spec.collective.gives != Share::kRow || !tensor.resolved || !view_) return;
+  for (uint32_t i = 0; i < tensor.slices.size(); ++i) {
+    if (tensor.participation.TakesPart(self(), PartOf(tensor, SliceIndex{i}))) continue;
+    tensor.slice_states[i] = SliceState::kExempt;
+    ++tensor.exempt_count;
+  }
 }
 
 void Member::OpenNextRound(Tensor& tensor) {
@@ -302,6 +417,8 @@ void Member::OpenNextRound(Tensor& tensor) {
   tensor.pushed.assign(tensor.pushed.size(), false);
   tensor.pushed_count = 0;
   tensor.contributed = false;
+  tensor.given = {};
+  tensor.disagreement.reset();
   tensor.finish.reset();
   tensor.partial = {};
   ResetSlices(tensor);
@@ -317,14 +434,19 @@ void Member::CheckInvariants() const {
   for (const std::unique_ptr<Tensor>& tensor : tensors_) {
     const auto pushed = std::count(tensor->pushed.begin(), tensor->pushed.end(), true);
     TALWEG_CHECK(tensor->pushed_count == static_cast<uint32_t>(pushed));
-    TALWEG_CHECK(tensor->contributed == (tensor->pushed_count == ranks_.size()));
+    TALWEG_CHECK(tensor->contributed == (tensor->resolved && tensor->in_group_count > 0 &&
+                                         tensor->pushed_count == tensor->in_group_count));
     TALWEG_CHECK(half_pushed_.contains(tensor->index) ==
                  (tensor->pushed_count > 0 && !tensor->contributed));
     TALWEG_CHECK(tensor->slice_states.size() == tensor->slices.size());
     const auto done =
         std::count(tensor->slice_states.begin(), tensor->slice_states.end(), SliceState::kDone);
     TALWEG_CHECK(tensor->done_count == static_cast<uint32_t>(done));
-    TALWEG_CHECK(tensor->done_count == 0 || tensor->done_count < tensor->slices.size());
+    const auto exempt =
+        std::count(tensor->slice_states.begin(), tensor->slice_states.end(), SliceState::kExempt);
+    TALWEG_CHECK(tensor->exempt_count == static_cast<uint32_t>(exempt));
+    TALWEG_CHECK(tensor->done_count == 0 ||
+                 tensor->done_count + tensor->exempt_count < tensor->slices.size());
     const auto have = std::count(tensor->partial.have.begin(), tensor->partial.have.end(), true);
     TALWEG_CHECK(tensor->partial.have_count == static_cast<uint32_t>(have));
     // Results only of rounds that this node has contributed to, so that its slot was filled.
@@ -336,7 +458,7 @@ void Member::CheckInvariants() const {
       const SliceState state = tensor->slice_states[i];
       // Fenced: nothing leaves while a decision is awaited.
       if (tensor->awaits_decision && phase_ != Phase::kFencing) {
-        TALWEG_CHECK(state == SliceState::kIdle);
+        TALWEG_CHECK(state == SliceState::kIdle || state == SliceState::kExempt);
       }
     }
   }

@@ -62,7 +62,7 @@ TEST_CASE("Member: a declaration is answered when all owners have agreed", "[pip
   const auto declares = f.Entries<wire::Declare>(sent);
   REQUIRE(declares.size() == 2);  // 1 MiB is striped over both.
   CHECK(declares[0].name == "w");
-  CHECK(declares[0].element_count == 256 * 1024);
+  CHECK(declares[0].collective.element_count == 256 * 1024);
   // No rank has been told of the tensor, so nothing can be held of it: the reports are empty.
   CHECK(f.Entries<wire::Report>(sent).empty());
   CHECK(f.CountFrames(sent, wire::FrameType::kReport) == 2);
@@ -158,7 +158,7 @@ TEST_CASE("Member: ranks of one node that disagree poison the tensor everywhere"
   // And so does the primary owner, so that other nodes hear of it.
   const auto declares = f.Entries<wire::Declare>(f.Flush());
   REQUIRE(declares.size() == 2);
-  CHECK(declares[1].element_count == 200);
+  CHECK(declares[1].collective.element_count == 200);
   CHECK(declares[1].by_rank == 1);
   // Later pushes and declarations get the same answer.
   CHECK(f.Of<CompleteRound>(f.Push(0, 0, 2))[0].status == Status::kMismatch);

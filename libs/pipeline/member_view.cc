@@ -38,6 +38,18 @@ std::vector<bool> Recut(const std::vector<Slice>& from, const std::vector<bool>&
   return result;
 }
 
+// Where the ranks belong that `numbers` counts so; up to the first that it does not know.
+Group PlacesOf(const View& numbers, const std::vector<Rank>& ranks) {
+  Group group;
+  for (const Rank rank : ranks) {
+    const std::optional<MemberIndex> member = numbers.MemberOfRank(rank);
+    if (!member) break;
+    group.push_back({numbers.members[member->value()].id.node,
+                     LocalRank{rank.value() - numbers.RankBase(*member).value()}});
+  }
+  return group;
+}
+
 }  // namespace
 
 std::string Member::ViewProblem(const View& view) const {
@@ -196,6 +208,7 @@ void Member::FreezeTensor(Tensor& tensor, Effects& out) {
   const std::vector<Slice> old_slices = std::move(tensor.slices);
   tensor.slices.clear();
   const Partial old_partial = std::exchange(tensor.partial, Partial{});
+  tensor.disagreement.reset();
   tensor.awaits_decision = false;
   tensor.report.reset();
   PlaceTensor(tensor, out);
@@ -209,6 +222,7 @@ void Member::FreezeTensor(Tensor& tensor, Effects& out) {
     if (tensor.partial.have_count > 0) {
       tensor.partial.sum_epoch = old_partial.sum_epoch;
       tensor.partial.ranks_summed = old_partial.ranks_summed;
+      tensor.partial.lengths = old_partial.lengths;
     }
   }
   // No rank here has been told which round comes first, so this member holds nothing of it: it goes
@@ -224,7 +238,8 @@ void Member::PlaceTensor(Tensor& tensor, Effects& out) {
   tensor.primary = PrimaryOwner(*view_, TALWEG_MUTATION(placed_by_declaration_order, tensor.key,
                                                         TensorKey{tensor.index.value()}));
   if (!view_->aggregators.empty()) tensor.owners[tensor.primary] = {};
-  const uint64_t slices_min = tensor.spec.bytes() / view_->slice_bytes_max;
+  const uint64_t slices_min =
+      tensor.spec.bytes() / view_->slice_bytes_max + tensor.spec.part_count();
   if (slices_min + view_->aggregators.size() + 1 > wire::kTensorSlicesMax) {
     // The primary hears of it nevertheless, so that others who declare the name learn it there.
     tensor.slices.clear();
@@ -238,32 +253,54 @@ void Member::PlaceTensor(Tensor& tensor, Effects& out) {
         out);
     return;
   }
-  tensor.slices = Placement(*view_, tensor.key, tensor.spec.bytes()).slices();
+  tensor.slices =
+      Placement(*view_, tensor.key, tensor.spec.collective, tensor.spec.rank_count()).slices();
   if (!view_->aggregators.empty()) {
     for (const Slice& slice : tensor.slices) tensor.owners[slice.owner] = {};
   }
+  if (Resolve(tensor, out)) ResolveInView(tensor);
   ResetSlices(tensor);
-  if (tensor.spec.op == Op::kCopy) ResolveRoot(tensor, out);
 }
 
-void Member::ResolveRoot(Tensor& tensor, Effects& out) {
-  if (!tensor.root_resolved) {
-    const View& numbers = TALWEG_MUTATION(root_of_this_view, *first_view_, *view_);
-    const std::optional<MemberIndex> member = numbers.MemberOfRank(Rank{tensor.spec.root_rank});
-    if (!member) {
-      FailTensorWith(tensor, Status::kInvalid,
-                     "tensor '" + tensor.spec.name + "': there is no rank " +
-                         std::to_string(tensor.spec.root_rank) +
-                         " to broadcast from; the job has ranks 0 to " +
-                         std::to_string(numbers.RankCount() - 1),
-                     out);
-      return;
-    }
-    tensor.root_resolved = true;
-    tensor.root_member = numbers.members[member->value()].id;
-    tensor.root_local_rank = LocalRank{tensor.spec.root_rank - numbers.RankBase(*member).value()};
+bool Member::Resolve(Tensor& tensor, Effects& out) {
+  if (tensor.resolved) return true;
+  const View& numbers = TALWEG_MUTATION(root_of_this_view, *first_view_, *view_);
+  const auto fail = [&](Rank rank) {
+    FailTensorWith(tensor, Status::kInvalid,
+                   "tensor '" + tensor.spec.name + "': there is no rank " +
+                       std::to_string(rank.value()) + "; the job has ranks 0 to " +
+                       std::to_string(numbers.RankCount() - 1),
+                   out);
+    return false;
+  };
+  tensor.group = PlacesOf(numbers, tensor.spec.ranks);
+  if (tensor.group.size() < tensor.spec.ranks.size()) {
+    return fail(tensor.spec.ranks[tensor.group.size()]);
   }
-  tensor.root_gone = !view_->IndexOf(tensor.root_member);
+  tensor.in_group.assign(ranks_.size(), tensor.group.empty());
+  for (const Place& place : tensor.group) {
+    if (place.node == config_.self.node) tensor.in_group[place.local_rank.value()] = true;
+  }
+  tensor.in_group_count =
+      static_cast<uint32_t>(std::count(tensor.in_group.begin(), tensor.in_group.end(), true));
+  if (tensor.spec.collective.has_root()) {
+    const Rank root{tensor.spec.root_rank};
+    const std::optional<MemberIndex> member = numbers.MemberOfRank(root);
+    if (!member) return fail(root);
+    tensor.root_member = numbers.members[member->value()].id;
+    tensor.root_local_rank = LocalRank{root.value() - numbers.RankBase(*member).value()};
+  }
+  tensor.resolved = true;
+  return true;
+}
+
+void Member::ResolveInView(Tensor& tensor) {
+  std::optional<Place> root;
+  if (tensor.spec.collective.has_root() && view_->IndexOf(tensor.root_member)) {
+    root = Place{tensor.root_member.node, tensor.root_local_rank};
+  }
+  tensor.participation = Participation(*view_, tensor.spec.collective, tensor.group, root);
+  tensor.is_dead = !tensor.participation.IsPossible();
 }
 
 // What others call the rank that ranks here call `root_rank`.
@@ -282,7 +319,9 @@ wire::Report Member::MakeReport(const Tensor& tensor) const {
   report.held = tensor.held.round;
   report.held_epoch = tensor.held.sum_epoch;
   report.contributed = tensor.contributed ? tensor.open_round() : tensor.held.round;
-  if (tensor.partial.have_count > 0) {
+  // Else nobody has for others what they get.
+  const bool has_for_all = tensor.spec.collective.all_get_all();
+  if (has_for_all && tensor.partial.have_count > 0) {
     report.partial_epoch = tensor.partial.sum_epoch;
     report.slices.resize((tensor.slices.size() + 63) / 64);
     for (size_t i = 0; i < tensor.slices.size(); ++i) {
@@ -314,13 +353,13 @@ void Member::SendDeclares(Owner& owner, Effects& out) {
             .epoch = view_->epoch};
   std::vector<wire::Declare> entries;
   const auto add = [&](const Tensor& tensor, const TensorSpec& spec, LocalRank by) {
+    const uint32_t root_rank = spec.collective.has_root() ? RootInView(spec.root_rank) : 0;
     entries.push_back({.key = tensor.key,
                        .name = spec.name,
-                       .dtype = spec.dtype,
-                       .op = spec.op,
-                       .root_rank = spec.op == Op::kCopy ? RootInView(spec.root_rank) : 0,
-                       .by_rank = GlobalRank(by).value(),
-                       .element_count = spec.element_count});
+                       .collective = spec.collective,
+                       .group = PlacesOf(*first_view_, spec.ranks),
+                       .root_rank = tensor.is_dead ? wire::kNoRank : root_rank,
+                       .by_rank = GlobalRank(by).value()});
     send.tensors.push_back(tensor.index);
   };
   for (const TensorIndex index : std::exchange(owner.undeclared, {})) {
@@ -407,6 +446,7 @@ void Member::OnDecision(const Owner& owner, const wire::Decision& decision, Effe
     case wire::Verdict::kRedo:
       ++counters_.redos;
       ResetSlices(tensor);
+      tensor.disagreement.reset();
       tensor.partial = TALWEG_MUTATION(slices_kept_over_redo, Partial{}, tensor.partial);
       break;
     case wire::Verdict::kFinish:
@@ -414,7 +454,9 @@ void Member::OnDecision(const Owner& owner, const wire::Decision& decision, Effe
       BeginFinish(tensor, decision);
       break;
     case wire::Verdict::kAbort:
-      if (decision.round == tensor.open_round()) AbortRound(tensor, decision.text, out);
+      if (decision.round == tensor.open_round()) {
+        AbortRound(tensor, Status::kAborted, decision.text, out);
+      }
       break;
   }
   QueueSlices(tensor, out);
@@ -464,11 +506,11 @@ void Member::ReleaseHeld(int64_t now_ns, Effects& out) {
   quiesce_answered_ = false;
   quiesce_held_ = false;
   needed_.clear();
-  const std::vector<HeldPush> pushes = std::exchange(held_pushes_, {});
-  for (const HeldPush& push : pushes) DoPush(push, now_ns, out);
+  const std::vector<Push> pushes = std::exchange(held_pushes_, {});
+  for (const Push& push : pushes) DoPush(push, now_ns, out);
 }
 
-bool Member::HoldsBack(const HeldPush& push) const {
+bool Member::HoldsBack(const Push& push) const {
   return TALWEG_MUTATION(quiesce_holds_nothing, quiesce_held_, false) &&
          !needed_.contains({push.tensor, push.round});
 }
@@ -476,8 +518,8 @@ bool Member::HoldsBack(const HeldPush& push) const {
 void Member::ReleaseNeeded(TensorIndex tensor, Round round, int64_t now_ns, Effects& out) {
   if (!quiesce_held_) return;
   needed_.insert({tensor, round});
-  const std::vector<HeldPush> pushes = std::exchange(held_pushes_, {});
-  for (const HeldPush& push : pushes) {
+  const std::vector<Push> pushes = std::exchange(held_pushes_, {});
+  for (const Push& push : pushes) {
     if (HoldsBack(push)) {
       held_pushes_.push_back(push);
     } else {

@@ -446,7 +446,8 @@ TEST_CASE("Member: any bytes that parse are survived", "[pipeline]") {
                                  .round = round,
                                  .slice = slice,
                                  .rank_count = 3,
-                                 .form = static_cast<wire::Form>(1 + random.Below(3)),
+                                 .length_bytes = static_cast<uint32_t>(4 * random.Below(20'000)),
+                                 .form = static_cast<wire::Form>(1 + random.Below(4)),
                                  .sum_epoch = Epoch{random.Below(3)}}},
                                epoch);
           break;

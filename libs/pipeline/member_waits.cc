@@ -241,7 +241,7 @@ void Member::OnTick(int64_t now_ns, Effects& out) {
                         .round = tensor.open_round(),
                         .waited_ns = static_cast<uint64_t>(now_ns - tensor.first_push_ns)};
       for (uint32_t i = 0; i < tensor.pushed.size(); ++i) {
-        if (!tensor.pushed[i]) notice.missing.push_back(i);
+        if (!tensor.pushed[i] && tensor.in_group[i]) notice.missing.push_back(i);
       }
       out.push_back(std::move(notice));
       tensor.next_notice_ns = next_notice(tensor.first_push_ns);

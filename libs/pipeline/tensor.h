@@ -11,6 +11,7 @@
 
 #include "libs/base/ids.h"
 #include "libs/pipeline/effects.h"
+#include "libs/view/participation.h"
 #include "libs/view/placement.h"
 #include "libs/wire/frames.h"
 
@@ -23,7 +24,8 @@ enum class SliceState : uint8_t {
   kReducing = 2,  // Charged; the node's ranks are being combined.
   kReduced = 3,   // Charged and combined: leaves at the next Flush.
   kSent = 4,
-  kDone = 5,  // Its result is here (or, in a Finish, acknowledged).
+  kDone = 5,    // Its result is here (or, in a Finish, acknowledged).
+  kExempt = 6,  // This node has nothing to do with it.
 };
 
 enum class TensorState : uint8_t {
@@ -50,6 +52,7 @@ struct HeldRound {
   Round round;
   Epoch sum_epoch;  // 0: it was aborted, there are no bytes.
   uint32_t ranks_summed = 0;
+  std::vector<uint64_t> lengths;  // By part, in bytes: as much of each as is here.
 };
 
 // The slices of round held + 1 whose results are here, and what sums they are of.
@@ -57,7 +60,16 @@ struct Partial {
   Epoch sum_epoch;
   uint32_t ranks_summed = 0;
   uint32_t have_count = 0;
-  std::vector<bool> have;  // By slice.
+  std::vector<bool> have;         // By slice.
+  std::vector<uint64_t> lengths;  // By part, in bytes: where the last slice that is here ends.
+};
+
+// What the ranks here say of the open round.
+struct OpenContribution {
+  RoundSignature signature = 0;
+  std::vector<uint64_t> lengths;  // By part, in bytes; those of parts that none here gives are 0.
+  LocalRank by;                   // Who said so first.
+  std::string disagreement;       // Not empty: another one says something else.
 };
 
 // The nodes that an owner waits for, as people were last told of them.
@@ -84,11 +96,17 @@ struct Tensor {
   std::optional<TensorSpec> conflict;
   LocalRank conflict_by;
 
-  // Whose rank a broadcast's root is.
-  bool root_resolved = false;
-  bool root_gone = false;  // It is not in the present view.
+  // Who takes part, by the first view of this member. Resolved when it is first placed.
+  bool resolved = false;
+  Group group;                 // Empty: all ranks.
+  std::vector<bool> in_group;  // By local rank.
+  uint32_t in_group_count = 0;
   MemberIdentity root_member;
   LocalRank root_local_rank;
+
+  // In the present view.
+  Participation participation;
+  bool is_dead = false;  // Somebody is gone without whom it means nothing.
 
   // Of the present view.
   AggregatorIndex primary;
@@ -103,7 +121,8 @@ struct Tensor {
   // Round held + 1.
   std::vector<bool> pushed;  // By local rank.
   uint32_t pushed_count = 0;
-  bool contributed = false;  // All local ranks have pushed it.
+  bool contributed = false;  // All local ranks of the group have pushed it.
+  OpenContribution given;
   int32_t priority = 0;
   uint64_t order = 0;  // Of readiness.
   int64_t first_push_ns = 0;
@@ -114,7 +133,14 @@ struct Tensor {
 
   // The active round: usually held + 1; in a Finish of a round that is held here, held.
   std::vector<SliceState> slice_states;
-  uint32_t done_count = 0;  // Of slice_states.
+  uint32_t done_count = 0;    // Of slice_states.
+  uint32_t exempt_count = 0;  // Likewise.
+  // What the result of the first slice says that the ranks do not agree on.
+  struct Disagreement {
+    SliceIndex slice;
+    std::string text;
+  };
+  std::optional<Disagreement> disagreement;
 
   bool awaits_decision = false;
   std::optional<wire::Report> report;    // As frozen, while awaits_decision.

@@ -54,6 +54,8 @@ class Participation {
   }
   bool Includes(MemberIndex member) const { return !ranks_of_[member.value()].empty(); }
 
+  // How many members have ranks in the group.
+  uint32_t member_count() const { return member_count_; }
   // How many of the member's ranks give the part.
   uint32_t GivingRanks(MemberIndex member, uint32_t part) const;
   bool Gets(MemberIndex member, uint32_t part) const;
@@ -69,7 +71,6 @@ class Participation {
     return TakesPart(member, part) && TakerCount(part) == 1;
   }
 
- private:
   bool Gives(const LocalPart& rank, uint32_t part) const {
     return collective_.Gives(part, rank.number, rank_count_, root_);
   }
@@ -77,11 +78,12 @@ class Participation {
     return collective_.Gets(part, rank.number, rank_count_, root_);
   }
 
+ private:
   Collective collective_;
   uint32_t rank_count_ = 0;
   uint32_t root_ = 0;
   bool is_possible_ = false;
-  uint32_t member_count_ = 0;  // Of those that have ranks in the group.
+  uint32_t member_count_ = 0;
   std::vector<std::vector<LocalPart>> ranks_of_;  // By member.
 };
 

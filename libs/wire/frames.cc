@@ -51,23 +51,41 @@ void Read(FieldReader& in, Welcome& e) {
 
 void Write(FieldWriter& out, const Declare& e) {
   out.Put(e.key);
-  out.Put(e.element_count);
+  out.Put(e.collective.element_count);
   for (const RemoteRef& ref : e.result) out.Put(ref);
   out.Put(e.root_rank);
   out.Put(e.by_rank);
-  out.Put(e.dtype);
-  out.Put(e.op);
+  out.Put(e.collective.dtype);
+  out.Put(e.collective.op);
+  out.Put(e.collective.gives);
+  out.Put(e.collective.gets);
   out.Put(e.name);
+  std::vector<uint32_t> places;
+  places.reserve(2 * e.group.size());
+  for (const Place& place : e.group) {
+    places.push_back(place.node.value());
+    places.push_back(place.local_rank.value());
+  }
+  out.Put(places);
 }
 void Read(FieldReader& in, Declare& e) {
   in.Get(e.key);
-  in.Get(e.element_count);
+  in.Get(e.collective.element_count);
   for (RemoteRef& ref : e.result) in.Get(ref);
   in.Get(e.root_rank);
   in.Get(e.by_rank);
-  in.Get(e.dtype);
-  in.Get(e.op);
+  in.Get(e.collective.dtype);
+  in.Get(e.collective.op);
+  in.Get(e.collective.gives);
+  in.Get(e.collective.gets);
   in.Get(e.name, kNameBytesMax);
+  std::vector<uint32_t> places;
+  in.Get(places);
+  if (places.size() % 2 != 0 || places.size() > 2 * kGroupRanksMax) return in.Fail();
+  for (size_t i = 0; i < places.size(); i += 2) {
+    e.group.push_back({NodeRank{places[i]}, LocalRank{places[i + 1]}});
+    if (i > 0 && e.group.end()[-2] >= e.group.back()) return in.Fail();
+  }
 }
 
 void Write(FieldWriter& out, const Declared& e) {
@@ -86,19 +104,26 @@ void Read(FieldReader& in, Declared& e) {
   if (!Between(e.status, DeclaredStatus::kOk, DeclaredStatus::kAborted)) in.Fail();
 }
 
+// How long the bytes in an entry of this form may be.
+constexpr size_t InlineBytesMax(Form form) {
+  switch (form) {
+    case Form::kInline: return kInlineBytesMax;
+    case Form::kDisagreement: return kTextBytesMax;
+    case Form::kWritten:
+    case Form::kEmpty: break;
+  }
+  return 0;
+}
+
 void WriteInline(FieldWriter& out, Form form, std::span<const std::byte> bytes) {
-  TALWEG_CHECK(bytes.empty() || form == Form::kInline);
-  TALWEG_CHECK(bytes.size() <= kInlineBytesMax);
+  TALWEG_CHECK(bytes.size() <= InlineBytesMax(form));
   out.Put(static_cast<uint32_t>(bytes.size()));
   out.PutBytes(bytes);
 }
 void ReadInline(FieldReader& in, Form form, std::span<const std::byte>& bytes) {
   uint32_t size = 0;
   in.Get(size);
-  if (!Between(form, Form::kInline, Form::kEmpty) || size > kInlineBytesMax ||
-      (size > 0 && form != Form::kInline)) {
-    return in.Fail();
-  }
+  if (!Between(form, Form::kInline, Form::kDisagreement) || size > InlineBytesMax(form)) return in.Fail();
   bytes = in.GetBytes(size);
 }
 
@@ -112,6 +137,8 @@ void Write(FieldWriter& out, const Contribute& e) {
   out.Put(e.form);
   out.Put(e.wants_result);
   out.Put(uint8_t{0});
+  out.Put(e.length_bytes);
+  out.Put(e.signature);
   WriteInline(out, e.form, e.bytes);
 }
 void Read(FieldReader& in, Contribute& e) {
@@ -125,6 +152,8 @@ void Read(FieldReader& in, Contribute& e) {
   in.Get(e.form);
   in.Get(e.wants_result);
   in.Get(reserved);
+  in.Get(e.length_bytes);
+  in.Get(e.signature);
   ReadInline(in, e.form, e.bytes);
   if (!Between(e.mode, Mode::kSum, Mode::kCopy)) in.Fail();
 }
@@ -138,6 +167,7 @@ void Write(FieldWriter& out, const Result& e) {
   out.Put(e.form);
   out.Put(uint8_t{0});
   out.Put(uint16_t{0});
+  out.Put(e.length_bytes);
   WriteInline(out, e.form, e.bytes);
 }
 void Read(FieldReader& in, Result& e) {
@@ -151,6 +181,7 @@ void Read(FieldReader& in, Result& e) {
   in.Get(e.form);
   in.Get(reserved8);
   in.Get(reserved16);
+  in.Get(e.length_bytes);
   ReadInline(in, e.form, e.bytes);
 }
 
@@ -231,7 +262,7 @@ void Read(FieldReader& in, Waiting& e) {
   in.Get(e.round);
   in.Get(e.waited_ns);
   in.Get(e.missing_nodes);
-  if (in.remaining() > 0) in.Get(e.absent_ns);  // Version 1.0 ends here.
+  in.Get(e.absent_ns);
   e.absent_ns.resize(e.missing_nodes.size());
 }
 

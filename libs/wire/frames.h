@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "libs/base/bytes.h"
+#include "libs/base/collective.h"
 #include "libs/base/dtype.h"
 #include "libs/base/ids.h"
+#include "libs/view/participation.h"
 #include "libs/view/view.h"
 
 // The frames of the data plane: what agents and aggregators say to each other (docs/protocol.md,
@@ -25,8 +27,8 @@
 namespace talweg::wire {
 
 inline constexpr uint32_t kMagic = 0x47574c54;  // "TLWG"
-inline constexpr uint8_t kVersionMajor = 1;
-inline constexpr uint8_t kVersionMinor = 1;  // 1: Waiting::absent_ns.
+inline constexpr uint8_t kVersionMajor = 2;  // 2: collectives, groups, lengths.
+inline constexpr uint8_t kVersionMinor = 0;
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kFrameBytesMax = 64 * 1024;
 inline constexpr size_t kNameBytesMax = 1024;
@@ -35,7 +37,10 @@ inline constexpr size_t kTextBytesMax = 2048;
 inline constexpr uint32_t kInlineBytesMax = 8 * 1024;
 // A tensor has at most this many slices in a view, so that a Decision on it fits a frame.
 inline constexpr size_t kTensorSlicesMax = 30000;
-// Declare::root_rank of a broadcast whose root is not in the view any more.
+// A Declare has to fit a frame.
+inline constexpr size_t kGroupRanksMax = 4096;
+// Declare::root_rank of a tensor that is of no use any more: its root, or another rank that it
+// cannot do without, is not in the view.
 inline constexpr uint32_t kNoRank = 0xffffffff;
 
 enum class FrameType : uint8_t {
@@ -95,11 +100,10 @@ struct Welcome {
 struct Declare {
   TensorKey key;
   std::string name;
-  DType dtype = DType::kUnspecified;
-  Op op = Op::kUnspecified;
-  uint32_t root_rank = 0;  // For kBroadcast: the global rank whose bytes count.
+  Collective collective;
+  Group group;             // Empty: all ranks.
+  uint32_t root_rank = 0;  // The root's number in the view, or kNoRank. 0 where there is no root.
   uint32_t by_rank = 0;    // The global rank that declared it, for error texts.
-  uint64_t element_count = 0;
   std::array<RemoteRef, 2> result;  // Where slice offset 0 of the result goes, by round & 1.
   friend bool operator==(const Declare&, const Declare&) = default;
 };
@@ -126,25 +130,32 @@ enum class Form : uint8_t {
   kInline = 1,   // The bytes are in this entry.
   kWritten = 2,  // The bytes have landed in the slot or result region before this frame.
   kEmpty = 3,    // No bytes: a copy round's member that is not the source, or wants no result.
+  // The ranks do not agree on what the round is of: those of one node, where a contribution says
+  // so, or of several, where a result does. The bytes are a text that names both sides.
+  kDisagreement = 4,
 };
 
 struct Contribute {
   TensorKey key;
   Round round;
   SliceIndex slice;
-  uint32_t rank_count = 0;  // Ranks whose data is in these bytes.
+  uint32_t rank_count = 0;    // Ranks whose data is in these bytes.
+  uint32_t length_bytes = 0;  // Of the data: at most the slice's. 0 for kEmpty and kDisagreement.
   Mode mode = Mode::kSum;
   Form form = Form::kWritten;
-  bool wants_result = true;  // A member that has the result already asks for none (copy mode).
+  bool wants_result = true;  // No: it has the result already, or no rank here gets the slice.
   Epoch sum_epoch;           // Copy mode after a failure: the epoch whose sum this is; else 0.
-  std::span<const std::byte> bytes;  // kInline only. Borrowed: from the frame when parsed.
+  RoundSignature signature = 0;  // What the ranks here say the round is of.
+  // kInline and kDisagreement. Borrowed: from the frame when parsed.
+  std::span<const std::byte> bytes;
 };
 
 struct Result {
   TensorKey key;
   Round round;
   SliceIndex slice;
-  uint32_t rank_count = 0;  // Ranks in the sum.
+  uint32_t rank_count = 0;    // Ranks in the sum.
+  uint32_t length_bytes = 0;  // Of the result, also where the form is kEmpty.
   Form form = Form::kWritten;
   Epoch sum_epoch;
   std::span<const std::byte> bytes;  // As in Contribute.
@@ -238,8 +249,8 @@ struct Header {
 inline constexpr uint8_t kFlagMore = 1;
 
 // What a contribution counts against the credit of its connection, while it is in flight.
-constexpr uint64_t CreditCost(Form form, uint32_t slice_length_bytes) {
-  return form == Form::kEmpty ? 0 : slice_length_bytes;
+constexpr uint64_t CreditCost(Form form, uint32_t length_bytes) {
+  return form == Form::kInline || form == Form::kWritten ? length_bytes : 0;
 }
 
 // Of a small grant the receiver of contributions gives everything back at once. Of a larger one it

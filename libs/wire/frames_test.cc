@@ -27,8 +27,21 @@ TEST_CASE("Frames: every type comes back as it was written", "[wire]") {
   const std::vector<Welcome> welcome = {{WelcomeStatus::kNotInView, Incarnation{9}, 7, "no"}};
   CHECK(std::get<std::vector<Welcome>>(RoundTrip(FrameType::kWelcome, welcome).entries) == welcome);
   const std::vector<Declare> declare = {
-      {TensorKey{1}, "w", DType::kF32, Op::kSum, 0, 2, 100, {RemoteRef{1, 2}, RemoteRef{3, 4}}},
-      {TensorKey{2}, "bias", DType::kBF16, Op::kCopy, 5, 6, 0, {}}};
+      {.key = TensorKey{1},
+       .name = "w",
+       .collective = Collective::Of(DType::kF32, Op::kSum, 100),
+       .by_rank = 2,
+       .result = {RemoteRef{1, 2}, RemoteRef{3, 4}}},
+      {.key = TensorKey{2},
+       .name = "bias",
+       .collective = {.dtype = DType::kBF16,
+                      .op = Op::kCopy,
+                      .gives = Share::kOwn,
+                      .gets = Share::kRoot,
+                      .element_count = 0},
+       .group = {{NodeRank{0}, LocalRank{1}}, {NodeRank{3}, LocalRank{0}}},
+       .root_rank = 5,
+       .by_rank = 6}};
   CHECK(std::get<std::vector<Declare>>(RoundTrip(FrameType::kDeclare, declare).entries) == declare);
   const std::vector<Declared> declared = {
       {TensorKey{1}, DeclaredStatus::kMismatch, RemoteRef{5, 6}, Round{8}, "names differ"}};
@@ -62,20 +75,38 @@ TEST_CASE("Frames: every type comes back as it was written", "[wire]") {
 TEST_CASE("Frames: inline bytes travel inside entries", "[wire]") {
   std::vector<std::byte> payload(13, std::byte{0x5a});
   const std::vector<Contribute> contributions = {
-      {TensorKey{1}, Round{2}, SliceIndex{3}, 4, Mode::kSum, Form::kInline, true, Epoch{0},
-       payload},
-      {TensorKey{5}, Round{6}, SliceIndex{7}, 8, Mode::kCopy, Form::kEmpty, false, Epoch{9}, {}}};
+      {.key = TensorKey{1},
+       .round = Round{2},
+       .slice = SliceIndex{3},
+       .rank_count = 4,
+       .length_bytes = 13,
+       .form = Form::kInline,
+       .signature = 0x0102030405060708,
+       .bytes = payload},
+      {.key = TensorKey{5},
+       .round = Round{6},
+       .slice = SliceIndex{7},
+       .rank_count = 8,
+       .mode = Mode::kCopy,
+       .form = Form::kEmpty,
+       .wants_result = false,
+       .sum_epoch = Epoch{9}},
+      {.key = TensorKey{5}, .form = Form::kDisagreement, .bytes = payload}};
   const Frame frame = RoundTrip(FrameType::kContribute, contributions, 99);
   CHECK(frame.header.credit_bytes == 99);
   const auto& back = std::get<std::vector<Contribute>>(frame.entries);
-  REQUIRE(back.size() == 2);
+  REQUIRE(back.size() == 3);
+  CHECK(back[0].length_bytes == 13);
+  CHECK(back[0].signature == 0x0102030405060708);
+  CHECK(back[2].form == Form::kDisagreement);
+  CHECK(back[2].bytes.size() == payload.size());
   CHECK(std::equal(back[0].bytes.begin(), back[0].bytes.end(), payload.begin(), payload.end()));
   CHECK(back[1].form == Form::kEmpty);
   CHECK_FALSE(back[1].wants_result);
   CHECK(back[1].sum_epoch == Epoch{9});
 
   const std::vector<Result> results = {
-      {TensorKey{1}, Round{2}, SliceIndex{3}, 4, Form::kInline, Epoch{7}, payload}};
+      {TensorKey{1}, Round{2}, SliceIndex{3}, 4, 13, Form::kInline, Epoch{7}, payload}};
   const Frame result = RoundTrip(FrameType::kResult, results);
   CHECK(std::get<std::vector<Result>>(result.entries)[0].bytes.size() == payload.size());
 }
@@ -113,7 +144,7 @@ TEST_CASE("ParseFrame: what is no frame is named", "[wire]") {
   CHECK(ErrorOf(bad).find("magic") != std::string::npos);
   bad = good;
   bad[4] = std::byte{9};
-  CHECK(ErrorOf(bad).find("version 9.1, this process 1.1") != std::string::npos);
+  CHECK(ErrorOf(bad).find("version 9.0, this process 2.0") != std::string::npos);
   bad = good;
   bad[6] = std::byte{200};
   CHECK(ErrorOf(bad) != "");
@@ -140,29 +171,19 @@ TEST_CASE("ParseFrame: a newer minor version may append to entries", "[wire]") {
   CHECK(ErrorOf(bytes) == "");
 }
 
-TEST_CASE("ParseFrame: a Waiting of version 1.0 says of nobody that it is absent", "[wire]") {
-  FrameWriter writer(FrameType::kWaiting, JobId{1}, Epoch{1});
-  REQUIRE(writer.Add(Waiting{.key = TensorKey{1}, .missing_nodes = {0, 3}}));
-  std::vector<std::byte> bytes = writer.Take();
-  uint32_t entry_bytes = 0;
-  std::memcpy(&entry_bytes, bytes.data() + kHeaderBytes, 4);
-  entry_bytes -= 4;  // The count of absent_ns, and what is padded for it.
-  std::memcpy(bytes.data() + kHeaderBytes, &entry_bytes, 4);
-  bytes.resize(bytes.size() - 8);
-  const auto body_bytes = static_cast<uint32_t>(bytes.size() - kHeaderBytes);
-  std::memcpy(bytes.data() + 24, &body_bytes, 4);
-  const auto parsed = ParseFrame(bytes);
-  REQUIRE(std::holds_alternative<Frame>(parsed));
-  const auto& entries = std::get<std::vector<Waiting>>(std::get<Frame>(parsed).entries);
-  CHECK(entries.at(0).missing_nodes == std::vector<uint32_t>{0, 3});
-  CHECK(entries.at(0).absent_ns == std::vector<uint64_t>{0, 0});
+TEST_CASE("ParseFrame: a group is refused that is not in order", "[wire]") {
+  FrameWriter writer(FrameType::kDeclare, JobId{1}, Epoch{1});
+  REQUIRE(writer.Add(Declare{.name = "w",
+                             .collective = Collective::Of(DType::kF32, Op::kSum, 4),
+                             .group = {{NodeRank{2}, LocalRank{1}}, {NodeRank{2}, LocalRank{1}}}}));
+  CHECK(ErrorOf(writer.Take()) != "");
 }
 
 TEST_CASE("ParseFrame: random damage is refused or parsed, never more", "[wire]") {
   Random random(3);
   FrameWriter writer(FrameType::kDeclare, JobId{1}, Epoch{1});
-  REQUIRE(writer.Add(Declare{.name = "layer.weight", .dtype = DType::kF32, .op = Op::kSum}));
-  REQUIRE(writer.Add(Declare{.name = "layer.bias", .dtype = DType::kF32, .op = Op::kSum}));
+  REQUIRE(writer.Add(Declare{.name = "layer.weight", .collective = Collective::Of(DType::kF32, Op::kSum, 4)}));
+  REQUIRE(writer.Add(Declare{.name = "layer.bias", .collective = Collective::Of(DType::kF32, Op::kSum, 4)}));
   const std::vector<std::byte> good = writer.Take();
   for (int trial = 0; trial < 20000; ++trial) {
     std::vector<std::byte> bytes = good;

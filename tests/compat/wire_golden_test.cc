@@ -22,7 +22,7 @@ constexpr Round kRound{0x31};
 constexpr SliceIndex kSlice{0x41};
 
 TEST_CASE("The frames between agents and aggregators") {
-  Golden golden("frames_1.1.txt");
+  Golden golden("frames_2.0.txt");
   const auto finish = [&golden](const char* name, FrameWriter& writer) {
     const std::vector<std::byte> bytes = writer.Take(0x51);
     golden.Add(name, bytes);
@@ -51,11 +51,10 @@ TEST_CASE("The frames between agents and aggregators") {
   add("Declare", FrameType::kDeclare,
       Declare{.key = kKey,
               .name = "fc1.weight",
-              .dtype = DType::kBF16,
-              .op = Op::kAverage,
+              .collective = Collective::Of(DType::kBF16, Op::kAverage, 9),
+              .group = {{NodeRank(30), LocalRank(31)}, {NodeRank(32), LocalRank(33)}},
               .root_rank = 7,
               .by_rank = 8,
-              .element_count = 9,
               .result = {RemoteRef{10, 11}, RemoteRef{12, 13}}});
   add("Declared", FrameType::kDeclared,
       Declared{
@@ -65,10 +64,12 @@ TEST_CASE("The frames between agents and aggregators") {
                  .round = kRound,
                  .slice = kSlice,
                  .rank_count = 16,
+                 .length_bytes = 4,
                  .mode = Mode::kSum,
                  .form = Form::kInline,
                  .wants_result = true,
                  .sum_epoch = Epoch(0),
+                 .signature = 0x2122232425262728,
                  .bytes = bytes},
       Contribute{.key = kKey,
                  .round = kRound,
@@ -83,6 +84,7 @@ TEST_CASE("The frames between agents and aggregators") {
              .round = kRound,
              .slice = kSlice,
              .rank_count = 19,
+             .length_bytes = 4,
              .form = Form::kInline,
              .sum_epoch = kEpoch,
              .bytes = bytes},
@@ -90,6 +92,7 @@ TEST_CASE("The frames between agents and aggregators") {
              .round = kRound,
              .slice = SliceIndex(0x43),
              .rank_count = 20,
+             .length_bytes = 34,
              .form = Form::kWritten,
              .sum_epoch = kEpoch});
   Report report{
@@ -125,24 +128,17 @@ TEST_CASE("The frames between agents and aggregators") {
   golden.Check();
 }
 
-TEST_CASE("Frames of version 1.0 are read") {
-  const std::map<std::string, std::vector<std::byte>> golden = Golden::Load("frames_1.0.txt");
-  CHECK(golden.size() == 15);
-  for (const auto& [name, bytes] : golden) {
-    CAPTURE(name);
-    const auto parsed = ParseFrame(bytes);
-    REQUIRE(std::holds_alternative<Frame>(parsed));
-    const Frame& frame = std::get<Frame>(parsed);
-    CHECK(FrameTypeName(frame.header.type) == name);
-    CHECK(frame.header.version_minor == 0);
-    const auto* const waiting = std::get_if<std::vector<Waiting>>(&frame.entries);
-    if (waiting == nullptr) continue;
-    REQUIRE(waiting->size() == 1);
-    CHECK(waiting->front() == Waiting{.key = kKey,
-                                      .round = kRound,
-                                      .waited_ns = 25,
-                                      .missing_nodes = {26, 27},
-                                      .absent_ns = {0, 0}});
+TEST_CASE("Frames of version 1 are refused, naming both versions") {
+  for (const char* file : {"frames_1.0.txt", "frames_1.1.txt"}) {
+    const std::map<std::string, std::vector<std::byte>> golden = Golden::Load(file);
+    CHECK(golden.size() == 15);
+    for (const auto& [name, bytes] : golden) {
+      CAPTURE(name);
+      const auto parsed = ParseFrame(bytes);
+      REQUIRE(std::holds_alternative<ParseError>(parsed));
+      CHECK_THAT(std::get<ParseError>(parsed).text,
+                 Catch::Contains("version 1.") && Catch::Contains("this process 2.0"));
+    }
   }
 }
 

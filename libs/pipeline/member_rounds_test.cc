@@ -215,8 +215,11 @@ TEST_CASE("Member: a broadcast's root sends bytes, the others empty", "[pipeline
     CHECK(entries[0].mode == wire::Mode::kCopy);
     CHECK(entries[0].form == (root == 2 ? wire::Form::kInline : wire::Form::kEmpty));
     CHECK(entries[0].rank_count == (root == 2 ? 1 : 0));
-    CHECK(entries[0].wants_result);
-    CHECK(f.Of<CompleteRound>(f.Results(sent, 1)).size() == 1);
+    // What the root gives does not come back: its node copies it.
+    CHECK(entries[0].wants_result == (root != 2));
+    const Effects results = f.Results(sent, 1);
+    CHECK(f.Of<CopyOwn>(results).size() == (root == 2 ? 1 : 0));
+    CHECK(f.Of<CompleteRound>(results).size() == 1);
   }
 }
 

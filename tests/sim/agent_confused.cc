@@ -79,7 +79,7 @@ void AgentProcess::Confuse() {
   Epoch epoch = view->epoch;
   std::vector<std::byte> bytes;
   for (const auto& tensor : core_.tensors()) {
-    if (tensor->spec.op == Op::kCopy || confusion == Confusion::kUnknownTensor ||
+    if (tensor->spec.collective.copies() || confusion == Confusion::kUnknownTensor ||
         confusion == Confusion::kFlood) {
       continue;
     }
@@ -87,6 +87,7 @@ void AgentProcess::Confuse() {
       if (tensor->slices[i].owner != owner->first) continue;
       entry.key = tensor->key;
       entry.slice = SliceIndex{static_cast<uint32_t>(i)};
+      entry.length_bytes = tensor->slices[i].length_bytes;
       if (confusion == Confusion::kWrongLength) {
         bytes.resize(tensor->slices[i].length_bytes > 8 ? 4 : 12);
         entry.form = wire::Form::kInline;
@@ -149,6 +150,7 @@ void AgentProcess::Forge() {
                                 .round = tensor->active_round(),
                                 .slice = slice,
                                 .rank_count = tensor->partial.ranks_summed + 1,
+                                .length_bytes = tensor->slices[i].length_bytes,
                                 .form = wire::Form::kWritten,
                                 .sum_epoch = view->epoch});
       }

@@ -90,8 +90,8 @@ void AgentProcess::Run(const std::function<void(pipeline::Effects&)>& event) {
   core_.CheckInvariants();
   NoteConnected();
   for (const auto& tensor : core_.tensors()) {
-    // Only of a broadcast a round can be aborted.
-    if (tensor->spec.op != Op::kCopy || !tensor->contributed || ledger_ == nullptr) continue;
+    // Only where somebody cannot be done without a round can be aborted.
+    if (!tensor->spec.collective.copies() || !tensor->contributed || ledger_ == nullptr) continue;
     ledger_->OnContributed(tensor->key, tensor->open_round());
   }
   if (const View* const view = core_.newest_view(); view != nullptr) {
@@ -198,7 +198,8 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
       if (core_.phase() == pipeline::Phase::kFailed || !tensor.announced) return;
       trace_->Reached("a push of a tensor that has failed");
       Run([&](pipeline::Effects& out) {
-        core_.OnPush(LocalRank{0}, tensor.index, tensor.open_round(), 0, timeline_->now_ns(), out);
+        core_.OnPush({.rank = LocalRank{0}, .tensor = tensor.index, .round = tensor.open_round()},
+                     timeline_->now_ns(), out);
       });
     });
   });
@@ -279,6 +280,9 @@ void AgentProcess::Perform(pipeline::Send& send) {
     }
   } else if (auto* entries = std::get_if<std::vector<wire::Contribute>>(&send.entries)) {
     for (size_t i = 0; i < entries->size(); ++i) {
+      if ((*entries)[i].form == wire::Form::kDisagreement) {
+        (*entries)[i].bytes = std::as_bytes(std::span(send.texts.at(i)));
+      }
       if ((*entries)[i].form != wire::Form::kInline) continue;
       const pipeline::SliceBytes& source = send.sources.at(i);
       payloads[i] = BytesOf(*MemoryOf(source), source.offset_bytes / 64, source.length_bytes);
@@ -401,6 +405,15 @@ void AgentProcess::Perform(const pipeline::CopyInline& copy) {
   const auto& results = std::get<std::vector<wire::Result>>(frame_->entries);
   StoreInlineCells(results.at(copy.entry).bytes,
                    MemoryOf(copy.target)->data() + copy.target.offset_bytes / 64);
+}
+
+void AgentProcess::Perform(const pipeline::CopyOwn& copy) {
+  const Cells& source = *MemoryOf(copy.source);
+  pipeline::SliceBytes target = copy.source;
+  target.memory = pipeline::Memory::kResult;
+  const auto first = static_cast<ptrdiff_t>(target.offset_bytes / 64);
+  std::copy_n(source.begin() + first, CellCount(target.length_bytes),
+              MemoryOf(target)->begin() + first);
 }
 
 void AgentProcess::Perform(const pipeline::SliceArrived& arrived) {

@@ -121,6 +121,7 @@ class AgentProcess : public Process {
   void Perform(const pipeline::WriteSlice& write);
   void Perform(const pipeline::ReduceSlice& reduce);
   void Perform(const pipeline::CopyInline& copy);
+  void Perform(const pipeline::CopyOwn& copy);
   void Perform(const pipeline::SliceArrived& arrived);
   void Perform(const pipeline::AllocateTensor& allocate);
   std::shared_ptr<Cells> MemoryOf(const pipeline::SliceBytes& bytes);

@@ -12,13 +12,12 @@ namespace talweg::sim {
 pipeline::TensorSpec AgentProcess::SpecOf(LocalRank rank, size_t tensor) const {
   const TensorProfile& profile = config_.profile->tensors[tensor];
   pipeline::TensorSpec spec{.name = "tensor" + std::to_string(tensor),
-                            .dtype = DType::kF32,
-                            .op = profile.op,
-                            .root_rank = profile.root_rank,
-                            .element_count = profile.bytes / 4};
+                            .collective =
+                                Collective::Of(DType::kF32, profile.op, profile.bytes / 4),
+                            .root_rank = profile.root_rank};
   const bool is_last_node = config_.node + 1 == config_.profile->rank_counts.size();
   if (profile.mismatch && is_last_node && rank.value() + 1 == config_.rank_count) {
-    spec.element_count += 16;
+    spec.collective.element_count += 16;
   }
   return spec;
 }
@@ -89,7 +88,7 @@ void AgentProcess::OnDeclareReply(const pipeline::DeclareReply& reply) {
     std::optional<Round> entered;
     for (const RankTensor& other : rank.tensors) {
       // Its open round may have been aborted in this very view.
-      if (core_.tensors().at(other.index.value())->root_gone) continue;
+      if (core_.tensors().at(other.index.value())->is_dead) continue;
       if (other.taken == entered.value_or(other.taken)) {
         entered = other.taken;
         continue;
@@ -146,7 +145,11 @@ void AgentProcess::Push(LocalRank local, size_t place) {
       ContributionCells(core_.config().self, local, memory.key, tensor.pushed, memory.spec.bytes());
   const auto priority = static_cast<int32_t>(timeline_->random().Below(3));
   Run([&](pipeline::Effects& out) {
-    core_.OnPush(local, tensor.index, tensor.pushed, priority, timeline_->now_ns(), out);
+    core_.OnPush({.rank = local,
+                  .tensor = tensor.index,
+                  .round = tensor.pushed,
+                  .priority = priority},
+                 timeline_->now_ns(), out);
   });
 }
 
@@ -204,7 +207,7 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
   }
   ledger_->OnOutcome(who,
                      {.tensor = memory.key,
-                      .op = memory.spec.op,
+                      .op = memory.spec.collective.op,
                       .round = complete.round,
                       .aborted = aborted,
                       .sum_epoch = complete.sum_epoch,
@@ -242,7 +245,8 @@ void AgentProcess::ConfuseRank(LocalRank local) {
       break;
   }
   Run([&](pipeline::Effects& out) {
-    core_.OnPush(local, tensor.index, tensor.pushed, 0, timeline_->now_ns(), out);
+    core_.OnPush({.rank = local, .tensor = tensor.index, .round = tensor.pushed},
+                 timeline_->now_ns(), out);
   });
 }
 

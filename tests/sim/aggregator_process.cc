@@ -220,7 +220,9 @@ void AggregatorProcess::Perform(JobId job, const aggregation::SendResult& send) 
   const size_t count = CellCount(send.length_bytes);
   wire::Result entry = send.entry;
   std::vector<std::byte> bytes;
-  if (entry.form != wire::Form::kEmpty) {
+  if (entry.form == wire::Form::kDisagreement) {
+    entry.bytes = std::as_bytes(std::span(send.text));
+  } else if (entry.form != wire::Form::kEmpty) {
     const std::shared_ptr<Cells> result = memory_.at({job, send.result});
     if (entry.form == wire::Form::kWritten) {
       const uint64_t context = next_write_++;

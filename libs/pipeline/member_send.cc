@@ -160,6 +160,7 @@ void Member::QueueSlices(Tensor& tensor, Effects& out) {
                  .position = static_cast<uint32_t>(slice.slot_offset_bytes *
                                                    schedule::QueuedSlice::kWhole / whole),
                  .tensor = tensor.key,
+                 .round = tensor.active_round(),
                  .slice = SliceIndex{i},
                  .cost_bytes = travels ? CostOf(tensor, SliceIndex{i}) : 0});
   }
@@ -183,7 +184,7 @@ void Member::Flush(int64_t now_ns, Effects& out) {
   const auto wanted = [this](const schedule::QueuedSlice& queued) {
     Tensor& tensor = *At(tensor_by_key_.at(queued.tensor));
     // Not of a round that has ended without it.
-    if (queued.slice.value() >= tensor.slices.size() || queued.order != tensor.order ||
+    if (queued.slice.value() >= tensor.slices.size() || queued.round != tensor.active_round() ||
         tensor.slice_states[queued.slice.value()] != SliceState::kQueued) {
       return false;
     }
@@ -320,7 +321,8 @@ void Member::SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed,
                        uint32_t length_bytes, Effects& out) {
   Partial& partial = tensor.partial;
   if (partial.lengths.empty()) partial.lengths.assign(tensor.spec.part_count(), 0);
-  if (WillHold(tensor, slice)) {
+  const bool holds = WillHold(tensor, slice);
+  if (holds) {
     if (CopiesOwn(tensor, slice) && !IsPrivate(tensor, slice)) {
       out.push_back(CopyOwn{
           BytesOf(tensor, slice, Reduces(tensor) ? Memory::kSendBuffer : Memory::kContribution,
@@ -337,7 +339,7 @@ void Member::SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed,
     }
     out.push_back(SliceArrived{BytesOf(tensor, slice, Memory::kResult, length_bytes)});
   }
-  if (!tensor.finish || WillHold(tensor, slice)) {
+  if (!tensor.finish || holds) {
     partial.sum_epoch = tensor.finish ? tensor.finish->sum_epoch : view_->epoch;
     partial.ranks_summed = std::max(partial.ranks_summed, ranks_summed);
   }

@@ -23,6 +23,7 @@ struct QueuedSlice {
   // it, so that all owners, and the links to them, have their parts of the work at all times.
   uint32_t position = 0;
   TensorKey tensor;
+  Round round;
   SliceIndex slice;
   uint32_t cost_bytes = 0;  // What it counts against its owner's credit while it is in flight.
 

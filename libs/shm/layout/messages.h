@@ -159,6 +159,14 @@ struct Declare {
   Share gets = Share::kUnspecified;
   RankList ranks;  // Of the job, ascending, at most kGroupRanksMax; none: all.
 
+  static Declare Of(const Collective& collective, std::string_view name) {
+    return {.dtype = collective.dtype,
+            .op = collective.op,
+            .element_count = collective.element_count,
+            .name = name,
+            .gives = collective.gives,
+            .gets = collective.gets};
+  }
   Collective collective() const {
     if (gives == Share::kUnspecified && gets == Share::kUnspecified) {
       return Collective::Of(dtype, op, element_count);

@@ -4,17 +4,21 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 
 #include "clients/c/environment.h"
-#include "libs/base/dtype.h"
+#include "libs/base/collective.h"
 #include "libs/base/release.h"
 #include "libs/shm/client/client.h"
 
 // The C ABI over libs/shm/client: checks arguments, keeps each thread's error text.
 
+using talweg::Collective;
 using talweg::DType;
 using talweg::Op;
+using talweg::Share;
 using talweg::shm::Client;
+using talweg::shm::Declare;
 using talweg::shm::ErrorText;
 using talweg::shm::RankStatus;
 
@@ -41,6 +45,12 @@ static_assert(TALWEG_BF16 == static_cast<int>(DType::kBF16));
 static_assert(TALWEG_I64 == static_cast<int>(DType::kI64));
 static_assert(TALWEG_SUM == static_cast<int>(Op::kSum));
 static_assert(TALWEG_BROADCAST == static_cast<int>(Op::kCopy));
+static_assert(TALWEG_COPY == static_cast<int>(Op::kCopy));
+static_assert(TALWEG_SHARE_WHOLE == static_cast<int>(Share::kWhole));
+static_assert(TALWEG_SHARE_ROOT == static_cast<int>(Share::kRoot));
+static_assert(TALWEG_SHARE_OWN == static_cast<int>(Share::kOwn));
+static_assert(TALWEG_SHARE_ROW == static_cast<int>(Share::kRow));
+static_assert(TALWEG_SHARE_COLUMN == static_cast<int>(Share::kColumn));
 static_assert(TALWEG_ANY_LOCAL_RANK == talweg::shm::kAnyLocalRank);
 
 constexpr int64_t kConnectTimeoutNs = 60'000'000'000;
@@ -68,36 +78,59 @@ unsigned NumberIn(const Enumeration& enumeration) {
 }
 
 // A value that does not fit must not become another one.
-talweg_status ToDeclare(const talweg_declaration& given, uint32_t flags,
-                        talweg::shm::Declare* declare) {
+talweg_status ToCollective(const char* name, const talweg_collective& given,
+                           Collective* collective) {
   const unsigned dtype = NumberIn(given.dtype);
   const unsigned op = NumberIn(given.op);
+  const unsigned gives = NumberIn(given.gives);
+  const unsigned gets = NumberIn(given.gets);
   if (dtype > 0xff || op > 0xff) {
     return ToC(last_error.Fail(RankStatus::kInvalidArgument,
-                               "tensor '%s': dtype %u or operation %u does not exist", given.name,
-                               dtype, op));
+                               "tensor '%s': dtype %u or operation %u does not exist", name, dtype,
+                               op));
   }
-  *declare = {.dtype = static_cast<DType>(dtype),
-              .op = static_cast<Op>(op),
-              .root_rank = given.root_rank,
-              .priority = given.priority,
-              .element_count = given.count,
-              .name = given.name,
-              .flags = flags};
+  if (gives > 0xff || gets > 0xff) {
+    return ToC(last_error.Fail(RankStatus::kInvalidArgument,
+                               "tensor '%s': share %u or %u does not exist", name, gives, gets));
+  }
+  *collective = {static_cast<DType>(dtype), static_cast<Op>(op), static_cast<Share>(gives),
+                 static_cast<Share>(gets), given.element_count};
   return TALWEG_OK;
+}
+
+talweg_status ToDeclare(const talweg_declaration& given, uint32_t flags, Declare* declare) {
+  talweg_collective reduction{};
+  reduction.dtype = given.dtype;
+  reduction.op = given.op;
+  reduction.gives = given.op == TALWEG_BROADCAST ? TALWEG_SHARE_ROOT : TALWEG_SHARE_WHOLE;
+  reduction.gets = TALWEG_SHARE_WHOLE;
+  reduction.element_count = given.count;
+  Collective collective;
+  const talweg_status status = ToCollective(given.name, reduction, &collective);
+  if (status != TALWEG_OK) return status;
+  *declare = Declare::Of(collective, given.name);
+  declare->root_rank = given.root_rank;
+  declare->priority = given.priority;
+  declare->flags = flags;
+  return TALWEG_OK;
+}
+
+// Whether nothing is NULL that a declaration needs.
+talweg_status CheckDeclaration(const char* function, const talweg_client* client, const char* name,
+                               const talweg_tensor* tensor) {
+  if (client != nullptr && name != nullptr && tensor != nullptr) return TALWEG_OK;
+  return ToC(last_error.Fail(RankStatus::kInvalidArgument, "%s: `%s` is NULL", function,
+                             client == nullptr ? "client"
+                             : name == nullptr ? "name"
+                                               : "tensor"));
 }
 
 talweg_status DeclareWith(const char* function, talweg_client* client,
                           const talweg_declaration& declaration, uint32_t flags, int64_t timeout_ns,
                           talweg_tensor* tensor) {
-  if (client == nullptr || declaration.name == nullptr || tensor == nullptr) {
-    return ToC(last_error.Fail(RankStatus::kInvalidArgument, "%s: `%s` is NULL", function,
-                               client == nullptr             ? "client"
-                               : declaration.name == nullptr ? "name"
-                                                             : "tensor"));
-  }
-  talweg::shm::Declare declare;
-  const talweg_status status = ToDeclare(declaration, flags, &declare);
+  Declare declare;
+  talweg_status status = CheckDeclaration(function, client, declaration.name, tensor);
+  if (status == TALWEG_OK) status = ToDeclare(declaration, flags, &declare);
   if (status != TALWEG_OK) return status;
   return ToC(FromC(client)->DeclareTensors({&declare, 1}, timeout_ns, tensor, last_error));
 }
@@ -113,7 +146,6 @@ talweg_status DeclareAllWith(const char* function, talweg_client* client,
   if (declarations == nullptr || tensors == nullptr) {
     return invalid("`declarations` or `tensors`");
   }
-  using talweg::shm::Declare;
   auto* const declares = static_cast<Declare*>(std::calloc(count, sizeof(Declare)));
   if (declares == nullptr) {
     return ToC(last_error.Fail(RankStatus::kOutOfMemory, "%s: no memory for %zu declarations",
@@ -370,11 +402,68 @@ void* talweg_contribution(talweg_client* client, talweg_tensor tensor) {
 talweg_status talweg_push_pull(talweg_client* client, talweg_tensor tensor, const void* data,
                                int32_t priority, int64_t timeout_ns, talweg_round* round) {
   if (client == nullptr) return Invalid("talweg_push_pull: `client` is NULL");
+  return talweg_push_parts(client, tensor, data, nullptr, 0, priority, timeout_ns, round);
+}
+
+talweg_status talweg_declare_collective(talweg_client* client, const char* name,
+                                        const talweg_collective* collective, int32_t priority,
+                                        int64_t timeout_ns, talweg_tensor* tensor) {
+  talweg_status status = CheckDeclaration("talweg_declare_collective", client, name, tensor);
+  if (status != TALWEG_OK) return status;
+  if (collective == nullptr || collective->struct_bytes < sizeof(talweg_collective)) {
+    return Invalid(
+        "talweg_declare_collective: `collective` is NULL, or its struct_bytes is not set");
+  }
+  if (collective->rank_count > 0 && collective->ranks == nullptr) {
+    return Invalid("talweg_declare_collective: `ranks` is NULL, and rank_count is not 0");
+  }
+  Collective declared;
+  status = ToCollective(name, *collective, &declared);
+  if (status != TALWEG_OK) return status;
+  Declare declare = Declare::Of(declared, name);
+  declare.root_rank = collective->root_rank;
+  declare.priority = priority;
+  declare.ranks =
+      talweg::shm::RankList(std::span<const uint32_t>(collective->ranks, collective->rank_count));
+  return ToC(FromC(client)->DeclareTensors({&declare, 1}, timeout_ns, tensor, last_error));
+}
+
+uint32_t talweg_parts_given(talweg_client* client, talweg_tensor tensor) {
+  return client == nullptr ? 0 : FromC(client)->PartsGiven(tensor);
+}
+
+uint32_t talweg_parts_got(talweg_client* client, talweg_tensor tensor) {
+  return client == nullptr ? 0 : FromC(client)->PartsGot(tensor);
+}
+
+talweg_status talweg_push_parts(talweg_client* client, talweg_tensor tensor, const void* data,
+                                const uint64_t* lengths, uint64_t signature, int32_t priority,
+                                int64_t timeout_ns, talweg_round* round) {
+  if (client == nullptr) return Invalid("talweg_push_parts: `client` is NULL");
   uint64_t pushed = 0;
-  const RankStatus status = FromC(client)->Push(tensor, data, priority == TALWEG_DECLARED_PRIORITY,
-                                                priority, timeout_ns, &pushed, last_error);
+  const RankStatus status = FromC(client)->Push(
+      tensor, data, {.lengths = lengths, .signature = signature},
+      priority == TALWEG_DECLARED_PRIORITY, priority, timeout_ns, &pushed, last_error);
   if (round != nullptr) *round = pushed;
   return ToC(status);
+}
+
+talweg_status talweg_wait_lengths(talweg_client* client, talweg_tensor tensor, talweg_round round,
+                                  uint64_t* lengths, int64_t timeout_ns) {
+  if (client == nullptr) return Invalid("talweg_wait_lengths: `client` is NULL");
+  if (lengths == nullptr && FromC(client)->PartsGot(tensor) > 0) {
+    return Invalid("talweg_wait_lengths: `lengths` is NULL, and this rank gets something");
+  }
+  return ToC(FromC(client)->Wait(tensor, round, {.lengths = lengths, .takes = false}, timeout_ns,
+                                 last_error));
+}
+
+talweg_status talweg_wait_parts(talweg_client* client, talweg_tensor tensor, talweg_round round,
+                                void* out, uint64_t out_bytes, int64_t timeout_ns) {
+  if (client == nullptr) return Invalid("talweg_wait_parts: `client` is NULL");
+  return ToC(FromC(client)->Wait(tensor, round,
+                                 {.out = out, .out_bytes = out == nullptr ? 0 : out_bytes},
+                                 timeout_ns, last_error));
 }
 
 talweg_status talweg_poll(talweg_client* client, talweg_tensor tensor, talweg_round round) {
@@ -385,13 +474,14 @@ talweg_status talweg_poll(talweg_client* client, talweg_tensor tensor, talweg_ro
 talweg_status talweg_wait(talweg_client* client, talweg_tensor tensor, talweg_round round,
                           void* out, int64_t timeout_ns) {
   if (client == nullptr) return Invalid("talweg_wait: `client` is NULL");
-  return ToC(FromC(client)->Wait(tensor, round, out, false, timeout_ns, last_error));
+  return ToC(FromC(client)->Wait(tensor, round, {.out = out}, timeout_ns, last_error));
 }
 
 talweg_status talweg_wait_again(talweg_client* client, talweg_tensor tensor, talweg_round round,
                                 void* out, int64_t timeout_ns) {
   if (client == nullptr) return Invalid("talweg_wait_again: `client` is NULL");
-  return ToC(FromC(client)->Wait(tensor, round, out, true, timeout_ns, last_error));
+  return ToC(
+      FromC(client)->Wait(tensor, round, {.out = out, .again = true}, timeout_ns, last_error));
 }
 
 talweg_status talweg_result(talweg_client* client, talweg_tensor tensor, talweg_round round,
@@ -411,7 +501,7 @@ uint64_t talweg_ranks_summed(talweg_client* client, talweg_tensor tensor) {
 talweg_status talweg_broadcast(talweg_client* client, const char* name, void* data, uint64_t count,
                                talweg_dtype dtype, uint32_t root_rank, int64_t timeout_ns) {
   if (client == nullptr) return Invalid("talweg_broadcast: `client` is NULL");
-  if (data == nullptr) return Invalid("talweg_broadcast: `data` is NULL");
+  if (data == nullptr && count > 0) return Invalid("talweg_broadcast: `data` is NULL");
   const talweg::shm::Deadline deadline(timeout_ns);
   const auto left_ns = [&deadline] {
     return deadline.never() ? int64_t{-1} : deadline.LeftNs(talweg::shm::MonotonicNs());

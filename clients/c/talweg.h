@@ -54,7 +54,7 @@ extern "C" {
 
 /* Version of this header. talweg_version() tells that of the library. */
 #define TALWEG_VERSION_MAJOR 1
-#define TALWEG_VERSION_MINOR 0
+#define TALWEG_VERSION_MINOR 1
 
 typedef struct talweg_client talweg_client;
 /* A declared tensor of one client. */
@@ -104,7 +104,8 @@ typedef enum talweg_op {
   TALWEG_MIN = 3,
   TALWEG_MAX = 4,
   TALWEG_PRODUCT = 5,
-  TALWEG_BROADCAST = 6 /* The root rank's bytes, untouched. */
+  TALWEG_BROADCAST = 6, /* The root rank's bytes, untouched. */
+  TALWEG_COPY = 6       /* The same by the name that fits every collective which copies. */
 } talweg_op;
 
 /* "major.minor.patch" of the library, static storage. */
@@ -183,7 +184,7 @@ TALWEG_API talweg_status talweg_health(talweg_client* client);
 /* Declares a tensor by name (UTF-8, 1 to 1024 bytes) and waits until the ranks' agents agree on it.
  * All ranks must declare the same dtype, op, root and count under one name: TALWEG_MISMATCH
  * otherwise, naming both sides. The same declaration again returns the same tensor. `root_rank` is
- * for TALWEG_BROADCAST only, else 0. Higher `priority` leaves first. `count` must not be 0. */
+ * for TALWEG_BROADCAST only, else 0. Higher `priority` leaves first. `count` may be 0. */
 TALWEG_API talweg_status talweg_declare(talweg_client* client, const char* name, talweg_dtype dtype,
                                         talweg_op op, uint32_t root_rank, uint64_t count,
                                         int32_t priority, int64_t timeout_ns,
@@ -292,6 +293,94 @@ TALWEG_API talweg_status talweg_result(talweg_client* client, talweg_tensor tens
 /* How many ranks' contributions are in the result of the round that was taken last. 0 when there is
  * none. */
 TALWEG_API uint64_t talweg_ranks_summed(talweg_client* client, talweg_tensor tensor);
+
+/* ---- Collectives
+ * ----------------------------------------------------------------------------------------- */
+
+/* Which parts of a tensor a rank gives, or gets. `n` is the number of ranks in the group; rank i is
+ * the i-th of them. */
+typedef enum talweg_share {
+  TALWEG_SHARE_WHOLE = 1, /* Every rank: all parts. */
+  TALWEG_SHARE_ROOT = 2,  /* The root: all parts. The others: none. */
+  TALWEG_SHARE_OWN = 3,   /* Rank i: part i of n. */
+  TALWEG_SHARE_ROW = 4,   /* Rank i: parts i * n to i * n + n - 1 of n * n. */
+  TALWEG_SHARE_COLUMN = 5 /* Rank i: parts i, n + i, 2 * n + i, ... of n * n. */
+} talweg_share;
+
+/* A collective operation, and the ranks that take part in it:
+ *
+ *                    gives    gets      parts
+ *   all_reduce       WHOLE    WHOLE     1
+ *   reduce           WHOLE    ROOT      1
+ *   reduce_scatter   WHOLE    OWN       n
+ *   broadcast        ROOT     WHOLE     1
+ *   scatter          ROOT     OWN       n
+ *   all_gather       OWN      WHOLE     n
+ *   gather           OWN      ROOT      n
+ *   all_to_all       ROW      COLUMN    n * n
+ *
+ * Where every rank gives the whole, `op` combines the ranks' elements, in the order of the ranks.
+ * Where one rank gives each part, `op` is TALWEG_COPY. */
+typedef struct talweg_collective {
+  size_t struct_bytes; /* sizeof(talweg_collective). */
+  talweg_dtype dtype;
+  talweg_op op;
+  talweg_share gives;
+  talweg_share gets;
+  uint32_t root_rank;     /* In the job. For TALWEG_SHARE_ROOT, else 0. */
+  uint32_t rank_count;    /* 0: all ranks of the job. */
+  const uint32_t* ranks;  /* The group: ascending, each once, this rank among them. */
+  uint64_t element_count; /* The most that one part holds. May be 0. */
+} talweg_collective;
+
+/* As talweg_declare, of any collective. The ranks of the group declare it alike; the others do not
+ * declare it. A name belongs to one group. */
+TALWEG_API talweg_status talweg_declare_collective(talweg_client* client, const char* name,
+                                                   const talweg_collective* collective,
+                                                   int32_t priority, int64_t timeout_ns,
+                                                   talweg_tensor* tensor);
+
+/* How many parts this rank gives, and gets. 0 for no tensor. */
+TALWEG_API uint32_t talweg_parts_given(talweg_client* client, talweg_tensor tensor);
+TALWEG_API uint32_t talweg_parts_got(talweg_client* client, talweg_tensor tensor);
+
+/* Contributes to the tensor's next round, as talweg_push_pull does. `data`: the parts that this
+ * rank gives, in ascending order, one after another without gaps; NULL where this rank gives
+ * nothing, or nothing but empty parts. lengths[i]: the bytes of the i-th of them, a multiple of the
+ * dtype's size and at most a full part. NULL: all parts are full. Ranks that give the same part
+ * (all_reduce, reduce, reduce_scatter) must give it the same length.
+ *
+ * `signature` says what this round is of, in any 8 bytes that all ranks choose alike; 0 says
+ * nothing. The layout that libtalweg can put into words is SignatureOf in libs/base/collective.h:
+ * dtype << 56 | op << 48 | gives << 44 | gets << 40 | a count of elements below 2^40.
+ *
+ * Where ranks give different signatures, or different lengths of one part, the round ends with
+ * TALWEG_MISMATCH at every rank; the text names two ranks and what each of them has said. The
+ * tensor's next round works.
+ *
+ * A tensor of talweg_declare may be pushed with this, and one of talweg_declare_collective with
+ * talweg_push_pull: then all parts are full. */
+TALWEG_API talweg_status talweg_push_parts(talweg_client* client, talweg_tensor tensor,
+                                           const void* data, const uint64_t* lengths,
+                                           uint64_t signature, int32_t priority, int64_t timeout_ns,
+                                           talweg_round* round);
+
+/* Waits until the round is complete. lengths[i]: the bytes of the i-th part that this rank gets;
+ * NULL where it gets none. The round stays open; the call may be repeated. If the round has ended
+ * without a result this returns why, and the round is taken. */
+TALWEG_API talweg_status talweg_wait_lengths(talweg_client* client, talweg_tensor tensor,
+                                             talweg_round round, uint64_t* lengths,
+                                             int64_t timeout_ns);
+
+/* Waits until the round is complete, copies the parts that this rank gets to `out`, in ascending
+ * order, one after another without gaps, and takes the round: the tensor may be pushed again.
+ * `out_bytes` is how much room there is. TALWEG_INVALID_ARGUMENT if that is too little: the round
+ * stays open. `out` may be NULL where this rank gets nothing; it waits all the same. Otherwise as
+ * talweg_wait, which copies the parts in the same way and takes it that there is room for all parts
+ * at full length. */
+TALWEG_API talweg_status talweg_wait_parts(talweg_client* client, talweg_tensor tensor,
+                                           talweg_round round, void* out, uint64_t out_bytes,
+                                           int64_t timeout_ns);
 
 /* ---- Tensors on GPUs
  * --------------------------------------------------------------------------------------------- */

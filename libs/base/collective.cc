@@ -1,22 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/base/collective.h"
 
+#include "libs/base/signature_text.h"
+
 namespace talweg {
-namespace {
 
-constexpr int kDTypeShift = 56;
-constexpr int kOpShift = 48;
-constexpr int kGivesShift = 44;
-constexpr int kGetsShift = 40;
-
-// "sum", "reduce_scatter sum", "all_gather".
 std::string Words(const Collective& collective) {
   const std::string op(OpName(collective.op));
   if (collective.copies()) return std::string(collective.name());
   return collective.gets == Share::kWhole ? op : std::string(collective.name()) + " " + op;
 }
-
-}  // namespace
 
 std::string Describe(const Collective& collective) {
   return std::string(DTypeName(collective.dtype)) + "[" +
@@ -47,25 +40,10 @@ std::string Problem(const Collective& collective) {
   return "";
 }
 
-RoundSignature SignatureOf(const Collective& collective, uint64_t element_count) {
-  return uint64_t{static_cast<uint8_t>(collective.dtype)} << kDTypeShift |
-         uint64_t{static_cast<uint8_t>(collective.op)} << kOpShift |
-         uint64_t{static_cast<uint8_t>(collective.gives)} << kGivesShift |
-         uint64_t{static_cast<uint8_t>(collective.gets)} << kGetsShift |
-         (element_count & kSignatureElementsMax);
-}
-
 std::string DescribeSignature(RoundSignature signature) {
-  if (signature == 0) return "";
-  const Collective collective = {
-      .dtype = static_cast<DType>(signature >> kDTypeShift & 0xff),
-      .op = static_cast<Op>(signature >> kOpShift & 0xff),
-      .gives = static_cast<Share>(signature >> kGivesShift & 0xf),
-      .gets = static_cast<Share>(signature >> kGetsShift & 0xf),
-      .element_count = signature & kSignatureElementsMax};
-  if (!collective.needs_every_rank()) return Describe(collective);
-  return std::string(DTypeName(collective.dtype)) + " " + Words(collective) + ", rows of " +
-         std::to_string(collective.element_count);
+  char text[kSignatureTextBytes];
+  PrintSignature(signature, text, sizeof(text));
+  return text;
 }
 
 std::string DescribeGiven(RoundSignature signature, std::optional<uint64_t> length_bytes) {

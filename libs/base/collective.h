@@ -132,7 +132,9 @@ struct Collective {
   }
 };
 
-// "f32[100] sum" (an all_reduce), "f32[100] reduce_scatter sum", "f32[100] all_gather".
+// "sum" (an all_reduce), "reduce_scatter sum", "all_gather".
+std::string Words(const Collective& collective);
+// "f32[100] sum", "f32[100] reduce_scatter sum", "f32[100] all_gather".
 std::string Describe(const Collective& collective);
 
 // Why there can be no such collective ("there is no dtype 77"), or "".

@@ -455,14 +455,14 @@ void Agent::OnRankDeclare(LocalRank rank, uint32_t request, const pipeline::Tens
   });
 }
 
-void Agent::OnRankPush(LocalRank rank, pipeline::TensorIndex tensor, Round round,
-                       int32_t priority) {
-  Deliver([this, rank, tensor, round, priority](pipeline::Effects& out) {
+void Agent::OnRankPush(const pipeline::Push& push) {
+  Deliver([this, push](pipeline::Effects& out) {
     const int64_t now_ns = NowNs();
-    member_->OnPush(rank, tensor, round, priority, now_ns, out);
-    if (timeline_.Wants(round) && tensor.value() < member_->tensors().size()) {
-      const pipeline::Tensor& state = *member_->tensors()[tensor.value()];
-      timeline_.OnPushed(tensor, round, state.contributed && state.open_round() == round, now_ns);
+    member_->OnPush(push, now_ns, out);
+    if (timeline_.Wants(push.round) && push.tensor.value() < member_->tensors().size()) {
+      const pipeline::Tensor& state = *member_->tensors()[push.tensor.value()];
+      timeline_.OnPushed(push.tensor, push.round,
+                         state.contributed && state.open_round() == push.round, now_ns);
     }
   });
 }

@@ -110,6 +110,7 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   void NoteNotDirect(const absl::Status& why);
   void Do(pipeline::ReduceSlice& effect);
   void Do(const pipeline::CopyInline& effect);
+  void Do(const pipeline::CopyOwn& effect);
   void Do(const pipeline::ReportLost& effect);
   void Do(const pipeline::LogWaiting& effect);
   // Whether one more wait is named in this second's log: who waits may do so with thousands of
@@ -128,8 +129,7 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   // RankEvents
   void OnRankJoined(LocalRank rank, uint32_t pid) override;
   void OnRankDeclare(LocalRank rank, uint32_t request, const pipeline::TensorSpec& spec) override;
-  void OnRankPush(LocalRank rank, pipeline::TensorIndex tensor, Round round,
-                  int32_t priority) override;
+  void OnRankPush(const pipeline::Push& push) override;
   void OnRankLeft(LocalRank rank, bool clean, const std::string& text) override;
   void OnRankFailure(const std::string& text) override;
 

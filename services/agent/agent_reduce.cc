@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The node's own sums: on this thread where gradients lie in host memory, in the GPUs' stage else.
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -62,14 +63,21 @@ void Agent::RunReduce(const pipeline::ReduceSlice& reduce) {
   const std::span<std::byte> output = memory_->Writable(target);
   const bool traced = timeline_.Wants(target.round);
   const int64_t begin_ns = traced ? NowNs() : 0;
-  CombineRanks(spec.dtype, spec.op, reduce.is_final, inputs, output);
+  CombineRanks(spec.collective.dtype, spec.collective.op, reduce.is_final, inputs, output);
   if (traced) timeline_.OnReduced(target.tensor, target.round, begin_ns, NowNs());
   OnReduced(reduce.ticket, target.length_bytes * inputs.size());
 }
 
+void Agent::Do(const pipeline::CopyOwn& effect) {
+  pipeline::SliceBytes target = effect.source;
+  target.memory = pipeline::Memory::kResult;
+  const std::span<const std::byte> bytes = memory_->Readable(effect.source);
+  if (!bytes.empty()) std::memcpy(memory_->Writable(target).data(), bytes.data(), bytes.size());
+}
+
 void Agent::OnGradientReady(LocalRank rank, pipeline::TensorIndex tensor, Round round,
                             int32_t priority) {
-  OnRankPush(rank, tensor, round, priority);
+  OnRankPush({.rank = rank, .tensor = tensor, .round = round, .priority = priority});
 }
 
 void Agent::OnReduced(uint64_t ticket, uint64_t bytes) {

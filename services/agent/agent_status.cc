@@ -121,9 +121,9 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
     if (!request.with_tensors()) continue;
     v1::TensorStatus* out = status.add_tensors();
     out->set_name(tensor->spec.name);
-    out->set_dtype(std::string(DTypeName(tensor->spec.dtype)));
-    out->set_op(std::string(OpName(tensor->spec.op)));
-    out->set_element_count(tensor->spec.element_count);
+    out->set_dtype(std::string(DTypeName(tensor->spec.collective.dtype)));
+    out->set_op(Words(tensor->spec.collective));
+    out->set_element_count(tensor->spec.collective.element_count);
     out->set_round_held(tensor->held.round.value());
     out->set_round_pushed(
         (tensor->contributed ? tensor->open_round() : tensor->held.round).value());

@@ -164,6 +164,8 @@ void DataPlane::Do(pipeline::Send& send) {
         const auto bytes = InlineBytes(send.sources[i], fetched);
         if (!bytes.ok()) return;  // With its GPU this agent has ended, and all connections.
         entry.bytes = *bytes;
+      } else if (entry.form == wire::Form::kDisagreement) {
+        entry.bytes = std::as_bytes(std::span(send.texts[i]));
       }
       if (timeline_->Wants(entry.round)) {
         timeline_->OnSent(send.sources[i].tensor, entry.round, now_ns);

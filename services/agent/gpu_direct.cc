@@ -41,8 +41,8 @@ absl::StatusOr<gpu::GpuUuid> GpuStage::HomeOf(const pipeline::TensorSpec& spec,
         absl::StrCat(rank_count - with_memory, " of the node's ranks have exported no memory yet"));
   }
   if (gpus.size() > 1) {
-    const Op op = spec.op == Op::kAverage ? Op::kSum : spec.op;
-    if (!gpu::Communicator::Combines(spec.dtype, op)) {
+    const Op op = spec.collective.op == Op::kAverage ? Op::kSum : spec.collective.op;
+    if (!gpu::Communicator::Combines(spec.collective.dtype, op)) {
       return absl::OutOfRangeError("a tensor that is summed on the host");
     }
     if (!MayUse(groups)) {
@@ -59,7 +59,7 @@ absl::StatusOr<GpuStage::DirectMemory> GpuStage::MakeDirect(pipeline::TensorInde
                                                             const pipeline::TensorSpec& spec,
                                                             uint32_t rank_count) {
   if (failed_) return absl::FailedPreconditionError("the agent has lost a GPU");
-  if (spec.op == Op::kCopy || spec.bytes() < options_.direct_bytes_min) {
+  if (spec.collective.copies() || spec.bytes() < options_.direct_bytes_min) {
     return absl::OutOfRangeError("a tensor that is not worth it");
   }
   TALWEG_ASSIGN_OR_RETURN(const gpu::GpuUuid uuid, HomeOf(spec, rank_count));

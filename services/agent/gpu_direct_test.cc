@@ -173,10 +173,10 @@ TEST_CASE("GpuDirect: who may not have it", "[gpu]") {
   }
   {
     Fixture f({.gpus = {0, 1}});
-    f.spec.dtype = DType::kF32;
-    f.spec.op = Op::kMax;  // Not among GPUs.
+    f.spec.collective.dtype = DType::kF32;
+    f.spec.collective.op = Op::kMax;  // Not among GPUs.
     CHECK(absl::IsOutOfRange(made(f, 2)));
-    f.spec.op = Op::kAverage;
+    f.spec.collective.op = Op::kAverage;
     CHECK(made(f, 2).ok());
     f.stage->ForgetTensors();
     f.NothingLeft();
@@ -208,11 +208,11 @@ TEST_CASE("GpuDirect: who may not have it", "[gpu]") {
     // A sixteenth of the GPU's memory, of which a tensor takes three times its bytes.
     Fixture f({.gpus = {0}, .machine = {.gpu_memory_bytes = 16 * 12 * kMiB}});
     pipeline::TensorSpec spec = f.spec;
-    spec.element_count = kMiB;
+    spec.collective.element_count = kMiB;
     const absl::Status refused = f.stage->MakeDirect(TensorIndex{0}, spec, 1).status();
     CHECK(absl::IsResourceExhausted(refused));
     CHECK_THAT(std::string(refused.message()), Contains("no more than 12 MiB"));
-    spec.element_count /= 2;
+    spec.collective.element_count /= 2;
     CHECK(f.stage->MakeDirect(TensorIndex{0}, spec, 1).ok());
     CHECK(absl::IsResourceExhausted(f.stage->MakeDirect(TensorIndex{1}, spec, 1).status()));
     f.stage->DropDirect(TensorIndex{0});

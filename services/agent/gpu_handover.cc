@@ -177,7 +177,7 @@ absl::Status GpuStage::CheckPush(const Rank& rank, pipeline::TensorIndex tensor,
                                                    ", which it has not exported"));
   }
   const Buffer& buffer = *rank.buffers[source.buffer];
-  if (buffer.gpu != part->second.gpu || source.offset % DTypeSize(spec.dtype) != 0 ||
+  if (buffer.gpu != part->second.gpu || source.offset % DTypeSize(spec.collective.dtype) != 0 ||
       source.offset > buffer.span.bytes || spec.bytes() > buffer.span.bytes - source.offset) {
     return absl::InvalidArgumentError(
         absl::StrCat("a push of tensor '", spec.name, "' (", spec.bytes(), " bytes) from offset ",

@@ -62,8 +62,8 @@ void GpuStage::Reduce(const pipeline::ReduceSlice& reduce) {
   job->ticket = reduce.ticket;
   job->slice = reduce.target;
   job->is_final = reduce.is_final;
-  job->dtype = spec.dtype;
-  job->op = spec.op;
+  job->dtype = spec.collective.dtype;
+  job->op = spec.collective.op;
   for (const LocalRank rank : reduce.inputs) {
     Input input{.rank = rank};
     if (const Part* part = OpenPart(rank, reduce.target.tensor, reduce.target.round)) {
@@ -127,8 +127,8 @@ void GpuStage::QueueDelivery(const std::shared_ptr<Delivery>& delivery,
           .memory = pipeline::Memory::kResult,
           .offset_bytes = range.offset + done,
           .length_bytes = static_cast<uint32_t>(std::min(kJobBytesMax, range.length - done))};
-      job->dtype = spec.dtype;
-      job->op = spec.op;
+      job->dtype = spec.collective.dtype;
+      job->op = spec.collective.op;
       job->inputs = targets;
       job->ranges.push_back({job->slice.offset_bytes, job->slice.length_bytes});
       job->delivery = delivery;

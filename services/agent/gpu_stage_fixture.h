@@ -105,7 +105,7 @@ class Fixture final : public HostTensors, public GpuEvents {
     options.seed = setup.seed;
     machine = std::make_unique<FakeMachine>(clock, options);
     spec = {
-        .name = setup.name, .dtype = setup.dtype, .op = setup.op, .element_count = setup.elements};
+        .name = setup.name, .collective = Collective::Of(setup.dtype, setup.op, setup.elements)};
     send.resize(spec.bytes());
     for (auto& result : results) result.resize(spec.bytes());
     platform = machine->NewProcess();

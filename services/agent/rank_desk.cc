@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "services/agent/rank_desk.h"
 
+#include <numeric>
+
 #include "libs/status/status.h"
 
 namespace talweg::agent {
 namespace {
 
-// Of what a GPU would not do, for the rank: what it may do instead.
+// Maps a GPU's error to the status that the rank gets.
 shm::RankStatus FromStatus(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kResourceExhausted: return shm::RankStatus::kOutOfMemory;
@@ -101,6 +103,14 @@ void RankDesk::OnRankDeclare(shm::RankConnectionId connection, shm::RequestId re
                              const shm::RankDeclaration& declaration) {
   LocalRank local_rank;
   if (Find(connection, &local_rank) == nullptr) return;
+  if (declaration.on_device && (declaration.collective.needs_every_rank() ||
+                                !declaration.collective.all_get_all())) {
+    server_->RefuseDeclaration(connection, request, shm::RankStatus::kUnsupported,
+                               "tensor '" + declaration.name + "': " +
+                                   std::string(declaration.collective.name()) +
+                                   " takes no memory of a GPU; push it from host memory");
+    return;
+  }
   if (declaration.on_device) {
     device_declares_.emplace(local_rank, request.value());
     if (!declared_names_.contains(declaration.name)) device_names_.insert(declaration.name);
@@ -109,24 +119,30 @@ void RankDesk::OnRankDeclare(shm::RankConnectionId connection, shm::RequestId re
     in_place_names_.insert(declaration.name);
   }
   declared_names_.insert(declaration.name);
-  events_->OnRankDeclare(local_rank, request.value(),
-                         {.name = declaration.name,
-                          .dtype = declaration.dtype,
-                          .op = declaration.op,
-                          .root_rank = declaration.root_rank,
-                          .element_count = declaration.element_count});
+  pipeline::TensorSpec spec = {.name = declaration.name,
+                               .collective = declaration.collective,
+                               .root_rank = declaration.root_rank};
+  for (const uint32_t rank : declaration.ranks) spec.ranks.emplace_back(rank);
+  events_->OnRankDeclare(local_rank, request.value(), spec);
 }
 
-void RankDesk::OnRankPush(shm::RankConnectionId /*connection*/, LocalRank local_rank,
-                          shm::TensorIndex tensor, Round round, int32_t priority) {
-  if (local_rank.value() >= ranks_.size()) return;
-  const pipeline::TensorIndex index{tensor.value()};
+void RankDesk::OnRankPush(shm::RankConnectionId /*connection*/, const shm::PushedRound& push) {
+  if (push.local_rank.value() >= ranks_.size()) return;
+  const pipeline::TensorIndex index{push.tensor.value()};
   if (index.value() < memory_->tensor_count()) {
-    const uint64_t bytes = memory_->spec(index).bytes();
-    ranks_[local_rank.value()].bytes_pushed += bytes;
+    const uint64_t bytes = push.lengths.empty()
+                               ? memory_->spec(index).collective.part_bytes()
+                               : std::accumulate(push.lengths.begin(), push.lengths.end(),
+                                                 uint64_t{0});
+    ranks_[push.local_rank.value()].bytes_pushed += bytes;
     bytes_pushed_ += bytes;
   }
-  events_->OnRankPush(local_rank, index, round, priority);
+  events_->OnRankPush({.rank = push.local_rank,
+                       .tensor = index,
+                       .round = push.round,
+                       .priority = push.priority,
+                       .signature = push.signature,
+                       .lengths = {push.lengths.begin(), push.lengths.end()}});
 }
 
 void RankDesk::OnRankPushOnDevice(shm::RankConnectionId connection, LocalRank local_rank,
@@ -251,6 +267,9 @@ void RankDesk::Do(const pipeline::DeclareReply& effect) {
 }
 
 void RankDesk::Do(const pipeline::CompleteRound& effect) {
+  if (effect.status == pipeline::Status::kOk) {
+    memory_->WriteLengths(effect.tensor, effect.round, effect.lengths);
+  }
   server_->PublishCompletion({.tensor = ToShm(effect.tensor),
                               .round = effect.round,
                               .status = ToRankStatus(effect.status),

@@ -28,8 +28,7 @@ class RankEvents {
   virtual void OnRankJoined(LocalRank rank, uint32_t pid) = 0;
   virtual void OnRankDeclare(LocalRank rank, uint32_t request,
                              const pipeline::TensorSpec& spec) = 0;
-  virtual void OnRankPush(LocalRank rank, pipeline::TensorIndex tensor, Round round,
-                          int32_t priority) = 0;
+  virtual void OnRankPush(const pipeline::Push& push) = 0;
   virtual void OnRankLeft(LocalRank rank, bool clean, const std::string& text) = 0;
   virtual void OnRankFailure(const std::string& text) = 0;  // This node cannot serve its ranks.
 };
@@ -96,8 +95,7 @@ class RankDesk final : public shm::RankEventSink {
   void OnRankHello(shm::RankConnectionId connection, const shm::RankHello& hello) override;
   void OnRankDeclare(shm::RankConnectionId connection, shm::RequestId request,
                      const shm::RankDeclaration& declaration) override;
-  void OnRankPush(shm::RankConnectionId connection, LocalRank local_rank, shm::TensorIndex tensor,
-                  Round round, int32_t priority) override;
+  void OnRankPush(shm::RankConnectionId connection, const shm::PushedRound& push) override;
   void OnRankGone(shm::RankConnectionId connection, const shm::RankGone& gone) override;
   void OnRankPushOnDevice(shm::RankConnectionId connection, LocalRank local_rank,
                           shm::TensorIndex tensor, Round round, int32_t priority,

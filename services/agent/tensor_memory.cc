@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -69,13 +70,14 @@ absl::StatusOr<shm::ResultBuffer> TensorMemory::AllocateResult(uint64_t bytes, b
 }
 
 absl::StatusOr<TensorMemory::Results> TensorMemory::AllocateResults(
-    const pipeline::TensorSpec& spec, bool on_device) {
+    const shm::BufferShape& shape, bool on_device) {
   Results results;
   for (int parity = 0; parity < 2; ++parity) {
-    TALWEG_ASSIGN_OR_RETURN(results.buffers[parity], AllocateResult(spec.bytes(), on_device));
-    bytes_ += spec.bytes();
+    TALWEG_ASSIGN_OR_RETURN(results.buffers[parity],
+                            AllocateResult(shape.total_bytes(), on_device));
+    bytes_ += shape.total_bytes();
   }
-  const uint64_t log_bytes = shm::ArrivalsBytes(spec.bytes());
+  const uint64_t log_bytes = shm::ArrivalsBytes(shape.data_bytes);
   if (log_bytes == 0 || on_device || !tells_arrivals_) return results;
   // A tensor that fits is not refused for what only makes it faster.
   if (const auto log = AllocateResult(log_bytes, false); log.ok()) {
@@ -100,21 +102,22 @@ absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline
   tensors_.push_back(nullptr);
   auto entry = std::make_unique<Entry>();
   entry->spec = spec;
+  entry->shape = shm::BufferShape::Of(spec.collective, spec.rank_count());
   entry->on_device = on_device;
   entry->nic = std::move(nic);
   entry->contributions.resize(rank_count_);
-  if (ranks_sum_ && !on_device) {
-    auto place = ranks_->PlanContribution(spec.bytes(), in_place);
+  if (RanksSum(spec) && !on_device) {
+    auto place = ranks_->PlanContribution(entry->shape, in_place);
     if (!place.ok()) return absl::ResourceExhaustedError(place.failure().text);
     entry->shared = place.value();
     tensors_.back() = std::move(entry);
     return absl::OkStatus();
   }
-  TALWEG_ASSIGN_OR_RETURN(entry->results, AllocateResults(spec, on_device));
+  TALWEG_ASSIGN_OR_RETURN(entry->results, AllocateResults(entry->shape, on_device));
   // Pages that a NIC does not have are not pinned for it.
   const bool registers = transport_ != nullptr && !entry->nic;
   if (registers) TALWEG_RETURN_IF_ERROR(RegisterResults(entry->results));
-  if ((rank_count_ > 1 || on_device) && transport_ != nullptr) {
+  if ((rank_count_ > 1 || on_device) && transport_ != nullptr && spec.bytes() > 0) {
     TALWEG_ASSIGN_OR_RETURN(entry->send_buffer, PrivatePages::Map(spec.bytes()));
     if (registers) {
       TALWEG_ASSIGN_OR_RETURN(entry->send_region, transport_->Register(entry->send_buffer.bytes()));
@@ -137,7 +140,7 @@ absl::Status TensorMemory::Attach(pipeline::TensorIndex tensor, LocalRank rank,
     CountContribution(entry, rank);
     return absl::OkStatus();
   }
-  auto buffer = ranks_->AllocateContribution(connection, entry.spec.bytes());
+  auto buffer = ranks_->AllocateContribution(connection, entry.shape.total_bytes());
   if (!buffer.ok()) return absl::ResourceExhaustedError(buffer.failure().text);
   if (rank_count_ == 1 && transport_ != nullptr) {
     // Only ever a source of writes; registering asks for a mutable span.
@@ -201,6 +204,20 @@ shm::Location TensorMemory::ArrivalsLocation(pipeline::TensorIndex tensor) const
   return At(tensor).results.arrivals_location;
 }
 
+void TensorMemory::WriteLengths(pipeline::TensorIndex tensor, Round round,
+                                const std::vector<uint64_t>& lengths) {
+  const Entry& entry = At(tensor);
+  if (entry.shared || !entry.shape.has_lengths()) return;
+  TALWEG_CHECK(lengths.size() <= entry.shape.part_count);
+  std::byte* next = entry.results.buffers[round.value() & 1].bytes.data() +
+                    entry.shape.table_offset();
+  for (const uint64_t length : lengths) {
+    const auto word = static_cast<uint32_t>(length);
+    std::memcpy(next, &word, sizeof(word));
+    next += sizeof(word);
+  }
+}
+
 uint64_t TensorMemory::AddArrival(const pipeline::SliceBytes& result) {
   At(result.tensor);
   return tensors_[result.tensor.value()]->results.arrivals.Add(result.round, result.offset_bytes,
@@ -256,10 +273,10 @@ transport::RegionSlice TensorMemory::RegionOf(const pipeline::SliceBytes& slice)
 }
 
 void TensorMemory::CountContribution(const Entry& entry, LocalRank rank) {
-  uint64_t bytes = entry.spec.bytes();
-  if (entry.shared) {
-    bytes = shm::RankSumShape::Of(bytes, rank_count_, entry.shared->in_place).bytes();
-  }
+  const uint64_t bytes =
+      entry.shared
+          ? shm::RankSumShape::Of(entry.shape, rank_count_, entry.shared->in_place).bytes()
+          : entry.shape.total_bytes();
   bytes_ += bytes;
   rank_bytes_[rank.value()] += bytes;
 }

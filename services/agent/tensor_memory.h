@@ -63,6 +63,10 @@ class TensorMemory {
     std::array<transport::Region, 2> results;
   };
 
+  // Whether the node's ranks combine it themselves: all of them have to take part.
+  bool RanksSum(const pipeline::TensorSpec& spec) const {
+    return ranks_sum_ && (spec.ranks.empty() || spec.ranks.size() == rank_count_);
+  }
   // Results and send buffer. RESOURCE_EXHAUSTED with the figures. `on_device`: its ranks push it
   // from GPUs, so that they do not sum it, and a single rank's contribution is copied. `in_place`:
   // if its ranks sum.
@@ -100,6 +104,9 @@ class TensorMemory {
   std::span<const std::byte> Readable(const pipeline::SliceBytes& slice) const;
   transport::RegionSlice RegionOf(const pipeline::SliceBytes& slice) const;
 
+  // How long the parts of a round's result are, for the ranks. Nothing where the ranks sum.
+  void WriteLengths(pipeline::TensorIndex tensor, Round round,
+                    const std::vector<uint64_t>& lengths);
   // Tells ranks that a slice of the open round's result is there. Returns how many bytes of it are,
   // as far as that is told; 0: it is not.
   uint64_t AddArrival(const pipeline::SliceBytes& result);
@@ -121,6 +128,7 @@ class TensorMemory {
   };
   struct Entry {
     pipeline::TensorSpec spec;
+    shm::BufferShape shape;  // Of a contribution, and of a result.
     bool on_device = false;
     Results results;
     PrivatePages send_buffer;
@@ -133,7 +141,7 @@ class TensorMemory {
 
   void CountContribution(const Entry& entry, LocalRank rank);
   const Entry& At(pipeline::TensorIndex tensor) const;
-  absl::StatusOr<Results> AllocateResults(const pipeline::TensorSpec& spec, bool on_device);
+  absl::StatusOr<Results> AllocateResults(const shm::BufferShape& shape, bool on_device);
   absl::Status RegisterResults(Results& results);
   absl::StatusOr<shm::ResultBuffer> AllocateResult(uint64_t bytes, bool on_device);
 

@@ -64,7 +64,7 @@ class Fixture {
   TestDirectory directory;
   NoDevices devices;
   pipeline::TensorSpec spec = {
-      .name = "w", .dtype = DType::kF32, .op = Op::kSum, .element_count = kElements};
+      .name = "w", .collective = Collective::Of(DType::kF32, Op::kSum, kElements)};
   std::unique_ptr<shm::RankServer> ranks;
   std::unique_ptr<transport::LoopbackNetwork> network;
   std::unique_ptr<transport::Transport> transport;
@@ -115,7 +115,7 @@ TEST_CASE("TensorMemory: what has come of a result is told, and forgotten with t
           "[agent]") {
   Fixture f;
   constexpr uint32_t kSlice = 65'536;
-  f.spec.element_count = kMiB / sizeof(float);
+  f.spec.collective.element_count = kMiB / sizeof(float);
   for (int generation = 0; generation < 2; ++generation) {
     REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec).ok());
     CHECK(f.memory->ArrivalsLocation(TensorIndex{0}).segment != 0);
@@ -130,7 +130,7 @@ TEST_CASE("TensorMemory: what has come of a result is told, and forgotten with t
 
 TEST_CASE("TensorMemory: a tensor that just fits has no log", "[agent]") {
   Fixture f;
-  f.spec.element_count = 4 * kMiB / sizeof(float);
+  f.spec.collective.element_count = 4 * kMiB / sizeof(float);
   REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec).ok());
   CHECK(f.memory->ArrivalsLocation(TensorIndex{0}).segment == 0);
   CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, 65'536)) == 0);
@@ -140,7 +140,7 @@ TEST_CASE("TensorMemory: a tensor that just fits has no log", "[agent]") {
 TEST_CASE("TensorMemory: what is forgotten makes room for tensors of any size", "[agent]") {
   Fixture f;
   for (uint64_t bytes = kMiB; bytes <= 3 * kMiB; bytes += kMiB / 4) {
-    f.spec.element_count = bytes / sizeof(float);
+    f.spec.collective.element_count = bytes / sizeof(float);
     REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec).ok());
     CHECK(f.memory->bytes() >= 2 * bytes);
     f.memory->Forget();
@@ -154,7 +154,7 @@ TEST_CASE("TensorMemory: of small tensors, in small slices, and on GPUs nothing 
   const int which = GENERATE(0, 1, 2);
   Fixture f(/*tells_arrivals=*/which != 1);
   const bool on_device = which == 2;
-  f.spec.element_count = kMiB / sizeof(float) - (which == 0 ? 1 : 0);
+  f.spec.collective.element_count = kMiB / sizeof(float) - (which == 0 ? 1 : 0);
   REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, on_device).ok());
   CHECK(f.memory->ArrivalsLocation(TensorIndex{0}).segment == 0);
   CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, 65'536)) == 0);

@@ -132,7 +132,9 @@ void DataPlane::Do(JobRecord& job, const aggregation::SendResult& effect) {
   Connection& connection = found->second;
   wire::Result entry = effect.entry;
   const SlotMemory result = MemoryOf(job, effect.result);
-  if (entry.form == wire::Form::kInline && effect.length_bytes > 0) {
+  if (entry.form == wire::Form::kDisagreement) {
+    entry.bytes = std::as_bytes(std::span(effect.text));
+  } else if (entry.form == wire::Form::kInline && effect.length_bytes > 0) {
     entry.bytes = result.bytes().subspan(effect.offset_bytes, effect.length_bytes);
   } else if (entry.form == wire::Form::kWritten) {
     // The frame that announces it is posted later, so it arrives behind the bytes.

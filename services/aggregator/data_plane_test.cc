@@ -91,10 +91,8 @@ class HandAgent : public transport::EventSink {
   wire::Declare DeclareOf(const std::string& name, uint64_t count, Op op, uint64_t offset = 0) {
     return {.key = KeyOf(name),
             .name = name,
-            .dtype = DType::kF32,
-            .op = op,
+            .collective = Collective::Of(DType::kF32, op, count),
             .by_rank = node_,
-            .element_count = count,
             .result = {results_region_.Ref(offset), results_region_.Ref(2 * kMiB + offset)}};
   }
   void Push(const std::string& name, uint64_t round, const std::vector<float>& values,
@@ -104,6 +102,7 @@ class HandAgent : public transport::EventSink {
                               .rank_count = view_.members[node_].rank_count,
                               .mode = mode};
     const size_t bytes = values.size() * sizeof(float);
+    entry.length_bytes = static_cast<uint32_t>(bytes);
     if (bytes <= wire::kInlineBytesMax) {
       entry.form = wire::Form::kInline;
       entry.bytes = std::as_bytes(std::span(values));

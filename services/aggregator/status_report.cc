@@ -32,9 +32,9 @@ void FillMembers(const DataPlane& data_plane, const aggregation::Job& job,
 void FillTensor(const aggregation::TensorStatus& tensor, size_t member_count,
                 aggregator::v1::TensorStatus* out) {
   out->set_name(tensor.name);
-  out->set_dtype(std::string(DTypeName(tensor.dtype)));
-  out->set_op(std::string(OpName(tensor.op)));
-  out->set_element_count(tensor.element_count);
+  out->set_dtype(std::string(DTypeName(tensor.collective.dtype)));
+  out->set_op(Words(tensor.collective));
+  out->set_element_count(tensor.collective.element_count);
   out->set_slice_count(tensor.slices_here);
   out->set_bytes_placed(tensor.reserved_bytes / (member_count + 1));
   out->set_round_done(tensor.round_summed.value());

@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "libs/base/bytes.h"
-#include "libs/base/dtype.h"
+#include "libs/base/collective.h"
 #include "libs/shm/client/agent_socket.h"
 #include "libs/shm/client/agent_watch.h"
 #include "libs/shm/client/arriving_result.h"
@@ -21,8 +21,10 @@
 #include "libs/shm/client/lock.h"
 #include "libs/shm/client/open_bytes.h"
 #include "libs/shm/client/pushed_rounds.h"
+#include "libs/shm/client/round_lengths.h"
 #include "libs/shm/layout/control.h"
 #include "libs/shm/layout/messages.h"
+#include "libs/shm/layout/parts.h"
 #include "libs/shm/layout/rank_sums.h"
 #include "libs/shm/mapping.h"
 
@@ -50,6 +52,26 @@ struct ClientIdentity {
   uint32_t node_rank = 0;
   uint32_t node_count = 0;
   char job_name[kJobNameBytesMax + 1] = "";
+};
+
+// What a push says of its round. A value.
+struct PushedParts {
+  const uint64_t* lengths = nullptr;  // Bytes of each part that the rank gives; null: all are full.
+  RoundSignature signature = 0;
+};
+
+// What a wait is for. A value.
+struct Taking {
+  void* out = nullptr;  // Where the parts go that the rank gets; null: they are not copied.
+  uint64_t out_bytes = UINT64_MAX;  // The room there.
+  uint64_t* lengths = nullptr;      // Where the lengths go of those parts; null: nowhere.
+  bool takes = true;                // Else a round that has a result stays open.
+  // What a wait of this round has copied to `out`, before it timed out, is still there.
+  bool again = false;
+
+  bool NeedsLengths() const {
+    return out != nullptr || out_bytes != UINT64_MAX || lengths != nullptr;
+  }
 };
 
 struct ClientStatistics {
@@ -84,6 +106,9 @@ class Client {
                             uint32_t* tensors, ErrorText& error);
   // 0, nullptr for no tensor of this client.
   uint64_t TensorBytes(uint32_t tensor) const;
+  // How many parts of the tensor this rank gives, and gets.
+  uint32_t PartsGiven(uint32_t tensor) const;
+  uint32_t PartsGot(uint32_t tensor) const;
   // Of the next push.
   void* Contribution(uint32_t tensor) const;
   // Whether the ranks sum it in place: its result is where its contribution was, without a copy.
@@ -97,10 +122,11 @@ class Client {
   // buffer lies elsewhere from now on.
   RankStatus Detach(uint32_t tensor, ErrorText& error);
 
-  // `data` null: the bytes lie in the contribution buffer. `declared_priority`: the tensor's own
-  // counts.
-  RankStatus Push(uint32_t tensor, const void* data, bool declared_priority, int32_t priority,
-                  int64_t timeout_ns, uint64_t* round, ErrorText& error);
+  // `data`: the parts that the rank gives, one after another; null: they lie in the contribution
+  // buffer. `declared_priority`: the tensor's own counts.
+  RankStatus Push(uint32_t tensor, const void* data, const PushedParts& parts,
+                  bool declared_priority, int32_t priority, int64_t timeout_ns, uint64_t* round,
+                  ErrorText& error);
 
   // Memory of GPUs: docs/gpu.md says who may do what when. devices.cc.
   RankStatus ExportBuffer(const Export& exported, int64_t timeout_ns, uint32_t* buffer,
@@ -114,8 +140,7 @@ class Client {
                           int32_t priority, int64_t timeout_ns, uint64_t* round, ErrorText& error);
 
   RankStatus Poll(uint32_t tensor, uint64_t round, ErrorText& error);
-  // `again`: what a wait of this round has copied to `out`, before it timed out, is still there.
-  RankStatus Wait(uint32_t tensor, uint64_t round, void* out, bool again, int64_t timeout_ns,
+  RankStatus Wait(uint32_t tensor, uint64_t round, const Taking& taking, int64_t timeout_ns,
                   ErrorText& error);
   RankStatus Result(uint32_t tensor, uint64_t round, const void** data, uint64_t* bytes,
                     ErrorText& error);
@@ -127,7 +152,16 @@ class Client {
 
  private:
   struct Tensor {
-    uint64_t bytes = 0;
+    Collective collective;
+    // Of the group; this rank's place in it, and the root's.
+    uint32_t rank_count = 0;
+    uint32_t rank = 0;
+    uint32_t root = 0;
+    BufferShape buffer;
+    bool has_tables = false;  // Buffers end with a table of lengths.
+    Parts gives;
+    Parts gets;
+    uint64_t bytes = 0;  // Of the data in a buffer.
     std::byte* contribution = nullptr;
     const std::byte* result[2] = {};
     const std::byte* arrivals = nullptr;  // ArrivalsLine; null: nothing is told.
@@ -138,9 +172,6 @@ class Client {
     RankSumShape shape;                 // stride 0: one buffer, the agent sums.
     std::atomic<bool> in_place{false};  // Declared so, whoever sums.
     std::atomic<bool> sharing{false};   // A thread is summing this rank's share.
-    std::atomic<DType> dtype{DType::kUnspecified};
-    std::atomic<Op> op{Op::kUnspecified};
-    std::atomic<uint32_t> root{0};
     std::atomic<bool> populated{false};
     std::atomic<char*> name{nullptr};
     std::atomic<int32_t> priority{0};
@@ -151,8 +182,10 @@ class Client {
     // What the last wait that timed out has copied of the open round.
     ArrivingResult::Copied copied_early;
     bool pushing = false;
-    uint64_t open_bytes = 0;  // What the open round takes of open_bytes_.
-    bool on_device = false;   // The open round's result goes to a GPU.
+    bool pushed_short = false;  // The last round was pushed with a part that is not full.
+    uint64_t disagreed = 0;     // The last round of which the ranks have said different things.
+    uint64_t open_bytes = 0;    // What the open round takes of open_bytes_.
+    bool on_device = false;     // The open round's result goes to a GPU.
     // AgentLine::events_lost when its events were asked for; and those behind which its last round
     // was pushed, which may also be read without the lock.
     uint32_t placed_at = 0;
@@ -165,6 +198,11 @@ class Client {
 
     std::byte* ContributionOf(uint64_t round) const {
       return contribution + shape.buffer_offset(round);
+    }
+    // The lengths of the parts that this rank contributes to a round.
+    uint32_t* LengthsOf(uint64_t round) const {
+      return reinterpret_cast<uint32_t*>(
+          contribution + (ranks_sum ? shape.table_offset(round) : buffer.table_offset()));
     }
     // Whether its last round is one that the other ranks may see complete.
     bool tells_pushes() const { return shape.tells_pushes && !failed && !on_device; }
@@ -182,6 +220,7 @@ class Client {
   // A question that waits for its answer; its thread's.
   struct PendingAnswer {
     uint32_t request = 0;
+    const Declare* declare = nullptr;  // The question, if it is one.
     std::atomic<bool> done{false};
     RankStatus status = RankStatus::kOk;
     Declared declared;
@@ -262,7 +301,12 @@ class Client {
   // Ask, with every outcome but kOk made an error. `what` is asked for.
   RankStatus AskOfDevice(const MessageBody& question, const char* what, int64_t timeout_ns,
                          PendingAnswer& pending, ErrorText& error);
-  static RankStatus CheckDeclare(const Declare& declare, ErrorText& error);
+  // Whether it is of some of the job's ranks only.
+  bool IsGroup(const Declare& declare) const {
+    return !declare.ranks.empty() && declare.ranks.size() != identity_.size;
+  }
+  RankStatus CheckDeclare(const Declare& declare, ErrorText& error) const;
+  RankStatus CheckGroup(const Declare& declare, ErrorText& error) const;
   // As DeclareTensors, of no more than may be under way together. `answers`: memory for as many.
   RankStatus DeclareSome(std::span<const Declare> declares, PendingAnswer* answers,
                          const Deadline& deadline, int64_t timeout_ns, uint32_t* tensors,
@@ -273,6 +317,20 @@ class Client {
   // bytes go.
   RankStatus BeginPush(Tensor& tensor, const void* data, std::byte** contribution,
                        bool* nobody_sums, ErrorText& error);
+  // A push on its way into the ring.
+  struct Pushing {
+    RingEntry entry;
+    bool is_short = false;  // Some part is not full.
+    uint64_t bytes = 0;     // Of what the rank gives.
+  };
+  // What the push comes to, by its lengths.
+  static RankStatus CheckParts(const Tensor& tensor, const PushedParts& parts, Pushing* push,
+                               ErrorText& error);
+  // Copies the parts that the rank gives to where they are contributed.
+  void CopyIn(const Tensor& tensor, const std::byte* data, const uint64_t* lengths,
+              std::byte* contribution);
+  // Writes their lengths behind them.
+  void SayParts(Tensor& tensor, const uint64_t* lengths);
   // This push has not been made.
   void AbandonPush(Tensor& tensor);
   static RankStatus FailOnDevice(const Tensor& tensor, ErrorText& error);
@@ -286,10 +344,10 @@ class Client {
   }
   bool PushesAgain(Tensor& tensor);
   // Puts it into the ring, and rings.
-  RankStatus FinishPush(Tensor& tensor, RingEntry entry, bool declared_priority, int64_t timeout_ns,
+  RankStatus FinishPush(Tensor& tensor, Pushing push, bool declared_priority, int64_t timeout_ns,
                         uint64_t* round, ErrorText& error);
-  // Maps the new segments, finds the tensor's buffers. null, or what is wrong.
-  const char* AdoptTensor(const Declared& declared);
+  // Finds the buffers of what was declared. null, or what is wrong.
+  const char* AdoptTensor(const Declared& declared, const Declare& declare);
   const char* AdoptSegment(const SegmentInfo& info);
   const char* AdoptPeer(const Peer& peer);
   // Why `fd` cannot be mapped for `bytes` without fear of SIGBUS, or null.
@@ -306,7 +364,7 @@ class Client {
   bool Streams(uint64_t bytes) const {
     return bytes >= kStreamBytesMin && open_bytes_.AtOnce() * identity_.local_size > cache_bytes_;
   }
-  RankStatus RingPush(Tensor& tensor, RingEntry entry, const Deadline& deadline, uint64_t* round,
+  RankStatus RingPush(Tensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
                       ErrorText& error);
   // Which sleep of the agent is to end: any; one that pushes end; one that lasts until somebody
   // waits.
@@ -320,11 +378,47 @@ class Client {
   // For a thread that looks again and again, and is counted nowhere. Also where ranks can tell: one
   // of them may be too old to.
   void RingForPoll(bool needs_agent);
-  // What may be copied of a round before it is complete.
-  ArrivingResult Arriving(const Tensor& tensor, uint64_t round, void* out) const;
-  // Of a round that is complete, and has a result. `out` null: where its contribution lies.
-  RankStatus TakeResult(Tensor& tensor, uint64_t round, bool in_place, void* out,
-                        ArrivingResult& arriving, const Deadline& deadline, ErrorText& error);
+  // What may be copied of a round before it is complete. `is_short`: it was pushed with a part that
+  // is not full.
+  ArrivingResult Arriving(const Tensor& tensor, uint64_t round, const Taking& taking,
+                          bool is_short) const;
+  // A round that this rank has pushed, as it has said.
+  struct OpenedRound {
+    uint64_t round = 0;
+    bool is_short = false;  // Some part is not full.
+    bool compares = false;  // It and the other ranks tell what they have said.
+  };
+  // A round that is complete, and has a result.
+  struct CompleteRound {
+    uint64_t round = 0;
+    RoundLengths lengths;
+    std::byte* arenas[kSummingRanksMax] = {};  // Where the tensor lies in them, if the ranks sum.
+  };
+  // How a wait for a round that is complete ends.
+  struct Ending {
+    bool is_taken = false;
+    bool ranks_disagree = false;
+  };
+  // What a wait does with a round that is complete, and has a result.
+  RankStatus TakeRound(Tensor& tensor, const OpenedRound& opened, const Taking& taking,
+                       bool in_place, bool on_device, ArrivingResult& arriving,
+                       const Deadline& deadline, Ending* ending, ErrorText& error);
+  // The round is over for this rank. Under state_mutex_.
+  void EndRound(uint32_t index, Tensor& tensor, uint64_t round);
+  // kMismatch: the ranks have said different things of it.
+  RankStatus FindRound(const Tensor& tensor, const OpenedRound& opened, CompleteRound* complete,
+                       ErrorText& error) const;
+  // Says the lengths of the parts that this rank gets, unless `lengths` is null, and their sum.
+  RankStatus SayLengths(const Tensor& tensor, const CompleteRound& complete, uint64_t* lengths,
+                        uint64_t* bytes, ErrorText& error) const;
+  RankStatus FailLength(const Tensor& tensor, uint64_t length, ErrorText& error) const;
+  // The parts that this rank gets, of `bytes` together. `out` null: where its contribution lies.
+  RankStatus TakeResult(Tensor& tensor, const CompleteRound& complete, bool in_place, void* out,
+                        uint64_t bytes, ArrivingResult& arriving, const Deadline& deadline,
+                        ErrorText& error);
+  // Copies the parts that this rank gets, from the result or from who gives them.
+  RankStatus CopyParts(const Tensor& tensor, const CompleteRound& complete, std::byte* out,
+                       uint64_t out_bytes, ErrorText& error) const;
   // Of a round that is complete.
   RankStatus RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
                          ErrorText& error) const;
@@ -337,19 +431,22 @@ class Client {
   // What the others say of it; nothing where the agent alone can tell of this rank's open round.
   // Under state_mutex_.
   PushedRounds FindPushedRounds(const Tensor& tensor) const;
-  // What the ranks sum, of a tensor that they may sum.
-  struct SumInputs {
-    std::byte* arenas[kSummingRanksMax];
-    DType dtype;
-    Op op;
-    uint32_t root;
-  };
-  RankStatus FindInputs(const Tensor& tensor, SumInputs* inputs, ErrorText& error) const;
-  RankStatus SumContributions(Tensor& tensor, uint64_t round, std::byte* out, ErrorText& error);
-  RankStatus SumIntoOwnResult(Tensor& tensor, uint64_t round, const void** data, ErrorText& error);
-  // in_place.cc. Returns when the result lies over this rank's contribution.
-  RankStatus SumInPlace(const Tensor& tensor, uint64_t round, const Deadline& deadline,
-                        ErrorText& error);
+  RankStatus FindInputs(const Tensor& tensor, std::byte** arenas, ErrorText& error) const;
+  // The lengths that rank `rank` says; null: all parts are full.
+  static const uint32_t* PushedTable(const Tensor& tensor, const CompleteRound& complete,
+                                     uint32_t rank);
+  // Whether all ranks have said the same of a round.
+  RankStatus CompareRanks(const Tensor& tensor, const CompleteRound& complete,
+                          ErrorText& error) const;
+  // Writes the parts that this rank gets, which are `bytes` long together.
+  RankStatus SumContributions(Tensor& tensor, const CompleteRound& complete, std::byte* out,
+                              uint64_t bytes, ErrorText& error);
+  void SumShared(Tensor& tensor, const CompleteRound& complete, std::byte* out, uint64_t bytes);
+  RankStatus SumIntoOwnResult(Tensor& tensor, const CompleteRound& complete, uint64_t bytes,
+                              const void** data, ErrorText& error);
+  // in_place.cc. Returns when the result, of `bytes`, lies over this rank's contribution.
+  RankStatus SumInPlace(const Tensor& tensor, const CompleteRound& complete, uint64_t bytes,
+                        const Deadline& deadline, ErrorText& error);
   // Behind closed_: this rank begins no piece any more; returns when those are done that it has.
   void FinishPieces();
   // Of a tensor that is summed in place and has no open round, under state_mutex_; `purpose` was

@@ -106,7 +106,9 @@ RankStatus Client::PushOnDevice(uint32_t index, uint32_t buffer, uint64_t offset
     return begun;
   }
   return FinishPush(
-      *tensor, {.tensor = index, .priority = priority, .flags = flags, .device_offset = offset},
+      *tensor,
+      {.entry = {.tensor = index, .priority = priority, .flags = flags, .device_offset = offset},
+       .bytes = tensor->gives.count * tensor->buffer.part_bytes},
       declared_priority, timeout_ns, round, error);
 }
 

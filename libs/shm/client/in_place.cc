@@ -131,23 +131,21 @@ bool PutAt(void* address, Mapping& mapping) {
 
 }  // namespace
 
-RankStatus Client::SumInPlace(const Tensor& tensor, uint64_t round, const Deadline& deadline,
-                              ErrorText& error) {
-  const uint32_t count = identity_.local_size;
+RankStatus Client::SumInPlace(const Tensor& tensor, const CompleteRound& complete, uint64_t bytes,
+                              const Deadline& deadline, ErrorText& error) {
+  const uint32_t count = tensor.rank_count;
   if (count == 1) return RankStatus::kOk;  // It is its own sum.
-  SumInputs inputs;
-  const RankStatus found = FindInputs(tensor, &inputs, error);
-  if (found != RankStatus::kOk) return found;
-  const auto& [contributions, dtype, op, root] = inputs;
-  auto& line = *reinterpret_cast<InPlaceLine*>(contributions[0] + tensor.shape.line_offset());
-  const uint64_t pieces = (tensor.bytes + kInPlacePieceBytes - 1) / kInPlacePieceBytes;
-  const Combining combine(dtype, op, root, count, contributions);
+  const uint64_t round = complete.round;
+  auto& line = *reinterpret_cast<InPlaceLine*>(complete.arenas[0] + tensor.shape.line_offset());
+  const uint64_t pieces = (bytes + kInPlacePieceBytes - 1) / kInPlacePieceBytes;
+  const Combining combine(tensor.collective.dtype, tensor.collective.op, tensor.root, count,
+                          complete.arenas);
   summing_.fetch_add(1, std::memory_order_seq_cst);
   while (!closed_.load(std::memory_order_seq_cst)) {
     const uint64_t piece = BeginPiece(line, round, pieces);
     if (piece == pieces) break;
     const uint64_t begin = piece * kInPlacePieceBytes;
-    combine(begin, std::min(begin + kInPlacePieceBytes, tensor.bytes));
+    combine(begin, std::min(begin + kInPlacePieceBytes, bytes));
     FinishPiece(line, round, pieces);
   }
   summing_.fetch_sub(1, std::memory_order_seq_cst);

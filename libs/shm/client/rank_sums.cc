@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "libs/base/signature_text.h"
 #include "libs/reduce/reduce.h"
 #include "libs/shm/client/client.h"
 #include "libs/shm/client/stream_copy.h"
@@ -18,20 +19,26 @@ namespace {
 // Neither loads nor stores pass it, nor such as go around the caches.
 void FullFence() { __sync_synchronize(); }
 
-// One round of one tensor, as one thread of one rank sums it.
+// One round of one part of a tensor, as one thread of one rank sums it.
 class Summing {
  public:
-  Summing(DType dtype, Op op, uint32_t ranks, const RankSumShape& shape, uint64_t round,
-          const std::byte* const* arenas, std::byte* out, bool streaming)
-      : spec_(reduce::OnlyHop(dtype, op, ranks)),
+  // Of the `bytes` at `offset` of the contributions. What is said of shares is for a single part.
+  Summing(const Collective& collective, uint32_t ranks, const RankSumShape& shape, uint64_t offset,
+          uint64_t bytes, uint64_t round, const std::byte* const* arenas, std::byte* out,
+          bool streaming)
+      : spec_(reduce::OnlyHop(collective.dtype, collective.op, ranks)),
         ranks_(ranks),
         shape_(shape),
+        share_bytes_(RankSumShape::ShareBytes(bytes, ranks)),
+        offset_(offset),
+        bytes_(bytes),
         round_(round),
         streaming_(streaming),
         arenas_(arenas),
         out_(out) {}
 
-  void All() { Sum(0, shape_.tensor_bytes, out_); }
+  bool IsShared() const { return share_bytes_ != 0; }
+  void All() { Sum(0, bytes_, out_); }
 
   // This rank's share, for all: each piece becomes visible when it is there. Where the result goes
   // into the next round's contribution the others copy it from there, until Withdraw.
@@ -97,13 +104,13 @@ class Summing {
   }
   uint64_t NextOffset() const { return (~round_ & 1) * shape_.stride; }
   uint64_t PiecesOf(uint32_t rank) const {
-    const uint64_t begin = std::min(rank * shape_.share_bytes, shape_.tensor_bytes);
-    const uint64_t end = std::min(begin + shape_.share_bytes, shape_.tensor_bytes);
+    const uint64_t begin = std::min(rank * share_bytes_, bytes_);
+    const uint64_t end = std::min(begin + share_bytes_, bytes_);
     return (end - begin + kSharePieceBytes - 1) / kSharePieceBytes;
   }
   Range PieceOf(uint32_t rank, uint64_t piece) const {
-    const uint64_t begin = rank * shape_.share_bytes + piece * kSharePieceBytes;
-    const uint64_t end = std::min((rank + 1) * shape_.share_bytes, shape_.tensor_bytes);
+    const uint64_t begin = rank * share_bytes_ + piece * kSharePieceBytes;
+    const uint64_t end = std::min((rank + 1) * share_bytes_, bytes_);
     return {begin, std::min(kSharePieceBytes, end - begin)};
   }
   // False: it was withdrawn meanwhile, and what has been copied may be something else.
@@ -127,7 +134,7 @@ class Summing {
   void SumWith(reduce::Stores stores, uint64_t begin, uint64_t bytes, std::byte* to) {
     const std::byte* inputs[kSummingRanksMax];
     for (uint32_t i = 0; i < ranks_; ++i) {
-      inputs[i] = arenas_[i] + (round_ & 1) * shape_.stride + begin;
+      inputs[i] = arenas_[i] + shape_.buffer_offset(round_) + offset_ + begin;
     }
     spec_.stores = stores;
     reduce::Reduce(spec_, {inputs, ranks_}, to, bytes / DTypeSize(spec_.dtype));
@@ -136,6 +143,9 @@ class Summing {
   reduce::ReduceSpec spec_;
   const uint32_t ranks_;
   const RankSumShape shape_;
+  const uint64_t share_bytes_;  // As all ranks cut it, since they give the same length.
+  const uint64_t offset_;
+  const uint64_t bytes_;
   const uint64_t round_;
   const bool streaming_;
   const std::byte* const* const arenas_;
@@ -172,18 +182,16 @@ PushedRounds Client::FindPushedRounds(const Tensor& tensor) const {
   return rounds;
 }
 
-RankStatus Client::FindInputs(const Tensor& tensor, SumInputs* inputs, ErrorText& error) const {
-  inputs->dtype = tensor.dtype.load(std::memory_order_relaxed);
-  inputs->op = tensor.op.load(std::memory_order_relaxed);
-  inputs->root = tensor.root.load(std::memory_order_relaxed);
-  if (!FindArenas(tensor, inputs->arenas)) {
+RankStatus Client::FindInputs(const Tensor& tensor, std::byte** arenas, ErrorText& error) const {
+  if (!FindArenas(tensor, arenas)) {
     return error.Fail(RankStatus::kInternal,
                       "tensor '%s': the agent at '%s' says that its round is complete, and has not "
                       "handed over the memory of all %u ranks; please report it",
                       NameOf(tensor), socket_path_, identity_.local_size);
   }
-  if (inputs->op == Op::kCopy ? inputs->root >= identity_.local_size
-                                   : !reduce::IsReduction(inputs->dtype, inputs->op)) {
+  const auto& [dtype, op, gives, gets, count] = tensor.collective;
+  if (tensor.collective.copies() ? tensor.root >= tensor.rank_count
+                                 : !reduce::IsReduction(dtype, op)) {
     return error.Fail(RankStatus::kInternal,
                       "tensor '%s': the agent at '%s' leaves it to the ranks to sum, and they "
                       "cannot; please report it",
@@ -192,31 +200,102 @@ RankStatus Client::FindInputs(const Tensor& tensor, SumInputs* inputs, ErrorText
   return RankStatus::kOk;
 }
 
-RankStatus Client::SumContributions(Tensor& tensor, uint64_t round, std::byte* out,
-                                    ErrorText& error) {
-  const uint32_t count = identity_.local_size;
-  const uint32_t own = identity_.local_rank;
-  SumInputs inputs;
-  const RankStatus found = FindInputs(tensor, &inputs, error);
-  if (found != RankStatus::kOk) return found;
-  const auto& [arenas, dtype, op, root] = inputs;
-  const uint64_t buffer = (round & 1) * tensor.shape.stride;
-  for (uint32_t i = 0; i < count; ++i) {
-    if (!Overlap(arenas[i] + buffer, out, tensor.bytes)) continue;
+const uint32_t* Client::PushedTable(const Tensor& tensor, const CompleteRound& complete,
+                                    uint32_t rank) {
+  const std::byte* const arena = complete.arenas[rank];
+  const auto& line = *reinterpret_cast<const PushedLine*>(arena + tensor.shape.pushed_offset());
+  if (!tensor.has_tables || line.has_lengths[complete.round & 1] == 0) return nullptr;
+  return reinterpret_cast<const uint32_t*>(arena + tensor.shape.table_offset(complete.round));
+}
+
+RankStatus Client::CompareRanks(const Tensor& tensor, const CompleteRound& complete,
+                                ErrorText& error) const {
+  const auto signature = [&](uint32_t rank) {
+    return reinterpret_cast<const PushedLine*>(complete.arenas[rank] + tensor.shape.pushed_offset())
+        ->signature[complete.round & 1];
+  };
+  const auto round = static_cast<unsigned long long>(complete.round);
+  const RoundSignature first = signature(0);
+  for (uint32_t i = 1; i < tensor.rank_count; ++i) {
+    const RoundSignature other = signature(i);
+    if (other == first) continue;
+    char texts[2][kSignatureTextBytes];
+    PrintSignature(first, texts[0], sizeof(texts[0]));
+    PrintSignature(other, texts[1], sizeof(texts[1]));
+    return error.Fail(RankStatus::kMismatch,
+                      "tensor '%s', round %llu: rank 0 has pushed %s, rank %u has pushed %s; call "
+                      "the same on all ranks, in the same order",
+                      NameOf(tensor), round, first == 0 ? "without a signature" : texts[0], i,
+                      other == 0 ? "without a signature" : texts[1]);
+  }
+  const uint32_t* const first_table = PushedTable(tensor, complete, 0);
+  for (uint32_t i = 0; i < tensor.rank_count; ++i) {
+    const uint32_t* const table = PushedTable(tensor, complete, i);
+    if (tensor.collective.copies()) {
+      if (table == nullptr) continue;
+      const Parts parts = Parts::Of(tensor.collective.gives, i, tensor.rank_count, tensor.root,
+                                    tensor.buffer.part_count);
+      for (uint32_t k = 0; k < parts.count; ++k) {
+        uint64_t length = 0;
+        if (!complete.lengths.Get(parts[k], &length)) return FailLength(tensor, length, error);
+      }
+      continue;
+    }
+    if (table == nullptr && first_table == nullptr) continue;
+    const RoundLengths firsts(tensor.buffer, first_table);
+    const RoundLengths others(tensor.buffer, table);
+    for (uint32_t part = 0; part < tensor.buffer.part_count; ++part) {
+      uint64_t lengths[2] = {};
+      const bool are_lengths = firsts.Get(part, &lengths[0]) && others.Get(part, &lengths[1]);
+      if (are_lengths && lengths[0] == lengths[1]) continue;
+      return error.Fail(RankStatus::kMismatch,
+                        "tensor '%s', round %llu: rank 0 has pushed %llu bytes as part %u of %u, "
+                        "rank %u has pushed %llu bytes; give it the same length at all ranks",
+                        NameOf(tensor), round, static_cast<unsigned long long>(lengths[0]), part,
+                        tensor.buffer.part_count, i, static_cast<unsigned long long>(lengths[1]));
+    }
+  }
+  return RankStatus::kOk;
+}
+
+RankStatus Client::SumContributions(Tensor& tensor, const CompleteRound& complete, std::byte* out,
+                                    uint64_t bytes, ErrorText& error) {
+  if (bytes == 0) return RankStatus::kOk;
+  const uint64_t buffer = tensor.shape.buffer_offset(complete.round);
+  for (uint32_t i = 0; i < tensor.rank_count; ++i) {
+    if (!Overlap(complete.arenas[i] + buffer, tensor.bytes, out, bytes)) continue;
     return error.Fail(RankStatus::kInvalidArgument,
                       "tensor '%s': the result of round %llu cannot be written over its "
                       "contribution, which other ranks are reading; give another buffer",
-                      NameOf(tensor), static_cast<unsigned long long>(round));
+                      NameOf(tensor), static_cast<unsigned long long>(complete.round));
   }
-  if (op == Op::kCopy) {
-    Copy(out, arenas[root] + buffer, tensor.bytes, Streams(tensor.bytes));
+  if (tensor.collective.copies()) return CopyParts(tensor, complete, out, bytes, error);
+  if (tensor.buffer.all_get_one) {
+    SumShared(tensor, complete, out, bytes);
     return RankStatus::kOk;
   }
-  Summing summing(dtype, op, count, tensor.shape, round, arenas, out, Streams(tensor.bytes));
-  if (tensor.shape.share_bytes == 0) {
-    summing.All();
-    return RankStatus::kOk;
+  uint64_t summed = 0;
+  for (uint32_t i = 0; i < tensor.gets.count; ++i) {
+    const uint32_t part = tensor.gets[i];
+    uint64_t length = 0;
+    if (!complete.lengths.Get(part, &length) || length > bytes - summed) {
+      return FailLength(tensor, length, error);
+    }
+    Summing(tensor.collective, tensor.rank_count, tensor.shape, tensor.buffer.part_offset(part),
+            length, complete.round, complete.arenas, out + summed, Streams(length))
+        .All();
+    summed += length;
   }
+  return RankStatus::kOk;
+}
+
+void Client::SumShared(Tensor& tensor, const CompleteRound& complete, std::byte* out,
+                       uint64_t bytes) {
+  const uint32_t count = tensor.rank_count;
+  const uint32_t own = tensor.rank;
+  Summing summing(tensor.collective, count, tensor.shape, 0, bytes, complete.round, complete.arenas,
+                  out, Streams(bytes));
+  if (!summing.IsShared()) return summing.All();
   uint32_t first = 0;
   // Of several threads that wait for one round the first shares what it sums.
   const bool shares =
@@ -233,23 +312,23 @@ RankStatus Client::SumContributions(Tensor& tensor, uint64_t round, std::byte* o
   }
   summing.Withdraw();
   if (shares) tensor.sharing.store(false, std::memory_order_release);
-  return RankStatus::kOk;
 }
 
-RankStatus Client::SumIntoOwnResult(Tensor& tensor, uint64_t round, const void** data,
-                                    ErrorText& error) {
+RankStatus Client::SumIntoOwnResult(Tensor& tensor, const CompleteRound& complete, uint64_t bytes,
+                                    const void** data, ErrorText& error) {
   const MutexLock lock(result_mutex_);
   if (!tensor.own_result.valid()) {
-    tensor.own_result = Mapping::MapPrivate(tensor.bytes);
+    tensor.own_result = Mapping::MapPrivate(std::max<uint64_t>(tensor.buffer.part_bytes, 1));
     if (!tensor.own_result.valid()) {
       return error.Fail(RankStatus::kOutOfMemory, "tensor '%s': no memory for its result: %s",
                         NameOf(tensor), std::strerror(errno));
     }
   }
-  if (tensor.own_result_round != round) {
-    const RankStatus status = SumContributions(tensor, round, tensor.own_result.data(), error);
+  if (tensor.own_result_round != complete.round) {
+    const RankStatus status =
+        SumContributions(tensor, complete, tensor.own_result.data(), bytes, error);
     if (status != RankStatus::kOk) return status;
-    tensor.own_result_round = round;
+    tensor.own_result_round = complete.round;
   }
   *data = tensor.own_result.data();
   return RankStatus::kOk;

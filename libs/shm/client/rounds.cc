@@ -25,11 +25,17 @@ size_t CopyText(const ControlView& control, uint64_t ticket, char* out) {
 
 }  // namespace
 
-RankStatus Client::Push(uint32_t index, const void* data, bool declared_priority, int32_t priority,
-                        int64_t timeout_ns, uint64_t* round, ErrorText& error) {
+RankStatus Client::Push(uint32_t index, const void* data, const PushedParts& parts,
+                        bool declared_priority, int32_t priority, int64_t timeout_ns,
+                        uint64_t* round, ErrorText& error) {
   if (Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
+  Pushing push{.entry = {.tensor = index, .priority = priority}};
+  if (const RankStatus status = CheckParts(*tensor, parts, &push, error);
+      status != RankStatus::kOk) {
+    return status;
+  }
   std::byte* contribution = nullptr;
   bool nobody_sums = false;
   if (const RankStatus begun = BeginPush(*tensor, data, &contribution, &nobody_sums, error);
@@ -43,13 +49,72 @@ RankStatus Client::Push(uint32_t index, const void* data, bool declared_priority
                       "from there, or declare it in host memory as well",
                       NameOf(*tensor));
   }
-  if (nobody_sums) data = nullptr;
-  if (data != nullptr && data != contribution) {
-    Copy(contribution, data, tensor->bytes, Streams(tensor->bytes));
-    statistics_.bytes_copied.fetch_add(tensor->bytes, std::memory_order_relaxed);
+  const bool says_more = push.is_short || parts.signature != 0;
+  if (!nobody_sums) {
+    if (data != nullptr && data != contribution) {
+      CopyIn(*tensor, static_cast<const std::byte*>(data), parts.lengths, contribution);
+    }
+    // An older agent knows neither; it compares nothing.
+    if (says_more && agent_minor_ >= kCollectivesMinor) {
+      push.entry.flags = kPushInParts;
+      push.entry.device_offset = parts.signature;
+      SayParts(*tensor, parts.lengths);
+    }
   }
-  return FinishPush(*tensor, {.tensor = index, .priority = priority}, declared_priority, timeout_ns,
-                    round, error);
+  return FinishPush(*tensor, push, declared_priority, timeout_ns, round, error);
+}
+
+RankStatus Client::CheckParts(const Tensor& tensor, const PushedParts& parts, Pushing* push,
+                              ErrorText& error) {
+  const BufferShape& shape = tensor.buffer;
+  push->bytes = tensor.gives.count * shape.part_bytes;
+  if (parts.lengths == nullptr) return RankStatus::kOk;
+  push->bytes = 0;
+  for (uint32_t i = 0; i < tensor.gives.count; ++i) {
+    const uint64_t bytes = parts.lengths[i];
+    if (!shape.IsLength(bytes)) {
+      return error.Fail(RankStatus::kInvalidArgument,
+                        "tensor '%s': %llu bytes as number %u of the %u parts that this rank "
+                        "gives; a part has at most %llu bytes, in elements of %u",
+                        NameOf(tensor), static_cast<unsigned long long>(bytes), i,
+                        tensor.gives.count, static_cast<unsigned long long>(shape.part_bytes),
+                        shape.element_bytes);
+    }
+    push->bytes += bytes;
+    push->is_short = push->is_short || bytes != shape.part_bytes;
+  }
+  if (!push->is_short || tensor.has_tables) return RankStatus::kOk;
+  return error.Fail(RankStatus::kUnsupported,
+                    "tensor '%s': a part that is not full, which %s; push full parts",
+                    NameOf(tensor),
+                    shape.has_lengths() ? "the agent's release does not know"
+                                        : "a tensor with parts of 4 GiB or more cannot have");
+}
+
+void Client::CopyIn(const Tensor& tensor, const std::byte* data, const uint64_t* lengths,
+                    std::byte* contribution) {
+  uint64_t copied = 0;
+  for (uint32_t i = 0; i < tensor.gives.count; ++i) {
+    const uint64_t bytes = lengths == nullptr ? tensor.buffer.part_bytes : lengths[i];
+    if (bytes == 0) continue;
+    Copy(contribution + tensor.buffer.part_offset(tensor.gives[i]), data + copied, bytes,
+         Streams(bytes));
+    copied += bytes;
+  }
+  statistics_.bytes_copied.fetch_add(copied, std::memory_order_relaxed);
+}
+
+void Client::SayParts(Tensor& tensor, const uint64_t* lengths) {
+  if (!tensor.has_tables) return;
+  uint32_t* table = nullptr;
+  {
+    const MutexLock lock(state_mutex_);
+    table = tensor.LengthsOf(tensor.pushed + 1);
+  }
+  for (uint32_t i = 0; i < tensor.gives.count; ++i) {
+    table[tensor.gives[i]] =
+        static_cast<uint32_t>(lengths == nullptr ? tensor.buffer.part_bytes : lengths[i]);
+  }
 }
 
 RankStatus Client::BeginPush(Tensor& tensor, const void* data, std::byte** contribution,
@@ -83,24 +148,25 @@ void Client::AbandonPush(Tensor& tensor) {
   tensor.open_bytes = 0;
 }
 
-RankStatus Client::FinishPush(Tensor& tensor, RingEntry entry, bool declared_priority,
+RankStatus Client::FinishPush(Tensor& tensor, Pushing push, bool declared_priority,
                               int64_t timeout_ns, uint64_t* round, ErrorText& error) {
-  if (declared_priority) entry.priority = tensor.priority.load(std::memory_order_relaxed);
-  const RankStatus status = RingPush(tensor, entry, Deadline(timeout_ns), round, error);
+  if (declared_priority) push.entry.priority = tensor.priority.load(std::memory_order_relaxed);
+  const RankStatus status = RingPush(tensor, push, Deadline(timeout_ns), round, error);
   if (status != RankStatus::kOk) {
     AbandonPush(tensor);
     return status;
   }
   statistics_.pushes.fetch_add(1, std::memory_order_relaxed);
-  statistics_.bytes_pushed.fetch_add(tensor.bytes, std::memory_order_relaxed);
+  statistics_.bytes_pushed.fetch_add(push.bytes, std::memory_order_relaxed);
   // Where the ranks sum nobody needs the push before somebody waits, for it or for room.
-  const bool waits = tensor.ranks_sum && entry.flags == 0 && !RingFills();
+  const bool waits = tensor.ranks_sum && !RingFills();
   RingDoorbell(waits ? Sleeping::kUntilRung : Sleeping::kAnyhow);
   return RankStatus::kOk;
 }
 
-RankStatus Client::RingPush(Tensor& tensor, RingEntry entry, const Deadline& deadline,
-                            uint64_t* round, ErrorText& error) {
+RankStatus Client::RingPush(Tensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
+                            ErrorText& error) {
+  RingEntry& entry = push.entry;
   const uint32_t capacity = control_.shape().ring_capacity;
   const auto room = [&] { return RingEntries() < capacity; };
   for (bool waited = false;; waited = true) {
@@ -112,7 +178,8 @@ RankStatus Client::RingPush(Tensor& tensor, RingEntry entry, const Deadline& dea
         {
           const MutexLock state_lock(state_mutex_);
           tensor.pushing = false;
-          tensor.on_device = entry.flags != 0;
+          tensor.on_device = (entry.flags & kPushOnDevice) != 0;
+          tensor.pushed_short = push.is_short;
           tensor.pushed_at.store(tensor.placed_at, std::memory_order_relaxed);
           if ((entry.flags & kPushAgain) == 0) ++tensor.pushed;
           *round = tensor.pushed;
@@ -122,6 +189,10 @@ RankStatus Client::RingPush(Tensor& tensor, RingEntry entry, const Deadline& dea
           }
         }
         entry.round = *round;
+        if (line != nullptr && tensor.shape.has_tables) {
+          line->signature[*round & 1] = entry.flags == kPushInParts ? entry.device_offset : 0;
+          line->has_lengths[*round & 1] = push.is_short ? 1 : 0;
+        }
         control_.ring_entry(sequence) = entry;
         submitted_.store(sequence + 1, std::memory_order_relaxed);
         // Sequentially consistent: the agent that goes to sleep sees it, or RingDoorbell sees that
@@ -223,7 +294,7 @@ RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
   return RankStatus::kPending;
 }
 
-RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, bool again, int64_t timeout_ns,
+RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, int64_t timeout_ns,
                         ErrorText& error) {
   if (Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
@@ -232,6 +303,8 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, bool again, i
   const int64_t begin_ns = MonotonicNs();
   statistics_.waits.fetch_add(1, std::memory_order_relaxed);
   bool on_device = false;
+  bool is_short = false;
+  bool compares = false;
   PushedRounds others;
   ArrivingResult::Copied copied_early;
   {
@@ -244,12 +317,14 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, bool again, i
                         static_cast<unsigned long long>(tensor->pushed));
     }
     on_device = tensor->on_device;
-    if (on_device && out != nullptr) return FailOnDevice(*tensor, error);
+    if (on_device && taking.out != nullptr) return FailOnDevice(*tensor, error);
+    is_short = tensor->pushed_short;
+    compares = tensor->tells_pushes() && tensor->shape.has_tables;
     others = FindPushedRounds(*tensor);
     // Two waits for one round: the second must not lose its result to a push after the first. From
     // here on a push is kBusy.
     ++tensor->readers;
-    if (again) copied_early = tensor->copied_early;
+    if (taking.again) copied_early = tensor->copied_early;
     tensor->copied_early = {};
   }
   RankStatus over = RankStatus::kOk;
@@ -258,7 +333,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, bool again, i
     return completed.load(std::memory_order_seq_cst) >= round || others.AllReach(round);
   };
   const auto ended = [&] { return complete() || (on_device && LostItsEvents(*tensor)); };
-  ArrivingResult arriving = Arriving(*tensor, round, out);
+  ArrivingResult arriving = Arriving(*tensor, round, taking, is_short);
   arriving.GoOnBehind(copied_early);
   const bool only_looks = timeout_ns == 0;  // And has no time to copy what is not all of it.
   Awaited awaited = Awaited::kTimeout;
@@ -275,23 +350,26 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, bool again, i
   const bool events_lost = awaited == Awaited::kDone && !complete();
   const bool in_place =
       !on_device && (tensor->shape.in_place || tensor->in_place.load(std::memory_order_relaxed));
-  if (awaited == Awaited::kDone && tensor->ranks_sum && (out != nullptr || in_place) &&
+  const bool reads = taking.NeedsLengths() || in_place;
+  if (awaited == Awaited::kDone && tensor->ranks_sum && (reads || compares) &&
       RoundSucceeded(index, round)) {
     awaited = AwaitContributions(*tensor, deadline, &over);
   }
   statistics_.wait_ns.fetch_add(static_cast<uint64_t>(MonotonicNs() - begin_ns),
                                 std::memory_order_relaxed);
   RankStatus status = RankStatus::kOk;
-  bool is_taken = false;
+  Ending ending;
   switch (awaited) {
     case Awaited::kDone:
-      status =
-          events_lost ? FailEventsLost(*tensor, error) : RoundStatus(index, *tensor, round, error);
-      if (status == RankStatus::kOk && (out != nullptr || in_place)) {
-        status = TakeResult(*tensor, round, in_place, out, arriving, deadline, error);
+      if (events_lost) {
+        status = FailEventsLost(*tensor, error);
+        break;
       }
-      // Other ranks have not done their pieces of it.
-      is_taken = !events_lost && status != RankStatus::kTimeout;
+      ending.is_taken = true;
+      status = RoundStatus(index, *tensor, round, error);
+      if (status != RankStatus::kOk) break;
+      status = TakeRound(*tensor, {.round = round, .is_short = is_short, .compares = compares},
+                         taking, in_place, on_device, arriving, deadline, &ending, error);
       break;
     case Awaited::kOver: status = FailOver(over, NameOf(*tensor), error); break;
     case Awaited::kTimeout:
@@ -308,51 +386,171 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, void* out, bool again, i
   const MutexLock lock(state_mutex_);
   --tensor->readers;
   if (awaited == Awaited::kTimeout) tensor->copied_early = arriving.copied();
-  if (is_taken) {
-    if (tensor->taken < round) {
-      tensor->taken = round;
-      open_bytes_.End(tensor->open_bytes);
-      tensor->open_bytes = 0;
-    }
-    if (!RoundSucceeded(index, round)) tensor->failed = true;
-  }
+  if (ending.ranks_disagree) tensor->disagreed = round;
+  if (ending.is_taken) EndRound(index, *tensor, round);
   return status;
 }
 
-ArrivingResult Client::Arriving(const Tensor& tensor, uint64_t round, void* out) const {
+void Client::EndRound(uint32_t index, Tensor& tensor, uint64_t round) {
+  if (tensor.taken < round) {
+    tensor.taken = round;
+    open_bytes_.End(tensor.open_bytes);
+    tensor.open_bytes = 0;
+  }
+  if (RoundSucceeded(index, round)) return;
+  // A round that all have pushed, and each said something else of, is over for all, and no more.
+  const bool goes_on = control_.tensor_state(index).status.load(std::memory_order_relaxed) ==
+                           static_cast<uint32_t>(RankStatus::kMismatch) &&
+                       FindPushedRounds(tensor).AllReach(round);
+  if (!goes_on) tensor.failed = true;
+}
+
+RankStatus Client::TakeRound(Tensor& tensor, const OpenedRound& opened, const Taking& taking,
+                             bool in_place, bool on_device, ArrivingResult& arriving,
+                             const Deadline& deadline, Ending* ending, ErrorText& error) {
+  const bool reads = taking.NeedsLengths() || in_place;
+  CompleteRound complete{.round = opened.round};
+  if (!on_device && (reads || opened.compares)) {
+    const RankStatus found = FindRound(tensor, opened, &complete, error);
+    ending->ranks_disagree = found == RankStatus::kMismatch;
+    if (found != RankStatus::kOk) return found;
+  } else {
+    complete.lengths = RoundLengths(tensor.buffer);
+  }
+  uint64_t bytes = 0;
+  if (reads) {
+    const RankStatus said = SayLengths(tensor, complete, taking.lengths, &bytes, error);
+    if (said != RankStatus::kOk) return said;
+  }
+  ending->is_taken = taking.takes;
+  const bool goes_in_place = in_place && taking.out == nullptr;
+  if (!taking.takes || on_device) return RankStatus::kOk;
+  if (bytes > taking.out_bytes && !goes_in_place) {
+    ending->is_taken = false;
+    return error.Fail(RankStatus::kInvalidArgument,
+                      "tensor '%s': round %llu has %llu bytes for this rank, and there is room for "
+                      "%llu; the round stays open, wait again with more",
+                      NameOf(tensor), static_cast<unsigned long long>(opened.round),
+                      static_cast<unsigned long long>(bytes),
+                      static_cast<unsigned long long>(taking.out_bytes));
+  }
+  if (taking.out == nullptr && !goes_in_place) return RankStatus::kOk;
+  const RankStatus status =
+      TakeResult(tensor, complete, in_place, taking.out, bytes, arriving, deadline, error);
+  // Other ranks have not done their pieces of it.
+  if (status == RankStatus::kTimeout) ending->is_taken = false;
+  return status;
+}
+
+ArrivingResult Client::Arriving(const Tensor& tensor, uint64_t round, const Taking& taking,
+                                bool is_short) const {
   // What a contribution is overwritten with cannot be contributed again, should that be needed; and
   // what a broadcast that is aborted would have replaced is of use still.
-  if (tensor.arrivals == nullptr || tensor.ranks_sum || out == nullptr ||
-      Overlap(tensor.contribution, out, tensor.bytes) ||
-      tensor.op.load(std::memory_order_relaxed) == Op::kCopy) {
+  if (tensor.arrivals == nullptr || tensor.ranks_sum || taking.out == nullptr || !taking.takes ||
+      taking.out_bytes < tensor.bytes ||
+      Overlap(tensor.contribution, tensor.bytes, taking.out, tensor.bytes) ||
+      tensor.collective.copies()) {
     return {};
   }
+  // They tell of the tensor as a whole.
+  if (is_short || tensor.buffer.part_count != 1 || tensor.gets.count != 1) return {};
   return {tensor.arrivals,
           tensor.bytes,
           round,
           tensor.result[round & 1],
-          static_cast<std::byte*>(out),
+          static_cast<std::byte*>(taking.out),
           Streams(tensor.bytes)};
 }
 
-RankStatus Client::TakeResult(Tensor& tensor, uint64_t round, bool in_place, void* out,
-                              ArrivingResult& arriving, const Deadline& deadline,
-                              ErrorText& error) {
-  std::byte* const contribution = tensor.ContributionOf(round);
-  const std::byte* result = tensor.result[round & 1];
-  if (in_place && out == nullptr) out = contribution;
-  if (tensor.ranks_sum) {
-    if (!tensor.shape.in_place) {
-      statistics_.bytes_copied.fetch_add(tensor.bytes, std::memory_order_relaxed);
-      return SumContributions(tensor, round, static_cast<std::byte*>(out), error);
+RankStatus Client::FindRound(const Tensor& tensor, const OpenedRound& opened,
+                             CompleteRound* complete, ErrorText& error) const {
+  const bool is_reduction = !tensor.collective.copies();
+  complete->lengths = RoundLengths(tensor.buffer);
+  if (!tensor.ranks_sum) {
+    // Of a reduction all ranks have pushed the same lengths, or it would not have come to this.
+    if (tensor.has_tables && (opened.is_short || !is_reduction)) {
+      complete->lengths = RoundLengths(
+          tensor.buffer, reinterpret_cast<const uint32_t*>(tensor.result[opened.round & 1] +
+                                                           tensor.buffer.table_offset()));
     }
-    const RankStatus status = SumInPlace(tensor, round, deadline, error);
-    if (status != RankStatus::kOk || out == contribution) return status;
-    result = contribution;
+    return RankStatus::kOk;
   }
-  if (arriving.Finish()) return RankStatus::kOk;
-  Copy(out, result, tensor.bytes, Streams(tensor.bytes));
-  statistics_.bytes_copied.fetch_add(tensor.bytes, std::memory_order_relaxed);
+  const RankStatus found = FindInputs(tensor, complete->arenas, error);
+  if (found != RankStatus::kOk || !tensor.shape.has_tables) return found;
+  if (is_reduction) {
+    if (opened.is_short) {
+      complete->lengths = RoundLengths(tensor.buffer, tensor.LengthsOf(opened.round));
+    }
+  } else {
+    complete->lengths =
+        RoundLengths(tensor.buffer, tensor.collective.gives, tensor.rank_count, tensor.root);
+    for (uint32_t i = 0; i < tensor.rank_count; ++i) {
+      complete->lengths.SetTable(i, PushedTable(tensor, *complete, i));
+    }
+  }
+  return opened.compares ? CompareRanks(tensor, *complete, error) : RankStatus::kOk;
+}
+
+RankStatus Client::SayLengths(const Tensor& tensor, const CompleteRound& complete,
+                              uint64_t* lengths, uint64_t* bytes, ErrorText& error) const {
+  *bytes = 0;
+  for (uint32_t i = 0; i < tensor.gets.count; ++i) {
+    uint64_t length = 0;
+    if (!complete.lengths.Get(tensor.gets[i], &length)) return FailLength(tensor, length, error);
+    if (lengths != nullptr) lengths[i] = length;
+    *bytes += length;
+  }
+  return RankStatus::kOk;
+}
+
+RankStatus Client::FailLength(const Tensor& tensor, uint64_t length, ErrorText& error) const {
+  return error.Fail(RankStatus::kProtocol,
+                    "tensor '%s': a part of its round is said to have %llu bytes, by the agent at "
+                    "'%s' or another rank, which is no length of it; please report it",
+                    NameOf(tensor), static_cast<unsigned long long>(length), socket_path_);
+}
+
+RankStatus Client::TakeResult(Tensor& tensor, const CompleteRound& complete, bool in_place,
+                              void* out, uint64_t bytes, ArrivingResult& arriving,
+                              const Deadline& deadline, ErrorText& error) {
+  std::byte* const contribution = tensor.ContributionOf(complete.round);
+  auto* to = static_cast<std::byte*>(in_place && out == nullptr ? contribution : out);
+  if (tensor.shape.in_place) {
+    const RankStatus status = SumInPlace(tensor, complete, bytes, deadline, error);
+    if (status != RankStatus::kOk || to == contribution) return status;
+    Copy(to, contribution, bytes, Streams(bytes));
+  } else if (tensor.ranks_sum) {
+    const RankStatus status = SumContributions(tensor, complete, to, bytes, error);
+    if (status != RankStatus::kOk) return status;
+  } else {
+    if (arriving.Finish()) return RankStatus::kOk;
+    const RankStatus status = CopyParts(tensor, complete, to, bytes, error);
+    if (status != RankStatus::kOk) return status;
+  }
+  statistics_.bytes_copied.fetch_add(bytes, std::memory_order_relaxed);
+  return RankStatus::kOk;
+}
+
+RankStatus Client::CopyParts(const Tensor& tensor, const CompleteRound& complete, std::byte* out,
+                             uint64_t out_bytes, ErrorText& error) const {
+  const Collective& collective = tensor.collective;
+  uint64_t copied = 0;
+  for (uint32_t i = 0; i < tensor.gets.count; ++i) {
+    const uint32_t part = tensor.gets[i];
+    uint64_t length = 0;
+    // It may have been changed since they were added up.
+    if (!complete.lengths.Get(part, &length) || length > out_bytes - copied) {
+      return FailLength(tensor, length, error);
+    }
+    if (length == 0) continue;
+    const std::byte* from = tensor.result[complete.round & 1];
+    if (tensor.ranks_sum) {
+      const uint32_t giver = GiverOf(collective.gives, part, tensor.rank_count, tensor.root);
+      from = complete.arenas[giver] + tensor.shape.buffer_offset(complete.round);
+    }
+    Copy(out + copied, from + tensor.buffer.part_offset(part), length, Streams(length));
+    copied += length;
+  }
   return RankStatus::kOk;
 }
 
@@ -361,6 +559,7 @@ RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uin
   if (Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
+  OpenedRound opened{.round = round};
   {
     const MutexLock lock(state_mutex_);
     if (round == 0 || tensor->taken != round || tensor->pushed != round) {
@@ -370,20 +569,33 @@ RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uin
                         static_cast<unsigned long long>(tensor->taken));
     }
     if (tensor->on_device) return FailOnDevice(*tensor, error);
+    if (tensor->gets.count > 1) {
+      return error.Fail(RankStatus::kInvalidArgument,
+                        "tensor '%s': this rank gets %u parts, which do not lie one after another; "
+                        "have them copied (talweg_wait_parts)",
+                        NameOf(*tensor), tensor->gets.count);
+    }
+    opened.is_short = tensor->pushed_short;
+    opened.compares = tensor->tells_pushes() && tensor->shape.has_tables;
     ++tensor->readers;  // From here on a push is kBusy, as in Wait.
   }
   RankStatus status = RoundStatus(index, *tensor, round, error);
+  if (status == RankStatus::kOk && tensor->ranks_sum) {
+    RankStatus over = RankStatus::kOk;
+    if (AwaitContributions(*tensor, Deadline(-1), &over) != Awaited::kDone) {
+      status = FailOver(over, NameOf(*tensor), error);
+    }
+  }
+  CompleteRound complete{.round = round};
+  if (status == RankStatus::kOk) status = FindRound(*tensor, opened, &complete, error);
+  if (status == RankStatus::kOk) status = SayLengths(*tensor, complete, nullptr, bytes, error);
   if (status == RankStatus::kOk) {
-    *bytes = tensor->bytes;
     if (tensor->shape.in_place) {
       *data = tensor->ContributionOf(round);
     } else if (tensor->ranks_sum) {
-      RankStatus over = RankStatus::kOk;
-      status = AwaitContributions(*tensor, Deadline(-1), &over) == Awaited::kDone
-                   ? SumIntoOwnResult(*tensor, round, data, error)
-                   : FailOver(over, NameOf(*tensor), error);
+      status = SumIntoOwnResult(*tensor, complete, *bytes, data, error);
     } else {
-      *data = tensor->result[round & 1];
+      *data = tensor->result[round & 1] + tensor->buffer.part_offset(tensor->gets.first);
     }
   }
   const MutexLock lock(state_mutex_);
@@ -413,6 +625,7 @@ uint64_t Client::RanksSummed(uint32_t index) const {
   const TensorState& state = control_.tensor_state(index);
   {
     const MutexLock lock(state_mutex_);
+    if (tensor->disagreed != 0 && tensor->disagreed == tensor->taken) return 0;
     if (state.completed_round.load(std::memory_order_acquire) < tensor->taken) {
       return identity_.local_size;  // The ranks have seen it complete.
     }

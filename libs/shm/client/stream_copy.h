@@ -15,10 +15,10 @@ inline void Copy(void* to, const void* from, size_t bytes, bool streaming) {
   streaming ? StreamCopy(to, from, bytes) : static_cast<void>(std::memcpy(to, from, bytes));
 }
 
-inline bool Overlap(const void* a, const void* b, size_t bytes) {
-  const auto from = reinterpret_cast<uintptr_t>(a);
-  const auto to = reinterpret_cast<uintptr_t>(b);
-  return from < to + bytes && to < from + bytes;
+inline bool Overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) {
+  const auto a_begin = reinterpret_cast<uintptr_t>(a);
+  const auto b_begin = reinterpret_cast<uintptr_t>(b);
+  return a_begin < b_begin + b_bytes && b_begin < a_begin + a_bytes;
 }
 
 }  // namespace talweg::shm

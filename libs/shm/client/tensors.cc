@@ -73,15 +73,22 @@ void Client::HandleDeclared(const Message& message, const Declared& declared) {
   const char* wrong = nullptr;
   {
     const MutexLock lock(state_mutex_);
-    if (declared.status == RankStatus::kOk) wrong = AdoptTensor(declared);
-    for (PendingAnswer* pending = pending_; pending != nullptr; pending = pending->next) {
-      if (pending->request != message.request) continue;
+    PendingAnswer* pending = pending_;
+    while (pending != nullptr && pending->request != message.request) pending = pending->next;
+    for (uint32_t i = 0; i < declared.segment_count && wrong == nullptr; ++i) {
+      wrong = AdoptSegment(declared.segments[i]);
+    }
+    // Who has given up waiting for it asks again.
+    if (pending != nullptr && wrong == nullptr) {
+      if (declared.status == RankStatus::kOk) {
+        wrong = pending->declare == nullptr ? "the question was another"
+                                            : AdoptTensor(declared, *pending->declare);
+      }
       pending->status = declared.status;
       pending->declared = declared;
       std::memcpy(pending->text, declared.text.data(), declared.text.size());
       pending->text[declared.text.size()] = '\0';
       if (wrong == nullptr) pending->done.store(true);
-      break;
     }
   }
   if (wrong != nullptr) {
@@ -90,33 +97,49 @@ void Client::HandleDeclared(const Message& message, const Declared& declared) {
   }
 }
 
-const char* Client::AdoptTensor(const Declared& declared) {
-  for (uint32_t i = 0; i < declared.segment_count; ++i) {
-    if (const char* wrong = AdoptSegment(declared.segments[i]); wrong != nullptr) return wrong;
-  }
+const char* Client::AdoptTensor(const Declared& declared, const Declare& declare) {
   const bool ranks_sum = declared.summed_by != SummedBy::kAgent;
+  const bool is_group = IsGroup(declare);
+  const Collective collective = declare.collective();
+  const uint32_t rank_count = is_group ? declare.ranks.size() : identity_.size;
   if (ranks_sum && identity_.local_size > kSummingRanksMax) {
     return "more ranks than can sum";
   }
+  if (ranks_sum && (is_group || identity_.size != identity_.local_size)) {
+    return "some of the job's ranks cannot sum for all";
+  }
   if (declared.tensor >= tensors_max_) return "the tensor's index is past the limit";
+  if (!BufferShape::Fits(collective, rank_count)) return "the tensor is too large";
+  const BufferShape buffer = BufferShape::Of(collective, rank_count);
+  if (declared.tensor_bytes != buffer.data_bytes) return "the tensor has another length";
+  const bool has_tables = agent_minor_ >= kCollectivesMinor;
+  const uint64_t buffer_bytes = has_tables ? buffer.total_bytes() : buffer.data_bytes;
   if (Tensor* known = tensors_[declared.tensor].load(std::memory_order_relaxed)) {
+    if (known->collective != collective) return "the tensor is another";
     // Declared on a GPU first, then in host memory: by then its thread has not pushed.
     if (known->contribution == nullptr && declared.contribution.segment != 0) {
-      known->contribution =
-          Locate(declared.contribution, SegmentKind::kContribution, declared.tensor_bytes);
+      known->contribution = Locate(declared.contribution, SegmentKind::kContribution, buffer_bytes);
       if (known->contribution == nullptr) return "a contribution lies outside of its segment";
     }
     return nullptr;
   }
   // None: the tensor is pushed from a GPU.
   const bool has_contribution = declared.contribution.segment != 0;
-  std::byte* contribution =
-      has_contribution
-          ? Locate(declared.contribution, SegmentKind::kContribution, declared.tensor_bytes)
-          : nullptr;
+  const bool in_place = declared.summed_by == SummedBy::kRanksInPlace;
+  const RankSumShape shape =
+      has_contribution && ranks_sum
+          ? RankSumShape::Of(buffer, identity_.local_size, in_place, agent_minor_)
+          : RankSumShape{};
+  std::byte* contribution = has_contribution
+                                ? Locate(declared.contribution, SegmentKind::kContribution,
+                                         ranks_sum ? shape.bytes() : buffer_bytes)
+                                : nullptr;
+  if (has_contribution && contribution == nullptr) {
+    return "a contribution lies outside of its segment";
+  }
   std::byte* results[2] = {};
   for (int parity = 0; parity < 2 && !ranks_sum; ++parity) {
-    results[parity] = Locate(declared.result[parity], SegmentKind::kResult, declared.tensor_bytes);
+    results[parity] = Locate(declared.result[parity], SegmentKind::kResult, buffer_bytes);
     if (results[parity] == nullptr) return "a result lies outside of its segment";
   }
   const std::byte* arrivals = nullptr;
@@ -125,21 +148,21 @@ const char* Client::AdoptTensor(const Declared& declared) {
         Locate(declared.arrivals, SegmentKind::kResult, ArrivalsBytes(declared.tensor_bytes));
     if (arrivals == nullptr) return "a tensor's arrivals lie outside of their segment";
   }
-  // The first look at `contribution` says that the shape does not overflow.
-  const bool in_place = declared.summed_by == SummedBy::kRanksInPlace;
-  const RankSumShape shape = contribution != nullptr && ranks_sum
-                                 ? RankSumShape::Of(declared.tensor_bytes, identity_.local_size,
-                                                    in_place, agent_minor_ >= kTellsPushesMinor)
-                                 : RankSumShape{};
-  if (has_contribution != (contribution != nullptr) ||
-      (ranks_sum &&
-       Locate(declared.contribution, SegmentKind::kContribution, shape.bytes()) == nullptr)) {
-    return "a contribution lies outside of its segment";
-  }
   void* memory = std::calloc(1, sizeof(Tensor));
   if (memory == nullptr) return "no memory for the tensor";
   Tensor* tensor = new (memory) Tensor;
-  tensor->bytes = declared.tensor_bytes;
+  const auto place_of = [&](uint32_t rank) { return is_group ? declare.ranks.Find(rank) : rank; };
+  tensor->collective = collective;
+  tensor->rank_count = rank_count;
+  tensor->rank = place_of(identity_.rank);
+  tensor->root = collective.has_root() ? place_of(declare.root_rank) : 0;
+  tensor->buffer = buffer;
+  tensor->has_tables = has_tables && buffer.has_lengths();
+  tensor->gives =
+      Parts::Of(collective.gives, tensor->rank, rank_count, tensor->root, buffer.part_count);
+  tensor->gets =
+      Parts::Of(collective.gets, tensor->rank, rank_count, tensor->root, buffer.part_count);
+  tensor->bytes = buffer.data_bytes;
   tensor->contribution = contribution;
   tensor->result[0] = results[0];
   tensor->result[1] = results[1];
@@ -287,16 +310,57 @@ RankStatus Client::PendingAnswer::Status(ErrorText& error) const {
   return error.Fail(known ? status : RankStatus::kInternal, "%s", text);
 }
 
-RankStatus Client::CheckDeclare(const Declare& declare, ErrorText& error) {
+RankStatus Client::CheckDeclare(const Declare& declare, ErrorText& error) const {
   if (declare.name.empty() || declare.name.size() > kTensorNameBytesMax) {
     return error.Fail(RankStatus::kInvalidArgument, "a tensor's name has 1 to %zu bytes, not %zu",
                       kTensorNameBytesMax, declare.name.size());
   }
-  if (DTypeSize(declare.dtype) != 0 && IsValid(declare.op)) return RankStatus::kOk;
+  if (DTypeSize(declare.dtype) == 0 || !IsValid(declare.op)) {
+    return error.Fail(RankStatus::kInvalidArgument,
+                      "tensor '%.*s': dtype %u or operation %u does not exist",
+                      TALWEG_SHM_PRINTED(declare.name), static_cast<unsigned>(declare.dtype),
+                      static_cast<unsigned>(declare.op));
+  }
+  const Collective collective = declare.collective();
+  if (collective.row() == nullptr || collective.copies() != (collective.op == Op::kCopy)) {
+    return error.Fail(RankStatus::kInvalidArgument,
+                      "tensor '%.*s': there is no collective that gives %u and gets %u with "
+                      "operation %u: see talweg_collective",
+                      TALWEG_SHM_PRINTED(declare.name), static_cast<unsigned>(collective.gives),
+                      static_cast<unsigned>(collective.gets), static_cast<unsigned>(collective.op));
+  }
+  if (const RankStatus group = CheckGroup(declare, error); group != RankStatus::kOk) return group;
+  const bool is_old =
+      collective.element_count > 0 && !IsGroup(declare) &&
+      collective == Collective::Of(declare.dtype, declare.op, declare.element_count);
+  if (is_old || agent_minor_ >= kCollectivesMinor) return RankStatus::kOk;
+  return error.Fail(RankStatus::kUnsupported,
+                    "tensor '%.*s': the agent at '%s' speaks version %u.%u of the rank protocol, "
+                    "which knows all_reduce and broadcast of one element or more by all ranks; "
+                    "install the same release of both",
+                    TALWEG_SHM_PRINTED(declare.name), socket_path_, kProtocolMajor, agent_minor_);
+}
+
+RankStatus Client::CheckGroup(const Declare& declare, ErrorText& error) const {
+  const RankList& ranks = declare.ranks;
+  if (ranks.size() > kGroupRanksMax) {
+    return error.Fail(RankStatus::kInvalidArgument,
+                      "tensor '%.*s': its group has %u ranks; a group of some of the job's ranks "
+                      "has at most %u",
+                      TALWEG_SHM_PRINTED(declare.name), ranks.size(), kGroupRanksMax);
+  }
+  for (uint32_t i = 1; i < ranks.size(); ++i) {
+    if (ranks[i - 1] < ranks[i]) continue;
+    return error.Fail(RankStatus::kInvalidArgument,
+                      "tensor '%.*s': its group names rank %u after rank %u; give each rank once, "
+                      "in ascending order",
+                      TALWEG_SHM_PRINTED(declare.name), ranks[i], ranks[i - 1]);
+  }
+  if (ranks.empty() || ranks.Find(identity_.rank) < ranks.size()) return RankStatus::kOk;
   return error.Fail(RankStatus::kInvalidArgument,
-                    "tensor '%.*s': dtype %u or operation %u does not exist",
-                    TALWEG_SHM_PRINTED(declare.name), static_cast<unsigned>(declare.dtype),
-                    static_cast<unsigned>(declare.op));
+                    "tensor '%.*s': this rank, %u, is not in its group; only the ranks of the "
+                    "group may declare it",
+                    TALWEG_SHM_PRINTED(declare.name), identity_.rank);
 }
 
 RankStatus Client::DeclareTensors(std::span<const Declare> declares, int64_t timeout_ns,
@@ -330,6 +394,7 @@ RankStatus Client::DeclareSome(std::span<const Declare> declares, PendingAnswer*
   bool in_time = true;
   while (in_time && posted < declares.size()) {
     PendingAnswer& pending = *new (&answers[posted]) PendingAnswer;
+    pending.declare = &declares[posted];
     in_time = Post(declares[posted], pending, deadline);
     ++posted;
   }
@@ -364,15 +429,11 @@ RankStatus Client::TakeDeclared(const Declare& declare, const PendingAnswer& pen
                                 uint32_t* tensor, ErrorText& error) {
   if (const RankStatus status = pending.Status(error); status != RankStatus::kOk) return status;
   Tensor* found = Find(pending.declared.tensor);
-  if (found == nullptr || found->bytes / DTypeSize(declare.dtype) != declare.element_count) {
-    return error.Fail(RankStatus::kProtocol,
-                      "tensor '%.*s': the agent at '%s' answered with another length",
+  if (found == nullptr) {
+    return error.Fail(RankStatus::kProtocol, "tensor '%.*s': the agent at '%s' answered with none",
                       TALWEG_SHM_PRINTED(declare.name), socket_path_);
   }
   found->priority.store(declare.priority, std::memory_order_relaxed);
-  found->dtype.store(declare.dtype, std::memory_order_relaxed);
-  found->op.store(declare.op, std::memory_order_relaxed);
-  found->root.store(declare.root_rank, std::memory_order_relaxed);
   if (!Populate(*found)) {
     return error.Fail(
         RankStatus::kOutOfMemory,
@@ -418,6 +479,16 @@ const char* Client::NameOf(const Tensor& tensor) {
 uint64_t Client::TensorBytes(uint32_t tensor) const {
   const Tensor* found = Find(tensor);
   return found == nullptr ? 0 : found->bytes;
+}
+
+uint32_t Client::PartsGiven(uint32_t tensor) const {
+  const Tensor* found = Find(tensor);
+  return found == nullptr ? 0 : found->gives.count;
+}
+
+uint32_t Client::PartsGot(uint32_t tensor) const {
+  const Tensor* found = Find(tensor);
+  return found == nullptr ? 0 : found->gets.count;
 }
 
 void* Client::Contribution(uint32_t tensor) const {

@@ -4,12 +4,11 @@
 #include <array>
 
 #include "libs/base/bytes.h"
-#include "libs/base/dtype.h"
+#include "libs/base/collective.h"
+#include "libs/shm/layout/parts.h"
 
 namespace talweg::shm {
 namespace {
-
-constexpr uint64_t kTensorBytesMax = 16 * kGiB;
 
 bool IsUtf8(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
@@ -35,33 +34,53 @@ bool IsUtf8(std::string_view text) {
   return true;
 }
 
+// Why the ranks of a declaration, or its root, are none; "" if they are.
+std::string GroupError(const Declare& declare, uint32_t rank, uint32_t job_size) {
+  const RankList& ranks = declare.ranks;
+  for (uint32_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] >= job_size) {
+      return "rank " + std::to_string(ranks[i]) + " of its group does not exist: the job has " +
+             std::to_string(job_size) + " ranks";
+    }
+    if (i > 0 && ranks[i] <= ranks[i - 1]) {
+      return "its group names rank " + std::to_string(ranks[i]) + " after rank " +
+             std::to_string(ranks[i - 1]) + "; give each rank once, in ascending order";
+    }
+  }
+  if (!ranks.empty() && ranks.Find(rank) == ranks.size()) {
+    return "rank " + std::to_string(rank) + " declares it, and is not in its group of " +
+           std::to_string(ranks.size()) + " ranks; only they may declare it";
+  }
+  if (!declare.collective().has_root()) return "";
+  if (declare.root_rank >= job_size) {
+    return "root rank " + std::to_string(declare.root_rank) + " does not exist: the job has " +
+           std::to_string(job_size) + " ranks";
+  }
+  if (!ranks.empty() && ranks.Find(declare.root_rank) == ranks.size()) {
+    return "root rank " + std::to_string(declare.root_rank) + " is not in its group of " +
+           std::to_string(ranks.size()) + " ranks";
+  }
+  return "";
+}
+
 }  // namespace
 
-std::string DeclarationError(const Declare& declare, uint32_t job_size) {
+std::string DeclarationError(const Declare& declare, uint32_t rank, uint32_t job_size) {
   if (declare.name.empty()) return "a tensor's name must not be empty";
   if (declare.name.find('\0') != std::string_view::npos || !IsUtf8(declare.name)) {
     return "a tensor's name is not UTF-8 without NUL";
   }
   const std::string tensor = "tensor '" + std::string(declare.name) + "': ";
-  if (!IsValid(declare.dtype)) {
-    return tensor + std::to_string(static_cast<int>(declare.dtype)) + " is no dtype";
+  const Collective collective = declare.collective();
+  if (const std::string problem = Problem(collective); !problem.empty()) return tensor + problem;
+  if (const std::string problem = GroupError(declare, rank, job_size); !problem.empty()) {
+    return tensor + problem;
   }
-  if (!IsValid(declare.op)) {
-    return tensor + std::to_string(static_cast<int>(declare.op)) + " is no operation";
-  }
-  if (!OpDefined(declare.dtype, declare.op)) {
-    return tensor + std::string(OpName(declare.op)) + " is not defined for " +
-           std::string(DTypeName(declare.dtype)) + "; use sum, or a floating-point dtype";
-  }
-  if (declare.element_count == 0) return tensor + "it has no elements";
-  if (declare.element_count > kTensorBytesMax / DTypeSize(declare.dtype)) {
-    return tensor + std::to_string(declare.element_count) + " elements of " +
-           std::string(DTypeName(declare.dtype)) + " pass the limit of " +
-           FormatBytes(kTensorBytesMax) + " a tensor; cut it into several";
-  }
-  if (declare.op == Op::kCopy && declare.root_rank >= job_size) {
-    return tensor + "root rank " + std::to_string(declare.root_rank) +
-           " does not exist: the job has " + std::to_string(job_size) + " ranks";
+  const uint32_t rank_count = declare.ranks.empty() ? job_size : declare.ranks.size();
+  if (!BufferShape::Fits(collective, rank_count)) {
+    return tensor + Describe(collective) + " of " + std::to_string(rank_count) +
+           " ranks passes the limit of " + FormatBytes(kTensorBytesMax) +
+           " a tensor; cut it into several";
   }
   return "";
 }

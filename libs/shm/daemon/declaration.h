@@ -10,8 +10,9 @@
 
 namespace talweg::shm {
 
-// Why a declaration makes no sense in itself, for a job of `job_size` ranks; "" when it does.
-std::string DeclarationError(const Declare& declare, uint32_t job_size);
+// Why a declaration by rank `rank` makes no sense in itself, for a job of `job_size` ranks; "" when
+// it does.
+std::string DeclarationError(const Declare& declare, uint32_t rank, uint32_t job_size);
 
 // A rank's words for our texts: no control characters, no broken UTF-8.
 std::string Printable(std::string_view text);

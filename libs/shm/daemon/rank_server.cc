@@ -242,18 +242,30 @@ void RankServerImpl::OnHello(Connection& connection, const Hello& hello, RankEve
 void RankServerImpl::OnDeclare(Connection& connection, uint32_t request, const Declare& declare,
                                RankEventSink& sink) {
   if (job_failure_) return;  // The rank has been told.
-  if (std::string error = DeclarationError(declare, connection.job_size); !error.empty()) {
+  if (connection.asked.contains(RequestId(request))) {
+    OnGarbage(
+        connection,
+        "a declaration with the number of one that is not answered yet, " + std::to_string(request),
+        sink);
+    return;
+  }
+  if (std::string error = DeclarationError(declare, connection.rank, connection.job_size);
+      !error.empty()) {
     RefuseDeclaration(connection.id, RequestId(request), RankStatus::kInvalidArgument, error);
     return;
   }
+  const Collective collective = declare.collective();
+  const bool is_group = !declare.ranks.empty() && declare.ranks.size() != connection.job_size;
   RankDeclaration declaration{.name = std::string(declare.name),
-                              .dtype = declare.dtype,
-                              .op = declare.op,
-                              .root_rank = declare.op == Op::kCopy ? declare.root_rank : 0,
-                              .element_count = declare.element_count,
+                              .collective = collective,
+                              .root_rank = collective.has_root() ? declare.root_rank : 0,
+                              .rank_count = is_group ? declare.ranks.size() : connection.job_size,
                               .priority = declare.priority,
                               .on_device = (declare.flags & kDeclareOnDevice) != 0,
                               .in_place = (declare.flags & kDeclareInPlace) != 0};
+  for (uint32_t i = 0; is_group && i < declare.ranks.size(); ++i) {
+    declaration.ranks.push_back(declare.ranks[i]);
+  }
   if (declaration.on_device && !config_.takes_devices) {
     RefuseDeclaration(connection.id, RequestId(request), RankStatus::kUnsupported,
                       "tensor '" + declaration.name +
@@ -261,6 +273,11 @@ void RankServerImpl::OnDeclare(Connection& connection, uint32_t request, const D
                           "it in host memory");
     return;
   }
+  const auto place_of = [&](uint32_t rank) { return is_group ? declare.ranks.Find(rank) : rank; };
+  const BufferShape shape = declaration.shape();
+  connection.asked[RequestId(request)] = {
+      shape, Parts::Of(collective.gives, place_of(connection.rank), declaration.rank_count,
+                       place_of(declaration.root_rank), shape.part_count)};
   sink.OnRankDeclare(connection.id, RequestId(request), declaration);
 }
 

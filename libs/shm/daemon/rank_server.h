@@ -15,11 +15,12 @@
 #include <vector>
 
 #include "libs/base/bytes.h"
-#include "libs/base/dtype.h"
+#include "libs/base/collective.h"
 #include "libs/base/ids.h"
 #include "libs/shm/daemon/outcome.h"
 #include "libs/shm/daemon/shared_arena.h"
 #include "libs/shm/layout/messages.h"
+#include "libs/shm/layout/parts.h"
 #include "libs/shm/layout/rank_status.h"
 
 namespace talweg::shm {
@@ -62,16 +63,31 @@ struct RankHello {
 
 struct RankDeclaration {
   std::string name;
-  DType dtype = DType::kUnspecified;
-  Op op = Op::kUnspecified;
-  uint32_t root_rank = 0;  // In the job. Meaningful for kBroadcast only; else 0.
-  uint64_t element_count = 0;
+  Collective collective;
+  uint32_t root_rank = 0;       // In the job, and in the group. 0 where the collective has none.
+  std::vector<uint32_t> ranks;  // The group: in the job, ascending. Empty: all ranks of the job.
+  uint32_t rank_count = 0;      // In the group.
   int32_t priority = 0;
   bool on_device = false;  // Pushed from a GPU: the rank wants no contribution buffer.
   bool in_place = false;   // If its ranks sum, and it is the first: then in place.
 
-  // element_count * DTypeSize(dtype): validated before OnRankDeclare, does not overflow, is not 0.
-  uint64_t bytes() const { return element_count * DTypeSize(dtype); }
+  // Validated before OnRankDeclare: it fits. May be 0.
+  uint64_t bytes() const { return collective.bytes(rank_count); }
+  // Of a contribution, and of a result. Both are allocated with their tables: total_bytes().
+  BufferShape shape() const { return BufferShape::Of(collective, rank_count); }
+};
+
+// One rank's contribution to one round, from host memory.
+struct PushedRound {
+  LocalRank local_rank;
+  TensorIndex tensor;
+  Round round;
+  int32_t priority = 0;
+  RoundSignature signature = 0;  // What the rank says the round is of.
+  // The bytes of each part, by part; 0 for those that the rank does not give. Each is validated: a
+  // multiple of the dtype's size, and not past a full part. Empty: what it gives is full. Valid
+  // during the call.
+  std::span<const uint32_t> lengths;
 };
 
 // Memory of a rank's on a GPU, in its driver's words.
@@ -119,9 +135,9 @@ struct ResultBuffer {
 
 struct DeclaredData {
   TensorIndex tensor;
-  uint64_t tensor_bytes = 0;
-  Round completed_round;  // The rank's next push is of completed_round + 1. 0 for a new tensor.
-  Location contribution;  // None (segment 0): the rank pushes from a GPU.
+  uint64_t tensor_bytes = 0;  // RankDeclaration::bytes().
+  Round completed_round;      // The rank's next push is of completed_round + 1. 0 for a new tensor.
+  Location contribution;      // None (segment 0): the rank pushes from a GPU.
   std::array<Location, 2> result;  // By round & 1. None for a tensor that the ranks sum.
   Location arrivals;               // Of an ArrivalLog's memory, from AllocateResult; or none.
   // Set: each rank sums the contributions itself; `contribution` is what PlaceContribution gave.
@@ -149,14 +165,14 @@ class RankEventSink {
   // Answer with Welcome or Refuse, now or later; the rank waits. Its local rank is reserved
   // meanwhile.
   virtual void OnRankHello(RankConnectionId connection, const RankHello& hello) = 0;
-  // Answer with ReplyDeclared or RefuseDeclaration, now or later. Only after Welcome. dtype, op,
-  // name and size are valid in themselves; the same tensor may be declared again, by one rank too.
+  // Answer with ReplyDeclared or RefuseDeclaration, now or later. Only after Welcome. Collective,
+  // group (with the rank and the root in it), name and size are valid in themselves; the same
+  // tensor may be declared again, by one rank too.
   virtual void OnRankDeclare(RankConnectionId connection, RequestId request,
                              const RankDeclaration& declaration) = 0;
   // Validated: the rank has been told of the tensor, `round` is its next one and its last is
   // complete. The bytes lie in the contribution buffer, and stay until the round is published.
-  virtual void OnRankPush(RankConnectionId connection, LocalRank local_rank, TensorIndex tensor,
-                          Round round, int32_t priority) = 0;
+  virtual void OnRankPush(RankConnectionId connection, const PushedRound& push) = 0;
   // The same for a push from a GPU: the contribution lies there, behind the tensor's event. `place`
   // is the rank's word: answer what makes no sense with Garbage.
   virtual void OnRankPushOnDevice(RankConnectionId connection, LocalRank local_rank,
@@ -220,15 +236,18 @@ class RankServer {
   virtual void Refuse(RankConnectionId connection, RankStatus status, std::string_view text) = 0;
 
   // Memory for tensors. kOutOfMemory names limit, what is used and the remedy. Buffers are aligned
-  // to 64 bytes, zeroed, and backed by memory when this returns.
+  // to 64 bytes, zeroed, and backed by memory when this returns. `bytes`: BufferShape::total_bytes,
+  // so that the table of lengths is part of the buffer.
   virtual Outcome<ContributionBuffer> AllocateContribution(RankConnectionId connection,
                                                            uint64_t bytes) = 0;
   // For tensors that the ranks sum: where every rank's contribution lies, until DropTensorMemory,
   // and that place in one rank's arena. The rank sets the pages aside. kOutOfMemory, kLimit.
-  virtual Outcome<SharedPlace> PlanContribution(uint64_t bytes, bool in_place) = 0;
+  virtual Outcome<SharedPlace> PlanContribution(const BufferShape& shape, bool in_place) = 0;
   virtual Outcome<Location> PlaceContribution(RankConnectionId connection,
                                               const SharedPlace& place) = 0;
-  // Until DropTensorMemory.
+  // Until DropTensorMemory. `bytes`: as for contributions. The agent writes the table of each round
+  // whose parts may not be full before it publishes the round; ranks look there for the parts that
+  // they get, unless all ranks give the same single part and theirs was full.
   virtual Outcome<ResultBuffer> AllocateResult(uint64_t bytes) = 0;
   // Results and places go, for other ranks' tensors: whoever was told of any is gone, and released.
   virtual void DropTensorMemory() = 0;

@@ -8,6 +8,7 @@
 
 #include "libs/base/check.h"
 #include "libs/shm/daemon/rank_server_impl.h"
+#include "libs/shm/layout/rank_sums.h"
 
 namespace talweg::shm {
 
@@ -31,6 +32,7 @@ void RankServerImpl::Welcome(RankConnectionId id, const WelcomeData& data) {
     return;
   }
   connection->control.emplace(std::move(control).value());
+  connection->rank = data.rank.value();
   connection->job_size = data.size;
   connection->state = Connection::State::kActive;
   active_.push_back(connection);
@@ -108,6 +110,8 @@ void RankServerImpl::ReplyDeclared(RankConnectionId id, RequestId request,
   if (connection == nullptr || connection->state != Connection::State::kActive) return;
   const uint32_t index = data.tensor.value();
   TALWEG_CHECK(index < config_.tensors_max);
+  const auto asked = connection->asked.find(request);
+  if (asked == connection->asked.end()) return;  // A rank that had this place before has asked.
   if (data.shared && data.shared->in_place && !connection->knows_in_place) {
     RefuseDeclaration(id, request, RankStatus::kVersionMismatch,
                       "the other ranks of this node sum this tensor in place, which " +
@@ -120,11 +124,14 @@ void RankServerImpl::ReplyDeclared(RankConnectionId id, RequestId request,
   if (!tensor.declared) {
     tensor.declared = true;
     tensor.data = data;
+    tensor.given = asked->second;
     tensor.pushed = tensor.completed = data.completed_round.value();
     connection->control->PublishState(index, tensor.completed, RankStatus::kOk, "", 0, 0);
   } else if (tensor.data.contribution.segment == 0) {
     tensor.data.contribution = data.contribution;  // Declared on a GPU first, then in host memory.
   }
+  connection->asked.erase(asked);
+  FindContribution(*connection, tensor);
 
   Declared declared{.tensor = index,
                     .tensor_bytes = tensor.data.tensor_bytes,
@@ -159,10 +166,26 @@ const Segment* RankServerImpl::FindSegment(Connection& connection, uint32_t id, 
   return part == nullptr ? nullptr : &part->segment;
 }
 
+void RankServerImpl::FindContribution(Connection& connection, TensorOfRank& tensor) {
+  const Location& location = tensor.data.contribution;
+  if (location.segment == 0 || tensor.contribution != nullptr) return;
+  SegmentKind kind = SegmentKind::kContribution;
+  const Segment* segment = FindSegment(connection, location.segment, &kind);
+  TALWEG_CHECK(segment != nullptr && kind == SegmentKind::kContribution);
+  const BufferShape& shape = tensor.given.shape;
+  const uint64_t bytes =
+      tensor.data.shared
+          ? RankSumShape::Of(shape, config_.local_rank_count, tensor.data.shared->in_place).bytes()
+          : shape.total_bytes();
+  TALWEG_CHECK(bytes <= segment->bytes && location.offset <= segment->bytes - bytes);
+  tensor.contribution = segment->mapping.data() + location.offset;
+}
+
 void RankServerImpl::RefuseDeclaration(RankConnectionId id, RequestId request, RankStatus status,
                                        std::string_view text) {
   Connection* connection = FindOpen(id);
   if (connection == nullptr || connection->state != Connection::State::kActive) return;
+  connection->asked.erase(request);
   Send(*connection, {.request = request.value(), .body = Declared{.status = status, .text = text}});
 }
 
@@ -180,7 +203,11 @@ void RankServerImpl::PublishCompletion(const Completion& completion) {
     TensorOfRank& tensor = connection->tensors[index];
     if (!tensor.declared || completion.round.value() <= tensor.completed) continue;
     tensor.completed = completion.round.value();
-    if (tensor.data.shared && completion.status == RankStatus::kOk) {
+    // After a mismatch the tensor goes on, so ranks need each other's memory as well.
+    const bool goes_on = completion.status == RankStatus::kOk ||
+                         (completion.status == RankStatus::kMismatch &&
+                          EverybodyHasPushed(index, completion.round.value()));
+    if (tensor.data.shared && goes_on) {
       IntroducePeers(*connection, tensor.data.shared->part);
       if (connection->state != Connection::State::kActive) continue;
     }

@@ -25,11 +25,19 @@
 // what is said of GPUs.
 namespace talweg::shm {
 
+// What a rank contributes to a tensor, by what it has declared.
+struct GivenParts {
+  BufferShape shape;
+  Parts parts;
+};
+
 struct TensorOfRank {
   bool declared = false;
   uint64_t pushed = 0;
   uint64_t completed = 0;
   DeclaredData data;
+  GivenParts given;
+  const std::byte* contribution = nullptr;  // Read only. null: it has none in host memory.
 };
 
 struct Connection {
@@ -49,6 +57,7 @@ struct Connection {
   uid_t uid = 0;
   LocalRank local_rank;
   std::string client_name;
+  uint32_t rank = 0;  // In the job, as the next.
   uint32_t job_size = 0;
   bool rings_to_await = false;  // By its version, as the next.
   bool knows_in_place = false;
@@ -60,8 +69,9 @@ struct Connection {
   std::optional<RankControl> control;
   std::optional<Arena> contributions;
   SharedArena shared;
-  uint64_t peer_parts = 0;            // Bit p: it has been given part p of all other ranks.
-  std::vector<TensorOfRank> tensors;  // By TensorIndex.
+  uint64_t peer_parts = 0;                // Bit p: it has been given part p of all other ranks.
+  std::vector<TensorOfRank> tensors;      // By TensorIndex.
+  std::map<RequestId, GivenParts> asked;  // Declarations that are not answered yet.
   std::set<uint32_t> known_segments;
 
   bool over() const { return state == State::kDraining || state == State::kGone; }
@@ -94,8 +104,8 @@ class RankServerImpl final : public RankServer {
   void Welcome(RankConnectionId id, const WelcomeData& data) override;
   void Refuse(RankConnectionId id, RankStatus status, std::string_view text) override;
   Outcome<ContributionBuffer> AllocateContribution(RankConnectionId id, uint64_t bytes) override;
-  Outcome<SharedPlace> PlanContribution(uint64_t bytes, bool in_place) override {
-    return plan_.Place(bytes, in_place);
+  Outcome<SharedPlace> PlanContribution(const BufferShape& shape, bool in_place) override {
+    return plan_.Place(shape, in_place);
   }
   Outcome<Location> PlaceContribution(RankConnectionId id, const SharedPlace& place) override;
   Outcome<ResultBuffer> AllocateResult(uint64_t bytes) override;
@@ -144,6 +154,11 @@ class RankServerImpl final : public RankServer {
   // Why the entry makes no sense, or "".
   std::string TakePush(Connection& connection, const RingEntry& entry, RankEventSink& sink);
   static std::string CheckRound(const TensorOfRank& tensor, const RingEntry& entry);
+  // Copies the lengths of the parts that the rank has pushed to lengths_. Why they make no sense,
+  // or "".
+  std::string TakeLengths(const TensorOfRank& tensor, const RingEntry& entry);
+  // Whether all ranks of the node have declared the tensor and pushed the round.
+  bool EverybodyHasPushed(uint32_t tensor, uint64_t round) const;
 
   void RefuseWith(Connection& connection, RankStatus status, std::string_view text);
   void FailRank(Connection& connection, RankStatus status, std::string_view text);
@@ -155,6 +170,8 @@ class RankServerImpl final : public RankServer {
             std::optional<uint32_t> tensor = std::nullopt);
   void SendWake(Connection& connection);
   const Segment* FindSegment(Connection& connection, uint32_t id, SegmentKind* kind);
+  // Where the rank's contribution lies in this process.
+  void FindContribution(Connection& connection, TensorOfRank& tensor);
   // Hands it part `part` of the other ranks' contributions.
   void IntroducePeers(Connection& connection, uint32_t part);
   // Ends the conversation: sends what is queued, then closes. Frees the local rank.
@@ -176,6 +193,7 @@ class RankServerImpl final : public RankServer {
   bool sweep_ = false;
   std::optional<Failure> job_failure_;
   RankServerCounters counters_;
+  std::vector<uint32_t> lengths_;  // Of the push that is being delivered.
 };
 
 }  // namespace talweg::shm

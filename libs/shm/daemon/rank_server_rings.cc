@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What ranks push: their rings, and when the agent may sleep though they push.
 #include <algorithm>
+#include <atomic>
 #include <string>
 
 #include "libs/shm/daemon/rank_server_impl.h"
+#include "libs/shm/layout/rank_sums.h"
 
 namespace talweg::shm {
 namespace {
@@ -96,7 +98,8 @@ int RankServerImpl::DrainRing(Connection& connection, int pushes_max, RankEventS
 }
 
 bool RankServerImpl::IsEarly(const Connection& connection, const RingEntry& entry) const {
-  if (entry.tensor >= connection.tensors.size() || entry.flags != 0 || job_failure_) return false;
+  if (entry.tensor >= connection.tensors.size() || job_failure_) return false;
+  if (entry.flags != 0 && entry.flags != kPushInParts) return false;
   const TensorOfRank& tensor = connection.tensors[entry.tensor];
   return tensor.declared && tensor.data.shared && tensor.completed < tensor.pushed &&
          entry.round == tensor.pushed + 1;
@@ -147,7 +150,8 @@ std::string RankServerImpl::TakePush(Connection& connection, const RingEntry& en
   const auto flags = static_cast<uint32_t>(entry.flags);
   const bool again = flags == (kPushOnDevice | kPushAgain);
   const bool on_device = (flags == kPushOnDevice || again) && config_.takes_devices;
-  if ((flags != 0 && !on_device) || (flags == 0 && entry.flags != 0)) {
+  const bool in_parts = entry.flags == kPushInParts;
+  if (!on_device && !in_parts && entry.flags != 0) {
     return "a push with unknown flags " + std::to_string(entry.flags);
   }
   if (job_failure_) return "";  // It has been told, or is about to see it.
@@ -157,6 +161,15 @@ std::string RankServerImpl::TakePush(Connection& connection, const RingEntry& en
            ", which it has declared on a GPU";
   }
   if (const std::string wrong = CheckRound(tensor, entry); !wrong.empty()) return wrong;
+  PushedRound push{.local_rank = connection.local_rank,
+                   .tensor = TensorIndex(entry.tensor),
+                   .round = Round(entry.round),
+                   .priority = entry.priority};
+  if (in_parts) {
+    if (const std::string wrong = TakeLengths(tensor, entry); !wrong.empty()) return wrong;
+    push.lengths = lengths_;
+    push.signature = entry.device_offset;
+  }
   tensor.pushed = entry.round;
   if (!again) ++counters_.pushes;
   // A round that ended before this rank pushed it (aborted for all) is over for it too.
@@ -168,9 +181,46 @@ std::string RankServerImpl::TakePush(Connection& connection, const RingEntry& en
         {static_cast<uint32_t>(entry.flags >> kPushBufferShift), entry.device_offset, again});
     return "";
   }
-  sink.OnRankPush(connection.id, connection.local_rank, TensorIndex(entry.tensor),
-                  Round(entry.round), entry.priority);
+  sink.OnRankPush(connection.id, push);
   return "";
+}
+
+std::string RankServerImpl::TakeLengths(const TensorOfRank& tensor, const RingEntry& entry) {
+  const auto& [shape, parts] = tensor.given;
+  lengths_.clear();
+  if (!shape.has_lengths() || tensor.contribution == nullptr) return "";
+  const uint64_t offset = tensor.data.shared ? RankSumShape::Of(shape, config_.local_rank_count,
+                                                                tensor.data.shared->in_place)
+                                                   .table_offset(entry.round)
+                                             : shape.table_offset();
+  // The rank can write there at any time: each word is read once.
+  auto* table = reinterpret_cast<uint32_t*>(const_cast<std::byte*>(tensor.contribution + offset));
+  lengths_.resize(shape.part_count);
+  bool is_full = true;
+  for (uint32_t i = 0; i < parts.count; ++i) {
+    const uint32_t length =
+        std::atomic_ref<uint32_t>(table[parts[i]]).load(std::memory_order_relaxed);
+    if (!shape.IsLength(length)) {
+      return "a push of tensor " + std::to_string(entry.tensor) + " with " +
+             std::to_string(length) + " bytes as its part " + std::to_string(parts[i]) +
+             ", of which there are at most " + std::to_string(shape.part_bytes) +
+             " in elements of " + std::to_string(shape.element_bytes);
+    }
+    is_full = is_full && length == shape.part_bytes;
+    lengths_[parts[i]] = length;
+  }
+  if (is_full) lengths_.clear();
+  return "";
+}
+
+bool RankServerImpl::EverybodyHasPushed(uint32_t tensor, uint64_t round) const {
+  size_t count = 0;
+  for (const auto& [id, connection] : connections_) {
+    if (connection->released || tensor >= connection->tensors.size()) continue;
+    const TensorOfRank& theirs = connection->tensors[tensor];
+    if (theirs.declared && theirs.pushed >= round) ++count;
+  }
+  return count >= config_.local_rank_count;
 }
 
 }  // namespace talweg::shm

@@ -5,24 +5,20 @@
 #include <utility>
 
 #include "libs/base/bytes.h"
-#include "libs/base/check.h"
 #include "libs/shm/layout/control.h"
 #include "libs/shm/layout/rank_sums.h"
 
 namespace talweg::shm {
 
-Outcome<SharedPlace> SharedPlan::Place(uint64_t tensor_bytes, bool in_place) {
-  TALWEG_CHECK(tensor_bytes > 0);
+Outcome<SharedPlace> SharedPlan::Place(const BufferShape& shape, bool in_place) {
   const uint64_t left = bytes_max_ - used_;
   const uint64_t bytes =
-      tensor_bytes > left / 2
-          ? 0  // Too many, and the shape might overflow.
-          : RoundUp(RankSumShape::Of(tensor_bytes, ranks_, in_place).bytes(), kCacheLineBytes);
-  if (bytes == 0 || bytes > left) {
+      RoundUp(RankSumShape::Of(shape, ranks_, in_place).bytes(), kCacheLineBytes);
+  if (bytes > left) {
     return Failure{
         RankStatus::kOutOfMemory,
         "contributions of each local rank: " + std::string(in_place ? "a buffer" : "two buffers") +
-            " of " + FormatBytes(tensor_bytes) + " more would pass the limit of " +
+            " of " + FormatBytes(shape.data_bytes) + " more would pass the limit of " +
             FormatBytes(bytes_max_) + ", of which " + FormatBytes(used_) +
             " are used; raise the agent's arena_bytes_max, or declare less"};
   }

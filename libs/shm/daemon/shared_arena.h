@@ -8,6 +8,7 @@
 #include "libs/shm/daemon/outcome.h"
 #include "libs/shm/daemon/segment.h"
 #include "libs/shm/layout/messages.h"
+#include "libs/shm/layout/parts.h"
 
 // Contributions that the ranks of a node read from each other (docs/shared_memory.md, "Ranks that
 // sum"): every rank has an arena of its own, and all arenas are cut alike, so that a rank that
@@ -31,7 +32,7 @@ class SharedPlan {
       : ranks_(ranks), bytes_max_(bytes_max), part_bytes_min_(part_bytes_min) {}
 
   // kOutOfMemory with the figures.
-  Outcome<SharedPlace> Place(uint64_t tensor_bytes, bool in_place);
+  Outcome<SharedPlace> Place(const BufferShape& shape, bool in_place);
 
   // No place is needed any more.
   void Clear();

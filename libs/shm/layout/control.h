@@ -105,6 +105,10 @@ inline constexpr uint64_t kPushOnDevice = 1;
 // With it: the round that is open once more, since the event behind which it was pushed was lost.
 inline constexpr uint64_t kPushAgain = 2;
 inline constexpr uint32_t kPushBufferShift = 32;
+// From host memory: the lengths of the parts that the rank gives stand in the contribution's table
+// (libs/shm/layout/parts.h), and `device_offset` is the round's signature. Without it all parts are
+// full, and the signature is 0. (Since minor version 5 of the messages.)
+inline constexpr uint64_t kPushInParts = 4;
 
 // One push. Plain words: the agent takes them after it has seen `submitted`, with acquire.
 struct RingEntry {

@@ -38,6 +38,18 @@ class Reader {
     return text;
   }
 
+  RankList TakeRanks() {
+    const uint32_t count = Take<uint32_t>();
+    if (count > kGroupRanksMax) {
+      too_long_ = true;
+      ok_ = false;
+    }
+    if (!Have(count * sizeof(uint32_t))) return {};
+    const RankList ranks(next_, count);
+    Skip(count * sizeof(uint32_t));
+    return ranks;
+  }
+
   bool ok() const { return ok_; }
   bool too_long() const { return too_long_; }
   // A body of an earlier version has no more.
@@ -74,6 +86,12 @@ class Writer {
   void PutName(std::string_view name, size_t bytes_max) {
     ok_ = ok_ && name.size() <= bytes_max;
     if (ok_) PutString(name);
+  }
+  void PutRanks(const RankList& ranks) {
+    ok_ = ok_ && ranks.size() <= kGroupRanksMax;
+    if (!ok_) return;
+    Put(ranks.size());
+    PutBytes(ranks.bytes().data(), ranks.bytes().size());
   }
   // Cuts between characters: a UTF-8 sequence is whole or not there.
   void PutText(std::string_view text) {
@@ -181,6 +199,11 @@ const char* Take(Reader& in, Declare& declare) {
   declare.element_count = in.Take<uint64_t>();
   declare.name = in.TakeString(kTensorNameBytesMax);
   declare.flags = in.Take<uint32_t>();
+  if (in.AtEnd()) return nullptr;
+  declare.gives = static_cast<Share>(in.Take<uint8_t>());
+  declare.gets = static_cast<Share>(in.Take<uint8_t>());
+  in.Take<uint16_t>();
+  declare.ranks = in.TakeRanks();
   return nullptr;
 }
 
@@ -194,6 +217,10 @@ void Put(Writer& out, const Declare& declare) {
   out.Put(declare.element_count);
   out.PutName(declare.name, kTensorNameBytesMax);
   out.Put(declare.flags);
+  out.Put(static_cast<uint8_t>(declare.gives));
+  out.Put(static_cast<uint8_t>(declare.gets));
+  out.Put(uint16_t{0});
+  out.PutRanks(declare.ranks);
 }
 
 const char* Take(Reader& in, Declared& declared) {
@@ -365,7 +392,7 @@ const char* TakeBody(std::span<const std::byte> bytes, MessageBody& out) {
   Reader in(bytes);
   Body& body = out.emplace<Body>();
   if (const char* error = Take(in, body); error != nullptr) return error;
-  if (in.too_long()) return "a string in the message is longer than its limit";
+  if (in.too_long()) return "a string or list in the message is longer than its limit";
   return in.ok() ? nullptr : "the message ends before its last field";
 }
 

@@ -5,11 +5,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string_view>
 #include <variant>
 
+#include "libs/base/collective.h"
 #include "libs/base/dtype.h"
+#include "libs/shm/layout/parts.h"
 #include "libs/shm/layout/rank_status.h"
 
 // The messages on the Unix socket between a rank and its agent (docs/shared_memory.md): values in,
@@ -27,17 +30,19 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kMessageMagic = 0x4d535754;  // "TWSM"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 4;
+inline constexpr uint16_t kProtocolMinor = 5;
 // From this one on a rank that waits or polls rings (AgentLine::sleeps_until_awaited).
 inline constexpr uint16_t kRingsToAwaitMinor = 1;
 // From this one on a rank knows SummedBy::kRanksInPlace.
 inline constexpr uint16_t kInPlaceMinor = 2;
 // From this one on an agent leaves room for a PushedLine, and takes early pushes.
 inline constexpr uint16_t kTellsPushesMinor = 4;
+// From this one on an agent knows every collective, groups of ranks, and pushes in parts.
+inline constexpr uint16_t kCollectivesMinor = 5;
 inline constexpr size_t kMessageHeaderBytes = 16;
 inline constexpr size_t kBodyBytesMax = 64 * 1024;
 // Nothing of this version is longer; a buffer of this size takes any message that Encode makes.
-inline constexpr size_t kEncodedBytesMax = 8 * 1024;
+inline constexpr size_t kEncodedBytesMax = 40 * 1024;
 inline constexpr size_t kTensorNameBytesMax = 1024;
 inline constexpr size_t kTextBytesMax = 2048;  // Longer texts are cut by Encode.
 inline constexpr size_t kClientNameBytesMax = 256;
@@ -104,14 +109,70 @@ enum class SummedBy : uint32_t {
   kRanksInPlace = 2,  // Each piece one of them, over all contributions.
 };
 
+// Numbers of ranks, borrowed from wherever they lie, at any alignment.
+class RankList {
+ public:
+  RankList() = default;
+  explicit RankList(std::span<const uint32_t> ranks)
+      : bytes_(reinterpret_cast<const std::byte*>(ranks.data())),
+        size_(static_cast<uint32_t>(ranks.size())) {}
+  RankList(const std::byte* bytes, uint32_t size) : bytes_(bytes), size_(size) {}
+
+  uint32_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  uint32_t operator[](uint32_t i) const {
+    uint32_t rank = 0;
+    std::memcpy(&rank, bytes_ + uint64_t{i} * sizeof(rank), sizeof(rank));
+    return rank;
+  }
+  // The place of `rank` among them; size() if it is not there. They ascend.
+  uint32_t Find(uint32_t rank) const {
+    uint32_t begin = 0;
+    for (uint32_t end = size_; begin < end;) {
+      const uint32_t middle = begin + (end - begin) / 2;
+      if ((*this)[middle] == rank) return middle;
+      (*this)[middle] < rank ? begin = middle + 1 : end = middle;
+    }
+    return size_;
+  }
+  std::span<const std::byte> bytes() const { return {bytes_, size_ * sizeof(uint32_t)}; }
+  friend bool operator==(const RankList& a, const RankList& b) {
+    return a.size_ == b.size_ &&
+           (a.size_ == 0 || std::memcmp(a.bytes_, b.bytes_, a.bytes().size()) == 0);
+  }
+
+ private:
+  const std::byte* bytes_ = nullptr;
+  uint32_t size_ = 0;
+};
+
 struct Declare {
   DType dtype = DType::kUnspecified;
   Op op = Op::kUnspecified;
   uint32_t root_rank = 0;
   int32_t priority = 0;
-  uint64_t element_count = 0;
+  uint64_t element_count = 0;  // Of one part.
   std::string_view name;
   uint32_t flags = 0;
+  // Since minor version 5; before, Collective::Of(dtype, op, element_count) of all ranks.
+  Share gives = Share::kUnspecified;
+  Share gets = Share::kUnspecified;
+  RankList ranks;  // Of the job, ascending, at most kGroupRanksMax; none: all.
+
+  static Declare Of(const Collective& collective, std::string_view name) {
+    return {.dtype = collective.dtype,
+            .op = collective.op,
+            .element_count = collective.element_count,
+            .name = name,
+            .gives = collective.gives,
+            .gets = collective.gets};
+  }
+  Collective collective() const {
+    if (gives == Share::kUnspecified && gets == Share::kUnspecified) {
+      return Collective::Of(dtype, op, element_count);
+    }
+    return {dtype, op, gives, gets, element_count};
+  }
   friend bool operator==(const Declare&, const Declare&) = default;
 };
 
@@ -135,7 +196,7 @@ inline constexpr uint32_t kNewSegmentsMax = 4;  // In one Declared: one a locati
 struct Declared {
   RankStatus status = RankStatus::kOk;
   uint32_t tensor = 0;
-  uint64_t tensor_bytes = 0;
+  uint64_t tensor_bytes = 0;     // Of the data alone: BufferShape::data_bytes.
   uint64_t completed_round = 0;  // The next push is of this + 1.
   Location contribution;         // Segment 0: none, the tensor was declared with kDeclareOnDevice.
   Location result[2];            // By round & 1.

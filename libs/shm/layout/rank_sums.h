@@ -3,10 +3,13 @@
 #define TALWEG_LIBS_SHM_LAYOUT_RANK_SUMS_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "libs/base/bytes.h"
 #include "libs/shm/layout/control.h"
+#include "libs/shm/layout/messages.h"
+#include "libs/shm/layout/parts.h"
 
 // How a tensor that the ranks sum lies in every rank's arena (docs/shared_memory.md, "Ranks that
 // sum"):
@@ -16,12 +19,14 @@
 //   2 * stride  ShareLine           of large tensors: how much of its share this rank has summed
 //   + 64        the share's sums    where three ranks or more share, for the others to copy
 //   then        PushedLine          the last round that this rank has pushed
+//   + 64        u32[part_count]     lengths of the parts of contributions to even rounds
+//   then        u32[part_count]     and to odd ones
 //
 // and one that they sum in place ("In place"), on pages of its own:
 //
 //   0           the contribution, then the result
 //   stride      InPlaceLine         local rank 0's counts
-//   + 64        PushedLine
+//   + 64        PushedLine, lengths as above
 namespace talweg::shm {
 
 // More ranks on a node than this do not sum themselves.
@@ -90,32 +95,48 @@ struct alignas(64) InPlaceLine {
 static_assert(sizeof(InPlaceLine) == 64);
 
 // Which round the rank whose arena it lies in has pushed last, from host memory: stored with
-// release behind the push. A round that all ranks' lines have come to is complete. (Since minor
+// release after the push. A round that all ranks' lines have come to is complete. (Since minor
 // version 4.)
+//
+// The other fields are those of the last two rounds, by parity, and are written before `round`: a
+// rank pushes round r + 2 when all have taken round r. (Since minor version 5; 0 before.)
 struct alignas(64) PushedLine {
   std::atomic<uint64_t> round;
-  uint64_t reserved[7];
+  uint64_t signature[2];    // RoundSignature.
+  uint32_t has_lengths[2];  // Not 0: some part is not full, and the table has the lengths.
+  uint32_t reserved[8];
 };
-static_assert(sizeof(PushedLine) == 64);
+static_assert(sizeof(PushedLine) == 64 && offsetof(PushedLine, signature) == 8 &&
+              offsetof(PushedLine, has_lengths) == 24);
 
 // The same for agent and ranks.
 struct RankSumShape {
-  uint64_t tensor_bytes = 0;
+  BufferShape buffer;        // Without its table, which lies further on.
   uint64_t stride = 0;       // From one buffer to the next, or to what stands behind the only one.
   uint64_t share_bytes = 0;  // Of each rank but the last; 0: every rank sums everything.
   bool keeps_sums = false;   // There is a buffer for the sums of a share.
   bool in_place = false;
   bool tells_pushes = false;  // There is a PushedLine.
+  bool has_tables = false;    // There are tables of lengths, and the line has signatures.
 
-  static constexpr RankSumShape Of(uint64_t tensor_bytes, uint32_t ranks, bool in_place,
-                                   bool tells_pushes = true) {
-    RankSumShape shape{tensor_bytes, RoundUp(tensor_bytes, kCacheLineBytes), 0, false, in_place,
-                       tells_pushes};
-    if (!in_place && ranks > 1 && tensor_bytes >= kSharedBytesMin) {
-      shape.share_bytes = RoundUp((tensor_bytes + ranks - 1) / ranks, 4 * kKiB);
-      shape.keeps_sums = ranks >= kKeepingRanksMin;
+  // `agent_minor`: of the rank protocol, as the agent speaks it.
+  static constexpr RankSumShape Of(const BufferShape& buffer, uint32_t ranks, bool in_place,
+                                   uint16_t agent_minor = kProtocolMinor) {
+    RankSumShape shape{.buffer = buffer,
+                       .stride = RoundUp(buffer.data_bytes, kCacheLineBytes),
+                       .in_place = in_place,
+                       .tells_pushes = agent_minor >= kTellsPushesMinor,
+                       .has_tables = agent_minor >= kCollectivesMinor};
+    if (!in_place && buffer.all_get_one) {
+      shape.share_bytes = ShareBytes(buffer.data_bytes, ranks);
+      shape.keeps_sums = shape.share_bytes != 0 && ranks >= kKeepingRanksMin;
     }
     return shape;
+  }
+  // How much of a result of so many bytes each rank sums for all.
+  static constexpr uint64_t ShareBytes(uint64_t bytes, uint32_t ranks) {
+    return ranks > 1 && bytes >= kSharedBytesMin ? RoundUp((bytes + ranks - 1) / ranks, 4 * kKiB)
+                                                 : 0;
   }
   // Of the contribution to a round.
   constexpr uint64_t buffer_offset(uint64_t round) const {
@@ -129,10 +150,18 @@ struct RankSumShape {
     if (in_place) return stride + sizeof(InPlaceLine);
     return share_bytes == 0 ? 2 * stride : sums_offset() + (keeps_sums ? share_bytes : 0);
   }
+  // Of the lengths of the parts of a contribution to a round.
+  constexpr uint64_t table_offset(uint64_t round) const {
+    return pushed_offset() + sizeof(PushedLine) + (round & 1) * table_stride();
+  }
   constexpr uint64_t bytes() const {
-    const uint64_t end = pushed_offset() + (tells_pushes ? sizeof(PushedLine) : 0);
+    const uint64_t end = pushed_offset() + (tells_pushes ? sizeof(PushedLine) : 0) +
+                         (has_tables ? 2 * table_stride() : 0);
     return in_place ? RoundUp(end, kPageBytes) : end;
   }
+
+ private:
+  constexpr uint64_t table_stride() const { return RoundUp(buffer.table_bytes(), kCacheLineBytes); }
 };
 
 }  // namespace talweg::shm

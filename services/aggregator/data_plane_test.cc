@@ -278,6 +278,7 @@ TEST_CASE("DataPlane: many small slices travel in few frames", "[aggregator]") {
     entries.push_back({.key = KeyOf(names[i]),
                        .round = Round{1},
                        .rank_count = 1,
+                       .length_bytes = 2 * sizeof(float),
                        .form = wire::Form::kInline,
                        .bytes = std::as_bytes(std::span(values).subspan(2 * i, 2))});
   }

@@ -101,6 +101,18 @@ void RankDesk::OnRankDeclare(shm::RankConnectionId connection, shm::RequestId re
                              const shm::RankDeclaration& declaration) {
   LocalRank local_rank;
   if (Find(connection, &local_rank) == nullptr) return;
+  const Collective& collective = declaration.collective;
+  const bool is_known =
+      collective == Collective::Of(collective.dtype, collective.op, collective.element_count) &&
+      declaration.ranks.empty();
+  if (!is_known || collective.element_count == 0) {
+    server_->RefuseDeclaration(connection, request, shm::RankStatus::kUnsupported,
+                               "tensor '" + declaration.name + "': " + Describe(collective) +
+                                   " of " + std::to_string(declaration.rank_count) +
+                                   " ranks is not served yet; this agent knows all_reduce and "
+                                   "broadcast of one element or more by all ranks");
+    return;
+  }
   if (declaration.on_device) {
     device_declares_.emplace(local_rank, request.value());
     if (!declared_names_.contains(declaration.name)) device_names_.insert(declaration.name);
@@ -111,22 +123,22 @@ void RankDesk::OnRankDeclare(shm::RankConnectionId connection, shm::RequestId re
   declared_names_.insert(declaration.name);
   events_->OnRankDeclare(local_rank, request.value(),
                          {.name = declaration.name,
-                          .dtype = declaration.dtype,
-                          .op = declaration.op,
+                          .dtype = collective.dtype,
+                          .op = collective.op,
                           .root_rank = declaration.root_rank,
-                          .element_count = declaration.element_count});
+                          .element_count = collective.element_count});
 }
 
-void RankDesk::OnRankPush(shm::RankConnectionId /*connection*/, LocalRank local_rank,
-                          shm::TensorIndex tensor, Round round, int32_t priority) {
+void RankDesk::OnRankPush(shm::RankConnectionId /*connection*/, const shm::PushedRound& push) {
+  const LocalRank local_rank = push.local_rank;
   if (local_rank.value() >= ranks_.size()) return;
-  const pipeline::TensorIndex index{tensor.value()};
+  const pipeline::TensorIndex index{push.tensor.value()};
   if (index.value() < memory_->tensor_count()) {
     const uint64_t bytes = memory_->spec(index).bytes();
     ranks_[local_rank.value()].bytes_pushed += bytes;
     bytes_pushed_ += bytes;
   }
-  events_->OnRankPush(local_rank, index, round, priority);
+  events_->OnRankPush(local_rank, index, push.round, push.priority);
 }
 
 void RankDesk::OnRankPushOnDevice(shm::RankConnectionId connection, LocalRank local_rank,

@@ -96,8 +96,7 @@ class RankDesk final : public shm::RankEventSink {
   void OnRankHello(shm::RankConnectionId connection, const shm::RankHello& hello) override;
   void OnRankDeclare(shm::RankConnectionId connection, shm::RequestId request,
                      const shm::RankDeclaration& declaration) override;
-  void OnRankPush(shm::RankConnectionId connection, LocalRank local_rank, shm::TensorIndex tensor,
-                  Round round, int32_t priority) override;
+  void OnRankPush(shm::RankConnectionId connection, const shm::PushedRound& push) override;
   void OnRankGone(shm::RankConnectionId connection, const shm::RankGone& gone) override;
   void OnRankPushOnDevice(shm::RankConnectionId connection, LocalRank local_rank,
                           shm::TensorIndex tensor, Round round, int32_t priority,

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -18,6 +19,11 @@ namespace talweg::agent {
 namespace {
 
 constexpr uint64_t kPageBytes = 4096;
+
+// Of an all_reduce or a broadcast, which have one part, whatever the number of ranks.
+shm::BufferShape ShapeOf(const pipeline::TensorSpec& spec) {
+  return shm::BufferShape::Of(Collective::Of(spec.dtype, spec.op, spec.element_count), 1);
+}
 
 }  // namespace
 
@@ -71,8 +77,14 @@ absl::StatusOr<shm::ResultBuffer> TensorMemory::AllocateResult(uint64_t bytes, b
 absl::StatusOr<TensorMemory::Results> TensorMemory::AllocateResults(
     const pipeline::TensorSpec& spec, bool on_device) {
   Results results;
+  const shm::BufferShape shape = ShapeOf(spec);
   for (int parity = 0; parity < 2; ++parity) {
-    TALWEG_ASSIGN_OR_RETURN(results.buffers[parity], AllocateResult(spec.bytes(), on_device));
+    shm::ResultBuffer& result = results.buffers[parity];
+    TALWEG_ASSIGN_OR_RETURN(result, AllocateResult(shape.total_bytes(), on_device));
+    // The only part of every round is full.
+    const auto length = static_cast<uint32_t>(shape.part_bytes);
+    std::memcpy(result.bytes.data() + shape.table_offset(), &length, sizeof(length));
+    result.bytes = result.bytes.first(spec.bytes());
     bytes_ += spec.bytes();
   }
   const uint64_t log_bytes = shm::ArrivalsBytes(spec.bytes());
@@ -104,7 +116,7 @@ absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline
   entry->nic = std::move(nic);
   entry->contributions.resize(rank_count_);
   if (ranks_sum_ && !on_device) {
-    auto place = ranks_->PlanContribution(spec.bytes(), in_place);
+    auto place = ranks_->PlanContribution(ShapeOf(spec), in_place);
     if (!place.ok()) return absl::ResourceExhaustedError(place.failure().text);
     entry->shared = place.value();
     tensors_.back() = std::move(entry);
@@ -137,8 +149,9 @@ absl::Status TensorMemory::Attach(pipeline::TensorIndex tensor, LocalRank rank,
     CountContribution(entry, rank);
     return absl::OkStatus();
   }
-  auto buffer = ranks_->AllocateContribution(connection, entry.spec.bytes());
+  auto buffer = ranks_->AllocateContribution(connection, ShapeOf(entry.spec).total_bytes());
   if (!buffer.ok()) return absl::ResourceExhaustedError(buffer.failure().text);
+  buffer.value().bytes = buffer.value().bytes.first(entry.spec.bytes());
   if (rank_count_ == 1 && transport_ != nullptr) {
     // Only ever a source of writes; registering asks for a mutable span.
     const std::span<const std::byte> bytes = buffer.value().bytes;
@@ -258,7 +271,7 @@ transport::RegionSlice TensorMemory::RegionOf(const pipeline::SliceBytes& slice)
 void TensorMemory::CountContribution(const Entry& entry, LocalRank rank) {
   uint64_t bytes = entry.spec.bytes();
   if (entry.shared) {
-    bytes = shm::RankSumShape::Of(bytes, rank_count_, entry.shared->in_place).bytes();
+    bytes = shm::RankSumShape::Of(ShapeOf(entry.spec), rank_count_, entry.shared->in_place).bytes();
   }
   bytes_ += bytes;
   rank_bytes_[rank.value()] += bytes;

@@ -152,6 +152,11 @@ TEST_CASE("Memory of GPUs is offered, named in pushes, and taken back") {
   rank.Declare("t", kDeclareOnDevice);
   CHECK(fixture.sink.declarations[0].on_device);
   CHECK(Ask<Placed>(rank, Place{0, 5}).pushed[0] == 5);
+  Declare gather = Declare::Of({DType::kF32, Op::kCopy, Share::kOwn, Share::kWhole, 1}, "g");
+  gather.flags = kDeclareOnDevice;
+  const auto refused = Ask<Declared>(rank, gather);
+  CHECK(refused.status == RankStatus::kUnsupported);
+  CHECK_THAT(std::string(refused.text), Contains("all_gather f32[1] of 4 ranks"));
   CHECK(Ask<Unexported>(rank, Unexport{7}).status == RankStatus::kBusy);
   rank.Push(0, 1, OnDevice(7), 64);
   fixture.Settle();

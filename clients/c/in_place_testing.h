@@ -40,6 +40,13 @@ std::span<T> Buffer(const TestClient& client, talweg_tensor tensor) {
           talweg_tensor_bytes(client.get(), tensor) / sizeof(T)};
 }
 
+// How a tensor of so many bytes lies in each rank's arena.
+inline shm::RankSumShape InPlaceShape(uint64_t bytes, uint32_t ranks) {
+  return shm::RankSumShape::Of(
+      shm::BufferShape::Of(Collective::Of(DType::kU8, Op::kSum, bytes), ranks), ranks,
+      /*in_place=*/true);
+}
+
 // A node's ranks, all in this process.
 struct Node {
   Node(uint32_t ranks, uint64_t count, talweg_dtype dtype = TALWEG_I32, talweg_op op = TALWEG_SUM,
@@ -54,8 +61,7 @@ struct Node {
   // What ranks look at while they wait for each other's pieces, in local rank 0's arena.
   shm::InPlaceLine& Line() const {
     const uint64_t bytes = talweg_tensor_bytes(clients[0].get(), tensor);
-    const auto shape =
-        shm::RankSumShape::Of(bytes, static_cast<uint32_t>(clients.size()), /*in_place=*/true);
+    const shm::RankSumShape shape = InPlaceShape(bytes, static_cast<uint32_t>(clients.size()));
     return *reinterpret_cast<shm::InPlaceLine*>(Buffer<char>(clients[0], tensor).data() +
                                                 shape.line_offset());
   }

@@ -142,7 +142,7 @@ TEST_CASE("A ring that nobody empties fills, and goes on when somebody does") {
 // As one of an older client's, which says nothing of its pushes.
 void Silence(const TestClient& client, talweg_tensor tensor, uint32_t ranks) {
   const std::span<char> buffer = Buffer<char>(client, tensor);
-  const auto shape = shm::RankSumShape::Of(buffer.size(), ranks, /*in_place=*/true);
+  const shm::RankSumShape shape = InPlaceShape(buffer.size(), ranks);
   reinterpret_cast<shm::PushedLine*>(buffer.data() + shape.pushed_offset())->round = 0;
 }
 

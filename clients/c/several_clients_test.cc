@@ -291,9 +291,9 @@ TEST_CASE("An error's text is its thread's, whichever client it is of") {
       threads.Start([own, client = of->client.get()]() -> std::string {
         for (int i = 0; i < 2000; ++i) {
           talweg_tensor tensor = 0;
-          if (talweg_declare(client, own.c_str(), TALWEG_F32, TALWEG_SUM, 0, 0, 0, kGenerousNs,
+          if (talweg_declare(client, own.c_str(), TALWEG_I32, TALWEG_AVERAGE, 0, 1, 0, kGenerousNs,
                              &tensor) != TALWEG_INVALID_ARGUMENT) {
-            return "a tensor of no elements was declared; ";
+            return "an average of integers was declared; ";
           }
           const std::string text = talweg_last_error();
           if (text.find("'" + own + "'") == std::string::npos) return own + " was told: " + text;

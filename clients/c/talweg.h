@@ -249,7 +249,8 @@ TALWEG_API talweg_status talweg_detach(talweg_client* client, talweg_tensor tens
 /* Where this rank's contribution to the tensor's next round goes, for producers that write in
  * place: fill it, then push with data == NULL. Unless the tensor was declared in place, ask again
  * for every round, when the one before has been taken: other ranks may still be reading that one's;
- * talweg_wait may write its result there. NULL for no tensor. */
+ * talweg_wait may write its result there. Part p of several lies p strides from the beginning; a
+ * stride is a full part's bytes, rounded up to 64. NULL for no tensor. */
 TALWEG_API void* talweg_contribution(talweg_client* client, talweg_tensor tensor);
 
 /* ---- Rounds
@@ -286,7 +287,7 @@ TALWEG_API talweg_status talweg_wait_again(talweg_client* client, talweg_tensor 
                                            talweg_round round, void* out, int64_t timeout_ns);
 
 /* The result of the round that was taken last, in place: read only, valid until the tensor's next
- * push. */
+ * push. Where this rank gets more than one part: TALWEG_INVALID_ARGUMENT. */
 TALWEG_API talweg_status talweg_result(talweg_client* client, talweg_tensor tensor,
                                        talweg_round round, const void** data, uint64_t* bytes);
 
@@ -346,9 +347,9 @@ TALWEG_API uint32_t talweg_parts_got(talweg_client* client, talweg_tensor tensor
 
 /* Contributes to the tensor's next round, as talweg_push_pull does. `data`: the parts that this
  * rank gives, in ascending order, one after another without gaps; NULL where this rank gives
- * nothing, or nothing but empty parts. lengths[i]: the bytes of the i-th of them, a multiple of the
- * dtype's size and at most a full part. NULL: all parts are full. Ranks that give the same part
- * (all_reduce, reduce, reduce_scatter) must give it the same length.
+ * nothing, or where the parts lie in the contribution buffer. lengths[i]: the bytes of the i-th of
+ * them, a multiple of the dtype's size and at most a full part. NULL: all parts are full. Ranks
+ * that give the same part (all_reduce, reduce, reduce_scatter) must give it the same length.
  *
  * `signature` says what this round is of, in any 8 bytes that all ranks choose alike; 0 says
  * nothing. The layout that libtalweg can put into words is SignatureOf in libs/base/collective.h:

@@ -62,6 +62,7 @@ TEST_CASE("The control segment") {
   TensorState& state = view.tensor_state(2);
   state.completed_round = 0x61;
   state.status = static_cast<uint32_t>(RankStatus::kAborted);
+  state.goes_on = 0x65;
   state.ranks_summed = 0x62;
   state.sum_epoch = 0x63;
   state.text_ticket = 0x64;
@@ -70,13 +71,14 @@ TEST_CASE("The control segment") {
   slot.words[0] = 0x7172737475767778;
   slot.words[kTextSlotWords - 1] = 0x72;
 
-  Golden golden("control_segment_1.2.txt");
+  Golden golden("control_segment_1.3.txt");
   golden.Add("control", {base, kShape.total_bytes()});
   golden.Check();
 }
 
 TEST_CASE("The messages on a rank's socket") {
-  Golden golden("rank_messages_1.4.txt");
+  constexpr std::array<uint32_t, 3> kGroup = {0x2005, 0x2006, 0x2007};
+  Golden golden("rank_messages_1.5.txt");
   const auto add = [&golden](const char* name, const Message& message) {
     std::array<std::byte, kEncodedBytesMax> bytes;
     const size_t count = EncodeMessage(message, bytes);
@@ -109,7 +111,10 @@ TEST_CASE("The messages on a rank's socket") {
                                   .priority = -3,
                                   .element_count = 0x2003,
                                   .name = "fc1.weight",
-                                  .flags = 0x2004}});
+                                  .flags = 0x2004,
+                                  .gives = Share::kOwn,
+                                  .gets = Share::kRoot,
+                                  .ranks = RankList(kGroup)}});
   Declared declared{.status = RankStatus::kMismatch,
                     .tensor = 0x3001,
                     .tensor_bytes = 0x3002,
@@ -152,7 +157,7 @@ TEST_CASE("The messages on a rank's socket") {
 }
 
 TEST_CASE("Messages of earlier versions are read") {
-  const uint16_t minor = GENERATE(uint16_t{0}, uint16_t{1}, uint16_t{2}, uint16_t{3});
+  const uint16_t minor = GENERATE(uint16_t{0}, uint16_t{1}, uint16_t{2}, uint16_t{3}, uint16_t{4});
   const std::map<std::string, std::vector<std::byte>> golden =
       Golden::Load("rank_messages_1." + std::to_string(minor) + ".txt");
   CHECK(golden.size() == 15);
@@ -163,6 +168,10 @@ TEST_CASE("Messages of earlier versions are read") {
     if (const auto* hello = std::get_if<Hello>(&result.message.body)) CHECK(hello->minor == minor);
     if (const auto* welcome = std::get_if<Welcome>(&result.message.body)) {
       CHECK(welcome->minor == minor);
+    }
+    if (const auto* declare = std::get_if<Declare>(&result.message.body)) {
+      CHECK(declare->collective().name() == "broadcast");
+      CHECK(declare->ranks.empty());
     }
   }
 }

@@ -398,11 +398,8 @@ void Client::EndRound(uint32_t index, Tensor& tensor, uint64_t round) {
     tensor.open_bytes = 0;
   }
   if (RoundSucceeded(index, round)) return;
-  // A round that all have pushed, and each said something else of, is over for all, and no more.
-  const bool goes_on = control_.tensor_state(index).status.load(std::memory_order_relaxed) ==
-                           static_cast<uint32_t>(RankStatus::kMismatch) &&
-                       FindPushedRounds(tensor).AllReach(round);
-  if (!goes_on) tensor.failed = true;
+  const TensorState& state = control_.tensor_state(index);
+  if (state.goes_on.load(std::memory_order_relaxed) == 0) tensor.failed = true;
 }
 
 RankStatus Client::TakeRound(Tensor& tensor, const OpenedRound& opened, const Taking& taking,
@@ -630,6 +627,7 @@ uint64_t Client::RanksSummed(uint32_t index) const {
       return identity_.local_size;  // The ranks have seen it complete.
     }
   }
+  if (state.status.load(std::memory_order_relaxed) != 0) return 0;
   return state.ranks_summed.load(std::memory_order_relaxed);
 }
 

@@ -81,7 +81,8 @@ void RankControl::PublishConsumed() {
 }
 
 void RankControl::PublishState(uint32_t tensor, uint64_t round, RankStatus status,
-                               std::string_view text, uint64_t ranks_summed, uint64_t sum_epoch) {
+                               std::string_view text, uint64_t ranks_summed, uint64_t sum_epoch,
+                               bool goes_on) {
   TensorState& state = view_.tensor_state(tensor);
   uint64_t ticket = 0;
   if (!text.empty()) {
@@ -99,6 +100,7 @@ void RankControl::PublishState(uint32_t tensor, uint64_t round, RankStatus statu
     slot.ticket.store(ticket, std::memory_order_release);
   }
   state.status.store(static_cast<uint32_t>(status), std::memory_order_relaxed);
+  state.goes_on.store(goes_on ? 1 : 0, std::memory_order_relaxed);
   state.ranks_summed.store(ranks_summed, std::memory_order_relaxed);
   state.sum_epoch.store(sum_epoch, std::memory_order_relaxed);
   state.text_ticket.store(ticket, std::memory_order_relaxed);

@@ -45,8 +45,9 @@ class RankControl {
   // Makes the room of taken entries known to the rank.
   void PublishConsumed();
 
+  // `goes_on`: as in TensorState.
   void PublishState(uint32_t tensor, uint64_t round, RankStatus status, std::string_view text,
-                    uint64_t ranks_summed, uint64_t sum_epoch);
+                    uint64_t ranks_summed, uint64_t sum_epoch, bool goes_on = false);
   // Only the first call counts.
   void PublishFailure(RankStatus status, std::string_view text);
   // `until_awaited`: this sleep lasts until somebody waits.

@@ -261,8 +261,7 @@ void RankServerImpl::OnDeclare(Connection& connection, uint32_t request, const D
                               .root_rank = collective.has_root() ? declare.root_rank : 0,
                               .rank_count = is_group ? declare.ranks.size() : connection.job_size,
                               .priority = declare.priority,
-                              .on_device = (declare.flags & kDeclareOnDevice) != 0,
-                              .in_place = (declare.flags & kDeclareInPlace) != 0};
+                              .on_device = (declare.flags & kDeclareOnDevice) != 0};
   for (uint32_t i = 0; is_group && i < declare.ranks.size(); ++i) {
     declaration.ranks.push_back(declare.ranks[i]);
   }
@@ -273,8 +272,18 @@ void RankServerImpl::OnDeclare(Connection& connection, uint32_t request, const D
                           "it in host memory");
     return;
   }
-  const auto place_of = [&](uint32_t rank) { return is_group ? declare.ranks.Find(rank) : rank; };
   const BufferShape shape = declaration.shape();
+  const bool is_simple = shape.all_get_one && !is_group;
+  if (declaration.on_device && !is_simple) {
+    RefuseDeclaration(connection.id, RequestId(request), RankStatus::kUnsupported,
+                      "tensor '" + declaration.name + "' was declared on a GPU as " +
+                          Describe(collective) + " of " + std::to_string(declaration.rank_count) +
+                          " ranks; declare it in host memory, or an all_reduce or a broadcast of "
+                          "all ranks");
+    return;
+  }
+  declaration.in_place = is_simple && (declare.flags & kDeclareInPlace) != 0;
+  const auto place_of = [&](uint32_t rank) { return is_group ? declare.ranks.Find(rank) : rank; };
   connection.asked[RequestId(request)] = {
       shape, Parts::Of(collective.gives, place_of(connection.rank), declaration.rank_count,
                        place_of(declaration.root_rank), shape.part_count)};

@@ -283,8 +283,9 @@ class RankServer {
     Epoch sum_epoch;
   };
   // Tells every rank that has declared the tensor; wakes who sleeps. The result's bytes must be in
-  // place; of a tensor that the ranks sum, all local ranks' contributions. With a status other than
-  // kOk the round is over for all ranks and they may push the next one.
+  // place, with its table; of a tensor that the ranks sum, all local ranks' contributions. With a
+  // status other than kOk the round is over for all ranks and they may push the next one. Where the
+  // ranks sum that one has a result only after a kMismatch of a round that all of them had pushed.
   virtual void PublishCompletion(const Completion& completion) = 0;
 
   // So many bytes of the tensor's open round's result have come, by its ArrivalLog: wakes who

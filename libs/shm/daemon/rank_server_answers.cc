@@ -196,6 +196,8 @@ void RankServerImpl::Beat() {
 void RankServerImpl::PublishCompletion(const Completion& completion) {
   ++counters_.completions;
   const uint32_t index = completion.tensor.value();
+  const bool goes_on = completion.status == RankStatus::kMismatch &&
+                       EverybodyHasPushed(index, completion.round.value());
   for (Connection* connection : active_) {
     if (connection->state != Connection::State::kActive || index >= connection->tensors.size()) {
       continue;
@@ -203,16 +205,13 @@ void RankServerImpl::PublishCompletion(const Completion& completion) {
     TensorOfRank& tensor = connection->tensors[index];
     if (!tensor.declared || completion.round.value() <= tensor.completed) continue;
     tensor.completed = completion.round.value();
-    // After a mismatch the tensor goes on, so ranks need each other's memory as well.
-    const bool goes_on = completion.status == RankStatus::kOk ||
-                         (completion.status == RankStatus::kMismatch &&
-                          EverybodyHasPushed(index, completion.round.value()));
-    if (tensor.data.shared && goes_on) {
+    if (tensor.data.shared && completion.status == RankStatus::kOk) {
       IntroducePeers(*connection, tensor.data.shared->part);
       if (connection->state != Connection::State::kActive) continue;
     }
     connection->control->PublishState(index, tensor.completed, completion.status, completion.text,
-                                      completion.ranks_summed, completion.sum_epoch.value());
+                                      completion.ranks_summed, completion.sum_epoch.value(),
+                                      goes_on);
     Wake(*connection, RankControl::Waiter::kForRound, index);
   }
 }

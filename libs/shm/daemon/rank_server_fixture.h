@@ -36,8 +36,11 @@ class RecordingSink final : public RankEventSink {
   std::vector<RankConnectionId> connections;
   std::vector<RankDeclaration> declarations;
   std::vector<std::pair<uint32_t, uint64_t>> pushes;  // Tensor, round.
+  std::vector<RoundSignature> signatures;  // Of these pushes, and the lengths of their parts.
+  std::vector<std::vector<uint32_t>> lengths;
   std::vector<DevicePlace> places;
   std::vector<RankGone> gone;
+  bool answers = true;                        // Declarations.
   std::map<std::string, SharedPlace> shared;  // Tensors of ranks that sum, in order of their index.
 
   void OnRankHello(RankConnectionId connection, const RankHello& hello) override {
@@ -53,6 +56,7 @@ class RecordingSink final : public RankEventSink {
   void OnRankDeclare(RankConnectionId connection, RequestId request,
                      const RankDeclaration& declaration) override {
     declarations.push_back(declaration);
+    if (!answers) return;
     if (const auto it = shared.find(declaration.name); it != shared.end()) {
       const auto location = server->PlaceContribution(connection, it->second);
       REQUIRE(location.ok());
@@ -64,11 +68,12 @@ class RecordingSink final : public RankEventSink {
                              .shared = it->second});
       return;
     }
-    const auto contribution = declaration.on_device
-                                  ? Outcome<ContributionBuffer>(ContributionBuffer{})
-                                  : server->AllocateContribution(connection, declaration.bytes());
-    const auto even = server->AllocateResult(declaration.bytes());
-    const auto odd = server->AllocateResult(declaration.bytes());
+    const auto contribution =
+        declaration.on_device
+            ? Outcome<ContributionBuffer>(ContributionBuffer{})
+            : server->AllocateContribution(connection, declaration.shape().total_bytes());
+    const auto even = server->AllocateResult(declaration.shape().total_bytes());
+    const auto odd = server->AllocateResult(declaration.shape().total_bytes());
     REQUIRE((contribution.ok() && even.ok() && odd.ok()));
     server->ReplyDeclared(connection, request,
                           {.tensor = TensorIndex(static_cast<uint32_t>(declarations.size() - 1)),
@@ -76,8 +81,10 @@ class RecordingSink final : public RankEventSink {
                            .contribution = contribution.value().location,
                            .result = {even.value().location, odd.value().location}});
   }
-  void OnRankPush(RankConnectionId, LocalRank, TensorIndex tensor, Round round, int32_t) override {
-    pushes.emplace_back(tensor.value(), round.value());
+  void OnRankPush(RankConnectionId, const PushedRound& push) override {
+    pushes.emplace_back(push.tensor.value(), push.round.value());
+    signatures.push_back(push.signature);
+    lengths.emplace_back(push.lengths.begin(), push.lengths.end());
   }
   void OnRankPushOnDevice(RankConnectionId connection, LocalRank, TensorIndex tensor, Round round,
                           int32_t, const DevicePlace& place) override {
@@ -128,6 +135,8 @@ struct RankServerFixture {
   std::unique_ptr<RankServer> server;
   RecordingSink sink;
 };
+
+inline constexpr Collective kOneFloat = Collective::Of(DType::kF32, Op::kSum, 1);
 
 // A rank whose every byte the test decides.
 class RawRank {
@@ -182,12 +191,12 @@ class RawRank {
     control_ = ControlView(mapping_.data(), {welcome->ring_capacity, welcome->tensors_max});
   }
   void Declare(const std::string& name, uint32_t flags = 0) {
-    Send({.request = 5,
-          .body = shm::Declare{.dtype = DType::kF32,
-                               .op = Op::kSum,
-                               .element_count = 1,
-                               .name = name,
-                               .flags = flags}});
+    shm::Declare declare = shm::Declare::Of(kOneFloat, name);
+    declare.flags = flags;
+    Declare(declare);
+  }
+  void Declare(const shm::Declare& declare) {
+    Send({.request = 5, .body = declare});
     const Message* message = Receive();
     REQUIRE(message != nullptr);
     CHECK(message->request == 5);
@@ -203,6 +212,13 @@ class RawRank {
         .tensor = tensor, .priority = 0, .round = round, .flags = flags, .device_offset = offset};
     control_.rank_line().submitted.store(++submitted_);
   }
+  // The first segment that came after the control segment.
+  void MapContribution() {
+    REQUIRE(fds_.size() > 1);
+    contribution_ = Mapping::Map(fds_[1].get(), kPageBytes, Mapping::Access::kReadWrite);
+    REQUIRE(contribution_.valid());
+  }
+  std::byte* contribution() const { return contribution_.data(); }
   const ControlView& control() const { return control_; }
   int fd() const { return socket_.get(); }
   const std::vector<Descriptor>& fds() const { return fds_; }
@@ -238,6 +254,7 @@ class RawRank {
   std::vector<Descriptor> fds_;
   Message message_;
   Mapping mapping_;
+  Mapping contribution_;
   ControlView control_;
   SummedBy summed_by_ = SummedBy::kAgent;
   uint64_t submitted_ = 0;

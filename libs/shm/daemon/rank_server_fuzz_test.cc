@@ -14,7 +14,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "libs/base/check.h"
 #include "libs/base/descriptor.h"
@@ -27,6 +29,7 @@ namespace talweg::shm {
 namespace {
 
 constexpr ControlShape kShape{16, 8};
+constexpr uint32_t kRanks = 3;  // Of the job.
 
 class Agent final : public RankEventSink {
  public:
@@ -62,16 +65,31 @@ class Agent final : public RankEventSink {
   void OnRankHello(RankConnectionId connection, const RankHello&) override {
     open_.clear();
     completed_.clear();
-    server_->Welcome(connection, {.size = 1, .local_size = 1, .node_count = 1});
+    server_->Welcome(connection, {.size = kRanks, .local_size = 1, .node_count = 1});
   }
   void OnRankDeclare(RankConnectionId connection, RequestId request,
                      const RankDeclaration& declaration) override {
-    TALWEG_CHECK(declaration.bytes() > 0);
+    TALWEG_CHECK(Problem(declaration.collective).empty());
+    TALWEG_CHECK(declaration.rank_count == kRanks ||
+                 declaration.rank_count == declaration.ranks.size());
+    TALWEG_CHECK(declaration.ranks.empty() ||
+                 std::find(declaration.ranks.begin(), declaration.ranks.end(), 0) !=
+                     declaration.ranks.end());
     const uint32_t tensor = static_cast<uint32_t>(declaration.name.size()) % kShape.tensors_max;
-    const uint64_t bytes = std::min<uint64_t>(declaration.bytes(), 64);
+    const uint64_t bytes = declaration.bytes();
+    const BufferShape shape = declaration.shape();
+    const auto [known, is_new] = shapes_.try_emplace(tensor, shape);
+    if (shape.total_bytes() > 4096 || known->second.total_bytes() != shape.total_bytes()) {
+      if (is_new) shapes_.erase(known);
+      server_->RefuseDeclaration(connection, request, RankStatus::kMismatch, "another shape");
+      return;
+    }
     if (tensor % 2 == 1) {  // The ranks sum it.
-      auto [place, is_new] = shared_.try_emplace(tensor);
-      if (is_new) place->second = server_->PlanContribution(64, tensor == 1).value();
+      auto place = shared_.find(tensor);
+      if (place == shared_.end()) {
+        place =
+            shared_.emplace(tensor, server_->PlanContribution(shape, tensor == 1).value()).first;
+      }
       const auto location = server_->PlaceContribution(connection, place->second);
       TALWEG_CHECK(location.ok());
       server_->ReplyDeclared(connection, request,
@@ -81,9 +99,9 @@ class Agent final : public RankEventSink {
                               .shared = place->second});
       return;
     }
-    const auto contribution = server_->AllocateContribution(connection, bytes);
+    const auto contribution = server_->AllocateContribution(connection, shape.total_bytes());
     if (!result_) {
-      const auto result = server_->AllocateResult(64);
+      const auto result = server_->AllocateResult(4096);
       TALWEG_CHECK(result.ok());
       result_ = result.value();
     }
@@ -98,17 +116,19 @@ class Agent final : public RankEventSink {
                             .contribution = contribution.value().location,
                             .result = {result_->location, result_->location}});
   }
-  void OnRankPush(RankConnectionId, LocalRank local_rank, TensorIndex tensor, Round round,
-                  int32_t) override {
-    TALWEG_CHECK(local_rank.value() == 0 && tensor.value() < kShape.tensors_max);
-    TALWEG_CHECK(!open_.contains(tensor.value()));
-    TALWEG_CHECK(round.value() == completed_[tensor.value()] + 1);
-    open_[tensor.value()] = round.value();
+  void OnRankPush(RankConnectionId, const PushedRound& push) override {
+    const uint32_t tensor = push.tensor.value();
+    TALWEG_CHECK(push.local_rank.value() == 0 && tensor < kShape.tensors_max);
+    TALWEG_CHECK(!open_.contains(tensor));
+    TALWEG_CHECK(push.round.value() == completed_[tensor] + 1);
+    TALWEG_CHECK(push.lengths.empty() || push.lengths.size() == shapes_.at(tensor).part_count);
+    open_[tensor] = push.round.value();
   }
   void OnRankPushOnDevice(RankConnectionId connection, LocalRank local_rank, TensorIndex tensor,
                           Round round, int32_t priority, const DevicePlace& place) override {
     if (place.buffer != 0) return server_->Garbage(connection, "no such buffer", *this);
-    OnRankPush(connection, local_rank, tensor, round, priority);
+    OnRankPush(connection,
+               {.local_rank = local_rank, .tensor = tensor, .round = round, .priority = priority});
   }
   void OnRankExport(RankConnectionId connection, RequestId request, const RankExport&) override {
     server_->ReplyExported(connection, request, {.bytes = 64});
@@ -129,6 +149,7 @@ class Agent final : public RankEventSink {
   TestDirectory directory_;
   std::unique_ptr<RankServer> server_;
   std::optional<ResultBuffer> result_;
+  std::map<uint32_t, BufferShape> shapes_;
   std::map<uint32_t, SharedPlace> shared_;
   std::map<uint32_t, uint64_t> open_;
   std::map<uint32_t, uint64_t> completed_;
@@ -172,7 +193,12 @@ class BadRank {
           int fd;
           std::memcpy(&fd, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
           const Descriptor owned(fd);
-          if (control_.valid()) continue;
+          if (control_.valid()) {
+            // Contributions, or, where that fails, results.
+            Mapping mapping = Mapping::Map(fd, kPageBytes, Mapping::Access::kReadWrite);
+            if (mapping.valid()) contribution_ = std::move(mapping);
+            continue;
+          }
           control_ = Mapping::Map(fd, kShape.total_bytes(), Mapping::Access::kReadWrite);
         }
       }
@@ -180,9 +206,12 @@ class BadRank {
   }
   ControlView& view() { return view_; }
   const Mapping& control() const { return control_; }
+  // The beginning of a segment of contributions, if the rank has been given one.
+  const Mapping& contribution() const { return contribution_; }
 
  private:
   Descriptor socket_;
+  Mapping contribution_;
   Mapping control_;
   ControlView view_;
 };
@@ -203,18 +232,23 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       data += 2 + count;
       size -= 2 + count;
       auto& submitted = rank.view().rank_line().submitted;
-      switch (what % 8) {
+      switch (what % 9) {
         case 0: rank.Send(bytes, count); break;
         case 1: {  // A declaration that is right but for its fuzzed fields.
           std::array<std::byte, 512> out;
           const std::string name(1 + count % 16, 'x');
-          const size_t length =
-              EncodeMessage({.body = Declare{.dtype = talweg::DType(count > 0 ? bytes[0] % 10 : 1),
-                                             .op = talweg::Op(count > 1 ? bytes[1] % 8 : 1),
-                                             .element_count = count > 2 ? bytes[2] : 1u,
-                                             .name = name}},
-                            out);
-          rank.Send(out.data(), length);
+          Declare declare{.dtype = talweg::DType(count > 0 ? bytes[0] % 10 : 1),
+                          .op = talweg::Op(count > 1 ? bytes[1] % 8 : 1),
+                          .root_rank = count > 3 ? bytes[3] % 4u : 0u,
+                          .element_count = count > 2 ? bytes[2] : 1u,
+                          .name = name};
+          if (count > 4) declare.gives = talweg::Share(bytes[4] % 7);
+          if (count > 5) declare.gets = talweg::Share(bytes[5] % 7);
+          std::array<uint32_t, 4> ranks = {};
+          const size_t rank_count = count > 6 ? std::min<size_t>(count - 6, ranks.size()) : 0;
+          for (size_t i = 0; i < rank_count; ++i) ranks[i] = bytes[6 + i] % 5;
+          declare.ranks = RankList(std::span(ranks).first(rank_count));
+          rank.Send(out.data(), EncodeMessage({.body = declare}, out));
           break;
         }
         case 2: {  // A push, whole or fuzzed.
@@ -244,6 +278,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         case 5: agent.Complete(static_cast<uint32_t>(count)); break;
         case 6: agent.Sleep(); break;
         case 7: rank.Drain(); break;
+        case 8:  // The lengths of parts, say.
+          if (!rank.contribution().valid() || count < 1) break;
+          std::memcpy(rank.contribution().data() + bytes[0] * 8, bytes + 1, count - 1);
+          break;
       }
       agent.Poll();
     }

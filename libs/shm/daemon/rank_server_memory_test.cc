@@ -43,7 +43,8 @@ TEST_CASE_METHOD(RankServerFixture, "Segments are sealed: control, contribution 
 }
 
 TEST_CASE_METHOD(RankServerFixture, "Ranks that sum in place write each other's contributions") {
-  sink.shared["t"] = server->PlanContribution(4, /*in_place=*/true).value();
+  sink.shared["t"] =
+      server->PlanContribution(BufferShape::Of(kOneFloat, 4), /*in_place=*/true).value();
   CHECK(sink.shared["t"].offset % kPageBytes == 0);
   std::array<RawRank, 2> ranks = {RawRank(*this), RawRank(*this)};
   for (RawRank& rank : ranks) {
@@ -76,7 +77,8 @@ TEST_CASE_METHOD(RankServerFixture, "Ranks that sum in place write each other's 
 
 TEST_CASE_METHOD(RankServerFixture,
                  "Ranks that sum get each other's contributions, to be read only") {
-  sink.shared["t"] = server->PlanContribution(4, /*in_place=*/false).value();
+  sink.shared["t"] =
+      server->PlanContribution(BufferShape::Of(kOneFloat, 4), /*in_place=*/false).value();
   std::vector<std::unique_ptr<RawRank>> ranks;
   for (int i = 0; i < 3; ++i) {
     ranks.push_back(std::make_unique<RawRank>(*this));
@@ -150,6 +152,11 @@ TEST_CASE("Memory of GPUs is offered, named in pushes, and taken back") {
   rank.Declare("t", kDeclareOnDevice);
   CHECK(fixture.sink.declarations[0].on_device);
   CHECK(Ask<Placed>(rank, Place{0, 5}).pushed[0] == 5);
+  Declare gather = Declare::Of({DType::kF32, Op::kCopy, Share::kOwn, Share::kWhole, 1}, "g");
+  gather.flags = kDeclareOnDevice;
+  const auto refused = Ask<Declared>(rank, gather);
+  CHECK(refused.status == RankStatus::kUnsupported);
+  CHECK_THAT(std::string(refused.text), Contains("all_gather f32[1] of 4 ranks"));
   CHECK(Ask<Unexported>(rank, Unexport{7}).status == RankStatus::kBusy);
   rank.Push(0, 1, OnDevice(7), 64);
   fixture.Settle();

@@ -20,7 +20,8 @@ using Pushes = std::vector<std::pair<uint32_t, uint64_t>>;
 struct SummingFixture : RankServerFixture {
   SummingFixture() {
     for (const char* name : {"a", "b"}) {
-      sink.shared[name] = server->PlanContribution(4, /*in_place=*/false).value();
+      sink.shared[name] =
+          server->PlanContribution(BufferShape::Of(kOneFloat, 4), /*in_place=*/false).value();
     }
     for (RawRank& rank : ranks) {
       rank.Join();
@@ -59,6 +60,19 @@ TEST_CASE_METHOD(SummingFixture,
   CHECK(Consumed(0) == 3);
   CHECK(Consumed(1) == 3);
   CHECK(server->PrepareToSleep(RankServer::Until::kAwaited));
+  CHECK(server->counters().protocol_errors == 0);
+}
+
+TEST_CASE_METHOD(SummingFixture, "A push in parts may be early as well") {
+  for (RawRank* rank : {&zero, &one}) {
+    rank->Push(0, 1, kPushInParts, 7);
+    rank->Push(0, 2, kPushInParts, 8);
+  }
+  Settle();
+  CHECK(sink.signatures == std::vector<RoundSignature>{7, 7});
+  Complete(0, 1);
+  Settle();
+  CHECK(sink.signatures == std::vector<RoundSignature>{7, 7, 8, 8});
   CHECK(server->counters().protocol_errors == 0);
 }
 

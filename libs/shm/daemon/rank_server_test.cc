@@ -119,7 +119,7 @@ TEST_CASE_METHOD(RankServerFixture, "Strangers are told why and dropped; ranks g
     std::array<std::byte, 200> bytes{};
     const size_t count = EncodeMessage({.body = Hello{.major = 9, .minor = 4}}, bytes);
     bad.SendBytes(bytes.data(), count);
-    CHECK_THAT(LastWords(bad, RankStatus::kVersionMismatch), Contains("9.4") && Contains("1.4"));
+    CHECK_THAT(LastWords(bad, RankStatus::kVersionMismatch), Contains("9.4") && Contains("1.5"));
   }
   SECTION("half a message, then the end") {
     bad.SendBytes(&kMessageMagic, 4);
@@ -161,6 +161,145 @@ TEST_CASE_METHOD(RankServerFixture, "A rank of another minor version is served l
   newer.Push(0, 1);
   Settle();
   CHECK(sink.pushes == std::vector<std::pair<uint32_t, uint64_t>>{{0, 1}});
+}
+
+// An all_gather of three floats a rank, of ranks 0 and 2.
+constexpr std::array<uint32_t, 2> kSomeRanks = {0, 2};
+Declare SomeGather() {
+  Declare declare =
+      Declare::Of({DType::kF32, Op::kCopy, Share::kOwn, Share::kWhole, 3}, "some gather");
+  declare.ranks = RankList(kSomeRanks);
+  return declare;
+}
+
+TEST_CASE_METHOD(RankServerFixture, "A push in parts is delivered with lengths and signature") {
+  RawRank rank(*this);
+  rank.Join();
+  rank.Declare(SomeGather());
+  REQUIRE(sink.declarations.size() == 1);
+  const RankDeclaration& declaration = sink.declarations[0];
+  CHECK(declaration.collective.name() == "all_gather");
+  CHECK(declaration.ranks == std::vector<uint32_t>{0, 2});
+  CHECK(declaration.rank_count == 2);
+  CHECK(declaration.bytes() == 2 * 64);
+  rank.MapContribution();
+  auto* table =
+      reinterpret_cast<uint32_t*>(rank.contribution() + declaration.shape().table_offset());
+  const auto complete = [&](uint64_t round) {
+    Settle();
+    server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(round)});
+  };
+  rank.Push(0, 1);
+  complete(1);
+  table[0] = 8;
+  table[1] = 99;  // Not its own.
+  rank.Push(0, 2, kPushInParts, 0x1234);
+  complete(2);
+  table[0] = 0;
+  rank.Push(0, 3, kPushInParts);
+  complete(3);
+  table[0] = 12;  // Full.
+  rank.Push(0, 4, kPushInParts, 0x1235);
+  complete(4);
+  CHECK(sink.signatures == std::vector<RoundSignature>{0, 0x1234, 0, 0x1235});
+  CHECK(sink.lengths == std::vector<std::vector<uint32_t>>{{}, {8, 0}, {0, 0}, {}});
+  std::string text;
+  SECTION("a length past a full part") {
+    table[0] = 16;
+    rank.Push(0, 5, kPushInParts);
+    text = "16 bytes as its part 0";
+  }
+  SECTION("a length of no whole elements") {
+    table[0] = 6;
+    rank.Push(0, 5, kPushInParts);
+    text = "6 bytes as its part 0";
+  }
+  SECTION("parts in a buffer on a GPU") {
+    rank.Push(0, 5, kPushInParts | kPushOnDevice);
+    text = "unknown flags 5";
+  }
+  CHECK_THAT(LastWords(rank, RankStatus::kProtocol), Contains(text));
+  CHECK(sink.pushes.size() == 4);
+}
+
+TEST_CASE_METHOD(RankServerFixture, "Declarations of collectives that cannot be are refused") {
+  RawRank rank(*this);
+  rank.Join();
+  Declare declare = SomeGather();
+  std::vector<uint32_t> ranks = {0, 2};
+  std::string text;
+  SECTION("a combination that is none") {
+    declare.gets = Share::kColumn;
+    text = "there is no collective that gives 3 and gets 5";
+  }
+  SECTION("a copy that sums") {
+    declare.op = Op::kSum;
+    text = "all_gather copies, and has no sum";
+  }
+  SECTION("only one of the two shares") {
+    declare.gives = Share::kUnspecified;
+    text = "there is no collective";
+  }
+  SECTION("a rank that is none") {
+    ranks = {0, 4};
+    text = "rank 4 of its group does not exist: the job has 4 ranks";
+  }
+  SECTION("a rank twice") {
+    ranks = {0, 2, 2};
+    text = "ascending order";
+  }
+  SECTION("a group without the rank") {
+    ranks = {1, 2};
+    text = "rank 0 declares it, and is not in its group of 2 ranks";
+  }
+  SECTION("a root out of the group") {
+    declare.gets = Share::kRoot;
+    declare.root_rank = 3;
+    text = "root rank 3 is not in its group of 2 ranks";
+  }
+  SECTION("a root out of the job") {
+    declare.gets = Share::kRoot;
+    declare.root_rank = 4;
+    text = "root rank 4 does not exist: the job has 4 ranks";
+  }
+  SECTION("too much of it") {
+    declare.element_count = uint64_t{3} << 30;
+    text = "of 2 ranks passes the limit of 16 GiB";
+  }
+  declare.ranks = RankList(ranks);
+  rank.Send({.request = 9, .body = declare});
+  const Message* message = rank.Receive();
+  REQUIRE(message != nullptr);
+  const auto* declared = std::get_if<Declared>(&message->body);
+  REQUIRE(declared != nullptr);
+  CHECK(declared->status == RankStatus::kInvalidArgument);
+  CHECK_THAT(std::string(declared->text), Contains("'some gather'") && Contains(text));
+  CHECK(sink.declarations.empty());
+}
+
+TEST_CASE_METHOD(RankServerFixture, "A group of all ranks is no group; a root is one's own") {
+  RawRank rank(*this);
+  rank.Join();
+  const std::vector<uint32_t> all = {0, 1, 2, 3};
+  Declare declare = Declare::Of({DType::kI8, Op::kMax, Share::kWhole, Share::kOwn, 0}, "t");
+  declare.ranks = RankList(all);
+  declare.root_rank = 3;  // Of what has none.
+  rank.Declare(declare);
+  CHECK(sink.declarations[0].ranks.empty());
+  CHECK(sink.declarations[0].rank_count == 4);
+  CHECK(sink.declarations[0].root_rank == 0);
+  CHECK(sink.declarations[0].bytes() == 0);
+}
+
+TEST_CASE_METHOD(RankServerFixture, "Two declarations with one number are garbage") {
+  sink.answers = false;
+  RawRank rank(*this);
+  rank.Join();
+  rank.Send({.request = 3, .body = Declare::Of(kOneFloat, "a")});
+  rank.Send({.request = 4, .body = Declare::Of(kOneFloat, "b")});
+  rank.Send({.request = 3, .body = Declare::Of(kOneFloat, "c")});
+  CHECK_THAT(LastWords(rank, RankStatus::kProtocol), Contains("not answered yet, 3"));
+  CHECK(sink.declarations.size() == 2);
 }
 
 TEST_CASE_METHOD(RankServerFixture, "Garbage in a ring ends that rank only, and says what it was") {

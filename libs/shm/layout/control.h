@@ -24,7 +24,7 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kControlMagic = 0x4d435754;  // "TWCM"
 inline constexpr uint16_t kLayoutMajor = 1;
-inline constexpr uint16_t kLayoutMinor = 2;
+inline constexpr uint16_t kLayoutMinor = 3;
 
 inline constexpr size_t kPageBytes = 4096;
 inline constexpr size_t kFailureTextBytes = 1024;
@@ -122,7 +122,9 @@ struct RingEntry {
 struct alignas(64) TensorState {
   std::atomic<uint64_t> completed_round;  // Written last, with release.
   std::atomic<uint32_t> status;           // RankStatus of completed_round.
-  uint32_t reserved0;
+  // Of a tensor that the ranks sum, whose round has no result: 1, all ranks have pushed the round,
+  // and the next one may have a result. (Since minor version 3; 0 before.)
+  std::atomic<uint32_t> goes_on;
   std::atomic<uint64_t> ranks_summed;
   std::atomic<uint64_t> sum_epoch;
   std::atomic<uint64_t> text_ticket;  // TextSlot with the reason; 0: none.
@@ -171,7 +173,8 @@ static_assert(std::is_standard_layout_v<RingEntry> && sizeof(RingEntry) == 32);
 static_assert(offsetof(RingEntry, priority) == 4 && offsetof(RingEntry, round) == 8);
 static_assert(offsetof(RingEntry, flags) == 16);
 static_assert(std::is_standard_layout_v<TensorState> && sizeof(TensorState) == 64);
-static_assert(offsetof(TensorState, status) == 8 && offsetof(TensorState, ranks_summed) == 16);
+static_assert(offsetof(TensorState, status) == 8 && offsetof(TensorState, goes_on) == 12);
+static_assert(offsetof(TensorState, ranks_summed) == 16);
 static_assert(offsetof(TensorState, sum_epoch) == 24 && offsetof(TensorState, text_ticket) == 32);
 static_assert(std::is_standard_layout_v<TextSlot> && sizeof(TextSlot) == 1024);
 

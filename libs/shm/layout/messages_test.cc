@@ -20,6 +20,7 @@ std::vector<std::byte> Encode(const Message& message) {
 std::vector<Message> Samples() {
   static const std::string text(kTextBytesMax, 't');
   static const std::string name(kTensorNameBytesMax, 'n');
+  static const std::vector<uint32_t> group(kGroupRanksMax, 77);
   Declared declared{.status = RankStatus::kOk,
                     .tensor = 3,
                     .tensor_bytes = uint64_t{1} << 34,
@@ -56,7 +57,10 @@ std::vector<Message> Samples() {
                        .priority = -5,
                        .element_count = 1u << 31,
                        .name = name,
-                       .flags = kDeclareOnDevice}},
+                       .flags = kDeclareOnDevice,
+                       .gives = Share::kOwn,
+                       .gets = Share::kWhole,
+                       .ranks = RankList(group)}},
       {.request = 9, .fd_count = 2, .body = declared},
       {.request = 0, .fd_count = 0, .body = Goodbye{}},
       {.request = 0,
@@ -94,7 +98,7 @@ TEST_CASE("Every message survives the way through bytes") {
 TEST_CASE("A beginning asks for more, never for less than is needed") {
   for (const Message& message : Samples()) {
     const std::vector<std::byte> bytes = Encode(message);
-    for (size_t cut = 0; cut < bytes.size(); ++cut) {
+    for (size_t cut = 0; cut < bytes.size(); cut += cut < 4096 ? 1 : 997) {
       const ParseResult result = ParseMessage(std::span(bytes).first(cut));
       REQUIRE(result.outcome == ParseOutcome::kNeedMore);
       REQUIRE(result.bytes_needed > cut);
@@ -114,6 +118,43 @@ TEST_CASE("What a newer minor version has appended is skipped") {
   REQUIRE(result.outcome == ParseOutcome::kMessage);
   CHECK(result.bytes_used == bytes.size());
   CHECK(std::get<Hello>(result.message.body).client_name == "x");
+}
+
+// Declare's last fields, of an empty group.
+constexpr size_t kShareFieldsBytes = 8;
+
+TEST_CASE("A Declare of an earlier version is an all_reduce or a broadcast of all ranks") {
+  const Op op = GENERATE(Op::kSum, Op::kCopy);
+  std::vector<std::byte> bytes =
+      Encode({.body = Declare{.dtype = DType::kF32, .op = op, .element_count = 5, .name = "t"}});
+  const auto body = static_cast<uint32_t>(bytes.size() - kMessageHeaderBytes - kShareFieldsBytes);
+  std::memcpy(bytes.data() + 8, &body, 4);
+  const ParseResult older = ParseMessage(std::span(bytes).first(kMessageHeaderBytes + body));
+  REQUIRE(older.outcome == ParseOutcome::kMessage);
+  const auto& declare = std::get<Declare>(older.message.body);
+  CHECK(declare.collective() == Collective::Of(DType::kF32, op, 5));
+  CHECK(declare.collective().name() == (op == Op::kSum ? "all_reduce" : "broadcast"));
+  CHECK(declare.ranks.empty());
+}
+
+TEST_CASE("Groups of ranks: found in ascending order, and not longer than a message") {
+  const std::vector<uint32_t> ranks = {2, 3, 7, 1000};
+  std::vector<std::byte> unaligned(1 + ranks.size() * sizeof(uint32_t));
+  std::memcpy(unaligned.data() + 1, ranks.data(), unaligned.size() - 1);
+  const RankList list(unaligned.data() + 1, 4);
+  CHECK(list == RankList(ranks));
+  for (uint32_t i = 0; i < ranks.size(); ++i) CHECK(list.Find(ranks[i]) == i);
+  for (const uint32_t none : {0u, 1u, 4u, 8u, 1001u}) CHECK(list.Find(none) == list.size());
+  CHECK(RankList().Find(0) == 0);
+  const std::vector<uint32_t> many(kGroupRanksMax + 1);
+  std::array<std::byte, 2 * kEncodedBytesMax> out;
+  CHECK(EncodeMessage({.body = Declare{.name = "t", .ranks = RankList(many)}}, out) == 0);
+  // A count that promises more than there is, or is allowed.
+  std::vector<std::byte> bytes = Encode({.body = Declare{.name = "t", .ranks = RankList(ranks)}});
+  for (const uint32_t count : {5u, kGroupRanksMax, kGroupRanksMax + 1, 0xffffffffu}) {
+    std::memcpy(bytes.data() + bytes.size() - 20, &count, 4);
+    CHECK(ParseMessage(bytes).outcome == ParseOutcome::kInvalid);
+  }
 }
 
 // Declared's last field.
@@ -148,11 +189,14 @@ TEST_CASE("A body that ends before its fields, or holds too long a string, is in
   for (const Message& message : Samples()) {
     std::vector<std::byte> bytes = Encode(message);
     const uint32_t body = static_cast<uint32_t>(bytes.size() - kMessageHeaderBytes);
-    for (uint32_t shorter = 0; shorter < body; ++shorter) {
-      // As a minor version before 3 has it.
-      const bool is_older =
-          std::holds_alternative<Declared>(message.body) && shorter == body - kArrivalsFieldBytes;
-      if (is_older) continue;
+    const auto* declare = std::get_if<Declare>(&message.body);
+    const size_t newer_bytes =
+        declare != nullptr ? kShareFieldsBytes + declare->ranks.size() * sizeof(uint32_t)
+        : std::holds_alternative<Declared>(message.body) ? kArrivalsFieldBytes
+                                                         : 0;
+    for (uint32_t shorter = 0; shorter < body; shorter += shorter < 4096 ? 1 : 997) {
+      // As a minor version before 3 or 5 has it.
+      if (newer_bytes != 0 && shorter == body - newer_bytes) continue;
       std::memcpy(bytes.data() + 8, &shorter, 4);
       const ParseResult result = ParseMessage(bytes);
       REQUIRE(result.outcome == ParseOutcome::kInvalid);

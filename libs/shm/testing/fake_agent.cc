@@ -123,13 +123,38 @@ struct FakeTensor {
   ArrivalLog arrivals;
   std::optional<SharedPlace> shared;
   std::map<uint32_t, ContributionBuffer> contributions;  // By local rank.
-  std::set<uint32_t> pushed;
+  struct Push {
+    RoundSignature signature = 0;
+    std::vector<uint32_t> lengths;  // By part; none: all are full.
+  };
+  std::map<uint32_t, Push> pushed;  // By local rank.
   Round completed;
+
+  // The job is this node, so a rank's number in the job is its local rank.
+  uint32_t RankAt(uint32_t place) const {
+    return declaration.ranks.empty() ? place : declaration.ranks[place];
+  }
+  uint32_t root_place() const {
+    uint32_t place = 0;
+    while (RankAt(place) != declaration.root_rank) ++place;
+    return place;
+  }
+  bool IsWorld() const { return declaration.ranks.empty(); }
+  uint64_t Length(uint32_t rank, uint32_t part) const {
+    const Push& push = pushed.at(rank);
+    return push.lengths.empty() ? declaration.collective.part_bytes() : push.lengths[part];
+  }
 };
 
 std::string Describe(const RankDeclaration& declaration) {
-  return std::string(DTypeName(declaration.dtype)) + "[" +
-         std::to_string(declaration.element_count) + "] " + std::string(OpName(declaration.op));
+  std::string text = Describe(declaration.collective);
+  if (declaration.collective.has_root()) text += ", root " + std::to_string(declaration.root_rank);
+  for (const uint32_t rank : declaration.ranks) text += " " + std::to_string(rank);
+  return text;
+}
+
+std::string Words(RoundSignature signature) {
+  return signature == 0 ? "without a signature" : DescribeSignature(signature);
 }
 
 }  // namespace
@@ -176,9 +201,9 @@ class FakeAgent::Impl final : public RankEventSink {
   void Arrive(const std::string& name, uint64_t offset, uint64_t length,
               std::optional<std::byte> as) {
     FakeTensor& tensor = tensors_.at(name);
-    TALWEG_CHECK(tensor.pushed.size() == options_.server.local_rank_count);
+    TALWEG_CHECK(tensor.pushed.size() == tensor.declaration.rank_count);
     const Round round = tensor.completed.Next();
-    std::vector<std::byte> sum(tensor.declaration.bytes());
+    std::vector<std::byte> sum(tensor.declaration.shape().total_bytes());
     SumInto(tensor, sum);
     if (as) std::fill(sum.begin(), sum.end(), *as);
     std::memcpy(tensor.results[round.value() & 1].bytes.data() + offset, sum.data() + offset,
@@ -232,9 +257,11 @@ class FakeAgent::Impl final : public RankEventSink {
         tensors_.erase(it);
         return;
       }
-      if (options_.ranks_sum) {
-        Outcome<SharedPlace> place = server_->PlanContribution(
-            declaration.bytes(), options_.knows_in_place && declaration.in_place);
+      const bool ranks_sum = options_.ranks_sum && tensor.IsWorld();
+      const BufferShape shape = declaration.shape();
+      if (ranks_sum) {
+        Outcome<SharedPlace> place =
+            server_->PlanContribution(shape, options_.knows_in_place && declaration.in_place);
         if (!place.ok()) {
           server_->RefuseDeclaration(connection, request, place.failure().status,
                                      place.failure().text);
@@ -244,8 +271,8 @@ class FakeAgent::Impl final : public RankEventSink {
         tensor.shared = place.value();
       }
       for (ResultBuffer& result : tensor.results) {
-        if (options_.ranks_sum) break;
-        Outcome<ResultBuffer> buffer = server_->AllocateResult(declaration.bytes());
+        if (ranks_sum) break;
+        Outcome<ResultBuffer> buffer = server_->AllocateResult(shape.total_bytes());
         if (!buffer.ok()) {
           server_->RefuseDeclaration(connection, request, buffer.failure().status,
                                      buffer.failure().text);
@@ -255,7 +282,7 @@ class FakeAgent::Impl final : public RankEventSink {
         result = buffer.value();
       }
       const uint64_t log_bytes = ArrivalsBytes(declaration.bytes());
-      if (options_.tells_arrivals && !options_.ranks_sum && log_bytes > 0) {
+      if (options_.tells_arrivals && !ranks_sum && log_bytes > 0) {
         const Outcome<ResultBuffer> log = server_->AllocateResult(log_bytes);
         TALWEG_CHECK(log.ok());
         tensor.arrivals_location = log.value().location;
@@ -263,9 +290,8 @@ class FakeAgent::Impl final : public RankEventSink {
       }
     }
     const RankDeclaration& agreed = tensor.declaration;
-    if (agreed.dtype != declaration.dtype || agreed.op != declaration.op ||
-        agreed.root_rank != declaration.root_rank ||
-        agreed.element_count != declaration.element_count) {
+    if (agreed.collective != declaration.collective || agreed.root_rank != declaration.root_rank ||
+        agreed.ranks != declaration.ranks) {
       server_->RefuseDeclaration(connection, request, RankStatus::kMismatch,
                                  "tensor '" + declaration.name + "': rank " +
                                      std::to_string(tensor.by_rank) + " declared " +
@@ -293,12 +319,12 @@ class FakeAgent::Impl final : public RankEventSink {
     by_index_[tensor.index.value()] = &tensor;
   }
 
-  void OnRankPush(RankConnectionId, LocalRank local_rank, TensorIndex index, Round round,
-                  int32_t) override {
+  void OnRankPush(RankConnectionId, const PushedRound& push) override {
     ++seen_.pushes;
-    FakeTensor& tensor = *by_index_.at(index.value());
-    TALWEG_CHECK(round == tensor.completed.Next());
-    tensor.pushed.insert(local_rank.value());
+    FakeTensor& tensor = *by_index_.at(push.tensor.value());
+    TALWEG_CHECK(push.round == tensor.completed.Next());
+    tensor.pushed[push.local_rank.value()] = {
+        push.signature, std::vector<uint32_t>(push.lengths.begin(), push.lengths.end())};
     CompleteIfReady(tensor);
   }
 
@@ -314,7 +340,7 @@ class FakeAgent::Impl final : public RankEventSink {
  private:
   Outcome<ContributionBuffer> Contribution(RankConnectionId connection, const FakeTensor& tensor) {
     if (!tensor.shared) {
-      return server_->AllocateContribution(connection, tensor.declaration.bytes());
+      return server_->AllocateContribution(connection, tensor.declaration.shape().total_bytes());
     }
     Outcome<Location> location = server_->PlaceContribution(connection, *tensor.shared);
     if (!location.ok()) return location.failure();
@@ -322,21 +348,66 @@ class FakeAgent::Impl final : public RankEventSink {
   }
 
   void CompleteIfReady(FakeTensor& tensor) {
-    const uint32_t count = options_.server.local_rank_count;
+    const uint32_t count = tensor.declaration.rank_count;
     if (options_.holds_rounds || tensor.pushed.size() < count) return;
     if (tensor.contributions.size() < count) return;
-    if (!tensor.shared) SumInto(tensor, tensor.results[tensor.completed.Next().value() & 1].bytes);
+    if (!tensor.shared) {
+      if (const std::string difference = Difference(tensor); !difference.empty()) {
+        return Publish(tensor, RankStatus::kMismatch, difference);
+      }
+      SumInto(tensor, tensor.results[tensor.completed.Next().value() & 1].bytes);
+    }
     Publish(tensor, RankStatus::kOk, "");
   }
 
+  // The first two ranks that have said different things, and what; "" if none have. (Ranks that sum
+  // compare for themselves.)
+  static std::string Difference(const FakeTensor& tensor) {
+    const Collective& collective = tensor.declaration.collective;
+    const uint32_t first = tensor.RankAt(0);
+    for (const auto& [rank, push] : tensor.pushed) {
+      const std::string who = "rank " + std::to_string(first) + " has pushed ";
+      const std::string other = ", rank " + std::to_string(rank) + " has pushed ";
+      const RoundSignature signature = tensor.pushed.at(first).signature;
+      if (push.signature != signature)
+        return who + Words(signature) + other + Words(push.signature);
+      if (collective.copies()) continue;
+      for (uint32_t part = 0; part < tensor.declaration.shape().part_count; ++part) {
+        const uint64_t bytes = tensor.Length(first, part);
+        if (tensor.Length(rank, part) == bytes) continue;
+        return who + std::to_string(bytes) + " bytes" + other +
+               std::to_string(tensor.Length(rank, part)) + " bytes";
+      }
+    }
+    return "";
+  }
+
+  // Each part as its collective says, and the table of their lengths.
   static void SumInto(const FakeTensor& tensor, std::span<std::byte> out) {
-    std::vector<std::span<const std::byte>> inputs;
-    for (const auto& [rank, buffer] : tensor.contributions) inputs.push_back(buffer.bytes);
-    if (tensor.declaration.op == Op::kCopy) {
-      const auto root = inputs[tensor.declaration.root_rank];
-      std::memcpy(out.data(), root.data(), out.size());
-    } else {
-      ReduceAny(tensor.declaration.dtype, tensor.declaration.op, inputs, out);
+    const RankDeclaration& declaration = tensor.declaration;
+    const Collective& collective = declaration.collective;
+    const BufferShape shape = declaration.shape();
+    const uint32_t root = collective.has_root() ? tensor.root_place() : 0;
+    for (uint32_t part = 0; part < shape.part_count; ++part) {
+      std::vector<std::span<const std::byte>> inputs;
+      uint64_t bytes = 0;
+      for (uint32_t place = 0; place < declaration.rank_count; ++place) {
+        if (!collective.Gives(part, place, declaration.rank_count, root)) continue;
+        const uint32_t rank = tensor.RankAt(place);
+        bytes = tensor.Length(rank, part);
+        inputs.push_back(
+            tensor.contributions.at(rank).bytes.subspan(shape.part_offset(part), bytes));
+      }
+      const std::span<std::byte> to = out.subspan(shape.part_offset(part), bytes);
+      if (collective.copies()) {
+        TALWEG_CHECK(inputs.size() == 1);
+        std::copy(inputs[0].begin(), inputs[0].end(), to.begin());
+      } else {
+        ReduceAny(collective.dtype, collective.op, inputs, to);
+      }
+      const auto length = static_cast<uint32_t>(bytes);
+      std::memcpy(out.data() + shape.table_offset() + part * sizeof(length), &length,
+                  sizeof(length));
     }
   }
 

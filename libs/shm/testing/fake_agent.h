@@ -14,7 +14,7 @@
 namespace talweg::shm {
 
 // An agent for tests: a job of one node, whose rounds are summed in rank order in a thread of its
-// own. Every dtype and operation, averages rounded once; no speed.
+// own. Every collective, dtype and operation, any group; averages rounded once; no speed.
 //
 // The test thread owns it; everything below is called from there and takes effect before it
 // returns.
@@ -27,7 +27,7 @@ class FakeAgent {
     bool waits_for_all = false;
     // Tensors named so are declared by all, then the declaration of the last is never answered.
     std::string unanswered_name;
-    // The ranks sum; the agent only says when.
+    // The ranks sum what is of all of them; the agent only says when.
     bool ranks_sum = false;
     // As agents before there was such a thing: what is declared in place is not summed so.
     bool knows_in_place = true;

@@ -64,8 +64,7 @@ std::string DeclareProblem(const wire::Declare& declare, const View& view) {
     return who + "there is no operation " + std::to_string(static_cast<int>(declare.op));
   }
   if (!OpDefined(declare.dtype, declare.op)) {
-    return who + std::string(OpName(declare.op)) + " is not defined for " +
-           std::string(DTypeName(declare.dtype)) + ": sum, or use a floating-point type";
+    return who + DescribeUndefined(declare.dtype, declare.op);
   }
   if (declare.element_count > kTensorBytesMax / DTypeSize(declare.dtype)) {
     return who + std::to_string(declare.element_count) + " elements of " +

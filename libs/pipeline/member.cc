@@ -156,8 +156,7 @@ std::string Member::SpecProblem(const TensorSpec& spec) const {
     return tensor + "there is no operation " + std::to_string(static_cast<int>(spec.op));
   }
   if (!OpDefined(spec.dtype, spec.op)) {
-    return tensor + std::string(OpName(spec.op)) + " is not defined for " +
-           std::string(DTypeName(spec.dtype)) + "; use sum, or a float dtype";
+    return tensor + DescribeUndefined(spec.dtype, spec.op);
   }
   if (spec.element_count > config_.tensor_bytes_max / DTypeSize(spec.dtype)) {
     return tensor + SpecText(spec) + " is larger than " + FormatBytes(config_.tensor_bytes_max) +

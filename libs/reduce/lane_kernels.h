@@ -208,6 +208,33 @@ struct LaneKernels {
     Lanes Last(Lanes greatest) const { return greatest; }
   };
 
+  template <class E>
+  struct Bits {
+    using Lanes = typename E::Lanes;
+    static constexpr bool kExact = true;
+    explicit Bits(const KernelArguments&) {}
+    Lanes First(Lanes x) const { return x; }
+    Lanes Last(Lanes bits) const { return bits; }
+  };
+  template <class E>
+  struct BitAnd : Bits<E> {
+    using Lanes = typename E::Lanes;
+    using Bits<E>::Bits;
+    Lanes Next(Lanes bits, Lanes x, size_t) const { return bits & x; }
+  };
+  template <class E>
+  struct BitOr : Bits<E> {
+    using Lanes = typename E::Lanes;
+    using Bits<E>::Bits;
+    Lanes Next(Lanes bits, Lanes x, size_t) const { return bits | x; }
+  };
+  template <class E>
+  struct BitXor : Bits<E> {
+    using Lanes = typename E::Lanes;
+    using Bits<E>::Bits;
+    Lanes Next(Lanes bits, Lanes x, size_t) const { return bits ^ x; }
+  };
+
   // Isa::Lesser and Isa::Greater: a NaN on either side gives the one NaN, and -0 is less than +0.
   static Vector<float> Lesser(Vector<float> a, Vector<float> b) { return Isa::Lesser(a, b); }
   static Vector<double> Lesser(Vector<double> a, Vector<double> b) { return Isa::Lesser(a, b); }
@@ -257,7 +284,7 @@ struct LaneKernels {
     static constexpr size_t kTileBytes = kTileBlocks * kBlockBytes;
 
     static void Run(const KernelArguments& arguments) {
-      const size_t end = arguments.element_count * E::kElementBytes;
+      const size_t end = arguments.bytes;
       size_t at = 0;
       if constexpr (Isa::kHasStreaming) {
         // A streaming store wants alignment, which elements that lie askew never reach.
@@ -409,6 +436,73 @@ struct LaneKernels {
     }
   };
 
+  // ----- Integers times a number. -----
+
+  // In double, whose products are rounded to nearest; then toward zero, and to the nearest of T's
+  // own numbers. NaN is 0. As many elements at a time as a vector has doubles.
+  template <class T>
+  struct ScaledInteger {
+    static constexpr size_t kLanes = Isa::kVectorBytes / sizeof(double);
+    static constexpr size_t kStride = kLanes * sizeof(T);
+    using Lanes = typename Elements::template VectorOf<T, kStride>::Type;
+    using Doubles = Vector<double>;
+
+    static constexpr bool kIsSigned = static_cast<T>(-1) < 0;
+    static constexpr int kBits = sizeof(T) * 8 - (kIsSigned ? 1 : 0);
+    static constexpr T kLeast = kIsSigned ? static_cast<T>(T{1} << kBits) : T{0};
+    static constexpr T kGreatest = static_cast<T>(~kLeast);
+    // The first number above all of T, and the last double below it.
+    static constexpr double kBeyond = 2.0 * static_cast<double>(uint64_t{1} << (kBits - 1));
+    static constexpr double kLastDouble =
+        kBits > 53 ? kBeyond - static_cast<double>(uint64_t{1} << (kBits - 53)) : kBeyond - 1;
+
+    static void Run(const KernelArguments& arguments) {
+      const std::byte* const input = arguments.inputs[0];
+      size_t at = 0;
+      for (; arguments.bytes - at >= kStride; at += kStride) {
+        const Lanes lanes =
+            Scaled(Elements::template LoadVector<Lanes>(input + at), arguments.scale);
+        __builtin_memcpy(arguments.output + at, &lanes, sizeof(lanes));
+      }
+      if (at == arguments.bytes) return;
+      Lanes rest = {};
+      __builtin_memcpy(&rest, input + at, arguments.bytes - at);
+      rest = Scaled(rest, arguments.scale);
+      __builtin_memcpy(arguments.output + at, &rest, arguments.bytes - at);
+    }
+
+    [[gnu::always_inline]] static Lanes Scaled(Lanes x, double factor) {
+      Doubles scaled = ToDoubles(x) * factor;
+      // NOLINTNEXTLINE(misc-redundant-expression): a NaN is not itself.
+      scaled = scaled == scaled ? scaled : Doubles{};
+      const Doubles least = Doubles{} + static_cast<double>(kLeast);
+      const Doubles last = Doubles{} + kLastDouble;
+      const auto is_beyond = scaled >= kBeyond;
+      scaled = scaled > least ? scaled : least;
+      scaled = scaled < last ? scaled : last;
+      const Lanes converted = FromDoubles(scaled);
+      if constexpr (kBits <= 53) return converted;  // The last double is the greatest T.
+      const Lanes beyond = __builtin_convertvector(is_beyond, Lanes);
+      return (converted & ~beyond) | (beyond & kGreatest);
+    }
+
+    // By way of a type that the instruction sets convert.
+    using Words = typename Elements::template VectorOf<int32_t, kLanes * sizeof(int32_t)>::Type;
+    static constexpr bool kByWords = sizeof(T) < sizeof(int32_t);
+    [[gnu::always_inline]] static Doubles ToDoubles(Lanes x) {
+      if constexpr (kByWords) {
+        return __builtin_convertvector(__builtin_convertvector(x, Words), Doubles);
+      }
+      return __builtin_convertvector(x, Doubles);
+    }
+    [[gnu::always_inline]] static Lanes FromDoubles(Doubles x) {
+      if constexpr (kByWords) {
+        return __builtin_convertvector(__builtin_convertvector(x, Words), Lanes);
+      }
+      return __builtin_convertvector(x, Lanes);
+    }
+  };
+
   // ----- The table. -----
 
   template <class E>
@@ -418,12 +512,21 @@ struct LaneKernels {
     row[static_cast<size_t>(Combine::kSumOver)] = &Loop<E, SumOver<E>>::Run;
     row[static_cast<size_t>(Combine::kWeightedSumOver)] = &Loop<E, WeightedSumOver<E>>::Run;
     row[static_cast<size_t>(Combine::kProduct)] = &Loop<E, Product<E>>::Run;
+    row[static_cast<size_t>(Combine::kScale)] = &Loop<E, SumTimes<E>>::Run;
   }
 
   template <class Least, class Greatest>
   static constexpr void FillEnds(Kernel (&row)[kCombineCount]) {
     row[static_cast<size_t>(Combine::kMin)] = &Loop<Least, Min<Least>>::Run;
     row[static_cast<size_t>(Combine::kMax)] = &Loop<Greatest, Max<Greatest>>::Run;
+  }
+
+  // Of bytes, whatever elements they make up.
+  static constexpr void FillBits(Kernel (&row)[kCombineCount]) {
+    using E = Plain<uint8_t>;
+    row[static_cast<size_t>(Combine::kBitAnd)] = &Loop<E, BitAnd<E>>::Run;
+    row[static_cast<size_t>(Combine::kBitOr)] = &Loop<E, BitOr<E>>::Run;
+    row[static_cast<size_t>(Combine::kBitXor)] = &Loop<E, BitXor<E>>::Run;
   }
 
   // Sums and products have the same bits with and without a sign; those without one wrap.
@@ -434,6 +537,8 @@ struct LaneKernels {
     FillEnds<E, E>(row);
     row[static_cast<size_t>(Combine::kSum)] = &Loop<Wrapping, Sum<Wrapping>>::Run;
     row[static_cast<size_t>(Combine::kProduct)] = &Loop<Wrapping, Product<Wrapping>>::Run;
+    row[static_cast<size_t>(Combine::kScale)] = &ScaledInteger<T>::Run;
+    FillBits(row);
   }
 
   static constexpr KernelTable Table() {
@@ -450,6 +555,12 @@ struct LaneKernels {
     FillIntegers<uint8_t, uint8_t>(table.kernels[5]);
     FillIntegers<int32_t, uint32_t>(table.kernels[6]);
     FillIntegers<int64_t, uint64_t>(table.kernels[7]);
+    FillIntegers<int16_t, uint16_t>(table.kernels[8]);
+    FillIntegers<uint16_t, uint16_t>(table.kernels[9]);
+    FillIntegers<uint32_t, uint32_t>(table.kernels[10]);
+    FillIntegers<uint64_t, uint64_t>(table.kernels[11]);
+    FillEnds<Plain<uint8_t>, Plain<uint8_t>>(table.kernels[12]);
+    FillBits(table.kernels[12]);
     return table;
   }
 };

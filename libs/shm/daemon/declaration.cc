@@ -50,8 +50,7 @@ std::string DeclarationError(const Declare& declare, uint32_t job_size) {
     return tensor + std::to_string(static_cast<int>(declare.op)) + " is no operation";
   }
   if (!OpDefined(declare.dtype, declare.op)) {
-    return tensor + std::string(OpName(declare.op)) + " is not defined for " +
-           std::string(DTypeName(declare.dtype)) + "; use sum, or a floating-point dtype";
+    return tensor + DescribeUndefined(declare.dtype, declare.op);
   }
   if (declare.element_count == 0) return tensor + "it has no elements";
   if (declare.element_count > kTensorBytesMax / DTypeSize(declare.dtype)) {

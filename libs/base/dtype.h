@@ -157,8 +157,8 @@ constexpr std::string_view OpName(Op op) {
   return IsValid(op) ? RowOf(op)->name : "invalid";
 }
 
-// "average is not defined for u8, which has sum, min, max, product, copy, bit_and, bit_or, bit_xor":
-// for an `op` that OpDefined refuses, of a dtype that is one.
+// "average is not defined for u8, which has sum, min, max, product, copy, bit_and, bit_or,
+// bit_xor": for an `op` that OpDefined refuses, of a dtype that is one.
 std::string DescribeUndefined(DType dtype, Op op);
 
 }  // namespace talweg

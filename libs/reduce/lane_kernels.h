@@ -34,6 +34,16 @@ struct LaneTraits<double> {
   static constexpr Bits kTinyBelow = Bits{256} << 52;  // 2^-767
 };
 
+// 32 bits, with or without a sign.
+template <bool kUnsigned>
+struct WordOf {
+  using Type = int32_t;
+};
+template <>
+struct WordOf<true> {
+  using Type = uint32_t;
+};
+
 template <class Isa>
 struct LaneKernels {
   using Elements = LaneElements<Isa>;
@@ -439,67 +449,86 @@ struct LaneKernels {
   // ----- Integers times a number. -----
 
   // In double, whose products are rounded to nearest; then toward zero, and to the nearest of T's
-  // own numbers. NaN is 0. As many elements at a time as a vector has doubles.
+  // own numbers. As many bytes at a time as are a vector of doubles once they are words, or longs.
   template <class T>
   struct ScaledInteger {
-    static constexpr size_t kLanes = Isa::kVectorBytes / sizeof(double);
-    static constexpr size_t kStride = kLanes * sizeof(T);
+    static constexpr bool kIsLong = sizeof(T) == 8;
+    static constexpr size_t kStride = Isa::kVectorBytes / (kIsLong ? 1 : 2);
     using Lanes = typename Elements::template VectorOf<T, kStride>::Type;
     using Doubles = Vector<double>;
-
     static constexpr bool kIsSigned = static_cast<T>(-1) < 0;
-    static constexpr int kBits = sizeof(T) * 8 - (kIsSigned ? 1 : 0);
-    static constexpr T kLeast = kIsSigned ? static_cast<T>(T{1} << kBits) : T{0};
+    static constexpr int kBits = sizeof(T) * 8;
+    static constexpr int kValueBits = kBits - (kIsSigned ? 1 : 0);
+    static constexpr T kLeast = kIsSigned ? static_cast<T>(T{1} << kValueBits) : T{0};
     static constexpr T kGreatest = static_cast<T>(~kLeast);
     // The first number above all of T, and the last double below it.
-    static constexpr double kBeyond = 2.0 * static_cast<double>(uint64_t{1} << (kBits - 1));
+    static constexpr double kBeyond = 2.0 * static_cast<double>(uint64_t{1} << (kValueBits - 1));
     static constexpr double kLastDouble =
-        kBits > 53 ? kBeyond - static_cast<double>(uint64_t{1} << (kBits - 53)) : kBeyond - 1;
+        kBeyond - (kIsLong ? static_cast<double>(uint64_t{1} << (kValueBits - 53)) : 1);
 
     static void Run(const KernelArguments& arguments) {
       const std::byte* const input = arguments.inputs[0];
+      const Doubles factor = Doubles{} + Finite(arguments.scale);
       size_t at = 0;
       for (; arguments.bytes - at >= kStride; at += kStride) {
-        const Lanes lanes =
-            Scaled(Elements::template LoadVector<Lanes>(input + at), arguments.scale);
-        __builtin_memcpy(arguments.output + at, &lanes, sizeof(lanes));
+        const Lanes lanes = Scaled(Elements::template LoadVector<Lanes>(input + at), factor);
+        __builtin_memcpy(arguments.output + at, &lanes, kStride);
       }
       if (at == arguments.bytes) return;
       Lanes rest = {};
       __builtin_memcpy(&rest, input + at, arguments.bytes - at);
-      rest = Scaled(rest, arguments.scale);
+      rest = Scaled(rest, factor);
       __builtin_memcpy(arguments.output + at, &rest, arguments.bytes - at);
     }
 
-    [[gnu::always_inline]] static Lanes Scaled(Lanes x, double factor) {
-      Doubles scaled = ToDoubles(x) * factor;
-      // NOLINTNEXTLINE(misc-redundant-expression): a NaN is not itself.
-      scaled = scaled == scaled ? scaled : Doubles{};
-      const Doubles least = Doubles{} + static_cast<double>(kLeast);
-      const Doubles last = Doubles{} + kLastDouble;
-      const auto is_beyond = scaled >= kBeyond;
-      scaled = scaled > least ? scaled : least;
-      scaled = scaled < last ? scaled : last;
-      const Lanes converted = FromDoubles(scaled);
-      if constexpr (kBits <= 53) return converted;  // The last double is the greatest T.
-      const Lanes beyond = __builtin_convertvector(is_beyond, Lanes);
-      return (converted & ~beyond) | (beyond & kGreatest);
+    // A factor that does the same and whose products are no NaN: 0 for NaN; for an infinity the
+    // greatest double, which takes every integer but 0 beyond T.
+    static double Finite(double factor) {
+      constexpr double kMost = __DBL_MAX__;
+      if (factor > kMost) return kMost;
+      if (factor < -kMost) return -kMost;
+      return factor == factor ? factor : 0;  // NOLINT(misc-redundant-expression)
     }
 
-    // By way of a type that the instruction sets convert.
-    using Words = typename Elements::template VectorOf<int32_t, kLanes * sizeof(int32_t)>::Type;
-    static constexpr bool kByWords = sizeof(T) < sizeof(int32_t);
-    [[gnu::always_inline]] static Doubles ToDoubles(Lanes x) {
-      if constexpr (kByWords) {
-        return __builtin_convertvector(__builtin_convertvector(x, Words), Doubles);
+    [[gnu::always_inline]] static Lanes Scaled(Lanes x, Doubles factor) {
+      if constexpr (kIsLong) {
+        const Doubles product = __builtin_convertvector(x, Doubles) * factor;
+        const Lanes lanes = __builtin_convertvector(Within(product), Lanes);
+        return product >= kBeyond ? Lanes{} + kGreatest : lanes;
+      } else {
+        return ScaledInWords(x, factor);
       }
-      return __builtin_convertvector(x, Doubles);
     }
-    [[gnu::always_inline]] static Lanes FromDoubles(Doubles x) {
-      if constexpr (kByWords) {
-        return __builtin_convertvector(__builtin_convertvector(x, Words), Lanes);
+
+    [[gnu::always_inline]] static Doubles Within(Doubles x) {
+      const Doubles least = Doubles{} + static_cast<double>(kLeast);
+      const Doubles last = Doubles{} + kLastDouble;
+      const Doubles above = x > least ? x : least;
+      return above < last ? above : last;
+    }
+
+    // A small integer is widened to a word where it lies, so that no lane has to move: the first
+    // ones of all words, then their second ones.
+    template <class Word>
+    using WordsOf = typename Elements::template VectorOf<Word, kStride>::Type;
+    using Bits = WordsOf<uint32_t>;
+    using Extended = WordsOf<typename WordOf<!kIsSigned>::Type>;  // With the sign, or zeros.
+    // Processors convert words with a sign; what is smaller than a word fits one.
+    using Words = WordsOf<typename WordOf<!kIsSigned && kBits == 32>::Type>;
+    [[gnu::always_inline]] static Lanes ScaledInWords(Lanes x, Doubles factor) {
+      const Bits packed = __builtin_bit_cast(Bits, x);
+      Bits result = {};
+#pragma GCC unroll 4
+      for (int begin = 0; begin < 32; begin += kBits) {
+        const Bits at_the_top = packed << (32 - kBits - begin);
+        const Extended extended = __builtin_bit_cast(Extended, at_the_top) >> (32 - kBits);
+        const Doubles product =
+            __builtin_convertvector(__builtin_bit_cast(Words, extended), Doubles) * factor;
+        const Words words = __builtin_convertvector(Within(product), Words);
+        const Bits low = __builtin_bit_cast(Bits, words) & (~uint32_t{0} >> (32 - kBits));
+        result |= low << begin;
       }
-      return __builtin_convertvector(x, Lanes);
+      return __builtin_bit_cast(Lanes, result);
     }
   };
 

@@ -55,9 +55,7 @@ struct ReduceSpec {
 
 // Whether Reduce knows (dtype, op): all that OpDefined says but copies. To be asked before anything
 // from outside becomes a ReduceSpec.
-constexpr bool IsReduction(DType dtype, Op op) {
-  return OpDefined(dtype, op) && op != Op::kCopy;
-}
+constexpr bool IsReduction(DType dtype, Op op) { return OpDefined(dtype, op) && op != Op::kCopy; }
 
 // An average takes two hops: an agent combines its ranks, an aggregator the agents. An f32 or f64
 // contribution is the sum over its ranks, and the last hop divides by all ranks. An f16 or bf16

@@ -268,7 +268,8 @@ std::string TryScale(DType dtype, double factor, Isa isa, const std::vector<std:
 
   std::ostringstream what;
   what << DTypeName(dtype) << " times " << factor << ", " << IsaName(isa) << ", " << count
-       << " elements, layout " << static_cast<int>(layout) << (in_place ? ", in place" : "") << ": ";
+       << " elements, layout " << static_cast<int>(layout) << (in_place ? ", in place" : "")
+       << ": ";
   if (!input.GuardsAreIntact() || !apart.GuardsAreIntact()) {
     return what.str() + "written beside its memory";
   }

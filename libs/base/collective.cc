@@ -56,11 +56,12 @@ RoundSignature SignatureOf(const Collective& collective, uint64_t element_count)
 
 std::string DescribeSignature(RoundSignature signature) {
   if (signature == 0) return "";
-  const Collective collective = {.dtype = static_cast<DType>(signature >> kDTypeShift & 0xff),
-                                 .op = static_cast<Op>(signature >> kOpShift & 0xff),
-                                 .gives = static_cast<Share>(signature >> kGivesShift & 0xf),
-                                 .gets = static_cast<Share>(signature >> kGetsShift & 0xf),
-                                 .element_count = signature & kSignatureElementsMax};
+  const Collective collective = {
+      .dtype = static_cast<DType>(signature >> kDTypeShift & 0xff),
+      .op = static_cast<Op>(signature >> kOpShift & 0xff),
+      .gives = static_cast<Share>(signature >> kGivesShift & 0xf),
+      .gets = static_cast<Share>(signature >> kGetsShift & 0xf),
+      .element_count = signature & kSignatureElementsMax};
   if (!collective.needs_every_rank()) return Describe(collective);
   return Words(collective) + " " + std::string(DTypeName(collective.dtype)) + ", rows of " +
          std::to_string(collective.element_count);

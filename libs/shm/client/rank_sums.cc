@@ -183,7 +183,7 @@ RankStatus Client::FindInputs(const Tensor& tensor, SumInputs* inputs, ErrorText
                       NameOf(tensor), socket_path_, identity_.local_size);
   }
   if (inputs->op == Op::kCopy ? inputs->root >= identity_.local_size
-                              : !reduce::IsReduction(inputs->dtype, inputs->op)) {
+                                   : !reduce::IsReduction(inputs->dtype, inputs->op)) {
     return error.Fail(RankStatus::kInternal,
                       "tensor '%s': the agent at '%s' leaves it to the ranks to sum, and they "
                       "cannot; please report it",

@@ -319,6 +319,7 @@ TEST_CASE("Reduce: bools are bytes, also where they are neither 0 nor 1", "[redu
     CHECK(reduce(Op::kMax, {0, 1, 0}) == 1);
     CHECK(reduce(Op::kBitAnd, {1, 1, 1}) == 1);
     CHECK(reduce(Op::kBitXor, {1, 1, 1}) == 1);
+    CHECK(reduce(Op::kBitXor, {1, 1}) == 0);
     CHECK(reduce(Op::kMax, {1, 0x80}) == 0x80);
     CHECK(reduce(Op::kBitAnd, {1, 2}) == 0);
     CHECK(reduce(Op::kBitOr, {1, 2}) == 3);

@@ -43,6 +43,9 @@ static_assert(TALWEG_EVENTS_LOST == static_cast<int>(RankStatus::kEventsLost));
 static_assert(TALWEG_F32 == static_cast<int>(DType::kF32));
 static_assert(TALWEG_BF16 == static_cast<int>(DType::kBF16));
 static_assert(TALWEG_I64 == static_cast<int>(DType::kI64));
+static_assert(TALWEG_I16 == static_cast<int>(DType::kI16));
+static_assert(TALWEG_U64 == static_cast<int>(DType::kU64));
+static_assert(TALWEG_BOOL == static_cast<int>(DType::kBool));
 static_assert(TALWEG_SUM == static_cast<int>(Op::kSum));
 static_assert(TALWEG_BROADCAST == static_cast<int>(Op::kCopy));
 static_assert(TALWEG_COPY == static_cast<int>(Op::kCopy));
@@ -51,6 +54,8 @@ static_assert(TALWEG_SHARE_ROOT == static_cast<int>(Share::kRoot));
 static_assert(TALWEG_SHARE_OWN == static_cast<int>(Share::kOwn));
 static_assert(TALWEG_SHARE_ROW == static_cast<int>(Share::kRow));
 static_assert(TALWEG_SHARE_COLUMN == static_cast<int>(Share::kColumn));
+static_assert(TALWEG_BIT_AND == static_cast<int>(Op::kBitAnd));
+static_assert(TALWEG_BIT_XOR == static_cast<int>(Op::kBitXor));
 static_assert(TALWEG_ANY_LOCAL_RANK == talweg::shm::kAnyLocalRank);
 
 constexpr int64_t kConnectTimeoutNs = 60'000'000'000;
@@ -179,7 +184,7 @@ const char* talweg_status_name(talweg_status status) {
 
 size_t talweg_dtype_bytes(talweg_dtype dtype) {
   const auto value = static_cast<unsigned>(dtype);
-  return value > TALWEG_I64 ? 0 : talweg::DTypeSize(static_cast<DType>(value));
+  return value > UINT8_MAX ? 0 : talweg::DTypeSize(static_cast<DType>(value));
 }
 
 const char* talweg_last_error(void) { return last_error.text(); }

@@ -95,17 +95,25 @@ typedef enum talweg_dtype {
   TALWEG_I8 = 5,
   TALWEG_U8 = 6,
   TALWEG_I32 = 7,
-  TALWEG_I64 = 8
+  TALWEG_I64 = 8,
+  TALWEG_I16 = 9,
+  TALWEG_U16 = 10,
+  TALWEG_U32 = 11,
+  TALWEG_U64 = 12,
+  TALWEG_BOOL = 13 /* A byte, 0 or 1: min is all, max is any. */
 } talweg_dtype;
 
 typedef enum talweg_op {
   TALWEG_SUM = 1,
-  TALWEG_AVERAGE = 2, /* Not for integers. */
+  TALWEG_AVERAGE = 2, /* Not for integers. Sum, average and product: not for bools. */
   TALWEG_MIN = 3,
   TALWEG_MAX = 4,
   TALWEG_PRODUCT = 5,
   TALWEG_BROADCAST = 6, /* The root rank's bytes, untouched. */
-  TALWEG_COPY = 6       /* The same by the name that fits every collective which copies. */
+  TALWEG_COPY = 6,      /* The same by the name that fits every collective which copies. */
+  TALWEG_BIT_AND = 7,   /* Bitwise: for integers and bools. */
+  TALWEG_BIT_OR = 8,
+  TALWEG_BIT_XOR = 9
 } talweg_op;
 
 /* "major.minor.patch" of the library, static storage. */

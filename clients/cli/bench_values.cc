@@ -12,9 +12,7 @@
 namespace talweg::cli {
 namespace {
 
-constexpr uint64_t kNumberMax = 127;  // What every dtype holds exactly.
-constexpr DType kDTypes[] = {DType::kF32, DType::kF64, DType::kF16, DType::kBF16,
-                             DType::kI8,  DType::kU8,  DType::kI32, DType::kI64};
+constexpr uint64_t kNumberMax = 127;  // What every dtype that has sums holds exactly.
 
 // IEEE binary16 of a whole number below 2048: its leading bit is implied by the exponent.
 uint16_t HalfOf(uint64_t number) {
@@ -37,27 +35,27 @@ std::string ElementOf(talweg_dtype dtype, uint64_t number) {
     case TALWEG_BF16:
       return BytesOf(
           static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(number)) >> 16));
-    case TALWEG_I8:
-    case TALWEG_U8: return BytesOf(static_cast<uint8_t>(number));
-    case TALWEG_I32: return BytesOf(static_cast<uint32_t>(number));
-    case TALWEG_I64: return BytesOf(number);
+    default: break;
   }
-  return "";
+  return BytesOf(number).substr(0, talweg_dtype_bytes(dtype));  // An integer's low bytes.
 }
+
+bool CanBeSummed(DType dtype) { return OpDefined(dtype, Op::kSum); }
 
 }  // namespace
 
 absl::StatusOr<talweg_dtype> ParseDType(const std::string& text) {
-  for (const DType dtype : kDTypes) {
-    if (text == DTypeName(dtype)) return static_cast<talweg_dtype>(dtype);
+  for (const DType dtype : kAllDTypes) {
+    if (CanBeSummed(dtype) && text == DTypeName(dtype)) return static_cast<talweg_dtype>(dtype);
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("'", text, "' is no dtype; allowed: ", DTypeNames()));
+      absl::StrCat("'", text, "' is no dtype that can be summed; allowed: ", DTypeNames()));
 }
 
 std::string DTypeNames() {
   std::string names;
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kAllDTypes) {
+    if (!CanBeSummed(dtype)) continue;
     absl::StrAppend(&names, names.empty() ? "" : ", ", std::string(DTypeName(dtype)));
   }
   return names;

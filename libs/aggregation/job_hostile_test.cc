@@ -115,8 +115,8 @@ class HostilePeers {
     wire::Declare declare =
         name == "c" ? f_.DeclareOf(name, AnyNode(), 30'000, DType::kF32, Op::kCopy, root)
                     : f_.DeclareOf(name, AnyNode(), name == "b" ? 20'000 : count);
-    if (random_.OneIn(500)) declare.collective.op = static_cast<Op>(random_.Below(9));
-    if (random_.OneIn(500)) declare.collective.dtype = static_cast<DType>(random_.Below(11));
+    if (random_.OneIn(500)) declare.collective.op = static_cast<Op>(random_.Below(12));
+    if (random_.OneIn(500)) declare.collective.dtype = static_cast<DType>(random_.Below(16));
     if (random_.OneIn(500)) declare.key = KeyOf(AnyName());
     f_.Say(AnyConnection(), wire::FrameType::kDeclare, std::vector{declare});
   }

@@ -60,12 +60,37 @@ TEST_CASE("AwakeTime: a long gap was a stop, and counts as little of it", "[base
   CHECK(time.Take(201 * kSecondNs) == kSecondNs);
 }
 
-TEST_CASE("OpDefined: everything but the average of integers", "[base]") {
-  CHECK(OpDefined(DType::kBF16, Op::kAverage));
-  CHECK_FALSE(OpDefined(DType::kI32, Op::kAverage));
-  CHECK(OpDefined(DType::kI32, Op::kSum));
+TEST_CASE("OpDefined: arithmetic for numbers, averages for floats, bits for the others", "[base]") {
+  for (const DTypeRow& row : kDTypeRows) {
+    const DType dtype = row.dtype;
+    INFO(row.name);
+    CHECK(OpDefined(dtype, Op::kSum) == (dtype != DType::kBool));
+    CHECK(OpDefined(dtype, Op::kProduct) == (dtype != DType::kBool));
+    CHECK(OpDefined(dtype, Op::kAverage) == IsFloat(dtype));
+    for (const Op op : {Op::kMin, Op::kMax, Op::kCopy}) CHECK(OpDefined(dtype, op));
+    for (const Op op : {Op::kBitAnd, Op::kBitOr, Op::kBitXor}) {
+      CHECK(OpDefined(dtype, op) == !IsFloat(dtype));
+    }
+  }
   CHECK_FALSE(OpDefined(DType{99}, Op::kSum));
+  CHECK_FALSE(OpDefined(DType::kUnspecified, Op::kCopy));
   CHECK_FALSE(OpDefined(DType::kF32, Op{0}));
+  CHECK_FALSE(OpDefined(DType::kF32, Op{10}));
+  CHECK(DescribeUndefined(DType::kBool, Op::kSum) ==
+        "sum is not defined for bool, which has min, max, copy, bit_and, bit_or, bit_xor");
+}
+
+TEST_CASE("DType: a number is a float or an integer, with or without a sign", "[base]") {
+  CHECK(IsNarrowFloat(DType::kBF16));
+  CHECK_FALSE(IsNarrowFloat(DType::kF32));
+  CHECK_FALSE(IsNarrowFloat(DType::kU16));
+  CHECK((IsInteger(DType::kU64) && !IsSigned(DType::kU64)));
+  CHECK((IsInteger(DType::kI16) && IsSigned(DType::kI16)));
+  CHECK_FALSE(IsInteger(DType::kBool));
+  CHECK(DTypeSize(DType::kBool) == 1);
+  CHECK(DTypeSize(DType{99}) == 0);
+  CHECK(DTypeName(DType::kUnspecified) == "unspecified");
+  CHECK(OpName(Op{99}) == "invalid");
 }
 
 TEST_CASE("Collective: every part has somebody who gives it and somebody who gets it", "[base]") {

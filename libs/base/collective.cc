@@ -34,8 +34,7 @@ std::string Problem(const Collective& collective) {
                                : name + " combines, and cannot copy";
   }
   if (!OpDefined(collective.dtype, collective.op)) {
-    return std::string(OpName(collective.op)) + " is not defined for " +
-           std::string(DTypeName(collective.dtype)) + ": sum, or use a floating-point type";
+    return DescribeUndefined(collective.dtype, collective.op);
   }
   return "";
 }

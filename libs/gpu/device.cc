@@ -65,12 +65,13 @@ DeviceSpan DeviceSpan::Part(uint64_t offset, uint64_t part_bytes) const {
 }
 
 bool Communicator::Combines(DType dtype, Op op) {
-  if (!IsValid(dtype)) return false;
+  // NCCL has no integers of 16 bits.
+  if (!OpDefined(dtype, op) || (!IsFloat(dtype) && DTypeSize(dtype) == 2)) return false;
   switch (op) {
     case Op::kSum:
     case Op::kProduct: return true;
     case Op::kMin:
-    case Op::kMax: return IsInteger(dtype);
+    case Op::kMax: return !IsFloat(dtype);
     default: return false;
   }
 }

@@ -257,8 +257,9 @@ class Communicator {
   // UNAVAILABLE with the GPU and the library's own words, once Poll said kFailed.
   virtual absl::Status error() const = 0;
 
-  // Whether (dtype, op) can be combined: sums, products, and minima and maxima of integers. Those
-  // of floats would lose NaNs.
+  // Whether (dtype, op) can be combined: sums, products, and minima and maxima of integers and
+  // bools. Those of floats would lose NaNs. NCCL has no integers of 16 bits, and no bitwise
+  // operations.
   static bool Combines(DType dtype, Op op);
 
   // Each only in kReady, else FAILED_PRECONDITION; then Poll until kReady before anything else is

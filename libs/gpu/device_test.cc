@@ -49,6 +49,11 @@ TEST_CASE("NoSuchGpu: names what was asked for, what there is, and what hides ot
 TEST_CASE("Combines: what keeps its meaning between GPUs", "[gpu]") {
   CHECK(Communicator::Combines(DType::kBF16, Op::kSum));
   CHECK(Communicator::Combines(DType::kI8, Op::kMin));
+  CHECK(Communicator::Combines(DType::kU64, Op::kMax));
+  CHECK(Communicator::Combines(DType::kBool, Op::kMax));
+  CHECK_FALSE(Communicator::Combines(DType::kBool, Op::kSum));
+  CHECK_FALSE(Communicator::Combines(DType::kI16, Op::kSum));
+  CHECK_FALSE(Communicator::Combines(DType::kU8, Op::kBitOr));
   CHECK_FALSE(Communicator::Combines(DType::kF32, Op::kMax));
   CHECK_FALSE(Communicator::Combines(DType::kF32, Op::kAverage));
   CHECK_FALSE(Communicator::Combines(DType::kUnspecified, Op::kSum));

@@ -22,23 +22,27 @@ enum class Combine : uint8_t {
   kMin,
   kMax,
   kProduct,  // x0 * x1 * ...
+  kBitAnd,
+  kBitOr,
+  kBitXor,
+  kScale,  // x0 * scale, see Scale in reduce.h. One input.
 };
-inline constexpr size_t kCombineCount = 7;
+inline constexpr size_t kCombineCount = 11;
 
 struct KernelArguments {
   const std::byte* const* inputs;
-  size_t input_count;  // At least 1, at least 2 for kSum, kMin, kMax and kProduct.
+  size_t input_count;  // At least 1. At least 2 for what neither scales nor divides.
   std::byte* output;
-  size_t element_count;
+  size_t bytes;          // Of each of them: of whole elements.
   const float* weights;  // input_count of them for kWeightedSumOver, else unused.
-  double scale;          // Rounded to the type that the kernel accumulates in.
+  double scale;          // Rounded to the type that the kernel computes in.
   bool scale_is_small;   // scale is a whole number below 2^16.
   bool streaming;        // Stores that go around the caches, where the instruction set has them.
 };
 
 using Kernel = void (*)(const KernelArguments& arguments);
 
-inline constexpr size_t kDTypeCount = 8;
+inline constexpr size_t kDTypeCount = 13;
 
 // Indexed by DType's value - 1, then by Combine. Null where an operation has no meaning.
 struct KernelTable {

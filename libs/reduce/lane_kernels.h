@@ -34,6 +34,16 @@ struct LaneTraits<double> {
   static constexpr Bits kTinyBelow = Bits{256} << 52;  // 2^-767
 };
 
+// 32 bits, with or without a sign.
+template <bool kUnsigned>
+struct WordOf {
+  using Type = int32_t;
+};
+template <>
+struct WordOf<true> {
+  using Type = uint32_t;
+};
+
 template <class Isa>
 struct LaneKernels {
   using Elements = LaneElements<Isa>;
@@ -208,6 +218,33 @@ struct LaneKernels {
     Lanes Last(Lanes greatest) const { return greatest; }
   };
 
+  template <class E>
+  struct Bits {
+    using Lanes = typename E::Lanes;
+    static constexpr bool kExact = true;
+    explicit Bits(const KernelArguments&) {}
+    Lanes First(Lanes x) const { return x; }
+    Lanes Last(Lanes bits) const { return bits; }
+  };
+  template <class E>
+  struct BitAnd : Bits<E> {
+    using Lanes = typename E::Lanes;
+    using Bits<E>::Bits;
+    Lanes Next(Lanes bits, Lanes x, size_t) const { return bits & x; }
+  };
+  template <class E>
+  struct BitOr : Bits<E> {
+    using Lanes = typename E::Lanes;
+    using Bits<E>::Bits;
+    Lanes Next(Lanes bits, Lanes x, size_t) const { return bits | x; }
+  };
+  template <class E>
+  struct BitXor : Bits<E> {
+    using Lanes = typename E::Lanes;
+    using Bits<E>::Bits;
+    Lanes Next(Lanes bits, Lanes x, size_t) const { return bits ^ x; }
+  };
+
   // Isa::Lesser and Isa::Greater: a NaN on either side gives the one NaN, and -0 is less than +0.
   static Vector<float> Lesser(Vector<float> a, Vector<float> b) { return Isa::Lesser(a, b); }
   static Vector<double> Lesser(Vector<double> a, Vector<double> b) { return Isa::Lesser(a, b); }
@@ -257,7 +294,7 @@ struct LaneKernels {
     static constexpr size_t kTileBytes = kTileBlocks * kBlockBytes;
 
     static void Run(const KernelArguments& arguments) {
-      const size_t end = arguments.element_count * E::kElementBytes;
+      const size_t end = arguments.bytes;
       size_t at = 0;
       if constexpr (Isa::kHasStreaming) {
         // A streaming store wants alignment, which elements that lie askew never reach.
@@ -409,6 +446,92 @@ struct LaneKernels {
     }
   };
 
+  // ----- Integers times a number. -----
+
+  // In double, whose products are rounded to nearest; then toward zero, and to the nearest of T's
+  // own numbers. As many bytes at a time as are a vector of doubles once they are words, or longs.
+  template <class T>
+  struct ScaledInteger {
+    static constexpr bool kIsLong = sizeof(T) == 8;
+    static constexpr size_t kStride = Isa::kVectorBytes / (kIsLong ? 1 : 2);
+    using Lanes = typename Elements::template VectorOf<T, kStride>::Type;
+    using Doubles = Vector<double>;
+    static constexpr bool kIsSigned = static_cast<T>(-1) < 0;
+    static constexpr int kBits = sizeof(T) * 8;
+    static constexpr int kValueBits = kBits - (kIsSigned ? 1 : 0);
+    static constexpr T kLeast = kIsSigned ? static_cast<T>(T{1} << kValueBits) : T{0};
+    static constexpr T kGreatest = static_cast<T>(~kLeast);
+    // The first number above all of T, and the last double below it.
+    static constexpr double kBeyond = 2.0 * static_cast<double>(uint64_t{1} << (kValueBits - 1));
+    static constexpr double kLastDouble =
+        kBeyond - (kIsLong ? static_cast<double>(uint64_t{1} << (kValueBits - 53)) : 1);
+
+    static void Run(const KernelArguments& arguments) {
+      const std::byte* const input = arguments.inputs[0];
+      const Doubles factor = Doubles{} + Finite(arguments.scale);
+      size_t at = 0;
+      for (; arguments.bytes - at >= kStride; at += kStride) {
+        const Lanes lanes = Scaled(Elements::template LoadVector<Lanes>(input + at), factor);
+        __builtin_memcpy(arguments.output + at, &lanes, kStride);
+      }
+      if (at == arguments.bytes) return;
+      Lanes rest = {};
+      __builtin_memcpy(&rest, input + at, arguments.bytes - at);
+      rest = Scaled(rest, factor);
+      __builtin_memcpy(arguments.output + at, &rest, arguments.bytes - at);
+    }
+
+    // A factor that does the same and whose products are no NaN: 0 for NaN; for an infinity the
+    // greatest double, which takes every integer but 0 beyond T.
+    static double Finite(double factor) {
+      constexpr double kMost = __DBL_MAX__;
+      if (factor > kMost) return kMost;
+      if (factor < -kMost) return -kMost;
+      return factor == factor ? factor : 0;  // NOLINT(misc-redundant-expression)
+    }
+
+    [[gnu::always_inline]] static Lanes Scaled(Lanes x, Doubles factor) {
+      if constexpr (kIsLong) {
+        const Doubles product = __builtin_convertvector(x, Doubles) * factor;
+        const Lanes lanes = __builtin_convertvector(Within(product), Lanes);
+        return product >= kBeyond ? Lanes{} + kGreatest : lanes;
+      } else {
+        return ScaledInWords(x, factor);
+      }
+    }
+
+    [[gnu::always_inline]] static Doubles Within(Doubles x) {
+      const Doubles least = Doubles{} + static_cast<double>(kLeast);
+      const Doubles last = Doubles{} + kLastDouble;
+      const Doubles above = x > least ? x : least;
+      return above < last ? above : last;
+    }
+
+    // A small integer is widened to a word where it lies, so that no lane has to move: the first
+    // ones of all words, then their second ones.
+    template <class Word>
+    using WordsOf = typename Elements::template VectorOf<Word, kStride>::Type;
+    using Bits = WordsOf<uint32_t>;
+    using Extended = WordsOf<typename WordOf<!kIsSigned>::Type>;  // With the sign, or zeros.
+    // Processors convert words with a sign; what is smaller than a word fits one.
+    using Words = WordsOf<typename WordOf<!kIsSigned && kBits == 32>::Type>;
+    [[gnu::always_inline]] static Lanes ScaledInWords(Lanes x, Doubles factor) {
+      const Bits packed = __builtin_bit_cast(Bits, x);
+      Bits result = {};
+#pragma GCC unroll 4
+      for (int begin = 0; begin < 32; begin += kBits) {
+        const Bits at_the_top = packed << (32 - kBits - begin);
+        const Extended extended = __builtin_bit_cast(Extended, at_the_top) >> (32 - kBits);
+        const Doubles product =
+            __builtin_convertvector(__builtin_bit_cast(Words, extended), Doubles) * factor;
+        const Words words = __builtin_convertvector(Within(product), Words);
+        const Bits low = __builtin_bit_cast(Bits, words) & (~uint32_t{0} >> (32 - kBits));
+        result |= low << begin;
+      }
+      return __builtin_bit_cast(Lanes, result);
+    }
+  };
+
   // ----- The table. -----
 
   template <class E>
@@ -418,12 +541,21 @@ struct LaneKernels {
     row[static_cast<size_t>(Combine::kSumOver)] = &Loop<E, SumOver<E>>::Run;
     row[static_cast<size_t>(Combine::kWeightedSumOver)] = &Loop<E, WeightedSumOver<E>>::Run;
     row[static_cast<size_t>(Combine::kProduct)] = &Loop<E, Product<E>>::Run;
+    row[static_cast<size_t>(Combine::kScale)] = &Loop<E, SumTimes<E>>::Run;
   }
 
   template <class Least, class Greatest>
   static constexpr void FillEnds(Kernel (&row)[kCombineCount]) {
     row[static_cast<size_t>(Combine::kMin)] = &Loop<Least, Min<Least>>::Run;
     row[static_cast<size_t>(Combine::kMax)] = &Loop<Greatest, Max<Greatest>>::Run;
+  }
+
+  // Of bytes, whatever elements they make up.
+  static constexpr void FillBits(Kernel (&row)[kCombineCount]) {
+    using E = Plain<uint8_t>;
+    row[static_cast<size_t>(Combine::kBitAnd)] = &Loop<E, BitAnd<E>>::Run;
+    row[static_cast<size_t>(Combine::kBitOr)] = &Loop<E, BitOr<E>>::Run;
+    row[static_cast<size_t>(Combine::kBitXor)] = &Loop<E, BitXor<E>>::Run;
   }
 
   // Sums and products have the same bits with and without a sign; those without one wrap.
@@ -434,6 +566,8 @@ struct LaneKernels {
     FillEnds<E, E>(row);
     row[static_cast<size_t>(Combine::kSum)] = &Loop<Wrapping, Sum<Wrapping>>::Run;
     row[static_cast<size_t>(Combine::kProduct)] = &Loop<Wrapping, Product<Wrapping>>::Run;
+    row[static_cast<size_t>(Combine::kScale)] = &ScaledInteger<T>::Run;
+    FillBits(row);
   }
 
   static constexpr KernelTable Table() {
@@ -450,6 +584,12 @@ struct LaneKernels {
     FillIntegers<uint8_t, uint8_t>(table.kernels[5]);
     FillIntegers<int32_t, uint32_t>(table.kernels[6]);
     FillIntegers<int64_t, uint64_t>(table.kernels[7]);
+    FillIntegers<int16_t, uint16_t>(table.kernels[8]);
+    FillIntegers<uint16_t, uint16_t>(table.kernels[9]);
+    FillIntegers<uint32_t, uint32_t>(table.kernels[10]);
+    FillIntegers<uint64_t, uint64_t>(table.kernels[11]);
+    FillEnds<Plain<uint8_t>, Plain<uint8_t>>(table.kernels[12]);
+    FillBits(table.kernels[12]);
     return table;
   }
 };

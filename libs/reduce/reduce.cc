@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -55,6 +56,15 @@ const KernelTable& KernelsOf(Isa isa) {
   return internal::kPortableKernels;
 }
 
+static_assert(internal::kDTypeCount == std::size(kDTypeRows));
+
+Kernel KernelOf(Isa isa, DType dtype, Combine combine) {
+  const Kernel kernel =
+      KernelsOf(isa).kernels[static_cast<size_t>(dtype) - 1][static_cast<size_t>(combine)];
+  TALWEG_CHECK(kernel != nullptr);
+  return kernel;
+}
+
 struct Scaling {
   Combine combine;
   double scale;
@@ -77,6 +87,9 @@ Scaling ScalingOf(const ReduceSpec& spec, bool weighted) {
     case Op::kMin: return {Combine::kMin, 1.0};
     case Op::kMax: return {Combine::kMax, 1.0};
     case Op::kProduct: return {Combine::kProduct, 1.0};
+    case Op::kBitAnd: return {Combine::kBitAnd, 1.0};
+    case Op::kBitOr: return {Combine::kBitOr, 1.0};
+    case Op::kBitXor: return {Combine::kBitXor, 1.0};
     case Op::kSum:
     case Op::kUnspecified:
     case Op::kCopy: break;
@@ -94,14 +107,14 @@ bool Overlap(const std::byte* a, const std::byte* b, size_t bytes) {
 
 ReduceSpec FirstHop(DType dtype, Op op, uint32_t rank_count) {
   if (op != Op::kAverage) return {.dtype = dtype, .op = op};
-  if (DTypeSize(dtype) == 2) return {.dtype = dtype, .op = op, .divisor = rank_count};
+  if (IsNarrowFloat(dtype)) return {.dtype = dtype, .op = op, .divisor = rank_count};
   return {.dtype = dtype, .op = Op::kSum};
 }
 
 ReduceSpec LastHop(DType dtype, Op op, std::span<const float> rank_counts,
                    uint32_t rank_count_total) {
   if (op != Op::kAverage) return {.dtype = dtype, .op = op};
-  if (DTypeSize(dtype) == 2) {
+  if (IsNarrowFloat(dtype)) {
     if (rank_counts.size() == 1) return {.dtype = dtype, .op = op};  // A mean of all ranks already.
     return {.dtype = dtype, .op = op, .weights = rank_counts, .divisor = rank_count_total};
   }
@@ -140,19 +153,39 @@ void Reduce(const ReduceSpec& spec, std::span<const std::byte* const> inputs, st
   const bool streaming =
       spec.stores == Stores::kStreaming ||
       (spec.stores == Stores::kAutomatic && !in_place && bytes >= kStreamingBytesMin);
-  const Kernel kernel =
-      KernelsOf(isa)
-          .kernels[static_cast<size_t>(spec.dtype) - 1][static_cast<size_t>(scaling.combine)];
-  TALWEG_CHECK(kernel != nullptr);
+  const Kernel kernel = KernelOf(isa, spec.dtype, scaling.combine);
   const DefaultFloatingPoint default_floating_point;
   kernel({.inputs = inputs.data(),
           .input_count = inputs.size(),
           .output = output,
-          .element_count = element_count,
+          .bytes = bytes,
           .weights = spec.weights.data(),
           .scale = scaling.scale,
           .scale_is_small = spec.divisor < 1 << 16,
           .streaming = streaming});
+}
+
+void Scale(DType dtype, double factor, const std::byte* in, std::byte* out, size_t element_count,
+           Isa isa) {
+  TALWEG_CHECK(IsScalable(dtype));
+  TALWEG_CHECK(IsSupported(isa));
+  const size_t bytes = element_count * DTypeSize(dtype);
+  if (bytes == 0) return;
+  TALWEG_CHECK(in == out || !Overlap(in, out, bytes));
+  if (factor == 1.0) {
+    if (in != out) std::memcpy(out, in, bytes);
+    return;
+  }
+  const Kernel kernel = KernelOf(isa, dtype, Combine::kScale);
+  const DefaultFloatingPoint default_floating_point;
+  kernel({.inputs = &in,
+          .input_count = 1,
+          .output = out,
+          .bytes = bytes,
+          .weights = nullptr,
+          .scale = factor,
+          .scale_is_small = false,
+          .streaming = false});
 }
 
 }  // namespace talweg::reduce

@@ -9,7 +9,8 @@
 #include "libs/base/dtype.h"
 #include "libs/reduce/isa.h"
 
-// Sums (averages, minima, maxima, products) of several inputs, element by element, in one pass.
+// Sums (averages, minima, maxima, products, bitwise and, or, xor) of several inputs, element by
+// element, in one pass; and one input times a number.
 // docs/arithmetic.md has the rules with their reasons; in short, for each element:
 //
 //   - The inputs x0, x1, x2, ... are combined as ((x0 op x1) op x2) op ..., in the order given.
@@ -52,11 +53,9 @@ struct ReduceSpec {
   Stores stores = Stores::kAutomatic;
 };
 
-// Whether Reduce knows (dtype, op): everything but averages of integers, and broadcasts. To be
-// asked before anything from outside becomes a ReduceSpec.
-constexpr bool IsReduction(DType dtype, Op op) {
-  return OpDefined(dtype, op) && op != Op::kCopy;
-}
+// Whether Reduce knows (dtype, op): all that OpDefined says but copies. To be asked before anything
+// from outside becomes a ReduceSpec.
+constexpr bool IsReduction(DType dtype, Op op) { return OpDefined(dtype, op) && op != Op::kCopy; }
 
 // An average takes two hops: an agent combines its ranks, an aggregator the agents. An f32 or f64
 // contribution is the sum over its ranks, and the last hop divides by all ranks. An f16 or bf16
@@ -80,6 +79,24 @@ ReduceSpec OnlyHop(DType dtype, Op op, uint32_t rank_count);
 // `isa` is supported.
 void Reduce(const ReduceSpec& spec, std::span<const std::byte* const> inputs, std::byte* output,
             size_t element_count, Isa isa = BestIsa());
+
+// Whether Scale knows it: floats and integers. To be asked before a dtype from outside is scaled.
+constexpr bool IsScalable(DType dtype) { return IsFloat(dtype) || IsInteger(dtype); }
+
+// Each element of `in` times `factor`, into `out`, which may be `in` and else does not overlap it.
+//
+//   - f32 and f64: in their own type, which `factor` is rounded to first.
+//   - f16 and bf16: in float32, as f32; then rounded to 16 bits.
+//   - Integers: in double, which 64-bit integers are rounded to first. The product is rounded
+//     toward zero, and becomes the type's least or greatest number where it lies beyond them. NaN
+//     (an infinite factor times 0, or a factor that is NaN) is 0.
+//
+// A factor of 1 copies: not one bit changes. Else NaNs, zeros and denormals are as Reduce has them,
+// and results depend on nothing but the element and the factor.
+//
+// CHECKs: IsScalable; no overlap; `isa` is supported.
+void Scale(DType dtype, double factor, const std::byte* in, std::byte* out, size_t element_count,
+           Isa isa = BestIsa());
 
 }  // namespace talweg::reduce
 

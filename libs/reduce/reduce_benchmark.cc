@@ -132,6 +132,16 @@ void BM_Reduce(benchmark::State& state, const Variant& variant) {
   arrays.Count(state);
 }
 
+void BM_Scale(benchmark::State& state, DType dtype, Isa isa) {
+  const Arrays arrays(dtype, 2, state.range(0));
+  const size_t count = arrays.each_bytes() / DTypeSize(dtype);
+  for (auto _ : state) {
+    Scale(dtype, 0.75, arrays[0], arrays[1], count, isa);
+    benchmark::ClobberMemory();
+  }
+  arrays.Count(state);
+}
+
 template <class Function, class... Arguments>
 void Register(const std::string& name, Function function, const Arguments&... arguments) {
   auto* const registered = benchmark::RegisterBenchmark(name.c_str(), function, arguments...);
@@ -153,9 +163,8 @@ int RegisterAll() {
     };
     Register(name_for_isa("BM_Touch", "apart"), BM_Touch, isa, false);
     Register(name_for_isa("BM_Touch", "in_place"), BM_Touch, isa, true);
-    for (const DType dtype : {DType::kF32, DType::kF64, DType::kF16, DType::kBF16, DType::kI8,
-                              DType::kU8, DType::kI32, DType::kI64}) {
-      for (const Op op : {Op::kSum, Op::kAverage, Op::kMin, Op::kMax, Op::kProduct}) {
+    for (const DType dtype : kAllDTypes) {
+      for (const Op op : kAllOps) {
         if (!IsReduction(dtype, op)) continue;
         const uint32_t divisor = op == Op::kAverage ? 3 : 1;  // No power of two.
         const std::string name = std::string(DTypeName(dtype)).append("/").append(OpName(op));
@@ -163,6 +172,9 @@ int RegisterAll() {
         if (op == Op::kAverage) {
           register_for_isa(name + "_of_2", {.spec = {.dtype = dtype, .op = op, .divisor = 2}});
         }
+      }
+      if (IsScalable(dtype)) {
+        Register(name_for_isa("BM_Scale", std::string(DTypeName(dtype))), BM_Scale, dtype, isa);
       }
     }
     const ReduceSpec f32 = {.dtype = DType::kF32, .op = Op::kSum};

@@ -15,9 +15,6 @@
 // What kernels are tried with.
 namespace talweg::reduce {
 
-inline constexpr DType kAllDTypes[] = {DType::kF32, DType::kF64, DType::kF16, DType::kBF16,
-                                       DType::kI8,  DType::kU8,  DType::kI32, DType::kI64};
-
 inline std::vector<Isa> SupportedIsas() {
   std::vector<Isa> isas;
   for (const Isa isa : kAllIsas) {

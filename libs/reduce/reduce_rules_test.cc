@@ -288,7 +288,104 @@ TEST_CASE("Reduce: integers wrap in their own type", "[reduce]") {
     CHECK(reduce(DType::kI64, Op::kProduct, {uint64_t{1} << 62, 3}) == uint64_t{3} << 62);
     CHECK(reduce(DType::kI8, Op::kMin, {0x80, 0x7f}) == 0x80);
     CHECK(reduce(DType::kU8, Op::kMin, {0x80, 0x7f}) == 0x7f);
+    CHECK(reduce(DType::kI16, Op::kSum, {0x7fff, 1}) == 0x8000);
+    CHECK(reduce(DType::kU16, Op::kProduct, {0xffff, 0xffff}) == 1);
+    CHECK(reduce(DType::kI16, Op::kMax, {0x8000, 0x7fff}) == 0x7fff);
+    CHECK(reduce(DType::kU16, Op::kMax, {0x8000, 0x7fff}) == 0x8000);
+    CHECK(reduce(DType::kU32, Op::kSum, {0xffffffff, 2}) == 1);
+    CHECK(reduce(DType::kU32, Op::kMin, {0x80000000, 0x7fffffff}) == 0x7fffffff);
+    CHECK(reduce(DType::kU64, Op::kMax, {uint64_t{1} << 63, 1}) == uint64_t{1} << 63);
+    CHECK(reduce(DType::kU64, Op::kProduct, {0xfffffffff, 0xfffffffff}) == 0xffffffe000000001);
   }
+}
+
+TEST_CASE("Reduce: bitwise operations know no numbers", "[reduce]") {
+  for (const Isa isa : SupportedIsas()) {
+    const auto reduce = [&](DType dtype, Op op, std::initializer_list<uint64_t> bits) {
+      return ReduceOne({.dtype = dtype, .op = op}, bits, isa);
+    };
+    CHECK(reduce(DType::kI16, Op::kBitAnd, {0xff00, 0x8ff0, 0xffff}) == 0x8f00);
+    CHECK(reduce(DType::kU32, Op::kBitOr, {0x1, 0x80000000}) == 0x80000001);
+    CHECK(reduce(DType::kI64, Op::kBitXor, {~uint64_t{0}, 1, 1, 2}) == ~uint64_t{2});
+  }
+}
+
+TEST_CASE("Reduce: bools are bytes, also where they are neither 0 nor 1", "[reduce]") {
+  for (const Isa isa : SupportedIsas()) {
+    const auto reduce = [&](Op op, std::initializer_list<uint64_t> bits) {
+      return ReduceOne({.dtype = DType::kBool, .op = op}, bits, isa);
+    };
+    CHECK(reduce(Op::kMin, {1, 0, 1}) == 0);
+    CHECK(reduce(Op::kMax, {0, 1, 0}) == 1);
+    CHECK(reduce(Op::kBitAnd, {1, 1, 1}) == 1);
+    CHECK(reduce(Op::kBitXor, {1, 1, 1}) == 1);
+    CHECK(reduce(Op::kBitXor, {1, 1}) == 0);
+    CHECK(reduce(Op::kMax, {1, 0x80}) == 0x80);
+    CHECK(reduce(Op::kBitAnd, {1, 2}) == 0);
+    CHECK(reduce(Op::kBitOr, {1, 2}) == 3);
+  }
+}
+
+// One element through Scale.
+uint64_t ScaleOne(DType dtype, double factor, uint64_t bits, Isa isa) {
+  std::byte element[8] = {};
+  StoreBits(dtype, bits, element);
+  Scale(dtype, factor, element, element, 1, isa);
+  return LoadBits(dtype, element);
+}
+
+TEST_CASE("Scale: 16-bit floats are multiplied in float32 and rounded once", "[reduce]") {
+  for (const Isa isa : SupportedIsas()) {
+    // 1 + 2^-10 times 1 + 2^-11 is a little more than a tie; a factor rounded to binary16 is 1.
+    CHECK(ScaleOne(DType::kF16, 1 + 0x1p-11, 0x3c01, isa) == 0x3c02);
+    // 65504 times 1 / 65504: the factor is no binary16.
+    CHECK(ScaleOne(DType::kF16, 1.0 / 65504, 0x7bff, isa) == 0x3c00);
+    CHECK(ScaleOne(DType::kF16, 2, 0x7bff, isa) == 0x7c00);
+    // 1 times 1 + 2^-8 is a tie in bfloat16: to even. A little more goes up.
+    CHECK(ScaleOne(DType::kBF16, 1 + 0x1p-8, 0x3f80, isa) == 0x3f80);
+    CHECK(ScaleOne(DType::kBF16, 1 + 0x1p-8 + 0x1p-23, 0x3f80, isa) == 0x3f81);
+    CHECK(ScaleOne(DType::kBF16, 3, 0xffff, isa) == 0x7fc0);
+  }
+}
+
+TEST_CASE("Scale: a factor is rounded to f32, not to another type, and kept in f64", "[reduce]") {
+  for (const Isa isa : SupportedIsas()) {
+    CHECK(ScaleOne(DType::kF32, 0.1, 0x3f800000, isa) == 0x3dcccccd);
+    CHECK(ScaleOne(DType::kF64, 0.1, 0x3ff0000000000000, isa) == 0x3fb999999999999a);
+    CHECK(ScaleOne(DType::kF32, 0.5, 1, isa) == 0);  // Half the least denormal: to even.
+    CHECK(ScaleOne(DType::kF32, 0.5, 3, isa) == 2);
+  }
+}
+
+TEST_CASE("Scale: integers are rounded toward zero, and stop at their type's bounds", "[reduce]") {
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const Isa isa : SupportedIsas()) {
+    CHECK(ScaleOne(DType::kI8, 0.5, 0xfd, isa) == 0xff);  // -3 becomes -1.
+    CHECK(ScaleOne(DType::kI8, 1.99, 0x01, isa) == 0x01);
+    CHECK(ScaleOne(DType::kI8, 100, 0x02, isa) == 0x7f);
+    CHECK(ScaleOne(DType::kI8, -100, 0x02, isa) == 0x80);
+    CHECK(ScaleOne(DType::kU8, -1, 0x02, isa) == 0);
+    CHECK(ScaleOne(DType::kU16, 0.1, 0xffff, isa) == 6553);
+    CHECK(ScaleOne(DType::kU32, 0.5, 0xffffffff, isa) == 0x7fffffff);
+    CHECK(ScaleOne(DType::kI32, 2, 0x7fffffff, isa) == 0x7fffffff);
+    // In double, 2^63 - 1 is 2^63.
+    const uint64_t most = ~uint64_t{0} >> 1;
+    CHECK(ScaleOne(DType::kI64, 0.5, most, isa) == uint64_t{1} << 62);
+    CHECK(ScaleOne(DType::kI64, 2, most, isa) == most);
+    CHECK(ScaleOne(DType::kU64, 1 + 0x1p-52, ~uint64_t{0}, isa) == ~uint64_t{0});
+    CHECK(ScaleOne(DType::kU64, 0.5, ~uint64_t{0}, isa) == uint64_t{1} << 63);
+    CHECK(ScaleOne(DType::kI32, infinity, 0xffffffff, isa) == 0x80000000);
+    CHECK(ScaleOne(DType::kI32, infinity, 0, isa) == 0);
+  }
+}
+
+TEST_CASE("Scale: a factor of 1 changes no bit", "[reduce]") {
+  for (const Isa isa : SupportedIsas()) {
+    CHECK(ScaleOne(DType::kF32, 1, 0xff812345, isa) == 0xff812345);
+    CHECK(ScaleOne(DType::kI64, 1, ~uint64_t{0} >> 1, isa) == ~uint64_t{0} >> 1);
+  }
+  CHECK_FALSE(IsScalable(DType::kBool));
+  CHECK_FALSE(IsScalable(DType::kUnspecified));
 }
 
 #if defined(__x86_64__)
@@ -367,10 +464,11 @@ TEST_CASE("Reduce: one hop gives the bits of two with a single contribution", "[
   }
 }
 
-TEST_CASE("IsReduction: no averages of integers, no broadcasts", "[reduce]") {
+TEST_CASE("IsReduction: what OpDefined says, and no broadcasts", "[reduce]") {
   for (const DType dtype : kAllDTypes) {
-    CHECK(IsReduction(dtype, Op::kSum));
-    CHECK(IsReduction(dtype, Op::kAverage) == !IsInteger(dtype));
+    CHECK(IsReduction(dtype, Op::kSum) == (dtype != DType::kBool));
+    CHECK(IsReduction(dtype, Op::kAverage) == IsFloat(dtype));
+    CHECK(IsReduction(dtype, Op::kBitXor) == !IsFloat(dtype));
     CHECK_FALSE(IsReduction(dtype, Op::kCopy));
     CHECK_FALSE(IsReduction(dtype, Op::kUnspecified));
   }

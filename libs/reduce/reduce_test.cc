@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -18,8 +19,6 @@
 
 namespace talweg::reduce {
 namespace {
-
-constexpr Op kAllOps[] = {Op::kSum, Op::kAverage, Op::kMin, Op::kMax, Op::kProduct, Op::kCopy};
 
 // One set of inputs and what they must become.
 struct Case {
@@ -242,7 +241,8 @@ TEST_CASE("Reduce: weights of 1 are no weights", "[reduce]") {
 TEST_CASE("Reduce: stores around the caches write the same bytes", "[reduce]") {
   Random random(5);
   for (const DType dtype : kAllDTypes) {
-    const Case made = MakeCase(dtype, Op::kSum, 3, {}, 1, 4099, random);
+    const Op op = OpDefined(dtype, Op::kSum) ? Op::kSum : Op::kMax;
+    const Case made = MakeCase(dtype, op, 3, {}, 1, 4099, random);
     for (const Isa isa : SupportedIsas()) {
       for (const Layout layout : {Layout::kAligned, Layout::kOddElements, Layout::kOddBytes}) {
         for (const size_t length : kLengths) {
@@ -252,6 +252,86 @@ TEST_CASE("Reduce: stores around the caches write the same bytes", "[reduce]") {
       }
     }
   }
+}
+
+// Scales elements [first, first + count) of `from`; kNothing, or what was wrong.
+std::string TryScale(DType dtype, double factor, Isa isa, const std::vector<std::byte>& from,
+                     const std::vector<std::byte>& expected, Layout layout, bool in_place,
+                     size_t first, size_t count) {
+  const size_t size = DTypeSize(dtype);
+  const size_t bytes = count * size;
+  Placed input(OffsetOf(layout, 0, size), bytes);
+  Placed apart(OffsetOf(layout, 1, size), bytes);
+  if (bytes != 0) std::memcpy(input.data(), &from[first * size], bytes);
+  std::byte* const output = in_place ? input.data() : apart.data();
+  Scale(dtype, factor, input.data(), output, count, isa);
+
+  std::ostringstream what;
+  what << DTypeName(dtype) << " times " << factor << ", " << IsaName(isa) << ", " << count
+       << " elements, layout " << static_cast<int>(layout) << (in_place ? ", in place" : "")
+       << ": ";
+  if (!input.GuardsAreIntact() || !apart.GuardsAreIntact()) {
+    return what.str() + "written beside its memory";
+  }
+  if (bytes == 0) return kNothing;
+  if (!in_place && std::memcmp(input.data(), &from[first * size], bytes) != 0) {
+    return what.str() + "written into the input";
+  }
+  for (size_t e = 0; e < count; ++e) {
+    const uint64_t want = LoadBits(dtype, &expected[(first + e) * size]);
+    const uint64_t got = LoadBits(dtype, output + e * size);
+    if (want == got) continue;
+    what << std::hex << "of " << LoadBits(dtype, &from[(first + e) * size]) << " want " << want
+         << ", got " << got;
+    return what.str();
+  }
+  return kNothing;
+}
+
+constexpr double kFactors[] = {0.5,
+                               -1,
+                               3,
+                               1.0 / 3,
+                               0,
+                               -0.0,
+                               1 + 0x1p-52,  // 1 in float32.
+                               255.99,
+                               65536,
+                               -1e9,
+                               1e30,
+                               1e-30,
+                               1e-320,
+                               std::numeric_limits<double>::max(),
+                               std::numeric_limits<double>::infinity(),
+                               -std::numeric_limits<double>::infinity(),
+                               std::numeric_limits<double>::quiet_NaN()};
+
+TEST_CASE("Scale: every dtype, ISA, factor, length and alignment", "[reduce]") {
+  Random random(8);
+  for (const DType dtype : kAllDTypes) {
+    if (!IsScalable(dtype)) continue;
+    const size_t size = DTypeSize(dtype);
+    for (const double factor : kFactors) {
+      std::vector<std::byte> from(kLengthMax * size);
+      std::vector<std::byte> expected(from.size());
+      for (size_t e = 0; e < kLengthMax; ++e) {
+        const uint64_t bits = InterestingBits(dtype, random);
+        StoreBits(dtype, bits, &from[e * size]);
+        StoreBits(dtype, testing::ScaleElement(dtype, factor, bits), &expected[e * size]);
+      }
+      for (const Isa isa : SupportedIsas()) {
+        for (const size_t length : kLengths) {
+          const size_t first = random.Below(kLengthMax - length + 1);
+          for (const auto& [layout, in_place] : kPlacements) {
+            const std::string wrong =
+                TryScale(dtype, factor, isa, from, expected, layout, in_place, first, length);
+            if (!wrong.empty()) FAIL(wrong);
+          }
+        }
+      }
+    }
+  }
+  SUCCEED();
 }
 
 }  // namespace

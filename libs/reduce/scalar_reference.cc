@@ -2,6 +2,7 @@
 #include "libs/reduce/scalar_reference.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -49,15 +50,30 @@ Float ReduceFloats(Op op, const std::vector<Float>& inputs, const std::vector<fl
   return std::isnan(result) ? std::numeric_limits<Float>::quiet_NaN() : result;
 }
 
+unsigned __int128 Modulus(DType dtype) {
+  return static_cast<unsigned __int128>(1) << (DTypeSize(dtype) * 8);
+}
+
+// The integer, or bool, that an element's bits are.
+__int128 IntegerOf(DType dtype, uint64_t bits) {
+  const __int128 value = bits;
+  const __int128 modulus = static_cast<__int128>(Modulus(dtype));
+  return IsSigned(dtype) && value >= modulus / 2 ? value - modulus : value;
+}
+
+// Bit by bit: what two bits become, of 0 and 0, 0 and 1, 1 and 0, 1 and 1.
+uint64_t ByBits(uint64_t a, uint64_t b, const std::array<uint64_t, 4>& becomes) {
+  uint64_t result = 0;
+  for (int bit = 0; bit < 64; ++bit) {
+    result |= becomes[(a >> bit & 1) * 2 + (b >> bit & 1)] << bit;
+  }
+  return result;
+}
+
 // Wraps by arithmetic in 128 bits, modulo 2^bits.
 uint64_t ReduceIntegers(DType dtype, Op op, const std::vector<uint64_t>& inputs) {
-  const int bits = static_cast<int>(DTypeSize(dtype)) * 8;
-  const bool is_signed = dtype != DType::kU8;
-  const unsigned __int128 modulus = static_cast<unsigned __int128>(1) << bits;
-  const auto value_of = [&](uint64_t raw) {
-    const __int128 value = raw;
-    return is_signed && (raw >> (bits - 1)) != 0 ? value - static_cast<__int128>(modulus) : value;
-  };
+  const unsigned __int128 modulus = Modulus(dtype);
+  const auto value_of = [&](uint64_t bits) { return IntegerOf(dtype, bits); };
   uint64_t result = inputs[0];
   for (size_t i = 1; i < inputs.size(); ++i) {
     const unsigned __int128 a = result;
@@ -66,10 +82,26 @@ uint64_t ReduceIntegers(DType dtype, Op op, const std::vector<uint64_t>& inputs)
       case Op::kMin: result = value_of(inputs[i]) < value_of(result) ? inputs[i] : result; break;
       case Op::kMax: result = value_of(inputs[i]) > value_of(result) ? inputs[i] : result; break;
       case Op::kProduct: result = static_cast<uint64_t>((a * b) % modulus); break;
+      case Op::kBitAnd: result = ByBits(result, inputs[i], {0, 0, 0, 1}); break;
+      case Op::kBitOr: result = ByBits(result, inputs[i], {0, 1, 1, 1}); break;
+      case Op::kBitXor: result = ByBits(result, inputs[i], {0, 1, 1, 0}); break;
       default: result = static_cast<uint64_t>((a + b) % modulus); break;
     }
   }
   return result;
+}
+
+uint64_t ScaleInteger(DType dtype, double factor, uint64_t bits) {
+  const int value_bits = static_cast<int>(DTypeSize(dtype)) * 8 - (IsSigned(dtype) ? 1 : 0);
+  const double beyond = std::ldexp(1, value_bits);
+  const double below = IsSigned(dtype) ? -beyond : 0;
+  const double scaled = std::trunc(static_cast<double>(IntegerOf(dtype, bits)) * factor);
+  const uint64_t greatest = ~uint64_t{0} >> (64 - value_bits);
+  const uint64_t mask = static_cast<uint64_t>(Modulus(dtype) - 1);
+  if (std::isnan(scaled)) return 0;
+  if (scaled >= beyond) return greatest;
+  if (scaled <= below) return IsSigned(dtype) ? (greatest ^ mask) : 0;
+  return static_cast<uint64_t>(static_cast<__int128>(scaled)) & mask;
 }
 
 }  // namespace
@@ -114,7 +146,7 @@ uint16_t Encode(Format16 format, float value) {
 
 uint64_t ReduceElement(DType dtype, Op op, const std::vector<uint64_t>& inputs,
                        const std::vector<float>& weights, uint32_t divisor) {
-  if (IsInteger(dtype)) return ReduceIntegers(dtype, op, inputs);
+  if (!IsFloat(dtype)) return ReduceIntegers(dtype, op, inputs);
   if (dtype == DType::kF64) {
     std::vector<double> values;
     values.reserve(inputs.size());
@@ -130,6 +162,20 @@ uint64_t ReduceElement(DType dtype, Op op, const std::vector<uint64_t>& inputs,
   }
   const float result = ReduceFloats(op, values, weights, divisor);
   return dtype == DType::kF32 ? std::bit_cast<uint32_t>(result) : Encode(format, result);
+}
+
+uint64_t ScaleElement(DType dtype, double factor, uint64_t bits) {
+  if (IsInteger(dtype)) return ScaleInteger(dtype, factor, bits);
+  // A product of two is what the rules of a reduction say of it.
+  const float narrow = static_cast<float>(factor);
+  if (dtype == DType::kF64) {
+    return ReduceElement(dtype, Op::kProduct, {bits, std::bit_cast<uint64_t>(factor)}, {}, 1);
+  }
+  if (dtype == DType::kF32) {
+    return ReduceElement(dtype, Op::kProduct, {bits, std::bit_cast<uint32_t>(narrow)}, {}, 1);
+  }
+  const Format16 format = dtype == DType::kF16 ? kBinary16 : kBFloat16;
+  return Encode(format, Decode(format, static_cast<uint16_t>(bits)) * narrow);
 }
 
 }  // namespace talweg::reduce::testing

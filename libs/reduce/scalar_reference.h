@@ -29,6 +29,9 @@ uint16_t Encode(Format16 format, float value);
 uint64_t ReduceElement(DType dtype, Op op, const std::vector<uint64_t>& inputs,
                        const std::vector<float>& weights, uint32_t divisor);
 
+// As Scale, for a factor that is not 1.
+uint64_t ScaleElement(DType dtype, double factor, uint64_t bits);
+
 }  // namespace talweg::reduce::testing
 
 #endif  // TALWEG_LIBS_REDUCE_SCALAR_REFERENCE_H_

@@ -291,7 +291,7 @@ class GpuStage {
     uint32_t pieces = 0;        // On lanes.
     bool abandoned = false;
     std::shared_ptr<Delivery> delivery;
-    bool is_narrow() const { return DTypeSize(dtype) == 2; }
+    bool is_narrow() const { return IsNarrowFloat(dtype); }
   };
   struct Lane {
     Step step = Step::kFree;

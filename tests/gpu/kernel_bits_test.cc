@@ -21,10 +21,6 @@
 namespace talweg::gpu {
 namespace {
 
-constexpr DType kAllDTypes[] = {DType::kF32, DType::kF64, DType::kF16, DType::kBF16,
-                                DType::kI8,  DType::kU8,  DType::kI32, DType::kI64};
-constexpr Op kAllOps[] = {Op::kSum, Op::kAverage, Op::kMin, Op::kMax, Op::kProduct};
-
 // Patterns at the edges of a float format: zeros, denormals, the largest, infinities, NaNs.
 uint64_t EdgeOf(int exponent_bits, int fraction_bits, Random& random) {
   const uint64_t one_fraction = (uint64_t{1} << fraction_bits) - 1;

@@ -11,7 +11,7 @@ import talweg.torch as tw
 import torch
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 class RealGpu:

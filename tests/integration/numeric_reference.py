@@ -20,9 +20,27 @@ DTYPES: dict[str, np.dtype] = {
     "u8": np.dtype(np.uint8),
     "i32": np.dtype(np.int32),
     "i64": np.dtype(np.int64),
+    "i16": np.dtype(np.int16),
+    "u16": np.dtype(np.uint16),
+    "u32": np.dtype(np.uint32),
+    "u64": np.dtype(np.uint64),
+    "bool": np.dtype(np.bool_),
 }
-INTEGERS = ("i8", "u8", "i32", "i64")
-OPS = ("sum", "average", "min", "max", "product", "broadcast")
+FLOATS = ("f32", "f64", "f16", "bf16")
+_NUMBERS = tuple(dtype for dtype in DTYPES if dtype != "bool")
+_NO_FLOATS = tuple(dtype for dtype in DTYPES if dtype not in FLOATS)
+# The dtypes that an operation has a meaning for.
+OPS: dict[str, tuple[str, ...]] = {
+    "sum": _NUMBERS,
+    "average": FLOATS,
+    "min": tuple(DTYPES),
+    "max": tuple(DTYPES),
+    "product": _NUMBERS,
+    "broadcast": tuple(DTYPES),
+    "bit_and": _NO_FLOATS,
+    "bit_or": _NO_FLOATS,
+    "bit_xor": _NO_FLOATS,
+}
 
 
 def widen(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -67,6 +85,9 @@ _COMBINE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "min": _min,
     "max": _max,
     "product": np.multiply,
+    "bit_and": np.bitwise_and,
+    "bit_or": np.bitwise_or,
+    "bit_xor": np.bitwise_xor,
 }
 
 
@@ -110,7 +131,7 @@ def same(actual: np.ndarray, wanted: np.ndarray, dtype: str) -> bool:
     """Equal in bits; a NaN is equal to any NaN."""
     raw = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[actual.dtype.itemsize]
     equal = actual.view(raw) == wanted.view(raw)
-    if equal.all() or dtype in INTEGERS:
+    if equal.all() or dtype not in FLOATS:
         return bool(equal.all())
     both_nan = np.isnan(widen(actual, dtype)) & np.isnan(widen(wanted, dtype))
     return bool((equal | both_nan).all())
@@ -118,7 +139,9 @@ def same(actual: np.ndarray, wanted: np.ndarray, dtype: str) -> bool:
 
 def sample(rng: np.random.Generator, count: int, dtype: str) -> np.ndarray:
     """Values of many magnitudes; now and then an infinity, a NaN, a denormal or a -0."""
-    if dtype in INTEGERS:
+    if dtype == "bool":
+        return rng.random(count) < 0.5
+    if dtype not in FLOATS:
         info = np.iinfo(DTYPES[dtype])
         return rng.integers(info.min, info.max, count, dtype=DTYPES[dtype], endpoint=True)
     values = rng.standard_normal(count).astype(np.float32)

@@ -198,8 +198,9 @@ def push_pull_async(
 ) -> Handle:
     """Starts a round of `array` and returns its handle; the array may be changed at once.
 
-    Arrays of any shape; f32, f64, f16, i8, u8, i32, i64. `op` combines the ranks' elements: the
-    average is not defined for integers. Rounds with a larger `priority` overtake others. Rounds
+    Arrays of any shape; f32, f64, f16, integers of 8 to 64 bits with and without a sign, bool. `op`
+    combines the ranks' elements: the average is not defined for integers, bitwise operations are
+    not for floats, sum, average and product not for bools. Rounds with a larger `priority` overtake others. Rounds
     without a name belong together by the order of such calls, which must then be the same at every
     rank; they share a few tensors, so give names to many that are to be open at once. Raises Busy
     when the tensor's last round has not been synchronized.

@@ -25,6 +25,11 @@ class DType(IntEnum):
     U8 = 6
     I32 = 7
     I64 = 8
+    I16 = 9
+    U16 = 10
+    U32 = 11
+    U64 = 12
+    BOOL = 13
 
 
 class Op(IntEnum):
@@ -36,6 +41,9 @@ class Op(IntEnum):
     MAX = 4
     PRODUCT = 5
     BROADCAST = 6
+    BIT_AND = 7
+    BIT_OR = 8
+    BIT_XOR = 9
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
@@ -59,6 +67,11 @@ _DTYPE_BYTES = {
     DType.U8: 1,
     DType.I32: 4,
     DType.I64: 8,
+    DType.I16: 2,
+    DType.U16: 2,
+    DType.U32: 4,
+    DType.U64: 8,
+    DType.BOOL: 1,
 }
 
 NUMPY_DTYPES: Mapping[np.dtype, DType] = {
@@ -69,6 +82,11 @@ NUMPY_DTYPES: Mapping[np.dtype, DType] = {
     np.dtype(np.uint8): DType.U8,
     np.dtype(np.int32): DType.I32,
     np.dtype(np.int64): DType.I64,
+    np.dtype(np.int16): DType.I16,
+    np.dtype(np.uint16): DType.U16,
+    np.dtype(np.uint32): DType.U32,
+    np.dtype(np.uint64): DType.U64,
+    np.dtype(np.bool_): DType.BOOL,
 }
 
 

@@ -183,9 +183,9 @@ TALWEG_SAME_CALL(NcclApi, AllGather, ncclAllGather);
 TALWEG_SAME_CALL(NcclApi, ReduceScatter, ncclReduceScatter);
 static_assert(kNcclSuccess == ncclSuccess && kNcclInProgress == ncclInProgress);
 static_assert(kNcclInt8 == ncclInt8 && kNcclUint8 == ncclUint8 && kNcclInt32 == ncclInt32 &&
-              kNcclInt64 == ncclInt64 && kNcclFloat16 == ncclFloat16 &&
-              kNcclFloat32 == ncclFloat32 && kNcclFloat64 == ncclFloat64 &&
-              kNcclBfloat16 == ncclBfloat16);
+              kNcclInt64 == ncclInt64 && kNcclUint32 == ncclUint32 && kNcclUint64 == ncclUint64 &&
+              kNcclFloat16 == ncclFloat16 && kNcclFloat32 == ncclFloat32 &&
+              kNcclFloat64 == ncclFloat64 && kNcclBfloat16 == ncclBfloat16);
 static_assert(kNcclSum == ncclSum && kNcclProduct == ncclProd && kNcclMax == ncclMax &&
               kNcclMin == ncclMin);
 static_assert(sizeof(NcclUniqueId) == sizeof(ncclUniqueId));

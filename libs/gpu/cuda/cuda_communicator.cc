@@ -129,8 +129,8 @@ absl::Status CudaCommunicator::AllGather(DType dtype, uint64_t shard_elements,
   const uint64_t bytes = shard_elements * DTypeSize(dtype);
   return Post("ncclAllGather", bytes, bytes * devices_.size(), parts,
               [&](const CollectivePart& part, NcclComm comm, CuStream stream) {
-                return nccl_->AllGather(Pointer(part.send), MutablePointer(part.receive),
-                                        shard_elements, NcclDTypeOf(dtype), comm, stream);
+                return nccl_->AllGather(Pointer(part.send), MutablePointer(part.receive), bytes,
+                                        kNcclBytes, comm, stream);
               });
 }
 
@@ -154,9 +154,8 @@ absl::Status CudaCommunicator::Broadcast(DType dtype, uint64_t element_count, si
   const uint64_t bytes = element_count * DTypeSize(dtype);
   return Post("ncclBroadcast", bytes, bytes, parts,
               [&](const CollectivePart& part, NcclComm comm, CuStream stream) {
-                return nccl_->Broadcast(Pointer(part.send), MutablePointer(part.receive),
-                                        element_count, NcclDTypeOf(dtype), static_cast<int>(root),
-                                        comm, stream);
+                return nccl_->Broadcast(Pointer(part.send), MutablePointer(part.receive), bytes,
+                                        kNcclBytes, static_cast<int>(root), comm, stream);
               });
 }
 

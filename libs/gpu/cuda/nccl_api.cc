@@ -50,9 +50,14 @@ NcclDType NcclDTypeOf(DType dtype) {
     case DType::kU8: return kNcclUint8;
     case DType::kI32: return kNcclInt32;
     case DType::kI64: return kNcclInt64;
+    case DType::kU32: return kNcclUint32;
+    case DType::kU64: return kNcclUint64;
+    case DType::kBool: return kNcclUint8;
+    case DType::kI16:
+    case DType::kU16:
     case DType::kUnspecified: break;
   }
-  TALWEG_CHECK(!"a dtype");
+  TALWEG_CHECK(!"a dtype of NCCL");
   return kNcclInt8;
 }
 

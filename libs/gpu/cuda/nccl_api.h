@@ -28,11 +28,15 @@ inline constexpr NcclResult kNcclInProgress = 7;
 inline constexpr NcclDType kNcclInt8 = 0;
 inline constexpr NcclDType kNcclUint8 = 1;
 inline constexpr NcclDType kNcclInt32 = 2;
+inline constexpr NcclDType kNcclUint32 = 3;
 inline constexpr NcclDType kNcclInt64 = 4;
+inline constexpr NcclDType kNcclUint64 = 5;
 inline constexpr NcclDType kNcclFloat16 = 6;
 inline constexpr NcclDType kNcclFloat32 = 7;
 inline constexpr NcclDType kNcclFloat64 = 8;
 inline constexpr NcclDType kNcclBfloat16 = 9;
+// What moves and is not combined: NCCL does not have every dtype.
+inline constexpr NcclDType kNcclBytes = kNcclUint8;
 
 inline constexpr NcclOp kNcclSum = 0;
 inline constexpr NcclOp kNcclProduct = 1;
@@ -87,6 +91,7 @@ struct NcclApi {
 // to get it.
 absl::StatusOr<std::shared_ptr<const NcclApi>> OpenNccl(const std::vector<std::string>& libraries);
 
+// CHECKs that Communicator::Combines has them.
 NcclDType NcclDTypeOf(DType dtype);
 NcclOp NcclOpOf(Op op);
 // "2.28.3"

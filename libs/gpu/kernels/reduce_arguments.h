@@ -15,7 +15,11 @@ enum class Combine : uint8_t {
   kMin,
   kMax,
   kProduct,  // x0 * x1 * ...
+  kBitAnd,
+  kBitOr,
+  kBitXor,
 };
+inline constexpr uint32_t kCombineCount = 9;
 
 inline constexpr uint32_t kInputsMax = 32;
 inline constexpr uint32_t kOutputsMax = kInputsMax;

@@ -76,14 +76,14 @@ TALWEG_HD double Over(double a, double b) {
 #endif
 }
 // Integers wrap: without a sign, which changes no bit of a sum or a product. Small ones are
-// multiplied as ints, where 255 * 255 fits.
+// multiplied as unsigned ints: as ints, 65535 * 65535 would not fit.
 template <class T>
 TALWEG_HD T Add(T a, T b) {
   return static_cast<T>(a + b);
 }
 template <class T>
 TALWEG_HD T Times(T a, T b) {
-  return static_cast<T>(a * b);
+  return static_cast<T>(1u * a * b);
 }
 
 TALWEG_HD bool IsNan(float x) { return (BitCast<uint32_t>(x) & 0x7fffffffu) > 0x7f800000u; }
@@ -217,6 +217,12 @@ TALWEG_HD Lane Next(Lane combined, Lane x) {
     return Greater(combined, x);
   } else if constexpr (kCombine == Combine::kProduct) {
     return Times(combined, x);
+  } else if constexpr (kCombine == Combine::kBitAnd) {
+    return static_cast<Lane>(combined & x);
+  } else if constexpr (kCombine == Combine::kBitOr) {
+    return static_cast<Lane>(combined | x);
+  } else if constexpr (kCombine == Combine::kBitXor) {
+    return static_cast<Lane>(combined ^ x);
   } else {
     return Add(combined, x);
   }
@@ -377,8 +383,8 @@ struct Kernel {
   }
 };
 
-// Every kernel: X(dtype's name, combination's name, element, Combine). Sums and products of
-// integers have the same bits with and without a sign.
+// Every kernel: X(dtype's name, combination's name, element, Combine). Only minima and maxima tell
+// integers with a sign from those without: PlanReduce knows which kernel does which dtype.
 #define TALWEG_GPU_FLOAT_KERNELS(X, name, element) \
   X(name, sum, element, Combine::kSum)             \
   X(name, sum_times, element, Combine::kSumTimes)  \
@@ -386,20 +392,29 @@ struct Kernel {
   X(name, min, element, Combine::kMin)             \
   X(name, max, element, Combine::kMax)             \
   X(name, product, element, Combine::kProduct)
-#define TALWEG_GPU_INTEGER_KERNELS(X, name, element, wrapping) \
-  X(name, sum, wrapping, Combine::kSum)                        \
-  X(name, min, element, Combine::kMin)                         \
-  X(name, max, element, Combine::kMax)                         \
-  X(name, product, wrapping, Combine::kProduct)
-#define TALWEG_GPU_ALL_KERNELS(X)                                     \
-  TALWEG_GPU_FLOAT_KERNELS(X, f32, Plain<float>)                      \
-  TALWEG_GPU_FLOAT_KERNELS(X, f64, Plain<double>)                     \
-  TALWEG_GPU_FLOAT_KERNELS(X, f16, F16)                               \
-  TALWEG_GPU_FLOAT_KERNELS(X, bf16, BF16)                             \
-  TALWEG_GPU_INTEGER_KERNELS(X, i8, Plain<int8_t>, Plain<uint8_t>)    \
-  TALWEG_GPU_INTEGER_KERNELS(X, u8, Plain<uint8_t>, Plain<uint8_t>)   \
-  TALWEG_GPU_INTEGER_KERNELS(X, i32, Plain<int32_t>, Plain<uint32_t>) \
-  TALWEG_GPU_INTEGER_KERNELS(X, i64, Plain<int64_t>, Plain<uint64_t>)
+#define TALWEG_GPU_END_KERNELS(X, name, element) \
+  X(name, min, element, Combine::kMin)           \
+  X(name, max, element, Combine::kMax)
+#define TALWEG_GPU_UNSIGNED_KERNELS(X, name, element) \
+  TALWEG_GPU_END_KERNELS(X, name, element)            \
+  X(name, sum, element, Combine::kSum)                \
+  X(name, product, element, Combine::kProduct)        \
+  X(name, bit_and, element, Combine::kBitAnd)         \
+  X(name, bit_or, element, Combine::kBitOr)           \
+  X(name, bit_xor, element, Combine::kBitXor)
+#define TALWEG_GPU_ALL_KERNELS(X)                      \
+  TALWEG_GPU_FLOAT_KERNELS(X, f32, Plain<float>)       \
+  TALWEG_GPU_FLOAT_KERNELS(X, f64, Plain<double>)      \
+  TALWEG_GPU_FLOAT_KERNELS(X, f16, F16)                \
+  TALWEG_GPU_FLOAT_KERNELS(X, bf16, BF16)              \
+  TALWEG_GPU_UNSIGNED_KERNELS(X, u8, Plain<uint8_t>)   \
+  TALWEG_GPU_UNSIGNED_KERNELS(X, u16, Plain<uint16_t>) \
+  TALWEG_GPU_UNSIGNED_KERNELS(X, u32, Plain<uint32_t>) \
+  TALWEG_GPU_UNSIGNED_KERNELS(X, u64, Plain<uint64_t>) \
+  TALWEG_GPU_END_KERNELS(X, i8, Plain<int8_t>)         \
+  TALWEG_GPU_END_KERNELS(X, i16, Plain<int16_t>)       \
+  TALWEG_GPU_END_KERNELS(X, i32, Plain<int32_t>)       \
+  TALWEG_GPU_END_KERNELS(X, i64, Plain<int64_t>)
 
 }  // namespace talweg::gpu::kernels
 

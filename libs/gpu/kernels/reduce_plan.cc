@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 
 #include "libs/status/status.h"
 
@@ -22,12 +23,26 @@ Scaling ScalingOf(const ReduceSpec& spec) {
     case Op::kMin: return {Combine::kMin, 1};
     case Op::kMax: return {Combine::kMax, 1};
     case Op::kProduct: return {Combine::kProduct, 1};
+    case Op::kBitAnd: return {Combine::kBitAnd, 1};
+    case Op::kBitOr: return {Combine::kBitOr, 1};
+    case Op::kBitXor: return {Combine::kBitXor, 1};
     default: break;
   }
   const double divisor = spec.divisor;
   if (spec.divisor == 1) return {Combine::kSum, 1};
   if (std::has_single_bit(spec.divisor)) return {Combine::kSumTimes, 1 / divisor};
   return {Combine::kSumOver, divisor};
+}
+
+// Minima and maxima alone tell a number with a sign from one without, and a bool is a byte.
+DType KernelDType(DType dtype, Combine combine) {
+  const bool is_end = combine == Combine::kMin || combine == Combine::kMax;
+  if (IsFloat(dtype) || (IsInteger(dtype) && is_end)) return dtype;
+  const auto* const row =
+      std::find_if(std::begin(kDTypeRows), std::end(kDTypeRows), [dtype](const DTypeRow& each) {
+        return each.kind == ElementKind::kUnsigned && each.bytes == DTypeSize(dtype);
+      });
+  return row->dtype;  // Every size of an integer has one.
 }
 
 absl::string_view CombineName(Combine combine) {
@@ -38,6 +53,9 @@ absl::string_view CombineName(Combine combine) {
     case Combine::kMin: return "min";
     case Combine::kMax: return "max";
     case Combine::kProduct: return "product";
+    case Combine::kBitAnd: return "bit_and";
+    case Combine::kBitOr: return "bit_or";
+    case Combine::kBitXor: return "bit_xor";
   }
   return "invalid";
 }
@@ -109,9 +127,10 @@ absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec, std::span<const ui
   }
   const uint64_t bytes = element_count * size;
   if (absl::Status status = CheckReduce(spec, inputs, outputs, bytes); !status.ok()) return status;
-  ReducePlan plan = {.bytes = bytes, .dtype = spec.dtype};
+  ReducePlan plan = {.bytes = bytes};
   const Scaling scaling = ScalingOf(spec);
   plan.combine = scaling.combine;
+  plan.dtype = KernelDType(spec.dtype, scaling.combine);
   plan.is_copy = inputs.size() == 1 && spec.divisor == 1;
   ReduceArguments& arguments = plan.arguments;
   std::copy(inputs.begin(), inputs.end(), arguments.inputs);

@@ -19,8 +19,8 @@ namespace talweg::gpu::kernels {
 struct ReducePlan {
   // A single input that nothing scales: its bytes are copied, NaNs untouched, but to itself.
   bool is_copy = false;
-  uint64_t bytes = 0;  // Of each buffer; 0: nothing to do.
-  DType dtype = DType::kUnspecified;
+  uint64_t bytes = 0;                 // Of each buffer; 0: nothing to do.
+  DType dtype = DType::kUnspecified;  // Whose kernel does it: elements of the same size.
   Combine combine = Combine::kSum;
   ReduceArguments arguments = {};
 };
@@ -34,7 +34,7 @@ inline absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec,
   return PlanReduce(spec, inputs, {&output, 1}, element_count);
 }
 
-// "talweg_reduce_f32_sum"
+// "talweg_reduce_f32_sum": of a plan's dtype and combination.
 std::string KernelName(DType dtype, Combine combine);
 // Of all kernels that there are.
 std::vector<std::string> KernelNames();

@@ -73,6 +73,34 @@ TEST_CASE("PlanReduce: how an average divides", "[gpu]") {
   CHECK(KernelName(DType::kBF16, Combine::kSumOver) == "talweg_reduce_bf16_sum_over");
 }
 
+TEST_CASE("PlanReduce: integers of a size share a kernel where the sign says nothing", "[gpu]") {
+  const std::vector<uint64_t> inputs = {0x1000, 0x2000};
+  const auto dtype_of = [&](DType dtype, Op op) {
+    const auto plan = PlanReduce({.dtype = dtype, .op = op}, inputs, 0x3000, 8);
+    REQUIRE(plan.ok());
+    return plan->dtype;
+  };
+  CHECK(dtype_of(DType::kI16, Op::kSum) == DType::kU16);
+  CHECK(dtype_of(DType::kI64, Op::kBitXor) == DType::kU64);
+  CHECK(dtype_of(DType::kI32, Op::kMin) == DType::kI32);
+  CHECK(dtype_of(DType::kU32, Op::kMin) == DType::kU32);
+  CHECK(dtype_of(DType::kBool, Op::kMax) == DType::kU8);
+  CHECK(dtype_of(DType::kBF16, Op::kSum) == DType::kBF16);
+}
+
+TEST_CASE("PlanReduce: every dtype and op that is a reduction has a kernel", "[gpu]") {
+  const std::vector<uint64_t> inputs = {0x1000, 0x2000};
+  const std::vector<std::string> names = KernelNames();
+  for (const DType dtype : kAllDTypes) {
+    for (const Op op : kAllOps) {
+      if (!OpDefined(dtype, op) || op == Op::kCopy) continue;
+      const auto plan = PlanReduce({.dtype = dtype, .op = op}, inputs, 0x3000, 8);
+      REQUIRE(plan.ok());
+      CHECK_THAT(names, Catch::Matchers::VectorContains(KernelName(plan->dtype, plan->combine)));
+    }
+  }
+}
+
 TEST_CASE("PlanReduce: one input that nothing scales is a copy", "[gpu]") {
   const std::vector<uint64_t> one = {0x1000};
   CHECK(PlanReduce(kSumF32, one, 0x3000, 8)->is_copy);

@@ -17,8 +17,12 @@ constexpr DType kDType_f16 = DType::kF16;
 constexpr DType kDType_bf16 = DType::kBF16;
 constexpr DType kDType_i8 = DType::kI8;
 constexpr DType kDType_u8 = DType::kU8;
+constexpr DType kDType_i16 = DType::kI16;
+constexpr DType kDType_u16 = DType::kU16;
 constexpr DType kDType_i32 = DType::kI32;
+constexpr DType kDType_u32 = DType::kU32;
 constexpr DType kDType_i64 = DType::kI64;
+constexpr DType kDType_u64 = DType::kU64;
 
 using HostKernel = void (*)(const ReduceArguments&, uint64_t thread, uint64_t thread_count);
 

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -60,6 +61,16 @@ auto FromWide(auto value) {
   }
 }
 
+template <typename Wide, typename Operation>
+Wide Bitwise(Wide a, Wide b, Operation operation) {
+  if constexpr (std::is_integral_v<Wide>) {
+    return static_cast<Wide>(operation(a, b));
+  } else {
+    TALWEG_CHECK(!"an integer or a bool");
+    return a;
+  }
+}
+
 template <typename T>
 void ReduceAs(Op op, const std::vector<std::span<const std::byte>>& inputs,
               std::span<std::byte> out) {
@@ -77,7 +88,10 @@ void ReduceAs(Op op, const std::vector<std::span<const std::byte>>& inputs,
       switch (op) {
         case Op::kMin: sum = std::min(sum, value); break;
         case Op::kMax: sum = std::max(sum, value); break;
-        case Op::kProduct: sum = static_cast<Wide>(sum * value); break;
+        case Op::kProduct: sum = static_cast<Wide>(1u * sum * value); break;
+        case Op::kBitAnd: sum = Bitwise(sum, value, std::bit_and<>()); break;
+        case Op::kBitOr: sum = Bitwise(sum, value, std::bit_or<>()); break;
+        case Op::kBitXor: sum = Bitwise(sum, value, std::bit_xor<>()); break;
         default: sum = static_cast<Wide>(sum + value); break;
       }
     }
@@ -97,9 +111,14 @@ void Reduce(DType dtype, Op op, const std::vector<std::span<const std::byte>>& i
     case DType::kF16: return ReduceAs<_Float16>(op, inputs, out);
     case DType::kBF16: return ReduceAs<Bf16>(op, inputs, out);
     case DType::kI8: return ReduceAs<int8_t>(op, inputs, out);
-    case DType::kU8: return ReduceAs<uint8_t>(op, inputs, out);
-    case DType::kI32: return ReduceAs<uint32_t>(op, inputs, out);
-    case DType::kI64: return ReduceAs<uint64_t>(op, inputs, out);
+    case DType::kU8:
+    case DType::kBool: return ReduceAs<uint8_t>(op, inputs, out);
+    case DType::kI16:
+    case DType::kU16: return ReduceAs<uint16_t>(op, inputs, out);
+    case DType::kI32:
+    case DType::kU32: return ReduceAs<uint32_t>(op, inputs, out);
+    case DType::kI64:
+    case DType::kU64: return ReduceAs<uint64_t>(op, inputs, out);
     case DType::kUnspecified: break;
   }
   TALWEG_CHECK(false);
@@ -109,6 +128,7 @@ void Reduce(DType dtype, Op op, const std::vector<std::span<const std::byte>>& i
 void ReduceAny(DType dtype, Op op, const std::vector<std::span<const std::byte>>& inputs,
                std::span<std::byte> out) {
   const bool ordered = op == Op::kMin || op == Op::kMax;
+  if (ordered && dtype == DType::kI16) return ReduceAs<int16_t>(op, inputs, out);
   if (ordered && dtype == DType::kI32) return ReduceAs<int32_t>(op, inputs, out);
   if (ordered && dtype == DType::kI64) return ReduceAs<int64_t>(op, inputs, out);
   Reduce(dtype, op, inputs, out);

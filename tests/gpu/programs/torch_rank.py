@@ -25,6 +25,14 @@ from rank_tensors import FLOATS, INTEGERS, RealGpu, assert_same, gpu, plain, sam
 from talweg import _native
 from torch import nn
 
+# Operations that do not have all dtypes.
+_KINDS = {
+    tw.Op.AVERAGE: FLOATS,
+    tw.Op.BIT_AND: INTEGERS,
+    tw.Op.BIT_OR: INTEGERS,
+    tw.Op.BIT_XOR: INTEGERS,
+}
+
 # ----- Cases for fake GPUs and real ones -----
 
 
@@ -32,7 +40,8 @@ def dtypes() -> None:
     """Every dtype and operation has the bits that CPU tensors have."""
     for dtype in (*FLOATS, *INTEGERS):
         for op in tw.Op:
-            if op is tw.Op.BROADCAST or (op is tw.Op.AVERAGE and dtype in INTEGERS):
+            kinds = _KINDS.get(op, (*FLOATS, *INTEGERS))
+            if op is tw.Op.BROADCAST or dtype not in kinds:
                 continue
             for count in (1, 1000, 70_001):
                 values = sample(dtype, count, int(op))
@@ -50,6 +59,7 @@ def dtypes() -> None:
         assert_same(tw.broadcast(gpu.put(values), root, name=f"gpu.{dtype}"), wanted)
     flags = gpu.put(torch.tensor([True, tw.rank() == 0]))
     assert plain(tw.push_pull(flags, op=tw.Op.MIN, name="all")).tolist() == [True, tw.size() == 1]
+    assert plain(tw.push_pull(flags, op=tw.Op.BIT_OR, name="any")).tolist() == [True, True]
 
 
 def layouts() -> None:

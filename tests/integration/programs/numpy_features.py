@@ -28,11 +28,15 @@ def _declared() -> int:
 
 def dtypes_and_shapes() -> None:
     own = talweg.rank() + 1
-    for dtype in (np.float32, np.float64, np.float16, np.int8, np.uint8, np.int32, np.int64):
+    integers = (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64)
+    for dtype in (np.float32, np.float64, np.float16, *integers):
         array: np.ndarray = np.full((3, 5), own, dtype)
         total = talweg.push_pull(array, op=talweg.Op.SUM, name=f"sum.{np.dtype(dtype)}")
         assert total.dtype == dtype and total.shape == (3, 5) and (total == _sum_of_ranks()).all()
         assert (array == own).all()
+    flags = np.array([True, talweg.rank() == 0])
+    every = talweg.push_pull(flags, op=talweg.Op.BIT_AND, name="every")
+    assert every.dtype == np.bool_ and every.tolist() == [True, talweg.size() == 1], every
     scalar = talweg.push_pull(np.array(float(own)), op=talweg.Op.SUM, name="scalar")
     assert scalar.shape == () and scalar == _sum_of_ranks()
     base: np.ndarray = np.arange(12, dtype=np.float32).reshape(3, 4) + talweg.rank()

@@ -25,14 +25,26 @@ def dtypes() -> None:
         mean = tw.push_pull(tensor, name=f"mean.{dtype}")
         assert mean.dtype == dtype and mean.shape == (3, 5)
         assert (mean == (tw.size() + 1) / 2).all(), mean
-    for dtype in (torch.int8, torch.uint8, torch.int32, torch.int64):
+    integers = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
+    # Newer than the oldest torch.
+    newer = ("uint16", "uint32", "uint64")
+    integers += [getattr(torch, name) for name in newer if hasattr(torch, name)]
+    for dtype in integers:
         tensor = torch.full((7,), tw.rank() + 1, dtype=dtype)
         total = tw.push_pull(tensor, average=False, name=f"sum.{dtype}")
         assert (total == tw.size() * (tw.size() + 1) // 2).all(), total
     flags = torch.tensor([True, tw.rank() == 0])
     assert tw.push_pull(flags, op=tw.Op.MIN, name="all").tolist() == [True, tw.size() == 1]
+    odd = tw.push_pull(flags, op=tw.Op.BIT_XOR, name="odd")
+    assert odd.dtype == torch.bool and odd.tolist() == [tw.size() % 2 == 1, True], odd
+    bits = torch.full((3,), 1 << tw.rank(), dtype=torch.int16)
+    assert (tw.push_pull(bits, op=tw.Op.BIT_OR, name="bits.or") == (1 << tw.size()) - 1).all()
+    expect(
+        talweg.InvalidArgument, "bit_and", tw.push_pull, torch.ones(2), op=tw.Op.BIT_AND, name="f"
+    )
     expect(talweg.InvalidArgument, "average", tw.push_pull, torch.ones(2, dtype=torch.int32))
-    expect(talweg.InvalidArgument, "int16", tw.push_pull, torch.ones(2, dtype=torch.int16))
+    narrow = torch.ones(2).to(torch.float8_e4m3fn)
+    expect(talweg.InvalidArgument, "float8_e4m3fn", tw.push_pull, narrow)
     pairs = torch.ones(2, dtype=torch.complex64)
     expect(talweg.InvalidArgument, "complex64", tw.push_pull, pairs, op=tw.Op.MAX)
     expect(talweg.InvalidArgument, "no elements", tw.push_pull, torch.ones(0), name="empty")

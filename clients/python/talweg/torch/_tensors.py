@@ -21,11 +21,18 @@ _DTYPES: Mapping[torch.dtype, DType] = {
     torch.bfloat16: DType.BF16,
     torch.int8: DType.I8,
     torch.uint8: DType.U8,
-    torch.bool: DType.U8,
+    torch.bool: DType.BOOL,
+    torch.int16: DType.I16,
     torch.int32: DType.I32,
     torch.int64: DType.I64,
+    # Newer than the oldest torch.
+    **{
+        getattr(torch, name): dtype
+        for name, dtype in (("uint16", DType.U16), ("uint32", DType.U32), ("uint64", DType.U64))
+        if hasattr(torch, name)
+    },
 }
-# A bool travels as a byte and is none.
+# A bool is no number.
 NUMBERS = {
     torch_dtype: dtype for torch_dtype, dtype in _DTYPES.items() if torch_dtype != torch.bool
 }
@@ -100,7 +107,7 @@ def _declaration_of(tensor: torch.Tensor, op: Op, root_rank: int) -> Declaration
             f"a tensor of layout {tensor.layout} cannot be pushed: use tensor.to_dense()"
         )
     # A bool is a byte of 0 or 1: min and max of bools are all() and any(), a sum is neither.
-    if tensor.dtype == torch.bool and op not in (Op.MIN, Op.MAX, Op.BROADCAST):
+    if tensor.dtype == torch.bool and op in (Op.SUM, Op.AVERAGE, Op.PRODUCT):
         raise InvalidArgument(
             f"{op.name.lower()} is not defined for bool tensors: use min (all), max (any), or "
             "convert to int32"
@@ -206,8 +213,8 @@ def push_pull_async(
 ) -> Handle:
     """Starts a round of `tensor` and returns its handle; the tensor may be changed at once.
 
-    Any shape, strided layout, dtype f32, f64, f16, bf16, i8, u8, i32, i64 (bool: min and max;
-    complex: sum and average).
+    Any shape, strided layout, dtype f32, f64, f16, bf16, integers of 8 to 64 bits with and without
+    a sign (bool: min, max and bitwise; complex: sum and average). Bitwise: of integers and bools.
     `op` overrules `average`; the average is not defined for integers. Rounds with a larger
     `priority` overtake others. Rounds without a name belong together by the order of such calls,
     which must then be the same at every rank; they share a few tensors, so give names to many that

@@ -78,11 +78,11 @@ struct Kernel {
 Kernel* FindKernel(const char* name) {
   static auto* const all = [] {
     auto* const made = new std::map<std::string, Kernel>;
-    for (int dtype = 1; dtype <= 8; ++dtype) {
-      for (int combine = 0; combine <= 5; ++combine) {
+    for (const DType dtype : kAllDTypes) {
+      for (uint32_t combine = 0; combine < kernels::kCombineCount; ++combine) {
         kernels::ReducePlan plan;
         plan.bytes = 1;
-        plan.dtype = static_cast<DType>(dtype);
+        plan.dtype = dtype;
         plan.combine = static_cast<kernels::Combine>(combine);
         const std::string kernel = kernels::KernelName(plan.dtype, plan.combine);
         (*made)[kernel] = {kernel, plan};

@@ -12,6 +12,7 @@
 #include "libs/base/dtype.h"
 #include "libs/gpu/cuda/nccl_api.h"
 #include "libs/gpu/cuda/stub/stub_machine.h"
+#include "libs/gpu/device.h"
 #include "libs/gpu/kernels/reduce_plan.h"
 
 namespace talweg::gpu::cuda::stub {
@@ -55,8 +56,8 @@ std::map<uint64_t, std::shared_ptr<Clique>>* cliques =
 Comm* Of(NcclComm comm) { return reinterpret_cast<Comm*>(comm); }
 
 DType DTypeOf(NcclDType dtype) {
-  for (int each = 1; each <= 8; ++each) {
-    if (NcclDTypeOf(static_cast<DType>(each)) == dtype) return static_cast<DType>(each);
+  for (const DType each : kAllDTypes) {
+    if (Communicator::Combines(each, Op::kSum) && NcclDTypeOf(each) == dtype) return each;
   }
   return DType::kUnspecified;
 }

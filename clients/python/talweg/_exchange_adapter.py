@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -64,80 +63,66 @@ class Adapter(Protocol):
 
     # Rounds.
 
-    @abc.abstractmethod
+    def declare(self, tensors: Sequence[Tensor]) -> None:
+        """May declare in one go what is pushed next: one by one, many take seconds."""
+
     def start(self, tensor: Tensor, has_gradient: bool) -> Any:
         """Starts the average of the parameter's gradient, or of zeros; returns its ticket."""
 
-    @abc.abstractmethod
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Any:
         """Starts the maximum of each byte, which is there when its ticket is finished."""
 
-    @abc.abstractmethod
     def finish(self, ticket: Any) -> Any:
         """Waits for a round; returns the average."""
 
-    @abc.abstractmethod
     def is_there(self, ticket: Any) -> bool:
         """Whether finish() would not wait."""
 
     def comes_in_order(self) -> bool:
         """Whether averages are there in the order in which their gradients left."""
-        return False
 
-    @abc.abstractmethod
     def gather(self, number: int, name: str) -> list[int]:
         """The numbers of all ranks, in rank order."""
 
-    def declare(self, tensors: Sequence[Tensor]) -> None:
-        """Declares what is pushed next in one go: one by one, many parameters take seconds."""
-
     def priority_of(self, index: int) -> int:
-        """The layers nearest the input are needed first by the next forward pass."""
-        return -index
+        """A larger one's rounds overtake others."""
 
     # Parameters and their gradients.
 
-    @abc.abstractmethod
     def put(self, index: int, average: Any) -> None:
         """The average takes the gradient's place."""
 
-    @abc.abstractmethod
     def dtype_of(self, index: int) -> Hashable:
         """By now: a model's may be changed."""
 
     def is_trainable(self, index: int) -> bool:
         """Whether it has gradients by now; a parameter may be frozen and thawed."""
-        return True
 
     def watch(self, index: int) -> None:
-        """From now on the exchange is told of its gradients."""
+        """From now on the exchange is to be told of its gradients."""
 
     def watch_pass(self) -> None:
         """A pass has begun: the exchange is to be told when it ends."""
 
     def forget_pass(self) -> None:
-        """The pass that was watched has failed, if there was one."""
-
-    # Only for frameworks whose users assign gradients.
-
-    def is_new(self, index: int) -> bool:
-        """Whether its gradient is not as it was when note_gradients() was called."""
-        return False
-
-    def is_assigned(self, index: int) -> bool:
-        """Whether there is a gradient that was not there when note_gradients() was called."""
-        return False
-
-    def is_as_pushed(self, index: int, ticket: Any) -> bool:
-        """Whether its gradient is still the one that the ticket was given for."""
-        return True
-
-    def note_gradients(self) -> None:
-        """Takes all gradients that are there for seen."""
+        """No pass runs any more; the end of one that has failed was never told."""
 
     def text_of(self, refusal: Refusal) -> str:
         """What its users are told, with {name} for the parameter's."""
-        return refusal.value
+
+    # For users who assign gradients.
+
+    def is_new(self, index: int) -> bool:
+        """Whether its gradient is not as it was when note_gradients() was called."""
+
+    def is_assigned(self, index: int) -> bool:
+        """Whether there is a gradient that was not there when note_gradients() was called."""
+
+    def is_as_pushed(self, index: int, ticket: Any) -> bool:
+        """Whether its gradient is still the one that the ticket was given for."""
+
+    def note_gradients(self) -> None:
+        """Takes all gradients that are there for seen."""
 
 
 class Pushed(NamedTuple):
@@ -149,10 +134,17 @@ class Pushed(NamedTuple):
 
 
 class ClientAdapter(Adapter):
-    """What is alike for all frameworks whose rounds are a Client's."""
+    """Rounds of a Client, for a framework that hands gradients over and takes averages back.
+
+    Such a one adds start(), put() and dtype_of(). Where parameters are thawed, gradients are
+    assigned or passes are watched, it says so in the others.
+    """
 
     def __init__(self, client: Client) -> None:
         self.client = client
+
+    def declare(self, tensors: Sequence[Tensor]) -> None:
+        pass
 
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Pushed:
         array = np.frombuffer(marks, np.uint8)
@@ -172,3 +164,34 @@ class ClientAdapter(Adapter):
 
     def gather(self, number: int, name: str) -> list[int]:
         return _objects.all_gather_object(self.client, number, name)
+
+    def priority_of(self, index: int) -> int:
+        """The layers nearest the input are needed first by the next forward pass."""
+        return -index
+
+    def is_trainable(self, index: int) -> bool:
+        return True
+
+    def watch(self, index: int) -> None:
+        pass
+
+    def watch_pass(self) -> None:
+        pass
+
+    def forget_pass(self) -> None:
+        pass
+
+    def text_of(self, refusal: Refusal) -> str:
+        return refusal.value
+
+    def is_new(self, index: int) -> bool:
+        return False
+
+    def is_assigned(self, index: int) -> bool:
+        return False
+
+    def is_as_pushed(self, index: int, ticket: Pushed) -> bool:
+        return True
+
+    def note_gradients(self) -> None:
+        pass

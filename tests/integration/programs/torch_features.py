@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
 import traceback
+import warnings
 from typing import Any
 from unittest import mock
 
@@ -117,14 +119,62 @@ def arguments_in_the_wrong_place() -> None:
     ):
         invalid = talweg.InvalidArgument
         expect(invalid, "pass an operation as op=Op.SUM", push, ones, tw.Op.SUM)
-        expect(invalid, "pass a tensor's name as name='weights'", push, ones, "weights")
-        expect(invalid, "average is None; it must be True or False", push, ones, None)
+        expect(invalid, "pass a tensor's name as name='weights'", push, ones, average="weights")
+        expect(invalid, "pass a tensor's name as name='weights'", push, ones, None, "weights")
+        expect(invalid, "average is None; it must be True or False", push, ones, average=None)
         expect(invalid, "average is 1;", push, ones, 1, op=tw.Op.SUM)
         expect(invalid, "op is True;", push, ones, op=True)
         expect(invalid, "op is 'sum'", push, ones, op="sum")
     expect(talweg.InvalidArgument, "op is 9;", tw.declare, "d", ones, 9)
     number: Any = int(tw.Op.SUM)
     assert (tw.push_pull(ones, op=number, name="number") == tw.size()).all()
+
+
+def arguments_of_numpys_functions() -> None:
+    """The same, in the same order."""
+    for name in ("push_pull", "push_pull_inplace", "push_pull_async", "push_pull_async_inplace"):
+        own, numpys = (
+            list(inspect.signature(getattr(module, name)).parameters.values())[1:]
+            for module in (tw, talweg)
+        )
+        assert own == numpys, name
+        positional = [each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
+        assert positional == ["name", "op"], name
+
+
+def arguments_in_the_old_order() -> None:
+    """Whether to average came before the name once."""
+    size, tensor = tw.size(), torch.full((3,), float(tw.rank() + 1))
+    total = size * (size + 1) / 2
+    for name in ("push_pull", "push_pull_inplace", "push_pull_async", "push_pull_async_inplace"):
+        push: Any = getattr(tw, name)
+
+        def pushed(*arguments: Any, push: Any = push, **keywords: Any) -> torch.Tensor:
+            result = push(tensor.clone(), *arguments, **keywords)
+            return tw.synchronize(result) if isinstance(result, tw.Handle) else result
+
+        assert (pushed(f"{name}.mean") == (size + 1) / 2).all()
+        assert (pushed(f"{name}.max", tw.Op.MAX) == size).all()
+        assert (pushed(None, average=False, priority=1) == total).all()
+        of_all: tuple[Any, ...] = (True, f"{name}.max", 1, tw.Op.MAX)
+        if "async" not in name:
+            of_all += (60.0,)
+        for arguments, wanted in (
+            ((False, f"{name}.sum"), total),
+            ((False,), total),
+            (of_all, size),
+        ):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                assert (pushed(*arguments) == wanted).all()
+            [warning] = caught
+            assert warning.category is DeprecationWarning and warning.filename == __file__
+            assert f"{name}() has the tensor's name" in str(warning.message), warning.message
+            assert "pass average=..." in str(warning.message), warning.message
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expect(TypeError, "'average'", push, tensor, False, average=False)
+            expect(TypeError, "arguments", push, tensor, *of_all, *of_all)
 
 
 def _ones(dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -139,7 +189,7 @@ def gradients() -> None:
         for average, wanted in ((False, total), (True, total / tw.size())):
             tensor = _ones(dtype)
             for _ in range(2):
-                result = tw.push_pull(tensor, average, name=f"forward.{dtype}.{average}")
+                result = tw.push_pull(tensor, average=average, name=f"forward.{dtype}.{average}")
                 assert result.grad_fn is not None and not result.is_leaf
                 # Its gradient is one number, expanded; that of a complex one is a conjugate view.
                 tensor.grad = None
@@ -163,7 +213,7 @@ def gradients_of_gradients() -> None:
             tensor = torch.randn(3, dtype=dtype, requires_grad=True)
 
             def cube(x: torch.Tensor, average: bool = average) -> torch.Tensor:
-                return tw.push_pull(x * x, average, name=f"checked.{x.dtype}.{average}") * x
+                return tw.push_pull(x * x, f"checked.{x.dtype}.{average}", average=average) * x
 
             assert torch.autograd.gradcheck(cube, [tensor])
             assert torch.autograd.gradgradcheck(cube, [tensor])
@@ -448,6 +498,8 @@ CASES = [
     again,
     handles,
     arguments_in_the_wrong_place,
+    arguments_of_numpys_functions,
+    arguments_in_the_old_order,
     broadcasts,
     gradients,
     gradients_of_gradients,

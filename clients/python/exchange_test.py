@@ -139,6 +139,17 @@ class StepTest(unittest.TestCase):
         self._is(it, State.COLLECTING)
         self.assertFalse(it.exchange.has_left_open)
 
+    def test_a_pass_that_goes_on_after_it_was_given_up(self) -> None:
+        """As when something synchronizes within it."""
+        it = Framework("ab")
+        it.accumulate(1)
+        it.exchange.synchronize()
+        self.assertTrue(it.exchange.on_pass_end())
+        self._is(it, State.BEGUN)
+        it.exchange.synchronize()
+        self.assertEqual(it.open, {})
+        self.assertTrue(it.exchange.averaged)
+
     def test_a_push_that_fails_is_made_again(self) -> None:
         it = Framework("abc")
         it.failures = {"push x.gradient.b": Busy("b"), "push x.used": Busy("used")}

@@ -50,7 +50,7 @@ class Framework(Adapter):
         self.late: set[str] = set()  # Tensors whose averages are not there yet.
         self.in_order = False
         self.others_steps = 0
-        self.failures: dict[str, BaseException] = {}  # Of the next start or finish of a tensor.
+        self.failures: dict[str, BaseException] = {}  # "push x" or "take x" fails, once.
         self.exchange = GradientExchange(self, name, passes)
         self.add(names)
 

@@ -46,7 +46,7 @@ class GradientExchange:
 
     A parameter is active when it takes part: from the first time on that it is trainable.
 
-    TRANSITIONS has the states. One thread at a time.
+    TRANSITIONS (_exchange_states.py) says what may follow what. One thread at a time.
     """
 
     def __init__(self, adapter: Adapter, name: str, passes: int = 1) -> None:
@@ -55,7 +55,7 @@ class GradientExchange:
         self._adapter = adapter
         self._state = State.COLLECTING
         self.set_passes(passes)
-        self._passes_ended = 0  # Of this step.
+        self._passes_ended = 0  # In this step.
         self._parameters: list[Parameter] = []
         self._additions = -1  # After the first ones.
         self._frozen: list[int] = []
@@ -167,7 +167,7 @@ class GradientExchange:
         self.on_evaluation()
 
     def on_evaluation(self) -> None:
-        """The averages are used up; within a step, when the optimizer wants other gradients."""
+        """The averages are used up, also when an optimizer computes gradients again in a step."""
         self._lose_pass()
         self._move(Event.STEP)
         self._adapter.note_gradients()

@@ -8,26 +8,30 @@ from enum import Enum
 
 
 class State(Enum):
-    """Where the current step is.
+    """Where a step is.
 
-    In the last three the averages of the step before are still under way: the optimizer takes them
-    one by one, and the next backward pass has overtaken it. The others' averages are not.
+    It goes COLLECTING, PASS, ..., COLLECTING, PASS, PUSHING, PARTLY_PUSHED, BEGUN, and on to
+    AVERAGED where the program waits for all averages. An optimizer that takes them one by one leaves
+    BEGUN for COLLECTING with the last one; where the next backward pass comes before that, the next
+    step goes through the states whose names begin with NEXT.
     """
 
-    COLLECTING = "no pass runs, and no gradient of the step has left"
+    COLLECTING = "no backward pass runs, and no gradient of the step has left"
     PASS = "a backward pass runs, and no gradient of the step has left"
-    PUSHING = "a backward pass runs, and gradients leave as they come"
-    PARTLY_PUSHED = (
-        "no pass runs; some gradients have left, and the rest has not: a pass has failed"
-    )
-    BEGUN = "all gradients have left, and their averages are under way"
+    PUSHING = "a backward pass runs, and some gradients of the step have left"
+    # Only for a moment, unless a pass or a push has failed: then until begin() is called again.
+    PARTLY_PUSHED = "no backward pass runs, and some gradients have left, but not all"
+    BEGUN = "every gradient of the step has left, and averages are under way"
     AVERAGED = "the averages are in the gradients' place"
-    NEXT_PASS = "as PASS, over the averages of the step before"
-    NEXT_PUSHING = "as PUSHING, over the averages of the step before"
-    NEXT_PARTLY_PUSHED = "no pass runs; the rest waits for the averages of the step before"
+    NEXT_PASS = "PASS, while averages of the step before are under way"
+    NEXT_PUSHING = "PUSHING, while averages of the step before are under way"
+    # Until the last of those is taken: a parameter has one round at a time.
+    NEXT_PARTLY_PUSHED = "PARTLY_PUSHED, while averages of the step before are under way"
 
 
 class Event(Enum):
+    """What happens to it."""
+
     GRADIENT = "a pass has its first gradient"
     PUSHED = "the step's first gradient has left"
     PASS_OVER = "the pass has ended, or has failed"
@@ -42,7 +46,7 @@ class Event(Enum):
 TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     State.COLLECTING: {
         Event.GRADIENT: State.PASS,
-        Event.PUSHED: State.PARTLY_PUSHED,  # A step without a pass, or a rank without batches.
+        Event.PUSHED: State.PARTLY_PUSHED,  # A step without a pass, or a rank that is out of batches.
         Event.ALL_PUSHED: State.BEGUN,  # There is no parameter.
         Event.PUT_BACK: State.AVERAGED,
         Event.STEP: State.COLLECTING,
@@ -50,7 +54,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     },
     State.PASS: {
         Event.PUSHED: State.PUSHING,
-        Event.PASS_OVER: State.COLLECTING,  # Others are to come.
+        Event.PASS_OVER: State.COLLECTING,  # The step has further ones.
     },
     State.PUSHING: {
         Event.PASS_OVER: State.PARTLY_PUSHED,
@@ -69,7 +73,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     },
     State.AVERAGED: {
         Event.GRADIENT: State.PASS,
-        Event.PUSHED: State.PARTLY_PUSHED,  # Of a rank that leaves its loop.
+        Event.PUSHED: State.PARTLY_PUSHED,  # The rank is out of batches.
         Event.ALL_PUSHED: State.BEGUN,
         Event.STEP: State.COLLECTING,
         Event.ZERO_GRAD: State.COLLECTING,

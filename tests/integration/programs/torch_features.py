@@ -130,51 +130,28 @@ def arguments_in_the_wrong_place() -> None:
     assert (tw.push_pull(ones, op=number, name="number") == tw.size()).all()
 
 
-def arguments_of_numpys_functions() -> None:
-    """The same, in the same order."""
-    for name in ("push_pull", "push_pull_inplace", "push_pull_async", "push_pull_async_inplace"):
-        own, numpys = (
-            list(inspect.signature(getattr(module, name)).parameters.values())[1:]
-            for module in (tw, talweg)
-        )
-        assert own == numpys, name
-        positional = [each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
-        assert positional == ["name", "op"], name
-
-
-def arguments_in_the_old_order() -> None:
-    """Whether to average came before the name once."""
-    size, tensor = tw.size(), torch.full((3,), float(tw.rank() + 1))
-    total = size * (size + 1) / 2
+def arguments_in_numpys_order() -> None:
+    """And in the old one, in which whether to average came before the name."""
     for name in ("push_pull", "push_pull_inplace", "push_pull_async", "push_pull_async_inplace"):
         push: Any = getattr(tw, name)
-
-        def pushed(*arguments: Any, push: Any = push, **keywords: Any) -> torch.Tensor:
-            result = push(tensor.clone(), *arguments, **keywords)
-            return tw.synchronize(result) if isinstance(result, tw.Handle) else result
-
-        assert (pushed(f"{name}.mean") == (size + 1) / 2).all()
-        assert (pushed(f"{name}.max", tw.Op.MAX) == size).all()
-        assert (pushed(None, average=False, priority=1) == total).all()
-        of_all: tuple[Any, ...] = (True, f"{name}.max", 1, tw.Op.MAX)
-        if "async" not in name:
-            of_all += (60.0,)
-        for arguments, wanted in (
-            ((False, f"{name}.sum"), total),
-            ((False,), total),
-            (of_all, size),
+        numpys, own = (
+            list(inspect.signature(each).parameters.values())[1:]
+            for each in (getattr(talweg, name), push)
+        )
+        assert own == numpys and [each.name for each in own[:2]] == ["name", "op"], own
+        timeout = () if "async" in name else (60.0,)
+        for arguments, wanted, warned in (
+            ((f"{name}.max", tw.Op.MAX), 1, []),
+            ((False, f"{name}.sum"), tw.size(), [(DeprecationWarning, __file__)]),
+            ((True, f"{name}.max", 1, tw.Op.MAX, *timeout), 1, [(DeprecationWarning, __file__)]),
         ):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                assert (pushed(*arguments) == wanted).all()
-            [warning] = caught
-            assert warning.category is DeprecationWarning and warning.filename == __file__
-            assert f"{name}() has the tensor's name" in str(warning.message), warning.message
-            assert "pass average=..." in str(warning.message), warning.message
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            expect(TypeError, "'average'", push, tensor, False, average=False)
-            expect(TypeError, "arguments", push, tensor, *of_all, *of_all)
+                result = push(torch.ones(3), *arguments)
+            assert [(each.category, each.filename) for each in caught] == warned, caught
+            if isinstance(result, tw.Handle):
+                result = tw.synchronize(result)
+            assert (result == wanted).all(), (name, arguments)
 
 
 def _ones(dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -498,8 +475,7 @@ CASES = [
     again,
     handles,
     arguments_in_the_wrong_place,
-    arguments_of_numpys_functions,
-    arguments_in_the_old_order,
+    arguments_in_numpys_order,
     broadcasts,
     gradients,
     gradients_of_gradients,

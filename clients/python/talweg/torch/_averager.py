@@ -21,7 +21,7 @@ from talweg.torch._backward import current_node, when_it_ends
 from talweg.torch._in_place import is_worth_it, start_average
 from talweg.torch._tensors import declaration_of, finish
 
-# Of a gradient: its count of changes when it was no longer new.
+# A gradient has its count of changes here, from when it was no longer new.
 _SEEN = "_talweg_seen"
 _TEXTS = {
     Refusal.CAME_AGAIN: (
@@ -67,7 +67,7 @@ class GradientAverager(ClientAdapter):
         self.parameters: list[torch.nn.Parameter] = []
         self._waits = waits
         self._index: dict[torch.nn.Parameter, int] = {}
-        self._hooks: dict[int, RemovableHandle] = {}  # Of the active ones.
+        self._hooks: dict[int, RemovableHandle] = {}  # The active ones'.
         self._outer: list[RemovableHandle] = []  # On nodes behind a backward within another's.
         self.add(named_parameters)
 

@@ -83,7 +83,7 @@ class Replay:
 
     def _push(self, layer: Layer, priority: int) -> None:
         for name, gradient in reversed(layer.gradients):
-            handle = talweg.push_pull_async_inplace(gradient, talweg.Op.AVERAGE, name, priority)
+            handle = talweg.push_pull_async_inplace(gradient, name, priority=priority)
             layer.under_way.append(handle)
 
     def _wait(self, layer: Layer) -> None:

@@ -52,7 +52,7 @@ class InterruptTest(unittest.TestCase):
 
     def _check_sum(self) -> None:
         ones: np.ndarray = np.ones(1000, np.float32)
-        np.testing.assert_array_equal(talweg.push_pull(ones, talweg.Op.SUM, "x"), ones)
+        np.testing.assert_array_equal(talweg.push_pull(ones, "x", talweg.Op.SUM), ones)
         self.sums += 1
 
     def test_a_declaration(self) -> None:

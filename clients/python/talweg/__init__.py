@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from talweg import _client, _objects
+from talweg._arguments import chosen_op, takes_old_order
 from talweg._client import Handle
 from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
 from talweg._version import __version__
@@ -146,6 +147,9 @@ def pushed_bytes() -> int:
     return _client.current().pushed_bytes
 
 
+_old_order = takes_old_order("op", "name", "priority", "timeout_s")
+
+
 def _contiguous(array: np.ndarray) -> np.ndarray:
     if not isinstance(array, np.ndarray):
         raise InvalidArgument(f"expected a numpy.ndarray, got {type(array).__name__}")
@@ -177,7 +181,7 @@ def _start(
 ) -> Handle:
     client = _client.current()
     source = _contiguous(array)
-    declaration = Declaration(numpy_dtype(source.dtype), source.size, op_of(op), root_rank)
+    declaration = Declaration(numpy_dtype(source.dtype), source.size, op, root_rank)
 
     def start(name: str) -> Handle:
         return client.push(
@@ -193,56 +197,77 @@ def _start(
     return client.start(name, declaration, start)
 
 
+@_old_order
 def push_pull_async(
-    array: np.ndarray, op: Op = Op.AVERAGE, name: str | None = None, priority: int = 0
+    array: np.ndarray,
+    name: str | None = None,
+    op: Op | None = None,
+    *,
+    average: bool = True,
+    priority: int = 0,
 ) -> Handle:
     """Starts a round of `array` and returns its handle; the array may be changed at once.
 
     Arrays of any shape; f32, f64, f16, integers of 8 to 64 bits with and without a sign, bool. `op`
-    combines the ranks' elements: the average is not defined for integers, bitwise operations are
-    not for floats, sum, average and product not for bools. Rounds with a larger `priority` overtake others. Rounds
-    without a name belong together by the order of such calls, which must then be the same at every
-    rank; they share a few tensors, so give names to many that are to be open at once. Raises Busy
-    when the tensor's last round has not been synchronized.
+    combines the ranks' elements; without it they are averaged, or summed where `average` is False.
+    The average is not defined for integers, bitwise operations are not for floats, sum, average and
+    product not for bools. Rounds with a larger `priority` overtake others. Rounds without a name
+    belong together by the order of such calls, which must then be the same at every rank; they
+    share a few tensors, so give names to many that are to be open at once. Raises Busy when the
+    tensor's last round has not been synchronized.
     """
     out = np.empty(array.shape, dtype=array.dtype) if isinstance(array, np.ndarray) else array
-    return _start(array, out, op, name, priority, 0)
+    return _start(array, out, chosen_op(op, average), name, priority, 0)
 
 
+@_old_order
 def push_pull(
     array: np.ndarray,
-    op: Op = Op.AVERAGE,
     name: str | None = None,
+    op: Op | None = None,
+    *,
+    average: bool = True,
     priority: int = 0,
     timeout_s: float | None = None,
 ) -> np.ndarray:
     """push_pull_async() and synchronize() in one: returns a new array of the same shape."""
     _client.current().check_timeout(timeout_s)
-    result: np.ndarray = synchronize(push_pull_async(array, op, name, priority), timeout_s)
+    handle = push_pull_async(array, name=name, op=op, average=average, priority=priority)
+    result: np.ndarray = synchronize(handle, timeout_s)
     return result
 
 
+@_old_order
 def push_pull_async_inplace(
-    array: np.ndarray, op: Op = Op.AVERAGE, name: str | None = None, priority: int = 0
+    array: np.ndarray,
+    name: str | None = None,
+    op: Op | None = None,
+    *,
+    average: bool = True,
+    priority: int = 0,
 ) -> Handle:
     """As push_pull_async(), but synchronize() writes the result into `array`.
 
     The array must be C-contiguous and writable, and stay unread and unwritten until then.
     """
     _require_writable(array)
-    return _start(array, array, op, name, priority, 0)
+    return _start(array, array, chosen_op(op, average), name, priority, 0)
 
 
+@_old_order
 def push_pull_inplace(
     array: np.ndarray,
-    op: Op = Op.AVERAGE,
     name: str | None = None,
+    op: Op | None = None,
+    *,
+    average: bool = True,
     priority: int = 0,
     timeout_s: float | None = None,
 ) -> np.ndarray:
     """As push_pull(), into `array` itself, which is also returned."""
     _client.current().check_timeout(timeout_s)
-    synchronize(push_pull_async_inplace(array, op, name, priority), timeout_s)
+    handle = push_pull_async_inplace(array, name=name, op=op, average=average, priority=priority)
+    synchronize(handle, timeout_s)
     return array
 
 

@@ -18,7 +18,7 @@ def main() -> int:
         print(f"the variables say {told}", flush=True)
         return 1
     for step in range(10):
-        total = talweg.push_pull(np.full(1000, step + rank, np.int64), talweg.Op.SUM, name="x")
+        total = talweg.push_pull(np.full(1000, step + rank, np.int64), "x", talweg.Op.SUM)
         if not (total == size * step + size * (size - 1) // 2).all():
             return 1
     local = f"local {talweg.local_rank()} of {talweg.local_size()}"

@@ -9,6 +9,8 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -114,11 +116,17 @@ def refused_arguments() -> None:
     expect(invalid, "not int", push, ones, name=7)
     expect(invalid, "op is 99", push, ones, name="o", op=99)
     expect(invalid, "op is 'sum'", push, ones, name="o", op="sum")
-    expect(invalid, "pass a tensor's name as name='weights'", push, ones, "weights")
+    expect(invalid, "pass a tensor's name as name='weights'", push, ones, "w", "weights")
     expect(
-        invalid, "pass a tensor's name as name='weights'", talweg.push_pull_async, ones, "weights"
+        invalid,
+        "pass a tensor's name as name='weights'",
+        talweg.push_pull_async,
+        ones,
+        op="weights",
     )
-    expect(invalid, "op is True; it must be one of Op.SUM", push, ones, True)  # As talweg.torch's.
+    expect(invalid, "op is True; it must be one of Op.SUM", push, ones, True)
+    expect(invalid, "op is 99", push, ones, 99, "o")
+    expect(invalid, "average is 'o'; it must be True or False", push, ones, average="o")
     expect(invalid, "op is False", talweg.declare, "d", np.float32, 3, False)
     expect(invalid, "average", push, np.ones(3, np.int32), name="a")
     expect(invalid, "count is -1", talweg.declare, "d", np.float32, -1)
@@ -140,6 +148,40 @@ def refused_arguments() -> None:
         assert (push(ones, name=name, op=talweg.Op.MAX, timeout_s=math.inf) == 1).all()
     expect(invalid, "f32[3] max", push, ones.astype(np.float64), name="p")
     expect(invalid, "f32[3] max", push, ones, name="p", op=talweg.Op.SUM)
+
+
+def arguments_in_the_old_order() -> None:
+    """The operation came before the name once."""
+    size, own = talweg.size(), talweg.rank() + 1
+    array: np.ndarray = np.full(3, own, np.float32)
+    for name in ("push_pull", "push_pull_inplace", "push_pull_async", "push_pull_async_inplace"):
+        push: Any = getattr(talweg, name)
+
+        def pushed(*arguments: Any, push: Any = push, **keywords: Any) -> np.ndarray:
+            result = push(array.copy(), *arguments, **keywords)
+            return talweg.synchronize(result) if isinstance(result, talweg.Handle) else result
+
+        assert (pushed(f"{name}.mean") == (size + 1) / 2).all()
+        assert (pushed(f"{name}.max", talweg.Op.MAX) == size).all()
+        assert (pushed(None, talweg.Op.SUM, priority=1) == _sum_of_ranks()).all()
+        assert (pushed(f"{name}.sum", average=False) == _sum_of_ranks()).all()
+        of_all: tuple[Any, ...] = (talweg.Op.MAX, f"{name}.max", 1)
+        if "async" not in name:
+            of_all += (60.0,)
+        for arguments in ((talweg.Op.MAX, f"{name}.max"), of_all, (int(talweg.Op.MAX),)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                assert (pushed(*arguments) == size).all()
+            [warning] = caught
+            assert warning.category is DeprecationWarning and warning.filename == __file__
+            assert f"{name}() has the tensor's name" in str(warning.message), warning.message
+            assert "pass op=..." in str(warning.message), warning.message
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expect(TypeError, "'op'", push, array, talweg.Op.MAX, op=talweg.Op.SUM)
+            expect(TypeError, "arguments", push, array, *of_all, *of_all)
+            expect(TypeError, "arguments", push, array, "n", talweg.Op.MAX, 1)
+    assert (array == own).all()
 
 
 def a_handle_of_a_job_that_was_left() -> None:
@@ -235,6 +277,7 @@ CASES = [
     objects_of_several_rounds,
     many_open_rounds_without_names,
     refused_arguments,
+    arguments_in_the_old_order,
     an_interrupted_barrier,
     two_threads_in_a_barrier,
     a_forked_child_that_joins,

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
 import traceback
+import warnings
 from typing import Any
 from unittest import mock
 
@@ -129,14 +131,39 @@ def arguments_in_the_wrong_place() -> None:
     ):
         invalid = talweg.InvalidArgument
         expect(invalid, "pass an operation as op=Op.SUM", push, ones, tw.Op.SUM)
-        expect(invalid, "pass a tensor's name as name='weights'", push, ones, "weights")
-        expect(invalid, "average is None; it must be True or False", push, ones, None)
+        expect(invalid, "pass a tensor's name as name='weights'", push, ones, average="weights")
+        expect(invalid, "pass a tensor's name as name='weights'", push, ones, None, "weights")
+        expect(invalid, "average is None; it must be True or False", push, ones, average=None)
         expect(invalid, "average is 1;", push, ones, 1, op=tw.Op.SUM)
         expect(invalid, "op is True;", push, ones, op=True)
         expect(invalid, "op is 'sum'", push, ones, op="sum")
     expect(talweg.InvalidArgument, "op is 9;", tw.declare, "d", ones, 9)
     number: Any = int(tw.Op.SUM)
     assert (tw.push_pull(ones, op=number, name="number") == tw.size()).all()
+
+
+def arguments_in_numpys_order() -> None:
+    """And in the old one, in which whether to average came before the name."""
+    for name in ("push_pull", "push_pull_inplace", "push_pull_async", "push_pull_async_inplace"):
+        push: Any = getattr(tw, name)
+        numpys, own = (
+            list(inspect.signature(each).parameters.values())[1:]
+            for each in (getattr(talweg, name), push)
+        )
+        assert own == numpys and [each.name for each in own[:2]] == ["name", "op"], own
+        timeout = () if "async" in name else (60.0,)
+        for arguments, wanted, warned in (
+            ((f"{name}.max", tw.Op.MAX), 1, []),
+            ((False, f"{name}.sum"), tw.size(), [(DeprecationWarning, __file__)]),
+            ((True, f"{name}.max", 1, tw.Op.MAX, *timeout), 1, [(DeprecationWarning, __file__)]),
+        ):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                result = push(torch.ones(3), *arguments)
+            assert [(each.category, each.filename) for each in caught] == warned, caught
+            if isinstance(result, tw.Handle):
+                result = tw.synchronize(result)
+            assert (result == wanted).all(), (name, arguments)
 
 
 def _ones(dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -151,7 +178,7 @@ def gradients() -> None:
         for average, wanted in ((False, total), (True, total / tw.size())):
             tensor = _ones(dtype)
             for _ in range(2):
-                result = tw.push_pull(tensor, average, name=f"forward.{dtype}.{average}")
+                result = tw.push_pull(tensor, average=average, name=f"forward.{dtype}.{average}")
                 assert result.grad_fn is not None and not result.is_leaf
                 # Its gradient is one number, expanded; that of a complex one is a conjugate view.
                 tensor.grad = None
@@ -175,7 +202,7 @@ def gradients_of_gradients() -> None:
             tensor = torch.randn(3, dtype=dtype, requires_grad=True)
 
             def cube(x: torch.Tensor, average: bool = average) -> torch.Tensor:
-                return tw.push_pull(x * x, average, name=f"checked.{x.dtype}.{average}") * x
+                return tw.push_pull(x * x, f"checked.{x.dtype}.{average}", average=average) * x
 
             assert torch.autograd.gradcheck(cube, [tensor])
             assert torch.autograd.gradgradcheck(cube, [tensor])
@@ -460,6 +487,7 @@ CASES = [
     again,
     handles,
     arguments_in_the_wrong_place,
+    arguments_in_numpys_order,
     broadcasts,
     gradients,
     gradients_of_gradients,

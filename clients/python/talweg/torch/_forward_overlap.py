@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 
+from talweg._exchange import GradientExchange
 from talweg.errors import InvalidArgument
 
 
@@ -16,13 +17,9 @@ class Averages(Protocol):
     """What ForwardOverlap needs of the optimizer's averager."""
 
     parameters: list[torch.nn.Parameter]
+    exchange: GradientExchange
 
-    @property
-    def averaged(self) -> bool: ...
     def index_of(self, parameter: torch.nn.Parameter) -> int | None: ...
-    def begin(self) -> None: ...
-    def check_unchanged(self) -> None: ...
-    def take(self, indices: Iterable[int]) -> list[tuple[int, torch.Tensor]]: ...
 
 
 class ForwardOverlap:
@@ -54,6 +51,7 @@ class ForwardOverlap:
         # Without the hooks that users register, which belong to the whole step.
         self._update_all = getattr(original.step, "__wrapped__", original.step)
         self._averages = averages
+        self._exchange = averages.exchange
         self._waiting: dict[int, int] = {}  # By parameter: its group.
         self._groups: list[dict[str, Any]] = []
         self._kept: dict[int, torch.Tensor | None] = {}
@@ -84,11 +82,11 @@ class ForwardOverlap:
     def step(self, at_once: bool) -> None:
         """Updates now what cannot be put off: all `at_once`, or if the averages are there."""
         self.finish()
-        if at_once or self._averages.averaged:
+        if at_once or self._exchange.averaged:
             self._update_all(self._optimizer)
             return
-        self._averages.begin()
-        self._averages.check_unchanged()
+        self._exchange.begin()
+        self._exchange.check_unchanged()
         strangers: list[list[torch.nn.Parameter]] = []
         self._groups = []
         for number, group in enumerate(self._optimizer.param_groups):
@@ -117,7 +115,7 @@ class ForwardOverlap:
         waiting = [index for index in indices if index in self._waiting]
         if not waiting:
             return
-        averages = dict(self._averages.take(waiting))
+        averages = dict(self._exchange.take(waiting))
         parameters: list[list[torch.nn.Parameter]] = [[] for _ in self._groups]
         newer: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = []
         for index in waiting:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from talweg import _objects
 from talweg.errors import InvalidArgument
 from talweg.torch._averager import GradientAverager
 from talweg.torch._forward_overlap import ForwardOverlap
@@ -23,7 +22,6 @@ class _DistributedMethods:
 
     _talweg: GradientAverager
     _talweg_skip: bool
-    _talweg_steps: int
 
     def synchronize(self) -> None:
         """Returns when the gradients are averages over all ranks.
@@ -31,7 +29,7 @@ class _DistributedMethods:
         backward() has done this already when it returns, so a call is rarely needed; it is there
         for programs written for BytePS or Horovod.
         """
-        self._talweg.synchronize()
+        self._talweg.exchange.synchronize()
 
     def synchronize_parameters(self) -> None:
         """Returns when every parameter has had its last step; see `overlap_forward`."""
@@ -54,13 +52,13 @@ class _DistributedMethods:
         self._talweg.add((f"group.{number}.{i}", p) for i, p in enumerate(groups[-1]["params"]))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._talweg.activate()
+        self._talweg.exchange.activate()
         super().zero_grad(set_to_none)  # type: ignore[misc]
-        self._talweg.on_zero_grad()
+        self._talweg.exchange.on_zero_grad()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """How many backward passes accumulate before the gradients are averaged; at least 1."""
-        self._talweg.set_passes(passes)
+        self._talweg.exchange.set_passes(passes)
 
     @contextlib.contextmanager
     def join(self) -> Iterator[None]:
@@ -70,17 +68,12 @@ class _DistributedMethods:
         divide by all ranks) until every rank has left; then parameters and optimizer state are
         made those of the rank that took the most steps.
         """
-        first_step = self._talweg_steps
+        exchange = self._talweg.exchange
+        first_step = exchange.steps
         yield
         self.synchronize_parameters()
-        averager = self._talweg
-        while averager.shadow():
-            pass
-        steps = _objects.all_gather_object(
-            averager.client, self._talweg_steps - first_step, f"{averager.name}.join"
-        )
-        root_rank = steps.index(max(steps))
-        broadcast_parameters(averager.named_parameters(), root_rank)
+        root_rank = exchange.join(first_step)
+        broadcast_parameters(self._talweg.named_parameters(), root_rank)
         broadcast_optimizer_state(self, root_rank)
 
 
@@ -89,9 +82,10 @@ def _before_step(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     if optimizer._talweg_skip:
         return None
+    exchange = optimizer._talweg.exchange
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if not callable(closure):
-        optimizer._talweg.synchronize()
+        exchange.synchronize()
         return None
 
     calls = 0
@@ -100,9 +94,9 @@ def _before_step(
         nonlocal calls
         calls += 1
         if calls > 1:
-            optimizer._talweg.on_step()  # What it is called for again is other gradients.
+            exchange.on_evaluation()
         loss = closure()
-        optimizer._talweg.synchronize()
+        exchange.synchronize()
         return loss
 
     if len(args) > 1:
@@ -111,8 +105,7 @@ def _before_step(
 
 
 def _after_step(optimizer: Any, _: Any, __: Any) -> None:
-    optimizer._talweg.on_step()
-    optimizer._talweg_steps += 1
+    optimizer._talweg.exchange.on_step()
 
 
 class _OverlappedMethods(_DistributedMethods):
@@ -127,21 +120,21 @@ class _OverlappedMethods(_DistributedMethods):
             with torch.enable_grad():
                 loss = closure()
         self._talweg_overlap.step(at_once=self._talweg_skip)
-        self._talweg.on_step()
-        self._talweg_steps += 1
+        self._talweg.exchange.on_step()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if self._talweg.has_left_open:
+        exchange = self._talweg.exchange
+        if exchange.has_left_open:
             self.synchronize_parameters()
-            self._talweg.begin()
+            exchange.begin()
         if not self._talweg_overlap.is_open:
-            self._talweg.discard()
+            exchange.discard()
         super().zero_grad(set_to_none)
 
     def synchronize(self) -> None:
         self.synchronize_parameters()
-        self._talweg.synchronize()
+        self._talweg.exchange.synchronize()
 
     def synchronize_parameters(self) -> None:
         self._talweg_overlap.finish()
@@ -221,9 +214,11 @@ def DistributedOptimizer(
             "schedulers behind DistributedOptimizer()"
         )
     averager = GradientAverager(
-        _name_parameters(optimizer, named_parameters), 1, name, waits=not overlaps
+        _name_parameters(optimizer, named_parameters),
+        backward_passes_per_step,
+        name,
+        waits=not overlaps,
     )
-    averager.set_passes(backward_passes_per_step)
     original = type(optimizer)
     methods = _OverlappedMethods if overlaps else _DistributedMethods
     optimizer.__class__ = type(original.__name__, (methods, original), {})
@@ -231,7 +226,6 @@ def DistributedOptimizer(
     distributed: Any = optimizer
     distributed._talweg = averager
     distributed._talweg_skip = False
-    distributed._talweg_steps = 0
     if overlap_forward is not None:
         distributed._talweg_overlap = ForwardOverlap(optimizer, original, averager, overlap_forward)
     else:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from talweg import _client
+from talweg._arguments import chosen_op, takes_old_order
 from talweg._client import Client, Handle
 from talweg._declaration import Declaration, DType, Op, op_of
 from talweg.errors import InvalidArgument
@@ -36,6 +37,9 @@ _DTYPES: Mapping[torch.dtype, DType] = {
 NUMBERS = {
     torch_dtype: dtype for torch_dtype, dtype in _DTYPES.items() if torch_dtype != torch.bool
 }
+
+
+_old_order = takes_old_order("average", "name", "priority", "op", "timeout_s")
 
 
 def wire_dtype(tensor: torch.Tensor) -> DType:
@@ -168,21 +172,6 @@ def mark_changed(tensor: torch.Tensor) -> None:
         increment(tensor)
 
 
-def _op(op: Op | None, average: bool) -> Op:
-    if isinstance(average, str):
-        raise InvalidArgument(
-            f"average is {average!r}; it must be True or False: pass a tensor's name as "
-            f"name={average!r}"
-        )
-    if not isinstance(average, bool):
-        given = f"Op.{average.name}" if isinstance(average, Op) else repr(average)
-        remedy = f": pass an operation as op={given}" if isinstance(average, Op) else ""
-        raise InvalidArgument(f"average is {given}; it must be True or False{remedy}")
-    if op is not None:
-        return op_of(op)
-    return Op.AVERAGE if average else Op.SUM
-
-
 def declare(
     name: str, tensor: torch.Tensor, op: Op = Op.AVERAGE, root_rank: int = 0, priority: int = 0
 ) -> None:
@@ -204,12 +193,14 @@ def _start_new(tensor: torch.Tensor, op: Op, name: str | None, priority: int) ->
     return start(_client.current(), tensor, out, op, name, priority)
 
 
+@_old_order
 def push_pull_async(
     tensor: torch.Tensor,
-    average: bool = True,
     name: str | None = None,
-    priority: int = 0,
     op: Op | None = None,
+    *,
+    average: bool = True,
+    priority: int = 0,
 ) -> Handle:
     """Starts a round of `tensor` and returns its handle; the tensor may be changed at once.
 
@@ -221,31 +212,35 @@ def push_pull_async(
     are to be open at once. Raises Busy when the tensor's last round is still open.
     Autograd does not see it; it sees push_pull().
     """
-    return _start_new(tensor, _op(op, average), name, priority)
+    return _start_new(tensor, chosen_op(op, average), name, priority)
 
 
+@_old_order
 def push_pull_async_inplace(
     tensor: torch.Tensor,
-    average: bool = True,
     name: str | None = None,
-    priority: int = 0,
     op: Op | None = None,
+    *,
+    average: bool = True,
+    priority: int = 0,
 ) -> Handle:
     """As push_pull_async(), but synchronize() writes the result into `tensor`.
 
     Autograd refuses what it has saved of the tensor before, and sees nothing else of it.
     """
     return for_autograd(
-        start(_client.current(), tensor, tensor, _op(op, average), name, priority), tensor
+        start(_client.current(), tensor, tensor, chosen_op(op, average), name, priority), tensor
     )
 
 
+@_old_order
 def push_pull(
     tensor: torch.Tensor,
-    average: bool = True,
     name: str | None = None,
-    priority: int = 0,
     op: Op | None = None,
+    *,
+    average: bool = True,
+    priority: int = 0,
     timeout_s: float | None = None,
 ) -> torch.Tensor:
     """push_pull_async() and synchronize() in one: returns a new tensor of the same shape.
@@ -258,7 +253,7 @@ def push_pull(
     ops backward raises InvalidArgument: pass tensor.detach().
     """
     _client.current().check_timeout(timeout_s)
-    return _push_pull(tensor, _op(op, average), name, priority, timeout_s)
+    return _push_pull(tensor, chosen_op(op, average), name, priority, timeout_s)
 
 
 class _PushPull(torch.autograd.Function):
@@ -305,17 +300,20 @@ def _push_pull(
     return finish(_client.current(), _start_new(tensor, op, name, priority), timeout_s)
 
 
+@_old_order
 def push_pull_inplace(
     tensor: torch.Tensor,
-    average: bool = True,
     name: str | None = None,
-    priority: int = 0,
     op: Op | None = None,
+    *,
+    average: bool = True,
+    priority: int = 0,
     timeout_s: float | None = None,
 ) -> torch.Tensor:
     """As push_pull(), into `tensor` itself, which is also returned; without a gradient."""
     _client.current().check_timeout(timeout_s)
-    return synchronize(push_pull_async_inplace(tensor, average, name, priority, op), timeout_s)
+    handle = push_pull_async_inplace(tensor, name=name, op=op, average=average, priority=priority)
+    return synchronize(handle, timeout_s)
 
 
 def poll(handle: Handle) -> bool:

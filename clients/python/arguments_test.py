@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a call of push_pull is understood, whose order of arguments has changed."""
+
+from __future__ import annotations
+
+import inspect
+import unittest
+import warnings
+from typing import Any
+
+import talweg
+from talweg._arguments import chosen_op, takes_old_order
+from talweg.errors import InvalidArgument
+
+
+@takes_old_order("average", "name", "priority", "op")
+def _push(
+    tensor: str, name: str | None = None, op: Any = None, *, average: bool = True, priority: int = 0
+) -> tuple[Any, ...]:
+    """What it does."""
+    return tensor, name, op, average, priority
+
+
+class OldOrderTest(unittest.TestCase):
+    def test_the_order_of_today_is_left_alone(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.assertEqual(_push("t"), ("t", None, None, True, 0))
+            self.assertEqual(_push("t", "n", talweg.Op.MAX), ("t", "n", talweg.Op.MAX, True, 0))
+            self.assertEqual(_push("t", None, average=False), ("t", None, None, False, 0))
+            self.assertEqual(_push(tensor="t", op=1, priority=2), ("t", None, 1, True, 2))
+
+    def test_the_old_order_is_understood_and_named(self) -> None:
+        push: Any = _push
+        with self.assertWarnsRegex(DeprecationWarning, r"^_push\(\) .* pass average=\.\.\.$"):
+            self.assertEqual(push("t", False, priority=3), ("t", None, None, False, 3))
+        text = r"pass average=\.\.\., name=\.\.\., priority=\.\.\., op=\.\.\.$"
+        with self.assertWarnsRegex(DeprecationWarning, text) as caught:
+            self.assertEqual(push("t", True, "n", 5, 4), ("t", "n", 4, True, 5))
+        self.assertEqual(caught.filename, __file__)
+
+    def test_what_never_worked_is_refused_without_a_warning(self) -> None:
+        push: Any = _push
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with self.assertRaisesRegex(InvalidArgument, "average is Op.SUM; .* as op=Op.SUM"):
+                push("t", talweg.Op.SUM)
+            with self.assertRaisesRegex(InvalidArgument, "op is 99"):
+                push("t", True, "n", 5, 99)
+            with self.assertRaisesRegex(TypeError, "positional arguments"):
+                push("t", True, "n", 5, 4, 3)
+            with self.assertRaisesRegex(TypeError, "positional arguments"):
+                push("t", "n", 4, True)
+
+    def test_its_help_is_the_functions_own(self) -> None:
+        self.assertEqual((_push.__name__, _push.__doc__), ("_push", "What it does."))
+        self.assertEqual(
+            list(inspect.signature(talweg.push_pull).parameters),
+            ["array", "name", "op", "average", "priority", "timeout_s"],
+        )
+
+
+class ChosenOpTest(unittest.TestCase):
+    def test_an_operation_overrules_average(self) -> None:
+        self.assertIs(chosen_op(None, True), talweg.Op.AVERAGE)
+        self.assertIs(chosen_op(None, False), talweg.Op.SUM)
+        self.assertIs(chosen_op(talweg.Op.MAX, False), talweg.Op.MAX)
+        number: Any = int(talweg.Op.MIN)
+        self.assertIs(chosen_op(number, True), talweg.Op.MIN)
+
+    def test_what_is_no_average(self) -> None:
+        values: dict[Any, str] = {None: "average is None;", 1: "average is 1;", "n": "name='n'"}
+        for value, text in values.items():
+            with self.assertRaisesRegex(InvalidArgument, text):
+                chosen_op(talweg.Op.SUM, value)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For tests of the exchange: a framework whose tensors are numbers, and a job of two ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from talweg._exchange import GradientExchange
+from talweg._exchange_adapter import Adapter, Parameter, Refusal, Tensor
+from talweg.errors import Busy
+
+
+@dataclass
+class Gradient:
+    """What autograd would have left, and what others do to it."""
+
+    value: float
+    is_noted: bool = False
+    version: int = 0
+    noted_version: int = -1
+
+
+@dataclass(eq=False)
+class Ticket:
+    name: str
+    value: float = 0.0
+    gradient: Gradient | None = None
+    version: int = 0
+    marks: bytearray | None = None
+    is_open: bool = True
+
+
+class Framework(Adapter):
+    """A model of numbers at one of two ranks; tests say what the other rank does."""
+
+    def __init__(self, names: Iterable[str] = "abc", passes: int = 1, name: str = "x") -> None:
+        self.log: list[str] = []
+        self.gradients: dict[int, Gradient | None] = {}
+        self.dtypes: dict[int, Hashable] = {}
+        self.frozen: set[int] = set()
+        self.watched: list[int] = []
+        self.watched_passes = 0
+        self.forgotten_passes = 0
+        self.open: dict[str, Ticket] = {}
+        self.rounds: Counter[str] = Counter()
+        self.others: dict[str, float] = {}  # The other rank's gradients, by their tensors.
+        self.others_marks: dict[int, int] = {}  # -1: the rank's own.
+        self.late: set[str] = set()  # Tensors whose averages are not there yet.
+        self.in_order = False
+        self.others_steps = 0
+        self.failures: dict[str, BaseException] = {}  # "push x" or "take x" fails, once.
+        self.exchange = GradientExchange(self, name, passes)
+        self.add(names)
+
+    def add(self, names: Iterable[str], nbytes: int = 4) -> list[int | None]:
+        indices = self.exchange.add(Parameter(name, nbytes, "f32") for name in names)
+        for index in indices:
+            if index is not None:
+                self.gradients[index] = None
+                self.dtypes[index] = "f32"
+        self.exchange.activate()
+        return indices
+
+    def _fail(self, what: str) -> None:
+        failure = self.failures.pop(what, None)
+        if failure is not None:
+            raise failure
+
+    def declare(self, tensors: Sequence[Tensor]) -> None:
+        self.log.append("declare " + " ".join(tensor.name for tensor in tensors))
+
+    def _start(self, ticket: Ticket, priority: int) -> Ticket:
+        self._fail(f"push {ticket.name}")
+        if ticket.name in self.open:
+            raise Busy(f"{ticket.name} is open")
+        self.open[ticket.name] = ticket
+        self.rounds[ticket.name] += 1
+        assert self.rounds[ticket.name] < 10_000, "it goes on for ever"
+        self.log.append(f"push {ticket.name}={ticket.value:g} at {priority}")
+        return ticket
+
+    def start(self, tensor: Tensor, has_gradient: bool) -> Ticket:
+        gradient = self.gradients[tensor.index] if has_gradient else None
+        ticket = Ticket(tensor.name, gradient.value if gradient else 0.0, gradient)
+        ticket.version = gradient.version if gradient else 0
+        return self._start(ticket, tensor.priority)
+
+    def start_marks(self, name: str, marks: bytearray, priority: int) -> Ticket:
+        ticket = self._start(Ticket(name, marks=marks), priority)
+        self.log[-1] = f"push {name}={list(marks)}"
+        return ticket
+
+    def finish(self, ticket: Ticket) -> float:
+        assert ticket.is_open, ticket.name
+        self._fail(f"take {ticket.name}")
+        ticket.is_open = False
+        del self.open[ticket.name]
+        self.log.append(f"take {ticket.name}")
+        if ticket.marks is not None:
+            for index, mark in self.others_marks.items():
+                ticket.marks[index] = max(ticket.marks[index], mark)
+        return (ticket.value + self.others.get(ticket.name, 0.0)) / 2
+
+    def is_there(self, ticket: Ticket) -> bool:
+        return ticket.name not in self.late
+
+    def comes_in_order(self) -> bool:
+        return self.in_order
+
+    def gather(self, number: int, name: str) -> list[int]:
+        self.log.append(f"gather {name}={number}")
+        return [number, self.others_steps]
+
+    def priority_of(self, index: int) -> int:
+        return -index
+
+    def put(self, index: int, average: float) -> None:
+        self.gradients[index] = Gradient(average)
+
+    def dtype_of(self, index: int) -> Hashable:
+        return self.dtypes[index]
+
+    def is_trainable(self, index: int) -> bool:
+        return index not in self.frozen
+
+    def watch(self, index: int) -> None:
+        self.watched.append(index)
+
+    def watch_pass(self) -> None:
+        self.watched_passes += 1
+
+    def forget_pass(self) -> None:
+        self.forgotten_passes += 1
+
+    def text_of(self, refusal: Refusal) -> str:
+        return refusal.value
+
+    def is_new(self, index: int) -> bool:
+        gradient = self.gradients[index]
+        return gradient is not None and gradient.noted_version != gradient.version
+
+    def is_assigned(self, index: int) -> bool:
+        gradient = self.gradients[index]
+        return gradient is not None and not gradient.is_noted
+
+    def is_as_pushed(self, index: int, ticket: Ticket) -> bool:
+        gradient = self.gradients[index]
+        if gradient is not ticket.gradient:
+            return False
+        return gradient is None or gradient.version == ticket.version
+
+    def note_gradients(self) -> None:
+        for gradient in self.gradients.values():
+            if gradient is not None:
+                gradient.is_noted, gradient.noted_version = True, gradient.version
+
+    # What a program does.
+
+    def accumulate(self, index: int, value: float = 1.0) -> None:
+        """As autograd does, which then tells of it."""
+        gradient = self.gradients[index]
+        if gradient is None:
+            self.gradients[index] = Gradient(value)
+        else:
+            gradient.value += value
+            gradient.version += 1
+        self.exchange.on_gradient(index)
+
+    def change(self, index: int) -> None:
+        """As clipping does."""
+        gradient = self.gradients[index]
+        assert gradient is not None
+        gradient.version += 1
+
+    def backward(self, *indices: int) -> bool:
+        for index in indices:
+            self.accumulate(index)
+        return self.exchange.on_pass_end()
+
+    def zero_grad(self) -> None:
+        self.gradients = dict.fromkeys(self.gradients)
+        self.exchange.on_zero_grad()
+
+    def values(self) -> list[float | None]:
+        return [each.value if each else None for each in self.gradients.values()]
+
+    def logged(self, word: str) -> list[str]:
+        """What was logged of this kind since the last call of this."""
+        found = [line.split(" ", 1)[1] for line in self.log if line.startswith(word + " ")]
+        self.log.clear()
+        return found

@@ -312,13 +312,13 @@ TEST_CASE("Ranks that say different things are told so, all alike, and go on") {
       group.PushOne(0, full, SignatureOf(gather, 100));
       group.PushOne(1, full, SignatureOf(gather, 100));
       group.PushOne(2, full, SignatureOf(Collective::Of(DType::kBF16, Op::kSum, 0), 7));
-      mismatch(group, "all_gather i32, rows of 100", "rank 2 has pushed all_reduce sum bf16[7]");
+      mismatch(group, "i32 all_gather, rows of 100", "rank 2 has pushed bf16[7] sum");
       good_round(group);
     }
     group.PushOne(0, full, SignatureOf(gather, 100));
     group.PushOne(1, full);
     group.PushOne(2, full);
-    mismatch(group, "all_gather i32, rows of 100", "rank 1 has pushed without a signature");
+    mismatch(group, "i32 all_gather, rows of 100", "rank 1 has pushed without a signature");
     good_round(group);
   }
   SECTION("lengths of what is combined") {

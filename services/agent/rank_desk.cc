@@ -103,14 +103,6 @@ void RankDesk::OnRankDeclare(shm::RankConnectionId connection, shm::RequestId re
                              const shm::RankDeclaration& declaration) {
   LocalRank local_rank;
   if (Find(connection, &local_rank) == nullptr) return;
-  if (declaration.on_device && (declaration.collective.needs_every_rank() ||
-                                !declaration.collective.all_get_all())) {
-    server_->RefuseDeclaration(connection, request, shm::RankStatus::kUnsupported,
-                               "tensor '" + declaration.name + "': " +
-                                   std::string(declaration.collective.name()) +
-                                   " takes no memory of a GPU; push it from host memory");
-    return;
-  }
   if (declaration.on_device) {
     device_declares_.emplace(local_rank, request.value());
     if (!declared_names_.contains(declaration.name)) device_names_.insert(declaration.name);

@@ -130,11 +130,13 @@ TEST_CASE("TensorMemory: what has come of a result is told, and forgotten with t
 
 TEST_CASE("TensorMemory: a tensor that just fits has no log", "[agent]") {
   Fixture f;
-  f.spec.collective.element_count = 4 * kMiB / sizeof(float);
+  // With its table of lengths, on a cache line of its own.
+  f.spec.collective.element_count = (4 * kMiB - kCacheLineBytes) / sizeof(float);
   REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec).ok());
   CHECK(f.memory->ArrivalsLocation(TensorIndex{0}).segment == 0);
   CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, 65'536)) == 0);
-  CHECK(f.memory->bytes() == 2 * f.spec.bytes());
+  const auto shape = shm::BufferShape::Of(f.spec.collective, 1);
+  CHECK(f.memory->bytes() == 2 * shape.total_bytes());
 }
 
 TEST_CASE("TensorMemory: what is forgotten makes room for tensors of any size", "[agent]") {

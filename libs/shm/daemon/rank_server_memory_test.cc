@@ -156,7 +156,7 @@ TEST_CASE("Memory of GPUs is offered, named in pushes, and taken back") {
   gather.flags = kDeclareOnDevice;
   const auto refused = Ask<Declared>(rank, gather);
   CHECK(refused.status == RankStatus::kUnsupported);
-  CHECK_THAT(std::string(refused.text), Contains("all_gather f32[1] of 4 ranks"));
+  CHECK_THAT(std::string(refused.text), Contains("f32[1] all_gather of 4 ranks"));
   CHECK(Ask<Unexported>(rank, Unexport{7}).status == RankStatus::kBusy);
   rank.Push(0, 1, OnDevice(7), 64);
   fixture.Settle();

@@ -409,8 +409,8 @@ TEST_CASE("Member: which round comes first is heard again in each view until a r
   f.Allocated(0);
   const uint32_t primary = f.member.FindTensor(Key("w"))->primary.value();
   const auto held = [&f](uint32_t owner, uint64_t round) {
-    return f.Of<DeclareReply>(f.From<wire::Declared>(
-        owner, wire::FrameType::kDeclared, {{.key = Key("w"), .held = Round{round}}}));
+    return f.Of<DeclareReply>(f.From<wire::Declared>(owner, wire::FrameType::kDeclared,
+                                                     {{.key = Key("w"), .held = Round{round}}}));
   };
   // The other owner is gone before it agrees; the others have round 2 aborted meanwhile.
   CHECK(held(primary, 1).empty());

@@ -235,8 +235,9 @@ TEST_CASE_METHOD(RankServerFixture,
   CHECK(bad.control().consumed_line().consumed.load() == 1);
 }
 
-TEST_CASE_METHOD(RankServerFixture,
-                 "A round that is said to be over again, for a rank that is late, opens none again") {
+TEST_CASE_METHOD(
+    RankServerFixture,
+    "A round that is said to be over again, for a rank that is late, opens none again") {
   RawRank rank(*this);
   rank.Join();
   rank.Declare("t");

@@ -104,6 +104,10 @@ class Lives {
            std::to_string(outcomes_) + " results taken";
   }
   const std::map<std::string, uint64_t>& coverage() const { return coverage_; }
+  uint64_t CountOf(const std::string& point) const {
+    const auto found = coverage_.find(point);
+    return found == coverage_.end() ? 0 : found->second;
+  }
 
  private:
   uint64_t lives_ = 0;
@@ -132,7 +136,7 @@ TEST_CASE("Clusters live through every fault without breaking an invariant", "[s
   if (wanted < kLivesForCoverage) return;
   for (const char* const point : kCoverage) {
     CAPTURE(point);
-    CHECK(lives.coverage().contains(point));
+    CHECK(lives.CountOf(point) > 0);
   }
 }
 

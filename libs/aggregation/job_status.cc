@@ -54,7 +54,9 @@ void Job::CountAbsence(int64_t now_ns) {
     // Who was there at the last tick has been away for less than what has passed since.
     const bool was_absent = std::exchange(
         member.absent_at_tick, TALWEG_MUTATION(late_counted_absent, !member.connection, true));
-    if (was_absent && member.absent_at_tick) member.absent_ns += gone_ns;
+    if (TALWEG_MUTATION(absent_before_it_went, was_absent, true) && member.absent_at_tick) {
+      member.absent_ns += gone_ns;
+    }
   }
 }
 

@@ -130,7 +130,7 @@ def refused_arguments() -> None:
     expect(invalid, "op is False", talweg.declare, "d", np.float32, 3, False)
     expect(invalid, "average", push, np.ones(3, np.int32), name="a")
     expect(invalid, "count is -1", talweg.declare, "d", np.float32, -1)
-    expect(invalid, "no elements", talweg.declare, "d", np.float32, 0)
+    talweg.declare("nothing", np.float32, 0)
     expect(invalid, "16 GiB", talweg.declare, "d", np.float32, 2**62)
     expect(invalid, "16 GiB", talweg.declare, "d", np.int8, 2**34 + 1, talweg.Op.SUM)
     expect(invalid, "no elements", push, np.ones((0, 4), np.float32), name="e")

@@ -10,6 +10,7 @@
 #include "libs/rpc/admin_client.h"
 #include "libs/rpc/admin_service.h"
 #include "libs/rpc/conversion.h"
+#include "libs/rpc/secret.h"
 #include "libs/rpc/server.h"
 
 namespace talweg::rpc {
@@ -108,6 +109,40 @@ TEST_CASE("Conversion: UTF-8", "[rpc]") {
                   "b") ==
         "a\xef\xbf\xbd"
         "b");
+}
+
+TEST_CASE("Conversion: what AdminService shows lets nobody in", "[rpc]") {
+  View view{.job = JobId{1}, .epoch = Epoch{2}, .slice_bytes_max = 65536};
+  view.members.push_back({.id = {NodeRank{3}, Incarnation{77}}, .rank_count = 2, .name = "n"});
+  view.aggregators.push_back({.incarnation = Incarnation{78},
+                              .name = "a0",
+                              .data_address = "fi:tcp://10.0.0.3:7001/0123456789abcdef,local:@x"});
+  const scheduler::v1::View shown = ToShown(view);
+  CHECK(shown.epoch() == 2);
+  CHECK(shown.digest() == 0);
+  CHECK(shown.members(0).id().node_rank() == 3);
+  CHECK(shown.members(0).id().incarnation() == 0);
+  CHECK(shown.members(0).name() == "n");
+  CHECK(shown.aggregators(0).incarnation() == 0);
+  CHECK(shown.aggregators(0).data_address() == "fi:tcp://10.0.0.3:7001,local");
+  CHECK(ShownAddress("fi:verbs://[::1]:5/0123") == "fi:verbs://[::1]:5");
+  CHECK(ShownAddress("local:/run/talweg/a.sock") == "local");
+  CHECK(ShownAddress("a secret") == "a secret");
+  CHECK(ShownAddress("") == "");
+}
+
+TEST_CASE("Secret: drawn anew each time, and hashed with SHA-256", "[rpc]") {
+  CHECK(NewSecret().size() == kSecretBytes);
+  CHECK(NewSecret() != NewSecret());
+  // FIPS 180-2's example.
+  const membership::SecretHash hash = HashOf("abc");
+  CHECK(hash.bytes[0] == 0xba);
+  CHECK(hash.bytes[1] == 0x78);
+  CHECK(hash.bytes[31] == 0xad);
+  membership::SecretHash other = hash;
+  CHECK(membership::SameSecret(hash, other));
+  other.bytes[31] ^= 1;
+  CHECK_FALSE(membership::SameSecret(hash, other));
 }
 
 TEST_CASE("Version: the major number must be the same, the minor may differ", "[rpc]") {

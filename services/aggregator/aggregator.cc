@@ -131,19 +131,7 @@ absl::Status Aggregator::OpenAdmin() {
   return absl::OkStatus();
 }
 
-std::string Aggregator::public_data_address() const {
-  std::string shown;
-  size_t begin = 0;
-  while (begin < data_address_.size()) {
-    const size_t end = std::min(data_address_.find(',', begin), data_address_.size());
-    std::string part = data_address_.substr(begin, end - begin);
-    const size_t host = part.find("://");
-    if (host != std::string::npos) part.resize(std::min(part.find('/', host + 3), part.size()));
-    shown += (shown.empty() ? "" : ",") + part;
-    begin = end + 1;
-  }
-  return shown;
-}
+std::string Aggregator::public_data_address() const { return rpc::ShownAddress(data_address_); }
 
 absl::Status Aggregator::Run() {
   Log(LogLevel::kInfo, "aggregator '", name_, "' listens on ", public_data_address(), ", admin on ",
@@ -262,7 +250,6 @@ aggregator::v1::GetStatusResponse Aggregator::GetStatus(
   *response.mutable_version() = rpc::ToProto(rpc::Version{});
   *response.mutable_started_at() = rpc::TimestampFromUnixNs(started_unix_ns_);
   response.set_name(name_);
-  response.set_incarnation(incarnation_.value());
   response.set_data_address(public_data_address());
   response.set_host_id(host_id_);
   response.set_scheduler_reachable(scheduler_reachable_);

@@ -54,7 +54,7 @@ class Aggregator {
   // What peers connect to: "fi:tcp://127.0.0.1:4711/<token>,local:...". For the scheduler, which
   // tells the members of jobs.
   const std::string& data_address() const { return data_address_; }
-  // For everybody else's eyes: without the token.
+  // For everybody else's eyes: without what lets one in.
   std::string public_data_address() const;
   const std::string& admin_address() const { return server_->address(); }
   const std::string& name() const { return name_; }

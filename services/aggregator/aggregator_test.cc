@@ -32,8 +32,9 @@ TEST_CASE("Aggregator: answers admin calls and ends, scheduler or not", "[aggreg
   CHECK((*aggregator)->data_address().find("fi:tcp://127.0.0.1:") == 0);
   CHECK((*aggregator)->data_address().find(",local:") != std::string::npos);
   // What people and other processes are shown would not let them connect.
-  CHECK((*aggregator)->public_data_address().size() < (*aggregator)->data_address().size());
-  CHECK((*aggregator)->public_data_address().rfind('/') == std::string("fi:tcp:/").size());
+  const std::string shown = (*aggregator)->public_data_address();
+  CHECK(shown.rfind('/') == std::string("fi:tcp:/").size());
+  CHECK(shown.substr(shown.find(',')) == ",local");
   std::thread data([&] { (void)(*aggregator)->Run(); });
 
   rpc::AggregatorAdminClient client((*aggregator)->admin_address(), kTimeoutNs);
@@ -45,7 +46,6 @@ TEST_CASE("Aggregator: answers admin calls and ends, scheduler or not", "[aggreg
   REQUIRE(status.ok());
   CHECK(health.ok());
   CHECK(status->name() == "agg");
-  CHECK(status->incarnation() == 77);
   CHECK(status->data_address() == (*aggregator)->public_data_address());
   CHECK(status->memory_bytes_max() == 8 * kMiB);
   CHECK(status->jobs_size() == 0);

@@ -33,7 +33,8 @@ absl::Status ServeUntilSignalled(const config::AggregatorConfig& config, Incarna
     waiting->Stop();
   });
   const absl::Status announced = config::AnnounceReady(
-      config, {{"data", aggregator->data_address()}, {"admin", aggregator->admin_address()}});
+      config,
+      {{"data", aggregator->public_data_address()}, {"admin", aggregator->admin_address()}});
   if (announced.ok()) {
     waiting->Run();
     if (!signalled.empty()) {

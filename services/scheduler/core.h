@@ -86,6 +86,8 @@ class Core {
   void Tell(const membership::TellAggregator& tell);
   void Close(const membership::CloseStream& close);
   absl::Status ToStatus(const membership::Answer& answer);
+  // Why a process cannot come in with these secrets, or OK.
+  absl::Status CheckSessionSecret(const std::string& secret, const std::string& who);
   absl::Status CheckVersion(const v1::ProtocolVersion& theirs, const std::string& who);
   google::protobuf::Duration Lease() const;
 

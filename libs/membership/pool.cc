@@ -34,8 +34,7 @@ Answer Membership::OnRegister(const ViewAggregator& aggregator, const SecretHash
       if (other.record.aggregator.name != aggregator.name) continue;
       if (other.attached_before) {
         return Refuse(Code::kHeld, "the name '" + aggregator.name + "' is held by the " +
-                                       AggregatorText(other.record.aggregator) + " at " +
-                                       other.record.aggregator.data_address +
+                                       AggregatorText(other.record.aggregator) +
                                        ", which is alive; choose another name or stop it");
       }
       Lose(other,
@@ -54,7 +53,9 @@ Answer Membership::OnRegister(const ViewAggregator& aggregator, const SecretHash
     added.record.secret = secret;
     added.lease_end_ns = turn.now_ns + config_.lease_ns;
     turn.Store(added);
-    turn.Log(AggregatorText(aggregator) + " registered, at " + aggregator.data_address);
+    // Its data address would let whoever reads it in.
+    turn.Log(AggregatorText(aggregator) + " registered" +
+             (aggregator.admin_address.empty() ? "" : ", admin at " + aggregator.admin_address));
     return Answer{};
   });
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -461,6 +462,10 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path) 
     std::filesystem::permissions(directory, std::filesystem::perms::owner_all, error);
   }
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Lock> lock, Lock::Take(path));
+  // Views have what lets members into aggregators. SQLite's other files take this one's mode.
+  const int made = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (made < 0) return ErrnoStatus(errno, "open store " + path);
+  close(made);  // Later this would end SQLite's locks.
   sqlite3* opened = nullptr;
   const int code =
       sqlite3_open_v2(path.c_str(), &opened, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, nullptr);
@@ -468,6 +473,12 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path) 
   if (code != SQLITE_OK) return SqliteError(database.get(), path, "open it");
   auto store = std::make_unique<SqliteStore>(path, std::move(lock), std::move(database));
   TALWEG_RETURN_IF_ERROR(store->Prepare());
+  // An older release has left them open to others.
+  for (const std::string& file : {path, path + "-wal"}) {
+    if (chmod(file.c_str(), 0600) != 0 && errno != ENOENT) {
+      return ErrnoStatus(errno, "chmod 600 " + file);
+    }
+  }
   return store;
 }
 

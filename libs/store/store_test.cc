@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <sqlite3.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -235,6 +236,25 @@ TEST_CASE("Store: missing directories are made; what cannot be opened is named",
       OpenSqliteStore(directory.Path("file/store"));
   REQUIRE_FALSE(store.ok());
   CHECK(std::string(store.status().message()).find("file") != std::string::npos);
+}
+
+TEST_CASE("Store: it is its user's alone", "[store]") {
+  const TestDirectory directory;
+  const std::string path = directory.Path("store");
+  umask(0);
+  for (const bool made_before : {false, true}) {
+    CAPTURE(made_before);
+    if (made_before) REQUIRE(chmod(path.c_str(), 0644) == 0);
+    std::unique_ptr<Store> store = Open(path);
+    StoreWrite write;
+    write.start_count = 1;
+    MustWrite(*store, write);
+    for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
+      CAPTURE(entry.path().string());
+      CHECK((entry.status().permissions() & std::filesystem::perms::all) ==
+            (std::filesystem::perms::owner_read | std::filesystem::perms::owner_write));
+    }
+  }
 }
 
 void Execute(const std::string& path, const std::string& sql) {

@@ -101,7 +101,7 @@ int Run(const Arguments& arguments) {
   if (const absl::Status status = FindDaemons(*plan); !status.ok()) return Fail(status);
   const bool as_json = arguments.Has("json");
   const absl::StatusOr<int> exit_status = RunGuarded([&](const std::string& directory) {
-    plan->directory = directory;
+    if (const absl::Status used = UseDirectory(directory, *plan); !used.ok()) return Fail(used);
     return Supervise(*plan, as_json);
   });
   return exit_status.ok() ? *exit_status : Fail(exit_status.status());

@@ -19,6 +19,7 @@ ChildSpec DaemonSpec(const RunPlan& plan, const std::string& name, const std::st
   spec.args = {file};
   // Daemons of a run are its own affair: they are heard of when something is amiss.
   if (plan.environment.count("TALWEG_LOG_LEVEL") == 0) args.push_back("--log_level=warning");
+  if (!plan.secret_file.empty()) args.push_back(absl::StrCat("--secret_file=", plan.secret_file));
   spec.args.insert(spec.args.end(), args.begin(), args.end());
   spec.environment = plan.environment;
   spec.is_daemon = true;

@@ -15,6 +15,7 @@
 #include "clients/cli/supervisor.h"
 #include "libs/base/descriptor.h"
 #include "libs/config/config.h"
+#include "libs/config/secret_file.h"
 #include "libs/status/status.h"
 
 namespace talweg::cli {
@@ -117,7 +118,7 @@ int Run(const Arguments& arguments) {
   if (!plan.ok()) return Fail(plan.status());
   if (const absl::Status status = FindDaemons(*plan); !status.ok()) return Fail(status);
   const absl::StatusOr<int> exit_status = RunGuarded([&plan](const std::string& directory) {
-    plan->directory = directory;
+    if (const absl::Status used = UseDirectory(directory, *plan); !used.ok()) return Fail(used);
     return Supervise(*plan);
   });
   return exit_status.ok() ? *exit_status : Fail(exit_status.status());
@@ -145,6 +146,13 @@ absl::Status FindDaemons(RunPlan& plan) {
   TALWEG_ASSIGN_OR_RETURN(plan.scheduler_file, FindDaemon("talweg-scheduler"));
   TALWEG_ASSIGN_OR_RETURN(plan.aggregator_file, FindDaemon("talweg-aggregator"));
   return absl::OkStatus();
+}
+
+absl::Status UseDirectory(const std::string& directory, RunPlan& plan) {
+  plan.directory = directory;
+  if (!plan.starts_scheduler()) return absl::OkStatus();
+  plan.secret_file = absl::StrCat(directory, "/secret");
+  return config::MakeSecretFile(plan.secret_file);
 }
 
 Command RunCommand() {

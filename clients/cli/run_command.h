@@ -20,6 +20,9 @@ absl::StatusOr<uint16_t> FreePort();
 // Finds the daemons that the plan needs.
 absl::Status FindDaemons(RunPlan& plan);
 
+// Gives the run its directory, and a job secret of its own there if it has a scheduler of its own.
+absl::Status UseDirectory(const std::string& directory, RunPlan& plan);
+
 }  // namespace talweg::cli
 
 #endif  // TALWEG_CLIENTS_CLI_RUN_COMMAND_H_

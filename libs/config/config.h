@@ -43,6 +43,8 @@ struct ProcessConfig {
   int32_t spin_us = -1;
   // What SIGTERM may take before the daemon ends anyway.
   uint64_t drain_timeout_ms = 5'000;
+  // See secret_file.h. Empty: the user's own, if there is one. "none": there is no secret.
+  std::string secret_file;
 
   friend bool operator==(const ProcessConfig&, const ProcessConfig&) = default;
 };

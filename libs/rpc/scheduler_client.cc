@@ -134,6 +134,7 @@ class SchedulerClient::Impl : private Session::Peer {
     request.set_name(spec_.member.name);
     request.set_admin_address(spec_.member.admin_address);
     request.set_host_id(spec_.host_id);
+    request.set_job_secret(options_.job_secret);
     request.set_session_secret(session_secret_);
     scheduler::v1::JoinResponse response;
     grpc::Status status = stub_->Join(&context, request, &response);
@@ -324,6 +325,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
     scheduler::v1::RegisterAggregatorRequest request;
     *request.mutable_version() = ToProto(options_.version);
     *request.mutable_aggregator() = ToProto(aggregator_);
+    request.set_job_secret(options_.job_secret);
     request.set_session_secret(session_secret_);
     scheduler::v1::RegisterAggregatorResponse response;
     grpc::Status status = stub_->RegisterAggregator(&context, request, &response);

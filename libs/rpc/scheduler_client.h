@@ -26,7 +26,8 @@ struct SchedulerLinkOptions {
   int64_t join_timeout_ns = 10'000'000'000;
   int64_t backoff_min_ns = 50'000'000;
   int64_t backoff_max_ns = 2'000'000'000;
-  uint64_t seed = 0;  // Of the back-off's jitter: the incarnation, say.
+  uint64_t seed = 0;       // Of the back-off's jitter: the incarnation, say.
+  std::string job_secret;  // Empty: none.
   Version version;
 };
 

@@ -200,8 +200,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   impl->address = Bracketed(WithoutBrackets(advertise)) + ":" + std::to_string(impl->port);
   if (!bind_address.loopback) {
     impl->warning = "listening on " + bind_address.host + ":" + std::to_string(impl->port) +
-                    ": there is no authentication, anybody who can connect may do anything; keep "
-                    "it inside a trusted network";
+                    ": nothing is encrypted, and anybody who can connect may ask for everything "
+                    "that AdminService shows; keep it inside a trusted network";
   }
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }

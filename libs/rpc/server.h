@@ -44,7 +44,7 @@ class Server {
   uint16_t port() const;
   // "host:port" to connect to; IPv6 in brackets.
   const std::string& address() const;
-  // A sentence that there is no authentication, when more than this machine can connect; else "".
+  // A sentence on what others can see, when more than this machine can connect; else "".
   const std::string& warning() const;
 
   // Health of one service ("talweg.agent.v1.AdminService") or, with "", of all.

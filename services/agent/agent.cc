@@ -198,7 +198,8 @@ void Agent::Start() {
           .address = config_.scheduler,
           .join_timeout_ns = std::min(rpc::SchedulerLinkOptions{}.join_timeout_ns,
                                       static_cast<int64_t>(config_.join_timeout_ms) * 1'000'000),
-          .seed = options_.incarnation.value()},
+          .seed = options_.incarnation.value(),
+          .job_secret = options_.job_secret},
       [this](rpc::MemberEvent event) { mailbox_->Post(std::move(event)); });
   membership::JobSpec spec;
   spec.min_members = config_.min_members;

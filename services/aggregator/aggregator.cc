@@ -39,15 +39,18 @@ bool IsLoopback(const std::string& host) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Create(
-    const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock) {
-  auto aggregator = std::unique_ptr<Aggregator>(new Aggregator(config, incarnation, clock));
+    const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock,
+    std::string job_secret) {
+  auto aggregator = std::unique_ptr<Aggregator>(
+      new Aggregator(config, incarnation, clock, std::move(job_secret)));
   TALWEG_RETURN_IF_ERROR(aggregator->Open());
   return aggregator;
 }
 
 Aggregator::Aggregator(const config::AggregatorConfig& config, Incarnation incarnation,
-                       const Clock* clock)
+                       const Clock* clock, std::string job_secret)
     : config_(config),
+      job_secret_(std::move(job_secret)),
       clock_(clock),
       started_unix_ns_(UnixNowNs()),
       name_(config.name.empty() ? HostName() : config.name),
@@ -108,7 +111,8 @@ absl::Status Aggregator::OpenTransport() {
   data_address_ = *address;
   if (!config_.interface.empty() || !IsLoopback(config_.listen.host)) {
     Log(LogLevel::kWarning, "agents of other machines can connect to ", public_data_address(),
-        ", and there is no authentication yet: keep it in a network that you trust");
+        ": they show a token that members of jobs are given, and nothing is encrypted; keep it in "
+        "a network that you trust");
   }
   return absl::OkStatus();
 }
@@ -180,7 +184,8 @@ void Aggregator::Shutdown(const std::string& text) {
 void Aggregator::Register() {
   const Incarnation incarnation = incarnation_;
   registration_ = std::make_unique<rpc::AggregatorRegistration>(
-      rpc::SchedulerLinkOptions{.address = config_.scheduler, .seed = incarnation.value()},
+      rpc::SchedulerLinkOptions{
+          .address = config_.scheduler, .seed = incarnation.value(), .job_secret = job_secret_},
       [this, incarnation](rpc::AggregatorEvent event) {
         errands_->Post([this, incarnation, event = std::move(event)] {
           if (incarnation == incarnation_) OnSchedulerEvent(event);

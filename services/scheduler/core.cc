@@ -188,10 +188,26 @@ absl::Status Core::CheckVersion(const v1::ProtocolVersion& theirs, const std::st
   return ToStatus({Code::kRefused, "the scheduler refuses: " + problem});
 }
 
-absl::Status Core::CheckSessionSecret(const std::string& secret, const std::string& who) {
-  if (secret.size() == rpc::kSecretBytes) return absl::OkStatus();
+void Core::SetJobSecret(const std::string& secret) {
+  if (!secret.empty()) job_secret_ = rpc::HashOf(secret);
+}
+
+template <typename Request>
+absl::Status Core::CheckSecrets(const Request& request, const std::string& who) {
+  const std::string& shown = request.job_secret();
+  if (job_secret_ && !membership::SameSecret(*job_secret_, rpc::HashOf(shown))) {
+    Log(LogLevel::kWarning, "refused: ", who, " shows ", shown.empty() ? "no" : "another",
+        " job secret");
+    return ToStatus({Code::kUnproven,
+                     "the scheduler refuses " + who + ", which shows " +
+                         (shown.empty() ? "no job secret" : "another job secret than its own") +
+                         "; give it a copy of the scheduler's secret file (option secret_file, "
+                         "TALWEG_SECRET_FILE, or ~/.config/talweg/secret)"});
+  }
+  const std::string& session = request.session_secret();
+  if (session.size() == rpc::kSecretBytes) return absl::OkStatus();
   return ToStatus({Code::kInvalid, "session_secret of " + who + " has " +
-                                       std::to_string(secret.size()) + " bytes; draw " +
+                                       std::to_string(session.size()) + " bytes; draw " +
                                        std::to_string(rpc::kSecretBytes) + " at random"});
 }
 
@@ -202,7 +218,7 @@ google::protobuf::Duration Core::Lease() const { return rpc::DurationFromNs(conf
 absl::Status Core::Join(const v1::JoinRequest& request, v1::JoinResponse* response) {
   const std::string who = "the agent of node " + std::to_string(request.id().node_rank());
   TALWEG_RETURN_IF_ERROR(CheckVersion(request.version(), who));
-  TALWEG_RETURN_IF_ERROR(CheckSessionSecret(request.session_secret(), who));
+  TALWEG_RETURN_IF_ERROR(CheckSecrets(request, who));
   const absl::StatusOr<membership::JobSpec> spec = FromProto(request.spec());
   if (!spec.ok()) return ToStatus({Code::kInvalid, std::string(spec.status().message())});
   const membership::JoinRequest join{.job_name = request.job_name(),
@@ -305,7 +321,7 @@ absl::Status Core::RegisterAggregator(const v1::RegisterAggregatorRequest& reque
                                       v1::RegisterAggregatorResponse* response) {
   const std::string who = "aggregator " + request.aggregator().name();
   TALWEG_RETURN_IF_ERROR(CheckVersion(request.version(), who));
-  TALWEG_RETURN_IF_ERROR(CheckSessionSecret(request.session_secret(), who));
+  TALWEG_RETURN_IF_ERROR(CheckSecrets(request, who));
   Answer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnRegister(FromProto(request.aggregator()), rpc::HashOf(request.session_secret()),

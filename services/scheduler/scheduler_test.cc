@@ -457,6 +457,40 @@ TEST_CASE("Scheduler: a stranger speaks for nobody, and a running job does not n
   CHECK_FALSE(second.events.Has<rpc::LeaseLost>());
 }
 
+TEST_CASE("Scheduler: with a job secret only who shows it joins and registers", "[scheduler]") {
+  SchedulerOptions options;
+  options.job_secret = std::string(64, 's');
+  const Daemon daemon(store::MakeMemoryStore(), options);
+  rpc::SchedulerLinkOptions link = Link(daemon.address());
+  for (const std::string& shown : {std::string(), std::string(64, 't'), std::string(63, 's')}) {
+    link.job_secret = shown;
+    Member stranger(link, Spec(0, 1, 1));
+    const absl::Status status = stranger.Refusal();
+    CHECK(status.code() == absl::StatusCode::kPermissionDenied);
+    CHECK(Contains(Message(status), "refuses the agent of node 0, which shows"));
+    CHECK(Contains(Message(status), "TALWEG_SECRET_FILE"));
+    CHECK_FALSE(Contains(Message(status), "sss"));
+  }
+  Events<rpc::AggregatorEvent> events;
+  const ViewAggregator aggregator{
+      .incarnation = Incarnation{200}, .name = "a0", .data_address = "x", .host_id = "h"};
+  {
+    link.job_secret.clear();
+    rpc::AggregatorRegistration stranger(
+        link, [&](rpc::AggregatorEvent event) { events.Put(std::move(event)); });
+    stranger.Register(aggregator);
+    CHECK(Contains(Message(events.Next<rpc::RegistrationRefused>().status),
+                   "refuses aggregator a0, which shows no job secret"));
+  }
+  link.job_secret = options.job_secret;
+  rpc::AggregatorRegistration pool(
+      link, [&](rpc::AggregatorEvent event) { events.Put(std::move(event)); });
+  pool.Register(aggregator);
+  events.Next<rpc::Registered>();
+  Member member(link, Spec(0, 1, 1));
+  member.events.Next<rpc::ViewPublished>();
+}
+
 TEST_CASE("Scheduler: who joins without a secret of its own is told to draw one", "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
   Stranger stranger(daemon.address());
@@ -507,7 +541,7 @@ TEST_CASE("Scheduler: bad bind addresses and taken ports are named", "[scheduler
   options.bind_host = "0.0.0.0";
   const auto open = start(options);
   REQUIRE(open.ok());
-  CHECK(Contains((*open)->warning(), "no authentication"));
+  CHECK(Contains((*open)->warning(), "nothing is encrypted"));
   CHECK_FALSE(Contains((*open)->address(), "0.0.0.0"));
   options.bind_host = "::1";
   const auto six = start(options);

@@ -21,6 +21,8 @@ struct RunPlan {
   std::string job = "run";
   std::string provider = "tcp";
   bool force_distributed = false;
+  // Why daemons on one machine open TCP ports ("--force-distributed"); empty: they open none.
+  std::string network_reason;
   // With which loss policy: a node that fails ends the run, or the others go on while
   // `min_node_count` are left.
   bool goes_on = false;
@@ -63,6 +65,9 @@ ChildSpec SchedulerSpec(const RunPlan& plan);
 ChildSpec AggregatorSpec(const RunPlan& plan, uint32_t index, const std::string& scheduler);
 ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& scheduler);
 ChildSpec RankSpec(const RunPlan& plan, uint32_t node, uint32_t local_rank);
+
+// Says that the scheduler of a run listens there, for talweg status to find.
+inline constexpr char kSchedulerSocket[] = "scheduler.sock";
 
 // Where the agent of a node listens for its ranks.
 std::string SocketPath(const RunPlan& plan, uint32_t node);

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <fstream>
 #include <limits>
 #include <mutex>
 #include <string>
@@ -7,6 +12,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "libs/base/descriptor.h"
+#include "libs/base/test_directory.h"
 #include "libs/rpc/admin_client.h"
 #include "libs/rpc/admin_service.h"
 #include "libs/rpc/conversion.h"
@@ -239,6 +246,66 @@ TEST_CASE("Admin client: nobody there, no address", "[rpc]") {
   CHECK(Contains(Message(AgentAdminClient("nonsense", kSecond).GetStatus({}).status()),
                  "the agent's address 'nonsense' is not host:port"));
   CHECK(CheckHealth("nonsense", "", kSecond).code() == absl::StatusCode::kInvalidArgument);
+}
+
+TEST_CASE("Server: a Unix socket that its user alone may open", "[rpc]") {
+  const TestDirectory directory;
+  const ServerOptions options{.unix_path = directory.Path("daemon.sock")};
+  AgentAdminHandlers handlers;
+  handlers.get_status = [](const agent::v1::GetStatusRequest&,
+                           const Done<agent::v1::GetStatusResponse>& done) {
+    agent::v1::GetStatusResponse response;
+    response.set_job_name("mnist");
+    done(response);
+  };
+  const auto service = MakeAgentAdminService(std::move(handlers));
+  umask(0);
+  auto server = Server::Start(options, {service->service()});
+  INFO(server.status().ToString());
+  REQUIRE(server.ok());
+  CHECK((*server)->address() == "unix:" + options.unix_path);
+  CHECK((*server)->port() == 0);
+  CHECK((*server)->warning().empty());
+  CHECK(umask(0) == 0);
+  struct stat status;
+  REQUIRE(stat(options.unix_path.c_str(), &status) == 0);
+  CHECK((status.st_mode & 07777) == 0600);
+  CHECK(AgentAdminClient((*server)->address(), 30 * kSecond).GetStatus({})->job_name() == "mnist");
+  CHECK(CheckHealth((*server)->address(), "", 30 * kSecond).ok());
+  // Whoever serves is not pushed aside.
+  const auto second = Server::Start(options, {});
+  CHECK(second.status().code() == absl::StatusCode::kAlreadyExists);
+  CHECK(Contains(Message(second.status()), options.unix_path));
+  CHECK(AgentAdminClient((*server)->address(), 30 * kSecond).GetStatus({}).ok());
+  server->reset();
+  CHECK(stat(options.unix_path.c_str(), &status) != 0);
+}
+
+TEST_CASE("Server: what lies at a Unix socket's path", "[rpc]") {
+  const TestDirectory directory;
+  ServerOptions options{.unix_path = directory.Path("daemon.sock")};
+  SECTION("the socket of a process that was killed") {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    options.unix_path.copy(address.sun_path, sizeof address.sun_path - 1);
+    const Descriptor dead(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    REQUIRE(bind(dead.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    CHECK(Server::Start(options, {}).ok());
+  }
+  SECTION("a file stays") {
+    std::ofstream(options.unix_path) << "text";
+    CHECK_FALSE(Server::Start(options, {}).ok());
+    CHECK(std::ifstream(options.unix_path).peek() == 't');
+  }
+  SECTION("no directory") {
+    options.unix_path = directory.Path("none/daemon.sock");
+    const absl::Status status = Server::Start(options, {}).status();
+    CHECK(Contains(Message(status), options.unix_path));
+  }
+  SECTION("too long a path") {
+    options.unix_path = "/tmp/" + std::string(110, 'x');
+    CHECK_FALSE(Server::Start(options, {}).ok());
+  }
 }
 
 }  // namespace

@@ -153,7 +153,8 @@ absl::Status Agent::OpenAdmin() {
     mailbox_->Post(TraceRequested{std::move(done)});
   };
   admin_service_ = rpc::MakeAgentAdminService(std::move(handlers));
-  TALWEG_ASSIGN_OR_RETURN(admin_, rpc::Server::Start({.bind_host = listen.host,
+  TALWEG_ASSIGN_OR_RETURN(admin_, rpc::Server::Start({.unix_path = listen.path,
+                                                      .bind_host = listen.host,
                                                       .port_min = listen.port_first,
                                                       .port_max = listen.port_last,
                                                       .advertise_host = config_.advertise},

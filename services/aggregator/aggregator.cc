@@ -88,18 +88,22 @@ absl::Status Aggregator::Open() {
 
 absl::Status Aggregator::OpenTransport() {
   const int64_t silence_ns = static_cast<int64_t>(config_.silence_ms) * 1'000'000;
-  TALWEG_ASSIGN_OR_RETURN(
-      std::unique_ptr<transport::Transport> network,
-      transport::NewFabricTransport({.provider = config_.provider, .silence_ns = silence_ns},
-                                    clock_, &counters_));
+  std::unique_ptr<transport::LocalTransport> local;
   if (config_.local_transport) {
-    TALWEG_ASSIGN_OR_RETURN(
-        std::unique_ptr<transport::LocalTransport> local,
-        transport::NewLocalTransport({.silence_ns = silence_ns}, clock_, &counters_));
-    TALWEG_ASSIGN_OR_RETURN(transport_,
-                            transport::NewCompositeTransport(std::move(network), std::move(local)));
+    TALWEG_ASSIGN_OR_RETURN(local, transport::NewLocalTransport({.socket_path = config_.listen.path,
+                                                                 .silence_ns = silence_ns},
+                                                                clock_, &counters_));
+  }
+  if (!config_.listen.path.empty()) {
+    transport_ = std::move(local);
   } else {
-    transport_ = std::move(network);
+    TALWEG_ASSIGN_OR_RETURN(transport_, transport::NewFabricTransport({.provider = config_.provider,
+                                                                       .silence_ns = silence_ns},
+                                                                      clock_, &counters_));
+    if (local != nullptr) {
+      TALWEG_ASSIGN_OR_RETURN(
+          transport_, transport::NewCompositeTransport(std::move(transport_), std::move(local)));
+    }
   }
   const absl::StatusOr<std::string> address =
       transport_->Listen({.bind_address = config_.listen.host,
@@ -109,7 +113,8 @@ absl::Status Aggregator::OpenTransport() {
                           .advertise_host = config_.advertise});
   if (!address.ok()) return Annotate(address.status(), "listening for agents");
   data_address_ = *address;
-  if (!config_.interface.empty() || !IsLoopback(config_.listen.host)) {
+  if (config_.listen.path.empty() &&
+      (!config_.interface.empty() || !IsLoopback(config_.listen.host))) {
     Log(LogLevel::kWarning, "agents of other machines can connect to ", public_data_address(),
         ": they show a token that members of jobs are given, and nothing is encrypted; keep it in "
         "a network that you trust");
@@ -125,7 +130,8 @@ absl::Status Aggregator::OpenAdmin() {
       }});
   TALWEG_ASSIGN_OR_RETURN(const config::ListenAddress listen,
                           config::OnInterface(config_.admin_listen, config_.interface));
-  TALWEG_ASSIGN_OR_RETURN(server_, rpc::Server::Start({.bind_host = listen.host,
+  TALWEG_ASSIGN_OR_RETURN(server_, rpc::Server::Start({.unix_path = listen.path,
+                                                       .bind_host = listen.host,
                                                        .port_min = listen.port_first,
                                                        .port_max = listen.port_last,
                                                        .advertise_host = config_.advertise},

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "services/aggregator/aggregator.h"
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
 
 #include <catch2/catch.hpp>
 
+#include "libs/base/test_directory.h"
 #include "libs/rpc/admin_client.h"
 #include "libs/runtime/clock.h"
 
@@ -53,6 +55,22 @@ TEST_CASE("Aggregator: answers admin calls and ends, scheduler or not", "[aggreg
   CHECK_FALSE(status->scheduler_text().empty());
   CHECK(status->refused_by_reason().count("wrong_round") == 1);
   CHECK(status->counters().count("sums") == 1);
+}
+
+TEST_CASE("Aggregator: on sockets there is shared memory, and no network", "[aggregator]") {
+  const TestDirectory directory;
+  const MonotonicClock clock;
+  config::AggregatorConfig config = TestConfig();
+  config.listen = {.path = directory.Path("data.sock")};
+  config.admin_listen = {.path = directory.Path("admin.sock")};
+  config.provider = "none of libfabric's";  // It is not asked.
+  auto aggregator = Aggregator::Create(config, Incarnation{77}, &clock);
+  INFO(aggregator.status().ToString());
+  REQUIRE(aggregator.ok());
+  CHECK((*aggregator)->data_address() == "local:" + config.listen.path);
+  CHECK((*aggregator)->public_data_address() == "local");
+  CHECK((*aggregator)->admin_address() == "unix:" + config.admin_listen.path);
+  CHECK(std::filesystem::is_socket(config.listen.path));
 }
 
 TEST_CASE("Aggregator: an address that cannot be bound is an error that names it", "[aggregator]") {

@@ -44,6 +44,7 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   TALWEG_ASSIGN_OR_RETURN(const config::ListenAddress listen,
                           config::OnInterface(config.listen, config.interface));
   scheduler::SchedulerOptions options;
+  options.server.unix_path = listen.path;
   options.server.bind_host = listen.host;
   options.server.port_min = listen.port_first;
   options.server.port_max = listen.port_last;
@@ -69,7 +70,7 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   TALWEG_RETURN_IF_ERROR(config::AnnounceReady(config, {{"listen", daemon->address()}}));
   Log(LogLevel::kInfo, "serving on ", daemon->address(), ", store ", store_name);
   if (!daemon->warning().empty()) Log(LogLevel::kWarning, daemon->warning());
-  if (options.job_secret.empty()) {
+  if (options.job_secret.empty() && listen.path.empty()) {
     Log(LogLevel::kWarning, "there is no job secret: anybody who reaches ", daemon->address(),
         ", every user of this machine included, may join jobs and serve as an aggregator; talweg "
         "secret makes a secret file, which this user's daemons find (option secret_file)");

@@ -54,9 +54,8 @@ absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
   TALWEG_ASSIGN_OR_RETURN(const uint64_t in_flight, arguments.Number("in-flight", 1, 1, 1024));
   TALWEG_ASSIGN_OR_RETURN(const uint64_t time_ms, arguments.Number("time-ms", 1'000, 1, 3'600'000));
   plan.job = "bench";
-  plan.provider = arguments.Text("provider", "tcp");
-  plan.force_distributed = arguments.Has("force-distributed");
   plan.environment = config::ProcessEnvironment();
+  ReadNetwork(arguments, plan);
   plan.program = {"/proc/self/exe",
                   "bench-rank",
                   absl::StrCat("--sizes=", absl::StrJoin(sizes, ",")),
@@ -101,7 +100,7 @@ int Run(const Arguments& arguments) {
   if (const absl::Status status = FindDaemons(*plan); !status.ok()) return Fail(status);
   const bool as_json = arguments.Has("json");
   const absl::StatusOr<int> exit_status = RunGuarded([&](const std::string& directory) {
-    plan->directory = directory;
+    if (const absl::Status used = UseDirectory(directory, *plan); !used.ok()) return Fail(used);
     return Supervise(*plan, as_json);
   });
   return exit_status.ok() ? *exit_status : Fail(exit_status.status());
@@ -137,7 +136,8 @@ Command BenchCommand() {
        "come from elsewhere always are."},
       {"time-ms", "MS", "About how long each size is measured. Default: 1000."},
       {"provider", "NAME", "libfabric provider between agents and aggregators. Default: tcp."},
-      {"force-distributed", "", "Scheduler and aggregators also for one node."},
+      {"force-distributed", "",
+       "Scheduler and aggregators also for one node, and TCP ports for all, as in talweg run."},
       {"json", "", "As JSON."},
   };
   command.run = Run;

@@ -11,6 +11,7 @@
 #include "clients/cli/run_command.h"
 #include "clients/cli/status_command.h"
 #include "libs/config/config.h"
+#include "libs/config/secret_file.h"
 #include "libs/rpc/version.h"
 #include "libs/status/status.h"
 
@@ -80,6 +81,37 @@ Command VersionCommand() {
   return command;
 }
 
+int RunSecret(const Arguments&) {
+  const config::Environment environment = config::ProcessEnvironment();
+  const auto named = environment.find("TALWEG_SECRET_FILE");
+  const std::string path =
+      named == environment.end() ? config::DefaultSecretPath(environment) : named->second;
+  if (path.empty()) {
+    return Fail(absl::FailedPreconditionError(
+        "no place for the secret file: neither XDG_CONFIG_HOME nor HOME is set; set one, or name "
+        "the file in TALWEG_SECRET_FILE"));
+  }
+  const absl::Status made = config::MakeSecretFile(path);
+  if (!made.ok() && !absl::IsAlreadyExists(made)) return Fail(made);
+  if (const absl::Status read = config::ReadSecretFile(path).status(); !read.ok())
+    return Fail(read);
+  return Print(path + "\n") ? 0 : kExitFailed;
+}
+
+Command SecretCommand() {
+  Command command;
+  command.name = "secret";
+  command.summary = "Makes the file with the job secret, unless it is there";
+  command.usage = "";
+  command.details =
+      "Prints the path of $TALWEG_SECRET_FILE, or of ~/.config/talweg/secret, and makes that file\n"
+      "(mode 0600) if it is not there. A scheduler that finds it lets in only agents and\n"
+      "aggregators that have the same one: copy it to the other machines of a job. talweg run on\n"
+      "one machine needs none.";
+  command.run = RunSecret;
+  return command;
+}
+
 }  // namespace
 
 const std::vector<Command>& Commands() {
@@ -91,6 +123,7 @@ const std::vector<Command>& Commands() {
                     config::AggregatorOptionNames),
       DaemonCommand("agent", "Runs talweg-agent in the foreground", RunAgent,
                     config::AgentOptionNames),
+      SecretCommand(),
       StatusCommand(),
       DoctorCommand(),
       BenchCommand(),

@@ -19,16 +19,8 @@ namespace talweg::cli {
 namespace {
 
 absl::StatusOr<std::string> MakePrivateDirectory() {
-  constexpr size_t kParentBytesMax = 60;  // A socket's path has at most 107 bytes.
-  std::string parent = "/tmp";
-  for (const char* variable : {"XDG_RUNTIME_DIR", "TMPDIR"}) {
-    const char* told = std::getenv(variable);
-    if (told == nullptr || *told == '\0' || std::string(told).size() > kParentBytesMax) continue;
-    if (access(told, W_OK | X_OK) != 0) continue;
-    parent = told;
-    break;
-  }
-  std::string path = absl::StrCat(parent, "/talweg-run-XXXXXX");
+  const std::string parent = RunParents().front();
+  std::string path = absl::StrCat(parent, "/", kRunPrefix, "XXXXXX");
   if (mkdtemp(path.data()) == nullptr) {
     return ErrnoStatus(errno,
                        absl::StrCat("make a directory in ", parent, " (TMPDIR names another)"));
@@ -51,6 +43,18 @@ absl::StatusOr<std::string> MakePrivateDirectory() {
 }
 
 }  // namespace
+
+std::vector<std::string> RunParents() {
+  constexpr size_t kParentBytesMax = 60;  // A socket's path has at most 107 bytes.
+  std::vector<std::string> parents;
+  for (const char* variable : {"XDG_RUNTIME_DIR", "TMPDIR"}) {
+    const char* told = std::getenv(variable);
+    if (told == nullptr || *told == '\0' || std::string(told).size() > kParentBytesMax) continue;
+    if (access(told, W_OK | X_OK) == 0) parents.emplace_back(told);
+  }
+  parents.emplace_back("/tmp");
+  return parents;
+}
 
 absl::StatusOr<int> RunGuarded(const std::function<int(const std::string&)>& supervise) {
   TALWEG_RETURN_IF_ERROR(AdoptOrphans());

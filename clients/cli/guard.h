@@ -19,6 +19,12 @@ namespace talweg::cli {
 // SIGTERM. This process inherits the orphans of a supervisor that has died, and kills them. SIGINT,
 // SIGTERM, SIGHUP and SIGQUIT are passed on to the supervisor, which leads a process group of its
 // own. The caller has one thread and no children.
+// Where the directories of runs may lie, in the order in which they are tried; without those that
+// are too long, or not to be written to.
+std::vector<std::string> RunParents();
+// How the name of a run's directory begins.
+inline constexpr char kRunPrefix[] = "talweg-run-";
+
 absl::StatusOr<int> RunGuarded(const std::function<int(const std::string& directory)>& supervise);
 
 }  // namespace talweg::cli

@@ -69,6 +69,11 @@ void Launch::Enter(Phase phase) {
       break;
     case Phase::kRanks:
       supervisor_.SetTimer(0);
+      if (!ports_.empty()) {
+        supervisor_.Say(absl::StrCat("talweg: run: ", plan_.network_reason,
+                                     " asks for the network: TCP ports of this machine are open: ",
+                                     absl::StrJoin(ports_, ", ")));
+      }
       for (const uint32_t node : plan_.LocalNodes()) {
         for (uint32_t i = 0; i < plan_.ranks_per_node[node]; ++i) {
           ChildSpec spec = RankSpec(plan_, node, i);
@@ -132,6 +137,12 @@ void Launch::OnReady(ChildId child, const std::string& line) {
   }
   if (At(child).role == Role::kAgent) {
     agents_.push_back(ReadyAddress(line, "admin").value_or(""));
+  }
+  for (const char* name : {"listen", "data", "admin"}) {
+    const absl::StatusOr<std::string> address = ReadyAddress(line, name);
+    if (address.ok() && !plan_.network_reason.empty()) {
+      ports_.push_back(absl::StrCat(supervisor_.name(child), " ", *address, " (", name, ")"));
+    }
   }
   if (waiting_.empty()) Continue();
 }

@@ -103,6 +103,8 @@ class Launch : public SupervisorEvents {
   std::set<ChildId> waiting_;        // Daemons of this phase that do not serve yet.
   std::string scheduler_;            // Its address.
   std::vector<std::string> agents_;  // Their admin addresses.
+  std::vector<std::string>
+      ports_;  // That are open, and whose: "talweg-agent of node 0 (admin) ...".
   std::optional<ChildId> failed_;
   // A daemon that has ended by itself while ranks are at work, and what that would be reported as.
   std::optional<ChildId> suspect_;

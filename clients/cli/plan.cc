@@ -19,10 +19,26 @@ ChildSpec DaemonSpec(const RunPlan& plan, const std::string& name, const std::st
   spec.args = {file};
   // Daemons of a run are its own affair: they are heard of when something is amiss.
   if (plan.environment.count("TALWEG_LOG_LEVEL") == 0) args.push_back("--log_level=warning");
+  if (!plan.secret_file.empty()) args.push_back(absl::StrCat("--secret_file=", plan.secret_file));
   spec.args.insert(spec.args.end(), args.begin(), args.end());
   spec.environment = plan.environment;
   spec.is_daemon = true;
   return spec;
+}
+
+// The option that says where a daemon of a run on one machine listens.
+std::string Where(const RunPlan& plan, const std::string& option, const std::string& socket) {
+  if (!plan.network_reason.empty()) return absl::StrCat("--", option, "=127.0.0.1:0");
+  return absl::StrCat("--", option, "=unix:", plan.directory, "/", socket);
+}
+
+// Whether the environment says where an agent answers admin calls. Otherwise nobody on another
+// machine could ask it, and it needs no port.
+bool SaysWhereAdminIs(const std::map<std::string, std::string>& environment) {
+  for (const char* name : {"TALWEG_ADMIN_LISTEN", "TALWEG_INTERFACE", "TALWEG_CONFIG"}) {
+    if (environment.count(name) > 0) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -61,14 +77,16 @@ absl::StatusOr<std::vector<uint32_t>> ParseRanksPerNode(const std::string& text,
 
 ChildSpec SchedulerSpec(const RunPlan& plan) {
   return DaemonSpec(plan, "talweg-scheduler", plan.scheduler_file,
-                    {"--listen=127.0.0.1:0", "--in_memory"});
+                    {Where(plan, "listen", kSchedulerSocket), "--in_memory"});
 }
 
 ChildSpec AggregatorSpec(const RunPlan& plan, uint32_t index, const std::string& scheduler) {
-  return DaemonSpec(plan, absl::StrCat("talweg-aggregator ", index), plan.aggregator_file,
-                    {absl::StrCat("--scheduler=", scheduler), absl::StrCat("--name=", index),
-                     absl::StrCat("--provider=", plan.provider), "--listen=127.0.0.1:0",
-                     "--admin_listen=127.0.0.1:0"});
+  const std::string name = absl::StrCat("aggregator-", index);
+  return DaemonSpec(
+      plan, absl::StrCat("talweg-aggregator ", index), plan.aggregator_file,
+      {absl::StrCat("--scheduler=", scheduler), absl::StrCat("--name=", index),
+       absl::StrCat("--provider=", plan.provider), Where(plan, "listen", name + ".sock"),
+       Where(plan, "admin_listen", name + "-admin.sock")});
 }
 
 ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& scheduler) {
@@ -89,7 +107,9 @@ ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& sched
     // The ranks are told the size of the whole job: it begins when it is complete.
     if (plan.goes_on) args.push_back("--gather_ms=600000");
   }
-  if (plan.scheduler.empty()) args.push_back("--admin_listen=127.0.0.1:0");
+  if (plan.scheduler.empty() || !SaysWhereAdminIs(plan.environment)) {
+    args.push_back(Where(plan, "admin_listen", absl::StrCat("agent-", node, "-admin.sock")));
+  }
   if (!plan.trace_path.empty()) {
     args.push_back(absl::StrCat("--trace_path=", plan.trace_path,
                                 plan.node_count() > 1 ? absl::StrCat(".", node) : ""));

@@ -21,6 +21,8 @@ struct RunPlan {
   std::string job = "run";
   std::string provider = "tcp";
   bool force_distributed = false;
+  // Why daemons on one machine open TCP ports ("--force-distributed"); empty: they open none.
+  std::string network_reason;
   // With which loss policy: a node that fails ends the run, or the others go on while
   // `min_node_count` are left.
   bool goes_on = false;
@@ -40,7 +42,8 @@ struct RunPlan {
   std::string scheduler_file;
   std::string aggregator_file;
   std::string agent_file;
-  std::string directory;                           // Private, for the sockets; of this run alone.
+  std::string directory;    // Private, for the sockets; of this run alone.
+  std::string secret_file;  // Of the job secret; empty: the daemons find the user's own.
   std::map<std::string, std::string> environment;  // The caller's.
 
   uint32_t node_count() const { return static_cast<uint32_t>(ranks_per_node.size()); }
@@ -62,6 +65,9 @@ ChildSpec SchedulerSpec(const RunPlan& plan);
 ChildSpec AggregatorSpec(const RunPlan& plan, uint32_t index, const std::string& scheduler);
 ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& scheduler);
 ChildSpec RankSpec(const RunPlan& plan, uint32_t node, uint32_t local_rank);
+
+// Says that the scheduler of a run listens there, for talweg status to find.
+inline constexpr char kSchedulerSocket[] = "scheduler.sock";
 
 // Where the agent of a node listens for its ranks.
 std::string SocketPath(const RunPlan& plan, uint32_t node);

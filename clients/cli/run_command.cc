@@ -7,14 +7,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <initializer_list>
 
 #include "clients/cli/guard.h"
 #include "clients/cli/process.h"
 #include "clients/cli/supervisor.h"
 #include "libs/base/descriptor.h"
 #include "libs/config/config.h"
+#include "libs/config/secret_file.h"
 #include "libs/status/status.h"
 
 namespace talweg::cli {
@@ -51,7 +54,9 @@ absl::Status ReadPlace(const Arguments& arguments, RunPlan& plan) {
     return absl::InvalidArgumentError(
         "talweg run: --aggregators is for a run on one machine; with --scheduler the pool's serve");
   }
-  const std::string host = plan.scheduler.substr(0, plan.scheduler.rfind(':'));
+  const std::string host = config::IsUnixAddress(plan.scheduler)
+                               ? "127.0.0.1"
+                               : plan.scheduler.substr(0, plan.scheduler.rfind(':'));
   plan.master_address = arguments.Text("master-addr", host);
   plan.master_port = 29500;
   return absl::OkStatus();
@@ -89,17 +94,16 @@ absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
   TALWEG_ASSIGN_OR_RETURN(plan.grace_ms, arguments.Number("grace-ms", 5'000, 0, 3'600'000));
   TALWEG_ASSIGN_OR_RETURN(plan.ready_timeout_ms,
                           arguments.Number("ready-timeout-ms", 60'000, 1, 3'600'000));
-  plan.force_distributed = arguments.Has("force-distributed");
   TALWEG_RETURN_IF_ERROR(ReadLossPolicy(arguments, plan));
   TALWEG_RETURN_IF_ERROR(ReadPlace(arguments, plan));
   TALWEG_ASSIGN_OR_RETURN(plan.master_port,
                           arguments.Number("master-port", plan.master_port, 1, 65535));
   plan.job = arguments.Text("job", "run");
-  plan.provider = arguments.Text("provider", "tcp");
   plan.trace_path = arguments.Text("trace", "");
   plan.prefix_lines = !arguments.Has("no-prefix");
   plan.core_count = CoreCount();
   plan.environment = config::ProcessEnvironment();
+  ReadNetwork(arguments, plan);
   return plan;
 }
 
@@ -117,7 +121,7 @@ int Run(const Arguments& arguments) {
   if (!plan.ok()) return Fail(plan.status());
   if (const absl::Status status = FindDaemons(*plan); !status.ok()) return Fail(status);
   const absl::StatusOr<int> exit_status = RunGuarded([&plan](const std::string& directory) {
-    plan->directory = directory;
+    if (const absl::Status used = UseDirectory(directory, *plan); !used.ok()) return Fail(used);
     return Supervise(*plan);
   });
   return exit_status.ok() ? *exit_status : Fail(exit_status.status());
@@ -147,6 +151,37 @@ absl::Status FindDaemons(RunPlan& plan) {
   return absl::OkStatus();
 }
 
+void ReadNetwork(const Arguments& arguments, RunPlan& plan) {
+  const auto told = [&plan](const char* name) {
+    const auto variable = plan.environment.find(name);
+    return variable == plan.environment.end() ? std::string() : variable->second;
+  };
+  const auto is_one_of = [](const std::string& text, std::initializer_list<const char*> words) {
+    return std::find(words.begin(), words.end(), text) != words.end();
+  };
+  plan.provider = arguments.Text("provider", "tcp");
+  const bool forced = is_one_of(told("TALWEG_FORCE_DISTRIBUTED"), {"1", "true", "yes", "on"});
+  plan.force_distributed = forced || arguments.Has("force-distributed");
+  // Elsewhere others have opened it, and a node alone needs none.
+  if (!plan.scheduler.empty() || plan.standalone()) return;
+  if (arguments.Has("force-distributed")) {
+    plan.network_reason = "--force-distributed";
+  } else if (forced) {
+    plan.network_reason = "TALWEG_FORCE_DISTRIBUTED";
+  } else if (arguments.Has("provider")) {
+    plan.network_reason = "--provider";
+  } else if (is_one_of(told("TALWEG_LOCAL_TRANSPORT"), {"0", "false", "no", "off"})) {
+    plan.network_reason = "TALWEG_LOCAL_TRANSPORT";
+  }
+}
+
+absl::Status UseDirectory(const std::string& directory, RunPlan& plan) {
+  plan.directory = directory;
+  if (!plan.starts_scheduler()) return absl::OkStatus();
+  plan.secret_file = absl::StrCat(directory, "/secret");
+  return config::MakeSecretFile(plan.secret_file);
+}
+
 Command RunCommand() {
   Command command;
   command.name = "run";
@@ -164,6 +199,8 @@ Command RunCommand() {
       "if one killed it). With --loss-policy=continue only its node's are: the other nodes go on,\n"
       "and the exit status is 0 when they end well. Daemons take further options from the\n"
       "environment: TALWEG_CREDIT_BYTES=...\n\n"
+      "On one machine no port is opened: daemons meet on Unix sockets in a directory that is this\n"
+      "user's alone, and gradients go through shared memory.\n\n"
       "One machine of several: with --scheduler, --nodes and --node-rank only this node's agent\n"
       "and ranks are started; scheduler and aggregators run elsewhere.\n\n"
       "  talweg run --nodes 2 --ranks-per-node 2 -- python train.py\n"
@@ -180,8 +217,13 @@ Command RunCommand() {
        "What becomes of the other nodes when a rank or an agent fails: they are ended, or go on.\n"
        "Default: fail_job."},
       {"min-nodes", "N", "With --loss-policy=continue: with how few nodes. Default: 1."},
-      {"force-distributed", "", "Scheduler and aggregators also for one node."},
-      {"scheduler", "HOST:PORT", "Join a job of this scheduler, as one node of several."},
+      {"force-distributed", "",
+       "Scheduler and aggregators also for one node, and TCP ports of 127.0.0.1 for all daemons\n"
+       "($TALWEG_FORCE_DISTRIBUTED=1); says which. As does --provider, or\n"
+       "$TALWEG_LOCAL_TRANSPORT=false."},
+      {"scheduler", "ADDRESS",
+       "Join a job of this scheduler (HOST:PORT, or unix:/PATH on its machine), as one node of\n"
+       "several."},
       {"node-rank", "K", "Which node this is, from 0; with --scheduler."},
       {"master-addr", "HOST",
        "MASTER_ADDR of the ranks. Default: 127.0.0.1; with --scheduler, the scheduler's host."},

@@ -4,6 +4,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import selectors
 import signal
 import subprocess
@@ -172,7 +173,13 @@ class RunTest(unittest.TestCase):
         )
         self.assertEqual(sorted(errors.splitlines()), ["[0] partial", "[1] partial", "[2] partial"])
         self.assertEqual(len(scheduler), 1)
-        self.assertIn("--listen=127.0.0.1:0", scheduler[0])
+        # Nothing listens on a port; sockets lie in the run's directory, and the secret beside them.
+        directory = rf"{re.escape(str(run.temporary))}/talweg-run-\w+"
+        for lines in (scheduler, aggregators, agents):
+            for line in lines:
+                self.assertRegex(line, rf"listen=unix:{directory}/[\w-]+\.sock")
+                self.assertRegex(line, rf"--secret_file={directory}/secret")
+                self.assertNotIn("127.0.0.1:0", line)
         self.assertEqual(len(aggregators), 2)
         self.assertIn("--scheduler=127.0.0.1:4711 --name=1", aggregators[1])
         self.assertEqual(len(agents), 2)
@@ -188,7 +195,23 @@ class RunTest(unittest.TestCase):
         run.process.wait(TIMEOUT_S)
         self.assertEqual(len(list(run.log.iterdir())), 3)
         self.assertNotIn("--standalone", run.arguments_of("talweg-agent")[0])
-        self.assertEqual(run.end()[0], 0)
+        self.assertIn("--listen=127.0.0.1:0", run.arguments_of("talweg-scheduler")[0])
+        status, _, errors = run.end()
+        self.assertEqual(status, 0)
+        self.assertIn("--force-distributed asks for the network: TCP ports", errors)
+        self.assertIn("talweg-scheduler 127.0.0.1:4711 (listen), ", errors)
+        self.assertIn("talweg-agent of node 0 127.0.0.1:1 (admin)", errors)
+
+    def test_why_a_port_is_opened(self) -> None:
+        for options, environment in (
+            (["--provider=tcp"], {}),
+            ([], {"TALWEG_LOCAL_TRANSPORT": "false"}),
+            ([], {"TALWEG_FORCE_DISTRIBUTED": "1"}),
+        ):
+            reason = options[0].partition("=")[0] if options else next(iter(environment))
+            status, _, errors = run("--nodes=2", *options, "true", **environment)
+            self.assertEqual(status, 0, errors)
+            self.assertIn(f"talweg: run: {reason} asks for the network", errors)
 
     def test_one_machine_of_several(self) -> None:
         run = Run(
@@ -201,6 +224,9 @@ class RunTest(unittest.TestCase):
         status, output, errors = run.end()
         self.assertEqual((status, errors), (0, ""))
         self.assertIn("--scheduler=10.0.0.7:7447", agent)
+        # The user's own secret, if there is one, is the agent's to find.
+        self.assertNotIn("--secret_file", agent)
+        self.assertIn("--admin_listen=unix:/", agent)
         self.assertEqual(
             sorted(output.splitlines()), ["[1] 1 10.0.0.7:29500", "[2] 2 10.0.0.7:29500"]
         )

@@ -149,7 +149,7 @@ std::string JobText(const StatusFacts& facts, const GetJobResponse& job) {
     absl::StrAppend(&text, "  ", Plain(summary.state_text()), "\n");
   }
   const auto bases = RankBases(job.view());
-  Table members("  ", {"NODE", "NAME", "RANKS", "STATE", "LEASE", "EPOCH", "ADMIN", "INCARNATION"});
+  Table members("  ", {"NODE", "NAME", "RANKS", "STATE", "LEASE", "EPOCH", "ADMIN"});
   for (const auto& status : job.members()) {
     const auto& member = status.member();
     const auto base = bases.find(member.id().node_rank());
@@ -160,8 +160,7 @@ std::string JobText(const StatusFacts& facts, const GetJobResponse& job) {
          absl::StrCat(MemberStateText(status), status.state_text().empty() ? "" : ": ",
                       status.state_text()),
          status.has_lease_remaining() ? FormatSeconds(Seconds(status.lease_remaining())) : "-",
-         absl::StrCat(status.epoch_held()), member.admin_address(),
-         absl::StrFormat("%x", member.id().incarnation())});
+         absl::StrCat(status.epoch_held()), member.admin_address()});
   }
   text += members.Text();
   if (job.shares_size() > 0) {

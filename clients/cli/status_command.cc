@@ -2,11 +2,22 @@
 #include "clients/cli/status_command.h"
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <future>
+#include <set>
 
+#include "clients/cli/guard.h"
+#include "clients/cli/plan.h"
 #include "clients/cli/status.h"
+#include "libs/base/descriptor.h"
 #include "libs/config/config.h"
 #include "libs/rpc/admin_client.h"
 #include "libs/status/status.h"
@@ -18,7 +29,33 @@ constexpr uint32_t kOpenRoundsMax = 20;
 // How many daemons are asked at one time.
 constexpr size_t kAtOnce = 16;
 
-// The option, else the environment, else the daemons' default; checked.
+// Sockets of schedulers that talweg run has started here for this user, and that serve.
+std::vector<std::string> OwnRuns() {
+  std::set<std::string> found;
+  for (const std::string& parent : RunParents()) {
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(parent, error)) {
+      const std::string name = entry.path().filename().string();
+      const std::string path = absl::StrCat(entry.path().string(), "/", kSchedulerSocket);
+      struct stat status;
+      sockaddr_un address = {};
+      address.sun_family = AF_UNIX;
+      if (name.rfind(kRunPrefix, 0) != 0 || path.size() >= sizeof address.sun_path ||
+          lstat(path.c_str(), &status) != 0 || status.st_uid != geteuid()) {
+        continue;
+      }
+      std::memcpy(address.sun_path, path.data(), path.size());
+      const Descriptor probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      if (connect(probe.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
+        found.insert(absl::StrCat("unix:", path));
+      }
+    }
+  }
+  return {found.begin(), found.end()};
+}
+
+// The option, else the environment, else the one run of this user here, else the daemons' default;
+// checked.
 absl::StatusOr<std::string> SchedulerAddress(const Arguments& arguments) {
   std::vector<std::string> args;
   if (arguments.Has("scheduler")) {
@@ -27,6 +64,16 @@ absl::StatusOr<std::string> SchedulerAddress(const Arguments& arguments) {
   config::Environment environment;
   if (const char* told = std::getenv("TALWEG_SCHEDULER"); told != nullptr) {
     environment["TALWEG_SCHEDULER"] = told;
+  }
+  if (args.empty() && environment.empty()) {
+    const std::vector<std::string> runs = OwnRuns();
+    if (runs.size() > 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("talweg status: several runs of this user are on this machine; name one: "
+                       "--scheduler=",
+                       absl::StrJoin(runs, ", --scheduler=")));
+    }
+    if (runs.size() == 1) return runs.front();
   }
   TALWEG_ASSIGN_OR_RETURN(const config::AgentConfig config,
                           config::LoadAgentConfig(args, environment));
@@ -163,9 +210,10 @@ Command StatusCommand() {
       "node\n"
       "each of them waits for. A daemon that does not answer is shown as such.";
   command.options = {
-      {"scheduler", "HOST:PORT", "The scheduler. Default: $TALWEG_SCHEDULER, or 127.0.0.1:7447."},
-      {"agent", "HOST:PORT",
-       "Ask one agent only, as for a standalone one, which has no scheduler."},
+      {"scheduler", "ADDRESS",
+       "The scheduler, HOST:PORT or unix:/PATH. Default: $TALWEG_SCHEDULER, else that of this\n"
+       "user's talweg run on this machine, else 127.0.0.1:7447."},
+      {"agent", "ADDRESS", "Ask one agent only, as for a standalone one, which has no scheduler."},
       {"job", "NAME", "Only this job (the newest of that name)."},
       {"all", "", "Jobs that have ended of late, too."},
       {"timeout-ms", "MS", "What each answer may take. Default: 5000."},

@@ -19,11 +19,12 @@
 namespace talweg::config {
 
 // Where to bind: "127.0.0.1:7447", "[::1]:7447", "node-3:7000-7010" (the first free port of a
-// range), ":0" after a host for any free port.
+// range), ":0" after a host for any free port, "unix:/run/talweg/scheduler.sock".
 struct ListenAddress {
   std::string host;
   uint16_t port_first = 0;
   uint16_t port_last = 0;  // Equal to port_first unless a range; both 0: any free port.
+  std::string path = {};   // Of a Unix socket, in place of host and ports; or empty.
 
   std::string ToString() const;
   friend bool operator==(const ListenAddress&, const ListenAddress&) = default;
@@ -43,6 +44,8 @@ struct ProcessConfig {
   int32_t spin_us = -1;
   // What SIGTERM may take before the daemon ends anyway.
   uint64_t drain_timeout_ms = 5'000;
+  // See secret_file.h. Empty: the user's own, if there is one. "none": there is no secret.
+  std::string secret_file;
 
   friend bool operator==(const ProcessConfig&, const ProcessConfig&) = default;
 };
@@ -110,6 +113,9 @@ struct AgentConfig : ProcessConfig {
 
   friend bool operator==(const AgentConfig&, const AgentConfig&) = default;
 };
+
+// Whether this is "unix:/...": a socket, so that whoever serves there is on this machine.
+bool IsUnixAddress(const std::string& address);
 
 // Names to values, TALWEG_* of which are read.
 using Environment = std::map<std::string, std::string>;

@@ -103,6 +103,19 @@ TEST_CASE("config: where to listen", "[config]") {
   CHECK(listen("[::1]:0") == ListenAddress{"::1", 0, 0});
   CHECK(listen("[::1]:0").ToString() == "[::1]:0");
   CHECK(listen("node-3:1-2").ToString() == "node-3:1-2");
+  CHECK(listen("unix:/run/talweg/s.sock") == ListenAddress{.path = "/run/talweg/s.sock"});
+  CHECK(listen("unix:/run/talweg/s.sock").ToString() == "unix:/run/talweg/s.sock");
+  for (const std::string bad :
+       {"unix:", "unix:s.sock", "unix:@s", "unix:/a,b", "unix:/a%41", "unix:/a?b", "unix:/a#b"}) {
+    INFO(bad);
+    const auto config = LoadSchedulerConfig({"--listen=" + bad}, {});
+    CHECK_THAT(std::string(config.status().message()),
+               Contains("--listen: '" + bad + "' names a socket by a path"));
+    CHECK_FALSE(LoadAgentConfig({"--scheduler=" + bad}, {}).ok());
+  }
+  const std::string long_path = "unix:/" + std::string(106, 'x');
+  CHECK(listen(long_path).path.size() == 107);
+  CHECK_FALSE(LoadSchedulerConfig({"--listen=" + long_path + "x"}, {}).ok());
   for (const std::string bad : {"7447", ":7447", "::1:7447", "host:", "host:x", "host:70000",
                                 "host:9-8", "host:0-8", "host:-1", "host:1-2-3", "a b:1", ""}) {
     INFO(bad);
@@ -150,6 +163,12 @@ TEST_CASE("config: options that exclude each other", "[config]") {
   CHECK_THAT(AgentError({"--min_members=3"}), Contains("--min_members=3 is above --max_members=1"));
   CHECK_THAT(AgentError({"--standalone", "--max_members=2"}), Contains("serves one node"));
   CHECK_FALSE(LoadSchedulerConfig({"--in_memory", "--store_path=/x"}, {}).ok());
+  // On a socket there is shared memory or nothing.
+  CHECK(LoadAgentConfig({"--scheduler=unix:/s"}, {}).value().scheduler == "unix:/s");
+  CHECK_THAT(AgentError({"--scheduler=unix:/s", "--nolocal_transport"}),
+             Contains("--scheduler=unix:/s is of this machine"));
+  CHECK_FALSE(LoadAggregatorConfig({"--listen=unix:/a", "--nolocal_transport"}, {}).ok());
+  CHECK(LoadAggregatorConfig({"--admin_listen=unix:/a", "--nolocal_transport"}, {}).ok());
 }
 
 TEST_CASE("config: a wrong file is named with its line", "[config]") {
@@ -258,6 +277,7 @@ TEST_CASE("OnInterface: the loopback's address, or the names there are", "[confi
   const ListenAddress listen{"example", 5, 6};
   CHECK(OnInterface(listen, "").value() == listen);
   CHECK(OnInterface(listen, "lo").value() == ListenAddress{"127.0.0.1", 5, 6});
+  CHECK(OnInterface({.path = "/s"}, "lo").value() == ListenAddress{.path = "/s"});
   CHECK_THAT(std::string(OnInterface(listen, "nope0").status().message()),
              Contains("'nope0' is no network interface") && Contains("lo"));
 }

@@ -220,13 +220,28 @@ absl::Status CheckTogether(const SchedulerConfig& config) {
   return absl::OkStatus();
 }
 
-absl::Status CheckTogether(const AggregatorConfig&) { return absl::OkStatus(); }
+absl::Status CheckTogether(const AggregatorConfig& config) {
+  if (!config.listen.path.empty() && !config.local_transport) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("option --listen=", config.listen.ToString(),
+                     " serves agents through shared memory, which --local_transport=false "
+                     "excludes; leave that out, or give --listen=host:port"));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status CheckTogether(const AgentConfig& config) {
   if (config.min_members > config.max_members) {
     return absl::InvalidArgumentError(absl::StrCat("option --min_members=", config.min_members,
                                                    " is above --max_members=", config.max_members,
                                                    "; raise --max_members or lower --min_members"));
+  }
+  if (IsUnixAddress(config.scheduler) && !config.local_transport && !config.standalone) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "option --scheduler=", config.scheduler,
+        " is of this machine, and so are its aggregators, which are reached through shared memory; "
+        "--local_transport=false excludes that: leave it out, or have the scheduler listen at "
+        "host:port"));
   }
   if (config.standalone && (config.max_members > 1 || config.node_rank > 0)) {
     return absl::InvalidArgumentError(

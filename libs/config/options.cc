@@ -44,8 +44,8 @@ constexpr char kSilenceHelp[] =
     "slowest link.";
 constexpr char kProviderHelp[] = "libfabric provider of the data plane: tcp, verbs, efa, ...";
 constexpr char kAdminListenHelp[] =
-    "Where the daemon answers admin, health and reflection calls (gRPC). There is no "
-    "authentication: keep it on loopback or on a trusted network.";
+    "Where the daemon answers admin, health and reflection calls (gRPC). Whoever reaches it may "
+    "call: keep it on a socket, on loopback or on a trusted network.";
 
 template <typename C>
 std::vector<Option<C>> ProcessOptions(const std::string& spin_note) {
@@ -67,6 +67,12 @@ std::vector<Option<C>> ProcessOptions(const std::string& spin_note) {
               spin_note),
       Make<C>("drain_timeout_ms", &C::drain_timeout_ms, Milliseconds{0, 3'600'000},
               "What leaving cleanly after SIGTERM may take at most."),
+      Make<C>("secret_file", &C::secret_file, Text{},
+              "File with the job secret, which only its owner may read (mode 0600; talweg secret "
+              "makes one). The scheduler lets in agents and aggregators that show the same secret. "
+              "'none': there is no secret.",
+              "~/.config/talweg/secret (below $XDG_CONFIG_HOME, if that is set) where it is there, "
+              "else no secret"),
   };
 }
 
@@ -81,9 +87,11 @@ std::vector<Option<C>> With(std::vector<Option<C>> own,
 std::vector<Option<SchedulerConfig>> SchedulerOptions() {
   using C = SchedulerConfig;
   std::vector<Option<C>> own = {
-      Make<C>("listen", &C::listen, Listen{},
-              "Where agents, aggregators and the tool connect to (gRPC). There is no "
-              "authentication: keep it on loopback or on a trusted network."),
+      Make<C>(
+          "listen", &C::listen, Listen{},
+          "Where agents, aggregators and the tool connect to (gRPC). Whoever reaches it may ask "
+          "what jobs there are; who may join is secret_file's to say. With a socket all of them "
+          "are on this machine."),
       Make<C>("interface", &C::interface, Text{64}, kInterfaceHelp, "the host of listen"),
       Make<C>("advertise", &C::advertise, Text{255}, kAdvertiseHelp, "the bound address"),
       Make<C>("store_path", &C::store_path, Text{},
@@ -110,7 +118,9 @@ std::vector<Option<AggregatorConfig>> AggregatorOptions() {
           "weight", &C::weight, Number<uint32_t>{1, 1000},
           "Its share of the bytes, relative to the other aggregators' weights. When all are alike "
           "the scheduler weighs them by the hosts they stand on."),
-      Make<C>("listen", &C::listen, Listen{}, "Where agents connect to (data plane)."),
+      Make<C>("listen", &C::listen, Listen{},
+              "Where agents connect to (data plane). With a socket only agents of this machine do, "
+              "through shared memory, and no network is opened."),
       Make<C>("interface", &C::interface, Text{64}, kInterfaceHelp,
               "the hosts of the listen options"),
       Make<C>("advertise", &C::advertise, Text{255}, kAdvertiseHelp, "the bound address"),

@@ -63,7 +63,7 @@ absl::Status AnnounceReady(const ProcessConfig& config,
 
 absl::StatusOr<ListenAddress> OnInterface(const ListenAddress& listen,
                                           const std::string& interface_name) {
-  if (interface_name.empty()) return listen;
+  if (interface_name.empty() || !listen.path.empty()) return listen;
   ifaddrs* first = nullptr;
   if (getifaddrs(&first) != 0) return ErrnoStatus(errno, "list network interfaces");
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(first, &freeifaddrs);

@@ -20,7 +20,8 @@ absl::Status AnnounceReady(const ProcessConfig& config,
                            const std::map<std::string, std::string>& addresses);
 
 // `listen` with its host replaced by the address of that network interface (IPv4 if it has one);
-// `listen` itself when the name is empty. NOT_FOUND names the interfaces that there are.
+// `listen` itself when the name is empty, or `listen` a Unix socket. NOT_FOUND names the interfaces
+// that there are.
 absl::StatusOr<ListenAddress> OnInterface(const ListenAddress& listen,
                                           const std::string& interface_name);
 

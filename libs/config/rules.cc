@@ -38,6 +38,25 @@ std::string TextProblem(const std::string& text, size_t bytes_max) {
   return "";
 }
 
+constexpr char kUnix[] = "unix:";
+constexpr size_t kUnixBytes = sizeof kUnix - 1;
+constexpr size_t kSocketPathBytesMax = 107;  // What a sockaddr_un holds.
+
+// "", or what is wrong with "unix:PATH".
+std::string UnixProblem(const std::string& text) {
+  const std::string path = text.substr(kUnixBytes);
+  if (path.empty() || path.front() != '/') return "names a socket by a path that begins with no /";
+  if (path.size() > kSocketPathBytesMax) {
+    return absl::StrCat("names a socket by a path of ", path.size(), " bytes, where ",
+                        kSocketPathBytesMax, " fit");
+  }
+  // Addresses are joined by commas, and gRPC reads the others as parts of a URI.
+  if (path.find_first_of(",%?#") != std::string::npos) {
+    return "names a socket by a path with one of , % ? #";
+  }
+  return TextProblem(text, kUnixBytes + kSocketPathBytesMax);
+}
+
 struct HostAndPort {
   std::string host;
   std::string port;
@@ -67,7 +86,10 @@ std::string Split(const std::string& text, HostAndPort& parts) {
 
 }  // namespace
 
+bool IsUnixAddress(const std::string& address) { return address.rfind(kUnix, 0) == 0; }
+
 std::string ListenAddress::ToString() const {
+  if (!path.empty()) return absl::StrCat(kUnix, path);
   const std::string host_text =
       host.find(':') == std::string::npos ? host : absl::StrCat("[", host, "]");
   if (port_first == port_last) return absl::StrCat(host_text, ":", port_first);
@@ -127,7 +149,11 @@ std::string LossPolicyChoice::Format(LossPolicy value) const {
 
 std::string Address::Parse(const std::string& text, std::string& value) const {
   HostAndPort parts;
-  std::string problem = Split(text, parts);
+  std::string problem = IsUnixAddress(text) ? UnixProblem(text) : Split(text, parts);
+  if (problem.empty() && IsUnixAddress(text)) {
+    value = text;
+    return "";
+  }
   if (!problem.empty()) return problem;
   if (ParseInteger<uint16_t>(parts.port).value_or(0) == 0) {
     return "has a port that is no number from 1 to 65535";
@@ -137,6 +163,11 @@ std::string Address::Parse(const std::string& text, std::string& value) const {
 }
 
 std::string Listen::Parse(const std::string& text, ListenAddress& value) const {
+  if (IsUnixAddress(text)) {
+    std::string problem = UnixProblem(text);
+    if (problem.empty()) value = {.host = "", .path = text.substr(kUnixBytes)};
+    return problem;
+  }
   HostAndPort parts;
   std::string problem = Split(text, parts);
   if (!problem.empty()) return problem;

@@ -54,11 +54,12 @@ struct LossPolicyChoice {
   std::string Format(LossPolicy value) const;
 };
 
-// A peer: host and port.
+// A peer: host and port, or a socket of this machine.
 struct Address {
   static constexpr char type[] = "address";
   std::string Allowed() const {
-    return "host:port with a port from 1 to 65535, e.g. 10.0.0.1:7447 or [::1]:7447";
+    return "host:port with a port from 1 to 65535, e.g. 10.0.0.1:7447 or [::1]:7447; or unix: and "
+           "the path of a socket";
   }
   std::string Parse(const std::string& text, std::string& value) const;
   std::string Format(const std::string& value) const { return value; }
@@ -68,7 +69,7 @@ struct Listen {
   static constexpr char type[] = "address";
   std::string Allowed() const {
     return "host:port, host:first-last for a range of ports, or port 0 for any free one; e.g. "
-           "127.0.0.1:0, [::]:7447, 0.0.0.0:7000-7099";
+           "127.0.0.1:0, [::]:7447, 0.0.0.0:7000-7099; or unix: and the path of a socket";
   }
   std::string Parse(const std::string& text, ListenAddress& value) const;
   std::string Format(const ListenAddress& value) const { return value.ToString(); }

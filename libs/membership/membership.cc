@@ -16,6 +16,12 @@ constexpr size_t kComplaintsMax = 32;  // A job.
 
 Answer Refuse(Code code, std::string text) { return {.code = code, .text = std::move(text)}; }
 
+Answer Unproven(const MemberIdentity& id) {
+  return Refuse(Code::kUnproven, "the caller does not show the secret that the agent of node " +
+                                     std::to_string(id.node.value()) +
+                                     " has joined with; only that agent may speak for it");
+}
+
 }  // namespace
 
 bool Job::Pending(const Member& member) const {
@@ -40,6 +46,7 @@ Membership::Membership(const Config& config, const Snapshot& snapshot, int64_t n
                        std::vector<Effect>& out)
     : config_(config),
       start_count_(snapshot.start_count + 1),
+      start_ns_(now_ns),
       job_next_(snapshot.job_next),
       last_ns_(now_ns) {
   const uint64_t numbers_from =
@@ -55,6 +62,7 @@ Membership::Membership(const Config& config, const Snapshot& snapshot, int64_t n
         .text = record.text,
         .epoch_floor = TALWEG_MUTATION(epoch_forgotten_at_restart, record.epoch_floor, Epoch{0}),
         .epoch_start = TALWEG_MUTATION(epoch_forgotten_at_restart, Epoch{numbers_from}, Epoch{0}),
+        .epoch_stored = record.epoch_floor,
         .created_unix_ns = record.created_unix_ns,
         .view = record.view,
         .recovers = record.state == JobState::kRunning,
@@ -66,6 +74,7 @@ Membership::Membership(const Config& config, const Snapshot& snapshot, int64_t n
       }
       job.members[member.member.id.node] = {
           .record = member,
+          .from_store = true,
           .attached_before = true,
           .lease_end_ns =
               now_ns + TALWEG_MUTATION(leases_not_fresh_after_restart, config_.lease_ns, 0)};
@@ -74,6 +83,7 @@ Membership::Membership(const Config& config, const Snapshot& snapshot, int64_t n
     job_next_ = std::max(job_next_, record.id.Next());
     jobs_[record.id] = std::move(job);
   }
+  job_next_stored_ = job_next_;
   for (const AggregatorRecord& record : snapshot.aggregators) {
     const Incarnation id = record.aggregator.incarnation;
     aggregators_[id] = {
@@ -161,11 +171,17 @@ std::optional<JoinAnswer> Membership::JoinedBefore(const JoinRequest& request) c
     const auto member = job.members.find(request.member.id.node);
     const bool alive =
         member != job.members.end() && member->second.record.member.id == request.member.id;
+    if (alive && !SameSecret(member->second.record.secret, request.secret)) {
+      return JoinAnswer{Unproven(request.member.id), JobId{0}, job.state};
+    }
     if (alive && !job.Over()) return JoinAnswer{{}, id, job.state};
     if (alive) return JoinAnswer{Refuse(Code::kRefused, job.text), id, job.state};
     for (const MemberRecord& gone : job.gone) {
       if (TALWEG_MUTATION(lost_incarnation_let_in, gone.member.id != request.member.id, true))
         continue;
+      if (!SameSecret(gone.secret, request.secret)) {
+        return JoinAnswer{Unproven(request.member.id), JobId{0}, job.state};
+      }
       return JoinAnswer{
           Refuse(Code::kRefused, gone.text + "; it must join with a new incarnation (restart "
                                              "the agent)"),
@@ -212,7 +228,7 @@ JoinAnswer Membership::Join(const JoinRequest& request, Turn& turn) {
     return {room, job->id, job->state};
   }
   job->members[request.member.id.node] = {
-      .record = {.member = request.member, .host_id = request.host_id},
+      .record = {.member = request.member, .host_id = request.host_id, .secret = request.secret},
       .lease_end_ns = turn.now_ns + config_.lease_ns};
   turn.Store(*job);
   turn.Touch(*job);
@@ -265,21 +281,24 @@ Answer Membership::MakeRoom(Job& job, const JoinRequest& request, Turn& turn) {
   return {};
 }
 
-Answer Membership::Find(JobId job_id, MemberIdentity id, Epoch held, Turn& turn, Job*& job,
-                        Member*& member) {
-  if (held > kEpochMax) {
-    return Refuse(Code::kInvalid, "epoch " + std::to_string(held.value()) + " cannot be right");
-  }
+// The caller's word counts from here on; before that nothing has changed. `job` is set with it, and
+// for a member that is gone.
+Answer Membership::Find(const Caller& caller, Turn& turn, Job*& job, Member*& member) {
+  const auto& [job_id, id, held, secret] = caller;
   const auto found = jobs_.find(job_id);
   if (found == jobs_.end()) {
-    ObserveJobId(job_id, turn);
     return Refuse(Code::kUnknown, "this scheduler knows no job " + std::to_string(job_id.value()) +
                                       ": it has ended, or the scheduler has lost its store; start "
                                       "the job again");
   }
-  job = &found->second;
-  const auto alive = job->members.find(id.node);
-  if (alive != job->members.end() && alive->second.record.member.id == id) {
+  const auto alive = found->second.members.find(id.node);
+  if (alive != found->second.members.end() && alive->second.record.member.id == id) {
+    if (!SameSecret(alive->second.record.secret, secret)) return Unproven(id);
+    const bool in_view = found->second.view && found->second.view->IndexOf(id).has_value();
+    const Answer epoch =
+        CheckEpoch(found->second, alive->second.from_store, in_view, held, turn.now_ns);
+    if (!epoch.ok()) return epoch;
+    job = &found->second;
     member = &alive->second;
     member->lease_end_ns = turn.now_ns + config_.lease_ns;
     member->epoch_held = std::max(member->epoch_held, held);
@@ -288,29 +307,32 @@ Answer Membership::Find(JobId job_id, MemberIdentity id, Epoch held, Turn& turn,
     if (!HoldsWhatIsNotKnown(*job, *member, held, turn)) return {};
     return Refuse(Code::kRefused, job->Over() ? job->text : job->gone.back().text);
   }
-  for (const MemberRecord& gone : job->gone) {
-    if (gone.member.id == id) return Refuse(Code::kRefused, gone.text);
+  for (const MemberRecord& gone : found->second.gone) {
+    if (gone.member.id != id) continue;
+    if (!SameSecret(gone.secret, secret)) return Unproven(id);
+    job = &found->second;
+    return Refuse(Code::kRefused, gone.text);
   }
-  return Refuse(Code::kRefused, "job '" + job->name + "' has no member of node " +
+  return Refuse(Code::kRefused, "job '" + found->second.name + "' has no member of node " +
                                     std::to_string(id.node.value()) + " and incarnation " +
                                     HexText(id.incarnation) + "; it must join as a new one");
 }
 
-Answer Membership::OnRenew(JobId job_id, MemberIdentity id, Epoch held, int64_t now_ns,
-                           std::vector<Effect>& out) {
+Answer Membership::OnRenew(const Caller& caller, int64_t now_ns, std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
     Job* job = nullptr;
     Member* member = nullptr;
-    return Find(job_id, id, held, turn, job, member);
+    return Find(caller, turn, job, member);
   });
 }
 
-Answer Membership::OnLeave(JobId job_id, MemberIdentity id, Epoch held, LeaveReason reason,
-                           const std::string& text, int64_t now_ns, std::vector<Effect>& out) {
+Answer Membership::OnLeave(const Caller& caller, LeaveReason reason, const std::string& text,
+                           int64_t now_ns, std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
+    const MemberIdentity id = caller.id;
     Job* job = nullptr;
     Member* member = nullptr;
-    const Answer answer = Find(job_id, id, held, turn, job, member);
+    const Answer answer = Find(caller, turn, job, member);
     if (!answer.ok()) {
       if (job == nullptr) return answer;
       // Said before.
@@ -333,12 +355,13 @@ Answer Membership::OnLeave(JobId job_id, MemberIdentity id, Epoch held, LeaveRea
   });
 }
 
-Answer Membership::OnReportLost(JobId job_id, MemberIdentity id, Epoch held, const Lost& lost,
-                                const std::string& text, int64_t now_ns, std::vector<Effect>& out) {
+Answer Membership::OnReportLost(const Caller& caller, const Lost& lost, const std::string& text,
+                                int64_t now_ns, std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
+    const MemberIdentity id = caller.id;
     Job* job = nullptr;
     Member* member = nullptr;
-    const Answer answer = Find(job_id, id, held, turn, job, member);
+    const Answer answer = Find(caller, turn, job, member);
     if (!answer.ok() || job->Over()) return answer;
     const std::string seen = text.empty() ? "" : ": " + text;
     const auto* rank = std::get_if<LostRank>(&lost);
@@ -376,27 +399,27 @@ Answer Membership::OnReportLost(JobId job_id, MemberIdentity id, Epoch held, con
   });
 }
 
-Answer Membership::OnQuiesced(JobId job_id, MemberIdentity id, Epoch held, QuiesceId quiesce,
-                              int64_t now_ns, std::vector<Effect>& out) {
+Answer Membership::OnQuiesced(const Caller& caller, QuiesceId quiesce, int64_t now_ns,
+                              std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
     Job* job = nullptr;
     Member* member = nullptr;
-    const Answer answer = Find(job_id, id, held, turn, job, member);
+    const Answer answer = Find(caller, turn, job, member);
     if (answer.ok() && job->quiesce && job->quiesce->id == quiesce) {
-      job->quiesce->waits_for.erase(id);
+      job->quiesce->waits_for.erase(caller.id);
       turn.Touch(*job);
     }
     return answer;
   });
 }
 
-Answer Membership::OnMemberAttached(StreamId stream, JobId job_id, MemberIdentity id, Epoch held,
-                                    int64_t now_ns, std::vector<Effect>& out) {
+Answer Membership::OnMemberAttached(StreamId stream, const Caller& caller, int64_t now_ns,
+                                    std::vector<Effect>& out) {
   TALWEG_CHECK(!streams_.contains(stream));
   return Perform(now_ns, out, [&](Turn& turn) {
     Job* job = nullptr;
     Member* member = nullptr;
-    const Answer answer = Find(job_id, id, held, turn, job, member);
+    const Answer answer = Find(caller, turn, job, member);
     if (answer.ok()) Attach(stream, *job, *member, turn);
     return answer;
   });

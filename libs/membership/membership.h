@@ -38,6 +38,7 @@ enum class Code : uint8_t {
   kUnknown,   // No such job or aggregator.
   kHeld,      // A live process has that node rank or name.
   kRefused,   // This incarnation is out, or the job is, or its spec differs.
+  kUnproven,  // It does not show the secret of the process that it speaks for.
   kReplaced,  // Of a stream: its owner has opened another.
   kFull,      // A limit is reached.
 };
@@ -71,7 +72,21 @@ struct JoinRequest {
   JobSpec spec;
   ViewMember member;
   std::string host_id;
+  SecretHash secret;    // Drawn by the member; its later calls show it again.
   int64_t unix_ns = 0;  // For JobRecord::created_unix_ns.
+};
+
+// Who calls, as it says itself. Nothing happens for a caller that does not show the member's
+// secret.
+struct Caller {
+  JobId job;
+  MemberIdentity id;
+  Epoch held;  // Of the newest view that it holds; 0: none.
+  SecretHash secret = {};
+};
+struct PoolCaller {
+  Incarnation incarnation;
+  SecretHash secret = {};
 };
 
 struct JoinAnswer {
@@ -193,6 +208,7 @@ struct SpareAggregator {
 
 struct Member {
   MemberRecord record;
+  bool from_store = false;  // It joined an earlier scheduler.
   std::optional<StreamId> stream;
   bool attached_before = false;  // In this life of the scheduler, or in an earlier one.
   int64_t lease_end_ns = 0;
@@ -217,6 +233,7 @@ struct Job {
   std::string text;
   Epoch epoch_floor;
   Epoch epoch_start;  // Of a job from the store: its next epoch lies above this too.
+  std::optional<Epoch> epoch_stored;  // epoch_floor as the store had it; nullopt: begun here.
   int64_t created_unix_ns = 0;
   std::optional<View> view;
   bool recovers = false;               // From the store: see Membership::AdvanceRecovery.
@@ -249,23 +266,24 @@ class Membership {
              std::vector<Effect>& out);
 
   JoinAnswer OnJoin(const JoinRequest& request, int64_t now_ns, std::vector<Effect>& out);
-  Answer OnRenew(JobId job, MemberIdentity id, Epoch held, int64_t now_ns,
+  Answer OnRenew(const Caller& caller, int64_t now_ns, std::vector<Effect>& out);
+  Answer OnLeave(const Caller& caller, LeaveReason reason, const std::string& text, int64_t now_ns,
                  std::vector<Effect>& out);
-  Answer OnLeave(JobId job, MemberIdentity id, Epoch held, LeaveReason reason,
-                 const std::string& text, int64_t now_ns, std::vector<Effect>& out);
-  Answer OnReportLost(JobId job, MemberIdentity id, Epoch held, const Lost& lost,
-                      const std::string& text, int64_t now_ns, std::vector<Effect>& out);
-  Answer OnQuiesced(JobId job, MemberIdentity id, Epoch held, QuiesceId quiesce, int64_t now_ns,
+  Answer OnReportLost(const Caller& caller, const Lost& lost, const std::string& text,
+                      int64_t now_ns, std::vector<Effect>& out);
+  Answer OnQuiesced(const Caller& caller, QuiesceId quiesce, int64_t now_ns,
                     std::vector<Effect>& out);
   // If not ok, the stream is the caller's to end.
-  Answer OnMemberAttached(StreamId stream, JobId job, MemberIdentity id, Epoch held, int64_t now_ns,
+  Answer OnMemberAttached(StreamId stream, const Caller& caller, int64_t now_ns,
                           std::vector<Effect>& out);
 
-  Answer OnRegister(const ViewAggregator& aggregator, int64_t now_ns, std::vector<Effect>& out);
-  Answer OnRenewAggregator(Incarnation incarnation, int64_t now_ns, std::vector<Effect>& out);
-  DeregisterAnswer OnDeregister(Incarnation incarnation, bool leave, const std::string& text,
+  // `secret` is drawn by the aggregator; its later calls show it again.
+  Answer OnRegister(const ViewAggregator& aggregator, const SecretHash& secret, int64_t now_ns,
+                    std::vector<Effect>& out);
+  Answer OnRenewAggregator(const PoolCaller& caller, int64_t now_ns, std::vector<Effect>& out);
+  DeregisterAnswer OnDeregister(const PoolCaller& caller, bool leave, const std::string& text,
                                 int64_t now_ns, std::vector<Effect>& out);
-  Answer OnAggregatorAttached(StreamId stream, Incarnation incarnation,
+  Answer OnAggregatorAttached(StreamId stream, const PoolCaller& caller,
                               const std::vector<HeldJob>& held, int64_t now_ns,
                               std::vector<Effect>& out);
 
@@ -296,8 +314,12 @@ class Membership {
   JoinAnswer Join(const JoinRequest& request, Turn& turn);
   std::optional<JoinAnswer> JoinedBefore(const JoinRequest& request) const;
   Answer MakeRoom(Job& job, const JoinRequest& request, Turn& turn);
-  Answer Find(JobId job_id, MemberIdentity id, Epoch held, Turn& turn, Job*& job, Member*& member);
-  Answer FindAggregator(Incarnation incarnation, Aggregator*& aggregator);
+  Answer Find(const Caller& caller, Turn& turn, Job*& job, Member*& member);
+  Answer FindAggregator(const PoolCaller& caller, Aggregator*& aggregator);
+  uint64_t NumbersBelievedTo(uint64_t stored, int64_t now_ns) const;
+  Answer CheckEpoch(const Job& job, bool from_store, bool in_view, Epoch held,
+                    int64_t now_ns) const;
+  Answer CheckHeldJobs(const std::vector<HeldJob>& held, int64_t now_ns) const;
   void ObserveEpoch(Job& job, Epoch held, Turn& turn);
   void ObserveJobId(JobId id, Turn& turn);
   void Attach(StreamId stream, Job& job, Member& member, Turn& turn);
@@ -333,8 +355,10 @@ class Membership {
 
   const Config config_;
   uint64_t start_count_ = 0;
+  const int64_t start_ns_;
   uint64_t quiesce_last_ = 0;
   JobId job_next_{1};
+  JobId job_next_stored_{1};  // As the store had it, or as the time of the start has it.
   std::map<JobId, Job> jobs_;
   std::map<Incarnation, Aggregator> aggregators_;  // Those lost of late included.
   std::vector<Incarnation> aggregators_lost_;      // In the order of their going.

@@ -48,7 +48,20 @@ class Fixture {
             .spec = spec,
             .member = {.id = {NodeRank{node}, Incarnation{incarnation}},
                        .rank_count = 2,
-                       .name = "host-" + std::to_string(node)}};
+                       .name = "host-" + std::to_string(node)},
+            .secret = SecretOf(Incarnation{incarnation})};
+  }
+  // Each process has one of its own.
+  static SecretHash SecretOf(Incarnation incarnation) {
+    SecretHash secret;
+    secret.bytes.fill(static_cast<uint8_t>(incarnation.value() % 251 + 1));
+    return secret;
+  }
+  SecretHash Shown(Incarnation incarnation) const {
+    return shows_secrets ? SecretOf(incarnation) : SecretHash{};
+  }
+  PoolCaller Own(uint64_t incarnation) const {
+    return {Incarnation{incarnation}, Shown(Incarnation{incarnation})};
   }
 
   JoinAnswer Join(const JoinRequest& request) {
@@ -58,7 +71,8 @@ class Fixture {
   }
   Answer Attach(JobId job, MemberIdentity id, Epoch held = Epoch{0}) {
     const StreamId stream{++stream_count_};
-    const Answer answer = core->OnMemberAttached(stream, job, id, held, now_ns, out_);
+    const Answer answer =
+        core->OnMemberAttached(stream, {job, id, held, Shown(id.incarnation)}, now_ns, out_);
     if (answer.ok()) streams_of_[id] = stream;
     Drain();
     return answer;
@@ -71,23 +85,26 @@ class Fixture {
     return answer.job;
   }
   Answer Renew(JobId job, MemberIdentity id, Epoch held = Epoch{0}) {
-    const Answer answer = core->OnRenew(job, id, held, now_ns, out_);
+    const Answer answer = core->OnRenew({job, id, held, Shown(id.incarnation)}, now_ns, out_);
     Drain();
     return answer;
   }
   Answer Leave(JobId job, MemberIdentity id, LeaveReason reason = LeaveReason::kFinished,
                const std::string& text = "") {
-    const Answer answer = core->OnLeave(job, id, Epoch{0}, reason, text, now_ns, out_);
+    const Answer answer =
+        core->OnLeave({job, id, Epoch{0}, Shown(id.incarnation)}, reason, text, now_ns, out_);
     Drain();
     return answer;
   }
   Answer ReportLost(JobId job, MemberIdentity id, Lost lost, const std::string& text) {
-    const Answer answer = core->OnReportLost(job, id, Epoch{0}, lost, text, now_ns, out_);
+    const Answer answer =
+        core->OnReportLost({job, id, Epoch{0}, Shown(id.incarnation)}, lost, text, now_ns, out_);
     Drain();
     return answer;
   }
   Answer Quiesced(JobId job, MemberIdentity id, QuiesceId quiesce) {
-    const Answer answer = core->OnQuiesced(job, id, Epoch{0}, quiesce, now_ns, out_);
+    const Answer answer =
+        core->OnQuiesced({job, id, Epoch{0}, Shown(id.incarnation)}, quiesce, now_ns, out_);
     Drain();
     return answer;
   }
@@ -108,14 +125,13 @@ class Fixture {
     return {.incarnation = Incarnation{incarnation}, .name = name, .data_address = "fi:tcp://x:1"};
   }
   Answer Register(const ViewAggregator& aggregator) {
-    const Answer answer = core->OnRegister(aggregator, now_ns, out_);
+    const Answer answer = core->OnRegister(aggregator, Shown(aggregator.incarnation), now_ns, out_);
     Drain();
     return answer;
   }
   Answer AttachAggregator(uint64_t incarnation, const std::vector<HeldJob>& held = {}) {
     const StreamId stream{++stream_count_};
-    const Answer answer =
-        core->OnAggregatorAttached(stream, Incarnation{incarnation}, held, now_ns, out_);
+    const Answer answer = core->OnAggregatorAttached(stream, Own(incarnation), held, now_ns, out_);
     if (answer.ok()) aggregator_streams_[Incarnation{incarnation}] = stream;
     Drain();
     return answer;
@@ -129,7 +145,7 @@ class Fixture {
   }
   DeregisterAnswer Deregister(uint64_t incarnation, bool leave) {
     const DeregisterAnswer answer =
-        core->OnDeregister(Incarnation{incarnation}, leave, "SIGTERM", now_ns, out_);
+        core->OnDeregister(Own(incarnation), leave, "SIGTERM", now_ns, out_);
     Drain();
     return answer;
   }
@@ -142,7 +158,7 @@ class Fixture {
       for (const MemberIdentity& id : renewing) Renew(job, id);
       for (const auto& [incarnation, stream] : aggregator_streams_) {
         if (!keep_aggregators) continue;
-        core->OnRenewAggregator(incarnation, now_ns, out_);
+        core->OnRenewAggregator(Own(incarnation.value()), now_ns, out_);
       }
       Tick();
     }
@@ -195,6 +211,7 @@ class Fixture {
   int64_t start_unix_ns = 0;  // Of the next Start().
   int64_t now_ns = 5 * kSecond;
   bool keep_aggregators = true;
+  bool shows_secrets = true;  // False: whoever calls does not know the secret of whom it names.
   std::vector<std::string> notes;
 
  private:

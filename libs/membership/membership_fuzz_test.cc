@@ -42,37 +42,32 @@ class World {
     switch (input.Byte() % 14) {
       case 0:
       case 1: core_->OnJoin(Join(input), now_ns_, out_); break;
-      case 2: core_->OnRenew(Job(input), Id(input), Epoch{input.Number()}, now_ns_, out_); break;
+      case 2: core_->OnRenew(From(input), now_ns_, out_); break;
       case 3:
-        core_->OnLeave(Job(input), Id(input), Epoch{input.Number()},
-                       LeaveReason{static_cast<uint8_t>(input.Byte() % 3)}, "x", now_ns_, out_);
+        core_->OnLeave(From(input), LeaveReason{static_cast<uint8_t>(input.Byte() % 3)}, "x",
+                       now_ns_, out_);
         break;
-      case 4:
-        core_->OnReportLost(Job(input), Id(input), Epoch{input.Number()}, Lost_(input), "x",
-                            now_ns_, out_);
-        break;
+      case 4: core_->OnReportLost(From(input), Lost_(input), "x", now_ns_, out_); break;
       case 5:
-        core_->OnQuiesced(Job(input), Id(input), Epoch{0},
+        core_->OnQuiesced({Job(input), Id(input)},
                           QuiesceId{(core_->start_count() << 32) + input.Number()}, now_ns_, out_);
         break;
       case 6:
-      case 7:
-        core_->OnMemberAttached(StreamId{++stream_count_}, Job(input), Id(input),
-                                Epoch{input.Number()}, now_ns_, out_);
-        break;
+      case 7: core_->OnMemberAttached(StreamId{++stream_count_}, From(input), now_ns_, out_); break;
       case 8:
         core_->OnRegister({.incarnation = Incarnation{input.Number()},
                            .name = std::string(1, static_cast<char>('a' + input.Byte() % 3)),
                            .weight = static_cast<uint32_t>(input.Number()),
                            .data_address = "x"},
-                          now_ns_, out_);
+                          {}, now_ns_, out_);
         break;
-      case 9: core_->OnRenewAggregator(Incarnation{input.Number()}, now_ns_, out_); break;
+      case 9: core_->OnRenewAggregator({Incarnation{input.Number()}}, now_ns_, out_); break;
       case 10:
-        core_->OnDeregister(Incarnation{input.Number()}, input.Byte() % 2 == 0, "x", now_ns_, out_);
+        core_->OnDeregister({Incarnation{input.Number()}}, input.Byte() % 2 == 0, "x", now_ns_,
+                            out_);
         break;
       case 11:
-        core_->OnAggregatorAttached(StreamId{++stream_count_}, Incarnation{input.Number()},
+        core_->OnAggregatorAttached(StreamId{++stream_count_}, {Incarnation{input.Number()}},
                                     {{Job(input), Epoch{input.Number()}}}, now_ns_, out_);
         break;
       case 12: core_->OnStreamBroken(StreamId{input.Byte()}, now_ns_, out_); break;
@@ -92,6 +87,13 @@ class World {
   static MemberIdentity Id(Input& input) {
     const auto node = static_cast<uint32_t>(input.Number() % 4);
     return {NodeRank{node}, Incarnation{input.Number()}};
+  }
+  static Caller From(Input& input) {
+    Caller caller;
+    caller.job = Job(input);
+    caller.id = Id(input);
+    caller.held = Epoch{input.Number()};
+    return caller;
   }
   static Lost Lost_(Input& input) {
     switch (input.Byte() % 3) {

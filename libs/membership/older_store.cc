@@ -14,12 +14,54 @@ namespace {
 // 2025-01-01. From here on kEpochMax is more than a century away.
 constexpr int64_t kNumbersFromUnixNs = 1'735'689'600'000'000'000;
 
+// How far the clock of an earlier scheduler may have run ahead of this one's.
+constexpr uint64_t kNumbersAheadMax = uint64_t{24} * 3600 * 1'000'000'000;
+
 }  // namespace
 
 uint64_t NumbersFrom(int64_t start_unix_ns) {
   if (start_unix_ns <= kNumbersFromUnixNs) return 0;
   const auto since = static_cast<uint64_t>(start_unix_ns - kNumbersFromUnixNs);
   return (std::min(since, kEpochMax.value() / 2) >> 20) << 20;
+}
+
+// The largest number that a scheduler can have given, by the time that it is now, or by what the
+// store has, whichever is later.
+uint64_t Membership::NumbersBelievedTo(uint64_t stored, int64_t now_ns) const {
+  const int64_t unix_ns =
+      config_.start_unix_ns == 0 ? 0 : config_.start_unix_ns + (now_ns - start_ns_);
+  return std::min(std::max(NumbersFrom(unix_ns), stored) + kNumbersAheadMax, kEpochMax.value());
+}
+
+// Whether a process can have been given this epoch. One that came to this scheduler, or to a job
+// that began here, has all its views from here. For others the store may be older than they are.
+Answer Membership::CheckEpoch(const Job& job, bool from_store, bool in_view, Epoch held,
+                              int64_t now_ns) const {
+  uint64_t largest = in_view ? job.view->epoch.value() : 0;
+  if (from_store && job.epoch_stored) {
+    largest = std::max(largest, NumbersBelievedTo(job.epoch_stored->value(), now_ns));
+  }
+  if (held.value() <= largest) return {};
+  return {.code = Code::kInvalid,
+          .text = "epoch " + std::to_string(held.value()) + " of job '" + job.name +
+                  "' cannot be right: the caller can have been given " +
+                  (largest == 0 ? "none yet" : "none above " + std::to_string(largest))};
+}
+
+Answer Membership::CheckHeldJobs(const std::vector<HeldJob>& held, int64_t now_ns) const {
+  for (const HeldJob& job : held) {
+    const auto known = jobs_.find(job.job);
+    if (known != jobs_.end()) {
+      const Answer answer =
+          CheckEpoch(known->second, true, known->second.view.has_value(), job.epoch, now_ns);
+      if (!answer.ok()) return answer;
+    } else if (job.job.value() > NumbersBelievedTo(job_next_stored_.value(), now_ns)) {
+      return {.code = Code::kInvalid,
+              .text = "job " + std::to_string(job.job.value()) +
+                      " cannot be right: no scheduler can have given that id yet"};
+    }
+  }
+  return {};
 }
 
 void Membership::ObserveJobId(JobId id, Turn& turn) {

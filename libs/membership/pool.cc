@@ -16,13 +16,13 @@ Answer Refuse(Code code, std::string text) { return {.code = code, .text = std::
 
 }  // namespace
 
-Answer Membership::OnRegister(const ViewAggregator& aggregator, int64_t now_ns,
-                              std::vector<Effect>& out) {
+Answer Membership::OnRegister(const ViewAggregator& aggregator, const SecretHash& secret,
+                              int64_t now_ns, std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
     const std::string problem = ProblemOf(aggregator);
     if (!problem.empty()) return Refuse(Code::kInvalid, problem);
     Aggregator* known = nullptr;
-    const Answer before = FindAggregator(aggregator.incarnation, known);
+    const Answer before = FindAggregator({aggregator.incarnation, secret}, known);
     if (before.code != Code::kUnknown) {
       if (known != nullptr) known->lease_end_ns = turn.now_ns + config_.lease_ns;
       return before;
@@ -34,8 +34,7 @@ Answer Membership::OnRegister(const ViewAggregator& aggregator, int64_t now_ns,
       if (other.record.aggregator.name != aggregator.name) continue;
       if (other.attached_before) {
         return Refuse(Code::kHeld, "the name '" + aggregator.name + "' is held by the " +
-                                       AggregatorText(other.record.aggregator) + " at " +
-                                       other.record.aggregator.data_address +
+                                       AggregatorText(other.record.aggregator) +
                                        ", which is alive; choose another name or stop it");
       }
       Lose(other,
@@ -51,18 +50,26 @@ Answer Membership::OnRegister(const ViewAggregator& aggregator, int64_t now_ns,
     }
     Aggregator& added = aggregators_[aggregator.incarnation];
     added.record.aggregator = aggregator;
+    added.record.secret = secret;
     added.lease_end_ns = turn.now_ns + config_.lease_ns;
     turn.Store(added);
-    turn.Log(AggregatorText(aggregator) + " registered, at " + aggregator.data_address);
+    // Its data address would let whoever reads it in.
+    turn.Log(AggregatorText(aggregator) + " registered" +
+             (aggregator.admin_address.empty() ? "" : ", admin at " + aggregator.admin_address));
     return Answer{};
   });
 }
 
-Answer Membership::FindAggregator(Incarnation incarnation, Aggregator*& aggregator) {
-  const auto found = aggregators_.find(incarnation);
+Answer Membership::FindAggregator(const PoolCaller& caller, Aggregator*& aggregator) {
+  const auto found = aggregators_.find(caller.incarnation);
   if (found == aggregators_.end()) {
     return Refuse(Code::kUnknown, "this scheduler knows no aggregator of incarnation " +
-                                      HexText(incarnation) + "; register again");
+                                      HexText(caller.incarnation) + "; register again");
+  }
+  if (!SameSecret(found->second.record.secret, caller.secret)) {
+    return Refuse(Code::kUnproven, "the caller does not show the secret that the aggregator '" +
+                                       found->second.record.aggregator.name +
+                                       "' has registered with; only that process may speak for it");
   }
   if (found->second.record.state == AggregatorState::kLost) {
     return Refuse(Code::kRefused, found->second.record.text);
@@ -71,29 +78,31 @@ Answer Membership::FindAggregator(Incarnation incarnation, Aggregator*& aggregat
   return {};
 }
 
-Answer Membership::OnRenewAggregator(Incarnation incarnation, int64_t now_ns,
+Answer Membership::OnRenewAggregator(const PoolCaller& caller, int64_t now_ns,
                                      std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
     Aggregator* aggregator = nullptr;
-    const Answer answer = FindAggregator(incarnation, aggregator);
+    const Answer answer = FindAggregator(caller, aggregator);
     if (answer.ok()) aggregator->lease_end_ns = turn.now_ns + config_.lease_ns;
     return answer;
   });
 }
 
-DeregisterAnswer Membership::OnDeregister(Incarnation incarnation, bool leave,
+DeregisterAnswer Membership::OnDeregister(const PoolCaller& caller, bool leave,
                                           const std::string& text, int64_t now_ns,
                                           std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
     Aggregator* aggregator = nullptr;
-    DeregisterAnswer answer{FindAggregator(incarnation, aggregator)};
+    DeregisterAnswer answer{FindAggregator(caller, aggregator)};
     if (!answer.answer.ok()) {
       // Said before, or not worth more words.
       if (leave && answer.answer.code == Code::kRefused) answer.answer = {};
       return answer;
     }
     for (const auto& [id, job] : jobs_) {
-      if (job.state != JobState::kRunning || !job.view->IndexOfAggregator(incarnation)) continue;
+      if (job.state != JobState::kRunning || !job.view->IndexOfAggregator(caller.incarnation)) {
+        continue;
+      }
       ++answer.job_count;
       turn.Touch(job);
     }
@@ -109,25 +118,22 @@ DeregisterAnswer Membership::OnDeregister(Incarnation incarnation, bool leave,
   });
 }
 
-Answer Membership::OnAggregatorAttached(StreamId stream, Incarnation incarnation,
+Answer Membership::OnAggregatorAttached(StreamId stream, const PoolCaller& caller,
                                         const std::vector<HeldJob>& held, int64_t now_ns,
                                         std::vector<Effect>& out) {
   TALWEG_CHECK(!streams_.contains(stream));
   return Perform(now_ns, out, [&](Turn& turn) {
     Aggregator* aggregator = nullptr;
-    const Answer answer = FindAggregator(incarnation, aggregator);
+    const Answer answer = FindAggregator(caller, aggregator);
     if (!answer.ok()) return answer;
-    for (const HeldJob& job : held) {
-      if (job.epoch <= kEpochMax) continue;
-      return Refuse(Code::kInvalid,
-                    "epoch " + std::to_string(job.epoch.value()) + " cannot be right");
-    }
+    const Answer believed = CheckHeldJobs(held, turn.now_ns);
+    if (!believed.ok()) return believed;
     EndStream(aggregator->stream,
               Refuse(Code::kReplaced, "the aggregator has opened a newer stream"), turn);
     aggregator->stream = stream;
     if (!std::exchange(aggregator->attached_before, true)) NoteIfLate(*aggregator, turn);
     aggregator->lease_end_ns = turn.now_ns + config_.lease_ns;
-    streams_[stream] = {.aggregator = incarnation};
+    streams_[stream] = {.aggregator = caller.incarnation};
     turn.Say(TellAggregator{stream, Attached{}});
     for (const HeldJob& job : held) {
       const auto known = jobs_.find(job.job);

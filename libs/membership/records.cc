@@ -20,6 +20,14 @@ void Put(std::vector<Record>& records, const Record& record, const KeyOf& key_of
 
 }  // namespace
 
+bool SameSecret(const SecretHash& a, const SecretHash& b) {
+  uint8_t difference = 0;
+  for (size_t i = 0; i < a.bytes.size(); ++i) {
+    difference = static_cast<uint8_t>(difference | (a.bytes[i] ^ b.bytes[i]));
+  }
+  return difference == 0;
+}
+
 void Apply(const StoreWrite& write, Snapshot& snapshot) {
   if (write.start_count) snapshot.start_count = *write.start_count;
   if (write.job_next) snapshot.job_next = *write.job_next;

@@ -2,6 +2,7 @@
 #ifndef TALWEG_LIBS_MEMBERSHIP_RECORDS_H_
 #define TALWEG_LIBS_MEMBERSHIP_RECORDS_H_
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -51,11 +52,24 @@ enum class MemberState : uint8_t {
   kLeft = 3,
 };
 
+// What is kept of the secret that a process has drawn: every later call of that process shows the
+// same one. Made by rpc::HashOf. All zero: of a record that an older release has written, which
+// nobody matches.
+struct SecretHash {
+  std::array<uint8_t, 32> bytes{};
+
+  friend bool operator==(const SecretHash&, const SecretHash&) = default;
+};
+
+// Takes as long for any two.
+bool SameSecret(const SecretHash& a, const SecretHash& b);
+
 struct MemberRecord {
   ViewMember member;
   std::string host_id;
   MemberState state = MemberState::kJoined;
   std::string text;  // Why it is lost or has left.
+  SecretHash secret;
 
   friend bool operator==(const MemberRecord&, const MemberRecord&) = default;
 };
@@ -85,6 +99,7 @@ struct AggregatorRecord {
   ViewAggregator aggregator;
   AggregatorState state = AggregatorState::kLive;
   std::string text;  // Why it is lost.
+  SecretHash secret;
 
   friend bool operator==(const AggregatorRecord&, const AggregatorRecord&) = default;
 };

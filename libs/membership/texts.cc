@@ -59,8 +59,8 @@ std::string SpecProblem(const JobSpec& spec) {
 }  // namespace
 
 std::string HexText(Incarnation incarnation) {
-  char text[20];
-  std::snprintf(text, sizeof text, "%llx", static_cast<unsigned long long>(incarnation.value()));
+  char text[8];
+  std::snprintf(text, sizeof text, "%x", static_cast<unsigned>(incarnation.value() & 0xffff));
   return text;
 }
 

@@ -45,6 +45,7 @@ std::vector<NodeRank> PendingNodes(const Job& job);
 // Words: "agent of node 1 (host-b, incarnation 7f3a)", "aggregator a0 (incarnation 7f3a)".
 std::string AgentText(const ViewMember& member);
 std::string AggregatorText(const ViewAggregator& aggregator);
+// A few digits of it, to tell one life from the next.
 std::string HexText(Incarnation incarnation);
 std::string SecondsText(int64_t ns);
 std::string NodesText(const std::vector<NodeRank>& nodes);

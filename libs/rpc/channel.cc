@@ -15,6 +15,7 @@ constexpr int kMessageBytesMax = 64 << 20;
 }  // namespace
 
 absl::Status CheckAddress(const std::string& what, const std::string& address) {
+  if (address.rfind("unix:/", 0) == 0) return absl::OkStatus();
   const size_t colon = address.rfind(':');
   const std::string port = colon == std::string::npos ? "" : address.substr(colon + 1);
   const bool number = !port.empty() && port.size() <= 5 &&
@@ -25,7 +26,8 @@ absl::Status CheckAddress(const std::string& what, const std::string& address) {
                      (host.front() == '[' && host.back() == ']' && host.size() > 2);
   if (number && !host.empty() && plain) return absl::OkStatus();
   return absl::InvalidArgumentError("the " + what + "'s address '" + address +
-                                    "' is not host:port, such as 10.0.0.3:7447 or [::1]:7447");
+                                    "' is not host:port, such as 10.0.0.3:7447 or [::1]:7447, and "
+                                    "does not begin with unix:/");
 }
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, int64_t backoff_min_ns,

@@ -13,7 +13,7 @@
 // What the clients of this library share. Includes gRPC: for its sources only.
 namespace talweg::rpc {
 
-// Why `address` is no host:port, or OK. `what` names its meaning: "scheduler".
+// Why `address` is no host:port and no unix:/path, or OK. `what` names its meaning: "scheduler".
 absl::Status CheckAddress(const std::string& what, const std::string& address);
 
 // A connection of its own, without proxies. Connects when it is used.

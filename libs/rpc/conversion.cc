@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/rpc/conversion.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "absl/status/status.h"
@@ -40,6 +41,51 @@ size_t CharacterBytes(std::string_view text) {
 }
 
 }  // namespace
+
+std::string ShownAddress(const std::string& data_address) {
+  std::string shown;
+  for (size_t begin = 0; begin < data_address.size();) {
+    const size_t end = std::min(data_address.find(',', begin), data_address.size());
+    std::string part = data_address.substr(begin, end - begin);
+    const size_t host = part.find("://");
+    const size_t secret = host == std::string::npos ? part.find(':') : part.find('/', host + 3);
+    part.resize(std::min(secret, part.size()));
+    shown += (shown.empty() ? "" : ",") + part;
+    begin = end + 1;
+  }
+  return shown;
+}
+
+scheduler::v1::MemberId ToShown(const MemberIdentity& id) {
+  scheduler::v1::MemberId shown;
+  shown.set_node_rank(id.node.value());
+  return shown;
+}
+
+scheduler::v1::ViewMember ToShown(const ViewMember& member) {
+  scheduler::v1::ViewMember shown = ToProto(member);
+  *shown.mutable_id() = ToShown(member.id);
+  return shown;
+}
+
+scheduler::v1::ViewAggregator ToShown(const ViewAggregator& aggregator) {
+  scheduler::v1::ViewAggregator shown = ToProto(aggregator);
+  shown.clear_incarnation();
+  shown.set_data_address(ShownAddress(aggregator.data_address));
+  return shown;
+}
+
+scheduler::v1::View ToShown(const View& view) {
+  scheduler::v1::View shown = ToProto(view);
+  shown.clear_digest();
+  shown.clear_members();
+  shown.clear_aggregators();
+  for (const ViewMember& member : view.members) *shown.add_members() = ToShown(member);
+  for (const ViewAggregator& aggregator : view.aggregators) {
+    *shown.add_aggregators() = ToShown(aggregator);
+  }
+  return shown;
+}
 
 scheduler::v1::MemberId ToProto(const MemberIdentity& id) {
   scheduler::v1::MemberId message;

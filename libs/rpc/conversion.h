@@ -21,6 +21,15 @@ namespace talweg::rpc {
 scheduler::v1::View ToProto(const View& view);
 absl::StatusOr<View> FromProto(const scheduler::v1::View& view);  // Checks Problem() and digest.
 
+// For AdminService, which anybody may ask: without incarnations and digest, and with addresses that
+// say where and how a process is reached, but not what lets one in.
+scheduler::v1::View ToShown(const View& view);
+scheduler::v1::ViewMember ToShown(const ViewMember& member);
+scheduler::v1::ViewAggregator ToShown(const ViewAggregator& aggregator);
+scheduler::v1::MemberId ToShown(const MemberIdentity& id);
+// "fi:tcp://10.0.0.3:7001,local" of "fi:tcp://10.0.0.3:7001/<token>,local:<name>".
+std::string ShownAddress(const std::string& data_address);
+
 scheduler::v1::ViewMember ToProto(const ViewMember& member);
 scheduler::v1::ViewAggregator ToProto(const ViewAggregator& aggregator);
 ViewMember FromProto(const scheduler::v1::ViewMember& member);

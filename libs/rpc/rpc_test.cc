@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <fstream>
 #include <limits>
 #include <mutex>
 #include <string>
@@ -7,9 +12,12 @@
 
 #include <catch2/catch.hpp>
 
+#include "libs/base/descriptor.h"
+#include "libs/base/test_directory.h"
 #include "libs/rpc/admin_client.h"
 #include "libs/rpc/admin_service.h"
 #include "libs/rpc/conversion.h"
+#include "libs/rpc/secret.h"
 #include "libs/rpc/server.h"
 
 namespace talweg::rpc {
@@ -110,6 +118,40 @@ TEST_CASE("Conversion: UTF-8", "[rpc]") {
         "b");
 }
 
+TEST_CASE("Conversion: what AdminService shows lets nobody in", "[rpc]") {
+  View view{.job = JobId{1}, .epoch = Epoch{2}, .slice_bytes_max = 65536};
+  view.members.push_back({.id = {NodeRank{3}, Incarnation{77}}, .rank_count = 2, .name = "n"});
+  view.aggregators.push_back({.incarnation = Incarnation{78},
+                              .name = "a0",
+                              .data_address = "fi:tcp://10.0.0.3:7001/0123456789abcdef,local:@x"});
+  const scheduler::v1::View shown = ToShown(view);
+  CHECK(shown.epoch() == 2);
+  CHECK(shown.digest() == 0);
+  CHECK(shown.members(0).id().node_rank() == 3);
+  CHECK(shown.members(0).id().incarnation() == 0);
+  CHECK(shown.members(0).name() == "n");
+  CHECK(shown.aggregators(0).incarnation() == 0);
+  CHECK(shown.aggregators(0).data_address() == "fi:tcp://10.0.0.3:7001,local");
+  CHECK(ShownAddress("fi:verbs://[::1]:5/0123") == "fi:verbs://[::1]:5");
+  CHECK(ShownAddress("local:/run/talweg/a.sock") == "local");
+  CHECK(ShownAddress("a secret") == "a secret");
+  CHECK(ShownAddress("") == "");
+}
+
+TEST_CASE("Secret: drawn anew each time, and hashed with SHA-256", "[rpc]") {
+  CHECK(NewSecret().size() == kSecretBytes);
+  CHECK(NewSecret() != NewSecret());
+  // FIPS 180-2's example.
+  const membership::SecretHash hash = HashOf("abc");
+  CHECK(hash.bytes[0] == 0xba);
+  CHECK(hash.bytes[1] == 0x78);
+  CHECK(hash.bytes[31] == 0xad);
+  membership::SecretHash other = hash;
+  CHECK(membership::SameSecret(hash, other));
+  other.bytes[31] ^= 1;
+  CHECK_FALSE(membership::SameSecret(hash, other));
+}
+
 TEST_CASE("Version: the major number must be the same, the minor may differ", "[rpc]") {
   CHECK(VersionProblem({1, 0, "a"}, {1, 9, "b"}, "x") == "");
   const std::string problem = VersionProblem({1, 0, "0.1.0"}, {2, 5, ""}, "the agent of node 3");
@@ -204,6 +246,66 @@ TEST_CASE("Admin client: nobody there, no address", "[rpc]") {
   CHECK(Contains(Message(AgentAdminClient("nonsense", kSecond).GetStatus({}).status()),
                  "the agent's address 'nonsense' is not host:port"));
   CHECK(CheckHealth("nonsense", "", kSecond).code() == absl::StatusCode::kInvalidArgument);
+}
+
+TEST_CASE("Server: a Unix socket that its user alone may open", "[rpc]") {
+  const TestDirectory directory;
+  const ServerOptions options{.unix_path = directory.Path("daemon.sock")};
+  AgentAdminHandlers handlers;
+  handlers.get_status = [](const agent::v1::GetStatusRequest&,
+                           const Done<agent::v1::GetStatusResponse>& done) {
+    agent::v1::GetStatusResponse response;
+    response.set_job_name("mnist");
+    done(response);
+  };
+  const auto service = MakeAgentAdminService(std::move(handlers));
+  umask(0);
+  auto server = Server::Start(options, {service->service()});
+  INFO(server.status().ToString());
+  REQUIRE(server.ok());
+  CHECK((*server)->address() == "unix:" + options.unix_path);
+  CHECK((*server)->port() == 0);
+  CHECK((*server)->warning().empty());
+  CHECK(umask(0) == 0);
+  struct stat status;
+  REQUIRE(stat(options.unix_path.c_str(), &status) == 0);
+  CHECK((status.st_mode & 07777) == 0600);
+  CHECK(AgentAdminClient((*server)->address(), 30 * kSecond).GetStatus({})->job_name() == "mnist");
+  CHECK(CheckHealth((*server)->address(), "", 30 * kSecond).ok());
+  // Whoever serves is not pushed aside.
+  const auto second = Server::Start(options, {});
+  CHECK(second.status().code() == absl::StatusCode::kAlreadyExists);
+  CHECK(Contains(Message(second.status()), options.unix_path));
+  CHECK(AgentAdminClient((*server)->address(), 30 * kSecond).GetStatus({}).ok());
+  server->reset();
+  CHECK(stat(options.unix_path.c_str(), &status) != 0);
+}
+
+TEST_CASE("Server: what lies at a Unix socket's path", "[rpc]") {
+  const TestDirectory directory;
+  ServerOptions options{.unix_path = directory.Path("daemon.sock")};
+  SECTION("the socket of a process that was killed") {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    options.unix_path.copy(address.sun_path, sizeof address.sun_path - 1);
+    const Descriptor dead(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    REQUIRE(bind(dead.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    CHECK(Server::Start(options, {}).ok());
+  }
+  SECTION("a file stays") {
+    std::ofstream(options.unix_path) << "text";
+    CHECK_FALSE(Server::Start(options, {}).ok());
+    CHECK(std::ifstream(options.unix_path).peek() == 't');
+  }
+  SECTION("no directory") {
+    options.unix_path = directory.Path("none/daemon.sock");
+    const absl::Status status = Server::Start(options, {}).status();
+    CHECK(Contains(Message(status), options.unix_path));
+  }
+  SECTION("too long a path") {
+    options.unix_path = "/tmp/" + std::string(110, 'x');
+    CHECK_FALSE(Server::Start(options, {}).ok());
+  }
 }
 
 }  // namespace

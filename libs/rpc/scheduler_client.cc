@@ -12,6 +12,7 @@
 #include "libs/membership/quiesce_follower.h"
 #include "libs/rpc/channel.h"
 #include "libs/rpc/conversion.h"
+#include "libs/rpc/secret.h"
 #include "libs/rpc/session.h"
 #include "proto/talweg/scheduler/v1/scheduler.grpc.pb.h"
 
@@ -113,6 +114,7 @@ class SchedulerClient::Impl : private Session::Peer {
     request.set_job_id(job_.load());
     *request.mutable_id() = ToProto(spec_.member.id);
     request.set_epoch(epoch_.load());
+    request.set_session_secret(session_secret_);
   }
 
   grpc::Status Enter(grpc::ClientContext& context) override {
@@ -132,6 +134,8 @@ class SchedulerClient::Impl : private Session::Peer {
     request.set_name(spec_.member.name);
     request.set_admin_address(spec_.member.admin_address);
     request.set_host_id(spec_.host_id);
+    request.set_job_secret(options_.job_secret);
+    request.set_session_secret(session_secret_);
     scheduler::v1::JoinResponse response;
     grpc::Status status = stub_->Join(&context, request, &response);
     if (status.ok()) status = CheckVersion(options_.version, response.version(), options_.address);
@@ -232,6 +236,7 @@ class SchedulerClient::Impl : private Session::Peer {
 
   const SchedulerLinkOptions options_;
   const OnEvent on_event_;
+  const std::string session_secret_ = NewSecret();
   bool started_ = false;
   JoinSpec spec_;
   std::atomic<uint64_t> job_{0};
@@ -297,6 +302,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
           [&](grpc::ClientContext& context) {
             scheduler::v1::DeregisterAggregatorRequest request;
             request.set_incarnation(aggregator_.incarnation.value());
+            request.set_session_secret(session_secret_);
             request.set_leave(leave);
             request.set_text(CleanUtf8(text));
             return stub_->DeregisterAggregator(&context, request, &response);
@@ -319,6 +325,8 @@ class AggregatorRegistration::Impl : private Session::Peer {
     scheduler::v1::RegisterAggregatorRequest request;
     *request.mutable_version() = ToProto(options_.version);
     *request.mutable_aggregator() = ToProto(aggregator_);
+    request.set_job_secret(options_.job_secret);
+    request.set_session_secret(session_secret_);
     scheduler::v1::RegisterAggregatorResponse response;
     grpc::Status status = stub_->RegisterAggregator(&context, request, &response);
     if (status.ok()) status = CheckVersion(options_.version, response.version(), options_.address);
@@ -333,6 +341,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
     scheduler::v1::WatchJobsRequest request;
     *request.mutable_version() = ToProto(options_.version);
     request.set_incarnation(aggregator_.incarnation.value());
+    request.set_session_secret(session_secret_);
     for (const auto& [job, epoch] : held_) {
       auto* held = request.add_held_jobs();
       held->set_job_id(job.value());
@@ -384,6 +393,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
   grpc::Status Renew(grpc::ClientContext& context) override {
     scheduler::v1::RenewAggregatorRequest request;
     request.set_incarnation(aggregator_.incarnation.value());
+    request.set_session_secret(session_secret_);
     scheduler::v1::RenewAggregatorResponse response;
     const grpc::Status status = stub_->RenewAggregator(&context, request, &response);
     if (status.ok()) session_.SetLease(NsFromDuration(response.lease_duration()));
@@ -405,6 +415,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
 
   const SchedulerLinkOptions options_;
   const OnEvent on_event_;
+  const std::string session_secret_ = NewSecret();
   bool started_ = false;
   bool registered_ = false;
   ViewAggregator aggregator_;

@@ -20,13 +20,14 @@ namespace talweg::rpc {
 
 // How a process keeps in touch with the scheduler.
 struct SchedulerLinkOptions {
-  std::string address;                      // "host:port", "[::1]:7070".
+  std::string address;                      // "host:port", "[::1]:7070", "unix:/path".
   int64_t call_timeout_ns = 5'000'000'000;  // Of every call.
   // The first Join or RegisterAggregator is tried again for so long, then refused.
   int64_t join_timeout_ns = 10'000'000'000;
   int64_t backoff_min_ns = 50'000'000;
   int64_t backoff_max_ns = 2'000'000'000;
-  uint64_t seed = 0;  // Of the back-off's jitter: the incarnation, say.
+  uint64_t seed = 0;       // Of the back-off's jitter: the incarnation, say.
+  std::string job_secret;  // Empty: none.
   Version version;
 };
 

@@ -10,6 +10,9 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -17,6 +20,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "libs/base/descriptor.h"
 #include "libs/runtime/host_id.h"
 #include "libs/status/status.h"
 #include "proto/grpc/health/v1/health.pb.h"
@@ -101,6 +105,38 @@ int TryListen(BindAddress bind_address, uint16_t port) {
   return error;
 }
 
+// 0: nobody serves at this path; what a process that was killed has left there is gone. EADDRINUSE:
+// somebody does.
+int FreeSocketPath(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) return ENAMETOOLONG;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  const Descriptor probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!probe.valid()) return errno;
+  if (connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
+    return EADDRINUSE;
+  }
+  if (errno == ENOENT) return 0;
+  if (errno != ECONNREFUSED) return errno;
+  struct stat status;
+  if (lstat(path.c_str(), &status) != 0) return errno;
+  if (!S_ISSOCK(status.st_mode)) return EEXIST;
+  return unlink(path.c_str()) == 0 ? 0 : errno;
+}
+
+// Files that are made while this lives are their owner's alone.
+class PrivateFiles {
+ public:
+  PrivateFiles() : before_(umask(0177)) {}
+  ~PrivateFiles() { umask(before_); }
+  PrivateFiles(const PrivateFiles&) = delete;
+  PrivateFiles& operator=(const PrivateFiles&) = delete;
+
+ private:
+  const mode_t before_;
+};
+
 // Notes which services a server has been built with, for its health checks.
 class ServiceNames final : public grpc::ServerBuilderOption {
  public:
@@ -138,7 +174,59 @@ class Server::Impl {
   std::string address;
   std::string warning;
   bool shut_down = false;
+
+  // Builds a server that listens at `where`, in gRPC's words. False: it cannot.
+  bool Listen(const std::string& where, const ServerOptions& options,
+              const std::vector<grpc::Service*>& services);
+  absl::Status ListenUnix(const ServerOptions& options,
+                          const std::vector<grpc::Service*>& services);
 };
+
+absl::Status Server::Impl::ListenUnix(const ServerOptions& options,
+                                      const std::vector<grpc::Service*>& services) {
+  const std::string what = "cannot listen on the socket " + options.unix_path;
+  if (const int error = FreeSocketPath(options.unix_path); error == EADDRINUSE) {
+    return absl::AlreadyExistsError(what +
+                                    ": a process serves there; stop it, or give another path");
+  } else if (error != 0) {
+    return ErrnoStatus(error, what);
+  }
+  address = "unix:" + options.unix_path;
+  const PrivateFiles made;
+  if (Listen(address, options, services)) {
+    port = 0;  // gRPC gives sockets 1.
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(what +
+                                       ": is its directory there, and may this user write to it?");
+}
+
+bool Server::Impl::Listen(const std::string& where, const ServerOptions& options,
+                          const std::vector<grpc::Service*>& services) {
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(where, grpc::InsecureServerCredentials(), &port);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  const int keepalive_ms = static_cast<int>(options.keepalive_ns / 1'000'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_ms);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // Clients ping as well; that is no abuse.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 100);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+  builder.SetMaxReceiveMessageSize(kMessageBytesMax);
+  for (grpc::Service* service : services) builder.RegisterService(service);
+  std::vector<std::string> names;
+  builder.SetOption(std::make_unique<ServiceNames>(&names));
+  server = builder.BuildAndStart();
+  if (!server || port == 0) {
+    server.reset();
+    return false;
+  }
+  for (const std::string& name : names) {
+    server->GetHealthCheckService()->SetServingStatus(name, true);
+  }
+  return true;
+}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
                                                       const std::vector<grpc::Service*>& services) {
@@ -150,37 +238,20 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
     return absl::InvalidArgumentError("the port range " + std::to_string(options.port_min) +
                                       " to " + std::to_string(options.port_max) + " is empty");
   }
+  auto impl = std::make_unique<Impl>();
+  if (!options.unix_path.empty()) {
+    TALWEG_RETURN_IF_ERROR(impl->ListenUnix(options, services));
+    return std::unique_ptr<Server>(new Server(std::move(impl)));
+  }
   TALWEG_ASSIGN_OR_RETURN(const BindAddress bind_address, Resolve(options.bind_host));
   int error = EADDRINUSE;
-  auto impl = std::make_unique<Impl>();
   for (uint32_t port = options.port_min; port <= options.port_max && !impl->server; ++port) {
     error = TryListen(bind_address, static_cast<uint16_t>(port));
     if (error == EADDRINUSE) continue;
     if (error != 0) break;
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort(bind_address.host + ":" + std::to_string(port),
-                             grpc::InsecureServerCredentials(), &impl->port);
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-    const int keepalive_ms = static_cast<int>(options.keepalive_ns / 1'000'000);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_ms);
-    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-    // Clients ping as well; that is no abuse.
-    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 100);
-    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
-    builder.SetMaxReceiveMessageSize(kMessageBytesMax);
-    for (grpc::Service* service : services) builder.RegisterService(service);
-    std::vector<std::string> names;
-    builder.SetOption(std::make_unique<ServiceNames>(&names));
-    impl->server = builder.BuildAndStart();
-    // Somebody was faster since TryListen.
-    if (!impl->server || impl->port == 0) {
-      impl->server.reset();
+    // False: somebody was faster since TryListen.
+    if (!impl->Listen(bind_address.host + ":" + std::to_string(port), options, services)) {
       error = EADDRINUSE;
-      continue;
-    }
-    for (const std::string& name : names) {
-      impl->server->GetHealthCheckService()->SetServingStatus(name, true);
     }
   }
   if (!impl->server) {
@@ -200,8 +271,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   impl->address = Bracketed(WithoutBrackets(advertise)) + ":" + std::to_string(impl->port);
   if (!bind_address.loopback) {
     impl->warning = "listening on " + bind_address.host + ":" + std::to_string(impl->port) +
-                    ": there is no authentication, anybody who can connect may do anything; keep "
-                    "it inside a trusted network";
+                    ": nothing is encrypted, and anybody who can connect may ask for everything "
+                    "that AdminService shows; keep it inside a trusted network";
   }
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }

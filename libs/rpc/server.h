@@ -16,6 +16,8 @@ class Service;
 namespace talweg::rpc {
 
 struct ServerOptions {
+  // A Unix socket to listen on, which the server's user alone may open, in place of host and ports.
+  std::string unix_path = {};
   // Where to listen: an address of this machine, "localhost", or "0.0.0.0" / "::" for all. Names
   // and IPv6 addresses without brackets are fine.
   std::string bind_host = "127.0.0.1";
@@ -41,10 +43,10 @@ class Server {
   // Shuts down as with a deadline of 0, unless that was done.
   ~Server();
 
-  uint16_t port() const;
-  // "host:port" to connect to; IPv6 in brackets.
+  uint16_t port() const;  // 0: a Unix socket.
+  // "host:port" to connect to, IPv6 in brackets; "unix:/path".
   const std::string& address() const;
-  // A sentence that there is no authentication, when more than this machine can connect; else "".
+  // A sentence on what others can see, when more than this machine can connect; else "".
   const std::string& warning() const;
 
   // Health of one service ("talweg.agent.v1.AdminService") or, with "", of all.

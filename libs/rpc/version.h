@@ -11,7 +11,7 @@ namespace talweg::rpc {
 
 // What a process speaks on the control plane. Processes of different `major` refuse each other.
 struct Version {
-  uint32_t major = 1;
+  uint32_t major = 2;
   uint32_t minor = 0;
   std::string build = kRelease;
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -26,7 +28,7 @@ using membership::Snapshot;
 using membership::StoreWrite;
 
 constexpr uint64_t kApplicationId = 0x54616c77;  // "Talw"
-constexpr uint64_t kSchemaVersion = 2;
+constexpr uint64_t kSchemaVersion = 3;
 
 constexpr char kSchema[] = R"sql(
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -40,6 +42,7 @@ CREATE TABLE members (
   job_id INTEGER NOT NULL, position INTEGER NOT NULL, node_rank INTEGER NOT NULL,
   incarnation INTEGER NOT NULL, rank_count INTEGER NOT NULL, name TEXT NOT NULL,
   admin_address TEXT NOT NULL, host_id TEXT NOT NULL, state INTEGER NOT NULL, text TEXT NOT NULL,
+  secret_hash TEXT NOT NULL DEFAULT '',
   PRIMARY KEY (job_id, position)) WITHOUT ROWID;
 CREATE TABLE view_members (
   job_id INTEGER NOT NULL, position INTEGER NOT NULL, node_rank INTEGER NOT NULL,
@@ -52,8 +55,30 @@ CREATE TABLE view_aggregators (
 CREATE TABLE aggregators (
   incarnation INTEGER PRIMARY KEY, name TEXT NOT NULL, weight INTEGER NOT NULL,
   data_address TEXT NOT NULL, host_id TEXT NOT NULL, admin_address TEXT NOT NULL,
-  state INTEGER NOT NULL, text TEXT NOT NULL);
+  state INTEGER NOT NULL, text TEXT NOT NULL, secret_hash TEXT NOT NULL DEFAULT '');
 )sql";
+
+std::string HexOf(const membership::SecretHash& hash) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const uint8_t byte : hash.bytes) {
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+// What HexOf has made; "" is the hash of nothing.
+bool ReadHex(const std::string& text, membership::SecretHash& hash) {
+  if (text.empty()) return true;
+  if (text.size() != 2 * hash.bytes.size()) return false;
+  for (size_t i = 0; i < hash.bytes.size(); ++i) {
+    const char* const begin = text.data() + 2 * i;
+    const auto [end, error] = std::from_chars(begin, begin + 2, hash.bytes[i], 16);
+    if (error != std::errc() || end != begin + 2) return false;
+  }
+  return true;
+}
 
 constexpr const char* kJobTables[] = {"jobs", "members", "view_members", "view_aggregators"};
 
@@ -109,7 +134,7 @@ class SqliteStore final : public Store {
   absl::Status Run(const std::string& sql) { return Sql(sql.c_str()).Run(); }
   absl::StatusOr<uint64_t> Number(const char* sql);
   absl::Status MakeSchema();
-  absl::Status Upgrade();
+  absl::Status Upgrade(uint64_t from);
   absl::Status WriteAll(const StoreWrite& write);
   absl::Status SetCounter(const std::string& name, uint64_t value);
   absl::Status PutJob(const JobRecord& job);
@@ -158,18 +183,25 @@ absl::Status SqliteStore::Prepare() {
   const std::string verdict = check.Next() ? check.Text() : "";
   TALWEG_RETURN_IF_ERROR(check.status());
   if (verdict != "ok") return Damaged(verdict);
-  return version < kSchemaVersion ? Upgrade() : absl::OkStatus();
+  return version < kSchemaVersion ? Upgrade(version) : absl::OkStatus();
 }
 
-// From schema 1, the only one before this. Its jobs get what members that say nothing are taken to
-// ask for: whoever joins one and asks for something else would be refused.
-absl::Status SqliteStore::Upgrade() {
-  const std::string sql =
-      "BEGIN IMMEDIATE;"
-      "ALTER TABLE jobs ADD COLUMN gather_ns INTEGER NOT NULL DEFAULT 0;"
-      "UPDATE jobs SET gather_ns = " +
-      std::to_string(membership::kDefaultGatherNs) +
-      ";PRAGMA user_version = " + std::to_string(kSchemaVersion) + ";COMMIT;";
+// Jobs of schema 1 get what members that say nothing are taken to ask for: whoever joins one and
+// asks for something else would be refused. Members and aggregators of schema 2 have shown no
+// secret; nobody can speak for them any more.
+absl::Status SqliteStore::Upgrade(uint64_t from) {
+  std::string sql = "BEGIN IMMEDIATE;";
+  if (from < 2) {
+    sql +=
+        "ALTER TABLE jobs ADD COLUMN gather_ns INTEGER NOT NULL DEFAULT 0;"
+        "UPDATE jobs SET gather_ns = " +
+        std::to_string(membership::kDefaultGatherNs) + ";";
+  }
+  sql +=
+      "ALTER TABLE members ADD COLUMN secret_hash TEXT NOT NULL DEFAULT '';"
+      "ALTER TABLE aggregators ADD COLUMN secret_hash TEXT NOT NULL DEFAULT '';"
+      "PRAGMA user_version = " +
+      std::to_string(kSchemaVersion) + ";COMMIT;";
   if (sqlite3_exec(database_.get(), sql.c_str(), nullptr, nullptr, nullptr) != SQLITE_OK) {
     return SqliteError(database_.get(), path_, "upgrade the schema");
   }
@@ -212,12 +244,12 @@ absl::Status SqliteStore::WriteAll(const StoreWrite& write) {
   for (const JobId id : write.jobs_removed) TALWEG_RETURN_IF_ERROR(RemoveJob(id));
   for (const AggregatorRecord& record : write.aggregators) {
     const ViewAggregator& aggregator = record.aggregator;
-    TALWEG_RETURN_IF_ERROR(Sql("INSERT OR REPLACE INTO aggregators VALUES (?, ?, ?, ?, ?, ?, ?, ?)")
-                               .Bind(aggregator.incarnation.value(), aggregator.name,
-                                     uint64_t{aggregator.weight}, aggregator.data_address,
-                                     aggregator.host_id, aggregator.admin_address,
-                                     static_cast<uint64_t>(record.state), record.text)
-                               .Run());
+    TALWEG_RETURN_IF_ERROR(
+        Sql("INSERT OR REPLACE INTO aggregators VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)")
+            .Bind(aggregator.incarnation.value(), aggregator.name, uint64_t{aggregator.weight},
+                  aggregator.data_address, aggregator.host_id, aggregator.admin_address,
+                  static_cast<uint64_t>(record.state), record.text, HexOf(record.secret))
+            .Run());
   }
   for (const Incarnation id : write.aggregators_removed) {
     TALWEG_RETURN_IF_ERROR(
@@ -252,12 +284,12 @@ absl::Status SqliteStore::PutJob(const JobRecord& job) {
   uint64_t position = 0;
   for (const MemberRecord& record : job.members) {
     const ViewMember& member = record.member;
-    TALWEG_RETURN_IF_ERROR(Sql("INSERT INTO members VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")
-                               .Bind(id, position++, uint64_t{member.id.node.value()},
-                                     member.id.incarnation.value(), uint64_t{member.rank_count},
-                                     member.name, member.admin_address, record.host_id,
-                                     static_cast<uint64_t>(record.state), record.text)
-                               .Run());
+    TALWEG_RETURN_IF_ERROR(
+        Sql("INSERT INTO members VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")
+            .Bind(id, position++, uint64_t{member.id.node.value()}, member.id.incarnation.value(),
+                  uint64_t{member.rank_count}, member.name, member.admin_address, record.host_id,
+                  static_cast<uint64_t>(record.state), record.text, HexOf(record.secret))
+            .Run());
   }
   if (!job.view) return absl::OkStatus();
   TALWEG_RETURN_IF_ERROR(
@@ -331,8 +363,8 @@ absl::StatusOr<Snapshot> SqliteStore::Load() {
 
 absl::Status SqliteStore::LoadMembers(JobRecord& job) {
   Statement rows =
-      Sql("SELECT node_rank, incarnation, rank_count, name, admin_address, host_id, state, text "
-          "FROM members WHERE job_id = ? ORDER BY position");
+      Sql("SELECT node_rank, incarnation, rank_count, name, admin_address, host_id, state, text, "
+          "secret_hash FROM members WHERE job_id = ? ORDER BY position");
   rows.Bind(job.id.value());
   while (rows.Next()) {
     MemberRecord record;
@@ -344,6 +376,10 @@ absl::Status SqliteStore::LoadMembers(JobRecord& job) {
     record.host_id = rows.Text();
     record.state = static_cast<MemberState>(rows.Number());
     record.text = rows.Text();
+    if (!ReadHex(rows.Text(), record.secret)) {
+      return Damaged("the secret's hash of node " + std::to_string(record.member.id.node.value()) +
+                     " of job " + std::to_string(job.id.value()) + " is none");
+    }
     if (record.state < MemberState::kJoined || record.state > MemberState::kLeft) {
       return Damaged("job " + std::to_string(job.id.value()) + " has a member of unknown state");
     }
@@ -389,8 +425,8 @@ absl::Status SqliteStore::LoadView(JobRecord& job) {
 
 absl::Status SqliteStore::LoadAggregators(Snapshot& snapshot) {
   Statement rows =
-      Sql("SELECT incarnation, name, weight, data_address, host_id, admin_address, state, text "
-          "FROM aggregators");
+      Sql("SELECT incarnation, name, weight, data_address, host_id, admin_address, state, text, "
+          "secret_hash FROM aggregators");
   StoreWrite sorted;
   while (rows.Next()) {
     AggregatorRecord record;
@@ -402,6 +438,9 @@ absl::Status SqliteStore::LoadAggregators(Snapshot& snapshot) {
     record.aggregator.admin_address = rows.Text();
     record.state = static_cast<AggregatorState>(rows.Number());
     record.text = rows.Text();
+    if (!ReadHex(rows.Text(), record.secret)) {
+      return Damaged("the secret's hash of aggregator " + record.aggregator.name + " is none");
+    }
     if (record.state < AggregatorState::kLive || record.state > AggregatorState::kLost) {
       return Damaged("aggregator " + record.aggregator.name + " has an unknown state");
     }
@@ -423,6 +462,10 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path) 
     std::filesystem::permissions(directory, std::filesystem::perms::owner_all, error);
   }
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Lock> lock, Lock::Take(path));
+  // Views have what lets members into aggregators. SQLite's other files take this one's mode.
+  const int made = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (made < 0) return ErrnoStatus(errno, "open store " + path);
+  close(made);  // Later this would end SQLite's locks.
   sqlite3* opened = nullptr;
   const int code =
       sqlite3_open_v2(path.c_str(), &opened, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, nullptr);
@@ -430,6 +473,12 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path) 
   if (code != SQLITE_OK) return SqliteError(database.get(), path, "open it");
   auto store = std::make_unique<SqliteStore>(path, std::move(lock), std::move(database));
   TALWEG_RETURN_IF_ERROR(store->Prepare());
+  // An older release has left them open to others.
+  for (const std::string& file : {path, path + "-wal"}) {
+    if (chmod(file.c_str(), 0600) != 0 && errno != ENOENT) {
+      return ErrnoStatus(errno, "chmod 600 " + file);
+    }
+  }
   return store;
 }
 

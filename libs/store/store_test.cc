@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <sqlite3.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -57,6 +58,12 @@ std::string RandomText(Random& random) {
   return text;
 }
 
+membership::SecretHash RandomHash(Random& random) {
+  membership::SecretHash hash;
+  for (uint8_t& byte : hash.bytes) byte = static_cast<uint8_t>(random.Below(256));
+  return hash;
+}
+
 ViewMember RandomMember(Random& random, uint32_t node) {
   return {.id = {NodeRank{node}, Incarnation{random.Next()}},
           .rank_count = 1 + static_cast<uint32_t>(random.Below(8)),
@@ -91,7 +98,8 @@ JobRecord RandomJob(Random& random, JobId id) {
     job.members.push_back({.member = RandomMember(random, i),
                            .host_id = RandomText(random),
                            .state = MemberState{static_cast<uint8_t>(1 + random.Below(3))},
-                           .text = RandomText(random)});
+                           .text = RandomText(random),
+                           .secret = RandomHash(random)});
   }
   if (random.OneIn(2)) {
     job.state = JobState{static_cast<uint8_t>(2 + random.Below(3))};
@@ -116,7 +124,8 @@ StoreWrite RandomWrite(Random& random) {
   for (uint32_t i = 0; i < random.Below(3); ++i) {
     AggregatorRecord record{.aggregator = RandomAggregator(random, i),
                             .state = AggregatorState{static_cast<uint8_t>(1 + random.Below(3))},
-                            .text = RandomText(random)};
+                            .text = RandomText(random),
+                            .secret = RandomHash(random)};
     // Few, so that some are replaced and removed; some with the highest bit.
     record.aggregator.incarnation = Incarnation{random.Below(3) - 1};
     write.aggregators.push_back(record);
@@ -227,6 +236,25 @@ TEST_CASE("Store: missing directories are made; what cannot be opened is named",
       OpenSqliteStore(directory.Path("file/store"));
   REQUIRE_FALSE(store.ok());
   CHECK(std::string(store.status().message()).find("file") != std::string::npos);
+}
+
+TEST_CASE("Store: it is its user's alone", "[store]") {
+  const TestDirectory directory;
+  const std::string path = directory.Path("store");
+  umask(0);
+  for (const bool made_before : {false, true}) {
+    CAPTURE(made_before);
+    if (made_before) REQUIRE(chmod(path.c_str(), 0644) == 0);
+    std::unique_ptr<Store> store = Open(path);
+    StoreWrite write;
+    write.start_count = 1;
+    MustWrite(*store, write);
+    for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
+      CAPTURE(entry.path().string());
+      CHECK((entry.status().permissions() & std::filesystem::perms::all) ==
+            (std::filesystem::perms::owner_read | std::filesystem::perms::owner_write));
+    }
+  }
 }
 
 void Execute(const std::string& path, const std::string& sql) {
@@ -351,6 +379,15 @@ TEST_CASE("Store: foreign, newer and damaged files are refused", "[store]") {
     MustWrite(*store, write);
     store.reset();
     Execute(path, "UPDATE jobs SET state = 77");
+    CHECK(error().code() == absl::StatusCode::kDataLoss);
+  }
+  SECTION("a secret's hash that is none") {
+    std::unique_ptr<Store> store = Open(path);
+    StoreWrite write;
+    write.aggregators.push_back({.aggregator = {.incarnation = Incarnation{1}, .name = "a0"}});
+    MustWrite(*store, write);
+    store.reset();
+    Execute(path, "UPDATE aggregators SET secret_hash = 'x'");
     CHECK(error().code() == absl::StatusCode::kDataLoss);
   }
   SECTION("torn pages") {

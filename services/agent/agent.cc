@@ -153,7 +153,8 @@ absl::Status Agent::OpenAdmin() {
     mailbox_->Post(TraceRequested{std::move(done)});
   };
   admin_service_ = rpc::MakeAgentAdminService(std::move(handlers));
-  TALWEG_ASSIGN_OR_RETURN(admin_, rpc::Server::Start({.bind_host = listen.host,
+  TALWEG_ASSIGN_OR_RETURN(admin_, rpc::Server::Start({.unix_path = listen.path,
+                                                      .bind_host = listen.host,
                                                       .port_min = listen.port_first,
                                                       .port_max = listen.port_last,
                                                       .advertise_host = config_.advertise},
@@ -198,7 +199,8 @@ void Agent::Start() {
           .address = config_.scheduler,
           .join_timeout_ns = std::min(rpc::SchedulerLinkOptions{}.join_timeout_ns,
                                       static_cast<int64_t>(config_.join_timeout_ms) * 1'000'000),
-          .seed = options_.incarnation.value()},
+          .seed = options_.incarnation.value(),
+          .job_secret = options_.job_secret},
       [this](rpc::MemberEvent event) { mailbox_->Post(std::move(event)); });
   membership::JobSpec spec;
   spec.min_members = config_.min_members;

@@ -22,16 +22,19 @@ absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
     const config::AgentConfig& config, transport::FabricOptions::Devices devices,
     const Clock* clock, CounterSet* counters) {
   const int64_t silence_ns = static_cast<int64_t>(config.silence_ms) * 1'000'000;
+  std::unique_ptr<transport::LocalTransport> local;
+  if (config.local_transport) {
+    TALWEG_ASSIGN_OR_RETURN(
+        local, transport::NewLocalTransport({.silence_ns = silence_ns}, clock, counters));
+  }
+  if (config::IsUnixAddress(config.scheduler)) return local;
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::Transport> network,
                           transport::NewFabricTransport({.provider = config.provider,
                                                          .source_interface = config.interface,
                                                          .silence_ns = silence_ns,
                                                          .devices = devices},
                                                         clock, counters));
-  if (!config.local_transport) return network;
-  TALWEG_ASSIGN_OR_RETURN(
-      std::unique_ptr<transport::LocalTransport> local,
-      transport::NewLocalTransport({.silence_ns = silence_ns}, clock, counters));
+  if (local == nullptr) return network;
   return transport::NewCompositeTransport(std::move(network), std::move(local));
 }
 

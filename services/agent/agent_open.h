@@ -17,7 +17,8 @@
 namespace talweg::agent {
 
 // The network that the configuration names, and shared memory if it allows that; for these devices'
-// memory, too, if it reaches that.
+// memory, too, if it reaches that. Shared memory alone where the scheduler, and so every
+// aggregator, is on this machine.
 absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
     const config::AgentConfig& config, transport::FabricOptions::Devices devices,
     const Clock* clock, CounterSet* counters);

@@ -94,10 +94,10 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
   *status.mutable_started_at() = rpc::TimestampFromUnixNs(started_unix_ns_);
   status.set_job_name(config_.job);
   status.set_job_id(job_.value());
-  *status.mutable_id() = rpc::ToProto(member.config().self);
+  *status.mutable_id() = rpc::ToShown(member.config().self);
   status.set_host_id(host_id_);
   if (member.newest_view() != nullptr) {
-    *status.mutable_view() = rpc::ToProto(*member.newest_view());
+    *status.mutable_view() = rpc::ToShown(*member.newest_view());
   }
   status.set_state(StateText(member));
   status.set_scheduler_reachable(scheduler_silent_since_ns_ == 0 && !standalone());
@@ -146,7 +146,6 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
   for (const auto& [index, owner] : member.owners()) {
     v1::AggregatorConnection* out = status.add_aggregators();
     out->set_name(member.newest_view()->aggregators[index.value()].name);
-    out->set_incarnation(owner.incarnation.value());
     out->set_connected(owner.state == pipeline::OwnerState::kReady);
     out->set_credit_bytes(owner.credit_bytes);
     out->set_bytes_in_flight(member.queue().InFlightBytes(index));

@@ -8,6 +8,7 @@
 
 #include "libs/config/config.h"
 #include "libs/config/ready.h"
+#include "libs/config/secret_file.h"
 #include "libs/runtime/incarnation.h"
 #include "libs/runtime/shutdown_signal.h"
 #include "libs/status/status.h"
@@ -32,6 +33,11 @@ int Main(int argc, char** argv) {
   ParseLogLevel(config.log_level, &level);
   StartLog("talweg-agent", options.incarnation.value(), level);
 
+  if (!config.standalone) {
+    absl::StatusOr<std::string> secret = config::LoadSecret(config, config::ProcessEnvironment());
+    if (!secret.ok()) return Fail(secret.status());
+    options.job_secret = *std::move(secret);
+  }
   auto signals = ShutdownSignal::Create();
   if (!signals.ok()) return Fail(signals.status());
   options.socket_path = config.socket_path;

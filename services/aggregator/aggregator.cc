@@ -39,15 +39,18 @@ bool IsLoopback(const std::string& host) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Create(
-    const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock) {
-  auto aggregator = std::unique_ptr<Aggregator>(new Aggregator(config, incarnation, clock));
+    const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock,
+    std::string job_secret) {
+  auto aggregator = std::unique_ptr<Aggregator>(
+      new Aggregator(config, incarnation, clock, std::move(job_secret)));
   TALWEG_RETURN_IF_ERROR(aggregator->Open());
   return aggregator;
 }
 
 Aggregator::Aggregator(const config::AggregatorConfig& config, Incarnation incarnation,
-                       const Clock* clock)
+                       const Clock* clock, std::string job_secret)
     : config_(config),
+      job_secret_(std::move(job_secret)),
       clock_(clock),
       started_unix_ns_(UnixNowNs()),
       name_(config.name.empty() ? HostName() : config.name),
@@ -85,18 +88,22 @@ absl::Status Aggregator::Open() {
 
 absl::Status Aggregator::OpenTransport() {
   const int64_t silence_ns = static_cast<int64_t>(config_.silence_ms) * 1'000'000;
-  TALWEG_ASSIGN_OR_RETURN(
-      std::unique_ptr<transport::Transport> network,
-      transport::NewFabricTransport({.provider = config_.provider, .silence_ns = silence_ns},
-                                    clock_, &counters_));
+  std::unique_ptr<transport::LocalTransport> local;
   if (config_.local_transport) {
-    TALWEG_ASSIGN_OR_RETURN(
-        std::unique_ptr<transport::LocalTransport> local,
-        transport::NewLocalTransport({.silence_ns = silence_ns}, clock_, &counters_));
-    TALWEG_ASSIGN_OR_RETURN(transport_,
-                            transport::NewCompositeTransport(std::move(network), std::move(local)));
+    TALWEG_ASSIGN_OR_RETURN(local, transport::NewLocalTransport({.socket_path = config_.listen.path,
+                                                                 .silence_ns = silence_ns},
+                                                                clock_, &counters_));
+  }
+  if (!config_.listen.path.empty()) {
+    transport_ = std::move(local);
   } else {
-    transport_ = std::move(network);
+    TALWEG_ASSIGN_OR_RETURN(transport_, transport::NewFabricTransport({.provider = config_.provider,
+                                                                       .silence_ns = silence_ns},
+                                                                      clock_, &counters_));
+    if (local != nullptr) {
+      TALWEG_ASSIGN_OR_RETURN(
+          transport_, transport::NewCompositeTransport(std::move(transport_), std::move(local)));
+    }
   }
   const absl::StatusOr<std::string> address =
       transport_->Listen({.bind_address = config_.listen.host,
@@ -106,9 +113,11 @@ absl::Status Aggregator::OpenTransport() {
                           .advertise_host = config_.advertise});
   if (!address.ok()) return Annotate(address.status(), "listening for agents");
   data_address_ = *address;
-  if (!config_.interface.empty() || !IsLoopback(config_.listen.host)) {
+  if (config_.listen.path.empty() &&
+      (!config_.interface.empty() || !IsLoopback(config_.listen.host))) {
     Log(LogLevel::kWarning, "agents of other machines can connect to ", public_data_address(),
-        ", and there is no authentication yet: keep it in a network that you trust");
+        ": they show a token that members of jobs are given, and nothing is encrypted; keep it in "
+        "a network that you trust");
   }
   return absl::OkStatus();
 }
@@ -121,7 +130,8 @@ absl::Status Aggregator::OpenAdmin() {
       }});
   TALWEG_ASSIGN_OR_RETURN(const config::ListenAddress listen,
                           config::OnInterface(config_.admin_listen, config_.interface));
-  TALWEG_ASSIGN_OR_RETURN(server_, rpc::Server::Start({.bind_host = listen.host,
+  TALWEG_ASSIGN_OR_RETURN(server_, rpc::Server::Start({.unix_path = listen.path,
+                                                       .bind_host = listen.host,
                                                        .port_min = listen.port_first,
                                                        .port_max = listen.port_last,
                                                        .advertise_host = config_.advertise},
@@ -131,19 +141,7 @@ absl::Status Aggregator::OpenAdmin() {
   return absl::OkStatus();
 }
 
-std::string Aggregator::public_data_address() const {
-  std::string shown;
-  size_t begin = 0;
-  while (begin < data_address_.size()) {
-    const size_t end = std::min(data_address_.find(',', begin), data_address_.size());
-    std::string part = data_address_.substr(begin, end - begin);
-    const size_t host = part.find("://");
-    if (host != std::string::npos) part.resize(std::min(part.find('/', host + 3), part.size()));
-    shown += (shown.empty() ? "" : ",") + part;
-    begin = end + 1;
-  }
-  return shown;
-}
+std::string Aggregator::public_data_address() const { return rpc::ShownAddress(data_address_); }
 
 absl::Status Aggregator::Run() {
   Log(LogLevel::kInfo, "aggregator '", name_, "' listens on ", public_data_address(), ", admin on ",
@@ -192,7 +190,8 @@ void Aggregator::Shutdown(const std::string& text) {
 void Aggregator::Register() {
   const Incarnation incarnation = incarnation_;
   registration_ = std::make_unique<rpc::AggregatorRegistration>(
-      rpc::SchedulerLinkOptions{.address = config_.scheduler, .seed = incarnation.value()},
+      rpc::SchedulerLinkOptions{
+          .address = config_.scheduler, .seed = incarnation.value(), .job_secret = job_secret_},
       [this, incarnation](rpc::AggregatorEvent event) {
         errands_->Post([this, incarnation, event = std::move(event)] {
           if (incarnation == incarnation_) OnSchedulerEvent(event);
@@ -262,7 +261,6 @@ aggregator::v1::GetStatusResponse Aggregator::GetStatus(
   *response.mutable_version() = rpc::ToProto(rpc::Version{});
   *response.mutable_started_at() = rpc::TimestampFromUnixNs(started_unix_ns_);
   response.set_name(name_);
-  response.set_incarnation(incarnation_.value());
   response.set_data_address(public_data_address());
   response.set_host_id(host_id_);
   response.set_scheduler_reachable(scheduler_reachable_);

@@ -34,10 +34,11 @@ namespace talweg {
 class Aggregator {
  public:
   // Binds both addresses; no thread runs yet but gRPC's. `incarnation` is random. `clock` outlives
-  // it. Errors name what is wrong and the remedy.
+  // it. `job_secret` is shown to the scheduler. Errors name what is wrong and the remedy.
   static absl::StatusOr<std::unique_ptr<Aggregator>> Create(const config::AggregatorConfig& config,
                                                             Incarnation incarnation,
-                                                            const Clock* clock);
+                                                            const Clock* clock,
+                                                            std::string job_secret = "");
   // Run has returned, or was never called.
   ~Aggregator();
 
@@ -54,13 +55,14 @@ class Aggregator {
   // What peers connect to: "fi:tcp://127.0.0.1:4711/<token>,local:...". For the scheduler, which
   // tells the members of jobs.
   const std::string& data_address() const { return data_address_; }
-  // For everybody else's eyes: without the token.
+  // For everybody else's eyes: without what lets one in.
   std::string public_data_address() const;
   const std::string& admin_address() const { return server_->address(); }
   const std::string& name() const { return name_; }
 
  private:
-  Aggregator(const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock);
+  Aggregator(const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock,
+             std::string job_secret);
   absl::Status Open();
   absl::Status OpenTransport();
   absl::Status OpenAdmin();
@@ -85,6 +87,7 @@ class Aggregator {
   };
 
   const config::AggregatorConfig config_;
+  const std::string job_secret_;
   const Clock* const clock_;
   const int64_t started_unix_ns_;
   std::string name_;

@@ -2,9 +2,11 @@
 #include <cstdio>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "libs/config/config.h"
 #include "libs/config/ready.h"
+#include "libs/config/secret_file.h"
 #include "libs/runtime/clock.h"
 #include "libs/runtime/incarnation.h"
 #include "libs/runtime/shutdown_signal.h"
@@ -20,8 +22,10 @@ absl::Status ServeUntilSignalled(const config::AggregatorConfig& config, Incarna
   const MonotonicClock clock;
   TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> waiting,
                           EventLoop::Create(&clock, {.spin_ns_max = 0}));
+  TALWEG_ASSIGN_OR_RETURN(std::string job_secret,
+                          config::LoadSecret(config, config::ProcessEnvironment()));
   TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Aggregator> aggregator,
-                          Aggregator::Create(config, incarnation, &clock));
+                          Aggregator::Create(config, incarnation, &clock, std::move(job_secret)));
   std::string signalled;
   TALWEG_RETURN_IF_ERROR(signals->Watch(waiting.get(), [&](int signal_number) {
     signalled = signal_number == SIGTERM ? "SIGTERM" : "SIGINT";
@@ -33,7 +37,8 @@ absl::Status ServeUntilSignalled(const config::AggregatorConfig& config, Incarna
     waiting->Stop();
   });
   const absl::Status announced = config::AnnounceReady(
-      config, {{"data", aggregator->data_address()}, {"admin", aggregator->admin_address()}});
+      config,
+      {{"data", aggregator->public_data_address()}, {"admin", aggregator->admin_address()}});
   if (announced.ok()) {
     waiting->Run();
     if (!signalled.empty()) {

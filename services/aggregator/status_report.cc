@@ -19,7 +19,6 @@ void FillMembers(const DataPlane& data_plane, const aggregation::Job& job,
     const aggregation::MemberStatus& member = status.members[i];
     aggregator::v1::MemberConnection* const record = out->add_members();
     record->set_node_rank(member.id.node.value());
-    record->set_incarnation(member.id.incarnation.value());
     record->set_connected(member.connected);
     const std::optional<ConnectionId>& connection = job.members()[i].connection;
     if (!connection) continue;

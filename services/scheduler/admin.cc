@@ -12,6 +12,7 @@ namespace {
 
 using rpc::DurationFromNs;
 using rpc::ToProto;
+using rpc::ToShown;
 
 v1::JobState StateOf(membership::JobState state) {
   switch (state) {
@@ -34,7 +35,7 @@ v1::AggregatorStatus::State StateOf(membership::AggregatorState state) {
 
 v1::MemberStatus StatusOf(const membership::MemberRecord& record) {
   v1::MemberStatus status;
-  *status.mutable_member() = ToProto(record.member);
+  *status.mutable_member() = ToShown(record.member);
   status.set_state_text(record.text);
   status.set_host_id(record.host_id);
   status.set_state(record.state == membership::MemberState::kLeft ? v1::MEMBER_STATE_LEFT
@@ -81,7 +82,7 @@ v1::GetJobResponse DetailsOf(const membership::Membership& core, const membershi
   }
   for (const membership::MemberRecord& gone : job.gone) *details.add_members() = StatusOf(gone);
   if (job.view) {
-    *details.mutable_view() = ToProto(*job.view);
+    *details.mutable_view() = ToShown(*job.view);
     double weights = 0;
     for (const ViewAggregator& aggregator : job.view->aggregators) weights += aggregator.weight;
     for (const ViewAggregator& aggregator : job.view->aggregators) {
@@ -98,12 +99,12 @@ v1::GetJobResponse DetailsOf(const membership::Membership& core, const membershi
   if (job.quiesce) {
     details.set_quiesce_id(job.quiesce->id.value());
     for (const MemberIdentity& id : job.quiesce->waits_for) {
-      *details.add_quiesce_waits_for() = ToProto(id);
+      *details.add_quiesce_waits_for() = ToShown(id);
     }
   }
   for (const membership::Complaint& complaint : job.complaints) {
     v1::Complaint* shown = details.add_complaints();
-    *shown->mutable_reporter() = ToProto(complaint.reporter);
+    *shown->mutable_reporter() = ToShown(complaint.reporter);
     shown->set_about(complaint.about);
     shown->set_text(complaint.text);
     *shown->mutable_age() = DurationFromNs(now_ns - complaint.at_ns);
@@ -119,7 +120,7 @@ v1::ListAggregatorsResponse AggregatorsOf(const membership::Membership& core, in
   v1::ListAggregatorsResponse response;
   for (const auto& [name, aggregator] : by_name) {
     v1::AggregatorStatus* status = response.add_aggregators();
-    *status->mutable_aggregator() = ToProto(aggregator->record.aggregator);
+    *status->mutable_aggregator() = ToShown(aggregator->record.aggregator);
     status->set_state(StateOf(aggregator->record.state));
     status->set_state_text(aggregator->record.text);
     status->set_attached(aggregator->stream.has_value());

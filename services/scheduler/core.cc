@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "libs/rpc/conversion.h"
+#include "libs/rpc/secret.h"
 #include "libs/runtime/clock.h"
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
@@ -31,9 +32,24 @@ absl::StatusCode CodeOf(Code code) {
     case Code::kHeld: return absl::StatusCode::kAlreadyExists;
     case Code::kRefused: return absl::StatusCode::kFailedPrecondition;
     case Code::kFull: return absl::StatusCode::kResourceExhausted;
+    case Code::kUnproven: return absl::StatusCode::kPermissionDenied;
     case Code::kReplaced: return absl::StatusCode::kAborted;
   }
   return absl::StatusCode::kInternal;
+}
+
+template <typename Request>
+membership::Caller CallerOf(const Request& request) {
+  return {.job = JobId{request.job_id()},
+          .id = FromProto(request.id()),
+          .held = Epoch{request.epoch()},
+          .secret = rpc::HashOf(request.session_secret())};
+}
+
+template <typename Request>
+membership::PoolCaller PoolCallerOf(const Request& request) {
+  return {.incarnation = Incarnation{request.incarnation()},
+          .secret = rpc::HashOf(request.session_secret())};
 }
 
 }  // namespace
@@ -172,6 +188,29 @@ absl::Status Core::CheckVersion(const v1::ProtocolVersion& theirs, const std::st
   return ToStatus({Code::kRefused, "the scheduler refuses: " + problem});
 }
 
+void Core::SetJobSecret(const std::string& secret) {
+  if (!secret.empty()) job_secret_ = rpc::HashOf(secret);
+}
+
+template <typename Request>
+absl::Status Core::CheckSecrets(const Request& request, const std::string& who) {
+  const std::string& shown = request.job_secret();
+  if (job_secret_ && !membership::SameSecret(*job_secret_, rpc::HashOf(shown))) {
+    Log(LogLevel::kWarning, "refused: ", who, " shows ", shown.empty() ? "no" : "another",
+        " job secret");
+    return ToStatus({Code::kUnproven,
+                     "the scheduler refuses " + who + ", which shows " +
+                         (shown.empty() ? "no job secret" : "another job secret than its own") +
+                         "; give it a copy of the scheduler's secret file (option secret_file, "
+                         "TALWEG_SECRET_FILE, or ~/.config/talweg/secret)"});
+  }
+  const std::string& session = request.session_secret();
+  if (session.size() == rpc::kSecretBytes) return absl::OkStatus();
+  return ToStatus({Code::kInvalid, "session_secret of " + who + " has " +
+                                       std::to_string(session.size()) + " bytes; draw " +
+                                       std::to_string(rpc::kSecretBytes) + " at random"});
+}
+
 google::protobuf::Duration Core::Lease() const { return rpc::DurationFromNs(config_.lease_ns); }
 
 // Members -----------------------------------------------------------------------------------------
@@ -179,6 +218,7 @@ google::protobuf::Duration Core::Lease() const { return rpc::DurationFromNs(conf
 absl::Status Core::Join(const v1::JoinRequest& request, v1::JoinResponse* response) {
   const std::string who = "the agent of node " + std::to_string(request.id().node_rank());
   TALWEG_RETURN_IF_ERROR(CheckVersion(request.version(), who));
+  TALWEG_RETURN_IF_ERROR(CheckSecrets(request, who));
   const absl::StatusOr<membership::JobSpec> spec = FromProto(request.spec());
   if (!spec.ok()) return ToStatus({Code::kInvalid, std::string(spec.status().message())});
   const membership::JoinRequest join{.job_name = request.job_name(),
@@ -188,6 +228,7 @@ absl::Status Core::Join(const v1::JoinRequest& request, v1::JoinResponse* respon
                                                 .name = request.name(),
                                                 .admin_address = request.admin_address()},
                                      .host_id = request.host_id(),
+                                     .secret = rpc::HashOf(request.session_secret()),
                                      .unix_ns = UnixNowNs()};
   membership::JoinAnswer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
@@ -205,8 +246,7 @@ absl::Status Core::RenewLease(const v1::RenewLeaseRequest& request,
                               v1::RenewLeaseResponse* response) {
   Answer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnRenew(JobId{request.job_id()}, FromProto(request.id()), Epoch{request.epoch()},
-                          now_ns, out);
+    answer = core.OnRenew(CallerOf(request), now_ns, out);
   }));
   *response->mutable_lease_duration() = Lease();
   return ToStatus(answer);
@@ -221,7 +261,7 @@ absl::Status Core::Leave(const v1::LeaveRequest& request, v1::LeaveResponse*) {
   }
   Answer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnLeave(JobId{request.job_id()}, FromProto(request.id()), Epoch{request.epoch()},
+    answer = core.OnLeave(CallerOf(request),
                           request.reason() == v1::LEAVE_REASON_FINISHED
                               ? membership::LeaveReason::kFinished
                               : membership::LeaveReason::kStopped,
@@ -245,8 +285,7 @@ absl::Status Core::ReportLost(const v1::ReportLostRequest& request, v1::ReportLo
   }
   Answer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnReportLost(JobId{request.job_id()}, FromProto(request.id()),
-                               Epoch{request.epoch()}, lost, request.text(), now_ns, out);
+    answer = core.OnReportLost(CallerOf(request), lost, request.text(), now_ns, out);
   }));
   return ToStatus(answer);
 }
@@ -254,9 +293,8 @@ absl::Status Core::ReportLost(const v1::ReportLostRequest& request, v1::ReportLo
 absl::Status Core::Quiesced(const v1::QuiescedRequest& request, v1::QuiescedResponse*) {
   Answer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer =
-        core.OnQuiesced(JobId{request.job_id()}, FromProto(request.id()), Epoch{request.epoch()},
-                        membership::QuiesceId{request.quiesce_id()}, now_ns, out);
+    answer = core.OnQuiesced(CallerOf(request), membership::QuiesceId{request.quiesce_id()}, now_ns,
+                             out);
   }));
   return ToStatus(answer);
 }
@@ -269,8 +307,7 @@ void Core::WatchViews(membership::StreamId id, const std::shared_ptr<MemberStrea
   member_streams_[id] = stream;
   Answer answer;
   status = Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnMemberAttached(id, JobId{request.job_id()}, FromProto(request.id()),
-                                   Epoch{request.epoch()}, now_ns, out);
+    answer = core.OnMemberAttached(id, CallerOf(request), now_ns, out);
   });
   if (status.ok()) status = ToStatus(answer);
   if (status.ok()) return;
@@ -282,11 +319,13 @@ void Core::WatchViews(membership::StreamId id, const std::shared_ptr<MemberStrea
 
 absl::Status Core::RegisterAggregator(const v1::RegisterAggregatorRequest& request,
                                       v1::RegisterAggregatorResponse* response) {
-  TALWEG_RETURN_IF_ERROR(
-      CheckVersion(request.version(), "aggregator " + request.aggregator().name()));
+  const std::string who = "aggregator " + request.aggregator().name();
+  TALWEG_RETURN_IF_ERROR(CheckVersion(request.version(), who));
+  TALWEG_RETURN_IF_ERROR(CheckSecrets(request, who));
   Answer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnRegister(FromProto(request.aggregator()), now_ns, out);
+    answer = core.OnRegister(FromProto(request.aggregator()), rpc::HashOf(request.session_secret()),
+                             now_ns, out);
   }));
   *response->mutable_version() = ToProto(version_);
   *response->mutable_lease_duration() = Lease();
@@ -297,7 +336,7 @@ absl::Status Core::RenewAggregator(const v1::RenewAggregatorRequest& request,
                                    v1::RenewAggregatorResponse* response) {
   Answer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnRenewAggregator(Incarnation{request.incarnation()}, now_ns, out);
+    answer = core.OnRenewAggregator(PoolCallerOf(request), now_ns, out);
   }));
   *response->mutable_lease_duration() = Lease();
   return ToStatus(answer);
@@ -307,8 +346,7 @@ absl::Status Core::DeregisterAggregator(const v1::DeregisterAggregatorRequest& r
                                         v1::DeregisterAggregatorResponse* response) {
   membership::DeregisterAnswer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnDeregister(Incarnation{request.incarnation()}, request.leave(), request.text(),
-                               now_ns, out);
+    answer = core.OnDeregister(PoolCallerOf(request), request.leave(), request.text(), now_ns, out);
   }));
   response->set_job_count(answer.job_count);
   return ToStatus(answer.answer);
@@ -325,7 +363,7 @@ void Core::WatchJobs(membership::StreamId id, const std::shared_ptr<AggregatorSt
   aggregator_streams_[id] = stream;
   Answer answer;
   status = Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnAggregatorAttached(id, Incarnation{request.incarnation()}, held, now_ns, out);
+    answer = core.OnAggregatorAttached(id, PoolCallerOf(request), held, now_ns, out);
   });
   if (status.ok()) status = ToStatus(answer);
   if (status.ok()) return;

@@ -45,6 +45,8 @@ class Core {
   // Loads the store and goes on where it left off.
   absl::Status Open();
   void SetAddress(const std::string& address) { address_ = address; }
+  // From then on whoever joins or registers has to show it. Empty: nothing has to be shown.
+  void SetJobSecret(const std::string& secret);
 
   absl::Status Join(const v1::JoinRequest& request, v1::JoinResponse* response);
   absl::Status RenewLease(const v1::RenewLeaseRequest& request, v1::RenewLeaseResponse* response);
@@ -86,6 +88,9 @@ class Core {
   void Tell(const membership::TellAggregator& tell);
   void Close(const membership::CloseStream& close);
   absl::Status ToStatus(const membership::Answer& answer);
+  // Why `who`, as it stands in texts, cannot come in with the secrets that it shows, or OK.
+  template <typename Request>
+  absl::Status CheckSecrets(const Request& request, const std::string& who);
   absl::Status CheckVersion(const v1::ProtocolVersion& theirs, const std::string& who);
   google::protobuf::Duration Lease() const;
 
@@ -95,6 +100,7 @@ class Core {
   const Clock* const clock_;
   const std::function<void(const absl::Status&)> on_failure_;
   std::optional<membership::Membership> membership_;
+  std::optional<membership::SecretHash> job_secret_;
   absl::Status failed_;  // Of the store; nothing happens afterwards.
   std::map<membership::StreamId, std::shared_ptr<MemberStream>> member_streams_;
   std::map<membership::StreamId, std::shared_ptr<AggregatorStream>> aggregator_streams_;

@@ -8,6 +8,7 @@
 
 #include "libs/config/config.h"
 #include "libs/config/ready.h"
+#include "libs/config/secret_file.h"
 #include "libs/runtime/clock.h"
 #include "libs/runtime/event_loop.h"
 #include "libs/runtime/incarnation.h"
@@ -43,6 +44,7 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   TALWEG_ASSIGN_OR_RETURN(const config::ListenAddress listen,
                           config::OnInterface(config.listen, config.interface));
   scheduler::SchedulerOptions options;
+  options.server.unix_path = listen.path;
   options.server.bind_host = listen.host;
   options.server.port_min = listen.port_first;
   options.server.port_max = listen.port_last;
@@ -50,6 +52,9 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   options.membership.lease_ns = static_cast<int64_t>(config.lease_ms) * kNsPerMs;
   options.server.keepalive_ns = options.membership.lease_ns / 2;
   options.drain_timeout_ns = static_cast<int64_t>(config.drain_timeout_ms) * kNsPerMs;
+
+  TALWEG_ASSIGN_OR_RETURN(options.job_secret,
+                          config::LoadSecret(config, config::ProcessEnvironment()));
 
   absl::Status failure;
   TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<scheduler::Scheduler> daemon,
@@ -65,6 +70,11 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   TALWEG_RETURN_IF_ERROR(config::AnnounceReady(config, {{"listen", daemon->address()}}));
   Log(LogLevel::kInfo, "serving on ", daemon->address(), ", store ", store_name);
   if (!daemon->warning().empty()) Log(LogLevel::kWarning, daemon->warning());
+  if (options.job_secret.empty() && listen.path.empty()) {
+    Log(LogLevel::kWarning, "there is no job secret: anybody who reaches ", daemon->address(),
+        ", every user of this machine included, may join jobs and serve as an aggregator; talweg "
+        "secret makes a secret file, which this user's daemons find (option secret_file)");
+  }
   loop->Run();
   daemon->Shutdown();
   return failure;

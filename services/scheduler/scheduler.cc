@@ -28,6 +28,7 @@ class Scheduler::Impl : private Poller {
     TALWEG_RETURN_IF_ERROR(core_.Open());
     TALWEG_ASSIGN_OR_RETURN(server_, rpc::Server::Start(options_.server, front_->services()));
     core_.SetAddress(server_->address());
+    core_.SetJobSecret(options_.job_secret);
     loop_->AddPoller(this);
     tick_ = loop_->AddPeriodicTimer(options_.membership.TickNs(), [this] { core_.OnTick(); });
     return absl::OkStatus();

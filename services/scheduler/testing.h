@@ -92,7 +92,7 @@ struct PoolMember {
             Link(address), [this](rpc::AggregatorEvent event) { events.Put(std::move(event)); })) {
     client->Register({.incarnation = Incarnation{incarnation},
                       .name = name,
-                      .data_address = "fi:tcp://127.0.0.1:1",
+                      .data_address = "fi:tcp://127.0.0.1:1/0123456789abcdef",
                       .host_id = "h"});
   }
 

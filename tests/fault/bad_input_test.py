@@ -247,10 +247,10 @@ class BadInputTest(unittest.TestCase):
                 client.sendall(payload)
             return
         for part in address.split(","):
-            if part.startswith("local:"):
+            if part == "local":
                 continue
-            # fi:tcp://host:port/token
-            with _connect(part.partition("//")[2].partition("/")[0] or part) as client:
+            # fi:tcp://host:port
+            with _connect(part.partition("//")[2] or part) as client:
                 client.sendall(payload)
 
 

@@ -40,6 +40,34 @@ class GenericToolsTest(unittest.TestCase):
                 for _ in range(5):
                     rank.wait_for("step ")
 
+    def test_daemons_on_sockets(self) -> None:
+        """As grpcurl -unix has it."""
+        with Cluster() as cluster:
+
+            def at(name: str) -> str:
+                return f"unix:{cluster.directory}/{name}.sock"
+
+            job = Job(
+                cluster,
+                nodes=(1,),
+                scheduler_options=[f"--listen={at('scheduler')}"],
+                aggregator_options=[f"--listen={at('data')}", f"--admin_listen={at('aggregator')}"],
+                agent_options=[f"--admin_listen={at('agent')}"],
+            )
+            self.assertEqual(job.aggregators[0].addresses["data"], "local")
+            for daemon in ("scheduler", "aggregator", "agent"):
+                with self.subTest(daemon):
+                    done = subprocess.run(
+                        [str(_TOOL), at(daemon)],
+                        capture_output=True,
+                        text=True,
+                        timeout=DEADLINE_S,
+                        check=False,
+                    )
+                    self._check(daemon, done)
+            for rank in job.all_ranks():
+                rank.goes_on()
+
     def _check(self, daemon: str, done: subprocess.CompletedProcess[str]) -> None:
         output = done.stdout + done.stderr
         self.assertEqual(done.returncode, 0, output)

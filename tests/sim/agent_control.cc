@@ -156,7 +156,7 @@ void AgentProcess::Attach() {
       host_,
       [=, this, id = core_.config().self, job = job_](membership::Membership& core, int64_t now_ns,
                                                       EffectList& out) {
-        *answer = core.OnMemberAttached(stream, job, id, held, now_ns, out);
+        *answer = core.OnMemberAttached(stream, {job, id, held}, now_ns, out);
         if (!answer->ok()) return;
         if (attachment > 1) trace_->Reached("a member re-attaches");
         if (core.jobs().at(job).Over()) trace_->Reached("a member attaches to a job that is over");
@@ -203,7 +203,7 @@ void AgentProcess::Renew(uint64_t) {
       host_,
       [=, id = core_.config().self, job = job_](membership::Membership& core, int64_t now_ns,
                                                 EffectList& out) {
-        *answer = core.OnRenew(job, id, held, now_ns, out);
+        *answer = core.OnRenew({job, id, held}, now_ns, out);
       },
       [this, answer](bool answered) {
         NoteAnswer(answered);
@@ -283,7 +283,7 @@ void AgentProcess::ConfirmQuiesced(membership::QuiesceId id) {
              !known->second.quiesce->waits_for.contains(self))) {
           trace_->Reached("a quiesce is answered twice, or too late");
         }
-        *answer = core.OnQuiesced(job, self, held, id, now_ns, out);
+        *answer = core.OnQuiesced({job, self, held}, id, now_ns, out);
       },
       [this, id](bool answered) {
         if (!answered && !out_) ConfirmQuiesced(id);
@@ -300,10 +300,10 @@ void AgentProcess::Report(const pipeline::ReportLost& lost) {
       [=, self = core_.config().self, job = job_](membership::Membership& core, int64_t now_ns,
                                                   EffectList& out) {
         if (lost.rank) {
-          *answer = core.OnReportLost(job, self, held, membership::LostRank{*lost.rank}, lost.text,
-                                      now_ns, out);
+          *answer = core.OnReportLost({job, self, held}, membership::LostRank{*lost.rank},
+                                      lost.text, now_ns, out);
         } else {
-          *answer = core.OnLeave(job, self, held, membership::LeaveReason::kStopped, lost.text,
+          *answer = core.OnLeave({job, self, held}, membership::LeaveReason::kStopped, lost.text,
                                  now_ns, out);
         }
       },
@@ -319,7 +319,7 @@ void AgentProcess::LeaveJob(membership::LeaveReason reason) {
       host_,
       [=, self = core_.config().self, job = job_](membership::Membership& core, int64_t now_ns,
                                                   EffectList& out) {
-        *answer = core.OnLeave(job, self, held, reason, "", now_ns, out);
+        *answer = core.OnLeave({job, self, held}, reason, "", now_ns, out);
       },
       [this, reason](bool answered) {
         if (!answered) return LeaveJob(reason);

@@ -19,7 +19,7 @@ void AggregatorProcess::Drain() {
         host_,
         [answer, leave, self = incarnation_](membership::Membership& core, int64_t now_ns,
                                              EffectList& out) {
-          *answer = core.OnDeregister(self, leave, "told to stop", now_ns, out);
+          *answer = core.OnDeregister({self}, leave, "told to stop", now_ns, out);
         },
         [](bool) {});
   };
@@ -37,7 +37,7 @@ void AggregatorProcess::Register() {
   scheduler_->Call(
       host_,
       [answer, self](membership::Membership& core, int64_t now_ns, EffectList& out) {
-        *answer = core.OnRegister(self, now_ns, out);
+        *answer = core.OnRegister(self, {}, now_ns, out);
       },
       [this, answer](bool answered) {
         if (answered && answer->ok()) {
@@ -82,7 +82,7 @@ void AggregatorProcess::Attach() {
       host_,
       [=, this, self = incarnation_](membership::Membership& core, int64_t now_ns,
                                      EffectList& out) {
-        *answer = core.OnAggregatorAttached(stream, self, held, now_ns, out);
+        *answer = core.OnAggregatorAttached(stream, {self}, held, now_ns, out);
         if (!answer->ok()) return;
         if (!held.empty()) trace_->Reached("an aggregator re-attaches with jobs");
         scheduler_->NoteAttached(stream);
@@ -103,7 +103,7 @@ void AggregatorProcess::Renew() {
   scheduler_->Call(
       host_,
       [answer, self = incarnation_](membership::Membership& core, int64_t now_ns, EffectList& out) {
-        *answer = core.OnRenewAggregator(self, now_ns, out);
+        *answer = core.OnRenewAggregator({self}, now_ns, out);
       },
       [this, answer](bool answered) {
         out_ |= answered && !answer->ok() && answer->code != membership::Code::kUnknown;

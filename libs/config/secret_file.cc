@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/config/secret_file.h"
+
+#include <absl/strings/str_cat.h>
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+
+#include "libs/base/check.h"
+#include "libs/base/descriptor.h"
+#include "libs/status/status.h"
+
+namespace talweg::config {
+namespace {
+
+constexpr char kNone[] = "none";
+constexpr size_t kBytesMin = 32;  // Of the text: as long as 128 bits in hexadecimal digits.
+constexpr size_t kBytesMax = 1024;
+
+std::string ValueOf(const Environment& environment, const std::string& name) {
+  const auto variable = environment.find(name);
+  return variable == environment.end() ? "" : variable->second;
+}
+
+std::string Octal(mode_t mode) {
+  std::array<char, 8> text{};
+  std::snprintf(text.data(), text.size(), "%04o", mode & 07777);
+  return text.data();
+}
+
+// That nobody but this user, and root, can have read or written it.
+absl::Status CheckOwnerAndMode(int fd, const std::string& what) {
+  struct stat status;
+  if (fstat(fd, &status) != 0) return ErrnoStatus(errno, absl::StrCat("stat ", what));
+  if (!S_ISREG(status.st_mode)) {
+    return absl::FailedPreconditionError(absl::StrCat(what, " is no file; name one"));
+  }
+  if (status.st_uid != geteuid() && status.st_uid != 0) {
+    return absl::PermissionDeniedError(absl::StrCat(what, " belongs to user ", status.st_uid,
+                                                    ", and this process runs as user ", geteuid(),
+                                                    "; name a file of your own"));
+  }
+  if ((status.st_mode & 077) != 0) {
+    return absl::PermissionDeniedError(absl::StrCat(what, " has mode ", Octal(status.st_mode),
+                                                    ": others than its owner may use it; run "
+                                                    "chmod 600 on it"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteAll(int fd, const std::string& text, const std::string& what) {
+  for (size_t written = 0; written < text.size();) {
+    const ssize_t bytes = write(fd, text.data() + written, text.size() - written);
+    if (bytes < 0 && errno == EINTR) continue;
+    if (bytes < 0) return ErrnoStatus(errno, absl::StrCat("write ", what));
+    written += static_cast<size_t>(bytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MakeParents(const std::string& path) {
+  for (size_t slash = path.find('/', 1); slash != std::string::npos;
+       slash = path.find('/', slash + 1)) {
+    const std::string directory = path.substr(0, slash);
+    if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+      return ErrnoStatus(errno, absl::StrCat("make directory ", directory));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string DefaultSecretPath(const Environment& environment) {
+  const std::string config_home = ValueOf(environment, "XDG_CONFIG_HOME");
+  if (!config_home.empty()) return absl::StrCat(config_home, "/talweg/secret");
+  const std::string home = ValueOf(environment, "HOME");
+  return home.empty() ? "" : absl::StrCat(home, "/.config/talweg/secret");
+}
+
+absl::StatusOr<std::string> LoadSecret(const ProcessConfig& config,
+                                       const Environment& environment) {
+  if (config.secret_file == kNone) return "";
+  if (!config.secret_file.empty()) return ReadSecretFile(config.secret_file);
+  const std::string path = DefaultSecretPath(environment);
+  // Also where HOME is another user's, who keeps this one out.
+  if (path.empty() || access(path.c_str(), F_OK) != 0) return "";
+  return ReadSecretFile(path);
+}
+
+absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
+  const std::string what = absl::StrCat("secret file '", path, "'");
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file.valid()) return ErrnoStatus(errno, absl::StrCat("open ", what));
+  TALWEG_RETURN_IF_ERROR(CheckOwnerAndMode(file.get(), what));
+  std::string secret(kBytesMax + 1, '\0');
+  const ssize_t bytes = read(file.get(), secret.data(), secret.size());
+  if (bytes < 0) return ErrnoStatus(errno, absl::StrCat("read ", what));
+  secret.resize(static_cast<size_t>(bytes));
+  while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r')) secret.pop_back();
+  if (secret.size() < kBytesMin || secret.size() > kBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " holds ", secret.size() > kBytesMax ? "more than " : "",
+                     std::min(secret.size(), kBytesMax), " bytes; a secret has ", kBytesMin, " to ",
+                     kBytesMax, " (move the file away and run talweg secret, which makes one)"));
+  }
+  return secret;
+}
+
+absl::Status MakeSecretFile(const std::string& path) {
+  const std::string what = absl::StrCat("secret file '", path, "'");
+  TALWEG_RETURN_IF_ERROR(MakeParents(path));
+  std::array<unsigned char, 32> drawn{};
+  // Never short for so few bytes, and it fails only where the call does not exist.
+  TALWEG_CHECK(getrandom(drawn.data(), drawn.size(), 0) == static_cast<ssize_t>(drawn.size()));
+  std::string text;
+  for (const unsigned char byte : drawn) {
+    constexpr char kDigits[] = "0123456789abcdef";
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  text += '\n';
+  // Whoever finds the file finds it whole.
+  const std::string draft = absl::StrCat(path, ".", getpid());
+  const Descriptor file(open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file.valid()) return ErrnoStatus(errno, absl::StrCat("make ", what));
+  absl::Status status = WriteAll(file.get(), text, what);
+  if (status.ok() && link(draft.c_str(), path.c_str()) != 0) {
+    status = ErrnoStatus(errno, absl::StrCat("make ", what));
+  }
+  unlink(draft.c_str());
+  return status;
+}
+
+}  // namespace talweg::config

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another user of the same machine, without any credential, against a running job."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections.abc import Sequence
+from pathlib import Path
+
+import other_user
+from cluster import DEADLINE_S, PROGRAMS, RUNFILES, TOOL, Cluster, Daemon, Job
+
+# As other_user.BECOME, with no right over files beside its own.
+_BECOME = (
+    "setpriv",
+    f"--reuid={other_user.UID}",
+    f"--regid={other_user.UID}",
+    "--clear-groups",
+    "--bounding-set=-all",
+    "--inh-caps=-all",
+    "--ambient-caps=-all",
+    "--",
+)
+_OK = "code 0 "
+_INVALID = "code 3 "
+_DENIED = "code 7 "
+_PRECONDITION = "code 9 "
+
+
+class StrangersTest(unittest.TestCase):
+    def setUp(self) -> None:
+        # What is tested lies where root alone may look.
+        directory = tempfile.TemporaryDirectory(prefix="talweg.", dir="/tmp")
+        self.addCleanup(directory.cleanup)
+        self.public = Path(directory.name)
+        self.public.chmod(0o755)
+        for program in ("tests/fault/stranger", "services/agent/talweg-agent"):
+            shutil.copy(RUNFILES / program, self.public)
+        self.stranger = self.public / "stranger"
+
+    def _as_stranger(self, *line: str | Path) -> str:
+        done = subprocess.run(
+            [*_BECOME, *map(str, line)],
+            env={"PATH": os.environ["PATH"], "HOME": "/nonexistent"},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        return done.stdout + done.stderr
+
+    def _incarnation(self, cluster: Cluster, daemon: Daemon) -> str:
+        """What only its own log says, and the stranger has not read: its secret is another thing."""
+        found = re.search(r"talweg-\w+\[([0-9a-f]+)\]", cluster.log(daemon))
+        assert found is not None
+        return found[1]
+
+    def _check_refused(self, output: str, codes: Sequence[str]) -> None:
+        self.assertNotIn(_OK, output)
+        self.assertTrue(any(code in output for code in codes), output)
+
+    def test_what_is_shown_lets_nobody_in(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, scheduler_options=["--secret_file=none"])
+            address = job.scheduler.addresses["listen"]
+            shown = self._as_stranger(self.stranger, address, "look")
+            self.assertIn("data_address", shown)
+            self.assertIsNone(re.search(r"//[^/\"]*/[0-9a-f]{16}", shown), shown)
+            self.assertNotIn("local:", shown)
+            self.assertIsNone(re.search(r"incarnation: [1-9]", shown), shown)
+            for daemon in (*job.agents, *job.aggregators):
+                self.assertNotIn(self._incarnation(cluster, daemon), shown)
+                self.assertNotRegex(cluster.log(daemon), r"//[^/ ]*/[0-9a-f]{16}")
+            self.assertNotRegex(cluster.log(job.scheduler), r"//[^/ ]*/[0-9a-f]{16}|local:")
+            self._disturb_data_port(job)
+            for rank in job.all_ranks():
+                rank.goes_on()
+
+    def _disturb_data_port(self, job: Job) -> None:
+        """Says what a member says first, but for the token that it is given."""
+        address = job.aggregators[0].addresses["data"]
+        found = re.fullmatch(r"fi:tcp://([\d.]+):(\d+),local", address)
+        self.assertIsNotNone(found, address)
+        assert found is not None
+        for _ in range(3):
+            with socket.create_connection((found[1], int(found[2])), DEADLINE_S) as connection:
+                connection.sendall(b"\x01\x00\x00\x01" + bytes(44) + b"\x01" + bytes(63))
+                connection.shutdown(socket.SHUT_WR)
+                connection.settimeout(DEADLINE_S)
+                try:
+                    while connection.recv(4096):
+                        pass
+                except ConnectionResetError:
+                    pass
+        self.assertIsNone(job.aggregators[0].process.poll())
+
+    def test_nobody_takes_a_members_place(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, scheduler_options=["--secret_file=none"])
+            address = job.scheduler.addresses["listen"]
+            name = self._incarnation(cluster, job.agents[1])
+            for incarnation, codes in (("0", (_PRECONDITION,)), (name, (_DENIED,))):
+                for call in ("leave", "renew", "lost"):
+                    with self.subTest(call=call, incarnation=incarnation):
+                        line = [self.stranger, address, call, "default", "1", incarnation]
+                        self._check_refused(self._as_stranger(*line), codes)
+            own = self._as_stranger(
+                self.public / "talweg-agent",
+                f"--scheduler={address}",
+                "--node_rank=1",
+                "--min_members=2",
+                "--max_members=2",
+                f"--socket_path=/tmp/talweg-{os.getpid()}-stranger.sock",
+            )
+            self.assertIn("node rank 1 is held by", own)
+            for rank in job.all_ranks():
+                rank.goes_on()
+
+    def test_nobody_sends_an_aggregator_away(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, scheduler_options=["--secret_file=none"])
+            address = job.scheduler.addresses["listen"]
+            name = self._incarnation(cluster, job.aggregators[0])
+            for incarnation, codes in (("0", ("code 5 ",)), (name, (_DENIED,))):
+                line = [self.stranger, address, "deregister", incarnation]
+                self._check_refused(self._as_stranger(*line), codes)
+            for rank in job.all_ranks():
+                rank.goes_on()
+
+    def test_with_a_job_secret_nobody_joins(self) -> None:
+        with Cluster() as cluster:
+            secret = cluster.directory / "secret"
+            secret.touch(mode=0o600)
+            secret.write_text("0123456789abcdef" * 4 + "\n")
+            with_secret = [f"--secret_file={secret}"]
+            job = Job(
+                cluster,
+                scheduler_options=with_secret,
+                aggregator_options=with_secret,
+                agent_options=with_secret,
+            )
+            address = job.scheduler.addresses["listen"]
+            for name in ("default", "another"):
+                line = [self.stranger, address, "join", name, "1"]
+                self._check_refused(self._as_stranger(*line), (_DENIED,))
+            own = self._as_stranger(
+                self.public / "talweg-agent",
+                f"--scheduler={address}",
+                "--job=another",
+                f"--socket_path=/tmp/talweg-{os.getpid()}-stranger.sock",
+            )
+            self.assertIn("shows no job secret", own)
+            for rank in job.all_ranks():
+                rank.goes_on()
+            # What is in the file is nowhere that another user may look.
+            for daemon in (job.scheduler, *job.aggregators, *job.agents):
+                self.assertNotIn("0123456789abcdef", cluster.log(daemon))
+                line = Path(f"/proc/{daemon.process.pid}/cmdline").read_bytes()
+                self.assertNotIn(b"0123456789abcdef", line)
+
+    def test_a_run_on_one_machine_is_out_of_reach(self) -> None:
+        environment = dict(os.environ, TMPDIR=str(self.public))
+        environment.pop("XDG_RUNTIME_DIR", None)
+        line = [str(TOOL), "run", "--nodes=2", "--", sys.executable, "-P", "-u"]
+        run = subprocess.Popen(
+            [*line, str(PROGRAMS / "steady.py")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert run.stdout is not None
+            for text in run.stdout:
+                if "step 3 of rank" in text:
+                    break
+            (directory,) = self.public.glob("talweg-run-*")
+            self.assertEqual(directory.stat().st_mode & 0o777, 0o700)
+            self.assertEqual((directory / "secret").stat().st_mode & 0o777, 0o600)
+            self.assertIn("Permission denied", self._as_stranger("ls", directory))
+            self.assertIn("Permission denied", self._as_stranger("cat", directory / "secret"))
+            sockets = sorted(path for path in directory.iterdir() if path.is_socket())
+            self.assertIn(directory / "scheduler.sock", sockets)
+            for path in sockets:
+                shown = self._as_stranger(self.stranger, f"unix:{path}", "look")
+                self.assertIn("ListJobs: code 14 ", shown)
+            # Its own user finds it.
+            status = subprocess.run(
+                [str(TOOL), "status"],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE_S,
+                check=False,
+            )
+            self.assertEqual(status.returncode, 0, status.stderr)
+            self.assertIn("job 'run'", status.stdout)
+            self.assertIn(f"unix:{directory}/scheduler.sock", status.stdout)
+            for text in run.stdout:
+                if "step 6 of rank" in text:
+                    break
+        finally:
+            run.send_signal(signal.SIGTERM)
+            run.communicate(timeout=DEADLINE_S)
+
+
+if __name__ == "__main__":
+    reason = other_user.why_not()
+    if reason:
+        print(f"SKIPPED: {reason}")
+        sys.exit(0)
+    unittest.main()

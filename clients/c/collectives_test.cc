@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <numeric>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
@@ -678,6 +679,123 @@ TEST_CASE("Large parts are summed and copied in the same way") {
       group.TakeAll();
     }
   }
+}
+
+// One rank's part of a run in which nobody keeps step but by the rounds themselves: every
+// collective in an order of its own, lengths and signatures of each round.
+class Walk {
+ public:
+  Walk(talweg_client* client, uint32_t ranks) : client_(client), ranks_(ranks) {
+    for (const CollectiveRow& row : kCollectives) {
+      collectives_.push_back(Named(row.name, kCount));
+      talweg_collective c = ToC(collectives_.back(), ranks - 1);
+      talweg_tensor tensor = 0;
+      if (talweg_declare_collective(client, std::string(row.name).c_str(), &c, 0, kGenerousNs,
+                                    &tensor) != TALWEG_OK) {
+        error_ = talweg_last_error();
+      }
+      tensors_.push_back(tensor);
+    }
+  }
+
+  std::string Run(uint64_t rounds, uint32_t seed) {
+    std::mt19937 random(seed);
+    std::vector<size_t> order(tensors_.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    for (uint64_t round = 1; round <= rounds && error_.empty(); ++round) {
+      std::shuffle(order.begin(), order.end(), random);
+      for (const size_t i : order) Push(i, round);
+      std::shuffle(order.begin(), order.end(), random);
+      for (const size_t i : order) Take(i, round);
+    }
+    return error_;
+  }
+
+ private:
+  static constexpr size_t kCount = 33;
+
+  // What a rank gives as a part of a round; every fifth round is full.
+  Part Given(size_t i, uint64_t round, uint32_t rank, uint32_t part) const {
+    const size_t by_rank = collectives_[i].copies() ? rank : 0;
+    const size_t length = round % 5 == 0 ? kCount : (7 * by_rank + 3 * part + round) % (kCount + 1);
+    return Part(length, static_cast<int32_t>(1000 * rank + 10 * part + round));
+  }
+  // Every seventh round of a tensor is one of which the last rank says something else.
+  bool Differs(size_t i, uint64_t round) const { return ranks_ > 1 && (round + i) % 7 == 0; }
+
+  void Push(size_t i, uint64_t round) {
+    const uint32_t rank = talweg_rank(client_);
+    Part data;
+    std::vector<uint64_t> lengths;
+    for (uint32_t part = 0; part < collectives_[i].part_count(ranks_); ++part) {
+      if (!collectives_[i].Gives(part, rank, ranks_, ranks_ - 1)) continue;
+      const Part given = Given(i, round, rank, part);
+      data.insert(data.end(), given.begin(), given.end());
+      lengths.push_back(given.size() * sizeof(int32_t));
+    }
+    const uint64_t signature = Differs(i, round) && rank == ranks_ - 1 ? 999 : round;
+    talweg_round pushed = 0;
+    Expect(talweg_push_parts(client_, tensors_[i], data.data(),
+                             round % 5 == 0 ? nullptr : lengths.data(), signature, 0, kGenerousNs,
+                             &pushed) == TALWEG_OK);
+  }
+
+  void Take(size_t i, uint64_t round) {
+    Part out((ranks_ * ranks_ + 1) * kCount);
+    const uint64_t bytes = out.size() * sizeof(int32_t);
+    const talweg_status status =
+        talweg_wait_parts(client_, tensors_[i], round, out.data(), bytes, kGenerousNs);
+    if (Differs(i, round)) return Expect(status == TALWEG_MISMATCH);
+    Expect(status == TALWEG_OK);
+    const Part expected = Expected(i, round);
+    if (!error_.empty() || std::equal(expected.begin(), expected.end(), out.begin())) return;
+    error_ = std::string(collectives_[i].name()) + ", round " + std::to_string(round) + " is wrong";
+  }
+
+  Part Expected(size_t i, uint64_t round) const {
+    const Collective& collective = collectives_[i];
+    Part all;
+    for (uint32_t part = 0; part < collective.part_count(ranks_); ++part) {
+      if (!collective.Gets(part, talweg_rank(client_), ranks_, ranks_ - 1)) continue;
+      std::optional<Part> sum;
+      for (uint32_t rank = 0; rank < ranks_; ++rank) {
+        if (!collective.Gives(part, rank, ranks_, ranks_ - 1)) continue;
+        const Part given = Given(i, round, rank, part);
+        if (!sum) {
+          sum = given;
+          continue;
+        }
+        for (size_t k = 0; k < sum->size(); ++k) (*sum)[k] += given[k];
+      }
+      all.insert(all.end(), sum->begin(), sum->end());
+    }
+    return all;
+  }
+
+  void Expect(bool right) {
+    if (!right && error_.empty()) error_ = std::string("unexpected: ") + talweg_last_error();
+  }
+
+  talweg_client* const client_;
+  const uint32_t ranks_;
+  std::vector<Collective> collectives_;
+  std::vector<talweg_tensor> tensors_;
+  std::string error_;
+};
+
+TEST_CASE("Ranks push and wait in orders of their own, and each gets what it must") {
+  const bool ranks_sum = GENERATE(false, true);
+  const uint32_t ranks = GENERATE(2u, 4u);
+  CAPTURE(ranks, ranks_sum);
+  PartsNode node(ranks, ranks_sum);
+  std::vector<std::string> errors(ranks);
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < ranks; ++i) {
+    threads.emplace_back([&, i] { errors[i] = Walk(node.clients[i].get(), ranks).Run(60, i + 1); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(errors == std::vector<std::string>(ranks));
+  CHECK(node.agent.seen().counters.protocol_errors == 0);
 }
 
 }  // namespace

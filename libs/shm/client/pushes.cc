@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a rank pushes its contribution to a round.
+#include <atomic>
+#include <cstdint>
+
+#include "libs/shm/client/await.h"
+#include "libs/shm/client/client.h"
+#include "libs/shm/client/stream_copy.h"
+
+namespace talweg::shm {
+
+RankStatus Client::Push(uint32_t index, const void* data, const PushedParts& parts,
+                        bool declared_priority, int32_t priority, int64_t timeout_ns,
+                        uint64_t* round, ErrorText& error) {
+  if (Forked()) return FailForked(error);
+  Tensor* tensor = Find(index);
+  if (tensor == nullptr) return FailNoTensor(index, error);
+  Pushing push{.entry = {.tensor = index, .priority = priority}};
+  if (const RankStatus status = CheckParts(*tensor, parts, &push, error);
+      status != RankStatus::kOk) {
+    return status;
+  }
+  std::byte* contribution = nullptr;
+  bool nobody_sums = false;
+  if (const RankStatus begun = BeginPush(*tensor, data, &contribution, &nobody_sums, error);
+      begun != RankStatus::kOk) {
+    return begun;
+  }
+  if (contribution == nullptr) {
+    AbandonPush(*tensor);
+    return error.Fail(RankStatus::kInvalidArgument,
+                      "tensor '%s' was declared on a GPU and has no buffer in host memory; push it "
+                      "from there, or declare it in host memory as well",
+                      NameOf(*tensor));
+  }
+  const bool says_more = push.is_short || parts.signature != 0;
+  if (!nobody_sums) {
+    if (data != nullptr && data != contribution) {
+      CopyIn(*tensor, static_cast<const std::byte*>(data), parts.lengths, contribution);
+    }
+    // An older agent knows neither; it compares nothing.
+    if (says_more && agent_minor_ >= kCollectivesMinor) {
+      push.entry.flags = kPushInParts;
+      push.entry.device_offset = parts.signature;
+      SayParts(*tensor, parts.lengths);
+    }
+  }
+  return FinishPush(*tensor, push, declared_priority, timeout_ns, round, error);
+}
+
+RankStatus Client::CheckParts(const Tensor& tensor, const PushedParts& parts, Pushing* push,
+                              ErrorText& error) {
+  const BufferShape& shape = tensor.buffer;
+  push->bytes = tensor.gives.count * shape.part_bytes;
+  if (parts.lengths == nullptr) return RankStatus::kOk;
+  push->bytes = 0;
+  for (uint32_t i = 0; i < tensor.gives.count; ++i) {
+    const uint64_t bytes = parts.lengths[i];
+    if (!shape.IsLength(bytes)) {
+      return error.Fail(RankStatus::kInvalidArgument,
+                        "tensor '%s': %llu bytes as number %u of the %u parts that this rank "
+                        "gives; a part has at most %llu bytes, in elements of %u",
+                        NameOf(tensor), static_cast<unsigned long long>(bytes), i,
+                        tensor.gives.count, static_cast<unsigned long long>(shape.part_bytes),
+                        shape.element_bytes);
+    }
+    push->bytes += bytes;
+    push->is_short = push->is_short || bytes != shape.part_bytes;
+  }
+  if (!push->is_short || tensor.has_tables) return RankStatus::kOk;
+  return error.Fail(RankStatus::kUnsupported,
+                    "tensor '%s': a part that is not full, which %s; push full parts",
+                    NameOf(tensor),
+                    shape.has_lengths() ? "the agent's release does not know"
+                                        : "a tensor with parts of 4 GiB or more cannot have");
+}
+
+void Client::CopyIn(const Tensor& tensor, const std::byte* data, const uint64_t* lengths,
+                    std::byte* contribution) {
+  uint64_t copied = 0;
+  for (uint32_t i = 0; i < tensor.gives.count; ++i) {
+    const uint64_t bytes = lengths == nullptr ? tensor.buffer.part_bytes : lengths[i];
+    if (bytes == 0) continue;
+    Copy(contribution + tensor.buffer.part_offset(tensor.gives[i]), data + copied, bytes,
+         Streams(bytes));
+    copied += bytes;
+  }
+  statistics_.bytes_copied.fetch_add(copied, std::memory_order_relaxed);
+}
+
+void Client::SayParts(Tensor& tensor, const uint64_t* lengths) {
+  if (!tensor.has_tables) return;
+  uint32_t* table = nullptr;
+  {
+    const MutexLock lock(state_mutex_);
+    table = tensor.LengthsOf(tensor.pushed + 1);
+  }
+  for (uint32_t i = 0; i < tensor.gives.count; ++i) {
+    table[tensor.gives[i]] =
+        static_cast<uint32_t>(lengths == nullptr ? tensor.buffer.part_bytes : lengths[i]);
+  }
+}
+
+RankStatus Client::BeginPush(Tensor& tensor, const void* data, std::byte** contribution,
+                             bool* nobody_sums, ErrorText& error) {
+  RankStatus over = RankStatus::kOk;
+  if (Over(&over)) return FailOver(over, NameOf(tensor), error);
+  const MutexLock lock(state_mutex_);
+  if (tensor.pushing || tensor.pushed > tensor.taken || tensor.readers > 0) {
+    return error.Fail(RankStatus::kBusy,
+                      "tensor '%s': its round %llu has not been taken yet; wait for it before the "
+                      "next push",
+                      NameOf(tensor),
+                      static_cast<unsigned long long>(tensor.pushed + (tensor.pushing ? 1 : 0)));
+  }
+  tensor.pushing = true;
+  // Nobody will sum it; and the buffer may still be read for the last round that was.
+  *nobody_sums = tensor.failed && tensor.ranks_sum;
+  *contribution = tensor.ContributionOf(tensor.pushed + 1);
+  const uint64_t buffers = tensor.contribution == nullptr ? 0 : tensor.shape.in_place ? 1 : 2;
+  const bool copied = data != nullptr && data != *contribution;
+  tensor.open_bytes = (buffers + (copied ? 1 : 0)) * tensor.bytes;
+  open_bytes_.Begin(tensor.open_bytes);
+  return RankStatus::kOk;
+}
+
+void Client::AbandonPush(Tensor& tensor) {
+  const MutexLock lock(state_mutex_);
+  tensor.pushing = false;
+  if (tensor.pushed > tensor.taken) return;  // A push again: its round stays open.
+  open_bytes_.End(tensor.open_bytes);
+  tensor.open_bytes = 0;
+}
+
+RankStatus Client::FinishPush(Tensor& tensor, Pushing push, bool declared_priority,
+                              int64_t timeout_ns, uint64_t* round, ErrorText& error) {
+  if (declared_priority) push.entry.priority = tensor.priority.load(std::memory_order_relaxed);
+  const RankStatus status = RingPush(tensor, push, Deadline(timeout_ns), round, error);
+  if (status != RankStatus::kOk) {
+    AbandonPush(tensor);
+    return status;
+  }
+  statistics_.pushes.fetch_add(1, std::memory_order_relaxed);
+  statistics_.bytes_pushed.fetch_add(push.bytes, std::memory_order_relaxed);
+  // Where the ranks sum nobody needs the push before somebody waits, for it or for room.
+  const bool waits = tensor.ranks_sum && !RingFills();
+  RingDoorbell(waits ? Sleeping::kUntilRung : Sleeping::kAnyhow);
+  return RankStatus::kOk;
+}
+
+RankStatus Client::RingPush(Tensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
+                            ErrorText& error) {
+  RingEntry& entry = push.entry;
+  const uint32_t capacity = control_.shape().ring_capacity;
+  const auto room = [&] { return RingEntries() < capacity; };
+  for (bool waited = false;; waited = true) {
+    {
+      const MutexLock lock(ring_mutex_);
+      if (room()) {
+        const uint64_t sequence = submitted_.load(std::memory_order_relaxed);
+        PushedLine* line = nullptr;
+        {
+          const MutexLock state_lock(state_mutex_);
+          tensor.pushing = false;
+          tensor.on_device = (entry.flags & kPushOnDevice) != 0;
+          tensor.pushed_short = push.is_short;
+          tensor.pushed_at.store(tensor.placed_at, std::memory_order_relaxed);
+          if ((entry.flags & kPushAgain) == 0) ++tensor.pushed;
+          *round = tensor.pushed;
+          if (tensor.tells_pushes()) {
+            line =
+                reinterpret_cast<PushedLine*>(tensor.contribution + tensor.shape.pushed_offset());
+          }
+        }
+        entry.round = *round;
+        if (line != nullptr && tensor.shape.has_tables) {
+          line->signature[*round & 1] = entry.flags == kPushInParts ? entry.device_offset : 0;
+          line->has_lengths[*round & 1] = push.is_short ? 1 : 0;
+        }
+        control_.ring_entry(sequence) = entry;
+        submitted_.store(sequence + 1, std::memory_order_relaxed);
+        // Sequentially consistent: the agent that goes to sleep sees it, or RingDoorbell sees that
+        // it sleeps.
+        control_.rank_line().submitted.store(sequence + 1, std::memory_order_seq_cst);
+        // Behind it: what another rank has seen here the agent finds there.
+        if (line != nullptr) line->round.store(*round, std::memory_order_release);
+        return RankStatus::kOk;
+      }
+    }
+    if (!waited) statistics_.ring_full.fetch_add(1, std::memory_order_relaxed);
+    RankStatus over = RankStatus::kOk;
+    switch (Await(room, deadline, {control_.rank_line().push_waiters}, &over)) {
+      case Awaited::kDone: break;
+      case Awaited::kOver: return FailOver(over, NameOf(tensor), error);
+      case Awaited::kTimeout:
+        return error.Fail(
+            RankStatus::kTimeout,
+            "tensor '%s': the agent has not taken the %u pushes before this one in time; "
+            "nothing was pushed",
+            NameOf(tensor), capacity);
+    }
+  }
+}
+
+void Client::RingDoorbell(Sleeping sleeping) {
+  const AgentLine& line = control_.agent_line();
+  const uint32_t sleep = line.sleep_sequence.load(std::memory_order_seq_cst);
+  if (sleeping != Sleeping::kAnyhow) {
+    const bool until_awaited = line.sleeps_until_awaited.load(std::memory_order_seq_cst) == sleep;
+    if (until_awaited != (sleeping == Sleeping::kUntilAwaited)) return;
+  }
+  // One ring for each of its sleeps. If the socket is full the agent has something to read anyway.
+  if ((sleep & 1) != 0 && rung_.exchange(sleep, std::memory_order_relaxed) != sleep) {
+    socket_.Send({.body = Doorbell{}});
+  }
+}
+
+void Client::RingForPoll(bool needs_agent) {
+  const int64_t now_ns = MonotonicNs();
+  const int64_t every_ns = needs_agent ? kPollRingsEveryNs : kLookEveryNs;
+  if (now_ns - poll_rang_ns_.load(std::memory_order_relaxed) < every_ns) return;
+  poll_rang_ns_.store(now_ns, std::memory_order_relaxed);
+  RingDoorbell(Sleeping::kUntilAwaited);
+}
+
+}  // namespace talweg::shm

@@ -78,6 +78,12 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         help="run the simulation for this long (600)",
     )
     parser.add_argument(
+        "--first-seed",
+        type=int,
+        metavar="SEED",
+        help="where the simulation's new seeds begin (drawn anew in each run, and printed)",
+    )
+    parser.add_argument(
         "--fuzz", type=int, metavar="SECONDS", help="fuzz each parser for this long (3)"
     )
     parser.add_argument(
@@ -105,6 +111,8 @@ def bazel_options(options: argparse.Namespace) -> list[str]:
     if options.soak is not None:
         flags.append(f"--test_env=TALWEG_SOAK_S={options.soak}")
         timeout_s = max(timeout_s, options.soak + _SOAK_SLACK_S)
+    if options.first_seed is not None:
+        flags.append(f"--test_env=TALWEG_SIM_FIRST_SEED={options.first_seed}")
     if options.fuzz is not None:
         flags.append(f"--test_env=TALWEG_FUZZ_S={options.fuzz}")
         timeout_s = max(timeout_s, options.fuzz + _SOAK_SLACK_S)

@@ -304,6 +304,7 @@ void Job::Enter(MemberIndex member, ConnectionId connection) {
   Member& record = members_[member.value()];
   record.connection = connection;
   record.absent_ns = 0;
+  record.absent_at_tick = false;
 }
 
 void Job::Close(ConnectionId connection, std::string reason, Effects& out) {

@@ -70,7 +70,8 @@ class Job {
   // A member of the present view.
   struct Member {
     std::optional<ConnectionId> connection;  // Active in the present epoch.
-    int64_t absent_ns = 0;  // For how long there has been none, as ticks have counted it.
+    int64_t absent_ns = 0;        // For how long there has been none, as ticks have counted it.
+    bool absent_at_tick = false;  // At the last one.
     bool reported = false;
     std::map<TensorKey, wire::Report> reports;  // Until decided.
   };

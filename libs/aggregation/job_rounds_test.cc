@@ -388,6 +388,34 @@ TEST_CASE("Job: of those who are waited for it is said how long they have had no
   CHECK(told.front().absent_s[1] <= 2);
 }
 
+TEST_CASE("Job: nobody is said to have been absent for longer than it was", "[aggregation]") {
+  constexpr int64_t kTickNs = 250'000'000;
+  JobFixture f({1, 1});
+  f.StartWith("w", kLargeCount);
+  f.Contribute(0, "w", 1);
+  const auto tick = [&f] {
+    f.effects_seen.clear();
+    f.now_ns += kTickNs;
+    f.job.OnTick(f.now_ns, f.effects);
+    f.Perform();
+    return f.job.members()[1].absent_ns;
+  };
+  tick();
+  // It goes just before a tick: what had passed since the last one it was there for.
+  f.job.OnDisconnect(Conn(1), f.effects);
+  CHECK(tick() == 0);
+  CHECK(tick() == kTickNs);
+  // It comes and goes between two ticks.
+  f.SayHello(1, 1);
+  f.job.OnDisconnect(Conn(1, 1), f.effects);
+  CHECK(tick() == 0);
+  CHECK(tick() == kTickNs);
+  // A view begins the time afresh.
+  f.NextView();
+  CHECK(tick() == 0);
+  CHECK(tick() == kTickNs);
+}
+
 TEST_CASE("Job: a round that opens when the one before is summed is waited for, too",
           "[aggregation]") {
   JobFixture f({1, 1});

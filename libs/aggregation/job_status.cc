@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <utility>
 
 #include "libs/aggregation/job.h"
 #include "libs/base/mutation.h"
@@ -51,7 +52,12 @@ std::optional<Job::Wait> Job::WaitOf(const Tensor& tensor) const {
 void Job::CountAbsence(int64_t now_ns) {
   const int64_t gone_ns = awake_.Take(now_ns);
   for (Member& member : members_) {
-    if (TALWEG_MUTATION(late_counted_absent, !member.connection, true)) member.absent_ns += gone_ns;
+    // Who was there at the last tick has been away for less than what has passed since.
+    const bool was_absent = std::exchange(
+        member.absent_at_tick, TALWEG_MUTATION(late_counted_absent, !member.connection, true));
+    if (TALWEG_MUTATION(absent_before_it_went, was_absent, true) && member.absent_at_tick) {
+      member.absent_ns += gone_ns;
+    }
   }
 }
 

@@ -202,9 +202,9 @@ void Member::OnDeclared(const Owner& owner, const wire::Declared& entry, Effects
     return;
   }
   tensor.owners[owner.index] = {.agreed = true, .slot = entry.slot};
-  const bool is_new_here = tensor.held.round == Round{0} && tensor.pushed_count == 0 &&
-                           !tensor.announced && !tensor.awaits_decision;
-  if (owner.index == tensor.primary && is_new_here && entry.held > Round{0}) {
+  // Until a rank here has been told, each view's primary says anew which round comes first: the
+  // others may have had one aborted meanwhile.
+  if (owner.index == tensor.primary && !tensor.announced) {
     tensor.held = {.round = entry.held, .sum_epoch = Epoch{0}, .ranks_summed = 0};
   }
   AgreementChanged(tensor, out);

@@ -401,6 +401,47 @@ TEST_CASE("Member: a joiner goes on with the round of the others", "[pipeline]")
   CHECK(entries[0].round == Round{42});
 }
 
+TEST_CASE("Member: which round comes first is heard again in each view until a rank has been told",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(5, {1, 1}, 2));
+  f.Declare(0, Spec("w", 64 * 1024));
+  f.Allocated(0);
+  const uint32_t primary = f.member.FindTensor(Key("w"))->primary.value();
+  const auto held = [&f](uint32_t owner, uint64_t round) {
+    return f.Of<DeclareReply>(f.From<wire::Declared>(owner, wire::FrameType::kDeclared,
+                                                     {{.key = Key("w"), .held = Round{round}}}));
+  };
+  // The other owner is gone before it agrees; the others have round 2 aborted meanwhile.
+  CHECK(held(primary, 1).empty());
+  View next = MakeView(6, {1, 1}, 2);
+  std::erase_if(next.aggregators, [primary](const ViewAggregator& aggregator) {
+    return aggregator.incarnation != Incarnation{200 + primary};
+  });
+  f.OnView(next);
+  CHECK(f.Entries<wire::Report>(f.AnswerAll()).empty());
+  const auto replies = held(0, 2);
+  REQUIRE(replies.size() == 1);
+  CHECK(replies[0].held == Round{2});
+  // From then on it knows better.
+  held(0, 1);
+  CHECK(f.member.FindTensor(Key("w"))->held.round == Round{2});
+}
+
+TEST_CASE("Member: a view in which nobody holds a round begins with the first", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(5, {1, 1}, 2));
+  f.Declare(0, Spec("w", 64 * 1024));
+  f.Allocated(0);
+  const uint32_t primary = f.member.FindTensor(Key("w"))->primary.value();
+  f.From<wire::Declared>(primary, wire::FrameType::kDeclared,
+                         {{.key = Key("w"), .held = Round{1}}});
+  f.OnView(MakeView(6, {1, 1}, 2));
+  const auto replies = f.Of<DeclareReply>(f.AgreeTo(f.AnswerAll()));
+  REQUIRE(replies.size() == 1);
+  CHECK(replies[0].held == Round{0});
+}
+
 TEST_CASE("Member: decisions that contradict what is known end the job", "[pipeline]") {
   const auto failed_after = [](auto decide) {
     Fixture f;

@@ -28,6 +28,7 @@ class OptionsTest(unittest.TestCase):
         self.assertIn("--nocache_test_results", self.flags("--again"))
         self.assertIn("--test_env=TALWEG_TEST_FULL=1", self.flags("--full"))
         self.assertIn("--test_env=TALWEG_SOAK_S=5", self.flags("--soak=5"))
+        self.assertIn("--test_env=TALWEG_SIM_FIRST_SEED=9", self.flags("--first-seed=9"))
         self.assertIn("--test_env=TALWEG_FUZZ_S=7", self.flags("--fuzz=7"))
 
     def test_gpu_selects_its_tests_and_never_caches_them(self) -> None:

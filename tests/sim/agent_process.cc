@@ -123,6 +123,13 @@ void AgentProcess::NoteConnected() {
   }
 }
 
+bool AgentProcess::ConnectedAtBothEnds() const {
+  return connected_since_ns_ &&
+         std::all_of(core_.owners().begin(), core_.owners().end(), [this](const auto& owner) {
+           return network_->BothEndsOpen(host_, owner.second.connection);
+         });
+}
+
 void AgentProcess::Perform(pipeline::Effects& effects) {
   for (pipeline::Effect& effect : effects) {
     std::visit(

@@ -81,6 +81,8 @@ class AgentProcess : public Process {
   bool left() const { return left_; }
   // To all aggregators, since when.
   std::optional<int64_t> connected_since_ns() const { return connected_since_ns_; }
+  // And they to it: one whose end of a connection has broken may notice so before this one does.
+  bool ConnectedAtBothEnds() const;
   bool Failed() const { return core_.phase() == pipeline::Phase::kFailed; }
 
  private:

@@ -384,7 +384,9 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
   RankTensor& tensor = rank.tensors[place];
   const TensorMemory& memory = memory_.at(tensor.index);
   const std::string who = name_ + " rank " + std::to_string(local.value());
-  if (complete.round == tensor.taken) return;  // Said again, as another rank came late to it.
+  // Said again, as another rank came late to it; this one may have taken a later round meanwhile. A
+  // RankServer passes over it likewise.
+  if (complete.round <= tensor.taken) return;
   if (complete.round != tensor.taken.Next()) throw Violation{who + ": a round was skipped"};
   const bool aborted = complete.status == pipeline::Status::kAborted;
   const bool is_mismatch = complete.status == pipeline::Status::kMismatch;

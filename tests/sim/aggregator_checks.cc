@@ -91,6 +91,29 @@ void AggregatorProcess::CheckFenced(JobId id) const {
   throw Violation{name_ + ": decides while contributions of an older epoch are landing"};
 }
 
+void AggregatorProcess::NotePresent(JobId id) {
+  const aggregation::Job& job = *jobs_.at(id);
+  for (size_t i = 0; i < job.members().size(); ++i) {
+    auto& [epoch, until_ns] = present_[{id, job.view().members[i].id.node}];
+    if (epoch == job.view().epoch && !job.members()[i].connection) continue;
+    epoch = job.view().epoch;
+    until_ns = timeline_->now_ns();
+  }
+}
+
+// Section 8: others give a node up by it.
+void AggregatorProcess::CheckAbsence(JobId id, const wire::Waiting& notice) const {
+  for (size_t i = 0; i < notice.missing_nodes.size(); ++i) {
+    const NodeRank node{notice.missing_nodes[i]};
+    const int64_t most_ns = timeline_->now_ns() - present_.at({id, node}).second;
+    if (notice.absent_ns[i] <= static_cast<uint64_t>(most_ns)) continue;
+    throw Violation{name_ + ": says that node " + std::to_string(node.value()) +
+                    " has had no connection for " +
+                    std::to_string(notice.absent_ns[i] / kMillisecond) + " ms, and it was here " +
+                    std::to_string(most_ns / kMillisecond) + " ms ago"};
+  }
+}
+
 // A contribution that no tensor waits for is not taken, and is refused, or is too late to matter.
 void AggregatorProcess::DeliverConfused(JobId job, const wire::Frame& frame,
                                         const std::function<void()>& deliver) {

@@ -71,7 +71,9 @@ void AggregatorProcess::Run(
   if (found == jobs_.end()) return;
   aggregation::Job::Effects effects;
   const bool reports_were_complete = found->second->reports_complete();
+  NotePresent(job);
   on(*found->second, effects);
+  NotePresent(job);
   Perform(job, effects);
   if (!reports_were_complete && found->second->reports_complete()) CheckFenced(job);
   if (std::exchange(memory_changed_, false)) CheckMemory(job);
@@ -175,6 +177,7 @@ void AggregatorProcess::SendEntry(JobId job, const aggregation::Send& send) {
           if (entry.verdict != wire::Verdict::kRedo) Strike(at_decision_);
         }
         if constexpr (std::is_same_v<Entry, wire::Welcome>) CheckOnlyOne(send.connection, entry);
+        if constexpr (std::is_same_v<Entry, wire::Waiting>) CheckAbsence(job, entry);
         if constexpr (std::is_same_v<Entry, wire::Declared>) {
           CheckWriter(job, send.connection, entry);
         }

@@ -70,6 +70,8 @@ class AggregatorProcess : public Process {
   void CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry);
   void CheckWriter(JobId job, ConnectionId connection, const wire::Declared& entry) const;
   void CheckFenced(JobId job) const;
+  void NotePresent(JobId job);
+  void CheckAbsence(JobId job, const wire::Waiting& notice) const;
   void DeliverConfused(JobId job, const wire::Frame& frame, const std::function<void()>& deliver);
   void OnAggregatorMessage(const membership::AggregatorMessage& message);
   void Register();
@@ -97,6 +99,8 @@ class AggregatorProcess : public Process {
   std::map<uint64_t, std::pair<JobId, aggregation::WriteId>> writes_;
   std::map<std::pair<JobId, aggregation::AllocationId>, int64_t> result_free_ns_;
   std::map<ConnectionId, uint64_t> credit_;
+  // Until when each node was connected in the present epoch, or when that began.
+  std::map<std::pair<JobId, NodeRank>, std::pair<Epoch, int64_t>> present_;
   std::vector<aggregation::Counters> past_counters_;
   const wire::Frame* frame_ = nullptr;
   uint64_t next_region_ = 1;

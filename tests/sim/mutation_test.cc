@@ -50,6 +50,7 @@ constexpr Mutation kMutations[] = {
      Kind::kSilent},
     {"newer_view_not_told", "invariant 5: nobody waits in an epoch that is over", Kind::kSilent},
     {"late_counted_absent", "invariant 5: who is connected is waited for", Kind::kSilent},
+    {"absent_before_it_went", "invariant 5: nobody is given up before the limit", Kind::kSilent},
     {"silence_outlives_an_answer", "invariant 5: a scheduler that answers decides", Kind::kSilent},
     {"each_silence_alone", "invariant 5: nor one that comes back only to go again", Kind::kSilent},
     {"large_slice_never_leaves", "invariant 6: one contribution may always be under way"},

@@ -273,6 +273,11 @@ void Network::EndHost(HostIndex host) {
   });
 }
 
+bool Network::BothEndsOpen(HostIndex at, ConnectionId name) {
+  const auto [link, end] = Find(at, name);
+  return link != nullptr && !link->broken && link->ends[1 - end].open;
+}
+
 std::vector<std::shared_ptr<Network::Link>> Network::OpenLinks() const {
   std::vector<std::shared_ptr<Link>> open;
   for (const std::shared_ptr<Link>& link : links_) {

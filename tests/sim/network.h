@@ -107,6 +107,8 @@ class Network {
   bool StallSomeLink(int64_t stall_ns);
   void Partition(HostIndex a, HostIndex b, int64_t until_ns);
   bool Reachable(HostIndex a, HostIndex b) const;
+  // Whether both ends of it believe in it.
+  bool BothEndsOpen(HostIndex at, ConnectionId name);
   // Whether bytes may yet land at `at` through a connection of it that `counts`.
   bool WritesUnderWayTo(HostIndex at, const std::function<bool(ConnectionId)>& counts) const;
   // Whether `at` still listens to an older connection of the peer of `name`, of those that count.

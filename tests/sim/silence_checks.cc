@@ -9,7 +9,7 @@ namespace {
 
 // What stragglers, stopped hosts, partitions and retries take besides.
 constexpr int64_t kSlackNs = 60 * kSecond;
-// One end of a connection may notice so much later than the other that it has broken.
+// What was said of a node before it was back may be on its way for so long.
 constexpr int64_t kNoticedNs = 5 * kSecond;
 
 }  // namespace
@@ -32,7 +32,7 @@ void CheckWaitsForNoneDead(const AgentProcess& agent, const Deaths& deaths,
 void CheckWasAbsent(const AgentProcess& by, const AgentProcess& other, int64_t now_ns) {
   const View* const held = other.core().view();
   const View* const view = by.core().view();
-  const bool is_connected = other.connected_since_ns() && held != nullptr && view != nullptr &&
+  const bool is_connected = other.ConnectedAtBothEnds() && held != nullptr && view != nullptr &&
                             held->epoch == view->epoch && held->job == view->job &&
                             view->IndexOf(other.core().config().self) && !other.Failed() &&
                             !other.left();

@@ -9,11 +9,13 @@
 #include <iostream>
 #include <iterator>
 #include <map>
+#include <random>
 #include <string>
 
 #include <catch2/catch.hpp>
 
 #include "tests/sim/coverage.h"
+#include "tests/sim/found_seeds.h"
 #include "tests/sim/life.h"
 
 namespace talweg::sim {
@@ -25,7 +27,7 @@ constexpr uint64_t kSanitizedLives = 1'000;
 // Below this many, chance decides which points are reached.
 constexpr uint64_t kLivesForCoverage = 4'000;
 constexpr int kFailuresShown = 5;
-// The kinds take turns; each has seeds of its own, from 0.
+// The kinds take turns; each has seeds of its own.
 constexpr Kind kTurns[] = {Kind::kUsual,    Kind::kUsual,   Kind::kUsual, Kind::kUsual,
                            Kind::kRecovery, Kind::kUsual,   Kind::kUsual, Kind::kUsual,
                            Kind::kSilent,   Kind::kRecovery, Kind::kGroups, Kind::kGroups,
@@ -36,11 +38,12 @@ struct Choice {
   uint64_t seed;
 };
 
-Choice ChoiceOf(uint64_t life) {
+// Each kind's seeds begin at `first`.
+Choice ChoiceOf(uint64_t life, uint64_t first) {
   const Kind* const turn = kTurns + life % std::size(kTurns);
   const auto in_a_row = static_cast<uint64_t>(std::count(kTurns, std::end(kTurns), *turn));
   const auto before = static_cast<uint64_t>(std::count(kTurns, turn, *turn));
-  return {*turn, life / std::size(kTurns) * in_a_row + before};
+  return {*turn, first + life / std::size(kTurns) * in_a_row + before};
 }
 
 std::string ReplayText(const Choice& choice) {
@@ -55,6 +58,15 @@ uint64_t LivesWanted() {
   return std::getenv("TALWEG_SANITIZER") != nullptr ? kSanitizedLives : kLives;
 }
 
+// Seeds that no run has drawn before, unless it is said where they begin: then the same again.
+uint64_t FirstNewSeed() {
+  if (const char* const first = std::getenv("TALWEG_SIM_FIRST_SEED")) {
+    return std::strtoull(first, nullptr, 10);
+  }
+  constexpr uint64_t kMillion = 1'000'000;
+  return kMillion * (10 + std::random_device()() % kMillion);
+}
+
 // A broken TALWEG_CHECK ends the process: say in which life.
 Choice choice_now{};
 void OnAbort(int) {
@@ -67,36 +79,82 @@ void OnAbort(int) {
   if (write(STDERR_FILENO, text, static_cast<size_t>(length)) < 0) return;
 }
 
+// The lives of one test case.
+class Lives {
+ public:
+  Lives() { std::signal(SIGABRT, OnAbort); }
+  ~Lives() { std::signal(SIGABRT, SIG_DFL); }
+  Lives(const Lives&) = delete;
+  Lives& operator=(const Lives&) = delete;
+
+  // Whether to go on: enough is known when several are broken.
+  bool Add(const Choice& choice) {
+    choice_now = choice;
+    const LifeResult result = Live(choice.kind, choice.seed, false);
+    ++lives_;
+    outcomes_ += result.outcomes;
+    events_ += result.events;
+    for (const auto& [point, count] : result.coverage) coverage_[point] += count;
+    if (result.violation.empty()) return true;
+    FAIL_CHECK(result.violation << "\n" << ReplayText(choice));
+    return ++failures_ < kFailuresShown;
+  }
+
+  std::string Text() const {
+    return std::to_string(lives_) + " lives, " + std::to_string(events_) + " events, " +
+           std::to_string(outcomes_) + " results taken";
+  }
+  const std::map<std::string, uint64_t>& coverage() const { return coverage_; }
+  uint64_t CountOf(const std::string& point) const {
+    const auto found = coverage_.find(point);
+    return found == coverage_.end() ? 0 : found->second;
+  }
+
+ private:
+  uint64_t lives_ = 0;
+  uint64_t events_ = 0;
+  uint64_t outcomes_ = 0;
+  int failures_ = 0;
+  std::map<std::string, uint64_t> coverage_;
+};
+
+TEST_CASE("Lives that have broken something once break nothing", "[sim]") {
+  Lives lives;
+  for (const FoundSeed& found : kFoundSeeds) {
+    if (!lives.Add({found.kind, found.seed})) break;
+  }
+}
+
 TEST_CASE("Clusters live through every fault without breaking an invariant", "[sim]") {
+  const uint64_t wanted = LivesWanted();
+  Lives lives;
+  for (uint64_t life = 0; life < wanted && lives.Add(ChoiceOf(life, 0)); ++life) {
+  }
+  std::cout << lives.Text() << "\n";
+  for (const auto& [point, count] : lives.coverage()) {
+    std::cout << "  " << count << "  " << point << "\n";
+  }
+  if (wanted < kLivesForCoverage) return;
+  for (const char* const point : kCoverage) {
+    CAPTURE(point);
+    CHECK(lives.CountOf(point) > 0);
+  }
+}
+
+TEST_CASE("Clusters live through lives that nobody has seen before", "[sim]") {
   const char* const soak = std::getenv("TALWEG_SOAK_S");
   const auto end = std::chrono::steady_clock::now() +
                    std::chrono::seconds(soak != nullptr ? std::atoi(soak) : 0);
-  const uint64_t lives = LivesWanted();
-  std::map<std::string, uint64_t> coverage;
-  uint64_t outcomes = 0;
-  uint64_t events = 0;
-  uint64_t life = 0;
-  int failures = 0;
-  std::signal(SIGABRT, OnAbort);
-  for (; life < lives || std::chrono::steady_clock::now() < end; ++life) {
-    choice_now = ChoiceOf(life);
-    const LifeResult result = Live(choice_now.kind, choice_now.seed, false);
-    outcomes += result.outcomes;
-    events += result.events;
-    for (const auto& [point, count] : result.coverage) coverage[point] += count;
-    if (!result.violation.empty()) {
-      FAIL_CHECK(result.violation << "\n" << ReplayText(choice_now));
-      if (++failures == kFailuresShown) break;
-    }
+  const uint64_t wanted = LivesWanted();
+  const uint64_t first = FirstNewSeed();
+  // Before the first of them, so that it is known whatever becomes of this process.
+  std::cout << "new seeds from " << first << " on; the same again: ./test --first-seed=" << first
+            << " sim_test" << std::endl;
+  Lives lives;
+  for (uint64_t life = 0; life < wanted || std::chrono::steady_clock::now() < end; ++life) {
+    if (!lives.Add(ChoiceOf(life, first))) break;
   }
-  std::signal(SIGABRT, SIG_DFL);
-  std::cout << life << " lives, " << events << " events, " << outcomes << " results taken\n";
-  for (const auto& [point, count] : coverage) std::cout << "  " << count << "  " << point << "\n";
-  if (lives < kLivesForCoverage) return;
-  for (const char* const point : kCoverage) {
-    CAPTURE(point);
-    CHECK(coverage[point] > 0);
-  }
+  std::cout << lives.Text() << "\n";
 }
 
 }  // namespace

@@ -235,6 +235,31 @@ TEST_CASE_METHOD(RankServerFixture,
   CHECK(bad.control().consumed_line().consumed.load() == 1);
 }
 
+TEST_CASE_METHOD(
+    RankServerFixture,
+    "A round that is said to be over again, for a rank that is late, opens none again") {
+  RawRank rank(*this);
+  rank.Join();
+  rank.Declare("t");
+  Settle();
+  const auto abort = [this](uint64_t round) {
+    server->PublishCompletion({.tensor = TensorIndex(0),
+                               .round = Round(round),
+                               .status = RankStatus::kAborted,
+                               .text = "the root of round " + std::to_string(round)});
+  };
+  for (const uint64_t round : {1, 2}) {
+    rank.Push(0, round);
+    CHECK(server->PollRings(sink) == 1);
+    abort(round);
+  }
+  abort(1);
+  CHECK(rank.control().tensor_state(0).completed_round.load() == 2);
+  rank.Push(0, 3);
+  CHECK(server->PollRings(sink) == 1);
+  CHECK(sink.pushes.size() == 3);
+}
+
 TEST_CASE_METHOD(RankServerFixture,
                  "The doorbell: a push before the sleep forbids it, one after it rings") {
   RawRank rank(*this);

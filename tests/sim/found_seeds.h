@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_TESTS_SIM_FOUND_SEEDS_H_
+#define TALWEG_TESTS_SIM_FOUND_SEEDS_H_
+
+#include <cstdint>
+
+#include "tests/sim/profile.h"
+
+// Lives past the first ten thousand that have broken something: sim_test lives them in every run. A
+// seed leads to another life when a core sends otherwise, so what each one found has a test of its
+// own beside its core, too.
+namespace talweg::sim {
+
+struct FoundSeed {
+  Kind kind;
+  uint64_t seed;
+};
+
+inline constexpr FoundSeed kFoundSeeds[] = {
+    // The end of an aborted round is said again, to a rank that has taken the next one meanwhile.
+    {Kind::kRecovery, 1'117'996},
+    // A member that has told no rank yet which round comes first hears another one in a later view.
+    {Kind::kRecovery, 1'133'183},
+    // A member that has just lost its connection is said to have had none for a tick.
+    {Kind::kSilent, 1'037'033},
+    {Kind::kSilent, 1'167'756},
+};
+
+}  // namespace talweg::sim
+
+#endif  // TALWEG_TESTS_SIM_FOUND_SEEDS_H_

@@ -309,7 +309,8 @@ void Member::ResolveInView(Tensor& tensor) {
   const bool one_is_gone =
       std::any_of(tensor.needed_members.begin(), tensor.needed_members.end(),
                   [this](const MemberIdentity& id) { return !view_->IndexOf(id).has_value(); });
-  tensor.is_dead = tensor.is_dead || one_is_gone || !tensor.participation.IsPossible();
+  tensor.is_dead = TALWEG_MUTATION(dead_tensor_lives_again, tensor.is_dead || one_is_gone, false) ||
+                   !tensor.participation.IsPossible();
 }
 
 // What others call the rank that ranks here call `root_rank`.
@@ -465,6 +466,10 @@ void Member::OnDecision(const Owner& owner, const wire::Decision& decision, Effe
     case wire::Verdict::kAbort:
       if (decision.round == tensor.open_round()) {
         AbortRound(tensor, Status::kAborted, decision.text, out);
+      } else {
+        // It is over here already. What this node has of the next, of slices that only it has to do
+        // with, is done again.
+        tensor.partial = {};
       }
       break;
   }
@@ -524,8 +529,8 @@ bool Member::HoldsBack(const Push& push) const {
       needed_.contains({push.tensor, push.round})) {
     return false;
   }
-  return push.tensor.value() >= tensors_.size() || tensors_[push.tensor.value()]->group.empty() ||
-         !AwaitsNeeded();
+  if (!TALWEG_MUTATION(group_held_back, AwaitsNeeded(), false)) return true;
+  return push.tensor.value() >= tensors_.size() || tensors_[push.tensor.value()]->group.empty();
 }
 
 // A rank may be on its way to a round that is needed: what it waits for first may be a round among

@@ -296,6 +296,7 @@ void AgentProcess::Perform(pipeline::Send& send) {
     }
   } else if (auto* entries = std::get_if<std::vector<wire::Contribute>>(&send.entries)) {
     for (size_t i = 0; i < entries->size(); ++i) {
+      CheckTravels((*entries)[i]);
       if ((*entries)[i].form == wire::Form::kDisagreement) {
         (*entries)[i].bytes = std::as_bytes(std::span(send.texts.at(i)));
       }
@@ -443,7 +444,7 @@ void AgentProcess::Perform(const pipeline::SliceArrived& arrived) {
   TensorMemory& memory = memory_.at(slice.tensor);
   const uint32_t part = memory.spec.collective.part_at(slice.offset_bytes);
   for (size_t place = 0; place < plans_.size(); ++place) {
-    const bool is_it = memory.spec.name == "tensor" + std::to_string(place);
+    const bool is_it = memory.spec.name == plans_[place]->name();
     if (is_it && !Gets(place, part)) {
       throw Violation{name_ + ": gets part " + std::to_string(part) + " of " + memory.spec.name +
                       ", which no rank here gets"};

@@ -160,6 +160,7 @@ class AgentProcess : public Process {
   void AgreeOnPlans();
   bool IsRootByNumber(size_t tensor, LocalRank rank) const;
   bool Gets(size_t tensor, uint32_t part) const;
+  void CheckTravels(const wire::Contribute& entry) const;
   void CheckMismatch(const std::string& who, const std::string& text) const;
   void NoteRound(size_t tensor, const pipeline::CompleteRound& complete) const;
   void GoOnWithout(pipeline::TensorIndex tensor);

@@ -49,8 +49,9 @@ RoundPlan AgentProcess::ProposedPlan(size_t tensor) const {
 void AgentProcess::AgreeOnPlans() {
   if (!plans_.empty()) return;
   for (size_t tensor = 0; tensor < config_.profile->tensors.size(); ++tensor) {
-    const TensorKey key{Fingerprint64("tensor" + std::to_string(tensor))};
-    const RoundPlan& plan = ledger_->AgreedPlan(key, ProposedPlan(tensor));
+    const RoundPlan proposed = ProposedPlan(tensor);
+    const RoundPlan& plan =
+        ledger_->AgreedPlan(TensorKey{Fingerprint64(proposed.name())}, proposed);
     plans_.push_back(&plan);
     uint32_t here = 0;
     for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -69,7 +70,7 @@ void AgentProcess::AgreeOnPlans() {
 pipeline::TensorSpec AgentProcess::SpecOf(LocalRank rank, size_t tensor) const {
   const TensorProfile& profile = config_.profile->tensors[tensor];
   const RoundPlan& plan = *plans_[tensor];
-  pipeline::TensorSpec spec{.name = "tensor" + std::to_string(tensor),
+  pipeline::TensorSpec spec{.name = plan.name(),
                             .collective = profile.collective(),
                             .root_rank = profile.root_rank};
   for (const Place& place : plan.group()) {
@@ -321,6 +322,28 @@ bool AgentProcess::Gets(size_t place, uint32_t part) const {
     }
   }
   return false;
+}
+
+// What no other node gives or gets does not go to an owner.
+void AgentProcess::CheckTravels(const wire::Contribute& entry) const {
+  const pipeline::Tensor& tensor = *core_.FindTensor(entry.key);
+  if (tensor.finish || core_.view()->members.size() == 1) return;
+  for (const RoundPlan* const plan : plans_) {
+    const Group& group = plan->group();
+    if (group.empty() || tensor.spec.name != plan->name()) continue;
+    const uint32_t part =
+        tensor.spec.collective.part_at(tensor.slices[entry.slice.value()].offset_bytes);
+    const auto count = static_cast<uint32_t>(group.size());
+    for (uint32_t i = 0; i < count; ++i) {
+      const bool is_there = core_.view()->IndexOf(group[i].node).has_value();
+      const bool takes_part = plan->collective().gives != Share::kRow ||
+                              plan->collective().Gives(part, i, count, count) ||
+                              plan->collective().Gets(part, i, count, count);
+      if (is_there && takes_part && group[i].node.value() != config_.node) return;
+    }
+    throw Violation{name_ + ": sends a slice of " + tensor.spec.name +
+                    " that no other node has to do with"};
+  }
 }
 
 // As a rank has it that copies what has come, and all of it again only where that is not the whole.

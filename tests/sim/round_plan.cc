@@ -21,6 +21,7 @@ constexpr uint64_t kLengthStep = 8;
 
 RoundPlan::RoundPlan(const Profile& profile, size_t tensor, Group group, std::optional<Place> root)
     : tensor_(&profile.tensors[tensor]),
+      name_("tensor" + std::to_string(tensor)),
       seed_(tensor),
       group_(std::move(group)),
       root_(root),

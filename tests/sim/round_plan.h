@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "libs/base/collective.h"
@@ -21,6 +22,7 @@ class RoundPlan {
   // `group`: empty, all ranks. `tensor` and `profile` outlive it.
   RoundPlan(const Profile& profile, size_t tensor, Group group, std::optional<Place> root);
 
+  const std::string& name() const { return name_; }
   const Group& group() const { return group_; }
   std::optional<Place> root() const { return root_; }
   const TensorProfile& tensor() const { return *tensor_; }
@@ -41,6 +43,7 @@ class RoundPlan {
   uint64_t Draw(Round round, uint64_t what) const;
 
   const TensorProfile* tensor_ = nullptr;
+  std::string name_;
   uint64_t seed_ = 0;
   Group group_;
   std::optional<Place> root_;

@@ -59,7 +59,7 @@ std::optional<Contradiction> HeldOfTwoEpochs(std::span<const MemberReport> repor
 }
 
 // Somebody holds round `hi`, others do not yet.
-std::variant<wire::Decision, Contradiction> DecideHeld(const DecideInput& input, Round hi) {
+std::variant<wire::Decision, Contradiction, LostRound> DecideHeld(const DecideInput& input, Round hi) {
   const MemberReport* holder = nullptr;
   for (const MemberReport& candidate : input.reports) {
     if (candidate.report.held != hi) continue;
@@ -75,10 +75,10 @@ std::variant<wire::Decision, Contradiction> DecideHeld(const DecideInput& input,
     decision.text = RoundText(hi) + " was aborted in an earlier view";
     return decision;
   }
-  if (!input.all_get_all) {
-    return Contradiction{RoundText(hi) + " was over at member " +
-                         std::to_string(holder->member.value()) +
-                         " when the view changed, and what others were to get of it is lost"};
+  if (TALWEG_MUTATION(lost_round_finished, !input.all_get_all, false)) {
+    return LostRound{RoundText(hi) + " was over at member " +
+                     std::to_string(holder->member.value()) +
+                     " when the view changed, and what others were to get of it is lost"};
   }
   decision.verdict = wire::Verdict::kFinish;
   decision.sum_epoch = holder->report.held_epoch;
@@ -88,7 +88,7 @@ std::variant<wire::Decision, Contradiction> DecideHeld(const DecideInput& input,
 
 }  // namespace
 
-std::variant<wire::Decision, Contradiction> Decide(const DecideInput& input) {
+std::variant<wire::Decision, Contradiction, LostRound> Decide(const DecideInput& input) {
   TALWEG_CHECK(!input.reports.empty());
   const auto by_held = [](const MemberReport& a, const MemberReport& b) {
     return a.report.held < b.report.held;

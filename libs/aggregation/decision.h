@@ -21,9 +21,14 @@ struct MemberReport {
   wire::Report report;
 };
 
-// The reports cannot all be true, or a round is over for some and can never be for the others. The
-// tensor is of no use any more.
+// The reports cannot all be true. The tensor is of no use any more.
 struct Contradiction {
+  std::string text;
+};
+
+// A round is over for some and can never be for the others, who did not get their parts of it. The
+// tensor is of no use any more.
+struct LostRound {
   std::string text;
 };
 
@@ -36,7 +41,7 @@ struct DecideInput {
 };
 
 // A pure function: `key` and the text's name of the tensor are the caller's.
-std::variant<wire::Decision, Contradiction> Decide(const DecideInput& input);
+std::variant<wire::Decision, Contradiction, LostRound> Decide(const DecideInput& input);
 
 // Why a member's report of a tensor of `slice_count` slices cannot be true by itself, or "".
 std::string ReportProblem(const wire::Report& report, size_t slice_count);

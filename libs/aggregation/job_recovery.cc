@@ -92,7 +92,7 @@ void Job::DecideTensor(Tensor& tensor, Effects& out) {
   }
   if (reports.empty()) return;
   const Agreement& agreed = *tensor.agreed;
-  std::variant<wire::Decision, Contradiction> decided =
+  std::variant<wire::Decision, Contradiction, LostRound> decided =
       Decide({.reports = reports,
               .slice_count = tensor.slice_count,
               .is_dead = agreed.IsDead(),
@@ -103,6 +103,12 @@ void Job::DecideTensor(Tensor& tensor, Effects& out) {
                  "tensor '" + agreed.name +
                      "': the members' reports contradict each other: " + contradiction->text,
                  out);
+    return;
+  }
+  if (const auto* lost = std::get_if<LostRound>(&decided)) {
+    ++counters_.rounds_lost;
+    PoisonTensor(tensor, wire::FailedCode::kAborted,
+                 "tensor '" + agreed.name + "': " + lost->text + "; go on under another name", out);
     return;
   }
   wire::Decision& decision = std::get<wire::Decision>(decided);

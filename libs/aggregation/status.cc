@@ -28,6 +28,7 @@ constexpr NamedField kFields[] = {
     {"result_bytes", &Counters::result_bytes},
     {"decisions_again", &Counters::decisions_again},
     {"contradictions", &Counters::contradictions},
+    {"rounds_lost", &Counters::rounds_lost},
     {"tensors_poisoned", &Counters::tensors_poisoned},
     {"declares_invalid", &Counters::declares_invalid},
     {"declares_over_budget", &Counters::declares_over_budget},

@@ -37,6 +37,7 @@ struct Counters {
   std::array<uint64_t, 4> decisions{};  // By Verdict.
   uint64_t decisions_again = 0;
   uint64_t contradictions = 0;
+  uint64_t rounds_lost = 0;  // Over for some members, never for the others.
   uint64_t tensors_poisoned = 0;
   uint64_t declares_invalid = 0;
   uint64_t declares_over_budget = 0;

@@ -255,6 +255,7 @@ class Member {
   void TryQuiesce(Effects& out);
   void ReleaseHeld(int64_t now_ns, Effects& out);
   bool HoldsBack(const Push& push) const;
+  bool AwaitsNeeded() const;
   void ReleaseNeeded(TensorIndex tensor, Round round, int64_t now_ns, Effects& out);
 
   // member_frames.cc: connections, and what aggregators say.

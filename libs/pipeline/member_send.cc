@@ -86,8 +86,11 @@ wire::Form Member::FormOf(const Tensor& tensor, SliceIndex slice) const {
 bool Member::IsPrivate(const Tensor& tensor, SliceIndex slice) const {
   if (tensor.finish) return false;
   // A job of one node with aggregators is there to use them.
-  return standalone() || (view_->members.size() > 1 &&
-                          tensor.participation.IsPrivate(self(), PartOf(tensor, slice)));
+  return standalone() ||
+         TALWEG_MUTATION(private_slice_sent,
+                         view_->members.size() > 1 &&
+                             tensor.participation.IsPrivate(self(), PartOf(tensor, slice)),
+                         false);
 }
 
 bool Member::CopiesOwn(const Tensor& tensor, SliceIndex slice) const {
@@ -104,7 +107,8 @@ bool Member::WantsResult(const Tensor& tensor, SliceIndex slice) const {
 
 bool Member::WillHold(const Tensor& tensor, SliceIndex slice) const {
   if (tensor.finish) return WantsResult(tensor, slice);
-  return tensor.participation.Gets(self(), PartOf(tensor, slice));
+  return TALWEG_MUTATION(part_got_by_all,
+                         tensor.participation.Gets(self(), PartOf(tensor, slice)), true);
 }
 
 SliceBytes Member::BytesOf(const Tensor& tensor, SliceIndex slice, Memory memory,
@@ -123,7 +127,7 @@ uint32_t Member::CostOf(const Tensor& tensor, SliceIndex slice) const {
 
 void Member::QueueSlices(Tensor& tensor, Effects& out) {
   if (!MaySend(tensor)) return;
-  if (!tensor.finish && tensor.is_dead) {
+  if (!tensor.finish && TALWEG_MUTATION(dead_tensor_goes_on, tensor.is_dead, false)) {
     const bool lost_root = tensor.spec.collective.has_root() &&
                            !view_->IndexOf(tensor.root_member);
     FailTensorWith(tensor, Status::kAborted,
@@ -323,7 +327,8 @@ void Member::SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed,
   if (partial.lengths.empty()) partial.lengths.assign(tensor.spec.part_count(), 0);
   const bool holds = WillHold(tensor, slice);
   if (holds) {
-    if (CopiesOwn(tensor, slice) && !IsPrivate(tensor, slice)) {
+    if (TALWEG_MUTATION(own_part_not_copied, CopiesOwn(tensor, slice), false) &&
+        !IsPrivate(tensor, slice)) {
       out.push_back(CopyOwn{
           BytesOf(tensor, slice, Reduces(tensor) ? Memory::kSendBuffer : Memory::kContribution,
                   length_bytes)});
@@ -333,7 +338,9 @@ void Member::SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed,
     ++partial.have_count;
     if (length_bytes > 0) {
       const uint32_t part = PartOf(tensor, slice);
-      const uint64_t end = length_bytes + tensor.spec.collective.offset_in_part(
+      const uint64_t end = TALWEG_MUTATION(part_as_long_as_its_slices, length_bytes,
+                                           tensor.slices[slice.value()].length_bytes) +
+                           tensor.spec.collective.offset_in_part(
                                               tensor.slices[slice.value()].offset_bytes);
       partial.lengths[part] = std::max(partial.lengths[part], end);
     }

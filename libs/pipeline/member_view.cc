@@ -300,7 +300,17 @@ void Member::ResolveInView(Tensor& tensor) {
     root = Place{tensor.root_member.node, tensor.root_local_rank};
   }
   tensor.participation = Participation(*view_, tensor.spec.collective, tensor.group, root);
-  tensor.is_dead = !tensor.participation.IsPossible();
+  if (tensor.spec.collective.needs_every_rank() && tensor.needed_members.empty()) {
+    for (const Place& place : tensor.group) {
+      const std::optional<MemberIndex> member = view_->IndexOf(place.node);
+      if (member) tensor.needed_members.push_back(view_->members[member->value()].id);
+    }
+  }
+  const bool one_is_gone =
+      std::any_of(tensor.needed_members.begin(), tensor.needed_members.end(),
+                  [this](const MemberIdentity& id) { return !view_->IndexOf(id).has_value(); });
+  tensor.is_dead = TALWEG_MUTATION(dead_tensor_lives_again, tensor.is_dead || one_is_gone, false) ||
+                   !tensor.participation.IsPossible();
 }
 
 // What others call the rank that ranks here call `root_rank`.
@@ -456,6 +466,10 @@ void Member::OnDecision(const Owner& owner, const wire::Decision& decision, Effe
     case wire::Verdict::kAbort:
       if (decision.round == tensor.open_round()) {
         AbortRound(tensor, Status::kAborted, decision.text, out);
+      } else {
+        // It is over here already. What this node has of the next, of slices that only it has to do
+        // with, is done again.
+        tensor.partial = {};
       }
       break;
   }
@@ -511,21 +525,40 @@ void Member::ReleaseHeld(int64_t now_ns, Effects& out) {
 }
 
 bool Member::HoldsBack(const Push& push) const {
-  return TALWEG_MUTATION(quiesce_holds_nothing, quiesce_held_, false) &&
-         !needed_.contains({push.tensor, push.round});
+  if (!TALWEG_MUTATION(quiesce_holds_nothing, quiesce_held_, false) ||
+      needed_.contains({push.tensor, push.round})) {
+    return false;
+  }
+  if (!TALWEG_MUTATION(group_held_back, AwaitsNeeded(), false)) return true;
+  return push.tensor.value() >= tensors_.size() || tensors_[push.tensor.value()]->group.empty();
+}
+
+// A rank may be on its way to a round that is needed: what it waits for first may be a round among
+// a few ranks, all of which hold it back.
+bool Member::AwaitsNeeded() const {
+  return std::any_of(needed_.begin(), needed_.end(), [this](const auto& needed) {
+    const Tensor& tensor = *tensors_[needed.first.value()];
+    return tensor.state == TensorState::kOpen && needed.second == tensor.open_round() &&
+           !tensor.contributed;
+  });
 }
 
 void Member::ReleaseNeeded(TensorIndex tensor, Round round, int64_t now_ns, Effects& out) {
   if (!quiesce_held_) return;
   needed_.insert({tensor, round});
-  const std::vector<Push> pushes = std::exchange(held_pushes_, {});
-  for (const Push& push : pushes) {
-    if (HoldsBack(push)) {
-      held_pushes_.push_back(push);
-    } else {
-      DoPush(push, now_ns, out);
+  const auto release = [&](bool of_needed) {
+    const std::vector<Push> pushes = std::exchange(held_pushes_, {});
+    for (const Push& push : pushes) {
+      if (HoldsBack(push) || (of_needed && !needed_.contains({push.tensor, push.round}))) {
+        held_pushes_.push_back(push);
+      } else {
+        DoPush(push, now_ns, out);
+      }
     }
-  }
+  };
+  // Then it may be contributed, and nothing else has to go.
+  release(true);
+  release(false);
 }
 
 }  // namespace talweg::pipeline

@@ -106,7 +106,11 @@ struct Tensor {
 
   // In the present view.
   Participation participation;
-  bool is_dead = false;  // Somebody is gone without whom it means nothing.
+  // Somebody is gone without whom it means nothing. Also behind views in which somebody else holds
+  // the place: others may have given the tensor up before.
+  bool is_dead = false;
+  // Whom the group had when the tensor was first placed, where it needs every rank.
+  std::vector<MemberIdentity> needed_members;
 
   // Of the present view.
   AggregatorIndex primary;

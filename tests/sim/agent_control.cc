@@ -260,7 +260,7 @@ void AgentProcess::OnView(const View& view) {
   // Rule 8: whoever is told of joiners has kept what it promised for their sake.
   const bool has_joiner = held != nullptr && HasJoiner(*held, view);
   if (newer && has_joiner && view.IndexOf(core_.config().self) && !trace_->HasReached(kForged)) {
-    CheckNothingOpen({&core_});
+    CheckNothingOpen({&core_}, view);
   }
   Run([&](pipeline::Effects& out) { core_.OnView(view, timeline_->now_ns(), out); });
   if (core_.phase() != pipeline::Phase::kFailed) {

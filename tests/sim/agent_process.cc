@@ -90,8 +90,7 @@ void AgentProcess::Run(const std::function<void(pipeline::Effects&)>& event) {
   core_.CheckInvariants();
   NoteConnected();
   for (const auto& tensor : core_.tensors()) {
-    // Only where somebody cannot be done without a round can be aborted.
-    if (!tensor->spec.collective.copies() || !tensor->contributed || ledger_ == nullptr) continue;
+    if (!tensor->contributed || ledger_ == nullptr) continue;
     ledger_->OnContributed(tensor->key, tensor->open_round());
   }
   if (const View* const view = core_.newest_view(); view != nullptr) {
@@ -194,7 +193,17 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
   }
   if (says("there is no rank")) trace_->Reached("a broadcast from a rank that is not there");
   const TensorKey key = memory_.at(failed.tensor).key;
-  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+  if (says(kLostRound)) trace_->Reached("a round is lost, as some members hold what others were to get");
+  if (failed.status == pipeline::Status::kAborted && !trace_->HasReached(kFalseReport)) {
+    ledger_->OnDead(key, core_.FindTensor(key)->open_round());
+  }
+  const bool goes_on = config_.profile->has_groups &&
+                       failed.status == pipeline::Status::kAborted && timeline_->random().OneIn(2);
+  if (goes_on) {
+    trace_->Reached("a trainer goes on without a tensor that is dead");
+    GoOnWithout(failed.tensor);
+  }
+  for (uint32_t rank = 0; rank < ranks_.size() && !goes_on; ++rank) {
     FailRankWith(LocalRank{rank}, "tensor " + std::to_string(key.value()) + failed.text,
                  is_mismatch);
   }
@@ -287,6 +296,7 @@ void AgentProcess::Perform(pipeline::Send& send) {
     }
   } else if (auto* entries = std::get_if<std::vector<wire::Contribute>>(&send.entries)) {
     for (size_t i = 0; i < entries->size(); ++i) {
+      CheckTravels((*entries)[i]);
       if ((*entries)[i].form == wire::Form::kDisagreement) {
         (*entries)[i].bytes = std::as_bytes(std::span(send.texts.at(i)));
       }
@@ -362,7 +372,9 @@ void AgentProcess::CheckDecision(const wire::Decision& decision) {
   const bool is_held = tensor->held.round == decision.round;
   if (decision.verdict == wire::Verdict::kAbort) {
     trace_->Reached(is_held ? "decision: abort, as it had been aborted before"
-                            : "decision: abort, as the root is gone");
+                    : tensor->spec.collective.needs_every_rank()
+                        ? "decision: abort, as one of the ranks is gone"
+                        : "decision: abort, as the root is gone");
   } else if (decision.verdict == wire::Verdict::kFinish) {
     if (is_held) trace_->Reached("decision: finish, as somebody holds the round");
     const bool is_spread = std::any_of(decision.sources.begin(), decision.sources.end(),
@@ -386,6 +398,9 @@ void AgentProcess::Perform(const pipeline::WriteSlice& write) {
 }
 
 void AgentProcess::Perform(const pipeline::ReduceSlice& reduce) {
+  if (reduce.is_final && core_.view()->members.size() > 1) {
+    trace_->Reached("a slice that only one node has to do with");
+  }
   timeline_->After(static_cast<int64_t>(timeline_->random().Below(50 * kMicrosecond)),
                    [this, reduce, life = network_->host(host_).life()] {
                      network_->host(host_).Deliver(life, [this, reduce] {
@@ -415,6 +430,7 @@ void AgentProcess::Perform(const pipeline::CopyInline& copy) {
 }
 
 void AgentProcess::Perform(const pipeline::CopyOwn& copy) {
+  trace_->Reached("what a node gives is copied there");
   const Cells& source = *MemoryOf(copy.source);
   pipeline::SliceBytes target = copy.source;
   target.memory = pipeline::Memory::kResult;
@@ -426,6 +442,14 @@ void AgentProcess::Perform(const pipeline::CopyOwn& copy) {
 void AgentProcess::Perform(const pipeline::SliceArrived& arrived) {
   const pipeline::SliceBytes& slice = arrived.result;
   TensorMemory& memory = memory_.at(slice.tensor);
+  const uint32_t part = memory.spec.collective.part_at(slice.offset_bytes);
+  for (size_t place = 0; place < plans_.size(); ++place) {
+    const bool is_it = memory.spec.name == plans_[place]->name();
+    if (is_it && !Gets(place, part)) {
+      throw Violation{name_ + ": gets part " + std::to_string(part) + " of " + memory.spec.name +
+                      ", which no rank here gets"};
+    }
+  }
   if (memory.arriving.round != slice.round) {
     memory.arriving = {slice.round, 0, std::make_shared<Cells>(CellCount(memory.spec.bytes()))};
   }

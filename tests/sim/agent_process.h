@@ -29,6 +29,9 @@ inline constexpr uint32_t kConfusedRankCount = 8;
 // Somebody has sent one: tensors fail of which nothing else is wrong.
 inline constexpr const char* kFalseReport = "reports that cannot all be true";
 
+// What is said of a round that some hold, and others cannot get any more.
+inline constexpr const char* kLostRound = "what others were to get of it is lost";
+
 // Somebody has heard what no aggregator of ours says.
 inline constexpr const char* kForged = "words of a confused aggregator";
 
@@ -85,8 +88,9 @@ class AgentProcess : public Process {
  private:
   enum class RankState : uint8_t { kStarting, kDeclaring, kTraining, kDone, kFailed, kDead };
   struct RankTensor {
+    bool is_mine = true;  // The rank takes part in it.
     bool declared = false;
-    bool failed = false;
+    bool failed = false;  // The trainer goes on without it.
     pipeline::TensorIndex index;
     Round pushed;
     Round taken;
@@ -146,8 +150,20 @@ class AgentProcess : public Process {
   void Push(LocalRank rank, size_t tensor);
   void OnCompleted(const pipeline::CompleteRound& complete);
   void Take(LocalRank rank, size_t tensor, const pipeline::CompleteRound& complete, Epoch epoch);
-  const Cells& ResultOf(const TensorMemory& memory, Round round);
+  const Cells& ResultOf(const TensorMemory& memory, size_t tensor,
+                        const pipeline::CompleteRound& complete);
+  std::optional<Ledger::RankOfMember> RankAt(const std::optional<Place>& place) const;
+  std::optional<Rank> NumberOf(const Place& place) const;
   std::optional<Ledger::RankOfMember> RootOf(size_t tensor) const;
+  std::vector<MemberIdentity> NeededBy(size_t tensor) const;
+  RoundPlan ProposedPlan(size_t tensor) const;
+  void AgreeOnPlans();
+  bool IsRootByNumber(size_t tensor, LocalRank rank) const;
+  bool Gets(size_t tensor, uint32_t part) const;
+  void CheckTravels(const wire::Contribute& entry) const;
+  void CheckMismatch(const std::string& who, const std::string& text) const;
+  void NoteRound(size_t tensor, const pipeline::CompleteRound& complete) const;
+  void GoOnWithout(pipeline::TensorIndex tensor);
   void CheckDone(LocalRank rank);
   void FailRankWith(LocalRank rank, const std::string& text, bool may_linger = false);
   pipeline::TensorSpec SpecOf(LocalRank rank, size_t tensor) const;
@@ -194,6 +210,7 @@ class AgentProcess : public Process {
   std::map<uint64_t, std::pair<pipeline::TensorIndex, int>> regions_;
   uint64_t next_region_ = 1;
   std::vector<RankProcess> ranks_;
+  std::vector<const RoundPlan*> plans_;  // As the profile's tensors.
 
   JobId job_;
   Ledger* ledger_ = nullptr;       // Of the job that was joined.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "libs/base/fingerprint.h"
@@ -9,12 +10,79 @@
 // The trainers of a simulated agent.
 namespace talweg::sim {
 
+// The number by which ranks here know the one at `place`; nullopt: they do not.
+std::optional<Rank> AgentProcess::NumberOf(const Place& place) const {
+  const std::optional<MemberIndex> member = told_view_->IndexOf(place.node);
+  if (!member || place.local_rank.value() >= told_view_->members[member->value()].rank_count) {
+    return std::nullopt;
+  }
+  return Rank{told_view_->RankBase(*member).value() + place.local_rank.value()};
+}
+
+std::optional<Ledger::RankOfMember> AgentProcess::RankAt(const std::optional<Place>& place) const {
+  if (!place || !NumberOf(*place)) return std::nullopt;
+  return Ledger::RankOfMember{told_view_->members[told_view_->IndexOf(place->node)->value()].id,
+                              place->local_rank};
+}
+
+// What the first trainer that comes to a tensor means by it: places that it knows.
+RoundPlan AgentProcess::ProposedPlan(size_t tensor) const {
+  const Profile& profile = *config_.profile;
+  const TensorProfile& drawn = profile.tensors[tensor];
+  if (!profile.has_groups) return {profile, tensor, {}, std::nullopt};
+  Group all;
+  for (const ViewMember& member : told_view_->members) {
+    for (uint32_t i = 0; i < member.rank_count; ++i) all.push_back({member.id.node, LocalRank{i}});
+  }
+  Group group;
+  for (const Place& place : drawn.group) {
+    if (NumberOf(place)) group.push_back(place);
+  }
+  if (group.empty()) group = all;
+  std::optional<Place> root;
+  if (drawn.collective().has_root()) root = group[drawn.root_rank % group.size()];
+  // All ranks are whoever there is, but where each has a part of its own.
+  if (group == all && !drawn.collective().needs_every_rank()) group.clear();
+  return {profile, tensor, group, root};
+}
+
+void AgentProcess::AgreeOnPlans() {
+  if (!plans_.empty()) return;
+  for (size_t tensor = 0; tensor < config_.profile->tensors.size(); ++tensor) {
+    const RoundPlan proposed = ProposedPlan(tensor);
+    const RoundPlan& plan =
+        ledger_->AgreedPlan(TensorKey{Fingerprint64(proposed.name())}, proposed);
+    plans_.push_back(&plan);
+    uint32_t here = 0;
+    for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+      const Place place{NodeRank{config_.node}, LocalRank{rank}};
+      ranks_[rank].tensors[tensor].is_mine = plan.NumberOf(place, 0).has_value();
+      here += ranks_[rank].tensors[tensor].is_mine ? 1 : 0;
+    }
+    if (plan.group().empty()) continue;
+    if (here == 0) trace_->Reached("a node that has no rank in a group");
+    if (here > 0 && here < ranks_.size()) trace_->Reached("a group of a part of a node's ranks");
+    if (here == plan.group().size()) trace_->Reached("a group on one node");
+    if (here > 0 && here < plan.group().size()) trace_->Reached("a group over several nodes");
+  }
+}
+
 pipeline::TensorSpec AgentProcess::SpecOf(LocalRank rank, size_t tensor) const {
   const TensorProfile& profile = config_.profile->tensors[tensor];
-  pipeline::TensorSpec spec{.name = "tensor" + std::to_string(tensor),
-                            .collective =
-                                Collective::Of(DType::kF32, profile.op, profile.bytes / 4),
+  const RoundPlan& plan = *plans_[tensor];
+  pipeline::TensorSpec spec{.name = plan.name(),
+                            .collective = profile.collective(),
                             .root_rank = profile.root_rank};
+  for (const Place& place : plan.group()) {
+    if (const std::optional<Rank> number = NumberOf(place)) spec.ranks.push_back(*number);
+  }
+  if (plan.root()) {
+    spec.root_rank = NumberOf(*plan.root()).value_or(Rank{told_view_->RankCount()}).value();
+  }
+  // All of them need no names.
+  if (spec.ranks.size() == told_view_->RankCount() && profile.root_rank % 2 == 0) {
+    spec.ranks.clear();
+  }
   const bool is_last_node = config_.node + 1 == config_.profile->rank_counts.size();
   if (profile.mismatch && is_last_node && rank.value() + 1 == config_.rank_count) {
     spec.collective.element_count += 16;
@@ -49,6 +117,7 @@ void AgentProcess::StartRanks() {
 
 void AgentProcess::DeclareNext(LocalRank rank) {
   if (ranks_[rank.value()].state != RankState::kDeclaring) return;
+  AgreeOnPlans();
   // All at once, in an order of its own.
   for (const TensorProfile& tensor : config_.profile->tensors) {
     const bool is_last_node = config_.node + 1 == config_.profile->rank_counts.size();
@@ -61,7 +130,19 @@ void AgentProcess::DeclareNext(LocalRank rank) {
   for (size_t i = order.size(); i > 1; --i) {
     std::swap(order[i - 1], order[timeline_->random().Below(i)]);
   }
+  const std::vector<RankTensor>& mine = ranks_[rank.value()].tensors;
+  if (std::none_of(mine.begin(), mine.end(), [](const RankTensor& each) { return each.is_mine; })) {
+    ranks_[rank.value()].state = RankState::kTraining;
+    return PushNext(rank);
+  }
+  for (size_t tensor = 0; tensor < mine.size(); ++tensor) {
+    for (const Place& place : plans_[tensor]->group()) {
+      if (!mine[tensor].is_mine || NumberOf(place)) continue;
+      return FailRankWith(rank, "it knows no rank of node " + std::to_string(place.node.value()));
+    }
+  }
   for (const size_t tensor : order) {
+    if (!ranks_[rank.value()].tensors[tensor].is_mine) continue;
     Run([&](pipeline::Effects& out) {
       core_.OnRankDeclare(rank, static_cast<uint32_t>(tensor), SpecOf(rank, tensor),
                           timeline_->now_ns(), out);
@@ -81,12 +162,16 @@ void AgentProcess::OnDeclareReply(const pipeline::DeclareReply& reply) {
   tensor.index = reply.tensor;
   tensor.pushed = tensor.taken = reply.held;
   for (const RankTensor& other : rank.tensors) {
-    if (!other.declared) return;
+    if (other.is_mine && !other.declared) return;
   }
   rank.state = RankState::kTraining;
   if (config_.profile->in_steps) {
     std::optional<Round> entered;
     for (const RankTensor& other : rank.tensors) {
+      // Groups go on as their own ranks do.
+      if (!other.is_mine || !plans_[static_cast<size_t>(&other - rank.tensors.data())]->group().empty()) {
+        continue;
+      }
       // Its open round may have been aborted in this very view.
       if (core_.tensors().at(other.index.value())->is_dead) continue;
       if (other.taken == entered.value_or(other.taken)) {
@@ -103,8 +188,7 @@ void AgentProcess::OnDeclareReply(const pipeline::DeclareReply& reply) {
       }
       throw Violation{name_ + ": enters in the middle of a step"};
     }
-    if (rank.tensors.front().taken > Round{0})
-      trace_->Reached("a joiner goes on with a later round");
+    if (tensor.taken > Round{0}) trace_->Reached("a joiner goes on with a later round");
   }
   timeline_->After(network_->Delay(),
                    [this, local = reply.local_rank, life = network_->host(host_).life()] {
@@ -117,9 +201,12 @@ void AgentProcess::PushNext(LocalRank local) {
   if (rank.state != RankState::kTraining) return;
   std::vector<size_t> order;
   Round lowest{UINT64_MAX};
-  for (const RankTensor& tensor : rank.tensors) lowest = std::min(lowest, tensor.taken);
+  for (const RankTensor& tensor : rank.tensors) {
+    if (tensor.is_mine && !tensor.failed) lowest = std::min(lowest, tensor.taken);
+  }
   for (size_t i = 0; i < rank.tensors.size(); ++i) {
     const RankTensor& tensor = rank.tensors[i];
+    if (!tensor.is_mine || tensor.failed) continue;
     if (tensor.pushed != tensor.taken || tensor.taken.value() >= config_.profile->round_count) {
       continue;
     }
@@ -141,14 +228,40 @@ void AgentProcess::Push(LocalRank local, size_t place) {
   if (core_.FindTensor(memory.key)->held.round >= tensor.pushed) {
     trace_->Reached("a push of a round that was aborted before");
   }
-  *memory.contributions[local.value()] =
-      ContributionCells(core_.config().self, local, memory.key, tensor.pushed, memory.spec.bytes());
+  const RoundPlan& plan = *plans_[place];
+  const Collective collective = plan.collective();
+  const Place here{NodeRank{config_.node}, local};
+  // Its number matters only where the group is named.
+  const uint32_t number = plan.NumberOf(here, 0).value();
+  const auto rank_count = static_cast<uint32_t>(plan.group().size());
+  const bool is_root = plan.root() ? *plan.root() == here : IsRootByNumber(place, local);
+  Cells& cells = *memory.contributions[local.value()];
+  std::fill(cells.begin(), cells.end(), kNothing);
+  const uint64_t base = ContributionBase(core_.config().self, local, memory.key, tensor.pushed);
+  std::vector<uint32_t> lengths;
+  bool is_full = true;
+  for (uint32_t part = 0; part < plan.part_count(); ++part) {
+    lengths.push_back(0);
+    if (!collective.Gives(part, number, rank_count, is_root ? number : number + 1)) continue;
+    const uint64_t length = plan.LengthBytes(tensor.pushed, part, here);
+    lengths.back() = static_cast<uint32_t>(length);
+    is_full = is_full && length == collective.part_bytes();
+    if (length == 0) trace_->Reached("a part of no bytes");
+    if (length > 0 && length < collective.part_bytes()) {
+      trace_->Reached("a part is shorter than declared");
+    }
+    const uint64_t first = part * collective.stride_bytes() / kCellBytes;
+    for (uint64_t i = first; i < first + CellCount(length); ++i) cells[i] = base + i * kCellStep;
+  }
+  if (is_full && memory.spec.collective == collective) lengths.clear();
   const auto priority = static_cast<int32_t>(timeline_->random().Below(3));
   Run([&](pipeline::Effects& out) {
     core_.OnPush({.rank = local,
                   .tensor = tensor.index,
                   .round = tensor.pushed,
-                  .priority = priority},
+                  .priority = priority,
+                  .signature = plan.Signature(tensor.pushed, here),
+                  .lengths = lengths},
                  timeline_->now_ns(), out);
   });
 }
@@ -172,6 +285,8 @@ void AgentProcess::OnCompleted(const pipeline::CompleteRound& complete) {
 
 // By the numbers that ranks here were given when they came.
 std::optional<Ledger::RankOfMember> AgentProcess::RootOf(size_t place) const {
+  if (!config_.profile->tensors[place].collective().has_root()) return std::nullopt;
+  if (plans_[place]->root()) return RankAt(plans_[place]->root());
   const Rank root{config_.profile->tensors[place].root_rank};
   const std::optional<MemberIndex> member = told_view_->MemberOfRank(root);
   if (!member) return std::nullopt;
@@ -179,23 +294,116 @@ std::optional<Ledger::RankOfMember> AgentProcess::RootOf(size_t place) const {
                               LocalRank{root.value() - told_view_->RankBase(*member).value()}};
 }
 
+bool AgentProcess::IsRootByNumber(size_t place, LocalRank local) const {
+  const std::optional<Ledger::RankOfMember> root = RootOf(place);
+  return root && root->member == core_.config().self && root->local_rank == local;
+}
+
+std::vector<MemberIdentity> AgentProcess::NeededBy(size_t place) const {
+  std::vector<MemberIdentity> needed;
+  if (const auto root = RootOf(place)) needed.push_back(root->member);
+  for (const Place& each : plans_[place]->group()) {
+    if (const auto rank = RankAt(each)) needed.push_back(rank->member);
+  }
+  return needed;
+}
+
+// Whether some rank here gets what is said to have come.
+bool AgentProcess::Gets(size_t place, uint32_t part) const {
+  const RoundPlan& plan = *plans_[place];
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    const Place here{NodeRank{config_.node}, LocalRank{rank}};
+    const std::optional<uint32_t> number = plan.NumberOf(here, 0);
+    if (!number) continue;
+    const bool is_root = plan.root() ? *plan.root() == here : IsRootByNumber(place, LocalRank{rank});
+    if (plan.collective().Gets(part, *number, static_cast<uint32_t>(plan.group().size()),
+                               is_root ? *number : *number + 1)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// What no other node gives or gets does not go to an owner.
+void AgentProcess::CheckTravels(const wire::Contribute& entry) const {
+  const pipeline::Tensor& tensor = *core_.FindTensor(entry.key);
+  if (tensor.finish || core_.view()->members.size() == 1) return;
+  for (const RoundPlan* const plan : plans_) {
+    const Group& group = plan->group();
+    if (group.empty() || tensor.spec.name != plan->name()) continue;
+    const uint32_t part =
+        tensor.spec.collective.part_at(tensor.slices[entry.slice.value()].offset_bytes);
+    const auto count = static_cast<uint32_t>(group.size());
+    for (uint32_t i = 0; i < count; ++i) {
+      const bool is_there = core_.view()->IndexOf(group[i].node).has_value();
+      const bool takes_part = plan->collective().gives != Share::kRow ||
+                              plan->collective().Gives(part, i, count, count) ||
+                              plan->collective().Gets(part, i, count, count);
+      if (is_there && takes_part && group[i].node.value() != config_.node) return;
+    }
+    throw Violation{name_ + ": sends a slice of " + tensor.spec.name +
+                    " that no other node has to do with"};
+  }
+}
+
 // As a rank has it that copies what has come, and all of it again only where that is not the whole.
-const Cells& AgentProcess::ResultOf(const TensorMemory& memory, Round round) {
+const Cells& AgentProcess::ResultOf(const TensorMemory& memory, size_t place,
+                                    const pipeline::CompleteRound& complete) {
   const Arriving& arriving = memory.arriving;
-  if (arriving.round == round && arriving.bytes == memory.spec.bytes()) {
+  const Cells& result = *memory.results[complete.round.value() & 1];
+  if (arriving.round != complete.round || complete.status != pipeline::Status::kOk) return result;
+  uint64_t bytes = 0;
+  for (uint32_t part = 0; part < plans_[place]->part_count(); ++part) {
+    if (Gets(place, part)) bytes += complete.lengths.at(part);
+  }
+  if (arriving.bytes == bytes) {
     trace_->Reached("a result is copied while it comes");
     return *arriving.cells;
   }
-  if (arriving.round == round && arriving.bytes > memory.spec.bytes()) {
-    trace_->Reached("what had come of a result comes again");
+  if (arriving.bytes < bytes) {
+    throw Violation{name_ + ": not all of a result was said to have come"};
   }
-  return *memory.results[round.value() & 1];
+  trace_->Reached("what had come of a result comes again");
+  return result;
+}
+
+// Both sides, and that they are not alike.
+void AgentProcess::CheckMismatch(const std::string& who, const std::string& text) const {
+  static constexpr std::string_view kGives = " gives ";
+  const size_t first = text.find(kGives);
+  const size_t second = first == std::string::npos ? first : text.find(kGives, first + 1);
+  const size_t comma = second == std::string::npos ? second : text.rfind(", rank ", second);
+  if (comma == std::string::npos || comma < first) {
+    throw Violation{who + ": a mismatch that does not name both sides: " + text};
+  }
+  const std::string one = text.substr(first + kGives.size(), comma - first - kGives.size());
+  const std::string other = text.substr(second + kGives.size());
+  if (one.empty() || one == other) {
+    throw Violation{who + ": a mismatch of what is alike: " + text};
+  }
+  trace_->Reached(text.find(" bytes") != std::string::npos
+                      ? "a round ends, as ranks gave other lengths"
+                      : "a round ends, as ranks said that it is of something else");
+  trace_->Reached(text.find("local rank") != std::string::npos
+                      ? "a round ends, as ranks of one node disagree"
+                      : "a round ends, as nodes disagree");
+}
+
+void AgentProcess::NoteRound(size_t place, const pipeline::CompleteRound& complete) const {
+  const Collective collective = plans_[place]->collective();
+  if (complete.status != pipeline::Status::kOk) return;
+  trace_->Reached(("a round of " + std::string(collective.name())).c_str());
+  if (plans_[place]->group().empty() || collective.needs_every_rank()) return;
+  for (const Place& each : plans_[place]->group()) {
+    if (core_.view() != nullptr && core_.view()->IndexOf(each.node)) continue;
+    trace_->Reached("a group goes on with those that are left");
+  }
 }
 
 void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteRound& complete,
                         Epoch epoch) {
   RankProcess& rank = ranks_[local.value()];
-  if (rank.state != RankState::kTraining) return;
+  if (rank.state != RankState::kTraining || rank.tensors[place].failed) return;
   RankTensor& tensor = rank.tensors[place];
   const TensorMemory& memory = memory_.at(tensor.index);
   const std::string who = name_ + " rank " + std::to_string(local.value());
@@ -204,26 +412,37 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
   if (complete.round <= tensor.taken) return;
   if (complete.round != tensor.taken.Next()) throw Violation{who + ": a round was skipped"};
   const bool aborted = complete.status == pipeline::Status::kAborted;
-  if (!aborted && complete.status != pipeline::Status::kOk) {
+  const bool is_mismatch = complete.status == pipeline::Status::kMismatch;
+  if (!aborted && !is_mismatch && complete.status != pipeline::Status::kOk) {
     throw Violation{who + ": a round ended with " + pipeline::StatusName(complete.status)};
   }
+  if (is_mismatch) CheckMismatch(who, complete.text);
+  NoteRound(place, complete);
   ledger_->OnOutcome(who,
                      {.tensor = memory.key,
-                      .op = memory.spec.collective.op,
+                      .plan = plans_[place],
                       .round = complete.round,
-                      .aborted = aborted,
+                      .end = aborted       ? Ledger::End::kAborted
+                             : is_mismatch ? Ledger::End::kMismatch
+                                           : Ledger::End::kDone,
                       .sum_epoch = complete.sum_epoch,
                       .ranks_summed = complete.ranks_summed,
+                      .lengths = complete.lengths,
                       .member = core_.config().self,
+                      .local_rank = local,
                       .epoch = epoch,
-                      .root = RootOf(place)},
-                     ResultOf(memory, complete.round));
+                      .root = RootOf(place),
+                      .needed = NeededBy(place)},
+                     ResultOf(memory, place, complete));
   tensor.taken = complete.round;
   if (aborted) trace_->Reached("a rank hears that its round is aborted");
   if (trace_->on()) {
     trace_->Add(timeline_->now_ns(), who,
                 "takes " + memory.spec.name + " round " + std::to_string(complete.round.value()) +
-                    (aborted ? " (aborted)" : "") + " of epoch " +
+                    (aborted       ? " (aborted)"
+                     : is_mismatch ? " (mismatch)"
+                                   : "") +
+                    " of epoch " +
                     std::to_string(complete.sum_epoch.value()));
   }
   const uint64_t one_in = config_.profile->straggler_one_in;
@@ -255,11 +474,24 @@ void AgentProcess::ConfuseRank(LocalRank local) {
 void AgentProcess::CheckDone(LocalRank local) {
   RankProcess& rank = ranks_[local.value()];
   for (const RankTensor& tensor : rank.tensors) {
+    if (!tensor.is_mine || tensor.failed) continue;
     if (tensor.taken.value() < config_.profile->round_count) return;
   }
   rank.state = RankState::kDone;
   trace_->Add(timeline_->now_ns(), name_, "rank " + std::to_string(local.value()) + " is done");
   Run([&](pipeline::Effects& out) { core_.OnRankLeft(local, true, "", timeline_->now_ns(), out); });
+}
+
+// A trainer may do without a tensor.
+void AgentProcess::GoOnWithout(pipeline::TensorIndex index) {
+  for (uint32_t local = 0; local < ranks_.size(); ++local) {
+    for (RankTensor& tensor : ranks_[local].tensors) {
+      if (tensor.declared && tensor.index == index) tensor.failed = true;
+    }
+    timeline_->After(network_->Delay(), [this, local, life = network_->host(host_).life()] {
+      network_->host(host_).Deliver(life, [this, local] { PushNext(LocalRank{local}); });
+    });
+  }
 }
 
 void AgentProcess::FailRankWith(LocalRank local, const std::string& text, bool may_linger) {

@@ -7,7 +7,7 @@
 // What must be true at an aggregator, beside what its ranks get to see.
 namespace talweg::sim {
 
-// Rule 9: (members + 1) times the bytes that are placed here.
+// Rule 9: (members that take part + 1) times the bytes that are placed here.
 void AggregatorProcess::CheckMemory(JobId id) const {
   const aggregation::Job& job = *jobs_.at(id);
   if (!job.reports_complete() || job.closed()) return;
@@ -18,7 +18,7 @@ void AggregatorProcess::CheckMemory(JobId id) const {
   uint64_t reserved = 0;
   for (const auto& [key, tensor] : job.tensors()) {
     if (tensor.poison) return;  // Its memory stays until the next view.
-    reserved += tensor.SlotBytes() * (job.view().members.size() + 1);
+    reserved += tensor.SlotBytes() * (tensor.participation.member_count() + 1);
   }
   if (bytes > reserved) {
     throw Violation{name_ + ": has " + std::to_string(bytes) + " bytes for what may take " +

@@ -182,8 +182,9 @@ void AggregatorProcess::SendEntry(JobId job, const aggregation::Send& send) {
           CheckWriter(job, send.connection, entry);
         }
         if constexpr (std::is_same_v<Entry, wire::Failed>) {
-          // Decide() poisons a tensor only when reports are false.
-          if (entry.code == wire::FailedCode::kAborted && !trace_->HasReached(kFalseReport)) {
+          // Decide() poisons a tensor when reports are false, and when a round is lost.
+          if (entry.code == wire::FailedCode::kAborted && !trace_->HasReached(kFalseReport) &&
+              entry.text.find(kLostRound) == std::string::npos) {
             throw Violation{name_ + ": " + entry.text};
           }
           if (entry.code == wire::FailedCode::kOverBudget) {

@@ -15,13 +15,27 @@ bool HasJoiner(const View& held, const View& view) {
                      [&held](const ViewMember& member) { return !held.IndexOf(member.id); });
 }
 
-void CheckNothingOpen(const std::vector<const pipeline::Member*>& members) {
+namespace {
+
+// Of a round among ranks that are named nobody else has to know.
+bool TakesJoiner(const pipeline::Member& member, const pipeline::Tensor& tensor, const View& view) {
+  if (tensor.group.empty()) return true;
+  return std::any_of(tensor.group.begin(), tensor.group.end(), [&](const Place& place) {
+    const std::optional<MemberIndex> index = view.IndexOf(place.node);
+    return index && !member.newest_view()->IndexOf(view.members[index->value()].id);
+  });
+}
+
+}  // namespace
+
+void CheckNothingOpen(const std::vector<const pipeline::Member*>& members, const View& view) {
   std::map<TensorKey, std::pair<Round, const pipeline::Member*>> held;
   for (const pipeline::Member* member : members) {
     const std::string who =
         "a joiner enters while node " + std::to_string(member->config().self.node.value());
     for (const auto& tensor : member->tensors()) {
       if (tensor->state == pipeline::TensorState::kFailed || !tensor->announced) continue;
+      if (!TakesJoiner(*member, *tensor, view)) continue;
       if (tensor->pushed_count > 0 || tensor->finish) {
         throw Violation{who + " has round " + std::to_string(tensor->active_round().value()) +
                         " of " + tensor->spec.name + " open"};

@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/sim/ledger.h"
 
+#include <algorithm>
+
 #include "libs/base/fingerprint.h"
 
 namespace talweg::sim {
+
+namespace {
+
+// Not done, and never will be. Of a mismatch those who are behind when the view changes hear as of
+// a round that was aborted.
+bool IsOver(Ledger::End end) { return end != Ledger::End::kDone; }
+
+}  // namespace
 
 uint64_t ContributionBase(const MemberIdentity& member, LocalRank rank, TensorKey tensor,
                           Round round) {
   return Fingerprint64(Fingerprint64(member.incarnation.value(), rank.value()),
                        Fingerprint64(tensor.value(), round.value()));
-}
-
-Cells ContributionCells(const MemberIdentity& member, LocalRank rank, TensorKey tensor, Round round,
-                        uint64_t bytes) {
-  Cells cells(CellCount(bytes));
-  uint64_t value = ContributionBase(member, rank, tensor, round);
-  for (uint64_t& cell : cells) {
-    cell = value;
-    value += kCellStep;
-  }
-  return cells;
 }
 
 void Ledger::OnView(const View& view, bool store_is_older) {
@@ -67,11 +66,11 @@ bool Ledger::LostSeveralAtOnce() const {
   return false;
 }
 
-void Ledger::CheckAgreement(const std::string& what, const Outcome& outcome, uint64_t first_cell) {
+void Ledger::CheckAgreement(const std::string& what, const Outcome& outcome) {
   std::vector<Settled>& results = settled_[{outcome.tensor, outcome.round}];
   Settled* same = nullptr;
   for (Settled& other : results) {
-    if (other.outcome.aborted == outcome.aborted && other.first_cell == first_cell &&
+    if (IsOver(other.outcome.end) == IsOver(outcome.end) &&
         other.outcome.sum_epoch == outcome.sum_epoch &&
         other.outcome.ranks_summed == outcome.ranks_summed) {
       same = &other;
@@ -83,7 +82,7 @@ void Ledger::CheckAgreement(const std::string& what, const Outcome& outcome, uin
           epoch <= outcome.epoch ? InView(outcome.epoch, member) : InView(epoch, outcome.member);
       if (!both) continue;
       throw Violation{what +
-                      (other.outcome.aborted != outcome.aborted
+                      (IsOver(other.outcome.end) != IsOver(outcome.end)
                            ? "aborted for some ranks only: "
                            : "differs from what another rank has got: ") +
                       "node " + std::to_string(member.node.value()) + " had it in epoch " +
@@ -93,59 +92,158 @@ void Ledger::CheckAgreement(const std::string& what, const Outcome& outcome, uin
                       std::to_string(outcome.sum_epoch.value())};
     }
   }
-  if (same == nullptr) same = &results.emplace_back(Settled{outcome, first_cell, {}});
+  if (same == nullptr) same = &results.emplace_back(Settled{outcome, {}});
   same->takers.emplace(outcome.member, outcome.epoch);
+}
+
+void Ledger::OnDead(TensorKey tensor, Round last) {
+  const auto known = last_rounds_.emplace(tensor, last).first;
+  known->second = std::max(known->second, last);
+}
+
+std::vector<Ledger::Participant> Ledger::Participants(const View& view, const RoundPlan& plan) {
+  std::vector<Participant> ranks;
+  uint32_t number_of_all = 0;
+  for (uint32_t m = 0; m < view.members.size(); ++m) {
+    const ViewMember& member = view.members[m];
+    for (uint32_t rank = 0; rank < member.rank_count; ++rank) {
+      const Place place{member.id.node, LocalRank{rank}};
+      const std::optional<uint32_t> number = plan.NumberOf(place, number_of_all++);
+      if (number) ranks.push_back({member.id, place, *number, m});
+    }
+  }
+  return ranks;
+}
+
+// Whether what these ranks give goes together.
+bool Ledger::Agree(const std::vector<Participant>& ranks, const Outcome& outcome) {
+  const RoundPlan& plan = *outcome.plan;
+  return std::all_of(ranks.begin(), ranks.end(), [&](const Participant& rank) {
+    const Place& first = ranks.front().place;
+    if (plan.Signature(outcome.round, rank.place) != plan.Signature(outcome.round, first)) {
+      return false;
+    }
+    for (uint32_t part = 0; part < plan.part_count() && !plan.collective().copies(); ++part) {
+      if (plan.LengthBytes(outcome.round, part, rank.place) !=
+          plan.LengthBytes(outcome.round, part, first)) {
+        return false;
+      }
+    }
+    return true;
+  });
+}
+
+// Only what somebody has begun, and who is gone now cannot be done without; or what was a mismatch
+// for others, which a view keeps from the rest.
+void Ledger::CheckAborted(const std::string& what, const Outcome& outcome) const {
+  const Collective collective = outcome.plan->collective();
+  if (!contributed_.contains({outcome.tensor, outcome.round})) {
+    throw Violation{what + "was aborted, and nobody had begun it"};
+  }
+  if (outcome.plan->Odd(outcome.round)) return;
+  const auto is_gone = [&](const MemberIdentity& id) { return !InView(outcome.epoch, id); };
+  if (collective.has_root() && (outcome.needed.empty() || is_gone(outcome.needed.front()))) return;
+  if (collective.needs_every_rank() &&
+      std::any_of(outcome.needed.begin(), outcome.needed.end(), is_gone)) {
+    return;
+  }
+  throw Violation{what + "was aborted, and nobody is gone whom it needs"};
+}
+
+void Ledger::CheckPart(const std::string& what, const Outcome& outcome,
+                       const std::vector<Participant>& ranks, uint32_t part, uint32_t root,
+                       const Cells& result) const {
+  const RoundPlan& plan = *outcome.plan;
+  const Collective collective = plan.collective();
+  const uint32_t rank_count = static_cast<uint32_t>(
+      plan.group().empty() ? ranks.size() : plan.group().size());
+  const std::string which = what + "part " + std::to_string(part) + " ";
+  const uint64_t first_cell = part * collective.stride_bytes() / kCellBytes;
+  // What the part's first cell must be, and how much more every next one.
+  uint64_t sum = 0;
+  uint64_t step = 0;
+  std::optional<uint64_t> length;
+  for (size_t i = 0; i < ranks.size();) {
+    uint64_t node_sum = 0;
+    uint64_t node_step = 0;
+    bool gives = false;
+    const uint32_t member_place = ranks[i].member_place;
+    for (; i < ranks.size() && ranks[i].member_place == member_place; ++i) {
+      const Participant& rank = ranks[i];
+      if (!collective.Gives(part, rank.number, rank_count, root)) continue;
+      gives = true;
+      length = plan.LengthBytes(outcome.round, part, rank.place);
+      node_sum = Combine(node_sum,
+                         ContributionBase(rank.member, rank.place.local_rank, outcome.tensor,
+                                          outcome.round) +
+                             first_cell * kCellStep);
+      node_step = Combine(node_step, kCellStep);
+    }
+    if (!gives) continue;
+    sum = Combine(sum, node_sum);
+    step = Combine(step, node_step);
+  }
+  if (!length) throw Violation{which + "is a result that no rank of its epoch gives"};
+  if (part >= outcome.lengths.size() || outcome.lengths[part] != *length) {
+    throw Violation{which + "has " +
+                    (part < outcome.lengths.size() ? std::to_string(outcome.lengths[part]) : "no") +
+                    " bytes, and " + std::to_string(*length) + " were given"};
+  }
+  for (size_t i = 0; i < CellCount(*length); ++i) {
+    if (result.at(first_cell + i) == sum + i * step) continue;
+    throw Violation{which + "is not what the ranks of its epoch gave, in their order, from cell " +
+                    std::to_string(i) + " of " + std::to_string(CellCount(*length))};
+  }
 }
 
 void Ledger::OnOutcome(const std::string& who, const Outcome& outcome, const Cells& result) {
   ++outcomes_;
-  const std::string what = who + ": tensor " + std::to_string(outcome.tensor.value()) + " round " +
+  const RoundPlan& plan = *outcome.plan;
+  const Collective collective = plan.collective();
+  const std::string what = who + ": tensor " + std::to_string(outcome.tensor.value()) + " (" +
+                           std::string(collective.name()) + ") round " +
                            std::to_string(outcome.round.value()) + ": ";
-  CheckAgreement(what, outcome, outcome.aborted || result.empty() ? 0 : result.front());
-  if (outcome.aborted) {
-    if (contributed_.contains({outcome.tensor, outcome.round})) return;
-    throw Violation{what + "was aborted, and nobody had begun it"};
+  CheckAgreement(what, outcome);
+  const auto last = last_rounds_.find(outcome.tensor);
+  if (last != last_rounds_.end() && last->second < outcome.round && outcome.end == End::kDone) {
+    throw Violation{what + "was done, and the tensor is dead since round " +
+                    std::to_string(last->second.value())};
   }
-  if (result.empty()) throw Violation{what + "has no bytes"};
-  const auto view = views_.find(outcome.sum_epoch);
+  if (outcome.end == End::kAborted) return CheckAborted(what, outcome);
+  const bool is_mismatch = outcome.end == End::kMismatch;
+  const auto view = views_.find(is_mismatch ? outcome.epoch : outcome.sum_epoch);
   if (view == views_.end()) throw Violation{what + "a sum of an epoch that never was"};
-  const bool is_broadcast = outcome.op == Op::kCopy;
-  // What the first cell must be, and how much more every next one.
-  uint64_t sum = 0;
-  uint64_t step = 0;
-  for (const ViewMember& member : view->second.members) {
-    uint64_t node_sum = 0;
-    uint64_t node_step = 0;
-    for (uint32_t rank = 0; rank < member.rank_count; ++rank) {
-      const uint64_t base =
-          ContributionBase(member.id, LocalRank{rank}, outcome.tensor, outcome.round);
-      node_sum = Combine(node_sum, base);
-      node_step = Combine(node_step, kCellStep);
+  const std::vector<Participant> ranks = Participants(view->second, plan);
+  if (Agree(ranks, outcome) == is_mismatch) {
+    throw Violation{what + (is_mismatch ? "is a mismatch, and all ranks gave the same"
+                                        : "was done, and its ranks gave what differs")};
+  }
+  if (is_mismatch) return;
+  if (collective.needs_every_rank() && ranks.size() != plan.group().size()) {
+    throw Violation{what + "was done without a rank that it needs"};
+  }
+  uint32_t root = ~uint32_t{0};
+  uint32_t own = ~uint32_t{0};
+  for (const Participant& rank : ranks) {
+    if (outcome.root && rank.member == outcome.root->member &&
+        rank.place.local_rank == outcome.root->local_rank) {
+      root = rank.number;
     }
-    sum = Combine(sum, node_sum);
-    step = Combine(step, node_step);
+    // Whoever takes it may have it from others, as a result of an epoch in which it was not.
+    if (rank.place == Place{outcome.member.node, outcome.local_rank}) own = rank.number;
   }
-  if (is_broadcast) step = kCellStep;
-  for (size_t i = 0; i < result.size(); ++i) {
-    if (result[i] != result[0] + i * step) {
-      throw Violation{what + "cell " + std::to_string(i) + " is not of the same sum as cell 0"};
-    }
+  if (collective.has_root() && root == ~uint32_t{0}) {
+    throw Violation{what + "was done without the root that this rank knows"};
   }
-  if (is_broadcast) {
-    const auto& [member, local_rank] = outcome.root.value();
-    if (result.front() != ContributionBase(member, local_rank, outcome.tensor, outcome.round)) {
-      throw Violation{what + "is not the bytes of local rank " +
-                      std::to_string(local_rank.value()) + " of node " +
-                      std::to_string(member.node.value()) + ", which this rank knows as the root"};
-    }
-    return;
+  const auto rank_count = static_cast<uint32_t>(
+      plan.group().empty() ? ranks.size() : plan.group().size());
+  for (uint32_t part = 0; part < plan.part_count(); ++part) {
+    if (!collective.Gets(part, own, rank_count, root)) continue;
+    CheckPart(what, outcome, ranks, part, root, result);
   }
-  if (result.front() != sum) {
-    throw Violation{what + "is not the sum of its epoch's members, in their order"};
-  }
-  if (outcome.ranks_summed != view->second.RankCount()) {
+  if (!collective.copies() && outcome.ranks_summed != ranks.size()) {
     throw Violation{what + "counts " + std::to_string(outcome.ranks_summed) + " ranks, the view " +
-                    std::to_string(view->second.RankCount())};
+                    std::to_string(ranks.size())};
   }
 }
 

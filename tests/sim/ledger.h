@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "libs/base/dtype.h"
 #include "libs/base/ids.h"
 #include "libs/view/view.h"
 #include "tests/sim/network.h"
+#include "tests/sim/round_plan.h"
 
 namespace talweg::sim {
 
@@ -33,8 +33,8 @@ inline constexpr uint64_t kCellStep = 0x9e3779b97f4a7c15u;
 inline uint64_t Combine(uint64_t so_far, uint64_t next) {
   return so_far * 0xd1342543de82ef95u + next;
 }
-Cells ContributionCells(const MemberIdentity& member, LocalRank rank, TensorKey tensor, Round round,
-                        uint64_t bytes);
+// Lies where a rank gives nothing.
+inline constexpr uint64_t kNothing = 0xbadbadbadbadbad0u;
 
 // Knows what all ranks of one job should see, and throws Violation when one does not.
 class Ledger {
@@ -43,20 +43,30 @@ class Ledger {
   // store that was set back.
   void OnView(const View& view, bool store_is_older = false);
 
+  // How a round is over for a rank.
+  enum class End : uint8_t {
+    kDone = 1,
+    kAborted = 2,   // Somebody is gone without whom it cannot be done.
+    kMismatch = 3,  // The ranks gave what does not go together.
+  };
   struct RankOfMember {
     MemberIdentity member;
     LocalRank local_rank;
   };
   struct Outcome {
     TensorKey tensor;
-    Op op = Op::kSum;
+    const RoundPlan* plan = nullptr;  // Lives as long as the ledger.
     Round round;
-    bool aborted = false;
+    End end = End::kDone;
     Epoch sum_epoch;
     uint32_t ranks_summed = 0;
+    std::vector<uint64_t> lengths;     // By part.
     MemberIdentity member;             // Whose rank has taken it.
+    LocalRank local_rank;
     Epoch epoch;                       // Of that member's view when the round was over there.
-    std::optional<RankOfMember> root;  // Of a broadcast: whom that rank knows by the root's number.
+    std::optional<RankOfMember> root;  // Whom that rank knows by the root's number.
+    // Those whose ranks take part, as that rank knows them, the root's first.
+    std::vector<MemberIdentity> needed;
   };
   // All ranks of some node have pushed a round: nobody else can begin one.
   void OnContributed(TensorKey tensor, Round round) { contributed_.emplace(tensor, round); }
@@ -72,6 +82,13 @@ class Ledger {
     Disagreement& known = disagreements_[tensor];
     if (known.epoch < epoch) known = {epoch, now_ns};
   }
+  // Ranks in one process take part in what all of them agree on when the first declares it.
+  const RoundPlan& AgreedPlan(TensorKey tensor, const RoundPlan& plan) {
+    return plans_.emplace(tensor, plan).first->second;
+  }
+  // A tensor can have no round behind `last` any more.
+  void OnDead(TensorKey tensor, Round last);
+
   // Some tensor has failed: it has no round any more.
   void OnTensorFailed() { tensor_failed_ = true; }
   bool tensor_failed() const { return tensor_failed_; }
@@ -91,17 +108,32 @@ class Ledger {
   // since, nobody needs to agree with.
   struct Settled {
     Outcome outcome;
-    uint64_t first_cell = 0;
     std::map<MemberIdentity, Epoch> takers;  // And the epoch in which they had it.
   };
 
-  void CheckAgreement(const std::string& what, const Outcome& outcome, uint64_t first_cell);
+  // A rank that is in a round of a view.
+  struct Participant {
+    MemberIdentity member;
+    Place place;
+    uint32_t number = 0;
+    uint32_t member_place = 0;  // In the view.
+  };
+
+  static std::vector<Participant> Participants(const View& view, const RoundPlan& plan);
+  static bool Agree(const std::vector<Participant>& ranks, const Outcome& outcome);
+  void CheckAgreement(const std::string& what, const Outcome& outcome);
+  void CheckAborted(const std::string& what, const Outcome& outcome) const;
+  void CheckPart(const std::string& what, const Outcome& outcome,
+                 const std::vector<Participant>& ranks, uint32_t part, uint32_t root,
+                 const Cells& result) const;
   bool InView(Epoch epoch, const MemberIdentity& member) const;
 
   std::map<Epoch, View> views_;
   std::map<std::pair<TensorKey, Round>, std::vector<Settled>> settled_;
   std::map<TensorKey, Disagreement> disagreements_;
   std::set<std::pair<TensorKey, Round>> contributed_;
+  std::map<TensorKey, RoundPlan> plans_;
+  std::map<TensorKey, Round> last_rounds_;  // Of the dead.
   bool tensor_failed_ = false;
   uint64_t outcomes_ = 0;
 };

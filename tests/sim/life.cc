@@ -219,7 +219,7 @@ void World::CheckJoiners(const View& view) const {
     if (held == nullptr || held->job != view.job || !view.IndexOf(core.config().self)) continue;
     if (HasJoiner(*held, view)) members.push_back(&core);
   }
-  CheckNothingOpen(members);
+  CheckNothingOpen(members, view);
 }
 
 void World::CheckSilence() {

@@ -27,7 +27,8 @@ using HostIndex = uint32_t;
 // Memory is one number for every 64 bytes: enough to see what was summed, twice, or not at all,
 // and whether it lies where it belongs.
 using Cells = std::vector<uint64_t>;
-inline uint64_t CellCount(uint64_t bytes) { return (bytes + 63) / 64; }
+inline constexpr uint64_t kCellBytes = 64;
+inline uint64_t CellCount(uint64_t bytes) { return (bytes + kCellBytes - 1) / kCellBytes; }
 
 // What a process is to the network.
 class Process {

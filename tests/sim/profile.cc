@@ -61,6 +61,7 @@ Profile DrawUsual(Random& random) {
           std::max<uint64_t>(65536 * profile.aggregator_count + 8 * random.Below(4500), 8);
     }
     tensor.op = Op{static_cast<uint8_t>(pick(1, 1, 1, 2, 2, 6, 6))};
+    if (tensor.op == Op::kCopy) tensor.gives = Share::kRoot;
     tensor.mismatch = random.OneIn(60);
     if (tensor.op == Op::kCopy && random.OneIn(8)) {
       tensor.root_rank = static_cast<uint32_t>(random.Below(3));
@@ -122,6 +123,7 @@ Profile DrawRecovery(Random& random) {
     tensor.bytes =
         random.OneIn(3) ? 8 * (1 + random.Below(5000)) : kStripeBytesMin * profile.aggregator_count;
     tensor.op = Op{static_cast<uint8_t>(pick(1, 6))};
+    if (tensor.op == Op::kCopy) tensor.gives = Share::kRoot;
     if (tensor.op == Op::kCopy) tensor.root_rank = static_cast<uint32_t>(random.Below(3));
     profile.tensors.push_back(tensor);
   }
@@ -161,6 +163,7 @@ Profile DrawSilent(Random& random) {
     TensorProfile tensor;
     tensor.bytes = 8 * (1 + random.Below(pick(500, 5000)));
     tensor.op = Op{static_cast<uint8_t>(pick(1, 1, 6))};
+    if (tensor.op == Op::kCopy) tensor.gives = Share::kRoot;
     profile.tensors.push_back(tensor);
   }
   profile.round_count = 20 + random.Below(60);
@@ -183,6 +186,58 @@ Profile DrawSilent(Random& random) {
   return profile;
 }
 
+// Some ranks: any of them, those of one node, or one of each node.
+Group DrawGroup(const Profile& profile, Random& random) {
+  const auto node_count = static_cast<uint32_t>(profile.rank_counts.size());
+  const uint64_t shape = random.Below(4);
+  const auto only_node = static_cast<uint32_t>(random.Below(node_count));
+  Group group;
+  for (uint32_t node = 0; node < node_count; ++node) {
+    const auto only_rank = static_cast<uint32_t>(random.Below(profile.rank_counts[node]));
+    for (uint32_t rank = 0; rank < profile.rank_counts[node]; ++rank) {
+      const bool is_in = shape == 0   ? node == only_node
+                         : shape == 1 ? rank == only_rank
+                                      : random.OneIn(2);
+      if (is_in) group.push_back({NodeRank{node}, LocalRank{rank}});
+    }
+  }
+  if (group.empty()) group.push_back({NodeRank{only_node}, LocalRank{0}});
+  return group;
+}
+
+Profile DrawGroups(Random& random) {
+  const auto pick = [&random](auto... values) { return Pick(random, values...); };
+  const uint64_t base = random.Below(8);
+  Profile profile = base < 4   ? DrawUsual(random)
+                    : base < 7 ? DrawRecovery(random)
+                               : DrawSilent(random);
+  profile.has_groups = true;
+  profile.tensors.clear();
+  const uint64_t tensor_count = 1 + random.Below(4);
+  for (uint64_t i = 0; i < tensor_count; ++i) {
+    const CollectiveRow& row = kCollectives[random.Below(kCollectives.size())];
+    TensorProfile tensor;
+    tensor.gives = row.gives;
+    tensor.gets = row.gets;
+    tensor.op = row.gives == Share::kWhole ? Op{static_cast<uint8_t>(pick(1, 1, 2))} : Op::kCopy;
+    // Of parts there may be as many as pairs of ranks.
+    const uint64_t most = row.gives == Share::kRow ? 300 : pick(5, 500, 2000);
+    tensor.bytes = 8 * (1 + random.Below(most));
+    if (row.gives != Share::kRow && random.OneIn(4)) {
+      tensor.bytes = kStripeBytesMin * std::max<uint64_t>(profile.aggregator_count, 1);
+    }
+    if (!random.OneIn(3)) tensor.group = DrawGroup(profile, random);
+    tensor.root_rank = static_cast<uint32_t>(random.Below(8));
+    tensor.lengths_vary = !random.OneIn(3);
+    tensor.is_signed = random.OneIn(2);
+    tensor.odd_one_in = pick(0, 0, 3, 6);
+    // A longer part moves those behind it.
+    tensor.mismatch = !tensor.collective().needs_every_rank() && random.OneIn(40);
+    profile.tensors.push_back(tensor);
+  }
+  return profile;
+}
+
 }  // namespace
 
 const char* KindName(Kind kind) {
@@ -190,6 +245,7 @@ const char* KindName(Kind kind) {
     case Kind::kUsual: return "usual";
     case Kind::kRecovery: return "recovery";
     case Kind::kSilent: return "silent";
+    case Kind::kGroups: return "groups";
   }
   return "unknown";
 }
@@ -199,6 +255,7 @@ Profile DrawProfile(Kind kind, Random& random) {
     case Kind::kUsual: break;
     case Kind::kRecovery: return DrawRecovery(random);
     case Kind::kSilent: return DrawSilent(random);
+    case Kind::kGroups: return DrawGroups(random);
   }
   return DrawUsual(random);
 }

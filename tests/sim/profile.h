@@ -6,18 +6,30 @@
 #include <vector>
 
 #include "libs/base/bytes.h"
+#include "libs/base/collective.h"
 #include "libs/base/dtype.h"
 #include "libs/base/random.h"
 #include "libs/membership/records.h"
+#include "libs/view/participation.h"
 
 namespace talweg::sim {
 
 struct TensorProfile {
-  uint64_t bytes = 0;
+  uint64_t bytes = 0;  // Of a part, at most.
   Op op = Op::kSum;
+  Share gives = Share::kWhole;
+  Share gets = Share::kWhole;
+  Group group;  // Empty: all ranks that there are when the tensor is first declared.
+  // Each round has lengths of its own; or signatures; or, so often, a rank that calls something
+  // else (0: never).
+  bool lengths_vary = false;
+  bool is_signed = false;
+  uint64_t odd_one_in = 0;
   // One rank of the job declares another length: everybody must get an error.
   bool mismatch = false;
-  uint32_t root_rank = 0;  // Of a broadcast; perhaps of a rank that is not there (yet).
+  uint32_t root_rank = 0;  // Perhaps of a rank that is not there (yet).
+
+  Collective collective() const { return {DType::kF32, op, gives, gets, bytes / 4}; }
 };
 
 // What one life is like. Drawn from its seed.
@@ -31,6 +43,7 @@ struct Profile {
   uint64_t slice_bytes_max = 4096;
   uint64_t credit_bytes = 64 * kKiB;
   std::vector<TensorProfile> tensors;
+  bool has_groups = false;  // Ranks agree beforehand on who takes part, and on roots, by place.
   uint64_t round_count = 3;
   bool in_steps = true;  // A rank waits for all tensors of a round before the next one.
 
@@ -80,9 +93,10 @@ enum class Kind : uint8_t {
   kUsual,     // A bit of everything that there is.
   kRecovery,  // Views upon views with rounds open: what is rare elsewhere is usual here.
   kSilent,    // The scheduler goes, and members die that it would have missed.
+  kGroups,    // As one of those, with every collective, over groups of ranks.
 };
 
-inline constexpr Kind kKinds[] = {Kind::kUsual, Kind::kRecovery, Kind::kSilent};
+inline constexpr Kind kKinds[] = {Kind::kUsual, Kind::kRecovery, Kind::kSilent, Kind::kGroups};
 const char* KindName(Kind kind);
 
 Profile DrawProfile(Kind kind, Random& random);

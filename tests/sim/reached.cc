@@ -41,6 +41,7 @@ void GatherJob(const aggregation::Counters& counters, std::map<std::string, uint
   coverage["decision: redo"] += counters.decisions[static_cast<int>(wire::Verdict::kRedo)];
   coverage["decision: finish"] += counters.decisions[static_cast<int>(wire::Verdict::kFinish)];
   coverage["decision: abort"] += counters.decisions[static_cast<int>(wire::Verdict::kAbort)];
+  coverage["a slice of a round that ends with a disagreement"] += counters.rounds_disagreed;
   coverage["a report again"] += counters.decisions_again;
   coverage["a tensor poisoned"] += counters.tensors_poisoned;
   coverage["somebody is waited for and named"] += counters.waiting_notices;

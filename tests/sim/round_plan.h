@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_TESTS_SIM_ROUND_PLAN_H_
+#define TALWEG_TESTS_SIM_ROUND_PLAN_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libs/base/collective.h"
+#include "libs/base/ids.h"
+#include "libs/view/participation.h"
+#include "tests/sim/profile.h"
+
+namespace talweg::sim {
+
+// What the trainers of a job do with one tensor, round after round: all know it beforehand, and so
+// does the ledger. A value.
+class RoundPlan {
+ public:
+  RoundPlan() = default;
+  // `group`: empty, all ranks. `tensor` and `profile` outlive it.
+  RoundPlan(const Profile& profile, size_t tensor, Group group, std::optional<Place> root);
+
+  const std::string& name() const { return name_; }
+  const Group& group() const { return group_; }
+  std::optional<Place> root() const { return root_; }
+  const TensorProfile& tensor() const { return *tensor_; }
+  Collective collective() const { return tensor_->collective(); }
+  uint32_t part_count() const {
+    return collective().part_count(group_.empty() ? 1 : static_cast<uint32_t>(group_.size()));
+  }
+  // The place's number in the group; nullopt: it is not in it. `number_of_all`: among all ranks.
+  std::optional<uint32_t> NumberOf(const Place& place, uint32_t number_of_all) const;
+
+  // What the rank at `place` says, and how long it says that a part is.
+  RoundSignature Signature(Round round, const Place& place) const;
+  uint64_t LengthBytes(Round round, uint32_t part, const Place& place) const;
+  // The rank that calls something else in this round.
+  std::optional<Place> Odd(Round round) const;
+
+ private:
+  uint64_t Draw(Round round, uint64_t what) const;
+
+  const TensorProfile* tensor_ = nullptr;
+  std::string name_;
+  uint64_t seed_ = 0;
+  Group group_;
+  std::optional<Place> root_;
+  std::vector<Place> places_;  // That there are at all: of the group, or of the job.
+};
+
+}  // namespace talweg::sim
+
+#endif  // TALWEG_TESTS_SIM_ROUND_PLAN_H_

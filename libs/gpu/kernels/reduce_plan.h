@@ -17,15 +17,15 @@ namespace talweg::gpu::kernels {
 
 // How one Device::Reduce is done.
 struct ReducePlan {
-  // A single input that nothing scales: its bytes are copied, NaNs untouched, but to itself.
+  // A single input that nothing scales: its bytes are copied, NaNs untouched, except onto itself.
   bool is_copy = false;
-  uint64_t bytes = 0;  // Of each buffer; 0: nothing to do.
+  uint64_t bytes = 0;  // Each buffer's; 0: nothing to do.
   DType dtype = DType::kUnspecified;
   Combine combine = Combine::kSum;
   ReduceArguments arguments = {};
 };
 
-// INVALID_ARGUMENT: not as Device::ReduceTo wants it.
+// INVALID_ARGUMENT: the arguments are not as Device::ReduceTo wants them.
 absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec, std::span<const uint64_t> inputs,
                                       std::span<const uint64_t> outputs, uint64_t element_count);
 inline absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec,
@@ -36,11 +36,11 @@ inline absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec,
 
 // "talweg_reduce_f32_sum"
 std::string KernelName(DType dtype, Combine combine);
-// Of all kernels that there are.
+// The names of all kernels.
 std::vector<std::string> KernelNames();
 
-// Does on the host what the kernel does on a GPU, as thread_count threads one after the other.
-// The plan's addresses are those of host memory.
+// Does on the host what the kernel does on a GPU, as thread_count threads one after the other. The
+// plan's addresses are those of host memory.
 void RunOnHost(const ReducePlan& plan, uint64_t thread_count);
 
 }  // namespace talweg::gpu::kernels

@@ -17,7 +17,7 @@ _SUBJECT = "Talweg"
 
 @dataclass(frozen=True)
 class Bar:
-    """What was hoped for, and what came of it; `measured` None: not measured in this run."""
+    """A target, and what was measured. `measured` None: not measured in this run."""
 
     text: str
     wanted: str
@@ -121,7 +121,7 @@ def page(document: dict[str, Any], sections: Sequence[tuple[str, str]]) -> str:
 
 
 def plot_curves(results: Sequence[Result], title: str, path: Path) -> bool:
-    """GB/s over size, a panel for each setting; False when there is no curve to draw."""
+    """Draws GB/s over size, a panel for each setting. Returns False when there is no curve to draw."""
     settings = [
         setting
         for setting in dict.fromkeys(result.setting for result in results)

@@ -76,7 +76,7 @@ def _run_setting(
         if programs.other_tool:
             other = partial(hosts.talweg, programs.other(), cluster, TALWEG_OTHER, 2)
             makers.append((TALWEG_OTHER, other))
-        if context.mode != "smoke":  # Which has it elsewhere: importing torch takes long.
+        if context.mode != "smoke":  # Smoke has it elsewhere: importing torch takes long.
             makers.append((GLOO, partial(hosts.gloo, programs, cluster)))
         cases = [_small_case(context.mode)]
         cases += [Case(format_bytes(size), (size,)) for size in map(parse_bytes, sizes)]

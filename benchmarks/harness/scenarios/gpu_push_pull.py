@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""push_pull of tensors on GPUs by two ranks of a node: beside its peers, its limits and a training stream."""
+"""push_pull of tensors on GPUs by two ranks of a node, beside peers, limits and a training stream."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ def _streams(context: Context, variables: Mapping[str, str]) -> list[dict[str, A
 
 @dataclass(frozen=True)
 class Speeds:
-    """Bytes a second, of the first GPU."""
+    """Bytes a second on the first GPU."""
 
     memory_bytes_per_s: float  # Touched by a copy in its memory.
-    # To the second GPU while as much comes from there; none: there is no other, or no way to it.
+    # To the second GPU while as much comes from there. None: there is no second, or no way to it.
     peer_bytes_per_s: float | None = None
 
 
@@ -138,15 +138,13 @@ def _speeds(context: Context) -> Speeds:
 
 
 def limit_s(nbytes: int, speeds: Speeds, gpus: int) -> float | None:
-    """The shortest time in which the ranks, as many on each of `gpus`, can have their sum; none: not known."""
+    """The shortest time in which the ranks, as many on each of `gpus`, can have their sum. None: unknown."""
     if gpus == 0 or (gpus > 1 and speeds.peer_bytes_per_s is None):
         return None
     ranks = _RANKS // gpus
     touched = 2 * ranks  # Each rank's tensor, read and written.
     if gpus > 1:
-        touched += (
-            ranks + 1
-        )  # The sum among them lies in between: written, and read for each tensor.
+        touched += ranks + 1  # The sum among them is written, and read for each tensor.
     limit = nbytes * touched / speeds.memory_bytes_per_s
     if speeds.peer_bytes_per_s is not None:
         # An all-reduce's reduce-scatter, and its all-gather.

@@ -25,7 +25,7 @@ from harness.scenario import Context, Make, Section, fastest, find, ratio_bar, r
 TITLE = "Ranks of one node"
 NAMED = "25 MB"
 SMALL = "4 KiB"
-# From here on a case gets processes of its own: what it holds is then its own, too.
+# From here on a case gets processes of its own, so that the memory they hold is its own, too.
 _LARGE_BYTES = 25_000_000
 
 _CURVE = ("4KiB", "64KiB", "1MiB", "4MiB", "25MB", "100MB", "256MB")

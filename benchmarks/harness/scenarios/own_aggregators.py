@@ -55,7 +55,7 @@ def _run_setting(context: Context, count: int, sizes: tuple[str, ...]) -> list[R
             (TALWEG, partial(hosts.talweg, programs, cluster)),
             (SOCKET_PS, partial(hosts.socket_ps, programs, cluster)),
         ]
-        if context.mode != "smoke":  # Which has it elsewhere: importing torch takes long.
+        if context.mode != "smoke":  # Smoke has it elsewhere: importing torch takes long.
             makers.append((GLOO, partial(hosts.gloo, programs, cluster)))
         cases = [Case(format_bytes(size), (size,)) for size in map(parse_bytes, sizes)]
         return run_beside(context, "own_aggregators", f"{count} hosts", makers, count, cases)

@@ -43,7 +43,8 @@ absl::StatusOr<gpu::GpuUuid> GpuStage::HomeOf(const pipeline::TensorSpec& spec,
   if (gpus.size() > 1) {
     const Op op = spec.op == Op::kAverage ? Op::kSum : spec.op;
     if (!gpu::Communicator::Combines(spec.dtype, op)) {
-      return absl::OutOfRangeError("a tensor that is summed on the host");
+      return absl::OutOfRangeError(
+          "NCCL may lose NaNs in minima and maxima of floats; the host makes them");
     }
     if (!MayUse(groups)) {
       return absl::FailedPreconditionError(
@@ -60,7 +61,9 @@ absl::StatusOr<GpuStage::DirectMemory> GpuStage::MakeDirect(pipeline::TensorInde
                                                             uint32_t rank_count) {
   if (failed_) return absl::FailedPreconditionError("the agent has lost a GPU");
   if (spec.op == Op::kBroadcast || spec.bytes() < options_.direct_bytes_min) {
-    return absl::OutOfRangeError("a tensor that is not worth it");
+    return absl::OutOfRangeError(absl::StrCat("broadcasts, and tensors below ",
+                                              FormatBytes(options_.direct_bytes_min),
+                                              ", go through host memory"));
   }
   TALWEG_ASSIGN_OR_RETURN(const gpu::GpuUuid uuid, HomeOf(spec, rank_count));
   gpu::Device& device = DeviceOf(uuid);

@@ -161,9 +161,8 @@ absl::Status SqliteStore::Prepare() {
   return version < kSchemaVersion ? Upgrade() : absl::OkStatus();
 }
 
-// Upgrades from schema 1, the only one before this. Its jobs get the values that members who ask
-// for nothing are taken to ask for. Otherwise a member that joins such a job and asks for something
-// else would be refused.
+// Upgrades from schema 1, the only one before this. Its jobs get the default wait for more members:
+// a member that joins such a job and asks for another wait is refused.
 absl::Status SqliteStore::Upgrade() {
   const std::string sql =
       "BEGIN IMMEDIATE;"

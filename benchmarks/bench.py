@@ -110,14 +110,19 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help="what wants this machine's GPUs instead, under 8 minutes (--smoke: fake ones)",
+        help="the scenarios of this machine's GPUs instead, under 8 minutes (--smoke: fake ones)",
     )
-    parser.add_argument("--repetitions", type=int, metavar="N", help="instead of the mode's (7)")
+    parser.add_argument(
+        "--repetitions",
+        type=int,
+        metavar="N",
+        help="how many repetitions, instead of the mode's (7)",
+    )
     parser.add_argument(
         "--congestion-control",
         default="reno",
         metavar="NAME",
-        help="of every TCP connection measured: reno (default), bbr, cubic",
+        help="for every TCP connection measured: reno (default), bbr, cubic",
     )
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench", metavar="DIR")
     parser.add_argument(
@@ -130,7 +135,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--beside",
         type=Path,
         metavar="DIR",
-        help="another build's, as one more contender of one_node, aggregator_host and shaped_links",
+        help="another build's programs, as one more contender of one_node, aggregator_host and shaped_links",
     )
     options = parser.parse_args(arguments)
     scenarios = GPU_SCENARIOS if options.gpu else SCENARIOS

@@ -37,10 +37,10 @@ def run(context: Context) -> Section:
     section.data = {"gpu": gpu, "bytes_per_s": speeds, "event_us": events_us}
     section.bars = bars(speeds)
     section.text = (
-        f"{gpu}. Bytes a second, moved over the bus, touched in the GPU's memory, or copied to the second GPU (Peer)\n"
-        "and from there at once (PeerBothWays), the median of all repetitions:\n"
-        "from the first post until the last event was seen done, on streams of high priority, host memory pinned.\n"
-        f"An event alone takes {events_us:.1f} us, which is in every figure.\n\n"
+        f"{gpu}. Bytes a second: moved over the bus, touched in the GPU's memory, copied to the second GPU (Peer),\n"
+        "or copied there and back at once (PeerBothWays). The figures are medians of all repetitions. Time runs\n"
+        "from the first post until the last event was seen done. Streams are of high priority, host memory is\n"
+        f"pinned. An event alone takes {events_us:.1f} us, which is in every figure.\n\n"
     ) + table(speeds)
     return section
 

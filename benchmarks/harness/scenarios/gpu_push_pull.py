@@ -70,12 +70,13 @@ def run(context: Context) -> Section:
         return section
     section.data = {"streams": streams, **asdict(speeds)}
     section.text = stream_table(streams, speeds, min(gpus, _RANKS)) + (
-        "\nThe same products of matrices on the training stream, alone and while a push_pull is under way; then a\n"
-        "push_pull by itself, from the last gradient to the last result, and the kernels and copies that it gives to\n"
-        "the trainer's own streams. Its limit is the sum of two, of B bytes with n ranks on each of g GPUs. In a\n"
-        "GPU's memory: n tensors read and written, 2n B at the speed of a copy there; of several GPUs a sum is\n"
-        "written, and copied into the tensors, (3n + 1) B. From GPU to GPU: what an all-reduce sends from each, and\n"
-        "brings to it, 2 (g - 1) / g B at the speed of one of two copies that go both ways at once.\n"
+        "\nThe same products of matrices run on the training stream, alone and while a push_pull is under\n"
+        "way. Then comes a push_pull by itself, from the last gradient to the last result, with the kernels\n"
+        "and copies that it gives to the trainer's own streams. Its limit is the sum of two terms, for B\n"
+        "bytes with n ranks on each of g GPUs. In a GPU's memory, n tensors are read and written: 2n B at\n"
+        "the speed of a copy there. With several GPUs a sum is written, too, and copied into the tensors:\n"
+        "(3n + 1) B. From GPU to GPU, an all-reduce sends from each, and brings to it, 2 (g - 1) / g B, at\n"
+        "the speed of one of two copies that go both ways at once.\n"
     )
     return section
 

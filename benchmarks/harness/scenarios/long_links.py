@@ -66,11 +66,11 @@ def run(context: Context) -> Section:
         rows.append(table_row(link.setting, results, contenders, "of_optimum"))
     head = ["link", "gradient", "B, MB/s", "optimum", "Talweg", "of it", "socket server", "of it"]
     section.text = (
-        "Two hosts with a rank each, and one that only aggregates at the end of a cable that holds frames back\n"
-        "(`tests/netns/delay_line.py`). Each rank's host has a link of that rate each way, and as long a queue as\n"
-        "the way; the aggregator's is not shaped. The optimum is M/B and the way there and back, with B the goodput\n"
-        "of one TCP stream over the same link without delay. Options are the defaults, the kernel's included\n"
-        "(`tcp_wmem`, `tcp_rmem`).\n\n"
+        "Two hosts have a rank each. One that only aggregates is at the end of a cable that holds frames\n"
+        "back (`tests/netns/delay_line.py`). Each rank's host has a link of that rate each way, and as long\n"
+        "a queue as the way. The aggregator's link is not shaped. The optimum is M/B and the way there and\n"
+        "back, with B the goodput of one TCP stream over the same link without delay. Options are the\n"
+        "defaults, the kernel's included (`tcp_wmem`, `tcp_rmem`).\n\n"
     ) + markdown_table(head, rows)
     return section
 

@@ -73,8 +73,8 @@ def run(context: Context) -> Section:
         section.results += _run_place(context, place, [_case(name) for name in names])
     section.bars = bars(section.results)
     section.text = (
-        "All tensors of a model's gradient are pushed, the last layer's first and the first layer's with the\n"
-        "highest priority, then waited for; beside it, in turns, another job pushes one tensor of the same\n"
+        "All tensors of a model's gradient are pushed, the last layer's first and the first layer's with\n"
+        "the highest priority. Then all are waited for. By turns another job pushes one tensor of the same\n"
         "size. The lists are in `benchmarks/models`.\n"
     )
     return section

@@ -39,9 +39,9 @@ def run(context: Context) -> Section:
             break
     section.bars = bars(section.results)
     section.text = (
-        "Each node has a rank, an agent and an aggregator, which sums its share of every tensor; nothing else.\n"
-        "What a node must send at the least is (n-1)/n of the gradient to the others' aggregators and 1/n of\n"
-        "the results to each of the others: 2(n-1)/n. The socket server stands on each node, too.\n"
+        "Each node has a rank, an agent and an aggregator, which sums its share of every tensor, and\n"
+        "nothing else. A node must send at least (n-1)/n of the gradient to the others' aggregators, and\n"
+        "1/n of the results to each of the others: 2(n-1)/n. Each node has a socket server, too.\n"
     )
     return section
 

@@ -71,11 +71,11 @@ def run(context: Context) -> Section:
         rows.append(table_row(links.setting, results, (TALWEG_IN_PLACE, GLOO), "over_optimum"))
     head = ["links", "gradient", "B, MB/s", "optimum", "Talweg", "over it", "Gloo", "over it"]
     section.text = (
-        "Every host's link has that rate each way (`tc ... tbf`). Aggregators run on the hosts with ranks and on\n"
-        "as many more as said. The optimum is that of BytePS's OSDI'20 paper, 2n(n-1)M / ((n^2+kn-2k)B), with B\n"
-        "the goodput of one TCP stream over these links in this run. Talweg's gradients are written where its\n"
-        "client keeps contributions (`talweg_contribution`), its fastest mode, and its results copied to other\n"
-        "buffers; Gloo's are reduced in place.\n\n"
+        "Every host's link has that rate each way (`tc ... tbf`). Aggregators run on the hosts with ranks\n"
+        "and on as many more as the case says. The optimum is that of BytePS's OSDI'20 paper, 2n(n-1)M /\n"
+        "((n^2+kn-2k)B), with B the goodput of one TCP stream over these links in this run. Talweg's\n"
+        "gradients are written where its client keeps contributions (`talweg_contribution`), its fastest\n"
+        "mode, and its results are copied to other buffers. Gloo's are reduced in place.\n\n"
     ) + markdown_table(head, rows)
     return section
 

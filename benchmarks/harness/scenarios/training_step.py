@@ -114,12 +114,13 @@ def measure(
     section.bars = [] if of_ddp is None else bars(results, of_ddp)
     head = ["model", "how", "step", "p99", "added", "of DDP over Gloo's", "CPU a step"]
     section.text = markdown_table(head, rows) + (
-        "\nOne thread a process, SGD with momentum, gradient_as_bucket_view for DDP. `mlp` has 24.9 M parameters,\n"
-        "`resnet18` 11.2 M (pictures of 32 x 32). All jobs take turns on the same machine; what is added is\n"
-        "the median step less that of two processes that do not communicate; beside it, as a multiple of what\n"
-        "DDP over Gloo adds, where nine in ten draws of as many repetitions lie. With a barrier after each backward\n"
-        "pass and nothing else a step is the slower rank's: less than that nobody adds who averages. On CPUs the\n"
-        "heaps of all keep what is freed (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`).\n"
+        "\nOne thread a process, SGD with momentum, gradient_as_bucket_view for DDP. `mlp` has 24.9 M\n"
+        "parameters, `resnet18` 11.2 M (pictures of 32 x 32). All jobs take turns on the same machine.\n"
+        "`added` is the median step less that of two processes that do not communicate. The column beside\n"
+        "it is a multiple of what DDP over Gloo adds; nine in ten draws of as many repetitions lie there.\n"
+        "With a barrier after each backward pass and nothing else, a step is the slower rank's: nobody who\n"
+        "averages adds less. On CPUs the heaps of all keep what is freed (`MALLOC_TRIM_THRESHOLD_`,\n"
+        "`MALLOC_MMAP_THRESHOLD_`).\n"
     )
     return section
 

@@ -49,7 +49,7 @@ class TreeTest(unittest.TestCase):
 
     def test_each_module_has_a_page(self) -> None:
         for parent in ("libs", "services"):
-            for module in sorted((self.root / parent).iterdir()):
+            for module in sorted(each for each in (self.root / parent).iterdir() if each.is_dir()):
                 with self.subTest(module.name):
                     page = self.pages.get(f"{parent}/{module.name}/README.md")
                     assert page is not None, f"write {parent}/{module.name}/README.md"

@@ -259,8 +259,8 @@ class Communicator {
   // UNAVAILABLE with the GPU and the library's own words, once Poll has said kFailed.
   virtual absl::Status error() const = 0;
 
-  // Whether (dtype, op) can be combined: sums, products, and minima and maxima of integers. Minima
-  // and maxima of floats would lose NaNs.
+  // Whether (dtype, op) can be combined: sums, products, and minima and maxima of integers. Those
+  // of floats would lose NaNs.
   static bool Combines(DType dtype, Op op);
 
   // Call each only in kReady; otherwise it is FAILED_PRECONDITION. Then Poll until kReady before

@@ -427,7 +427,7 @@ struct LaneKernels {
     row[static_cast<size_t>(Combine::kMax)] = &Loop<Greatest, Max<Greatest>>::Run;
   }
 
-  // Sums and products have the same bits with and without a sign. The unsigned ones wrap.
+  // Sums and products have the same bits with and without a sign; those without one wrap.
   template <class T, class Unsigned>
   static constexpr void FillIntegers(Kernel (&row)[kCombineCount]) {
     using E = Plain<T>;

@@ -102,7 +102,7 @@ ReduceSpec LastHop(DType dtype, Op op, std::span<const float> rank_counts,
                    uint32_t rank_count_total) {
   if (op != Op::kAverage) return {.dtype = dtype, .op = op};
   if (DTypeSize(dtype) == 2) {
-    if (rank_counts.size() == 1) return {.dtype = dtype, .op = op};  // Already a mean of all ranks.
+    if (rank_counts.size() == 1) return {.dtype = dtype, .op = op};  // A mean of all ranks already.
     return {.dtype = dtype, .op = op, .weights = rank_counts, .divisor = rank_count_total};
   }
   return {.dtype = dtype, .op = op, .divisor = rank_count_total};

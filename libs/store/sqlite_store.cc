@@ -161,8 +161,8 @@ absl::Status SqliteStore::Prepare() {
   return version < kSchemaVersion ? Upgrade() : absl::OkStatus();
 }
 
-// Upgrades from schema 1, the only one before this. Its jobs get the default wait for more members:
-// a member that joins such a job and asks for another wait is refused.
+// From schema 1, the only one before this. Its jobs get what members that say nothing are taken to
+// ask for: whoever joins one and asks for something else would be refused.
 absl::Status SqliteStore::Upgrade() {
   const std::string sql =
       "BEGIN IMMEDIATE;"

@@ -43,8 +43,7 @@ absl::StatusOr<gpu::GpuUuid> GpuStage::HomeOf(const pipeline::TensorSpec& spec,
   if (gpus.size() > 1) {
     const Op op = spec.op == Op::kAverage ? Op::kSum : spec.op;
     if (!gpu::Communicator::Combines(spec.dtype, op)) {
-      return absl::OutOfRangeError(
-          "NCCL may lose NaNs in minima and maxima of floats; the host makes them");
+      return absl::OutOfRangeError("a tensor that is summed on the host");
     }
     if (!MayUse(groups)) {
       return absl::FailedPreconditionError(
@@ -61,9 +60,7 @@ absl::StatusOr<GpuStage::DirectMemory> GpuStage::MakeDirect(pipeline::TensorInde
                                                             uint32_t rank_count) {
   if (failed_) return absl::FailedPreconditionError("the agent has lost a GPU");
   if (spec.op == Op::kBroadcast || spec.bytes() < options_.direct_bytes_min) {
-    return absl::OutOfRangeError(absl::StrCat("broadcasts, and tensors below ",
-                                              FormatBytes(options_.direct_bytes_min),
-                                              ", go through host memory"));
+    return absl::OutOfRangeError("a tensor that is not worth it");
   }
   TALWEG_ASSIGN_OR_RETURN(const gpu::GpuUuid uuid, HomeOf(spec, rank_count));
   gpu::Device& device = DeviceOf(uuid);

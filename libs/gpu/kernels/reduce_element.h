@@ -75,8 +75,8 @@ TALWEG_HD double Over(double a, double b) {
   return a / b;
 #endif
 }
-// Integers wrap: they are combined unsigned, which changes no bit of a sum or a product. Small ones
-// are multiplied as ints, where 255 * 255 fits.
+// Integers wrap: without a sign, which changes no bit of a sum or a product. Small ones are
+// multiplied as ints, where 255 * 255 fits.
 template <class T>
 TALWEG_HD T Add(T a, T b) {
   return static_cast<T>(a + b);

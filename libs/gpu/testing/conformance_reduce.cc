@@ -19,8 +19,8 @@ constexpr DType kAllDTypes[] = {DType::kF32, DType::kF64, DType::kF16, DType::kB
                                 DType::kI8,  DType::kU8,  DType::kI32, DType::kI64};
 constexpr Op kAllOps[] = {Op::kSum, Op::kAverage, Op::kMin, Op::kMax, Op::kProduct};
 
-// Inputs and an output on the device and on the host. If `skew` is not 0, each is that many
-// elements apart from where vectors lie.
+// Inputs and an output on the device and on the host, each `skew` elements apart from where
+// vectors lie if it is not 0.
 class Bench {
  public:
   Bench(Case& c, uint64_t bytes_max, size_t inputs_max)

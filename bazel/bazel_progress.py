@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs Bazel and shows how far it is: a line that updates on a terminal, else one now and then.
+"""Runs Bazel and shows how far it is: one line that updates on a terminal, else a line now and then.
 
     bazel/bazel_progress.py [--shutdown] build //services/... //clients/...
 
-What Bazel says is kept back and shown only when it fails. With --shutdown, Bazel's server ends with
-this program, also when it is interrupted. Standard library only: runs before .venv is there.
+It keeps Bazel's output back and shows it only on failure. With --shutdown, Bazel's server ends with
+this program, also when it is interrupted. It uses the standard library only, because it runs before
+.venv is there.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Signals:
-    """What has been asked for by signals, and whether that can be heeded now."""
+    """What signals have asked for, and whether the program can heed it now."""
 
-    depth = 0  # Of held_back() blocks.
+    depth = 0  # How many held_back() blocks are open.
     waiting: int | None = None
 
 
 def _ignore_signals() -> None:
-    # Not SIG_IGN, which programs that are started would inherit.
+    # Not SIG_IGN, which started programs would inherit.
     for each in _SIGNALS:
         signal.signal(each, lambda *_: None)
 
@@ -70,7 +71,7 @@ def _ignore_signals() -> None:
 def interruptible() -> Iterator[None]:
     """Raises Interrupted on the first SIGINT, SIGTERM or SIGHUP and ignores later ones.
 
-    They stay ignored after the block, where things are ended and taken away.
+    They stay ignored after the block, while the program cleans up.
     """
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -90,7 +91,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Puts Interrupted off to the end of the block: what starts something can note what it started."""
+    """Puts Interrupted off to the end of the block, so that it can note what it started."""
     _Signals.depth += 1
     try:
         yield
@@ -102,7 +103,7 @@ def held_back() -> Iterator[None]:
 
 
 class ProgressLine:
-    """One line on a terminal, rewritten; elsewhere a line every `_PLAIN_INTERVAL_S`."""
+    """One line on a terminal, rewritten. Elsewhere a line every `_PLAIN_INTERVAL_S`."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -132,7 +133,7 @@ class ProgressLine:
 
 
 def _server_pids() -> list[int]:
-    """Bazel's servers for this tree, those that only start included, by what they were told."""
+    """Bazel's servers for this tree, found by their arguments, including those that only start."""
     wanted = f"--workspace_directory={ROOT}".encode()
     pids = []
     for entry in os.listdir("/proc"):
@@ -144,17 +145,17 @@ def _server_pids() -> list[int]:
 
 
 def _adopt_orphans() -> None:
-    """Makes this process the parent of all descendants whose own has ended, Bazel's server among them.
+    """Makes this process the parent of all descendants whose own parent has ended, such as Bazel's server.
 
-    A server is started by a daemon that forks and ends, and a list of all processes may be taken just between:
-    only its parent cannot miss it.
+    A daemon that forks and ends starts the server. A list of all processes may be taken just between, and miss
+    the server. Its parent cannot miss it.
     """
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def _orphans() -> list[int]:
-    """Adopted processes that have not been waited for: children in a session that is not this one."""
+    """Adopted processes that nobody has waited for: children in another session."""
     session = os.getsid(0)
     pids = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
@@ -176,7 +177,7 @@ def _end_what_is_left() -> None:
                     os.kill(pid, number)
             told |= left
             for pid in left:
-                # A child's own children are this process's before it is waited for: none slips through.
+                # A child's children become this process's before the child is waited for, so none slips through.
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             if time.monotonic() > end:
@@ -187,7 +188,7 @@ def _end_what_is_left() -> None:
 def shut_down() -> None:
     """Ends Bazel's server for this tree, if one runs, and all else that run_bazel() has left.
 
-    Only when nothing runs that was started with `start_new_session`: it would be ended too.
+    Call it only when nothing runs that was started with `start_new_session`, because it would end that, too.
     """
     with held_back():
         if not _server_pids() and not _orphans():
@@ -201,7 +202,7 @@ def shut_down() -> None:
             start_new_session=True,  # A second Ctrl-C must not stop the cleaning up.
             check=False,
         )
-        # A server whose client was interrupted before it had started is not known to `bazel shutdown`.
+        # `bazel shutdown` does not know a server whose client was interrupted before the server had started.
         _end_what_is_left()
 
 

@@ -21,8 +21,8 @@ _WARNINGS = [
     "-Wno-missing-field-initializers",
 ]
 
-# For a test's own code, mostly Catch2's macros: g++ takes a fifth less time than for -O2. What is tested is compiled
-# as it is delivered.
+# For a test's own code, mostly Catch2's macros: g++ takes a fifth less time than for -O2. The code under test is
+# compiled as it is delivered.
 _TEST_COPTS = ["-O1"]
 
 # The C++ runtime is linked in, by //bazel/deps/runtime.
@@ -39,8 +39,8 @@ _PROGRAM_LINKOPTS = _RUNTIME_LINKOPTS + select({
     "//conditions:default": [],
 })
 
-# In a wheel the shared libraries that Debian has lie beside the binaries' directory (deploy/wheel). RPATH, not
-# RUNPATH: it serves what those libraries load as well.
+# In a wheel Debian's shared libraries lie beside the binaries' directory (deploy/wheel). RPATH, not RUNPATH,
+# because it serves what those libraries load as well.
 _WHEEL_LINKOPTS = ["-Wl,--disable-new-dtags,-rpath,$$ORIGIN/../lib"]
 
 _PROGRAM_DEPS = ["//bazel/deps/runtime:older_glibc"] + select({
@@ -117,7 +117,7 @@ def talweg_cc_test(
     """A Catch2 test; main() comes from //bazel/deps/catch2:main.
 
     A test that cannot run here prints a line `SKIPPED: reason` and passes; ./test counts it as skipped.
-    `timeout` is generous on purpose: it ends a hang, it does not judge speed.
+    `timeout` is generous on purpose. It ends a hang and does not judge speed.
     """
     check_edges(name, deps + kwargs.get("data", []), is_test = True)
     native.cc_test(

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which package may depend on which, and the check that every talweg_* macro runs.
 
-A layer is a directory; a package belongs to the longest layer that is the package itself or one of its
+A layer is a directory. A package belongs to the longest layer that is the package itself or one of its
 parents. Targets of one layer may always use each other. The check runs while a BUILD file loads, so an
 edge that the table does not allow stops the build before anything is compiled.
 """
 
 # Layer -> the layers that it may use. A value covers its subdirectories: "libs" is every library.
 LAYERS = {
-    # What is measured runs beside its peers as whole programs.
+    # A benchmark runs Talweg beside its peers, as whole programs.
     "benchmarks": ["clients", "libs", "services", "tests/netns"],
     "clients/c": ["libs/base", "libs/shm"],
     "clients/cli": [
@@ -28,9 +28,9 @@ LAYERS = {
     "clients/python": ["clients/c"],
     # Wheel, images and units carry everything that is built.
     "deploy": ["clients", "libs", "proto", "services"],
-    # What a machine without any of this is given to test and to measure.
+    # The archive for a machine without any of this, to test and to measure.
     "deploy/gpu": ["benchmarks", "clients", "libs", "services", "tests"],
-    # Pages that are generated from the code, and the tests that they are up to date.
+    # Pages that are generated from the code, and the tests that compare them.
     "docs": ["clients", "libs", "proto", "services"],
     "examples": ["clients/python"],
     "libs/aggregation": ["libs/base", "libs/view", "libs/wire"],
@@ -66,17 +66,17 @@ LAYERS = {
     "libs/wire": ["libs/base", "libs/view"],
     "proto": [],
     "proto/config": [],
-    # One layer each: a service never uses another.
+    # Each service is a layer, because a service never uses another.
     "services/agent": ["libs", "proto"],
     "services/aggregator": ["libs", "proto"],
     "services/scheduler": ["libs", "proto"],
-    # Hosts out of namespaces, for tests and benchmarks alike.
+    # Hosts made of namespaces, for tests and benchmarks.
     "tests/netns": [],
     "tests": ["clients", "docs", "examples", "libs", "proto", "services", "tests"],
 }
 
-# Layers that use nothing but the standard library: clients link them into processes that carry their own
-# Abseil and gRPC, and the protocol cores have nothing to do with either.
+# Layers that use nothing but the standard library. Clients link them into processes that carry their own
+# Abseil and gRPC. The protocol cores need neither.
 _STANDARD_LIBRARY_ONLY = [
     "clients/c",
     "libs/aggregation",
@@ -133,12 +133,12 @@ def _package_of(label, package):
     return package
 
 def edge_error(package, target, dep, is_test = False):
-    """Returns why `dep` is not allowed for //package:target, or None when it is.
+    """Returns why `dep` is not allowed for //package:target, or None when it is allowed.
 
     Args:
       package: package of the target, e.g. "libs/shm/client".
       target: the target's name, for the message.
-      dep: the dependency's label, as a string; relative labels belong to `package`.
+      dep: the dependency's label, as a string. Relative labels belong to `package`.
       is_test: whether the target is a test or a benchmark.
     """
     dep_package = _package_of(dep, package)

@@ -22,8 +22,8 @@ _SKIPPED = re.compile(rb"^SKIPPED: (.*)$", re.MULTILINE)
 _LOG_LINES_SHOWN = 80
 _FULL_TIMEOUT_S = 7200
 _SOAK_SLACK_S = 900
-# Actions at a time, beyond one a CPU: many tests only wait, for time limits and for processes to start.
-# A sanitizer's do not, and take several times the memory.
+# Actions at a time, beyond one a CPU, because many tests only wait for time limits and for processes to start.
+# Tests under a sanitizer do not wait, and take several times the memory.
 _ACTIONS_BESIDE_CPUS = 2
 
 # Bazel's exit statuses.
@@ -35,12 +35,12 @@ _STATUS_NO_TESTS = 4
 
 @dataclass
 class Outcome:
-    """What one test target came to."""
+    """The outcome of one test target."""
 
     label: str
     status: str = "NO STATUS"
     logs: list[Path] = field(default_factory=list)
-    # Of a test in parts (shards), those of the parts that failed.
+    # For a test in parts (shards), the logs of the parts that failed.
     failed_logs: list[Path] = field(default_factory=list)
     skip_reasons: list[str] = field(default_factory=list)
     duration_s: float = 0.0
@@ -122,7 +122,7 @@ def bazel_options(options: argparse.Namespace) -> list[str]:
         flags += ["--test_tag_filters=gpu", "--build_tests_only", "--test_env=TALWEG_TEST_GPU=1"]
         if find_nvcc():
             flags.append("--config=cuda")
-    # What hardware there is Bazel does not know.
+    # Bazel does not know the hardware.
     if options.again or options.gpu:
         flags.append("--nocache_test_results")
     return flags
@@ -153,7 +153,7 @@ def labels_containing(substrings: list[str]) -> list[str]:
 
 
 def read_outcomes(events: Path) -> dict[str, Outcome]:
-    """Reads Bazel's event file; a test that did not build is in it as well."""
+    """Reads Bazel's event file, which also has the tests that did not build."""
     outcomes: dict[str, Outcome] = {}
     for line in events.read_text(errors="replace").splitlines():
         event = json.loads(line)

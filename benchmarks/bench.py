@@ -57,7 +57,7 @@ SCENARIOS: dict[str, Any] = {
     "growth": growth,
     "priorities": priorities,
 }
-# Of a machine with a GPU: only with --gpu.
+# For a machine with a GPU: only with --gpu.
 GPU_SCENARIOS: dict[str, Any] = {
     "gpu_device": gpu_device,
     "gpu_push_pull": gpu_push_pull,
@@ -110,14 +110,19 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help="what wants this machine's GPUs instead, under 8 minutes (--smoke: fake ones)",
+        help="the scenarios of this machine's GPUs instead, under 8 minutes (--smoke: fake ones)",
     )
-    parser.add_argument("--repetitions", type=int, metavar="N", help="instead of the mode's (7)")
+    parser.add_argument(
+        "--repetitions",
+        type=int,
+        metavar="N",
+        help="how many repetitions, instead of the mode's (7)",
+    )
     parser.add_argument(
         "--congestion-control",
         default="reno",
         metavar="NAME",
-        help="of every TCP connection measured: reno (default), bbr, cubic",
+        help="for every TCP connection measured: reno (default), bbr, cubic",
     )
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench", metavar="DIR")
     parser.add_argument(
@@ -130,7 +135,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--beside",
         type=Path,
         metavar="DIR",
-        help="another build's, as one more contender of one_node, aggregator_host and shaped_links",
+        help="another build's programs, as one more contender of one_node, aggregator_host and shaped_links",
     )
     options = parser.parse_args(arguments)
     scenarios = GPU_SCENARIOS if options.gpu else SCENARIOS
@@ -150,20 +155,20 @@ def _tool(binaries: Path) -> Path:
 
 
 def build(with_kernels: bool) -> None:
-    """Builds what is measured; `with_kernels`: those for GPUs as well, where there is a compiler."""
+    """Builds what is measured. `with_kernels`: also those for GPUs, where there is a compiler."""
     begin_s = time.monotonic()
     flags = ["--config=cuda"] if with_kernels and find_nvcc() else []
     status, lines = run_bazel(["build", *flags, *TARGETS], "build")
     if status != 0:
         raise Failed("the build failed:\n" + "\n".join(lines))
     print(f"built in {time.monotonic() - begin_s:.0f} s")
-    # Its server would only sit in the memory that is to be measured.
+    # Bazel's server would only take memory that is to be measured.
     if not os.environ.get("TALWEG_KEEP_BAZEL"):
         shut_down()
 
 
 def require_gpu(programs: Programs, scenarios: list[str]) -> None:
-    """Else every scenario would fail by itself, and take its time."""
+    """Fails early; otherwise every scenario would fail by itself, and take its time."""
     try:
         google_benchmark.names(programs.device_benchmark)
     except google_benchmark.BenchmarkFailed as failure:
@@ -214,12 +219,12 @@ def run(options: argparse.Namespace) -> int:
         library=binaries.absolute() / "clients" / "c" / "libtalweg.so",
         python=ROOT / "clients" / "python",
         peers=HERE / "peers",
-        # What is kept of a run is its results.
+        # Only the results of a run are kept.
         build=output / "programs" if options.binaries else ROOT / "build" / "bench-programs",
         congestion_control=options.congestion_control,
         other_tool=_tool(options.beside) if options.beside else None,
     )
-    if options.gpu and options.mode != "smoke":  # Which takes fake ones.
+    if options.gpu and options.mode != "smoke":  # Smoke runs take fake GPUs.
         require_gpu(programs, options.scenario)
     effort = EFFORTS[options.mode]
     if options.repetitions:

@@ -18,7 +18,7 @@ from harness import processes
 from harness.contender import Command, Contender, ContenderFailed
 from harness.measure import Case, Effort, measure_beside
 
-# Speaks as benchmarks/peers/control.h says, and does what the word it is given says when told to go.
+# Speaks the lines of benchmarks/peers/control.h. When told to go, it does what its word says.
 _WORKER = """
 import os, socket, sys, time
 rank, manner = sys.argv[1], sys.argv[2]
@@ -65,7 +65,7 @@ def contender(*manners: str, name: str = "fake") -> Contender:
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process; one that only its parent has not waited for does not count."""
+    """Whether the process exists. A process that only its parent has not waited for does not count."""
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -231,7 +231,7 @@ class ProcessesTest(unittest.TestCase):
 
 class ScratchTest(unittest.TestCase):
     def end_of(self, script: str) -> None:
-        """Runs it, which tells of a process and its scratch directory, until both are gone."""
+        """Runs a bench that tells of a process and its scratch directory, until both are gone."""
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
         line = [sys.executable, "-c", script]
         output = subprocess.run(

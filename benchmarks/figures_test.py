@@ -82,7 +82,7 @@ class FiguresTest(unittest.TestCase):
 
 
 class OptimumTest(unittest.TestCase):
-    """byteps's formula, against counting the bytes of every link."""
+    """BytePS's formula, compared with a count of the bytes of every link."""
 
     def test_the_busiest_link_takes_that_long(self) -> None:
         for hosts in (2, 3, 4, 8):
@@ -90,7 +90,7 @@ class OptimumTest(unittest.TestCase):
                 server_share, host_share = figures.optimal_shares(hosts, servers)
                 self.assertAlmostEqual(servers * server_share + hosts * host_share, 1)
                 self.assertGreaterEqual(host_share, 0)
-                # Each way: a server hears every host; a host sends what it does not sum itself,
+                # Each way, a server hears every host. A host sends what it does not sum itself,
                 # and results of its own share to all others.
                 server_bytes = hosts * server_share
                 host_bytes = (1 - host_share) + (hosts - 1) * host_share

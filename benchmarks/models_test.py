@@ -8,7 +8,7 @@ import unittest
 
 from harness import models
 
-# Of torchvision's resnet50 and vgg16 and of transformers' bert-large-uncased.
+# The counts of torchvision's resnet50 and vgg16 and of transformers' bert-large-uncased.
 _PARAMETERS = {"resnet50": 25_557_032, "vgg16": 138_357_544, "bert_large": 335_141_888}
 _TENSORS = {"resnet50": 161, "vgg16": 32, "bert_large": 391}
 

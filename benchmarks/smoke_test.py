@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""./bench with tiny sizes: that every scenario runs here and writes what it should."""
+"""./bench with tiny sizes. Every scenario runs here and writes what it should."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class SmokeTest(unittest.TestCase):
             for each in results:
                 self.assertGreater(each["gigabytes_per_s_median"], 0)
                 self.assertGreater(each["p99_s"], 0)
-                # The kernel counts a running thread's time at its ticks: nothing may be right here.
+                # The kernel counts a running thread's time at its ticks, so 0 may be right here.
                 self.assertGreaterEqual(each["cpu_s_per_gigabyte"], 0)
         self.assertIn("Gloo", self.results("one_node", "Talweg")[0]["ratios"])
 
@@ -118,7 +118,7 @@ class SmokeTest(unittest.TestCase):
     def test_links_with_delay(self) -> None:
         for contender in ("Talweg, own buffers", "socket server"):
             for each in self.results("long_links", contender):
-                # 2 ms there and 2 back: nothing that a slow machine could break.
+                # 2 ms there and 2 back, which a slow machine cannot break.
                 self.assertGreater(each["median_s"], 0.004)
                 self.assertGreater(each["extra"]["of_optimum"], 0)
 
@@ -205,7 +205,7 @@ class SmokeTest(unittest.TestCase):
         binaries = self.output / "binaries"
         benchmark = binaries / "libs" / "gpu" / "testing" / "device_benchmark"
         benchmark.parent.mkdir(parents=True)
-        benchmark.write_text("#!/bin/sh\n")  # There is a GPU, as far as we are concerned.
+        benchmark.write_text("#!/bin/sh\n")  # For this test, there is a GPU.
         benchmark.chmod(0o755)
         self.assertIn("sees no GPU: put one", self._run_without_a_gpu(binaries))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units and manifests: they parse, and daemons are given only options that they have."""
+"""Units and manifests parse, and give daemons only options that they have."""
 
 import importlib.util
 import os

@@ -38,7 +38,7 @@ TARGETS = [
 TOOL = ROOT / "bazel-bin" / "clients" / "cli" / "talweg"
 PROGRAM = ROOT / "examples" / "digits.py"
 ACCURACY_MIN = 0.97
-# Sums in another order differ in their last bits; what training makes of that grows from step to step.
+# Sums in another order differ in their last bits, and training makes the difference grow from step to step.
 DRIFT_STEPS = 20
 NODES, RANKS_PER_NODE, AGGREGATORS = 2, 2, 2
 # Shown in the timeline; within the rounds that an agent traces by default. Steps count from 0, rounds from 1.

@@ -4,8 +4,8 @@
 def archives(names):
     """Returns linkopts that link the named archives, whatever order they refer to each other in.
 
-    Under TSan their shared libraries are linked instead: by the library that a call comes from TSan tells their
-    code, which is not instrumented, from ours (bazel/sanitizers/options.cc).
+    Under TSan their shared libraries are linked instead. Their code is not instrumented, and TSan tells it from
+    ours by the library that a call comes from (bazel/sanitizers/options.cc).
     """
     return select({
         "//bazel/sanitizers:tsan": ["-Wl,--push-state,--as-needed"] +

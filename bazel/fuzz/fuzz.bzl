@@ -2,7 +2,7 @@
 """Coverage-guided fuzz tests with clang's libFuzzer.
 
 The workspace's toolchain is g++. An aspect compiles the sources of a fuzz test's libraries a second time,
-with clang, libFuzzer's instrumentation, ASan and UBSan; fuzz tests of one library share its objects.
+with clang, libFuzzer's instrumentation, ASan and UBSan. Fuzz tests of one library share its objects.
 """
 
 load("//bazel/sanitizers:skip.bzl", "skip_under_sanitizer")
@@ -99,7 +99,7 @@ _fuzz_objects_aspect = aspect(
 def _cc_fuzz_test_impl(ctx):
     runner = ctx.actions.declare_file(ctx.label.name)
     if ctx.var.get("talweg_sanitizer"):
-        # Nothing asks for the objects, so none is compiled.
+        # Nothing asks for the objects, so Bazel compiles none.
         skip_under_sanitizer(ctx, runner, "a fuzz test brings its own ASan and UBSan; ./test without one runs it")
         return [DefaultInfo(executable = runner)]
     objects = _compile(

@@ -10,7 +10,7 @@ _TidyInfo = provider(
 
 _CLANG_TIDY = "/usr/bin/clang-tidy-16"
 
-# An action that fails would stop the build; the report is judged by the test.
+# An action that fails would stop the build, so the test judges the report.
 _SCRIPT = """
 report=$1; shift
 if ! {tidy} --quiet "$@" >"$report" 2>"$report.err" && [ ! -s "$report" ]; then
@@ -57,7 +57,7 @@ def _clang_tidy_test_impl(ctx):
     reports = depset(transitive = [target[_TidyInfo].reports for target in ctx.attr.targets])
     runner = ctx.actions.declare_file(ctx.label.name)
     if ctx.var.get("talweg_sanitizer"):
-        # Nothing asks for the reports, so none is made.
+        # Nothing asks for the reports, so Bazel makes none.
         skip_under_sanitizer(ctx, runner, "a sanitizer does not change the sources; ./test without one reads them")
         return [DefaultInfo(executable = runner)]
     ctx.actions.write(

@@ -14,9 +14,9 @@ safe_path=-P
 for dir in "$venv"/lib/python3.*; do
   [ "${dir##*.}" -ge 11 ] 2>/dev/null || safe_path=
 done
-# A library built with ASan or TSan needs their runtime to be there before anything else is, and ASan's the C++
-# runtime that throws for the extension modules. Python itself is built with neither: its leaks are no findings, and
-# TSan would see what it and torch call in libc without the atomics that order it.
+# A library built with ASan or TSan needs their runtime before anything else. ASan's runtime also needs the C++
+# runtime, which throws for the extension modules. Python itself is built with neither. So its leaks are no findings,
+# and TSan would see what it and torch call in libc without the atomics that order it.
 case ${TALWEG_SANITIZER:-} in
   asan | tsan)
     LD_PRELOAD="$(gcc -print-file-name="lib$TALWEG_SANITIZER.so") $(gcc -print-file-name=libstdc++.so.6)"

@@ -9,17 +9,17 @@ const char* __asan_default_options() {
 }
 
 // Signals: libpsm2, which libfabric loads, ends the process on SIGTERM by exit() in a handler, from
-// its loading until main(): anything may then be called in it. No program of ours has a handler
-// that does anything.
+// its loading until main(). Anything may then be called in that handler. No program of ours has a
+// handler that does anything.
 const char* __tsan_default_options() {
   return "second_deadlock_stack=1:halt_on_error=1:atexit_sleep_ms=0:report_signal_unsafe=0";
 }
 
-// Debian's libraries are not instrumented: TSan sees what they do to memory through libc (memcpy,
-// free, recvmsg) and not the atomics that order it, so each of these was reported against itself or
-// against the owner of a buffer that it had been given. Left out is what the library itself calls;
-// our code is looked at also where the library calls it, on its threads. What order gRPC keeps is
-// seen (tsan_grpc.cc).
+// Debian's libraries are not instrumented. TSan sees what they do to memory through libc (memcpy,
+// free, recvmsg), but not the atomics that order it. So each of these was reported against itself,
+// or against the owner of a buffer that it had been given. The list leaves out what the library
+// itself calls. It keeps our code that the library calls on its threads. TSan sees the order that
+// gRPC keeps (tsan_grpc.cc).
 const char* __tsan_default_suppressions() {
   return "called_from_lib:libgrpc.so\n"
          "called_from_lib:libgrpc++.so\n"
@@ -33,14 +33,14 @@ const char* __tsan_default_suppressions() {
          "called_from_lib:libabsl_time_zone.so\n"
          // The deadlock detector of absl::Mutex, under a spin lock.
          "called_from_lib:libabsl_graphcycles_internal.so\n"
-         // gRPC joins its threads when its last object is gone, which a program's end may overtake.
+         // gRPC joins its threads when its last object is gone. A program may end before that.
          "thread:grpc_core::Thread::Thread\n";
 }
 
 const char* __ubsan_default_options() { return "print_stacktrace=1:halt_on_error=1"; }
 
-// libfabric 1.17's tcp provider forgets connections whose handshake has not ended when it is
-// closed.
+// libfabric 1.17's tcp provider forgets connections that are closed before their handshake has
+// ended.
 const char* __lsan_default_suppressions() { return "leak:libfabric.so.1\n"; }
 
 }  // extern "C"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One mistake for each sanitizer, for sanitizers_test: what is never seen to fail proves nothing.
+// One mistake for each sanitizer, for sanitizers_test: a check that is never seen to fail proves
+// nothing.
 #include <climits>
 #include <cstdio>
 #include <cstring>
@@ -8,7 +9,7 @@
 
 namespace {
 
-// Volatile: the compiler shall not see the mistakes before the sanitizer does.
+// Volatile, so that the compiler does not see the mistakes before the sanitizer does.
 volatile int three = 3;
 
 int ReadBehindTheEnd() {

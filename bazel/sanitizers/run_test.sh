@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs one test under a sanitizer (.bazelrc, --run_under). A report of any process that the test starts
-# fails it: also of a daemon whose exit status nobody asks for, and of a rank that is expected to fail.
+# fails the test, even of a daemon whose exit status nobody asks for, or of a rank that is expected to fail.
 set -u
 reports=$(mktemp -d "${TEST_TMPDIR:-/tmp}/sanitizer.XXXXXX") || exit 1
 # Tests may start processes as another user.
@@ -25,7 +25,7 @@ found=0
 for report in "$reports"/report.*; do
   [ -s "$report" ] || continue
   found=$((found + 1))
-  # The first ones say what is wrong; a hundred others would bury them.
+  # The first reports say what is wrong. A hundred others would bury them.
   [ $found -le 5 ] || continue
   echo "--- sanitizer's report of process ${report##*.}:"
   head -c 20000 "$report"

@@ -21,10 +21,10 @@ _BUGS = {
 
 
 def run(*command: str) -> tuple[int, str]:
-    """Runs it as a test under a sanitizer runs; its exit status and what it printed."""
+    """Runs a program as a test under a sanitizer runs. Returns its exit status and its output."""
     with tempfile.TemporaryDirectory() as directory:
         environment = dict(os.environ, TEST_TMPDIR=directory)
-        # It sets this for Python programs that it starts, and a C++ test shall not see it.
+        # run_test.sh sets this for Python programs that it starts. A C++ test must not see it.
         environment.pop("LD_PRELOAD", None)
         done = subprocess.run(
             [_RUN_TEST, *command],

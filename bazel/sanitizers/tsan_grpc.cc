@@ -2,15 +2,17 @@
 //
 // Shows TSan that gRPC hands things from one thread to another in order.
 //
-// TSan knows pthread's mutexes, but absl::Mutex is a futex of its own in a library that is not
-// instrumented, and gRPC's calls and their callbacks are ordered by atomics in other such
-// libraries: what our code writes before Finish() and reads in OnDone() looks like a race. The
-// dynamic linker finds the functions below, in the program, before the libraries'. Each does what
-// the library's does, and all of gRPC's locks and queues count as one: who unlocks any, or starts
-// a call, comes before whoever locks any, or is told of a completion, afterwards. So a race of our
-// code is found unless both of its threads happened to pass through gRPC between the two accesses.
+// TSan knows pthread's mutexes. But absl::Mutex is a futex of its own in a library that is not
+// instrumented, and atomics in other such libraries order gRPC's calls and their callbacks. So what
+// our code writes before Finish() and reads in OnDone() looks like a race.
 //
-// Names are mangled (`absl::debian3::Mutex::Lock`, ...): they are members, and `this` comes first.
+// The dynamic linker finds the functions below, in the program, before the libraries'. Each does
+// what the library's does. All of gRPC's locks and queues count as one: a thread that unlocks any,
+// or starts a call, comes before a thread that locks any afterwards, or is told of a completion. So
+// TSan finds a race of our code unless both of its threads happened to pass through gRPC between
+// the two accesses.
+//
+// Names are mangled (`absl::debian3::Mutex::Lock`, ...). They are members, and `this` comes first.
 #include <dlfcn.h>
 #include <grpc/grpc.h>
 #include <sanitizer/tsan_interface.h>
@@ -93,8 +95,8 @@ bool _ZN4absl7debian37CondVar16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE(void* con
   return timed_out;
 }
 
-// absl::Status's count of who shares a text: the last one, which deletes it, comes after the
-// others.
+// absl::Status's count of those who share a text. The last one deletes the text, and comes after
+// the others.
 void _ZN4absl7debian36Status15UnrefNonInlinedEm(uintptr_t shared) {
   TALWEG_REAL(_ZN4absl7debian36Status15UnrefNonInlinedEm);
   void* const count = reinterpret_cast<void*>(shared);
@@ -104,7 +106,8 @@ void _ZN4absl7debian36Status15UnrefNonInlinedEm(uintptr_t shared) {
 }
 
 // Every message, status and metadata that our code hands to gRPC goes through this, and comes back
-// through the two below: a thread of gRPC's that runs our callbacks waits in the first.
+// through the two functions below. A thread of gRPC's that runs our callbacks waits in the first of
+// these.
 grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, size_t count, void* tag,
                                       void* reserved) {
   TALWEG_REAL(grpc_call_start_batch);

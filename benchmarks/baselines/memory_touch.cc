@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The least that summing among the ranks of one node can cost: each rank's gradient is read once
-// and each rank's result is written once, in place, by all ranks at the same time, with no rank
-// waiting for another and nothing summed. ./bench divides by what this reaches.
+// The lowest cost of summing among the ranks of one node: each rank's gradient is read once and
+// each rank's result is written once, in place, by all ranks at the same time. No rank waits for
+// another, and nothing is summed. ./bench divides by what this reaches.
 #include <sys/mman.h>
 
 #include <cstdlib>

@@ -9,14 +9,14 @@
 
 #include "benchmarks/peers/control.h"
 
-// A gradient of a baseline's worker: f32, and the sum ends where the contribution was.
+// A gradient of a baseline's worker, in f32. The sum ends where the contribution was.
 struct Tensor {
   float* data = nullptr;
   uint64_t count = 0;
 };
 
-// Carries out ./bench's orders: `reduce` replaces all tensors by their sums over all workers. The
-// first round is checked when `worker_count` is known (not 0). Returns main()'s status.
+// Carries out ./bench's orders. `reduce` replaces all tensors by their sums over all workers.
+// Checks the first round when `worker_count` is known (not 0). Returns main()'s status.
 inline int ServeOrders(int rank, const std::function<void(const std::vector<Tensor>&)>& reduce,
                        int worker_count = 0) {
   bench_control control;
@@ -45,7 +45,7 @@ inline int ServeOrders(int rank, const std::function<void(const std::vector<Tens
           bench_fail(&control, "the sum is %g, not %g", tensor.data[place], expected);
         }
       }
-      fill(1);  // Sums of sums soon overflow; that costs the same time.
+      fill(1);  // Sums of sums overflow; that costs the same.
     }
     for (int i = 0; i < order.warm_up_rounds; ++i) reduce(tensors);
     if (bench_wait_for_go(&control) == 0) break;

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A parameter server straight on sockets, as short as it can be without being slow: what Talweg's
-// path over the network is held against.
+// A parameter server straight on sockets, as short as it can be without being slow. ./bench
+// compares Talweg's path over the network with it.
 //
 //   socket_ps server PORT WORKERS                   sums tensors of f32 as they stream in, and out
 //   socket_ps worker RANK WORKERS ADDRESS:PORT...   takes orders from ./bench (orders.h)
 //
-// A tensor is cut evenly over the servers. All workers push in the same order; a push is a header
+// A tensor is cut evenly over the servers. All workers push in the same order. A push is a header
 // and the bytes. A server adds what has come from everybody, in worker order, a cache-sized piece
-// at a time, and sends the sums while the rest still comes. Each process is one thread, asleep in
-// poll() when there is nothing to do. Nobody agrees on anything, and a lost worker ends all.
+// at a time, and sends the sums while the rest still comes. Each process is one thread, which
+// sleeps in poll() when there is nothing to do. Nobody agrees on anything, and a lost worker ends
+// all.
 #include <poll.h>
 #include <sys/uio.h>
 
@@ -23,8 +24,8 @@
 
 namespace {
 
-constexpr size_t kRingBytes = size_t{1} << 20;     // What a server holds of each worker's stream.
-constexpr size_t kPieceBytes = size_t{128} << 10;  // In cache from the sum to the sending.
+constexpr size_t kRingBytes = size_t{1} << 20;     // Held of each worker's stream.
+constexpr size_t kPieceBytes = size_t{128} << 10;  // In cache from sum to sending.
 
 struct Header {
   uint64_t key;
@@ -37,9 +38,9 @@ TALWEG_FOR_EACH_CPU void Add(const float* a, const float* b, float* sum, size_t 
 
 struct Peer {
   int fd = -1;
-  uint64_t received = 0;  // Of its stream.
-  uint64_t taken = 0;     // Of that, read as header or summed.
-  uint64_t sent = 0;      // Of the sums.
+  uint64_t received = 0;  // Bytes of its stream.
+  uint64_t taken = 0;     // Bytes read as header or summed.
+  uint64_t sent = 0;      // Bytes of the sums.
   std::vector<char> ring = std::vector<char>(kRingBytes);
 };
 
@@ -48,7 +49,7 @@ uint64_t Together(uint64_t begin, uint64_t bytes) {
   return std::min<uint64_t>(bytes, kRingBytes - begin % kRingBytes);
 }
 
-// The next tensor's bytes, when everybody's header of it is there; else 0.
+// Returns the next tensor's bytes when everybody's header of it is there, else 0.
 uint64_t TakeHeaders(std::vector<Peer>& peers) {
   for (const Peer& peer : peers) {
     if (peer.received - peer.taken < sizeof(Header)) return 0;
@@ -66,7 +67,7 @@ uint64_t TakeHeaders(std::vector<Peer>& peers) {
   return first.bytes;
 }
 
-// Adds the next piece of what has come from everybody; returns its bytes.
+// Adds the next piece of what has come from everybody. Returns its bytes.
 uint64_t SumPiece(std::vector<Peer>& peers, std::vector<char>& sums, uint64_t summed,
                   uint64_t left) {
   uint64_t bytes = std::min<uint64_t>(left, Together(summed, kPieceBytes));
@@ -129,7 +130,7 @@ struct Link {
   int fd = -1;
   size_t sending = 0;    // Which tensor.
   size_t receiving = 0;  // Likewise.
-  uint64_t sent = 0;     // Of the header and the share of the tensor.
+  uint64_t sent = 0;     // Bytes of header and share.
   uint64_t received = 0;
 };
 

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-// TCP as the baselines use it. Whatever goes wrong ends the process: the harness sees that.
+// TCP as the baselines use it. Any error ends the process, and the harness sees that.
 
 [[noreturn]] inline void Die(const char* what) {
   std::perror(what);
@@ -36,7 +36,7 @@ inline int OpenSocket() {
   return fd;
 }
 
-// What a send or a recv has moved; 0 when it would have had to wait.
+// What a send or a recv has moved. 0 when it would have waited.
 inline size_t Moved(ssize_t result) {
   if (result > 0) return static_cast<size_t>(result);
   if (result < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
@@ -48,7 +48,7 @@ inline uint16_t PortOf(const std::string& text) {
   return static_cast<uint16_t>(std::stoul(text.substr(text.find(':') + 1)));
 }
 
-// Connects to "address:port", where somebody may only be about to listen, and says which worker
+// Connects to "address:port", where a server may only be about to listen, and says which worker
 // this is.
 inline int Connect(const std::string& server, size_t worker) {
   constexpr int kAttempts = 1000;
@@ -67,7 +67,7 @@ inline int Connect(const std::string& server, size_t worker) {
   Die(server.c_str());
 }
 
-// Returns when all workers have come: their sockets, by worker.
+// Returns the sockets of all workers, by worker, once all have come.
 inline std::vector<int> AcceptWorkers(uint16_t port, size_t worker_count) {
   const int listener = OpenSocket();
   // The case before has just ended its server, whose connections keep the port for a minute.

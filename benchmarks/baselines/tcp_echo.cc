@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A server for the workers of socket_ps that sums nothing: it reads what they send into nowhere and
-// sends as many bytes back, as they come. What TCP alone costs, both ways at once: the limit that
-// aggregation over these links is held against.
+// A server for the workers of socket_ps that sums nothing. It reads what they send into nowhere and
+// sends as many bytes back as they come. It shows what TCP alone costs, both ways at once: the
+// limit for aggregation over these links.
 //
 //   tcp_echo PORT WORKERS
 #include <poll.h>
@@ -14,14 +14,14 @@
 namespace {
 
 constexpr size_t kChunkBytes = size_t{128} << 10;  // Stays in cache.
-constexpr uint64_t kHeaderBytes = 16;              // Of each push; not sent back.
+constexpr uint64_t kHeaderBytes = 16;              // Before each push; not sent back.
 
 // One worker's stream: tensor after tensor, a header before each.
 struct Stream {
   int fd = -1;
   uint64_t header[2] = {};
   uint64_t header_received = 0;
-  uint64_t left = 0;  // Of the tensor that comes.
+  uint64_t left = 0;  // Bytes still to come of this tensor.
   uint64_t owed = 0;  // Received and not yet sent back.
 };
 

@@ -26,7 +26,7 @@ END_BY_ITSELF_S = 5.0
 
 
 class ContenderFailed(Exception):
-    """A contender did not do what it was told; the text says who and what, with its last output."""
+    """A contender did not do what it was told. The text says who and what, with its last output."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,18 @@ class Command:
 
 @dataclass
 class Batch:
-    """What one order has come to, over all ranks."""
+    """The outcome of one order, over all ranks."""
 
     rounds: int
     elapsed_s: float
-    rounds_s: list[float]  # Of each round and rank.
+    rounds_s: list[float]  # For each round and rank.
     cpu_s: float
-    # Sent by each host's interface; with one host, its loopback's. Empty: not known.
+    # Sent by each host's interface; with one host, by its loopback. Empty: unknown.
     wire_bytes: list[float]
     prepare_s: float = 0.0  # From the order until all were ready.
     workers_s: list[float] = field(default_factory=list)  # What each rank took for its rounds.
     cpu_s_of_programs: dict[str, float] = field(default_factory=dict)  # By process name.
-    cpu_s_of_daemons: float = 0.0  # Of those commands, and what they have started.
+    cpu_s_of_daemons: float = 0.0  # The daemons and what they have started.
 
 
 class _Worker:
@@ -67,7 +67,7 @@ class _Worker:
         self._connection.sendall(line.encode() + b"\n")
 
     def hear(self, deadline_s: float) -> str:
-        """Its next line; TimeoutError, or EOFError when it is gone."""
+        """The rank's next line. TimeoutError, or EOFError when the rank is gone."""
         while b"\n" not in self._buffer:
             self._connection.settimeout(max(0.01, deadline_s - time.monotonic()))
             received = self._connection.recv(1 << 20)
@@ -82,7 +82,7 @@ class _Worker:
 
 
 def _end(process: subprocess.Popen[bytes], by_itself_s: float, deadline_s: float) -> None:
-    """Waits, then asks, then kills; whatever of its group has not ended with it is killed as well."""
+    """Waits, then asks, then kills. Kills whatever of its group has not ended with it as well."""
     try:
         process.wait(by_itself_s)
     except subprocess.TimeoutExpired:
@@ -95,7 +95,7 @@ def _end(process: subprocess.Popen[bytes], by_itself_s: float, deadline_s: float
 
 
 class Contender:
-    """A running job. Use it as a context manager: everything it started ends with it."""
+    """A running job. Use it as a context manager: everything that it started ends with it."""
 
     def __init__(
         self,
@@ -182,7 +182,8 @@ class Contender:
                 worker.say("quit")
             worker.close()
         deadline_s = time.monotonic() + END_TIMEOUT_S
-        # Daemons last: the others say goodbye to them. The first one started, the scheduler, at the end.
+        # Daemons end last, because the others say goodbye to them. The scheduler started first and ends
+        # at the very end.
         workers = [process for process in self._started if process not in self._daemons]
         for process in [*workers, *reversed(self._daemons)]:
             by_itself_s = END_BY_ITSELF_S if self._workers and process in workers else 0.0
@@ -193,7 +194,7 @@ class Contender:
             action()
 
     def on_close(self, action: Callable[[], None]) -> None:
-        """Has something done when all processes have ended."""
+        """Calls something when all processes have ended."""
         self._on_close.append(action)
 
     # ---- Measuring
@@ -201,7 +202,7 @@ class Contender:
     def measure(
         self, dtype: str, tensor_bytes: Sequence[int], warm_up: int, rounds: int, timeout_s: float
     ) -> Batch:
-        """One order, carried out by all ranks; raises ContenderFailed."""
+        """Has all ranks carry out one order. Raises ContenderFailed."""
         begin_s = time.monotonic()
         deadline_s = begin_s + timeout_s
         sizes = ",".join(str(size) for size in tensor_bytes)
@@ -246,12 +247,12 @@ class Contender:
         return {pid: spent_s - before_s.get(pid, spent_s) for pid, spent_s in now_s.items()}
 
     def memory_held_bytes(self) -> int:
-        """What it holds now above what it held when it had started."""
+        """The memory that it holds now, above what it held when it had started."""
         held = sum(processes.memory_bytes(self._pids).values())
         return max(0, held - self._idle_bytes)
 
     def memory_of_programs(self) -> dict[str, int]:
-        """What it holds now, by process name."""
+        """The memory that it holds now, by process name."""
         held: dict[str, int] = {}
         for pid, count in processes.memory_bytes(self._pids).items():
             name = processes.program(pid)
@@ -259,7 +260,7 @@ class Contender:
         return held
 
     def idle_cores(self, seconds: float) -> dict[str, float]:
-        """How many cores each program uses while nobody asks for anything; the busiest process of each."""
+        """How many cores the busiest process of each program uses while nobody asks for anything."""
         self._pids = processes.family(process.pid for process in self._started)
         before_s, begin_s = processes.cpu_s(self._pids), time.monotonic()
         time.sleep(seconds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is measured, and how each is started in its fastest documented mode."""
+"""Starts each contender in its fastest documented mode."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from harness.scratch import shared_memory
 TALWEG, GLOO, OPENMPI, LIMIT = "Talweg", "Gloo", "OpenMPI", "memory limit"
 # Gradients are written where the client keeps its contributions (talweg_contribution).
 TALWEG_IN_PLACE = "Talweg, own buffers"
-# Likewise, of the programs of --beside.
+# The same, for the programs of --beside.
 TALWEG_OTHER = "Talweg, other build"
 
 
 class Missing(Exception):
-    """A contender cannot run on this machine; the text says what to install."""
+    """A contender cannot run on this machine. The text says what to install."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Programs:
     library: Path  # libtalweg.so
     python: Path  # The directory of the package talweg.
     peers: Path  # Sources.
-    build: Path  # What the harness compiles by itself goes here.
+    build: Path  # The harness compiles to here.
     congestion_control: str = "reno"
     other_tool: Path | None = None  # Another build's.
 
     def other(self) -> Programs:
-        """As these, with the other build's daemons and ranks."""
+        """The same programs, but the other build's daemons and ranks."""
         return replace(self, tool=self.other_tool or self.tool)
 
     def compiled_mpi(self) -> Path:
-        """The MPI peer, compiled when it is not, or older than its source."""
+        """The MPI peer. Compiles it when it is missing, or older than its source."""
         if not shutil.which("mpicc") or not shutil.which("mpirun"):
             raise Missing("OpenMPI is not installed; bazel/prepare --for=bench installs it")
         source, binary = self.peers / "mpi_allreduce.c", self.build / "mpi_allreduce"
@@ -62,9 +62,10 @@ class Programs:
         return binary
 
     def in_own_network(self) -> tuple[str, ...]:
-        """Before a command: gives it a loopback of its own, with the congestion control wanted.
+        """What goes before a command, to give it a loopback of its own with the wanted congestion control.
 
-        Empty where this machine does not allow that: the host's loopback serves then, with its own.
+        Empty where this machine does not allow that. Then the host's loopback serves, with its own
+        congestion control.
         """
         script = str(Path(__file__).with_name("own_network.py"))
         line = ("unshare", "--net", "--", sys.executable, script, self.congestion_control)
@@ -82,7 +83,7 @@ def talweg_python(programs: Programs, *line: str) -> Command:
 
 
 def talweg_rank(tool: str, *options: str) -> list[str]:
-    # The shell hands on what the harness has set for this contender.
+    # The shell passes on what the harness has set for this contender.
     script = (
         'exec "$0" bench-rank --control="$TALWEG_BENCH_CONTROL"'
         ' --contender="$TALWEG_BENCH_CONTENDER" "$@"'
@@ -113,7 +114,7 @@ def openmpi(programs: Programs, ranks: int, network: Sequence[str]) -> Contender
     if os.geteuid() == 0:
         line.append("--allow-run-as-root")
     if ranks > len(os.sched_getaffinity(0)):
-        # Otherwise ranks that wait spin in the way of those that work.
+        # Otherwise ranks that wait take CPUs from those that work.
         line += ["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
     return Contender(
         OPENMPI, ranks, [Command((*network, *line, str(binary)))], counts_loopback=bool(network)
@@ -127,7 +128,7 @@ def python_ranks(
     line: Sequence[str],
     environment: dict[str, str],
 ) -> Contender:
-    """One shell in one network starts `line RANK SIZE STORE` for all ranks, and ends with the last."""
+    """One shell in one network. It starts `line RANK SIZE STORE` for all ranks, and ends with the last."""
     script = (
         "directory=$(mktemp -d) || exit 1; trap 'rm -rf \"$directory\"' EXIT; count=$1; shift; "
         'for rank in $(seq 0 $((count - 1))); do "$@" "$rank" "$count" "$directory/store" & done; wait'

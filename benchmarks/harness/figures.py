@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of results: plain functions of numbers."""
+"""The arithmetic of results, in plain functions of numbers."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def quantile(values: Sequence[float], share: float) -> float:
 def interval(
     estimate: Callable[[Sequence[int]], float], count: int, share: float = 0.9
 ) -> tuple[float, float]:
-    """Between what `estimate` lies, of as many repetitions drawn from those that there are.
+    """The bounds between which `estimate` lies for repetitions drawn from those that there are.
 
-    Takes the indexes of `count` repetitions, some of them several times; the bounds leave out
-    (1 - share) / 2 of 1000 draws on each side (Efron 1979, the percentile bootstrap). The same
+    `estimate` takes the indexes of `count` repetitions, some of them several times. The bounds leave
+    out (1 - share) / 2 of 1000 draws on each side (Efron 1979, the percentile bootstrap). The same
     repetitions give the same bounds.
     """
     draw = random.Random(0)
@@ -80,14 +80,14 @@ def rounds_for(round_s: float, wanted_s: float, rounds_min: int, rounds_max: int
 
 
 def curve(smallest: int, largest: int, per_decade: int = 1) -> list[int]:
-    """Sizes at even distances of the logarithm, multiples of 4 bytes, both ends among them."""
+    """Sizes at even distances of the logarithm, in multiples of 4 bytes, with both ends."""
     steps = max(1, round(math.log10(largest / smallest) * per_decade))
     sizes = [smallest * (largest / smallest) ** (step / steps) for step in range(steps + 1)]
     return sorted({round(size / 4) * 4 for size in sizes})
 
 
 def servers_useful(hosts: int, servers: int) -> int:
-    """At most as many extra servers as hosts help: they then carry everything (see optimum_s)."""
+    """How many extra servers help: at most as many as hosts, which then carry everything (optimum_s)."""
     return min(hosts, servers)
 
 

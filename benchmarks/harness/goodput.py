@@ -11,10 +11,10 @@ from netns import Network
 from harness.contender import ContenderFailed
 
 _TIMEOUT_S = 120.0
-# What a link carries in a second and a half.
+# As much as a link carries in a second and a half.
 _BYTES_PER_MEGABIT_PER_S = 187_500
 
-# Counts from the end of its first tenth on, when the buckets are empty and the window is open.
+# Counts after the first tenth, when the buckets are empty and the window is open.
 _RECEIVE = """
 import socket, sys, time
 wanted = int(sys.argv[2])
@@ -42,7 +42,7 @@ while left > 0:
 def goodput_bytes_per_s(
     network: Network, source: str, target: str, megabits_per_s: int, count_max: int | None = None
 ) -> float:
-    """Bytes a second of one stream over links of that rate, of at most `count_max` bytes."""
+    """Bytes a second of one stream of at most `count_max` bytes over links of that rate."""
     count = megabits_per_s * _BYTES_PER_MEGABIT_PER_S
     if count_max is not None:
         count = min(count, count_max)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that are written with Google Benchmark: how they are run, and their medians."""
+"""Runs programs that are written with Google Benchmark, and takes their medians."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _TIMEOUT_S = 1800.0
 
 
 class BenchmarkFailed(Exception):
-    """It did not end well; the text holds its own words."""
+    """The program failed. The text holds its own words."""
 
 
 def run(program: Path, repetitions: int, min_time_s: float, *flags: str) -> dict[str, Any]:
-    """Its document. Repetitions of all benchmarks come in random turns."""
+    """Runs the program and returns its document. Repetitions of all benchmarks come in random turns."""
     line = [
         str(program),
         f"--benchmark_min_time={min_time_s}",
@@ -31,7 +31,7 @@ def run(program: Path, repetitions: int, min_time_s: float, *flags: str) -> dict
 
 
 def names(program: Path) -> list[str]:
-    """Of all benchmarks in it."""
+    """The names of all benchmarks in the program."""
     line = [str(program), "--benchmark_list_tests"]
     return _output(line).split()
 
@@ -44,7 +44,7 @@ def medians(document: dict[str, Any], figure: str = "bytes_per_second") -> dict[
         for each in there
         if each["run_type"] == "aggregate" and each["aggregate_name"] == "median"
     }
-    # One repetition has no aggregates.
+    # A single repetition has no aggregates.
     found = found or {each["run_name"]: each[figure] for each in there}
     return {
         name.removeprefix("BM_").removesuffix("/manual_time"): value

@@ -13,7 +13,7 @@ _TIMEOUT_S = 120.0
 
 @functools.cache
 def count_gpus() -> int:
-    """How many torch can use; asked in a process of its own, since the answer takes a context."""
+    """How many torch can use. A process of its own asks, because the answer takes a context."""
     if importlib.util.find_spec("torch") is None:
         return 0
     script = "import torch; print(torch.cuda.device_count())"
@@ -28,5 +28,5 @@ def count_gpus() -> int:
 
 
 def device_variables(mode: str) -> dict[str, str]:
-    """What ranks are told of where to compute: on GPUs, but when it is only to be seen that all runs."""
+    """Tells ranks where to compute: on GPUs, except in a run that only shows that everything works."""
     return {} if mode == "smoke" else {"TALWEG_BENCH_DEVICE": "cuda"}

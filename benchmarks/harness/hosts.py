@@ -22,14 +22,14 @@ from harness.contenders import (
 )
 
 SOCKET_PS, TCP_LIMIT = "socket server", "TCP limit"
-# Every network is its own: no port can be taken but by another contender.
+# Every case has a network of its own, so only another contender can take a port.
 _SOCKET_PS_PORT, _TCP_LIMIT_PORT, _SCHEDULER_PORT = 7001, 7002, 7447
-_SOCKET_PS_JOBS_PORT, _SOCKET_PS_JOBS_MAX = 8000, 200  # One contender's ports behind another's.
+_SOCKET_PS_JOBS_PORT, _SOCKET_PS_JOBS_MAX = 8000, 200  # One contender's ports follow another's.
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Who is where. Hosts may have ranks and aggregators at once."""
+    """Which host has what. A host may have ranks and aggregators at once."""
 
     network: Network
     rank_hosts: tuple[str, ...]
@@ -53,11 +53,11 @@ def talweg(
 ) -> Contender:
     """One rank on each host, defaults everywhere.
 
-    `index` tells several of them in one network apart. `rank` is another program than push_pulls.
+    `index` tells several of them in one network apart. `rank` replaces the program that push_pulls.
     """
     tool = str(programs.tool)
     network, count = cluster.network, len(cluster.rank_hosts)
-    # The scheduler has nothing to do with rounds: it sits where nothing is measured.
+    # The scheduler takes no part in rounds, so it runs where nothing is measured.
     scheduler_host = cluster.all_hosts[-1]
     scheduler = f"{network.address(scheduler_host)}:{_SCHEDULER_PORT + index}"
     quiet = "--log_level=error"
@@ -89,9 +89,9 @@ def talweg(
 
 
 def _when_ready(directory: str, count: int) -> tuple[str, ...]:
-    """Before a command: waits until so many daemons have written their ready files there.
+    """What goes before a command, to wait until so many daemons have written their ready files there.
 
-    A job's view has the aggregators that serve when it begins; one of a single node begins without any.
+    A job's view has the aggregators that serve when it begins. A job of one node begins without any.
     """
     wait = 'n=$1; shift; while [ $(ls "$0" | wc -l) -lt "$n" ]; do sleep 0.02; done; exec "$@"'
     return ("sh", "-c", wait, directory, str(count))
@@ -173,12 +173,12 @@ def tcp_limit(programs: Programs, cluster: Cluster) -> Contender:
 
 
 def gloo(programs: Programs, cluster: Cluster) -> Contender:
-    """All-reduce among the hosts with ranks: aggregator hosts are of no use to it."""
+    """All-reduce among the hosts with ranks. It does not use aggregator hosts."""
     return python_ranks(cluster, GLOO, [str(programs.peers / "gloo_allreduce.py")])
 
 
 def python_ranks(cluster: Cluster, name: str, line: Sequence[str]) -> Contender:
-    """`line RANK SIZE STORE` on each host."""
+    """Runs `line RANK SIZE STORE` on each host."""
     count = len(cluster.rank_hosts)
     directory = tempfile.TemporaryDirectory(prefix="gloo-")
     store = str(Path(directory.name) / "store")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where and of what a result is."""
+"""Names the machine and the programs of a result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def congestion_control() -> str:
 
 
 def _version(package: str) -> str:
-    """Of a Python package, without importing it; empty when it is not there."""
+    """The version of a Python package, without importing it. Empty when it is not there."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures contenders beside each other: one repetition of each, then the next of each."""
+"""Measures contenders by turns: one repetition of each, then the next of each."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ROUNDS_MAX = 5000
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured of every contender."""
+    """What is measured for every contender."""
 
     label: str
     tensor_bytes: tuple[int, ...]
     dtype: str = "f32"
-    # Who is given all bytes as one tensor instead.
+    # The contender that gets all bytes as one tensor instead.
     merged_for: frozenset[str] = frozenset()
 
     def tensors_of(self, contender: str) -> tuple[int, ...]:
@@ -41,9 +41,9 @@ class Effort:
 
     repetitions: int = 7
     batch_s: float = 0.25
-    # A round of that length needs no other before it, once the first few are over.
+    # A round of that length needs no warm-up, once the first few are over.
     long_round_s: float = 0.5
-    rounds_min: int = 1  # Of a repetition, however long they are.
+    rounds_min: int = 1  # In a repetition, however long they are.
 
 
 @dataclass
@@ -59,10 +59,10 @@ class Result:
     tensor_count: int
     total_bytes: int
     rounds: int = 0
-    gigabytes_per_s: list[float] = field(default_factory=list)  # Of each repetition.
-    gigabytes_per_s_median: float = 0.0  # Of gradient, each worker.
+    gigabytes_per_s: list[float] = field(default_factory=list)  # By repetition.
+    gigabytes_per_s_median: float = 0.0  # Each worker's gradient.
     median_s: float = 0.0
-    medians_s: list[float] = field(default_factory=list)  # Of each repetition.
+    medians_s: list[float] = field(default_factory=list)  # By repetition.
     p99_s: float = 0.0
     cpu_s_per_gigabyte: float = 0.0  # All processes; gigabytes of all workers.
     wire_bytes_per_round: float | None = None  # Sent by all interfaces.
@@ -97,7 +97,7 @@ def measure_beside(
     effort: Effort,
     progress: Progress,
 ) -> list[Result]:
-    """Every case of every contender; one that fails is left out from there on, and its text kept."""
+    """Measures every case of every contender. Leaves one that fails out from there on, and keeps its text."""
     failures: dict[str, str] = {}
     results: list[Result] = []
     for case in cases:
@@ -149,13 +149,13 @@ def _measure_case(
             each.warm_up, each.rounds = 1, 1
             last = batch(each, 1, 1)
             while last.rounds < _ROUNDS_MAX and last.elapsed_s < effort.batch_s / 4:
-                # A cold cache, a first touch: what is left of them in few rounds misleads.
+                # With few rounds, what is left of a cold cache or a first touch misleads.
                 last = batch(each, min(_ROUNDS_MAX, last.rounds * 4), 1)
             round_s = last.elapsed_s / last.rounds
             each.rounds = rounds_for(round_s, effort.batch_s, effort.rounds_min, _ROUNDS_MAX)
             each.warm_up = 0 if round_s > effort.long_round_s else max(1, min(50, each.rounds // 4))
     for repetition in range(effort.repetitions):
-        # Whoever comes first comes last the next time.
+        # The contender that comes first comes last the next time.
         turn = repetition % max(1, len(running))
         for each in [*running[turn:], *running[:turn]]:
             if each.failure:

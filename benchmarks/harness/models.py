@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors of known models, in the order in which the model declares its parameters.
 
-benchmarks/models/*.tsv are what a run reads: a name and a shape a line. They were written by
+A run reads benchmarks/models/*.tsv: a name and a shape a line. This command writes them,
 
     python benchmarks/harness/models.py benchmarks/models
 
-from the formulas below, which follow the architectures' papers; names are those that torchvision and
-transformers give. models_test.py holds files, formulas and the published numbers of parameters together.
+from the formulas below, which follow the architectures' papers. Names are those of torchvision and
+transformers. models_test.py compares files, formulas and the published numbers of parameters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DIRECTORY = Path(__file__).absolute().parent.parent / "models"
 
 
 def _resnet50() -> Iterator[tuple[str, Shape]]:
-    """He et al. 2015: bottleneck blocks 3, 4, 6, 3; a batch norm behind each of 53 convolutions."""
+    """He et al. 2015: bottleneck blocks 3, 4, 6, 3; a batch norm after each of 53 convolutions."""
 
     def norm(name: str, channels: int) -> Iterator[tuple[str, Shape]]:
         yield f"{name}.weight", (channels,)
@@ -117,12 +117,12 @@ def read_profile(path: Path) -> list[tuple[str, float, float]]:
 
 
 def share_of(elements: int, divisor: int) -> int:
-    """A `divisor`-th of a tensor's elements, at least one."""
+    """The `divisor`-th part of a tensor's elements, at least one."""
     return max(1, elements // divisor)
 
 
 def backward_bytes(tensors: Tensors, divisor: int = 1) -> tuple[int, ...]:
-    """Bytes of the f32 gradients in the order in which backward makes them: the last layer's first."""
+    """Bytes of the f32 gradients in the order in which backward makes them, the last layer first."""
     return tuple(4 * share_of(math.prod(shape), divisor) for _, shape in reversed(tensors))
 
 

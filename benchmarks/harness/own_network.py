@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command in this process's network namespace, a new one, with its loopback up.
+"""Runs a command in a new network namespace, with its loopback up.
 
     own_network.py CONGESTION_CONTROL COMMAND [ARGUMENT...]
 
-Asks the kernel itself: machines that can fetch nothing may have no `ip`.
+It asks the kernel itself, because machines that can fetch nothing may have no `ip`.
 """
 
 from __future__ import annotations

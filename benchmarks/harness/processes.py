@@ -22,7 +22,7 @@ def _parents() -> dict[int, int]:
 
 
 def family(roots: Iterable[int]) -> list[int]:
-    """The processes of `roots` that live, and all their descendants."""
+    """The live processes of `roots`, and all their descendants."""
     parents = _parents()
     found = {root for root in roots if root in parents}
     grown = True
@@ -34,14 +34,14 @@ def family(roots: Iterable[int]) -> list[int]:
 
 
 def program(pid: int) -> str:
-    """The file that it runs, without its directory; empty when it is gone."""
+    """The name of the file that the process runs. Empty when the process is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/exe").readlink().name
     return ""
 
 
 def cpu_s(pids: Iterable[int]) -> dict[int, float]:
-    """User and system time of each process so far, all its threads, in nanoseconds' grain."""
+    """User and system time of each process so far, over all its threads, in nanoseconds."""
     spent_s: dict[int, float] = {}
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -51,7 +51,7 @@ def cpu_s(pids: Iterable[int]) -> dict[int, float]:
 
 
 def memory_bytes(pids: Iterable[int]) -> dict[int, int]:
-    """What each process holds; of memory that several map each has its part (PSS)."""
+    """The memory that each process holds. Each has its part of memory that several map (PSS)."""
     held: dict[int, int] = {}
     for pid in pids:
         with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ _SUBJECT = "Talweg"
 
 @dataclass(frozen=True)
 class Bar:
-    """What was hoped for, and what came of it; `measured` None: not measured in this run."""
+    """A target, and what was measured. `measured` None: not measured in this run."""
 
     text: str
     wanted: str
@@ -110,10 +110,10 @@ def page(document: dict[str, Any], sections: Sequence[tuple[str, str]]) -> str:
     ]
     text = "# Measured by ./bench\n\n" + markdown_table(["", ""], rows) + "\n"
     text += (
-        "GB = 1e9 bytes of gradient. GB/s is what each worker gets, the median of all repetitions, which take\n"
-        "turns; CPU is user and system time of all processes for a GB of all workers' gradients; wire is what all\n"
-        "interfaces have sent; memory is what was added since the start of the processes, shared memory counted\n"
-        "once.\n\n"
+        "GB = 1e9 bytes of gradient. GB/s is what each worker gets: the median of all repetitions, which\n"
+        "take turns. CPU is user and system time of all processes for a GB of all workers' gradients. Wire\n"
+        "is what all interfaces have sent. Memory is what was added since the start of the processes, with\n"
+        "shared memory counted once.\n\n"
     )
     for title, body in sections:
         text += f"## {title}\n\n{body}\n"
@@ -121,7 +121,7 @@ def page(document: dict[str, Any], sections: Sequence[tuple[str, str]]) -> str:
 
 
 def plot_curves(results: Sequence[Result], title: str, path: Path) -> bool:
-    """GB/s over size, a panel for each setting; False when there is no curve to draw."""
+    """Draws GB/s over size, a panel for each setting. Returns False when there is no curve to draw."""
     settings = [
         setting
         for setting in dict.fromkeys(result.setting for result in results)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scenarios are given, and what they give back."""
+"""What scenarios get, and what they return."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.contenders import Missing, Programs
 from harness.measure import Case, Effort, Result, measure_beside
 from harness.report import Bar
 
-# From shortest to longest; a scenario picks its cases by it.
+# From shortest to longest. A scenario picks its cases by the mode.
 MODES = ("smoke", "quick", "default", "full")
 
 
@@ -26,7 +26,7 @@ class Context:
     notes: list[str] = field(default_factory=list)
 
     def pick(self, smoke: object, quick: object, default: object, full: object = None) -> object:
-        """What belongs to the mode; `full` is as `default` unless given."""
+        """The value for the mode. `full` is like `default` unless given."""
         index = MODES.index(self.mode)
         return (smoke, quick, default, default if full is None else full)[index]
 
@@ -39,8 +39,8 @@ class Section:
     results: list[Result] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
     text: str = ""  # Markdown, below the tables.
-    data: dict[str, Any] = field(default_factory=dict)  # What is no Result, for the JSON.
-    failed: bool = False  # Besides the results that did.
+    data: dict[str, Any] = field(default_factory=dict)  # For the JSON, besides results.
+    failed: bool = False  # Besides results that failed.
 
     @property
     def has_failed(self) -> bool:
@@ -99,7 +99,7 @@ def find(results: Sequence[Result], setting: str, case: str, contender: str) -> 
 def fastest(
     results: Sequence[Result], setting: str, case: str, contenders: Sequence[str]
 ) -> Result | None:
-    """Of those of them that have figures, the one with the most bytes a second."""
+    """The result with the most bytes a second, among those that have figures."""
     there = [find(results, setting, case, contender) for contender in contenders]
     return max(
         (each for each in there if each is not None),

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing of a bench is left behind, however it ends: not its files, not its processes.
+"""Removes all files and processes of a bench, however the bench ends.
 
-Everything that the bench starts has the scratch directory in its environment and writes below it, or below
-another one in shared memory. Another process, which outlives the bench, waits for its end: then it kills
-whatever still has that environment, and removes both. A run that ends as it should leaves it nothing to kill.
+Everything that the bench starts has the scratch directory in its environment. It writes below that directory, or
+below another one in shared memory. A second process outlives the bench and waits for its end. Then it kills
+whatever still has that environment, and removes both directories. A run that ends as it should leaves nothing to
+kill.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _KILL_S = 20.0
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """The directory for temporary files, of this process and all that it starts from here on."""
+    """The directory for temporary files of this process, and of all that it starts from here on."""
     before = {name: os.environ.get(name) for name in (_VARIABLE, _SHARED, "XDG_RUNTIME_DIR")}
-    # Not where TMPDIR says: Unix sockets' paths are short.
+    # Not where TMPDIR says, because Unix sockets' paths are short.
     directory = tempfile.mkdtemp(prefix="talweg-bench-", dir="/tmp")
     shared = tempfile.mkdtemp(prefix="talweg-bench-", dir="/dev/shm")
     cleaner = subprocess.Popen(
@@ -39,7 +40,7 @@ def scratch() -> Iterator[Path]:
     try:
         os.environ[_VARIABLE] = tempfile.tempdir = directory
         os.environ[_SHARED] = shared
-        os.environ.pop("XDG_RUNTIME_DIR", None)  # Asked before TMPDIR by some.
+        os.environ.pop("XDG_RUNTIME_DIR", None)  # Some ask for it before TMPDIR.
         yield Path(directory)
     finally:
         tempfile.tempdir = None
@@ -52,7 +53,7 @@ def scratch() -> Iterator[Path]:
 
 
 def shared_memory() -> Path:
-    """Where peers may put files that are memory. Names by pid meet there: a sandbox has pids of its own."""
+    """Where peers may put files that are memory. Names made of pids would clash: a sandbox has its own pids."""
     return Path(os.environ[_SHARED])
 
 
@@ -69,7 +70,7 @@ def _inhabitants(directory: str) -> list[int]:
 
 def _clean(directory: str, shared: str) -> None:
     deadline_s = time.monotonic() + _KILL_S
-    # What is forked while it looks is found the next time.
+    # A process that is forked while it looks is found the next time.
     while (pids := _inhabitants(directory)) and time.monotonic() < deadline_s:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

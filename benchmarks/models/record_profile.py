@@ -3,7 +3,7 @@
 
     python benchmarks/models/record_profile.py BATCH >benchmarks/models/vgg16_profile.tsv
 
-CPU time of one thread, the least of a few passes: what else runs on the machine does not show.
+It takes the CPU time of one thread, the least of a few passes, so that nothing else on the machine shows.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Control:
         self._say(f"hello {os.environ['TALWEG_BENCH_CONTENDER']} {rank} {os.getpid()}")
 
     def serve(self, prepare: Callable[[Order], None], run_round: Callable[[], object]) -> None:
-        """Carries out orders until told to quit. `prepare` is called when one differs from the last."""
+        """Carries out orders until told to quit. Calls `prepare` when an order differs from the last."""
         previous = None
         try:
             while words := self._hear().split():

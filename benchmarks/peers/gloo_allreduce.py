@@ -34,7 +34,7 @@ def make_tensors(order: Order, rank: int, size: int) -> list[torch.Tensor]:
         for place in (0, tensor.numel() // 2, -1):
             if tensor[place].item() != expected:
                 raise ValueError(f"the sum is {tensor[place].item()}, not {expected}")
-        tensor.fill_(1)  # Sums of sums soon overflow; that costs the same time.
+        tensor.fill_(1)  # Sums of sums soon overflow, which costs the same time.
     return tensors
 
 

@@ -3,9 +3,9 @@
 
     gpu_stream.py REPETITIONS BYTES...
 
-Rank 0 prints a line of JSON for each size: the median seconds that the same work takes on the stream alone and
-beside a push_pull that is under way, those from the last gradient to the last result, and how many kernels and
-copies the push_pull has given to this process's streams.
+Rank 0 prints a line of JSON for each size. It has the median seconds that the same work takes on the stream alone
+and beside a push_pull that is under way, the seconds from the last gradient to the last result, and how many
+kernels and copies the push_pull has given to this process's streams.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Stream:
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
             tw.push_pull_inplace(gradient, name=name)
             self.device.finish()
-        # Not the calls on the host that launch them, which are events as well.
+        # Without the calls on the host that launch them, which are events as well.
         return sum(event.device_type == DeviceType.CUDA for event in profiled.events())
 
 

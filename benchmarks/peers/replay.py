@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank that replays a model's training steps: it sleeps where the model would compute elsewhere.
+"""One rank that replays a model's training steps. It sleeps where the model would compute.
 
     replay.py TENSORS.tsv PROFILE.tsv [N]
 

@@ -3,10 +3,10 @@
 
     training_step.py none|barrier|ddp|nccl|optimizer|overlap|arrival|hook [RANK SIZE STORE]
 
-`none` trains without communicating, `barrier` with nothing but Talweg's barrier behind each backward pass, which tells
-what it takes to wait for the slower rank; `ddp` and `nccl` with DistributedDataParallel over Gloo and NCCL, the others
-over Talweg: `optimizer` waits for all averages in backward(), `overlap` for each module's in the next forward pass,
-`arrival` likewise, but gradients leave first come, first served.
+`none` trains without communicating. `barrier` trains with nothing but Talweg's barrier after each backward pass,
+which shows the cost of waiting for the slower rank. `ddp` and `nccl` use DistributedDataParallel over Gloo and NCCL.
+The others run over Talweg: `optimizer` waits for all averages in backward(), `overlap` waits for each module's in the
+next forward pass, and `arrival` does the same, but gradients leave first come, first served.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TALWEG = ("barrier", "optimizer", "overlap", "arrival", "hook")
 
 
 class _Block(nn.Module):
-    """Two convolutions and a way around them."""
+    """Two convolutions with a shortcut around them."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -96,14 +96,14 @@ class Trainer:
                 overlap_forward=None if manner == "optimizer" else self._model,
             )
             if manner == "arrival":
-                # No option: nobody who trains should want it.
+                # There is no option for it, because nobody who trains should want it.
                 self._optimizer._talweg.priority_of = lambda index: 0  # type: ignore[attr-defined]
         torch.manual_seed(1 + rank)
         self._inputs = torch.randn(batch, *shape).to(device.torch)
         self._labels = torch.randint(_CLASSES, (batch,)).to(device.torch)
 
     def finish(self) -> None:
-        """Takes what is under way; another trainer may come."""
+        """Takes what is under way, because another trainer may come."""
         synchronize = getattr(self._optimizer, "synchronize_parameters", None)
         if synchronize is not None:
             synchronize()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive for machines with a GPU: small enough, and all that its commands need."""
+"""The archive for machines with a GPU is small enough, and has all that its commands need."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ArchiveTest(unittest.TestCase):
         cls.root = Path(cls.scratch.name) / "talweg"
 
     def run_it(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Its `run`, with the environment of a stranger's shell."""
+        """Calls its `run` with the environment of a stranger's shell."""
         environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         environment["PYTHON"] = os.environ["TALWEG_ARCHIVE_PYTHON"]
         return subprocess.run(

@@ -4,8 +4,8 @@
     build_wheel.py OUTPUT.whl --package DIR_FILE... --library libtalweg.so --binary FILE...
 
 The package is pure Python over a C ABI, so one wheel serves every Python from 3.9. The binaries
-carry their libraries but for libc's own; those that they load (libfabric and what it needs) are
-packed beside them, where their RPATH finds them. The same inputs give the same bytes.
+carry their libraries, except libc's own. The libraries that they load (libfabric and what it needs)
+are packed beside them, where their RPATH finds them. The same inputs give the same bytes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-# Part of every glibc, and not to be mixed with another one's.
+# Every glibc has these, and they must not be mixed with another one's.
 _OF_LIBC = ("linux-vdso", "ld-linux", "libc.", "libm.", "libdl.", "libpthread.", "librt.")
 _DATE = (2026, 1, 1, 0, 0, 0)
 
 
 def shared_libraries(binaries: list[Path]) -> dict[str, Path]:
-    """The libraries that the binaries load, by the name that they load them under."""
+    """The libraries that the binaries load, keyed by the names under which they load them."""
     found: dict[str, Path] = {}
     for binary in binaries:
         listing = subprocess.run(["ldd", str(binary)], check=True, capture_output=True, text=True)

@@ -23,12 +23,12 @@ assert "site" in talweg.__file__, talweg.__file__
 print("sum is right")
 """
 
-# Of Ubuntu 22.04.
+# Ubuntu 22.04 has this one.
 _NEWEST_GLIBC = (2, 35)
 
 
 def glibc_of(library: Path) -> tuple[int, ...]:
-    """The newest version of glibc whose symbols it asks for."""
+    """The newest version of glibc whose symbols the library asks for."""
     dump = ["objdump", "--dynamic-syms", str(library)]
     symbols = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
     versions = re.findall(r"\bGLIBC_(\d+)\.(\d+)", symbols)

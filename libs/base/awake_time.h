@@ -8,16 +8,16 @@
 
 namespace talweg {
 
-// Counts time for a process that looks at the clock every second or oftener while it runs. What a
-// gap is longer than kGapMaxNs the process was stopped for, and does not count: what others did
-// meanwhile, or did not do, it cannot know.
+// Counts time for a process that looks at the clock every second or oftener while it runs. A gap
+// longer than kGapMaxNs means that the process was stopped. The part beyond kGapMaxNs does not
+// count, because the process cannot know what others did meanwhile.
 class AwakeTime {
  public:
   static constexpr int64_t kGapMaxNs = 2'000'000'000;
 
   void Begin(int64_t now_ns) { last_ns_ = now_ns; }
 
-  // What has passed since Begin or the last Take, at most kGapMaxNs; nothing if there was neither.
+  // The time since Begin or the last Take, at most kGapMaxNs. 0 if there was neither.
   int64_t Take(int64_t now_ns) {
     const int64_t gap_ns = now_ns - last_ns_.value_or(now_ns);
     last_ns_ = now_ns;

@@ -50,7 +50,7 @@ TEST_CASE("Random: one seed gives one sequence, within bounds", "[base]") {
 TEST_CASE("AwakeTime: a long gap was a stop, and counts as little of it", "[base]") {
   constexpr int64_t kSecondNs = 1'000'000'000;
   AwakeTime time;
-  CHECK(time.Take(7 * kSecondNs) == 0);  // Since when, nobody has said.
+  CHECK(time.Take(7 * kSecondNs) == 0);  // Begin was never called.
   CHECK(time.Take(8 * kSecondNs) == kSecondNs);
   CHECK(time.Take(8 * kSecondNs) == 0);
   CHECK(time.Take(10 * kSecondNs) == 2 * kSecondNs);

@@ -25,7 +25,7 @@ namespace talweg::internal {
 #define TALWEG_CHECK_FAILED ::talweg::internal::CheckFailed
 #endif
 
-// Ends the process when our own code has broken an invariant; on in release builds too.
+// Ends the process when our own code has broken an invariant. It is on in release builds too.
 // Nothing that a peer, a client or a user can send may reach one of these.
 #define TALWEG_CHECK(expression)                            \
   do {                                                      \

@@ -30,7 +30,8 @@ class StrongId {
 
 // One training job, for the whole life of its scheduler's store. Never reused.
 using JobId = StrongId<struct JobIdTag, uint64_t>;
-// A configuration of members and aggregators; grows with every change, never goes back. 0: none.
+// A configuration of members and aggregators. It grows with every change and never goes back. 0:
+// none.
 using Epoch = StrongId<struct EpochTag, uint64_t>;
 // The configured place of a node in its job. Fixes the order of sums.
 using NodeRank = StrongId<struct NodeRankTag, uint32_t>;

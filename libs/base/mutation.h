@@ -2,9 +2,9 @@
 #ifndef TALWEG_LIBS_BASE_MUTATION_H_
 #define TALWEG_LIBS_BASE_MUTATION_H_
 
-// A deliberate bug in a protocol core that the simulation has to find: TALWEG_MUTATION(name,
-// original, mutated) is `original`. Only where TALWEG_MUTATIONS is defined (the second build of the
-// cores that tests/sim:mutation_test uses) a switch chooses.
+// A deliberate bug in a protocol core that the simulation has to find. TALWEG_MUTATION(name,
+// original, mutated) is `original`. Where TALWEG_MUTATIONS is defined, a switch chooses: that is
+// the second build of the cores, which tests/sim:mutation_test uses.
 #ifdef TALWEG_MUTATIONS
 
 namespace talweg::internal {

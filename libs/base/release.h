@@ -4,7 +4,7 @@
 
 namespace talweg {
 
-// Of daemons, tool and libraries; the Python package says the same.
+// The release of daemons, tool and libraries. The Python package says the same.
 inline constexpr char kRelease[] = "0.1.0";
 
 }  // namespace talweg

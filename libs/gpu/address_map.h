@@ -14,11 +14,11 @@
 
 namespace talweg::gpu {
 
-// Of host memory, as an AddressMap has it.
+// The address of host memory, as an AddressMap has it.
 inline uint64_t AddressOf(const void* data) { return reinterpret_cast<uint64_t>(data); }
 
-// Pieces of an address space, with what is known of each. An address of work that lies in none is
-// refused before a GPU sees it: there it would end the context, for every rank.
+// Pieces of an address space, with what is known of each. Work at an address that lies in no piece
+// is refused before a GPU sees it. There it would end the context, for every rank.
 template <class Value>
 class AddressMap {
  public:
@@ -27,7 +27,7 @@ class AddressMap {
     Value value;
   };
 
-  // The piece overlaps none that is here.
+  // The new piece overlaps none that is here.
   void Insert(uint64_t address, uint64_t bytes, Value value) {
     entries_.emplace(address, Entry{bytes, std::move(value)});
   }
@@ -78,8 +78,8 @@ inline constexpr char kDeviceMemory[] =
 inline constexpr char kPinnedMemory[] =
     "pinned host memory of this process (AllocateHost, RegisterHost)";
 
-// The allocation that holds these bytes, and its address. INVALID_ARGUMENT unless a NIC could be
-// given them: whole pages, of memory that another process has not lent.
+// The allocation that holds these bytes, and its address. INVALID_ARGUMENT unless a NIC may have
+// them: whole pages, of memory that no other process lends.
 template <class Mapped>
 absl::StatusOr<std::pair<uint64_t, const typename AddressMap<Mapped>::Entry*>> HolderForNic(
     const AddressMap<Mapped>& memory, DeviceSpan span) {

@@ -19,14 +19,14 @@
 #include "libs/base/dtype.h"
 #include "libs/base/ids.h"
 
-// What an agent needs of GPUs: streams of copies and sums, events between them and other processes'
-// streams, memory that other processes own, and collectives among GPUs. docs/gpu.md has the path of
-// a tensor and who owns what.
+// What an agent needs of GPUs: streams of copies and sums, events between its own and other
+// processes' streams, memory that other processes own, and collectives among GPUs. docs/gpu.md has
+// the path of a tensor and who owns what.
 //
 // A Platform, its Devices and Communicators belong to one thread, which makes, uses and destroys
-// them, in that order: communicators before devices before the platform. What goes to a stream
-// (copies, Reduce, Record, Wait) is posted and returns at once; nothing here waits for a GPU's work
-// but what says so. Whether work is done is asked with Query.
+// them. It destroys communicators before devices, and devices before the platform. What goes to a
+// stream (copies, Reduce, Record, Wait) is posted and returns at once. Only calls that say so wait
+// for a GPU's work. Query asks whether work is done.
 //
 // The code of a failure says what the caller may do:
 //
@@ -37,11 +37,11 @@
 //   INVALID_ARGUMENT     the arguments are wrong; nothing was posted
 //   UNAVAILABLE          a communicator failed: Abort it and make another
 //   ABORTED              the device is lost: destroy it; all work on it is undefined
-//   INTERNAL             none of these: said by the driver, not expected; as ABORTED if it stays
+//   INTERNAL             the driver said something unexpected; as ABORTED if it stays
 namespace talweg::gpu {
 
 // Names a GPU, or a MIG instance, the same in every process and container. Ordinals do not:
-// CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES renumber.
+// CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES renumber them.
 struct GpuUuid {
   std::array<uint8_t, 16> bytes = {};
 
@@ -50,7 +50,7 @@ struct GpuUuid {
 
 // "GPU-01234567-89ab-cdef-0123-456789abcdef", as nvidia-smi writes it.
 std::string FormatUuid(const GpuUuid& uuid);
-// Reads that, with "GPU-", "MIG-" or without. INVALID_ARGUMENT for anything else.
+// Reads what FormatUuid writes, with "GPU-", "MIG-" or without. INVALID_ARGUMENT for anything else.
 absl::StatusOr<GpuUuid> ParseUuid(std::string_view text);
 
 struct GpuInfo {
@@ -65,7 +65,8 @@ struct GpuInfo {
 // "NVIDIA H100 PCIe (GPU-..., 0000:65:00.0)": how messages name a GPU.
 std::string Describe(const GpuInfo& gpu);
 
-// Bytes of a GPU's memory, in this process's addresses for it. The host never reads through it.
+// Bytes of a GPU's memory, at this process's addresses for them. The host never reads through
+// these.
 struct DeviceSpan {
   uint64_t address = 0;
   uint64_t bytes = 0;
@@ -75,7 +76,7 @@ struct DeviceSpan {
   friend bool operator==(const DeviceSpan&, const DeviceSpan&) = default;
 };
 
-// Of one device; never reused in this process.
+// Numbers within one device; never reused in this process.
 using StreamId = StrongId<struct GpuStreamIdTag, uint64_t>;
 using EventId = StrongId<struct GpuEventIdTag, uint64_t>;
 
@@ -99,10 +100,10 @@ struct NicMemory {
   uint64_t address = 0;
   uint64_t bytes = 0;
   int device = 0;      // The GPU driver's number for the GPU, in this process.
-  Descriptor dma_buf;  // Of these bytes; empty where there is none.
+  Descriptor dma_buf;  // For these bytes; empty where there is none.
 };
 
-// Where such memory begins, and what it is a multiple of: kernels pin a GPU's pages, of this size.
+// Such memory begins at a multiple of this and is a multiple of it: kernels pin a GPU's pages.
 inline constexpr uint64_t kNicPageBytes = 64 * 1024;
 
 enum class StreamPriority : uint8_t { kNormal, kHigh };
@@ -121,8 +122,8 @@ struct ReduceSpec {
 
 inline constexpr size_t kReduceInputsMax = 32;
 
-// One GPU's context, with everything that was made on it: the destructor waits for posted work (as
-// long as the device is not lost), closes what was imported and frees the rest.
+// One GPU's context, with everything that was made on it. The destructor waits for posted work as
+// long as the device is not lost, closes what was imported and frees the rest.
 class Device {
  public:
   virtual ~Device() = default;
@@ -131,75 +132,76 @@ class Device {
 
   // ----- Memory. These calls may take milliseconds and wait for the GPU: not for the steps. -----
   //
-  // What gives something back (Free, FreeHost, UnregisterHost, Unmap, the destructor) waits for all
-  // that was posted to this device, on whatever stream. So none of it may wait for what may never
-  // end: another process's event, or a collective that hangs.
+  // Calls that give something back (Free, FreeHost, UnregisterHost, Unmap, the destructor) wait for
+  // all that was posted to this device, on whatever stream. So none of it may wait for what may
+  // never end: another process's event, or a collective that hangs.
 
   virtual absl::StatusOr<MemoryInfo> Memory() = 0;
   // Aligned to 256 bytes.
   virtual absl::StatusOr<DeviceSpan> Allocate(uint64_t bytes) = 0;
-  // Of a span that Allocate returned. The caller has seen the end of all work that uses it.
+  // `span` is what Allocate returned. The caller has seen the end of all work that uses it.
   virtual absl::Status Free(DeviceSpan span) = 0;
-  // Pinned host memory: what copies go from and to.
+  // Pinned host memory, which copies go from and to.
   virtual absl::StatusOr<std::span<std::byte>> AllocateHost(uint64_t bytes) = 0;
   virtual absl::Status FreeHost(std::span<std::byte> bytes) = 0;
   // Pins memory that the caller has mapped (an arena), until UnregisterHost.
   virtual absl::Status RegisterHost(std::span<std::byte> bytes) = 0;
   virtual absl::Status UnregisterHost(std::span<std::byte> bytes) = 0;
 
-  // Handles of memory that was allocated here, for another process. `span` is what Allocate
+  // A handle of memory that was allocated here, for another process. `span` is what Allocate
   // returned.
   virtual absl::StatusOr<MemoryHandle> Export(DeviceSpan span) = 0;
-  // Maps an allocation of another process, whole; it stays mapped until Unmap even if its owner
-  // dies. The owner must keep it until then. Each handle once: map it, then share the span
-  // (ImportCache). INVALID_ARGUMENT: mapped already, or no handle for certain. PERMISSION_DENIED,
-  // UNIMPLEMENTED: not possible, for reasons that drivers hardly tell apart from no handle.
+  // Maps an allocation of another process, whole. It stays mapped until Unmap, even if its owner
+  // dies. The owner must keep it until then. Map each handle once, then share the span
+  // (ImportCache). INVALID_ARGUMENT: mapped already, or certainly no handle. PERMISSION_DENIED,
+  // UNIMPLEMENTED: not possible. Drivers hardly tell these reasons apart from a wrong handle.
   virtual absl::StatusOr<DeviceSpan> Map(const MemoryHandle& handle) = 0;
   // The caller has seen the end of all work that uses it.
   virtual absl::Status Unmap(DeviceSpan span) = 0;
 
   // ----- For a NIC that reads and writes this GPU by itself (GPUDirect). -----
 
-  // Whole pages of what Allocate returned, until they are freed: whoever registers them has ended
-  // that before. UNIMPLEMENTED: this GPU cannot, or nothing would tell when a NIC's writes are
-  // there to be read.
+  // Opens whole pages of what Allocate returned, until they are freed. Whoever registers them has
+  // ended that before. UNIMPLEMENTED: this GPU cannot, or nothing would tell when a NIC's writes
+  // can be read.
   virtual absl::StatusOr<NicMemory> OpenToNic(DeviceSpan span) = 0;
-  // What a NIC had written by the time that the host was told so is seen by what is posted from now
-  // on. Waits for that: microseconds.
+  // Work that is posted from now on sees what a NIC had written by the time that the host was told
+  // so. Waits for that, microseconds.
   virtual absl::Status FlushNicWrites() = 0;
-  // A few KB from and to any host memory, at once: done when they return. They wait for no stream,
-  // so the caller knows that nothing else is at these bytes.
+  // Copies a few KB from and to any host memory. They are done when they return. They wait for no
+  // stream, so the caller knows that nothing else is at these bytes.
   virtual absl::Status ReadNow(std::span<std::byte> target, DeviceSpan source) = 0;
   virtual absl::Status WriteNow(DeviceSpan target, std::span<const std::byte> source) = 0;
 
   // ----- Streams and events. -----
 
-  // Work of one stream runs in order; work of different streams in any order, or at once. No
+  // Work of one stream runs in order. Work of different streams runs in any order, or at once. No
   // stream waits for a default stream.
   virtual absl::StatusOr<StreamId> NewStream(StreamPriority priority) = 0;
   virtual absl::StatusOr<EventId> NewEvent(EventScope scope) = 0;
   virtual absl::StatusOr<EventHandle> ExportEvent(EventId event) = 0;
-  // An event of another process: either may record it, both may wait for it. The process that
-  // made it keeps it until the other has destroyed its own.
+  // Opens an event of another process. Either process may record it, both may wait for it. The
+  // process that made it keeps it until the other has destroyed its own.
   virtual absl::StatusOr<EventId> ImportEvent(const EventHandle& handle) = 0;
-  // Neither waits: work that was posted goes on.
+  // Neither call waits: work that was posted goes on.
   virtual void DestroyStream(StreamId stream) = 0;
   virtual void DestroyEvent(EventId event) = 0;
 
-  // The event stands for everything posted to the stream so far, and no longer for what it stood
-  // for before: whoever called Wait earlier is not affected.
+  // The event stands for everything posted to the stream so far. It no longer stands for what it
+  // stood for before; an earlier Wait is not affected.
   virtual absl::Status Record(EventId event, StreamId stream) = 0;
-  // What is posted to the stream from now on starts when all that the event stands for at this
-  // moment is done. An event that was never recorded stands for nothing: so the other process's
-  // Record must have returned before this is called, and a message must have told so.
+  // Work that is posted to the stream from now on starts when all that the event stands for at this
+  // moment is done. An event that was never recorded stands for nothing. So the other process's
+  // Record must have returned before this call, and a message must have told so.
   virtual absl::Status Wait(StreamId stream, EventId event) = 0;
   // Whether all that the event stands for is done. ABORTED: the device is lost.
   virtual absl::StatusOr<bool> Query(EventId event) = 0;
 
-  // For epoll: readable after an event given to WakeWhenDone is done, until DrainWakeups.
+  // For epoll. It is readable after an event given to WakeWhenDone is done, until DrainWakeups.
   virtual int WaitDescriptor() const = 0;
-  // It may take a stream that waits for the event, so only of events that this process records:
-  // INVALID_ARGUMENT for one that it shares and has not recorded. Others' are to be asked for.
+  // It may take a stream that waits for the event, so it takes only events that this process
+  // records. INVALID_ARGUMENT for an event that it shares and has not recorded: ask for other
+  // processes' events.
   virtual absl::Status WakeWhenDone(EventId event) = 0;
   virtual void DrainWakeups() = 0;
 
@@ -209,19 +211,19 @@ class Device {
                                   DeviceSpan source) = 0;
   virtual absl::Status CopyToDevice(StreamId stream, DeviceSpan target,
                                     std::span<const std::byte> source) = 0;
-  // Within this GPU's memory, mapped memory included. They do not overlap.
+  // Copies within this GPU's memory, mapped memory included. The two do not overlap.
   virtual absl::Status CopyOnDevice(StreamId stream, DeviceSpan target, DeviceSpan source) = 0;
-  // From here to memory of another device of this platform, on a stream of this one: over a link
-  // or the bus where the machine lets GPUs reach each other, else the driver goes through the host.
-  // The first to a peer may wait for both GPUs.
+  // Copies from here to memory of another device of this platform, on a stream of this device. It
+  // goes over a link or the bus where the machine lets GPUs reach each other; otherwise the driver
+  // goes through the host. The first copy to a peer may wait for both GPUs.
   virtual absl::Status CopyToPeer(StreamId stream, Device& peer, DeviceSpan target,
                                   DeviceSpan source) = 0;
 
   // Combines element_count elements of each of `inputs`, in the inputs' order and with the bits of
   // the CPU's kernels, and writes the result to each of `outputs`. Addresses are multiples of the
-  // element's size. An output may be one of the inputs; else it overlaps none, nor another output.
-  // At most kReduceInputsMax of either.
-  // UNIMPLEMENTED: this build has no kernels (bazel build --config=cuda), or none for this GPU.
+  // element's size. An output may be one of the inputs. Otherwise it overlaps no input and no other
+  // output. At most kReduceInputsMax of either. UNIMPLEMENTED: this build has no kernels (bazel
+  // build --config=cuda), or none for this GPU.
   virtual absl::Status ReduceTo(StreamId stream, const ReduceSpec& spec,
                                 std::span<const uint64_t> inputs, std::span<const uint64_t> outputs,
                                 uint64_t element_count) = 0;
@@ -238,12 +240,12 @@ struct CollectivePart {
   uint64_t receive = 0;
 };
 
-// Sums among GPUs of this process. The devices' order when it was made is that of all `parts`, and
-// of the shards: shard i is the i-th device's.
+// Sums among GPUs of this process. `parts` and shards come in the order that the devices had when
+// the communicator was made: shard i is the i-th device's.
 class Communicator {
  public:
   enum class State : uint8_t {
-    kBusy,    // Starting, or a collective's launch is not over: its streams take nothing else yet.
+    kBusy,    // Starting, or launching a collective: its streams take nothing else yet.
     kReady,   // All that was posted is in the streams.
     kFailed,  // error() says why; Abort.
   };
@@ -251,10 +253,10 @@ class Communicator {
   // Aborts what is not done.
   virtual ~Communicator() = default;
 
-  // To be asked again and again, also while collectives run: that is how errors are noticed. A
-  // collective that hangs is not noticed here; the caller keeps a deadline.
+  // Ask again and again, also while collectives run, because that is how errors are noticed. It
+  // does not notice a collective that hangs; the caller keeps a deadline.
   virtual State Poll() = 0;
-  // UNAVAILABLE with the GPU and the library's own words, once Poll said kFailed.
+  // UNAVAILABLE with the GPU and the library's own words, once Poll has said kFailed.
   virtual absl::Status error() const = 0;
 
   // Whether (dtype, op) can be combined: sums, products, and minima and maxima of integers and
@@ -262,64 +264,64 @@ class Communicator {
   // operations.
   static bool Combines(DType dtype, Op op);
 
-  // Each only in kReady, else FAILED_PRECONDITION; then Poll until kReady before anything else is
-  // posted to these streams, a Record too. The order of the additions is the library's: the same
-  // bits in every run on one machine and in every part, not those of Device::Reduce; f16 and bf16
-  // are rounded at each addition. Divisions are for Device::Reduce.
+  // Call each only in kReady; otherwise it is FAILED_PRECONDITION. Then Poll until kReady before
+  // anything else is posted to these streams, a Record too. The library chooses the order of the
+  // additions. It gives the same bits in every run on one machine and in every part, but not those
+  // of Device::Reduce. f16 and bf16 are rounded at each addition. Divisions are for Device::Reduce.
   //
-  // send: shard_elements of each shard; receive: shard_elements.
+  // send: shard_elements of each shard. receive: shard_elements.
   virtual absl::Status ReduceScatter(DType dtype, Op op, uint64_t shard_elements,
                                      std::span<const CollectivePart> parts) = 0;
-  // send: shard_elements; receive: those of each shard.
+  // send: shard_elements. receive: those of each shard.
   virtual absl::Status AllGather(DType dtype, uint64_t shard_elements,
                                  std::span<const CollectivePart> parts) = 0;
-  // send: element_count; receive: as many, which the device at `root` has then. The others' receive
-  // holds nothing of use.
+  // send: element_count. receive: as many; the device at `root` gets the result. The others'
+  // receive holds nothing of use.
   virtual absl::Status Reduce(DType dtype, Op op, uint64_t element_count, size_t root,
                               std::span<const CollectivePart> parts) = 0;
-  // send: element_count, of which those of the device at `root` are in every receive then.
+  // send: element_count. Every receive gets those of the device at `root`.
   virtual absl::Status Broadcast(DType dtype, uint64_t element_count, size_t root,
                                  std::span<const CollectivePart> parts) = 0;
   // send may be receive.
   virtual absl::Status AllReduce(DType dtype, Op op, uint64_t element_count,
                                  std::span<const CollectivePart> parts) = 0;
 
-  // Ends everything that was posted: its streams go on, its receive buffers hold nothing of use.
+  // Ends everything that was posted. Its streams go on; its receive buffers hold nothing of use.
   // May take some milliseconds. Only the destructor may follow.
   virtual void Abort() = 0;
 };
 
-// The GPUs of this machine. Holds no context: that costs hundreds of MB of a GPU's memory, and
+// The GPUs of this machine. It holds no context, which costs hundreds of MB of a GPU's memory and
 // comes with Open.
 class Platform {
  public:
   virtual ~Platform() = default;
 
-  // Those that this process may use, in the driver's order. UNIMPLEMENTED or NOT_FOUND, with the
+  // The GPUs that this process may use, in the driver's order. UNIMPLEMENTED or NOT_FOUND, with the
   // reason and the remedy, where there are none.
   virtual absl::StatusOr<std::vector<GpuInfo>> Gpus() = 0;
 
-  // NOT_FOUND names the GPUs that there are, and the variables that hide others.
-  // FAILED_PRECONDITION: a fault has ended what this process had there, and the driver gives it
-  // nothing else; another process may go on.
+  // NOT_FOUND names the GPUs that exist, and the variables that hide others. FAILED_PRECONDITION: a
+  // fault has ended what this process had there, and the driver gives it nothing else. Another
+  // process may go on.
   virtual absl::StatusOr<std::unique_ptr<Device>> Open(const GpuUuid& uuid) = 0;
 
-  // Whether two GPUs have a link of their own (NVLink), beside PCIe. False for what is not known.
+  // Whether two GPUs have a link of their own (NVLink), beside PCIe. False when unknown.
   virtual bool Linked(const GpuUuid& one, const GpuUuid& other) = 0;
 
-  // Among different devices of this platform, each once. Poll until kReady. UNIMPLEMENTED: no
-  // library, with where it was looked for.
+  // A communicator among different devices of this platform, each once. Poll until kReady.
+  // UNIMPLEMENTED: there is no library; says where it was looked for.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> NewCommunicator(
       std::span<Device* const> devices) = 0;
 };
 
-// Of a copy to a device that is no peer: this device itself, or another platform's.
+// The error of a copy to a device that is no peer: this device itself, or another platform's.
 absl::Status NoPeer();
-// Unless one of so many parts is a collective's root.
+// OK if one of so many parts is a collective's root.
 absl::Status CheckRoot(size_t root, size_t part_count);
-// The error of Open: what was asked for, and what there is.
+// The error of Open: what was asked for, and which GPUs exist.
 absl::Status NoSuchGpu(const GpuUuid& uuid, std::span<const GpuInfo> gpus);
-// That of WakeWhenDone.
+// The error of WakeWhenDone.
 absl::Status NotRecordedHere(EventId event);
 
 }  // namespace talweg::gpu

@@ -26,11 +26,11 @@ struct ForeignAllocation {
   friend auto operator<=>(const ForeignAllocation&, const ForeignAllocation&) = default;
 };
 
-// The allocations of other processes that are mapped on one device, each mapped once, until their
-// owner lets go of them or dies. Owner thread: the device's. Outlived by the device.
+// The allocations of other processes that are mapped on one device. Each is mapped once, until its
+// owner lets go of it or dies. Belongs to the device's thread. The device outlives it.
 class ImportCache {
  public:
-  // allocations_max: of one owner, so that no owner takes without bound.
+  // allocations_max bounds each owner, so that no owner takes without end.
   ImportCache(Device& device, size_t allocations_max)
       : device_(device), allocations_max_(allocations_max) {}
   // Unmaps everything.
@@ -38,15 +38,16 @@ class ImportCache {
   ImportCache(const ImportCache&) = delete;
   ImportCache& operator=(const ImportCache&) = delete;
 
-  // The whole allocation, mapped now or earlier. The failures are those of Device::Map;
-  // INVALID_ARGUMENT also when the allocation has come with another handle before, or the handle
-  // for an allocation of this owner that was not released; RESOURCE_EXHAUSTED past allocations_max.
+  // The whole allocation, mapped now or earlier. The failures are those of Device::Map.
+  // INVALID_ARGUMENT also when the allocation came with another handle before, or the handle
+  // belongs to an allocation of this owner that was not released. RESOURCE_EXHAUSTED past
+  // allocations_max.
   absl::StatusOr<DeviceSpan> Map(const ForeignAllocation& allocation, const MemoryHandle& handle);
 
-  // The owner may free it afterwards. The caller has seen the end of all work that uses it. An
-  // allocation that is not mapped is ignored.
+  // The owner may free the allocation afterwards. The caller has seen the end of all work that uses
+  // it. An allocation that is not mapped is ignored.
   absl::Status Release(const ForeignAllocation& allocation);
-  // All that this owner has; returns the first failure, having released the rest.
+  // Releases all that this owner has. Returns the first failure, having released the rest.
   absl::Status ReleaseOwner(Incarnation owner);
 
   size_t mapped_count() const { return mappings_.size(); }

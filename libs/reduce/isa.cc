@@ -12,8 +12,8 @@ namespace talweg::reduce {
 #if defined(__x86_64__)
 namespace {
 
-// What cpuid says of F16C, a name that not every compiler's __builtin_cpu_supports knows. Its
-// registers are those of AVX, so whoever has AVX2 needs to ask the system nothing more.
+// What cpuid says of F16C, because not every compiler's __builtin_cpu_supports knows that name.
+// F16C uses the registers of AVX, so a processor with AVX2 needs nothing more from the system.
 bool HasF16c() {
   unsigned eax = 0;
   unsigned ebx = 0;
@@ -48,9 +48,9 @@ bool Ask(Isa isa) {
 }  // namespace
 
 bool IsSupported(Isa isa) {
-  // In a virtual machine cpuid goes to the hypervisor, which takes longer than summing 64 KiB. Not
-  // a local static, whose guard would be the C++ runtime's: the client library has none. Threads
-  // that come at once find the same.
+  // Cached, because in a virtual machine cpuid goes to the hypervisor, which takes longer than
+  // summing 64 KiB. It is no local static, whose guard would need the C++ runtime that the client
+  // library does not have. Threads that come at once find the same.
   static constinit std::atomic<unsigned> known = 0;
   constexpr unsigned kAsked = 1u << 31;
   unsigned supported = known.load(std::memory_order_relaxed);

@@ -16,8 +16,8 @@ enum class Isa : uint8_t {
 
 inline constexpr Isa kAllIsas[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512};
 
-// Whether this processor and its operating system can run the kernels of `isa`. Found out once;
-// later calls cost a load.
+// Whether this processor and its operating system can run the kernels of `isa`. The first call
+// finds out; later calls cost a load.
 bool IsSupported(Isa isa);
 
 // The widest one that is supported.

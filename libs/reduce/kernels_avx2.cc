@@ -24,7 +24,8 @@ struct Avx2 {
   typedef int32_t Words __attribute__((vector_size(32)));
   typedef int64_t Longs __attribute__((vector_size(32)));
 
-  // Loads once what is used twice: the compiler would make it an operand in memory of both uses.
+  // Loads once what is used twice. Otherwise the compiler makes it an operand in memory of both
+  // uses.
   template <class V>
   static V InRegister(V v) {
     asm("" : "+x"(v));
@@ -53,7 +54,7 @@ struct Avx2 {
   }
 
   // MINPS and MAXPS give their second operand for two zeros. Asked both ways, the two answers
-  // differ only for zeros of two signs, where the sign bit that is wanted is their OR or their AND.
+  // differ only for zeros of two signs. There the wanted sign bit is their OR or their AND.
   static Floats Lesser(Floats a, Floats b) {
     return NanOr(a, b, _mm256_or_ps(_mm256_min_ps(a, b), _mm256_min_ps(b, a)));
   }

@@ -60,7 +60,8 @@ struct Portable {
     const Words magnitude = (half & 0x7fffu) << 13;  // The fraction is in place.
     const Words normal = magnitude + ((127u - 15u) << 23);
     const Words not_finite = normal + ((255u - 127u - 16u) << 23);
-    // Without a leading one: as if it had one, in the smallest normal binade; then take it off.
+    // A number without a leading one: treat it as if it had one, in the smallest normal binade,
+    // then take that off.
     const Words leading = Words{} + ((127u - 14u) << 23);
     const Words denormal = Bits(FromBits(magnitude + leading) - FromBits(leading));
     const Words finite = magnitude < (1u << 23) ? denormal : normal;
@@ -71,10 +72,10 @@ struct Portable {
     const Words bits = Bits(v);
     const Words sign = (bits >> 16) & 0x8000u;
     const Words magnitude = bits & 0x7fffffffu;
-    // To nearest, ties to even; a carry makes the next exponent, and from 65520 on infinity.
+    // Rounds to nearest, ties to even. A carry makes the next exponent, and infinity from 65520 on.
     const Words normal =
         (magnitude - ((127u - 15u) << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    // Below 2^-14 the addition of 0.5 moves the fraction to where binary16 has it, and rounds it.
+    // Below 2^-14, adding 0.5 moves the fraction to where binary16 has it, and rounds it.
     const Words half = Words{} + (126u << 23);
     const Words denormal = Bits(FromBits(magnitude) + FromBits(half)) - half;
     const Words finite = magnitude < ((127u - 14u) << 23) ? denormal : normal;

@@ -26,8 +26,8 @@ struct LaneElements {
     return v;
   }
 
-  // One bit pattern for every NaN. Which operand's payload survives an addition is up to the order
-  // in which a compiler places two operands that it may swap.
+  // One bit pattern for every NaN. Which operand's payload survives an addition depends on the
+  // order in which a compiler places two operands that it may swap.
   static Vector<float> OneNan(Vector<float> v) {
     const Vector<uint32_t> nan = Vector<uint32_t>{} + 0x7fc00000u;
     const auto is_nan = v != v;  // NOLINT(misc-redundant-expression): a NaN is not itself.
@@ -43,7 +43,7 @@ struct LaneElements {
     return v;  // Integers.
   }
 
-  // A vector of 16-bit floats is widened to two. One comparison tells of both that no lane is NaN.
+  // A vector of 16-bit floats is widened to two. One comparison tells that no lane of both is NaN.
   struct FloatPair {
     Vector<float> first;
     Vector<float> second;
@@ -108,7 +108,7 @@ struct LaneElements {
   };
 
   // Two neighbours in memory are the halves of a 32-bit word, and a bfloat16 is the upper half of a
-  // float: so both are widened where they lie, and no lane has to move.
+  // float. So both are widened where they lie, and no lane has to move.
   struct BFloat16 {
     using Lane = float;
     using Lanes = FloatPair;
@@ -121,9 +121,9 @@ struct LaneElements {
       return {__builtin_bit_cast(Vector<float>, packed << 16),
               __builtin_bit_cast(Vector<float>, packed & 0xffff0000u)};
     }
-    // To nearest, ties to even: up where the lower half is more than half of the last place, or
-    // just that and the upper half is odd. A carry out of the fraction makes the next exponent, or
-    // infinity. As signed numbers: a lower half of 0x8000 is 0.
+    // Rounds to nearest, ties to even: up where the lower half is more than half of the last place,
+    // or is just that and the upper half is odd. A carry out of the fraction makes the next
+    // exponent, or infinity. As signed numbers: a lower half of 0x8000 is 0.
     static Packed Pack(Lanes lanes) {
       const Lanes one_nan = OneNan(lanes);
       if constexpr (Isa::kJoinsWithMasks) {
@@ -139,9 +139,9 @@ struct LaneElements {
   };
   static constexpr int16_t kLowest16 = -0x8000;
 
-  // Minima and maxima of 16-bit floats: as signed numbers they are in order once the magnitude of
-  // the negative ones is turned over, -0 before +0, and the NaNs outside the infinities. So both
-  // ends are kept, to see whether there was one.
+  // Minima and maxima of 16-bit floats. As signed numbers they are in order once the magnitude of
+  // the negative ones is turned over: -0 before +0, and the NaNs outside the infinities. Both ends
+  // are kept, to see whether there was a NaN.
   struct Ends {
     Vector<int16_t> least;
     Vector<int16_t> greatest;

@@ -11,11 +11,11 @@
 // The kernels, once, for all instruction sets.
 //
 // They are written with the compiler's vector types: `+` on a vector is one addition a lane,
-// rounded as IEEE 754 says, whatever the width. What is left to an instruction set is in `Isa`, a
-// type with internal linkage: kVectorBytes, the conversions of float16, the minimum and maximum of
-// floating point, fused multiply-add, whether any lane is NaN or less than another, and stores that
-// go around the caches. An element meets the same operations in the same order in every lane, in a
-// block, in a rest and on every instruction set: so bits are equal.
+// rounded as in IEEE 754, whatever the width. `Isa`, a type with internal linkage, has what
+// differs: kVectorBytes, the conversions of float16, the minimum and maximum of floating point,
+// fused multiply-add, whether any lane is NaN or less than another, and stores that go around the
+// caches. An element meets the same operations in the same order in every lane, in a block, in a
+// rest and on every instruction set. So the bits are equal.
 namespace talweg::reduce::internal {
 
 // What a floating-point lane is to LaneKernels::Quotient.
@@ -62,16 +62,17 @@ struct LaneKernels {
 
   // ----- Averages. -----
 
-  // x / divisor, rounded once: without a division, which takes longer than all else, where divisor
-  // is a whole number below 2^16.
+  // x / divisor, rounded once. Where divisor is a whole number below 2^16 there is no division,
+  // which takes longer than all else.
   //
-  // inverse + rest is 1 / divisor to twice the lane's precision, so what the fused multiply-add
+  // inverse + rest is 1 / divisor to twice the lane's precision. So what the fused multiply-add
   // rounds is less than 2^-20 of a last place off (a float; a double still less). A quotient by
-  // such a number is no tie, and at least 2^-17 of a last place away from one: so both are rounded
-  // to the same number. inverse is less than 1 / divisor and rest thus greater than 0, which gives
+  // such a number is no tie, and at least 2^-17 of a last place away from one. So both are rounded
+  // to the same number. inverse is less than 1 / divisor, so rest is greater than 0, which gives
   // zeros and infinities their sign.
   //
-  // None of that holds where a product with rest is denormal: beside a tiny number all are divided.
+  // None of that holds where a product with rest is denormal: a vector with a tiny number is
+  // divided.
   template <class T>
   struct Quotient {
     using Bits = typename LaneTraits<T>::Bits;
@@ -96,8 +97,8 @@ struct LaneKernels {
       return x / divisor;
     }
 
-    // 0 < 2 |x| < limit in one comparison: all moved down by 1, so that 0 is the greatest, and by
-    // half the range, so that it may be a comparison of signed numbers.
+    // 0 < 2 |x| < limit in one comparison. All are moved down by 1, so that 0 is the greatest, and
+    // by half the range, so that it may be a comparison of signed numbers.
     static constexpr Bits kLowest = Bits{1} << (sizeof(Bits) * 8 - 1);
     static constexpr Bits kLimit = 2 * LaneTraits<T>::kTinyBelow - 1 - kLowest;
     static Vector<SignedBits> Moved(Vector<T> x) {
@@ -157,8 +158,8 @@ struct LaneKernels {
     Quotient<typename E::Lane> quotient;
   };
 
-  // Products and sums are rounded each on its own: the build forbids their contraction into a
-  // fused multiply-add, which not every instruction set has.
+  // Products and sums are rounded each on its own. The build forbids their contraction into a fused
+  // multiply-add, which not every instruction set has.
   template <class E>
   struct WeightedSumOver : SumOver<E> {
     using Lanes = typename E::Lanes;
@@ -186,9 +187,9 @@ struct LaneKernels {
   static V Times(V a, V b) {
     return a * b;
   }
-  // No instruction set multiplies bytes. A byte of a product needs no byte above its own: the even
-  // ones come out of the products of the 16-bit lanes, and so do the odd ones where one factor is
-  // shifted down and the other is not.
+  // No instruction set multiplies bytes. A byte of a product needs no byte above its own. So the
+  // even ones come out of the products of the 16-bit lanes. The odd ones do too, where one factor
+  // is shifted down and the other is not.
   static Vector<uint8_t> Times(Vector<uint8_t> a, Vector<uint8_t> b) {
     using Pairs = Vector<uint16_t>;
     const Pairs pairs_a = __builtin_bit_cast(Pairs, a);
@@ -263,7 +264,7 @@ struct LaneKernels {
     return a > b ? a : b;
   }
 
-  // Around the caches where `streaming`.
+  // Stores around the caches where `streaming`.
   template <class Packed>
   static void Store(std::byte* to, Packed packed, bool streaming) {
     if constexpr (Isa::kHasStreaming) {
@@ -274,7 +275,7 @@ struct LaneKernels {
     }
     __builtin_memcpy(to, &packed, sizeof(packed));
   }
-  // Together they would be put into one vector first.
+  // Two stores, because one store would need both put into one vector first.
   static void Store(std::byte* to, typename Float16::Packed packed, bool streaming) {
     Store(to, packed.first, streaming);
     Store(to + sizeof(packed.first), packed.second, streaming);
@@ -315,8 +316,8 @@ struct LaneKernels {
     // Sums whole blocks from byte `begin` on, and returns the first byte that it left.
     //
     // Processors fetch ahead by what each load instruction has loaded before, and for some streams
-    // at a time, not for dozens: so up to kTurn inputs are read side by side, each by instructions
-    // of its own. Of more, a tile is summed by turns.
+    // at a time, not for dozens. So up to kTurn inputs are read side by side, each by instructions
+    // of its own. More inputs are summed a tile at a time, by turns.
     static size_t Blocks(const KernelArguments& arguments, size_t begin, size_t end,
                          bool streaming) {
       const Work work = {arguments, O(arguments), streaming};
@@ -343,7 +344,7 @@ struct LaneKernels {
       Lanes held[kTileBlocks][kUnroll];  // In L1, from one turn to the next.
       for (size_t tile = begin; tile < end; tile += kTileBytes) {
         const size_t tile_end = end - tile < kTileBytes ? end : tile + kTileBytes;
-        // So many first that whole turns are left.
+        // Takes so many first that whole turns are left.
         size_t input = (count - 1) % kTurn + 1;
         switch (input) {
           case 1: Turn<1, true, false>(work, 0, tile, tile_end, held); break;
@@ -358,13 +359,13 @@ struct LaneKernels {
       }
     }
 
-    // The inputs from `input` on, kCount of them, of the blocks from byte `begin` to `end`. kFirst:
-    // nothing is held of them; kLast: they are stored. All inputs of a block are read before its
+    // Sums kCount inputs from `input` on, over the blocks from byte `begin` to `end`. kFirst:
+    // nothing is held of them. kLast: they are stored. All inputs of a block are read before its
     // output is written, so the output may lie upon an input.
     template <size_t kCount, bool kFirst, bool kLast>
     static void Turn(const Work& work, size_t input, size_t begin, size_t end,
                      Lanes (*held)[kUnroll]) {
-      // In registers: stores to the output cannot change them.
+      // In registers, so that stores to the output cannot change them.
       const O operation = work.operation;
       const bool streaming = work.streaming;
       const std::byte* inputs[kCount];
@@ -415,7 +416,7 @@ struct LaneKernels {
       }
     }
 
-    // Sums the bytes from `begin` to `end`, any number, a vector at a time; a part of one is
+    // Sums the bytes from `begin` to `end`, any number, a vector at a time. A part of a vector is
     // padded.
     static void Rest(const KernelArguments& arguments, size_t begin, size_t end) {
       const O operation(arguments);

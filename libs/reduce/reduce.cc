@@ -20,8 +20,8 @@ using internal::Combine;
 using internal::Kernel;
 using internal::KernelTable;
 
-// Round to nearest, denormals kept, nothing trapped: whatever the calling thread has set, which a
-// library that it loaded may have done.
+// Sets round to nearest, denormals kept, nothing trapped, whatever the calling thread or a library
+// that it loaded has set.
 class DefaultFloatingPoint {
  public:
 #if defined(__x86_64__)
@@ -70,8 +70,8 @@ struct Scaling {
   double scale;
 };
 
-// Dividing by a power of two and multiplying by its inverse round the same number: same bits, and
-// a division costs several times as much.
+// Dividing by a power of two and multiplying by its inverse round the same number. So the bits are
+// the same, and a division costs several times as much.
 Scaling ScalingOfAverage(const ReduceSpec& spec, bool weighted) {
   if (weighted) return {Combine::kWeightedSumOver, static_cast<double>(spec.divisor)};
   if (spec.divisor == 1) return {Combine::kSum, 1.0};

@@ -26,7 +26,7 @@
 // Thread-safe: no state. Nothing here blocks or allocates.
 namespace talweg::reduce {
 
-// How the output is written. Same bits, other costs; figures in docs/arithmetic.md.
+// How the output is written. Same bits, other costs; docs/arithmetic.md says which.
 enum class Stores : uint8_t {
   kAutomatic,  // kStreaming from kStreamingBytesMin on unless the output is an input, else kCached.
   kCached,     // Through the caches: the output is read again soon (sent, taken), or is small.

@@ -19,14 +19,14 @@ namespace talweg {
 namespace {
 
 constexpr uint64_t kWakeWatch = 0;
-// A busy loop looks at its descriptors this often: what they bring is not urgent by the
+// A busy loop looks at its descriptors this often. What they bring is not urgent by the
 // microsecond.
 constexpr int64_t kServeEveryNs = 50'000;
 constexpr int64_t kSpinNsMin = 1'000;
 constexpr int64_t kSleepNsMax = 60'000'000'000;
 
-// With two CPUs whoever is waited for needs the one that would spin: a message then comes later,
-// not sooner.
+// With two CPUs the thread that we wait for needs the CPU that would spin. Spinning would make a
+// message come later, not sooner.
 int64_t DefaultSpinNs() { return std::thread::hardware_concurrency() <= 2 ? 0 : 100'000; }
 
 void Pause() {
@@ -56,7 +56,7 @@ int WaitFor(const Descriptor& epoll, std::span<epoll_event> ready, int64_t timeo
     const timespec timeout = {.tv_sec = timeout_ns / 1'000'000'000,
                               .tv_nsec = timeout_ns % 1'000'000'000};
     const int count = epoll_pwait2(epoll.get(), ready.data(), count_max, &timeout, nullptr);
-    // EPERM: a container's filter of system calls that does not know it.
+    // EPERM: a container's filter of system calls does not know this one.
     if (count >= 0 || (errno != ENOSYS && errno != EPERM)) return count;
   }
   const int64_t timeout_ms = timeout_ns < 0 ? -1 : (timeout_ns + 999'999) / 1'000'000;
@@ -196,7 +196,7 @@ void EventLoop::Stop() {
 
 void EventLoop::Wake() {
   woken_.store(true);
-  // Sequentially consistent with Sleep: either we see asleep_, or it sees woken_.
+  // Sequentially consistent with Sleep: either we see asleep_, or Sleep sees woken_.
   if (asleep_.load()) {
     const uint64_t one = 1;
     // It fails only when the counter is full, and then the loop wakes anyway.
@@ -219,7 +219,8 @@ int EventLoop::RunPollers() {
 int EventLoop::RunTimers() {
   if (timers_.empty()) return 0;
   const int64_t now_ns = clock_->NowNs();
-  // Only those that are here now: one that adds itself again for now runs in the next pass.
+  // Runs only the timers that are here now. One that adds itself again for now runs in the next
+  // pass.
   const TimerId added_during_pass = next_timer_;
   int work = 0;
   for (auto it = timers_.begin(); it != timers_.end() && it->first.first <= now_ns;) {

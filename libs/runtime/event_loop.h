@@ -24,27 +24,27 @@ class Poller {
  public:
   virtual ~Poller() = default;
 
-  // Does what there is to do without blocking; returns how much that was, 0 for nothing.
+  // Does what there is to do without blocking. Returns how much that was, 0 for nothing.
   virtual int Poll() = 0;
 
   // The loop is about to sleep. From here on, work for this poller makes a descriptor readable that
-  // the loop watches, or wakes the loop (EventLoop::Wake). False: there is work already, poll
-  // again.
+  // the loop watches, or wakes the loop (EventLoop::Wake). Returns false when there is work
+  // already: then the loop polls again.
   virtual bool PrepareToSleep() { return true; }
 };
 
-// The duty cycle of one thread: polls its pollers, runs its timers, serves its descriptors; when
-// there is nothing to do it spins for a bounded time, then sleeps until a descriptor is ready, the
-// next timer is due, or somebody wakes it.
+// The duty cycle of one thread. It polls its pollers, runs its timers and serves its descriptors.
+// When there is nothing to do it spins for a bounded time. Then it sleeps until a descriptor is
+// ready, the next timer is due, or somebody wakes it.
 //
-// Belongs to the thread that calls Run; everything is called on that thread (or before Run, on the
-// one that made the loop), except Wake and Stop, which any thread may call. Callbacks may add and
-// remove anything, themselves included.
+// It belongs to the thread that calls Run. Everything is called on that thread, or before Run on
+// the one that made the loop. Any thread may call Wake and Stop. Callbacks may add and remove
+// anything, themselves included.
 class EventLoop {
  public:
   struct Options {
-    // Longest time to spin before sleeping; negative: chosen by the number of CPUs, because a
-    // spinning thread takes a CPU that another thread may need. 0: never spin.
+    // Longest time to spin before sleeping. 0: never spin. Negative: the number of CPUs decides,
+    // because a spinning thread takes a CPU that another thread may need.
     int64_t spin_ns_max = -1;
   };
   using TimerId = uint64_t;
@@ -55,11 +55,11 @@ class EventLoop {
     return Create(clock, Options{});
   }
 
-  // `events` as for epoll (EPOLLIN, ...), level-triggered; `on_events` gets those that are ready.
-  // The descriptor stays the caller's, who removes it before closing it. ALREADY_EXISTS when it is
-  // being watched; else as epoll_ctl(2) says.
+  // `events` as for epoll (EPOLLIN, ...), level-triggered. `on_events` gets those that are ready.
+  // The descriptor stays the caller's, who removes it before closing it. ALREADY_EXISTS when the
+  // loop watches it already; otherwise as epoll_ctl(2) says.
   absl::Status AddDescriptor(int fd, uint32_t events, std::function<void(uint32_t)> on_events);
-  // Other events for a descriptor that is watched.
+  // Watches a descriptor for other events.
   absl::Status ChangeDescriptor(int fd, uint32_t events);
   // Nothing is delivered for it afterwards. A descriptor that is not watched is ignored.
   void RemoveDescriptor(int fd);
@@ -68,15 +68,15 @@ class EventLoop {
   void AddPoller(Poller* poller);
   void RemovePoller(Poller* poller);
 
-  // Calls `on_time` once, not before `deadline_ns` of the loop's clock; if asleep, about 0.1 ms
-  // late, or up to 1 ms where the kernel is older than 5.11.
+  // Calls `on_time` once, not before `deadline_ns` of the loop's clock. A sleeping loop is about
+  // 0.1 ms late, or up to 1 ms where the kernel is older than 5.11.
   TimerId AddTimer(int64_t deadline_ns, std::function<void()> on_time);
-  // Every `period_ns`, first after one period. Periods that were missed are not made up for.
+  // Calls `on_time` every `period_ns`, first after one period. Missed periods are not made up for.
   TimerId AddPeriodicTimer(int64_t period_ns, std::function<void()> on_time);
-  // One that has run, or was cancelled, is ignored.
+  // A timer that has run, or was cancelled, is ignored.
   void CancelTimer(TimerId id);
 
-  // Returns after Stop, also if that came first. A loop does not run again.
+  // Returns after Stop, also if Stop came first. A loop does not run again.
   void Run();
 
   // One pass that does not sleep; returns the work done. For tests, and owners with another loop.
@@ -85,8 +85,8 @@ class EventLoop {
   // Ends Run after the present pass. Any thread, any number of times.
   void Stop();
 
-  // The loop makes at least one full pass after this call, from its beginning. Any thread; cheap
-  // when the loop is awake.
+  // The loop makes at least one full pass after this call. Any thread; cheap when the loop is
+  // awake.
   void Wake();
 
   const Clock& clock() const { return *clock_; }
@@ -111,7 +111,7 @@ class EventLoop {
   EventLoop(const Clock* clock, int64_t spin_ns_max, Descriptor epoll, Descriptor wake);
   int RunPollers();
   int RunTimers();
-  // Waits for one that is ready, no longer than this; -1: for as long as it takes.
+  // Waits for a descriptor that is ready, no longer than this. -1: as long as it takes.
   int ServeDescriptors(int64_t timeout_ns);
   void Sleep();
   int64_t SleepLimitNs() const;
@@ -123,7 +123,7 @@ class EventLoop {
 
   std::vector<Poller*> pollers_;  // A null is one that was removed during a pass.
   bool in_pass_ = false;
-  // By number of the registration, not by descriptor: descriptors are used again.
+  // Keyed by the number of the registration, because descriptors are used again.
   std::unordered_map<uint64_t, std::shared_ptr<Watch>> watches_;
   std::unordered_map<int, uint64_t> watch_of_fd_;
   uint64_t next_watch_ = 1;

@@ -44,7 +44,7 @@ int64_t ThreadCpuNs() {
   return static_cast<int64_t>(used.tv_sec) * 1'000'000'000 + used.tv_nsec;
 }
 
-// epoll_pwait2 is there (Linux 5.11), and no filter of system calls forbids it.
+// Whether epoll_pwait2 is there (Linux 5.11) and no filter of system calls forbids it.
 bool HasShortSleeps() {
   const Descriptor epoll(epoll_create1(EPOLL_CLOEXEC));
   epoll_event none;

@@ -17,16 +17,16 @@ bool IsLiteralAddress(const std::string& host);
 // NOT_FOUND names the host and what is wrong.
 absl::StatusOr<std::string> LookUpHost(const std::string& host);
 
-// LookUpHost for threads that must not block. Lookups happen one after the other, on a thread that
-// begins with the first.
+// LookUpHost for threads that must not block. It looks hosts up one after the other, on a thread
+// that begins with the first.
 class HostLookup {
  public:
   using LookUp = std::function<absl::StatusOr<std::string>(const std::string& host)>;
   using Done = std::function<void(absl::StatusOr<std::string> literal)>;
 
   explicit HostLookup(LookUp look_up = LookUpHost);
-  // No Done is called afterwards. Does not wait for a lookup under way, which cannot be
-  // interrupted: its thread ends behind it.
+  // No Done is called afterwards. Does not wait for a lookup under way, which nothing can
+  // interrupt: the lookup's thread ends after it.
   ~HostLookup();
   HostLookup(const HostLookup&) = delete;
   HostLookup& operator=(const HostLookup&) = delete;

@@ -6,7 +6,7 @@
 
 namespace talweg {
 
-// Another one for each life of a process: drawn at random, never 0.
+// A new number for each life of a process: drawn at random, never 0.
 Incarnation NewIncarnation();
 
 }  // namespace talweg

@@ -6,9 +6,9 @@
 
 namespace talweg {
 
-// The text of a file that the kernel makes when it is read (/proc, /sys); what there is up to the
-// first error, so empty for one of a process that has ended. Never throws for a read that fails, as
-// an iterator over the stream's buffer would: a process may end between open and read.
+// The text of a file that the kernel makes when it is read (/proc, /sys), up to the first error. So
+// the text is empty for a process that has ended. Never throws for a read that fails, because a
+// process may end between open and read. An iterator over the stream's buffer would throw.
 std::string ReadKernelFile(const std::string& path);
 
 }  // namespace talweg

@@ -12,15 +12,15 @@
 
 namespace talweg {
 
-// How other threads talk to the owner of an EventLoop: they post messages, it drains them, in the
-// order of their posts. Any thread posts; only the owner drains.
+// How other threads talk to the owner of an EventLoop. They post messages, and the owner drains
+// them in the order of the posts. Any thread posts; only the owner drains.
 //
-// It takes any number of messages: whoever posts without waiting for an answer bounds what it
-// posts, by size() or by its own count.
+// A mailbox takes any number of messages. Whoever posts without waiting for an answer bounds what
+// it posts, by size() or by its own count.
 template <typename Message>
 class Mailbox {
  public:
-  // `loop` outlives the mailbox and is woken by every post. Null: somebody polls.
+  // `loop` outlives the mailbox. Every post wakes it. Null: somebody polls.
   explicit Mailbox(EventLoop* loop) : loop_(loop) {}
 
   void Post(Message message) {
@@ -32,8 +32,8 @@ class Mailbox {
     if (loop_ != nullptr) loop_->Wake();
   }
 
-  // Hands every message posted before the call to `on_message(Message)`; returns how many. Cheap
-  // when there are none. To be called from a Poller of the loop.
+  // Hands every message posted before the call to `on_message(Message)`. Returns how many. Cheap
+  // when there are none. Call it from a Poller of the loop.
   template <typename OnMessage>
   int Drain(OnMessage&& on_message) {
     if (size() == 0) return 0;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kNoLimit = UINT64_MAX;
 
-// "max", and what is no number, is no limit.
+// "max", and anything that is no number, is no limit.
 uint64_t NumberIn(const std::string& path) {
   std::string text;
   std::ifstream(path) >> text;
@@ -24,8 +24,9 @@ uint64_t NumberIn(const std::string& path) {
   return error == std::errc() && end == text.data() + text.size() ? value : kNoLimit;
 }
 
-// Of the group and of those above it. In a container the mount may show only a part of the path:
-// what is not there says nothing, and its top is then the container's own group.
+// The lowest limit of the group and of those above it. In a container the mount may show only a
+// part of the path. A missing part says nothing, and the mount's top is then the container's own
+// group.
 uint64_t LowestOf(const std::string& mount, std::string group, const std::string& file) {
   uint64_t lowest = kNoLimit;
   while (true) {

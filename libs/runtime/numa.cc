@@ -8,7 +8,7 @@
 namespace talweg {
 namespace {
 
-// The kernel takes the last bit for the count's.
+// The kernel does not read the last bit of the mask, so the mask has one more.
 constexpr unsigned long kMaskBits = kNumaNodesMax + 1;
 
 }  // namespace

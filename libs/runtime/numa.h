@@ -10,9 +10,10 @@ namespace talweg {
 
 inline constexpr uint32_t kNumaNodesMax = 1024;
 
-// While it lives, pages that this thread makes come from the node's memory while there is some, and
-// from others' else. Changes nothing without a node, where the kernel has no such policy, or where
-// it is not permitted (containers). Made and destroyed by one thread, and not nested out of order.
+// While it lives, pages that this thread makes come from the node's memory while there is some,
+// then from other nodes'. It changes nothing without a node, where the kernel has no such policy,
+// or where the policy is not permitted (containers). One thread makes and destroys it, and nests it
+// in order.
 class PreferNumaNode {
  public:
   explicit PreferNumaNode(std::optional<uint32_t> node);

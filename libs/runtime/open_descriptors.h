@@ -8,7 +8,7 @@
 
 namespace talweg {
 
-// How many descriptors this process has open: the same before and after what keeps none.
+// How many descriptors this process has open. Compare before and after an action that keeps none.
 inline size_t OpenDescriptors() {
   const std::filesystem::directory_iterator open("/proc/self/fd");
   // One of them is this directory's.

@@ -23,7 +23,8 @@ sigset_t ShutdownSignals() {
   return signals;
 }
 
-// Sanitizers report from theirs. (TSan's own macro is taken away: .bazelrc says why.)
+// Leaves the handlers alone in sanitizer builds: sanitizers report from theirs. (.bazelrc says why
+// TSan's own macro is taken away.)
 void ForgetHandlersOfCrashes() {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(_GLIBCXX_TSAN)
   for (const int crash : {SIGSEGV, SIGBUS, SIGILL, SIGABRT, SIGFPE}) signal(crash, SIG_DFL);
@@ -47,9 +48,9 @@ absl::StatusOr<std::unique_ptr<ShutdownSignal>> ShutdownSignal::Create() {
 ShutdownSignal::ShutdownSignal(Descriptor signals) : signals_(std::move(signals)) {}
 
 ShutdownSignal::~ShutdownSignal() {
-  // Another one that came while the process was ending (Ctrl-C reaches a whole process group, and
-  // its leader tells it again) is obeyed already: it must not end it in the middle of its last
-  // steps.
+  // The process may get another signal while it ends: Ctrl-C reaches a whole process group, and the
+  // group's leader tells it again. The process has obeyed already, so the signal must not end it in
+  // the middle of its last steps.
   const sigset_t signals = ShutdownSignals();
   const timespec no_time{};
   while (sigtimedwait(&signals, nullptr, &no_time) > 0) {

@@ -14,23 +14,27 @@
 
 namespace talweg {
 
-// SIGTERM and SIGINT as events of a daemon's loop, instead of handlers. Made first in main, when
-// there is nothing yet that an end would leave behind: it blocks them for the calling thread and
-// all that it starts afterwards, for good. One that comes before Watch is told then; one that comes
-// after the last event ends nothing, be the process in the middle of its last steps or of its exit.
-// SIGPIPE is ignored from then on: a peer that went away is an error of the write. And a crash is a
-// crash again: libraries that libfabric brings along (PSM) print, and exit with 1, where the system
-// would tell whoever waits for the process which signal it was, and keep a core.
+// SIGTERM and SIGINT as events of a daemon's loop, instead of handlers.
+//
+// Make it first in main, when an end would leave nothing over. It blocks both signals for good, for
+// the calling thread and all threads that it starts afterwards. A signal that comes before Watch is
+// delivered by Watch. A signal that comes after the last event ends nothing, even if the process is
+// in its last steps or its exit.
+//
+// SIGPIPE is ignored from then on: a peer that went away is an error of the write. A crash is a
+// crash again: libraries that libfabric brings along (PSM) catch it, print, and exit with 1.
+// Without them the system tells whoever waits for the process which signal it was, and keeps a
+// core.
 class ShutdownSignal {
  public:
   static absl::StatusOr<std::unique_ptr<ShutdownSignal>> Create();
 
-  // `on_signal` gets SIGTERM or SIGINT on the loop's thread, each time one arrives. The loop is
-  // gone, or Unwatch was called, before this object is.
+  // `on_signal` gets SIGTERM or SIGINT on the loop's thread, each time one arrives. Before this
+  // object goes, the loop is gone or Unwatch was called.
   absl::Status Watch(EventLoop* loop, std::function<void(int signal_number)> on_signal);
   void Unwatch(EventLoop* loop);
 
-  // Forgets those that came too late to be events.
+  // Forgets signals that came too late to be events.
   ~ShutdownSignal();
   ShutdownSignal(const ShutdownSignal&) = delete;
   ShutdownSignal& operator=(const ShutdownSignal&) = delete;
@@ -41,7 +45,7 @@ class ShutdownSignal {
   Descriptor signals_;
 };
 
-// Gives a child that is about to exec the signals of a process that has never called Create.
+// For a child that is about to exec: restores the signals of a process that never called Create.
 void ResetSignalsForExec();
 
 }  // namespace talweg

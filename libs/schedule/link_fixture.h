@@ -28,13 +28,13 @@ struct LinkShape {
   bool slow_start = false;
 };
 
-// An agent's link in virtual time: slices leave by the SliceQueue, one after the other over the
-// link, and their owners give credit back as soon as aggregators do. What is urgent comes every
-// now and then, and overtakes what has not left.
+// An agent's link in virtual time. Slices leave by the SliceQueue, one after the other over the
+// link. Their owners give credit back as soon as aggregators do. An urgent slice comes every now
+// and then, and overtakes what has not left.
 class SimulatedLink {
  public:
   struct Figures {
-    double busy = 0;            // Of the time.
+    double busy = 0;            // The part of the time that the link was busy.
     double urgent_ms = 0;       // From readiness until the link carries it, on average...
     double urgent_ms_most = 0;  // ... and at worst.
   };
@@ -46,7 +46,7 @@ class SimulatedLink {
     }
   }
 
-  // With more to send than the link carries.
+  // Runs with more to send than the link carries.
   Figures Run(int64_t for_ns) {
     return Measure([&, end_ns = now_ns_ + for_ns] {
       const int64_t urgent_every_ns = std::max<int64_t>(97'000'000, 20 * SliceNs());
@@ -67,7 +67,7 @@ class SimulatedLink {
     });
   }
 
-  // So many bytes, and until all of them have come.
+  // Sends so many bytes, and runs until all of them have come.
   Figures Round(uint64_t bytes) {
     return Measure([&] {
       for (uint64_t sent = 0; sent < bytes;) {
@@ -105,7 +105,7 @@ class SimulatedLink {
     Kind kind;
     uint32_t owner = 0;
     uint64_t bytes = 0;
-    int64_t ready_ns = 0;  // Of what is urgent; else 0.
+    int64_t ready_ns = 0;  // When an urgent slice was ready; else 0.
     bool operator>(const Event& other) const {
       return at_ns != other.at_ns ? at_ns > other.at_ns : number > other.number;
     }
@@ -131,7 +131,8 @@ class SimulatedLink {
   }
 
   void Push(uint32_t owner, int32_t priority) {
-    // Parts of all owners advance alike; an urgent slice's tensor is named for when it was ready.
+    // Parts of all owners advance alike. The name of an urgent slice's tensor says when it was
+    // ready.
     queue_.Push({.owner = AggregatorIndex{owner},
                  .priority = priority,
                  .order = priority > 0 ? 0 : owners_[owner].stripe++,

@@ -13,14 +13,17 @@ namespace {
 constexpr uint64_t kFullMs = 10;
 constexpr uint64_t kFirstBytes = kMiB;
 constexpr int64_t kPeriodNs = 500'000'000;
-// A trip stands for so long, or so many trips, so that measuring costs no more than a hundredth.
+// A trip counts for so long, or for so many trips, so that measuring costs no more than a
+// hundredth.
 constexpr int64_t kTripPeriodNs = 5'000'000'000;
 constexpr int64_t kTripPeriodTrips = 100;
-// So long into a period, a lull of the trainer's may tell how long the way is; then one is made.
+// So long into a period, a lull of the trainer's may tell how long the way is. After that the
+// window makes a lull.
 constexpr int64_t kPatienceNs = 1'000'000'000;
-// So many round trips without a quarter more say that the link is full.
+// After so many round trips that are not a quarter faster, the link is full.
 constexpr int kStillMax = 3;
-// The figures come from peers: beyond these no link lies, and sums stay within their bits.
+// The figures come from peers. No real link lies beyond these bounds, and sums stay within their
+// bits.
 constexpr uint64_t kBytesPerMsMax = kGiB;
 constexpr int64_t kTripNsMax = 10'000'000'000;
 
@@ -43,7 +46,7 @@ SendWindow::Way::Trip SendWindow::MeanTrip() const {
 // What keeps each way busy while receipts come slice by slice.
 uint64_t SendWindow::SlicesBytes() const { return MeasuringBytes() + largest_bytes_; }
 
-// One slice less: what waits for all of these on its trip still leaves one to add.
+// One slice less: a slice that waits for all of these on its trip still leaves one to add.
 uint64_t SendWindow::MeasuringBytes() const {
   return (1 + way_count_) * largest_bytes_ + way_count_ * wire::kKeptCreditBytes;
 }
@@ -54,8 +57,8 @@ uint64_t SendWindow::Bytes() const {
   if (speed == 0) return kFirstBytes + SlicesBytes();
   const Way::Trip trip = MeanTrip();
   const uint64_t trip_us = static_cast<uint64_t>(trip.ns) / kNsPerUs * (growing_ ? 2 : 1);
-  // What was in flight on that trip, queued or not, is in it: of the slices there is that much less
-  // to add, but one always, or the window might not grow by a whole one.
+  // The trip includes what was in flight on it, queued or not. So there is that much less to add
+  // for the slices, but always one: else the window might not grow by a whole slice.
   const uint64_t more_bytes = SlicesBytes() - std::min(trip.in_flight_bytes, MeasuringBytes());
   return speed * (kFullMs * kUsPerMs + trip_us) / kUsPerMs + more_bytes;
 }
@@ -118,8 +121,8 @@ void SendWindow::OnTrip(Way& way, const Way::Sent& sent, int64_t now_ns) {
                           .in_flight_bytes = sent.in_flight_bytes};
   if (!way.least_) way.period_since_ns_ = now_ns;
   const int64_t elapsed_ns = now_ns - way.period_since_ns_;
-  // What is known stands until something else is told: while the link is full, trips get no shorter
-  // by waiting.
+  // What is known stands until something else is told, because trips get no shorter by waiting
+  // while the link is full.
   if (elapsed_ns >= std::max(kTripPeriodNs, kTripPeriodTrips * trip.ns) && way.is_told_) {
     way.period_since_ns_ = now_ns;
     way.least_before_ = std::exchange(way.least_, std::nullopt);
@@ -139,7 +142,7 @@ void SendWindow::OnSpeed(const Way::Sent& sent, int64_t now_ns) {
   const uint64_t sample = (received_bytes_ - sent.received_bytes) * kNsPerMs /
                           static_cast<uint64_t>(now_ns - sent.at_ns);
   present_.fastest = std::max(present_.fastest, std::clamp(sample, uint64_t{1}, kBytesPerMsMax));
-  // Only what filled the window tells that a larger one would bring nothing.
+  // Only a slice that filled the window tells that a larger window would bring nothing.
   if (!sent.fills_window || sent.at_ns < round_since_ns_ ||
       now_ns - round_since_ns_ < RoundTripNs()) {
     return;

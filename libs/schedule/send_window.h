@@ -9,25 +9,25 @@
 
 namespace talweg::schedule {
 
-// How much may be on its way to all owners together, so that the link is always full and no fuller:
-// what waits in sockets cannot be overtaken any more, and is carried in an order that is not ours.
-// Owners grant as much as the fastest network needs; over a slow one the same bytes would hold up
-// what is urgent for tenths of a second.
+// Says how much may be on its way to all owners together, so that the link is always full and no
+// fuller. What waits in sockets cannot be overtaken any more, and leaves in an order that is not
+// ours. Owners grant as much as the fastest network needs. Over a slow network the same bytes would
+// hold up an urgent slice for tenths of a second.
 //
-// The window is how fast the link is, times how long the way to the owners and back takes and
-// kFullMs more, and a few slices, because receipts come slice by slice and may wait behind results
-// (docs/protocol.md, section 7). Both are estimated as BBR does (Cardwell et al., "BBR:
-// congestion-based congestion control", 2016), from receipts, which owners give as soon as a
-// slice has come:
+// The window is the speed of the link times the time of a round trip and kFullMs more, plus a few
+// slices. The slices are there because receipts come slice by slice and may wait for results before
+// them (docs/protocol.md, section 7). Speed and round trip are estimated as in BBR (Cardwell et
+// al., "BBR: congestion-based congestion control", 2016), from the receipts that owners give as
+// soon as a slice has come:
 //
-// - The speed is what all owners have received from a slice's departure until its receipt, over
-//   that time; the fastest of late.
-// - The way is the least such time of late. While the link is full a slice waits for those before
-//   it, and no time tells how long the way is: so every now and then only the few slices may be on
-//   their way, until one of them has come.
+// - The speed is the bytes that all owners received between a slice's departure and its receipt,
+//   over that time. The window keeps the fastest of late.
+// - The round trip is the shortest such time of late. While the link is full a slice waits for
+//   those before it, and no time tells how long the way is. So every now and then only the few
+//   slices may be on their way, until one of them has come.
 //
 // A window that is too small measures what it lets through itself. It grows all the same, because
-// it is always more than was measured: about twice as much until that has brought no more.
+// it is always more than was measured: about twice as much, until twice as much brings no more.
 //
 // Pure. What comes back from an owner is in the order of what left to it.
 class SendWindow {
@@ -37,7 +37,7 @@ class SendWindow {
    private:
     friend class SendWindow;
     struct Sent {
-      uint64_t end_bytes = 0;        // Of all that was sent this way up to and with it.
+      uint64_t end_bytes = 0;        // All that was sent this way, up to this.
       uint64_t received_bytes = 0;   // By all owners, when it left.
       uint64_t in_flight_bytes = 0;  // To all owners, with it.
       int64_t at_ns = 0;
@@ -53,7 +53,7 @@ class SendWindow {
     uint64_t sent_bytes_ = 0;
     uint64_t received_bytes_ = 0;
     std::deque<Sent> under_way_;
-    // The least of the present period and of the one before.
+    // The shortest trip of the present period and of the one before.
     std::optional<Trip> least_;
     std::optional<Trip> least_before_;
     int64_t period_since_ns_ = 0;
@@ -61,16 +61,16 @@ class SendWindow {
   };
 
   void Open(Way& way);
-  // What was on its way is not any more, and nothing of the way is known.
+  // What was on its way is not any more. The window forgets what it knew of the way.
   void Close(Way& way);
   size_t way_count() const { return way_count_; }
 
   uint64_t Bytes() const;
   uint64_t InFlightBytes() const { return in_flight_bytes_; }
 
-  // How fast the link has been of late, at its best; 0: not known yet.
+  // The fastest speed of the link of late. 0: not known yet.
   uint64_t BytesPerMs() const;
-  // How long a slice takes to its owner, and its receipt back, when little is before it: on average
+  // How long a slice takes to its owner, and its receipt back, when little is before it: the mean
   // over what is sent. 0: not known yet.
   int64_t RoundTripNs() const { return MeanTrip().ns; }
 
@@ -78,16 +78,16 @@ class SendWindow {
   void OnReceived(Way& way, uint64_t bytes, int64_t now_ns);
 
  private:
-  // What receipts have told, for a while.
+  // What receipts have told in one period.
   struct Period {
     uint64_t fastest = 0;  // Bytes a millisecond.
-    // Sums over the bytes received, of the least trips of their ways.
+    // Sums over the bytes received, of the shortest trips of their ways.
     uint64_t bytes = 0;
     uint64_t byte_us_on_trip = 0;
     uint64_t byte_kib_in_flight = 0;
   };
 
-  // Of the ways, each counted as often as bytes have come over it.
+  // The mean of the ways' trips, each weighted by the bytes that came over it.
   Way::Trip MeanTrip() const;
   uint64_t SlicesBytes() const;
   uint64_t MeasuringBytes() const;
@@ -101,13 +101,13 @@ class SendWindow {
   Period present_;
   Period before_;
   int64_t period_since_ns_ = 0;
-  // While twice as much may bring more: the speed when it last grew, and for how many round trips
-  // it has not.
+  // Whether twice as much may bring more; the speed when it last grew; for how many round trips it
+  // has not grown.
   bool growing_ = true;
   uint64_t grown_bytes_per_ms_ = 0;
   int still_count_ = 0;
   int64_t round_since_ns_ = 0;
-  // While only the few slices may be on their way; and when one last told how long that is.
+  // Whether only the few slices may be on their way; when one last told how long the way is.
   bool measuring_ = false;
   int64_t measured_at_ns_ = 0;
 };

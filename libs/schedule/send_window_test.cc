@@ -21,7 +21,7 @@ std::vector<int64_t> Owners(size_t count, int64_t round_trip_ms) {
   return std::vector<int64_t>(count, round_trip_ms * kMs + kMs / 10);
 }
 
-// What the credits let through, of the link.
+// The share of the link that the credits let through.
 double CreditShare(const LinkShape& shape) {
   const double bytes_per_ns = shape.gigabits_per_s / 8;
   const auto credit_bytes = static_cast<double>(shape.credit_bytes * shape.round_trips_ns.size());
@@ -37,7 +37,7 @@ TEST_CASE("SendWindow: begins with little, and a slice for each way", "[schedule
   CHECK(window.Bytes() == kMiB + kKeptBackBytes);
   window.OnSent(ways[0], kSliceBytes, 5);
   CHECK(window.Bytes() == kMiB + kKeptBackBytes + 3 * kSliceBytes);
-  window.OnReceived(ways[0], kSliceBytes / 2, 10);  // Of a slice only part: no sample.
+  window.OnReceived(ways[0], kSliceBytes / 2, 10);  // Part of a slice is no sample.
   CHECK(window.BytesPerMs() == 0);
   window.OnReceived(ways[0], 0, 10);
   CHECK(window.Bytes() == kMiB + kKeptBackBytes + 3 * kSliceBytes);
@@ -107,7 +107,7 @@ TEST_CASE("SendWindow: keeps long links full", "[schedule]") {
 TEST_CASE("SendWindow: a window of few slices grows", "[schedule]") {
   SimulatedLink link(
       {.gigabits_per_s = 1, .round_trips_ns = Owners(1, 200), .slice_bytes = 128 * kKiB});
-  // From little, behind a while with less to send.
+  // The window begins small, after a while with less to send.
   for (int round = 0; round < 20; ++round) {
     link.Round(128 * kKiB);
     link.Rest(100 * kMs);
@@ -152,12 +152,12 @@ TEST_CASE("SendWindow: follows a way that gets longer, and shorter", "[schedule]
 TEST_CASE("SendWindow: a link that is always full tells how long the way is", "[schedule]") {
   SimulatedLink link({.gigabits_per_s = 1, .round_trips_ns = Owners(1, 20)});
   link.Run(60'000 * kMs);
-  CHECK(link.queue().RoundTripNs() < 32 * kMs);  // And not what queues before it.
+  CHECK(link.queue().RoundTripNs() < 32 * kMs);  // Without the queues before it.
   CHECK(link.Run(60'000 * kMs).urgent_ms < 20);
 }
 
 TEST_CASE("SendWindow: rounds with rests between them", "[schedule]") {
-  // Connections that have rested are slow at first, which is no longer way.
+  // Connections that have rested are slow at first. That is no longer way.
   SimulatedLink link({.gigabits_per_s = 1, .round_trips_ns = Owners(2, 40), .slow_start = true});
   for (int round = 0; round < 30; ++round) {
     link.Round(250 * kMiB);
@@ -202,7 +202,7 @@ TEST_CASE("SendWindow: figures of a peer that make no sense harm nothing", "[sch
   CHECK(patient.Bytes() >= 2 * kSliceBytes);
 }
 
-// What docs/performance.md says of links with delay: send_window_test '[table]'.
+// The table in docs/benchmarks/studies/network.md: send_window_test '[.table]'.
 TEST_CASE("SendWindow: a table of links", "[.table]") {
   for (const size_t owner_count : {1, 2, 8}) {
     for (const double gigabits : {0.01, 0.1, 1.0, 10.0, 25.0}) {

@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint64_t kUnbounded = UINT64_MAX;
 
-// A large slice does not wait for credit that its owner may keep back.
+// How much an owner may keep back. A large slice does not wait for that credit.
 uint64_t KeptBackBytes(uint64_t credit_bytes) {
   return credit_bytes <= wire::kSmallCreditBytes ? 0 : wire::kKeptCreditBytes;
 }

@@ -87,7 +87,7 @@ TEST_CASE(
     CHECK(in_flight + 10'000 > queue.WindowBytes());
   }
   CHECK(queue.WindowBytes() < 500'000);
-  // Its end frees what was in flight to it.
+  // Closing frees what was in flight to it.
   queue.Close(kB);
   take_all(300'000'000);
   CHECK(queue.InFlightBytes(kA) + 10'000 > queue.WindowBytes());

@@ -10,11 +10,12 @@
 
 namespace talweg {
 
-// The status of a failed system call: `what` says which, on what ("bind 127.0.0.1:7447"); its text
-// ends with the system's own. Its code follows from errno: EADDRINUSE is ALREADY_EXISTS, say.
+// The status of a failed system call. `what` says which call, on what ("bind 127.0.0.1:7447"). The
+// text ends with the system's own. The code follows from errno: EADDRINUSE is ALREADY_EXISTS, for
+// example.
 absl::Status ErrnoStatus(int error_number, const std::string& what);
 
-// The same failure with what was being done in front of its text; OK stays OK.
+// The same failure, with what was being done in front of its text. OK stays OK.
 absl::Status Annotate(const absl::Status& status, const std::string& doing);
 
 // "PERMISSION_DENIED: bind 127.0.0.1:80: Permission denied", or "OK".
@@ -43,7 +44,7 @@ const absl::Status& ToStatus(const absl::StatusOr<T>& result) {
     }                                                            \
   } while (false)
 
-// Leaves the function with the failure of `expression`, a StatusOr; else moves its value to
+// Leaves the function with the failure of `expression`, a StatusOr. Otherwise moves its value to
 // `target`, which may declare a variable: TALWEG_ASSIGN_OR_RETURN(View view, LoadView()).
 #define TALWEG_ASSIGN_OR_RETURN(target, expression)                                        \
   TALWEG_ASSIGN_OR_RETURN_INNER(TALWEG_STATUS_CONCAT(talweg_status_or_, __LINE__), target, \

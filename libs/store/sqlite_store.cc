@@ -83,7 +83,7 @@ bool ReadHex(const std::string& text, membership::SecretHash& hash) {
 constexpr const char* kJobTables[] = {"jobs", "members", "view_members", "view_aggregators"};
 
 // The right to be the store's only writer, for as long as this lives or until the process ends in
-// whatever way.
+// any way.
 class Lock {
  public:
   static absl::StatusOr<std::unique_ptr<Lock>> Take(const std::string& store_path) {
@@ -161,7 +161,7 @@ absl::StatusOr<uint64_t> SqliteStore::Number(const char* sql) {
 }
 
 absl::Status SqliteStore::Prepare() {
-  // With one process that ever opens it, the write-ahead log needs no shared-memory file.
+  // One process opens it, so the write-ahead log needs no shared-memory file.
   TALWEG_RETURN_IF_ERROR(Run("PRAGMA locking_mode = EXCLUSIVE"));
   TALWEG_RETURN_IF_ERROR(Run("PRAGMA journal_mode = WAL"));
   // Every commit is on the disk when it returns.
@@ -229,7 +229,7 @@ absl::Status SqliteStore::Write(const StoreWrite& write) {
   TALWEG_RETURN_IF_ERROR(Run("BEGIN IMMEDIATE"));
   absl::Status status = WriteAll(write);
   if (status.ok()) status = Run("COMMIT");
-  // After some failures SQLite has done so itself; then this one's failure says nothing.
+  // SQLite rolls back by itself after some failures. Then the failure of this call means nothing.
   if (!status.ok() && sqlite3_get_autocommit(database_.get()) == 0) Run("ROLLBACK").IgnoreError();
   return status;
 }

@@ -20,20 +20,20 @@ class Store {
   // Everything that was written. DATA_LOSS names what cannot be read.
   virtual absl::StatusOr<membership::Snapshot> Load() = 0;
 
-  // All of the change or nothing; when it returns OK the change survives a crash of the process,
-  // and of the host as far as its disk keeps its promises. After a failure what is stored is as
-  // before, and the caller, whose state has moved on, must not go on with it.
+  // Stores all of the change or nothing. When it returns OK, the change survives a crash of the
+  // process, and of the host as far as its disk keeps its promises. After a failure what is stored
+  // is as before. The caller's state has moved on, so the caller must not go on with it.
   virtual absl::Status Write(const membership::StoreWrite& write) = 0;
 
   // For people: "sqlite:/var/lib/talweg/scheduler.sqlite", "memory".
   virtual const std::string& name() const = 0;
 };
 
-// Forgets with the process.
+// A store that forgets with the process.
 std::unique_ptr<Store> MakeMemoryStore();
 
-// A SQLite database, made (with missing directories) if there is none. Its owner holds a lock on
-// `<path>.lock` for as long as it lives.
+// A SQLite database. Makes it, with missing directories, if there is none. Its owner holds a lock
+// on `<path>.lock` for as long as it lives.
 //   FAILED_PRECONDITION  another process has it open (named), or a newer version has written it.
 //   DATA_LOSS            it is damaged, or another program's database.
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path);

@@ -156,9 +156,8 @@ TEST_CASE("Store: SQLite gives back what memory does, also when opened again", "
   }
 }
 
-// A child writes epochs 1, 2, 3, ... and acknowledges each through a pipe once it is stored; it is
-// killed at a random moment. What is found afterwards is the last acknowledged one, or the one
-// after.
+// A child writes epochs 1, 2, 3, ... and acknowledges each through a pipe once it is stored. It is
+// killed at a random moment. Afterwards the store has the last acknowledged one, or the one after.
 TEST_CASE("Store: kill -9 at any moment takes back nothing that was acknowledged", "[store]") {
   const TestDirectory directory;
   const std::string path = directory.Path("store");
@@ -189,7 +188,7 @@ TEST_CASE("Store: kill -9 at any moment takes back nothing that was acknowledged
     close(channel[1]);
     uint64_t acknowledged = epoch;
     uint64_t got = 0;
-    // So many writes, then some microseconds: anywhere in the next one.
+    // Waits for so many writes, then some microseconds: anywhere in the next write.
     for (uint64_t left = random.Below(6); left > 0; --left) {
       if (read(channel[0], &got, sizeof got) != sizeof got) break;
       acknowledged = got;
@@ -264,7 +263,7 @@ void Execute(const std::string& path, const std::string& sql) {
   sqlite3_close(database);
 }
 
-// As its scheduler wrote it, with a job that runs.
+// A file as schema 1's scheduler wrote it, with a job that runs.
 constexpr char kSchema1[] = R"sql(
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE jobs (

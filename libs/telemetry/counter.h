@@ -11,8 +11,8 @@
 
 namespace talweg {
 
-// A number that one thread or several change and any thread reads. Counters say nothing about each
-// other: a reader may see one changed and another, changed earlier, not yet.
+// A number that one or several threads change and any thread reads. Counters say nothing about each
+// other: a reader may see a later change of one and not yet an earlier change of another.
 class Counter {
  public:
   void Add(uint64_t amount = 1) { value_.fetch_add(amount, std::memory_order_relaxed); }
@@ -33,10 +33,10 @@ struct CounterValue {
 };
 
 // The counters of one daemon. Names are lower case with underscores and their unit last
-// ("contribution_bytes"); a label stands behind: "refused{reason=wrong_epoch}". Thread-safe.
+// ("contribution_bytes"). A label follows the name: "refused{reason=wrong_epoch}". Thread-safe.
 class CounterSet {
  public:
-  // The counter of that name, made with the first call; lives as long as the set. Not for hot
+  // The counter of that name. The first call makes it, and it lives as long as the set. Not for hot
   // paths: keep the reference.
   Counter& Get(const std::string& name, const std::string& help = "");
 

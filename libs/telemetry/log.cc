@@ -31,8 +31,8 @@ std::shared_ptr<spdlog::logger> MakeLogger(const std::string& who) {
   return logger;
 }
 
-// Replaced by StartLog before there are threads, read by all afterwards. Never destroyed: threads
-// may log while the process ends.
+// StartLog replaces it before there are threads; afterwards all threads read it. It is never
+// destroyed, because threads may log while the process ends.
 std::shared_ptr<spdlog::logger>& Logger() {
   static auto* const logger = new std::shared_ptr<spdlog::logger>(MakeLogger("talweg"));
   return *logger;

@@ -11,10 +11,10 @@ namespace talweg {
 
 enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError, kOff };
 
-// Says who is writing; main() calls it once, before there are threads. Lines go to stderr, one
+// Says who is writing. main() calls it once, before there are threads. Lines go to stderr, one
 // write each:
 //   2026-11-21T02:30:01.123456Z I talweg-agent[7f3a21c0] joined job 'digits' as node 1
-// Until then lines are written as those of "talweg", from kInfo on.
+// Before this call lines are written as those of "talweg", from kInfo on.
 void StartLog(std::string_view process_name, uint64_t incarnation, LogLevel level);
 
 // "debug", "info", "warning", "error", "off"; false: no such level, *level untouched.
@@ -27,9 +27,9 @@ namespace internal {
 void WriteLog(LogLevel level, const std::string& text);
 }  // namespace internal
 
-// Log(LogLevel::kInfo, "joined job '", name, "' as node ", node): anything that has operator<<.
-// A text of several lines becomes one: line breaks and other control characters are escaped, since
-// names come from users and peers.
+// Log(LogLevel::kInfo, "joined job '", name, "' as node ", node): anything that has operator<<. A
+// text of several lines becomes one line. Line breaks and other control characters are escaped,
+// since names come from users and peers.
 template <typename... Parts>
 void Log(LogLevel level, const Parts&... parts) {
   if (!LogEnabled(level)) return;

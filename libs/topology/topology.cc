@@ -62,7 +62,7 @@ std::string AddressOf(const hwloc_obj_attr_u::hwloc_pcidev_attr_s& bus) {
   return address;
 }
 
-// Of the bridges above it, the one nearest to the host.
+// The bridge above the device that is nearest to the host.
 std::string RootPortOf(hwloc_obj_t device) {
   std::string port;
   for (hwloc_obj_t at = device->parent; at != nullptr && at->type == HWLOC_OBJ_BRIDGE;

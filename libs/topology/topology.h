@@ -31,7 +31,7 @@ struct TopologyNumaNode {
 struct TopologyCache {
   uint32_t level = 0;  // 1: the data cache, 2, 3.
   uint64_t bytes = 0;
-  std::vector<uint32_t> cpus;  // That share it.
+  std::vector<uint32_t> cpus;  // The CPUs that share it.
 
   friend bool operator==(const TopologyCache&, const TopologyCache&) = default;
 };
@@ -40,8 +40,8 @@ struct TopologyCache {
 struct TopologyNic {
   std::string name;                      // Interface or InfiniBand device: "eth0", "mlx5_0".
   std::string pci_address;               // "0000:81:00.0".
-  std::optional<uint32_t> numa_node;     // Near which; none when the machine does not say.
-  double link_gigabytes_per_second = 0;  // Of its PCI link; 0: unknown.
+  std::optional<uint32_t> numa_node;     // The nearest; none when unknown.
+  double link_gigabytes_per_second = 0;  // The PCI link's; 0: unknown.
 
   friend bool operator==(const TopologyNic&, const TopologyNic&) = default;
 };
@@ -49,10 +49,10 @@ struct TopologyNic {
 // A GPU, or another accelerator, on the PCI bus.
 struct TopologyGpu {
   std::string pci_address;  // "0000:65:00.0".
-  // The bridge at the root that it lies behind: GPUs with the same one share a PCIe switch. Empty:
-  // it lies on the root itself.
+  // The bridge at the root that the GPU lies behind. GPUs with the same bridge share a PCIe switch.
+  // Empty: the GPU lies on the root itself.
   std::string root_port;
-  std::optional<uint32_t> numa_node;  // Near which; none when the machine does not say.
+  std::optional<uint32_t> numa_node;  // The nearest; none when unknown.
 
   friend bool operator==(const TopologyGpu&, const TopologyGpu&) = default;
 };
@@ -68,7 +68,7 @@ struct Topology {
   std::vector<TopologyGpu> gpus;
 
   uint32_t CpuCount() const;
-  // Null: there is none at this PCI address, in hexadecimal digits of either case.
+  // The GPU at this PCI address, in hexadecimal digits of either case. Null: there is none.
   const TopologyGpu* FindGpu(std::string_view pci_address) const;
   // "1 socket, 2 cores, 2 cpus, 1 NUMA node, 14.3 GiB".
   std::string ToString() const;
@@ -79,8 +79,8 @@ struct Topology {
 // Asks the system; takes some milliseconds. Reads hwloc's own variables of the environment.
 absl::StatusOr<Topology> ReadTopology();
 
-// Of another machine, from the XML that `lstopo machine.xml` writes. INVALID_ARGUMENT when it is
-// none.
+// Another machine's topology, from the XML that `lstopo machine.xml` writes. INVALID_ARGUMENT when
+// the text is none.
 absl::StatusOr<Topology> ParseTopology(const std::string& xml);
 
 }  // namespace talweg

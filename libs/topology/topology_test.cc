@@ -14,7 +14,7 @@
 namespace talweg {
 namespace {
 
-// Of the largest cache of that level.
+// The bytes of the largest cache of that level.
 uint64_t CacheBytes(const Topology& topology, uint32_t level) {
   uint64_t bytes = 0;
   for (const TopologyCache& cache : topology.caches) {

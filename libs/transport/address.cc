@@ -8,7 +8,7 @@
 namespace talweg::transport {
 namespace {
 
-// Where the host stands in "<scheme>://<host>:<port>...", brackets included; npos: nowhere.
+// Where the host stands in "<scheme>://<host>:<port>...", brackets included. npos: nowhere.
 std::pair<size_t, size_t> HostPlace(const std::string& address) {
   constexpr std::string_view kBehindScheme = "://";
   const size_t scheme = address.find(kBehindScheme);

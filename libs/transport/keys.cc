@@ -12,7 +12,7 @@ namespace talweg::transport {
 
 uint64_t SystemRandom64() {
   uint64_t value = 0;
-  // Never short for so few bytes, and it fails only where the call does not exist.
+  // getrandom is never short for so few bytes. It fails only where the call does not exist.
   TALWEG_CHECK(getrandom(&value, sizeof(value), 0) == static_cast<ssize_t>(sizeof(value)));
   return value;
 }
@@ -20,7 +20,7 @@ uint64_t SystemRandom64() {
 uint64_t KeySource::Draw() {
   if (seed_ != 0) return Fingerprint64(seed_, ++count_);
   if (drawn_left_ == 0) {
-    // Up to 256 bytes are never short either.
+    // getrandom is never short up to 256 bytes.
     TALWEG_CHECK(getrandom(drawn_.data(), sizeof(drawn_), 0) ==
                  static_cast<ssize_t>(sizeof(drawn_)));
     drawn_left_ = drawn_.size();

@@ -11,11 +11,11 @@ namespace talweg::transport {
 // 64 bits that nobody can guess, from the system's generator.
 uint64_t SystemRandom64();
 
-// Keys of regions. A peer that writes with a stale or invented key meets no region: keys are not
-// counted up but drawn, so that yesterday's is not today's.
+// Keys of regions. A peer that writes with a stale or invented key meets no region. Keys are drawn,
+// not counted up, so that yesterday's key is not today's.
 class KeySource {
  public:
-  // 0: every key from the system's generator. Else a sequence that the seed alone decides.
+  // 0: every key comes from the system's generator. Otherwise the seed alone decides the sequence.
   explicit KeySource(uint64_t seed) : seed_(seed) {}
 
   // Never 0. Only the lowest `bits` bits are used.
@@ -26,7 +26,7 @@ class KeySource {
 
   const uint64_t seed_;
   uint64_t count_ = 0;
-  // From the system, of which each call costs as much for one as for all of these.
+  // Drawn from the system in one call, which costs as much for one key as for all of these.
   std::array<uint64_t, 32> drawn_{};
   size_t drawn_left_ = 0;
 };

@@ -20,15 +20,17 @@
 // Moves registered bytes and frames between processes.
 //
 // A connection is ordered: bytes written before a frame was posted have landed in the peer's region
-// when the peer's OnFrame gets that frame. It never heals: when it breaks both sides are told.
+// when the peer's OnFrame gets that frame. A connection never heals. When it breaks both sides are
+// told.
 namespace talweg::transport {
 
-// What a Region keeps alive; made by a Transport. Same thread as its transport, which outlives it.
+// What a Region keeps alive. A Transport makes it. It belongs to its transport's thread, and the
+// transport outlives it.
 class Registration {
  public:
   virtual ~Registration() = default;
 
-  // Not for the CPU if on_device(): then they are addresses of an accelerator's.
+  // If on_device(), these are addresses of an accelerator's, which the CPU must not use.
   std::span<std::byte> bytes() const { return bytes_; }
   bool on_device() const { return on_device_; }
   const wire::RemoteRef& base() const { return base_; }
@@ -39,19 +41,20 @@ class Registration {
   wire::RemoteRef base_;
 };
 
-// Part of a Region that a write reads from. Borrowed: the region outlives the write.
+// The part of a Region that a write reads from. Borrowed: the region outlives the write.
 struct RegionSlice {
   const Registration* registration = nullptr;
   size_t offset = 0;
   size_t length = 0;
 };
 
-// Memory known to a transport, for as long as this object lives: source of local writes, target of
-// writes by peers that were given a Ref. The key is random where the provider lets us choose.
+// Memory known to a transport, for as long as this object lives. It is the source of local writes,
+// and the target of writes by peers that were given a Ref. The key is random where the provider
+// lets us choose.
 //
-// Before it is destroyed (and before its memory is used for something else) the caller closes the
-// connections to peers that may write to it, or knows that they have finished; bytes of a write
-// under way may land even after a key is revoked, but not after Transport::Close.
+// Before the Region is destroyed, and before its memory is used for something else, the caller
+// closes the connections to peers that may write to it, or knows that they have finished. Bytes of
+// a write under way may land even after a key is revoked. They never land after Transport::Close.
 class Region {
  public:
   Region() = default;
@@ -61,7 +64,7 @@ class Region {
   bool valid() const { return registration_ != nullptr; }
   std::span<std::byte> bytes() const { return registration_->bytes(); }
 
-  // What a peer needs to write here, `offset` bytes behind the region's beginning.
+  // What a peer needs to write here, `offset` bytes after the region's beginning.
   wire::RemoteRef Ref(size_t offset = 0) const {
     TALWEG_CHECK(offset <= bytes().size());
     return {registration_->base().key, registration_->base().address + offset};
@@ -105,13 +108,14 @@ class EventSink {
   virtual void OnAccepted(ConnectionId connection) = 0;
   // A Connect has succeeded.
   virtual void OnConnected(ConnectionId connection) = 0;
-  // The connection is over, or a Connect has failed; `reason` names the peer's address. Nothing of
-  // it lands any more, memory of its pending writes may be reused, and no event of it follows.
+  // The connection is over, or a Connect has failed. `reason` names the peer's address. Nothing of
+  // the connection lands any more, memory of its pending writes may be reused, and no event of it
+  // follows.
   virtual void OnDisconnected(ConnectionId connection, const std::string& reason) = 0;
   // `frame` is borrowed for the duration of the call.
   virtual void OnFrame(ConnectionId connection, std::span<const std::byte> frame) = 0;
-  // The source of the write may be changed. Not that it has arrived: a frame behind it tells the
-  // peer that.
+  // The caller may change the source of the write. The write may not have arrived yet: a frame
+  // after it tells the peer when it has.
   virtual void OnWriteDone(ConnectionId connection, uint64_t context) = 0;
 };
 
@@ -130,62 +134,65 @@ class Transport {
   // ALREADY_EXISTS: no port free. INVALID_ARGUMENT: no such address or interface.
   virtual absl::StatusOr<std::string> Listen(const ListenSpec& spec) = 0;
 
-  // OnConnected or OnDisconnected follows, within the transport's time limit; frames and writes may
+  // OnConnected or OnDisconnected follows, within the transport's time limit. Frames and writes may
   // be posted at once. INVALID_ARGUMENT: not an address of this transport.
   virtual absl::StatusOr<ConnectionId> Connect(const std::string& address) = 0;
 
-  // Ends a connection at once: when this returns nothing of it lands any more, memory of its
-  // pending writes may be reused, and no event of it follows. What was posted and has not left is
-  // dropped. The peer gets OnDisconnected. Unknown connections are ignored.
+  // Ends a connection at once. When this returns, nothing of it lands any more, memory of its
+  // pending writes may be reused, and no event of it follows. Drops what was posted and has not
+  // left. The peer gets OnDisconnected. Unknown connections are ignored.
   virtual void Close(ConnectionId connection) = 0;
 
-  // Makes memory known (pins it, where the provider needs that) until the Region is destroyed.
-  // RESOURCE_EXHAUSTED when the locked-memory limit is reached; names the limit and the remedy.
+  // Makes memory known until the Region is destroyed. Pins it where the provider needs that.
+  // RESOURCE_EXHAUSTED when the locked-memory limit is reached; the text names the limit and the
+  // remedy.
   virtual absl::StatusOr<Region> Register(std::span<std::byte> bytes) = 0;
 
-  // Whether RegisterDevice may succeed; else why not, for people. What it does not take, the caller
-  // copies to host memory.
+  // OK if RegisterDevice may succeed; otherwise why not, for people. The caller copies to host
+  // memory what it does not take.
   virtual absl::Status TakesDeviceMemory() const {
     return absl::UnimplementedError("it carries host memory only");
   }
-  // As Register, of memory that the network device itself reads and writes, past every CPU. What
-  // makes its bytes is done before a write from it is posted; and that a frame behind a peer's
-  // writes to it was received is no word yet to the accelerator, which the caller tells by its own
-  // driver's means. UNIMPLEMENTED: TakesDeviceMemory says why, or the provider refuses this piece.
+  // Like Register, for memory that the network device itself reads and writes, past every CPU.
+  //
+  // The work that makes the bytes is done before a write from the memory is posted. A received
+  // frame does not make the peer's earlier writes visible to the accelerator. The caller flushes
+  // them through its driver first. UNIMPLEMENTED: TakesDeviceMemory says why, or the provider
+  // refuses this piece.
   virtual absl::StatusOr<Region> RegisterDevice(const DeviceMemory& /*memory*/) {
     return TakesDeviceMemory();
   }
 
-  // Copies `source` to the peer's memory, perhaps not before a frame is posted behind it, or the
-  // next Poll. OnWriteDone(connection, context) follows, unless the connection ends first. A target
-  // that is not the peer's to give ends the connection.
+  // Copies `source` to the peer's memory. It may wait for a frame that is posted after it, or for
+  // the next Poll. OnWriteDone(connection, context) follows, unless the connection ends first. A
+  // target that is not the peer's to give ends the connection.
   virtual PostResult PostWrite(ConnectionId connection, RegionSlice source, wire::RemoteRef target,
                                uint64_t context) = 0;
 
   // `frame`: 1 to wire::kFrameBytesMax bytes.
   virtual PostResult PostFrame(ConnectionId connection, std::vector<std::byte> frame) = 0;
 
-  // Makes progress and delivers at most `events_max` events; returns how many, and what else it has
+  // Makes progress and delivers at most `events_max` events. Returns how many, and what else it has
   // done (0: idle). Whoever is written to must poll, or the writer waits.
   virtual int Poll(EventSink& sink, int events_max) = 0;
 
-  // For epoll; readable when Poll would find something, provided that PrepareToSleep said true
-  // since the last Poll.
+  // For epoll. It is readable when Poll would find something, provided that PrepareToSleep said
+  // true since the last Poll.
   virtual int WaitDescriptor() const = 0;
-  // False: there may be something already, poll again.
+  // False: there may be something already, so poll again.
   virtual bool PrepareToSleep() = 0;
 
   // Bytes of frames and writes that were posted on this connection and have not left yet.
   virtual uint64_t PendingBytes(ConnectionId connection) const = 0;
 };
 
-// Of the addresses that a Listen returned, the one to pass to Connect: the host's own shared memory
-// if `same_host` (HostId() of both sides is equal and not empty) and it is offered, else the first
-// over the network. An empty string when there is none.
+// Selects the address to pass to Connect from those that a Listen returned. It is the host's own
+// shared memory if that is offered and `same_host` (HostId() of both sides is equal and not empty).
+// Otherwise it is the first one over the network. An empty string when there is none.
 std::string SelectAddress(const std::string& addresses, bool same_host);
 
-// The host in an address of a network transport, without brackets; "" when it has none. For callers
-// that must not wait for name servers: Connect takes literal addresses without.
+// The host in an address of a network transport, without brackets. "" when it has none. For callers
+// that must not wait for name servers: Connect does not wait for a literal address.
 std::string HostOf(const std::string& address);
 // The same address with another host.
 std::string WithHost(const std::string& address, const std::string& host);

@@ -20,7 +20,7 @@ bool GpuCollectives::MayUse(const GpuSet& gpus, int64_t now_ns) {
   if (entry.communicator != nullptr) return true;
   if (entry.unavailable || now_ns < entry.retry_at_ns) return false;
   for (const Buried& buried : buried_) {
-    if (buried.gpus == gpus) return false;  // The old one first.
+    if (buried.gpus == gpus) return false;  // The old one comes first.
   }
   std::vector<gpu::Device*> devices;
   for (const gpu::GpuUuid& uuid : gpus) devices.push_back(node_.At(uuid).device.get());
@@ -81,7 +81,8 @@ int GpuCollectives::Poll() {
   int freed = 0;
   for (Buried& buried : buried_) {
     if (!graveyard_.IsBuried(buried.name)) continue;
-    // The streams go on now: what they still had to do is done when these events are.
+    // The streams go on now. When these events are done, all that the streams still had to do is
+    // done.
     if (!std::exchange(buried.recorded, true)) {
       for (const auto& [uuid, part] : buried.aside) {
         node_.At(uuid).device->Record(part.done, part.stream).IgnoreError();

@@ -17,8 +17,8 @@
 
 namespace talweg::agent {
 
-// Where communicators go that failed. Aborting one may take long, or for ever (ncclCommAbort waits
-// for its own threads), so in an agent each is aborted by a thread of its own.
+// Where failed communicators go. Aborting one may take long, or for ever (ncclCommAbort waits for
+// its own threads). So an agent aborts each on a thread of its own.
 class Graveyard {
  public:
   virtual ~Graveyard() = default;
@@ -27,41 +27,43 @@ class Graveyard {
   virtual bool IsBuried(uint64_t name) = 0;
 };
 
-// The communicators of a node: one for each set of GPUs that tensors are spread over, made when
-// it is needed and again after it failed. Owned by the data thread.
+// The communicators of a node: one for each set of GPUs that tensors are spread over. Each is made
+// when it is needed, and again after it failed. Owned by the data thread.
 class GpuCollectives {
  public:
   enum class Readiness : uint8_t {
     kReady,
-    kBusy,         // Starting, or another lane's launch is not over: ask again.
-    kFailed,       // Now, or it did not become ready in time: tell Fail.
-    kUnavailable,  // Not until something changes: another path.
+    kBusy,         // Starting, or launching for another lane: ask again.
+    kFailed,       // Failed now, or was not ready in time: call Fail.
+    kUnavailable,  // Not until something changes: take another path.
   };
 
   GpuCollectives(const GpuStageOptions& options, GpuNode& node, Graveyard& graveyard)
       : options_(options), node_(node), graveyard_(graveyard) {}
-  // Communicators in the graveyard may outlive it, and so do their devices then (GpuNode).
+  // Communicators in the graveyard may outlive this object. Then so do their devices (GpuNode).
   ~GpuCollectives();
 
-  // Starts one if need be. A start that is under way is waited for: which path is taken must not
-  // hang on the time, or the bits would.
+  // Starts one if need be. It waits for a start that is under way, because the path must not depend
+  // on time: otherwise the bits would.
   bool MayUse(const GpuSet& gpus, int64_t now_ns);
   Readiness Ask(const GpuSet& gpus, int64_t now_ns);
   gpu::Communicator& At(const GpuSet& gpus) { return *entries_.at(gpus).communicator; }
   absl::Status Error(const GpuSet& gpus) const;
 
-  // The lane parts that its work may still run on are put aside until the abort is over.
+  // `aside`: the lane parts that its work may still run on. They are put aside until the abort is
+  // over.
   void Fail(const GpuSet& gpus, std::vector<std::pair<gpu::GpuUuid, LanePart>> aside,
             int64_t now_ns);
   // Frees what was put aside and is done. Returns how much that was.
   int Poll();
-  // No rank uses the GPU any more: ends the communicators that it is in. False: one is still
-  // being aborted.
+  // No rank uses the GPU any more. Ends the communicators that it is in. Returns false while one is
+  // still being aborted.
   bool Release(const gpu::GpuUuid& uuid);
   bool HasAside() const { return !buried_.empty(); }
-  // One that it is in is being aborted: what was posted to it may hang until that is over.
+  // Whether a communicator that the GPU is in is being aborted. What was posted to it may hang
+  // until that is over.
   bool IsEnding(const gpu::GpuUuid& uuid) const;
-  // Why there are none, once.
+  // Says once why there are none.
   std::string TakeNote() { return std::exchange(note_, ""); }
 
  private:

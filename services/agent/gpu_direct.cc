@@ -50,8 +50,8 @@ absl::StatusOr<gpu::GpuUuid> GpuStage::HomeOf(const pipeline::TensorSpec& spec,
           "the node's ranks use several GPUs, and there is no communicator among them");
     }
   }
-  // The bits of a sum among GPUs depend on where it ends: for each tensor that is the same in every
-  // run. Many tensors use the links, and the memory, of all.
+  // The bits of a sum among GPUs depend on where it ends. For each tensor that is the same in every
+  // run. Many tensors use the links, and the memory, of all GPUs.
   return gpus[Fingerprint64(spec.name) % gpus.size()];
 }
 
@@ -65,7 +65,7 @@ absl::StatusOr<GpuStage::DirectMemory> GpuStage::MakeDirect(pipeline::TensorInde
   TALWEG_ASSIGN_OR_RETURN(const gpu::GpuUuid uuid, HomeOf(spec, rank_count));
   gpu::Device& device = DeviceOf(uuid);
   const uint64_t each = RoundUp(spec.bytes(), gpu::kNicPageBytes);
-  const uint64_t wanted = 3 * each + gpu::kNicPageBytes;  // Of which the pages are a part.
+  const uint64_t wanted = 3 * each + gpu::kNicPageBytes;  // The pages are a part of this.
   uint64_t taken = 0;
   for (const auto& [other, direct] : direct_) {
     if (direct.gpu == uuid) taken += direct.allocated.bytes;
@@ -105,8 +105,8 @@ void GpuStage::DropDirect(pipeline::TensorIndex tensor) {
   close_gpus_ = true;
 }
 
-// What leaves in a frame is the CPU's to write. Results are whole on the GPU: after a new view
-// slices are cut elsewhere, and what came in a frame may leave as part of a longer one.
+// The CPU writes what leaves in a frame. Results are whole on the GPU: after a new view slices are
+// cut elsewhere, and what came in a frame may leave as part of a longer slice.
 const GpuStage::Direct* GpuStage::DirectOf(const pipeline::SliceBytes& slice) const {
   const auto at = direct_.find(slice.tensor);
   if (at == direct_.end()) return nullptr;
@@ -151,7 +151,8 @@ absl::Status GpuStage::Checked(absl::Status status, pipeline::TensorIndex tensor
 
 // ----- Their pieces. -----
 
-// A single rank's bytes to where the NIC reads them; or a result from where it wrote them.
+// Copies a single rank's bytes to where the NIC reads them, or a result from where the NIC wrote
+// it.
 absl::Status GpuStage::PostStay(Lane& lane) {
   const gpu::GpuUuid& home = lane.job->direct->gpu;
   const gpu::StreamId stream = PartOf(lane, home).stream;
@@ -164,7 +165,7 @@ absl::Status GpuStage::PostStay(Lane& lane) {
   return absl::OkStatus();
 }
 
-// A sum that was made on the host lies behind what it was made of.
+// A sum that the host made lies after its inputs.
 std::span<std::byte> GpuStage::HostSum(const Lane& lane) {
   const gpu::GpuUuid& home = lane.job->direct->gpu;
   const auto at_home =
@@ -189,7 +190,7 @@ absl::Status GpuStage::PostMirror(Lane& lane) {
                                    DirectBytes(lane));
 }
 
-// For ranks on other GPUs, where it cannot be broadcast.
+// For ranks on other GPUs, to which the result cannot be broadcast.
 absl::Status GpuStage::PostMirrorUp(Lane& lane) {
   lane.goes_up = true;
   const std::span<std::byte> source =
@@ -200,8 +201,8 @@ absl::Status GpuStage::PostMirrorUp(Lane& lane) {
   return Record(lane);
 }
 
-// Collectives never touch what a NIC has: one that hangs may write when it is aborted, over what
-// was sent meanwhile. So there is a copy at home behind each sum, and before each broadcast.
+// Collectives never touch what a NIC has. One that hangs may write when it is aborted, over what
+// was sent meanwhile. So there is a copy at home after each sum, and before each broadcast.
 absl::Status GpuStage::PostFromHome(Lane& lane) {
   const gpu::GpuUuid& home = lane.job->direct->gpu;
   const LanePart& part = PartOf(lane, home);
@@ -232,12 +233,12 @@ absl::Status GpuStage::PostToHome(Lane& lane) {
 void GpuStage::DeliverDirect(const std::shared_ptr<Delivery>& delivery, const Direct& direct,
                              std::vector<Input> targets) {
   const pipeline::CompleteRound& round = delivery->round;
-  // Before anything is posted that reads them.
+  // Flushes before anything is posted that reads the results.
   if (!Checked(DeviceOf(direct.gpu).FlushNicWrites(), round.tensor).ok()) return;
   const std::vector<Range> all = {{0, host_.Spec(round.tensor).bytes()}};
   const bool on_gpus = delivery->ranks.size() == direct.rank_count;
   if (on_gpus) return QueueDelivery(delivery, targets, all, &direct, false);
-  // A rank has pushed from the host, and wants the result there.
+  // A rank pushed from the host, and wants the result there.
   delivery->mirrored_for = std::move(targets);
   delivery->mirrors = true;
   QueueDelivery(delivery, {}, all, &direct, true);

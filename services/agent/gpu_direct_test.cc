@@ -24,7 +24,7 @@ TEST_CASE("GpuDirect: the same sums as through the host, past it", "[gpu]") {
   CHECK(counters.pieces_direct > 0);
   CHECK((counters.pieces_by_kernel > 0) == (gpus.size() > 1 && !several));
   CHECK((counters.pieces_by_collective > 0) == several);
-  // Nothing but what leaves in frames went through the host.
+  // Only what leaves in frames went through the host.
   const uint64_t short_bytes = f.spec.bytes() % f.setup.slice_bytes;
   CHECK(counters.bytes_staged <=
         3 * (f.IsShort(static_cast<uint32_t>(short_bytes)) ? short_bytes : 0));
@@ -205,7 +205,7 @@ TEST_CASE("GpuDirect: who may not have it", "[gpu]") {
     f.NothingLeft();
   }
   {
-    // A sixteenth of the GPU's memory, of which a tensor takes three times its bytes.
+    // Tensors may take a sixteenth of the GPU's memory, and each takes three times its bytes.
     Fixture f({.gpus = {0}, .machine = {.gpu_memory_bytes = 16 * 12 * kMiB}});
     pipeline::TensorSpec spec = f.spec;
     spec.collective.element_count = kMiB;
@@ -232,7 +232,7 @@ TEST_CASE("GpuDirect: a held result is fetched as it lies, with what came in fra
   Fixture f({.gpus = {0}, .elements = 262'145, .direct = true});
   f.RoundTrip();
   std::vector<std::byte> held(f.spec.bytes());
-  // Cut elsewhere than it came.
+  // Cut elsewhere than where it was cut when it came.
   constexpr uint64_t kCut = 100'000;
   for (uint64_t at = 0; at < held.size(); at += kCut) {
     const auto bytes = static_cast<uint32_t>(std::min(kCut, held.size() - at));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is done about pieces, collectives and GPUs that fail.
+// What the stage does about pieces, collectives and GPUs that fail.
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace talweg::agent {
 
 void GpuStage::Redo(Lane& lane) {
   lane.step = Step::kDraining;
-  Record(lane).IgnoreError();  // What fails here fails when it is asked.
+  Record(lane).IgnoreError();  // A failure here shows when the event is asked.
 }
 
 void GpuStage::GiveBack(Lane& lane) {
@@ -30,14 +30,14 @@ void GpuStage::GiveBack(Lane& lane) {
   job->ranges.push_front(lane.range);
 }
 
-// Of some ranks the contribution is gone, and others have no result.
+// Some ranks have lost their contribution, and others have no result.
 std::string GpuStage::OverContributions(const Lane& lane, const absl::Status& why) const {
   return absl::StrCat(Describe(lane), ": ", StatusText(why),
                       "; its results were being written over the contributions");
 }
 
 void GpuStage::OnPieceFailed(Lane& lane, const absl::Status& status) {
-  if (FoundLost(status)) {  // Then the lane is being drained already, or is now.
+  if (FoundLost(status)) {  // The lane is being drained, or is now.
     if (lane.step != Step::kDraining) Redo(lane);
     return;
   }
@@ -79,7 +79,8 @@ absl::Status GpuStage::RenewParts(const Lane& lane) {
 
 void GpuStage::OnCollectiveFailed(const GpuSet& group, const absl::Status& status) {
   ++counters_.collectives_failed;
-  // What runs beside it in a lane is given up with it, and what runs beside that.
+  // A failed group takes along what runs beside it in a lane, and that takes along what runs beside
+  // it.
   std::set<GpuSet> failed = {group};
   std::vector<Lane*> affected;
   const auto is_affected = [&](const Lane& lane) {
@@ -108,7 +109,7 @@ void GpuStage::OnCollectiveFailed(const GpuSet& group, const absl::Status& statu
   for (const GpuSet& set : failed) {
     if (set.size() > 1) collectives_.Fail(set, std::move(aside[set]), now_ns_);
   }
-  // Behind the aborts: what is allocated may have to wait for what hangs.
+  // After the aborts, because an allocation may have to wait for what hangs.
   for (Lane* const lane : affected) {
     if (lane->step == Step::kAwaitCommunicator) continue;
     if (const absl::Status renewed = RenewParts(*lane); !renewed.ok()) {
@@ -121,11 +122,11 @@ void GpuStage::OnCollectiveFailed(const GpuSet& group, const absl::Status& statu
 
 // ----- GPUs that are lost, and opened again. -----
 //
-// A context that is lost (a fault of the GPU's, or of a neighbour's under MPS) takes the agent's
-// streams, events, mappings and pinned memory with it, but nothing of the ranks': they have
-// contexts of their own. So what was begun is given up, the GPU is opened again, the ranks' memory
-// mapped anew, and what is not over done again. Only the events, which were the agent's, the ranks
-// have to ask for: they push once more what is open, and until then nothing touches that memory.
+// A context is lost by a fault of the GPU, or of a neighbour under MPS. It takes the agent's
+// streams, events, mappings and pinned memory with it. It takes nothing of the ranks', which have
+// contexts of their own. So the stage gives up what was begun, opens the GPU again, maps the ranks'
+// memory anew, and does again what is not over. Only the events were the agent's, and the ranks
+// have to ask for them: they push once more what is open. Until then nothing touches that memory.
 
 bool GpuStage::AnyLost(const GpuSet& gpus) const {
   return std::any_of(gpus.begin(), gpus.end(),
@@ -261,7 +262,7 @@ absl::Status GpuStage::Remap(NodeGpu& gpu, const gpu::GpuUuid& uuid, Rank& rank)
   for (auto& [tensor, part] : rank.parts) {
     if (part.gpu != uuid || !part.open) continue;
     part.span = rank.buffers[part.buffer]->span.Part(part.offset, host_.Spec(tensor).bytes());
-    part.ready = rank.left;  // It pushes no more: its gradient was there when it was told of.
+    part.ready = rank.left;  // It pushes no more: its gradient was there when the core was told.
   }
   return absl::OkStatus();
 }

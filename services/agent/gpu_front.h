@@ -18,12 +18,12 @@
 
 namespace talweg::agent {
 
-// The machine's GPUs as configured: fake ones of a test, NVIDIA's, or null: none, or off. `why`
-// says which, for people.
+// Opens the machine's GPUs as configured: a test's fake ones, or NVIDIA's. Null: there are none, or
+// they are off. `why` says which, for people.
 absl::StatusOr<std::unique_ptr<gpu::Platform>> OpenGpus(const config::AgentConfig& config,
                                                         std::string* why);
 
-// Aborts each communicator on a thread of its own, which may never end: then it is left behind.
+// Aborts each communicator on a thread of its own. A thread that never ends outlives this object.
 class ThreadGraveyard final : public Graveyard {
  public:
   uint64_t Bury(std::unique_ptr<gpu::Communicator> communicator) override;
@@ -34,7 +34,7 @@ class ThreadGraveyard final : public Graveyard {
   std::map<uint64_t, std::shared_ptr<std::atomic<bool>>> done_;
 };
 
-// The stage, between an agent's desk and its memory. Owned by the data thread.
+// Connects the stage with an agent's desk and its memory. Owned by the data thread.
 class GpuFront final : public RankDevices, private HostTensors {
  public:
   // `memory` and `events` outlive it. `watch_own_ns`: as in GpuStageOptions.

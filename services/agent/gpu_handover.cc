@@ -15,7 +15,7 @@ absl::Status BeingReopened(const gpu::GpuUuid& uuid) {
       absl::StrCat(gpu::FormatUuid(uuid), " was lost and is being opened again: ask once more"));
 }
 
-// Whatever the GPU's driver has, the rank can go through host memory: it is told so.
+// The rank can go through host memory, whatever the GPU's driver says. The status tells it so.
 absl::Status NotUsable(const absl::Status& status) {
   const bool is_gpus =
       absl::IsInternal(status) || absl::IsAborted(status) || absl::IsFailedPrecondition(status);
@@ -128,7 +128,7 @@ void GpuStage::DestroyEvents(const Part& part) {
 }
 
 void GpuStage::Pin(pipeline::TensorIndex tensor, const gpu::GpuUuid& uuid) {
-  // Of a tensor that a NIC has on the GPU hardly a byte goes through the host.
+  // Hardly a byte of a tensor that a NIC has on the GPU goes through the host.
   if (pinned_.contains(tensor) || IsDirect(tensor)) return;
   Pinned& pinned = pinned_[tensor];
   pinned.gpu = uuid;
@@ -200,7 +200,7 @@ absl::Status GpuStage::Push(LocalRank local_rank, pipeline::TensorIndex tensor, 
   TALWEG_RETURN_IF_ERROR(CheckPush(*rank, tensor, round, source));
   Part& part = rank->parts.at(tensor);
   if (source.again) {
-    // Of a round that is over, or was pushed behind an event of another GPU that is still good.
+    // The round is over, or was pushed after an event of another GPU that is still good.
     const bool is_waiting =
         std::any_of(rank->waiting.begin(), rank->waiting.end(),
                     [&](const Waiting& waiting) { return waiting.tensor == tensor; });
@@ -214,7 +214,7 @@ absl::Status GpuStage::Push(LocalRank local_rank, pipeline::TensorIndex tensor, 
   part.buffer = source.buffer;
   part.offset = source.offset;
   part.span = rank->buffers[source.buffer]->span.Part(source.offset, host_.Spec(tensor).bytes());
-  // If its event was lost it is pushed again, behind one that was not.
+  // Without its events the tensor is pushed again, after the rank has placed it.
   if (part.placed) {
     if (rank->waiting.empty()) rank->brought_ns.reset();
     rank->waiting.push_back({tensor, round, priority});
@@ -228,7 +228,7 @@ void GpuStage::OnRankLeft(LocalRank local_rank) {
   if (rank == nullptr) return;
   rank->left = true;
   touched_ = true;
-  // What it had not finished is no push.
+  // What the rank had not finished is no push.
   for (auto& [tensor, part] : rank->parts) {
     part.open = part.open && part.told;
     part.ready = part.open && !IsLost(part.gpu);

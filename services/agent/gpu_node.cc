@@ -12,7 +12,7 @@ namespace talweg::agent {
 
 GpuNode::~GpuNode() {
   for (auto& [uuid, gpu] : gpus_) {
-    // A device waits for its work when it goes: for that of a collective that hangs, for ever.
+    // The end of a device waits for its work. If a collective hangs, that is for ever.
     if (gpu.parts_aside == 0) continue;
     gpu.imports.release();  // NOLINT(bugprone-unused-return-value)
     gpu.device.release();   // NOLINT(bugprone-unused-return-value)
@@ -51,7 +51,7 @@ const std::vector<GpuSet>& GpuNode::GroupsOf(const GpuSet& gpus) {
     joined.push_back(uuid);
     groups.push_back(std::move(joined));
   }
-  // Each behind a port of its own: there is no switch, and nothing to gain.
+  // Each lies behind a port of its own: there is no switch, and nothing to gain.
   if (groups.size() == gpus.size()) groups = {gpus};
   for (GpuSet& group : groups) std::sort(group.begin(), group.end());
   return groups;
@@ -100,8 +100,8 @@ void GpuNode::GrowStaging(NodeGpu& gpu, size_t lane) const {
   if (part.memory_epoch == gpu.memory_epoch || part.in.bytes == options_.piece_bytes) return;
   part.memory_epoch = gpu.memory_epoch;
   const uint64_t least = part.in.bytes == 0 ? options_.piece_bytes_min : part.in.bytes * 2;
-  // Staging serves only where every lane has it (the path must not depend on the lane), so nobody
-  // takes what those without any need to have as much.
+  // Staging is of use only where every lane has it, because the path must not depend on the lane.
+  // So no lane takes what the lanes without any need to get as much.
   const auto memory = gpu.device->Memory();
   if (!memory.ok()) return;
   uint64_t takers = 1;
@@ -151,7 +151,7 @@ void GpuNode::Drop(NodeGpu& gpu, const LanePart& part) {
 }
 
 void GpuNode::Close(const gpu::GpuUuid& uuid) {
-  // A wake-up that comes late has the device's descriptor still.
+  // A late wake-up still has the device's descriptor.
   epoll_ctl(wakeups_.get(), EPOLL_CTL_DEL, gpus_.at(uuid).device->WaitDescriptor(), nullptr);
   gpus_.erase(uuid);
 }

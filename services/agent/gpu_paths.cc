@@ -17,8 +17,8 @@ GpuSet GpuStage::GpusOf(const Job& job) {
   return {uuids.begin(), uuids.end()};
 }
 
-// Not while an older piece may still write to the same bytes: of a round that was given up, or of
-// an epoch that is over.
+// A piece may not start while an older piece may still write to the same bytes: one of a round that
+// was given up, or of an epoch that is over.
 bool GpuStage::MayStart(const Job& job, const Range& range) const {
   return std::none_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
     return lane.step != Step::kFree && lane.job.get() != &job &&
@@ -78,7 +78,8 @@ GpuStage::Path GpuStage::PathOf(const Lane& lane) {
   const bool all_on_device = std::all_of(job.inputs.begin(), job.inputs.end(),
                                          [](const Input& input) { return input.on_device; });
   if (job.direct != nullptr) {
-    // Where no rank has pushed from, as its home may be, is nothing to bring into a reduction.
+    // A GPU from which no rank has pushed, such as perhaps the home, has nothing to bring into a
+    // reduction.
     const bool all_have_inputs = std::all_of(gpus.begin(), gpus.end(), [&](const auto& uuid) {
       return std::any_of(job.inputs.begin(), job.inputs.end(),
                          [&](const Input& input) { return input.gpu == uuid; });
@@ -107,7 +108,7 @@ GpuStage::Path GpuStage::PathOf(const Lane& lane) {
     return node_.At(uuid).has_kernels;
   });
   if (gpus.size() == 1) {
-    // Alone with itself a rank has its result already.
+    // A rank alone has its result already.
     if (job.inputs.size() == 1) return SumsInPlace(job, gpus) ? Path::kKernel : Path::kHost;
     const bool fits = job.inputs.size() <= gpu::kReduceInputsMax;
     return has_kernels && fits ? Path::kKernel : Path::kHost;
@@ -138,7 +139,7 @@ uint64_t GpuStage::PieceBytes(const Lane& lane) {
       auto shares = std::count_if(inputs.begin(), inputs.end(), [&](const Input& input) {
         return input.on_device && input.gpu == uuid;
       });
-      // And one for their sum, or for the result.
+      // One more for their sum, or for the result.
       if (lane.job->direct != nullptr && lane.job->direct->gpu == uuid) ++shares;
       room /= static_cast<uint64_t>(shares);
     } else if (lane.path == Path::kStay) {
@@ -156,7 +157,7 @@ uint64_t GpuStage::PieceBytes(const Lane& lane) {
 
 int GpuStage::StartPieces() {
   int started = 0;
-  // What a lost context had pinned may be what any piece copies to.
+  // Any piece may copy to what a lost context had pinned.
   for (const auto& [uuid, lost] : lost_) {
     if (!lost.closed) return 0;
   }
@@ -182,7 +183,7 @@ int GpuStage::StartPieces() {
     lane.job = job;
     for (Input& input : job->inputs) {
       const Part* part = OpenPart(input.rank, job->slice.tensor, job->slice.round);
-      if (part != nullptr) input.span = part->span;  // Which may have been mapped anew.
+      if (part != nullptr) input.span = part->span;  // It may be mapped anew.
     }
     lane.range = range;
     ChoosePath(lane);

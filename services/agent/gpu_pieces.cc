@@ -9,8 +9,8 @@
 //   kDirect      the result from the host to every GPU
 //   kStay        on the GPU: to where a NIC reads it, or the result from where it was written
 //
-// A tensor that a NIC has lies on one GPU, its home. Among GPUs its sum is reduced to there, and
-// the result broadcast from there; by the host it comes down from there, or goes up.
+// A tensor that a NIC has lies on one GPU, its home. Among GPUs its sum is reduced to the home, and
+// the result broadcast from there. On the host path it comes down from the home, or goes up to it.
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
@@ -99,7 +99,7 @@ absl::Status GpuStage::PostKernel(Lane& lane) {
     return DeviceOf(uuid).Reduce(part.stream, spec, inputs, DirectBytes(lane).address,
                                  lane.elements());
   }
-  if (job.is_final) {  // Nobody else has a share in it: over the contributions.
+  if (job.is_final) {  // No other node has a share: write over the contributions.
     TALWEG_RETURN_IF_ERROR(
         DeviceOf(uuid).ReduceTo(part.stream, spec, inputs, inputs, lane.elements()));
     lane.writes_ranks = inputs.size() > 1;
@@ -113,7 +113,7 @@ absl::Status GpuStage::PostKernel(Lane& lane) {
   return DeviceOf(uuid).CopyToHost(part.stream, target, sum);
 }
 
-// On the host path each rank's bytes have their own part of the staging buffer of its GPU.
+// On the host path each rank's bytes have their own part of their GPU's staging buffer.
 std::span<std::byte> GpuStage::Staged(const Lane& lane, size_t input) {
   const std::vector<Input>& inputs = lane.job->inputs;
   const gpu::GpuUuid& uuid = inputs[input].gpu;
@@ -124,7 +124,7 @@ std::span<std::byte> GpuStage::Staged(const Lane& lane, size_t input) {
       .host.subspan(static_cast<size_t>(before) * lane.range.length, lane.range.length);
 }
 
-// A single rank's bytes, which nothing changes, go where they are wanted.
+// Nothing changes a single rank's bytes, so they go where they are wanted.
 absl::Status GpuStage::PostToHost(Lane& lane) {
   const Job& job = *lane.job;
   if (job.inputs.size() > 1 || !job.inputs[0].on_device) lane.through_staging = true;
@@ -138,7 +138,7 @@ absl::Status GpuStage::PostToHost(Lane& lane) {
   return absl::OkStatus();
 }
 
-// What a GPU can copy from: the bytes where they lie, or a copy of them.
+// Bytes that a GPU can copy from: the given ones where they lie, or a copy of them.
 std::span<const std::byte> GpuStage::Stage(const Lane& lane, const LanePart& part,
                                            std::span<const std::byte> source) {
   if (!lane.through_staging) return source;
@@ -171,7 +171,7 @@ absl::Status GpuStage::CopyUpToRanks(Lane& lane, const gpu::GpuUuid& uuid,
 
 absl::Status GpuStage::PostLocalSums(Lane& lane) {
   const Job& job = *lane.job;
-  // Means of f16 and bf16, so that no sum among GPUs overflows where the average fits.
+  // f16 and bf16 become means, so that no sum among GPUs overflows where the average fits.
   const bool divides = job.op == Op::kAverage && job.is_narrow();
   const gpu::ReduceSpec spec{.dtype = job.dtype,
                              .op = job.op == Op::kAverage && !divides ? Op::kSum : job.op,
@@ -298,7 +298,7 @@ int GpuStage::StepLane(Lane& lane) {
     lane.step == Step::kCopying ? OnCopied(lane) : GiveBack(lane);
     return 1;
   }
-  // Asked also while collectives run: that is how their errors are noticed.
+  // Asked while collectives run, too, because that is how their errors are noticed.
   const Readiness readiness = AskGroups(lane);
   if (readiness == Readiness::kUnavailable) return Redo(lane), 1;
   if (readiness == Readiness::kFailed) return 1;  // Taken care of.
@@ -313,7 +313,8 @@ int GpuStage::StepLane(Lane& lane) {
       const auto done = IsDone(lane);
       status = done.status();
       if (status.ok() && *done) {
-        // Before a collective: what is put aside with it, if it hangs, has no rank's memory in use.
+        // The lane's work is done before a collective is posted. So what is put aside with a
+        // collective that hangs uses no rank's memory.
         const bool before = lane.step == Step::kAwaitCommunicator;
         status = before ? PostCollective(lane) : PostAfterCollective(lane);
         if (status.ok() && !before) status = Record(lane);
@@ -365,7 +366,7 @@ void GpuStage::CombineOnHost(Lane& lane) {
                job.direct != nullptr ? HostSum(lane) : HostBytes(lane));
 }
 
-// The groups' sums lie in shards of their own sizes.
+// Adds the groups' sums, which lie in shards of their own sizes.
 void GpuStage::AddGroups(Lane& lane) {
   const Job& job = *lane.job;
   const std::span<std::byte> target = HostBytes(lane);
@@ -374,7 +375,7 @@ void GpuStage::AddGroups(Lane& lane) {
   const bool divides = job.is_final && job.op == Op::kAverage && !job.is_narrow();
   const Op op = job.op == Op::kAverage && !divides ? Op::kSum : job.op;
   const reduce::ReduceSpec hop = RankHop(job.dtype, op, divides, job.inputs.size());
-  std::vector<size_t> at(shards.size());  // Of each group, the shard that the bytes lie in.
+  std::vector<size_t> at(shards.size());  // For each group, the shard with the bytes.
   for (uint64_t offset = 0; offset < target.size();) {
     uint64_t end = target.size();
     std::vector<const std::byte*> inputs;
@@ -414,7 +415,7 @@ void GpuStage::OnCopied(Lane& lane) {
   }
   if (lane.path == Path::kHost) {
     ++counters_.pieces_by_host;
-    // What nobody wants any more is not written: its bytes may be another round's by now.
+    // Does not write what nobody wants any more: its bytes may be another round's by now.
     if (lane.through_staging && !job.abandoned && events_.ReduceWanted(job.ticket)) {
       CombineOnHost(lane);
       if (job.direct != nullptr) {

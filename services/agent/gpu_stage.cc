@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The beginnings and ends of rounds; gpu_handover.cc has what ranks ask, gpu_pieces.cc does the
+// The beginnings and ends of rounds. gpu_handover.cc has what ranks ask, gpu_pieces.cc does the
 // work.
 #include "services/agent/gpu_stage.h"
 
@@ -14,7 +14,7 @@
 namespace talweg::agent {
 namespace {
 
-// Gradients of a rank that are asked for at a time, behind the oldest.
+// How many of a rank's gradients are asked for at a time, after the oldest.
 constexpr size_t kOthersAsked = 4;
 
 }  // namespace
@@ -222,7 +222,7 @@ std::optional<int64_t> GpuStage::PrepareToSleep() {
   for (Lane& lane : lanes_) {
     if (lane.step == Step::kFree) continue;
     if (IsYoung(lane.posted_ns)) return now_ns_;
-    // Communicators wake nobody: not when they are ready, nor when they fail.
+    // Communicators wake nobody, neither when they are ready nor when they fail.
     if (lane.step == Step::kAwaitCommunicator || lane.step == Step::kLaunching) {
       within(options_.ask_launch_every_ns);
     } else {
@@ -232,7 +232,7 @@ std::optional<int64_t> GpuStage::PrepareToSleep() {
   }
   for (const auto& [local_rank, rank] : ranks_) {
     if (rank.waiting.empty() || !rank.brought_ns) continue;
-    // A sixteenth of the wait is not missed where it is long, nor much of a CPU where it is short.
+    // A sixteenth more is not missed after a long wait, and costs little CPU after a short one.
     within(std::clamp((now_ns_ - *rank.brought_ns) / 16, options_.ask_gradients_first_ns,
                       options_.ask_gradients_last_ns));
   }
@@ -252,15 +252,15 @@ bool GpuStage::IsIdle() const {
   return ranks_.empty() && jobs_.empty() && deliveries_.empty() && lost_.empty() && !any_lane;
 }
 
-// The oldest of each rank first: a stream does its work in order, so what stands behind it is
-// rarely done before.
+// Asks for the oldest of each rank first. A stream works in order, so what comes after it is rarely
+// done before.
 int GpuStage::AskGradients() {
   std::vector<std::pair<LocalRank, Waiting>> done;
   int ready = 0;
   for (auto& [local_rank, rank] : ranks_) {
     if (!rank.brought_ns) rank.brought_ns = now_ns_;
     while (!rank.waiting.empty() && AskGradient(local_rank, rank, 0, done)) ++ready;
-    // A rank has several streams: one that is late may wait for what another's result brings.
+    // A rank has several streams. One that is late may wait for what another's result brings.
     for (size_t i = 0; i < kOthersAsked && rank.waiting.size() > 1; ++i) {
       rank.asked = rank.asked % (rank.waiting.size() - 1) + 1;
       if (AskGradient(local_rank, rank, rank.asked, done)) ++ready;
@@ -293,7 +293,7 @@ bool GpuStage::AskGradient(LocalRank local_rank, Rank& rank, size_t i,
   return true;
 }
 
-// Once all of the ranks' `taken` can be recorded they are, each once: after that they are asked.
+// Once all of the ranks' `taken` can be recorded, each is recorded once. After that they are asked.
 absl::StatusOr<bool> GpuStage::IsTaken(Delivery& delivery) {
   std::vector<const Part*> parts;
   for (const LocalRank local_rank : delivery.ranks) {

@@ -31,22 +31,22 @@ class HostTensors {
   virtual ~HostTensors() = default;
   virtual const pipeline::TensorSpec& Spec(pipeline::TensorIndex tensor) const = 0;
   virtual std::span<std::byte> Writable(const pipeline::SliceBytes& slice) const = 0;
-  // Of a rank that pushed from host memory.
+  // The contribution of a rank that pushed from host memory.
   virtual std::span<const std::byte> Contribution(const pipeline::SliceBytes& slice,
                                                   LocalRank rank) const = 0;
-  // What copies of GPUs may go to and come from directly, if it can be pinned: the send buffer, and
-  // the results by parity of the round. May be empty.
+  // The send buffer, and the results by parity of the round. Copies of GPUs go to these and come
+  // from these directly, if they can be pinned. May be empty.
   virtual std::span<std::byte> PinnableSend(pipeline::TensorIndex tensor) const = 0;
   virtual std::array<std::span<std::byte>, 2> PinnableResults(
       pipeline::TensorIndex tensor) const = 0;
 };
 
-// What the stage tells. Called inside Poll (and OnGpuFailed inside any call); a sink may call the
-// stage, but for Poll.
+// What the stage tells. Called inside Poll (OnGpuFailed inside any call). A sink may call the
+// stage, but not Poll.
 class GpuEvents {
  public:
   virtual ~GpuEvents() = default;
-  // The gradient is there: for the core this is the push.
+  // The gradient is there. For the core this is the push.
   virtual void OnGradientReady(LocalRank rank, pipeline::TensorIndex tensor, Round round,
                                int32_t priority) = 0;
   virtual bool ReduceWanted(uint64_t ticket) = 0;
@@ -54,7 +54,8 @@ class GpuEvents {
   // The round's result lies in the tensors of all ranks that pushed it from a GPU.
   virtual void OnDelivered(const pipeline::CompleteRound& round) = 0;
   virtual void OnUnexported(LocalRank rank, uint32_t request) = 0;
-  // The events of its tensors are void: it places them again, and pushes again what is open.
+  // The events of the rank's tensors are void. The rank places the tensors again, and pushes again
+  // what is open.
   virtual void OnEventsLost(LocalRank rank) = 0;
   // This node cannot go on.
   virtual void OnGpuFailed(const std::string& text) = 0;
@@ -64,34 +65,34 @@ class GpuEvents {
 struct GpuStageCounters {
   uint64_t pieces_by_kernel = 0;      // Ranks that share a GPU, on it.
   uint64_t pieces_by_collective = 0;  // Among GPUs.
-  uint64_t pieces_by_groups = 0;      // Of these, among groups of GPUs, and added on the host.
+  uint64_t pieces_by_groups = 0;      // Of the above: by groups of GPUs, added on the host.
   uint64_t pieces_by_host = 0;        // Copied to the host, and combined there.
-  uint64_t pieces_direct = 0;         // Of all, those that a NIC sends from, or sent to, the GPU.
+  uint64_t pieces_direct = 0;         // Of all: those that a NIC sends from the GPU, or sent to it.
   uint64_t pieces_delivered = 0;
   uint64_t bytes_staged = 0;  // Copied to or from staging buffers by this thread.
   uint64_t collectives_failed = 0;
   uint64_t gpus_reopened = 0;
 };
 
-// Where gradients on GPUs become contributions in host memory, and results go back: docs/gpu.md.
+// Turns gradients on GPUs into contributions in host memory, and brings results back: docs/gpu.md.
 //
-// A state machine over libs/gpu, polled by its one owner thread; nothing blocks but what declares
-// (Export, Place: a context, mappings and buffers are made there). It knows no ranks' sockets.
+// It is a state machine over libs/gpu, polled by its one owner thread. Only what declares blocks
+// (Export, Place: these make a context, mappings and buffers). It knows no ranks' sockets.
 //
 //   push -> PUSHED asked until done -> OnGradientReady -> [core] -> Reduce -> pieces on lanes ->
 //   OnReduced -> [core: network] -> Deliver -> pieces on lanes -> TAKEN recorded, asked ->
 //   OnDelivered
 //
-// A lane is a stream on every GPU with its staging buffers; each has one piece of a slice at a
-// time, and the lanes overlap: one's copy to the host runs beside another's sum and a third's copy
-// back. Nothing is written into a rank's tensor before the core has decided its round (unless this
-// member is the whole job), since until then a new view may want the contribution once more.
+// A lane is a stream on every GPU with its staging buffers. Each has one piece of a slice at a
+// time. The lanes overlap: one's copy to the host runs beside another's sum and a third's copy
+// back. Nothing is written into a rank's tensor before the core has decided its round, unless this
+// member is the whole job, because until then a new view may want the contribution once more.
 class GpuStage {
  public:
-  // All outlive it. `graveyard` takes communicators that failed.
+  // All of these outlive it. `graveyard` takes failed communicators.
   GpuStage(const GpuStageOptions& options, gpu::Platform& platform, const HostTensors& host,
            Graveyard& graveyard, GpuEvents& events);
-  // Waits for the GPUs, but for those that a collective will not let go.
+  // Waits for the GPUs, except for those that a collective will not let go.
   ~GpuStage();
   GpuStage(const GpuStage&) = delete;
   GpuStage& operator=(const GpuStage&) = delete;
@@ -105,7 +106,7 @@ class GpuStage {
   };
   absl::StatusOr<Exported> Export(LocalRank rank, const gpu::GpuUuid& uuid, uint64_t buffer_id,
                                   const gpu::MemoryHandle& handle);
-  // OK: OnUnexported follows. FAILED_PRECONDITION: a round that was pushed from it is open.
+  // OK: OnUnexported follows. FAILED_PRECONDITION: a round that was pushed from the buffer is open.
   absl::Status Unexport(LocalRank rank, uint32_t request, uint32_t buffer);
   struct Placed {
     gpu::EventHandle pushed;
@@ -115,9 +116,9 @@ class GpuStage {
   struct Source {
     uint32_t buffer = 0;
     uint64_t offset = 0;
-    bool again = false;  // The round that is open, since events were lost.
+    bool again = false;  // The open round once more, after lost events.
   };
-  // INVALID_ARGUMENT: the rank made no sense.
+  // INVALID_ARGUMENT: the rank's push makes no sense.
   absl::Status Push(LocalRank rank, pipeline::TensorIndex tensor, Round round, int32_t priority,
                     const Source& source);
 
@@ -127,52 +128,55 @@ class GpuStage {
     gpu::NicMemory send;
     std::array<gpu::NicMemory, 2> results;  // By parity of the round.
   };
-  // For a tensor that is being declared, and for good. Not to be had: FAILED_PRECONDITION,
-  // RESOURCE_EXHAUSTED, OUT_OF_RANGE (too small, or a broadcast) for this tensor, UNIMPLEMENTED for
-  // any. Whoever registers it has ended that before the tensors are forgotten.
+  // Makes the memory for a tensor that is being declared, for good. If it cannot be had:
+  // FAILED_PRECONDITION, RESOURCE_EXHAUSTED or OUT_OF_RANGE (too small, or a broadcast) for this
+  // tensor, UNIMPLEMENTED for any. Whoever registers the memory ends that before the tensors are
+  // forgotten.
   absl::StatusOr<DirectMemory> MakeDirect(pipeline::TensorIndex tensor,
                                           const pipeline::TensorSpec& spec, uint32_t rank_count);
   void DropDirect(pipeline::TensorIndex tensor);
-  // Then its slices are this stage's, wherever its ranks pushed from.
+  // Such a tensor's slices are this stage's, wherever its ranks pushed from.
   bool IsDirect(pipeline::TensorIndex tensor) const { return direct_.contains(tensor); }
   bool AnyDirect() const { return !direct_.empty(); }
-  // A slice's result that came, or leaves, in a frame. Fails only with the GPU: OnGpuFailed is
-  // told.
+  // A slice's result that came, or leaves, in a frame. Fails only when the GPU does; then
+  // OnGpuFailed is called.
   absl::Status StoreResult(const pipeline::SliceBytes& slice, std::span<const std::byte> bytes);
   absl::Status FetchResult(const pipeline::SliceBytes& slice, std::span<std::byte> bytes);
 
-  // It pushes nothing more. What it pushed is still summed; its memory goes when nothing needs it.
+  // The rank pushes nothing more. What it pushed is still summed. Its memory goes when nothing
+  // needs it.
   void OnRankLeft(LocalRank rank);
   bool IsGone(LocalRank rank) const { return !ranks_.contains(rank); }
 
   // ----- What the core wants. -----
 
-  // Whether a rank has pushed the tensor's open round from a GPU: then the slices of that round are
+  // Whether a rank has pushed the tensor's open round from a GPU. Then the slices of that round are
   // this stage's.
   bool HasGradients(pipeline::TensorIndex tensor, Round round) const;
-  // Or its bytes are a NIC's, wherever its ranks pushed it from.
+  // The same, or a NIC has its bytes, wherever its ranks pushed it from.
   bool TakesPart(pipeline::TensorIndex tensor, Round round) const {
     return IsDirect(tensor) || HasGradients(tensor, round);
   }
   void Reduce(const pipeline::ReduceSlice& reduce);
-  // OnDelivered follows; at once for a round that failed.
+  // OnDelivered follows, at once for a round that failed.
   void Deliver(const pipeline::CompleteRound& round);
-  // The job is over: nothing that has not begun is done, and nothing told.
+  // The job is over. The stage begins nothing more, and tells nothing.
   void Abandon();
-  // All tensors are forgotten. Only when IsIdle().
+  // Forgets all tensors. Only when IsIdle().
   void ForgetTensors();
 
   // ----- The duty cycle. -----
 
   int Poll(int64_t now_ns);
-  // Nothing is under way (deliveries and ranks that have left included).
+  // Whether nothing is under way, deliveries and ranks that have left included.
   bool IsIdle() const;
-  // Before sleeping on WaitDescriptor: has the GPUs make it readable when what this agent posted is
-  // done. Gradients, whose ends are other processes', wake nobody and are asked for. Returns
-  // when Poll is wanted anyhow, which may be at once; none: not before that, or another call.
+  // Call it before sleeping on WaitDescriptor. It has the GPUs make the descriptor readable when
+  // what this agent posted is done. Gradients end by other processes' work, so they wake nobody and
+  // are asked for. Returns when Poll is wanted anyhow, which may be at once. None: not before a
+  // wake-up, or another call.
   std::optional<int64_t> PrepareToSleep();
   int WaitDescriptor() const { return node_.WaitDescriptor(); }
-  // When it is readable; then Poll.
+  // Call it when the descriptor is readable, then Poll.
   void DrainWakeups() { node_.DrainWakeups(); }
 
   const GpuStageCounters& counters() const { return counters_; }
@@ -203,9 +207,9 @@ class GpuStage {
     gpu::GpuUuid gpu;
     gpu::EventId pushed;
     gpu::EventId taken;
-    bool placed = false;  // It has these events; false again when the GPU is lost.
-    bool open = false;    // A round of it is.
-    bool told = false;    // To the core that round was pushed.
+    bool placed = false;  // It has these events; false after the GPU is lost.
+    bool open = false;    // A round of it is open.
+    bool told = false;    // The core knows of that round's push.
     bool ready = false;   // Its bytes may be read, and written.
     Round round;
     uint32_t buffer = 0;
@@ -221,18 +225,18 @@ class GpuStage {
     Incarnation life;
     std::vector<std::optional<Buffer>> buffers;
     std::map<pipeline::TensorIndex, Part> parts;
-    std::deque<Waiting> waiting;  // For PUSHED, in the order of pushes.
-    size_t asked = 0;             // Which of these was, last.
-    // When it began to wait, or the last one was done; none: since the last Poll.
+    std::deque<Waiting> waiting;  // Wait for PUSHED, in the order of pushes.
+    size_t asked = 0;             // Which of these was asked last.
+    // When it began to wait, or when the last one was done. None: since the last Poll.
     std::optional<int64_t> brought_ns;
     bool left = false;
-    uint32_t jobs = 0;  // That need its memory.
-    // It has exported this buffer, and still leaves it here.
+    uint32_t jobs = 0;  // How many need its memory.
+    // Whether it has exported this buffer, and still leaves it here.
     bool Usable(uint32_t number) const {
       return number < buffers.size() && buffers[number] && !buffers[number]->leaving;
     }
   };
-  // Memory of a tensor that is pinned by one GPU, for all.
+  // A tensor's memory that one GPU has pinned for all.
   struct Pinned {
     gpu::GpuUuid gpu;
     std::vector<std::span<std::byte>> spans;
@@ -241,8 +245,8 @@ class GpuStage {
   };
   // Memory of a tensor that a NIC has, beside its places on the host.
   struct Direct {
-    gpu::GpuUuid gpu;         // Its home: one of those that the ranks use.
-    uint32_t rank_count = 0;  // Of the node.
+    gpu::GpuUuid gpu;         // Its home, one that the ranks use.
+    uint32_t rank_count = 0;  // The node's.
     gpu::DeviceSpan allocated;
     gpu::DeviceSpan send;
     std::array<gpu::DeviceSpan, 2> results;
@@ -258,7 +262,7 @@ class GpuStage {
   struct Range {
     uint64_t offset = 0;  // In the tensor.
     uint64_t length = 0;
-    bool host_only = false;  // A collective of it has failed.
+    bool host_only = false;  // A collective for it has failed.
   };
   struct Input {
     LocalRank rank;
@@ -266,12 +270,12 @@ class GpuStage {
     gpu::GpuUuid gpu;
     gpu::DeviceSpan span;  // The whole tensor.
   };
-  // The end of a round: the result goes into the ranks' tensors, then they are told.
+  // The end of a round: the result goes into the ranks' tensors, then the ranks are told.
   struct Delivery {
     pipeline::CompleteRound round;
     std::vector<LocalRank> ranks;
     size_t jobs = 0;
-    bool mirrors = false;  // It goes to the host first; from there to these.
+    bool mirrors = false;  // It goes to the host first, and from there to these.
     std::vector<Input> mirrored_for;
     bool recorded = false;
     int64_t recorded_ns = 0;
@@ -279,14 +283,14 @@ class GpuStage {
   };
   struct Job {
     bool delivers = false;
-    bool mirrors = false;            // Of these: from the GPU to the host.
-    const Direct* direct = nullptr;  // It is a NIC's where it goes to, or, delivered, comes from.
+    bool mirrors = false;            // A delivery from the GPU to the host.
+    const Direct* direct = nullptr;  // A NIC's memory: the target, or a delivery's source.
     uint64_t ticket = 0;
     pipeline::SliceBytes slice;
     bool is_final = false;
     DType dtype = DType::kUnspecified;
     Op op = Op::kUnspecified;
-    std::vector<Input> inputs;  // Or, when it delivers, the ranks that it is delivered to.
+    std::vector<Input> inputs;  // A delivery's: the ranks that get it.
     std::deque<Range> ranges;   // Not given to lanes.
     uint32_t pieces = 0;        // On lanes.
     bool abandoned = false;
@@ -298,22 +302,22 @@ class GpuStage {
     Path path = Path::kHost;
     std::shared_ptr<Job> job;
     Range range;
-    GpuSet gpus;  // That it works on.
-    // Of a collective: the GPUs that each is among, in the order in which their sums are added.
+    GpuSet gpus;  // The GPUs that it works on.
+    // A collective's GPUs: those of each group, in the order in which the groups' sums are added.
     std::vector<GpuSet> groups;
     int64_t deadline_ns = 0;
-    int64_t posted_ns = 0;  // What it waits for.
+    int64_t posted_ns = 0;  // When what it waits for was posted.
     bool through_staging = false;
     bool wakes = false;         // When what is recorded is done.
     bool writes_ranks = false;  // Copies into tensors of ranks have been posted.
-    // Between GPUs by way of the host: what was brought down is on its way up. A sum that was made
-    // there, for a NIC that reads the GPU; or a NIC's result, for ranks on other GPUs.
+    // Between GPUs through the host: what was brought down is on its way up. That is a sum that the
+    // host made for a NIC that reads the GPU, or a NIC's result for ranks on other GPUs.
     bool goes_up = false;
     uint64_t elements() const { return range.length / DTypeSize(job->dtype); }
     uint64_t ShardElements(const GpuSet& group) const {
       return (elements() + group.size() - 1) / group.size();
     }
-    // Its result is added up on the host: it goes there, and nowhere else.
+    // The host adds up its result: it goes there, and nowhere else.
     bool adds_groups() const {
       return path == Path::kCollective && groups.size() > 1 && !job->delivers;
     }
@@ -324,13 +328,13 @@ class GpuStage {
   absl::Status CheckPush(const Rank& rank, pipeline::TensorIndex tensor, Round round,
                          const Source& source) const;
   int AskGradients();
-  // Whether the rank's `i`-th that waits does so no longer.
+  // Returns whether the rank's `i`-th gradient no longer waits.
   bool AskGradient(LocalRank local_rank, Rank& rank, size_t i,
                    std::vector<std::pair<LocalRank, Waiting>>& done);
   absl::StatusOr<bool> IsTaken(Delivery& delivery);
   int AskTaken();
-  // No collective is on its streams, launched or put aside, which might hang: then nothing waits
-  // for ever that waits for the GPU.
+  // No collective that might hang is on its streams, launched or put aside. So a wait for the GPU
+  // ends.
   bool MayWaitFor(const gpu::GpuUuid& uuid) const;
   bool MayRelease(const Rank& rank) const;
   int AnswerUnexports();
@@ -342,7 +346,7 @@ class GpuStage {
   void Pin(pipeline::TensorIndex tensor, const gpu::GpuUuid& uuid);
   bool IsPinned(const pipeline::SliceBytes& slice) const;
   void Unpin(pipeline::TensorIndex tensor);
-  // It was posted only now, and will be done before this thread would be asleep.
+  // It was posted so recently that it is done before this thread would be asleep.
   bool IsYoung(int64_t posted_ns) const { return now_ns_ - posted_ns < options_.watch_own_ns; }
   bool WakeFor(Lane& lane);
   bool WakeFor(Delivery& delivery);
@@ -356,15 +360,15 @@ class GpuStage {
   int StartPieces();
   int StepLane(Lane& lane);
   bool MayStart(const Job& job, const Range& range) const;
-  // All of its memory on GPUs is there.
+  // Whether all of its memory on GPUs is there.
   bool IsReady(const Job& job) const;
-  // Of all lanes that are free.
+  // Grows the staging of all free lanes.
   void GrowStaging(const gpu::GpuUuid& uuid);
   void ChoosePath(Lane& lane);
   Path PathOf(const Lane& lane);
   std::vector<GpuSet> GroupsOf(const Job& job, const GpuSet& gpus);
   bool MayUse(const std::vector<GpuSet>& groups);
-  // By one kernel, over the contributions.
+  // Whether one kernel sums it over the contributions.
   static bool SumsInPlace(const Job& job, const GpuSet& gpus);
   uint64_t PieceBytes(const Lane& lane);
   absl::Status Post(Lane& lane);
@@ -376,7 +380,8 @@ class GpuStage {
   absl::Status PostDirect(Lane& lane);
   absl::Status PostCollective(Lane& lane);
   absl::Status PostAfterCollective(Lane& lane);
-  // The ranks' tensors on that GPU, from the host: the first, and from it to the others.
+  // Copies to the ranks' tensors on that GPU: from the host to the first, and from it to the
+  // others.
   absl::Status CopyUpToRanks(Lane& lane, const gpu::GpuUuid& uuid,
                              std::span<const std::byte> source);
   absl::Status CopyToRanks(Lane& lane, const gpu::GpuUuid& uuid, gpu::DeviceSpan source);
@@ -393,9 +398,9 @@ class GpuStage {
   std::span<const std::byte> Stage(const Lane& lane, const LanePart& part,
                                    std::span<const std::byte> source);
   gpu::Device& DeviceOf(const gpu::GpuUuid& uuid) { return *node_.At(uuid).device; }
-  // The bytes of `range` (or of some of it) on the host.
+  // The bytes of `range`, or of some of it, on the host.
   std::span<std::byte> HostBytes(const Lane& lane) const;
-  // The bytes of a piece that one GPU of a group holds after a reduce-scatter among it.
+  // The bytes of a piece that one GPU of a group holds after the group's reduce-scatter.
   struct Shard {
     gpu::GpuUuid gpu;
     uint64_t offset = 0;
@@ -403,18 +408,20 @@ class GpuStage {
   };
   static std::vector<Shard> ShardsOf(const Lane& lane, const GpuSet& group);
   void AddGroups(Lane& lane);
-  // All groups of the lane together.
+  // Asks for all groups of the lane together.
   GpuCollectives::Readiness AskGroups(const Lane& lane);
   static GpuSet GpusOf(const Job& job);
   std::string Describe(const Lane& lane) const;
 
   // gpu_direct.cc
-  // One of the GPUs where the node's ranks have their memory: always the same of the same GPUs.
+  //
+  // One of the GPUs where the node's ranks have their memory. The same GPUs always have the same
+  // home.
   absl::StatusOr<gpu::GpuUuid> HomeOf(const pipeline::TensorSpec& spec, uint32_t rank_count);
   // Null: these bytes lie on the host.
   const Direct* DirectOf(const pipeline::SliceBytes& slice) const;
   static gpu::DeviceSpan DirectBytes(const Lane& lane);
-  // The status, of which the consequences are drawn.
+  // Returns the status, after it has acted on a failure.
   absl::Status Checked(absl::Status status, pipeline::TensorIndex tensor);
   absl::Status PostStay(Lane& lane);
   std::span<std::byte> HostSum(const Lane& lane);
@@ -430,17 +437,18 @@ class GpuStage {
   void OnMirrored(const std::shared_ptr<Delivery>& delivery);
 
   // gpu_failures.cc
+  //
   // Gives the lane's piece back to its job, for the host, when its streams have come to rest.
   void Redo(Lane& lane);
   void GiveBack(Lane& lane);
   std::string OverContributions(const Lane& lane, const absl::Status& why) const;
   void OnPieceFailed(Lane& lane, const absl::Status& status);
-  // Of one group, and with it all that run beside it in a lane.
+  // Handles the failure of one group, and with it of all that run beside it in a lane.
   void OnCollectiveFailed(const GpuSet& group, const absl::Status& status);
   using Aside = std::vector<std::pair<gpu::GpuUuid, LanePart>>;
   void PutAside(const Lane& lane, std::map<GpuSet, Aside>& aside);
   absl::Status RenewParts(const Lane& lane);
-  // Looks for GPUs that are lost, of which `status` may tell. False: it tells of something else.
+  // Looks for lost GPUs, which `status` may tell of. False: it tells of something else.
   bool FoundLost(const absl::Status& status);
   void OnGpuLost(const gpu::GpuUuid& uuid, const absl::Status& why);
   int TendLost();
@@ -460,14 +468,14 @@ class GpuStage {
   std::map<LocalRank, Rank> ranks_;
   std::map<gpu::GpuUuid, LostGpu> lost_;
   uint64_t next_life_ = 1;
-  std::deque<std::shared_ptr<Job>> jobs_;  // That have ranges for lanes.
+  std::deque<std::shared_ptr<Job>> jobs_;  // Those that have ranges for lanes.
   std::vector<Lane> lanes_;
   std::list<std::shared_ptr<Delivery>> deliveries_;
-  // Of rounds that this agent alone finishes: the ranges whose results are on the host so far.
+  // For rounds that this agent alone finishes: the ranges whose results are on the host so far.
   std::map<pipeline::TensorIndex, std::vector<Range>> host_results_;
   std::map<pipeline::TensorIndex, Pinned> pinned_;
   std::map<pipeline::TensorIndex, Direct> direct_;
-  int64_t now_ns_ = 0;  // Of the last Poll.
+  int64_t now_ns_ = 0;  // When Poll was last called.
   bool close_gpus_ = false;
   bool touched_ = false;  // Since the last Poll.
   bool failed_ = false;

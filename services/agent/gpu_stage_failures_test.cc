@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the stage survives, and what it leaves behind.
+// What the stage survives, and what is left afterwards.
 #include "libs/runtime/open_descriptors.h"
 #include "services/agent/gpu_stage_fixture.h"
 
@@ -88,7 +88,7 @@ TEST_CASE("GpuStage: what ranks give back while a collective hangs waits for its
   const bool leaves = GENERATE(false, true);
   Fixture f({.gpus = {0, 1, 0}});
   f.RoundTrip();
-  // Of a buffer with no round open.
+  // A buffer with no round open.
   const gpu::DeviceSpan other = *f.ranks[0]->device->Allocate(4096);
   const auto exported =
       f.stage->Export(LocalRank{0}, f.machine->uuid(0), 999, *f.ranks[0]->device->Export(other));
@@ -113,7 +113,8 @@ TEST_CASE("GpuStage: without memory for staging it sums on the host, until there
   const auto gpus = GENERATE(std::vector<size_t>{0, 0}, std::vector<size_t>{0, 1});
   FakeMachineOptions machine;
   machine.gpu_memory_bytes = 512 * kMiB;
-  // Beside contexts and gradients: nothing, a little, enough for small pieces.
+  // What the GPU has left beside contexts and gradients: nothing, a little, enough for small
+  // pieces.
   const uint64_t left = GENERATE(uint64_t{0}, 300 * kKiB, 3 * kMiB);
   Fixture f({.gpus = {}, .machine = machine});
   for (size_t gpu = 0; gpu < 2; ++gpu) {
@@ -121,7 +122,7 @@ TEST_CASE("GpuStage: without memory for staging it sums on the host, until there
     f.machine->OccupyMemory(
         gpu, 512 * kMiB - (1 + ranks) * 64 * kMiB - ranks * (f.spec.bytes() + 512) - left);
   }
-  // All have their gradients before the agent takes what is left.
+  // All ranks have their gradients before the agent takes what is left.
   for (const size_t gpu : gpus) {
     f.ranks.push_back(std::make_unique<TestRank>(*f.machine, gpu, f.spec.bytes()));
   }

@@ -37,7 +37,7 @@ using pipeline::TensorIndex;
 
 constexpr int64_t kStepNs = 20'000;
 
-// Buries when it is told to: an abort that takes its time, or for ever.
+// Buries when it is told to, like an abort that takes long, or for ever.
 class SlowGraveyard final : public Graveyard {
  public:
   uint64_t Bury(std::unique_ptr<gpu::Communicator> communicator) override {
@@ -80,12 +80,12 @@ struct TestRank {
   uint32_t buffer = 0;
 };
 
-// An agent's surroundings: one tensor of 32-bit integers, cut into slices; a "network" that doubles
-// what this node contributes, or none.
+// An agent's surroundings: one tensor of 32-bit integers, cut into slices, and a "network" that
+// doubles what this node contributes, or none.
 class Fixture final : public HostTensors, public GpuEvents {
  public:
   struct Setup {
-    std::vector<size_t> gpus;  // Of each rank.
+    std::vector<size_t> gpus;  // Each rank's.
     uint64_t elements = 300'001;
     uint64_t slice_bytes = 256 * kKiB;
     bool standalone = false;
@@ -156,8 +156,8 @@ class Fixture final : public HostTensors, public GpuEvents {
   gpu::Device& AgentsDevice(size_t gpu) {
     return *stage->node().gpus().at(machine->uuid(gpu)).device;
   }
-  // The network, as far as a NIC is it: sends each slice when it may, and brings results of two
-  // nodes that are alike.
+  // The NIC's part of the network. It sends each slice when it may, and brings results of two nodes
+  // that are alike.
   bool IsShort(uint32_t bytes) const { return bytes <= wire::kInlineBytesMax; }
   void SendDirect(const pipeline::SliceBytes& slice) {
     if (IsShort(slice.length_bytes)) return;  // The host's.
@@ -181,7 +181,7 @@ class Fixture final : public HostTensors, public GpuEvents {
         machine->NicWrites(AgentsDevice(home), direct_results[parity].Part(at, bytes), from);
       }
     }
-    // What is on the host is nothing.
+    // What is on the host means nothing.
     std::fill(results[parity].begin(), results[parity].end(), std::byte{0xdd});
   }
 
@@ -301,13 +301,13 @@ class Fixture final : public HostTensors, public GpuEvents {
     }
     return false;
   }
-  // On to a moment less than `within_ns` from now, which the seed chooses.
+  // Runs to a moment less than `within_ns` from now, which the seed chooses.
   void RunUntilSomeMoment(uint64_t within_ns) {
     const int64_t moment_ns = clock.NowNs() + static_cast<int64_t>(random.Below(within_ns));
     RunUntil([&] { return clock.NowNs() >= moment_ns; });
   }
-  // As an agent that sleeps whenever it may, and is woken by descriptors, or when the stage said.
-  // False: it would sleep for ever.
+  // Runs like an agent that sleeps whenever it may, and that descriptors wake, or the time that the
+  // stage named. Returns false when it would sleep for ever.
   bool SleepUntil(const std::function<bool()>& done) {
     for (;;) {
       while (stage->Poll(clock.NowNs()) > 0) ++polls;
@@ -326,7 +326,7 @@ class Fixture final : public HostTensors, public GpuEvents {
       stage->DrainWakeups();
     }
   }
-  // What rank `rank` finds in its tensor.
+  // Checks what rank `rank` finds in its tensor.
   void CheckResult(size_t rank) {
     TestRank& at = *ranks[rank];
     REQUIRE(at.device->Wait(at.stream, at.taken).ok());
@@ -347,7 +347,7 @@ class Fixture final : public HostTensors, public GpuEvents {
     }
     return wrong == 0;
   }
-  // The ranks behind those on GPUs, if there are, push from host memory.
+  // The ranks after those on GPUs, if there are any, push from host memory.
   void FillHostContribution() {
     host_contribution.resize(spec.bytes());
     for (size_t i = 0; i < setup.elements; ++i) {
@@ -362,7 +362,7 @@ class Fixture final : public HostTensors, public GpuEvents {
     REQUIRE(failed.empty());
     for (size_t i = 0; i < ranks.size(); ++i) CheckResult(i);
   }
-  // The agent's own.
+  // Loses the agent's own context.
   void LoseContext(size_t gpu) {
     machine->LoseContext(*stage->node().gpus().at(machine->uuid(gpu)).device);
   }
@@ -391,8 +391,8 @@ class Fixture final : public HostTensors, public GpuEvents {
   mutable std::vector<std::byte> send;
   mutable std::vector<std::byte> results[2];
   std::vector<std::byte> host_contribution;
-  std::optional<LocalRank> root;  // Of a broadcast.
-  size_t host_ranks = 0;          // That push host_contribution, behind the others.
+  std::optional<LocalRank> root;  // A broadcast's.
+  size_t host_ranks = 0;          // These push host_contribution, after the others.
   size_t home = 0;                // The GPU of a tensor that a NIC has.
   gpu::DeviceSpan direct_send;
   gpu::DeviceSpan direct_results[2];

@@ -86,7 +86,7 @@ TEST_CASE("GpuStage: an agent that sleeps is woken when there is something to do
       GENERATE(std::vector<size_t>{0}, std::vector<size_t>{0, 0}, std::vector<size_t>{0, 1, 0});
   const bool standalone = GENERATE(false, true);
   const bool pinned = GENERATE(false, true);
-  // Of `taken`, too, which has nothing before it.
+  // The time of `taken`, too, which has nothing before it.
   const int64_t record_ns = GENERATE(0, 5'000);
   Fixture f({.gpus = gpus,
              .standalone = standalone,
@@ -97,7 +97,7 @@ TEST_CASE("GpuStage: an agent that sleeps is woken when there is something to do
     f.PushAll();
     REQUIRE(f.SleepUntil([&] { return f.delivered; }));
     for (size_t rank = 0; rank < gpus.size(); ++rank) f.CheckResult(rank);
-    // Only communicators wake nobody, and gradients that are not there yet.
+    // Only communicators, and gradients that are not there yet, wake nobody.
     if (different.size() == 1) CHECK(f.timed_sleeps == 0);
   }
   if (different.size() == 1) CHECK(f.polls < 150);

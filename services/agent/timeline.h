@@ -32,17 +32,18 @@ struct TimelineEvent {
   uint64_t bytes = 0;
 };
 
-// Records when the rounds of tensors were pushed, reduced, sent, summed and visible: of rounds 1
-// to rounds_max while that is not 0, or of all while recording is on. The oldest events are dropped
-// when there are too many. Costs a branch where nothing is recorded. Owned by the data thread.
+// Records when the rounds of tensors were pushed, reduced, sent, summed and visible. It records
+// rounds 1 to rounds_max while that is not 0, and all rounds while recording is on. It drops the
+// oldest events when there are too many. Costs a branch where nothing is recorded. Owned by the
+// data thread.
 class Timeline {
  public:
   explicit Timeline(uint32_t rounds_max) : rounds_max_(rounds_max) {}
 
-  // Begins (dropping what there was) or ends recording of all rounds.
+  // Begins recording of all rounds, dropping what there was, or ends it.
   void Record(bool enabled, size_t events_max);
   bool recording() const { return recording_; }
-  // Whether it wants any round, now or to come.
+  // Whether it records any round, now or later.
   bool records() const { return recording_ || rounds_max_ > 0; }
   bool Wants(Round round) const {
     return recording_ || (round.value() > 0 && round.value() <= rounds_max_);
@@ -57,7 +58,7 @@ class Timeline {
   void OnVisible(pipeline::TensorIndex tensor, const std::string& name, Round round, uint64_t bytes,
                  int64_t now_ns);
 
-  // Rounds that are open are of tensors that are no more.
+  // The tensors of open rounds are gone.
   void ForgetOpen() { open_.clear(); }
 
   const std::deque<TimelineEvent>& events() const { return events_; }

@@ -20,7 +20,7 @@ class DaemonsTest(unittest.TestCase):
         for gpus in ([0], [0, 0], [0, 1], [2, 0, 2]):
             with self.subTest(gpus=gpus), Cluster() as cluster:
                 machine = Machine(cluster, 0, len(gpus), ["--standalone"])
-                # Twice over: the agent serves the next ranks when the first have left.
+                # Twice: the agent serves the next ranks when the first ones have left.
                 for _ in range(2):
                     self._finish([machine.rank(i, gpu, "rounds") for i, gpu in enumerate(gpus)])
                 self.assertIn("FAKE", cluster.log(machine.agent))
@@ -44,7 +44,7 @@ class DaemonsTest(unittest.TestCase):
             ([0, 0], (network, network)),
             ([0, 1], (network, network)),
             ([1, 0, 1], (network, network)),
-            # One way here, the other there: every rank compares every byte.
+            # The machines differ in their paths. Every rank compares every byte.
             ([0], (network, (*network, "--gpu_direct=off"))),
             ([0, 1], (network, (*network, "--gpu_direct=off"))),
         ):
@@ -62,7 +62,7 @@ class DaemonsTest(unittest.TestCase):
                     self.assertEqual(used, its == network)
 
     def test_aggregators_die_under_what_a_nic_has(self) -> None:
-        """Slices are cut elsewhere then, and what one member holds goes to the others."""
+        """After that slices are cut elsewhere, and what one member holds goes to the others."""
         options = ("--local_transport=false", "--loss_policy=continue")
         with Cluster() as cluster:
             scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
@@ -164,7 +164,7 @@ class DaemonsTest(unittest.TestCase):
                     rank.wait_for(f"step {step}")
                 mapped = machines[0].mapped()
                 descriptors = [machine.descriptors() for machine in machines]
-                # In whatever the agent is at; each rank compares every result.
+                # At any moment of the agent's work. Each rank compares every result.
                 for node, gpu in ((0, gpus[-1]), (1, gpus[0]), (0, gpus[-1])):
                     machines[node].lose(gpu)
                     step += 4

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch tensors on fake GPUs, for a build of torch without CUDA.
 
-A tensor here says that it is a CUDA tensor, and lies in memory that the stub of the driver gave
-out (libs/gpu/cuda/stub/shared_driver.cc), which is host memory: torch computes with it at once, on
-the CPU, whatever the current stream. What a test wants a stream to do later it gives the driver.
+A tensor here says that it is a CUDA tensor. It lies in host memory that the stub of the driver gave
+out (libs/gpu/cuda/stub/shared_driver.cc). So torch computes with it at once, on the CPU, whatever the
+current stream. A test gives the driver what a stream is to do later.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _tensors(arguments: Any) -> Iterator[torch.Tensor]:
 
 
 class Gpu:
-    """A fake GPU, through the driver's functions; its tensors come out of a few large segments."""
+    """A fake GPU, through the driver's functions. Its tensors come out of a few large segments."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -103,7 +103,7 @@ class Gpu:
         self._segments = [segment for segment in self._segments if segment[0] != address]
 
     def at(self, address: int, like: torch.Tensor) -> torch.Tensor:
-        """A tensor like `like` there; what lies there is its value."""
+        """A tensor like `like` at that place. What lies there is its value."""
         with _plain():
             nbytes = max(1, like.untyped_storage().nbytes())
             memory = (ctypes.c_char * nbytes).from_address(address)
@@ -129,7 +129,7 @@ class Gpu:
         return tensor
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The result of an operation: as it is where it lies on this GPU, else a copy."""
+        """The result of an operation: itself if it lies on this GPU, else a copy."""
         address = tensor.data_ptr()
         if any(begin <= address < begin + nbytes for begin, nbytes in self._segments):
             tensor.gpu = self  # type: ignore[attr-defined]
@@ -146,7 +146,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def on(self, stream: int) -> Iterator[None]:
-        """Within it the stream is the current one."""
+        """Makes the stream the current one within the block."""
         before, self.stream = self.stream, stream
         try:
             yield
@@ -154,7 +154,7 @@ class Gpu:
             self.stream = before
 
     def fill(self, tensor: torch.Tensor, byte: int) -> None:
-        """Work of the current stream: writes this byte all over the tensor."""
+        """Has the current stream write this byte all over the tensor."""
         self._call(
             "cuMemsetD8Async",
             ctypes.c_uint64(tensor.data_ptr()),
@@ -175,7 +175,7 @@ class Gpu:
         self.driver.fakeRefuseEvents(int(refuses))
 
     def waits(self, stream: int) -> int:
-        """For how many events the stream has waited."""
+        """How many events the stream has waited for."""
         self.driver.fakeWaits.restype = ctypes.c_uint64
         return int(self.driver.fakeWaits(ctypes.c_void_p(stream)))
 

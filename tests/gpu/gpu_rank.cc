@@ -24,7 +24,7 @@
 namespace talweg::gpu {
 namespace {
 
-// Of four bytes each, the last slice is one element, which travels in a frame.
+// With four bytes for each element, the last slice is one element, which travels in a frame.
 constexpr uint64_t kCount = 21 * 32'768 + 1;
 constexpr uint64_t kTensorBytes = 3 << 20;
 constexpr uint64_t kBufferBytes = 6 * kTensorBytes;  // Three tensors, each at two places by turns.

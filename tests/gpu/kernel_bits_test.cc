@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The GPU's kernels, compiled for the host, against the CPU's: the same bits for the same inputs in
-// the same order. What the host cannot show is the GPU's own conversion of f16, its additions,
-// products and divisions, which IEEE 754 fixes: those are compared on a GPU
-// (libs/gpu/cuda:conformance_test).
+// Compares the GPU's kernels, compiled for the host, with the CPU's: the same bits for the same
+// inputs in the same order. The host cannot show the GPU's own conversion of f16, or its additions,
+// products and divisions, which IEEE 754 fixes. libs/gpu/cuda:conformance_test compares those on a
+// GPU.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -58,7 +58,7 @@ struct Buffers {
     memory.resize(input_count + 1);
     for (size_t i = 0; i <= input_count; ++i) {
       memory[i].resize(bytes / sizeof(uint64_t) + 16);
-      // skew 0: all alike; else each another number of elements askew.
+      // skew 0: all lie alike. Otherwise each lies another number of elements askew.
       begin.push_back(reinterpret_cast<std::byte*>(memory[i].data()) +
                       (skew == 0 ? 0 : (skew + i * (skew - 1)) * DTypeSize(dtype) % 64));
       for (uint64_t e = 0; e < element_count && i < input_count; ++e) {
@@ -78,13 +78,13 @@ struct Buffers {
 
   uint64_t bytes;
   std::vector<std::vector<uint64_t>> memory;
-  std::vector<std::byte*> begin;  // Of the inputs, then of the output.
+  std::vector<std::byte*> begin;  // Where the inputs begin, then the output.
 };
 
 // Where results go: beside the inputs, to the first, or to each of them.
 enum class Target : uint8_t { kBeside, kFirst, kEach };
 
-// The kernel on the host against libs/reduce; a message at the first difference.
+// Compares the kernel on the host with libs/reduce. Reports the first difference.
 void Compare(DType dtype, Op op, size_t input_count, uint32_t divisor, uint64_t element_count,
              uint64_t skew, Target target, Random& random) {
   Buffers buffers(dtype, input_count, element_count, skew, random);
@@ -152,8 +152,8 @@ TEST_CASE("kernels: averages by any divisor", "[gpu]") {
   }
 }
 
-// Each of the 65536 numbers, and each tie between two neighbours: 2^-1 times the sum of both is the
-// tie in float32, made by an average of two.
+// Each of the 65536 numbers, and each tie between two neighbours. 2^-1 times the sum of both is the
+// tie in float32, and an average of two makes it.
 TEST_CASE("kernels: all numbers of 16 bits, and all ties between them", "[gpu]") {
   for (const DType dtype : {DType::kF16, DType::kBF16}) {
     std::vector<uint16_t> all(65536);

@@ -21,7 +21,7 @@ DRIVER_DIRECTORY = RUNFILES / "libs" / "gpu" / "cuda" / "stub"
 
 
 class Machine:
-    """Its GPUs are files that agent and ranks map, or with `fakes` False the real ones."""
+    """A host whose GPUs are files that agent and ranks map. With `fakes` False they are the real ones."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Machine:
         self.agent: Daemon = cluster.agent(node, [*fake, f"--rank_count={ranks}", *options])
 
     def rank(self, local_rank: int, gpu: int, what: str) -> Rank:
-        """gpu_rank, which calls the C ABI."""
+        """Starts gpu_rank, which calls the C ABI."""
         socket = self.agent.addresses["socket"]
         return self._start([str(_GPU_RANK), socket, str(local_rank), self.gpus, str(gpu), what], {})
 
@@ -54,9 +54,9 @@ class Machine:
         variables: Mapping[str, str] | None = None,
         visible: str = "",
     ) -> Rank:
-        """torch_rank.py, which uses the Python package; `forks` spares it the import of torch.
+        """Starts torch_rank.py, which uses the Python package. `forks` spares it the import of torch.
 
-        `gpu` is the rank's own number for it: of the fakes it sees those in `visible` only, in that order.
+        `gpu` is the rank's own number for its GPU: it sees only the fakes in `visible`, in that order.
         """
         environment = {
             **(variables or {}),
@@ -93,10 +93,10 @@ class Machine:
         return sum(f"{self.directory}/" in line for line in maps.splitlines())
 
     def descriptors(self) -> int:
-        """How many descriptors the agent has that may come with GPUs: of their files, eventfds, epolls."""
+        """How many of the agent's descriptors may come with GPUs: their files, eventfds, epolls."""
         found = 0
         for entry in Path(f"/proc/{self.agent.process.pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # Of something else, and closed meanwhile.
+            with contextlib.suppress(FileNotFoundError):  # Something else closed it meanwhile.
                 found += os.readlink(entry).startswith(("anon_inode:", f"{self.directory}/"))
         return found
 
@@ -107,7 +107,7 @@ def two_nodes(
     fakes: bool = True,
     options: Sequence[Sequence[str]] = ((), ()),
 ) -> list[Machine]:
-    """The machines of a job with an aggregator between them; `options` of each agent."""
+    """The machines of a job with an aggregator between them. `options` are each agent's."""
     scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
     cluster.aggregator(scheduler, "a0")
     return nodes_of(cluster, scheduler, ranks, fakes, options)
@@ -140,7 +140,7 @@ def nodes_of(
 
 
 def kill_in_a_step(machine: Machine, ranks: Sequence[Rank], killed: str) -> None:
-    """Kills the last of "steady" ranks of torch, or the agent; the others have to hear of it, and end."""
+    """Kills the last "steady" rank of torch, or the agent. The others have to hear of it, and end."""
     for rank in ranks:
         rank.wait_for("step 2")
     if killed == "agent":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU that a rank of torch_rank.py has, fake or real: tensors there, and what they are compared by."""
+"""The GPU of a rank of torch_rank.py, fake or real: tensors there, and how they are compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 class RealGpu:
-    """What the cases ask of a GPU, of a real one."""
+    """What the cases ask of a GPU, for a real one."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -33,7 +33,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sample(dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
-    """Values of many magnitudes, a few of them special; other values at each rank."""
+    """Values of many magnitudes, a few of them special. Each rank has others."""
     generator = torch.Generator().manual_seed(1000 * seed + tw.rank())
     if dtype in INTEGERS:
         info = torch.iinfo(dtype)
@@ -47,7 +47,7 @@ def sample(dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """What NaNs are compared by, too."""
+    """The bits, so that NaNs can be compared, too."""
     return plain(tensor).contiguous().view(-1).view(torch.uint8)
 
 

@@ -22,13 +22,13 @@ class TorchFakeGpusTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
         cls.forks = TorchForks()
-        # The ranks are forks: what their loader looks through is their parent's.
+        # The ranks are forks, so their loader looks where their parent's did.
         with mock.patch.dict(os.environ, LD_LIBRARY_PATH=str(DRIVER_DIRECTORY)):
             cls.forks.__enter__()
         cls.addClassCleanup(cls.forks.__exit__)
 
     def _finish(self, ranks: Sequence[Rank]) -> list[int]:
-        """Waits for all; returns how often each has said that it goes through host memory."""
+        """Waits for all ranks. Returns how often each said that it goes through host memory."""
         for rank in ranks:
             rank.wait_for("done")
             self.assertEqual(rank.process.wait(DEADLINE_S), 0)

@@ -16,7 +16,7 @@ _CASES = "layouts,handles,training,real_order,real_reallocated,real_captured,rea
 
 class TorchOnGpuTest(unittest.TestCase):
     def _finish(self, ranks: Sequence[Rank]) -> list[int]:
-        """Waits for all; returns how often each has said that it goes through host memory."""
+        """Waits for all ranks. Returns how often each said that it goes through host memory."""
         for rank in ranks:
             rank.wait_for("done")
             self.assertEqual(rank.process.wait(DEADLINE_S), 0)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A long cable between two interfaces: every frame comes out of the other one a while later, each way.
+"""A long cable between two interfaces. Each way, a frame comes out of the other one a while later.
 
     delay_line.py INTERFACE INTERFACE MICROSECONDS
 
-Says "ready", and ends with its stdin. What the kernel would cut into packets only at the hardware (TSO)
-passes in one piece, checksums unfilled, so that a gigabit is a few thousand frames a second.
+It says "ready", and ends with its stdin. The kernel cuts large frames into packets only at the hardware (TSO).
+Here they pass in one piece, with checksums unfilled, so that a gigabit is a few thousand frames a second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 
 _ETH_P_ALL = 3
 _SOL_PACKET = 263
-_PACKET_VNET_HDR = 15  # Each frame behind a header that says what is left to do to it.
+_PACKET_VNET_HDR = 15  # A header before each frame says what is left to do.
 _PACKET_IGNORE_OUTGOING = 23
 _SO_RCVBUFFORCE = 33
 _BUFFER_BYTES = 32 << 20
@@ -44,14 +44,14 @@ class _Direction:
 
     def give(self) -> None:
         while self._frames and self._frames[0][0] <= time.monotonic():
-            # A queue behind this end that is full (ENOBUFS) loses the frame, as a switch's does.
+            # A full queue after this end (ENOBUFS) loses the frame, as a switch's does.
             with contextlib.suppress(OSError):
                 self._target.send(self._frames[0][1])
             self._frames.popleft()
 
     @property
     def due_s(self) -> float:
-        """When the next frame comes out; infinity: none is on its way."""
+        """When the next frame comes out. Infinity: none is on its way."""
         return self._frames[0][0] if self._frames else float("inf")
 
 

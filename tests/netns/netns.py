@@ -4,9 +4,9 @@
     with Network(["a", "b"]) as network:
         subprocess.run([*network.enter("a"), "ping", "-c1", network.address("b")])
 
-A namespace lives as long as the process that holds it, which lives as long as this one: nothing is left
-behind, however this ends, and nothing has a name that another could use (`ip netns add` would need /run,
-which a sandbox or a chroot may not have). The host's own network is neither used nor changed.
+A namespace lives as long as the process that holds it, and that process lives as long as this one. So nothing
+is left over, however this ends. Nothing has a name that another could use: `ip netns add` would need /run, which
+a sandbox or a chroot may not have. The host's own network is neither used nor changed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _DELAY_LINE = Path(__file__).with_name("delay_line.py")
 
 
 class NotPermitted(Exception):
-    """This machine does not let this user make networks; the text says what it answered."""
+    """This machine does not let this user make networks. The text says what it answered."""
 
 
 def _environment() -> dict[str, str]:
-    """With the directories of the system's tools, which a test's PATH may not have."""
+    """Adds the directories of the system's tools, which a test's PATH may not have."""
     return dict(os.environ, PATH=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
@@ -82,7 +82,7 @@ class Network:
     """Hosts 10.77.0.1, 10.77.0.2, ... on one switch. A context manager."""
 
     def __init__(self, hosts: Sequence[str], congestion_control: str = "") -> None:
-        """`congestion_control` empty: as the machine has it."""
+        """`congestion_control`: empty for the machine's own."""
         if len(set(hosts)) != len(hosts) or not 0 < len(hosts) < 250:
             raise ValueError(f"hosts need names of their own, 1 to 249 of them: {list(hosts)}")
         self._names = list(hosts)
@@ -135,7 +135,7 @@ class Network:
         return f"10.77.0.{self._names.index(host) + 1}"
 
     def enter(self, host: str) -> tuple[str, ...]:
-        """What to write before a command that is to run on that host."""
+        """What goes before a command, to run it on that host."""
         return self._hosts[host].enter()
 
     def pid(self, host: str) -> int:
@@ -151,7 +151,7 @@ class Network:
         raise NotPermitted(f"host {host} has no interface {INTERFACE}")
 
     def shell(self, host: str, script: str) -> None:
-        """Runs what changes the host's network."""
+        """Runs a command that changes the host's network."""
         self._hosts[host].shell(script, f"change host {host}")
 
     # ---- Weather
@@ -163,7 +163,7 @@ class Network:
         self._switch.shell(f"ip link set {self._port(host)} up", f"plug in host {host}")
 
     def delay(self, host: str, each_way_ms: float) -> None:
-        """Puts the host at the end of a long cable: it has that much further to all others. Once."""
+        """Puts the host at the end of a long cable, that much further from all others. Call it once."""
         port, index = self._port(host), self._names.index(host)
         near, far = f"near{index}", f"far{index}"
         self._switch.shell(
@@ -187,7 +187,7 @@ class Network:
             raise NotPermitted(f"move host {host} away: {errors.strip()}")
 
     def shape(self, host: str, bits_per_s: int, queue_ms: int = 25) -> None:
-        """Gives the host a link of that rate, each way, with that much of a queue before it."""
+        """Gives the host a link of that rate, each way, with a queue of that length before it."""
         # A bucket of 2 ms, or a few packets as TCP hands them down.
         burst_bytes = max(64 * 1024, bits_per_s // 8 // 500)
         limit = f"rate {bits_per_s}bit burst {burst_bytes} latency {queue_ms}ms"

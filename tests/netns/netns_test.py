@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts made of namespaces: they reach each other, over links that can be cut and shaped."""
+"""Hosts made of namespaces reach each other, over links that can be cut and shaped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print(connection.recv(100).decode())
 
 
 def send(network: Network, source: str, target: str, count: int) -> int:
-    """Bytes that have come through TCP."""
+    """The bytes that have come through TCP."""
     echo = [*network.enter(target), sys.executable, "-c", _ECHO, network.address(target)]
     with subprocess.Popen(echo, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -74,7 +74,7 @@ class NetnsTest(unittest.TestCase):
             network.shape("a", 80_000_000)
             begin_s = time.monotonic()
             self.assertEqual(send(network, "a", "b", 4_000_000), 4_000_000)
-            # 10 MB/s after the bucket; nothing that a slow machine could break.
+            # 10 MB/s after the bucket, which a slow machine cannot break.
             self.assertGreater(time.monotonic() - begin_s, 0.35)
 
     def test_a_host_at_the_end_of_a_long_cable_is_that_far(self) -> None:
@@ -83,7 +83,7 @@ class NetnsTest(unittest.TestCase):
             network.shape("b", 400_000_000)
             begin_s = time.monotonic()
             self.assertEqual(send(network, "a", "b", 8_000_000), 8_000_000)
-            # A handshake, the bytes, and the answer: nothing that a slow machine could break.
+            # A handshake, the bytes, and the answer, which a slow machine cannot break.
             self.assertGreater(time.monotonic() - begin_s, 0.08)
 
     def test_nothing_is_left(self) -> None:

@@ -9,7 +9,7 @@
 # the nvidia/cu13 directory in which PyPI's nvidia-cuda-nvcc, -crt, -runtime and -nvvm install.
 set -euo pipefail
 
-# Later ones of a major version run the first one's code; what is newer than all of these runs the PTX.
+# Later GPUs of a major version run the first one's code. GPUs newer than all of these run the PTX.
 readonly wanted=(70 75 80 90)
 
 die() {
@@ -70,7 +70,7 @@ ASSEMBLY
         break
       fi
     done
-    # All that nccl.h wants of the runtime's headers, a hundred of which it would include.
+    # All that nccl.h needs of the runtime's headers. It would include a hundred of them.
     cat >"$2/cuda_runtime.h" <<'HEADER'
 #include <cuda.h>
 typedef CUstream cudaStream_t;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// std::random_device's source, in place of glibc's: that exists from 2.36 on only, and a program
+// std::random_device's source, in place of glibc's. glibc has it from 2.36 on only, and a program
 // that names it does not start on an older system (Ubuntu 22.04 has 2.35).
 #include <sys/random.h>
 
@@ -7,7 +7,7 @@
 
 extern "C" uint32_t arc4random() noexcept {
   uint32_t value = 0;
-  // So few bytes are given whole, and only the system's first moments interrupt the call.
+  // The system gives so few bytes whole. Only its first moments interrupt the call.
   while (getrandom(&value, sizeof value, 0) != sizeof value) {
   }
   return value;

@@ -48,13 +48,13 @@ def run(context: Context) -> Section:
             break
     section.bars = bars(section.results)
     section.text = (
-        "Each host is a network namespace, joined to the others by a veth pair and a bridge. The socket server\n"
-        "is the parameter server of `benchmarks/baselines/socket_ps.cc`, one on each aggregator host. The TCP\n"
-        "limit is the same workers against servers that sum nothing and send back what has come. `64 x 64 KiB`\n"
-        "is a round of that many tensors, all pushed before the first is waited for. Where Talweg has own\n"
-        "buffers, gradients are written where its client keeps contributions (`talweg_contribution`): nothing is\n"
-        "copied in, and the result is copied to another buffer, while it comes. The bars judge the faster of both,\n"
-        "as they do with peers.\n"
+        "Each host is a network namespace, joined to the others by a veth pair and a bridge. The socket\n"
+        "server is the parameter server of `benchmarks/baselines/socket_ps.cc`, one on each aggregator\n"
+        "host. The TCP limit is the same workers against servers that sum nothing and send back what has\n"
+        "come. `64 x 64 KiB` is a round of that many tensors, all pushed before the first is waited for.\n"
+        "Where Talweg has own buffers, gradients are written where its client keeps contributions\n"
+        "(`talweg_contribution`). So nothing is copied in, and the result is copied to another buffer while\n"
+        "it comes. The bars judge the faster of both, as they do with peers.\n"
     )
     return section
 
@@ -76,7 +76,7 @@ def _run_setting(
         if programs.other_tool:
             other = partial(hosts.talweg, programs.other(), cluster, TALWEG_OTHER, 2)
             makers.append((TALWEG_OTHER, other))
-        if context.mode != "smoke":  # Which has it elsewhere: importing torch takes long.
+        if context.mode != "smoke":  # Smoke has it elsewhere: importing torch takes long.
             makers.append((GLOO, partial(hosts.gloo, programs, cluster)))
         cases = [_small_case(context.mode)]
         cases += [Case(format_bytes(size), (size,)) for size in map(parse_bytes, sizes)]

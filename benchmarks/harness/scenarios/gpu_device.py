@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first GPU as the agent uses it: copies beside the bus's limit, sums beside the memory's; the way to a second."""
+"""The first GPU as the agent uses it: copies, sums and the way to a second GPU, beside their limits."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def run(context: Context) -> Section:
     section.data = {"gpu": gpu, "bytes_per_s": speeds, "event_us": events_us}
     section.bars = bars(speeds)
     section.text = (
-        f"{gpu}. Bytes a second, moved over the bus, touched in the GPU's memory, or copied to the second GPU (Peer)\n"
-        "and from there at once (PeerBothWays), the median of all repetitions:\n"
-        "from the first post until the last event was seen done, on streams of high priority, host memory pinned.\n"
-        f"An event alone takes {events_us:.1f} us, which is in every figure.\n\n"
+        f"{gpu}. Bytes a second: moved over the bus, touched in the GPU's memory, copied to the second GPU (Peer),\n"
+        "or copied there and back at once (PeerBothWays). The figures are medians of all repetitions. Time runs\n"
+        "from the first post until the last event was seen done. Streams are of high priority, host memory is\n"
+        f"pinned. An event alone takes {events_us:.1f} us, which is in every figure.\n\n"
     ) + table(speeds)
     return section
 
 
 def _limit(speeds: dict[str, float], name: str) -> tuple[str, float] | None:
-    """What bounds a figure: its text and bytes a second."""
+    """What bounds a figure, as text and as bytes a second."""
     kind = name.partition("/")[0]
     down, up = _of(speeds, "Down"), _of(speeds, "Up")
     if kind in ("AtOnce", "BothWays") and down and up:
@@ -75,7 +75,7 @@ def table(speeds: dict[str, float]) -> str:
 
 
 def bars(speeds: dict[str, float]) -> list[Bar]:
-    """Slices both ways over the bus in each direction alone; the slowest sum over a copy."""
+    """Ratios: slices both ways to the bus in each direction alone, the slowest sum to a copy."""
     found = []
     for kind, wanted in (("BothWays", _BOTH_WAYS_OF_BUS), ("Reduce", _REDUCE_OF_MEMORY)):
         named = {name: speed for name, speed in speeds.items() if name.startswith(f"{kind}/")}

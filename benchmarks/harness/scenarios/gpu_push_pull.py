@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""push_pull of tensors on GPUs by two ranks of a node: beside its peers, its limits and a training stream."""
+"""push_pull of tensors on GPUs by two ranks of a node, beside peers, limits and a training stream."""
 
 from __future__ import annotations
 
@@ -70,12 +70,13 @@ def run(context: Context) -> Section:
         return section
     section.data = {"streams": streams, **asdict(speeds)}
     section.text = stream_table(streams, speeds, min(gpus, _RANKS)) + (
-        "\nThe same products of matrices on the training stream, alone and while a push_pull is under way; then a\n"
-        "push_pull by itself, from the last gradient to the last result, and the kernels and copies that it gives to\n"
-        "the trainer's own streams. Its limit is the sum of two, of B bytes with n ranks on each of g GPUs. In a\n"
-        "GPU's memory: n tensors read and written, 2n B at the speed of a copy there; of several GPUs a sum is\n"
-        "written, and copied into the tensors, (3n + 1) B. From GPU to GPU: what an all-reduce sends from each, and\n"
-        "brings to it, 2 (g - 1) / g B at the speed of one of two copies that go both ways at once.\n"
+        "\nThe same products of matrices run on the training stream, alone and while a push_pull is under\n"
+        "way. Then comes a push_pull by itself, from the last gradient to the last result, with the kernels\n"
+        "and copies that it gives to the trainer's own streams. Its limit is the sum of two terms, for B\n"
+        "bytes with n ranks on each of g GPUs. In a GPU's memory, n tensors are read and written: 2n B at\n"
+        "the speed of a copy there. With several GPUs a sum is written, too, and copied into the tensors:\n"
+        "(3n + 1) B. From GPU to GPU, an all-reduce sends from each, and brings to it, 2 (g - 1) / g B, at\n"
+        "the speed of one of two copies that go both ways at once.\n"
     )
     return section
 
@@ -109,10 +110,10 @@ def _streams(context: Context, variables: Mapping[str, str]) -> list[dict[str, A
 
 @dataclass(frozen=True)
 class Speeds:
-    """Bytes a second, of the first GPU."""
+    """Bytes a second on the first GPU."""
 
     memory_bytes_per_s: float  # Touched by a copy in its memory.
-    # To the second GPU while as much comes from there; none: there is no other, or no way to it.
+    # To the second GPU while as much comes from there. None: there is no second, or no way to it.
     peer_bytes_per_s: float | None = None
 
 
@@ -138,15 +139,13 @@ def _speeds(context: Context) -> Speeds:
 
 
 def limit_s(nbytes: int, speeds: Speeds, gpus: int) -> float | None:
-    """The shortest time in which the ranks, as many on each of `gpus`, can have their sum; none: not known."""
+    """The shortest time in which the ranks, as many on each of `gpus`, can have their sum. None: unknown."""
     if gpus == 0 or (gpus > 1 and speeds.peer_bytes_per_s is None):
         return None
     ranks = _RANKS // gpus
     touched = 2 * ranks  # Each rank's tensor, read and written.
     if gpus > 1:
-        touched += (
-            ranks + 1
-        )  # The sum among them lies in between: written, and read for each tensor.
+        touched += ranks + 1  # The sum among them is written, and read for each tensor.
     limit = nbytes * touched / speeds.memory_bytes_per_s
     if speeds.peer_bytes_per_s is not None:
         # An all-reduce's reduce-scatter, and its all-gather.

@@ -22,5 +22,5 @@ def run(context: Context) -> Section:
     contenders = training_step.makers(
         context.programs, device_variables(context.mode), with_nccl=count_gpus() > 1
     )
-    # How much may be added is not said: it is reported beside the peers.
+    # There is no bar for what may be added. It is reported beside the peers.
     return training_step.measure(context, TITLE, contenders, _CASES[context.mode], None)

@@ -26,8 +26,8 @@ _TIMEOUT_S = 300.0
 
 _MEMBERS = {"smoke": (1, 2), "quick": (2, 8), "default": (2, 4, 8, 16), "full": (2, 4, 8, 16, 32)}
 _JOBS = {"smoke": (1, 2), "quick": (1, 10), "default": (1, 10, 100), "full": (1, 10, 100)}
-# How long a repetition is, of the mode's batches: what a scheduler's turns even out in the time that
-# many processes need for a few dozen rounds each is not the aggregator's unfairness.
+# How many of the mode's batches a repetition takes. It is long enough for the scheduler's turns to even
+# out over a few dozen rounds of many processes, because those turns are not the aggregator's unfairness.
 _BATCHES = {"members": 2, "jobs": 6}
 _ROUNDS_MIN = {"members": 2, "jobs": 40}
 _TENSORS = {"smoke": 50, "quick": 10_000, "default": 10_000, "full": 10_000}
@@ -35,7 +35,7 @@ _TENSORS = {"smoke": 50, "quick": 10_000, "default": 10_000, "full": 10_000}
 
 @dataclass
 class _Grown:
-    """One number of members or jobs, and what it has cost."""
+    """One number of members or jobs, and its cost."""
 
     count: int
     contender: Contender
@@ -44,7 +44,7 @@ class _Grown:
     memory_bytes: int = 0
 
     def aggregator_cpu_s_per_gigabyte(self, size: int) -> float:
-        """Of contributions."""
+        """The aggregator's CPU seconds for a GB of contributions."""
         return median(
             [
                 each.cpu_s_of_programs.get(_AGGREGATOR, 0.0)
@@ -55,22 +55,22 @@ class _Grown:
         )
 
     def daemons_cpu_s_per_gigabyte(self, size: int) -> float:
-        """Likewise, of everything that serves."""
+        """The same for everything that serves."""
         return median(
             [b.cpu_s_of_daemons / (self.count * size * b.rounds) * 1e9 for b in self.batches]
         )
 
     def gigabytes_per_s(self, size: int) -> float:
-        """Of contributions, of all together."""
+        """The contributions of all members or jobs together."""
         return median([self.count * size * b.rounds / b.elapsed_s * 1e-9 for b in self.batches])
 
     def worst_share(self) -> float:
-        """How far the job that is farthest from its fair share of the speed is from it, over all repetitions."""
+        """How far the worst job is from its fair share of the speed, over all repetitions."""
         times_s = [each.workers_s for each in self.batches]
         return farthest_from_fair([sum(of_job) for of_job in zip(*times_s)])
 
     def worst_share_of_one(self) -> float:
-        """The same within one repetition, at the median: chance is in it, which evens out."""
+        """The same within one repetition, at the median. It includes chance, which evens out."""
         return median([farthest_from_fair(each.workers_s) for each in self.batches])
 
 
@@ -96,7 +96,7 @@ def run(context: Context) -> Section:
 
 
 def _measure(context: Context, what: str, grown: Sequence[_Grown], size: int) -> None:
-    """All of them in turns."""
+    """Measures all of them by turns."""
     for each in grown:
         each.idle_bytes = each.contender.memory_of_programs().get(_AGGREGATOR, 0)
     rounds: list[int] = []
@@ -181,7 +181,7 @@ def _members(context: Context, section: Section) -> str:
 def _jobs(context: Context, section: Section) -> str:
     counts = _JOBS[context.mode]
 
-    # Beside ours as many socket servers: what any server's bytes cost when so many take turns.
+    # As many socket servers beside ours show what any server's bytes cost when so many take turns.
     def make(cluster: Cluster, count: int, index: int) -> Contender:
         start = hosts.socket_ps_jobs if index % 2 else hosts.talweg_jobs
         return start(context.programs, cluster, count, f"{count} jobs", index)
@@ -221,7 +221,7 @@ def _jobs(context: Context, section: Section) -> str:
 def _tensors(context: Context, section: Section) -> str:
     count = _TENSORS[context.mode]
     times_s: dict[str, list[float]] = {"2 ranks of one node": [], "2 hosts, 1 aggregator host": []}
-    # Each is the start of a whole job: once is enough for a quick look.
+    # Each starts a whole job, so once is enough for a quick look.
     repetitions = 1 if context.mode == "quick" else context.effort.repetitions
     for repetition in range(repetitions):
         local = context.programs.in_own_network()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job that is open and has nothing to do: what the daemons use."""
+"""What the daemons use while an open job has nothing to do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(context: Context) -> Section:
         rows = []
         for name, contender in contenders.items():
             try:
-                # What has worked once may have more to keep going than what has not.
+                # A daemon that has worked once may have more to keep going than one that has not.
                 contender.measure("f32", [4096, 4 << 20], 1, 5, timeout_s=120)
             except ContenderFailed as failure:
                 context.notes.append(f"{TITLE}: {failure}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sum kernels beside memcpy, and loads and stores: bytes touched a second, in L2 and out of cache."""
+"""Bytes that the sum kernels touch a second, in L2 and out of cache, beside memcpy and plain loads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.scenario import Context, Section
 TITLE = "Sum kernels"
 _OF_LIMIT = 0.9
 _ISAS = ("avx512", "avx2", "portable")  # The best first.
-# Bytes touched: they lie in L2; and out of cache.
+# Bytes touched: in L2, and out of cache.
 _IN_L2, _OUT_OF_CACHE = 192 << 10, 192 << 20
 # Which benchmarks, by mode; ISA: the best instruction set.
 _FILTERS = {
@@ -44,9 +44,10 @@ def run(context: Context) -> Section:
     section.data = {"bytes_per_s": speeds, "instruction_set": isa}
     section.bars = bars(speeds, isa)
     section.text = (
-        "Bytes touched (inputs read, output written) a second, the median of all repetitions, which come in random\n"
-        "turns; each touches as many in all. Loads and stores: reads two inputs and writes an output, or the first\n"
-        "input, with one operation for each vector. docs/performance.md, Sum kernels: what bounds each.\n\n"
+        "Bytes touched (inputs read, output written) a second: the median of all repetitions, which come in\n"
+        "random turns. Each touches as many in all. Loads and stores alone read two inputs and write an\n"
+        "output, or the first input, with one operation for each vector. docs/performance.md, Sum kernels,\n"
+        "says what bounds each.\n\n"
     ) + table(speeds)
     return section
 
@@ -79,7 +80,7 @@ def _ratio(speed: float | None, limit: float | None) -> str:
 
 
 def _limit(speeds: dict[str, float], kernel: str, size: int) -> float | None:
-    """What loads and stores alone reach: in a cache. Out of it a memcpy tells how fast memory is."""
+    """What loads and stores alone reach in a cache. Out of cache a memcpy tells how fast memory is."""
     parts = kernel.split("/")
     if parts[0] != "Reduce" or size >= _OUT_OF_CACHE:
         return None
@@ -101,7 +102,7 @@ def bars(speeds: dict[str, float], isa: str) -> list[Bar]:
 
 
 def _groups(names: list[str]) -> dict[str, list[str]]:
-    """By what bounds them: floats of 16 bits are converted; many inputs are as many streams."""
+    """Groups kernels by what bounds them. 16-bit floats are converted; many inputs are many streams."""
     halves = [name for name in names if "f16/" in name]
     many = [name for name in names if "/sum_of_" in name]
     plain = [name for name in names if name not in halves + many]

@@ -26,7 +26,7 @@ _FAR_HOST = "aggregator"
 
 @dataclass(frozen=True)
 class Link:
-    """What every host with ranks has to the aggregator's."""
+    """The link from every host with ranks to the aggregator's host."""
 
     megabits_per_s: int
     round_trip_ms: int
@@ -36,7 +36,7 @@ class Link:
         return f"{rate_text(self.megabits_per_s)}, {self.round_trip_ms} ms there and back"
 
     def optimum_s(self, size: int, goodput: float) -> float:
-        """All bytes on the link, results right behind contributions, and the way itself."""
+        """The time for all bytes on the link, results right after contributions, and the way itself."""
         return size / goodput + self.round_trip_ms * 1e-3
 
 
@@ -66,11 +66,11 @@ def run(context: Context) -> Section:
         rows.append(table_row(link.setting, results, contenders, "of_optimum"))
     head = ["link", "gradient", "B, MB/s", "optimum", "Talweg", "of it", "socket server", "of it"]
     section.text = (
-        "Two hosts with a rank each, and one that only aggregates at the end of a cable that holds frames back\n"
-        "(`tests/netns/delay_line.py`). Each rank's host has a link of that rate each way, and as long a queue as\n"
-        "the way; the aggregator's is not shaped. The optimum is M/B and the way there and back, with B the goodput\n"
-        "of one TCP stream over the same link without delay. Options are the defaults, the kernel's included\n"
-        "(`tcp_wmem`, `tcp_rmem`).\n\n"
+        "Two hosts have a rank each. One that only aggregates is at the end of a cable that holds frames\n"
+        "back (`tests/netns/delay_line.py`). Each rank's host has a link of that rate each way, and as long\n"
+        "a queue as the way. The aggregator's link is not shaped. The optimum is M/B and the way there and\n"
+        "back, with B the goodput of one TCP stream over the same link without delay. Options are the\n"
+        "defaults, the kernel's included (`tcp_wmem`, `tcp_rmem`).\n\n"
     ) + markdown_table(head, rows)
     return section
 
@@ -79,7 +79,7 @@ def _run_link(context: Context, link: Link, size: int) -> list[Result]:
     programs = context.programs
     with Network([*_RANK_HOSTS, _FAR_HOST], programs.congestion_control) as network:
         for host in _RANK_HOSTS:
-            # As long a queue as the way: with less, reno cannot keep a link full by itself.
+            # The queue is as long as the way. With a shorter one reno cannot keep a link full by itself.
             queue_ms = max(25, link.round_trip_ms)
             network.shape(host, link.megabits_per_s * 1_000_000, queue_ms)
         context.progress(f"{link.setting}: one TCP stream")

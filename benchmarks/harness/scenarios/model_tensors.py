@@ -26,13 +26,11 @@ _TOGETHER_BYTES_MAX = 700_000_000
 
 @dataclass(frozen=True)
 class Place:
-    """Where the ranks are. No hosts: two ranks of one node."""
+    """Where the ranks are. Without hosts: two ranks of one node."""
 
     rank_hosts: int = 0
     aggregator_hosts: int = 0
-    megabits_per_s: int = (
-        0  # 0: as fast as it goes; else aggregators also stand on the ranks' hosts.
-    )
+    megabits_per_s: int = 0  # 0: unshaped. Otherwise aggregators also run on the ranks' hosts.
 
     @property
     def setting(self) -> str:
@@ -67,7 +65,7 @@ def run(context: Context) -> Section:
     section = Section(TITLE)
     what = _WHAT[context.mode]
     if context.mode == "smoke":
-        # A few of the small tensors, in all ways but the shaped one.
+        # A few of the small tensors, in every way except the shaped one.
         case = Case("tiny", (4096, 8, 12, 65536, 4), merged_for=frozenset([ONE_TENSOR]))
         for place in (_NODE, _TCP):
             section.results += _run_place(context, place, [case])
@@ -75,8 +73,8 @@ def run(context: Context) -> Section:
         section.results += _run_place(context, place, [_case(name) for name in names])
     section.bars = bars(section.results)
     section.text = (
-        "All tensors of a model's gradient are pushed, the last layer's first and the first layer's with the\n"
-        "highest priority, then waited for; beside it, in turns, another job pushes one tensor of the same\n"
+        "All tensors of a model's gradient are pushed, the last layer's first and the first layer's with\n"
+        "the highest priority. Then all are waited for. By turns another job pushes one tensor of the same\n"
         "size. The lists are in `benchmarks/models`.\n"
     )
     return section

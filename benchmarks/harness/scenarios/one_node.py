@@ -25,7 +25,7 @@ from harness.scenario import Context, Make, Section, fastest, find, ratio_bar, r
 TITLE = "Ranks of one node"
 NAMED = "25 MB"
 SMALL = "4 KiB"
-# From here on a case gets processes of its own: what it holds is then its own, too.
+# From here on a case gets processes of its own, so that the memory they hold is its own, too.
 _LARGE_BYTES = 25_000_000
 
 _CURVE = ("4KiB", "64KiB", "1MiB", "4MiB", "25MB", "100MB", "256MB")
@@ -82,11 +82,11 @@ def run(context: Context) -> Section:
             )
     section.bars = bars(section.results)
     section.text = (
-        "The limit is what memory allows at the very least: every rank's gradient read once and every rank's\n"
-        "result written once, in place, by all ranks at the same time, with no sum and no waiting.\n"
-        "Where Talweg has own buffers, gradients are written where its client keeps contributions, and are\n"
-        "summed there: nothing is copied. The bars at 25 MB take the faster of the two rows, as\n"
-        "they take the peers in their fastest documented mode, and say which that was.\n"
+        "The limit is the least that memory allows: every rank's gradient is read once and every rank's\n"
+        "result is written once, in place, by all ranks at the same time, with no sum and no waiting. Where\n"
+        "Talweg has own buffers, gradients are written where its client keeps contributions, and are summed\n"
+        "there, so nothing is copied. The bars at 25 MB take the faster of the two rows, as they take the\n"
+        "peers in their fastest documented mode, and say which that was.\n"
     )
     return section
 

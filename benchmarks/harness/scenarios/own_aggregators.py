@@ -39,9 +39,9 @@ def run(context: Context) -> Section:
             break
     section.bars = bars(section.results)
     section.text = (
-        "Each node has a rank, an agent and an aggregator, which sums its share of every tensor; nothing else.\n"
-        "What a node must send at the least is (n-1)/n of the gradient to the others' aggregators and 1/n of\n"
-        "the results to each of the others: 2(n-1)/n. The socket server stands on each node, too.\n"
+        "Each node has a rank, an agent and an aggregator, which sums its share of every tensor, and\n"
+        "nothing else. A node must send at least (n-1)/n of the gradient to the others' aggregators, and\n"
+        "1/n of the results to each of the others: 2(n-1)/n. Each node has a socket server, too.\n"
     )
     return section
 
@@ -55,7 +55,7 @@ def _run_setting(context: Context, count: int, sizes: tuple[str, ...]) -> list[R
             (TALWEG, partial(hosts.talweg, programs, cluster)),
             (SOCKET_PS, partial(hosts.socket_ps, programs, cluster)),
         ]
-        if context.mode != "smoke":  # Which has it elsewhere: importing torch takes long.
+        if context.mode != "smoke":  # Smoke has it elsewhere: importing torch takes long.
             makers.append((GLOO, partial(hosts.gloo, programs, cluster)))
         cases = [Case(format_bytes(size), (size,)) for size in map(parse_bytes, sizes)]
         return run_beside(context, "own_aggregators", f"{count} hosts", makers, count, cases)

@@ -37,11 +37,11 @@ _TIMEOUT_S = 600.0
 class _Replay:
     model: str
     megabits_per_s: int
-    turns: int  # Orders of each manner...
+    turns: int  # Orders for each manner...
     steps: int  # ... and steps of each order that count.
-    divisor: int = 1  # Of all tensors' sizes.
+    divisor: int = 1  # All tensors' sizes are divided by it.
     manners: tuple[str, ...] = _MANNERS
-    forward_share: float = _QUARTER  # Of the optimum of the communication.
+    forward_share: float = _QUARTER  # Times the optimum of the communication.
 
     @property
     def title(self) -> str:
@@ -171,8 +171,8 @@ def ideal_gain(
     """What priorities gain over first come, first served where neither loses any time.
 
     The link is busy all the time with both. First come, first served, the first layer's gradient
-    comes last, and the whole forward pass is still to be done; with priorities it is the largest
-    layer's, and what lies behind that.
+    comes last, and the whole forward pass is still to be done. With priorities the largest layer's
+    comes last, and only the rest of the forward pass from that layer on is still to be done.
     """
     count = {name: 0 for name, _, _ in profile}
     for tensor, shape in model:
@@ -185,7 +185,7 @@ def ideal_gain(
 
 
 def without_first(batch: Batch) -> list[float]:
-    """The steps of all ranks but their first ones, which have nothing to wait for."""
+    """The steps of all ranks, without their first ones, which have nothing to wait for."""
     each = batch.rounds
     return [
         round_s
@@ -212,7 +212,7 @@ def _run_real(context: Context, section: Section, model: str, batch: int, rate: 
             )
         ]
         makers.append((_DDP, partial(hosts.python_ranks, cluster, _DDP, [peer, "ddp"])))
-        # Several steps a turn: in the first one, part of what there is to wait for is over.
+        # A turn has several steps, because the first one has less to wait for.
         context.effort = Effort(effort.repetitions, 20 * effort.batch_s)
         try:
             case = Case(setting, (batch,), model)
@@ -222,7 +222,7 @@ def _run_real(context: Context, section: Section, model: str, batch: int, rate: 
     section.failed = section.failed or any(result.failure for result in results)
     rows = []
     for result in results:
-        # The mean, not the median: with overlap, what one step saves another may wait for.
+        # The mean, not the median: with overlap, one step may wait for what another saves.
         step_s = result.total_bytes * 1e-9 / result.gigabytes_per_s_median if result.rounds else 0
         rows.append([result.contender, format_seconds(step_s) if step_s else "failed"])
         section.data.setdefault(setting, {})[result.contender] = step_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slow links: an aggregator on every node and on k more hosts, against the best that can be."""
+"""Slow links: an aggregator on every node and on k more hosts, compared with the optimum."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Links:
 
     @property
     def with_gloo(self) -> bool:
-        """More aggregators make no difference to it."""
+        """Whether Gloo is measured, too. More aggregators make no difference to it."""
         return self.extra_hosts in (0, self.rank_hosts)
 
 
 def _all(megabits_per_s: int) -> tuple[Links, ...]:
-    """All shapes; with more than n further hosts the formula ends, and they would be idle."""
+    """All shapes. The formula ends at n further hosts; more would be idle."""
     shapes = [(2, 0), (2, 1), (2, 2), (4, 0), (4, 1), (4, 2), (4, 4)]
     return tuple(Links(megabits_per_s, hosts, extra) for hosts, extra in shapes)
 
@@ -71,11 +71,11 @@ def run(context: Context) -> Section:
         rows.append(table_row(links.setting, results, (TALWEG_IN_PLACE, GLOO), "over_optimum"))
     head = ["links", "gradient", "B, MB/s", "optimum", "Talweg", "over it", "Gloo", "over it"]
     section.text = (
-        "Every host's link has that rate each way (`tc ... tbf`). Aggregators run on the hosts with ranks and on\n"
-        "as many more as said. The optimum is that of BytePS's OSDI'20 paper, 2n(n-1)M / ((n^2+kn-2k)B), with B\n"
-        "the goodput of one TCP stream over these links in this run. Talweg's gradients are written where its\n"
-        "client keeps contributions (`talweg_contribution`), its fastest mode, and its results copied to other\n"
-        "buffers; Gloo's are reduced in place.\n\n"
+        "Every host's link has that rate each way (`tc ... tbf`). Aggregators run on the hosts with ranks\n"
+        "and on as many more as the case says. The optimum is that of BytePS's OSDI'20 paper, 2n(n-1)M /\n"
+        "((n^2+kn-2k)B), with B the goodput of one TCP stream over these links in this run. Talweg's\n"
+        "gradients are written where its client keeps contributions (`talweg_contribution`), its fastest\n"
+        "mode, and its results are copied to other buffers. Gloo's are reduced in place.\n\n"
     ) + markdown_table(head, rows)
     return section
 

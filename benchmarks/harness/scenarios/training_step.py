@@ -26,15 +26,15 @@ _NONE, _BARRIER, _DDP, _NCCL, _OPTIMIZER, _HOOK = (
     "DDP with Talweg's hook",
 )
 _OF_DDP = 1 / 3
-# A step is long: a batch of them needs more than a batch of push_pulls.
+# A step is long, so a batch of steps needs more time than a batch of push_pulls.
 _BATCH_S = 4.0
 _STEPS_MIN = 4
 
-# The heap keeps what is freed, as far as glibc lets it. Else it is chance whether a process gives memory back to
-# the kernel and takes it again in each step: none, or 18,000 page faults and 30 ms of them.
+# The heap keeps what is freed, as far as glibc lets it. Otherwise it is chance whether a process gives memory
+# back to the kernel and takes it again in each step: no page faults, or 18,000 of them in 30 ms.
 _STEADY_HEAP = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 
-# Model and batch of each process.
+# The model and the batch of each process.
 _CASES: dict[str, tuple[tuple[str, int], ...]] = {
     "smoke": (("tiny", 2),),
     "quick": (("mlp", 32),),
@@ -55,7 +55,7 @@ def _talweg(
 def makers(
     programs: Programs, variables: Mapping[str, str], with_nccl: bool = False
 ) -> list[tuple[str, Make]]:
-    """Those who train, without communication and with everybody's; `variables` go to their ranks."""
+    """The trainers: without communication, and with each contender's. `variables` go to their ranks."""
     network = programs.in_own_network()
     peer = str(programs.peers / "training_step.py")
     peers = {_NONE: "none", _DDP: "ddp", **({_NCCL: "nccl"} if with_nccl else {})}
@@ -83,10 +83,10 @@ def measure(
     cases: Sequence[tuple[str, int]],
     of_ddp: float | None,
 ) -> Section:
-    """What each of them adds to a step. `of_ddp`: how much of DDP's share ours may be, as a bar."""
+    """What each of them adds to a step. `of_ddp`: the bar for our share of what DDP adds."""
     section = Section(title)
     effort = context.effort
-    # A step of whoever is late to a repetition's first one is everybody's: it is not measured.
+    # A rank that is late to a repetition's first step delays everybody, so that step is not measured.
     steps_min = 1 if context.mode == "smoke" else _STEPS_MIN
     context.effort = Effort(effort.repetitions, effort.batch_s * _BATCH_S, math.inf, steps_min)
     results: list[Result] = []
@@ -114,27 +114,28 @@ def measure(
     section.bars = [] if of_ddp is None else bars(results, of_ddp)
     head = ["model", "how", "step", "p99", "added", "of DDP over Gloo's", "CPU a step"]
     section.text = markdown_table(head, rows) + (
-        "\nOne thread a process, SGD with momentum, gradient_as_bucket_view for DDP. `mlp` has 24.9 M parameters,\n"
-        "`resnet18` 11.2 M (pictures of 32 x 32). All jobs take turns on the same machine; what is added is\n"
-        "the median step less that of two processes that do not communicate; beside it, as a multiple of what\n"
-        "DDP over Gloo adds, where nine in ten draws of as many repetitions lie. With a barrier behind each backward\n"
-        "pass and nothing else a step is the slower rank's: less than that nobody adds who averages. On CPUs the\n"
-        "heaps of all keep what is freed (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`).\n"
+        "\nOne thread a process, SGD with momentum, gradient_as_bucket_view for DDP. `mlp` has 24.9 M\n"
+        "parameters, `resnet18` 11.2 M (pictures of 32 x 32). All jobs take turns on the same machine.\n"
+        "`added` is the median step less that of two processes that do not communicate. The column beside\n"
+        "it is a multiple of what DDP over Gloo adds; nine in ten draws of as many repetitions lie there.\n"
+        "With a barrier after each backward pass and nothing else, a step is the slower rank's: nobody who\n"
+        "averages adds less. On CPUs the heaps of all keep what is freed (`MALLOC_TRIM_THRESHOLD_`,\n"
+        "`MALLOC_MMAP_THRESHOLD_`).\n"
     )
     return section
 
 
 def cpu_s_per_step(result: Result) -> float:
-    """Of all processes of the job, a step of all ranks."""
+    """CPU seconds of all processes of the job, for a step of all ranks."""
     return result.cpu_s_per_gigabyte * result.total_bytes * 1e-9 * result.rank_count
 
 
 def of_ddp_interval(
     result: Result, base: Result | None, ddp: Result | None
 ) -> tuple[float, float] | None:
-    """Where what `result` adds lies, as a multiple of what `ddp` adds, by nine draws in ten.
+    """The bounds of what `result` adds, as a multiple of what `ddp` adds, for nine draws in ten.
 
-    None where that says nothing, because `ddp` adds nothing in one of them.
+    None where that says nothing, because `ddp` adds nothing in one of the draws.
     """
     if base is None or ddp is None or result.contender in (base.contender, ddp.contender):
         return None

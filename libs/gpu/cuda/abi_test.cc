@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Our declarations of the driver and of NCCL against the headers of the toolkit: under
-// --config=cuda only. Most of it is checked by the compiler.
+// Compares our declarations of the driver and of NCCL with the headers of the toolkit, under
+// --config=cuda only. The compiler checks most of it.
 #include <cstddef>
 #include <cstdio>
 #include <tuple>
@@ -20,7 +20,7 @@
 namespace talweg::gpu::cuda {
 namespace {
 
-// The same in a call: as large, and a pointer, a class or a number in both.
+// Both are the same in a call: as large, and a pointer, a class or a number in both.
 template <class Ours, class Theirs>
 constexpr bool kSameArgument =
     sizeof(Ours) == sizeof(Theirs) && std::is_pointer_v<Ours> == std::is_pointer_v<Theirs> &&

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NVIDIA's GPUs of this machine under the conformance suite. Runs under ./test --gpu only; peers
-// are processes of their own: this program once more, told by TALWEG_GPU_PEER to serve a socket.
+// The conformance suite on NVIDIA's GPUs of this machine, under ./test --gpu only. Peers are
+// processes of their own: this program once more, told by TALWEG_GPU_PEER to serve a socket.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -62,7 +62,7 @@ struct ReplyMessage {
   int32_t code = 0;
   char text[500] = {};
   Peer::Shared shared;
-  uint64_t bytes = 0;  // That follow.
+  uint64_t bytes = 0;  // How many bytes follow.
 };
 
 bool WriteAll(int fd, const void* data, size_t bytes) {
@@ -96,7 +96,7 @@ ReplyMessage ReplyOf(const absl::Status& status) {
   return reply;
 }
 
-// Has a kernel read memory that is not there any more; OK if what follows is as device.h has it.
+// Makes a kernel read memory that is gone. Returns OK if what follows is as device.h says.
 absl::Status Fault(const GpuUuid& uuid) {
   TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Platform> platform, NewCudaPlatform({}));
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, platform->Open(uuid));
@@ -107,7 +107,7 @@ absl::Status Fault(const GpuUuid& uuid) {
   TALWEG_ASSIGN_OR_RETURN(const EventId done, device->NewEvent(EventScope::kProcess));
   void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   const auto free = reinterpret_cast<int (*)(uint64_t)>(dlsym(driver, "cuMemFree_v2"));
-  // Behind the device's back, which would refuse what follows.
+  // Frees without the device, which would refuse what follows.
   if (free(gone.address) != 0) return absl::InternalError("cuMemFree");
   const uint64_t inputs[] = {gone.address, gone.address + kBytes / 2};
   TALWEG_RETURN_IF_ERROR(device->Reduce(stream, {.dtype = DType::kF32, .op = Op::kSum}, inputs,

@@ -98,7 +98,8 @@ absl::Status CudaCommunicator::Post(const char* what, uint64_t send_bytes, uint6
   for (size_t i = 0; i < parts.size() && !HasFailed(result); ++i) {
     failed = i;
     entered = devices_[i]->Enter();
-    if (!entered.ok()) break;  // The others would wait for this part: the communicator fails.
+    // The other parts would wait for this one, so the communicator fails.
+    if (!entered.ok()) break;
     result = call(parts[i], comms_[i], streams[i]);
   }
   const NcclResult ended = nccl_->GroupEnd();
@@ -176,7 +177,7 @@ void CudaCommunicator::Abort() {
     NcclComm const comm = std::exchange(comms_[i], nullptr);
     if (comm == nullptr) continue;
     devices_[i]->Enter().IgnoreError();
-    nccl_->CommAbort(comm);  // What it says changes nothing: the communicator is gone.
+    nccl_->CommAbort(comm);  // Its result changes nothing: the communicator is gone.
   }
   if (error_.ok()) error_ = absl::UnavailableError("the communicator was aborted");
 }

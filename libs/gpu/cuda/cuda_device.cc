@@ -17,8 +17,8 @@
 namespace talweg::gpu::cuda {
 namespace {
 
-// Blocks of a grid for each multiprocessor, at most: with more, each thread has too little to do;
-// the kernels go on with what is behind the grid.
+// The most blocks of a grid for each multiprocessor. With more, each thread has too little to do.
+// The kernels go on with what the grid does not cover.
 constexpr uint64_t kBlocksPerMultiprocessor = 8;
 
 }  // namespace
@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open(
 
 CudaDevice::~CudaDevice() {
   Wakeups::Get().DropAll(wakeups_);
-  // Failures are not to be helped here; all of it goes with the context at the latest.
+  // Nothing can be done about failures here. Everything goes with the context at the latest.
   const DriverApi& api = *driver_;
   api.CtxSetCurrent(context_);
   for (const auto& [id, stream] : streams_) api.StreamDestroy(stream);
@@ -92,7 +92,7 @@ CudaDevice::~CudaDevice() {
   if (module_ != nullptr) api.ModuleUnload(module_);
   api.CtxSetCurrent(nullptr);
   api.PrimaryCtxRelease(device_);
-  // The runtime under NCCL holds it as well, and would keep what is of no use to anybody.
+  // NCCL's runtime holds the context as well, and would keep what is of no use to anybody.
   if (!lost_.ok()) api.PrimaryCtxReset(device_);
 }
 
@@ -111,9 +111,9 @@ absl::Status CudaDevice::Check(CuResult result, const char* what) {
 absl::Status CudaDevice::CheckShared(CuResult result, const char* what) {
   const absl::Status status =
       DriverStatus(*driver_, result, absl::StrCat(what, " on ", Describe(info_)));
-  // Of a process that it does not reach the driver says almost anything: that a value, a handle, or
-  // this context is invalid, that mapping failed, that it does not know. Only these say what they
-  // mean; a context that is gone indeed says so to the next call as well.
+  // The driver says almost anything about a process that it does not reach: that a value, a handle,
+  // or this context is invalid, that mapping failed, that it does not know. Only the results below
+  // mean what they say. A context that is really gone says so to the next call as well.
   const bool is_vague = result == kCuInvalidContext || result == kCuUnknown;
   if (status.ok() || absl::IsResourceExhausted(status) || (absl::IsAborted(status) && !is_vague)) {
     return Check(result, what);
@@ -253,7 +253,7 @@ absl::Status CudaDevice::WakeWhenDone(EventId event) {
   TALWEG_ASSIGN_OR_RETURN(const WakeStream on, IdleWakeStream());
   TALWEG_RETURN_IF_ERROR(
       Check(driver_->StreamWaitEvent(on.stream, found->event, 0), "cuStreamWaitEvent"));
-  // Before the launch: the driver's thread may be faster than this one.
+  // Set before the launch, because the driver's thread may be faster than this one.
   on.is_idle->store(false);
   void* const number = Wakeups::Get().Add({wakeups_, on.is_idle});
   const absl::Status launched =
@@ -310,9 +310,9 @@ absl::Status CudaDevice::ReachPeer(const CudaDevice& peer) {
   int reaches = 0;
   TALWEG_RETURN_IF_ERROR(Check(driver_->DeviceCanAccessPeer(&reaches, device_, peer.device_),
                                "cuDeviceCanAccessPeer"));
-  if (reaches == 0) return absl::OkStatus();  // The driver copies by way of the host.
+  if (reaches == 0) return absl::OkStatus();  // The driver copies through the host.
   const CuResult result = driver_->CtxEnablePeerAccess(peer.context_, 0);
-  // NCCL asks for it as well, and the GPU may have as many peers as it can.
+  // NCCL asks for peer access as well, and the GPU may have as many peers as it can.
   if (result == kCuPeerAccessAlreadyEnabled || result == kCuTooManyPeers) return absl::OkStatus();
   return Check(result, "cuCtxEnablePeerAccess");
 }
@@ -340,8 +340,9 @@ void CudaDevice::LoadKernels(std::span<const std::byte> image) {
     return;
   }
   kernels_status_ = Check(driver_->ModuleLoadData(&module_, image.data()), "cuModuleLoadData");
-  // All, now: a driver that loads lazily does so when a function is first asked for, and may wait
-  // for everything on the GPU to do it. That is not for a step, with collectives under way.
+  // Loads all functions now. A driver that loads lazily does so when a function is first asked for,
+  // and may wait for everything on the GPU. A step with collectives under way cannot wait like
+  // that.
   for (const std::string& name : kernels::KernelNames()) {
     if (!kernels_status_.ok()) return;
     kernels_status_ = Check(driver_->ModuleGetFunction(&kernels_[name], module_, name.c_str()),

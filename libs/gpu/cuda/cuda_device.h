@@ -84,7 +84,7 @@ class CudaDevice final : public Device {
   struct Mapped {
     bool imported = false;
   };
-  // For one wake-up at a time: one must not hold up another.
+  // A stream for one wake-up at a time, so that none holds up another.
   struct WakeStream {
     CuStream stream = nullptr;
     std::shared_ptr<std::atomic<bool>> is_idle;
@@ -100,13 +100,13 @@ class CudaDevice final : public Device {
   CudaDevice(std::shared_ptr<const DriverApi> driver, std::shared_ptr<PinnedRegions> pinned,
              CuDevice device, CuContext context, GpuInfo info);
 
-  // The status of a call on this device; remembers that the device is lost.
+  // The status of a call on this device. Remembers that the device is lost.
   absl::Status Check(CuResult result, const char* what);
-  // Of a call about another process's memory or event.
+  // The status of a call about another process's memory or event.
   absl::Status CheckShared(CuResult result, const char* what);
   absl::StatusOr<Event*> FindEvent(EventId event);
   absl::Status Unpin(std::span<std::byte> bytes, bool allocated);
-  // Has copies to the peer's memory go straight there, if the machine can.
+  // Makes copies to the peer's memory go straight there, if the machine can.
   absl::Status ReachPeer(const CudaDevice& peer);
   absl::Status CheckHost(std::span<const std::byte> bytes) const;
   absl::StatusOr<CuFunction> FindKernel(const kernels::ReducePlan& plan);
@@ -133,7 +133,7 @@ class CudaDevice final : public Device {
   std::map<StreamId, CuStream> streams_;
   std::map<EventId, Event> events_;
   std::vector<WakeStream> wake_streams_;
-  std::set<CuContext> peers_;  // That ReachPeer has asked for.
+  std::set<CuContext> peers_;  // The peers that ReachPeer asked for.
   const std::shared_ptr<Descriptor> wakeups_;
 };
 

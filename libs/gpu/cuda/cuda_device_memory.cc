@@ -103,16 +103,17 @@ absl::StatusOr<DeviceSpan> CudaDevice::Map(const MemoryHandle& handle) {
       CheckShared(driver_->IpcOpenMemHandle(&address, ToDriver(handle), kCuIpcLazyPeerAccess),
                   "cuIpcOpenMemHandle"));
   if (memory_.Find(address) != nullptr) {
-    // The driver counts; the mapping that was there stays.
+    // The driver counts, so the mapping that was there stays.
     TALWEG_RETURN_IF_ERROR(Check(driver_->IpcCloseMemHandle(address), "cuIpcCloseMemHandle"));
     return absl::InvalidArgumentError("the handle's memory is mapped already");
   }
-  // How far it goes the driver has to say: whoever sent the handle is not to be believed.
+  // The driver says how far the memory goes, because the sender of the handle is not to be
+  // believed.
   CuDevicePointer base = 0;
   size_t bytes = 0;
   absl::Status status =
       Check(driver_->MemGetAddressRange(&base, &bytes, address), "cuMemGetAddressRange");
-  // What is small lies in a larger block with others, which are mapped with it.
+  // A small allocation lies in a larger block with others, which are mapped with it.
   const uint64_t before = address - base;
   if (status.ok() && (address < base || before >= bytes)) {
     status = absl::UnimplementedError(

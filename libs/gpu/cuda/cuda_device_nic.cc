@@ -20,8 +20,8 @@ absl::StatusOr<NicMemory> CudaDevice::OpenToNic(DeviceSpan span) {
             "cuPointerSetAttribute(SYNC_MEMOPS)"));
   NicMemory memory{.address = span.address, .bytes = span.bytes, .device = device_};
   int fd = -1;
-  // Without one the NIC's driver finds the memory by its address, if the kernel has
-  // nvidia-peermem: that is for the registration to say.
+  // Without a dma-buf the NIC's driver finds the memory by its address, if the kernel has
+  // nvidia-peermem. The registration says whether it has.
   const bool has_dma_buf = Attribute(*driver_, device_, kCuAttributeDmaBufSupported) != 0;
   if (has_dma_buf && driver_->MemGetHandleForAddressRange != nullptr &&
       driver_->MemGetHandleForAddressRange(&fd, span.address, span.bytes, kCuRangeHandleDmaBuf,
@@ -47,7 +47,7 @@ absl::Status CudaDevice::ReadNow(std::span<std::byte> target, DeviceSpan source)
   return Check(driver_->MemcpyDtoH(target.data(), source.address, source.bytes), "cuMemcpyDtoH");
 }
 
-// Memory that is open to NICs is marked so that the driver waits for the last byte.
+// Memory that is open to NICs is marked, so that the driver waits for the last byte.
 absl::Status CudaDevice::WriteNow(DeviceSpan target, std::span<const std::byte> source) {
   TALWEG_RETURN_IF_ERROR(Enter());
   TALWEG_RETURN_IF_ERROR(CheckCopy(target.bytes, source.size()));

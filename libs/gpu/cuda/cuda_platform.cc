@@ -133,7 +133,7 @@ class CudaPlatform final : public Platform {
   const std::vector<Found> gpus_;
   const CudaOptions options_;
   const std::shared_ptr<cuda::PinnedRegions> pinned_ = std::make_shared<cuda::PinnedRegions>();
-  std::shared_ptr<const cuda::NcclApi> nccl_;  // Opened by the first communicator.
+  std::shared_ptr<const cuda::NcclApi> nccl_;  // The first communicator opens it.
 };
 
 }  // namespace

@@ -24,17 +24,17 @@ struct CudaOptions {
   std::span<const std::byte> kernel_image = kernels::Image();
 };
 
-// NVIDIA's GPUs, through what is installed on this machine when it is called; nothing of it is
-// linked. UNIMPLEMENTED or NOT_FOUND, with the remedy, where there is no driver or no GPU. Open
+// NVIDIA's GPUs, through what is installed on this machine at the time of the call. Nothing of it
+// is linked. UNIMPLEMENTED or NOT_FOUND, with the remedy, where there is no driver or no GPU. Open
 // retains the GPU's primary context, and loads the kernels into it.
 absl::StatusOr<std::unique_ptr<Platform>> NewCudaPlatform(const CudaOptions& options);
 
-// What there is to know without a context, for people.
+// What can be known without a context, for people.
 struct CudaFacts {
   absl::Status driver;     // Why there is none, or no GPU.
   int driver_version = 0;  // 13000: CUDA 13.0
   std::vector<GpuInfo> gpus;
-  absl::Status nics_reach_gpus;  // Why NICs do not, of the first GPU that they do not reach.
+  absl::Status nics_reach_gpus;  // Why NICs do not reach the first GPU that they do not.
   absl::Status nccl;             // Why there is none.
   std::string nccl_version;
   std::string nccl_library;

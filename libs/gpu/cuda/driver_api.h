@@ -11,9 +11,9 @@
 #include <string>
 #include <type_traits>
 
-// NVIDIA's driver interface as far as it is used, declared here so that nothing but a driver is
-// needed, and that only where there is a GPU: the library is opened at run time. abi_test compares
-// these declarations with cuda.h.
+// Declares the part of NVIDIA's driver interface that is used, so that only a driver is needed, and
+// only where there is a GPU. The library is opened at run time. abi_test compares these
+// declarations with cuda.h.
 namespace talweg::gpu::cuda {
 
 using CuResult = int;
@@ -29,7 +29,7 @@ using CuHostFunction = void (*)(void* argument);
 struct CuUuid {
   char bytes[16];
 };
-struct CuIpcHandle {  // Of memory, and of an event.
+struct CuIpcHandle {  // A handle of memory, or of an event.
   char reserved[64];
 };
 
@@ -160,7 +160,7 @@ inline constexpr unsigned kCuIpcLazyPeerAccess = 1;
     CuResult(CuFunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,    \
              CuStream, void**, void**))
 
-// Of later drivers: null where they are not.
+// Functions of later drivers. Null where the driver does not have them.
 #define TALWEG_GPU_LATER_DRIVER_FUNCTIONS(X)                      \
   X(MemGetHandleForAddressRange, "cuMemGetHandleForAddressRange", \
     CuResult(void*, CuDevicePointer, size_t, int, unsigned long long)) /* CUDA 11.7 */
@@ -174,16 +174,16 @@ struct DriverApi {
   int version = 0;  // 12040: CUDA 12.4 is the latest that this driver knows.
 };
 
-// Opens the driver's library and initialises it; stays open as long as the process. UNIMPLEMENTED
-// says what is missing, with the remedy.
+// Opens the driver's library and initialises it. It stays open as long as the process.
+// UNIMPLEMENTED says what is missing, with the remedy.
 absl::StatusOr<std::shared_ptr<const DriverApi>> OpenDriver(const std::string& library);
 
-// The status of a failed call, OK for kCuSuccess: `what` says which, on what.
+// The status of a call: OK for kCuSuccess, else a failure. `what` says which call, on what.
 absl::Status DriverStatus(const DriverApi& driver, CuResult result, const std::string& what);
 
 // 0 where the driver does not know the attribute.
 int Attribute(const DriverApi& driver, CuDevice device, int attribute);
-// Whether NICs may read and write the GPU's memory, and it can tell when they have written.
+// OK if NICs may read and write the GPU's memory, and the GPU can tell when they have written.
 // UNIMPLEMENTED says what is missing.
 absl::Status NicsReach(const DriverApi& driver, CuDevice device, const std::string& gpu);
 

@@ -13,8 +13,8 @@
 #include "libs/base/dtype.h"
 #include "libs/gpu/cuda/driver_api.h"
 
-// NCCL as far as it is used, as driver_api.h has the driver; 300 MB that are opened only by an
-// agent whose ranks use several GPUs.
+// Declares the part of NCCL that is used, as driver_api.h does for the driver. Only an agent whose
+// ranks use several GPUs opens its 300 MB.
 namespace talweg::gpu::cuda {
 
 using NcclResult = int;
@@ -47,7 +47,7 @@ struct NcclUniqueId {
   char internal[128];
 };
 
-// As of NCCL 2.14, whose size and version it states: later ones take it so, and fill in the rest.
+// The struct of NCCL 2.14, with its size and version. Later ones accept it, and fill in the rest.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
@@ -87,8 +87,8 @@ struct NcclApi {
   std::string library;
 };
 
-// The first of `libraries` that can be opened. UNIMPLEMENTED says where it was looked for, and how
-// to get it.
+// Opens the first of `libraries` that can be opened. UNIMPLEMENTED says where it looked, and how to
+// get NCCL.
 absl::StatusOr<std::shared_ptr<const NcclApi>> OpenNccl(const std::vector<std::string>& libraries);
 
 // CHECKs that Communicator::Combines has them.

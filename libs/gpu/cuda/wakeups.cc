@@ -36,7 +36,7 @@ void Wakeups::Signal(void* number) {
   if (!wakeup) return;
   wakeup->is_idle->store(true);
   const uint64_t one = 1;
-  // Full means that many wake-ups are waiting already.
+  // A full counter means that many wake-ups are waiting already.
   [[maybe_unused]] const ssize_t written = write(wakeup->descriptor->get(), &one, sizeof(one));
 }
 

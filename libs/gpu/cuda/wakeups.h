@@ -15,12 +15,12 @@ namespace talweg::gpu::cuda {
 
 struct Wakeup {
   std::shared_ptr<Descriptor> descriptor;
-  std::shared_ptr<std::atomic<bool>> is_idle;  // The stream that it comes from.
+  std::shared_ptr<std::atomic<bool>> is_idle;  // The stream's.
 };
 
-// The wake-ups of this process that are under way. The driver calls on a thread of its own: perhaps
-// when the device is gone, and never of a context that is lost. So a call owns nothing: it is given
-// a number, and the device lets go of what is left of its own.
+// The wake-ups of this process that are under way. The driver calls on a thread of its own, perhaps
+// after the device is gone, and never for a context that is lost. So a call owns nothing: it gets a
+// number, and the device lets go of what is left of its own.
 //
 // Any thread may call.
 class Wakeups {
@@ -29,11 +29,11 @@ class Wakeups {
 
   // The number to give to Signal.
   void* Add(Wakeup wakeup);
-  // It will not come.
+  // The wake-up will not come.
   void Drop(void* number) { Take(number); }
-  // All that would write to this descriptor.
+  // Drops all that would write to this descriptor.
   void DropAll(const std::shared_ptr<Descriptor>& descriptor);
-  // Writes to the descriptor, unless the wake-up was dropped. The driver's to call.
+  // Writes to the descriptor, unless the wake-up was dropped. The driver calls it.
   static void Signal(void* number);
 
  private:

@@ -21,7 +21,8 @@ std::optional<AccessLog::Access> AccessLog::Enter(uint64_t begin, uint64_t end, 
     const bool known = earlier.tick <= clock.Of(earlier.actor);
     const bool conflicts = kind == AccessKind::kWrite || earlier.kind == AccessKind::kWrite;
     if (!known && conflicts && !race) race = earlier;
-    // Whoever races with the earlier access also races with this one, once it is known.
+    // An access that races with the earlier one also races with this one, once the earlier one is
+    // known.
     const bool covers = known && (kind == AccessKind::kWrite || earlier.kind == kind);
     if (!covers) {
       kept.push_back(std::move(earlier));

@@ -14,12 +14,12 @@ namespace talweg::gpu::fake {
 // The host, a NIC, or one stream.
 using Actor = uint64_t;
 inline constexpr Actor kHost = 0;
-// What NICs read, and write: no streams have these numbers.
+// What NICs read, and write. No stream has these numbers.
 inline constexpr Actor kNicReads = ~Actor{0};
 inline constexpr Actor kNicWrites = ~Actor{0} - 1;
 
-// How far a piece of work knows every actor to have come: an access of actor a at a's tick t is
-// done for whoever has t <= Of(a).
+// How far a piece of work knows every actor to have come. An access of actor a at a's tick t is
+// done for everybody whose Of(a) is at least t.
 class VectorClock {
  public:
   uint64_t Of(Actor actor) const {
@@ -40,9 +40,9 @@ class VectorClock {
 
 enum class AccessKind : uint8_t { kRead, kWrite };
 
-// Who touched which bytes of one piece of memory. Two accesses to a byte, one of them a write,
-// that no chain of stream order, events and the host's questions puts in order are a race: found
-// whatever the time that they happened to take.
+// Who touched which bytes of one piece of memory. Two accesses to a byte, one of them a write, are
+// a race if no chain of stream order, events and the host's questions orders them. The log finds a
+// race whatever time the accesses happened to take.
 class AccessLog {
  public:
   struct Access {
@@ -59,7 +59,7 @@ class AccessLog {
   std::optional<Access> Enter(uint64_t begin, uint64_t end, AccessKind kind, Actor actor,
                               const VectorClock& clock, const std::string& what);
 
-  // An access by one of these actors that whoever has this clock does not know to be done.
+  // An access by one of these actors that this clock does not know to be done.
   std::optional<Access> Unfinished(const VectorClock& clock,
                                    const std::function<bool(Actor)>& is_of_interest) const;
 

@@ -12,11 +12,11 @@
 
 namespace talweg::gpu::fake {
 
-// Writes to a descriptor when events are done, which files do not tell: looks at them now and then,
-// on a thread of its own, which it has from the first event on. Any thread may call.
+// Writes to a descriptor when events are done. Files do not tell that, so it looks at them now and
+// then, on a thread of its own that begins with the first event. Any thread may call.
 class EventWatcher {
  public:
-  // Of an eventfd that outlives it.
+  // `descriptor`: an eventfd that outlives the watcher.
   explicit EventWatcher(int descriptor) : descriptor_(descriptor) {}
   ~EventWatcher();
   EventWatcher(const EventWatcher&) = delete;
@@ -30,7 +30,7 @@ class EventWatcher {
   const int descriptor_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::shared_ptr<SharedFile>> events_;  // That are not done.
+  std::vector<std::shared_ptr<SharedFile>> events_;  // Not done yet.
   bool stops_ = false;
   std::thread thread_;
 };

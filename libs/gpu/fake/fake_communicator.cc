@@ -125,7 +125,8 @@ absl::Status FakeCommunicator::ReduceScatter(DType dtype, Op op, uint64_t shard_
   const uint64_t shard_bytes = shard_elements * DTypeSize(dtype);
   return Post("a reduce-scatter", shard_bytes * devices_.size(), shard_bytes, parts,
               [=](const std::vector<Place>& sends, const std::vector<Place>& receives) {
-                // All, before any is stored: who receives in place sends from there.
+                // Computes all before it stores any, because a part that receives in place sends
+                // from there.
                 std::vector<std::vector<std::byte>> shards;
                 for (size_t i = 0; i < receives.size(); ++i) {
                   shards.push_back(Combine(dtype, op, shard_elements, sends, i * shard_bytes));

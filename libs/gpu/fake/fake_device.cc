@@ -27,7 +27,8 @@ FakeDevice::FakeDevice(World& world, std::shared_ptr<PinnedRegions> pinned, size
       pinned_(std::move(pinned)),
       gpu_(gpu),
       wakeups_(std::make_shared<Descriptor>(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))),
-      // Elsewhere in every process: an address that is sent instead of a handle is found out.
+      // Different in every process, so that an address that is sent instead of a handle is found
+      // out.
       next_address_(0x7f00'0000'0000 + (world.random.Below(1 << 20) << 20)) {
   state().devices.insert(this);
 }
@@ -311,7 +312,7 @@ absl::Status FakeDevice::ReduceTo(StreamId stream, const ReduceSpec& spec,
   std::vector<Place> poisoned;
   for (size_t o = 0; o < outputs.size(); ++o) {
     TALWEG_ASSIGN_OR_RETURN(const Place target, Resolve({outputs[o], plan.bytes}));
-    // The storage need not lie as the addresses do.
+    // The storage need not be aligned as the addresses are.
     TALWEG_CHECK(AddressOf(target.memory->data) % kernels::kVectorBytes == 0);
     plan.arguments.outputs[o] = AddressOf(target.data());
     accesses.push_back({target, AccessKind::kWrite});

@@ -36,7 +36,7 @@ struct Place {
   std::byte* data() const { return memory->data + offset; }
 };
 
-// Whoever looks at what is being written is found out.
+// Poison, so that whoever reads what is being written is found out.
 inline void Poison(const Place& place) {
   std::memset(place.data(), static_cast<int>(kPoison), place.bytes);
 }
@@ -92,18 +92,18 @@ class FakeDevice final : public Device {
 
   // ----- For communicators and the machine. -----
 
-  // ABORTED when the GPU is lost; else moves the machine.
+  // ABORTED when the GPU is lost. Otherwise moves the machine.
   absl::Status Ready();
   bool HasStream(StreamId stream) const { return streams_.contains(stream); }
   absl::StatusOr<Place> Resolve(DeviceSpan span) const;
   VectorClock& clock_of(StreamId stream) { return streams_.at(stream).clock; }
-  // Nothing else may be posted to it until it is released.
+  // Nothing else may be posted to the stream until it is released.
   void Reserve(StreamId stream, bool reserved);
   // Enters the accesses of work that is posted now, and posts it.
   void Post(StreamId stream, Work work, const std::vector<Access>& accesses,
             const std::string& what);
-  // The context is lost: its work stops where it is, every call is ABORTED. What it did is over
-  // for everybody once it is destroyed.
+  // The context is lost: its work stops where it is, and every call is ABORTED. Once it is
+  // destroyed, what it did is over for everybody.
   void Lose();
 
  private:
@@ -127,9 +127,9 @@ class FakeDevice final : public Device {
   absl::StatusOr<Place> ResolveHost(std::span<const std::byte> bytes) const;
   absl::StatusOr<Stream*> FindStream(StreamId stream);
   absl::StatusOr<Event*> FindEvent(EventId event);
-  // Violates if work of this device may still use the memory.
+  // A violation if work of this device may still use the memory.
   void CheckUnused(const fake::Memory& memory, const char* doing) const;
-  // `doing` waits for all of this device's work: violates if some may never end.
+  // `doing` waits for all of this device's work. A violation if some of it may never end.
   void CheckEnds(const std::string& doing) const;
   uint64_t Place256(uint64_t bytes);
   absl::Status Pin(std::span<std::byte> bytes, std::unique_ptr<std::byte[]> allocated);

@@ -20,7 +20,7 @@ absl::StatusOr<MemoryInfo> FakeDevice::Memory() {
 
 uint64_t FakeDevice::Place256(uint64_t bytes) {
   const uint64_t address = next_address_;
-  // A hole behind each piece, so that nothing runs on into the next.
+  // A hole after each piece, so that nothing runs on into the next.
   next_address_ += RoundUp(bytes, 256) + 4096;
   return address;
 }

@@ -342,7 +342,7 @@ TEST_CASE("fake: a communicator starts, and launches, in its own time", "[gpu]")
   CHECK(p.PollAfter(2'000'000) == State::kReady);
   REQUIRE(p.Sum().ok());
   CHECK(p.communicator->Poll() == State::kBusy);
-  // A record now would not be behind the collective.
+  // A record now would not come after the collective.
   REQUIRE(p.device->Record(p.event, p.parts[0].stream).ok());
   CHECK_THAT(p.OnlyViolation(), Contains("before its communicator is ready"));
   CHECK(p.PollAfter(20'000) == State::kReady);
@@ -401,12 +401,12 @@ TEST_CASE("fake: a lost GPU fails its communicators", "[gpu]") {
   CHECK(p.IsDone());  // The GPU that is left goes on.
 }
 
-TEST_CASE("fake: a collective orders all its streams behind all of them", "[gpu]") {
+TEST_CASE("fake: a collective orders all its streams after all of them", "[gpu]") {
   Pair p;
   CHECK(p.PollAfter(2'000'000) == State::kReady);
   const DeviceSpan send = {p.parts[0].send, 4000};
   REQUIRE(p.device->CopyToDevice(p.a, send, p.host.first(4000)).ok());
-  REQUIRE(p.Sum().ok());  // Not behind the copy.
+  REQUIRE(p.Sum().ok());  // Nothing puts it after the copy.
   CHECK_THAT(p.OnlyViolation(), Contains("an all-reduce"));
 }
 

@@ -52,7 +52,7 @@ absl::Status FakeDevice::WriteNow(DeviceSpan target, std::span<const std::byte> 
   return absl::OkStatus();
 }
 
-// Of what a NIC was given: a span that OpenToNic had, or part of it.
+// The place of what a NIC was given: a span that OpenToNic had, or part of it.
 Place FakeMachine::NicPlace(Device& device, DeviceSpan span) const {
   world_->Advance();
   const auto place = dynamic_cast<FakeDevice&>(device).Resolve(span);
@@ -65,8 +65,8 @@ Place FakeMachine::NicPlace(Device& device, DeviceSpan span) const {
 
 void FakeMachine::NicReads(Device& device, DeviceSpan span, std::span<std::byte> target) {
   const Place place = NicPlace(device, span);
-  // Behind its own writes, since a read on PCIe pushes those before it; the host knows that it
-  // has been, and nothing of the writes.
+  // After its own writes, since a read on PCIe pushes those before it. The host knows that the read
+  // was made, and nothing of the writes.
   world_->nic_reads.Tick(kNicReads);
   VectorClock clock = world_->host_clock;
   clock.Merge(world_->nic_reads);

@@ -51,13 +51,13 @@ TEST_CASE("FakeNic: what it reads is done, and known to be", "[gpu]") {
   Fixture f;
   f.Copy(f.pages, f.other);
   const bool asked = GENERATE(false, true);
-  f.clock.Advance(1'000'000'000);  // Done in truth, which is no reason.
+  f.clock.Advance(1'000'000'000);  // It is done, but nothing has told so.
   if (asked) f.Finish();
   f.machine.NicReads(*f.device, f.pages, f.bytes);
   CHECK(f.machine.violations().empty() == asked);
   if (!asked) CHECK_THAT(f.machine.violations()[0], Contains("a NIC reads"));
   f.machine.ClearViolations();
-  f.Copy(f.pages, f.other);  // Behind the read, as the host knows.
+  f.Copy(f.pages, f.other);  // After the read, as the host knows.
   CHECK(f.machine.violations().empty());
 }
 
@@ -75,14 +75,14 @@ TEST_CASE("FakeNic: what it wrote is the GPU's when it was flushed", "[gpu]") {
   CHECK(f.bytes == written);
 }
 
-TEST_CASE("FakeNic: a read of its own behind its writes needs no flush", "[gpu]") {
+TEST_CASE("FakeNic: a read of its own after its writes needs no flush", "[gpu]") {
   Fixture f;
   const std::vector<std::byte> written(f.pages.bytes, std::byte{7});
   f.machine.NicWrites(*f.device, f.pages, written);
   f.machine.NicReads(*f.device, f.pages, f.bytes);
   CHECK(f.machine.violations().empty());
   CHECK(f.bytes == written);
-  // The GPU's engines know nothing of it all the same.
+  // The GPU's engines still know nothing of it.
   f.Copy(f.other, f.pages);
   CHECK_FALSE(f.machine.violations().empty());
 }

@@ -11,8 +11,9 @@
 #include <string>
 #include <vector>
 
-// What fake GPUs that several processes share are made of: files of a directory. The standard
-// library only, since the stub of the driver is a shared library, which Debian's Abseil is not for.
+// Files of a directory, which make up the fake GPUs that several processes share. It uses the
+// standard library only, because the stub of the driver is a shared library and Debian's Abseil is
+// not made for these.
 namespace talweg::gpu::fake {
 
 inline constexpr size_t kHeaderBytes = 4096;
@@ -21,26 +22,26 @@ inline constexpr char kEventKind[] = "ev";
 using HandleBytes = std::array<std::byte, 64>;
 
 struct SharedMachineOptions {
-  std::string directory;  // Is there, on a file system that can be mapped; its owner removes it.
-  // Its GPUs as this process sees them, in this order: as by CUDA_VISIBLE_DEVICES.
+  std::string directory;  // Exists and can be mapped; its owner removes it.
+  // The GPUs that this process sees, in this order, as by CUDA_VISIBLE_DEVICES.
   std::vector<size_t> gpus = {0};
-  // Events that this process records are never done, as if what lies before them never ended.
+  // Events that this process records are never done, as if the work before them never ended.
   bool stalls = false;
 };
 
-// "DIRECTORY:COUNT", or "DIRECTORY:COUNT/3,1" for those that are visible, as a test gives it to a
-// program. None: it is not, or not of 1 to 64 GPUs.
+// Reads "DIRECTORY:COUNT", or "DIRECTORY:COUNT/3,1" for the visible ones, as a test gives it to a
+// program. None: the text is something else, or not of 1 to 64 GPUs.
 std::optional<SharedMachineOptions> ReadSharedMachine(const std::string& text);
 
 std::array<uint8_t, 16> SharedUuid(size_t gpu);
 
-// A file of the machine, mapped. Whoever made it holds a lock on it for as long as it lives.
+// A file of the machine, mapped. Its maker holds a lock on it for as long as the maker lives.
 class SharedFile {
  public:
-  // `near`: mapped there if that is free. Null, and errno: not to be had.
+  // `near`: mapped there if that is free. Null, with errno: not possible.
   static std::shared_ptr<SharedFile> Make(const std::string& directory, const std::string& kind,
                                           size_t bytes, void* near = nullptr);
-  // Null: no handle of that kind, or its maker is gone.
+  // Null: this is no handle of that kind, or its maker is gone.
   static std::shared_ptr<SharedFile> Open(const std::string& directory, const std::string& kind,
                                           const HandleBytes& handle);
   SharedFile() = default;
@@ -64,13 +65,13 @@ class SharedFile {
   size_t bytes_ = 0;
 };
 
-// The first bytes of a memory's file: on which GPU, and how long. Behind kHeaderBytes is the
-// memory.
+// The first bytes of a memory's file: on which GPU, and how long. The memory itself begins at
+// kHeaderBytes.
 struct MemoryHeader {
   uint64_t gpu;
   uint64_t bytes;
 };
-// The first bytes of an event's file: how often it was recorded, and up to which of these is done.
+// The first bytes of an event's file: how often it was recorded, and how many of these are done.
 struct EventState {
   std::atomic<uint64_t> recorded;
   std::atomic<uint64_t> done;

@@ -103,7 +103,7 @@ class SharedDevice final : public Device {
   }
   absl::Status Unmap(DeviceSpan span) override { return Forget(span, true); }
 
-  // Whoever writes to files is seen at once.
+  // A write to a file is seen at once.
   absl::StatusOr<NicMemory> OpenToNic(DeviceSpan span) override {
     TALWEG_RETURN_IF_ERROR(Ready());
     TALWEG_RETURN_IF_ERROR(HolderForNic(memory_, span).status());
@@ -163,7 +163,7 @@ class SharedDevice final : public Device {
   absl::Status Wait(StreamId stream, EventId event) override {
     TALWEG_RETURN_IF_ERROR(CheckStream(stream));
     TALWEG_ASSIGN_OR_RETURN(const bool done, Query(event));
-    // On a GPU it would be a wait that a dead process never ends.
+    // On a GPU this would be a wait that a dead process never ends.
     return done ? absl::OkStatus()
                 : absl::InternalError("a stream was to wait for an event that is not done");
   }

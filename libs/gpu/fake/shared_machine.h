@@ -11,16 +11,16 @@
 #include "libs/gpu/fake/shared_files.h"
 
 // Fake GPUs that several processes share: a test's ranks and the agent that serves them. Memory and
-// events are files of a directory, which is the machine; handles are their names. A file
-// lostGPU.PID there takes that GPU's context from that process, until it opens it again. Work is
-// done when it is posted. Nothing of time, order and races is found here: that is FakeMachine's.
+// events are files of a directory, which is the machine. Handles are the files' names. A file
+// lostGPU.PID there takes that GPU's context from that process, until the process opens it again.
+// Work is done when it is posted. It finds nothing of time, order and races; FakeMachine does.
 namespace talweg::gpu::fake {
 
-// A process that sees all its GPUs: as with CUDA, memory that a process has mapped stays when its
+// A process that sees all its GPUs. As with CUDA, memory that a process has mapped stays when its
 // owner dies, and can then no longer be opened.
 absl::StatusOr<std::unique_ptr<Platform>> NewSharedPlatform(const SharedMachineOptions& options);
 
-// ReadSharedMachine, with an error.
+// Like ReadSharedMachine, with an error.
 absl::StatusOr<SharedMachineOptions> ParseSharedMachine(const std::string& text);
 
 }  // namespace talweg::gpu::fake

@@ -104,7 +104,7 @@ bool Timeline::Settle() {
   return BeginTimed() || progress;
 }
 
-// What takes no time: marks, waits that are over, arrivals.
+// Passes what takes no time: marks, waits that are over, arrivals.
 bool Timeline::PassInstant(Stream& stream) {
   if (stream.works.empty() || stream.ends_ns) return false;
   Work& work = stream.works.front();

@@ -22,15 +22,15 @@ namespace talweg::gpu::fake {
 struct Mark {
   bool done = false;
   Actor recorder = kHost;
-  VectorClock clock;  // What is done when it is.
+  VectorClock clock;  // What is done when the mark is.
   std::vector<std::function<void()>> on_done;
 };
 
-// What one piece of work of a GPU at a time can have.
+// What one piece of work can have of a GPU at a time.
 enum class Engine : uint8_t { kNone, kToHost, kToDevice, kCompute };
 inline constexpr size_t kEngineCount = 4;
 
-// Work that several streams do together: it starts when all have come to it.
+// Work that several streams do together. It starts when all have come to it.
 struct Rendezvous {
   size_t parties = 0;
   int64_t not_before_ns = 0;
@@ -58,25 +58,25 @@ struct Work {
 
 // Streams of work on the engines of several GPUs, in virtual time: every stream in its order, all
 // streams at once. Work that is ready together is taken by priority, then by chance. Effects happen
-// at the beginnings and ends of work, whose times do not depend on when Advance is called.
+// at the beginnings and ends of work. Their times do not depend on when Advance is called.
 class Timeline {
  public:
   Timeline(size_t gpu_count, uint64_t seed) : engines_(gpu_count), random_(seed) {}
 
   Actor NewStream(size_t gpu, StreamPriority priority);
   void Post(Actor stream, Work work);
-  // The stream's work goes on; it ends with the last of it.
+  // The stream's work goes on. The stream ends with the last of it.
   void Close(Actor stream);
-  // Its work is never done.
+  // The stream's work is never done.
   void Drop(Actor stream);
 
-  // To `now_ns`, which never goes back. Not from within an effect.
+  // Moves to `now_ns`, which never goes back. Do not call it from within an effect.
   void Advance(int64_t now_ns);
   int64_t now_ns() const { return now_ns_; }
   // When the next work ends if nothing is posted.
   std::optional<int64_t> NextEndNs() const;
   bool IsIdle(Actor stream) const;
-  // What the stream's end may wait for for ever: work of streams that are not among `own`, or a
+  // What the stream's end may wait for without end: work of streams that are not among `own`, or a
   // collective that hangs. Null: nothing.
   const char* MayNeverEnd(Actor stream, const std::set<Actor>& own) const;
 
@@ -86,7 +86,7 @@ class Timeline {
     StreamPriority priority;
     bool closed = false;
     bool at_rendezvous = false;
-    std::optional<int64_t> ends_ns;  // Of the first work, once it has begun.
+    std::optional<int64_t> ends_ns;  // When the first work ends, once begun.
     std::deque<Work> works;
   };
   using Engines = bool[kEngineCount];  // Which are taken.
@@ -94,7 +94,7 @@ class Timeline {
     Engines taken = {};
   };
 
-  // Begins and passes what can be at now_ns_; whether there was anything.
+  // Begins and passes what can be at now_ns_. Returns whether there was anything.
   bool Settle();
   bool PassInstant(Stream& stream);
   bool BeginTimed();

@@ -26,7 +26,7 @@ namespace talweg::gpu::fake {
 
 class FakeDevice;
 
-// In memory that nobody has written yet, or that is being written.
+// Fills memory that nobody has written yet, or that is being written.
 inline constexpr std::byte kPoison{0xee};
 
 // Device memory, or pinned host memory.
@@ -64,23 +64,23 @@ class World {
   uint64_t FreeBytes(const GpuState& gpu) const;
   std::array<std::byte, 64> NewHandle();
   void Violate(std::string what);
-  // Enters an access in the memory's log, and its race, if it is one, in the violations.
+  // Enters an access in the memory's log. If it is a race, enters it in the violations.
   void Touch(Memory& memory, uint64_t offset, uint64_t bytes, AccessKind kind, Actor actor,
              const VectorClock& actor_clock, const std::string& what);
-  // Gives the bytes back once neither its owner nor anybody else has it.
+  // Gives the bytes back once neither the owner nor anybody else has them.
   void ForgetIfUnused(Memory& memory);
 
   const Clock& clock;
   const FakeMachineOptions options;
   Random random;
   Timeline timeline;
-  VectorClock host_clock;  // What the hosts of all processes know, as if they told each other.
-  VectorClock nic_reads;   // Only what NICs have read.
-  VectorClock nic_writes;  // What is there once they are flushed.
+  VectorClock host_clock;  // The hosts' of all processes, as if they told each other.
+  VectorClock nic_reads;   // What NICs have read, no more.
+  VectorClock nic_writes;  // What is there after a flush.
   std::vector<GpuState> gpus;
   std::map<MemoryHandle, std::weak_ptr<Memory>> exported_memory;
   std::map<EventHandle, std::weak_ptr<SharedEvent>> exported_events;
-  // Of all processes, by address.
+  // All processes' pinned memory, by address.
   std::map<uint64_t, std::shared_ptr<Memory>> pinned;
   uint64_t pinned_bytes = 0;
   int pinning_policy = -1;

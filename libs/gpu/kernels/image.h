@@ -7,8 +7,8 @@
 
 namespace talweg::gpu::kernels {
 
-// The compiled kernels (a fatbin: machine code for each architecture, PTX for later ones). Empty
-// in a build without --config=cuda.
+// The compiled kernels (a fatbin: machine code for each architecture, PTX for later ones). Empty in
+// a build without --config=cuda.
 std::span<const std::byte> Image();
 
 }  // namespace talweg::gpu::kernels

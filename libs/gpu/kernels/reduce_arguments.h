@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-// What the kernels and those who launch them agree on. nvcc compiles this too, as C++17.
+// What the kernels and their callers agree on. nvcc compiles this too, as C++17.
 namespace talweg::gpu::kernels {
 
 // How the inputs x0, x1, ... of one element become its output. Always from the left.
@@ -28,8 +28,8 @@ inline constexpr uint32_t kVectorBytes = 16;
 // Threads of a block: what the kernels are compiled for.
 inline constexpr uint32_t kBlockThreads = 256;
 
-// The elements are `head` that precede the first vector, the vectors, and a tail; without vectors,
-// all are head. Vectors lie at multiples of kVectorBytes in every buffer.
+// The elements are a `head` before the first vector, the vectors, and a tail. Without vectors all
+// are head. Vectors lie at multiples of kVectorBytes in every buffer.
 struct ReduceArguments {
   uint64_t inputs[kInputsMax];
   uint64_t outputs[kOutputsMax];

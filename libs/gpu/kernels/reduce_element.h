@@ -8,9 +8,9 @@
 #include "libs/gpu/kernels/reduce_arguments.h"
 
 // The reduction kernels, for a GPU (nvcc) and for the host (any compiler, without contraction of
-// products and sums): one text, so that the host's tests are about what the GPU runs. What differs
-// between the two stands under __CUDA_ARCH__: the conversions of f16, and how an instruction that
-// rounds to nearest and is never fused is spelled.
+// products and sums). It is one text, so that the host's tests cover what the GPU runs. What
+// differs between the two stands under __CUDA_ARCH__: the conversions of f16, and the names of the
+// instructions that round to nearest and are never fused.
 //
 // The rules are those of docs/arithmetic.md. Nothing here depends on which thread takes an element.
 #if defined(__CUDACC__)
@@ -99,8 +99,8 @@ TALWEG_HD T OneNan(T x) {
   return x;  // Integers.
 }
 
-// A NaN on either side gives the one NaN, and -0 is less than +0: equal numbers differ in their
-// sign alone, so that of the two patterns the lesser zero is the union and the greater the
+// A NaN on either side gives the one NaN, and -0 is less than +0. Equal numbers differ in their
+// sign alone, so the lesser zero is the union of the two patterns, and the greater the
 // intersection.
 template <class Float, class Bits>
 TALWEG_HD Float LesserFloat(Float a, Float b, Bits nan) {
@@ -151,7 +151,7 @@ TALWEG_HD float FromF16(uint16_t bits) {
 #endif
 }
 
-// To nearest, ties to even. `value` is no NaN but the one.
+// Rounds to nearest, ties to even. `value` is no NaN but the one.
 TALWEG_HD uint16_t ToF16(float value) {
   if (IsNan(value)) return 0x7e00;  // A GPU's own conversion has another one.
 #if defined(__CUDA_ARCH__)
@@ -178,8 +178,8 @@ TALWEG_HD uint16_t ToF16(float value) {
 TALWEG_HD float FromBF16(uint16_t bits) {
   return BitCast<float>(static_cast<uint32_t>(bits) << 16);
 }
-// To nearest, ties to even; a carry makes the next exponent, or infinity. No NaN but the one,
-// which has no low bits.
+// Rounds to nearest, ties to even. A carry makes the next exponent, or infinity. `value` is no NaN
+// but the one, which has no low bits.
 TALWEG_HD uint16_t ToBF16(float value) {
   const uint32_t bits = BitCast<uint32_t>(value);
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
@@ -246,7 +246,7 @@ struct Kernel {
   using Stored = typename E::Stored;
   using Lane = typename E::Lane;
   static constexpr uint32_t kLanes = kVectorBytes / sizeof(Stored);
-  // Vectors of an input that a thread has in flight: enough to hide the memory's latency, few
+  // How many vectors of an input a thread has in flight: enough to hide the memory's latency, few
   // enough for the registers that their lanes take.
   static constexpr uint32_t kUnroll = kLanes <= 4 ? 4 : 2;
 
@@ -254,7 +254,7 @@ struct Kernel {
     Stored lanes[kLanes];
   };
 
-  // Inputs, as `count` if it is not 0: then loads of all of them are in flight at once.
+  // A fixed number of inputs lets loads of all of them be in flight at once.
   TALWEG_HD static void Run(const ReduceArguments& arguments, uint64_t thread,
                             uint64_t thread_count) {
     switch (arguments.input_count) {
@@ -289,7 +289,7 @@ struct Kernel {
           Add1(loaded, lanes);
         }
       }
-      // Behind all loads of these elements: an output may be an input.
+      // Stored after all loads of these elements, because an output may be an input.
       Vector results[kUnroll];
       TALWEG_UNROLL
       for (uint32_t u = 0; u < kUnroll; ++u) {
@@ -310,7 +310,7 @@ struct Kernel {
     }
   }
 
-  // Before the first vector and behind the last.
+  // Takes the elements before the first vector and after the last.
   TALWEG_HD static void Elements(const ReduceArguments& arguments, uint64_t thread,
                                  uint64_t thread_count) {
     const Lane scale = static_cast<Lane>(arguments.scale);
@@ -332,7 +332,7 @@ struct Kernel {
     return reinterpret_cast<const Stored*>(static_cast<uintptr_t>(input))[at];
   }
 
-  // In one piece, and not through the L1 cache, of which data that is touched once has nothing.
+  // Loads in one piece, past the L1 cache, which is of no use to data that is touched once.
   TALWEG_HD static Vector LoadVector(const Vector* from) {
 #if defined(__CUDA_ARCH__)
     const uint4 words = __ldcg(reinterpret_cast<const uint4*>(from));

@@ -17,7 +17,7 @@ struct Scaling {
   double scale;
 };
 
-// A division by a power of two and a multiplication by its inverse round the same number.
+// Dividing by a power of two and multiplying by its inverse round the same number.
 Scaling ScalingOf(const ReduceSpec& spec) {
   switch (spec.op) {
     case Op::kMin: return {Combine::kMin, 1};
@@ -106,7 +106,7 @@ absl::Status CheckReduce(const ReduceSpec& spec, std::span<const uint64_t> input
       return absl::InvalidArgumentError(
           absl::StrCat(what, ": outputs ", other, " and ", o, " overlap"));
     }
-    size_t same = 0;  // Inputs that this output is.
+    size_t same = 0;  // How many inputs this output is.
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!Overlap(inputs[i], outputs[o], bytes)) continue;
       if (inputs[i] == outputs[o] && ++same == 1) continue;

@@ -17,7 +17,7 @@ namespace talweg::gpu::kernels {
 
 // How one Device::Reduce is done.
 struct ReducePlan {
-  // A single input that nothing scales: its bytes are copied, NaNs untouched, but to itself.
+  // A single input that nothing scales: its bytes are copied, NaNs untouched, except onto itself.
   bool is_copy = false;
   uint64_t bytes = 0;                 // Of each buffer; 0: nothing to do.
   DType dtype = DType::kUnspecified;  // Whose kernel does it: elements of the same size.
@@ -25,7 +25,7 @@ struct ReducePlan {
   ReduceArguments arguments = {};
 };
 
-// INVALID_ARGUMENT: not as Device::ReduceTo wants it.
+// INVALID_ARGUMENT: the arguments are not as Device::ReduceTo wants them.
 absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec, std::span<const uint64_t> inputs,
                                       std::span<const uint64_t> outputs, uint64_t element_count);
 inline absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec,
@@ -36,11 +36,11 @@ inline absl::StatusOr<ReducePlan> PlanReduce(const ReduceSpec& spec,
 
 // "talweg_reduce_f32_sum": of a plan's dtype and combination.
 std::string KernelName(DType dtype, Combine combine);
-// Of all kernels that there are.
+// The names of all kernels.
 std::vector<std::string> KernelNames();
 
-// Does on the host what the kernel does on a GPU, as thread_count threads one after the other.
-// The plan's addresses are those of host memory.
+// Does on the host what the kernel does on a GPU, as thread_count threads one after the other. The
+// plan's addresses are those of host memory.
 void RunOnHost(const ReducePlan& plan, uint64_t thread_count);
 
 }  // namespace talweg::gpu::kernels

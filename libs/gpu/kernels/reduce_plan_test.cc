@@ -30,7 +30,7 @@ TEST_CASE("PlanReduce: vectors where all buffers lie alike, elements around them
   CHECK(plan->bytes == 400);
   CHECK_FALSE(plan->is_copy);
   CHECK(plan->arguments.head == 3);
-  CHECK(plan->arguments.vectors == 24);  // 3 + 24 * 4 = 99, and one behind.
+  CHECK(plan->arguments.vectors == 24);  // 3 + 24 * 4 = 99, and one after.
   CHECK(plan->arguments.element_count == 100);
   CHECK(plan->arguments.input_count == 2);
 }

@@ -73,7 +73,7 @@ TEST_CASE("import: events of either process order both processes' work", "[gpu]"
   PeerCase c;
   if (c.skipped()) return;
   for (uint64_t round = 2; round < 8; ++round) {
-    // Behind what this process took of the round before.
+    // Only after this process took the round before.
     REQUIRE(c.peer->Write(round, round > 2).ok());
     REQUIRE(c.device->Wait(c.stream, c.written).ok());
     REQUIRE(c.device->CopyToHost(c.stream, c.host, c.mapped.Part(0, kBytes)).ok());

@@ -123,7 +123,7 @@ TEST_CASE("device: a NIC is given whole pages of this process's own", "[gpu]") {
   const uint64_t skipped = (kNicPageBytes - memory.address % kNicPageBytes) % kNicPageBytes;
   const DeviceSpan pages = memory.Part(skipped, 3 * kNicPageBytes);
   const auto opened = c.device->OpenToNic(pages);
-  if (!opened.ok()) {  // Some GPUs have no such thing; they say so.
+  if (!opened.ok()) {  // Some GPUs cannot do this, and say so.
     CHECK(absl::IsUnimplemented(opened.status()));
     CHECK_THAT(std::string(opened.status().message()), Contains(FormatUuid(c.device->info().uuid)));
     return;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kBytes = 100'003;
 
-TEST_CASE("peer: bytes go from one GPU to another, each way, behind what is posted before",
+TEST_CASE("peer: bytes go from one GPU to another, each way, after what is posted before",
           "[gpu]") {
   Case c;
   if (c.skipped()) return;
@@ -30,7 +30,7 @@ TEST_CASE("peer: bytes go from one GPU to another, each way, behind what is post
   REQUIRE(c.device->CopyToDevice(to, here, host).ok());
   REQUIRE(c.device->CopyToPeer(to, *peer, there, here).ok());
   c.Finish(to);
-  // Elsewhere on the way back, so that what was there at first is not taken for it.
+  // To another place on the way back, so that nobody takes what was there first for it.
   const DeviceSpan home = c.Memory(kBytes);
   REQUIRE(peer->CopyToPeer(back, *c.device, home, there).ok());
   const EventId returned = *peer->NewEvent(EventScope::kProcess);

@@ -88,7 +88,7 @@ TEST_CASE("event: recorded anew, it no longer stands for what was before", "[gpu
   writer.Post(2);
   REQUIRE(c.device->Record(event, writer.stream).ok());
   REQUIRE(c.device->Wait(reader, event).ok());
-  // The reader waits for the writer still; the event stands for an idle stream from now on.
+  // The reader still waits for the writer. The event stands for an idle stream from now on.
   REQUIRE(c.device->Record(event, idle).ok());
   REQUIRE(c.device->CopyToHost(reader, result, writer.target).ok());
   c.Finish(reader);

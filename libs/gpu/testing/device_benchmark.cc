@@ -24,9 +24,9 @@
 #include "libs/gpu/fake/shared_machine.h"
 #include "libs/status/status.h"
 
-// The limits of the first GPU, and what comes of them when it is used as the agent uses it: streams
-// of high priority, pinned memory, events that are asked. From the first post until the event
-// behind the last was seen done. And what lies between it and the second, if there is one.
+// The limits of the first GPU, and what is reached when it is used as the agent uses it: streams of
+// high priority, pinned memory, events that are asked. Time runs from the first post until the
+// event after the last was seen done. If there is a second GPU, also the way between the two.
 //
 //   BM_Down/BYTES, BM_Up/BYTES  one copy to the host, one from there: the bus
 //   BM_AtOnce/BYTES             one copy down and one up, at once: the bus both ways
@@ -70,14 +70,14 @@ class Bench {
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
 
-  // Runs `post` again and again; each time until all that is on the streams is done.
+  // Runs `post` again and again, each time until all that is on the streams is done.
   void Run(benchmark::State& state, std::span<const StreamId> streams, uint64_t bytes,
            const std::function<absl::Status()>& post) {
     std::vector<On> all;
     for (const StreamId stream : streams) all.push_back({device_, stream});
     RunOn(state, all, bytes, post);
   }
-  // That, on streams of several devices.
+  // The same, on streams of several devices.
   struct On {
     Device& device;
     StreamId stream;
@@ -193,7 +193,7 @@ void BM_Peer(benchmark::State& state, Device& device, Device& peer, bool both_wa
   });
 }
 
-// `peer`: null, if there is one GPU.
+// `peer`: null if there is one GPU only.
 void Register(Device& device, Device* peer, const Sizes& sizes) {
   const auto add = [](const std::string& name, const std::function<void(benchmark::State&)>& run) {
     benchmark::RegisterBenchmark(name.c_str(), run)->UseManualTime()->Unit(benchmark::kMicrosecond);

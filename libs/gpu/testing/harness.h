@@ -14,7 +14,7 @@
 
 #include "libs/gpu/device.h"
 
-// What tests of GPUs share: the conformance suite (conformance_*.cc) is linked into the test of
+// What tests of GPUs share. The conformance suite (conformance_*.cc) is linked into the test of
 // every implementation, which defines NewHarness.
 namespace talweg::gpu {
 
@@ -24,20 +24,20 @@ class Peer {
   struct Shared {
     MemoryHandle memory;
     uint64_t bytes = 0;
-    EventHandle written;  // Recorded by the peer behind each Write.
-    EventHandle taken;    // For this process to record.
+    EventHandle written;  // The peer records it after each Write.
+    EventHandle taken;    // This process records it.
   };
 
   virtual ~Peer() = default;
   // Allocates, writes Pattern(seed), and returns when that is done.
   virtual absl::StatusOr<Shared> Share(uint64_t bytes, uint64_t seed) = 0;
-  // Posts writing of Pattern(seed), behind the latest record of `taken` if it says so, and records
-  // `written`.
+  // Posts writing of Pattern(seed), and records `written`. If told so, it waits for the latest
+  // record of `taken` first.
   virtual absl::Status Write(uint64_t seed, bool wait_for_taken) = 0;
   // What the memory holds, once all the peer's work is done.
   virtual absl::StatusOr<std::vector<std::byte>> Read() = 0;
   virtual absl::Status Free() = 0;
-  // At once, as by a signal.
+  // Dies at once, as by a signal.
   virtual void Kill() = 0;
 };
 
@@ -46,19 +46,19 @@ class Harness {
  public:
   virtual ~Harness() = default;
   virtual Platform& platform() = 0;
-  // Lets time pass until `done` says so; false when that takes a minute.
+  // Lets time pass until `done` says so. Returns false when that takes a minute.
   virtual bool RunUntil(const std::function<bool()>& done) = 0;
   // Null where there can be none.
   virtual std::unique_ptr<Peer> NewPeer(const GpuUuid& uuid) = 0;
-  // An allocation of this size fails.
+  // A size whose allocation fails.
   virtual uint64_t TooManyBytes(Device& device) = 0;
-  // Whether Device::Reduce is there.
+  // Whether Device::Reduce works here.
   virtual bool HasKernels() { return true; }
   // Called at the end of each case.
   virtual void CheckClean() {}
 };
 
-// Null: not on this machine; NewHarness has said why, as "SKIPPED: reason".
+// Null: not on this machine. NewHarness has said why, as "SKIPPED: reason".
 std::unique_ptr<Harness> NewHarness();
 
 // One case: a harness and the first GPU's device. Usage: `Case c; if (c.skipped()) return;`
@@ -84,7 +84,7 @@ void FillPattern(std::span<std::byte> bytes, uint64_t seed);
 std::vector<std::byte> Pattern(uint64_t seed, size_t size);
 bool IsPattern(std::span<const std::byte> bytes, uint64_t seed);
 
-// A peer that works on a platform of this process; what child processes are made of as well.
+// A peer that works on a platform of this process. Child processes use it as well.
 std::unique_ptr<Peer> NewPlatformPeer(std::unique_ptr<Platform> platform, const GpuUuid& uuid,
                                       std::function<bool(const std::function<bool()>&)> run_until);
 

@@ -15,7 +15,7 @@
 namespace talweg::transport {
 namespace {
 
-// A connection of the composite says in its lowest bit whose it is.
+// The lowest bit of a composite's connection says which part has it.
 enum class Part : uint64_t { kNetwork = 0, kLocal = 1 };
 
 ConnectionId Outer(ConnectionId inner, Part part) {
@@ -31,7 +31,8 @@ class CompositeRegistration final : public Registration {
     bytes_ = network_.bytes();
     base_ = network_.Ref();
   }
-  // Of a device: the host's own memory carries nothing of it.
+  // A device's memory is registered with the network alone: the host's own memory carries none of
+  // it.
   explicit CompositeRegistration(Region network) : network_(std::move(network)) {
     bytes_ = network_.bytes();
     base_ = network_.Ref();
@@ -73,7 +74,7 @@ class CompositeTransport final : public Transport {
 
   absl::StatusOr<ConnectionId> Connect(const std::string& address) override {
     const bool is_local = address.starts_with("local:");
-    // Of several addresses the caller would have selected the local one, if it could reach it.
+    // Had the caller been able to reach the local address, it would have selected it.
     absl::StatusOr<ConnectionId> connection =
         is_local ? local_->Connect(address) : network_->Connect(SelectAddress(address, false));
     if (!connection.ok()) return connection.status();
@@ -109,7 +110,7 @@ class CompositeTransport final : public Transport {
   }
 
   int Poll(EventSink& sink, int events_max) override {
-    // They take turns in having the whole budget first.
+    // The two take turns in having the whole budget first.
     local_first_ = !local_first_;
     const Part first = local_first_ ? Part::kLocal : Part::kNetwork;
     const Part second = local_first_ ? Part::kNetwork : Part::kLocal;

@@ -11,10 +11,10 @@
 
 namespace talweg::transport {
 
-// Both at once: listens on both ("fi:tcp://10.0.0.7:20000,local:@talweg-3f..."), connects by the
-// address's scheme, registers memory with both under one Ref, whoever writes to it; a device's with
-// the network alone, for connections over it.
-// RESOURCE_EXHAUSTED when the process has no descriptors left.
+// Joins a network and a local transport. It listens on both
+// ("fi:tcp://10.0.0.7:20000,local:@talweg-3f..."), and connects by the address's scheme. It
+// registers host memory with both under one Ref, whoever writes to it, and a device's memory with
+// the network alone. RESOURCE_EXHAUSTED when the process has no descriptors left.
 absl::StatusOr<std::unique_ptr<Transport>> NewCompositeTransport(
     std::unique_ptr<Transport> network, std::unique_ptr<LocalTransport> local);
 

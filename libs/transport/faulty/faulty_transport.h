@@ -12,15 +12,15 @@ namespace talweg::transport {
 
 struct Faults {
   uint64_t seed = 1;
-  // Every frame (and what is posted behind it) waits a random time up to this: between a write and
-  // the frame that announces it the world may change.
+  // Every frame, and what is posted after it, waits a random time up to this. So the world may
+  // change between a write and the frame that announces it.
   int64_t frame_delay_ns_max = 0;
   // A connection breaks after a random number of posted operations up to this; 0: it does not.
   uint64_t break_after_operations_max = 0;
 };
 
-// Wraps `inner` for tests. Promises what every Transport promises, worse luck included.
-// `clock` outlives the transport.
+// Wraps `inner` for tests. It keeps every promise of a Transport and adds bad luck. `clock`
+// outlives the transport.
 std::unique_ptr<Transport> NewFaultyTransport(std::unique_ptr<Transport> inner,
                                               const Faults& faults, const Clock* clock);
 

@@ -33,7 +33,7 @@ std::unique_ptr<Harness> NewHarness() { return std::make_unique<FaultyHarness>()
 
 namespace {
 
-TEST_CASE("Faulty: time passes between a write and the frame behind it", "[transport]") {
+TEST_CASE("Faulty: time passes between a write and the frame after it", "[transport]") {
   const auto network = NewLoopbackNetwork();
   ManualClock clock;
   Endpoint client{NewFaultyTransport(network->NewTransport(),

@@ -13,7 +13,7 @@ namespace talweg::transport {
 namespace {
 
 constexpr size_t kTransfersMax = 128;
-// Writes leave together up to this length. A longer one leaves alone.
+// Writes up to this length leave together. A longer write leaves alone.
 constexpr size_t kFrameBuffersMax = 16;  // Only where frames must be sent from registered memory.
 
 }  // namespace
@@ -60,7 +60,7 @@ absl::Status FabricConnection::Open(fi_info* info, int receive_buffers) {
   error = fi_enable(endpoint);
   if (error != 0) return failed("fi_enable", error);
 
-  // Posted before the connection stands, so that the peer's first frame finds them.
+  // Posted before the connection is established, so that the peer's first frame finds them.
   for (size_t i = 0; i < receive_count_; ++i) {
     const absl::Status posted = Repost(i);
     if (!posted.ok()) return posted;
@@ -72,7 +72,7 @@ absl::Status FabricConnection::AllocateBuffers() {
   const bool registered = provider_->limits().local_keys;
   const size_t frame_buffers = registered ? kFrameBuffersMax : 0;
   const size_t count = receive_count_ + frame_buffers;
-  // Not cleared: pages that no frame has used are never touched.
+  // Not cleared, so that pages that no frame has used are never touched.
   buffers_.reset(new std::byte[count * wire::kFrameBytesMax]);
   for (size_t i = count; i-- > receive_count_;) free_frame_buffers_.push_back(i);
   if (registered) {
@@ -136,7 +136,7 @@ absl::Status FabricConnection::Advance() {
   return failure;
 }
 
-// Hands one transfer over; false when the provider takes none now, or has failed.
+// Hands one transfer over. Returns false when the provider takes none now, or has failed.
 bool FabricConnection::HandNext(absl::Status* failure) {
   if (free_transfers_.empty()) return false;
   Transfer& transfer = transfers_[free_transfers_.back()];
@@ -208,8 +208,8 @@ ssize_t FabricConnection::HandWrites(Transfer& transfer) {
   return fi_writemsg(endpoint_.get(), &message, FI_COMPLETION);
 }
 
-// As many of the writes that are next as fit into one transfer. What lies together on both sides is
-// one part of it.
+// Gathers as many of the next writes as fit into one transfer. Bytes that lie together on both
+// sides are one part of it.
 void FabricConnection::GatherWrites(Transfer& transfer) {
   const ProviderLimits& limits = provider_->limits();
   const size_t parts_max = std::clamp<size_t>(limits.write_parts_max, 1, kPartsMax);
@@ -290,7 +290,7 @@ absl::StatusOr<std::optional<FabricConnection::Completion>> FabricConnection::Re
     if (!post->is_frame) written_.push_back(post->context);
     Retire(post);
   }
-  // Those that are done come with the next calls.
+  // The other finished writes come with the next calls.
   return completion;
 }
 

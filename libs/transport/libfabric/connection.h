@@ -34,15 +34,15 @@ class FabricRegistration final : public Registration {
     base_ = base;
   }
 
-  // What transfers from this memory must carry, where the provider asks for that.
+  // What transfers from this memory must carry, where the provider asks for it.
   void* descriptor() const { return fi_mr_desc(region_.get()); }
 
  private:
   MemoryRegionHandle region_;
 };
 
-// One connected endpoint with a completion queue of its own, so that closing both leaves nothing
-// behind that could name the connection, and the queue of what was posted on it.
+// One connected endpoint with a completion queue of its own, and the queue of what was posted on
+// it. Once both are closed, nothing is left that could name the connection.
 class FabricConnection {
  public:
   // What a completion meant.
@@ -54,11 +54,11 @@ class FabricConnection {
     uint64_t context = 0;
   };
 
-  // `provider` outlives this; `peer` names the other side in texts.
+  // `provider` outlives this. `peer` names the other side in texts.
   FabricConnection(const Provider* provider, ConnectionId id, std::string peer)
       : provider_(provider), id_(id), peer_(std::move(peer)) {}
 
-  // Makes the endpoint, for `info` of a peer to connect to, or of a connection request. When it
+  // Makes the endpoint, for `info` of a peer to connect to or of a connection request. When it
   // fails, request_taken() says whether the request was used up.
   absl::Status Open(fi_info* info, int receive_buffers);
 
@@ -70,7 +70,7 @@ class FabricConnection {
   bool closed() const { return endpoint_ == nullptr; }
   bool request_taken() const { return request_taken_; }
 
-  // Established: what was posted may leave.
+  // The connection is established, so what was posted may leave.
   void OnEstablished() { established_ = true; }
   void set_peer(std::string peer) { peer_ = std::move(peer); }
   bool established() const { return established_; }
@@ -78,32 +78,32 @@ class FabricConnection {
   void PostWrite(RegionSlice source, wire::RemoteRef target, uint64_t context);
   void PostFrame(std::vector<std::byte> frame);
   uint64_t pending_bytes() const { return pending_bytes_; }
-  // Nothing that was posted is unfinished.
+  // Whether all that was posted is finished.
   bool idle() const { return posts_.empty(); }
-  // Writes are worth handing over when there is so much of them; and no more leaves together.
+  // It is worth handing writes over when there are so many bytes of them. No more leave together.
   static constexpr size_t kGatheredBytesMax = kMiB;
 
-  // Of these, what Advance has not handed over.
+  // The bytes of writes that Advance has not handed over yet.
   uint64_t waiting_bytes() const { return waiting_bytes_; }
 
-  // Hands to the provider what it takes; writes that follow each other leave together, as far as it
-  // takes that. Why it failed, if it has.
+  // Hands the provider what it takes. Writes that follow each other leave together, as far as the
+  // provider takes that. Not OK: why it failed.
   absl::Status Advance();
 
-  // The next completion; nullopt when there is none now. A status: the connection is broken.
+  // The next completion; nullopt when there is none now. A failure: the connection is broken.
   absl::StatusOr<std::optional<Completion>> Read();
   // Gives the buffer of a received frame back to the provider.
   absl::Status Repost(size_t buffer);
 
-  // Endpoint and queue are gone when this returns: nothing lands, no source is read any more. The
-  // receive buffers stay, for a frame that is being looked at.
+  // When this returns, endpoint and queue are gone: nothing lands, and no source is read any more.
+  // The receive buffers stay, for a frame that is being looked at.
   void Close();
 
  private:
   struct Post {
     bool is_frame = false;
     std::vector<std::byte> frame;
-    size_t frame_buffer = 0;  // Where the frame was copied to, if the provider wants it registered.
+    size_t frame_buffer = 0;  // The frame's copy, if the provider wants it registered.
     RegionSlice source;
     wire::RemoteRef target;
     uint64_t context = 0;
@@ -114,15 +114,15 @@ class FabricConnection {
   static bool IsOnDevice(const Post& post);  // A write.
   static constexpr size_t kPartsMax = 4;
   static constexpr size_t kPostsMax = 16;
-  // One operation of the provider. `scratch` is the provider's until the completion, and first,
-  // because that is the context that a completion names.
+  // One operation of the provider. `scratch` is the provider's until the completion. It stands
+  // first, because a completion names it as its context.
   struct Transfer {
     fi_context2 scratch;
-    size_t buffer = 0;      // Of a receive.
+    size_t buffer = 0;      // Which buffer a receive fills.
     size_t index = 0;       // In transfers_.
     size_t post_count = 0;  // 0: receive.
     std::array<Post*, kPostsMax> posts{};
-    // What of each of them.
+    // How many bytes of each of these posts.
     std::array<size_t, kPostsMax> post_bytes{};
     size_t part_count = 0;
     std::array<iovec, kPartsMax> local{};
@@ -158,7 +158,7 @@ class FabricConnection {
   size_t next_post_ = 0;                     // The first that is not handed.
   uint64_t pending_bytes_ = 0;
   uint64_t waiting_bytes_ = 0;
-  std::deque<uint64_t> written_;  // Contexts of writes that are done and not told.
+  std::deque<uint64_t> written_;  // Contexts of writes that are done, not yet told.
 
   int descriptor_ = -1;
   // The endpoint goes before its queue.

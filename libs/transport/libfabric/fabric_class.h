@@ -27,10 +27,10 @@
 
 namespace talweg::transport {
 
-// What both sides say while connecting, so that a later, incompatible transport is refused before
-// it can send anything, and so is everybody who was not given this listener's address with its
-// token: a stranger, or a peer of the process that had this port before. (Providers trust those
-// whom they are connected with: libfabric 1.17's tcp can be crashed by them.)
+// What both sides say while they connect. A later, incompatible transport is refused before it can
+// send anything. So is everybody who was not given this listener's address with its token: a
+// stranger, or a peer of the process that had this port before. (Providers trust whom they are
+// connected with; such a peer can crash libfabric 1.17's tcp.)
 struct ConnectData {
   uint32_t magic = 0x46574c54;  // "TLWF"
   uint32_t version = 1;
@@ -39,8 +39,8 @@ struct ConnectData {
   friend bool operator==(const ConnectData&, const ConnectData&) = default;
 };
 
-// What NewFabricTransport makes. Its calls are in fabric_transport.cc; what happens to it, and is
-// told by Poll, in fabric_events.cc.
+// What NewFabricTransport makes. fabric_transport.cc has its calls. fabric_events.cc has what
+// happens to it and what Poll tells.
 class FabricTransport final : public Transport {
  public:
   FabricTransport(const FabricOptions& options, const Clock* clock, CounterSet* counters,
@@ -73,19 +73,19 @@ class FabricTransport final : public Transport {
   uint64_t PendingBytes(ConnectionId id) const override;
 
  private:
-  // What a descriptor in epoll_ is, but for a connection's, which is its id.
+  // The tag of a descriptor in epoll_. A connection's descriptor has the connection's id instead.
   static constexpr uint64_t kEventQueueTag = 0;
   static constexpr uint64_t kTimerTag = ~uint64_t{0};
 
   // A connection and how we look after it.
   struct Peer {
     std::unique_ptr<FabricConnection> connection;
-    bool connecting = false;    // By us: OnConnected is due, not OnAccepted.
+    bool connecting = false;    // We connect: OnConnected is due, not OnAccepted.
     int64_t connect_by_ns = 0;  // While not established.
     bool armed = false;         // Its descriptor tells when there is something to read.
-    std::string ending;         // Not empty: over as soon as what has arrived is read.
-    bool heard = true;          // Something, since the last heartbeat of ours.
-    int64_t silent_ns = 0;      // While our thread ran: a stopped process has heard nobody.
+    std::string ending;         // Not empty: ends when all that has arrived is read.
+    bool heard = true;          // Whether anything came since our last heartbeat.
+    int64_t silent_ns = 0;      // Counted while our thread ran: a stopped process has heard nobody.
   };
   using PeerHandle = std::shared_ptr<Peer>;
   // An event of the event queue, with the connection that it is about.
@@ -93,14 +93,14 @@ class FabricTransport final : public Transport {
     uint32_t kind = 0;
     int error = 0;  // Not 0: an error event.
     PeerHandle peer;
-    fid_t listener = nullptr;  // Of a connection request, as is what follows.
+    fid_t listener = nullptr;  // A connection request's, as is what follows.
     InfoHandle info;
     bool is_ours = false;
   };
 
   // fabric_transport.cc
   absl::StatusOr<std::string> ListenAt(const ListenSpec& spec, SocketAddress address);
-  // `memory`: of a device, else of the host.
+  // `memory`: a device's; null: the host's.
   absl::StatusOr<Region> Register(std::span<std::byte> bytes, const DeviceMemory* memory);
   absl::Status AddPeer(const PeerHandle& peer);
   void Advance(Peer& peer);
@@ -126,9 +126,9 @@ class FabricTransport final : public Transport {
   const FabricOptions options_;
   const Clock* const clock_;
   KeySource keys_;
-  const uint64_t token_;  // Of all our listeners.
+  const uint64_t token_;  // The same for all our listeners.
   const std::unique_ptr<Provider> provider_;
-  CounterSet own_counters_;  // Where nobody wants to know.
+  CounterSet own_counters_;  // Used when the caller wants no counters.
   CounterSet& counters_;
   Counter& refused_;
   Counter& frame_bytes_sent_;

@@ -15,7 +15,7 @@
 namespace talweg::transport {
 namespace {
 
-// What came with an event of the connection manager: of the data behind it, the most that we read.
+// The most that we read of the data that comes with an event of the connection manager.
 constexpr size_t kEventDataBytesMax = 256;
 
 }  // namespace
@@ -51,7 +51,7 @@ int FabricTransport::Poll(EventSink& sink, int events_max) {
   return work;
 }
 
-// Of the connections whose descriptors we rely on, which have become readable?
+// Notes which of the connections whose descriptors we rely on have become readable.
 void FabricTransport::NoteReadyDescriptors() {
   std::array<epoll_event, 64> ready;
   const int count = epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()), 0);
@@ -91,7 +91,7 @@ void FabricTransport::PollPeer(EventSink& sink, const PeerHandle& peer, int* bud
     End(sink, peer, peer->ending);
     return;
   }
-  // Nothing to read now. When the provider agrees, the descriptor tells of the next.
+  // There is nothing to read now. If the provider agrees, the descriptor tells when there is.
   fid_t fid = &connection.completion_queue()->fid;
   peer->armed = peer->ending.empty() && fi_trywait(provider_->fabric(), &fid, 1) == FI_SUCCESS;
 }
@@ -103,14 +103,15 @@ void FabricTransport::Deliver(EventSink& sink, const PeerHandle& peer,
   switch (completion.kind) {
     case Kind::kNothing: break;
     case Kind::kWriteDone:
-      peer->heard = true;  // Of more than its system's buffers hold, only what was taken is done.
+      // A write larger than the system's buffers is done only when the peer has taken some of it.
+      peer->heard = true;
       --*budget;
       sink.OnWriteDone(id, completion.context);
       break;
     case Kind::kFrame: {
       peer->heard = true;
       --*budget;
-      // An empty one is a heartbeat.
+      // An empty frame is a heartbeat.
       if (!completion.frame.empty()) sink.OnFrame(id, completion.frame);
       const absl::Status posted = peer->connection->Repost(completion.buffer);
       if (!posted.ok() && peer->ending.empty()) peer->ending = std::string(posted.message());
@@ -126,12 +127,12 @@ void FabricTransport::ReadEvents() {
   events_armed_ = fi_trywait(provider_->fabric(), &fid, 1) == FI_SUCCESS;
 }
 
-// One event; false when there is none.
+// Reads one event. Returns false when there is none.
 bool FabricTransport::ReadEvent() {
   alignas(fi_eq_cm_entry) std::array<std::byte, sizeof(fi_eq_cm_entry) + kEventDataBytesMax> room;
   uint32_t kind = 0;
-  // libfabric 1.17's tcp reads errno behind a recv() that has returned 0 for a stranger who hangs
-  // up early. An EAGAIN of before has it try again for ever, which burns a core and keeps the
+  // libfabric 1.17's tcp reads errno after a recv() that returned 0, which happens when a stranger
+  // hangs up early. An older EAGAIN makes it try again for ever, which burns a core and keeps the
   // socket.
   errno = 0;
   const ssize_t got = fi_eq_read(provider_->event_queue(), &kind, room.data(), room.size(), 0);
@@ -178,7 +179,7 @@ void FabricTransport::OnEvent(EventSink& sink, Event event) {
     const std::string reason =
         peer->connection->peer() + " closed the connection, or its process ended";
     if (peer->connection->established()) {
-      // Frames that came before are delivered before.
+      // Frames that came before the end are delivered before it.
       peer->armed = false;
       peer->ending = reason;
     } else {
@@ -203,7 +204,7 @@ void FabricTransport::OnConnectRequest(Event event) {
     Forget(*peer);
   }
   refused_.Add();
-  // An endpoint that was made for the request has taken it along.
+  // An endpoint that was made for the request has taken the request along.
   if (peer->connection != nullptr && peer->connection->request_taken()) return;
   const ConnectData ours;
   fi_reject(reinterpret_cast<fid_pep*>(event.listener), event.info->handle, &ours, sizeof(ours));
@@ -284,8 +285,8 @@ void FabricTransport::BeatHearts(EventSink& sink, int64_t now_ns, int* work) {
   SetTimer();
 }
 
-// Tells the sink, unless the connection was closed by it; an accepted connection that was never
-// established is nobody's business.
+// Tells the sink, unless the sink closed the connection. Nobody is told of an accepted connection
+// that was never established.
 void FabricTransport::End(EventSink& sink, const PeerHandle& peer, const std::string& reason) {
   if (peer->connection->closed()) return;
   const bool told = peer->connecting || peer->connection->established();

@@ -19,14 +19,15 @@
 namespace talweg::transport {
 namespace {
 
-// "/3f0a...": behind the port of an address.
+// "/3f0a...", which follows the port of an address.
 std::string TokenText(uint64_t token) {
   std::array<char, 18> text{};
   std::snprintf(text.data(), text.size(), "/%016llx", static_cast<unsigned long long>(token));
   return text.data();
 }
 
-// Splits "host:port/token"; no token is 0. False: what should be one is not.
+// Splits "host:port/token". Without a token, the token is 0. Returns false when the token is
+// malformed.
 bool SplitToken(std::string* address, uint64_t* token) {
   *token = 0;
   const size_t slash = address->rfind('/');
@@ -120,11 +121,11 @@ absl::StatusOr<ConnectionId> FabricTransport::Connect(const std::string& address
   ConnectData hello;
   if (!SplitToken(&host_port, &hello.token)) {
     return absl::InvalidArgumentError("'" + address +
-                                      "' is no address: behind its port stands no "
-                                      "token of 16 hexadecimal digits");
+                                      "' is no address: expected a token of 16 hexadecimal digits "
+                                      "after its port; pass the address that Listen returned");
   }
   absl::StatusOr<SocketAddress> destination = ResolveHostPort(host_port);
-  // Names for texts are without the token, which is nobody else's business.
+  // Names in texts have no token, which is nobody else's business.
   const std::string name = scheme + host_port;
   if (!destination.ok()) return Annotate(destination.status(), "connect to '" + name + "'");
   SocketAddress source;
@@ -143,7 +144,7 @@ absl::StatusOr<ConnectionId> FabricTransport::Connect(const std::string& address
   const int error =
       fi_connect(peer->connection->endpoint(), destination->get(), &hello, sizeof(hello));
   if (error != 0) {
-    // Told like every other failed attempt, so that callers have one path for it.
+    // Reported like every other failed attempt, so that callers have one path for it.
     peer->ending = "connect to " + name + ": " + FabricErrorText(error);
     Forget(*peer);
     broken_.push_back(peer);
@@ -167,9 +168,9 @@ absl::Status FabricTransport::AddPeer(const PeerHandle& peer) {
   return absl::OkStatus();
 }
 
-// Takes the connection out of everything and closes it. Events of its endpoint may lie in the event
-// queue, and would name the next endpoint that the provider makes in the same place: so the queue
-// is read before and after, and what names no connection is dropped.
+// Takes the connection out of everything and closes it. The event queue may hold events of its
+// endpoint. These would name the next endpoint that the provider makes in the same place. So the
+// queue is read before and after, and what names no connection is dropped.
 void FabricTransport::Forget(Peer& peer) {
   FabricConnection& connection = *peer.connection;
   if (connection.closed()) return;
@@ -237,8 +238,8 @@ PostResult FabricTransport::PostWrite(ConnectionId id, RegionSlice source, wire:
   write_bytes_sent_.Add(source.length);
   Peer& peer = *found->second;
   peer.connection->PostWrite(source, target, context);
-  // Nobody looks at a write before the frame behind it: small ones wait for that, or for more of
-  // them, and leave in one call of the kernel, in packets that are full. Poll sends what is left.
+  // Nobody looks at a write before the frame after it. So small writes wait for that frame, or for
+  // more writes, and leave in one call of the kernel, in full packets. Poll sends what is left.
   if (peer.connection->waiting_bytes() >= FabricConnection::kGatheredBytesMax) {
     Advance(peer);
   } else {
@@ -263,7 +264,7 @@ uint64_t FabricTransport::PendingBytes(ConnectionId id) const {
 }
 
 void FabricTransport::Advance(Peer& peer) {
-  // Whatever the provider did with it, its descriptor has to be asked again before it is relied on.
+  // Whatever the provider did with the endpoint: ask its descriptor again before relying on it.
   peer.armed = false;
   const absl::Status status = peer.connection->Advance();
   if (!status.ok() && peer.ending.empty()) peer.ending = std::string(status.message());

@@ -20,33 +20,35 @@ struct FabricOptions {
   std::string provider = "tcp";
   // Its device, e.g. "mlx5_0"; "": its first.
   std::string device;
-  // Connections leave from the address of this network interface, but for those to this host
-  // itself, e.g. "eth1"; "": from where the kernel's route to the peer begins.
+  // Connections leave from the address of this network interface, e.g. "eth1", except for those to
+  // this host itself. "": from where the kernel's route to the peer begins.
   std::string source_interface;
   // A Connect that has not succeeded by then has failed.
   int64_t connect_timeout_ns = 10'000'000'000;
-  // A silence of ours is broken by a heartbeat (an empty message) after so long; peers count on it.
+  // After so long a silence of ours we send a heartbeat, an empty message. Peers count on it.
   int64_t heartbeat_ns = 2'000'000'000;
-  // A connection on which nothing has been heard for so long is over: a host that is cut off sends
-  // no end. At least three times the peers' heartbeat_ns, and longer than the longest write takes
-  // on the slowest link. 0: a silence ends nothing.
+  // A connection on which nothing has been heard for so long is over, because a host that is cut
+  // off sends no end. At least three times the peers' heartbeat_ns, and longer than the longest
+  // write takes on the slowest link. 0: a silence ends nothing.
   int64_t silence_ns = 20'000'000'000;
   // Seeds the keys of regions. 0: drawn from the system.
   uint64_t key_seed = 0;
-  // Whose memory RegisterDevice takes, if the provider reads and writes it without a CPU.
-  // kFake: tests' GPUs, whose memory is the host's in truth.
+  // Whose memory RegisterDevice takes, if the provider reads and writes it without a CPU. kFake:
+  // tests' GPUs, whose memory is in fact the host's.
   enum class Devices : uint8_t { kNone, kCuda, kFake };
   Devices devices = Devices::kNone;
-  // Posted receive buffers of kFrameBytesMax a connection.
+  // How many receive buffers of kFrameBytesMax a connection posts.
   int receive_buffers = 8;
 };
 
 // Connections over libfabric. Addresses: "fi:<provider>://<host>:<port>/<token>", IPv6 hosts in
-// brackets. The token is drawn by the listener: only who was given the address can connect, and an
-// address of a process that is gone does not lead to the next one that has its port. A connected
-// peer is trusted: libfabric 1.17's tcp provider does not survive every sequence of bytes.
-// `clock` outlives the transport, and so does `counters`, which may be null.
-// UNAVAILABLE: no such provider here, or it lacks something that we need; the text says what.
+// brackets. The listener draws the token. So only a peer that was given the address can connect,
+// and the address of a process that is gone does not lead to the next process with its port. A
+// connected peer is trusted: libfabric 1.17's tcp provider does not survive every sequence of
+// bytes.
+//
+// `clock` and `counters` outlive the transport; `counters` may be null. UNAVAILABLE: this host does
+// not have the provider, or the provider lacks something that we need. The text says what.
 absl::StatusOr<std::unique_ptr<Transport>> NewFabricTransport(const FabricOptions& options,
                                                               const Clock* clock,
                                                               CounterSet* counters);

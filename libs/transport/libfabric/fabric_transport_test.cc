@@ -161,7 +161,7 @@ TEST_CASE("Fabric: where to listen", "[transport]") {
     const auto first = transport->Listen({});
     REQUIRE(first.ok());
     const auto port = static_cast<uint16_t>(std::stoi(first->substr(first->rfind(':') + 1)));
-    // Nobody promises that the ports behind are free, but some of a hundred are.
+    // Nobody promises that the next port is free, but one of a hundred is.
     const auto last = static_cast<uint16_t>(std::min(65535, port + 100));
     const auto second = NewTcp(&clock)->Listen({.port_first = port, .port_last = last});
     REQUIRE(second.ok());
@@ -201,14 +201,14 @@ TEST_CASE("Fabric: where to listen", "[transport]") {
 }
 
 TEST_CASE("Fabric: somebody who accepts and never answers is given up", "[transport]") {
-  // Listens, and its kernel accepts; nobody says anything.
+  // It listens, and its kernel accepts. Nobody says anything.
   DeafPort mute;
   mute.Listen();
   MonotonicClock clock;
   Endpoint client{NewTcp(&clock, {.connect_timeout_ns = 50'000'000})};
   const std::string address = "fi:tcp://127.0.0.1:" + std::to_string(mute.port());
   REQUIRE(client.transport->Connect(address).ok());
-  // Asleep on the descriptor alone: the time limit must wake us.
+  // The client sleeps on the descriptor alone, so the time limit must wake it.
   REQUIRE(PollUntil({&client}, [&] { return !client.sink.disconnected.empty(); }));
   CHECK(client.sink.disconnected[0].second.find(address) != std::string::npos);
   CHECK(client.sink.disconnected[0].second.find("50 ms") != std::string::npos);
@@ -267,7 +267,7 @@ TEST_CASE("Fabric: a stranger who knows how to connect, but not the token, does 
   for (uint64_t i = 0; i < 100; ++i) {
     const Descriptor stranger(harness.ConnectRaw(*address));
     std::vector<std::byte> noise = request;
-    // As it is, with its length field or token changed, or cut; then noise behind it.
+    // The request as it is, or with its length field or token changed, or cut. Noise follows it.
     if (i % 3 != 0) noise[random.Below(noise.size())] = std::byte(random.Below(256));
     if (i % 5 == 0) noise.resize(random.Below(noise.size()) + 1);
     const std::vector<std::byte> more = Pattern(i, random.Below(200));

@@ -18,7 +18,7 @@ namespace talweg::transport {
 struct FidCloser {
   template <typename Fid>
   void operator()(Fid* object) const {
-    // It fails when something still hangs on the object; our members are declared so that
+    // It fails when something still depends on the object. Our members are declared so that
     // dependents go first.
     fi_close(&object->fid);
   }

@@ -39,8 +39,8 @@ ProviderLimits LimitsOf(const fi_info& info) {
   ProviderLimits limits;
   limits.transmit_depth = info.tx_attr->size;
   limits.receive_depth = info.rx_attr->size;
-  // Writes are cut so that a long one neither overruns the provider nor keeps a frame of another
-  // operation waiting for gigabytes.
+  // Writes are cut, so that a long one neither overruns the provider nor makes another operation's
+  // frame wait for gigabytes.
   limits.write_bytes_max = std::min<size_t>(info.ep_attr->max_msg_size, 64 * kMiB);
   limits.write_parts_max = std::min(info.tx_attr->iov_limit, info.tx_attr->rma_iov_limit);
   limits.inject_bytes_max = info.tx_attr->inject_size;
@@ -68,12 +68,12 @@ InfoHandle Provider::NewHints() const {
   InfoHandle hints(fi_allocinfo());
   hints->ep_attr->type = FI_EP_MSG;
   hints->caps = FI_MSG | FI_RMA;
-  // What we can live with: contexts carry the provider's scratch space, and a completion with
-  // remote data never comes because we never send any.
+  // What we can live with: contexts carry the provider's scratch space. A completion with remote
+  // data never comes, because we never send any.
   hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
   hints->domain_attr->threading = FI_THREAD_DOMAIN;
-  // One thread polls; a progress thread of the provider would only compete with it.
+  // One thread polls. A progress thread of the provider would only compete with it.
   hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
@@ -99,7 +99,7 @@ InfoHandle Provider::AskForDeviceMemory() {
     return nullptr;
   }
   InfoHandle info(found);
-  // Who need not be told of GPUs' memory beforehand has the CPU copy it.
+  // A provider that need not be told of GPUs' memory beforehand has the CPU copy it.
   if ((info->domain_attr->mr_mode & FI_MR_HMEM) == 0) {
     takes_device_memory_ = absl::UnimplementedError(
         provider + " would copy GPUs' memory with the CPU (no FI_MR_HMEM)");
@@ -134,7 +134,7 @@ absl::StatusOr<std::unique_ptr<Provider>> Provider::Open(const std::string& name
       fi_freeinfo(found);
       return absl::UnavailableError(
           "libfabric provider '" + name +
-          "' does not keep sends behind writes (FI_ORDER_SAW), which frames rely on; use tcp or "
+          "' does not keep sends after writes (FI_ORDER_SAW), which frames rely on; use tcp or "
           "verbs");
     }
     return absl::UnavailableError(
@@ -253,7 +253,7 @@ absl::StatusOr<MemoryRegionHandle> Provider::RegisterDeviceMemory(const DeviceMe
     if (fi_mr_regattr(domain_.get(), &by_buffer, FI_MR_DMABUF, &region) == 0) {
       return MemoryRegionHandle(region);
     }
-    // By its address then, which providers have known for longer.
+    // Otherwise by its address, which providers have known for longer.
   }
 #endif
   const int error = fi_mr_regattr(domain_.get(), &attributes, 0, &region);

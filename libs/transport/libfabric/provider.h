@@ -16,12 +16,12 @@
 
 namespace talweg::transport {
 
-// What a provider told us of itself, in the terms that we need. Asked, never assumed.
+// What a provider says of itself, in the terms that we need. We ask, and never assume.
 struct ProviderLimits {
   size_t transmit_depth = 0;  // Transfers that may be outstanding on an endpoint.
   size_t receive_depth = 0;
-  size_t write_bytes_max = 0;  // Of one transfer; longer writes are split.
-  size_t write_parts_max = 1;  // That lie apart, on either side, in one transfer.
+  size_t write_bytes_max = 0;  // For one transfer; longer writes are split.
+  size_t write_parts_max = 1;  // Parts in one transfer, apart on either side.
   size_t inject_bytes_max = 0;
   bool local_keys = false;         // FI_MR_LOCAL: sources and receive buffers are registered too.
   bool virtual_addresses = false;  // FI_MR_VIRT_ADDR: targets are named by address, not by offset.
@@ -29,25 +29,25 @@ struct ProviderLimits {
   int key_bits = 64;
 };
 
-// A provider's fabric, domain and event queue, opened. One thread.
+// A provider's fabric, domain and event queue, opened. Belongs to one thread.
 class Provider {
  public:
-  // `device`: the domain's name, e.g. "mlx5_0"; "" for the provider's first. With `wants_cuda`,
-  // one whose devices reach GPUs' memory, if there is such a one.
+  // `device`: the domain's name, e.g. "mlx5_0". "" for the provider's first. `wants_cuda` prefers a
+  // domain whose devices reach GPUs' memory.
   static absl::StatusOr<std::unique_ptr<Provider>> Open(const std::string& name,
                                                         const std::string& device, bool wants_cuda);
 
   const std::string& name() const { return name_; }
   const ProviderLimits& limits() const { return limits_; }
-  // Whether RegisterDeviceMemory may succeed; else why not.
+  // OK if RegisterDeviceMemory may succeed; otherwise why not.
   const absl::Status& takes_device_memory() const { return takes_device_memory_; }
   fid_fabric* fabric() const { return fabric_.get(); }
   fid_domain* domain() const { return domain_.get(); }
   fid_eq* event_queue() const { return event_queue_.get(); }
   int event_queue_descriptor() const { return event_queue_descriptor_; }
 
-  // For an endpoint that connects to `destination`, from `source` if that is valid; or a passive
-  // one bound to `source`.
+  // For an endpoint that connects to `destination`, from `source` if that is valid. Or for a
+  // passive endpoint bound to `source`.
   absl::StatusOr<InfoHandle> InfoTo(const SocketAddress& destination,
                                     const SocketAddress& source) const;
   absl::StatusOr<InfoHandle> InfoFrom(const SocketAddress& source) const;
@@ -55,14 +55,15 @@ class Provider {
   // `access`: FI_WRITE, FI_REMOTE_WRITE, FI_SEND, FI_RECV. `key` is a wish.
   absl::StatusOr<MemoryRegionHandle> RegisterMemory(void* bytes, size_t size, uint64_t access,
                                                     uint64_t key) const;
-  // Of an NVIDIA GPU. UNIMPLEMENTED: refused, with what the machine may lack.
+  // Registers an NVIDIA GPU's memory. UNIMPLEMENTED: refused, with what the machine may lack.
   absl::StatusOr<MemoryRegionHandle> RegisterDeviceMemory(const DeviceMemory& memory,
                                                           uint64_t access, uint64_t key) const;
 
  private:
   Provider() = default;
   InfoHandle NewHints() const;
-  // As NewHints, of what reaches GPUs' memory; null, and takes_device_memory() says why.
+  // Like NewHints, for a provider that reaches GPUs' memory. Null: takes_device_memory() says why
+  // not.
   InfoHandle AskForDeviceMemory();
 
   std::string name_;

@@ -40,21 +40,22 @@ class SocketAddress {
 };
 
 // "host:port" or "[ipv6]:port", resolved. Blocks for the resolver if the host is a name.
-// INVALID_ARGUMENT: no such form. NOT_FOUND: the name does not resolve.
+// INVALID_ARGUMENT: the text has no such form. NOT_FOUND: the name does not resolve.
 absl::StatusOr<SocketAddress> ResolveHostPort(const std::string& host_port);
 
-// Where the spec says to bind, with port 0. NOT_FOUND: no such interface, or no address on it.
+// Where the spec says to bind, with port 0. NOT_FOUND: the interface does not exist, or has no
+// address.
 absl::StatusOr<SocketAddress> ResolveBindAddress(const ListenSpec& spec);
 
 // The first address of that family on the interface, with port 0. NOT_FOUND names the interface,
-// the family, and the interfaces that there are.
+// the family, and the interfaces that exist.
 absl::StatusOr<SocketAddress> AddressOfInterface(const std::string& interface, int family);
 
 // An address of this host that others may reach, of the given family: the first of an interface
 // that is up, if possible not a loopback one. Port 0.
 SocketAddress AddressOfThisHost(int family);
 
-// Joins what Connect will take apart: brackets around a host that has colons.
+// Joins what Connect takes apart. A host that has colons gets brackets.
 std::string JoinHostPort(const std::string& host, uint16_t port);
 
 }  // namespace talweg::transport

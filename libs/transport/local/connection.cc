@@ -14,10 +14,10 @@
 namespace talweg::transport {
 namespace {
 
-// A longer write travels in several records, so that the peer copies one out while we copy the next
-// in, and both find it in a cache.
+// A longer write travels in several records. So the peer copies one out while we copy the next in,
+// and both find it in a cache.
 constexpr size_t kRecordBytesMax = 128 * 1024;
-// Less room than this is not worth a record of its own.
+// Less room than this is not worth a record.
 constexpr size_t kRecordBytesMin = 16 * 1024;
 
 size_t RecordSpan(size_t length) { return kRecordHeaderBytes + RoundUp(length, kRecordAlignment); }
@@ -73,7 +73,7 @@ absl::StatusOr<bool> LocalConnection::Advance(std::deque<uint64_t>* done) {
   return written_ != before;
 }
 
-// Copies the next piece of `post` behind what is written; returns the room that it took, 0 when
+// Copies the next piece of `post` after what is written. Returns the room that it took, 0 when
 // there was not enough.
 size_t LocalConnection::AppendPart(Post& post, size_t room) {
   RecordHeader header{};
@@ -104,9 +104,9 @@ size_t LocalConnection::AppendPart(Post& post, size_t room) {
   pending_bytes_ -= header.length;
   const size_t used = RecordSpan(header.length);
   written_ += used;
-  // At once, so that the peer reads this record while we copy the next. Sequentially consistent, as
-  // is all that PrepareToSleep of the peer does: either it sees what we have written, or we see it
-  // asleep.
+  // Published at once, so that the peer reads this record while we copy the next. The store is
+  // sequentially consistent, as is all of the peer's PrepareToSleep: either the peer sees what we
+  // have written, or we see it asleep.
   ours_.control()->write_position.store(written_, std::memory_order_seq_cst);
   RingIfAsleep();
   return used;
@@ -117,7 +117,7 @@ void LocalConnection::RingIfAsleep() {
   if ((sleep & 1) == 0 || sleep == rung_for_) return;
   rung_for_ = sleep;
   const uint64_t one = 1;
-  // It fails when the counter is full; then it is readable, which is all that we want.
+  // It fails when the counter is full. Then it is readable, which is all that we want.
   [[maybe_unused]] const ssize_t ignored = write(peer_doorbell_.get(), &one, sizeof(one));
 }
 
@@ -131,7 +131,7 @@ absl::StatusOr<LocalConnection::ReadResult> LocalConnection::Read(const RegionTa
   if (end == read_) return ReadResult::kEmpty;
   const uint64_t available = end - read_;
   RecordHeader header;
-  // A copy first: the peer may change its memory at any time, checked or not.
+  // Copies before it checks, because the peer may change its memory at any time.
   memcpy(&header, theirs_.At(read_), sizeof(header));
   if (end < read_ || available > theirs_.ring_bytes() || available < kRecordHeaderBytes ||
       header.length > available - kRecordHeaderBytes) {
@@ -162,7 +162,7 @@ absl::StatusOr<LocalConnection::ReadResult> LocalConnection::Read(const RegionTa
                                       ", which is none");
   }
   read_ += RecordSpan(header.length);
-  // Rounding may lead past what a dishonest peer has published; an honest one publishes whole
+  // Rounding may lead past what a dishonest peer has published. An honest one publishes whole
   // spans.
   read_ = std::min(read_, end);
   const bool drained = read_ == end;
@@ -182,7 +182,7 @@ bool LocalConnection::PrepareToSleep() {
   control->sleep_count.store(sleep_count_, std::memory_order_seq_cst);
   if (HasInput()) return false;
   if (posts_.empty()) return true;
-  // Only a quarter of a ring is told of: less may be free already, and enough.
+  // The peer tells of every quarter of a ring only. Less may be free already, and enough.
   const uint64_t peer_read = theirs_.control()->read_position.load(std::memory_order_seq_cst);
   return peer_read == peer_read_;
 }
@@ -194,7 +194,7 @@ void LocalConnection::Awake() {
 }
 
 void LocalConnection::Beat() {
-  // 0 would say that we never do; it takes 272 years to come round.
+  // 0 would mean that we never beat. The counter takes 272 years to come round.
   ours_.control()->beats.store(++beats_, std::memory_order_relaxed);
 }
 

@@ -22,10 +22,10 @@
 
 namespace talweg::transport {
 
-// One connection: the two rings, and what was posted and did not fit yet.
+// One connection: the two rings, and what was posted and has not fitted yet.
 class LocalConnection {
  public:
-  // `socket` is connected, and the handshake is still to come. `peer` names the other side.
+  // `socket` is connected; the handshake is still to come. `peer` names the other side.
   LocalConnection(ConnectionId id, Descriptor socket, RingMapping ours, std::string peer)
       : id_(id), socket_(std::move(socket)), ours_(std::move(ours)), peer_(std::move(peer)) {}
 
@@ -36,33 +36,34 @@ class LocalConnection {
   bool established() const { return theirs_.valid(); }
   bool closed() const { return !socket_.valid(); }
 
-  // Takes over what the peer has sent in its handshake.
+  // Takes over what the peer sent in its handshake.
   absl::Status Establish(PeerDescriptors peer);
 
   void PostWrite(RegionSlice source, wire::RemoteRef target, uint64_t context);
   void PostFrame(std::vector<std::byte> frame);
   uint64_t pending_bytes() const { return pending_bytes_; }
 
-  // Copies into our ring what fits. Contexts of writes that are wholly in it go to `done`. Returns
-  // whether it did anything. A status: the peer has broken the rules, or is gone.
+  // Copies what fits into our ring. Contexts of writes that are wholly in it go to `done`. Returns
+  // whether it did anything. A failure: the peer has broken the rules, or is gone.
   absl::StatusOr<bool> Advance(std::deque<uint64_t>* done);
 
-  // Reads one record of the peer's ring: a write is carried out, a frame is returned, valid until
-  // the next call. A status: the peer has broken the rules.
+  // Reads one record of the peer's ring. It carries out a write. It returns a frame, which is valid
+  // until the next call. A failure: the peer has broken the rules.
   enum class ReadResult : uint8_t { kEmpty, kWrite, kFrame };
   absl::StatusOr<ReadResult> Read(const RegionTable& regions);
   std::span<const std::byte> frame() const { return {frame_.data(), frame_.size()}; }
 
-  // Says to the peer that we sleep, so that it rings. False: there is something to do already.
+  // Tells the peer that we sleep, so that it rings. Returns false when there is something to do
+  // already.
   bool PrepareToSleep();
   void Awake();
 
-  // Shows the peer that we still turn.
+  // Shows the peer that our event loop turns.
   void Beat();
-  // Whether the peer has shown it since the last call, or is of a release that never does.
+  // Whether the peer has beaten since the last call, or is of a release that never does.
   bool PeerHasBeaten();
 
-  // Rings are unmapped and the socket is closed when this returns.
+  // When this returns, the rings are unmapped and the socket is closed.
   void Close();
 
  private:
@@ -75,7 +76,7 @@ class LocalConnection {
     size_t copied_bytes = 0;
   };
 
-  // Room in our ring, as of what the peer says that it has read.
+  // Room in our ring, by what the peer says that it has read.
   absl::StatusOr<size_t> Room();
   size_t AppendPart(Post& post, size_t room);
   bool HasInput() const;
@@ -88,7 +89,7 @@ class LocalConnection {
   RingMapping theirs_;
   const std::string peer_;
 
-  // Our own copies of what we publish: what lies in shared memory is for the peer.
+  // Our own copies of what we publish. What lies in shared memory is for the peer.
   uint64_t written_ = 0;
   uint64_t read_ = 0;
   uint64_t read_published_ = 0;

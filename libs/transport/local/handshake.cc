@@ -26,8 +26,8 @@ struct UnixAddress {
 absl::StatusOr<UnixAddress> MakeAddress(const std::string& name) {
   UnixAddress made;
   made.address.sun_family = AF_UNIX;
-  // An abstract name begins with a zero byte and is as long as the address says; a path ends with
-  // one.
+  // An abstract name begins with a zero byte and is as long as the address says. A path ends with a
+  // zero byte.
   if (name.size() < 2 || name.size() >= sizeof(made.address.sun_path)) {
     return absl::InvalidArgumentError("'local:" + name +
                                       "' is no address: a socket's name has 2 to " +
@@ -54,7 +54,7 @@ bool IsEventDescriptor(int fd) {
   return length > 0 && strcmp(target.data(), "anon_inode:[eventfd]") == 0;
 }
 
-// Takes the descriptors out of a received message; those that nobody expected are closed.
+// Takes the descriptors out of a received message. Closes those that nobody expected.
 PeerDescriptors TakeDescriptors(msghdr& message) {
   PeerDescriptors taken;
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
@@ -83,7 +83,7 @@ absl::StatusOr<Descriptor> ListenUnix(const std::string& name) {
   const auto* const generic = reinterpret_cast<const sockaddr*>(&address.address);
   int error = bind(listener.get(), generic, address.length) == 0 ? 0 : errno;
   if (error == EADDRINUSE && name.front() != '@') {
-    // A socket of a process that was killed stays behind; of one that lives it accepts.
+    // The socket of a killed process stays. The socket of a live process accepts.
     const absl::StatusOr<Descriptor> probe = ConnectUnix(name);
     if (!probe.ok() && absl::IsUnavailable(probe.status()) && unlink(name.c_str()) == 0) {
       error = bind(listener.get(), generic, address.length) == 0 ? 0 : errno;

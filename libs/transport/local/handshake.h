@@ -12,11 +12,11 @@
 #include "libs/base/descriptor.h"
 
 // How two processes of one host hand each other their rings: one message in each direction over a
-// SOCK_SEQPACKET Unix socket, with two descriptors attached. Afterwards the socket carries nothing;
-// its hang-up is how the end of a peer shows. Nothing here blocks.
+// SOCK_SEQPACKET Unix socket, with two descriptors attached. Afterwards the socket carries nothing.
+// Its hang-up shows the end of a peer. Nothing here blocks.
 namespace talweg::transport {
 
-// The only message. `text` of a refusal says why, for people; not terminated when full.
+// The only message. `text` of a refusal says why, for people. It has no terminating zero when full.
 struct HandshakeMessage {
   uint64_t magic = kMagic;
   uint32_t version = kVersion;
@@ -42,9 +42,9 @@ absl::StatusOr<Descriptor> ConnectUnix(const std::string& name);
 absl::StatusOr<int> CheckPeer(int socket);
 
 absl::Status SendHandshake(int socket, int ring, int doorbell);
-// Says why, as well as it can; then the caller closes.
+// Tells the peer why, as well as it can. Then the caller closes.
 void SendRefusal(int socket, const std::string& text);
-// nullopt: nothing has come yet. A status: this is no peer, or it has refused us.
+// nullopt: nothing has come yet. A failure: this is no peer, or the peer has refused us.
 absl::StatusOr<std::optional<PeerDescriptors>> ReceiveHandshake(int socket);
 
 }  // namespace talweg::transport

@@ -28,9 +28,9 @@ namespace talweg::transport {
 namespace {
 
 constexpr char kScheme[] = "local:";
-// Strangers that connect and say nothing cost a descriptor each until their time is over.
+// Each stranger that connects and says nothing costs a descriptor until its time is over.
 constexpr size_t kHandshakesMax = 256;
-// Of one connection, before the next one's turn: a fast writer must not keep us.
+// How many records of one connection are read in its turn, so that a fast writer does not keep us.
 constexpr int kRecordsInTurnMax = 64;
 
 constexpr uint64_t kDoorbellTag = 0;
@@ -70,10 +70,10 @@ class LocalTransportImpl final : public LocalTransport {
     explicit Peer(LocalConnection made) : connection(std::move(made)) {}
 
     LocalConnection connection;
-    bool connecting = false;      // By us: OnConnected is due, not OnAccepted.
+    bool connecting = false;      // We connect: OnConnected is due, not OnAccepted.
     int64_t establish_by_ns = 0;  // While not established.
     std::deque<uint64_t> done;    // Contexts of writes whose OnWriteDone is due.
-    std::string ending;           // Not empty: over as soon as what has arrived is read.
+    std::string ending;           // Not empty: ends when all that has arrived is read.
     int64_t silent_ns = 0;        // By our heartbeats: a gap in our own time is nobody's silence.
   };
   using PeerHandle = std::shared_ptr<Peer>;
@@ -96,7 +96,7 @@ class LocalTransportImpl final : public LocalTransport {
   const LocalOptions options_;
   const Clock* const clock_;
   KeySource keys_;
-  CounterSet own_counters_;  // Where nobody wants to know.
+  CounterSet own_counters_;  // Used when the caller wants no counters.
   CounterSet& counters_;
   Counter& refused_;
   Counter& frame_bytes_sent_;
@@ -341,7 +341,7 @@ void LocalTransportImpl::OnSocket(EventSink& sink, const PeerHandle& peer, uint3
   if (!peer->connection.established()) OnHandshake(sink, peer);
   if (peer->connection.closed() || !peer->connection.established()) return;
   if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) {
-    // What it had written before is delivered before.
+    // What the peer had written before is delivered first.
     if (peer->ending.empty()) {
       peer->ending = peer->connection.peer() + " closed the connection, or its process ended";
     }
@@ -464,8 +464,8 @@ void LocalTransportImpl::SetTimer() {
   timerfd_settime(timer_.get(), 0, &timer, nullptr);
 }
 
-// Tells the sink, unless the connection was closed by it; an accepted connection that was never
-// established is nobody's business.
+// Tells the sink, unless the sink closed the connection. Nobody is told of an accepted connection
+// that was never established.
 void LocalTransportImpl::End(EventSink& sink, const PeerHandle& peer, const std::string& reason) {
   if (peer->connection.closed()) return;
   const bool told = peer->connecting || peer->connection.established();

@@ -18,28 +18,28 @@ namespace talweg::transport {
 struct LocalOptions {
   // Where to listen: a path in a directory of ours, or "" for an abstract name drawn at random.
   std::string socket_path;
-  // Of each direction of a connection. A power of two.
+  // The ring of each direction of a connection. A power of two.
   size_t ring_bytes = 4 * 1024 * 1024;
   int64_t connect_timeout_ns = 10'000'000'000;
-  // How often we show peers that our event loop turns, and look whether theirs does.
+  // How often we show peers that our event loop turns, and look whether theirs turns.
   int64_t heartbeat_ns = 2'000'000'000;
-  // A peer that has not shown it for so long is stopped, or hangs: its connection is over. At least
-  // three times the peers' heartbeat_ns. 0: that ends nothing.
+  // A peer that has not shown it for so long is stopped, or hangs, and its connection ends. At
+  // least three times the peers' heartbeat_ns. 0: a silence ends nothing.
   int64_t silence_ns = 20'000'000'000;
   // Seeds the keys of regions. 0: drawn from the system.
   uint64_t key_seed = 0;
 };
 
-// As Transport, for processes of one host and one user, through shared memory; the receiver copies
+// A Transport for processes of one host and one user, through shared memory. The receiver copies
 // written bytes to their place, so that closing fences. Addresses: "local:<path>" and
-// "local:@<abstract name>". A ListenSpec's fields mean nothing here.
+// "local:@<abstract name>". It ignores a ListenSpec's fields.
 class LocalTransport : public Transport {
  public:
   // Registers memory under a key and base address that another transport has chosen.
   virtual absl::StatusOr<Region> RegisterAs(std::span<std::byte> bytes, wire::RemoteRef base) = 0;
 };
 
-// `clock` outlives the transport, and so does `counters`, which may be null.
+// `clock` and `counters` outlive the transport; `counters` may be null.
 absl::StatusOr<std::unique_ptr<LocalTransport>> NewLocalTransport(const LocalOptions& options,
                                                                   const Clock* clock,
                                                                   CounterSet* counters);

@@ -50,7 +50,7 @@ TEST_CASE("Local: a ring has one writer, and cannot be cut under its reader", "[
   REQUIRE(ring.ok());
   const int fd = ring->memory_descriptor();
   const size_t bytes = kRingDataOffset + kRingBytesMin;
-  // What a peer holds, and what it gets by opening that anew.
+  // What a peer holds, and what it gets when it opens that anew.
   const Descriptor anew(open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDWR));
   REQUIRE(anew.valid());
   for (const int handed_over : {fd, anew.get()}) {
@@ -70,7 +70,7 @@ TEST_CASE("Local: a peer's ring that it could cut is refused", "[transport]") {
   REQUIRE(ring.ok());
   for (const int seals : {0, F_SEAL_SHRINK, F_SEAL_GROW}) {
     CAPTURE(seals);
-    // The same bytes as those of a ring that is taken.
+    // The same bytes as those of a ring that Open takes.
     const Descriptor copy(memfd_create("ring", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     REQUIRE(copy.valid());
     REQUIRE(ftruncate(copy.get(), static_cast<off_t>(kRingDataOffset + kRingBytesMin)) == 0);

@@ -13,11 +13,11 @@
 
 namespace talweg::transport {
 
-// Our regions, by key: where a record of a peer may write to.
+// Our regions, by key. A peer's record may write to these.
 using RegionTable = std::unordered_map<uint64_t, const Registration*>;
 
-// Is in the table, which outlives it, for as long as it lives. INVALID_ARGUMENT without bytes,
-// ALREADY_EXISTS where the key is in use.
+// The region is in the table for as long as it lives. The table outlives it. INVALID_ARGUMENT
+// without bytes, ALREADY_EXISTS where the key is in use.
 absl::StatusOr<Region> RegisterIn(RegionTable* table, std::span<std::byte> bytes,
                                   wire::RemoteRef base);
 

@@ -13,17 +13,17 @@
 
 #include "libs/base/descriptor.h"
 
-// The shared memory of a local connection: each side makes one memfd, which it alone writes and its
-// peer maps for reading.
+// The shared memory of a local connection. Each side makes one memfd. It alone writes that memfd;
+// its peer maps it for reading.
 //
 //   0          64              128            192           256     4096          4096 + ring_bytes
 //   +----------+---------------+--------------+-------------+-------+-------------+
 //   | identity | write_position| read_position| sleep state | beats | records ... |
 //   +----------+---------------+--------------+-------------+-------+-------------+
 //
-// Positions count bytes since the beginning and never go back; a position modulo ring_bytes is a
-// place. The writer of a file publishes its write_position behind whole records; its read_position
-// says how far it has read the file of its peer.
+// Positions count bytes since the beginning and never go back. A position modulo ring_bytes is a
+// place. The writer of a file publishes its write_position after whole records. Its read_position
+// says how far it has read its peer's file.
 namespace talweg::transport {
 
 struct RingControl {
@@ -33,11 +33,11 @@ struct RingControl {
   uint64_t ring_bytes;
   alignas(64) std::atomic<uint64_t> write_position;
   alignas(64) std::atomic<uint64_t> read_position;
-  // Odd: this side sleeps, or is about to. Counts up, so that a peer rings once for each sleep.
+  // Odd: this side sleeps, or is about to. It counts up, so that a peer rings once for each sleep.
   alignas(64) std::atomic<uint32_t> sleep_count;
-  // 1: this side has something to send that did not fit; it wants to know of room.
+  // 1: this side has something to send that did not fit, and wants to know of room.
   std::atomic<uint32_t> blocked;
-  // Counts up while this side's event loop turns. 0: of a release that does not count.
+  // Counts up while this side's event loop turns. 0: this side's release does not count.
   alignas(64) std::atomic<uint32_t> beats;
 };
 
@@ -58,7 +58,7 @@ static_assert(sizeof(RingControl) <= kRingDataOffset);
 
 enum class RecordType : uint32_t { kFrame = 1, kWrite = 2 };
 
-// In front of the bytes of a record. Records begin at multiples of 64.
+// Stands before the bytes of a record. Records begin at multiples of 64.
 struct RecordHeader {
   RecordType type;
   uint32_t length;
@@ -69,12 +69,12 @@ static_assert(sizeof(RecordHeader) == 24);
 inline constexpr size_t kRecordAlignment = 64;
 inline constexpr size_t kRecordHeaderBytes = 64;
 
-// A mapped ring, its data twice in a row, so that no record is ever in two pieces.
+// A mapped ring. Its data is mapped twice in a row, so that no record is ever in two pieces.
 class RingMapping {
  public:
-  // A new ring of ours, sealed against every other writer and against any change of size.
+  // Makes a new ring of ours, sealed against every other writer and against any change of size.
   static absl::StatusOr<RingMapping> Create(size_t ring_bytes);
-  // A peer's, for reading. INVALID_ARGUMENT if it is not what a peer of our version would send.
+  // Opens a peer's ring for reading. INVALID_ARGUMENT if a peer of our version would not send it.
   static absl::StatusOr<RingMapping> Open(int memory_descriptor);
 
   RingMapping() = default;
@@ -85,7 +85,7 @@ class RingMapping {
   bool valid() const { return base_ != nullptr; }
   size_t ring_bytes() const { return ring_bytes_; }
   RingControl* control() const { return reinterpret_cast<RingControl*>(base_); }
-  // Where the byte of that position is; ring_bytes() bytes from there are in one piece.
+  // The place of that position. The ring_bytes() bytes from there are in one piece.
   std::byte* At(uint64_t position) const {
     return base_ + kRingDataOffset + (position & (ring_bytes_ - 1));
   }

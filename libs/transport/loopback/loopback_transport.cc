@@ -22,9 +22,9 @@ namespace talweg::transport {
 namespace {
 
 constexpr char kScheme[] = "loopback://";
-// What has left a sender and not been polled by its receiver: one operation, or this many bytes.
+// Bounds what has left a sender and its receiver has not polled: one operation, or this many bytes.
 constexpr size_t kInFlightBytesMax = 1 << 20;
-constexpr size_t kOperationBytes = 64;  // Counted for each, so that their number is bounded too.
+constexpr size_t kOperationBytes = 64;  // Added for each, to bound their number too.
 
 class LoopbackTransport;
 
@@ -53,7 +53,7 @@ struct End {
   End* peer = nullptr;  // Null: the other side is gone.
   std::string peer_name;
   bool connecting = false;
-  bool told = false;            // The owner knows that the connection stands.
+  bool told = false;            // The owner knows that the connection is there.
   std::string ending;           // Not empty: over when the inbox is empty.
   std::deque<Post> posts;       // Not left yet.
   std::deque<Operation> inbox;  // Left the peer, not delivered here.
@@ -61,7 +61,7 @@ struct End {
   std::deque<uint64_t> done;
 };
 
-// Everything that transports share lies under one lock.
+// One lock guards everything that the transports share.
 class Network final : public LoopbackNetwork {
  public:
   explicit Network(LoopbackDevices* reached) : devices(reached) {}
@@ -204,7 +204,7 @@ class LoopbackTransport final : public Transport {
     return bytes;
   }
 
-  // Behind the last write that a peer could still make: the region is gone.
+  // After the last write that a peer could still make, the region is gone.
   void Unregister(uint64_t key) {
     const std::lock_guard lock(network_->mutex);
     regions_.erase(key);
@@ -233,14 +233,14 @@ class LoopbackTransport final : public Transport {
   absl::StatusOr<Region> Add(std::span<std::byte> bytes, bool on_device) {
     if (bytes.empty()) return absl::InvalidArgumentError("a region of 0 bytes");
     const std::lock_guard lock(network_->mutex);
-    // Mixed, so that no test comes to rely on an order of keys.
+    // Mixed, so that no test relies on an order of keys.
     const wire::RemoteRef base{.key = Mix64(network_->next_key++), .address = 0};
     auto registration = std::make_unique<LoopbackRegistration>(this, bytes, base, on_device);
     regions_.emplace(base.key, registration.get());
     return Region(std::move(registration));
   }
 
-  // All below: the network's lock is held, unless they take it.
+  // The caller of all functions below holds the network's lock, unless they take it.
   void Wake() {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t ignored = write(wake_.get(), &one, sizeof(one));
@@ -254,7 +254,7 @@ class LoopbackTransport final : public Transport {
     return ends_.emplace(end->id, std::move(end)).first->second.get();
   }
 
-  // This side is gone; the other one learns of it behind what had left.
+  // This side is gone. The other side learns of it after what had left.
   void Drop(End* end) {
     if (End* const peer = end->peer; peer != nullptr) {
       peer->peer = nullptr;
@@ -285,7 +285,7 @@ class LoopbackTransport final : public Transport {
            MaySend(end);
   }
 
-  // What was posted leaves: its bytes are copied, and its source is free.
+  // Lets what was posted leave: its bytes are copied, and its source is free.
   void Send(End& end, int* work) const {
     while (MaySend(end)) {
       Post& post = end.posts.front();

@@ -11,8 +11,8 @@
 
 namespace talweg::transport {
 
-// What network devices do with accelerators' memory, where they reach it: a test's, which outlives
-// the network. Called by whoever polls.
+// How network devices read and write accelerators' memory. A test implements it; it outlives the
+// network. Whoever polls calls it.
 class LoopbackDevices {
  public:
   virtual ~LoopbackDevices() = default;
@@ -20,10 +20,10 @@ class LoopbackDevices {
   virtual void Write(uint64_t address, std::span<const std::byte> source) = 0;
 };
 
-// A network inside one process, for tests of services: transports made from one LoopbackNetwork
+// A network inside one process, for tests of services. Transports made from one LoopbackNetwork
 // reach each other at "loopback://<number>". Nothing depends on time or threads: the same calls
-// give the same events. Each transport may live on its own thread; events then come in an order
-// that depends on the threads.
+// give the same events. Each transport may live on its own thread. The order of events then depends
+// on the threads.
 class LoopbackNetwork {
  public:
   virtual ~LoopbackNetwork() = default;

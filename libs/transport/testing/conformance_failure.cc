@@ -31,7 +31,7 @@ TEST_CASE("Transport: closing tells the peer, and ends posting", "[transport]") 
   CHECK_FALSE(pair.server.sink.disconnected[0].second.empty());
   CHECK(pair.client.sink.disconnected.empty());
   CHECK(pair.server.transport->PostFrame(pair.to_client, FrameOf(1)) == PostResult::kGone);
-  // Ids are not used again, and closing twice is nothing.
+  // Ids are not used again, and closing twice does nothing.
   pair.client.transport->Close(pair.to_server);
   const auto again = pair.client.transport->Connect(pair.address);
   REQUIRE(again.ok());
@@ -64,7 +64,7 @@ TEST_CASE("Transport: nothing lands after Close has returned", "[transport]") {
     pair.client.transport->PostWrite(pair.to_server, from->Slice(0, source.size()), to->Ref(), i);
     pair.client.transport->PostFrame(pair.to_server, FrameOf(i));
   }
-  // In the middle of the first write, whose end has not come yet.
+  // The first write is half done: its end has not come yet.
   REQUIRE(PollUntil({&pair.client, &pair.server}, [&] { return target.front() == std::byte{1}; }));
   pair.server.transport->Close(pair.to_client);
   const size_t frames = pair.server.sink.frames.size();
@@ -203,18 +203,18 @@ TEST_CASE("Transport: when the peer's process is killed the other side is told",
   child.Kill();
   REQUIRE(PollUntil({&client}, [&] { return !client.sink.disconnected.empty(); }));
   INFO(client.sink.disconnected[0].second);
-  // Of several addresses the one that was connected to.
+  // The text names the one address that was connected to.
   std::string name = SelectAddress(address, /*same_host=*/false);
   if (name.empty()) name = address;
-  // Without what only peers need to know.
+  // The text leaves out what only peers need to know.
   if (const size_t host = name.find("://"); host != std::string::npos) {
     name.resize(std::min(name.size(), name.find('/', host + 3)));
   }
   CHECK(client.sink.disconnected[0].second.find(name) != std::string::npos);
 }
 
-// As a thread does that has nothing else: sleeps whenever there is no work, for as long as it
-// takes. False: nothing has woken it for half a minute.
+// Sleeps whenever there is no work, as a thread does that has nothing else. Returns false when
+// nothing has woken it for half a minute.
 bool SleepUntil(Endpoint& endpoint, const std::function<bool()>& done) {
   while (!done()) {
     if (endpoint.Poll() > 0 || !endpoint.transport->PrepareToSleep()) continue;
@@ -251,7 +251,7 @@ TEST_CASE("Transport: no wake-up is lost between two sleepers", "[transport]") {
   CHECK(timeouts == 0);
 }
 
-// As above with writes that fill every buffer in between: sleeping while there is much to send.
+// Writes fill every buffer in between, so both sides sleep while there is much to send.
 TEST_CASE("Transport: no wake-up is lost in a stream of writes", "[transport]") {
   const auto harness = NewHarness();
   Pair pair(*harness);

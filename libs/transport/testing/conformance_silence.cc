@@ -16,7 +16,7 @@ namespace {
 
 constexpr Hearts kQuickHearts = {.heartbeat_ns = 10'000'000, .silence_ns = 200'000'000};
 
-// A client whose time is the test's, connected to a server; none of a transport without hearts.
+// A client whose time the test moves, connected to a server. Empty for a transport without hearts.
 struct Watching {
   explicit Watching(Harness& harness, const Hearts& hearts = {})
       : client{harness.NewWatchful(&client_clock, hearts)} {
@@ -133,7 +133,7 @@ TEST_CASE("Transport: a process that is stopped is given up, and hears of it whe
   REQUIRE(connection.ok());
   REQUIRE(PollUntil({&client}, [&] { return !client.sink.connected.empty(); }));
   child.Stop();
-  // Asleep on the descriptor alone: the heart must wake us.
+  // The client sleeps on the descriptor alone, so the heart must wake it.
   REQUIRE(PollUntil({&client}, [&] { return !client.sink.disconnected.empty(); }));
   child.Continue();
   CHECK(child.ReadLine() == "over");

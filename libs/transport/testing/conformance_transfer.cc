@@ -73,7 +73,7 @@ TEST_CASE("Transport: what is posted before the connection stands is sent after"
   CHECK(NumberOf(server.sink.frames[1].second) == 8);
 }
 
-TEST_CASE("Transport: a write has landed when the frame behind it is received", "[transport]") {
+TEST_CASE("Transport: a write has landed when the frame after it is received", "[transport]") {
   const auto harness = NewHarness();
   const size_t size = GENERATE(size_t{0}, size_t{1}, size_t{13}, 64 * kKiB, kMiB + 3, 64 * kMiB);
   CAPTURE(size);
@@ -108,7 +108,8 @@ TEST_CASE("Transport: a write has landed when the frame behind it is received", 
 
 TEST_CASE("Transport: writes that follow each other land each in its place", "[transport]") {
   const auto harness = NewHarness();
-  // Neighbours on both sides, on one, on none; and more of them than any provider takes at once.
+  // Neighbours on both sides, on one side, on none, and more of them than any provider takes at
+  // once.
   constexpr size_t kCount = 40;
   constexpr size_t kLength = 3'001;
   const size_t gap_here = GENERATE(size_t{0}, size_t{7});
@@ -151,8 +152,8 @@ TEST_CASE("Transport: many writes and frames, both directions at once", "[transp
   Pair pair(*harness);
   REQUIRE(pair.connected);
   constexpr size_t kSlice = 512 * kKiB;
-  // Each keeps kWindow rounds in flight, and posts another when it gets a frame. Frame n says that
-  // round n - kWindow has been received: so a slot is free after two windows.
+  // Each side keeps kWindow rounds in flight, and posts another when it gets a frame. Frame n says
+  // that round n - kWindow has been received. So a slot is free after two windows.
   constexpr size_t kWindow = 4;
   constexpr size_t kSlots = 2 * kWindow;
   constexpr uint64_t kRounds = 48;

@@ -17,21 +17,21 @@
 #include "libs/runtime/clock.h"
 #include "libs/transport/transport.h"
 
-// What tests of transports share: the conformance suite (conformance_*.cc) is linked into the test
+// What tests of transports share. The conformance suite (conformance_*.cc) is linked into the test
 // of every implementation, which defines NewHarness.
 namespace talweg::transport {
 
-// Memory of an accelerator of the test's, which transports reach and the CPU does not.
+// Memory of a test's accelerator, which transports reach and the CPU does not.
 class TestDevice {
  public:
   virtual ~TestDevice() = default;
-  // Lives as long as this.
+  // The memory lives as long as this object.
   virtual DeviceMemory Allocate(size_t bytes) = 0;
   virtual void Store(const DeviceMemory& memory, std::span<const std::byte> bytes) = 0;
   virtual std::vector<std::byte> Load(const DeviceMemory& memory) = 0;
 };
 
-// Devices whose memory has addresses of its own, and is elsewhere.
+// Devices whose memory lies elsewhere and has addresses of its own.
 class RemoteDevice final : public TestDevice {
  public:
   DeviceMemory Allocate(size_t bytes) override;
@@ -45,7 +45,7 @@ class RemoteDevice final : public TestDevice {
   uint64_t next_address_ = 0x7000'0000'0000;
 };
 
-// How a transport notices peers that are stopped: as options of the implementations.
+// How a transport notices stopped peers: the options of the implementations.
 struct Hearts {
   int64_t heartbeat_ns = 2'000'000'000;
   int64_t silence_ns = 20'000'000'000;  // 0: no silence ends a connection.
@@ -56,14 +56,14 @@ class Harness {
  public:
   virtual ~Harness() = default;
   virtual std::unique_ptr<Transport> NewTransport() = 0;
-  // As NewTransport; null: nobody can fall silent here. `clock` outlives it.
+  // Like NewTransport. Null: nobody can fall silent here. `clock` outlives it.
   virtual std::unique_ptr<Transport> NewWatchful(const Clock* clock, const Hearts& hearts);
-  // An address that is well formed, and where nobody listens.
+  // A well-formed address at which nobody listens.
   virtual std::string NobodysAddress() = 0;
   // Whether peers may live in different processes, and threads.
   virtual bool CrossesProcesses() const { return true; }
-  // A socket connected to where a transport listens, for bytes that no transport would send;
-  // -1 if there is no such thing.
+  // A socket connected to where a transport listens, for bytes that no transport would send. -1 if
+  // there is no such thing.
   virtual int ConnectRaw(const std::string& address);
   // Null: its transports take no device's memory.
   virtual TestDevice* device() { return nullptr; }
@@ -90,7 +90,7 @@ class RecordingSink final : public EventSink {
   std::vector<std::pair<ConnectionId, std::string>> disconnected;
   std::deque<std::pair<ConnectionId, std::vector<std::byte>>> frames;
   std::vector<WriteDone> writes_done;
-  // Called for each frame, when set; it is recorded too.
+  // Called for each frame, when set. The frame is recorded, too.
   std::function<void(ConnectionId, std::span<const std::byte>)> on_frame;
   std::function<void(ConnectionId, uint64_t)> on_write_done;
 
@@ -108,9 +108,10 @@ struct Endpoint {
   int Poll(int events_max = 64) { return transport->Poll(sink, events_max); }
 };
 
-// Polls all, sleeping on their descriptors when none has work, until `done`; false after a minute.
+// Polls all until `done`. Sleeps on their descriptors when none has work. Returns false after a
+// minute.
 bool PollUntil(const std::vector<Endpoint*>& endpoints, const std::function<bool()>& done);
-// Polls all until none has had work for a while; for what must not happen.
+// Polls all until none has had work for a while. For what must not happen.
 void PollUntilIdle(const std::vector<Endpoint*>& endpoints);
 
 // Two endpoints and a connection from the first to the second.
@@ -130,8 +131,8 @@ bool IsPattern(std::span<const std::byte> bytes, uint64_t seed);
 std::vector<std::byte> FrameOf(uint64_t number, size_t size = sizeof(uint64_t));
 uint64_t NumberOf(std::span<const std::byte> frame);
 
-// A child process that runs `work` with its end of a pipe; killed and reaped at the latest by the
-// destructor, and with its parent.
+// A child process that runs `work` with its end of a pipe. It is killed and reaped by the
+// destructor at the latest, and dies with its parent.
 class ChildProcess {
  public:
   explicit ChildProcess(const std::function<void(int pipe)>& work);

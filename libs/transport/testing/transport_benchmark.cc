@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast bytes get from one process's memory to another's, and at what cost: writes with a frame
-// behind each, at most kWindow of them in flight, two threads that sleep when there is nothing to
-// do. Compare with the copies that are unavoidable: docs/architecture.md, "The life of a gradient".
+// How fast bytes get from one process's memory to another's, and at what cost. A frame follows each
+// write, at most kWindow of them are in flight, and two threads sleep when there is nothing to do.
+// Compare with the copies that are unavoidable: docs/architecture.md, "The life of a gradient".
 #include <benchmark/benchmark.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -115,7 +115,7 @@ void BM_WriteAndFrame(benchmark::State& state) {
       side.transport->PostFrame(connection, std::vector<std::byte>(128));
       ++posted;
     };
-    // Every page of both sides and of the buffers between them is touched before.
+    // Touches every page of both sides, and of the buffers between them, before it measures.
     for (uint64_t i = 0; i < 2 * kWindow; ++i) write();
     const double cpu_before = ProcessCpuSeconds();
     for (auto _ : state) write();

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank whose torch tensors lie on a GPU: torch_rank.py GPU WHAT.
 
-On a fake GPU where TALWEG_FAKE_GPUS is set, else on a real one. Prints "done" at the end; what it
+It uses a fake GPU where TALWEG_FAKE_GPUS is set, else a real one. It prints "done" at the end. What it
 prints before, and a traceback, are for the test that started it.
 """
 
@@ -120,14 +120,14 @@ def cpu_beside_gpu() -> None:
 
 
 def training() -> None:
-    """The weights are those of the same training on CPUs; to the last bit, where that computes."""
+    """The weights are those of the same training on CPUs, to the last bit where CPUs compute."""
     weights = []
     for kind in ("cpu", "gpu"):
         torch.manual_seed(7)
         model = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 3)).double()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter += tw.rank()  # Until the root's are broadcast.
+                parameter += tw.rank()  # Differs until the root's are broadcast.
         if kind == "gpu":
             to_gpu(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -171,7 +171,7 @@ def to_gpu(model: nn.Module) -> None:
         for name, parameter in list(module.named_parameters(recurse=False)):
             moved = nn.Parameter(gpu.put(parameter.detach()))
             if not isinstance(gpu, RealGpu):
-                # Else autograd would make it where a fake GPU has no memory.
+                # Otherwise autograd would make it where a fake GPU has no memory.
                 moved.grad = gpu.put(torch.zeros_like(parameter))
             setattr(module, name, moved)
 
@@ -179,12 +179,12 @@ def to_gpu(model: nn.Module) -> None:
 def backward(model: nn.Module, inputs: torch.Tensor) -> None:
     if isinstance(gpu, RealGpu) and next(model.parameters()).is_cuda:
         inputs = inputs.to(f"cuda:{gpu.ordinal}")
-    # As a plain tensor: a subclass of the test's would have its say in all that backward calls.
+    # As a plain tensor, because the test's subclass would take part in all that backward calls.
     model(inputs).square().mean().as_subclass(torch.Tensor).backward()
 
 
 def steady() -> None:
-    """Rounds without end, until something breaks; each result is compared."""
+    """Rounds without end, until something breaks. Each result is compared."""
     tensors = [gpu.put(torch.zeros(count)) for count in (100_000, 1000)]
     for step in itertools.count(1):
         for tensor in tensors:
@@ -314,7 +314,7 @@ def mapped_by_agent() -> int:
 
 
 def refused() -> None:
-    """What the agent cannot have goes through host memory; once a reason it is said why."""
+    """What the agent cannot have goes through host memory. The rank says why, once for each reason."""
     for number in range(3):
         values = sample(torch.float32, 5000, number)
         wanted = tw.push_pull(values, name=f"cpu{number}")
@@ -327,7 +327,7 @@ def refused() -> None:
 
 
 def events_refused() -> None:
-    """A tensor whose events cannot be had goes through host memory; others do not."""
+    """A tensor whose events cannot be had goes through host memory. Others do not."""
     gpu.refuse_events(True)
     for round_ in range(3):
         values = torch.full((5000,), float(tw.rank() + round_))
@@ -338,7 +338,7 @@ def events_refused() -> None:
 
 
 def host_path() -> None:
-    """Of everything, by an agent that takes no memory of GPUs."""
+    """Everything once more, with an agent that takes no memory of GPUs."""
     dtypes()
     layouts()
     handles()
@@ -362,7 +362,7 @@ def captured() -> None:
 
 
 def dropped() -> None:
-    """A round whose handle was dropped has its memory to the end."""
+    """A round whose handle was dropped keeps its memory to the end."""
     held = gpu.new_stream()
     gpu.hold(held, True)
     tensor = gpu.put(torch.ones(1000))

@@ -3,8 +3,8 @@
 // ranks that call the driver themselves, beside an agent with --test_fake_gpus.
 //
 // Device memory is host memory, which a test may look into. A stream does at once what it is given,
-// unless the test holds it (fakeHold): then its work waits, and with it the streams that wait for
-// its events. What a driver answers with undefined behaviour fails here.
+// unless the test holds it (fakeHold). Then its work waits, and so do the streams that wait for its
+// events. What a driver answers with undefined behaviour fails here.
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -66,7 +66,7 @@ struct Stream {
   std::deque<Work> works;
 };
 
-// The process's driver. All of it is guarded by `mutex`, which every function takes.
+// The process's driver. `mutex` guards all of it, and every function takes it.
 struct Process {
   std::mutex mutex;
   std::condition_variable changed;
@@ -86,7 +86,7 @@ struct Process {
     return *process;
   }
 
-  // Does what can be done.
+  // Does what can be done now.
   void Run() {
     for (bool again = true; again;) {
       again = false;
@@ -291,7 +291,7 @@ CuResult cuStreamWaitEvent(CuStream stream, CuEvent event, unsigned flags) {
   const auto at = process.events.find(event);
   if (!InContext() || flags != 0 || at == process.events.end()) return kCuInvalidHandle;
   const std::shared_ptr<Event> waited = at->second;
-  // On a GPU it would be a wait that a dead process never ends.
+  // On a GPU this would be a wait that a dead process never ends.
   if (waited->file != nullptr && !waited->state().IsDone()) return kCuUnknown;
   const uint64_t recorded = waited->state().recorded.load();
   const CuResult posted = process.Post(
@@ -351,7 +351,7 @@ CuResult cuMemsetD8Async(CuDevicePointer target, unsigned char value, size_t byt
 
 // ----- What a test has in addition. -----
 
-// From now on the stream does nothing, or again what it is given.
+// Holds the stream, which does nothing from now on, or lets it go on.
 void fakeHold(CuStream stream, int held) {
   LOCKED();
   process.streams[stream].held = held != 0;
@@ -361,12 +361,12 @@ void fakeCapture(CuStream stream, int capturing) {
   LOCKED();
   process.streams[stream].capturing = capturing != 0;
 }
-// From now on events of other processes cannot be opened, or can again.
+// Refuses to open events of other processes from now on, or allows it again.
 void fakeRefuseEvents(int refuses) {
   LOCKED();
   process.refuses_events = refuses != 0;
 }
-// For how many events it has waited.
+// How many events the stream has waited for.
 uint64_t fakeWaits(CuStream stream) {
   LOCKED();
   return process.streams[stream].waits;

@@ -51,7 +51,7 @@ CuEvent NewEvent(std::shared_ptr<EventState> state) {
   return reinterpret_cast<CuEvent>(Get().events.back().get());
 }
 
-// A handle: a word that says what it is, and the thing.
+// A handle holds a word that says what it is, and the thing.
 constexpr uint64_t kMemoryTag = 0x6d656d6f72790001;
 constexpr uint64_t kEventTag = 0x6576656e74730001;
 
@@ -74,7 +74,7 @@ struct Kernel {
   kernels::ReducePlan plan;
 };
 
-// Every kernel that there is, by name.
+// Finds any kernel by its name.
 Kernel* FindKernel(const char* name) {
   static auto* const all = [] {
     auto* const made = new std::map<std::string, Kernel>;
@@ -263,8 +263,8 @@ CuResult cuIpcGetMemHandle(CuIpcHandle* handle, CuDevicePointer address) {
   static uint64_t next = 1;
   const auto at = Get().memory.find(address);
   if (at == Get().memory.end()) return kCuInvalidValue;
-  // Unique for each allocation, also at an address that another had: nobody's but this test's, so a
-  // serial for each call will do where it was freed since.
+  // The handle must be unique for each allocation, also at an address that another one had. Only
+  // this test uses it, so a serial for each call will do.
   (*serials)[address] = next++;
   *handle = MakeHandle(kMemoryTag, address, (*serials)[address]);
   return kCuSuccess;

@@ -13,10 +13,10 @@
 
 #include "libs/gpu/cuda/driver_api.h"
 
-// GPUs of host memory behind the driver's and NCCL's own functions, so that libs/gpu/cuda runs on a
-// machine without a GPU: it is about our calls, their arguments and their order, not about speed.
-// Work of a stream runs when an event is asked for, a piece at each question; so nothing is done at
-// once, and what does not ask never ends.
+// GPUs of host memory under the driver's and NCCL's own functions, so that libs/gpu/cuda runs on a
+// machine without a GPU. It tests our calls, their arguments and their order, not speed. Work of a
+// stream runs when an event is asked for, a piece at each question. So nothing is done at once, and
+// work that nobody asks for never ends.
 namespace talweg::gpu::cuda::stub {
 
 inline constexpr int kGpuCount = 2;
@@ -31,7 +31,7 @@ struct Memory {
 };
 
 struct EventState {
-  std::shared_ptr<bool> latest;  // Whether the latest record is done; null: there was none.
+  std::shared_ptr<bool> latest;  // Whether the latest record is done; null: there is none.
 };
 
 struct Stream;
@@ -56,30 +56,30 @@ struct Stream {
   std::deque<Work> works;
 };
 
-// What TALWEG_STUB_FAIL=FUNCTION=RESULT has this function answer; 0: what it should.
+// What TALWEG_STUB_FAIL=FUNCTION=RESULT makes this function answer. 0: nothing is injected.
 int InjectedResult(const char* function);
 
-// One for the process. CHECKs what a real driver answers with undefined behaviour.
+// One for the process. It CHECKs what a real driver answers with undefined behaviour.
 class Machine {
  public:
   static Machine& Get();
 
-  // Runs one piece of work, in turn over the streams; whether there was one that could run.
+  // Runs one piece of work, in turn over the streams. Returns whether one could run.
   bool Step();
   void RunAll();
-  // What its streams have not done is never done, and nobody is told: as with a context that is
-  // reset after a fault.
+  // What the GPU's streams have not done is never done, and nobody is told, as after a context is
+  // reset for a fault.
   void DropWork(int gpu);
 
   int current_gpu = -1;  // The context that is current.
   int contexts[kGpuCount] = {};
-  int resets[kGpuCount] = {};  // Of contexts.
-  int functions_loaded = 0;    // Of modules.
-  uint64_t block_before = 0;   // So much of its block lies before an allocation.
+  int resets[kGpuCount] = {};  // How often each context was reset.
+  int functions_loaded = 0;    // From modules.
+  uint64_t block_before = 0;   // Bytes of its block before an allocation.
   bool linked = false;         // By NVLink.
   bool reaches_peers = true;   // Straight from one GPU to another.
   int peers_enabled = 0;
-  bool lets_nics = true;  // GPUDirect RDMA, and dma-buf; what is asked of both.
+  bool lets_nics = true;  // GPUDirect RDMA, and dma-buf.
   bool has_dma_buf = false;
   int flush_options = kCuRdmaFlushByHost;
   int writes_ordering = 0;
@@ -90,7 +90,7 @@ class Machine {
   std::vector<std::unique_ptr<Stream>> streams;
   std::vector<std::unique_ptr<std::shared_ptr<EventState>>> events;
 
-  // Whether all these bytes lie in one allocation of the current GPU, or that one.
+  // Whether all these bytes lie in one allocation of the current GPU.
   bool IsDeviceMemory(uint64_t address, size_t bytes) const;
   bool IsMemoryOf(int gpu, uint64_t address, size_t bytes) const;
   bool IsPinned(uint64_t address, size_t bytes) const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NCCL's functions, by their own names, in its mode that does not block: a communicator is ready,
+// NCCL's functions, by their own names, in the mode that does not block. A communicator is ready,
 // and a collective launched, after it has been asked a few times.
 #include <algorithm>
 #include <cstring>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // libs/gpu/cuda under the conformance suite, on the stub driver and the stub NCCL: our own calls,
-// on any machine. What real hardware makes of them //libs/gpu/cuda:conformance_test asks.
+// on any machine. //libs/gpu/cuda:conformance_test asks what real hardware makes of them.
 #include <poll.h>
 
 #include <algorithm>
@@ -272,7 +272,7 @@ TEST_CASE("cuda: an error of the context is the device's end, another is not", "
     CHECK(absl::IsAborted(doomed.device->Query(its).status()));
     CHECK(absl::IsAborted(doomed.device->Allocate(1).status()));
     CHECK(doomed.devices[1]->Allocate(1).ok());
-    // Whoever opens it next gets a context that is good.
+    // The next one that opens the GPU gets a good context.
     const int before = cuda::stub::Machine::Get().resets[0];
     doomed.devices.clear();
     CHECK(cuda::stub::Machine::Get().resets[0] == before + 1);
@@ -330,7 +330,7 @@ TEST_CASE("cuda: a wake-up that never comes, or too late, keeps no descriptor", 
   CHECK(OpenDescriptors() == before);
 }
 
-// Memory of a device that a NIC may be given.
+// Memory of a device that may be given to a NIC.
 DeviceSpan NicPages(Device& device, uint64_t pages) {
   const DeviceSpan memory = *device.Allocate((pages + 1) * kNicPageBytes);
   const uint64_t skipped = (kNicPageBytes - memory.address % kNicPageBytes) % kNicPageBytes;
@@ -393,7 +393,7 @@ TEST_CASE("cuda: copies to a peer go straight there where they can, asked for on
   cuda::stub::Machine& machine = cuda::stub::Machine::Get();
   struct Peers {
     bool reaches;
-    const char* enabling;  // What the driver says to it; null: that it is.
+    const char* enabling;  // What the driver answers; null: success.
     bool is_copied;
     int enabled;
   };

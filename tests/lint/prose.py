@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules for prose that a program can check: CONTRIBUTING.md, "Prose".
+
+python3 -m tests.lint.prose --shrink    # lowers prose_allowance.txt to what is left
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+from tests.lint import source_tree
+
+COLUMNS_MAX = 100
+
+# Pages that nobody has wrapped yet. Take a page off the list when it is done.
+PAGES_TO_DO = {
+    "docs/protocol.md",
+    "docs/shared_memory.md",
+}
+# Pages that programs write.
+_GENERATED = {"docs/configuration.md"}
+_GENERATED_BEGIN = "# Measured by ./bench"
+
+ALLOWANCE = "tests/lint/prose_allowance.txt"
+_ALLOWANCE_HEAD = (
+    '# Comments that still begin with "Of", by folder. The counts may only shrink:\n'
+    "#   python3 -m tests.lint.prose --shrink\n"
+)
+_COMMENTS = {
+    (".h", ".cc", ".cu", ".c", ".proto"): re.compile(r"(?://|/\*+|^\s*\*)\s*Of\s"),
+    (".py", ".bazel", ".bzl", ".sh"): re.compile(r"(?:(?:^|\s)#|\"\"\")\s*Of\s"),
+}
+
+README_LINES = range(10, 41)
+
+_FENCE = re.compile(r"^\s*```")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def long_lines(text: str) -> list[int]:
+    """The numbers of the lines that are too wide; tables and lines that are one link may be."""
+    return [
+        number
+        for number, line in enumerate(text.splitlines(), 1)
+        if len(line) > COLUMNS_MAX
+        and not line.lstrip().startswith("|")
+        and " " in line.strip().removeprefix("- ")
+    ]
+
+
+def is_generated(path: str, text: str) -> bool:
+    return path in _GENERATED or text.startswith(_GENERATED_BEGIN)
+
+
+def of_comments(path: str, text: str) -> list[int]:
+    """The numbers of the lines on which a comment begins with "Of"."""
+    for suffixes, pattern in _COMMENTS.items():
+        if path.endswith(suffixes):
+            lines = enumerate(text.splitlines(), 1)
+            return [number for number, line in lines if pattern.search(line)]
+    return []
+
+
+def anchors(text: str) -> set[str]:
+    """The names that links may give to the headings of a page, as GitHub makes them."""
+    found: Counter[str] = Counter()
+    names = set()
+    fenced = False
+    for line in text.splitlines():
+        if _FENCE.match(line):
+            fenced = not fenced
+        heading = re.match(r"^#+ (.*)", line)
+        if fenced or heading is None:
+            continue
+        name = re.sub(r"[^\w\- ]", "", heading.group(1).lower()).replace(" ", "-")
+        names.add(f"{name}-{found[name]}" if found[name] else name)
+        found[name] += 1
+    return names
+
+
+def broken_links(root: Path, path: str, text: str) -> list[str]:
+    """The links of a page to files, or headings, that are not there."""
+    broken = []
+    for link in _LINK.findall(text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (root / path).parent / name
+        if not target.exists():
+            broken.append(link)
+        elif anchor and anchor not in anchors(target.read_text() if name else text):
+            broken.append(link)
+    return broken
+
+
+def count_of_comments(root: Path) -> dict[str, int]:
+    """How many comments begin with "Of", by folder; folders without one are left out."""
+    counts: Counter[str] = Counter()
+    for suffixes in _COMMENTS:
+        for path in source_tree.files(*suffixes):
+            counts[str(Path(path).parent)] += len(of_comments(path, (root / path).read_text()))
+    return {folder: count for folder, count in counts.items() if count}
+
+
+def read_allowance(text: str) -> dict[str, int]:
+    rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    return {folder: int(count) for folder, count in rows}
+
+
+def write_allowance(counts: dict[str, int]) -> str:
+    rows = [f"{folder} {count}\n" for folder, count in sorted(counts.items()) if count]
+    return _ALLOWANCE_HEAD + "".join(rows)
+
+
+def main() -> int:
+    if sys.argv[1:] != ["--shrink"]:
+        raise SystemExit(__doc__)
+    root = source_tree.root()
+    allowed = read_allowance((root / ALLOWANCE).read_text())
+    found = count_of_comments(root)
+    left = {folder: min(count, found.get(folder, 0)) for folder, count in allowed.items()}
+    (root / ALLOWANCE).write_text(write_allowance(left))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -145,10 +145,10 @@ class ListenersTest(unittest.TestCase):
                 directories = {os.path.dirname(name) for name in names}
                 self.assertEqual(len(directories), 1, names)
                 self.assertRegex(directories.pop(), r"^/tmp/talweg\.\w+/talweg-run-\w+$")
-                self.assertEqual(run.errors, "")
+                self.assertNotIn("TCP ports", run.errors)
 
     def test_the_network_is_opened_when_it_is_asked_for_and_that_is_said(self) -> None:
-        asked = (
+        asked: Sequence[tuple[list[str], dict[str, str]]] = (
             (["--nodes=1", "--force-distributed"], {}),
             (["--nodes=2"], {"TALWEG_FORCE_DISTRIBUTED": "1"}),
             (["--nodes=2"], {"TALWEG_LOCAL_TRANSPORT": "false"}),

@@ -12,7 +12,7 @@
 namespace talweg::aggregation {
 namespace {
 
-constexpr const char* kNames[] = {"a", "b", "c"};
+constexpr const char* kNames[] = {"a", "b", "c", "d"};
 constexpr uint32_t kNodes = 3;
 
 class HostilePeers {
@@ -115,6 +115,10 @@ class HostilePeers {
     wire::Declare declare =
         name == "c" ? f_.DeclareOf(name, AnyNode(), 30'000, DType::kF32, Op::kCopy, root)
                     : f_.DeclareOf(name, AnyNode(), name == "b" ? 20'000 : count);
+    if (name == "d") {  // A reduction to one.
+      declare.collective.gets = Share::kRoot;
+      declare.root_rank = root;
+    }
     if (random_.OneIn(500)) declare.collective.op = static_cast<Op>(random_.Below(9));
     if (random_.OneIn(500)) declare.collective.dtype = static_cast<DType>(random_.Below(11));
     if (random_.OneIn(500)) declare.key = KeyOf(AnyName());

@@ -529,6 +529,13 @@ bool Member::HoldsBack(const Push& push) const {
       needed_.contains({push.tensor, push.round})) {
     return false;
   }
+  // It opens nothing: the round is over, or another rank here has begun it.
+  if (const auto tensor = push.tensor.value(); tensor < tensors_.size()) {
+    if (push.round <= tensors_[tensor]->held.round) return false;
+    if (push.round == tensors_[tensor]->open_round() && tensors_[tensor]->pushed_count > 0) {
+      return false;
+    }
+  }
   if (!TALWEG_MUTATION(group_held_back, AwaitsNeeded(), false)) return true;
   return push.tensor.value() >= tensors_.size() || tensors_[push.tensor.value()]->group.empty();
 }

@@ -12,7 +12,7 @@
 namespace talweg::aggregation {
 namespace {
 
-constexpr const char* kNames[] = {"a", "b", "c", "d"};
+constexpr const char* kNames[] = {"a", "b", "c"};
 constexpr uint32_t kNodes = 3;
 
 class HostilePeers {
@@ -115,10 +115,6 @@ class HostilePeers {
     wire::Declare declare =
         name == "c" ? f_.DeclareOf(name, AnyNode(), 30'000, DType::kF32, Op::kCopy, root)
                     : f_.DeclareOf(name, AnyNode(), name == "b" ? 20'000 : count);
-    if (name == "d") {  // A reduction to one.
-      declare.collective.gets = Share::kRoot;
-      declare.root_rank = root;
-    }
     if (random_.OneIn(500)) declare.collective.op = static_cast<Op>(random_.Below(9));
     if (random_.OneIn(500)) declare.collective.dtype = static_cast<DType>(random_.Below(11));
     if (random_.OneIn(500)) declare.key = KeyOf(AnyName());
@@ -273,6 +269,7 @@ TEST_CASE("Job: peers that say anything reach no CHECK and break no promise", "[
   for (const auto& [name, value] : NamedCounters(reached)) {
     INFO(name);
     if (name == "frames_unreadable" || name == "sums_stale") continue;
+    if (name == "rounds_lost") continue;  // Of collectives: job_collectives_test.
     CHECK(value > 0);
   }
 }

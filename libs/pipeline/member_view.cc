@@ -309,8 +309,7 @@ void Member::ResolveInView(Tensor& tensor) {
   const bool one_is_gone =
       std::any_of(tensor.needed_members.begin(), tensor.needed_members.end(),
                   [this](const MemberIdentity& id) { return !view_->IndexOf(id).has_value(); });
-  tensor.is_dead = TALWEG_MUTATION(dead_tensor_lives_again, tensor.is_dead || one_is_gone, false) ||
-                   !tensor.participation.IsPossible();
+  tensor.is_dead = tensor.is_dead || one_is_gone || !tensor.participation.IsPossible();
 }
 
 // What others call the rank that ranks here call `root_rank`.
@@ -536,7 +535,7 @@ bool Member::HoldsBack(const Push& push) const {
       return false;
     }
   }
-  if (!TALWEG_MUTATION(group_held_back, AwaitsNeeded(), false)) return true;
+  if (!AwaitsNeeded()) return true;
   return push.tensor.value() >= tensors_.size() || tensors_[push.tensor.value()]->group.empty();
 }
 

@@ -107,5 +107,35 @@ TEST_CASE("ReportProblem: names what cannot be", "[aggregation]") {
   CHECK_FALSE(ReportProblem(Says(0, UINT64_MAX, 2).report, 3).empty());
 }
 
+TEST_CASE("Decide: where not all get all, a round that some hold and others do not is lost",
+          "[aggregation]") {
+  const std::vector<MemberReport> reports = {Says(0, 5, 2), Says(1, 4, 2)};
+  const auto decided = Decide({.reports = reports, .slice_count = 3, .all_get_all = false});
+  const auto* lost = std::get_if<LostRound>(&decided);
+  REQUIRE(lost != nullptr);
+  CHECK(lost->text ==
+        "round 5 was over at member 0 when the view changed, and what others were to get of it is "
+        "lost");
+}
+
+TEST_CASE("Decide: where not all get all, a round that nobody holds is done again",
+          "[aggregation]") {
+  const std::vector<MemberReport> reports = {Says(0, 4, 2), Says(1, 4, 2)};
+  const auto decided = Decide({.reports = reports, .slice_count = 3, .all_get_all = false});
+  const auto* decision = std::get_if<wire::Decision>(&decided);
+  REQUIRE(decision != nullptr);
+  CHECK(decision->verdict == wire::Verdict::kRedo);
+  CHECK(decision->round == Round{5});
+}
+
+TEST_CASE("Decide: where not all get all, an aborted round is aborted for the rest",
+          "[aggregation]") {
+  const std::vector<MemberReport> reports = {Says(0, 5, 0), Says(1, 4, 2)};
+  const auto decided = Decide({.reports = reports, .slice_count = 3, .all_get_all = false});
+  const auto* decision = std::get_if<wire::Decision>(&decided);
+  REQUIRE(decision != nullptr);
+  CHECK(decision->verdict == wire::Verdict::kAbort);
+}
+
 }  // namespace
 }  // namespace talweg::aggregation

@@ -257,18 +257,18 @@ void Member::OnResult(const Owner& owner, const wire::Result& entry, uint32_t po
   const bool is_known = !tensor.finish && GivingRanks(tensor, entry.slice) > 0;
   const uint32_t length_bytes = entry.length_bytes;
   if (is_known && length_bytes != GivenLength(tensor, entry.slice)) return ignore();
+  if (tensor.partial.ranks_summed > 0 && tensor.partial.ranks_summed != entry.rank_count) {
+    ReportAndFail("aggregator '" + OwnerName(owner) + "' summed " +
+                      std::to_string(entry.rank_count) + " ranks into slice " + std::to_string(s) +
+                      " of tensor '" + tensor.spec.name + "', others " +
+                      std::to_string(tensor.partial.ranks_summed),
+                  out);
+    return;
+  }
   if (WantsResult(tensor, entry.slice)) {
     if (entry.form == wire::Form::kEmpty ||
         (entry.form == wire::Form::kInline && entry.bytes.size() != length_bytes)) {
       return ignore();
-    }
-    if (tensor.partial.have_count > 0 && tensor.partial.ranks_summed != entry.rank_count) {
-      ReportAndFail("aggregator '" + OwnerName(owner) + "' summed " +
-                        std::to_string(entry.rank_count) + " ranks into slice " +
-                        std::to_string(s) + " of tensor '" + tensor.spec.name + "', others " +
-                        std::to_string(tensor.partial.ranks_summed),
-                    out);
-      return;
     }
     if (entry.form == wire::Form::kWritten) {
       counters_.result_bytes_written += length_bytes;

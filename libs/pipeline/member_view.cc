@@ -309,8 +309,7 @@ void Member::ResolveInView(Tensor& tensor) {
   const bool one_is_gone =
       std::any_of(tensor.needed_members.begin(), tensor.needed_members.end(),
                   [this](const MemberIdentity& id) { return !view_->IndexOf(id).has_value(); });
-  tensor.is_dead = TALWEG_MUTATION(dead_tensor_lives_again, tensor.is_dead || one_is_gone, false) ||
-                   !tensor.participation.IsPossible();
+  tensor.is_dead = tensor.is_dead || one_is_gone || !tensor.participation.IsPossible();
 }
 
 // What others call the rank that ranks here call `root_rank`.
@@ -529,7 +528,14 @@ bool Member::HoldsBack(const Push& push) const {
       needed_.contains({push.tensor, push.round})) {
     return false;
   }
-  if (!TALWEG_MUTATION(group_held_back, AwaitsNeeded(), false)) return true;
+  // It opens nothing: the round is over, or another rank here has begun it.
+  if (const auto tensor = push.tensor.value(); tensor < tensors_.size()) {
+    if (push.round <= tensors_[tensor]->held.round) return false;
+    if (push.round == tensors_[tensor]->open_round() && tensors_[tensor]->pushed_count > 0) {
+      return false;
+    }
+  }
+  if (!AwaitsNeeded()) return true;
   return push.tensor.value() >= tensors_.size() || tensors_[push.tensor.value()]->group.empty();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The data plane's frames of version 1.1, byte for byte; and those of 1.0, which are read still.
+// The data plane's frames of version 2.0, byte for byte; those of version 1 are refused.
 
 #include <map>
 #include <string>
@@ -55,7 +55,12 @@ TEST_CASE("The frames between agents and aggregators") {
               .group = {{NodeRank(30), LocalRank(31)}, {NodeRank(32), LocalRank(33)}},
               .root_rank = 7,
               .by_rank = 8,
-              .result = {RemoteRef{10, 11}, RemoteRef{12, 13}}});
+              .result = {RemoteRef{10, 11}, RemoteRef{12, 13}}},
+      Declare{.key = kKey,
+              .name = "gathered",
+              .collective = {DType::kU8, Op::kCopy, Share::kOwn, Share::kRoot, 34},
+              .root_rank = kNoRank,
+              .by_rank = 35});
   add("Declared", FrameType::kDeclared,
       Declared{
           .key = kKey, .status = DeclaredStatus::kMismatch, .slot = {14, 15}, .text = "two sides"});
@@ -78,7 +83,12 @@ TEST_CASE("The frames between agents and aggregators") {
                  .mode = Mode::kCopy,
                  .form = Form::kEmpty,
                  .wants_result = false,
-                 .sum_epoch = Epoch(18)});
+                 .sum_epoch = Epoch(18)},
+      Contribute{.key = kKey,
+                 .round = kRound,
+                 .slice = SliceIndex(0x44),
+                 .form = Form::kDisagreement,
+                 .bytes = bytes});
   add("Result", FrameType::kResult,
       Result{.key = kKey,
              .round = kRound,
@@ -94,7 +104,13 @@ TEST_CASE("The frames between agents and aggregators") {
              .rank_count = 20,
              .length_bytes = 34,
              .form = Form::kWritten,
-             .sum_epoch = kEpoch});
+             .sum_epoch = kEpoch},
+      Result{.key = kKey,
+             .round = kRound,
+             .slice = SliceIndex(0x45),
+             .form = Form::kDisagreement,
+             .sum_epoch = kEpoch,
+             .bytes = bytes});
   Report report{
       .key = kKey, .held = Round(21), .contributed = Round(22), .partial_epoch = Epoch(23)};
   report.held_epoch = Epoch(28);

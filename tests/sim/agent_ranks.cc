@@ -136,6 +136,10 @@ void AgentProcess::DeclareNext(LocalRank rank) {
     return PushNext(rank);
   }
   for (size_t tensor = 0; tensor < mine.size(); ++tensor) {
+    // A few ranks that are all it knows would be all that there will be.
+    const bool means_all = SpecOf(rank, tensor).ranks.size() == told_view_->RankCount() &&
+                           !plans_[tensor]->collective().needs_every_rank();
+    if (mine[tensor].is_mine && means_all) return FailRankWith(rank, "it knows no other ranks");
     for (const Place& place : plans_[tensor]->group()) {
       if (!mine[tensor].is_mine || NumberOf(place)) continue;
       return FailRankWith(rank, "it knows no rank of node " + std::to_string(place.node.value()));

@@ -96,8 +96,8 @@ void Ledger::CheckAgreement(const std::string& what, const Outcome& outcome) {
   same->takers.emplace(outcome.member, outcome.epoch);
 }
 
-void Ledger::OnDead(TensorKey tensor, Round last) {
-  const auto known = last_rounds_.emplace(tensor, last).first;
+void Ledger::OnDead(TensorKey tensor, Round last, const std::vector<MemberIdentity>& needed) {
+  const auto known = last_rounds_.emplace(std::pair(tensor, needed), last).first;
   known->second = std::max(known->second, last);
 }
 
@@ -204,7 +204,7 @@ void Ledger::OnOutcome(const std::string& who, const Outcome& outcome, const Cel
                            std::string(collective.name()) + ") round " +
                            std::to_string(outcome.round.value()) + ": ";
   CheckAgreement(what, outcome);
-  const auto last = last_rounds_.find(outcome.tensor);
+  const auto last = last_rounds_.find({outcome.tensor, outcome.needed});
   if (last != last_rounds_.end() && last->second < outcome.round && outcome.end == End::kDone) {
     throw Violation{what + "was done, and the tensor is dead since round " +
                     std::to_string(last->second.value())};

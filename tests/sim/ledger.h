@@ -86,8 +86,8 @@ class Ledger {
   const RoundPlan& AgreedPlan(TensorKey tensor, const RoundPlan& plan) {
     return plans_.emplace(tensor, plan).first->second;
   }
-  // A tensor can have no round behind `last` any more.
-  void OnDead(TensorKey tensor, Round last);
+  // For those who know its ranks so, a tensor can have no round behind `last` any more.
+  void OnDead(TensorKey tensor, Round last, const std::vector<MemberIdentity>& needed);
 
   // Some tensor has failed: it has no round any more.
   void OnTensorFailed() { tensor_failed_ = true; }
@@ -133,7 +133,7 @@ class Ledger {
   std::map<TensorKey, Disagreement> disagreements_;
   std::set<std::pair<TensorKey, Round>> contributed_;
   std::map<TensorKey, RoundPlan> plans_;
-  std::map<TensorKey, Round> last_rounds_;  // Of the dead.
+  std::map<std::pair<TensorKey, std::vector<MemberIdentity>>, Round> last_rounds_;  // Of the dead.
   bool tensor_failed_ = false;
   uint64_t outcomes_ = 0;
 };

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from talweg import _native
+from talweg import _local, _native
 from talweg._declaration import Declaration, Op, numpy_dtype
 from talweg._in_place import Buffer
 from talweg.errors import (
@@ -133,9 +133,15 @@ class Client:
     """A rank. Any thread may call any method; a round belongs to whoever pushed it."""
 
     def __init__(self, agent_socket: str | None = None, timeout_s: float = 60.0) -> None:
-        self.connection = _native.Connection(
-            agent_socket, local_rank_from_environment(os.environ), timeout_s
-        )
+        # Whether there is no agent, as nobody has launched this process: a job of its own.
+        self.is_alone = agent_socket is None and _local.is_alone(os.environ)
+        self.connection: _native.Connection
+        if self.is_alone:
+            _native.nanoseconds(timeout_s)  # What is no time is none here, too.
+            self.connection = _local.LocalConnection()
+        else:
+            local_rank = local_rank_from_environment(os.environ)
+            self.connection = _native.Connection(agent_socket, local_rank, timeout_s)
         self.rank: int = self.connection.rank
         self.size: int = self.connection.size
         self.local_rank: int = self.connection.local_rank

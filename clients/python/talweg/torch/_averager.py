@@ -240,20 +240,31 @@ class GradientAverager:
         if gradient is None:
             gradient = torch.zeros_like(parameter, requires_grad=False)
         elif gradient.layout != torch.strided:
-            raise InvalidArgument(
-                f"the gradient of '{self._names[index]}' is sparse, which is not supported yet: "
-                "build its layer with sparse=False"
-            )
+            gradient = self._without_sparsity(index, gradient)
         else:
             self._gradients[index] = (gradient, gradient._version)
         try:
-            self._pushed[index] = start_average(
-                self.client, gradient, self._tensor_name(index), self.priority_of(index)
-            )
+            self._pushed[index] = self._start_round(index, gradient)
         except Busy as error:
             raise Busy(
                 f"{error}. If this process has several DistributedOptimizers, give each a `name`"
             ) from None
+
+    def _without_sparsity(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        raise InvalidArgument(
+            f"the gradient of '{self._names[index]}' is sparse, which is not supported yet: "
+            "build its layer with sparse=False"
+        )
+
+    def _start_round(self, index: int, gradient: torch.Tensor) -> Handle:
+        """Starts the round of a parameter's gradient."""
+        return start_average(
+            self.client, gradient, self._tensor_name(index), self.priority_of(index)
+        )
+
+    def _finish_round(self, index: int, handle: Handle) -> torch.Tensor:
+        """Waits for a round that _start_round() began; returns what takes the gradient's place."""
+        return finish(self.client, handle)
 
     def begin(self, active: bool = True) -> None:
         """Pushes what backward has not; does nothing when averages are under way already."""
@@ -312,7 +323,7 @@ class GradientAverager:
             handle = exchange.open.get(index)
             if handle is None:
                 continue
-            average = finish(self.client, handle)
+            average = self._finish_round(index, handle)
             del exchange.open[index]  # Not before: a wait that is interrupted is gone on with.
             if index not in exchange.touched:
                 if not exchange.used_handle.done:

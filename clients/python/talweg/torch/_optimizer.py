@@ -155,7 +155,7 @@ class _OverlappedMethods(_DistributedMethods):
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
 
-def _name_parameters(
+def name_parameters(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
 ) -> list[tuple[str, torch.nn.Parameter]]:
@@ -214,16 +214,25 @@ def DistributedOptimizer(
     weights are looked at other than by the model's forward and state_dict() a call of
     synchronize_parameters(). After step() gradients are gone, as after zero_grad().
     """
+    averager = GradientAverager(
+        name_parameters(optimizer, named_parameters), 1, name, waits=overlap_forward is None
+    )
+    averager.set_passes(backward_passes_per_step)
+    return distribute(optimizer, averager, overlap_forward)
+
+
+def distribute(
+    optimizer: OptimizerT,
+    averager: GradientAverager,
+    overlap_forward: torch.nn.Module | None = None,
+) -> OptimizerT:
+    """Makes `optimizer` step with the averager's gradients; the end of DistributedOptimizer()."""
     overlaps = overlap_forward is not None
     if overlaps and "step" in vars(optimizer):
         raise InvalidArgument(
             "overlap_forward: this optimizer's step() is another one's already: make learning rate "
             "schedulers behind DistributedOptimizer()"
         )
-    averager = GradientAverager(
-        _name_parameters(optimizer, named_parameters), 1, name, waits=not overlaps
-    )
-    averager.set_passes(backward_passes_per_step)
     original = type(optimizer)
     methods = _OverlappedMethods if overlaps else _DistributedMethods
     optimizer.__class__ = type(original.__name__, (methods, original), {})

@@ -82,6 +82,7 @@ class GradientAverager:
         self._touched: set[int] = set()
         self._outer: list[RemovableHandle] = []  # On nodes behind a backward within another's.
         self._exchange: _Exchange | None = None
+        self._among: dict[str, Any] = {}  # For start(): among whom, unless all ranks.
         self._unused: list[int] = []  # Nobody had a gradient of these in the last exchange.
         self.parameters: list[torch.nn.Parameter] = []
         self._append(named_parameters)
@@ -281,7 +282,9 @@ class GradientAverager:
         used[list(self._touched)] = 1
         used[-1] = int(active)
         name = f"{self.name}.used" + (f".{self._additions}" if self._additions else "")
-        handle = start(self.client, used, used, Op.MAX, name, priority=_USED_PRIORITY)
+        handle = start(
+            self.client, used, used, Op.MAX, name, priority=_USED_PRIORITY, **self._among
+        )
         self._exchange = _Exchange(self._touched, self._pushed, self._gradients, used, handle)
         self._touched, self._pushed, self._gradients, self._backwards = set(), {}, {}, 0
 

@@ -77,6 +77,7 @@ class Session:
         self._numbers = itertools.count()
         self._open: dict[int, Pending] = {}
         self._declared: dict[str, Declaration] = {}
+        self._spoilt: dict[str, int] = {}  # How often ranks have disagreed on a name.
 
     def add(self, pending: Pending) -> int:
         """The operation's handle."""
@@ -97,11 +98,20 @@ class Session:
         """The wire's name of a tensor.
 
         Talweg agrees on a name's dtype, length and operation for ever, the other systems for one
-        operation. What comes later under the same name and is otherwise gets a name of its own.
+        operation. What comes later under the same name and is otherwise gets a name of its own, and
+        so does what comes after ranks have disagreed, which every rank has been told of.
         """
         with self._lock:
+            times = self._spoilt.get(name, 0)
+            name = f"{name}~{times}" if times else name
             first = self._declared.setdefault(name, declaration)
         return name if first == declaration else f"{name}/{declaration}"
+
+    def spoil(self, name: str | None) -> None:
+        """Ranks have disagreed on the tensor of that name."""
+        if name is not None:
+            with self._lock:
+                self._spoilt[name] = self._spoilt.get(name, 0) + 1
 
 
 _sessions: dict[int, Session] = {}

@@ -26,6 +26,7 @@ def main() -> None:
     local_rank = os.environ["LOCAL_RANK"]
     os.environ["BYTEPS_LOCAL_RANK"] = local_rank
     os.environ["BYTEPS_LOCAL_SIZE"] = os.environ["LOCAL_WORLD_SIZE"]
+    os.environ["TALWEG_BYTEPS_LAUNCHED"] = "1"  # What there is to say of variables is said.
     if sections:
         try:
             os.sched_setaffinity(0, _cores(sections.split(":")[int(local_rank)]))

@@ -94,10 +94,8 @@ def rank_count(environment: Mapping[str, str], say: Callable[[str], None] = _say
         return 1
     entries = [entry for entry in told.split(",") if entry.strip()]
     if gpus == 0:
-        say(
-            f"there is no GPU: the {len(entries)} entries of NVIDIA_VISIBLE_DEVICES={told} are "
-            "ranks on CPUs"
-        )
+        ranks = "one rank" if len(entries) == 1 else f"{len(entries)} ranks"
+        say(f"there is no GPU: NVIDIA_VISIBLE_DEVICES={told} stands for {ranks} on CPUs")
     return max(len(entries), 1)
 
 

@@ -23,15 +23,21 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 class Round:
     """A round of Talweg's, and what is done with its result."""
 
-    def __init__(self, handle: Handle, finish: Any = None) -> None:
+    def __init__(self, handle: Handle, finish: Any = None, name: str | None = None) -> None:
+        """`name` is the caller's, which is free again after ranks have disagreed on it."""
         self._handle = handle
         self._finish = finish
+        self._name = name
 
     def poll(self) -> bool:
         return bool(tw.poll(self._handle))
 
     def wait(self) -> Any:
-        result = tw.synchronize(self._handle)
+        try:
+            result = tw.synchronize(self._handle)
+        except Mismatch:
+            session.current().spoil(self._name)
+            raise
         return result if self._finish is None else self._finish(result)
 
 
@@ -83,10 +89,11 @@ def push_pull(
     try:
         handle = _start(client, source, out, wire_op, name, priority, members)
     except Mismatch as failure:
+        session.current().spoil(name)
         return Failed(failure)
     except Busy as failure:
         raise InvalidArgument(str(failure)) from None
-    return Round(handle, None if is_plain and out is tensor else finish)
+    return Round(handle, None if is_plain and out is tensor else finish, name)
 
 
 def _start(
@@ -122,7 +129,8 @@ def broadcast(
     try:
         handle = _start(client, tensor.detach(), out, Op.BROADCAST, name, 0, members, root_rank)
     except Mismatch as failure:
+        session.current().spoil(name)
         return Failed(failure)
     except Busy as failure:
         raise InvalidArgument(str(failure)) from None
-    return Round(handle)
+    return Round(handle, name=name)

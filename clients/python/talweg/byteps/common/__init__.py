@@ -20,6 +20,8 @@ from talweg.byteps._environment import LOG_LEVELS, TABLE
 
 # How long a rank waits for the whole job: as long as its agent does.
 _WAIT_S = _job.WAIT_S
+# How long the node's first rank, which has started the agent, waits for the others' end.
+_LEAVE_S = 60
 
 _agent: subprocess.Popen[bytes] | None = None
 _speed: timeline.Speed | None = None
@@ -78,7 +80,8 @@ def init(lazy: bool = True) -> None:
     TABLE.check(environment)
     level = LOG_LEVELS[TABLE.value(environment, "BYTEPS_LOG_LEVEL")][0]
     log = logger("byteps", level, TABLE.switch(environment, "BYTEPS_LOG_HIDE_TIME"))
-    TABLE.say(environment, log)
+    if _says(environment):
+        TABLE.say(environment, log)
     session.forget()
     _join(environment)
     atexit.register(shutdown)
@@ -87,6 +90,11 @@ def init(lazy: bool = True) -> None:
         _speed = timeline.Speed(client)
     if TABLE.switch(environment, "BYTEPS_TRACE_ON"):
         _trace = _Trace(environment, client)
+
+
+def _says(environment: Mapping[str, str]) -> bool:
+    """bpslaunch has told of the variables already; else the node's first rank does."""
+    return "TALWEG_BYTEPS_LAUNCHED" not in environment and local_rank() == 0
 
 
 def _join(environment: Mapping[str, str]) -> None:
@@ -107,7 +115,7 @@ def _join(environment: Mapping[str, str]) -> None:
         try:
             talweg.init(path, timeout_s=_WAIT_S)
             return
-        except errors.NoAgent:
+        except errors.AgentLost:  # Not there yet, or the one before it, which is ending.
             if _agent is not None and _agent.poll() is not None:
                 raise errors.NoAgent(
                     f"this node's agent has ended with exit status {_agent.returncode}: see above why"
@@ -124,7 +132,7 @@ def _start_agent(job: _job.Job, environment: Mapping[str, str], path: str) -> No
     _end_agent()
     variables = {**environment, **_job.daemon_variables(environment)}
     _agent = subprocess.Popen(
-        _job.agent_line(job, environment, path),
+        [*_job.agent_line(job, environment, path), f"--drain_timeout_ms={_LEAVE_S * 1000}"],
         env=variables,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
@@ -132,13 +140,15 @@ def _start_agent(job: _job.Job, environment: Mapping[str, str], path: str) -> No
 
 
 def _end_agent() -> None:
-    """It ends by itself when its ranks have left."""
+    """In a job with a scheduler it ends by itself when its ranks have left."""
     global _agent
     agent, _agent = _agent, None
     if agent is None:
         return
+    if "--standalone" in agent.args:  # type: ignore[operator]
+        agent.terminate()  # It waits for the node's other ranks.
     try:
-        agent.wait(20)
+        agent.wait(_LEAVE_S)
     except subprocess.TimeoutExpired:
         agent.terminate()
         agent.wait()

@@ -84,10 +84,14 @@ def _ending_on_signals() -> Iterator[None]:
 # ----- worker -----
 
 
+def gpu_count() -> int:
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
 def rank_count(environment: Mapping[str, str], say: Callable[[str], None] = _say) -> int:
     """One for each entry of NVIDIA_VISIBLE_DEVICES."""
     told = TABLE.value(environment, "NVIDIA_VISIBLE_DEVICES")
-    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    gpus = gpu_count()
     if told == "all":
         return max(gpus, 1)
     if told in ("", "none", "void"):

@@ -145,6 +145,7 @@ class CommandsTest(unittest.TestCase):
 
     def test_one_worker_that_is_forced_to_use_a_server(self) -> None:
         shared = _shared(DMLC_NUM_WORKER="1", BYTEPS_FORCE_DISTRIBUTED="1")
+        shared["DMLC_USE_KUBERNETES"] = "1"  # Bound to all addresses, and told by one.
         shared |= {"BYTEPS_PARTITION_BYTES": "40960", "BYTEPS_SCHEDULING_CREDIT": "4"}
         worker = self._start(self.python, **shared, DMLC_ROLE="worker", DMLC_WORKER_ID="0")
         scheduler = self._start([], **shared, DMLC_ROLE="scheduler")

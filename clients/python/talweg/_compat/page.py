@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of variables within a page of the documentation.
 
-    python -m talweg._compat.page docs/byteps.md docs/horovod.md   # Writes it anew.
+python -m talweg._compat.page docs/byteps.md docs/horovod.md   # Writes it anew.
 """
 
 from __future__ import annotations

@@ -127,10 +127,8 @@ def provider(environment: Mapping[str, str]) -> str:
     return PROVIDERS[TABLE.value(environment, "DMLC_ENABLE_RDMA")]
 
 
-def own_host(job: Job, environment: Mapping[str, str]) -> str:
-    """The address that a daemon here binds, which the job's other machines reach."""
-    if TABLE.switch(environment, "DMLC_USE_KUBERNETES"):
-        return "0.0.0.0"
+def own_address(job: Job, environment: Mapping[str, str]) -> str:
+    """The address of this machine that the job's other machines reach."""
     told = TABLE.value(environment, "DMLC_NODE_HOST")
     if told:
         return told
@@ -141,8 +139,11 @@ def own_host(job: Job, environment: Mapping[str, str]) -> str:
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)  # Sends nothing: the kernel picks the way.
             host = str(probe.getsockname()[0])
-    except OSError:
-        return "0.0.0.0"
+    except OSError as error:
+        raise VariableError(
+            f"DMLC_PS_ROOT_URI is '{job.host}', which cannot be reached from here ({error}): set "
+            "DMLC_NODE_HOST to an address of this machine, or correct it"
+        ) from None
     return f"[{host}]" if ":" in host else host
 
 

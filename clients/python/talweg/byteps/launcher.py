@@ -255,7 +255,9 @@ class _Saying:
 
 def _server(job: _job.Job, environment: dict[str, str]) -> int:
     """Serves until the job is over or the scheduler has left."""
-    host = _job.own_host(job, environment)
+    address = _job.own_address(job, environment)
+    binds_all = TABLE.switch(environment, "DMLC_USE_KUBERNETES")
+    host = "0.0.0.0" if binds_all else address
     port = TABLE.value(environment, "DMLC_PORT")
     line = [
         "aggregator",
@@ -267,6 +269,8 @@ def _server(job: _job.Job, environment: dict[str, str]) -> int:
     ]
     variables = {**environment, **_job.daemon_variables(environment, is_server=True)}
     variables.pop("TALWEG_SLICE_BYTES_MAX", None)  # The members'.
+    if binds_all:
+        variables["TALWEG_ADVERTISE"] = address
     said = _Saying()
     seen = False
     last_answer = time.monotonic()

@@ -51,11 +51,20 @@ def _check(name: str, declaration: Declaration) -> None:
         raise errors.InvalidArgument(
             f"tensor '{name}': {declaration} passes the limit of 16 GiB a tensor; cut it into several"
         )
-    if declaration.op is Op.AVERAGE and declaration.dtype not in _FLOATS:
+    if not _is_defined(declaration):
         raise errors.Unsupported(
-            f"tensor '{name}': average is not defined for {declaration.dtype.name.lower()}; use sum, "
-            "or a floating-point dtype"
+            f"tensor '{name}': {declaration.op.name.lower()} is not defined for "
+            f"{declaration.dtype.name.lower()}; use sum, or a floating-point dtype"
         )
+
+
+def _is_defined(declaration: Declaration) -> bool:
+    op = declaration.op.name
+    if declaration.dtype in _FLOATS:
+        return not op.startswith("BIT_")
+    if declaration.dtype.name == "BOOL":
+        return op not in ("SUM", "AVERAGE", "PRODUCT")
+    return declaration.op is not Op.AVERAGE
 
 
 class LocalConnection(_native.Connection):

@@ -171,7 +171,7 @@ def agent_line(job: Job, environment: Mapping[str, str], socket_path: str) -> li
 
 def status(scheduler: str) -> dict[str, Any] | None:
     """What the scheduler says of its jobs and servers; None when it does not answer."""
-    line = [_programs.tool(), "status", f"--scheduler={scheduler}", "--all", "--json"]
+    line = [_programs.tool(), "status", f"--scheduler={scheduler}", "--all", "--brief", "--json"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return None

@@ -27,7 +27,7 @@ from talweg.byteps import _cores, _job
 from talweg.byteps._environment import LOG_LEVELS, TABLE
 from talweg.errors import TalwegError
 
-_ASK_S = 0.5
+_ASK_S = 1.0
 _SAY_S = 10.0
 # What servers get to leave before the scheduler ends.
 _LEAVE_S = 10.0

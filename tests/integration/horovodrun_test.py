@@ -48,7 +48,7 @@ class HorovodrunTest(unittest.TestCase):
     def test_what_is_not_offered_says_what_to_use(self) -> None:
         for arguments, text in (
             (["-np", "2", "-H", "elsewhere:2", "x"], "elsewhere is another host.*--scheduler"),
-            (["-np", "2", "--min-np", "1", "x"], "--min-np .* talweg run --loss-policy=continue"),
+            (["-np", "2", "--min-np", "1", "x"], "--min-np .*talweg run --loss-policy=continue"),
             (["-np", "0", "x"], "-np is 0"),
             (["x"], "-np is None"),
             (["-np", "2"], "no program"),

@@ -273,7 +273,7 @@ def optimizers() -> None:
     _check_optimizer(size, 1e-6)
     _check_optimizer(size, 2e-3, compression=hvd.Compression.fp16)
     _check_optimizer(1.0, 1e-5, op=hvd.Sum)
-    _check_optimizer(size, 1e-5, gradient_predivide_factor=2.0)
+    _check_optimizer(size, 1e-5, gradient_predivide_factor=4.0)
     _check_optimizer(size, 1e-6, groups=2)
     distributed = hvd.DistributedOptimizer(_sgd(_model()))  # Without names.
     distributed.zero_grad()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -181,9 +180,3 @@ def logger(name: str, level: str, hides_time: bool) -> logging.Logger:
     handler.setFormatter(logging.Formatter(f"[{stamp}%(levelname).1s {name}] %(message)s"))
     log.addHandler(handler)
     return log
-
-
-def clean(names: Iterable[str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """A copy of the environment without these variables."""
-    left_out = set(names)
-    return {name: value for name, value in environment.items() if name not in left_out}

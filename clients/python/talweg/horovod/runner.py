@@ -56,12 +56,12 @@ _SWITCHES = {
 # How Horovod's own launcher would reach ranks; on one host there is nothing to reach.
 _UNUSED_SWITCHES = ["--disable-cache", "--gloo", "--mpi", "--jsrun", "--tcp"]
 _UNUSED_VALUES = ["--mpi-args", "--binding-args"]
-_UNUSED_PAIRS = [
+_UNUSED_PAIRS: list[tuple[str, ...]] = [
     ("-p", "--ssh-port"),
     ("-i", "--ssh-identity-file"),
     ("--network-interface", "--network-interfaces"),
 ]
-_ELASTIC = [
+_ELASTIC: list[tuple[str, ...]] = [
     ("--min-np", "--min-num-proc"),
     ("--max-np", "--max-num-proc"),
     ("--slots-per-host",),

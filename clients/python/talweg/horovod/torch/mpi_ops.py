@@ -131,9 +131,7 @@ def _named(kind: str, name: str | None) -> str | None:
     return None if name is None else f"{kind}.{name}"
 
 
-def _members(
-    names: Sequence[str | None] | None, name: str | None, kind: str, count: int
-) -> list[str | None]:
+def _group_names(name: str | None, kind: str, count: int) -> list[str | None]:
     """A group's names: `grouped_allreduce.x_1of3`."""
     if name is None:
         return [None] * count
@@ -271,7 +269,7 @@ def _grouped(
     tensors = list(tensors)
     if len({each.device for each in tensors}) > 1:
         raise InvalidArgument("grouped_allreduce: all tensors of a group must be on one device")
-    names = _members(None, name, "grouped_allreduce", len(tensors))
+    names = _group_names(name, "grouped_allreduce", len(tensors))
     return _add(
         lambda: Several(
             [
@@ -460,7 +458,7 @@ def grouped_allgather_async(
 ) -> int:
     """One handle for all; synchronize() gives a tuple."""
     tensors = list(tensors)
-    names = _members(None, name, "grouped_allgather", len(tensors))
+    names = _group_names(name, "grouped_allgather", len(tensors))
     return _add(
         lambda: Several(
             [
@@ -741,7 +739,7 @@ def grouped_reducescatter_async(
 ) -> int:
     """One handle for all; synchronize() gives a tuple."""
     tensors = list(tensors)
-    names = _members(None, name, "grouped_reducescatter", len(tensors))
+    names = _group_names(name, "grouped_reducescatter", len(tensors))
     return _add(
         lambda: Several(
             [

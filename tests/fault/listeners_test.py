@@ -148,7 +148,7 @@ class ListenersTest(unittest.TestCase):
                 self.assertEqual(run.errors, "")
 
     def test_the_network_is_opened_when_it_is_asked_for_and_that_is_said(self) -> None:
-        asked = (
+        asked: tuple[tuple[list[str], dict[str, str]], ...] = (
             (["--nodes=1", "--force-distributed"], {}),
             (["--nodes=2"], {"TALWEG_FORCE_DISTRIBUTED": "1"}),
             (["--nodes=2"], {"TALWEG_LOCAL_TRANSPORT": "false"}),

@@ -19,7 +19,6 @@ from talweg._declaration import Declaration, DType, Op
 _LAUNCHED = (
     "TALWEG_AGENT_SOCKET",
     "TALWEG_LOCAL_RANK",
-    "TALWEG_SCHEDULER",
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",

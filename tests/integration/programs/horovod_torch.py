@@ -279,6 +279,22 @@ def optimizers() -> None:
     distributed.zero_grad()
 
 
+def sparse_gradients() -> None:
+    table = nn.Embedding(hvd.size(), 3, sparse=True)
+    hvd.broadcast_parameters(table.state_dict(), root_rank=0)
+    wanted = table.weight.detach().clone()
+    distributed = hvd.DistributedOptimizer(
+        torch.optim.SGD(table.parameters(), lr=0.1), table.named_parameters(), sparse_as_dense=True
+    )
+    for _ in range(2):
+        distributed.zero_grad()
+        table(torch.tensor([hvd.rank()])).sum().backward()  # Each rank uses a row of its own.
+        assert table.weight.grad is not None and table.weight.grad.layout is torch.strided
+        distributed.step()
+        wanted -= 0.1 / hvd.size()
+    assert torch.allclose(table.weight, wanted, atol=1e-6)
+
+
 def optimizer_arguments() -> None:
     model = _model()
 
@@ -418,6 +434,7 @@ CASES = [
     broadcasts,
     states,
     optimizers,
+    sparse_gradients,
     optimizer_arguments,
     passes,
     joined,

@@ -379,3 +379,30 @@ def talweg_wheel(name, out, version, packer, package, library, deps, **kwargs):
         ),
         **kwargs
     )
+
+def talweg_name_wheel(name, out, version, packer, libraries, package, deps, scripts = {}, **kwargs):
+    """A small Python wheel that puts another system's name for a part of the package into place.
+
+    Args:
+      name: target name.
+      out: file name of the wheel.
+      version: version of what is packed; that of the package's wheel.
+      packer: the script that packs it; Debian's python3 runs it.
+      libraries: the scripts that it imports.
+      package: the name.
+      deps: targets whose files are packed.
+      scripts: commands, each with the Python function that it calls.
+      **kwargs: as for genrule (visibility, ...).
+    """
+    check_edges(name, deps)
+    native.genrule(
+        name = name,
+        srcs = [packer] + libraries + deps,
+        outs = [out],
+        cmd = " ".join(
+            ["/usr/bin/python3 $(location %s) $@ --version=%s --name=%s" % (packer, version, package)] +
+            ["--script=%s=%s" % (command, scripts[command]) for command in scripts] +
+            ["--file"] + ["$(locations %s)" % dep for dep in deps],
+        ),
+        **kwargs
+    )

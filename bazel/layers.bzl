@@ -10,6 +10,8 @@ edge that the table does not allow stops the build before anything is compiled.
 LAYERS = {
     # A benchmark runs Talweg beside its peers, as whole programs.
     "benchmarks": ["clients", "libs", "services", "tests/netns"],
+    # Other systems' names for parts of the Python package, and their launchers and examples.
+    "clients/byteps": ["clients/python"],
     "clients/c": ["libs/base", "libs/shm"],
     "clients/cli": [
         "clients/c",
@@ -25,6 +27,7 @@ LAYERS = {
         "libs/view",
         "proto",
     ],
+    "clients/horovod": ["clients/python"],
     "clients/python": ["clients/c"],
     # Wheel, images and units carry everything that is built.
     "deploy": ["clients", "libs", "proto", "services"],

@@ -170,8 +170,10 @@ absl::StatusOr<StatusFacts> Ask(const Arguments& arguments, int64_t timeout_ns) 
   TALWEG_ASSIGN_OR_RETURN(const scheduler::v1::ListAggregatorsResponse pool,
                           scheduler.ListAggregators());
   facts.pool.assign(pool.aggregators().begin(), pool.aggregators().end());
-  AskAggregators(facts, timeout_ns);
-  AskAgents(facts, timeout_ns);
+  if (!arguments.Has("brief")) {
+    AskAggregators(facts, timeout_ns);
+    AskAgents(facts, timeout_ns);
+  }
   return facts;
 }
 
@@ -216,6 +218,7 @@ Command StatusCommand() {
       {"agent", "ADDRESS", "Ask one agent only, as for a standalone one, which has no scheduler."},
       {"job", "NAME", "Only this job (the newest of that name)."},
       {"all", "", "Jobs that have ended of late, too."},
+      {"brief", "", "Only what the scheduler itself knows: nobody else is asked."},
       {"timeout-ms", "MS", "What each answer may take. Default: 5000."},
       {"json", "", "As JSON."},
   };

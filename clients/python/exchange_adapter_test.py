@@ -16,8 +16,8 @@ from talweg._exchange_adapter import ClientAdapter, Parameter, Pushed, Tensor
 class _Given(ClientAdapter):
     """As for a framework whose program hands all gradients over in one call."""
 
-    def __init__(self, client: Any) -> None:
-        super().__init__(client)
+    def __init__(self, client: Any, among: Any = None) -> None:
+        super().__init__(client, among)
         self.exchange = GradientExchange(self, "x")
         self.exchange.add([Parameter(name, 4, "f32") for name in "ab"])
         self.exchange.activate()
@@ -76,6 +76,15 @@ class ClientAdapterTest(unittest.TestCase):
         with mock.patch.object(_exchange_adapter._objects, "all_gather_object") as gather:
             self.assertIs(adapter.gather(3, "g"), gather.return_value)
         gather.assert_called_once_with(client, 3, "g")
+
+    def test_the_ranks_that_take_part_are_said_with_each_round(self) -> None:
+        client = mock.Mock()
+        adapter = _Given(client, {"process_set": "some"})
+        adapter.start_marks("m", bytearray(1), 0)
+        self.assertEqual(client.push.call_args.kwargs["process_set"], "some")
+        with mock.patch.object(_exchange_adapter._objects, "all_gather_object") as gather:
+            adapter.gather(3, "g")
+        gather.assert_called_once_with(client, 3, "g", process_set="some")
 
     def test_no_framework_is_needed(self) -> None:
         self.assertEqual({"torch", "tensorflow", "keras", "jax", "mxnet"} & set(sys.modules), set())

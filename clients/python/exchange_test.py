@@ -7,6 +7,7 @@ import unittest
 from unittest import mock
 
 from model_framework import Framework, Gradient, Ticket
+from talweg._exchange import shadow_all
 from talweg._exchange_adapter import Refusal
 from talweg._exchange_states import State
 from talweg.errors import Busy, InvalidArgument
@@ -123,6 +124,15 @@ class StepTest(unittest.TestCase):
         it.exchange.on_step()
         it.exchange.synchronize()
         self.assertEqual(set(it.rounds.values()), {2})
+
+    def test_a_pass_that_is_refused_has_not_begun(self) -> None:
+        it = Framework("a")
+        it.backward(0)
+        it.exchange.synchronize()
+        refuse = mock.Mock(side_effect=lambda: self.assertFalse(it.exchange.averaged))
+        with mock.patch.object(it, "watch_pass", refuse), self.assertRaises(AssertionError):
+            it.accumulate(0)
+        self._is(it, State.AVERAGED)
 
     def test_what_a_failed_pass_has_pushed_counts(self) -> None:
         it = Framework("ab")
@@ -467,6 +477,27 @@ class JoinTest(unittest.TestCase):
             for _ in range(steps):
                 it.exchange.on_step()
             self.assertEqual(it.exchange.join(0), root)
+
+    def test_several_are_served_until_no_rank_needs_any(self) -> None:
+        one, two = Framework("a", name="one"), Framework("a", name="two")
+        others_left = {"one.used": iter([1, 0, 0]), "two.used": iter([0, 1, 0])}
+
+        def serve(it: Framework) -> None:
+            finish = it.finish
+
+            def finish_shadow(ticket: Ticket) -> float:
+                if ticket.marks is not None:
+                    it.others_marks = {-1: next(others_left[ticket.name])}
+                return finish(ticket)
+
+            it.finish = finish_shadow  # type: ignore[method-assign]
+
+        serve(one)
+        serve(two)
+        self.assertEqual(shadow_all([one.exchange, two.exchange]), 2)
+        for it in one, two:
+            self.assertEqual(it.rounds[f"{it.exchange.name}.gradient.a"], 3)
+        self.assertEqual(shadow_all([]), 0)
 
     def test_what_is_under_way_is_finished_first(self) -> None:
         it = Framework("a")

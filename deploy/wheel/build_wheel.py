@@ -41,24 +41,44 @@ def shared_libraries(binaries: list[Path]) -> dict[str, Path]:
 class Wheel:
     """A zip with a RECORD of what is in it."""
 
-    def __init__(self, path: Path, name: str, version: str, tag: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        version: str,
+        tag: str,
+        summary: str,
+        requires: list[str],
+        scripts: dict[str, str],
+    ) -> None:
+        """`scripts` are commands, each with the function that it calls."""
         self._zip = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED)
-        self._info = f"{name}-{version}.dist-info"
+        file_name = f"{name.replace('-', '_')}-{version}"
+        self._info = f"{file_name}.dist-info"
+        self.data = f"{file_name}.data/data"  # What lies below goes to the environment's root.
         self._record: list[str] = []
         metadata = [
             "Metadata-Version: 2.1",
             f"Name: {name}",
             f"Version: {version}",
-            "Summary: Gradient aggregation for data-parallel training over ordinary networks",
+            f"Summary: {summary}",
             "License: Apache-2.0",
             "Requires-Python: >=3.9",
-            "Requires-Dist: numpy",
+            *(f"Requires-Dist: {package}" for package in requires),
         ]
         self.add(f"{self._info}/METADATA", ("\n".join(metadata) + "\n").encode())
-        wheel = ["Wheel-Version: 1.0", "Generator: talweg", "Root-Is-Purelib: false", f"Tag: {tag}"]
+        is_pure = str(tag.endswith("-none-any")).lower()
+        wheel = [
+            "Wheel-Version: 1.0",
+            "Generator: talweg",
+            f"Root-Is-Purelib: {is_pure}",
+            f"Tag: {tag}",
+        ]
         self.add(f"{self._info}/WHEEL", ("\n".join(wheel) + "\n").encode())
-        entry_points = "[console_scripts]\ntalweg = talweg._cli:main\n"
-        self.add(f"{self._info}/entry_points.txt", entry_points.encode())
+        if scripts:
+            lines = [f"{command} = {function}" for command, function in scripts.items()]
+            entry_points = "\n".join(["[console_scripts]", *lines]) + "\n"
+            self.add(f"{self._info}/entry_points.txt", entry_points.encode())
 
     def add(self, name: str, data: bytes, executable: bool = False) -> None:
         entry = zipfile.ZipInfo(name, _DATE)
@@ -85,7 +105,15 @@ def main() -> None:
     parser.add_argument("--binary", type=Path, nargs="+", required=True)
     arguments = parser.parse_args()
     # The binaries need glibc 2.35, libtalweg.so alone 2.17.
-    wheel = Wheel(arguments.output, "talweg", arguments.version, "py3-none-linux_x86_64")
+    wheel = Wheel(
+        arguments.output,
+        "talweg",
+        arguments.version,
+        "py3-none-linux_x86_64",
+        "Gradient aggregation for data-parallel training over ordinary networks",
+        ["numpy"],
+        {"talweg": "talweg._cli:main"},
+    )
     for source in sorted(arguments.package):
         place = source.parts[source.parts.index("talweg") :]
         wheel.add("/".join(place), source.read_bytes())

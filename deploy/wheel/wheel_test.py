@@ -14,6 +14,11 @@ from pathlib import Path
 
 _WHEEL_DIR = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "deploy" / "wheel"
 
+# With the options of BytePS's tutorial, as far as the time of a test allows.
+_BENCHMARK = (
+    "--model resnet18 --batch-size 2 --image-size 32 --num-iters 1 --num-batches-per-iter 1"
+)
+
 _PROGRAM = """
 import numpy as np, talweg
 talweg.init()
@@ -22,6 +27,8 @@ assert (total == 3).all(), total
 assert "site" in talweg.__file__, talweg.__file__
 print("sum is right")
 """
+
+_RANKS = "import byteps.common as b; b.init(); print(f'rank {b.rank()} of {b.size()}')"
 
 # Ubuntu 22.04 has this one.
 _NEWEST_GLIBC = (2, 35)
@@ -38,7 +45,7 @@ def glibc_of(library: Path) -> tuple[int, ...]:
 class WheelTest(unittest.TestCase):
     @unittest.skipIf("TALWEG_SANITIZER" in os.environ, "sanitizers bring libraries of their own")
     def test_runs_on_older_systems(self) -> None:
-        wheel = next(_WHEEL_DIR.glob("*.whl"))
+        wheel = next(_WHEEL_DIR.glob("talweg-*.whl"))
         with tempfile.TemporaryDirectory() as directory, zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if "/bin/" in name or "/lib/" in name]
             self.assertGreater(len(names), 5)
@@ -49,7 +56,7 @@ class WheelTest(unittest.TestCase):
             self.assertNotIn("talweg/lib/libstdc++.so.6", names)
 
     def test_installs_and_runs_a_job(self) -> None:
-        wheel = next(_WHEEL_DIR.glob("*.whl"))
+        wheel = next(_WHEEL_DIR.glob("talweg-*.whl"))
         with tempfile.TemporaryDirectory() as directory:
             site = Path(directory) / "site"
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
@@ -65,6 +72,52 @@ class WheelTest(unittest.TestCase):
             )
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertEqual(done.stdout.count("sum is right"), 2, done.stdout)
+
+    def test_other_systems_programs_run(self) -> None:
+        """The names, the launcher and the examples stand where BytePS's documents have them."""
+        wheels = sorted(str(wheel) for wheel in _WHEEL_DIR.glob("*.whl"))
+        self.assertEqual(len(wheels), 3)
+        with tempfile.TemporaryDirectory() as directory:
+            root = Path(directory)
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+            line = [*pip, "--no-warn-script-location", f"--prefix={root}", *wheels]
+            subprocess.run(line, check=True, timeout=300)
+            environment = {k: v for k, v in os.environ.items() if not k.startswith("TALWEG_")}
+            environment["PYTHONPATH"] = str(next(root.glob("lib*/python3*/site-packages")))
+            environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+            environment["EVAL_TYPE"] = "benchmark"
+            start = str(root / "byteps/example/pytorch/start_pytorch_byteps.sh")
+            benchmark = [start, *_BENCHMARK.split(), "--num-warmup-batches", "1"]
+            ranks = [sys.executable, "-c", _RANKS]
+            for line, devices, wanted in (
+                (
+                    [sys.executable, str(root / "byteps/launcher/launch.py"), *benchmark],
+                    "0",
+                    "on 1",
+                ),
+                ([str(root / "bin/bpslaunch"), *ranks], "0,1", "rank 1 of 2"),
+                ([str(root / "bin/horovodrun"), "-np", "2", *ranks], "0", "rank 1 of 2"),
+            ):
+                done = subprocess.run(
+                    line,
+                    env={**environment, "NVIDIA_VISIBLE_DEVICES": devices},
+                    capture_output=True,
+                    text=True,
+                    timeout=240,
+                    check=False,
+                )
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertIn(wanted, done.stdout)
+            program = "import horovod.torch as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
+            done = subprocess.run(
+                [sys.executable, "-c", program],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=240,
+                check=False,
+            )
+            self.assertEqual(done.stdout, "0 1\n", done.stderr)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,13 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "talweg_cc_library": {},
     "talweg_cc_test": {"srcs": []},
     "talweg_grpc_library": {"src": "a.proto"},
+    "talweg_name_wheel": {
+        "out": "t.whl",
+        "version": "1",
+        "packer": "pack.py",
+        "libraries": [],
+        "package": "t",
+    },
     "talweg_proto_library": {"src": "a.proto"},
     "talweg_py_binary": {"srcs": []},
     "talweg_py_library": {},

@@ -110,7 +110,14 @@ class StrangersTest(unittest.TestCase):
             for incarnation, codes in (("0", (_PRECONDITION,)), (name, (_DENIED,))):
                 for call in ("leave", "renew", "lost"):
                     with self.subTest(call=call, incarnation=incarnation):
-                        line = [self.stranger, address, call, "default", "1", incarnation]
+                        line: list[str | Path] = [
+                            self.stranger,
+                            address,
+                            call,
+                            "default",
+                            "1",
+                            incarnation,
+                        ]
                         self._check_refused(self._as_stranger(*line), codes)
             own = self._as_stranger(
                 self.public / "talweg-agent",
@@ -130,7 +137,7 @@ class StrangersTest(unittest.TestCase):
             address = job.scheduler.addresses["listen"]
             name = self._incarnation(cluster, job.aggregators[0])
             for incarnation, codes in (("0", ("code 5 ",)), (name, (_DENIED,))):
-                line = [self.stranger, address, "deregister", incarnation]
+                line: list[str | Path] = [self.stranger, address, "deregister", incarnation]
                 self._check_refused(self._as_stranger(*line), codes)
             for rank in job.all_ranks():
                 rank.goes_on()
@@ -149,7 +156,7 @@ class StrangersTest(unittest.TestCase):
             )
             address = job.scheduler.addresses["listen"]
             for name in ("default", "another"):
-                line = [self.stranger, address, "join", name, "1"]
+                line: list[str | Path] = [self.stranger, address, "join", name, "1"]
                 self._check_refused(self._as_stranger(*line), (_DENIED,))
             own = self._as_stranger(
                 self.public / "talweg-agent",

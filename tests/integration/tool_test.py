@@ -21,6 +21,15 @@ class ToolTest(unittest.TestCase):
             line = job.command("held_back.py", [job.TOOL, name], nodes=2, ranks=(2, 1))
             self.assertIn("aggregators", job.run(line))
 
+    def test_a_brief_status_asks_the_scheduler_alone(self) -> None:
+        for options, asked in ((["--brief"], 0), ([], 1)):
+            line = [job.TOOL, "status", "--json", *options]
+            output = job.run([job.TOOL, "run", "--force-distributed", "--no-prefix", "--", *line])
+            told = json.loads(output[output.index("{") : output.rindex("}") + 1])
+            self.assertEqual(len(told["pool"]), 1)
+            self.assertEqual(len(told["aggregators"]), asked)
+            self.assertEqual([len(each["agents"]) for each in told["jobs"]], [asked])
+
     def test_status_of_a_scheduler_that_is_not_there(self) -> None:
         done = subprocess.run(
             [job.TOOL, "status", "--scheduler=127.0.0.1:1", "--timeout-ms=2000"],

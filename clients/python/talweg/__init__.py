@@ -101,6 +101,7 @@ def init(agent_socket: str | None = None, timeout_s: float = 60.0) -> None:
     """Joins the job through this node's agent. A second call does nothing.
 
     `agent_socket` is the agent's socket; without it $TALWEG_AGENT_SOCKET, which `talweg run` sets.
+    A program that no launcher has started is a job of one rank, which needs no agent.
     Returns when the job runs; raises NoAgent when there is no agent, and Timeout when the job
     is not complete within `timeout_s` seconds. A forked child is no rank until it has called it
     itself, which takes a rank that is free: its parent has the one that it has inherited.

@@ -7,15 +7,16 @@ import contextlib
 import os
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from talweg import _native
+from talweg import _local, _native
 from talweg._declaration import Declaration, Op, numpy_dtype
 from talweg._in_place import Buffer
 from talweg.errors import (
@@ -49,6 +50,7 @@ class Handle:
     # Of a round without a name, when another one needed its tensor before synchronize() was called.
     taken: bool = False
     failure: TalwegError | None = None
+    begin_ns: int = field(default_factory=time.monotonic_ns)
 
     def is_complete(self, connection: _native.Connection) -> bool:
         """Whether take() would not wait."""
@@ -132,10 +134,20 @@ class _Nameless:
 class Client:
     """A rank. Any thread may call any method; a round belongs to whoever pushed it."""
 
-    def __init__(self, agent_socket: str | None = None, timeout_s: float = 60.0) -> None:
-        self.connection = _native.Connection(
-            agent_socket, local_rank_from_environment(os.environ), timeout_s
-        )
+    def __init__(
+        self, agent_socket: str | None = None, timeout_s: float = 60.0, alone: bool | None = None
+    ) -> None:
+        # Whether there is no agent: a job of its own. Unless told, when nobody has launched this process.
+        if alone is None:
+            alone = agent_socket is None and _local.is_alone(os.environ)
+        self.is_alone = alone
+        self.connection: _native.Connection
+        if self.is_alone:
+            _native.nanoseconds(timeout_s)  # What is no time is none here, too.
+            self.connection = _local.LocalConnection()
+        else:
+            local_rank = local_rank_from_environment(os.environ)
+            self.connection = _native.Connection(agent_socket, local_rank, timeout_s)
         self.rank: int = self.connection.rank
         self.size: int = self.connection.size
         self.local_rank: int = self.connection.local_rank
@@ -149,6 +161,8 @@ class Client:
         self._in_barrier = threading.Lock()
         self._pid = os.getpid()
         self._closers: list[Callable[[], None]] = []
+        # Each is called with every round that synchronize() has taken.
+        self.watchers: list[Callable[[Handle], None]] = []
 
     @property
     def is_inherited(self) -> bool:
@@ -362,6 +376,8 @@ class Client:
         if handle.finish is not None:
             handle.finish()
         handle.finish = handle.keep = None
+        for watch in self.watchers:
+            watch(handle)
         return handle.result
 
     def run(self, name: str, array: np.ndarray, op: Op, root_rank: int = 0) -> None:
@@ -399,24 +415,24 @@ def is_connected() -> bool:
     return client is not None and not client.is_inherited
 
 
-def connect(agent_socket: str | None, timeout_s: float) -> Client:
+def connect(agent_socket: str | None, timeout_s: float, alone: bool | None = None) -> Client:
     """Makes this process's client, once: a second call returns the first one's."""
     global _current
     with _current_lock:
         client = _current
         if client is None or client.is_inherited:
-            client = _current = _connect(agent_socket, timeout_s)
+            client = _current = _connect(agent_socket, timeout_s, alone)
         return client
 
 
-def _connect(agent_socket: str | None, timeout_s: float) -> Client:
+def _connect(agent_socket: str | None, timeout_s: float, alone: bool | None) -> Client:
     """Client(), on another thread: the library waits for the whole job in one call, as its place
     in the job goes with the connection, and this thread would not hear Ctrl-C in it."""
     connected: futures.Future[Client] = futures.Future()
 
     def run() -> None:
         try:
-            client = Client(agent_socket, timeout_s)
+            client = Client(agent_socket, timeout_s, alone)
         except BaseException as error:
             with contextlib.suppress(futures.InvalidStateError):
                 connected.set_exception(error)

@@ -146,8 +146,8 @@ class GradientExchange:
     def on_gradient(self, index: int) -> None:
         """A pass has accumulated a parameter's gradient; the first one begins the pass."""
         if self._state not in IN_PASS:
-            self._move(Event.GRADIENT)
             self._adapter.watch_pass()
+            self._move(Event.GRADIENT)
         self._touched.add(index)
         if self._passes_ended + 1 >= self._passes:
             self._push(index)
@@ -332,13 +332,12 @@ class GradientExchange:
 
         Steps are counted from `first_step` on, which is `steps` of before the loop.
         """
-        while self._shadow():
-            pass
+        shadow_all([self])
         steps = self._adapter.gather(self.steps - first_step, f"{self.name}.join")
         return steps.index(max(steps))
 
-    def _shadow(self) -> bool:
-        """One exchange without gradients; whether any rank still had some."""
+    def shadow(self) -> bool:
+        """Takes part in one exchange without gradients; returns whether any rank still had some."""
         if self._rounds is None:
             self._touched.clear()  # What was accumulated and led to no step.
         self.begin(has_batch=False)
@@ -346,3 +345,14 @@ class GradientExchange:
         assert rounds is not None
         self.discard()
         return bool(rounds.marks[-1])
+
+
+def shadow_all(exchanges: Sequence[GradientExchange]) -> int:
+    """Takes part in all of them without gradients until no rank has any in one.
+
+    Each has one exchange at a time, by turns. Returns how often a rank still had some.
+    """
+    served = 0
+    while sum(exchange.shadow() for exchange in exchanges) > 0:  # any() would leave some out.
+        served += 1
+    return served

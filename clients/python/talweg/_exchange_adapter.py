@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -102,7 +102,7 @@ class Adapter(Protocol):
         """From now on the exchange is to be told of its gradients."""
 
     def watch_pass(self) -> None:
-        """A pass has begun: the exchange is to be told when it ends."""
+        """A pass begins: the exchange is to be told when it ends. There is none if this raises."""
 
     def forget_pass(self) -> None:
         """No pass runs any more; the end of one that has failed was never told."""
@@ -140,8 +140,10 @@ class ClientAdapter(Adapter):
     assigned or passes are watched, it says so in the others.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, among: Mapping[str, Any] | None = None) -> None:
+        """`among` are the keywords of rounds that say among which ranks, unless all."""
         self.client = client
+        self.among: Mapping[str, Any] = among or {}
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
         pass
@@ -150,7 +152,11 @@ class ClientAdapter(Adapter):
         array = np.frombuffer(marks, np.uint8)
         declaration = Declaration(DType.U8, array.size, Op.MAX, 0)
         address = array.ctypes.data
-        return Pushed(self.client.push(name, declaration, address, address, priority, keep=array))
+        return Pushed(
+            self.client.push(
+                name, declaration, address, address, priority, keep=array, **self.among
+            )
+        )
 
     def finish(self, ticket: Pushed) -> Any:
         return self.client.synchronize(ticket.handle)
@@ -163,7 +169,7 @@ class ClientAdapter(Adapter):
         return self.client.ranks_sum
 
     def gather(self, number: int, name: str) -> list[int]:
-        return _objects.all_gather_object(self.client, number, name)
+        return _objects.all_gather_object(self.client, number, name, **self.among)
 
     def priority_of(self, index: int) -> int:
         """The layers nearest the input are needed first by the next forward pass."""

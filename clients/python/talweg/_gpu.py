@@ -413,6 +413,8 @@ _gpus: dict[int, Gpus] = {}  # By id of a client that is not closed.
 
 def gpus_of(client: Client) -> Gpus | None:
     """The client's, made by the first call; None, and said once, where there is no driver."""
+    if client.is_alone:
+        return None
     global _driver, _driver_error
     with _lock:
         gpus = _gpus.get(id(client))

@@ -229,6 +229,14 @@ def _priority(value: int) -> int:
     return _within("priority", value, 1 - 2**31, 2**31 - 1)
 
 
+def check_declaration(name: str, root_rank: int, count: int, priority: int) -> None:
+    """InvalidArgument for what cannot be said to the library."""
+    _encode(name)
+    _within("root_rank", root_rank, 0, 2**32 - 1)
+    _within("count", count, 0, 2**64 - 1)
+    _priority(priority)
+
+
 class Connection:
     """A talweg_client. Any thread may call any method; close() ends the others' waits."""
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from talweg import _client
+from talweg._client import Handle
 from talweg._declaration import Op
 from talweg._exchange import GradientExchange
 from talweg._exchange_adapter import ClientAdapter, Parameter, Pushed, Refusal, Tensor
@@ -61,8 +62,9 @@ class GradientAverager(ClientAdapter):
         passes: int,
         name: str,
         waits: bool = True,
+        among: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(_client.current())
+        super().__init__(_client.current(), among)
         self.exchange = GradientExchange(self, name, passes)
         self.parameters: list[torch.nn.Parameter] = []
         self._waits = waits
@@ -172,20 +174,28 @@ class GradientAverager(ClientAdapter):
         version = None
         if gradient is None:
             pushed = torch.zeros_like(parameter, requires_grad=False)
-        elif gradient.layout != torch.strided:
-            raise InvalidArgument(
-                f"the gradient of '{self.exchange.name_of(tensor.index)}' is sparse, which is not "
-                "supported yet: build its layer with sparse=False"
-            )
         else:
+            if gradient.layout != torch.strided:
+                gradient = self.dense(tensor.index, gradient)
             pushed, version = gradient, gradient._version
         try:
-            handle = start_average(self.client, pushed, tensor.name, tensor.priority)
+            handle = self.start_round(tensor, pushed)
         except Busy as error:
             raise Busy(
                 f"{error}. If this process has several DistributedOptimizers, give each a `name`"
             ) from None
         return Pushed(handle, gradient, version)
+
+    def dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """What takes the place of a sparse gradient before it is pushed."""
+        raise InvalidArgument(
+            f"the gradient of '{self.exchange.name_of(index)}' is sparse, which is not supported "
+            "yet: build its layer with sparse=False"
+        )
+
+    def start_round(self, tensor: Tensor, gradient: torch.Tensor) -> Handle:
+        """Starts a parameter's round; its result takes the gradient's place."""
+        return start_average(self.client, gradient, tensor.name, tensor.priority)
 
     def finish(self, ticket: Pushed) -> Any:
         return finish(self.client, ticket.handle)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -148,7 +148,7 @@ class _OverlappedMethods(_DistributedMethods):
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
 
-def _name_parameters(
+def name_parameters(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
 ) -> list[tuple[str, torch.nn.Parameter]]:
@@ -207,18 +207,27 @@ def DistributedOptimizer(
     weights are looked at other than by the model's forward and state_dict() a call of
     synchronize_parameters(). After step() gradients are gone, as after zero_grad().
     """
+    named = name_parameters(optimizer, named_parameters)
+    return distribute(
+        optimizer,
+        lambda waits: GradientAverager(named, backward_passes_per_step, name, waits),
+        overlap_forward,
+    )
+
+
+def distribute(
+    optimizer: OptimizerT,
+    make_averager: Callable[[bool], GradientAverager],
+    overlap_forward: torch.nn.Module | None = None,
+) -> OptimizerT:
+    """DistributedOptimizer() with the averager that is made, which is told its `waits`."""
     overlaps = overlap_forward is not None
     if overlaps and "step" in vars(optimizer):
         raise InvalidArgument(
             "overlap_forward: this optimizer's step() is another one's already: make learning rate "
             "schedulers behind DistributedOptimizer()"
         )
-    averager = GradientAverager(
-        _name_parameters(optimizer, named_parameters),
-        backward_passes_per_step,
-        name,
-        waits=not overlaps,
-    )
+    averager = make_averager(not overlaps)
     original = type(optimizer)
     methods = _OverlappedMethods if overlaps else _DistributedMethods
     optimizer.__class__ = type(original.__name__, (methods, original), {})

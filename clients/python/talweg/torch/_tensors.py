@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -153,14 +153,19 @@ def finish(client: Client, handle: Handle, timeout_s: float | None = None) -> to
 
 def for_autograd(handle: Handle, tensor: torch.Tensor) -> Handle:
     """Has autograd refuse what it saved of the tensor before it was changed in place."""
+    return and_then(handle, lambda: mark_changed(tensor))
+
+
+def and_then(handle: Handle, act: Callable[[], None]) -> Handle:
+    """Has synchronize() call `act` when the result is there."""
     finish_first = handle.finish
 
-    def changed() -> None:
+    def finish_and_act() -> None:
         if finish_first is not None:
             finish_first()
-        mark_changed(tensor)
+        act()
 
-    handle.finish = changed
+    handle.finish = finish_and_act
     return handle
 
 

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many images a second a model trains on, with byteps.torch.DistributedOptimizer."""
+
+from __future__ import annotations
+
+import byteps.torch as bps
+import synthetic
+import torch
+
+
+def main() -> None:
+    options = synthetic.parse_options(str(__doc__), "--fp16-pushpull")
+    bps.init()
+    benchmark = synthetic.Benchmark(options, bps)
+    model = benchmark.model
+    compression = bps.Compression.fp16 if options.fp16 else bps.Compression.none
+    optimizer = bps.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        named_parameters=model.named_parameters(),
+        compression=compression,
+    )
+    bps.broadcast_parameters(model.state_dict(), root_rank=0)
+    bps.broadcast_optimizer_state(optimizer, root_rank=0)
+    benchmark.run(lambda: benchmark.step(model, optimizer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the part of a job that DMLC_ROLE names: `python launch.py COMMAND` as in BytePS.
+
+The same as the command bpslaunch, which the wheel talweg-byteps installs.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+try:
+    import talweg
+except ModuleNotFoundError:  # In a checkout where no wheel is installed.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+    import talweg
+
+from talweg.byteps.launcher import main
+
+__all__ = ["main", "talweg"]
+
+if __name__ == "__main__":
+    sys.exit(main())

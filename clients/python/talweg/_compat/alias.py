@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A package under another name: `import byteps.torch` gives the module talweg.byteps.torch itself.
+
+A second copy of a module would have a second state. The extra wheels' packages call install().
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._own_spec: importlib.machinery.ModuleSpec | None = None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._target)
+        self._own_spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system has given it the alias's spec: reload() and pickle want its own.
+        module.__spec__ = self._own_spec
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, alias: str, package: str) -> None:
+        self.alias = alias
+        self._package = package
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not name.startswith(self.alias + "."):
+            return None
+        real = self._package + name[len(self.alias) :]
+        try:
+            if importlib.util.find_spec(real) is None:
+                return None
+        except ModuleNotFoundError:  # Of a package above it.
+            return None
+        return importlib.machinery.ModuleSpec(name, _Loader(real))
+
+
+def install(alias: str, package: str) -> None:
+    """Makes `alias`, and whatever is below it, another name of `package`; once."""
+    if any(isinstance(each, _Finder) and each.alias == alias for each in sys.meta_path):
+        return
+    sys.meta_path.insert(0, _Finder(alias, package))
+    sys.modules[alias] = importlib.import_module(package)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of another system's environment variables: what each may hold and what it does here.
+
+A table checks an environment, names what is misspelt, says what has no effect, and makes the
+documentation's page of itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from talweg.errors import InvalidArgument, Unsupported
+
+
+class VariableError(InvalidArgument):
+    """An environment variable has a value that it may not have."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The values that a variable may have."""
+
+    allowed: str
+    is_allowed: Callable[[str], bool]
+
+
+def number(lowest: int, highest: int) -> Kind:
+    def is_allowed(text: str) -> bool:
+        return re.fullmatch("-?[0-9]{1,18}", text) is not None and lowest <= int(text) <= highest
+
+    return Kind(f"{lowest} to {highest}", is_allowed)
+
+
+def decimal(lowest: float, highest: float) -> Kind:
+    def is_allowed(text: str) -> bool:
+        try:
+            return lowest <= float(text) <= highest
+        except ValueError:
+            return False
+
+    return Kind(f"{lowest:g} to {highest:g}", is_allowed)
+
+
+def choice(*values: str) -> Kind:
+    return Kind(", ".join(values[:-1]) + " or " + values[-1], lambda text: text in values)
+
+
+def text(allowed: str = "any text", pattern: str = "(?s).*") -> Kind:
+    return Kind(allowed, lambda value: re.fullmatch(pattern, value) is not None)
+
+
+SWITCH = choice("0", "1")
+ANY = text()
+
+
+class Effect(Enum):
+    HONOURED = "honoured"
+    NONE = "no effect"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """`meaning` is how it is honoured, why it has no effect, or what to use instead."""
+
+    name: str
+    kind: Kind
+    default: str
+    effect: Effect
+    meaning: str
+    # Values that are allowed there and refused here, whatever the effect of others.
+    refused: tuple[str, ...] = ()
+    remedy: str = ""
+
+    def check(self, value: str) -> None:
+        if not self.kind.is_allowed(value):
+            raise VariableError(f"{self.name} is '{value}'; it must be {self.kind.allowed}")
+        if value in self.refused:
+            raise Unsupported(f"{self.name}={value} is not offered by Talweg: {self.remedy}")
+        if self.effect is Effect.REFUSED and value != self.default:
+            raise Unsupported(f"{self.name}={value} is not offered by Talweg: {self.meaning}")
+
+
+class Table:
+    """`prefixes` are those of names that nobody else uses: an unknown one of them is misspelt."""
+
+    def __init__(
+        self,
+        system: str,
+        variables: Iterable[tuple[str, list[Variable]]],
+        prefixes: tuple[str, ...],
+    ) -> None:
+        self.system = system
+        self.groups = list(variables)
+        self.by_name = {each.name: each for _, group in self.groups for each in group}
+        self._prefixes = prefixes
+        self._said: set[str] = set()
+
+    def value(self, environment: Mapping[str, str], name: str) -> str:
+        """The checked value of a variable, or its default. A variable set to nothing is not set."""
+        variable = self.by_name[name]
+        value = environment.get(name, "")
+        if value == "":
+            return variable.default
+        variable.check(value)
+        return value
+
+    def number(self, environment: Mapping[str, str], name: str) -> int:
+        return int(self.value(environment, name))
+
+    def switch(self, environment: Mapping[str, str], name: str) -> bool:
+        return self.value(environment, name) == "1"
+
+    def check(self, environment: Mapping[str, str]) -> None:
+        """Raises for the first value that is not allowed, or not offered."""
+        for name in self.by_name:
+            self.value(environment, name)
+
+    def misspelt(self, environment: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Names that look like this system's and are not, each with the nearest right one ("": none is near)."""
+        found = []
+        for name in sorted(environment):
+            if name in self.by_name or not name.startswith(self._prefixes):
+                continue
+            near = difflib.get_close_matches(name, self.by_name, n=1, cutoff=0.75)
+            found.append((name, near[0] if near else ""))
+        return found
+
+    def say(self, environment: Mapping[str, str], log: logging.Logger) -> None:
+        """Logs what is misspelt and what has no effect, each once a process."""
+        for name, near in self.misspelt(environment):
+            hint = f": did you mean {near}?" if near else f" of {self.system}"
+            self._say(log, logging.WARNING, name, f"{name} is no variable that is known{hint}")
+        for variable in self.by_name.values():
+            if variable.effect is Effect.NONE and environment.get(variable.name):
+                words = f"{variable.name} has no effect: {variable.meaning}"
+                self._say(log, logging.INFO, variable.name, words)
+
+    def _say(self, log: logging.Logger, level: int, name: str, words: str) -> None:
+        if name not in self._said:
+            self._said.add(name)
+            log.log(level, words)
+
+    def page(self) -> str:
+        """The documentation's tables, in Markdown."""
+        lines = []
+        for title, group in self.groups:
+            lines += [
+                f"### {title}",
+                "",
+                "| variable (default) | values | here | meaning |",
+                "|---|---|---|---|",
+            ]
+            for each in group:
+                default = f" ({each.default})" if each.default else ""
+                meaning = each.meaning
+                if each.refused:
+                    meaning += f" Refused: {', '.join(each.refused)}: {each.remedy}."
+                lines.append(
+                    f"| `{each.name}`{default} | {each.kind.allowed} | {each.effect.value} | {meaning} |"
+                )
+            lines.append("")
+        return "\n".join(lines)
+
+
+def logger(name: str, level: str, hides_time: bool) -> logging.Logger:
+    """A system's own log on stderr, so that its level is its own variable's."""
+    log = logging.getLogger(name)
+    log.propagate = False
+    log.setLevel(level)
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+    handler = logging.StreamHandler()
+    stamp = "" if hides_time else "%(asctime)s: "
+    handler.setFormatter(logging.Formatter(f"[{stamp}%(levelname).1s {name}] %(message)s"))
+    log.addHandler(handler)
+    return log

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a compatible surface keeps for one life of the client: handles that are ints, and names."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any, Protocol
+
+from talweg import _client
+from talweg._client import Client
+from talweg._declaration import Declaration
+
+
+class Pending(Protocol):
+    """An operation under way."""
+
+    def poll(self) -> bool: ...
+    def wait(self) -> Any: ...
+
+
+class Done:
+    """One that was over when it began."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def poll(self) -> bool:
+        return True
+
+    def wait(self) -> Any:
+        return self._result
+
+
+class Failed:
+    """One that could not begin, where the other system says so in synchronize()."""
+
+    def __init__(self, failure: Exception) -> None:
+        self._failure = failure
+
+    def poll(self) -> bool:
+        return True
+
+    def wait(self) -> Any:
+        raise self._failure
+
+
+class Several:
+    """A group of operations, with one handle."""
+
+    def __init__(self, members: list[Pending]) -> None:
+        self._members = members
+
+    def poll(self) -> bool:
+        return all(member.poll() for member in self._members)
+
+    def wait(self) -> tuple[Any, ...]:
+        # All of them, also after a failure: what stays open could not be pushed again.
+        failure: Exception | None = None
+        results = []
+        for member in self._members:
+            try:
+                results.append(member.wait())
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return tuple(results)
+
+
+class Session:
+    """Any thread may call any method."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._open: dict[int, Pending] = {}
+        self._declared: dict[str, Declaration] = {}
+        self._spoilt: dict[str, int] = {}  # How often ranks have disagreed on a name.
+
+    def add(self, pending: Pending) -> int:
+        """The operation's handle."""
+        with self._lock:
+            handle = next(self._numbers)
+            self._open[handle] = pending
+            return handle
+
+    def find(self, handle: int) -> Pending | None:
+        return self._open.get(handle)
+
+    def take(self, handle: int) -> Pending | None:
+        """The operation of a handle that is good for nothing from now on."""
+        with self._lock:
+            return self._open.pop(handle, None)
+
+    def name_for(self, name: str, declaration: Declaration) -> str:
+        """The wire's name of a tensor.
+
+        Talweg agrees on a name's dtype, length and operation for ever, the other systems for one
+        operation. What comes later under the same name and is otherwise gets a name of its own, and
+        so does what comes after ranks have disagreed, which every rank has been told of.
+        """
+        with self._lock:
+            times = self._spoilt.get(name, 0)
+            name = f"{name}~{times}" if times else name
+            first = self._declared.setdefault(name, declaration)
+        return name if first == declaration else f"{name}/{declaration}"
+
+    def spoil(self, name: str | None) -> None:
+        """Ranks have disagreed on the tensor of that name."""
+        if name is not None:
+            with self._lock:
+                self._spoilt[name] = self._spoilt.get(name, 0) + 1
+
+
+_sessions: dict[int, Session] = {}
+
+
+def current() -> Session:
+    """The present client's; NotInitialized before init()."""
+    client = _client.current()
+    session = _sessions.get(id(client))
+    if session is None or session.client is not client:
+        _sessions.clear()
+        session = _sessions[id(client)] = Session(client)
+    return session
+
+
+def forget() -> None:
+    """The handles that were given out are worth nothing any more."""
+    _sessions.clear()

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chrome traces of a rank's rounds, from the push until the result was taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from talweg._client import Client, Handle
+
+# What one recorder keeps; later rounds are not recorded. About 100 bytes each.
+_EVENTS_MAX = 1_000_000
+
+Span = tuple[str, int, int]  # A tensor's name, begin and end on the monotonic clock.
+
+
+class Recorder:
+    """The rounds that a client has taken while it was installed."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def __call__(self, handle: Handle) -> None:
+        if len(self.spans) < _EVENTS_MAX:
+            self.spans.append((handle.name, handle.begin_ns, time.monotonic_ns()))
+
+    def begin(self, client: Client) -> None:
+        client.watchers.append(self)
+
+    def end(self, client: Client) -> None:
+        if self in client.watchers:
+            client.watchers.remove(self)
+
+
+def write(path: str, content: Any) -> None:
+    """Whole or not at all."""
+    directory = os.path.dirname(os.path.abspath(path))
+    os.makedirs(directory, exist_ok=True)
+    partial = f"{path}.{os.getpid()}.partial"
+    with open(partial, "w") as file:
+        json.dump(content, file)
+    os.replace(partial, path)
+
+
+class Speed:
+    """How many bytes a second a client pushes, sampled when a round ends and 10 s have passed."""
+
+    _PERIOD_NS = 10_000_000_000
+    _SAMPLES_MAX = 1024
+
+    def __init__(self, client: Client, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._client = client
+        self._now_ns = now_ns
+        self._lock = threading.Lock()
+        self._samples: list[tuple[int, float]] = []
+        self._begin = (now_ns(), client.pushed_bytes)
+        client.watchers.append(self._on_round)
+
+    def _on_round(self, _: Handle) -> None:
+        now_ns = self._now_ns()
+        begin_ns, begin_bytes = self._begin
+        if now_ns - begin_ns < self._PERIOD_NS:
+            return
+        with self._lock:
+            pushed = self._client.pushed_bytes
+            self._begin = (now_ns, pushed)
+            speed = (pushed - begin_bytes) / 1e6 / ((now_ns - begin_ns) / 1e9)
+            if len(self._samples) < self._SAMPLES_MAX:
+                self._samples.append((time.time_ns() // 1_000_000, speed))
+
+    def take(self) -> tuple[int, float] | None:
+        """The oldest sample that nobody has taken: when (ms), and MB/s."""
+        with self._lock:
+            return self._samples.pop(0) if self._samples else None

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of torch tensors by the other systems' rules: scaled, averaged integers, empty tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import talweg.torch as tw
+from talweg import _client
+from talweg._client import Handle
+from talweg._compat import session
+from talweg._compat.session import Done, Failed, Pending
+from talweg._compat.torch import collectives
+from talweg._declaration import Op
+from talweg.errors import Busy, InvalidArgument, Mismatch
+from talweg.torch import _tensors
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class Round:
+    """A round of Talweg's, and what is done with its result."""
+
+    def __init__(self, handle: Handle, finish: Any = None, name: str | None = None) -> None:
+        """`name` is the caller's, which is free again after ranks have disagreed on it."""
+        self._handle = handle
+        self._finish = finish
+        self._name = name
+
+    def poll(self) -> bool:
+        return bool(tw.poll(self._handle))
+
+    def wait(self) -> Any:
+        try:
+            result = tw.synchronize(self._handle)
+        except Mismatch:
+            session.current().spoil(self._name)
+            raise
+        return result if self._finish is None else self._finish(result)
+
+
+def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """A new tensor; integers are scaled in double and truncated."""
+    if tensor.dtype in _INTEGERS:
+        return (tensor.to(torch.float64) * factor).trunc().to(tensor.dtype)
+    return tensor * factor
+
+
+def push_pull(
+    tensor: torch.Tensor,
+    op: Op,
+    name: str | None,
+    priority: int = 0,
+    in_place: bool = False,
+    members: Any = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    rounding: str = "trunc",
+) -> Pending:
+    """Starts a round of `tensor`; its result is a new tensor, or `tensor` itself.
+
+    What cannot be carried out raises at the call. Where ranks disagree wait() does. Integer
+    averages are sums divided with `rounding` ("floor" or "trunc").
+    """
+    client = _client.current()
+    if isinstance(tensor, torch.Tensor) and tensor.numel() == 0:
+        return Done(tensor if in_place else tensor.detach().clone())
+    is_average_of_integers = op is Op.AVERAGE and tensor.dtype in _INTEGERS
+    wire_op = Op.SUM if is_average_of_integers else op
+    own = tensor.detach()
+    source = scaled(own, prescale) if prescale != 1.0 else own
+    is_plain = not is_average_of_integers and postscale == 1.0
+    out = tensor if in_place and source is own and is_plain else torch.empty_like(own)
+    size = client.size if members is None else members.size()
+
+    def finish(result: torch.Tensor) -> torch.Tensor:
+        if is_average_of_integers:
+            result = torch.div(result, size, rounding_mode=rounding)
+        if postscale != 1.0:
+            result = scaled(result, postscale)
+        if in_place and result is not tensor:
+            with torch.no_grad():
+                tensor.copy_(result)
+            return tensor
+        return result
+
+    try:
+        handle = _start(client, source, out, wire_op, name, priority, members)
+    except Mismatch as failure:
+        session.current().spoil(name)
+        return Failed(failure)
+    except Busy as failure:
+        raise InvalidArgument(str(failure)) from None
+    return Round(handle, None if is_plain and out is tensor else finish, name)
+
+
+def _start(
+    client: Any,
+    source: torch.Tensor,
+    out: torch.Tensor,
+    op: Op,
+    name: str | None,
+    priority: int,
+    members: Any,
+    root_rank: int = 0,
+) -> Handle:
+    if name is not None:
+        declaration = _tensors.declaration_of(source, op, root_rank)
+        name = session.current().name_for(name, declaration)
+    keywords = collectives.of_set(members)
+    handle = _tensors.start(client, source, out, op, name, priority, root_rank, **keywords)
+    return _tensors.for_autograd(handle, out)  # A new tensor has nothing that it would spoil.
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None, in_place: bool, members: Any = None
+) -> Pending:
+    """As push_pull(): the root's tensor at every rank."""
+    client = _client.current()
+    if not 0 <= root_rank < client.size:
+        raise InvalidArgument(
+            f"root_rank is {root_rank}, but the job has {client.size} ranks (0 to {client.size - 1})"
+        )
+    if tensor.numel() == 0:
+        return Done(tensor if in_place else tensor.detach().clone())
+    out = tensor if in_place else torch.empty_like(tensor, requires_grad=False)
+    try:
+        handle = _start(client, tensor.detach(), out, Op.BROADCAST, name, 0, members, root_rank)
+    except Mismatch as failure:
+        session.current().spoil(name)
+        return Failed(failure)
+    except Busy as failure:
+        raise InvalidArgument(str(failure)) from None
+    return Round(handle, name=name)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job of one rank without an agent: what a program is that nobody has launched.
+
+Every operation gives back what it was given, by the same rules as over an agent: dtypes,
+declarations, open rounds. Nothing leaves the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Mapping, Sequence
+
+from talweg import _native, errors
+from talweg._declaration import Declaration, DType, Op
+
+# Each says that somebody has started this process as a rank of a job.
+_LAUNCHED = (
+    "TALWEG_AGENT_SOCKET",
+    "TALWEG_LOCAL_RANK",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "SLURM_PROCID",
+    "HOROVOD_RANK",
+    "BYTEPS_LOCAL_RANK",
+)
+_NAME_BYTES_MAX = 1024
+_TENSOR_BYTES_MAX = 16 << 30
+_FLOATS = (DType.F32, DType.F64, DType.F16, DType.BF16)
+
+
+def is_alone(environment: Mapping[str, str]) -> bool:
+    """Whether no launcher has started this process: then it is a job of its own."""
+    return not any(environment.get(name) for name in _LAUNCHED)
+
+
+def _check(name: str, declaration: Declaration) -> None:
+    """What an agent would refuse is refused here, so that a program fails before it is launched."""
+    if not 1 <= len(name.encode()) <= _NAME_BYTES_MAX:
+        raise errors.InvalidArgument(
+            f"a tensor's name has {len(name.encode())} bytes; it must have 1 to {_NAME_BYTES_MAX} bytes"
+        )
+    if declaration.nbytes > _TENSOR_BYTES_MAX:
+        raise errors.InvalidArgument(
+            f"tensor '{name}': {declaration} passes the limit of 16 GiB a tensor; cut it into several"
+        )
+    if not _is_defined(declaration):
+        raise errors.Unsupported(
+            f"tensor '{name}': {declaration.op.name.lower()} is not defined for "
+            f"{declaration.dtype.name.lower()}; use sum, or a floating-point dtype"
+        )
+
+
+def _is_defined(declaration: Declaration) -> bool:
+    op = declaration.op.name
+    if declaration.dtype in _FLOATS:
+        return not op.startswith("BIT_")
+    if declaration.dtype.name == "BOOL":
+        return op not in ("SUM", "AVERAGE", "PRODUCT")
+    return declaration.op is not Op.AVERAGE
+
+
+class LocalConnection(_native.Connection):
+    """The calls of a connection, answered here."""
+
+    # Only what talks to the agent is other than the base class's, and nothing of it is left.
+    def __init__(self) -> None:
+        self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
+        self._lock = threading.Lock()
+        self._declared: list[tuple[str, Declaration]] = []
+        self._rounds: list[int] = []
+        self._open: dict[int, bytes] = {}
+        self._closed = False
+        self._pid = os.getpid()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        self._closed = True
+
+    def check_health(self) -> None:
+        if os.getpid() != self._pid:
+            raise errors.Forked(
+                "this process is a fork of the one that called talweg.init(): call it here, too"
+            )
+        if self._closed:
+            raise errors.Closed("talweg.shutdown() was called: call talweg.init() again")
+
+    def declare_all(
+        self,
+        declarations: Sequence[tuple[str, int, int, int, int, int]],
+        on_gpu: bool = False,
+        in_place: bool = False,
+    ) -> list[int]:
+        self.check_health()
+        tensors = []
+        for name, dtype, op, root_rank, count, priority in declarations:
+            _native.check_declaration(name, root_rank, count, priority)
+            declaration = Declaration(DType(dtype), count, Op(op), root_rank)
+            _check(name, declaration)
+            with self._lock:
+                tensors.append(len(self._declared))
+                self._declared.append((name, declaration))
+                self._rounds.append(0)
+        return tensors
+
+    def sums_in_place(self, tensor: int) -> bool:
+        return False
+
+    def push_pull(self, tensor: int, address: int, priority: int) -> int:
+        self.check_health()
+        name, declaration = self._declared[tensor]
+        with self._lock:
+            if tensor in self._open:
+                raise errors.Busy(
+                    f"tensor '{name}' has an open round: synchronize it before the next push_pull"
+                )
+            self._open[tensor] = ctypes.string_at(address, declaration.nbytes)
+            self._rounds[tensor] += 1
+            return self._rounds[tensor]
+
+    def poll(self, tensor: int, round_: int) -> bool:
+        return True
+
+    def wait(self, tensor: int, round_: int, out: int, timeout_s: float | None) -> None:
+        self.check_health()
+        with self._lock:
+            data = self._open.pop(tensor)
+        if out:
+            ctypes.memmove(out, data, len(data))
+
+    def barrier(self) -> None:
+        self.check_health()

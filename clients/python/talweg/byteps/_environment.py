@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every environment variable of BytePS, and what it does here. docs/byteps.md shows this table."""
+
+from __future__ import annotations
+
+from talweg._compat.environment import (
+    ANY,
+    SWITCH,
+    Effect,
+    Kind,
+    Table,
+    Variable,
+    choice,
+    decimal,
+    number,
+    text,
+)
+
+_MANY = 2**31 - 1
+_CORES = r"\d+(-\d+)?(,\d+(-\d+)?)*"
+LOG_LEVELS = {
+    "TRACE": ("DEBUG", "debug"),
+    "DEBUG": ("DEBUG", "debug"),
+    "INFO": ("INFO", "info"),
+    "WARNING": ("WARNING", "warning"),
+    "ERROR": ("ERROR", "error"),
+    "FATAL": ("CRITICAL", "error"),
+}
+# By DMLC_ENABLE_RDMA: libfabric's provider.
+PROVIDERS = {"0": "tcp", "1": "verbs", "ibverbs": "verbs", "fabric": "efa"}
+
+
+def _honoured(
+    name: str,
+    kind: Kind,
+    default: str,
+    meaning: str,
+    refused: tuple[str, ...] = (),
+    remedy: str = "",
+) -> Variable:
+    return Variable(name, kind, default, Effect.HONOURED, meaning, refused, remedy)
+
+
+def _none(name: str, kind: Kind, default: str, meaning: str) -> Variable:
+    return Variable(name, kind, default, Effect.NONE, meaning)
+
+
+_ROLES = [
+    _honoured(
+        "DMLC_ROLE",
+        choice("worker", "server", "scheduler"),
+        "worker",
+        "What bpslaunch starts: this node's agent and ranks, an aggregator, or the scheduler.",
+    ),
+    _honoured(
+        "DMLC_PS_ROOT_URI",
+        text("a host name or an address", r"[^\s:/]+|\[[0-9a-fA-F:]+\]"),
+        "",
+        "The scheduler's host; the scheduler listens on this address.",
+    ),
+    _honoured("DMLC_PS_ROOT_PORT", number(1, 65535), "", "The scheduler's port."),
+    _honoured("DMLC_WORKER_ID", number(0, 65535), "", "The node's number in the job (node_rank)."),
+    _honoured(
+        "DMLC_NUM_WORKER",
+        number(1, 65536),
+        "1",
+        "How many nodes the job has. With one, no scheduler and no server is needed.",
+    ),
+    _honoured(
+        "DMLC_NUM_SERVER",
+        number(1, 65536),
+        "1",
+        "How many aggregators a worker waits for before it joins.",
+    ),
+    _honoured(
+        "DMLC_INTERFACE",
+        text("the name of a network interface", r"\S{1,64}"),
+        "",
+        "The interface whose address daemons bind and connections come from.",
+    ),
+    _honoured(
+        "DMLC_NODE_HOST",
+        text("a host name or an address", r"\S{1,255}"),
+        "",
+        "The address under which others reach this machine (advertise).",
+    ),
+    _honoured(
+        "DMLC_PORT",
+        number(0, 65535),
+        "0",
+        "The port on which a server takes gradients; 0: a free one.",
+    ),
+    _honoured(
+        "DMLC_ENABLE_RDMA",
+        choice("0", "1", "ibverbs", "fabric", "ucx"),
+        "0",
+        "The transport between agents and aggregators: 0 tcp, 1 and ibverbs verbs, fabric efa.",
+        ("ucx",),
+        "set ibverbs, or 0 for TCP",
+    ),
+    _none("DMLC_LOCAL", SWITCH, "0", "Processes of one host always meet in shared memory."),
+    _honoured(
+        "DMLC_USE_KUBERNETES",
+        SWITCH,
+        "0",
+        "1: scheduler and servers bind 0.0.0.0 instead of an address of their own.",
+    ),
+    _honoured(
+        "NVIDIA_VISIBLE_DEVICES",
+        text("a comma-separated list, all, none or void"),
+        "",
+        "One rank for each entry. Where there is no GPU these are ranks on CPUs, which is said once.",
+    ),
+]
+
+_RANKS = [
+    _honoured(
+        "BYTEPS_LOCAL_RANK", number(0, 1023), "0", "The rank on its node; bpslaunch sets it."
+    ),
+    _honoured(
+        "BYTEPS_LOCAL_SIZE", number(1, 1024), "1", "How many ranks the node has; bpslaunch sets it."
+    ),
+    _honoured(
+        "BYTEPS_GLOBAL_RANK",
+        number(0, _MANY),
+        "",
+        "The rank in the job; with the local rank it says which node this is, in place of DMLC_WORKER_ID.",
+    ),
+    _honoured(
+        "BYTEPS_SOCKET_PATH",
+        text("a directory", r"/.{0,60}"),
+        "/tmp",
+        "Where the agent's socket lies when no launcher has started one.",
+    ),
+    _honoured("BYTEPS_JOB_ID", text("at most 128 characters", ".{1,128}"), "", "The job's name."),
+]
+
+_DATA = [
+    _honoured(
+        "BYTEPS_PARTITION_BYTES",
+        number(4096, 1 << 30),
+        "",
+        "The largest slice (slice_bytes_max), rounded up to a multiple of 64; 1 MiB unless set.",
+    ),
+    _none(
+        "BYTEPS_MIN_COMPRESS_BYTES",
+        number(0, _MANY),
+        "65536",
+        "Compression.fp16 casts every tensor.",
+    ),
+    _honoured(
+        "BYTEPS_FORCE_DISTRIBUTED",
+        SWITCH,
+        "0",
+        "1: scheduler and servers also for one worker.",
+    ),
+    _none(
+        "BYTEPS_KEY_HASH_FN",
+        choice("naive", "built_in", "djb2", "sdbm", "mixed"),
+        "djb2",
+        "Slices are placed by a hash of the tensor's name and by the aggregators' weights.",
+    ),
+    _none("BYTEPS_BUILT_IN_HASH_COEF", number(1, _MANY), "1", "See BYTEPS_KEY_HASH_FN."),
+    _none(
+        "BYTEPS_ENABLE_MIXED_MODE",
+        SWITCH,
+        "0",
+        "The scheduler weighs aggregators by the hosts they stand on.",
+    ),
+    _none("BYTEPS_MIXED_MODE_BOUND", number(0, _MANY), "101", "See BYTEPS_ENABLE_MIXED_MODE."),
+    _none("BYTEPS_THREADPOOL_SIZE", number(0, 1024), "0", "An agent has one data thread."),
+    _none(
+        "BYTEPS_REDUCE_ROOTS",
+        text("a comma-separated list of local ranks", r"\d+(,\d+)*"),
+        "",
+        "The agent, or all ranks of a node together, sum what the node's ranks have pushed.",
+    ),
+    _honoured(
+        "BYTEPS_SCHEDULING_CREDIT",
+        number(0, _MANY),
+        "0",
+        "Slices in flight to a server (credit_bytes is so many slices, 64 KiB to 64 GiB); 0: 8 MiB. "
+        "Priorities count always.",
+    ),
+    _none("BYTEPS_OMP_THREAD_PER_GPU", number(1, 1024), "4", "Sums are vectorised, on one thread."),
+    Variable(
+        "BYTEPS_ENABLE_ASYNC",
+        SWITCH,
+        "0",
+        Effect.REFUSED,
+        "every round is a sum over all ranks. Unset it, and hide the waiting with CrossBarrier "
+        "(talweg.torch: overlap_forward) or synchronise less often with backward_passes_per_step.",
+    ),
+    _none("BYTEPS_ENABLE_IPC", SWITCH, "0", "Processes of one host always meet in shared memory."),
+]
+
+_GPU = [
+    _none(
+        "BYTEPS_PCIE_SWITCH_SIZE",
+        number(1, 1024),
+        "8",
+        "The agent finds the machine's topology itself.",
+    ),
+    _none(
+        "BYTEPS_NCCL_NUM_RINGS",
+        number(1, 64),
+        "1",
+        "NCCL is used between GPUs of a node alone, by the agent.",
+    ),
+    _none("BYTEPS_NCCL_GROUP_SIZE", number(1, 1024), "4", "See BYTEPS_NCCL_NUM_RINGS."),
+    _none("UCX_HANDLE_ERRORS", ANY, "none", "UCX is not used."),
+]
+
+_SERVER = [
+    _none(
+        "BYTEPS_SERVER_ENGINE_THREAD",
+        number(1, 1024),
+        "4",
+        "An aggregator sums on one thread, as fast as memory allows: start more servers instead.",
+    ),
+    _none(
+        "BYTEPS_SERVER_ENABLE_SCHEDULE",
+        SWITCH,
+        "0",
+        "Slices arrive in the order of their priorities.",
+    ),
+    _none(
+        "BYTEPS_SERVER_ENGINE_BLOCKING", SWITCH, "0", "An aggregator has no queue of operations."
+    ),
+    _honoured("BYTEPS_SERVER_DEBUG", SWITCH, "0", "1: a server logs at level debug."),
+    _none(
+        "BYTEPS_SERVER_DEBUG_KEY",
+        number(0, _MANY),
+        "0",
+        "Tensors have names, no keys: `talweg status` shows the open ones.",
+    ),
+    _none("PS_KEY_LOG", SWITCH, "0", "Tensors have names, no keys."),
+    _none("MXNET_OMP_MAX_THREADS", number(1, 1024), "4", "See BYTEPS_SERVER_ENGINE_THREAD."),
+]
+
+_DEBUG = [
+    _honoured(
+        "BYTEPS_LOG_LEVEL",
+        choice(*LOG_LEVELS),
+        "WARNING",
+        "What the package, the launcher and the daemons write to stderr.",
+    ),
+    _honoured(
+        "BYTEPS_LOG_HIDE_TIME",
+        SWITCH,
+        "0",
+        "1: the package's and the launcher's lines have no time.",
+    ),
+    _none(
+        "BYTEPS_DEBUG_SAMPLE_TENSOR",
+        text("a key, decimal or hexadecimal", "(0[xX][0-9a-fA-F]+|[0-9]+)?"),
+        "",
+        "Tensors have names, no keys: print what push_pull returns, or ask `talweg status`.",
+    ),
+    _honoured(
+        "BYTEPS_TRACE_ON",
+        SWITCH,
+        "0",
+        "1: writes BYTEPS_TRACE_DIR/LOCAL_RANK/comm.json, a Chrome trace with one event a push_pull.",
+    ),
+    _honoured(
+        "BYTEPS_TRACE_START_STEP",
+        number(1, _MANY),
+        "10",
+        "The first round of each tensor that is traced.",
+    ),
+    _honoured(
+        "BYTEPS_TRACE_END_STEP", number(2, _MANY), "20", "The last one; larger than the first."
+    ),
+    _honoured("BYTEPS_TRACE_DIR", ANY, ".", "Where the traces go."),
+    _honoured("BYTEPS_TELEMETRY_ON", SWITCH, "1", "0: get_pushpull_speed() has no samples."),
+    _honoured(
+        "BYTEPS_ENABLE_GDB",
+        SWITCH,
+        "0",
+        "1: bpslaunch runs the command in gdb, which prints a backtrace.",
+    ),
+    _honoured("PS_VERBOSE", number(0, 6), "0", "1: daemons log at level info, 2 and more: debug."),
+]
+
+_LIVENESS = [
+    _none(
+        "PS_HEARTBEAT_INTERVAL",
+        number(0, _MANY),
+        "0",
+        "Leases are renewed well inside their length.",
+    ),
+    _honoured(
+        "PS_HEARTBEAT_TIMEOUT",
+        number(0, 3600),
+        "0",
+        "After how many seconds of silence a process counts as lost (the scheduler's lease); 0: 10.",
+    ),
+    _none(
+        "PS_RESEND", SWITCH, "0", "The transports are reliable; a broken connection is made anew."
+    ),
+    _none("PS_RESEND_TIMEOUT", number(0, _MANY), "1000", "See PS_RESEND."),
+]
+
+_CORE = [
+    _honoured("BYTEPS_NUMA_ON", SWITCH, "1", "bpslaunch binds each rank to cores; 0: it does not."),
+    _honoured(
+        "BYTEPS_NUMA_DEFAULT_QUOTA",
+        number(1, 65536),
+        "",
+        "Physical cores of each rank but the node's last; cores / ranks unless set.",
+    ),
+    _honoured(
+        "BYTEPS_NUMA_ROOT_QUOTA",
+        number(0, 65536),
+        "0",
+        "Physical cores of the node's last rank; 0: the rest.",
+    ),
+    _honoured(
+        "BYTEPS_CPU_BLACKLIST",
+        text("-1, or a comma-separated list of cores", r"-1|\d+(,\d+)*"),
+        "-1",
+        "Logical cores that the automatic assignment leaves out.",
+    ),
+    _honoured(
+        "BYTEPS_VISIBLE_CPU_CORES",
+        text("a list of cores for each rank, as in 1,4-5,7-11,12:20-25", f"{_CORES}(:{_CORES})*"),
+        "",
+        "The cores of each rank of the node, instead of the automatic assignment.",
+    ),
+    _honoured(
+        "BYTEPS_MULTITHREADED_CPU",
+        SWITCH,
+        "1",
+        "1: a rank gets both logical cores of a physical one.",
+    ),
+]
+
+_SCHEDULER = [
+    _none("BYTESCHEDULER_PARTITION", number(1, _MANY), "1000000", "See BYTEPS_PARTITION_BYTES."),
+    _none("BYTESCHEDULER_CREDIT", decimal(0, 1e18), "4000000", "See BYTEPS_SCHEDULING_CREDIT."),
+    _none("BYTESCHEDULER_CREDIT_TUNING", SWITCH, "1", "Nothing is tuned at run time."),
+    _none("BYTESCHEDULER_PARTITION_TUNING", SWITCH, "0", "Nothing is tuned at run time."),
+]
+
+_EXAMPLES = [
+    _honoured("EVAL_TYPE", ANY, "", "Which example program a start script runs."),
+    _none("P4ML_APP", number(0, _MANY), "0", "Sums are made by aggregators, not by switches."),
+]
+
+_NOT_BUILT = "Nothing is compiled when Talweg is installed."
+_BUILD = [
+    _none(name, ANY, default, _NOT_BUILT)
+    for name, default in (
+        ("BYTEPS_WITHOUT_TENSORFLOW", ""),
+        ("BYTEPS_WITHOUT_PYTORCH", ""),
+        ("BYTEPS_WITHOUT_MXNET", ""),
+        ("BYTEPS_WITH_TENSORFLOW", ""),
+        ("BYTEPS_WITH_PYTORCH", ""),
+        ("BYTEPS_WITH_MXNET", ""),
+        ("BYTEPS_WITHOUT_PRESETUP", ""),
+        ("BYTEPS_WITH_UCX", ""),
+        ("BYTEPS_UCX_HOME", ""),
+        ("BYTEPS_UCX_PREFIX", "/usr/local"),
+        ("BYTEPS_UCX_TARBALL_PATH", ""),
+        ("BYTEPS_NCCL_HOME", "/usr/local/nccl"),
+        ("BYTEPS_NCCL_LINK", "SHARED"),
+        ("BYTEPS_CUDA_HOME", "/usr/local/cuda"),
+        ("BYTEPS_CUDA_INCLUDE", ""),
+        ("BYTEPS_CUDA_LIB", ""),
+        ("BYTEPS_USE_MPI", ""),
+        ("BYTEPS_MPICXX_SHOW", ""),
+        ("BYTEPS_SERVER_MXNET_PATH", ""),
+        ("BYTEPS_BASE_PATH", "/usr/local"),
+        ("BYTEPS_PATH", "/usr/local/byteps"),
+        ("BYTEPS_GIT_LINK", ""),
+        ("BYTEPS_BRANCH", ""),
+    )
+]
+
+TABLE = Table(
+    "BytePS",
+    [
+        ("Roles and addresses", _ROLES),
+        ("Ranks", _RANKS),
+        ("Data path", _DATA),
+        ("GPUs", _GPU),
+        ("Servers", _SERVER),
+        ("Debugging and traces", _DEBUG),
+        ("Liveness", _LIVENESS),
+        ("Cores", _CORE),
+        ("ByteScheduler", _SCHEDULER),
+        ("Examples", _EXAMPLES),
+        ("Building", _BUILD),
+    ],
+    ("BYTEPS_", "DMLC_", "BYTESCHEDULER_"),
+)

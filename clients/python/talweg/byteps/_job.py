@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job as BytePS's variables describe it, and the daemons' options for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from talweg import _programs
+from talweg._compat.environment import VariableError
+from talweg.byteps._environment import LOG_LEVELS, PROVIDERS, TABLE
+
+# How long everyone waits for the others, as the agent's join_timeout_ms has it.
+WAIT_S = 600.0
+_SLICE_BYTES = 1 << 20
+_CREDIT_BYTES = (64 << 10, 64 << 30)
+
+
+@dataclass(frozen=True)
+class Job:
+    """`worker` is None where a role does not need it."""
+
+    workers: int
+    servers: int
+    worker: int | None
+    local_size: int
+    host: str
+    port: str
+    name: str
+    forced: bool
+
+    @property
+    def scheduler(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether scheduler and servers are needed."""
+        return self.workers > 1 or self.forced
+
+
+def _needed(environment: Mapping[str, str], names: list[str], why: str) -> None:
+    missing = [name for name in names if not environment.get(name)]
+    if missing:
+        raise VariableError(f"{' and '.join(missing)} must be set: {why}")
+
+
+def job_of(environment: Mapping[str, str], role: str, local_size: int) -> Job:
+    """VariableError names what is missing or does not fit together."""
+    workers = TABLE.number(environment, "DMLC_NUM_WORKER")
+    forced = TABLE.switch(environment, "BYTEPS_FORCE_DISTRIBUTED")
+    if workers > 1 or forced:
+        needed = ["DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"]
+        _needed(environment, needed, f"a {role} of a job with a scheduler needs them")
+    worker = worker_of(environment, local_size) if role == "worker" else None
+    if role == "worker" and worker is None and (workers > 1 or forced):
+        _needed(environment, ["DMLC_WORKER_ID"], f"it says which of {workers} workers this is")
+    if worker is not None and worker >= workers:
+        raise VariableError(
+            f"DMLC_WORKER_ID is {worker}; with DMLC_NUM_WORKER={workers} it must be 0 to {workers - 1}"
+        )
+    return Job(
+        workers,
+        TABLE.number(environment, "DMLC_NUM_SERVER"),
+        worker,
+        local_size,
+        TABLE.value(environment, "DMLC_PS_ROOT_URI"),
+        TABLE.value(environment, "DMLC_PS_ROOT_PORT"),
+        TABLE.value(environment, "BYTEPS_JOB_ID") or "byteps",
+        forced,
+    )
+
+
+def worker_of(environment: Mapping[str, str], local_size: int) -> int | None:
+    """Which node this is: from the global rank if there is one, else the worker's id."""
+    told = TABLE.value(environment, "BYTEPS_GLOBAL_RANK")
+    if told:
+        local_rank = TABLE.number(environment, "BYTEPS_LOCAL_RANK")
+        node, rest = divmod(int(told) - local_rank, local_size)
+        if rest != 0 or node < 0:
+            raise VariableError(
+                f"BYTEPS_GLOBAL_RANK is {told}; with BYTEPS_LOCAL_RANK={local_rank} and {local_size} "
+                f"ranks a node it must be {local_rank}, {local_rank + local_size}, ..."
+            )
+        return node
+    text = TABLE.value(environment, "DMLC_WORKER_ID")
+    return int(text) if text else None
+
+
+def slice_bytes(environment: Mapping[str, str]) -> int:
+    text = TABLE.value(environment, "BYTEPS_PARTITION_BYTES")
+    return (int(text) + 63) // 64 * 64 if text else _SLICE_BYTES
+
+
+def log_level(environment: Mapping[str, str], is_server: bool = False) -> str:
+    """The daemons'."""
+    verbose = TABLE.number(environment, "PS_VERBOSE")
+    if verbose >= 2 or (is_server and TABLE.switch(environment, "BYTEPS_SERVER_DEBUG")):
+        return "debug"
+    level = LOG_LEVELS[TABLE.value(environment, "BYTEPS_LOG_LEVEL")][1]
+    return "info" if verbose == 1 and level != "debug" else level
+
+
+def daemon_variables(environment: Mapping[str, str], is_server: bool = False) -> dict[str, str]:
+    """The daemons' options that BytePS's variables stand for, as their own variables."""
+    found = {"TALWEG_LOG_LEVEL": log_level(environment, is_server)}
+    if environment.get("BYTEPS_PARTITION_BYTES"):
+        found["TALWEG_SLICE_BYTES_MAX"] = str(slice_bytes(environment))
+    credit = TABLE.number(environment, "BYTEPS_SCHEDULING_CREDIT")
+    if credit > 0:
+        lowest, highest = _CREDIT_BYTES
+        wanted = credit * slice_bytes(environment)
+        found["TALWEG_CREDIT_BYTES"] = str(min(max(wanted, lowest), highest))
+    for variable, option in (("DMLC_INTERFACE", "INTERFACE"), ("DMLC_NODE_HOST", "ADVERTISE")):
+        if environment.get(variable):
+            found[f"TALWEG_{option}"] = TABLE.value(environment, variable)
+    return found
+
+
+def provider(environment: Mapping[str, str]) -> str:
+    return PROVIDERS[TABLE.value(environment, "DMLC_ENABLE_RDMA")]
+
+
+def own_address(job: Job, environment: Mapping[str, str]) -> str:
+    """The address of this machine that the job's other machines reach."""
+    told = TABLE.value(environment, "DMLC_NODE_HOST")
+    if told:
+        return told
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            job.host.strip("[]"), int(job.port), type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # Sends nothing: the kernel picks the way.
+            host = str(probe.getsockname()[0])
+    except OSError as error:
+        raise VariableError(
+            f"DMLC_PS_ROOT_URI is '{job.host}', which cannot be reached from here ({error}): set "
+            "DMLC_NODE_HOST to an address of this machine, or correct it"
+        ) from None
+    return f"[{host}]" if ":" in host else host
+
+
+def agent_line(job: Job, environment: Mapping[str, str], socket_path: str) -> list[str]:
+    """The command of this node's agent."""
+    line = [
+        _programs.tool(),
+        "agent",
+        f"--job={job.name}",
+        f"--node_rank={job.worker or 0}",
+        f"--rank_count={job.local_size}",
+        f"--socket_path={socket_path}",
+        "--admin_listen=127.0.0.1:0",
+    ]
+    if not job.is_distributed:
+        return [*line, "--standalone"]
+    return [
+        *line,
+        f"--scheduler={job.scheduler}",
+        f"--provider={provider(environment)}",
+        f"--min_members={job.workers}",
+        f"--max_members={job.workers}",
+    ]
+
+
+def status(scheduler: str) -> dict[str, Any] | None:
+    """What the scheduler says of its jobs and servers; None when it does not answer."""
+    line = [_programs.tool(), "status", f"--scheduler={scheduler}", "--all", "--brief", "--json"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return None
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def await_servers(job: Job, say: Callable[[str], None], timeout_s: float = WAIT_S) -> None:
+    """Returns when the scheduler is there and has as many servers as the job wants."""
+    begin = last = time.monotonic()
+    while True:
+        told = status(job.scheduler)
+        count = live_servers(told) if told is not None else 0
+        if told is not None and count >= job.servers:
+            return
+        waits_for = (
+            f"the scheduler at {job.scheduler}"
+            if told is None
+            else f"servers: {count} of DMLC_NUM_SERVER={job.servers} are there"
+        )
+        now = time.monotonic()
+        if now - begin > timeout_s:
+            raise TimeoutError(f"after {timeout_s:.0f} s still waiting for {waits_for}")
+        if now - last > 10:
+            last = now
+            say(f"waiting for {waits_for}")
+        time.sleep(0.2)
+
+
+def live_servers(told: Mapping[str, Any]) -> int:
+    return sum(each["state"] == "STATE_LIVE" for each in told["pool"])
+
+
+def job_state(told: Mapping[str, Any], name: str) -> tuple[str, str]:
+    """The newest job of that name: forming, running, failed or finished ("": there is none), and why."""
+    summaries = [each["job"]["summary"] for each in told["jobs"]]
+    mine = [each for each in summaries if each["name"] == name]
+    if not mine:
+        return "", ""
+    return mine[-1]["state"][len("JOB_STATE_") :].lower(), mine[-1]["state_text"]
+
+
+def member_count(told: Mapping[str, Any], name: str) -> int:
+    """How many workers the newest job of that name has."""
+    mine = [
+        each["job"]["summary"] for each in told["jobs"] if each["job"]["summary"]["name"] == name
+    ]
+    return int(mine[-1]["member_count"]) if mine else 0
+
+
+def socket_path(job: Job, environment: Mapping[str, str]) -> str:
+    """Where the ranks of this node, which no launcher has started, meet their agent."""
+    directory = os.path.join(
+        TABLE.value(environment, "BYTEPS_SOCKET_PATH"), f"talweg-{os.getuid()}"
+    )
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    place = f"{job.name}-{job.port or 'local'}-{job.worker or 0}".replace("/", "_")
+    return os.path.join(directory, f"byteps-{place[-60:]}.sock")

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What BytePS's modules for all frameworks have: init, shutdown, ranks, suspend and resume, speed."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import talweg
+from talweg import _client, errors
+from talweg._compat import session, timeline
+from talweg._compat.environment import logger
+from talweg.byteps import _job
+from talweg.byteps._environment import LOG_LEVELS, TABLE
+
+# How long a rank waits for the whole job: as long as its agent does.
+_WAIT_S = _job.WAIT_S
+# How long the node's first rank, which has started the agent, waits for the others' end.
+_LEAVE_S = 60
+
+_agent: subprocess.Popen[bytes] | None = None
+_speed: timeline.Speed | None = None
+_trace: _Trace | None = None
+
+
+class _Trace:
+    """BYTEPS_TRACE_DIR/LOCAL_RANK/comm.json, which is written when the client is closed."""
+
+    def __init__(self, environment: Mapping[str, str], client: _client.Client) -> None:
+        self._first = TABLE.number(environment, "BYTEPS_TRACE_START_STEP")
+        self._last = TABLE.number(environment, "BYTEPS_TRACE_END_STEP")
+        if self._last <= self._first:
+            raise errors.InvalidArgument(
+                f"BYTEPS_TRACE_END_STEP is {self._last}; it must be larger than "
+                f"BYTEPS_TRACE_START_STEP, which is {self._first}"
+            )
+        directory = TABLE.value(environment, "BYTEPS_TRACE_DIR")
+        self._path = os.path.join(directory, str(client.local_rank), "comm.json")
+        self._counts: dict[str, int] = {}
+        self._events: list[dict[str, Any]] = []
+        client.watchers.append(self._on_round)
+        client.call_when_closed(self._write)
+
+    def _on_round(self, handle: _client.Handle) -> None:
+        count = self._counts[handle.name] = self._counts.get(handle.name, 0) + 1
+        if not self._first <= count <= self._last:
+            return
+        name = f"Comm.{handle.name}"
+        begin_us = handle.begin_ns // 1000
+        event: dict[str, Any] = {
+            "ph": "X",
+            "cat": "Comm",
+            "name": name,
+            "pid": name,
+            "tid": "total",
+        }
+        self._events.append(
+            {**event, "ts": begin_us, "dur": time.monotonic_ns() // 1000 - begin_us}
+        )
+
+    def _write(self) -> None:
+        timeline.write(self._path, {"traceEvents": self._events, "displayTimeUnit": "ms"})
+        print(f"byteps: the trace is in {self._path}", flush=True)
+
+
+def init(lazy: bool = True) -> None:
+    """Joins the job that BytePS's variables, or a launcher's, describe; alone without any.
+
+    Returns when the whole job is there, whether `lazy` or not. A second call does nothing.
+    """
+    global _speed, _trace
+    if talweg.is_initialized():
+        return
+    environment = dict(os.environ)
+    TABLE.check(environment)
+    level = LOG_LEVELS[TABLE.value(environment, "BYTEPS_LOG_LEVEL")][0]
+    log = logger("byteps", level, TABLE.switch(environment, "BYTEPS_LOG_HIDE_TIME"))
+    if _says(environment):
+        TABLE.say(environment, log)
+    session.forget()
+    _join(environment)
+    atexit.register(shutdown)
+    client = _client.current()
+    if TABLE.switch(environment, "BYTEPS_TELEMETRY_ON"):
+        _speed = timeline.Speed(client)
+    if TABLE.switch(environment, "BYTEPS_TRACE_ON"):
+        _trace = _Trace(environment, client)
+
+
+def _says(environment: Mapping[str, str]) -> bool:
+    """bpslaunch has told of the variables already; else the node's first rank does."""
+    return "TALWEG_BYTEPS_LAUNCHED" not in environment and local_rank() == 0
+
+
+def _join(environment: Mapping[str, str]) -> None:
+    """Through the agent that a launcher has started; else through one that local rank 0 starts."""
+    if environment.get("TALWEG_AGENT_SOCKET"):
+        talweg.init(timeout_s=_WAIT_S)
+        return
+    local_size = TABLE.number(environment, "BYTEPS_LOCAL_SIZE")
+    job = _job.job_of(environment, "worker", local_size)
+    if not job.is_distributed and local_size == 1:
+        _client.connect(None, _WAIT_S, alone=True)
+        return
+    path = _job.socket_path(job, environment)
+    if TABLE.number(environment, "BYTEPS_LOCAL_RANK") == 0:
+        _start_agent(job, environment, path)
+    end = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            talweg.init(path, timeout_s=_WAIT_S)
+            return
+        except errors.AgentLost:  # Not there yet, or the one before it, which is ending.
+            if _agent is not None and _agent.poll() is not None:
+                raise errors.NoAgent(
+                    f"this node's agent has ended with exit status {_agent.returncode}: see above why"
+                ) from None
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
+def _start_agent(job: _job.Job, environment: Mapping[str, str], path: str) -> None:
+    global _agent
+    if job.is_distributed:
+        _job.await_servers(job, lambda text: print(f"byteps: {text}", file=sys.stderr, flush=True))
+    _end_agent()
+    variables = {**environment, **_job.daemon_variables(environment)}
+    _agent = subprocess.Popen(
+        [*_job.agent_line(job, environment, path), f"--drain_timeout_ms={_LEAVE_S * 1000}"],
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _end_agent() -> None:
+    """In a job with a scheduler it ends by itself when its ranks have left."""
+    global _agent
+    agent, _agent = _agent, None
+    if agent is None:
+        return
+    if "--standalone" in agent.args:  # type: ignore[operator]
+        agent.terminate()  # It waits for the node's other ranks.
+    try:
+        agent.wait(_LEAVE_S)
+    except subprocess.TimeoutExpired:
+        agent.terminate()
+        agent.wait()
+
+
+def shutdown() -> None:
+    """Leaves the job cleanly; also called when the interpreter ends."""
+    global _speed, _trace
+    _speed = _trace = None
+    talweg.shutdown()
+    session.forget()
+    _end_agent()
+
+
+def suspend() -> None:
+    """Leaves the job, as shutdown() does, until resume()."""
+    shutdown()
+    # A launcher's agent ends with the job that its ranks leave: resume() starts another.
+    os.environ.pop("TALWEG_AGENT_SOCKET", None)
+
+
+def resume(num_workers: int, num_servers: int, global_rank: int, context: Any = None) -> None:
+    """Joins a job of other numbers; its scheduler and servers must be up."""
+    os.environ["DMLC_NUM_WORKER"] = str(num_workers)
+    os.environ["DMLC_NUM_SERVER"] = str(num_servers)
+    os.environ["BYTEPS_GLOBAL_RANK"] = str(global_rank)
+    init(lazy=False)
+
+
+def rank() -> int:
+    """This process's rank in the job; 0 before init()."""
+    return talweg.rank() if talweg.is_initialized() else 0
+
+
+def size() -> int:
+    """The number of ranks in the job; 1 before init()."""
+    return talweg.size() if talweg.is_initialized() else 1
+
+
+def local_rank() -> int:
+    """This process's rank on its node; before init() what the launcher has said."""
+    if talweg.is_initialized():
+        return talweg.local_rank()
+    return TABLE.number(os.environ, "BYTEPS_LOCAL_RANK")
+
+
+def local_size() -> int:
+    """The number of ranks on this node; before init() what the launcher has said."""
+    if talweg.is_initialized():
+        return talweg.local_size()
+    return TABLE.number(os.environ, "BYTEPS_LOCAL_SIZE")
+
+
+def get_pushpull_speed() -> tuple[int, float]:
+    """The oldest sample of at most 1024: when it was taken (ms), and MB/s; (0, -5.0): there is none."""
+    sample = _speed.take() if _speed is not None else None
+    return sample if sample is not None else (0, -5.0)

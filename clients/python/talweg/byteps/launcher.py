@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bpslaunch: starts what DMLC_ROLE says of a job, with Talweg's daemons, and ends with it.
+
+    bpslaunch COMMAND [ARGUMENTS]   # DMLC_ROLE=worker: this node's agent, and the command as its ranks
+    bpslaunch                       # DMLC_ROLE=server or scheduler
+
+docs/byteps.md has the variables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from talweg import _programs
+from talweg._compat.environment import logger
+from talweg.byteps import _cores, _job
+from talweg.byteps._environment import LOG_LEVELS, TABLE
+from talweg.errors import TalwegError
+
+_ASK_S = 1.0
+_SAY_S = 10.0
+# What servers get to leave before the scheduler ends.
+_LEAVE_S = 10.0
+# How long a scheduler may not answer before a server takes it for gone.
+_GONE_S = 15.0
+
+
+def main() -> int:
+    environment = dict(os.environ)
+    try:
+        TABLE.check(environment)
+        level = LOG_LEVELS[TABLE.value(environment, "BYTEPS_LOG_LEVEL")][0]
+        log = logger("bpslaunch", level, TABLE.switch(environment, "BYTEPS_LOG_HIDE_TIME"))
+        TABLE.say(environment, log)
+        role = TABLE.value(environment, "DMLC_ROLE")
+        if role == "worker":
+            return _worker(sys.argv[1:], environment, log)
+        if len(sys.argv) > 1:
+            log.warning("a %s runs no command; '%s' is not started", role, shlex.join(sys.argv[1:]))
+        job = _job.job_of(environment, role, 1)
+        if not job.is_distributed:
+            _say(
+                f"a job of one worker needs no {role}: nothing is started "
+                "(BYTEPS_FORCE_DISTRIBUTED=1 forces one)"
+            )
+            return 0
+        with _ending_on_signals():
+            return (_scheduler if role == "scheduler" else _server)(job, environment)
+    except (TalwegError, TimeoutError) as error:
+        print(f"bpslaunch: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _say(text: str) -> None:
+    print(f"bpslaunch: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """SIGTERM ends the daemon, too, as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# ----- worker -----
+
+
+def gpu_count() -> int:
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def rank_count(environment: Mapping[str, str], say: Callable[[str], None] = _say) -> int:
+    """One for each entry of NVIDIA_VISIBLE_DEVICES."""
+    told = TABLE.value(environment, "NVIDIA_VISIBLE_DEVICES")
+    gpus = gpu_count()
+    if told == "all":
+        return max(gpus, 1)
+    if told in ("", "none", "void"):
+        return 1
+    entries = [entry for entry in told.split(",") if entry.strip()]
+    if gpus == 0:
+        ranks = "one rank" if len(entries) == 1 else f"{len(entries)} ranks"
+        say(f"there is no GPU: NVIDIA_VISIBLE_DEVICES={told} stands for {ranks} on CPUs")
+    return max(len(entries), 1)
+
+
+def command_of(arguments: list[str], environment: Mapping[str, str]) -> str:
+    """What a rank's shell runs. One argument is a line of shell; several keep their quoting."""
+    if len(arguments) == 1:
+        return arguments[0]
+    line = shlex.join(arguments)
+    if TABLE.switch(environment, "BYTEPS_ENABLE_GDB"):
+        if shutil.which("gdb") is None:
+            raise TalwegError(
+                "BYTEPS_ENABLE_GDB is 1, and there is no gdb: install it, or unset it"
+            )
+        return f"exec gdb -batch -ex run -ex bt --args {line}"
+    return line
+
+
+def _plan_cores(
+    environment: Mapping[str, str], local_size: int, log: logging.Logger
+) -> list[list[int]] | None:
+    if not TABLE.switch(environment, "BYTEPS_NUMA_ON"):
+        return None
+    usable = os.sched_getaffinity(0)
+    cores = _cores.plan(environment, local_size, _cores.numa_nodes(), usable)
+    if cores is None:
+        log.info(
+            "ranks are not bound to cores: there are fewer cores than the %d ranks", local_size
+        )
+        return None
+    for local_rank, mine in enumerate(cores):
+        log.info("rank %d of this node is bound to cores %s", local_rank, _cores.show(mine))
+    return cores
+
+
+def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logger) -> int:
+    if not arguments:
+        raise TalwegError("a worker needs a command: bpslaunch python train.py")
+    local_size = rank_count(environment)
+    # It is each rank's, and says here which of the node's ranks is the first.
+    job = _job.job_of(dict(environment, BYTEPS_LOCAL_RANK="0"), "worker", local_size)
+    cores = _plan_cores(environment, local_size, log)
+    sections = ":".join(_cores.show(mine) for mine in cores or [])
+    line = [_programs.tool(), "run", "--no-prefix", f"--job={job.name}"]
+    if job.is_distributed:
+        _job.await_servers(job, _say)
+        line += [
+            f"--scheduler={job.scheduler}",
+            f"--nodes={job.workers}",
+            f"--node-rank={job.worker}",
+            f"--provider={_job.provider(environment)}",
+        ]
+    line.append(f"--ranks-per-node={job.local_size}")
+    rank = str(Path(__file__).with_name("_rank.py"))
+    line += ["--", sys.executable, rank, sections, command_of(arguments, environment)]
+    environment.update(_job.daemon_variables(environment))
+    os.execve(line[0], line, environment)  # It passes signals on, and ends all that it starts.
+    raise AssertionError
+
+
+# ----- scheduler and server -----
+
+
+class _Daemon:
+    """A daemon that is asked to end when the `with` block is left."""
+
+    def __init__(self, line: list[str], environment: dict[str, str]) -> None:
+        self._line = line
+        self._environment = environment
+
+    def __enter__(self) -> subprocess.Popen[bytes]:
+        self._process = subprocess.Popen(
+            [_programs.tool(), *self._line],
+            env=self._environment,
+            start_new_session=True,  # Ctrl-C of a terminal is ours to pass on.
+        )
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _scheduler(job: _job.Job, environment: dict[str, str]) -> int:
+    """Serves until the job is over and its servers have left."""
+    host = "0.0.0.0" if TABLE.switch(environment, "DMLC_USE_KUBERNETES") else job.host
+    line = ["scheduler", f"--listen={host}:{job.port}", "--in_memory"]
+    lease_s = TABLE.number(environment, "PS_HEARTBEAT_TIMEOUT")
+    if lease_s > 0:
+        line.append(f"--lease_ms={lease_s * 1000}")
+    variables = dict(environment, TALWEG_LOG_LEVEL=_job.log_level(environment))
+    said = _Saying()
+    with _Daemon(line, variables) as daemon:
+        while daemon.poll() is None:
+            told = _job.status(job.scheduler)
+            if told is not None:
+                state, why = _job.job_state(told, job.name)
+                if state in ("finished", "failed"):
+                    _await_leaving(job)
+                    return _over(state, why)
+                said.say(_waits_for(job, told, state))
+            time.sleep(_ASK_S)
+        raise TalwegError(f"the scheduler has ended with exit status {daemon.returncode}")
+
+
+def _await_leaving(job: _job.Job) -> None:
+    end = time.monotonic() + _LEAVE_S
+    while time.monotonic() < end:
+        told = _job.status(job.scheduler)
+        if told is None or _job.live_servers(told) == 0:
+            return
+        time.sleep(_ASK_S)
+
+
+def _over(state: str, why: str) -> int:
+    if state == "failed":
+        _say(why)
+        return 1
+    return 0
+
+
+def _waits_for(job: _job.Job, told: Mapping[str, object], state: str) -> str:
+    """Empty when it waits for nobody."""
+    if state == "running":
+        return ""
+    servers = _job.live_servers(told)
+    members = _job.member_count(told, job.name)
+    missing = []
+    if servers < job.servers:
+        missing.append(f"servers ({servers} of {job.servers} are there)")
+    if members < job.workers:
+        missing.append(f"workers ({members} of {job.workers} are there)")
+    return "waiting for " + " and ".join(missing) if missing else ""
+
+
+class _Saying:
+    """Says what has changed, and every ten seconds what has not."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = time.monotonic()
+
+    def say(self, text: str) -> None:
+        now = time.monotonic()
+        if text and now - self._at >= _SAY_S:
+            self._at = now
+            _say(text)
+
+
+def _server(job: _job.Job, environment: dict[str, str]) -> int:
+    """Serves until the job is over or the scheduler has left."""
+    address = _job.own_address(job, environment)
+    binds_all = TABLE.switch(environment, "DMLC_USE_KUBERNETES")
+    host = "0.0.0.0" if binds_all else address
+    port = TABLE.value(environment, "DMLC_PORT")
+    line = [
+        "aggregator",
+        f"--scheduler={job.scheduler}",
+        f"--name={os.uname().nodename}-{os.getpid()}",
+        f"--listen={host}:{port}",
+        f"--admin_listen={host}:0",
+        f"--provider={_job.provider(environment)}",
+    ]
+    variables = {**environment, **_job.daemon_variables(environment, is_server=True)}
+    variables.pop("TALWEG_SLICE_BYTES_MAX", None)  # The members'.
+    if binds_all:
+        variables["TALWEG_ADVERTISE"] = address
+    said = _Saying()
+    seen = False
+    last_answer = time.monotonic()
+    with _Daemon(line, variables) as daemon:
+        while daemon.poll() is None:
+            told = _job.status(job.scheduler)
+            if told is not None:
+                seen, last_answer = True, time.monotonic()
+                state, why = _job.job_state(told, job.name)
+                if state in ("finished", "failed"):
+                    return _over(state, why)
+            elif not seen:
+                said.say(f"waiting for the scheduler at {job.scheduler}")
+            elif time.monotonic() - last_answer > _GONE_S:
+                _say(f"the scheduler at {job.scheduler} has gone")
+                return 1
+            time.sleep(_ASK_S)
+        raise TalwegError(f"the aggregator has ended with exit status {daemon.returncode}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

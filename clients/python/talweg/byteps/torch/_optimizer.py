@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedOptimizer by BytePS's signature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from talweg import _client
+from talweg._compat.torch import gradients
+from talweg._compat.torch.compression import Compression
+from talweg.torch._optimizer import distribute, name_parameters
+
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+
+
+def make_averager(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[Any] | None,
+    compression: Any,
+    backward_passes_per_step: int,
+    kind: str,
+    waits: bool,
+) -> gradients.ChosenAverager:
+    pairs = gradients.check_names(optimizer, named_parameters)
+    return gradients.ChosenAverager(
+        name_parameters(optimizer, pairs),
+        backward_passes_per_step,
+        gradients.next_name(_client.current(), kind),
+        gradients.Choices(compression=compression),
+        waits,
+    )
+
+
+def DistributedOptimizer(
+    optimizer: OptimizerT,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+) -> OptimizerT:
+    """Makes `optimizer` average its gradients over all ranks; returns the same object.
+
+    It has synchronize(), skip_synchronize() and set_backward_passes_per_step(n). When backward()
+    returns the averages stand in `.grad`. See talweg.torch.DistributedOptimizer().
+    """
+    make = partial(
+        make_averager, optimizer, named_parameters, compression, backward_passes_per_step, "byteps"
+    )
+    return distribute(optimizer, make)

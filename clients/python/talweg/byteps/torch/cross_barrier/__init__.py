@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""byteps.torch.cross_barrier: the names of byteps.torch, and CrossBarrier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from talweg.byteps.torch import (
+    Compression,
+    DistributedOptimizer,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    byteps_push_pull,
+    declare,
+    get_pushpull_speed,
+    init,
+    local_rank,
+    local_size,
+    poll,
+    push_pull,
+    push_pull_async_inplace,
+    rank,
+    resume,
+    shutdown,
+    size,
+    suspend,
+    synchronize,
+)
+from talweg.byteps.torch._optimizer import make_averager
+from talweg.torch._optimizer import distribute
+
+__all__ = [
+    "Compression",
+    "CrossBarrier",
+    "DistributedOptimizer",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "byteps_push_pull",
+    "declare",
+    "get_pushpull_speed",
+    "init",
+    "local_rank",
+    "local_size",
+    "poll",
+    "push_pull",
+    "push_pull_async_inplace",
+    "rank",
+    "resume",
+    "shutdown",
+    "size",
+    "suspend",
+    "synchronize",
+]
+
+
+def CrossBarrier(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    num_steps: int = 10**6,
+) -> Any:
+    """An optimizer whose steps the next forward pass of `model` makes, layer by layer.
+
+    Neither backward() nor step() waits for the averages. Step number `num_steps` waits for all of
+    them. Any optimizer whose update of a parameter depends on that parameter alone: SGD, Adam,
+    RMSprop and their kin. See `overlap_forward` of talweg.torch.DistributedOptimizer().
+    """
+    pairs = list(model.named_parameters() if named_parameters is None else named_parameters)
+    make = partial(
+        make_averager, optimizer, pairs, compression, backward_passes_per_step, "byteps.cross"
+    )
+    distributed: Any = distribute(optimizer, make, model)
+    steps = 0
+
+    def count(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == num_steps:
+            distributed.synchronize_parameters()
+
+    distributed.register_step_post_hook(count)
+    return distributed

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An optimizer of half-precision models: byteps.torch.misc.imagenet18."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from talweg import _client
+from talweg._compat.torch import gradients
+from talweg._compat.torch.compression import Compression
+from talweg.byteps.torch._optimizer import DistributedOptimizer as _FullPrecision
+from talweg.errors import InvalidArgument
+
+__all__ = ["DistributedOptimizer"]
+
+
+class _HalfPrecision:
+    """f16 gradients are averaged, divided by the loss scale in f32, applied to f32 copies of the
+    parameters, and these are copied back.
+
+    What it does not define is the wrapped optimizer's, which holds the f32 parameters.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[Any] | None,
+        compression: Any,
+        backward_passes_per_step: int,
+        model: torch.nn.Module,
+        fp16_params: Iterable[torch.nn.Parameter],
+        fp32_params: Iterable[torch.nn.Parameter],
+        loss_scale: float,
+    ) -> None:
+        self._optimizer = optimizer
+        self._pairs = list(zip(fp16_params, fp32_params))
+        self._loss_scale = loss_scale
+        named = list(model.named_parameters() if named_parameters is None else named_parameters)
+        gradients.check_names(optimizer, named)
+        self._averager = gradients.ChosenAverager(
+            named,
+            backward_passes_per_step,
+            gradients.next_name(_client.current(), "byteps.half"),
+            gradients.Choices(compression=compression),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """How many backward passes accumulate before the gradients are averaged."""
+        self._averager.exchange.set_passes(passes)
+
+    def synchronize(self) -> None:
+        """Returns when the f16 gradients are averages."""
+        self._averager.exchange.synchronize()
+
+    def step(self, closure: Callable[[], Any] | None = None, wait_for_finish: bool = True) -> Any:
+        """Takes the step; it is over when this returns, whatever `wait_for_finish` says."""
+        loss = closure() if closure is not None else None
+        self.synchronize()
+        for half, full in self._pairs:
+            if half.grad is not None:
+                full.grad = half.grad.detach().float() / self._loss_scale
+        self._optimizer.step()
+        with torch.no_grad():
+            for half, full in self._pairs:
+                half.copy_(full)
+        self._averager.exchange.on_step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._optimizer.zero_grad(set_to_none)
+        for half, _ in self._pairs:
+            if set_to_none:
+                half.grad = None
+            elif half.grad is not None:
+                half.grad = torch.zeros_like(half.grad)
+        self._averager.exchange.on_zero_grad()
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    half: bool = False,
+    model: torch.nn.Module | None = None,
+    fp16_params: Iterable[torch.nn.Parameter] | None = None,
+    fp32_params: Iterable[torch.nn.Parameter] | None = None,
+    loss_scale: float = 1024,
+) -> Any:
+    """byteps.torch.DistributedOptimizer(), or with `half` one for a model in f16.
+
+    With `half` the loss is multiplied by `loss_scale` before backward(), `fp16_params` are the
+    model's parameters, and the optimizer holds `fp32_params`, their copies in the same order.
+    """
+    if not half:
+        return _FullPrecision(optimizer, named_parameters, compression, backward_passes_per_step)
+    if model is None or fp16_params is None or fp32_params is None:
+        raise InvalidArgument("half=True needs model, fp16_params and fp32_params")
+    return _HalfPrecision(
+        optimizer,
+        named_parameters,
+        compression,
+        backward_passes_per_step,
+        model,
+        fp16_params,
+        fp32_params,
+        loss_scale,
+    )

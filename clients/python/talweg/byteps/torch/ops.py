@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""push_pull by BytePS's signatures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from talweg import _client
+from talweg._compat import session
+from talweg._compat.torch import rounds
+from talweg._compat.torch.compression import Compression
+from talweg._declaration import Op
+from talweg.byteps.common import (
+    get_pushpull_speed,
+    init,
+    local_rank,
+    local_size,
+    rank,
+    resume,
+    shutdown,
+    size,
+    suspend,
+)
+from talweg.errors import InvalidArgument
+
+__all__ = [
+    "byteps_push_pull",
+    "declare",
+    "get_pushpull_speed",
+    "init",
+    "local_rank",
+    "local_size",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "push_pull_async_inplace",
+    "push_pull_inplace",
+    "rank",
+    "resume",
+    "shutdown",
+    "size",
+    "suspend",
+    "synchronize",
+]
+
+
+def _name(name: str | None) -> str | None:
+    return None if name is None else f"byteps.{name}"
+
+
+def _start(
+    tensor: torch.Tensor,
+    average: bool,
+    name: str | None,
+    version: int,
+    priority: int,
+    in_place: bool,
+) -> int:
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise InvalidArgument(f"version is {version!r}; it must be a number, which has no effect")
+    op = Op.AVERAGE if average else Op.SUM
+    pending = rounds.push_pull(
+        tensor, op, _name(name), priority, in_place=in_place, rounding="floor"
+    )
+    return session.current().add(pending)
+
+
+def push_pull_async(
+    tensor: torch.Tensor,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,
+    priority: int = 0,
+) -> int:
+    """Starts the average, or the sum, of `tensor` over all ranks and returns a handle.
+
+    Without a name such calls belong together by their order. `version` has no effect. Averages of
+    integers round down.
+    """
+    return _start(tensor, average, name, version, priority, False)
+
+
+def push_pull_async_inplace(
+    tensor: torch.Tensor,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,
+    priority: int = 0,
+) -> int:
+    """As push_pull_async(), into `tensor` itself."""
+    return _start(tensor, average, name, version, priority, True)
+
+
+byteps_push_pull = push_pull_async_inplace
+
+
+class _PushPull(torch.autograd.Function):
+    """The gradient of an average, or a sum, is that of the gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, average: bool, name: str | None, version: int, priority: int
+    ) -> Any:
+        ctx.arguments = average, name, version, priority
+        return synchronize(push_pull_async(tensor, average, name, version, priority))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        average, name, version, priority = ctx.arguments
+        name = None if name is None else f"{name}.gradient"
+        pushed = synchronize(push_pull_async(gradients[0], average, name, version, priority))
+        return pushed, None, None, None, None
+
+
+def push_pull(
+    tensor: torch.Tensor,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,
+    priority: int = 0,
+    compression: Any = Compression.none,
+) -> torch.Tensor:
+    """Returns the average, or the sum, of `tensor` over all ranks; differentiable."""
+    pushed, context = compression.compress(tensor)
+    result = _PushPull.apply(pushed, average, name, version, priority)
+    decompressed: torch.Tensor = compression.decompress(result, context)
+    return decompressed
+
+
+def push_pull_inplace(
+    tensor: torch.Tensor,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,
+    priority: int = 0,
+) -> torch.Tensor:
+    """As push_pull(), into `tensor`, which is returned."""
+    result: torch.Tensor = synchronize(
+        push_pull_async_inplace(tensor, average, name, version, priority)
+    )
+    return result
+
+
+def poll(handle: int) -> bool:
+    """Whether synchronize(handle) would return at once."""
+    pending = session.current().find(handle)
+    if pending is None:
+        raise ValueError(f"handle {handle!r} was never given out, or is synchronized already")
+    return pending.poll()
+
+
+def synchronize(handle: int) -> Any:
+    """Waits and returns the result; None for a handle that was synchronized before."""
+    pending = session.current().take(handle)
+    return None if pending is None else pending.wait()
+
+
+def declare(name: str) -> None:
+    """Nothing: a tensor is agreed on, by its name, with its first push_pull, in any order."""
+    _client.current()  # As every call, after init() only.
+    if not isinstance(name, str):
+        raise InvalidArgument(f"a tensor's name is a str, not {type(name).__name__}")

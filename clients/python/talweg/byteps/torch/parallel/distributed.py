@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module whose gradients are averages over all ranks when backward() returns."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import talweg.torch as tw
+from talweg import _client
+from talweg._compat.torch import gradients
+from talweg._compat.torch.compression import Compression
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """Wraps `module`; the optimizer stays as it is in one process.
+
+    Parameters and buffers are made rank 0's here, and with `broadcast_buffers` the buffers again at
+    every forward. `device_ids` is one GPU, or None for a module on the CPU. Any number of them may
+    live in a process, made in the same order at every rank.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device_ids: list[Any] | None = None,
+        broadcast_buffers: bool = True,
+        compression: Any = Compression.none,
+    ) -> None:
+        super().__init__()
+        if device_ids is not None and len(device_ids) != 1:
+            raise AssertionError(
+                f"device_ids is {device_ids}; a rank has one device: pass [local_rank], or None for "
+                "the CPU"
+            )
+        self.module = module
+        self.device_ids = device_ids
+        self.broadcast_buffers = broadcast_buffers
+        self.require_backward_grad_sync = True
+        tw.broadcast_parameters(module.state_dict(), root_rank=0)
+        client = _client.current()
+        self._averager = gradients.ChosenAverager(
+            list(module.named_parameters()),
+            1,
+            gradients.next_name(client, "byteps.ddp"),
+            gradients.Choices(compression=compression),
+        )
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self.broadcast_buffers and self.require_backward_grad_sync:
+            buffers = dict(self.module.named_buffers())
+            if buffers:
+                tw.broadcast_parameters(buffers, root_rank=0)
+        return self.module(*inputs, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it gradients add up locally; the first backward after it averages them all."""
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        self._averager.exchange.set_passes(sys.maxsize)
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+            self._averager.exchange.set_passes(1 if before else sys.maxsize)
+
+    def synchronize(self) -> None:
+        """Returns when the gradients are averages, which they are when backward() has returned."""
+        self._averager.exchange.synchronize()

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""init, shutdown, ranks and what Horovod was built with, for all frameworks."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import talweg
+from talweg import _client, errors
+from talweg._compat import session, timeline
+from talweg._compat.environment import logger
+from talweg._declaration import Op
+from talweg.errors import InvalidArgument, Unsupported
+from talweg.horovod._environment import LOG_LEVELS, TABLE
+from talweg.horovod.common import process_sets as sets
+from talweg.horovod.common.exceptions import HorovodInternalError
+
+Average, Sum, Adasum, Min, Max, Product = range(6)
+_OPS = {Average: Op.AVERAGE, Sum: Op.SUM, Min: Op.MIN, Max: Op.MAX, Product: Op.PRODUCT}
+
+_Result = TypeVar("_Result")
+
+
+@dataclass
+class _Life:
+    """What is known of a job from init() on."""
+
+    cross_rank: int
+    cross_size: int
+    is_homogeneous: bool
+    recorder: timeline.Recorder | None = None
+    path: str = ""
+
+
+_life: _Life | None = None
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Joins the job of the node's agent; alone when no launcher has started this process.
+
+    `comm` is None or a list of all ranks; a subset is what process sets are for. `process_sets` is
+    a list of ProcessSet, the same at every rank, or "dynamic". A second call only forgets handles.
+    """
+    global _life
+    session.forget()
+    if talweg.is_initialized() and _life is not None:
+        return
+    TABLE.check(os.environ)
+    level = LOG_LEVELS[TABLE.value(os.environ, "HOROVOD_LOG_LEVEL").lower()]
+    hides_time = TABLE.value(os.environ, "HOROVOD_LOG_HIDE_TIME") == "1"
+    TABLE.say(os.environ, logger("horovod", level, hides_time))
+    talweg.init(timeout_s=float(TABLE.number(os.environ, "HOROVOD_START_TIMEOUT")))
+    _check_comm(comm)
+    places = talweg.all_gather_object((talweg.local_rank(), talweg.local_size()), "horovod.places")
+    nodes: list[int] = []  # By node: its size.
+    mine = 0
+    for rank, (local_rank, local_size) in enumerate(places):
+        if local_rank == 0:
+            nodes.append(local_size)
+        if rank == talweg.rank():
+            mine = len(nodes) - 1
+    with_my_place = [node for node, count in enumerate(nodes) if count > talweg.local_rank()]
+    _life = _Life(with_my_place.index(mine), len(with_my_place), len(set(nodes)) == 1)
+    sets.reset(process_sets)
+    _begin_timeline()
+    atexit.register(shutdown)
+
+
+def _check_comm(comm: Any) -> None:
+    if comm is None:
+        return
+    if not isinstance(comm, (list, tuple)):
+        raise Unsupported(
+            f"init(comm={type(comm).__name__}): there is no MPI; leave comm out, or pass a list of ranks"
+        )
+    if sorted(comm) != list(range(talweg.size())):
+        raise Unsupported(
+            f"init(comm={list(comm)}): the job has ranks 0 to {talweg.size() - 1}; for some of them "
+            "pass process_sets=[hvd.ProcessSet(ranks)]"
+        )
+
+
+def shutdown() -> None:
+    """Leaves the job cleanly; operations that are open fail. init() works again afterwards."""
+    global _life
+    if _life is not None and _life.recorder is not None:
+        stop_timeline()
+    _life = None
+    talweg.shutdown()
+    session.forget()
+
+
+def is_initialized() -> bool:
+    """Whether init() was called, and not shutdown() after it."""
+    return talweg.is_initialized() and _life is not None
+
+
+def _ready() -> _Life:
+    if _life is None or not talweg.is_initialized():
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+    return _life
+
+
+def rank() -> int:
+    """This process's rank in the job."""
+    _ready()
+    return talweg.rank()
+
+
+def size() -> int:
+    """The number of ranks in the job."""
+    _ready()
+    return talweg.size()
+
+
+def local_rank() -> int:
+    """This process's rank on its node."""
+    _ready()
+    return talweg.local_rank()
+
+
+def local_size() -> int:
+    """The number of ranks on this node."""
+    _ready()
+    return talweg.local_size()
+
+
+def cross_rank() -> int:
+    """This node's number among the nodes that have a rank of this local rank."""
+    return _ready().cross_rank
+
+
+def cross_size() -> int:
+    """How many nodes have a rank of this local rank."""
+    return _ready().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether all nodes have as many ranks."""
+    return _ready().is_homogeneous
+
+
+def mpi_threads_supported() -> bool:
+    """Never: ValueError, as of a Horovod without MPI."""
+    raise ValueError("Horovod MPI is not enabled; Talweg has no MPI.")
+
+
+def mpi_enabled() -> bool:
+    return False
+
+
+def mpi_built() -> bool:
+    return False
+
+
+def gloo_enabled() -> bool:
+    return False
+
+
+def gloo_built() -> bool:
+    return False
+
+
+def nccl_built() -> int:
+    return 0
+
+
+def ddl_built() -> bool:
+    return False
+
+
+def ccl_built() -> bool:
+    return False
+
+
+def cuda_built() -> bool:
+    return False
+
+
+def rocm_built() -> bool:
+    return False
+
+
+def op_of(op: int | None, average: bool | None, operation: str) -> Op:
+    """Talweg's operation for Horovod's number. NotImplementedError for Adasum, ValueError for none."""
+    wanted = Average if op is None else op
+    if op is None and average is not None:
+        wanted = Average if average else Sum
+    if wanted == Adasum and not isinstance(wanted, bool):
+        raise NotImplementedError(
+            f"{operation}: Adasum is not offered by Talweg: use op=hvd.Average, and scale the "
+            "learning rate"
+        )
+    if isinstance(wanted, bool) or wanted not in _OPS:
+        names = "Average, Sum, Min, Max, Product"
+        raise InvalidArgument(f"{operation}: op is {wanted!r}; it must be one of hvd.{names}")
+    return _OPS[wanted]
+
+
+def resolve(op: int | None, average: bool | None) -> int | None:
+    """Horovod's rule for the two arguments: the one or the other; `average` is deprecated."""
+    import warnings
+
+    if op is not None and average is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    if average is not None:
+        warnings.warn(
+            "Parameter `average` has been replaced with `op` and will be removed",
+            DeprecationWarning,
+            stacklevel=4,
+        )
+        return Average if average else Sum
+    return Average if op is None else op
+
+
+def internal(call: Callable[[], _Result]) -> _Result:
+    """What `call` returns; Talweg's failures as Horovod's, the caller's mistakes as ValueError."""
+    try:
+        return call()
+    except errors.NotInitialized:
+        raise HorovodInternalError(
+            "Horovod has not been initialized, or has been shut down; use hvd.init()."
+        ) from None
+    except InvalidArgument:
+        raise
+    except errors.TalwegError as failure:
+        raise HorovodInternalError(str(failure)) from failure
+
+
+# ----- timeline -----
+
+
+def _begin_timeline() -> None:
+    path = TABLE.value(os.environ, "HOROVOD_TIMELINE")
+    if path and path != "DYNAMIC":
+        start_timeline(path)
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Records from now on; rank 0 writes the file in stop_timeline(). There are no cycles to mark."""
+    life = _ready()
+    if not TABLE.value(os.environ, "HOROVOD_TIMELINE"):
+        raise ValueError(
+            "Set HOROVOD_TIMELINE=DYNAMIC (or a file) before hvd.init() to start a timeline."
+        )
+    if life.recorder is not None:
+        stop_timeline()
+    life.path = file_path
+    life.recorder = timeline.Recorder()
+    life.recorder.begin(_client.current())
+
+
+def stop_timeline() -> None:
+    """Ends recording; rank 0 writes what there is."""
+    life = _ready()
+    recorder, life.recorder = life.recorder, None
+    if recorder is None:
+        raise ValueError("No timeline is being recorded; call hvd.start_timeline() first.")
+    recorder.end(_client.current())
+    if talweg.rank() == 0:
+        timeline.write(life.path, _events(recorder.spans))
+
+
+def _events(spans: list[timeline.Span]) -> list[dict[str, Any]]:
+    """A Chrome trace array: a process for each tensor."""
+    now_us, now_ns = time.time_ns() // 1000, time.monotonic_ns()
+    events: list[dict[str, Any]] = [
+        {
+            "name": "process_name",
+            "ph": "M",
+            "pid": 0,
+            "args": {"start_time_since_epoch_in_micros": now_us - now_ns // 1000},
+        }
+    ]
+    numbers: dict[str, int] = {}
+    for name, begin_ns, end_ns in spans:
+        number = numbers.get(name)
+        if number is None:
+            number = numbers[name] = len(numbers) + 1
+            events.append(
+                {"name": "process_name", "ph": "M", "pid": number, "args": {"name": name}}
+            )
+        kind = name.partition(".")[0].upper()
+        events.append(
+            {
+                "name": kind,
+                "ph": "X",
+                "pid": number,
+                "ts": begin_ns // 1000,
+                "dur": (end_ns - begin_ns) // 1000,
+            }
+        )
+    return events

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Process sets: who takes part in an operation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import talweg
+from talweg._compat.torch import collectives
+from talweg.errors import InvalidArgument
+from talweg.horovod._environment import TABLE
+
+
+class ProcessSet:
+    """Some ranks of the job. It takes part in operations once it is registered."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        if not isinstance(ranks, Iterable):
+            raise InvalidArgument(
+                f"a process set is made of ranks, not of a {type(ranks).__name__}: pass a list of ints"
+            )
+        self.process_set_id: int | None = None
+        self.ranks: list[int] | None = sorted(int(rank) for rank in ranks)
+        self._members: Any = None
+
+    def size(self) -> int | None:
+        """How many ranks it has; None until it is registered."""
+        return None if self.process_set_id is None else len(self.ranks or [])
+
+    def rank(self) -> int | None:
+        """This process's place in it; None until it is registered. ValueError for outsiders."""
+        if self.process_set_id is None:
+            return None
+        if not self.included():
+            raise InvalidArgument(
+                f"rank {talweg.rank()} is not in process set {self.process_set_id} of ranks {self.ranks}"
+            )
+        return (self.ranks or []).index(talweg.rank())
+
+    def included(self) -> bool | None:
+        """Whether this process is in it; None until it is registered."""
+        return None if self.process_set_id is None else talweg.rank() in (self.ranks or [])
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    __repr__ = __str__
+
+
+class _Global(ProcessSet):
+    """All ranks, with id 0."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.process_set_id = 0
+        self.ranks = None
+
+    def size(self) -> int | None:
+        return _ready(talweg.size)
+
+    def rank(self) -> int | None:
+        return _ready(talweg.rank)
+
+    def included(self) -> bool | None:
+        return True
+
+
+def _ready(ask: Any) -> int:
+    if not talweg.is_initialized():
+        raise InvalidArgument("Horovod has not been initialized; use hvd.init().")
+    return int(ask())
+
+
+global_process_set = _Global()
+_registered: dict[int, ProcessSet] = {}
+_dynamic = False
+
+
+def reset(process_sets: Any) -> None:
+    """What init() does with its argument, for a new life of the client."""
+    global _dynamic
+    for known in _registered.values():
+        known.process_set_id = None
+        known._members = None
+    _registered.clear()
+    _dynamic = process_sets == "dynamic" or TABLE.value(
+        os.environ, "HOROVOD_DYNAMIC_PROCESS_SETS"
+    ).lower() in ("1", "true")
+    global_process_set.ranks = list(range(talweg.size()))
+    if process_sets is None or process_sets == "dynamic":
+        return
+    for process_set in process_sets:
+        _register(process_set)
+
+
+def _register(process_set: ProcessSet) -> ProcessSet:
+    ranks = process_set.ranks or []
+    outside = [rank for rank in ranks if not 0 <= rank < talweg.size()]
+    if not ranks or outside or len(set(ranks)) != len(ranks):
+        raise InvalidArgument(
+            f"process set of ranks {ranks}: it must have ranks of 0 to {talweg.size() - 1}, each once"
+        )
+    for known in [global_process_set, *_registered.values()]:
+        if known.ranks == ranks:
+            raise InvalidArgument(f"a process set of ranks {ranks} is registered already: {known}")
+    number = 1
+    while number in _registered:
+        number += 1
+    process_set.process_set_id = number
+    _registered[number] = process_set
+    return process_set
+
+
+def _check_dynamic() -> None:
+    if not _dynamic:
+        raise InvalidArgument(
+            "process sets are not dynamic: call hvd.init(process_sets='dynamic'), or set "
+            "HOROVOD_DYNAMIC_PROCESS_SETS=1"
+        )
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Registers a set; every rank calls it, and it returns when all have."""
+    _check_dynamic()
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    added = _register(process_set)
+    told = talweg.all_gather_object(added.ranks, "horovod.add_process_set")
+    if any(ranks != added.ranks for ranks in told):
+        remove(added)
+        raise InvalidArgument(f"ranks add different process sets: {told}")
+    return added
+
+
+def remove(process_set: ProcessSet) -> None:
+    assert process_set.process_set_id is not None
+    del _registered[process_set.process_set_id]
+    process_set.process_set_id = None
+    process_set._members = None
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """False for the global set and one that is not registered; every rank calls it."""
+    _check_dynamic()
+    if process_set is global_process_set or process_set.process_set_id is None:
+        return False
+    talweg.barrier()
+    remove(process_set)
+    return True
+
+
+def members_of(process_set: ProcessSet, operation: str) -> Any:
+    """Talweg's set for an operation; None for all ranks. ValueError for outsiders."""
+    if process_set is global_process_set or process_set.process_set_id == 0:
+        return None
+    if process_set.process_set_id is None:
+        raise InvalidArgument(
+            f"{operation}: {process_set} is not registered: pass it to hvd.init()"
+        )
+    if not process_set.included():
+        raise InvalidArgument(
+            f"{operation}: rank {talweg.rank()} is not in process set {process_set.process_set_id} "
+            f"of ranks {process_set.ranks}"
+        )
+    if process_set._members is None:
+        process_set._members = collectives.process_set(list(process_set.ranks or []))
+    return process_set._members

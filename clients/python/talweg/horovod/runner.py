@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovodrun on one host: its options, carried out by `talweg run`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from talweg import _programs
+from talweg._version import __version__
+from talweg.errors import InvalidArgument, TalwegError, Unsupported
+
+# Options that only set a variable; docs/horovod.md says what each does here.
+_NUMBERS = {
+    "--fusion-threshold-mb": "FUSION_THRESHOLD",
+    "--cycle-time-ms": "CYCLE_TIME",
+    "--cache-capacity": "CACHE_CAPACITY",
+    "--autotune-warmup-samples": "AUTOTUNE_WARMUP_SAMPLES",
+    "--autotune-steps-per-sample": "AUTOTUNE_STEPS_PER_SAMPLE",
+    "--autotune-bayes-opt-max-samples": "AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+    "--autotune-gaussian-process-noise": "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+    "--stall-check-warning-time-seconds": "STALL_CHECK_TIME_SECONDS",
+    "--stall-check-shutdown-time-seconds": "STALL_SHUTDOWN_TIME_SECONDS",
+    "--num-nccl-streams": "NUM_NCCL_STREAMS",
+    "--gloo-timeout-seconds": "GLOO_TIMEOUT_SECONDS",
+    "--start-timeout": "START_TIMEOUT",
+}
+_TEXTS = {
+    "--autotune-log-file": "AUTOTUNE_LOG",
+    "--timeline-filename": "TIMELINE",
+    "--thread-affinity": "THREAD_AFFINITY",
+    "--log-level": "LOG_LEVEL",
+}
+_SWITCHES = {
+    "--hierarchical-allreduce": ("HIERARCHICAL_ALLREDUCE", "1"),
+    "--no-hierarchical-allreduce": ("HIERARCHICAL_ALLREDUCE", "0"),
+    "--hierarchical-allgather": ("HIERARCHICAL_ALLGATHER", "1"),
+    "--no-hierarchical-allgather": ("HIERARCHICAL_ALLGATHER", "0"),
+    "--torus-allreduce": ("TORUS_ALLREDUCE", "1"),
+    "--no-torus-allreduce": ("TORUS_ALLREDUCE", "0"),
+    "--autotune": ("AUTOTUNE", "1"),
+    "--no-autotune": ("AUTOTUNE", "0"),
+    "--timeline-mark-cycles": ("TIMELINE_MARK_CYCLES", "1"),
+    "--no-timeline-mark-cycles": ("TIMELINE_MARK_CYCLES", "0"),
+    "--no-stall-check": ("STALL_CHECK_DISABLE", "1"),
+    "--stall-check": ("STALL_CHECK_DISABLE", "0"),
+    "--mpi-threads-disable": ("MPI_THREADS_DISABLE", "1"),
+    "--no-mpi-threads-disable": ("MPI_THREADS_DISABLE", "0"),
+    "--log-without-timestamp": ("LOG_HIDE_TIME", "1"),
+    "--log-with-timestamp": ("LOG_HIDE_TIME", "0"),
+}
+# How Horovod's own launcher would reach ranks; on one host there is nothing to reach.
+_UNUSED_SWITCHES = ["--disable-cache", "--gloo", "--mpi", "--jsrun", "--tcp"]
+_UNUSED_VALUES = ["--mpi-args", "--binding-args"]
+_UNUSED_PAIRS: list[tuple[str, ...]] = [
+    ("-p", "--ssh-port"),
+    ("-i", "--ssh-identity-file"),
+    ("--network-interface", "--network-interfaces"),
+]
+_ELASTIC: list[tuple[str, ...]] = [
+    ("--min-np", "--min-num-proc"),
+    ("--max-np", "--max-num-proc"),
+    ("--slots-per-host",),
+    ("--elastic-timeout",),
+    ("--reset-limit",),
+    ("--host-discovery-script",),
+]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="horovodrun", description=__doc__, allow_abbrev=False)
+    parser.add_argument("-v", "--version", action="version", version=__version__)
+    parser.add_argument("-cb", "--check-build", action="store_true", help="what there is, and exit")
+    parser.add_argument("-np", "--num-proc", type=int, help="number of ranks")
+    parser.add_argument("-H", "--hosts", help="localhost:N, or this host's name")
+    parser.add_argument("-hostfile", "--hostfile", help="the same, as lines `host slots=n`")
+    parser.add_argument("--verbose", action="store_true", help="what is started")
+    parser.add_argument("--output-filename", help="directory for rank.NN/stdout and stderr")
+    parser.add_argument("--config-file", help="not offered: give the options themselves")
+    parser.add_argument(
+        "-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="no effect"
+    )
+    for option in [*_NUMBERS, *_TEXTS]:
+        parser.add_argument(option, help="sets a variable: see docs/horovod.md")
+    for option in _SWITCHES:
+        parser.add_argument(
+            option, action="store_true", help="sets a variable: see docs/horovod.md"
+        )
+    for option in _UNUSED_SWITCHES:
+        parser.add_argument(option, action="store_true", help="no effect")
+    for option in _UNUSED_VALUES:
+        parser.add_argument(option, help="no effect")
+    for options in _UNUSED_PAIRS:
+        parser.add_argument(*options, help="no effect on one host")
+    for options in _ELASTIC:
+        parser.add_argument(*options, help="not offered: see talweg run --loss-policy=continue")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
+    return parser
+
+
+def _attribute(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
+
+
+def variables_of(options: Any) -> dict[str, str]:
+    """What the options set, as Horovod's own launcher does."""
+    found = {}
+    for option, name in {**_NUMBERS, **_TEXTS}.items():
+        value = getattr(options, _attribute(option))
+        if value is not None:
+            found[f"HOROVOD_{name}"] = value
+    if "HOROVOD_FUSION_THRESHOLD" in found:
+        megabytes = float(found["HOROVOD_FUSION_THRESHOLD"])
+        found["HOROVOD_FUSION_THRESHOLD"] = str(int(megabytes * 1024 * 1024))
+    for option, (name, value) in _SWITCHES.items():
+        if getattr(options, _attribute(option)):
+            found[f"HOROVOD_{name}"] = value
+    return found
+
+
+def _hosts(options: Any) -> list[str]:
+    if options.hosts and options.hostfile:
+        raise InvalidArgument("--hosts and --hostfile are both given: give one of them")
+    if options.hostfile:
+        lines = Path(options.hostfile).read_text().splitlines()
+        return [line.split()[0] for line in lines if line.split()]
+    return [entry.split(":")[0] for entry in (options.hosts or "localhost").split(",")]
+
+
+def line_of(options: Any) -> list[str]:
+    """The command that carries the options out. Errors name what is missing or not offered."""
+    for names in _ELASTIC:
+        if getattr(options, _attribute(names[0])) is not None:
+            raise Unsupported(
+                f"{names[0]} is not offered by Talweg: `talweg run --loss-policy=continue` starts a "
+                "job that goes on after a loss"
+            )
+    if options.config_file:
+        raise Unsupported("--config-file is not offered by Talweg: give the options themselves")
+    if options.num_proc is None or options.num_proc < 1:
+        raise InvalidArgument(
+            f"-np is {options.num_proc}; it must be a number of ranks, at least 1"
+        )
+    if not options.command:
+        raise InvalidArgument("there is no program: horovodrun -np 2 python train.py")
+    here = {"localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()}
+    elsewhere = [host for host in _hosts(options) if host not in here]
+    if elsewhere:
+        raise Unsupported(
+            f"{elsewhere[0]} is another host, and horovodrun of Talweg starts ranks on this one: start "
+            "`talweg scheduler` and `talweg aggregator`, and on node K of N `talweg run --scheduler "
+            "HOST:PORT --nodes N --node-rank K --ranks-per-node R -- python train.py`"
+        )
+    command = options.command
+    if options.output_filename:
+        digits = len(str(options.num_proc - 1))
+        script = (
+            'd="$0/rank.$(printf %0*d "$1" "$RANK")"; mkdir -p "$d"; shift; '
+            'exec "$@" >"$d/stdout" 2>"$d/stderr"'
+        )
+        command = ["/bin/sh", "-c", script, options.output_filename, str(digits), *command]
+    tool = _programs.tool()
+    return [tool, "run", f"--ranks-per-node={options.num_proc}", "--job=horovod", "--", *command]
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    if options.check_build:
+        print(
+            f"Talweg v{__version__}: PyTorch; sums by its own daemons, neither MPI nor Gloo nor NCCL"
+        )
+        return 0
+    try:
+        line = line_of(options)
+    except (TalwegError, OSError) as error:
+        print(f"horovodrun: {error}", file=sys.stderr)
+        return 1
+    if options.verbose:
+        print(f"horovodrun: {' '.join(line)}", file=sys.stderr)
+    # It passes signals on, and ends all that it starts.
+    os.execve(line[0], line, {**os.environ, **variables_of(options)})
+    raise AssertionError
+
+
+if __name__ == "__main__":
+    sys.exit(main())

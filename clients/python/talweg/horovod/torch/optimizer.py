@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedOptimizer by Horovod's signature."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from talweg import _client
+from talweg._compat.torch import gradients
+from talweg._compat.torch.compression import Compression
+from talweg._declaration import Op
+from talweg.errors import InvalidArgument
+from talweg.horovod.common import basics
+from talweg.horovod.common.basics import Average
+from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
+from talweg.torch._optimizer import distribute, name_parameters
+
+__all__ = ["DistributedOptimizer"]
+
+_TOO_MANY = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). "
+    "Increase backward_passes_per_step to accumulate gradients locally."
+)
+_ZEROED = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+    "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+)
+_TWICE = (
+    "optimizer.step() called without optimizer.skip_synchronize() context after "
+    "optimizer.synchronize(). The gradients are not reduced again."
+)
+
+
+class _Rules:
+    """When Horovod's optimizer lets itself be called: what it adds to Talweg's."""
+
+    def __init__(self) -> None:
+        self.optimizer: Any = None
+        self._told_to_wait = False  # By synchronize(), since the last step.
+
+    def before_backward(self, is_reduced: bool) -> None:
+        if is_reduced and not self._told_to_wait:
+            raise AssertionError(_TOO_MANY)
+
+    def on_synchronize(self) -> None:
+        self._told_to_wait = True
+
+    def on_step(self, *_: Any) -> None:
+        if self._told_to_wait and not self.optimizer._talweg_skip:
+            warnings.warn(_TWICE, stacklevel=3)
+        self._told_to_wait = False
+
+    def on_zero_grad(self) -> None:
+        if self.optimizer._talweg.exchange.averaged and not self._told_to_wait:
+            raise AssertionError(_ZEROED)
+
+
+class _HorovodMethods:
+    """What Horovod's optimizer has beside Talweg's."""
+
+    _horovod: _Rules
+
+    def synchronize(self) -> None:
+        """Returns when the gradients are reduced, which they are when backward() has returned."""
+        super().synchronize()  # type: ignore[misc]
+        self._horovod.on_synchronize()
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        self._horovod.on_zero_grad()
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+
+
+def _check_groups(num_groups: int, groups: Any) -> None:
+    """Groups change nothing here: small gradients travel many to a frame."""
+    if not isinstance(num_groups, int) or num_groups < 0:
+        raise ValueError(f"num_groups is {num_groups!r}; it must be a number of 0 or more")
+    if num_groups:
+        warnings.warn(
+            "Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=3
+        )
+    if groups is None:
+        return
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups <= 0:
+            raise ValueError(f"groups is {groups}; a number of groups must be larger than 0")
+        return
+    if not isinstance(groups, list) or not all(isinstance(group, list) for group in groups):
+        raise ValueError("groups should be a number, or a list of lists of parameters")
+    seen = set()
+    for group in groups:
+        for parameter in group:
+            if not isinstance(parameter, torch.Tensor):
+                raise ValueError("groups should be a number, or a list of lists of parameters")
+            if id(parameter) in seen:
+                raise ValueError("a parameter can only be in one of the groups")
+            seen.add(id(parameter))
+
+
+def _choices(
+    compression: Any, op: int, factor: float, sparse_as_dense: bool, process_set: ProcessSet
+) -> gradients.Choices:
+    wanted = basics.op_of(op, None, "DistributedOptimizer")
+    if factor != 1.0:
+        if wanted is not Op.AVERAGE:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        if factor <= 0:
+            raise InvalidArgument(
+                f"gradient_predivide_factor is {factor}; it must be larger than 0"
+            )
+    included = process_set.included() is not False
+    members = members_of(process_set, "DistributedOptimizer") if included else None
+    if factor == 1.0:
+        return gradients.Choices(wanted, compression, 1.0, 1.0, sparse_as_dense, members)
+    count = process_set.size() or 1
+    return gradients.Choices(
+        Op.SUM, compression, 1.0 / factor, factor / count, sparse_as_dense, members
+    )
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Makes `optimizer` reduce its gradients over all ranks; returns the same object.
+
+    It has synchronize(), skip_synchronize() and set_backward_passes_per_step(n). When backward()
+    returns, `.grad` holds what the ranks' gradients come to. A rank outside `process_set` steps
+    with its own gradients. See talweg.torch.DistributedOptimizer().
+    """
+    basics.rank()
+    pairs = gradients.check_names(optimizer, named_parameters)
+    _check_groups(num_groups, groups)
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    choices = _choices(compression, op, gradient_predivide_factor, sparse_as_dense, process_set)
+    if process_set.included() is False:
+        return optimizer
+    rules = _Rules()
+    kind = "horovod" if choices.members is None else f"horovod.set{process_set.process_set_id}"
+    named = name_parameters(optimizer, pairs)
+    name = gradients.next_name(_client.current(), kind)
+    distributed: Any = distribute(
+        optimizer,
+        lambda waits: gradients.ChosenAverager(
+            named, backward_passes_per_step, name, choices, waits, rules.before_backward
+        ),
+    )
+    rules.optimizer = distributed
+    distributed._horovod = rules
+    talwegs = type(distributed)
+    distributed.__class__ = type(talwegs.__name__, (_HorovodMethods, talwegs), {})
+    distributed.register_step_pre_hook(rules.on_step)
+    return distributed

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/byteps.md and docs/horovod.md show the tables of variables that the code has."""
+
+from __future__ import annotations
+
+import os
+import unittest
+from pathlib import Path
+
+from talweg._compat.page import TABLES, renewed
+
+_DOCS = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "docs"
+
+
+class VariablesTest(unittest.TestCase):
+    def test_the_pages_are_up_to_date(self) -> None:
+        self.maxDiff = None
+        for name, table in TABLES.items():
+            page = (_DOCS / name).read_text()
+            self.assertEqual(
+                page, renewed(page, table), f"run: python -m talweg._compat.page docs/{name}"
+            )
+            for variable in table.by_name:
+                self.assertIn(f"`{variable}`", page)
+
+
+if __name__ == "__main__":
+    unittest.main()

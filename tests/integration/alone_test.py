@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that nobody has launched is a job of one rank, which keeps every promise of one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import unittest
+
+import job
+from talweg import _local
+
+# What the launcher of this test itself may have set.
+_CLEAN = {k: v for k, v in os.environ.items() if k not in _local._LAUNCHED}
+
+
+def _run(program: str) -> str:
+    environment = dict(_CLEAN)
+    path = [environment.get("PYTHONPATH", ""), str(job.PROGRAMS.parent)]
+    environment["PYTHONPATH"] = ":".join(path)
+    done = subprocess.run(
+        [sys.executable, "-P", str(job.PROGRAMS / program)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=job.TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+class AloneTest(unittest.TestCase):
+    def test_numpy(self) -> None:
+        self.assertIn("case refused_arguments", _run("numpy_features.py"))
+
+    def test_torch(self) -> None:
+        self.assertIn("case forked_child", _run("torch_features.py"))
+
+    def test_training(self) -> None:
+        _run("torch_training.py")
+
+    def test_steps(self) -> None:
+        _run("torch_steps.py")
+
+    def test_who_was_launched_is_not_alone(self) -> None:
+        """Each rank of a job whose agent is missing would train for itself, and nobody would know."""
+        for name in _local._LAUNCHED:
+            self.assertFalse(_local.is_alone({name: "0"}), name)
+        self.assertTrue(_local.is_alone({"HOME": "/", "RANK": ""}))
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", "import talweg; talweg.init()"],
+            env=dict(_CLEAN, RANK="1"),
+            capture_output=True,
+            text=True,
+            timeout=job.TIMEOUT_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("TALWEG_AGENT_SOCKET", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For tests of BytePS's commands: launch.py with variables of a job's own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import job
+
+_BYTEPS = Path(job.TOOL).parents[1] / "byteps"
+LAUNCH = [sys.executable, "-P", str(_BYTEPS / "launcher" / "launch.py")]
+PYTORCH = _BYTEPS / "example" / "pytorch"
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's, without another job's, with python on the path as a user has it."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("BYTEPS_", "DMLC_"))}
+    kept["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"
+    # The fewer threads, the less the ranks of a small machine are in each other's way.
+    return {**kept, "OMP_NUM_THREADS": "1", **variables}
+
+
+def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """launch.py with these variables; whatever it has started ends with it."""
+    return subprocess.run(
+        [*LAUNCH, *arguments],
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=job.TIMEOUT_S,
+        check=False,
+    )
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def shared(**variables: str) -> dict[str, str]:
+    """What all processes of a job on this machine have."""
+    return {
+        "DMLC_NUM_WORKER": "2",
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": free_port(),
+        **variables,
+    }

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The example programs, started as BytePS's tutorial says."""
+
+from __future__ import annotations
+
+import sys
+import unittest
+
+from byteps_commands import PYTORCH, run
+
+_SMALL = ["--model", "resnet18", "--batch-size", "2", "--image-size", "32", "--num-iters", "2"]
+_SMALL += ["--num-warmup-batches", "1", "--num-batches-per-iter", "1", "--num-classes", "10"]
+
+
+class ExamplesTest(unittest.TestCase):
+    def test_the_examples(self) -> None:
+        start = str(PYTORCH / "start_pytorch_byteps.sh")
+        for kind in ("benchmark", "nobarrierbenchmark"):
+            done = run([start, *_SMALL], NVIDIA_VISIBLE_DEVICES="0,1", EVAL_TYPE=kind)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stdout, r"Iter #1: \d+\.\d img/sec per [CG]PU")
+            self.assertRegex(done.stdout, r"\nTotal img/sec on 2 [CG]PU\(s\): \d+\.\d \+-\d+\.\d")
+            self.assertEqual(done.stdout.count("Iter #0"), 1)  # By local rank 0 alone.
+        done = run([start, "--epochs", "1"], EVAL_TYPE="mnist")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"Test set: Average loss: \d+\.\d+, Accuracy: \d+")
+        done = run([start], EVAL_TYPE="other")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("EVAL_TYPE is 'other'", done.stderr)
+
+    def test_the_other_examples(self) -> None:
+        for name in ("benchmark_byteps_ddp.py", "elastic_benchmark_byteps.py"):
+            done = run([sys.executable, str(PYTORCH / name), *_SMALL, "--fp16-pushpull"])
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertIn("Total img/sec on 1", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher: the commands of BytePS's documents, with ranks on CPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+from pathlib import Path
+
+import job
+from byteps_commands import LAUNCH, environment, run, shared
+from talweg.byteps import _job, launcher
+
+# Its rank needs no torch: what this asks of the package is told by numbers alone.
+_PROGRAM = """
+import os, sys
+import numpy as np
+import talweg
+from talweg.byteps import common as bps
+bps.init()
+total = talweg.push_pull(np.full(4, bps.rank(), np.float32), op=talweg.Op.SUM, name="x")
+assert (total == bps.size() * (bps.size() - 1) // 2).all()
+line = f"rank {bps.rank()} of {bps.size()}, local {bps.local_rank()} of {bps.local_size()}"
+print(line, sys.argv[1:], os.environ.get("BYTEPS_LOCAL_RANK"), flush=True)
+talweg.barrier()
+"""
+
+
+class CommandsTest(unittest.TestCase):
+    """As written in the tutorial, with ranks on CPUs."""
+
+    def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = Path(directory.name)
+        self.program = self.directory / "a program.py"
+        self.program.write_text(_PROGRAM)
+        self.python = [sys.executable, str(self.program)]
+
+    def _start(self, arguments: list[str], **variables: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*LAUNCH, *arguments],
+            env=environment(**variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.addCleanup(process.wait)
+        self.addCleanup(process.terminate)
+        return process
+
+    def test_one_worker_needs_nobody_else(self) -> None:
+        """The addresses do not matter, and quoting is kept."""
+        done = run(
+            [*self.python, "two words", "$HOME"],
+            NVIDIA_VISIBLE_DEVICES="0,1",
+            DMLC_WORKER_ID="0",
+            DMLC_NUM_WORKER="1",
+            DMLC_ROLE="worker",
+            DMLC_NUM_SERVER="1",
+            DMLC_PS_ROOT_URI="10.0.0.1",
+            DMLC_PS_ROOT_PORT="1234",
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = sorted(done.stdout.splitlines())
+        self.assertEqual(lines[0], "rank 0 of 2, local 0 of 2 ['two words', '$HOME'] 0")
+        self.assertEqual(lines[1], "rank 1 of 2, local 1 of 2 ['two words', '$HOME'] 1")
+        if not launcher.gpu_count():
+            self.assertEqual(done.stderr.count("2 ranks on CPUs"), 1)
+        for role in ("server", "scheduler"):
+            done = run([], DMLC_ROLE=role, DMLC_NUM_WORKER="1")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("needs no " + role, done.stderr)
+
+    def test_a_job_of_two_workers_in_any_order(self) -> None:
+        """Everything ends by itself."""
+        given = shared(NVIDIA_VISIBLE_DEVICES="0,1")
+        workers = [
+            self._start(self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID=str(worker))
+            for worker in (1, 0)
+        ]
+        server = self._start([], **given, DMLC_ROLE="server", MXNET_OMP_MAX_THREADS="4")
+        scheduler = self._start([], **given, DMLC_ROLE="scheduler")
+        lines = []
+        for process in (*workers, server, scheduler):
+            output, _ = process.communicate(timeout=job.TIMEOUT_S)
+            self.assertEqual(process.returncode, 0, output)
+            lines += re.findall("rank .*", output)
+        places = [f"rank {rank} of 4, local {rank % 2} of 2 [] {rank % 2}" for rank in range(4)]
+        self.assertEqual(sorted(lines), places)
+
+    def test_one_worker_that_is_forced_to_use_a_server(self) -> None:
+        given = shared(DMLC_NUM_WORKER="1", BYTEPS_FORCE_DISTRIBUTED="1")
+        given["DMLC_USE_KUBERNETES"] = "1"  # Bound to all addresses, and told by one.
+        given |= {"BYTEPS_PARTITION_BYTES": "40960", "BYTEPS_SCHEDULING_CREDIT": "4"}
+        worker = self._start(self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID="0")
+        scheduler = self._start([], **given, DMLC_ROLE="scheduler")
+        server = self._start([], **given, DMLC_ROLE="server", DMLC_PORT="0")
+        for process in (worker, server, scheduler):
+            output, _ = process.communicate(timeout=job.TIMEOUT_S)
+            self.assertEqual(process.returncode, 0, output)
+
+    def test_a_worker_that_fails_ends_the_job(self) -> None:
+        given = shared()
+        self.program.write_text(_PROGRAM + "if bps.rank() == 1: sys.exit(7)\ntalweg.barrier()\n")
+        workers = [
+            self._start(self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID=str(worker))
+            for worker in (0, 1)
+        ]
+        scheduler = self._start([], **given, DMLC_ROLE="scheduler")
+        server = self._start([], **given, DMLC_ROLE="server")
+        codes = []
+        for process in (*workers, scheduler, server):
+            process.communicate(timeout=job.TIMEOUT_S)
+            codes.append(process.returncode)
+        self.assertEqual(codes[1], 7)
+        self.assertTrue(all(code != 0 for code in codes), codes)
+
+    def test_ctrl_c_ends_a_scheduler(self) -> None:
+        given = shared()
+        scheduler = self._start([], **given, DMLC_ROLE="scheduler")
+        of_scheduler = _job.job_of(given, "scheduler", 1)
+        _job.await_servers(dataclasses.replace(of_scheduler, servers=0), print)
+        scheduler.send_signal(signal.SIGTERM)
+        scheduler.communicate(timeout=job.TIMEOUT_S)
+        self.assertEqual(scheduler.returncode, 130)
+
+    def test_without_a_launcher(self) -> None:
+        """Local rank 0 starts the node's agent; after suspend() it starts another."""
+        self.program.write_text(
+            _PROGRAM
+            + textwrap.dedent(
+                """
+                before = bps.rank()
+                bps.suspend()
+                bps.resume(1, 1, before)
+                talweg.push_pull(np.ones(3, np.float32), name="again")
+                print(f"again {bps.rank()} of {bps.size()}", flush=True)
+                """
+            )
+        )
+        with tempfile.TemporaryDirectory(dir="/tmp") as sockets:
+            ranks = [
+                subprocess.Popen(
+                    self.python,
+                    env=environment(
+                        DMLC_WORKER_ID="0",
+                        BYTEPS_LOCAL_RANK=str(rank),
+                        BYTEPS_LOCAL_SIZE="2",
+                        BYTEPS_SOCKET_PATH=sockets,
+                    ),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+                for rank in (1, 0)
+            ]
+            outputs = [rank.communicate(timeout=job.TIMEOUT_S)[0] for rank in ranks]
+        self.assertIn("rank 1 of 2, local 1 of 2", outputs[0])
+        self.assertIn("again 1 of 2", outputs[0])
+        self.assertIn("again 0 of 2", outputs[1])
+
+    def test_a_trace(self) -> None:
+        self.program.write_text(
+            _PROGRAM + "for _ in range(9): talweg.push_pull(np.ones(3, np.float32), name='often')\n"
+        )
+        done = run(
+            self.python,
+            BYTEPS_TRACE_ON="1",
+            BYTEPS_TRACE_START_STEP="2",
+            BYTEPS_TRACE_END_STEP="4",
+            BYTEPS_TRACE_DIR=str(self.directory),
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        trace = json.loads((self.directory / "0" / "comm.json").read_text())
+        self.assertEqual([event["name"] for event in trace["traceEvents"]], ["Comm.often"] * 3)
+        self.assertEqual(trace["displayTimeUnit"], "ms")
+        for event in trace["traceEvents"]:
+            self.assertEqual((event["ph"], event["cat"], event["tid"]), ("X", "Comm", "total"))
+
+    def test_what_is_wrong_is_said(self) -> None:
+        for variables, text in (
+            ({"DMLC_ROLE": "Worker"}, "DMLC_ROLE is 'Worker'; it must be worker, server or"),
+            (
+                {"DMLC_ROLE": "scheduler", "DMLC_NUM_WORKER": "2"},
+                "DMLC_NUM_SERVER and DMLC_PS_ROOT",
+            ),
+            ({"DMLC_NUM_WORKER": "2"}, "DMLC_NUM_SERVER and DMLC_PS_ROOT_URI"),
+            (shared(), "DMLC_WORKER_ID must be set"),
+            (shared(DMLC_WORKER_ID="2"), "DMLC_WORKER_ID is 2; .* must be 0 to 1"),
+            ({"BYTEPS_ENABLE_ASYNC": "1"}, "BYTEPS_ENABLE_ASYNC=1 is not offered.*CrossBarrier"),
+            ({"BYTEPS_PARTITION_BYTES": "100"}, "BYTEPS_PARTITION_BYTES is '100'; .* 4096 to"),
+            ({"DMLC_ENABLE_RDMA": "ucx"}, "DMLC_ENABLE_RDMA=ucx is not offered"),
+        ):
+            with self.subTest(variables):
+                done = run(["true"], **variables)
+                self.assertEqual(done.returncode, 1)
+                self.assertRegex(done.stderr, text)
+        done = run([])
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("a worker needs a command", done.stderr)
+        self.assertEqual(run(["exit 3"]).returncode, 3)  # One argument is a line of shell.
+
+
+if __name__ == "__main__":
+    unittest.main()

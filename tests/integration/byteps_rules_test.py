@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BytePS's variables, and its rules for cores."""
+
+from __future__ import annotations
+
+import unittest
+
+from byteps_commands import run
+from talweg._compat.environment import Effect, VariableError
+from talweg.byteps import _cores, _job
+from talweg.byteps._environment import TABLE
+from talweg.errors import Unsupported
+
+
+class VariablesTest(unittest.TestCase):
+    def test_values_out_of_range_name_variable_value_and_range(self) -> None:
+        for variable in TABLE.by_name.values():
+            if variable.kind.is_allowed("no such value \n"):
+                continue
+            with self.assertRaises(VariableError) as caught:
+                TABLE.value({variable.name: "no such value \n"}, variable.name)
+            for part in (variable.name, "'no such value \n'", variable.kind.allowed):
+                self.assertIn(part, str(caught.exception))
+
+    def test_defaults_are_allowed(self) -> None:
+        for variable in TABLE.by_name.values():
+            if variable.default:
+                variable.check(variable.default)
+            self.assertTrue(variable.meaning.strip(), variable.name)
+
+    def test_every_variable_of_the_tutorial(self) -> None:
+        TABLE.check(
+            {
+                "DMLC_ENABLE_RDMA": "1",
+                "DMLC_INTERFACE": "enp178s0f0",
+                "MXNET_OMP_MAX_THREADS": "4",
+                "P4ML_APP": "1",
+                "BYTEPS_VISIBLE_CPU_CORES": "1,4-5,7-11,12:20-25",
+                "BYTEPS_DEBUG_SAMPLE_TENSOR": "0x30001",
+                "BYTEPS_PCIE_SWITCH_SIZE": "4",
+                "PS_VERBOSE": "2",
+            }
+        )
+
+    def test_misspelt_names(self) -> None:
+        found = TABLE.misspelt({"BYTEPS_PARTITON_BYTES": "1", "DMLC_WORKERID": "0", "HOME": "/"})
+        self.assertEqual(
+            found,
+            [
+                ("BYTEPS_PARTITON_BYTES", "BYTEPS_PARTITION_BYTES"),
+                ("DMLC_WORKERID", "DMLC_WORKER_ID"),
+            ],
+        )
+
+    def test_what_has_no_effect_is_said_once(self) -> None:
+        done = run(["true"], BYTEPS_NCCL_NUM_RINGS="2", BYTEPS_LOG_LEVEL="INFO")
+        self.assertEqual(done.stderr.count("BYTEPS_NCCL_NUM_RINGS has no effect: "), 1, done.stderr)
+        done = run(["true"], BYTEPS_NCCL_NUM_RINGS="2")
+        self.assertNotIn("BYTEPS_NCCL_NUM_RINGS", done.stderr)
+
+    def test_daemons_options(self) -> None:
+        told = _job.daemon_variables(
+            {
+                "BYTEPS_PARTITION_BYTES": "100000",
+                "BYTEPS_SCHEDULING_CREDIT": "4",
+                "DMLC_INTERFACE": "eth5",
+                "DMLC_NODE_HOST": "10.0.0.7",
+                "PS_VERBOSE": "2",
+            }
+        )
+        self.assertEqual(
+            told,
+            {
+                "TALWEG_SLICE_BYTES_MAX": "100032",  # A multiple of 64.
+                "TALWEG_CREDIT_BYTES": "400128",
+                "TALWEG_INTERFACE": "eth5",
+                "TALWEG_ADVERTISE": "10.0.0.7",
+                "TALWEG_LOG_LEVEL": "debug",
+            },
+        )
+        self.assertEqual(_job.daemon_variables({}), {"TALWEG_LOG_LEVEL": "warning"})
+        self.assertEqual(_job.provider({"DMLC_ENABLE_RDMA": "ibverbs"}), "verbs")
+
+    def test_which_node_a_global_rank_is_on(self) -> None:
+        variables = {"BYTEPS_GLOBAL_RANK": "5", "BYTEPS_LOCAL_RANK": "1", "DMLC_WORKER_ID": "0"}
+        self.assertEqual(_job.worker_of(variables, 2), 2)
+        with self.assertRaisesRegex(VariableError, "BYTEPS_GLOBAL_RANK is 4"):
+            _job.worker_of({"BYTEPS_GLOBAL_RANK": "4", "BYTEPS_LOCAL_RANK": "1"}, 2)
+
+    def test_refusals_have_a_remedy(self) -> None:
+        for variable in TABLE.by_name.values():
+            if variable.effect is Effect.REFUSED:
+                with self.assertRaises(Unsupported):
+                    variable.check("1")
+
+
+class CoresTest(unittest.TestCase):
+    """Two NUMA nodes of sixteen cores with two threads each."""
+
+    nodes = [[*range(16), *range(32, 48)], [*range(16, 32), *range(48, 64)]]
+
+    def _plan(self, local_size: int, **variables: str) -> list[str] | None:
+        plan = _cores.plan(variables, local_size, self.nodes, set(range(64)))
+        return None if plan is None else [_cores.show(cores) for cores in plan]
+
+    def test_eight_ranks(self) -> None:
+        plan = self._plan(8)
+        assert plan is not None
+        self.assertEqual((plan[0], plan[7]), ("0-3,32-35", "28-31,60-63"))
+        self.assertEqual(len({core for cores in plan for core in _cores.parse(cores)}), 64)
+
+    def test_one_rank_gets_half_a_node(self) -> None:
+        self.assertEqual(self._plan(1), ["0-7,32-39"])
+
+    def test_quotas(self) -> None:
+        plan = self._plan(2, BYTEPS_NUMA_DEFAULT_QUOTA="2", BYTEPS_NUMA_ROOT_QUOTA="3")
+        self.assertEqual(plan, ["0-1,32-33", "2-4,34-36"])
+        self.assertEqual(self._plan(2, BYTEPS_MULTITHREADED_CPU="0"), ["0-15,32-47", "16-31,48-63"])
+
+    def test_cores_that_are_left_out(self) -> None:
+        plan = self._plan(8, BYTEPS_CPU_BLACKLIST="0,2,33")
+        assert plan is not None
+        self.assertEqual(plan[0], "1,3-4,35-36")  # Also within a run of them.
+        self.assertFalse({0, 2, 33} & {c for cores in plan for c in _cores.parse(cores)})
+
+    def test_lists(self) -> None:
+        self.assertEqual(
+            self._plan(2, BYTEPS_VISIBLE_CPU_CORES="1,4-5,7-11,12:20-25"), ["1,4-5,7-12", "20-25"]
+        )
+        with self.assertRaisesRegex(VariableError, "has 2 sections; .* each of the 3 ranks"):
+            self._plan(3, BYTEPS_VISIBLE_CPU_CORES="1:2")
+        with self.assertRaisesRegex(VariableError, "no core that this process may use"):
+            self._plan(1, BYTEPS_VISIBLE_CPU_CORES="99")
+
+    def test_fewer_cores_than_ranks(self) -> None:
+        self.assertIsNone(_cores.plan({}, 4, [[0, 1]], {0, 1}))
+        self.assertIsNone(_cores.plan({}, 1, [], {0, 1}))
+
+    def test_this_host(self) -> None:
+        self.assertTrue(all(_cores.numa_nodes()))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""talweg.horovod: Horovod's surface, alone, on one node and on two; its variables and its page."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import unittest
+from typing import ClassVar
+
+import horovod
+import horovod.torch
+import job
+import talweg.horovod.torch
+from horovod.common.exceptions import HorovodInternalError
+from talweg._compat.environment import VariableError
+from talweg.errors import Unsupported
+from talweg.horovod._environment import TABLE
+from torch_forks import TorchForks
+
+
+def setUpModule() -> None:
+    assert horovod.torch is talweg.horovod.torch
+
+
+class HorovodTest(unittest.TestCase):
+    forks: ClassVar[TorchForks]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.forks = TorchForks()
+        cls.forks.__enter__()
+        cls.addClassCleanup(cls.forks.__exit__)
+
+    def test_alone(self) -> None:
+        for program in ("horovod_torch.py", "horovod_collectives.py"):
+            line = [sys.executable, "-P", *self.forks.prefix, str(job.PROGRAMS / program)]
+            job.run(line)
+
+    def test_one_node(self) -> None:
+        job.run(job.command("horovod_torch.py", ranks=2, forks=self.forks))
+
+    def test_two_nodes(self) -> None:
+        job.run(job.command("horovod_torch.py", nodes=2, ranks=(2, 1), forks=self.forks))
+
+    def test_collectives(self) -> None:
+        for nodes, ranks in ((1, 2), (2, (2, 1))):
+            line = job.command("horovod_collectives.py", nodes=nodes, ranks=ranks, forks=self.forks)
+            for said in job.run(line).splitlines():
+                if "SKIPPED: " in said:
+                    print(said)
+
+    def test_ranks_that_disagree(self) -> None:
+        for nodes, ranks in ((1, 2), (2, 1)):
+            line = job.command("compat_disagreement.py", nodes=nodes, ranks=ranks, forks=self.forks)
+            job.run(line)
+
+    def test_the_name(self) -> None:
+        """One module under two names, so one state."""
+        self.assertIs(horovod.torch.HorovodInternalError, HorovodInternalError)
+        self.assertIs(sys.modules["horovod.torch"], sys.modules["talweg.horovod.torch"])
+        self.assertIs(horovod, talweg.horovod)
+
+    def test_variables(self) -> None:
+        TABLE.check({"HOROVOD_FUSION_THRESHOLD": "1024", "HOROVOD_LOG_LEVEL": "DEBUG"})
+        with self.assertRaisesRegex(VariableError, "HOROVOD_START_TIMEOUT is 'x'; it must be 1 to"):
+            TABLE.check({"HOROVOD_START_TIMEOUT": "x"})
+        with self.assertRaisesRegex(Unsupported, "loss-policy"):
+            TABLE.check({"HOROVOD_ELASTIC": "1"})
+        misspelt = TABLE.misspelt({"HOROVOD_TIMELIN": "x", "HOROVOD_TIMELINE": "x"})
+        self.assertEqual(misspelt, [("HOROVOD_TIMELIN", "HOROVOD_TIMELINE")])
+
+    def test_somebody_elses_launcher(self) -> None:
+        """Its ranks would each train alone."""
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", "import horovod.torch as hvd; hvd.init()"],
+            env=dict(os.environ, HOROVOD_RANK="1", HOROVOD_SIZE="2"),
+            capture_output=True,
+            text=True,
+            timeout=job.TIMEOUT_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("talweg run", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of horovod_test.py: where ranks disagree every one is told so, and the job goes on."""
+
+from __future__ import annotations
+
+import sys
+
+import talweg.horovod.torch as hvd
+import torch
+
+
+def _told(tensor: torch.Tensor, name: str) -> str:
+    handle = hvd.allreduce_async(tensor, name=name, op=hvd.Sum)
+    try:
+        hvd.synchronize(handle)
+    except hvd.HorovodInternalError as error:
+        return str(error)
+    return ""
+
+
+def main() -> int:
+    hvd.init()
+    rank = hvd.rank()
+    shapes = _told(torch.ones(3 + rank), "shapes")
+    assert "f32[3]" in shapes and "f32[4]" in shapes, shapes
+    assert _told(torch.ones(3), "shapes") == ""  # The name is free again.
+    dtypes = _told(torch.ones(3, dtype=(torch.float32, torch.float64)[rank % 2]), "dtypes")
+    assert "f32[3]" in dtypes and "f64[3]" in dtypes, dtypes
+    roots = ""
+    try:
+        hvd.broadcast(torch.ones(2), rank, name="roots")
+    except hvd.HorovodInternalError as error:
+        roots = str(error)
+    assert "roots" in roots, roots
+    assert (hvd.allreduce(torch.ones(3), name="after", op=hvd.Sum) == hvd.size()).all()
+    hvd.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

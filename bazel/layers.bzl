@@ -10,7 +10,7 @@ edge that the table does not allow stops the build before anything is compiled.
 LAYERS = {
     # What is measured runs beside its peers as whole programs.
     "benchmarks": ["clients", "libs", "services", "tests/netns"],
-    "clients/c": ["libs/base", "libs/shm"],
+    "clients/c": ["libs/base", "libs/reduce", "libs/shm"],
     "clients/cli": [
         "clients/c",
         "libs/base",

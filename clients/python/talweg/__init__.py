@@ -24,6 +24,8 @@ from talweg import _client, _objects
 from talweg._arguments import chosen_op, takes_old_order
 from talweg._client import Handle
 from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
+from talweg._numpy_collectives import COLLECTIVES as _collectives
+from talweg._process_sets import ProcessSet
 from talweg._version import __version__
 from talweg.errors import (
     Aborted,
@@ -68,6 +70,7 @@ __all__ = [
     "Op",
     "OutOfMemory",
     "PermissionDenied",
+    "ProcessSet",
     "ProtocolError",
     "RankTaken",
     "TalwegError",
@@ -75,11 +78,25 @@ __all__ = [
     "Unsupported",
     "VersionMismatch",
     "__version__",
+    "all_gather",
+    "all_gather_async",
+    "all_gather_into",
+    "all_gather_into_async",
     "all_gather_object",
+    "all_to_all",
+    "all_to_all_async",
     "barrier",
     "broadcast",
     "broadcast_object",
     "declare",
+    "gather",
+    "gather_async",
+    "grouped_all_gather",
+    "grouped_all_gather_async",
+    "grouped_all_to_all",
+    "grouped_all_to_all_async",
+    "grouped_reduce_scatter",
+    "grouped_reduce_scatter_async",
     "init",
     "is_initialized",
     "local_rank",
@@ -91,6 +108,16 @@ __all__ = [
     "push_pull_inplace",
     "pushed_bytes",
     "rank",
+    "recv",
+    "recv_async",
+    "reduce",
+    "reduce_async",
+    "reduce_scatter",
+    "reduce_scatter_async",
+    "scatter",
+    "scatter_async",
+    "send",
+    "send_async",
     "shutdown",
     "size",
     "synchronize",
@@ -145,6 +172,32 @@ def local_size() -> int:
 def pushed_bytes() -> int:
     """Bytes of tensors that this process has pushed since init(). As many come back as results."""
     return _client.current().pushed_bytes
+
+
+all_gather = _collectives.all_gather
+all_gather_async = _collectives.all_gather_async
+all_gather_into = _collectives.all_gather_into
+all_gather_into_async = _collectives.all_gather_into_async
+all_to_all = _collectives.all_to_all
+all_to_all_async = _collectives.all_to_all_async
+gather = _collectives.gather
+gather_async = _collectives.gather_async
+grouped_all_gather = _collectives.grouped_all_gather
+grouped_all_gather_async = _collectives.grouped_all_gather_async
+grouped_all_to_all = _collectives.grouped_all_to_all
+grouped_all_to_all_async = _collectives.grouped_all_to_all_async
+grouped_reduce_scatter = _collectives.grouped_reduce_scatter
+grouped_reduce_scatter_async = _collectives.grouped_reduce_scatter_async
+recv = _collectives.recv
+recv_async = _collectives.recv_async
+reduce = _collectives.reduce
+reduce_async = _collectives.reduce_async
+reduce_scatter = _collectives.reduce_scatter
+reduce_scatter_async = _collectives.reduce_scatter_async
+scatter = _collectives.scatter
+scatter_async = _collectives.scatter_async
+send = _collectives.send
+send_async = _collectives.send_async
 
 
 _old_order = takes_old_order("op", "name", "priority", "timeout_s")

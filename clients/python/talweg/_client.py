@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from talweg import _native
-from talweg._declaration import Declaration, Op, numpy_dtype
+from talweg._declaration import Declaration, DType, Op, numpy_dtype
 from talweg._in_place import Buffer
 from talweg.errors import (
     Busy,
@@ -149,6 +149,11 @@ class Client:
         self._in_barrier = threading.Lock()
         self._pid = os.getpid()
         self._closers: list[Callable[[], None]] = []
+        # Of _collectives.
+        self.channels: dict[Any, Any] = {}
+        self.channels_lock = threading.Lock()
+        # Barriers of sets that were interrupted: the next call goes on with them.
+        self._open_barriers: dict[str, Handle] = {}
 
     @property
     def is_inherited(self) -> bool:
@@ -171,9 +176,15 @@ class Client:
         return self._pushed_bytes
 
     def start(
-        self, name: str | None, declaration: Declaration, start: Callable[[str], Handle]
+        self,
+        name: str | None,
+        declaration: Declaration,
+        start: Callable[[str], Handle],
+        suffix: str = "",
     ) -> Handle:
         """Starts a round with what `start` makes of its name, which is found where there is none.
+
+        `suffix` is a process set's: a name belongs to one group.
 
         A name is there for ever, with its memory. So a few tensors take turns for rounds without
         one, by the order of these calls alone: it is the same at every rank, when they synchronize
@@ -181,8 +192,9 @@ class Client:
         handle to give out.
         """
         if name is not None:
-            return start(name)
+            return start(name + suffix if isinstance(name, str) else name)
         kind = "broadcast" if declaration.op is Op.BROADCAST else "push_pull"
+        kind += suffix
         with self._lock:
             name = self._nameless.next(kind, declaration)
             earlier = self._nameless.open.get(name)
@@ -246,11 +258,20 @@ class Client:
         in_place: bool = False,
     ) -> list[Declared]:
         connection = self.connection
-        tensors = connection.declare_all(
-            [(name, *each.wire(), priority) for name, each, priority in declarations],
-            on_gpu,
-            in_place,
-        )
+        if all(each.is_plain for _, each, _ in declarations):
+            tensors = connection.declare_all(
+                [(name, *each.wire(), priority) for name, each, priority in declarations],
+                on_gpu,
+                in_place,
+            )
+        else:
+            tensors = [
+                connection.declare_collective(
+                    name, each.dtype, each.op, each.shares(), each.root_rank, each.ranks, each.count,
+                    priority,
+                )
+                for name, each, priority in declarations
+            ]
         with self._lock:
             for (name, declaration, _), tensor in zip(declarations, tensors):
                 known = self._tensors.get(name)
@@ -282,8 +303,6 @@ class Client:
 
     def check_push(self, name: str, declaration: Declaration) -> None:
         """InvalidArgument for what no round can be of."""
-        if declaration.count == 0:
-            raise InvalidArgument(f"tensor '{name}' has no elements: leave it out")
         if not 0 <= declaration.root_rank < self.size:
             raise InvalidArgument(
                 f"root_rank is {declaration.root_rank}, but the job has {self.size} ranks "
@@ -370,14 +389,31 @@ class Client:
         address = array.ctypes.data
         self.synchronize(self.push(name, declaration, address, address, keep=array))
 
-    def barrier(self) -> None:
-        """Returns when every rank has called it; an interrupted one is gone on with by the next."""
+    def barrier(self, ranks: tuple[int, ...] = (), suffix: str = "") -> None:
+        """Returns when every rank has called it; an interrupted one is gone on with by the next.
+
+        With `ranks` and the suffix of their set: every rank of these.
+        """
         if not self._in_barrier.acquire(blocking=False):
             raise Busy("another thread of this process is in barrier(): one calls it at a time")
         try:
-            self.connection.barrier()
+            if ranks:
+                self._barrier_of(ranks, f"talweg.barrier{suffix}")
+            else:
+                self.connection.barrier()
         finally:
             self._in_barrier.release()
+
+
+    def _barrier_of(self, ranks: tuple[int, ...], name: str) -> None:
+        handle = self._open_barriers.get(name)
+        if handle is None:
+            one = np.ones(1, np.int32)
+            declaration = Declaration(DType.I32, 1, Op.SUM, 0, ranks)
+            handle = self.push(name, declaration, one.ctypes.data, 0)
+            self._open_barriers[name] = handle
+        self.synchronize(handle)
+        del self._open_barriers[name]
 
 
 _current: Client | None = None

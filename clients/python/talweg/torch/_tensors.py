@@ -15,7 +15,7 @@ from talweg._declaration import Declaration, DType, Op, op_of
 from talweg.errors import InvalidArgument
 from talweg.torch import _cuda
 
-_DTYPES: Mapping[torch.dtype, DType] = {
+DTYPES: Mapping[torch.dtype, DType] = {
     torch.float32: DType.F32,
     torch.float64: DType.F64,
     torch.float16: DType.F16,
@@ -35,7 +35,7 @@ _DTYPES: Mapping[torch.dtype, DType] = {
 }
 # A bool is no number.
 NUMBERS = {
-    torch_dtype: dtype for torch_dtype, dtype in _DTYPES.items() if torch_dtype != torch.bool
+    torch_dtype: dtype for torch_dtype, dtype in DTYPES.items() if torch_dtype != torch.bool
 }
 
 
@@ -44,9 +44,9 @@ _old_order = takes_old_order("average", "name", "priority", "op", "timeout_s")
 
 def wire_dtype(tensor: torch.Tensor) -> DType:
     """The wire's name of a tensor's dtype; InvalidArgument for one that Talweg cannot sum."""
-    dtype = _DTYPES.get(tensor.dtype)
+    dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
-        names = ", ".join(str(known).replace("torch.", "") for known in _DTYPES)
+        names = ", ".join(str(known).replace("torch.", "") for known in DTYPES)
         raise InvalidArgument(
             f"tensors of dtype {tensor.dtype} cannot be pushed; these can: {names}"
         )
@@ -90,7 +90,7 @@ def _shown(tensor: torch.Tensor, op: Op) -> torch.Tensor:
         if tensor.is_conj():
             raise InvalidArgument("a conjugate view cannot be pushed: use tensor.resolve_conj()")
         return torch.view_as_real(tensor.detach())
-    if tensor.dtype in _DTYPES or op is not Op.BROADCAST or tensor.layout != torch.strided:
+    if tensor.dtype in DTYPES or op is not Op.BROADCAST or tensor.layout != torch.strided:
         return tensor
     if not tensor.is_contiguous():
         raise InvalidArgument(

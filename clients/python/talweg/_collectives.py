@@ -34,6 +34,7 @@ from talweg import _native
 from talweg._client import Client, Handle
 from talweg._declaration import DType, Op
 from talweg._process_sets import Group
+from talweg._scaling import NO_FACTORS, Factors
 from talweg.errors import Mismatch, TalwegError, Timeout
 
 _WHOLE, _ROOT, _OWN, _ROW, _COLUMN = 1, 2, 3, 4, 5
@@ -57,7 +58,7 @@ class Kind:
     def parts_given(self, place: int, root: int, size: int) -> int:
         if self.gives == _ROOT and place != root:
             return 0
-        return size if _COLUMN in (self.gets,) or self.gets == _OWN else 1
+        return size if self.gets in (_COLUMN, _OWN) else 1
 
     def part_count(self, size: int) -> int:
         """Of all parts of a tensor."""
@@ -132,8 +133,7 @@ class Given:
     # Of reductions.
     op: Op = Op.BROADCAST
     dtype: DType = DType.U8
-    prescale: float = 1.0
-    postscale: float = 1.0
+    factors: Factors = NO_FACTORS
 
 
 @dataclass
@@ -363,9 +363,11 @@ def _header(given: Given, total_rows: int) -> bytes:
 def _read(said: np.ndarray, group: Group) -> list[_Said]:
     """What each rank of the group has said."""
     at, every = 0, []
-    view = memoryview(said)
+    view = memoryview(said.data)
     for place in range(group.size):
-        number, op, dimensions, _, root_rank, row_bytes, dtype, *dims = _HEADER.unpack_from(view, at)
+        number, op, dimensions, _, root_rank, row_bytes, dtype, *dims = _HEADER.unpack_from(
+            view, at
+        )
         kind = _KINDS[number]
         rows = None
         if dimensions != _ANY_TENSOR:
@@ -379,9 +381,7 @@ def _read(said: np.ndarray, group: Group) -> list[_Said]:
         at += 8 * parts
         nbytes = sum(part_rows) * row_bytes
         inline = not kind.reduces and nbytes <= _INLINE_BYTES
-        every.append(
-            _Said(kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank)
-        )
+        every.append(_Said(kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank))
         if inline:
             at += nbytes
     return every
@@ -453,17 +453,13 @@ def _steps(channel: Channel, given: Given, priority: int) -> _Steps:
         return result
     own = [count * rows.row_bytes for count in given.part_rows]
     largest = max((max(said.part_rows, default=0) for said in every), default=0) * rows.row_bytes
-    item_bytes = given.dtype.nbytes
-    source, scaled = given.address, None
-    if given.prescale != 1.0 and own_bytes > 0:
-        scaled = np.empty(own_bytes, np.uint8)
-        source = int(scaled.ctypes.data)
-        connection.scale(
-            given.dtype, given.prescale, given.address, source, own_bytes // item_bytes
-        )
+    source, factors = given.address, given.factors
+    if factors.prescale != 1.0:
+        given.keep, source = factors.scaled(channel.client, given.dtype, given.address, own_bytes)
     yield from _carry(channel, given, priority, source, own, out, got_bytes, largest)
-    if given.postscale != 1.0 and sum(got_bytes) > 0:
-        connection.scale(given.dtype, given.postscale, out, out, sum(got_bytes) // item_bytes)
+    finish = factors.after(channel.client, given.dtype, out, sum(got_bytes) // given.dtype.nbytes)
+    if finish is not None:
+        finish()
     return result
 
 

@@ -25,7 +25,7 @@ from talweg import _client, _objects
 from talweg._arguments import chosen_op, takes_old_order
 from talweg._client import Handle, group_of
 from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
-from talweg._numpy_collectives import COLLECTIVES as _collectives
+from talweg._numpy_collectives import COLLECTIVES as _calls
 from talweg._numpy_collectives import contiguous
 from talweg._process_sets import Group, ProcessSet
 from talweg._scaling import NO_FACTORS, Factors
@@ -180,30 +180,30 @@ def pushed_bytes() -> int:
     return _client.current().pushed_bytes
 
 
-all_gather = _collectives.all_gather
-all_gather_async = _collectives.all_gather_async
-all_gather_into = _collectives.all_gather_into
-all_gather_into_async = _collectives.all_gather_into_async
-all_to_all = _collectives.all_to_all
-all_to_all_async = _collectives.all_to_all_async
-gather = _collectives.gather
-gather_async = _collectives.gather_async
-grouped_all_gather = _collectives.grouped_all_gather
-grouped_all_gather_async = _collectives.grouped_all_gather_async
-grouped_all_to_all = _collectives.grouped_all_to_all
-grouped_all_to_all_async = _collectives.grouped_all_to_all_async
-grouped_reduce_scatter = _collectives.grouped_reduce_scatter
-grouped_reduce_scatter_async = _collectives.grouped_reduce_scatter_async
-recv = _collectives.recv
-recv_async = _collectives.recv_async
-reduce = _collectives.reduce
-reduce_async = _collectives.reduce_async
-reduce_scatter = _collectives.reduce_scatter
-reduce_scatter_async = _collectives.reduce_scatter_async
-scatter = _collectives.scatter
-scatter_async = _collectives.scatter_async
-send = _collectives.send
-send_async = _collectives.send_async
+all_gather = _calls.all_gather
+all_gather_async = _calls.all_gather_async
+all_gather_into = _calls.all_gather_into
+all_gather_into_async = _calls.all_gather_into_async
+all_to_all = _calls.all_to_all
+all_to_all_async = _calls.all_to_all_async
+gather = _calls.gather
+gather_async = _calls.gather_async
+grouped_all_gather = _calls.grouped_all_gather
+grouped_all_gather_async = _calls.grouped_all_gather_async
+grouped_all_to_all = _calls.grouped_all_to_all
+grouped_all_to_all_async = _calls.grouped_all_to_all_async
+grouped_reduce_scatter = _calls.grouped_reduce_scatter
+grouped_reduce_scatter_async = _calls.grouped_reduce_scatter_async
+recv = _calls.recv
+recv_async = _calls.recv_async
+reduce = _calls.reduce
+reduce_async = _calls.reduce_async
+reduce_scatter = _calls.reduce_scatter
+reduce_scatter_async = _calls.reduce_scatter_async
+scatter = _calls.scatter
+scatter_async = _calls.scatter_async
+send = _calls.send
+send_async = _calls.send_async
 
 
 _old_order = takes_old_order("op", "name", "priority", "timeout_s")

@@ -74,7 +74,7 @@ ALL_TO_ALL = Kind("all_to_all", 4, _ROW, _COLUMN)
 GATHER = Kind("gather", 5, _OWN, _ROOT)
 SCATTER = Kind("scatter", 6, _ROOT, _OWN)
 REDUCE = Kind("reduce", 7, _WHOLE, _ROOT, equal=True)
-SEND = Kind("send", 8, _ROOT, _WHOLE, equal=True)
+SEND = Kind("send", 8, _ROOT, _WHOLE)
 _KINDS = {
     kind.number: kind
     for kind in (
@@ -156,7 +156,7 @@ class _Said:
             text += f" {Op(self.op).name.lower()}"
         if self.rows is not None:
             shape = list(self.rows.row_shape)
-            if self.kind in (REDUCE, SEND):
+            if self.kind in (REDUCE, SEND):  # One row each.
                 text += f" of {self.rows.dtype}{shape}"
             elif self.kind.equal:
                 text += f" of {self.rows.dtype}{[self.total_rows, *shape]}"

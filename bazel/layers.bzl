@@ -12,7 +12,7 @@ LAYERS = {
     "benchmarks": ["clients", "libs", "services", "tests/netns"],
     # Other systems' names for parts of the Python package, and their launchers and examples.
     "clients/byteps": ["clients/python"],
-    "clients/c": ["libs/base", "libs/shm"],
+    "clients/c": ["libs/base", "libs/reduce", "libs/shm"],
     "clients/cli": [
         "clients/c",
         "libs/base",

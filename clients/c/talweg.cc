@@ -9,6 +9,7 @@
 #include "clients/c/environment.h"
 #include "libs/base/collective.h"
 #include "libs/base/release.h"
+#include "libs/reduce/reduce.h"
 #include "libs/shm/client/client.h"
 
 // The C ABI over libs/shm/client: checks arguments, keeps each thread's error text.
@@ -542,6 +543,25 @@ talweg_status talweg_barrier(talweg_client* client, const char* name, int64_t ti
     if (status != TALWEG_OK) return status;
   }
   return talweg_wait(client, tensor, round, nullptr, left_ns());
+}
+
+talweg_status talweg_scale(talweg_dtype dtype, double factor, const void* in, void* out,
+                           uint64_t count) {
+  const DType scaled = static_cast<DType>(dtype);
+  if (!talweg::IsValid(scaled) || !talweg::reduce::IsScalable(scaled)) {
+    return Invalid("talweg_scale: `dtype` is no float and no integer");
+  }
+  if (count == 0) return TALWEG_OK;
+  if (in == nullptr || out == nullptr) return Invalid("talweg_scale: `in` or `out` is NULL");
+  const uint64_t width = talweg::DTypeSize(scaled);
+  const auto first = reinterpret_cast<uintptr_t>(in), second = reinterpret_cast<uintptr_t>(out);
+  const uintptr_t apart = first < second ? second - first : first - second;
+  if (count > UINTPTR_MAX / width || (apart != 0 && apart < count * width)) {
+    return Invalid("talweg_scale: `in` and `out` overlap: pass the same address or other memory");
+  }
+  talweg::reduce::Scale(scaled, factor, static_cast<const std::byte*>(in),
+                        static_cast<std::byte*>(out), count);
+  return TALWEG_OK;
 }
 
 talweg_status talweg_get_statistics(talweg_client* client, talweg_statistics* statistics) {

@@ -479,6 +479,16 @@ TALWEG_API talweg_status talweg_broadcast(talweg_client* client, const char* nam
 TALWEG_API talweg_status talweg_barrier(talweg_client* client, const char* name,
                                         int64_t timeout_ns);
 
+/* ---- Scaling
+ * ----------------------------------------------------------------------------------------- */
+
+/* Each of `count` elements of `in` times `factor`, into `out`, which may be `in` and else does not
+ * overlap it. For prescaling and postscaling what a reduction is given, and gives. f32 and f64: in
+ * their own type. f16 and bf16: in float32, then rounded. Integers: in double, rounded toward zero,
+ * at most the type's greatest number and at least its least. A factor of 1 copies. No bools. */
+TALWEG_API talweg_status talweg_scale(talweg_dtype dtype, double factor, const void* in, void* out,
+                                      uint64_t count);
+
 /* ---- Statistics
  * ------------------------------------------------------------------------------------- */
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from talweg import _local, _native
-from talweg._declaration import Declaration, Op, numpy_dtype
+from talweg._declaration import Declaration, DType, Op, numpy_dtype
 from talweg._in_place import Buffer
 from talweg.errors import (
     Busy,
@@ -25,6 +25,7 @@ from talweg.errors import (
     InvalidArgument,
     NotInitialized,
     TalwegError,
+    Timeout,
     Unsupported,
 )
 
@@ -62,6 +63,39 @@ class Handle:
 
     def order_result(self) -> None:
         """What take() has done to the thread that called it, once more for this one."""
+
+
+@dataclass(eq=False)
+class HandleOfMany(Handle):
+    """One handle for several."""
+
+    parts: Sequence[Handle] = ()
+
+    def is_complete(self, connection: _native.Connection) -> bool:
+        return all(part.done or self.client.poll(part) for part in self.parts)
+
+    def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        failure: TalwegError | None = None
+        for part in self.parts:
+            if part.done:
+                continue
+            try:
+                left = None if end is None else max(0.0, end - time.monotonic())
+                self.client.synchronize(part, left)
+            except Timeout:
+                raise
+            except TalwegError as error:  # The others are taken all the same.
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        self.result = [part.result for part in self.parts]
+
+
+def group_of(client: Client, parts: Sequence[Handle]) -> Handle:
+    """One handle for several, whose result is the list of theirs."""
+    name = parts[0].name if parts else "nothing"
+    return HandleOfMany(client, 0, 0, f"{name} and others", parts=parts)
 
 
 @dataclass
@@ -158,11 +192,16 @@ class Client:
         self._pushed_bytes = 0
         # Whether this node's ranks, which are the whole job, sum larger tensors themselves.
         self.ranks_sum = False
-        self._in_barrier = threading.Lock()
+        self._in_barrier: set[str] = set()
         self._pid = os.getpid()
         self._closers: list[Callable[[], None]] = []
         # Each is called with every round that synchronize() has taken.
         self.watchers: list[Callable[[Handle], None]] = []
+        # Of _collectives.
+        self.channels: dict[Any, Any] = {}
+        self.channels_lock = threading.Lock()
+        # Barriers of sets that were interrupted: the next call goes on with them.
+        self._open_barriers: dict[str, Handle] = {}
 
     @property
     def is_inherited(self) -> bool:
@@ -185,9 +224,15 @@ class Client:
         return self._pushed_bytes
 
     def start(
-        self, name: str | None, declaration: Declaration, start: Callable[[str], Handle]
+        self,
+        name: str | None,
+        declaration: Declaration,
+        start: Callable[[str], Handle],
+        suffix: str = "",
     ) -> Handle:
         """Starts a round with what `start` makes of its name, which is found where there is none.
+
+        `suffix` is a process set's: a name belongs to one group.
 
         A name is there for ever, with its memory. So a few tensors take turns for rounds without
         one, by the order of these calls alone: it is the same at every rank, when they synchronize
@@ -195,8 +240,9 @@ class Client:
         handle to give out.
         """
         if name is not None:
-            return start(name)
+            return start(name + suffix if isinstance(name, str) else name)
         kind = "broadcast" if declaration.op is Op.BROADCAST else "push_pull"
+        kind += suffix
         with self._lock:
             name = self._nameless.next(kind, declaration)
             earlier = self._nameless.open.get(name)
@@ -260,11 +306,26 @@ class Client:
         in_place: bool = False,
     ) -> list[Declared]:
         connection = self.connection
-        tensors = connection.declare_all(
-            [(name, *each.wire(), priority) for name, each, priority in declarations],
-            on_gpu,
-            in_place,
-        )
+        if all(each.is_plain for _, each, _ in declarations):
+            tensors = connection.declare_all(
+                [(name, *each.wire(), priority) for name, each, priority in declarations],
+                on_gpu,
+                in_place,
+            )
+        else:
+            tensors = [
+                connection.declare_collective(
+                    name,
+                    each.dtype,
+                    each.op,
+                    each.shares(),
+                    each.root_rank,
+                    each.ranks,
+                    each.count,
+                    priority,
+                )
+                for name, each, priority in declarations
+            ]
         with self._lock:
             for (name, declaration, _), tensor in zip(declarations, tensors):
                 known = self._tensors.get(name)
@@ -296,8 +357,6 @@ class Client:
 
     def check_push(self, name: str, declaration: Declaration) -> None:
         """InvalidArgument for what no round can be of."""
-        if declaration.count == 0:
-            raise InvalidArgument(f"tensor '{name}' has no elements: leave it out")
         if not 0 <= declaration.root_rank < self.size:
             raise InvalidArgument(
                 f"root_rank is {declaration.root_rank}, but the job has {self.size} ranks "
@@ -386,14 +445,34 @@ class Client:
         address = array.ctypes.data
         self.synchronize(self.push(name, declaration, address, address, keep=array))
 
-    def barrier(self) -> None:
-        """Returns when every rank has called it; an interrupted one is gone on with by the next."""
-        if not self._in_barrier.acquire(blocking=False):
-            raise Busy("another thread of this process is in barrier(): one calls it at a time")
+    def barrier(self, ranks: tuple[int, ...] = (), suffix: str = "") -> None:
+        """Returns when every rank has called it; an interrupted one is gone on with by the next.
+
+        With `ranks` and the suffix of their set: every rank of these.
+        """
+        name = f"talweg.barrier{suffix}"
+        with self._lock:
+            if name in self._in_barrier:
+                raise Busy("another thread of this process is in barrier(): one calls it at a time")
+            self._in_barrier.add(name)
         try:
-            self.connection.barrier()
+            if ranks:
+                self._barrier_of(ranks, name)
+            else:
+                self.connection.barrier()
         finally:
-            self._in_barrier.release()
+            with self._lock:
+                self._in_barrier.discard(name)
+
+    def _barrier_of(self, ranks: tuple[int, ...], name: str) -> None:
+        handle = self._open_barriers.get(name)
+        if handle is None:
+            one: np.ndarray = np.ones(1, np.int32)
+            declaration = Declaration(DType.I32, 1, Op.SUM, 0, ranks)
+            handle = self.push(name, declaration, one.ctypes.data, 0)
+            self._open_barriers[name] = handle
+        self.synchronize(handle)
+        del self._open_barriers[name]
 
 
 _current: Client | None = None

@@ -31,6 +31,11 @@ class DType(IntEnum):
     U64 = 12
     BOOL = 13
 
+    @property
+    def nbytes(self) -> int:
+        """Of one element."""
+        return _DTYPE_BYTES[self]
+
 
 class Op(IntEnum):
     """What a round does with the ranks' tensors, with the numbers of talweg.h."""
@@ -112,10 +117,20 @@ class Declaration:
     count: int
     op: Op
     root_rank: int
+    ranks: tuple[int, ...] = ()  # Of a set; none: all ranks of the job.
 
     @property
     def nbytes(self) -> int:
-        return self.count * _DTYPE_BYTES[self.dtype]
+        return self.count * self.dtype.nbytes
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether wire() says all of it."""
+        return self.count > 0 and not self.ranks
+
+    def shares(self) -> tuple[int, int]:
+        """What each rank gives and gets, with the numbers of talweg.h: the root's, or the whole."""
+        return (2 if self.op is Op.BROADCAST else 1), 1
 
     def is_of(self, dtype: DType | None, count: int, op: Op, root_rank: int) -> bool:
         return (
@@ -123,6 +138,7 @@ class Declaration:
             and self.count == count
             and self.op is op
             and self.root_rank == root_rank
+            and not self.ranks
         )
 
     def wire(self) -> tuple[int, int, int, int]:
@@ -133,4 +149,6 @@ class Declaration:
         text = f"{self.dtype.name.lower()}[{self.count}] {self.op.name.lower()}"
         if self.op is Op.BROADCAST:
             text += f" from rank {self.root_rank}"
+        if self.ranks:
+            text += f" of ranks {', '.join(str(rank) for rank in self.ranks)}"
         return text

@@ -70,6 +70,7 @@ class LocalConnection(_native.Connection):
     # Only what talks to the agent is other than the base class's, and nothing of it is left.
     def __init__(self) -> None:
         self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
+        self._library = _native.library()  # For what it computes without an agent.
         self._lock = threading.Lock()
         self._declared: list[tuple[str, Declaration]] = []
         self._rounds: list[int] = []
@@ -95,29 +96,54 @@ class LocalConnection(_native.Connection):
         in_place: bool = False,
     ) -> list[int]:
         self.check_health()
-        tensors = []
-        for name, dtype, op, root_rank, count, priority in declarations:
-            _native.check_declaration(name, root_rank, count, priority)
-            declaration = Declaration(DType(dtype), count, Op(op), root_rank)
-            _check(name, declaration)
-            with self._lock:
-                tensors.append(len(self._declared))
-                self._declared.append((name, declaration))
-                self._rounds.append(0)
-        return tensors
+        return [self._declare(*declaration) for declaration in declarations]
+
+    def declare_collective(
+        self,
+        name: str,
+        dtype: int,
+        op: int,
+        shares: tuple[int, int],
+        root_rank: int,
+        ranks: Sequence[int],
+        element_count: int,
+        priority: int = 0,
+    ) -> int:
+        self.check_health()
+        return self._declare(name, dtype, op, root_rank, element_count, priority)
+
+    def _declare(
+        self, name: str, dtype: int, op: int, root_rank: int, count: int, priority: int
+    ) -> int:
+        _native.check_declaration(name, root_rank, count, priority)
+        declaration = Declaration(DType(dtype), count, Op(op), root_rank)
+        _check(name, declaration)
+        with self._lock:
+            self._declared.append((name, declaration))
+            self._rounds.append(0)
+            return len(self._declared) - 1
 
     def sums_in_place(self, tensor: int) -> bool:
         return False
 
     def push_pull(self, tensor: int, address: int, priority: int) -> int:
+        return self._push(tensor, address, self._declared[tensor][1].nbytes)
+
+    def push_parts(
+        self, tensor: int, address: int, lengths: Sequence[int], priority: int = 0
+    ) -> int:
+        # The only rank gives the only part, and gets it.
+        return self._push(tensor, address, sum(lengths))
+
+    def _push(self, tensor: int, address: int, nbytes: int) -> int:
         self.check_health()
-        name, declaration = self._declared[tensor]
+        name = self._declared[tensor][0]
         with self._lock:
             if tensor in self._open:
                 raise errors.Busy(
                     f"tensor '{name}' has an open round: synchronize it before the next push_pull"
                 )
-            self._open[tensor] = ctypes.string_at(address, declaration.nbytes)
+            self._open[tensor] = ctypes.string_at(address, nbytes) if nbytes else b""
             self._rounds[tensor] += 1
             return self._rounds[tensor]
 
@@ -130,6 +156,9 @@ class LocalConnection(_native.Connection):
             data = self._open.pop(tensor)
         if out:
             ctypes.memmove(out, data, len(data))
+
+    def wait_parts(self, tensor: int, round_: int, out: int, out_bytes: int) -> None:
+        self.wait(tensor, round_, out, None)
 
     def barrier(self) -> None:
         self.check_health()

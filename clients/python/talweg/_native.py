@@ -76,6 +76,22 @@ class _Declaration(ctypes.Structure):
     ]
 
 
+class _Collective(ctypes.Structure):
+    """talweg_collective."""
+
+    _fields_ = [
+        ("struct_bytes", ctypes.c_size_t),
+        ("dtype", ctypes.c_int),
+        ("op", ctypes.c_int),
+        ("gives", ctypes.c_int),
+        ("gets", ctypes.c_int),
+        ("root_rank", ctypes.c_uint32),
+        ("rank_count", ctypes.c_uint32),
+        ("ranks", ctypes.POINTER(ctypes.c_uint32)),
+        ("element_count", ctypes.c_uint64),
+    ]
+
+
 _client_p = ctypes.c_void_p
 _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
 
@@ -108,6 +124,22 @@ _PROTOTYPES = {
     "talweg_push_pull": (
         ctypes.c_int,
         [_client_p, _u32, ctypes.c_void_p, _i32, _i64, ctypes.POINTER(_u64)],
+    ),
+    "talweg_declare_collective": (
+        ctypes.c_int,
+        [_client_p, ctypes.c_char_p, ctypes.POINTER(_Collective), _i32, _i64, ctypes.POINTER(_u32)],
+    ),
+    "talweg_push_parts": (
+        ctypes.c_int,
+        [_client_p, _u32, ctypes.c_void_p, ctypes.c_void_p, _u64, _i32, _i64, ctypes.POINTER(_u64)],
+    ),
+    "talweg_wait_parts": (
+        ctypes.c_int,
+        [_client_p, _u32, _u64, ctypes.c_void_p, _u64, _i64],
+    ),
+    "talweg_scale": (
+        ctypes.c_int,
+        [ctypes.c_int, ctypes.c_double, ctypes.c_void_p, ctypes.c_void_p, _u64],
     ),
     "talweg_poll": (ctypes.c_int, [_client_p, _u32, _u64]),
     "talweg_wait": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _i64]),
@@ -231,9 +263,14 @@ def _priority(value: int) -> int:
 
 def check_declaration(name: str, root_rank: int, count: int, priority: int) -> None:
     """InvalidArgument for what cannot be said to the library."""
-    _encode(name)
+    check_name_and_priority(name, priority)
     _within("root_rank", root_rank, 0, 2**32 - 1)
     _within("count", count, 0, 2**64 - 1)
+
+
+def check_name_and_priority(name: str, priority: int) -> None:
+    """InvalidArgument for what no tensor has, before anything is pushed."""
+    _encode(name)
     _priority(priority)
 
 
@@ -330,6 +367,71 @@ class Connection:
             _DECLARE_SLICE_NS,
         )
         return list(tensors)
+
+    def declare_collective(
+        self,
+        name: str,
+        dtype: int,
+        op: int,
+        shares: tuple[int, int],
+        root_rank: int,
+        ranks: Sequence[int],
+        element_count: int,
+        priority: int = 0,
+    ) -> int:
+        """`shares`: what each rank gives and gets. `ranks`: the group, none for all ranks."""
+        collective = _Collective(
+            ctypes.sizeof(_Collective),
+            dtype,
+            op,
+            *shares,
+            _within("root_rank", root_rank, 0, 2**32 - 1),
+            len(ranks),
+            (_u32 * len(ranks))(*ranks),
+            _within("count", element_count, 0, 2**64 - 1),
+        )
+        tensor, encoded, wire_priority = _u32(), _encode(name), _priority(priority)
+        declare = self._library.talweg_declare_collective
+        self._in_slices(
+            lambda slice_ns: declare(
+                self._handle, encoded, collective, wire_priority, slice_ns, ctypes.byref(tensor)
+            ),
+            _DECLARE_SLICE_NS,
+        )
+        return tensor.value
+
+    def push_parts(
+        self, tensor: int, address: int, lengths: Sequence[int], priority: int = 0
+    ) -> int:
+        """`lengths`: the bytes of each part that this rank gives."""
+        round_, parts = _u64(), (_u64 * len(lengths))(*lengths)
+        push_parts, wire_priority = self._library.talweg_push_parts, _priority(priority)
+        self._in_slices(
+            lambda slice_ns: push_parts(
+                self._handle,
+                tensor,
+                address or None,
+                parts,
+                0,
+                wire_priority,
+                slice_ns,
+                ctypes.byref(round_),
+            )
+        )
+        return round_.value
+
+    def wait_parts(self, tensor: int, round_: int, out: int, out_bytes: int) -> None:
+        """Copies the parts that this rank gets to `out`, one after another."""
+        wait_parts = self._library.talweg_wait_parts
+        self._in_slices(
+            lambda slice_ns: wait_parts(
+                self._handle, tensor, round_, out or None, out_bytes, slice_ns
+            )
+        )
+
+    def scale(self, dtype: int, factor: float, source: int, out: int, count: int) -> None:
+        """Each of the elements at `source` times `factor`, to `out`."""
+        self._check(self._library.talweg_scale(dtype, factor, source or None, out or None, count))
 
     def sums_in_place(self, tensor: int) -> bool:
         """Whether its result comes where its contribution was, without a copy."""

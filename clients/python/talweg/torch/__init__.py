@@ -16,6 +16,7 @@ from __future__ import annotations
 from talweg import (
     Handle,
     Op,
+    ProcessSet,
     all_gather_object,
     barrier,
     broadcast_object,
@@ -29,13 +30,19 @@ from talweg import (
     size,
 )
 from talweg.errors import TalwegError
+from talweg.torch._collectives import COLLECTIVES as _calls
 from talweg.torch._ddp import ddp_hook
 from talweg.torch._optimizer import DistributedOptimizer
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
 from talweg.torch._tensors import (
     broadcast,
     broadcast_,
+    broadcast_async,
+    broadcast_async_,
     declare,
+    grouped_push_pull,
+    grouped_push_pull_async,
+    grouped_push_pull_async_inplace,
     poll,
     push_pull,
     push_pull_async,
@@ -44,20 +51,65 @@ from talweg.torch._tensors import (
     synchronize,
 )
 
+all_gather = _calls.all_gather
+all_gather_async = _calls.all_gather_async
+all_gather_into = _calls.all_gather_into
+all_gather_into_async = _calls.all_gather_into_async
+all_to_all = _calls.all_to_all
+all_to_all_async = _calls.all_to_all_async
+gather = _calls.gather
+gather_async = _calls.gather_async
+grouped_all_gather = _calls.grouped_all_gather
+grouped_all_gather_async = _calls.grouped_all_gather_async
+grouped_all_to_all = _calls.grouped_all_to_all
+grouped_all_to_all_async = _calls.grouped_all_to_all_async
+grouped_reduce_scatter = _calls.grouped_reduce_scatter
+grouped_reduce_scatter_async = _calls.grouped_reduce_scatter_async
+recv = _calls.recv
+recv_async = _calls.recv_async
+reduce = _calls.reduce
+reduce_async = _calls.reduce_async
+reduce_scatter = _calls.reduce_scatter
+reduce_scatter_async = _calls.reduce_scatter_async
+scatter = _calls.scatter
+scatter_async = _calls.scatter_async
+send = _calls.send
+send_async = _calls.send_async
+
 __all__ = [
     "DistributedOptimizer",
     "Handle",
     "Op",
+    "ProcessSet",
     "TalwegError",
+    "all_gather",
+    "all_gather_async",
+    "all_gather_into",
+    "all_gather_into_async",
     "all_gather_object",
+    "all_to_all",
+    "all_to_all_async",
     "barrier",
     "broadcast",
     "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ddp_hook",
     "declare",
+    "gather",
+    "gather_async",
+    "grouped_all_gather",
+    "grouped_all_gather_async",
+    "grouped_all_to_all",
+    "grouped_all_to_all_async",
+    "grouped_push_pull",
+    "grouped_push_pull_async",
+    "grouped_push_pull_async_inplace",
+    "grouped_reduce_scatter",
+    "grouped_reduce_scatter_async",
     "init",
     "is_initialized",
     "local_rank",
@@ -69,6 +121,16 @@ __all__ = [
     "push_pull_inplace",
     "pushed_bytes",
     "rank",
+    "recv",
+    "recv_async",
+    "reduce",
+    "reduce_async",
+    "reduce_scatter",
+    "reduce_scatter_async",
+    "scatter",
+    "scatter_async",
+    "send",
+    "send_async",
     "shutdown",
     "size",
     "synchronize",

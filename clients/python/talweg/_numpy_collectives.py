@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives of NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from talweg._collective_calls import Collectives
+from talweg._declaration import NUMPY_DTYPES, DType, numpy_dtype
+from talweg.errors import InvalidArgument
+
+_NAMES = {dtype: wire.name.lower() for dtype, wire in NUMPY_DTYPES.items()} | {
+    np.dtype(np.complex64): "complex64",
+    np.dtype(np.complex128): "complex128",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+def contiguous(array: np.ndarray) -> np.ndarray:
+    """The array, or a contiguous copy; InvalidArgument for what is none."""
+    if not isinstance(array, np.ndarray):
+        raise InvalidArgument(f"expected a numpy.ndarray, got {type(array).__name__}")
+    if isinstance(array, np.ma.MaskedArray):
+        raise InvalidArgument("a masked array cannot be pushed: use array.filled(value)")
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+class NumpyArrays:
+    """NumPy, as Collectives needs it."""
+
+    def source(self, tensor: Any, copied: bool) -> Any:
+        source = contiguous(tensor)
+        return source.copy() if copied and source is tensor else source
+
+    def address(self, source: Any) -> int:
+        return int(source.ctypes.data)
+
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        contiguous(tensor[:0] if isinstance(tensor, np.ndarray) and tensor.ndim else tensor)
+        shape: tuple[int, ...] = tensor.shape
+        return shape
+
+    def dtype(self, tensor: Any) -> str:
+        return self.dtype_named(tensor.dtype)
+
+    def dtype_named(self, dtype: Any) -> str:
+        if isinstance(dtype, DType):
+            return dtype.name.lower()
+        name = _NAMES.get(np.dtype(dtype))
+        return name if name is not None else numpy_dtype(dtype).name.lower()
+
+    def wire_dtype(self, tensor: Any) -> DType:
+        return numpy_dtype(tensor.dtype)
+
+    def item_bytes(self, tensor: Any) -> int:
+        return int(tensor.dtype.itemsize)
+
+    def empty(self, dtype: str, shape: tuple[int, ...]) -> Any:
+        known = _DTYPES.get(dtype)
+        if known is None:
+            raise InvalidArgument(f"NumPy has no dtype {dtype}, which another rank gives")
+        return np.empty(shape, known)
+
+    def given_back(self, result: Any, like: Any) -> Any:
+        return result
+
+    def require_target(self, tensor: Any) -> None:
+        if not isinstance(tensor, np.ndarray) or not tensor.flags.c_contiguous:
+            raise InvalidArgument("the result needs a C-contiguous numpy.ndarray to go into")
+        if not tensor.flags.writeable:
+            raise InvalidArgument("the result needs a writable array; this one is read-only")
+
+    def target(self, tensor: Any) -> Any:
+        return tensor
+
+    def written(self, tensor: Any, target: Any) -> None: ...
+
+
+COLLECTIVES = Collectives(NumpyArrays())

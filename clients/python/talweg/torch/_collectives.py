@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives of torch tensors. Those on a GPU go through host memory. Without gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from talweg._collective_calls import Collectives
+from talweg._declaration import DType
+from talweg.errors import InvalidArgument
+from talweg.torch import _cuda
+from talweg.torch._tensors import DTYPES, wire_dtype
+
+
+def _name(dtype: torch.dtype) -> str:
+    known = DTYPES.get(dtype)
+    return known.name.lower() if known is not None else str(dtype).removeprefix("torch.")
+
+
+_BY_NAME = {wire.name.lower(): dtype for dtype, wire in DTYPES.items()}
+
+
+class TorchTensors:
+    """torch, as Collectives needs it."""
+
+    def source(self, tensor: Any, copied: bool) -> Any:
+        given = tensor.detach()
+        source = given.to("cpu").resolve_conj().resolve_neg().contiguous()
+        return source.clone() if copied and source.data_ptr() == tensor.data_ptr() else source
+
+    def address(self, source: Any) -> int:
+        return int(source.data_ptr())
+
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidArgument(f"expected a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.layout != torch.strided:
+            raise InvalidArgument(
+                f"a tensor of layout {tensor.layout} cannot be pushed: use tensor.to_dense()"
+            )
+        return tuple(tensor.shape)
+
+    def dtype(self, tensor: Any) -> str:
+        return _name(tensor.dtype)
+
+    def dtype_named(self, dtype: Any) -> str:
+        return _name(dtype)
+
+    def wire_dtype(self, tensor: Any) -> DType:
+        return wire_dtype(tensor)
+
+    def item_bytes(self, tensor: Any) -> int:
+        return int(tensor.element_size())
+
+    def empty(self, dtype: str, shape: tuple[int, ...]) -> Any:
+        known = _BY_NAME.get(dtype) or getattr(torch, dtype, None)
+        if not isinstance(known, torch.dtype):
+            raise InvalidArgument(f"torch has no dtype {dtype}, which another rank gives")
+        return torch.empty(shape, dtype=known)
+
+    def given_back(self, result: Any, like: Any) -> Any:
+        if result is None or like is None or like.device.type == "cpu":
+            return result
+        return result.to(like.device)
+
+    def require_target(self, tensor: Any) -> None:
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidArgument(f"expected a torch.Tensor, got {type(tensor).__name__}")
+
+    def target(self, tensor: Any) -> Any:
+        if tensor.device.type == "cpu" and _cuda.is_plain(tensor):
+            return tensor.detach()
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    def written(self, tensor: Any, target: Any) -> None:
+        if target.data_ptr() != tensor.data_ptr():
+            _cuda.copy(tensor, target)
+
+
+COLLECTIVES = Collectives(TorchTensors())

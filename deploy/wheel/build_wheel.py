@@ -57,7 +57,10 @@ class Wheel:
         self.add(f"{self._info}/METADATA", ("\n".join(metadata) + "\n").encode())
         wheel = ["Wheel-Version: 1.0", "Generator: talweg", "Root-Is-Purelib: false", f"Tag: {tag}"]
         self.add(f"{self._info}/WHEEL", ("\n".join(wheel) + "\n").encode())
-        entry_points = "[console_scripts]\ntalweg = talweg._cli:main\n"
+        entry_points = (
+            "[console_scripts]\ntalweg = talweg._cli:main\n\n"
+            "[torch.backends]\ntalweg = talweg._torch_backend:register\n"
+        )
         self.add(f"{self._info}/entry_points.txt", entry_points.encode())
 
     def add(self, name: str, data: bytes, executable: bool = False) -> None:

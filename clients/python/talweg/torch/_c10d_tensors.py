@@ -175,18 +175,20 @@ def given(
 ) -> Given:
     """A call that moves tensors. Without inputs this rank gives nothing."""
     source = _source(inputs) if inputs else None
+    address = _TORCH.address(source) if source is not None else 0
 
-    def nothing(rows: Rows, counts: list[int]) -> tuple[Any, int]:
-        return None, 0
+    def itself(rows: Rows, counts: list[int]) -> tuple[Any, int]:
+        """Where what a sender gets goes: its own data."""
+        return None, address
 
     return Given(
         kind,
         root_rank,
         rows,
         part_rows,
-        _TORCH.address(source) if source is not None else 0,
+        address,
         source,
-        outputs.allocate if outputs is not None else nothing,
+        outputs.allocate if outputs is not None else itself,
     )
 
 

@@ -32,7 +32,7 @@ def main() -> None:
         "py3-none-any",
         f"The name {name} for the package talweg.{name}",
         [f"talweg=={version}"],
-        dict(script.split("=", 1) for script in arguments.script),
+        {"console_scripts": dict(script.split("=", 1) for script in arguments.script)},
     )
     for source in sorted(arguments.file):
         place = source.parts[source.parts.index("clients") + 2 :]

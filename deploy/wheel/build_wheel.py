@@ -49,9 +49,9 @@ class Wheel:
         tag: str,
         summary: str,
         requires: list[str],
-        scripts: dict[str, str],
+        entry_points: dict[str, dict[str, str]],
     ) -> None:
-        """`scripts` are commands, each with the function that it calls."""
+        """`entry_points`: by group, names with the functions that they stand for."""
         self._zip = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED)
         file_name = f"{name.replace('-', '_')}-{version}"
         self._info = f"{file_name}.dist-info"
@@ -75,10 +75,11 @@ class Wheel:
             f"Tag: {tag}",
         ]
         self.add(f"{self._info}/WHEEL", ("\n".join(wheel) + "\n").encode())
-        if scripts:
-            lines = [f"{command} = {function}" for command, function in scripts.items()]
-            entry_points = "\n".join(["[console_scripts]", *lines]) + "\n"
-            self.add(f"{self._info}/entry_points.txt", entry_points.encode())
+        lines: list[str] = []
+        for group, functions in entry_points.items():
+            lines += [f"[{group}]", *(f"{name} = {each}" for name, each in functions.items()), ""]
+        if lines:
+            self.add(f"{self._info}/entry_points.txt", "\n".join(lines).encode())
 
     def add(self, name: str, data: bytes, executable: bool = False) -> None:
         entry = zipfile.ZipInfo(name, _DATE)
@@ -112,7 +113,10 @@ def main() -> None:
         "py3-none-linux_x86_64",
         "Gradient aggregation for data-parallel training over ordinary networks",
         ["numpy"],
-        {"talweg": "talweg._cli:main"},
+        {
+            "console_scripts": {"talweg": "talweg._cli:main"},
+            "torch.backends": {"talweg": "talweg._torch_backend:register"},
+        },
     )
     for source in sorted(arguments.package):
         place = source.parts[source.parts.index("talweg") :]

@@ -75,6 +75,10 @@ GATHER = Kind("gather", 5, _OWN, _ROOT)
 SCATTER = Kind("scatter", 6, _ROOT, _OWN)
 REDUCE = Kind("reduce", 7, _WHOLE, _ROOT, equal=True)
 SEND = Kind("send", 8, _ROOT, _WHOLE)
+ALL_REDUCE = Kind("all_reduce", 9, _WHOLE, _WHOLE, equal=True)
+# Of one row, so that the ranks that get it say what they expect.
+BROADCAST = Kind("broadcast", 10, _ROOT, _WHOLE)
+BARRIER = Kind("barrier", 11, _OWN, _WHOLE, equal=True)
 _KINDS = {
     kind.number: kind
     for kind in (
@@ -86,6 +90,9 @@ _KINDS = {
         SCATTER,
         REDUCE,
         SEND,
+        ALL_REDUCE,
+        BROADCAST,
+        BARRIER,
     )
 }
 
@@ -156,7 +163,7 @@ class _Said:
             text += f" {Op(self.op).name.lower()}"
         if self.rows is not None:
             shape = list(self.rows.row_shape)
-            if self.kind in (REDUCE, SEND):  # One row each.
+            if self.kind in (REDUCE, SEND, ALL_REDUCE, BROADCAST):  # One row each.
                 text += f" of {self.rows.dtype}{shape}"
             elif self.kind.equal:
                 text += f" of {self.rows.dtype}{[self.total_rows, *shape]}"

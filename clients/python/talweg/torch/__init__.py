@@ -29,6 +29,7 @@ from talweg import (
     shutdown,
     size,
 )
+from talweg._torch_backend import register as _register
 from talweg.errors import TalwegError
 from talweg.torch._collectives import COLLECTIVES as _calls
 from talweg.torch._ddp import ddp_hook
@@ -50,6 +51,8 @@ from talweg.torch._tensors import (
     push_pull_inplace,
     synchronize,
 )
+
+_register()
 
 all_gather = _calls.all_gather
 all_gather_async = _calls.all_gather_async

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes torch.distributed know the backend "talweg".
+
+torch calls register() when it is imported, by the wheel's entry point `torch.backends`. So a
+program can name the backend that never imports Talweg; what there is of it is imported then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def register() -> None:
+    """A second call does nothing."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or hasattr(dist.Backend, "TALWEG"):
+        return
+    dist.Backend.register_backend("talweg", _create, extended_api=True, devices=["cpu"])
+
+
+def _create(options: Any, backend_options: Any) -> Any:
+    from talweg.torch._process_group import create
+
+    return create(options, backend_options)

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of torch.distributed as Talweg's collectives give and get them.
+
+c10d compares numbers of elements, as Gloo does, and no shapes: a tensor is so many elements in a
+row. What is given must stay unchanged until the call is complete, so nothing is copied that lies
+in one piece; results go straight into outputs that do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from talweg._collective_calls import check_reduction
+from talweg._collectives import Given, Kind, Rows
+from talweg._declaration import Op
+from talweg.errors import InvalidArgument, Mismatch, Unsupported
+from talweg.torch import _cuda
+from talweg.torch._collectives import TorchTensors
+from talweg.torch._tensors import wire_dtype
+
+_TORCH = TorchTensors()
+
+_OPS = {
+    "SUM": Op.SUM,
+    "AVG": Op.AVERAGE,
+    "PRODUCT": Op.PRODUCT,
+    "MIN": Op.MIN,
+    "MAX": Op.MAX,
+    "BAND": Op.BIT_AND,
+    "BOR": Op.BIT_OR,
+    "BXOR": Op.BIT_XOR,
+    "PREMUL_SUM": Op.SUM,
+}
+# A sum or a product of bools is whether any or all are true, as in NCCL.
+_OPS_OF_BOOLS = {Op.SUM: Op.MAX, Op.PRODUCT: Op.MIN}
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What a call does with the ranks' tensors."""
+
+    op: Op
+    factor: Any = None  # Of premul_sum: a number, or a tensor of one element.
+
+    @classmethod
+    def of(cls, reduce_op: Any) -> Reduction:
+        """Of torch's ReduceOp."""
+        for name, op in _OPS.items():
+            known = getattr(dist.ReduceOp, name, None)  # Some are newer than the oldest torch.
+            if known is not None and reduce_op == known:
+                factor = reduce_op.__getstate__()[1] if name == "PREMUL_SUM" else None
+                return cls(op, factor)
+        raise Unsupported(f"{reduce_op} is not there: use one of {', '.join(_OPS)}")
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def said(tensor: torch.Tensor) -> str:
+    """A tensor in an error message."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def require_strided(tensor: torch.Tensor, operation: str) -> None:
+    """InvalidArgument for what is no ordinary tensor in host memory."""
+    _TORCH.shape(tensor)
+    if tensor.device.type != "cpu":
+        raise InvalidArgument(
+            f"{operation}: a tensor is on {tensor.device}, and the backend 'talweg' takes tensors in "
+            f'host memory: name a backend for the others, as in init_process_group("cpu:talweg,'
+            f'{tensor.device.type}:nccl"), or use tensor.cpu()'
+        )
+
+
+def require_one_dtype(tensors: Sequence[torch.Tensor], operation: str) -> None:
+    """InvalidArgument unless all have the first one's dtype."""
+    for tensor in tensors:
+        if tensor.dtype != tensors[0].dtype:
+            raise InvalidArgument(
+                f"{operation}: tensors of {tensors[0].dtype} and {tensor.dtype} in one call: give "
+                "all of them one dtype"
+            )
+
+
+def whole(tensor: torch.Tensor) -> Rows:
+    """A tensor as one row: ranks whose tensors have other lengths are told."""
+    count = tensor.numel()
+    return Rows(_TORCH.dtype(tensor), (count,), count * tensor.element_size())
+
+
+def elements(tensor: torch.Tensor) -> Rows:
+    """A tensor as its elements: ranks may give several lengths."""
+    return Rows(_TORCH.dtype(tensor), (), tensor.element_size())
+
+
+def _source(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensors one after another, in one piece; the tensor itself if it is one, and is so."""
+    if len(tensors) == 1:
+        source: torch.Tensor = _TORCH.source(tensors[0], False)
+        return source
+    return torch.cat([_TORCH.source(tensor, False).view(-1) for tensor in tensors])
+
+
+class Outputs:
+    """Tensors that get parts of a result, in the order of the ranks that they come from."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], operation: str) -> None:
+        self._tensors = [tensor.detach() for tensor in tensors]
+        self._operation = operation
+        self._direct = (
+            len(tensors) == 1 and _cuda.is_plain(tensors[0]) and not tensors[0].is_conj()
+        )
+
+    def allocate(self, rows: Rows, counts: list[int]) -> tuple[Any, int]:
+        """Where a result goes: into the output, if it is one piece that has place for it."""
+        count = sum(counts) * (rows.row_shape[0] if rows.row_shape else 1)
+        if not counts:
+            return None, 0
+        if self._direct and self._tensors[0].numel() == count:
+            result = self._tensors[0]
+        else:
+            # Other ranks count on this one, also where its outputs turn out to be wrong.
+            result = torch.empty(count, dtype=self._tensors[0].dtype)
+        lengths = [each * (rows.row_shape[0] if rows.row_shape else 1) for each in counts]
+        return (result, lengths), int(result.data_ptr())
+
+    def finish(self, got: Any) -> None:
+        """Brings a result to the outputs. Mismatch if they are made for another one."""
+        if got is None:
+            return
+        result, lengths = got
+        wanted = [tensor.numel() for tensor in self._tensors]
+        if len(wanted) == 1:
+            lengths = [sum(lengths)]
+        if lengths != wanted:
+            raise Mismatch(
+                f"{self._operation}: the ranks send {lengths} elements, but the outputs of this "
+                f"rank have {wanted}: make them as long as what is sent"
+            )
+        if self._direct:
+            return
+        for tensor, part in zip(self._tensors, result.split(lengths)):
+            _cuda.copy(tensor, part.view(tensor.shape))
+
+
+class SplitOutput(Outputs):
+    """One tensor that gets a part of every rank, each of the length that this rank expects."""
+
+    def __init__(self, tensor: torch.Tensor, counts: list[int], operation: str) -> None:
+        super().__init__([tensor], operation)
+        self._counts = counts
+
+    def finish(self, got: Any) -> None:
+        if got is not None and got[1] != self._counts:
+            raise Mismatch(
+                f"{self._operation}: the ranks send {got[1]} elements, but this rank expects "
+                f"{self._counts}: output_split_sizes are what the others' input_split_sizes say"
+            )
+        super().finish(got)
+
+
+def given(
+    kind: Kind,
+    inputs: Sequence[torch.Tensor],
+    rows: Rows,
+    part_rows: list[int],
+    root_rank: int,
+    outputs: Outputs | None,
+) -> Given:
+    """A call that moves tensors. Without inputs this rank gives nothing."""
+    source = _source(inputs) if inputs else None
+    address = _TORCH.address(source) if source is not None else 0
+
+    def itself(rows: Rows, counts: list[int]) -> tuple[Any, int]:
+        """Where what a sender gets goes: its own data."""
+        return None, address
+
+    return Given(
+        kind,
+        root_rank,
+        rows,
+        part_rows,
+        address,
+        source,
+        outputs.allocate if outputs is not None else itself,
+    )
+
+
+def reduced(
+    kind: Kind,
+    inputs: Sequence[torch.Tensor],
+    parts: int,
+    reduction: Reduction,
+    root_rank: int,
+    outputs: Outputs | None,
+) -> Given:
+    """A call that combines tensors, in `parts` of one length."""
+    operation = kind.name
+    source = _source(inputs)
+    op = reduction.op
+    if source.is_complex():
+        if op not in (Op.SUM, Op.AVERAGE):
+            raise Unsupported(f"{operation}: {op.name.lower()} is not defined for complex numbers")
+        source = torch.view_as_real(source)
+    if source.dtype == torch.bool:
+        op = _OPS_OF_BOOLS.get(op, op)
+    dtype = wire_dtype(source)
+    check_reduction(dtype, op, 1.0, 1.0, operation)
+    if reduction.factor is not None:
+        if not source.is_floating_point():
+            raise Unsupported(f"{operation}: premul_sum is of floating point numbers: use sum")
+        source = (source * reduction.factor).to(source.dtype)
+    count = source.numel()
+    part_rows = [count // parts] * parts
+    call = given(kind, [source], elements(source), part_rows, root_rank, outputs)
+    call.op, call.dtype = op, dtype
+    return call
+
+
+def real(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Complex tensors as pairs of real numbers, for reductions."""
+    return [_real(tensor) for tensor in tensors]

@@ -1,0 +1,540 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend "talweg" of torch.distributed: docs/torch.md says what of it there is.
+
+A group's calls belong together by their order, which c10d has the ranks keep; sends and receives by
+their order for each pair of ranks, direction and tag. What a call's ranks give is compared before
+any of it moves, so tensors that do not fit together are a Mismatch at every rank.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import talweg
+from talweg import _client
+from talweg._collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+    Given,
+    channel_of,
+)
+from talweg._process_sets import Group, ProcessSet
+from talweg.errors import InvalidArgument, Unsupported
+from talweg.torch import _c10d_tensors as tensors_
+from talweg.torch._c10d_tensors import Outputs, Reduction, given, real, reduced, said
+from talweg.torch._work import Work
+
+NAME = "talweg"
+# Groups of the whole job that this process has made: torch numbers groups anew after each.
+_worlds = itertools.count()
+_world = 0
+
+
+class ProcessGroup(dist.ProcessGroup):
+    """A group of torch.distributed over Talweg, for tensors in host memory.
+
+    Tensors elsewhere go to the backend that was named for their device, if one was.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        ranks: Sequence[int],
+        timeout: timedelta,
+        lane: str,
+    ) -> None:
+        super().__init__(rank, len(ranks))  # torch has no other way for a class in Python.
+        self._store = store
+        self._client = _client.current()
+        self._ranks = list(ranks)
+        self._group = Group(self._client, ProcessSet(ranks), "a process group")
+        self._place = rank
+        self._lane = lane
+        self._timeout = timeout
+        self._calls = 0
+        self._name = self._desc = ""
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name.
+        return NAME
+
+    def _get_backend_name(self) -> str:
+        return NAME
+
+    def _submit(
+        self,
+        operation: str,
+        calls: list[Given],
+        inputs: Sequence[torch.Tensor],
+        result: Any,
+        outputs: Sequence[Outputs],
+        timeout: timedelta,
+        lane: str = "",
+        group: Group | None = None,
+        source_rank: int = -1,
+    ) -> Work:
+        self._calls += 1
+        shown = ", ".join(said(tensor) for tensor in inputs[:4])
+        if len(inputs) > 4:
+            shown += f" and {len(inputs) - 4} more"
+        what = f"rank {self._client.rank}: {operation}" + (f" of {shown}" if shown else "")
+        what += f" in the process group of ranks {self._ranks}" if self._group.listed else ""
+
+        def finish(results: list[Any]) -> None:
+            for output, got in zip(outputs, results):
+                output.finish(got)
+
+        chosen = timeout if timeout.total_seconds() > 0 else self._timeout
+        channel = channel_of(self._client, f"{self._lane}{lane}", group or self._group)
+        return Work(channel, calls, what, result, finish, chosen.total_seconds(), source_rank)
+
+    def _is_elsewhere(self, tensors: Sequence[torch.Tensor], operation: str) -> bool:
+        """Whether another backend has the tensors' device."""
+        if tensors and tensors[0].device.type != "cpu":
+            if any(device.type == tensors[0].device.type for device in self._device_types):
+                return True
+        for tensor in tensors:
+            tensors_.require_strided(tensor, operation)
+        tensors_.require_one_dtype(tensors, operation)
+        return False
+
+    def _only(self, tensors: Any, operation: str) -> torch.Tensor:
+        """The tensor of a list of one."""
+        if isinstance(tensors, torch.Tensor):
+            return tensors
+        if len(tensors) != 1:
+            raise InvalidArgument(f"{operation}: {len(tensors)} tensors; give a list of one")
+        tensor: torch.Tensor = tensors[0]
+        return tensor
+
+    def _root(self, opts: Any, operation: str) -> int:
+        """The root's rank in the job."""
+        if getattr(opts, "rootTensor", 0) != 0:
+            raise InvalidArgument(f"{operation}: rootTensor is {opts.rootTensor}; it must be 0")
+        if not 0 <= opts.rootRank < len(self._ranks):
+            raise InvalidArgument(
+                f"{operation}: root {opts.rootRank} is not in the group, which has "
+                f"{len(self._ranks)} ranks"
+            )
+        return self._ranks[opts.rootRank]
+
+    # ----- Reductions -----
+
+    def _all_reduce(self, tensors: list[torch.Tensor], opts: Any, operation: str) -> Work:
+        reduction = Reduction.of(opts.reduceOp)
+        outputs = [Outputs([tensor], operation) for tensor in real(tensors)]
+        calls = [
+            reduced(ALL_REDUCE, [tensor], 1, reduction, 0, output)
+            for tensor, output in zip(tensors, outputs)
+        ]
+        return self._submit(operation, calls, tensors, tensors, outputs, opts.timeout)
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        opts = opts or dist.AllreduceOptions()
+        if self._is_elsewhere(tensors, "all_reduce"):
+            return super().allreduce(tensors, opts)
+        return self._all_reduce(tensors, opts, "all_reduce")
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
+        opts = opts or dist.AllreduceCoalescedOptions()
+        if self._is_elsewhere(tensors[:1], "all_reduce_coalesced"):
+            return super().allreduce_coalesced(tensors, opts)
+        return self._all_reduce(tensors, opts, "all_reduce_coalesced")
+
+    def reduce(self, tensors: Any, opts: Any = None) -> Any:
+        opts = opts or dist.ReduceOptions()
+        if self._is_elsewhere(tensors, "reduce"):
+            return super().reduce(tensors, opts)
+        tensor, root = self._only(tensors, "reduce"), self._root(opts, "reduce")
+        output = Outputs(real([tensor]), "reduce")
+        call = reduced(
+            REDUCE, [tensor], 1, Reduction.of(opts.reduceOp), root, output
+        )
+        return self._submit("reduce", [call], [tensor], tensors, [output], opts.timeout)
+
+    def _reduce_scatter(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any,
+        operation: str,
+    ) -> Work:
+        reduction, size = Reduction.of(opts.reduceOp), len(self._ranks)
+        targets, calls = [], []
+        for output, parts in zip(outputs, inputs):
+            counts = [part.numel() for part in parts]
+            if (len(parts) == 1 and counts[0] != output.numel() * size) or (
+                len(parts) > 1 and counts != [output.numel()] * size
+            ):
+                raise InvalidArgument(
+                    f"{operation}: the output has {output.numel()} elements and the input {counts}: "
+                    f"give {size} parts of the output's length"
+                )
+            target = Outputs(real([output]), operation)
+            calls.append(
+                reduced(REDUCE_SCATTER, parts, size, reduction, 0, target)
+            )
+            targets.append(target)
+        shown = [part for parts in inputs for part in parts]
+        return self._submit(operation, calls, shown, outputs, targets, opts.timeout)
+
+    def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
+        opts = opts or dist.ReduceScatterOptions()
+        if self._is_elsewhere([*output_tensors, *input_tensors[0]], "reduce_scatter"):
+            return super().reduce_scatter(output_tensors, input_tensors, opts)
+        return self._reduce_scatter(output_tensors, input_tensors, opts, "reduce_scatter")
+
+    def reduce_scatter_single(self, output: Any, input_: Any, opts: Any = None) -> Any:
+        opts = opts or dist.ReduceScatterOptions()
+        if self._is_elsewhere([output, input_], "reduce_scatter_tensor"):
+            return super().reduce_scatter_single(output, input_, opts)
+        return self._reduce_scatter([output], [[input_]], opts, "reduce_scatter_tensor")
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> Any:
+        opts = opts or dist.ReduceScatterOptions()
+        if self._is_elsewhere(outputs[:1], "reduce_scatter_tensor_coalesced"):
+            return super().reduce_scatter_single_coalesced(outputs, inputs, opts)
+        parts = [[each] for each in inputs]
+        return self._reduce_scatter(outputs, parts, opts, "reduce_scatter_tensor_coalesced")
+
+    # ----- Copies from one rank, or to one -----
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
+        opts = opts or dist.BroadcastOptions()
+        if self._is_elsewhere(tensors, "broadcast"):
+            return super().broadcast(tensors, opts)
+        tensor, root = self._only(tensors, "broadcast"), self._root(opts, "broadcast")
+        gives = root == self._client.rank
+        output = Outputs([tensor], "broadcast")
+        call = given(
+            BROADCAST, [tensor] if gives else [], tensors_.whole(tensor),
+            [1] if gives else [], root, output,
+        )
+        return self._submit("broadcast", [call], [tensor], tensors, [output], opts.timeout)
+
+    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
+        opts = opts or dist.GatherOptions()
+        if self._is_elsewhere(input_tensors, "gather"):
+            return super().gather(output_tensors, input_tensors, opts)
+        tensor, root = self._only(input_tensors, "gather"), self._root(opts, "gather")
+        outputs = []
+        if root == self._client.rank:
+            outputs = self._of_every_rank(output_tensors, tensor, "gather")
+        target = Outputs(outputs, "gather") if outputs else None
+        call = given(
+            GATHER, [tensor], tensors_.whole(tensor), [1], root, target
+        )
+        targets = [target] if target is not None else []
+        return self._submit("gather", [call], [tensor], output_tensors, targets, opts.timeout)
+
+    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
+        opts = opts or dist.ScatterOptions()
+        if self._is_elsewhere(output_tensors, "scatter"):
+            return super().scatter(output_tensors, input_tensors, opts)
+        tensor, root = self._only(output_tensors, "scatter"), self._root(opts, "scatter")
+        inputs = []
+        if root == self._client.rank:
+            inputs = self._of_every_rank(input_tensors, tensor, "scatter")
+            if any(each.numel() != inputs[0].numel() for each in inputs):
+                raise InvalidArgument("scatter: the tensors have several lengths: give one length")
+        output = Outputs([tensor], "scatter")
+        rows = tensors_.whole(inputs[0] if inputs else tensor)
+        call = given(SCATTER, inputs, rows, [1] * len(inputs), root, output)
+        return self._submit(
+            "scatter", [call], [tensor], output_tensors, [output], opts.timeout
+        )
+
+    def _of_every_rank(
+        self, lists: Any, like: torch.Tensor, operation: str
+    ) -> list[torch.Tensor]:
+        """The one list of one tensor for each rank."""
+        if len(lists) != 1 or len(lists[0]) != len(self._ranks):
+            counts = [len(each) for each in lists]
+            raise InvalidArgument(
+                f"{operation}: lists of {counts} tensors; give one list of {len(self._ranks)}, a "
+                "tensor for each rank"
+            )
+        tensors_.require_one_dtype([like, *lists[0]], operation)
+        return list(lists[0])
+
+    # ----- Copies to all ranks -----
+
+    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
+        opts = opts or dist.AllgatherOptions()
+        if self._is_elsewhere(input_tensors, "all_gather"):
+            return super().allgather(output_tensors, input_tensors, opts)
+        tensor = self._only(input_tensors, "all_gather")
+        outputs = self._of_every_rank(output_tensors, tensor, "all_gather")
+        return self._all_gather([outputs], [tensor], output_tensors, opts, "all_gather")
+
+    def _all_gather(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor],
+        result: Any, opts: Any, operation: str,
+    ) -> Work:
+        targets, calls = [], []
+        for each, tensor in zip(outputs, inputs):
+            target = Outputs(each, operation)
+            alike = len({output.numel() for output in each}) == 1
+            rows = tensors_.whole(tensor) if alike else tensors_.elements(tensor)
+            count = 1 if alike else tensor.numel()
+            calls.append(given(ALL_GATHER, [tensor], rows, [count], 0, target))
+            targets.append(target)
+        return self._submit(operation, calls, inputs, result, targets, opts.timeout)
+
+    def all_gather_single(self, output: Any, input_: Any, opts: Any = None) -> Any:
+        opts = opts or dist.AllgatherOptions()
+        if self._is_elsewhere([output, input_], "all_gather_into_tensor"):
+            return super().all_gather_single(output, input_, opts)
+        return self._all_gather_single([output], [input_], output, opts, "all_gather_into_tensor")
+
+    def _all_gather_single(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], result: Any,
+        opts: Any, operation: str,
+    ) -> Work:
+        for output, tensor in zip(outputs, inputs):
+            if output.numel() != tensor.numel() * len(self._ranks):
+                raise InvalidArgument(
+                    f"{operation}: the output is {said(output)}, and {len(self._ranks)} ranks give "
+                    f"{said(tensor)} each: it must have as many elements as all of these"
+                )
+        lists = [[output] for output in outputs]
+        return self._all_gather(lists, inputs, result, opts, operation)
+
+    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
+        opts = opts or dist.AllgatherOptions()
+        if self._is_elsewhere(input_list[:1], "all_gather_coalesced"):
+            return super().allgather_coalesced(output_lists, input_list, opts)
+        outputs = [
+            self._of_every_rank([each], tensor, "all_gather_coalesced")
+            for each, tensor in zip(output_lists, input_list)
+        ]
+        return self._all_gather(outputs, input_list, output_lists, opts, "all_gather_coalesced")
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        opts = opts or dist.AllgatherOptions()
+        if self._is_elsewhere(inputs[:1], "all_gather_into_tensor_coalesced"):
+            return super().all_gather_single_coalesced(outputs, inputs, opts)
+        return self._all_gather_single(
+            outputs, inputs, outputs, opts, "all_gather_into_tensor_coalesced"
+        )
+
+    # ----- Copies from each rank to each -----
+
+    def _all_to_all(
+        self, outputs: Outputs, inputs: Sequence[torch.Tensor], like: torch.Tensor,
+        counts: list[int], result: Any, opts: Any, operation: str,
+    ) -> Work:
+        call = given(
+            ALL_TO_ALL, inputs, tensors_.elements(like), counts, 0, outputs
+        )
+        return self._submit(operation, [call], inputs, result, [outputs], opts.timeout)
+
+    def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
+        opts = opts or dist.AllToAllOptions()
+        if self._is_elsewhere([*output_tensors, *input_tensors], "all_to_all"):
+            return super().alltoall(output_tensors, input_tensors, opts)
+        for lists in (output_tensors, input_tensors):
+            self._of_every_rank([lists], input_tensors[0], "all_to_all")
+        return self._all_to_all(
+            Outputs(output_tensors, "all_to_all"), input_tensors, input_tensors[0],
+            [each.numel() for each in input_tensors], output_tensors, opts, "all_to_all",
+        )
+
+    def all_to_all_single(
+        self, output: Any, input_: Any, output_splits: Any, input_splits: Any, opts: Any = None
+    ) -> Any:
+        opts = opts or dist.AllToAllOptions()
+        operation = "all_to_all_single"
+        if self._is_elsewhere([output, input_], operation):
+            return super().all_to_all_single(output, input_, output_splits, input_splits, opts)
+        counts = self._counts(input_, input_splits, operation)
+        wanted = self._counts(output, output_splits, operation)
+        target = tensors_.SplitOutput(output, wanted, operation)
+        return self._all_to_all(target, [input_], input_, counts, output, opts, operation)
+
+    def _counts(self, tensor: torch.Tensor, splits: Any, operation: str) -> list[int]:
+        """The elements of each rank's part."""
+        size = len(self._ranks)
+        rows = tensor.shape[0] if tensor.dim() > 0 else 1
+        chosen = [int(each) for each in splits] if splits else [rows // size] * size
+        if len(chosen) != size or min(chosen) < 0 or sum(chosen) != rows:
+            raise InvalidArgument(
+                f"{operation}: {said(tensor)} with splits {chosen}: give {size} numbers of 0 or "
+                f"more that add up to its {rows} rows"
+            )
+        row = tensor.numel() // rows if rows > 0 else 0
+        return [each * row for each in chosen]
+
+    # ----- Between two ranks -----
+
+    def _pair(
+        self, operation: str, tensors: Any, peer: int, tag: int, source: int, target: int
+    ) -> Work:
+        tensor = self._only(tensors, operation)
+        if peer == self._place or not 0 <= peer < len(self._ranks):
+            raise InvalidArgument(
+                f"{operation}: rank {peer} of the group is "
+                f"{'this one' if peer == self._place else 'none'}; name another of its "
+                f"{len(self._ranks)} ranks"
+            )
+        gives = operation == "send"
+        output = None if gives else Outputs([tensor], operation)
+        sender, receiver = self._ranks[source], self._ranks[target]
+        call = given(
+            BROADCAST, [tensor] if gives else [], tensors_.whole(tensor),
+            [1] if gives else [], sender, output,
+        )
+        return self._submit(
+            f"{operation} {'to' if gives else 'from'} rank {self._ranks[peer]}", [call], [tensor],
+            tensors, [output] if output is not None else [], timedelta(0),
+            lane=f".{sender}.{receiver}.{tag}",
+            group=Group(self._client, ProcessSet([sender, receiver]), operation),
+            source_rank=source,
+        )
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
+        if self._is_elsewhere(tensors, "send"):
+            return super().send(tensors, dst, tag)
+        return self._pair("send", tensors, dst, tag, self._place, dst)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
+        if self._is_elsewhere(tensors, "recv"):
+            return super().recv(tensors, src, tag)
+        return self._pair("recv", tensors, src, tag, src, self._place)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
+        if self._is_elsewhere(tensors, "recv"):
+            return super().recv_anysource(tensors, tag)
+        raise Unsupported(
+            "recv: without a source: Talweg's receivers name the rank that they receive from: pass "
+            "src=..."
+        )
+
+    # ----- The group -----
+
+    def barrier(self, opts: Any = None) -> Any:
+        opts = opts or dist.BarrierOptions()
+        device = getattr(opts, "device", None)
+        if device is not None and any(each.type == device.type for each in self._device_types):
+            return super().barrier(opts)
+        one = torch.zeros(0, dtype=torch.uint8)
+        call = given(BARRIER, [one], tensors_.elements(one), [0], 0, None)
+        return self._submit("barrier", [call], [], [], [], opts.timeout)
+
+    # torch keeps names in its own backends, of which a group in Python has none; C++ asks
+    # getGroupName().
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The time limit of calls that name none."""
+        self._timeout = timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._calls = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._calls
+
+    # Names of torch before 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def _devices(default: str) -> dict[str, str]:
+    """The backend of each device in the call that makes a group.
+
+    torch tells a Python group nothing of the backends beside it, and makes none of them: it is read
+    where torch has it.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        config = frame.f_locals.get("backend_config")
+        if isinstance(config, dist.distributed_c10d.BackendConfig):
+            return {device: str(name) for device, name in config.device_backend_map.items()}
+        frame = frame.f_back
+    return {"cpu": default}
+
+
+def _add_backends(group: ProcessGroup, options: Any) -> None:
+    """Makes the backends that were named for other devices."""
+    kinds = dist.ProcessGroup.BackendType
+    for device, name in _devices(NAME).items():
+        if name == NAME:
+            if device != "cpu":
+                raise Unsupported(
+                    f'"{device}:talweg": the backend has tensors in host memory only: use '
+                    f'"cpu:talweg,{device}:nccl"'
+                )
+            continue
+        store = dist.PrefixStore(f"{device}/", options.store)
+        rank, size = options.group_rank, options.group_size
+        if name == "nccl" and dist.is_nccl_available():
+            chosen = dist.ProcessGroupNCCL.Options()
+            chosen._timeout = options.timeout
+            chosen.global_ranks_in_group = options.global_ranks_in_group
+            chosen.group_name = options.group_id
+            backend = dist.ProcessGroupNCCL(store, rank, size, chosen)
+            group._register_backend(torch.device(device), kinds.NCCL, backend)
+        elif name == "gloo" and dist.is_gloo_available():
+            backend = dist.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
+            group._register_backend(torch.device(device), kinds.GLOO, backend)
+        else:
+            raise Unsupported(
+                f'"{device}:{name}": beside talweg there can be nccl and gloo, where torch has them'
+            )
+
+
+def create(options: Any, backend_options: Any) -> ProcessGroup:
+    """Makes a group for torch.distributed."""
+    global _world
+    talweg.init(timeout_s=options.timeout.total_seconds())
+    rank, size, ranks = options.group_rank, options.group_size, options.global_ranks_in_group
+    if not ranks:
+        if (rank, size) != (talweg.rank(), talweg.size()):
+            raise InvalidArgument(
+                f"init_process_group: torch has rank {rank} of {size}, but Talweg's job has this "
+                f"process as rank {talweg.rank()} of {talweg.size()}: start the program with "
+                "`talweg run`, which sets RANK and WORLD_SIZE, or pass rank=talweg.rank() and "
+                "world_size=talweg.size()"
+            )
+        ranks, _world = range(size), next(_worlds)
+    elif list(ranks) != sorted(ranks):
+        raise Unsupported(f"a process group of ranks {list(ranks)}: name them in ascending order")
+    lane = f"c10d.{_world}.{options.group_id}"
+    group = ProcessGroup(options.store, rank, ranks, options.timeout, lane)
+    _add_backends(group, options)
+    return group

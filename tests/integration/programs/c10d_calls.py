@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every call of torch.distributed that Gloo has too: the same results with both backends.
+
+Runs as a rank. All calls are made with Gloo, then, after destroy_process_group(), with Talweg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from c10d_groups import each_backend
+
+_CASES: dict[str, Callable[[int, int], Any]] = {}
+
+
+def case(run: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+    """A call, with the rank and the number of ranks; what it returns is compared."""
+    _CASES[run.__name__] = run
+    return run
+
+
+def _values(rank: int, count: int = 6, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (torch.arange(count) % 5 + rank + 1).to(dtype)
+
+
+@case
+def all_reduce(rank: int, size: int) -> Any:
+    found = []
+    op = dist.ReduceOp
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint8):
+        for each in (op.SUM, op.MIN, op.MAX, op.PRODUCT):
+            tensor = _values(rank, 6, dtype)
+            dist.all_reduce(tensor, each)
+            found.append(tensor)
+    for dtype in (torch.int32, torch.int64, torch.uint8):
+        for each in (op.BAND, op.BOR, op.BXOR):
+            tensor = _values(rank, 6, dtype)
+            dist.all_reduce(tensor, each)
+            found.append(tensor)
+    return found
+
+
+@case
+def all_reduce_shapes(rank: int, size: int) -> Any:
+    large = _values(rank, 100_000)
+    strided = _values(rank, 24).view(4, 6).t()
+    scalar = torch.tensor(float(rank))
+    numbers = torch.complex(_values(rank), _values(rank + 1))
+    for tensor in (large, strided, scalar, numbers):
+        dist.all_reduce(tensor)
+    return [large, strided, scalar, numbers]
+
+
+@case
+def all_reduce_coalesced(rank: int, size: int) -> Any:
+    tensors = [_values(rank), _values(rank, 3000), _values(rank, 1)]
+    dist.all_reduce_coalesced(tensors)
+    return tensors
+
+
+@case
+def several_at_once(rank: int, size: int) -> Any:
+    tensors = [_values(rank + at, 50 + at) for at in range(6)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in works[:: 1 if rank % 2 else -1]:  # In any order.
+        assert work.wait()
+        assert work.is_completed()
+    return tensors
+
+
+@case
+def futures(rank: int, size: int) -> Any:
+    tensor = _values(rank)
+    work = dist.all_reduce(tensor, async_op=True)
+    doubled = work.get_future().then(lambda future: future.value()[0] * 2)
+    return [doubled.wait(), tensor]
+
+
+@case
+def broadcast(rank: int, size: int) -> Any:
+    tensors = [_values(rank), _values(rank, 5000), _values(rank, 6, torch.bool)]
+    tensors.append(_values(rank, 12).view(3, 4).t())
+    tensors.append(torch.complex(_values(rank), _values(rank)))
+    for root in (0, size - 1):
+        for tensor in tensors:
+            dist.broadcast(tensor, root)
+            tensor += 1 if tensor.dtype != torch.bool else False
+    return tensors
+
+
+@case
+def reduce(rank: int, size: int) -> Any:
+    tensor = _values(rank, 2000)
+    dist.reduce(tensor, size - 1)
+    return tensor if rank == size - 1 else None
+
+
+@case
+def all_gather(rank: int, size: int) -> Any:
+    outputs = [torch.zeros(3, 2) for _ in range(size)]
+    dist.all_gather(outputs, _values(rank).view(3, 2))
+    large = [torch.zeros(3000) for _ in range(size)]
+    dist.all_gather(large, _values(rank, 3000))
+    joined = torch.zeros(size * 6)
+    dist.all_gather_into_tensor(joined, _values(rank))
+    stacked = torch.zeros(size * 3000, dtype=torch.bool)
+    dist.all_gather_into_tensor(stacked, _values(rank, 3000, torch.bool))
+    return [outputs, large, joined, stacked]
+
+
+@case
+def reduce_scatter(rank: int, size: int) -> Any:
+    output, large = torch.zeros(4), torch.zeros(3000)
+    dist.reduce_scatter(output, [_values(rank + place, 4) for place in range(size)])
+    dist.reduce_scatter_tensor(large, _values(rank, 3000 * size))
+    return [output, large]
+
+
+@case
+def all_to_all(rank: int, size: int) -> Any:
+    even = torch.zeros(size * 2)
+    dist.all_to_all_single(even, _values(rank, size * 2))
+    # Rank r sends r + place rows to each place.
+    sent = [rank + place for place in range(size)]
+    rows = torch.zeros(sum(sent), 3)
+    given = _values(rank, sum(sent) * 3).view(-1, 3)
+    dist.all_to_all_single(rows, given, sent, sent)
+    return [even, rows]
+
+
+@case
+def gather_and_scatter(rank: int, size: int) -> Any:
+    root = size - 1
+    gathered = [torch.zeros(5) for _ in range(size)] if rank == root else None
+    dist.gather(_values(rank, 5), gathered, root)
+    output = torch.zeros(7)
+    parts = [_values(place, 7) for place in range(size)] if rank == root else None
+    dist.scatter(output, parts, root)
+    return [gathered, output]
+
+
+@case
+def point_to_point(rank: int, size: int) -> Any:
+    after, before = (rank + 1) % size, (rank - 1) % size
+    first, second, third = torch.zeros(6), torch.zeros(4000), torch.zeros(2)
+    if rank % 2 == 0:
+        dist.send(_values(rank), after)
+        dist.recv(first, before)
+    else:
+        assert dist.recv(first, before) == before
+        dist.send(_values(rank), after)
+    works = [
+        dist.irecv(third, before, tag=7),
+        dist.irecv(second, before, tag=8),
+        dist.isend(_values(rank, 4000), after, tag=8),
+        dist.isend(_values(rank, 2), after, tag=7),
+    ]
+    for work in works:
+        work.wait()
+    batch = torch.zeros(3)
+    operations = [
+        dist.P2POp(dist.isend, _values(rank, 3), after),
+        dist.P2POp(dist.irecv, batch, before),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    return [first, second, third, batch]
+
+
+@case
+def objects(rank: int, size: int) -> Any:
+    every: list[Any] = [None] * size
+    dist.all_gather_object(every, {"rank": rank, "text": "x" * 100 * rank})
+    told = [rank, "of", rank] if rank == 0 else [None, None, None]
+    dist.broadcast_object_list(told, 0)
+    gathered = [None] * size if rank == 0 else None
+    dist.gather_object(("from", rank), gathered, 0)
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, [{"to": place} for place in range(size)] if rank == 0 else None)
+    if rank == 0:
+        dist.send_object_list(["a", 1], 1)
+    received: list[Any] = [None, None]
+    if rank == 1:
+        dist.recv_object_list(received, 0)
+    return [every, told, gathered, mine, received]
+
+
+@case
+def barrier(rank: int, size: int) -> Any:
+    dist.barrier()
+    work = dist.barrier(async_op=True)
+    work.wait()
+    return None
+
+
+@case
+def groups(rank: int, size: int) -> Any:
+    found = []
+    for ranks in ([0], [size - 1, 0], list(range(1, size)), list(range(size))):
+        group = dist.new_group(ranks)
+        if rank not in ranks:
+            continue
+        tensor = _values(rank)
+        dist.all_reduce(tensor, group=group)
+        told = _values(rank)
+        dist.broadcast(told, max(ranks), group=group)
+        outputs = [torch.zeros(6) for _ in ranks]
+        dist.all_gather(outputs, _values(rank), group=group)
+        dist.barrier(group=group)
+        found += [tensor, told, outputs, dist.get_rank(group), dist.get_world_size(group)]
+        dist.destroy_process_group(group)
+    return found
+
+
+@case
+def functional(rank: int, size: int) -> Any:
+    import torch.distributed._functional_collectives as functional
+
+    group = dist.group.WORLD
+    every = list(range(size))
+    return [
+        functional.all_reduce(_values(rank), "sum", every).clone(),
+        functional.all_gather_tensor(_values(rank), 0, group).clone(),
+        functional.reduce_scatter_tensor(_values(rank, size * 2), "sum", 0, group).clone(),
+        functional.broadcast(_values(rank), 1, group).clone(),
+        functional.all_to_all_single(_values(rank, size * 2), None, None, group).clone(),
+    ]
+
+
+@case
+def subgroups(rank: int, size: int) -> Any:
+    mine, _ = dist.new_subgroups(size // 2)
+    tensor = _values(rank)
+    dist.all_reduce(tensor, group=mine)
+    return tensor
+
+
+if __name__ == "__main__":
+    each_backend(_CASES)

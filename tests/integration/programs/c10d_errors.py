@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch.distributed over Talweg has beyond Gloo, and what it refuses, with which words."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from expected_errors import raises
+
+import talweg
+import talweg.torch
+
+_RANK, _SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def check_ranks() -> None:
+    store = dist.HashStore()
+    with raises(talweg.InvalidArgument, f"torch has rank {_RANK} of {_SIZE + 1}, but Talweg's job"):
+        dist.init_process_group("talweg", store=store, rank=_RANK, world_size=_SIZE + 1)
+
+
+def check_mismatch() -> None:
+    # Each rank names both sides.
+    for tensor in (torch.zeros(5 + _RANK), torch.zeros(4000 + _RANK)):
+        with raises(talweg.Mismatch, r"rank 0 calls all_reduce sum of f32\[\d+\], but rank 1 calls"):
+            dist.all_reduce(tensor)
+    with raises(talweg.Mismatch, "rank 0 calls all_reduce sum .*, but rank 1 calls all_reduce max"):
+        dist.all_reduce(torch.zeros(5), dist.ReduceOp.MAX if _RANK == 1 else dist.ReduceOp.SUM)
+    with raises(talweg.Mismatch, "rank 0 calls broadcast .*, but rank 1 calls all_gather"):
+        if _RANK == 1:
+            dist.all_gather([torch.zeros(5) for _ in range(_SIZE)], torch.zeros(5))
+        else:
+            dist.broadcast(torch.zeros(5), 0)
+    with raises(talweg.Mismatch, r"f32\[4\].*f64\[4\]"):
+        dist.broadcast(torch.zeros(4, dtype=torch.float64 if _RANK == 1 else torch.float32), 0)
+    if _RANK < 2:
+        with raises(talweg.Mismatch, r"broadcast of f32\[3\].*broadcast of f32\[4\]"):
+            if _RANK == 0:
+                dist.send(torch.zeros(3), 1)
+            else:
+                dist.recv(torch.zeros(4), 0)
+    # The group goes on.
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [_SIZE] * 3
+
+
+def check_timeout() -> None:
+    group = dist.new_group([0, 1])
+    if _RANK == 0:
+        tensor = torch.ones(6)
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        words = rf"rank 0: all_reduce of float32\[6\].* not complete after 0\.05 s"
+        with raises(talweg.Timeout, words):
+            work.wait(timedelta(seconds=0.05))
+        assert not work.is_completed()
+    dist.barrier()
+    if _RANK == 1:
+        tensor = torch.ones(6)
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+    if _RANK < 2:
+        work.wait()  # It was open all the time.
+        assert work.is_success() and tensor.tolist() == [2] * 6
+        dist.barrier(group, timeout=timedelta(seconds=60))
+    if _RANK == 0:
+        with raises(talweg.Timeout, "rank 0: barrier in the process group of ranks"):
+            dist.barrier(group, timeout=timedelta(seconds=0.05))
+    dist.barrier()
+    if _RANK == 1:
+        dist.barrier(group)
+
+
+def check_beyond_gloo() -> None:
+    # Averages, pre-multiplied sums, bools, lists of several lengths.
+    tensor = torch.full((3,), float(_RANK))
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    assert tensor.tolist() == [(_SIZE - 1) / 2] * 3
+    tensor = torch.full((3,), 2.0)
+    dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
+    assert tensor.tolist() == [float(_SIZE)] * 3
+    for op, wanted in ((dist.ReduceOp.SUM, [True, True, False]), (dist.ReduceOp.PRODUCT, [True, False, False])):
+        bools = torch.tensor([True, _RANK == 0, False])
+        dist.all_reduce(bools, op)
+        assert bools.tolist() == wanted, (op, bools)
+    outputs = [torch.zeros(2 * rank) for rank in range(_SIZE)]
+    dist.all_gather(outputs, torch.full((2 * _RANK,), float(_RANK)))
+    assert [output.tolist() for output in outputs] == [[rank] * 2 * rank for rank in range(_SIZE)]
+    every = torch.zeros(_SIZE, 5)
+    dist.all_gather_into_tensor(every, torch.full((5,), float(_RANK)))
+    assert every[:, 0].tolist() == list(range(_SIZE))
+    pairs = [torch.zeros(2), torch.zeros(3000)]
+    inputs = [torch.ones(2 * _SIZE), torch.ones(3000 * _SIZE)]
+    with dist._coalescing_manager():
+        for output, given in zip(pairs, inputs):
+            dist.reduce_scatter_tensor(output, given)
+    assert all(bool((output == _SIZE).all()) for output in pairs)
+    empty = torch.zeros(0)
+    dist.all_reduce(empty)
+    assert empty.numel() == 0
+    half = torch.ones(9, dtype=torch.bfloat16)
+    dist.all_reduce(half)
+    assert half.tolist() == [_SIZE] * 9
+
+
+def check_refused() -> None:
+    with raises(talweg.Unsupported, "average is not defined for i64"):
+        dist.all_reduce(torch.ones(3, dtype=torch.int64), dist.ReduceOp.AVG)
+    with raises(talweg.Unsupported, "bit_and is not defined for f32"):
+        dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND)
+    with raises(talweg.InvalidArgument, "use tensor.to_dense"):
+        dist.all_reduce(torch.ones(3).to_sparse())
+    with raises(talweg.InvalidArgument, "takes tensors in host memory"):
+        dist.all_reduce(torch.ones(3, device="meta"))
+    with raises(talweg.Unsupported, "recv: without a source"):
+        dist.recv(torch.zeros(3))
+    with raises(ValueError, "only implemented for GLOO"):
+        dist.monitored_barrier()
+    with raises(Exception, ""):
+        dist.split_group(split_ranks=[list(range(_SIZE))])
+    if _RANK == 0:
+        with raises(talweg.InvalidArgument, "rank 0 of the group is this one"):
+            dist.isend(torch.zeros(3), 0)
+    with raises(talweg.Mismatch, "but this rank expects"):
+        # Each rank sends one row to the first and two to each other, and expects one of all.
+        sent = [1] + [2] * (_SIZE - 1)
+        output = torch.zeros(_SIZE + 1, 2)
+        wanted = [2] + [1] * (_SIZE - 1)
+        given = torch.zeros(sum(sent), 2)
+        dist.all_to_all_single(output, given, wanted, sent)
+
+
+def check_devices() -> None:
+    dist.destroy_process_group()
+    for backends in ("cpu:talweg,cuda:gloo", "cuda:gloo,cpu:talweg"):
+        dist.init_process_group(backends, store=dist.PrefixStore(backends, _STORE), rank=_RANK, world_size=_SIZE)
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [_SIZE] * 3
+        group = dist.group.WORLD
+        assert isinstance(group._get_backend(torch.device("cuda")), dist.ProcessGroupGloo)
+        other = dist.new_group([0, 1])
+        if _RANK < 2:
+            assert isinstance(other._get_backend(torch.device("cuda")), dist.ProcessGroupGloo)
+        dist.barrier()
+        dist.destroy_process_group()
+    with raises(talweg.Unsupported, "cuda:talweg"):
+        dist.init_process_group("cuda:talweg", store=_STORE, rank=_RANK, world_size=_SIZE)
+
+
+if __name__ == "__main__":
+    check_ranks()
+    dist.init_process_group("talweg")  # env://, of talweg run.
+    _STORE = dist.PrefixStore("later", dist.distributed_c10d._get_default_store())
+    check_mismatch()
+    check_timeout()
+    check_beyond_gloo()
+    check_refused()
+    check_devices()
+    talweg.barrier()

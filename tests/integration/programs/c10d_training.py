@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's own ways to train on several ranks: the same weights over Gloo and over Talweg."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from c10d_groups import each_backend
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+_CASES: dict[str, Callable[[int, int], Any]] = {}
+
+
+def case(run: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+    """A way to train; what it returns is compared."""
+    _CASES[run.__name__] = run
+    return run
+
+
+class _Model(nn.Module):
+    """Small, with a layer that not every step uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 40)
+        self.seldom = nn.Linear(40, 40)
+        self.last = nn.Linear(40, 3)
+
+    def forward(self, inputs: torch.Tensor, use_all: bool = True) -> torch.Tensor:
+        hidden = torch.relu(self.first(inputs))
+        if use_all:
+            hidden = torch.relu(self.seldom(hidden))
+        return self.last(hidden)
+
+
+def _batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return (
+        torch.randn(8, 12, generator=generator),
+        torch.randint(0, 3, (8,), generator=generator),
+    )
+
+
+def _step(model: Any, optimizer: Any, rank: int, step: int, **options: Any) -> None:
+    inputs, labels = _batch(rank, step)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(inputs, **options), labels).backward()
+    optimizer.step()
+
+
+def _weights(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+@case
+def data_parallel(rank: int, size: int) -> Any:
+    torch.manual_seed(rank)  # DDP has all begin with rank 0's.
+    model = DistributedDataParallel(_Model(), bucket_cap_mb=0.002)
+    optimizer = _sgd(model)
+    for step in range(4):
+        _step(model, optimizer, rank, step)
+    return _weights(model)
+
+
+@case
+def unused_parameters(rank: int, size: int) -> Any:
+    model = DistributedDataParallel(_Model(), find_unused_parameters=True)
+    optimizer = _sgd(model)
+    for step in range(3):
+        _step(model, optimizer, rank, step, use_all=(step + rank) % 2 == 0)
+    return _weights(model)
+
+
+@case
+def no_sync(rank: int, size: int) -> Any:
+    model = DistributedDataParallel(_Model())
+    optimizer = _sgd(model)
+    for step in range(2):
+        optimizer.zero_grad()
+        for micro in range(3):
+            inputs, labels = _batch(rank, 3 * step + micro)
+            if micro < 2:
+                with model.no_sync():
+                    nn.functional.cross_entropy(model(inputs), labels).backward()
+            else:
+                nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    return _weights(model)
+
+
+@case
+def comm_hooks(rank: int, size: int) -> Any:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    found = []
+    for hook in ("fp16", "power"):
+        torch.manual_seed(3)
+        model = DistributedDataParallel(_Model())
+        if hook == "fp16":
+            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        else:
+            state = powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)
+            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        optimizer = _sgd(model)
+        for step in range(4):
+            _step(model, optimizer, rank, step)
+        found.append(_weights(model))
+    return found
+
+
+@case
+def join(rank: int, size: int) -> Any:
+    model = DistributedDataParallel(_Model())
+    optimizer = _sgd(model)
+    with model.join():
+        for step in range(2 + rank):
+            _step(model, optimizer, rank, step)
+    return _weights(model)
+
+
+@case
+def sync_batch_norm_like_buffers(rank: int, size: int) -> Any:
+    network = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model = DistributedDataParallel(network)
+    optimizer = _sgd(model)
+    for step in range(3):
+        _step(model, optimizer, rank, step)
+    # The last step's statistics are each rank's own: rank 0's count.
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    for buffer in buffers:
+        dist.broadcast(buffer, 0)
+    return [_weights(model), buffers]
+
+
+@case
+def zero_redundancy(rank: int, size: int) -> Any:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = DistributedDataParallel(_Model())
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), optimizer_class=torch.optim.Adam, lr=0.01
+    )
+    for step in range(3):
+        _step(model, optimizer, rank, step)
+    optimizer.consolidate_state_dict(0)
+    state = optimizer.state_dict()["state"] if rank == 0 else None
+    return [_weights(model), state]
+
+
+def _sharded(mesh: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    from torch.distributed.fsdp import fully_shard
+
+    model = _Model()
+    for layer in (model.first, model.seldom):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def _full(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.full_tensor().detach().clone() for parameter in model.parameters()]
+
+
+@case
+def fully_sharded(rank: int, size: int) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model, optimizer = _sharded(init_device_mesh("cpu", (size,)))
+    for step in range(3):
+        _step(model, optimizer, rank, step)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return [_full(model), norm.full_tensor()]
+
+
+@case
+def hybrid_sharded(rank: int, size: int) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shards = 2 if size % 2 == 0 else 1
+    mesh = init_device_mesh("cpu", (size // shards, shards), mesh_dim_names=("copies", "shards"))
+    model, optimizer = _sharded(mesh)
+    for step in range(3):
+        _step(model, optimizer, rank, step)
+    return _full(model)
+
+
+@case
+def checkpoint(rank: int, size: int) -> Any:
+    import torch.distributed.checkpoint as checkpoints
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (size,))
+    model, optimizer = _sharded(mesh)
+    _step(model, optimizer, rank, 0)
+    directory = [tempfile.mkdtemp(prefix="talweg.") if rank == 0 else None]
+    dist.broadcast_object_list(directory, 0)
+    states, optimizer_states = get_state_dict(model, optimizer)
+    checkpoints.save({"model": states, "optimizer": optimizer_states}, checkpoint_id=directory[0])
+    saved = copy.deepcopy(_full(model))
+    _step(model, optimizer, rank, 1)
+    states, optimizer_states = get_state_dict(model, optimizer)
+    loaded = {"model": states, "optimizer": optimizer_states}
+    checkpoints.load(loaded, checkpoint_id=directory[0])
+    set_state_dict(
+        model, optimizer, model_state_dict=loaded["model"],
+        optim_state_dict=loaded["optimizer"],
+    )
+    for one, other in zip(_full(model), saved):
+        assert torch.equal(one, other)
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(directory[0])
+    _step(model, optimizer, rank, 1)
+    return _full(model)
+
+
+if __name__ == "__main__":
+    each_backend(_CASES, tolerance=1e-5)

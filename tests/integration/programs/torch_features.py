@@ -137,7 +137,7 @@ def arguments_in_the_wrong_place() -> None:
         expect(invalid, "average is 1;", push, ones, 1, op=tw.Op.SUM)
         expect(invalid, "op is True;", push, ones, op=True)
         expect(invalid, "op is 'sum'", push, ones, op="sum")
-    expect(talweg.InvalidArgument, "op is 9;", tw.declare, "d", ones, 9)
+    expect(talweg.InvalidArgument, "op is 99;", tw.declare, "d", ones, 99)
     number: Any = int(tw.Op.SUM)
     assert (tw.push_pull(ones, op=number, name="number") == tw.size()).all()
 

@@ -434,6 +434,7 @@ def _steps(channel: Channel, given: Given, priority: int) -> _Steps:
     block = _header(given, total_rows) + struct.pack(f"<{len(given.part_rows)}q", *given.part_rows)
     if not kind.reduces and own_bytes <= _INLINE_BYTES:
         block += ctypes.string_at(given.address, own_bytes)
+    channel.client.count_pushed_bytes(own_bytes)
     control = channel.control()
     said_by_this = np.frombuffer(block, np.uint8)
     round_ = connection.push_parts(control, said_by_this.ctypes.data, [len(block)], priority)
@@ -547,8 +548,8 @@ def _started(
     shape: Callable[[list[Any]], Any],
     how: Callable[[Channel, Job], None],
 ) -> JobHandle:
+    _native.check_name_and_priority("" if name is None else name, priority)
     channel = channel_of(client, name, group)
-    _native.check_name_and_priority(channel.name, priority)
     job = Job(channel, calls, priority)
     how(channel, job)
     return JobHandle(client, 0, 0, channel.name, job=job, shape=shape)

@@ -261,6 +261,10 @@ def who_may_not_call() -> None:
     expect(talweg.InvalidArgument, f"has rank {size}", talweg.barrier, beyond)
     expect(talweg.InvalidArgument, "twice", talweg.ProcessSet, [1, 1])
     expect(talweg.InvalidArgument, "one rank or more", talweg.ProcessSet, [])
+    expect(talweg.InvalidArgument, "not int", talweg.all_gather, ones, 7)
+    before = talweg.pushed_bytes()
+    talweg.all_gather(ones)
+    assert talweg.pushed_bytes() == before + 8
     expect(talweg.InvalidArgument, "reshape(1)", talweg.all_gather, np.array(1.0))
     expect(talweg.InvalidArgument, "add up", talweg.all_to_all, ones, [2] * size)
     expect(talweg.InvalidArgument, "need f64[", talweg.all_gather_into, ones, np.ones(7))

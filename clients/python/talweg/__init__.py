@@ -15,6 +15,7 @@ for PyTorch.
 from __future__ import annotations
 
 import atexit
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,12 @@ from numpy.typing import DTypeLike
 
 from talweg import _client, _objects
 from talweg._arguments import chosen_op, takes_old_order
-from talweg._client import Handle
+from talweg._client import Handle, group_of
 from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
-from talweg._numpy_collectives import COLLECTIVES as _collectives
-from talweg._process_sets import ProcessSet
+from talweg._numpy_collectives import COLLECTIVES as _calls
+from talweg._numpy_collectives import contiguous
+from talweg._process_sets import Group, ProcessSet
+from talweg._scaling import NO_FACTORS, Factors
 from talweg._version import __version__
 from talweg.errors import (
     Aborted,
@@ -87,6 +90,7 @@ __all__ = [
     "all_to_all_async",
     "barrier",
     "broadcast",
+    "broadcast_async",
     "broadcast_object",
     "declare",
     "gather",
@@ -95,6 +99,8 @@ __all__ = [
     "grouped_all_gather_async",
     "grouped_all_to_all",
     "grouped_all_to_all_async",
+    "grouped_push_pull",
+    "grouped_push_pull_async",
     "grouped_reduce_scatter",
     "grouped_reduce_scatter_async",
     "init",
@@ -174,41 +180,33 @@ def pushed_bytes() -> int:
     return _client.current().pushed_bytes
 
 
-all_gather = _collectives.all_gather
-all_gather_async = _collectives.all_gather_async
-all_gather_into = _collectives.all_gather_into
-all_gather_into_async = _collectives.all_gather_into_async
-all_to_all = _collectives.all_to_all
-all_to_all_async = _collectives.all_to_all_async
-gather = _collectives.gather
-gather_async = _collectives.gather_async
-grouped_all_gather = _collectives.grouped_all_gather
-grouped_all_gather_async = _collectives.grouped_all_gather_async
-grouped_all_to_all = _collectives.grouped_all_to_all
-grouped_all_to_all_async = _collectives.grouped_all_to_all_async
-grouped_reduce_scatter = _collectives.grouped_reduce_scatter
-grouped_reduce_scatter_async = _collectives.grouped_reduce_scatter_async
-recv = _collectives.recv
-recv_async = _collectives.recv_async
-reduce = _collectives.reduce
-reduce_async = _collectives.reduce_async
-reduce_scatter = _collectives.reduce_scatter
-reduce_scatter_async = _collectives.reduce_scatter_async
-scatter = _collectives.scatter
-scatter_async = _collectives.scatter_async
-send = _collectives.send
-send_async = _collectives.send_async
+all_gather = _calls.all_gather
+all_gather_async = _calls.all_gather_async
+all_gather_into = _calls.all_gather_into
+all_gather_into_async = _calls.all_gather_into_async
+all_to_all = _calls.all_to_all
+all_to_all_async = _calls.all_to_all_async
+gather = _calls.gather
+gather_async = _calls.gather_async
+grouped_all_gather = _calls.grouped_all_gather
+grouped_all_gather_async = _calls.grouped_all_gather_async
+grouped_all_to_all = _calls.grouped_all_to_all
+grouped_all_to_all_async = _calls.grouped_all_to_all_async
+grouped_reduce_scatter = _calls.grouped_reduce_scatter
+grouped_reduce_scatter_async = _calls.grouped_reduce_scatter_async
+recv = _calls.recv
+recv_async = _calls.recv_async
+reduce = _calls.reduce
+reduce_async = _calls.reduce_async
+reduce_scatter = _calls.reduce_scatter
+reduce_scatter_async = _calls.reduce_scatter_async
+scatter = _calls.scatter
+scatter_async = _calls.scatter_async
+send = _calls.send
+send_async = _calls.send_async
 
 
 _old_order = takes_old_order("op", "name", "priority", "timeout_s")
-
-
-def _contiguous(array: np.ndarray) -> np.ndarray:
-    if not isinstance(array, np.ndarray):
-        raise InvalidArgument(f"expected a numpy.ndarray, got {type(array).__name__}")
-    if isinstance(array, np.ma.MaskedArray):
-        raise InvalidArgument("a masked array cannot be pushed: use array.filled(value)")
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def declare(
@@ -230,24 +228,38 @@ def declare(
 
 
 def _start(
-    array: np.ndarray, out: np.ndarray, op: Op, name: str | None, priority: int, root_rank: int
+    array: np.ndarray,
+    out: np.ndarray,
+    op: Op,
+    name: str | None,
+    priority: int,
+    root_rank: int,
+    process_set: ProcessSet | None,
+    factors: Factors = NO_FACTORS,
 ) -> Handle:
     client = _client.current()
-    source = _contiguous(array)
-    declaration = Declaration(numpy_dtype(source.dtype), source.size, op, root_rank)
+    operation = "broadcast" if op is Op.BROADCAST else "push_pull"
+    group = Group(client, process_set, operation)
+    group.require_root(root_rank if op is Op.BROADCAST else group.ranks[0], operation)
+    source = contiguous(array)
+    dtype = numpy_dtype(source.dtype)
+    declaration = Declaration(dtype, source.size, op, root_rank, group.listed)
+    factors.require(dtype, operation)
+    source, pushed_at = factors.before(client, dtype, source)
 
     def start(name: str) -> Handle:
         return client.push(
             name,
             declaration,
-            source.ctypes.data,
+            pushed_at,
             out.ctypes.data,
             priority,
             result=out,
             keep=(source, out),
+            finish=factors.after(client, dtype, out.ctypes.data, out.size),
         )
 
-    return client.start(name, declaration, start)
+    return client.start(name, declaration, start, group.suffix)
 
 
 @_old_order
@@ -257,6 +269,9 @@ def push_pull_async(
     op: Op | None = None,
     *,
     average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
     priority: int = 0,
 ) -> Handle:
     """Starts a round of `array` and returns its handle; the array may be changed at once.
@@ -267,10 +282,13 @@ def push_pull_async(
     product not for bools. Rounds with a larger `priority` overtake others. Rounds without a name
     belong together by the order of such calls, which must then be the same at every rank; they
     share a few tensors, so give names to many that are to be open at once. Raises Busy when the
-    tensor's last round has not been synchronized.
+    tensor's last round has not been synchronized. `process_set`: only its ranks take part.
+    `prescale_factor` multiplies what each rank gives and `postscale_factor` the result, both by
+    talweg_scale() of talweg.h: 16-bit floats in float32, integers in float64, towards zero.
     """
     out = np.empty(array.shape, dtype=array.dtype) if isinstance(array, np.ndarray) else array
-    return _start(array, out, chosen_op(op, average), name, priority, 0)
+    factors = Factors(prescale_factor, postscale_factor)
+    return _start(array, out, chosen_op(op, average), name, priority, 0, process_set, factors)
 
 
 @_old_order
@@ -280,12 +298,24 @@ def push_pull(
     op: Op | None = None,
     *,
     average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
     priority: int = 0,
     timeout_s: float | None = None,
 ) -> np.ndarray:
     """push_pull_async() and synchronize() in one: returns a new array of the same shape."""
     _client.current().check_timeout(timeout_s)
-    handle = push_pull_async(array, name=name, op=op, average=average, priority=priority)
+    handle = push_pull_async(
+        array,
+        name=name,
+        op=op,
+        average=average,
+        process_set=process_set,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        priority=priority,
+    )
     result: np.ndarray = synchronize(handle, timeout_s)
     return result
 
@@ -297,6 +327,9 @@ def push_pull_async_inplace(
     op: Op | None = None,
     *,
     average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
     priority: int = 0,
 ) -> Handle:
     """As push_pull_async(), but synchronize() writes the result into `array`.
@@ -304,7 +337,8 @@ def push_pull_async_inplace(
     The array must be C-contiguous and writable, and stay unread and unwritten until then.
     """
     _require_writable(array)
-    return _start(array, array, chosen_op(op, average), name, priority, 0)
+    factors = Factors(prescale_factor, postscale_factor)
+    return _start(array, array, chosen_op(op, average), name, priority, 0, process_set, factors)
 
 
 @_old_order
@@ -314,12 +348,24 @@ def push_pull_inplace(
     op: Op | None = None,
     *,
     average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
     priority: int = 0,
     timeout_s: float | None = None,
 ) -> np.ndarray:
     """As push_pull(), into `array` itself, which is also returned."""
     _client.current().check_timeout(timeout_s)
-    handle = push_pull_async_inplace(array, name=name, op=op, average=average, priority=priority)
+    handle = push_pull_async_inplace(
+        array,
+        name=name,
+        op=op,
+        average=average,
+        process_set=process_set,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        priority=priority,
+    )
     synchronize(handle, timeout_s)
     return array
 
@@ -349,11 +395,68 @@ def synchronize(handle: Handle, timeout_s: float | None = None) -> Any:
     return _client.current().synchronize(handle, timeout_s)
 
 
-def broadcast(array: np.ndarray, root_rank: int = 0, name: str | None = None) -> np.ndarray:
-    """Makes every rank's `array` the root's, byte for byte, in place; returns it."""
-    _require_writable(array)
-    synchronize(_start(array, array, Op.BROADCAST, name, 0, root_rank))
+def broadcast(
+    array: np.ndarray,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> np.ndarray:
+    """Makes every rank's `array` the root's, byte for byte, in place; returns it.
+
+    `root_rank` is a number in the job, also within a set.
+    """
+    synchronize(broadcast_async(array, root_rank, name, process_set))
     return array
+
+
+def broadcast_async(
+    array: np.ndarray,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Handle:
+    """Starts broadcast(); the array stays unread and unwritten until synchronize()."""
+    _require_writable(array)
+    return _start(array, array, Op.BROADCAST, name, 0, root_rank, process_set)
+
+
+def _grouped(
+    arrays: Sequence[np.ndarray],
+    name: str | None,
+    start: Callable[[np.ndarray, str | None], Handle],
+) -> Handle:
+    return group_of(
+        _client.current(),
+        [
+            start(array, None if name is None else f"{name}.{index}")
+            for index, array in enumerate(arrays)
+        ],
+    )
+
+
+def grouped_push_pull_async(
+    arrays: Sequence[np.ndarray], name: str | None = None, op: Op | None = None, **options: Any
+) -> Handle:
+    """push_pull_async() of many arrays, with its options; they have one handle.
+
+    With a name the arrays are name.0, name.1 and so on.
+    """
+    return _grouped(arrays, name, lambda array, own: push_pull_async(array, own, op, **options))
+
+
+def grouped_push_pull(
+    arrays: Sequence[np.ndarray],
+    name: str | None = None,
+    op: Op | None = None,
+    *,
+    timeout_s: float | None = None,
+    **options: Any,
+) -> list[np.ndarray]:
+    """push_pull() of many arrays; returns a list of results."""
+    _client.current().check_timeout(timeout_s)
+    handle = grouped_push_pull_async(arrays, name, op, **options)
+    results: list[np.ndarray] = synchronize(handle, timeout_s)
+    return results
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
@@ -373,9 +476,11 @@ def all_gather_object(obj: Any, name: str | None = None) -> list[Any]:
     return _objects.all_gather_object(client, obj, name or "all_gather_object")
 
 
-def barrier() -> None:
-    """Returns when every rank has called it, of those that are left in the job.
+def barrier(process_set: ProcessSet | None = None) -> None:
+    """Returns when every rank has called it, of those that are left in the job or of the set.
 
     For one thread of a rank at a time. After Ctrl-C the next call waits for the same barrier.
     """
-    _client.current().barrier()
+    client = _client.current()
+    group = Group(client, process_set, "barrier")
+    client.barrier(group.listed, group.suffix)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
@@ -24,6 +25,7 @@ from talweg.errors import (
     InvalidArgument,
     NotInitialized,
     TalwegError,
+    Timeout,
     Unsupported,
 )
 
@@ -60,6 +62,39 @@ class Handle:
 
     def order_result(self) -> None:
         """What take() has done to the thread that called it, once more for this one."""
+
+
+@dataclass(eq=False)
+class HandleOfMany(Handle):
+    """One handle for several."""
+
+    parts: Sequence[Handle] = ()
+
+    def is_complete(self, connection: _native.Connection) -> bool:
+        return all(part.done or self.client.poll(part) for part in self.parts)
+
+    def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        failure: TalwegError | None = None
+        for part in self.parts:
+            if part.done:
+                continue
+            try:
+                left = None if end is None else max(0.0, end - time.monotonic())
+                self.client.synchronize(part, left)
+            except Timeout:
+                raise
+            except TalwegError as error:  # The others are taken all the same.
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        self.result = [part.result for part in self.parts]
+
+
+def group_of(client: Client, parts: Sequence[Handle]) -> Handle:
+    """One handle for several, whose result is the list of theirs."""
+    name = parts[0].name if parts else "nothing"
+    return HandleOfMany(client, 0, 0, f"{name} and others", parts=parts)
 
 
 @dataclass
@@ -146,7 +181,7 @@ class Client:
         self._pushed_bytes = 0
         # Whether this node's ranks, which are the whole job, sum larger tensors themselves.
         self.ranks_sum = False
-        self._in_barrier = threading.Lock()
+        self._in_barrier: set[str] = set()
         self._pid = os.getpid()
         self._closers: list[Callable[[], None]] = []
         # Of _collectives.
@@ -267,7 +302,13 @@ class Client:
         else:
             tensors = [
                 connection.declare_collective(
-                    name, each.dtype, each.op, each.shares(), each.root_rank, each.ranks, each.count,
+                    name,
+                    each.dtype,
+                    each.op,
+                    each.shares(),
+                    each.root_rank,
+                    each.ranks,
+                    each.count,
                     priority,
                 )
                 for name, each, priority in declarations
@@ -311,7 +352,11 @@ class Client:
 
     def count_push(self, declaration: Declaration) -> None:
         """Adds a round that was started to pushed_bytes."""
-        self._pushed_bytes += declaration.nbytes
+        self.count_pushed_bytes(declaration.nbytes)
+
+    def count_pushed_bytes(self, nbytes: int) -> None:
+        """Adds to pushed_bytes what a collective gives."""
+        self._pushed_bytes += nbytes
 
     def push(
         self,
@@ -394,21 +439,24 @@ class Client:
 
         With `ranks` and the suffix of their set: every rank of these.
         """
-        if not self._in_barrier.acquire(blocking=False):
-            raise Busy("another thread of this process is in barrier(): one calls it at a time")
+        name = f"talweg.barrier{suffix}"
+        with self._lock:
+            if name in self._in_barrier:
+                raise Busy("another thread of this process is in barrier(): one calls it at a time")
+            self._in_barrier.add(name)
         try:
             if ranks:
-                self._barrier_of(ranks, f"talweg.barrier{suffix}")
+                self._barrier_of(ranks, name)
             else:
                 self.connection.barrier()
         finally:
-            self._in_barrier.release()
-
+            with self._lock:
+                self._in_barrier.discard(name)
 
     def _barrier_of(self, ranks: tuple[int, ...], name: str) -> None:
         handle = self._open_barriers.get(name)
         if handle is None:
-            one = np.ones(1, np.int32)
+            one: np.ndarray = np.ones(1, np.int32)
             declaration = Declaration(DType.I32, 1, Op.SUM, 0, ranks)
             handle = self.push(name, declaration, one.ctypes.data, 0)
             self._open_barriers[name] = handle

@@ -13,6 +13,7 @@ from talweg._client import Client, Handle
 from talweg._collectives import Given, Kind, Rows, split_evenly
 from talweg._declaration import DType, Op
 from talweg._process_sets import Group, ProcessSet
+from talweg._scaling import Factors
 from talweg.errors import InvalidArgument, Unsupported
 
 
@@ -137,8 +138,14 @@ class Collectives:
     # ----- all_gather -----
 
     def _all_gather(
-        self, is_async: bool, tensors: Sequence[Any], many: bool, name: str | None,
-        process_set: ProcessSet | None, priority: int, timeout_s: float | None = None,
+        self,
+        is_async: bool,
+        tensors: Sequence[Any],
+        many: bool,
+        name: str | None,
+        process_set: ProcessSet | None,
+        priority: int,
+        timeout_s: float | None = None,
     ) -> Any:
         client = _client.current()
         group = Group(client, process_set, "all_gather")
@@ -150,8 +157,13 @@ class Collectives:
         return self._go(is_async, client, name, group, calls, priority, shape, timeout_s)
 
     def all_gather(
-        self, tensor: Any, name: str | None = None, process_set: ProcessSet | None = None, *,
-        priority: int = 0, timeout_s: float | None = None,
+        self,
+        tensor: Any,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> Any:
         """Returns the tensors of all ranks, joined along the first dimension, in rank order.
 
@@ -162,30 +174,48 @@ class Collectives:
         return self._all_gather(False, [tensor], False, name, process_set, priority, timeout_s)
 
     def all_gather_async(
-        self, tensor: Any, name: str | None = None, process_set: ProcessSet | None = None, *,
+        self,
+        tensor: Any,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
         priority: int = 0,
     ) -> Handle:
         """Starts all_gather() and returns its handle; the tensor may be changed at once."""
         return self._all_gather(True, [tensor], False, name, process_set, priority)
 
     def grouped_all_gather(
-        self, tensors: Sequence[Any], name: str | None = None,
-        process_set: ProcessSet | None = None, *, priority: int = 0,
+        self,
+        tensors: Sequence[Any],
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> list[Any]:
         """all_gather() of many tensors; returns a list of results."""
         return self._all_gather(False, tensors, True, name, process_set, priority, timeout_s)
 
     def grouped_all_gather_async(
-        self, tensors: Sequence[Any], name: str | None = None,
-        process_set: ProcessSet | None = None, *, priority: int = 0,
+        self,
+        tensors: Sequence[Any],
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
     ) -> Handle:
         """Starts grouped_all_gather(); the tensors have one handle."""
         return self._all_gather(True, tensors, True, name, process_set, priority)
 
     def _all_gather_into(
-        self, is_async: bool, output: Any, tensor: Any, name: str | None,
-        process_set: ProcessSet | None, priority: int, timeout_s: float | None = None,
+        self,
+        is_async: bool,
+        output: Any,
+        tensor: Any,
+        name: str | None,
+        process_set: ProcessSet | None,
+        priority: int,
+        timeout_s: float | None = None,
     ) -> Any:
         client, framework = _client.current(), self._framework
         group = Group(client, process_set, "all_gather_into")
@@ -200,7 +230,10 @@ class Collectives:
             )
         target = framework.target(output)
         given = self._given(
-            _collectives.ALL_GATHER_INTO, tensor, lambda rows: [rows], is_async,
+            _collectives.ALL_GATHER_INTO,
+            tensor,
+            lambda rows: [rows],
+            is_async,
             allocate=lambda rows, counts: (target, framework.address(target)),
         )
 
@@ -211,21 +244,29 @@ class Collectives:
         return self._go(is_async, client, name, group, [given], priority, shape, timeout_s)
 
     def all_gather_into(
-        self, output: Any, tensor: Any, name: str | None = None,
-        process_set: ProcessSet | None = None, *, priority: int = 0,
+        self,
+        output: Any,
+        tensor: Any,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> Any:
         """all_gather() of tensors of one shape, into `output`, which is also returned.
 
         Its first dimension is the tensor's times the number of ranks.
         """
-        return self._all_gather_into(
-            False, output, tensor, name, process_set, priority, timeout_s
-        )
+        return self._all_gather_into(False, output, tensor, name, process_set, priority, timeout_s)
 
     def all_gather_into_async(
-        self, output: Any, tensor: Any, name: str | None = None,
-        process_set: ProcessSet | None = None, *, priority: int = 0,
+        self,
+        output: Any,
+        tensor: Any,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
     ) -> Handle:
         """Starts all_gather_into(); `output` stays unread and unwritten until synchronize()."""
         return self._all_gather_into(True, output, tensor, name, process_set, priority)
@@ -233,28 +274,55 @@ class Collectives:
     # ----- Reductions -----
 
     def _reduced(
-        self, kind: Kind, tensor: Any, part_rows: Callable[[int], list[int]], is_async: bool,
-        op: Op, prescale: float, postscale: float, root_rank: int,
+        self,
+        kind: Kind,
+        tensor: Any,
+        part_rows: Callable[[int], list[int]],
+        is_async: bool,
+        op: Op,
+        factors: Factors,
+        root_rank: int,
         allocate: Callable[[Rows, list[int]], tuple[Any, int]],
     ) -> Given:
         dtype = self._framework.wire_dtype(tensor)
-        check_reduction(dtype, op, prescale, postscale, kind.name)
+        check_reduction(dtype, op, kind.name)
+        factors.require(dtype, kind.name)
         return self._given(
-            kind, tensor, part_rows, is_async, root_rank, allocate,
-            op=op, dtype=dtype, prescale=prescale, postscale=postscale,
+            kind,
+            tensor,
+            part_rows,
+            is_async,
+            root_rank,
+            allocate,
+            op=op,
+            dtype=dtype,
+            factors=factors,
         )
 
     def _reduce_scatter(
-        self, is_async: bool, tensors: Sequence[Any], many: bool, name: str | None, op: Op,
-        process_set: ProcessSet | None, factors: tuple[float, float], priority: int,
+        self,
+        is_async: bool,
+        tensors: Sequence[Any],
+        many: bool,
+        name: str | None,
+        op: Op,
+        process_set: ProcessSet | None,
+        factors: Factors,
+        priority: int,
         timeout_s: float | None = None,
     ) -> Any:
         client = _client.current()
         group = Group(client, process_set, "reduce_scatter")
         calls = [
             self._reduced(
-                _collectives.REDUCE_SCATTER, tensor, lambda rows: split_evenly(rows, group.size),
-                is_async, op, *factors, 0, self._joined,
+                _collectives.REDUCE_SCATTER,
+                tensor,
+                lambda rows: split_evenly(rows, group.size),
+                is_async,
+                op,
+                factors,
+                0,
+                self._joined,
             )
             for tensor in tensors
         ]
@@ -262,9 +330,17 @@ class Collectives:
         return self._go(is_async, client, name, group, calls, priority, shape, timeout_s)
 
     def reduce_scatter(
-        self, tensor: Any, name: str | None = None, op: Op | None = None, *, average: bool = True,
-        process_set: ProcessSet | None = None, prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0, priority: int = 0, timeout_s: float | None = None,
+        self,
+        tensor: Any,
+        name: str | None = None,
+        op: Op | None = None,
+        *,
+        average: bool = True,
+        process_set: ProcessSet | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> Any:
         """Combines the ranks' tensors as push_pull() does, and returns this rank's rows of it.
 
@@ -274,47 +350,101 @@ class Collectives:
         talweg_scale() in talweg.h, in float32 for 16-bit floats.
         """
         return self._reduce_scatter(
-            False, [tensor], False, name, chosen_op(op, average), process_set,
-            (prescale_factor, postscale_factor), priority, timeout_s,
+            False,
+            [tensor],
+            False,
+            name,
+            chosen_op(op, average),
+            process_set,
+            Factors(prescale_factor, postscale_factor),
+            priority,
+            timeout_s,
         )
 
     def reduce_scatter_async(
-        self, tensor: Any, name: str | None = None, op: Op | None = None, *, average: bool = True,
-        process_set: ProcessSet | None = None, prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0, priority: int = 0,
+        self,
+        tensor: Any,
+        name: str | None = None,
+        op: Op | None = None,
+        *,
+        average: bool = True,
+        process_set: ProcessSet | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        priority: int = 0,
     ) -> Handle:
         """Starts reduce_scatter() and returns its handle; the tensor may be changed at once."""
         return self._reduce_scatter(
-            True, [tensor], False, name, chosen_op(op, average), process_set,
-            (prescale_factor, postscale_factor), priority,
+            True,
+            [tensor],
+            False,
+            name,
+            chosen_op(op, average),
+            process_set,
+            Factors(prescale_factor, postscale_factor),
+            priority,
         )
 
     def grouped_reduce_scatter(
-        self, tensors: Sequence[Any], name: str | None = None, op: Op | None = None, *,
-        average: bool = True, process_set: ProcessSet | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0, priority: int = 0,
+        self,
+        tensors: Sequence[Any],
+        name: str | None = None,
+        op: Op | None = None,
+        *,
+        average: bool = True,
+        process_set: ProcessSet | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> list[Any]:
         """reduce_scatter() of many tensors; returns a list of results."""
         return self._reduce_scatter(
-            False, tensors, True, name, chosen_op(op, average), process_set,
-            (prescale_factor, postscale_factor), priority, timeout_s,
+            False,
+            tensors,
+            True,
+            name,
+            chosen_op(op, average),
+            process_set,
+            Factors(prescale_factor, postscale_factor),
+            priority,
+            timeout_s,
         )
 
     def grouped_reduce_scatter_async(
-        self, tensors: Sequence[Any], name: str | None = None, op: Op | None = None, *,
-        average: bool = True, process_set: ProcessSet | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0, priority: int = 0,
+        self,
+        tensors: Sequence[Any],
+        name: str | None = None,
+        op: Op | None = None,
+        *,
+        average: bool = True,
+        process_set: ProcessSet | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        priority: int = 0,
     ) -> Handle:
         """Starts grouped_reduce_scatter(); the tensors have one handle."""
         return self._reduce_scatter(
-            True, tensors, True, name, chosen_op(op, average), process_set,
-            (prescale_factor, postscale_factor), priority,
+            True,
+            tensors,
+            True,
+            name,
+            chosen_op(op, average),
+            process_set,
+            Factors(prescale_factor, postscale_factor),
+            priority,
         )
 
     def _reduce(
-        self, is_async: bool, tensor: Any, root_rank: int, name: str | None, op: Op,
-        process_set: ProcessSet | None, factors: tuple[float, float], priority: int,
+        self,
+        is_async: bool,
+        tensor: Any,
+        root_rank: int,
+        name: str | None,
+        op: Op,
+        process_set: ProcessSet | None,
+        factors: Factors,
+        priority: int,
         timeout_s: float | None = None,
     ) -> Any:
         client = _client.current()
@@ -325,16 +455,30 @@ class Collectives:
             return self._new(rows.dtype, rows.row_shape) if counts else (None, 0)
 
         given = self._reduced(
-            _collectives.REDUCE, tensor, lambda rows: [rows], is_async, op, *factors, root_rank,
+            _collectives.REDUCE,
+            tensor,
+            lambda rows: [rows],
+            is_async,
+            op,
+            factors,
+            root_rank,
             allocate,
         )
         shape = self._like([tensor], False)
         return self._go(is_async, client, name, group, [given], priority, shape, timeout_s)
 
     def reduce(
-        self, tensor: Any, root_rank: int = 0, name: str | None = None, op: Op | None = None, *,
-        average: bool = True, process_set: ProcessSet | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0, priority: int = 0,
+        self,
+        tensor: Any,
+        root_rank: int = 0,
+        name: str | None = None,
+        op: Op | None = None,
+        *,
+        average: bool = True,
+        process_set: ProcessSet | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> Any:
         """Combines the ranks' tensors as push_pull() does. The root gets the result, others None.
@@ -342,26 +486,53 @@ class Collectives:
         `root_rank` is a number in the job. Factors: as reduce_scatter().
         """
         return self._reduce(
-            False, tensor, root_rank, name, chosen_op(op, average), process_set,
-            (prescale_factor, postscale_factor), priority, timeout_s,
+            False,
+            tensor,
+            root_rank,
+            name,
+            chosen_op(op, average),
+            process_set,
+            Factors(prescale_factor, postscale_factor),
+            priority,
+            timeout_s,
         )
 
     def reduce_async(
-        self, tensor: Any, root_rank: int = 0, name: str | None = None, op: Op | None = None, *,
-        average: bool = True, process_set: ProcessSet | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0, priority: int = 0,
+        self,
+        tensor: Any,
+        root_rank: int = 0,
+        name: str | None = None,
+        op: Op | None = None,
+        *,
+        average: bool = True,
+        process_set: ProcessSet | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        priority: int = 0,
     ) -> Handle:
         """Starts reduce() and returns its handle; the tensor may be changed at once."""
         return self._reduce(
-            True, tensor, root_rank, name, chosen_op(op, average), process_set,
-            (prescale_factor, postscale_factor), priority,
+            True,
+            tensor,
+            root_rank,
+            name,
+            chosen_op(op, average),
+            process_set,
+            Factors(prescale_factor, postscale_factor),
+            priority,
         )
 
     # ----- all_to_all -----
 
     def _all_to_all(
-        self, is_async: bool, tensors: Sequence[Any], splits: Sequence[Any], many: bool,
-        name: str | None, process_set: ProcessSet | None, priority: int,
+        self,
+        is_async: bool,
+        tensors: Sequence[Any],
+        splits: Sequence[Any],
+        many: bool,
+        name: str | None,
+        process_set: ProcessSet | None,
+        priority: int,
         timeout_s: float | None = None,
     ) -> Any:
         client = _client.current()
@@ -376,14 +547,14 @@ class Collectives:
             result, address = self._joined(rows, counts)
             return (result, counts), address
 
-        calls = [
-            self._given(
-                _collectives.ALL_TO_ALL, tensor,
-                lambda rows, given=each: _splits(given, rows, group.size, "all_to_all"),
-                is_async, allocate=allocate,
-            )
-            for tensor, each in zip(tensors, splits)
-        ]
+        def call(tensor: Any, splits: Any) -> Given:
+            def part_rows(rows: int) -> list[int]:
+                return _splits(splits, rows, group.size, "all_to_all")
+
+            kind = _collectives.ALL_TO_ALL
+            return self._given(kind, tensor, part_rows, is_async, allocate=allocate)
+
+        calls = [call(tensor, each) for tensor, each in zip(tensors, splits)]
 
         def shape(results: list[Any]) -> Any:
             placed = [
@@ -395,8 +566,13 @@ class Collectives:
         return self._go(is_async, client, name, group, calls, priority, shape, timeout_s)
 
     def all_to_all(
-        self, tensor: Any, splits: Any = None, name: str | None = None,
-        process_set: ProcessSet | None = None, *, priority: int = 0,
+        self,
+        tensor: Any,
+        splits: Any = None,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> tuple[Any, list[int]]:
         """Sends rows to every rank, and gets some from every rank.
@@ -410,26 +586,47 @@ class Collectives:
         )
 
     def all_to_all_async(
-        self, tensor: Any, splits: Any = None, name: str | None = None,
-        process_set: ProcessSet | None = None, *, priority: int = 0,
+        self,
+        tensor: Any,
+        splits: Any = None,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
     ) -> Handle:
         """Starts all_to_all() and returns its handle; the tensor may be changed at once."""
         return self._all_to_all(True, [tensor], [splits], False, name, process_set, priority)
 
     def grouped_all_to_all(
-        self, tensors: Sequence[Any], splits: Sequence[Any] | None = None,
-        name: str | None = None, process_set: ProcessSet | None = None, *, priority: int = 0,
+        self,
+        tensors: Sequence[Any],
+        splits: Sequence[Any] | None = None,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> list[tuple[Any, list[int]]]:
         """all_to_all() of many tensors, with one list of splits for each; a list of results."""
         return self._all_to_all(
-            False, tensors, splits or [None] * len(tensors), True, name, process_set, priority,
+            False,
+            tensors,
+            splits or [None] * len(tensors),
+            True,
+            name,
+            process_set,
+            priority,
             timeout_s,
         )
 
     def grouped_all_to_all_async(
-        self, tensors: Sequence[Any], splits: Sequence[Any] | None = None,
-        name: str | None = None, process_set: ProcessSet | None = None, *, priority: int = 0,
+        self,
+        tensors: Sequence[Any],
+        splits: Sequence[Any] | None = None,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
     ) -> Handle:
         """Starts grouped_all_to_all(); the tensors have one handle."""
         return self._all_to_all(
@@ -439,8 +636,14 @@ class Collectives:
     # ----- gather and scatter -----
 
     def _gather(
-        self, is_async: bool, tensor: Any, root_rank: int, name: str | None,
-        process_set: ProcessSet | None, priority: int, timeout_s: float | None = None,
+        self,
+        is_async: bool,
+        tensor: Any,
+        root_rank: int,
+        name: str | None,
+        process_set: ProcessSet | None,
+        priority: int,
+        timeout_s: float | None = None,
     ) -> Any:
         client = _client.current()
         group = Group(client, process_set, "gather")
@@ -456,23 +659,40 @@ class Collectives:
         return self._go(is_async, client, name, group, [given], priority, shape, timeout_s)
 
     def gather(
-        self, tensor: Any, root_rank: int = 0, name: str | None = None,
-        process_set: ProcessSet | None = None, *, priority: int = 0,
+        self,
+        tensor: Any,
+        root_rank: int = 0,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> Any:
         """all_gather() whose result the root gets alone; the others get None."""
         return self._gather(False, tensor, root_rank, name, process_set, priority, timeout_s)
 
     def gather_async(
-        self, tensor: Any, root_rank: int = 0, name: str | None = None,
-        process_set: ProcessSet | None = None, *, priority: int = 0,
+        self,
+        tensor: Any,
+        root_rank: int = 0,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
     ) -> Handle:
         """Starts gather() and returns its handle; the tensor may be changed at once."""
         return self._gather(True, tensor, root_rank, name, process_set, priority)
 
     def _scatter(
-        self, is_async: bool, tensor: Any, root_rank: int, splits: Any, name: str | None,
-        process_set: ProcessSet | None, priority: int, timeout_s: float | None = None,
+        self,
+        is_async: bool,
+        tensor: Any,
+        root_rank: int,
+        splits: Any,
+        name: str | None,
+        process_set: ProcessSet | None,
+        priority: int,
+        timeout_s: float | None = None,
     ) -> Any:
         client = _client.current()
         group = Group(client, process_set, "scatter")
@@ -493,8 +713,14 @@ class Collectives:
         return self._go(is_async, client, name, group, [given], priority, shape, timeout_s)
 
     def scatter(
-        self, tensor: Any = None, root_rank: int = 0, splits: Any = None, name: str | None = None,
-        process_set: ProcessSet | None = None, *, priority: int = 0,
+        self,
+        tensor: Any = None,
+        root_rank: int = 0,
+        splits: Any = None,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> Any:
         """Gives each rank some rows of the root's tensor: evenly, the lower ranks the remainder.
@@ -507,8 +733,14 @@ class Collectives:
         )
 
     def scatter_async(
-        self, tensor: Any = None, root_rank: int = 0, splits: Any = None, name: str | None = None,
-        process_set: ProcessSet | None = None, *, priority: int = 0,
+        self,
+        tensor: Any = None,
+        root_rank: int = 0,
+        splits: Any = None,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
     ) -> Handle:
         """Starts scatter() and returns its handle; the tensor may be changed at once."""
         return self._scatter(True, tensor, root_rank, splits, name, process_set, priority)
@@ -529,12 +761,21 @@ class Collectives:
         return client, group, f"{name or 'talweg.send'}.{src}.{dst}"
 
     def _send(
-        self, is_async: bool, tensor: Any, dst: int, name: str | None, priority: int,
+        self,
+        is_async: bool,
+        tensor: Any,
+        dst: int,
+        name: str | None,
+        priority: int,
         timeout_s: float | None = None,
     ) -> Any:
         client, group, name = self._pair("send", _client.current().rank, dst, name)
         given = self._given(
-            _collectives.SEND, tensor, lambda rows: [rows], is_async, client.rank,
+            _collectives.SEND,
+            tensor,
+            lambda rows: [rows],
+            is_async,
+            client.rank,
             lambda rows, counts: self._new(rows.dtype, rows.row_shape),
         )
         return self._go(
@@ -542,7 +783,12 @@ class Collectives:
         )
 
     def send(
-        self, tensor: Any, dst: int, name: str | None = None, *, priority: int = 0,
+        self,
+        tensor: Any,
+        dst: int,
+        name: str | None = None,
+        *,
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> None:
         """Sends the tensor to rank `dst`, which calls recv(). Returns when it has been taken."""
@@ -555,8 +801,14 @@ class Collectives:
         return self._send(True, tensor, dst, name, priority)
 
     def _recv(
-        self, is_async: bool, tensor_or_shape: Any, src: int, dtype: Any, name: str | None,
-        priority: int, timeout_s: float | None = None,
+        self,
+        is_async: bool,
+        tensor_or_shape: Any,
+        src: int,
+        dtype: Any,
+        name: str | None,
+        priority: int,
+        timeout_s: float | None = None,
     ) -> Any:
         framework = self._framework
         client, group, name = self._pair("recv", src, _client.current().rank, name)
@@ -589,8 +841,14 @@ class Collectives:
         return self._go(is_async, client, name, group, [given], priority, shape, timeout_s)
 
     def recv(
-        self, tensor_or_shape: Any, src: int, dtype: Any = None, name: str | None = None, *,
-        priority: int = 0, timeout_s: float | None = None,
+        self,
+        tensor_or_shape: Any,
+        src: int,
+        dtype: Any = None,
+        name: str | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> Any:
         """Returns what rank `src` sends with send().
 
@@ -600,16 +858,19 @@ class Collectives:
         return self._recv(False, tensor_or_shape, src, dtype, name, priority, timeout_s)
 
     def recv_async(
-        self, tensor_or_shape: Any, src: int, dtype: Any = None, name: str | None = None, *,
+        self,
+        tensor_or_shape: Any,
+        src: int,
+        dtype: Any = None,
+        name: str | None = None,
+        *,
         priority: int = 0,
     ) -> Handle:
         """Starts recv() and returns its handle."""
         return self._recv(True, tensor_or_shape, src, dtype, name, priority)
 
 
-def check_reduction(
-    dtype: DType, op: Op, prescale: float, postscale: float, operation: str
-) -> None:
+def check_reduction(dtype: DType, op: Op, operation: str) -> None:
     """InvalidArgument for what no reduction can be of."""
     if op is Op.BROADCAST:
         raise InvalidArgument(f"{operation}: op is Op.BROADCAST; it must combine: use Op.SUM")
@@ -621,8 +882,6 @@ def check_reduction(
         raise Unsupported(
             f"{operation}: {op.name.lower()} is not defined for {dtype.name.lower()}: use another op"
         )
-    if dtype is DType.BOOL and (prescale != 1.0 or postscale != 1.0):
-        raise InvalidArgument(f"{operation}: bools have no factors: leave them out")
 
 
 def _splits(given: Any, rows: int, size: int, operation: str) -> list[int]:

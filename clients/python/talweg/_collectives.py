@@ -34,6 +34,7 @@ from talweg import _native
 from talweg._client import Client, Handle
 from talweg._declaration import DType, Op
 from talweg._process_sets import Group
+from talweg._scaling import NO_FACTORS, Factors
 from talweg.errors import Mismatch, TalwegError, Timeout
 
 _WHOLE, _ROOT, _OWN, _ROW, _COLUMN = 1, 2, 3, 4, 5
@@ -57,7 +58,7 @@ class Kind:
     def parts_given(self, place: int, root: int, size: int) -> int:
         if self.gives == _ROOT and place != root:
             return 0
-        return size if _COLUMN in (self.gets,) or self.gets == _OWN else 1
+        return size if self.gets in (_COLUMN, _OWN) else 1
 
     def part_count(self, size: int) -> int:
         """Of all parts of a tensor."""
@@ -73,9 +74,8 @@ ALL_TO_ALL = Kind("all_to_all", 4, _ROW, _COLUMN)
 GATHER = Kind("gather", 5, _OWN, _ROOT)
 SCATTER = Kind("scatter", 6, _ROOT, _OWN)
 REDUCE = Kind("reduce", 7, _WHOLE, _ROOT, equal=True)
-SEND = Kind("send", 8, _ROOT, _WHOLE, equal=True)
+SEND = Kind("send", 8, _ROOT, _WHOLE)
 ALL_REDUCE = Kind("all_reduce", 9, _WHOLE, _WHOLE, equal=True)
-# Of one row, so that the ranks that get it say what they expect.
 BROADCAST = Kind("broadcast", 10, _ROOT, _WHOLE)
 BARRIER = Kind("barrier", 11, _OWN, _WHOLE, equal=True)
 _KINDS = {
@@ -139,8 +139,7 @@ class Given:
     # Of reductions.
     op: Op = Op.BROADCAST
     dtype: DType = DType.U8
-    prescale: float = 1.0
-    postscale: float = 1.0
+    factors: Factors = NO_FACTORS
 
 
 @dataclass
@@ -163,7 +162,7 @@ class _Said:
             text += f" {Op(self.op).name.lower()}"
         if self.rows is not None:
             shape = list(self.rows.row_shape)
-            if self.kind in (REDUCE, SEND, ALL_REDUCE, BROADCAST):
+            if self.kind in (REDUCE, SEND, ALL_REDUCE, BROADCAST):  # One row each.
                 text += f" of {self.rows.dtype}{shape}"
             elif self.kind.equal:
                 text += f" of {self.rows.dtype}{[self.total_rows, *shape]}"
@@ -370,9 +369,11 @@ def _header(given: Given, total_rows: int) -> bytes:
 def _read(said: np.ndarray, group: Group) -> list[_Said]:
     """What each rank of the group has said."""
     at, every = 0, []
-    view = memoryview(said)
+    view = memoryview(said.data)
     for place in range(group.size):
-        number, op, dimensions, _, root_rank, row_bytes, dtype, *dims = _HEADER.unpack_from(view, at)
+        number, op, dimensions, _, root_rank, row_bytes, dtype, *dims = _HEADER.unpack_from(
+            view, at
+        )
         kind = _KINDS[number]
         rows = None
         if dimensions != _ANY_TENSOR:
@@ -386,9 +387,7 @@ def _read(said: np.ndarray, group: Group) -> list[_Said]:
         at += 8 * parts
         nbytes = sum(part_rows) * row_bytes
         inline = not kind.reduces and nbytes <= _INLINE_BYTES
-        every.append(
-            _Said(kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank)
-        )
+        every.append(_Said(kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank))
         if inline:
             at += nbytes
     return every
@@ -441,6 +440,7 @@ def _steps(channel: Channel, given: Given, priority: int) -> _Steps:
     block = _header(given, total_rows) + struct.pack(f"<{len(given.part_rows)}q", *given.part_rows)
     if not kind.reduces and own_bytes <= _INLINE_BYTES:
         block += ctypes.string_at(given.address, own_bytes)
+    channel.client.count_pushed_bytes(own_bytes)
     control = channel.control()
     said_by_this = np.frombuffer(block, np.uint8)
     round_ = connection.push_parts(control, said_by_this.ctypes.data, [len(block)], priority)
@@ -460,17 +460,13 @@ def _steps(channel: Channel, given: Given, priority: int) -> _Steps:
         return result
     own = [count * rows.row_bytes for count in given.part_rows]
     largest = max((max(said.part_rows, default=0) for said in every), default=0) * rows.row_bytes
-    item_bytes = given.dtype.nbytes
-    source, scaled = given.address, None
-    if given.prescale != 1.0 and own_bytes > 0:
-        scaled = np.empty(own_bytes, np.uint8)
-        source = int(scaled.ctypes.data)
-        connection.scale(
-            given.dtype, given.prescale, given.address, source, own_bytes // item_bytes
-        )
+    source, factors = given.address, given.factors
+    if factors.prescale != 1.0:
+        given.keep, source = factors.scaled(channel.client, given.dtype, given.address, own_bytes)
     yield from _carry(channel, given, priority, source, own, out, got_bytes, largest)
-    if given.postscale != 1.0 and sum(got_bytes) > 0:
-        connection.scale(given.dtype, given.postscale, out, out, sum(got_bytes) // item_bytes)
+    finish = factors.after(channel.client, given.dtype, out, sum(got_bytes) // given.dtype.nbytes)
+    if finish is not None:
+        finish()
     return result
 
 
@@ -558,8 +554,8 @@ def _started(
     shape: Callable[[list[Any]], Any],
     how: Callable[[Channel, Job], None],
 ) -> JobHandle:
+    _native.check_name_and_priority("" if name is None else name, priority)
     channel = channel_of(client, name, group)
-    _native.check_name_and_priority(channel.name, priority)
     job = Job(channel, calls, priority)
     how(channel, job)
     return JobHandle(client, 0, 0, channel.name, job=job, shape=shape)

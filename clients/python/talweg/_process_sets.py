@@ -99,7 +99,11 @@ class Group:
         """The root's place in the group."""
         if root_rank in self.ranks:
             return self.ranks.index(root_rank)
-        where = f"ProcessSet({list(self.listed)})" if self.listed else f"the job, which has {self.size} ranks (0 to {self.size - 1})"
+        where = (
+            f"ProcessSet({list(self.listed)})"
+            if self.listed
+            else f"the job, which has {self.size} ranks (0 to {self.size - 1})"
+        )
         raise InvalidArgument(
             f"{operation}: root_rank is {root_rank}, which is not in {where}: give a rank's number "
             "in the job"

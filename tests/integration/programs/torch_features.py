@@ -49,7 +49,7 @@ def dtypes() -> None:
     expect(talweg.InvalidArgument, "float8_e4m3fn", tw.push_pull, narrow)
     pairs = torch.ones(2, dtype=torch.complex64)
     expect(talweg.InvalidArgument, "complex64", tw.push_pull, pairs, op=tw.Op.MAX)
-    expect(talweg.InvalidArgument, "no elements", tw.push_pull, torch.ones(0), name="empty")
+    assert tw.push_pull(torch.ones(0), name="empty").shape == (0,)
 
 
 def layouts() -> None:
@@ -137,7 +137,7 @@ def arguments_in_the_wrong_place() -> None:
         expect(invalid, "average is 1;", push, ones, 1, op=tw.Op.SUM)
         expect(invalid, "op is True;", push, ones, op=True)
         expect(invalid, "op is 'sum'", push, ones, op="sum")
-    expect(talweg.InvalidArgument, "op is 9;", tw.declare, "d", ones, 9)
+    expect(talweg.InvalidArgument, "op is 99;", tw.declare, "d", ones, 99)
     number: Any = int(tw.Op.SUM)
     assert (tw.push_pull(ones, op=number, name="number") == tw.size()).all()
 

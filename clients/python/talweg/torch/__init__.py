@@ -31,14 +31,19 @@ from talweg import (
 )
 from talweg._torch_backend import register as _register
 from talweg.errors import TalwegError
-from talweg.torch._collectives import COLLECTIVES as _collectives
+from talweg.torch._collectives import COLLECTIVES as _calls
 from talweg.torch._ddp import ddp_hook
 from talweg.torch._optimizer import DistributedOptimizer
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
 from talweg.torch._tensors import (
     broadcast,
     broadcast_,
+    broadcast_async,
+    broadcast_async_,
     declare,
+    grouped_push_pull,
+    grouped_push_pull_async,
+    grouped_push_pull_async_inplace,
     poll,
     push_pull,
     push_pull_async,
@@ -49,30 +54,30 @@ from talweg.torch._tensors import (
 
 _register()
 
-all_gather = _collectives.all_gather
-all_gather_async = _collectives.all_gather_async
-all_gather_into = _collectives.all_gather_into
-all_gather_into_async = _collectives.all_gather_into_async
-all_to_all = _collectives.all_to_all
-all_to_all_async = _collectives.all_to_all_async
-gather = _collectives.gather
-gather_async = _collectives.gather_async
-grouped_all_gather = _collectives.grouped_all_gather
-grouped_all_gather_async = _collectives.grouped_all_gather_async
-grouped_all_to_all = _collectives.grouped_all_to_all
-grouped_all_to_all_async = _collectives.grouped_all_to_all_async
-grouped_reduce_scatter = _collectives.grouped_reduce_scatter
-grouped_reduce_scatter_async = _collectives.grouped_reduce_scatter_async
-recv = _collectives.recv
-recv_async = _collectives.recv_async
-reduce = _collectives.reduce
-reduce_async = _collectives.reduce_async
-reduce_scatter = _collectives.reduce_scatter
-reduce_scatter_async = _collectives.reduce_scatter_async
-scatter = _collectives.scatter
-scatter_async = _collectives.scatter_async
-send = _collectives.send
-send_async = _collectives.send_async
+all_gather = _calls.all_gather
+all_gather_async = _calls.all_gather_async
+all_gather_into = _calls.all_gather_into
+all_gather_into_async = _calls.all_gather_into_async
+all_to_all = _calls.all_to_all
+all_to_all_async = _calls.all_to_all_async
+gather = _calls.gather
+gather_async = _calls.gather_async
+grouped_all_gather = _calls.grouped_all_gather
+grouped_all_gather_async = _calls.grouped_all_gather_async
+grouped_all_to_all = _calls.grouped_all_to_all
+grouped_all_to_all_async = _calls.grouped_all_to_all_async
+grouped_reduce_scatter = _calls.grouped_reduce_scatter
+grouped_reduce_scatter_async = _calls.grouped_reduce_scatter_async
+recv = _calls.recv
+recv_async = _calls.recv_async
+reduce = _calls.reduce
+reduce_async = _calls.reduce_async
+reduce_scatter = _calls.reduce_scatter
+reduce_scatter_async = _calls.reduce_scatter_async
+scatter = _calls.scatter
+scatter_async = _calls.scatter_async
+send = _calls.send
+send_async = _calls.send_async
 
 __all__ = [
     "DistributedOptimizer",
@@ -90,6 +95,8 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
@@ -101,6 +108,9 @@ __all__ = [
     "grouped_all_gather_async",
     "grouped_all_to_all",
     "grouped_all_to_all_async",
+    "grouped_push_pull",
+    "grouped_push_pull_async",
+    "grouped_push_pull_async_inplace",
     "grouped_reduce_scatter",
     "grouped_reduce_scatter_async",
     "init",

@@ -209,7 +209,7 @@ def reduced(
     if source.dtype == torch.bool:
         op = _OPS_OF_BOOLS.get(op, op)
     dtype = wire_dtype(source)
-    check_reduction(dtype, op, 1.0, 1.0, operation)
+    check_reduction(dtype, op, operation)
     if reduction.factor is not None:
         if not source.is_floating_point():
             raise Unsupported(f"{operation}: premul_sum is of floating point numbers: use sum")

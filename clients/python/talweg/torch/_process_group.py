@@ -26,6 +26,7 @@ from talweg._collectives import (
     REDUCE,
     REDUCE_SCATTER,
     SCATTER,
+    SEND,
     Given,
     channel_of,
 )
@@ -401,7 +402,7 @@ class ProcessGroup(dist.ProcessGroup):
         output = None if gives else Outputs([tensor], operation)
         sender, receiver = self._ranks[source], self._ranks[target]
         call = given(
-            BROADCAST,
+            SEND,
             [tensor] if gives else [],
             tensors_.whole(tensor),
             [1] if gives else [],

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from talweg import _client
 from talweg._arguments import chosen_op, takes_old_order
-from talweg._client import Client, Handle
+from talweg._client import Client, Handle, group_of
 from talweg._declaration import Declaration, DType, Op, op_of
+from talweg._process_sets import Group, ProcessSet
+from talweg._scaling import NO_FACTORS, Factors
 from talweg.errors import InvalidArgument
 from talweg.torch import _cuda
 
@@ -34,9 +37,7 @@ DTYPES: Mapping[torch.dtype, DType] = {
     },
 }
 # A bool is no number.
-NUMBERS = {
-    torch_dtype: dtype for torch_dtype, dtype in DTYPES.items() if torch_dtype != torch.bool
-}
+NUMBERS = {torch_dtype: dtype for torch_dtype, dtype in DTYPES.items() if torch_dtype != torch.bool}
 
 
 _old_order = takes_old_order("average", "name", "priority", "op", "timeout_s")
@@ -61,8 +62,12 @@ def start(
     name: str | None,
     priority: int = 0,
     root_rank: int = 0,
+    process_set: ProcessSet | None = None,
+    factors: Factors = NO_FACTORS,
 ) -> Handle:
     """Starts a round of `tensor` whose result goes to `out`, of the same shape and dtype."""
+    if process_set is not None or factors != NO_FACTORS or tensor.numel() == 0:
+        return _start_rare(client, tensor, out, op, name, priority, root_rank, process_set, factors)
     # Behind a layer's backward pass nothing of Python's is in the caches, and each call takes microseconds: a
     # round like the one before goes a short way.
     declared = client.declared_on_host(name)
@@ -78,6 +83,53 @@ def start(
         name,
         declaration,
         lambda given: _start(client, shown, shown_out, declaration, priority, given),
+    )
+    handle.result = out
+    return handle
+
+
+def _start_rare(
+    client: Client,
+    tensor: torch.Tensor,
+    out: torch.Tensor,
+    op: Op,
+    name: str | None,
+    priority: int,
+    root_rank: int,
+    process_set: ProcessSet | None,
+    factors: Factors,
+) -> Handle:
+    """start() in host memory: for sets, factors and tensors without elements."""
+    operation = "broadcast" if op is Op.BROADCAST else "push_pull"
+    group = Group(client, process_set, operation)
+    if op is Op.BROADCAST:
+        group.require_root(root_rank, operation)
+    shown = _shown(tensor, op)
+    shown_out = shown if out is tensor else _shown(out, op)
+    declaration = replace(_declaration_of(shown, op, root_rank), ranks=group.listed)
+    factors.require(declaration.dtype, operation)
+    source = shown.detach().to("cpu").resolve_neg().contiguous()
+    in_place = shown_out.device.type == "cpu" and _cuda.is_plain(shown_out)
+    target = shown_out.detach() if in_place else torch.empty_like(source)
+    address, keep = source.data_ptr(), None
+    if factors.prescale != 1.0:
+        nbytes = source.numel() * source.element_size()
+        keep, address = factors.scaled(client, declaration.dtype, address, nbytes)
+    scale = factors.after(client, declaration.dtype, target.data_ptr(), target.numel())
+
+    def finish() -> None:
+        if scale is not None:
+            scale()
+        if not in_place:
+            _cuda.copy(shown_out, target)
+
+    handle = client.start(
+        name,
+        declaration,
+        lambda given: client.push(
+            given, declaration, address, target.data_ptr(), priority, out, (keep, target), finish
+        ),
+        group.suffix,
     )
     handle.result = out
     return handle
@@ -188,9 +240,16 @@ def declare(
         client.declare(name, declaration, priority)
 
 
-def _start_new(tensor: torch.Tensor, op: Op, name: str | None, priority: int) -> Handle:
+def _start_new(
+    tensor: torch.Tensor,
+    op: Op,
+    name: str | None,
+    priority: int,
+    process_set: ProcessSet | None = None,
+    factors: Factors = NO_FACTORS,
+) -> Handle:
     out = torch.empty_like(tensor, requires_grad=False)
-    return start(_client.current(), tensor, out, op, name, priority)
+    return start(_client.current(), tensor, out, op, name, priority, 0, process_set, factors)
 
 
 @_old_order
@@ -200,6 +259,9 @@ def push_pull_async(
     op: Op | None = None,
     *,
     average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
     priority: int = 0,
 ) -> Handle:
     """Starts a round of `tensor` and returns its handle; the tensor may be changed at once.
@@ -212,7 +274,8 @@ def push_pull_async(
     are to be open at once. Raises Busy when the tensor's last round is still open.
     Autograd does not see it; it sees push_pull().
     """
-    return _start_new(tensor, chosen_op(op, average), name, priority)
+    factors = Factors(prescale_factor, postscale_factor)
+    return _start_new(tensor, chosen_op(op, average), name, priority, process_set, factors)
 
 
 @_old_order
@@ -222,15 +285,20 @@ def push_pull_async_inplace(
     op: Op | None = None,
     *,
     average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
     priority: int = 0,
 ) -> Handle:
     """As push_pull_async(), but synchronize() writes the result into `tensor`.
 
     Autograd refuses what it has saved of the tensor before, and sees nothing else of it.
     """
-    return for_autograd(
-        start(_client.current(), tensor, tensor, chosen_op(op, average), name, priority), tensor
-    )
+    factors = Factors(prescale_factor, postscale_factor)
+    op = chosen_op(op, average)
+    client = _client.current()
+    handle = start(client, tensor, tensor, op, name, priority, 0, process_set, factors)
+    return for_autograd(handle, tensor)
 
 
 @_old_order
@@ -240,6 +308,9 @@ def push_pull(
     op: Op | None = None,
     *,
     average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
     priority: int = 0,
     timeout_s: float | None = None,
 ) -> torch.Tensor:
@@ -253,7 +324,9 @@ def push_pull(
     ops backward raises InvalidArgument: pass tensor.detach().
     """
     _client.current().check_timeout(timeout_s)
-    return _push_pull(tensor, chosen_op(op, average), name, priority, timeout_s)
+    factors = Factors(prescale_factor, postscale_factor)
+    op = chosen_op(op, average)
+    return _push_pull(tensor, op, name, priority, timeout_s, process_set, factors)
 
 
 class _PushPull(torch.autograd.Function):
@@ -269,16 +342,18 @@ class _PushPull(torch.autograd.Function):
         name: str | None,
         priority: int,
         timeout_s: float | None,
+        process_set: ProcessSet | None,
+        factors: Factors,
     ) -> torch.Tensor:
-        handle = _start_new(tensor, op, name, priority)
+        handle = _start_new(tensor, op, name, priority, process_set, factors)
         # Without a name: after the tensor whose turn it is, which is agreed on when forward runs.
         # Numbers of backward's own would have others' rounds without names come in between.
-        ctx.round = (op, handle.name, priority, timeout_s)
+        ctx.round = (op, handle.name, priority, timeout_s, process_set, factors)
         return finish(_client.current(), handle, timeout_s)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        op, name, priority, timeout_s = ctx.round
+        op, name, priority, timeout_s, process_set, factors = ctx.round
         if op not in (Op.SUM, Op.AVERAGE):
             raise InvalidArgument(
                 f"tensor '{name}': the {op.name.lower()} has no gradient: push tensor.detach(), or "
@@ -288,16 +363,25 @@ class _PushPull(torch.autograd.Function):
         if gradient.layout != torch.strided:
             gradient = gradient.to_dense()
         gradient = gradient.resolve_conj()
-        pushed = _push_pull(gradient, op, f"{name}.gradient", priority, timeout_s)
-        return pushed, None, None, None, None
+        pushed = _push_pull(
+            gradient, op, f"{name}.gradient", priority, timeout_s, process_set, factors
+        )
+        return pushed, None, None, None, None, None, None
 
 
 def _push_pull(
-    tensor: torch.Tensor, op: Op, name: str | None, priority: int, timeout_s: float | None
+    tensor: torch.Tensor,
+    op: Op,
+    name: str | None,
+    priority: int,
+    timeout_s: float | None,
+    process_set: ProcessSet | None,
+    factors: Factors,
 ) -> torch.Tensor:
     if tensor.requires_grad and torch.is_grad_enabled():
-        return _PushPull.apply(tensor, op, name, priority, timeout_s)
-    return finish(_client.current(), _start_new(tensor, op, name, priority), timeout_s)
+        return _PushPull.apply(tensor, op, name, priority, timeout_s, process_set, factors)
+    handle = _start_new(tensor, op, name, priority, process_set, factors)
+    return finish(_client.current(), handle, timeout_s)
 
 
 @_old_order
@@ -307,12 +391,24 @@ def push_pull_inplace(
     op: Op | None = None,
     *,
     average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
     priority: int = 0,
     timeout_s: float | None = None,
 ) -> torch.Tensor:
     """As push_pull(), into `tensor` itself, which is also returned; without a gradient."""
     _client.current().check_timeout(timeout_s)
-    handle = push_pull_async_inplace(tensor, name=name, op=op, average=average, priority=priority)
+    handle = push_pull_async_inplace(
+        tensor,
+        name=name,
+        op=op,
+        average=average,
+        process_set=process_set,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        priority=priority,
+    )
     return synchronize(handle, timeout_s)
 
 
@@ -326,15 +422,94 @@ def synchronize(handle: Handle, timeout_s: float | None = None) -> Any:
     return finish(_client.current(), handle, timeout_s)
 
 
-def broadcast_(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None) -> torch.Tensor:
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> torch.Tensor:
     """Makes every rank's `tensor`, of any dtype, the root's, byte for byte, in place; returns it."""
+    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Handle:
+    """Starts broadcast_(); the tensor stays unread and unwritten until synchronize()."""
     client = _client.current()
-    handle = start(client, tensor, tensor, Op.BROADCAST, name, 0, root_rank)
-    return finish(client, for_autograd(handle, tensor))
+    handle = start(client, tensor, tensor, Op.BROADCAST, name, 0, root_rank, process_set)
+    return for_autograd(handle, tensor)
 
 
-def broadcast(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None) -> torch.Tensor:
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> torch.Tensor:
     """Returns a copy of the root's tensor on every rank, byte for byte; without a gradient."""
-    client = _client.current()
+    return synchronize(broadcast_async(tensor, root_rank, name, process_set))
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Handle:
+    """Starts broadcast() and returns its handle; the tensor may be changed at once."""
     out = torch.empty_like(tensor, requires_grad=False)
-    return finish(client, start(client, tensor, out, Op.BROADCAST, name, 0, root_rank))
+    client = _client.current()
+    return start(client, tensor, out, Op.BROADCAST, name, 0, root_rank, process_set)
+
+
+def _grouped(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    start_one: Callable[[torch.Tensor, str | None], Handle],
+) -> Handle:
+    return group_of(
+        _client.current(),
+        [
+            start_one(tensor, None if name is None else f"{name}.{index}")
+            for index, tensor in enumerate(tensors)
+        ],
+    )
+
+
+def grouped_push_pull_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, op: Op | None = None, **options: Any
+) -> Handle:
+    """push_pull_async() of many tensors, with its options; they have one handle.
+
+    With a name the tensors are name.0, name.1 and so on.
+    """
+    return _grouped(tensors, name, lambda tensor, own: push_pull_async(tensor, own, op, **options))
+
+
+def grouped_push_pull_async_inplace(
+    tensors: Sequence[torch.Tensor], name: str | None = None, op: Op | None = None, **options: Any
+) -> Handle:
+    """As grouped_push_pull_async(), into the tensors themselves."""
+    return _grouped(
+        tensors, name, lambda tensor, own: push_pull_async_inplace(tensor, own, op, **options)
+    )
+
+
+def grouped_push_pull(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: Op | None = None,
+    *,
+    timeout_s: float | None = None,
+    **options: Any,
+) -> list[torch.Tensor]:
+    """push_pull() of many tensors; returns a list of results, without gradients."""
+    _client.current().check_timeout(timeout_s)
+    results: list[torch.Tensor] = synchronize(
+        grouped_push_pull_async(tensors, name, op, **options), timeout_s
+    )
+    return results

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks make of the control round of a collective, without ranks."""
+
+from __future__ import annotations
+
+import struct
+import unittest
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from talweg import _collectives as c
+from talweg._collective_calls import _splits
+from talweg._declaration import DType, Op
+from talweg._process_sets import ProcessSet
+from talweg.errors import InvalidArgument, Mismatch
+
+
+def _group(ranks: tuple[int, ...], own: int) -> Any:
+    return SimpleNamespace(ranks=ranks, size=len(ranks), place=ranks.index(own), suffix="@set")
+
+
+def _given(
+    kind: c.Kind, rows: c.Rows | None, part_rows: list[int], root: int = 0, op: Op = Op.BROADCAST
+) -> c.Given:
+    return c.Given(kind, root, rows, part_rows, 0, None, lambda rows, counts: (None, 0), op)
+
+
+def _block(given: c.Given, data: bytes = b"") -> bytes:
+    header = c._header(given, sum(given.part_rows))
+    return header + struct.pack(f"<{len(given.part_rows)}q", *given.part_rows) + data
+
+
+def _read(blocks: list[bytes], group: Any) -> list[Any]:
+    said = np.frombuffer(b"".join(blocks).ljust(8192, b"\0"), np.uint8)
+    return c._read(said, group)
+
+
+_F32 = c.Rows("f32", (3,), 12)
+
+
+class ControlRoundTest(unittest.TestCase):
+    def test_ragged_rows_are_found(self) -> None:
+        group = _group((2, 5), 5)
+        first, second = _given(c.ALL_GATHER, _F32, [2]), _given(c.ALL_GATHER, _F32, [0])
+        every = _read([_block(first, bytes(range(24))), _block(second)], group)
+        self.assertEqual([said.part_rows for said in every], [(2,), (0,)])
+        channel: Any = SimpleNamespace(group=group, name="x")
+        self.assertEqual(c._check_alike(channel, every), _F32)
+        self.assertEqual(c._got(second, group, every), [(0, 0), (1, 0)])
+
+    def test_data_that_is_long_does_not_lie_between_blocks(self) -> None:
+        group = _group((0, 1), 0)
+        long, short = _given(c.ALL_GATHER, _F32, [342]), _given(c.ALL_GATHER, _F32, [341])
+        every = _read([_block(long), _block(short, bytes(341 * 12))], group)
+        self.assertEqual([said.inline for said in every], [False, True])
+
+    def test_what_differs_is_named(self) -> None:
+        group = _group((2, 5), 5)
+        channel: Any = SimpleNamespace(group=group, name="x")
+        wide = c.Rows("f32", (4,), 16)
+        maximum = _given(c.REDUCE_SCATTER, _F32, [1, 0], op=Op.MAX)
+        total = _given(c.REDUCE_SCATTER, _F32, [1, 0], op=Op.SUM)
+        more = _given(c.REDUCE_SCATTER, _F32, [1, 1], op=Op.SUM)
+        gather = _given(c.ALL_GATHER, _F32, [1])
+        for one, other, text in (
+            (gather, _given(c.ALL_GATHER, wide, [1]), "f32 rows of [3], but rank 5 calls"),
+            (total, maximum, "sum of f32[1, 3], but rank 5 calls reduce_scatter max"),
+            (total, more, "rank 5 calls reduce_scatter sum of f32[2, 3]"),
+            (_given(c.GATHER, _F32, [1], 2), _given(c.GATHER, _F32, [1], 5), "with root 5"),
+            (gather, total, "rank 2 calls all_gather of"),
+        ):
+            blocks = [
+                _block(each, b"" if each.kind.reduces else bytes(each.rows.row_bytes))
+                for each in (one, other)
+                if each.rows is not None
+            ]
+            with self.assertRaisesRegex(Mismatch, text.replace("[", r"\[")):
+                c._check_alike(channel, _read(blocks, group))
+
+    def test_ranks_of_a_scatter_that_have_no_tensor_fit_any(self) -> None:
+        group = _group((0, 1, 2), 2)
+        channel: Any = SimpleNamespace(group=group, name="x")
+        none = _given(c.SCATTER, None, [], 1)
+        root = _given(c.SCATTER, _F32, [1, 1, 1], 1)
+        every = _read([_block(none), _block(root, bytes(36)), _block(none)], group)
+        self.assertEqual(c._check_alike(channel, every), _F32)
+        self.assertEqual(c._got(none, group, every), [(1, 2)])
+        with self.assertRaisesRegex(Mismatch, "with root 0"):
+            other = _given(c.SCATTER, None, [], 0)
+            c._check_alike(
+                channel, _read([_block(none), _block(root, bytes(36)), _block(other)], group)
+            )
+
+
+class SplitsTest(unittest.TestCase):
+    def test_the_first_parts_have_the_remainder(self) -> None:
+        self.assertEqual(c.split_evenly(7, 3), [3, 2, 2])
+        self.assertEqual(c.split_evenly(1, 3), [1, 0, 0])
+
+    def test_splits_add_up(self) -> None:
+        self.assertEqual(_splits([0, 3], 3, 2, "all_to_all"), [0, 3])
+        for wrong in ([1, 1], [4, -1], [3]):
+            with self.assertRaisesRegex(InvalidArgument, "add up to the tensor's 3 rows"):
+                _splits(wrong, 3, 2, "all_to_all")
+        with self.assertRaisesRegex(InvalidArgument, "3 rows do not divide among 2"):
+            _splits(None, 3, 2, "all_to_all")
+
+
+class ProcessSetTest(unittest.TestCase):
+    def test_ranks_are_sorted(self) -> None:
+        self.assertEqual(ProcessSet([3, 1]).ranks, (1, 3))
+        self.assertEqual(ProcessSet([3, 1]), ProcessSet((1, 3)))
+
+    def test_long_lists_have_short_suffixes_of_their_own(self) -> None:
+        one, other = ProcessSet(range(500)), ProcessSet([*range(499), 500])
+        self.assertLess(len(one.suffix), 64)
+        self.assertNotEqual(one.suffix, other.suffix)
+
+    def test_dtypes_know_their_size(self) -> None:
+        self.assertEqual([DType.F32.nbytes, DType.BF16.nbytes, DType.BOOL.nbytes], [4, 2, 1])
+
+
+if __name__ == "__main__":
+    unittest.main()

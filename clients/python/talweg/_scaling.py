@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Factors before and after a reduction: talweg_scale() of talweg.h, for every framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from talweg._client import Client
+from talweg._declaration import DType
+from talweg.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What multiplies each rank's tensor, and the result."""
+
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+    def require(self, dtype: DType, operation: str) -> None:
+        """InvalidArgument for what no tensor can be scaled by."""
+        for name, value in (("prescale", self.prescale), ("postscale", self.postscale)):
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+                raise InvalidArgument(
+                    f"{operation}: {name}_factor is {value!r}; it must be a number"
+                )
+            if dtype is DType.BOOL and value != 1.0:
+                raise InvalidArgument(
+                    f"{operation}: {name}_factor is {value}, but bools are not scaled: leave it out"
+                )
+
+    def before(self, client: Client, dtype: DType, source: np.ndarray) -> tuple[np.ndarray, int]:
+        """What a rank pushes instead of `source`, and its address."""
+        if self.prescale == 1.0:
+            return source, int(source.ctypes.data)
+        return self.scaled(client, dtype, int(source.ctypes.data), source.nbytes)
+
+    def scaled(
+        self, client: Client, dtype: DType, address: int, nbytes: int
+    ) -> tuple[np.ndarray, int]:
+        """The bytes at `address` times the first factor, in memory of their own."""
+        scaled: np.ndarray = np.empty(nbytes, np.uint8)
+        at = int(scaled.ctypes.data)
+        client.connection.scale(dtype, self.prescale, address, at, nbytes // dtype.nbytes)
+        return scaled, at
+
+    def after(
+        self, client: Client, dtype: DType, address: int, count: int
+    ) -> Callable[[], None] | None:
+        """What is called when the result is at `address`."""
+        if self.postscale == 1.0:
+            return None
+        return lambda: client.connection.scale(dtype, self.postscale, address, address, count)
+
+
+NO_FACTORS = Factors()

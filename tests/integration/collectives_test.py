@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every collective on NumPy arrays and torch tensors, on one node and on two."""
+
+from __future__ import annotations
+
+import json
+import unittest
+from collections.abc import Sequence
+
+import job
+
+
+def _run(nodes: Sequence[int], *arguments: str, aggregators: int | None = None) -> None:
+    line = job.command(
+        "collectives.py",
+        [json.dumps(list(nodes)), *arguments],
+        nodes=len(nodes),
+        ranks=nodes,
+        aggregators=aggregators,
+    )
+    job.run(line)
+
+
+class CollectivesTest(unittest.TestCase):
+    def test_one_node(self) -> None:
+        _run([2], "2000")  # Calls of changing shapes.
+
+    def test_one_node_of_four(self) -> None:
+        _run([4])
+
+    def test_two_nodes(self) -> None:
+        _run([2, 2], aggregators=1)
+
+    def test_two_nodes_of_other_sizes(self) -> None:
+        _run([2, 1], aggregators=2)
+
+    def test_torch(self) -> None:
+        job.run(job.command("torch_collectives.py", nodes=1, ranks=2))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of collectives_test.py: the collectives on torch tensors, one function for each case."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import talweg
+import talweg.torch as tw
+import torch
+from expected_errors import expect
+from numeric_reference import expected, sample
+
+_DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+]
+
+
+def copies_of_every_dtype() -> None:
+    rank, n = tw.rank(), tw.size()
+    for dtype in _DTYPES:
+        for count in (0, 3, 9000):
+            each = [torch.full((r + 1, count), r + 1).to(dtype) for r in range(n)]
+            every = tw.all_gather(each[rank])
+            assert every.dtype is dtype and torch.equal(every, torch.cat(each)), dtype
+            handle = tw.all_gather_async(each[rank].clone().zero_().add_(each[rank]), "named")
+            assert torch.equal(tw.synchronize(handle), torch.cat(each))
+            taken, counts = tw.all_to_all(each[0].expand(n, 1, count).reshape(n, count))
+            assert counts == [1] * n and torch.equal(taken, each[0].expand(n, count))
+            out = torch.empty(n, count, dtype=dtype)
+            assert tw.all_gather_into(out, each[0]) is out
+            assert torch.equal(out, each[0].expand(n, count))
+            whole = torch.cat(each)
+            part = tw.scatter(whole if rank == 1 else None, 1)
+            assert torch.equal(part, torch.tensor_split(whole, n)[rank])
+            total = tw.gather(each[rank], 1)
+            assert total is None if rank != 1 else torch.equal(total, whole)
+            if rank == 0:
+                tw.send(whole, 1)
+            elif rank == 1:
+                assert torch.equal(tw.recv(torch.empty_like(whole), 0), whole)
+
+
+def reductions() -> None:
+    rank, n = tw.rank(), tw.size()
+    bits = [sample(np.random.default_rng(r), 7 * 5, "bf16") for r in range(n)]
+    own = torch.from_numpy(bits[rank].view(np.int16)).view(torch.bfloat16).view(7, 5)
+    wanted = torch.from_numpy(expected(bits, [n], "bf16", "sum").view(np.int16)).view(7, 5)
+    part = tw.reduce_scatter(own, op=tw.Op.SUM)
+    assert torch.equal(part.view(torch.int16), torch.tensor_split(wanted, n)[rank])
+    ones = torch.ones(5, 3, dtype=torch.float16)
+    for transposed in (ones, ones.t()):
+        part = tw.reduce_scatter(transposed, op=tw.Op.SUM, prescale_factor=0.5, postscale_factor=3)
+        assert (part == 1.5 * n).all()
+        assert part.shape == torch.tensor_split(transposed, n)[rank].shape
+    total = tw.reduce(torch.full((2,), rank), 1, op=tw.Op.MAX)
+    assert total is None if rank != 1 else total.tolist() == [n - 1] * 2
+
+
+def sets_and_factors_of_push_pull() -> None:
+    rank, n = tw.rank(), tw.size()
+    alone = tw.ProcessSet([rank])
+    own = torch.full((3,), float(rank + 1))
+    assert torch.equal(tw.push_pull(own, "own", process_set=alone), own)
+    everyone = tw.ProcessSet(range(n))
+    scaled = tw.push_pull(own, process_set=everyone, prescale_factor=2, postscale_factor=0.25)
+    assert torch.equal(scaled, torch.full((3,), (n + 1) / 4))
+    in_place = own.clone().to(torch.bfloat16)
+    assert tw.push_pull_inplace(in_place, op=tw.Op.SUM, postscale_factor=2) is in_place
+    assert (in_place == n * (n + 1)).all()
+    weights = own.clone().requires_grad_()
+    tw.push_pull(weights, op=tw.Op.SUM, prescale_factor=3, process_set=alone).sum().backward()
+    assert torch.equal(weights.grad, torch.full((3,), 3.0))
+    assert torch.equal(tw.broadcast(own, rank, process_set=alone), own)
+    assert torch.equal(tw.broadcast_(own.clone(), 1), torch.full((3,), 2.0))
+    empty = torch.empty(0, 4)
+    assert tw.push_pull(empty).shape == (0, 4) and tw.broadcast(empty).shape == (0, 4)
+    tw.barrier(alone)
+    expect(
+        talweg.InvalidArgument,
+        f"broadcast: rank {rank} is not in ProcessSet([{1 - rank}])",
+        tw.broadcast,
+        own,
+        process_set=tw.ProcessSet([1 - rank]),
+    )
+
+
+def groups_of_tensors() -> None:
+    rank, n = tw.rank(), tw.size()
+    tensors = [torch.full((rank + 1, i), i) for i in range(3)]
+    for i, result in enumerate(tw.synchronize(tw.grouped_all_gather_async(tensors))):
+        assert result.shape == (n * (n + 1) // 2, i) and (result == i).all()
+    means = tw.grouped_push_pull([torch.full((2,), float(rank))] * 2, "grouped")
+    assert all((mean == (n - 1) / 2).all() for mean in means)
+
+
+def main() -> int:
+    tw.init()
+    copies_of_every_dtype()
+    reductions()
+    sets_and_factors_of_push_pull()
+    groups_of_tensors()
+    expect(talweg.InvalidArgument, "to_dense", tw.all_gather, torch.eye(2).to_sparse())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

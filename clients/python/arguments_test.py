@@ -56,7 +56,17 @@ class OldOrderTest(unittest.TestCase):
         self.assertEqual((_push.__name__, _push.__doc__), ("_push", "What it does."))
         self.assertEqual(
             list(inspect.signature(talweg.push_pull).parameters),
-            ["array", "name", "op", "average", "priority", "timeout_s"],
+            [
+                "array",
+                "name",
+                "op",
+                "average",
+                "process_set",
+                "prescale_factor",
+                "postscale_factor",
+                "priority",
+                "timeout_s",
+            ],
         )
 
 

@@ -30,6 +30,17 @@ print("sum is right")
 
 _RANKS = "import byteps.common as b; b.init(); print(f'rank {b.rank()} of {b.size()}')"
 
+# torch knows the backend by the wheel's entry point.
+_BACKEND_PROGRAM = """
+import torch, torch.distributed as dist
+dist.init_process_group("talweg")
+total = torch.full((5,), float(dist.get_rank() + 1))
+dist.all_reduce(total)
+assert total.tolist() == [3] * 5, total
+print("sum is right")
+dist.destroy_process_group()
+"""
+
 # Ubuntu 22.04 has this one.
 _NEWEST_GLIBC = (2, 35)
 
@@ -61,17 +72,18 @@ class WheelTest(unittest.TestCase):
             site = Path(directory) / "site"
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
             subprocess.run([*pip, f"--target={site}", str(wheel)], check=True, timeout=300)
-            program = Path(directory) / "program.py"
-            program.write_text(_PROGRAM)
             environment = {k: v for k, v in os.environ.items() if not k.startswith("TALWEG_")}
             environment["PYTHONPATH"] = str(site)
             tool = [sys.executable, "-c", "from talweg._cli import main; main()"]
-            line = [*tool, "run", "--nodes=2", "--", sys.executable, str(program)]
-            done = subprocess.run(
-                line, env=environment, capture_output=True, text=True, timeout=240, check=False
-            )
-            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            self.assertEqual(done.stdout.count("sum is right"), 2, done.stdout)
+            for text in (_PROGRAM, _BACKEND_PROGRAM):
+                program = Path(directory) / "program.py"
+                program.write_text(text)
+                line = [*tool, "run", "--nodes=2", "--", sys.executable, str(program)]
+                done = subprocess.run(
+                    line, env=environment, capture_output=True, text=True, timeout=240, check=False
+                )
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertEqual(done.stdout.count("sum is right"), 2, done.stdout)
 
     def test_other_systems_programs_run(self) -> None:
         """The names, the launcher and the examples stand where BytePS's documents have them."""

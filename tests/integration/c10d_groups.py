@@ -18,7 +18,12 @@ def _compare(case: str, found: Any, expected: Any, tolerance: float) -> None:
     if isinstance(expected, torch.Tensor):
         assert found.dtype == expected.dtype, case
         torch.testing.assert_close(
-            found, expected, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda text: f"{case}: {text}"
+            found,
+            expected,
+            rtol=tolerance,
+            atol=tolerance,
+            equal_nan=True,
+            msg=lambda text: f"{case}: {text}",
         )
     elif isinstance(expected, Mapping):
         assert found.keys() == expected.keys(), (case, found.keys(), expected.keys())
@@ -42,17 +47,12 @@ def each_backend(cases: Mapping[str, Callable[[int, int], Any]], tolerance: floa
         if backend == "talweg":
             import talweg.torch  # noqa: F401 - It makes the backend known.
         own = dist.PrefixStore(backend, store)
-        dist.init_process_group(
-            backend, store=own, rank=rank, world_size=size, timeout=_TIMEOUT
-        )
+        dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=_TIMEOUT)
         assert dist.get_backend() == backend
         for name, run in cases.items():
             torch.manual_seed(7)
-            try:
-                found.setdefault(backend, {})[name] = run(rank, size)
-            except Exception as failure:
-                failure.add_note(f"{name} with {backend}")
-                raise
+            print(f"{name} over {backend}", flush=True)
+            found.setdefault(backend, {})[name] = run(rank, size)
         dist.destroy_process_group()
     for name in cases:
         _compare(name, found["talweg"][name], found["gloo"][name], tolerance)

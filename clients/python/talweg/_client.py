@@ -365,7 +365,11 @@ class Client:
 
     def count_push(self, declaration: Declaration) -> None:
         """Adds a round that was started to pushed_bytes."""
-        self._pushed_bytes += declaration.nbytes
+        self.count_pushed_bytes(declaration.nbytes)
+
+    def count_pushed_bytes(self, nbytes: int) -> None:
+        """Adds to pushed_bytes what a collective gives."""
+        self._pushed_bytes += nbytes
 
     def push(
         self,

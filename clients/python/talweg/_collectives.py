@@ -76,7 +76,6 @@ SCATTER = Kind("scatter", 6, _ROOT, _OWN)
 REDUCE = Kind("reduce", 7, _WHOLE, _ROOT, equal=True)
 SEND = Kind("send", 8, _ROOT, _WHOLE)
 ALL_REDUCE = Kind("all_reduce", 9, _WHOLE, _WHOLE, equal=True)
-# Of one row, so that the ranks that get it say what they expect.
 BROADCAST = Kind("broadcast", 10, _ROOT, _WHOLE)
 BARRIER = Kind("barrier", 11, _OWN, _WHOLE, equal=True)
 _KINDS = {
@@ -441,6 +440,7 @@ def _steps(channel: Channel, given: Given, priority: int) -> _Steps:
     block = _header(given, total_rows) + struct.pack(f"<{len(given.part_rows)}q", *given.part_rows)
     if not kind.reduces and own_bytes <= _INLINE_BYTES:
         block += ctypes.string_at(given.address, own_bytes)
+    channel.client.count_pushed_bytes(own_bytes)
     control = channel.control()
     said_by_this = np.frombuffer(block, np.uint8)
     round_ = connection.push_parts(control, said_by_this.ctypes.data, [len(block)], priority)
@@ -554,8 +554,8 @@ def _started(
     shape: Callable[[list[Any]], Any],
     how: Callable[[Channel, Job], None],
 ) -> JobHandle:
+    _native.check_name_and_priority("" if name is None else name, priority)
     channel = channel_of(client, name, group)
-    _native.check_name_and_priority(channel.name, priority)
     job = Job(channel, calls, priority)
     how(channel, job)
     return JobHandle(client, 0, 0, channel.name, job=job, shape=shape)

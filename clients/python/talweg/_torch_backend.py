@@ -20,6 +20,6 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    from talweg.torch._process_group import create
+    from talweg.torch._group_creation import create
 
     return create(options, backend_options)

@@ -30,7 +30,14 @@ def _values(rank: int, count: int = 6, dtype: torch.dtype = torch.float32) -> to
 def all_reduce(rank: int, size: int) -> Any:
     found = []
     op = dist.ReduceOp
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint8):
+    for dtype in (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+    ):
         for each in (op.SUM, op.MIN, op.MAX, op.PRODUCT):
             tensor = _values(rank, 6, dtype)
             dist.all_reduce(tensor, each)

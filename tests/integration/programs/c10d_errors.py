@@ -3,17 +3,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+from collections.abc import Iterator
 from datetime import timedelta
-
-import torch
-import torch.distributed as dist
-from expected_errors import raises
 
 import talweg
 import talweg.torch
+import torch
+import torch.distributed as dist
 
 _RANK, _SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+@contextlib.contextmanager
+def raises(exception: type[BaseException], words: str) -> Iterator[None]:
+    """AssertionError unless the block raises `exception`, with words like these."""
+    try:
+        yield
+    except exception as error:
+        assert re.search(words, str(error), re.DOTALL), f"no {words!r} in: {error}"
+        return
+    raise AssertionError(f"nothing was raised, not {exception.__name__}: {words}")
 
 
 def check_ranks() -> None:
@@ -25,7 +37,9 @@ def check_ranks() -> None:
 def check_mismatch() -> None:
     # Each rank names both sides.
     for tensor in (torch.zeros(5 + _RANK), torch.zeros(4000 + _RANK)):
-        with raises(talweg.Mismatch, r"rank 0 calls all_reduce sum of f32\[\d+\], but rank 1 calls"):
+        with raises(
+            talweg.Mismatch, r"rank 0 calls all_reduce sum of f32\[\d+\], but rank 1 calls"
+        ):
             dist.all_reduce(tensor)
     with raises(talweg.Mismatch, "rank 0 calls all_reduce sum .*, but rank 1 calls all_reduce max"):
         dist.all_reduce(torch.zeros(5), dist.ReduceOp.MAX if _RANK == 1 else dist.ReduceOp.SUM)
@@ -37,7 +51,7 @@ def check_mismatch() -> None:
     with raises(talweg.Mismatch, r"f32\[4\].*f64\[4\]"):
         dist.broadcast(torch.zeros(4, dtype=torch.float64 if _RANK == 1 else torch.float32), 0)
     if _RANK < 2:
-        with raises(talweg.Mismatch, r"broadcast of f32\[3\].*broadcast of f32\[4\]"):
+        with raises(talweg.Mismatch, r"send of f32\[3\].*send of f32\[4\]"):
             if _RANK == 0:
                 dist.send(torch.zeros(3), 1)
             else:
@@ -53,7 +67,7 @@ def check_timeout() -> None:
     if _RANK == 0:
         tensor = torch.ones(6)
         work = dist.all_reduce(tensor, group=group, async_op=True)
-        words = rf"rank 0: all_reduce of float32\[6\].* not complete after 0\.05 s"
+        words = r"rank 0: all_reduce of float32\[6\].* not complete after 0\.05 s"
         with raises(talweg.Timeout, words):
             work.wait(timedelta(seconds=0.05))
         assert not work.is_completed()
@@ -81,7 +95,10 @@ def check_beyond_gloo() -> None:
     tensor = torch.full((3,), 2.0)
     dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
     assert tensor.tolist() == [float(_SIZE)] * 3
-    for op, wanted in ((dist.ReduceOp.SUM, [True, True, False]), (dist.ReduceOp.PRODUCT, [True, False, False])):
+    for op, wanted in (
+        (dist.ReduceOp.SUM, [True, True, False]),
+        (dist.ReduceOp.PRODUCT, [True, False, False]),
+    ):
         bools = torch.tensor([True, _RANK == 0, False])
         dist.all_reduce(bools, op)
         assert bools.tolist() == wanted, (op, bools)
@@ -100,6 +117,13 @@ def check_beyond_gloo() -> None:
     empty = torch.zeros(0)
     dist.all_reduce(empty)
     assert empty.numel() == 0
+    received = [torch.zeros(2 * _RANK + 3000 * rank) for rank in range(_SIZE)]
+    sent = [torch.full((2 * rank + 3000 * _RANK,), float(_RANK)) for rank in range(_SIZE)]
+    dist.all_to_all(received, sent)
+    assert all(bool((part == rank).all()) for rank, part in enumerate(received))
+    tensor = torch.ones(3)
+    dist.group.WORLD.allreduce([tensor], dist.ReduceOp.MAX).wait()
+    assert tensor.tolist() == [1] * 3
     half = torch.ones(9, dtype=torch.bfloat16)
     dist.all_reduce(half)
     assert half.tolist() == [_SIZE] * 9
@@ -114,11 +138,17 @@ def check_refused() -> None:
         dist.all_reduce(torch.ones(3).to_sparse())
     with raises(talweg.InvalidArgument, "takes tensors in host memory"):
         dist.all_reduce(torch.ones(3, device="meta"))
+    with raises(talweg.Unsupported, "a tensor instead of a list"):
+        dist.group.WORLD.allreduce(torch.ones(3))
+    with raises(talweg.Unsupported, "max is not defined for complex"):
+        dist.group.WORLD.allreduce([torch.ones(3) * 1j], dist.ReduceOp.MAX)
+    with raises(talweg.InvalidArgument, "give 3 parts of the output's length"):
+        dist.reduce_scatter(torch.ones(3), [torch.ones(3 + rank) for rank in range(_SIZE)])
     with raises(talweg.Unsupported, "recv: without a source"):
         dist.recv(torch.zeros(3))
     with raises(ValueError, "only implemented for GLOO"):
         dist.monitored_barrier()
-    with raises(Exception, ""):
+    with raises(RuntimeError, "accelerator|device|split"):
         dist.split_group(split_ranks=[list(range(_SIZE))])
     if _RANK == 0:
         with raises(talweg.InvalidArgument, "rank 0 of the group is this one"):
@@ -135,7 +165,9 @@ def check_refused() -> None:
 def check_devices() -> None:
     dist.destroy_process_group()
     for backends in ("cpu:talweg,cuda:gloo", "cuda:gloo,cpu:talweg"):
-        dist.init_process_group(backends, store=dist.PrefixStore(backends, _STORE), rank=_RANK, world_size=_SIZE)
+        dist.init_process_group(
+            backends, store=dist.PrefixStore(backends, _STORE), rank=_RANK, world_size=_SIZE
+        )
         tensor = torch.ones(3)
         dist.all_reduce(tensor)
         assert tensor.tolist() == [_SIZE] * 3

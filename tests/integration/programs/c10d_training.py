@@ -204,7 +204,7 @@ def checkpoint(rank: int, size: int) -> Any:
     mesh = init_device_mesh("cpu", (size,))
     model, optimizer = _sharded(mesh)
     _step(model, optimizer, rank, 0)
-    directory = [tempfile.mkdtemp(prefix="talweg.") if rank == 0 else None]
+    directory: list[Any] = [tempfile.mkdtemp(prefix="talweg.") if rank == 0 else None]
     dist.broadcast_object_list(directory, 0)
     states, optimizer_states = get_state_dict(model, optimizer)
     checkpoints.save({"model": states, "optimizer": optimizer_states}, checkpoint_id=directory[0])
@@ -214,7 +214,9 @@ def checkpoint(rank: int, size: int) -> Any:
     loaded = {"model": states, "optimizer": optimizer_states}
     checkpoints.load(loaded, checkpoint_id=directory[0])
     set_state_dict(
-        model, optimizer, model_state_dict=loaded["model"],
+        model,
+        optimizer,
+        model_state_dict=loaded["model"],
         optim_state_dict=loaded["optimizer"],
     )
     for one, other in zip(_full(model), saved):

@@ -64,7 +64,7 @@ def copies_of_every_dtype() -> None:
         if rank not in ranks:
             continue
         root, n, place = ranks[number % len(ranks)], len(ranks), ranks.index(rank)
-        for count in _COUNTS:
+        for count in _COUNTS if number < 2 else (700,):
             for dtype in _NUMPY if count == 700 and number == 0 else ("f32", "u8"):
                 seed = [1, number, count]
                 each = _of(seed, ranks, [((r + 1) % 3 * (count > 0), count) for r in ranks], dtype)
@@ -110,7 +110,7 @@ def copies_of_every_dtype() -> None:
 
 
 def complex_numbers() -> None:
-    own = np.full((talweg.rank(), 2), talweg.rank() + 1j, np.complex64)
+    own: np.ndarray = np.full((talweg.rank(), 2), talweg.rank() + 1j, np.complex64)
     every = talweg.all_gather(own)
     assert every.dtype == np.complex64
     assert every[:, 0].tolist() == [r + 1j for r in range(talweg.size()) for _ in range(r)]
@@ -124,7 +124,7 @@ def reductions_of_every_dtype() -> None:
         root, n, place = ranks[number % len(ranks)], len(ranks), ranks.index(rank)
         nodes = _places(ranks)
         for op, dtypes in OPS.items():
-            if op == "broadcast":
+            if op == "broadcast" or (number > 0 and op not in ("sum", "average", "max")):
                 continue
             for dtype in dtypes if number == 0 else dtypes[:1]:
                 if dtype == "bf16":
@@ -180,9 +180,9 @@ def factors() -> None:
     in_place = own.copy()
     talweg.push_pull_inplace(in_place, **keywords)
     _check(in_place, wanted, "f16", "in place with factors")
-    ints = np.full(5, 7, np.int32)
+    ints: np.ndarray = np.full(5, 7, np.int32)
     assert (talweg.push_pull(ints, op=talweg.Op.SUM, prescale_factor=0.5) == 3 * n).all()
-    flags = np.ones(2, np.bool_)
+    flags: np.ndarray = np.ones(2, np.bool_)
     expect(
         talweg.InvalidArgument,
         "not scaled",
@@ -261,6 +261,10 @@ def who_may_not_call() -> None:
     expect(talweg.InvalidArgument, f"has rank {size}", talweg.barrier, beyond)
     expect(talweg.InvalidArgument, "twice", talweg.ProcessSet, [1, 1])
     expect(talweg.InvalidArgument, "one rank or more", talweg.ProcessSet, [])
+    expect(talweg.InvalidArgument, "not int", talweg.all_gather, ones, 7)
+    before = talweg.pushed_bytes()
+    talweg.all_gather(ones)
+    assert talweg.pushed_bytes() == before + 8
     expect(talweg.InvalidArgument, "reshape(1)", talweg.all_gather, np.array(1.0))
     expect(talweg.InvalidArgument, "add up", talweg.all_to_all, ones, [2] * size)
     expect(talweg.InvalidArgument, "need f64[", talweg.all_gather_into, ones, np.ones(7))
@@ -309,10 +313,10 @@ def many_open_handles() -> None:
         result = talweg.synchronize(handle)
         assert result.shape == (sum(r + i % 3 for r in range(n)), 300 * (i % 7)), i
         assert (result == i).all()
-    arrays = [np.full((rank, 2), i, np.float32) for i in range(5)]
+    arrays: list[np.ndarray] = [np.full((rank, 2), i, np.float32) for i in range(5)]
     for i, result in enumerate(talweg.grouped_all_gather(arrays)):
         assert result.shape == (n * (n - 1) // 2, 2) and (result == i).all()
-    many = [np.full(3, i + 1, np.int64) for i in range(3)]
+    many: list[np.ndarray] = [np.full(3, i + 1, np.int64) for i in range(3)]
     totals = talweg.synchronize(talweg.grouped_push_pull_async(many, "grouped", talweg.Op.SUM))
     assert [int(total[0]) for total in totals] == [n, 2 * n, 3 * n]
     pairs = talweg.synchronize(talweg.grouped_all_to_all_async([np.full(n, rank)] * 2))

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from talweg._collective_calls import check_reduction
-from talweg._collectives import Given, Kind, Rows
+from talweg._collectives import REDUCE_SCATTER, Given, Kind, Rows
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, Mismatch, Unsupported
 from talweg.torch import _cuda
@@ -72,8 +72,8 @@ def require_strided(tensor: torch.Tensor, operation: str) -> None:
     _TORCH.shape(tensor)
     if tensor.device.type != "cpu":
         raise InvalidArgument(
-            f"{operation}: a tensor is on {tensor.device}, and the backend 'talweg' takes tensors in "
-            f'host memory: name a backend for the others, as in init_process_group("cpu:talweg,'
+            f"{operation}: a tensor is on {tensor.device}, and the backend 'talweg' takes tensors "
+            f'in host memory: name a backend for the others, as in init_process_group("cpu:talweg,'
             f'{tensor.device.type}:nccl"), or use tensor.cpu()'
         )
 
@@ -113,9 +113,7 @@ class Outputs:
     def __init__(self, tensors: Sequence[torch.Tensor], operation: str) -> None:
         self._tensors = [tensor.detach() for tensor in tensors]
         self._operation = operation
-        self._direct = (
-            len(tensors) == 1 and _cuda.is_plain(tensors[0]) and not tensors[0].is_conj()
-        )
+        self._direct = len(tensors) == 1 and _cuda.is_plain(tensors[0]) and not tensors[0].is_conj()
 
     def allocate(self, rows: Rows, counts: list[int]) -> tuple[Any, int]:
         """Where a result goes: into the output, if it is one piece that has place for it."""
@@ -211,14 +209,15 @@ def reduced(
     if source.dtype == torch.bool:
         op = _OPS_OF_BOOLS.get(op, op)
     dtype = wire_dtype(source)
-    check_reduction(dtype, op, 1.0, 1.0, operation)
+    check_reduction(dtype, op, operation)
     if reduction.factor is not None:
         if not source.is_floating_point():
             raise Unsupported(f"{operation}: premul_sum is of floating point numbers: use sum")
         source = (source * reduction.factor).to(source.dtype)
-    count = source.numel()
-    part_rows = [count // parts] * parts
-    call = given(kind, [source], elements(source), part_rows, root_rank, outputs)
+    rows, part_rows = whole(source), [1]
+    if kind is REDUCE_SCATTER:
+        rows, part_rows = elements(source), [source.numel() // parts] * parts
+    call = given(kind, [source], rows, part_rows, root_rank, outputs)
     call.op, call.dtype = op, dtype
     return call
 

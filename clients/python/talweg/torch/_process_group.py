@@ -8,8 +8,6 @@ any of it moves, so tensors that do not fit together are a Mismatch at every ran
 
 from __future__ import annotations
 
-import inspect
-import itertools
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -17,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import talweg
 from talweg import _client
 from talweg._collectives import (
     ALL_GATHER,
@@ -29,6 +26,7 @@ from talweg._collectives import (
     REDUCE,
     REDUCE_SCATTER,
     SCATTER,
+    SEND,
     Given,
     channel_of,
 )
@@ -39,9 +37,6 @@ from talweg.torch._c10d_tensors import Outputs, Reduction, given, real, reduced,
 from talweg.torch._work import Work
 
 NAME = "talweg"
-# Groups of the whole job that this process has made: torch numbers groups anew after each.
-_worlds = itertools.count()
-_world = 0
 
 
 class ProcessGroup(dist.ProcessGroup):
@@ -69,11 +64,10 @@ class ProcessGroup(dist.ProcessGroup):
         self._calls = 0
         self._name = self._desc = ""
 
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name.
+    def getBackendName(self) -> str:
         return NAME
 
-    def _get_backend_name(self) -> str:
-        return NAME
+    _get_backend_name = getBackendName
 
     def _submit(
         self,
@@ -104,6 +98,10 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _is_elsewhere(self, tensors: Sequence[torch.Tensor], operation: str) -> bool:
         """Whether another backend has the tensors' device."""
+        if isinstance(tensors, torch.Tensor):
+            raise Unsupported(
+                f"{operation}: a tensor instead of a list: call torch.distributed's own function"
+            )
         if tensors and tensors[0].device.type != "cpu":
             if any(device.type == tensors[0].device.type for device in self._device_types):
                 return True
@@ -114,8 +112,6 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _only(self, tensors: Any, operation: str) -> torch.Tensor:
         """The tensor of a list of one."""
-        if isinstance(tensors, torch.Tensor):
-            return tensors
         if len(tensors) != 1:
             raise InvalidArgument(f"{operation}: {len(tensors)} tensors; give a list of one")
         tensor: torch.Tensor = tensors[0]
@@ -144,30 +140,31 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit(operation, calls, tensors, tensors, outputs, opts.timeout)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.AllreduceOptions()
+        opts = _options(dist.AllreduceOptions, opts)
         if self._is_elsewhere(tensors, "all_reduce"):
             return super().allreduce(tensors, opts)
         return self._all_reduce(tensors, opts, "all_reduce")
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.AllreduceCoalescedOptions()
+        opts = _options(dist.AllreduceCoalescedOptions, opts)
         if self._is_elsewhere(tensors[:1], "all_reduce_coalesced"):
             return super().allreduce_coalesced(tensors, opts)
         return self._all_reduce(tensors, opts, "all_reduce_coalesced")
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.ReduceOptions()
+        opts = _options(dist.ReduceOptions, opts)
         if self._is_elsewhere(tensors, "reduce"):
             return super().reduce(tensors, opts)
         tensor, root = self._only(tensors, "reduce"), self._root(opts, "reduce")
         output = Outputs(real([tensor]), "reduce")
-        call = reduced(
-            REDUCE, [tensor], 1, Reduction.of(opts.reduceOp), root, output
-        )
+        call = reduced(REDUCE, [tensor], 1, Reduction.of(opts.reduceOp), root, output)
         return self._submit("reduce", [call], [tensor], tensors, [output], opts.timeout)
 
     def _reduce_scatter(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any,
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[Sequence[torch.Tensor]],
+        opts: Any,
         operation: str,
     ) -> Work:
         reduction, size = Reduction.of(opts.reduceOp), len(self._ranks)
@@ -178,33 +175,29 @@ class ProcessGroup(dist.ProcessGroup):
                 len(parts) > 1 and counts != [output.numel()] * size
             ):
                 raise InvalidArgument(
-                    f"{operation}: the output has {output.numel()} elements and the input {counts}: "
+                    f"{operation}: the output has {output.numel()} elements, the input {counts}: "
                     f"give {size} parts of the output's length"
                 )
             target = Outputs(real([output]), operation)
-            calls.append(
-                reduced(REDUCE_SCATTER, parts, size, reduction, 0, target)
-            )
+            calls.append(reduced(REDUCE_SCATTER, parts, size, reduction, 0, target))
             targets.append(target)
         shown = [part for parts in inputs for part in parts]
         return self._submit(operation, calls, shown, outputs, targets, opts.timeout)
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.ReduceScatterOptions()
+        opts = _options(dist.ReduceScatterOptions, opts)
         if self._is_elsewhere([*output_tensors, *input_tensors[0]], "reduce_scatter"):
             return super().reduce_scatter(output_tensors, input_tensors, opts)
         return self._reduce_scatter(output_tensors, input_tensors, opts, "reduce_scatter")
 
     def reduce_scatter_single(self, output: Any, input_: Any, opts: Any = None) -> Any:
-        opts = opts or dist.ReduceScatterOptions()
+        opts = _options(dist.ReduceScatterOptions, opts)
         if self._is_elsewhere([output, input_], "reduce_scatter_tensor"):
             return super().reduce_scatter_single(output, input_, opts)
         return self._reduce_scatter([output], [[input_]], opts, "reduce_scatter_tensor")
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: Any, inputs: Any, opts: Any = None
-    ) -> Any:
-        opts = opts or dist.ReduceScatterOptions()
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        opts = _options(dist.ReduceScatterOptions, opts)
         if self._is_elsewhere(outputs[:1], "reduce_scatter_tensor_coalesced"):
             return super().reduce_scatter_single_coalesced(outputs, inputs, opts)
         parts = [[each] for each in inputs]
@@ -213,20 +206,24 @@ class ProcessGroup(dist.ProcessGroup):
     # ----- Copies from one rank, or to one -----
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.BroadcastOptions()
+        opts = _options(dist.BroadcastOptions, opts)
         if self._is_elsewhere(tensors, "broadcast"):
             return super().broadcast(tensors, opts)
         tensor, root = self._only(tensors, "broadcast"), self._root(opts, "broadcast")
         gives = root == self._client.rank
         output = Outputs([tensor], "broadcast")
         call = given(
-            BROADCAST, [tensor] if gives else [], tensors_.whole(tensor),
-            [1] if gives else [], root, output,
+            BROADCAST,
+            [tensor] if gives else [],
+            tensors_.whole(tensor),
+            [1] if gives else [],
+            root,
+            output,
         )
         return self._submit("broadcast", [call], [tensor], tensors, [output], opts.timeout)
 
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.GatherOptions()
+        opts = _options(dist.GatherOptions, opts)
         if self._is_elsewhere(input_tensors, "gather"):
             return super().gather(output_tensors, input_tensors, opts)
         tensor, root = self._only(input_tensors, "gather"), self._root(opts, "gather")
@@ -234,14 +231,12 @@ class ProcessGroup(dist.ProcessGroup):
         if root == self._client.rank:
             outputs = self._of_every_rank(output_tensors, tensor, "gather")
         target = Outputs(outputs, "gather") if outputs else None
-        call = given(
-            GATHER, [tensor], tensors_.whole(tensor), [1], root, target
-        )
+        call = given(GATHER, [tensor], tensors_.whole(tensor), [1], root, target)
         targets = [target] if target is not None else []
         return self._submit("gather", [call], [tensor], output_tensors, targets, opts.timeout)
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.ScatterOptions()
+        opts = _options(dist.ScatterOptions, opts)
         if self._is_elsewhere(output_tensors, "scatter"):
             return super().scatter(output_tensors, input_tensors, opts)
         tensor, root = self._only(output_tensors, "scatter"), self._root(opts, "scatter")
@@ -253,13 +248,9 @@ class ProcessGroup(dist.ProcessGroup):
         output = Outputs([tensor], "scatter")
         rows = tensors_.whole(inputs[0] if inputs else tensor)
         call = given(SCATTER, inputs, rows, [1] * len(inputs), root, output)
-        return self._submit(
-            "scatter", [call], [tensor], output_tensors, [output], opts.timeout
-        )
+        return self._submit("scatter", [call], [tensor], output_tensors, [output], opts.timeout)
 
-    def _of_every_rank(
-        self, lists: Any, like: torch.Tensor, operation: str
-    ) -> list[torch.Tensor]:
+    def _of_every_rank(self, lists: Any, like: torch.Tensor, operation: str) -> list[torch.Tensor]:
         """The one list of one tensor for each rank."""
         if len(lists) != 1 or len(lists[0]) != len(self._ranks):
             counts = [len(each) for each in lists]
@@ -273,7 +264,7 @@ class ProcessGroup(dist.ProcessGroup):
     # ----- Copies to all ranks -----
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.AllgatherOptions()
+        opts = _options(dist.AllgatherOptions, opts)
         if self._is_elsewhere(input_tensors, "all_gather"):
             return super().allgather(output_tensors, input_tensors, opts)
         tensor = self._only(input_tensors, "all_gather")
@@ -281,8 +272,12 @@ class ProcessGroup(dist.ProcessGroup):
         return self._all_gather([outputs], [tensor], output_tensors, opts, "all_gather")
 
     def _all_gather(
-        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor],
-        result: Any, opts: Any, operation: str,
+        self,
+        outputs: Sequence[Sequence[torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        result: Any,
+        opts: Any,
+        operation: str,
     ) -> Work:
         targets, calls = [], []
         for each, tensor in zip(outputs, inputs):
@@ -295,14 +290,18 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit(operation, calls, inputs, result, targets, opts.timeout)
 
     def all_gather_single(self, output: Any, input_: Any, opts: Any = None) -> Any:
-        opts = opts or dist.AllgatherOptions()
+        opts = _options(dist.AllgatherOptions, opts)
         if self._is_elsewhere([output, input_], "all_gather_into_tensor"):
             return super().all_gather_single(output, input_, opts)
         return self._all_gather_single([output], [input_], output, opts, "all_gather_into_tensor")
 
     def _all_gather_single(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], result: Any,
-        opts: Any, operation: str,
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        result: Any,
+        opts: Any,
+        operation: str,
     ) -> Work:
         for output, tensor in zip(outputs, inputs):
             if output.numel() != tensor.numel() * len(self._ranks):
@@ -314,7 +313,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._all_gather(lists, inputs, result, opts, operation)
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
-        opts = opts or dist.AllgatherOptions()
+        opts = _options(dist.AllgatherOptions, opts)
         if self._is_elsewhere(input_list[:1], "all_gather_coalesced"):
             return super().allgather_coalesced(output_lists, input_list, opts)
         outputs = [
@@ -324,7 +323,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._all_gather(outputs, input_list, output_lists, opts, "all_gather_coalesced")
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        opts = opts or dist.AllgatherOptions()
+        opts = _options(dist.AllgatherOptions, opts)
         if self._is_elsewhere(inputs[:1], "all_gather_into_tensor_coalesced"):
             return super().all_gather_single_coalesced(outputs, inputs, opts)
         return self._all_gather_single(
@@ -334,29 +333,38 @@ class ProcessGroup(dist.ProcessGroup):
     # ----- Copies from each rank to each -----
 
     def _all_to_all(
-        self, outputs: Outputs, inputs: Sequence[torch.Tensor], like: torch.Tensor,
-        counts: list[int], result: Any, opts: Any, operation: str,
+        self,
+        outputs: Outputs,
+        inputs: Sequence[torch.Tensor],
+        like: torch.Tensor,
+        counts: list[int],
+        result: Any,
+        opts: Any,
+        operation: str,
     ) -> Work:
-        call = given(
-            ALL_TO_ALL, inputs, tensors_.elements(like), counts, 0, outputs
-        )
+        call = given(ALL_TO_ALL, inputs, tensors_.elements(like), counts, 0, outputs)
         return self._submit(operation, [call], inputs, result, [outputs], opts.timeout)
 
     def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.AllToAllOptions()
+        opts = _options(dist.AllToAllOptions, opts)
         if self._is_elsewhere([*output_tensors, *input_tensors], "all_to_all"):
             return super().alltoall(output_tensors, input_tensors, opts)
         for lists in (output_tensors, input_tensors):
             self._of_every_rank([lists], input_tensors[0], "all_to_all")
         return self._all_to_all(
-            Outputs(output_tensors, "all_to_all"), input_tensors, input_tensors[0],
-            [each.numel() for each in input_tensors], output_tensors, opts, "all_to_all",
+            Outputs(output_tensors, "all_to_all"),
+            input_tensors,
+            input_tensors[0],
+            [each.numel() for each in input_tensors],
+            output_tensors,
+            opts,
+            "all_to_all",
         )
 
     def all_to_all_single(
         self, output: Any, input_: Any, output_splits: Any, input_splits: Any, opts: Any = None
     ) -> Any:
-        opts = opts or dist.AllToAllOptions()
+        opts = _options(dist.AllToAllOptions, opts)
         operation = "all_to_all_single"
         if self._is_elsewhere([output, input_], operation):
             return super().all_to_all_single(output, input_, output_splits, input_splits, opts)
@@ -394,12 +402,20 @@ class ProcessGroup(dist.ProcessGroup):
         output = None if gives else Outputs([tensor], operation)
         sender, receiver = self._ranks[source], self._ranks[target]
         call = given(
-            BROADCAST, [tensor] if gives else [], tensors_.whole(tensor),
-            [1] if gives else [], sender, output,
+            SEND,
+            [tensor] if gives else [],
+            tensors_.whole(tensor),
+            [1] if gives else [],
+            sender,
+            output,
         )
         return self._submit(
-            f"{operation} {'to' if gives else 'from'} rank {self._ranks[peer]}", [call], [tensor],
-            tensors, [output] if output is not None else [], timedelta(0),
+            f"{operation} {'to' if gives else 'from'} rank {self._ranks[peer]}",
+            [call],
+            [tensor],
+            tensors,
+            [output] if output is not None else [],
+            timedelta(0),
             lane=f".{sender}.{receiver}.{tag}",
             group=Group(self._client, ProcessSet([sender, receiver]), operation),
             source_rank=source,
@@ -426,7 +442,7 @@ class ProcessGroup(dist.ProcessGroup):
     # ----- The group -----
 
     def barrier(self, opts: Any = None) -> Any:
-        opts = opts or dist.BarrierOptions()
+        opts = _options(dist.BarrierOptions, opts)
         device = getattr(opts, "device", None)
         if device is not None and any(each.type == device.type for each in self._device_types):
             return super().barrier(opts)
@@ -434,12 +450,11 @@ class ProcessGroup(dist.ProcessGroup):
         call = given(BARRIER, [one], tensors_.elements(one), [0], 0, None)
         return self._submit("barrier", [call], [], [], [], opts.timeout)
 
-    # torch keeps names in its own backends, of which a group in Python has none; C++ asks
-    # getGroupName().
+    # torch keeps names in backends, of which this group has none; C++ asks getGroupName().
     def _set_group_name(self, name: str) -> None:
         self._name = name
 
-    def getGroupName(self) -> str:  # noqa: N802
+    def getGroupName(self) -> str:
         return self._name
 
     @property
@@ -457,7 +472,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The time limit of calls that name none."""
+        """Of calls that name none."""
         self._timeout = timeout
 
     def _set_sequence_number_for_group(self) -> None:
@@ -474,67 +489,13 @@ class ProcessGroup(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
 
-def _devices(default: str) -> dict[str, str]:
-    """The backend of each device in the call that makes a group.
-
-    torch tells a Python group nothing of the backends beside it, and makes none of them: it is read
-    where torch has it.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        config = frame.f_locals.get("backend_config")
-        if isinstance(config, dist.distributed_c10d.BackendConfig):
-            return {device: str(name) for device, name in config.device_backend_map.items()}
-        frame = frame.f_back
-    return {"cpu": default}
-
-
-def _add_backends(group: ProcessGroup, options: Any) -> None:
-    """Makes the backends that were named for other devices."""
-    kinds = dist.ProcessGroup.BackendType
-    for device, name in _devices(NAME).items():
-        if name == NAME:
-            if device != "cpu":
-                raise Unsupported(
-                    f'"{device}:talweg": the backend has tensors in host memory only: use '
-                    f'"cpu:talweg,{device}:nccl"'
-                )
-            continue
-        store = dist.PrefixStore(f"{device}/", options.store)
-        rank, size = options.group_rank, options.group_size
-        if name == "nccl" and dist.is_nccl_available():
-            chosen = dist.ProcessGroupNCCL.Options()
-            chosen._timeout = options.timeout
-            chosen.global_ranks_in_group = options.global_ranks_in_group
-            chosen.group_name = options.group_id
-            backend = dist.ProcessGroupNCCL(store, rank, size, chosen)
-            group._register_backend(torch.device(device), kinds.NCCL, backend)
-        elif name == "gloo" and dist.is_gloo_available():
-            backend = dist.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
-            group._register_backend(torch.device(device), kinds.GLOO, backend)
-        else:
-            raise Unsupported(
-                f'"{device}:{name}": beside talweg there can be nccl and gloo, where torch has them'
-            )
-
-
-def create(options: Any, backend_options: Any) -> ProcessGroup:
-    """Makes a group for torch.distributed."""
-    global _world
-    talweg.init(timeout_s=options.timeout.total_seconds())
-    rank, size, ranks = options.group_rank, options.group_size, options.global_ranks_in_group
-    if not ranks:
-        if (rank, size) != (talweg.rank(), talweg.size()):
-            raise InvalidArgument(
-                f"init_process_group: torch has rank {rank} of {size}, but Talweg's job has this "
-                f"process as rank {talweg.rank()} of {talweg.size()}: start the program with "
-                "`talweg run`, which sets RANK and WORLD_SIZE, or pass rank=talweg.rank() and "
-                "world_size=talweg.size()"
-            )
-        ranks, _world = range(size), next(_worlds)
-    elif list(ranks) != sorted(ranks):
-        raise Unsupported(f"a process group of ranks {list(ranks)}: name them in ascending order")
-    lane = f"c10d.{_world}.{options.group_id}"
-    group = ProcessGroup(options.store, rank, ranks, options.timeout, lane)
-    _add_backends(group, options)
-    return group
+def _options(kind: Any, given: Any) -> Any:
+    """The options of a call, of which torch's callers give all, an operation, or none."""
+    if isinstance(given, kind):
+        return given
+    options = kind()
+    if given is not None:
+        if not hasattr(options, "reduceOp"):
+            raise InvalidArgument(f"{given!r} are no {kind.__name__}: call torch.distributed's own")
+        options.reduceOp = given
+    return options

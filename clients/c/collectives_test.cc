@@ -331,7 +331,7 @@ TEST_CASE("Ranks that say different things are told so, all alike, and go on") {
       group.PushOne(2, full);
       mismatch(group, "40 bytes", "rank 1 has pushed 16 bytes");
       good_round(group);
-      // Of one part only.
+      // One part only.
       if (group.part_count() == 1) continue;
       group.PushOne(0, full);
       group.PushOne(1, full);

@@ -372,8 +372,8 @@ TEST_CASE(
   CHECK(first == again);
   CHECK(talweg_declare(one.get(), "w", TALWEG_F32, TALWEG_SUM, 0, 200, 0, kGenerousNs, &again) ==
         TALWEG_MISMATCH);
-  CHECK_THAT(talweg_last_error(), Contains("rank 0 declared f32[100] sum") &&
-                                      Contains("rank 1 declares f32[200] sum"));
+  CHECK_THAT(talweg_last_error(),
+             Contains("rank 0 declared f32[100] sum") && Contains("rank 1 declares f32[200] sum"));
 }
 
 TEST_CASE("Calls that make no sense are errors, not crashes") {

@@ -43,7 +43,7 @@ struct RunPlan {
   std::string aggregator_file;
   std::string agent_file;
   std::string directory;    // Private, for the sockets; of this run alone.
-  std::string secret_file;  // Of the job secret; empty: the daemons find the user's own.
+  std::string secret_file;  // Has the job secret; empty: the daemons find the user's own.
   std::map<std::string, std::string> environment;  // The caller's.
 
   uint32_t node_count() const { return static_cast<uint32_t>(ranks_per_node.size()); }

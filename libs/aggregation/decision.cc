@@ -59,7 +59,8 @@ std::optional<Contradiction> HeldOfTwoEpochs(std::span<const MemberReport> repor
 }
 
 // Somebody holds round `hi`, others do not yet.
-std::variant<wire::Decision, Contradiction, LostRound> DecideHeld(const DecideInput& input, Round hi) {
+std::variant<wire::Decision, Contradiction, LostRound> DecideHeld(const DecideInput& input,
+                                                                  Round hi) {
   const MemberReport* holder = nullptr;
   for (const MemberReport& candidate : input.reports) {
     if (candidate.report.held != hi) continue;

@@ -110,8 +110,8 @@ struct CopyResult {
 
 // Write a slice's result to a member (kWritten), then, behind it, send the Result entry; or put
 // the bytes into the entry (kInline; they are read when the effect is performed; kDisagreement); or
-// send the entry alone (kEmpty). kWritten is answered by OnWriteDone when the result memory is not read any
-// more, unless the connection is closed or lost first.
+// send the entry alone (kEmpty). kWritten is answered by OnWriteDone when the result memory is not
+// read any more, unless the connection is closed or lost first.
 struct SendResult {
   ConnectionId connection;
   Epoch epoch;         // For the frame's header.

@@ -172,8 +172,8 @@ TEST_CASE("Job: a round that is over for some, and can never be for others, is l
   for (const uint32_t node : {0u, 1u, 2u}) f.SayFence(node);
   for (const uint32_t node : {0u, 1u}) f.SayDeclare(node, f.Said(node));
   f.effects_seen.clear();
-  f.SayReport(0, {{.key = KeyOf("t"), .held = Round{1}, .held_epoch = Epoch{1},
-                   .contributed = Round{1}}});
+  f.SayReport(
+      0, {{.key = KeyOf("t"), .held = Round{1}, .held_epoch = Epoch{1}, .contributed = Round{1}}});
   f.SayReport(1, {{.key = KeyOf("t"), .held = Round{0}, .contributed = Round{1}}});
   f.SayReport(2);
   CHECK(f.job.counters().rounds_lost == 1);

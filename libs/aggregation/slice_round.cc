@@ -53,8 +53,7 @@ SliceRound::Outcome SliceRound::OnContribution(MemberIndex from, const wire::Con
           .length_bytes = empty ? 0 : entry.length_bytes,
           .signature = entry.signature};
   if (disagrees) {
-    part.disagreement.assign(reinterpret_cast<const char*>(entry.bytes.data()),
-                             entry.bytes.size());
+    part.disagreement.assign(reinterpret_cast<const char*>(entry.bytes.data()), entry.bytes.size());
     if (part.disagreement.empty()) part.disagreement = "its ranks disagree";
   }
   ++here_count_;

@@ -27,11 +27,11 @@ struct Counters {
   std::array<uint64_t, wire::kRefusedReasonCount> refused{};  // By RefusedReason.
   uint64_t sums = 0;                                          // Slices summed.
   uint64_t summed_bytes = 0;                                  // Bytes read by sums.
-  uint64_t rounds = 0;          // Of tensors: all slices placed here are summed.
+  uint64_t rounds = 0;            // Of tensors: all slices placed here are summed.
   uint64_t rounds_disagreed = 0;  // Slices whose members gave what does not go together.
-  uint64_t copies = 0;          // Slices of copy rounds.
-  uint64_t sums_stale = 0;      // Finished behind their epoch and thrown away.
-  uint64_t sums_held_back = 0;  // Waited for writes from the result memory.
+  uint64_t copies = 0;            // Slices of copy rounds.
+  uint64_t sums_stale = 0;        // Finished behind their epoch and thrown away.
+  uint64_t sums_held_back = 0;    // Waited for writes from the result memory.
   uint64_t results = 0;
   uint64_t result_bytes = 0;
   std::array<uint64_t, 4> decisions{};  // By Verdict.

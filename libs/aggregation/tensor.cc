@@ -36,8 +36,8 @@ std::string Disagreement(const Agreement& first, const Agreement& other) {
   }
   const bool same_root = first.root_epoch != other.root_epoch || first.root_rank == other.root_rank;
   Collective alike = other.collective;
-  alike.element_count = TALWEG_MUTATION(lengths_not_compared, alike.element_count,
-                                        first.collective.element_count);
+  alike.element_count =
+      TALWEG_MUTATION(lengths_not_compared, alike.element_count, first.collective.element_count);
   if (first.collective == alike && first.group == other.group && same_root) return "";
   return "tensor '" + first.name + "': " + first_rank + " declared " + Describe(first) + ", " +
          other_rank + " declares " + Describe(other) +

@@ -12,8 +12,8 @@ std::string Words(const Collective& collective) {
 }
 
 std::string Describe(const Collective& collective) {
-  return std::string(DTypeName(collective.dtype)) + "[" +
-         std::to_string(collective.element_count) + "] " + Words(collective);
+  return std::string(DTypeName(collective.dtype)) + "[" + std::to_string(collective.element_count) +
+         "] " + Words(collective);
 }
 
 std::string Problem(const Collective& collective) {

@@ -104,7 +104,7 @@ struct Collective {
   constexpr uint64_t stride_bytes() const {
     return RoundUp(part_bytes() == 0 ? 1 : part_bytes(), kCacheLineBytes);
   }
-  // Of all parts together.
+  // What all parts take together.
   constexpr uint64_t bytes(uint32_t rank_count) const {
     return needs_every_rank() ? part_count(rank_count) * stride_bytes() : part_bytes();
   }

@@ -50,7 +50,7 @@ enum class ElementKind : uint8_t { kFloat, kSigned, kUnsigned, kBool };
 struct DTypeRow {
   DType dtype;
   std::string_view name;
-  size_t bytes;  // Of one element.
+  size_t bytes;  // What one element takes.
   ElementKind kind;
 };
 

@@ -24,7 +24,7 @@ struct ListenAddress {
   std::string host;
   uint16_t port_first = 0;
   uint16_t port_last = 0;  // Equal to port_first unless a range; both 0: any free port.
-  std::string path = {};   // Of a Unix socket, in place of host and ports; or empty.
+  std::string path = {};   // A Unix socket's, in place of host and ports; or empty.
 
   std::string ToString() const;
   friend bool operator==(const ListenAddress&, const ListenAddress&) = default;

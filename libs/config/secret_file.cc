@@ -20,7 +20,7 @@ namespace talweg::config {
 namespace {
 
 constexpr char kNone[] = "none";
-constexpr size_t kBytesMin = 32;  // Of the text: as long as 128 bits in hexadecimal digits.
+constexpr size_t kBytesMin = 32;  // The text is as long as 128 bits in hexadecimal digits.
 constexpr size_t kBytesMax = 1024;
 
 std::string ValueOf(const Environment& environment, const std::string& name) {

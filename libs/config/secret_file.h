@@ -22,7 +22,7 @@ std::string DefaultSecretPath(const Environment& environment);
 // names it, its mode or owner, and the remedy.
 absl::StatusOr<std::string> LoadSecret(const ProcessConfig& config, const Environment& environment);
 
-// Of one file, as above.
+// For one file, as above.
 absl::StatusOr<std::string> ReadSecretFile(const std::string& path);
 
 // Draws a secret and writes it to a new file of mode 0600; makes missing directories, of mode 0700.

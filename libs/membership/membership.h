@@ -232,7 +232,7 @@ struct Job {
   JobState state = JobState::kForming;
   std::string text;
   Epoch epoch_floor;
-  Epoch epoch_start;  // Of a job from the store: its next epoch lies above this too.
+  Epoch epoch_start;                  // A job from the store has its next epoch above this, too.
   std::optional<Epoch> epoch_stored;  // epoch_floor as the store had it; nullopt: begun here.
   int64_t created_unix_ns = 0;
   std::optional<View> view;

@@ -36,7 +36,7 @@ struct TensorSpec {
   uint32_t root_rank = 0;   // Global, as ranks here count. 0 where there is no root.
   std::vector<Rank> ranks;  // The group, likewise, ascending. Empty: all ranks.
 
-  // Of what a rank's contribution, or its result, lies in.
+  // What a rank's contribution, or its result, takes.
   uint64_t bytes() const { return collective.bytes(rank_count()); }
   uint32_t part_count() const { return collective.part_count(rank_count()); }
   // Where it does not matter how many there are, 1 stands for all.
@@ -70,7 +70,7 @@ struct SliceBytes {
   SliceIndex slice;
   Memory memory = Memory::kSendBuffer;
   uint64_t offset_bytes = 0;
-  uint32_t length_bytes = 0;  // Of the data: at most the slice's.
+  uint32_t length_bytes = 0;  // How long the data is: at most the slice.
 
   friend bool operator==(const SliceBytes&, const SliceBytes&) = default;
 };
@@ -115,7 +115,8 @@ struct WriteSlice {
 };
 
 // Combine the ranks' contributions with the tensor's op, in the order given; where the collective
-// copies there is one. OnReduced(ticket) when done. Skip it if Member::ReduceWanted(ticket) is false by then.
+// copies there is one. OnReduced(ticket) when done. Skip it if Member::ReduceWanted(ticket) is
+// false by then.
 struct ReduceSlice {
   uint64_t ticket = 0;
   SliceBytes target;  // kSendBuffer, or kResult when `is_final`.
@@ -227,9 +228,9 @@ struct Log {
   std::string text;
 };
 
-using Effect = std::variant<Connect, Close, Send, WriteSlice, ReduceSlice, CopyInline, CopyOwn, SliceArrived,
-                            AllocateTensor, DeclareReply, CompleteRound, FailTensor, FailRank,
-                            FailJob, ReportLost, Quiesced, RanksDone, LogWaiting, Log>;
+using Effect = std::variant<Connect, Close, Send, WriteSlice, ReduceSlice, CopyInline, CopyOwn,
+                            SliceArrived, AllocateTensor, DeclareReply, CompleteRound, FailTensor,
+                            FailRank, FailJob, ReportLost, Quiesced, RanksDone, LogWaiting, Log>;
 using Effects = std::vector<Effect>;
 
 }  // namespace talweg::pipeline

@@ -292,7 +292,7 @@ class Member {
   static uint32_t PartOf(const Tensor& tensor, SliceIndex slice);
   // How much of a slice there is, where its part holds `part_bytes`.
   static uint32_t LengthIn(const Tensor& tensor, SliceIndex slice, uint64_t part_bytes);
-  // Of what this node contributes to the active round.
+  // What this node contributes to the active round.
   uint32_t GivenLength(const Tensor& tensor, SliceIndex slice) const;
   uint32_t GivingRanks(const Tensor& tensor, SliceIndex slice) const;
   wire::Form FormOf(const Tensor& tensor, SliceIndex slice) const;

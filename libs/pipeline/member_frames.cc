@@ -247,10 +247,9 @@ void Member::OnResult(const Owner& owner, const wire::Result& entry, uint32_t po
   if (entry.length_bytes > slice.length_bytes) return ignore();
   if (entry.form == wire::Form::kDisagreement) {
     if (tensor.finish) return ignore();
-    SliceDisagreed(tensor, entry.slice,
-                   std::string(reinterpret_cast<const char*>(entry.bytes.data()),
-                               entry.bytes.size()),
-                   out);
+    SliceDisagreed(
+        tensor, entry.slice,
+        std::string(reinterpret_cast<const char*>(entry.bytes.data()), entry.bytes.size()), out);
     return;
   }
   // What this node has given to a sum, or gets back, is as long as it was.

@@ -107,8 +107,8 @@ bool Member::WantsResult(const Tensor& tensor, SliceIndex slice) const {
 
 bool Member::WillHold(const Tensor& tensor, SliceIndex slice) const {
   if (tensor.finish) return WantsResult(tensor, slice);
-  return TALWEG_MUTATION(part_got_by_all,
-                         tensor.participation.Gets(self(), PartOf(tensor, slice)), true);
+  return TALWEG_MUTATION(part_got_by_all, tensor.participation.Gets(self(), PartOf(tensor, slice)),
+                         true);
 }
 
 SliceBytes Member::BytesOf(const Tensor& tensor, SliceIndex slice, Memory memory,
@@ -128,23 +128,20 @@ uint32_t Member::CostOf(const Tensor& tensor, SliceIndex slice) const {
 void Member::QueueSlices(Tensor& tensor, Effects& out) {
   if (!MaySend(tensor)) return;
   if (!tensor.finish && TALWEG_MUTATION(dead_tensor_goes_on, tensor.is_dead, false)) {
-    const bool lost_root = tensor.spec.collective.has_root() &&
-                           !view_->IndexOf(tensor.root_member);
-    FailTensorWith(tensor, Status::kAborted,
-                   "tensor '" + tensor.spec.name + "': " +
-                       (lost_root ? "its root (local rank " +
-                                        std::to_string(tensor.root_local_rank.value()) +
-                                        " of node " +
-                                        std::to_string(tensor.root_member.node.value()) + ")"
-                                  : "one of its ranks") +
-                       " is gone; go on under another name with ranks that are there",
-                   out);
+    const bool lost_root = tensor.spec.collective.has_root() && !view_->IndexOf(tensor.root_member);
+    FailTensorWith(
+        tensor, Status::kAborted,
+        "tensor '" + tensor.spec.name + "': " +
+            (lost_root ? "its root (local rank " + std::to_string(tensor.root_local_rank.value()) +
+                             " of node " + std::to_string(tensor.root_member.node.value()) + ")"
+                       : "one of its ranks") +
+            " is gone; go on under another name with ranks that are there",
+        out);
     return;
   }
   // Nobody else would hear of it.
   if (!tensor.finish && !tensor.given.disagreement.empty() &&
-      (standalone() ||
-       (view_->members.size() > 1 && tensor.participation.member_count() == 1))) {
+      (standalone() || (view_->members.size() > 1 && tensor.participation.member_count() == 1))) {
     return AbortRound(tensor, Status::kMismatch,
                       "round " + std::to_string(tensor.open_round().value()) + " of tensor '" +
                           tensor.spec.name + "': " + tensor.given.disagreement,
@@ -202,8 +199,8 @@ void Member::Flush(int64_t now_ns, Effects& out) {
     if (!queued) break;
     Tensor& tensor = *At(tensor_by_key_.at(queued->tensor));
     const bool is_private = IsPrivate(tensor, queued->slice);
-    const bool has_bytes = CarriesData(FormOf(tensor, queued->slice)) &&
-                           GivenLength(tensor, queued->slice) > 0;
+    const bool has_bytes =
+        CarriesData(FormOf(tensor, queued->slice)) && GivenLength(tensor, queued->slice) > 0;
     if (has_bytes && !tensor.finish && (Reduces(tensor) || is_private)) {
       StartReduce(tensor, queued->slice, out);
     } else if (!is_private) {
@@ -224,11 +221,11 @@ void Member::StartReduce(Tensor& tensor, SliceIndex slice, Effects& out) {
   const bool is_final = IsPrivate(tensor, slice);
   const uint32_t part = PartOf(tensor, slice);
   const uint32_t length_bytes = GivenLength(tensor, slice);
-  ReduceSlice reduce{.ticket = ticket,
-                     .target = BytesOf(tensor, slice,
-                                       is_final ? Memory::kResult : Memory::kSendBuffer,
-                                       length_bytes),
-                     .is_final = is_final};
+  ReduceSlice reduce{
+      .ticket = ticket,
+      .target =
+          BytesOf(tensor, slice, is_final ? Memory::kResult : Memory::kSendBuffer, length_bytes),
+      .is_final = is_final};
   for (const Participation::LocalPart& rank : tensor.participation.RanksOf(self())) {
     if (tensor.participation.Gives(rank, part)) reduce.inputs.push_back(rank.local_rank);
   }
@@ -329,19 +326,19 @@ void Member::SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed,
   if (holds) {
     if (TALWEG_MUTATION(own_part_not_copied, CopiesOwn(tensor, slice), false) &&
         !IsPrivate(tensor, slice)) {
-      out.push_back(CopyOwn{
-          BytesOf(tensor, slice, Reduces(tensor) ? Memory::kSendBuffer : Memory::kContribution,
-                  length_bytes)});
+      out.push_back(CopyOwn{BytesOf(tensor, slice,
+                                    Reduces(tensor) ? Memory::kSendBuffer : Memory::kContribution,
+                                    length_bytes)});
     }
     if (partial.have.empty()) partial.have.assign(tensor.slices.size(), false);
     partial.have[slice.value()] = true;
     ++partial.have_count;
     if (length_bytes > 0) {
       const uint32_t part = PartOf(tensor, slice);
-      const uint64_t end = TALWEG_MUTATION(part_as_long_as_its_slices, length_bytes,
-                                           tensor.slices[slice.value()].length_bytes) +
-                           tensor.spec.collective.offset_in_part(
-                                              tensor.slices[slice.value()].offset_bytes);
+      const uint64_t end =
+          TALWEG_MUTATION(part_as_long_as_its_slices, length_bytes,
+                          tensor.slices[slice.value()].length_bytes) +
+          tensor.spec.collective.offset_in_part(tensor.slices[slice.value()].offset_bytes);
       partial.lengths[part] = std::max(partial.lengths[part], end);
     }
     out.push_back(SliceArrived{BytesOf(tensor, slice, Memory::kResult, length_bytes)});
@@ -404,8 +401,8 @@ void Member::AbortRound(Tensor& tensor, Status status, const std::string& text, 
                  .sum_epoch = Epoch{0},
                  .ranks_summed = 0};
   ++counters_.rounds_aborted;
-  out.push_back(CompleteRound{
-      .tensor = tensor.index, .round = round, .status = status, .text = text});
+  out.push_back(
+      CompleteRound{.tensor = tensor.index, .round = round, .status = status, .text = text});
   OpenNextRound(tensor);
 }
 

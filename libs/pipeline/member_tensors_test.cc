@@ -45,8 +45,7 @@ TEST_CASE("Member: ranks keep their numbers, and mean the same root by them, in 
   CHECK(declared_root("nobody's either", wire::kNoRank) == wire::kNoRank - 1);
   CHECK(f.member.FindTensor(Key("nobody's"))->failed_status == Status::kInvalid);
   // The next rank of this node, in whatever view, is not taken to disagree.
-  const auto replies =
-      f.Of<DeclareReply>(f.Declare(1, Spec("own", 10, DType::kU8, Op::kCopy, 3)));
+  const auto replies = f.Of<DeclareReply>(f.Declare(1, Spec("own", 10, DType::kU8, Op::kCopy, 3)));
   REQUIRE(replies.size() == 1);
   CHECK(replies[0].status == Status::kOk);
 }

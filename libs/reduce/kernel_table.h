@@ -33,7 +33,7 @@ struct KernelArguments {
   const std::byte* const* inputs;
   size_t input_count;  // At least 1. At least 2 for what neither scales nor divides.
   std::byte* output;
-  size_t bytes;          // Of each of them: of whole elements.
+  size_t bytes;          // What each of them has, in whole elements.
   const float* weights;  // input_count of them for kWeightedSumOver, else unused.
   double scale;          // Rounded to the type that the kernel computes in.
   bool scale_is_small;   // scale is a whole number below 2^16.

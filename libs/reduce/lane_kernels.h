@@ -551,7 +551,7 @@ struct LaneKernels {
     row[static_cast<size_t>(Combine::kMax)] = &Loop<Greatest, Max<Greatest>>::Run;
   }
 
-  // Of bytes, whatever elements they make up.
+  // On bytes, whatever elements they make up.
   static constexpr void FillBits(Kernel (&row)[kCombineCount]) {
     using E = Plain<uint8_t>;
     row[static_cast<size_t>(Combine::kBitAnd)] = &Loop<E, BitAnd<E>>::Run;

@@ -20,7 +20,8 @@ std::string Describe(const Group& group) {
   std::string text = std::to_string(group.size()) + (group.size() == 1 ? " rank (" : " ranks (");
   for (size_t i = 0; i < group.size() && i < kPlacesShown; ++i) {
     if (i > 0) text += ", ";
-    text += std::to_string(group[i].node.value()) + "." + std::to_string(group[i].local_rank.value());
+    text +=
+        std::to_string(group[i].node.value()) + "." + std::to_string(group[i].local_rank.value());
   }
   return text + (group.size() > kPlacesShown ? ", ...)" : ")");
 }
@@ -56,9 +57,8 @@ Participation::Participation(const View& view, const Collective& collective, con
 uint32_t Participation::GivingRanks(MemberIndex member, uint32_t part) const {
   const std::vector<LocalPart>& ranks = ranks_of_[member.value()];
   if (collective_.gives == Share::kWhole) return static_cast<uint32_t>(ranks.size());
-  return static_cast<uint32_t>(
-      std::count_if(ranks.begin(), ranks.end(),
-                    [&](const LocalPart& rank) { return Gives(rank, part); }));
+  return static_cast<uint32_t>(std::count_if(
+      ranks.begin(), ranks.end(), [&](const LocalPart& rank) { return Gives(rank, part); }));
 }
 
 bool Participation::Gets(MemberIndex member, uint32_t part) const {
@@ -70,9 +70,8 @@ bool Participation::Gets(MemberIndex member, uint32_t part) const {
 bool Participation::TakesPart(MemberIndex member, uint32_t part) const {
   const std::vector<LocalPart>& ranks = ranks_of_[member.value()];
   if (collective_.gives != Share::kRow) return !ranks.empty();
-  return std::any_of(ranks.begin(), ranks.end(), [&](const LocalPart& rank) {
-    return Gives(rank, part) || Gets(rank, part);
-  });
+  return std::any_of(ranks.begin(), ranks.end(),
+                     [&](const LocalPart& rank) { return Gives(rank, part) || Gets(rank, part); });
 }
 
 uint32_t Participation::TakerCount(uint32_t part) const {

@@ -13,8 +13,8 @@
 
 namespace talweg {
 
-// Where a rank belongs: the same for everybody, also when views come and go. Whoever holds the place
-// in a view is the rank.
+// Where a rank belongs: the same for everybody, also when views come and go. Whoever holds the
+// place in a view is the rank.
 struct Place {
   NodeRank node;
   LocalRank local_rank;
@@ -64,7 +64,8 @@ class Participation {
   // all. Only where each two members have a part in common (all_to_all) the others stay away.
   bool TakesPart(MemberIndex member, uint32_t part) const;
   uint32_t TakerCount(uint32_t part) const;
-  // Of a collective that copies: the one whose rank gives the part. nullopt: nobody in this view.
+  // The member whose rank gives the part, where the collective copies. nullopt: nobody in this
+  // view.
   std::optional<MemberIndex> Source(uint32_t part) const;
   // The member alone has to do with the part.
   bool IsPrivate(MemberIndex member, uint32_t part) const {

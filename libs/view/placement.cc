@@ -36,7 +36,8 @@ uint64_t SliceBytes(const View& view, uint64_t run_bytes) {
 // Cuts the bytes from `begin` to `end`, all of one part, into slices of equal length.
 void AppendSlices(std::vector<Slice>& slices, AggregatorIndex owner, uint64_t begin, uint64_t end,
                   uint64_t slice_bytes_max, uint64_t& slot_offset) {
-  const uint64_t count = std::max<uint64_t>((end - begin + slice_bytes_max - 1) / slice_bytes_max, 1);
+  const uint64_t count =
+      std::max<uint64_t>((end - begin + slice_bytes_max - 1) / slice_bytes_max, 1);
   const uint64_t length =
       std::max(RoundUp((end - begin + count - 1) / count, kAlignmentBytes), kAlignmentBytes);
   uint64_t offset = begin;

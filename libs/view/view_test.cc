@@ -294,10 +294,8 @@ TEST_CASE("Participation: what a lost rank means depends on the collective", "[v
   CHECK(sum.IsPossible());
   CHECK(sum.rank_count() == 2);
   CHECK(sum.TakerCount(0) == 1);
-  CHECK_FALSE(
-      Participation(view, CollectiveOf("all_gather", 4), group, std::nullopt).IsPossible());
-  CHECK_FALSE(
-      Participation(view, CollectiveOf("reduce", 4), group, group[1]).IsPossible());
+  CHECK_FALSE(Participation(view, CollectiveOf("all_gather", 4), group, std::nullopt).IsPossible());
+  CHECK_FALSE(Participation(view, CollectiveOf("reduce", 4), group, group[1]).IsPossible());
   CHECK(Participation(view, CollectiveOf("reduce", 4), group, group[0]).IsPossible());
 }
 

@@ -123,7 +123,8 @@ void WriteInline(FieldWriter& out, Form form, std::span<const std::byte> bytes) 
 void ReadInline(FieldReader& in, Form form, std::span<const std::byte>& bytes) {
   uint32_t size = 0;
   in.Get(size);
-  if (!Between(form, Form::kInline, Form::kDisagreement) || size > InlineBytesMax(form)) return in.Fail();
+  if (!Between(form, Form::kInline, Form::kDisagreement) || size > InlineBytesMax(form))
+    return in.Fail();
   bytes = in.GetBytes(size);
 }
 

@@ -27,7 +27,7 @@
 namespace talweg::wire {
 
 inline constexpr uint32_t kMagic = 0x47574c54;  // "TLWG"
-inline constexpr uint8_t kVersionMajor = 2;  // 2: collectives, groups, lengths.
+inline constexpr uint8_t kVersionMajor = 2;     // 2: collectives, groups, lengths.
 inline constexpr uint8_t kVersionMinor = 0;
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kFrameBytesMax = 64 * 1024;
@@ -140,11 +140,11 @@ struct Contribute {
   Round round;
   SliceIndex slice;
   uint32_t rank_count = 0;    // Ranks whose data is in these bytes.
-  uint32_t length_bytes = 0;  // Of the data: at most the slice's. 0 for kEmpty and kDisagreement.
+  uint32_t length_bytes = 0;  // How long the data is: 0 for kEmpty and kDisagreement.
   Mode mode = Mode::kSum;
   Form form = Form::kWritten;
-  bool wants_result = true;  // No: it has the result already, or no rank here gets the slice.
-  Epoch sum_epoch;           // Copy mode after a failure: the epoch whose sum this is; else 0.
+  bool wants_result = true;      // No: it has the result already, or no rank here gets the slice.
+  Epoch sum_epoch;               // Copy mode after a failure: the epoch whose sum this is; else 0.
   RoundSignature signature = 0;  // What the ranks here say the round is of.
   // kInline and kDisagreement. Borrowed: from the frame when parsed.
   std::span<const std::byte> bytes;
@@ -155,7 +155,7 @@ struct Result {
   Round round;
   SliceIndex slice;
   uint32_t rank_count = 0;    // Ranks in the sum.
-  uint32_t length_bytes = 0;  // Of the result, also where the form is kEmpty.
+  uint32_t length_bytes = 0;  // How long the result is, also for kEmpty.
   Form form = Form::kWritten;
   Epoch sum_epoch;
   std::span<const std::byte> bytes;  // As in Contribute.

@@ -182,8 +182,10 @@ TEST_CASE("ParseFrame: a group is refused that is not in order", "[wire]") {
 TEST_CASE("ParseFrame: random damage is refused or parsed, never more", "[wire]") {
   Random random(3);
   FrameWriter writer(FrameType::kDeclare, JobId{1}, Epoch{1});
-  REQUIRE(writer.Add(Declare{.name = "layer.weight", .collective = Collective::Of(DType::kF32, Op::kSum, 4)}));
-  REQUIRE(writer.Add(Declare{.name = "layer.bias", .collective = Collective::Of(DType::kF32, Op::kSum, 4)}));
+  REQUIRE(writer.Add(
+      Declare{.name = "layer.weight", .collective = Collective::Of(DType::kF32, Op::kSum, 4)}));
+  REQUIRE(writer.Add(
+      Declare{.name = "layer.bias", .collective = Collective::Of(DType::kF32, Op::kSum, 4)}));
   const std::vector<std::byte> good = writer.Take();
   for (int trial = 0; trial < 20000; ++trial) {
     std::vector<std::byte> bytes = good;

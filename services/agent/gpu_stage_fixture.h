@@ -104,8 +104,8 @@ class Fixture final : public HostTensors, public GpuEvents {
     options.gpu_count = 4;
     options.seed = setup.seed;
     machine = std::make_unique<FakeMachine>(clock, options);
-    spec = {
-        .name = setup.name, .collective = Collective::Of(setup.dtype, setup.op, setup.elements)};
+    spec = {.name = setup.name,
+            .collective = Collective::Of(setup.dtype, setup.op, setup.elements)};
     send.resize(spec.bytes());
     for (auto& result : results) result.resize(spec.bytes());
     platform = machine->NewProcess();

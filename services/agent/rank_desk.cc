@@ -122,10 +122,9 @@ void RankDesk::OnRankPush(shm::RankConnectionId /*connection*/, const shm::Pushe
   if (push.local_rank.value() >= ranks_.size()) return;
   const pipeline::TensorIndex index{push.tensor.value()};
   if (index.value() < memory_->tensor_count()) {
-    const uint64_t bytes = push.lengths.empty()
-                               ? memory_->spec(index).collective.part_bytes()
-                               : std::accumulate(push.lengths.begin(), push.lengths.end(),
-                                                 uint64_t{0});
+    const uint64_t bytes = push.lengths.empty() ? memory_->spec(index).collective.part_bytes()
+                                                : std::accumulate(push.lengths.begin(),
+                                                                  push.lengths.end(), uint64_t{0});
     ranks_[push.local_rank.value()].bytes_pushed += bytes;
     bytes_pushed_ += bytes;
   }

@@ -69,8 +69,8 @@ absl::StatusOr<shm::ResultBuffer> TensorMemory::AllocateResult(uint64_t bytes, b
   return result;
 }
 
-absl::StatusOr<TensorMemory::Results> TensorMemory::AllocateResults(
-    const shm::BufferShape& shape, bool on_device) {
+absl::StatusOr<TensorMemory::Results> TensorMemory::AllocateResults(const shm::BufferShape& shape,
+                                                                    bool on_device) {
   Results results;
   for (int parity = 0; parity < 2; ++parity) {
     TALWEG_ASSIGN_OR_RETURN(results.buffers[parity],
@@ -209,8 +209,8 @@ void TensorMemory::WriteLengths(pipeline::TensorIndex tensor, Round round,
   const Entry& entry = At(tensor);
   if (entry.shared || !entry.shape.has_lengths()) return;
   TALWEG_CHECK(lengths.size() <= entry.shape.part_count);
-  std::byte* next = entry.results.buffers[round.value() & 1].bytes.data() +
-                    entry.shape.table_offset();
+  std::byte* next =
+      entry.results.buffers[round.value() & 1].bytes.data() + entry.shape.table_offset();
   for (const uint64_t length : lengths) {
     const auto word = static_cast<uint32_t>(length);
     std::memcpy(next, &word, sizeof(word));
@@ -274,9 +274,8 @@ transport::RegionSlice TensorMemory::RegionOf(const pipeline::SliceBytes& slice)
 
 void TensorMemory::CountContribution(const Entry& entry, LocalRank rank) {
   const uint64_t bytes =
-      entry.shared
-          ? shm::RankSumShape::Of(entry.shape, rank_count_, entry.shared->in_place).bytes()
-          : entry.shape.total_bytes();
+      entry.shared ? shm::RankSumShape::Of(entry.shape, rank_count_, entry.shared->in_place).bytes()
+                   : entry.shape.total_bytes();
   bytes_ += bytes;
   rank_bytes_[rank.value()] += bytes;
 }

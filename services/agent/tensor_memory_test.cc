@@ -63,8 +63,8 @@ class Fixture {
 
   TestDirectory directory;
   NoDevices devices;
-  pipeline::TensorSpec spec = {
-      .name = "w", .collective = Collective::Of(DType::kF32, Op::kSum, kElements)};
+  pipeline::TensorSpec spec = {.name = "w",
+                               .collective = Collective::Of(DType::kF32, Op::kSum, kElements)};
   std::unique_ptr<shm::RankServer> ranks;
   std::unique_ptr<transport::LoopbackNetwork> network;
   std::unique_ptr<transport::Transport> transport;

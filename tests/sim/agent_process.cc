@@ -193,15 +193,16 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
   }
   if (says("there is no rank")) trace_->Reached("a broadcast from a rank that is not there");
   const TensorKey key = memory_.at(failed.tensor).key;
-  if (says(kLostRound)) trace_->Reached("a round is lost, as some members hold what others were to get");
+  if (says(kLostRound))
+    trace_->Reached("a round is lost, as some members hold what others were to get");
   if (failed.status == pipeline::Status::kAborted && !trace_->HasReached(kFalseReport)) {
     for (size_t place = 0; place < plans_.size(); ++place) {
       if (plans_[place]->name() != memory_.at(failed.tensor).spec.name) continue;
       ledger_->OnDead(key, core_.FindTensor(key)->open_round(), NeededBy(place));
     }
   }
-  const bool goes_on = config_.profile->has_groups &&
-                       failed.status == pipeline::Status::kAborted && timeline_->random().OneIn(2);
+  const bool goes_on = config_.profile->has_groups && failed.status == pipeline::Status::kAborted &&
+                       timeline_->random().OneIn(2);
   if (goes_on) {
     trace_->Reached("a trainer goes on without a tensor that is dead");
     GoOnWithout(failed.tensor);

@@ -70,9 +70,8 @@ void AgentProcess::AgreeOnPlans() {
 pipeline::TensorSpec AgentProcess::SpecOf(LocalRank rank, size_t tensor) const {
   const TensorProfile& profile = config_.profile->tensors[tensor];
   const RoundPlan& plan = *plans_[tensor];
-  pipeline::TensorSpec spec{.name = plan.name(),
-                            .collective = profile.collective(),
-                            .root_rank = profile.root_rank};
+  pipeline::TensorSpec spec{
+      .name = plan.name(), .collective = profile.collective(), .root_rank = profile.root_rank};
   for (const Place& place : plan.group()) {
     if (const std::optional<Rank> number = NumberOf(place)) spec.ranks.push_back(*number);
   }
@@ -173,7 +172,8 @@ void AgentProcess::OnDeclareReply(const pipeline::DeclareReply& reply) {
     std::optional<Round> entered;
     for (const RankTensor& other : rank.tensors) {
       // Groups go on as their own ranks do.
-      if (!other.is_mine || !plans_[static_cast<size_t>(&other - rank.tensors.data())]->group().empty()) {
+      if (!other.is_mine ||
+          !plans_[static_cast<size_t>(&other - rank.tensors.data())]->group().empty()) {
         continue;
       }
       // Its open round may have been aborted in this very view.
@@ -319,7 +319,8 @@ bool AgentProcess::Gets(size_t place, uint32_t part) const {
     const Place here{NodeRank{config_.node}, LocalRank{rank}};
     const std::optional<uint32_t> number = plan.NumberOf(here, 0);
     if (!number) continue;
-    const bool is_root = plan.root() ? *plan.root() == here : IsRootByNumber(place, LocalRank{rank});
+    const bool is_root =
+        plan.root() ? *plan.root() == here : IsRootByNumber(place, LocalRank{rank});
     if (plan.collective().Gets(part, *number, static_cast<uint32_t>(plan.group().size()),
                                is_root ? *number : *number + 1)) {
       return true;
@@ -446,8 +447,7 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
                     (aborted       ? " (aborted)"
                      : is_mismatch ? " (mismatch)"
                                    : "") +
-                    " of epoch " +
-                    std::to_string(complete.sum_epoch.value()));
+                    " of epoch " + std::to_string(complete.sum_epoch.value()));
   }
   const uint64_t one_in = config_.profile->straggler_one_in;
   if (one_in == 0 || !timeline_->random().OneIn(one_in)) return PushNext(local);

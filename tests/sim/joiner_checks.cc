@@ -17,7 +17,7 @@ bool HasJoiner(const View& held, const View& view) {
 
 namespace {
 
-// Of a round among ranks that are named nobody else has to know.
+// Nobody else has to know of a round among ranks that are named.
 bool TakesJoiner(const pipeline::Member& member, const pipeline::Tensor& tensor, const View& view) {
   if (tensor.group.empty()) return true;
   return std::any_of(tensor.group.begin(), tensor.group.end(), [&](const Place& place) {

@@ -155,8 +155,8 @@ void Ledger::CheckPart(const std::string& what, const Outcome& outcome,
                        const Cells& result) const {
   const RoundPlan& plan = *outcome.plan;
   const Collective collective = plan.collective();
-  const uint32_t rank_count = static_cast<uint32_t>(
-      plan.group().empty() ? ranks.size() : plan.group().size());
+  const uint32_t rank_count =
+      static_cast<uint32_t>(plan.group().empty() ? ranks.size() : plan.group().size());
   const std::string which = what + "part " + std::to_string(part) + " ";
   const uint64_t first_cell = part * collective.stride_bytes() / kCellBytes;
   // What the part's first cell must be, and how much more every next one.
@@ -173,10 +173,9 @@ void Ledger::CheckPart(const std::string& what, const Outcome& outcome,
       if (!collective.Gives(part, rank.number, rank_count, root)) continue;
       gives = true;
       length = plan.LengthBytes(outcome.round, part, rank.place);
-      node_sum = Combine(node_sum,
-                         ContributionBase(rank.member, rank.place.local_rank, outcome.tensor,
-                                          outcome.round) +
-                             first_cell * kCellStep);
+      node_sum = Combine(node_sum, ContributionBase(rank.member, rank.place.local_rank,
+                                                    outcome.tensor, outcome.round) +
+                                       first_cell * kCellStep);
       node_step = Combine(node_step, kCellStep);
     }
     if (!gives) continue;
@@ -235,8 +234,8 @@ void Ledger::OnOutcome(const std::string& who, const Outcome& outcome, const Cel
   if (collective.has_root() && root == ~uint32_t{0}) {
     throw Violation{what + "was done without the root that this rank knows"};
   }
-  const auto rank_count = static_cast<uint32_t>(
-      plan.group().empty() ? ranks.size() : plan.group().size());
+  const auto rank_count =
+      static_cast<uint32_t>(plan.group().empty() ? ranks.size() : plan.group().size());
   for (uint32_t part = 0; part < plan.part_count(); ++part) {
     if (!collective.Gets(part, own, rank_count, root)) continue;
     CheckPart(what, outcome, ranks, part, root, result);

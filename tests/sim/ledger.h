@@ -60,8 +60,8 @@ class Ledger {
     End end = End::kDone;
     Epoch sum_epoch;
     uint32_t ranks_summed = 0;
-    std::vector<uint64_t> lengths;     // By part.
-    MemberIdentity member;             // Whose rank has taken it.
+    std::vector<uint64_t> lengths;  // By part.
+    MemberIdentity member;          // Whose rank has taken it.
     LocalRank local_rank;
     Epoch epoch;                       // Of that member's view when the round was over there.
     std::optional<RankOfMember> root;  // Whom that rank knows by the root's number.
@@ -133,7 +133,8 @@ class Ledger {
   std::map<TensorKey, Disagreement> disagreements_;
   std::set<std::pair<TensorKey, Round>> contributed_;
   std::map<TensorKey, RoundPlan> plans_;
-  std::map<std::pair<TensorKey, std::vector<MemberIdentity>>, Round> last_rounds_;  // Of the dead.
+  std::map<std::pair<TensorKey, std::vector<MemberIdentity>>, Round>
+      last_rounds_;  // The last of the dead ones.
   bool tensor_failed_ = false;
   uint64_t outcomes_ = 0;
 };

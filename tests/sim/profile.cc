@@ -220,7 +220,7 @@ Profile DrawGroups(Random& random) {
     tensor.gives = row.gives;
     tensor.gets = row.gets;
     tensor.op = row.gives == Share::kWhole ? Op{static_cast<uint8_t>(pick(1, 1, 2))} : Op::kCopy;
-    // Of parts there may be as many as pairs of ranks.
+    // There may be as many parts as pairs of ranks.
     const uint64_t most = row.gives == Share::kRow ? 300 : pick(5, 500, 2000);
     tensor.bytes = 8 * (1 + random.Below(most));
     if (row.gives != Share::kRow && random.OneIn(4)) {

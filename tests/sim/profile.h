@@ -15,7 +15,7 @@
 namespace talweg::sim {
 
 struct TensorProfile {
-  uint64_t bytes = 0;  // Of a part, at most.
+  uint64_t bytes = 0;  // What a part has, at most.
   Op op = Op::kSum;
   Share gives = Share::kWhole;
   Share gets = Share::kWhole;

@@ -67,7 +67,8 @@ int main(int argc, char** argv) {
     const uint64_t first = std::strtoull(value, &end, 10);
     if (*end == '-') return LiveAll(kind, first, std::strtoull(end + 1, nullptr, 10));
   }
-  std::fprintf(stderr,
-               "usage: replay [--kind=usual|recovery|silent|groups] --seed=N | --seeds=FIRST-LAST\n");
+  std::fprintf(
+      stderr,
+      "usage: replay [--kind=usual|recovery|silent|groups] --seed=N | --seeds=FIRST-LAST\n");
   return 2;
 }

@@ -54,8 +54,8 @@ std::optional<Place> RoundPlan::Odd(Round round) const {
 
 RoundSignature RoundPlan::Signature(Round round, const Place& place) const {
   // Where lengths are compared too, those may be what is odd.
-  const bool is_odd = Odd(round) == place &&
-                      (collective().copies() || Draw(round, kHowOdd) % 2 == 0);
+  const bool is_odd =
+      Odd(round) == place && (collective().copies() || Draw(round, kHowOdd) % 2 == 0);
   if (!tensor_->is_signed) return is_odd ? SignatureOf(collective(), 1) : 0;
   return SignatureOf(collective(), 2 * round.value() + (is_odd ? 1 : 0));
 }
@@ -71,8 +71,8 @@ uint64_t RoundPlan::LengthBytes(Round round, uint32_t part, const Place& place) 
       length = draw / 4 % (most / kLengthStep + 1) * kLengthStep;
     }
   }
-  const bool is_odd = Odd(round) == place && !collective().copies() &&
-                      Draw(round, kHowOdd) % 2 != 0;
+  const bool is_odd =
+      Odd(round) == place && !collective().copies() && Draw(round, kHowOdd) % 2 != 0;
   if (!is_odd) return length;
   return length == most ? most - kLengthStep : length + kLengthStep;
 }

@@ -197,7 +197,7 @@ class Client:
         self._closers: list[Callable[[], None]] = []
         # Each is called with every round that synchronize() has taken.
         self.watchers: list[Callable[[Handle], None]] = []
-        # Of _collectives.
+        # What _collectives keeps.
         self.channels: dict[Any, Any] = {}
         self.channels_lock = threading.Lock()
         # Barriers of sets that were interrupted: the next call goes on with them.

@@ -61,7 +61,7 @@ class Kind:
         return size if self.gets in (_COLUMN, _OWN) else 1
 
     def part_count(self, size: int) -> int:
-        """Of all parts of a tensor."""
+        """How many parts a tensor has in all."""
         if self.gives == _ROW:
             return size * size
         return size if _OWN in (self.gives, self.gets) else 1
@@ -105,7 +105,7 @@ _ANY_TENSOR = 255  # Instead of the number of dimensions: the rank takes what th
 
 _INLINE_BYTES = 4096
 _CAPACITY_BYTES_MIN = 4096
-# Of all parts of a tensor together.
+# What all parts of a tensor take together.
 _TENSOR_BYTES_MAX = 32 << 20
 
 
@@ -131,12 +131,12 @@ class Given:
     kind: Kind
     root_rank: int
     rows: Rows | None  # None: it takes what the root gives.
-    part_rows: list[int]  # Of each part that it gives.
+    part_rows: list[int]  # How many each part has that it gives.
     address: int
     keep: Any
     # Makes the result of rows of the parts that this rank gets; returns it and its address.
     allocate: Callable[[Rows, list[int]], tuple[Any, int]]
-    # Of reductions.
+    # For reductions.
     op: Op = Op.BROADCAST
     dtype: DType = DType.U8
     factors: Factors = NO_FACTORS

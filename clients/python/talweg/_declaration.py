@@ -33,7 +33,7 @@ class DType(IntEnum):
 
     @property
     def nbytes(self) -> int:
-        """Of one element."""
+        """What one element takes."""
         return _DTYPE_BYTES[self]
 
 
@@ -117,7 +117,7 @@ class Declaration:
     count: int
     op: Op
     root_rank: int
-    ranks: tuple[int, ...] = ()  # Of a set; none: all ranks of the job.
+    ranks: tuple[int, ...] = ()  # A set's; none: all ranks of the job.
 
     @property
     def nbytes(self) -> int:

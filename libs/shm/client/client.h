@@ -153,7 +153,7 @@ class Client {
  private:
   struct Tensor {
     Collective collective;
-    // Of the group; this rank's place in it, and the root's.
+    // How many the group has; this rank's place in it, and the root's.
     uint32_t rank_count = 0;
     uint32_t rank = 0;
     uint32_t root = 0;
@@ -321,7 +321,7 @@ class Client {
   struct Pushing {
     RingEntry entry;
     bool is_short = false;  // Some part is not full.
-    uint64_t bytes = 0;     // Of what the rank gives.
+    uint64_t bytes = 0;     // What the rank gives.
   };
   // What the push comes to, by its lengths.
   static RankStatus CheckParts(const Tensor& tensor, const PushedParts& parts, Pushing* push,
@@ -419,7 +419,7 @@ class Client {
   // Copies the parts that this rank gets, from the result or from who gives them.
   RankStatus CopyParts(const Tensor& tensor, const CompleteRound& complete, std::byte* out,
                        uint64_t out_bytes, ErrorText& error) const;
-  // Of a round that is complete.
+  // For a round that is complete.
   RankStatus RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
                          ErrorText& error) const;
   bool RoundSucceeded(uint32_t index, uint64_t round) const;

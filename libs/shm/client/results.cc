@@ -71,7 +71,7 @@ RankStatus Client::FindRound(const Tensor& tensor, const OpenedRound& opened,
   const bool is_reduction = !tensor.collective.copies();
   complete->lengths = RoundLengths(tensor.buffer);
   if (!tensor.ranks_sum) {
-    // Of a reduction all ranks have pushed the same lengths, or it would not have come to this.
+    // All ranks have pushed the same lengths to a reduction, or it would not have come to this.
     if (tensor.has_tables && (opened.is_short || !is_reduction)) {
       complete->lengths = RoundLengths(
           tensor.buffer, reinterpret_cast<const uint32_t*>(tensor.result[opened.round & 1] +

@@ -73,7 +73,8 @@ struct RankDeclaration {
 
   // Validated before OnRankDeclare: it fits. May be 0.
   uint64_t bytes() const { return collective.bytes(rank_count); }
-  // Of a contribution, and of a result. Both are allocated with their tables: total_bytes().
+  // The shape of a contribution, and of a result. Both are allocated with their tables:
+  // total_bytes().
   BufferShape shape() const { return BufferShape::Of(collective, rank_count); }
 };
 

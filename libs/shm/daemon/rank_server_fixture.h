@@ -36,7 +36,7 @@ class RecordingSink final : public RankEventSink {
   std::vector<RankConnectionId> connections;
   std::vector<RankDeclaration> declarations;
   std::vector<std::pair<uint32_t, uint64_t>> pushes;  // Tensor, round.
-  std::vector<RoundSignature> signatures;  // Of these pushes, and the lengths of their parts.
+  std::vector<RoundSignature> signatures;             // Those of these pushes, and their lengths.
   std::vector<std::vector<uint32_t>> lengths;
   std::vector<DevicePlace> places;
   std::vector<RankGone> gone;

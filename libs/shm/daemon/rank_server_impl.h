@@ -193,7 +193,7 @@ class RankServerImpl final : public RankServer {
   bool sweep_ = false;
   std::optional<Failure> job_failure_;
   RankServerCounters counters_;
-  std::vector<uint32_t> lengths_;  // Of the push that is being delivered.
+  std::vector<uint32_t> lengths_;  // Those of the push that is being delivered.
 };
 
 }  // namespace talweg::shm

@@ -283,7 +283,7 @@ TEST_CASE_METHOD(RankServerFixture, "A group of all ranks is no group; a root is
   const std::vector<uint32_t> all = {0, 1, 2, 3};
   Declare declare = Declare::Of({DType::kI8, Op::kMax, Share::kWhole, Share::kOwn, 0}, "t");
   declare.ranks = RankList(all);
-  declare.root_rank = 3;  // Of what has none.
+  declare.root_rank = 3;  // It has none.
   rank.Declare(declare);
   CHECK(sink.declarations[0].ranks.empty());
   CHECK(sink.declarations[0].rank_count == 4);

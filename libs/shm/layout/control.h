@@ -122,7 +122,7 @@ struct RingEntry {
 struct alignas(64) TensorState {
   std::atomic<uint64_t> completed_round;  // Written last, with release.
   std::atomic<uint32_t> status;           // RankStatus of completed_round.
-  // Of a tensor that the ranks sum, whose round has no result: 1, all ranks have pushed the round,
+  // For a tensor that the ranks sum, whose round has no result: 1, all ranks have pushed the round,
   // and the next one may have a result. (Since minor version 3; 0 before.)
   std::atomic<uint32_t> goes_on;
   std::atomic<uint64_t> ranks_summed;

@@ -151,13 +151,13 @@ struct Declare {
   Op op = Op::kUnspecified;
   uint32_t root_rank = 0;
   int32_t priority = 0;
-  uint64_t element_count = 0;  // Of one part.
+  uint64_t element_count = 0;  // What one part has.
   std::string_view name;
   uint32_t flags = 0;
   // Since minor version 5; before, Collective::Of(dtype, op, element_count) of all ranks.
   Share gives = Share::kUnspecified;
   Share gets = Share::kUnspecified;
-  RankList ranks;  // Of the job, ascending, at most kGroupRanksMax; none: all.
+  RankList ranks;  // As the job counts, ascending, at most kGroupRanksMax; none: all.
 
   static Declare Of(const Collective& collective, std::string_view name) {
     return {.dtype = collective.dtype,
@@ -196,7 +196,7 @@ inline constexpr uint32_t kNewSegmentsMax = 4;  // In one Declared: one a locati
 struct Declared {
   RankStatus status = RankStatus::kOk;
   uint32_t tensor = 0;
-  uint64_t tensor_bytes = 0;     // Of the data alone: BufferShape::data_bytes.
+  uint64_t tensor_bytes = 0;     // The data alone: BufferShape::data_bytes.
   uint64_t completed_round = 0;  // The next push is of this + 1.
   Location contribution;         // Segment 0: none, the tensor was declared with kDeclareOnDevice.
   Location result[2];            // By round & 1.

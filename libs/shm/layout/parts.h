@@ -53,8 +53,8 @@ constexpr uint32_t GiverOf(Share gives, uint32_t part, uint32_t rank_count, uint
 // parts may be shorter than what was declared. Clients and agents before minor version 5 know no
 // table.
 struct BufferShape {
-  uint64_t data_bytes = 0;    // Of all parts.
-  uint64_t part_bytes = 0;    // Of one, at most.
+  uint64_t data_bytes = 0;    // All parts.
+  uint64_t part_bytes = 0;    // One, at most.
   uint64_t stride_bytes = 0;  // From one part to the next.
   uint32_t part_count = 1;
   uint32_t element_bytes = 1;
@@ -72,7 +72,7 @@ struct BufferShape {
     const uint64_t part = collective.stride_bytes() + sizeof(uint32_t);
     return collective.part_count(rank_count) <= (kTensorBytesMax + kCacheLineBytes) / part;
   }
-  // Of what fits.
+  // For what fits.
   static constexpr BufferShape Of(const Collective& collective, uint32_t rank_count) {
     return {.data_bytes = collective.bytes(rank_count),
             .part_bytes = collective.part_bytes(),

@@ -150,7 +150,7 @@ struct RankSumShape {
     if (in_place) return stride + sizeof(InPlaceLine);
     return share_bytes == 0 ? 2 * stride : sums_offset() + (keeps_sums ? share_bytes : 0);
   }
-  // Of the lengths of the parts of a contribution to a round.
+  // Where the lengths of the parts of a contribution to a round lie.
   constexpr uint64_t table_offset(uint64_t round) const {
     return pushed_offset() + sizeof(PushedLine) + (round & 1) * table_stride();
   }

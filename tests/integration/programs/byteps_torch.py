@@ -248,7 +248,7 @@ def data_parallel() -> None:
         mine = first.clone()
         _loss(copy.deepcopy(model.module), bps.rank()).backward()
     expected = bps.push_pull(mine, False, "no_sync")
-    model.synchronize()  # Of a pass that was told not to.
+    model.synchronize()  # For a pass that was told not to.
     assert torch.allclose(model.module[0].bias.grad * bps.size(), expected, atol=1e-6)
     expect(AssertionError, "one device", DistributedDataParallel, plain, [0, 1])
     other = DistributedDataParallel(_model())  # A second one in the process.

@@ -44,7 +44,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         try:
             if importlib.util.find_spec(real) is None:
                 return None
-        except ModuleNotFoundError:  # Of a package above it.
+        except ModuleNotFoundError:  # A package above it is missing.
             return None
         return importlib.machinery.ModuleSpec(name, _Loader(real))
 

@@ -45,11 +45,11 @@ class Reduction:
     """What a call does with the ranks' tensors."""
 
     op: Op
-    factor: Any = None  # Of premul_sum: a number, or a tensor of one element.
+    factor: Any = None  # For premul_sum: a number, or a tensor of one element.
 
     @classmethod
     def of(cls, reduce_op: Any) -> Reduction:
-        """Of torch's ReduceOp."""
+        """What torch's ReduceOp stands for."""
         for name, op in _OPS.items():
             known = getattr(dist.ReduceOp, name, None)  # Some are newer than the oldest torch.
             if known is not None and reduce_op == known:

@@ -472,7 +472,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Of calls that name none."""
+        """The time limit of calls that name none."""
         self._timeout = timeout
 
     def _set_sequence_number_for_group(self) -> None:

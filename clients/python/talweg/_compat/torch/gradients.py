@@ -142,7 +142,7 @@ _numbers: dict[tuple[int, str], int] = {}
 
 def next_name(client: Any, kind: str) -> str:
     """Another name for each optimizer of a client, the same at every rank that makes it."""
-    for key in [key for key in _numbers if key[0] != id(client)]:  # Of lives that are over.
+    for key in [key for key in _numbers if key[0] != id(client)]:  # Their lives are over.
         del _numbers[key]
     number = _numbers[id(client), kind] = _numbers.get((id(client), kind), 0) + 1
     return kind if number == 1 else f"{kind}.{number}"

@@ -460,12 +460,18 @@ def grouped_push_pull(
     return results
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    *,
+    process_set: ProcessSet | None = None,
+) -> Any:
     """Returns the root's object on every rank. Objects are pickled: only for ranks you trust."""
     client = _client.current()
     if name is None:  # Another tensor for each root.
         name = f"broadcast_object.{root_rank}"
-    return _objects.broadcast_object(client, obj, root_rank, name)
+    return _objects.broadcast_object(client, obj, root_rank, name, process_set)
 
 
 def all_gather_object(obj: Any, name: str | None = None) -> list[Any]:

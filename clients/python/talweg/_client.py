@@ -443,11 +443,22 @@ class Client:
             watch(handle)
         return handle.result
 
-    def run(self, name: str, array: np.ndarray, op: Op, root_rank: int = 0) -> None:
-        """A whole round, in place, of a contiguous NumPy array."""
-        declaration = Declaration(numpy_dtype(array.dtype), array.size, op, root_rank)
+    def run(
+        self,
+        name: str,
+        array: np.ndarray,
+        op: Op,
+        root_rank: int = 0,
+        ranks: tuple[int, ...] = (),
+        suffix: str = "",
+    ) -> None:
+        """A whole round, in place, of a contiguous NumPy array.
+
+        With `ranks` and the suffix of their set: among these.
+        """
+        declaration = Declaration(numpy_dtype(array.dtype), array.size, op, root_rank, ranks)
         address = array.ctypes.data
-        self.synchronize(self.push(name, declaration, address, address, keep=array))
+        self.synchronize(self.push(name + suffix, declaration, address, address, keep=array))
 
     def barrier(self, ranks: tuple[int, ...] = (), suffix: str = "") -> None:
         """Returns when every rank has called it; an interrupted one is gone on with by the next.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +13,7 @@ import numpy as np
 from talweg import _objects
 from talweg._client import Client, Handle
 from talweg._declaration import Declaration, DType, Op
+from talweg._process_sets import Group, ProcessSet
 
 
 @dataclass(frozen=True)
@@ -140,23 +141,21 @@ class ClientAdapter(Adapter):
     assigned or passes are watched, it says so in the others.
     """
 
-    def __init__(self, client: Client, among: Mapping[str, Any] | None = None) -> None:
-        """`among` are the keywords of rounds that say among which ranks, unless all."""
+    def __init__(self, client: Client, process_set: ProcessSet | None = None) -> None:
+        """`process_set` says among which ranks the rounds are, unless all."""
         self.client = client
-        self.among: Mapping[str, Any] = among or {}
+        self.process_set = process_set
+        self._group = Group(client, process_set, "gradients")
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
         pass
 
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Pushed:
         array = np.frombuffer(marks, np.uint8)
-        declaration = Declaration(DType.U8, array.size, Op.MAX, 0)
+        declaration = Declaration(DType.U8, array.size, Op.MAX, 0, self._group.listed)
         address = array.ctypes.data
-        return Pushed(
-            self.client.push(
-                name, declaration, address, address, priority, keep=array, **self.among
-            )
-        )
+        name += self._group.suffix
+        return Pushed(self.client.push(name, declaration, address, address, priority, keep=array))
 
     def finish(self, ticket: Pushed) -> Any:
         return self.client.synchronize(ticket.handle)
@@ -169,7 +168,7 @@ class ClientAdapter(Adapter):
         return self.client.ranks_sum
 
     def gather(self, number: int, name: str) -> list[int]:
-        return _objects.all_gather_object(self.client, number, name, **self.among)
+        return _objects.all_gather_object(self.client, number, name, self.process_set)
 
     def priority_of(self, index: int) -> int:
         """The layers nearest the input are needed first by the next forward pass."""

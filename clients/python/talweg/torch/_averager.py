@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from talweg._client import Handle
 from talweg._declaration import Op
 from talweg._exchange import GradientExchange
 from talweg._exchange_adapter import ClientAdapter, Parameter, Pushed, Refusal, Tensor
+from talweg._process_sets import ProcessSet
 from talweg.errors import Busy, InvalidArgument
 from talweg.torch import _cuda
 from talweg.torch._backward import current_node, when_it_ends
@@ -62,9 +63,9 @@ class GradientAverager(ClientAdapter):
         passes: int,
         name: str,
         waits: bool = True,
-        among: Mapping[str, Any] | None = None,
+        process_set: ProcessSet | None = None,
     ) -> None:
-        super().__init__(_client.current(), among)
+        super().__init__(_client.current(), process_set)
         self.exchange = GradientExchange(self, name, passes)
         self.parameters: list[torch.nn.Parameter] = []
         self._waits = waits

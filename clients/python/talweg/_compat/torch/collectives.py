@@ -53,8 +53,3 @@ def all_to_all_async(tensor: Any, splits: Any, name: str | None, process_set: An
 def process_set(ranks: list[int]) -> Any:
     """Talweg's own set of these ranks."""
     return _function("ProcessSet", "run a job of its own for them")(ranks)
-
-
-def of_set(members: Any) -> dict[str, Any]:
-    """The keyword of a push_pull or broadcast among a process set; none for all ranks."""
-    return {} if members is None else {"process_set": members}

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from talweg._client import Handle
-from talweg._compat.torch import collectives
 from talweg._compat.torch.compression import NoneCompressor
 from talweg._declaration import Op
 from talweg._exchange_adapter import Pushed, Tensor
@@ -56,7 +55,7 @@ class ChosenAverager(GradientAverager):
         self._choices = choices
         self._before_backward = before_backward
         self.has_averaged = False  # Since the ranks last joined.
-        super().__init__(named_parameters, passes, name, waits, collectives.of_set(choices.members))
+        super().__init__(named_parameters, passes, name, waits, choices.members)
         averagers.add(self)
 
     def watch_pass(self) -> None:
@@ -87,7 +86,13 @@ class ChosenAverager(GradientAverager):
             pushed = pushed * choices.prescale
         name = f"{tensor.name}.{choices.op.name.lower()}.{pushed.dtype}"
         handle = _tensors.start(
-            self.client, pushed, pushed, choices.op, name, tensor.priority, **self.among
+            self.client,
+            pushed,
+            pushed,
+            choices.op,
+            name,
+            tensor.priority,
+            process_set=self.process_set,
         )
 
         def restore() -> None:

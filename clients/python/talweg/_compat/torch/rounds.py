@@ -12,7 +12,6 @@ from talweg import _client
 from talweg._client import Handle
 from talweg._compat import session
 from talweg._compat.session import Done, Failed, Pending
-from talweg._compat.torch import collectives
 from talweg._declaration import Op
 from talweg.errors import Busy, InvalidArgument, Mismatch
 from talweg.torch import _tensors
@@ -109,8 +108,7 @@ def _start(
     if name is not None:
         declaration = _tensors.declaration_of(source, op, root_rank)
         name = session.current().name_for(name, declaration)
-    keywords = collectives.of_set(members)
-    handle = _tensors.start(client, source, out, op, name, priority, root_rank, **keywords)
+    handle = _tensors.start(client, source, out, op, name, priority, root_rank, process_set=members)
     return _tensors.for_autograd(handle, out)  # A new tensor has nothing that it would spoil.
 
 

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 
 import talweg.torch as tw
-from talweg._compat.torch import collectives
 from talweg._compat.torch.state import pairs_of
-from talweg.errors import InvalidArgument
 from talweg.horovod.common.basics import internal
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
 
@@ -45,15 +43,7 @@ def broadcast_object(
 ) -> Any:
     """Returns the root's object on every rank. Objects are pickled: only for ranks you trust."""
     members = members_of(process_set, "broadcast_object")
-    keywords = collectives.of_set(members)
-    try:
-        return internal(lambda: tw.broadcast_object(obj, root_rank, name, **keywords))
-    except TypeError:
-        if not keywords:
-            raise
-        raise InvalidArgument(
-            "broadcast_object() among a process set is not offered yet: leave process_set out"
-        ) from None
+    return internal(lambda: tw.broadcast_object(obj, root_rank, name, process_set=members))
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:

@@ -428,20 +428,20 @@ class _Allgather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Any:
-        ctx.rows = tensor.shape[0]
-        ctx.arguments = name, process_set
-        return synchronize(allgather_async(tensor, name, process_set))
+        gathered = synchronize(allgather_async(tensor, name, process_set))
+        ctx.arguments = tensor.shape[0], name, process_set
+        return gathered
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        name, process_set = ctx.arguments
+        count, name, process_set = ctx.arguments
         name = None if name is None else f"{name}.gradient"
         reduced = allreduce(gradients[0], name=name, op=Average, process_set=process_set)
         rows = allgather(
-            torch.tensor([ctx.rows]), None if name is None else f"{name}.rows", process_set
+            torch.tensor([count]), None if name is None else f"{name}.rows", process_set
         )
         begin = int(rows[: process_set.rank()].sum())
-        return reduced[begin : begin + ctx.rows], None, None
+        return reduced[begin : begin + count], None, None
 
 
 def allgather(
@@ -811,16 +811,7 @@ def join(device: int = -1) -> int:
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank of the set has called it."""
 
-    def run() -> None:
-        members = members_of(process_set, "barrier")
-        if members is None:
-            talweg.barrier()
-        else:
-            own = torch.zeros(1, dtype=torch.int32)
-            name = f"horovod.barrier.{process_set.process_set_id}"
-            rounds.push_pull(own, Op.SUM, name, members=members).wait()
-
-    internal(run)
+    internal(lambda: talweg.barrier(members_of(process_set, "barrier")))
 
 
 def poll(handle: int) -> bool:

@@ -148,7 +148,8 @@ def DistributedOptimizer(
     if process_set.included() is False:
         return optimizer
     rules = _Rules()
-    kind = "horovod" if choices.members is None else f"horovod.set{process_set.process_set_id}"
+    # By its ranks, which have made the same ones; another set may have had this one's id.
+    kind = "horovod" if choices.members is None else f"horovod{choices.members.suffix}"
     named = name_parameters(optimizer, pairs)
     name = gradients.next_name(_client.current(), kind)
     distributed: Any = distribute(

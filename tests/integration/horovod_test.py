@@ -47,9 +47,7 @@ class HorovodTest(unittest.TestCase):
     def test_collectives(self) -> None:
         for nodes, ranks in ((1, 2), (2, (2, 1))):
             line = job.command("horovod_collectives.py", nodes=nodes, ranks=ranks, forks=self.forks)
-            for said in job.run(line).splitlines():
-                if "SKIPPED: " in said:
-                    print(said)
+            job.run(line)
 
     def test_ranks_that_disagree(self) -> None:
         for nodes, ranks in ((1, 2), (2, 1)):

@@ -32,6 +32,14 @@ def main() -> int:
     except hvd.HorovodInternalError as error:
         roots = str(error)
     assert "roots" in roots, roots
+    rows = ""
+    handle = hvd.allgather_async(torch.ones(2, 3 + rank), name="rows")
+    try:
+        hvd.synchronize(handle)
+    except hvd.HorovodInternalError as error:
+        rows = str(error)
+    assert "[3]" in rows and "[4]" in rows, rows
+    assert hvd.allgather(torch.ones(2, 3), name="rows").shape == (2 * hvd.size(), 3)
     assert (hvd.allreduce(torch.ones(3), name="after", op=hvd.Sum) == hvd.size()).all()
     hvd.shutdown()
     return 0

@@ -31,6 +31,16 @@ def gathers() -> None:
     assert tensor.grad is not None and (tensor.grad == 1).all()
 
 
+def open_names() -> None:
+    """An open name is refused at the call, free when it is synchronized, and each kind's own."""
+    own = torch.ones(hvd.size())
+    for call in (hvd.allgather_async, hvd.alltoall_async, hvd.reducescatter_async):
+        handle = call(own, name="open")
+        expect(ValueError, "is open", call, own, name="open")
+        hvd.synchronize(handle)
+        hvd.synchronize(call(own, name="open"))
+
+
 def sparse_gradients() -> None:
     size, rank = hvd.size(), hvd.rank()
     indices, values = torch.tensor([[rank, size]]), torch.tensor([1.0, 2.0])
@@ -190,7 +200,7 @@ def _optimizer(some: hvd.ProcessSet) -> None:
 def main() -> int:
     torch.set_num_threads(1)
     hvd.init(process_sets="dynamic")
-    for case in (gathers, sparse_gradients, exchanges, scatters, process_sets):
+    for case in (gathers, open_names, sparse_gradients, exchanges, scatters, process_sets):
         print(f"case {case.__name__}", flush=True)
         case()
     hvd.shutdown()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from talweg import _client
 from talweg._client import Client
 from talweg._declaration import Declaration
+from talweg.errors import InvalidArgument
 
 
 class Pending(Protocol):
@@ -77,6 +78,7 @@ class Session:
         self._numbers = itertools.count()
         self._open: dict[int, Pending] = {}
         self._declared: dict[str, Declaration] = {}
+        self._held: set[str] = set()
         self._spoilt: dict[str, int] = {}  # How often ranks have disagreed on a name.
 
     def add(self, pending: Pending) -> int:
@@ -106,6 +108,20 @@ class Session:
             name = f"{name}~{times}" if times else name
             first = self._declared.setdefault(name, declaration)
         return name if first == declaration else f"{name}/{declaration}"
+
+    def hold(self, name: str) -> None:
+        """InvalidArgument while an operation of that name is under way; release() ends it."""
+        with self._lock:
+            if name in self._held:
+                raise InvalidArgument(
+                    f"an operation named '{name}' is open: synchronize it first, or give this one "
+                    "another name"
+                )
+            self._held.add(name)
+
+    def release(self, name: str) -> None:
+        with self._lock:
+            self._held.discard(name)
 
     def spoil(self, name: str | None) -> None:
         """Ranks have disagreed on the tensor of that name."""

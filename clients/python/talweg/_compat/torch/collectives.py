@@ -1,55 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that knows which of Talweg's collectives there are, and under which names.
-
-Whoever calls one that this version lacks is told so, and what to use instead.
-"""
+"""Talweg's collectives by the other systems' rules: a name is open once at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import talweg
+import torch
+
 import talweg.torch as tw
-from talweg.errors import Unsupported
+from talweg import Op, ProcessSet
+from talweg._client import Handle
+from talweg._compat import session
+from talweg._compat.session import Pending
+from talweg._compat.torch.rounds import Round
 
 
-def has(name: str) -> bool:
-    """Whether talweg.torch offers it ("ProcessSet": talweg)."""
-    return hasattr(talweg if name == "ProcessSet" else tw, name)
+def _begin(
+    name: str | None,
+    process_set: ProcessSet | None,
+    start: Callable[[], Handle],
+    finish: Callable[[Any], Any] | None = None,
+) -> Pending:
+    if name is None:
+        return Round(start(), finish)
+    life = session.current()
+    held = name if process_set is None else f"{name}{process_set.suffix}"
+    life.hold(held)
+    try:
+        return Round(start(), finish, at_end=lambda: life.release(held))
+    except Exception:
+        life.release(held)
+        raise
 
 
-def _function(name: str, instead: str) -> Any:
-    function = getattr(talweg if name == "ProcessSet" else tw, name, None)
-    if function is None:
-        raise Unsupported(f"this version of Talweg has no {name}(): {instead}")
-    return function
-
-
-def all_gather_async(tensor: Any, name: str | None, process_set: Any) -> Any:
-    function = _function("all_gather_async", "gather objects with allgather_object()")
-    return function(tensor, name=name, process_set=process_set)
-
-
-def reduce_scatter_async(
-    tensor: Any, op: talweg.Op, name: str | None, process_set: Any, pre: float, post: float
-) -> Any:
-    function = _function("reduce_scatter_async", "use allreduce(), and keep the rank's part")
-    return function(
-        tensor,
-        op=op,
-        name=name,
-        process_set=process_set,
-        prescale_factor=pre,
-        postscale_factor=post,
+def all_gather(tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None) -> Pending:
+    return _begin(
+        name,
+        process_set,
+        lambda: tw.all_gather_async(tensor, name=name, process_set=process_set),
     )
 
 
-def all_to_all_async(tensor: Any, splits: Any, name: str | None, process_set: Any) -> Any:
-    """The handle's result is (tensor, received_splits)."""
-    function = _function("all_to_all_async", "gather objects with allgather_object()")
-    return function(tensor, splits=splits, name=name, process_set=process_set)
+def reduce_scatter(
+    tensor: torch.Tensor,
+    op: Op,
+    name: str | None,
+    process_set: ProcessSet | None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    finish: Callable[[Any], Any] | None = None,
+) -> Pending:
+    return _begin(
+        name,
+        process_set,
+        lambda: tw.reduce_scatter_async(
+            tensor,
+            op=op,
+            name=name,
+            process_set=process_set,
+            prescale_factor=prescale,
+            postscale_factor=postscale,
+        ),
+        finish,
+    )
 
 
-def process_set(ranks: list[int]) -> Any:
-    """Talweg's own set of these ranks."""
-    return _function("ProcessSet", "run a job of its own for them")(ranks)
+def all_to_all(
+    tensor: torch.Tensor,
+    splits: list[int],
+    name: str | None,
+    process_set: ProcessSet | None,
+    finish: Callable[[Any], Any],
+) -> Pending:
+    """`finish` is given (tensor, received_splits)."""
+    return _begin(
+        name,
+        process_set,
+        lambda: tw.all_to_all_async(tensor, splits=splits, name=name, process_set=process_set),
+        finish,
+    )

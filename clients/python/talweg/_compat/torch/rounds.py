@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,11 +23,21 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 class Round:
     """A round of Talweg's, and what is done with its result."""
 
-    def __init__(self, handle: Handle, finish: Any = None, name: str | None = None) -> None:
-        """`name` is the caller's, which is free again after ranks have disagreed on it."""
+    def __init__(
+        self,
+        handle: Handle,
+        finish: Any = None,
+        name: str | None = None,
+        at_end: Callable[[], None] | None = None,
+    ) -> None:
+        """`name` is the caller's, which is free again after ranks have disagreed on it.
+
+        `at_end` is called when it has been waited for, whatever came of it.
+        """
         self._handle = handle
         self._finish = finish
         self._name = name
+        self._at_end = at_end
 
     def poll(self) -> bool:
         return bool(tw.poll(self._handle))
@@ -37,6 +48,9 @@ class Round:
         except Mismatch:
             session.current().spoil(self._name)
             raise
+        finally:
+            if self._at_end is not None:
+                self._at_end()
         return result if self._finish is None else self._finish(result)
 
 

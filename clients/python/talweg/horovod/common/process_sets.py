@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import talweg
-from talweg._compat.torch import collectives
 from talweg.errors import InvalidArgument
 from talweg.horovod._environment import TABLE
 
@@ -23,7 +22,7 @@ class ProcessSet:
             )
         self.process_set_id: int | None = None
         self.ranks: list[int] | None = sorted(int(rank) for rank in ranks)
-        self._members: Any = None
+        self._members: talweg.ProcessSet | None = None
 
     def size(self) -> int | None:
         """How many ranks it has; None until it is registered."""
@@ -151,7 +150,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def members_of(process_set: ProcessSet, operation: str) -> Any:
+def members_of(process_set: ProcessSet, operation: str) -> talweg.ProcessSet | None:
     """Talweg's set for an operation; None for all ranks. ValueError for outsiders."""
     if process_set is global_process_set or process_set.process_set_id == 0:
         return None
@@ -165,5 +164,5 @@ def members_of(process_set: ProcessSet, operation: str) -> Any:
             f"of ranks {process_set.ranks}"
         )
     if process_set._members is None:
-        process_set._members = collectives.process_set(list(process_set.ranks or []))
+        process_set._members = talweg.ProcessSet(process_set.ranks or [])
     return process_set._members

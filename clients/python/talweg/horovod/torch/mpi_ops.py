@@ -413,7 +413,7 @@ def _gather(
 ) -> Pending:
     _vector(tensor, operation)
     members = members_of(process_set, operation)
-    return rounds.Round(collectives.all_gather_async(tensor.detach(), name, members))
+    return collectives.all_gather(tensor.detach(), name, members)
 
 
 def allgather_async(
@@ -590,16 +590,15 @@ def _exchange(
     members = members_of(process_set, "alltoall")
     found = _splits(tensor, splits, process_set)
     rows = int(found.sum())
-    handle = collectives.all_to_all_async(
-        tensor.detach()[:rows].contiguous(), found.tolist(), _named("alltoall", name), members
-    )
 
     def finish(result: Any) -> tuple[torch.Tensor, torch.Tensor]:
         received, received_splits = result
         counts = torch.as_tensor(received_splits, dtype=torch.int32, device=found.device)
         return received, counts
 
-    return rounds.Round(handle, finish)
+    return collectives.all_to_all(
+        tensor.detach()[:rows], found.tolist(), _named("alltoall", name), members, finish
+    )
 
 
 def alltoall_async(
@@ -666,11 +665,14 @@ def _scatter(
     if is_integer:  # Scaled in double and truncated; their average is a sum that is divided.
         source = rounds.scaled(source, pre) if pre != 1.0 else source
         own_post = post / (process_set.size() or 1) if wanted is Op.AVERAGE else post
-        handle = collectives.reduce_scatter_async(source, Op.SUM, name, members, 1.0, 1.0)
-        return rounds.Round(
-            handle, lambda result: rounds.scaled(result, own_post) if own_post != 1.0 else result
+        return collectives.reduce_scatter(
+            source,
+            Op.SUM,
+            name,
+            members,
+            finish=lambda result: rounds.scaled(result, own_post) if own_post != 1.0 else result,
         )
-    return rounds.Round(collectives.reduce_scatter_async(source, wanted, name, members, pre, post))
+    return collectives.reduce_scatter(source, wanted, name, members, pre, post)
 
 
 def reducescatter_async(

@@ -37,8 +37,15 @@ def _compare(case: str, found: Any, expected: Any, tolerance: float) -> None:
         assert found == expected, (case, found, expected)
 
 
-def each_backend(cases: Mapping[str, Callable[[int, int], Any]], tolerance: float = 1e-6) -> None:
-    """Runs each case with both backends; AssertionError, with its name, where results differ."""
+def each_backend(
+    cases: Mapping[str, Callable[[int, int], Any]],
+    tolerance: float = 1e-6,
+    tolerances: Mapping[str, float] | None = None,
+) -> None:
+    """Runs each case with both backends; AssertionError, with its name, where results differ.
+
+    `tolerances` are those of cases that have another one.
+    """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, size, rank == 0, _TIMEOUT)
@@ -55,7 +62,12 @@ def each_backend(cases: Mapping[str, Callable[[int, int], Any]], tolerance: floa
             found.setdefault(backend, {})[name] = run(rank, size)
         dist.destroy_process_group()
     for name in cases:
-        _compare(name, found["talweg"][name], found["gloo"][name], tolerance)
+        _compare(
+            name,
+            found["talweg"][name],
+            found["gloo"][name],
+            (tolerances or {}).get(name, tolerance),
+        )
     # The store is rank 0's: nobody leaves before all are through.
     store.set(f"done.{rank}", "")
     if rank == 0:

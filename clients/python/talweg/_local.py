@@ -96,7 +96,7 @@ class LocalConnection(_native.Connection):
         in_place: bool = False,
     ) -> list[int]:
         self.check_health()
-        return [self._declare(*declaration) for declaration in declarations]
+        return [self._declare_one(*declaration) for declaration in declarations]
 
     def declare_collective(
         self,
@@ -110,9 +110,9 @@ class LocalConnection(_native.Connection):
         priority: int = 0,
     ) -> int:
         self.check_health()
-        return self._declare(name, dtype, op, root_rank, element_count, priority)
+        return self._declare_one(name, dtype, op, root_rank, element_count, priority)
 
-    def _declare(
+    def _declare_one(
         self, name: str, dtype: int, op: int, root_rank: int, count: int, priority: int
     ) -> int:
         _native.check_declaration(name, root_rank, count, priority)

@@ -29,7 +29,7 @@ namespace talweg::shm {
 namespace {
 
 constexpr ControlShape kShape{16, 8};
-constexpr uint32_t kRanks = 3;  // Of the job.
+constexpr uint32_t kRanks = 3;  // In the job.
 
 class Agent final : public RankEventSink {
  public:

@@ -99,24 +99,28 @@ def no_sync(rank: int, size: int) -> Any:
     return _weights(model)
 
 
-@case
-def comm_hooks(rank: int, size: int) -> Any:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+def _hooked(rank: int, state: Any, hook: Any) -> list[torch.Tensor]:
+    model = DistributedDataParallel(_Model())
+    model.register_comm_hook(state, hook)
+    optimizer = _sgd(model)
+    for step in range(4):
+        _step(model, optimizer, rank, step)
+    return _weights(model)
 
-    found = []
-    for hook in ("fp16", "power"):
-        torch.manual_seed(3)
-        model = DistributedDataParallel(_Model())
-        if hook == "fp16":
-            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        else:
-            state = powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)
-            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        optimizer = _sgd(model)
-        for step in range(4):
-            _step(model, optimizer, rank, step)
-        found.append(_weights(model))
-    return found
+
+@case
+def half_hook(rank: int, size: int) -> Any:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return _hooked(rank, None, default_hooks.fp16_compress_hook)
+
+
+@case
+def power_hook(rank: int, size: int) -> Any:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    state = powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)
+    return _hooked(rank, state, powerSGD_hook.powerSGD_hook)
 
 
 @case
@@ -229,4 +233,5 @@ def checkpoint(rank: int, size: int) -> Any:
 
 
 if __name__ == "__main__":
-    each_backend(_CASES, tolerance=1e-5)
+    # Gloo rounds a sum of halves after each rank, Talweg once.
+    each_backend(_CASES, tolerance=1e-5, tolerances={"half_hook": 2e-3})

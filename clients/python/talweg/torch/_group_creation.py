@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 import talweg
 from talweg.errors import InvalidArgument, Unsupported
@@ -28,7 +29,7 @@ def _devices(default: str) -> dict[str, str]:
     frame = inspect.currentframe()
     while frame is not None:
         config = frame.f_locals.get("backend_config")
-        if isinstance(config, dist.distributed_c10d.BackendConfig):
+        if isinstance(config, c10d.BackendConfig):
             return {device: str(name) for device, name in config.device_backend_map.items()}
         frame = frame.f_back
     return {"cpu": default}

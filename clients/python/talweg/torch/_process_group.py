@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from talweg import _client
 from talweg._collectives import (
@@ -62,7 +63,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._lane = lane
         self._timeout = timeout
         self._calls = 0
-        self._name = self._desc = ""
+        self._name = ""
 
     def getBackendName(self) -> str:
         return NAME
@@ -140,19 +141,19 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit(operation, calls, tensors, tensors, outputs, opts.timeout)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        opts = _options(dist.AllreduceOptions, opts)
+        opts = _options(c10d.AllreduceOptions, opts)
         if self._is_elsewhere(tensors, "all_reduce"):
             return super().allreduce(tensors, opts)
         return self._all_reduce(tensors, opts, "all_reduce")
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        opts = _options(dist.AllreduceCoalescedOptions, opts)
+        opts = _options(c10d.AllreduceCoalescedOptions, opts)
         if self._is_elsewhere(tensors[:1], "all_reduce_coalesced"):
             return super().allreduce_coalesced(tensors, opts)
         return self._all_reduce(tensors, opts, "all_reduce_coalesced")
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
-        opts = _options(dist.ReduceOptions, opts)
+        opts = _options(c10d.ReduceOptions, opts)
         if self._is_elsewhere(tensors, "reduce"):
             return super().reduce(tensors, opts)
         tensor, root = self._only(tensors, "reduce"), self._root(opts, "reduce")
@@ -185,19 +186,19 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit(operation, calls, shown, outputs, targets, opts.timeout)
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        opts = _options(dist.ReduceScatterOptions, opts)
+        opts = _options(c10d.ReduceScatterOptions, opts)
         if self._is_elsewhere([*output_tensors, *input_tensors[0]], "reduce_scatter"):
             return super().reduce_scatter(output_tensors, input_tensors, opts)
         return self._reduce_scatter(output_tensors, input_tensors, opts, "reduce_scatter")
 
     def reduce_scatter_single(self, output: Any, input_: Any, opts: Any = None) -> Any:
-        opts = _options(dist.ReduceScatterOptions, opts)
+        opts = _options(c10d.ReduceScatterOptions, opts)
         if self._is_elsewhere([output, input_], "reduce_scatter_tensor"):
             return super().reduce_scatter_single(output, input_, opts)
         return self._reduce_scatter([output], [[input_]], opts, "reduce_scatter_tensor")
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        opts = _options(dist.ReduceScatterOptions, opts)
+        opts = _options(c10d.ReduceScatterOptions, opts)
         if self._is_elsewhere(outputs[:1], "reduce_scatter_tensor_coalesced"):
             return super().reduce_scatter_single_coalesced(outputs, inputs, opts)
         parts = [[each] for each in inputs]
@@ -206,7 +207,7 @@ class ProcessGroup(dist.ProcessGroup):
     # ----- Copies from one rank, or to one -----
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
-        opts = _options(dist.BroadcastOptions, opts)
+        opts = _options(c10d.BroadcastOptions, opts)
         if self._is_elsewhere(tensors, "broadcast"):
             return super().broadcast(tensors, opts)
         tensor, root = self._only(tensors, "broadcast"), self._root(opts, "broadcast")
@@ -223,7 +224,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit("broadcast", [call], [tensor], tensors, [output], opts.timeout)
 
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        opts = _options(dist.GatherOptions, opts)
+        opts = _options(c10d.GatherOptions, opts)
         if self._is_elsewhere(input_tensors, "gather"):
             return super().gather(output_tensors, input_tensors, opts)
         tensor, root = self._only(input_tensors, "gather"), self._root(opts, "gather")
@@ -236,7 +237,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit("gather", [call], [tensor], output_tensors, targets, opts.timeout)
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        opts = _options(dist.ScatterOptions, opts)
+        opts = _options(c10d.ScatterOptions, opts)
         if self._is_elsewhere(output_tensors, "scatter"):
             return super().scatter(output_tensors, input_tensors, opts)
         tensor, root = self._only(output_tensors, "scatter"), self._root(opts, "scatter")
@@ -264,7 +265,7 @@ class ProcessGroup(dist.ProcessGroup):
     # ----- Copies to all ranks -----
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        opts = _options(dist.AllgatherOptions, opts)
+        opts = _options(c10d.AllgatherOptions, opts)
         if self._is_elsewhere(input_tensors, "all_gather"):
             return super().allgather(output_tensors, input_tensors, opts)
         tensor = self._only(input_tensors, "all_gather")
@@ -290,7 +291,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit(operation, calls, inputs, result, targets, opts.timeout)
 
     def all_gather_single(self, output: Any, input_: Any, opts: Any = None) -> Any:
-        opts = _options(dist.AllgatherOptions, opts)
+        opts = _options(c10d.AllgatherOptions, opts)
         if self._is_elsewhere([output, input_], "all_gather_into_tensor"):
             return super().all_gather_single(output, input_, opts)
         return self._all_gather_single([output], [input_], output, opts, "all_gather_into_tensor")
@@ -313,7 +314,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._all_gather(lists, inputs, result, opts, operation)
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
-        opts = _options(dist.AllgatherOptions, opts)
+        opts = _options(c10d.AllgatherOptions, opts)
         if self._is_elsewhere(input_list[:1], "all_gather_coalesced"):
             return super().allgather_coalesced(output_lists, input_list, opts)
         outputs = [
@@ -323,7 +324,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._all_gather(outputs, input_list, output_lists, opts, "all_gather_coalesced")
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        opts = _options(dist.AllgatherOptions, opts)
+        opts = _options(c10d.AllgatherOptions, opts)
         if self._is_elsewhere(inputs[:1], "all_gather_into_tensor_coalesced"):
             return super().all_gather_single_coalesced(outputs, inputs, opts)
         return self._all_gather_single(
@@ -346,7 +347,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit(operation, [call], inputs, result, [outputs], opts.timeout)
 
     def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        opts = _options(dist.AllToAllOptions, opts)
+        opts = _options(c10d.AllToAllOptions, opts)
         if self._is_elsewhere([*output_tensors, *input_tensors], "all_to_all"):
             return super().alltoall(output_tensors, input_tensors, opts)
         for lists in (output_tensors, input_tensors):
@@ -364,7 +365,7 @@ class ProcessGroup(dist.ProcessGroup):
     def all_to_all_single(
         self, output: Any, input_: Any, output_splits: Any, input_splits: Any, opts: Any = None
     ) -> Any:
-        opts = _options(dist.AllToAllOptions, opts)
+        opts = _options(c10d.AllToAllOptions, opts)
         operation = "all_to_all_single"
         if self._is_elsewhere([output, input_], operation):
             return super().all_to_all_single(output, input_, output_splits, input_splits, opts)
@@ -442,7 +443,7 @@ class ProcessGroup(dist.ProcessGroup):
     # ----- The group -----
 
     def barrier(self, opts: Any = None) -> Any:
-        opts = _options(dist.BarrierOptions, opts)
+        opts = _options(c10d.BarrierOptions, opts)
         device = getattr(opts, "device", None)
         if device is not None and any(each.type == device.type for each in self._device_types):
             return super().barrier(opts)
@@ -462,11 +463,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._name
 
     def _set_group_desc(self, desc: str) -> None:
-        self._desc = desc
-
-    @property
-    def group_desc(self) -> str:
-        return self._desc
+        """torch's own keeps it with the backends."""
 
     def get_group_store(self) -> Any:
         return self._store

@@ -115,6 +115,12 @@ def _join(environment: Mapping[str, str]) -> None:
         try:
             talweg.init(path, timeout_s=_WAIT_S)
             return
+        except errors.JobFailed:
+            # After resume() another rank may come to the agent before this one's, which is ending
+            # and lets nobody in any more.
+            if _agent is not None or time.monotonic() > end - _WAIT_S + _LEAVE_S:
+                raise
+            time.sleep(0.05)
         except errors.AgentLost:  # Not there yet, or the one before it, which is ending.
             if _agent is not None and _agent.poll() is not None:
                 raise errors.NoAgent(

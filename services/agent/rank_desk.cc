@@ -281,7 +281,8 @@ void RankDesk::Do(const pipeline::FailRank& effect) {
   rank.attached = false;
   rank.ended = effect.text;
   if (!rank.welcomed) {
-    server_->Refuse(rank.connection, shm::RankStatus::kInvalidArgument, effect.text);
+    // The job is over for this rank: the process asks for nothing that is wrong in itself.
+    server_->Refuse(rank.connection, shm::RankStatus::kJobFailed, effect.text);
     return;
   }
   server_->Disconnect(rank.connection, shm::RankStatus::kInvalidArgument, effect.text);

@@ -11,13 +11,14 @@ from unittest import mock
 from talweg import _exchange_adapter
 from talweg._exchange import GradientExchange
 from talweg._exchange_adapter import ClientAdapter, Parameter, Pushed, Tensor
+from talweg._process_sets import ProcessSet
 
 
 class _Given(ClientAdapter):
     """As for a framework whose program hands all gradients over in one call."""
 
-    def __init__(self, client: Any, among: Any = None) -> None:
-        super().__init__(client, among)
+    def __init__(self, client: Any, process_set: ProcessSet | None = None) -> None:
+        super().__init__(client, process_set)
         self.exchange = GradientExchange(self, "x")
         self.exchange.add([Parameter(name, 4, "f32") for name in "ab"])
         self.exchange.activate()
@@ -46,7 +47,7 @@ class _Given(ClientAdapter):
 
 class ClientAdapterTest(unittest.TestCase):
     def test_three_methods_make_a_framework(self) -> None:
-        client = mock.Mock(ranks_sum=True)
+        client = mock.Mock(ranks_sum=True, rank=0, size=3)
         client.push.side_effect = lambda name, *_, **__: name
         client.synchronize.side_effect = lambda name: f"average of {name}"
         adapter = _Given(client)
@@ -60,7 +61,7 @@ class ClientAdapterTest(unittest.TestCase):
         self.assertEqual(of_marks[0], "x.used")
 
     def test_marks_are_written_where_they_lie(self) -> None:
-        client = mock.Mock(ranks_sum=True)
+        client = mock.Mock(ranks_sum=True, rank=0, size=3)
         adapter = _Given(client)
         marks = bytearray(3)
         ticket = adapter.start_marks("m", marks, 5)
@@ -75,16 +76,19 @@ class ClientAdapterTest(unittest.TestCase):
         self.assertTrue(adapter.comes_in_order())
         with mock.patch.object(_exchange_adapter._objects, "all_gather_object") as gather:
             self.assertIs(adapter.gather(3, "g"), gather.return_value)
-        gather.assert_called_once_with(client, 3, "g")
+        gather.assert_called_once_with(client, 3, "g", None)
 
     def test_the_ranks_that_take_part_are_said_with_each_round(self) -> None:
-        client = mock.Mock()
-        adapter = _Given(client, {"process_set": "some"})
+        client = mock.Mock(rank=2, size=3)
+        some = ProcessSet([0, 2])
+        adapter = _Given(client, some)
         adapter.start_marks("m", bytearray(1), 0)
-        self.assertEqual(client.push.call_args.kwargs["process_set"], "some")
+        name, declaration = client.push.call_args.args[:2]
+        self.assertEqual(name, "m" + some.suffix)  # Other sets' marks have other names.
+        self.assertEqual(declaration.ranks, (0, 2))
         with mock.patch.object(_exchange_adapter._objects, "all_gather_object") as gather:
             adapter.gather(3, "g")
-        gather.assert_called_once_with(client, 3, "g", process_set="some")
+        gather.assert_called_once_with(client, 3, "g", some)
 
     def test_no_framework_is_needed(self) -> None:
         self.assertEqual({"torch", "tensorflow", "keras", "jax", "mxnet"} & set(sys.modules), set())

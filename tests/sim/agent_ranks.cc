@@ -333,6 +333,8 @@ bool AgentProcess::Gets(size_t place, uint32_t part) const {
 void AgentProcess::CheckTravels(const wire::Contribute& entry) const {
   const pipeline::Tensor& tensor = *core_.FindTensor(entry.key);
   if (tensor.finish || core_.view()->members.size() == 1) return;
+  // A group that was all ranks of this agent's first view means all ranks, joiners too.
+  if (tensor.group.empty()) return;
   for (const RoundPlan* const plan : plans_) {
     const Group& group = plan->group();
     if (group.empty() || tensor.spec.name != plan->name()) continue;

@@ -43,6 +43,10 @@ _PROGRAM_LINKOPTS = _RUNTIME_LINKOPTS + select({
 # because it serves what those libraries load as well.
 _WHEEL_LINKOPTS = ["-Wl,--disable-new-dtags,-rpath,$$ORIGIN/../lib"]
 
+# Frameworks that cannot live beside torch: each has an environment of its own, made by bazel/prepare from
+# requirements-<framework>.txt.
+_FRAMEWORKS = ["jax", "mxnet", "tensorflow"]
+
 _PROGRAM_DEPS = ["//bazel/deps/runtime:older_glibc"] + select({
     "//bazel/sanitizers:tsan": ["//bazel/sanitizers:tsan.lds"],
     "//conditions:default": [],
@@ -322,12 +326,19 @@ def talweg_py_test(
         main = None,
         size = "small",
         timeout = "moderate",
+        framework = None,
         **kwargs):
     """A Python test, as talweg_py_binary: a program that passes by exiting with 0.
 
-    A test that cannot run here prints a line `SKIPPED: reason` and exits with 0.
+    A test that cannot run here prints a line `SKIPPED: reason` and exits with 0. `framework` names the environment
+    that runs it: tensorflow, jax or mxnet; without one it is .venv.
     """
     check_edges(name, deps + data, is_test = True)
+    if framework:
+        if framework not in _FRAMEWORKS:
+            fail("no environment for framework %r; there are %s" % (framework, ", ".join(_FRAMEWORKS)))
+        kwargs["venv"] = ".cache/venv-" + framework
+        kwargs["requirements"] = "//bazel:requirements-%s.txt" % framework
     venv_py_test(
         name = name,
         srcs = srcs,

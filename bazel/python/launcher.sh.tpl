@@ -13,4 +13,5 @@ path=$runfiles/talweg
 for import in %{imports}; do path=$path:$runfiles/$import; done
 export PYTHONPATH=$path${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONDONTWRITEBYTECODE=1
+export TALWEG_VENV=%{venv}
 exec "$runfiles/%{interpreter}" "$runfiles/%{main}" "$@"

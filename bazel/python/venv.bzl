@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python programs and tests that the workspace's .venv runs.
+"""Python programs and tests that the workspace's .venv runs, or a framework's own environment.
 
 Bazel's native py_test starts with a command named `python`, which Debian has not, and knows no virtual
 environment; py_library is used as it is.
@@ -21,10 +21,11 @@ def _venv_py_impl(ctx):
             "%{imports}": " ".join(imports.to_list()),
             "%{interpreter}": ctx.workspace_name + "/" + ctx.file._interpreter.short_path,
             "%{main}": ctx.workspace_name + "/" + ctx.file.main.short_path,
+            "%{venv}": ctx.attr.venv,
         },
     )
     runfiles = ctx.runfiles(
-        files = ctx.files.srcs + [ctx.file.main, ctx.file._interpreter, ctx.file._requirements],
+        files = ctx.files.srcs + [ctx.file.main, ctx.file._interpreter, ctx.file.requirements],
         transitive_files = depset(
             transitive = [dep[PyInfo].transitive_sources for dep in ctx.attr.deps] +
                          [target[DefaultInfo].files for target in ctx.attr.data],
@@ -44,10 +45,12 @@ _ATTRS = {
     "imports": attr.string_list(),
     "main": attr.label(allow_single_file = [".py"], mandatory = True),
     "srcs": attr.label_list(allow_files = [".py"]),
+    # Where the environment is, from the workspace's root.
+    "venv": attr.string(default = ".venv"),
     "_interpreter": attr.label(default = "//bazel/python:venv_python.sh", allow_single_file = True),
     "_launcher": attr.label(default = "//bazel/python:launcher.sh.tpl", allow_single_file = True),
-    # What is in the .venv is an input by its list.
-    "_requirements": attr.label(default = "//bazel:requirements.txt", allow_single_file = True),
+    # What is in the environment is an input by its list.
+    "requirements": attr.label(default = "//bazel:requirements.txt", allow_single_file = True),
 }
 
 venv_py_binary = rule(implementation = _venv_py_impl, attrs = _ATTRS, executable = True)

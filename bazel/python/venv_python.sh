@@ -1,10 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The Python interpreter of this workspace's programs: .venv/bin/python. Bazel hands this file around by
-# symbolic links into the source tree, which is how the tree is found from inside a sandbox.
+# The Python interpreter of this workspace's programs: that of .venv, or of the environment that TALWEG_VENV names,
+# from the workspace's root. Bazel hands this file around by symbolic links into the source tree, which is how the
+# tree is found from inside a sandbox.
 self=$(readlink -f "${BASH_SOURCE[0]}")
-venv=${self%/bazel/python/*}/.venv
+venv=${self%/bazel/python/*}/${TALWEG_VENV:-.venv}
+unset TALWEG_VENV
 if [ ! -x "$venv/bin/python" ]; then
   echo "talweg: no Python environment at $venv; make it with: bazel/prepare --for=test" >&2
   exit 1

@@ -48,6 +48,7 @@ class AloneTest(unittest.TestCase):
         """Each rank of a job whose agent is missing would train for itself, and nobody would know."""
         for name in _local._LAUNCHED:
             self.assertFalse(_local.is_alone({name: "0"}), name)
+        self.assertTrue(_local.is_alone({"SLURM_PROCID": "0"}))  # As a batch script has it.
         self.assertTrue(_local.is_alone({"HOME": "/", "RANK": ""}))
         done = subprocess.run(
             [sys.executable, "-P", "-c", "import talweg; talweg.init()"],

@@ -134,7 +134,9 @@ def init(agent_socket: str | None = None, timeout_s: float = 60.0) -> None:
     """Joins the job through this node's agent. A second call does nothing.
 
     `agent_socket` is the agent's socket; without it $TALWEG_AGENT_SOCKET, which `talweg run` sets.
-    A program that no launcher has started is a job of one rank, which needs no agent.
+    Without either, under torchrun, mpirun or srun, the node's agent is started, and what else the
+    job needs; all ends with the job (docs/launching.md). A program that no launcher has started is
+    a job of one rank, which needs no agent.
     Returns when the job runs; raises NoAgent when there is no agent, and Timeout when the job
     is not complete within `timeout_s` seconds. A forked child is no rank until it has called it
     itself, which takes a rank that is free: its parent has the one that it has inherited.
@@ -144,7 +146,10 @@ def init(agent_socket: str | None = None, timeout_s: float = 60.0) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the job cleanly; also called when the interpreter ends. A second call does nothing."""
+    """Leaves the job cleanly; also called when the interpreter ends. A second call does nothing.
+
+    Where init() has started this node's agent, its last rank returns when the whole job is over.
+    """
     _client.disconnect()
 
 

@@ -19,6 +19,9 @@ import numpy as np
 from talweg import _local, _native
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
 from talweg._in_place import Buffer
+from talweg._node import launchers
+from talweg._node.join import Attachment, attach
+from talweg._node.launchers import World
 from talweg.errors import (
     Busy,
     Closed,
@@ -169,16 +172,29 @@ class Client:
     """A rank. Any thread may call any method; a round belongs to whoever pushed it."""
 
     def __init__(
-        self, agent_socket: str | None = None, timeout_s: float = 60.0, alone: bool | None = None
+        self,
+        agent_socket: str | None = None,
+        timeout_s: float = 60.0,
+        alone: bool | None = None,
+        world: World | None = None,
     ) -> None:
+        _native.nanoseconds(timeout_s)  # What is no time is none, whatever comes.
+        place = None
+        if alone is None and not agent_socket and not os.environ.get("TALWEG_AGENT_SOCKET"):
+            place = launchers.find_in(os.environ, world) if world else launchers.find(os.environ)
+        if place is not None and place.size == 1 and not os.environ.get("TALWEG_SCHEDULER"):
+            place, alone = None, True
         # Whether there is no agent: a job of its own. Unless told, when nobody has launched this process.
         if alone is None:
-            alone = agent_socket is None and _local.is_alone(os.environ)
+            alone = place is None and agent_socket is None and _local.is_alone(os.environ)
         self.is_alone = alone
+        self._attachment: Attachment | None = None
         self.connection: _native.Connection
         if self.is_alone:
-            _native.nanoseconds(timeout_s)  # What is no time is none here, too.
             self.connection = _local.LocalConnection()
+        elif place is not None:
+            self._attachment = attach(place, os.environ, timeout_s)
+            self.connection = self._attachment.connect(timeout_s)
         else:
             local_rank = local_rank_from_environment(os.environ)
             self.connection = _native.Connection(agent_socket, local_rank, timeout_s)
@@ -213,6 +229,9 @@ class Client:
         self.connection.close()
         while self._closers:
             self._closers.pop()()
+        if self._attachment is not None:
+            self._attachment.leave()
+            self._attachment = None
 
     def call_when_closed(self, closer: Callable[[], None]) -> None:
         """Has close() call it, behind the goodbye."""
@@ -509,24 +528,31 @@ def is_connected() -> bool:
     return client is not None and not client.is_inherited
 
 
-def connect(agent_socket: str | None, timeout_s: float, alone: bool | None = None) -> Client:
+def connect(
+    agent_socket: str | None,
+    timeout_s: float,
+    alone: bool | None = None,
+    world: World | None = None,
+) -> Client:
     """Makes this process's client, once: a second call returns the first one's."""
     global _current
     with _current_lock:
         client = _current
         if client is None or client.is_inherited:
-            client = _current = _connect(agent_socket, timeout_s, alone)
+            client = _current = _connect(agent_socket, timeout_s, alone, world)
         return client
 
 
-def _connect(agent_socket: str | None, timeout_s: float, alone: bool | None) -> Client:
+def _connect(
+    agent_socket: str | None, timeout_s: float, alone: bool | None, world: World | None
+) -> Client:
     """Client(), on another thread: the library waits for the whole job in one call, as its place
     in the job goes with the connection, and this thread would not hear Ctrl-C in it."""
     connected: futures.Future[Client] = futures.Future()
 
     def run() -> None:
         try:
-            client = Client(agent_socket, timeout_s, alone)
+            client = Client(agent_socket, timeout_s, alone, world)
         except BaseException as error:
             with contextlib.suppress(futures.InvalidStateError):
                 connected.set_exception(error)

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from talweg import _native, errors
 from talweg._declaration import Declaration, DType, Op
 
-# Each says that somebody has started this process as a rank of a job.
+# Each says that somebody has started this process as a rank of a job. _node.launchers knows some of
+# these launchers; SLURM_PROCID alone is set in a batch script, too, which is no rank.
 _LAUNCHED = (
     "TALWEG_AGENT_SOCKET",
     "TALWEG_LOCAL_RANK",
@@ -24,7 +25,6 @@ _LAUNCHED = (
     "LOCAL_RANK",
     "OMPI_COMM_WORLD_RANK",
     "PMI_RANK",
-    "SLURM_PROCID",
     "HOROVOD_RANK",
     "BYTEPS_LOCAL_RANK",
 )

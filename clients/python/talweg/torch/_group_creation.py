@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import itertools
 from typing import Any
@@ -12,6 +13,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import talweg
+from talweg import _client
+from talweg._node.launchers import World
 from talweg.errors import InvalidArgument, Unsupported
 from talweg.torch._process_group import NAME, ProcessGroup
 
@@ -67,9 +70,12 @@ def _add_backends(group: ProcessGroup, options: Any) -> None:
 def create(options: Any, backend_options: Any) -> ProcessGroup:
     """Makes a group for torch.distributed."""
     global _world
-    talweg.init(timeout_s=options.timeout.total_seconds())
     rank, size, ranks = options.group_rank, options.group_size, options.global_ranks_in_group
     if not ranks:
+        number = next(_worlds)
+        store = dist.PrefixStore(f"talweg.{number}", options.store)
+        _client.connect(None, options.timeout.total_seconds(), world=World(store, rank, size))
+        atexit.register(talweg.shutdown)
         if (rank, size) != (talweg.rank(), talweg.size()):
             raise InvalidArgument(
                 f"init_process_group: torch has rank {rank} of {size}, but Talweg's job has this "
@@ -77,7 +83,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
                 "`talweg run`, which sets RANK and WORLD_SIZE, or pass rank=talweg.rank() and "
                 "world_size=talweg.size()"
             )
-        ranks, _world = range(size), next(_worlds)
+        ranks, _world = range(size), number
     elif list(ranks) != sorted(ranks):
         raise Unsupported(f"a process group of ranks {list(ranks)}: name them in ascending order")
     lane = f"c10d.{_world}.{options.group_id}"

@@ -15,6 +15,7 @@ import talweg
 from talweg import _client, errors
 from talweg._compat import session, timeline
 from talweg._compat.environment import logger
+from talweg._node import launchers
 from talweg.byteps import _job
 from talweg.byteps._environment import LOG_LEVELS, TABLE
 
@@ -99,7 +100,7 @@ def _says(environment: Mapping[str, str]) -> bool:
 
 def _join(environment: Mapping[str, str]) -> None:
     """Through the agent that a launcher has started; else through one that local rank 0 starts."""
-    if environment.get("TALWEG_AGENT_SOCKET"):
+    if environment.get("TALWEG_AGENT_SOCKET") or _is_another_launchers(environment):
         talweg.init(timeout_s=_WAIT_S)
         return
     local_size = TABLE.number(environment, "BYTEPS_LOCAL_SIZE")
@@ -129,6 +130,13 @@ def _join(environment: Mapping[str, str]) -> None:
             if time.monotonic() > end:
                 raise
             time.sleep(0.05)
+
+
+def _is_another_launchers(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun, mpirun or srun has started it, and nobody has said what BytePS's would."""
+    if any(environment.get(name) for name in ("BYTEPS_LOCAL_RANK", "DMLC_WORKER_ID")):
+        return False
+    return launchers.find(environment) is not None
 
 
 def _start_agent(job: _job.Job, environment: Mapping[str, str], path: str) -> None:

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemons of a node: children of the keeper that die with it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Daemon:
+    """One of them. `ready_fd` is readable when it serves, or has ended before that."""
+
+    def __init__(self, name: str, line: list[str], environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.ready_fd, writer = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                [*line, f"--ready_fd={writer}"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                # What a daemon says is no output of the program.
+                stdout=2,
+                pass_fds=[writer],
+                preexec_fn=_die_with_parent,
+            )
+        finally:
+            os.close(writer)
+
+    def read_ready(self) -> dict[str, str] | None:
+        """Its addresses by their names; None when it has ended, or is about to."""
+        text = b""
+        while part := os.read(self.ready_fd, 65536):
+            text += part
+        os.close(self.ready_fd)
+        self.ready_fd = -1
+        return dict(json.loads(text)["addresses"]) if text else None
+
+    def ask_to_end(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+
+    def end(self, grace_s: float) -> None:
+        """Returns when it has ended; kills it after the grace."""
+        try:
+            self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def how_it_ended(self) -> str:
+        status = self.process.wait()
+        if status < 0:
+            return f"{self.name} was killed by signal {-status}"
+        return f"{self.name} has ended with exit status {status}"

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a node's keeper and the first node's show each other that they belong to one job.
+
+    node:   {"job", "nonce"[, "credential"]}
+    first:  {"nonce", "proof"[, "secret"]}       or {"refused"}, and the end
+    node:   {"proof", "rank", "local_size", "host"}
+    first:  {"waiting"} any number of times, then {"node_rank", "nodes", "scheduler"}
+
+Each proof is an HMAC of both nonces with the job's secret, so whoever listens elsewhere, or on a
+port that was another job's, is found out and learns nothing. Where the launcher hands the nodes no
+secret, munge does: the credential says who the node's user is, and the secret comes in one that only
+this user can open. Lines of JSON over TCP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LINE_BYTES_MAX = 16384
+_CONNECT_S = 2.0
+_ASK_S = 0.1
+_MUNGE_S = 20.0
+
+
+class Refused(Exception):
+    """The other side is not of this job."""
+
+
+def job_digest(job: str) -> str:
+    return hashlib.sha256(job.encode()).hexdigest()[:32]
+
+
+def _proof(secret: str, side: str, nonces: str) -> str:
+    return hmac.new(secret.encode(), f"{side} {nonces}".encode(), "sha256").hexdigest()
+
+
+class Munge:
+    """Credentials of the cluster's munge daemon, by its tools. OSError where it does not answer."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._options = [f"--socket={socket_path}"] if socket_path else []
+
+    def _run(self, line: Sequence[str], text: str) -> str:
+        done = subprocess.run(
+            [*line, *self._options],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=_MUNGE_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise OSError(f"{line[0]}: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def seal(self, text: str) -> str:
+        """A credential that only this user can open, on any machine of the cluster."""
+        return self._run(["munge", f"--restrict-uid={os.getuid()}"], text).strip()
+
+    def open(self, credential: str) -> str:
+        """What this user has sealed; Refused for another's."""
+        head, _, text = self._run(["unmunge", "--numeric"], credential).partition("\n\n")
+        fields = dict(line.split(":", 1) for line in head.splitlines() if ":" in line)
+        if fields.get("UID", "").strip() != str(os.getuid()):
+            raise Refused(f"the credential is user {fields.get('UID', '').strip()}'s")
+        return text
+
+
+@dataclass
+class Node:
+    """What a node says of itself."""
+
+    rank: int  # That of its first rank, as the launcher counts.
+    local_size: int
+    host: str
+
+
+class Answerer:
+    """The first node's side, for one connection: lines go in, answers come out."""
+
+    def __init__(self, job: str, secret: str, munge: Munge | None) -> None:
+        self._job = job_digest(job)
+        self._secret = secret
+        self._munge = munge
+        self._nonces = ""
+        self.node: Node | None = None  # Once it has shown that it is of the job.
+
+    def answer(self, line: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Refused ends the connection; None: nothing is to be said."""
+        if self._nonces:
+            if not hmac.compare_digest(
+                str(line["proof"]), _proof(self._secret, "node", self._nonces)
+            ):
+                raise Refused("the secret is another one")
+            self.node = Node(int(line["rank"]), int(line["local_size"]), str(line["host"])[:64])
+            return None
+        if line["job"] != self._job:
+            raise Refused("this is another job's port")
+        reply: dict[str, Any] = {"nonce": secrets.token_hex(16)}
+        if self._munge is not None:
+            if self._munge.open(str(line["credential"])) != line["nonce"]:
+                raise Refused("the credential is not of this connection")
+            reply["secret"] = self._munge.seal(self._secret)
+        self._nonces = f"{line['nonce']} {reply['nonce']}"
+        reply["proof"] = _proof(self._secret, "first", self._nonces)
+        return reply
+
+
+def _exchange(stream: Any, message: Mapping[str, Any]) -> dict[str, Any]:
+    stream.write(json.dumps(message).encode() + b"\n")
+    stream.flush()
+    line = stream.readline(LINE_BYTES_MAX)
+    if not line.endswith(b"\n"):
+        raise Refused("nobody answers in this port's name")
+    answer = dict(json.loads(line))
+    if "refused" in answer:
+        raise Refused(str(answer["refused"]))
+    return answer
+
+
+def _introduce(
+    connection: socket.socket, job: str, secret: str, munge: Munge | None, node: Node
+) -> str:
+    """Returns the job's secret when the other side has shown that it has it."""
+    nonce = secrets.token_hex(16)
+    hello = {"job": job_digest(job), "nonce": nonce}
+    if munge is not None:
+        hello["credential"] = munge.seal(nonce)
+    with connection.makefile("rwb") as stream:
+        answer = _exchange(stream, hello)
+        if munge is not None:
+            secret = munge.open(str(answer["secret"]))
+        nonces = f"{nonce} {answer['nonce']}"
+        if not hmac.compare_digest(str(answer["proof"]), _proof(secret, "first", nonces)):
+            raise Refused("it has another secret")
+        last = {"proof": _proof(secret, "node", nonces), **node.__dict__}
+        stream.write(json.dumps(last).encode() + b"\n")
+        stream.flush()
+    return secret
+
+
+def reach(
+    targets: Callable[[], tuple[Sequence[tuple[str, int]], str]],
+    job: str,
+    munge: Munge | None,
+    node: Node,
+    said: dict[str, str],
+    is_wanted: Callable[[], bool],
+) -> tuple[socket.socket, str] | None:
+    """Tries the addresses by turns while `is_wanted`; the connection to the first node's keeper.
+
+    `targets` says where and with which secret; the secret of the job is returned. `said` has what
+    each address has answered.
+    """
+    while is_wanted():
+        addresses, secret = targets()
+        for host, port in addresses:
+            place = f"{host}:{port}"
+            try:
+                connection = socket.create_connection((host, port), _CONNECT_S)
+            except OSError as error:
+                said[place] = error.strerror or str(error)
+                continue
+            try:
+                connection.settimeout(_MUNGE_S)
+                told = _introduce(connection, job, secret, munge, node)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                return connection, told
+            except (OSError, Refused, ValueError, KeyError) as error:
+                said[place] = str(error)
+                with contextlib.suppress(OSError):
+                    connection.close()
+        time.sleep(_ASK_S)
+    return None

@@ -1,0 +1,484 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keeper of a node: has the node's daemons, and ends them when the last rank has left.
+
+    kMeeting -> kStarting -> kServing -> kEnding
+
+Local rank 0 starts it and hands it a Plan. It is no child of that rank, and in a session of its own,
+so it outlives the rank that started it. Each rank of the node keeps a connection to it. A rank is
+gone when it says so, when its connection closes or when its process has ended, whichever is first.
+One thread owns everything but the connection attempts to the first node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import handshake, places
+from .daemons import Daemon
+from .meeting_point import Group, MeetingPoint
+
+SOCKET_NAME = "keeper.sock"
+_CLAIM_S = 60.0
+_SAY_S = 10.0
+# What a job may take to be over, once this node's ranks have left.
+_OVER_S = 60.0
+_GRACE_S = 10.0
+
+MEETING, STARTING, SERVING, ENDING = range(4)
+
+
+@dataclass
+class Plan:
+    """What the keeper is told, as a line of JSON on its stdin."""
+
+    tool: str
+    directory: str
+    job: str  # What tells jobs apart; the same on all nodes.
+    name: str  # The job's name, for people and the scheduler.
+    rank: int  # That of the node's first rank.
+    size: int
+    local_size: int
+    host: str
+    scheduler: str = ""  # One that is there already.
+    node_rank: int | None = None  # None: the first node says it.
+    nodes: int = 1
+    # How nodes meet; not at all where there is one, or all is known.
+    meets: bool = False
+    secret: str = ""
+    munge: str | None = (
+        None  # The socket of munge, where it hands out the secret ("": the usual one).
+    )
+    ports: list[int] = field(default_factory=list)  # The first node listens on one of them.
+    addresses: list[list[Any]] = field(default_factory=list)  # The others look there for it.
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+class _Rank:
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.local_rank = -1
+        self.text = b""
+        self.pidfd = -1
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        self.pid, self.uid, _ = struct.unpack("iII", credentials)
+        # Not where it is in another PID namespace.
+        with contextlib.suppress(OSError):
+            self.pidfd = os.pidfd_open(self.pid)
+
+    def tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.send(json.dumps(message).encode() + b"\n")
+
+    def close(self) -> None:
+        self.connection.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class Keeper:
+    def __init__(self, plan: Plan, claim: places.Claim) -> None:
+        self._plan = plan
+        self._claim = claim
+        self._selector = selectors.DefaultSelector()
+        self._phase = MEETING
+        self._ranks: list[_Rank] = []
+        self._last: list[_Rank] = []  # Their goodbye is answered when everything has ended.
+        self._seen: set[int] = set()  # Local ranks that have been here.
+        self._has_begun = False  # A rank has said that the whole job is there.
+        self._daemons: list[Daemon] = []
+        self._agent: Daemon | None = None
+        self._failure = ""
+        self._waiting = ""
+        self._said_at = time.monotonic()
+        self._munge = handshake.Munge(plan.munge) if plan.munge is not None else None
+        self._point: MeetingPoint | None = None  # The first node's.
+        self._group: Group | None = None  # Another node's way to it.
+        self._agent_path = f"{plan.directory}/agent.sock"
+        self._environment = dict(os.environ)
+        self._environment.setdefault("TALWEG_LOG_LEVEL", "warning")
+        path = f"{plan.directory}/{SOCKET_NAME}"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(f"{path}.new")
+        self._listener.listen(256)
+        self._listener.setblocking(False)
+        os.rename(f"{path}.new", path)  # Whoever finds it can connect.
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._wake, wake_writer = socket.socketpair()
+        for end in (self._wake, wake_writer):
+            end.setblocking(False)
+        self._wake_writer = wake_writer
+        self._selector.register(self._wake, selectors.EVENT_READ, self._on_wake)
+        self._signalled = 0
+
+    # ----- The loop -----
+
+    def listen(self) -> int:
+        """The first node's port for the others."""
+        self._point = MeetingPoint(
+            self._selector, self._plan, self._munge, self._on_all_here, self._on_node_lost
+        )
+        return self._point.port
+
+    def run(self) -> None:
+        """Returns when everything has ended."""
+        signal.set_wakeup_fd(self._wake_writer.fileno())
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        try:
+            if not self._plan.meets:
+                self._start(self._plan.node_rank or 0, self._plan.nodes, self._plan.scheduler)
+            elif not self._plan.is_first:
+                self._group = Group(self._plan, self._munge, self._wake_writer)
+            while self._phase != ENDING:
+                self._turn(1.0)
+            self._end()
+        finally:
+            for daemon in self._daemons:
+                daemon.process.kill()
+                daemon.process.wait()
+            for rank in [*self._ranks, *self._last]:
+                rank.close()
+            self._claim.release()
+
+    def _turn(self, timeout_s: float) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
+        if self._point is not None:
+            self._point.drop_silent()
+        self._say_waiting()
+
+    def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        while not is_over() and time.monotonic() < end and not self._signalled:
+            self._turn(0.2)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        self._signalled = number
+
+    def _on_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wake.recv(4096):
+                pass
+        if self._signalled and self._phase != ENDING:
+            self._fail(f"the keeper of this node's daemons was ended by signal {self._signalled}")
+        for daemon in list(self._daemons):
+            if daemon.process.poll() is not None and daemon.ready_fd < 0 and self._phase != ENDING:
+                self._on_daemon_ended(daemon)
+        if self._group is not None:
+            self._on_group()
+
+    # ----- Ranks -----
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        rank = _Rank(connection)
+        if rank.uid != os.getuid():
+            rank.close()
+            return
+        connection.setblocking(False)
+        self._ranks.append(rank)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(rank))
+        if rank.pidfd >= 0:
+            self._selector.register(
+                rank.pidfd, selectors.EVENT_READ, lambda: self._on_gone(rank, False)
+            )
+
+    def _read(self, rank: _Rank) -> None:
+        try:
+            part = rank.connection.recv(handshake.LINE_BYTES_MAX)
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        if not part:
+            self._on_gone(rank, False)
+            return
+        rank.text += part
+        while b"\n" in rank.text:
+            line, _, rank.text = rank.text.partition(b"\n")
+            message = json.loads(line)
+            if "local_rank" in message:
+                self._on_hello(rank, int(message["local_rank"]))
+            elif "joined" in message:
+                self._has_begun = True
+            elif "bye" in message:
+                self._on_gone(rank, True)
+                return
+
+    def _on_hello(self, rank: _Rank, local_rank: int) -> None:
+        if local_rank in self._seen or self._phase == ENDING:
+            # An earlier life of this job, or another job under the same name: it asks again.
+            rank.tell({"waiting": f"local rank {local_rank} of this job is another process"})
+            self._forget(rank)
+            rank.close()
+            return
+        rank.local_rank = local_rank
+        self._seen.add(local_rank)
+        if self._phase == SERVING:
+            rank.tell({"agent": self._agent_path})
+        elif self._waiting:
+            rank.tell({"waiting": self._waiting})
+
+    def _forget(self, rank: _Rank) -> None:
+        self._selector.unregister(rank.connection)
+        if rank.pidfd >= 0:
+            self._selector.unregister(rank.pidfd)
+        self._ranks.remove(rank)
+
+    def _on_gone(self, rank: _Rank, has_said_so: bool) -> None:
+        if rank not in self._ranks:
+            return
+        self._forget(rank)
+        is_last = not any(each.local_rank >= 0 for each in self._ranks)
+        if has_said_so and is_last:
+            self._last.append(rank)
+        else:
+            rank.close()
+        if rank.local_rank < 0 or self._phase == ENDING:
+            return
+        if not self._has_begun:
+            self._fail(
+                f"local rank {rank.local_rank} of {self._plan.host} has left before the job began"
+            )
+        elif is_last:
+            self._phase = ENDING
+
+    def _fail(self, text: str) -> None:
+        """The job does not begin, or ends: says why to whoever is here."""
+        if self._phase == ENDING:
+            return
+        self._failure = text
+        self._phase = ENDING
+        for rank in list(self._ranks):
+            rank.tell({"failed": text})
+        if self._point is not None and not self._has_begun:
+            self._point.tell_all({"failed": text})
+
+    def _say_waiting(self) -> None:
+        if self._phase != MEETING:
+            return
+        text = ""
+        if self._point is not None:
+            text = self._point.waiting()
+        elif self._group is not None:
+            text = self._group.waiting()
+        if text != self._waiting:
+            self._waiting = text
+            for rank in self._ranks:
+                rank.tell({"waiting": text})
+            if self._point is not None:
+                self._point.tell_all({"waiting": text})
+        if time.monotonic() - self._said_at > _SAY_S:
+            self._said_at = time.monotonic()
+            print(f"talweg: {text}", file=sys.stderr, flush=True)
+
+    # ----- The other nodes -----
+
+    def _on_all_here(self) -> None:
+        """All ranks are counted: the first node starts the scheduler, then tells the others."""
+        assert self._point is not None
+        self._phase = STARTING
+        if self._plan.scheduler:
+            self._tell_nodes(self._plan.scheduler)
+            return
+        daemon = self._launch(
+            "talweg-scheduler",
+            [
+                "scheduler",
+                f"--listen={self._point.address}:0",
+                "--in_memory",
+            ],
+        )
+        self._await(daemon, lambda addresses: self._tell_nodes(addresses["listen"]))
+
+    def _tell_nodes(self, scheduler: str) -> None:
+        assert self._point is not None
+        self._start(0, self._point.tell_places(scheduler), scheduler)
+
+    def _on_node_lost(self, host: str) -> None:
+        if not self._has_begun:
+            self._fail(f"the ranks of {host} have left before the job began")
+
+    def _on_group(self) -> None:
+        """The thread that looks for the first node may have found it."""
+        assert self._group is not None
+        connection = self._group.take_found()
+        if connection is not None:
+            self._selector.register(connection, selectors.EVENT_READ, self._read_group)
+
+    def _read_group(self) -> None:
+        assert self._group is not None and self._group.connection is not None
+        messages = self._group.read()
+        for message in messages or []:
+            if "node_rank" in message and self._phase == MEETING:
+                self._start(int(message["node_rank"]), int(message["nodes"]), message["scheduler"])
+            elif "failed" in message:
+                self._fail(message["failed"])
+            elif "waiting" in message:
+                self._group.told = message["waiting"]
+        if messages is None:
+            self._selector.unregister(self._group.connection)
+            if not self._has_begun:
+                self._fail("the first node's ranks have left before the job began")
+
+    # ----- Daemons -----
+
+    def _start(self, node_rank: int, nodes: int, scheduler: str) -> None:
+        self._phase = STARTING
+        self._plan.node_rank, self._plan.nodes = node_rank, nodes
+        if not scheduler or self._plan.scheduler:
+            self._start_agent(scheduler)
+            return
+        # Bound to the address by which this node and the first one have met.
+        point = self._point or self._group
+        assert point is not None
+        daemon = self._launch(
+            "talweg-aggregator",
+            [
+                "aggregator",
+                f"--scheduler={scheduler}",
+                f"--name={self._plan.name}-{node_rank}",
+                f"--listen={point.address}:0",
+                f"--admin_listen=unix:{self._plan.directory}/agg.sock",
+            ],
+        )
+        self._await(daemon, lambda _: self._start_agent(scheduler))
+
+    def _start_agent(self, scheduler: str) -> None:
+        plan = self._plan
+        line = [
+            "agent",
+            f"--job={plan.name}",
+            f"--node_rank={plan.node_rank}",
+            f"--rank_count={plan.local_size}",
+            f"--socket_path={self._agent_path}",
+        ]
+        if not {"TALWEG_ADMIN_LISTEN", "TALWEG_INTERFACE"} & self._environment.keys():
+            line.append(f"--admin_listen=unix:{plan.directory}/adm.sock")
+        if scheduler:
+            line += [
+                f"--scheduler={scheduler}",
+                f"--min_members={plan.nodes}",
+                f"--max_members={plan.nodes}",
+            ]
+        else:
+            line.append("--standalone")
+        self._agent = self._launch("talweg-agent", line)
+        self._await(self._agent, lambda _: self._serve())
+
+    def _serve(self) -> None:
+        self._phase = SERVING
+        for rank in self._ranks:
+            if rank.local_rank >= 0:
+                rank.tell({"agent": self._agent_path})
+
+    def _launch(self, name: str, line: list[str]) -> Daemon:
+        # With a scheduler that was there before, the user's own secret counts.
+        if self._plan.meets and not self._plan.scheduler:
+            line.append(f"--secret_file={self._secret_file()}")
+        daemon = Daemon(name, [self._plan.tool, *line], self._environment)
+        self._daemons.append(daemon)
+        return daemon
+
+    def _secret_file(self) -> str:
+        path = f"{self._plan.directory}/secret"
+        secret = self._group.secret if self._group is not None else self._plan.secret
+        with contextlib.suppress(FileExistsError):
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(file, "w") as stream:
+                stream.write(f"{secret}\n")
+        return path
+
+    def _await(self, daemon: Daemon, then: Callable[[dict[str, str]], None]) -> None:
+        def on_ready() -> None:
+            self._selector.unregister(daemon.ready_fd)
+            addresses = daemon.read_ready()
+            if addresses is None:
+                self._fail(f"{daemon.how_it_ended()}: see above why")
+            elif self._phase == STARTING:
+                then(addresses)
+
+        self._selector.register(daemon.ready_fd, selectors.EVENT_READ, on_ready)
+
+    def _on_daemon_ended(self, daemon: Daemon) -> None:
+        """Ranks hear from the library that their agent is lost; the others' loss is the agent's to tell."""
+        self._daemons.remove(daemon)
+        if daemon is self._agent:
+            self._agent = None
+            if daemon.process.returncode == 0 and self._has_begun:
+                return  # Its ranks are done.
+        print(f"talweg: {daemon.how_it_ended()}", file=sys.stderr, flush=True)
+        if not self._has_begun:
+            self._fail(f"{daemon.how_it_ended()}: see above why")
+
+    # ----- The end -----
+
+    def _end(self) -> None:
+        """The agent, then, when no node needs them any more, the aggregators, then the scheduler."""
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        if self._agent is not None:
+            agent = self._agent
+            # In a job with a scheduler it ends by itself when its ranks have left.
+            if "--standalone" not in agent.process.args and not self._failure:  # type: ignore[operator]
+                self._wait(lambda: agent.process.poll() is not None, _GRACE_S)
+            self._end_daemon(agent)
+        if self._group is not None:
+            self._group.leave()
+            self._wait(self._group.is_over, 0 if self._failure else _OVER_S)
+        if self._point is not None:
+            self._wait(self._point.have_all_left, 0 if self._failure else _OVER_S)
+            self._point.tell_all({"over": True})
+        for daemon in reversed(self._daemons):  # The scheduler is the first of them.
+            is_scheduler = daemon.name == "talweg-scheduler"
+            if is_scheduler and self._point is not None and not self._failure:
+                self._wait(self._point.are_all_gone, _GRACE_S)
+            self._end_daemon(daemon)
+        self._daemons.clear()
+        if self._group is not None:
+            self._group.close()
+
+    def _end_daemon(self, daemon: Daemon) -> None:
+        daemon.ask_to_end()
+        self._wait(lambda: daemon.process.poll() is not None, _GRACE_S)
+        daemon.end(0)
+
+
+def main() -> None:
+    line = sys.stdin.buffer.readline()
+    plan = Plan(**json.loads(line))
+    if os.fork() > 0:  # The rank that has started it has no child to reap.
+        os._exit(0)
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        claim = places.Claim(Path(plan.directory), _CLAIM_S)
+        keeper = Keeper(plan, claim)
+        told: dict[str, Any] = {"port": keeper.listen() if plan.meets and plan.is_first else 0}
+    except (OSError, TimeoutError) as error:
+        os.write(answer, json.dumps({"failed": str(error)}).encode() + b"\n")
+        os._exit(1)
+    os.write(answer, json.dumps(told).encode() + b"\n")
+    os.close(answer)
+    keeper.run()
+    os._exit(0)  # A thread may be reading stdin still.

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the nodes of a job find the first one: by what their launcher lets them tell each other."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from talweg._node import pmix, slurm
+from talweg.errors import InvalidArgument, TalwegError
+
+_SIOCGIFADDR = 0x8915
+# Ports that nodes without another way try by turns; below those that the kernel gives out itself.
+_PORT_MIN, _PORT_MAX = 20000, 32000
+_PORT_COUNT = 8
+_SECRET_BYTES_MIN = 32
+
+Address = tuple[str, int]
+
+
+class Meeting:
+    """One node's way to the others. Called by its first rank, on one thread."""
+
+    # On which ports the first node's keeper listens; none: on any.
+    ports: Sequence[int] = ()
+    # The socket of the munge that hands out the secret ("": the usual one); None: no munge.
+    munge: str | None = None
+    # Whether find() may say something else when it is asked again.
+    changes = False
+
+    def secret(self) -> str:
+        """What the first node's keeper is to have for the job's secret."""
+        return secrets.token_hex(32)
+
+    def announce(self, port: int, secret: str) -> None:
+        """The first node tells the others where its keeper is."""
+
+    def find(self, timeout_s: float) -> tuple[list[Address], str] | None:
+        """Where the first node's keeper is, and the job's secret; None when nobody has said it yet."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The nodes have met."""
+
+
+def _write(port: int, secret: str) -> str:
+    return " ".join([secret, *(f"{host} {port}" for host in own_addresses())])
+
+
+def _read(text: str) -> tuple[list[Address], str]:
+    secret, *words = text.split(" ")
+    return [(host, int(port)) for host, port in zip(words[::2], words[1::2])], secret
+
+
+class StoreMeeting(Meeting):
+    """Through a store of torch.distributed."""
+
+    changes = True
+
+    def __init__(self, store: Any, key: str) -> None:
+        self._store = store
+        self._key = f"talweg/{key}"
+
+    def announce(self, port: int, secret: str) -> None:
+        self._store.set(self._key, _write(port, secret))
+
+    def find(self, timeout_s: float) -> tuple[list[Address], str] | None:
+        try:
+            self._store.wait([self._key], timedelta(seconds=max(timeout_s, 0.001)))
+        except RuntimeError:  # The kinds differ; a store that is gone fails in get().
+            if timeout_s > 0:
+                return None
+        return _read(self._store.get(self._key).decode())
+
+
+def torch_store(environment: Mapping[str, str], rank: int, size: int, timeout_s: float) -> Any:
+    """torchrun's store, or the one that rank 0 opens for torch.distributed, too."""
+    from torch.distributed import TCPStore
+
+    is_torchruns = environment.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    return TCPStore(
+        environment["MASTER_ADDR"],
+        int(environment["MASTER_PORT"]),
+        size,
+        is_master=rank == 0 and not is_torchruns,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+
+
+class PmixMeeting(Meeting):
+    """Through the launcher's PMIx."""
+
+    def __init__(self, key: str) -> None:
+        self._client = pmix.Pmix()
+        self._key = f"talweg.{key}"
+
+    def announce(self, port: int, secret: str) -> None:
+        self._client.put(self._key, _write(port, secret))
+
+    def find(self, timeout_s: float) -> tuple[list[Address], str] | None:
+        text = self._client.get_of_rank_0(self._key, timeout_s)
+        return _read(text) if text is not None else None
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class FixedMeeting(Meeting):
+    """At addresses that all nodes know, with a secret that they have, or that munge hands out."""
+
+    def __init__(
+        self, hosts: Sequence[str], ports: Sequence[int], secret: str, munge: str | None = None
+    ) -> None:
+        self._hosts = hosts
+        self.ports = ports
+        self._secret = secret
+        self.munge = munge
+
+    def secret(self) -> str:
+        return self._secret if self.munge is None else super().secret()
+
+    def find(self, timeout_s: float) -> tuple[list[Address], str] | None:
+        return [(host, port) for port in self.ports for host in self._hosts], self._secret
+
+
+def ports_of(job: str) -> list[int]:
+    """The ports on which the nodes of a job look for each other."""
+    digest = hashlib.sha256(f"ports of {job}".encode()).digest()
+    numbers = struct.unpack(f">{_PORT_COUNT}H", digest[: 2 * _PORT_COUNT])
+    return [_PORT_MIN + number % (_PORT_MAX - _PORT_MIN) for number in numbers]
+
+
+def agreed_meeting(environment: Mapping[str, str]) -> Meeting | None:
+    """At $TALWEG_RENDEZVOUS, with the secret of this user's file."""
+    told = environment.get("TALWEG_RENDEZVOUS", "")
+    if not told:
+        return None
+    host, _, port = told.rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise InvalidArgument(
+            f"TALWEG_RENDEZVOUS is '{told}'; it must be the first node's host and a free port there, "
+            "as in 10.0.0.1:7450"
+        )
+    return FixedMeeting([host.strip("[]")], [int(port)], users_secret(environment))
+
+
+def slurm_meeting(environment: Mapping[str, str], job: str) -> Meeting:
+    """At the step's first host, with a secret that munge hands out."""
+    first = slurm.first_host(environment.get("SLURM_STEP_NODELIST", ""))
+    is_here = environment.get("SLURM_PROCID") == "0"
+    hosts = [] if is_here else list(dict.fromkeys([slurm.address_of(first), first]))
+    return FixedMeeting(hosts, ports_of(job), "", slurm.munge_socket())
+
+
+def users_secret(environment: Mapping[str, str]) -> str:
+    """What is in the user's secret file. TalwegError where there is none, or others may read it."""
+    home = environment.get("XDG_CONFIG_HOME") or f"{environment.get('HOME', '')}/.config"
+    path = Path(environment.get("TALWEG_SECRET_FILE") or f"{home}/talweg/secret")
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text().strip()
+    except OSError as error:
+        raise TalwegError(
+            f"the nodes of this job have no secret in common ({error}): make one with `talweg secret` "
+            "and copy its file to every node"
+        ) from None
+    if mode & 0o077 or len(text) < _SECRET_BYTES_MIN:
+        raise TalwegError(
+            f"secret file '{path}' has mode {mode & 0o7777:04o} and {len(text)} characters; others may "
+            f"not read it, and a secret has at least {_SECRET_BYTES_MIN}: run `talweg secret`"
+        )
+    return text
+
+
+def has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def _ipv4_of(interface: str) -> list[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        except OSError:  # It has none.
+            return []
+    return [socket.inet_ntoa(answer[20:24])]
+
+
+def _ipv6_of(interface: str) -> list[str]:
+    """Those that are good beyond the link."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, _, _, scope, _, name = line.split()
+            if name == interface and scope == "00":
+                found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+    return found
+
+
+def own_addresses() -> list[str]:
+    """This host's addresses, those that other hosts may reach before loopback's.
+
+    With $TALWEG_INTERFACE, that interface's.
+    """
+    names = [name for _, name in socket.if_nameindex()]
+    if os.environ.get("TALWEG_INTERFACE") in names:
+        names = [os.environ["TALWEG_INTERFACE"]]
+    found = [address for name in names for address in _ipv4_of(name)]
+    found += [address for name in names for address in _ipv6_of(name)]
+    return sorted(found, key=lambda address: address.startswith("127."))

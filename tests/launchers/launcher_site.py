@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For tests of launchers: a place of its own for each, in which nothing may be left."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import job
+
+PROGRAMS = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "tests" / "launchers" / "programs"
+RANK = [sys.executable, "-P", str(PROGRAMS / "rank.py")]
+TORCHRUN = [sys.executable, "-P", "-m", "torch.distributed.run"]
+# All that the processes of one site have, and no other.
+_MARK = "TALWEG_TEST_SITE"
+_OTHERS = re.compile("(TALWEG|SLURM|PMIX?|OMPI|HYDR?A?|TORCHELASTIC|BYTEPS|DMLC|HOROVOD)_")
+_TORCHS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def needs(program: str) -> str:
+    """Its path; skips the test where there is none."""
+    path = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    if path is None:
+        print(f"SKIPPED: no {program}; bazel/prepare --for=test installs it")
+        raise unittest.SkipTest(f"no {program}")
+    return path
+
+
+class SiteTest(unittest.TestCase):
+    """A test with a directory of its own, whose processes all end with it."""
+
+    def setUp(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="talweg.", dir="/tmp"))
+        self.addCleanup(shutil.rmtree, self.directory, True)
+        self.mark = uuid.uuid4().hex
+        self.addCleanup(self._kill_all)
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not _OTHERS.match(name) and name not in (*_TORCHS, "XDG_RUNTIME_DIR")
+        }
+        self.environment = {
+            **kept,
+            _MARK: self.mark,
+            "TMPDIR": str(self.directory),
+            "HOME": str(self.directory),
+            "OMP_NUM_THREADS": "1",
+            # For Open MPI, in a container whose user is root.
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
+
+    def processes(self) -> dict[int, str]:
+        """Those of this site, with their command lines."""
+        found = {}
+        for directory in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (directory / "environ").read_bytes().split(b"\0")
+                if f"{_MARK}={self.mark}".encode() in environment:
+                    line = (directory / "cmdline").read_bytes().replace(b"\0", b" ")
+                    found[int(directory.name)] = line.decode(errors="replace")
+            except OSError:  # It has ended, or is another user's.
+                continue
+        return {pid: line for pid, line in found.items() if line}
+
+    def keepers(self) -> list[int]:
+        return [pid for pid, line in self.processes().items() if "import keeper" in line]
+
+    def _kill_all(self) -> None:
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def require_nothing_left(self) -> None:
+        """No process, and no directory of a job: within a while of the launcher's end."""
+        end = time.monotonic() + job.TIMEOUT_S
+        while True:
+            left = self.processes()
+            files = [str(path) for path in self.directory.glob("talweg-*/*")]
+            if not left and not files:
+                return
+            if time.monotonic() > end:
+                self.fail(f"left: {left} {files}")
+            time.sleep(0.05)
+
+    def start(self, line: Sequence[str], **variables: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            list(line),
+            env={**self.environment, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.addCleanup(process.stdout.close if process.stdout else int)
+        return process
+
+    def finish(self, *processes: subprocess.Popen[str], status: int | None = 0) -> str:
+        """The outputs together, of processes that have all ended with this status (None: another)."""
+        output = ""
+        for process in processes:
+            try:
+                text, _ = process.communicate(timeout=job.TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._kill_all()
+                text, _ = process.communicate()
+                self.fail(f"no end of {process.args!r}:\n{text[-8000:]}")
+            output += text
+        for process in processes:
+            wrong = process.returncode == 0 if status is None else process.returncode != status
+            if wrong:
+                self.fail(f"exit {process.returncode}: {process.args!r}\n{output[-8000:]}")
+        return output
+
+    def run_line(self, line: Sequence[str], status: int | None = 0, **variables: str) -> str:
+        return self.finish(self.start(line, **variables), status=status)
+
+    def require_ranks(self, output: str, nodes: Sequence[int], times: int = 1) -> None:
+        """That each rank has said once that its sum is right."""
+        size = sum(nodes)
+        wanted: list[str] = []
+        for count in nodes:
+            for local in range(count):
+                rank = len(wanted)
+                wanted.append(f"rank {rank} of {size}, local {local} of {count}: sum is right")
+        found = re.findall(r"rank \d+ of \d+, local .*: sum is right", output)
+        self.assertEqual(sorted(found), sorted(wanted * times), output)

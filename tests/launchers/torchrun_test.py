@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that the real torchrun has started bring up what their nodes need, and end it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+import job
+from launcher_site import PROGRAMS, RANK, TORCHRUN, SiteTest
+
+_BACKEND = str(PROGRAMS / "backend.py")
+
+
+class TorchrunTest(SiteTest):
+    def test_one_node(self) -> None:
+        line = [*TORCHRUN, "--standalone", "--nproc-per-node=3", "--no-python", *RANK, "sum"]
+        self.require_ranks(self.run_line(line), [3])
+        self.require_nothing_left()
+
+    def test_one_rank_needs_no_agent(self) -> None:
+        line = [*TORCHRUN, "--standalone", "--nproc-per-node=1", "--no-python", *RANK, "sum"]
+        self.require_ranks(self.run_line(line), [1])
+        self.assertEqual(list(self.directory.glob("talweg-*")), [])
+
+    def test_the_backend_of_torch(self) -> None:
+        output = self.run_line([*TORCHRUN, "--standalone", "--nproc-per-node=2", _BACKEND])
+        self.assertEqual(output.count("of 2: sum is right"), 2, output)
+        self.require_nothing_left()
+
+    def test_programs_of_other_systems(self) -> None:
+        for module in ("byteps.common", "horovod.common.basics"):
+            program = f"import talweg.{module} as b; b.init(); print(f'rank {{b.rank()}} of {{b.size()}}')"
+            line = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--no-python", sys.executable]
+            output = self.run_line([*line, "-P", "-c", program])
+            self.assertIn("rank 0 of 2", output)
+            self.assertIn("rank 1 of 2", output)
+
+    def test_a_program_that_starts_its_ranks_itself(self) -> None:
+        """No launcher's variable: the ranks find each other's hosts in torch's store."""
+        output = self.run_line([sys.executable, "-P", _BACKEND, "spawn", "2"])
+        self.assertEqual(output.count("of 2: sum is right"), 2, output)
+        self.require_nothing_left()
+
+    def test_torchrun_starts_the_ranks_again(self) -> None:
+        """Each of its lives is a job of its own."""
+        line = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1", "--no-python"]
+        self.require_ranks(self.run_line([*line, *RANK, "fail_once"]), [2])
+        self.require_nothing_left()
+
+    def test_several_lives_in_one_process(self) -> None:
+        line = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--no-python", *RANK, "again"]
+        self.require_ranks(self.run_line(line), [2])
+        self.require_nothing_left()
+
+    def test_the_first_rank_dies(self) -> None:
+        """It had started the daemons. The others hear of it, and nothing is left."""
+        line = [*TORCHRUN, "--standalone", "--nproc-per-node=3", "--no-python", *RANK, "die", "0"]
+        output = self.run_line(line, status=1)
+        self.assertRegex(output, "told: JobFailed: .*rank 0")
+        self.require_nothing_left()
+
+    def test_the_keeper_dies(self) -> None:
+        """Its daemons end with it, and ranks are told."""
+        torchrun = self._hold()
+        [keeper] = self.keepers()
+        os.kill(keeper, signal.SIGKILL)
+        output = self.finish(torchrun, status=1)
+        self.assertRegex(output, "talweg.errors.(AgentLost|JobFailed)")
+        left = self.processes()
+        self.assertEqual([line for line in left.values() if "talweg-agent" in line], [])
+
+    def test_a_signal_to_torchrun(self) -> None:
+        torchrun = self._hold()
+        torchrun.send_signal(signal.SIGTERM)
+        self.finish(torchrun, status=None)
+        self.require_nothing_left()
+
+    def test_everything_is_killed_but_the_keeper(self) -> None:
+        torchrun = self._hold()
+        keepers = self.keepers()
+        for pid, line in self.processes().items():
+            if pid not in keepers and "talweg-agent" not in line:
+                os.kill(pid, signal.SIGKILL)
+        self.finish(torchrun, status=None)
+        self.require_nothing_left()
+
+    def test_two_jobs_at_once(self) -> None:
+        line = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--no-python", *RANK, "sum"]
+        output = self.finish(self.start(line), self.start(line))
+        self.require_ranks(output, [2], times=2)
+        self.require_nothing_left()
+
+    def _hold(self) -> subprocess.Popen[str]:
+        stop = str(self.directory / "stop")
+        line = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--no-python", *RANK, "hold", stop]
+        torchrun = self.start(line)
+        assert torchrun.stdout is not None
+        held, end = 0, time.monotonic() + job.TIMEOUT_S
+        while held < 2 and time.monotonic() < end:
+            held += "holds" in torchrun.stdout.readline()
+        self.assertEqual(held, 2)
+        return torchrun
+
+
+if __name__ == "__main__":
+    unittest.main()

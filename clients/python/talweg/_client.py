@@ -210,6 +210,7 @@ class Client:
         self.ranks_sum = False
         self._in_barrier: set[str] = set()
         self._pid = os.getpid()
+        self._leavers: list[Callable[[], None]] = []
         self._closers: list[Callable[[], None]] = []
         # Each is called with every round that synchronize() has taken.
         self.watchers: list[Callable[[Handle], None]] = []
@@ -226,12 +227,18 @@ class Client:
 
     def close(self) -> None:
         """Says goodbye to the agent. A second call does nothing."""
+        while self._leavers:
+            self._leavers.pop()()
         self.connection.close()
         while self._closers:
             self._closers.pop()()
         if self._attachment is not None:
             self._attachment.leave()
             self._attachment = None
+
+    def call_before_closing(self, leaver: Callable[[], None]) -> None:
+        """Has close() call it first, while rounds can still be pushed and taken."""
+        self._leavers.append(leaver)
 
     def call_when_closed(self, closer: Callable[[], None]) -> None:
         """Has close() call it, behind the goodbye."""
@@ -261,9 +268,8 @@ class Client:
         if name is not None:
             return start(name + suffix if isinstance(name, str) else name)
         kind = "broadcast" if declaration.op is Op.BROADCAST else "push_pull"
-        kind += suffix
+        name = self.nameless(kind + suffix, declaration)
         with self._lock:
-            name = self._nameless.next(kind, declaration)
             earlier = self._nameless.open.get(name)
         if earlier is not None and not earlier.done:
             try:
@@ -275,6 +281,14 @@ class Client:
         with self._lock:
             self._nameless.open[name] = handle
         return handle
+
+    def nameless(self, kind: str, declaration: Declaration) -> str:
+        """The tensor of this kind's next round without a name, by the order of these calls.
+
+        It may be open: one that a framework has in order waits for its last round.
+        """
+        with self._lock:
+            return self._nameless.next(kind, declaration)
 
     def _known(self, name: str, declaration: Declaration) -> Declared | None:
         with self._lock:

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""allgather, alltoall and reducescatter of NDArrays: whoever calls them waits for the results, whose
+shapes it learns from the other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+import talweg
+from talweg import ProcessSet, _client
+from talweg._client import Handle
+from talweg._compat.mxnet import rounds
+from talweg._compat.mxnet.rounds import Reduction
+from talweg._compat.session import Pending
+from talweg._declaration import Op
+from talweg.errors import InvalidArgument
+
+
+class _Collective:
+    """One under way."""
+
+    def __init__(self, handle: Handle, finish: Callable[[Any], Any]) -> None:
+        self._handle = handle
+        self._finish = finish
+
+    def poll(self) -> bool:
+        return talweg.poll(self._handle)
+
+    def wait(self) -> Any:
+        return self._finish(talweg.synchronize(self._handle))
+
+
+def rows_of(tensor: Any, operation: str) -> np.ndarray:
+    """The tensor's elements, when they are complete; InvalidArgument for one without rows."""
+    rounds.check(tensor, operation)
+    if tensor.ndim == 0:
+        raise InvalidArgument(
+            f"{operation}: a scalar has no first dimension: use tensor.reshape((1,))"
+        )
+    array: np.ndarray = tensor.asnumpy()
+    return array
+
+
+def array_like(result: np.ndarray, like: mx.nd.NDArray) -> mx.nd.NDArray:
+    """A new array of the same kind in the same place."""
+    make = mx.np.array if isinstance(like, mx.np.ndarray) else mx.nd.array
+    return make(result, dtype=result.dtype, ctx=like.context)
+
+
+def all_gather(
+    tensor: mx.nd.NDArray,
+    name: str | None,
+    members: ProcessSet | None,
+    priority: int,
+    operation: str,
+) -> Pending:
+    rows = rows_of(tensor, operation)
+    handle = talweg.all_gather_async(rows, name=name, process_set=members, priority=priority)
+    return _Collective(handle, lambda result: array_like(result, tensor))
+
+
+def reduce_scatter(
+    tensor: mx.nd.NDArray, reduction: Reduction, name: str | None, priority: int, operation: str
+) -> Pending:
+    """A sum, or an average; that of integers is divided towards zero."""
+    rows = rows_of(tensor, operation)
+    members, factors = reduction.members, reduction.factors
+    size = _client.current().size if members is None else members.size()
+    divides = reduction.op is Op.AVERAGE and rows.dtype.kind in "iu"
+
+    def finish(result: np.ndarray) -> mx.nd.NDArray:
+        if divides:
+            rounds.divide(result, size)
+            if factors.postscale != 1.0:
+                result = np.trunc(result * factors.postscale).astype(result.dtype)
+        return array_like(result, tensor)
+
+    handle = talweg.reduce_scatter_async(
+        rows,
+        op=Op.SUM if divides else reduction.op,
+        name=name,
+        process_set=members,
+        prescale_factor=factors.prescale,
+        postscale_factor=1.0 if divides else factors.postscale,
+        priority=priority,
+    )
+    return _Collective(handle, finish)
+
+
+def all_to_all(
+    tensor: mx.nd.NDArray,
+    splits: list[int],
+    name: str | None,
+    members: ProcessSet | None,
+    priority: int,
+) -> tuple[mx.nd.NDArray, np.ndarray]:
+    """Returns the rows that have come, and how many from each rank (i32)."""
+    rows = rows_of(tensor, "alltoall")[: sum(splits)]
+    received, counts = talweg.all_to_all(
+        rows, splits=splits, name=name, process_set=members, priority=priority
+    )
+    return array_like(received, tensor), np.asarray(counts, np.int32)

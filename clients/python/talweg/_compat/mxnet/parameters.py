@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broadcasts of a model's parameters, also of those whose shapes are not known yet."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+from mxnet.gluon.parameter import DeferredInitializationError, Parameter
+
+from talweg import _client
+from talweg._compat.mxnet import rounds
+from talweg._compat.mxnet.rounds import Reduction
+from talweg._declaration import Op
+
+
+def broadcast_all(tensors: list[tuple[str, mx.nd.NDArray]], root_rank: int) -> None:
+    """Makes every rank's (name, tensor) the root's; they are agreed on together."""
+    if not tensors or _client.current().size == 1:
+        return
+    reduction = Reduction(Op.BROADCAST, root_rank=root_rank)
+    operation = "broadcast_parameters"
+    rounds.declare_all([(name, tensor, 0) for name, tensor in tensors], reduction, operation)
+    for name, tensor in tensors:
+        rounds.start(tensor, reduction, name, 0, operation)
+
+
+def data_of(value: Any, when_there: Callable[[mx.nd.NDArray], None]) -> mx.nd.NDArray | None:
+    """A parameter's array, or the array itself; None of one that is not initialized yet.
+
+    `when_there` is called with that one's array as soon as it is.
+    """
+    if not isinstance(value, Parameter):
+        return value
+    try:
+        return value.data()
+    except DeferredInitializationError:
+        initialize = value._init_impl
+
+        def and_then(parameter: Parameter, *arguments: Any, **keywords: Any) -> None:
+            initialize(*arguments, **keywords)
+            parameter._init_impl = initialize
+            when_there(parameter.data())
+
+        value._init_impl = types.MethodType(and_then, value)
+        return None

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the other systems' optimizers and trainers share."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mxnet as mx
+
+from talweg import _client
+from talweg._client import Client
+from talweg._compat.mxnet import rounds
+from talweg._compat.mxnet.compression import NoneCompressor
+from talweg._compat.mxnet.rounds import Reduction
+from talweg.errors import InvalidArgument
+
+
+class Gradients:
+    """Combines the gradients of one optimizer or trainer."""
+
+    def __init__(
+        self,
+        reduction: Reduction,
+        name_of: Callable[[Any], str],
+        compression: Any = NoneCompressor,
+    ) -> None:
+        self._reduction = reduction
+        self._name_of = name_of
+        self._compression = compression
+        self._client: Client | None = None
+        self._declared: set[Any] = set()  # With this client.
+
+    def combine(self, indices: Sequence[Any], gradients: Sequence[mx.nd.NDArray]) -> None:
+        """Starts the rounds, those of lower indices before others; what reads the gradients waits.
+
+        `indices` number the parameters, or name them.
+        """
+        if self._client is not _client.current():
+            self._client = _client.current()
+            self._declared.clear()
+        new = [place for place, index in enumerate(indices) if index not in self._declared]
+        pushed = [self._compression.compress(gradient) for gradient in gradients]
+        if new:
+            rounds.declare_all(
+                [
+                    (self._name_of(indices[i]), pushed[i][0], self._priority(indices[i]))
+                    for i in new
+                ],
+                self._reduction,
+                "gradients",
+            )
+            self._declared.update(indices[place] for place in new)
+        for index, gradient, (tensor, context) in zip(indices, gradients, pushed):
+            rounds.start(
+                tensor,
+                self._reduction,
+                self._name_of(index),
+                self._priority(index),
+                "gradients",
+                is_fresh=True,
+            )
+            if tensor is not gradient:
+                gradient[:] = self._compression.decompress(tensor, context)
+
+    def _priority(self, index: Any) -> int:
+        return -index if isinstance(index, int) else 0
+
+
+class WrappedOptimizer(mx.optimizer.Optimizer):
+    """An optimizer that combines each gradient over the ranks before it uses it.
+
+    Whatever else is asked or set is the wrapped optimizer's.
+    """
+
+    _OWN = frozenset({"_optimizer", "_gradients", "_arguments"})
+
+    def __init__(
+        self, optimizer: mx.optimizer.Optimizer, gradients: Gradients | None, *arguments: Any
+    ) -> None:
+        """`gradients` combines them, unless None. `arguments` are the subclass's, beside `optimizer`."""
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
+            raise InvalidArgument(
+                f"DistributedOptimizer: expected an mxnet.optimizer.Optimizer, got "
+                f"{type(optimizer).__name__}: make one with mxnet.optimizer.create(name)"
+            )
+        self._optimizer = optimizer
+        self._gradients = gradients
+        self._arguments = arguments
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._OWN:  # While it is unpickled.
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._optimizer, name, value)
+
+    def __reduce__(self) -> Any:
+        """Loaded again, it combines gradients as it does now."""
+        return type(self), (self._optimizer, *self._arguments)
+
+    def create_state(self, index: int, weight: mx.nd.NDArray) -> Any:
+        return self._optimizer.create_state(index, weight)
+
+    def create_state_multi_precision(self, index: int, weight: mx.nd.NDArray) -> Any:
+        return self._optimizer.create_state_multi_precision(index, weight)
+
+    def _combine(self, index: Any, grad: Any) -> None:
+        if self._gradients is None:
+            return
+        if isinstance(index, (tuple, list)):
+            self._gradients.combine(index, grad)
+        else:
+            self._gradients.combine([index], [grad])
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        self._combine(index, grad)
+        self._optimizer.update(index, weight, grad, state)
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        self._combine(index, grad)
+        self._optimizer.update_multi_precision(index, weight, grad, state)
+
+    def set_learning_rate(self, lr: float) -> None:
+        self._optimizer.set_learning_rate(lr)
+
+    def set_lr_mult(self, args_lr_mult: dict[Any, float]) -> None:
+        self._optimizer.set_lr_mult(args_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: dict[Any, float]) -> None:
+        self._optimizer.set_wd_mult(args_wd_mult)
+
+
+class GluonTrainer(mx.gluon.Trainer):
+    """A Trainer that updates on this rank, with gradients combined over the ranks."""
+
+    _gradients: Gradients
+
+    def __init__(self, params: Any, optimizer: Any, optimizer_params: Any) -> None:
+        super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
+        if len(self._contexts) > 1:
+            raise InvalidArgument(
+                f"the parameters lie on {len(self._contexts)} devices, but a rank has one: start a "
+                "rank for each device"
+            )
+
+    def _allreduce_grads(self) -> None:
+        used = [i for i, param in enumerate(self._params) if param.grad_req != "null"]
+        self._gradients.combine(used, [self._params[i].list_grad()[0] for i in used])
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """What a trainer updates with, when it was given a DistributedOptimizer."""
+    if not isinstance(optimizer, WrappedOptimizer):
+        return optimizer
+    warnings.warn(
+        "DistributedTrainer does not take DistributedOptimizer as its optimizer; it has been "
+        "unwrapped",
+        stacklevel=3,
+    )
+    return optimizer._optimizer

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedOptimizer, DistributedTrainer and broadcast_parameters by BytePS's signatures."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import mxnet as mx
+
+from talweg import _client
+from talweg._compat.mxnet import kvstore
+from talweg._compat.mxnet.compression import Compression
+from talweg._compat.mxnet.errors import internal
+from talweg._compat.mxnet.parameters import broadcast_all
+from talweg._compat.mxnet.rounds import Reduction
+from talweg._compat.mxnet.training import GluonTrainer, Gradients, WrappedOptimizer, unwrapped
+from talweg._declaration import Op
+from talweg.errors import Unsupported
+
+# What a program says to have nothing compressed.
+_NOTHING = (None, "", "none", False)
+_AVERAGE = Reduction(Op.AVERAGE)
+
+
+def _gradient_name(index: Any) -> str:
+    return f"byteps.gradient_{index}"
+
+
+class DistributedOptimizer(WrappedOptimizer):
+    """An optimizer that averages each gradient over all ranks before it uses it.
+
+    An update returns at once; what reads the weights waits. Everything else is the given
+    optimizer's.
+    """
+
+    def __init__(self, optimizer: mx.optimizer.Optimizer) -> None:
+        client = internal(_client.current)
+        gradients = Gradients(_AVERAGE, _gradient_name) if client.size > 1 else None
+        super().__init__(optimizer, gradients)
+
+
+_broadcasts = 0
+
+
+def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
+    """Makes every rank's arrays the root's; a dict of them. Returns when they are.
+
+    TypeError for Gluon's parameters, which DistributedTrainer broadcasts; ValueError for others.
+    """
+    global _broadcasts
+    if isinstance(params, mx.gluon.ParameterDict):
+        raise TypeError(
+            "For gluon users, you should not call this function. DistributedTrainer will broadcast "
+            "all parameters at the first training step."
+        )
+    if not isinstance(params, dict):
+        raise ValueError(f"invalid params of type {type(params).__name__}: pass a dict of arrays")
+    tensors = []
+    for _, tensor in sorted(params.items()):
+        tensors.append((f"byteps.parameter_{_broadcasts}", tensor))
+        _broadcasts += 1
+    internal(lambda: broadcast_all(tensors, root_rank))
+    for _, tensor in tensors:
+        tensor.wait_to_read()
+
+
+class DistributedTrainer(GluonTrainer):
+    """A gluon.Trainer that averages gradients over all ranks.
+
+    step() divides the gradients by the batch size, has them averaged, the first parameters' first,
+    and updates; it returns at once. The root's parameters go to all ranks at the first step.
+    `compression_params` may ask for fp16; another compression raises Unsupported.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: dict[str, Any] | None = None,
+        root_rank: int = 0,
+        compression_params: dict[str, Any] | None = None,
+    ) -> None:
+        client = internal(_client.current)
+        if not isinstance(params, mx.gluon.ParameterDict):
+            raise ValueError(
+                f"invalid params of type {type(params).__name__}: pass net.collect_params()"
+            )
+        compression = _checked(compression_params)
+        super().__init__(params, unwrapped(optimizer), optimizer_params)
+        self.root_rank = root_rank
+        self._batch_size = 1
+        self._gradients = Gradients(_AVERAGE, _gradient_name, compression)
+        self._is_alone = client.size == 1
+
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Divides gradients by `batch_size`, averages them over all ranks, and updates."""
+        scale, self._batch_size = self._scale, batch_size
+        self._scale = scale * batch_size  # The gradients are divided by it already.
+        try:
+            internal(lambda: super(DistributedTrainer, self).step(batch_size, ignore_stale_grad))
+        finally:
+            self._scale, self._batch_size = scale, 1
+
+    def _allreduce_grads(self) -> None:
+        if self._batch_size != 1:
+            for param in self._params:
+                if param.grad_req != "null":
+                    gradient = param.list_grad()[0]
+                    gradient *= 1.0 / self._batch_size
+        if not self._is_alone:
+            super()._allreduce_grads()
+
+    def _init_params(self) -> None:
+        deferred = [param for param in self._params_to_init if param._deferred_init]
+        there = [param for param in self._params_to_init if not param._deferred_init]
+        tensors = [
+            (f"byteps.trainer.parameter_{self._param2idx[param.name]}", param.list_data()[0])
+            for param in there
+        ]
+        broadcast_all(tensors, self.root_rank)
+        self._params_to_init = deferred
+
+
+def _checked(compression_params: dict[str, Any] | None) -> Any:
+    """The compression that they ask for; TypeError for what is no name, Unsupported for codecs."""
+    if not compression_params:
+        return Compression.none
+    for key in ("compressor", "ef", "momentum"):
+        value = compression_params.get(key)
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{key} should be str, not {type(value).__name__}")
+    asked = [key for key in ("compressor", "ef", "momentum") if compression_params.get(key) not in _NOTHING]
+    if asked:
+        words = ", ".join(f"{key}={compression_params[key]!r}" for key in asked)
+        raise Unsupported(
+            f"compression_params: {words} is not offered by Talweg yet: leave compression_params out, "
+            "or use {'fp16': True}"
+        )
+    if "compressor" not in compression_params:
+        warnings.warn("compression_params names no compressor", stacklevel=3)
+    return Compression.fp16 if compression_params.get("fp16") else Compression.none
+
+
+class BytePS(kvstore.TalwegStore):
+    """The KVStore `byteps`."""
+
+
+kvstore.register(BytePS)

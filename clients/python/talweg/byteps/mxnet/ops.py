@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""push_pull of NDArrays by BytePS's signatures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+
+from talweg import _client
+from talweg._compat.mxnet import rounds
+from talweg._compat.mxnet.errors import internal
+from talweg._compat.mxnet.rounds import Reduction
+from talweg._declaration import Op
+from talweg.byteps.common import (
+    init,
+    local_rank,
+    local_size,
+    rank,
+    resume,
+    shutdown,
+    size,
+    suspend,
+)
+from talweg.errors import InvalidArgument, Unsupported
+
+__all__ = [
+    "byteps_declare_tensor",
+    "byteps_push_pull",
+    "init",
+    "local_rank",
+    "local_size",
+    "rank",
+    "resume",
+    "shutdown",
+    "size",
+    "suspend",
+]
+
+
+def byteps_push_pull(
+    tensor: mx.nd.NDArray,
+    version: int = 0,
+    priority: int = 0,
+    name: str | None = None,
+    is_average: bool = True,
+) -> None:
+    """Makes `tensor` its average, or its sum, over all ranks; returns at once.
+
+    Whoever reads it waits for the result; where ranks disagree on it that is MXNetError. Without a
+    name such calls belong together by their order. `version` has no effect. Averages of integers
+    are rounded towards zero.
+    """
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise InvalidArgument(f"version is {version!r}; it must be a number, which has no effect")
+    reduction = Reduction(Op.AVERAGE if is_average else Op.SUM)
+    wire_name = None if name is None else f"byteps.{name}"
+    internal(lambda: rounds.start(tensor, reduction, wire_name, priority, "byteps_push_pull"))
+
+
+def byteps_declare_tensor(name: str, **kwargs: Any) -> None:
+    """Nothing: a tensor is agreed on, by its name, with its first push_pull, in any order.
+
+    `kwargs` say how BytePS compresses it: Unsupported unless there are none.
+    """
+    internal(_client.current)  # As every call, after init() only.
+    if not isinstance(name, str):
+        raise InvalidArgument(f"a tensor's name is a str, not {type(name).__name__}")
+    if kwargs:
+        raise Unsupported(
+            f"byteps_declare_tensor('{name}'): {', '.join(sorted(kwargs))}: compression is not offered "
+            "by Talweg yet: leave these out, or push float16 arrays"
+        )

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedOptimizer and DistributedTrainer by Horovod's signatures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+
+from talweg._compat.mxnet import kvstore
+from talweg._compat.mxnet.compression import Compression
+from talweg._compat.mxnet.errors import internal
+from talweg._compat.mxnet.rounds import Reduction
+from talweg._compat.mxnet.training import GluonTrainer, Gradients, WrappedOptimizer, unwrapped
+from talweg._declaration import Op
+from talweg._scaling import Factors
+from talweg.errors import InvalidArgument
+from talweg.horovod.common import basics
+from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
+
+
+def _check(gradient_predivide_factor: float, num_groups: int) -> None:
+    """Groups change nothing here: small gradients travel many to a frame."""
+    if not gradient_predivide_factor > 0:
+        raise InvalidArgument(
+            f"gradient_predivide_factor is {gradient_predivide_factor}; it must be larger than 0"
+        )
+    if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 0:
+        raise ValueError(f"num_groups is {num_groups!r}; it must be a number of 0 or more")
+
+
+class DistributedOptimizer(WrappedOptimizer):
+    """An optimizer that averages each gradient over all ranks before it uses it.
+
+    An update returns at once; what reads the weights waits. Everything else is the given
+    optimizer's. A rank outside `process_set` updates with its own gradients.
+    """
+
+    def __init__(
+        self,
+        optimizer: mx.optimizer.Optimizer,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        basics.rank()
+        _check(gradient_predivide_factor, num_groups)
+        gradients = None
+        size = process_set.size() or 1
+        if size > 1 and process_set.included() is not False:
+            members = members_of(process_set, "DistributedOptimizer")
+            reduction = Reduction(Op.AVERAGE, members=members)
+            if gradient_predivide_factor != 1.0:
+                factors = Factors(1.0 / gradient_predivide_factor, gradient_predivide_factor / size)
+                reduction = Reduction(Op.SUM, factors, members)
+            gradients = Gradients(reduction, lambda index: f"allreduce.{index}")
+        super().__init__(optimizer, gradients, gradient_predivide_factor, num_groups, process_set)
+
+
+class DistributedTrainer(GluonTrainer):
+    """A gluon.Trainer whose gradients are sums over all ranks; step() divides them by their number.
+
+    step() returns at once, and the first parameters' gradients overtake others. Two trainers need
+    two prefixes. A rank outside `process_set` trains alone.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: dict[str, Any] | None = None,
+        compression: Any = Compression.none,
+        gradient_predivide_factor: float = 1.0,
+        prefix: str | None = None,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        basics.rank()
+        _check(gradient_predivide_factor, num_groups)
+        if prefix is not None and not isinstance(prefix, str):
+            raise ValueError(f"prefix is {prefix!r}; it must be a str")
+        super().__init__(params, unwrapped(optimizer), optimizer_params)
+        self._combines = (process_set.size() or 1) > 1 and process_set.included() is not False
+        if not self._combines:
+            return
+        size = process_set.size() or 1
+        self._scale *= gradient_predivide_factor / size
+        reduction = Reduction(
+            Op.SUM,
+            Factors(1.0 / gradient_predivide_factor),
+            members_of(process_set, "DistributedTrainer"),
+        )
+        self._gradients = Gradients(
+            reduction, lambda index: f"allreduce.{prefix or ''}{index}", compression
+        )
+
+    def _allreduce_grads(self) -> None:
+        if self._combines:
+            internal(super()._allreduce_grads)
+
+
+class Horovod(kvstore.TalwegStore):
+    """The KVStore `horovod`."""
+
+
+kvstore.register(Horovod)

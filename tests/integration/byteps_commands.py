@@ -13,6 +13,7 @@ import job
 
 _BYTEPS = Path(job.TOOL).parents[1] / "byteps"
 LAUNCH = [sys.executable, "-P", str(_BYTEPS / "launcher" / "launch.py")]
+MXNET = _BYTEPS / "example" / "mxnet"
 PYTORCH = _BYTEPS / "example" / "pytorch"
 
 

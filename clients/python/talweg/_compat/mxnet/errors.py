@@ -17,8 +17,6 @@ def internal(call: Callable[[], _Result]) -> _Result:
     """What `call` returns; Talweg's failures as MXNetError, the caller's mistakes as ValueError."""
     try:
         return call()
-    except errors.Unsupported as failure:  # A dtype that is not known, or not for this operation.
-        raise MXNetError(str(failure)) from failure
     except errors.InvalidArgument:
         raise
     except errors.TalwegError as failure:

@@ -25,7 +25,7 @@ from talweg._compat.mxnet.engine import Completion
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
 from talweg._process_sets import Group, ProcessSet
 from talweg._scaling import NO_FACTORS, Factors
-from talweg.errors import InvalidArgument, Mismatch, Unsupported
+from talweg.errors import InvalidArgument, Mismatch
 
 # How long closing waits for what the engine has still to do, before it fails.
 _FLUSH_S = 10.0
@@ -82,7 +82,7 @@ def current() -> Rounds:
 
 
 def check(tensor: Any, operation: str) -> DType:
-    """The tensor's dtype; raises for what no round can be of."""
+    """The tensor's dtype. InvalidArgument for what no round can be of, MXNetError for its dtype."""
     if not isinstance(tensor, mx.nd.NDArray):
         raise InvalidArgument(
             f"{operation}: expected an mxnet.nd.NDArray, got {type(tensor).__name__}"
@@ -94,7 +94,7 @@ def check(tensor: Any, operation: str) -> DType:
     try:
         return numpy_dtype(tensor.dtype)
     except InvalidArgument as failure:
-        raise Unsupported(f"{operation}: {failure}") from None
+        raise mx.MXNetError(f"{operation}: {failure}") from None
 
 
 class _Round:

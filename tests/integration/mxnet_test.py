@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""talweg.byteps.mxnet and talweg.horovod.mxnet: every call, and real training, alone and on two nodes."""
+
+from __future__ import annotations
+
+import sys
+import unittest
+
+import byteps.mxnet
+import horovod.mxnet
+import job
+import talweg.byteps.mxnet
+import talweg.horovod.mxnet
+
+# The fewer threads, the less four ranks on a small machine are in each other's way.
+_THREADS = {"OMP_NUM_THREADS": "1"}
+
+
+class MxnetTest(unittest.TestCase):
+    def test_horovod(self) -> None:
+        job.run(job.command("mxnet_horovod.py", nodes=2, ranks=2), env=_THREADS)
+
+    def test_byteps(self) -> None:
+        output = job.run(job.command("mxnet_byteps.py", nodes=2, ranks=2), env=_THREADS)
+        self.assertIn("rank 3 of 4, local 1 of 2", output)
+
+    def test_alone(self) -> None:
+        """And with the engine that runs one operation after another."""
+        for program in ("mxnet_horovod.py", "mxnet_byteps.py"):
+            line = [sys.executable, "-P", str(job.PROGRAMS / program)]
+            job.run(line, env={**_THREADS, "MXNET_ENGINE_TYPE": "NaiveEngine"})
+
+    def test_the_names(self) -> None:
+        """One module under two names, so one state."""
+        self.assertIs(byteps.mxnet, talweg.byteps.mxnet)
+        self.assertIs(horovod.mxnet, talweg.horovod.mxnet)
+
+
+if __name__ == "__main__":
+    unittest.main()

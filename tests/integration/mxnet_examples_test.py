@@ -12,7 +12,16 @@ import job
 from byteps_commands import LAUNCH, MXNET, environment, run, shared
 
 _SMALL = ["--benchmark", "1", "--batch-size=2", "--num-layers", "18", "--image-shape", "3,32,32"]
-_SMALL += ["--num-classes", "10", "--num-epochs", "1", "--num-examples", "16", "--disp-batches", "2"]
+_SMALL += [
+    "--num-classes",
+    "10",
+    "--num-epochs",
+    "1",
+    "--num-examples",
+    "16",
+    "--disp-batches",
+    "2",
+]
 # How often a job of crossed_line.py is started.
 _REPETITIONS = 100 if os.environ.get("TALWEG_TEST_FULL") else 3
 

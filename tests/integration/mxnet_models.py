@@ -16,7 +16,7 @@ from mxnet import autograd, gluon
 
 BATCH = 16  # Images of a rank's batch.
 STEPS = 8
-# Of a loss: sums of f32 over ranks and over one process's batch are rounded otherwise.
+# Relative, for losses: f32 sums over ranks and over one process's batch are rounded otherwise.
 TOLERANCE = 2e-4
 
 
@@ -90,13 +90,11 @@ def same_everywhere(net: gluon.Block, what: str) -> None:
     assert len(set(every)) == 1, f"{what}: ranks have different weights"
 
 
-def check_training(
-    net: gluon.Block, losses: list[float], wanted: list[float], what: str
-) -> None:
+def check_training(net: gluon.Block, losses: list[float], wanted: list[float], what: str) -> None:
     """The ranks' losses together are those of one process, and their weights are equal."""
     same_everywhere(net, what)
     every = talweg.all_gather_object(losses, f"{what}.losses")
     together = np.sum(np.array(every), axis=0)
     assert np.allclose(together, wanted, rtol=TOLERANCE, atol=0), f"{what}: {together} {wanted}"
-    if len(every) > 1:  # One rank's batches are too few.
+    if len(every) >= 4:  # Fewer ranks' batches are too few.
         assert together[-1] < 0.8 * together[0], f"{what}: it has not learned: {together}"

@@ -52,13 +52,13 @@ def before_init() -> None:
 
 def push_pulls() -> None:
     size, rank = bps.size(), bps.rank()
-    ranks = np.arange(size) + 1
+    ranks: np.ndarray = np.arange(size) + 1
     for dtype in _DTYPES:
         for shape in ((4,), (3, 2), (2, 2, 2)):
             tensor = mx.nd.array(np.full(shape, rank + 1), dtype=dtype)
             name = f"{dtype}.{len(shape)}"
             bps.byteps_declare_tensor(name)
-            assert bps.byteps_push_pull(tensor, 0, -1, name, False) is None
+            bps.byteps_push_pull(tensor, 0, -1, name, False)
             assert (tensor.asnumpy() == ranks.sum()).all() and tensor.dtype == np.dtype(dtype).type
             bps.byteps_push_pull(tensor)  # Without a name, by the order of calls; an average.
             assert np.allclose(tensor.asnumpy(), ranks.sum(), rtol=1e-3)
@@ -99,7 +99,9 @@ def stores() -> None:
     assert (out.asnumpy() == total).all() and (value.asnumpy() == rank).all()
     store.pushpull(3, value)
     assert (value.asnumpy() == total).all()
-    store.pushpull(["x", "y"], [[mx.nd.ones((1,))] * 2, mx.nd.ones((2,))], out=[out[0, :1], out[1, :2]])
+    store.pushpull(
+        ["x", "y"], [[mx.nd.ones((1,))] * 2, mx.nd.ones((2,))], out=[out[0, :1], out[1, :2]]
+    )
     assert out.asnumpy()[0, 0] == 2 * size and out.asnumpy()[1, :2].tolist() == [size, size]
     expect(ValueError, "update_on_kvstore", store.set_optimizer, mx.optimizer.create("sgd"))
     expect(ValueError, "sparse", store.push, "w", value)
@@ -111,9 +113,7 @@ def training() -> None:
     wanted = models.reference(7, "sgd", options, size)
 
     net = models.network(7 if rank == size - 1 else rank)
-    trainer = bps.DistributedTrainer(
-        net.collect_params(), "sgd", dict(options), root_rank=size - 1
-    )
+    trainer = bps.DistributedTrainer(net.collect_params(), "sgd", dict(options), root_rank=size - 1)
     losses = models.train(net, _broadcasting_first(trainer, net), size, rank)
     models.check_training(net, losses, wanted, "trainer")
 
@@ -190,7 +190,9 @@ def refusals() -> None:
     def make(**compression_params: Any) -> Any:
         return bps.DistributedTrainer(params, "sgd", compression_params=compression_params)
 
-    expect(ValueError, "compressor='onebit' is not offered", make, compressor="onebit", scaling=True)
+    expect(
+        ValueError, "compressor='onebit' is not offered", make, compressor="onebit", scaling=True
+    )
     expect(ValueError, "ef='vanilla'", make, compressor="", ef="vanilla")
     expect(TypeError, "should be str", make, compressor=1)
     expect(ValueError, "collect_params", bps.DistributedTrainer, [], "sgd")

@@ -26,7 +26,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32", choices=("float32", "float16"))
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--j", type=int, default=2, help="accepted; the digits are in memory")
-    parser.add_argument("--lr", type=float, default=0.01, help="of one rank; grows with their number")
+    parser.add_argument(
+        "--lr", type=float, default=0.01, help="of one rank; grows with their number"
+    )
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--no-cuda", action="store_true", help="train on the CPU")
     parser.add_argument("--data-dir", default="data", help="where Gluon keeps MNIST")

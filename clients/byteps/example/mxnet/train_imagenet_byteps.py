@@ -27,7 +27,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--benchmark", type=int, default=0, choices=(0, 1), help="1: random images")
     parser.add_argument("--batch-size", type=int, default=128, help="images of a rank's batch")
     parser.add_argument("--num-epochs", type=int, default=80)
-    parser.add_argument("--num-examples", type=int, default=1281167, help="of an epoch, of all ranks")
+    parser.add_argument(
+        "--num-examples", type=int, default=1281167, help="of an epoch, of all ranks"
+    )
     parser.add_argument("--num-classes", type=int, default=1000)
     parser.add_argument("--image-shape", default="3,224,224", help="channels, height, width")
     parser.add_argument("--optimizer", default="sgd", help="a name that mxnet.optimizer knows")
@@ -97,8 +99,9 @@ def recorded_batches(options: argparse.Namespace, place: mx.Context) -> Iterator
         part_index=bps.rank(),
     )
     for batch in batches:
-        yield batch.data[0].astype(options.dtype).as_in_context(place), batch.label[0].as_in_context(
-            place
+        yield (
+            batch.data[0].astype(options.dtype).as_in_context(place),
+            batch.label[0].as_in_context(place),
         )
 
 

@@ -116,17 +116,25 @@ class TalwegStore(KVStoreBase):
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         self._refuse_sparse()
 
-    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+    def pull(
+        self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
+    ) -> None:
         self._refuse_sparse()
 
-    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+    def row_sparse_pull(
+        self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
+    ) -> None:
         self._refuse_sparse()
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        raise InvalidArgument(f"the store '{self.type}' has no optimizer: save the trainer's states")
+        raise InvalidArgument(
+            f"the store '{self.type}' has no optimizer: save the trainer's states"
+        )
 
     def load_optimizer_states(self, fname: str) -> None:
-        raise InvalidArgument(f"the store '{self.type}' has no optimizer: load the trainer's states")
+        raise InvalidArgument(
+            f"the store '{self.type}' has no optimizer: load the trainer's states"
+        )
 
 
 def _copy(source: mx.nd.NDArray, targets: list[mx.nd.NDArray]) -> None:

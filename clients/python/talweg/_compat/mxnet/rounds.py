@@ -122,9 +122,7 @@ class _Round:
         address, declaration = engine.address_of(self._array), declared.declaration
         pushed_at, keep, factors = address, None, self._reduction.factors
         if factors.prescale != 1.0:
-            keep, pushed_at = factors.scaled(
-                client, declaration.dtype, address, declaration.nbytes
-            )
+            keep, pushed_at = factors.scaled(client, declaration.dtype, address, declaration.nbytes)
         handle = client.push_declared(
             declared,
             pushed_at,
@@ -171,7 +169,7 @@ def _elements(address: int, array: mx.nd.NDArray) -> np.ndarray:
 
 def divide(sums: np.ndarray, size: int) -> None:
     """Averages of integers, in place; towards zero."""
-    wide = sums.astype(np.int64)
+    wide: np.ndarray = sums.astype(np.int64)
     sums[...] = wide // size + ((wide < 0) & (wide % size != 0))
 
 

@@ -130,7 +130,11 @@ def _checked(compression_params: dict[str, Any] | None) -> Any:
         value = compression_params.get(key)
         if value is not None and not isinstance(value, str):
             raise TypeError(f"{key} should be str, not {type(value).__name__}")
-    asked = [key for key in ("compressor", "ef", "momentum") if compression_params.get(key) not in _NOTHING]
+    asked = [
+        key
+        for key in ("compressor", "ef", "momentum")
+        if compression_params.get(key) not in _NOTHING
+    ]
     if asked:
         words = ", ".join(f"{key}={compression_params[key]!r}" for key in asked)
         raise Unsupported(

@@ -142,7 +142,7 @@ class GluonTrainer(mx.gluon.Trainer):
     _gradients: Gradients
     _params: list[mx.gluon.Parameter]
     _params_to_init: list[mx.gluon.Parameter]
-    _scale: float  # Of gradients, beside 1 / batch_size.
+    _scale: float  # What multiplies gradients, beside 1 / batch_size.
 
     def __init__(self, params: Any, optimizer: Any, optimizer_params: Any) -> None:
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)

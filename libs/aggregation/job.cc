@@ -136,7 +136,7 @@ void Job::OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t now
   }
   const bool expected = session.state == SessionState::kActive && header.job == config_.job &&
                         (header.type == FrameType::kFence || header.type == FrameType::kDeclare ||
-                         header.type == FrameType::kReport);
+                         header.type == FrameType::kFailed || header.type == FrameType::kReport);
   if (!expected || (header.type != FrameType::kFence && header.epoch > session.epoch)) {
     ++counters_.frames_unexpected;
     Close(connection,
@@ -156,9 +156,11 @@ void Job::OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t now
     OnReport(connection, *member, frame, out);
     return;
   }
-  const auto* declares = std::get_if<std::vector<wire::Declare>>(&frame.entries);
-  if (declares == nullptr) return;
-  for (const wire::Declare& entry : *declares) OnDeclare(connection, *member, entry, out);
+  if (const auto* declares = std::get_if<std::vector<wire::Declare>>(&frame.entries)) {
+    for (const wire::Declare& entry : *declares) OnDeclare(connection, *member, entry, out);
+  } else if (const auto* failed = std::get_if<std::vector<wire::Failed>>(&frame.entries)) {
+    for (const wire::Failed& entry : *failed) OnFailed(*member, entry, out);
+  }
 }
 
 void Job::OnUnreadable(ConnectionId connection, const std::string& text, Effects& out) {

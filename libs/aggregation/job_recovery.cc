@@ -114,7 +114,7 @@ void Job::DecideTensor(Tensor& tensor, Effects& out) {
   wire::Decision& decision = std::get<wire::Decision>(decided);
   decision.key = tensor.key;
   if (!decision.text.empty()) decision.text = "tensor '" + agreed.name + "': " + decision.text;
-  CutText(decision.text);
+  wire::CutText(decision.text);
   ++counters_.decisions[static_cast<size_t>(decision.verdict)];
   tensor.held =
       decision.verdict == wire::Verdict::kRedo ? Round{decision.round.value() - 1} : decision.round;

@@ -240,7 +240,7 @@ void Job::StartSumIfFree(Tensor& tensor, LocalSlice& slice, Effects& out) {
   }
   if (!disagreement.empty()) {
     ++counters_.rounds_disagreed;
-    CutText(disagreement);
+    wire::CutText(disagreement);
     slice.round.Disagree(view_.epoch, std::move(disagreement));
     return ServeAll(tensor, slice, out);
   }

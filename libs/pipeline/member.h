@@ -218,6 +218,8 @@ class Member {
   std::string GroupProblem(const TensorSpec& spec) const;
   void Poison(Tensor& tensor, LocalRank rank, const TensorSpec& spec, Effects& out);
   void FailTensorWith(Tensor& tensor, Status status, const std::string& text, Effects& out);
+  // For the ranks alone: the others may need the round that is held here.
+  void GiveUp(Tensor& tensor, Status status, const std::string& text, Effects& out);
   void FailJobWith(const std::string& text, Effects& out);
   void ReportAndFail(const std::string& text, Effects& out,
                      std::optional<Rank> rank = std::nullopt);

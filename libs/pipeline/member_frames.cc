@@ -22,6 +22,17 @@ Status StatusOf(wire::DeclaredStatus status) {
   return Status::kInvalid;
 }
 
+Status StatusOf(wire::FailedCode code) {
+  switch (code) {
+    case wire::FailedCode::kMismatch: return Status::kMismatch;
+    case wire::FailedCode::kOverBudget: return Status::kOverBudget;
+    case wire::FailedCode::kAborted: return Status::kAborted;
+    case wire::FailedCode::kInvalid: return Status::kInvalid;
+    case wire::FailedCode::kJobFailed: break;
+  }
+  return Status::kJobFailed;
+}
+
 }  // namespace
 
 Owner* Member::FindOwner(ConnectionId connection) {
@@ -293,10 +304,7 @@ void Member::OnFailed(const Owner& owner, const wire::Failed& entry, Effects& ou
     ++counters_.frames_ignored;
     return;
   }
-  const Status status = entry.code == wire::FailedCode::kMismatch     ? Status::kMismatch
-                        : entry.code == wire::FailedCode::kOverBudget ? Status::kOverBudget
-                                                                      : Status::kAborted;
-  FailTensorWith(*At(it->second), status, entry.text, out);
+  FailTensorWith(*At(it->second), StatusOf(entry.code), entry.text, out);
   CheckActive();
   TryQuiesce(out);
 }

@@ -129,7 +129,7 @@ void Member::QueueSlices(Tensor& tensor, Effects& out) {
   if (!MaySend(tensor)) return;
   if (!tensor.finish && TALWEG_MUTATION(dead_tensor_goes_on, tensor.is_dead, false)) {
     const bool lost_root = tensor.spec.collective.has_root() && !view_->IndexOf(tensor.root_member);
-    FailTensorWith(
+    GiveUp(
         tensor, Status::kAborted,
         "tensor '" + tensor.spec.name + "': " +
             (lost_root ? "its root (local rank " + std::to_string(tensor.root_local_rank.value()) +

@@ -38,6 +38,18 @@ std::vector<bool> Recut(const std::vector<Slice>& from, const std::vector<bool>&
   return result;
 }
 
+wire::FailedCode CodeOf(Status status) {
+  switch (status) {
+    case Status::kMismatch: return wire::FailedCode::kMismatch;
+    case Status::kOverBudget: return wire::FailedCode::kOverBudget;
+    case Status::kAborted: return wire::FailedCode::kAborted;
+    case Status::kOk:
+    case Status::kInvalid:
+    case Status::kJobFailed: break;
+  }
+  return wire::FailedCode::kInvalid;
+}
+
 // Where the ranks belong that `numbers` counts so; up to the first that it does not know.
 Group PlacesOf(const View& numbers, const std::vector<Rank>& ranks) {
   Group group;
@@ -361,27 +373,35 @@ void Member::SendDeclares(Owner& owner, Effects& out) {
             .job = view_->job,
             .epoch = view_->epoch};
   std::vector<wire::Declare> entries;
-  const auto add = [&](const Tensor& tensor, const TensorSpec& spec, LocalRank by) {
+  std::vector<wire::Failed> failed;
+  for (const TensorIndex index : std::exchange(owner.undeclared, {})) {
+    const Tensor& tensor = *At(index);
+    if (tensor.state == TensorState::kAllocating || !tensor.owners.contains(owner.index)) continue;
+    const TensorSpec& spec = tensor.spec;
     const uint32_t root_rank = spec.collective.has_root() ? RootInView(spec.root_rank) : 0;
     entries.push_back({.key = tensor.key,
                        .name = spec.name,
                        .collective = spec.collective,
                        .group = PlacesOf(*first_view_, spec.ranks),
                        .root_rank = tensor.is_dead ? wire::kNoRank : root_rank,
-                       .by_rank = GlobalRank(by).value()});
+                       .by_rank = GlobalRank(tensor.declared_by).value()});
     send.tensors.push_back(tensor.index);
-  };
-  for (const TensorIndex index : std::exchange(owner.undeclared, {})) {
-    const Tensor& tensor = *At(index);
-    if (tensor.state == TensorState::kAllocating || !tensor.owners.contains(owner.index)) continue;
-    add(tensor, tensor.spec, tensor.declared_by);
-    if (tensor.conflict && owner.index == tensor.primary) {
-      add(tensor, *tensor.conflict, tensor.conflict_by);
+    // This node contributes to it no more, and the others may not have heard why.
+    if (TALWEG_MUTATION(failure_told_once, tensor.state == TensorState::kFailed, false)) {
+      failed.push_back(
+          {.key = tensor.key, .code = CodeOf(tensor.failed_status), .text = tensor.failed_text});
+      wire::CutText(failed.back().text);
     }
   }
   if (entries.empty()) return;
   send.entries = std::move(entries);
   out.push_back(std::move(send));
+  if (failed.empty()) return;
+  out.push_back(Send{.connection = owner.connection,
+                     .type = wire::FrameType::kFailed,
+                     .job = view_->job,
+                     .epoch = view_->epoch,
+                     .entries = std::move(failed)});
 }
 
 void Member::DeclareAll(Owner& owner, Effects& out) {
@@ -544,8 +564,8 @@ bool Member::HoldsBack(const Push& push) const {
 bool Member::AwaitsNeeded() const {
   return std::any_of(needed_.begin(), needed_.end(), [this](const auto& needed) {
     const Tensor& tensor = *tensors_[needed.first.value()];
-    return tensor.state == TensorState::kOpen && needed.second == tensor.open_round() &&
-           !tensor.contributed;
+    return tensor.state == TensorState::kOpen && tensor.failed_status == Status::kOk &&
+           needed.second == tensor.open_round() && !tensor.contributed;
   });
 }
 

@@ -130,7 +130,9 @@ bool Member::WaitsFor(const Owner& owner) const {
     if (!agreement->second.agreed && !tensor->pending.empty()) return true;
     if (!tensor->contributed && !tensor->finish) continue;
     for (size_t i = 0; i < tensor->slices.size(); ++i) {
-      if (tensor->slices[i].owner == owner.index && tensor->slice_states[i] != SliceState::kDone) {
+      const SliceState state = tensor->slice_states[i];
+      if (tensor->slices[i].owner == owner.index && state != SliceState::kDone &&
+          state != SliceState::kExempt) {
         return true;
       }
     }

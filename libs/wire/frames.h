@@ -207,8 +207,16 @@ struct Refused {
   friend bool operator==(const Refused&, const Refused&) = default;
 };
 
-enum class FailedCode : uint8_t { kMismatch = 1, kOverBudget = 2, kAborted = 3, kJobFailed = 4 };
+enum class FailedCode : uint8_t {
+  kMismatch = 1,
+  kOverBudget = 2,
+  kAborted = 3,
+  kJobFailed = 4,
+  kInvalid = 5,  // Nobody can declare the tensor so.
+};
 
+// From an aggregator: a tensor, or the job, is of no use any more. From an agent, after its
+// Declare: the tensor has failed there, so it must fail for the others too.
 struct Failed {
   TensorKey key;  // 0: the whole job at this aggregator.
   Round round;    // 0: every round.
@@ -307,6 +315,9 @@ class FrameWriter {
   uint32_t entry_count_ = 0;
   std::vector<std::byte> bytes_;
 };
+
+// Cuts a text to kTextBytesMax, at the end of a UTF-8 character.
+void CutText(std::string& text);
 
 struct ParseError {
   std::string text;  // What is wrong, with the offending values.

@@ -318,9 +318,10 @@ void Member::GiveUp(Tensor& tensor, Status status, const std::string& text, Effe
   const bool anybody_waits = tensor.pushed_count > 0;
   const Round round = tensor.open_round();
   OpenNextRound(tensor);
-  if (tensor.failed_status != Status::kOk) return;
+  const bool is_known = tensor.failed_status != Status::kOk;
   tensor.failed_status = status;
   tensor.failed_text = text;
+  if (is_known) return;
   for (const PendingDeclare& pending : tensor.pending) {
     out.push_back(DeclareReply{.local_rank = pending.local_rank,
                                .request = pending.request,

@@ -5,7 +5,6 @@
 #include "libs/aggregation/job.h"
 #include "libs/base/check.h"
 #include "libs/base/fingerprint.h"
-#include "libs/base/mutation.h"
 
 // Declarations: who agrees with whom, and where contributions go.
 namespace talweg::aggregation {
@@ -203,8 +202,7 @@ void Job::PoisonTensor(Tensor& tensor, wire::FailedCode code, std::string text, 
   wire::CutText(text);
   tensor.poison = Poison{code, std::move(text)};
   // Its memory stays until the next view: contributions may be under way to it.
-  for (uint32_t i = TALWEG_MUTATION(poison_not_told_to_the_first, 0u, 1u);
-       i < tensor.declarations.size(); ++i) {
+  for (uint32_t i = 0; i < tensor.declarations.size(); ++i) {
     AnswerPoisoned(tensor, MemberIndex{i}, StatusOf(code), out);
   }
 }
@@ -245,8 +243,7 @@ void Job::ReleaseUndeclared(Effects& out) {
     std::vector<MemberIdentity> unused;
     for (const auto& [member, slots] : tensor.slots) {
       const std::optional<MemberIndex> index = view_.IndexOf(member);
-      const bool is_out = TALWEG_MUTATION(slots_inherited, !index, false);
-      if (is_out || (index && !tensor.DeclaredBy(*index))) unused.push_back(member);
+      if (!index || !tensor.DeclaredBy(*index)) unused.push_back(member);
     }
     for (const MemberIdentity& member : unused) ReleaseSlots(tensor, member, out);
   }

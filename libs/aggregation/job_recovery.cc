@@ -3,7 +3,6 @@
 
 #include "libs/aggregation/decision.h"
 #include "libs/aggregation/job.h"
-#include "libs/base/mutation.h"
 
 // Reports and decisions.
 namespace talweg::aggregation {
@@ -31,7 +30,7 @@ void Job::OnReport(ConnectionId connection, MemberIndex member, const wire::Fram
   if (record.reported || (frame.header.flags & wire::kFlagMore) != 0) return;
   record.reported = true;
   for (const Member& other : members_) {
-    if (TALWEG_MUTATION(decided_before_all_reported, !other.reported, false)) return;
+    if (!other.reported) return;
   }
   OnReportsComplete(out);
 }

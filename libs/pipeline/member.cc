@@ -7,7 +7,6 @@
 
 #include "libs/base/check.h"
 #include "libs/base/fingerprint.h"
-#include "libs/base/mutation.h"
 
 namespace talweg::pipeline {
 namespace {
@@ -441,8 +440,7 @@ void Member::TakeGiven(Tensor& tensor, const Push& push) {
     }
   }
   if (is_first || !given.disagreement.empty()) return;
-  if (TALWEG_MUTATION(disagreement_in_a_node_ignored,
-                      given.signature == push.signature && !lengths_differ, true)) {
+  if (given.signature == push.signature && !lengths_differ) {
     return;
   }
   const auto length = [&](bool first) -> std::optional<uint64_t> {

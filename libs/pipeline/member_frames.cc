@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "libs/base/mutation.h"
 #include "libs/pipeline/member.h"
 #include "libs/view/placement.h"
 
@@ -94,8 +93,7 @@ void Member::ForgetSlicesOf(AggregatorIndex owner) {
     it->second = {};
     if (tensor->state == TensorState::kOpen) tensor->state = TensorState::kDeclaring;
     for (size_t i = 0; i < tensor->slices.size(); ++i) {
-      if (TALWEG_MUTATION(not_sent_again, tensor->slices[i].owner == owner, false) &&
-          tensor->slice_states[i] != SliceState::kDone &&
+      if (tensor->slices[i].owner == owner && tensor->slice_states[i] != SliceState::kDone &&
           tensor->slice_states[i] != SliceState::kExempt) {
         tensor->slice_states[i] = SliceState::kIdle;
       }

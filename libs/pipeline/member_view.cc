@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "libs/base/check.h"
-#include "libs/base/mutation.h"
 #include "libs/pipeline/member.h"
 
 namespace talweg::pipeline {
@@ -181,7 +180,7 @@ void Member::OwnerAnswered(Owner& owner, int64_t now_ns, Effects& out) {
   owner.trouble.clear();
   if (phase_ == Phase::kFencing) {
     for (const auto& [index, other] : owners_) {
-      if (TALWEG_MUTATION(reported_before_fenced, other.state != OwnerState::kReady, false)) return;
+      if (other.state != OwnerState::kReady) return;
     }
     Freeze(now_ns, out);
     return;
@@ -239,7 +238,7 @@ void Member::FreezeTensor(Tensor& tensor, Effects& out) {
   }
   // No rank here has been told which round comes first, so this member holds nothing of it: it goes
   // on from the others' round, which `Declared` names.
-  if (TALWEG_MUTATION(joiner_reports_round_zero, !tensor.announced, false)) return;
+  if (!tensor.announced) return;
   tensor.awaits_decision = true;
   tensor.report = MakeReport(tensor);
 }
@@ -247,8 +246,7 @@ void Member::FreezeTensor(Tensor& tensor, Effects& out) {
 void Member::PlaceTensor(Tensor& tensor, Effects& out) {
   TALWEG_CHECK(view_.has_value());
   tensor.owners.clear();
-  tensor.primary = PrimaryOwner(*view_, TALWEG_MUTATION(placed_by_declaration_order, tensor.key,
-                                                        TensorKey{tensor.index.value()}));
+  tensor.primary = PrimaryOwner(*view_, tensor.key);
   if (!view_->aggregators.empty()) tensor.owners[tensor.primary] = {};
   const uint64_t slices_min =
       tensor.spec.bytes() / view_->slice_bytes_max + tensor.spec.part_count();
@@ -276,7 +274,7 @@ void Member::PlaceTensor(Tensor& tensor, Effects& out) {
 
 bool Member::Resolve(Tensor& tensor, Effects& out) {
   if (tensor.resolved) return true;
-  const View& numbers = TALWEG_MUTATION(root_of_this_view, *first_view_, *view_);
+  const View& numbers = *first_view_;
   const auto fail = [&](Rank rank) {
     FailTensorWith(tensor, Status::kInvalid,
                    "tensor '" + tensor.spec.name + "': there is no rank " +
@@ -387,7 +385,7 @@ void Member::SendDeclares(Owner& owner, Effects& out) {
                        .by_rank = GlobalRank(tensor.declared_by).value()});
     send.tensors.push_back(tensor.index);
     // This node contributes to it no more, and the others may not have heard why.
-    if (TALWEG_MUTATION(failure_told_once, tensor.state == TensorState::kFailed, false)) {
+    if (tensor.state == TensorState::kFailed) {
       failed.push_back(
           {.key = tensor.key, .code = CodeOf(tensor.failed_status), .text = tensor.failed_text});
       wire::CutText(failed.back().text);
@@ -476,7 +474,7 @@ void Member::OnDecision(const Owner& owner, const wire::Decision& decision, Effe
       ++counters_.redos;
       ResetSlices(tensor);
       tensor.disagreement.reset();
-      tensor.partial = TALWEG_MUTATION(slices_kept_over_redo, Partial{}, tensor.partial);
+      tensor.partial = Partial{};
       break;
     case wire::Verdict::kFinish:
       ++counters_.finishes;
@@ -544,8 +542,7 @@ void Member::ReleaseHeld(int64_t now_ns, Effects& out) {
 }
 
 bool Member::HoldsBack(const Push& push) const {
-  if (!TALWEG_MUTATION(quiesce_holds_nothing, quiesce_held_, false) ||
-      needed_.contains({push.tensor, push.round})) {
+  if (!quiesce_held_ || needed_.contains({push.tensor, push.round})) {
     return false;
   }
   // It opens nothing: the round is over, or another rank here has begun it.

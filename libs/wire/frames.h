@@ -256,9 +256,12 @@ struct Header {
 // Header::flags of a Report: more frames of this report follow.
 inline constexpr uint8_t kFlagMore = 1;
 
+// Whether bytes of a tensor travel with an entry.
+constexpr bool CarriesData(Form form) { return form == Form::kInline || form == Form::kWritten; }
+
 // What a contribution counts against the credit of its connection, while it is in flight.
-constexpr uint64_t CreditCost(Form form, uint32_t length_bytes) {
-  return form == Form::kInline || form == Form::kWritten ? length_bytes : 0;
+constexpr uint32_t CreditCost(Form form, uint32_t length_bytes) {
+  return CarriesData(form) ? length_bytes : 0;
 }
 
 // Of a small grant the receiver of contributions gives everything back at once. Of a larger one it

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "libs/base/check.h"
-#include "libs/base/mutation.h"
 
 namespace talweg::aggregation {
 namespace {
@@ -76,7 +75,7 @@ std::variant<wire::Decision, Contradiction, LostRound> DecideHeld(const DecideIn
     decision.text = RoundText(hi) + " was aborted in an earlier view";
     return decision;
   }
-  if (TALWEG_MUTATION(lost_round_finished, !input.all_get_all, false)) {
+  if (!input.all_get_all) {
     return LostRound{RoundText(hi) + " was over at member " +
                      std::to_string(holder->member.value()) +
                      " when the view changed, and what others were to get of it is lost"};
@@ -123,7 +122,7 @@ std::variant<wire::Decision, Contradiction, LostRound> Decide(const DecideInput&
   const bool is_open = std::any_of(
       input.reports.begin(), input.reports.end(),
       [lo](const MemberReport& candidate) { return candidate.report.contributed > lo; });
-  if (input.is_dead && TALWEG_MUTATION(unopened_round_aborted, is_open, true)) {
+  if (input.is_dead && is_open) {
     return wire::Decision{.round = lo.Next(),
                           .verdict = wire::Verdict::kAbort,
                           .text = "a rank that it cannot do without has left the job"};

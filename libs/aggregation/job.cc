@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "libs/base/check.h"
-#include "libs/base/mutation.h"
 #include "libs/view/placement.h"
 
 // Connections and views. Declarations are in job_agreement.cc, contributions in job_rounds.cc,
@@ -47,7 +46,7 @@ void Job::OnView(const View& view, int64_t now_ns, Effects& out) {
   for (const auto& [connection, session] : sessions_) {
     if (session.state != SessionState::kActive) continue;
     const bool is_out = !self_ || !view_.IndexOf(session.hello.member);
-    if (TALWEG_MUTATION(zombie_not_closed, is_out, false)) gone.push_back(connection);
+    if (is_out) gone.push_back(connection);
   }
   for (const ConnectionId connection : gone) {
     Close(connection,
@@ -65,17 +64,7 @@ void Job::OnView(const View& view, int64_t now_ns, Effects& out) {
       if (!view_.IndexOf(member)) departed.push_back(member);
     }
     for (const MemberIdentity& member : departed) {
-      const bool is_inherited = TALWEG_MUTATION(slots_inherited, false, [&] {
-        for (const ViewMember& heir : view_.members) {
-          if (heir.id.node != member.node) continue;
-          auto slots = tensor.slots.extract(member);
-          slots.key() = heir.id;
-          tensor.slots.insert(std::move(slots));
-          return true;
-        }
-        return true;  // Kept for a next one.
-      }());
-      if (!is_inherited) ReleaseSlots(tensor, member, out);
+      ReleaseSlots(tensor, member, out);
     }
   }
 
@@ -136,7 +125,7 @@ void Job::OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t now
   }
   const bool expected = session.state == SessionState::kActive && header.job == config_.job &&
                         (header.type == FrameType::kFence || header.type == FrameType::kDeclare ||
-                         header.type == FrameType::kReport);
+                         header.type == FrameType::kFailed || header.type == FrameType::kReport);
   if (!expected || (header.type != FrameType::kFence && header.epoch > session.epoch)) {
     ++counters_.frames_unexpected;
     Close(connection,
@@ -156,9 +145,11 @@ void Job::OnFrame(ConnectionId connection, const wire::Frame& frame, int64_t now
     OnReport(connection, *member, frame, out);
     return;
   }
-  const auto* declares = std::get_if<std::vector<wire::Declare>>(&frame.entries);
-  if (declares == nullptr) return;
-  for (const wire::Declare& entry : *declares) OnDeclare(connection, *member, entry, out);
+  if (const auto* declares = std::get_if<std::vector<wire::Declare>>(&frame.entries)) {
+    for (const wire::Declare& entry : *declares) OnDeclare(connection, *member, entry, out);
+  } else if (const auto* failed = std::get_if<std::vector<wire::Failed>>(&frame.entries)) {
+    for (const wire::Failed& entry : *failed) OnFailed(*member, entry, out);
+  }
 }
 
 void Job::OnUnreadable(ConnectionId connection, const std::string& text, Effects& out) {
@@ -253,9 +244,7 @@ void Job::Welcome(ConnectionId connection, Session& session, MemberIndex member,
       Close(connection, "the agent has opened a newer connection", out);
       return;
     }
-    if (TALWEG_MUTATION(old_connection_heard, true, false)) {
-      Close(other, "the agent has opened a newer connection", out);
-    }
+    Close(other, "the agent has opened a newer connection", out);
   }
   session.state = SessionState::kActive;
   Enter(member, connection);
@@ -329,7 +318,7 @@ void Job::Lose(ConnectionId connection, Effects& out) {
       if (!tensor.Placed()) continue;
       for (LocalSlice& slice : tensor.local) {
         const uint32_t before = slice.round.here_count();
-        if (TALWEG_MUTATION(lost_contribution_kept, true, false)) slice.round.Forget(*member);
+        slice.round.Forget(*member);
         counters_.contributions_forgotten += before - slice.round.here_count();
       }
     }

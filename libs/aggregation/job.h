@@ -147,6 +147,8 @@ class Job {
   // job_agreement.cc: declarations and memory.
   void OnDeclare(ConnectionId connection, MemberIndex member, const wire::Declare& entry,
                  Effects& out);
+  // A tensor has failed at a member.
+  void OnFailed(MemberIndex member, const wire::Failed& entry, Effects& out);
   bool PlaceTensor(Tensor& tensor, Effects& out);
   void EnsureMemory(Tensor& tensor, MemberIndex member, Effects& out);
   void AnswerIfReady(Tensor& tensor, MemberIndex member, Effects& out);
@@ -205,11 +207,10 @@ class Job {
 
   template <typename Entry>
   void SendEntry(ConnectionId connection, Entry entry, Effects& out) {
-    if constexpr (requires { entry.text; }) CutText(entry.text);
+    if constexpr (requires { entry.text; }) wire::CutText(entry.text);
     out.push_back(Send{connection, view_.epoch, std::move(entry)});
   }
   // Frames bound the length of texts; those that quote two names may be longer.
-  static void CutText(std::string& text);
 
   const JobConfig config_;
   MemoryBudget* const budget_;

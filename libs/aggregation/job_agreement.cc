@@ -5,7 +5,6 @@
 #include "libs/aggregation/job.h"
 #include "libs/base/check.h"
 #include "libs/base/fingerprint.h"
-#include "libs/base/mutation.h"
 
 // Declarations: who agrees with whom, and where contributions go.
 namespace talweg::aggregation {
@@ -15,6 +14,7 @@ wire::DeclaredStatus StatusOf(wire::FailedCode code) {
   switch (code) {
     case wire::FailedCode::kOverBudget: return wire::DeclaredStatus::kOverBudget;
     case wire::FailedCode::kAborted: return wire::DeclaredStatus::kAborted;
+    case wire::FailedCode::kInvalid: return wire::DeclaredStatus::kInvalid;
     case wire::FailedCode::kMismatch:
     case wire::FailedCode::kJobFailed: break;
   }
@@ -88,6 +88,18 @@ void Job::OnDeclare(ConnectionId connection, MemberIndex member, const wire::Dec
   }
   EnsureMemory(tensor, member, out);
   AnswerIfReady(tensor, member, out);
+}
+
+// Only who had been told of it knows, and it may be told by nobody else again: its owner may be
+// new.
+void Job::OnFailed(MemberIndex member, const wire::Failed& entry, Effects& out) {
+  const auto found = tensors_.find(entry.key);
+  if (found == tensors_.end() || !found->second.DeclaredBy(member) ||
+      entry.code == wire::FailedCode::kJobFailed || entry.text.empty()) {
+    ++counters_.frames_unexpected;
+    return;
+  }
+  PoisonTensor(found->second, entry.code, entry.text, out);
 }
 
 bool Job::PlaceTensor(Tensor& tensor, Effects& out) {
@@ -187,11 +199,10 @@ void Job::AnswerPoisoned(Tensor& tensor, MemberIndex member, wire::DeclaredStatu
 void Job::PoisonTensor(Tensor& tensor, wire::FailedCode code, std::string text, Effects& out) {
   if (tensor.poison) return;
   ++counters_.tensors_poisoned;
-  CutText(text);
+  wire::CutText(text);
   tensor.poison = Poison{code, std::move(text)};
   // Its memory stays until the next view: contributions may be under way to it.
-  for (uint32_t i = TALWEG_MUTATION(poison_not_told_to_the_first, 0u, 1u);
-       i < tensor.declarations.size(); ++i) {
+  for (uint32_t i = 0; i < tensor.declarations.size(); ++i) {
     AnswerPoisoned(tensor, MemberIndex{i}, StatusOf(code), out);
   }
 }
@@ -232,8 +243,7 @@ void Job::ReleaseUndeclared(Effects& out) {
     std::vector<MemberIdentity> unused;
     for (const auto& [member, slots] : tensor.slots) {
       const std::optional<MemberIndex> index = view_.IndexOf(member);
-      const bool is_out = TALWEG_MUTATION(slots_inherited, !index, false);
-      if (is_out || (index && !tensor.DeclaredBy(*index))) unused.push_back(member);
+      if (!index || !tensor.DeclaredBy(*index)) unused.push_back(member);
     }
     for (const MemberIdentity& member : unused) ReleaseSlots(tensor, member, out);
   }
@@ -264,13 +274,6 @@ void Job::OnAllocationRefused(AllocationId id, const std::string& text, Effects&
                "tensor '" + tensor.agreed->name + "': aggregator '" + config_.self_name +
                    "' has no memory for it: " + text,
                out);
-}
-
-void Job::CutText(std::string& text) {
-  if (text.size() <= wire::kTextBytesMax) return;
-  size_t end = wire::kTextBytesMax;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // UTF-8.
-  text.resize(end);
 }
 
 }  // namespace talweg::aggregation

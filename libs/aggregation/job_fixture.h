@@ -102,6 +102,9 @@ class JobFixture {
   void SayDeclare(uint32_t node, wire::Declare declare, uint32_t life = 0) {
     Say(Conn(node, life), wire::FrameType::kDeclare, std::vector{std::move(declare)});
   }
+  void SayFailed(uint32_t node, wire::Failed failed) {
+    Say(Conn(node), wire::FrameType::kFailed, std::vector{std::move(failed)});
+  }
   // Everybody connects and reports nothing; effects so far are dropped.
   void Start() {
     PublishView();

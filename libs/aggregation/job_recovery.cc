@@ -3,7 +3,6 @@
 
 #include "libs/aggregation/decision.h"
 #include "libs/aggregation/job.h"
-#include "libs/base/mutation.h"
 
 // Reports and decisions.
 namespace talweg::aggregation {
@@ -31,7 +30,7 @@ void Job::OnReport(ConnectionId connection, MemberIndex member, const wire::Fram
   if (record.reported || (frame.header.flags & wire::kFlagMore) != 0) return;
   record.reported = true;
   for (const Member& other : members_) {
-    if (TALWEG_MUTATION(decided_before_all_reported, !other.reported, false)) return;
+    if (!other.reported) return;
   }
   OnReportsComplete(out);
 }
@@ -114,7 +113,7 @@ void Job::DecideTensor(Tensor& tensor, Effects& out) {
   wire::Decision& decision = std::get<wire::Decision>(decided);
   decision.key = tensor.key;
   if (!decision.text.empty()) decision.text = "tensor '" + agreed.name + "': " + decision.text;
-  CutText(decision.text);
+  wire::CutText(decision.text);
   ++counters_.decisions[static_cast<size_t>(decision.verdict)];
   tensor.held =
       decision.verdict == wire::Verdict::kRedo ? Round{decision.round.value() - 1} : decision.round;

@@ -246,6 +246,24 @@ TEST_CASE("Job: reports of tensors that were not declared are not counted on", "
   CHECK(r.f.job.counters().frames_unexpected == 1);
 }
 
+TEST_CASE("Job: a tensor that has failed at one member fails for all before anything is decided",
+          "[aggregation]") {
+  Recovery r;
+  r.f.SayFence(0);
+  r.f.SayDeclare(0, r.f.DeclareOf("w", 0, kCount));
+  r.f.SayFailed(0, {.key = KeyOf("w"), .code = wire::FailedCode::kAborted, .text = "it is lost"});
+  r.f.SayReport(0);
+  r.Enter(1, {Held("w", 6, 1)});
+  CHECK(r.f.Sent<wire::Decision>(Conn(1)).empty());
+  REQUIRE(r.f.Sent<wire::Failed>(Conn(1)).size() == 1);
+  CHECK(r.f.Sent<wire::Failed>(Conn(1))[0].code == wire::FailedCode::kAborted);
+  CHECK(r.f.Sent<wire::Failed>(Conn(1))[0].text == "it is lost");
+  // What nobody of ours says.
+  r.f.SayFailed(1, {.key = KeyOf("v"), .text = "of a tensor that it has not declared"});
+  r.f.SayFailed(1, {.key = KeyOf("w"), .code = wire::FailedCode::kJobFailed, .text = "the job"});
+  CHECK(r.f.job.counters().frames_unexpected == 2);
+}
+
 TEST_CASE("Job: a newer view begins the procedure again", "[aggregation]") {
   Recovery r;
   r.Enter(0, {Held("w", 6, 1)});

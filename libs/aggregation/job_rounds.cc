@@ -4,7 +4,6 @@
 
 #include "libs/aggregation/job.h"
 #include "libs/base/check.h"
-#include "libs/base/mutation.h"
 
 // Contributions in, results out.
 namespace talweg::aggregation {
@@ -21,13 +20,13 @@ void Job::OnContributions(ConnectionId connection, Session& session, const wire:
 
   std::optional<std::pair<RefusedReason, std::string>> refusal;
   const std::optional<MemberIndex> member = ActiveMember(session, connection);
-  if (TALWEG_MUTATION(wrong_job_taken, header.job != config_.job, false)) {
+  if (header.job != config_.job) {
     refusal = {RefusedReason::kWrongJob, "this connection serves job " +
                                              std::to_string(config_.job.value()) + ", not " +
                                              std::to_string(header.job.value())};
   } else if (session.state != SessionState::kActive) {
     refusal = {RefusedReason::kNotAMember, "not welcomed yet"};
-  } else if (TALWEG_MUTATION(wrong_epoch_taken, header.epoch != view_.epoch, false) || !member) {
+  } else if (header.epoch != view_.epoch || !member) {
     if (header.epoch <= session.epoch && session.epoch < view_.epoch) {
       // On its way when the view changed. The member will fence, which returns all credit, and
       // contribute again.
@@ -43,8 +42,7 @@ void Job::OnContributions(ConnectionId connection, Session& session, const wire:
   for (const wire::Contribute& entry : *entries) {
     cost_bytes += wire::CreditCost(entry.form, entry.length_bytes);
   }
-  if (TALWEG_MUTATION(credit_never_returned, cost_bytes > 0, false))
-    out.push_back(ReturnCredit{connection, cost_bytes});
+  if (cost_bytes > 0) out.push_back(ReturnCredit{connection, cost_bytes});
   for (uint32_t i = 0; i < entries->size(); ++i) {
     if (refusal) {
       Refuse(connection, session, refusal->first, (*entries)[i], refusal->second, out);
@@ -87,7 +85,7 @@ void Job::OnContribution(ConnectionId connection, Session& session, MemberIndex 
                                                  " has nothing to do with slice " +
                                                  std::to_string(entry.slice.value()));
   }
-  if (TALWEG_MUTATION(wrong_length_taken, LengthIsWrong(tensor, *slice, entry), false)) {
+  if (LengthIsWrong(tensor, *slice, entry)) {
     return refuse(RefusedReason::kWrongLength,
                   "tensor '" + name + "': slice " + std::to_string(entry.slice.value()) + " has " +
                       std::to_string(slice->length_bytes) + " bytes of " +
@@ -156,8 +154,7 @@ std::string Job::ModeProblem(const Tensor& tensor, const LocalSlice& slice, Memb
     }
     if (entry.form == Form::kDisagreement) return "";
     if (entry.form == Form::kEmpty) return who() + " contributes nothing to a sum";
-    if (entry.rank_count == 0 ||
-        TALWEG_MUTATION(rank_count_unchecked, entry.rank_count > giving_ranks, false)) {
+    if (entry.rank_count == 0 || entry.rank_count > giving_ranks) {
       return who() + " contributes for " + std::to_string(entry.rank_count) + " ranks and has " +
              std::to_string(giving_ranks);
     }
@@ -229,18 +226,18 @@ void Job::StartSumIfFree(Tensor& tensor, LocalSlice& slice, Effects& out) {
   if (!tensor.Placed() || tensor.poison || slice.round.state() != SliceRound::State::kComplete) {
     return;
   }
-  if (TALWEG_MUTATION(summed_over_writes, slice.writes_under_way > 0, false)) {
+  if (slice.writes_under_way > 0) {
     ++counters_.sums_held_back;
     return;
   }
   // A Finish takes a result that stands.
   std::string disagreement;
-  if (TALWEG_MUTATION(disagreement_ignored, !slice.round.is_finish(), false)) {
+  if (!slice.round.is_finish()) {
     disagreement = RoundDisagreement(tensor, slice);
   }
   if (!disagreement.empty()) {
     ++counters_.rounds_disagreed;
-    CutText(disagreement);
+    wire::CutText(disagreement);
     slice.round.Disagree(view_.epoch, std::move(disagreement));
     return ServeAll(tensor, slice, out);
   }
@@ -275,9 +272,6 @@ void Job::StartSumIfFree(Tensor& tensor, LocalSlice& slice, Effects& out) {
     sum.inputs.push_back({slots_of(i), parts[i].rank_count});
     sum.rank_count_total += parts[i].rank_count;
   }
-  if (TALWEG_MUTATION(sum_order_reversed, false, true)) {
-    std::reverse(sum.inputs.begin(), sum.inputs.end());
-  }
   ++counters_.sums;
   counters_.summed_bytes += uint64_t{length_bytes} * sum.inputs.size();
   out.push_back(std::move(sum));
@@ -286,9 +280,7 @@ void Job::StartSumIfFree(Tensor& tensor, LocalSlice& slice, Effects& out) {
 void Job::OnSummed(const SumId& id, Effects& out) {
   none_waits_ = false;
   const auto found = tensors_.find(id.tensor);
-  if (found == tensors_.end() ||
-      TALWEG_MUTATION(stale_sum_published, id.epoch != view_.epoch, false) ||
-      found->second.poison || closed_) {
+  if (found == tensors_.end() || id.epoch != view_.epoch || found->second.poison || closed_) {
     ++counters_.sums_stale;
     return;
   }
@@ -339,8 +331,7 @@ void Job::Serve(Tensor& tensor, LocalSlice& slice, MemberIndex member, bool want
         standing.length_bytes <= wire::kInlineBytesMax ? Form::kInline : Form::kWritten;
   }
   if (result.entry.form == Form::kWritten) {
-    result.target = tensor.declarations[member.value()]
-                        .result[TALWEG_MUTATION(one_result_region, standing.round.value() & 1, 0u)];
+    result.target = tensor.declarations[member.value()].result[standing.round.value() & 1];
     result.target.address += slice.offset_bytes;
     result.write = WriteId{++last_write_};
     writes_[result.write] = {*connection, tensor.key, slice.index, tensor.result};

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "libs/aggregation/job.h"
-#include "libs/base/mutation.h"
 
 // Who waits for whom, for the members and for people.
 namespace talweg::aggregation {
@@ -53,9 +52,8 @@ void Job::CountAbsence(int64_t now_ns) {
   const int64_t gone_ns = awake_.Take(now_ns);
   for (Member& member : members_) {
     // Who was there at the last tick has been away for less than what has passed since.
-    const bool was_absent = std::exchange(
-        member.absent_at_tick, TALWEG_MUTATION(late_counted_absent, !member.connection, true));
-    if (TALWEG_MUTATION(absent_before_it_went, was_absent, true) && member.absent_at_tick) {
+    const bool was_absent = std::exchange(member.absent_at_tick, !member.connection);
+    if (was_absent && member.absent_at_tick) {
       member.absent_ns += gone_ns;
     }
   }
@@ -120,7 +118,7 @@ void Job::NoticeEpoch(int64_t now_ns, Effects& out) {
   // Whoever has not heard of this view learns, in the epoch that it holds, that it is missing here.
   for (const auto& [connection, session] : sessions_) {
     const bool is_behind = session.state == SessionState::kActive && session.epoch < view_.epoch;
-    if (TALWEG_MUTATION(newer_view_not_told, !is_behind, true)) continue;
+    if (!is_behind) continue;
     ++counters_.waiting_notices;
     out.push_back(Send{connection, session.epoch, notice});
   }

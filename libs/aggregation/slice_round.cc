@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "libs/base/check.h"
-#include "libs/base/mutation.h"
 
 namespace talweg::aggregation {
 
@@ -25,8 +24,7 @@ SliceRound::Outcome SliceRound::OnContribution(MemberIndex from, const wire::Con
     return entry.mode == standing_.mode ? Outcome::kServeAgain : Outcome::kWrongMode;
   }
   if (open_round_ != Round{0} && entry.round != open_round_) return Outcome::kWrongRound;
-  if (TALWEG_MUTATION(duplicate_counted_twice, part.here, false))
-    return entry.mode == mode_ ? Outcome::kDuplicate : Outcome::kWrongMode;
+  if (part.here) return entry.mode == mode_ ? Outcome::kDuplicate : Outcome::kWrongMode;
   TALWEG_CHECK(state_ == State::kFilling);
 
   if (here_count_ > 0 && entry.mode != mode_) return Outcome::kWrongMode;
@@ -97,15 +95,12 @@ void SliceRound::OnSummed(Epoch epoch) {
   TALWEG_CHECK(state_ == State::kSumming);
   Standing standing = {
       .round = open_round_,
-      .sum_epoch = mode_ == Mode::kCopy && TALWEG_MUTATION(finish_in_its_own_epoch, sum_epoch_,
-                                                           Epoch{0}) != Epoch{0}
-                       ? sum_epoch_
-                       : epoch,
+      .sum_epoch = mode_ == Mode::kCopy && sum_epoch_ != Epoch{0} ? sum_epoch_ : epoch,
       .length_bytes = length_bytes(),
       .mode = mode_};
   for (const Part& part : parts_) {
     if (!part.here) continue;
-    standing.rank_count += TALWEG_MUTATION(divisor_counts_members, part.rank_count, 1u);
+    standing.rank_count += part.rank_count;
   }
   Stand(std::move(standing));
 }

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "libs/base/fingerprint.h"
-#include "libs/base/mutation.h"
 
 namespace talweg::aggregation {
 
@@ -35,10 +34,7 @@ std::string Disagreement(const Agreement& first, const Agreement& other) {
            "' (declared by " + other_rank + ") have the same 64-bit key: rename one of them";
   }
   const bool same_root = first.root_epoch != other.root_epoch || first.root_rank == other.root_rank;
-  Collective alike = other.collective;
-  alike.element_count =
-      TALWEG_MUTATION(lengths_not_compared, alike.element_count, first.collective.element_count);
-  if (first.collective == alike && first.group == other.group && same_root) return "";
+  if (first.collective == other.collective && first.group == other.group && same_root) return "";
   return "tensor '" + first.name + "': " + first_rank + " declared " + Describe(first) + ", " +
          other_rank + " declares " + Describe(other) +
          ": all ranks must declare the same type, length and operation";

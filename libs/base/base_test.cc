@@ -10,6 +10,7 @@
 #include "libs/base/fingerprint.h"
 #include "libs/base/ids.h"
 #include "libs/base/random.h"
+#include "libs/base/shown_address.h"
 
 namespace talweg {
 namespace {
@@ -178,6 +179,15 @@ TEST_CASE("RoundSignature: says in words what a rank calls", "[base]") {
 TEST_CASE("StrongId: ordered, and next is one more", "[base]") {
   CHECK(Epoch{3} < Epoch{4});
   CHECK(Epoch{3}.Next() == Epoch{4});
+}
+
+TEST_CASE("ShownAddress: without what lets one in", "[base]") {
+  CHECK(ShownAddress("fi:tcp://10.0.0.3:7001/0123456789abcdef,local:@x") ==
+        "fi:tcp://10.0.0.3:7001,local");
+  CHECK(ShownAddress("fi:verbs://[::1]:5/0123") == "fi:verbs://[::1]:5");
+  CHECK(ShownAddress("local:/run/talweg/a.sock") == "local");
+  CHECK(ShownAddress("a secret") == "a secret");
+  CHECK(ShownAddress("") == "");
 }
 
 }  // namespace

@@ -15,23 +15,13 @@ namespace talweg::internal {
 
 }  // namespace talweg::internal
 
-#ifdef TALWEG_MUTATIONS
-namespace talweg::internal {
-// Throws: a mutated core ends its life, not the test.
-[[noreturn]] void MutantChecked(const char* file, int line, const char* expression);
-}  // namespace talweg::internal
-#define TALWEG_CHECK_FAILED ::talweg::internal::MutantChecked
-#else
-#define TALWEG_CHECK_FAILED ::talweg::internal::CheckFailed
-#endif
-
 // Ends the process when our own code has broken an invariant. It is on in release builds too.
 // Nothing that a peer, a client or a user can send may reach one of these.
-#define TALWEG_CHECK(expression)                            \
-  do {                                                      \
-    if (!(expression)) [[unlikely]] {                       \
-      TALWEG_CHECK_FAILED(__FILE__, __LINE__, #expression); \
-    }                                                       \
+#define TALWEG_CHECK(expression)                                        \
+  do {                                                                  \
+    if (!(expression)) [[unlikely]] {                                   \
+      ::talweg::internal::CheckFailed(__FILE__, __LINE__, #expression); \
+    }                                                                   \
   } while (false)
 
 #endif  // TALWEG_LIBS_BASE_CHECK_H_

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "libs/base/check.h"
-#include "libs/base/mutation.h"
 #include "libs/membership/turn.h"
 
 namespace talweg::membership {
@@ -49,35 +48,31 @@ Membership::Membership(const Config& config, const Snapshot& snapshot, int64_t n
       start_ns_(now_ns),
       job_next_(snapshot.job_next),
       last_ns_(now_ns) {
-  const uint64_t numbers_from =
-      TALWEG_MUTATION(numbers_given_again, NumbersFrom(config.start_unix_ns), 0);
+  const uint64_t numbers_from = NumbersFrom(config.start_unix_ns);
   quiesce_last_ = std::max(numbers_from, start_count_ << 32);
   job_next_ = std::max(job_next_, JobId{numbers_from + 1});
   for (const JobRecord& record : snapshot.jobs) {
-    Job job{
-        .id = record.id,
-        .name = record.name,
-        .spec = record.spec,
-        .state = record.state,
-        .text = record.text,
-        .epoch_floor = TALWEG_MUTATION(epoch_forgotten_at_restart, record.epoch_floor, Epoch{0}),
-        .epoch_start = TALWEG_MUTATION(epoch_forgotten_at_restart, Epoch{numbers_from}, Epoch{0}),
-        .epoch_stored = record.epoch_floor,
-        .created_unix_ns = record.created_unix_ns,
-        .view = record.view,
-        .recovers = record.state == JobState::kRunning,
-        .join_deadline_ns = now_ns + record.spec.join_timeout_ns};
+    Job job{.id = record.id,
+            .name = record.name,
+            .spec = record.spec,
+            .state = record.state,
+            .text = record.text,
+            .epoch_floor = record.epoch_floor,
+            .epoch_start = Epoch{numbers_from},
+            .epoch_stored = record.epoch_floor,
+            .created_unix_ns = record.created_unix_ns,
+            .view = record.view,
+            .recovers = record.state == JobState::kRunning,
+            .join_deadline_ns = now_ns + record.spec.join_timeout_ns};
     for (const MemberRecord& member : record.members) {
       if (member.state != MemberState::kJoined) {
         job.gone.push_back(member);
         continue;
       }
-      job.members[member.member.id.node] = {
-          .record = member,
-          .from_store = true,
-          .attached_before = true,
-          .lease_end_ns =
-              now_ns + TALWEG_MUTATION(leases_not_fresh_after_restart, config_.lease_ns, 0)};
+      job.members[member.member.id.node] = {.record = member,
+                                            .from_store = true,
+                                            .attached_before = true,
+                                            .lease_end_ns = now_ns + config_.lease_ns};
     }
     if (job.Over() && job.members.empty()) job.over_at_ns = now_ns;
     job_next_ = std::max(job_next_, record.id.Next());
@@ -100,7 +95,7 @@ Membership::Membership(const Config& config, const Snapshot& snapshot, int64_t n
 void Membership::ObserveGap(int64_t now_ns) {
   const int64_t silence_ns = now_ns - last_ns_;
   last_ns_ = std::max(now_ns, last_ns_);
-  if (TALWEG_MUTATION(leases_not_fresh_after_gap, silence_ns <= config_.lease_ns / 2, true)) return;
+  if (silence_ns <= config_.lease_ns / 2) return;
   // Everybody's renewals may be waiting behind this event.
   for (auto& [id, job] : jobs_) {
     job.join_deadline_ns += silence_ns;
@@ -177,8 +172,7 @@ std::optional<JoinAnswer> Membership::JoinedBefore(const JoinRequest& request) c
     if (alive && !job.Over()) return JoinAnswer{{}, id, job.state};
     if (alive) return JoinAnswer{Refuse(Code::kRefused, job.text), id, job.state};
     for (const MemberRecord& gone : job.gone) {
-      if (TALWEG_MUTATION(lost_incarnation_let_in, gone.member.id != request.member.id, true))
-        continue;
+      if (gone.member.id != request.member.id) continue;
       if (!SameSecret(gone.secret, request.secret)) {
         return JoinAnswer{Unproven(request.member.id), JobId{0}, job.state};
       }
@@ -470,7 +464,7 @@ void Membership::OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<Eff
     }
     Job& job = jobs_.at(owner.job);
     job.members.at(owner.member.node).stream.reset();
-    if (TALWEG_MUTATION(broken_stream_ignored, counts, false)) {
+    if (counts) {
       Remove(job, owner.member.node, MemberState::kLost, "closed its connection", turn);
     }
     return 0;

@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "libs/base/mutation.h"
 #include "libs/membership/membership.h"
 #include "libs/membership/turn.h"
 
@@ -100,7 +99,7 @@ bool Membership::HoldsWhatIsNotKnown(Job& job, const Member& member, Epoch held,
 // have missed those views. So no view is made before all its members have said what they hold, or
 // are lost; and if some hold a newer one, the others are lost.
 bool Membership::AdvanceRecovery(Job& job, Turn& turn) {
-  if (!job.recovers || TALWEG_MUTATION(older_store_trusted, false, true)) return true;
+  if (!job.recovers) return true;
   Epoch newest = job.view->epoch;
   for (const auto& [node, member] : job.members) {
     if (job.Pending(member)) continue;

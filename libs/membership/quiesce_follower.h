@@ -4,7 +4,6 @@
 
 #include <utility>
 
-#include "libs/base/mutation.h"
 #include "libs/membership/membership.h"
 
 namespace talweg::membership {
@@ -24,7 +23,7 @@ class QuiesceFollower {
     const QuiesceId known = followed_;
     const bool is_over = known != QuiesceId{0} && attached_ == QuiesceId{0};
     if (is_newer || is_over) followed_ = QuiesceId{0};
-    const bool goes_on = is_over && TALWEG_MUTATION(let_go_before_the_view, !is_newer, true);
+    const bool goes_on = is_over && !is_newer;
     return goes_on ? known : QuiesceId{0};
   }
 

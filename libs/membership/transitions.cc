@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "libs/base/check.h"
-#include "libs/base/mutation.h"
 #include "libs/membership/link_shares.h"
 #include "libs/membership/membership.h"
 #include "libs/membership/turn.h"
@@ -142,8 +141,7 @@ void Membership::AdvanceRunning(Job& job, Turn& turn) {
     return End(job, JobState::kFinished, text, turn);
   }
   if (!AdvanceRecovery(job, turn)) return;
-  if ((!losses.empty() || WantsNewView(job)) &&
-      !MakeView(job, TALWEG_MUTATION(joiner_enters_at_a_loss, false, true), turn)) {
+  if ((!losses.empty() || WantsNewView(job)) && !MakeView(job, false, turn)) {
     return Fail(job, (losses.empty() ? "a new view is needed" : losses) + "; no aggregator is left",
                 turn);
   }
@@ -161,8 +159,8 @@ void Membership::AdvanceQuiesce(Job& job, Turn& turn) {
              " wait for the end of a step to enter");
     return;
   }
-  if (!TALWEG_MUTATION(joiner_without_quiesce, job.quiesce->waits_for.empty(), true)) return;
-  if (TALWEG_MUTATION(quiesce_asked_once, !job.quiesce->is_second, false)) {
+  if (!job.quiesce->waits_for.empty()) return;
+  if (!job.quiesce->is_second) {
     return ProposeQuiesce(job, true, turn);
   }
   const bool made = MakeView(job, true, turn);
@@ -234,7 +232,7 @@ std::vector<SpareAggregator> Membership::SparesOf(const Job& job) const {
 bool Membership::MakeView(Job& job, bool with_joiners, Turn& turn) {
   const Epoch epoch = std::max(job.epoch_floor, job.epoch_start).Next();
   View view{.job = job.id,
-            .epoch = TALWEG_MUTATION(epoch_not_raised, epoch, Epoch{1}),
+            .epoch = epoch,
             .slice_bytes_max = job.spec.slice_bytes_max,
             .aggregators = AggregatorsFor(job)};
   for (const auto& [node, member] : job.members) {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "libs/base/ids.h"
-#include "libs/base/mutation.h"
 #include "libs/membership/membership.h"
 
 namespace talweg::membership {
@@ -95,7 +94,6 @@ auto Membership::Perform(int64_t now_ns, std::vector<Effect>& out, const Body& b
       turn.write.aggregators.push_back(aggregator->second.record);
     }
   }
-  if (TALWEG_MUTATION(told_before_stored, false, true)) out.swap(turn.effects);
   if (!turn.write.empty()) out.push_back(Persist{std::move(turn.write)});
   std::move(turn.effects.begin(), turn.effects.end(), std::back_inserter(out));
   return answer;

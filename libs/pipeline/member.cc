@@ -7,7 +7,6 @@
 
 #include "libs/base/check.h"
 #include "libs/base/fingerprint.h"
-#include "libs/base/mutation.h"
 
 namespace talweg::pipeline {
 namespace {
@@ -236,7 +235,7 @@ void Member::OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& g
     return refuse(Status::kInvalid, "tensors '" + tensor.spec.name + "' and '" + spec.name +
                                         "' have the same fingerprint; rename one of them");
   }
-  if (tensor.state == TensorState::kFailed) return refuse(tensor.failed_status, tensor.failed_text);
+  if (tensor.failed_status != Status::kOk) return refuse(tensor.failed_status, tensor.failed_text);
   if (tensor.spec != spec) {
     Poison(tensor, rank, spec, out);
     return refuse(tensor.failed_status, tensor.failed_text);
@@ -295,8 +294,6 @@ void Member::OnTensorAllocated(TensorIndex index, const std::string& text, int64
 }
 
 void Member::Poison(Tensor& tensor, LocalRank rank, const TensorSpec& spec, Effects& out) {
-  tensor.conflict = spec;
-  tensor.conflict_by = rank;
   FailTensorWith(tensor, Status::kMismatch,
                  "tensor '" + tensor.spec.name + "': rank " +
                      std::to_string(GlobalRank(tensor.declared_by).value()) + " declared " +
@@ -310,14 +307,20 @@ void Member::Poison(Tensor& tensor, LocalRank rank, const TensorSpec& spec, Effe
 
 void Member::FailTensorWith(Tensor& tensor, Status status, const std::string& text, Effects& out) {
   if (tensor.state == TensorState::kFailed) return;
-  const bool anybody_waits = tensor.pushed_count > 0;
-  const Round round = tensor.open_round();
   tensor.state = TensorState::kFailed;
-  tensor.failed_status = status;
-  tensor.failed_text = text;
   tensor.awaits_decision = false;
   tensor.report.reset();
+  GiveUp(tensor, status, text, out);
+}
+
+void Member::GiveUp(Tensor& tensor, Status status, const std::string& text, Effects& out) {
+  const bool anybody_waits = tensor.pushed_count > 0;
+  const Round round = tensor.open_round();
   OpenNextRound(tensor);
+  const bool is_known = tensor.failed_status != Status::kOk;
+  tensor.failed_status = status;
+  tensor.failed_text = text;
+  if (is_known) return;
   for (const PendingDeclare& pending : tensor.pending) {
     out.push_back(DeclareReply{.local_rank = pending.local_rank,
                                .request = pending.request,
@@ -437,8 +440,7 @@ void Member::TakeGiven(Tensor& tensor, const Push& push) {
     }
   }
   if (is_first || !given.disagreement.empty()) return;
-  if (TALWEG_MUTATION(disagreement_in_a_node_ignored,
-                      given.signature == push.signature && !lengths_differ, true)) {
+  if (given.signature == push.signature && !lengths_differ) {
     return;
   }
   const auto length = [&](bool first) -> std::optional<uint64_t> {
@@ -453,7 +455,7 @@ void Member::TakeGiven(Tensor& tensor, const Push& push) {
 void Member::DoPush(const Push& push, int64_t now_ns, Effects& out) {
   if (push.rank.value() >= ranks_.size() || phase_ == Phase::kFailed) return;
   if (Tensor* tensor = At(push.tensor)) {
-    if (tensor->state == TensorState::kFailed) {
+    if (tensor->failed_status != Status::kOk) {
       out.push_back(CompleteRound{.tensor = tensor->index,
                                   .round = push.round,
                                   .status = tensor->failed_status,

@@ -218,6 +218,8 @@ class Member {
   std::string GroupProblem(const TensorSpec& spec) const;
   void Poison(Tensor& tensor, LocalRank rank, const TensorSpec& spec, Effects& out);
   void FailTensorWith(Tensor& tensor, Status status, const std::string& text, Effects& out);
+  // For the ranks alone: the others may need the round that is held here.
+  void GiveUp(Tensor& tensor, Status status, const std::string& text, Effects& out);
   void FailJobWith(const std::string& text, Effects& out);
   void ReportAndFail(const std::string& text, Effects& out,
                      std::optional<Rank> rank = std::nullopt);
@@ -296,6 +298,8 @@ class Member {
   uint32_t GivenLength(const Tensor& tensor, SliceIndex slice) const;
   uint32_t GivingRanks(const Tensor& tensor, SliceIndex slice) const;
   wire::Form FormOf(const Tensor& tensor, SliceIndex slice) const;
+  // What no other member takes part in does not go to an owner.
+  bool StaysHere(bool others_are_out) const;
   // Nobody else has to do with the slice: its result is made here.
   bool IsPrivate(const Tensor& tensor, SliceIndex slice) const;
   // The result is what this node gives: it is copied here.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "libs/base/mutation.h"
 #include "libs/pipeline/member.h"
 #include "libs/view/placement.h"
 
@@ -20,6 +19,17 @@ Status StatusOf(wire::DeclaredStatus status) {
     case wire::DeclaredStatus::kAborted: return Status::kAborted;
   }
   return Status::kInvalid;
+}
+
+Status StatusOf(wire::FailedCode code) {
+  switch (code) {
+    case wire::FailedCode::kMismatch: return Status::kMismatch;
+    case wire::FailedCode::kOverBudget: return Status::kOverBudget;
+    case wire::FailedCode::kAborted: return Status::kAborted;
+    case wire::FailedCode::kInvalid: return Status::kInvalid;
+    case wire::FailedCode::kJobFailed: break;
+  }
+  return Status::kJobFailed;
 }
 
 }  // namespace
@@ -83,8 +93,7 @@ void Member::ForgetSlicesOf(AggregatorIndex owner) {
     it->second = {};
     if (tensor->state == TensorState::kOpen) tensor->state = TensorState::kDeclaring;
     for (size_t i = 0; i < tensor->slices.size(); ++i) {
-      if (TALWEG_MUTATION(not_sent_again, tensor->slices[i].owner == owner, false) &&
-          tensor->slice_states[i] != SliceState::kDone &&
+      if (tensor->slices[i].owner == owner && tensor->slice_states[i] != SliceState::kDone &&
           tensor->slice_states[i] != SliceState::kExempt) {
         tensor->slice_states[i] = SliceState::kIdle;
       }
@@ -293,10 +302,7 @@ void Member::OnFailed(const Owner& owner, const wire::Failed& entry, Effects& ou
     ++counters_.frames_ignored;
     return;
   }
-  const Status status = entry.code == wire::FailedCode::kMismatch     ? Status::kMismatch
-                        : entry.code == wire::FailedCode::kOverBudget ? Status::kOverBudget
-                                                                      : Status::kAborted;
-  FailTensorWith(*At(it->second), status, entry.text, out);
+  FailTensorWith(*At(it->second), StatusOf(entry.code), entry.text, out);
   CheckActive();
   TryQuiesce(out);
 }

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "libs/base/check.h"
-#include "libs/base/mutation.h"
 #include "libs/pipeline/member.h"
 
 namespace talweg::pipeline {
@@ -22,10 +21,6 @@ uint64_t AnnounceBytes(schedule::Reach reach, uint64_t link_bytes_per_ms) {
   return std::min(link_bytes_per_ms, kAnnounceBytesMax);
 }
 
-bool CarriesData(wire::Form form) {
-  return form == wire::Form::kInline || form == wire::Form::kWritten;
-}
-
 uint64_t WrittenBytes(const Send& send) {
   const auto& entries = std::get<std::vector<wire::Contribute>>(send.entries);
   uint64_t bytes = 0;
@@ -39,8 +34,7 @@ uint64_t WrittenBytes(const Send& send) {
 
 bool Member::MaySend(const Tensor& tensor) const {
   return (phase_ == Phase::kReporting || phase_ == Phase::kActive) &&
-         tensor.state == TensorState::kOpen &&
-         TALWEG_MUTATION(decision_not_awaited, !tensor.awaits_decision, true) &&
+         tensor.state == TensorState::kOpen && !tensor.awaits_decision &&
          (tensor.finish || tensor.contributed);
 }
 
@@ -83,14 +77,13 @@ wire::Form Member::FormOf(const Tensor& tensor, SliceIndex slice) const {
                                                              : wire::Form::kWritten;
 }
 
-bool Member::IsPrivate(const Tensor& tensor, SliceIndex slice) const {
-  if (tensor.finish) return false;
+bool Member::StaysHere(bool others_are_out) const {
   // A job of one node with aggregators is there to use them.
-  return standalone() ||
-         TALWEG_MUTATION(private_slice_sent,
-                         view_->members.size() > 1 &&
-                             tensor.participation.IsPrivate(self(), PartOf(tensor, slice)),
-                         false);
+  return standalone() || (view_->members.size() > 1 && others_are_out);
+}
+
+bool Member::IsPrivate(const Tensor& tensor, SliceIndex slice) const {
+  return !tensor.finish && StaysHere(tensor.participation.IsPrivate(self(), PartOf(tensor, slice)));
 }
 
 bool Member::CopiesOwn(const Tensor& tensor, SliceIndex slice) const {
@@ -107,8 +100,7 @@ bool Member::WantsResult(const Tensor& tensor, SliceIndex slice) const {
 
 bool Member::WillHold(const Tensor& tensor, SliceIndex slice) const {
   if (tensor.finish) return WantsResult(tensor, slice);
-  return TALWEG_MUTATION(part_got_by_all, tensor.participation.Gets(self(), PartOf(tensor, slice)),
-                         true);
+  return tensor.participation.Gets(self(), PartOf(tensor, slice));
 }
 
 SliceBytes Member::BytesOf(const Tensor& tensor, SliceIndex slice, Memory memory,
@@ -122,14 +114,14 @@ SliceBytes Member::BytesOf(const Tensor& tensor, SliceIndex slice, Memory memory
 }
 
 uint32_t Member::CostOf(const Tensor& tensor, SliceIndex slice) const {
-  return CarriesData(FormOf(tensor, slice)) ? GivenLength(tensor, slice) : 0;
+  return wire::CreditCost(FormOf(tensor, slice), GivenLength(tensor, slice));
 }
 
 void Member::QueueSlices(Tensor& tensor, Effects& out) {
   if (!MaySend(tensor)) return;
-  if (!tensor.finish && TALWEG_MUTATION(dead_tensor_goes_on, tensor.is_dead, false)) {
+  if (!tensor.finish && tensor.is_dead) {
     const bool lost_root = tensor.spec.collective.has_root() && !view_->IndexOf(tensor.root_member);
-    FailTensorWith(
+    GiveUp(
         tensor, Status::kAborted,
         "tensor '" + tensor.spec.name + "': " +
             (lost_root ? "its root (local rank " + std::to_string(tensor.root_local_rank.value()) +
@@ -141,7 +133,7 @@ void Member::QueueSlices(Tensor& tensor, Effects& out) {
   }
   // Nobody else would hear of it.
   if (!tensor.finish && !tensor.given.disagreement.empty() &&
-      (standalone() || (view_->members.size() > 1 && tensor.participation.member_count() == 1))) {
+      StaysHere(tensor.participation.member_count() == 1)) {
     return AbortRound(tensor, Status::kMismatch,
                       "round " + std::to_string(tensor.open_round().value()) + " of tensor '" +
                           tensor.spec.name + "': " + tensor.given.disagreement,
@@ -199,8 +191,7 @@ void Member::Flush(int64_t now_ns, Effects& out) {
     if (!queued) break;
     Tensor& tensor = *At(tensor_by_key_.at(queued->tensor));
     const bool is_private = IsPrivate(tensor, queued->slice);
-    const bool has_bytes =
-        CarriesData(FormOf(tensor, queued->slice)) && GivenLength(tensor, queued->slice) > 0;
+    const bool has_bytes = CostOf(tensor, queued->slice) > 0;
     if (has_bytes && !tensor.finish && (Reduces(tensor) || is_private)) {
       StartReduce(tensor, queued->slice, out);
     } else if (!is_private) {
@@ -275,7 +266,7 @@ void Member::SendSlice(Tensor& tensor, SliceIndex slice, std::map<ConnectionId, 
                                      : wire::Mode::kSum,
                          .form = FormOf(tensor, slice),
                          .wants_result = WantsResult(tensor, slice)};
-  const bool has_bytes = CarriesData(entry.form);
+  const bool has_bytes = wire::CarriesData(entry.form);
   Memory memory = Reduces(tensor) ? Memory::kSendBuffer : Memory::kContribution;
   if (has_bytes) entry.length_bytes = GivenLength(tensor, slice);
   if (tensor.finish) {
@@ -324,8 +315,7 @@ void Member::SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed,
   if (partial.lengths.empty()) partial.lengths.assign(tensor.spec.part_count(), 0);
   const bool holds = WillHold(tensor, slice);
   if (holds) {
-    if (TALWEG_MUTATION(own_part_not_copied, CopiesOwn(tensor, slice), false) &&
-        !IsPrivate(tensor, slice)) {
+    if (CopiesOwn(tensor, slice) && !IsPrivate(tensor, slice)) {
       out.push_back(CopyOwn{BytesOf(tensor, slice,
                                     Reduces(tensor) ? Memory::kSendBuffer : Memory::kContribution,
                                     length_bytes)});
@@ -335,10 +325,8 @@ void Member::SliceDone(Tensor& tensor, SliceIndex slice, uint32_t ranks_summed,
     ++partial.have_count;
     if (length_bytes > 0) {
       const uint32_t part = PartOf(tensor, slice);
-      const uint64_t end =
-          TALWEG_MUTATION(part_as_long_as_its_slices, length_bytes,
-                          tensor.slices[slice.value()].length_bytes) +
-          tensor.spec.collective.offset_in_part(tensor.slices[slice.value()].offset_bytes);
+      const uint64_t end = length_bytes + tensor.spec.collective.offset_in_part(
+                                              tensor.slices[slice.value()].offset_bytes);
       partial.lengths[part] = std::max(partial.lengths[part], end);
     }
     out.push_back(SliceArrived{BytesOf(tensor, slice, Memory::kResult, length_bytes)});
@@ -359,9 +347,7 @@ void Member::SliceDisagreed(Tensor& tensor, SliceIndex slice, std::string text, 
 
 void Member::CountDone(Tensor& tensor, SliceIndex slice, Effects& out) {
   tensor.slice_states[slice.value()] = SliceState::kDone;
-  if (++tensor.done_count + tensor.exempt_count ==
-      TALWEG_MUTATION(visible_slice_by_slice, tensor.slices.size(), tensor.exempt_count + 1))
-    RoundDone(tensor, out);
+  if (++tensor.done_count + tensor.exempt_count == tensor.slices.size()) RoundDone(tensor, out);
 }
 
 void Member::RoundDone(Tensor& tensor, Effects& out) {
@@ -397,9 +383,7 @@ void Member::RoundDone(Tensor& tensor, Effects& out) {
 void Member::AbortRound(Tensor& tensor, Status status, const std::string& text, Effects& out) {
   const Round round = tensor.open_round();
   if (tensor.aborted_from == Round{0}) tensor.aborted_from = round;
-  tensor.held = {.round = TALWEG_MUTATION(abort_not_held, round, tensor.held.round),
-                 .sum_epoch = Epoch{0},
-                 .ranks_summed = 0};
+  tensor.held = {.round = round, .sum_epoch = Epoch{0}, .ranks_summed = 0};
   ++counters_.rounds_aborted;
   out.push_back(
       CompleteRound{.tensor = tensor.index, .round = round, .status = status, .text = text});

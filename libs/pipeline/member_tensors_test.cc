@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors and ranks: agreement, what is refused, who leaves.
+#include <algorithm>
+#include <vector>
+
 #include <catch2/catch.hpp>
 
 #include "libs/pipeline/member_fixture.h"
@@ -154,18 +157,49 @@ TEST_CASE("Member: ranks of one node that disagree poison the tensor everywhere"
   // Rank 0 waits for round 1: it hears of it.
   REQUIRE(f.Of<CompleteRound>(out).size() == 1);
   CHECK(f.Of<CompleteRound>(out)[0].status == Status::kMismatch);
-  // And so does the primary owner, so that other nodes hear of it.
-  const auto declares = f.Entries<wire::Declare>(f.Flush());
-  REQUIRE(declares.size() == 2);
-  CHECK(declares[1].collective.element_count == 200);
-  CHECK(declares[1].by_rank == 1);
+  // And so does the owner, so that other nodes hear of it.
+  const auto told = f.Entries<wire::Failed>(f.Flush());
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].key == Key("w"));
+  CHECK(told[0].code == wire::FailedCode::kMismatch);
+  CHECK(told[0].text == reply.text);
   // Later pushes and declarations get the same answer.
   CHECK(f.Of<CompleteRound>(f.Push(0, 0, 2))[0].status == Status::kMismatch);
   CHECK(OnlyReply(f.Declare(0, Spec("w", 100))).status == Status::kMismatch);
   // A new view hears of it again.
   f.OnView(MakeView(2, {2, 2}, 1));
-  const auto again = f.Entries<wire::Declare>(f.From(0, wire::FrameType::kFenceAck));
-  CHECK(again.size() == 2);
+  const Effects frozen = f.From(0, wire::FrameType::kFenceAck);
+  CHECK(f.Entries<wire::Declare>(frozen).size() == 1);
+  CHECK(f.Entries<wire::Failed>(frozen) == told);
+}
+
+TEST_CASE("Member: what an owner said of a tensor is told to the owners of each later view",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1}, 2));
+  f.Open(Spec("w", 100));
+  f.Open(Spec("v", 100));
+  const uint32_t primary = f.member.FindTensor(Key("w"))->primary.value();
+  f.From<wire::Failed>(
+      primary, wire::FrameType::kFailed,
+      {{.key = Key("w"), .code = wire::FailedCode::kAborted, .text = "round 3 is lost"}});
+  CHECK(f.Flush().empty());  // Whoever said so tells the others in this view.
+  f.OnView(MakeView(2, {1, 1}, 1));
+  const Effects frozen = f.AnswerAll();
+  // The other tensor alone is reported, and the order is: declared, failed, reported.
+  REQUIRE(f.Entries<wire::Report>(frozen).size() == 1);
+  CHECK(f.Entries<wire::Report>(frozen)[0].key == Key("v"));
+  const auto told = f.Entries<wire::Failed>(frozen);
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].code == wire::FailedCode::kAborted);
+  CHECK(told[0].text == "round 3 is lost");
+  std::vector<wire::FrameType> order;
+  for (const Send& send : f.Of<Send>(frozen)) order.push_back(send.type);
+  const auto at = [&](wire::FrameType type) { return std::find(order.begin(), order.end(), type); };
+  CHECK(at(wire::FrameType::kDeclare) < at(wire::FrameType::kFailed));
+  CHECK(at(wire::FrameType::kFailed) < at(wire::FrameType::kReport));
+  f.Broken(0);
+  CHECK(f.Entries<wire::Failed>(f.AnswerAll()) == told);
 }
 
 TEST_CASE("Member: an owner's disagreement reaches who declares and who waits", "[pipeline]") {

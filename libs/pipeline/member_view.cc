@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "libs/base/check.h"
-#include "libs/base/mutation.h"
 #include "libs/pipeline/member.h"
 
 namespace talweg::pipeline {
@@ -36,6 +35,18 @@ std::vector<bool> Recut(const std::vector<Slice>& from, const std::vector<bool>&
     result[k] = covered;
   }
   return result;
+}
+
+wire::FailedCode CodeOf(Status status) {
+  switch (status) {
+    case Status::kMismatch: return wire::FailedCode::kMismatch;
+    case Status::kOverBudget: return wire::FailedCode::kOverBudget;
+    case Status::kAborted: return wire::FailedCode::kAborted;
+    case Status::kOk:
+    case Status::kInvalid:
+    case Status::kJobFailed: break;
+  }
+  return wire::FailedCode::kInvalid;
 }
 
 // Where the ranks belong that `numbers` counts so; up to the first that it does not know.
@@ -169,7 +180,7 @@ void Member::OwnerAnswered(Owner& owner, int64_t now_ns, Effects& out) {
   owner.trouble.clear();
   if (phase_ == Phase::kFencing) {
     for (const auto& [index, other] : owners_) {
-      if (TALWEG_MUTATION(reported_before_fenced, other.state != OwnerState::kReady, false)) return;
+      if (other.state != OwnerState::kReady) return;
     }
     Freeze(now_ns, out);
     return;
@@ -227,7 +238,7 @@ void Member::FreezeTensor(Tensor& tensor, Effects& out) {
   }
   // No rank here has been told which round comes first, so this member holds nothing of it: it goes
   // on from the others' round, which `Declared` names.
-  if (TALWEG_MUTATION(joiner_reports_round_zero, !tensor.announced, false)) return;
+  if (!tensor.announced) return;
   tensor.awaits_decision = true;
   tensor.report = MakeReport(tensor);
 }
@@ -235,8 +246,7 @@ void Member::FreezeTensor(Tensor& tensor, Effects& out) {
 void Member::PlaceTensor(Tensor& tensor, Effects& out) {
   TALWEG_CHECK(view_.has_value());
   tensor.owners.clear();
-  tensor.primary = PrimaryOwner(*view_, TALWEG_MUTATION(placed_by_declaration_order, tensor.key,
-                                                        TensorKey{tensor.index.value()}));
+  tensor.primary = PrimaryOwner(*view_, tensor.key);
   if (!view_->aggregators.empty()) tensor.owners[tensor.primary] = {};
   const uint64_t slices_min =
       tensor.spec.bytes() / view_->slice_bytes_max + tensor.spec.part_count();
@@ -264,7 +274,7 @@ void Member::PlaceTensor(Tensor& tensor, Effects& out) {
 
 bool Member::Resolve(Tensor& tensor, Effects& out) {
   if (tensor.resolved) return true;
-  const View& numbers = TALWEG_MUTATION(root_of_this_view, *first_view_, *view_);
+  const View& numbers = *first_view_;
   const auto fail = [&](Rank rank) {
     FailTensorWith(tensor, Status::kInvalid,
                    "tensor '" + tensor.spec.name + "': there is no rank " +
@@ -361,27 +371,35 @@ void Member::SendDeclares(Owner& owner, Effects& out) {
             .job = view_->job,
             .epoch = view_->epoch};
   std::vector<wire::Declare> entries;
-  const auto add = [&](const Tensor& tensor, const TensorSpec& spec, LocalRank by) {
+  std::vector<wire::Failed> failed;
+  for (const TensorIndex index : std::exchange(owner.undeclared, {})) {
+    const Tensor& tensor = *At(index);
+    if (tensor.state == TensorState::kAllocating || !tensor.owners.contains(owner.index)) continue;
+    const TensorSpec& spec = tensor.spec;
     const uint32_t root_rank = spec.collective.has_root() ? RootInView(spec.root_rank) : 0;
     entries.push_back({.key = tensor.key,
                        .name = spec.name,
                        .collective = spec.collective,
                        .group = PlacesOf(*first_view_, spec.ranks),
                        .root_rank = tensor.is_dead ? wire::kNoRank : root_rank,
-                       .by_rank = GlobalRank(by).value()});
+                       .by_rank = GlobalRank(tensor.declared_by).value()});
     send.tensors.push_back(tensor.index);
-  };
-  for (const TensorIndex index : std::exchange(owner.undeclared, {})) {
-    const Tensor& tensor = *At(index);
-    if (tensor.state == TensorState::kAllocating || !tensor.owners.contains(owner.index)) continue;
-    add(tensor, tensor.spec, tensor.declared_by);
-    if (tensor.conflict && owner.index == tensor.primary) {
-      add(tensor, *tensor.conflict, tensor.conflict_by);
+    // This node contributes to it no more, and the others may not have heard why.
+    if (tensor.state == TensorState::kFailed) {
+      failed.push_back(
+          {.key = tensor.key, .code = CodeOf(tensor.failed_status), .text = tensor.failed_text});
+      wire::CutText(failed.back().text);
     }
   }
   if (entries.empty()) return;
   send.entries = std::move(entries);
   out.push_back(std::move(send));
+  if (failed.empty()) return;
+  out.push_back(Send{.connection = owner.connection,
+                     .type = wire::FrameType::kFailed,
+                     .job = view_->job,
+                     .epoch = view_->epoch,
+                     .entries = std::move(failed)});
 }
 
 void Member::DeclareAll(Owner& owner, Effects& out) {
@@ -456,7 +474,7 @@ void Member::OnDecision(const Owner& owner, const wire::Decision& decision, Effe
       ++counters_.redos;
       ResetSlices(tensor);
       tensor.disagreement.reset();
-      tensor.partial = TALWEG_MUTATION(slices_kept_over_redo, Partial{}, tensor.partial);
+      tensor.partial = Partial{};
       break;
     case wire::Verdict::kFinish:
       ++counters_.finishes;
@@ -524,8 +542,7 @@ void Member::ReleaseHeld(int64_t now_ns, Effects& out) {
 }
 
 bool Member::HoldsBack(const Push& push) const {
-  if (!TALWEG_MUTATION(quiesce_holds_nothing, quiesce_held_, false) ||
-      needed_.contains({push.tensor, push.round})) {
+  if (!quiesce_held_ || needed_.contains({push.tensor, push.round})) {
     return false;
   }
   // It opens nothing: the round is over, or another rank here has begun it.
@@ -544,8 +561,8 @@ bool Member::HoldsBack(const Push& push) const {
 bool Member::AwaitsNeeded() const {
   return std::any_of(needed_.begin(), needed_.end(), [this](const auto& needed) {
     const Tensor& tensor = *tensors_[needed.first.value()];
-    return tensor.state == TensorState::kOpen && needed.second == tensor.open_round() &&
-           !tensor.contributed;
+    return tensor.state == TensorState::kOpen && tensor.failed_status == Status::kOk &&
+           needed.second == tensor.open_round() && !tensor.contributed;
   });
 }
 

@@ -349,6 +349,40 @@ TEST_CASE("Member: a broadcast whose root is gone is aborted, and unusable from 
   CHECK(again[0].text.find("is gone") != std::string::npos);
 }
 
+TEST_CASE("Member: a broadcast that is given up still gives others the round before",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1, 1}, 1));
+  f.Open(Spec("b", 10, DType::kU8, Op::kCopy, 2));
+  f.Push(0, 0, 1);
+  f.Results(f.Flush(), 1);
+  REQUIRE(f.member.FindTensor(Key("b"))->held.round == Round{1});
+  f.OnView(Survivors(2, 1));
+  f.AgreeTo(f.AnswerAll());
+  f.Decide("b", wire::Verdict::kFinish, 1, 1, {0});
+  f.Results(f.Flush(), 1, 1);
+  const auto over = f.Of<CompleteRound>(f.Push(0, 0, 2));
+  REQUIRE(over.size() == 1);
+  CHECK(over[0].status == Status::kAborted);
+  CHECK(f.Of<CompleteRound>(f.Push(0, 0, 3))[0].status == Status::kAborted);
+  CHECK(f.Of<DeclareReply>(f.Declare(0, Spec("b", 10, DType::kU8, Op::kCopy, 2)))[0].status ==
+        Status::kAborted);
+
+  // Node 1 did not have all of round 1 yet when a third view came.
+  f.OnView(Survivors(3, 1));
+  const Effects frozen = f.AnswerAll();
+  CHECK(f.Entries<wire::Failed>(frozen).empty());
+  CHECK(OnlyReport(frozen).held == Round{1});
+  CHECK(OnlyReport(frozen).held_epoch == Epoch{1});
+  f.AgreeTo(frozen);
+  f.Decide("b", wire::Verdict::kFinish, 1, 1, {0});
+  const auto sent = f.Entries<wire::Contribute>(f.Flush());
+  REQUIRE(sent.size() == 1);
+  CHECK(sent[0].round == Round{1});
+  CHECK(sent[0].form == wire::Form::kInline);
+  CHECK(sent[0].sum_epoch == Epoch{1});
+}
+
 TEST_CASE("Member: a round that was aborted before a rank came to it is over for that rank too",
           "[pipeline]") {
   Fixture f(0, 2);

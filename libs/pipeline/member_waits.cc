@@ -4,7 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "libs/base/mutation.h"
 #include "libs/pipeline/member.h"
 
 namespace talweg::pipeline {
@@ -27,7 +26,7 @@ void Member::OnSchedulerSilent(int64_t now_ns) {
   CountSilence(now_ns);
   scheduler_silent_ = true;
   silent_ns_ = 0;
-  if (TALWEG_MUTATION(each_silence_alone, now_ns >= decides_from_ns_, true)) {
+  if (now_ns >= decides_from_ns_) {
     undecided_ns_ = 0;
   } else if (!std::exchange(scheduler_relapsed_, true)) {
     undecided_ns_ += now_ns - answers_since_ns_;
@@ -41,7 +40,7 @@ void Member::OnSchedulerSilent(int64_t now_ns) {
 void Member::OnSchedulerAnswers(int64_t lease_ns, int64_t now_ns) {
   if (!scheduler_silent_) return;
   CountSilence(now_ns);
-  scheduler_silent_ = TALWEG_MUTATION(silence_outlives_an_answer, false, true);
+  scheduler_silent_ = false;
   answers_since_ns_ = now_ns;
   decides_from_ns_ = now_ns + 2 * lease_ns;
 }
@@ -106,7 +105,7 @@ bool Member::CheckUnreachable(int64_t now_ns, Effects& out) {
 // on without it. One that is connected is alive: it is waited for.
 bool Member::CheckAbsent(const Owner& owner, const wire::Waiting& entry, const std::string& what,
                          Effects& out) {
-  if (TALWEG_MUTATION(absent_awaited_for_ever, !SchedulerCannotDecide(), true)) return false;
+  if (!SchedulerCannotDecide()) return false;
   const size_t count = std::min(entry.missing_nodes.size(), entry.absent_ns.size());
   for (size_t i = 0; i < count; ++i) {
     if (entry.absent_ns[i] < static_cast<uint64_t>(config_.unreachable_ns)) continue;
@@ -130,7 +129,9 @@ bool Member::WaitsFor(const Owner& owner) const {
     if (!agreement->second.agreed && !tensor->pending.empty()) return true;
     if (!tensor->contributed && !tensor->finish) continue;
     for (size_t i = 0; i < tensor->slices.size(); ++i) {
-      if (tensor->slices[i].owner == owner.index && tensor->slice_states[i] != SliceState::kDone) {
+      const SliceState state = tensor->slice_states[i];
+      if (tensor->slices[i].owner == owner.index && state != SliceState::kDone &&
+          state != SliceState::kExempt) {
         return true;
       }
     }

@@ -87,14 +87,12 @@ struct Tensor {
   bool staged = false;  // See Member::StageContributions.
 
   TensorState state = TensorState::kAllocating;
+  // Not kOk: the ranks have been told that it is of no use any more. While `state` is not kFailed
+  // this node still gives others the round that it holds.
   Status failed_status = Status::kOk;
   std::string failed_text;
   std::vector<PendingDeclare> pending;
   bool announced = false;  // Some rank has been told that it may push.
-  // What a rank of this node declared under the same name, if that differs: sent to the primary
-  // owner, so that the other nodes hear of it too.
-  std::optional<TensorSpec> conflict;
-  LocalRank conflict_by;
 
   // Who takes part, by the first view of this member. Resolved when it is first placed.
   bool resolved = false;

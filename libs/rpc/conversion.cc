@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/status/status.h"
+#include "libs/base/shown_address.h"
 
 namespace talweg::rpc {
 namespace {
@@ -41,20 +42,6 @@ size_t CharacterBytes(std::string_view text) {
 }
 
 }  // namespace
-
-std::string ShownAddress(const std::string& data_address) {
-  std::string shown;
-  for (size_t begin = 0; begin < data_address.size();) {
-    const size_t end = std::min(data_address.find(',', begin), data_address.size());
-    std::string part = data_address.substr(begin, end - begin);
-    const size_t host = part.find("://");
-    const size_t secret = host == std::string::npos ? part.find(':') : part.find('/', host + 3);
-    part.resize(std::min(secret, part.size()));
-    shown += (shown.empty() ? "" : ",") + part;
-    begin = end + 1;
-  }
-  return shown;
-}
 
 scheduler::v1::MemberId ToShown(const MemberIdentity& id) {
   scheduler::v1::MemberId shown;

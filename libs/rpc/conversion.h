@@ -27,8 +27,6 @@ scheduler::v1::View ToShown(const View& view);
 scheduler::v1::ViewMember ToShown(const ViewMember& member);
 scheduler::v1::ViewAggregator ToShown(const ViewAggregator& aggregator);
 scheduler::v1::MemberId ToShown(const MemberIdentity& id);
-// "fi:tcp://10.0.0.3:7001,local" of "fi:tcp://10.0.0.3:7001/<token>,local:<name>".
-std::string ShownAddress(const std::string& data_address);
 
 scheduler::v1::ViewMember ToProto(const ViewMember& member);
 scheduler::v1::ViewAggregator ToProto(const ViewAggregator& aggregator);

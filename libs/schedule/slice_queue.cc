@@ -101,11 +101,9 @@ SliceQueue::Lane* SliceQueue::MostUrgent() {
   for (auto& [owner, lane] : lanes_) {
     if (!lane.open || lane.heap.empty()) continue;
     const QueuedSlice& head = lane.heap.front();
-    const bool has_credit =
-        TALWEG_MUTATION(large_slice_never_leaves,
-                        lane.in_flight_bytes <= KeptBackBytes(lane.credit_bytes), false) ||
-        (lane.in_flight_bytes <= lane.credit_bytes &&
-         head.cost_bytes <= lane.credit_bytes - lane.in_flight_bytes);
+    const bool has_credit = lane.in_flight_bytes <= KeptBackBytes(lane.credit_bytes) ||
+                            (lane.in_flight_bytes <= lane.credit_bytes &&
+                             head.cost_bytes <= lane.credit_bytes - lane.in_flight_bytes);
     if (!has_credit) continue;
     Lane*& best = lane.in_window ? over_link : in_memory;
     if (best == nullptr || MoreUrgent(head, best->heap.front())) best = &lane;
@@ -116,9 +114,7 @@ SliceQueue::Lane* SliceQueue::MostUrgent() {
 }
 
 bool SliceQueue::HasRoom(const QueuedSlice& slice) const {
-  return TALWEG_MUTATION(large_slice_never_leaves,
-                         window_.InFlightBytes() <= window_.way_count() * wire::kKeptCreditBytes,
-                         false) ||
+  return window_.InFlightBytes() <= window_.way_count() * wire::kKeptCreditBytes ||
          window_.InFlightBytes() + slice.cost_bytes <= WindowBytes();
 }
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "libs/base/ids.h"
-#include "libs/base/mutation.h"
 #include "libs/schedule/send_window.h"
 
 namespace talweg::schedule {
@@ -71,7 +70,7 @@ class SliceQueue {
     while (Lane* lane = MostUrgent()) {
       const QueuedSlice slice = PopFrom(*lane);
       if (!wanted(slice)) continue;
-      Charge(*lane, TALWEG_MUTATION(credit_not_charged, slice.cost_bytes, 0u), now_ns);
+      Charge(*lane, slice.cost_bytes, now_ns);
       return slice;
     }
     return std::nullopt;

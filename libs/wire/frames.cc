@@ -248,7 +248,7 @@ void Read(FieldReader& in, Failed& e) {
   in.Get(e.round);
   in.Get(e.code);
   in.Get(e.text, kTextBytesMax);
-  if (!Between(e.code, FailedCode::kMismatch, FailedCode::kJobFailed)) in.Fail();
+  if (!Between(e.code, FailedCode::kMismatch, FailedCode::kInvalid)) in.Fail();
 }
 
 void Write(FieldWriter& out, const Waiting& e) {
@@ -440,6 +440,13 @@ std::variant<Frame, ParseError> ParseFrame(std::span<const std::byte> bytes) {
                       std::to_string(header.body_bytes) + " bytes) do not parse"};
   }
   return frame;
+}
+
+void CutText(std::string& text) {
+  if (text.size() <= kTextBytesMax) return;
+  size_t end = kTextBytesMax;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  text.resize(end);
 }
 
 }  // namespace talweg::wire

@@ -207,8 +207,16 @@ struct Refused {
   friend bool operator==(const Refused&, const Refused&) = default;
 };
 
-enum class FailedCode : uint8_t { kMismatch = 1, kOverBudget = 2, kAborted = 3, kJobFailed = 4 };
+enum class FailedCode : uint8_t {
+  kMismatch = 1,
+  kOverBudget = 2,
+  kAborted = 3,
+  kJobFailed = 4,
+  kInvalid = 5,  // Nobody can declare the tensor so.
+};
 
+// From an aggregator: a tensor, or the job, is of no use any more. From an agent, after its
+// Declare: the tensor has failed there, so it must fail for the others too.
 struct Failed {
   TensorKey key;  // 0: the whole job at this aggregator.
   Round round;    // 0: every round.
@@ -248,9 +256,12 @@ struct Header {
 // Header::flags of a Report: more frames of this report follow.
 inline constexpr uint8_t kFlagMore = 1;
 
+// Whether bytes of a tensor travel with an entry.
+constexpr bool CarriesData(Form form) { return form == Form::kInline || form == Form::kWritten; }
+
 // What a contribution counts against the credit of its connection, while it is in flight.
-constexpr uint64_t CreditCost(Form form, uint32_t length_bytes) {
-  return form == Form::kInline || form == Form::kWritten ? length_bytes : 0;
+constexpr uint32_t CreditCost(Form form, uint32_t length_bytes) {
+  return CarriesData(form) ? length_bytes : 0;
 }
 
 // Of a small grant the receiver of contributions gives everything back at once. Of a larger one it
@@ -307,6 +318,9 @@ class FrameWriter {
   uint32_t entry_count_ = 0;
   std::vector<std::byte> bytes_;
 };
+
+// Cuts a text to kTextBytesMax, at the end of a UTF-8 character.
+void CutText(std::string& text);
 
 struct ParseError {
   std::string text;  // What is wrong, with the offending values.

@@ -30,7 +30,6 @@ constexpr uint64_t kAloneGpuSliceBytes = 16 * kMiB;
 // With CPUs to spare for it. A GPU's switch from one process to the other takes 140 us, the copy of
 // a piece to the host or back 80.
 constexpr int64_t kWatchGpuNs = 300'000;
-constexpr int64_t kSchedulerLeaveNs = 2'000'000'000;
 
 }  // namespace
 
@@ -40,7 +39,9 @@ Agent::Agent(AgentOptions options)
       started_unix_ns_(UnixNowNs()),
       host_id_(HostId()),
       node_name_(config_.name.empty() ? HostName() : config_.name),
-      timeline_(config_.trace_path.empty() ? 0 : config_.trace_rounds) {}
+      timeline_(config_.trace_path.empty() ? 0 : config_.trace_rounds),
+      life_({.alone = config_.standalone,
+             .drain_ns = static_cast<int64_t>(config_.drain_timeout_ms) * 1'000'000}) {}
 
 absl::StatusOr<std::unique_ptr<Agent>> Agent::Create(AgentOptions options) {
   std::unique_ptr<Agent> agent(new Agent(std::move(options)));
@@ -49,9 +50,8 @@ absl::StatusOr<std::unique_ptr<Agent>> Agent::Create(AgentOptions options) {
 }
 
 Agent::~Agent() {
-  if (scheduler_ != nullptr) scheduler_.reset();
+  link_.reset();
   if (admin_ != nullptr) admin_->Shutdown(0);
-  if (data_plane_ != nullptr) data_plane_->CloseAll();
 }
 
 absl::Status Agent::Open() {
@@ -65,21 +65,6 @@ absl::Status Agent::Open() {
   if (!standalone()) TALWEG_RETURN_IF_ERROR(OpenTransport());
   memory_ = std::make_unique<TensorMemory>(config_.rank_count, rank_server_.get(), transport_.get(),
                                            config_.slice_bytes_max >= shm::kArrivalBytesMin);
-  if (transport_ != nullptr) {
-    data_plane_ = std::make_unique<DataPlane>(
-        DataPlane::Options{
-            .host_id = host_id_,
-            .local_transport = config_.local_transport,
-            .host_found =
-                [this](ConnectionId connection, absl::StatusOr<std::string> literal) {
-                  mailbox_->Post(HostFound{connection, std::move(literal)});
-                },
-            .fetch_result =
-                [this](const pipeline::SliceBytes& slice, std::span<std::byte> bytes) {
-                  return gpus_->stage().FetchResult(slice, bytes);
-                }},
-        transport_.get(), memory_.get(), &timeline_, &clock_, static_cast<PeerEvents*>(this));
-  }
   desk_ = std::make_unique<RankDesk>(config_.rank_count, config_.job, rank_server_.get(),
                                      memory_.get(), static_cast<RankEvents*>(this));
   if (gpu_platform_ != nullptr) {
@@ -92,7 +77,54 @@ absl::Status Agent::Open() {
                              [this](uint32_t) { gpus_->stage().DrainWakeups(); }));
   }
   NewMember();
-  return OpenAdmin();
+  TALWEG_RETURN_IF_ERROR(OpenAdmin());
+  link_ = standalone() ? MakeAloneLink() : MakeMemberLink();
+  return absl::OkStatus();
+}
+
+std::unique_ptr<JobLink> Agent::MakeAloneLink() {
+  const uint64_t slice_bytes_max =
+      gpus_ == nullptr ? config_.slice_bytes_max
+                       : std::max<uint64_t>(config_.slice_bytes_max, kAloneGpuSliceBytes);
+  return NewAloneLink({.rank_count = config_.rank_count, .name = node_name_}, slice_bytes_max,
+                      [this](const rpc::ViewPublished& published) { OnMemberEvent(published); });
+}
+
+std::unique_ptr<JobLink> Agent::MakeMemberLink() {
+  auto data_plane = std::make_unique<DataPlane>(
+      DataPlane::Options{.host_id = host_id_,
+                         .local_transport = config_.local_transport,
+                         .host_found =
+                             [this](ConnectionId connection, absl::StatusOr<std::string> literal) {
+                               mailbox_->Post(HostFound{connection, std::move(literal)});
+                             },
+                         .fetch_result =
+                             [this](const pipeline::SliceBytes& slice, std::span<std::byte> bytes) {
+                               return gpus_->stage().FetchResult(slice, bytes);
+                             }},
+      transport_.get(), memory_.get(), &timeline_, &clock_, static_cast<PeerEvents*>(this));
+  const auto join_timeout_ns = static_cast<int64_t>(config_.join_timeout_ms) * 1'000'000;
+  rpc::SchedulerLinkOptions scheduler = {.address = config_.scheduler,
+                                         .seed = options_.incarnation.value(),
+                                         .job_secret = options_.job_secret};
+  scheduler.join_timeout_ns = std::min(scheduler.join_timeout_ns, join_timeout_ns);
+  membership::JobSpec spec;
+  spec.min_members = config_.min_members;
+  spec.max_members = config_.max_members;
+  spec.slice_bytes_max = config_.slice_bytes_max;
+  spec.loss_policy = config_.loss_policy == config::LossPolicy::kContinue
+                         ? membership::LossPolicy::kContinue
+                         : membership::LossPolicy::kFailJob;
+  spec.join_timeout_ns = join_timeout_ns;
+  spec.gather_ns = static_cast<int64_t>(config_.gather_ms) * 1'000'000;
+  return NewMemberLink(std::move(data_plane), transport_.get(), std::move(scheduler),
+                       {.job_name = config_.job,
+                        .spec = spec,
+                        .member = {.rank_count = config_.rank_count,
+                                   .name = node_name_,
+                                   .admin_address = admin_->address()},
+                        .host_id = host_id_},
+                       [this](rpc::MemberEvent event) { mailbox_->Post(std::move(event)); });
 }
 
 absl::Status Agent::OpenRankServer() {
@@ -179,61 +211,18 @@ void Agent::NewMember() {
       .unreachable_ns = UnreachableNs()});
 }
 
-void Agent::Start() {
-  const MemberIdentity self = member_->config().self;
-  if (standalone()) {
-    View view;
-    job_ = JobId{generation_};
-    view.job = job_;
-    view.epoch = Epoch{1};
-    view.slice_bytes_max = gpus_ == nullptr
-                               ? config_.slice_bytes_max
-                               : std::max<uint64_t>(config_.slice_bytes_max, kAloneGpuSliceBytes);
-    view.members.push_back({.id = self, .rank_count = config_.rank_count, .name = node_name_});
-    Deliver([this, view](pipeline::Effects& out) { member_->OnView(view, NowNs(), out); });
-    desk_->SetView(view, self);
-    return;
-  }
-  scheduler_ = std::make_unique<rpc::SchedulerClient>(
-      rpc::SchedulerLinkOptions{
-          .address = config_.scheduler,
-          .join_timeout_ns = std::min(rpc::SchedulerLinkOptions{}.join_timeout_ns,
-                                      static_cast<int64_t>(config_.join_timeout_ms) * 1'000'000),
-          .seed = options_.incarnation.value(),
-          .job_secret = options_.job_secret},
-      [this](rpc::MemberEvent event) { mailbox_->Post(std::move(event)); });
-  membership::JobSpec spec;
-  spec.min_members = config_.min_members;
-  spec.max_members = config_.max_members;
-  spec.slice_bytes_max = config_.slice_bytes_max;
-  spec.loss_policy = config_.loss_policy == config::LossPolicy::kContinue
-                         ? membership::LossPolicy::kContinue
-                         : membership::LossPolicy::kFailJob;
-  spec.join_timeout_ns = static_cast<int64_t>(config_.join_timeout_ms) * 1'000'000;
-  spec.gather_ns = static_cast<int64_t>(config_.gather_ms) * 1'000'000;
-  scheduler_->JoinJob({.job_name = config_.job,
-                       .spec = spec,
-                       .member = {.id = self,
-                                  .rank_count = config_.rank_count,
-                                  .name = node_name_,
-                                  .admin_address = admin_->address()},
-                       .host_id = host_id_});
-}
-
 absl::Status Agent::Run() {
   Log(LogLevel::kInfo, "serving ", config_.rank_count, " ranks of job '", config_.job, "' as node ",
       config_.node_rank, " at ", options_.socket_path, ", admin at ", admin_->address(),
       standalone() ? ", alone" : "");
   loop_->AddPoller(this);
-  Start();
+  link_->Join(member_->config().self);
   loop_->Run();
   loop_->RemovePoller(this);
-  if (data_plane_ != nullptr) data_plane_->CloseAll();
-  if (scheduler_ != nullptr) {
-    const absl::Status left = scheduler_->Leave(leave_reason_, leave_text_, kSchedulerLeaveNs);
-    if (!left.ok()) Log(LogLevel::kWarning, "the scheduler was not told: ", StatusText(left));
-    scheduler_.reset();
-  }
+  const LifeEnd& end = life_.how_it_ends();
+  const absl::Status left = link_->Leave(
+      end.finished ? JobLink::LeaveReason::kFinished : JobLink::LeaveReason::kStopped, end.text);
+  if (!left.ok()) Log(LogLevel::kWarning, "the scheduler was not told: ", StatusText(left));
   WriteTrace();
   admin_->Shutdown(0);
   // Ranks that are still there see at once that nobody serves them.
@@ -241,11 +230,11 @@ absl::Status Agent::Run() {
   memory_->DropNicRegions();
   if (gpus_ != nullptr) loop_->RemoveDescriptor(gpus_->stage().WaitDescriptor());
   gpus_.reset();  // Its copies may still use what is freed next.
-  data_plane_.reset();
+  link_.reset();
   memory_.reset();
   loop_->RemoveDescriptor(rank_server_->WaitDescriptor());
   rank_server_.reset();
-  Log(LogLevel::kInfo, "ends: ", leave_text_);
+  Log(LogLevel::kInfo, "ends: ", end.text);
   return end_;
 }
 
@@ -253,7 +242,7 @@ void Agent::Stop(std::string why) { mailbox_->Post(StopRequested{std::move(why)}
 
 int Agent::Poll() {
   int work = mailbox_->Drain([this](Mail mail) { OnMail(std::move(mail)); });
-  if (data_plane_ != nullptr) work += data_plane_->Poll(kEventsPerPass);
+  work += link_->Poll(kEventsPerPass);
   work += rank_server_->PollRings(*desk_);
   if (gpus_ != nullptr) work += gpus_->stage().Poll(NowNs());
   work += ReduceSome();
@@ -265,7 +254,7 @@ int Agent::Poll() {
     dirty_ = false;
     ++work;
   }
-  CheckEnd();
+  Live();
   return work;
 }
 
@@ -275,12 +264,9 @@ bool Agent::PrepareToSleep() {
   // A timeline has each push when it was.
   bool may_sleep = rank_server_->PrepareToSleep(
       memory_->ranks_sum() && !timeline_.records() ? Until::kAwaited : Until::kPushed);
-  if (transport_ != nullptr) may_sleep &= transport_->PrepareToSleep();
+  may_sleep &= link_->PrepareToSleep();
   int64_t deadline_ns = member_->NextTickNs();
-  for (const int64_t other_ns : {stop_deadline_ns_, leaving_ ? leaving_deadline_ns_ : 0,
-                                 failed_at_ns_ == 0 ? 0 : failed_at_ns_ + FailedLingerNs()}) {
-    if (other_ns > 0) deadline_ns = std::min(deadline_ns, other_ns);
-  }
+  if (const auto life_ns = life_.NextNs(Look())) deadline_ns = std::min(deadline_ns, *life_ns);
   if (gpus_ != nullptr) {
     const std::optional<int64_t> gpus_ns = gpus_->stage().PrepareToSleep();
     if (gpus_ns && *gpus_ns <= NowNs()) return false;
@@ -318,7 +304,7 @@ void Agent::Perform(pipeline::Effects& effects) {
           if constexpr (std::is_same_v<E, pipeline::Connect> ||
                         std::is_same_v<E, pipeline::Close> || std::is_same_v<E, pipeline::Send> ||
                         std::is_same_v<E, pipeline::WriteSlice>) {
-            if (data_plane_ != nullptr) data_plane_->Do(e);
+            link_->Do(e);
           } else if constexpr (std::is_same_v<E, pipeline::DeclareReply> ||
                                std::is_same_v<E, pipeline::FailRank>) {
             desk_->Do(e);
@@ -335,19 +321,23 @@ void Agent::Perform(pipeline::Effects& effects) {
               FinishRound(e);
             }
           } else if constexpr (std::is_same_v<E, pipeline::FailJob>) {
-            if (!leaving_) {
+            if (!life_.Leaves()) {
               if (scheduler_silent_since_ns_ != 0) e.text += "; " + SchedulerSilenceText();
               Log(LogLevel::kError, "job '", config_.job, "' has failed: ", e.text);
               end_ = absl::AbortedError(e.text);
             }
-            failed_at_ns_ = NowNs();
+            life_.OnFailed(member_->failed_text(), NowNs());
             desk_->Do(e);
             reduces_.clear();
             if (gpus_ != nullptr) gpus_->stage().Abandon();
           } else if constexpr (std::is_same_v<E, pipeline::FailTensor>) {
             Log(LogLevel::kError, e.text);
           } else if constexpr (std::is_same_v<E, pipeline::Quiesced>) {
-            if (scheduler_ != nullptr) scheduler_->Quiesced(e.id);
+            link_->Quiesced(e.id);
+          } else if constexpr (std::is_same_v<E, pipeline::ReportLost>) {
+            link_->ReportLost(e);
+          } else if constexpr (std::is_same_v<E, pipeline::RanksDone>) {
+            life_.OnRanksDone();
           } else if constexpr (std::is_same_v<E, pipeline::Log>) {
             Log(e.is_warning ? LogLevel::kWarning : LogLevel::kInfo, e.text);
           } else {
@@ -392,20 +382,6 @@ void Agent::Do(const pipeline::CopyInline& effect) {
   std::memcpy(target.data(), bytes.data(), bytes.size());
 }
 
-void Agent::Do(const pipeline::ReportLost& effect) {
-  if (scheduler_ == nullptr) return;
-  if (effect.rank) {
-    scheduler_->ReportLostRank(*effect.rank, effect.text);
-  } else {
-    scheduler_->ReportLostSelf(effect.text);
-  }
-}
-
-void Agent::Do(const pipeline::RanksDone& /*effect*/) {
-  if (failed_at_ns_ != 0 || leaving_) return;  // CheckEnd sees it.
-  ranks_done_ = true;
-}
-
 void Agent::OnPeerConnected(ConnectionId connection) {
   Deliver([this, connection](pipeline::Effects& out) {
     member_->OnConnected(connection, NowNs(), out);
@@ -414,12 +390,8 @@ void Agent::OnPeerConnected(ConnectionId connection) {
 
 void Agent::OnPeerDisconnected(ConnectionId connection, const std::string& reason) {
   Deliver([this, connection, reason](pipeline::Effects& out) {
-    if (scheduler_ != nullptr) {
-      for (const auto& [index, owner] : member_->owners()) {
-        if (owner.connection == connection) {
-          scheduler_->ReportUnreachableAggregator(owner.incarnation, reason);
-        }
-      }
+    for (const auto& [index, owner] : member_->owners()) {
+      if (owner.connection == connection) link_->ReportUnreachable(owner.incarnation, reason);
     }
     member_->OnDisconnected(connection, reason, NowNs(), out);
   });
@@ -445,7 +417,7 @@ void Agent::OnPeerFrame(ConnectionId connection, const wire::Frame& frame) {
 }
 
 void Agent::OnRankJoined(LocalRank rank, uint32_t pid) {
-  ever_attached_ = true;
+  life_.OnRankAttached();
   Deliver([this, rank, pid](pipeline::Effects& out) {
     member_->OnRankJoined(rank, pid, NowNs(), out);
   });

@@ -28,8 +28,10 @@
 #include "libs/shm/daemon/rank_server.h"
 #include "libs/telemetry/counter.h"
 #include "libs/transport/transport.h"
+#include "services/agent/agent_life.h"
 #include "services/agent/data_plane.h"
 #include "services/agent/gpu_front.h"
+#include "services/agent/job_link.h"
 #include "services/agent/rank_desk.h"
 #include "services/agent/tensor_memory.h"
 #include "services/agent/timeline.h"
@@ -95,8 +97,9 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   absl::Status OpenTransport();
   absl::Status OpenGpuFront();
   absl::Status OpenAdmin();
+  std::unique_ptr<JobLink> MakeAloneLink();
+  std::unique_ptr<JobLink> MakeMemberLink();
   void NewMember();
-  void Start();
 
   // Poller
   int Poll() override;
@@ -112,12 +115,10 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   void Do(pipeline::ReduceSlice& effect);
   void Do(const pipeline::CopyInline& effect);
   void Do(const pipeline::CopyOwn& effect);
-  void Do(const pipeline::ReportLost& effect);
   void Do(const pipeline::LogWaiting& effect);
   // Whether one more wait is named in this second's log: who waits may do so with thousands of
   // tensors. The others are counted.
   bool NameWaiting();
-  void Do(const pipeline::RanksDone& effect);
   // The ranks may be told: the result is where they want it.
   void FinishRound(const pipeline::CompleteRound& effect);
   int ReduceSome();
@@ -148,12 +149,12 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   void OnMail(Mail mail);
   void OnMemberEvent(const rpc::MemberEvent& event);
   void OnStop(const std::string& why);
-  void CheckEnd();
-  int64_t FailedLingerNs() const;
+  // agent_control.cc: does what the agent's life has come to.
+  void Live();
+  LifeSight Look() const;
   int64_t UnreachableNs() const { return static_cast<int64_t>(config_.unreachable_ms) * 1'000'000; }
   std::string SchedulerSilenceText() const;
   void Restart();
-  void BeginLeaving(rpc::SchedulerClient::LeaveReason reason, const std::string& text);
   void WriteTrace() const;
 
   // agent_status.cc
@@ -177,7 +178,6 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   std::unique_ptr<transport::Transport> transport_;  // Null when standalone.
   Timeline timeline_;
   std::unique_ptr<TensorMemory> memory_;
-  std::unique_ptr<DataPlane> data_plane_;        // Null when standalone.
   std::unique_ptr<gpu::Platform> gpu_platform_;  // Until gpus_ has it.
   std::unique_ptr<GpuFront> gpus_;               // Null without GPUs.
   bool any_direct_ = false;
@@ -187,7 +187,7 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   std::unique_ptr<pipeline::Member> member_;
   std::unique_ptr<rpc::ServiceHolder> admin_service_;
   std::unique_ptr<rpc::Server> admin_;
-  std::unique_ptr<rpc::SchedulerClient> scheduler_;  // Null when standalone.
+  std::unique_ptr<JobLink> link_;
 
   std::deque<std::function<void(pipeline::Effects&)>> events_;
   bool performing_ = false;
@@ -198,7 +198,6 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   EventLoop::TimerId timer_ = 0;
 
   JobId job_;
-  uint64_t generation_ = 1;
   int64_t scheduler_silent_since_ns_ = 0;  // 0: it answers.
   std::string scheduler_text_;
   std::map<std::pair<pipeline::TensorIndex, Round>, std::vector<uint32_t>> missing_nodes_;
@@ -207,15 +206,7 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   uint32_t waiting_unnamed_ = 0;
   uint64_t bytes_reduced_ = 0;
 
-  std::string stop_why_;  // Not empty: Stop was called.
-  int64_t stop_deadline_ns_ = 0;
-  int64_t failed_at_ns_ = 0;  // 0: the job has not failed.
-  bool ever_attached_ = false;
-  bool ranks_done_ = false;
-  bool leaving_ = false;
-  int64_t leaving_deadline_ns_ = 0;
-  rpc::SchedulerClient::LeaveReason leave_reason_ = rpc::SchedulerClient::LeaveReason::kFinished;
-  std::string leave_text_;
+  AgentLife life_;
   absl::Status end_;
 };
 

@@ -11,15 +11,6 @@
 #include "services/agent/agent.h"
 
 namespace talweg::agent {
-namespace {
-
-// How long Goodbyes may take to leave.
-constexpr int64_t kLeavingNs = 500'000'000;
-// How long ranks that do not end keep a failed job's agent alive.
-constexpr int64_t kFailedLingerNs = 30'000'000'000;
-
-}  // namespace
-
 void Agent::OnMail(Mail mail) {
   std::visit(
       [this](auto& m) {
@@ -27,7 +18,7 @@ void Agent::OnMail(Mail mail) {
         if constexpr (std::is_same_v<M, rpc::MemberEvent>) {
           OnMemberEvent(m);
         } else if constexpr (std::is_same_v<M, HostFound>) {
-          if (data_plane_ != nullptr) data_plane_->OnHostFound(m.connection, m.literal);
+          link_->OnHostFound(m.connection, m.literal);
         } else if constexpr (std::is_same_v<M, StopRequested>) {
           OnStop(m.why);
         } else if constexpr (std::is_same_v<M, StatusRequested>) {
@@ -60,9 +51,12 @@ void Agent::OnMemberEvent(const rpc::MemberEvent& event) {
         } else if constexpr (std::is_same_v<E, rpc::JoinRefused>) {
           fail("cannot join job '" + config_.job + "': " + StatusText(e.status));
         } else if constexpr (std::is_same_v<E, rpc::ViewPublished>) {
-          Log(LogLevel::kInfo, "view of epoch ", e.view.epoch, ": ", e.view.members.size(),
-              " members, ", e.view.RankCount(), " ranks, ", e.view.aggregators.size(),
-              " aggregators");
+          job_ = e.view.job;
+          if (!link_->IsAlone()) {
+            Log(LogLevel::kInfo, "view of epoch ", e.view.epoch, ": ", e.view.members.size(),
+                " members, ", e.view.RankCount(), " ranks, ", e.view.aggregators.size(),
+                " aggregators");
+          }
           Deliver([this, view = e.view](pipeline::Effects& out) {
             member_->OnView(view, NowNs(), out);
           });
@@ -110,67 +104,35 @@ std::string Agent::SchedulerSilenceText() const {
 }
 
 void Agent::OnStop(const std::string& why) {
-  if (!stop_why_.empty()) return;
-  stop_why_ = why.empty() ? "stopped" : why;
-  stop_deadline_ns_ = NowNs() + static_cast<int64_t>(config_.drain_timeout_ms) * 1'000'000;
+  if (!life_.OnStop(why, NowNs())) return;
   admin_->SetServing("", false);
-  Log(LogLevel::kInfo, stop_why_, "; ranks have ", config_.drain_timeout_ms, " ms to finish");
+  Log(LogLevel::kInfo, life_.why_it_stops(), "; ranks have ", config_.drain_timeout_ms,
+      " ms to finish");
 }
 
-int64_t Agent::FailedLingerNs() const {
-  return desk_->AnyAttached() ? kFailedLingerNs
-                              : static_cast<int64_t>(config_.drain_timeout_ms) * 1'000'000;
+LifeSight Agent::Look() const {
+  return {.any_attached = desk_->AnyAttached(),
+          .gpus_are_idle = gpus_ == nullptr || gpus_->stage().IsIdle(),
+          .words_have_left = link_->Drained()};
 }
 
-void Agent::CheckEnd() {
-  using Reason = rpc::SchedulerClient::LeaveReason;
-  if (leaving_) {
-    if (data_plane_ == nullptr || data_plane_->Drained() || NowNs() >= leaving_deadline_ns_) {
-      loop_->Stop();
+void Agent::Live() {
+  switch (life_.Advance(Look(), NowNs())) {
+    case LifeStep::kNone: return;
+    case LifeStep::kServeOthers: return Restart();
+    case LifeStep::kFailTheRanks: {
+      const std::string text = "the agent of node " + std::to_string(config_.node_rank) + " (pid " +
+                               std::to_string(getpid()) + ") ends: " + life_.why_it_stops();
+      Deliver([this, text](pipeline::Effects& out) { member_->OnJobFailed(text, NowNs(), out); });
+      return;
     }
-    return;
+    case LifeStep::kLeave: Deliver([this](pipeline::Effects& out) { member_->Leave(out); }); return;
+    case LifeStep::kEnd: loop_->Stop(); return;
   }
-  const bool attached = desk_->AnyAttached();
-  if (failed_at_ns_ != 0) {
-    const bool nobody_to_tell = !attached && (ever_attached_ || !stop_why_.empty());
-    if (nobody_to_tell || NowNs() >= failed_at_ns_ + FailedLingerNs() ||
-        (stop_deadline_ns_ != 0 && NowNs() >= stop_deadline_ns_)) {
-      BeginLeaving(Reason::kStopped, member_->failed_text());
-    }
-    return;
-  }
-  // What goes on among GPUs has an end, and is over memory that Restart gives away.
-  if (ranks_done_ && gpus_ != nullptr && !gpus_->stage().IsIdle()) return;
-  if (std::exchange(ranks_done_, false)) {
-    if (standalone() && stop_why_.empty()) {
-      Restart();
-    } else {
-      BeginLeaving(Reason::kFinished, "all ranks are done");
-    }
-    return;
-  }
-  if (stop_why_.empty()) return;
-  if (!attached) {
-    BeginLeaving(standalone() ? Reason::kFinished : Reason::kStopped, stop_why_);
-  } else if (NowNs() >= stop_deadline_ns_) {
-    const std::string text = "the agent of node " + std::to_string(config_.node_rank) + " (pid " +
-                             std::to_string(getpid()) + ") ends: " + stop_why_;
-    Deliver([this, text](pipeline::Effects& out) { member_->OnJobFailed(text, NowNs(), out); });
-    BeginLeaving(Reason::kStopped, text);
-  }
-}
-
-void Agent::BeginLeaving(rpc::SchedulerClient::LeaveReason reason, const std::string& text) {
-  leaving_ = true;
-  leaving_deadline_ns_ = NowNs() + kLeavingNs;
-  leave_reason_ = reason;
-  leave_text_ = text;
-  Deliver([this](pipeline::Effects& out) { member_->Leave(out); });
 }
 
 void Agent::Restart() {
   Log(LogLevel::kInfo, "all ranks have left; ready for the next");
-  ++generation_;
   desk_->Restart();
   memory_->DropNicRegions();
   if (gpus_ != nullptr) gpus_->stage().ForgetTensors();
@@ -179,7 +141,7 @@ void Agent::Restart() {
   missing_nodes_.clear();
   timeline_.ForgetOpen();
   NewMember();
-  Start();
+  link_->Join(member_->config().self);
 }
 
 }  // namespace talweg::agent

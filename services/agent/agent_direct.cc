@@ -44,7 +44,7 @@ std::optional<TensorMemory::NicRegions> Agent::MakeDirect(const pipeline::Alloca
     NoteNotDirect(takes);
     return std::nullopt;
   }
-  if (data_plane_->AnyLocal()) {
+  if (link_->AnyLocal()) {
     NoteNotDirect(absl::FailedPreconditionError(
         "an aggregator is reached through this host's memory, as --local_transport allows"));
     return std::nullopt;
@@ -66,7 +66,7 @@ std::optional<TensorMemory::NicRegions> Agent::MakeDirect(const pipeline::Alloca
     Log(LogLevel::kInfo, "GPUDirect: used, from tensor '", effect.spec.name, "' on");
   }
   // An aggregator that comes to this host later has no ring that could carry it.
-  data_plane_->UseNetworkOnly();
+  link_->UseNetworkOnly();
   return *std::move(regions);
 }
 

@@ -93,7 +93,7 @@ void Agent::OnEventsLost(LocalRank rank) { desk_->TellEventsLost(rank); }
 
 void Agent::OnGpuFailed(const std::string& text) {
   // What a NIC still reads on a GPU that is lost nobody can vouch for.
-  if (gpus_->stage().AnyDirect()) data_plane_->CloseAll();
+  if (gpus_->stage().AnyDirect()) link_->CloseAll();
   OnRankFailure(text);
 }
 

@@ -100,8 +100,9 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
     *status.mutable_view() = rpc::ToShown(*member.newest_view());
   }
   status.set_state(StateText(member));
-  status.set_scheduler_reachable(scheduler_silent_since_ns_ == 0 && !standalone());
-  status.set_scheduler_text(standalone() ? "none: this node is the whole job" : scheduler_text_);
+  status.set_scheduler_reachable(scheduler_silent_since_ns_ == 0 && !link_->IsAlone());
+  status.set_scheduler_text(link_->IsAlone() ? "none: this node is the whole job"
+                                             : scheduler_text_);
 
   for (uint32_t i = 0; i < desk_->ranks().size(); ++i) {
     const RankDesk::Rank& rank = desk_->ranks()[i];
@@ -149,8 +150,7 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
     out->set_connected(owner.state == pipeline::OwnerState::kReady);
     out->set_credit_bytes(owner.credit_bytes);
     out->set_bytes_in_flight(member.queue().InFlightBytes(index));
-    if (data_plane_ == nullptr) continue;
-    const DataPlane::Traffic traffic = data_plane_->TrafficOf(owner.connection);
+    const DataPlane::Traffic traffic = link_->TrafficOf(owner.connection);
     out->set_transport(traffic.transport);
     out->set_bytes_sent(traffic.bytes_sent);
     out->set_bytes_received(traffic.bytes_received);
@@ -159,10 +159,9 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
   const pipeline::MemberCounters& counters = member.counters();
   status.set_rounds_done(counters.rounds_completed);
   status.set_bytes_pushed(desk_->bytes_pushed());
-  if (data_plane_ != nullptr) {
-    status.set_bytes_sent(data_plane_->bytes_sent());
-    status.set_bytes_received(data_plane_->bytes_received() + counters.result_bytes_written);
-  }
+  const JobLink::Totals totals = link_->totals();
+  status.set_bytes_sent(totals.bytes_sent);
+  status.set_bytes_received(totals.bytes_received + counters.result_bytes_written);
   status.set_bytes_reduced_locally(bytes_reduced_);
   status.set_memory_bytes(memory_->bytes());
   status.set_tracing(timeline_.recording());
@@ -187,7 +186,7 @@ void Agent::AddCounters(v1::GetStatusResponse& status) const {
   named["link_bytes_per_s"] = member.queue().LinkBytesPerMs() * 1000;
   named["round_trip_us"] = static_cast<uint64_t>(member.queue().RoundTripNs() / 1000);
   named["send_window_bytes"] = member.queue().WindowBytes();
-  named["bad_frames"] = data_plane_ == nullptr ? 0 : data_plane_->bad_frames();
+  named["bad_frames"] = link_->totals().bad_frames;
   for (size_t i = 1; i < counters.refused.size(); ++i) {
     const auto reason = static_cast<wire::RefusedReason>(i);
     named[std::string("refused{reason=") + wire::RefusedReasonName(reason) + "}"] =

@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "libs/base/check.h"
+#include "libs/base/shown_address.h"
 #include "libs/status/status.h"
 
 namespace talweg::agent {
@@ -39,7 +40,7 @@ void DataPlane::Do(const pipeline::Connect& effect) {
     failed_connects_.emplace_back(effect.connection, "aggregator '" + effect.name +
                                                          "' offers no address that this agent can "
                                                          "connect to: '" +
-                                                         effect.data_address + "'");
+                                                         ShownAddress(effect.data_address) + "'");
     return;
   }
   const std::string host = transport::HostOf(address);

@@ -11,6 +11,7 @@
 
 #include "libs/base/bytes.h"
 #include "libs/base/fingerprint.h"
+#include "libs/base/shown_address.h"
 #include "libs/config/ready.h"
 #include "libs/rpc/conversion.h"
 #include "libs/runtime/clock.h"
@@ -141,7 +142,7 @@ absl::Status Aggregator::OpenAdmin() {
   return absl::OkStatus();
 }
 
-std::string Aggregator::public_data_address() const { return rpc::ShownAddress(data_address_); }
+std::string Aggregator::public_data_address() const { return ShownAddress(data_address_); }
 
 absl::Status Aggregator::Run() {
   Log(LogLevel::kInfo, "aggregator '", name_, "' listens on ", public_data_address(), ", admin on ",

@@ -198,7 +198,10 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
   if (failed.status == pipeline::Status::kAborted && !trace_->HasReached(kFalseReport)) {
     for (size_t place = 0; place < plans_.size(); ++place) {
       if (plans_[place]->name() != memory_.at(failed.tensor).spec.name) continue;
-      ledger_->OnDead(key, core_.FindTensor(key)->open_round(), NeededBy(place));
+      ledger_->OnDead(key, {.last = core_.FindTensor(key)->open_round(),
+                            .member = core_.config().self,
+                            .epoch = core_.view()->epoch,
+                            .needed = NeededBy(place)});
     }
   }
   const bool goes_on = config_.profile->has_groups && failed.status == pipeline::Status::kAborted &&
@@ -273,6 +276,8 @@ std::string AgentProcess::Details(const pipeline::Send& send) const {
       add(entry.key, " holds " + std::to_string(entry.held.value()) + ", contributed to " +
                          std::to_string(entry.contributed.value()));
     }
+  } else if (const auto* failed = std::get_if<std::vector<wire::Failed>>(&send.entries)) {
+    for (const wire::Failed& entry : *failed) add(entry.key, ": " + entry.text);
   }
   return text;
 }

@@ -464,6 +464,8 @@ void AgentProcess::ConfuseRank(LocalRank local) {
   if (rank.state != RankState::kTraining || core_.phase() == pipeline::Phase::kFailed) return;
   rank.confused = true;
   RankTensor tensor = rank.tensors[timeline_->random().Below(rank.tensors.size())];
+  // Else a push of one that it takes no part in may be a good one of another.
+  if (!tensor.declared) tensor.index = pipeline::TensorIndex{1000};
   switch (timeline_->random().Below(3)) {
     case 0: tensor.index = pipeline::TensorIndex{1000}; break;
     case 1: tensor.pushed = Round{tensor.pushed.value() + 5}; break;

@@ -187,6 +187,8 @@ void AggregatorProcess::SendEntry(JobId job, const aggregation::Send& send) {
               entry.text.find(kLostRound) == std::string::npos) {
             throw Violation{name_ + ": " + entry.text};
           }
+          // Perhaps before it has told everybody.
+          if (entry.code == wire::FailedCode::kAborted) Strike(at_decision_);
           if (entry.code == wire::FailedCode::kOverBudget) {
             trace_->Reached("no memory for a tensor at an aggregator");
           }

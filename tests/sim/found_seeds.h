@@ -24,6 +24,15 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     // A member that has just lost its connection is said to have had none for a tick.
     {Kind::kSilent, 1'037'033},
     {Kind::kSilent, 1'167'756},
+    // A tensor has failed at one member, and the others do its round again in the next view.
+    {Kind::kGroups, 6'003'641},
+    {Kind::kGroups, 9'039'749},
+    // The only member that has heard of it leaves before the next view.
+    {Kind::kGroups, 6'023'680},
+    // A member gives up a tensor whose root is gone while another lacks the round before.
+    {Kind::kGroups, 9'028'883},
+    // A rank that breaks the rules pushes what is right by chance.
+    {Kind::kGroups, 9'228'287},
 };
 
 }  // namespace talweg::sim

@@ -78,9 +78,7 @@ void Ledger::CheckAgreement(const std::string& what, const Outcome& outcome) {
     }
     // Whoever had one of them and lived to see the other's epoch should have made it the only one.
     for (const auto& [member, epoch] : other.takers) {
-      const bool both =
-          epoch <= outcome.epoch ? InView(outcome.epoch, member) : InView(epoch, outcome.member);
-      if (!both) continue;
+      if (!SawBoth(member, epoch, outcome)) continue;
       throw Violation{what +
                       (IsOver(other.outcome.end) != IsOver(outcome.end)
                            ? "aborted for some ranks only: "
@@ -96,9 +94,23 @@ void Ledger::CheckAgreement(const std::string& what, const Outcome& outcome) {
   same->takers.emplace(outcome.member, outcome.epoch);
 }
 
-void Ledger::OnDead(TensorKey tensor, Round last, const std::vector<MemberIdentity>& needed) {
-  const auto known = last_rounds_.emplace(std::pair(tensor, needed), last).first;
-  known->second = std::max(known->second, last);
+void Ledger::OnDead(TensorKey tensor, const Death& death) {
+  deaths_[{tensor, death.needed}].push_back(death);
+}
+
+void Ledger::CheckNotDead(const std::string& what, const Outcome& outcome) const {
+  const auto deaths = deaths_.find({outcome.tensor, outcome.needed});
+  if (deaths == deaths_.end() || outcome.end != End::kDone) return;
+  for (const Death& death : deaths->second) {
+    // Whoever has left since may have been the only one that heard of it.
+    if (outcome.round <= death.last || !SawBoth(death.member, death.epoch, outcome)) continue;
+    throw Violation{what + "was done, and for node " + std::to_string(death.member.node.value()) +
+                    " the tensor is dead since round " + std::to_string(death.last.value())};
+  }
+}
+
+bool Ledger::SawBoth(const MemberIdentity& member, Epoch epoch, const Outcome& outcome) const {
+  return epoch <= outcome.epoch ? InView(outcome.epoch, member) : InView(epoch, outcome.member);
 }
 
 std::vector<Ledger::Participant> Ledger::Participants(const View& view, const RoundPlan& plan) {
@@ -203,11 +215,7 @@ void Ledger::OnOutcome(const std::string& who, const Outcome& outcome, const Cel
                            std::string(collective.name()) + ") round " +
                            std::to_string(outcome.round.value()) + ": ";
   CheckAgreement(what, outcome);
-  const auto last = last_rounds_.find({outcome.tensor, outcome.needed});
-  if (last != last_rounds_.end() && last->second < outcome.round && outcome.end == End::kDone) {
-    throw Violation{what + "was done, and the tensor is dead since round " +
-                    std::to_string(last->second.value())};
-  }
+  CheckNotDead(what, outcome);
   if (outcome.end == End::kAborted) return CheckAborted(what, outcome);
   const bool is_mismatch = outcome.end == End::kMismatch;
   const auto view = views_.find(is_mismatch ? outcome.epoch : outcome.sum_epoch);

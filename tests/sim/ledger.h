@@ -86,8 +86,14 @@ class Ledger {
   const RoundPlan& AgreedPlan(TensorKey tensor, const RoundPlan& plan) {
     return plans_.emplace(tensor, plan).first->second;
   }
-  // For those who know its ranks so, a tensor can have no round behind `last` any more.
-  void OnDead(TensorKey tensor, Round last, const std::vector<MemberIdentity>& needed);
+  // A member has heard that a tensor can have no round after `last` any more.
+  struct Death {
+    Round last;
+    MemberIdentity member;
+    Epoch epoch;                         // Of that member's view then.
+    std::vector<MemberIdentity> needed;  // Whom its ranks know by the tensor's ranks.
+  };
+  void OnDead(TensorKey tensor, const Death& death);
 
   // Some tensor has failed: it has no round any more.
   void OnTensorFailed() { tensor_failed_ = true; }
@@ -122,6 +128,10 @@ class Ledger {
   static std::vector<Participant> Participants(const View& view, const RoundPlan& plan);
   static bool Agree(const std::vector<Participant>& ranks, const Outcome& outcome);
   void CheckAgreement(const std::string& what, const Outcome& outcome);
+  void CheckNotDead(const std::string& what, const Outcome& outcome) const;
+  // Whether a member that had something in `epoch` and whoever has `outcome` were in one view
+  // since.
+  bool SawBoth(const MemberIdentity& member, Epoch epoch, const Outcome& outcome) const;
   void CheckAborted(const std::string& what, const Outcome& outcome) const;
   void CheckPart(const std::string& what, const Outcome& outcome,
                  const std::vector<Participant>& ranks, uint32_t part, uint32_t root,
@@ -133,8 +143,7 @@ class Ledger {
   std::map<TensorKey, Disagreement> disagreements_;
   std::set<std::pair<TensorKey, Round>> contributed_;
   std::map<TensorKey, RoundPlan> plans_;
-  std::map<std::pair<TensorKey, std::vector<MemberIdentity>>, Round>
-      last_rounds_;  // The last of the dead ones.
+  std::map<std::pair<TensorKey, std::vector<MemberIdentity>>, std::vector<Death>> deaths_;
   bool tensor_failed_ = false;
   uint64_t outcomes_ = 0;
 };

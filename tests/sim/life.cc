@@ -238,7 +238,7 @@ void World::CheckGivenUp(const AgentHost& by, NodeRank node) {
     if (agent.job_name != by.job_name || agent.node != node.value()) continue;
     // One that is stopped does not know yet which of its connections are broken.
     if (agent.process == nullptr || network_.host(agent.host).stopped()) continue;
-    CheckWasAbsent(*by.process, *agent.process, timeline_.now_ns());
+    CheckWasAbsent(*by.process, *agent.process, network_.frame_sent_ns());
   }
 }
 

@@ -4,7 +4,6 @@
 #include <map>
 
 #include "libs/base/check.h"
-#include "libs/base/mutation.h"
 #include "tests/sim/ledger.h"
 
 namespace talweg::sim {
@@ -31,18 +30,19 @@ void TurnOnMutation(const std::string& name) {
 
 const std::set<std::string>& MutationsSeen() { return TheSwitches().seen; }
 
-}  // namespace talweg::sim
-
-namespace talweg::internal {
-
 const bool* MutationSwitch(const char* name) {
-  sim::Switches& switches = sim::TheSwitches();
+  Switches& switches = TheSwitches();
   switches.seen.insert(name);
   // Nodes of a map stay where they are.
   return &switches.on.try_emplace(name, switches.name == name).first->second;
 }
 
-void MutantChecked(const char* file, int line, const char* expression) {
+}  // namespace talweg::sim
+
+namespace talweg::internal {
+
+// A mutated core ends its life, not the test.
+void CheckFailed(const char* file, int line, const char* expression) {
   throw sim::Violation{std::string(file) + ":" + std::to_string(line) +
                        ": broken invariant: " + expression};
 }

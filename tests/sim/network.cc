@@ -166,16 +166,18 @@ void Network::Arrive(const std::shared_ptr<Link>& link, int to) {
     });
     return;
   }
-  hosts_[end.host]->Deliver(end.life, [this, link, to, frame = message.frame] {
+  hosts_[end.host]->Deliver(end.life, [this, link, to, message] {
     const End& reader = link->ends[to];
-    if (reader.open) hosts_[reader.host]->process()->OnFrameBytes(reader.name, frame);
+    if (!reader.open) return;
+    frame_sent_ns_ = message.sent_ns;
+    hosts_[reader.host]->process()->OnFrameBytes(reader.name, message.frame);
   });
 }
 
 void Network::SendFrame(HostIndex at, ConnectionId name, std::vector<std::byte> bytes) {
   auto [link, end] = Find(at, name);
   if (link == nullptr || link->broken) return;
-  Post(link, 1 - end, {.frame = std::move(bytes)});
+  Post(link, 1 - end, {.frame = std::move(bytes), .sent_ns = timeline_->now_ns()});
 }
 
 void Network::Write(HostIndex at, ConnectionId name, std::function<Cells()> source,

@@ -115,9 +115,13 @@ class Network {
   bool HearsOlder(HostIndex at, ConnectionId name,
                   const std::function<bool(ConnectionId)>& counts) const;
 
+  // When the frame was sent that was delivered last.
+  int64_t frame_sent_ns() const { return frame_sent_ns_; }
+
  private:
   struct Message {
     std::vector<std::byte> frame;
+    int64_t sent_ns = 0;            // A frame.
     std::function<Cells()> source;  // A write, if set.
     Cells posted;                   // What it was then.
     wire::RemoteRef target;
@@ -153,6 +157,7 @@ class Network {
 
   Timeline* timeline_;
   int64_t delay_max_ns_;
+  int64_t frame_sent_ns_ = 0;
   std::vector<std::unique_ptr<Host>> hosts_;
   std::vector<std::shared_ptr<Link>> links_;
   std::set<std::pair<HostIndex, HostIndex>> partitions_;

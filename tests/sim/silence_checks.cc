@@ -9,7 +9,7 @@ namespace {
 
 // What stragglers, stopped hosts, partitions and retries take besides.
 constexpr int64_t kSlackNs = 60 * kSecond;
-// What was said of a node before it was back may be on its way for so long.
+// An owner may notice so late that a node is back.
 constexpr int64_t kNoticedNs = 5 * kSecond;
 
 }  // namespace
@@ -29,16 +29,16 @@ void CheckWaitsForNoneDead(const AgentProcess& agent, const Deaths& deaths,
   }
 }
 
-void CheckWasAbsent(const AgentProcess& by, const AgentProcess& other, int64_t now_ns) {
+void CheckWasAbsent(const AgentProcess& by, const AgentProcess& other, int64_t said_ns) {
   const View* const held = other.core().view();
   const View* const view = by.core().view();
   const bool is_connected = other.ConnectedAtBothEnds() && held != nullptr && view != nullptr &&
                             held->epoch == view->epoch && held->job == view->job &&
                             view->IndexOf(other.core().config().self) && !other.Failed() &&
                             !other.left();
-  if (!is_connected || now_ns < *other.connected_since_ns() + kNoticedNs) return;
-  throw Violation{by.name() + ": gives up " + other.name() + ", which has been connected for " +
-                  std::to_string((now_ns - *other.connected_since_ns()) / kMillisecond) + " ms"};
+  if (!is_connected || said_ns < *other.connected_since_ns() + kNoticedNs) return;
+  throw Violation{by.name() + ": gives up " + other.name() + ", which had been connected for " +
+                  std::to_string((said_ns - *other.connected_since_ns()) / kMillisecond) + " ms"};
 }
 
 }  // namespace talweg::sim

@@ -21,8 +21,9 @@ using Deaths = std::map<MemberIdentity, int64_t>;
 void CheckWaitsForNoneDead(const AgentProcess& agent, const Deaths& deaths,
                            int64_t undecided_since_ns, int64_t unreachable_ns, int64_t now_ns);
 
-// `by` has given up `other`, which has not been connected all the while.
-void CheckWasAbsent(const AgentProcess& by, const AgentProcess& other, int64_t now_ns);
+// `by` has given up `other`, which was not connected when that was said, at `said_ns`: what was
+// said may have been on its way for long.
+void CheckWasAbsent(const AgentProcess& by, const AgentProcess& other, int64_t said_ns);
 
 }  // namespace talweg::sim
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "libs/base/check.h"
+#include "libs/base/shown_address.h"
 #include "libs/status/status.h"
 #include "libs/transport/libfabric/fabric_class.h"
 
@@ -113,14 +114,15 @@ absl::StatusOr<std::string> FabricTransport::ListenAt(const ListenSpec& spec,
 absl::StatusOr<ConnectionId> FabricTransport::Connect(const std::string& address) {
   const std::string scheme = "fi:" + provider_->name() + "://";
   if (!address.starts_with(scheme)) {
-    return absl::InvalidArgumentError("cannot connect to '" + address + "' from provider '" +
-                                      provider_->name() + "': expected an address like " + scheme +
+    return absl::InvalidArgumentError("cannot connect to '" + ShownAddress(address) +
+                                      "' from provider '" + provider_->name() +
+                                      "': expected an address like " + scheme +
                                       "host:port; all processes of a job use one provider");
   }
   std::string host_port = address.substr(scheme.size());
   ConnectData hello;
   if (!SplitToken(&host_port, &hello.token)) {
-    return absl::InvalidArgumentError("'" + address +
+    return absl::InvalidArgumentError("'" + ShownAddress(address) +
                                       "' is no address: expected a token of 16 hexadecimal digits "
                                       "after its port; pass the address that Listen returned");
   }

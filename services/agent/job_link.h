@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_JOB_LINK_H_
+#define TALWEG_SERVICES_AGENT_JOB_LINK_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "libs/base/ids.h"
+#include "libs/pipeline/effects.h"
+#include "libs/rpc/scheduler_client.h"
+#include "libs/transport/transport.h"
+#include "libs/view/view.h"
+#include "services/agent/data_plane.h"
+
+namespace talweg::agent {
+
+// What binds an agent to the others of its job: what the core wants said to the scheduler and to
+// aggregators, and what they answer. Owned by the data thread.
+class JobLink {
+ public:
+  using LeaveReason = rpc::SchedulerClient::LeaveReason;
+  struct Totals {
+    uint64_t bytes_sent = 0;
+    uint64_t bytes_received = 0;
+    uint64_t bad_frames = 0;
+  };
+
+  virtual ~JobLink() = default;
+
+  // This node is the whole job: there is nobody to hear any of this.
+  virtual bool IsAlone() const = 0;
+  // A view follows, now or later.
+  virtual void Join(const MemberIdentity& self) = 0;
+  // Nothing is said or heard after it. OK when there was nobody to tell.
+  virtual absl::Status Leave(LeaveReason reason, const std::string& text) = 0;
+
+  // --- To the scheduler.
+  virtual void Quiesced(uint64_t id) = 0;
+  virtual void ReportLost(const pipeline::ReportLost& lost) = 0;
+  virtual void ReportUnreachable(Incarnation aggregator, const std::string& reason) = 0;
+
+  // --- To aggregators; what comes from them goes to the PeerEvents of the DataPlane.
+  virtual void Do(const pipeline::Connect& effect) = 0;
+  virtual void Do(const pipeline::Close& effect) = 0;
+  virtual void Do(pipeline::Send& effect) = 0;
+  virtual void Do(const pipeline::WriteSlice& effect) = 0;
+  virtual void OnHostFound(ConnectionId connection, const absl::StatusOr<std::string>& literal) = 0;
+  virtual int Poll(int events_max) = 0;
+  virtual bool PrepareToSleep() = 0;
+  virtual bool Drained() const = 0;
+  virtual void CloseAll() = 0;
+  // See DataPlane.
+  virtual bool AnyLocal() const = 0;
+  virtual void UseNetworkOnly() = 0;
+
+  virtual DataPlane::Traffic TrafficOf(ConnectionId connection) const = 0;
+  virtual Totals totals() const = 0;
+};
+
+// `publish` is called during Join, with a view of this node alone; each Join begins another job.
+std::unique_ptr<JobLink> NewAloneLink(
+    ViewMember self, uint64_t slice_bytes_max,
+    std::function<void(const rpc::ViewPublished& published)> publish);
+
+// `join.member.id` is Join's. `on_event` is called on other threads. The transport, which carries
+// the data plane, outlives the link.
+std::unique_ptr<JobLink> NewMemberLink(std::unique_ptr<DataPlane> data_plane,
+                                       transport::Transport* transport,
+                                       rpc::SchedulerLinkOptions scheduler, rpc::JoinSpec join,
+                                       rpc::SchedulerClient::OnEvent on_event);
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_JOB_LINK_H_

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Applies every deliberate bug of mutations.txt to copies of the cores' sources, behind switches.
+
+A bug is a place in a source, quoted with what stands around it:
+
+    libs/aggregation/slice_round.cc:
+        if ([[[part.here ==> false]]])
+
+The copy chooses between the two when it runs (tests/sim/mutation.h). White space does not matter. A
+quotation that is not found exactly once ends the build with the bug's name.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import re
+import sys
+
+KINDS = ("usual", "recovery", "silent", "groups")
+# Not a bug: replaced in every copy, without a switch.
+ALWAYS = "always"
+_MARK = re.compile(r"\[\[\[(.*?)==>(.*?)\]\]\]", re.DOTALL)
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+
+
+class ListError(Exception):
+    """The list, or a source that it quotes, is not as it must be; the text says where."""
+
+
+@dataclasses.dataclass
+class Place:
+    source: str  # Its path in the workspace.
+    quotation: str
+
+
+@dataclasses.dataclass
+class Mutation:
+    name: str
+    kind: str = ""
+    breaks: str = ""
+    places: list = dataclasses.field(default_factory=list)
+
+
+def read_list(text):
+    """The mutations of the list, in its order."""
+    mutations = []
+    for number, line in enumerate(text.splitlines(), 1):
+        where = f"mutations.txt:{number}"
+        if not line.strip() or line.startswith("#"):
+            continue
+        if line.startswith("== "):
+            name = line[3:].strip()
+            if not re.fullmatch(r"[a-z0-9_]+", name) or any(m.name == name for m in mutations):
+                raise ListError(f"{where}: '{name}' is no name, or is there twice")
+            mutations.append(Mutation(name))
+        elif not mutations:
+            raise ListError(f"{where}: text before the first '== name'")
+        elif line.startswith("kind: "):
+            mutations[-1].kind = line[6:].strip()
+        elif line.startswith("breaks: "):
+            mutations[-1].breaks = line[8:].strip()
+        elif line.startswith(" "):
+            if not mutations[-1].places:
+                raise ListError(f"{where}: a quotation before the path of its source")
+            mutations[-1].places[-1].quotation += line + "\n"
+        elif line.endswith(":"):
+            mutations[-1].places.append(Place(line[:-1], ""))
+        else:
+            raise ListError(f"{where}: neither a key, nor a path with ':', nor indented: {line}")
+    for mutation in mutations:
+        if mutation.kind not in (*KINDS, ALWAYS):
+            raise ListError(f"{mutation.name}: its kind '{mutation.kind}' is none of {KINDS}")
+        if not mutation.breaks or not mutation.places:
+            raise ListError(f"{mutation.name}: says not what it breaks, or where it is")
+    return mutations
+
+
+def _pattern(text):
+    """A regular expression for `text` whose white space may be another."""
+    tokens = _TOKEN.findall(text)
+    pattern = ""
+    for before, token in zip([""] + tokens, tokens):
+        if before:
+            both_words = re.match(r"\w", before[-1]) and re.match(r"\w", token[0])
+            pattern += r"\s+" if both_words else r"\s*"
+        pattern += re.escape(token)
+    return pattern
+
+
+def _edit(mutation, place, source):
+    """(begin, end, new text) of one mutation in the text of its source."""
+    marks = _MARK.findall(place.quotation)
+    if len(marks) != 1:
+        raise ListError(f"{mutation.name}: its quotation of {place.source} has {len(marks)} marks")
+    original, mutated = marks[0]
+    before, after = _MARK.sub("\0", place.quotation).split("\0")
+    parts = [_pattern(before), "(" + _pattern(original) + ")", _pattern(after)]
+    found = list(re.finditer(r"\s*".join(part for part in parts if part), source))
+    if len(found) != 1:
+        raise ListError(
+            f"{mutation.name}: no longer applies: {place.source} has {len(found)} places like\n"
+            + _MARK.sub(lambda mark: mark[1].strip(), place.quotation)
+        )
+    begin, end = found[0].span(1)
+    switch = f"TALWEG_MUTANT({mutation.name})"
+    if mutation.kind == ALWAYS:
+        text = mutated.strip()
+    elif not original.strip():
+        text = f" if ({switch}) {{ {mutated.strip()} }} "
+    else:
+        text = f"({switch} ? ({mutated.strip()}) : ({source[begin:end]}))"
+    return begin, end, text
+
+
+def apply(mutations, sources):
+    """The mutated text of each of `sources` (path to text). Raises ListError with all that is wrong."""
+    edits = {path: [] for path in sources}
+    problems = []
+    switched = set()
+    for mutation in mutations:
+        for place in mutation.places:
+            if place.source not in sources:
+                problems.append(f"{mutation.name}: there is no core source {place.source}")
+                continue
+            try:
+                edits[place.source].append(_edit(mutation, place, sources[place.source]))
+            except ListError as error:
+                problems.append(str(error))
+            if mutation.kind != ALWAYS:
+                switched.add(place.source)
+    if problems:
+        raise ListError("\n".join(problems))
+    mutated = {}
+    for path, text in sources.items():
+        end_of_last = len(text)
+        for begin, end, new in sorted(edits[path], reverse=True):
+            if end > end_of_last:
+                raise ListError(f"{path}: two mutations overlap at '{text[begin:end]}'")
+            text = text[:begin] + new + text[end:]
+            end_of_last = begin
+        # On the first line, a comment, so that the other lines keep their numbers.
+        if path in switched:
+            text = '#include "tests/sim/mutation.h"  ' + text
+        mutated[path] = text
+    return mutated
+
+
+def table(mutations):
+    """Rows of mutation_test.cc's table."""
+    return "".join(
+        f'{{"{m.name}", "{m.breaks}", Kind::k{m.kind.capitalize()}}},\n'
+        for m in mutations
+        if m.kind != ALWAYS
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--list", type=pathlib.Path, required=True)
+    parser.add_argument("--table", type=pathlib.Path, required=True)
+    parser.add_argument("--source", action="append", default=[], metavar="PATH=FILE=COPY")
+    arguments = parser.parse_args()
+    files = [source.split("=") for source in arguments.source]
+    try:
+        mutations = read_list(arguments.list.read_text(encoding="utf-8"))
+        sources = {path: pathlib.Path(file).read_text(encoding="utf-8") for path, file, _ in files}
+        mutated = apply(mutations, sources)
+    except ListError as error:
+        sys.exit(f"the deliberate bugs of {arguments.list} cannot be planted:\n{error}")
+    for path, _, copy in files:
+        pathlib.Path(copy).write_text(mutated[path], encoding="utf-8")
+    arguments.table.write_text(table(mutations), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

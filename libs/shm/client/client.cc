@@ -225,6 +225,7 @@ RankStatus Client::Shutdown(int64_t timeout_ns, ErrorText& error) {
   // Waits of other threads end with kClosed. The one that reads the socket is woken by the agent's
   // answer.
   WakeFollowers();
+  watches_.Signal();
   const Awaited awaited = Await([this] { return goodbye_.load() || lost_.load() != 0; }, deadline,
                                 {uncounted_}, nullptr);
   socket_.Shutdown();
@@ -313,13 +314,17 @@ void Client::ReadSocket(int64_t every_ns) {
   const int64_t now_ns = MonotonicNs();
   if (now_ns - looked_ns_.load(std::memory_order_relaxed) < every_ns) return;
   looked_ns_.store(now_ns, std::memory_order_relaxed);
-  if (reading_.exchange(true, std::memory_order_acquire)) return;
+  if (reading_.exchange(true, std::memory_order_seq_cst)) return;
   LookAtAgent();
-  reading_.store(false, std::memory_order_release);
-  WakeFollowers();
+  StopReading();
 }
 
 void Client::LookAtAgent() {
+  ReadAgent();
+  TellWatchers();
+}
+
+void Client::ReadAgent() {
   HandleMessages();
   WatchAgent();
 }

@@ -2,8 +2,8 @@
 """The backend "talweg" of torch.distributed: docs/torch.md says what of it there is.
 
 A group's calls belong together by their order, which c10d has the ranks keep; sends and receives by
-their order for each pair of ranks, direction and tag. What a call's ranks give is compared before
-any of it moves, so tensors that do not fit together are a Mismatch at every rank.
+their order for each pair of ranks, direction and tag. Ranks compare what they give, so tensors that
+do not fit together are a Mismatch at every rank.
 """
 
 from __future__ import annotations

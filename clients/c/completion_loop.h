@@ -34,7 +34,7 @@ namespace talweg {
 //   });
 //
 // Any thread may call Watch; the destructor is called by the last one, before talweg_free, and not
-// by a callback. It is the only user of the client's talweg_completed: one loop a client.
+// by a callback. Each loop has a descriptor of its own, until talweg_free: make one for a client.
 class CompletionLoop {
  public:
   // Called once, and throws nothing. TALWEG_OK: the round is over, and talweg_wait says how,
@@ -84,7 +84,7 @@ class CompletionLoop {
       return;
     }
     // Without the lock: the thread that tells takes it after the client's own.
-    if (talweg_watch(client_, tensor, round, tag) == TALWEG_OK) return;
+    if (talweg_watch_by(client_, fd_, tensor, round, tag) == TALWEG_OK) return;
     // talweg_wait says why.
     if (Callback refused = Take(tag)) refused(TALWEG_OK);
   }
@@ -101,7 +101,7 @@ class CompletionLoop {
   // With the lock.
   talweg_status Start() {
     if (runs_) return TALWEG_OK;
-    const talweg_status status = talweg_completion_fd(client_, &fd_);
+    const talweg_status status = fd_ >= 0 ? TALWEG_OK : talweg_another_completion_fd(client_, &fd_);
     if (status != TALWEG_OK) return status;
     if (stop_fd_ < 0) stop_fd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (stop_fd_ < 0) return TALWEG_LIMIT;
@@ -139,7 +139,8 @@ class CompletionLoop {
       size_t count = 0;
       do {
         // The client's health has ended, and all tags have been told.
-        if (talweg_completed(client_, tags.data(), tags.size(), &count) != TALWEG_OK) return;
+        if (talweg_completed_by(client_, fd_, tags.data(), tags.size(), &count) != TALWEG_OK)
+          return;
         for (size_t i = 0; i < count; ++i) {
           if (Callback callback = Take(tags[i])) callback(TALWEG_OK);
         }

@@ -373,6 +373,56 @@ TEST_CASE("Each client has a descriptor of its own, the same whenever it is aske
   CHECK(AwaitTags(node.clients[1], other, 1) == std::vector<uint64_t>{2});
 }
 
+TEST_CASE("Parts of a program that know nothing of each other have descriptors of their own") {
+  WatchedNode node(2, Summed::kByAgent);
+  talweg_client* const client = node.clients[0].get();
+  const talweg_tensor other = node.DeclareToo("other", Summed::kByAgent);
+  int fds[2] = {-1, -1};
+  for (int& fd : fds) REQUIRE(talweg_another_completion_fd(client, &fd) == TALWEG_OK);
+  CHECK((fds[0] != fds[1] && fds[0] != node.fd && fds[1] != node.fd));
+  const auto tags_by = [&](int fd) {
+    std::vector<uint64_t> tags(8);
+    size_t count = 0;
+    while (count == 0) {
+      REQUIRE(IsReadable(fd, kGenerousNs));
+      REQUIRE(talweg_completed_by(client, fd, tags.data(), tags.size(), &count) == TALWEG_OK);
+    }
+    tags.resize(count);
+    return tags;
+  };
+  for (talweg_round round = 1; round <= 20; ++round) {
+    Push(node.clients[0], node.tensor, node.values.data());
+    Push(node.clients[0], other, node.values.data());
+    // The same tags, of other rounds.
+    REQUIRE(talweg_watch_by(client, fds[0], node.tensor, round, 1) == TALWEG_OK);
+    REQUIRE(talweg_watch_by(client, fds[1], other, round, 1) == TALWEG_OK);
+    Watch(node.clients[0], node.tensor, round, 1);
+    node.PushOthers(node.tensor);
+    // Whoever reads the socket tells the others.
+    CHECK(AwaitTags(node.clients[0], node.fd, 1) == std::vector<uint64_t>{1});
+    CHECK(tags_by(fds[0]) == std::vector<uint64_t>{1});
+    node.TakeAll(node.tensor, round);
+    CHECK(talweg_poll(client, other, round) == TALWEG_PENDING);
+    node.PushOthers(other);
+    CHECK(tags_by(fds[1]) == std::vector<uint64_t>{1});
+    node.TakeAll(other, round);
+  }
+  uint64_t tag = 0;
+  size_t count = 0;
+  CHECK(talweg_watch_by(client, 0, other, 1, 1) == TALWEG_INVALID_ARGUMENT);
+  CHECK_THAT(talweg_last_error(), Contains("0 is no descriptor"));
+  CHECK(talweg_completed_by(client, -1, &tag, 1, &count) == TALWEG_INVALID_ARGUMENT);
+  node.agent.FailAll(shm::RankStatus::kJobFailed, "for the test");
+  for (const int fd : fds) {
+    talweg_status status = TALWEG_OK;
+    while (status == TALWEG_OK) {
+      REQUIRE(IsReadable(fd, kGenerousNs));
+      status = talweg_completed_by(client, fd, &tag, 1, &count);
+    }
+    CHECK(status == TALWEG_JOB_FAILED);
+  }
+}
+
 TEST_CASE("What makes no sense is refused, and says so") {
   WatchedNode node(2, Summed::kByAgent);
   talweg_client* const asked = node.clients[0].get();

@@ -321,8 +321,8 @@ TALWEG_API uint64_t talweg_ranks_summed(talweg_client* client, talweg_tensor ten
  * The library starts no thread for it. Who never calls talweg_completion_fd pays nothing. (Since
  * version 1.2 of this header; any agent will do.) */
 
-/* The client's descriptor: readable when a watched round may be over, and for good when the
- * client's health has ended (job failed, agent lost, shut down). One a client, however often it is
+/* The client's first descriptor: readable when a watched round may be over, and for good when the
+ * client's health has ended (job failed, agent lost, shut down). The same however often it is
  * asked for. For poll, epoll and their like only: the caller neither reads, writes nor closes it.
  * Valid until talweg_free, before which the caller stops polling it. Closed by exec; in a forked
  * child it is the parent's, and must not be polled. TALWEG_LIMIT: no descriptor is left. */
@@ -344,6 +344,15 @@ TALWEG_API talweg_status talweg_watch(talweg_client* client, talweg_tensor tenso
  * own. */
 TALWEG_API talweg_status talweg_completed(talweg_client* client, uint64_t* tags, size_t capacity,
                                           size_t* count);
+
+/* The same with a descriptor of one's own, for parts of a program that know nothing of each other
+ * (a framework's kernels beside an event loop): each call of talweg_another_completion_fd makes
+ * one, until talweg_free. The tags of what is watched by it are told by it alone. */
+TALWEG_API talweg_status talweg_another_completion_fd(talweg_client* client, int* fd);
+TALWEG_API talweg_status talweg_watch_by(talweg_client* client, int fd, talweg_tensor tensor,
+                                         talweg_round round, uint64_t tag);
+TALWEG_API talweg_status talweg_completed_by(talweg_client* client, int fd, uint64_t* tags,
+                                             size_t capacity, size_t* count);
 
 /* ---- Collectives
  * ----------------------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that are made when rounds are over, so that no thread has to wait for each of them.
 
-There is no thread before the first watch(). Then one sleeps on the client's descriptor
-(talweg_completion_fd) while anything is watched, and makes the calls of rounds that are over. These
+There is no thread before the first watch(). Then one sleeps on a descriptor of the client
+(talweg_another_completion_fd) while anything is watched, and makes the calls of rounds that are over. These
 do not block. Calls that may block, since a program has chained them to a future, are made by other
 threads, which are kept: as many as have been busy at once.
 """
@@ -21,7 +21,7 @@ _Call = Callable[[], None]
 
 
 class Completions:
-    """The only user of a client's descriptor."""
+    """The threads of one client."""
 
     def __init__(self, connection: _native.Connection) -> None:
         self._connection = connection
@@ -32,6 +32,7 @@ class Completions:
         self._polls = False  # A thread is at the descriptor.
         self._idle = 0
         self._coming = 0  # Threads that were called and are not here yet.
+        self._fd = -1
         self._poller: select.poll | None = None
 
     def watch(self, tensor: int, round_: int, call: _Call) -> bool:
@@ -44,16 +45,16 @@ class Completions:
         with self._changed:
             if self._poller is None:
                 try:
-                    fd = self._connection.completion_fd()
+                    self._fd = self._connection.completion_fd()
                 except TalwegError:
                     return False
                 self._poller = select.poll()
-                self._poller.register(fd, select.POLLIN)
+                self._poller.register(self._fd, select.POLLIN)
             self._tags += 1
             tag = self._tags
             self._watched[tag] = call
         try:
-            self._connection.watch(tensor, round_, tag)
+            self._connection.watch(self._fd, tensor, round_, tag)
         except TalwegError:
             with self._changed:
                 # Unless the thread at the descriptor has found the end of the client's health.
@@ -111,7 +112,7 @@ class Completions:
         while True:
             self._poller.poll()
             try:
-                tags = self._connection.completed()
+                tags = self._connection.completed(self._fd)
             except TalwegError:
                 with self._changed:
                     calls = list(self._watched.values())

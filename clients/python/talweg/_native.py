@@ -146,11 +146,17 @@ _PROTOTYPES = {
     "talweg_wait": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _i64]),
     "talweg_wait_again": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _i64]),
     "talweg_barrier": (ctypes.c_int, [_client_p, ctypes.c_char_p, _i64]),
-    "talweg_completion_fd": (ctypes.c_int, [_client_p, ctypes.POINTER(ctypes.c_int)]),
-    "talweg_watch": (ctypes.c_int, [_client_p, _u32, _u64, _u64]),
-    "talweg_completed": (
+    "talweg_another_completion_fd": (ctypes.c_int, [_client_p, ctypes.POINTER(ctypes.c_int)]),
+    "talweg_watch_by": (ctypes.c_int, [_client_p, ctypes.c_int, _u32, _u64, _u64]),
+    "talweg_completed_by": (
         ctypes.c_int,
-        [_client_p, ctypes.POINTER(_u64), ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)],
+        [
+            _client_p,
+            ctypes.c_int,
+            ctypes.POINTER(_u64),
+            ctypes.c_size_t,
+            ctypes.POINTER(ctypes.c_size_t),
+        ],
     ),
     "talweg_gpu_export": (
         ctypes.c_int,
@@ -517,23 +523,26 @@ class Connection:
         return int(self._handle.value or 0)
 
     def completion_fd(self) -> int:
-        """Readable when a watched round may be over, and when the client's health has ended."""
+        """A new descriptor: readable when a round that it watches may be over, and when the
+        client's health has ended. It is the client's, until the process ends.
+        """
         fd = ctypes.c_int()
-        self._check(self._library.talweg_completion_fd(self._handle, ctypes.byref(fd)))
+        another = self._library.talweg_another_completion_fd
+        self._check(another(self._handle, ctypes.byref(fd)))
         return fd.value
 
-    def watch(self, tensor: int, round_: int, tag: int) -> None:
-        """Has completed() return `tag` when the round, which was pushed, is over."""
-        self._check(self._library.talweg_watch(self._handle, tensor, round_, tag))
+    def watch(self, fd: int, tensor: int, round_: int, tag: int) -> None:
+        """Has completed(fd) return `tag` when the round, which was pushed, is over."""
+        self._check(self._library.talweg_watch_by(self._handle, fd, tensor, round_, tag))
 
-    def completed(self, at_most: int = 64) -> list[int]:
+    def completed(self, fd: int, at_most: int = 64) -> list[int]:
         """The tags of watched rounds that are over, each once. Does not wait.
 
         Raises why the client's health has ended when that has been told of all.
         """
         tags, count = (_u64 * at_most)(), ctypes.c_size_t()
-        completed = self._library.talweg_completed
-        self._check(completed(self._handle, tags, at_most, ctypes.byref(count)))
+        completed = self._library.talweg_completed_by
+        self._check(completed(self._handle, fd, tags, at_most, ctypes.byref(count)))
         return tags[: count.value]
 
     # ----- Tensors on GPUs: talweg.h and docs/gpu.md say what each call means. -----

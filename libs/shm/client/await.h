@@ -49,7 +49,7 @@ inline void Client::StopReading() {
   WakeFollowers();  // One of them reads on if this thread is done.
   if (unread_.load(std::memory_order_seq_cst) &&
       unread_.exchange(false, std::memory_order_seq_cst)) {
-    watches_.Signal();
+    SignalAll();
   }
 }
 

@@ -90,6 +90,12 @@ Client::~Client() {
     }
   }
   std::free(tensors_);
+  for (Watches* each = watches_.next(); each != nullptr;) {
+    Watches* const next = each->next();
+    each->~Watches();
+    std::free(each);
+    each = next;
+  }
   std::free(static_cast<void*>(peers_));
   for (uint32_t i = 0; i < segment_count_; ++i) segments_[i].mapping.Reset();
   std::free(segments_);
@@ -225,7 +231,7 @@ RankStatus Client::Shutdown(int64_t timeout_ns, ErrorText& error) {
   // Waits of other threads end with kClosed. The one that reads the socket is woken by the agent's
   // answer.
   WakeFollowers();
-  watches_.Signal();
+  SignalAll();
   const Awaited awaited = Await([this] { return goodbye_.load() || lost_.load() != 0; }, deadline,
                                 {uncounted_}, nullptr);
   socket_.Shutdown();

@@ -146,11 +146,13 @@ class Client {
   RankStatus Result(uint32_t tensor, uint64_t round, const void** data, uint64_t* bytes,
                     ErrorText& error);
 
-  // Rounds that are told of by a descriptor. completions.cc.
+  // Rounds that are told of by a descriptor. completions.cc. The client's first one, or another
+  // one; in what follows, a negative `fd` is the first one.
   RankStatus CompletionFd(int* fd, ErrorText& error);
-  RankStatus Watch(uint32_t tensor, uint64_t round, uint64_t tag, ErrorText& error);
+  RankStatus AnotherCompletionFd(int* fd, ErrorText& error);
+  RankStatus Watch(int fd, uint32_t tensor, uint64_t round, uint64_t tag, ErrorText& error);
   // Not kOk only where there is nothing left to tell.
-  RankStatus Completed(uint64_t* tags, size_t capacity, size_t* count, ErrorText& error);
+  RankStatus Completed(int fd, uint64_t* tags, size_t capacity, size_t* count, ErrorText& error);
 
   uint64_t RanksSummed(uint32_t tensor) const;
   // The round that was pushed and not taken; 0 if there is none.
@@ -298,11 +300,17 @@ class Client {
   void ReadAgent();
   // The thread has `reading_` no more.
   void StopReading();
-  // Reads the socket, unless another thread is at it: then the descriptor becomes readable when
-  // that one stops.
-  void ReadSocketOrBeTold();
+  // Reads the socket, unless another thread is at it: then the descriptors become readable when
+  // that one stops. `own`: the caller looks at these itself.
+  void ReadSocketOrBeTold(const Watches* own);
   bool IsOver(const Watches::Watch& watch) const;
-  void TellWatchers();
+  void TellWatchers(const Watches* but = nullptr);
+  // All of the client's descriptors become readable.
+  void SignalAll() const;
+  RankStatus OpenWatches(Watches& watches, int* fd, ErrorText& error);
+  // Null: there is no such descriptor.
+  Watches* FindWatches(int fd);
+  static RankStatus FailNoDescriptor(int fd, ErrorText& error);
   void HandleMessages();
   void WatchAgent();
   void HandleDeclared(const Message& message, const Declared& declared);

@@ -3,6 +3,8 @@
 // rounds").
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
+#include <new>
 
 #include "libs/shm/client/await.h"
 #include "libs/shm/client/client.h"
@@ -22,29 +24,70 @@ bool Client::IsOver(const Watches::Watch& watch) const {
   return watch.on_device && LostItsEvents(tensor);
 }
 
-RankStatus Client::CompletionFd(int* fd, ErrorText& error) {
-  if (Forked()) return FailForked(error);
-  const MutexLock lock(watches_.mutex());
+RankStatus Client::OpenWatches(Watches& watches, int* fd, ErrorText& error) {
+  const MutexLock lock(watches.mutex());
   const RankStatus status =
-      watches_.Open(socket_.fd(), agent_watch_.watches() ? AgentWatch::kLookEveryNs : 0, error);
+      watches.Open(socket_.fd(), agent_watch_.watches() ? AgentWatch::kLookEveryNs : 0, error);
   if (status != RankStatus::kOk) return status;
-  *fd = watches_.fd();
+  *fd = watches.fd();
   // What has ended before it was asked for is told, too.
   RankStatus over = RankStatus::kOk;
-  if (Over(&over)) watches_.Signal();
+  if (Over(&over)) watches.Signal();
   return RankStatus::kOk;
 }
 
-RankStatus Client::Watch(uint32_t index, uint64_t round, uint64_t tag, ErrorText& error) {
+RankStatus Client::CompletionFd(int* fd, ErrorText& error) {
+  return Forked() ? FailForked(error) : OpenWatches(watches_, fd, error);
+}
+
+RankStatus Client::AnotherCompletionFd(int* fd, ErrorText& error) {
+  if (Forked()) return FailForked(error);
+  void* const memory = std::calloc(1, sizeof(Watches));
+  if (memory == nullptr) {
+    return error.Fail(RankStatus::kOutOfMemory, "no memory for another descriptor");
+  }
+  auto* const watches = new (memory) Watches;
+  const RankStatus status = OpenWatches(*watches, fd, error);
+  if (status != RankStatus::kOk) {
+    watches->~Watches();
+    std::free(memory);
+    return status;
+  }
+  const MutexLock lock(state_mutex_);
+  Watches* last = &watches_;
+  while (last->next() != nullptr) last = last->next();
+  last->Append(watches);
+  // What has happened since it was opened.
+  watches->Signal();
+  return RankStatus::kOk;
+}
+
+Watches* Client::FindWatches(int fd) {
+  for (Watches* each = &watches_; each != nullptr; each = each->next()) {
+    if (each->is_open() && (fd < 0 || each->fd() == fd)) return each;
+    if (fd < 0) return nullptr;
+  }
+  return nullptr;
+}
+
+RankStatus Client::FailNoDescriptor(int fd, ErrorText& error) {
+  if (fd < 0) {
+    return error.Fail(RankStatus::kInvalidArgument,
+                      "there is no descriptor that could tell of rounds; call "
+                      "talweg_completion_fd first");
+  }
+  return error.Fail(RankStatus::kInvalidArgument,
+                    "%d is no descriptor that this client has given to tell of rounds; call "
+                    "talweg_another_completion_fd",
+                    fd);
+}
+
+RankStatus Client::Watch(int fd, uint32_t index, uint64_t round, uint64_t tag, ErrorText& error) {
   if (Forked()) return FailForked(error);
   const Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
-  if (!watches_.is_open()) {
-    return error.Fail(RankStatus::kInvalidArgument,
-                      "tensor '%s': there is no descriptor that could tell of its round; call "
-                      "talweg_completion_fd first",
-                      NameOf(*tensor));
-  }
+  Watches* const watches = FindWatches(fd);
+  if (watches == nullptr) return FailNoDescriptor(fd, error);
   Watches::Watch watch{.tensor = index, .round = round, .tag = tag};
   {
     const MutexLock lock(state_mutex_);
@@ -52,12 +95,12 @@ RankStatus Client::Watch(uint32_t index, uint64_t round, uint64_t tag, ErrorText
     watch.on_device = tensor->on_device;
     watch.others = FindPushedRounds(*tensor);
   }
-  const MutexLock lock(watches_.mutex());
+  const MutexLock lock(watches->mutex());
   // With the lock: whoever is told that the client's health has ended has been told of all watches.
   RankStatus over = RankStatus::kOk;
   if (Over(&over)) return FailOver(over, NameOf(*tensor), error);
-  const bool is_first = watches_.empty();
-  if (!watches_.Add(watch)) {
+  const bool is_first = watches->empty();
+  if (!watches->Add(watch)) {
     return error.Fail(RankStatus::kOutOfMemory, "tensor '%s': no memory to watch its round",
                       NameOf(*tensor));
   }
@@ -70,50 +113,54 @@ RankStatus Client::Watch(uint32_t index, uint64_t round, uint64_t tag, ErrorText
   }
   RingToAwait(place);
   // After it is counted: the agent has seen the count, or its round is seen here.
-  if (IsOver(watch)) watches_.Signal();
+  if (IsOver(watch)) watches->Signal();
   return RankStatus::kOk;
 }
 
-RankStatus Client::Completed(uint64_t* tags, size_t capacity, size_t* count, ErrorText& error) {
+RankStatus Client::Completed(int fd, uint64_t* tags, size_t capacity, size_t* count,
+                             ErrorText& error) {
   *count = 0;
   if (Forked()) return FailForked(error);
-  if (!watches_.is_open()) {
-    return error.Fail(RankStatus::kInvalidArgument,
-                      "no round can have been watched: call talweg_completion_fd first");
-  }
-  watches_.Drain();
-  ReadSocketOrBeTold();
-  const MutexLock lock(watches_.mutex());
+  Watches* const watches = FindWatches(fd);
+  if (watches == nullptr) return FailNoDescriptor(fd, error);
+  watches->Drain();
+  ReadSocketOrBeTold(watches);
+  const MutexLock lock(watches->mutex());
   RankStatus over = RankStatus::kOk;
   const bool is_over = Over(&over);
-  const bool watched = !watches_.empty();
+  const bool watched = !watches->empty();
   bool more = false;
-  *count = watches_.Take([&](const Watches::Watch& watch) { return is_over || IsOver(watch); },
+  *count = watches->Take([&](const Watches::Watch& watch) { return is_over || IsOver(watch); },
                          tags, capacity, &more);
-  if (watched && watches_.empty()) {
+  if (watched && watches->empty()) {
     control_.rank_line().waiters.fetch_sub(1, std::memory_order_seq_cst);
   }
-  if (more || is_over) watches_.Signal();
+  if (more || is_over) watches->Signal();
   return is_over && *count == 0 ? FailOver(over, "the client", error) : RankStatus::kOk;
 }
 
-void Client::ReadSocketOrBeTold() {
+void Client::ReadSocketOrBeTold(const Watches* own) {
   if (reading_.exchange(true, std::memory_order_seq_cst)) {
     unread_.store(true, std::memory_order_seq_cst);
     // Its reader may have stopped meanwhile, and not have seen that.
     if (reading_.exchange(true, std::memory_order_seq_cst)) return;
   }
   ReadAgent();
+  TellWatchers(own);
   StopReading();
 }
 
-void Client::TellWatchers() {
-  if (!watches_.is_open()) return;
-  const MutexLock lock(watches_.mutex());
-  RankStatus over = RankStatus::kOk;
-  if (Over(&over) || watches_.Any([&](const auto& watch) { return IsOver(watch); })) {
-    watches_.Signal();
+void Client::TellWatchers(const Watches* but) {
+  for (Watches* each = &watches_; each != nullptr; each = each->next()) {
+    if (each == but || !each->is_open()) continue;
+    const MutexLock lock(each->mutex());
+    RankStatus over = RankStatus::kOk;
+    if (Over(&over) || each->Any([&](const auto& watch) { return IsOver(watch); })) each->Signal();
   }
+}
+
+void Client::SignalAll() const {
+  for (const Watches* each = &watches_; each != nullptr; each = each->next()) each->Signal();
 }
 
 }  // namespace talweg::shm

@@ -14,7 +14,7 @@
 
 namespace talweg::shm {
 
-// The rounds that a client has been asked to tell of, and the descriptor that becomes readable when
+// The rounds that a client has been asked to tell of by one descriptor, which becomes readable when
 // one of them may be over (docs/shared_memory.md, "A descriptor that tells of rounds"). Needs libc
 // only. Any thread may call anything; what says so is called with mutex() locked.
 class Watches {
@@ -42,6 +42,11 @@ class Watches {
   void Signal() const;
   // The descriptor is not readable after this, unless something new happens.
   void Drain();
+
+  // Those of the client's next descriptor; null: there is none.
+  Watches* next() const { return next_.load(std::memory_order_acquire); }
+  // Which is the last one's.
+  void Append(Watches* watches) { next_.store(watches, std::memory_order_release); }
 
   Mutex& mutex() { return mutex_; }
   // The rest with mutex() locked.
@@ -84,6 +89,7 @@ class Watches {
   void Rest();
 
   Mutex mutex_;
+  std::atomic<Watches*> next_{nullptr};
   std::atomic<bool> is_open_{false};
   Descriptor epoll_;
   Descriptor event_;

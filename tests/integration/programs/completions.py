@@ -28,19 +28,20 @@ async def _event_loop(client: _client.Client) -> None:
     tensors = _tensors(client, 20, "loop")
     waiting: dict[int, asyncio.Future[None]] = {}
 
+    fd = connection.completion_fd()
+
     def told() -> None:
-        for tag in connection.completed():
+        for tag in connection.completed(fd):
             waiting.pop(tag).set_result(None)
 
-    loop.add_reader(connection.completion_fd(), told)
-    assert connection.completion_fd() == connection.completion_fd()
+    loop.add_reader(fd, told)
 
     async def push_pull(index: int, round_: int) -> None:
         mine: np.ndarray = np.full(1000, index + round_, np.float32)
         out = np.empty_like(mine)
         pushed = connection.push_pull(tensors[index], mine.ctypes.data, 0)
         future = waiting[index] = loop.create_future()
-        connection.watch(tensors[index], pushed, index)
+        connection.watch(fd, tensors[index], pushed, index)
         await future
         connection.wait(tensors[index], pushed, out.ctypes.data, 0.0)  # It does not wait.
         assert (out == (index + round_) * talweg.size()).all()
@@ -48,7 +49,7 @@ async def _event_loop(client: _client.Client) -> None:
     for round_ in range(20):
         order = range(20) if talweg.rank() % 2 else reversed(range(20))
         await asyncio.gather(*(push_pull(index, round_) for index in order))
-    loop.remove_reader(connection.completion_fd())
+    loop.remove_reader(fd)
 
 
 def _completion_threads(client: _client.Client) -> None:

@@ -27,6 +27,7 @@ from harness.measure import Effort  # noqa: E402
 from harness.scenario import Context, Section  # noqa: E402
 from harness.scenarios import (  # noqa: E402
     aggregator_host,
+    collectives,
     gpu_device,
     gpu_push_pull,
     gpu_training_step,
@@ -39,6 +40,7 @@ from harness.scenarios import (  # noqa: E402
     own_aggregators,
     priorities,
     shaped_links,
+    torch_backend,
     training_step,
 )
 from harness.scratch import scratch  # noqa: E402
@@ -56,6 +58,8 @@ SCENARIOS: dict[str, Any] = {
     "training_step": training_step,
     "growth": growth,
     "priorities": priorities,
+    "collectives": collectives,
+    "torch_backend": torch_backend,
 }
 # For a machine with a GPU: only with --gpu.
 GPU_SCENARIOS: dict[str, Any] = {

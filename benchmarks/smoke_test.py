@@ -51,9 +51,9 @@ class SmokeTest(unittest.TestCase):
         cls.addClassCleanup(cls.scratch.cleanup)
         cls.output = Path(cls.scratch.name)
         scenarios = ["one_node", "aggregator_host", "own_aggregators", "shaped_links"]
-        scenarios += ["long_links", "model_tensors", "idle", "kernels", "growth"]
+        scenarios += ["long_links", "model_tensors", "idle", "kernels", "growth", "collectives"]
         if _FULL:
-            scenarios.append("training_step")
+            scenarios += ["training_step", "torch_backend"]
         status, text = run(cls.output, f"--scenario={','.join(scenarios)}", f"--beside={_RUNFILES}")
         if status != 0:
             raise AssertionError(f"exit {status}:\n{text}")
@@ -157,6 +157,30 @@ class SmokeTest(unittest.TestCase):
         self.assertEqual(len(steps), 5)
         for name, figures in steps.items():
             self.assertGreater(figures["step_s"], 0, name)
+
+    def test_collectives(self) -> None:
+        for contender in ("Talweg", "Gloo"):
+            results = self.results("collectives", contender)
+            cases = {each["case"] for each in results if "ranks" in each["setting"]}
+            calls = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce")
+            sizes = ("4 KiB", "64 KiB")
+            self.assertEqual(cases, {f"{call}, {size}" for call in calls for size in sizes})
+            for each in results:
+                self.assertGreater(each["gigabytes_per_s_median"], 0)
+        between = [each for each in self.document["results"] if "hosts, 1" in each["setting"]]
+        for each in between:
+            if each["scenario"] == "collectives":
+                # 1 Gb/s are 125 MB/s; half of the bytes cross a link.
+                self.assertGreater(each["extra"]["optimum_s"], 0.0005)
+                self.assertIn("over_link", each["extra"])
+
+    @unittest.skipUnless(_FULL, "takes long: ./test --full")
+    def test_a_backend_of_torch(self) -> None:
+        data = self.document["data"]["torch_backend"]
+        self.assertEqual(len(data["tiny, batch 2"]), 5)
+        for name, figures in data["tiny, batch 2"].items():
+            self.assertGreater(figures["step_s"], 0, name)
+        self.assertEqual(sorted(data["all_reduce, 4 KiB"]), ["Gloo", "Talweg"])
 
     def test_a_result_names_its_circumstances(self) -> None:
         for key in ("commit", "cpu", "kernel", "load_at_start"):

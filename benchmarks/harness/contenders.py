@@ -44,11 +44,11 @@ class Programs:
         """The same programs, but the other build's daemons and ranks."""
         return replace(self, tool=self.other_tool or self.tool)
 
-    def compiled_mpi(self) -> Path:
-        """The MPI peer. Compiles it when it is missing, or older than its source."""
+    def compiled_mpi(self, name: str) -> Path:
+        """An MPI peer. Compiles it when it is missing, or older than its source."""
         if not shutil.which("mpicc") or not shutil.which("mpirun"):
             raise Missing("OpenMPI is not installed; bazel/prepare --for=bench installs it")
-        source, binary = self.peers / "mpi_allreduce.c", self.build / "mpi_allreduce"
+        source, binary = self.peers / f"{name}.c", self.build / name
         inputs = [source, self.peers / "control.h"]
         if binary.exists() and binary.stat().st_mtime > max(
             path.stat().st_mtime for path in inputs
@@ -107,8 +107,10 @@ def talweg_on_one_node(
     return Contender(name, ranks, [Command((*network, *run))], counts_loopback=bool(network))
 
 
-def openmpi(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:
-    binary = programs.compiled_mpi()
+def openmpi(
+    programs: Programs, ranks: int, network: Sequence[str], peer: str = "mpi_allreduce"
+) -> Contender:
+    binary = programs.compiled_mpi(peer)
     line = ["mpirun", "-np", str(ranks), "--mca", "btl", "self,vader"]
     line += ["--mca", "btl_vader_backing_directory", str(shared_memory())]
     if os.geteuid() == 0:

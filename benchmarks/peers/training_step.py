@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank that makes training steps as ./bench orders (control.h): "dtype" is the model, "bytes" the batch.
 
-    training_step.py none|barrier|ddp|nccl|optimizer|overlap|arrival|hook [RANK SIZE STORE]
+    training_step.py none|barrier|ddp|nccl|fsdp [RANK SIZE STORE]
+    training_step.py optimizer|overlap|arrival|hook|ddp_talweg|fsdp_talweg
 
 `none` trains without communicating. `barrier` trains with nothing but Talweg's barrier after each backward pass,
-which shows the cost of waiting for the slower rank. `ddp` and `nccl` use DistributedDataParallel over Gloo and NCCL.
+which shows the cost of waiting for the slower rank. `ddp` and `nccl` use DistributedDataParallel over Gloo and NCCL,
+`fsdp` FSDP2 over Gloo, `ddp_talweg` and `fsdp_talweg` the same over the backend "talweg".
 The others run over Talweg: `optimizer` waits for all averages in backward(), `overlap` waits for each module's in the
 next forward pass, and `arrival` does the same, but gradients leave first come, first served.
 """
@@ -22,7 +24,8 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 _CLASSES = 10
-_TALWEG = ("barrier", "optimizer", "overlap", "arrival", "hook")
+_BACKEND = ("ddp_talweg", "fsdp_talweg")
+_TALWEG = ("barrier", "optimizer", "overlap", "arrival", "hook", *_BACKEND)
 
 
 class _Block(nn.Module):
@@ -78,9 +81,16 @@ class Trainer:
         self._device = device
         self._waits = manner == "barrier"
         self._model = make().to(device.torch)
+        if manner in ("fsdp", "fsdp_talweg"):
+            from torch.distributed.fsdp import fully_shard
+
+            for layer in self._model.children():
+                if next(layer.parameters(), None) is not None:
+                    fully_shard(layer)
+            fully_shard(self._model)
         parameters = list(self._model.parameters())
         self._optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
-        if manner in ("ddp", "nccl", "hook"):
+        if manner in ("ddp", "nccl", "hook", "ddp_talweg"):
             ddp = DistributedDataParallel(self._model, gradient_as_bucket_view=True)
             if manner == "hook":
                 import talweg.torch
@@ -130,12 +140,14 @@ def main() -> int:
         talweg.torch.init()
         rank = talweg.torch.rank()
     device = Device(rank)
-    if manner in ("ddp", "nccl"):
-        backend = "gloo" if manner == "ddp" else "nccl"
+    if manner in ("ddp", "nccl", "fsdp"):
+        backend = "nccl" if manner == "nccl" else "gloo"
         method = f"file://{place[2]}"
         distributed.init_process_group(backend, method, rank=rank, world_size=int(place[1]))
     elif manner == "hook":
         distributed.init_process_group("gloo")  # Finds its place in what talweg run sets.
+    elif manner in _BACKEND:
+        distributed.init_process_group("talweg")
     trainers: list[Trainer] = []
 
     def finish() -> None:

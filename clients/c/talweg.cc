@@ -6,6 +6,7 @@
 #include <cstring>
 #include <span>
 
+#include "clients/c/abi.h"
 #include "clients/c/environment.h"
 #include "libs/base/collective.h"
 #include "libs/base/release.h"
@@ -18,6 +19,9 @@ using talweg::Collective;
 using talweg::DType;
 using talweg::Op;
 using talweg::Share;
+using talweg::c::FromC;
+using talweg::c::Invalid;
+using talweg::c::ToC;
 using talweg::shm::Client;
 using talweg::shm::Declare;
 using talweg::shm::ErrorText;
@@ -62,18 +66,6 @@ static_assert(TALWEG_ANY_LOCAL_RANK == talweg::shm::kAnyLocalRank);
 constexpr int64_t kConnectTimeoutNs = 60'000'000'000;
 constexpr char kBarrierName[] = "talweg.barrier";
 
-// The one piece of state outside of a client: a thread's last error, as errno is.
-thread_local ErrorText last_error;
-
-talweg_status ToC(RankStatus status) { return static_cast<talweg_status>(status); }
-
-talweg_status Invalid(const char* what) {
-  return ToC(last_error.Fail(RankStatus::kInvalidArgument, "%s", what));
-}
-
-Client* FromC(talweg_client* client) { return reinterpret_cast<Client*>(client); }
-const Client* FromC(const talweg_client* client) { return reinterpret_cast<const Client*>(client); }
-
 // What a C program has put into an enumeration: any number.
 template <typename Enumeration>
 unsigned NumberIn(const Enumeration& enumeration) {
@@ -82,6 +74,9 @@ unsigned NumberIn(const Enumeration& enumeration) {
   std::memcpy(&number, &enumeration, sizeof number);
   return number;
 }
+
+// The one piece of state outside of a client: a thread's last error, as errno is.
+thread_local ErrorText last_error;
 
 // A value that does not fit must not become another one.
 talweg_status ToCollective(const char* name, const talweg_collective& given,
@@ -172,6 +167,8 @@ talweg_status DeclareAllWith(const char* function, talweg_client* client,
 }
 
 }  // namespace
+
+ErrorText& talweg::c::LastError() { return last_error; }
 
 extern "C" {
 

@@ -54,7 +54,7 @@ extern "C" {
 
 /* Version of this header. talweg_version() tells that of the library. */
 #define TALWEG_VERSION_MAJOR 1
-#define TALWEG_VERSION_MINOR 1
+#define TALWEG_VERSION_MINOR 2
 
 typedef struct talweg_client talweg_client;
 /* A declared tensor of one client. */
@@ -302,6 +302,57 @@ TALWEG_API talweg_status talweg_result(talweg_client* client, talweg_tensor tens
 /* How many ranks' contributions are in the result of the round that was taken last. 0 when there is
  * none. */
 TALWEG_API uint64_t talweg_ranks_summed(talweg_client* client, talweg_tensor tensor);
+
+/* ---- A descriptor that tells of rounds
+ * ------------------------------------------------------------------------------------------- */
+
+/* For event loops and frameworks, whose threads must not block for each round:
+ *
+ *   talweg_completion_fd(client, &fd);
+ *   talweg_push_pull(client, weights, gradient, TALWEG_DECLARED_PRIORITY, -1, &round);
+ *   talweg_watch(client, weights, round, tag);
+ *
+ * and in the loop, whenever `fd` is readable (POLLIN):
+ *
+ *   while ((status = talweg_completed(client, tags, 64, &count)) == TALWEG_OK && count > 0)
+ *     for each tag: talweg_wait(client, its tensor, its round, gradient, -1);
+ *   if (status != TALWEG_OK) stop polling: the client's health has ended, all tags were told;
+ *
+ * The library starts no thread for it. Who never calls talweg_completion_fd pays nothing. (Since
+ * version 1.2 of this header; any agent will do.) */
+
+/* The client's first descriptor: readable when a watched round may be over, and for good when the
+ * client's health has ended (job failed, agent lost, shut down). The same however often it is
+ * asked for. For poll, epoll and their like only: the caller neither reads, writes nor closes it.
+ * Valid until talweg_free, before which the caller stops polling it. Closed by exec; in a forked
+ * child it is the parent's, and must not be polled. TALWEG_LIMIT: no descriptor is left. */
+TALWEG_API talweg_status talweg_completion_fd(talweg_client* client, int* fd);
+
+/* Has talweg_completed tell `tag` once when this round, which has been pushed, is over: complete,
+ * ended without a result, or never to be complete since the client's health has ended. Then
+ * talweg_wait does not wait for other ranks' pushes, or for the agent. A round that is over already
+ * is told as well. `tag` is any value; several rounds may have the same, and a round may be watched
+ * more than once. There is no end to a watch but being told. If the client's health has ended this
+ * returns why, and watches nothing: talweg_wait of the round does not wait. */
+TALWEG_API talweg_status talweg_watch(talweg_client* client, talweg_tensor tensor,
+                                      talweg_round round, uint64_t tag);
+
+/* Says the tags of at most `capacity` (1 or more) watched rounds that are over, each once, in the
+ * order in which they were watched; *count is how many. 0: none is, for now. If there are more the
+ * descriptor stays readable. Does not wait. When the client's health has ended and all tags have
+ * been told: why it has ended, with *count 0. Of several threads that call it each gets tags of its
+ * own. */
+TALWEG_API talweg_status talweg_completed(talweg_client* client, uint64_t* tags, size_t capacity,
+                                          size_t* count);
+
+/* The same with a descriptor of one's own, for parts of a program that know nothing of each other
+ * (a framework's kernels beside an event loop): each call of talweg_another_completion_fd makes
+ * one, until talweg_free. The tags of what is watched by it are told by it alone. */
+TALWEG_API talweg_status talweg_another_completion_fd(talweg_client* client, int* fd);
+TALWEG_API talweg_status talweg_watch_by(talweg_client* client, int fd, talweg_tensor tensor,
+                                         talweg_round round, uint64_t tag);
+TALWEG_API talweg_status talweg_completed_by(talweg_client* client, int fd, uint64_t* tags,
+                                             size_t capacity, size_t* count);
 
 /* ---- Collectives
  * ----------------------------------------------------------------------------------------- */

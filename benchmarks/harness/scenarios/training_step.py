@@ -32,7 +32,7 @@ _STEPS_MIN = 4
 
 # The heap keeps what is freed, as far as glibc lets it. Otherwise it is chance whether a process gives memory
 # back to the kernel and takes it again in each step: no page faults, or 18,000 of them in 30 ms.
-_STEADY_HEAP = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+STEADY_HEAP = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 
 # The model and the batch of each process.
 _CASES: dict[str, tuple[tuple[str, int], ...]] = {
@@ -43,7 +43,7 @@ _CASES: dict[str, tuple[tuple[str, int], ...]] = {
 }
 
 
-def _talweg(
+def talweg(
     programs: Programs, manner: str, name: str, network: Sequence[str], variables: Mapping[str, str]
 ) -> Contender:
     run = [str(programs.tool), "run", "--nodes=1", f"--ranks-per-node={_RANKS}", "--"]
@@ -65,15 +65,37 @@ def makers(
         for name, manner in peers.items()
     ]
     found += [
-        (name, partial(_talweg, programs, manner, name, network, variables))
+        (name, partial(talweg, programs, manner, name, network, variables))
         for name, manner in ours.items()
     ]
     return found
 
 
 def run(context: Context) -> Section:
-    contenders = makers(context.programs, _STEADY_HEAP)
+    contenders = makers(context.programs, STEADY_HEAP)
     return measure(context, TITLE, contenders, _CASES[context.mode], _OF_DDP)
+
+
+def measure_steps(
+    context: Context,
+    scenario: str,
+    contenders: Sequence[tuple[str, Make]],
+    cases: Sequence[tuple[str, int]],
+) -> list[Result]:
+    """The steps of all of them, by turns."""
+    effort = context.effort
+    # A rank that is late to a repetition's first step delays everybody, so that step is not measured.
+    steps_min = 1 if context.mode == "smoke" else _STEPS_MIN
+    context.effort = Effort(effort.repetitions, effort.batch_s * _BATCH_S, math.inf, steps_min)
+    results: list[Result] = []
+    try:
+        for model, batch in cases:
+            # The workers take the dtype for the model and the bytes for the batch.
+            case = Case(f"{model}, batch {batch}", (batch,), model)
+            results += run_beside(context, scenario, _SETTING, contenders, _RANKS, [case])
+    finally:
+        context.effort = effort
+    return results
 
 
 def measure(
@@ -85,18 +107,7 @@ def measure(
 ) -> Section:
     """What each of them adds to a step. `of_ddp`: the bar for our share of what DDP adds."""
     section = Section(title)
-    effort = context.effort
-    # A rank that is late to a repetition's first step delays everybody, so that step is not measured.
-    steps_min = 1 if context.mode == "smoke" else _STEPS_MIN
-    context.effort = Effort(effort.repetitions, effort.batch_s * _BATCH_S, math.inf, steps_min)
-    results: list[Result] = []
-    try:
-        for model, batch in cases:
-            # The workers take the dtype for the model and the bytes for the batch.
-            case = Case(f"{model}, batch {batch}", (batch,), model)
-            results += run_beside(context, "training_step", _SETTING, contenders, _RANKS, [case])
-    finally:
-        context.effort = effort
+    results = measure_steps(context, "training_step", contenders, cases)
     section.failed = any(result.failure for result in results)
     rows = []
     for result in results:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from talweg import _local, _native
+from talweg._completions import Completions
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
 from talweg._in_place import Buffer
 from talweg._node import launchers
@@ -214,6 +215,8 @@ class Client:
         self._closers: list[Callable[[], None]] = []
         # Each is called with every round that synchronize() has taken.
         self.watchers: list[Callable[[Handle], None]] = []
+        # Makes calls when rounds are over.
+        self.completions = Completions(self.connection)
         # What _collectives keeps.
         self.channels: dict[Any, Any] = {}
         self.channels_lock = threading.Lock()

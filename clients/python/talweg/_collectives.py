@@ -5,14 +5,18 @@ Calls without a name belong together by their order, which is the same at every 
 calls with a name by their order under that name. Both is a *channel*: its calls run one after
 another, those of different channels at once.
 
-A call is one round of the channel's control tensor, an all_gather: each rank says what it calls and
-how long its parts are, and gives its data in the same round where that is 4 KiB or less. All ranks
-compare what the others have said, and all come to the same answer: Mismatch, before any data was
-pushed. Where a rank's data is longer, and in reductions, one more round carries it, or several of a
-large tensor. So a call costs:
+A call begins with a round of the channel's control tensor, an all_gather: each rank says what it
+calls and how long its parts are, and gives its data in the same round where that is 4 KiB or less.
+All ranks compare what the others have said, and all come to the same answer: Mismatch. The data of
+a reduction leaves together with the control round, in a round of its own: all ranks know where it
+goes, since they all give the same. If they turn out to differ each rank also takes part in the
+rounds that the others have begun, with nothing, so that these end. Longer copies follow when all
+ranks know how long. So a call takes
 
     copies of at most 4 KiB a rank       1 round
-    other copies, all reductions         2 rounds, and one for each further 32 MiB of all parts
+    all reductions                       2 rounds at once
+    other copies                         2 rounds, one after the other
+    what is longer than 32 MiB           1 round more for each further 32 MiB of all parts
 
 The data goes through tensors whose lengths are powers of two, with parts that are shorter. A
 channel has few of them, so memory stays flat however often shapes change.
@@ -20,22 +24,24 @@ channel has few of them, so memory stays flat however often shapes change.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
-import threading
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from talweg import _native
+from talweg._channels import Channel, Job, Steps, Wait
 from talweg._client import Client, Handle
 from talweg._declaration import DType, Op
 from talweg._process_sets import Group
 from talweg._scaling import NO_FACTORS, Factors
-from talweg.errors import Mismatch, TalwegError, Timeout
+from talweg.errors import Aborted, Mismatch, TalwegError, Timeout
 
 _WHOLE, _ROOT, _OWN, _ROW, _COLUMN = 1, 2, 3, 4, 5
 
@@ -95,7 +101,7 @@ _KINDS = {
     )
 }
 
-# kind, op, dimensions of a row, nothing; root; bytes of a row; dtype; the row's shape; rows. Then
+# kind, op, dimensions of a row, dtype of a reduction; root; bytes of a row; dtype; the row's shape; rows. Then
 # the rows of each part that the rank gives, 8 bytes each, then its data.
 _HEADER = struct.Struct("<BBBBiq16s11qq")
 _DIMENSIONS_MAX = 11
@@ -142,6 +148,16 @@ class Given:
     factors: Factors = NO_FACTORS
 
 
+class Lane(NamedTuple):
+    """Which tensor the data of calls goes through."""
+
+    kind: Kind
+    dtype: DType
+    op: Op
+    root: int
+    capacity_bytes: int  # A part's.
+
+
 @dataclass
 class _Said:
     """What one rank has said in the control round."""
@@ -155,6 +171,7 @@ class _Said:
     inline: bool
     op: int
     root_rank: int
+    lane: Lane | None = None  # Where its data has gone already.
 
     def __str__(self) -> str:
         text = self.kind.name
@@ -173,155 +190,54 @@ class _Said:
         return text
 
 
-@dataclass
-class _Wait:
-    tensor: int
-    round: int
-    out: int
-    out_bytes: int
-
-
-_Steps = Generator[_Wait, None, Any]
-
-
-class Channel:
-    """Calls of one group that run one after another, in the order in which they were made."""
+class CallChannel(Channel):
+    """A channel of collectives: its tensors, and what the ranks say to each other."""
 
     def __init__(self, client: Client, name: str, group: Group) -> None:
-        self.client = client
-        self.name = name
-        self.group = group
-        self._lock = threading.Lock()
-        self._jobs: deque[Job] = deque()
-        self._busy = False
-        self._tensors: dict[tuple[Any, ...], int] = {}
+        super().__init__(client, name, group)
         size = group.size
         capacity = _HEADER.size + 8 * size + _INLINE_BYTES
         self._control_bytes = -(-capacity // 64) * 64
         self.said: np.ndarray = np.empty(size * self._control_bytes, np.uint8)
         self.said_at = int(self.said.ctypes.data)
 
-    def _declare(
-        self, name: str, dtype: DType, op: Op, shares: tuple[int, int], root: int, count: int
-    ) -> int:
-        key = (name, dtype, op, shares, root, count)
-        tensor = self._tensors.get(key)
-        if tensor is None:
-            tensor = self.client.connection.declare_collective(
-                f"{name}{self.group.suffix}", dtype, op, shares, root, self.group.listed, count
-            )
-            self._tensors[key] = tensor
-        return tensor
-
     def control(self) -> int:
+        """The tensor in which ranks say what they call."""
         shares = (_OWN, _WHOLE)
-        return self._declare(self.name, DType.U8, Op.BROADCAST, shares, 0, self._control_bytes)
+        return self.declare(self.name, DType.U8, Op.BROADCAST, shares, 0, self._control_bytes)
 
-    def lane(self, given: Given, capacity_bytes: int, item_bytes: int) -> int:
-        """The tensor for parts of so many bytes."""
-        kind = given.kind
-        root = given.root_rank if _ROOT in (kind.gives, kind.gets) else 0
-        words = f"{kind.gives}{kind.gets}.{given.dtype.name}.{given.op.name}.{root}"
-        return self._declare(
+    def lane_tensor(self, lane: Lane) -> int:
+        """The tensor for a lane."""
+        kind, dtype, op, root, capacity_bytes = lane
+        words = f"{kind.gives}{kind.gets}.{dtype.name}.{op.name}.{root}"
+        return self.declare(
             f"{self.name}.{words}.{capacity_bytes}".lower(),
-            given.dtype,
-            given.op,
+            dtype,
+            op,
             (kind.gives, kind.gets),
             root,
-            capacity_bytes // item_bytes,
+            capacity_bytes // dtype.nbytes,
         )
 
-    def run(self, job: Job) -> None:
-        """Runs it on this thread, after those that were made before."""
-        with self._lock:
-            is_first = not self._busy
-            if is_first:
-                self._busy = True
-            else:
-                self._jobs.append(job)
-        if not is_first:
-            job.done.wait()
-            return
-        try:
-            job.go_on()
-        finally:
-            with self._lock:
-                if not job.done.is_set():  # Interrupted: the other ranks still count on it.
-                    self._jobs.appendleft(job)
-                self._release()
-
-    def submit(self, job: Job) -> None:
-        """Runs it on another thread, after those that were made before."""
-        with self._lock:
-            self._jobs.append(job)
-            if not self._busy:
-                self._busy = True
-                self._release()
-
-    def _release(self) -> None:
-        if self._jobs:
-            threading.Thread(target=self._work, name="talweg-collectives", daemon=True).start()
-        else:
-            self._busy = False
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._jobs:
-                    self._busy = False
-                    return
-                job = self._jobs.popleft()
-            job.go_on()
+    def same(self, block: bytes) -> bool:
+        """Whether every rank has said this."""
+        nbytes = len(block) * self.group.size
+        return self.said[:nbytes].tobytes() == block * self.group.size
 
 
-def channel_of(client: Client, name: str | None, group: Group) -> Channel:
+def channel_of(client: Client, name: str | None, group: Group) -> CallChannel:
     """The channel of calls of that name, or without one."""
     key = ("talweg.collectives" if name is None else f"{name}.collective", group.ranks)
     with client.channels_lock:
-        channel = client.channels.get(key)
+        channel: CallChannel | None = client.channels.get(key)
         if channel is None:
-            channel = client.channels[key] = Channel(client, key[0], group)
+            channel = client.channels[key] = CallChannel(client, key[0], group)
     return channel
 
 
-class Job:
-    """One or several calls that have one handle."""
-
-    def __init__(self, channel: Channel, calls: Sequence[Given], priority: int) -> None:
-        self.channel = channel
-        self.done = threading.Event()
-        self.results: list[Any] = []
-        self.failure: BaseException | None = None
-        self._calls = deque(calls)
-        self._priority = priority
-        self._steps: _Steps | None = None
-        self._wait: _Wait | None = None
-
-    def go_on(self) -> None:
-        """Runs it to its end, or until this thread is interrupted; then once more."""
-        connection = self.channel.client.connection
-        try:
-            while self._calls:
-                if self._steps is None:
-                    self._steps = _steps(self.channel, self._calls[0], self._priority)
-                try:
-                    while True:
-                        if self._wait is None:
-                            self._wait = next(self._steps)
-                        wait = self._wait
-                        connection.wait_parts(wait.tensor, wait.round, wait.out, wait.out_bytes)
-                        self._wait = None
-                except StopIteration as end:
-                    self.results.append(end.value)
-                except Mismatch as mismatch:
-                    # The other calls of the job go on at every rank.
-                    self.failure = self.failure or mismatch
-                self._steps = self._wait = None
-                self._calls.popleft()
-        except Exception as failure:
-            self.failure = self.failure or failure
-            self._calls.clear()
-        self.done.set()
+def job_of(channel: CallChannel, calls: Sequence[Given], priority: int) -> Job:
+    """Calls that have one handle."""
+    return Job(channel, [partial(_steps, channel, given, priority) for given in calls])
 
 
 @dataclass(eq=False)
@@ -334,12 +250,13 @@ class JobHandle(Handle):
 
     def is_complete(self, connection: _native.Connection) -> bool:
         assert self.job is not None
-        return self.job.done.is_set()
+        return self.job.channel.look(self.job)
 
     def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
         _native.nanoseconds(timeout_s)  # Refuses what is no time.
         assert self.job is not None
-        if not self.job.done.wait(min(timeout_s, 1e8) if timeout_s is not None else None):
+        end = None if timeout_s is None else time.monotonic() + min(timeout_s, 1e8)
+        if not self.job.channel.finish(self.job, end):
             raise Timeout(f"{self.name}: not complete after {timeout_s} s; synchronize() again")
         if self.job.failure is not None:
             raise self.job.failure
@@ -357,7 +274,7 @@ def _header(given: Given, total_rows: int) -> bytes:
         given.kind.number,
         given.op,
         len(rows.row_shape),
-        0,
+        given.dtype if given.kind.reduces else 0,
         given.root_rank,
         rows.row_bytes,
         rows.dtype.encode()[:16],
@@ -371,7 +288,7 @@ def _read(said: np.ndarray, group: Group) -> list[_Said]:
     at, every = 0, []
     view = memoryview(said.data)
     for place in range(group.size):
-        number, op, dimensions, _, root_rank, row_bytes, dtype, *dims = _HEADER.unpack_from(
+        number, op, dimensions, wire, root_rank, row_bytes, dtype, *dims = _HEADER.unpack_from(
             view, at
         )
         kind = _KINDS[number]
@@ -387,13 +304,17 @@ def _read(said: np.ndarray, group: Group) -> list[_Said]:
         at += 8 * parts
         nbytes = sum(part_rows) * row_bytes
         inline = not kind.reduces and nbytes <= _INLINE_BYTES
-        every.append(_Said(kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank))
+        lane = None
+        if kind.reduces:
+            largest = max(part_rows) * row_bytes
+            lane = _lane_of(kind, DType(wire), Op(op), root_rank, largest, group.size)
+        every.append(_Said(kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank, lane))
         if inline:
             at += nbytes
     return every
 
 
-def _check_alike(channel: Channel, every: list[_Said]) -> Rows:
+def _check_alike(channel: CallChannel, every: list[_Said]) -> Rows:
     """Mismatch if ranks call different things, at every rank alike. Returns what the tensor is."""
     first = every[0]
     reference = first
@@ -432,42 +353,122 @@ def _got(given: Given, group: Group, every: list[_Said]) -> list[tuple[int, int]
     return [(place, 0) for place in range(group.size)]
 
 
-def _steps(channel: Channel, given: Given, priority: int) -> _Steps:
-    """One call: yields whenever it waits; returns its result."""
-    connection, group, kind = channel.client.connection, channel.group, given.kind
-    total_rows = sum(given.part_rows)
-    own_bytes = total_rows * (given.rows.row_bytes if given.rows is not None else 0)
-    block = _header(given, total_rows) + struct.pack(f"<{len(given.part_rows)}q", *given.part_rows)
-    if not kind.reduces and own_bytes <= _INLINE_BYTES:
-        block += ctypes.string_at(given.address, own_bytes)
-    channel.client.count_pushed_bytes(own_bytes)
-    control = channel.control()
-    said_by_this = np.frombuffer(block, np.uint8)
-    round_ = connection.push_parts(control, said_by_this.ctypes.data, [len(block)], priority)
-    yield _Wait(control, round_, channel.said_at, channel.said.size)
+def _got_of_reduction(given: Given, group: Group) -> list[int]:
+    """The rows of the parts that this rank gets, where all ranks give the same."""
+    if given.kind.gets == _ROOT and given.root_rank != group.ranks[group.place]:
+        return []
+    return [given.part_rows[group.place if given.kind.gets == _OWN else 0]]
 
-    every = _read(channel.said, group)
-    rows = _check_alike(channel, every)
-    got = _got(given, group, every)
-    got_rows = [every[place].part_rows[part] for place, part in got]
+
+def _capacity_of(kind: Kind, largest: int, size: int) -> int:
+    """How much a part of the tensor has room for that takes parts of so many bytes."""
+    most = _TENSOR_BYTES_MAX // kind.part_count(size)
+    capacity = _CAPACITY_BYTES_MIN
+    while capacity < largest and capacity * 2 <= most:
+        capacity *= 2
+    return capacity
+
+
+def _lane_of(
+    kind: Kind, dtype: DType, op: Op, root_rank: int, largest: int, size: int
+) -> Lane | None:
+    """Where parts go of which the longest has so many bytes; None: they need several rounds, or
+    none.
+    """
+    capacity = _capacity_of(kind, largest, size)
+    if not 0 < largest <= capacity:
+        return None
+    root = root_rank if _ROOT in (kind.gives, kind.gets) else 0
+    return Lane(kind, dtype, op, root, capacity)
+
+
+def _steps(channel: CallChannel, given: Given, priority: int) -> Steps:
+    """One call: yields whenever it waits; returns its result."""
+    client, group, kind = channel.client, channel.group, given.kind
+    connection = client.connection
+    total_rows = sum(given.part_rows)
+    row_bytes = given.rows.row_bytes if given.rows is not None else 0
+    own_bytes = total_rows * row_bytes
+    block = _header(given, total_rows) + struct.pack(f"<{len(given.part_rows)}q", *given.part_rows)
+    said, inline = block, not kind.reduces and own_bytes <= _INLINE_BYTES
+    if inline:
+        said += ctypes.string_at(given.address, own_bytes)
+    client.count_pushed_bytes(own_bytes)
+    control = channel.control()
+    round_ = connection.push_parts(control, said, [len(said)], priority)
+    source, factors = given.address, given.factors
+    own = [count * row_bytes for count in given.part_rows]
+    lane, carried = None, 0
+    if kind.reduces:
+        if factors.prescale != 1.0:
+            given.keep, source = factors.scaled(client, given.dtype, given.address, own_bytes)
+        lane = _lane_of(kind, given.dtype, given.op, given.root_rank, max(own), group.size)
+        if lane is not None:
+            carried = connection.push_parts(channel.lane_tensor(lane), source, own, priority)
+    all_pushed = lane is not None or (inline and kind.equal)
+    try:
+        yield Wait(control, round_, channel.said_at, channel.said.size, not all_pushed)
+    except Aborted:
+        if lane is not None:
+            yield from _drop(channel, lane, carried)
+        raise
+
+    every: list[_Said] | None = None
+    if lane is not None and channel.same(block):
+        assert given.rows is not None
+        rows = given.rows
+        got_rows = _got_of_reduction(given, group)
+    else:
+        every = _read(channel.said, group)
+        try:
+            rows = _check_alike(channel, every)
+        except Mismatch:
+            yield from _settle(channel, every, priority, lane, carried)
+            raise
+        got = _got(given, group, every)
+        got_rows = [every[place].part_rows[part] for place, part in got]
     result, out = given.allocate(rows, got_rows)
     got_bytes = [count * rows.row_bytes for count in got_rows]
-    if all(said.inline for said in every):
+    if every is not None and all(said.inline for said in every):
         for (place, part), nbytes in zip(got, got_bytes):
             before = sum(every[place].part_rows[:part]) * rows.row_bytes
             ctypes.memmove(out, channel.said_at + every[place].data_at + before, nbytes)
             out += nbytes
         return result
-    own = [count * rows.row_bytes for count in given.part_rows]
-    largest = max((max(said.part_rows, default=0) for said in every), default=0) * rows.row_bytes
-    source, factors = given.address, given.factors
-    if factors.prescale != 1.0:
-        given.keep, source = factors.scaled(channel.client, given.dtype, given.address, own_bytes)
-    yield from _carry(channel, given, priority, source, own, out, got_bytes, largest)
-    finish = factors.after(channel.client, given.dtype, out, sum(got_bytes) // given.dtype.nbytes)
+    if lane is not None:
+        yield Wait(channel.lane_tensor(lane), carried, out, sum(got_bytes), False)
+    elif every is not None:
+        largest = max((max(said.part_rows, default=0) for said in every), default=0)
+        nbytes = largest * rows.row_bytes
+        yield from _carry(channel, given, priority, source, own, out, got_bytes, nbytes)
+    finish = factors.after(client, given.dtype, out, sum(got_bytes) // given.dtype.nbytes)
     if finish is not None:
         finish()
     return result
+
+
+def _settle(
+    channel: CallChannel, every: list[_Said], priority: int, own: Lane | None, carried: int
+) -> Steps:
+    """Ends the rounds of data that ranks have begun whose calls do not fit together.
+
+    Every rank takes part in each of them, with nothing where it has not begun it. Nobody looks at
+    what they come to: most end with a Mismatch of their own.
+    """
+    connection, size = channel.client.connection, channel.group.size
+    for lane in dict.fromkeys(said.lane for said in every if said.lane is not None):
+        round_ = carried
+        if lane != own:
+            parts = [0] * lane.kind.parts_given(channel.group.place, 0, size)
+            round_ = connection.push_parts(channel.lane_tensor(lane), 0, parts, priority)
+        yield from _drop(channel, lane, round_)
+
+
+def _drop(channel: CallChannel, lane: Lane, round_: int) -> Steps:
+    """Ends a round of data whose result nobody wants."""
+    nothing: np.ndarray = np.empty(lane.capacity_bytes, np.uint8)
+    with contextlib.suppress(Mismatch, Aborted):
+        yield Wait(channel.lane_tensor(lane), round_, int(nothing.ctypes.data), nothing.size)
 
 
 def _starts(lengths: Sequence[int], first: int) -> list[int]:
@@ -480,7 +481,7 @@ def _starts(lengths: Sequence[int], first: int) -> list[int]:
 
 
 def _carry(
-    channel: Channel,
+    channel: CallChannel,
     given: Given,
     priority: int,
     source: int,
@@ -488,19 +489,17 @@ def _carry(
     out: int,
     got: list[int],
     largest: int,
-) -> Generator[_Wait, None, None]:
+) -> Steps:
     """Parts of `own` bytes from `source` to the other ranks, of `got` bytes from them to `out`."""
     if largest == 0:
         return
     connection = channel.client.connection
-    most = _TENSOR_BYTES_MAX // given.kind.part_count(channel.group.size)
-    capacity = _CAPACITY_BYTES_MIN
-    while capacity < largest and capacity * 2 <= most:
-        capacity *= 2
-    tensor = channel.lane(given, capacity, given.dtype.nbytes)
+    capacity = _capacity_of(given.kind, largest, channel.group.size)
+    root = given.root_rank if _ROOT in (given.kind.gives, given.kind.gets) else 0
+    tensor = channel.lane_tensor(Lane(given.kind, given.dtype, given.op, root, capacity))
     if largest <= capacity:
         round_ = connection.push_parts(tensor, source, own, priority)
-        yield _Wait(tensor, round_, out, sum(got))
+        yield Wait(tensor, round_, out, sum(got), False)
         return
     sources, targets = _starts(own, source), _starts(got, out)
     pushed: np.ndarray = np.empty(len(own) * capacity, np.uint8)
@@ -512,7 +511,7 @@ def _carry(
             ctypes.memmove(at, start + begin, length)
         round_ = connection.push_parts(tensor, pushed_at, pushed_now, priority)
         taken_now = [min(max(length - begin, 0), capacity) for length in got]
-        yield _Wait(tensor, round_, taken_at, sum(taken_now))
+        yield Wait(tensor, round_, taken_at, sum(taken_now), begin + capacity < largest)
         for start, length, at in zip(targets, taken_now, _starts(taken_now, taken_at)):
             ctypes.memmove(start + begin, at, length)
 
@@ -524,9 +523,14 @@ def start(
     calls: Sequence[Given],
     priority: int,
     shape: Callable[[list[Any]], Any],
+    is_async: bool = True,
 ) -> JobHandle:
-    """Starts calls on another thread; they have one handle."""
-    return _started(client, name, group, calls, priority, shape, Channel.submit)
+    """Starts calls; they have one handle. `is_async`: it may not be waited for soon."""
+    _native.check_name_and_priority("" if name is None else name, priority)
+    channel = channel_of(client, name, group)
+    job = job_of(channel, calls, priority)
+    channel.submit(job, is_async)
+    return JobHandle(client, 0, 0, channel.name, job=job, shape=shape)
 
 
 def run(
@@ -538,27 +542,10 @@ def run(
     shape: Callable[[list[Any]], Any],
     timeout_s: float | None,
 ) -> Any:
-    """Runs calls, on this thread if it waits as long as they take."""
+    """Runs calls on this thread."""
     client.check_timeout(timeout_s)
-    how = Channel.run if timeout_s is None else Channel.submit
-    handle = _started(client, name, group, calls, priority, shape, how)
+    handle = start(client, name, group, calls, priority, shape, is_async=False)
     return client.synchronize(handle, timeout_s)
 
 
-def _started(
-    client: Client,
-    name: str | None,
-    group: Group,
-    calls: Sequence[Given],
-    priority: int,
-    shape: Callable[[list[Any]], Any],
-    how: Callable[[Channel, Job], None],
-) -> JobHandle:
-    _native.check_name_and_priority("" if name is None else name, priority)
-    channel = channel_of(client, name, group)
-    job = Job(channel, calls, priority)
-    how(channel, job)
-    return JobHandle(client, 0, 0, channel.name, job=job, shape=shape)
-
-
-__all__ = ["Channel", "Given", "JobHandle", "Kind", "Rows", "TalwegError", "run", "start"]
+__all__ = ["CallChannel", "Given", "JobHandle", "Kind", "Rows", "TalwegError", "run", "start"]

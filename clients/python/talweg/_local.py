@@ -130,12 +130,12 @@ class LocalConnection(_native.Connection):
         return self._push(tensor, address, self._declared[tensor][1].nbytes)
 
     def push_parts(
-        self, tensor: int, address: int, lengths: Sequence[int], priority: int = 0
+        self, tensor: int, address: int | bytes, lengths: Sequence[int], priority: int = 0
     ) -> int:
         # The only rank gives the only part, and gets it.
         return self._push(tensor, address, sum(lengths))
 
-    def _push(self, tensor: int, address: int, nbytes: int) -> int:
+    def _push(self, tensor: int, address: int | bytes, nbytes: int) -> int:
         self.check_health()
         name = self._declared[tensor][0]
         with self._lock:
@@ -157,8 +157,14 @@ class LocalConnection(_native.Connection):
         if out:
             ctypes.memmove(out, data, len(data))
 
-    def wait_parts(self, tensor: int, round_: int, out: int, out_bytes: int) -> None:
+    def wait_parts(
+        self, tensor: int, round_: int, out: int, out_bytes: int, end: float | None = None
+    ) -> bool:
         self.wait(tensor, round_, out, None)
+        return True
+
+    def completion_fd(self) -> int:
+        raise errors.Unsupported("a job of one rank has no descriptor: its rounds are over at once")
 
     def barrier(self) -> None:
         self.check_health()

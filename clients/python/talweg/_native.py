@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -145,6 +146,18 @@ _PROTOTYPES = {
     "talweg_wait": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _i64]),
     "talweg_wait_again": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _i64]),
     "talweg_barrier": (ctypes.c_int, [_client_p, ctypes.c_char_p, _i64]),
+    "talweg_another_completion_fd": (ctypes.c_int, [_client_p, ctypes.POINTER(ctypes.c_int)]),
+    "talweg_watch_by": (ctypes.c_int, [_client_p, ctypes.c_int, _u32, _u64, _u64]),
+    "talweg_completed_by": (
+        ctypes.c_int,
+        [
+            _client_p,
+            ctypes.c_int,
+            ctypes.POINTER(_u64),
+            ctypes.c_size_t,
+            ctypes.POINTER(ctypes.c_size_t),
+        ],
+    ),
     "talweg_gpu_export": (
         ctypes.c_int,
         [
@@ -401,9 +414,9 @@ class Connection:
         return tensor.value
 
     def push_parts(
-        self, tensor: int, address: int, lengths: Sequence[int], priority: int = 0
+        self, tensor: int, address: int | bytes, lengths: Sequence[int], priority: int = 0
     ) -> int:
-        """`lengths`: the bytes of each part that this rank gives."""
+        """`lengths`: the bytes of each part that this rank gives. `address`: where, or they."""
         round_, parts = _u64(), (_u64 * len(lengths))(*lengths)
         push_parts, wire_priority = self._library.talweg_push_parts, _priority(priority)
         self._in_slices(
@@ -420,14 +433,25 @@ class Connection:
         )
         return round_.value
 
-    def wait_parts(self, tensor: int, round_: int, out: int, out_bytes: int) -> None:
-        """Copies the parts that this rank gets to `out`, one after another."""
-        wait_parts = self._library.talweg_wait_parts
-        self._in_slices(
-            lambda slice_ns: wait_parts(
-                self._handle, tensor, round_, out or None, out_bytes, slice_ns
-            )
-        )
+    def wait_parts(
+        self, tensor: int, round_: int, out: int, out_bytes: int, end: float | None = None
+    ) -> bool:
+        """Copies the parts that this rank gets to `out`, one after another.
+
+        False: time.monotonic() has passed `end` before the round was over; it stays open.
+        """
+        wait_parts, slice_ns = self._library.talweg_wait_parts, _WAIT_SLICE_NS
+        while True:
+            if end is not None:
+                left_ns = int((end - time.monotonic()) * 1e9)
+                slice_ns = max(0, min(left_ns, _WAIT_SLICE_NS))
+            status = wait_parts(self._handle, tensor, round_, out or None, out_bytes, slice_ns)
+            if status == 0:
+                return True
+            if status != _TIMEOUT:
+                self._check(status)
+            if end is not None and left_ns <= 0:
+                return False
 
     def scale(self, dtype: int, factor: float, source: int, out: int, count: int) -> None:
         """Each of the elements at `source` times `factor`, to `out`."""
@@ -490,6 +514,36 @@ class Connection:
     def barrier(self) -> None:
         # The next call goes on waiting for the same barrier.
         self._in_slices(lambda slice_ns: self._library.talweg_barrier(self._handle, None, slice_ns))
+
+    # ----- A descriptor that tells of rounds -----
+
+    @property
+    def handle(self) -> int:
+        """The address of the talweg_client, for kernels in other languages."""
+        return int(self._handle.value or 0)
+
+    def completion_fd(self) -> int:
+        """A new descriptor: readable when a round that it watches may be over, and when the
+        client's health has ended. It is the client's, until the process ends.
+        """
+        fd = ctypes.c_int()
+        another = self._library.talweg_another_completion_fd
+        self._check(another(self._handle, ctypes.byref(fd)))
+        return fd.value
+
+    def watch(self, fd: int, tensor: int, round_: int, tag: int) -> None:
+        """Has completed(fd) return `tag` when the round, which was pushed, is over."""
+        self._check(self._library.talweg_watch_by(self._handle, fd, tensor, round_, tag))
+
+    def completed(self, fd: int, at_most: int = 64) -> list[int]:
+        """The tags of watched rounds that are over, each once. Does not wait.
+
+        Raises why the client's health has ended when that has been told of all.
+        """
+        tags, count = (_u64 * at_most)(), ctypes.c_size_t()
+        completed = self._library.talweg_completed_by
+        self._check(completed(self._handle, fd, tags, at_most, ctypes.byref(count)))
+        return tags[: count.value]
 
     # ----- Tensors on GPUs: talweg.h and docs/gpu.md say what each call means. -----
 

@@ -43,6 +43,7 @@ class AgentSocket {
   // The next of the descriptors that came, in order. Not valid when there is none.
   Descriptor TakeDescriptor();
 
+  int fd() const { return socket_.get(); }
   // Both directions; wakes who waits. The descriptor itself stays until destruction.
   void Shutdown();
   // In a forked child: closes the child's copy, unless the child has put something else in its

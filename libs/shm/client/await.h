@@ -43,6 +43,16 @@ inline void Client::WakeFollowers() {
   ::syscall(SYS_futex, &reads_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
+inline void Client::StopReading() {
+  // Sequentially consistent, as who finds it taken: one of the two sees the other.
+  reading_.store(false, std::memory_order_seq_cst);
+  WakeFollowers();  // One of them reads on if this thread is done.
+  if (unread_.load(std::memory_order_seq_cst) &&
+      unread_.exchange(false, std::memory_order_seq_cst)) {
+    SignalAll();
+  }
+}
+
 inline void Client::Enter(const WaitingPlace& place) {
   if (!place.tensor) {
     place.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -117,7 +127,7 @@ Client::Awaited Client::Sleep(const Done& done, const Deadline& deadline, RankSt
     const uint32_t reads = reads_.load(std::memory_order_seq_cst);
     Awaited seen = Look(done, status);
     if (seen != Awaited::kTimeout || deadline.Passed(MonotonicNs())) return seen;
-    if (!reading_.exchange(true, std::memory_order_acquire)) {
+    if (!reading_.exchange(true, std::memory_order_seq_cst)) {
       LookAtAgent();
       // Look again: the reader before this one may have read the Wake that was meant for us.
       seen = Look(done, status);
@@ -127,8 +137,7 @@ Client::Awaited Client::Sleep(const Done& done, const Deadline& deadline, RankSt
                                  : deadline);
         LookAtAgent();
       }
-      reading_.store(false, std::memory_order_release);
-      WakeFollowers();  // One of them reads on if this thread is done.
+      StopReading();
       continue;
     }
     followers_.fetch_add(1, std::memory_order_seq_cst);

@@ -90,6 +90,12 @@ Client::~Client() {
     }
   }
   std::free(tensors_);
+  for (Watches* each = watches_.next(); each != nullptr;) {
+    Watches* const next = each->next();
+    each->~Watches();
+    std::free(each);
+    each = next;
+  }
   std::free(static_cast<void*>(peers_));
   for (uint32_t i = 0; i < segment_count_; ++i) segments_[i].mapping.Reset();
   std::free(segments_);
@@ -225,6 +231,7 @@ RankStatus Client::Shutdown(int64_t timeout_ns, ErrorText& error) {
   // Waits of other threads end with kClosed. The one that reads the socket is woken by the agent's
   // answer.
   WakeFollowers();
+  SignalAll();
   const Awaited awaited = Await([this] { return goodbye_.load() || lost_.load() != 0; }, deadline,
                                 {uncounted_}, nullptr);
   socket_.Shutdown();
@@ -313,13 +320,17 @@ void Client::ReadSocket(int64_t every_ns) {
   const int64_t now_ns = MonotonicNs();
   if (now_ns - looked_ns_.load(std::memory_order_relaxed) < every_ns) return;
   looked_ns_.store(now_ns, std::memory_order_relaxed);
-  if (reading_.exchange(true, std::memory_order_acquire)) return;
+  if (reading_.exchange(true, std::memory_order_seq_cst)) return;
   LookAtAgent();
-  reading_.store(false, std::memory_order_release);
-  WakeFollowers();
+  StopReading();
 }
 
 void Client::LookAtAgent() {
+  ReadAgent();
+  TellWatchers();
+}
+
+void Client::ReadAgent() {
   HandleMessages();
   WatchAgent();
 }

@@ -22,6 +22,7 @@
 #include "libs/shm/client/open_bytes.h"
 #include "libs/shm/client/pushed_rounds.h"
 #include "libs/shm/client/round_lengths.h"
+#include "libs/shm/client/watches.h"
 #include "libs/shm/layout/control.h"
 #include "libs/shm/layout/messages.h"
 #include "libs/shm/layout/parts.h"
@@ -144,6 +145,15 @@ class Client {
                   ErrorText& error);
   RankStatus Result(uint32_t tensor, uint64_t round, const void** data, uint64_t* bytes,
                     ErrorText& error);
+
+  // Rounds that are told of by a descriptor. completions.cc. The client's first one, or another
+  // one; in what follows, a negative `fd` is the first one.
+  RankStatus CompletionFd(int* fd, ErrorText& error);
+  RankStatus AnotherCompletionFd(int* fd, ErrorText& error);
+  RankStatus Watch(int fd, uint32_t tensor, uint64_t round, uint64_t tag, ErrorText& error);
+  // Not kOk only where there is nothing left to tell.
+  RankStatus Completed(int fd, uint64_t* tags, size_t capacity, size_t* count, ErrorText& error);
+
   uint64_t RanksSummed(uint32_t tensor) const;
   // The round that was pushed and not taken; 0 if there is none.
   uint64_t OpenRound(uint32_t tensor) const;
@@ -285,8 +295,22 @@ class Client {
   void ReadSocket(int64_t every_ns);
 
   // What the thread that has `reading_` does: handles what the socket holds, looks whether the
-  // agent runs.
+  // agent runs; and tells those that poll a descriptor what has come of it.
   void LookAtAgent();
+  void ReadAgent();
+  // The thread has `reading_` no more.
+  void StopReading();
+  // Reads the socket, unless another thread is at it: then the descriptors become readable when
+  // that one stops. `own`: the caller looks at these itself.
+  void ReadSocketOrBeTold(const Watches* own);
+  bool IsOver(const Watches::Watch& watch) const;
+  void TellWatchers(const Watches* but = nullptr);
+  // All of the client's descriptors become readable.
+  void SignalAll() const;
+  RankStatus OpenWatches(Watches& watches, int* fd, ErrorText& error);
+  // Null: there is no such descriptor.
+  Watches* FindWatches(int fd);
+  static RankStatus FailNoDescriptor(int fd, ErrorText& error);
   void HandleMessages();
   void WatchAgent();
   void HandleDeclared(const Message& message, const Declared& declared);
@@ -334,6 +358,7 @@ class Client {
   // This push has not been made.
   void AbandonPush(Tensor& tensor);
   static RankStatus FailOnDevice(const Tensor& tensor, ErrorText& error);
+  static RankStatus FailNotPushed(const Tensor& tensor, uint64_t round, ErrorText& error);
   static RankStatus FailEventsLost(const Tensor& tensor, ErrorText& error);
   uint32_t EventsLost() const {
     return control_.agent_line().events_lost.load(std::memory_order_seq_cst);
@@ -459,6 +484,7 @@ class Client {
 
   ClientIdentity identity_;
   ClientStatistics statistics_;
+  Watches watches_;
   int64_t spin_ns_ = 0;
   uint64_t cache_bytes_ = 0;
   OpenBytes open_bytes_;  // Buffers, and callers' memory; begun and ended under state_mutex_.
@@ -502,8 +528,10 @@ class Client {
   std::atomic<uint32_t> reads_{0};
   std::atomic<uint32_t> followers_{0};
   std::atomic<int64_t> looked_ns_{0};  // When ReadSocket last did.
-  uint32_t wakes_seen_ = 0;            // By the reader.
-  AgentWatch agent_watch_;             // By the reader.
+  // A thread that wanted to read the socket has found another at it.
+  std::atomic<bool> unread_{false};
+  uint32_t wakes_seen_ = 0;  // By the reader.
+  AgentWatch agent_watch_;   // By the reader.
   // Where those are counted that the agent need not know of.
   std::atomic<uint32_t> uncounted_{0};
   ErrorText* handshake_error_ = nullptr;  // While Connect runs.

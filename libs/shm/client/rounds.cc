@@ -46,6 +46,13 @@ RankStatus Client::FailOnDevice(const Tensor& tensor, ErrorText& error) {
                     NameOf(tensor));
 }
 
+RankStatus Client::FailNotPushed(const Tensor& tensor, uint64_t round, ErrorText& error) {
+  return error.Fail(RankStatus::kInvalidArgument,
+                    "tensor '%s': round %llu has not been pushed; the last one is %llu",
+                    NameOf(tensor), static_cast<unsigned long long>(round),
+                    static_cast<unsigned long long>(tensor.pushed));
+}
+
 RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
   if (Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
@@ -54,12 +61,7 @@ RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
   PushedRounds others;
   {
     const MutexLock lock(state_mutex_);
-    if (round == 0 || round > tensor->pushed) {
-      return error.Fail(RankStatus::kInvalidArgument,
-                        "tensor '%s': round %llu has not been pushed; the last one is %llu",
-                        NameOf(*tensor), static_cast<unsigned long long>(round),
-                        static_cast<unsigned long long>(tensor->pushed));
-    }
+    if (round == 0 || round > tensor->pushed) return FailNotPushed(*tensor, round, error);
     on_device = tensor->on_device;
     others = FindPushedRounds(*tensor);
   }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -182,12 +183,48 @@ def check_devices() -> None:
         dist.init_process_group("cuda:talweg", store=_STORE, rank=_RANK, world_size=_SIZE)
 
 
+def check_threads() -> None:
+    """Calls that are waited for need no thread; all futures share few."""
+
+    def threads() -> int:
+        return sum(thread.name.startswith("talweg") for thread in threading.enumerate())
+
+    # Longer gathers before this have begun one.
+    before = threads()
+    tensors = [torch.ones(2000) for _ in range(8)]
+    inner = dist.new_group()  # Its calls come whenever a future is complete.
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, async_op=True).wait()
+    assert threads() == before, (threads(), before)
+    for _ in range(5):
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        # What is chained may wait for calls, and for their futures.
+        chained = [
+            work.get_future().then(
+                lambda future: (
+                    dist.all_reduce(future.value()[0] * 0 + 1, group=inner, async_op=True)
+                    .get_future()
+                    .wait()[0]
+                )
+            )
+            for work in works[:1]
+        ]
+        futures = [work.get_future() for work in works]
+        for future in [*chained, *futures]:
+            future.wait()
+        assert chained[0].value().tolist() == [_SIZE] * 2000
+    # One that is told, and those that complete futures: calls chained to one of them may block.
+    assert 2 <= threads() <= before + 5, (threads(), before)
+
+
 if __name__ == "__main__":
     check_ranks()
     dist.init_process_group("talweg")  # env://, of talweg run.
     _STORE = dist.PrefixStore("later", dist.distributed_c10d._get_default_store())
     check_mismatch()
     check_timeout()
+    check_threads()
     check_beyond_gloo()
     check_refused()
     check_devices()

@@ -36,6 +36,10 @@ _OPS = {
     "BXOR": Op.BIT_XOR,
     "PREMUL_SUM": Op.SUM,
 }
+# Some are newer than the oldest torch.
+_BY_REDUCE_OP = {
+    getattr(dist.ReduceOp, name): op for name, op in _OPS.items() if hasattr(dist.ReduceOp, name)
+}
 # A sum or a product of bools is whether any or all are true, as in NCCL.
 _OPS_OF_BOOLS = {Op.SUM: Op.MAX, Op.PRODUCT: Op.MIN}
 
@@ -50,11 +54,10 @@ class Reduction:
     @classmethod
     def of(cls, reduce_op: Any) -> Reduction:
         """What torch's ReduceOp stands for."""
-        for name, op in _OPS.items():
-            known = getattr(dist.ReduceOp, name, None)  # Some are newer than the oldest torch.
-            if known is not None and reduce_op == known:
-                factor = reduce_op.__getstate__()[1] if name == "PREMUL_SUM" else None
-                return cls(op, factor)
+        op = _BY_REDUCE_OP.get(getattr(reduce_op, "op", reduce_op))
+        if op is not None:
+            is_scaled = reduce_op == getattr(dist.ReduceOp, "PREMUL_SUM", None)
+            return cls(op, reduce_op.__getstate__()[1] if is_scaled else None)
         raise Unsupported(f"{reduce_op} is not there: use one of {', '.join(_OPS)}")
 
 

@@ -2,8 +2,8 @@
 """The backend "talweg" of torch.distributed: docs/torch.md says what of it there is.
 
 A group's calls belong together by their order, which c10d has the ranks keep; sends and receives by
-their order for each pair of ranks, direction and tag. What a call's ranks give is compared before
-any of it moves, so tensors that do not fit together are a Mismatch at every rank.
+their order for each pair of ranks, direction and tag. Ranks compare what they give, so tensors that
+do not fit together are a Mismatch at every rank.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._group = Group(self._client, ProcessSet(ranks), "a process group")
         self._place = rank
         self._lane = lane
+        self._channel = channel_of(self._client, lane, self._group)
         self._timeout = timeout
         self._calls = 0
         self._name = ""
@@ -77,25 +78,43 @@ class ProcessGroup(dist.ProcessGroup):
         inputs: Sequence[torch.Tensor],
         result: Any,
         outputs: Sequence[Outputs],
-        timeout: timedelta,
+        opts: Any,
         lane: str = "",
         group: Group | None = None,
         source_rank: int = -1,
     ) -> Work:
         self._calls += 1
-        shown = ", ".join(said(tensor) for tensor in inputs[:4])
-        if len(inputs) > 4:
-            shown += f" and {len(inputs) - 4} more"
-        what = f"rank {self._client.rank}: {operation}" + (f" of {shown}" if shown else "")
-        what += f" in the process group of ranks {self._ranks}" if self._group.listed else ""
+
+        def what() -> str:
+            shown = ", ".join(said(tensor) for tensor in inputs[:4])
+            if len(inputs) > 4:
+                shown += f" and {len(inputs) - 4} more"
+            text = f"rank {self._client.rank}: {operation}" + (f" of {shown}" if shown else "")
+            if self._group.listed:
+                text += f" in the process group of ranks {self._ranks}"
+            return text
 
         def finish(results: list[Any]) -> None:
             for output, got in zip(outputs, results):
                 output.finish(got)
 
-        chosen = timeout if timeout.total_seconds() > 0 else self._timeout
-        channel = channel_of(self._client, f"{self._lane}{lane}", group or self._group)
-        return Work(channel, calls, what, result, finish, chosen.total_seconds(), source_rank)
+        timeout = getattr(opts, "timeout", None) or self._timeout
+        if timeout.total_seconds() <= 0:
+            timeout = self._timeout
+        channel = self._channel
+        if lane or group is not None:
+            channel = channel_of(self._client, f"{self._lane}{lane}", group or self._group)
+        is_async = getattr(opts, "asyncOp", True)  # Older torch does not say.
+        return Work(
+            channel,
+            calls,
+            what,
+            result,
+            finish,
+            timeout.total_seconds(),
+            is_async,
+            source_rank,
+        )
 
     def _is_elsewhere(self, tensors: Sequence[torch.Tensor], operation: str) -> bool:
         """Whether another backend has the tensors' device."""
@@ -138,7 +157,7 @@ class ProcessGroup(dist.ProcessGroup):
             reduced(ALL_REDUCE, [tensor], 1, reduction, 0, output)
             for tensor, output in zip(tensors, outputs)
         ]
-        return self._submit(operation, calls, tensors, tensors, outputs, opts.timeout)
+        return self._submit(operation, calls, tensors, tensors, outputs, opts)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         opts = _options(c10d.AllreduceOptions, opts)
@@ -159,7 +178,7 @@ class ProcessGroup(dist.ProcessGroup):
         tensor, root = self._only(tensors, "reduce"), self._root(opts, "reduce")
         output = Outputs(real([tensor]), "reduce")
         call = reduced(REDUCE, [tensor], 1, Reduction.of(opts.reduceOp), root, output)
-        return self._submit("reduce", [call], [tensor], tensors, [output], opts.timeout)
+        return self._submit("reduce", [call], [tensor], tensors, [output], opts)
 
     def _reduce_scatter(
         self,
@@ -183,7 +202,7 @@ class ProcessGroup(dist.ProcessGroup):
             calls.append(reduced(REDUCE_SCATTER, parts, size, reduction, 0, target))
             targets.append(target)
         shown = [part for parts in inputs for part in parts]
-        return self._submit(operation, calls, shown, outputs, targets, opts.timeout)
+        return self._submit(operation, calls, shown, outputs, targets, opts)
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
         opts = _options(c10d.ReduceScatterOptions, opts)
@@ -221,7 +240,7 @@ class ProcessGroup(dist.ProcessGroup):
             root,
             output,
         )
-        return self._submit("broadcast", [call], [tensor], tensors, [output], opts.timeout)
+        return self._submit("broadcast", [call], [tensor], tensors, [output], opts)
 
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
         opts = _options(c10d.GatherOptions, opts)
@@ -234,7 +253,7 @@ class ProcessGroup(dist.ProcessGroup):
         target = Outputs(outputs, "gather") if outputs else None
         call = given(GATHER, [tensor], tensors_.whole(tensor), [1], root, target)
         targets = [target] if target is not None else []
-        return self._submit("gather", [call], [tensor], output_tensors, targets, opts.timeout)
+        return self._submit("gather", [call], [tensor], output_tensors, targets, opts)
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
         opts = _options(c10d.ScatterOptions, opts)
@@ -249,7 +268,7 @@ class ProcessGroup(dist.ProcessGroup):
         output = Outputs([tensor], "scatter")
         rows = tensors_.whole(inputs[0] if inputs else tensor)
         call = given(SCATTER, inputs, rows, [1] * len(inputs), root, output)
-        return self._submit("scatter", [call], [tensor], output_tensors, [output], opts.timeout)
+        return self._submit("scatter", [call], [tensor], output_tensors, [output], opts)
 
     def _of_every_rank(self, lists: Any, like: torch.Tensor, operation: str) -> list[torch.Tensor]:
         """The one list of one tensor for each rank."""
@@ -288,7 +307,7 @@ class ProcessGroup(dist.ProcessGroup):
             count = 1 if alike else tensor.numel()
             calls.append(given(ALL_GATHER, [tensor], rows, [count], 0, target))
             targets.append(target)
-        return self._submit(operation, calls, inputs, result, targets, opts.timeout)
+        return self._submit(operation, calls, inputs, result, targets, opts)
 
     def all_gather_single(self, output: Any, input_: Any, opts: Any = None) -> Any:
         opts = _options(c10d.AllgatherOptions, opts)
@@ -344,7 +363,7 @@ class ProcessGroup(dist.ProcessGroup):
         operation: str,
     ) -> Work:
         call = given(ALL_TO_ALL, inputs, tensors_.elements(like), counts, 0, outputs)
-        return self._submit(operation, [call], inputs, result, [outputs], opts.timeout)
+        return self._submit(operation, [call], inputs, result, [outputs], opts)
 
     def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
         opts = _options(c10d.AllToAllOptions, opts)
@@ -416,7 +435,7 @@ class ProcessGroup(dist.ProcessGroup):
             [tensor],
             tensors,
             [output] if output is not None else [],
-            timedelta(0),
+            None,
             lane=f".{sender}.{receiver}.{tag}",
             group=Group(self._client, ProcessSet([sender, receiver]), operation),
             source_rank=source,
@@ -449,7 +468,7 @@ class ProcessGroup(dist.ProcessGroup):
             return super().barrier(opts)
         one = torch.zeros(0, dtype=torch.uint8)
         call = given(BARRIER, [one], tensors_.elements(one), [0], 0, None)
-        return self._submit("barrier", [call], [], [], [], opts.timeout)
+        return self._submit("barrier", [call], [], [], [], opts)
 
     # torch keeps names in backends, of which this group has none; C++ asks getGroupName().
     def _set_group_name(self, name: str) -> None:

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that name Talweg as torch.distributed's backend: steps of DDP and FSDP2, beside Gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from harness.contenders import GLOO, TALWEG, Programs, python_ranks
+from harness.figures import format_seconds
+from harness.measure import Result
+from harness.report import Bar, markdown_table
+from harness.scenario import Context, Make, Section, find, ratio_bar, run_beside
+from harness.scenarios import collectives, training_step
+
+TITLE = "A backend of torch.distributed"
+_SETTING = "2 processes"
+_RANKS = 2
+_BARRIER = "a barrier, nothing else"
+_DDP_GLOO, _DDP = "DDP over Gloo", "DDP over Talweg"
+_FSDP_GLOO, _FSDP = "FSDP2 over Gloo", "FSDP2 over Talweg"
+# Ours, theirs, and the bar for our share of what theirs adds.
+_PAIRS = ((_DDP, _DDP_GLOO, 1 / 3), (_FSDP, _FSDP_GLOO, 1 / 2))
+_LATENCY_OF_GLOO = 1 / 8
+
+_CASES: dict[str, tuple[tuple[str, int], ...]] = {
+    "smoke": (("tiny", 2),),
+    "quick": (("mlp", 32),),
+    "default": (("mlp", 32), ("resnet18", 16)),
+    "full": (("mlp", 8), ("mlp", 32), ("mlp", 128), ("resnet18", 4), ("resnet18", 16)),
+}
+
+
+def makers(programs: Programs, variables: Mapping[str, str]) -> list[tuple[str, Make]]:
+    network = programs.in_own_network()
+    peer = str(programs.peers / "training_step.py")
+    found: list[tuple[str, Make]] = [
+        (name, partial(training_step.talweg, programs, manner, name, network, variables))
+        for name, manner in ((_BARRIER, "barrier"), (_DDP, "ddp_talweg"), (_FSDP, "fsdp_talweg"))
+    ]
+    found += [
+        (name, partial(python_ranks, name, _RANKS, network, [peer, manner], dict(variables)))
+        for name, manner in ((_DDP_GLOO, "ddp"), (_FSDP_GLOO, "fsdp"))
+    ]
+    return found
+
+
+def run(context: Context) -> Section:
+    section = Section(TITLE)
+    programs, network = context.programs, context.programs.in_own_network()
+    steps = training_step.measure_steps(
+        context,
+        "torch_backend",
+        makers(programs, training_step.STEADY_HEAP),
+        _CASES[context.mode],
+    )
+    small: list[tuple[str, Make]] = [
+        (TALWEG, partial(collectives.talweg, programs, _RANKS, network)),
+        (GLOO, partial(collectives.gloo, programs, _RANKS, network)),
+    ]
+    cases = [collectives.case_of("all_reduce", 4096)]
+    calls = run_beside(context, "torch_backend", _SETTING, small, _RANKS, cases)
+    section.failed = any(result.failure for result in [*steps, *calls])
+    rows = []
+    for result in steps:
+        barrier = find(steps, _SETTING, result.case, _BARRIER)
+        rows.append(_row(result, barrier))
+        section.data.setdefault(result.case, {})[result.contender] = {
+            "step_s": result.median_s,
+            "p99_s": result.p99_s,
+            "added_s": result.median_s - barrier.median_s if barrier else None,
+            "cpu_s_per_step": training_step.cpu_s_per_step(result),
+        }
+    for result in calls:
+        rows.append(_row(result, None))
+        section.data.setdefault(result.case, {})[result.contender] = {"call_s": result.median_s}
+    section.bars = bars(steps, calls)
+    head = ["what", "how", "median", "p99", "added", "CPU a step"]
+    section.text = markdown_table(head, rows) + (
+        "\nOne thread a process, SGD with momentum. `added` is the median step less that of two\n"
+        "processes that do nothing but wait for each other after each backward pass. FSDP2 shards\n"
+        "each layer and the model (`fully_shard`). Talweg and Gloo are named in `init_process_group`;\n"
+        "nothing else differs between the programs.\n"
+    )
+    return section
+
+
+def _row(result: Result, barrier: Result | None) -> list[str]:
+    if result.failure:
+        return [result.case, result.contender, "failed", "", "", ""]
+    added = "" if barrier is None or barrier is result else result.median_s - barrier.median_s
+    return [
+        result.case,
+        result.contender,
+        format_seconds(result.median_s),
+        format_seconds(result.p99_s),
+        f"{added * 1e3:+.3g} ms" if isinstance(added, float) else "",
+        format_seconds(training_step.cpu_s_per_step(result)),
+    ]
+
+
+def bars(steps: list[Result], calls: list[Result]) -> list[Bar]:
+    found: list[Bar] = []
+    for case in dict.fromkeys(result.case for result in steps):
+        barrier = find(steps, _SETTING, case, _BARRIER)
+        for ours_name, theirs_name, wanted in _PAIRS:
+            ours, theirs = (find(steps, _SETTING, case, name) for name in (ours_name, theirs_name))
+            measured = None
+            if barrier and ours and theirs and theirs.median_s > barrier.median_s:
+                measured = (ours.median_s - barrier.median_s) / (theirs.median_s - barrier.median_s)
+            text = f"{case}, {ours_name}: added time over what {theirs_name} adds"
+            holds = measured is not None and measured <= wanted
+            found.append(Bar(text, f"<= {wanted:.3g}", measured, holds))
+    for case in dict.fromkeys(result.case for result in calls):
+        ours, theirs = (find(calls, _SETTING, case, name) for name in (TALWEG, GLOO))
+        text = f"{_SETTING}, {case}: latency over {GLOO}'s"
+        found.append(ratio_bar(text, ours, theirs, _LATENCY_OF_GLOO, lambda r: r.median_s, True))
+    return found

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who carries on the calls of a channel, without ranks."""
+
+from __future__ import annotations
+
+import threading
+import time
+import unittest
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from talweg._channels import Channel, Job, Steps, Wait
+from talweg.errors import Aborted, Mismatch, TalwegError
+
+
+class _Rounds:
+    """A connection and its completion threads: rounds are over when the test says so."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.over: dict[int, TalwegError | None] = {}
+        self.watched: dict[int, Callable[[], None]] = {}
+        self.taken: list[int] = []
+        self.can_watch = True
+        self.waits_for_calls = True
+        self.called: list[threading.Thread] = []
+
+    def end(self, round_: int, failure: TalwegError | None = None) -> None:
+        with self.changed:
+            self.over[round_] = failure
+            self.changed.notify_all()
+            call = self.watched.pop(round_, None)
+        if call is not None and self.waits_for_calls:
+            call()
+        elif call is not None:
+            self.call(call)
+
+    # ----- As a connection -----
+
+    def wait_parts(
+        self, tensor: int, round_: int, out: int, out_bytes: int, end: float | None = None
+    ) -> bool:
+        with self.changed:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if not self.changed.wait_for(lambda: round_ in self.over, left):
+                return False
+            failure = self.over[round_]
+        self.taken.append(round_)
+        if failure is not None:
+            raise failure
+        return True
+
+    # ----- As completion threads -----
+
+    def watch(self, tensor: int, round_: int, call: Callable[[], None]) -> bool:
+        if not self.can_watch:
+            return False
+        self.watched[round_] = call
+        return True
+
+    def call(self, call: Callable[[], None]) -> None:
+        thread = threading.Thread(target=call)
+        thread.start()
+        self.called.append(thread)
+
+    def join(self) -> None:
+        while self.called:
+            self.called.pop().join()
+
+
+class ChannelsTest(unittest.TestCase):
+    def setUp(self) -> None:
+        self.rounds = _Rounds()
+        client: Any = SimpleNamespace(connection=self.rounds, completions=self.rounds)
+        group: Any = SimpleNamespace(suffix="", listed=())
+        self.channel = Channel(client, "test", group)
+        self.begun: list[int] = []
+
+    def _job(self, *calls: tuple[int, ...]) -> Job:
+        """Each call is its rounds, pushed one after the other; its result is the last."""
+
+        def steps(rounds: tuple[int, ...]) -> Steps:
+            for round_ in rounds:
+                self.begun.append(round_)
+                yield Wait(0, round_, 0, 0, round_ != rounds[-1])
+            return rounds[-1]
+
+        return Job(self.channel, [partial(steps, rounds) for rounds in calls])
+
+    def test_a_call_of_one_round_needs_no_thread(self) -> None:
+        job = self._job((1,))
+        self.channel.submit(job)
+        self.assertEqual(self.begun, [1])
+        self.assertEqual(self.rounds.watched, {})
+        self.assertFalse(self.channel.look(job))
+        self.rounds.end(1)
+        self.assertFalse(job.done)
+        self.assertTrue(self.channel.look(job))
+        self.assertEqual(job.results, [1])
+        self.assertEqual(self.rounds.called, [])
+
+    def test_a_call_of_several_rounds_goes_on_by_itself(self) -> None:
+        job = self._job((1, 2, 3))
+        self.channel.submit(job)
+        self.assertEqual(list(self.rounds.watched), [1])
+        self.rounds.end(1)
+        self.assertEqual(self.begun, [1, 2])
+        self.rounds.end(2)
+        self.assertEqual(self.begun, [1, 2, 3])
+        self.assertEqual(self.rounds.watched, {})  # All is pushed.
+        self.rounds.end(3)
+        self.assertTrue(self.channel.finish(job))
+        self.assertEqual(job.results, [3])
+
+    def test_who_waits_soon_carries_its_call_on(self) -> None:
+        job = self._job((1, 2))
+        self.channel.submit(job, is_async=False)
+        self.assertEqual(self.rounds.watched, {})
+        self.rounds.end(1)
+        self.rounds.end(2)
+        self.assertTrue(self.channel.finish(job))
+        self.assertEqual(self.rounds.watched, {})
+
+    def test_a_second_call_begins_when_the_first_is_over(self) -> None:
+        first, second = self._job((1,)), self._job((2,))
+        self.channel.submit(first)
+        self.channel.submit(second)
+        self.assertEqual((self.begun, list(self.rounds.watched)), ([1], [1]))
+        self.rounds.end(1)
+        self.assertEqual(self.begun, [1, 2])
+        self.assertTrue(first.done)
+        self.rounds.end(2)
+        self.assertTrue(self.channel.look(second))
+
+    def test_who_waits_for_a_later_call_carries_on_those_before_it(self) -> None:
+        jobs = [self._job((each, each + 10)) for each in range(3)]
+        for job in jobs:
+            self.channel.submit(job, is_async=False)
+        for each in range(3):
+            self.rounds.end(each)
+            self.rounds.end(each + 10)
+        self.assertTrue(self.channel.finish(jobs[2]))
+        self.assertEqual([job.results for job in jobs], [[10], [11], [12]])
+        self.assertEqual(self.rounds.taken, [0, 10, 1, 11, 2, 12])
+
+    def test_a_time_limit_leaves_the_call_open_and_to_the_threads(self) -> None:
+        job = self._job((1, 2))
+        self.channel.submit(job, is_async=False)
+        self.assertFalse(self.channel.finish(job, time.monotonic() + 0.01))
+        self.assertEqual(list(self.rounds.watched), [1])
+        self.rounds.end(1)
+        self.rounds.end(2)
+        self.assertTrue(self.channel.finish(job, time.monotonic()))
+
+    def test_who_wants_to_be_called_is_when_it_is_done(self) -> None:
+        job, called = self._job((1,)), threading.Event()
+        self.channel.submit(job)
+        self.channel.call_when_done(job, called.set)
+        self.assertEqual(list(self.rounds.watched), [1])
+        self.assertFalse(called.is_set())
+        self.rounds.end(1)
+        self.rounds.join()
+        self.assertTrue(called.is_set())
+        again = threading.Event()
+        self.channel.call_when_done(job, again.set)
+        self.rounds.join()
+        self.assertTrue(again.is_set())
+
+    def test_calls_are_made_also_when_a_waiting_thread_finishes_the_job(self) -> None:
+        job, called = self._job((1,)), threading.Event()
+        self.channel.submit(job)
+        self.channel.call_when_done(job, called.set)
+        with self.rounds.changed:
+            self.rounds.over[1] = None  # Nobody has been told.
+        self.assertTrue(self.channel.finish(job))
+        self.rounds.join()
+        self.assertTrue(called.is_set())
+
+    def test_a_mismatch_is_the_calls_own_and_another_failure_the_jobs(self) -> None:
+        job = self._job((1,), (2,), (3,))
+        self.channel.submit(job, is_async=False)
+        self.rounds.end(1, Mismatch("first"))
+        self.rounds.end(2)
+        self.rounds.end(3, Aborted("third"))
+        self.assertTrue(self.channel.finish(job))
+        self.assertEqual(job.results, [2])
+        self.assertIsInstance(job.failure, Mismatch)
+        other = self._job((4,), (5,))
+        self.channel.submit(other, is_async=False)
+        self.rounds.end(4, Aborted("fourth"))
+        self.assertTrue(self.channel.finish(other))
+        self.assertEqual(self.begun, [1, 2, 3, 4])
+
+    def test_a_call_that_fails_at_once_holds_nothing_up(self) -> None:
+        def fails() -> Steps:
+            raise Aborted("at once")
+            yield Wait(0, 0, 0, 0)
+
+        for is_async in (True, False):
+            bad = Job(self.channel, [fails])
+            self.channel.submit(bad, is_async)
+            self.assertTrue(bad.done)
+            good = self._job((7,))
+            self.channel.submit(good, is_async)
+            self.assertEqual(self.begun, [7])
+            self.rounds.end(7)
+            self.assertTrue(self.channel.finish(good))
+            self.begun.clear()
+        none = Job(self.channel, [])
+        self.channel.submit(none)
+        self.assertTrue(self.channel.finish(none))
+
+    def test_what_cannot_be_watched_is_waited_for(self) -> None:
+        self.rounds.can_watch = False
+        for round_ in (1, 2):
+            self.rounds.end(round_)
+        job = self._job((1, 2))
+        self.channel.submit(job)
+        self.assertTrue(job.done)
+
+    def test_threads_that_wait_for_calls_of_one_channel(self) -> None:
+        self.rounds.waits_for_calls = False
+        jobs = [self._job((each, 100 + each)) for each in range(20)]
+        for job in jobs:
+            self.channel.submit(job)
+        done: list[bool] = []
+        threads = [
+            threading.Thread(
+                target=lambda each: done.append(self.channel.finish(each)), args=(job,)
+            )
+            for job in reversed(jobs)
+        ]
+        for thread in threads:
+            thread.start()
+        for each in range(20):
+            self.rounds.end(each)
+            self.rounds.end(100 + each)
+        for thread in threads:
+            thread.join()
+        self.rounds.join()
+        self.assertEqual(done, [True] * 20)
+        self.assertEqual([job.results for job in jobs], [[100 + each] for each in range(20)])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that belong together by their order, and who carries them on.
+
+A call is a generator that pushes rounds and yields what it waits for. The calls of a *channel* run
+one after another; those of different channels at once. No thread belongs to a channel:
+
+- Who makes a call begins it, if no other call of the channel is open: its first rounds are pushed
+  at once.
+- Who waits for a call carries on those before it, and then it. One thread at a time does so.
+- A call that nobody waits for is carried on by the client's completion thread, when its rounds are
+  over: when another call stands behind it, when it has further rounds to push, or when somebody
+  wants to be called when it is done. A call whose rounds are all pushed needs nobody: other ranks
+  have what they need of this one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from talweg._client import Client
+from talweg._declaration import DType, Op
+from talweg._process_sets import Group
+from talweg.errors import Mismatch, TalwegError
+
+
+@dataclass(eq=False)
+class Wait:
+    """A round that a call waits for."""
+
+    tensor: int
+    round: int
+    out: int
+    out_bytes: int
+    pushes_more: bool = True  # The call has rounds to push after it.
+
+
+# What the round ends with, other than a result, is raised where it was yielded.
+Steps = Generator[Wait, None, Any]
+
+
+class Channel:
+    """Calls of one group that run one after another, in the order in which they were made."""
+
+    def __init__(self, client: Client, name: str, group: Group) -> None:
+        self.client = client
+        self.name = name
+        self.group = group
+        self._lock = threading.Lock()
+        self._jobs: deque[Job] = deque()
+        # Whoever has it carries on the first job.
+        self._carrying = threading.Lock()
+        # What is to be called for jobs that are done, without _carrying.
+        self._calls: list[Callable[[], None]] = []
+        self._told = False  # A round is over that somebody may have to carry on.
+        self._tensors: dict[tuple[Any, ...], int] = {}
+
+    def declare(
+        self, name: str, dtype: DType, op: Op, shares: tuple[int, int], root: int, count: int
+    ) -> int:
+        """The tensor of that name and shape, for the channel's group."""
+        key = (name, dtype, op, shares, root, count)
+        tensor = self._tensors.get(key)
+        if tensor is None:
+            tensor = self.client.connection.declare_collective(
+                f"{name}{self.group.suffix}", dtype, op, shares, root, self.group.listed, count
+            )
+            self._tensors[key] = tensor
+        return tensor
+
+    def submit(self, job: Job, is_async: bool = True) -> None:
+        """Begins it if it is the first. `is_async`: nobody may wait for it soon."""
+        with self._lock:
+            self._jobs.append(job)
+        if self._carrying.acquire(blocking=False):
+            try:
+                if self._jobs and self._jobs[0] is job:
+                    job.begin()
+                    self._drop_done()
+                if is_async:
+                    self._see_to_rest()
+            finally:
+                self._let_go()
+        elif is_async:
+            # Who carries the others on may be gone before it has seen this one.
+            self.client.completions.call(self._carry_what_is_over)
+
+    def finish(self, job: Job, end: float | None = None) -> bool:
+        """Carries on what was submitted until `job` is done. False: time.monotonic() has passed
+        `end` before.
+        """
+        while not job.done:
+            left = -1.0 if end is None else max(0.0, end - time.monotonic())
+            if not self._carrying.acquire(timeout=left):
+                return job.done
+            try:
+                while not job.done and self._jobs[0].carry_on(end):
+                    self._drop_done()
+            finally:
+                self._see_to_rest()
+                self._let_go()
+            if end is not None and time.monotonic() >= end:
+                break
+        return job.done
+
+    def look(self, job: Job) -> bool:
+        """Carries on what can be without waiting; whether `job` is done."""
+        if not job.done and self._carrying.acquire(blocking=False):
+            try:
+                self._carry_over()
+                self._see_to_rest()
+            finally:
+                self._let_go()
+        return job.done
+
+    def call_when_done(self, job: Job, call: Callable[[], None]) -> None:
+        """Has `call` made on another thread when it is done, where it may block."""
+        with self._lock:
+            if not job.done:
+                job.calls.append(call)
+                call = self._carry_what_is_over
+        if call != self._carry_what_is_over or not self._carrying.acquire(blocking=False):
+            self.client.completions.call(call)
+            return
+        try:
+            self._see_to_rest()
+        finally:
+            self._let_go()
+
+    # ----- With _carrying -----
+
+    def _drop_done(self) -> None:
+        """Begins the first call that is not done."""
+        while self._jobs and self._jobs[0].done:
+            with self._lock:
+                done = self._jobs.popleft()
+                self._calls += done.calls
+                done.calls = []
+            if self._jobs:
+                self._jobs[0].begin()
+
+    def _carry_over(self) -> None:
+        now = time.monotonic()
+        while self._jobs and self._jobs[0].carry_on(now):
+            self._drop_done()
+
+    def _see_to_rest(self) -> None:
+        """The thread leaves what is left to completion threads, where it needs one."""
+        self._drop_done()
+        while self._jobs:
+            first = self._jobs[0]
+            first.begin()
+            wait = first.waits_for
+            if wait is not None:
+                if len(self._jobs) == 1 and not first.calls and not first.pushes_more:
+                    return
+                if first.watched is wait:
+                    return
+                first.watched = wait
+                if self.client.completions.watch(wait.tensor, wait.round, self._carry_what_is_over):
+                    return
+            # Nothing tells of it; where the client's health has ended no wait is long.
+            first.carry_on(None)
+            self._drop_done()
+
+    def _let_go(self) -> None:
+        calls, self._calls = self._calls, []
+        self._carrying.release()
+        for call in calls:
+            self.client.completions.call(call)
+        # Whoever sets it and finds _carrying taken leaves it to this thread.
+        if self._told:
+            self._carry_what_is_over()
+
+    def _carry_what_is_over(self) -> None:
+        """What a completion thread is called for. Waits for nothing."""
+        self._told = True
+        while self._told and self._carrying.acquire(blocking=False):
+            try:
+                self._told = False
+                if self._jobs:
+                    self._jobs[0].watched = None
+                self._carry_over()
+                self._see_to_rest()
+            finally:
+                calls, self._calls = self._calls, []
+                self._carrying.release()
+            for call in calls:
+                self.client.completions.call(call)
+
+
+class Job:
+    """One or several calls that have one handle."""
+
+    def __init__(self, channel: Channel, calls: Sequence[Callable[[], Steps]]) -> None:
+        self.channel = channel
+        self.done = False
+        self.results: list[Any] = []
+        self.failure: BaseException | None = None
+        # Made when it is done.
+        self.calls: list[Callable[[], None]] = []
+        self.watched: Wait | None = None
+        self.waits_for: Wait | None = None
+        self._left = deque(calls)
+        self._steps: Steps | None = None
+
+    @property
+    def pushes_more(self) -> bool:
+        """Whether other ranks need more of it than has been pushed."""
+        return self.waits_for is None or self.waits_for.pushes_more or len(self._left) > 1
+
+    def begin(self) -> None:
+        """Pushes its first rounds. A second call does nothing."""
+        if self._steps is None and not self.done:
+            self._run(self._go_on)
+
+    def carry_on(self, end: float | None) -> bool:
+        """Runs it to its end; False: time.monotonic() has passed `end` before."""
+        while not self.done:
+            if not self._run(lambda: self._take(end)):
+                return False
+        return True
+
+    def _run(self, step: Callable[[], bool]) -> bool:
+        """`step`, and what it raises as the call's failure."""
+        try:
+            return step()
+        except StopIteration as end:
+            self.results.append(end.value)
+        except Mismatch as mismatch:
+            # The other calls of the job go on at every rank.
+            self.failure = self.failure or mismatch
+        except Exception as failure:
+            self.failure = self.failure or failure
+            self._left.clear()
+        self._steps = self.waits_for = None
+        if self._left:
+            self._left.popleft()
+        self.done = not self._left
+        return True
+
+    def _go_on(self) -> bool:
+        if self._steps is None:
+            if not self._left:
+                self.done = True
+                return True
+            self._steps = self._left[0]()
+        self.waits_for = next(self._steps)
+        return True
+
+    def _take(self, end: float | None) -> bool:
+        wait, steps = self.waits_for, self._steps
+        if wait is None or steps is None:
+            return self._go_on()
+        connection = self.channel.client.connection
+        try:
+            if not connection.wait_parts(wait.tensor, wait.round, wait.out, wait.out_bytes, end):
+                return False
+        except TalwegError as failure:
+            self.waits_for = None
+            self.waits_for = steps.throw(failure)
+            return True
+        self.waits_for = None
+        self.waits_for = next(steps)
+        return True

@@ -73,6 +73,8 @@ LAYERS = {
     "services/agent": ["libs", "proto"],
     "services/aggregator": ["libs", "proto"],
     "services/scheduler": ["libs", "proto"],
+    # Tests of what a checkout installs.
+    "tests/build": ["deploy", "tests"],
     # Hosts made of namespaces, for tests and benchmarks.
     "tests/netns": [],
     "tests": ["clients", "docs", "examples", "libs", "proto", "services", "tests"],

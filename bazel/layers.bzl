@@ -70,9 +70,10 @@ LAYERS = {
     "proto": [],
     "proto/config": [],
     # Each service is a layer, because a service never uses another.
-    "services/agent": ["libs", "proto"],
-    "services/aggregator": ["libs", "proto"],
-    "services/scheduler": ["libs", "proto"],
+    "services/agent": ["libs", "proto", "services/credentials"],
+    "services/aggregator": ["libs", "proto", "services/credentials"],
+    "services/credentials": ["libs"],
+    "services/scheduler": ["libs", "proto", "services/credentials"],
     # Tests of what a checkout installs.
     "tests/build": ["deploy", "tests"],
     # Hosts made of namespaces, for tests and benchmarks.

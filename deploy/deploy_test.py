@@ -132,7 +132,7 @@ class KubernetesTest(unittest.TestCase):
                     if probe not in container:
                         continue
                     self.assertRegex(
-                        line, rf"listen=\S+:{container[probe]['grpc']['port']}\b", name
+                        line, rf"listen=\S+:{container[probe]['tcpSocket']['port']}\b", name
                     )
                     probed += 1
         self.assertEqual(probed, 9)

@@ -67,6 +67,7 @@ def talweg(
         "scheduler",
         f"--listen={scheduler}",
         "--in_memory",
+        "--insecure",
     )
     commands = [Command((*line, quiet), is_daemon=True)]
     directory = tempfile.TemporaryDirectory(prefix="ready-")
@@ -108,7 +109,7 @@ def talweg_jobs(
     scheduler = f"{address}:{_SCHEDULER_PORT + index}"
     quiet = "--log_level=error"
     served = (*network.enter(aggregator), tool)
-    line = (*served, "scheduler", f"--listen={scheduler}", "--in_memory", quiet)
+    line = (*served, "scheduler", f"--listen={scheduler}", "--in_memory", "--insecure", quiet)
     commands = [Command(line, is_daemon=True)]
     directory = tempfile.TemporaryDirectory(prefix="ready-")
     line = (*served, "aggregator", f"--scheduler={scheduler}", f"--listen={address}:0", quiet)

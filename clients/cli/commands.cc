@@ -7,6 +7,7 @@
 #include "clients/cli/bench.h"
 #include "clients/cli/command.h"
 #include "clients/cli/completion.h"
+#include "clients/cli/credentials.h"
 #include "clients/cli/doctor_command.h"
 #include "clients/cli/run_command.h"
 #include "clients/cli/status_command.h"
@@ -124,6 +125,7 @@ const std::vector<Command>& Commands() {
       DaemonCommand("agent", "Runs talweg-agent in the foreground", RunAgent,
                     config::AgentOptionNames),
       SecretCommand(),
+      CertsCommand(),
       StatusCommand(),
       DoctorCommand(),
       BenchCommand(),

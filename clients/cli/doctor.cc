@@ -18,6 +18,8 @@ constexpr uint64_t kMemlockBytesMin = kGiB;
 constexpr uint64_t kOpenFilesMin = 4096;
 constexpr uint64_t kShmBytesMin = kGiB;
 constexpr uint64_t kTcpBufferBytesMin = 4 * kMiB;
+constexpr int64_t kSecondsADay = 86'400;
+constexpr int64_t kCertificateDaysMin = 30;
 
 std::string Limit(uint64_t value, bool bytes) {
   if (value == kUnlimited) return "unlimited";
@@ -252,6 +254,37 @@ void ExamineVersions(const MachineFacts& facts, std::vector<Finding>& findings) 
   }
 }
 
+void ExamineExposure(const MachineFacts& facts, std::vector<Finding>& findings) {
+  const ExposureFacts& exposure = facts.exposure;
+  if (!exposure.tls_directory.empty()) {
+    const int64_t days = (exposure.tls_expires_unix_s - facts.now_unix_s) / kSecondsADay;
+    const std::string value = absl::StrCat(exposure.tls_directory, ": ", exposure.tls_identity,
+                                           ", ends in ", days, " days");
+    if (!exposure.tls_error.empty()) {
+      findings.push_back(Bad("certificates", exposure.tls_error,
+                             "talweg certs makes certificates; docs/security.md says how"));
+    } else if (days < kCertificateDaysMin) {
+      findings.push_back(Warning("certificates", value,
+                                 "make a new one in its place (talweg certs); running daemons take "
+                                 "it up"));
+    } else {
+      findings.push_back(Good("certificates", value));
+    }
+  }
+  if (!exposure.secret_file.empty()) {
+    findings.push_back(exposure.secret_error.empty()
+                           ? Good("secret file", exposure.secret_file)
+                           : Bad("secret file", exposure.secret_error,
+                                 "a secret that others may have read is none: remove the file and "
+                                 "make another with talweg secret"));
+  }
+  for (const std::string& daemon : exposure.insecure_daemons) {
+    findings.push_back(Warning("network without TLS", daemon,
+                               "anybody on that network may read and change what it is told: give "
+                               "it tls_dir in place of insecure, or keep it on loopback"));
+  }
+}
+
 const char* VerdictText(Verdict verdict) {
   switch (verdict) {
     case Verdict::kOk: return "ok";
@@ -271,6 +304,7 @@ std::vector<Finding> Examine(const MachineFacts& facts) {
   ExamineCpu(facts, findings);
   ExamineGpus(facts, findings);
   ExamineVersions(facts, findings);
+  ExamineExposure(facts, findings);
   return findings;
 }
 

@@ -15,6 +15,17 @@ namespace talweg::cli {
 
 inline constexpr uint64_t kUnlimited = UINT64_MAX;
 
+// What may let strangers in.
+struct ExposureFacts {
+  std::string tls_directory;  // Empty: none was named.
+  std::string tls_error;      // Empty: its files are good, and say the next two.
+  std::string tls_identity;
+  int64_t tls_expires_unix_s = 0;
+  std::string secret_file;                    // With the job secret; empty: there is none.
+  std::string secret_error;                   // Empty: it is its owner's alone.
+  std::vector<std::string> insecure_daemons;  // Told to serve a network without TLS.
+};
+
 // What a machine says of itself. Unset: it does not say.
 struct MachineFacts {
   uint64_t memlock_bytes = kUnlimited;  // RLIMIT_MEMLOCK, soft.
@@ -52,6 +63,8 @@ struct MachineFacts {
   std::map<std::string, std::string> daemons;  // To where it is, or "".
   std::string scheduler;                       // Asked for; empty: none was.
   std::string scheduler_error;
+  ExposureFacts exposure;
+  int64_t now_unix_s = 0;
 };
 
 // Asks this machine. Blocks for some milliseconds.

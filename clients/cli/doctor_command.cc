@@ -2,8 +2,11 @@
 #include "clients/cli/doctor_command.h"
 
 #include <algorithm>
+#include <ctime>
 
+#include "clients/cli/credentials.h"
 #include "clients/cli/doctor.h"
+#include "clients/cli/exposure.h"
 #include "libs/rpc/admin_client.h"
 
 namespace talweg::cli {
@@ -13,9 +16,14 @@ constexpr int64_t kHealthTimeoutNs = 5'000'000'000;
 
 int Run(const Arguments& arguments) {
   MachineFacts facts = ReadMachineFacts(arguments.Text("provider", "tcp"));
+  facts.exposure = ReadExposure(arguments);
+  facts.now_unix_s = std::time(nullptr);
   facts.scheduler = arguments.Text("scheduler", "");
   if (!facts.scheduler.empty()) {
-    const absl::Status health = rpc::CheckHealth(facts.scheduler, "", kHealthTimeoutNs);
+    const auto credentials = ToolCredentials(arguments);
+    const absl::Status health =
+        credentials.ok() ? rpc::CheckHealth(facts.scheduler, "", kHealthTimeoutNs, *credentials)
+                         : credentials.status();
     facts.scheduler_error = std::string(health.message());
   }
   const std::vector<Finding> findings = Examine(facts);
@@ -36,8 +44,9 @@ Command DoctorCommand() {
   command.summary = "Says what on this machine would hurt, and what to do about it";
   command.usage = "[OPTIONS]";
   command.details =
-      "Looks at limits, shared memory, network, CPU and versions. Each is ok, warn (it works, but\n"
-      "slower, or not at any size) or bad (Talweg does not work here), with its remedy.\n\n"
+      "Looks at limits, shared memory, network, CPU, versions, and at keys, certificates and\n"
+      "daemons that may let strangers in. Each is ok, warn (it works, but slower, or not at any\n"
+      "size, or not for long) or bad (Talweg does not work here, or is open), with its remedy.\n\n"
       "Exit status: 0, or 1 when something is bad (with --strict, when anything is not ok).";
   command.options = {
       {"provider", "NAME", "libfabric provider that will be used. Default: tcp."},
@@ -45,6 +54,7 @@ Command DoctorCommand() {
       {"strict", "", "Warnings count too."},
       {"json", "", "As JSON."},
   };
+  for (CommandOption& option : CredentialOptions()) command.options.push_back(std::move(option));
   command.run = Run;
   return command;
 }

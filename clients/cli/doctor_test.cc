@@ -34,6 +34,39 @@ MachineFacts GoodMachine() {
   return facts;
 }
 
+std::optional<Finding> Find(const MachineFacts& facts, const std::string& check) {
+  for (const Finding& finding : Examine(facts)) {
+    if (finding.check == check) return finding;
+  }
+  return std::nullopt;
+}
+
+TEST_CASE("What may let strangers in is found", "[doctor]") {
+  MachineFacts facts = GoodMachine();
+  facts.now_unix_s = 1'000'000;
+  CHECK_FALSE(Find(facts, "certificates"));
+  CHECK_FALSE(Find(facts, "secret file"));
+  CHECK_FALSE(Find(facts, "network without TLS"));
+
+  facts.exposure.tls_directory = "pki/operator";
+  facts.exposure.tls_identity = "operator";
+  facts.exposure.tls_expires_unix_s = facts.now_unix_s + 40 * 86'400;
+  CHECK(Find(facts, "certificates")->verdict == Verdict::kOk);
+  facts.exposure.tls_expires_unix_s = facts.now_unix_s + 4 * 86'400;
+  CHECK(Find(facts, "certificates")->verdict == Verdict::kWarning);
+  CHECK_THAT(Find(facts, "certificates")->value, Contains("ends in 4 days"));
+  facts.exposure.tls_error = "pki/operator/tls.key is a private key that every user may use";
+  CHECK(Find(facts, "certificates")->verdict == Verdict::kBad);
+
+  facts.exposure.secret_file = "secret";
+  CHECK(Find(facts, "secret file")->verdict == Verdict::kOk);
+  facts.exposure.secret_error = "has mode 0644";
+  CHECK(Find(facts, "secret file")->verdict == Verdict::kBad);
+
+  facts.exposure.insecure_daemons = {"talweg-scheduler (process 7)"};
+  CHECK(Find(facts, "network without TLS")->verdict == Verdict::kWarning);
+}
+
 // With two GPUs.
 MachineFacts GpuMachine() {
   MachineFacts facts = GoodMachine();

@@ -14,6 +14,7 @@
 #include <future>
 #include <set>
 
+#include "clients/cli/credentials.h"
 #include "clients/cli/guard.h"
 #include "clients/cli/plan.h"
 #include "clients/cli/status.h"
@@ -101,7 +102,13 @@ void Take(absl::StatusOr<Response> result, Answer<Response>& answer) {
   }
 }
 
-void AskAggregators(StatusFacts& facts, int64_t timeout_ns) {
+// How daemons are asked.
+struct Asking {
+  int64_t timeout_ns = 0;
+  std::shared_ptr<const rpc::Credentials> credentials;
+};
+
+void AskAggregators(StatusFacts& facts, const Asking& asking) {
   std::vector<Answer<aggregator::v1::GetStatusResponse>*> answers;
   for (const auto& status : facts.pool) {
     if (status.state() == scheduler::v1::AggregatorStatus::STATE_LOST) continue;
@@ -115,13 +122,13 @@ void AskAggregators(StatusFacts& facts, int64_t timeout_ns) {
     if (answers[i]->address.empty()) {
       answers[i]->error = "it has no admin address";
     } else {
-      rpc::AggregatorAdminClient client(answers[i]->address, timeout_ns);
+      rpc::AggregatorAdminClient client(answers[i]->address, asking.timeout_ns, asking.credentials);
       Take(client.GetStatus(request), *answers[i]);
     }
   });
 }
 
-void AskAgents(StatusFacts& facts, int64_t timeout_ns) {
+void AskAgents(StatusFacts& facts, const Asking& asking) {
   for (const auto& job : facts.jobs) {
     for (const auto& status : job.members()) {
       const bool is_in = status.state() == scheduler::v1::MEMBER_STATE_JOINED ||
@@ -137,16 +144,17 @@ void AskAgents(StatusFacts& facts, int64_t timeout_ns) {
   AskAll(facts.agents.size(), [&](size_t i) {
     agent::v1::GetStatusRequest request;
     request.set_open_rounds_max(kOpenRoundsMax);
-    rpc::AgentAdminClient client(facts.agents[i].address, timeout_ns);
+    rpc::AgentAdminClient client(facts.agents[i].address, asking.timeout_ns, asking.credentials);
     Take(client.GetStatus(request),
          static_cast<Answer<agent::v1::GetStatusResponse>&>(facts.agents[i]));
   });
 }
 
-absl::StatusOr<StatusFacts> Ask(const Arguments& arguments, int64_t timeout_ns) {
+absl::StatusOr<StatusFacts> Ask(const Arguments& arguments, const Asking& asking) {
   StatusFacts facts;
   TALWEG_ASSIGN_OR_RETURN(facts.scheduler_address, SchedulerAddress(arguments));
-  rpc::SchedulerAdminClient scheduler(facts.scheduler_address, timeout_ns);
+  rpc::SchedulerAdminClient scheduler(facts.scheduler_address, asking.timeout_ns,
+                                      asking.credentials);
   TALWEG_ASSIGN_OR_RETURN(facts.scheduler, scheduler.GetScheduler());
   scheduler::v1::GetJobRequest request;
   if (arguments.Has("job")) {
@@ -171,8 +179,8 @@ absl::StatusOr<StatusFacts> Ask(const Arguments& arguments, int64_t timeout_ns) 
                           scheduler.ListAggregators());
   facts.pool.assign(pool.aggregators().begin(), pool.aggregators().end());
   if (!arguments.Has("brief")) {
-    AskAggregators(facts, timeout_ns);
-    AskAgents(facts, timeout_ns);
+    AskAggregators(facts, asking);
+    AskAgents(facts, asking);
   }
   return facts;
 }
@@ -180,16 +188,18 @@ absl::StatusOr<StatusFacts> Ask(const Arguments& arguments, int64_t timeout_ns) 
 absl::StatusOr<std::string> Show(const Arguments& arguments) {
   TALWEG_ASSIGN_OR_RETURN(const uint64_t timeout_ms,
                           arguments.Number("timeout-ms", 5'000, 1, 3'600'000));
-  const int64_t timeout_ns = static_cast<int64_t>(timeout_ms) * 1'000'000;
+  Asking asking;
+  asking.timeout_ns = static_cast<int64_t>(timeout_ms) * 1'000'000;
+  TALWEG_ASSIGN_OR_RETURN(asking.credentials, ToolCredentials(arguments));
   if (arguments.Has("agent")) {
     const std::string address = arguments.Text("agent", "");
     agent::v1::GetStatusRequest request;
     request.set_open_rounds_max(kOpenRoundsMax);
-    TALWEG_ASSIGN_OR_RETURN(const agent::v1::GetStatusResponse agent,
-                            rpc::AgentAdminClient(address, timeout_ns).GetStatus(request));
+    rpc::AgentAdminClient client(address, asking.timeout_ns, asking.credentials);
+    TALWEG_ASSIGN_OR_RETURN(const agent::v1::GetStatusResponse agent, client.GetStatus(request));
     return arguments.Has("json") ? AgentJson(agent) : AgentText(address, agent);
   }
-  TALWEG_ASSIGN_OR_RETURN(const StatusFacts facts, Ask(arguments, timeout_ns));
+  TALWEG_ASSIGN_OR_RETURN(const StatusFacts facts, Ask(arguments, asking));
   return arguments.Has("json") ? StatusJson(facts) : StatusText(facts);
 }
 
@@ -222,6 +232,7 @@ Command StatusCommand() {
       {"timeout-ms", "MS", "What each answer may take. Default: 5000."},
       {"json", "", "As JSON."},
   };
+  for (CommandOption& option : CredentialOptions()) command.options.push_back(std::move(option));
   command.run = RunStatus;
   return command;
 }

@@ -46,6 +46,14 @@ struct ProcessConfig {
   uint64_t drain_timeout_ms = 5'000;
   // See secret_file.h. Empty: the user's own, if there is one. "none": there is no secret.
   std::string secret_file;
+  // Directory with ca.crt, tls.crt and tls.key of this process's gRPC connections. Empty: no TLS.
+  std::string tls_dir;
+  bool insecure = false;  // Serves gRPC on a network without TLS.
+  // Bearer tokens: the one that this process shows, and those that it accepts. Empty: none.
+  std::string token_file;
+  std::string tokens_file;
+  std::string token_keys_file;
+  std::string token_audience;
 
   friend bool operator==(const ProcessConfig&, const ProcessConfig&) = default;
 };

@@ -73,6 +73,29 @@ std::vector<Option<C>> ProcessOptions(const std::string& spin_note) {
               "'none': there is no secret.",
               "~/.config/talweg/secret (below $XDG_CONFIG_HOME, if that is set) where it is there, "
               "else no secret"),
+      Make<C>("tls_dir", &C::tls_dir, Text{},
+              "Directory with ca.crt, tls.crt and tls.key (talweg certs makes them). gRPC over TCP "
+              "then uses mutual TLS, and each call is admitted by the caller's role. Changed files "
+              "are read anew.",
+              "no TLS"),
+      Make<C>("insecure", &C::insecure, Switch{},
+              "Serve gRPC on addresses of a network without TLS. Anybody there may read and change "
+              "what is said."),
+      Make<C>("token_file", &C::token_file, Text{},
+              "File with the bearer token that this process shows the scheduler, in place of a "
+              "client certificate. It is read for every call. Needs tls_dir.",
+              "none"),
+      Make<C>("tokens_file", &C::tokens_file, Text{},
+              "File with the bearer tokens that this process accepts, which only its owner may "
+              "read: lines of ROLE token TEXT or ROLE service-account NAMESPACE:NAME, with the "
+              "roles operator, viewer, node:JOB and aggregator:NAME. Needs tls_dir.",
+              "none"),
+      Make<C>("token_keys_file", &C::token_keys_file, Text{},
+              "JSON Web Key Set of those who sign service-account tokens: what a Kubernetes API "
+              "server serves at /openid/v1/jwks.",
+              "none"),
+      Make<C>("token_audience", &C::token_audience, Text{255},
+              "The audience that a service-account token must be for.", "none"),
   };
 }
 

@@ -22,6 +22,7 @@ namespace {
 constexpr char kNone[] = "none";
 constexpr size_t kBytesMin = 32;  // The text is as long as 128 bits in hexadecimal digits.
 constexpr size_t kBytesMax = 1024;
+constexpr size_t kTokensBytesMax = 1 << 20;
 
 std::string ValueOf(const Environment& environment, const std::string& name) {
   const auto variable = environment.find(name);
@@ -52,6 +53,27 @@ absl::Status CheckOwnerAndMode(int fd, const std::string& what) {
                                                     "chmod 600 on it"));
   }
   return absl::OkStatus();
+}
+
+enum class Readers { kOwner, kAnybody };
+
+// At most `bytes_max` bytes of it.
+absl::StatusOr<std::string> ReadFile(const std::string& path, const std::string& what,
+                                     Readers readers, size_t bytes_max) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file.valid()) return ErrnoStatus(errno, absl::StrCat("open ", what));
+  if (readers == Readers::kOwner) TALWEG_RETURN_IF_ERROR(CheckOwnerAndMode(file.get(), what));
+  std::string text(bytes_max, '\0');
+  size_t read_bytes = 0;
+  while (read_bytes < bytes_max) {
+    const ssize_t bytes = read(file.get(), text.data() + read_bytes, bytes_max - read_bytes);
+    if (bytes < 0 && errno == EINTR) continue;
+    if (bytes < 0) return ErrnoStatus(errno, absl::StrCat("read ", what));
+    if (bytes == 0) break;
+    read_bytes += static_cast<size_t>(bytes);
+  }
+  text.resize(read_bytes);
+  return text;
 }
 
 absl::Status WriteAll(int fd, const std::string& text, const std::string& what) {
@@ -96,13 +118,7 @@ absl::StatusOr<std::string> LoadSecret(const ProcessConfig& config,
 
 absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
   const std::string what = absl::StrCat("secret file '", path, "'");
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file.valid()) return ErrnoStatus(errno, absl::StrCat("open ", what));
-  TALWEG_RETURN_IF_ERROR(CheckOwnerAndMode(file.get(), what));
-  std::string secret(kBytesMax + 1, '\0');
-  const ssize_t bytes = read(file.get(), secret.data(), secret.size());
-  if (bytes < 0) return ErrnoStatus(errno, absl::StrCat("read ", what));
-  secret.resize(static_cast<size_t>(bytes));
+  TALWEG_ASSIGN_OR_RETURN(std::string secret, ReadFile(path, what, Readers::kOwner, kBytesMax + 1));
   while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r')) secret.pop_back();
   if (secret.size() < kBytesMin || secret.size() > kBytesMax) {
     return absl::InvalidArgumentError(
@@ -111,6 +127,23 @@ absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
                      kBytesMax, " (move the file away and run talweg secret, which makes one)"));
   }
   return secret;
+}
+
+absl::StatusOr<AcceptedTokens> LoadAcceptedTokens(const ProcessConfig& config) {
+  AcceptedTokens tokens;
+  const auto load = [](const std::string& path, const char* option, Readers readers,
+                       std::string& text) -> absl::Status {
+    if (path.empty()) return absl::OkStatus();
+    const std::string what = absl::StrCat(option, " '", path, "'");
+    TALWEG_ASSIGN_OR_RETURN(text, ReadFile(path, what, readers, kTokensBytesMax + 1));
+    if (text.size() <= kTokensBytesMax) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " has more than ", kTokensBytesMax, " bytes; split it"));
+  };
+  TALWEG_RETURN_IF_ERROR(load(config.tokens_file, "tokens_file", Readers::kOwner, tokens.table));
+  TALWEG_RETURN_IF_ERROR(
+      load(config.token_keys_file, "token_keys_file", Readers::kAnybody, tokens.keys));
+  return tokens;
 }
 
 absl::Status MakeSecretFile(const std::string& path) {

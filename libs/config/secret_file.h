@@ -25,6 +25,14 @@ absl::StatusOr<std::string> LoadSecret(const ProcessConfig& config, const Enviro
 // For one file, as above.
 absl::StatusOr<std::string> ReadSecretFile(const std::string& path);
 
+// The bearer tokens that a daemon accepts, as texts for libs/rpc.
+struct AcceptedTokens {
+  std::string table;  // What tokens_file holds.
+  std::string keys;   // What token_keys_file holds; it is public.
+};
+// "" for files that are not named. Errors as ReadSecretFile.
+absl::StatusOr<AcceptedTokens> LoadAcceptedTokens(const ProcessConfig& config);
+
 // Draws a secret and writes it to a new file of mode 0600; makes missing directories, of mode 0700.
 // ALREADY_EXISTS: there is such a file, which stays as it is.
 absl::Status MakeSecretFile(const std::string& path);

@@ -24,10 +24,17 @@ class Caller {
  public:
   using Stub = typename Service::Stub;
 
-  Caller(std::string what, const std::string& address, int64_t timeout_ns)
+  Caller(std::string what, Role role, const std::string& address, int64_t timeout_ns,
+         std::shared_ptr<const Credentials> credentials)
       : what_(std::move(what)), address_(address), timeout_ns_(timeout_ns) {
     valid_ = CheckAddress(what_, address_);
-    if (valid_.ok()) stub_ = Service::NewStub(MakeChannel(address, kBackoffMinNs, kBackoffMaxNs));
+    if (valid_.ok()) {
+      stub_ = Service::NewStub(MakeChannel({.address = address,
+                                            .backoff_min_ns = kBackoffMinNs,
+                                            .backoff_max_ns = kBackoffMaxNs,
+                                            .credentials = std::move(credentials),
+                                            .peers = {role}}));
+    }
   }
 
   template <typename Request, typename Response>
@@ -91,8 +98,10 @@ class AgentAdminClient::Impl : public Caller<agent::v1::AdminService> {
   using Caller::Caller;
 };
 
-SchedulerAdminClient::SchedulerAdminClient(const std::string& address, int64_t timeout_ns)
-    : impl_(std::make_unique<Impl>("scheduler", address, timeout_ns)) {}
+SchedulerAdminClient::SchedulerAdminClient(const std::string& address, int64_t timeout_ns,
+                                           std::shared_ptr<const Credentials> credentials)
+    : impl_(std::make_unique<Impl>("scheduler", Role::kScheduler, address, timeout_ns,
+                                   std::move(credentials))) {}
 SchedulerAdminClient::~SchedulerAdminClient() = default;
 
 absl::StatusOr<scheduler::v1::ListJobsResponse> SchedulerAdminClient::ListJobs() {
@@ -112,8 +121,10 @@ absl::StatusOr<scheduler::v1::GetSchedulerResponse> SchedulerAdminClient::GetSch
                      scheduler::v1::GetSchedulerRequest());
 }
 
-AggregatorAdminClient::AggregatorAdminClient(const std::string& address, int64_t timeout_ns)
-    : impl_(std::make_unique<Impl>("aggregator", address, timeout_ns)) {}
+AggregatorAdminClient::AggregatorAdminClient(const std::string& address, int64_t timeout_ns,
+                                             std::shared_ptr<const Credentials> credentials)
+    : impl_(std::make_unique<Impl>("aggregator", Role::kAggregator, address, timeout_ns,
+                                   std::move(credentials))) {}
 AggregatorAdminClient::~AggregatorAdminClient() = default;
 
 absl::StatusOr<aggregator::v1::GetStatusResponse> AggregatorAdminClient::GetStatus(
@@ -121,8 +132,10 @@ absl::StatusOr<aggregator::v1::GetStatusResponse> AggregatorAdminClient::GetStat
   return impl_->Call(&aggregator::v1::AdminService::Stub::GetStatus, request);
 }
 
-AgentAdminClient::AgentAdminClient(const std::string& address, int64_t timeout_ns)
-    : impl_(std::make_unique<Impl>("agent", address, timeout_ns)) {}
+AgentAdminClient::AgentAdminClient(const std::string& address, int64_t timeout_ns,
+                                   std::shared_ptr<const Credentials> credentials)
+    : impl_(std::make_unique<Impl>("agent", Role::kNode, address, timeout_ns,
+                                   std::move(credentials))) {}
 AgentAdminClient::~AgentAdminClient() = default;
 
 absl::StatusOr<agent::v1::GetStatusResponse> AgentAdminClient::GetStatus(
@@ -136,11 +149,15 @@ absl::StatusOr<agent::v1::GetTraceResponse> AgentAdminClient::GetTrace() {
   return impl_->ReadTrace();
 }
 
-absl::Status CheckHealth(const std::string& address, const std::string& service,
-                         int64_t timeout_ns) {
+absl::Status CheckHealth(const std::string& address, const std::string& service, int64_t timeout_ns,
+                         std::shared_ptr<const Credentials> credentials) {
   const absl::Status valid = CheckAddress("daemon", address);
   if (!valid.ok()) return valid;
-  grpc::GenericStub stub(MakeChannel(address, kBackoffMinNs, kBackoffMaxNs));
+  grpc::GenericStub stub(MakeChannel({.address = address,
+                                      .backoff_min_ns = kBackoffMinNs,
+                                      .backoff_max_ns = kBackoffMaxNs,
+                                      .credentials = std::move(credentials),
+                                      .peers = {}}));
   grpc::ClientContext context;
   SetDeadline(context, timeout_ns);
   const grpc::Slice slice(EncodeHealthRequest(service));

@@ -8,17 +8,20 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "libs/rpc/credentials.h"
 #include "proto/talweg/agent/v1/agent.pb.h"
 #include "proto/talweg/aggregator/v1/aggregator.pb.h"
 #include "proto/talweg/scheduler/v1/scheduler.pb.h"
 
 // What tools ask daemons, without gRPC's headers. Every call blocks for at most the client's
-// timeout; errors name the daemon, its address and the remedy. Thread-safe.
+// timeout; errors name the daemon, its address and the remedy. Without credentials there is no TLS.
+// Thread-safe.
 namespace talweg::rpc {
 
 class SchedulerAdminClient {
  public:
-  SchedulerAdminClient(const std::string& address, int64_t timeout_ns);
+  SchedulerAdminClient(const std::string& address, int64_t timeout_ns,
+                       std::shared_ptr<const Credentials> credentials = nullptr);
   ~SchedulerAdminClient();
 
   absl::StatusOr<scheduler::v1::ListJobsResponse> ListJobs();
@@ -33,7 +36,8 @@ class SchedulerAdminClient {
 
 class AggregatorAdminClient {
  public:
-  AggregatorAdminClient(const std::string& address, int64_t timeout_ns);
+  AggregatorAdminClient(const std::string& address, int64_t timeout_ns,
+                        std::shared_ptr<const Credentials> credentials = nullptr);
   ~AggregatorAdminClient();
 
   absl::StatusOr<aggregator::v1::GetStatusResponse> GetStatus(
@@ -46,7 +50,8 @@ class AggregatorAdminClient {
 
 class AgentAdminClient {
  public:
-  AgentAdminClient(const std::string& address, int64_t timeout_ns);
+  AgentAdminClient(const std::string& address, int64_t timeout_ns,
+                   std::shared_ptr<const Credentials> credentials = nullptr);
   ~AgentAdminClient();
 
   absl::StatusOr<agent::v1::GetStatusResponse> GetStatus(
@@ -61,8 +66,8 @@ class AgentAdminClient {
 };
 
 // Asks a daemon's health service. OK: serving. `service` "": the whole daemon.
-absl::Status CheckHealth(const std::string& address, const std::string& service,
-                         int64_t timeout_ns);
+absl::Status CheckHealth(const std::string& address, const std::string& service, int64_t timeout_ns,
+                         std::shared_ptr<const Credentials> credentials = nullptr);
 
 }  // namespace talweg::rpc
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "libs/rpc/credentials_access.h"
+
 namespace talweg::rpc {
 namespace {
 
@@ -30,8 +32,9 @@ absl::Status CheckAddress(const std::string& what, const std::string& address) {
                                     "does not begin with unix:/");
 }
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, int64_t backoff_min_ns,
-                                           int64_t backoff_max_ns) {
+std::shared_ptr<grpc::Channel> MakeChannel(const ChannelOptions& options) {
+  const int64_t backoff_min_ns = options.backoff_min_ns;
+  const int64_t backoff_max_ns = options.backoff_max_ns;
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -46,7 +49,9 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, int64_t b
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(
+      options.address,
+      CredentialsAccess::Channel(options.credentials, options.address, options.peers), arguments);
 }
 
 void SetDeadline(grpc::ClientContext& context, int64_t timeout_ns) {

@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "libs/rpc/credentials.h"
 
 // What the clients of this library share. Includes gRPC: for its sources only.
 namespace talweg::rpc {
@@ -16,9 +18,17 @@ namespace talweg::rpc {
 // Why `address` is no host:port and no unix:/path, or OK. `what` names its meaning: "scheduler".
 absl::Status CheckAddress(const std::string& what, const std::string& address);
 
+struct ChannelOptions {
+  std::string address;
+  int64_t backoff_min_ns = 0;
+  int64_t backoff_max_ns = 0;
+  std::shared_ptr<const Credentials> credentials;  // Null: no TLS.
+  // With TLS: which roles the process there may have. None: any.
+  std::vector<Role> peers;
+};
+
 // A connection of its own, without proxies. Connects when it is used.
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, int64_t backoff_min_ns,
-                                           int64_t backoff_max_ns);
+std::shared_ptr<grpc::Channel> MakeChannel(const ChannelOptions& options);
 
 void SetDeadline(grpc::ClientContext& context, int64_t timeout_ns);
 

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "libs/base/ids.h"
 #include "libs/membership/records.h"
+#include "libs/rpc/credentials.h"
 #include "libs/rpc/version.h"
 #include "libs/view/view.h"
 
@@ -28,6 +29,7 @@ struct SchedulerLinkOptions {
   int64_t backoff_max_ns = 2'000'000'000;
   uint64_t seed = 0;       // Of the back-off's jitter: the incarnation, say.
   std::string job_secret;  // Empty: none.
+  std::shared_ptr<const Credentials> credentials = {};  // Null: no TLS.
   Version version;
 };
 

@@ -21,6 +21,7 @@
 
 #include "absl/status/status.h"
 #include "libs/base/descriptor.h"
+#include "libs/rpc/credentials_access.h"
 #include "libs/runtime/host_id.h"
 #include "libs/status/status.h"
 #include "proto/grpc/health/v1/health.pb.h"
@@ -204,7 +205,9 @@ absl::Status Server::Impl::ListenUnix(const ServerOptions& options,
 bool Server::Impl::Listen(const std::string& where, const ServerOptions& options,
                           const std::vector<grpc::Service*>& services) {
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(where, grpc::InsecureServerCredentials(), &port);
+  const bool tls = options.unix_path.empty() && options.credentials != nullptr;
+  builder.AddListeningPort(where, CredentialsAccess::Server(tls ? options.credentials : nullptr),
+                           &port);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   const int keepalive_ms = static_cast<int>(options.keepalive_ns / 1'000'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms);
@@ -238,12 +241,23 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
     return absl::InvalidArgumentError("the port range " + std::to_string(options.port_min) +
                                       " to " + std::to_string(options.port_max) + " is empty");
   }
+  if (options.credentials != nullptr && !options.credentials->identity()) {
+    return absl::FailedPreconditionError(
+        "a daemon with TLS needs a certificate of its own: put tls.crt and tls.key beside ca.crt "
+        "in tls_dir");
+  }
   auto impl = std::make_unique<Impl>();
   if (!options.unix_path.empty()) {
     TALWEG_RETURN_IF_ERROR(impl->ListenUnix(options, services));
     return std::unique_ptr<Server>(new Server(std::move(impl)));
   }
   TALWEG_ASSIGN_OR_RETURN(const BindAddress bind_address, Resolve(options.bind_host));
+  if (!bind_address.loopback && options.credentials == nullptr && !options.insecure) {
+    return absl::FailedPreconditionError(
+        "will not listen on " + bind_address.host +
+        " without TLS, where others than this machine may connect: give tls_dir (talweg certs "
+        "makes certificates), or insecure, or listen on 127.0.0.1");
+  }
   int error = EADDRINUSE;
   for (uint32_t port = options.port_min; port <= options.port_max && !impl->server; ++port) {
     error = TryListen(bind_address, static_cast<uint16_t>(port));
@@ -269,10 +283,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   std::string advertise = options.advertise_host;
   if (advertise.empty()) advertise = bind_address.any ? HostName() : bind_address.host;
   impl->address = Bracketed(WithoutBrackets(advertise)) + ":" + std::to_string(impl->port);
-  if (!bind_address.loopback) {
-    impl->warning = "listening on " + bind_address.host + ":" + std::to_string(impl->port) +
-                    ": nothing is encrypted, and anybody who can connect may ask for everything "
-                    "that AdminService shows; keep it inside a trusted network";
+  if (!bind_address.loopback && options.credentials == nullptr) {
+    impl->warning =
+        "insecure: listening on " + bind_address.host + ":" + std::to_string(impl->port) +
+        " without TLS: nothing is encrypted, and anybody who can connect may ask for everything "
+        "that AdminService shows; keep it inside a trusted network";
   }
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }

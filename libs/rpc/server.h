@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "libs/rpc/credentials.h"
 
 namespace grpc {
 class Service;
@@ -29,6 +30,10 @@ struct ServerOptions {
   std::string advertise_host;
   // A peer that does not answer a ping for so long is taken for dead, and its streams end.
   int64_t keepalive_ns = 5'000'000'000;
+  // For a port. Null: no TLS, and every caller is admitted.
+  std::shared_ptr<const Credentials> credentials = {};
+  // Whether to listen on a network, beyond loopback, without TLS.
+  bool insecure = false;
 };
 
 // A gRPC server with health checks (grpc.health.v1) and reflection beside the given services.

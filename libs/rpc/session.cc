@@ -44,7 +44,11 @@ class Session::Call {
 Session::Session(const SchedulerLinkOptions& options, Peer* peer)
     : options_(options),
       peer_(peer),
-      channel_(MakeChannel(options.address, options.backoff_min_ns, options.backoff_max_ns)),
+      channel_(MakeChannel({.address = options.address,
+                            .backoff_min_ns = options.backoff_min_ns,
+                            .backoff_max_ns = options.backoff_max_ns,
+                            .credentials = options.credentials,
+                            .peers = {Role::kScheduler}})),
       random_(options.seed) {}
 
 Session::~Session() { Stop(); }

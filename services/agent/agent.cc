@@ -106,7 +106,8 @@ std::unique_ptr<JobLink> Agent::MakeMemberLink() {
   const auto join_timeout_ns = static_cast<int64_t>(config_.join_timeout_ms) * 1'000'000;
   rpc::SchedulerLinkOptions scheduler = {.address = config_.scheduler,
                                          .seed = options_.incarnation.value(),
-                                         .job_secret = options_.job_secret};
+                                         .job_secret = options_.job_secret,
+                                         .credentials = options_.credentials};
   scheduler.join_timeout_ns = std::min(scheduler.join_timeout_ns, join_timeout_ns);
   membership::JobSpec spec;
   spec.min_members = config_.min_members;
@@ -189,7 +190,9 @@ absl::Status Agent::OpenAdmin() {
                                                       .bind_host = listen.host,
                                                       .port_min = listen.port_first,
                                                       .port_max = listen.port_last,
-                                                      .advertise_host = config_.advertise},
+                                                      .advertise_host = config_.advertise,
+                                                      .credentials = options_.credentials,
+                                                      .insecure = config_.insecure},
                                                      {admin_service_->service()}));
   if (!admin_->warning().empty()) Log(LogLevel::kWarning, admin_->warning());
   admin_->SetServing("talweg.agent.v1.AdminService", true);

@@ -42,7 +42,8 @@ struct AgentOptions {
   config::AgentConfig config;
   std::string socket_path;
   Incarnation incarnation;
-  std::string job_secret;  // Shown to the scheduler.
+  std::string job_secret;                                    // Shown to the scheduler.
+  std::shared_ptr<const rpc::Credentials> credentials = {};  // Null: no TLS.
   // For tests: what carries frames. Null: libfabric and the host's own shared memory, as
   // configured.
   std::function<absl::StatusOr<std::unique_ptr<transport::Transport>>(const Clock*)> make_transport;

@@ -15,6 +15,7 @@
 #include "libs/telemetry/log.h"
 #include "services/agent/agent.h"
 #include "services/agent/agent_open.h"
+#include "services/credentials/credentials.h"
 
 namespace talweg::agent {
 namespace {
@@ -38,6 +39,9 @@ int Main(int argc, char** argv) {
     if (!secret.ok()) return Fail(secret.status());
     options.job_secret = *std::move(secret);
   }
+  auto credentials = LoadCredentials(config);
+  if (!credentials.ok()) return Fail(credentials.status());
+  options.credentials = *std::move(credentials);
   auto signals = ShutdownSignal::Create();
   if (!signals.ok()) return Fail(signals.status());
   options.socket_path = config.socket_path;

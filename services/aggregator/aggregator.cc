@@ -41,17 +41,19 @@ bool IsLoopback(const std::string& host) {
 
 absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Create(
     const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock,
-    std::string job_secret) {
+    std::string job_secret, std::shared_ptr<const rpc::Credentials> credentials) {
   auto aggregator = std::unique_ptr<Aggregator>(
-      new Aggregator(config, incarnation, clock, std::move(job_secret)));
+      new Aggregator(config, incarnation, clock, std::move(job_secret), std::move(credentials)));
   TALWEG_RETURN_IF_ERROR(aggregator->Open());
   return aggregator;
 }
 
 Aggregator::Aggregator(const config::AggregatorConfig& config, Incarnation incarnation,
-                       const Clock* clock, std::string job_secret)
+                       const Clock* clock, std::string job_secret,
+                       std::shared_ptr<const rpc::Credentials> credentials)
     : config_(config),
       job_secret_(std::move(job_secret)),
+      credentials_(std::move(credentials)),
       clock_(clock),
       started_unix_ns_(UnixNowNs()),
       name_(config.name.empty() ? HostName() : config.name),
@@ -135,7 +137,9 @@ absl::Status Aggregator::OpenAdmin() {
                                                        .bind_host = listen.host,
                                                        .port_min = listen.port_first,
                                                        .port_max = listen.port_last,
-                                                       .advertise_host = config_.advertise},
+                                                       .advertise_host = config_.advertise,
+                                                       .credentials = credentials_,
+                                                       .insecure = config_.insecure},
                                                       {admin_service_->service()}));
   if (!server_->warning().empty()) Log(LogLevel::kWarning, server_->warning());
   server_->SetServing(kAdminServiceName, true);
@@ -191,8 +195,10 @@ void Aggregator::Shutdown(const std::string& text) {
 void Aggregator::Register() {
   const Incarnation incarnation = incarnation_;
   registration_ = std::make_unique<rpc::AggregatorRegistration>(
-      rpc::SchedulerLinkOptions{
-          .address = config_.scheduler, .seed = incarnation.value(), .job_secret = job_secret_},
+      rpc::SchedulerLinkOptions{.address = config_.scheduler,
+                                .seed = incarnation.value(),
+                                .job_secret = job_secret_,
+                                .credentials = credentials_},
       [this, incarnation](rpc::AggregatorEvent event) {
         errands_->Post([this, incarnation, event = std::move(event)] {
           if (incarnation == incarnation_) OnSchedulerEvent(event);

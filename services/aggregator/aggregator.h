@@ -34,11 +34,11 @@ namespace talweg {
 class Aggregator {
  public:
   // Binds both addresses; no thread runs yet but gRPC's. `incarnation` is random. `clock` outlives
-  // it. `job_secret` is shown to the scheduler. Errors name what is wrong and the remedy.
-  static absl::StatusOr<std::unique_ptr<Aggregator>> Create(const config::AggregatorConfig& config,
-                                                            Incarnation incarnation,
-                                                            const Clock* clock,
-                                                            std::string job_secret = "");
+  // it. `job_secret` is shown to the scheduler. Without `credentials` there is no TLS. Errors name
+  // what is wrong and the remedy.
+  static absl::StatusOr<std::unique_ptr<Aggregator>> Create(
+      const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock,
+      std::string job_secret = "", std::shared_ptr<const rpc::Credentials> credentials = nullptr);
   // Run has returned, or was never called.
   ~Aggregator();
 
@@ -62,7 +62,7 @@ class Aggregator {
 
  private:
   Aggregator(const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock,
-             std::string job_secret);
+             std::string job_secret, std::shared_ptr<const rpc::Credentials> credentials);
   absl::Status Open();
   absl::Status OpenTransport();
   absl::Status OpenAdmin();
@@ -88,6 +88,7 @@ class Aggregator {
 
   const config::AggregatorConfig config_;
   const std::string job_secret_;
+  const std::shared_ptr<const rpc::Credentials> credentials_;
   const Clock* const clock_;
   const int64_t started_unix_ns_;
   std::string name_;

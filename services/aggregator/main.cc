@@ -13,6 +13,7 @@
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
 #include "services/aggregator/aggregator.h"
+#include "services/credentials/credentials.h"
 
 namespace talweg {
 namespace {
@@ -24,8 +25,11 @@ absl::Status ServeUntilSignalled(const config::AggregatorConfig& config, Incarna
                           EventLoop::Create(&clock, {.spin_ns_max = 0}));
   TALWEG_ASSIGN_OR_RETURN(std::string job_secret,
                           config::LoadSecret(config, config::ProcessEnvironment()));
+  TALWEG_ASSIGN_OR_RETURN(std::shared_ptr<const rpc::Credentials> credentials,
+                          LoadCredentials(config));
   TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Aggregator> aggregator,
-                          Aggregator::Create(config, incarnation, &clock, std::move(job_secret)));
+                          Aggregator::Create(config, incarnation, &clock, std::move(job_secret),
+                                             std::move(credentials)));
   std::string signalled;
   TALWEG_RETURN_IF_ERROR(signals->Watch(waiting.get(), [&](int signal_number) {
     signalled = signal_number == SIGTERM ? "SIGTERM" : "SIGINT";

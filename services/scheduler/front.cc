@@ -9,6 +9,8 @@
 #include <optional>
 #include <utility>
 
+#include "libs/rpc/authorization.h"
+#include "libs/rpc/credentials_access.h"
 #include "proto/talweg/scheduler/v1/scheduler.grpc.pb.h"
 
 namespace talweg::scheduler {
@@ -110,16 +112,40 @@ class WatchReactor final : public grpc::ServerWriteReactor<Response>, public Str
   std::shared_ptr<WatchReactor> self_;
 };
 
+// What a request claims to speak for; its caller must be that. The other calls show the session
+// secret of whoever was let in by these.
+template <typename Request>
+std::optional<rpc::Identity> ClaimOf(const Request&) {
+  return std::nullopt;
+}
+template <>
+std::optional<rpc::Identity> ClaimOf(const v1::JoinRequest& request) {
+  return rpc::Identity{rpc::Role::kNode, request.job_name()};
+}
+template <>
+std::optional<rpc::Identity> ClaimOf(const v1::RegisterAggregatorRequest& request) {
+  return rpc::Identity{rpc::Role::kAggregator, request.aggregator().name()};
+}
+
 // What the three services share.
 class Gate {
  public:
-  explicit Gate(Front::Post post) : post_(std::move(post)) {}
+  Gate(Front::Post post, std::shared_ptr<const rpc::Credentials> credentials)
+      : post_(std::move(post)), credentials_(std::move(credentials)) {}
 
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const Request* request,
                                    Response* response,
                                    absl::Status (Core::*method)(const Request&, Response*)) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    if (const std::optional<rpc::Identity> claim = ClaimOf(*request)) {
+      const absl::Status allowed =
+          rpc::MayActAs(*claim, rpc::CredentialsAccess::CallerOf(*context, credentials_.get()));
+      if (!allowed.ok()) {
+        reactor->Finish(ToGrpc(allowed));
+        return reactor;
+      }
+    }
     const bool posted =
         post_([=](Core& core) { reactor->Finish(ToGrpc((core.*method)(*request, response))); });
     if (!posted) reactor->Finish(Ending());
@@ -144,6 +170,7 @@ class Gate {
 
  private:
   const Front::Post post_;
+  const std::shared_ptr<const rpc::Credentials> credentials_;
   std::atomic<uint64_t> stream_count_{0};
 };
 
@@ -244,8 +271,11 @@ class AdminService final : public v1::AdminService::CallbackService {
 
 class GrpcFront final : public Front {
  public:
-  explicit GrpcFront(Post post)
-      : gate_(std::move(post)), membership_(&gate_), pool_(&gate_), admin_(&gate_) {}
+  GrpcFront(Post post, std::shared_ptr<const rpc::Credentials> credentials)
+      : gate_(std::move(post), std::move(credentials)),
+        membership_(&gate_),
+        pool_(&gate_),
+        admin_(&gate_) {}
 
   std::vector<grpc::Service*> services() override { return {&membership_, &pool_, &admin_}; }
 
@@ -258,8 +288,9 @@ class GrpcFront final : public Front {
 
 }  // namespace
 
-std::unique_ptr<Front> MakeFront(Front::Post post) {
-  return std::make_unique<GrpcFront>(std::move(post));
+std::unique_ptr<Front> MakeFront(Front::Post post,
+                                 std::shared_ptr<const rpc::Credentials> credentials) {
+  return std::make_unique<GrpcFront>(std::move(post), std::move(credentials));
 }
 
 }  // namespace talweg::scheduler

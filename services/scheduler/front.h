@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "libs/rpc/credentials.h"
 #include "services/scheduler/core.h"
 
 namespace grpc {
@@ -25,8 +26,9 @@ class Front {
   virtual std::vector<grpc::Service*> services() = 0;
 };
 
-// The Front outlives the server that its services are in.
-std::unique_ptr<Front> MakeFront(Front::Post post);
+// The Front outlives the server that its services are in. `credentials` are the server's.
+std::unique_ptr<Front> MakeFront(Front::Post post,
+                                 std::shared_ptr<const rpc::Credentials> credentials);
 
 }  // namespace talweg::scheduler
 

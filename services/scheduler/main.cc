@@ -16,6 +16,7 @@
 #include "libs/status/status.h"
 #include "libs/store/store.h"
 #include "libs/telemetry/log.h"
+#include "services/credentials/credentials.h"
 #include "services/scheduler/scheduler.h"
 
 namespace talweg {
@@ -49,6 +50,8 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   options.server.port_min = listen.port_first;
   options.server.port_max = listen.port_last;
   options.server.advertise_host = config.advertise;
+  options.server.insecure = config.insecure;
+  TALWEG_ASSIGN_OR_RETURN(options.server.credentials, LoadCredentials(config));
   options.membership.lease_ns = static_cast<int64_t>(config.lease_ms) * kNsPerMs;
   options.server.keepalive_ns = options.membership.lease_ns / 2;
   options.drain_timeout_ns = static_cast<int64_t>(config.drain_timeout_ms) * kNsPerMs;
@@ -70,7 +73,7 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   TALWEG_RETURN_IF_ERROR(config::AnnounceReady(config, {{"listen", daemon->address()}}));
   Log(LogLevel::kInfo, "serving on ", daemon->address(), ", store ", store_name);
   if (!daemon->warning().empty()) Log(LogLevel::kWarning, daemon->warning());
-  if (options.job_secret.empty() && listen.path.empty()) {
+  if (options.job_secret.empty() && listen.path.empty() && options.server.credentials == nullptr) {
     Log(LogLevel::kWarning, "there is no job secret: anybody who reaches ", daemon->address(),
         ", every user of this machine included, may join jobs and serve as an aggregator; talweg "
         "secret makes a secret file, which this user's daemons find (option secret_file)");

@@ -19,8 +19,8 @@ class Scheduler::Impl : private Poller {
         loop_(loop),
         mailbox_(loop),
         core_(options.membership, options.version, std::move(store), clock, std::move(on_failure)),
-        front_(
-            MakeFront([this](std::function<void(Core&)> work) { return Post(std::move(work)); })) {}
+        front_(MakeFront([this](std::function<void(Core&)> work) { return Post(std::move(work)); },
+                         options.server.credentials)) {}
 
   ~Impl() override { Shutdown(0); }
 

@@ -539,6 +539,8 @@ TEST_CASE("Scheduler: bad bind addresses and taken ports are named", "[scheduler
   CHECK((*next)->warning().empty());
   options = {};
   options.bind_host = "0.0.0.0";
+  CHECK(Contains(start(options).status().ToString(), "will not listen on 0.0.0.0 without TLS"));
+  options.insecure = true;
   const auto open = start(options);
   REQUIRE(open.ok());
   CHECK(Contains((*open)->warning(), "nothing is encrypted"));

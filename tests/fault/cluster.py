@@ -93,6 +93,8 @@ class Cluster:
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._processes: list[subprocess.Popen[Any]] = []
+        # What `talweg status` needs to be let in.
+        self.tool_options: list[str] = []
 
     def __enter__(self) -> Cluster:
         self.directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
@@ -163,6 +165,7 @@ class Cluster:
 
     def _is_attached(self, scheduler: str, aggregator: Daemon) -> bool:
         line = [str(TOOL), "status", f"--scheduler={scheduler}", "--json", "--timeout-ms=2000"]
+        line += self.tool_options
         done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
         pool = json.loads(done.stdout)["pool"] if done.returncode == 0 else []
         return any(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What grpcurl does, for tests: lists the services of the gRPC server at an address, describes
 // every method and calls it with an empty request, knowing nothing but what the server tells of
-// itself.
+// itself. With TLS, a reader's certificate lists the services, and the caller's calls them.
 //
 //   service talweg.scheduler.v1.AdminService
 //   called talweg.scheduler.v1.AdminService/ListJobs: OK {"jobs":[]}
@@ -14,6 +14,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,7 +23,8 @@
 #include <google/protobuf/descriptor.pb.h>
 
 #include "absl/status/status.h"
-#include "libs/rpc/server.h"
+#include "libs/rpc/credentials.h"
+#include "libs/rpc/credentials_access.h"
 
 namespace talweg {
 namespace {
@@ -188,9 +190,24 @@ void CallEmpty(grpc::GenericStub& stub, const google::protobuf::MethodDescriptor
               status.ok() ? said.c_str() : status.error_message().c_str());
 }
 
-int Main(const std::string& address) {
-  grpc::GenericStub stub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
-  Reflection reflection(stub);
+// Null for no directory.
+std::shared_ptr<const rpc::Credentials> CredentialsOf(const std::string& directory) {
+  const auto loaded = rpc::Credentials::Load({.tls_directory = directory});
+  if (!loaded.ok()) {
+    std::fprintf(stderr, "generic_tool: %s\n", loaded.status().ToString().c_str());
+    std::exit(2);
+  }
+  return *loaded;
+}
+
+int Main(const std::string& address, const std::string& caller, const std::string& reader) {
+  const auto connect = [&](const std::string& directory) {
+    return grpc::CreateChannel(
+        address, rpc::CredentialsAccess::Channel(CredentialsOf(directory), address, {}));
+  };
+  grpc::GenericStub stub(connect(caller));
+  grpc::GenericStub reading(connect(reader));
+  Reflection reflection(reading);
   const std::vector<std::string> services = reflection.Services();
   for (const std::string& service : services) {
     std::printf("service %s\n", service.c_str());
@@ -209,9 +226,9 @@ int Main(const std::string& address) {
 }  // namespace talweg
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: generic_tool HOST:PORT\n");
+  if (argc != 2 && argc != 4) {
+    std::fprintf(stderr, "usage: generic_tool ADDRESS [CALLERS_TLS_DIR READERS_TLS_DIR]\n");
     return 2;
   }
-  return talweg::Main(argv[1]);
+  return talweg::Main(argv[1], argc == 4 ? argv[2] : "", argc == 4 ? argv[3] : "");
 }

@@ -40,6 +40,7 @@ class SeparateHosts:
             self.cluster = stack.enter_context(Cluster())
             here = f"{self.network.address('server')}:0"
             options = [f"--listen={here}", "--in_memory", f"--lease_ms={_LEASE_MS}"]
+            options.append("--insecure")
             scheduler = self._start("scheduler", "scheduler", options)
             self.scheduler = scheduler.addresses["listen"]
             for name in ("x", "y"):
@@ -57,6 +58,7 @@ class SeparateHosts:
     def agent(self, node: int, host: str, count: int, job: str, more: Sequence[str] = ()) -> Daemon:
         """Starts a node's agent."""
         options = [
+            "--insecure",  # Its admin port, where it binds to an interface.
             f"--scheduler={self.scheduler}",
             f"--job={job}",
             f"--node_rank={node}",

@@ -198,18 +198,20 @@ class StrangersTest(unittest.TestCase):
             for path in sockets:
                 shown = self._as_stranger(self.stranger, f"unix:{path}", "look")
                 self.assertIn("ListJobs: code 14 ", shown)
-            # Its own user finds it.
-            status = subprocess.run(
-                [str(TOOL), "status"],
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=DEADLINE_S,
-                check=False,
-            )
+            # Its own user finds it. Beside other runs of the user the tool asks which one.
+            address = f"unix:{directory}/scheduler.sock"
+            for options in ([], [f"--scheduler={address}"]):
+                status = subprocess.run(
+                    [str(TOOL), "status", *options],
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=DEADLINE_S,
+                    check=False,
+                )
+                self.assertIn(address, status.stdout + status.stderr)
             self.assertEqual(status.returncode, 0, status.stderr)
             self.assertIn("job 'run'", status.stdout)
-            self.assertIn(f"unix:{directory}/scheduler.sock", status.stdout)
             for text in run.stdout:
                 if "step 6 of rank" in text:
                     break

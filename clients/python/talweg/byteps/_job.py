@@ -127,6 +127,10 @@ def provider(environment: Mapping[str, str]) -> str:
     return PROVIDERS[TABLE.value(environment, "DMLC_ENABLE_RDMA")]
 
 
+# The documented commands know no certificate. The daemons warn at each start.
+NETWORK_OPTIONS = ("--insecure",)
+
+
 def own_address(job: Job, environment: Mapping[str, str]) -> str:
     """The address of this machine that the job's other machines reach."""
     told = TABLE.value(environment, "DMLC_NODE_HOST")

@@ -190,7 +190,7 @@ class _Daemon:
 def _scheduler(job: _job.Job, environment: dict[str, str]) -> int:
     """Serves until the job is over and its servers have left."""
     host = "0.0.0.0" if TABLE.switch(environment, "DMLC_USE_KUBERNETES") else job.host
-    line = ["scheduler", f"--listen={host}:{job.port}", "--in_memory"]
+    line = ["scheduler", f"--listen={host}:{job.port}", "--in_memory", *_job.NETWORK_OPTIONS]
     lease_s = TABLE.number(environment, "PS_HEARTBEAT_TIMEOUT")
     if lease_s > 0:
         line.append(f"--lease_ms={lease_s * 1000}")
@@ -265,6 +265,7 @@ def _server(job: _job.Job, environment: dict[str, str]) -> int:
         f"--name={os.uname().nodename}-{os.getpid()}",
         f"--listen={host}:{port}",
         f"--admin_listen={host}:0",
+        *_job.NETWORK_OPTIONS,
         f"--provider={_job.provider(environment)}",
     ]
     variables = {**environment, **_job.daemon_variables(environment, is_server=True)}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/cli/credentials.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+
+#include <cstdlib>
+
+#include "libs/rpc/identity.h"
+#include "libs/rpc/make_certificates.h"
+#include "libs/status/status.h"
+
+namespace talweg::cli {
+namespace {
+
+constexpr uint64_t kDaysMax = 36'500;
+
+// The option, else the variable, else "".
+std::string OptionOrVariable(const Arguments& arguments, const std::string& option,
+                             const char* variable) {
+  const char* told = std::getenv(variable);
+  return arguments.Text(option, told == nullptr ? "" : told);
+}
+
+// Bytes of a name that a directory should not have become '_'.
+std::string DirectoryName(const rpc::Identity& identity) {
+  std::string name(rpc::RoleName(identity.role));
+  if (!identity.name.empty()) name += "-" + identity.name;
+  for (char& c : name) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       c == '-' || c == '.';
+    if (!plain) c = '_';
+  }
+  return name;
+}
+
+absl::StatusOr<std::string> MakeCerts(const Arguments& arguments) {
+  const std::vector<std::string>& words = arguments.operands();
+  if (words.empty()) {
+    return absl::InvalidArgumentError(
+        "talweg certs: name a directory, and then roles, such as: talweg certs pki scheduler "
+        "aggregator:agg-0 node:my-job operator");
+  }
+  TALWEG_ASSIGN_OR_RETURN(const uint64_t days, arguments.Number("days", 365, 1, kDaysMax));
+  std::vector<rpc::Identity> identities;
+  for (size_t i = 1; i < words.size(); ++i) {
+    const std::optional<rpc::Identity> identity = rpc::ParseIdentity(words[i]);
+    if (!identity) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("talweg certs: '", words[i],
+                       "' is no role; roles are scheduler, aggregator:NAME, node:JOB, operator, "
+                       "viewer"));
+    }
+    identities.push_back(*identity);
+  }
+  rpc::CertificateOptions options;
+  options.days = static_cast<int>(days);
+  if (arguments.Has("hosts")) options.hosts = absl::StrSplit(arguments.Text("hosts", ""), ',');
+
+  // An authority outlives what it signs.
+  const std::string authority = words[0] + "/ca";
+  const absl::Status made = rpc::MakeAuthority(
+      authority, arguments.Text("trust-domain", "talweg.local"), static_cast<int>(10 * days));
+  if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
+  std::string text = absl::StrCat(authority, made.ok() ? "  new authority\n" : "  authority\n");
+  for (const rpc::Identity& identity : identities) {
+    options.identity = identity;
+    const std::string directory = absl::StrCat(words[0], "/", DirectoryName(identity));
+    TALWEG_RETURN_IF_ERROR(rpc::MakeCertificate(authority, directory, options));
+    absl::StrAppend(&text, directory, "  ", rpc::Describe(identity), "\n");
+  }
+  return text;
+}
+
+int RunCerts(const Arguments& arguments) {
+  const absl::StatusOr<std::string> text = MakeCerts(arguments);
+  if (!text.ok()) return Fail(text.status());
+  return Print(*text) ? 0 : kExitFailed;
+}
+
+}  // namespace
+
+std::vector<CommandOption> CredentialOptions() {
+  return {
+      {"tls-dir", "DIR",
+       "Directory with ca.crt, and with tls.crt and tls.key of an operator or a viewer.\n"
+       "Default: $TALWEG_TLS_DIR, else no TLS."},
+      {"token-file", "FILE",
+       "File with a bearer token, in place of a certificate. Default: $TALWEG_TOKEN_FILE."},
+  };
+}
+
+absl::StatusOr<std::shared_ptr<const rpc::Credentials>> ToolCredentials(
+    const Arguments& arguments) {
+  return rpc::Credentials::Load(
+      {.tls_directory = OptionOrVariable(arguments, "tls-dir", "TALWEG_TLS_DIR"),
+       .token_file = OptionOrVariable(arguments, "token-file", "TALWEG_TOKEN_FILE")});
+}
+
+Command CertsCommand() {
+  Command command;
+  command.name = "certs";
+  command.summary = "Makes a certificate authority and certificates for a first cluster";
+  command.usage = "[OPTIONS] DIR [ROLE...]";
+  command.details =
+      "Makes DIR/ca, an authority, unless it is there, and for each role a directory with ca.crt,\n"
+      "tls.crt and tls.key, which a daemon's option tls_dir names. Roles: scheduler,\n"
+      "aggregator:NAME, node:JOB (the agents of a job), operator, viewer. Called again, it makes\n"
+      "new certificates in the place of the old ones; running daemons take them up.\n\n"
+      "Keep DIR/ca/ca.key: whoever has it can make any certificate.";
+  command.operands = Operands::kWords;
+  command.options = {
+      {"hosts", "NAME,...",
+       "Host names and IP addresses to write into the certificates, for tools that check those\n"
+       "(grpcurl). Talweg checks roles instead."},
+      {"days", "N", "How long the certificates are valid. Default: 365; the authority: 10 times."},
+      {"trust-domain", "NAME", "Name of a new authority. Default: talweg.local."},
+  };
+  command.run = RunCerts;
+  return command;
+}
+
+}  // namespace talweg::cli

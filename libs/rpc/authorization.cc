@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/rpc/authorization.h"
+
+#include <array>
+#include <string>
+
+namespace talweg::rpc {
+namespace {
+
+constexpr Callers kNodes = {Role::kNode};
+constexpr Callers kAggregators = {Role::kAggregator};
+constexpr Callers kReaders = {Role::kViewer, Role::kOperator};
+constexpr Callers kOperators = {Role::kOperator};
+
+constexpr std::array kRules = {
+    // A node's words. Which job it may join is checked by MayActAs, which process speaks by its
+    // session secret.
+    Rule{"/talweg.scheduler.v1.MembershipService/Join", kNodes},
+    Rule{"/talweg.scheduler.v1.MembershipService/RenewLease", kNodes},
+    Rule{"/talweg.scheduler.v1.MembershipService/Leave", kNodes},
+    Rule{"/talweg.scheduler.v1.MembershipService/ReportLost", kNodes},
+    Rule{"/talweg.scheduler.v1.MembershipService/Quiesced", kNodes},
+    Rule{"/talweg.scheduler.v1.MembershipService/WatchViews", kNodes},
+
+    // An aggregator's words, likewise.
+    Rule{"/talweg.scheduler.v1.PoolService/RegisterAggregator", kAggregators},
+    Rule{"/talweg.scheduler.v1.PoolService/RenewAggregator", kAggregators},
+    Rule{"/talweg.scheduler.v1.PoolService/DeregisterAggregator", kAggregators},
+    Rule{"/talweg.scheduler.v1.PoolService/WatchJobs", kAggregators},
+
+    // People and their tools.
+    Rule{"/talweg.scheduler.v1.AdminService/ListJobs", kReaders},
+    Rule{"/talweg.scheduler.v1.AdminService/GetJob", kReaders},
+    Rule{"/talweg.scheduler.v1.AdminService/ListAggregators", kReaders},
+    Rule{"/talweg.scheduler.v1.AdminService/GetScheduler", kReaders},
+    Rule{"/talweg.aggregator.v1.AdminService/GetStatus", kReaders},
+    Rule{"/talweg.agent.v1.AdminService/GetStatus", kReaders},
+    Rule{"/talweg.agent.v1.AdminService/GetTrace", kReaders},
+    Rule{"/talweg.agent.v1.AdminService/SetTrace", kOperators},
+    Rule{"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", kReaders},
+
+    // Probes have no identity, and learn that the daemon serves.
+    Rule{"/grpc.health.v1.Health/Check", Callers::Anybody()},
+    Rule{"/grpc.health.v1.Health/Watch", Callers::Anybody()},
+};
+
+constexpr std::array kAllRoles = {Role::kScheduler, Role::kAggregator, Role::kNode, Role::kOperator,
+                                  Role::kViewer};
+
+std::string Names(const Callers& callers) {
+  std::string names;
+  for (const Role role : kAllRoles) {
+    if (!callers.Has(role)) continue;
+    if (!names.empty()) names += " or ";
+    names += RoleName(role);
+  }
+  return names;
+}
+
+}  // namespace
+
+std::span<const Rule> Rules() { return kRules; }
+
+const Rule* FindRule(std::string_view method) {
+  for (const Rule& rule : kRules) {
+    if (rule.method == method) return &rule;
+  }
+  return nullptr;
+}
+
+absl::Status MayCall(std::string_view method, const std::optional<Identity>& caller) {
+  const Rule* rule = FindRule(method);
+  if (rule == nullptr) {
+    return absl::PermissionDeniedError("nobody may call " + std::string(method) +
+                                       ": it has no rule in this release");
+  }
+  if (rule->callers.anybody()) return absl::OkStatus();
+  const std::string needed = std::string(method) + " is for " + Names(rule->callers);
+  if (!caller) {
+    return absl::UnauthenticatedError(
+        needed +
+        ", and the caller has shown no identity: give a client certificate (tls_dir) or a token "
+        "(token_file)");
+  }
+  if (rule->callers.Has(caller->role)) return absl::OkStatus();
+  return absl::PermissionDeniedError(needed + ", and the caller is " + Describe(*caller));
+}
+
+absl::Status MayActAs(const Identity& wanted, const std::optional<Identity>& caller) {
+  if (!caller || *caller == wanted) return absl::OkStatus();
+  if (caller->role == wanted.role && caller->name == "*") return absl::OkStatus();
+  return absl::PermissionDeniedError("the caller is " + Describe(*caller) +
+                                     ", and may not act as " + Describe(wanted) +
+                                     ": give it a certificate or a token for that");
+}
+
+}  // namespace talweg::rpc

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_RPC_AUTHORIZATION_H_
+#define TALWEG_LIBS_RPC_AUTHORIZATION_H_
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "libs/rpc/identity.h"
+
+// Who may make which call, where callers have identities: on a port with TLS. docs/security.md
+// shows the same table to people.
+namespace talweg::rpc {
+
+// A set of roles; anybody may be in it, also a caller without an identity.
+class Callers {
+ public:
+  static constexpr Callers Anybody() {
+    Callers callers({});
+    callers.anybody_ = true;
+    return callers;
+  }
+  constexpr Callers(std::initializer_list<Role> roles) {
+    for (const Role role : roles) bits_ |= Bit(role);
+  }
+
+  constexpr bool anybody() const { return anybody_; }
+  constexpr bool Has(Role role) const { return anybody_ || (bits_ & Bit(role)) != 0; }
+
+ private:
+  static constexpr uint32_t Bit(Role role) { return uint32_t{1} << static_cast<uint32_t>(role); }
+
+  uint32_t bits_ = 0;
+  bool anybody_ = false;
+};
+
+struct Rule {
+  std::string_view method;  // As gRPC has it: "/talweg.agent.v1.AdminService/GetStatus".
+  Callers callers;
+};
+
+// One row for each call of every daemon. A call without a row is refused.
+std::span<const Rule> Rules();
+
+// Null: no such call.
+const Rule* FindRule(std::string_view method);
+
+// OK, or UNAUTHENTICATED (no identity where one is needed), or PERMISSION_DENIED, naming the call,
+// the caller and who may make it.
+absl::Status MayCall(std::string_view method, const std::optional<Identity>& caller);
+
+// Whether `caller` may act for what a request names: an agent for its own job, an aggregator under
+// its own name. OK without an identity: then the connection has none to check.
+absl::Status MayActAs(const Identity& wanted, const std::optional<Identity>& caller);
+
+}  // namespace talweg::rpc
+
+#endif  // TALWEG_LIBS_RPC_AUTHORIZATION_H_

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/rpc/credentials.h"
+
+#include <grpcpp/security/auth_metadata_processor.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_certificate_verifier.h>
+#include <grpcpp/security/tls_credentials_options.h>
+
+#include <ctime>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "libs/rpc/authorization.h"
+#include "libs/rpc/credentials_access.h"
+#include "libs/rpc/tls_files.h"
+#include "libs/rpc/tokens.h"
+#include "libs/status/status.h"
+
+namespace talweg::rpc {
+namespace {
+
+namespace tls = grpc::experimental;
+
+// How soon a changed certificate is used.
+constexpr unsigned kRefreshS = 1;
+constexpr char kTokenHeader[] = "authorization";
+constexpr char kBearer[] = "Bearer ";
+constexpr size_t kBearerBytes = sizeof kBearer - 1;
+
+std::string_view View(grpc::string_ref text) { return {text.data(), text.size()}; }
+
+// Checks that a server is who it must be. Host names prove nothing here: whoever holds a
+// certificate of any aggregator could otherwise pass for the scheduler of its machine.
+class PeerVerifier final : public tls::ExternalCertificateVerifier {
+ public:
+  explicit PeerVerifier(std::vector<Role> peers) : peers_(std::move(peers)) {}
+
+  bool Verify(tls::TlsCustomVerificationCheckRequest* request, std::function<void(grpc::Status)>,
+              grpc::Status* status) override {
+    std::optional<Identity> peer;
+    for (const grpc::string_ref& uri : request->uri_names()) {
+      if (!peer) peer = IdentityOfUri(View(uri));
+    }
+    *status = Judge(peer);
+    return true;
+  }
+  void Cancel(tls::TlsCustomVerificationCheckRequest*) override {}
+
+ private:
+  grpc::Status Judge(const std::optional<Identity>& peer) const {
+    if (!peer) {
+      return {grpc::StatusCode::UNAUTHENTICATED, "its certificate names no identity of Talweg"};
+    }
+    if (peers_.empty()) return grpc::Status::OK;
+    std::string wanted;
+    for (const Role role : peers_) {
+      if (role == peer->role) return grpc::Status::OK;
+      wanted += (wanted.empty() ? "" : " or ") + std::string(RoleName(role));
+    }
+    return {grpc::StatusCode::UNAUTHENTICATED,
+            "its certificate is that of " + Describe(*peer) + ", not of " + wanted};
+  }
+
+  const std::vector<Role> peers_;
+};
+
+// Shows the text of a file with every call.
+class TokenFromFile final : public grpc::MetadataCredentialsPlugin {
+ public:
+  explicit TokenFromFile(std::string path) : path_(std::move(path)) {}
+
+  // Reads a small file of this machine, or of a projected volume.
+  bool IsBlocking() const override { return true; }
+  grpc::Status GetMetadata(grpc::string_ref, grpc::string_ref, const grpc::AuthContext&,
+                           std::multimap<grpc::string, grpc::string>* metadata) override {
+    std::ifstream file(path_);
+    std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    absl::StripAsciiWhitespace(&text);
+    if (text.empty()) {
+      return {grpc::StatusCode::UNAUTHENTICATED,
+              "the token file " + path_ + " cannot be read, or is empty"};
+    }
+    metadata->emplace(kTokenHeader, absl::StrCat(kBearer, text));
+    return grpc::Status::OK;
+  }
+
+ private:
+  const std::string path_;
+};
+
+// The token of a call; "": it has none.
+template <typename Metadata>
+std::string TokenOf(const Metadata& metadata) {
+  const auto header = metadata.find(kTokenHeader);
+  if (header == metadata.end()) return "";
+  const std::string value(View(header->second));
+  return absl::StartsWithIgnoreCase(value, kBearer) ? value.substr(kBearerBytes) : "";
+}
+
+std::optional<Identity> CertificateOf(const grpc::AuthContext& context) {
+  if (!context.IsPeerAuthenticated()) return std::nullopt;
+  for (const grpc::string_ref& uri :
+       context.FindPropertyValues(GRPC_PEER_SPIFFE_ID_PROPERTY_NAME)) {
+    if (std::optional<Identity> identity = IdentityOfUri(View(uri))) return identity;
+  }
+  return std::nullopt;
+}
+
+// A token is what a caller shows on purpose; the certificate may be its machine's.
+template <typename Metadata>
+absl::StatusOr<std::optional<Identity>> IdentifyCaller(const Metadata& metadata,
+                                                       const grpc::AuthContext& context,
+                                                       const Tokens& tokens) {
+  const std::string token = TokenOf(metadata);
+  if (token.empty()) return CertificateOf(context);
+  TALWEG_ASSIGN_OR_RETURN(Identity identity, tokens.Check(token, std::time(nullptr)));
+  return std::optional<Identity>(std::move(identity));
+}
+
+// Admits calls by the table.
+class Gatekeeper final : public grpc::AuthMetadataProcessor {
+ public:
+  explicit Gatekeeper(std::shared_ptr<const Tokens> tokens) : tokens_(std::move(tokens)) {}
+
+  bool IsBlocking() const override { return false; }
+  grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata*,
+                       OutputMetadata*) override {
+    const absl::Status admitted = Judge(metadata, *context);
+    return {static_cast<grpc::StatusCode>(admitted.code()), std::string(admitted.message())};
+  }
+
+ private:
+  absl::Status Judge(const InputMetadata& metadata, const grpc::AuthContext& context) const {
+    const auto path = metadata.find(":path");
+    if (path == metadata.end()) return absl::InternalError("a call without a name");
+    TALWEG_ASSIGN_OR_RETURN(const std::optional<Identity> caller,
+                            IdentifyCaller(metadata, context, *tokens_));
+    return MayCall(View(path->second), caller);
+  }
+
+  const std::shared_ptr<const Tokens> tokens_;
+};
+
+}  // namespace
+
+struct Credentials::Impl {
+  TlsFiles files;
+  std::string token_file;
+  std::shared_ptr<const Tokens> tokens;
+
+  std::shared_ptr<tls::CertificateProviderInterface> Provider() const {
+    if (files.certificate.empty()) {
+      return std::make_shared<tls::FileWatcherCertificateProvider>(files.authority, kRefreshS);
+    }
+    return std::make_shared<tls::FileWatcherCertificateProvider>(files.key, files.certificate,
+                                                                 files.authority, kRefreshS);
+  }
+};
+
+Credentials::Credentials(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Credentials::~Credentials() = default;
+
+absl::StatusOr<std::shared_ptr<const Credentials>> Credentials::Load(
+    const CredentialSources& sources) {
+  if (sources.tls_directory.empty()) {
+    if (sources.token_file.empty() && sources.accepted_tokens.empty()) return nullptr;
+    return absl::InvalidArgumentError(
+        "bearer tokens need TLS, since whoever sees one may use it: give tls_dir as well");
+  }
+  auto impl = std::make_unique<Impl>();
+  TALWEG_ASSIGN_OR_RETURN(impl->files, CheckTlsFiles(sources.tls_directory));
+  TALWEG_ASSIGN_OR_RETURN(Tokens tokens, Tokens::Parse(sources.accepted_tokens, sources.token_keys,
+                                                       sources.token_audience));
+  impl->tokens = std::make_shared<const Tokens>(std::move(tokens));
+  impl->token_file = sources.token_file;
+  return std::shared_ptr<const Credentials>(new Credentials(std::move(impl)));
+}
+
+const std::optional<Identity>& Credentials::identity() const { return impl_->files.identity; }
+int64_t Credentials::expires_unix_s() const { return impl_->files.expires_unix_s; }
+
+std::shared_ptr<grpc::ServerCredentials> CredentialsAccess::Server(
+    const std::shared_ptr<const Credentials>& credentials) {
+  if (credentials == nullptr) return grpc::InsecureServerCredentials();
+  const Credentials::Impl& impl = *credentials->impl_;
+  tls::TlsServerCredentialsOptions options(impl.Provider());
+  options.watch_root_certs();
+  options.watch_identity_key_cert_pairs();
+  // Who shows none may still show a token. A call without an identity is refused by the table.
+  options.set_cert_request_type(GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY);
+  std::shared_ptr<grpc::ServerCredentials> server = tls::TlsServerCredentials(options);
+  server->SetAuthMetadataProcessor(std::make_shared<Gatekeeper>(impl.tokens));
+  return server;
+}
+
+std::shared_ptr<grpc::ChannelCredentials> CredentialsAccess::Channel(
+    const std::shared_ptr<const Credentials>& credentials, const std::string& address,
+    std::span<const Role> peers) {
+  if (credentials == nullptr || absl::StartsWith(address, "unix:")) {
+    return grpc::InsecureChannelCredentials();
+  }
+  const Credentials::Impl& impl = *credentials->impl_;
+  tls::TlsChannelCredentialsOptions options;
+  options.set_certificate_provider(impl.Provider());
+  options.watch_root_certs();
+  if (!impl.files.certificate.empty()) options.watch_identity_key_cert_pairs();
+  options.set_verify_server_certs(true);
+  options.set_check_call_host(false);
+  options.set_certificate_verifier(tls::ExternalCertificateVerifier::Create<PeerVerifier>(
+      std::vector<Role>(peers.begin(), peers.end())));
+  const std::shared_ptr<grpc::ChannelCredentials> channel = tls::TlsCredentials(options);
+  if (impl.token_file.empty()) return channel;
+  return grpc::CompositeChannelCredentials(
+      channel,
+      grpc::MetadataCredentialsFromPlugin(std::make_unique<TokenFromFile>(impl.token_file)));
+}
+
+std::optional<Identity> CredentialsAccess::CallerOf(const grpc::ServerContextBase& context,
+                                                    const Credentials* credentials) {
+  if (credentials == nullptr) return std::nullopt;
+  const absl::StatusOr<std::optional<Identity>> caller = IdentifyCaller(
+      context.client_metadata(), *context.auth_context(), *credentials->impl_->tokens);
+  return caller.ok() ? *caller : std::nullopt;
+}
+
+}  // namespace talweg::rpc

@@ -1,0 +1,444 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/rpc/credentials.h"
+
+#include <openssl/core_names.h>
+#include <openssl/ec.h>
+#include <openssl/ecdsa.h>
+#include <openssl/rsa.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <ctime>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "absl/strings/escaping.h"
+#include "libs/base/test_directory.h"
+#include "libs/rpc/admin_client.h"
+#include "libs/rpc/admin_service.h"
+#include "libs/rpc/authorization.h"
+#include "libs/rpc/make_certificates.h"
+#include "libs/rpc/openssl_types.h"
+#include "libs/rpc/server.h"
+#include "libs/rpc/tls_files.h"
+#include "libs/rpc/tokens.h"
+
+namespace talweg::rpc {
+namespace {
+
+constexpr int64_t kTimeoutNs = 30'000'000'000;
+constexpr std::array kAllRoles = {Role::kScheduler, Role::kAggregator, Role::kNode, Role::kOperator,
+                                  Role::kViewer};
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+bool Contains(const std::string& text, const std::string& part) {
+  UNSCOPED_INFO("text: " << text);
+  return text.find(part) != std::string::npos;
+}
+
+// An authority, and directories with certificates of it.
+class Authority {
+ public:
+  Authority() { REQUIRE(MakeAuthority(path("ca"), "example.org", 2).ok()); }
+
+  std::string path(const std::string& name) const { return directory_.path() + "/" + name; }
+
+  // Makes a certificate; returns its directory.
+  std::string Certify(const Identity& identity, const std::string& name = "tls") {
+    const absl::Status made =
+        MakeCertificate(path("ca"), path(name), {.identity = identity, .days = 1});
+    INFO(made);
+    REQUIRE(made.ok());
+    return path(name);
+  }
+
+  std::shared_ptr<const Credentials> Load(const Identity& identity, const std::string& name = "tls",
+                                          const std::string& accepted_tokens = "") {
+    auto loaded = Credentials::Load(
+        {.tls_directory = Certify(identity, name), .accepted_tokens = accepted_tokens});
+    INFO(loaded.status());
+    REQUIRE(loaded.ok());
+    return *loaded;
+  }
+
+ private:
+  TestDirectory directory_;
+};
+
+// An agent's admin service that answers everything.
+class AdminDaemon {
+ public:
+  explicit AdminDaemon(std::shared_ptr<const Credentials> credentials) {
+    AgentAdminHandlers handlers;
+    handlers.get_status = [](const agent::v1::GetStatusRequest&,
+                             Done<agent::v1::GetStatusResponse> done) {
+      done(agent::v1::GetStatusResponse());
+      return true;
+    };
+    handlers.set_trace = [](const agent::v1::SetTraceRequest&,
+                            Done<agent::v1::SetTraceResponse> done) {
+      done(agent::v1::SetTraceResponse());
+      return true;
+    };
+    service_ = MakeAgentAdminService(std::move(handlers));
+    auto server = Server::Start({.credentials = std::move(credentials)}, {service_->service()});
+    INFO(server.status());
+    REQUIRE(server.ok());
+    server_ = *std::move(server);
+  }
+
+  const std::string& address() const { return server_->address(); }
+
+ private:
+  std::unique_ptr<ServiceHolder> service_;
+  std::unique_ptr<Server> server_;
+};
+
+TEST_CASE("Identity: text and certificate name come back as they went", "[credentials]") {
+  for (const Identity& identity : std::initializer_list<Identity>{{Role::kScheduler},
+                                                                  {Role::kAggregator, "agg-0"},
+                                                                  {Role::kNode, "a job/50 %ä"},
+                                                                  {Role::kOperator},
+                                                                  {Role::kViewer}}) {
+    const std::string uri = UriOf(identity, "example.org");
+    INFO(uri);
+    CHECK(IdentityOfUri(uri) == identity);
+    const std::string text =
+        std::string(RoleName(identity.role)) + (identity.name.empty() ? "" : ":" + identity.name);
+    CHECK(ParseIdentity(text) == identity);
+  }
+  CHECK(UriOf({Role::kNode, "a/b"}, "x") == "spiffe://x/talweg/node/a%2Fb");
+}
+
+TEST_CASE("Identity: what is no name of ours is none", "[credentials]") {
+  for (const char* uri :
+       {"", "spiffe://", "spiffe:///talweg/operator", "https://x/talweg/operator",
+        "spiffe://x/other/operator", "spiffe://x/talweg/", "spiffe://x/talweg/root",
+        "spiffe://x/talweg/operator/name", "spiffe://x/talweg/node", "spiffe://x/talweg/node/",
+        "spiffe://x/talweg/node/a/b", "spiffe://x/talweg/node/%4", "spiffe://x/talweg/node/%zz",
+        "spiffe://x/talweg/operator?q", "spiffe://x"}) {
+    INFO(uri);
+    CHECK_FALSE(IdentityOfUri(uri));
+  }
+  for (const char* text : {"", "root", "node", "node:", "operator:x", "aggregator"}) {
+    INFO(text);
+    CHECK_FALSE(ParseIdentity(text));
+  }
+}
+
+TEST_CASE("Authorization: a call without a row is refused, whoever makes it", "[credentials]") {
+  for (const Role role : kAllRoles) {
+    CHECK(absl::IsPermissionDenied(MayCall("/x.Y/Z", Identity{role})));
+  }
+  std::set<std::string_view> methods;
+  for (const Rule& rule : Rules()) CHECK(methods.insert(rule.method).second);
+}
+
+TEST_CASE("Authorization: the error names the call, the caller and who may", "[credentials]") {
+  const std::string method = "/talweg.agent.v1.AdminService/SetTrace";
+  const absl::Status denied = MayCall(method, Identity{Role::kViewer});
+  CHECK(absl::IsPermissionDenied(denied));
+  CHECK(Contains(Message(denied), method + " is for operator, and the caller is viewer"));
+  const absl::Status nobody = MayCall(method, std::nullopt);
+  CHECK(absl::IsUnauthenticated(nobody));
+  CHECK(Contains(Message(nobody), "tls_dir"));
+  CHECK(MayCall(method, Identity{Role::kOperator}).ok());
+  CHECK(MayCall("/grpc.health.v1.Health/Check", std::nullopt).ok());
+}
+
+TEST_CASE("Authorization: nobody acts as another", "[credentials]") {
+  const Identity own{Role::kNode, "a"};
+  CHECK(MayActAs(own, own).ok());
+  CHECK(MayActAs(own, std::nullopt).ok());
+  CHECK(MayActAs(own, Identity{Role::kNode, "*"}).ok());
+  CHECK_FALSE(MayActAs(own, Identity{Role::kAggregator, "*"}).ok());
+  const absl::Status other = MayActAs({Role::kNode, "b"}, own);
+  CHECK(absl::IsPermissionDenied(other));
+  CHECK(Contains(Message(other), "the caller is node of job 'a'"));
+  CHECK_FALSE(MayActAs({Role::kNode, "a"}, Identity{Role::kAggregator, "a"}).ok());
+}
+
+// What signs service-account tokens in a cluster.
+class Signer {
+ public:
+  explicit Signer(const char* type) : type_(type) {
+    key_.reset(is_rsa() ? EVP_RSA_gen(2048) : EVP_EC_gen("P-256"));
+    REQUIRE(key_ != nullptr);
+  }
+
+  // A JSON Web Key Set with the public key.
+  std::string KeySet(const std::string& id = "k1") const {
+    if (is_rsa()) {
+      return R"({"keys":[{"kty":"RSA","kid":")" + id + R"(","n":")" +
+             Base64(Number(OSSL_PKEY_PARAM_RSA_N)) + R"(","e":")" +
+             Base64(Number(OSSL_PKEY_PARAM_RSA_E)) + R"("}]})";
+    }
+    return R"({"keys":[{"kty":"EC","crv":"P-256","kid":")" + id + R"(","x":")" +
+           Base64(Padded(Number(OSSL_PKEY_PARAM_EC_PUB_X))) + R"(","y":")" +
+           Base64(Padded(Number(OSSL_PKEY_PARAM_EC_PUB_Y))) + R"("}]})";
+  }
+
+  std::string Sign(const std::string& claims, const std::string& algorithm = "",
+                   const std::string& id = "k1") const {
+    const std::string named = algorithm.empty() ? (is_rsa() ? "RS256" : "ES256") : algorithm;
+    const std::string text =
+        Base64(R"({"alg":")" + named + R"(","kid":")" + id + R"("})") + "." + Base64(claims);
+    const Owned<EVP_MD_CTX, EVP_MD_CTX_free> context(EVP_MD_CTX_new());
+    size_t length = 0;
+    const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
+    EVP_DigestSignInit(context.get(), nullptr, EVP_sha256(), nullptr, key_.get());
+    EVP_DigestSign(context.get(), nullptr, &length, bytes, text.size());
+    std::string signature(length, '\0');
+    EVP_DigestSign(context.get(), reinterpret_cast<unsigned char*>(signature.data()), &length,
+                   bytes, text.size());
+    signature.resize(length);
+    return text + "." + Base64(is_rsa() ? signature : Plain(signature));
+  }
+
+ private:
+  bool is_rsa() const { return std::string(type_) == "RSA"; }
+  static std::string Base64(const std::string& bytes) {
+    std::string text;
+    absl::WebSafeBase64Escape(bytes, &text);
+    return text;
+  }
+  static std::string Padded(const std::string& bytes) {
+    return std::string(32 - bytes.size(), '\0') + bytes;
+  }
+  std::string Number(const char* parameter) const {
+    BIGNUM* found = nullptr;
+    REQUIRE(EVP_PKEY_get_bn_param(key_.get(), parameter, &found) == 1);
+    const Owned<BIGNUM, BN_free> number(found);
+    return Bytes(found);
+  }
+  static std::string Bytes(const BIGNUM* number) {
+    std::string bytes(static_cast<size_t>(BN_num_bytes(number)), '\0');
+    BN_bn2bin(number, reinterpret_cast<unsigned char*>(bytes.data()));
+    return bytes;
+  }
+  // r and s one after the other, out of DER.
+  static std::string Plain(const std::string& der) {
+    const auto* bytes = reinterpret_cast<const unsigned char*>(der.data());
+    const Owned<ECDSA_SIG, ECDSA_SIG_free> parts(
+        d2i_ECDSA_SIG(nullptr, &bytes, static_cast<long>(der.size())));
+    return Padded(Bytes(ECDSA_SIG_get0_r(parts.get()))) +
+           Padded(Bytes(ECDSA_SIG_get0_s(parts.get())));
+  }
+
+  const char* const type_;
+  OwnedKey key_;
+};
+
+constexpr char kTable[] = R"(
+# People.
+operator     token            0123456789abcdef0123456789abcdef   # A comment.
+viewer       service-account  monitoring:eyes
+node:resnet  service-account  training:worker
+)";
+constexpr char kClaims[] =
+    R"({"sub":"system:serviceaccount:training:worker","aud":["talweg"],"exp":2000,"nbf":1000})";
+
+TEST_CASE("Tokens: texts and service accounts stand for their identities", "[credentials]") {
+  for (const char* type : {"RSA", "EC"}) {
+    INFO(type);
+    const Signer cluster(type);
+    const absl::StatusOr<Tokens> tokens = Tokens::Parse(kTable, cluster.KeySet(), "talweg");
+    INFO(tokens.status());
+    REQUIRE(tokens.ok());
+    const auto person = tokens->Check("0123456789abcdef0123456789abcdef", 1500);
+    CHECK((person.ok() && *person == Identity{Role::kOperator}));
+    const auto worker = tokens->Check(cluster.Sign(kClaims), 1500);
+    INFO(worker.status());
+    CHECK((worker.ok() && *worker == Identity{Role::kNode, "resnet"}));
+  }
+}
+
+TEST_CASE("Tokens: what is forged, late, early or meant for others is refused", "[credentials]") {
+  const Signer cluster("EC");
+  const absl::StatusOr<Tokens> tokens = Tokens::Parse(kTable, cluster.KeySet(), "talweg");
+  REQUIRE(tokens.ok());
+  const auto why = [&](const std::string& token, int64_t unix_s = 1500) {
+    const absl::Status status = tokens->Check(token, unix_s).status();
+    CHECK(absl::IsUnauthenticated(status));
+    return Message(status);
+  };
+  const std::string good = cluster.Sign(kClaims);
+  CHECK(Contains(why(good, 2100), "has expired"));
+  CHECK(Contains(why(good, 900), "not valid yet"));
+  CHECK(Contains(why(Signer("EC").Sign(kClaims)), "no key of token_keys_file"));
+  CHECK(Contains(why(cluster.Sign(kClaims, "none")), "no key of token_keys_file"));
+  CHECK(Contains(why(cluster.Sign(kClaims, "", "other")), "no key of token_keys_file"));
+  // The claims of one, the signature of another.
+  const std::string viewer =
+      cluster.Sign(R"({"sub":"system:serviceaccount:monitoring:eyes","aud":"talweg","exp":2000})");
+  CHECK(tokens->Check(viewer, 1500).ok());
+  CHECK(Contains(why(viewer.substr(0, viewer.rfind('.')) + good.substr(good.rfind('.'))),
+                 "no key of token_keys_file"));
+  CHECK(Contains(
+      why(cluster.Sign(R"({"sub":"system:serviceaccount:training:worker","aud":"x","exp":2000})")),
+      "not for the audience 'talweg'"));
+  CHECK(Contains(why(cluster.Sign(R"({"sub":"root","aud":"talweg","exp":2000})")),
+                 "that of 'root', which tokens_file does not name"));
+  CHECK(Contains(
+      why(cluster.Sign(R"({"sub":"system:serviceaccount:training:worker","aud":"talweg"})")),
+      "has expired, or does not say"));
+  for (const char* junk : {"", ".", "..", "a.b.c", "e30.e30.", "not a token"}) why(junk);
+}
+
+TEST_CASE("Tokens: a wrong line is named", "[credentials]") {
+  const std::string keys = Signer("EC").KeySet();
+  const auto why = [&](const std::string& table) {
+    return Message(Tokens::Parse(table, keys, "talweg").status());
+  };
+  CHECK(Contains(why("\nroot token 0123456789abcdef0123456789abcdef"),
+                 "line 2 of the tokens file begins with 'root'"));
+  CHECK(Contains(why("viewer token short"), "has a token of 5 bytes"));
+  CHECK(Contains(why("viewer"), "has 1 words"));
+  CHECK(Contains(why("viewer password x"), "'password' for its second word"));
+  CHECK(Contains(Message(Tokens::Parse("viewer service-account a:b", "", "").status()),
+                 "needs token_keys_file"));
+  CHECK_FALSE(Tokens::Parse("", "no JSON", "").ok());
+  CHECK_FALSE(Tokens::Parse("", R"({"keys":[{"kty":"oct","k":"AA"}]})", "").ok());
+}
+
+TEST_CASE("TLS files: each defect is named with its file", "[credentials]") {
+  Authority authority;
+  const std::string directory = authority.Certify({Role::kOperator});
+  const absl::StatusOr<TlsFiles> good = CheckTlsFiles(directory);
+  INFO(good.status());
+  REQUIRE(good.ok());
+  CHECK(good->identity == Identity{Role::kOperator});
+  CHECK(good->expires_unix_s > std::time(nullptr));
+  CHECK(good->expires_unix_s < std::time(nullptr) + 90'000);
+
+  SECTION("a key for everybody") {
+    REQUIRE(chmod((directory + "/tls.key").c_str(), 0644) == 0);
+    CHECK(Contains(Message(CheckTlsFiles(directory).status()), "tls.key is a private key that"));
+  }
+  SECTION("another's key") {
+    const std::string other = authority.Certify({Role::kViewer}, "other");
+    REQUIRE(rename((other + "/tls.key").c_str(), (directory + "/tls.key").c_str()) == 0);
+    CHECK(Contains(Message(CheckTlsFiles(directory).status()), "is not the private key of"));
+  }
+  SECTION("another authority") {
+    Authority stranger;
+    REQUIRE(rename(stranger.path("ca/ca.crt").c_str(), (directory + "/ca.crt").c_str()) == 0);
+    CHECK(Contains(Message(CheckTlsFiles(directory).status()), "is not trusted by"));
+  }
+  SECTION("no certificate") {
+    std::ofstream(directory + "/tls.crt") << "nothing\n";
+    CHECK(Contains(Message(CheckTlsFiles(directory).status()), "tls.crt holds no certificate"));
+  }
+  SECTION("a certificate that names nobody") {
+    REQUIRE(rename(authority.path("ca/ca.crt").c_str(), (directory + "/tls.crt").c_str()) == 0);
+    REQUIRE(rename(authority.path("ca/ca.key").c_str(), (directory + "/tls.key").c_str()) == 0);
+    CHECK(Contains(Message(CheckTlsFiles(directory).status()), "names no identity of Talweg"));
+  }
+  SECTION("an authority alone serves who only asks") {
+    REQUIRE(unlink((directory + "/tls.crt").c_str()) == 0);
+    const absl::StatusOr<TlsFiles> files = CheckTlsFiles(directory);
+    REQUIRE(files.ok());
+    CHECK_FALSE(files->identity);
+  }
+  SECTION("nothing there") {
+    CHECK(Contains(Message(CheckTlsFiles(authority.path("none")).status()), "none/ca.crt"));
+  }
+}
+
+TEST_CASE("TLS: callers are admitted by their certificates", "[credentials]") {
+  Authority authority;
+  AdminDaemon daemon(authority.Load({Role::kNode, "job"}, "daemon"));
+
+  AgentAdminClient viewer(daemon.address(), kTimeoutNs, authority.Load({Role::kViewer}, "viewer"));
+  const absl::Status looks = viewer.GetStatus({}).status();
+  INFO(looks);
+  CHECK(looks.ok());
+  const absl::Status changes = viewer.SetTrace({});
+  CHECK(absl::IsPermissionDenied(changes));
+  CHECK(Contains(Message(changes), "SetTrace is for operator, and the caller is viewer"));
+
+  AgentAdminClient person(daemon.address(), kTimeoutNs,
+                          authority.Load({Role::kOperator}, "operator"));
+  CHECK(person.SetTrace({}).ok());
+
+  // Signed by the same authority, but without a certificate of its own.
+  const std::string bare = authority.Certify({Role::kViewer}, "bare");
+  REQUIRE(unlink((bare + "/tls.crt").c_str()) == 0);
+  const auto asks = Credentials::Load({.tls_directory = bare});
+  REQUIRE(asks.ok());
+  AgentAdminClient nobody(daemon.address(), kTimeoutNs, *asks);
+  CHECK(absl::IsUnauthenticated(nobody.GetStatus({}).status()));
+  CHECK(CheckHealth(daemon.address(), "", kTimeoutNs, *asks).ok());
+}
+
+TEST_CASE("TLS: strangers and impostors do not get through", "[credentials]") {
+  Authority authority;
+  Authority other;
+  AdminDaemon daemon(authority.Load({Role::kNode, "job"}, "daemon"));
+  const int64_t short_ns = 3'000'000'000;
+
+  // Without TLS, and with another authority's certificate.
+  CHECK_FALSE(AgentAdminClient(daemon.address(), short_ns).GetStatus({}).ok());
+  AgentAdminClient stranger(daemon.address(), short_ns, other.Load({Role::kOperator}));
+  CHECK_FALSE(stranger.GetStatus({}).ok());
+
+  // An agent's certificate does not make a scheduler.
+  SchedulerAdminClient misled(daemon.address(), short_ns, authority.Load({Role::kViewer}, "v"));
+  const absl::Status refused = misled.ListJobs().status();
+  CHECK_FALSE(refused.ok());
+  CHECK_FALSE(absl::IsUnimplemented(refused));
+}
+
+TEST_CASE("TLS: a token stands for its identity", "[credentials]") {
+  const std::string token = "0123456789abcdef0123456789abcdef";
+  Authority authority;
+  AdminDaemon daemon(authority.Load({Role::kNode, "job"}, "daemon", "operator token " + token));
+  const std::string bare = authority.Certify({Role::kViewer}, "bare");
+  REQUIRE(unlink((bare + "/tls.crt").c_str()) == 0);
+  const std::string file = authority.path("token");
+  std::ofstream(file) << token << "\n";
+  const auto credentials = Credentials::Load({.tls_directory = bare, .token_file = file});
+  REQUIRE(credentials.ok());
+  AgentAdminClient client(daemon.address(), kTimeoutNs, *credentials);
+  const absl::Status set = client.SetTrace({});
+  INFO(set);
+  CHECK(set.ok());
+
+  // The file is read for each call.
+  std::ofstream(file) << "another token of thirty-two bytes\n";
+  const absl::Status refused = client.SetTrace({});
+  CHECK(absl::IsUnauthenticated(refused));
+  CHECK_FALSE(Contains(Message(refused), "another token"));
+  CHECK_FALSE(Credentials::Load({.tls_directory = "", .token_file = file}).ok());
+}
+
+TEST_CASE("TLS: a new certificate is taken up", "[credentials]") {
+  Authority authority;
+  AdminDaemon daemon(authority.Load({Role::kNode, "job"}, "daemon"));
+  const auto viewer = authority.Load({Role::kViewer}, "viewer");
+  // The daemon's certificate becomes one that viewers do not take for an agent's.
+  authority.Certify({Role::kAggregator, "agg"}, "daemon");
+  const std::time_t end = std::time(nullptr) + 60;
+  absl::Status status;
+  do {
+    status = AgentAdminClient(daemon.address(), 5'000'000'000, viewer).GetStatus({}).status();
+  } while (status.ok() && std::time(nullptr) < end);
+  CHECK_FALSE(status.ok());
+  authority.Certify({Role::kNode, "job"}, "daemon");
+  do {
+    status = AgentAdminClient(daemon.address(), 5'000'000'000, viewer).GetStatus({}).status();
+  } while (!status.ok() && std::time(nullptr) < end);
+  INFO(status);
+  CHECK(status.ok());
+}
+
+}  // namespace
+}  // namespace talweg::rpc

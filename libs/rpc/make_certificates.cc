@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/rpc/make_certificates.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <openssl/ec.h>
+#include <openssl/pem.h>
+#include <openssl/rand.h>
+#include <openssl/x509v3.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <system_error>
+
+#include "libs/base/descriptor.h"
+#include "libs/rpc/openssl_types.h"
+#include "libs/status/status.h"
+
+namespace talweg::rpc {
+namespace {
+
+constexpr int64_t kSecondsADay = 86'400;
+// Machines' clocks differ a little.
+constexpr int64_t kClockSlackS = 300;
+constexpr int kSerialBytes = 16;
+
+absl::Status OpenSslError(const std::string& what) {
+  return absl::InternalError("OpenSSL cannot " + what);
+}
+
+absl::Status MakeDirectory(const std::string& directory) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  return error ? ErrnoStatus(error.value(), "make directory " + directory) : absl::OkStatus();
+}
+
+// Whoever finds the file finds it whole.
+absl::Status WriteFile(const std::string& path, mode_t mode,
+                       const std::function<bool(std::FILE*)>& write) {
+  std::string draft = path + ".XXXXXX";
+  const int fd = mkostemp(draft.data(), O_CLOEXEC);
+  if (fd < 0) return ErrnoStatus(errno, "make " + path);
+  OwnedFile file(fdopen(fd, "w"));
+  const bool written = fchmod(fd, mode) == 0 && write(file.get()) && std::fflush(file.get()) == 0;
+  file.reset();
+  if (written && rename(draft.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  const int error = errno;
+  unlink(draft.c_str());
+  return ErrnoStatus(error, "write " + path);
+}
+
+absl::Status WriteKey(const std::string& path, EVP_PKEY* key) {
+  return WriteFile(path, 0600, [key](std::FILE* file) {
+    return PEM_write_PKCS8PrivateKey(file, key, nullptr, nullptr, 0, nullptr, nullptr) == 1;
+  });
+}
+
+absl::Status WriteCertificate(const std::string& path, X509* certificate) {
+  return WriteFile(path, 0644,
+                   [=](std::FILE* file) { return PEM_write_X509(file, certificate) == 1; });
+}
+
+absl::Status AddExtension(X509* certificate, X509* issuer, int kind, const std::string& value) {
+  X509V3_CTX context;
+  X509V3_set_ctx_nodb(&context);
+  X509V3_set_ctx(&context, issuer, certificate, nullptr, nullptr, 0);
+  const Owned<X509_EXTENSION, X509_EXTENSION_free> extension(
+      X509V3_EXT_conf_nid(nullptr, &context, kind, value.c_str()));
+  if (extension != nullptr && X509_add_ext(certificate, extension.get(), -1) == 1) {
+    return absl::OkStatus();
+  }
+  return OpenSslError("write the extension '" + value + "'");
+}
+
+// Without a subject's name the subject alternative name says everything.
+absl::StatusOr<OwnedCertificate> NewCertificate(EVP_PKEY* key, const std::string& common_name,
+                                                int days) {
+  OwnedCertificate certificate(X509_new());
+  std::array<unsigned char, kSerialBytes> serial{};
+  if (RAND_bytes(serial.data(), kSerialBytes) != 1) return OpenSslError("draw a number");
+  serial[0] &= 0x7f;
+  const Owned<BIGNUM, BN_free> number(BN_bin2bn(serial.data(), kSerialBytes, nullptr));
+  BN_to_ASN1_INTEGER(number.get(), X509_get_serialNumber(certificate.get()));
+  X509_set_version(certificate.get(), X509_VERSION_3);
+  X509_gmtime_adj(X509_getm_notBefore(certificate.get()), -kClockSlackS);
+  X509_gmtime_adj(X509_getm_notAfter(certificate.get()), days * kSecondsADay);
+  X509_NAME_add_entry_by_txt(X509_get_subject_name(certificate.get()), "CN", MBSTRING_UTF8,
+                             reinterpret_cast<const unsigned char*>(common_name.c_str()), -1, -1,
+                             0);
+  if (X509_set_pubkey(certificate.get(), key) != 1) return OpenSslError("set a certificate's key");
+  return certificate;
+}
+
+absl::StatusOr<OwnedKey> NewKey() {
+  OwnedKey key(EVP_EC_gen("P-256"));
+  if (key == nullptr) return OpenSslError("make a key");
+  return key;
+}
+
+std::string AlternativeNames(const CertificateOptions& options, const std::string& trust_domain) {
+  std::string names = "URI:" + UriOf(options.identity, trust_domain);
+  for (const std::string& host : options.hosts) {
+    in6_addr address;
+    const bool numeric = inet_pton(AF_INET, host.c_str(), &address) == 1 ||
+                         inet_pton(AF_INET6, host.c_str(), &address) == 1;
+    names += (numeric ? ",IP:" : ",DNS:") + host;
+  }
+  return names;
+}
+
+// OpenSSL's own syntax for extensions has separators that a host must not bring along.
+absl::Status CheckHosts(const std::vector<std::string>& hosts) {
+  for (const std::string& host : hosts) {
+    if (host.empty() || host.find_first_of(", \t\n\r;#=") != std::string::npos) {
+      return absl::InvalidArgumentError("'" + host + "' is no host name and no IP address");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<OwnedCertificate> ReadAuthority(const std::string& path) {
+  const OwnedFile file(std::fopen(path.c_str(), "re"));
+  if (file == nullptr) return ErrnoStatus(errno, "open " + path);
+  OwnedCertificate authority(PEM_read_X509(file.get(), nullptr, nullptr, nullptr));
+  if (authority == nullptr) return absl::InvalidArgumentError(path + " holds no certificate");
+  return authority;
+}
+
+absl::StatusOr<OwnedKey> ReadAuthorityKey(const std::string& path) {
+  const OwnedFile file(std::fopen(path.c_str(), "re"));
+  if (file == nullptr) return ErrnoStatus(errno, "open " + path);
+  OwnedKey key(PEM_read_PrivateKey(file.get(), nullptr, nullptr, nullptr));
+  if (key == nullptr) return absl::InvalidArgumentError(path + " holds no private key");
+  return key;
+}
+
+// The authority's trust domain is its subject's name.
+std::string TrustDomain(X509* authority) {
+  std::array<char, 256> text{};
+  X509_NAME_get_text_by_NID(X509_get_subject_name(authority), NID_commonName, text.data(),
+                            text.size());
+  return text.data();
+}
+
+}  // namespace
+
+absl::Status MakeAuthority(const std::string& directory, const std::string& trust_domain,
+                           int days) {
+  if (trust_domain.empty() || trust_domain.size() > 63 ||
+      trust_domain.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789.-_") !=
+          std::string::npos) {
+    return absl::InvalidArgumentError("'" + trust_domain +
+                                      "' is no trust domain; it has 1 to 63 lower-case letters, "
+                                      "digits, dots and dashes, such as example.org");
+  }
+  TALWEG_RETURN_IF_ERROR(MakeDirectory(directory));
+  const std::string path = directory + "/ca.crt";
+  if (access(path.c_str(), F_OK) == 0) {
+    return absl::AlreadyExistsError(path + " is there already, and stays as it is");
+  }
+  TALWEG_ASSIGN_OR_RETURN(const OwnedKey key, NewKey());
+  TALWEG_ASSIGN_OR_RETURN(const OwnedCertificate authority,
+                          NewCertificate(key.get(), trust_domain, days));
+  X509* const own = authority.get();
+  X509_set_issuer_name(own, X509_get_subject_name(own));
+  TALWEG_RETURN_IF_ERROR(AddExtension(own, own, NID_basic_constraints, "critical,CA:TRUE"));
+  TALWEG_RETURN_IF_ERROR(AddExtension(own, own, NID_key_usage, "critical,keyCertSign,cRLSign"));
+  TALWEG_RETURN_IF_ERROR(AddExtension(own, own, NID_subject_key_identifier, "hash"));
+  if (X509_sign(own, key.get(), EVP_sha256()) == 0) return OpenSslError("sign the authority");
+  TALWEG_RETURN_IF_ERROR(WriteKey(directory + "/ca.key", key.get()));
+  return WriteCertificate(path, own);
+}
+
+absl::Status MakeCertificate(const std::string& authority_directory, const std::string& directory,
+                             const CertificateOptions& options) {
+  TALWEG_RETURN_IF_ERROR(CheckHosts(options.hosts));
+  TALWEG_ASSIGN_OR_RETURN(const OwnedCertificate authority,
+                          ReadAuthority(authority_directory + "/ca.crt"));
+  TALWEG_ASSIGN_OR_RETURN(const OwnedKey authority_key,
+                          ReadAuthorityKey(authority_directory + "/ca.key"));
+  TALWEG_RETURN_IF_ERROR(MakeDirectory(directory));
+  TALWEG_ASSIGN_OR_RETURN(const OwnedKey key, NewKey());
+  // A common name has at most 64 bytes; the whole identity is in the alternative name.
+  TALWEG_ASSIGN_OR_RETURN(
+      const OwnedCertificate certificate,
+      NewCertificate(key.get(), "talweg " + std::string(RoleName(options.identity.role)),
+                     options.days));
+  X509* const own = certificate.get();
+  X509* const issuer = authority.get();
+  X509_set_issuer_name(own, X509_get_subject_name(issuer));
+  TALWEG_RETURN_IF_ERROR(AddExtension(own, issuer, NID_basic_constraints, "critical,CA:FALSE"));
+  TALWEG_RETURN_IF_ERROR(AddExtension(own, issuer, NID_key_usage, "critical,digitalSignature"));
+  TALWEG_RETURN_IF_ERROR(AddExtension(own, issuer, NID_ext_key_usage, "serverAuth,clientAuth"));
+  TALWEG_RETURN_IF_ERROR(AddExtension(own, issuer, NID_subject_alt_name,
+                                      AlternativeNames(options, TrustDomain(issuer))));
+  TALWEG_RETURN_IF_ERROR(AddExtension(own, issuer, NID_authority_key_identifier, "keyid"));
+  if (X509_sign(own, authority_key.get(), EVP_sha256()) == 0) {
+    return OpenSslError("sign a certificate");
+  }
+  TALWEG_RETURN_IF_ERROR(WriteCertificate(directory + "/ca.crt", issuer));
+  TALWEG_RETURN_IF_ERROR(WriteKey(directory + "/tls.key", key.get()));
+  return WriteCertificate(directory + "/tls.crt", own);
+}
+
+}  // namespace talweg::rpc

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_RPC_TOKENS_H_
+#define TALWEG_LIBS_RPC_TOKENS_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "libs/membership/records.h"
+#include "libs/rpc/identity.h"
+
+// Bearer tokens that a daemon accepts: texts from a file, and Kubernetes' service-account tokens
+// (JSON Web Tokens, RFC 7519), which the cluster's API server has signed.
+namespace talweg::rpc {
+
+// The public keys of a JSON Web Key Set (RFC 7517): RSA keys for RS256, P-256 keys for ES256. A
+// cluster hands out its own at /openid/v1/jwks.
+class WebKeys {
+ public:
+  // INVALID_ARGUMENT: this is no key set, or has no key that is understood.
+  static absl::StatusOr<WebKeys> Parse(const std::string& json);
+  WebKeys(WebKeys&&) noexcept;
+  WebKeys& operator=(WebKeys&&) noexcept;
+  ~WebKeys();
+
+  // Whether one of the keys has signed `text`. `key_id` ("" if unknown) chooses among them.
+  bool Verify(std::string_view algorithm, std::string_view key_id, std::string_view text,
+              std::string_view signature) const;
+
+ private:
+  struct Key;
+  WebKeys();
+  std::vector<Key> keys_;
+};
+
+class Tokens {
+ public:
+  // `table` has one line for each token; '#' begins a comment:
+  //
+  //   viewer          token            1b7f...   (at least 32 bytes without spaces)
+  //   operator        service-account  monitoring:talweg-admin
+  //   node:resnet     service-account  training:worker
+  //
+  // Service accounts need `keys` (a key set), and `audience` must be among what a token is for.
+  // The error names the line and what is wrong with it.
+  static absl::StatusOr<Tokens> Parse(const std::string& table, const std::string& keys,
+                                      const std::string& audience);
+
+  // Whom a token stands for at the time `unix_s`. UNAUTHENTICATED says why it is not accepted,
+  // without a byte of it.
+  absl::StatusOr<Identity> Check(std::string_view token, int64_t unix_s) const;
+
+  bool empty() const { return texts_.empty() && accounts_.empty(); }
+
+ private:
+  struct Text {
+    membership::SecretHash hash;
+    Identity identity;
+  };
+  struct Account {
+    std::string subject;  // As Kubernetes writes it: system:serviceaccount:NAMESPACE:NAME.
+    Identity identity;
+  };
+
+  absl::StatusOr<Identity> CheckWebToken(std::string_view token, int64_t unix_s) const;
+
+  std::vector<Text> texts_;
+  std::vector<Account> accounts_;
+  std::optional<WebKeys> keys_;
+  std::string audience_;
+};
+
+}  // namespace talweg::rpc
+
+#endif  // TALWEG_LIBS_RPC_TOKENS_H_

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_CREDENTIALS_CREDENTIALS_H_
+#define TALWEG_SERVICES_CREDENTIALS_CREDENTIALS_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "libs/config/config.h"
+#include "libs/rpc/credentials.h"
+
+namespace talweg {
+
+// What the daemon's options say. Null: no TLS. The error names the file and the remedy.
+absl::StatusOr<std::shared_ptr<const rpc::Credentials>> LoadCredentials(
+    const config::ProcessConfig& config);
+
+}  // namespace talweg
+
+#endif  // TALWEG_SERVICES_CREDENTIALS_CREDENTIALS_H_

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job whose daemons speak TLS, and those who must not get in."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import unittest
+from pathlib import Path
+
+from cluster import DEADLINE_S, RUNFILES, TOOL, Cluster, Job
+
+_GENERIC_TOOL = RUNFILES / "tests" / "fault" / "generic_tool"
+_SCHEDULER = "talweg.scheduler.v1"
+_ROLES = ["scheduler", "aggregator:a0", "node:default", "operator", "viewer"]
+# Who may make which call, as docs/security.md has it; the others may not.
+_READERS = {"operator", "viewer"}
+_NODES = {"node:default"}
+_AGGREGATORS = {"aggregator:a0"}
+_MAY_CALL = {
+    f"{_SCHEDULER}.MembershipService/Join": _NODES,
+    f"{_SCHEDULER}.MembershipService/RenewLease": _NODES,
+    f"{_SCHEDULER}.MembershipService/Leave": _NODES,
+    f"{_SCHEDULER}.MembershipService/ReportLost": _NODES,
+    f"{_SCHEDULER}.MembershipService/Quiesced": _NODES,
+    f"{_SCHEDULER}.MembershipService/WatchViews": _NODES,
+    f"{_SCHEDULER}.PoolService/RegisterAggregator": _AGGREGATORS,
+    f"{_SCHEDULER}.PoolService/RenewAggregator": _AGGREGATORS,
+    f"{_SCHEDULER}.PoolService/DeregisterAggregator": _AGGREGATORS,
+    f"{_SCHEDULER}.PoolService/WatchJobs": _AGGREGATORS,
+    f"{_SCHEDULER}.AdminService/ListJobs": _READERS,
+    f"{_SCHEDULER}.AdminService/GetJob": _READERS,
+    f"{_SCHEDULER}.AdminService/ListAggregators": _READERS,
+    f"{_SCHEDULER}.AdminService/GetScheduler": _READERS,
+    "talweg.aggregator.v1.AdminService/GetStatus": _READERS,
+    "talweg.agent.v1.AdminService/GetStatus": _READERS,
+    "talweg.agent.v1.AdminService/GetTrace": _READERS,
+    "talweg.agent.v1.AdminService/SetTrace": {"operator"},
+    "grpc.health.v1.Health/Check": set(_ROLES),
+    "grpc.health.v1.Health/Watch": set(_ROLES),
+}
+_ROLE_DENIED = re.compile(r" is for .*, and the caller is ")
+
+
+def _directory(role: str) -> str:
+    return role.replace(":", "-")
+
+
+class TlsTest(unittest.TestCase):
+    def _make_certificates(self, directory: Path, *roles: str) -> None:
+        subprocess.run(
+            [str(TOOL), "certs", "--days=2", "--hosts=localhost,127.0.0.1", str(directory), *roles],
+            check=True,
+            capture_output=True,
+            timeout=DEADLINE_S,
+        )
+
+    def _job(self, cluster: Cluster) -> tuple[Job, Path]:
+        pki = cluster.directory / "pki"
+        self._make_certificates(pki, *_ROLES, "node:other", "aggregator:b0")
+        cluster.tool_options = [f"--tls-dir={pki}/viewer"]
+        job = Job(
+            cluster,
+            scheduler_options=["--secret_file=none", f"--tls_dir={pki}/scheduler"],
+            aggregator_options=[f"--tls_dir={pki}/aggregator-a0", "--nolocal_transport"],
+            agent_options=[f"--tls_dir={pki}/node-default", "--nolocal_transport"],
+        )
+        return job, pki
+
+    def _status(self, job: Job, *options: str) -> subprocess.CompletedProcess[str]:
+        address = job.scheduler.addresses["listen"]
+        return subprocess.run(
+            [str(TOOL), "status", f"--scheduler={address}", "--timeout-ms=5000", *options],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=DEADLINE_S,
+        )
+
+    def test_a_job_runs_and_is_shown_to_those_who_may_look(self) -> None:
+        with Cluster() as cluster:
+            job, pki = self._job(cluster)
+            for rank in job.all_ranks():
+                rank.goes_on()
+            self.assertNotIn("there is no job secret", cluster.log(job.scheduler))
+            shown = self._status(job, f"--tls-dir={pki}/viewer")
+            self.assertEqual(shown.returncode, 0, shown.stderr)
+            self.assertIn("default", shown.stdout)
+            self.assertNotIn("is for", shown.stdout)
+            node = self._status(job, f"--tls-dir={pki}/node-default")
+            self.assertIn("and the caller is node of job 'default'", node.stderr)
+            plain = self._status(job)
+            self.assertEqual(plain.returncode, 1)
+            # An impostor: its certificate is good, but it is no scheduler's.
+            agent = self._status(
+                job,
+                f"--tls-dir={pki}/viewer",
+                f"--scheduler={job.agents[0].addresses['admin']}",
+            )
+            self.assertEqual(agent.returncode, 1)
+
+    def test_nobody_acts_for_another_job_or_name(self) -> None:
+        with Cluster() as cluster:
+            job, pki = self._job(cluster)
+            scheduler = f"--scheduler={job.scheduler.addresses['listen']}"
+            agent = RUNFILES / "services" / "agent" / "talweg-agent"
+            aggregator = RUNFILES / "services" / "aggregator" / "talweg-aggregator"
+            for line, text in (
+                (
+                    [agent, "--node_rank=1", f"--tls_dir={pki}/node-other"],
+                    "the caller is node of job 'other', and may not act as node of job 'default'",
+                ),
+                (
+                    [agent, "--node_rank=1", f"--tls_dir={pki}/operator"],
+                    "Join is for node, and the caller is operator",
+                ),
+                (
+                    [aggregator, "--name=a0", f"--tls_dir={pki}/aggregator-b0"],
+                    "the caller is aggregator 'b0', and may not act as aggregator 'a0'",
+                ),
+            ):
+                with self.subTest(text):
+                    done = subprocess.run(
+                        [*map(str, line), scheduler],
+                        capture_output=True,
+                        text=True,
+                        check=False,
+                        cwd=cluster.directory,
+                        timeout=DEADLINE_S,
+                    )
+                    self.assertEqual(done.returncode, 1)
+                    self.assertIn(text, done.stderr)
+            for rank in job.all_ranks():
+                rank.goes_on()
+
+    def test_every_call_of_every_daemon_with_every_role(self) -> None:
+        with Cluster() as cluster:
+            job, pki = self._job(cluster)
+            seen = set()
+            for address in (
+                job.scheduler.addresses["listen"],
+                job.aggregators[0].addresses["admin"],
+                job.agents[0].addresses["admin"],
+            ):
+                for role in _ROLES:
+                    done = subprocess.run(
+                        [_GENERIC_TOOL, address, pki / _directory(role), pki / "viewer"],
+                        capture_output=True,
+                        text=True,
+                        check=False,
+                        timeout=DEADLINE_S,
+                    )
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                    called = re.findall(r"^called (\S+): (\S+) (.*)$", done.stdout, re.MULTILINE)
+                    self.assertTrue(called)
+                    for method, code, text in called:
+                        with self.subTest(method, role=role):
+                            self.assertIn(method, _MAY_CALL)
+                            denied = code == "PERMISSION_DENIED" and _ROLE_DENIED.search(text)
+                            self.assertEqual(not denied, role in _MAY_CALL[method], text)
+                        seen.add(method)
+            self.assertEqual(seen, set(_MAY_CALL))
+            for rank in job.all_ranks():  # Nobody's job was harmed.
+                rank.goes_on()
+
+    def test_a_network_without_tls_is_asked_for(self) -> None:
+        scheduler = RUNFILES / "services" / "scheduler" / "talweg-scheduler"
+        refused = subprocess.run(
+            [scheduler, "--in_memory", "--listen=0.0.0.0:0"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=DEADLINE_S,
+        )
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("will not listen on 0.0.0.0 without TLS", refused.stderr)
+        with Cluster() as cluster:
+            daemon = cluster.scheduler(["--in_memory", "--listen=0.0.0.0:0", "--insecure"])
+            cluster.wait_for_log(daemon, "insecure: listening on 0.0.0.0:[0-9]+ without TLS")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -211,6 +211,7 @@ class Client:
         self._in_barrier: set[str] = set()
         self._pid = os.getpid()
         self._leavers: list[Callable[[], None]] = []
+        self._is_closed = False
         self._closers: list[Callable[[], None]] = []
         # Each is called with every round that synchronize() has taken.
         self.watchers: list[Callable[[Handle], None]] = []
@@ -225,10 +226,16 @@ class Client:
         """Whether it is a parent's, in a process that was forked."""
         return os.getpid() != self._pid
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() has been called."""
+        return self._is_closed
+
     def close(self) -> None:
         """Says goodbye to the agent. A second call does nothing."""
         while self._leavers:
             self._leavers.pop()()
+        self._is_closed = True
         self.connection.close()
         while self._closers:
             self._closers.pop()()
@@ -484,6 +491,7 @@ class Client:
         root_rank: int = 0,
         ranks: tuple[int, ...] = (),
         suffix: str = "",
+        timeout_s: float | None = None,
     ) -> None:
         """A whole round, in place, of a contiguous NumPy array.
 
@@ -491,7 +499,8 @@ class Client:
         """
         declaration = Declaration(numpy_dtype(array.dtype), array.size, op, root_rank, ranks)
         address = array.ctypes.data
-        self.synchronize(self.push(name + suffix, declaration, address, address, keep=array))
+        handle = self.push(name + suffix, declaration, address, address, keep=array)
+        self.synchronize(handle, timeout_s)
 
     def barrier(self, ranks: tuple[int, ...] = (), suffix: str = "") -> None:
         """Returns when every rank has called it; an interrupted one is gone on with by the next.

@@ -410,6 +410,28 @@ class RunTest(unittest.TestCase):
         self.assertEqual(status, 128 + signal.SIGKILL)
         self.assertIn("the supervisor was killed by signal 9", errors)
 
+    def test_what_is_left_when_both_are_killed_the_next_run_removes(self) -> None:
+        run = Run("--", "bash", "-c", "echo up; sleep 1000")
+        run.until_output("up")
+        pids = [run.process.pid, run.supervisor()]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)  # Neither hears of the other's end.
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        run.process.wait(TIMEOUT_S)
+        [left] = run.temporary.iterdir()
+        # Of a run that lives, nothing.
+        beside = Run("--", "bash", "-c", "echo up; sleep 1000", TMPDIR=str(run.temporary))
+        beside.until_output("up")
+        [alive] = run.temporary.iterdir()
+        self.assertNotEqual(alive, left)
+        status, _, errors = Run("--", "true", TMPDIR=str(run.temporary)).end()
+        self.assertEqual(status, 0, errors)
+        self.assertEqual(list(run.temporary.iterdir()), [alive])
+        beside.process.send_signal(signal.SIGTERM)
+        beside.end()
+        self.assertEqual(list(run.temporary.iterdir()), [])
+
     def test_lines_are_never_torn(self) -> None:
         script = (
             "i=0; while [ $i -lt 300 ]; do printf 'a%.0s' 1 2 3; printf '%05d' $RANK; "

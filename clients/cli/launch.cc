@@ -276,11 +276,10 @@ void Launch::SayOfFailure(uint32_t node, const std::string& what) {
   const NodeLife& life = nodes_.at(node);
   if (!life.lost()) {
     const RestartPolicy& policy = life.restarts().policy();
-    supervisor_.Say(absl::StrCat("talweg: run: ", plan_.goes_on ? absl::StrCat("node ", node, " is")
-                                                                : "all nodes are",
-                                 " started again (", life.restarts().count(NowNs()), " of ",
-                                 policy.count_max, " times in ", policy.window_ns / 1'000'000'000,
-                                 " s): ", what));
+    supervisor_.Say(absl::StrCat(
+        "talweg: run: ", plan_.goes_on ? absl::StrCat("node ", node, " is") : "all nodes are",
+        " started again (", life.restarts().count(NowNs()), " of ", policy.count_max, " times in ",
+        policy.window_ns / 1'000'000'000, " s): ", what));
     return;
   }
   const auto is_left = [](const auto& each) { return !each.second.over(); };
@@ -390,9 +389,9 @@ void Launch::OnTimerOf(TimerKey key) {
     case Timer::kPhase: {
       std::vector<std::string> names;
       for (const ChildId child : waiting_) names.push_back(supervisor_.name(child));
-      const std::string what = absl::StrCat(
-          absl::StrJoin(names, ", "), " did not serve within ", plan_.ready_timeout_ms,
-          " ms; raise --ready-timeout-ms if this machine is only slow");
+      const std::string what =
+          absl::StrCat(absl::StrJoin(names, ", "), " did not serve within ", plan_.ready_timeout_ms,
+                       " ms; raise --ready-timeout-ms if this machine is only slow");
       NoteFirst({*waiting_.begin(), kExitFailed, what});
       return End(kExitFailed, what, SIGTERM);
     }

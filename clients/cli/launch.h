@@ -29,9 +29,9 @@ struct LaunchResult {
 //   kScheduler -> kAggregators -> kAgents -> kRanks
 //     -> kEndingRanks -> kEndingAgents -> kEndingAggregators -> kEndingScheduler -> kOver
 //
-// A phase before kRanks is left when all its daemons serve; kRanks when all nodes are over. Whatever
-// fails before kRanks decides the exit status, and leads to kEndingRanks: everyone is asked to end,
-// and killed when the grace is over. A second signal ends everything at once.
+// A phase before kRanks is left when all its daemons serve; kRanks when all nodes are over.
+// Whatever fails before kRanks decides the exit status, and leads to kEndingRanks: everyone is
+// asked to end, and killed when the grace is over. A second signal ends everything at once.
 //
 // In kRanks each node has a life of its own (node_life.h). A rank or an agent that fails ends its
 // node, which is started again as often as the plan says. Where the plan does not go on without
@@ -41,8 +41,8 @@ struct LaunchResult {
 // A scheduler that ends is started again, with its store and its address: steps do not need it. So
 // is an aggregator, where the run can go on meanwhile.
 //
-// An agent that fails may do so because one of its ranks has died, which may be a moment before that
-// rank is reaped: such an end waits for a rank to blame.
+// An agent that fails may do so because one of its ranks has died, which may be a moment before
+// that rank is reaped: such an end waits for a rank to blame.
 class Launch : public SupervisorEvents {
  public:
   Launch(const RunPlan& plan, Supervisor& supervisor);
@@ -137,11 +137,11 @@ class Launch : public SupervisorEvents {
   Restarts scheduler_restarts_;
   std::vector<Restarts> aggregator_restarts_;
   std::map<TimerKey, int64_t> timers_;
-  std::set<ChildId> waiting_;              // Daemons of this phase that do not serve yet.
-  std::string scheduler_;                  // Its address.
+  std::set<ChildId> waiting_;               // Daemons of this phase that do not serve yet.
+  std::string scheduler_;                   // Its address.
   std::map<uint32_t, std::string> agents_;  // Their admin addresses.
   std::vector<std::string>
-      ports_;  // That are open, and whose: "talweg-agent of node 0 (admin) ...".
+      ports_;                     // That are open, and whose: "talweg-agent of node 0 (admin) ...".
   std::optional<Failure> first_;  // That has failed.
   std::map<uint32_t, Failure> suspects_;  // Agents, by node.
   bool signalled_ = false;

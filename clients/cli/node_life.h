@@ -10,16 +10,16 @@
 namespace talweg::cli {
 
 enum class NodeState : uint8_t {
-  kOff,        // Nothing has been started.
-  kStarting,   // Its agent does not serve yet, and its ranks have not been started.
-  kReady,      // Its agent serves; its ranks have not been started.
-  kWorking,    // Its ranks are at work.
-  kLeft,       // Its ranks are at work, and have left the job that their agent was in.
-  kRenewing,   // Its ranks are at work, and another agent does not serve yet.
-  kEnding,     // It has failed: what is left of it is being ended.
-  kPausing,    // It has failed, all of it has ended, and it is to be started again.
-  kDone,       // Its ranks have ended well.
-  kLost,       // It has failed for good.
+  kOff,       // Nothing has been started.
+  kStarting,  // Its agent does not serve yet, and its ranks have not been started.
+  kReady,     // Its agent serves; its ranks have not been started.
+  kWorking,   // Its ranks are at work.
+  kLeft,      // Its ranks are at work, and have left the job that their agent was in.
+  kRenewing,  // Its ranks are at work, and another agent does not serve yet.
+  kEnding,    // It has failed: what is left of it is being ended.
+  kPausing,   // It has failed, all of it has ended, and it is to be started again.
+  kDone,      // Its ranks have ended well.
+  kLost,      // It has failed for good.
 };
 const char* NodeStateName(NodeState state);
 
@@ -37,7 +37,8 @@ enum class NodeAction : uint8_t {
 
 // One node of a run: an agent and its ranks, over several of their lives.
 //
-//   kOff --Start--> kStarting --agent serves--> kReady --StartRanks--> kWorking --ranks end well--> kDone
+//   kOff --Start--> kStarting --agent serves--> kReady --StartRanks--> kWorking --ranks end well-->
+//   kDone
 //                                                       kWorking --agent ends well--> kLeft
 //                        kLeft --ranks still at work--> kRenewing --agent serves--> kWorking
 //   from any of these but kDone: --Fail--> kEnding --all have ended--> kPausing, or kLost

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -60,18 +61,31 @@ class _Run:
                 raise AssertionError(f"rank {rank} does not see {count}: {output}")
             time.sleep(0.01)
 
-    def daemon(self, name: str, *arguments: str) -> int:
-        """The pid of the run's daemon that has these arguments."""
+    def daemon(self, name: str, *arguments: str, not_pid: int = 0) -> int:
+        """The pid of the run's daemon that has these arguments, when it is there."""
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            for pid in self._daemons(name, arguments):
+                if pid != not_pid:
+                    return pid
+            assert time.monotonic() < end, f"no {name} {arguments}"
+            time.sleep(0.01)
+
+    def _daemons(self, name: str, arguments: tuple[str, ...]) -> list[int]:
         supervisors = self._children(self.process.pid)
         daemons = [pid for supervisor in supervisors for pid in self._children(supervisor)]
+        found = []
         for pid in daemons:
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-            if line[0].endswith(name) and {*arguments} <= {*line}:
-                return pid
-        raise AssertionError(f"no {name} {arguments}")
+            with contextlib.suppress(OSError):  # It has ended.
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                if line[0].endswith(name) and {*arguments} <= {*line}:
+                    found.append(pid)
+        return found
 
     def _children(self, pid: int) -> list[int]:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
 
     def stop(self) -> str:
         """Has the ranks end well; returns the output."""
@@ -87,8 +101,9 @@ class RunRestartsTest(unittest.TestCase):
             with self.subTest(policy=policy):
                 run = _Run(self, "--nodes=2", f"--loss-policy={policy}")
                 pids = [run.await_count(rank, 2) for rank in range(2)]
+                killed = 0
                 for _ in range(2):
-                    killed = run.daemon("talweg-scheduler")
+                    killed = run.daemon("talweg-scheduler", not_pid=killed)
                     os.kill(killed, signal.SIGKILL)
                     self.assertEqual([run.await_count(rank, 2) for rank in range(2)], pids)
                 output = run.stop()

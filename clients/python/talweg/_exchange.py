@@ -303,7 +303,9 @@ class GradientExchange:
         text = "parameters have other names here than at another rank"
         for rank, names in told.items():
             first, reference = next(iter(told.items()))
-            place = next((i for i, pair in enumerate(zip(reference, names)) if len(set(pair)) > 1), None)
+            place = next(
+                (i for i, pair in enumerate(zip(reference, names)) if len(set(pair)) > 1), None
+            )
             if place is not None:
                 text = (
                     f"parameter {place} is '{reference[place]}' at rank {first}, but "

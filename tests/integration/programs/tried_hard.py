@@ -145,7 +145,10 @@ def objects_that_cannot_be_pickled() -> None:
         mine = _Unpicklable() if tw.rank() == root else "not looked at"
         own, text = RuntimeError, "no state to give"
         if tw.rank() != root:
-            own, text = talweg.InvalidArgument, f"rank {root} cannot pickle its object (RuntimeError: {text}"
+            own, text = (
+                talweg.InvalidArgument,
+                f"rank {root} cannot pickle its object (RuntimeError: {text}",
+            )
         expect(own, text, tw.broadcast_object, mine, root)
         assert tw.broadcast_object(tw.rank(), root) == root
         gathered = mine if tw.rank() == root else tw.rank()

@@ -19,7 +19,9 @@ import talweg
 def main() -> None:
     nbytes, tensors, steps = map(int, sys.argv[1:])
     talweg.init()
-    gradients = [np.ones(nbytes // 4 // tensors, np.float32) for _ in range(tensors)]
+    gradients: list[np.ndarray] = [
+        np.ones(nbytes // 4 // tensors, np.float32) for _ in range(tensors)
+    ]
     seconds = []
     for _ in range(steps):
         talweg.barrier()

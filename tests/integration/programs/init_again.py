@@ -32,7 +32,7 @@ def main() -> None:
         talweg.init()
         rank, size = talweg.rank(), talweg.size()
         # Another job: what a name was before is forgotten.
-        own = np.full(4 + number, rank + 1, np.float32)
+        own: np.ndarray = np.full(4 + number, rank + 1, np.float32)
         total = talweg.push_pull(own, op=talweg.Op.SUM, name="x")
         assert (total == size * (size + 1) / 2).all(), total
         talweg.barrier()

@@ -76,7 +76,7 @@ class NodeLife {
   }
   // Whether its processes have had their first ranks.
   bool has_worked() const { return has_worked_; }
-  // Of a node that has failed and is not lost.
+  // When a node that has failed, and is not lost, starts again.
   int64_t start_at_ns() const { return start_at_ns_; }
   const Restarts& restarts() const { return restarts_; }
 

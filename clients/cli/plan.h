@@ -28,8 +28,8 @@ struct RunPlan {
   // `min_node_count` are left.
   bool goes_on = false;
   uint32_t min_node_count = 1;
-  RestartPolicy node_restarts;  // Of a node whose ranks or agent fail.
-  // Of a scheduler, and of an aggregator where the run can go on without it.
+  RestartPolicy node_restarts;  // For a node whose ranks or agent fail.
+  // For a scheduler, and for an aggregator where the run can go on without it.
   RestartPolicy daemon_restarts = {.count_max = 10,
                                    .window_ns = 60'000'000'000,
                                    .pause_min_ns = 50'000'000,

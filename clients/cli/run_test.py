@@ -537,7 +537,7 @@ class RunTest(unittest.TestCase):
             os.kill(pid, signal.SIGKILL)
         run.process.wait(TIMEOUT_S)
         [left] = run.temporary.iterdir()
-        # Of a run that lives, nothing.
+        # It takes nothing from a run that lives.
         beside = Run("--", "bash", "-c", "echo up; sleep 1000", TMPDIR=str(run.temporary))
         beside.until_output("up")
         [alive] = run.temporary.iterdir()

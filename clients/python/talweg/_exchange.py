@@ -23,7 +23,7 @@ _DIGEST_BYTES = 8
 
 
 def _names_digest(names: Iterable[str]) -> bytes:
-    """Of which all ranks see the largest and the smallest value of each byte, by the maximum."""
+    """By its maximum all ranks see the largest and the smallest value of each byte."""
     digest = hashlib.blake2b("\0".join(names).encode(), digest_size=_DIGEST_BYTES).digest()
     return digest + bytes(255 - byte for byte in digest)
 

@@ -33,7 +33,7 @@ def _mismatch_of(optimizer: Any, model: nn.Module) -> None:
 
 
 def names_that_differ() -> None:
-    """Of parameters that are otherwise alike."""
+    """The parameters are otherwise alike."""
     last = tw.size() - 1
     names = ["body", "head" if tw.rank() < last else "classifier"]
     model = nn.Sequential(OrderedDict((name, nn.Linear(4, 4)) for name in names))

@@ -57,7 +57,7 @@ class ForwardOverlap:
         self._groups: list[dict[str, Any]] = []
         self._kept: dict[int, torch.Tensor | None] = {}
         self._announced: set[int] = set()
-        self.hooks: list[RemovableHandle] = []  # Of the model.
+        self.hooks: list[RemovableHandle] = []  # The model's.
         for module in model.modules():
             own = self._indices(module.parameters(recurse=False))
             below = self._indices(module.parameters())

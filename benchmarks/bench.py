@@ -28,6 +28,7 @@ from harness.scenario import Context, Section  # noqa: E402
 from harness.scenarios import (  # noqa: E402
     aggregator_host,
     collectives,
+    first_step,
     gpu_device,
     gpu_push_pull,
     gpu_training_step,
@@ -53,6 +54,7 @@ SCENARIOS: dict[str, Any] = {
     "shaped_links": shaped_links,
     "long_links": long_links,
     "model_tensors": model_tensors,
+    "first_step": first_step,
     "idle": idle,
     "kernels": kernels,
     "training_step": training_step,

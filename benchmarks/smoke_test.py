@@ -51,7 +51,8 @@ class SmokeTest(unittest.TestCase):
         cls.addClassCleanup(cls.scratch.cleanup)
         cls.output = Path(cls.scratch.name)
         scenarios = ["one_node", "aggregator_host", "own_aggregators", "shaped_links"]
-        scenarios += ["long_links", "model_tensors", "idle", "kernels", "growth", "collectives"]
+        scenarios += ["long_links", "model_tensors", "first_step", "idle", "kernels", "growth"]
+        scenarios.append("collectives")
         if _FULL:
             scenarios += ["training_step", "torch_backend"]
         status, text = run(cls.output, f"--scenario={','.join(scenarios)}", f"--beside={_RUNFILES}")
@@ -141,6 +142,11 @@ class SmokeTest(unittest.TestCase):
         for figures in data["jobs"].values():
             self.assertGreater(figures["socket_servers_cpu_s_per_gigabyte"], 0)
         self.assertEqual(len(data["tensors"]), 2)
+
+    def test_the_first_step(self) -> None:
+        figures = self.document["data"]["first_step"]["4 MiB in 2"]
+        self.assertEqual(len(figures["others"]), 5)
+        self.assertGreater(figures["kernel"], 0)
 
     def test_idle_daemons(self) -> None:
         self.assertIn("talweg-agent", self.document["data"]["idle"]["one node"])

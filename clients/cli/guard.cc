@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "clients/cli/guard.h"
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <dirent.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,10 +18,45 @@
 
 #include "clients/cli/command.h"
 #include "clients/cli/process.h"
+#include "libs/base/descriptor.h"
 #include "libs/status/status.h"
 
 namespace talweg::cli {
 namespace {
+
+// In a run's directory; locked for as long as one of its two processes lives.
+constexpr char kLockName[] = "lock";
+
+// Removes what runs of this user have left whose two processes were killed at once.
+void RemoveLeftDirectories() {
+  for (const std::string& parent : RunParents()) {
+    DIR* const entries = opendir(parent.c_str());
+    if (entries == nullptr) continue;
+    while (const dirent* entry = readdir(entries)) {
+      if (!absl::StartsWith(entry->d_name, kRunPrefix)) continue;
+      const std::string path = absl::StrCat(parent, "/", entry->d_name);
+      const Descriptor lock(
+          open(absl::StrCat(path, "/", kLockName).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+      struct stat status;
+      if (!lock.valid() || fstat(lock.get(), &status) != 0 || status.st_uid != geteuid()) continue;
+      if (flock(lock.get(), LOCK_EX | LOCK_NB) == 0) RemoveTree(path);
+    }
+    closedir(entries);
+  }
+}
+
+// The lock ends with the last process that has the descriptor.
+absl::StatusOr<Descriptor> Lock(const std::string& directory) {
+  const std::string path = absl::StrCat(directory, "/", kLockName);
+  const std::string unlocked = path + ".new";
+  Descriptor lock(open(unlocked.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  // Nobody else may have it before it is locked.
+  if (!lock.valid() || flock(lock.get(), LOCK_EX) != 0 ||
+      rename(unlocked.c_str(), path.c_str()) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("lock ", path));
+  }
+  return lock;
+}
 
 absl::StatusOr<std::string> MakePrivateDirectory() {
   const std::string parent = RunParents().front();
@@ -64,7 +104,13 @@ absl::StatusOr<int> RunGuarded(const std::function<int(const std::string&)>& sup
   for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&mask, number);
   sigset_t before;
   sigprocmask(SIG_BLOCK, &mask, &before);
+  RemoveLeftDirectories();
   TALWEG_ASSIGN_OR_RETURN(const std::string directory, MakePrivateDirectory());
+  const absl::StatusOr<Descriptor> lock = Lock(directory);
+  if (!lock.ok()) {
+    RemoveTree(directory);
+    return lock.status();
+  }
   const pid_t parent = getpid();
   const pid_t supervisor = fork();
   if (supervisor < 0) {

@@ -18,7 +18,8 @@ namespace talweg::cli {
 // The supervisor is told by the kernel when this process has died, and ends its work as for
 // SIGTERM. This process inherits the orphans of a supervisor that has died, and kills them. SIGINT,
 // SIGTERM, SIGHUP and SIGQUIT are passed on to the supervisor, which leads a process group of its
-// own. The caller has one thread and no children.
+// own. The caller has one thread and no children. Where both are killed at once, the next run of
+// this user removes their directory.
 // Where the directories of runs may lie, in the order in which they are tried; without those that
 // are too long, or not to be written to.
 std::vector<std::string> RunParents();

@@ -6,6 +6,7 @@
 #include <absl/strings/str_split.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -19,6 +20,9 @@ constexpr int kExitNotFound = 127;
 constexpr int kExitNotStarted = 126;
 // How long a rank that has died may take to be reaped, beside its agent.
 constexpr int64_t kSuspicionNs = 2'000'000'000;
+// Ranks that are at work so long after they have left their job may join another: most that leave
+// one are about to end.
+constexpr int64_t kNeedNs = 500'000'000;
 
 std::string Indented(const std::string& lines) {
   std::string indented;
@@ -30,15 +34,23 @@ std::string Indented(const std::string& lines) {
 
 }  // namespace
 
+Launch::Launch(const RunPlan& plan, Supervisor& supervisor)
+    : plan_(plan), supervisor_(supervisor), scheduler_restarts_(plan.daemon_restarts) {
+  for (const uint32_t node : plan_.LocalNodes()) {
+    nodes_.emplace(node, NodeLife(plan_.ranks_per_node[node], plan_.node_restarts));
+  }
+  aggregator_restarts_.assign(plan_.aggregator_count, Restarts(plan_.daemon_restarts));
+}
+
 LaunchResult Launch::Run() {
   scheduler_ = plan_.scheduler;
   Enter(plan_.starts_scheduler() ? Phase::kScheduler : Phase::kAgents);
   if (phase_ != Phase::kOver) supervisor_.Run(*this);
   supervisor_.EndAll(10'000);
-  if (failed_) {
-    const std::string lines = supervisor_.LastLinesOf(*failed_);
+  if (first_ && !result_.report.empty()) {
+    const std::string lines = supervisor_.LastLinesOf(first_->child);
     if (!lines.empty()) {
-      absl::StrAppend(&result_.report, "\n", supervisor_.name(*failed_), "'s last lines:\n",
+      absl::StrAppend(&result_.report, "\n", supervisor_.name(first_->child), "'s last lines:\n",
                       Indented(lines));
     }
   }
@@ -48,69 +60,85 @@ LaunchResult Launch::Run() {
 void Launch::Enter(Phase phase) {
   phase_ = phase;
   waiting_.clear();
-  std::vector<NodeSpec> specs;
+  const int64_t ready_ns = NowNs() + static_cast<int64_t>(plan_.ready_timeout_ms) * 1'000'000;
   switch (phase) {
     case Phase::kScheduler:
-      supervisor_.SetTimer(NowNs() + static_cast<int64_t>(plan_.ready_timeout_ms) * 1'000'000);
-      Start(Role::kScheduler, {NodeSpec{SchedulerSpec(plan_)}});
+      SetTimer({Timer::kPhase, 0}, ready_ns);
+      StartScheduler();
       break;
     case Phase::kAggregators:
-      for (uint32_t i = 0; i < plan_.aggregator_count; ++i) {
-        specs.push_back({AggregatorSpec(plan_, i, scheduler_)});
-      }
-      Start(Role::kAggregator, specs);
+      for (uint32_t i = 0; i < plan_.aggregator_count && phase_ == phase; ++i) StartAggregator(i);
       break;
     case Phase::kAgents:
-      supervisor_.SetTimer(NowNs() + static_cast<int64_t>(plan_.ready_timeout_ms) * 1'000'000);
-      for (const uint32_t node : plan_.LocalNodes()) {
-        specs.push_back({AgentSpec(plan_, node, scheduler_), node});
+      SetTimer({Timer::kPhase, 0}, ready_ns);
+      for (auto& [node, life] : nodes_) {
+        if (phase_ == phase) Do(node, life.Start());
       }
-      Start(Role::kAgent, specs);
       break;
     case Phase::kRanks:
-      supervisor_.SetTimer(0);
+      CancelTimer({Timer::kPhase, 0});
       if (!ports_.empty()) {
         supervisor_.Say(absl::StrCat("talweg: run: ", plan_.network_reason,
                                      " asks for the network: TCP ports of this machine are open: ",
                                      absl::StrJoin(ports_, ", ")));
       }
-      for (const uint32_t node : plan_.LocalNodes()) {
-        for (uint32_t i = 0; i < plan_.ranks_per_node[node]; ++i) {
-          ChildSpec spec = RankSpec(plan_, node, i);
-          spec.environment["TALWEG_RUN_AGENTS"] = absl::StrJoin(agents_, ",");
-          if (!scheduler_.empty()) spec.environment["TALWEG_SCHEDULER"] = scheduler_;
-          spec.environment["TALWEG_RUN_DAEMONS"] = absl::StrJoin(DaemonPids(), ",");
-          specs.push_back({std::move(spec), node});
-        }
+      for (auto& [node, life] : nodes_) {
+        if (phase_ == phase && life.state() == NodeState::kReady) Do(node, life.StartRanks());
       }
-      Start(Role::kRank, specs);
       break;
-    case Phase::kEndingRanks: Ask({Role::kRank}, ending_signal_); break;
+    case Phase::kEndingRanks:
+      timers_.clear();
+      Ask({Role::kRank}, ending_signal_);
+      break;
     case Phase::kEndingAgents: Ask({Role::kAgent}, SIGTERM); break;
     case Phase::kEndingAggregators: Ask({Role::kAggregator}, SIGTERM); break;
     // Last: the others say goodbye to it.
     case Phase::kEndingScheduler: Ask({Role::kScheduler}, SIGTERM); break;
     case Phase::kOver:
-      supervisor_.SetTimer(0);
+      CancelTimer({Timer::kPhase, 0});
       supervisor_.Stop();
       break;
   }
 }
 
-void Launch::Start(Role role, const std::vector<NodeSpec>& specs) {
-  for (const auto& [spec, node] : specs) {
-    const absl::StatusOr<ChildId> child = supervisor_.Start(spec);
-    if (!child.ok()) {
-      const bool missing = child.status().code() == absl::StatusCode::kNotFound;
-      End(missing ? kExitNotFound : kExitNotStarted, std::string(child.status().message()),
-          SIGTERM);
-      return;
-    }
-    children_.push_back({role, node});
-    if (spec.is_daemon) waiting_.insert(*child);
-    if (role == Role::kRank) ranks_at_work_.insert(*child);
+bool Launch::Start(Child child, const ChildSpec& spec) {
+  const absl::StatusOr<ChildId> started = supervisor_.Start(spec);
+  if (!started.ok()) {
+    const bool missing = started.status().code() == absl::StatusCode::kNotFound;
+    End(missing ? kExitNotFound : kExitNotStarted, std::string(started.status().message()),
+        SIGTERM);
+    return false;
   }
-  if (waiting_.empty() && role != Role::kRank) Continue();
+  children_.push_back(child);
+  if (spec.is_daemon && phase_ < Phase::kRanks) waiting_.insert(*started);
+  return true;
+}
+
+void Launch::StartScheduler() { Start({Role::kScheduler}, SchedulerSpec(plan_, scheduler_)); }
+
+void Launch::StartAggregator(uint32_t index) {
+  Start({Role::kAggregator, index}, AggregatorSpec(plan_, index, scheduler_));
+}
+
+void Launch::StartAgent(uint32_t node) {
+  if (!Start({Role::kAgent, node}, AgentSpec(plan_, node, scheduler_))) return;
+  if (phase_ < Phase::kRanks) return;
+  SetTimer({Timer::kServes, node},
+           NowNs() + static_cast<int64_t>(plan_.ready_timeout_ms) * 1'000'000);
+}
+
+void Launch::StartRanks(uint32_t node) {
+  std::vector<std::string> agents;
+  for (const auto& [of, address] : agents_) agents.push_back(address);
+  for (uint32_t i = 0; i < plan_.ranks_per_node[node]; ++i) {
+    ChildSpec spec = RankSpec(plan_, node, i);
+    spec.environment["TALWEG_RUN_AGENTS"] = absl::StrJoin(agents, ",");
+    if (!scheduler_.empty()) spec.environment["TALWEG_SCHEDULER"] = scheduler_;
+    spec.environment["TALWEG_RUN_DAEMONS"] = absl::StrJoin(DaemonPids(), ",");
+    spec.environment["TALWEG_RUN_RESTARTS"] =
+        absl::StrCat(nodes_.at(node).restarts().count(NowNs()));
+    if (!Start({Role::kRank, node}, spec)) return;
+  }
 }
 
 void Launch::Continue() {
@@ -124,19 +152,17 @@ void Launch::Continue() {
 }
 
 void Launch::OnReady(ChildId child, const std::string& line) {
-  if (ending() || waiting_.erase(child) == 0) return;
-  if (At(child).role == Role::kScheduler) {
+  if (ending()) return;
+  const auto [role, index] = At(child);
+  if (role == Role::kScheduler && scheduler_.empty()) {
     const absl::StatusOr<std::string> address = ReadyAddress(line, "listen");
     if (!address.ok()) {
-      failed_ = child;
-      End(kExitFailed, absl::StrCat(supervisor_.name(child), ": ", address.status().message()),
-          SIGTERM);
+      NoteFirst({child, kExitFailed,
+                 absl::StrCat(supervisor_.name(child), ": ", address.status().message())});
+      End(kExitFailed, first_->what, SIGTERM);
       return;
     }
     scheduler_ = *address;
-  }
-  if (At(child).role == Role::kAgent) {
-    agents_.push_back(ReadyAddress(line, "admin").value_or(""));
   }
   for (const char* name : {"listen", "data", "admin"}) {
     const absl::StatusOr<std::string> address = ReadyAddress(line, name);
@@ -144,93 +170,173 @@ void Launch::OnReady(ChildId child, const std::string& line) {
       ports_.push_back(absl::StrCat(supervisor_.name(child), " ", *address, " (", name, ")"));
     }
   }
-  if (waiting_.empty()) Continue();
+  if (role == Role::kAgent) {
+    agents_[index] = ReadyAddress(line, "admin").value_or("");
+    CancelTimer({Timer::kServes, index});
+    Do(index, nodes_.at(index).OnAgentServes());
+  }
+  if (waiting_.erase(child) > 0 && waiting_.empty()) Continue();
 }
 
 std::vector<pid_t> Launch::DaemonPids() const {
   std::vector<pid_t> pids;
   for (uint32_t i = 0; i < children_.size(); ++i) {
-    if (children_[i].role != Role::kRank) pids.push_back(supervisor_.pid(ChildId(i)));
+    const ChildId child(i);
+    if (children_[i].role != Role::kRank && supervisor_.running(child)) {
+      pids.push_back(supervisor_.pid(child));
+    }
   }
   return pids;
 }
 
+void Launch::NoteFirst(const Failure& failure) {
+  if (first_) return;
+  first_ = failure;
+}
+
 void Launch::OnExit(ChildId child, const ExitStatus& status) {
-  const bool is_rank = At(child).role == Role::kRank;
+  const auto [role, index] = At(child);
+  const bool is_rank = role == Role::kRank;
+  const bool has_node = is_rank || role == Role::kAgent;
   (is_rank ? result_.rank_cpu_ns : result_.daemon_cpu_ns) += status.cpu_ns;
-  ranks_at_work_.erase(child);
   if (ending()) {
     if (!AnyRunning(RolesOfPhase())) {
       Enter(static_cast<Phase>(static_cast<int>(phase_) + 1));
     }
     return;
   }
-  if (is_rank && status.ok()) return EndIfDone();
-  const bool is_agent = At(child).role == Role::kAgent;
-  if (is_agent && status.ok() && phase_ == Phase::kRanks) return;  // Its ranks are done.
-  const int exit_status = status.ok() ? kExitFailed : status.ShellStatus();
-  const std::string what =
+  if (has_node && status.ok() && phase_ == Phase::kRanks) return TellNode(child, true);
+  const bool may_go_on =
+      plan_.goes_on || plan_.node_restarts.count_max > 0 || role == Role::kScheduler;
+  const Failure failure = {
+      child, status.ok() ? kExitFailed : status.ShellStatus(),
       absl::StrCat(supervisor_.name(child), " (pid ", supervisor_.pid(child), ") ",
-                   !is_rank        ? "ended before its ranks: "
-                   : plan_.goes_on ? "failed: "
-                                   : "failed first: ",
-                   status.ToString());
-  if (is_agent && phase_ == Phase::kRanks && status.signal_number == 0) {
-    if (suspect_) return;
-    suspect_ = child;
-    suspect_status_ = exit_status;
-    suspect_what_ = what;
-    supervisor_.SetTimer(NowNs() + kSuspicionNs);
+                   !is_rank    ? "ended before its ranks: "
+                   : may_go_on ? "failed: "
+                               : "failed first: ",
+                   status.ToString())};
+  if (phase_ != Phase::kRanks) {
+    NoteFirst(failure);
+    return End(failure.exit_status, absl::StrCat(failure.what, "; the run was ended"), SIGTERM);
+  }
+  if (!has_node) return OnDaemonEnd(failure);
+  if (!is_rank && status.signal_number == 0 && nodes_.at(index).works()) {
+    suspects_.emplace(index, failure);
+    return SetTimer({Timer::kSuspicion, index}, NowNs() + kSuspicionNs);
+  }
+  OnNodeFailure(failure);
+}
+
+void Launch::OnDaemonEnd(const Failure& failure) {
+  const auto [role, index] = At(failure.child);
+  const bool is_scheduler = role == Role::kScheduler;
+  const bool others_serve = AnyRunning({Role::kAggregator});
+  if (is_scheduler || plan_.node_restarts.count_max > 0 || (plan_.goes_on && others_serve)) {
+    Restarts& restarts = is_scheduler ? scheduler_restarts_ : aggregator_restarts_[index];
+    if (const std::optional<int64_t> at_ns = restarts.OnFailure(NowNs())) {
+      supervisor_.Say(absl::StrCat("talweg: run: ", failure.what, "; it is started again",
+                                   is_scheduler   ? ", steps go on"
+                                   : others_serve ? ", the others serve on"
+                                                  : ""));
+      return SetTimer({is_scheduler ? Timer::kScheduler : Timer::kAggregator, index}, *at_ns);
+    }
+    // A run can go on without one of several aggregators.
+    if (!is_scheduler && plan_.goes_on && others_serve) return;
+  }
+  NoteFirst(failure);
+  End(failure.exit_status, absl::StrCat(failure.what, "; the run was ended"), SIGTERM);
+}
+
+void Launch::OnNodeFailure(const Failure& failure) {
+  const auto [role, node] = At(failure.child);
+  NodeLife& life = nodes_.at(node);
+  if (life.over() || life.state() == NodeState::kEnding || life.state() == NodeState::kPausing) {
+    return TellNode(failure.child, false);  // It had to.
+  }
+  TellNode(failure.child, false);
+  if (plan_.goes_on) {
+    if (life.lost()) NoteFirst(failure);
+    SayOfFailure(node, failure.what);
+    return EndIfDone();
+  }
+  // All others need this one, and would fail one by one.
+  bool any_over = life.lost();
+  for (auto& [other, other_life] : nodes_) {
+    if (other == node || ending()) continue;
+    Do(other, other_life.Fail(NowNs()));
+    any_over |= other_life.over();
+  }
+  if (!any_over) return SayOfFailure(node, failure.what);
+  NoteFirst(failure);
+  const char* others = role == Role::kRank ? "; all other ranks were ended" : "; the run was ended";
+  End(failure.exit_status, absl::StrCat(failure.what, others), SIGTERM);
+}
+
+void Launch::SayOfFailure(uint32_t node, const std::string& what) {
+  const NodeLife& life = nodes_.at(node);
+  if (!life.lost()) {
+    const RestartPolicy& policy = life.restarts().policy();
+    supervisor_.Say(absl::StrCat(
+        "talweg: run: ", plan_.goes_on ? absl::StrCat("node ", node, " is") : "all nodes are",
+        " started again (", life.restarts().count(NowNs()), " of ", policy.count_max, " times in ",
+        policy.window_ns / 1'000'000'000, " s): ", what));
     return;
   }
-  Blame(child, exit_status, what);
-}
-
-void Launch::Blame(ChildId child, int exit_status, const std::string& what) {
-  const auto [role, node] = At(child);
-  const bool has_node = role == Role::kAgent || role == Role::kRank;
-  if (plan_.goes_on && phase_ == Phase::kRanks) {
-    if (role == Role::kAggregator && AnyRunning({Role::kAggregator})) {
-      supervisor_.Say(absl::StrCat("talweg: run: ", what, "; the others serve on"));
-      return;
-    }
-    if (has_node && lost_nodes_.contains(node)) return;  // It had to.
-  }
-  if (!failed_) {
-    failed_ = child;
-    result_.exit_status = exit_status;
-    result_.report = what;
-  }
-  if (plan_.goes_on && phase_ == Phase::kRanks && has_node) return LoseNode(node, what);
-  End(result_.exit_status,
-      absl::StrCat(result_.report,
-                   role == Role::kRank ? "; all other ranks were ended" : "; the run was ended"),
-      SIGTERM);
-}
-
-void Launch::LoseNode(uint32_t node, const std::string& what) {
-  lost_nodes_.insert(node);
-  // Its agent has told the scheduler, or is dead: the other ranks there have nobody to work with.
-  for (uint32_t i = 0; i < children_.size(); ++i) {
-    const Child& child = children_[i];
-    if (child.role == Role::kRank && child.node == node) supervisor_.Signal(ChildId(i), SIGTERM);
-  }
-  EndIfDone();
-  if (ending()) return;
+  const auto is_left = [](const auto& each) { return !each.second.over(); };
+  if (!std::any_of(nodes_.begin(), nodes_.end(), is_left)) return;
   supervisor_.Say(absl::StrCat("talweg: run: node ", node, " is lost, the others go on: ", what));
 }
 
-void Launch::EndIfDone() {
-  for (const ChildId rank : ranks_at_work_) {
-    if (!lost_nodes_.contains(At(rank).node)) return;
+void Launch::TellNode(ChildId child, bool well) {
+  const auto [role, node] = At(child);
+  NodeLife& life = nodes_.at(node);
+  const int64_t now_ns = NowNs();
+  Do(node, role == Role::kAgent ? life.OnAgentEnds(well, now_ns) : life.OnRankEnds(well, now_ns));
+  if (role == Role::kAgent || well || !suspects_.contains(node)) return;
+  // This rank is why its agent has ended.
+  suspects_.erase(node);
+  CancelTimer({Timer::kSuspicion, node});
+  Do(node, life.OnAgentEnds(false, now_ns));
+}
+
+void Launch::Do(uint32_t node, NodeAction action) {
+  if (ending()) return;
+  switch (action) {
+    case NodeAction::kNone: return;
+    case NodeAction::kStartAgent: return StartAgent(node);
+    case NodeAction::kStartRanks: return StartRanks(node);
+    case NodeAction::kAwaitNeed: return SetTimer({Timer::kNode, node}, NowNs() + kNeedNs);
+    case NodeAction::kEndAll:
+      CancelTimer({Timer::kServes, node});
+      SetTimer({Timer::kGrace, node}, NowNs() + static_cast<int64_t>(plan_.grace_ms) * 1'000'000);
+      // Its agent has told the scheduler, or is dead: the others there have nobody to work with.
+      return SignalNode(node, SIGTERM);
+    case NodeAction::kPause:
+      CancelTimer({Timer::kGrace, node});
+      return SetTimer({Timer::kNode, node}, nodes_.at(node).start_at_ns());
+    case NodeAction::kForget: return CancelTimer({Timer::kGrace, node});
+    case NodeAction::kFinish: return EndIfDone();
   }
-  if (lost_nodes_.empty()) return End(0, "", 0);
-  if (lost_nodes_.size() == plan_.LocalNodes().size()) {
-    return End(result_.exit_status, absl::StrCat(result_.report, "; no node is left"), SIGTERM);
+}
+
+void Launch::EndIfDone() {
+  std::vector<uint32_t> lost;
+  bool any_done = false;
+  for (const auto& [node, life] : nodes_) {
+    if (life.works()) return;
+    any_done |= life.state() == NodeState::kDone;
+    if (life.state() != NodeState::kDone) lost.push_back(node);
+  }
+  // A node that comes back when the others have ended well finds nobody.
+  const auto is_over = [](const auto& each) { return each.second.over(); };
+  if (!any_done && !std::all_of(nodes_.begin(), nodes_.end(), is_over)) return;
+  if (lost.empty()) return End(0, "", 0);
+  if (lost.size() == nodes_.size()) {
+    return End(first_->exit_status, absl::StrCat(first_->what, "; no node is left"), SIGTERM);
   }
   End(0,
-      absl::StrCat("the run has ended well without node ", absl::StrJoin(lost_nodes_, ", "), ": ",
-                   result_.report),
+      absl::StrCat("the run has ended well without node ", absl::StrJoin(lost, ", "),
+                   first_ ? absl::StrCat(": ", first_->what) : ""),
       SIGTERM);
 }
 
@@ -241,27 +347,64 @@ void Launch::OnSignal(int signal_number) {
     return;
   }
   signalled_ = true;
+  first_.reset();
   End(128 + signal_number,
       absl::StrCat("ended by signal ", signal_number, " (", strsignal(signal_number), ")"),
       signal_number == SIGINT ? SIGINT : SIGTERM);
 }
 
+void Launch::SetTimer(TimerKey key, int64_t at_ns) {
+  timers_[key] = at_ns;
+  CancelTimer({Timer::kPhase, ~uint32_t{0}});  // Arms the earliest.
+}
+
+void Launch::CancelTimer(TimerKey key) {
+  timers_.erase(key);
+  int64_t first_ns = 0;
+  for (const auto& [each, at_ns] : timers_) {
+    if (first_ns == 0 || at_ns < first_ns) first_ns = at_ns;
+  }
+  supervisor_.SetTimer(first_ns);
+}
+
 void Launch::OnTimer() {
-  if (!ending() && suspect_) {
-    const ChildId suspect = *std::exchange(suspect_, std::nullopt);
-    return Blame(suspect, suspect_status_, suspect_what_);
+  const int64_t now_ns = NowNs();
+  std::vector<TimerKey> due;
+  for (const auto& [key, at_ns] : timers_) {
+    if (at_ns <= now_ns) due.push_back(key);
   }
-  if (!ending()) {
-    std::vector<std::string> names;
-    for (const ChildId child : waiting_) names.push_back(supervisor_.name(child));
-    failed_ = *waiting_.begin();
-    End(kExitFailed,
-        absl::StrCat(absl::StrJoin(names, ", "), " did not serve within ", plan_.ready_timeout_ms,
-                     " ms; raise --ready-timeout-ms if this machine is only slow"),
-        SIGTERM);
-    return;
+  for (const TimerKey& key : due) {
+    // What one does may have cancelled, or put off, another.
+    const auto timer = timers_.find(key);
+    if (timer == timers_.end() || timer->second > now_ns) continue;
+    CancelTimer(key);
+    OnTimerOf(key);
   }
-  SignalRoles(RolesOfPhase(), SIGKILL);
+}
+
+void Launch::OnTimerOf(TimerKey key) {
+  const auto [timer, index] = key;
+  if (ending()) return SignalRoles(RolesOfPhase(), SIGKILL);
+  switch (timer) {
+    case Timer::kPhase: {
+      std::vector<std::string> names;
+      for (const ChildId child : waiting_) names.push_back(supervisor_.name(child));
+      const std::string what =
+          absl::StrCat(absl::StrJoin(names, ", "), " did not serve within ", plan_.ready_timeout_ms,
+                       " ms; raise --ready-timeout-ms if this machine is only slow");
+      NoteFirst({*waiting_.begin(), kExitFailed, what});
+      return End(kExitFailed, what, SIGTERM);
+    }
+    case Timer::kServes: return SignalNode(index, SIGKILL);
+    case Timer::kSuspicion: {
+      const auto suspect = suspects_.extract(index);
+      return OnNodeFailure(suspect.mapped());
+    }
+    case Timer::kNode: return Do(index, nodes_.at(index).OnTime());
+    case Timer::kGrace: return SignalNode(index, SIGKILL);
+    case Timer::kScheduler: return StartScheduler();
+    case Timer::kAggregator: return StartAggregator(index);
+  }
 }
 
 void Launch::OnOutputGone() { End(128 + SIGPIPE, "", SIGTERM); }
@@ -283,13 +426,21 @@ void Launch::Ask(const std::set<Role>& roles, int signal_number) {
     Enter(static_cast<Phase>(static_cast<int>(phase_) + 1));
     return;
   }
-  supervisor_.SetTimer(NowNs() + static_cast<int64_t>(plan_.grace_ms) * 1'000'000);
+  SetTimer({Timer::kPhase, 0}, NowNs() + static_cast<int64_t>(plan_.grace_ms) * 1'000'000);
   SignalRoles(roles, signal_number);
 }
 
 void Launch::SignalRoles(const std::set<Role>& roles, int signal_number) {
   for (uint32_t i = 0; i < children_.size(); ++i) {
     if (roles.count(children_[i].role) > 0) supervisor_.Signal(ChildId(i), signal_number);
+  }
+}
+
+void Launch::SignalNode(uint32_t node, int signal_number) {
+  for (uint32_t i = 0; i < children_.size(); ++i) {
+    const auto [role, index] = children_[i];
+    const bool has_node = role == Role::kRank || role == Role::kAgent;
+    if (has_node && index == node) supervisor_.Signal(ChildId(i), signal_number);
   }
 }
 

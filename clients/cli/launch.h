@@ -6,8 +6,10 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "clients/cli/node_life.h"
 #include "clients/cli/plan.h"
 #include "clients/cli/supervisor.h"
 
@@ -27,19 +29,23 @@ struct LaunchResult {
 //   kScheduler -> kAggregators -> kAgents -> kRanks
 //     -> kEndingRanks -> kEndingAgents -> kEndingAggregators -> kEndingScheduler -> kOver
 //
-// A phase before kRanks is left when all its daemons serve; kRanks when all ranks have ended.
-// Whatever fails first, in any phase, decides the exit status, and leads to kEndingRanks: everyone
-// is asked to end, and killed when the grace is over. A second signal ends everything at once.
+// A phase before kRanks is left when all its daemons serve; kRanks when all nodes are over.
+// Whatever fails before kRanks decides the exit status, and leads to kEndingRanks: everyone is
+// asked to end, and killed when the grace is over. A second signal ends everything at once.
 //
-// Where the plan goes on without nodes that are lost, a rank or an agent that fails in kRanks takes
-// its node with it, and nobody else while there are other nodes. Such a run has gone well when all
-// ranks of the nodes that are left have; what was lost is reported nevertheless.
+// In kRanks each node has a life of its own (node_life.h). A rank or an agent that fails ends its
+// node, which is started again as often as the plan says. Where the plan does not go on without
+// nodes that are lost, all nodes fail with it, and a node that is lost ends the run; otherwise the
+// run has gone well when all ranks of the nodes that are left have, and what was lost is reported.
 //
-// An agent ends well by itself when its ranks are done, and badly when one of them has died, which
-// may be a moment before that rank is reaped: such an end waits for a rank to blame.
+// A scheduler that ends is started again, with its store and its address: steps do not need it. So
+// is an aggregator, where the run can go on meanwhile.
+//
+// An agent that fails may do so because one of its ranks has died, which may be a moment before
+// that rank is reaped: such an end waits for a rank to blame.
 class Launch : public SupervisorEvents {
  public:
-  Launch(const RunPlan& plan, Supervisor& supervisor) : plan_(plan), supervisor_(supervisor) {}
+  Launch(const RunPlan& plan, Supervisor& supervisor);
 
   // Blocks until everything has ended.
   LaunchResult Run();
@@ -65,51 +71,79 @@ class Launch : public SupervisorEvents {
   enum class Role { kScheduler, kAggregator, kAgent, kRank };
   struct Child {
     Role role;
-    uint32_t node = 0;  // Of an agent or a rank.
+    uint32_t index = 0;  // Which aggregator; the node of an agent or a rank.
   };
-  struct NodeSpec {
-    ChildSpec spec;
-    uint32_t node = 0;  // Of an agent or a rank.
+  // What something is done at a time for.
+  enum class Timer {
+    kPhase,       // Daemons do not serve, or processes do not end.
+    kServes,      // An agent that was started later does not serve.
+    kSuspicion,   // No rank is to blame for an agent's end.
+    kNode,        // What a node waits for has come.
+    kGrace,       // What is left of a node does not end.
+    kScheduler,   // Is started again.
+    kAggregator,  // Likewise.
+  };
+  using TimerKey = std::pair<Timer, uint32_t>;
+  // How a child has ended, and what that is reported as.
+  struct Failure {
+    ChildId child;
+    int exit_status = 0;
+    std::string what;
   };
 
   const Child& At(ChildId child) const { return children_[child.value()]; }
   bool ending() const { return phase_ >= Phase::kEndingRanks; }
   void Enter(Phase phase);
-  // Starts the phase's processes; fails the run when one does not start.
-  void Start(Role role, const std::vector<NodeSpec>& specs);
+  void SetTimer(TimerKey key, int64_t at_ns);
+  void CancelTimer(TimerKey key);
+  void OnTimerOf(TimerKey key);
+
+  // Starts a process; ends the run, and says false, when it does not start.
+  bool Start(Child child, const ChildSpec& spec);
+  void StartScheduler();
+  void StartAggregator(uint32_t index);
+  void StartAgent(uint32_t node);
+  void StartRanks(uint32_t node);
   // The phase's daemons all serve, or it had none.
   void Continue();
   // Ends the run with that status, unless it is ending already.
   void End(int exit_status, const std::string& report, int signal_number);
-  // `child` has failed, and the run with it, or only its node.
-  void Blame(ChildId child, int exit_status, const std::string& what);
-  void LoseNode(uint32_t node, const std::string& what);
-  // Ends the run when no rank is at work any more whose node is not lost.
+
+  // A scheduler or an aggregator has ended.
+  void OnDaemonEnd(const Failure& failure);
+  // A rank or an agent has failed, in kRanks.
+  void OnNodeFailure(const Failure& failure);
+  // Tells a node's life of an end, and does what follows.
+  void TellNode(ChildId child, bool well);
+  void Do(uint32_t node, NodeAction action);
+  void SayOfFailure(uint32_t node, const std::string& what);
+  // Ends the run when all nodes are over.
   void EndIfDone();
+
   // Asks all of these roles to end; goes on when none of them is left.
   void Ask(const std::set<Role>& roles, int signal_number);
   bool AnyRunning(const std::set<Role>& roles) const;
   std::set<Role> RolesOfPhase() const;
   std::vector<pid_t> DaemonPids() const;
   void SignalRoles(const std::set<Role>& roles, int signal_number);
+  void SignalNode(uint32_t node, int signal_number);
+  void NoteFirst(const Failure& failure);
 
   const RunPlan& plan_;
   Supervisor& supervisor_;
   Phase phase_ = Phase::kScheduler;
   std::vector<Child> children_;  // By ChildId.
-  std::set<uint32_t> lost_nodes_;
-  // Ranks whose end OnExit has not told of. The supervisor may have reaped several at once.
-  std::set<ChildId> ranks_at_work_;
-  std::set<ChildId> waiting_;        // Daemons of this phase that do not serve yet.
-  std::string scheduler_;            // Its address.
-  std::vector<std::string> agents_;  // Their admin addresses.
+  std::map<uint32_t, NodeLife> nodes_;
+  Restarts scheduler_restarts_;
+  std::vector<Restarts> aggregator_restarts_;
+  std::map<TimerKey, int64_t> timers_;
+  std::set<ChildId> waiting_;               // Daemons of this phase that do not serve yet.
+  std::string scheduler_;                   // Its address.
+  std::map<uint32_t, std::string> agents_;  // Their admin addresses.
   std::vector<std::string>
-      ports_;  // That are open, and whose: "talweg-agent of node 0 (admin) ...".
-  std::optional<ChildId> failed_;
-  // A daemon that has ended by itself while ranks are at work, and what that would be reported as.
-  std::optional<ChildId> suspect_;
-  int suspect_status_ = 0;
-  std::string suspect_what_;
+      ports_;                     // That are open, and whose: "talweg-agent of node 0 (admin) ...".
+  std::optional<Failure> first_;  // That has failed.
+  std::map<uint32_t, Failure> suspects_;  // Agents, by node.
   bool signalled_ = false;
   int ending_signal_ = 0;
   LaunchResult result_;

@@ -75,9 +75,11 @@ absl::StatusOr<std::vector<uint32_t>> ParseRanksPerNode(const std::string& text,
   return counts;
 }
 
-ChildSpec SchedulerSpec(const RunPlan& plan) {
+ChildSpec SchedulerSpec(const RunPlan& plan, const std::string& address) {
   return DaemonSpec(plan, "talweg-scheduler", plan.scheduler_file,
-                    {Where(plan, "listen", kSchedulerSocket), "--in_memory"});
+                    {address.empty() ? Where(plan, "listen", kSchedulerSocket)
+                                     : absl::StrCat("--listen=", address),
+                     absl::StrCat("--store_path=", plan.directory, "/scheduler.db")});
 }
 
 ChildSpec AggregatorSpec(const RunPlan& plan, uint32_t index, const std::string& scheduler) {

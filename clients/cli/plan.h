@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "clients/cli/process.h"
+#include "clients/cli/restarts.h"
 
 namespace talweg::cli {
 
@@ -27,6 +28,12 @@ struct RunPlan {
   // `min_node_count` are left.
   bool goes_on = false;
   uint32_t min_node_count = 1;
+  RestartPolicy node_restarts;  // For a node whose ranks or agent fail.
+  // For a scheduler, and for an aggregator where the run can go on without it.
+  RestartPolicy daemon_restarts = {.count_max = 10,
+                                   .window_ns = 60'000'000'000,
+                                   .pause_min_ns = 50'000'000,
+                                   .pause_max_ns = 2'000'000'000};
   // One machine of several: the job's scheduler, and which node this is.
   std::string scheduler;  // Empty: every node is here.
   std::optional<uint32_t> node_rank;
@@ -61,7 +68,8 @@ struct RunPlan {
 // are numbers).
 absl::StatusOr<std::vector<uint32_t>> ParseRanksPerNode(const std::string& text, uint32_t nodes);
 
-ChildSpec SchedulerSpec(const RunPlan& plan);
+// `address` is that of an earlier one, which this one takes the place of; empty: there was none.
+ChildSpec SchedulerSpec(const RunPlan& plan, const std::string& address);
 ChildSpec AggregatorSpec(const RunPlan& plan, uint32_t index, const std::string& scheduler);
 ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& scheduler);
 ChildSpec RankSpec(const RunPlan& plan, uint32_t node, uint32_t local_rank);

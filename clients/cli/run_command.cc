@@ -78,6 +78,20 @@ absl::Status ReadLossPolicy(const Arguments& arguments, RunPlan& plan) {
   return absl::OkStatus();
 }
 
+absl::Status ReadRestarts(const Arguments& arguments, RunPlan& plan) {
+  TALWEG_ASSIGN_OR_RETURN(plan.node_restarts.count_max,
+                          arguments.Number("restarts", 0, 0, 1'000'000));
+  TALWEG_ASSIGN_OR_RETURN(const uint64_t window_s,
+                          arguments.Number("restart-window-s", 300, 1, 30 * 24 * 3'600));
+  TALWEG_ASSIGN_OR_RETURN(const uint64_t pause_ms,
+                          arguments.Number("restart-pause-ms", 1'000, 0, 3'600'000));
+  constexpr int64_t kPauseMaxNs = 30'000'000'000;
+  plan.node_restarts.window_ns = static_cast<int64_t>(window_s) * 1'000'000'000;
+  plan.node_restarts.pause_min_ns = static_cast<int64_t>(pause_ms) * 1'000'000;
+  plan.node_restarts.pause_max_ns = std::max(kPauseMaxNs, plan.node_restarts.pause_min_ns);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
   RunPlan plan;
   plan.program = arguments.operands();
@@ -95,6 +109,7 @@ absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
   TALWEG_ASSIGN_OR_RETURN(plan.ready_timeout_ms,
                           arguments.Number("ready-timeout-ms", 60'000, 1, 3'600'000));
   TALWEG_RETURN_IF_ERROR(ReadLossPolicy(arguments, plan));
+  TALWEG_RETURN_IF_ERROR(ReadRestarts(arguments, plan));
   TALWEG_RETURN_IF_ERROR(ReadPlace(arguments, plan));
   TALWEG_ASSIGN_OR_RETURN(plan.master_port,
                           arguments.Number("master-port", plan.master_port, 1, 65535));
@@ -197,7 +212,11 @@ Command RunCommand() {
       "and processes, so that a rank may call talweg status.\n\n"
       "When a rank fails, the others are ended, and the exit status is that rank's (128 + signal\n"
       "if one killed it). With --loss-policy=continue only its node's are: the other nodes go on,\n"
-      "and the exit status is 0 when they end well. Daemons take further options from the\n"
+      "and the exit status is 0 when they end well. With --restarts=N what fails is started "
+      "again;\n"
+      "TALWEG_RUN_RESTARTS tells a rank how often its node was. A scheduler that ends is always\n"
+      "started again, and so is an agent whose ranks have left their job and go on. Daemons take "
+      "further options from the\n"
       "environment: TALWEG_CREDIT_BYTES=...\n\n"
       "On one machine no port is opened: daemons meet on Unix sockets in a directory that is this\n"
       "user's alone, and gradients go through shared memory.\n\n"
@@ -216,6 +235,13 @@ Command RunCommand() {
       {"loss-policy", "fail_job|continue",
        "What becomes of the other nodes when a rank or an agent fails: they are ended, or go on.\n"
        "Default: fail_job."},
+      {"restarts", "N",
+       "How often in a window a node is started again of which a rank or the agent fails. With\n"
+       "--loss-policy=fail_job all nodes are, as a new job. Default: 0."},
+      {"restart-window-s", "S", "That window. Default: 300."},
+      {"restart-pause-ms", "MS",
+       "The pause before the first of those starts; each further one waits twice as long, at most\n"
+       "30 s. Default: 1000."},
       {"min-nodes", "N", "With --loss-policy=continue: with how few nodes. Default: 1."},
       {"force-distributed", "",
        "Scheduler and aggregators also for one node, and TCP ports of 127.0.0.1 for all daemons\n"

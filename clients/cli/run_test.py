@@ -18,6 +18,7 @@ TIMEOUT_S = 60
 
 DAEMON = """#!/bin/bash
 echo "$@" >> "$TALWEG_TEST_LOG/$(basename "$0")"
+echo $$ >> "$TALWEG_TEST_PIDS/$(basename "$0")"
 for argument in "$@"; do
   case $argument in --ready_fd=*) fd=${argument#*=} ;; esac
 done
@@ -45,7 +46,8 @@ class Run:
         self.temporary = root / "tmp"
         self.log = root / "log"
         daemons = root / "bin"
-        for each in (self.temporary, self.log, daemons):
+        self.pids = root / "pids"
+        for each in (self.temporary, self.log, self.pids, daemons):
             each.mkdir()
         for name in ("talweg-scheduler", "talweg-aggregator", "talweg-agent"):
             (daemons / name).write_text(DAEMON)
@@ -57,6 +59,7 @@ class Run:
             | {
                 "TALWEG_DAEMON_DIR": str(daemons),
                 "TALWEG_TEST_LOG": str(self.log),
+                "TALWEG_TEST_PIDS": str(self.pids),
                 "TALWEG_TEST_MARK": self.mark,
                 "TMPDIR": str(self.temporary),
             }
@@ -136,6 +139,16 @@ class Run:
         assert not left, f"processes left: {left}"
         assert not files, f"files left: {files}"
         return self.process.returncode, output.decode(), errors.decode()
+
+    def pids_of(self, daemon: str) -> list[int]:
+        return [int(pid) for pid in (self.pids / daemon).read_text().split()]
+
+    def until_started(self, daemon: str, count: int) -> None:
+        """Returns when the daemon has been started as often."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(self.pids_of(daemon)) < count:
+            assert time.monotonic() < deadline, f"{daemon} was not started {count} times"
+            time.sleep(0.01)
 
     def arguments_of(self, daemon: str) -> list[str]:
         return sorted((self.log / daemon).read_text().splitlines())
@@ -341,16 +354,120 @@ class RunTest(unittest.TestCase):
     def test_a_daemon_that_dies_with_ranks_at_work(self) -> None:
         run = Run("--nodes=2", "--", "sh", "-c", "echo up; sleep 1000")
         run.until_output("[1] up")
-        daemons = [
-            pid
-            for pid in run.marked()
-            if pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep")
-            and os.getpgid(pid) == pid
-        ]
-        os.kill(daemons[0], signal.SIGKILL)
+        os.kill(run.pids_of("talweg-aggregator")[0], signal.SIGKILL)
         status, _, errors = run.end()
         self.assertEqual(status, 128 + signal.SIGKILL)
         self.assertIn("ended before its ranks: killed by signal 9", errors)
+
+    def test_a_scheduler_that_dies_is_started_again_where_it_was(self) -> None:
+        script = "echo up; until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done; echo done"
+        for options in ([], ["--force-distributed"]):
+            run = Run("--nodes=2", *options, "--", "bash", "-c", script)
+            run.until_output("[1] up")
+            for count in (2, 3):
+                os.kill(run.pids_of("talweg-scheduler")[-1], signal.SIGKILL)
+                run.until_started("talweg-scheduler", count)
+            started = run.arguments_of("talweg-scheduler")
+            (run.log / "go").touch()
+            status, output, errors = run.end()
+            self.assertEqual((status, output.count("done")), (0, 2), errors)
+            self.assertIn("killed by signal 9 (Killed); it is started again, steps go on", errors)
+            # The first one may choose its port, the others have its address, and all its store.
+            listens = {re.sub(".*--listen=([^ ]*).*", r"\1", line) for line in started}
+            self.assertEqual(listens, {"127.0.0.1:0", "127.0.0.1:4711"} if options else {*listens})
+            [store] = {re.sub(".*--store_path=([^ ]*).*", r"\1", line) for line in started}
+            self.assertTrue(store.endswith("/scheduler.db"), store)
+
+    def test_a_scheduler_that_dies_again_and_again_ends_the_run(self) -> None:
+        run = Run("--nodes=2", "--", "bash", "-c", "echo up; sleep 1000")
+        run.until_output("[1] up")
+        (run.directory.name / pathlib.Path("bin/talweg-scheduler")).write_text("#!/bin/sh\nexit 4")
+        os.kill(run.pids_of("talweg-scheduler")[0], signal.SIGKILL)
+        status, _, errors = run.end()
+        self.assertEqual(status, 4, errors)
+        self.assertEqual(errors.count("it is started again"), 10)
+        self.assertIn("ended before its ranks: exit status 4; the run was ended", errors)
+
+    def test_ranks_that_outlive_their_job_get_another_agent(self) -> None:
+        script = "echo up; until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done"
+        run = Run("--", "bash", "-c", script, FAKE_AGENT_ENDS_WITH="0")
+        run.until_output("up")
+        run.until_started("talweg-agent", 3)
+        (run.log / "go").touch()
+        status, _, errors = run.end()
+        self.assertEqual((status, errors.count("is started again")), (0, 0), errors)
+
+    # Rank 1 fails until its node has been started again twice.
+    _FAILS_TWICE = """
+        echo "up $RANK.$TALWEG_RUN_RESTARTS"
+        [ $RANK = 1 -a $TALWEG_RUN_RESTARTS -lt 2 ] && exit 7
+        until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done
+        echo "done $RANK.$TALWEG_RUN_RESTARTS"
+    """
+
+    def _restarted(self, *options: str) -> tuple[Run, str]:
+        shape = ["--nodes=2", "--ranks-per-node=1,2", "--restart-pause-ms=1", *options]
+        run = Run(*shape, "--", "bash", "-c", self._FAILS_TWICE)
+        seen = run.until_output("up 1.2") if "--restarts=1" not in options else ""
+        (run.log / "go").touch()
+        return run, seen
+
+    def test_a_node_that_fails_is_started_again(self) -> None:
+        run, seen = self._restarted("--restarts=2", "--loss-policy=continue")
+        started = len(run.pids_of("talweg-agent"))
+        status, output, errors = run.end()
+        self.assertEqual(status, 0, errors)
+        self.assertEqual(started, 4)
+        self.assertEqual(re.findall(r"up 0\.\d", seen), ["up 0.0"])  # Node 0 works on.
+        self.assertIn("done 0.0", seen + output)
+        self.assertIn("done 1.2", seen + output)
+        self.assertIn("done 2.2", seen + output)
+        for time_ in (1, 2):
+            text = rf"node 1 is started again \({time_} of 2 times in 300 s\): rank 1 \(pid \d+\)"
+            self.assertRegex(errors, text + " failed: exit status 7")
+        self.assertNotIn("lost", errors)
+
+    def test_a_node_that_fails_too_often_is_lost(self) -> None:
+        run, _ = self._restarted("--restarts=1", "--loss-policy=continue")
+        status, output, errors = run.end()
+        self.assertEqual(status, 0, errors)
+        self.assertIn("done 0.0", output)
+        self.assertIn("started again (1 of 1", errors)
+        self.assertIn("the run has ended well without node 1", errors)
+
+    def test_where_all_are_needed_all_are_started_again(self) -> None:
+        run, seen = self._restarted("--restarts=2")
+        status, output, errors = run.end()
+        self.assertEqual(status, 0, errors)
+        self.assertEqual(len(re.findall(r"up 1\.", seen + output)), 3)
+        for rank in range(3):
+            self.assertIn(f"done {rank}.2", seen + output)
+        self.assertEqual(errors.count("all nodes are started again"), 2)
+
+    def test_where_all_are_needed_one_that_fails_too_often_ends_the_run(self) -> None:
+        script = "[ $RANK = 1 ] && exit 7; sleep 1000"
+        status, _, errors = run(
+            *["--nodes=2", "--restarts=1", "--restart-pause-ms=1", "--", "bash", "-c", script]
+        )
+        self.assertEqual(status, 7, errors)
+        self.assertEqual(errors.count("all nodes are started again"), 1)
+        self.assertIn("failed: exit status 7; all other ranks were ended", errors)
+
+    def test_an_aggregator_is_started_again_where_others_serve(self) -> None:
+        script = "echo up; until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done"
+        shape = ["--nodes=2", "--aggregators=2", "--loss-policy=continue"]
+        run = Run(*shape, "--", "bash", "-c", script)
+        run.until_output("[1] up")
+        first = run.arguments_of("talweg-aggregator")
+        os.kill(run.pids_of("talweg-aggregator")[0], signal.SIGKILL)
+        run.until_started("talweg-aggregator", 3)
+        again = run.arguments_of("talweg-aggregator")
+        (run.log / "go").touch()
+        status, _, errors = run.end()
+        self.assertEqual(status, 0, errors)
+        self.assertIn("it is started again, the others serve on", errors)
+        plain = [re.sub(" --ready_fd=.*", "", line) for line in again]
+        self.assertEqual({*plain}, {re.sub(" --ready_fd=.*", "", line) for line in first})
 
     def test_an_agent_may_end_well_before_its_ranks(self) -> None:
         status, output, errors = run(
@@ -409,6 +526,28 @@ class RunTest(unittest.TestCase):
         status, _, errors = run.end()
         self.assertEqual(status, 128 + signal.SIGKILL)
         self.assertIn("the supervisor was killed by signal 9", errors)
+
+    def test_what_is_left_when_both_are_killed_the_next_run_removes(self) -> None:
+        run = Run("--", "bash", "-c", "echo up; sleep 1000")
+        run.until_output("up")
+        pids = [run.process.pid, run.supervisor()]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)  # Neither hears of the other's end.
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        run.process.wait(TIMEOUT_S)
+        [left] = run.temporary.iterdir()
+        # It takes nothing from a run that lives.
+        beside = Run("--", "bash", "-c", "echo up; sleep 1000", TMPDIR=str(run.temporary))
+        beside.until_output("up")
+        [alive] = run.temporary.iterdir()
+        self.assertNotEqual(alive, left)
+        status, _, errors = Run("--", "true", TMPDIR=str(run.temporary)).end()
+        self.assertEqual(status, 0, errors)
+        self.assertEqual(list(run.temporary.iterdir()), [alive])
+        beside.process.send_signal(signal.SIGTERM)
+        beside.end()
+        self.assertEqual(list(run.temporary.iterdir()), [])
 
     def test_lines_are_never_torn(self) -> None:
         script = (

@@ -10,7 +10,7 @@ from model_framework import Framework, Gradient, Ticket
 from talweg._exchange import shadow_all
 from talweg._exchange_adapter import Refusal
 from talweg._exchange_states import State
-from talweg.errors import Busy, InvalidArgument
+from talweg.errors import Busy, InvalidArgument, Mismatch
 
 
 class StepTest(unittest.TestCase):
@@ -299,6 +299,50 @@ class ParametersTest(unittest.TestCase):
             it.exchange.synchronize()
 
 
+class NamesTest(unittest.TestCase):
+    def test_the_first_that_differs_is_named_before_anybody_waits_for_it(self) -> None:
+        it = Framework("abc")
+        it.others_names = "axc"
+        it.backward(0, 1, 2)
+        it.log.clear()
+        text = "'x': parameter 1 is 'b' at rank 0, but 'x' at rank 1: build the same model"
+        for _ in range(2):
+            with self.assertRaisesRegex(Mismatch, text):
+                it.exchange.synchronize()
+        self.assertEqual(it.log, ["take x.used", "gather x.names"])
+
+    def test_a_rank_that_does_not_say_its_names_is_not_waited_for(self) -> None:
+        it = Framework("abc")
+        it.others_names, it.others_say_names = "cba", False
+        it.backward(0, 1, 2)
+        with self.assertRaisesRegex(Mismatch, "have other names here than at another rank"):
+            it.exchange.synchronize()
+
+    def test_later_exchanges_need_not_wait_for_it(self) -> None:
+        it = Framework("ab")
+        it.others_names = "ab"
+        for first in ("take x.used", "take x.gradient.a"):
+            it.backward(0, 1)
+            it.log.clear()
+            it.exchange.synchronize()
+            self.assertEqual(it.log[0], first)
+            it.exchange.on_step()
+            it.zero_grad()
+
+    def test_names_that_are_added_count(self) -> None:
+        it = Framework("a")
+        it.others_names = "a"
+        it.backward(0)
+        it.exchange.synchronize()
+        it.exchange.on_step()
+        it.zero_grad()
+        it.add("b")
+        it.others_names = "ac"
+        it.backward(0, 1)
+        with self.assertRaisesRegex(Mismatch, "parameter 1 is 'b' at rank 0, but 'c' at rank 1"):
+            it.exchange.synchronize()
+
+
 class AssignedTest(unittest.TestCase):
     def test_what_was_assigned_counts_once(self) -> None:
         it = Framework("ab")
@@ -388,7 +432,8 @@ class OverlapTest(unittest.TestCase):
         it.zero_grad()
         it.log.clear()
         self.assertEqual(it.exchange.take([0]), [(0, 0.5)])
-        self.assertEqual(it.log, ["take x.gradient.a"])
+        # In the first exchange it is known first that the others' parameters have these names.
+        self.assertEqual(it.log, ["take x.used", "take x.gradient.a"])
         self.assertEqual(it.exchange.take([0, 1, 2]), [(2, 1.5)])
         self.assertEqual(it.open, {})
         self.assertIs(it.exchange.state, State.COLLECTING)

@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+from talweg import _exchange
 from talweg._exchange import GradientExchange
 from talweg._exchange_adapter import Adapter, Parameter, Refusal, Tensor
 from talweg.errors import Busy
+
+DIGEST = 2 * _exchange._DIGEST_BYTES
 
 
 @dataclass
@@ -50,6 +53,8 @@ class Framework(Adapter):
         self.late: set[str] = set()  # Tensors whose averages are not there yet.
         self.in_order = False
         self.others_steps = 0
+        self.others_names: Sequence[str] | None = None  # The rank's own.
+        self.others_say_names = True
         self.failures: dict[str, BaseException] = {}  # "push x" or "take x" fails, once.
         self.exchange = GradientExchange(self, name, passes)
         self.add(names)
@@ -89,7 +94,7 @@ class Framework(Adapter):
 
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Ticket:
         ticket = self._start(Ticket(name, marks=marks), priority)
-        self.log[-1] = f"push {name}={list(marks)}"
+        self.log[-1] = f"push {name}={list(marks[:-DIGEST])}"
         return ticket
 
     def finish(self, ticket: Ticket) -> float:
@@ -100,7 +105,12 @@ class Framework(Adapter):
         self.log.append(f"take {ticket.name}")
         if ticket.marks is not None:
             for index, mark in self.others_marks.items():
-                ticket.marks[index] = max(ticket.marks[index], mark)
+                place = index if index >= 0 else index - DIGEST
+                ticket.marks[place] = max(ticket.marks[place], mark)
+            if self.others_names is not None:
+                theirs = _exchange._names_digest(self.others_names)
+                for place, byte in enumerate(theirs, len(ticket.marks) - DIGEST):
+                    ticket.marks[place] = max(ticket.marks[place], byte)
         return (ticket.value + self.others.get(ticket.name, 0.0)) / 2
 
     def is_there(self, ticket: Ticket) -> bool:
@@ -112,6 +122,10 @@ class Framework(Adapter):
     def gather(self, number: int, name: str) -> list[int]:
         self.log.append(f"gather {name}={number}")
         return [number, self.others_steps]
+
+    def gather_names(self, names: Sequence[str], name: str) -> dict[int, Sequence[str]]:
+        self.log.append(f"gather {name}")
+        return {0: names, 1: self.others_names or names} if self.others_say_names else {}
 
     def priority_of(self, index: int) -> int:
         return -index

@@ -263,9 +263,9 @@ Answer Membership::MakeRoom(Job& job, const JoinRequest& request, Turn& turn) {
     }
   }
   if (places.contains(node) && !job.members.contains(node)) {
-    return Refuse(Code::kRefused, name + ": node " + std::to_string(node.value()) +
-                                      " has left and the job is about to end; try again when it "
-                                      "has, or give the job another name");
+    return Refuse(Code::kNotYet, name + ": node " + std::to_string(node.value()) +
+                                     " has left and the job is about to end; try again when it "
+                                     "has, or give the job another name");
   }
   if (places.size() >= job.spec.max_members) {
     return Refuse(Code::kFull, name + " has all its " + std::to_string(job.spec.max_members) +

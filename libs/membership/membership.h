@@ -41,6 +41,7 @@ enum class Code : uint8_t {
   kUnproven,  // It does not show the secret of the process that it speaks for.
   kReplaced,  // Of a stream: its owner has opened another.
   kFull,      // A limit is reached.
+  kNotYet,    // It would be right later: ask again.
 };
 
 struct Answer {

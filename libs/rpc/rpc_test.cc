@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <limits>
@@ -302,6 +304,20 @@ TEST_CASE("Server: what lies at a Unix socket's path", "[rpc]") {
     options.unix_path = "/tmp/" + std::string(110, 'x');
     CHECK_FALSE(Server::Start(options, {}).ok());
   }
+}
+
+TEST_CASE("Server: a full table of descriptors is called so, not a port that is taken", "[rpc]") {
+  rlimit before;
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  // Enough to try whether the port is free, too few for gRPC.
+  const Descriptor lowest(dup(0));
+  const rlimit few{static_cast<rlim_t>(lowest.get()) + 3, before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
+  const auto server = Server::Start({.bind_host = "127.0.0.1"}, {});
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  REQUIRE_FALSE(server.ok());
+  CHECK(server.status().code() == absl::StatusCode::kResourceExhausted);
+  CHECK(Contains(Message(server.status()), "ulimit -n"));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <grpcpp/impl/server_initializer.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -31,6 +32,8 @@ namespace {
 
 constexpr int kListenBacklog = 128;
 constexpr int kMessageBytesMax = 64 << 20;
+// A server's own, and its first connections'.
+constexpr size_t kDescriptorsMin = 16;
 
 struct BindAddress {
   sockaddr_storage address{};
@@ -124,6 +127,22 @@ int FreeSocketPath(const std::string& path) {
   if (lstat(path.c_str(), &status) != 0) return errno;
   if (!S_ISSOCK(status.st_mode)) return EEXIST;
   return unlink(path.c_str()) == 0 ? 0 : errno;
+}
+
+// gRPC aborts, or only says that something failed, where it gets no descriptor.
+absl::Status CheckDescriptors() {
+  std::vector<Descriptor> held;
+  while (held.size() < kDescriptorsMin) {
+    Descriptor one(eventfd(0, EFD_CLOEXEC));
+    if (!one.valid()) {
+      return ErrnoStatus(errno, "a server needs " + std::to_string(kDescriptorsMin) +
+                                    " descriptors, and this process may open " +
+                                    std::to_string(held.size()) +
+                                    " more: raise the limit of open files (ulimit -n)");
+    }
+    held.push_back(std::move(one));
+  }
+  return absl::OkStatus();
 }
 
 // Files that are made while this lives are their owner's alone.
@@ -246,6 +265,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
         "a daemon with TLS needs a certificate of its own: put tls.crt and tls.key beside ca.crt "
         "in tls_dir");
   }
+  TALWEG_RETURN_IF_ERROR(CheckDescriptors());
   auto impl = std::make_unique<Impl>();
   if (!options.unix_path.empty()) {
     TALWEG_RETURN_IF_ERROR(impl->ListenUnix(options, services));

@@ -206,7 +206,9 @@ bool Session::EnterOrGiveUp() {
     // That the last try was cut short says less than why those before it failed.
     const bool cut_short = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
     if (!cut_short || reason.ok()) reason = status;
-    if (!IsTransient(status) || late) {
+    // Whoever is told to ask again does so for as long as its owner wants.
+    const bool not_yet = status.error_code() == grpc::StatusCode::ABORTED;
+    if (!not_yet && (!IsTransient(status) || late)) {
       GoOut(reason);
       return false;
     }

@@ -29,6 +29,7 @@ absl::StatusOr<PrivatePages> PrivatePages::Map(size_t bytes) {
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (address == MAP_FAILED) return ErrnoStatus(errno, "mmap of " + FormatBytes(bytes));
   pages.bytes_ = {static_cast<std::byte*>(address), bytes};
+  madvise(address, bytes, MADV_HUGEPAGE);  // Or not: it only costs time.
   return pages;
 }
 

@@ -32,6 +32,7 @@ absl::StatusCode CodeOf(Code code) {
     case Code::kHeld: return absl::StatusCode::kAlreadyExists;
     case Code::kRefused: return absl::StatusCode::kFailedPrecondition;
     case Code::kFull: return absl::StatusCode::kResourceExhausted;
+    case Code::kNotYet: return absl::StatusCode::kAborted;
     case Code::kUnproven: return absl::StatusCode::kPermissionDenied;
     case Code::kReplaced: return absl::StatusCode::kAborted;
   }

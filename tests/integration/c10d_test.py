@@ -12,7 +12,7 @@ from typing import ClassVar
 import job
 from torch_forks import TorchForks
 
-_EXAMPLE = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "examples" / "ddp.py"
+_EXAMPLES = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "examples"
 
 
 class C10dTest(unittest.TestCase):
@@ -39,13 +39,21 @@ class C10dTest(unittest.TestCase):
     def test_errors_and_what_gloo_has_not(self) -> None:
         job.run(job.command("c10d_errors.py", ranks=3, forks=self.forks))
 
-    def test_example(self) -> None:
-        output = job.run(
-            job.command(str(_EXAMPLE), nodes=2, ranks=2, aggregators=1, forks=self.forks)
-        )
-        found = re.search(r"loss (\S+) on 4 ranks, weights alike: True", output)
+    def _loss_of(self, example: str, pattern: str) -> float:
+        program = str(_EXAMPLES / example)
+        line = job.command(program, nodes=2, ranks=2, aggregators=1, forks=self.forks)
+        output = job.run(line)
+        found = re.search(pattern, output)
         assert found is not None, output
-        self.assertLess(float(found[1]), 0.3, output)
+        return float(found[1])
+
+    def test_example_of_ddp(self) -> None:
+        loss = self._loss_of("ddp.py", r"loss (\S+) on 4 ranks, weights alike: True")
+        self.assertLess(loss, 0.3)
+
+    def test_example_of_fsdp(self) -> None:
+        loss = self._loss_of("fsdp.py", r"loss (\S+) on 4 ranks, each keeps 2[45678] % of")
+        self.assertLess(loss, 0.3)
 
 
 if __name__ == "__main__":

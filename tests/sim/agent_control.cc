@@ -118,7 +118,8 @@ void AgentProcess::Join() {
           return;
         }
         if (answered && answer->answer.code != membership::Code::kHeld &&
-            answer->answer.code != membership::Code::kFull) {
+            answer->answer.code != membership::Code::kFull &&
+            answer->answer.code != membership::Code::kNotYet) {
           return Out(answer->answer.text);
         }
         timeline_->After(RetryNs(), [this, life = network_->host(host_).life()] {

@@ -447,6 +447,18 @@ def grouped_push_pull_async(
 
     With a name the arrays are name.0, name.1 and so on.
     """
+    if name is not None and options.get("process_set") is None:
+        # In one go: one by one, the first round of many takes seconds.
+        declared_op = chosen_op(op, options.get("average", True))
+        _client.current().declare_all(
+            (
+                f"{name}.{index}",
+                Declaration(numpy_dtype(array.dtype), array.size, declared_op, 0),
+                0,
+            )
+            for index, array in enumerate(arrays)
+            if isinstance(array, np.ndarray)
+        )
     return _grouped(arrays, name, lambda array, own: push_pull_async(array, own, op, **options))
 
 

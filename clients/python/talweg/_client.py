@@ -24,9 +24,11 @@ from talweg._node import launchers
 from talweg._node.join import Attachment, attach
 from talweg._node.launchers import World
 from talweg.errors import (
+    AgentLost,
     Busy,
     Closed,
     InvalidArgument,
+    JobFailed,
     NotInitialized,
     TalwegError,
     Timeout,
@@ -138,6 +140,30 @@ def local_rank_from_environment(environment: Mapping[str, str]) -> int | None:
     return None
 
 
+# This process has left a job: its node's next agent may not be there yet.
+_has_left = False
+_AGENT_PAUSE_S = 0.05
+
+
+def _connect_to_agent(agent_socket: str | None, timeout_s: float) -> _native.Connection:
+    """A connection to the node's agent.
+
+    An agent serves one job. A process that has left it waits for the agent to end, which takes the
+    goodbyes of the node's other ranks, and for the next one.
+    """
+    local_rank = local_rank_from_environment(os.environ)
+    end = time.monotonic() + timeout_s
+    left_s = timeout_s
+    while True:
+        try:
+            return _native.Connection(agent_socket, local_rank, left_s)
+        except (AgentLost, JobFailed):
+            left_s = end - time.monotonic() - _AGENT_PAUSE_S
+            if not _has_left or left_s <= 0:
+                raise
+        time.sleep(_AGENT_PAUSE_S)
+
+
 # What the tensors of one kind of nameless rounds may take together, and how many they are.
 _NAMELESS_BYTES = 32 << 20
 _NAMELESS_MIN = 2
@@ -197,8 +223,7 @@ class Client:
             self._attachment = attach(place, os.environ, timeout_s)
             self.connection = self._attachment.connect(timeout_s)
         else:
-            local_rank = local_rank_from_environment(os.environ)
-            self.connection = _native.Connection(agent_socket, local_rank, timeout_s)
+            self.connection = _connect_to_agent(agent_socket, timeout_s)
         self.rank: int = self.connection.rank
         self.size: int = self.connection.size
         self.local_rank: int = self.connection.local_rank
@@ -212,6 +237,7 @@ class Client:
         self._in_barrier: set[str] = set()
         self._pid = os.getpid()
         self._leavers: list[Callable[[], None]] = []
+        self._is_closed = False
         self._closers: list[Callable[[], None]] = []
         # Each is called with every round that synchronize() has taken.
         self.watchers: list[Callable[[Handle], None]] = []
@@ -228,10 +254,16 @@ class Client:
         """Whether it is a parent's, in a process that was forked."""
         return os.getpid() != self._pid
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() has been called."""
+        return self._is_closed
+
     def close(self) -> None:
         """Says goodbye to the agent. A second call does nothing."""
         while self._leavers:
             self._leavers.pop()()
+        self._is_closed = True
         self.connection.close()
         while self._closers:
             self._closers.pop()()
@@ -487,6 +519,7 @@ class Client:
         root_rank: int = 0,
         ranks: tuple[int, ...] = (),
         suffix: str = "",
+        timeout_s: float | None = None,
     ) -> None:
         """A whole round, in place, of a contiguous NumPy array.
 
@@ -494,7 +527,8 @@ class Client:
         """
         declaration = Declaration(numpy_dtype(array.dtype), array.size, op, root_rank, ranks)
         address = array.ctypes.data
-        self.synchronize(self.push(name + suffix, declaration, address, address, keep=array))
+        handle = self.push(name + suffix, declaration, address, address, keep=array)
+        self.synchronize(handle, timeout_s)
 
     def barrier(self, ranks: tuple[int, ...] = (), suffix: str = "") -> None:
         """Returns when every rank has called it; an interrupted one is gone on with by the next.
@@ -591,10 +625,11 @@ def _connect(
 
 def disconnect() -> None:
     """Ends this process's client, if there is one; a parent's is only forgotten."""
-    global _current
+    global _current, _has_left
     with _current_lock:
         client, _current = _current, None
     if client is not None and not client.is_inherited:
+        _has_left = _has_left or not client.is_alone
         client.close()
 
 

@@ -8,16 +8,29 @@ averages, and lends it an Adapter.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from talweg._exchange_adapter import Adapter, Parameter, Refusal, Tensor
 from talweg._exchange_states import IN_PASS, LEFT_OPEN, TRANSITIONS, Event, State
-from talweg.errors import InternalError, InvalidArgument
+from talweg.errors import InternalError, InvalidArgument, Mismatch
 
 # The bytes that say which gradients count are few, and updates wait for them.
 _MARKS_PRIORITY = 2**30
+_DIGEST_BYTES = 8
+
+
+def _names_digest(names: Iterable[str]) -> bytes:
+    """By its maximum all ranks see the largest and the smallest value of each byte."""
+    digest = hashlib.blake2b("\0".join(names).encode(), digest_size=_DIGEST_BYTES).digest()
+    return digest + bytes(255 - byte for byte in digest)
+
+
+def _is_one_digest(highest: bytes | bytearray) -> bool:
+    pairs = zip(highest[:_DIGEST_BYTES], highest[_DIGEST_BYTES:])
+    return all(largest + smallest == 255 for largest, smallest in pairs)
 
 
 class _Rounds:
@@ -29,7 +42,7 @@ class _Rounds:
         self.touched = touched
         self.open = open_  # Tickets, in the order in which the rounds were started.
         self.taken: set[int] = set()
-        self.marks = marks
+        self.marks = marks  # With the digest of the parameters' names.
         self.marks_ticket = marks_ticket
         self.marks_are_there = False
 
@@ -65,6 +78,9 @@ class GradientExchange:
         self._pushed: dict[int, Any] = {}  # Tickets of this step, until all have left.
         self._rounds: _Rounds | None = None
         self._unused: list[int] = []  # No rank had a gradient of these in the last exchange.
+        self._names_digest = _names_digest([])
+        self._names_are_alike = False  # At all ranks, as far as is known here.
+        self._mismatch: Mismatch | None = None
 
     @property
     def state(self) -> State:
@@ -121,6 +137,8 @@ class GradientExchange:
             if parameter.nbytes > 0:
                 self._frozen.append(len(self._parameters))
                 self._parameters.append(parameter)
+        self._names_digest = _names_digest(parameter.name for parameter in self._parameters)
+        self._names_are_alike = False
         return indices
 
     def activate(self) -> None:
@@ -227,6 +245,7 @@ class GradientExchange:
         for index in self._touched:
             marks[index] = 1
         marks[-1] = int(has_batch)
+        marks += self._names_digest
         name = f"{self.name}.used" + (f".{self._additions}" if self._additions else "")
         ticket = self._adapter.start_marks(name, marks, _MARKS_PRIORITY)
         self._rounds = _Rounds(self._touched, self._pushed, marks, ticket)
@@ -243,6 +262,9 @@ class GradientExchange:
         rounds = self._rounds
         if rounds is None:
             return []
+        if not self._names_are_alike:
+            # Where they are not, other ranks never push what is waited for here.
+            self._finish_marks(rounds)
         averages: list[tuple[int, Any]] = []
         for index in indices:
             if index not in rounds.open:
@@ -267,7 +289,33 @@ class GradientExchange:
         if not rounds.marks_are_there:
             self._adapter.finish(rounds.marks_ticket)
             rounds.marks_are_there = True
-        return rounds.marks
+            self._check_names(rounds.marks[-2 * _DIGEST_BYTES :])
+        if self._mismatch is not None:
+            raise self._mismatch
+        return memoryview(rounds.marks)[: -2 * _DIGEST_BYTES]
+
+    def _check_names(self, highest: bytearray) -> None:
+        self._names_are_alike = _is_one_digest(highest)
+        if self._names_are_alike:
+            return
+        own = [parameter.name for parameter in self._parameters]
+        told = self._adapter.gather_names(own, f"{self.name}.names")
+        text = "parameters have other names here than at another rank"
+        for rank, names in told.items():
+            first, reference = next(iter(told.items()))
+            place = next(
+                (i for i, pair in enumerate(zip(reference, names)) if len(set(pair)) > 1), None
+            )
+            if place is not None:
+                text = (
+                    f"parameter {place} is '{reference[place]}' at rank {first}, but "
+                    f"'{names[place]}' at rank {rank}"
+                )
+                break
+        self._mismatch = Mismatch(
+            f"'{self.name}': {text}: build the same model, with its parameters in one order, at "
+            "every rank"
+        )
 
     def _by_arrival(self, rounds: _Rounds) -> list[int]:
         """What is under way, in the order in which it is likely to be there.
@@ -344,7 +392,7 @@ class GradientExchange:
         rounds = self._rounds
         assert rounds is not None
         self.discard()
-        return bool(rounds.marks[-1])
+        return bool(self._finish_marks(rounds)[-1])
 
 
 def shadow_all(exchanges: Sequence[GradientExchange]) -> int:

@@ -14,6 +14,10 @@ from talweg import _objects
 from talweg._client import Client, Handle
 from talweg._declaration import Declaration, DType, Op
 from talweg._process_sets import Group, ProcessSet
+from talweg.errors import Aborted, Timeout
+
+# How long a rank's names may take that differ from others', in seconds.
+_NAMES_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,9 @@ class Adapter(Protocol):
     def gather(self, number: int, name: str) -> list[int]:
         """The numbers of all ranks, in rank order."""
 
+    def gather_names(self, names: Sequence[str], name: str) -> dict[int, Sequence[str]]:
+        """The names of all ranks, by rank; none where a rank does not say its own in time."""
+
     def priority_of(self, index: int) -> int:
         """A larger one's rounds overtake others."""
 
@@ -145,16 +152,16 @@ class ClientAdapter(Adapter):
         """`process_set` says among which ranks the rounds are, unless all."""
         self.client = client
         self.process_set = process_set
-        self._group = Group(client, process_set, "gradients")
+        self.group = Group(client, process_set, "gradients")
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
         pass
 
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Pushed:
         array = np.frombuffer(marks, np.uint8)
-        declaration = Declaration(DType.U8, array.size, Op.MAX, 0, self._group.listed)
+        declaration = Declaration(DType.U8, array.size, Op.MAX, 0, self.group.listed)
         address = array.ctypes.data
-        name += self._group.suffix
+        name += self.group.suffix
         return Pushed(self.client.push(name, declaration, address, address, priority, keep=array))
 
     def finish(self, ticket: Pushed) -> Any:
@@ -169,6 +176,15 @@ class ClientAdapter(Adapter):
 
     def gather(self, number: int, name: str) -> list[int]:
         return _objects.all_gather_object(self.client, number, name, self.process_set)
+
+    def gather_names(self, names: Sequence[str], name: str) -> dict[int, Sequence[str]]:
+        try:
+            told = _objects.all_gather_object(
+                self.client, list(names), name, self.process_set, _NAMES_S
+            )
+        except (Timeout, Aborted):  # A rank of a job that goes on asks for nothing.
+            return {}
+        return dict(zip(self.group.ranks, told))
 
     def priority_of(self, index: int) -> int:
         """The layers nearest the input are needed first by the next forward pass."""

@@ -10,6 +10,8 @@ broadcast takes several rounds of a tensor that has the largest such length.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ import numpy as np
 from talweg._client import Client
 from talweg._declaration import Op
 from talweg._process_sets import Group, ProcessSet
-from talweg.errors import Aborted
+from talweg.errors import Aborted, InvalidArgument
 
 _CAPACITY_BYTES_MIN = 1024
 # What a tensor takes it takes at every rank, agent and aggregator until the job ends.
@@ -29,6 +31,34 @@ def _capacity_bytes(length: int) -> int:
     while capacity < length:
         capacity *= 2
     return capacity
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The bytes that a rank gives, or why it has none: the others wait for something to come."""
+
+    data: bytes | memoryview = b""
+    failure: Exception | None = None
+
+    @classmethod
+    def of(cls, make: Callable[[], bytes | memoryview]) -> Payload:
+        try:
+            return cls(make())
+        except Exception as failure:  # Whatever a class of the user's may raise.
+            return cls(f"{type(failure).__name__}: {failure}".encode(), failure)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Takes the place of an object that its rank cannot pickle."""
+
+    text: str
+
+
+def _cannot_pickle(rank: int, text: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"rank {rank} cannot pickle its object ({text}): pass one that pickle.dumps() takes"
+    )
 
 
 class ByteStream:
@@ -44,15 +74,20 @@ class ByteStream:
         name: str,
         length: int = 0,
         process_set: ProcessSet | None = None,
+        is_failure: bool = False,
     ) -> None:
-        """`length` is that of all pieces together; the root's counts, for every rank."""
+        """`length` is that of all pieces together; the root's counts, for every rank.
+
+        With `is_failure` they say why the root has nothing else to say.
+        """
         self._group = Group(client, process_set, "broadcast")
         self.is_root = client.rank == root_rank
-        told = np.array([length], dtype=np.int64)
+        told = np.array([-length if is_failure else length], dtype=np.int64)
         self._client = client
         self._root_rank = root_rank
         self._run(f"{name}.length", told)
-        self.length = int(told[0])
+        self.length = abs(int(told[0]))
+        self.is_failure = bool(told[0] < 0)
         capacity = min(_capacity_bytes(self.length), _CHUNK_BYTES)
         self._chunk: np.ndarray = np.zeros(capacity, dtype=np.uint8)
         self._name = f"{name}.bytes.{capacity}"
@@ -87,17 +122,27 @@ class ByteStream:
 
 def broadcast_bytes(
     client: Client,
-    payload: bytes | memoryview,
+    payload: Payload,
     root_rank: int,
     name: str,
     process_set: ProcessSet | None = None,
 ) -> np.ndarray:
-    """Returns the root's bytes on every rank; other ranks' `payload` is ignored."""
-    stream = ByteStream(client, root_rank, name, len(payload), process_set)
+    """Returns the root's bytes on every rank; other ranks' `payload` is ignored.
+
+    The root's failure is raised there, and InvalidArgument that says it at the others.
+    """
+    failure = payload.failure
+    stream = ByteStream(
+        client, root_rank, name, len(payload.data), process_set, failure is not None
+    )
     data: np.ndarray = np.empty(stream.length, dtype=np.uint8)
     if stream.is_root:
-        data = np.frombuffer(payload, dtype=np.uint8)
+        data = np.frombuffer(payload.data, dtype=np.uint8)
     stream.carry(data)
+    if stream.is_root and failure is not None:
+        raise failure
+    if stream.is_failure:
+        raise _cannot_pickle(root_rank, data.tobytes().decode())
     return data
 
 
@@ -107,12 +152,14 @@ def broadcast_object(
     """Returns the root's `value` on every rank; other ranks' `value` is ignored."""
     Group(client, process_set, "broadcast_object").require_root(root_rank, "broadcast_object")
     is_root = client.rank == root_rank
-    payload = pickle.dumps(value, protocol=4) if is_root else b""
+    payload = Payload.of(lambda: pickle.dumps(value, protocol=4)) if is_root else Payload()
     data = broadcast_bytes(client, payload, root_rank, name, process_set)
     return value if is_root else pickle.loads(data.data)
 
 
-def _sum_of_places(client: Client, own: np.ndarray, name: str, group: Group) -> np.ndarray:
+def _sum_of_places(
+    client: Client, own: np.ndarray, name: str, group: Group, timeout_s: float | None
+) -> np.ndarray:
     """Returns the sum of every rank's array, once every rank is known to be in it, once.
 
     Where a job goes on with other members than it began with, a rank may be gone, and one that has
@@ -121,7 +168,7 @@ def _sum_of_places(client: Client, own: np.ndarray, name: str, group: Group) -> 
     places: np.ndarray = np.zeros(own.size + group.size, dtype=own.dtype)
     places[: own.size] = own
     places[own.size + group.place] = 1
-    client.run(name, places, Op.SUM, 0, group.listed, group.suffix)
+    client.run(name, places, Op.SUM, 0, group.listed, group.suffix, timeout_s)
     for rank, count in zip(group.ranks, places[own.size :]):
         if count == 0:
             raise Aborted(
@@ -136,24 +183,39 @@ def _sum_of_places(client: Client, own: np.ndarray, name: str, group: Group) -> 
 
 
 def all_gather_object(
-    client: Client, value: Any, name: str, process_set: ProcessSet | None = None
+    client: Client,
+    value: Any,
+    name: str,
+    process_set: ProcessSet | None = None,
+    timeout_s: float | None = None,
 ) -> list[Any]:
     """Returns every rank's `value`, in rank order.
 
     Every rank has a place of its own in one byte tensor and zeros elsewhere; adding zeros leaves
-    bytes as they are, so the sum is all of them side by side. Raises Aborted when a rank is gone.
+    bytes as they are, so the sum is all of them side by side. Raises Aborted when a rank is gone,
+    and InvalidArgument at the others when one cannot pickle its value. Either of the two rounds may
+    take `timeout_s`.
     """
     group = Group(client, process_set, "all_gather_object")
-    payload = pickle.dumps(value, protocol=4)
+    own = Payload.of(lambda: pickle.dumps(value, protocol=4))
+    payload = own.data
+    if own.failure is not None:
+        payload = pickle.dumps(_Failure(bytes(own.data).decode()), protocol=4)
     own_length: np.ndarray = np.zeros(group.size, dtype=np.int64)
     own_length[group.place] = len(payload)
-    lengths = _sum_of_places(client, own_length, f"{name}.lengths", group)
+    lengths = _sum_of_places(client, own_length, f"{name}.lengths", group, timeout_s)
     ends = np.cumsum(lengths)
     data: np.ndarray = np.zeros(_capacity_bytes(int(ends[-1])), dtype=np.uint8)
     begin = int(ends[group.place]) - len(payload)
     data[begin : begin + len(payload)] = np.frombuffer(payload, dtype=np.uint8)
-    data = _sum_of_places(client, data, f"{name}.bytes.{data.size}", group)
-    return [
+    data = _sum_of_places(client, data, f"{name}.bytes.{data.size}", group, timeout_s)
+    if own.failure is not None:
+        raise own.failure
+    values = [
         pickle.loads(data[int(end - length) : int(end)].tobytes())
         for end, length in zip(ends, lengths)
     ]
+    for rank, each in zip(group.ranks, values):
+        if isinstance(each, _Failure):
+            raise _cannot_pickle(rank, each.text)
+    return values

@@ -49,7 +49,11 @@ Outcome<Arena::Buffer> Arena::Allocate(uint64_t bytes) {
 
 Outcome<bool> Arena::Back(Part& part, uint64_t end) {
   if (end <= part.backed) return true;
-  const uint64_t ahead = std::min(std::max(end, part.backed + kBackBytes), part.segment.bytes);
+  uint64_t ahead = std::max(end, part.backed + kBackBytes);
+  if (end - part.backed >= Mapping::kHugePageBytes / 2) {
+    ahead = RoundUp(ahead, Mapping::kHugePageBytes);  // The next buffer has the rest.
+  }
+  ahead = std::min(ahead, part.segment.bytes);
   if (BackWithMemory(part.segment, part.backed, ahead - part.backed).ok()) {
     part.backed = ahead;
     return true;

@@ -7,17 +7,61 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdio>
+#include <fstream>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "libs/shm/daemon/arena.h"
 #include "libs/shm/daemon/rank_server_fixture.h"
 
 namespace talweg::shm {
 namespace {
 
 using Catch::Matchers::Contains;
+
+// What of a mapping the kernel shows as mapped by huge pages, in kB.
+uint64_t HugeKb(const std::byte* address) {
+  std::ifstream maps("/proc/self/smaps");
+  std::string line;
+  bool found = false;
+  while (std::getline(maps, line)) {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) {
+      const auto at = reinterpret_cast<uintptr_t>(address);
+      found = begin <= at && at < end;
+    }
+    uint64_t kb = 0;
+    if (found && std::sscanf(line.c_str(), "ShmemPmdMapped: %lu kB", &kb) == 1) return kb;
+  }
+  return 0;
+}
+
+TEST_CASE("Large buffers lie in huge pages, where the kernel gives them") {
+  constexpr uint64_t kHuge = Mapping::kHugePageBytes;
+  for (const SegmentUse use : {SegmentUse::kContribution, SegmentUse::kResult}) {
+    uint32_t next_segment = 1;
+    Arena arena({.use = use, .bytes_max = 64 * kHuge, .segment_bytes_min = 8 * kHuge, .owner = "x"},
+                &next_segment);
+    REQUIRE(arena.Allocate(1000).ok());
+    auto large = arena.Allocate(3 * kHuge);
+    REQUIRE(large.ok());
+    Arena::Part* part = arena.Find(large.value().location.segment);
+    REQUIRE(part != nullptr);
+    // The rest of the last one is the next buffer's.
+    CHECK(part->backed == 4 * kHuge);
+    for (const std::byte byte : large.value().bytes) REQUIRE(byte == std::byte{0});
+    const uint64_t huge_kb = HugeKb(part->segment.mapping.data());
+    if (huge_kb == 0) {
+      WARN("SKIPPED: this kernel gives no huge pages");
+      continue;
+    }
+    CHECK(huge_kb == 4 * kHuge / 1024);
+  }
+}
 
 TEST_CASE_METHOD(RankServerFixture, "Segments are sealed: control, contribution and result") {
   RawRank rank(*this);

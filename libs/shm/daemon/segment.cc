@@ -13,6 +13,9 @@
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
@@ -40,6 +43,24 @@ Failure KernelRefused(SegmentUse use, uint64_t bytes, const char* call) {
     failure.text += "; raise the agent's limit of open files (ulimit -n)";
   }
   return failure;
+}
+
+// Has the kernel back the whole huge pages of that range as such, whatever it does by itself for
+// shared memory. They come in a third of the time, and every process that maps them has them at
+// once: pages of 4 KiB cost each of them as much again. Kernels before 6.1 refuse; then, or without
+// a free huge page, what is left is fallocate's.
+void BackWithHugePages(const Segment& segment, uint64_t offset, uint64_t bytes) {
+  constexpr uint64_t kHuge = Mapping::kHugePageBytes;
+  constexpr uint64_t kPage = 4096;
+  const uint64_t begin = offset / kHuge * kHuge;
+  const uint64_t end = (offset + bytes) / kHuge * kHuge;
+  if (end <= begin) return;
+  for (uint64_t at = begin; at < end; at += kHuge) {
+    // One that is empty is refused.
+    if (::fallocate(segment.fd.get(), 0, static_cast<off_t>(at), kPage) != 0) return;
+  }
+  // In one call, since each waits for every CPU.
+  ::madvise(segment.mapping.data() + begin, end - begin, MADV_COLLAPSE);
 }
 
 }  // namespace
@@ -74,6 +95,7 @@ void SealAgainstWriters(const Segment& segment) {
 }
 
 Outcome<bool> BackWithMemory(const Segment& segment, uint64_t offset, uint64_t bytes) {
+  BackWithHugePages(segment, offset, bytes);
   int result;
   do {
     result =

@@ -187,6 +187,11 @@ absl::StatusOr<std::optional<PeerDescriptors>> ReceiveHandshake(int socket) {
                                          std::to_string(HandshakeMessage::kVersion) +
                                          "; use one release of Talweg on a host");
   }
+  if ((message.msg_flags & MSG_CTRUNC) != 0 && !peer.doorbell.valid()) {
+    return absl::ResourceExhaustedError("process " + std::to_string(getpid()) +
+                                        " could not take the descriptors of a handshake: raise its "
+                                        "limit of open files (ulimit -n)");
+  }
   if (!peer.ring.valid() || !peer.doorbell.valid() || !IsEventDescriptor(peer.doorbell.get())) {
     return absl::InvalidArgumentError("its handshake carries no ring and no doorbell");
   }

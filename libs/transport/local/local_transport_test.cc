@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
@@ -124,5 +126,23 @@ TEST_CASE("Local: a peer of a release without heartbeats is not watched", "[tran
 }  // namespace
 
 std::unique_ptr<Harness> NewHarness() { return std::make_unique<LocalHarness>(); }
+
+TEST_CASE("Local: a full table of descriptors is called so", "[transport]") {
+  int ends[2];
+  REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
+  const Descriptor ours(ends[0]);
+  const Descriptor theirs(ends[1]);
+  const Descriptor doorbell(eventfd(0, EFD_CLOEXEC));
+  REQUIRE(SendHandshake(theirs.get(), doorbell.get(), doorbell.get()).ok());
+  rlimit before;
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit none_left{static_cast<rlim_t>(ours.get()), before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &none_left) == 0);
+  const auto received = ReceiveHandshake(ours.get());
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  REQUIRE_FALSE(received.ok());
+  CHECK(received.status().code() == absl::StatusCode::kResourceExhausted);
+  CHECK(std::string(received.status().message()).find("ulimit -n") != std::string::npos);
+}
 
 }  // namespace talweg::transport

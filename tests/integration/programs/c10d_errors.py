@@ -93,6 +93,16 @@ def check_beyond_gloo() -> None:
     tensor = torch.full((3,), float(_RANK))
     dist.all_reduce(tensor, dist.ReduceOp.AVG)
     assert tensor.tolist() == [(_SIZE - 1) / 2] * 3
+    for sign in (1, -1):
+        numbers = torch.full((3,), sign * (2 * _RANK + 1) + _RANK // 2, dtype=torch.int64)
+        total = sum(sign * (2 * rank + 1) + rank // 2 for rank in range(_SIZE))
+        dist.all_reduce(numbers, dist.ReduceOp.AVG)
+        assert numbers.tolist() == [int(total / _SIZE)] * 3, numbers
+        part = torch.zeros(1, dtype=torch.int32)
+        dist.reduce_scatter_tensor(
+            part, torch.full((_SIZE,), sign * 7 * _RANK).int(), dist.ReduceOp.AVG
+        )
+        assert part.item() == int(sign * 7 * sum(range(_SIZE)) / _SIZE), part
     tensor = torch.full((3,), 2.0)
     dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
     assert tensor.tolist() == [float(_SIZE)] * 3
@@ -115,6 +125,13 @@ def check_beyond_gloo() -> None:
         for output, given in zip(pairs, inputs):
             dist.reduce_scatter_tensor(output, given)
     assert all(bool((output == _SIZE).all()) for output in pairs)
+    for dtype in (torch.float32, torch.complex64):
+        for wide in (1, 2000):
+            # One of them has no elements.
+            parts = [torch.full((wide * rank,), _RANK + 1.0).to(dtype) for rank in range(_SIZE)]
+            part = torch.zeros(wide * _RANK, dtype=dtype)
+            dist.reduce_scatter(part, parts)
+            assert bool((part == sum(range(1, _SIZE + 1))).all()), part
     empty = torch.zeros(0)
     dist.all_reduce(empty)
     assert empty.numel() == 0
@@ -131,8 +148,6 @@ def check_beyond_gloo() -> None:
 
 
 def check_refused() -> None:
-    with raises(talweg.Unsupported, "average is not defined for i64"):
-        dist.all_reduce(torch.ones(3, dtype=torch.int64), dist.ReduceOp.AVG)
     with raises(talweg.Unsupported, "bit_and is not defined for f32"):
         dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND)
     with raises(talweg.InvalidArgument, "use tensor.to_dense"):
@@ -143,8 +158,10 @@ def check_refused() -> None:
         dist.group.WORLD.allreduce(torch.ones(3))
     with raises(talweg.Unsupported, "max is not defined for complex"):
         dist.group.WORLD.allreduce([torch.ones(3) * 1j], dist.ReduceOp.MAX)
-    with raises(talweg.InvalidArgument, "give 3 parts of the output's length"):
-        dist.reduce_scatter(torch.ones(3), [torch.ones(3 + rank) for rank in range(_SIZE)])
+    with raises(talweg.InvalidArgument, f"of which part {_RANK} has the output's length"):
+        dist.reduce_scatter(torch.ones(2), [torch.ones(3 + rank) for rank in range(_SIZE)])
+    with raises(talweg.InvalidArgument, "give 3 parts"):
+        dist.reduce_scatter(torch.ones(3), [torch.ones(3), torch.ones(3)])
     with raises(talweg.Unsupported, "recv: without a source"):
         dist.recv(torch.zeros(3))
     with raises(ValueError, "only implemented for GLOO"):

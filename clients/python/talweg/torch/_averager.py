@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
@@ -200,6 +201,20 @@ class GradientAverager(ClientAdapter):
 
     def finish(self, ticket: Pushed) -> Any:
         return finish(self.client, ticket.handle)
+
+    def combine_loss(self, loss: Any) -> Any:
+        """What the ranks' losses come to, like their gradients; of the same type as `loss`."""
+        is_tensor = isinstance(loss, torch.Tensor)
+        own = loss.detach() if is_tensor else loss
+        value = np.array([float(own)], dtype=np.float64)
+        self.run_loss(value)
+        return torch.full_like(own, value[0]) if is_tensor else float(value[0])
+
+    def run_loss(self, value: np.ndarray, op: Op = Op.AVERAGE) -> None:
+        """A whole round of one f64, in place."""
+        group = self.group
+        name = f"{self.exchange.name}.loss"
+        self.client.run(name, value, op, 0, group.listed, group.suffix)
 
     # Gradients.
 

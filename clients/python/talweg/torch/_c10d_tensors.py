@@ -116,7 +116,12 @@ class Outputs:
     def __init__(self, tensors: Sequence[torch.Tensor], operation: str) -> None:
         self._tensors = [tensor.detach() for tensor in tensors]
         self._operation = operation
+        self._divisor = 1
         self._direct = len(tensors) == 1 and _cuda.is_plain(tensors[0]) and not tensors[0].is_conj()
+
+    def divide_by(self, divisor: int) -> None:
+        """The result is a sum of integers; their average is cut off towards zero, as NCCL does."""
+        self._divisor = divisor
 
     def allocate(self, rows: Rows, counts: list[int]) -> tuple[Any, int]:
         """Where a result goes: into the output, if it is one piece that has place for it."""
@@ -144,6 +149,8 @@ class Outputs:
                 f"{self._operation}: the ranks send {lengths} elements, but the outputs of this "
                 f"rank have {wanted}: make them as long as what is sent"
             )
+        if self._divisor > 1:
+            result.div_(self._divisor, rounding_mode="trunc")
         if self._direct:
             return
         for tensor, part in zip(self._tensors, result.split(lengths)):
@@ -196,22 +203,27 @@ def given(
 def reduced(
     kind: Kind,
     inputs: Sequence[torch.Tensor],
-    parts: int,
+    parts: Sequence[int],
     reduction: Reduction,
     root_rank: int,
-    outputs: Outputs | None,
+    outputs: Outputs,
+    size: int,
 ) -> Given:
-    """A call that combines tensors, in `parts` of one length."""
+    """A call that combines `size` ranks' tensors; of a reduce_scatter in `parts` of so many elements."""
     operation = kind.name
     source = _source(inputs)
     op = reduction.op
-    if source.is_complex():
+    source_is_complex = source.is_complex()
+    if source_is_complex:
         if op not in (Op.SUM, Op.AVERAGE):
             raise Unsupported(f"{operation}: {op.name.lower()} is not defined for complex numbers")
         source = torch.view_as_real(source)
     if source.dtype == torch.bool:
         op = _OPS_OF_BOOLS.get(op, op)
     dtype = wire_dtype(source)
+    if op is Op.AVERAGE and not source.is_floating_point() and source.dtype != torch.bool:
+        op = Op.SUM
+        outputs.divide_by(size)
     check_reduction(dtype, op, operation)
     if reduction.factor is not None:
         if not source.is_floating_point():
@@ -219,7 +231,8 @@ def reduced(
         source = (source * reduction.factor).to(source.dtype)
     rows, part_rows = whole(source), [1]
     if kind is REDUCE_SCATTER:
-        rows, part_rows = elements(source), [source.numel() // parts] * parts
+        each = 2 if source_is_complex else 1
+        rows, part_rows = elements(source), [part * each for part in parts]
     call = given(kind, [source], rows, part_rows, root_rank, outputs)
     call.op, call.dtype = op, dtype
     return call

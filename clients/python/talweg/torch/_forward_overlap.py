@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from talweg._exchange import GradientExchange
 from talweg.errors import InvalidArgument
@@ -56,12 +57,13 @@ class ForwardOverlap:
         self._groups: list[dict[str, Any]] = []
         self._kept: dict[int, torch.Tensor | None] = {}
         self._announced: set[int] = set()
+        self.hooks: list[RemovableHandle] = []  # The model's.
         for module in model.modules():
             own = self._indices(module.parameters(recurse=False))
             below = self._indices(module.parameters())
             if below:
                 hook = functools.partial(self._before_forward, own, below)
-                module.register_forward_pre_hook(hook)
+                self.hooks.append(module.register_forward_pre_hook(hook))
 
     def _indices(self, parameters: Iterator[torch.nn.Parameter]) -> list[int]:
         found = (self._averages.index_of(parameter) for parameter in parameters)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from talweg.errors import InvalidArgument
 from talweg.torch._averager import GradientAverager
@@ -22,6 +23,14 @@ class _DistributedMethods:
 
     _talweg: GradientAverager
     _talweg_skip: bool
+    _talweg_original: type[torch.optim.Optimizer]
+    _talweg_hooks: list[RemovableHandle]
+
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
+        """Pickled, or copied, it is the optimizer that it was: averages belong to this process."""
+        self.synchronize_parameters()
+        # object's own makes one of that class; pickle gives it the state.
+        return object.__new__, (self._talweg_original,), self.__getstate__()  # type: ignore
 
     def synchronize(self) -> None:
         """Returns when the gradients are averages over all ranks.
@@ -68,6 +77,11 @@ class _DistributedMethods:
         divide by all ranks) until every rank has left; then parameters and optimizer state are
         made those of the rank that took the most steps.
         """
+        if decides_by_loss(self):
+            raise InvalidArgument(
+                f"join() does not work with {type(self).__name__}, whose step evaluates the closure as "
+                "often as the loss asks for: give every rank the same number of batches"
+            )
         exchange = self._talweg.exchange
         first_step = exchange.steps
         yield
@@ -75,6 +89,11 @@ class _DistributedMethods:
         root_rank = exchange.join(first_step)
         broadcast_parameters(self._talweg.named_parameters(), root_rank)
         broadcast_optimizer_state(self, root_rank)
+
+
+def decides_by_loss(optimizer: Any) -> bool:
+    """Whether its step() looks at what the closure returns: ranks must be told the same."""
+    return isinstance(optimizer, torch.optim.LBFGS)
 
 
 def _before_step(
@@ -97,7 +116,7 @@ def _before_step(
             exchange.on_evaluation()
         loss = closure()
         exchange.synchronize()
-        return loss
+        return optimizer._talweg.combine_loss(loss) if decides_by_loss(optimizer) else loss
 
     if len(args) > 1:
         return (args[0], averaged, *args[2:]), kwargs
@@ -193,6 +212,9 @@ def DistributedOptimizer(
     another `name`; one for the same parameters takes them over. Parameters may be frozen, thawed
     and added (add_param_group) between steps, at all ranks alike. Where a rank goes on after an
     error in backward(), it calls synchronize() and step(): the others wait for its gradients.
+    An optimizer that has been distributed already is so anew, by the new arguments. Pickled or
+    copied it is the plain optimizer again.
+    LBFGS decides by the loss how often it evaluates, so it is given the average of all ranks' losses.
     With several such optimizers, a rank's backward may leave some out of one pass, but not two
     ranks' each another: either would wait for the other in backward().
     Ranks of one node sum larger gradients in memory that they share, and `.grad` is then there:
@@ -222,6 +244,7 @@ def distribute(
 ) -> OptimizerT:
     """DistributedOptimizer() with the averager that is made, which is told its `waits`."""
     overlaps = overlap_forward is not None
+    _take_back(optimizer)
     if overlaps and "step" in vars(optimizer):
         raise InvalidArgument(
             "overlap_forward: this optimizer's step() is another one's already: make learning rate "
@@ -235,9 +258,34 @@ def distribute(
     distributed: Any = optimizer
     distributed._talweg = averager
     distributed._talweg_skip = False
+    distributed._talweg_original = original
+    hooks: list[RemovableHandle] = []
+    distributed._talweg_hooks = hooks
     if overlap_forward is not None:
-        distributed._talweg_overlap = ForwardOverlap(optimizer, original, averager, overlap_forward)
+        overlap = ForwardOverlap(optimizer, original, averager, overlap_forward)
+        distributed._talweg_overlap = overlap
+        hooks += overlap.hooks
     else:
-        optimizer.register_step_pre_hook(_before_step)
-        optimizer.register_step_post_hook(_after_step)
+        hooks.append(optimizer.register_step_pre_hook(_before_step))
+        hooks.append(optimizer.register_step_post_hook(_after_step))
     return optimizer
+
+
+def _take_back(optimizer: Any) -> None:
+    """Undoes distribute(), of an optimizer for which it has been called before."""
+    original = vars(optimizer).get("_talweg_original")
+    if original is None:
+        return
+    if isinstance(optimizer, _OverlappedMethods):
+        if "step" in vars(optimizer):
+            raise InvalidArgument(
+                "this optimizer has been distributed with overlap_forward, and a learning rate "
+                "scheduler goes around its step() since then: make both anew"
+            )
+        if not optimizer._talweg.client.is_closed:
+            optimizer.synchronize_parameters()
+    for hook in optimizer._talweg_hooks:
+        hook.remove()
+    optimizer.__class__ = original
+    for name in [name for name in vars(optimizer) if name.startswith(("_talweg", "_horovod"))]:
+        delattr(optimizer, name)

@@ -154,7 +154,7 @@ class ProcessGroup(dist.ProcessGroup):
         reduction = Reduction.of(opts.reduceOp)
         outputs = [Outputs([tensor], operation) for tensor in real(tensors)]
         calls = [
-            reduced(ALL_REDUCE, [tensor], 1, reduction, 0, output)
+            reduced(ALL_REDUCE, [tensor], [], reduction, 0, output, len(self._ranks))
             for tensor, output in zip(tensors, outputs)
         ]
         return self._submit(operation, calls, tensors, tensors, outputs, opts)
@@ -177,7 +177,8 @@ class ProcessGroup(dist.ProcessGroup):
             return super().reduce(tensors, opts)
         tensor, root = self._only(tensors, "reduce"), self._root(opts, "reduce")
         output = Outputs(real([tensor]), "reduce")
-        call = reduced(REDUCE, [tensor], 1, Reduction.of(opts.reduceOp), root, output)
+        reduction, size = Reduction.of(opts.reduceOp), len(self._ranks)
+        call = reduced(REDUCE, [tensor], [], reduction, root, output, size)
         return self._submit("reduce", [call], [tensor], tensors, [output], opts)
 
     def _reduce_scatter(
@@ -191,15 +192,15 @@ class ProcessGroup(dist.ProcessGroup):
         targets, calls = [], []
         for output, parts in zip(outputs, inputs):
             counts = [part.numel() for part in parts]
-            if (len(parts) == 1 and counts[0] != output.numel() * size) or (
-                len(parts) > 1 and counts != [output.numel()] * size
-            ):
+            if len(parts) == 1 and counts[0] == output.numel() * size:
+                counts = [output.numel()] * size
+            if len(counts) != size or counts[self._place] != output.numel():
                 raise InvalidArgument(
                     f"{operation}: the output has {output.numel()} elements, the input {counts}: "
-                    f"give {size} parts of the output's length"
+                    f"give {size} parts, of which part {self._place} has the output's length"
                 )
             target = Outputs(real([output]), operation)
-            calls.append(reduced(REDUCE_SCATTER, parts, size, reduction, 0, target))
+            calls.append(reduced(REDUCE_SCATTER, parts, counts, reduction, 0, target, size))
             targets.append(target)
         shown = [part for parts in inputs for part in parts]
         return self._submit(operation, calls, shown, outputs, targets, opts)

@@ -22,7 +22,7 @@ import torch
 from talweg import _client, _objects
 from talweg._client import Client, Handle
 from talweg._declaration import Op
-from talweg._objects import ByteStream
+from talweg._objects import ByteStream, Payload
 from talweg.errors import InvalidArgument, Mismatch, TalwegError
 from talweg.torch import _cuda
 from talweg.torch._tensors import finish, for_autograd, mark_changed, start
@@ -188,11 +188,15 @@ def _broadcast_alone(
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
     """Makes every rank's optimizer state the root's: hyperparameters, step counts, moments."""
     client = _client.current()
-    buffer = io.BytesIO()
-    if client.rank == root_rank:
+
+    def saved() -> memoryview:
+        buffer = io.BytesIO()
         torch.save(optimizer.state_dict(), buffer)
+        return buffer.getbuffer()
+
+    payload = Payload.of(saved) if client.rank == root_rank else Payload()
     name = f"optimizer_state.{root_rank}"
-    data = _objects.broadcast_bytes(client, buffer.getbuffer(), root_rank, name)
+    data = _objects.broadcast_bytes(client, payload, root_rank, name)
     if client.rank != root_rank:
         # Not onto the root's GPU, which is another rank's; the optimizer moves it to its own.
         state = torch.load(io.BytesIO(data.data), map_location="cpu", weights_only=True)

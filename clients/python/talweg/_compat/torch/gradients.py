@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from talweg._client import Handle
@@ -76,6 +77,12 @@ class ChosenAverager(GradientAverager):
             return super().dense(index, gradient)
         dense = self.parameters[index].grad = gradient.to_dense()
         return dense
+
+    def run_loss(self, value: np.ndarray, op: Op = Op.AVERAGE) -> None:
+        choices = self._choices
+        value *= choices.prescale
+        super().run_loss(value, choices.op)
+        value *= choices.postscale
 
     def start_round(self, tensor: Tensor, gradient: torch.Tensor) -> Handle:
         choices = self._choices

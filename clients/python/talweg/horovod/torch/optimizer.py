@@ -162,5 +162,5 @@ def DistributedOptimizer(
     distributed._horovod = rules
     talwegs = type(distributed)
     distributed.__class__ = type(talwegs.__name__, (_HorovodMethods, talwegs), {})
-    distributed.register_step_pre_hook(rules.on_step)
+    distributed._talweg_hooks.append(distributed.register_step_pre_hook(rules.on_step))
     return distributed

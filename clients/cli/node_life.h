@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_CLIENTS_CLI_NODE_LIFE_H_
+#define TALWEG_CLIENTS_CLI_NODE_LIFE_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "clients/cli/restarts.h"
+
+namespace talweg::cli {
+
+enum class NodeState : uint8_t {
+  kOff,       // Nothing has been started.
+  kStarting,  // Its agent does not serve yet, and its ranks have not been started.
+  kReady,     // Its agent serves; its ranks have not been started.
+  kWorking,   // Its ranks are at work.
+  kLeft,      // Its ranks are at work, and have left the job that their agent was in.
+  kRenewing,  // Its ranks are at work, and another agent does not serve yet.
+  kEnding,    // It has failed: what is left of it is being ended.
+  kPausing,   // It has failed, all of it has ended, and it is to be started again.
+  kDone,      // Its ranks have ended well.
+  kLost,      // It has failed for good.
+};
+const char* NodeStateName(NodeState state);
+
+// What the owner of a NodeLife does next.
+enum class NodeAction : uint8_t {
+  kNone,
+  kStartAgent,
+  kStartRanks,
+  kAwaitNeed,  // A start again of the agent, if the ranks are still at work in a while.
+  kEndAll,     // Its ranks and its agent.
+  kPause,      // Until start_at_ns().
+  kForget,     // All of a node that is lost has ended.
+  kFinish,
+};
+
+// One node of a run: an agent and its ranks, over several of their lives.
+//
+//   kOff --Start--> kStarting --agent serves--> kReady --StartRanks--> kWorking --ranks end well-->
+//   kDone
+//                                                       kWorking --agent ends well--> kLeft
+//                        kLeft --ranks still at work--> kRenewing --agent serves--> kWorking
+//   from any of these but kDone: --Fail--> kEnding --all have ended--> kPausing, or kLost
+//                                               kPausing --its time comes--> kStarting
+//
+// An agent ends well when all its ranks have said goodbye. A rank that calls init() again needs
+// another one.
+//
+// Pure: no process, no clock. Each event returns what follows.
+class NodeLife {
+ public:
+  NodeLife(uint32_t rank_count, const RestartPolicy& policy)
+      : rank_count_(rank_count), restarts_(policy) {}
+
+  NodeAction Start();       // kOff.
+  NodeAction StartRanks();  // kReady.
+  NodeAction OnAgentServes();
+  NodeAction OnAgentEnds(bool well, int64_t now_ns);
+  NodeAction OnRankEnds(bool well, int64_t now_ns);
+  // Also of another node's failure, where it needs that.
+  NodeAction Fail(int64_t now_ns);
+  // The time of kAwaitNeed or kPause has come.
+  NodeAction OnTime();
+
+  NodeState state() const { return state_; }
+  // Whether it has failed for good, though some of it may not have ended.
+  bool lost() const {
+    return state_ == NodeState::kLost || (state_ == NodeState::kEnding && !starts_again_);
+  }
+  bool over() const { return state_ == NodeState::kDone || lost(); }
+  // Whether its ranks are at work.
+  bool works() const {
+    return state_ == NodeState::kWorking || state_ == NodeState::kLeft ||
+           state_ == NodeState::kRenewing;
+  }
+  // Whether its processes have had their first ranks.
+  bool has_worked() const { return has_worked_; }
+  // When a node that has failed, and is not lost, starts again.
+  int64_t start_at_ns() const { return start_at_ns_; }
+  const Restarts& restarts() const { return restarts_; }
+
+ private:
+  NodeAction To(NodeState state, NodeAction action);
+  NodeAction CheckEnded();
+
+  const uint32_t rank_count_;
+  Restarts restarts_;
+  NodeState state_ = NodeState::kOff;
+  bool agent_runs_ = false;
+  uint32_t ranks_running_ = 0;
+  bool has_worked_ = false;
+  bool starts_again_ = false;
+  int64_t start_at_ns_ = 0;
+};
+
+}  // namespace talweg::cli
+
+#endif  // TALWEG_CLIENTS_CLI_NODE_LIFE_H_

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of frameworks_test.py: Lightning's Trainer over the backend, beside training alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Any
+
+import lightning
+import talweg.torch as tw
+import torch
+import torch.distributed as dist
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+_EPOCHS = 2
+_BATCH = 8
+
+
+class _Module(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.logged: list[float] = []
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        inputs, targets = batch
+        loss = nn.functional.mse_loss(self.model(inputs), targets)
+        self.log("loss", loss, on_epoch=True, sync_dist=True)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.logged.append(float(self.trainer.callback_metrics["loss_epoch"]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def _data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(64, 6, generator=generator)
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+
+def _fit(module: _Module, batch: int, **options: Any) -> None:
+    # The ranks' batches together are what one process has as a batch: the order stays.
+    place, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    sampler = DistributedSampler(_data(), size, place, shuffle=False)
+    loader = DataLoader(_data(), batch_size=batch, sampler=sampler)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=_EPOCHS,
+        gradient_clip_val=1.0,
+        use_distributed_sampler=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+    trainer.fit(module, loader)
+
+
+def main() -> int:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    nodes, local = int(os.environ["GROUP_WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    module = _Module()
+    _fit(
+        module,
+        _BATCH,
+        devices=local,
+        num_nodes=nodes,
+        strategy=DDPStrategy(process_group_backend="talweg"),
+        plugins=[TorchElasticEnvironment()],
+    )
+    size = dist.get_world_size()
+    assert dist.get_backend() == "talweg" and size == nodes * local, dist.get_backend()
+    own = torch.cat([parameter.detach().view(-1) for parameter in module.parameters()])
+    for other in tw.all_gather_object((own.tolist(), module.logged)):
+        assert other == (own.tolist(), module.logged)
+    print(f"trained by {size}: {module.logged}", flush=True)
+
+    # One process with the batches of all, each in the ranks' order.
+    alone = _Module()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.05)
+    inputs, targets = _data().tensors
+    for _ in range(_EPOCHS):
+        for begin in range(0, len(inputs), _BATCH * size):
+            # A DistributedSampler deals samples out by turns.
+            some = slice(begin, begin + _BATCH * size)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(alone.model(inputs[some]), targets[some]).backward()
+            nn.utils.clip_grad_norm_(alone.parameters(), 1.0)
+            optimizer.step()
+    wanted = torch.cat([parameter.detach().view(-1) for parameter in alone.parameters()])
+    assert torch.allclose(own, wanted, atol=1e-5), (own - wanted).abs().max()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

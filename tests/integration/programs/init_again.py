@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank that leaves its job and joins another, as a notebook's cells do, three times.
+
+    init_again.py DIRECTORY
+
+The last rank leaves each job when the first one is about to join the next, so that the first ones
+come back before their agents have ended.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import talweg
+
+_DEADLINE_S = 100.0
+
+
+def _await(path: Path) -> None:
+    end = time.monotonic() + _DEADLINE_S
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.005)
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    for number in range(3):
+        talweg.init()
+        rank, size = talweg.rank(), talweg.size()
+        # Another job: what a name was before is forgotten.
+        own: np.ndarray = np.full(4 + number, rank + 1, np.float32)
+        total = talweg.push_pull(own, op=talweg.Op.SUM, name="x")
+        assert (total == size * (size + 1) / 2).all(), total
+        talweg.barrier()
+        if rank == 0:
+            (directory / str(number)).touch()
+        if rank == size - 1:
+            _await(directory / str(number))
+        talweg.shutdown()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -32,6 +32,7 @@ from harness.scenarios import (  # noqa: E402
     gpu_training_step,
     growth,
     idle,
+    jax_training_step,
     kernels,
     long_links,
     model_tensors,
@@ -54,6 +55,7 @@ SCENARIOS: dict[str, Any] = {
     "idle": idle,
     "kernels": kernels,
     "training_step": training_step,
+    "jax_training_step": jax_training_step,
     "growth": growth,
     "priorities": priorities,
 }
@@ -67,6 +69,7 @@ TARGETS = [
     "//benchmarks/baselines/...",
     "//clients/c:libtalweg.so",
     "//clients/cli:talweg",
+    "//clients/jax:libtalweg_jax.so",
     "//libs/gpu/testing:device_benchmark",
     "//libs/reduce:reduce_benchmark",
     "//services/agent:talweg-agent",

@@ -253,6 +253,7 @@ def talweg_c_shared_library(
         deps = [],
         copts = [],
         linkopts = [],
+        older_glibc = False,
         **kwargs):
     """A shared library with a C ABI that needs nothing but libc.
 
@@ -263,6 +264,7 @@ def talweg_c_shared_library(
       deps: libraries, linked in.
       copts: further compiler flags.
       linkopts: further linker flags.
+      older_glibc: whether it uses so much of the C++ runtime that it would ask for glibc 2.36; 2.35 is content then.
       **kwargs: as for cc_binary.
     """
     check_edges(name, deps)
@@ -279,7 +281,8 @@ def talweg_c_shared_library(
             "//bazel/sanitizers:any": [],
             "//conditions:default": ["-Wl,-z,defs"],
         }),
-        deps = deps + ["//bazel/deps/runtime", version_script],
+        deps = deps + (["//bazel/deps/runtime:older_glibc"] if older_glibc else []) +
+               ["//bazel/deps/runtime", version_script],
         linkshared = True,
         linkstatic = True,
         **kwargs
@@ -364,8 +367,8 @@ def talweg_runfiles_archive(name, out, entry, programs, deps, **kwargs):
     check_edges(name, programs + deps, is_test = kwargs.get("testonly", False))
     runfiles_archive(name = name, out = out, entry = entry, programs = programs, data = deps, **kwargs)
 
-def talweg_wheel(name, out, version, packer, package, library, deps, **kwargs):
-    """A Python wheel of the package, the C library and the programs.
+def talweg_wheel(name, out, version, packer, package, libraries, deps, **kwargs):
+    """A Python wheel of the package, the C libraries and the programs.
 
     Args:
       name: target name.
@@ -373,20 +376,20 @@ def talweg_wheel(name, out, version, packer, package, library, deps, **kwargs):
       version: version of what is packed.
       packer: the script that packs it; Debian's python3 runs it.
       package: target whose files are the package's sources.
-      library: target of libtalweg.so.
+      libraries: targets of libtalweg.so and of what calls it.
       deps: targets of the programs that the wheel carries.
       **kwargs: as for genrule (visibility, ...).
     """
-    check_edges(name, [package, library] + deps)
+    check_edges(name, [package] + libraries + deps)
     native.genrule(
         name = name,
-        srcs = [packer, package, library] + deps,
+        srcs = [packer, package] + libraries + deps,
         outs = [out],
         cmd = " ".join(
             [
                 "/usr/bin/python3 $(location %s) $@ --version=%s" % (packer, version),
-                "--library $(location %s) --package $(locations %s) --binary" % (library, package),
-            ] + ["$(location %s)" % binary for binary in deps],
+                "--package $(locations %s) --library" % package,
+            ] + ["$(location %s)" % library for library in libraries] + ["--binary"] + ["$(location %s)" % binary for binary in deps],
         ),
         **kwargs
     )

@@ -28,7 +28,9 @@ LAYERS = {
         "proto",
     ],
     "clients/horovod": ["clients/python"],
-    "clients/python": ["clients/c"],
+    # XLA's handlers, for the Python package.
+    "clients/jax": ["clients/c"],
+    "clients/python": ["clients/c", "clients/jax"],
     # Wheel, images and units carry everything that is built.
     "deploy": ["clients", "libs", "proto", "services"],
     # The archive for a machine without any of this, to test and to measure.

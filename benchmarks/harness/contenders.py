@@ -76,10 +76,10 @@ class Programs:
         return line if allowed.returncode == 0 else ()
 
 
-def talweg_python(programs: Programs, *line: str) -> Command:
+def talweg_python(programs: Programs, *line: str, python: str = sys.executable) -> Command:
     """A rank in Python that imports talweg from this tree."""
     environment = {"PYTHONPATH": str(programs.python), "TALWEG_LIBRARY": str(programs.library)}
-    return Command((sys.executable, *line), environment)
+    return Command((python, *line), environment)
 
 
 def talweg_rank(tool: str, *options: str) -> list[str]:
@@ -129,13 +129,14 @@ def python_ranks(
     network: Sequence[str],
     line: Sequence[str],
     environment: dict[str, str],
+    python: str = sys.executable,
 ) -> Contender:
     """One shell in one network. It starts `line RANK SIZE STORE` for all ranks, and ends with the last."""
     script = (
         "directory=$(mktemp -d) || exit 1; trap 'rm -rf \"$directory\"' EXIT; count=$1; shift; "
         'for rank in $(seq 0 $((count - 1))); do "$@" "$rank" "$count" "$directory/store" & done; wait'
     )
-    shell = (*network, "bash", "-c", script, "bash", str(ranks), sys.executable, *line)
+    shell = (*network, "bash", "-c", script, "bash", str(ranks), python, *line)
     variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment}
     return Contender(name, ranks, [Command(shell, variables)], counts_loopback=bool(network))
 

@@ -80,7 +80,7 @@ class CompletionLoop {
       }
     }
     if (status != TALWEG_OK) {
-      callback(status);
+      callback(status);  // NOLINT(bugprone-use-after-move): it was not moved, as status tells.
       return;
     }
     // Without the lock: the thread that tells takes it after the client's own.

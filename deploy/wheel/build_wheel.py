@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs the Python package, libtalweg.so, the daemons and the tool into one wheel.
+"""Packs the Python package, libtalweg.so and what calls it, the daemons and the tool into one wheel.
 
-    build_wheel.py OUTPUT.whl --package DIR_FILE... --library libtalweg.so --binary FILE...
+    build_wheel.py OUTPUT.whl --package DIR_FILE... --library FILE.so... --binary FILE...
 
 The package is pure Python over a C ABI, so one wheel serves every Python from 3.9. The binaries
 carry their libraries, except libc's own. The libraries that they load (libfabric and what it needs)
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--version", required=True)
     parser.add_argument("--package", type=Path, nargs="+", required=True)
-    parser.add_argument("--library", type=Path, required=True)
+    parser.add_argument("--library", type=Path, nargs="+", required=True)
     parser.add_argument("--binary", type=Path, nargs="+", required=True)
     arguments = parser.parse_args()
     # The binaries need glibc 2.35, libtalweg.so alone 2.17.
@@ -121,7 +121,8 @@ def main() -> None:
     for source in sorted(arguments.package):
         place = source.parts[source.parts.index("talweg") :]
         wheel.add("/".join(place), source.read_bytes())
-    wheel.add("talweg/lib/libtalweg.so", arguments.library.read_bytes(), executable=True)
+    for library in sorted(arguments.library):
+        wheel.add(f"talweg/lib/{library.name}", library.read_bytes(), executable=True)
     for binary in sorted(arguments.binary):
         wheel.add(f"talweg/bin/{binary.name}", binary.read_bytes(), executable=True)
     for name, library in sorted(shared_libraries(arguments.binary).items()):

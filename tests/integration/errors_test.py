@@ -37,15 +37,15 @@ class ErrorsTest(unittest.TestCase):
     def test_every_failure_has_an_exception_of_its_own(self) -> None:
         failures = {name: value for name, value in _statuses().items() if name not in _NO_FAILURES}
         self.assertGreater(len(failures), 15)
-        self.assertEqual(set(_native._EXCEPTIONS), set(failures.values()))
-        classes = list(_native._EXCEPTIONS.values())
+        self.assertEqual(set(_native.EXCEPTIONS), set(failures.values()))
+        classes = list(_native.EXCEPTIONS.values())
         self.assertEqual(len(set(classes)), len(classes))
         self.assertNotIn(errors.TalwegError, classes)
 
     def test_the_page_says_the_same(self) -> None:
         documented = _documented()
         raised = {
-            name: _native._EXCEPTIONS[value].__name__
+            name: _native.EXCEPTIONS[value].__name__
             for name, value in _statuses().items()
             if name not in _NO_FAILURES
         }

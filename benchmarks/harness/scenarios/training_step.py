@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -43,11 +44,18 @@ _CASES: dict[str, tuple[tuple[str, int], ...]] = {
 }
 
 
-def talweg(
-    programs: Programs, manner: str, name: str, network: Sequence[str], variables: Mapping[str, str]
+def talweg_ranks(
+    programs: Programs,
+    peer: str,
+    manner: str,
+    name: str,
+    network: Sequence[str],
+    variables: Mapping[str, str],
+    python: str = sys.executable,
 ) -> Contender:
+    """A job on one node whose ranks run the peer."""
     run = [str(programs.tool), "run", "--nodes=1", f"--ranks-per-node={_RANKS}", "--"]
-    rank = talweg_python(programs, str(programs.peers / "training_step.py"), manner)
+    rank = talweg_python(programs, str(programs.peers / peer), manner, python=python)
     environment = {**rank.environment, "GLOO_SOCKET_IFNAME": "lo", **variables}
     return Contender(name, _RANKS, [Command((*network, *run, *rank.line), environment)])
 
@@ -65,7 +73,10 @@ def makers(
         for name, manner in peers.items()
     ]
     found += [
-        (name, partial(talweg, programs, manner, name, network, variables))
+        (
+            name,
+            partial(talweg_ranks, programs, "training_step.py", manner, name, network, variables),
+        )
         for name, manner in ours.items()
     ]
     return found
@@ -118,7 +129,7 @@ def measure(
             "step_s": result.median_s,
             "p99_s": result.p99_s,
             "added_s": result.median_s - base.median_s if base else None,
-            "added_of_ddp_interval": of_ddp_interval(result, base, ddp),
+            "added_of_ddp_interval": of_other_interval(result, base, ddp),
             "cpu_s_per_step": cpu_s_per_step(result),
             "memory_bytes": result.memory_bytes,
         }
@@ -141,7 +152,7 @@ def cpu_s_per_step(result: Result) -> float:
     return result.cpu_s_per_gigabyte * result.total_bytes * 1e-9 * result.rank_count
 
 
-def of_ddp_interval(
+def of_other_interval(
     result: Result, base: Result | None, ddp: Result | None
 ) -> tuple[float, float] | None:
     """The bounds of what `result` adds, as a multiple of what `ddp` adds, for nine draws in ten.
@@ -166,7 +177,7 @@ def step_row(result: Result, base: Result | None, ddp: Result | None) -> list[st
     if result.failure:
         return [result.case, result.contender, "failed", "", "", "", ""]
     added_s = result.median_s - base.median_s if base else 0.0
-    bounds = of_ddp_interval(result, base, ddp)
+    bounds = of_other_interval(result, base, ddp)
     return [
         result.case,
         result.contender,

@@ -579,6 +579,17 @@ def is_connected() -> bool:
     return client is not None and not client.is_inherited
 
 
+_followers: list[Callable[[Client], None]] = []
+
+
+def follow(follower: Callable[[Client], None]) -> None:
+    """Has it called with this process's client, if there is one, and with each that comes later."""
+    with _current_lock:
+        _followers.append(follower)
+        if _current is not None and not _current.is_inherited:
+            follower(_current)
+
+
 def connect(
     agent_socket: str | None,
     timeout_s: float,
@@ -591,6 +602,8 @@ def connect(
         client = _current
         if client is None or client.is_inherited:
             client = _current = _connect(agent_socket, timeout_s, alone, world)
+            for follower in _followers:
+                follower(client)
         return client
 
 

@@ -78,6 +78,10 @@ class LocalConnection(_native.Connection):
         self._closed = False
         self._pid = os.getpid()
 
+    @property
+    def handle(self) -> int:
+        return 0
+
     def close(self, timeout_s: float = 5.0) -> None:
         self._closed = True
 

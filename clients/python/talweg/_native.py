@@ -25,7 +25,7 @@ _DECLARE_SLICE_NS = 1_000_000_000
 _DECLARED_AT_ONCE = 1024
 
 # By talweg_status: all that end a call.
-_EXCEPTIONS: dict[int, type[errors.TalwegError]] = {
+EXCEPTIONS: dict[int, type[errors.TalwegError]] = {
     1: errors.Timeout,
     2: errors.InvalidArgument,
     3: errors.Mismatch,
@@ -188,18 +188,23 @@ _GPU_HANDLE_BYTES = 64
 _ABI_MAJOR = 1
 
 
-def _candidates() -> list[Path]:
-    """Where the library may be: told, inside the wheel, or in Bazel's output beside the sources."""
-    told = os.environ.get("TALWEG_LIBRARY")
-    if told:
-        return [Path(told)]
+def places_of(package: str, name: str) -> list[Path]:
+    """Where a library may be: inside the wheel, or in Bazel's output beside the sources.
+
+    `package` is the one that builds it, such as clients/c.
+    """
     # Bazel's runfiles are links into the source tree: look along both paths.
     here, source = Path(__file__).absolute(), Path(__file__).resolve()
-    found = [source.parent / "lib" / "libtalweg.so"]
+    found = [source.parent / "lib" / name]
     for parent in [*here.parents, *source.parents]:
-        found.append(parent / "clients" / "c" / "libtalweg.so")
-        found.append(parent / "bazel-bin" / "clients" / "c" / "libtalweg.so")
+        found.append(parent / package / name)
+        found.append(parent / "bazel-bin" / package / name)
     return found
+
+
+def _candidates() -> list[Path]:
+    told = os.environ.get("TALWEG_LIBRARY")
+    return [Path(told)] if told else places_of("clients/c", "libtalweg.so")
 
 
 def _load() -> ctypes.CDLL:
@@ -307,6 +312,11 @@ class Connection:
         self.local_rank = int(self._library.talweg_local_rank(self._handle))
         self.local_size = int(self._library.talweg_local_size(self._handle))
 
+    @property
+    def handle(self) -> int:
+        """The address of the talweg_client, for kernels in other languages."""
+        return int(self._handle.value or 0)
+
     def _after_fork(self) -> None:
         self._library.talweg_health(self._handle)
 
@@ -315,7 +325,7 @@ class Connection:
             raise EventsLost
         if status != 0:
             text = (self._library.talweg_last_error() or b"").decode(errors="replace")
-            raise _EXCEPTIONS.get(status, errors.TalwegError)(text)
+            raise EXCEPTIONS.get(status, errors.TalwegError)(text)
 
     def _in_slices(self, call: Callable[[int], int], slice_ns: int = _WAIT_SLICE_NS) -> None:
         """`call` of a time limit, again and again until it ends by itself: a signal (Ctrl-C) is

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_CLIENTS_JAX_COLLECTION_H_
+#define TALWEG_CLIENTS_JAX_COLLECTION_H_
+
+// The rounds that one call of XLA's collects, until the last of them is over.
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "clients/jax/rounds.h"
+#include "clients/jax/xla_ffi.h"
+
+namespace talweg::jax {
+
+// One thread fills it and calls Run(); then it belongs to whoever ends its last round.
+class Collection {
+ public:
+  explicit Collection(const xla::Api& api) : api_(api) {}
+
+  // `out` has room for what the round gives, until the collection is complete.
+  void Add(OpenRound round, void* out);
+
+  // Collects what is over on this thread, and each other round on the loop's thread when it is
+  // over. Where such are left *future is set, and one of Finishers completes it after the last.
+  // Every round is taken, also when another has failed, so their tensors may be pushed again. The
+  // error is the first one's.
+  static xla::Error* Run(std::unique_ptr<Collection> collection, xla::Future** future);
+
+ private:
+  struct Entry {
+    OpenRound round;
+    void* out;
+  };
+
+  void Note(Outcome outcome);
+  void End(Outcome outcome);
+  xla::Error* Error() const;
+
+  const xla::Api& api_;
+  std::vector<Entry> entries_;
+  xla::Future* future_ = nullptr;
+  std::mutex mutex_;
+  size_t left_ = 0;
+  Outcome first_failure_;
+};
+
+}  // namespace talweg::jax
+
+#endif  // TALWEG_CLIENTS_JAX_COLLECTION_H_

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_CLIENTS_JAX_ROUNDS_H_
+#define TALWEG_CLIENTS_JAX_ROUNDS_H_
+
+// The rounds that XLA's programs have started and not collected yet.
+//
+// A program starts a round in one call and collects it in another, which gets the round's ticket.
+// Start() copies what is given and does not wait for other ranks. Any thread may call anything.
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "clients/c/completion_loop.h"
+#include "clients/c/talweg.h"
+
+namespace talweg::jax {
+
+// What a call is, alike at all ranks but for the lengths.
+struct Call {
+  std::string name;
+  talweg_dtype dtype = TALWEG_F32;
+  talweg_op op = TALWEG_SUM;
+  talweg_share gives = TALWEG_SHARE_WHOLE;
+  talweg_share gets = TALWEG_SHARE_WHOLE;
+  uint32_t root_rank = 0;
+  int32_t priority = 0;
+  uint64_t element_count = 0;  // A full part has so many.
+  std::vector<uint32_t> ranks;
+  // The bytes of each part that this rank gives, and gets.
+  std::vector<uint64_t> given;
+  std::vector<uint64_t> got;
+  double prescale = 1;
+  double postscale = 1;
+
+  uint64_t GivenBytes() const;
+  uint64_t GotBytes() const;
+  // Reads what Python's talweg.jax writes (_primitive.py): nothing if it is something else.
+  static std::optional<Call> From(std::string_view name, std::span<const int64_t> numbers,
+                                  std::span<const double> factors);
+};
+
+struct Outcome {
+  talweg_status status = TALWEG_OK;
+  std::string text;
+
+  bool ok() const { return status == TALWEG_OK; }
+  // What this thread's last call to libtalweg has come to.
+  static Outcome Of(talweg_status status);
+  // The outcome where nothing tells when the call's round is over.
+  static Outcome Untold(talweg_status status, const Call& call);
+};
+
+// One round between its start and its collection.
+struct OpenRound {
+  Call call;
+  talweg_client* client = nullptr;  // Null: of a job of one rank without an agent.
+  CompletionLoop* loop = nullptr;   // The client's.
+  talweg_tensor tensor = 0;
+  talweg_round round = 0;
+  Outcome start;                      // Why there is no round.
+  std::vector<unsigned char> looped;  // What a lone rank has given.
+
+  // Whether Collect() does not wait for other ranks.
+  bool IsOver() const;
+  // What the round gives into `out`, scaled. Waits without limit.
+  Outcome Collect(void* out);
+
+ private:
+  // Waits, and compares the parts that have come with those that are expected. Takes a round whose
+  // parts are others.
+  Outcome Lengths();
+};
+
+class Rounds {
+ public:
+  // Whose rounds are started from now on: null, no rank's; `alone`: of a job of one rank.
+  void Use(talweg_client* client, bool alone);
+
+  // Starts a round of the bytes at `data`. Its ticket, also where it could not be started: Take()
+  // then has the reason.
+  uint64_t Start(Call call, const void* data);
+
+  // The round of a ticket; nothing for none, or one that was taken.
+  std::optional<OpenRound> Take(uint64_t ticket);
+
+ private:
+  struct Declared {
+    Call call;
+    talweg_tensor tensor = 0;
+    uint64_t open_ticket = 0;
+  };
+
+  Outcome Push(OpenRound& round, const void* data);
+  Outcome Declare(OpenRound& round);
+  // Ends the round of a ticket that nobody takes any more.
+  void Forsake(uint64_t ticket);
+
+  std::mutex mutex_;
+  talweg_client* client_ = nullptr;
+  // Never destroyed, as Python never frees a client: its thread ends with the client's health.
+  CompletionLoop* loop_ = nullptr;
+  bool alone_ = false;
+  uint64_t last_ticket_ = 0;
+  std::unordered_map<uint64_t, OpenRound> open_;
+  std::unordered_map<std::string, Declared> declared_;
+};
+
+}  // namespace talweg::jax
+
+#endif  // TALWEG_CLIENTS_JAX_ROUNDS_H_

@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+"""push_pull and the collectives, for arrays and for trees of arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from talweg import _client, _collectives
+from talweg._arguments import chosen_op
+from talweg._collectives import Kind
+from talweg._declaration import Op
+from talweg._process_sets import Group, ProcessSet
+from talweg._scaling import NO_FACTORS, Factors
+from talweg.errors import InvalidArgument
+from talweg.jax import _library
+from talweg.jax._errors import talweg_errors
+from talweg.jax._primitive import Round
+from talweg.jax._rounds import Plan, Started, claim, collect, is_traced, plan_round, run, start
+
+# Calls without a name are performed in the order in which the program has them.
+_UNNAMED = "talweg.jax"
+
+
+def _as_array(leaf: Any, operation: str) -> Any:
+    if isinstance(leaf, jax.core.Tracer):
+        return leaf
+    try:
+        return jnp.asarray(leaf)
+    except TypeError as error:
+        raise InvalidArgument(
+            f"{operation}: {type(leaf).__name__} is no array: {error}; pass arrays, or a tree of them"
+        ) from None
+
+
+class _Names:
+    """The tensors' names of one call, and the key that orders it."""
+
+    def __init__(self, name: str | None, kind: Kind, suffix: str) -> None:
+        if name is not None and not isinstance(name, str):
+            raise InvalidArgument(
+                f"{kind.name}: name is {name!r}; it must be a str, or None for calls in order"
+            )
+        self._name = name
+        self._kind = kind
+        self._suffix = suffix
+        self._seen: dict[str, int] = {}
+        self.key = (name or _UNNAMED) + suffix
+
+    def of(self, path: Any, array: Any, words: str) -> str:
+        if self._name is None:
+            # By what it is: ranks need not have traced as many programs.
+            what = f"{_UNNAMED}.{self._kind.name}.{words}.{array.dtype}{list(array.shape)}"
+            turn = self._seen[what] = self._seen.get(what, -1) + 1
+            return f"{what}.{turn}{self._suffix}"
+        name = f"{self._name}{jax.tree_util.keystr(path)}"
+        if self._kind not in (_collectives.ALL_REDUCE, _collectives.BROADCAST):
+            name += f".{self._kind.name}"
+        return name + self._suffix
+
+
+@dataclasses.dataclass
+class _Group:
+    """The rounds of one call, as a program performs them."""
+
+    arrays: list[Any]
+    structure: Any
+    rounds: list[Round]
+    key: str
+    size: int
+
+
+def _plan(
+    tree: Any,
+    kind: Kind,
+    name: str | None,
+    process_set: ProcessSet | None,
+    op: Op = Op.BROADCAST,
+    root_rank: int = 0,
+    factors: Factors = NO_FACTORS,
+    priority: int = 0,
+    round_of: Callable[[Plan, str, Any], Round] | None = None,
+    operation: str | None = None,
+) -> _Group:
+    client = _client.current()
+    _library.register()
+    group = Group(client, process_set, operation or kind.name)
+    if 2 in (kind.gives, kind.gets):
+        group.require_root(root_rank, kind.name)
+    names = _Names(name, kind, group.suffix)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    arrays = [_as_array(leaf, operation or kind.name) for _, leaf in leaves]
+    # Large ones leave first.
+    by_size = sorted(range(len(arrays)), key=lambda at: (arrays[at].size, -at))
+    more = {at: extra for extra, at in enumerate(by_size)}
+    rounds = []
+    for index, ((path, _), array) in enumerate(zip(leaves, arrays)):
+        plan = Plan(kind, group, op, root_rank, factors, priority + more[index])
+        words = op.name.lower() if kind.reduces else str(root_rank)
+        tensor = names.of(path, array, words)
+        if round_of is not None:
+            rounds.append(round_of(plan, tensor, array))
+        else:
+            rounds.append(plan_round(plan, tensor, array.shape, np.dtype(array.dtype)))
+    return _Group(arrays, structure, rounds, names.key, group.size)
+
+
+def _call(*arguments: Any, **options: Any) -> Any:
+    """Plans and performs."""
+    group = _plan(*arguments, **options)
+    results = run(group.arrays, group.rounds, group.key, group.size)
+    return jax.tree_util.tree_unflatten(group.structure, results)
+
+
+def push_pull(
+    tree: Any,
+    name: str | None = None,
+    op: Op | None = None,
+    *,
+    average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    priority: int = 0,
+) -> Any:
+    """Combines the ranks' arrays element by element; returns a tree like the given one.
+
+    `tree` is an array or a tree of arrays, of float32, float16, bfloat16, float64, integers of 8 to
+    64 bits or bool, and of the same shapes and dtypes at all ranks. All arrays of the tree are
+    pushed before one is waited for. `op` combines; without it the elements are averaged, or summed
+    where `average` is False. The gradient of a sum or an average is the same of the cotangents.
+
+    Works eagerly, and inside of jit, grad, scan, while_loop, cond and remat; under vmap it raises
+    InvalidArgument. Calls of one name happen in the program's order, and a name stands for arrays
+    of one shape. Calls without a name happen in the program's order among each other.
+    `process_set`: only its ranks take part. Larger `priority` overtakes; within the tree large
+    arrays overtake small ones. Eagerly it returns when the result is there, and raises Mismatch,
+    naming both ranks, where they differ; inside of jit see talweg_errors().
+    """
+    return _call(
+        tree,
+        _collectives.ALL_REDUCE,
+        name,
+        process_set,
+        chosen_op(op, average),
+        factors=Factors(prescale_factor, postscale_factor),
+        priority=priority,
+        operation="push_pull",
+    )
+
+
+def push_pull_async(
+    tree: Any,
+    name: str | None = None,
+    op: Op | None = None,
+    *,
+    average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    priority: int = 0,
+) -> Started:
+    """Starts push_pull() and returns its handle for synchronize(); nothing waits.
+
+    The handle is a tree of small arrays: one program may start, another may collect. It is
+    collected once, and before the name's next call. It has no gradient.
+    """
+    group = _plan(
+        tree,
+        _collectives.ALL_REDUCE,
+        name,
+        process_set,
+        chosen_op(op, average),
+        factors=Factors(prescale_factor, postscale_factor),
+        priority=priority,
+        operation="push_pull",
+    )
+    claim(group.rounds, group.key)
+    started = start(group.arrays, tuple(group.rounds), group.key)
+    return dataclasses.replace(started, structure=group.structure)
+
+
+def synchronize(handles: Any) -> Any:
+    """The results of a handle, or of a tree of handles, which are all waited for together.
+
+    All are under way before the first is waited for, so ranks may start them in any order.
+    """
+    groups, structure = jax.tree_util.tree_flatten(
+        handles, is_leaf=lambda each: isinstance(each, Started)
+    )
+    for group in groups:
+        if not isinstance(group, Started):
+            raise InvalidArgument(
+                f"synchronize: {type(group).__name__} is no handle of push_pull_async()"
+            )
+    if is_traced([ticket for group in groups for ticket in group.tickets]):
+        collected = collect(groups)
+    else:
+        with talweg_errors():
+            collected = jax.block_until_ready(collect(groups))
+    results = [
+        jax.tree_util.tree_unflatten(group.structure, each)
+        for group, each in zip(groups, collected)
+    ]
+    return jax.tree_util.tree_unflatten(structure, results)
+
+
+def broadcast(
+    tree: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    *,
+    priority: int = 0,
+) -> Any:
+    """Returns the arrays of rank `root_rank`, byte for byte, at every rank.
+
+    All ranks give arrays of the same shapes and dtypes. The gradient goes to the root: the sum of
+    the ranks' cotangents there, zeros elsewhere.
+    """
+    kind = _collectives.BROADCAST
+    return _call(tree, kind, name, process_set, root_rank=root_rank, priority=priority)
+
+
+def reduce(
+    tree: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    op: Op | None = None,
+    *,
+    average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    priority: int = 0,
+) -> Any:
+    """push_pull() whose result the root gets alone; the others get zeros of the same shape."""
+    return _call(
+        tree,
+        _collectives.REDUCE,
+        name,
+        process_set,
+        chosen_op(op, average),
+        root_rank,
+        Factors(prescale_factor, postscale_factor),
+        priority,
+    )
+
+
+def reduce_scatter(
+    tree: Any,
+    name: str | None = None,
+    op: Op | None = None,
+    *,
+    average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    priority: int = 0,
+) -> Any:
+    """Combines as push_pull() does; each rank gets its share of the rows (the first dimension).
+
+    Rows are split evenly; where a remainder is left the lower ranks have one more.
+    """
+    return _call(
+        tree,
+        _collectives.REDUCE_SCATTER,
+        name,
+        process_set,
+        chosen_op(op, average),
+        0,
+        Factors(prescale_factor, postscale_factor),
+        priority,
+    )
+
+
+def _rows_of(array: Any) -> int:
+    """Its first dimension; plan_round() refuses one that has none."""
+    return array.shape[0] if array.shape else 0
+
+
+def _with_rows(rows: Sequence[int] | None) -> Callable[[Plan, str, Any], Round]:
+    def round_of(plan: Plan, tensor: str, array: Any) -> Round:
+        listed = None
+        if rows is not None:
+            listed = [int(count) for count in rows]
+            group, own = plan.group, _rows_of(array)
+            if len(listed) != group.size or min(listed) < 0 or listed[group.place] != own:
+                raise InvalidArgument(
+                    f"{plan.kind.name}: rows is {listed}; it must be {group.size} numbers of 0 or "
+                    f"more, one for each rank, with this rank's {own} at place {group.place}"
+                )
+        return plan_round(plan, tensor, array.shape, np.dtype(array.dtype), got_rows=listed)
+
+    return round_of
+
+
+def all_gather(
+    tree: Any,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    *,
+    rows: Sequence[int] | None = None,
+    priority: int = 0,
+) -> Any:
+    """Returns the arrays of all ranks, joined along the first dimension, in rank order.
+
+    Any dtype of whole bytes. All ranks have as many rows, or say in `rows` how many each rank has:
+    XLA has to know before. The gradient is a reduce_scatter of the cotangents' sum.
+    """
+    return _call(
+        tree,
+        _collectives.ALL_GATHER,
+        name,
+        process_set,
+        priority=priority,
+        round_of=_with_rows(rows),
+    )
+
+
+def gather(
+    tree: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    *,
+    rows: Sequence[int] | None = None,
+    priority: int = 0,
+) -> Any:
+    """all_gather() whose result the root gets alone; the others get zeros of the same shape."""
+    return _call(
+        tree,
+        _collectives.GATHER,
+        name,
+        process_set,
+        root_rank=root_rank,
+        priority=priority,
+        round_of=_with_rows(rows),
+    )
+
+
+def scatter(
+    tree: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    *,
+    priority: int = 0,
+) -> Any:
+    """Gives each rank its share of the rows of the root's arrays, as reduce_scatter() splits them.
+
+    All ranks give arrays of the same shapes and dtypes; the others' are not looked at.
+    """
+    kind = _collectives.SCATTER
+    return _call(tree, kind, name, process_set, root_rank=root_rank, priority=priority)
+
+
+def all_to_all(
+    tensor: Any,
+    splits: Sequence[Sequence[int]] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    *,
+    priority: int = 0,
+) -> tuple[Any, list[int]]:
+    """Sends rows of an array to every rank, and gets some from every rank.
+
+    `splits[i][j]` rows go from the group's rank i to its rank j: all ranks give the same splits,
+    for XLA has to know them before. Without them the rows are split evenly, which they must allow.
+    Returns what the ranks sent here, joined in rank order, and how many rows came from each.
+    """
+    received: list[int] = []
+
+    def round_of(plan: Plan, tensor: str, array: Any) -> Round:
+        rows, size, place = _rows_of(array), plan.group.size, plan.group.place
+        if splits is not None:
+            every = [[int(count) for count in each] for each in splits]
+        elif rows % size == 0:
+            every = [[rows // size] * size] * size
+        else:
+            raise InvalidArgument(
+                f"all_to_all: {rows} rows do not divide among {size} ranks: pass splits=[...]"
+            )
+        if [len(each) for each in every] != [size] * size or min(map(min, every)) < 0:
+            raise InvalidArgument(
+                f"all_to_all: splits is {every}; it must be {size} lists of {size} numbers of 0 or "
+                "more: how many rows each rank sends to each"
+            )
+        if sum(every[place]) != rows:
+            raise InvalidArgument(
+                f"all_to_all: splits[{place}] is {every[place]}, which does not add up to this "
+                f"rank's {rows} rows"
+            )
+        received.extend(each[place] for each in every)
+        longest = max(map(max, every))
+        shape, dtype = array.shape, np.dtype(array.dtype)
+        return plan_round(plan, tensor, shape, dtype, every[place], received, longest)
+
+    result = _call(
+        tensor, _collectives.ALL_TO_ALL, name, process_set, priority=priority, round_of=round_of
+    )
+    return result, received
+
+
+def broadcast_parameters(
+    parameters: Any,
+    root_rank: int = 0,
+    name: str = "parameters",
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """broadcast() of a model's or an optimizer's tree before the first step; returns the tree."""
+    return broadcast(parameters, root_rank, name, process_set)

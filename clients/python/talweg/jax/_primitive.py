@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two primitives for every call: one starts a group of rounds, the other collects groups.
+
+For XLA each round's start is a custom call, which runs as soon as what it gives is there and does
+not wait. One custom call collects all rounds. The data that flows between them, the rounds'
+tickets, is what orders the two: all rounds are under way before XLA waits for the first.
+
+An ordered effect of JAX, one for each key, orders the groups of that key: within a program, in
+loops, and from one program to the next. It also keeps XLA from merging or dropping a call. Groups
+of different keys have no order among each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax._src import core, dispatch, effects  # JAX has no other way to an effect of one's own.
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from talweg.errors import InvalidArgument
+from talweg.jax import _library
+
+
+class RoundEffect(effects.Effect):
+    """Groups of rounds of one key happen in the order in which the program has them."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RoundEffect) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash((RoundEffect, self.key))
+
+    def __repr__(self) -> str:
+        return f"Talweg<{self.key}>"
+
+
+for _kind in (
+    effects.lowerable_effects,
+    effects.ordered_effects,
+    effects.control_flow_allowed_effects,
+    effects.custom_derivatives_allowed_effects,
+    effects.remat_allowed_effects,
+):
+    _kind.add_type(RoundEffect)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of a group: what rounds.h calls a Call. Lengths are in bytes."""
+
+    tensor: str
+    dtype: int
+    op: int
+    shares: tuple[int, int]
+    root_rank: int
+    priority: int
+    element_count: int
+    ranks: tuple[int, ...]
+    given: tuple[int, ...]
+    got: tuple[int, ...]
+    prescale: float
+    postscale: float
+    # What this rank gets.
+    shape: tuple[int, ...]
+    result_dtype: np.dtype
+
+    def attributes(self) -> dict[str, Any]:
+        """In the order that Call::From reads."""
+        numbers = [
+            self.dtype,
+            self.op,
+            *self.shares,
+            self.root_rank,
+            self.priority,
+            self.element_count,
+            len(self.ranks),
+            len(self.given),
+            len(self.got),
+            *self.ranks,
+            *self.given,
+            *self.got,
+        ]
+        return {
+            "name": self.tensor,
+            "call": np.asarray(numbers, np.int64),
+            "factors": np.asarray([self.prescale, self.postscale], np.float64),
+        }
+
+
+# Arrays that ranks give -> a ticket for each. Parameters: rounds, key.
+start_p = Primitive("talweg_start")
+# Tickets -> what their rounds give. Parameters: rounds, keys.
+collect_p = Primitive("talweg_collect")
+for _primitive in (start_p, collect_p):
+    _primitive.multiple_results = True
+    _primitive.def_impl(partial(dispatch.apply_primitive, _primitive))
+
+# 64 bits, which JAX has no numbers of unless it is told to.
+_TICKET = ShapedArray((2,), np.dtype(np.uint32))
+
+
+@start_p.def_effectful_abstract_eval
+def _started(*_: Any, rounds: tuple[Round, ...], key: str) -> Any:
+    return [_TICKET] * len(rounds), {RoundEffect(key)}
+
+
+@collect_p.def_effectful_abstract_eval
+def _collected(*_: Any, rounds: tuple[Round, ...], keys: tuple[str, ...]) -> Any:
+    results = [ShapedArray(each.shape if each.got else (0,), each.result_dtype) for each in rounds]
+    return results, {RoundEffect(key) for key in keys}
+
+
+_TOKEN = core.abstract_token
+
+
+def _custom_call(
+    ctx: Any,
+    target: str,
+    operands: Sequence[Any],
+    given: Sequence[Any],
+    results: Sequence[Any],
+    **attributes: Any,
+) -> Any:
+    """One call of XLA's, whose arrays are row-major, as Talweg's parts lie.
+
+    `given` and `results`: what kind of value each operand and each result is.
+    """
+    types = [
+        mlir.token_type()
+        if each is _TOKEN
+        else mlir.ir.RankedTensorType.get(each.shape, mlir.dtype_to_ir_type(each.dtype))
+        for each in results
+    ]
+    lower = jax.ffi.build_ffi_lowering_function(target, has_side_effect=True, result_types=types)
+    at = ctx.replace(avals_in=list(given), avals_out=list(results))
+    return lower(at, *operands, **attributes).results
+
+
+def _lower_start(ctx: Any, *operands: Any, rounds: tuple[Round, ...], key: str) -> Sequence[Any]:
+    # The token goes on as it is: the starts of a group wait for what was before, not for each other.
+    token = ctx.tokens_in.get(RoundEffect(key))
+    tickets: list[Any] = []
+    for each, operand, kind in zip(rounds, operands, ctx.avals_in):
+        given, kinds = ([operand], [kind]) if each.given else ([], [])
+        attributes = each.attributes()
+        tickets += _custom_call(
+            ctx, _library.START, [*given, token], [*kinds, _TOKEN], [_TICKET], **attributes
+        )
+    ctx.set_tokens_out(ctx.tokens_in)
+    return tickets
+
+
+def _lower_collect(
+    ctx: Any, *tickets: Any, rounds: tuple[Round, ...], keys: tuple[str, ...]
+) -> Sequence[Any]:
+    effects_of_keys = [RoundEffect(key) for key in keys]
+    tokens = [ctx.tokens_in.get(effect) for effect in effects_of_keys]
+    made = _custom_call(
+        ctx,
+        _library.COLLECT,
+        [*tickets, *tokens],
+        [*ctx.avals_in, *[_TOKEN] * len(tokens)],
+        [*ctx.avals_out, *[_TOKEN] * len(tokens)],
+    )
+    results, tokens_out = made[: len(rounds)], made[len(rounds) :]
+    after = mlir.TokenSet(dict(zip(effects_of_keys, tokens_out)))
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(after))
+    return results
+
+
+mlir.register_lowering(start_p, _lower_start, platform="cpu", cacheable=False)
+mlir.register_lowering(collect_p, _lower_collect, platform="cpu", cacheable=False)
+
+
+def _refuse_batch(*_: Any, rounds: tuple[Round, ...], **__: Any) -> NoReturn:
+    raise InvalidArgument(
+        f"'{rounds[0].tensor}' is called under jax.vmap, where it has no meaning: a round is of a "
+        "whole tensor. Call it outside of vmap, on the batch"
+    )
+
+
+batching.primitive_batchers[start_p] = _refuse_batch
+batching.primitive_batchers[collect_p] = _refuse_batch

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong calls of talweg.jax: each raises an error that names the thing, and the next call works."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import talweg
+import talweg.jax as tw
+from expected_errors import expect
+
+
+def check_before_init() -> None:
+    expect(talweg.NotInitialized, "talweg.init()", tw.push_pull, jnp.ones(2), "early")
+
+
+def works(name: str) -> None:
+    np.testing.assert_array_equal(tw.push_pull(jnp.ones(2), name), np.ones(2))
+
+
+def check_shapes_that_differ() -> None:
+    """Both sides are named, eagerly and in a program, and later calls of that program work."""
+    mine = jnp.ones(3 + (tw.rank() == tw.size() - 1))
+    expect(talweg.Mismatch, "f32[4]", tw.push_pull, mine, "shapes", tw.Op.SUM)
+    expect(talweg.Mismatch, "f32[3]", tw.push_pull, mine, "shapes too", tw.Op.SUM)
+    works("after shapes")
+
+    @jax.jit
+    def step(x: Any, other: Any) -> Any:
+        return tw.push_pull(x, "in a program"), tw.push_pull(other, "beside it")
+
+    def run() -> None:
+        with tw.talweg_errors():
+            step(mine, jnp.ones(2))
+
+    expect(talweg.Mismatch, "'in a program'", run)
+    with tw.talweg_errors():
+        beside = jax.jit(lambda x: tw.push_pull(x, "beside it"))(jnp.ones(2))
+    np.testing.assert_array_equal(beside, np.ones(2))
+
+
+def check_dtypes_and_ops_that_differ() -> None:
+    dtype = np.float32 if tw.rank() == 0 else np.float16
+    expect(talweg.Mismatch, "f16[2]", tw.push_pull, jnp.ones(2, dtype), "dtypes")
+    op = tw.Op.SUM if tw.rank() == 0 else tw.Op.MAX
+    expect(talweg.Mismatch, "max", tw.push_pull, jnp.ones(2), "ops", op)
+    works("after dtypes")
+
+
+def check_rows_that_differ() -> None:
+    """A rank says other rows than its neighbour has: told by their lengths."""
+    rank, size = tw.rank(), tw.size()
+    rows = [2] * (size - 1) + [1]
+    wrong = [2] * (size - 2) + [1, 1] if rank == 0 else rows
+    mine = jnp.ones((rows[rank], 3))
+    if rank == 0:
+        expect(talweg.Mismatch, "expects 12", tw.all_gather, mine, "rows", rows=wrong)
+    else:
+        tw.all_gather(mine, "rows", rows=rows)
+    tw.all_gather(mine, "rows", rows=rows)
+
+
+def check_no_calls() -> None:
+    """Refused before anything is pushed."""
+    x = jnp.ones(4)
+    expect(talweg.InvalidArgument, "under jax.vmap", jax.vmap(lambda v: tw.push_pull(v, "v")), x)
+    expect(talweg.InvalidArgument, "no dimensions", tw.all_gather, jnp.ones(()), "scalar")
+    expect(talweg.InvalidArgument, "complex64", tw.push_pull, x.astype(np.complex64), "complex")
+    expect(talweg.InvalidArgument, "int4", tw.all_gather, x.astype(jnp.int4), "int4")
+    expect(talweg.Unsupported, "average", tw.push_pull, x.astype(np.int32), "average of integers")
+    expect(talweg.InvalidArgument, "root_rank is 99", tw.broadcast, x, 99)
+    expect(talweg.InvalidArgument, "name is 7", tw.push_pull, x, 7)
+    expect(talweg.InvalidArgument, "is no array", tw.push_pull, {"a": "text"}, "text")
+    expect(talweg.InvalidArgument, "do not divide", tw.all_to_all, jnp.ones(tw.size() + 1))
+    expect(
+        talweg.InvalidArgument,
+        "does not add up",
+        tw.all_to_all,
+        x,
+        [[9] * tw.size()] * tw.size(),
+    )
+    expect(talweg.InvalidArgument, "rows is [1]", tw.all_gather, x, "short", rows=[1])
+    outside = tw.ProcessSet([(tw.rank() + 1) % tw.size()])
+    expect(
+        talweg.InvalidArgument,
+        f"rank {tw.rank()} is not in",
+        tw.push_pull,
+        x,
+        "outside",
+        process_set=outside,
+    )
+    product = jax.grad(lambda v: tw.push_pull(v, "product", tw.Op.PRODUCT).sum())
+    expect(talweg.Unsupported, "no gradient", product, x)
+    works("after no calls")
+
+
+def check_one_name_of_two_calls() -> None:
+    """A tree's leaf and an array whose names come to the same: nothing would order them."""
+    tw.push_pull({"a": jnp.ones(2)}, "tree")
+    expect(talweg.InvalidArgument, "another name", tw.push_pull, jnp.ones(2), "tree['a']")
+    works("a name")
+    expect(talweg.InvalidArgument, "name of its own", tw.push_pull, jnp.ones(3), "a name")
+    works("a name")
+
+
+def check_after_shutdown() -> None:
+    """A program that was compiled before says so."""
+    step = jax.jit(lambda x: tw.push_pull(x, "again"))
+    step(jnp.ones(2)).block_until_ready()
+    tw.barrier()
+    tw.shutdown()
+
+    def run() -> None:
+        with tw.talweg_errors():
+            step(jnp.ones(2))
+
+    expect(talweg.Closed, "talweg.jax.init()", run)
+
+
+def main() -> None:
+    check_before_init()
+    tw.init()
+    for name, check in globals().copy().items():
+        if name.startswith("check_") and name != "check_before_init":
+            check()
+            print(f"{name}: ok", flush=True)
+
+
+if __name__ == "__main__":
+    main()

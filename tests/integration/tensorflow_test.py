@@ -25,7 +25,9 @@ class TensorflowTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.forks = cls.enterClassContext(tensorflow_forks())
+        cls.forks = tensorflow_forks()
+        cls.forks.__enter__()
+        cls.addClassCleanup(cls.forks.__exit__)
 
     def _alone(self, program: str, *arguments: str) -> str:
         line = [sys.executable, "-P", *self.forks.prefix, str(job.PROGRAMS / program), *arguments]

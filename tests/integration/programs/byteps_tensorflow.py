@@ -111,7 +111,7 @@ def tapes_and_optimizers() -> None:
         assert np.allclose(tf.convert_to_tensor(found).numpy()[:, 0], wanted)
     optimizers = [keras.optimizers.Adam, tf_keras.optimizers.Adam, tf_keras.optimizers.legacy.Adam]
     for kind in optimizers:
-        results = []
+        results: list[np.ndarray] = []
         for optimizer, own in ((kind(0.1), mean + 1.0), (kind(0.1), rank + 1.0)):
             variable = tf.Variable([1.0, -1.0])
             if len(results) == 1:  # The second one's ranks come to the first one's gradient.
@@ -119,7 +119,7 @@ def tapes_and_optimizers() -> None:
             for _ in range(3):
                 optimizer.apply_gradients([(tf.fill([2], float(own)), variable)])
             results.append(variable.numpy())
-        assert np.allclose(*results, atol=1e-6), results
+        assert np.allclose(results[0], results[1], atol=1e-6), results
     expect(ValueError, "Adasum", bps.DistributedOptimizer, optimizers[0](), op=bps.Adasum)
 
 
@@ -151,7 +151,7 @@ def models() -> None:
             module.callbacks.MetricAverageCallback(),
             module.callbacks.LearningRateWarmupCallback(warmup_epochs=1, initial_lr=0.1),
         ]
-        x = np.full((8, 2), float(rank), np.float32)
+        x: np.ndarray = np.full((8, 2), float(rank), np.float32)
         past = model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0, callbacks=callbacks)
         own = np.array([*past.history["loss"], *np.ravel(model.get_weights()[0])])
         assert np.array_equal(bps.broadcast(own, 0, name=f"same.{kind.__name__}"), own)

@@ -301,7 +301,7 @@ def models() -> None:
             module.callbacks.LearningRateWarmupCallback(0.1 * size, warmup_epochs=2),
             module.callbacks.LearningRateScheduleCallback(0.1 * size, 0.1, start_epoch=2),
         ]
-        x = np.full((8, 2), float(rank), np.float32)
+        x: np.ndarray = np.full((8, 2), float(rank), np.float32)
         past = model.fit(x, x[:, :1], batch_size=4, epochs=4, verbose=0, callbacks=callbacks)
         rates = past.history["lr"]
         assert np.allclose(rates[1:], [0.1 * size, 0.1 * size, 0.01 * size]), rates

@@ -105,8 +105,8 @@ def exchanges() -> None:
 
 def scatters() -> None:
     size, rank = tw.size(), tw.rank()
-    own = np.arange(size + 1, dtype=np.float32) * (rank + 1)
-    total = np.arange(size + 1, dtype=np.float32) * (size * (size + 1) // 2)
+    own: np.ndarray = np.arange(size + 1, dtype=np.float32) * (rank + 1)
+    total: np.ndarray = np.arange(size + 1, dtype=np.float32) * (size * (size + 1) // 2)
     mine = np.array_split(total, size)[rank]
     for result in _both_ways(lambda x: tw.reduce_scatter(x, "scatter", average=False), own):
         assert np.allclose(result.numpy(), mine)

@@ -39,7 +39,6 @@ from talweg.tensorflow._ops import (
     push_pull,
     reduce_scatter,
 )
-
 from talweg.tensorflow._variables import BroadcastGlobalVariablesHook, broadcast_variables
 
 __all__ = [

@@ -104,14 +104,14 @@ class _Keras3Methods:
         grads = list(grads)
         variables = own._trainable_variables if trainable_variables is None else trainable_variables
         variables = list(variables)
-        base = super()
+        base: Any = super()
         if self._talweg_steps.passes > 1 and not own.built:
             with tf.init_scope():  # Not within a branch.
                 own.build(variables)
                 own.built = True
 
         def apply(combined: list[Any]) -> None:
-            base.apply(combined, trainable_variables)  # type: ignore[misc]
+            base.apply(combined, trainable_variables)
 
         return self._talweg_steps.step(
             grads, variables, apply, lambda: own.iterations.assign_add(1)
@@ -131,13 +131,13 @@ class _TfKerasMethods:
         own: Any = self
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
-        base = super()
+        base: Any = super()
         if self._talweg_steps.passes > 1 and hasattr(own, "build"):
             with tf.init_scope():  # Not within a branch.
                 own.build(variables)
 
         def apply(combined: list[Any]) -> Any:
-            return base.apply_gradients(  # type: ignore[misc]
+            return base.apply_gradients(
                 list(zip(combined, variables)), name, *arguments, **keywords
             )
 
@@ -155,7 +155,8 @@ class _V1Methods:
     @plain
     def compute_gradients(self, *arguments: Any, **keywords: Any) -> Any:
         """TensorFlow's, combined over the ranks."""
-        pairs = super().compute_gradients(*arguments, **keywords)  # type: ignore[misc]
+        base: Any = super()
+        pairs = base.compute_gradients(*arguments, **keywords)
         if self._talweg_steps.passes > 1:  # In apply_gradients().
             return pairs
         variables = [variable for _, variable in pairs]
@@ -168,17 +169,15 @@ class _V1Methods:
         self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
     ) -> Any:
         """TensorFlow's; with several passes a step, of the combined sum of their gradients."""
-        base = super()
+        base: Any = super()
         if self._talweg_steps.passes == 1:
-            return base.apply_gradients(grads_and_vars, global_step, name)  # type: ignore[misc]
+            return base.apply_gradients(grads_and_vars, global_step, name)
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
         self._create_slots(variables)  # type: ignore[attr-defined]
 
         def apply(combined: list[Any]) -> Any:
-            done = base.apply_gradients(  # type: ignore[misc]
-                list(zip(combined, variables)), global_step, name
-            )
+            done = base.apply_gradients(list(zip(combined, variables)), global_step, name)
             if done is not None and not tf.executing_eagerly():
                 with tf.control_dependencies([done]):
                     return tf.constant(True)

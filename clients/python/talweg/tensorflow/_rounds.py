@@ -89,7 +89,7 @@ def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Pend
 
     def at_end(failure: Exception | None) -> None:
         if isinstance(failure, Mismatch):  # Every rank is told: the name is free again.
-            session.current().spoil(name)
+            session.current().spoil(name, group.listed)
 
     out = array.copy() if op is Op.BROADCAST else np.empty(array.shape, array.dtype)
     factors = Factors(how.prescale, postscale)

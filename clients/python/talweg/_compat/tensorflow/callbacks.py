@@ -50,7 +50,7 @@ def schedules(keras: Any, rate_is_last: bool) -> tuple[type, type]:
 
     Horovod has the rate as the first argument, BytePS as the last.
     """
-    base = keras.callbacks.Callback
+    base: Any = keras.callbacks.Callback
     if rate_is_last:
 
         class LastSchedule(_keras.LearningRateSchedule, base):

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-
 from talweg._compat.tensorflow.failures import operation
 from talweg.errors import NotInitialized
 from talweg.horovod.common import basics

@@ -59,7 +59,7 @@ class BytepsCrossDeviceOps(tf.distribute.CrossDeviceOps):
         """Each value's first copy goes over the ranks, and back to every device that had one."""
         is_mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN")
         choices = Choices(Op.AVERAGE if is_mean else Op.SUM)
-        copies = [getattr(value, "values", None) for value in values]
+        copies: list[Any] = [getattr(value, "values", None) for value in values]
         has_copies = [isinstance(found, (list, tuple)) for found in copies]
         first = [
             found[0] if has else value for found, has, value in zip(copies, has_copies, values)

@@ -214,6 +214,8 @@ class Client:
         self._closers: list[Callable[[], None]] = []
         # Each is called with every round that synchronize() has taken.
         self.watchers: list[Callable[[Handle], None]] = []
+        # What others have pushed by this client's connection.
+        self.byte_counters: list[Callable[[], int]] = []
         # What _collectives keeps.
         self.channels: dict[Any, Any] = {}
         self.channels_lock = threading.Lock()
@@ -247,7 +249,7 @@ class Client:
     @property
     def pushed_bytes(self) -> int:
         """Bytes of tensors that this rank has pushed."""
-        return self._pushed_bytes
+        return self._pushed_bytes + sum(count() for count in self.byte_counters)
 
     def start(
         self,

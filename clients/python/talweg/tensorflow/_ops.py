@@ -15,7 +15,7 @@ from talweg._arguments import chosen_op
 from talweg._declaration import Op
 from talweg._process_sets import Group, ProcessSet
 from talweg.errors import InvalidArgument
-from talweg.tensorflow import _rounds
+from talweg.tensorflow import _kernel, _rounds
 from talweg.tensorflow._engine import Part, run
 from talweg.tensorflow._rounds import Reduction
 
@@ -85,6 +85,9 @@ def reduce_many(
     if not tensors:
         return []
     _client.current()  # NotInitialized, before a graph is made.
+    loaded = None if tf.executing_eagerly() else _kernel.kernel()
+    if loaded is not None:
+        return _kernel.reduce_many(loaded, tensors, names, hows)
     parts = [reduce_part(*each) for each in zip(tensors, names, hows)]
     return [result for [result] in run(parts)]
 

@@ -121,7 +121,9 @@ def main() -> None:
     for source in sorted(arguments.package):
         is_header = source.suffix == ".h"  # Kernels are built with it on the machine they run on.
         place = source.parts[source.parts.index("clients" if is_header else "talweg") :]
-        wheel.add("/".join(["talweg", "include", *place] if is_header else place), source.read_bytes())
+        wheel.add(
+            "/".join(["talweg", "include", *place] if is_header else place), source.read_bytes()
+        )
     wheel.add("talweg/lib/libtalweg.so", arguments.library.read_bytes(), executable=True)
     for binary in sorted(arguments.binary):
         wheel.add(f"talweg/bin/{binary.name}", binary.read_bytes(), executable=True)

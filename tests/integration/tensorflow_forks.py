@@ -7,8 +7,13 @@ import os
 
 from torch_forks import TorchForks
 
-# What TensorFlow logs at its start, and the GPUs that the tests do not use.
-_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+# What TensorFlow logs at its start, the GPUs that the tests do not use, and the kernel, which takes
+# a minute to build.
+_QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "",
+    "TALWEG_TENSORFLOW_OPS": "python",
+}
 
 
 def tensorflow_forks() -> TorchForks:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -217,6 +218,40 @@ def repeated_calls() -> None:
     assert rank >= 0
 
 
+def gradients_leave_early() -> None:
+    """The first layer's backward pass waits until the second one's gradient has been pushed."""
+    pushed: list[int] = []
+
+    def wait(gradient: np.ndarray) -> np.ndarray:
+        end = time.monotonic() + 120.0  # Ends a hang.
+        while tw.pushed_bytes() == pushed[-1] and time.monotonic() < end:
+            time.sleep(0.001)
+        assert tw.pushed_bytes() > pushed[-1], "no gradient left while backward ran"
+        return gradient
+
+    @tf.custom_gradient
+    def first_layer(x: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            waited = tf.numpy_function(wait, [upstream], upstream.dtype)
+            return tf.ensure_shape(waited, upstream.shape)
+
+        return tf.identity(x), gradient
+
+    first, second = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
+
+    @tf.function
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(first_layer(first) * second)
+        return tw.DistributedGradientTape(tape, average=False).gradient(loss, [first, second])
+
+    for _ in range(2):
+        pushed.append(tw.pushed_bytes())
+        gradients = step()
+        assert np.allclose(gradients[0], np.array([3.0, 4.0]) * tw.size())
+        assert np.allclose(gradients[1], np.array([1.0, 2.0]) * tw.size())
+
+
 def errors() -> None:
     size, rank = tw.size(), tw.rank()
     expect(InvalidArgument, "op is", tw.push_pull, tf.ones(2), op=17)
@@ -246,6 +281,7 @@ def main() -> int:
         gradients,
         process_sets,
         repeated_calls,
+        gradients_leave_early,
         errors,
     ):
         print(f"case {case.__name__}", flush=True)

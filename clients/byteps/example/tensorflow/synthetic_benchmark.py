@@ -16,9 +16,7 @@ def main() -> None:
     images, classes = tf_synthetic.random_batch(options)
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy()
     compression = bps.Compression.fp16 if options.fp16 else bps.Compression.none
-    optimizer = bps.DistributedOptimizer(
-        tf.keras.optimizers.SGD(0.01), compression=compression
-    )
+    optimizer = bps.DistributedOptimizer(tf.keras.optimizers.SGD(0.01), compression=compression)
     bps.broadcast_variables(model.variables, root_rank=0)
 
     def step() -> None:

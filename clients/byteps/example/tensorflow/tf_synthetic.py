@@ -54,9 +54,7 @@ def make_model(options: argparse.Namespace) -> Any:
 def random_batch(options: argparse.Namespace) -> tuple[tf.Tensor, tf.Tensor]:
     """Images and classes."""
     shape = (options.batch_size, options.image_size, options.image_size, 3)
-    classes = tf.random.uniform(
-        [options.batch_size], maxval=options.num_classes, dtype=tf.int64
-    )
+    classes = tf.random.uniform([options.batch_size], maxval=options.num_classes, dtype=tf.int64)
     return tf.random.uniform(shape), classes
 
 

@@ -311,4 +311,6 @@ def reduce_many(
     hows: Sequence[Reduction],
 ) -> list[tf.Tensor]:
     """As _ops.reduce_many(), in a graph, where each has a name."""
-    return [loaded.reduce(tensor, name or "", how) for tensor, name, how in zip(tensors, names, hows)]
+    return [
+        loaded.reduce(tensor, name or "", how) for tensor, name, how in zip(tensors, names, hows)
+    ]

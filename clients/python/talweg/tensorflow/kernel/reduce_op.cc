@@ -96,23 +96,18 @@ absl::Status StatusOf(talweg_status status) {
   const std::string words = text.empty() ? talweg_status_name(status) : text;
   switch (status) {
     case TALWEG_MISMATCH:
-    case TALWEG_CLOSED:
-      return absl::FailedPreconditionError(words);
-    case TALWEG_ABORTED:
-      return absl::AbortedError(words);
+    case TALWEG_CLOSED: return absl::FailedPreconditionError(words);
+    case TALWEG_ABORTED: return absl::AbortedError(words);
     case TALWEG_BUSY:
     case TALWEG_INVALID_ARGUMENT:
-    case TALWEG_UNSUPPORTED:
-      return absl::InvalidArgumentError(words);
-    default:
-      return absl::UnknownError(words);
+    case TALWEG_UNSUPPORTED: return absl::InvalidArgumentError(words);
+    default: return absl::UnknownError(words);
   }
 }
 
 class ReduceOp : public tensorflow::AsyncOpKernel {
  public:
-  explicit ReduceOp(tensorflow::OpKernelConstruction* construction)
-      : AsyncOpKernel(construction) {
+  explicit ReduceOp(tensorflow::OpKernelConstruction* construction) : AsyncOpKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("site", &site_));
   }
 
@@ -148,8 +143,8 @@ class ReduceOp : public tensorflow::AsyncOpKernel {
     auto* const client = reinterpret_cast<talweg_client*>(resolution.client);
     const int64_t begin_ns = NowNs();
     talweg_round round = 0;
-    const talweg_status pushed = talweg_push_pull(client, resolution.tensor, source,
-                                                  resolution.priority, -1, &round);
+    const talweg_status pushed =
+        talweg_push_pull(client, resolution.tensor, source, resolution.priority, -1, &round);
     if (pushed != TALWEG_OK) {
       Finish(context, resolution, count, out, begin_ns, pushed, done);
       return;
@@ -161,14 +156,14 @@ class ReduceOp : public tensorflow::AsyncOpKernel {
       Finish(context, resolution, count, out, begin_ns, told, done);
     };
     auto* const threads = context->device()->tensorflow_cpu_worker_threads()->workers;
-    AllLoops().Of(client)->Watch(
-        resolution.tensor, round, [take = std::move(take), bytes, threads](talweg_status told) {
-          if (told != TALWEG_OK || bytes <= kSmallBytes) {
-            take(told);
-          } else {
-            threads->Schedule([take, told] { take(told); });
-          }
-        });
+    AllLoops().Of(client)->Watch(resolution.tensor, round,
+                                 [take = std::move(take), bytes, threads](talweg_status told) {
+                                   if (told != TALWEG_OK || bytes <= kSmallBytes) {
+                                     take(told);
+                                   } else {
+                                     threads->Schedule([take, told] { take(told); });
+                                   }
+                                 });
   }
 
  private:

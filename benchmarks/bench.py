@@ -39,6 +39,7 @@ from harness.scenarios import (  # noqa: E402
     own_aggregators,
     priorities,
     shaped_links,
+    tensorflow_step,
     training_step,
 )
 from harness.scratch import scratch  # noqa: E402
@@ -54,6 +55,7 @@ SCENARIOS: dict[str, Any] = {
     "idle": idle,
     "kernels": kernels,
     "training_step": training_step,
+    "tensorflow_step": tensorflow_step,
     "growth": growth,
     "priorities": priorities,
 }

@@ -127,13 +127,14 @@ def python_ranks(
     network: Sequence[str],
     line: Sequence[str],
     environment: dict[str, str],
+    interpreter: str = sys.executable,
 ) -> Contender:
     """One shell in one network. It starts `line RANK SIZE STORE` for all ranks, and ends with the last."""
     script = (
         "directory=$(mktemp -d) || exit 1; trap 'rm -rf \"$directory\"' EXIT; count=$1; shift; "
         'for rank in $(seq 0 $((count - 1))); do "$@" "$rank" "$count" "$directory/store" & done; wait'
     )
-    shell = (*network, "bash", "-c", script, "bash", str(ranks), sys.executable, *line)
+    shell = (*network, "bash", "-c", script, "bash", str(ranks), interpreter, *line)
     variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment}
     return Contender(name, ranks, [Command(shell, variables)], counts_loopback=bool(network))
 

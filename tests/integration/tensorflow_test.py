@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""talweg.tensorflow: its calls against NumPy, its orders, and training against one process."""
+"""talweg.tensorflow: its calls against NumPy, its orders, and its kernel."""
 
 from __future__ import annotations
 
@@ -15,15 +15,8 @@ import job
 from tensorflow_forks import tensorflow_forks
 from torch_forks import TorchForks
 
-# What rounding may change in a loss in 20 steps: the ranks' gradients are added in another order.
-_TOLERANCE = 1e-4
 # What a build leaves in its directory.
 _LEFT = ["lock", "reduce_op.so"]
-
-
-def _losses(output: str) -> list[float]:
-    [line] = [line for line in output.splitlines() if "losses " in line]
-    return [float(word) for word in line.partition("losses ")[2].split()]
 
 
 class TensorflowTest(unittest.TestCase):
@@ -68,9 +61,6 @@ class TensorflowTest(unittest.TestCase):
             self.assertEqual(sorted(each.name for each in library.parent.iterdir()), _LEFT)
             output = self._on_two_nodes("tensorflow_features.py", env=env)
             self.assertNotIn("building the kernel", output)
-            losses = _losses(self._on_two_nodes("tensorflow_training.py", "fit", env=env))
-            for one, all_ in zip(_losses(self._alone("tensorflow_training.py", "fit")), losses):
-                self.assertAlmostEqual(one, all_, delta=_TOLERANCE)
             self._mixed(cache)
 
     def _mixed(self, cache: str) -> None:
@@ -95,15 +85,6 @@ class TensorflowTest(unittest.TestCase):
         output = job.run([sys.executable, "-P", *line], wanted, check=False)
         self.assertIn("there is no g++", output)
         self.assertNotIn("has all", output)
-
-    def test_training(self) -> None:
-        for kind in ("fit", "tape", "tf_keras"):
-            alone = _losses(self._alone("tensorflow_training.py", kind))
-            together = _losses(self._on_two_nodes("tensorflow_training.py", kind))
-            self.assertEqual(len(alone), 20)
-            self.assertLess(alone[-1], 0.6 * alone[0])  # It learns.
-            for one, all_ in zip(alone, together):
-                self.assertAlmostEqual(one, all_, delta=_TOLERANCE)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Hooks:
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:
-    """Of Keras 3 and tf-keras a list, of its legacy optimizers a method's."""
+    """Keras 3 and tf-keras have a list, the legacy optimizers a method that gives one."""
     found = getattr(optimizer, "variables", [])
     return list(found() if callable(found) else found)
 

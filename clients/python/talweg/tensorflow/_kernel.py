@@ -37,7 +37,7 @@ _VARIABLE = "TALWEG_TENSORFLOW_OPS"
 _SOURCE = Path(__file__).resolve().parent / "kernel" / "reduce_op.cc"
 _HEADERS = ("clients/c/talweg.h", "clients/c/completion_loop.h")
 _TEXT_BYTES = 2048
-_MISMATCH = 3  # Of talweg_status.
+_MISMATCH = 3  # As talweg_status has it.
 
 
 class _Resolution(ctypes.Structure):

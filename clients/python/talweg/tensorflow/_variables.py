@@ -30,7 +30,7 @@ def assign_from_root(
     targets = [_tf_variable(each) for each in variables]
     if not targets:
         return None if tf.executing_eagerly() else tf.no_op()
-    # Of whatever dtype: strings, say, stay as they are.
+    # Strings, and what else has no numbers, stay as they are.
     targets = [
         each for each in targets if each.dtype.is_numpy_compatible and each.dtype != tf.string
     ]

@@ -238,7 +238,7 @@ __attribute__((visibility("default"))) void talweg_tf_forget() { AllLoops().Forg
 
 __attribute__((visibility("default"))) uint64_t talweg_tf_generation() { return generation.load(); }
 
-// Of all clients of this process.
+// What all clients of this process have pushed.
 __attribute__((visibility("default"))) uint64_t talweg_tf_pushed_bytes() {
   return pushed_bytes.load();
 }

@@ -48,6 +48,6 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
         reduced = super().reduce(reduce_op, value, axis)
         if isinstance(value, tf.distribute.DistributedValues):
             return reduced
-        # Of one device only: TensorFlow has not asked the cross-device operations.
+        # With one device only TensorFlow has not asked the cross-device operations.
         [result] = self._talweg_ops.over_ranks(reduce_op, [tf.convert_to_tensor(reduced)])
         return result

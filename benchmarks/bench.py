@@ -42,6 +42,7 @@ from harness.scenarios import (  # noqa: E402
     own_aggregators,
     priorities,
     shaped_links,
+    tensorflow_step,
     torch_backend,
     training_step,
 )
@@ -60,6 +61,7 @@ SCENARIOS: dict[str, Any] = {
     "kernels": kernels,
     "training_step": training_step,
     "jax_training_step": jax_training_step,
+    "tensorflow_step": tensorflow_step,
     "growth": growth,
     "priorities": priorities,
     "collectives": collectives,

@@ -119,8 +119,11 @@ def main() -> None:
         },
     )
     for source in sorted(arguments.package):
-        place = source.parts[source.parts.index("talweg") :]
-        wheel.add("/".join(place), source.read_bytes())
+        is_header = source.suffix == ".h"  # Kernels are built with it on the machine they run on.
+        place = source.parts[source.parts.index("clients" if is_header else "talweg") :]
+        wheel.add(
+            "/".join(["talweg", "include", *place] if is_header else place), source.read_bytes()
+        )
     for library in sorted(arguments.library):
         wheel.add(f"talweg/lib/{library.name}", library.read_bytes(), executable=True)
     for binary in sorted(arguments.binary):

@@ -15,6 +15,8 @@ _BYTEPS = Path(job.TOOL).parents[1] / "byteps"
 LAUNCH = [sys.executable, "-P", str(_BYTEPS / "launcher" / "launch.py")]
 MXNET = _BYTEPS / "example" / "mxnet"
 PYTORCH = _BYTEPS / "example" / "pytorch"
+TENSORFLOW = _BYTEPS / "example" / "tensorflow"
+KERAS = _BYTEPS / "example" / "keras"
 
 
 def environment(**variables: str) -> dict[str, str]:

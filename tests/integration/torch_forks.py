@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -27,7 +28,13 @@ _START_S = 240.0
 
 
 class TorchForks:
-    """The forking process; ends, with all its ranks, when the `with` block is left."""
+    """The forking process; ends, with all its ranks, when the `with` block is left.
+
+    `modules` are what it imports instead of torch, for another framework's ranks.
+    """
+
+    def __init__(self, modules: tuple[str, ...] = ("torch",)) -> None:
+        self._modules = modules
 
     def __enter__(self) -> TorchForks:
         self._directory = tempfile.TemporaryDirectory(prefix="talweg.")
@@ -36,7 +43,7 @@ class TorchForks:
             listener.bind(path)
             listener.listen(64)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, f"--listen={listener.fileno()}"],
+                [sys.executable, "-P", __file__, f"--listen={listener.fileno()}", *self._modules],
                 stdin=subprocess.PIPE,
                 # Threads of a numerical library would not be there after a fork.
                 env=dict(os.environ, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1"),
@@ -148,10 +155,10 @@ def _become(request: dict[str, Any]) -> None:
 def main() -> int:
     if not sys.argv[1].startswith("--listen="):
         return _ask(sys.argv[1], sys.argv[2:])
-    import torch
-
-    # The rest of it is imported by the first optimizer.
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    for name in sys.argv[2:]:
+        module = importlib.import_module(name)
+        if name == "torch":  # The rest of it is imported by the first optimizer.
+            module.optim.SGD([module.nn.Parameter(module.zeros(1))])
     listener = socket.socket(fileno=int(sys.argv[1].partition("=")[2]))
     # Else each rank's end takes a second of its own: it would visit, and so copy, all of torch.
     gc.collect()

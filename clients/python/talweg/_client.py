@@ -243,6 +243,8 @@ class Client:
         self.watchers: list[Callable[[Handle], None]] = []
         # Makes calls when rounds are over.
         self.completions = Completions(self.connection)
+        # What others have pushed by this client's connection.
+        self.byte_counters: list[Callable[[], int]] = []
         # What _collectives keeps.
         self.channels: dict[Any, Any] = {}
         self.channels_lock = threading.Lock()
@@ -282,7 +284,7 @@ class Client:
     @property
     def pushed_bytes(self) -> int:
         """Bytes of tensors that this rank has pushed."""
-        return self._pushed_bytes
+        return self._pushed_bytes + sum(count() for count in self.byte_counters)
 
     def start(
         self,

@@ -98,7 +98,9 @@ NUMPY_DTYPES: Mapping[np.dtype, DType] = {
 def numpy_dtype(dtype: DTypeLike) -> DType:
     """The wire's name of a NumPy dtype; InvalidArgument for one that Talweg cannot sum."""
     try:
-        known = NUMPY_DTYPES.get(np.dtype(dtype))
+        found = np.dtype(dtype)
+        # NumPy has it from ml_dtypes, which TensorFlow and JAX bring.
+        known = DType.BF16 if found.name == "bfloat16" else NUMPY_DTYPES.get(found)
     except TypeError:
         known = None
     if known is None:

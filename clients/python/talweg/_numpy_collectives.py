@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,8 @@ class NumpyArrays:
 
     def empty(self, dtype: str, shape: tuple[int, ...]) -> Any:
         known = _DTYPES.get(dtype)
+        if known is None and dtype == "bf16" and "ml_dtypes" in sys.modules:
+            known = np.dtype(sys.modules["ml_dtypes"].bfloat16)  # A rank that gives it has it.
         if known is None:
             raise InvalidArgument(f"NumPy has no dtype {dtype}, which another rank gives")
         return np.empty(shape, known)

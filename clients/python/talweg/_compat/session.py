@@ -77,9 +77,11 @@ class Session:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._open: dict[int, Pending] = {}
-        self._declared: dict[str, Declaration] = {}
+        # By name and ranks: those outside a set have seen nothing of its operations.
+        self._declared: dict[tuple[str, tuple[int, ...]], Declaration] = {}
         self._held: set[str] = set()
-        self._spoilt: dict[str, int] = {}  # How often ranks have disagreed on a name.
+        # How often ranks have disagreed on a name.
+        self._spoilt: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def add(self, pending: Pending) -> int:
         """The operation's handle."""
@@ -104,9 +106,9 @@ class Session:
         so does what comes after ranks have disagreed, which every rank has been told of.
         """
         with self._lock:
-            times = self._spoilt.get(name, 0)
+            times = self._spoilt.get((name, declaration.ranks), 0)
             name = f"{name}~{times}" if times else name
-            first = self._declared.setdefault(name, declaration)
+            first = self._declared.setdefault((name, declaration.ranks), declaration)
         return name if first == declaration else f"{name}/{declaration}"
 
     def hold(self, name: str) -> None:
@@ -123,11 +125,11 @@ class Session:
         with self._lock:
             self._held.discard(name)
 
-    def spoil(self, name: str | None) -> None:
-        """Ranks have disagreed on the tensor of that name."""
+    def spoil(self, name: str | None, ranks: tuple[int, ...] = ()) -> None:
+        """These ranks (none: all) have disagreed on the tensor of that name."""
         if name is not None:
             with self._lock:
-                self._spoilt[name] = self._spoilt.get(name, 0) + 1
+                self._spoilt[name, ranks] = self._spoilt.get((name, ranks), 0) + 1
 
 
 _sessions: dict[int, Session] = {}

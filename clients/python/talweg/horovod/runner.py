@@ -171,7 +171,8 @@ def main() -> int:
     options = _parser().parse_args()
     if options.check_build:
         print(
-            f"Talweg v{__version__}: PyTorch; sums by its own daemons, neither MPI nor Gloo nor NCCL"
+            f"Talweg v{__version__}: PyTorch, TensorFlow, Keras, MXNet; sums by its own daemons, "
+            "neither MPI nor Gloo nor NCCL"
         )
         return 0
     try:

@@ -11,4 +11,4 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether this package serves the framework."""
-    return ext_base_name in ("mxnet", "torch")
+    return ext_base_name in ("keras", "mxnet", "tensorflow", "torch")

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorFlow's training steps of two processes on one node, beside its own strategy."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+
+from harness.contender import Command, Contender
+from harness.contenders import Missing, Programs, python_ranks
+from harness.figures import format_seconds
+from harness.measure import Case, Effort, Result
+from harness.report import Bar, markdown_table
+from harness.scenario import Context, Make, Section, find, run_beside
+
+TITLE = "A training step of TensorFlow"
+_SETTING = "2 processes"
+_RANKS = 2
+_NONE, _MIRRORED, _KERNEL, _PYTHON = (
+    "no communication",
+    "MultiWorkerMirroredStrategy",
+    "Talweg, kernel",
+    "Talweg, Python functions",
+)
+_OF_MIRRORED = 1 / 2
+_BATCH_S = 4.0  # As training_step.
+_STEPS_MIN = 4
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+
+# The model and the batch of each process. `layers` has 82 small tensors.
+_CASES: dict[str, tuple[tuple[str, int], ...]] = {
+    "smoke": (("tiny", 2),),
+    "quick": (("mlp", 32),),
+    "default": (("mlp", 32), ("layers", 32)),
+    "full": (("mlp", 8), ("mlp", 32), ("mlp", 128), ("layers", 32)),
+}
+
+
+def _python() -> str:
+    found = Path(__file__).resolve().parents[3] / ".cache" / "venv-tensorflow" / "bin" / "python"
+    if not found.exists():
+        raise Missing(f"there is no TensorFlow at {found}; bazel/prepare --for=test installs it")
+    return str(found)
+
+
+def _own(programs: Programs, name: str, manner: str) -> Contender:
+    """Processes that the harness starts: they know their number."""
+    line = [str(programs.peers / "tensorflow_step.py"), manner]
+    return python_ranks(name, _RANKS, programs.in_own_network(), line, dict(_QUIET), _python())
+
+
+def _talweg(programs: Programs, name: str, manner: str) -> Contender:
+    run = [str(programs.tool), "run", "--nodes=1", f"--ranks-per-node={_RANKS}", "--"]
+    rank = (_python(), str(programs.peers / "tensorflow_step.py"), manner)
+    environment = {"PYTHONPATH": str(programs.python), "TALWEG_LIBRARY": str(programs.library)}
+    command = Command((*programs.in_own_network(), *run, *rank), {**environment, **_QUIET})
+    return Contender(name, _RANKS, [command])
+
+
+def run(context: Context) -> Section:
+    programs = context.programs
+    contenders: list[tuple[str, Make]] = [
+        (_NONE, partial(_own, programs, _NONE, "none")),
+        (_MIRRORED, partial(_own, programs, _MIRRORED, "mirrored")),
+        (_KERNEL, partial(_talweg, programs, _KERNEL, "kernel")),
+        (_PYTHON, partial(_talweg, programs, _PYTHON, "python")),
+    ]
+    section = Section(TITLE)
+    effort = context.effort
+    steps_min = 1 if context.mode == "smoke" else _STEPS_MIN
+    context.effort = Effort(effort.repetitions, effort.batch_s * _BATCH_S, math.inf, steps_min)
+    results: list[Result] = []
+    try:
+        for model, batch in _CASES[context.mode]:
+            case = Case(f"{model}, batch {batch}", (batch,), model)
+            results += run_beside(context, "tensorflow_step", _SETTING, contenders, _RANKS, [case])
+    finally:
+        context.effort = effort
+    section.failed = any(result.failure for result in results)
+    rows = []
+    for result in results:
+        base = find(results, _SETTING, result.case, _NONE)
+        added_s = result.median_s - base.median_s if base and not result.failure else None
+        shown = "" if added_s is None or result is base else f"{added_s * 1e3:+.3g} ms"
+        step = "failed" if result.failure else format_seconds(result.median_s)
+        p99 = "" if result.failure else format_seconds(result.p99_s)
+        rows.append([result.case, result.contender, step, p99, shown])
+        section.data.setdefault(result.case, {})[result.contender] = {
+            "step_s": result.median_s,
+            "p99_s": result.p99_s,
+            "added_s": added_s,
+        }
+    section.bars = _bars(results)
+    section.text = markdown_table(["model", "how", "step", "p99", "added"], rows) + (
+        "\nOne thread an operation, SGD with momentum, in one `tf.function`. `mlp` has 24.9 M parameters,\n"
+        "`layers` 82 tensors of 2.7 M parameters. All jobs take turns on the same machine. `added` is the\n"
+        "median step less that of two processes that do not communicate.\n"
+    )
+    return section
+
+
+def _bars(results: list[Result]) -> list[Bar]:
+    found = []
+    for case in dict.fromkeys(result.case for result in results):
+        base, mirrored, ours = (
+            find(results, _SETTING, case, name) for name in (_NONE, _MIRRORED, _KERNEL)
+        )
+        measured = None
+        if base and mirrored and ours and mirrored.median_s > base.median_s:
+            measured = (ours.median_s - base.median_s) / (mirrored.median_s - base.median_s)
+        text = f"{case}, kernel: added time over what MultiWorkerMirroredStrategy adds"
+        holds = measured is not None and measured <= _OF_MIRRORED
+        found.append(Bar(text, f"<= {_OF_MIRRORED:.3g}", measured, holds))
+    return found

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks of the other systems' names, on the Callback class of one Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from talweg.tensorflow import _keras
+
+
+def best_model_checkpoint(keras: Any) -> type:
+    """Horovod's ModelCheckpoint of the best model, whose `filepath` is set before training."""
+
+    class BestModelCheckpoint(_keras.Hooks, keras.callbacks.ModelCheckpoint):
+        """ModelCheckpoint(save_best_only=True) to the attribute `filepath`."""
+
+        def __init__(
+            self,
+            monitor: str,
+            verbose: int,
+            save_weights_only: bool,
+            mode: str,
+            save_freq: Any,
+        ) -> None:
+            suffix = ".weights.h5" if save_weights_only else ".keras"
+            super().__init__(
+                filepath=f"best{suffix}",
+                monitor=monitor,
+                verbose=verbose,
+                save_best_only=True,
+                save_weights_only=save_weights_only,
+                mode=mode,
+                save_freq=save_freq,
+            )
+            self.filepath: Any = None
+
+        def set_model(self, model: Any) -> None:
+            if self.filepath is None:
+                raise ValueError(
+                    "BestModelCheckpoint.filepath is None: set it to a file's name before training"
+                )
+            super().set_model(model)
+
+    return BestModelCheckpoint
+
+
+def schedules(keras: Any, rate_is_last: bool) -> tuple[type, type]:
+    """LearningRateScheduleCallback and LearningRateWarmupCallback.
+
+    Horovod has the rate as the first argument, BytePS as the last.
+    """
+    base: Any = keras.callbacks.Callback
+    if rate_is_last:
+
+        class LastSchedule(_keras.LearningRateSchedule, base):
+            """Multiplies the learning rate from `start_epoch` to `end_epoch`, by epoch or batch."""
+
+            def __init__(
+                self,
+                multiplier: float | Callable[[float], float],
+                start_epoch: int = 0,
+                end_epoch: int | None = None,
+                staircase: bool = True,
+                momentum_correction: bool = True,
+                steps_per_epoch: int | None = None,
+                initial_lr: float | None = None,
+            ) -> None:
+                super().__init__(
+                    initial_lr,
+                    multiplier,
+                    start_epoch,
+                    end_epoch,
+                    staircase,
+                    momentum_correction,
+                    steps_per_epoch,
+                )
+
+        class LastWarmup(_keras.LearningRateWarmup, base):
+            """Raises the learning rate to that of all ranks, within some epochs."""
+
+            def __init__(
+                self,
+                warmup_epochs: int = 5,
+                momentum_correction: bool = True,
+                steps_per_epoch: int | None = None,
+                verbose: int = 0,
+                initial_lr: float | None = None,
+            ) -> None:
+                super().__init__(
+                    initial_lr, warmup_epochs, momentum_correction, steps_per_epoch, verbose
+                )
+
+        return LastSchedule, LastWarmup
+
+    class Schedule(_keras.LearningRateSchedule, base):
+        """Multiplies the learning rate from `start_epoch` to `end_epoch`, by epoch or by batch."""
+
+    class Warmup(_keras.LearningRateWarmup, base):
+        """Raises the learning rate to that of all ranks, within some epochs."""
+
+    return Schedule, Warmup

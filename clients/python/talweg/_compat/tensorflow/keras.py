@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the other systems' Keras modules share: values, global variables and loaded models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from talweg._declaration import Op
+from talweg.tensorflow import _ops, _variables
+from talweg.tensorflow._compression import NoneCompressor
+from talweg.tensorflow._rounds import Reduction
+
+
+def reduce_value(
+    value: Any,
+    name: str | None,
+    op: Op,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    compression: Any = NoneCompressor,
+) -> Any:
+    """The reduction of a number, an array, a tensor, or of each in a list."""
+    if isinstance(value, (list, tuple)) and any(tf.is_tensor(each) for each in value):
+        names = _ops.group_names("keras", value, name)
+        return [
+            reduce_value(each, own, op, prescale, postscale, compression)
+            for each, own in zip(value, names)
+        ]
+    pushed, context = compression.compress(tf.convert_to_tensor(value))
+    how = Reduction(op, prescale, postscale)
+    [reduced] = _ops.reduce_tensors([pushed], [_ops.unique_name("keras", pushed, name)], how)
+    return compression.decompress(reduced, context)
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """In a graph of tf.compat.v1: runs the broadcast in Keras's session, or returns the operation."""
+    return _variables.assign_from_root(_variables.global_variables(), root_rank)
+
+
+def load_model(
+    keras: Any,
+    filepath: Any,
+    custom_optimizers: Iterable[type] | None,
+    custom_objects: dict[str, Any] | None,
+    distribute: Callable[[Any], Any],
+) -> Any:
+    """A saved model with its optimizer, whose state is kept, made to combine its gradients."""
+    objects = {cls.__name__: cls for cls in custom_optimizers or []}
+    objects.update(custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=objects)
+    if getattr(model, "optimizer", None) is not None:
+        distribute(model.optimizer)
+    return model

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions of tf.IndexedSlices, by two gathers."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from talweg._declaration import Op
+from talweg._process_sets import ProcessSet
+from talweg.tensorflow import _gradients, _ops
+from talweg.tensorflow._compression import NoneCompressor
+
+
+def reduce_slices(
+    slices: tf.IndexedSlices,
+    name: str | None,
+    op: Op,
+    process_set: ProcessSet | None = None,
+    compression: type = NoneCompressor,
+) -> tf.IndexedSlices:
+    """All ranks' rows, divided by their number for an average."""
+    choices = _gradients.Choices(op, compression, process_set=process_set)
+    base = _ops.unique_name("reduce_slices", slices.values, name)
+    return _gradients._slices(slices, base, choices)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""byteps.keras over Talweg: `import byteps.keras as bps` runs unchanged.
+
+See docs/byteps.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from talweg.byteps.common import init, local_rank, local_size, rank, shutdown, size
+from talweg.byteps.keras import _impl, callbacks
+from talweg.byteps.keras._impl import (
+    DistributedOptimizer,
+    broadcast,
+    broadcast_global_variables,
+    push_pull,
+)
+from talweg.tensorflow._compression import Compression
+
+__all__ = [
+    "Compression",
+    "DistributedOptimizer",
+    "broadcast",
+    "broadcast_global_variables",
+    "callbacks",
+    "init",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "push_pull",
+    "rank",
+    "shutdown",
+    "size",
+]
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Any = None,
+    custom_objects: Any = None,
+    compression: Any = Compression.none,
+) -> Any:
+    """Loads a model whose optimizer averages its gradients over all ranks."""
+    return _impl.load_model(keras, filepath, custom_optimizers, custom_objects, compression)

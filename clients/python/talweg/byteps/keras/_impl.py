@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What byteps.keras and byteps.tensorflow.keras share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from talweg import _client
+from talweg._compat.tensorflow import keras as shared
+from talweg._compat.tensorflow.failures import operation
+from talweg._declaration import Op
+from talweg.byteps.tensorflow import ops
+from talweg.tensorflow import _optimizer, _variables
+from talweg.tensorflow._compression import Compression
+from talweg.tensorflow._gradients import Choices
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+) -> Any:
+    """Makes an optimizer of Keras average its gradients over all ranks; returns the same object."""
+    choices = Choices(compression=compression, sparse_as_dense=sparse_as_dense)
+    return _optimizer.distribute(optimizer, choices)
+
+
+@operation
+def push_pull(value: Any, name: str | None = None, average: bool = True) -> Any:
+    """Returns the average, or the sum, of a number, an array, a tensor, or of each in a list."""
+    _client.current()
+    own = None if name is None else f"byteps.keras.{name}"
+    return shared.reduce_value(value, own, Op.AVERAGE if average else Op.SUM)
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """Returns the root's value on every rank."""
+    return ops.broadcast(value, root_rank, name=name)
+
+
+@operation
+def broadcast_global_variables(root_rank: int) -> Any:
+    """The operation that makes the graph's global variables the root's. RuntimeError when eager."""
+    return _variables.assign_from_root(_variables.global_variables(), root_rank)
+
+
+def load_model(
+    keras: Any, filepath: Any, custom_optimizers: Any, custom_objects: Any, compression: Any
+) -> Any:
+    return shared.load_model(
+        keras,
+        filepath,
+        custom_optimizers,
+        custom_objects,
+        lambda optimizer: DistributedOptimizer(optimizer, compression=compression),
+    )

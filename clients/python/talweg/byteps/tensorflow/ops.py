@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""push_pull and broadcast by BytePS's signatures.
+
+Errors are of tf.errors: InvalidArgumentError (and ValueError) for a call that cannot be carried out,
+FailedPreconditionError where ranks disagree, or before init().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from talweg import _client
+from talweg._compat.tensorflow.failures import operation
+from talweg._compat.tensorflow.slices import reduce_slices
+from talweg._declaration import Op
+from talweg.byteps.common import (
+    get_pushpull_speed,
+    init,
+    local_rank,
+    local_size,
+    rank,
+    resume,
+    shutdown,
+    size,
+    suspend,
+)
+from talweg.errors import InvalidArgument, Unsupported
+from talweg.tensorflow import _ops, _variables
+from talweg.tensorflow._compression import Compression
+from talweg.tensorflow._rounds import Reduction
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "BroadcastGlobalVariablesHook",
+    "Sum",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_variables",
+    "get_pushpull_speed",
+    "init",
+    "local_rank",
+    "local_size",
+    "op_of",
+    "push_pull",
+    "rank",
+    "resume",
+    "shutdown",
+    "size",
+    "suspend",
+]
+
+Average, Sum, Adasum = "Average", "Sum", "Adasum"
+
+
+def op_of(op: Any, average: bool | None = None) -> Op:
+    """Talweg's operation. ValueError for both arguments, and for Adasum."""
+    if op is not None and average is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    if op is None:
+        return Op.SUM if average is False else Op.AVERAGE
+    if op == Adasum:
+        raise ValueError("op == Adasum is not supported yet: use Average")
+    if op not in (Average, Sum):
+        raise InvalidArgument(f"op is {op!r}; it must be Average or Sum")
+    return Op.AVERAGE if op == Average else Op.SUM
+
+
+def _name(scope: str, kind: str, tensor: Any, name: str | None = None) -> str | None:
+    _client.current()
+    if name is None:
+        if tf.executing_eagerly():
+            return f"byteps.{scope}{kind}" if scope else None
+        name = f"{kind}_{getattr(tensor, 'name', 'tensor')}"
+    unique = _ops.unique_name(kind, tensor, f"{scope}{name}")
+    return f"byteps.{unique}"
+
+
+@operation
+def push_pull(
+    tensor: Any,
+    scope: str = "",
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: Any = None,
+    enable_async: bool = False,
+) -> Any:
+    """Returns the average, or the sum, of `tensor` over all ranks; differentiable.
+
+    The ranks meet by `scope`, in a graph also by the tensor's name; eager calls without a scope
+    belong together by their order. tf.IndexedSlices give the rows of all ranks.
+    """
+    if enable_async:
+        raise Unsupported(
+            "push_pull(enable_async=True) is not offered by Talweg: every round is a sum over all "
+            "ranks; leave it out"
+        )
+    wanted = op_of(op, average)
+    if isinstance(tensor, tf.IndexedSlices):
+        with tf.device(device_sparse):
+            own = _name(scope, "BytePSPushPull", tensor.indices)
+            return reduce_slices(tensor, own, wanted, None, compression)
+    own = _name(scope, "BytePSPushPull", tensor)
+    with tf.device(device_dense):
+        pushed, context = compression.compress(tf.convert_to_tensor(tensor))
+        [reduced] = _ops.reduce_tensors([pushed], [own], Reduction(wanted))
+        return compression.decompress(reduced, context)
+
+
+@operation
+def broadcast(
+    tensor: Any, root_rank: int, scope: str = "", name: str | None = None, is_variable: bool = True
+) -> Any:
+    """Returns the root's tensor on every rank; differentiable."""
+    names = [_name(scope, "BytePSBroadcast", tensor, name)]
+    [result] = _ops.broadcast_tensors([tensor], names, root_rank, None)
+    return result
+
+
+@operation
+def broadcast_variables(variables: Iterable[Any], root_rank: int, scope: str = "") -> Any:
+    """Makes every rank's variables the root's; in a graph it returns the operation that does it."""
+    _client.current()
+    return _variables.assign_from_root(
+        variables, root_rank, None, f"byteps.{scope}broadcast_variables"
+    )
+
+
+@operation
+def broadcast_global_variables(root_rank: int, scope: str = "") -> Any:
+    """The operation that makes the graph's global variables the root's. RuntimeError when eager."""
+    return broadcast_variables(_variables.global_variables(), root_rank, scope)
+
+
+class BroadcastGlobalVariablesHook(_variables.BroadcastGlobalVariablesHook):
+    """Makes all global variables the root's when a session has been made or restored."""
+
+    def __init__(self, root_rank: int, device: str = "", scope: str = "") -> None:
+        super().__init__(root_rank, device)
+        self.scope = scope

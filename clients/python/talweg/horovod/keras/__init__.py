@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.keras over Talweg: `import horovod.keras as hvd` runs unchanged. See docs/horovod.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from talweg.horovod.common.process_sets import ProcessSet, global_process_set
+from talweg.horovod.keras import _impl, callbacks, elastic
+from talweg.horovod.keras._impl import (
+    allgather,
+    broadcast,
+    broadcast_global_variables,
+    reducescatter,
+)
+from talweg.horovod.tensorflow.mpi_ops import (
+    Adasum,
+    Average,
+    Sum,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from talweg.tensorflow._compression import Compression
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "Sum",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    num_groups: int = 0,
+    groups: Any = None,
+) -> Any:
+    """Makes an optimizer of Keras reduce its gradients over the ranks; returns the same object."""
+    return _impl.distribute(
+        optimizer,
+        op,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        1,
+        False,
+        num_groups,
+        groups,
+        global_process_set,
+        True,
+    )
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """DistributedOptimizer() that leaves the gradients of `local_layers` unreduced."""
+    return _impl.distribute(
+        optimizer,
+        op,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        0,
+        groups,
+        process_set,
+        scale_local_gradients,
+        local_layers,
+    )
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = True,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = Compression.none,
+) -> Any:
+    """Returns the reduction of a value over the ranks. With `op`, pass average=None."""
+    return _impl.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Any = None,
+    custom_objects: Any = None,
+    compression: Any = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:
+    """Loads a model whose optimizer reduces its gradients. `legacy_opts` has no effect."""
+    return _impl.load_model(keras, filepath, custom_optimizers, custom_objects, compression)

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's module of this name."""
+
+from talweg.tensorflow._compression import (
+    Compression,
+    Compressor,
+    FP16Compressor,
+    NoneCompressor,
+)
+
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]

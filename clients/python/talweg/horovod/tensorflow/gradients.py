@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedOptimizer and DistributedGradientTape by Horovod's signatures."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from talweg.horovod.common import basics
+from talweg.horovod.common.basics import Adasum, Average
+from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
+from talweg.tensorflow import _gradients, _optimizer, _tape
+from talweg.tensorflow._compression import Compression
+from talweg.tensorflow._gradients import Choices
+
+__all__ = [
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "PartialDistributedGradientTape",
+    "choices_of",
+]
+
+
+def choices_of(
+    op: int,
+    compression: Any,
+    sparse_as_dense: bool,
+    gradient_predivide_factor: float,
+    num_groups: int,
+    groups: Any,
+    process_set: ProcessSet,
+    scale_local_gradients: bool,
+    operation: str,
+) -> Choices:
+    """What Horovod's arguments choose. ValueError for what is none of Horovod's."""
+    basics.rank()
+    _gradients.check_groups(num_groups, groups)
+    if num_groups:
+        warnings.warn(
+            "Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=3
+        )
+    wanted, before, after = _gradients.predivided(
+        basics.op_of(op, None, operation),
+        gradient_predivide_factor,
+        lambda: process_set.size() or 1,
+    )
+    included = process_set.included() is not False
+    members = members_of(process_set, operation) if included else None
+    return Choices(
+        wanted,
+        compression,
+        before,
+        after,
+        sparse_as_dense,
+        members,
+        scale_local=scale_local_gradients,
+        takes_part=lambda: process_set.included() is not False,
+    )
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Makes `optimizer` reduce its gradients over the ranks; returns the same object.
+
+    One of tf.compat.v1.train, of Keras 3 or of tf-keras. `name`, `use_locking`, the devices and the
+    groups have no effect. See talweg.tensorflow.DistributedOptimizer().
+    """
+    if not _optimizer.is_v1(optimizer) and op == Adasum:
+        raise ValueError("op == Adasum is not supported yet with Keras")
+    choices = choices_of(
+        op,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+        "DistributedOptimizer",
+    )
+    if _optimizer.is_v1(optimizer) and backward_passes_per_step > 1 and tf.executing_eagerly():
+        raise ValueError(
+            "backward_passes_per_step > 1 is not supported yet for legacy optimizers when "
+            "executing eagerly: use an optimizer of Keras"
+        )
+    return _optimizer.distribute(
+        optimizer, choices, backward_passes_per_step, average_aggregated_gradients
+    )
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Makes `gradtape` reduce what gradient() returns over the ranks; returns the same object."""
+    choices = choices_of(
+        op,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+        "DistributedGradientTape",
+    )
+    return _tape.distribute_tape(gradtape, choices)
+
+
+def local_variables(local_layers: Any) -> list[Any]:
+    """The variables of a layer, or of several."""
+    if local_layers is None:
+        return []
+    layers = list(local_layers) if isinstance(local_layers, Iterable) else [local_layers]
+    if not all(hasattr(layer, "trainable_weights") for layer in layers):
+        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
+    return [weight for layer in layers for weight in layer.trainable_weights]
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """DistributedGradientTape() that leaves the gradients of `local_layers` unreduced."""
+    local = local_variables(local_layers)
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for variable in local:
+        tape.register_local_source(variable)
+    return tape

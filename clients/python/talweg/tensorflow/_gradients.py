@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradients of one step, combined over the ranks: what optimizers and tapes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from talweg import _client
+from talweg._declaration import Op
+from talweg._process_sets import Group
+from talweg.errors import InvalidArgument
+from talweg.tensorflow import _ops
+from talweg.tensorflow._compression import NoneCompressor
+from talweg.tensorflow._rounds import Reduction
+
+
+def key_of(variable: Any) -> Any:
+    """The same for one variable of Keras and TensorFlow's within it."""
+    value = getattr(variable, "value", None)  # Keras 3 has the tf.Variable in there.
+    inner = value if isinstance(value, tf.Variable) else variable
+    return inner.ref() if hasattr(inner, "ref") else id(inner)
+
+
+@dataclass
+class Choices:
+    """How gradients are combined."""
+
+    op: Op = Op.AVERAGE
+    compression: Any = NoneCompressor
+    prescale: float = 1.0
+    postscale: float = 1.0
+    sparse_as_dense: bool = False
+    process_set: Any = None  # A talweg.ProcessSet; None: all ranks.
+    # These are not combined, but divided by the number of ranks if local gradients are scaled.
+    local: set[Any] = field(default_factory=set)
+    scale_local: bool = True
+    # Asked at run time, whether this rank takes part.
+    takes_part: Callable[[], bool] = lambda: True
+
+    def add_local(self, variables: Iterable[Any]) -> None:
+        self.local.update(key_of(variable) for variable in variables)
+
+
+def _slices(gradient: tf.IndexedSlices, name: str | None, choices: Choices) -> tf.IndexedSlices:
+    """All ranks' rows: their sum where an index comes several times."""
+    if choices.op not in (Op.AVERAGE, Op.SUM):
+        raise InvalidArgument(
+            "gradients that are tf.IndexedSlices have a sum or an average: use sparse_as_dense=True"
+        )
+    size = Group(_client.current(), choices.process_set, "push_pull").size
+    values, context = choices.compression.compress(tf.convert_to_tensor(gradient.values))
+    names = [None, None] if name is None else [f"{name}.values", f"{name}.indices"]
+    gathered, indices = _ops.gather_many(
+        [values, tf.convert_to_tensor(gradient.indices)], names, choices.process_set
+    )
+    gathered = choices.compression.decompress(gathered, context)
+    factor = choices.prescale * choices.postscale
+    if choices.op is Op.AVERAGE:
+        factor /= size
+    if factor != 1.0:
+        gathered = gathered * tf.cast(factor, gathered.dtype)
+    return tf.IndexedSlices(gathered, indices, gradient.dense_shape)
+
+
+@_ops.plain
+def combine(
+    gradients: Sequence[Any],
+    variables: Sequence[Any] | None,
+    choices: Choices,
+    base: str = "gradients",
+) -> list[Any]:
+    """The ranks' gradients combined; those that are None stay so, at every rank alike.
+
+    Each leaves as soon as it is computed. The first ones are the most urgent: the next forward pass
+    needs them first.
+    """
+    client = _client.current()
+    if not choices.takes_part():
+        return list(gradients)
+    size = Group(client, choices.process_set, "push_pull").size
+    base = _ops.unique_name("", None, base) or base
+    results = list(gradients)
+    dense: list[int] = []
+    for index, gradient in enumerate(gradients):
+        if gradient is None:
+            continue
+        if variables is not None and key_of(variables[index]) in choices.local:
+            if choices.scale_local:
+                results[index] = _divided(gradient, size)
+        elif isinstance(gradient, tf.IndexedSlices) and not choices.sparse_as_dense:
+            results[index] = _slices(gradient, f"{base}.{index}", choices)
+        else:
+            dense.append(index)
+    pushed = [choices.compression.compress(tf.convert_to_tensor(gradients[i])) for i in dense]
+    combined = _ops.reduce_many(
+        [tensor for tensor, _ in pushed],
+        [f"{base}.{index}" for index in dense],
+        [
+            Reduction(choices.op, choices.prescale, choices.postscale, choices.process_set, -index)
+            for index in dense
+        ],
+    )
+    for index, result, (_, context) in zip(dense, combined, pushed):
+        results[index] = choices.compression.decompress(result, context)
+    return results
+
+
+def _divided(gradient: Any, size: int) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values / tf.cast(size, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(size, gradient.dtype)
+
+
+def predivided(op: Op, factor: float, size: Callable[[], int]) -> tuple[Op, float, float]:
+    """The operation, and the factors before and after, of a gradient_predivide_factor."""
+    if factor == 1.0:
+        return op, 1.0, 1.0
+    if op is not Op.AVERAGE:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if factor <= 0:
+        raise InvalidArgument(f"gradient_predivide_factor is {factor}; it must be larger than 0")
+    return Op.SUM, 1.0 / factor, factor / size()
+
+
+def check_groups(num_groups: int, groups: Any) -> None:
+    """ValueError for what are no groups. They change nothing: small tensors travel together."""
+    if not isinstance(num_groups, int) or num_groups < 0:
+        raise ValueError(f"num_groups is {num_groups!r}; it must be a number of 0 or more")
+    if groups is None:
+        return
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups <= 0:
+            raise ValueError(f"groups is {groups}; a number of groups must be larger than 0")
+        return
+    is_lists = isinstance(groups, list) and all(
+        isinstance(group, Collection) and not isinstance(group, str) for group in groups
+    )
+    if not is_lists:
+        raise ValueError("groups should be a non-negative integer or a list of lists of variables")
+    seen: set[Any] = set()
+    for group in groups:
+        for variable in group:
+            if key_of(variable) in seen:
+                raise ValueError("a variable can only be in one of the groups")
+            seen.add(key_of(variable))

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The asynchronous kernel: built once for the TensorFlow that is installed, where g++ is.
+
+TALWEG_TENSORFLOW_OPS says what carries operations in a graph: `kernel` (an error where it cannot be
+built), `python` (the functions of _engine.py), or `auto`, the default: the kernel where it can be
+built. Both use the same names, so ranks may differ in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from talweg import _client, _native, errors
+from talweg._client import Client, Handle
+from talweg._compat import session
+from talweg._declaration import Declaration, Op, numpy_dtype
+from talweg._process_sets import Group
+from talweg.errors import InvalidArgument
+from talweg.tensorflow._rounds import Reduction
+
+_VARIABLE = "TALWEG_TENSORFLOW_OPS"
+_SOURCE = Path(__file__).resolve().parent / "kernel" / "reduce_op.cc"
+_HEADERS = ("clients/c/talweg.h", "clients/c/completion_loop.h")
+_TEXT_BYTES = 2048
+_MISMATCH = 3  # As talweg_status has it.
+
+
+class _Resolution(ctypes.Structure):
+    """As reduce_op.cc has it."""
+
+    _fields_ = [
+        ("client", ctypes.c_uint64),
+        ("generation", ctypes.c_uint64),
+        ("prescale", ctypes.c_double),
+        ("postscale", ctypes.c_double),
+        ("tensor", ctypes.c_uint32),
+        ("dtype", ctypes.c_uint32),
+        ("priority", ctypes.c_int32),
+        ("broadcasts", ctypes.c_uint32),
+        ("notifies", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+_Resolve = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_int64,
+    ctypes.c_uint64,
+    ctypes.POINTER(_Resolution),
+    ctypes.POINTER(ctypes.c_char),
+)
+_Ended = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int)
+
+
+class _Site(NamedTuple):
+    """An operation in a graph."""
+
+    name: str
+    dtype: np.dtype
+    how: Reduction
+
+
+class Kernel:
+    """The loaded library."""
+
+    def __init__(self, path: Path) -> None:
+        _native.library()  # The kernel's own dependency is found by its name, once it is loaded.
+        self._ops = tf.load_op_library(str(path))
+        library = ctypes.CDLL(str(path))
+        library.talweg_tf_generation.restype = ctypes.c_uint64
+        library.talweg_tf_pushed_bytes.restype = ctypes.c_uint64
+        self._library = library
+        self._sites: dict[int, _Site] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self._callbacks = _Resolve(self._resolve), _Ended(self._on_end)
+        library.talweg_tf_install(*self._callbacks)
+
+    def reduce(self, tensor: tf.Tensor, name: str, how: Reduction) -> tf.Tensor:
+        """The operation, in the present graph."""
+        number = next(self._numbers)
+        self._sites[number] = _Site(name, np.dtype(tensor.dtype.as_numpy_dtype), how)
+        result = self._ops.talweg_reduce(tensor=tensor, site=number)
+        # It is executed, once, but not in the order of the program: ranks may have other orders.
+        manager = getattr(result.graph, "experimental_acd_manager", None)
+        if manager is not None:
+            manager.run_independently(result.op)
+        return result
+
+    def _resolve(self, number: int, count: int, out: Any, text: Any) -> int:
+        """What an operation's tensor is by now; a status of tf.errors."""
+        try:
+            out[0] = self._resolution(self._sites[number], count)
+            return 0
+        except Exception as failure:
+            words = str(failure).encode()[: _TEXT_BYTES - 1] + b"\0"
+            ctypes.memmove(text, words, len(words))
+            return _code_of(failure)
+
+    def _declaration(self, client: Client, site: _Site, count: int) -> tuple[Declaration, Group]:
+        group = Group(client, site.how.process_set, site.how.operation)
+        op, _ = site.how.on_wire(site.dtype, group.size)
+        dtype = numpy_dtype(site.dtype)
+        return Declaration(dtype, count, op, site.how.root_rank, group.listed), group
+
+    def _resolution(self, site: _Site, count: int) -> _Resolution:
+        client = _client.current()
+        self._follow(client)
+        declaration, group = self._declaration(client, site, count)
+        name = session.current().name_for(site.name, declaration) + group.suffix
+        generation = int(self._library.talweg_tf_generation())
+        try:
+            declared = client.declare(name, declaration, site.how.priority)
+        except errors.Mismatch:
+            session.current().spoil(site.name, group.listed)
+            raise
+        if declared.buffer is not None:
+            raise InvalidArgument(
+                f"tensor '{name}' is summed in place for torch: give TensorFlow's another name"
+            )
+        address = 0 if client.is_alone else int(client.connection._handle.value or 0)
+        _, postscale = site.how.on_wire(site.dtype, group.size)
+        return _Resolution(
+            address,
+            generation,
+            site.how.prescale,
+            postscale,
+            declared.tensor,
+            int(declaration.dtype),
+            site.how.priority,
+            int(declaration.op is Op.BROADCAST),
+            int(bool(client.watchers)),
+        )
+
+    def _follow(self, client: Client) -> None:
+        """Lets go of an earlier client, and counts with this one's bytes."""
+        with self._lock:
+            if client is self._client:
+                return
+            self._library.talweg_tf_forget()
+            self._client = client
+            before = int(self._library.talweg_tf_pushed_bytes())
+            client.byte_counters.append(
+                lambda: int(self._library.talweg_tf_pushed_bytes()) - before
+            )
+            client.call_when_closed(self._library.talweg_tf_forget)
+
+    def _on_end(self, number: int, count: int, begin_ns: int, status: int) -> None:
+        client, site = self._client, self._sites[number]
+        if client is None:
+            return
+        if status == _MISMATCH:
+            _, group = self._declaration(client, site, count)
+            session.current().spoil(site.name, group.listed)
+        handle = Handle(client, 0, 0, site.name, begin_ns=begin_ns, done=True)
+        for watch in client.watchers:
+            watch(handle)
+
+
+def _code_of(failure: Exception) -> int:
+    """The number of the error of tf.errors that stands for it."""
+    if isinstance(failure, (errors.Mismatch, errors.NotInitialized)):
+        return int(tf.errors.FAILED_PRECONDITION)
+    if isinstance(failure, ValueError):
+        return int(tf.errors.INVALID_ARGUMENT)
+    if isinstance(failure, errors.Aborted):
+        return int(tf.errors.ABORTED)
+    return int(tf.errors.UNKNOWN)
+
+
+# ----- Building -----
+
+
+def _include_directory() -> Path:
+    """Where the headers are: in the wheel beside this package, else in the source tree."""
+    here = Path(__file__).absolute()
+    places = [here.parents[1] / "include", *here.parents, *Path(__file__).resolve().parents]
+    for place in places:
+        if all((place / header).is_file() for header in _HEADERS):
+            return place
+    raise errors.TalwegError(f"{_HEADERS[0]} was not found at {places[0]}: install the wheel again")
+
+
+def _cache_directory() -> Path:
+    told = os.environ.get("XDG_CACHE_HOME")
+    if told and Path(told).is_absolute():
+        return Path(told) / "talweg"
+    home = Path(os.path.expanduser("~"))
+    if os.access(home, os.W_OK):
+        return home / ".cache" / "talweg"
+    return Path(tempfile.gettempdir()) / f"talweg-cache-{os.getuid()}"
+
+
+def _line(compiler: str, include: Path, out: Path) -> list[str]:
+    return [
+        compiler,
+        "-shared",
+        "-fPIC",
+        "-O2",
+        "-fvisibility=hidden",
+        "-w",
+        str(_SOURCE),
+        f"-I{include}",
+        *tf.sysconfig.get_compile_flags(),
+        str(_native.library()._name),
+        *tf.sysconfig.get_link_flags(),
+        "-o",
+        str(out),
+    ]
+
+
+def build() -> Path:
+    """The kernel's library, built if it is not there. TalwegError where it cannot be.
+
+    One of several processes builds it, the others wait. It comes into its place whole.
+    """
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise errors.TalwegError("there is no g++ on the PATH: install it, or leave it to Python")
+    include = _include_directory()
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    key = hashlib.sha256(
+        b"\0".join(
+            [
+                tf.version.GIT_VERSION.encode() if isinstance(tf.version.GIT_VERSION, str) else b"",
+                tf.__version__.encode(),
+                " ".join(tf.sysconfig.get_compile_flags()[1:]).encode(),
+                version,
+                _SOURCE.read_bytes(),
+                *((include / header).read_bytes() for header in _HEADERS),
+            ]
+        )
+    ).hexdigest()[:24]
+    directory = _cache_directory() / f"tensorflow-{tf.__version__}-{key}"
+    library = directory / "reduce_op.so"
+    if library.is_file():
+        return library
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(directory / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Gone with the process that has it.
+        if not library.is_file():
+            _build(compiler, include, library)
+    return library
+
+
+def _build(compiler: str, include: Path, library: Path) -> None:
+    print(
+        f"talweg: building the kernel for TensorFlow {tf.__version__}, once, about a minute: {library}",
+        file=sys.stderr,
+        flush=True,
+    )
+    partial = library.with_name(f"partial.{os.getpid()}.so")
+    try:
+        done = subprocess.run(
+            _line(compiler, include, partial), capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            log = library.with_name("build.log")
+            log.write_text(done.stderr)
+            raise errors.TalwegError(
+                f"the kernel for TensorFlow {tf.__version__} could not be built: see {log}"
+            )
+        os.replace(partial, library)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+_loaded: dict[str, Kernel | None] = {}
+_loading = threading.Lock()
+
+
+def kernel() -> Kernel | None:
+    """The kernel, or None where Python functions carry the operations."""
+    wanted = os.environ.get(_VARIABLE, "auto") or "auto"
+    if wanted == "python":
+        return None
+    if wanted not in ("auto", "kernel"):
+        raise InvalidArgument(f"{_VARIABLE} is '{wanted}'; it must be auto, kernel or python")
+    with _loading:
+        if wanted not in _loaded:
+            try:
+                _loaded[wanted] = _loaded.get("auto") or Kernel(build())
+            except (errors.TalwegError, OSError, tf.errors.OpError) as failure:
+                if wanted == "kernel":
+                    raise
+                print(f"talweg: TensorFlow's operations go by Python: {failure}", file=sys.stderr)
+                _loaded[wanted] = None
+        return _loaded[wanted]
+
+
+def reduce_many(
+    loaded: Kernel,
+    tensors: Sequence[tf.Tensor],
+    names: Sequence[str | None],
+    hows: Sequence[Reduction],
+) -> list[tf.Tensor]:
+    """As _ops.reduce_many(), in a graph, where each has a name."""
+    return [
+        loaded.reduce(tensor, name or "", how) for tensor, name, how in zip(tensors, names, hows)
+    ]

@@ -1,0 +1,471 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives of TensorFlow's tensors: eager, in tf.function and in graphs. All are differentiable."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from talweg import _client, _objects
+from talweg._arguments import chosen_op
+from talweg._declaration import Op
+from talweg._process_sets import Group, ProcessSet
+from talweg.errors import InvalidArgument
+from talweg.tensorflow import _kernel, _rounds
+from talweg.tensorflow._engine import Part, run
+from talweg.tensorflow._rounds import Reduction
+
+# What is called within tf.function is Python that makes a graph: AutoGraph would only slow it down.
+plain = tf.autograph.experimental.do_not_convert
+
+
+def unique_name(
+    kind: str, tensor: Any, name: str | None, ignores_scope: bool = False
+) -> str | None:
+    """The name under which an operation's ranks meet.
+
+    In a graph the operations' order is not fixed, so each has a name: the caller's, or one of its
+    tensor, within the name scope and made unique in the graph as TensorFlow's own names are. Eager
+    calls without a name belong together by their order.
+    """
+    if tf.executing_eagerly():
+        return name
+    base = name
+    if base is None:
+        base = f"{kind}_{re.sub('[^A-Za-z0-9_.]', '_', getattr(tensor, 'name', 'tensor'))}"
+    graph = tf.compat.v1.get_default_graph()
+    unique: str = graph.unique_name(re.sub("[^A-Za-z0-9_./@~>-]", "_", base))
+    return unique.rpartition("/")[2] if ignores_scope else unique
+
+
+def _gradient_name(name: str | None) -> str | None:
+    return None if name is None else f"{name}.gradient"
+
+
+def _rows_unknown(tensor: tf.Tensor) -> tf.TensorShape:
+    shape = tensor.shape
+    return shape if shape.rank is None else tf.TensorShape([None, *shape[1:]])
+
+
+def _require_rows(tensor: tf.Tensor, operation: str) -> None:
+    if tensor.shape.rank == 0:
+        raise InvalidArgument(
+            f"{operation}: a scalar has no first dimension: use tf.reshape(tensor, [1])"
+        )
+
+
+def _tensor_of(value: Any, operation: str) -> tf.Tensor:
+    if isinstance(value, tf.IndexedSlices):
+        raise InvalidArgument(
+            f"{operation}: tf.IndexedSlices have no one shape: use tf.convert_to_tensor(slices), or "
+            "gather their indices and values"
+        )
+    return tf.convert_to_tensor(value)
+
+
+# ----- push_pull -----
+
+
+def reduce_part(tensor: tf.Tensor, name: str | None, how: Reduction) -> Part:
+    return Part(
+        lambda array: _rounds.start_reduction(array, name, how),
+        [tensor],
+        [(tensor.dtype, tensor.shape)],
+    )
+
+
+def reduce_many(
+    tensors: Sequence[tf.Tensor], names: Sequence[str | None], hows: Sequence[Reduction]
+) -> list[tf.Tensor]:
+    """The reductions of all, without a gradient. Each leaves as soon as it is there."""
+    if not tensors:
+        return []
+    _client.current()  # NotInitialized, before a graph is made.
+    loaded = None if tf.executing_eagerly() else _kernel.kernel()
+    if loaded is not None:
+        return _kernel.reduce_many(loaded, tensors, names, hows)
+    parts = [reduce_part(*each) for each in zip(tensors, names, hows)]
+    return [result for [result] in run(parts)]
+
+
+@plain
+def reduce_tensors(
+    tensors: Sequence[Any], names: Sequence[str | None], how: Reduction
+) -> list[tf.Tensor]:
+    """The reductions of all; their gradients are reduced in the same way."""
+
+    @tf.custom_gradient
+    def reduced(*inputs: tf.Tensor) -> Any:
+        outputs = reduce_many(inputs, names, [how] * len(inputs))
+
+        def gradient(*upstream: tf.Tensor) -> Any:
+            wanted = [_gradient_name(name) for name in names]
+            return reduce_tensors(upstream, wanted, how)
+
+        return outputs, gradient
+
+    inputs = [_tensor_of(each, how.operation) for each in tensors]
+    return list(reduced(*inputs)) if inputs else []
+
+
+def _reduction(
+    op: Op | None,
+    average: bool,
+    process_set: ProcessSet | None,
+    prescale_factor: float,
+    postscale_factor: float,
+    priority: int,
+) -> Reduction:
+    wanted = chosen_op(op, average)
+    return Reduction(wanted, prescale_factor, postscale_factor, process_set, priority)
+
+
+@plain
+def push_pull(
+    tensor: Any,
+    name: str | None = None,
+    op: Op | None = None,
+    *,
+    average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    priority: int = 0,
+) -> tf.Tensor:
+    """Returns the ranks' tensors combined, of the tensor's shape and dtype.
+
+    All shapes and dtypes are as in talweg.push_pull(), and bfloat16; averages of integers are
+    truncated. The gradient is combined in the same way. Errors are Talweg's when TensorFlow
+    executes eagerly, and one of tf.errors that has their text in a graph.
+    """
+    how = _reduction(op, average, process_set, prescale_factor, postscale_factor, priority)
+    [result] = reduce_tensors([tensor], [unique_name("push_pull", tensor, name)], how)
+    return result
+
+
+def group_names(
+    kind: str, tensors: Sequence[Any], name: str | None, pattern: str = "{name}.{index}"
+) -> list[str | None]:
+    """One name for each tensor of a group."""
+    base = unique_name(kind, tensors[0], name) if tensors else None
+    if base is None:
+        return [None] * len(tensors)
+    count = len(tensors)
+    return [pattern.format(name=base, index=i, number=i + 1, count=count) for i in range(count)]
+
+
+@plain
+def grouped_push_pull(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: Op | None = None,
+    *,
+    average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    priority: int = 0,
+) -> list[tf.Tensor]:
+    """push_pull() of many tensors; with a name they are name.0, name.1 and so on."""
+    how = _reduction(op, average, process_set, prescale_factor, postscale_factor, priority)
+    return reduce_tensors(tensors, group_names("grouped_push_pull", tensors, name), how)
+
+
+# ----- broadcast -----
+
+
+@plain
+def broadcast_tensors(
+    tensors: Sequence[Any],
+    names: Sequence[str | None],
+    root_rank: int,
+    process_set: ProcessSet | None,
+) -> list[tf.Tensor]:
+    """The root's tensors; their gradients are averaged at the root and zero elsewhere."""
+    client = _client.current()
+    group = Group(client, process_set, "broadcast")
+    group.require_root(root_rank, "broadcast")
+    how = Reduction(Op.BROADCAST, process_set=process_set, root_rank=root_rank)
+    average = Reduction(Op.AVERAGE, process_set=process_set)
+
+    @tf.custom_gradient
+    def spread(*inputs: tf.Tensor) -> Any:
+        outputs = reduce_many(inputs, names, [how] * len(inputs))
+
+        def gradient(*upstream: tf.Tensor) -> Any:
+            wanted = [_gradient_name(name) for name in names]
+            averages = reduce_many(upstream, wanted, [average] * len(upstream))
+            is_root = _client.current().rank == root_rank
+            return [each if is_root else tf.zeros_like(each) for each in averages]
+
+        return outputs, gradient
+
+    inputs = [_tensor_of(each, "broadcast") for each in tensors]
+    return list(spread(*inputs)) if inputs else []
+
+
+@plain
+def broadcast(
+    tensor: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> tf.Tensor:
+    """Returns the root's tensor. `root_rank` is a number in the job, also within a set."""
+    names = [unique_name("broadcast", tensor, name)]
+    [result] = broadcast_tensors([tensor], names, root_rank, process_set)
+    return result
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """Returns the root's object on every rank, at once. Pickled: only for ranks you trust."""
+    name = name or f"broadcast_object.{root_rank}"
+    return _objects.broadcast_object(_client.current(), obj, root_rank, name, process_set)
+
+
+def all_gather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet | None = None
+) -> list[Any]:
+    """Returns all ranks' objects, by rank, at once. Pickled: only for ranks you trust."""
+    name = name or "all_gather_object"
+    return _objects.all_gather_object(_client.current(), obj, name, process_set)
+
+
+# ----- all_gather -----
+
+
+def gather_many(
+    tensors: Sequence[tf.Tensor],
+    names: Sequence[str | None],
+    process_set: ProcessSet | None,
+    priority: int = 0,
+) -> list[tf.Tensor]:
+    """all_gather() of all, without a gradient."""
+    _client.current()
+    how = Reduction(process_set=process_set, priority=priority)
+
+    def part(tensor: tf.Tensor, name: str | None) -> Part:
+        return Part(
+            lambda array: _rounds.start_all_gather(array, name, how),
+            [tensor],
+            [(tensor.dtype, _rows_unknown(tensor))],
+        )
+
+    parts = [part(tensor, name) for tensor, name in zip(tensors, names)]
+    return [result for [result] in run(parts)] if parts else []
+
+
+@plain
+def gather_tensors(
+    tensors: Sequence[Any],
+    names: Sequence[str | None],
+    process_set: ProcessSet | None,
+    operation: str = "all_gather",
+) -> list[tf.Tensor]:
+    """all_gather() of all; the gradient of each is the average of the ranks' own slices of it."""
+
+    @tf.custom_gradient
+    def gathered(*inputs: tf.Tensor) -> Any:
+        outputs = gather_many(inputs, names, process_set)
+        rows = [tf.shape(each, tf.int64)[:1] for each in inputs]
+
+        def gradient(*upstream: tf.Tensor) -> Any:
+            how = Reduction(Op.AVERAGE, process_set=process_set)
+            wanted = [_gradient_name(name) for name in names]
+            averages = reduce_many(upstream, wanted, [how] * len(upstream))
+            own = [None if name is None else f"{name}.rows" for name in wanted]
+            place = Group(_client.current(), process_set, operation).place
+            slices = []
+            for average, counts, mine in zip(averages, gather_many(rows, own, process_set), rows):
+                begin = tf.reduce_sum(counts[:place])
+                slices.append(average[begin : begin + mine[0]])
+            return slices
+
+        return outputs, gradient
+
+    inputs = [_tensor_of(each, operation) for each in tensors]
+    for each in inputs:
+        _require_rows(each, operation)
+    return list(gathered(*inputs)) if inputs else []
+
+
+@plain
+def all_gather(
+    tensor: Any, name: str | None = None, process_set: ProcessSet | None = None
+) -> tf.Tensor:
+    """Returns the ranks' tensors joined along the first dimension, whose length may differ."""
+    names = [unique_name("all_gather", tensor, name)]
+    [result] = gather_tensors([tensor], names, process_set)
+    return result
+
+
+@plain
+def grouped_all_gather(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None
+) -> list[tf.Tensor]:
+    """all_gather() of many tensors."""
+    names = group_names("grouped_all_gather", tensors, name)
+    return gather_tensors(tensors, names, process_set, "grouped_all_gather")
+
+
+# ----- reduce_scatter -----
+
+
+@plain
+def scatter_tensors(
+    tensors: Sequence[Any],
+    names: Sequence[str | None],
+    how: Reduction,
+    operation: str = "reduce_scatter",
+) -> list[tf.Tensor]:
+    """reduce_scatter() of all; the gradient is gathered, and for a sum times the number of ranks."""
+    _client.current()
+    factor = how.prescale * how.postscale
+
+    def part(tensor: tf.Tensor, name: str | None) -> Part:
+        return Part(
+            lambda array: _rounds.start_reduce_scatter(array, name, how),
+            [tensor],
+            [(tensor.dtype, _rows_unknown(tensor))],
+        )
+
+    @tf.custom_gradient
+    def scattered(*inputs: tf.Tensor) -> Any:
+        outputs = [result for [result] in run([part(*each) for each in zip(inputs, names)])]
+
+        def gradient(*upstream: tf.Tensor) -> Any:
+            size = Group(_client.current(), how.process_set, operation).size
+            times = factor * size if how.op is Op.SUM else factor
+            scaled = [each * tf.cast(times, each.dtype) for each in upstream]
+            return gather_many(scaled, [_gradient_name(n) for n in names], how.process_set)
+
+        return outputs, gradient
+
+    inputs = [_tensor_of(each, operation) for each in tensors]
+    for each in inputs:
+        _require_rows(each, operation)
+    return list(scattered(*inputs)) if inputs else []
+
+
+@plain
+def reduce_scatter(
+    tensor: Any,
+    name: str | None = None,
+    op: Op | None = None,
+    *,
+    average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """Combines the ranks' tensors and returns this rank's rows of it, as talweg.reduce_scatter()."""
+    how = _reduction(op, average, process_set, prescale_factor, postscale_factor, 0)
+    [result] = scatter_tensors([tensor], [unique_name("reduce_scatter", tensor, name)], how)
+    return result
+
+
+@plain
+def grouped_reduce_scatter(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: Op | None = None,
+    *,
+    average: bool = True,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[tf.Tensor]:
+    """reduce_scatter() of many tensors."""
+    how = _reduction(op, average, process_set, prescale_factor, postscale_factor, 0)
+    names = group_names("grouped_reduce_scatter", tensors, name)
+    return scatter_tensors(tensors, names, how, "grouped_reduce_scatter")
+
+
+# ----- all_to_all -----
+
+
+def _exchange(
+    tensor: tf.Tensor,
+    splits: tf.Tensor | None,
+    name: str | None,
+    process_set: ProcessSet | None,
+    drops_surplus: bool,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    def start(array: np.ndarray, *given: np.ndarray) -> _rounds.Pending:
+        counts = [int(count) for count in given[0].reshape(-1)] if given else None
+        if counts is not None and drops_surplus and array.ndim and sum(counts) <= array.shape[0]:
+            array = array[: sum(counts)]
+        return _rounds.start_all_to_all(array, counts, name, process_set)
+
+    inputs = [tensor] if splits is None else [tensor, splits]
+    outputs = [(tensor.dtype, _rows_unknown(tensor)), (tf.int32, tf.TensorShape([None]))]
+    [[rows, counts]] = run([Part(start, inputs, outputs)])
+    return rows, counts
+
+
+@plain
+def exchange_tensor(
+    tensor: Any,
+    splits: Any,
+    name: str | None,
+    process_set: ProcessSet | None,
+    drops_surplus: bool = False,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """all_to_all(); with `drops_surplus` the rows after those of all splits are left out."""
+    _client.current()
+
+    @tf.custom_gradient
+    def exchanged(rows: tf.Tensor) -> Any:
+        received, counts = _exchange(rows, wanted, name, process_set, drops_surplus)
+
+        def gradient(upstream: tf.Tensor, _: Any) -> Any:
+            back, _ = _exchange(upstream, counts, _gradient_name(name), process_set, False)
+            missing = tf.shape(rows)[0] - tf.shape(back)[0]
+            if not drops_surplus:
+                return back
+            return tf.pad(back, [[0, missing], *[[0, 0]] * (len(rows.shape) - 1)])
+
+        return (received, counts), gradient
+
+    wanted = None if splits is None else tf.convert_to_tensor(splits)
+    source = _tensor_of(tensor, "all_to_all")
+    _require_rows(source, "all_to_all")
+    received, counts = exchanged(source)
+    return received, counts
+
+
+@plain
+def all_to_all(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends rows to every rank: returns those received, and int32[ranks] of how many from each.
+
+    The first splits[0] rows go to the group's first rank, and so on; without splits evenly.
+    """
+    return exchange_tensor(tensor, splits, unique_name("all_to_all", tensor, name), process_set)
+
+
+__all__ = [
+    "all_gather",
+    "all_gather_object",
+    "all_to_all",
+    "broadcast",
+    "broadcast_object",
+    "grouped_all_gather",
+    "grouped_push_pull",
+    "grouped_reduce_scatter",
+    "push_pull",
+    "reduce_scatter",
+]

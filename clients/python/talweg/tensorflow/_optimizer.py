@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers whose gradients are combined over the ranks: Keras 3's, tf-keras's, tf.compat.v1's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from talweg.errors import InvalidArgument
+from talweg.tensorflow import _gradients
+from talweg.tensorflow._gradients import Choices
+from talweg.tensorflow._ops import plain
+
+OptimizerT = TypeVar("OptimizerT")
+
+
+class _Steps:
+    """What an optimizer does with gradients before it applies them."""
+
+    def __init__(self, choices: Choices, passes: int, averages_passes: bool) -> None:
+        self.choices = choices
+        self.passes = passes
+        self._averages_passes = averages_passes
+        self._sums: list[Any] = []
+        self._count: Any = None
+
+    def _make_variables(self, gradients: Sequence[Any]) -> None:
+        if self._count is not None:
+            return
+
+        def zeros(shape: Any, dtype: Any) -> Any:
+            return tf.Variable(
+                lambda: tf.zeros(shape, dtype),
+                trainable=False,
+                synchronization=tf.VariableSynchronization.ON_READ
+                if tf.distribute.get_strategy().num_replicas_in_sync > 1
+                else tf.VariableSynchronization.AUTO,
+                aggregation=tf.VariableAggregation.SUM,
+            )
+
+        with tf.init_scope():
+            self._sums = [
+                None if each is None else zeros(each.shape, each.dtype) for each in gradients
+            ]
+            self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
+
+    def step(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        apply: Callable[[list[Any]], Any],
+        skip: Callable[[], Any],
+    ) -> Any:
+        """Has `apply` take the combined gradients, in the last of each step's passes; else `skip`."""
+        if self.passes == 1:
+            return apply(_gradients.combine(gradients, variables, self.choices, "gradient"))
+        dense = [each if each is None else tf.convert_to_tensor(each) for each in gradients]
+        self._make_variables(dense)
+        added = [
+            total.assign_add(each)
+            for total, each in zip(self._sums, dense)
+            if each is not None and total is not None
+        ]
+        with tf.control_dependencies(added):
+            count = self._count.assign_add(1)
+
+        def last() -> Any:
+            totals = [None if total is None else total.read_value() for total in self._sums]
+            if self._averages_passes:
+                totals = [
+                    None if each is None else each / tf.cast(self.passes, each.dtype)
+                    for each in totals
+                ]
+            combined = _gradients.combine(totals, variables, self.choices, "gradient")
+            with tf.control_dependencies([each for each in combined if each is not None]):
+                cleared = [
+                    total.assign(tf.zeros_like(total)) for total in self._sums if total is not None
+                ]
+            with tf.control_dependencies(cleared):
+                apply(combined)
+            return tf.constant(True)
+
+        def other() -> Any:
+            skip()
+            return tf.constant(False)
+
+        if tf.executing_eagerly():
+            return last() if int(count) % self.passes == 0 else other()
+        return tf.cond(tf.equal(count % self.passes, 0), last, other)
+
+
+class _Keras3Methods:
+    """What an optimizer of Keras 3 gets."""
+
+    _talweg_steps: _Steps
+
+    @plain
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Keras's, of the ranks' gradients combined."""
+        own: Any = self
+        grads = list(grads)
+        variables = own._trainable_variables if trainable_variables is None else trainable_variables
+        variables = list(variables)
+        base: Any = super()
+        if self._talweg_steps.passes > 1 and not own.built:
+            with tf.init_scope():  # Not within a branch.
+                own.build(variables)
+                own.built = True
+
+        def apply(combined: list[Any]) -> None:
+            base.apply(combined, trainable_variables)
+
+        return self._talweg_steps.step(
+            grads, variables, apply, lambda: own.iterations.assign_add(1)
+        )
+
+
+class _TfKerasMethods:
+    """What an optimizer of tf-keras gets, also one of its legacy ones."""
+
+    _talweg_steps: _Steps
+
+    @plain
+    def apply_gradients(
+        self, grads_and_vars: Any, name: str | None = None, *arguments: Any, **keywords: Any
+    ) -> Any:
+        """Keras's, of the ranks' gradients combined."""
+        own: Any = self
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        base: Any = super()
+        if self._talweg_steps.passes > 1 and hasattr(own, "build"):
+            with tf.init_scope():  # Not within a branch.
+                own.build(variables)
+
+        def apply(combined: list[Any]) -> Any:
+            return base.apply_gradients(
+                list(zip(combined, variables)), name, *arguments, **keywords
+            )
+
+        gradients = [gradient for gradient, _ in pairs]
+        return self._talweg_steps.step(
+            gradients, variables, apply, lambda: own.iterations.assign_add(1)
+        )
+
+
+class _V1Methods:
+    """What an optimizer of tf.compat.v1.train gets."""
+
+    _talweg_steps: _Steps
+
+    @plain
+    def compute_gradients(self, *arguments: Any, **keywords: Any) -> Any:
+        """TensorFlow's, combined over the ranks."""
+        base: Any = super()
+        pairs = base.compute_gradients(*arguments, **keywords)
+        if self._talweg_steps.passes > 1:  # In apply_gradients().
+            return pairs
+        variables = [variable for _, variable in pairs]
+        gradients = [gradient for gradient, _ in pairs]
+        combined = _gradients.combine(gradients, variables, self._talweg_steps.choices, "gradient")
+        return list(zip(combined, variables))
+
+    @plain
+    def apply_gradients(
+        self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
+    ) -> Any:
+        """TensorFlow's; with several passes a step, of the combined sum of their gradients."""
+        base: Any = super()
+        if self._talweg_steps.passes == 1:
+            return base.apply_gradients(grads_and_vars, global_step, name)
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        self._create_slots(variables)  # type: ignore[attr-defined]
+
+        def apply(combined: list[Any]) -> Any:
+            done = base.apply_gradients(list(zip(combined, variables)), global_step, name)
+            if done is not None and not tf.executing_eagerly():
+                with tf.control_dependencies([done]):
+                    return tf.constant(True)
+            return done
+
+        def skip() -> None:
+            if global_step is not None:
+                global_step.assign_add(1)
+
+        gradients = [gradient for gradient, _ in pairs]
+        done = self._talweg_steps.step(gradients, variables, apply, skip)
+        return getattr(done, "op", done)
+
+
+def _is_of(optimizer: Any, module: str, name: str) -> bool:
+    loaded = sys.modules.get(module)
+    cls: Any = loaded
+    for part in name.split("."):
+        cls = getattr(cls, part, None)
+    return isinstance(cls, type) and isinstance(optimizer, cls)
+
+
+def _methods_for(optimizer: Any) -> type:
+    if _is_of(optimizer, "keras", "optimizers.Optimizer"):
+        return _Keras3Methods
+    for name in ("optimizers.Optimizer", "optimizers.legacy.Optimizer"):
+        if _is_of(optimizer, "tf_keras", name):
+            return _TfKerasMethods
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return _V1Methods
+    raise InvalidArgument(
+        f"{type(optimizer).__name__} is no optimizer of Keras 3, of tf-keras or of "
+        "tf.compat.v1.train: pass one of these"
+    )
+
+
+def is_v1(optimizer: Any) -> bool:
+    """Whether it is one of tf.compat.v1.train's."""
+    return isinstance(optimizer, tf.compat.v1.train.Optimizer)
+
+
+def distribute(
+    optimizer: OptimizerT,
+    choices: Choices,
+    passes: int = 1,
+    averages_passes: bool = False,
+) -> OptimizerT:
+    """Makes `optimizer` combine its gradients over the ranks; returns the same object.
+
+    It is of a subclass that has its class's name, so a saved model needs nothing of Talweg.
+    """
+    methods = _methods_for(optimizer)
+    if not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"backward_passes_per_step is {passes}; it must be at least 1")
+    cls = type(optimizer)
+    if not issubclass(cls, methods):
+        # tf-keras looks for a class's public name in the class itself.
+        members = {key: value for key, value in vars(cls).items() if key.startswith("_keras_api")}
+        members |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        distributed = type(cls.__name__, (methods, cls), members)
+        _give_name(distributed, cls)
+        object.__setattr__(optimizer, "__class__", distributed)
+    own: Any = optimizer
+    object.__setattr__(own, "_talweg_steps", _Steps(choices, passes, averages_passes))
+    return optimizer
+
+
+def _give_name(distributed: type, cls: type) -> None:
+    """Keras 3 saves a class under the name that it has registered; so the subclass has it too."""
+    registry = sys.modules.get("keras.src.api_export")
+    names = getattr(registry, "REGISTERED_OBJS_TO_NAMES", None)
+    if isinstance(names, dict) and cls in names:
+        names[distributed] = names[cls]

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of NumPy arrays as TensorFlow's operations need them: what runs when a tensor is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import talweg
+from talweg import _client
+from talweg._client import Handle
+from talweg._compat import session
+from talweg._declaration import Declaration, Op, numpy_dtype
+from talweg._process_sets import Group, ProcessSet
+from talweg._scaling import Factors
+from talweg.errors import Busy, InvalidArgument, Mismatch, Timeout
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How tensors are combined, and among whom."""
+
+    op: Op = Op.AVERAGE
+    prescale: float = 1.0
+    postscale: float = 1.0
+    process_set: ProcessSet | None = None
+    priority: int = 0
+    root_rank: int = 0
+
+    @property
+    def operation(self) -> str:
+        return "broadcast" if self.op is Op.BROADCAST else "push_pull"
+
+    def on_wire(self, dtype: np.dtype, size: int) -> tuple[Op, float]:
+        """What the ranks do, and what multiplies the result.
+
+        The average of integers is their sum, divided in double and truncated.
+        """
+        if self.op is Op.AVERAGE and np.issubdtype(dtype, np.integer):
+            return Op.SUM, self.postscale / size
+        return self.op, self.postscale
+
+
+@dataclass
+class Pending:
+    """A round under way."""
+
+    handle: Handle
+    at_end: Callable[[Exception | None], None]
+    # Makes arrays of the handle's result.
+    shape: Callable[[Any], list[np.ndarray]] = lambda result: [result]
+
+    def wait(self, timeout_s: float | None = None) -> list[np.ndarray]:
+        """Its results. Timeout leaves it open; whatever else is raised has ended it."""
+        try:
+            result = self.handle.client.synchronize(self.handle, timeout_s)
+        except Timeout:
+            raise
+        except Exception as failure:
+            self.at_end(failure)
+            raise
+        self.at_end(None)
+        return self.shape(result)
+
+    def poll(self) -> bool:
+        """Whether wait() would return at once."""
+        try:
+            return self.handle.client.poll(self.handle)
+        except talweg.TalwegError:  # wait() says why.
+            return True
+
+
+def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Pending:
+    """Starts a push_pull or a broadcast; its result is a new array.
+
+    A name may be used again for another dtype or length. InvalidArgument while it is open.
+    """
+    client = _client.current()
+    group = Group(client, how.process_set, how.operation)
+    op, postscale = how.on_wire(array.dtype, group.size)
+    wire_name = name
+    if name is not None:
+        dtype = numpy_dtype(array.dtype)
+        declaration = Declaration(dtype, array.size, op, how.root_rank, group.listed)
+        wire_name = session.current().name_for(name, declaration)
+
+    def at_end(failure: Exception | None) -> None:
+        if isinstance(failure, Mismatch):  # Every rank is told: the name is free again.
+            session.current().spoil(name, group.listed)
+
+    out = array.copy() if op is Op.BROADCAST else np.empty(array.shape, array.dtype)
+    factors = Factors(how.prescale, postscale)
+    try:
+        handle = talweg._start(
+            array, out, op, wire_name, how.priority, how.root_rank, how.process_set, factors
+        )
+    except Busy as busy:
+        raise InvalidArgument(f"{how.operation}: {busy}") from None
+    except Mismatch as failure:
+        at_end(failure)
+        raise
+    return Pending(handle, at_end)
+
+
+def _start_held(
+    name: str | None,
+    process_set: ProcessSet | None,
+    start: Callable[[], Handle],
+    shape: Callable[[Any], list[np.ndarray]] = lambda result: [result],
+) -> Pending:
+    """Starts another collective; InvalidArgument while one of that name is open."""
+    if name is None:
+        return Pending(start(), lambda failure: None, shape)
+    life = session.current()
+    held = name if process_set is None else f"{name}{process_set.suffix}"
+    life.hold(held)
+    try:
+        return Pending(start(), lambda failure: life.release(held), shape)
+    except BaseException:
+        life.release(held)
+        raise
+
+
+def start_all_gather(array: np.ndarray, name: str | None, how: Reduction) -> Pending:
+    return _start_held(
+        name,
+        how.process_set,
+        lambda: talweg.all_gather_async(array, name, how.process_set, priority=how.priority),
+    )
+
+
+def start_reduce_scatter(array: np.ndarray, name: str | None, how: Reduction) -> Pending:
+    group = Group(_client.current(), how.process_set, "reduce_scatter")
+    op, postscale = how.on_wire(array.dtype, group.size)
+    return _start_held(
+        name,
+        how.process_set,
+        lambda: talweg.reduce_scatter_async(
+            array,
+            name,
+            op,
+            process_set=how.process_set,
+            prescale_factor=how.prescale,
+            postscale_factor=postscale,
+            priority=how.priority,
+        ),
+    )
+
+
+def start_all_to_all(
+    array: np.ndarray, splits: list[int] | None, name: str | None, process_set: ProcessSet | None
+) -> Pending:
+    """Its results are the rows, and int32 of how many came from each rank."""
+
+    def shape(result: Any) -> list[np.ndarray]:
+        rows, counts = result
+        return [rows, np.array(counts, np.int32)]
+
+    return _start_held(
+        name,
+        process_set,
+        lambda: talweg.all_to_all_async(array, splits, name, process_set),
+        shape,
+    )

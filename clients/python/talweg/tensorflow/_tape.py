@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tf.GradientTape whose gradients are combined over the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from talweg.errors import InvalidArgument
+from talweg.tensorflow import _gradients
+from talweg.tensorflow._gradients import Choices
+
+
+class _Methods:
+    """What a tape gets."""
+
+    _talweg_choices: Choices
+
+    def gradient(self, target: Any, sources: Any, *arguments: Any, **keywords: Any) -> Any:
+        """tf.GradientTape's, combined over the ranks."""
+        own = super().gradient(target, sources, *arguments, **keywords)  # type: ignore[misc]
+        return self._talweg_combined(own, sources)
+
+    def _talweg_combined(self, own: Any, sources: Any) -> Any:
+        flat = tf.nest.flatten(own)
+        variables = tf.nest.flatten(sources)
+        combined = _gradients.combine(flat, variables, self._talweg_choices, "tape.gradient")
+        return tf.nest.pack_sequence_as(own, combined)
+
+    def register_local_source(self, source: Any) -> None:
+        """The gradients of this variable are not combined."""
+        self._talweg_choices.add_local([source])
+
+    def get_local_and_global_gradients(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+    ) -> tuple[list[Any], list[Any]]:
+        """The gradients of local sources, as gradient() gives them, and the other ones."""
+        both = self.gradient(target, sources, output_gradients)
+        local = self._talweg_choices.local
+        flat = list(zip(tf.nest.flatten(both), tf.nest.flatten(sources)))
+        return (
+            [gradient for gradient, source in flat if _gradients.key_of(source) in local],
+            [gradient for gradient, source in flat if _gradients.key_of(source) not in local],
+        )
+
+
+def distribute_tape(tape: tf.GradientTape, choices: Choices) -> tf.GradientTape:
+    """Makes `tape` combine its gradients; returns the same object."""
+    if not isinstance(tape, tf.GradientTape):
+        raise InvalidArgument(
+            f"expected a tf.GradientTape, got {type(tape).__name__}: pass the tape of the step"
+        )
+    cls = type(tape)
+    if not issubclass(cls, _Methods):
+        tape.__class__ = type(cls.__name__, (_Methods, cls), {"__module__": cls.__module__})
+    tape._talweg_choices = choices
+    return tape

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables made equal on all ranks: eagerly, in graphs, and by a hook of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from talweg import _client
+from talweg._process_sets import ProcessSet
+from talweg.errors import InvalidArgument
+from talweg.tensorflow import _ops
+
+
+def _tf_variable(variable: Any) -> Any:
+    """TensorFlow's variable within one of Keras 3, or itself."""
+    value = getattr(variable, "value", None)
+    return value if isinstance(value, tf.Variable) else variable
+
+
+def assign_from_root(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet | None = None,
+    base: str = "broadcast_variables",
+) -> Any:
+    """Makes every rank's variables the root's; a tf.compat.v1 graph gets the operation that does."""
+    targets = [_tf_variable(each) for each in variables]
+    if not targets:
+        return None if tf.executing_eagerly() else tf.no_op()
+    # Strings, and what else has no numbers, stay as they are.
+    targets = [
+        each for each in targets if each.dtype.is_numpy_compatible and each.dtype != tf.string
+    ]
+    names = _ops.group_names("", targets, base)
+    if tf.executing_eagerly():
+        names = [f"{base}.{index}" for index in range(len(targets))]
+    values = [_value(each) for each in targets]
+    spread = _ops.broadcast_tensors(values, names, root_rank, process_set)
+    assigned = [target.assign(value) for target, value in zip(targets, spread)]
+    if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
+        return None  # Within tf.function assignments are carried out by themselves.
+    return tf.group(*(each.op for each in assigned))
+
+
+def _value(variable: Any) -> tf.Tensor:
+    read = getattr(variable, "read_value", None)
+    return tf.convert_to_tensor(variable) if read is None else read()
+
+
+@_ops.plain
+def broadcast_variables(
+    variables: Sequence[Any],
+    root_rank: int = 0,
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """Makes every rank's variables the root's, in place.
+
+    Variables of TensorFlow or Keras, in the same order at every rank. In a graph of tf.compat.v1 it
+    returns the operation that does it. Raises Mismatch where a variable's shape or dtype differs.
+    """
+    _client.current()
+    return assign_from_root(variables, root_rank, process_set)
+
+
+def global_variables() -> list[Any]:
+    """Those of the present graph. RuntimeError when TensorFlow executes eagerly."""
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "broadcast_global_variables() does not support eager execution. Please use "
+            "broadcast_variables(<model/optimizer variables>) instead."
+        )
+    return list(tf.compat.v1.global_variables())
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
+    """Makes all global variables the root's when a session has been made or restored."""
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        """`device` is one for the operations, or "" for TensorFlow's choice."""
+        super().__init__()
+        if not isinstance(root_rank, int):
+            raise InvalidArgument(f"root_rank is {root_rank!r}; it must be a rank's number")
+        self.root_rank = root_rank
+        self.device = device
+        self._operation: Any = None
+
+    def begin(self) -> None:
+        if self._operation is None or self._operation.graph is not tf.compat.v1.get_default_graph():
+            with tf.device(self.device):
+                self._operation = assign_from_root(global_variables(), self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        session.run(self._operation)

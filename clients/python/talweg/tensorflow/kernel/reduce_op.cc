@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TensorFlow's operation TalwegReduce: a push_pull or a broadcast that occupies no thread while it
+// waits. _kernel.py builds this file against the TensorFlow that is installed, and loads it.
+//
+// What a tensor is called, and what the ranks agree on for it, Python says: at an operation's first
+// execution, and again for another number of elements or another client. Later ones push, and are
+// called back by the client's completion loop.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "clients/c/completion_loop.h"
+#include "clients/c/talweg.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/threadpool.h"
+
+namespace {
+
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+// What Python says of an operation's tensor. _kernel.py has the same.
+struct Resolution {
+  uint64_t client;  // talweg_client*; 0: a job of one rank, without an agent.
+  uint64_t generation;
+  double prescale;
+  double postscale;
+  uint32_t tensor;
+  uint32_t dtype;
+  int32_t priority;
+  uint32_t broadcasts;
+  uint32_t notifies;  // Python wants to hear of each round.
+  uint32_t reserved;
+};
+
+constexpr size_t kTextBytes = 2048;
+// Returns a status of tf.errors, 0 for none, with its text.
+using Resolve = int (*)(int64_t site, uint64_t count, Resolution* resolution, char* text);
+// A round has ended with a talweg_status.
+using Ended = void (*)(int64_t site, uint64_t count, int64_t begin_ns, int status);
+
+std::atomic<Resolve> resolve_in_python{nullptr};
+std::atomic<Ended> tell_python{nullptr};
+std::atomic<uint64_t> generation{1};
+std::atomic<uint64_t> pushed_bytes{0};
+
+// The results of larger tensors are copied, or summed, by TensorFlow's own threads.
+constexpr size_t kSmallBytes = 64 << 10;
+
+class Loops {
+ public:
+  std::shared_ptr<talweg::CompletionLoop> Of(talweg_client* client) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::shared_ptr<talweg::CompletionLoop>& loop = loops_[client];
+    if (loop == nullptr) loop = std::make_shared<talweg::CompletionLoop>(client);
+    return loop;
+  }
+  void Forget() {
+    std::map<talweg_client*, std::shared_ptr<talweg::CompletionLoop>> loops;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    loops.swap(loops_);
+    generation.fetch_add(1);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<talweg_client*, std::shared_ptr<talweg::CompletionLoop>> loops_;
+};
+
+Loops& AllLoops() {
+  static Loops* const loops = new Loops;  // Its threads outlive main().
+  return *loops;
+}
+
+int64_t NowNs() {
+  timespec now;
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1000000000 + now.tv_nsec;
+}
+
+absl::Status StatusOf(talweg_status status) {
+  if (status == TALWEG_OK) return absl::OkStatus();
+  const std::string text = talweg_last_error();
+  const std::string words = text.empty() ? talweg_status_name(status) : text;
+  switch (status) {
+    case TALWEG_MISMATCH:
+    case TALWEG_CLOSED: return absl::FailedPreconditionError(words);
+    case TALWEG_ABORTED: return absl::AbortedError(words);
+    case TALWEG_BUSY:
+    case TALWEG_INVALID_ARGUMENT:
+    case TALWEG_UNSUPPORTED: return absl::InvalidArgumentError(words);
+    default: return absl::UnknownError(words);
+  }
+}
+
+class ReduceOp : public tensorflow::AsyncOpKernel {
+ public:
+  explicit ReduceOp(tensorflow::OpKernelConstruction* construction) : AsyncOpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("site", &site_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const Tensor& input = context->input(0);
+    const uint64_t count = static_cast<uint64_t>(input.NumElements());
+    Resolution resolution;
+    const absl::Status found = Resolved(count, &resolution);
+    OP_REQUIRES_OK_ASYNC(context, found, done);
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, input.shape(), &output), done);
+
+    const char* source = input.tensor_data().data();
+    char* const out = const_cast<char*>(output->tensor_data().data());
+    const size_t bytes = input.tensor_data().size();
+    const auto dtype = static_cast<talweg_dtype>(resolution.dtype);
+    std::vector<char> scaled;
+    if (resolution.prescale != 1.0) {
+      scaled.resize(bytes);
+      const talweg_status status =
+          talweg_scale(dtype, resolution.prescale, source, scaled.data(), count);
+      OP_REQUIRES_OK_ASYNC(context, StatusOf(status), done);
+      source = scaled.data();
+    }
+    // A job of one rank, and the root of a broadcast, get what they give.
+    if (resolution.client == 0 || resolution.broadcasts != 0) {
+      if (bytes > 0) std::memcpy(out, source, bytes);
+    }
+    if (resolution.client == 0) {
+      Finish(context, resolution, count, out, 0, TALWEG_OK, done);
+      return;
+    }
+    auto* const client = reinterpret_cast<talweg_client*>(resolution.client);
+    const int64_t begin_ns = NowNs();
+    talweg_round round = 0;
+    const talweg_status pushed =
+        talweg_push_pull(client, resolution.tensor, source, resolution.priority, -1, &round);
+    if (pushed != TALWEG_OK) {
+      Finish(context, resolution, count, out, begin_ns, pushed, done);
+      return;
+    }
+    pushed_bytes.fetch_add(bytes);
+    auto take = [this, context, resolution, count, out, begin_ns, client, round,
+                 done](talweg_status told) {
+      if (told == TALWEG_OK) told = talweg_wait(client, resolution.tensor, round, out, -1);
+      Finish(context, resolution, count, out, begin_ns, told, done);
+    };
+    auto* const threads = context->device()->tensorflow_cpu_worker_threads()->workers;
+    AllLoops().Of(client)->Watch(resolution.tensor, round,
+                                 [take = std::move(take), bytes, threads](talweg_status told) {
+                                   if (told != TALWEG_OK || bytes <= kSmallBytes) {
+                                     take(told);
+                                   } else {
+                                     threads->Schedule([take, told] { take(told); });
+                                   }
+                                 });
+  }
+
+ private:
+  absl::Status Resolved(uint64_t count, Resolution* resolution) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto known = resolutions_.find(count);
+      if (known != resolutions_.end() && known->second.generation == generation.load()) {
+        *resolution = known->second;
+        return absl::OkStatus();
+      }
+    }
+    // Without the lock: Python may wait for its own.
+    const Resolve resolve = resolve_in_python.load();
+    if (resolve == nullptr) return absl::FailedPreconditionError("talweg.tensorflow is not loaded");
+    std::string text(kTextBytes, '\0');
+    const int code = resolve(site_, count, resolution, text.data());
+    if (code != 0) return absl::Status(static_cast<absl::StatusCode>(code), text.c_str());
+    const std::lock_guard<std::mutex> lock(mutex_);
+    resolutions_[count] = *resolution;
+    return absl::OkStatus();
+  }
+
+  // `done` may delete this.
+  void Finish(OpKernelContext* context, const Resolution& resolution, uint64_t count, char* out,
+              int64_t begin_ns, talweg_status status, const DoneCallback& done) {
+    absl::Status ended = StatusOf(status);  // The text is of this thread's last error.
+    if (status == TALWEG_OK && resolution.postscale != 1.0) {
+      ended = StatusOf(talweg_scale(static_cast<talweg_dtype>(resolution.dtype),
+                                    resolution.postscale, out, out, count));
+    }
+    if (status == TALWEG_MISMATCH) {
+      // All ranks are told: the next one has a name that is free.
+      const std::lock_guard<std::mutex> lock(mutex_);
+      resolutions_.erase(count);
+    }
+    if (resolution.notifies != 0 || status == TALWEG_MISMATCH) {
+      if (const Ended tell = tell_python.load()) tell(site_, count, begin_ns, status);
+    }
+    if (!ended.ok()) context->SetStatus(ended);
+    done();
+  }
+
+  int64_t site_ = 0;
+  std::mutex mutex_;
+  std::map<uint64_t, Resolution> resolutions_;  // By the number of elements.
+};
+
+}  // namespace
+
+REGISTER_OP("TalwegReduce")
+    .Input("tensor: T")
+    .Output("result: T")
+    .Attr(
+        "T: {half, bfloat16, float, double, uint8, int8, uint16, int16, uint32, int32, uint64, "
+        "int64, bool}")
+    .Attr("site: int")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
+
+REGISTER_KERNEL_BUILDER(Name("TalwegReduce").Device(tensorflow::DEVICE_CPU), ReduceOp);
+
+extern "C" {
+
+__attribute__((visibility("default"))) void talweg_tf_install(Resolve resolve, Ended ended) {
+  resolve_in_python.store(resolve);
+  tell_python.store(ended);
+}
+
+// The clients are closed: what is open is told so, and each operation asks Python again.
+__attribute__((visibility("default"))) void talweg_tf_forget() { AllLoops().Forget(); }
+
+__attribute__((visibility("default"))) uint64_t talweg_tf_generation() { return generation.load(); }
+
+// What all clients of this process have pushed.
+__attribute__((visibility("default"))) uint64_t talweg_tf_pushed_bytes() {
+  return pushed_bytes.load();
+}
+
+}  // extern "C"

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of tensorflow_compat_test.py: what Horovod's documentation says of horovod.tensorflow."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import tempfile
+import warnings
+from typing import Any
+
+import horovod.keras as hvd_keras
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_tf_keras
+import keras
+import numpy as np
+import tensorflow as tf
+import tf_keras
+from expected_errors import expect
+
+
+def _parameters(function: Any) -> str:
+    words = []
+    for p in inspect.signature(function).parameters.values():
+        default = getattr(p.default, "__name__", p.default)
+        if p.default is hvd.global_process_set:
+            default = "PS"
+        words.append(p.name if p.default is p.empty else f"{p.name}={default}")
+    return ", ".join(words)
+
+
+def signatures() -> None:
+    ps, none, scale = "process_set=PS", "compression=NoneCompressor", "prescale_factor=1.0"
+    scale += ", postscale_factor=1.0"
+    devices, scope = "device_dense=, device_sparse=", "ignore_name_scope=False"
+    local = "scale_local_gradients=True"
+    tape = f"gradtape, {devices}, {none}, sparse_as_dense=False, op=0, "
+    tape += f"gradient_predivide_factor=1.0, num_groups=0, groups=None, {ps}"
+    wanted = {
+        hvd.init: "comm=None, process_sets=None",
+        hvd.allreduce: f"tensor, average=None, {devices}, {none}, op=None, {scale}, name=None, "
+        f"{ps}, {scope}",
+        hvd.grouped_allreduce: f"tensors, average=None, {devices}, {none}, op=None, {scale}, {ps}, "
+        f"{scope}, name=None",
+        hvd.allgather: f"tensor, name=None, {scope}, {ps}",
+        hvd.grouped_allgather: f"tensors, name=None, {scope}, {ps}",
+        hvd.broadcast: f"tensor, root_rank, name=None, {scope}, {ps}",
+        hvd.broadcast_: f"variables, root_rank, name=None, {ps}",
+        hvd.alltoall: f"tensor, splits=None, name=None, {scope}, {ps}",
+        hvd.reducescatter: f"tensor, device_dense=, {none}, op=0, name=None, {ps}, {scope}, {scale}",
+        hvd.grouped_reducescatter: f"tensors, device_dense=, {none}, op=0, {ps}, {scale}",
+        hvd.broadcast_variables: f"variables, root_rank, {ps}, inplace=False",
+        hvd.broadcast_global_variables: "root_rank",
+        hvd.BroadcastGlobalVariablesHook: "root_rank, device=",
+        hvd.broadcast_object: f"obj, root_rank=0, session=None, name=None, {ps}",
+        hvd.broadcast_object_fn: f"root_rank=0, session=None, name=None, {ps}",
+        hvd.allgather_object: f"obj, session=None, name=None, {ps}",
+        hvd.size_op: "process_set_id=0, name=None",
+        hvd.process_set_included_op: "process_set_id=0, name=None",
+        hvd.rank_op: "name=None",
+        hvd.DistributedOptimizer: f"optimizer, name=None, use_locking=False, {devices}, {none}, "
+        "sparse_as_dense=False, backward_passes_per_step=1, op=0, gradient_predivide_factor=1.0, "
+        f"average_aggregated_gradients=False, num_groups=0, groups=None, {ps}, {local}",
+        hvd.DistributedGradientTape: f"{tape}, {local}",
+        hvd.PartialDistributedGradientTape: f"{tape}, local_layers=None, {local}",
+        hvd_tf_keras.DistributedOptimizer: f"optimizer, name=None, {devices}, {none}, "
+        "sparse_as_dense=False, gradient_predivide_factor=1.0, op=0, backward_passes_per_step=1, "
+        f"average_aggregated_gradients=False, num_groups=0, groups=None, {ps}, {local}",
+        hvd_keras.DistributedOptimizer: f"optimizer, name=None, {devices}, {none}, "
+        "sparse_as_dense=False, gradient_predivide_factor=1.0, op=0, num_groups=0, groups=None",
+        hvd_keras.PartialDistributedOptimizer: f"optimizer, name=None, {devices}, {none}, "
+        "sparse_as_dense=False, gradient_predivide_factor=1.0, op=0, backward_passes_per_step=1, "
+        f"average_aggregated_gradients=False, groups=None, {ps}, local_layers=None, {local}",
+        hvd_tf_keras.allreduce: f"value, name=None, average=None, {scale}, op=None, {none}",
+        hvd_keras.allreduce: f"value, name=None, average=True, {scale}, op=None, {none}",
+        hvd_keras.allgather: "value, name=None",
+        hvd_keras.broadcast: "value, root_rank, name=None",
+        hvd_keras.reducescatter: "value, name=None, op=0",
+        hvd_keras.load_model: "filepath, custom_optimizers=None, custom_objects=None, "
+        f"{none}, legacy_opts=False",
+    }
+    for module in (hvd_keras, hvd_tf_keras):
+        callbacks = module.callbacks
+        first = "" if module is hvd_keras else "save_weights_only=False, "
+        wanted |= {
+            callbacks.BroadcastGlobalVariablesCallback: "root_rank, device=, local_variables=None",
+            callbacks.MetricAverageCallback: "device=",
+            callbacks.LearningRateScheduleCallback: "initial_lr, multiplier, start_epoch=0, "
+            "end_epoch=None, staircase=True, momentum_correction=True, steps_per_epoch=None",
+            callbacks.LearningRateWarmupCallback: "initial_lr, warmup_epochs=5, "
+            "momentum_correction=True, steps_per_epoch=None, verbose=0",
+            callbacks.BestModelCheckpoint: f"monitor=val_loss, verbose=0, {first}mode=auto, "
+            "save_freq=epoch",
+        }
+    for function, text in wanted.items():
+        assert _parameters(function) == text, f"{function}: {_parameters(function)}"
+
+
+def reductions() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    own = tf.range(6, dtype=tf.float32) + float(rank)
+    every = np.stack([np.arange(6.0) + r for r in range(size)])
+    for op, wanted in (
+        (hvd.Sum, every.sum(0)),
+        (hvd.Average, every.mean(0)),
+        (hvd.Min, every.min(0)),
+        (hvd.Max, every.max(0)),
+        (hvd.Product, every.prod(0)),
+    ):
+        assert np.allclose(hvd.allreduce(own, op=op), wanted)
+        graph = tf.function(lambda x, op=op: hvd.allreduce(x, op=op, name=f"op{op}"))
+        assert np.allclose(graph(own), wanted)
+    assert np.allclose(hvd.allreduce(own), every.mean(0))
+    half = hvd.allreduce(own, op=hvd.Sum, compression=hvd.Compression.fp16)
+    assert half.dtype == tf.float32 and np.allclose(half, every.sum(0), rtol=1e-2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert np.allclose(hvd.allreduce(own, average=False), every.sum(0))
+    assert any(issubclass(each.category, DeprecationWarning) for each in caught)
+    expect(ValueError, "supersedes average", hvd.allreduce, own, True, op=hvd.Sum)
+    expect(NotImplementedError, "Adasum", hvd.allreduce, own, op=hvd.Adasum)
+    group = tf.function(lambda x: hvd.grouped_allreduce([x, 2.0 * x], op=hvd.Sum, name="group"))
+    assert np.allclose(group(own), [every.sum(0), 2 * every.sum(0)])
+    assert hvd.size_op().numpy() == size and hvd.rank_op().numpy() == rank
+    assert int(tf.function(hvd.size_op)()) == size
+    assert int(hvd.process_set_included_op()) == 1
+    if size > 1:
+        expect(
+            tf.errors.FailedPreconditionError,
+            "f32[",
+            hvd.allreduce,
+            tf.ones(2 + rank),
+            op=hvd.Sum,
+            name="lengths",
+        )
+
+
+def slices() -> None:
+    size, rank = hvd.size(), hvd.rank()
+
+    def own() -> tf.IndexedSlices:
+        indices, shape = tf.constant([rank, size]), tf.constant([size + 1, 3])
+        return tf.IndexedSlices(tf.fill([2, 3], float(rank + 1)), indices, shape)
+
+    for reduce in (hvd.allreduce, tf.function(hvd.allreduce)):
+        result = reduce(own(), op=hvd.Sum)
+        dense = tf.convert_to_tensor(result).numpy()[:, 0].tolist()
+        assert dense == [r + 1.0 for r in range(size)] + [size * (size + 1) / 2]
+        mean = reduce(own(), op=hvd.Average)
+        assert np.allclose(tf.convert_to_tensor(mean).numpy()[:, 0] * size, dense)
+    expect(NotImplementedError, "sparse", hvd.allreduce, own(), op=hvd.Max)
+    expect(NotImplementedError, "sparse", hvd.allreduce, own(), op=hvd.Sum, prescale_factor=2.0)
+
+
+def others() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    assert hvd.allgather(tf.fill([rank + 1], rank)).shape == (size * (size + 1) // 2,)
+    assert hvd.broadcast(tf.constant(rank), size - 1, name="b").numpy() == size - 1
+    variables = [tf.Variable(float(rank))]
+    assert hvd.broadcast_(variables, 0)[0] is variables[0] and float(variables[0]) == 0.0
+    rows = tf.fill([size + 1, 2], float(rank))  # One row more, which is dropped.
+    received, counts = hvd.alltoall(rows, splits=[1] * size)
+    assert (
+        received.numpy()[:, 0].tolist() == list(range(size))
+        and counts.numpy().tolist() == [1] * size
+    )
+    with tf.GradientTape() as tape:
+        tape.watch(rows)
+        loss = tf.reduce_sum(hvd.alltoall(rows, splits=[1] * size)[0])
+    assert tape.gradient(loss, rows).numpy()[:, 0].tolist() == [1.0] * size + [0.0]
+    wrong = tf.errors.InvalidArgumentError
+    expect(wrong, "splits", hvd.alltoall, tf.ones(3), splits=[9] * size)
+    expect(wrong, "int32", hvd.alltoall, tf.ones(3), splits=tf.ones(size, tf.int64))
+    expect(wrong, "first dimension", hvd.reducescatter, tf.constant(1.0))
+    expect(wrong, "Average", hvd.reducescatter, tf.ones(size), op=hvd.Max)
+    total = hvd.reducescatter(tf.range(size, dtype=tf.float32), op=hvd.Sum)
+    assert total.numpy().tolist() == [float(rank * size)]
+    assert hvd.broadcast_object_fn(0)({"rank": rank}) == {"rank": 0}
+    assert hvd.allgather_object(rank) == list(range(size))
+    expect(RuntimeError, "eager", hvd.broadcast_global_variables, 0)
+    expect(Exception, "not offered", hvd.join)
+    expect(Exception, "loss-policy", hvd.elastic.run)
+    assert np.allclose(hvd_keras.allreduce(float(rank), average=False), size * (size - 1) / 2)
+    assert np.allclose(hvd_tf_keras.allreduce([float(rank)], op=hvd.Sum), size * (size - 1) / 2)
+
+
+def process_sets() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    if size == 1:
+        return
+    some = hvd.add_process_set(range(size - 1))
+    included = rank < size - 1
+    if included:
+        assert (hvd.allreduce(tf.ones(2), op=hvd.Sum, process_set=some).numpy() == size - 1).all()
+    else:
+        wrong = tf.errors.InvalidArgumentError
+        for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter):
+            expect(wrong, f"rank {rank}", call, tf.ones(4), process_set=some)
+    assert int(hvd.process_set_included_op(some.process_set_id)) == int(included)
+    variable = tf.Variable(0.0)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=some)
+    optimizer.apply_gradients([(tf.constant(float(rank)), variable)])
+    wanted = (size - 2) / 2 if included else rank
+    assert float(variable) == -wanted, (float(variable), wanted)
+    assert hvd.remove_process_set(some)
+
+
+def tapes() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    one, two = tf.Variable([1.0, 2.0]), tf.Variable(3.0)
+    mean = (size + 1) / 2
+
+    def gradients(**options: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = (tf.reduce_sum(one * one) + two * two) * float(rank + 1)
+        return hvd.DistributedGradientTape(tape, **options).gradient(loss, {"a": one, "b": two})
+
+    for run in (gradients, tf.function(gradients)):
+        found = run()
+        assert np.allclose(found["a"], np.array([2.0, 4.0]) * mean)
+        assert np.allclose(found["b"], 6.0 * mean)
+        found = run(gradient_predivide_factor=2.0)
+        assert np.allclose(found["b"], 6.0 * mean)
+    expect(ValueError, "predivide", gradients, gradient_predivide_factor=2.0, op=hvd.Sum)
+    expect(ValueError, "groups", gradients, groups=-1)
+
+    layer = keras.layers.Dense(1, kernel_initializer="ones")
+    layer.build((None, 2))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.ones([1, 2]))) * float(rank + 1) + two
+    partial = hvd.PartialDistributedGradientTape(tape, local_layers=[layer])
+    kernel, bias, other = partial.gradient(loss, [*(w.value for w in layer.weights), two])
+    assert np.allclose(kernel, (rank + 1) / size) and np.allclose(bias, (rank + 1) / size)
+    assert np.allclose(other, 1.0)
+
+
+def optimizers() -> None:
+    """Each kind: the average is applied, after as many passes as were asked for."""
+    size, rank = hvd.size(), hvd.rank()
+    mean = (size - 1) / 2
+    kinds = [keras.optimizers.SGD, tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD]
+    for kind in kinds:
+        variable = tf.Variable([1.0, 2.0])
+        optimizer = hvd.DistributedOptimizer(kind(1.0), backward_passes_per_step=2)
+        assert type(optimizer).__name__ == "SGD" and isinstance(optimizer, kind)
+
+        @tf.function
+        def step(optimizer: Any = optimizer, variable: tf.Variable = variable) -> None:
+            optimizer.apply_gradients([(tf.fill([2], float(rank)), variable)])
+
+        for passes in range(4):
+            step()
+            steps = (passes + 1) // 2
+            assert np.allclose(variable, np.array([1.0, 2.0]) - 2 * mean * steps)
+        averaged = hvd.DistributedOptimizer(
+            kind(1.0), backward_passes_per_step=2, average_aggregated_gradients=True
+        )
+        variable.assign([0.0, 0.0])
+        for _ in range(2):
+            averaged.apply_gradients([(tf.fill([2], float(rank)), variable)])
+        assert np.allclose(variable, -mean)
+    expect(ValueError, "Adasum", hvd.DistributedOptimizer, kinds[0](1.0), op=hvd.Adasum)
+    expect(ValueError, "Average and Sum", hvd_keras.DistributedOptimizer, kinds[0](1.0), op=hvd.Max)
+    expect(
+        ValueError,
+        "at least 1",
+        hvd.DistributedOptimizer,
+        kinds[0](1.0),
+        backward_passes_per_step=0,
+    )
+    expect(Exception, "no optimizer", hvd.DistributedOptimizer, object())
+
+
+def graphs_of_version_1() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, 2])
+        weight = tf.compat.v1.get_variable("w", initializer=tf.fill([2, 1], float(rank + 1)))
+        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5))
+        train = optimizer.minimize(tf.reduce_sum(x @ weight))
+        hook = hvd.BroadcastGlobalVariablesHook(0)
+        with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+            for _ in range(2):
+                session.run(train, {x: np.full((1, 2), rank)})
+            found = session.run(weight, {x: np.zeros((1, 2))})
+    assert np.allclose(found, 1.0 - 2 * 0.5 * (size - 1) / 2), found
+
+
+def models() -> None:
+    """A saved model needs nothing of Horovod, and is loaded with it or without."""
+    size, rank = hvd.size(), hvd.rank()
+    for module, kind in ((hvd_keras, keras), (hvd_tf_keras, tf_keras)):
+        kind.utils.set_random_seed(rank)
+        model = kind.Sequential([kind.layers.Dense(1)])
+        model.build((None, 2))
+        model.compile(module.DistributedOptimizer(kind.optimizers.SGD(0.1, momentum=0.9)), "mse")
+        callbacks = [
+            module.callbacks.BroadcastGlobalVariablesCallback(0),
+            module.callbacks.MetricAverageCallback(),
+            module.callbacks.LearningRateWarmupCallback(0.1 * size, warmup_epochs=2),
+            module.callbacks.LearningRateScheduleCallback(0.1 * size, 0.1, start_epoch=2),
+        ]
+        x: np.ndarray = np.full((8, 2), float(rank), np.float32)
+        past = model.fit(x, x[:, :1], batch_size=4, epochs=4, verbose=0, callbacks=callbacks)
+        rates = past.history["lr"]
+        assert np.allclose(rates[1:], [0.1 * size, 0.1 * size, 0.01 * size]), rates
+        told = hvd.allgather_object(
+            (past.history["loss"], [w.tolist() for w in model.get_weights()])
+        )
+        assert all(each == told[0] for each in told)
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "model.keras")
+            model.save(path)
+            plain = kind.models.load_model(path)
+            assert type(plain.optimizer) is kind.optimizers.SGD
+            if kind is keras:
+                loaded = module.load_model(path)
+                assert type(loaded.optimizer).__mro__[1].__module__.startswith("talweg")
+                assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations)
+
+
+def batch_norm() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    layer = hvd.SyncBatchNormalization()
+    result = layer(tf.fill([2, 1], float(rank)), training=True).numpy()
+    ranks = np.arange(size)
+    assert np.allclose(result, (rank - ranks.mean()) / np.sqrt(ranks.var() + 1e-3), atol=1e-4)
+    expect(ValueError, "fused", hvd.SyncBatchNormalization, fused=True)
+
+
+def main() -> int:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    precondition = tf.errors.FailedPreconditionError
+    expect(ValueError, "initialized", hvd.size)
+    expect(precondition, "initialized", hvd.allreduce, tf.ones(1))
+    hvd.init(process_sets="dynamic")
+    for case in (
+        signatures,
+        reductions,
+        slices,
+        others,
+        process_sets,
+        tapes,
+        optimizers,
+        graphs_of_version_1,
+        models,
+        batch_norm,
+    ):
+        print(f"case {case.__name__}", flush=True)
+        case()
+    hvd.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""talweg.horovod and talweg.byteps for TensorFlow and Keras, alone and on two nodes."""
+
+from __future__ import annotations
+
+import sys
+import unittest
+from typing import ClassVar
+
+import job
+from tensorflow_forks import tensorflow_forks
+from torch_forks import TorchForks
+
+
+class CompatTest(unittest.TestCase):
+    forks: ClassVar[TorchForks]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.forks = tensorflow_forks()
+        cls.forks.__enter__()
+        cls.addClassCleanup(cls.forks.__exit__)
+
+    def _run(self, program: str) -> None:
+        job.run([sys.executable, "-P", *self.forks.prefix, str(job.PROGRAMS / program)])
+        job.run(job.command(program, nodes=2, ranks=2, forks=self.forks))
+
+    def test_horovod(self) -> None:
+        self._run("horovod_tensorflow.py")
+
+    def test_byteps(self) -> None:
+        self._run("byteps_tensorflow.py")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training with talweg.tensorflow: four ranks on two nodes against one process with the same batch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+from typing import ClassVar
+
+import job
+from tensorflow_forks import tensorflow_forks
+from torch_forks import TorchForks
+
+# What rounding may change in a loss in 20 steps: the ranks' gradients are added in another order.
+_TOLERANCE = 1e-4
+
+
+def _losses(output: str) -> list[float]:
+    [line] = [line for line in output.splitlines() if "losses " in line]
+    return [float(word) for word in line.partition("losses ")[2].split()]
+
+
+class TrainingTest(unittest.TestCase):
+    forks: ClassVar[TorchForks]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.forks = tensorflow_forks()
+        cls.forks.__enter__()
+        cls.addClassCleanup(cls.forks.__exit__)
+
+    def _compare(self, kind: str, env: dict[str, str] | None = None) -> None:
+        program = "tensorflow_training.py"
+        line = [sys.executable, "-P", *self.forks.prefix, str(job.PROGRAMS / program), kind]
+        alone = _losses(job.run(line))
+        line = job.command(program, [kind], nodes=2, ranks=2, forks=self.forks)
+        together = _losses(job.run(line, env))
+        self.assertEqual(len(alone), 20)
+        self.assertLess(alone[-1], 0.6 * alone[0])  # It learns.
+        for one, all_ in zip(alone, together):
+            self.assertAlmostEqual(one, all_, delta=_TOLERANCE)
+
+    def test_fit(self) -> None:
+        self._compare("fit")
+
+    def test_tape(self) -> None:
+        self._compare("tape")
+
+    def test_fit_of_tf_keras(self) -> None:
+        self._compare("tf_keras")
+
+    def test_fit_by_the_kernel(self) -> None:
+        if shutil.which("g++") is None:
+            self.skipTest("SKIPPED: there is no g++ to build the kernel with")
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as cache:
+            self._compare("fit", {"TALWEG_TENSORFLOW_OPS": "kernel", "XDG_CACHE_HOME": cache})
+
+
+if __name__ == "__main__":
+    unittest.main()

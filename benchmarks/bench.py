@@ -35,6 +35,7 @@ from harness.scenarios import (  # noqa: E402
     kernels,
     long_links,
     model_tensors,
+    mxnet_step,
     one_node,
     own_aggregators,
     priorities,
@@ -54,6 +55,7 @@ SCENARIOS: dict[str, Any] = {
     "idle": idle,
     "kernels": kernels,
     "training_step": training_step,
+    "mxnet_step": mxnet_step,
     "growth": growth,
     "priorities": priorities,
 }

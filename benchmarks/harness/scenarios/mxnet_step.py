@@ -92,6 +92,11 @@ def _dist_sync(programs: Programs, name: str, network: Sequence[str]) -> Contend
 
 def run(context: Context) -> Section:
     programs = context.programs
+    try:
+        _python(programs)
+    except Missing as missing:
+        context.notes.append(f"{TITLE} is left out: {missing}")
+        return Section(TITLE)
     network = programs.in_own_network()
     makers: list[tuple[str, Make]] = [
         (_NONE, partial(_alone, programs, _NONE)),

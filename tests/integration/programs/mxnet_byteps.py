@@ -220,6 +220,15 @@ def disagreements() -> None:
     assert again.asnumpy().tolist() == [1.0, 1.0]
 
 
+def another_life() -> None:
+    bps.suspend()
+    expect(mx.MXNetError, "not initialized", bps.byteps_push_pull, mx.nd.ones((2,)))
+    bps.resume(1, 1, 0)
+    tensor = mx.nd.ones((2,))
+    bps.byteps_push_pull(tensor, name="another")
+    assert tensor.asnumpy().tolist() == [1.0, 1.0]
+
+
 def main() -> None:
     signatures()
     before_init()
@@ -227,7 +236,9 @@ def main() -> None:
     print(f"rank {bps.rank()} of {bps.size()}, local {bps.local_rank()} of {bps.local_size()}")
     for check in (push_pulls, broadcasts, stores, training, symbols, refusals):
         check()
-    if bps.size() > 1:
+    if bps.size() == 1:
+        another_life()
+    else:
         disagreements()
     bps.shutdown()
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <span>
 
+#include "clients/c/abi.h"
 #include "clients/c/environment.h"
 #include "libs/base/collective.h"
 #include "libs/base/release.h"
@@ -18,10 +19,15 @@ using talweg::Collective;
 using talweg::DType;
 using talweg::Op;
 using talweg::Share;
+using talweg::abi::FromC;
+using talweg::abi::Invalid;
+using talweg::abi::last_error;
+using talweg::abi::ToC;
 using talweg::shm::Client;
 using talweg::shm::Declare;
-using talweg::shm::ErrorText;
 using talweg::shm::RankStatus;
+
+thread_local talweg::shm::ErrorText talweg::abi::last_error;
 
 namespace {
 
@@ -61,18 +67,6 @@ static_assert(TALWEG_ANY_LOCAL_RANK == talweg::shm::kAnyLocalRank);
 
 constexpr int64_t kConnectTimeoutNs = 60'000'000'000;
 constexpr char kBarrierName[] = "talweg.barrier";
-
-// The one piece of state outside of a client: a thread's last error, as errno is.
-thread_local ErrorText last_error;
-
-talweg_status ToC(RankStatus status) { return static_cast<talweg_status>(status); }
-
-talweg_status Invalid(const char* what) {
-  return ToC(last_error.Fail(RankStatus::kInvalidArgument, "%s", what));
-}
-
-Client* FromC(talweg_client* client) { return reinterpret_cast<Client*>(client); }
-const Client* FromC(const talweg_client* client) { return reinterpret_cast<const Client*>(client); }
 
 // What a C program has put into an enumeration: any number.
 template <typename Enumeration>

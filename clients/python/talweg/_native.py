@@ -92,6 +92,31 @@ class _Collective(ctypes.Structure):
     ]
 
 
+class Member(ctypes.Structure):
+    """talweg_member: one node's agent in the job."""
+
+    _fields_ = [
+        ("node", ctypes.c_uint32),
+        ("rank_count", ctypes.c_uint32),
+        ("incarnation", ctypes.c_uint64),
+    ]
+
+
+class Membership(ctypes.Structure):
+    """talweg_membership."""
+
+    _fields_ = [
+        ("struct_bytes", ctypes.c_size_t),
+        ("epoch", ctypes.c_uint64),
+        ("steps_entered", ctypes.c_uint64),
+        ("steps_base", ctypes.c_uint64),
+        ("rank", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
+        ("member_count", ctypes.c_uint32),
+        ("changes", ctypes.c_uint32),
+    ]
+
+
 _client_p = ctypes.c_void_p
 _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
 
@@ -145,6 +170,15 @@ _PROTOTYPES = {
     "talweg_wait": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _i64]),
     "talweg_wait_again": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _i64]),
     "talweg_barrier": (ctypes.c_int, [_client_p, ctypes.c_char_p, _i64]),
+    "talweg_ranks_summed": (_u64, [_client_p, _u32]),
+    "talweg_end_step": (ctypes.c_int, [_client_p, _i64]),
+    "talweg_steps_ended": (_u64, [_client_p]),
+    "talweg_newest_epoch": (_u64, [_client_p]),
+    "talweg_get_membership": (
+        ctypes.c_int,
+        [_client_p, _u64, ctypes.POINTER(Membership), ctypes.POINTER(Member), _u32, _i64],
+    ),
+    "talweg_follow": (ctypes.c_int, [_client_p, _u64, _i64]),
     "talweg_gpu_export": (
         ctypes.c_int,
         [
@@ -490,6 +524,40 @@ class Connection:
     def barrier(self) -> None:
         # The next call goes on waiting for the same barrier.
         self._in_slices(lambda slice_ns: self._library.talweg_barrier(self._handle, None, slice_ns))
+
+    def ranks_summed(self, tensor: int) -> int:
+        """How many ranks are in the result that was taken last."""
+        return int(self._library.talweg_ranks_summed(self._handle, tensor))
+
+    # ----- Steps and membership: talweg.h and docs/elastic.md say what each call means. -----
+
+    def end_step(self) -> None:
+        """Returns when the rank may begin the next step."""
+        self._in_slices(lambda slice_ns: self._library.talweg_end_step(self._handle, slice_ns))
+
+    def steps_ended(self) -> int:
+        return int(self._library.talweg_steps_ended(self._handle))
+
+    def newest_epoch(self) -> int:
+        return int(self._library.talweg_newest_epoch(self._handle))
+
+    def membership(self, epoch: int = 0) -> tuple[Membership, list[Member]]:
+        """The view of that epoch, 0 for the newest, and its members by node."""
+        room = 64
+        while True:
+            found, members = Membership(ctypes.sizeof(Membership)), (Member * room)()
+            self._check(
+                self._library.talweg_get_membership(self._handle, epoch, found, members, room, -1)
+            )
+            if found.member_count <= room:
+                return found, list(members[: found.member_count])
+            room = found.member_count
+
+    def follow(self, epoch: int) -> None:
+        """This rank's numbers are those of that view from now on."""
+        self._check(self._library.talweg_follow(self._handle, epoch, -1))
+        self.rank = int(self._library.talweg_rank(self._handle))
+        self.size = int(self._library.talweg_size(self._handle))
 
     # ----- Tensors on GPUs: talweg.h and docs/gpu.md say what each call means. -----
 

@@ -195,7 +195,10 @@ void AgentProcess::OnDeclareReply(const pipeline::DeclareReply& reply) {
         trace_->Reached(kNobodyLeft);
         break;
       }
-      throw Violation{name_ + ": enters in the middle of a step"};
+      throw Violation{name_ + ": enters in the middle of a step: round " +
+                      std::to_string(other.taken.value()) + " of " +
+                      plans_[static_cast<size_t>(&other - rank.tensors.data())]->name() +
+                      " is over, and " + std::to_string(entered->value()) + " should be"};
     }
     if (tensor.taken > Round{0}) trace_->Reached("a joiner goes on with a later round");
   }

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from talweg import _client
-from talweg._membership import Change, Outcome
+from talweg._membership import Change
 from talweg._sampler import ElasticSampler
 from talweg.errors import InvalidArgument, Mismatch
 
@@ -75,17 +75,14 @@ class State:
 
     def end_step(self) -> Change | None:
         """Ends a step: nodes come and go here. Returns `change`."""
-        outcome = _client.current().membership.end_step()
-        for sampler in self._samplers():
-            sampler.end_step(outcome.ended)
-        self._change = outcome.change
+        self._change = _client.current().membership.end_step(self._commit)
         if self._change is not None:
             self._deal()
-        self._after_step(outcome)
         return self._change
 
-    def _after_step(self, outcome: Outcome) -> None:
-        """For frameworks."""
+    def _commit(self, ended: Sequence[bool] | None) -> None:
+        for sampler in self._samplers():
+            sampler.end_step(ended)
 
     def _samplers(self) -> Iterator[ElasticSampler]:
         return (value for value in self._values.values() if isinstance(value, ElasticSampler))
@@ -107,7 +104,9 @@ class State:
         return value.state_dict() if hasattr(value, "load_state_dict") else value
 
     def unpack(self, payload: memoryview) -> None:
-        given: dict[str, Any] = pickle.loads(payload)
+        self._take(pickle.loads(payload))
+
+    def _take(self, given: dict[str, Any]) -> None:
         if set(given) != set(self._values):
             here, there = sorted(set(self._values) - set(given)), sorted(
                 set(given) - set(self._values)

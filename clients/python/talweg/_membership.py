@@ -26,8 +26,8 @@ _U64_MAX = 2**64 - 1
 
 _NOT_SYNCHRONIZED = (
     "this rank has joined a running job and has not got the state of those that were there before: "
-    "call begin() of a talweg.State (or talweg.torch.Elastic) first, or talweg.synchronized() "
-    "when the program has taken over their state in a way of its own"
+    "call begin() of a talweg.State (or talweg.torch.Elastic) first, or talweg.enter() if the "
+    "program takes over their state in a way of its own"
 )
 
 
@@ -68,15 +68,6 @@ class StateHolder(Protocol):
     def unpack(self, payload: memoryview) -> None: ...
 
     def digest(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a step has ended."""
-
-    # By the numbers that ranks had in it: who has ended it. None in a job that never changes.
-    ended: tuple[bool, ...] | None = None
-    change: Change | None = None
 
 
 @dataclass
@@ -150,7 +141,7 @@ class Membership:
             found, members = connection.membership()
             lanes: np.ndarray = np.zeros(8, np.uint64)
             lanes[0], lanes[1] = found.epoch, _U64_MAX - int(found.epoch)
-            lanes[2] = int(wants_state or self.is_joiner)
+            lanes[2] = int(wants_state)
             if self.holder is not None and not self.is_joiner:
                 place = (self._node(found, members) << 32) | self.client.local_rank
                 lanes[3] = _U64_MAX - place  # Of the lowest place.
@@ -195,13 +186,13 @@ class Membership:
     _needs_state = False
 
     def _resynchronize(self, wants_state: bool) -> None:
-        self._needs_state = wants_state or self.is_joiner
+        self._needs_state = wants_state
         while True:
             agreed = self._agree(wants_state)
             if not agreed.wanted:
                 return
             if agreed.source is None:
-                if not self.is_joiner:
+                if not wants_state:
                     return  # The joiner ends; whoever is left goes on.
                 raise NotSynchronized(
                     "this rank has joined a running job in which no rank holds a talweg.State: "
@@ -247,20 +238,34 @@ class Membership:
             return was_joiner
         with self._unguarded():
             self._resynchronize(wants_state=True)
-        self.set_synchronized()
+        self._enter()
         return was_joiner
 
-    def set_synchronized(self) -> None:
+    def enter(self) -> None:
+        """Enters a running job without a State."""
+        if self.is_joiner:
+            with self._unguarded():
+                self._resynchronize(wants_state=False)
+            self._enter()
+
+    def _enter(self) -> None:
         self.is_joiner = False
         self.client.connection.refusal = None
 
-    def end_step(self) -> Outcome:
-        """Ends the step; nodes come and go here."""
+    def end_step(
+        self, commit: Callable[[tuple[bool, ...] | None], object] | None = None
+    ) -> Change | None:
+        """Ends the step; nodes come and go here.
+
+        `commit` is told by rank who has ended it (None: all), before anybody enters.
+        """
         connection = self.client.connection
         if not self.changes:
+            if commit is not None:
+                commit(None)
             if not self.client.is_alone:
                 connection.end_step()
-            return Outcome()
+            return None
         if self.is_joiner:
             raise NotSynchronized(_NOT_SYNCHRONIZED)
         lanes: np.ndarray = np.zeros(2 + self.client.size, np.uint64)
@@ -269,6 +274,8 @@ class Membership:
         lanes[2 + self.client.rank] = 1
         self._greatest(f"talweg.step{connection.view_suffix}", lanes)
         ended = tuple(bool(lane) for lane in lanes[2:])
+        if commit is not None:
+            commit(ended)
         connection.end_step()
         steps = self._steps_base + connection.steps_ended()
         has_joiner = False
@@ -276,10 +283,10 @@ class Membership:
             found, _ = connection.membership()
             has_joiner = found.steps_entered == steps
         if int(lanes[0]) == self.view.epoch and not has_joiner:
-            return Outcome(ended)
+            return None
         before = self.view
         self._resynchronize(wants_state=False)
-        return Outcome(ended, self._tell(before))
+        return self._tell(before)
 
     def _tell(self, before: View) -> Change | None:
         after = self.view

@@ -17,6 +17,8 @@ from talweg import errors
 _ANY_LOCAL_RANK = 0xFFFFFFFF
 _TIMEOUT = 1
 _PENDING = 17
+_BROADCAST = 6
+_WHOLE = 1
 _EVENTS_LOST = 20
 _WAIT_SLICE_NS = 200_000_000
 # Many times what it takes to agree on so many.
@@ -311,6 +313,11 @@ def check_name_and_priority(name: str, priority: int) -> None:
 class Connection:
     """A talweg_client. Any thread may call any method; close() ends the others' waits."""
 
+    # Why this rank may push nothing yet; None: it may.
+    refusal: str | None = None
+    # Of names of tensors that depend on ranks' numbers, behind the first change of these.
+    view_suffix = ""
+
     def __init__(self, agent_socket: str | None, local_rank: int | None, timeout_s: float) -> None:
         self._handle = _client_p()
         self._library = library()
@@ -337,6 +344,10 @@ class Connection:
         if status != 0:
             text = (self._library.talweg_last_error() or b"").decode(errors="replace")
             raise _EXCEPTIONS.get(status, errors.TalwegError)(text)
+
+    def _check_pushes(self) -> None:
+        if self.refusal is not None:
+            raise errors.NotSynchronized(self.refusal)
 
     def _in_slices(self, call: Callable[[int], int], slice_ns: int = _WAIT_SLICE_NS) -> None:
         """`call` of a time limit, again and again until it ends by itself: a signal (Ctrl-C) is
@@ -384,7 +395,7 @@ class Connection:
         array = (_Declaration * count)(
             *(
                 _Declaration(
-                    _encode(name),
+                    _encode(name + self.view_suffix if op == _BROADCAST else name),
                     dtype,
                     op,
                     _within("root_rank", root_rank, 0, 2**32 - 1),
@@ -424,6 +435,8 @@ class Connection:
             (_u32 * len(ranks))(*ranks),
             _within("count", element_count, 0, 2**64 - 1),
         )
+        if ranks or shares != (_WHOLE, _WHOLE):
+            name += self.view_suffix
         tensor, encoded, wire_priority = _u32(), _encode(name), _priority(priority)
         declare = self._library.talweg_declare_collective
         self._in_slices(
@@ -438,6 +451,7 @@ class Connection:
         self, tensor: int, address: int, lengths: Sequence[int], priority: int = 0
     ) -> int:
         """`lengths`: the bytes of each part that this rank gives."""
+        self._check_pushes()
         round_, parts = _u64(), (_u64 * len(lengths))(*lengths)
         push_parts, wire_priority = self._library.talweg_push_parts, _priority(priority)
         self._in_slices(
@@ -487,6 +501,7 @@ class Connection:
 
     def push_pull(self, tensor: int, address: int, priority: int) -> int:
         """`address` 0: of what lies in the contribution buffer."""
+        self._check_pushes()
         round_ = _u64()
         push_pull, wire_priority = self._library.talweg_push_pull, _priority(priority)
         # Only a full ring is waited for, and then nothing has been pushed.
@@ -522,6 +537,7 @@ class Connection:
                 return self._check(status)
 
     def barrier(self) -> None:
+        self._check_pushes()
         # The next call goes on waiting for the same barrier.
         self._in_slices(lambda slice_ns: self._library.talweg_barrier(self._handle, None, slice_ns))
 
@@ -588,6 +604,7 @@ class Connection:
         return pushed.raw, taken.raw
 
     def gpu_push_pull(self, tensor: int, buffer: int, offset: int, priority: int) -> int:
+        self._check_pushes()
         round_ = _u64()
         push_pull, wire_priority = self._library.talweg_gpu_push_pull, _priority(priority)
         self._in_slices(

@@ -10,14 +10,16 @@ broadcast takes several rounds of a tensor that has the largest such length.
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from talweg._client import Client
 from talweg._declaration import Op
 from talweg._process_sets import Group, ProcessSet
 from talweg.errors import Aborted
+
+if TYPE_CHECKING:
+    from talweg._client import Client
 
 _CAPACITY_BYTES_MIN = 1024
 # What a tensor takes it takes at every rank, agent and aggregator until the job ends.
@@ -121,7 +123,8 @@ def _sum_of_places(client: Client, own: np.ndarray, name: str, group: Group) -> 
     places: np.ndarray = np.zeros(own.size + group.size, dtype=own.dtype)
     places[: own.size] = own
     places[own.size + group.place] = 1
-    client.run(name, places, Op.SUM, 0, group.listed, group.suffix)
+    # Its length is that of the job's ranks.
+    client.run(name + client.connection.view_suffix, places, Op.SUM, 0, group.listed, group.suffix)
     for rank, count in zip(group.ranks, places[own.size :]):
         if count == 0:
             raise Aborted(

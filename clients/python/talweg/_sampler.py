@@ -62,19 +62,29 @@ class ElasticSampler:
         """How many samples all ranks have in the step that has begun."""
         return sum(len(batch) for batch in self._dealt)
 
+    @property
+    def own_samples(self) -> int:
+        """How many of these this rank has."""
+        return len(self._dealt[self._rank]) if self._dealt else 0
+
     def __len__(self) -> int:
         """How many steps the samples that are left make."""
         each = self.batch_size * self._size
         return (len(self._left) + each - 1) // each
 
     def __iter__(self) -> Iterator[list[int]]:
+        # A step that nobody has ended is begun again by another iteration.
+        self._left = [index for batch in self._dealt for index in batch] + self._left
+        self._dealt = []
         while self._left:
             yield self._take()
+            if self._dealt:
+                raise InvalidArgument(
+                    "ElasticSampler: the step of the last batch has not ended: call end_step() of "
+                    "the State that has the sampler behind each batch"
+                )
 
     def _take(self) -> list[int]:
-        if self._dealt:
-            # Nobody has ended the step that these were dealt for.
-            self._left = [index for batch in self._dealt for index in batch] + self._left
         count = min(self.batch_size * self._size, len(self._left))
         step, self._left = self._left[:count], self._left[count:]
         each, more = divmod(count, self._size)

@@ -53,7 +53,9 @@ def main() -> None:
         for indices in sampler:
             optimizer.zero_grad()
             # A rank that has no sample in the last step takes part with zeros.
-            loss = nn.functional.cross_entropy(model(inputs[indices]), labels[indices], reduction="sum")
+            loss = nn.functional.cross_entropy(
+                model(inputs[indices]), labels[indices], reduction="sum"
+            )
             (loss / max(len(indices), 1) * state.weight).backward()
             optimizer.step()
             state.step += 1

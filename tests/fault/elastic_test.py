@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import unittest
 from collections import Counter, defaultdict
@@ -65,7 +64,7 @@ class ElasticTest(unittest.TestCase):
             again.rank.wait_for("joined at step ")
             others[0].rank.wait_for(": 3 ranks")
             ends = [node.rank.wait_for("weights ") for node in (*others, again)]
-            self.assertEqual(len(set(line.partition("weights ")[2] for line in ends)), 1, ends)
+            self.assertEqual(len({line.partition("weights ")[2] for line in ends}), 1, ends)
             for node in (*others, again):
                 node.rank.wait_for("<end>")
             self._check_samples([*nodes, again], nodes[victim])

@@ -220,7 +220,7 @@ class AgentProcess : public Process {
   std::map<uint64_t, std::pair<pipeline::TensorIndex, int>> regions_;
   uint64_t next_region_ = 1;
   std::vector<RankProcess> ranks_;
-  std::optional<uint64_t> stop_;  // As in StopRanks.
+  std::optional<uint64_t> stop_;         // As in StopRanks.
   std::vector<const RoundPlan*> plans_;  // As the profile's tensors.
 
   JobId job_;

@@ -191,7 +191,8 @@ void AgentProcess::OnDeclareReply(const pipeline::DeclareReply& reply) {
       // Nobody is left who could tell: all who had been there before have finished meanwhile. Or
       // such a joiner is the one who tells: it goes on from rounds that are apart.
       static constexpr const char* kNobodyLeft = "a joiner whose survivors have all left";
-      if (!ledger_->SurvivorIn(epoch_, core_.config().self) || trace_->HasReached(kNobodyLeft)) {
+      if (!ledger_->SurvivorIn(core_.view()->epoch, core_.config().self) ||
+          trace_->HasReached(kNobodyLeft)) {
         trace_->Reached(kNobodyLeft);
         break;
       }

@@ -108,8 +108,9 @@ class State:
 
     def _take(self, given: dict[str, Any]) -> None:
         if set(given) != set(self._values):
-            here, there = sorted(set(self._values) - set(given)), sorted(
-                set(given) - set(self._values)
+            here, there = (
+                sorted(set(self._values) - set(given)),
+                sorted(set(given) - set(self._values)),
             )
             raise Mismatch(
                 f"this rank's State has {here or 'nothing'} that the job's has not, and lacks "

@@ -181,7 +181,7 @@ class Membership:
         payload = self.holder.pack() if is_source and self.holder is not None else b""
         data = _objects.broadcast_bytes(self.client, payload, root, "talweg.state")
         if self._needs_state and not is_source and self.holder is not None:
-            self.holder.unpack(memoryview(data))
+            self.holder.unpack(data.data)
 
     _needs_state = False
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from talweg import errors
+from talweg._native_structures import Collective, Declaration, Member, Membership, Options
 
 _ANY_LOCAL_RANK = 0xFFFFFFFF
 _TIMEOUT = 1
@@ -52,73 +53,6 @@ class EventsLost(Exception):
     """The agent has opened a GPU again: place the tensor once more, and push what is open."""
 
 
-class _Options(ctypes.Structure):
-    _fields_ = [
-        ("struct_bytes", ctypes.c_size_t),
-        ("agent_socket", ctypes.c_char_p),
-        ("local_rank", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
-        ("timeout_ns", ctypes.c_int64),
-        ("agent_wait_ns", ctypes.c_int64),
-        ("spin_ns", ctypes.c_int64),
-        ("client_name", ctypes.c_char_p),
-    ]
-
-
-class _Declaration(ctypes.Structure):
-    """talweg_declaration."""
-
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("dtype", ctypes.c_int),
-        ("op", ctypes.c_int),
-        ("root_rank", ctypes.c_uint32),
-        ("priority", ctypes.c_int32),
-        ("count", ctypes.c_uint64),
-    ]
-
-
-class _Collective(ctypes.Structure):
-    """talweg_collective."""
-
-    _fields_ = [
-        ("struct_bytes", ctypes.c_size_t),
-        ("dtype", ctypes.c_int),
-        ("op", ctypes.c_int),
-        ("gives", ctypes.c_int),
-        ("gets", ctypes.c_int),
-        ("root_rank", ctypes.c_uint32),
-        ("rank_count", ctypes.c_uint32),
-        ("ranks", ctypes.POINTER(ctypes.c_uint32)),
-        ("element_count", ctypes.c_uint64),
-    ]
-
-
-class Member(ctypes.Structure):
-    """talweg_member: one node's agent in the job."""
-
-    _fields_ = [
-        ("node", ctypes.c_uint32),
-        ("rank_count", ctypes.c_uint32),
-        ("incarnation", ctypes.c_uint64),
-    ]
-
-
-class Membership(ctypes.Structure):
-    """talweg_membership."""
-
-    _fields_ = [
-        ("struct_bytes", ctypes.c_size_t),
-        ("epoch", ctypes.c_uint64),
-        ("steps_entered", ctypes.c_uint64),
-        ("steps_base", ctypes.c_uint64),
-        ("rank", ctypes.c_uint32),
-        ("size", ctypes.c_uint32),
-        ("member_count", ctypes.c_uint32),
-        ("changes", ctypes.c_uint32),
-    ]
-
-
 _client_p = ctypes.c_void_p
 _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
 
@@ -127,8 +61,8 @@ _PROTOTYPES = {
     "talweg_version": (ctypes.c_char_p, []),
     "talweg_abi_version": (_u32, []),
     "talweg_last_error": (ctypes.c_char_p, []),
-    "talweg_options_init_sized": (None, [ctypes.POINTER(_Options), ctypes.c_size_t]),
-    "talweg_connect": (ctypes.c_int, [ctypes.POINTER(_Options), ctypes.POINTER(_client_p)]),
+    "talweg_options_init_sized": (None, [ctypes.POINTER(Options), ctypes.c_size_t]),
+    "talweg_connect": (ctypes.c_int, [ctypes.POINTER(Options), ctypes.POINTER(_client_p)]),
     "talweg_shutdown": (ctypes.c_int, [_client_p, _i64]),
     "talweg_free": (None, [_client_p]),
     "talweg_health": (ctypes.c_int, [_client_p]),
@@ -138,11 +72,11 @@ _PROTOTYPES = {
     "talweg_local_size": (_u32, [_client_p]),
     "talweg_declare_all": (
         ctypes.c_int,
-        [_client_p, ctypes.POINTER(_Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
+        [_client_p, ctypes.POINTER(Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
     ),
     "talweg_declare_all_in_place": (
         ctypes.c_int,
-        [_client_p, ctypes.POINTER(_Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
+        [_client_p, ctypes.POINTER(Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
     ),
     "talweg_sums_in_place": (ctypes.c_int, [_client_p, _u32]),
     "talweg_contribution": (ctypes.c_void_p, [_client_p, _u32]),
@@ -154,7 +88,7 @@ _PROTOTYPES = {
     ),
     "talweg_declare_collective": (
         ctypes.c_int,
-        [_client_p, ctypes.c_char_p, ctypes.POINTER(_Collective), _i32, _i64, ctypes.POINTER(_u32)],
+        [_client_p, ctypes.c_char_p, ctypes.POINTER(Collective), _i32, _i64, ctypes.POINTER(_u32)],
     ),
     "talweg_push_parts": (
         ctypes.c_int,
@@ -196,7 +130,7 @@ _PROTOTYPES = {
     "talweg_gpu_unexport": (ctypes.c_int, [_client_p, _u32, _i64]),
     "talweg_gpu_declare_all": (
         ctypes.c_int,
-        [_client_p, ctypes.POINTER(_Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
+        [_client_p, ctypes.POINTER(Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
     ),
     "talweg_gpu_place": (
         ctypes.c_int,
@@ -321,8 +255,8 @@ class Connection:
     def __init__(self, agent_socket: str | None, local_rank: int | None, timeout_s: float) -> None:
         self._handle = _client_p()
         self._library = library()
-        options = _Options()
-        self._library.talweg_options_init_sized(ctypes.byref(options), ctypes.sizeof(_Options))
+        options = Options()
+        self._library.talweg_options_init_sized(ctypes.byref(options), ctypes.sizeof(Options))
         if agent_socket is not None:
             options.agent_socket = os.fsencode(agent_socket)
         options.local_rank = _ANY_LOCAL_RANK if local_rank is None else local_rank
@@ -392,9 +326,9 @@ class Connection:
         declarations: Sequence[tuple[str, int, int, int, int, int]],
     ) -> list[int]:
         count = len(declarations)
-        array = (_Declaration * count)(
+        array = (Declaration * count)(
             *(
-                _Declaration(
+                Declaration(
                     _encode(name + self.view_suffix if op == _BROADCAST else name),
                     dtype,
                     op,
@@ -425,8 +359,8 @@ class Connection:
         priority: int = 0,
     ) -> int:
         """`shares`: what each rank gives and gets. `ranks`: the group, none for all ranks."""
-        collective = _Collective(
-            ctypes.sizeof(_Collective),
+        collective = Collective(
+            ctypes.sizeof(Collective),
             dtype,
             op,
             *shares,

@@ -74,9 +74,7 @@ class ObjectState(State):
     """State of objects that can be pickled."""
 
 
-def run_fn(
-    func: Callable[..., Any], reset: Callable[[], Any] | None = None
-) -> Callable[..., Any]:
+def run_fn(func: Callable[..., Any], reset: Callable[[], Any] | None = None) -> Callable[..., Any]:
     """hvd.elastic.run: calls `func(state, ...)` until it returns, again after each change."""
 
     @functools.wraps(func)
@@ -105,4 +103,3 @@ def _raise_unless_it_goes_on(error: Exception) -> None:
     if isinstance(error, Aborted) or isinstance(error.__cause__, Aborted):
         return
     raise error
-

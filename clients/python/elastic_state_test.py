@@ -91,7 +91,7 @@ class SamplerTest(unittest.TestCase):
 
 class StateTest(unittest.TestCase):
     def test_a_joiner_takes_the_values_where_they_lie(self) -> None:
-        weights = np.zeros((2, 3), np.float32)
+        weights: np.ndarray = np.zeros((2, 3), np.float32)
         state = talweg.State(weights=weights, step=0, sampler=_sampler(10, 2))
         other = talweg.State(
             weights=np.arange(6, dtype=np.float32).reshape(2, 3), step=9, sampler=_sampler(10, 2)

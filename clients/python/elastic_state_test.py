@@ -9,6 +9,7 @@ from collections import Counter
 
 import numpy as np
 import talweg
+from talweg import _native
 from talweg._local import LocalConnection
 from talweg._membership import _NOT_SYNCHRONIZED
 
@@ -136,7 +137,7 @@ class StateTest(unittest.TestCase):
         connection = LocalConnection()
         connection.refusal = _NOT_SYNCHRONIZED
         with self.assertRaisesRegex(talweg.NotSynchronized, "call begin.. of a talweg.State"):
-            connection.barrier()
+            _native.Connection.barrier(connection)
 
 
 if __name__ == "__main__":

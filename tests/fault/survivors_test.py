@@ -58,9 +58,9 @@ class Crew:
         options = [*self._agent_options, f"--node_rank={node}", f"--name=node{node}"]
         agent = self.cluster.agent(node, options, name=name)
         rank = self.cluster.rank(agent, "roll_call.py", [str(node), "3"])
-        self.agents[node:] = [agent]
-        self.ranks[node:] = [rank]
-        self.since[node:] = [since]
+        self.agents[node : node + 1] = [agent]
+        self.ranks[node : node + 1] = [rank]
+        self.since[node : node + 1] = [since]
 
     def begin(self) -> None:
         for rank in self.ranks:

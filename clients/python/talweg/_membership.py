@@ -97,7 +97,8 @@ class Membership:
     callbacks: list[Callable[[Change], Any]] = field(default_factory=list)
     holder: StateHolder | None = None
     _steps_base: int = 0
-    _steps_entered: int = 0  # Of the view that this rank follows.
+    _followed: int = 0
+    _has_agreed: bool = False
 
     def __post_init__(self) -> None:
         client = self.client
@@ -110,7 +111,7 @@ class Membership:
         except Unsupported:  # An agent before there was such a thing.
             return
         self.changes = bool(found.changes)
-        self._steps_base = self._steps_entered = int(found.steps_base)
+        self._steps_base = int(found.steps_base)
         self.is_joiner = self._steps_base > 0
         self.view = _view(found, members)
         if (found.rank, found.size) != (client.rank, client.size):
@@ -142,13 +143,17 @@ class Membership:
             lanes: np.ndarray = np.zeros(8, np.uint64)
             lanes[0], lanes[1] = found.epoch, _U64_MAX - int(found.epoch)
             lanes[2] = int(wants_state)
+            # Whether ranks' numbers are not those of the job's beginning any more.
+            has_suffix = connection.view_suffix != ""
+            lanes[4] = int(self.is_joiner or has_suffix or self.view.epoch != found.epoch)
             if self.holder is not None and not self.is_joiner:
                 place = (self._node(found, members) << 32) | self.client.local_rank
                 lanes[3] = _U64_MAX - place  # Of the lowest place.
             self._greatest("talweg.agree", lanes)
             if int(lanes[0]) == _U64_MAX - int(lanes[1]):
                 break
-        self._follow(found, members)
+        self._follow(found, members, changed=bool(lanes[4]))
+        self._has_agreed = True
         source = None
         if lanes[3]:
             place = _U64_MAX - int(lanes[3])
@@ -163,12 +168,13 @@ class Membership:
                 return int(member.node)
         raise AssertionError("a view without this rank")
 
-    def _follow(self, found: _native.Membership, members: Sequence[_native.Member]) -> None:
-        self._steps_entered = int(found.steps_entered)
+    def _follow(
+        self, found: _native.Membership, members: Sequence[_native.Member], changed: bool
+    ) -> None:
         view = _view(found, members)
-        if view.epoch == self.view.epoch:
-            return
-        self.client.follow(view.epoch)
+        if changed and self._followed != view.epoch:
+            self.client.follow(view.epoch)
+            self._followed = view.epoch
         self.view = view
 
     def _transfer(self, agreed: _Agreed) -> None:
@@ -268,6 +274,8 @@ class Membership:
             return None
         if self.is_joiner:
             raise NotSynchronized(_NOT_SYNCHRONIZED)
+        if not self._has_agreed:
+            self._resynchronize(wants_state=False)
         lanes: np.ndarray = np.zeros(2 + self.client.size, np.uint64)
         newest = connection.newest_epoch()
         lanes[0], lanes[1] = newest, _U64_MAX - newest

@@ -530,6 +530,52 @@ TALWEG_API talweg_status talweg_broadcast(talweg_client* client, const char* nam
 TALWEG_API talweg_status talweg_barrier(talweg_client* client, const char* name,
                                         int64_t timeout_ns);
 
+/* ---- Steps and membership
+ * ---------------------------------------------------------------------------- */
+
+/* docs/elastic.md. Nodes enter a running job where every rank has ended a step, and nowhere else.
+ * Ranks keep their numbers until they follow a newer view, all at the end of the same step. */
+
+/* One node's agent in the job. */
+typedef struct talweg_member {
+  uint32_t node;
+  uint32_t rank_count;
+  uint64_t incarnation; /* Another one after a restart. */
+} talweg_member;
+
+typedef struct talweg_membership {
+  size_t struct_bytes; /* Set by the caller; filled up to there. */
+  uint64_t epoch;
+  uint64_t steps_entered; /* That all ranks had ended where nodes last entered; 0: none has. */
+  uint64_t steps_base;    /* That they had ended when this node came: its steps count from there. */
+  uint32_t rank;          /* This rank, in this view. */
+  uint32_t size;
+  uint32_t member_count;
+  uint32_t changes; /* 1: nodes may come and go in this job. */
+} talweg_membership;
+
+/* Ends a step. What the rank has pushed before belongs to it. Returns at once, or, if nodes want to
+ * enter, when the rank may go on. For one thread at a time; until it returns the others' pushes are
+ * TALWEG_BUSY. TALWEG_TIMEOUT: the next call goes on waiting, and ends no second step. */
+TALWEG_API talweg_status talweg_end_step(talweg_client* client, int64_t timeout_ns);
+
+/* How many this client has ended. */
+TALWEG_API uint64_t talweg_steps_ended(const talweg_client* client);
+
+/* The epoch of the newest view that the agent has. Cheap. 0: the agent is too old to say. */
+TALWEG_API uint64_t talweg_newest_epoch(const talweg_client* client);
+
+/* The view of `epoch`, one of the last that the agent has had; 0: the newest. `members`, with room
+ * for `members_max`, gets its members by node; membership->member_count says how many there are. */
+TALWEG_API talweg_status talweg_get_membership(talweg_client* client, uint64_t epoch,
+                                               talweg_membership* membership,
+                                               talweg_member* members, uint32_t members_max,
+                                               int64_t timeout_ns);
+
+/* talweg_rank and talweg_size, roots and groups are by the numbers of that view from now on. For
+ * all ranks of the job between the same two steps. Tensors that were declared keep their ranks. */
+TALWEG_API talweg_status talweg_follow(talweg_client* client, uint64_t epoch, int64_t timeout_ns);
+
 /* ---- Scaling
  * ----------------------------------------------------------------------------------------- */
 

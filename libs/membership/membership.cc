@@ -393,14 +393,15 @@ Answer Membership::OnReportLost(const Caller& caller, const Lost& lost, const st
   });
 }
 
-Answer Membership::OnQuiesced(const Caller& caller, QuiesceId quiesce, int64_t now_ns,
-                              std::vector<Effect>& out) {
+Answer Membership::OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64_t step,
+                              int64_t now_ns, std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
     Job* job = nullptr;
     Member* member = nullptr;
     const Answer answer = Find(caller, turn, job, member);
-    if (answer.ok() && job->quiesce && job->quiesce->id == quiesce) {
-      job->quiesce->waits_for.erase(caller.id);
+    if (answer.ok() && job->quiesce && job->quiesce->id == quiesce &&
+        job->quiesce->waits_for.erase(caller.id) > 0) {
+      job->quiesce->latest_step = std::max(job->quiesce->latest_step, step);
       turn.Touch(*job);
     }
     return answer;
@@ -437,7 +438,9 @@ void Membership::Attach(StreamId stream, Job& job, Member& member, Turn& turn) {
       }
     }
     // Behind the view, which would end it.
-    if (job.quiesce) turn.Say(TellMember{stream, Quiesce{quiesce, PendingNodes(job)}});
+    if (job.quiesce) {
+      turn.Say(TellMember{stream, Quiesce{quiesce, PendingNodes(job), job.quiesce->step}});
+    }
   }
   turn.Touch(job);
 }

@@ -139,6 +139,7 @@ struct Attached {
 struct Quiesce {
   QuiesceId id;
   std::vector<NodeRank> joining;
+  uint64_t step = 0;  // Stop when all ranks have ended it. 0: say which one they are in.
   friend bool operator==(const Quiesce&, const Quiesce&) = default;
 };
 struct QuiesceCancelled {
@@ -217,13 +218,14 @@ struct Member {
   bool heard_of = false;  // In this life of the scheduler.
 };
 
-// All members are asked twice. Behind the first answers nobody begins a round any more, but one may
-// still wait for the result of a round that another, who answered later, has finished; behind the
-// second answers every member holds the same rounds.
+// All members are asked twice: first which step their ranks are in, at whose end they stop; then to
+// stop at the end of the latest of these. Behind the second answers all ranks have ended the same
+// steps, and every member holds the same rounds.
 struct QuiesceState {
   QuiesceId id;
   std::set<MemberIdentity> waits_for;
-  bool is_second = false;
+  uint64_t step = 0;         // That ranks are to have ended; 0: it is being asked for.
+  uint64_t latest_step = 0;  // Of the answers to the first question.
 };
 
 struct Job {
@@ -272,7 +274,8 @@ class Membership {
                  std::vector<Effect>& out);
   Answer OnReportLost(const Caller& caller, const Lost& lost, const std::string& text,
                       int64_t now_ns, std::vector<Effect>& out);
-  Answer OnQuiesced(const Caller& caller, QuiesceId quiesce, int64_t now_ns,
+  // `step`: the latest that a rank of the caller's is in, or, if it was told one, that one.
+  Answer OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64_t step, int64_t now_ns,
                     std::vector<Effect>& out);
   // If not ok, the stream is the caller's to end.
   Answer OnMemberAttached(StreamId stream, const Caller& caller, int64_t now_ns,
@@ -334,7 +337,7 @@ class Membership {
   void AdvanceForming(Job& job, Turn& turn);
   void AdvanceRunning(Job& job, Turn& turn);
   void AdvanceQuiesce(Job& job, Turn& turn);
-  void ProposeQuiesce(Job& job, bool is_second, Turn& turn);
+  void ProposeQuiesce(Job& job, uint64_t step, Turn& turn);
   bool AdvanceRecovery(Job& job, Turn& turn);
   bool HoldsWhatIsNotKnown(Job& job, const Member& member, Epoch held, Turn& turn);
   std::string LossesOf(const Job& job) const;

@@ -102,9 +102,9 @@ class Fixture {
     Drain();
     return answer;
   }
-  Answer Quiesced(JobId job, MemberIdentity id, QuiesceId quiesce) {
+  Answer Quiesced(JobId job, MemberIdentity id, QuiesceId quiesce, uint64_t step = 1) {
     const Answer answer =
-        core->OnQuiesced({job, id, Epoch{0}, Shown(id.incarnation)}, quiesce, now_ns, out_);
+        core->OnQuiesced({job, id, Epoch{0}, Shown(id.incarnation)}, quiesce, step, now_ns, out_);
     Drain();
     return answer;
   }

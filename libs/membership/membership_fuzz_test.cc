@@ -50,7 +50,8 @@ class World {
       case 4: core_->OnReportLost(From(input), Lost_(input), "x", now_ns_, out_); break;
       case 5:
         core_->OnQuiesced({Job(input), Id(input)},
-                          QuiesceId{(core_->start_count() << 32) + input.Number()}, now_ns_, out_);
+                          QuiesceId{(core_->start_count() << 32) + input.Number()}, input.Number(),
+                          now_ns_, out_);
         break;
       case 6:
       case 7: core_->OnMemberAttached(StreamId{++stream_count_}, From(input), now_ns_, out_); break;

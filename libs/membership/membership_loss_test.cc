@@ -145,21 +145,27 @@ TEST_CASE("Membership: a joiner enters when every member has come to the end of 
   REQUIRE(f.Told<Quiesce>(Id(0, 10)).size() == 1);
   const Quiesce quiesce = f.Told<Quiesce>(Id(0, 10))[0];
   CHECK(quiesce.joining == std::vector<NodeRank>{NodeRank{3}});
+  CHECK(quiesce.step == 0);
   CHECK(f.Told<View>(Id(3, 13)).empty());
-  f.Quiesced(job, Id(0, 10), quiesce.id);
-  f.Quiesced(job, Id(0, 10), quiesce.id);
-  f.Quiesced(job, Id(3, 13), quiesce.id);  // Not asked.
-  CHECK(Contains(f.core->StateText(f.core->jobs().at(job)), "waits for node 1"));
+  f.Quiesced(job, Id(0, 10), quiesce.id, 7);
+  f.Quiesced(job, Id(0, 10), quiesce.id, 7);
+  f.Quiesced(job, Id(3, 13), quiesce.id, 99);  // Not asked.
+  CHECK(Contains(f.core->StateText(f.core->jobs().at(job)),
+                 "waits for node 1 to say which step it is in"));
   CHECK(f.EpochOf(job) == Epoch{1});
 
   SECTION("all answer") {
     f.Quiesced(job, Id(1, 11), QuiesceId{quiesce.id.value() + 1});
     CHECK(f.EpochOf(job) == Epoch{1});
-    f.Quiesced(job, Id(1, 11), quiesce.id);
-    // A round that node 0 has finished may be open at node 1 still: both are asked once more.
+    f.Quiesced(job, Id(1, 11), quiesce.id, 6);
+    // Nobody has gone past the latest step that somebody was in: all can stop there.
     CHECK(f.EpochOf(job) == Epoch{1});
     const Quiesce again = f.Told<Quiesce>(Id(0, 10)).back();
     CHECK(again.id != quiesce.id);
+    CHECK(again.step == 7);
+    CHECK(Contains(f.core->StateText(f.core->jobs().at(job)),
+                   "waits for nodes 0, 1 to end step 7 (its program says so with "
+                   "talweg.end_step(); one that never does lets nobody in), so that node 3"));
     CHECK(f.Told<Quiesce>(Id(1, 11)).back() == again);
     f.Quiesced(job, Id(0, 10), quiesce.id);  // To the first question.
     f.Quiesced(job, Id(1, 11), again.id);
@@ -167,7 +173,10 @@ TEST_CASE("Membership: a joiner enters when every member has come to the end of 
     f.Quiesced(job, Id(0, 10), again.id);
     CHECK(f.EpochOf(job) == Epoch{2});
     CHECK(f.Told<View>(Id(3, 13)).back().members.size() == 3);
+    CHECK(f.Told<View>(Id(3, 13)).back().steps == 7);
     CHECK(f.Told<QuiesceCancelled>(Id(0, 10)).empty());
+    f.Break(Id(1, 11));
+    CHECK(f.Told<View>(Id(3, 13)).back().steps == 7);  // Nobody has entered since.
   }
   SECTION("a second joiner enters with the first") {
     f.Enter("mnist", 2, 12, spec);

@@ -154,22 +154,24 @@ void Membership::AdvanceQuiesce(Job& job, Turn& turn) {
   const bool wanted = complete && !joining.empty() && !AggregatorsFor(job).empty();
   if (!wanted) return CancelQuiesce(job, turn);
   if (!job.quiesce) {
-    ProposeQuiesce(job, false, turn);
+    ProposeQuiesce(job, 0, turn);
     turn.Log("job '" + job.name + "': " + NodesText(joining) +
              " wait for the end of a step to enter");
     return;
   }
   if (!job.quiesce->waits_for.empty()) return;
-  if (!job.quiesce->is_second) {
-    return ProposeQuiesce(job, true, turn);
+  if (job.quiesce->step == 0) {
+    // A member that says nothing of steps stops where it is, as those before it did.
+    const uint64_t latest = std::max<uint64_t>(job.quiesce->latest_step, 1);
+    return ProposeQuiesce(job, latest, turn);
   }
   const bool made = MakeView(job, true, turn);
   TALWEG_CHECK(made);
 }
 
-void Membership::ProposeQuiesce(Job& job, bool is_second, Turn& turn) {
-  job.quiesce = QuiesceState{.id = QuiesceId{++quiesce_last_}, .is_second = is_second};
-  const Quiesce quiesce{job.quiesce->id, PendingNodes(job)};
+void Membership::ProposeQuiesce(Job& job, uint64_t step, Turn& turn) {
+  job.quiesce = QuiesceState{.id = QuiesceId{++quiesce_last_}, .step = step};
+  const Quiesce quiesce{job.quiesce->id, PendingNodes(job), step};
   for (const ViewMember& member : job.view->members) {
     job.quiesce->waits_for.insert(member.id);
     const Member& alive = job.members.at(member.id.node);
@@ -234,6 +236,7 @@ bool Membership::MakeView(Job& job, bool with_joiners, Turn& turn) {
   View view{.job = job.id,
             .epoch = epoch,
             .slice_bytes_max = job.spec.slice_bytes_max,
+            .steps = job.view ? job.view->steps : 0,
             .aggregators = AggregatorsFor(job)};
   for (const auto& [node, member] : job.members) {
     const bool in_view = job.view && job.view->IndexOf(member.record.member.id);
@@ -252,6 +255,8 @@ bool Membership::MakeView(Job& job, bool with_joiners, Turn& turn) {
     if (view.aggregators.empty()) return false;
   }
   WeighFor(job, view.members, view.aggregators);
+  // Those that enter count their steps on from here.
+  if (with_joiners && job.quiesce) view.steps = std::max(view.steps, job.quiesce->step);
   job.epoch_floor = view.epoch;
   job.state = JobState::kRunning;
   job.quiesce.reset();
@@ -322,8 +327,13 @@ std::string Membership::StateText(const Job& job) const {
   if (!job.quiesce) return NodesText(joining) + " cannot enter: there is no aggregator";
   std::vector<NodeRank> waits_for;
   for (const MemberIdentity& id : job.quiesce->waits_for) waits_for.push_back(id.node);
-  return "waits for " + NodesText(waits_for) + " to end a step, so that " + NodesText(joining) +
-         " can enter";
+  const uint64_t step = job.quiesce->step;
+  return "waits for " + NodesText(waits_for) +
+         (step == 0 ? " to say which step it is in"
+                    : " to end step " + std::to_string(step) +
+                          " (its program says so with talweg.end_step(); one that never does "
+                          "lets nobody in)") +
+         ", so that " + NodesText(joining) + " can enter";
 }
 
 }  // namespace talweg::membership

@@ -198,9 +198,18 @@ struct ReportLost {
   std::optional<Rank> rank;
 };
 
-// Tell the scheduler that all rounds here are done and later ones are held back.
+// A rank that has ended so many steps, by its own count, begins no further one; nullopt: each may
+// go on. With 0 all stop at the end of the step that they are in: OnRanksStop follows, with what
+// each has ended when it has been told. Ranks that wait and have ended fewer go on.
+struct StopRanks {
+  std::optional<uint64_t> steps;
+};
+
+// Tell the scheduler which is the latest step that a rank here is in, or that all have ended the
+// one that they were to end, and no round is open.
 struct Quiesced {
   uint64_t id = 0;
+  uint64_t step = 0;
 };
 
 // All ranks joined, and left cleanly.
@@ -228,9 +237,10 @@ struct Log {
   std::string text;
 };
 
-using Effect = std::variant<Connect, Close, Send, WriteSlice, ReduceSlice, CopyInline, CopyOwn,
-                            SliceArrived, AllocateTensor, DeclareReply, CompleteRound, FailTensor,
-                            FailRank, FailJob, ReportLost, Quiesced, RanksDone, LogWaiting, Log>;
+using Effect =
+    std::variant<Connect, Close, Send, WriteSlice, ReduceSlice, CopyInline, CopyOwn, SliceArrived,
+                 AllocateTensor, DeclareReply, CompleteRound, FailTensor, FailRank, FailJob,
+                 ReportLost, StopRanks, Quiesced, RanksDone, LogWaiting, Log>;
 using Effects = std::vector<Effect>;
 
 }  // namespace talweg::pipeline

@@ -73,9 +73,9 @@ bool Member::standalone() const {
 }
 
 Rank Member::GlobalRank(LocalRank rank) const {
-  if (!first_view_) return Rank{rank.value()};
-  const MemberIndex self = *first_view_->IndexOf(config_.self);
-  return Rank{first_view_->RankBase(self).value() + rank.value()};
+  if (!numbers_) return Rank{rank.value()};
+  const MemberIndex self = *numbers_->IndexOf(config_.self);
+  return Rank{numbers_->RankBase(self).value() + rank.value()};
 }
 
 std::string Member::RankText(LocalRank rank) const {
@@ -127,6 +127,7 @@ void Member::OnRankLeft(LocalRank rank, bool clean, const std::string& text, int
   } else {
     const std::vector<TensorIndex> waiting(half_pushed_.begin(), half_pushed_.end());
     for (const TensorIndex index : waiting) CheckLeftRanks(*At(index), out);
+    TryQuiesce(out);
   }
   CheckRanksDone(out);
 }
@@ -176,14 +177,14 @@ std::string Member::SpecProblem(const TensorSpec& spec) const {
 
 std::string Member::GroupProblem(const TensorSpec& spec) const {
   const std::string tensor = "tensor '" + spec.name + "': ";
-  const uint32_t job_ranks = first_view_ ? first_view_->RankCount() : 0;
+  const uint32_t job_ranks = numbers_ ? numbers_->RankCount() : 0;
   for (size_t i = 0; i < spec.ranks.size(); ++i) {
     if (i > 0 && spec.ranks[i - 1] >= spec.ranks[i]) {
       return tensor + "the ranks of a group are in ascending order, each once, and rank " +
              std::to_string(spec.ranks[i].value()) + " comes after rank " +
              std::to_string(spec.ranks[i - 1].value());
     }
-    if (first_view_ && spec.ranks[i].value() >= job_ranks) {
+    if (numbers_ && spec.ranks[i].value() >= job_ranks) {
       return tensor + "there is no rank " + std::to_string(spec.ranks[i].value()) +
              "; the job has ranks 0 to " + std::to_string(job_ranks - 1);
     }
@@ -199,7 +200,7 @@ std::string Member::GroupProblem(const TensorSpec& spec) const {
 TensorSpec Member::Normalized(TensorSpec spec) const {
   if (!spec.collective.has_root()) spec.root_rank = 0;
   std::vector<Rank> all;
-  for (uint32_t i = 0; first_view_ && i < first_view_->RankCount(); ++i) all.push_back(Rank{i});
+  for (uint32_t i = 0; numbers_ && i < numbers_->RankCount(); ++i) all.push_back(Rank{i});
   // All ranks have no names where it does not matter which there are: joiners are among them.
   if (!spec.collective.needs_every_rank() && spec.ranks == all) spec.ranks.clear();
   if (spec.collective.needs_every_rank() && spec.ranks.empty()) spec.ranks = std::move(all);
@@ -342,8 +343,7 @@ void Member::FailJobWith(const std::string& text, Effects& out) {
   next_tick_ns_ = std::numeric_limits<int64_t>::max();
   queue_.Clear();
   ForgetReduces();
-  held_pushes_.clear();
-  quiesce_id_.reset();
+  quiesce_.reset();
   for (const std::unique_ptr<Tensor>& tensor : tensors_) {
     for (const PendingDeclare& pending : tensor->pending) {
       out.push_back(DeclareReply{.local_rank = pending.local_rank,
@@ -378,11 +378,13 @@ void Member::Leave(Effects& out) {
 
 void Member::OnPush(const Push& push, int64_t now_ns, Effects& out) {
   if (phase_ == Phase::kFailed) return;
-  if (HoldsBack(push)) {
-    held_pushes_.push_back(push);
-    return;
-  }
   DoPush(push, now_ns, out);
+}
+
+void Member::OnRankAtBoundary(LocalRank rank, uint64_t steps, int64_t /*now_ns*/, Effects& out) {
+  if (rank.value() >= ranks_.size() || !quiesce_) return;
+  ranks_[rank.value()].at_boundary = steps;
+  TryQuiesce(out);
 }
 
 std::string Member::PushProblem(const Push& push) const {
@@ -391,6 +393,10 @@ std::string Member::PushProblem(const Push& push) const {
            ", which it has not been told of; declare it first";
   }
   const Tensor& tensor = *tensors_[push.tensor.value()];
+  if (ranks_[push.rank.value()].at_boundary) {
+    return "pushed tensor '" + tensor.spec.name + "' while it waits at the end of step " +
+           std::to_string(steps_base_ + *ranks_[push.rank.value()].at_boundary);
+  }
   if (!tensor.in_group[push.rank.value()]) {
     return "pushed tensor '" + tensor.spec.name +
            "', which it takes no part in: " + SpecText(tensor.spec);

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -123,10 +124,10 @@ class Member {
   // Another member is done and contributes to no further round; a round that still needs it fails
   // the job here, when its owner says so.
   void OnMemberLeft(const MemberIdentity& id, const std::string& text);
-  // Quiesced(id) follows when no round is open here; from then on pushes are held back until a
-  // newer view or OnResume, but for rounds that others have begun (an owner says so). Another id
-  // goes on holding back, and is answered when none of those is open either.
-  void OnQuiesce(uint64_t id, int64_t now_ns, Effects& out);
+  // With step 0 ranks stop at the end of the step that they are in, and Quiesced says at once which
+  // is the latest of these. With another they go on until they have ended it, and Quiesced follows
+  // when all have and no round is open. A newer view, or OnResume, lets them go on.
+  void OnQuiesce(uint64_t id, uint64_t step, int64_t now_ns, Effects& out);
   void OnResume(uint64_t id, int64_t now_ns, Effects& out);
   // It does not answer, or does again, and says after how long a lease lapses. What only its word
   // could end is waited for no longer than `unreachable_ns` of its silence.
@@ -148,11 +149,19 @@ class Member {
   void OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& spec, int64_t now_ns,
                      Effects& out);
   void OnPush(const Push& push, int64_t now_ns, Effects& out);
+  // It has ended so many steps since it came, and waits until it may begin the next.
+  void OnRankAtBoundary(LocalRank rank, uint64_t steps, int64_t now_ns, Effects& out);
+  // Ranks here mean, from now on, the numbers that a view gives, which is one of the latest that
+  // this member has had. False: it is none of these, or it does not have this member.
+  bool OnRanksFollow(Epoch epoch, Effects& out);
   // `clean`: it said goodbye. Otherwise the job cannot go on here; `text` says what was seen.
   void OnRankLeft(LocalRank rank, bool clean, const std::string& text, int64_t now_ns,
                   Effects& out);
 
   // --- From the caller itself.
+
+  // Performed StopRanks of 0: how many steps each rank has ended; whoever ends one later stops.
+  void OnRanksStop(const std::vector<uint64_t>& ended, Effects& out);
 
   // This node cannot go on, for a reason of its own: the job fails, here and for the scheduler.
   void OnLocalFailure(const std::string& text, int64_t now_ns, Effects& out);
@@ -185,10 +194,15 @@ class Member {
   const schedule::SliceQueue& queue() const { return queue_; }
   const MemberCounters& counters() const { return counters_; }
   bool standalone() const;
-  bool quiesced() const { return quiesce_held_; }
-  // The view from which the ranks here have their numbers, the first one: they keep them, whoever
-  // goes or comes.
-  const View* first_view() const { return first_view_ ? &*first_view_ : nullptr; }
+  // Whether ranks may have to wait at the end of a step.
+  bool quiesces() const { return quiesce_.has_value(); }
+  // The view from which the ranks here have their numbers: the first one, until they follow
+  // another.
+  const View* numbers() const { return numbers_ ? &*numbers_ : nullptr; }
+  // A view that this member has had lately.
+  const View* FindView(Epoch epoch) const;
+  // What the job's ranks had ended when this member came; its own count on from there.
+  uint64_t steps_base() const { return steps_base_; }
   // Global number of a local rank; the local one while there is no view.
   Rank GlobalRank(LocalRank rank) const;
 
@@ -200,6 +214,12 @@ class Member {
     bool joined = false;
     bool left = false;
     uint32_t pid = 0;
+    std::optional<uint64_t> at_boundary;  // It waits, behind so many steps.
+  };
+  struct QuiesceAsked {
+    uint64_t id = 0;
+    uint64_t step = 0;
+    bool answered = false;
   };
   struct Reduce {
     TensorIndex tensor;
@@ -242,6 +262,7 @@ class Member {
   bool Resolve(Tensor& tensor, Effects& out);
   void ResolveInView(Tensor& tensor);
   uint32_t RootInView(uint32_t root_rank) const;
+  void Renumber(Tensor& tensor) const;
   wire::Report MakeReport(const Tensor& tensor) const;
   void SendReport(const Owner& owner, Effects& out);
   schedule::Reach ReachOf(const Owner& owner) const;
@@ -255,10 +276,8 @@ class Member {
   void BeginFinish(Tensor& tensor, const wire::Decision& decision);
   void CheckActive();
   void TryQuiesce(Effects& out);
-  void ReleaseHeld(int64_t now_ns, Effects& out);
-  bool HoldsBack(const Push& push) const;
-  bool AwaitsNeeded() const;
-  void ReleaseNeeded(TensorIndex tensor, Round round, int64_t now_ns, Effects& out);
+  void LetRanksGo(Effects& out);
+  bool AllHaveEnded(uint64_t step) const;
 
   // member_frames.cc: connections, and what aggregators say.
   void OnWelcome(Owner& owner, const wire::Frame& frame, int64_t now_ns, Effects& out);
@@ -275,6 +294,7 @@ class Member {
   // member_waits.cc: who is waited for, and for how long. Check...: whether that has ended the job.
   void CountSilence(int64_t now_ns);
   bool SchedulerIsMissed() const;
+  bool RanksWait() const;
   bool SchedulerCannotDecide() const;
   bool CheckScheduler(int64_t now_ns, Effects& out);
   bool CheckUnreachable(int64_t now_ns, Effects& out);
@@ -329,7 +349,9 @@ class Member {
   MemberConfig config_;
   Phase phase_ = Phase::kForming;
   std::string failed_text_;
-  std::optional<View> first_view_;
+  std::optional<View> numbers_;
+  uint64_t steps_base_ = 0;
+  std::deque<View> recent_views_;
   std::optional<View> view_;
   std::optional<View> next_view_;  // While kFencing.
   int64_t phase_since_ns_ = 0;
@@ -363,12 +385,7 @@ class Member {
   uint64_t reducing_bytes_ = 0;
   std::vector<Reduce> reduced_;  // To leave at the next Flush, if still wanted.
 
-  std::optional<uint64_t> quiesce_id_;
-  bool quiesce_answered_ = false;  // Of quiesce_id_.
-  bool quiesce_held_ = false;
-  std::vector<Push> held_pushes_;
-  // Rounds that another member had begun when the quiesce reached it: they are finished first.
-  std::set<std::pair<TensorIndex, Round>> needed_;
+  std::optional<QuiesceAsked> quiesce_;
 
   MemberCounters counters_;
 };

@@ -328,26 +328,5 @@ TEST_CASE("Member: what it has of a round whose predecessor is aborted for other
   CHECK(f.member.tensors()[0]->partial.have_count == 1);
 }
 
-TEST_CASE("Member: while it is needed, a quiesce does not hold back rounds of groups",
-          "[pipeline]") {
-  Fixture f(0, 2);
-  f.Start(MakeView(1, {2, 1}, 1));
-  f.Open(SpecOf("all_reduce", 16, {0, 1}));
-  TensorSpec all = SpecOf("all_reduce", 16, {});
-  all.name = "all";
-  f.Open(all);
-  CHECK(Fixture::Of<Quiesced>(f.Do([&](Effects& out) {
-          f.member.OnQuiesce(5, f.now_ns, out);
-        })).size() == 1);
-  PushOf(f, 0, 1);
-  PushOf(f, 1, 1);
-  CHECK(Fixture::Of<ReduceSlice>(f.Flush()).empty());
-  // Another node has begun a round; the ranks here come to it when theirs is over.
-  f.From<wire::Waiting>(
-      0, wire::FrameType::kWaiting,
-      {{.key = Key("all"), .round = Round{1}, .missing_nodes = {0}, .absent_ns = {0}}});
-  CHECK(Fixture::Of<ReduceSlice>(f.Flush()).size() == 1);
-}
-
 }  // namespace
 }  // namespace talweg::pipeline

@@ -449,51 +449,6 @@ TEST_CASE("Member: refusals end the job only when a round hangs on them", "[pipe
   CHECK(f.member.counters().refused[static_cast<size_t>(wire::RefusedReason::kWrongLength)] == 1);
 }
 
-TEST_CASE("Member: quiesce waits for open rounds, holds later pushes, and lets go", "[pipeline]") {
-  Fixture f;
-  f.Start(MakeView(1, {1, 1}, 1));
-  f.Open(Spec("w", 10));
-  f.Push(0, 0, 1);
-  const Effects sent = f.Flush();
-  const auto quiesce = [&](uint64_t id) {
-    return f.Do([&](Effects& out) { f.member.OnQuiesce(id, f.now_ns, out); });
-  };
-  CHECK(f.Of<Quiesced>(quiesce(5)).empty());
-  const auto quiesced = f.Of<Quiesced>(f.Results(sent));
-  REQUIRE(quiesced.size() == 1);
-  CHECK(quiesced[0].id == 5);
-  f.Push(0, 0, 2);
-  CHECK(f.Flush().empty());
-  f.Do([&](Effects& out) { f.member.OnResume(5, f.now_ns, out); });
-  CHECK(f.Entries<wire::Contribute>(f.Flush()).size() == 1);
-}
-
-TEST_CASE("Member: a second quiesce waits for what others needed during the first", "[pipeline]") {
-  Fixture f;
-  f.Start(MakeView(1, {1, 1}, 1));
-  f.Open(Spec("w", 10));
-  const auto quiesce = [&](uint64_t id) {
-    return f.Of<Quiesced>(f.Do([&](Effects& out) { f.member.OnQuiesce(id, f.now_ns, out); }));
-  };
-  REQUIRE(quiesce(5).size() == 1);
-  f.Push(0, 0, 1);
-  CHECK(f.Flush().empty());
-  // Node 1 had begun it before it heard of the quiesce.
-  f.From<wire::Waiting>(0, wire::FrameType::kWaiting,
-                        {{.key = Key("w"), .round = Round{1}, .missing_nodes = {0}}});
-  const Effects sent = f.Flush();
-  REQUIRE(f.Entries<wire::Contribute>(sent).size() == 1);
-  CHECK(quiesce(6).empty());  // Node 1 may have the result, and this node has not.
-  const auto quiesced = f.Of<Quiesced>(f.Results(sent));
-  REQUIRE(quiesced.size() == 1);
-  CHECK(quiesced[0].id == 6);
-  f.Push(0, 0, 2);
-  CHECK(f.Flush().empty());  // It has held back all the while.
-  CHECK(f.Of<Quiesced>(f.Flush()).empty());
-  f.Do([&](Effects& out) { f.member.OnResume(6, f.now_ns, out); });
-  CHECK(f.Entries<wire::Contribute>(f.Flush()).size() == 1);
-}
-
 TEST_CASE("Member: what goes to an aggregator on its own host does not wait for the link",
           "[pipeline]") {
   // 4 MiB, of which the link would be given little more than 1 while it is not known.

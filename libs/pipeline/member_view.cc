@@ -11,6 +11,8 @@ namespace {
 
 // Standalone, nothing is in flight to anybody: the limit is the reducer's.
 constexpr uint64_t kUnlimitedCredit = ~uint64_t{0};
+// Ranks agree on one of them at the end of a step: views rarely follow one another faster.
+constexpr size_t kRecentViews = 16;
 
 bool SameCut(const std::vector<Slice>& a, const std::vector<Slice>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Slice& x, const Slice& y) {
@@ -103,13 +105,15 @@ void Member::OnView(const View& view, int64_t now_ns, Effects& out) {
   }
   std::erase_if(left_members_,
                 [&view](const auto& left) { return !view.IndexOf(left.first).has_value(); });
-  if (!first_view_) first_view_ = view;
+  if (!numbers_) {
+    numbers_ = view;
+    steps_base_ = view.steps;
+  }
+  if (recent_views_.size() == kRecentViews) recent_views_.pop_front();
+  recent_views_.push_back(view);
   next_view_ = view;
   phase_ = Phase::kFencing;
-  // A view ends the quiesce before it. One that follows is proposed behind it, and answered when no
-  // round is open in it: what is held back now is not held back for that one.
-  ReleaseHeld(now_ns, out);
-  if (phase_ == Phase::kFailed) return;
+  LetRanksGo(out);  // A view ends the quiesce before it.
   phase_since_ns_ = now_ns;
   phase_notice_ns_ = now_ns + config_.waiting_first_ns;
   Schedule(phase_notice_ns_);
@@ -274,7 +278,7 @@ void Member::PlaceTensor(Tensor& tensor, Effects& out) {
 
 bool Member::Resolve(Tensor& tensor, Effects& out) {
   if (tensor.resolved) return true;
-  const View& numbers = *first_view_;
+  const View& numbers = *numbers_;
   const auto fail = [&](Rank rank) {
     FailTensorWith(tensor, Status::kInvalid,
                    "tensor '" + tensor.spec.name + "': there is no rank " +
@@ -324,12 +328,12 @@ void Member::ResolveInView(Tensor& tensor) {
 
 // What others call the rank that ranks here call `root_rank`.
 uint32_t Member::RootInView(uint32_t root_rank) const {
-  const std::optional<MemberIndex> told = first_view_->MemberOfRank(Rank{root_rank});
+  const std::optional<MemberIndex> told = numbers_->MemberOfRank(Rank{root_rank});
   // One that is there for nobody, so that they hear of it.
   if (!told) return std::max(std::min(root_rank, wire::kNoRank - 1), view_->RankCount());
-  const std::optional<MemberIndex> member = view_->IndexOf(first_view_->members[told->value()].id);
+  const std::optional<MemberIndex> member = view_->IndexOf(numbers_->members[told->value()].id);
   if (!member) return wire::kNoRank;
-  return view_->RankBase(*member).value() + root_rank - first_view_->RankBase(*told).value();
+  return view_->RankBase(*member).value() + root_rank - numbers_->RankBase(*told).value();
 }
 
 wire::Report Member::MakeReport(const Tensor& tensor) const {
@@ -380,7 +384,7 @@ void Member::SendDeclares(Owner& owner, Effects& out) {
     entries.push_back({.key = tensor.key,
                        .name = spec.name,
                        .collective = spec.collective,
-                       .group = PlacesOf(*first_view_, spec.ranks),
+                       .group = PlacesOf(*numbers_, spec.ranks),
                        .root_rank = tensor.is_dead ? wire::kNoRank : root_rank,
                        .by_rank = GlobalRank(tensor.declared_by).value()});
     send.tensors.push_back(tensor.index);
@@ -511,77 +515,92 @@ void Member::CheckActive() {
   phase_ = Phase::kActive;
 }
 
-void Member::OnQuiesce(uint64_t id, int64_t /*now_ns*/, Effects& out) {
+void Member::OnQuiesce(uint64_t id, uint64_t step, int64_t /*now_ns*/, Effects& out) {
   if (phase_ == Phase::kFailed) return;
-  quiesce_id_ = id;
-  quiesce_answered_ = false;
+  quiesce_ = QuiesceAsked{.id = id, .step = step};
+  // A step is of all ranks of the job; ranks here have counted since they came.
+  const uint64_t own_steps = step - std::min(step, steps_base_);
+  out.push_back(StopRanks{own_steps});
+  for (LocalRankState& rank : ranks_) {
+    if (rank.at_boundary && *rank.at_boundary < own_steps) rank.at_boundary.reset();
+  }
   TryQuiesce(out);
 }
 
-void Member::OnResume(uint64_t id, int64_t now_ns, Effects& out) {
-  if (quiesce_id_ == id) ReleaseHeld(now_ns, out);
-}
-
-void Member::TryQuiesce(Effects& out) {
-  if (!quiesce_id_ || quiesce_answered_ || phase_ != Phase::kActive) return;
-  for (const std::unique_ptr<Tensor>& tensor : tensors_) {
-    if (tensor->pushed_count > 0 || tensor->finish) return;
+void Member::OnRanksStop(const std::vector<uint64_t>& ended, Effects& out) {
+  if (!quiesce_ || quiesce_->step != 0 || quiesce_->answered) return;
+  uint64_t latest = 0;
+  for (size_t i = 0; i < ranks_.size() && i < ended.size(); ++i) {
+    // Who has just ended one may have begun the next.
+    if (!ranks_[i].left) latest = std::max(latest, ended[i]);
   }
-  quiesce_answered_ = true;
-  quiesce_held_ = true;
-  out.push_back(Quiesced{*quiesce_id_});
+  quiesce_->answered = true;
+  out.push_back(Quiesced{quiesce_->id, steps_base_ + latest + 1});
 }
 
-void Member::ReleaseHeld(int64_t now_ns, Effects& out) {
-  quiesce_id_.reset();
-  quiesce_answered_ = false;
-  quiesce_held_ = false;
-  needed_.clear();
-  const std::vector<Push> pushes = std::exchange(held_pushes_, {});
-  for (const Push& push : pushes) DoPush(push, now_ns, out);
+void Member::OnResume(uint64_t id, int64_t /*now_ns*/, Effects& out) {
+  if (quiesce_ && quiesce_->id == id) LetRanksGo(out);
 }
 
-bool Member::HoldsBack(const Push& push) const {
-  if (!quiesce_held_ || needed_.contains({push.tensor, push.round})) {
-    return false;
-  }
-  // It opens nothing: the round is over, or another rank here has begun it.
-  if (const auto tensor = push.tensor.value(); tensor < tensors_.size()) {
-    if (push.round <= tensors_[tensor]->held.round) return false;
-    if (push.round == tensors_[tensor]->open_round() && tensors_[tensor]->pushed_count > 0) {
-      return false;
-    }
-  }
-  if (!AwaitsNeeded()) return true;
-  return push.tensor.value() >= tensors_.size() || tensors_[push.tensor.value()]->group.empty();
-}
-
-// A rank may be on its way to a round that is needed: what it waits for first may be a round among
-// a few ranks, all of which hold it back.
-bool Member::AwaitsNeeded() const {
-  return std::any_of(needed_.begin(), needed_.end(), [this](const auto& needed) {
-    const Tensor& tensor = *tensors_[needed.first.value()];
-    return tensor.state == TensorState::kOpen && tensor.failed_status == Status::kOk &&
-           needed.second == tensor.open_round() && !tensor.contributed;
+bool Member::AllHaveEnded(uint64_t step) const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [&](const LocalRankState& rank) {
+    return rank.left || (rank.at_boundary && steps_base_ + *rank.at_boundary >= step);
   });
 }
 
-void Member::ReleaseNeeded(TensorIndex tensor, Round round, int64_t now_ns, Effects& out) {
-  if (!quiesce_held_) return;
-  needed_.insert({tensor, round});
-  const auto release = [&](bool of_needed) {
-    const std::vector<Push> pushes = std::exchange(held_pushes_, {});
-    for (const Push& push : pushes) {
-      if (HoldsBack(push) || (of_needed && !needed_.contains({push.tensor, push.round}))) {
-        held_pushes_.push_back(push);
-      } else {
-        DoPush(push, now_ns, out);
-      }
-    }
+void Member::TryQuiesce(Effects& out) {
+  if (!quiesce_ || quiesce_->answered || quiesce_->step == 0 || phase_ != Phase::kActive) return;
+  if (!AllHaveEnded(quiesce_->step)) return;
+  // Other nodes' ranks may still be on their way to the end of the step.
+  for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+    if (tensor->pushed_count > 0 || tensor->finish) return;
+  }
+  quiesce_->answered = true;
+  out.push_back(Quiesced{quiesce_->id, quiesce_->step});
+}
+
+void Member::LetRanksGo(Effects& out) {
+  if (!quiesce_) return;
+  quiesce_.reset();
+  for (LocalRankState& rank : ranks_) rank.at_boundary.reset();
+  out.push_back(StopRanks{std::nullopt});
+}
+
+const View* Member::FindView(Epoch epoch) const {
+  const auto known = std::find_if(recent_views_.begin(), recent_views_.end(),
+                                  [epoch](const View& view) { return view.epoch == epoch; });
+  return known == recent_views_.end() ? nullptr : &*known;
+}
+
+bool Member::OnRanksFollow(Epoch epoch, Effects& out) {
+  const View* const view = FindView(epoch);
+  if (view == nullptr || phase_ == Phase::kFailed) return false;
+  if (numbers_->epoch == epoch) return true;
+  // What was declared keeps its places; only what ranks call them changes.
+  for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+    if (tensor->state != TensorState::kFailed) Resolve(*tensor, out);
+  }
+  numbers_ = *view;
+  for (const std::unique_ptr<Tensor>& tensor : tensors_) {
+    if (tensor->resolved) Renumber(*tensor);
+  }
+  return true;
+}
+
+// Numbers of ranks that are gone are no rank's.
+void Member::Renumber(Tensor& tensor) const {
+  uint32_t gone = wire::kNoRank - static_cast<uint32_t>(tensor.group.size()) - 1;
+  const auto number_of = [&](const Place& place) {
+    const std::optional<MemberIndex> member = numbers_->IndexOf(place.node);
+    return member ? Rank{numbers_->RankBase(*member).value() + place.local_rank.value()}
+                  : Rank{gone++};
   };
-  // Then it may be contributed, and nothing else has to go.
-  release(true);
-  release(false);
+  for (size_t i = 0; i < tensor.group.size(); ++i)
+    tensor.spec.ranks[i] = number_of(tensor.group[i]);
+  if (!tensor.spec.collective.has_root()) return;
+  tensor.spec.root_rank = numbers_->IndexOf(tensor.root_member)
+                              ? number_of({tensor.root_member.node, tensor.root_local_rank}).value()
+                              : wire::kNoRank - 1;
 }
 
 }  // namespace talweg::pipeline

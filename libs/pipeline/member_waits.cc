@@ -66,12 +66,17 @@ bool Member::SchedulerCannotDecide() const {
          undecided_ns_ >= config_.unreachable_ns;
 }
 
+bool Member::RanksWait() const {
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [](const LocalRankState& rank) { return rank.at_boundary.has_value(); });
+}
+
 // Running steps do not need the scheduler. A first view, and the end of a quiesce, nobody else can
 // give; while it answers, it may.
 bool Member::CheckScheduler(int64_t now_ns, Effects& out) {
   CountSilence(now_ns);
   if (!scheduler_silent_ || !SchedulerCannotDecide()) return false;
-  if (phase_ != Phase::kForming && !quiesce_held_) return false;
+  if (phase_ != Phase::kForming && !RanksWait()) return false;
   const std::string what = phase_ == Phase::kForming
                                ? "job '" + config_.job_name + "' has not begun"
                                : "a member is about to join job '" + config_.job_name + "'";
@@ -163,10 +168,7 @@ void Member::OnWaiting(const Owner& owner, const wire::Waiting& entry, int64_t n
   const std::string round =
       "round " + std::to_string(entry.round.value()) + " of tensor '" + tensor.spec.name + "'";
   if (is_open && CheckLeft(entry, round, out)) return;
-  if (Names(entry, config_.self.node)) {
-    ReleaseNeeded(it->second, entry.round, now_ns, out);
-    return;
-  }
+  if (Names(entry, config_.self.node)) return;
   const bool is_awaited =
       is_open && (tensor.contributed || tensor.finish) && phase_ != Phase::kFencing;
   if (is_awaited && CheckAbsent(owner, entry, round, out)) return;

@@ -164,6 +164,14 @@ struct Patient : Fixture {
                      .rank_count = 1,
                      .unreachable_ns = 30 * kSecond});
   }
+  // Its rank waits at the end of a step, for a view that lets a node in.
+  void Stop() {
+    Do([&](Effects& out) {
+      member.OnQuiesce(1, 0, now_ns, out);
+      member.OnRanksStop({0}, out);
+      member.OnRankAtBoundary(LocalRank{0}, 1, now_ns, out);
+    });
+  }
   void Silent() { member.OnSchedulerSilent(now_ns); }
   void Answers() { member.OnSchedulerAnswers(/*lease_ns=*/5 * kSecond, now_ns); }
   // Ticks as they are due.
@@ -313,7 +321,7 @@ TEST_CASE("Member: what nobody but the scheduler gives it may give while it answ
   Patient f;
   SECTION("the end of a quiesce") {
     f.Start(MakeView(1, {1, 1}, 1));
-    f.Do([&](Effects& out) { f.member.OnQuiesce(1, f.now_ns, out); });
+    f.Stop();
   }
   SECTION("a first view") {}
   f.Silent();
@@ -334,7 +342,7 @@ TEST_CASE("Member: a scheduler that has answered for two leases has all the time
           "[pipeline]") {
   Patient f;
   f.Start(MakeView(1, {1, 1}, 1));
-  f.Do([&](Effects& out) { f.member.OnQuiesce(1, f.now_ns, out); });
+  f.Stop();
   for (int silences = 0; silences < 20; ++silences) {
     f.Silent();
     f.Pass(29 * kSecond);
@@ -394,7 +402,7 @@ TEST_CASE("Member: a word that only the scheduler has is waited for no longer th
   SECTION("the end of a quiesce") {
     f.Start(MakeView(1, {1, 1}, 1));
     f.Pass(1000 * kSecond);
-    f.Do([&](Effects& out) { f.member.OnQuiesce(1, f.now_ns, out); });
+    f.Stop();
     text = "a member is about to join job 'job'";
   }
   f.Silent();
@@ -429,70 +437,6 @@ TEST_CASE("Member: what owners say of the late again and again is passed on at g
     if (!notices.empty()) seconds.push_back(second);
   }
   CHECK(seconds == std::vector<int>{4, 8, 12, 20, 32, 48, 72, 80});
-}
-
-TEST_CASE("Member: a quiesce ends with the next view; held pushes go on", "[pipeline]") {
-  Fixture f;
-  f.Start(MakeView(1, {1, 1}, 1));
-  f.Open(Spec("w", 10));
-  f.Do([&](Effects& out) { f.member.OnQuiesce(1, f.now_ns, out); });
-  CHECK(f.member.quiesced());
-  f.Push(0, 0, 1);
-  f.OnView(MakeView(2, {1, 1, 1}, 1));
-  f.AgreeTo(f.AnswerAll());
-  CHECK_FALSE(f.member.quiesced());
-  f.Decide("w", wire::Verdict::kRedo, 1);
-  CHECK(f.Entries<wire::Contribute>(f.Flush()).size() == 1);
-}
-
-TEST_CASE("Member: a quiesce that is asked for behind a view waits for what that view lets go on",
-          "[pipeline]") {
-  Fixture f;
-  f.Start(MakeView(1, {1, 1}, 1));
-  f.Open(Spec("w", 10));
-  const auto quiesce = [&](uint64_t id) {
-    return f.Of<Quiesced>(f.Do([&](Effects& out) { f.member.OnQuiesce(id, f.now_ns, out); }));
-  };
-  CHECK(quiesce(1).size() == 1);
-  const bool pushed = GENERATE(true, false);
-  if (pushed) f.Push(0, 0, 1);  // Held back.
-  f.OnView(MakeView(2, {1, 1}, 1));
-  CHECK(quiesce(2).empty());  // It fences: nothing is agreed in this view yet.
-  f.AgreeTo(f.AnswerAll());
-  const Effects decided = f.Decide("w", wire::Verdict::kRedo, 1);
-  const Effects sent = f.Flush();
-  if (!pushed) {
-    CHECK(f.Of<Quiesced>(decided).size() == 1);
-    return;
-  }
-  CHECK(f.Of<Quiesced>(decided).empty());
-  CHECK(f.Of<Quiesced>(sent).empty());
-  const auto quiesced = f.Of<Quiesced>(f.Results(sent));
-  REQUIRE(quiesced.size() == 1);
-  CHECK(quiesced[0].id == 2);
-}
-
-TEST_CASE("Member: a quiesce is answered also where its view has no tensor to decide",
-          "[pipeline]") {
-  Fixture f;
-  f.Start(MakeView(1, {1, 1}, 1));
-  f.OnView(MakeView(2, {1, 1}, 1));
-  f.Do([&](Effects& out) { f.member.OnQuiesce(1, f.now_ns, out); });
-  CHECK(f.Of<Quiesced>(f.AnswerAll()).size() == 1);
-}
-
-TEST_CASE("Member: a push that is let go by a view may end the job", "[pipeline]") {
-  Fixture f(0, 2);
-  f.Start(MakeView(1, {2, 1}, 1));
-  f.Open(Spec("w", 10));
-  f.Do([&](Effects& out) { f.member.OnQuiesce(1, f.now_ns, out); });
-  f.Push(0, 0, 1);
-  f.Leave(1, true);
-  CHECK(f.member.phase() == Phase::kActive);
-  const Effects out = f.OnView(MakeView(2, {2, 1}, 1));
-  CHECK(f.Of<FailJob>(out).size() == 1);
-  CHECK(f.CountFrames(out, wire::FrameType::kFence) == 0);
-  CHECK(f.member.owners().empty());
 }
 
 }  // namespace

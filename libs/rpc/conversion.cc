@@ -131,13 +131,15 @@ scheduler::v1::View ToProto(const View& view) {
     *message.add_aggregators() = ToProto(aggregator);
   }
   message.set_digest(view.Digest());
+  message.set_steps(view.steps);
   return message;
 }
 
 absl::StatusOr<View> FromProto(const scheduler::v1::View& message) {
   View view{.job = JobId{message.job_id()},
             .epoch = Epoch{message.epoch()},
-            .slice_bytes_max = message.slice_bytes_max()};
+            .slice_bytes_max = message.slice_bytes_max(),
+            .steps = message.steps()};
   for (const auto& member : message.members()) view.members.push_back(FromProto(member));
   for (const auto& aggregator : message.aggregators()) {
     view.aggregators.push_back(FromProto(aggregator));

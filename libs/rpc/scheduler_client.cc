@@ -74,11 +74,12 @@ class SchedulerClient::Impl : private Session::Peer {
         std::move(text));
   }
 
-  void Quiesced(uint64_t id) {
-    session_.Send([this, id](grpc::ClientContext& context) {
+  void Quiesced(uint64_t id, uint64_t step) {
+    session_.Send([this, id, step](grpc::ClientContext& context) {
       scheduler::v1::QuiescedRequest request;
       Identify(request);
       request.set_quiesce_id(id);
+      request.set_step(step);
       scheduler::v1::QuiescedResponse response;
       return stub_->Quiesced(&context, request, &response);
     });
@@ -190,7 +191,7 @@ class SchedulerClient::Impl : private Session::Peer {
       }
       case scheduler::v1::WatchViewsResponse::kQuiesce:
         if (quiesce_.OnQuiesce(QuiesceId{response.quiesce().quiesce_id()})) {
-          Tell(QuiesceRequested{response.quiesce().quiesce_id()});
+          Tell(QuiesceRequested{response.quiesce().quiesce_id(), response.quiesce().step()});
         }
         break;
       case scheduler::v1::WatchViewsResponse::kQuiesceCancelled:
@@ -270,7 +271,7 @@ void SchedulerClient::ReportUnreachableAggregator(Incarnation aggregator, std::s
       std::move(text));
 }
 
-void SchedulerClient::Quiesced(uint64_t id) { impl_->Quiesced(id); }
+void SchedulerClient::Quiesced(uint64_t id, uint64_t step) { impl_->Quiesced(id, step); }
 
 absl::Status SchedulerClient::Leave(LeaveReason reason, std::string text, int64_t timeout_ns) {
   return impl_->Leave(reason, text, timeout_ns);

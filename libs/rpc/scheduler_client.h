@@ -58,9 +58,11 @@ struct ViewPublished {
 struct JobFailed {
   std::string text;  // Who died and why.
 };
-// Let the rounds of the current step finish, hold later pushes back, then call Quiesced(id).
+// Without a step: stop ranks at the end of the step that they are in, and call Quiesced with the
+// latest of these. With one: let them end it, and call Quiesced when they have.
 struct QuiesceRequested {
   uint64_t id = 0;
+  uint64_t step = 0;
 };
 // Go on. (A ViewPublished ends a quiesce as well.)
 struct QuiesceCancelled {
@@ -114,7 +116,7 @@ class SchedulerClient {
   // A peer cannot be reached. Noted by the scheduler for people; decides nothing.
   void ReportUnreachableAggregator(Incarnation aggregator, std::string text);
 
-  void Quiesced(uint64_t id);
+  void Quiesced(uint64_t id, uint64_t step);
 
   enum class LeaveReason : uint8_t {
     kFinished,  // All ranks are done.

@@ -28,7 +28,7 @@ using membership::Snapshot;
 using membership::StoreWrite;
 
 constexpr uint64_t kApplicationId = 0x54616c77;  // "Talw"
-constexpr uint64_t kSchemaVersion = 3;
+constexpr uint64_t kSchemaVersion = 4;
 
 constexpr char kSchema[] = R"sql(
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -37,7 +37,7 @@ CREATE TABLE jobs (
   min_members INTEGER NOT NULL, max_members INTEGER NOT NULL, slice_bytes_max INTEGER NOT NULL,
   loss_policy INTEGER NOT NULL, join_timeout_ns INTEGER NOT NULL, epoch_floor INTEGER NOT NULL,
   created_unix_ns INTEGER NOT NULL, view_epoch INTEGER, view_slice_bytes_max INTEGER,
-  gather_ns INTEGER NOT NULL DEFAULT 0);
+  gather_ns INTEGER NOT NULL DEFAULT 0, view_steps INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE members (
   job_id INTEGER NOT NULL, position INTEGER NOT NULL, node_rank INTEGER NOT NULL,
   incarnation INTEGER NOT NULL, rank_count INTEGER NOT NULL, name TEXT NOT NULL,
@@ -197,11 +197,13 @@ absl::Status SqliteStore::Upgrade(uint64_t from) {
         "UPDATE jobs SET gather_ns = " +
         std::to_string(membership::kDefaultGatherNs) + ";";
   }
-  sql +=
-      "ALTER TABLE members ADD COLUMN secret_hash TEXT NOT NULL DEFAULT '';"
-      "ALTER TABLE aggregators ADD COLUMN secret_hash TEXT NOT NULL DEFAULT '';"
-      "PRAGMA user_version = " +
-      std::to_string(kSchemaVersion) + ";COMMIT;";
+  if (from < 3) {
+    sql +=
+        "ALTER TABLE members ADD COLUMN secret_hash TEXT NOT NULL DEFAULT '';"
+        "ALTER TABLE aggregators ADD COLUMN secret_hash TEXT NOT NULL DEFAULT '';";
+  }
+  sql += "ALTER TABLE jobs ADD COLUMN view_steps INTEGER NOT NULL DEFAULT 0;";
+  sql += "PRAGMA user_version = " + std::to_string(kSchemaVersion) + ";COMMIT;";
   if (sqlite3_exec(database_.get(), sql.c_str(), nullptr, nullptr, nullptr) != SQLITE_OK) {
     return SqliteError(database_.get(), path_, "upgrade the schema");
   }
@@ -273,7 +275,7 @@ absl::Status SqliteStore::RemoveJob(JobId id) {
 absl::Status SqliteStore::PutJob(const JobRecord& job) {
   const uint64_t id = job.id.value();
   TALWEG_RETURN_IF_ERROR(
-      Sql("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?)")
+      Sql("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, 0)")
           .Bind(id, job.name, static_cast<uint64_t>(job.state), job.text,
                 uint64_t{job.spec.min_members}, uint64_t{job.spec.max_members},
                 job.spec.slice_bytes_max, static_cast<uint64_t>(job.spec.loss_policy),
@@ -293,8 +295,9 @@ absl::Status SqliteStore::PutJob(const JobRecord& job) {
   }
   if (!job.view) return absl::OkStatus();
   TALWEG_RETURN_IF_ERROR(
-      Sql("UPDATE jobs SET view_epoch = ?, view_slice_bytes_max = ? WHERE job_id = ?")
-          .Bind(job.view->epoch.value(), job.view->slice_bytes_max, id)
+      Sql("UPDATE jobs SET view_epoch = ?, view_slice_bytes_max = ?, view_steps = ? "
+          "WHERE job_id = ?")
+          .Bind(job.view->epoch.value(), job.view->slice_bytes_max, job.view->steps, id)
           .Run());
   position = 0;
   for (const ViewMember& member : job.view->members) {
@@ -326,7 +329,7 @@ absl::StatusOr<Snapshot> SqliteStore::Load() {
   Statement rows =
       Sql("SELECT job_id, name, state, text, min_members, max_members, slice_bytes_max, "
           "loss_policy, join_timeout_ns, gather_ns, epoch_floor, created_unix_ns, view_epoch, "
-          "view_slice_bytes_max FROM jobs ORDER BY job_id");
+          "view_slice_bytes_max, view_steps FROM jobs ORDER BY job_id");
   while (rows.Next()) {
     JobRecord job;
     job.id = JobId{rows.Number()};
@@ -344,6 +347,7 @@ absl::StatusOr<Snapshot> SqliteStore::Load() {
     if (!rows.Null()) {
       job.view = View{.job = job.id, .epoch = Epoch{rows.Number()}};
       job.view->slice_bytes_max = rows.Number();
+      job.view->steps = rows.Number();
     }
     TALWEG_RETURN_IF_ERROR(LoadMembers(job));
     if (job.view) TALWEG_RETURN_IF_ERROR(LoadView(job));

@@ -46,6 +46,8 @@ struct View {
   JobId job;
   Epoch epoch;
   uint64_t slice_bytes_max = kMiB;
+  // How many steps the ranks had ended where members last entered; 0: none has since the job began.
+  uint64_t steps = 0;
   std::vector<ViewMember> members;          // By node rank, ascending, no two alike.
   std::vector<ViewAggregator> aggregators;  // By name, ascending, no two alike.
 

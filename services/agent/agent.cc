@@ -67,6 +67,8 @@ absl::Status Agent::Open() {
                                            config_.slice_bytes_max >= shm::kArrivalBytesMin);
   desk_ = std::make_unique<RankDesk>(config_.rank_count, config_.job, rank_server_.get(),
                                      memory_.get(), static_cast<RankEvents*>(this));
+  desk_->SetMembershipChanges(!standalone() &&
+                              config_.loss_policy == config::LossPolicy::kContinue);
   if (gpu_platform_ != nullptr) {
     gpus_ = std::make_unique<GpuFront>(std::move(gpu_platform_),
                                        loop_->spin_ns_max() > 0 ? kWatchGpuNs : 0, memory_.get(),
@@ -309,7 +311,8 @@ void Agent::Perform(pipeline::Effects& effects) {
                         std::is_same_v<E, pipeline::WriteSlice>) {
             link_->Do(e);
           } else if constexpr (std::is_same_v<E, pipeline::DeclareReply> ||
-                               std::is_same_v<E, pipeline::FailRank>) {
+                               std::is_same_v<E, pipeline::FailRank> ||
+                               std::is_same_v<E, pipeline::StopRanks>) {
             desk_->Do(e);
           } else if constexpr (std::is_same_v<E, pipeline::SliceArrived>) {
             // What GPUs have summed is in host memory when they deliver the round, not before.
@@ -336,7 +339,7 @@ void Agent::Perform(pipeline::Effects& effects) {
           } else if constexpr (std::is_same_v<E, pipeline::FailTensor>) {
             Log(LogLevel::kError, e.text);
           } else if constexpr (std::is_same_v<E, pipeline::Quiesced>) {
-            link_->Quiesced(e.id);
+            link_->Quiesced(e.id, e.step);
           } else if constexpr (std::is_same_v<E, pipeline::ReportLost>) {
             link_->ReportLost(e);
           } else if constexpr (std::is_same_v<E, pipeline::RanksDone>) {
@@ -451,10 +454,6 @@ void Agent::OnRankLeft(LocalRank rank, bool clean, const std::string& text) {
   Deliver([this, rank, clean, text](pipeline::Effects& out) {
     member_->OnRankLeft(rank, clean, text, NowNs(), out);
   });
-}
-
-void Agent::OnRankFailure(const std::string& text) {
-  Deliver([this, text](pipeline::Effects& out) { member_->OnLocalFailure(text, NowNs(), out); });
 }
 
 }  // namespace talweg::agent

@@ -135,6 +135,10 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   void OnRankPush(const pipeline::Push& push) override;
   void OnRankLeft(LocalRank rank, bool clean, const std::string& text) override;
   void OnRankFailure(const std::string& text) override;
+  void OnRankAtBoundary(LocalRank rank, uint64_t steps) override;
+  void OnRanksStop(std::vector<uint64_t> ended) override;
+  void OnRankFollows(LocalRank rank, uint32_t request, Epoch epoch) override;
+  const pipeline::Member& Core() const override { return *member_; }
 
   // GpuEvents
   void OnGradientReady(LocalRank rank, pipeline::TensorIndex tensor, Round round,

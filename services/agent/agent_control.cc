@@ -57,6 +57,7 @@ void Agent::OnMemberEvent(const rpc::MemberEvent& event) {
                 " members, ", e.view.RankCount(), " ranks, ", e.view.aggregators.size(),
                 " aggregators");
           }
+          desk_->OnNewestView(e.view.epoch);  // Before ranks go on in it.
           Deliver([this, view = e.view](pipeline::Effects& out) {
             member_->OnView(view, NowNs(), out);
           });
@@ -67,8 +68,9 @@ void Agent::OnMemberEvent(const rpc::MemberEvent& event) {
                              std::is_same_v<E, rpc::LeaseLost>) {
           fail(e.text);
         } else if constexpr (std::is_same_v<E, rpc::QuiesceRequested>) {
-          Deliver(
-              [this, id = e.id](pipeline::Effects& out) { member_->OnQuiesce(id, NowNs(), out); });
+          Deliver([this, e](pipeline::Effects& out) {
+            member_->OnQuiesce(e.id, e.step, NowNs(), out);
+          });
         } else if constexpr (std::is_same_v<E, rpc::QuiesceCancelled>) {
           Deliver(
               [this, id = e.id](pipeline::Effects& out) { member_->OnResume(id, NowNs(), out); });

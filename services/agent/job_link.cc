@@ -28,7 +28,7 @@ class AloneLink final : public JobLink {
     return absl::OkStatus();
   }
 
-  void Quiesced(uint64_t /*id*/) override {}
+  void Quiesced(uint64_t /*id*/, uint64_t /*step*/) override {}
   void ReportLost(const pipeline::ReportLost& /*lost*/) override {}
   void ReportUnreachable(Incarnation /*aggregator*/, const std::string& /*reason*/) override {}
 
@@ -80,7 +80,7 @@ class MemberLink final : public JobLink {
     return scheduler_->Leave(reason, text, kSchedulerLeaveNs);
   }
 
-  void Quiesced(uint64_t id) override { scheduler_->Quiesced(id); }
+  void Quiesced(uint64_t id, uint64_t step) override { scheduler_->Quiesced(id, step); }
   void ReportLost(const pipeline::ReportLost& lost) override {
     if (lost.rank) {
       scheduler_->ReportLostRank(*lost.rank, lost.text);

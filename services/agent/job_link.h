@@ -40,7 +40,7 @@ class JobLink {
   virtual absl::Status Leave(LeaveReason reason, const std::string& text) = 0;
 
   // --- To the scheduler.
-  virtual void Quiesced(uint64_t id) = 0;
+  virtual void Quiesced(uint64_t id, uint64_t step) = 0;
   virtual void ReportLost(const pipeline::ReportLost& lost) = 0;
   virtual void ReportUnreachable(Incarnation aggregator, const std::string& reason) = 0;
 

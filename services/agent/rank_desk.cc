@@ -213,6 +213,87 @@ void RankDesk::OnRankGone(shm::RankConnectionId connection, const shm::RankGone&
   events_->OnRankLeft(local_rank, gone.clean, gone.text);
 }
 
+void RankDesk::OnRankBoundary(shm::RankConnectionId connection, shm::RequestId request,
+                              const shm::Boundary& question) {
+  LocalRank rank;
+  if (Find(connection, &rank) == nullptr) return;
+  switch (question.question) {
+    case shm::BoundaryQuestion::kLook:
+      return AnswerView(rank, request, Epoch{question.epoch}, question.first_member);
+    case shm::BoundaryQuestion::kFollow:
+      return events_->OnRankFollows(rank, request.value(), Epoch{question.epoch});
+    case shm::BoundaryQuestion::kWait: break;
+  }
+  if (!stop_ || question.steps_ended < *stop_) return AnswerView(rank, request, Epoch{0}, 0);
+  at_boundary_.push_back({rank, request, question.steps_ended});
+  events_->OnRankAtBoundary(rank, question.steps_ended);
+}
+
+void RankDesk::Do(const pipeline::StopRanks& effect) {
+  stop_ = effect.steps;
+  std::vector<uint64_t> ended;
+  for (const Rank& rank : ranks_) {
+    const bool is_there = rank.attached && rank.welcomed;
+    ended.push_back(is_there ? server_->PublishStop(rank.connection, stop_ ? *stop_ + 1 : 0) : 0);
+  }
+  const std::vector<AtBoundary> waiting = std::exchange(at_boundary_, {});
+  for (const AtBoundary& each : waiting) {
+    if (stop_ && each.steps >= *stop_) {
+      at_boundary_.push_back(each);
+    } else {
+      AnswerView(each.rank, each.request, Epoch{0}, 0);
+    }
+  }
+  if (stop_ == 0) events_->OnRanksStop(std::move(ended));
+}
+
+void RankDesk::AnswerView(LocalRank local_rank, shm::RequestId request, Epoch epoch,
+                          uint32_t first_member) {
+  const Rank& rank = ranks_[local_rank.value()];
+  if (!rank.attached) return;
+  const View* const newest = events_->Core().newest_view();
+  const View* const view = epoch == Epoch{0} || (newest != nullptr && newest->epoch == epoch)
+                               ? newest
+                               : events_->Core().FindView(epoch);
+  if (view == nullptr || !view->IndexOf(self_)) {
+    const std::string text = "the view of epoch " + std::to_string(epoch.value()) +
+                             " is none of the last ones that the agent has had";
+    return server_->ReplyMembership(rank.connection, request,
+                                    {.status = shm::RankStatus::kInvalidArgument, .text = text});
+  }
+  std::vector<shm::MembershipMember> members;
+  for (size_t i = first_member;
+       i < view->members.size() && members.size() < shm::kMembershipMembersMax; ++i) {
+    const ViewMember& member = view->members[i];
+    members.push_back({member.id.node.value(), member.rank_count, member.id.incarnation.value()});
+  }
+  server_->ReplyMembership(
+      rank.connection, request,
+      {.flags = membership_changes_ ? shm::kMembershipChanges : 0,
+       .epoch = view->epoch.value(),
+       .steps = view->steps,
+       .steps_base = events_->Core().steps_base(),
+       .rank = view->RankBase(*view->IndexOf(self_)).value() + local_rank.value(),
+       .size = view->RankCount(),
+       .member_count = static_cast<uint32_t>(view->members.size()),
+       .first_member = first_member,
+       .members = {members.data(), static_cast<uint32_t>(members.size())}});
+}
+
+void RankDesk::AnswerFollow(LocalRank local_rank, uint32_t request, Epoch epoch, bool ok) {
+  const Rank& rank = ranks_[local_rank.value()];
+  if (!rank.attached) return;
+  const View* const view = events_->Core().FindView(epoch);
+  if (ok && view != nullptr) {
+    const Rank& to = rank;
+    server_->Renumber(
+        to.connection,
+        talweg::Rank{view->RankBase(*view->IndexOf(self_)).value() + local_rank.value()},
+        view->RankCount());
+  }
+  AnswerView(local_rank, shm::RequestId{request}, epoch, 0);
+}
+
 void RankDesk::Do(const pipeline::DeclareReply& effect) {
   if (effect.local_rank.value() >= ranks_.size()) return;
   const Rank& rank = ranks_[effect.local_rank.value()];
@@ -308,6 +389,8 @@ void RankDesk::Restart() {
   declared_names_.clear();
   device_declares_.clear();
   in_place_names_.clear();
+  stop_.reset();
+  at_boundary_.clear();
 }
 
 }  // namespace talweg::agent

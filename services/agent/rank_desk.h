@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "libs/pipeline/effects.h"
+#include "libs/pipeline/member.h"
 #include "libs/shm/daemon/rank_server.h"
 #include "libs/view/view.h"
 #include "services/agent/tensor_memory.h"
@@ -31,6 +32,11 @@ class RankEvents {
   virtual void OnRankPush(const pipeline::Push& push) = 0;
   virtual void OnRankLeft(LocalRank rank, bool clean, const std::string& text) = 0;
   virtual void OnRankFailure(const std::string& text) = 0;  // This node cannot serve its ranks.
+  virtual void OnRankAtBoundary(LocalRank rank, uint64_t steps) = 0;
+  virtual void OnRanksStop(std::vector<uint64_t> ended) = 0;
+  // RankDesk::AnswerFollow follows.
+  virtual void OnRankFollows(LocalRank rank, uint32_t request, Epoch epoch) = 0;
+  virtual const pipeline::Member& Core() const = 0;
 };
 
 // What ranks hand over of GPUs (GpuFront).
@@ -74,6 +80,13 @@ class RankDesk final : public shm::RankEventSink {
   void Do(const pipeline::SliceArrived& effect);
   void Do(const pipeline::FailRank& effect);
   void Do(const pipeline::FailJob& effect);
+  void Do(const pipeline::StopRanks& effect);
+
+  // A view has come, which ranks may look at.
+  void OnNewestView(Epoch epoch) { server_->PublishEpoch(epoch); }
+  // Whether nodes may come and go in this job.
+  void SetMembershipChanges(bool changes) { membership_changes_ = changes; }
+  void AnswerFollow(LocalRank rank, uint32_t request, Epoch epoch, bool ok);
 
   // With devices that outlive it; else the server takes none.
   void SetDevices(RankDevices* devices) { devices_ = devices; }
@@ -96,6 +109,8 @@ class RankDesk final : public shm::RankEventSink {
   void OnRankDeclare(shm::RankConnectionId connection, shm::RequestId request,
                      const shm::RankDeclaration& declaration) override;
   void OnRankPush(shm::RankConnectionId connection, const shm::PushedRound& push) override;
+  void OnRankBoundary(shm::RankConnectionId connection, shm::RequestId request,
+                      const shm::Boundary& question) override;
   void OnRankGone(shm::RankConnectionId connection, const shm::RankGone& gone) override;
   void OnRankPushOnDevice(shm::RankConnectionId connection, LocalRank local_rank,
                           shm::TensorIndex tensor, Round round, int32_t priority,
@@ -108,7 +123,17 @@ class RankDesk final : public shm::RankEventSink {
                    shm::TensorIndex tensor, uint32_t buffer) override;
 
  private:
+  // A rank that waits for the next step.
+  struct AtBoundary {
+    LocalRank rank;
+    shm::RequestId request;
+    uint64_t steps = 0;
+  };
+
   void Greet(LocalRank rank);
+  // The view of `epoch`, 0 for the newest, to one rank.
+  void AnswerView(LocalRank rank, shm::RequestId request, Epoch epoch, uint32_t first_member);
+
   Rank* Find(shm::RankConnectionId connection, LocalRank* local_rank);
 
   const std::string job_name_;
@@ -124,6 +149,9 @@ class RankDesk final : public shm::RankEventSink {
   std::optional<View> view_;
   MemberIdentity self_;
   std::vector<shm::RankConnectionId> gone_;
+  bool membership_changes_ = false;
+  std::optional<uint64_t> stop_;  // As in StopRanks.
+  std::vector<AtBoundary> at_boundary_;
   uint64_t bytes_pushed_ = 0;
 };
 

@@ -127,6 +127,7 @@ void Core::Tell(const membership::TellMember& tell) {
     *response.mutable_view() = ToProto(*view);
   } else if (const auto* quiesce = std::get_if<membership::Quiesce>(&tell.message)) {
     response.mutable_quiesce()->set_quiesce_id(quiesce->id.value());
+    response.mutable_quiesce()->set_step(quiesce->step);
     for (const NodeRank node : quiesce->joining) {
       response.mutable_quiesce()->add_joining_node_ranks(node.value());
     }
@@ -294,8 +295,8 @@ absl::Status Core::ReportLost(const v1::ReportLostRequest& request, v1::ReportLo
 absl::Status Core::Quiesced(const v1::QuiescedRequest& request, v1::QuiescedResponse*) {
   Answer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnQuiesced(CallerOf(request), membership::QuiesceId{request.quiesce_id()}, now_ns,
-                             out);
+    answer = core.OnQuiesced(CallerOf(request), membership::QuiesceId{request.quiesce_id()},
+                             request.step(), now_ns, out);
   }));
   return ToStatus(answer);
 }

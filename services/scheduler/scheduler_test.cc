@@ -164,12 +164,15 @@ TEST_CASE("Scheduler: a joiner enters when the members have quiesced", "[schedul
   first.events.Next<rpc::ViewPublished>();
   Member third(Link(daemon.address()), Spec(2, 2, 3, policy));
   for (int asked = 0; asked < 2; ++asked) {
-    const uint64_t id = first.events.Next<rpc::QuiesceRequested>().id;
-    CHECK(second.events.Next<rpc::QuiesceRequested>().id == id);
-    first.client->Quiesced(id);
-    second.client->Quiesced(id);
+    const rpc::QuiesceRequested question = first.events.Next<rpc::QuiesceRequested>();
+    CHECK(question.step == (asked == 0 ? 0 : 5));
+    CHECK(second.events.Next<rpc::QuiesceRequested>().id == question.id);
+    first.client->Quiesced(question.id, 5);
+    second.client->Quiesced(question.id, 4);
   }
-  CHECK(third.events.Next<rpc::ViewPublished>().view.members.size() == 3);
+  const View entered = third.events.Next<rpc::ViewPublished>().view;
+  CHECK(entered.members.size() == 3);
+  CHECK(entered.steps == 5);
   CHECK(first.events.Next<rpc::ViewPublished>().view.epoch == Epoch{2});
   third.client.reset();
   CHECK(first.events.Next<rpc::ViewPublished>().view.members.size() == 2);

@@ -49,12 +49,15 @@ TEST_CASE("The control segment") {
   view.agent_line().sleep_sequence = 0x21;
   view.agent_line().beats = 0x22;
   view.agent_line().sleeps_until_awaited = 0x23;
+  view.agent_line().stop_at = 0x24;
+  view.agent_line().epoch = 0x25;
   view.rank_line().submitted = 0x31;
   view.rank_line().waiters = 0x32;
   view.rank_line().push_waiters = 0x33;
   view.rank_line().wakes_seen = 0x34;
   view.rank_line().awaited = 0x35;
   view.rank_line().awaited_bytes = 0x36;
+  view.rank_line().steps_ended = 0x37;
   view.consumed_line().consumed = 0x41;
   std::strcpy(view.failure_text().text, "who died");
   view.ring_entry(6) = {
@@ -71,14 +74,14 @@ TEST_CASE("The control segment") {
   slot.words[0] = 0x7172737475767778;
   slot.words[kTextSlotWords - 1] = 0x72;
 
-  Golden golden("control_segment_1.3.txt");
+  Golden golden("control_segment_1.4.txt");
   golden.Add("control", {base, kShape.total_bytes()});
   golden.Check();
 }
 
 TEST_CASE("The messages on a rank's socket") {
   constexpr std::array<uint32_t, 3> kGroup = {0x2005, 0x2006, 0x2007};
-  Golden golden("rank_messages_1.5.txt");
+  Golden golden("rank_messages_1.6.txt");
   const auto add = [&golden](const char* name, const Message& message) {
     std::array<std::byte, kEncodedBytesMax> bytes;
     const size_t count = EncodeMessage(message, bytes);
@@ -153,11 +156,31 @@ TEST_CASE("The messages on a rank's socket") {
                                 .pushed = handle,
                                 .taken = handle,
                                 .text = "no event"}});
+  add("Boundary", {.request = 0x6001,
+                   .body = Boundary{.question = BoundaryQuestion::kFollow,
+                                    .steps_ended = 0x6002,
+                                    .epoch = 0x6003,
+                                    .first_member = 0x6004}});
+  constexpr std::array<MembershipMember, 2> kMembers = {
+      {{0x6011, 0x6012, 0x6013}, {0x6014, 0x6015, 0x6016}}};
+  add("Membership", {.request = 0x6001,
+                     .body = Membership{.status = RankStatus::kInvalidArgument,
+                                        .flags = kMembershipChanges,
+                                        .epoch = 0x6005,
+                                        .steps = 0x6006,
+                                        .steps_base = 0x6007,
+                                        .rank = 0x6008,
+                                        .size = 0x6009,
+                                        .member_count = 0x600a,
+                                        .first_member = 0x600b,
+                                        .members = {kMembers.data(), kMembers.size()},
+                                        .text = "no view"}});
   golden.Check();
 }
 
 TEST_CASE("Messages of earlier versions are read") {
-  const uint16_t minor = GENERATE(uint16_t{0}, uint16_t{1}, uint16_t{2}, uint16_t{3}, uint16_t{4});
+  const uint16_t minor =
+      GENERATE(uint16_t{0}, uint16_t{1}, uint16_t{2}, uint16_t{3}, uint16_t{4}, uint16_t{5});
   const std::map<std::string, std::vector<std::byte>> golden =
       Golden::Load("rank_messages_1." + std::to_string(minor) + ".txt");
   CHECK(golden.size() == 15);
@@ -170,8 +193,8 @@ TEST_CASE("Messages of earlier versions are read") {
       CHECK(welcome->minor == minor);
     }
     if (const auto* declare = std::get_if<Declare>(&result.message.body)) {
-      CHECK(declare->collective().name() == "broadcast");
-      CHECK(declare->ranks.empty());
+      CHECK(declare->collective().name() == std::string(minor < 5 ? "broadcast" : "gather"));
+      CHECK((minor >= 5 || declare->ranks.empty()));
     }
   }
 }

@@ -189,8 +189,15 @@ class Cluster:
         enter: Sequence[str] = (),
     ) -> Rank:
         environment = dict(os.environ, TALWEG_AGENT_SOCKET=agent.addresses["socket"])
+        line = [*enter, sys.executable, "-P", "-u", str(PROGRAMS / program), *arguments]
+        return Rank(self.process(line, environment))
+
+    def process(
+        self, line: Sequence[str], environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Starts any command, which reads and writes lines."""
         process = subprocess.Popen(
-            [*enter, sys.executable, "-P", "-u", str(PROGRAMS / program), *arguments],
+            line,
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -198,7 +205,7 @@ class Cluster:
             text=True,
         )
         self._processes.append(process)
-        return Rank(process)
+        return process
 
     def stop(self, process: subprocess.Popen[Any]) -> None:
         process.send_signal(signal.SIGSTOP)

@@ -58,9 +58,9 @@ class Crew:
         options = [*self._agent_options, f"--node_rank={node}", f"--name=node{node}"]
         agent = self.cluster.agent(node, options, name=name)
         rank = self.cluster.rank(agent, "roll_call.py", [str(node), "3"])
-        self.agents[node:] = [agent]
-        self.ranks[node:] = [rank]
-        self.since[node:] = [since]
+        self.agents[node : node + 1] = [agent]
+        self.ranks[node : node + 1] = [rank]
+        self.since[node : node + 1] = [since]
 
     def begin(self) -> None:
         for rank in self.ranks:
@@ -113,6 +113,17 @@ class Crew:
         )
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
+
+    def job_text(self) -> str:
+        """What the scheduler says that the job waits for."""
+        done = subprocess.run(
+            [str(TOOL), "status", f"--scheduler={self.address}"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=True,
+        )
+        return done.stdout
 
     def wait_until(self, node: int, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         end = time.monotonic() + DEADLINE_S
@@ -382,10 +393,37 @@ class SurvivorsTest(unittest.TestCase):
             crew = _crew(cluster)
             crew.agents[2].kill()
             crew.tell("run 6", ranks=(0, 1))
-            crew.add(2, since=7)
+            crew.add(2)
+            crew.tell("until 3", ranks=(0, 1))
             crew.wait_for_members(0, 3)
-            crew.tell("run 9")
-            self._check(crew, {4: {0, 1}, 7: {0, 1, 2}, 10: set()})
+            crew.tell("more 3")
+            self._check_joined(crew)
+
+    def test_one_that_joins_as_node_0(self) -> None:
+        with Cluster() as cluster:
+            crew = _crew(cluster)
+            crew.agents[0].kill()
+            crew.tell("run 6", ranks=(1, 2))
+            crew.add(0)
+            crew.tell("until 3", ranks=(1, 2))
+            crew.tell("more 3")
+            self._check_joined(crew, joiner=0)
+
+    def test_nobody_enters_a_program_that_ends_no_steps(self) -> None:
+        with Cluster() as cluster:
+            crew = _crew(cluster)
+            crew.agents[2].kill()
+            crew.tell("push", "take", ranks=(0, 1))
+            crew.wait_for_members(0, 2)
+            crew.add(2)
+            text = ""
+            end = time.monotonic() + DEADLINE_S
+            while "talweg.end_step()" not in text:
+                assert time.monotonic() < end, text
+                text = crew.job_text()
+            self.assertIn("waits for nodes 0, 1 to end step", text)
+            crew.tell("push", "take", "push", "take", ranks=(0, 1))
+            self.assertEqual(len(crew.status(0)["view"]["members"]), 2)
 
     def test_another_one_joins_while_rounds_go_on(self) -> None:
         with Cluster() as cluster:
@@ -393,19 +431,27 @@ class SurvivorsTest(unittest.TestCase):
             crew.agents[2].kill()
             for rank in crew.ranks[:2]:
                 rank.tell("run 12")
+                rank.tell("until 3")
             crew.add(2)
-            crew.ranks[2].tell("run 24")
-            crew.wait_for_members(0, 3)
             for rank in crew.ranks[:2]:
-                rank.tell("run 24")
-            for rank in crew.ranks:
-                rank.wait_for("done: run 24")
-            for name in _TENSORS:
-                crew.since[2] = min(of for what, of in self._results(crew.ranks[2]) if what == name)
-                for number in range(4, 25):
-                    members = {0, 1} if number < crew.since[2] else {0, 1, 2}
-                    wanted = crew.sum_of(name, number, members)
-                    self.assertEqual(self._result(crew, name, number, members), wanted)
+                rank.wait_for("done: until 3")
+            crew.tell("more 12")
+            self._check_joined(crew)
+
+    def _check_joined(self, crew: Crew, joiner: int = 2) -> None:
+        """That every round is whole, and the joiner in all from its first on, of each tensor alike."""
+        others = {0, 1, 2} - {joiner}
+        seen = self._results(crew.ranks[joiner])
+        firsts = {name: min(number for what, number in seen if what == name) for name in _TENSORS}
+        self.assertEqual(len(set(firsts.values())), 1, firsts)
+        crew.since[joiner] = firsts["small"]
+        last = max(number for _, number in seen)
+        self.assertGreater(last, crew.since[joiner])
+        for name in _TENSORS:
+            for number in range(4, last + 1):
+                members = others if number < crew.since[joiner] else {0, 1, 2}
+                wanted = crew.sum_of(name, number, members)
+                self.assertEqual(self._result(crew, name, number, members), wanted)
 
 
 if __name__ == "__main__":

@@ -230,7 +230,9 @@ void AgentProcess::OnMemberMessage(const membership::MemberMessage& message) {
     OnView(*view);
   } else if (const auto* quiesce = std::get_if<membership::Quiesce>(&message)) {
     if (!quiesce_.OnQuiesce(quiesce->id)) return;
-    Run([&](pipeline::Effects& out) { core_.OnQuiesce(quiesce->id.value(), now_ns, out); });
+    Run([&](pipeline::Effects& out) {
+      core_.OnQuiesce(quiesce->id.value(), quiesce->step, now_ns, out);
+    });
   } else if (const auto* cancelled = std::get_if<membership::QuiesceCancelled>(&message)) {
     if (quiesce_.OnCancelled(cancelled->id)) ResumeFromQuiesce(cancelled->id);
   } else if (const auto* attached = std::get_if<membership::Attached>(&message)) {
@@ -262,6 +264,7 @@ void AgentProcess::OnView(const View& view) {
   const bool has_joiner = held != nullptr && HasJoiner(*held, view);
   if (newer && has_joiner && view.IndexOf(core_.config().self) && !trace_->HasReached(kForged)) {
     CheckNothingOpen({&core_}, view);
+    CheckAtBoundary(view);
   }
   Run([&](pipeline::Effects& out) { core_.OnView(view, timeline_->now_ns(), out); });
   if (core_.phase() != pipeline::Phase::kFailed) {
@@ -271,7 +274,7 @@ void AgentProcess::OnView(const View& view) {
   if (before != pipeline::Phase::kFailed) trace_->Reached("an agent is out of the next view");
 }
 
-void AgentProcess::ConfirmQuiesced(membership::QuiesceId id) {
+void AgentProcess::ConfirmQuiesced(membership::QuiesceId id, uint64_t step) {
   auto answer = std::make_shared<membership::Answer>();
   const Epoch held = core_.newest_view() != nullptr ? core_.newest_view()->epoch : Epoch{0};
   scheduler_->Call(
@@ -284,10 +287,10 @@ void AgentProcess::ConfirmQuiesced(membership::QuiesceId id) {
              !known->second.quiesce->waits_for.contains(self))) {
           trace_->Reached("a quiesce is answered twice, or too late");
         }
-        *answer = core.OnQuiesced({job, self, held}, id, now_ns, out);
+        *answer = core.OnQuiesced({job, self, held}, id, step, now_ns, out);
       },
-      [this, id](bool answered) {
-        if (!answered && !out_) ConfirmQuiesced(id);
+      [this, id, step](bool answered) {
+        if (!answered && !out_) ConfirmQuiesced(id, step);
       });
 }
 

@@ -158,7 +158,7 @@ void AgentProcess::Perform(pipeline::Effects& effects) {
           } else if constexpr (std::is_same_v<Each, pipeline::ReportLost>) {
             Report(each);
           } else if constexpr (std::is_same_v<Each, pipeline::Quiesced>) {
-            ConfirmQuiesced(membership::QuiesceId{each.id});
+            ConfirmQuiesced(membership::QuiesceId{each.id}, each.step);
           } else if constexpr (std::is_same_v<Each, pipeline::RanksDone>) {
             pipeline::Effects leave;
             const bool failed = core_.phase() == pipeline::Phase::kFailed;

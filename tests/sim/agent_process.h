@@ -84,6 +84,8 @@ class AgentProcess : public Process {
   // And they to it: one whose end of a connection has broken may notice so before this one does.
   bool ConnectedAtBothEnds() const;
   bool Failed() const { return core_.phase() == pipeline::Phase::kFailed; }
+  // Rule 8: where `view` lets joiners in all ranks have ended as many steps as it says, and wait.
+  void CheckAtBoundary(const View& view) const;
 
  private:
   enum class RankState : uint8_t { kStarting, kDeclaring, kTraining, kDone, kFailed, kDead };
@@ -98,6 +100,8 @@ class AgentProcess : public Process {
   struct RankProcess {
     RankState state = RankState::kStarting;
     bool confused = false;
+    uint64_t steps = 0;        // That it has ended.
+    bool at_boundary = false;  // It waits until it may begin the next.
     std::string text;
     std::vector<RankTensor> tensors;  // As the profile's.
   };
@@ -147,6 +151,12 @@ class AgentProcess : public Process {
   void DeclareNext(LocalRank rank);
   void OnDeclareReply(const pipeline::DeclareReply& reply);
   void PushNext(LocalRank rank);
+  // In rounds of every tensor.
+  uint64_t EndOfStep(const RankProcess& rank) const;
+  bool HasEndedStep(const RankProcess& rank) const;
+  // Whether it may go on.
+  bool EndStep(LocalRank rank);
+  void Perform(const pipeline::StopRanks& stop);
   void Push(LocalRank rank, size_t tensor);
   void OnCompleted(const pipeline::CompleteRound& complete);
   void Take(LocalRank rank, size_t tensor, const pipeline::CompleteRound& complete, Epoch epoch);
@@ -179,7 +189,7 @@ class AgentProcess : public Process {
   void OnMemberMessage(const membership::MemberMessage& message);
   void Report(const pipeline::ReportLost& lost);
   void LeaveJob(membership::LeaveReason reason);
-  void ConfirmQuiesced(membership::QuiesceId id);
+  void ConfirmQuiesced(membership::QuiesceId id, uint64_t step);
   void ResumeFromQuiesce(membership::QuiesceId id);
   void Out(const std::string& text);
   void NoteAnswer(bool answered);
@@ -210,6 +220,7 @@ class AgentProcess : public Process {
   std::map<uint64_t, std::pair<pipeline::TensorIndex, int>> regions_;
   uint64_t next_region_ = 1;
   std::vector<RankProcess> ranks_;
+  std::optional<uint64_t> stop_;         // As in StopRanks.
   std::vector<const RoundPlan*> plans_;  // As the profile's tensors.
 
   JobId job_;

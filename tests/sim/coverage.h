@@ -27,6 +27,8 @@ inline constexpr const char* kCoverage[] = {
     "an aggregator re-attaches with jobs",
     "several losses at once",
     "a quiesce is answered twice, or too late",
+    "a rank waits at the end of a step",
+    "a rank goes on to the step at which all stop",
     "all of a view have left, others are pending",
     "scheduler: a gap: leases start afresh",
     "a second view",

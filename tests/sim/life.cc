@@ -217,7 +217,9 @@ void World::CheckJoiners(const View& view) const {
     const pipeline::Member& core = agent.process->core();
     const View* const held = core.newest_view();
     if (held == nullptr || held->job != view.job || !view.IndexOf(core.config().self)) continue;
-    if (HasJoiner(*held, view)) members.push_back(&core);
+    if (!HasJoiner(*held, view)) continue;
+    members.push_back(&core);
+    agent.process->CheckAtBoundary(view);
   }
   CheckNothingOpen(members, view);
 }

@@ -70,6 +70,7 @@ Profile DrawUsual(Random& random) {
   }
   profile.round_count = 1 + random.Below(pick(4, 12, 30));
   profile.in_steps = random.OneIn(2);
+  profile.rounds_per_step = 1 + profile.round_count % 3;
   profile.straggler_one_in = random.OneIn(10) ? 40 : 0;
   profile.delay_max_ns = static_cast<int64_t>(pick(50, 1000, 5000, 50000)) * kMicrosecond;
   // A third of the lives lose no process under the daemons' policy; the others go on.
@@ -129,6 +130,7 @@ Profile DrawRecovery(Random& random) {
   }
   profile.round_count = 4 + random.Below(30);
   profile.in_steps = random.OneIn(3);
+  profile.rounds_per_step = 1 + profile.round_count % 3;
   profile.straggler_one_in = pick(0, 6, 6);
   profile.delay_max_ns = static_cast<int64_t>(pick(1000, 5000, 50000)) * kMicrosecond;
   profile.fault_gap_ns = profile.delay_max_ns * static_cast<int64_t>(pick(1, 2, 4));
@@ -168,6 +170,7 @@ Profile DrawSilent(Random& random) {
   }
   profile.round_count = 20 + random.Below(60);
   profile.in_steps = random.OneIn(2);
+  profile.rounds_per_step = 1 + profile.round_count % 3;
   profile.straggler_one_in = pick(0, 6, 20);
   profile.delay_max_ns = static_cast<int64_t>(pick(1000, 5000, 50000)) * kMicrosecond;
   profile.older_store_one_in = 1 << 30;

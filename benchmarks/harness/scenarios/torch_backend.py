@@ -35,7 +35,18 @@ def makers(programs: Programs, variables: Mapping[str, str]) -> list[tuple[str, 
     network = programs.in_own_network()
     peer = str(programs.peers / "training_step.py")
     found: list[tuple[str, Make]] = [
-        (name, partial(training_step.talweg_ranks, programs, "training_step.py", manner, name, network, variables))
+        (
+            name,
+            partial(
+                training_step.talweg_ranks,
+                programs,
+                "training_step.py",
+                manner,
+                name,
+                network,
+                variables,
+            ),
+        )
         for name, manner in ((_BARRIER, "barrier"), (_DDP, "ddp_talweg"), (_FSDP, "fsdp_talweg"))
     ]
     found += [

@@ -25,9 +25,12 @@ from talweg import _client, _objects
 from talweg._arguments import chosen_op, takes_old_order
 from talweg._client import Handle, group_of
 from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
+from talweg._elastic_state import State
+from talweg._membership import Change, Member
 from talweg._numpy_collectives import COLLECTIVES as _calls
 from talweg._numpy_collectives import contiguous
 from talweg._process_sets import Group, ProcessSet
+from talweg._sampler import ElasticSampler
 from talweg._scaling import NO_FACTORS, Factors
 from talweg._version import __version__
 from talweg.errors import (
@@ -44,6 +47,7 @@ from talweg.errors import (
     Mismatch,
     NoAgent,
     NotInitialized,
+    NotSynchronized,
     OutOfMemory,
     PermissionDenied,
     ProtocolError,
@@ -58,8 +62,10 @@ __all__ = [
     "Aborted",
     "AgentLost",
     "Busy",
+    "Change",
     "Closed",
     "DType",
+    "ElasticSampler",
     "Forked",
     "GpuError",
     "Handle",
@@ -67,15 +73,18 @@ __all__ = [
     "InvalidArgument",
     "JobFailed",
     "LimitReached",
+    "Member",
     "Mismatch",
     "NoAgent",
     "NotInitialized",
+    "NotSynchronized",
     "Op",
     "OutOfMemory",
     "PermissionDenied",
     "ProcessSet",
     "ProtocolError",
     "RankTaken",
+    "State",
     "TalwegError",
     "Timeout",
     "Unsupported",
@@ -93,6 +102,9 @@ __all__ = [
     "broadcast_async",
     "broadcast_object",
     "declare",
+    "end_step",
+    "enter",
+    "epoch",
     "gather",
     "gather_async",
     "grouped_all_gather",
@@ -105,8 +117,11 @@ __all__ = [
     "grouped_reduce_scatter_async",
     "init",
     "is_initialized",
+    "is_joiner",
     "local_rank",
     "local_size",
+    "members",
+    "on_view_change",
     "poll",
     "push_pull",
     "push_pull_async",
@@ -161,7 +176,8 @@ def is_initialized() -> bool:
 def rank() -> int:
     """This process's rank in the job: 0 to size() - 1, counted over the nodes in order.
 
-    It stays, as size() does, where a job goes on with other nodes than it had at init().
+    It stays, as size() does, where a job goes on with other nodes than it had at init(), until the
+    end of a step: see end_step().
     """
     return _client.current().rank
 
@@ -179,6 +195,53 @@ def local_rank() -> int:
 def local_size() -> int:
     """The number of ranks on this node."""
     return _client.current().local_size
+
+
+def epoch() -> int:
+    """Of the membership: it grows with every change that this program has been told of.
+
+    0 before the first change, where some nodes were lost while this rank came.
+    """
+    return _client.current().membership.view.epoch
+
+
+def members() -> tuple[Member, ...]:
+    """The nodes in the job, with the numbers of the ranks on each; as of the last end_step()."""
+    return _client.current().membership.view.members
+
+
+def is_joiner() -> bool:
+    """Whether this rank has entered a running job, and has not got the others' state yet.
+
+    Until it has (State.begin(), or enter()) whatever it pushes raises NotSynchronized.
+    """
+    return _client.current().membership.is_joiner
+
+
+def enter() -> None:
+    """Enters a running job without a State; does nothing at a rank that is no joiner.
+
+    For a program that takes over the others' state in a way of its own, behind this call at the
+    joiner, and in a callback of on_view_change() at the others: by a broadcast, for instance, from
+    a rank that the Change has both before and after.
+    """
+    _client.current().membership.enter()
+
+
+def end_step() -> Change | None:
+    """Ends a step: where nodes may come and go, they do so here and nowhere else.
+
+    Every rank calls it equally often, when it has synchronized what it has pushed. rank(), size(),
+    members() and epoch() follow the membership here; the callbacks of on_view_change() are called.
+    Returns how the membership has changed, or None. A program that has a State calls
+    State.end_step() instead. One that calls neither lets no node in.
+    """
+    return _client.current().membership.end_step()
+
+
+def on_view_change(callback: Callable[[Change], Any]) -> None:
+    """Has end_step() call it when the membership has changed, behind the joiners' State."""
+    _client.current().membership.callbacks.append(callback)
 
 
 def pushed_bytes() -> int:

@@ -20,6 +20,7 @@ from talweg import _local, _native
 from talweg._completions import Completions
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
 from talweg._in_place import Buffer
+from talweg._membership import Membership
 from talweg._node import launchers
 from talweg._node.join import Attachment, attach
 from talweg._node.launchers import World
@@ -54,6 +55,8 @@ class Handle:
     keep: Any = None
     finish: Callable[[], None] | None = None
     done: bool = False
+    # How many ranks are in the result, once it is taken.
+    ranks_summed: int | None = None
     # Of a round without a name, when another one needed its tensor before synchronize() was called.
     taken: bool = False
     failure: TalwegError | None = None
@@ -66,6 +69,7 @@ class Handle:
     def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
         """Waits for the round and copies its result out."""
         connection.wait(self.tensor, self.round, self.out_address, timeout_s)
+        self.ranks_summed = connection.ranks_summed(self.tensor)
 
     def order_result(self) -> None:
         """What take() has done to the thread that called it, once more for this one."""
@@ -250,6 +254,7 @@ class Client:
         self.channels_lock = threading.Lock()
         # Barriers of sets that were interrupted: the next call goes on with them.
         self._open_barriers: dict[str, Handle] = {}
+        self.membership = Membership(self)
 
     @property
     def is_inherited(self) -> bool:
@@ -276,6 +281,22 @@ class Client:
     def call_before_closing(self, leaver: Callable[[], None]) -> None:
         """Has close() call it first, while rounds can still be pushed and taken."""
         self._leavers.append(leaver)
+
+    def follow(self, epoch: int) -> None:
+        """The numbers of ranks are those of that view from now on."""
+        self.connection.follow(epoch)
+        self.connection.view_suffix = f".e{epoch}"
+        self.rank, self.size = self.connection.rank, self.connection.size
+        with self._lock:
+            # What a tensor is that names ranks by their numbers is another one now.
+            for name, declared in list(self._tensors.items()):
+                declaration = declared.declaration
+                if declaration.op is Op.BROADCAST or declaration.ranks:
+                    del self._tensors[name]
+            self._nameless = _Nameless()
+            self._open_barriers.clear()
+        with self.channels_lock:
+            self.channels.clear()
 
     def call_when_closed(self, closer: Callable[[], None]) -> None:
         """Has close() call it, behind the goodbye."""

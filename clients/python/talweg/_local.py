@@ -85,6 +85,15 @@ class LocalConnection(_native.Connection):
     def close(self, timeout_s: float = 5.0) -> None:
         self._closed = True
 
+    def ranks_summed(self, tensor: int) -> int:
+        return 1
+
+    def steps_ended(self) -> int:
+        return 0
+
+    def newest_epoch(self) -> int:
+        return 0
+
     def check_health(self) -> None:
         if os.getpid() != self._pid:
             raise errors.Forked(

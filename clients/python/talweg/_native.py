@@ -14,10 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from talweg import errors
+from talweg._native_structures import Collective, Declaration, Member, Membership, Options
 
 _ANY_LOCAL_RANK = 0xFFFFFFFF
 _TIMEOUT = 1
 _PENDING = 17
+_BROADCAST = 6
+_WHOLE = 1
 _EVENTS_LOST = 20
 _WAIT_SLICE_NS = 200_000_000
 # Many times what it takes to agree on so many.
@@ -51,48 +54,6 @@ class EventsLost(Exception):
     """The agent has opened a GPU again: place the tensor once more, and push what is open."""
 
 
-class _Options(ctypes.Structure):
-    _fields_ = [
-        ("struct_bytes", ctypes.c_size_t),
-        ("agent_socket", ctypes.c_char_p),
-        ("local_rank", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
-        ("timeout_ns", ctypes.c_int64),
-        ("agent_wait_ns", ctypes.c_int64),
-        ("spin_ns", ctypes.c_int64),
-        ("client_name", ctypes.c_char_p),
-    ]
-
-
-class _Declaration(ctypes.Structure):
-    """talweg_declaration."""
-
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("dtype", ctypes.c_int),
-        ("op", ctypes.c_int),
-        ("root_rank", ctypes.c_uint32),
-        ("priority", ctypes.c_int32),
-        ("count", ctypes.c_uint64),
-    ]
-
-
-class _Collective(ctypes.Structure):
-    """talweg_collective."""
-
-    _fields_ = [
-        ("struct_bytes", ctypes.c_size_t),
-        ("dtype", ctypes.c_int),
-        ("op", ctypes.c_int),
-        ("gives", ctypes.c_int),
-        ("gets", ctypes.c_int),
-        ("root_rank", ctypes.c_uint32),
-        ("rank_count", ctypes.c_uint32),
-        ("ranks", ctypes.POINTER(ctypes.c_uint32)),
-        ("element_count", ctypes.c_uint64),
-    ]
-
-
 _client_p = ctypes.c_void_p
 _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
 
@@ -101,8 +62,8 @@ _PROTOTYPES = {
     "talweg_version": (ctypes.c_char_p, []),
     "talweg_abi_version": (_u32, []),
     "talweg_last_error": (ctypes.c_char_p, []),
-    "talweg_options_init_sized": (None, [ctypes.POINTER(_Options), ctypes.c_size_t]),
-    "talweg_connect": (ctypes.c_int, [ctypes.POINTER(_Options), ctypes.POINTER(_client_p)]),
+    "talweg_options_init_sized": (None, [ctypes.POINTER(Options), ctypes.c_size_t]),
+    "talweg_connect": (ctypes.c_int, [ctypes.POINTER(Options), ctypes.POINTER(_client_p)]),
     "talweg_shutdown": (ctypes.c_int, [_client_p, _i64]),
     "talweg_free": (None, [_client_p]),
     "talweg_health": (ctypes.c_int, [_client_p]),
@@ -112,11 +73,11 @@ _PROTOTYPES = {
     "talweg_local_size": (_u32, [_client_p]),
     "talweg_declare_all": (
         ctypes.c_int,
-        [_client_p, ctypes.POINTER(_Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
+        [_client_p, ctypes.POINTER(Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
     ),
     "talweg_declare_all_in_place": (
         ctypes.c_int,
-        [_client_p, ctypes.POINTER(_Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
+        [_client_p, ctypes.POINTER(Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
     ),
     "talweg_sums_in_place": (ctypes.c_int, [_client_p, _u32]),
     "talweg_contribution": (ctypes.c_void_p, [_client_p, _u32]),
@@ -128,7 +89,7 @@ _PROTOTYPES = {
     ),
     "talweg_declare_collective": (
         ctypes.c_int,
-        [_client_p, ctypes.c_char_p, ctypes.POINTER(_Collective), _i32, _i64, ctypes.POINTER(_u32)],
+        [_client_p, ctypes.c_char_p, ctypes.POINTER(Collective), _i32, _i64, ctypes.POINTER(_u32)],
     ),
     "talweg_push_parts": (
         ctypes.c_int,
@@ -158,6 +119,15 @@ _PROTOTYPES = {
             ctypes.POINTER(ctypes.c_size_t),
         ],
     ),
+    "talweg_ranks_summed": (_u64, [_client_p, _u32]),
+    "talweg_end_step": (ctypes.c_int, [_client_p, _i64]),
+    "talweg_steps_ended": (_u64, [_client_p]),
+    "talweg_newest_epoch": (_u64, [_client_p]),
+    "talweg_get_membership": (
+        ctypes.c_int,
+        [_client_p, _u64, ctypes.POINTER(Membership), ctypes.POINTER(Member), _u32, _i64],
+    ),
+    "talweg_follow": (ctypes.c_int, [_client_p, _u64, _i64]),
     "talweg_gpu_export": (
         ctypes.c_int,
         [
@@ -173,7 +143,7 @@ _PROTOTYPES = {
     "talweg_gpu_unexport": (ctypes.c_int, [_client_p, _u32, _i64]),
     "talweg_gpu_declare_all": (
         ctypes.c_int,
-        [_client_p, ctypes.POINTER(_Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
+        [_client_p, ctypes.POINTER(Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
     ),
     "talweg_gpu_place": (
         ctypes.c_int,
@@ -295,11 +265,16 @@ def check_name_and_priority(name: str, priority: int) -> None:
 class Connection:
     """A talweg_client. Any thread may call any method; close() ends the others' waits."""
 
+    # Why this rank may push nothing yet; None: it may.
+    refusal: str | None = None
+    # Of names of tensors that depend on ranks' numbers, behind the first change of these.
+    view_suffix = ""
+
     def __init__(self, agent_socket: str | None, local_rank: int | None, timeout_s: float) -> None:
         self._handle = _client_p()
         self._library = library()
-        options = _Options()
-        self._library.talweg_options_init_sized(ctypes.byref(options), ctypes.sizeof(_Options))
+        options = Options()
+        self._library.talweg_options_init_sized(ctypes.byref(options), ctypes.sizeof(Options))
         if agent_socket is not None:
             options.agent_socket = os.fsencode(agent_socket)
         options.local_rank = _ANY_LOCAL_RANK if local_rank is None else local_rank
@@ -326,6 +301,10 @@ class Connection:
         if status != 0:
             text = (self._library.talweg_last_error() or b"").decode(errors="replace")
             raise EXCEPTIONS.get(status, errors.TalwegError)(text)
+
+    def _check_pushes(self) -> None:
+        if self.refusal is not None:
+            raise errors.NotSynchronized(self.refusal)
 
     def _in_slices(self, call: Callable[[int], int], slice_ns: int = _WAIT_SLICE_NS) -> None:
         """`call` of a time limit, again and again until it ends by itself: a signal (Ctrl-C) is
@@ -370,10 +349,10 @@ class Connection:
         declarations: Sequence[tuple[str, int, int, int, int, int]],
     ) -> list[int]:
         count = len(declarations)
-        array = (_Declaration * count)(
+        array = (Declaration * count)(
             *(
-                _Declaration(
-                    _encode(name),
+                Declaration(
+                    _encode(name + self.view_suffix if op == _BROADCAST else name),
                     dtype,
                     op,
                     _within("root_rank", root_rank, 0, 2**32 - 1),
@@ -403,8 +382,8 @@ class Connection:
         priority: int = 0,
     ) -> int:
         """`shares`: what each rank gives and gets. `ranks`: the group, none for all ranks."""
-        collective = _Collective(
-            ctypes.sizeof(_Collective),
+        collective = Collective(
+            ctypes.sizeof(Collective),
             dtype,
             op,
             *shares,
@@ -413,6 +392,8 @@ class Connection:
             (_u32 * len(ranks))(*ranks),
             _within("count", element_count, 0, 2**64 - 1),
         )
+        if ranks or shares != (_WHOLE, _WHOLE):
+            name += self.view_suffix
         tensor, encoded, wire_priority = _u32(), _encode(name), _priority(priority)
         declare = self._library.talweg_declare_collective
         self._in_slices(
@@ -427,6 +408,7 @@ class Connection:
         self, tensor: int, address: int | bytes, lengths: Sequence[int], priority: int = 0
     ) -> int:
         """`lengths`: the bytes of each part that this rank gives. `address`: where, or they."""
+        self._check_pushes()
         round_, parts = _u64(), (_u64 * len(lengths))(*lengths)
         push_parts, wire_priority = self._library.talweg_push_parts, _priority(priority)
         self._in_slices(
@@ -487,6 +469,7 @@ class Connection:
 
     def push_pull(self, tensor: int, address: int, priority: int) -> int:
         """`address` 0: of what lies in the contribution buffer."""
+        self._check_pushes()
         round_ = _u64()
         push_pull, wire_priority = self._library.talweg_push_pull, _priority(priority)
         # Only a full ring is waited for, and then nothing has been pushed.
@@ -522,6 +505,7 @@ class Connection:
                 return self._check(status)
 
     def barrier(self) -> None:
+        self._check_pushes()
         # The next call goes on waiting for the same barrier.
         self._in_slices(lambda slice_ns: self._library.talweg_barrier(self._handle, None, slice_ns))
 
@@ -555,6 +539,40 @@ class Connection:
         self._check(completed(self._handle, fd, tags, at_most, ctypes.byref(count)))
         return tags[: count.value]
 
+    def ranks_summed(self, tensor: int) -> int:
+        """How many ranks are in the result that was taken last."""
+        return int(self._library.talweg_ranks_summed(self._handle, tensor))
+
+    # ----- Steps and membership: talweg.h and docs/elastic.md say what each call means. -----
+
+    def end_step(self) -> None:
+        """Returns when the rank may begin the next step."""
+        self._in_slices(lambda slice_ns: self._library.talweg_end_step(self._handle, slice_ns))
+
+    def steps_ended(self) -> int:
+        return int(self._library.talweg_steps_ended(self._handle))
+
+    def newest_epoch(self) -> int:
+        return int(self._library.talweg_newest_epoch(self._handle))
+
+    def membership(self, epoch: int = 0) -> tuple[Membership, list[Member]]:
+        """The view of that epoch, 0 for the newest, and its members by node."""
+        room = 64
+        while True:
+            found, members = Membership(ctypes.sizeof(Membership)), (Member * room)()
+            self._check(
+                self._library.talweg_get_membership(self._handle, epoch, found, members, room, -1)
+            )
+            if found.member_count <= room:
+                return found, list(members[: found.member_count])
+            room = found.member_count
+
+    def follow(self, epoch: int) -> None:
+        """This rank's numbers are those of that view from now on."""
+        self._check(self._library.talweg_follow(self._handle, epoch, -1))
+        self.rank = int(self._library.talweg_rank(self._handle))
+        self.size = int(self._library.talweg_size(self._handle))
+
     # ----- Tensors on GPUs: talweg.h and docs/gpu.md say what each call means. -----
 
     def gpu_export(self, uuid: bytes, buffer_id: int, handle: bytes) -> tuple[int, int]:
@@ -584,6 +602,7 @@ class Connection:
         return pushed.raw, taken.raw
 
     def gpu_push_pull(self, tensor: int, buffer: int, offset: int, priority: int) -> int:
+        self._check_pushes()
         round_ = _u64()
         push_pull, wire_priority = self._library.talweg_gpu_push_pull, _priority(priority)
         self._in_slices(

@@ -12,14 +12,16 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from talweg._client import Client
 from talweg._declaration import Op
 from talweg._process_sets import Group, ProcessSet
 from talweg.errors import Aborted, InvalidArgument
+
+if TYPE_CHECKING:
+    from talweg._client import Client
 
 _CAPACITY_BYTES_MIN = 1024
 # What a tensor takes it takes at every rank, agent and aggregator until the job ends.
@@ -168,7 +170,9 @@ def _sum_of_places(
     places: np.ndarray = np.zeros(own.size + group.size, dtype=own.dtype)
     places[: own.size] = own
     places[own.size + group.place] = 1
-    client.run(name, places, Op.SUM, 0, group.listed, group.suffix, timeout_s)
+    # Its length is that of the job's ranks.
+    name_in_view = name + client.connection.view_suffix
+    client.run(name_in_view, places, Op.SUM, 0, group.listed, group.suffix, timeout_s)
     for rank, count in zip(group.ranks, places[own.size :]):
         if count == 0:
             raise Aborted(

@@ -72,6 +72,10 @@ class GpuError(TalwegError):
     """The GPU's driver refused a call; the message names the call and the driver's reason."""
 
 
+class NotSynchronized(TalwegError):
+    """This rank has joined a running job, and has not got the others' state yet."""
+
+
 class NotInitialized(TalwegError):
     """talweg.init() has not been called in this process."""
 

@@ -370,6 +370,8 @@ void Client::HandleMessages() {
                std::holds_alternative<Unexported>(message.body) ||
                std::holds_alternative<Placed>(message.body)) {
       HandleDeviceAnswer(message);
+    } else if (const auto* membership = std::get_if<Membership>(&message.body)) {
+      HandleMembership(message, *membership);
     } else if (const auto* welcome = std::get_if<Welcome>(&message.body)) {
       if (handshake_error_ == nullptr || welcomed_.load()) continue;
       handshake_status_ = TakeWelcome(*welcome, *handshake_error_);

@@ -155,6 +155,19 @@ class Client {
   RankStatus Completed(int fd, uint64_t* tags, size_t capacity, size_t* count, ErrorText& error);
 
   uint64_t RanksSummed(uint32_t tensor) const;
+
+  // Steps and views: docs/elastic.md. steps.cc. One thread at a time ends steps.
+  // kTimeout: the next call goes on waiting, and ends no second one.
+  RankStatus EndStep(int64_t timeout_ns, ErrorText& error);
+  uint64_t StepsEnded() const { return steps_ended_.load(std::memory_order_relaxed); }
+  // Of the newest view that the agent has; 0: it is too old to say.
+  uint64_t NewestEpoch() const;
+  // The view of that epoch, if the agent has had it lately; 0: the newest. `members`: room for
+  // `members_max`; the answer's member_count says how many there are.
+  RankStatus LookAtView(uint64_t epoch, Membership* view, MembershipMember* members,
+                        uint32_t members_max, int64_t timeout_ns, ErrorText& error);
+  // identity() changes.
+  RankStatus FollowView(uint64_t epoch, int64_t timeout_ns, ErrorText& error);
   // The round that was pushed and not taken; 0 if there is none.
   uint64_t OpenRound(uint32_t tensor) const;
 
@@ -236,6 +249,9 @@ class Client {
     Declared declared;
     Exported exported;
     Placed placed;
+    Membership membership;
+    MembershipMember* members = nullptr;  // Where the answer's go, if they fit.
+    uint32_t members_max = 0;
     char text[kTextBytesMax + 1] = "";
     PendingAnswer* next = nullptr;
 
@@ -315,6 +331,10 @@ class Client {
   void WatchAgent();
   void HandleDeclared(const Message& message, const Declared& declared);
   void HandleDeviceAnswer(const Message& message);
+  void HandleMembership(const Message& message, const Membership& membership);
+  // `pending` has the answer.
+  RankStatus AskBoundary(const Boundary& question, const char* what, int64_t timeout_ns,
+                         PendingAnswer& pending, ErrorText& error);
   // Sends the question, which waits for its answer until it is withdrawn. False: the socket has
   // taken nothing before the deadline.
   bool Post(const MessageBody& question, PendingAnswer& pending, const Deadline& deadline);
@@ -483,6 +503,8 @@ class Client {
                          const Deadline& deadline, ErrorText& error);
 
   ClientIdentity identity_;
+  std::atomic<uint64_t> steps_ended_{0};
+  std::atomic<bool> at_boundary_{false};
   ClientStatistics statistics_;
   Watches watches_;
   int64_t spin_ns_ = 0;

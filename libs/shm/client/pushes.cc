@@ -105,6 +105,12 @@ RankStatus Client::BeginPush(Tensor& tensor, const void* data, std::byte** contr
                              bool* nobody_sums, ErrorText& error) {
   RankStatus over = RankStatus::kOk;
   if (Over(&over)) return FailOver(over, NameOf(tensor), error);
+  if (at_boundary_.load(std::memory_order_relaxed)) {
+    return error.Fail(RankStatus::kBusy,
+                      "tensor '%s': this rank waits in talweg_end_step; what belongs to a step is "
+                      "pushed before its end",
+                      NameOf(tensor));
+  }
   const MutexLock lock(state_mutex_);
   if (tensor.pushing || tensor.pushed > tensor.taken || tensor.readers > 0) {
     return error.Fail(RankStatus::kBusy,

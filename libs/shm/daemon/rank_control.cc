@@ -135,6 +135,16 @@ void RankControl::PublishEventsLost() {
   view_.agent_line().events_lost.store(++events_lost_, std::memory_order_seq_cst);
 }
 
+uint64_t RankControl::PublishStop(uint64_t stop_at) {
+  // Either the rank sees this when it has ended a step, or that is seen here.
+  view_.agent_line().stop_at.store(stop_at, std::memory_order_seq_cst);
+  return view_.rank_line().steps_ended.load(std::memory_order_seq_cst);
+}
+
+void RankControl::PublishEpoch(uint64_t epoch) {
+  view_.agent_line().epoch.store(epoch, std::memory_order_seq_cst);
+}
+
 void RankControl::PublishBeat() {
   view_.agent_line().beats.store(++beats_, std::memory_order_relaxed);
 }

@@ -55,6 +55,9 @@ class RankControl {
   // Whether a thread of the rank sleeps, or is about to.
   bool Awaits() const;
   void PublishEventsLost();
+  // As in AgentLine. Returns how many steps the rank has ended, by its own word.
+  uint64_t PublishStop(uint64_t stop_at);
+  void PublishEpoch(uint64_t epoch);
   void PublishBeat();
 
   enum class Waiter { kForRound, kForRoom };

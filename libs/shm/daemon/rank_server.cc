@@ -156,6 +156,9 @@ int RankServerImpl::HandleMessages(Connection& connection, RankEventSink& sink) 
     } else if (const auto* declare = std::get_if<Declare>(&message.body);
                declare != nullptr && state == Connection::State::kActive) {
       OnDeclare(connection, message.request, *declare, sink);
+    } else if (const auto* boundary = std::get_if<Boundary>(&message.body);
+               boundary != nullptr && state == Connection::State::kActive) {
+      OnBoundary(connection, message.request, *boundary, sink);
     } else if (std::holds_alternative<Goodbye>(message.body) &&
                state != Connection::State::kSilent) {
       OnGoodbye(connection, sink);

@@ -187,6 +187,10 @@ class RankEventSink {
   // A tensor that the rank has been told of.
   virtual void OnRankPlace(RankConnectionId connection, RequestId request, TensorIndex tensor,
                            uint32_t buffer);
+  // Answer with ReplyMembership, now or (kWait) later. Behind what the rank has pushed before. A
+  // sink that lets nobody in or out has no answer.
+  virtual void OnRankBoundary(RankConnectionId /*connection*/, RequestId /*request*/,
+                              const Boundary& /*question*/) {}
   // Once, for every connection that OnRankHello was called for, unless the agent ended it itself.
   // Nothing about the connection follows. What it had pushed stays readable until Release.
   virtual void OnRankGone(RankConnectionId connection, const RankGone& gone) = 0;
@@ -274,6 +278,16 @@ class RankServer {
   // call of the sink's.
   virtual void Garbage(RankConnectionId connection, const std::string& why,
                        RankEventSink& sink) = 0;
+
+  // Has the rank ask before it begins a further step than `stop_at - 1`; 0: it need not. Returns
+  // how many it has ended, by its own word: of any later one it asks.
+  virtual uint64_t PublishStop(RankConnectionId connection, uint64_t stop_at) = 0;
+  // To every rank, also those that come.
+  virtual void PublishEpoch(Epoch epoch) = 0;
+  virtual void ReplyMembership(RankConnectionId connection, RequestId request,
+                               const Membership& answer) = 0;
+  // What the rank declares from now on has these numbers.
+  virtual void Renumber(RankConnectionId connection, Rank rank, uint32_t size) = 0;
 
   struct Completion {
     TensorIndex tensor;

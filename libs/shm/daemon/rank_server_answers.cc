@@ -37,6 +37,7 @@ void RankServerImpl::Welcome(RankConnectionId id, const WelcomeData& data) {
   connection->state = Connection::State::kActive;
   active_.push_back(connection);
   connection->control->PublishSleepSequence(sleep_sequence_);
+  connection->control->PublishEpoch(epoch_.value());
   const std::string_view job_name(data.job_name);
   const shm::Welcome welcome{.rank = data.rank.value(),
                              .size = data.size,

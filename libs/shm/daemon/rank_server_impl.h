@@ -22,7 +22,7 @@
 
 // The parts of RankServer: rank_server.cc hears what ranks say, rank_server_rings.cc what they
 // push, rank_server_answers.cc says what the agent says; rank_server_devices.cc has both sides of
-// what is said of GPUs.
+// what is said of GPUs, rank_server_steps.cc of what is said of steps and views.
 namespace talweg::shm {
 
 // What a rank contributes to a tensor, by what it has declared.
@@ -117,6 +117,10 @@ class RankServerImpl final : public RankServer {
   void ReplyUnexported(RankConnectionId id, RequestId request, const Unexported& answer) override;
   void ReplyPlaced(RankConnectionId id, RequestId request, const Placed& answer) override;
   void PublishEventsLost(RankConnectionId id) override;
+  uint64_t PublishStop(RankConnectionId id, uint64_t stop_at) override;
+  void PublishEpoch(Epoch epoch) override;
+  void ReplyMembership(RankConnectionId id, RequestId request, const Membership& answer) override;
+  void Renumber(RankConnectionId id, Rank rank, uint32_t size) override;
   void Garbage(RankConnectionId id, const std::string& why, RankEventSink& sink) override;
   void PublishCompletion(const Completion& completion) override;
   void PublishArrival(TensorIndex tensor, uint64_t bytes) override;
@@ -139,6 +143,8 @@ class RankServerImpl final : public RankServer {
                  RankEventSink& sink);
   // Whether the message was about memory of GPUs.
   bool OnDeviceMessage(Connection& connection, const Message& message, RankEventSink& sink);
+  void OnBoundary(Connection& connection, uint32_t request, const Boundary& question,
+                  RankEventSink& sink);
   void OnGoodbye(Connection& connection, RankEventSink& sink);
   void OnGarbage(Connection& connection, const std::string& why, RankEventSink& sink);
   // 0: it is not over before its pushes are taken.
@@ -191,6 +197,7 @@ class RankServerImpl final : public RankServer {
   std::vector<Connection*> active_;                       // kActive, in order of their Welcome.
   uint32_t sleep_sequence_ = 0;                           // Odd: prepared to sleep.
   bool sweep_ = false;
+  Epoch epoch_;  // Of the newest view.
   std::optional<Failure> job_failure_;
   RankServerCounters counters_;
   std::vector<uint32_t> lengths_;  // Those of the push that is being delivered.

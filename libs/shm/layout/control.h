@@ -24,7 +24,7 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kControlMagic = 0x4d435754;  // "TWCM"
 inline constexpr uint16_t kLayoutMajor = 1;
-inline constexpr uint16_t kLayoutMinor = 3;
+inline constexpr uint16_t kLayoutMinor = 4;
 
 inline constexpr size_t kPageBytes = 4096;
 inline constexpr size_t kFailureTextBytes = 1024;
@@ -73,7 +73,12 @@ struct alignas(64) AgentLine {
   // tensors that the ranks sum send no Doorbell: whoever begins to wait, or polls, does. (Since
   // minor version 1; 0 before.)
   std::atomic<uint32_t> sleeps_until_awaited;
-  uint32_t reserved[10];
+  // A rank that has ended so many steps less one begins no further one before it has asked; 0: each
+  // may go on. The rank adds to RankLine::steps_ended, then looks here; the agent writes this, then
+  // looks there. (This and the next since minor version 4; 0 before.)
+  std::atomic<uint64_t> stop_at;
+  std::atomic<uint64_t> epoch;  // Of the newest view.
+  uint32_t reserved[6];
 };
 
 struct alignas(64) RankLine {
@@ -86,7 +91,8 @@ struct alignas(64) RankLine {
   // And with it: how many bytes of the open round's result it is to be woken for; 0: for all of
   // them only. (Since minor version 2; 0 before.)
   std::atomic<uint64_t> awaited_bytes;
-  uint32_t reserved[8];
+  std::atomic<uint64_t> steps_ended;  // Ever. (Since minor version 4; 0 before.)
+  uint32_t reserved[6];
 };
 
 struct alignas(64) ConsumedLine {
@@ -164,10 +170,12 @@ static_assert(std::is_standard_layout_v<AgentLine> && sizeof(AgentLine) == 64);
 static_assert(offsetof(AgentLine, failure_status) == 4 && offsetof(AgentLine, sleep_sequence) == 8);
 static_assert(offsetof(AgentLine, events_lost) == 12 && offsetof(AgentLine, beats) == 16);
 static_assert(offsetof(AgentLine, sleeps_until_awaited) == 20);
+static_assert(offsetof(AgentLine, stop_at) == 24 && offsetof(AgentLine, epoch) == 32);
 static_assert(std::is_standard_layout_v<RankLine> && sizeof(RankLine) == 64);
 static_assert(offsetof(RankLine, waiters) == 8 && offsetof(RankLine, push_waiters) == 12);
 static_assert(offsetof(RankLine, wakes_seen) == 16 && offsetof(RankLine, awaited) == 20);
 static_assert(offsetof(RankLine, awaited_bytes) == 24);
+static_assert(offsetof(RankLine, steps_ended) == 32);
 static_assert(std::is_standard_layout_v<ConsumedLine> && sizeof(ConsumedLine) == 64);
 static_assert(std::is_standard_layout_v<RingEntry> && sizeof(RingEntry) == 32);
 static_assert(offsetof(RingEntry, priority) == 4 && offsetof(RingEntry, round) == 8);

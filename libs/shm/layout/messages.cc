@@ -50,6 +50,18 @@ class Reader {
     return ranks;
   }
 
+  MemberList TakeMembers() {
+    const uint32_t count = Take<uint32_t>();
+    if (count > kMembershipMembersMax) {
+      too_long_ = true;
+      ok_ = false;
+    }
+    if (!Have(count * sizeof(MembershipMember))) return {};
+    const MemberList members(next_, count);
+    Skip(count * sizeof(MembershipMember));
+    return members;
+  }
+
   bool ok() const { return ok_; }
   bool too_long() const { return too_long_; }
   // A body of an earlier version has no more.
@@ -92,6 +104,12 @@ class Writer {
     if (!ok_) return;
     Put(ranks.size());
     PutBytes(ranks.bytes().data(), ranks.bytes().size());
+  }
+  void PutMembers(const MemberList& members) {
+    ok_ = ok_ && members.size() <= kMembershipMembersMax;
+    if (!ok_) return;
+    Put(members.size());
+    PutBytes(members.bytes().data(), members.bytes().size());
   }
   // Cuts between characters: a UTF-8 sequence is whole or not there.
   void PutText(std::string_view text) {
@@ -370,6 +388,52 @@ void Put(Writer& out, const Placed& message) {
   out.PutText(message.text);
 }
 
+const char* Take(Reader& in, Boundary& message) {
+  message.question = static_cast<BoundaryQuestion>(in.Take<uint32_t>());
+  message.first_member = in.Take<uint32_t>();
+  message.steps_ended = in.Take<uint64_t>();
+  message.epoch = in.Take<uint64_t>();
+  return in.ok() && message.question > BoundaryQuestion::kFollow
+             ? "Boundary asks what this release does not know"
+             : nullptr;
+}
+
+void Put(Writer& out, const Boundary& message) {
+  out.Put(static_cast<uint32_t>(message.question));
+  out.Put(message.first_member);
+  out.Put(message.steps_ended);
+  out.Put(message.epoch);
+}
+
+const char* Take(Reader& in, Membership& message) {
+  message.status = static_cast<RankStatus>(in.Take<uint32_t>());
+  message.flags = in.Take<uint32_t>();
+  message.epoch = in.Take<uint64_t>();
+  message.steps = in.Take<uint64_t>();
+  message.steps_base = in.Take<uint64_t>();
+  message.rank = in.Take<uint32_t>();
+  message.size = in.Take<uint32_t>();
+  message.member_count = in.Take<uint32_t>();
+  message.first_member = in.Take<uint32_t>();
+  message.members = in.TakeMembers();
+  message.text = in.TakeString(kTextBytesMax);
+  return nullptr;
+}
+
+void Put(Writer& out, const Membership& message) {
+  out.Put(static_cast<uint32_t>(message.status));
+  out.Put(message.flags);
+  out.Put(message.epoch);
+  out.Put(message.steps);
+  out.Put(message.steps_base);
+  out.Put(message.rank);
+  out.Put(message.size);
+  out.Put(message.member_count);
+  out.Put(message.first_member);
+  out.PutMembers(message.members);
+  out.PutText(message.text);
+}
+
 const char* Take(Reader&, Goodbye&) { return nullptr; }
 const char* Take(Reader&, Doorbell&) { return nullptr; }
 const char* Take(Reader&, Wake&) { return nullptr; }
@@ -413,6 +477,8 @@ const char* TakeBody(MessageType type, std::span<const std::byte> bytes, Message
     case MessageType::kUnexported: return TakeBody<Unexported>(bytes, out);
     case MessageType::kPlace: return TakeBody<Place>(bytes, out);
     case MessageType::kPlaced: return TakeBody<Placed>(bytes, out);
+    case MessageType::kBoundary: return TakeBody<Boundary>(bytes, out);
+    case MessageType::kMembership: return TakeBody<Membership>(bytes, out);
   }
   return "the message is of an unknown type";
 }
@@ -438,6 +504,8 @@ static_assert(kStandsInPlace<MessageType::kUnexport, Unexport>);
 static_assert(kStandsInPlace<MessageType::kUnexported, Unexported>);
 static_assert(kStandsInPlace<MessageType::kPlace, Place>);
 static_assert(kStandsInPlace<MessageType::kPlaced, Placed>);
+static_assert(kStandsInPlace<MessageType::kBoundary, Boundary>);
+static_assert(kStandsInPlace<MessageType::kMembership, Membership>);
 
 template <typename Body>
 bool PutIf(Writer& out, const MessageBody& body) {
@@ -452,7 +520,8 @@ void PutBody(Writer& out, const MessageBody& body) {
   PutIf<Hello>(out, body) || PutIf<Welcome>(out, body) || PutIf<Declare>(out, body) ||
       PutIf<Declared>(out, body) || PutIf<Lost>(out, body) || PutIf<Peer>(out, body) ||
       PutIf<Export>(out, body) || PutIf<Exported>(out, body) || PutIf<Unexport>(out, body) ||
-      PutIf<Unexported>(out, body) || PutIf<Place>(out, body) || PutIf<Placed>(out, body);
+      PutIf<Unexported>(out, body) || PutIf<Place>(out, body) || PutIf<Placed>(out, body) ||
+      PutIf<Boundary>(out, body) || PutIf<Membership>(out, body);
 }
 
 }  // namespace
@@ -516,6 +585,8 @@ const char* MessageTypeName(MessageType type) {
     case MessageType::kUnexported: return "Unexported";
     case MessageType::kPlace: return "Place";
     case MessageType::kPlaced: return "Placed";
+    case MessageType::kBoundary: return "Boundary";
+    case MessageType::kMembership: return "Membership";
   }
   return "unknown";
 }

@@ -30,7 +30,7 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kMessageMagic = 0x4d535754;  // "TWSM"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 5;
+inline constexpr uint16_t kProtocolMinor = 6;
 // From this one on a rank that waits or polls rings (AgentLine::sleeps_until_awaited).
 inline constexpr uint16_t kRingsToAwaitMinor = 1;
 // From this one on a rank knows SummedBy::kRanksInPlace.
@@ -39,6 +39,8 @@ inline constexpr uint16_t kInPlaceMinor = 2;
 inline constexpr uint16_t kTellsPushesMinor = 4;
 // From this one on an agent knows every collective, groups of ranks, and pushes in parts.
 inline constexpr uint16_t kCollectivesMinor = 5;
+// From this one on a rank ends steps, and hears of views.
+inline constexpr uint16_t kStepsMinor = 6;
 inline constexpr size_t kMessageHeaderBytes = 16;
 inline constexpr size_t kBodyBytesMax = 64 * 1024;
 // Nothing of this version is longer; a buffer of this size takes any message that Encode makes.
@@ -67,6 +69,9 @@ enum class MessageType : uint16_t {
   kUnexported = 13,  // agent -> rank: it may be freed
   kPlace = 14,       // rank -> agent: a tensor will be pushed from a GPU
   kPlaced = 15,      // agent -> rank
+  // Steps and views (docs/elastic.md).
+  kBoundary = 16,    // rank -> agent
+  kMembership = 17,  // agent -> rank
 };
 
 struct Hello {
@@ -288,8 +293,77 @@ struct Placed {
   friend bool operator==(const Placed&, const Placed&) = default;
 };
 
-using MessageBody = std::variant<Hello, Welcome, Declare, Declared, Goodbye, Lost, Doorbell, Wake,
-                                 Peer, Export, Exported, Unexport, Unexported, Place, Placed>;
+// What a rank asks at the end of a step, or at any time.
+enum class BoundaryQuestion : uint32_t {
+  kLook = 0,    // The newest view.
+  kWait = 1,    // The same, when the rank may begin the next step.
+  kFollow = 2,  // From now on the rank's numbers are those of the view of `epoch`.
+};
+
+struct Boundary {
+  BoundaryQuestion question = BoundaryQuestion::kLook;
+  uint64_t steps_ended = 0;   // kWait.
+  uint64_t epoch = 0;         // kFollow; kLook: the view of this epoch, 0: the newest.
+  uint32_t first_member = 0;  // The answer lists members of the view from this one on.
+  friend bool operator==(const Boundary&, const Boundary&) = default;
+};
+
+struct MembershipMember {
+  uint32_t node = 0;
+  uint32_t rank_count = 0;
+  uint64_t incarnation = 0;
+  friend bool operator==(const MembershipMember&, const MembershipMember&) = default;
+};
+static_assert(sizeof(MembershipMember) == 16);
+
+inline constexpr uint32_t kMembershipMembersMax = 2048;  // In one message.
+
+// Members, borrowed from wherever they lie, at any alignment.
+class MemberList {
+ public:
+  MemberList() = default;
+  MemberList(const void* bytes, uint32_t size)
+      : bytes_(static_cast<const std::byte*>(bytes)), size_(size) {}
+
+  uint32_t size() const { return size_; }
+  MembershipMember operator[](uint32_t i) const {
+    MembershipMember member;
+    std::memcpy(&member, bytes_ + uint64_t{i} * sizeof(member), sizeof(member));
+    return member;
+  }
+  std::span<const std::byte> bytes() const { return {bytes_, size_ * sizeof(MembershipMember)}; }
+  friend bool operator==(const MemberList& a, const MemberList& b) {
+    return a.size_ == b.size_ &&
+           (a.size_ == 0 || std::memcmp(a.bytes_, b.bytes_, a.bytes().size()) == 0);
+  }
+
+ private:
+  const std::byte* bytes_ = nullptr;
+  uint32_t size_ = 0;
+};
+
+// Membership::flags
+inline constexpr uint32_t kMembershipChanges = 1;  // Nodes may come and go.
+
+// A view, as this rank is in it.
+struct Membership {
+  RankStatus status = RankStatus::kOk;
+  uint32_t flags = 0;
+  uint64_t epoch = 0;
+  uint64_t steps = 0;       // That ranks had ended where members last entered; View::steps.
+  uint64_t steps_base = 0;  // That others had ended when this rank's member came.
+  uint32_t rank = 0;        // In that view, as the next.
+  uint32_t size = 0;
+  uint32_t member_count = 0;  // Of the view.
+  uint32_t first_member = 0;  // The list's place among them.
+  MemberList members;
+  std::string_view text;  // Why not.
+  friend bool operator==(const Membership&, const Membership&) = default;
+};
+
+using MessageBody =
+    std::variant<Hello, Welcome, Declare, Declared, Goodbye, Lost, Doorbell, Wake, Peer, Export,
+                 Exported, Unexport, Unexported, Place, Placed, Boundary, Membership>;
 
 struct Message {
   uint32_t request = 0;  // Chosen by who asks, repeated in the answer; else 0.

@@ -7,7 +7,9 @@ Each tensor has a block for every place; this rank fills its own with the number
 the others with zeros. It does what it is told on standard input:
 
     begin        its next round is the first one; without this it learns the number from the others
-    run N        every tensor up to round N
+    run N        every tensor up to round N, each round a step
+    more N       so many rounds more
+    until N      rounds until the job has N ranks, of which others have entered
     push, take   the two halves of one more round
     glance       between them: says which share of the large result has come
     broadcast R  the root's place, from rank R
@@ -81,6 +83,17 @@ class RollCall:
         while min(self._rounds.values()) < up_to:
             self.push(up_to)
             self.take()
+            talweg.end_step()
+
+    def more(self, count: int) -> None:
+        for _ in range(count):
+            self.push()
+            self.take()
+            talweg.end_step()
+
+    def until(self, size: int) -> None:
+        while talweg.size() < size:
+            self.more(1)
 
     def broadcast(self, root: int) -> None:
         array = np.full(100_000, self._place)
@@ -95,6 +108,7 @@ class RollCall:
 def main() -> int:
     place, places = int(sys.argv[1]), int(sys.argv[2])
     talweg.init()
+    talweg.enter()
     calls = RollCall(place, places)
     print(f"place {place} is rank {talweg.rank()} of {talweg.size()}", flush=True)
     for line in sys.stdin:

@@ -33,6 +33,7 @@ from talweg._torch_backend import register as _register
 from talweg.errors import TalwegError
 from talweg.torch._collectives import COLLECTIVES as _calls
 from talweg.torch._ddp import ddp_hook
+from talweg.torch._elastic import Elastic
 from talweg.torch._optimizer import DistributedOptimizer
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
 from talweg.torch._tensors import (
@@ -81,6 +82,7 @@ send_async = _calls.send_async
 
 __all__ = [
     "DistributedOptimizer",
+    "Elastic",
     "Handle",
     "Op",
     "ProcessSet",

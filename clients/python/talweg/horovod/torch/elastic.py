@@ -1,27 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.elastic: not offered; each call says what to use instead."""
+"""hvd.elastic: run, TorchState and ElasticSampler, over talweg.torch.Elastic."""
 
 from __future__ import annotations
 
+import copy
+import math
+import random
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
-from talweg.errors import Unsupported
+import torch
 
-__all__ = ["ElasticSampler", "TorchState", "run"]
+import talweg
+from talweg.horovod.common import elastic as _elastic
+from talweg.horovod.common.elastic import ObjectState
+from talweg.torch._elastic import Elastic
 
-_INSTEAD = (
-    "start the job with `talweg run --loss-policy=continue`: the other nodes go on after a loss, and "
-    "new ones may join; keep checkpoints for what a lost rank alone has"
-)
-
-
-def _refuse(name: str) -> Any:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise Unsupported(f"hvd.elastic.{name} is not offered by Talweg: {_INSTEAD}")
-
-    return refuse
+__all__ = ["ElasticSampler", "ObjectState", "TorchState", "run"]
 
 
-run = _refuse("run")
-TorchState = _refuse("TorchState")
-ElasticSampler = _refuse("ElasticSampler")
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls `func(state, ...)`, again after each change of the nodes, until it returns."""
+    return _elastic.run_fn(func)
+
+
+class TorchState(_elastic.State, Elastic):
+    """hvd.elastic.TorchState: a model, an optimizer, samplers and other values."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        named = {"model": model, "optimizer": optimizer}
+        given = {name: value for name, value in named.items() if value is not None}
+        self._sampler = None
+        _elastic.State.__init__(self, **given, **kwargs)
+
+    def begin(self) -> bool:
+        return talweg.State.begin(self)
+
+    def reset(self) -> None:
+        for value in self._values.values():
+            if isinstance(value, ElasticSampler):
+                value.reset()
+
+    def sync(self) -> None:
+        super().sync()
+        self.reset()
+
+    def digest(self) -> int:
+        return Elastic.digest(self) if "model" in self._values else 0
+
+
+class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
+    """hvd.elastic.ElasticSampler: what is left of an epoch, dealt anew behind each change.
+
+    It remembers how many samples were done, not which; the last batches are padded so that all
+    ranks have as many. talweg.ElasticSampler pads nothing, and takes each sample once.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_num = 0
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """At the end of an epoch: the next one has all samples."""
+        self.epoch = epoch
+        self.processed_num = 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """All ranks have processed a batch of that size."""
+        self.processed_num += batch_size * self.num_replicas
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.epoch = state_dict["epoch"]
+        self.processed_num = state_dict["processed_num"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Deals what is left to the ranks that are there."""
+        is_in = talweg.is_initialized()
+        self.num_replicas = talweg.size() if is_in else 1
+        self.rank = talweg.rank() if is_in else 0
+        order = list(range(len(self.dataset)))
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(order)
+        self.remaining_indices = order[self.processed_num :]
+        self.num_samples = math.ceil(len(self.remaining_indices) / self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        indices = copy.copy(self.remaining_indices)
+        while indices and len(indices) < self.total_size:
+            indices += indices[: self.total_size - len(indices)]
+        return iter(indices[self.rank : self.total_size : self.num_replicas])
+
+    def __len__(self) -> int:
+        return self.num_samples

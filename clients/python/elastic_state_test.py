@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""talweg.ElasticSampler and talweg.State, without a job."""
+
+from __future__ import annotations
+
+import random
+import unittest
+from collections import Counter
+
+import numpy as np
+import talweg
+from talweg import _native
+from talweg._local import LocalConnection
+from talweg._membership import _NOT_SYNCHRONIZED
+
+
+def _sampler(count: int, batch_size: int) -> talweg.ElasticSampler:
+    return talweg.ElasticSampler(count, batch_size=batch_size, seed=7)
+
+
+class SamplerTest(unittest.TestCase):
+    def test_each_sample_once_whoever_comes_and_goes(self) -> None:
+        for seed in range(200):
+            with self.subTest(seed=seed):
+                self._live(random.Random(seed))
+
+    def _live(self, draw: random.Random) -> None:
+        """Ranks in lockstep: what the survivors have committed, and what the lost have."""
+        count, batch = draw.randrange(0, 90), draw.randrange(1, 6)
+        ranks = [_sampler(count, batch) for _ in range(draw.randrange(1, 6))]
+        taken: Counter[int] = Counter()
+        while True:
+            for place, sampler in enumerate(ranks):
+                sampler.deal(place, len(ranks))
+            self.assertEqual({each.left for each in ranks}, {ranks[0].left})
+            batches = [next(iter(sampler), None) for sampler in ranks]
+            if batches[0] is None:
+                self.assertEqual(batches, [None] * len(ranks))
+                break
+            for each in batches:
+                assert each is not None
+                self.assertLessEqual(len(each), batch)
+            # Some are lost in this step, of which some have ended it.
+            lost = {place for place in range(1, len(ranks)) if draw.random() < 0.1}
+            ended = [place not in lost or draw.random() < 0.5 for place in range(len(ranks))]
+            for place, each in enumerate(batches):
+                if ended[place]:
+                    taken.update(each or [])
+            for sampler in ranks:
+                sampler.end_step(ended)
+            ranks = [each for place, each in enumerate(ranks) if place not in lost]
+            if draw.random() < 0.2:
+                joiner = _sampler(count, batch)
+                joiner.load_state_dict(ranks[0].state_dict())
+                ranks.insert(draw.randrange(0, len(ranks) + 1), joiner)
+        self.assertEqual(taken, Counter(range(count)))
+
+    def test_the_last_step_is_shared(self) -> None:
+        ranks = [_sampler(7, 2) for _ in range(3)]
+        for place, sampler in enumerate(ranks):
+            sampler.deal(place, 3)
+        sizes = []
+        for _ in range(2):
+            sizes.append([len(next(iter(sampler))) for sampler in ranks])
+            self.assertEqual(ranks[0].step_samples, sum(sizes[-1]))
+            for sampler in ranks:
+                sampler.end_step(None)
+        self.assertEqual(sizes, [[2, 2, 2], [1, 0, 0]])
+
+    def test_a_batch_of_a_step_that_nobody_ended_comes_again(self) -> None:
+        sampler = _sampler(10, 3)
+        first = next(iter(sampler))
+        self.assertEqual(next(iter(sampler)), first)
+        self.assertEqual(sampler.left, 10)
+        with self.assertRaisesRegex(talweg.InvalidArgument, "call end_step"):
+            list(sampler)
+
+    def test_epochs_have_orders_of_their_own(self) -> None:
+        sampler = _sampler(100, 100)
+        first = next(iter(sampler))
+        sampler.set_epoch(1)
+        second = next(iter(sampler))
+        self.assertNotEqual(first, second)
+        self.assertEqual(sorted(second), list(range(100)))
+
+    def test_other_data_is_refused(self) -> None:
+        with self.assertRaisesRegex(talweg.InvalidArgument, "this rank has 10 samples"):
+            _sampler(10, 1).load_state_dict(_sampler(11, 1).state_dict())
+        with self.assertRaisesRegex(talweg.InvalidArgument, "must be positive"):
+            talweg.ElasticSampler(10, batch_size=0)
+
+
+class StateTest(unittest.TestCase):
+    def test_a_joiner_takes_the_values_where_they_lie(self) -> None:
+        weights: np.ndarray = np.zeros((2, 3), np.float32)
+        state = talweg.State(weights=weights, step=0, sampler=_sampler(10, 2))
+        other = talweg.State(
+            weights=np.arange(6, dtype=np.float32).reshape(2, 3), step=9, sampler=_sampler(10, 2)
+        )
+        next(iter(other.sampler))
+        other.sampler.end_step(None)
+        self.assertNotEqual(state.digest(), other.digest())
+        state.unpack(memoryview(other.pack()))
+        self.assertEqual(state.step, 9)
+        np.testing.assert_array_equal(weights, other.weights)
+        self.assertEqual(state.digest(), other.digest())
+        self.assertEqual(state.sampler.state_dict(), other.sampler.state_dict())
+
+    def test_another_program_is_refused(self) -> None:
+        state = talweg.State(weights=np.zeros(3))
+        with self.assertRaisesRegex(talweg.Mismatch, "'weights' is float64.3. at this rank"):
+            state.unpack(memoryview(talweg.State(weights=np.zeros(4)).pack()))
+        with self.assertRaisesRegex(talweg.Mismatch, "lacks .'step'."):
+            state.unpack(memoryview(talweg.State(weights=np.zeros(3), step=1).pack()))
+
+    def test_values_are_named_once(self) -> None:
+        with self.assertRaisesRegex(AttributeError, "no value 'epoch'"):
+            talweg.State(step=0).epoch = 1
+        with self.assertRaisesRegex(talweg.InvalidArgument, "another name"):
+            talweg.State(end_step=1)
+
+    def test_a_program_that_nobody_has_launched(self) -> None:
+        talweg.init()
+        try:
+            state = talweg.State(step=0, sampler=_sampler(4, 2))
+            self.assertFalse(state.begin())
+            for _ in state.sampler:
+                state.step += 1
+                self.assertIsNone(state.end_step())
+            self.assertEqual(state.step, 2)
+            self.assertFalse(talweg.is_joiner())
+            self.assertIsNone(talweg.end_step())
+        finally:
+            talweg.shutdown()
+
+    def test_a_joiner_may_push_nothing(self) -> None:
+        connection = LocalConnection()
+        connection.refusal = _NOT_SYNCHRONIZED
+        with self.assertRaisesRegex(talweg.NotSynchronized, "call begin.. of a talweg.State"):
+            _native.Connection.barrier(connection)
+
+
+if __name__ == "__main__":
+    unittest.main()

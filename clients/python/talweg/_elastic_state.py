@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank needs to go on where another one is: docs/elastic.md."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from talweg import _client
+from talweg._membership import Change
+from talweg._sampler import ElasticSampler
+from talweg.errors import InvalidArgument, Mismatch
+
+_RESERVED = ("begin", "end_step", "pack", "unpack", "digest", "joined", "change")
+
+
+class State:
+    """Values that all ranks of an elastic job have alike, which a joiner starts with.
+
+        state = talweg.State(weights=weights, step=0)
+        state.begin()
+        while state.step < steps:
+            ...
+            state.step += 1
+            state.end_step()
+
+    Values are anything that can be pickled, and attributes of this object. A NumPy array is written
+    where it lies, so that other names for it stay right. A value with state_dict() and
+    load_state_dict() is carried by these. Pickles are loaded: only for ranks that you trust.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        for name in values:
+            if name in _RESERVED or name.startswith("_"):
+                raise InvalidArgument(f"State({name}=...): choose another name for this value")
+        self._values: dict[str, Any] = dict(values)
+        self._joined = False
+        self._change: Change | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__dict__.get("_values", {})
+        if name in values:
+            return values[name]
+        raise AttributeError(f"this State has no value '{name}'; it has {sorted(values)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        elif name in self._values:
+            self._values[name] = value
+        else:
+            raise AttributeError(
+                f"this State has no value '{name}': give it to State(...), at every rank alike"
+            )
+
+    @property
+    def joined(self) -> bool:
+        """Whether this rank has entered a running job, and got the state of those in it."""
+        return self._joined
+
+    @property
+    def change(self) -> Change | None:
+        """How the membership changed at the end of the last step; None: it did not."""
+        return self._change
+
+    def begin(self) -> bool:
+        """Starts with the lowest rank's values; returns `joined`. Once, before the first step."""
+        self._joined = _client.current().membership.begin(self)
+        self._deal()
+        return self._joined
+
+    def end_step(self) -> Change | None:
+        """Ends a step: nodes come and go here. Returns `change`."""
+        self._change = _client.current().membership.end_step(self._commit)
+        if self._change is not None:
+            self._deal()
+        return self._change
+
+    def _commit(self, ended: Sequence[bool] | None) -> None:
+        for sampler in self._samplers():
+            sampler.end_step(ended)
+
+    def _samplers(self) -> Iterator[ElasticSampler]:
+        return (value for value in self._values.values() if isinstance(value, ElasticSampler))
+
+    def _deal(self) -> None:
+        client = _client.current()
+        for sampler in self._samplers():
+            sampler.deal(client.rank, client.size)
+
+    # talweg._membership.StateHolder
+
+    def pack(self) -> bytes:
+        return pickle.dumps(
+            {name: self._captured(value) for name, value in self._values.items()}, protocol=4
+        )
+
+    @staticmethod
+    def _captured(value: Any) -> Any:
+        return value.state_dict() if hasattr(value, "load_state_dict") else value
+
+    def unpack(self, payload: memoryview) -> None:
+        self._take(pickle.loads(payload))
+
+    def _take(self, given: dict[str, Any]) -> None:
+        if set(given) != set(self._values):
+            here, there = (
+                sorted(set(self._values) - set(given)),
+                sorted(set(given) - set(self._values)),
+            )
+            raise Mismatch(
+                f"this rank's State has {here or 'nothing'} that the job's has not, and lacks "
+                f"{there or 'nothing'}: start the same program at every rank"
+            )
+        for name, value in given.items():
+            self._load(name, value)
+
+    def _load(self, name: str, value: Any) -> None:
+        own = self._values[name]
+        if hasattr(own, "load_state_dict"):
+            own.load_state_dict(value)
+        elif isinstance(own, np.ndarray) and isinstance(value, np.ndarray):
+            if (own.shape, own.dtype) != (value.shape, value.dtype):
+                raise Mismatch(
+                    f"State: '{name}' is {own.dtype}{list(own.shape)} at this rank, and "
+                    f"{value.dtype}{list(value.shape)} in the job: start the same program at "
+                    "every rank"
+                )
+            np.copyto(own, value)
+        else:
+            self._values[name] = value
+
+    def digest(self) -> int:
+        total = hashlib.blake2b(digest_size=8)
+        for name in sorted(self._values):
+            total.update(name.encode())
+            self._add_to_digest(total, self._captured(self._values[name]))
+        return int.from_bytes(total.digest(), "little")
+
+    def _add_to_digest(self, total: Any, value: Any) -> None:
+        """Arrays by their bytes; of what may look otherwise at every rank nothing."""
+        if isinstance(value, np.ndarray):
+            total.update(np.ascontiguousarray(value).data)
+        elif isinstance(value, dict):
+            for key in value:
+                self._add_to_digest(total, value[key])
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                self._add_to_digest(total, each)

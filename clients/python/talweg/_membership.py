@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is in the job, as a program sees it: docs/elastic.md.
+
+The membership changes at the ends of steps only, at the same one for all ranks. Rounds say what
+ranks have to agree on: `talweg.step` at the end of each step, `talweg.agree` where something has
+changed. Both are of unsigned numbers, of which the greatest counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from talweg import _native, _objects
+from talweg._declaration import Op
+from talweg.errors import Aborted, Mismatch, NotSynchronized, Unsupported
+
+if TYPE_CHECKING:
+    from talweg._client import Client
+
+_U64_MAX = 2**64 - 1
+
+_NOT_SYNCHRONIZED = (
+    "this rank has joined a running job and has not got the state of those that were there before: "
+    "call begin() of a talweg.State (or talweg.torch.Elastic) first, or talweg.enter() if the "
+    "program takes over their state in a way of its own"
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One node in the job: its number, the life of its agent, and the ranks on it."""
+
+    node: int
+    incarnation: int
+    ranks: range
+
+
+@dataclass(frozen=True)
+class View:
+    """The membership of one epoch."""
+
+    epoch: int
+    members: tuple[Member, ...]
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """What on_view_change() callbacks are told: both views, and who is in one of them only."""
+
+    before: View
+    after: View
+    lost: tuple[Member, ...]
+    joined: tuple[Member, ...]
+
+
+class StateHolder(Protocol):
+    """What can be sent to a joiner: talweg.State."""
+
+    def pack(self) -> bytes: ...
+
+    def unpack(self, payload: memoryview) -> None: ...
+
+    def digest(self) -> int: ...
+
+
+@dataclass
+class _Agreed:
+    epoch: int
+    wanted: bool  # Somebody needs the state.
+    source: tuple[int, int] | None  # Node and local rank.
+
+
+def _view(found: _native.Membership, members: Sequence[_native.Member]) -> View:
+    base, listed = 0, []
+    for member in members:
+        ranks = range(base, base + member.rank_count)
+        listed.append(Member(member.node, member.incarnation, ranks))
+        base = ranks.stop
+    return View(int(found.epoch), tuple(listed), int(found.rank), int(found.size))
+
+
+@dataclass
+class Membership:
+    """One client's: it follows the views at the ends of steps."""
+
+    client: Client
+    changes: bool = False  # Nodes may come and go.
+    is_joiner: bool = False
+    view: View = field(init=False)
+    callbacks: list[Callable[[Change], Any]] = field(default_factory=list)
+    holder: StateHolder | None = None
+    _steps_base: int = 0
+    _followed: int = 0
+    _has_agreed: bool = False
+
+    def __post_init__(self) -> None:
+        client = self.client
+        everybody = (Member(0, 0, range(client.size)),)
+        self.view = View(0, everybody, client.rank, client.size)
+        if client.is_alone:
+            return
+        try:
+            found, members = client.connection.membership()
+        except Unsupported:  # An agent before there was such a thing.
+            return
+        self.changes = bool(found.changes)
+        self._steps_base = int(found.steps_base)
+        self.is_joiner = self._steps_base > 0
+        self.view = _view(found, members)
+        if (found.rank, found.size) != (client.rank, client.size):
+            # Some are gone since this rank was told its number: it follows at its first step.
+            self.view = View(0, everybody, client.rank, client.size)
+        if self.is_joiner:
+            client.connection.refusal = _NOT_SYNCHRONIZED
+
+    # What ranks agree on.
+
+    @contextlib.contextmanager
+    def _unguarded(self) -> Iterator[None]:
+        connection = self.client.connection
+        refusal, connection.refusal = connection.refusal, None
+        try:
+            yield
+        finally:
+            connection.refusal = refusal
+
+    def _greatest(self, name: str, lanes: np.ndarray) -> np.ndarray:
+        self.client.run(name, lanes, Op.MAX)
+        return lanes
+
+    def _agree(self, wants_state: bool) -> _Agreed:
+        """Has all ranks name one view, and take their numbers from it."""
+        connection = self.client.connection
+        while True:
+            found, members = connection.membership()
+            lanes: np.ndarray = np.zeros(8, np.uint64)
+            lanes[0], lanes[1] = found.epoch, _U64_MAX - int(found.epoch)
+            lanes[2] = int(wants_state)
+            # Whether ranks' numbers are not those of the job's beginning any more.
+            has_suffix = connection.view_suffix != ""
+            lanes[4] = int(self.is_joiner or has_suffix or self.view.epoch != found.epoch)
+            if self.holder is not None and not self.is_joiner:
+                place = (self._node(found, members) << 32) | self.client.local_rank
+                lanes[3] = _U64_MAX - place  # Of the lowest place.
+            self._greatest("talweg.agree", lanes)
+            if int(lanes[0]) == _U64_MAX - int(lanes[1]):
+                break
+        self._follow(found, members, changed=bool(lanes[4]))
+        self._has_agreed = True
+        source = None
+        if lanes[3]:
+            place = _U64_MAX - int(lanes[3])
+            source = (place >> 32, place & 0xFFFFFFFF)
+        return _Agreed(int(found.epoch), bool(lanes[2]), source)
+
+    def _node(self, found: _native.Membership, members: Sequence[_native.Member]) -> int:
+        base = 0
+        for member in members:
+            base += member.rank_count
+            if found.rank < base:
+                return int(member.node)
+        raise AssertionError("a view without this rank")
+
+    def _follow(
+        self, found: _native.Membership, members: Sequence[_native.Member], changed: bool
+    ) -> None:
+        view = _view(found, members)
+        if changed and self._followed != view.epoch:
+            self.client.follow(view.epoch)
+            self._followed = view.epoch
+        self.view = view
+
+    def _transfer(self, agreed: _Agreed) -> None:
+        """The source's state to all that need it; raises Aborted when it is lost meanwhile."""
+        assert agreed.source is not None
+        node, local_rank = agreed.source
+        [member] = [member for member in self.view.members if member.node == node]
+        root = member.ranks[local_rank]
+        is_source = root == self.client.rank
+        payload = self.holder.pack() if is_source and self.holder is not None else b""
+        data = _objects.broadcast_bytes(self.client, payload, root, "talweg.state")
+        if self._needs_state and not is_source and self.holder is not None:
+            self.holder.unpack(data.data)
+
+    _needs_state = False
+
+    def _resynchronize(self, wants_state: bool) -> None:
+        self._needs_state = wants_state
+        while True:
+            agreed = self._agree(wants_state)
+            if not agreed.wanted:
+                return
+            if agreed.source is None:
+                if not wants_state:
+                    return  # The joiner ends; whoever is left goes on.
+                raise NotSynchronized(
+                    "this rank has joined a running job in which no rank holds a talweg.State: "
+                    "give the program one, and call its begin() and end_step()"
+                )
+            try:
+                self._transfer(agreed)
+                self._compare()
+            except Aborted:  # The source is gone: from the next one, then.
+                continue
+            self._needs_state = False
+            return
+
+    def _compare(self) -> None:
+        """Raises Mismatch unless what is to be equal is so at all ranks that hold state."""
+        digest = self.holder.digest() & 0x7FFFFFFFFFFFFFFF if self.holder is not None else 0
+        lanes: np.ndarray = np.zeros(4 + self.client.size, np.uint64)
+        if self.holder is not None:
+            lanes[0], lanes[1] = digest, _U64_MAX - digest
+            lanes[4 + self.client.rank] = digest
+        self._greatest(f"talweg.digest{self.client.connection.view_suffix}", lanes)
+        if int(lanes[0]) == _U64_MAX - int(lanes[1]):
+            return
+        by_rank = [int(lane) for lane in lanes[4:]]
+        usual = max(set(by_rank), key=by_rank.count)
+        others = [rank for rank, each in enumerate(by_rank) if each not in (usual, 0)]
+        raise Mismatch(
+            f"ranks {others} hold other parameters than the others, of which the digest is "
+            f"{usual:x}: end them, and start them again, so that they begin with the state of "
+            "the others"
+        )
+
+    # What a program calls.
+
+    def begin(self, holder: StateHolder) -> bool:
+        """Has every rank start with the state of the lowest; whether this one is a joiner.
+
+        A joiner gets it from the lowest of those that were there before.
+        """
+        was_joiner = self.is_joiner
+        self.holder = holder
+        if self.client.is_alone or (self.client.size == 1 and not self.changes):
+            return was_joiner
+        with self._unguarded():
+            self._resynchronize(wants_state=True)
+        self._enter()
+        return was_joiner
+
+    def enter(self) -> None:
+        """Enters a running job without a State."""
+        if self.is_joiner:
+            with self._unguarded():
+                self._resynchronize(wants_state=False)
+            self._enter()
+
+    def _enter(self) -> None:
+        self.is_joiner = False
+        self.client.connection.refusal = None
+
+    def end_step(
+        self, commit: Callable[[tuple[bool, ...] | None], object] | None = None
+    ) -> Change | None:
+        """Ends the step; nodes come and go here.
+
+        `commit` is told by rank who has ended it (None: all), before anybody enters.
+        """
+        connection = self.client.connection
+        if not self.changes:
+            if commit is not None:
+                commit(None)
+            if not self.client.is_alone:
+                connection.end_step()
+            return None
+        if self.is_joiner:
+            raise NotSynchronized(_NOT_SYNCHRONIZED)
+        if not self._has_agreed:
+            self._resynchronize(wants_state=False)
+        lanes: np.ndarray = np.zeros(2 + self.client.size, np.uint64)
+        newest = connection.newest_epoch()
+        lanes[0], lanes[1] = newest, _U64_MAX - newest
+        lanes[2 + self.client.rank] = 1
+        self._greatest(f"talweg.step{connection.view_suffix}", lanes)
+        ended = tuple(bool(lane) for lane in lanes[2:])
+        if commit is not None:
+            commit(ended)
+        connection.end_step()
+        steps = self._steps_base + connection.steps_ended()
+        has_joiner = False
+        if connection.newest_epoch() != self.view.epoch:
+            found, _ = connection.membership()
+            has_joiner = found.steps_entered == steps
+        if int(lanes[0]) == self.view.epoch and not has_joiner:
+            return None
+        before = self.view
+        self._resynchronize(wants_state=False)
+        return self._tell(before)
+
+    def _tell(self, before: View) -> Change | None:
+        after = self.view
+        if before.epoch == after.epoch:
+            return None
+        known = {(member.node, member.incarnation) for member in before.members}
+        left = {(member.node, member.incarnation) for member in after.members}
+        change = Change(
+            before,
+            after,
+            tuple(each for each in before.members if (each.node, each.incarnation) not in left),
+            tuple(each for each in after.members if (each.node, each.incarnation) not in known),
+        )
+        for callback in self.callbacks:
+            callback(change)
+        return change

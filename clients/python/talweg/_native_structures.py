@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structures of talweg.h, as ctypes has them."""
+
+from __future__ import annotations
+
+import ctypes
+
+
+class Options(ctypes.Structure):
+    _fields_ = [
+        ("struct_bytes", ctypes.c_size_t),
+        ("agent_socket", ctypes.c_char_p),
+        ("local_rank", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("timeout_ns", ctypes.c_int64),
+        ("agent_wait_ns", ctypes.c_int64),
+        ("spin_ns", ctypes.c_int64),
+        ("client_name", ctypes.c_char_p),
+    ]
+
+
+class Declaration(ctypes.Structure):
+    """talweg_declaration."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("dtype", ctypes.c_int),
+        ("op", ctypes.c_int),
+        ("root_rank", ctypes.c_uint32),
+        ("priority", ctypes.c_int32),
+        ("count", ctypes.c_uint64),
+    ]
+
+
+class Collective(ctypes.Structure):
+    """talweg_collective."""
+
+    _fields_ = [
+        ("struct_bytes", ctypes.c_size_t),
+        ("dtype", ctypes.c_int),
+        ("op", ctypes.c_int),
+        ("gives", ctypes.c_int),
+        ("gets", ctypes.c_int),
+        ("root_rank", ctypes.c_uint32),
+        ("rank_count", ctypes.c_uint32),
+        ("ranks", ctypes.POINTER(ctypes.c_uint32)),
+        ("element_count", ctypes.c_uint64),
+    ]
+
+
+class Member(ctypes.Structure):
+    """talweg_member: one node's agent in the job."""
+
+    _fields_ = [
+        ("node", ctypes.c_uint32),
+        ("rank_count", ctypes.c_uint32),
+        ("incarnation", ctypes.c_uint64),
+    ]
+
+
+class Membership(ctypes.Structure):
+    """talweg_membership."""
+
+    _fields_ = [
+        ("struct_bytes", ctypes.c_size_t),
+        ("epoch", ctypes.c_uint64),
+        ("steps_entered", ctypes.c_uint64),
+        ("steps_base", ctypes.c_uint64),
+        ("rank", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
+        ("member_count", ctypes.c_uint32),
+        ("changes", ctypes.c_uint32),
+    ]

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which samples each rank takes, where ranks come and go: docs/elastic.md."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from talweg.errors import InvalidArgument
+
+
+class ElasticSampler:
+    """Deals an epoch's samples to the ranks, batch by batch; each is taken by one rank, once.
+
+        sampler = talweg.ElasticSampler(len(dataset), batch_size=32)
+        state = talweg.State(sampler=sampler, ...)
+        for indices in sampler:       # Of this rank; a list, which may be empty in the last step.
+            ...
+            state.end_step()
+
+    All ranks take a batch in each step. Where the membership changes, what is left is dealt to
+    those that are there. A rank that is lost before it has ended a step has not taken its batch:
+    that is dealt again. `length` is how many samples there are, or what has that length.
+    """
+
+    def __init__(
+        self, length: int | Sequence[Any], batch_size: int = 1, shuffle: bool = True, seed: int = 0
+    ) -> None:
+        count = length if isinstance(length, int) else len(length)
+        if count < 0 or batch_size < 1:
+            raise InvalidArgument(
+                f"ElasticSampler of {count} samples in batches of {batch_size}: both must be "
+                "positive"
+            )
+        self.batch_size = batch_size
+        self._count = count
+        self._shuffle = shuffle
+        self._seed = seed
+        self._rank, self._size = 0, 1
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins with all samples, in this epoch's order. At every rank alike."""
+        self.epoch = epoch
+        self._left = list(range(self._count))
+        if self._shuffle:
+            random.Random(f"{self._seed}.{epoch}").shuffle(self._left)
+        self._dealt: list[list[int]] = []  # Of the step that has begun, by rank.
+
+    def deal(self, rank: int, size: int) -> None:
+        """What is left goes to `size` ranks, of which this is one."""
+        self._rank, self._size = rank, size
+
+    @property
+    def left(self) -> int:
+        """How many samples nobody has taken in this epoch."""
+        return len(self._left) + sum(len(batch) for batch in self._dealt)
+
+    @property
+    def step_samples(self) -> int:
+        """How many samples all ranks have in the step that has begun."""
+        return sum(len(batch) for batch in self._dealt)
+
+    @property
+    def own_samples(self) -> int:
+        """How many of these this rank has."""
+        return len(self._dealt[self._rank]) if self._dealt else 0
+
+    def __len__(self) -> int:
+        """How many steps the samples that are left make."""
+        each = self.batch_size * self._size
+        return (len(self._left) + each - 1) // each
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # A step that nobody has ended is begun again by another iteration.
+        self._left = [index for batch in self._dealt for index in batch] + self._left
+        self._dealt = []
+        while self._left:
+            yield self._take()
+            if self._dealt:
+                raise InvalidArgument(
+                    "ElasticSampler: the step of the last batch has not ended: call end_step() of "
+                    "the State that has the sampler behind each batch"
+                )
+
+    def _take(self) -> list[int]:
+        count = min(self.batch_size * self._size, len(self._left))
+        step, self._left = self._left[:count], self._left[count:]
+        each, more = divmod(count, self._size)
+        self._dealt, at = [], 0
+        for rank in range(self._size):
+            end = at + each + (rank < more)
+            self._dealt.append(step[at:end])
+            at = end
+        return list(self._dealt[self._rank])
+
+    def end_step(self, ended: Sequence[bool] | None) -> None:
+        """`ended`: by rank, who has ended the step; None: all have."""
+        again = [
+            index
+            for rank, batch in enumerate(self._dealt)
+            if ended is not None and not ended[rank]
+            for index in batch
+        ]
+        self._left = again + self._left
+        self._dealt = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, for a State."""
+        return {"epoch": self.epoch, "left": list(self._left), "count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["count"] != self._count:
+            raise InvalidArgument(
+                f"ElasticSampler: this rank has {self._count} samples, and the job "
+                f"{state['count']}: give every rank the same data"
+            )
+        self.epoch, self._left, self._dealt = state["epoch"], list(state["left"]), []

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's elastic State and run, over talweg.State: docs/horovod.md."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from talweg._elastic_state import State as TalwegState
+from talweg.errors import Aborted
+from talweg.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+__all__ = ["ObjectState", "State", "run_fn"]
+
+
+class State(TalwegState):
+    """What the ranks of an elastic job have alike; commit() is where nodes come and go."""
+
+    def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any) -> None:
+        """`bcast_object` and `get_rank` are Horovod's; the state travels without them."""
+        super().__init__(**kwargs)
+        self._reset_callbacks: list[Callable[[], Any]] = []
+        self._saved: dict[str, Any] = {}
+        self._has_begun = False
+        self.save()
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
+        """Called behind each change of the membership."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Behind a change of the membership, before the function of run() is called again."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: Any = None, update_res: Any = None) -> None:
+        """Horovod's driver calls it; here the ranks hear of nodes in commit()."""
+
+    def reset(self) -> None:
+        """For subclasses."""
+
+    def save(self) -> None:
+        """Keeps a copy of the values, for restore()."""
+        self._saved = {name: copy.deepcopy(self._captured(v)) for name, v in self._values.items()}
+
+    def restore(self) -> None:
+        """Goes back to the values of the last save()."""
+        for name, value in self._saved.items():
+            self._load(name, copy.deepcopy(value))
+
+    def sync(self) -> None:
+        """Gives every rank the values of the lowest that was there before."""
+        self.begin()
+        self._has_begun = True
+        self.save()
+
+    def commit(self) -> None:
+        """save(), and check_host_updates()."""
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Ends a step: raises HostsUpdatedInterrupt when nodes have come or gone."""
+        change = self.end_step()
+        if change is not None:
+            # Whoever has come has the state already.
+            raise HostsUpdatedInterrupt(skip_sync=True)
+
+
+class ObjectState(State):
+    """State of objects that can be pickled."""
+
+
+def run_fn(func: Callable[..., Any], reset: Callable[[], Any] | None = None) -> Callable[..., Any]:
+    """hvd.elastic.run: calls `func(state, ...)` until it returns, again after each change."""
+
+    @functools.wraps(func)
+    def run(state: State, *args: Any, **kwargs: Any) -> Any:
+        skip_sync = False
+        while True:
+            if not skip_sync:
+                state.sync()
+            try:
+                return func(state, *args, **kwargs)
+            except (HorovodInternalError, Aborted) as error:
+                _raise_unless_it_goes_on(error)
+                state.restore()
+                skip_sync = False
+            except HostsUpdatedInterrupt as interrupt:
+                skip_sync = interrupt.skip_sync
+            if reset is not None:
+                reset()
+            state.on_reset()
+
+    return run
+
+
+def _raise_unless_it_goes_on(error: Exception) -> None:
+    """A rank whose agent is gone, or whose job is over, has nobody to go on with."""
+    if isinstance(error, Aborted) or isinstance(error.__cause__, Aborted):
+        return
+    raise error

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""talweg.State for PyTorch: models, optimizers and what goes with them. docs/elastic.md."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from typing import Any
+
+import torch
+
+from talweg import _client
+from talweg._elastic_state import State
+from talweg._sampler import ElasticSampler
+from talweg.errors import InvalidArgument, Mismatch
+
+
+class Elastic(State):
+    """What a rank of an elastic job needs: a joiner starts with that of the others.
+
+        state = talweg.torch.Elastic(model, optimizer, sampler=sampler, scheduler=scheduler, epoch=0)
+        state.begin()
+
+    `model` and `optimizer` are attributes as all other values are: schedulers, a GradScaler, an
+    ElasticSampler, numbers, anything with state_dict() and load_state_dict() or that can be
+    pickled. Digests are of the model's parameters, which are to be equal at all ranks; buffers, as
+    those of BatchNorm, need not be.
+
+    `ends_steps`: the optimizer's step() ends a step, for a program that makes no call behind it
+    which others wait for. `scale="global_batch"` multiplies learning rates, during each step of the
+    optimizer, by the samples in it over those of a full step of the ranks that the job began with.
+    It needs a value that is an ElasticSampler.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        ends_steps: bool = False,
+        scale: str | None = None,
+        **values: Any,
+    ) -> None:
+        named: dict[str, Any] = {"model": model, **values}
+        if optimizer is not None:
+            named["optimizer"] = optimizer
+        super().__init__(**named)
+        self._sampler: ElasticSampler | None = next(self._samplers(), None)
+        # With the state, so that a joiner scales as the others do.
+        self._values["full_step"] = 0
+        if scale not in (None, "global_batch"):
+            raise InvalidArgument(f"scale is {scale!r}; it is None or 'global_batch'")
+        if (ends_steps or scale) and optimizer is None:
+            raise InvalidArgument("Elastic: ends_steps and scale need an optimizer")
+        if scale and self._sampler is None:
+            raise InvalidArgument("Elastic(scale='global_batch') needs an ElasticSampler's value")
+        self._rates: list[Any] = []
+        if scale and optimizer is not None:
+            optimizer.register_step_pre_hook(lambda *_: self._scale_rates(optimizer))
+            optimizer.register_step_post_hook(lambda *_: self._restore_rates(optimizer))
+        if ends_steps and optimizer is not None:
+            optimizer.register_step_post_hook(lambda *_: self._end())
+
+    def _end(self) -> None:
+        self.end_step()
+
+    def begin(self) -> bool:
+        if self._sampler is not None:
+            self._values["full_step"] = self._sampler.batch_size * _client.current().size
+        return super().begin()
+
+    @property
+    def weight(self) -> float:
+        """What to multiply this rank's loss by, a mean over its samples, so that the ranks' average
+        is the mean over all samples of the step. 1.0 where all have as many.
+        """
+        sampler = self._sampler
+        if sampler is None or sampler.step_samples == 0:
+            return 1.0
+        return sampler.own_samples * _client.current().size / sampler.step_samples
+
+    def _scale_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        assert self._sampler is not None
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        factor = self._sampler.step_samples / max(self._values["full_step"], 1)
+        for group, rate in zip(optimizer.param_groups, self._rates):
+            group["lr"] = rate * factor
+
+    def _restore_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        for group, rate in zip(optimizer.param_groups, self._rates):
+            group["lr"] = rate
+
+    # talweg._membership.StateHolder
+
+    def pack(self) -> bytes:
+        stream = io.BytesIO()
+        torch.save({name: self._captured(value) for name, value in self._values.items()}, stream)
+        return stream.getvalue()
+
+    def unpack(self, payload: memoryview) -> None:
+        given = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=False)
+        self._take(given)
+
+    def _load(self, name: str, value: Any) -> None:
+        own = self._values[name]
+        if isinstance(own, torch.nn.Module):
+            self._load_model(name, own, value)
+        elif isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor):
+            if own.shape != value.shape or own.dtype != value.dtype:
+                raise Mismatch(
+                    f"Elastic: '{name}' is {own.dtype}{list(own.shape)} at this rank, and "
+                    f"{value.dtype}{list(value.shape)} in the job: start the same program at "
+                    "every rank"
+                )
+            with torch.no_grad():
+                own.copy_(value)
+        else:
+            super()._load(name, value)
+
+    @staticmethod
+    def _load_model(name: str, own: torch.nn.Module, value: dict[str, Any]) -> None:
+        here = own.state_dict()
+        for key in [*here, *value]:
+            mine, theirs = here.get(key), value.get(key)
+            shapes = tuple(None if each is None else tuple(each.shape) for each in (mine, theirs))
+            if not isinstance(mine, torch.Tensor) or shapes[0] != shapes[1]:
+                raise Mismatch(
+                    f"Elastic: '{name}.{key}' has shape {shapes[0]} at this rank, and {shapes[1]} "
+                    "in the job: start the same program at every rank"
+                )
+        own.load_state_dict(value)
+
+    def digest(self) -> int:
+        total = hashlib.blake2b(digest_size=8)
+        model: torch.nn.Module = self._values["model"]
+        for name, parameter in model.named_parameters():
+            total.update(name.encode())
+            host = parameter.detach().cpu().contiguous().reshape(-1)
+            total.update(host.view(torch.uint8).numpy().data)
+        return int.from_bytes(total.digest(), "little")

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training that goes on when nodes are lost, and takes in those that come back.
+
+On each of three nodes, with a talweg-scheduler and a talweg-aggregator running:
+
+    talweg run --scheduler host:port --nodes 3 --min-nodes 1 --node-rank K --loss-policy continue \\
+        -- python examples/elastic.py
+
+Kill one, and start it again with the same command. Each sample of an epoch is learnt from once,
+and at the end all ranks have the same weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import time
+
+import talweg
+import talweg.torch
+import torch
+from torch import nn
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between two steps")
+    arguments = parser.parse_args()
+
+    talweg.init()
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(512, 20, generator=generator)
+    labels = (inputs[:, :5].sum(1) > 0).long()
+
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+    optimizer = talweg.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters()
+    )
+    sampler = talweg.ElasticSampler(inputs, batch_size=8)
+    state = talweg.torch.Elastic(model, optimizer, sampler=sampler, epoch=0, step=0)
+    talweg.on_view_change(
+        lambda change: print(
+            f"epoch {change.after.epoch}: {change.after.size} ranks, nodes "
+            f"{[member.node for member in change.after.members]}",
+            flush=True,
+        )
+    )
+    joined = state.begin()
+    print(f"{'joined' if joined else 'begins'} at step {state.step}", flush=True)
+
+    while state.epoch < arguments.epochs:
+        for indices in sampler:
+            optimizer.zero_grad()
+            # A rank that has no sample in the last step takes part with zeros.
+            loss = nn.functional.cross_entropy(
+                model(inputs[indices]), labels[indices], reduction="sum"
+            )
+            (loss / max(len(indices), 1) * state.weight).backward()
+            optimizer.step()
+            state.step += 1
+            epoch = state.epoch
+            state.end_step()
+            print(f"step {state.step} epoch {epoch} took {indices}", flush=True)
+            time.sleep(arguments.pause)
+        state.epoch += 1
+        sampler.set_epoch(state.epoch)
+
+    weights = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]
+    with torch.no_grad():
+        accuracy = (model(inputs).argmax(1) == labels).float().mean().item()
+    print(f"weights {digest} accuracy {accuracy:.3f} after {state.step} steps", flush=True)
+    talweg.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ends of steps, where nodes enter, and the views that ranks follow.
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "libs/pipeline/member_fixture.h"
+
+namespace talweg::pipeline {
+namespace {
+
+using testing::Fixture;
+using testing::MakeView;
+using testing::Spec;
+
+struct Stepping : Fixture {
+  using Fixture::Fixture;
+
+  Effects Quiesce(uint64_t id, uint64_t step) {
+    return Do([&](Effects& out) { member.OnQuiesce(id, step, now_ns, out); });
+  }
+  Effects RanksStop(const std::vector<uint64_t>& ended) {
+    return Do([&](Effects& out) { member.OnRanksStop(ended, out); });
+  }
+  Effects AtBoundary(uint32_t rank, uint64_t steps) {
+    return Do([&](Effects& out) { member.OnRankAtBoundary(LocalRank{rank}, steps, now_ns, out); });
+  }
+  static std::optional<uint64_t> StopOf(const Effects& effects) {
+    const auto stops = Of<StopRanks>(effects);
+    REQUIRE(stops.size() == 1);
+    return stops[0].steps;
+  }
+};
+
+TEST_CASE("Member: ranks stop where they are, and again where all are", "[pipeline]") {
+  Stepping f(0, 2);
+  f.Start(MakeView(1, {2, 1}, 1));
+  f.Open(Spec("w", 10));
+  f.Push(0, 0, 1);
+  CHECK(Stepping::StopOf(f.Quiesce(5, 0)) == 0);
+  // It is said at once, whatever is open.
+  const auto first = f.Of<Quiesced>(f.RanksStop({3, 2}));
+  REQUIRE(first.size() == 1);
+  CHECK(first[0].id == 5);
+  CHECK(first[0].step == 4);  // Rank 0 has ended 3, and may be in the next.
+  CHECK(f.Of<Quiesced>(f.RanksStop({3, 2})).empty());
+
+  CHECK(Stepping::StopOf(f.Quiesce(6, 4)) == 4);
+  f.Push(1, 0, 1);
+  const Effects reduces = f.Flush();
+  for (const ReduceSlice& reduce : f.Of<ReduceSlice>(reduces)) f.Reduced(reduce.ticket);
+  const Effects sent = f.Flush();
+  CHECK(f.Of<Quiesced>(f.AtBoundary(0, 4)).empty());
+  CHECK(f.Of<Quiesced>(f.AtBoundary(1, 4)).empty());  // A round is open.
+  const auto second = f.Of<Quiesced>(f.Results(sent));
+  REQUIRE(second.size() == 1);
+  CHECK(second[0].id == 6);
+  CHECK(second[0].step == 4);
+
+  SECTION("a view lets them go on") {
+    CHECK(Stepping::StopOf(f.OnView(MakeView(2, {2, 1, 1}, 1))) == std::nullopt);
+    CHECK_FALSE(f.member.quiesces());
+    CHECK(f.Of<FailRank>(f.Push(0, 0, 2)).empty());
+  }
+  SECTION("so does the scheduler's word, of this quiesce") {
+    CHECK(f.Do([&](Effects& out) { f.member.OnResume(5, f.now_ns, out); }).empty());
+    CHECK(Stepping::StopOf(f.Do([&](Effects& out) { f.member.OnResume(6, f.now_ns, out); })) ==
+          std::nullopt);
+    CHECK(f.Of<FailRank>(f.Push(0, 0, 2)).empty());
+  }
+  SECTION("a rank that waits pushes nothing") {
+    const auto failed = f.Of<FailRank>(f.Push(0, 0, 2));
+    REQUIRE(failed.size() == 1);
+    CHECK(failed[0].text.find("while it waits at the end of step 4") != std::string::npos);
+  }
+  SECTION("a rank that has left is not waited for") {
+    f.Quiesce(7, 0);
+    f.RanksStop({4, 4});
+    f.Quiesce(8, 5);
+    CHECK(f.Of<Quiesced>(f.AtBoundary(0, 5)).empty());
+    CHECK(f.Of<Quiesced>(f.Leave(1, true)).size() == 1);
+  }
+}
+
+TEST_CASE("Member: a rank that stopped too early goes on, and counts when it comes again",
+          "[pipeline]") {
+  Stepping f(0, 2);
+  f.Start(MakeView(1, {2, 1}, 1));
+  f.Quiesce(5, 0);
+  f.RanksStop({1, 1});
+  f.AtBoundary(0, 2);
+  f.Quiesce(6, 3);
+  CHECK(f.Of<Quiesced>(f.AtBoundary(1, 3)).empty());
+  CHECK(f.Of<Quiesced>(f.AtBoundary(0, 3)).size() == 1);
+}
+
+TEST_CASE("Member: who came at a later step counts on from there", "[pipeline]") {
+  Stepping f;
+  View view = MakeView(4, {1, 1}, 1);
+  view.steps = 100;
+  f.Start(view);
+  CHECK(f.member.steps_base() == 100);
+  f.Quiesce(5, 0);
+  CHECK(f.Of<Quiesced>(f.RanksStop({2}))[0].step == 103);
+  CHECK(Stepping::StopOf(f.Quiesce(6, 105)) == 5);
+  CHECK(f.Of<Quiesced>(f.AtBoundary(0, 4)).empty());
+  CHECK(f.Of<Quiesced>(f.AtBoundary(0, 5)).size() == 1);
+}
+
+TEST_CASE("Member: a quiesce behind a view is answered in that view", "[pipeline]") {
+  Stepping f;
+  f.Start(MakeView(1, {1, 1}, 1));
+  f.OnView(MakeView(2, {1, 1}, 1));
+  f.Quiesce(1, 0);
+  CHECK(f.Of<Quiesced>(f.RanksStop({0})).size() == 1);  // Where it is it can say while it fences.
+  f.Quiesce(2, 1);
+  CHECK(f.Of<Quiesced>(f.AtBoundary(0, 1)).empty());
+  CHECK(f.Of<Quiesced>(f.AnswerAll()).size() == 1);
+}
+
+TEST_CASE("Member: ranks have the numbers of the view that they follow", "[pipeline]") {
+  Stepping f(2);
+  View first = MakeView(1, {1, 1, 1}, 1);
+  first.members.erase(first.members.begin() + 1);  // Nodes 0 and 2.
+  f.Start(first);
+  CHECK(f.member.GlobalRank(LocalRank{0}) == Rank{1});
+  TensorSpec spec = Spec("b", 10, DType::kF32, Op::kCopy, 1);
+  f.Open(spec);
+  f.OnView(MakeView(2, {1, 1, 1}, 1));
+  f.AgreeTo(f.AnswerAll());
+  const auto follow = [&](uint64_t epoch) {
+    bool ok = false;
+    f.Do([&](Effects& out) { ok = f.member.OnRanksFollow(Epoch{epoch}, out); });
+    return ok;
+  };
+  CHECK_FALSE(follow(7));
+  CHECK(f.member.GlobalRank(LocalRank{0}) == Rank{1});
+  CHECK(follow(2));
+  CHECK(f.member.GlobalRank(LocalRank{0}) == Rank{2});
+  // The tensor's root is the rank that it was; its number is another.
+  CHECK(f.member.tensors()[0]->spec.root_rank == 2);
+  CHECK(f.member.tensors()[0]->root_member.node == NodeRank{2});
+  spec.root_rank = 2;
+  CHECK(f.Of<FailTensor>(f.Declare(0, spec)).empty());
+  spec.root_rank = 1;
+  CHECK(f.Of<FailTensor>(f.Declare(0, spec)).size() == 1);
+}
+
+}  // namespace
+}  // namespace talweg::pipeline

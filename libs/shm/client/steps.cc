@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ends of steps, and the views that a rank hears of there (docs/elastic.md).
+#include <algorithm>
+#include <cstring>
+
+#include "libs/shm/client/await.h"
+#include "libs/shm/client/client.h"
+
+namespace talweg::shm {
+
+void Client::HandleMembership(const Message& message, const Membership& membership) {
+  const MutexLock lock(state_mutex_);
+  for (PendingAnswer* pending = pending_; pending != nullptr; pending = pending->next) {
+    if (pending->request != message.request) continue;
+    pending->status = membership.status;
+    pending->membership = membership;
+    const uint32_t count = std::min(membership.members.size(), pending->members_max);
+    for (uint32_t i = 0; i < count; ++i) pending->members[i] = membership.members[i];
+    pending->membership.members = MemberList(pending->members, count);
+    if (!membership.text.empty()) {
+      std::memcpy(pending->text, membership.text.data(), membership.text.size());
+    }
+    pending->text[membership.text.size()] = '\0';
+    pending->membership.text = {};
+    pending->done.store(true);
+    return;
+  }
+}
+
+RankStatus Client::AskBoundary(const Boundary& question, const char* what, int64_t timeout_ns,
+                               PendingAnswer& pending, ErrorText& error) {
+  if (agent_minor_ < kStepsMinor) {
+    return error.Fail(RankStatus::kUnsupported,
+                      "%s: the agent at '%s' has version 1.%u of its messages, and tells ranks of "
+                      "views from 1.%u on; start a newer one",
+                      what, socket_path_, agent_minor_, kStepsMinor);
+  }
+  RankStatus over = RankStatus::kOk;
+  if (Over(&over)) return FailOver(over, what, error);
+  switch (Ask(question, pending, Deadline(timeout_ns), &over)) {
+    case Awaited::kDone: break;
+    case Awaited::kOver: return FailOver(over, what, error);
+    case Awaited::kTimeout:
+      return error.Fail(RankStatus::kTimeout, "%s: no answer within %.3f s", what,
+                        static_cast<double>(timeout_ns) / 1e9);
+  }
+  return pending.Status(error);
+}
+
+RankStatus Client::EndStep(int64_t timeout_ns, ErrorText& error) {
+  if (Forked()) return FailForked(error);
+  RankStatus over = RankStatus::kOk;
+  if (Over(&over)) return FailOver(over, "the end of a step", error);
+  if (agent_minor_ < kStepsMinor) return RankStatus::kOk;  // It lets nobody in.
+  uint64_t steps = steps_ended_.load(std::memory_order_relaxed);
+  if (!at_boundary_.exchange(true)) {
+    steps_ended_.store(++steps, std::memory_order_relaxed);
+    control_.rank_line().steps_ended.store(steps, std::memory_order_seq_cst);
+  }
+  const uint64_t stop_at = control_.agent_line().stop_at.load(std::memory_order_seq_cst);
+  if (stop_at != 0 && steps + 1 >= stop_at) {
+    PendingAnswer pending;
+    const Boundary question{.question = BoundaryQuestion::kWait, .steps_ended = steps};
+    const RankStatus status = AskBoundary(question, "nodes that want to enter: the end of a step",
+                                          timeout_ns, pending, error);
+    if (status != RankStatus::kOk) return status;
+  }
+  at_boundary_.store(false);
+  return RankStatus::kOk;
+}
+
+uint64_t Client::NewestEpoch() const {
+  return control_.agent_line().epoch.load(std::memory_order_seq_cst);
+}
+
+RankStatus Client::LookAtView(uint64_t epoch, Membership* view, MembershipMember* members,
+                              uint32_t members_max, int64_t timeout_ns, ErrorText& error) {
+  if (Forked()) return FailForked(error);
+  uint32_t known = 0;
+  do {
+    PendingAnswer pending;
+    pending.members = members + known;
+    pending.members_max = members_max - known;
+    const Boundary question{
+        .question = BoundaryQuestion::kLook, .epoch = epoch, .first_member = known};
+    const RankStatus status = AskBoundary(question, "the job's view", timeout_ns, pending, error);
+    if (status != RankStatus::kOk) return status;
+    *view = pending.membership;
+    epoch = view->epoch;  // All of it is of one view.
+    if (pending.membership.members.size() == 0) break;
+    known += pending.membership.members.size();
+  } while (known < view->member_count && known < members_max);
+  view->first_member = 0;
+  view->members = MemberList(members, known);
+  return RankStatus::kOk;
+}
+
+RankStatus Client::FollowView(uint64_t epoch, int64_t timeout_ns, ErrorText& error) {
+  if (Forked()) return FailForked(error);
+  PendingAnswer pending;
+  const Boundary question{.question = BoundaryQuestion::kFollow, .epoch = epoch};
+  const RankStatus status = AskBoundary(question, "the job's view", timeout_ns, pending, error);
+  if (status != RankStatus::kOk) return status;
+  identity_.rank = pending.membership.rank;
+  identity_.size = pending.membership.size;
+  identity_.node_count = pending.membership.member_count;
+  return RankStatus::kOk;
+}
+
+}  // namespace talweg::shm

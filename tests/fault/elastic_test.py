@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/elastic.py on three nodes, of which one is killed and started again by hand."""
+
+from __future__ import annotations
+
+import re
+import sys
+import unittest
+from collections import Counter, defaultdict
+
+from cluster import RUNFILES, TOOL, Cluster, Rank
+
+_EPOCHS = 12
+_SAMPLES = 512
+
+
+class _Node:
+    """`talweg run` of one node, as a person starts it."""
+
+    def __init__(self, cluster: Cluster, scheduler: str, node: int) -> None:
+        command = [
+            str(TOOL),
+            "run",
+            f"--scheduler={scheduler}",
+            "--nodes=3",
+            "--min-nodes=1",
+            f"--node-rank={node}",
+            "--loss-policy=continue",
+            "--",
+            *[sys.executable, "-P", str(RUNFILES / "examples" / "elastic.py")],
+            *[f"--epochs={_EPOCHS}", "--pause=0.03"],
+        ]
+        self.rank = Rank(cluster.process(command))
+
+    def kill(self) -> None:
+        """With its agent and its rank, which do not outlive it."""
+        self.rank.process.kill()
+        self.rank.process.wait()
+
+    def took(self) -> dict[int, list[int]]:
+        """The samples of its ended steps, by epoch."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for line in self.rank.seen:
+            match = re.search(r"step \d+ epoch (\d+) took \[(.*)\]", line)
+            if match is not None and match[2]:
+                found[int(match[1])] += [int(index) for index in match[2].split(",")]
+        return found
+
+
+class ElasticTest(unittest.TestCase):
+    def _live(self, victim: int) -> None:
+        with Cluster() as cluster:
+            scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
+            cluster.aggregator(scheduler, "a0")
+            nodes = [_Node(cluster, scheduler, node) for node in range(3)]
+            for node in nodes:
+                node.rank.wait_for("begins at step 0")
+            nodes[victim].rank.wait_for("step 10 ")
+            nodes[victim].kill()
+            others = [node for place, node in enumerate(nodes) if place != victim]
+            others[0].rank.wait_for(": 2 ranks")
+            others[0].rank.wait_for("step ")
+            again = _Node(cluster, scheduler, victim)
+            again.rank.wait_for("joined at step ")
+            others[0].rank.wait_for(": 3 ranks")
+            ends = [node.rank.wait_for("weights ") for node in (*others, again)]
+            self.assertEqual(len({line.partition("weights ")[2] for line in ends}), 1, ends)
+            for node in (*others, again):
+                node.rank.wait_for("<end>")
+            self._check_samples([*nodes, again], nodes[victim])
+
+    def _check_samples(self, nodes: list[_Node], victim: _Node) -> None:
+        for epoch in range(_EPOCHS):
+            taken = Counter(index for node in nodes for index in node.took()[epoch])
+            self.assertLessEqual(max(taken.values()), 1, f"epoch {epoch}")
+            missing = set(range(_SAMPLES)) - set(taken)
+            # It may have ended a step and not have said so any more.
+            allowed = 8 if epoch == max(victim.took()) else 0
+            self.assertLessEqual(len(missing), allowed, f"epoch {epoch}: {missing}")
+
+    def test_a_node_comes_back(self) -> None:
+        self._live(victim=1)
+
+    def test_node_0_comes_back(self) -> None:
+        self._live(victim=0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -76,8 +76,6 @@ LAYERS = {
     "services/aggregator": ["libs", "proto", "services/credentials"],
     "services/credentials": ["libs"],
     "services/scheduler": ["libs", "proto", "services/credentials"],
-    # Tests of what a checkout installs.
-    "tests/build": ["deploy", "tests"],
     # Hosts made of namespaces, for tests and benchmarks.
     "tests/netns": [],
     "tests": ["clients", "docs", "examples", "libs", "proto", "services", "tests"],

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -184,6 +185,27 @@ class CommandsTest(unittest.TestCase):
         self.assertEqual(trace["displayTimeUnit"], "ms")
         for event in trace["traceEvents"]:
             self.assertEqual((event["ph"], event["cat"], event["tid"]), ("X", "Comm", "total"))
+
+    def test_the_backtrace_of_a_crash(self) -> None:
+        """A script finds the program, which kills itself in a call that the trace names."""
+        if shutil.which("gdb") is None:
+            print("SKIPPED: no gdb; bazel/prepare --for=test installs it")
+            return
+        script = self.directory / "script"
+        script.write_text('#!/bin/sh\nexec "$@"\n')
+        script.chmod(0o755)
+        variables = {"BYTEPS_ENABLE_GDB": "1", "DMLC_ROLE": "worker"}
+        for program, status, text in (
+            (
+                "import os; os.abort()",
+                255,
+                r"received signal SIGABRT[\s\S]*#\d+ .* in (__GI_)?abort",
+            ),
+            ("import sys; print('it has run'); sys.exit(7)", 7, "it has run"),
+        ):
+            done = run([str(script), sys.executable, "-c", program], **variables)
+            self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+            self.assertRegex(done.stdout + done.stderr, text)
 
     def test_what_is_wrong_is_said(self) -> None:
         for variables, text in (

@@ -47,7 +47,11 @@ class HorovodrunTest(unittest.TestCase):
 
     def test_what_is_not_offered_says_what_to_use(self) -> None:
         for arguments, text in (
-            (["-np", "2", "-H", "elsewhere:2", "x"], "elsewhere is another host.*--scheduler"),
+            (
+                ["-np", "2", "-H", "elsewhere.invalid:2", "x"],
+                "elsewhere.invalid .* ssh to it failed",
+            ),
+            (["-np", "2", "-H", "a b:2", "x"], "'a b:2' is no host: write host:slots"),
             (["-np", "2", "--min-np", "1", "x"], "--min-np .*talweg run --loss-policy=continue"),
             (["-np", "0", "x"], "-np is 0"),
             (["x"], "-np is None"),

@@ -88,7 +88,8 @@ def _torchrun(environment: Mapping[str, str]) -> Place | None:
                 f"{launcher} has started this process, and {name} is not set: set it, or set "
                 "TALWEG_AGENT_SOCKET to the socket of an agent that is there"
             )
-    words = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    words: tuple[str, ...] = ("MASTER_ADDR", "MASTER_PORT", "TALWEG_RUN_ID")
+    words += ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     job = " ".join(["torch", *(environment.get(name, "") for name in words)])
     # torchrun makes a directory for each of its lives: .../attempt_0/1/error.json.
     node = os.path.dirname(os.path.dirname(environment.get("TORCHELASTIC_ERROR_FILE", "")))
@@ -105,7 +106,7 @@ def _torchrun(environment: Mapping[str, str]) -> Place | None:
     )
 
     def meet(timeout_s: float, life: str) -> Meeting:
-        agreed = meeting.agreed_meeting(environment)
+        agreed = meeting.agreed_meeting(environment, job)
         if agreed is not None:
             return agreed
         if not meeting.has_torch():
@@ -147,7 +148,7 @@ def _open_mpi(environment: Mapping[str, str]) -> Place | None:
     place = _place(environment, "mpirun", (names[0], names[1], names[2], names[3]), job, daemon)
 
     def meet(timeout_s: float, life: str) -> Meeting:
-        agreed = meeting.agreed_meeting(environment)
+        agreed = meeting.agreed_meeting(environment, job)
         if agreed is not None:
             return agreed
         if _speaks_pmix(environment):
@@ -196,7 +197,7 @@ def _hydra(environment: Mapping[str, str]) -> Place | None:
     place = _place(environment, "mpirun (Hydra)", names, job, proxy)
 
     def meet(timeout_s: float, life: str) -> Meeting:
-        agreed = meeting.agreed_meeting(environment)
+        agreed = meeting.agreed_meeting(environment, job)
         if agreed is not None:
             return agreed
         raise TalwegError(
@@ -234,7 +235,7 @@ def _srun(environment: Mapping[str, str]) -> Place | None:
     )
 
     def meet(timeout_s: float, life: str) -> Meeting:
-        agreed = meeting.agreed_meeting(environment)
+        agreed = meeting.agreed_meeting(environment, job)
         if agreed is not None:
             return agreed
         if _speaks_pmix(environment):

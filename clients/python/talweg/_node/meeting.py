@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import secrets
 import socket
 import struct
@@ -142,18 +143,20 @@ def ports_of(job: str) -> list[int]:
     return [_PORT_MIN + number % (_PORT_MAX - _PORT_MIN) for number in numbers]
 
 
-def agreed_meeting(environment: Mapping[str, str]) -> Meeting | None:
+def agreed_meeting(environment: Mapping[str, str], job: str) -> Meeting | None:
     """At $TALWEG_RENDEZVOUS, with the secret of this user's file."""
     told = environment.get("TALWEG_RENDEZVOUS", "")
     if not told:
         return None
-    host, _, port = told.rpartition(":")
-    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+    match = re.fullmatch(r"([\w.,-]+|\[[\da-fA-F:.]+\])(?::(\d{1,5}))?", told)
+    if match is None or not 1 <= int(match[2] or 1) <= 65535:
         raise InvalidArgument(
             f"TALWEG_RENDEZVOUS is '{told}'; it must be the first node's host and a free port there, "
             "as in 10.0.0.1:7450"
         )
-    return FixedMeeting([host.strip("[]")], [int(port)], users_secret(environment))
+    hosts = match[1].strip("[]").split(",")
+    ports = [int(match[2])] if match[2] else ports_of(job)
+    return FixedMeeting(hosts, ports, users_secret(environment))
 
 
 def slurm_meeting(environment: Mapping[str, str], job: str) -> Meeting:

@@ -105,16 +105,21 @@ def rank_count(environment: Mapping[str, str], say: Callable[[str], None] = _say
 
 def command_of(arguments: list[str], environment: Mapping[str, str]) -> str:
     """What a rank's shell runs. One argument is a line of shell; several keep their quoting."""
-    if len(arguments) == 1:
-        return arguments[0]
-    line = shlex.join(arguments)
-    if TABLE.switch(environment, "BYTEPS_ENABLE_GDB"):
-        if shutil.which("gdb") is None:
-            raise TalwegError(
-                "BYTEPS_ENABLE_GDB is 1, and there is no gdb: install it, or unset it"
-            )
-        return f"exec gdb -batch -ex run -ex bt --args {line}"
-    return line
+    line = arguments[0] if len(arguments) == 1 else shlex.join(arguments)
+    if not TABLE.switch(environment, "BYTEPS_ENABLE_GDB"):
+        return line
+    if shutil.which("gdb") is None:
+        raise TalwegError("BYTEPS_ENABLE_GDB is 1, and there is no gdb: install it, or unset it")
+    # The shell finds the program, which may be a script; gdb follows it there. Its exit status is
+    # the program's, and 255 after a crash.
+    gdb = ["gdb", "-q", "-batch", "-return-child-result", "-nx"]
+    for command in (
+        "handle SIGPIPE SIGUSR1 SIGUSR2 SIGALRM SIGCHLD nostop noprint pass",
+        "run",
+        "python gdb.selected_thread() and gdb.execute('bt')",
+    ):
+        gdb += ["-ex", command]
+    return "exec " + shlex.join([*gdb, "--args", "/bin/sh", "-c", f"exec {line}"])
 
 
 def _plan_cores(

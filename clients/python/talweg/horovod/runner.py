@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""horovodrun on one host: its options, carried out by `talweg run`."""
+"""horovodrun: its options, carried out by `talweg run` on this host, by ssh on others."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import socket
+import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from talweg import _programs
+from talweg._node import hosts
 from talweg._version import __version__
 from talweg.errors import InvalidArgument, TalwegError, Unsupported
 
@@ -53,14 +55,9 @@ _SWITCHES = {
     "--log-without-timestamp": ("LOG_HIDE_TIME", "1"),
     "--log-with-timestamp": ("LOG_HIDE_TIME", "0"),
 }
-# How Horovod's own launcher would reach ranks; on one host there is nothing to reach.
+# How Horovod's own launcher would reach ranks.
 _UNUSED_SWITCHES = ["--disable-cache", "--gloo", "--mpi", "--jsrun", "--tcp"]
 _UNUSED_VALUES = ["--mpi-args", "--binding-args"]
-_UNUSED_PAIRS: list[tuple[str, ...]] = [
-    ("-p", "--ssh-port"),
-    ("-i", "--ssh-identity-file"),
-    ("--network-interface", "--network-interfaces"),
-]
 _ELASTIC: list[tuple[str, ...]] = [
     ("--min-np", "--min-num-proc"),
     ("--max-np", "--max-num-proc"),
@@ -76,8 +73,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-v", "--version", action="version", version=__version__)
     parser.add_argument("-cb", "--check-build", action="store_true", help="what there is, and exit")
     parser.add_argument("-np", "--num-proc", type=int, help="number of ranks")
-    parser.add_argument("-H", "--hosts", help="localhost:N, or this host's name")
+    parser.add_argument("-H", "--hosts", help="host:slots,... which ranks fill in order")
     parser.add_argument("-hostfile", "--hostfile", help="the same, as lines `host slots=n`")
+    parser.add_argument("-p", "--ssh-port", type=int, help="the port of sshd on other hosts")
+    parser.add_argument("-i", "--ssh-identity-file", help="the key for them")
+    parser.add_argument(
+        "--network-interface",
+        "--network-interfaces",
+        dest="network_interfaces",
+        help="names with commas between them: the first that a host has carries the data",
+    )
     parser.add_argument("--verbose", action="store_true", help="what is started")
     parser.add_argument("--output-filename", help="directory for rank.NN/stdout and stderr")
     parser.add_argument("--config-file", help="not offered: give the options themselves")
@@ -94,8 +99,6 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(option, action="store_true", help="no effect")
     for option in _UNUSED_VALUES:
         parser.add_argument(option, help="no effect")
-    for options in _UNUSED_PAIRS:
-        parser.add_argument(*options, help="no effect on one host")
     for options in _ELASTIC:
         parser.add_argument(*options, help="not offered: see talweg run --loss-policy=continue")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
@@ -122,17 +125,16 @@ def variables_of(options: Any) -> dict[str, str]:
     return found
 
 
-def _hosts(options: Any) -> list[str]:
+def _hosts(options: Any) -> list[hosts.Host]:
     if options.hosts and options.hostfile:
         raise InvalidArgument("--hosts and --hostfile are both given: give one of them")
     if options.hostfile:
-        lines = Path(options.hostfile).read_text().splitlines()
-        return [line.split()[0] for line in lines if line.split()]
-    return [entry.split(":")[0] for entry in (options.hosts or "localhost").split(",")]
+        return hosts.parse_hostfile(Path(options.hostfile).read_text())
+    return hosts.parse_hosts(options.hosts or f"localhost:{options.num_proc}")
 
 
-def line_of(options: Any) -> list[str]:
-    """The command that carries the options out. Errors name what is missing or not offered."""
+def _check(options: Any) -> None:
+    """Errors name what is missing or not offered."""
     for names in _ELASTIC:
         if getattr(options, _attribute(names[0])) is not None:
             raise Unsupported(
@@ -147,15 +149,11 @@ def line_of(options: Any) -> list[str]:
         )
     if not options.command:
         raise InvalidArgument("there is no program: horovodrun -np 2 python train.py")
-    here = {"localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()}
-    elsewhere = [host for host in _hosts(options) if host not in here]
-    if elsewhere:
-        raise Unsupported(
-            f"{elsewhere[0]} is another host, and horovodrun of Talweg starts ranks on this one: start "
-            "`talweg scheduler` and `talweg aggregator`, and on node K of N `talweg run --scheduler "
-            "HOST:PORT --nodes N --node-rank K --ranks-per-node R -- python train.py`"
-        )
-    command = options.command
+
+
+def _command(options: Any) -> list[str]:
+    """A rank's, which writes into files of its host where that is wanted."""
+    command: list[str] = options.command
     if options.output_filename:
         digits = len(str(options.num_proc - 1))
         script = (
@@ -163,8 +161,45 @@ def line_of(options: Any) -> list[str]:
             'exec "$@" >"$d/stdout" 2>"$d/stderr"'
         )
         command = ["/bin/sh", "-c", script, options.output_filename, str(digits), *command]
-    tool = _programs.tool()
-    return [tool, "run", f"--ranks-per-node={options.num_proc}", "--job=horovod", "--", *command]
+    return command
+
+
+def say(rank: int, stream: str, text: str) -> None:
+    print(f"[{rank}] {text}", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
+
+
+def parse(arguments: list[str]) -> Any:
+    """The options, checked."""
+    options = _parser().parse_args(arguments)
+    _check(options)
+    return options
+
+
+def launch_of(options: Any, say: Callable[[int, str, str], None]) -> hosts.Launch:
+    """Their ranks, on their hosts."""
+    return hosts.Launch(
+        _command(options),
+        options.num_proc,
+        hosts.deal(_hosts(options), options.num_proc),
+        say,
+        hosts.Ssh(options.ssh_port, options.ssh_identity_file),
+        {**os.environ, **variables_of(options)},
+        (options.network_interfaces or "").split(","),
+    )
+
+
+def _run_on_hosts(options: Any) -> int:
+    launch = launch_of(options, say)
+    if options.verbose:
+        where = ", ".join(f"{host.name}:{host.slots}" for host in launch.hosts)
+        print(f"horovodrun: {shlex.join(launch.command)} on {where}", file=sys.stderr)
+    try:
+        outcome = hosts.run(launch)
+    except KeyboardInterrupt:
+        return 130
+    if outcome.failure:
+        print(f"horovodrun: {outcome.failure}; all other ranks were ended", file=sys.stderr)
+    return outcome.status
 
 
 def main() -> int:
@@ -176,7 +211,12 @@ def main() -> int:
         )
         return 0
     try:
-        line = line_of(options)
+        _check(options)
+        if not all(hosts.is_here(host.name) for host in _hosts(options)):
+            return _run_on_hosts(options)
+        tool = _programs.tool()
+        line = [tool, "run", f"--ranks-per-node={options.num_proc}", "--job=horovod", "--"]
+        line += _command(options)
     except (TalwegError, OSError) as error:
         print(f"horovodrun: {error}", file=sys.stderr)
         return 1

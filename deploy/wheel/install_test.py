@@ -15,10 +15,9 @@ import sys
 import tempfile
 import textwrap
 import unittest
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
-
-from tests.lint import source_tree
 
 # Ends a hang. A build from nothing takes the most of it.
 _DEADLINE_S = 3000.0
@@ -54,6 +53,8 @@ _PROGRAM = "import talweg; talweg.init(); print('rank', talweg.rank(), talweg.__
 
 class InstallTest(unittest.TestCase):
     directory: ClassVar[Path]
+    tree: ClassVar[Path]
+    log: ClassVar[Path]
     environment: ClassVar[dict[str, str]]
 
     @classmethod
@@ -65,7 +66,8 @@ class InstallTest(unittest.TestCase):
         cls.log = root / "bazel.log"
         cls.log.touch()
         (root / "home").mkdir()
-        source = source_tree.root()
+        # In the tree, of which runfiles have links.
+        source = (_WHEELS.parents[1] / "LICENSE").resolve().parent
         for name in _COPIED:
             if (source / name).is_dir():
                 shutil.copytree(source / name, cls.tree / name, symlinks=True)
@@ -102,11 +104,11 @@ class InstallTest(unittest.TestCase):
             (site / each.name).symlink_to(each)
         return place / "bin"
 
-    def _run(self, *line: str, status: int = 0, **variables: str) -> str:
+    def _run(self, *line: str, status: int = 0, env: Mapping[str, str] | None = None) -> str:
         done = subprocess.run(
             line,
             cwd=self.tree,
-            env={**self.environment, **variables},
+            env={**self.environment, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -127,7 +129,8 @@ class InstallTest(unittest.TestCase):
     def test_pip_install(self) -> None:
         bin_ = self._venv("pip")
         pip = [str(bin_ / "pip"), "install", "--verbose", "."]
-        output = self._run(*pip, BYTEPS_WITHOUT_MXNET="1", BYTEPS_NCCL_HOME="/usr/local/nccl")
+        env = {"BYTEPS_WITHOUT_MXNET": "1", "BYTEPS_NCCL_HOME": "/usr/local/nccl"}
+        output = self._run(*pip, env=env)
         self.assertIn("BYTEPS_WITHOUT_MXNET is needless", output)
         self.assertIn("BYTEPS_NCCL_HOME is needless", output)
         self.assertIn("Bazel builds what is missing", output)
@@ -138,7 +141,7 @@ class InstallTest(unittest.TestCase):
         bin_ = self._venv("setup")
         variables = {"BYTEPS_WITHOUT_MXNET": "1", "BYTEPS_WITHOUT_TENSORFLOW": "1"}
         for _ in range(2):
-            output = self._run(str(bin_ / "python"), "setup.py", "install", **variables)
+            output = self._run(str(bin_ / "python"), "setup.py", "install", env=variables)
             self.assertIn("BYTEPS_WITHOUT_TENSORFLOW is needless", output)
         self._require_it_runs(bin_)
         launcher = bin_.parent / "byteps" / "launcher" / "launch.py"
@@ -168,7 +171,7 @@ class InstallTest(unittest.TestCase):
     def test_a_framework_that_must_be_there(self) -> None:
         bin_ = self._venv("framework")
         line = [str(bin_ / "python"), "setup.py", "install"]
-        output = self._run(*line, status=1, BYTEPS_WITH_MXNET="1")
+        output = self._run(*line, status=1, env={"BYTEPS_WITH_MXNET": "1"})
         self.assertIn("BYTEPS_WITH_MXNET is 1, and", output)
 
     @unittest.skipIf(_FULL, "Bazel itself builds")
@@ -185,8 +188,8 @@ class InstallTest(unittest.TestCase):
             )
         )
         (broken / "bazel").chmod(0o755)
-        path = f"{broken}:{self.environment['PATH']}"
-        output = self._run(sys.executable, "setup.py", "install", status=1, PATH=path)
+        env = {"PATH": f"{broken}:{self.environment['PATH']}"}
+        output = self._run(sys.executable, "setup.py", "install", status=1, env=env)
         self.assertIn("ERROR: what does not compile", output)
         self.assertIn("Bazel did not build the wheel", output)
 

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts one host's ranks for a launcher on another: what horovodrun has ssh run there.
+
+It reads one line of JSON from stdin, a Task. It writes lines of JSON to stdout: {"rank", "stream",
+"text"} for what ranks write, {"rank", "status"} for their ends, {"rank", "result"} for a file that a
+rank has left. When stdin closes, the launcher or the connection to it is gone, and ranks are ended.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_GRACE_S = 5.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+@dataclass
+class Task:
+    """`variables` are each rank's own by its rank, on top of `environment`."""
+
+    command: list[str]
+    directory: str
+    environment: dict[str, str]
+    variables: dict[str, dict[str, str]]
+    secret: str = ""
+    interfaces: list[str] = field(default_factory=list)  # The first that this host has is used.
+    files: dict[str, str] = field(default_factory=dict)  # In base64, made in TALWEG_TASK_DIR.
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class _Ranks:
+    def __init__(self, task: Task, scratch: Path) -> None:
+        self._task = task
+        self._scratch = scratch
+        self._selector = selectors.DefaultSelector()
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._end = 0.0  # When those that are left are killed.
+        self._killed = False
+
+    def _say(self, message: dict[str, Any]) -> None:
+        try:
+            sys.stdout.write(json.dumps(message) + "\n")
+            sys.stdout.flush()
+        except OSError:
+            self.ask_to_end()
+
+    def run(self) -> None:
+        self._selector.register(0, selectors.EVENT_READ, ("", "stdin", b""))
+        for rank, own in self._task.variables.items():
+            try:
+                self._start(rank, own)
+            except OSError as error:
+                self._say({"rank": rank, "stream": "stderr", "text": f"{error}"})
+                self._say({"rank": rank, "status": 127})
+                self.ask_to_end()
+                break
+        while self._running:
+            for key, _ in self._selector.select(0.2):
+                self._read(key)
+            self._reap()
+            if self._end and time.monotonic() > self._end and not self._killed:
+                self._killed = True
+                self._signal(signal.SIGKILL)
+
+    def _start(self, rank: str, own: dict[str, str]) -> None:
+        environment = {**self._task.environment, **own}
+        environment["TALWEG_TASK_DIR"] = str(self._scratch)
+        if self._task.secret:
+            environment["TALWEG_SECRET_FILE"] = str(self._scratch / "secret")
+        names = [name for _, name in socket.if_nameindex()]
+        for interface in self._task.interfaces:
+            if interface in names:
+                environment["TALWEG_INTERFACE"] = interface
+                break
+        process = subprocess.Popen(
+            self._task.command,
+            env=environment,
+            cwd=self._task.directory or None,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+        self._running[rank] = process
+        for name, stream in (("stdout", process.stdout), ("stderr", process.stderr)):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            self._selector.register(stream, selectors.EVENT_READ, (rank, name, b""))
+
+    def _read(self, key: selectors.SelectorKey) -> bool:
+        """Whether there may be more."""
+        rank, name, before = key.data
+        try:
+            part = os.read(key.fd, 65536)
+        except BlockingIOError:
+            return False
+        if name == "stdin":
+            if not part:
+                self._selector.unregister(0)
+                self.ask_to_end()
+            return False
+        *lines, rest = (before + part).split(b"\n")
+        if not part:
+            self._selector.unregister(key.fileobj)
+            lines = [rest] if rest else []
+        else:
+            self._selector.modify(key.fileobj, selectors.EVENT_READ, (rank, name, rest))
+        for line in lines:
+            text = line.decode(errors="replace")
+            self._say({"rank": rank, "stream": name, "text": text})
+        return bool(part)
+
+    def _reap(self) -> None:
+        for rank, process in list(self._running.items()):
+            if process.poll() is None:
+                continue
+            del self._running[rank]
+            for key in list(self._selector.get_map().values()):
+                if key.data[0] == rank:  # What it wrote last.
+                    while self._read(self._selector.get_key(key.fileobj)):
+                        pass
+                    self._finish(key.fileobj)
+            status = process.returncode if process.returncode >= 0 else 128 - process.returncode
+            result = self._scratch / f"result.{rank}"
+            if result.exists():
+                text = base64.b64encode(result.read_bytes()).decode()
+                self._say({"rank": rank, "result": text})
+            self._say({"rank": rank, "status": status})
+            if status != 0:
+                self.ask_to_end()
+
+    def _finish(self, stream: Any) -> None:
+        """Passes on a last line without an end."""
+        if stream in self._selector.get_map():
+            rank, name, rest = self._selector.get_key(stream).data
+            self._selector.unregister(stream)
+            if rest:
+                self._say({"rank": rank, "stream": name, "text": rest.decode(errors="replace")})
+
+    def ask_to_end(self) -> None:
+        """They have a while, then they are killed."""
+        if not self._end:
+            self._end = time.monotonic() + _GRACE_S
+            self._signal(signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
+        for process in self._running.values():
+            try:
+                os.killpg(process.pid, number)
+            except ProcessLookupError:
+                continue
+
+
+def main() -> None:
+    task = Task(**json.loads(sys.stdin.buffer.readline()))
+    with tempfile.TemporaryDirectory(prefix="talweg-ranks-") as scratch:
+        path = Path(scratch)
+        if task.secret:
+            (path / "secret").write_text(task.secret + "\n")
+            (path / "secret").chmod(0o600)
+        for name, text in task.files.items():
+            (path / name).write_bytes(base64.b64decode(text))
+        ranks = _Ranks(task, path)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: ranks.ask_to_end())
+        ranks.run()

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.run(): calls a function on ranks of its own, here or on other hosts."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from talweg._node.hosts import run as start
+from talweg.errors import InvalidArgument, Unsupported
+
+
+def _pickled(function: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
+    """By cloudpickle where it is installed, so that lambdas and functions of a notebook go, too."""
+    if importlib.util.find_spec("cloudpickle") is not None:
+        data: bytes = importlib.import_module("cloudpickle").dumps((function, args, kwargs))
+        return data
+    try:
+        data = pickle.dumps((function, args, kwargs))
+    except Exception as error:
+        raise InvalidArgument(
+            f"func={function!r} cannot be sent to the ranks ({error}): install cloudpickle, or pass a "
+            "function of a module"
+        ) from None
+    if function.__module__ == "__main__":
+        raise InvalidArgument(
+            f"func={function!r} is of the program itself, which ranks do not run: install cloudpickle, or "
+            "move it into a module"
+        )
+    return data
+
+
+_ELASTIC = (
+    "min_num_proc",
+    "max_num_proc",
+    "slots",
+    "reset_limit",
+    "cooldown_range",
+    "host_discovery_script",
+    "min_np",
+    "max_np",
+)
+
+
+# The names of the parameters are Horovod's, `hosts` among them.
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Any = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: Any = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Calls func(*args, **kwargs) on each of `num_proc` ranks; returns the results by rank.
+
+    The ranks are new processes, on this host or on `hosts` ("a:2,b:2"), by ssh. ValueError for
+    arguments that do not fit together, Unsupported for those of elastic jobs, RuntimeError when a
+    rank fails: it names the rank.
+    """
+    given = locals()
+    from talweg.horovod import (
+        runner,
+    )  # A program, too: `python -m` wants to be the first to import it.
+
+    for name in _ELASTIC:
+        if given[name] is not None:
+            raise Unsupported(
+                f"horovod.run({name}=...) is not offered by Talweg: `talweg run "
+                "--loss-policy=continue` starts a job that goes on after a loss"
+            )
+    if hosts and hostfile:
+        raise ValueError("horovod.run: hosts and hostfile are both given: give one of them")
+    if use_gloo and use_mpi:
+        raise ValueError("horovod.run: use_gloo and use_mpi are both true; neither is needed")
+    count = np if np is not None else num_proc
+    line = ["-np", str(count)]
+    for option, value in (
+        ("-H", hosts),
+        ("--hostfile", hostfile),
+        ("--start-timeout", start_timeout),
+        ("--ssh-port", ssh_port),
+        ("--ssh-identity-file", ssh_identity_file),
+        ("--output-filename", output_filename),
+        ("--network-interfaces", network_interfaces or network_interface),
+    ):
+        line += [option, str(value)] if value is not None else []
+    python = executable or sys.executable
+    line += [python, str(Path(__file__).with_name("_task.py"))]
+    launch = runner.launch_of(runner.parse(line), runner.say)
+    launch.files = {"function": _pickled(func, tuple(args), dict(kwargs or {}))}
+    launch.python = python
+    # What this program imports, its ranks import.
+    paths = [os.path.abspath(path) for path in sys.path]
+    launch.environment = {**launch.environment, "PYTHONPATH": os.pathsep.join(paths)}
+    outcome = start(launch)
+    if outcome.failure:
+        raise RuntimeError(f"horovod.run: {outcome.failure}; all other ranks were ended")
+    return [pickle.loads(outcome.results[rank]) for rank in range(count)]

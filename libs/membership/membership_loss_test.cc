@@ -103,6 +103,8 @@ TEST_CASE("Membership: an agent that is stopped is a loss, one that has finished
   REQUIRE(f.Told<MemberLeft>(Id(0, 10)).size() == 1);
   CHECK(f.Told<MemberLeft>(Id(0, 10))[0].id == Id(1, 11));
   CHECK(f.EpochOf(job) == Epoch{1});
+  // Its ranks join another job of that name when the others have left this one, too.
+  CHECK(f.Join(Fixture::Request("mnist", 1, 12, Spec(2, 2))).answer.code == Code::kNotYet);
   REQUIRE(f.Leave(job, Id(0, 10)).ok());
   CHECK(f.StateOf(job) == JobState::kFinished);
   CHECK(f.AggregatorTold<JobClosed>(100).size() == 1);

@@ -38,12 +38,12 @@ class Mutation:
     name: str
     kind: str = ""
     breaks: str = ""
-    places: list = dataclasses.field(default_factory=list)
+    places: list[Place] = dataclasses.field(default_factory=list)
 
 
 def read_list(text):
     """The mutations of the list, in its order."""
-    mutations = []
+    mutations: list[Mutation] = []
     for number, line in enumerate(text.splitlines(), 1):
         where = f"mutations.txt:{number}"
         if not line.strip() or line.startswith("#"):
@@ -79,7 +79,7 @@ def _pattern(text):
     """A regular expression for `text` whose white space may be another."""
     tokens = _TOKEN.findall(text)
     pattern = ""
-    for before, token in zip([""] + tokens, tokens):
+    for before, token in zip(["", *tokens], tokens):
         if before:
             both_words = re.match(r"\w", before[-1]) and re.match(r"\w", token[0])
             pattern += r"\s+" if both_words else r"\s*"
@@ -114,7 +114,7 @@ def _edit(mutation, place, source):
 
 def apply(mutations, sources):
     """The mutated text of each of `sources` (path to text). Raises ListError with all that is wrong."""
-    edits = {path: [] for path in sources}
+    edits: dict[str, list[tuple[int, int, str]]] = {path: [] for path in sources}
     problems = []
     switched = set()
     for mutation in mutations:

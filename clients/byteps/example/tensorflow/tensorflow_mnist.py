@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import byteps.tensorflow as bps
 import numpy as np
 import tensorflow as tf
@@ -43,6 +45,11 @@ def main() -> None:
         bps.BroadcastGlobalVariablesHook(0),
         v1.train.StopAtStepHook(last_step=max(1, _STEPS // bps.size())),
     ]
+
+    def test(step_context: Any) -> float:
+        """Without the hooks."""
+        return step_context.session.run(right, {x: test_images, y: test_classes})
+
     random = np.random.RandomState(bps.rank())
     with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
         accuracy = 0.0
@@ -53,10 +60,7 @@ def main() -> None:
             if step % 10 == 0 and bps.rank() == 0:
                 print(f"step = {step}\tloss = {now:.6f}", flush=True)
             if step % 50 == 0 and not session.should_stop():
-                given = {x: test_images, y: test_classes}
-                accuracy = session.run_step_fn(
-                    lambda context, given=given: context.session.run(right, given)
-                )
+                accuracy = session.run_step_fn(test)
         if bps.rank() == 0:
             print(f"Test set: accuracy {100.0 * accuracy:.2f}%", flush=True)
 

@@ -85,7 +85,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
         "version": "1",
         "packer": "pack.py",
         "package": ":package",
-        "library": ":library",
+        "libraries": [":library"],
     },
 }
 

@@ -24,6 +24,7 @@ using talweg::c::Invalid;
 using talweg::c::ToC;
 using talweg::shm::Client;
 using talweg::shm::Declare;
+using talweg::shm::ErrorText;
 using talweg::shm::RankStatus;
 
 namespace {

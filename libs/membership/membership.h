@@ -225,7 +225,7 @@ struct QuiesceState {
   QuiesceId id;
   std::set<MemberIdentity> waits_for;
   uint64_t step = 0;         // That ranks are to have ended; 0: it is being asked for.
-  uint64_t latest_step = 0;  // Of the answers to the first question.
+  uint64_t latest_step = 0;  // The latest that a member has answered to the first.
 };
 
 struct Job {

@@ -429,8 +429,8 @@ class SurvivorsTest(unittest.TestCase):
         with Cluster() as cluster:
             crew = _crew(cluster)
             crew.agents[2].kill()
+            crew.tell("run 4", ranks=(0, 1))
             for rank in crew.ranks[:2]:
-                rank.tell("run 12")
                 rank.tell("until 3")
             crew.add(2)
             for rank in crew.ranks[:2]:

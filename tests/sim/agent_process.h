@@ -151,12 +151,6 @@ class AgentProcess : public Process {
   void DeclareNext(LocalRank rank);
   void OnDeclareReply(const pipeline::DeclareReply& reply);
   void PushNext(LocalRank rank);
-  // In rounds of every tensor.
-  uint64_t EndOfStep(const RankProcess& rank) const;
-  bool HasEndedStep(const RankProcess& rank) const;
-  // Whether it may go on.
-  bool EndStep(LocalRank rank);
-  void Perform(const pipeline::StopRanks& stop);
   void Push(LocalRank rank, size_t tensor);
   void OnCompleted(const pipeline::CompleteRound& complete);
   void Take(LocalRank rank, size_t tensor, const pipeline::CompleteRound& complete, Epoch epoch);
@@ -177,6 +171,14 @@ class AgentProcess : public Process {
   void CheckDone(LocalRank rank);
   void FailRankWith(LocalRank rank, const std::string& text, bool may_linger = false);
   pipeline::TensorSpec SpecOf(LocalRank rank, size_t tensor) const;
+
+  // agent_steps.cc
+  // In rounds of every tensor.
+  uint64_t EndOfStep(const RankProcess& rank) const;
+  bool HasEndedStep(const RankProcess& rank) const;
+  // Whether it may go on.
+  bool EndStep(LocalRank rank);
+  void Perform(const pipeline::StopRanks& stop);
 
   // agent_control.cc: what rpc::SchedulerClient does.
   int64_t RetryNs() const;

@@ -45,7 +45,7 @@ struct Profile {
   std::vector<TensorProfile> tensors;
   bool has_groups = false;  // Ranks agree beforehand on who takes part, and on roots, by place.
   uint64_t round_count = 3;
-  uint64_t rounds_per_step = 1;  // Of every tensor; the last step may have fewer.
+  uint64_t rounds_per_step = 1;  // That a step has, of every tensor; the last may have fewer.
   bool in_steps = true;          // A rank waits for all tensors of a round before the next one.
 
   uint64_t straggler_one_in = 0;  // So often a rank takes seconds for a step; 0: never.

@@ -198,7 +198,7 @@ def local_size() -> int:
 
 
 def epoch() -> int:
-    """Of the membership: it grows with every change that this program has been told of.
+    """The membership's number: it grows with every change that this program has been told of.
 
     0 before the first change, where some nodes were lost while this rank came.
     """

@@ -148,7 +148,7 @@ class Membership:
             lanes[4] = int(self.is_joiner or has_suffix or self.view.epoch != found.epoch)
             if self.holder is not None and not self.is_joiner:
                 place = (self._node(found, members) << 32) | self.client.local_rank
-                lanes[3] = _U64_MAX - place  # Of the lowest place.
+                lanes[3] = _U64_MAX - place  # The lowest place counts.
             self._greatest("talweg.agree", lanes)
             if int(lanes[0]) == _U64_MAX - int(lanes[1]):
                 break

@@ -267,7 +267,7 @@ class Connection:
 
     # Why this rank may push nothing yet; None: it may.
     refusal: str | None = None
-    # Of names of tensors that depend on ranks' numbers, behind the first change of these.
+    # Behind names of tensors that depend on ranks' numbers, behind the first change of these.
     view_suffix = ""
 
     def __init__(self, agent_socket: str | None, local_rank: int | None, timeout_s: float) -> None:

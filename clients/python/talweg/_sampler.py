@@ -15,7 +15,7 @@ class ElasticSampler:
 
         sampler = talweg.ElasticSampler(len(dataset), batch_size=32)
         state = talweg.State(sampler=sampler, ...)
-        for indices in sampler:       # Of this rank; a list, which may be empty in the last step.
+        for indices in sampler:       # This rank's: a list, which may be empty in the last step.
             ...
             state.end_step()
 
@@ -46,7 +46,7 @@ class ElasticSampler:
         self._left = list(range(self._count))
         if self._shuffle:
             random.Random(f"{self._seed}.{epoch}").shuffle(self._left)
-        self._dealt: list[list[int]] = []  # Of the step that has begun, by rank.
+        self._dealt: list[list[int]] = []  # In the step that has begun, by rank.
 
     def deal(self, rank: int, size: int) -> None:
         """What is left goes to `size` ranks, of which this is one."""

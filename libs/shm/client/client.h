@@ -160,7 +160,7 @@ class Client {
   // kTimeout: the next call goes on waiting, and ends no second one.
   RankStatus EndStep(int64_t timeout_ns, ErrorText& error);
   uint64_t StepsEnded() const { return steps_ended_.load(std::memory_order_relaxed); }
-  // Of the newest view that the agent has; 0: it is too old to say.
+  // The newest view's that the agent has; 0: it is too old to say.
   uint64_t NewestEpoch() const;
   // The view of that epoch, if the agent has had it lately; 0: the newest. `members`: room for
   // `members_max`; the answer's member_count says how many there are.

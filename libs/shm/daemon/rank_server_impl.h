@@ -197,7 +197,7 @@ class RankServerImpl final : public RankServer {
   std::vector<Connection*> active_;                       // kActive, in order of their Welcome.
   uint32_t sleep_sequence_ = 0;                           // Odd: prepared to sleep.
   bool sweep_ = false;
-  Epoch epoch_;  // Of the newest view.
+  Epoch epoch_;  // The newest view's.
   std::optional<Failure> job_failure_;
   RankServerCounters counters_;
   std::vector<uint32_t> lengths_;  // Those of the push that is being delivered.

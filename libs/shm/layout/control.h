@@ -77,7 +77,7 @@ struct alignas(64) AgentLine {
   // may go on. The rank adds to RankLine::steps_ended, then looks here; the agent writes this, then
   // looks there. (This and the next since minor version 4; 0 before.)
   std::atomic<uint64_t> stop_at;
-  std::atomic<uint64_t> epoch;  // Of the newest view.
+  std::atomic<uint64_t> epoch;  // The newest view's.
   uint32_t reserved[6];
 };
 

@@ -354,7 +354,7 @@ struct Membership {
   uint64_t steps_base = 0;  // That others had ended when this rank's member came.
   uint32_t rank = 0;        // In that view, as the next.
   uint32_t size = 0;
-  uint32_t member_count = 0;  // Of the view.
+  uint32_t member_count = 0;  // The whole view's.
   uint32_t first_member = 0;  // The list's place among them.
   MemberList members;
   std::string_view text;  // Why not.

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open rounds, as callers hold them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from talweg import _native
+from talweg.errors import TalwegError, Timeout
+
+if TYPE_CHECKING:
+    from talweg._client import Client
+
+
+@dataclass(eq=False)  # Each is itself alone, and tensors have no one answer to ==.
+class Handle:
+    """An open round of one tensor: poll() and synchronize() take it.
+
+    `keep` holds whatever must stay alive until then; `result` is what synchronize() returns, once
+    it has called `finish`.
+    """
+
+    client: Client
+
+    tensor: int
+    round: int
+    name: str
+    out_address: int = 0  # 0: nothing is copied.
+    result: Any = None
+    keep: Any = None
+    finish: Callable[[], None] | None = None
+    done: bool = False
+    # How many ranks are in the result, once it is taken.
+    ranks_summed: int | None = None
+    # Of a round without a name, when another one needed its tensor before synchronize() was called.
+    taken: bool = False
+    failure: TalwegError | None = None
+    begin_ns: int = field(default_factory=time.monotonic_ns)
+
+    def is_complete(self, connection: _native.Connection) -> bool:
+        """Whether take() would not wait."""
+        return connection.poll(self.tensor, self.round)
+
+    def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
+        """Waits for the round and copies its result out."""
+        connection.wait(self.tensor, self.round, self.out_address, timeout_s)
+        self.ranks_summed = connection.ranks_summed(self.tensor)
+
+    def order_result(self) -> None:
+        """What take() has done to the thread that called it, once more for this one."""
+
+
+@dataclass(eq=False)
+class HandleOfMany(Handle):
+    """One handle for several."""
+
+    parts: Sequence[Handle] = ()
+
+    def is_complete(self, connection: _native.Connection) -> bool:
+        return all(part.done or self.client.poll(part) for part in self.parts)
+
+    def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        failure: TalwegError | None = None
+        for part in self.parts:
+            if part.done:
+                continue
+            try:
+                left = None if end is None else max(0.0, end - time.monotonic())
+                self.client.synchronize(part, left)
+            except Timeout:
+                raise
+            except TalwegError as error:  # The others are taken all the same.
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        self.result = [part.result for part in self.parts]
+
+
+def group_of(client: Client, parts: Sequence[Handle]) -> Handle:
+    """One handle for several, whose result is the list of theirs."""
+    name = parts[0].name if parts else "nothing"
+    return HandleOfMany(client, 0, 0, f"{name} and others", parts=parts)

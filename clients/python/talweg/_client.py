@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures

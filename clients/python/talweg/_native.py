@@ -287,11 +287,6 @@ class Connection:
         self.local_rank = int(self._library.talweg_local_rank(self._handle))
         self.local_size = int(self._library.talweg_local_size(self._handle))
 
-    @property
-    def handle(self) -> int:
-        """The address of the talweg_client, for kernels in other languages."""
-        return int(self._handle.value or 0)
-
     def _after_fork(self) -> None:
         self._library.talweg_health(self._handle)
 

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tutorial's images are built, and a job runs in containers of them by the tutorial's commands.
+
+The base is a debootstrapped Debian 12 with Python and NumPy, so pip fetches nothing. Containers are
+chroots, with this host's network.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from typing import ClassVar
+
+_RUNFILES = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "deploy"
+_FULL = os.environ.get("TALWEG_TEST_FULL") == "1"
+_IN_BASE = "ca-certificates,python-is-python3,python3,python3-numpy,python3-pip"
+# Ends a hang: a base comes from a mirror.
+_DEADLINE_S = 1500.0
+_STORAGE = '[storage]\ndriver = "vfs"\ngraphroot = "{0}/graph"\nrunroot = "{0}/run"\n'
+_TRUST = '{"default": [{"type": "insecureAcceptAnything"}]}\n'
+_LAUNCH = "python /usr/local/byteps/launcher/launch.py"
+_PROGRAM = """
+import byteps.common as bps, numpy as np, talweg
+bps.init()
+total = talweg.push_pull(np.ones(4, np.float32), op=talweg.Op.SUM, name="x")
+print("rank", bps.rank(), "of", bps.size(), total.tolist(), talweg.__file__)
+"""
+
+
+class ContainerfilesTest(unittest.TestCase):
+    def test_hadolint_finds_nothing(self) -> None:
+        hadolint = Path(sys.executable).with_name("hadolint")
+        if not hadolint.exists():
+            print("SKIPPED: no hadolint; bazel/prepare --for=test installs it")
+            return
+        for path in (_RUNFILES / "images" / "Containerfile", _RUNFILES / "Containerfile"):
+            done = subprocess.run(
+                [hadolint, str(path)], capture_output=True, text=True, timeout=60, check=False
+            )
+            self.assertEqual(done.stdout + done.stderr, "")
+
+    def test_build_says_what_is_wrong(self) -> None:
+        build = str(_RUNFILES / "images" / "build")
+        for arguments, text in (
+            ([], "name an image"),
+            (["worker_cobol"], "unknown image 'worker_cobol'"),
+            (["--nothing", "byteps_server"], "unknown option '--nothing'"),
+            (["--wheels=/nowhere", "byteps_server"], "no wheels in /nowhere: bazel build"),
+        ):
+            line = [build, f"--wheels={_RUNFILES / 'wheel'}", *arguments]
+            done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual(done.returncode, 1, arguments)
+            if "there is no buildah" not in done.stderr:
+                self.assertIn(text, done.stderr)
+
+
+class ImagesTest(unittest.TestCase):
+    directory: ClassVar[Path]
+    environment: ClassVar[dict[str, str]]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        if not _FULL:
+            print("SKIPPED: images take minutes to build: run with --full")
+            raise unittest.SkipTest("not --full")
+        for program in ("buildah", "debootstrap"):
+            if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") is None:
+                print(f"SKIPPED: no {program}; bazel/prepare --for=test installs it")
+                raise unittest.SkipTest(f"no {program}")
+        if os.getuid() != 0:
+            print("SKIPPED: a chroot is root's to make")
+            raise unittest.SkipTest("not root")
+        made = tempfile.TemporaryDirectory(prefix="talweg.", dir="/var/tmp")
+        cls.addClassCleanup(made.cleanup)
+        cls.directory = Path(made.name)
+        (cls.directory / "storage.conf").write_text(_STORAGE.format(cls.directory))
+        (cls.directory / "policy.json").write_text(_TRUST)
+        (cls.directory / "registries.conf").write_text("")
+        cls.environment = {
+            "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin",
+            "HOME": str(cls.directory),
+            "TMPDIR": str(cls.directory),
+            "BUILDAH_ISOLATION": "chroot",
+            "CONTAINERS_STORAGE_CONF": str(cls.directory / "storage.conf"),
+            "CONTAINERS_REGISTRIES_CONF": str(cls.directory / "registries.conf"),
+            "PIP_NO_INDEX": "1",
+        }
+        base = cls.directory / "base"
+        base.mkdir()
+        options = ["--variant=minbase", f"--include={_IN_BASE}"]
+        # What it mounts is gone when it ends.
+        line = ["unshare", "--mount", "debootstrap", *options, "bookworm", str(base / "root")]
+        cls.run_line(*line)
+        shutil.rmtree(base / "root" / "var" / "cache" / "apt" / "archives")
+        (base / "Containerfile").write_text("FROM scratch\nCOPY root /\n")
+        cls.buildah("bud", "--tag", "localhost/base", str(base))
+        shutil.rmtree(base)
+        build = [str(_RUNFILES / "images" / "build"), "--base=localhost/base"]
+        build += [f"--wheels={_RUNFILES / 'wheel'}", "--prefix=localhost"]
+        cls.run_line(*build, "byteps_server")
+
+    @classmethod
+    def run_line(cls, *line: str) -> str:
+        done = subprocess.run(
+            line,
+            env=cls.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_DEADLINE_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise AssertionError(f"exit {done.returncode}: {line}\n{done.stdout[-6000:]}")
+        return done.stdout
+
+    @classmethod
+    def buildah(cls, *arguments: str) -> str:
+        return cls.run_line("buildah", *arguments)
+
+    def start(self, image: str, command: str, variables: dict[str, str]) -> subprocess.Popen[str]:
+        container = self.buildah("from", f"localhost/{image}").split()[-1]
+        exports = "".join(f"export {name}={shlex.quote(v)}; " for name, v in variables.items())
+        return subprocess.Popen(
+            ["buildah", "run", container, "--", "sh", "-c", f"{exports}exec {command}"],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def test_a_job_in_containers(self) -> None:
+        """Scheduler, server and worker; the name with _rdma is the same image."""
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = str(probe.getsockname()[1])
+        shared = {
+            "DMLC_NUM_WORKER": "1",
+            "DMLC_NUM_SERVER": "1",
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": port,
+            "BYTEPS_FORCE_DISTRIBUTED": "1",
+        }
+        program = f"python -c {shlex.quote(_PROGRAM)}"
+        started = [
+            self.start("byteps_server", _LAUNCH, {**shared, "DMLC_ROLE": "scheduler"}),
+            self.start("byteps_server_rdma", _LAUNCH, {**shared, "DMLC_ROLE": "server"}),
+            self.start(
+                "byteps_server",
+                f"{_LAUNCH} {program}",
+                {
+                    **shared,
+                    "DMLC_ROLE": "worker",
+                    "DMLC_WORKER_ID": "0",
+                    "NVIDIA_VISIBLE_DEVICES": "0,1",
+                },
+            ),
+        ]
+        outputs = []
+        try:
+            for process in started:
+                outputs.append(process.communicate(timeout=_DEADLINE_S)[0])
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+        self.assertEqual([process.returncode for process in started], [0, 0, 0], outputs)
+        for rank in range(2):
+            self.assertIn(f"rank {rank} of 2 [2.0, 2.0, 2.0, 2.0] /usr/local/", outputs[2])
+
+
+if __name__ == "__main__":
+    unittest.main()

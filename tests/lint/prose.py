@@ -15,11 +15,6 @@ from tests.lint import source_tree
 
 COLUMNS_MAX = 100
 
-# Pages that nobody has wrapped yet. Take a page off the list when it is done.
-PAGES_TO_DO = {
-    "docs/protocol.md",
-    "docs/shared_memory.md",
-}
 # Pages that programs write.
 _GENERATED = {"docs/configuration.md"}
 _GENERATED_BEGIN = "# Measured by ./bench"

@@ -20,7 +20,7 @@ constexpr uint64_t kSeedsMax = 4'000;
 struct Mutation {
   const char* name;
   const char* breaks;  // Invariants 1 to 7 of docs/protocol.md's design, and rules of the protocol.
-  Kind kind;           // Of the lives that find it.
+  Kind kind;           // Lives of this kind find it.
 };
 
 // Written from mutations.txt.

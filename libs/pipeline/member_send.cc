@@ -114,7 +114,9 @@ SliceBytes Member::BytesOf(const Tensor& tensor, SliceIndex slice, Memory memory
 }
 
 uint32_t Member::CostOf(const Tensor& tensor, SliceIndex slice) const {
-  return wire::CreditCost(FormOf(tensor, slice), GivenLength(tensor, slice));
+  // There is no length where this member has no bytes of a round that is finished.
+  const wire::Form form = FormOf(tensor, slice);
+  return wire::CarriesData(form) ? wire::CreditCost(form, GivenLength(tensor, slice)) : 0;
 }
 
 void Member::QueueSlices(Tensor& tensor, Effects& out) {

@@ -184,7 +184,9 @@ class Membership:
         [member] = [member for member in self.view.members if member.node == node]
         root = member.ranks[local_rank]
         is_source = root == self.client.rank
-        payload = self.holder.pack() if is_source and self.holder is not None else b""
+        payload = _objects.Payload()
+        if is_source and self.holder is not None:
+            payload = _objects.Payload.of(self.holder.pack)
         data = _objects.broadcast_bytes(self.client, payload, root, "talweg.state")
         if self._needs_state and not is_source and self.holder is not None:
             self.holder.unpack(data.data)

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "libs/base/check.h"
+#include "libs/base/shown_address.h"
 #include "libs/status/status.h"
 #include "libs/transport/keys.h"
 #include "libs/transport/local/connection.h"
@@ -161,7 +162,7 @@ absl::StatusOr<std::string> LocalTransportImpl::Listen(const ListenSpec&) {
 absl::StatusOr<ConnectionId> LocalTransportImpl::Connect(const std::string& address) {
   const size_t scheme_bytes = sizeof(kScheme) - 1;
   if (!address.starts_with(kScheme) || address.size() == scheme_bytes) {
-    return absl::InvalidArgumentError("cannot connect to '" + address +
+    return absl::InvalidArgumentError("cannot connect to '" + ShownAddress(address) +
                                       "' through shared memory: expected local:<path> or "
                                       "local:@<abstract name>");
   }

@@ -17,6 +17,7 @@
 #include "libs/base/check.h"
 #include "libs/base/descriptor.h"
 #include "libs/base/fingerprint.h"
+#include "libs/base/shown_address.h"
 
 namespace talweg::transport {
 namespace {
@@ -116,7 +117,7 @@ class LoopbackTransport final : public Transport {
     const char* const end = address.data() + address.size();
     if (!address.starts_with(kScheme) ||
         std::from_chars(address.data() + scheme_bytes, end, number).ptr != end || number == 0) {
-      return absl::InvalidArgumentError("cannot connect to '" + address +
+      return absl::InvalidArgumentError("cannot connect to '" + ShownAddress(address) +
                                         "': expected loopback://<number>");
     }
     const std::lock_guard lock(network_->mutex);

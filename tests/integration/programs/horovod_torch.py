@@ -413,11 +413,24 @@ def lives() -> None:
     expect(hvd.HorovodInternalError, "hvd.init()", hvd.allreduce, torch.ones(1))
 
 
-def what_is_not_offered() -> None:
-    import talweg.horovod
+def elastic_where_nodes_stay() -> None:
+    """hvd.elastic.run returns what its function does; a state goes back to its last commit."""
+    state = hvd.elastic.ObjectState(batch=0)
 
-    expect(ValueError, "talweg run", hvd.elastic.run, lambda: None)
-    expect(ValueError, "talweg run", talweg.horovod.run, print)
+    @hvd.elastic.run
+    def train(state: Any) -> int:
+        while state.batch < 3:
+            state.batch += 1
+            state.commit()
+        return int(state.batch)
+
+    assert train(state) == 3
+    state.batch = 9
+    state.restore()
+    assert state.batch == 3
+
+
+def exception_types() -> None:
     assert exceptions.HorovodInternalError is hvd.HorovodInternalError
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
 
@@ -442,7 +455,8 @@ CASES = [
     batch_norms,
     timelines,
     process_sets,
-    what_is_not_offered,
+    elastic_where_nodes_stay,
+    exception_types,
     lives,
 ]
 

@@ -52,9 +52,8 @@ class SmokeTest(unittest.TestCase):
         cls.output = Path(cls.scratch.name)
         scenarios = ["one_node", "aggregator_host", "own_aggregators", "shaped_links"]
         scenarios += ["long_links", "model_tensors", "first_step", "idle", "kernels", "growth"]
-        scenarios.append("collectives")
         if _FULL:
-            scenarios += ["training_step", "torch_backend"]
+            scenarios += ["training_step", "torch_backend", "collectives"]
         status, text = run(cls.output, f"--scenario={','.join(scenarios)}", f"--beside={_RUNFILES}")
         if status != 0:
             raise AssertionError(f"exit {status}:\n{text}")

@@ -21,6 +21,7 @@ import talweg
 def main() -> None:
     directory = Path(sys.argv[1])
     talweg.init()
+    talweg.enter()  # A round holds all that there is to know.
     with (directory / str(talweg.rank())).open("a", buffering=1) as log:
         while True:
             own = np.array([1, (directory / "stop").exists()], np.int32)
@@ -28,6 +29,7 @@ def main() -> None:
             log.write(f"{os.getpid()} {count}\n")
             if stops:
                 break
+            talweg.end_step()
     talweg.shutdown()
 
 

@@ -163,6 +163,7 @@ class SmokeTest(unittest.TestCase):
         for name, figures in steps.items():
             self.assertGreater(figures["step_s"], 0, name)
 
+    @unittest.skipUnless(_FULL, "takes long: ./test --full")
     def test_collectives(self) -> None:
         for contender in ("Talweg", "Gloo"):
             results = self.results("collectives", contender)

@@ -83,28 +83,39 @@ class Completions:
     def _run(self) -> None:
         with self._changed:
             self._coming -= 1
+            call = self._next()
         while True:
-            with self._changed:
-                while not self._ready and (self._polls or not self._watched):
-                    self._idle += 1
-                    self._changed.wait()
-                    self._coming -= 1
-                call = self._ready.popleft() if self._ready else None
-                self._polls = self._polls or call is None
-            if call is not None:
-                call()
+            if call is None:
+                call = self._tell()
             else:
-                self._tell()
+                call()
+                with self._changed:
+                    call = self._next()
 
-    def _tell(self) -> None:
-        """Makes the calls of rounds until nothing is watched."""
+    def _next(self) -> _Call | None:
+        """What this thread does next, once there is work; None: it goes to the descriptor.
+
+        The lock is held from when a thread counts as free until it has its work. Another thread
+        would be started for the same work in between.
+        """
+        while not self._ready and (self._polls or not self._watched):
+            self._idle += 1
+            self._changed.wait()
+            self._coming -= 1
+        if self._ready:
+            return self._ready.popleft()
+        self._polls = True
+        return None
+
+    def _tell(self) -> _Call | None:
+        """Makes the calls of rounds until nothing is watched; returns what is next."""
         while True:
             for call in self._poll():
                 call()
             with self._changed:
                 if not self._watched:
                     self._polls = False
-                    return
+                    return self._next()
 
     def _poll(self) -> list[_Call]:
         """Sleeps until a round is over; the calls to be made."""

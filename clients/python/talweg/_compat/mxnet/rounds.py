@@ -19,7 +19,6 @@ import numpy as np
 from talweg import _client
 from talweg._client import Client, Declared
 from talweg._compat import session
-from talweg._compat.collector import Collector
 from talweg._compat.mxnet import engine
 from talweg._compat.mxnet.engine import Completion
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
@@ -48,7 +47,6 @@ class Rounds:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.session = session.current()
-        self.collector = Collector(client)
         # Each tensor's, so that the engine has its rounds follow each other.
         self._turns: dict[str, mx.nd.NDArray] = {}
         client.call_before_closing(self._flush)
@@ -132,20 +130,20 @@ class _Round:
             finish=lambda: self._finish(address),
         )
 
-        def done(failure: Exception | None) -> None:
+        def take() -> None:
+            failure: Exception | None = None
+            try:
+                client.synchronize(handle)
+            except Exception as error:
+                failure = error
             if isinstance(failure, Mismatch):
                 self._rounds.session.spoil(self._name)
             completion.end(failure)
 
-        if not engine.IS_NAIVE:
-            self._rounds.collector.add(handle, self._priority, done)
-            return
-        try:
-            client.synchronize(handle)
-        except Exception as failure:
-            done(failure)
-        else:
-            done(None)
+        if engine.IS_NAIVE:
+            take()
+        elif not client.completions.watch(handle.tensor, handle.round, take):
+            client.completions.call(take)  # Taking it tells why.
 
     def _finish(self, address: int) -> None:
         """What the ranks do with the sum."""

@@ -52,8 +52,9 @@ class SmokeTest(unittest.TestCase):
         cls.output = Path(cls.scratch.name)
         scenarios = ["one_node", "aggregator_host", "own_aggregators", "shaped_links"]
         scenarios += ["long_links", "model_tensors", "first_step", "idle", "kernels", "growth"]
+        scenarios.append("collectives")
         if _FULL:
-            scenarios += ["training_step", "torch_backend", "collectives"]
+            scenarios += ["training_step", "torch_backend"]
         status, text = run(cls.output, f"--scenario={','.join(scenarios)}", f"--beside={_RUNFILES}")
         if status != 0:
             raise AssertionError(f"exit {status}:\n{text}")
@@ -163,7 +164,6 @@ class SmokeTest(unittest.TestCase):
         for name, figures in steps.items():
             self.assertGreater(figures["step_s"], 0, name)
 
-    @unittest.skipUnless(_FULL, "takes long: ./test --full")
     def test_collectives(self) -> None:
         for contender in ("Talweg", "Gloo"):
             results = self.results("collectives", contender)

@@ -79,9 +79,11 @@ def talweg(
         commands.append(Command((*line, *options), is_daemon=True))
     in_place = ["--in-place"] if name in (TALWEG_IN_PLACE, TALWEG_OTHER) else []
     rank = rank or Command(tuple(talweg_rank(tool, *in_place)))
+    # Where the ranks of programs that use torch.distributed meet.
+    first = f"--master-addr={network.address(cluster.rank_hosts[0])}"
     for node_rank, host in enumerate(cluster.rank_hosts):
         shell = (*network.enter(host), *_when_ready(directory.name, len(ready)))
-        run = (*shell, tool, "run", f"--scheduler={scheduler}", f"--nodes={count}")
+        run = (*shell, tool, "run", f"--scheduler={scheduler}", f"--nodes={count}", first)
         node = (f"--node-rank={node_rank}", "--ranks-per-node=1", "--", *rank.line)
         commands.append(Command((*run, *node), rank.environment))
     contender = Contender(name, count, commands, wire_pids=cluster.pids)

@@ -27,7 +27,7 @@ struct Counters {
   std::array<uint64_t, wire::kRefusedReasonCount> refused{};  // By RefusedReason.
   uint64_t sums = 0;                                          // Slices summed.
   uint64_t summed_bytes = 0;                                  // Bytes read by sums.
-  uint64_t rounds = 0;            // Of tensors: all slices placed here are summed.
+  uint64_t rounds = 0;            // Rounds of tensors: all slices placed here are summed.
   uint64_t rounds_disagreed = 0;  // Slices whose members gave what does not go together.
   uint64_t copies = 0;            // Slices of copy rounds.
   uint64_t sums_stale = 0;        // Finished behind their epoch and thrown away.

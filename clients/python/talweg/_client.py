@@ -8,7 +8,6 @@ import os
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
@@ -16,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from talweg import _local, _native
+from talweg import _local, _native, _native_arguments
 from talweg._completions import Completions
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
 from talweg._handles import Handle as Handle
 from talweg._handles import HandleOfMany as HandleOfMany
+from talweg._handles import Nameless
 from talweg._handles import group_of as group_of
 from talweg._in_place import Buffer
 from talweg._membership import Membership
@@ -99,37 +99,6 @@ def _connect_to_agent(agent_socket: str | None, timeout_s: float) -> _native.Con
         time.sleep(_AGENT_PAUSE_S)
 
 
-# What the tensors of one kind of nameless rounds may take together, and how many they are.
-_NAMELESS_BYTES = 32 << 20
-_NAMELESS_MIN = 2
-_NAMELESS_MAX = 16
-
-
-class _Nameless:
-    """The tensors of rounds without a name: each kind and declaration has some, used by turns."""
-
-    def __init__(self) -> None:
-        self.open: dict[str, Handle] = {}
-        self._calls: dict[str, int] = {}
-        self._turns: dict[tuple[str, Declaration], deque[str]] = {}
-
-    def next(self, kind: str, declaration: Declaration) -> str:
-        call = self._calls.get(kind, 0)
-        self._calls[kind] = call + 1
-        turns = self._turns.setdefault((kind, declaration), deque())
-        wanted = _NAMELESS_BYTES // max(declaration.nbytes, 1)
-        if len(turns) < max(_NAMELESS_MIN, min(_NAMELESS_MAX, wanted)):
-            # By the call: ranks whose calls differ in their tensors are told so.
-            turns.append(f"{kind}.{call}")
-        else:
-            turns.rotate(-1)
-        return turns[-1]
-
-    def forget(self, handle: Handle) -> None:
-        if self.open.get(handle.name) is handle:
-            del self.open[handle.name]
-
-
 class Client:
     """A rank. Any thread may call any method; a round belongs to whoever pushed it."""
 
@@ -140,7 +109,7 @@ class Client:
         alone: bool | None = None,
         world: World | None = None,
     ) -> None:
-        _native.nanoseconds(timeout_s)  # What is no time is none, whatever comes.
+        _native_arguments.nanoseconds(timeout_s)  # What is no time is none, whatever comes.
         place = None
         if alone is None and not agent_socket and not os.environ.get("TALWEG_AGENT_SOCKET"):
             place = launchers.find_in(os.environ, world) if world else launchers.find(os.environ)
@@ -165,7 +134,7 @@ class Client:
         self.local_size: int = self.connection.local_size
         self._lock = threading.Lock()
         self._tensors: dict[str, Declared] = {}
-        self._nameless = _Nameless()
+        self._nameless = Nameless()
         self._pushed_bytes = 0
         # Whether this node's ranks, which are the whole job, sum larger tensors themselves.
         self.ranks_sum = False
@@ -224,7 +193,7 @@ class Client:
                 declaration = declared.declaration
                 if declaration.op is Op.BROADCAST or declaration.ranks:
                     del self._tensors[name]
-            self._nameless = _Nameless()
+            self._nameless = Nameless()
             self._open_barriers.clear()
         with self.channels_lock:
             self.channels.clear()
@@ -375,7 +344,7 @@ class Client:
 
     def check_timeout(self, timeout_s: float | None) -> None:
         """InvalidArgument for what is none, before anything is pushed."""
-        _native.nanoseconds(timeout_s)
+        _native_arguments.nanoseconds(timeout_s)
 
     def check_push(self, name: str, declaration: Declaration) -> None:
         """InvalidArgument for what no round can be of."""

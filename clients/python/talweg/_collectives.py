@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from talweg import _native
+from talweg import _native, _native_arguments
 from talweg._channels import Channel, Job, Steps, Wait
 from talweg._client import Client, Handle
 from talweg._declaration import DType, Op
@@ -253,7 +253,7 @@ class JobHandle(Handle):
         return self.job.channel.look(self.job)
 
     def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
-        _native.nanoseconds(timeout_s)  # Refuses what is no time.
+        _native_arguments.nanoseconds(timeout_s)  # Refuses what is no time.
         assert self.job is not None
         end = None if timeout_s is None else time.monotonic() + min(timeout_s, 1e8)
         if not self.job.channel.finish(self.job, end):
@@ -526,7 +526,7 @@ def start(
     is_async: bool = True,
 ) -> JobHandle:
     """Starts calls; they have one handle. `is_async`: it may not be waited for soon."""
-    _native.check_name_and_priority("" if name is None else name, priority)
+    _native_arguments.check_name_and_priority("" if name is None else name, priority)
     channel = channel_of(client, name, group)
     job = job_of(channel, calls, priority)
     channel.submit(job, is_async)

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from talweg import _native
+from talweg._declaration import Declaration
 from talweg.errors import TalwegError, Timeout
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class Handle:
     done: bool = False
     # How many ranks are in the result, once it is taken.
     ranks_summed: int | None = None
-    # Of a round without a name, when another one needed its tensor before synchronize() was called.
+    # A round without a name: another one needed its tensor before synchronize() was called.
     taken: bool = False
     failure: TalwegError | None = None
     begin_ns: int = field(default_factory=time.monotonic_ns)
@@ -84,3 +86,34 @@ def group_of(client: Client, parts: Sequence[Handle]) -> Handle:
     """One handle for several, whose result is the list of theirs."""
     name = parts[0].name if parts else "nothing"
     return HandleOfMany(client, 0, 0, f"{name} and others", parts=parts)
+
+
+# What the tensors of one kind of nameless rounds may take together, and how many they are.
+_NAMELESS_BYTES = 32 << 20
+_NAMELESS_MIN = 2
+_NAMELESS_MAX = 16
+
+
+class Nameless:
+    """The tensors of rounds without a name: each kind and declaration has some, used by turns."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, Handle] = {}
+        self._calls: dict[str, int] = {}
+        self._turns: dict[tuple[str, Declaration], deque[str]] = {}
+
+    def next(self, kind: str, declaration: Declaration) -> str:
+        call = self._calls.get(kind, 0)
+        self._calls[kind] = call + 1
+        turns = self._turns.setdefault((kind, declaration), deque())
+        wanted = _NAMELESS_BYTES // max(declaration.nbytes, 1)
+        if len(turns) < max(_NAMELESS_MIN, min(_NAMELESS_MAX, wanted)):
+            # By the call: ranks whose calls differ in their tensors are told so.
+            turns.append(f"{kind}.{call}")
+        else:
+            turns.rotate(-1)
+        return turns[-1]
+
+    def forget(self, handle: Handle) -> None:
+        if self.open.get(handle.name) is handle:
+            del self.open[handle.name]

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 
-from talweg import _native, errors
+from talweg import _native, _native_arguments, errors
 from talweg._declaration import Declaration, DType, Op
 
 # Each says that somebody has started this process as a rank of a job. _node.launchers knows some of
@@ -128,7 +128,7 @@ class LocalConnection(_native.Connection):
     def _declare_one(
         self, name: str, dtype: int, op: int, root_rank: int, count: int, priority: int
     ) -> int:
-        _native.check_declaration(name, root_rank, count, priority)
+        _native_arguments.check_declaration(name, root_rank, count, priority)
         declaration = Declaration(DType(dtype), count, Op(op), root_rank)
         _check(name, declaration)
         with self._lock:

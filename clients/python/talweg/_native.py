@@ -14,6 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from talweg import errors
+from talweg._native_arguments import (
+    checked_priority,
+    encode,
+    nanoseconds,
+    within,
+)
 from talweg._native_structures import Collective, Declaration, Member, Membership, Options
 
 _ANY_LOCAL_RANK = 0xFFFFFFFF
@@ -215,59 +221,12 @@ def library() -> ctypes.CDLL:
     return _library
 
 
-def nanoseconds(timeout_s: float | None) -> int:
-    """As the library takes it; negative: without limit. InvalidArgument for no time."""
-    if timeout_s is None:
-        return -1
-    if not timeout_s >= 0:
-        raise errors.InvalidArgument(
-            f"timeout_s is {timeout_s}; it must be 0 or more seconds, or None to wait for ever"
-        )
-    return int(min(timeout_s * 1e9, float(2**62)))
-
-
-def _encode(name: str) -> bytes:
-    if not isinstance(name, str):
-        raise errors.InvalidArgument(f"a tensor's name is a str, not {type(name).__name__}")
-    if "\0" in name:
-        raise errors.InvalidArgument(f"tensor name {name!r} contains a NUL character")
-    try:
-        return name.encode()
-    except UnicodeEncodeError:
-        raise errors.InvalidArgument(f"tensor name {name!r} has no UTF-8 encoding") from None
-
-
-def _within(what: str, value: int, lowest: int, highest: int) -> int:
-    """Else ctypes would cut it down to another number."""
-    if not lowest <= value <= highest:
-        raise errors.InvalidArgument(f"{what} is {value}; it must be {lowest} to {highest}")
-    return value
-
-
-def _priority(value: int) -> int:
-    # The lowest of 32 bits stands for the priority that was declared.
-    return _within("priority", value, 1 - 2**31, 2**31 - 1)
-
-
-def check_declaration(name: str, root_rank: int, count: int, priority: int) -> None:
-    """InvalidArgument for what cannot be said to the library."""
-    check_name_and_priority(name, priority)
-    _within("root_rank", root_rank, 0, 2**32 - 1)
-    _within("count", count, 0, 2**64 - 1)
-
-
-def check_name_and_priority(name: str, priority: int) -> None:
-    """InvalidArgument for what no tensor has, before anything is pushed."""
-    _encode(name)
-    _priority(priority)
-
-
 class Connection:
     """A talweg_client. Any thread may call any method; close() ends the others' waits."""
 
     # Why this rank may push nothing yet; None: it may.
     refusal: str | None = None
-    # Behind names of tensors that depend on ranks' numbers, behind the first change of these.
+    # Ends the names of tensors that depend on ranks' numbers, once these have changed.
     view_suffix = ""
 
     def __init__(self, agent_socket: str | None, local_rank: int | None, timeout_s: float) -> None:
@@ -347,12 +306,12 @@ class Connection:
         array = (Declaration * count)(
             *(
                 Declaration(
-                    _encode(name + self.view_suffix if op == _BROADCAST else name),
+                    encode(name + self.view_suffix if op == _BROADCAST else name),
                     dtype,
                     op,
-                    _within("root_rank", root_rank, 0, 2**32 - 1),
-                    _priority(priority),
-                    _within("count", element_count, 0, 2**64 - 1),
+                    within("root_rank", root_rank, 0, 2**32 - 1),
+                    checked_priority(priority),
+                    within("count", element_count, 0, 2**64 - 1),
                 )
                 for name, dtype, op, root_rank, element_count, priority in declarations
             )
@@ -382,14 +341,14 @@ class Connection:
             dtype,
             op,
             *shares,
-            _within("root_rank", root_rank, 0, 2**32 - 1),
+            within("root_rank", root_rank, 0, 2**32 - 1),
             len(ranks),
             (_u32 * len(ranks))(*ranks),
-            _within("count", element_count, 0, 2**64 - 1),
+            within("count", element_count, 0, 2**64 - 1),
         )
         if ranks or shares != (_WHOLE, _WHOLE):
             name += self.view_suffix
-        tensor, encoded, wire_priority = _u32(), _encode(name), _priority(priority)
+        tensor, encoded, wire_priority = _u32(), encode(name), checked_priority(priority)
         declare = self._library.talweg_declare_collective
         self._in_slices(
             lambda slice_ns: declare(
@@ -405,7 +364,7 @@ class Connection:
         """`lengths`: the bytes of each part that this rank gives. `address`: where, or they."""
         self._check_pushes()
         round_, parts = _u64(), (_u64 * len(lengths))(*lengths)
-        push_parts, wire_priority = self._library.talweg_push_parts, _priority(priority)
+        push_parts, wire_priority = self._library.talweg_push_parts, checked_priority(priority)
         self._in_slices(
             lambda slice_ns: push_parts(
                 self._handle,
@@ -466,7 +425,7 @@ class Connection:
         """`address` 0: of what lies in the contribution buffer."""
         self._check_pushes()
         round_ = _u64()
-        push_pull, wire_priority = self._library.talweg_push_pull, _priority(priority)
+        push_pull, wire_priority = self._library.talweg_push_pull, checked_priority(priority)
         # Only a full ring is waited for, and then nothing has been pushed.
         self._in_slices(
             lambda slice_ns: push_pull(
@@ -599,7 +558,7 @@ class Connection:
     def gpu_push_pull(self, tensor: int, buffer: int, offset: int, priority: int) -> int:
         self._check_pushes()
         round_ = _u64()
-        push_pull, wire_priority = self._library.talweg_gpu_push_pull, _priority(priority)
+        push_pull, wire_priority = self._library.talweg_gpu_push_pull, checked_priority(priority)
         self._in_slices(
             lambda slice_ns: push_pull(
                 self._handle, tensor, buffer, offset, wire_priority, slice_ns, ctypes.byref(round_)

@@ -142,8 +142,8 @@ class GradientAverager(ClientAdapter):
                 if behind is not None
             ]
         elif self.exchange.on_pass_end() and self._waits:
-            # Behind begin() of all other averagers of this pass: another rank may wait for
-            # theirs first.
+            # begin() of all other averagers of this pass comes first: another rank may wait for
+            # theirs.
             when_it_ends(self.exchange.synchronize)
 
     def _on_outer_node(self, _: Any) -> None:

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What callers give, as libtalweg.so takes it; InvalidArgument for what it cannot be told."""
+
+from __future__ import annotations
+
+from talweg import errors
+
+
+def nanoseconds(timeout_s: float | None) -> int:
+    """As the library takes it; negative: without limit. InvalidArgument for no time."""
+    if timeout_s is None:
+        return -1
+    if not timeout_s >= 0:
+        raise errors.InvalidArgument(
+            f"timeout_s is {timeout_s}; it must be 0 or more seconds, or None to wait for ever"
+        )
+    return int(min(timeout_s * 1e9, float(2**62)))
+
+
+def encode(name: str) -> bytes:
+    if not isinstance(name, str):
+        raise errors.InvalidArgument(f"a tensor's name is a str, not {type(name).__name__}")
+    if "\0" in name:
+        raise errors.InvalidArgument(f"tensor name {name!r} contains a NUL character")
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise errors.InvalidArgument(f"tensor name {name!r} has no UTF-8 encoding") from None
+
+
+def within(what: str, value: int, lowest: int, highest: int) -> int:
+    """Else ctypes would cut it down to another number."""
+    if not lowest <= value <= highest:
+        raise errors.InvalidArgument(f"{what} is {value}; it must be {lowest} to {highest}")
+    return value
+
+
+def checked_priority(value: int) -> int:
+    # The lowest of 32 bits stands for the priority that was declared.
+    return within("priority", value, 1 - 2**31, 2**31 - 1)
+
+
+def check_declaration(name: str, root_rank: int, count: int, priority: int) -> None:
+    """InvalidArgument for what cannot be said to the library."""
+    check_name_and_priority(name, priority)
+    within("root_rank", root_rank, 0, 2**32 - 1)
+    within("count", count, 0, 2**64 - 1)
+
+
+def check_name_and_priority(name: str, priority: int) -> None:
+    """InvalidArgument for what no tensor has, before anything is pushed."""
+    encode(name)
+    checked_priority(priority)

@@ -117,6 +117,11 @@ def process_sets() -> None:
     else:
         assert some.rank() == rank
         _operations(some)
+    # What a set has called a tensor, the others have not heard of.
+    if some.included():
+        hvd.allreduce(torch.ones(2), name="of a set, then of all", process_set=some)
+    whole = hvd.allreduce(torch.ones(3), op=hvd.Sum, name="of a set, then of all")
+    assert (whole == size).all()
     _optimizer(some)
     hvd.barrier()
     assert hvd.remove_process_set(some) and some.process_set_id is None

@@ -289,6 +289,15 @@ def process_sets() -> None:
         rows = hvd.reducescatter(mx.nd.ones((2,)), op=hvd.Sum, process_set=ends)
         assert rows.asnumpy().tolist() == [2.0]
         assert hvd.alltoall(mx.nd.ones((2,)), process_set=ends).shape == (2,)
+        # They disagree, and the name is free again for them.
+        wrong = mx.nd.ones((2 if rank == 0 else 3,))
+        expect(
+            mx.MXNetError,
+            "",
+            lambda: hvd.allreduce(wrong, op=hvd.Sum, name="again", process_set=ends).wait_to_read(),
+        )
+        again = hvd.allreduce(mx.nd.ones((2,)), op=hvd.Sum, name="again", process_set=ends)
+        assert again.asnumpy().tolist() == [2.0] * 2
     else:
         expect(ValueError, "not in process set", hvd.allreduce, mx.nd.ones((1,)), process_set=ends)
     assert hvd.remove_process_set(ends)

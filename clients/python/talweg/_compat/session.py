@@ -125,7 +125,7 @@ class Session:
         with self._lock:
             self._held.discard(name)
 
-    def spoil(self, name: str | None, ranks: tuple[int, ...] = ()) -> None:
+    def spoil(self, name: str | None, ranks: tuple[int, ...]) -> None:
         """These ranks (none: all) have disagreed on the tensor of that name."""
         if name is not None:
             with self._lock:

@@ -137,7 +137,7 @@ class _Round:
             except Exception as error:
                 failure = error
             if isinstance(failure, Mismatch):
-                self._rounds.session.spoil(self._name)
+                self._rounds.session.spoil(self._name, declaration.ranks)
             completion.end(failure)
 
         if engine.IS_NAIVE:
@@ -225,7 +225,7 @@ def start(
     try:
         declared = rounds.client.declare(wire_name, declaration, priority)
     except Mismatch:
-        rounds.session.spoil(name)
+        rounds.session.spoil(name, declaration.ranks)
         raise
     round_ = _Round(rounds, name, declared, reduction)
     if _is_on_host(tensor) and (is_fresh or not _may_be_in_own_layout(tensor)):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,14 +30,17 @@ class Round:
         finish: Any = None,
         name: str | None = None,
         at_end: Callable[[], None] | None = None,
+        ranks: tuple[int, ...] = (),
     ) -> None:
-        """`name` is the caller's, which is free again after ranks have disagreed on it.
+        """`name` is the caller's, which is free again after ranks have disagreed on it; `ranks` are
+        those of its process set.
 
         `at_end` is called when it has been waited for, whatever came of it.
         """
         self._handle = handle
         self._finish = finish
         self._name = name
+        self._ranks = ranks
         self._at_end = at_end
 
     def poll(self) -> bool:
@@ -46,7 +50,7 @@ class Round:
         try:
             result = tw.synchronize(self._handle)
         except Mismatch:
-            session.current().spoil(self._name)
+            session.current().spoil(self._name, self._ranks)
             raise
         finally:
             if self._at_end is not None:
@@ -102,11 +106,17 @@ def push_pull(
     try:
         handle = _start(client, source, out, wire_op, name, priority, members)
     except Mismatch as failure:
-        session.current().spoil(name)
+        session.current().spoil(name, _ranks_of(members))
         return Failed(failure)
     except Busy as failure:
         raise InvalidArgument(str(failure)) from None
-    return Round(handle, None if is_plain and out is tensor else finish, name)
+    is_done = is_plain and out is tensor
+    return Round(handle, None if is_done else finish, name, ranks=_ranks_of(members))
+
+
+def _ranks_of(members: Any) -> tuple[int, ...]:
+    """Those of a process set; none: all ranks."""
+    return () if members is None else tuple(members.ranks)
 
 
 def _start(
@@ -120,7 +130,9 @@ def _start(
     root_rank: int = 0,
 ) -> Handle:
     if name is not None:
-        declaration = _tensors.declaration_of(source, op, root_rank)
+        declaration = replace(
+            _tensors.declaration_of(source, op, root_rank), ranks=_ranks_of(members)
+        )
         name = session.current().name_for(name, declaration)
     handle = _tensors.start(client, source, out, op, name, priority, root_rank, process_set=members)
     return _tensors.for_autograd(handle, out)  # A new tensor has nothing that it would spoil.
@@ -141,8 +153,8 @@ def broadcast(
     try:
         handle = _start(client, tensor.detach(), out, Op.BROADCAST, name, 0, members, root_rank)
     except Mismatch as failure:
-        session.current().spoil(name)
+        session.current().spoil(name, _ranks_of(members))
         return Failed(failure)
     except Busy as failure:
         raise InvalidArgument(str(failure)) from None
-    return Round(handle, name=name)
+    return Round(handle, name=name, ranks=_ranks_of(members))

@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from harness.contender import Contender
 from harness.contenders import Missing, Programs, python_ranks
-from harness.measure import Case, Effort, Result
+from harness.measure import Result
 from harness.report import Bar, markdown_table
-from harness.scenario import Context, Make, Section, find, run_beside
+from harness.scenario import Context, Make, Section, find
 from harness.scenarios.training_step import (
     STEADY_HEAP,
+    added_bar,
     cpu_s_per_step,
+    measure_steps,
     of_other_interval,
     step_row,
     talweg_ranks,
@@ -26,8 +27,6 @@ _SETTING = "2 JAX processes"
 _RANKS = 2
 _NONE, _DISTRIBUTED, _TALWEG = "no communication", "jax.distributed over Gloo", "talweg.jax"
 _OF_DISTRIBUTED = 1 / 2
-_BATCH_S = 4.0
-_STEPS_MIN = 4
 _ENVIRONMENT = Path(".cache") / "venv-jax" / "bin" / "python"
 
 # The model and the batch of each process.
@@ -78,16 +77,7 @@ def run(context: Context) -> Section:
         (_TALWEG, partial(_talweg, programs, _TALWEG, variables)),
     ]
     section = Section(TITLE)
-    effort = context.effort
-    steps_min = 1 if context.mode == "smoke" else _STEPS_MIN
-    context.effort = Effort(effort.repetitions, effort.batch_s * _BATCH_S, math.inf, steps_min)
-    results: list[Result] = []
-    try:
-        for model, batch in _CASES[context.mode]:
-            case = Case(f"{model}, batch {batch}", (batch,), model)
-            results += run_beside(context, "jax_training_step", _SETTING, makers, _RANKS, [case])
-    finally:
-        context.effort = effort
+    results = measure_steps(context, "jax_training_step", _SETTING, makers, _CASES[context.mode])
     section.failed = any(result.failure for result in results)
     rows = []
     for result in results:
@@ -114,15 +104,8 @@ def run(context: Context) -> Section:
 
 
 def _bars(results: list[Result]) -> list[Bar]:
-    found: list[Bar] = []
-    for case in dict.fromkeys(result.case for result in results):
-        base, other, ours = (
-            find(results, _SETTING, case, name) for name in (_NONE, _DISTRIBUTED, _TALWEG)
-        )
-        measured = None
-        if base and other and ours and other.median_s > base.median_s:
-            measured = (ours.median_s - base.median_s) / (other.median_s - base.median_s)
-        holds = measured is not None and measured <= _OF_DISTRIBUTED
-        text = f"{case}, talweg.jax: added time over what jax.distributed with Gloo adds"
-        found.append(Bar(text, f"<= {_OF_DISTRIBUTED:.3g}", measured, holds))
-    return found
+    text = "talweg.jax: added time over what jax.distributed with Gloo adds"
+    return [
+        added_bar(results, _SETTING, case, (_NONE, _DISTRIBUTED, _TALWEG), _OF_DISTRIBUTED, text)
+        for case in dict.fromkeys(result.case for result in results)
+    ]

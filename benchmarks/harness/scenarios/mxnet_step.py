@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 from collections.abc import Sequence
 from functools import partial
@@ -11,10 +10,10 @@ from functools import partial
 from harness.contender import Command, Contender
 from harness.contenders import Missing, Programs
 from harness.figures import format_seconds
-from harness.measure import Case, Effort, Result
+from harness.measure import Result
 from harness.report import Bar, markdown_table
-from harness.scenario import Context, Make, Section, find, run_beside
-from harness.scenarios.training_step import cpu_s_per_step
+from harness.scenario import Context, Make, Section, find
+from harness.scenarios.training_step import added_bar, cpu_s_per_step, measure_steps
 
 TITLE = "A training step of MXNet's"
 _SETTING = "2 nodes"
@@ -27,8 +26,6 @@ _NONE, _DIST_SYNC, _TRAINER, _STORE = (
 )
 _OURS = {_TRAINER: "trainer", _STORE: "store"}
 _OF_DIST_SYNC = 1 / 2
-_BATCH_S = 4.0
-_STEPS_MIN = 4
 _CASES: dict[str, tuple[tuple[str, int], ...]] = {
     "smoke": (("tiny", 2),),
     "quick": (("mlp", 32),),
@@ -103,17 +100,7 @@ def run(context: Context) -> Section:
         (_DIST_SYNC, partial(_dist_sync, programs, _DIST_SYNC, network)),
         *((name, partial(_talweg, programs, name, network)) for name in _OURS),
     ]
-    effort = context.effort
-    steps_min = 1 if context.mode == "smoke" else _STEPS_MIN
-    context.effort = Effort(effort.repetitions, effort.batch_s * _BATCH_S, math.inf, steps_min)
-    results: list[Result] = []
-    try:
-        for model, batch in _CASES[context.mode]:
-            # The workers take the dtype for the model and the bytes for the batch.
-            case = Case(f"{model}, batch {batch}", (batch,), model)
-            results += run_beside(context, "mxnet_step", _SETTING, makers, _RANKS, [case])
-    finally:
-        context.effort = effort
+    results = measure_steps(context, "mxnet_step", _SETTING, makers, _CASES[context.mode])
     return _section(results)
 
 
@@ -152,15 +139,15 @@ def _section(results: list[Result]) -> Section:
 
 
 def _bars(results: Sequence[Result]) -> list[Bar]:
-    found = []
-    for case in dict.fromkeys(result.case for result in results):
-        base, peer = (find(results, _SETTING, case, name) for name in (_NONE, _DIST_SYNC))
-        for name in _OURS:
-            ours = find(results, _SETTING, case, name)
-            measured = None
-            if base and peer and ours and peer.median_s > base.median_s:
-                measured = (ours.median_s - base.median_s) / (peer.median_s - base.median_s)
-            text = f"{case}, {name}: added time over what MXNet's dist_sync adds"
-            holds = measured is not None and measured <= _OF_DIST_SYNC
-            found.append(Bar(text, f"<= {_OF_DIST_SYNC:.3g}", measured, holds))
-    return found
+    return [
+        added_bar(
+            results,
+            _SETTING,
+            case,
+            (_NONE, _DIST_SYNC, name),
+            _OF_DIST_SYNC,
+            f"{name}: added time over what MXNet's dist_sync adds",
+        )
+        for case in dict.fromkeys(result.case for result in results)
+        for name in _OURS
+    ]

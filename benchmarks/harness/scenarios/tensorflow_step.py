@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from pathlib import Path
 
 from harness.contender import Command, Contender
 from harness.contenders import Missing, Programs, python_ranks
 from harness.figures import format_seconds
-from harness.measure import Case, Effort, Result
+from harness.measure import Result
 from harness.report import Bar, markdown_table
-from harness.scenario import Context, Make, Section, find, run_beside
+from harness.scenario import Context, Make, Section, find
+from harness.scenarios.training_step import added_bar, measure_steps
 
 TITLE = "A training step of TensorFlow"
 _SETTING = "2 processes"
@@ -24,8 +24,6 @@ _NONE, _MIRRORED, _KERNEL, _PYTHON = (
     "Talweg, Python functions",
 )
 _OF_MIRRORED = 1 / 2
-_BATCH_S = 4.0  # As training_step.
-_STEPS_MIN = 4
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 
 # The model and the batch of each process. `layers` has 82 small tensors.
@@ -67,16 +65,7 @@ def run(context: Context) -> Section:
         (_PYTHON, partial(_talweg, programs, _PYTHON, "python")),
     ]
     section = Section(TITLE)
-    effort = context.effort
-    steps_min = 1 if context.mode == "smoke" else _STEPS_MIN
-    context.effort = Effort(effort.repetitions, effort.batch_s * _BATCH_S, math.inf, steps_min)
-    results: list[Result] = []
-    try:
-        for model, batch in _CASES[context.mode]:
-            case = Case(f"{model}, batch {batch}", (batch,), model)
-            results += run_beside(context, "tensorflow_step", _SETTING, contenders, _RANKS, [case])
-    finally:
-        context.effort = effort
+    results = measure_steps(context, "tensorflow_step", _SETTING, contenders, _CASES[context.mode])
     section.failed = any(result.failure for result in results)
     rows = []
     for result in results:
@@ -101,15 +90,8 @@ def run(context: Context) -> Section:
 
 
 def _bars(results: list[Result]) -> list[Bar]:
-    found = []
-    for case in dict.fromkeys(result.case for result in results):
-        base, mirrored, ours = (
-            find(results, _SETTING, case, name) for name in (_NONE, _MIRRORED, _KERNEL)
-        )
-        measured = None
-        if base and mirrored and ours and mirrored.median_s > base.median_s:
-            measured = (ours.median_s - base.median_s) / (mirrored.median_s - base.median_s)
-        text = f"{case}, kernel: added time over what MultiWorkerMirroredStrategy adds"
-        holds = measured is not None and measured <= _OF_MIRRORED
-        found.append(Bar(text, f"<= {_OF_MIRRORED:.3g}", measured, holds))
-    return found
+    text = "kernel: added time over what MultiWorkerMirroredStrategy adds"
+    return [
+        added_bar(results, _SETTING, case, (_NONE, _MIRRORED, _KERNEL), _OF_MIRRORED, text)
+        for case in dict.fromkeys(result.case for result in results)
+    ]

@@ -62,6 +62,7 @@ def run(context: Context) -> Section:
     steps = training_step.measure_steps(
         context,
         "torch_backend",
+        _SETTING,
         makers(programs, training_step.STEADY_HEAP),
         _CASES[context.mode],
     )
@@ -113,15 +114,10 @@ def _row(result: Result, barrier: Result | None) -> list[str]:
 def bars(steps: list[Result], calls: list[Result]) -> list[Bar]:
     found: list[Bar] = []
     for case in dict.fromkeys(result.case for result in steps):
-        barrier = find(steps, _SETTING, case, _BARRIER)
         for ours_name, theirs_name, wanted in _PAIRS:
-            ours, theirs = (find(steps, _SETTING, case, name) for name in (ours_name, theirs_name))
-            measured = None
-            if barrier and ours and theirs and theirs.median_s > barrier.median_s:
-                measured = (ours.median_s - barrier.median_s) / (theirs.median_s - barrier.median_s)
-            text = f"{case}, {ours_name}: added time over what {theirs_name} adds"
-            holds = measured is not None and measured <= wanted
-            found.append(Bar(text, f"<= {wanted:.3g}", measured, holds))
+            names = (_BARRIER, theirs_name, ours_name)
+            text = f"{ours_name}: added time over what {theirs_name} adds"
+            found.append(training_step.added_bar(steps, _SETTING, case, names, wanted, text))
     for case in dict.fromkeys(result.case for result in calls):
         ours, theirs = (find(calls, _SETTING, case, name) for name in (TALWEG, GLOO))
         text = f"{_SETTING}, {case}: latency over {GLOO}'s"

@@ -90,10 +90,11 @@ def run(context: Context) -> Section:
 def measure_steps(
     context: Context,
     scenario: str,
+    setting: str,
     contenders: Sequence[tuple[str, Make]],
     cases: Sequence[tuple[str, int]],
 ) -> list[Result]:
-    """The steps of all of them, by turns."""
+    """The steps of all of them, two ranks each, by turns. A case is a model and a rank's batch."""
     effort = context.effort
     # A rank that is late to a repetition's first step delays everybody, so that step is not measured.
     steps_min = 1 if context.mode == "smoke" else _STEPS_MIN
@@ -103,7 +104,7 @@ def measure_steps(
         for model, batch in cases:
             # The workers take the dtype for the model and the bytes for the batch.
             case = Case(f"{model}, batch {batch}", (batch,), model)
-            results += run_beside(context, scenario, _SETTING, contenders, _RANKS, [case])
+            results += run_beside(context, scenario, setting, contenders, _RANKS, [case])
     finally:
         context.effort = effort
     return results
@@ -118,7 +119,7 @@ def measure(
 ) -> Section:
     """What each of them adds to a step. `of_ddp`: the bar for our share of what DDP adds."""
     section = Section(title)
-    results = measure_steps(context, "training_step", contenders, cases)
+    results = measure_steps(context, "training_step", _SETTING, contenders, cases)
     section.failed = any(result.failure for result in results)
     rows = []
     for result in results:
@@ -189,16 +190,33 @@ def step_row(result: Result, base: Result | None, ddp: Result | None) -> list[st
     ]
 
 
+def added_bar(
+    results: Sequence[Result],
+    setting: str,
+    case: str,
+    names: tuple[str, str, str],
+    wanted: float,
+    text: str,
+) -> Bar:
+    """At most `wanted` of what a peer adds to the base's step. `names`: base, peer and ours."""
+    base, peer, ours = (find(results, setting, case, name) for name in names)
+    measured = None
+    if base and peer and ours and peer.median_s > base.median_s:
+        measured = (ours.median_s - base.median_s) / (peer.median_s - base.median_s)
+    holds = measured is not None and measured <= wanted
+    return Bar(f"{case}, {text}", f"<= {wanted:.3g}", measured, holds)
+
+
 def bars(results: list[Result], of_ddp: float) -> list[Bar]:
-    found: list[Bar] = []
-    for case in dict.fromkeys(result.case for result in results):
-        base, ddp = (find(results, _SETTING, case, name) for name in (_NONE, _DDP))
-        for name in (_OPTIMIZER, _HOOK):
-            ours = find(results, _SETTING, case, name)
-            text = f"{case}, {name}: added time over what DDP with Gloo adds"
-            measured = None
-            if base and ddp and ours and ddp.median_s > base.median_s:
-                measured = (ours.median_s - base.median_s) / (ddp.median_s - base.median_s)
-            holds = measured is not None and measured <= of_ddp
-            found.append(Bar(text, f"<= {of_ddp:.3g}", measured, holds))
-    return found
+    return [
+        added_bar(
+            results,
+            _SETTING,
+            case,
+            (_NONE, _DDP, name),
+            of_ddp,
+            f"{name}: added time over what DDP with Gloo adds",
+        )
+        for case in dict.fromkeys(result.case for result in results)
+        for name in (_OPTIMIZER, _HOOK)
+    ]

@@ -45,7 +45,7 @@ class ControlRoundTest(unittest.TestCase):
         first, second = _given(c.ALL_GATHER, _F32, [2]), _given(c.ALL_GATHER, _F32, [0])
         every = _read([_block(first, bytes(range(24))), _block(second)], group)
         self.assertEqual([said.part_rows for said in every], [(2,), (0,)])
-        channel: Any = SimpleNamespace(group=group, name="x")
+        channel: Any = SimpleNamespace(group=group, title="x")
         self.assertEqual(c._check_alike(channel, every), _F32)
         self.assertEqual(c._got(second, group, every), [(0, 0), (1, 0)])
 
@@ -57,7 +57,7 @@ class ControlRoundTest(unittest.TestCase):
 
     def test_what_differs_is_named(self) -> None:
         group = _group((2, 5), 5)
-        channel: Any = SimpleNamespace(group=group, name="x")
+        channel: Any = SimpleNamespace(group=group, title="x")
         wide = c.Rows("f32", (4,), 16)
         maximum = _given(c.REDUCE_SCATTER, _F32, [1, 0], op=Op.MAX)
         total = _given(c.REDUCE_SCATTER, _F32, [1, 0], op=Op.SUM)
@@ -80,7 +80,7 @@ class ControlRoundTest(unittest.TestCase):
 
     def test_ranks_of_a_scatter_that_have_no_tensor_fit_any(self) -> None:
         group = _group((0, 1, 2), 2)
-        channel: Any = SimpleNamespace(group=group, name="x")
+        channel: Any = SimpleNamespace(group=group, title="x")
         none = _given(c.SCATTER, None, [], 1)
         root = _given(c.SCATTER, _F32, [1, 1, 1], 1)
         every = _read([_block(none), _block(root, bytes(36)), _block(none)], group)

@@ -7,17 +7,21 @@ import re
 import sys
 import unittest
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 
-from cluster import DEADLINE_S, RUNFILES, TOOL, Cluster, Rank
+from cluster import DEADLINE_S, PROGRAMS, RUNFILES, TOOL, Cluster, Rank
 
 _EPOCHS = 5
 _SAMPLES = 512
+_EXAMPLE = [str(RUNFILES / "examples" / "elastic.py"), f"--epochs={_EPOCHS}", "--pause=0.03"]
 
 
 class _Node:
     """`talweg run` of one node, as a person starts it."""
 
-    def __init__(self, cluster: Cluster, scheduler: str, node: int) -> None:
+    def __init__(
+        self, cluster: Cluster, scheduler: str, node: int, program: Sequence[str] = _EXAMPLE
+    ) -> None:
         command = [
             str(TOOL),
             "run",
@@ -27,8 +31,7 @@ class _Node:
             f"--node-rank={node}",
             "--loss-policy=continue",
             "--",
-            *[sys.executable, "-P", str(RUNFILES / "examples" / "elastic.py")],
-            *[f"--epochs={_EPOCHS}", "--pause=0.03"],
+            *[sys.executable, "-P", *program],
         ]
         self.rank = Rank(cluster.process(command))
 
@@ -90,6 +93,22 @@ class ElasticTest(unittest.TestCase):
 
     def test_node_0_comes_back(self) -> None:
         self._live(victim=0)
+
+    def test_a_joiner_knows_which_names_change(self) -> None:
+        program = [str(PROGRAMS / "free_name.py")]
+        with Cluster() as cluster:
+            scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
+            cluster.aggregator(scheduler, "a0")
+            nodes = [_Node(cluster, scheduler, node, program) for node in range(3)]
+            nodes[1].rank.wait_for("step 10 of 3 ranks")
+            nodes[1].kill()
+            nodes[0].rank.wait_for("of 2 ranks")
+            others = [nodes[0], nodes[2], _Node(cluster, scheduler, 1, program)]
+            others[2].rank.wait_for("of 3 ranks")
+            ends = {node.rank.wait_for("done at ").partition("done ")[2] for node in others}
+            self.assertEqual(len(ends), 1, ends)
+            for node in others:
+                self.assertEqual(node.rank.process.wait(DEADLINE_S), 0)
 
 
 if __name__ == "__main__":

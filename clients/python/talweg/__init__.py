@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from talweg import _client, _objects
+from talweg import _client, _objects, _rounds
 from talweg._arguments import chosen_op, takes_old_order
 from talweg._client import Handle, group_of
 from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
@@ -293,7 +293,9 @@ def declare(
     """
     wire_dtype = dtype if isinstance(dtype, DType) else numpy_dtype(dtype)
     declaration = Declaration(wire_dtype, count, op_of(op), root_rank)
-    _client.current().declare(name, declaration, priority)
+    client = _client.current()
+    if not client.is_free(name):
+        client.declare(name, declaration, priority)
 
 
 def _start(
@@ -305,6 +307,7 @@ def _start(
     root_rank: int,
     process_set: ProcessSet | None,
     factors: Factors = NO_FACTORS,
+    is_blocking: bool = False,
 ) -> Handle:
     client = _client.current()
     operation = "broadcast" if op is Op.BROADCAST else "push_pull"
@@ -312,23 +315,23 @@ def _start(
     group.require_root(root_rank if op is Op.BROADCAST else group.ranks[0], operation)
     source = contiguous(array)
     dtype = numpy_dtype(source.dtype)
-    declaration = Declaration(dtype, source.size, op, root_rank, group.listed)
     factors.require(dtype, operation)
-    source, pushed_at = factors.before(client, dtype, source)
-
-    def start(name: str) -> Handle:
-        return client.push(
-            name,
-            declaration,
-            pushed_at,
+    return _rounds.start(
+        client,
+        name,
+        group,
+        _rounds.Brought(
+            Declaration(dtype, source.size, op, root_rank, group.listed),
+            source.ctypes.data,
             out.ctypes.data,
+            out,
+            (source, out),
             priority,
-            result=out,
-            keep=(source, out),
-            finish=factors.after(client, dtype, out.ctypes.data, out.size),
-        )
-
-    return client.start(name, declaration, start, group.suffix)
+            factors,
+            stays=is_blocking or out is array,
+            is_async=not is_blocking,
+        ),
+    )
 
 
 @_old_order
@@ -349,11 +352,13 @@ def push_pull_async(
     combines the ranks' elements; without it they are averaged, or summed where `average` is False.
     The average is not defined for integers, bitwise operations are not for floats, sum, average and
     product not for bools. Rounds with a larger `priority` overtake others. Rounds without a name
-    belong together by the order of such calls, which must then be the same at every rank; they
-    share a few tensors, so give names to many that are to be open at once. Raises Busy when the
-    tensor's last round has not been synchronized. `process_set`: only its ranks take part.
-    `prescale_factor` multiplies what each rank gives and `postscale_factor` the result, both by
-    talweg_scale() of talweg.h: 16-bit floats in float32, integers in float64, towards zero.
+    belong together by the order of such calls, which must then be the same at every rank; two are
+    under way at once, so give names to many. A name is fastest where each of its calls is alike.
+    Raises Busy when the name's last round has not been synchronized, and Mismatch at every rank,
+    here or when it is synchronized, where ranks bring what does not go together. `process_set`:
+    only its ranks take part. `prescale_factor` multiplies what each rank gives and
+    `postscale_factor` the result, both by talweg_scale() of talweg.h: 16-bit floats in float32,
+    integers in float64, towards zero.
     """
     out = np.empty(array.shape, dtype=array.dtype) if isinstance(array, np.ndarray) else array
     factors = Factors(prescale_factor, postscale_factor)
@@ -375,16 +380,10 @@ def push_pull(
 ) -> np.ndarray:
     """push_pull_async() and synchronize() in one: returns a new array of the same shape."""
     _client.current().check_timeout(timeout_s)
-    handle = push_pull_async(
-        array,
-        name=name,
-        op=op,
-        average=average,
-        process_set=process_set,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        priority=priority,
-    )
+    out = np.empty(array.shape, dtype=array.dtype) if isinstance(array, np.ndarray) else array
+    factors = Factors(prescale_factor, postscale_factor)
+    operation, waits = chosen_op(op, average), timeout_s is None
+    handle = _start(array, out, operation, name, priority, 0, process_set, factors, waits)
     result: np.ndarray = synchronize(handle, timeout_s)
     return result
 
@@ -513,7 +512,7 @@ def grouped_push_pull_async(
     if name is not None and options.get("process_set") is None:
         # In one go: one by one, the first round of many takes seconds.
         declared_op = chosen_op(op, options.get("average", True))
-        _client.current().declare_all(
+        _client.current().settle(
             (
                 f"{name}.{index}",
                 Declaration(numpy_dtype(array.dtype), array.size, declared_op, 0),

@@ -33,6 +33,7 @@ from talweg.errors import (
     Closed,
     InvalidArgument,
     JobFailed,
+    Mismatch,
     NotInitialized,
     TalwegError,
     Unsupported,
@@ -134,7 +135,10 @@ class Client:
         self.local_size: int = self.connection.local_size
         self._lock = threading.Lock()
         self._tensors: dict[str, Declared] = {}
+        # Names that mean no one tensor any more: _rounds says when.
+        self._free: set[str] = set()
         self._nameless = Nameless()
+        self._nameless_calls: dict[str, int] = {}
         self._pushed_bytes = 0
         # Whether this node's ranks, which are the whole job, sum larger tensors themselves.
         self.ranks_sum = False
@@ -248,6 +252,38 @@ class Client:
         with self._lock:
             return self._nameless.next(kind, declaration)
 
+    def count_nameless(self, suffix: str) -> int:
+        """How many calls without a name the group with that suffix has made before this one."""
+        with self._lock:
+            calls = self._nameless_calls.get(suffix, 0)
+            self._nameless_calls[suffix] = calls + 1
+        return calls
+
+    def is_free(self, name: str) -> bool:
+        """Whether the name means no one tensor any more."""
+        return name in self._free
+
+    def free(self, *names: str) -> None:
+        """The names mean no one tensor any more."""
+        with self._lock:
+            self._free.update(names)
+            for name in names:
+                self._tensors.pop(name, None)
+
+    @property
+    def free_names(self) -> list[str]:
+        """All of them, in an order."""
+        with self._lock:
+            return sorted(self._free)
+
+    def settled_otherwise(self, name: str, declaration: Declaration) -> Declared | None:
+        """The tensor that the name means, if it is not like that and the name can be freed."""
+        with self._lock:
+            known = self._tensors.get(name)
+        if known is None or known.declaration == declaration:
+            return None
+        return known if known.on_host and known.buffer is None else None
+
     def _known(self, name: str, declaration: Declaration) -> Declared | None:
         with self._lock:
             known = self._tensors.get(name)
@@ -271,8 +307,28 @@ class Client:
         """Agrees with the other ranks on a tensor. Cheap when repeated."""
         declared = self._on_host(name, declaration)
         if declared is None:
-            [declared] = self._declare_new([(name, declaration, priority)])
+            try:
+                [declared] = self._declare_new([(name, declaration, priority)])
+            except Mismatch:  # Every rank is told.
+                self.free(name)
+                raise
         return declared
+
+    def settle(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
+        """declare_all() of the names that nobody has used yet; the others need nothing of it."""
+        new = [each for each in declarations if not self.is_free(each[0])]
+        new = [each for each in new if each[0] not in self._tensors]
+        try:
+            self._declare_new(new)
+        except Mismatch:
+            for each in new:  # Which of them.
+                with contextlib.suppress(Mismatch):
+                    self.declare(*each)
+            raise
+
+    def declare_again(self, declared: Declared) -> None:
+        """Mismatch if ranks have come to disagree on the tensor."""
+        self._ask([(declared.name, declared.declaration, 0)])
 
     def declare_all(
         self, declarations: Iterable[tuple[str, Declaration, int]], in_place: bool = False
@@ -297,26 +353,7 @@ class Client:
         in_place: bool = False,
     ) -> list[Declared]:
         connection = self.connection
-        if all(each.is_plain for _, each, _ in declarations):
-            tensors = connection.declare_all(
-                [(name, *each.wire(), priority) for name, each, priority in declarations],
-                on_gpu,
-                in_place,
-            )
-        else:
-            tensors = [
-                connection.declare_collective(
-                    name,
-                    each.dtype,
-                    each.op,
-                    each.shares(),
-                    each.root_rank,
-                    each.ranks,
-                    each.count,
-                    priority,
-                )
-                for name, each, priority in declarations
-            ]
+        tensors = self._ask(declarations, on_gpu, in_place)
         with self._lock:
             for (name, declaration, _), tensor in zip(declarations, tensors):
                 known = self._tensors.get(name)
@@ -329,6 +366,34 @@ class Client:
                     declared.buffer = Buffer(connection, tensor, declaration.nbytes)
                 self._tensors[name] = declared
             return [self._tensors[name] for name, *_ in declarations]
+
+    def _ask(
+        self,
+        declarations: Sequence[tuple[str, Declaration, int]],
+        on_gpu: bool = False,
+        in_place: bool = False,
+    ) -> Sequence[int]:
+        """The numbers of the tensors, once the ranks have agreed on them."""
+        connection = self.connection
+        if all(each.is_plain for _, each, _ in declarations):
+            return connection.declare_all(
+                [(name, *each.wire(), priority) for name, each, priority in declarations],
+                on_gpu,
+                in_place,
+            )
+        return [
+            connection.declare_collective(
+                name,
+                each.dtype,
+                each.op,
+                each.shares(),
+                each.root_rank,
+                each.ranks,
+                each.count,
+                priority,
+            )
+            for name, each, priority in declarations
+        ]
 
     def declare_on_gpu(self, name: str, declaration: Declaration, priority: int = 0) -> int:
         """declare() of a tensor that is pushed from a GPU whose memory the agent takes."""
@@ -389,12 +454,18 @@ class Client:
         finish: Callable[[], None] | None = None,
     ) -> Handle:
         """push() of what is declared already."""
-        tensor = declared.tensor
+        round_ = self.push_round(declared, address, priority)
+        return Handle(
+            self, declared.tensor, round_, declared.name, out_address, result, keep, finish
+        )
+
+    def push_round(self, declared: Declared, address: int, priority: int) -> int:
+        """Pushes the tensor's next round, and returns its number."""
         if declared.buffer is not None and address != declared.buffer.address:
             declared.buffer.claim()
-        round_ = self.connection.push_pull(tensor, address, priority)
+        round_: int = self.connection.push_pull(declared.tensor, address, priority)
         self.count_push(declared.declaration)
-        return Handle(self, tensor, round_, declared.name, out_address, result, keep, finish)
+        return round_
 
     def _check_own(self, handle: Handle) -> None:
         if handle.client is not self:

@@ -193,8 +193,15 @@ class _Said:
 class CallChannel(Channel):
     """A channel of collectives: its tensors, and what the ranks say to each other."""
 
-    def __init__(self, client: Client, name: str, group: Group) -> None:
+    def __init__(
+        self, client: Client, name: str, group: Group, title: str, in_one: bool = False
+    ) -> None:
+        """`title` is what texts of errors call it. `in_one`: what is longer than 32 MiB goes in one
+        round all the same, through a tensor of that very length.
+        """
         super().__init__(client, name, group)
+        self.title = title
+        self.in_one = in_one
         size = group.size
         capacity = _HEADER.size + 8 * size + _INLINE_BYTES
         self._control_bytes = -(-capacity // 64) * 64
@@ -227,17 +234,25 @@ class CallChannel(Channel):
 
 def channel_of(client: Client, name: str | None, group: Group) -> CallChannel:
     """The channel of calls of that name, or without one."""
-    key = ("talweg.collectives" if name is None else f"{name}.collective", group.ranks)
+    own = "talweg.collectives" if name is None else f"{name}.collective"
+    return channel_named(client, own, group, own if name is None else name)
+
+
+def channel_named(
+    client: Client, name: str, group: Group, title: str, in_one: bool = False
+) -> CallChannel:
+    """The channel with that name of its own, as CallChannel() makes it."""
+    key = (name, group.ranks)
     with client.channels_lock:
         channel: CallChannel | None = client.channels.get(key)
         if channel is None:
-            channel = client.channels[key] = CallChannel(client, key[0], group)
+            channel = client.channels[key] = CallChannel(client, name, group, title, in_one)
     return channel
 
 
 def job_of(channel: CallChannel, calls: Sequence[Given], priority: int) -> Job:
     """Calls that have one handle."""
-    return Job(channel, [partial(_steps, channel, given, priority) for given in calls])
+    return Job(channel, [partial(steps, channel, given, priority) for given in calls])
 
 
 @dataclass(eq=False)
@@ -283,7 +298,7 @@ def _header(given: Given, total_rows: int) -> bytes:
     )
 
 
-def _read(said: np.ndarray, group: Group) -> list[_Said]:
+def _read(said: np.ndarray, group: Group, in_one: bool = False) -> list[_Said]:
     """What each rank of the group has said."""
     at, every = 0, []
     view = memoryview(said.data)
@@ -307,7 +322,7 @@ def _read(said: np.ndarray, group: Group) -> list[_Said]:
         lane = None
         if kind.reduces:
             largest = max(part_rows) * row_bytes
-            lane = _lane_of(kind, DType(wire), Op(op), root_rank, largest, group.size)
+            lane = _lane_of(kind, DType(wire), Op(op), root_rank, largest, group.size, in_one)
         every.append(_Said(kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank, lane))
         if inline:
             at += nbytes
@@ -331,7 +346,7 @@ def _check_alike(channel: CallChannel, every: list[_Said]) -> Rows:
             if not same:
                 ranks = channel.group.ranks
                 raise Mismatch(
-                    f"'{channel.name}{channel.group.suffix}': rank {ranks[place]} calls {one}, but "
+                    f"'{channel.title}{channel.group.suffix}': rank {ranks[place]} calls {one}, but "
                     f"rank {ranks[other]} calls {said}: all ranks must call the same collectives, "
                     "of tensors that fit together, in the same order"
                 )
@@ -360,9 +375,11 @@ def _got_of_reduction(given: Given, group: Group) -> list[int]:
     return [given.part_rows[group.place if given.kind.gets == _OWN else 0]]
 
 
-def _capacity_of(kind: Kind, largest: int, size: int) -> int:
+def _capacity_of(kind: Kind, largest: int, size: int, in_one: bool = False) -> int:
     """How much a part of the tensor has room for that takes parts of so many bytes."""
     most = _TENSOR_BYTES_MAX // kind.part_count(size)
+    if in_one and largest > most:
+        return largest
     capacity = _CAPACITY_BYTES_MIN
     while capacity < largest and capacity * 2 <= most:
         capacity *= 2
@@ -370,19 +387,19 @@ def _capacity_of(kind: Kind, largest: int, size: int) -> int:
 
 
 def _lane_of(
-    kind: Kind, dtype: DType, op: Op, root_rank: int, largest: int, size: int
+    kind: Kind, dtype: DType, op: Op, root_rank: int, largest: int, size: int, in_one: bool
 ) -> Lane | None:
     """Where parts go of which the longest has so many bytes; None: they need several rounds, or
     none.
     """
-    capacity = _capacity_of(kind, largest, size)
+    capacity = _capacity_of(kind, largest, size, in_one)
     if not 0 < largest <= capacity:
         return None
     root = root_rank if _ROOT in (kind.gives, kind.gets) else 0
     return Lane(kind, dtype, op, root, capacity)
 
 
-def _steps(channel: CallChannel, given: Given, priority: int) -> Steps:
+def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
     """One call: yields whenever it waits; returns its result."""
     client, group, kind = channel.client, channel.group, given.kind
     connection = client.connection
@@ -402,7 +419,8 @@ def _steps(channel: CallChannel, given: Given, priority: int) -> Steps:
     if kind.reduces:
         if factors.prescale != 1.0:
             given.keep, source = factors.scaled(client, given.dtype, given.address, own_bytes)
-        lane = _lane_of(kind, given.dtype, given.op, given.root_rank, max(own), group.size)
+        root, longest = given.root_rank, max(own)
+        lane = _lane_of(kind, given.dtype, given.op, root, longest, group.size, channel.in_one)
         if lane is not None:
             carried = connection.push_parts(channel.lane_tensor(lane), source, own, priority)
     all_pushed = lane is not None or (inline and kind.equal)
@@ -419,7 +437,7 @@ def _steps(channel: CallChannel, given: Given, priority: int) -> Steps:
         rows = given.rows
         got_rows = _got_of_reduction(given, group)
     else:
-        every = _read(channel.said, group)
+        every = _read(channel.said, group, channel.in_one)
         try:
             rows = _check_alike(channel, every)
         except Mismatch:
@@ -494,7 +512,7 @@ def _carry(
     if largest == 0:
         return
     connection = channel.client.connection
-    capacity = _capacity_of(given.kind, largest, channel.group.size)
+    capacity = _capacity_of(given.kind, largest, channel.group.size, channel.in_one)
     root = given.root_rank if _ROOT in (given.kind.gives, given.kind.gets) else 0
     tensor = channel.lane_tensor(Lane(given.kind, given.dtype, given.op, root, capacity))
     if largest <= capacity:

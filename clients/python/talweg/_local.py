@@ -143,7 +143,12 @@ class LocalConnection(_native.Connection):
         return self._push(tensor, address, self._declared[tensor][1].nbytes)
 
     def push_parts(
-        self, tensor: int, address: int | bytes, lengths: Sequence[int], priority: int = 0
+        self,
+        tensor: int,
+        address: int | bytes,
+        lengths: Sequence[int],
+        priority: int = 0,
+        signature: int = 0,
     ) -> int:
         # The only rank gives the only part, and gets it.
         return self._push(tensor, address, sum(lengths))

@@ -9,6 +9,7 @@ changed. Both are of unsigned numbers, of which the greatest counts.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -75,6 +76,13 @@ class _Agreed:
     epoch: int
     wanted: bool  # Somebody needs the state.
     source: tuple[int, int] | None  # Node and local rank.
+    names_from: tuple[int, int] | None  # Who tells joiners which names are free, if there are any.
+
+
+def _place_in(lane: int) -> tuple[int, int] | None:
+    """The lowest place that ranks have named, as node and local rank."""
+    place = _U64_MAX - lane
+    return (place >> 32, place & 0xFFFFFFFF) if lane else None
 
 
 def _view(found: _native.Membership, members: Sequence[_native.Member]) -> View:
@@ -146,27 +154,47 @@ class Membership:
             # Whether ranks' numbers are not those of the job's beginning any more.
             has_suffix = connection.view_suffix != ""
             lanes[4] = int(self.is_joiner or has_suffix or self.view.epoch != found.epoch)
-            if self.holder is not None and not self.is_joiner:
-                place = (self._node(found, members) << 32) | self.client.local_rank
-                lanes[3] = _U64_MAX - place  # The lowest place counts.
+            if not self.is_joiner:
+                # The lowest place counts.
+                lanes[5] = _U64_MAX - self._place(found, members)
+                lanes[6] = len(self.client.free_names)
+                if self.holder is not None:
+                    lanes[3] = lanes[5]
+            lanes[7] = int(self.is_joiner)
             self._greatest("talweg.agree", lanes)
             if int(lanes[0]) == _U64_MAX - int(lanes[1]):
                 break
         self._follow(found, members, changed=bool(lanes[4]))
         self._has_agreed = True
-        source = None
-        if lanes[3]:
-            place = _U64_MAX - int(lanes[3])
-            source = (place >> 32, place & 0xFFFFFFFF)
-        return _Agreed(int(found.epoch), bool(lanes[2]), source)
+        return _Agreed(
+            int(found.epoch),
+            bool(lanes[2]),
+            _place_in(int(lanes[3])),
+            _place_in(int(lanes[5])) if lanes[6] and lanes[7] else None,
+        )
 
-    def _node(self, found: _native.Membership, members: Sequence[_native.Member]) -> int:
+    def _place(self, found: _native.Membership, members: Sequence[_native.Member]) -> int:
+        """This rank's node and local rank, as one number."""
         base = 0
         for member in members:
             base += member.rank_count
             if found.rank < base:
-                return int(member.node)
+                return (int(member.node) << 32) | self.client.local_rank
         raise AssertionError("a view without this rank")
+
+    def _rank_at(self, place: tuple[int, int]) -> int:
+        node, local_rank = place
+        [member] = [member for member in self.view.members if member.node == node]
+        return member.ranks[local_rank]
+
+    def _tell_free_names(self, agreed: _Agreed) -> None:
+        """Joiners hear which names mean no one tensor any more; Aborted when the teller is lost."""
+        if agreed.names_from is None:
+            return
+        root = self._rank_at(agreed.names_from)
+        names = json.dumps(self.client.free_names).encode()
+        told = _objects.broadcast_bytes(self.client, _objects.Payload(names), root, "talweg.names")
+        self.client.free(*json.loads(told.tobytes()))
 
     def _follow(
         self, found: _native.Membership, members: Sequence[_native.Member], changed: bool
@@ -180,9 +208,7 @@ class Membership:
     def _transfer(self, agreed: _Agreed) -> None:
         """The source's state to all that need it; raises Aborted when it is lost meanwhile."""
         assert agreed.source is not None
-        node, local_rank = agreed.source
-        [member] = [member for member in self.view.members if member.node == node]
-        root = member.ranks[local_rank]
+        root = self._rank_at(agreed.source)
         is_source = root == self.client.rank
         payload = _objects.Payload()
         if is_source and self.holder is not None:
@@ -197,6 +223,10 @@ class Membership:
         self._needs_state = wants_state
         while True:
             agreed = self._agree(wants_state)
+            try:
+                self._tell_free_names(agreed)
+            except Aborted:  # The teller is gone: from the next one, then.
+                continue
             if not agreed.wanted:
                 return
             if agreed.source is None:

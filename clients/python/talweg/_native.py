@@ -359,9 +359,17 @@ class Connection:
         return tensor.value
 
     def push_parts(
-        self, tensor: int, address: int | bytes, lengths: Sequence[int], priority: int = 0
+        self,
+        tensor: int,
+        address: int | bytes,
+        lengths: Sequence[int],
+        priority: int = 0,
+        signature: int = 0,
     ) -> int:
-        """`lengths`: the bytes of each part that this rank gives. `address`: where, or they."""
+        """`lengths`: the bytes of each part that this rank gives. `address`: where, or they.
+
+        `signature`: what the round is of, the same number at all ranks; 0: nobody says.
+        """
         self._check_pushes()
         round_, parts = _u64(), (_u64 * len(lengths))(*lengths)
         push_parts, wire_priority = self._library.talweg_push_parts, checked_priority(priority)
@@ -371,7 +379,7 @@ class Connection:
                 tensor,
                 address or None,
                 parts,
-                0,
+                signature,
                 wire_priority,
                 slice_ns,
                 ctypes.byref(round_),

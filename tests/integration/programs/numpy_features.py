@@ -146,8 +146,11 @@ def refused_arguments() -> None:
     # Every name above is free still, and infinity is a time limit like any other.
     for name in ("p", "t", "o", "a", "d", "l", "b", "m"):
         assert (push(ones, name=name, op=talweg.Op.MAX, timeout_s=math.inf) == 1).all()
-    expect(invalid, "f32[3] max", push, ones.astype(np.float64), name="p")
-    expect(invalid, "f32[3] max", push, ones, name="p", op=talweg.Op.SUM)
+    expect(invalid, "f32[3] max", talweg.declare, "p", np.float64, 3, talweg.Op.MAX)
+    # A name may be used otherwise, by all ranks in the same call.
+    assert (push(ones.astype(np.float64), name="p", op=talweg.Op.MAX) == 1).all()
+    assert (push(ones, name="p", op=talweg.Op.SUM) == talweg.size()).all()
+    talweg.declare("p", np.float32, 3)
 
 
 def arguments_in_the_old_order() -> None:

@@ -77,16 +77,14 @@ def again() -> None:
             assert tw.push_pull_inplace(tensor, average=False, name="again") is tensor
             assert torch.equal(tensor, wanted), (tensor, wanted)
             tensor /= tw.size()
-    others = {
-        "f64": torch.ones(6, dtype=torch.float64),
-        "[7]": torch.ones(7),
-        "to_dense": torch.ones(2, 3).to_sparse(),
-    }
-    for text, other in others.items():
-        expect(
-            talweg.InvalidArgument, text, tw.push_pull_inplace, other, average=False, name="again"
-        )
-    expect(talweg.InvalidArgument, "max", tw.push_pull_inplace, ramp, op=tw.Op.MAX, name="again")
+    sparse = torch.ones(2, 3).to_sparse()
+    expect(talweg.InvalidArgument, "to_dense", tw.push_pull_inplace, sparse, name="again")
+    for other in (torch.ones(6, dtype=torch.float64), torch.ones(7), ramp):
+        wanted = tw.size() * other.clone()
+        assert tw.push_pull_inplace(other, average=False, name="again") is other
+        assert torch.equal(other, wanted), (other, wanted)
+    wanted = ramp.clone()
+    assert torch.equal(tw.push_pull_inplace(ramp, op=tw.Op.MAX, name="again"), wanted)
     bytes_, flags = torch.ones(4, dtype=torch.uint8), torch.ones(4, dtype=torch.bool)
     tw.push_pull_inplace(bytes_, average=False, name="bits")
     expect(talweg.InvalidArgument, "bool", tw.push_pull_inplace, flags, average=False, name="bits")

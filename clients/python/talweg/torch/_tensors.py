@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from talweg import _client
+from talweg import _client, _rounds
 from talweg._arguments import chosen_op, takes_old_order
 from talweg._client import Client, Handle, group_of
 from talweg._declaration import Declaration, DType, Op, op_of
@@ -74,15 +74,18 @@ def start(
     if declared is not None and out is tensor:
         if declared.declaration.is_of(NUMBERS.get(tensor.dtype), tensor.numel(), op, root_rank):
             if tensor.is_cpu and tensor.layout is torch.strided and _cuda.is_plain(tensor):
-                address = tensor.data_ptr()
-                return client.push_declared(declared, address, address, priority, tensor, tensor)
+                return _rounds.repeat(client, declared, tensor.data_ptr(), priority, tensor)
     shown = _shown(tensor, op)
     shown_out = shown if out is tensor else _shown(out, op)
     declaration = _declaration_of(shown, op, root_rank)
+    gpus = _cuda.gpus_of(client, tensor)
+    if gpus is None or (name is not None and client.is_free(name)):
+        group = Group(client, None, _operation(op))
+        return _start_on_host(client, shown, shown_out, out, declaration, name, group, priority)
     handle = client.start(
         name,
         declaration,
-        lambda given: _start(client, shown, shown_out, declaration, priority, given),
+        lambda given: _cuda.start(gpus, shown, shown_out, given, declaration, priority),
     )
     handle.result = out
     return handle
@@ -100,7 +103,7 @@ def _start_rare(
     factors: Factors,
 ) -> Handle:
     """start() in host memory: for sets, factors and tensors without elements."""
-    operation = "broadcast" if op is Op.BROADCAST else "push_pull"
+    operation = _operation(op)
     group = Group(client, process_set, operation)
     if op is Op.BROADCAST:
         group.require_root(root_rank, operation)
@@ -108,31 +111,46 @@ def _start_rare(
     shown_out = shown if out is tensor else _shown(out, op)
     declaration = replace(_declaration_of(shown, op, root_rank), ranks=group.listed)
     factors.require(declaration.dtype, operation)
+    return _start_on_host(
+        client, shown, shown_out, out, declaration, name, group, priority, factors
+    )
+
+
+def _operation(op: Op) -> str:
+    return "broadcast" if op is Op.BROADCAST else "push_pull"
+
+
+def _start_on_host(
+    client: Client,
+    shown: torch.Tensor,
+    shown_out: torch.Tensor,
+    out: torch.Tensor,
+    declaration: Declaration,
+    name: str | None,
+    group: Group,
+    priority: int,
+    factors: Factors = NO_FACTORS,
+) -> Handle:
+    """A round in host memory, whose result goes to `shown_out`, the memory of `out`."""
     source = shown.detach().to("cpu").resolve_neg().contiguous()
     in_place = shown_out.device.type == "cpu" and _cuda.is_plain(shown_out)
     target = shown_out.detach() if in_place else torch.empty_like(source)
-    address, keep = source.data_ptr(), None
-    if factors.prescale != 1.0:
-        nbytes = source.numel() * source.element_size()
-        keep, address = factors.scaled(client, declaration.dtype, address, nbytes)
-    scale = factors.after(client, declaration.dtype, target.data_ptr(), target.numel())
-
-    def finish() -> None:
-        if scale is not None:
-            scale()
-        if not in_place:
-            _cuda.copy(shown_out, target)
-
-    handle = client.start(
+    return _rounds.start(
+        client,
         name,
-        declaration,
-        lambda given: client.push(
-            given, declaration, address, target.data_ptr(), priority, out, (keep, target), finish
+        group,
+        _rounds.Brought(
+            declaration,
+            source.data_ptr(),
+            target.data_ptr(),
+            out,
+            (source, target),
+            priority,
+            factors,
+            None if in_place else lambda: _cuda.copy(shown_out, target),
+            stays=source.data_ptr() != shown.data_ptr() or out.data_ptr() == shown.data_ptr(),
         ),
-        group.suffix,
     )
-    handle.result = out
-    return handle
 
 
 def _shown(tensor: torch.Tensor, op: Op) -> torch.Tensor:
@@ -169,32 +187,6 @@ def _declaration_of(tensor: torch.Tensor, op: Op, root_rank: int) -> Declaration
             "convert to int32"
         )
     return Declaration(wire_dtype(tensor), tensor.numel(), op, root_rank)
-
-
-def _start(
-    client: Client,
-    tensor: torch.Tensor,
-    out: torch.Tensor,
-    declaration: Declaration,
-    priority: int,
-    name: str,
-) -> Handle:
-    gpus = _cuda.gpus_of(client, tensor)
-    if gpus is not None:
-        return _cuda.start(gpus, tensor, out, name, declaration, priority)
-    source = tensor.detach().to("cpu").resolve_neg().contiguous()
-    in_place = out.device.type == "cpu" and _cuda.is_plain(out)
-    target = out.detach() if in_place else torch.empty_like(source)
-    return client.push(
-        name,
-        declaration,
-        source.data_ptr(),
-        target.data_ptr(),
-        priority,
-        result=out,
-        keep=target,  # The source has been copied.
-        finish=None if in_place else lambda: _cuda.copy(out, target),
-    )
 
 
 def finish(client: Client, handle: Handle, timeout_s: float | None = None) -> torch.Tensor:
@@ -241,7 +233,7 @@ def declare(
     gpus = _cuda.gpus_of(client, tensor)
     if gpus is not None:
         gpus.declare(name, declaration, _cuda.place_of(tensor), priority)
-    else:
+    elif not client.is_free(name):
         client.declare(name, declaration, priority)
 
 
@@ -275,8 +267,9 @@ def push_pull_async(
     a sign (bool: min, max and bitwise; complex: sum and average). Bitwise: of integers and bools.
     `op` overrules `average`; the average is not defined for integers. Rounds with a larger
     `priority` overtake others. Rounds without a name belong together by the order of such calls,
-    which must then be the same at every rank; they share a few tensors, so give names to many that
-    are to be open at once. Raises Busy when the tensor's last round is still open.
+    which must then be the same at every rank; two are under way at once, so give names to many. A
+    name is fastest where each of its calls is alike. Raises Busy when the name's last round is
+    still open, and Mismatch at every rank where they bring what does not go together.
     Autograd does not see it; it sees push_pull().
     """
     factors = Factors(prescale_factor, postscale_factor)

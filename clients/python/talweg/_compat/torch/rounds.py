@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ import torch
 import talweg.torch as tw
 from talweg import _client
 from talweg._client import Handle
-from talweg._compat import session
 from talweg._compat.session import Done, Failed, Pending
 from talweg._declaration import Op
 from talweg.errors import Busy, InvalidArgument, Mismatch
@@ -28,19 +26,11 @@ class Round:
         self,
         handle: Handle,
         finish: Any = None,
-        name: str | None = None,
         at_end: Callable[[], None] | None = None,
-        ranks: tuple[int, ...] = (),
     ) -> None:
-        """`name` is the caller's, which is free again after ranks have disagreed on it; `ranks` are
-        those of its process set.
-
-        `at_end` is called when it has been waited for, whatever came of it.
-        """
+        """`at_end` is called when it has been waited for, whatever came of it."""
         self._handle = handle
         self._finish = finish
-        self._name = name
-        self._ranks = ranks
         self._at_end = at_end
 
     def poll(self) -> bool:
@@ -49,9 +39,6 @@ class Round:
     def wait(self) -> Any:
         try:
             result = tw.synchronize(self._handle)
-        except Mismatch:
-            session.current().spoil(self._name, self._ranks)
-            raise
         finally:
             if self._at_end is not None:
                 self._at_end()
@@ -106,17 +93,11 @@ def push_pull(
     try:
         handle = _start(client, source, out, wire_op, name, priority, members)
     except Mismatch as failure:
-        session.current().spoil(name, _ranks_of(members))
         return Failed(failure)
     except Busy as failure:
         raise InvalidArgument(str(failure)) from None
     is_done = is_plain and out is tensor
-    return Round(handle, None if is_done else finish, name, ranks=_ranks_of(members))
-
-
-def _ranks_of(members: Any) -> tuple[int, ...]:
-    """Those of a process set; none: all ranks."""
-    return () if members is None else tuple(members.ranks)
+    return Round(handle, None if is_done else finish)
 
 
 def _start(
@@ -129,11 +110,6 @@ def _start(
     members: Any,
     root_rank: int = 0,
 ) -> Handle:
-    if name is not None:
-        declaration = replace(
-            _tensors.declaration_of(source, op, root_rank), ranks=_ranks_of(members)
-        )
-        name = session.current().name_for(name, declaration)
     handle = _tensors.start(client, source, out, op, name, priority, root_rank, process_set=members)
     return _tensors.for_autograd(handle, out)  # A new tensor has nothing that it would spoil.
 
@@ -153,8 +129,7 @@ def broadcast(
     try:
         handle = _start(client, tensor.detach(), out, Op.BROADCAST, name, 0, members, root_rank)
     except Mismatch as failure:
-        session.current().spoil(name, _ranks_of(members))
         return Failed(failure)
     except Busy as failure:
         raise InvalidArgument(str(failure)) from None
-    return Round(handle, name=name, ranks=_ranks_of(members))
+    return Round(handle)

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of push_pull and broadcast: which tensor each one goes through.
+
+A name has one of these states, the same at all ranks of its group (docs/collectives.md):
+
+    new      nobody has used it
+    settled  the ranks have agreed on its tensor: a call is one round of that tensor
+    free     ranks have used it otherwise, or have disagreed: a call is a collective, whose control
+             round says what each rank brings
+
+    new      a call, and the ranks agree                 settled
+    new      a call, and the ranks disagree              free, the call ends with Mismatch
+    settled  a call with another dtype, length, op       free, the call goes on as a collective
+    settled  another rank makes such a call              free, the call ends with Mismatch
+
+A rank that uses a settled name otherwise says so in the tensor's next round, with a part that has
+no bytes or with a signature. So the ranks that have not changed get a Mismatch of that round. Then
+all take part in one control round, which finds the two that differ and names both.
+
+Calls without a name are collectives from the beginning. A few channels take turns for them, by the
+order of these calls alone, so that several can be open at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from talweg import _collectives, _native, _native_arguments
+from talweg._channels import Job, Steps, Wait
+from talweg._client import Client, Declared, Handle
+from talweg._collectives import Given, JobHandle, Rows
+from talweg._declaration import Declaration, Op
+from talweg._process_sets import Group
+from talweg._scaling import NO_FACTORS, Factors
+from talweg.errors import Mismatch
+
+# How many calls without a name may be under way at once; others wait for their turn.
+_TURNS = 2
+_NAMELESS = "a call without a name"
+# What a rank signs a round with in which it leaves the name's tensor.
+_LEAVES = 0x6C6561766573
+
+
+@dataclass
+class Brought:
+    """What one rank brings to a round."""
+
+    declaration: Declaration
+    address: int
+    out_address: int
+    result: Any
+    keep: Any  # Alive until the result is there.
+    priority: int = 0
+    factors: Factors = NO_FACTORS
+    # Called when the result is at out_address.
+    finish: Callable[[], None] | None = None
+    # Whether the bytes at `address` stay as they are until then.
+    stays: bool = False
+    is_async: bool = True  # It may not be waited for soon.
+
+
+def start(client: Client, name: str | None, group: Group, brought: Brought) -> Handle:
+    """Starts a round of push_pull or broadcast, of a tensor in host memory."""
+    if name is None:
+        if client.is_alone or client.membership.changes:
+            # A control round needs every rank. A reduction goes on without those that are lost.
+            return client.start(
+                None,
+                brought.declaration,
+                lambda turn: _push(client, turn, turn, group, brought),
+                group.suffix,
+            )
+        turn = client.count_nameless(group.suffix) % _TURNS
+        channel = f"talweg.nameless.{turn}"
+        return _as_collective(client, channel, _NAMELESS, group, brought)
+    _native_arguments.check_name_and_priority(name, brought.priority)
+    wire_name = name + group.suffix
+    if not client.is_free(wire_name):
+        settled = client.settled_otherwise(wire_name, brought.declaration)
+        if settled is None:
+            return _push(client, wire_name, name, group, brought)
+        leaving = _leave(client, settled, brought.priority)
+        client.free(wire_name)
+        return _as_collective(client, _channel_of(name), name, group, brought, leaving)
+    return _as_collective(client, _channel_of(name), name, group, brought)
+
+
+# ----- Settled names -----
+
+
+@dataclass(eq=False)
+class _SettledRound(Handle):
+    """A round of a settled name."""
+
+    declared: Declared | None = None
+    channel: str = ""  # The name without its group.
+    group: Group | None = None  # None: all ranks.
+
+    def take(self, connection: _native.Connection, timeout_s: float | None) -> None:
+        try:
+            super().take(connection, timeout_s)
+        except Mismatch:
+            assert self.declared is not None
+            self.client.free(self.name)
+            self.client.declare_again(self.declared)  # Says so if ranks disagree on the tensor.
+            group = self.group or Group(self.client, None, "push_pull")
+            _explain(self.client, self.channel, group, self.declared.declaration)
+            raise
+
+
+def repeat(client: Client, declared: Declared, address: int, priority: int, tensor: Any) -> Handle:
+    """start() of a name that is settled so, among all ranks and in place; it takes less time."""
+    round_ = client.push_round(declared, address, priority)
+    name = declared.name
+    return _SettledRound(
+        client,
+        declared.tensor,
+        round_,
+        name,
+        address,
+        tensor,
+        tensor,
+        declared=declared,
+        channel=name,
+    )
+
+
+def _push(client: Client, wire_name: str, name: str, group: Group, brought: Brought) -> Handle:
+    declaration, factors, address = brought.declaration, brought.factors, brought.address
+    client.check_push(wire_name, declaration)
+    declared = client.declare(wire_name, declaration, brought.priority)
+    scaled: Any = None
+    if factors.prescale != 1.0:
+        scaled, address = factors.scaled(client, declaration.dtype, address, declaration.nbytes)
+    round_ = client.push_round(declared, address, brought.priority)
+    scale = factors.after(client, declaration.dtype, brought.out_address, declaration.count)
+    return _SettledRound(
+        client,
+        declared.tensor,
+        round_,
+        wire_name,
+        brought.out_address,
+        brought.result,
+        (brought.keep, scaled),
+        _both(scale, brought.finish),
+        declared=declared,
+        channel=name,
+        group=group,
+    )
+
+
+def _both(
+    first: Callable[[], None] | None, then: Callable[[], None] | None
+) -> Callable[[], None] | None:
+    if first is None or then is None:
+        return first or then
+
+    def both() -> None:
+        first()
+        then()
+
+    return both
+
+
+def _leave(client: Client, settled: Declared, priority: int) -> Steps:
+    """Says in the tensor's next round that this rank uses its name otherwise."""
+    declaration, connection = settled.declaration, client.connection
+    gives = declaration.op is not Op.BROADCAST or declaration.root_rank == client.rank
+    round_ = connection.push_parts(settled.tensor, 0, [0] * gives, priority, _LEAVES)
+
+    def steps() -> Steps:
+        nothing: np.ndarray = np.empty(declaration.nbytes, np.uint8)
+        try:
+            yield Wait(settled.tensor, round_, int(nothing.ctypes.data), nothing.size)
+        except Mismatch:
+            client.declare_again(settled)
+
+    return steps()
+
+
+def _explain(client: Client, name: str, group: Group, declaration: Declaration) -> None:
+    """Raises Mismatch, which names two ranks and what they have brought.
+
+    Every rank calls it that has brought `declaration`; the others make their call.
+    """
+    nothing: np.ndarray = np.zeros(declaration.nbytes, np.uint8)
+    address = int(nothing.ctypes.data)
+    brought = Brought(declaration, address, address, None, nothing, stays=True, is_async=False)
+    client.synchronize(_as_collective(client, _channel_of(name), name, group, brought))
+
+
+# ----- Free names, and none -----
+
+
+def _channel_of(name: str) -> str:
+    return f"{name}.free"
+
+
+def _as_collective(
+    client: Client,
+    channel_name: str,
+    title: str,
+    group: Group,
+    brought: Brought,
+    leaving: Steps | None = None,
+) -> Handle:
+    declaration = brought.declaration
+    client.check_push(title, declaration)
+    reduces = declaration.op is not Op.BROADCAST
+    gives = reduces or declaration.root_rank == client.rank
+    address, keep = brought.address, brought.keep
+    if gives and not brought.stays:
+        own: np.ndarray = np.empty(declaration.nbytes, np.uint8)
+        ctypes.memmove(own.ctypes.data, address, own.size)
+        address, keep = int(own.ctypes.data), (keep, own)
+    given = Given(
+        _collectives.ALL_REDUCE if reduces else _collectives.BROADCAST,
+        declaration.root_rank,
+        Rows(declaration.dtype.name.lower(), (declaration.count,), declaration.nbytes),
+        [1] * gives,
+        address,
+        keep,
+        lambda rows, counts: (brought.result, brought.out_address),
+        declaration.op,
+        declaration.dtype,
+        brought.factors,
+    )
+    channel = _collectives.channel_named(client, channel_name, group, title, in_one=True)
+    job = Job(channel, [lambda: _call(leaving, channel, given, brought.priority)])
+    channel.submit(job, brought.is_async)
+    return JobHandle(
+        client,
+        0,
+        0,
+        title,
+        result=brought.result,
+        finish=brought.finish,
+        ranks_summed=group.size,
+        job=job,
+    )
+
+
+def _call(
+    leaving: Steps | None, channel: _collectives.CallChannel, given: Given, priority: int
+) -> Steps:
+    if leaving is not None:
+        yield from leaving
+    return (yield from _collectives.steps(channel, given, priority))

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank of elastic_test.py: a name that means another tensor at each step, before and after nodes
+come."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import talweg
+
+_STEPS = 50  # After a node has come.
+
+
+def main() -> int:
+    talweg.init()
+    state = talweg.State(step=0)
+    last = state.step + _STEPS if state.begin() else None
+    print(f"begins at step {state.step}", flush=True)
+    while state.step != last:
+        length = state.step % 5 + 1
+        try:
+            sums = talweg.push_pull(np.ones(length, np.float32), "length", talweg.Op.SUM)
+        except talweg.Aborted:
+            print("aborted", flush=True)
+        else:
+            assert sums.shape == (length,) and len(set(sums)) == 1, sums
+            print(f"step {state.step} of {sums[0]:.0f} ranks", flush=True)
+        state.step += 1
+        change = state.end_step()
+        if change is not None and change.joined:
+            last = state.step + _STEPS
+    print(f"done at step {state.step}", flush=True)
+    talweg.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

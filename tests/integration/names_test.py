@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names whose tensors change, and ranks that do not agree on them: nothing hangs."""
+
+from __future__ import annotations
+
+import unittest
+
+import job
+
+
+class NamesTest(unittest.TestCase):
+    def test_one_rank(self) -> None:
+        job.run(job.command("names.py", nodes=1, ranks=1))
+
+    def test_one_node(self) -> None:
+        job.run(job.command("names.py", nodes=1, ranks=3))
+
+    def test_two_nodes(self) -> None:
+        job.run(job.command("names.py", nodes=2, ranks=(2, 1), aggregators=2))
+
+    def test_two_nodes_whose_membership_may_change(self) -> None:
+        options = ["--loss-policy=continue"]
+        job.run(job.command("names.py", ["may-change"], nodes=2, ranks=1, options=options))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of names_test.py: names whose tensors change, and ranks that do not agree on them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import talweg
+import talweg.torch
+import torch
+
+
+def _told(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except talweg.Mismatch as mismatch:
+        return str(mismatch)
+    return ""
+
+
+def _check(told: str, *words: str) -> None:
+    assert all(word in told for word in words), (told, words)
+
+
+def _sum(count: int, name: str | None, dtype: type = np.float32) -> bool:
+    ones: np.ndarray = np.ones(count, dtype)
+    return bool((talweg.push_pull(ones, name, talweg.Op.SUM) == talweg.size()).all())
+
+
+def test_a_name_that_changes() -> None:
+    for count in (4, 4, 5, 4, 3_000_000, 7, 12_000_000, 0, 4):
+        assert _sum(count, "changes")
+    assert _sum(4, "changes", np.float64)
+    array: np.ndarray = np.full(3, talweg.rank(), np.float32)
+    last = talweg.size() - 1
+    assert (talweg.broadcast(array, last, "changes") == last).all()
+    assert (talweg.push_pull(array, "changes", talweg.Op.MAX) == last).all()
+
+
+def test_one_rank_that_changes() -> None:
+    """The others are told at their next call, and the next one is as good as any."""
+    rank = talweg.rank()
+    for _ in range(3):
+        assert _sum(4, "one")
+    told = _told(lambda: _sum(4 + (rank == 1), "one"))
+    _check(told, "'one'", "f32[4]", "f32[5]", "rank 0", "rank 1")
+    assert _sum(6, "one")
+    assert _sum(4, "one")
+
+
+def test_a_broadcast_that_changes() -> None:
+    rank = talweg.rank()
+    for root in (0, 1):
+        name = f"root {root}"
+        for _ in range(2):
+            talweg.broadcast(np.ones(4, np.float32), root, name)
+        for changes in (0, 1):
+            array: np.ndarray = np.ones(4 + (rank == changes), np.float32)
+            told = _told(partial(talweg.broadcast, array, root, name))
+            _check(told, "f32[4]", "f32[5]", "broadcast")
+        assert (talweg.broadcast(np.full(9, rank), root, name) == root).all()
+
+
+def test_a_first_use_that_differs() -> None:
+    rank = talweg.rank()
+    _check(_told(lambda: _sum(4 + (rank == 1), "first")), "f32[4]", "f32[5]")
+    assert _sum(4, "first")
+    dtype = np.float32 if rank else np.float64
+    _check(_told(lambda: _sum(4, "dtypes", dtype)), "f32[4]", "f64[4]")
+    assert _sum(4, "dtypes")
+
+
+def test_a_late_rank_that_differs() -> None:
+    """Others have agreed on the tensor, and pushed it, when the last one comes."""
+    rank, last = talweg.rank(), talweg.size() - 1
+    handle = None
+    if rank != last:
+        handle = talweg.push_pull_async(np.ones(4, np.float32), "late", talweg.Op.SUM)
+    talweg.barrier()
+    if handle is None:
+        _check(_told(lambda: _sum(5, "late")), "f32[4]", "f32[5]")
+    else:
+        _check(_told(lambda: talweg.synchronize(handle)), "f32[4]", "f32[5]")
+    assert _sum(5, "late")
+
+
+def test_calls_without_a_name() -> None:
+    for count in range(1, 40):
+        assert _sum(count, None)
+    handles = [
+        talweg.push_pull_async(np.full(count, count, np.float32), op=talweg.Op.SUM)
+        for count in range(1, 30)
+    ]
+    for count, handle in reversed(list(enumerate(handles, 1))):
+        assert (talweg.synchronize(handle) == count * talweg.size()).all()
+
+
+def test_calls_without_a_name_that_differ() -> None:
+    rank = talweg.rank()
+    if "may-change" in sys.argv:  # Where ranks may go, their calls are not compared.
+        return
+    for _ in range(40):
+        assert _sum(4, None)
+    _check(_told(lambda: _sum(4 + (rank == 1), None)), "without a name", "f32[4]", "f32[5]")
+    assert _sum(4, None)
+    one: np.ndarray = np.ones(4, np.float32)
+    kinds = _told(lambda: _sum(4, None) if rank else talweg.broadcast(one, 0))
+    _check(kinds, "all_reduce", "broadcast")
+    assert _sum(5, None)
+
+
+def test_an_open_round_is_not_left() -> None:
+    handle = talweg.push_pull_async(np.ones(4, np.float32), "open", talweg.Op.SUM)
+    try:
+        talweg.push_pull_async(np.ones(5, np.float32), "open", talweg.Op.SUM)
+    except talweg.Busy:
+        pass
+    else:
+        raise AssertionError("a second round of an open name")
+    assert (talweg.synchronize(handle) == talweg.size()).all()
+    assert _sum(4, "open")
+
+
+def test_many_at_once() -> None:
+    """Names change in another order at each rank, with what is given changed at once."""
+    names = [f"many {index}" for index in range(12)]
+    for name in names:
+        assert _sum(3, name)
+    order = names if talweg.rank() % 2 else names[::-1]
+    handles = {}
+    for name in order:
+        array: np.ndarray = np.full(5 + names.index(name), 1, np.float32)
+        handles[name] = talweg.push_pull_async(array, name, talweg.Op.SUM)
+        array[:] = -1
+    for name in reversed(order):
+        assert (talweg.synchronize(handles[name]) == talweg.size()).all()
+
+
+def test_groups() -> None:
+    rank = talweg.rank()
+    for count in (3, 3, 4):
+        arrays = [np.ones(count, np.float32), np.ones(2 * count, np.float32)]
+        for result in talweg.grouped_push_pull(arrays, "group", talweg.Op.SUM):
+            assert (result == talweg.size()).all()
+    first = [np.ones(3, np.float32), np.ones(4 + (rank == 1), np.float32)]
+    _check(
+        _told(partial(talweg.grouped_push_pull, first, "first group", talweg.Op.SUM)),
+        "f32[4]",
+        "f32[5]",
+    )
+    assert _sum(3, "first group.0")
+    assert _sum(5, "first group.1")
+
+
+def test_torch() -> None:
+    rank, size = talweg.rank(), talweg.size()
+    for shape in ((2, 3), (2, 3), (4,), (2, 3)):
+        tensor = torch.ones(shape)
+        talweg.torch.push_pull_inplace(tensor, name="torch", op=talweg.Op.SUM)
+        assert (tensor == size).all()
+    tensor = torch.ones(4)
+    for _ in range(2):
+        talweg.torch.push_pull_inplace(tensor, name="torch in place", op=talweg.Op.MAX)
+    told = _told(
+        lambda: talweg.torch.push_pull_inplace(
+            torch.ones(4 + (rank == 1)), name="torch in place", op=talweg.Op.MAX
+        )
+    )
+    _check(told, "f32[4]", "f32[5]")
+    scaled = talweg.torch.push_pull(
+        torch.ones(9), name="torch in place", op=talweg.Op.SUM, prescale_factor=2.0
+    )
+    assert (scaled == 2 * size).all()
+
+
+def test_sets() -> None:
+    if talweg.size() < 3:
+        return
+    pair = talweg.ProcessSet([0, 1])
+    assert _sum(3, "set")
+    if pair.included():
+        for count in (3, 4, 3):
+            ones = talweg.push_pull(np.ones(count), "set", talweg.Op.SUM, process_set=pair)
+            assert (ones == 2).all()
+    assert _sum(3, "set")
+
+
+def main() -> int:
+    talweg.init()
+    alone = (test_a_name_that_changes, test_an_open_round_is_not_left, test_many_at_once)
+    for name, test in list(globals().items()):
+        if name.startswith("test_") and (talweg.size() > 1 or test in alone):
+            test()
+            talweg.barrier()
+    talweg.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

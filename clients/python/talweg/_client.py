@@ -137,6 +137,7 @@ class Client:
         self._tensors: dict[str, Declared] = {}
         # Names that mean no one tensor any more: _rounds says when.
         self._free: set[str] = set()
+        self._disagreed: dict[str, Mismatch] = {}
         self._nameless = Nameless()
         self._nameless_calls: dict[str, int] = {}
         self._pushed_bytes = 0
@@ -321,10 +322,15 @@ class Client:
         try:
             self._declare_new(new)
         except Mismatch:
-            for each in new:  # Which of them.
-                with contextlib.suppress(Mismatch):
+            for each in new:
+                try:
                     self.declare(*each)
-            raise
+                except Mismatch as mismatch:  # The call that is to come ends with it.
+                    self._disagreed[each[0]] = mismatch
+
+    def disagreed(self, name: str) -> Mismatch | None:
+        """What settle() has been told of the name; it is told once."""
+        return self._disagreed.pop(name, None)
 
     def declare_again(self, declared: Declared) -> None:
         """Mismatch if ranks have come to disagree on the tensor."""

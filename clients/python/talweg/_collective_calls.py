@@ -11,10 +11,10 @@ from talweg import _client, _collectives
 from talweg._arguments import chosen_op
 from talweg._client import Client, Handle
 from talweg._collectives import Given, Kind, Rows, split_evenly
-from talweg._declaration import DType, Op
+from talweg._declaration import DType, Op, require_defined
 from talweg._process_sets import Group, ProcessSet
 from talweg._scaling import Factors
-from talweg.errors import InvalidArgument, Unsupported
+from talweg.errors import InvalidArgument
 
 
 class Framework(Protocol):
@@ -874,14 +874,7 @@ def check_reduction(dtype: DType, op: Op, operation: str) -> None:
     """InvalidArgument for what no reduction can be of."""
     if op is Op.BROADCAST:
         raise InvalidArgument(f"{operation}: op is Op.BROADCAST; it must combine: use Op.SUM")
-    is_float = dtype in (DType.F32, DType.F64, DType.F16, DType.BF16)
-    undefined = (op is Op.AVERAGE and not is_float) or (
-        op in (Op.BIT_AND, Op.BIT_OR, Op.BIT_XOR) and is_float
-    )
-    if undefined or (dtype is DType.BOOL and op in (Op.SUM, Op.PRODUCT)):
-        raise Unsupported(
-            f"{operation}: {op.name.lower()} is not defined for {dtype.name.lower()}: use another op"
-        )
+    require_defined(dtype, op, operation)
 
 
 def _splits(given: Any, rows: int, size: int, operation: str) -> list[int]:

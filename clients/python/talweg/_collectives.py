@@ -416,20 +416,26 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
     source, factors = given.address, given.factors
     own = [count * row_bytes for count in given.part_rows]
     lane, carried = None, 0
+    failure: TalwegError | None = None
     if kind.reduces:
         if factors.prescale != 1.0:
             given.keep, source = factors.scaled(client, given.dtype, given.address, own_bytes)
         root, longest = given.root_rank, max(own)
         lane = _lane_of(kind, given.dtype, given.op, root, longest, group.size, channel.in_one)
-        if lane is not None:
-            carried = connection.push_parts(channel.lane_tensor(lane), source, own, priority)
+        try:
+            if lane is not None:
+                carried = connection.push_parts(channel.lane_tensor(lane), source, own, priority)
+        except TalwegError as error:  # The control round is taken all the same.
+            failure = error
     all_pushed = lane is not None or (inline and kind.equal)
     try:
         yield Wait(control, round_, channel.said_at, channel.said.size, not all_pushed)
     except Aborted:
-        if lane is not None:
+        if lane is not None and failure is None:
             yield from _drop(channel, lane, carried)
         raise
+    if failure is not None:
+        raise failure
 
     every: list[_Said] | None = None
     if lane is not None and channel.same(block):

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import DTypeLike
 
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, Unsupported
 
 
 class DType(IntEnum):
@@ -111,6 +111,23 @@ def numpy_dtype(dtype: DTypeLike) -> DType:
     return known
 
 
+_FLOATS = (DType.F32, DType.F64, DType.F16, DType.BF16)
+_TENSOR_BYTES_MAX = 16 << 30
+
+
+def require_defined(dtype: DType, op: Op, what: str) -> None:
+    """Unsupported, beginning with `what`, for an operation that the dtype does not have."""
+    is_float = dtype in _FLOATS
+    undefined = (op is Op.AVERAGE and not is_float) or (
+        op in (Op.BIT_AND, Op.BIT_OR, Op.BIT_XOR) and is_float
+    )
+    if undefined or (dtype is DType.BOOL and op in (Op.SUM, Op.PRODUCT)):
+        raise Unsupported(
+            f"{what}: {op.name.lower()} is not defined for {dtype.name.lower()}; use another op, "
+            "such as sum for integers and max for bools, or a floating-point dtype"
+        )
+
+
 @dataclass(frozen=True)
 class Declaration:
     """What all ranks must agree on for a tensor's name."""
@@ -124,6 +141,15 @@ class Declaration:
     @property
     def nbytes(self) -> int:
         return self.count * self.dtype.nbytes
+
+    def require(self, what: str) -> None:
+        """Raises, beginning with `what`, where no tensor can be so."""
+        if self.nbytes > _TENSOR_BYTES_MAX:
+            raise InvalidArgument(
+                f"{what}: {self} passes the limit of 16 GiB a tensor; cut it into several"
+            )
+        if self.op is not Op.BROADCAST:
+            require_defined(self.dtype, self.op, what)
 
     @property
     def is_plain(self) -> bool:

@@ -29,8 +29,6 @@ _LAUNCHED = (
     "BYTEPS_LOCAL_RANK",
 )
 _NAME_BYTES_MAX = 1024
-_TENSOR_BYTES_MAX = 16 << 30
-_FLOATS = (DType.F32, DType.F64, DType.F16, DType.BF16)
 
 
 def is_alone(environment: Mapping[str, str]) -> bool:
@@ -44,24 +42,7 @@ def _check(name: str, declaration: Declaration) -> None:
         raise errors.InvalidArgument(
             f"a tensor's name has {len(name.encode())} bytes; it must have 1 to {_NAME_BYTES_MAX} bytes"
         )
-    if declaration.nbytes > _TENSOR_BYTES_MAX:
-        raise errors.InvalidArgument(
-            f"tensor '{name}': {declaration} passes the limit of 16 GiB a tensor; cut it into several"
-        )
-    if not _is_defined(declaration):
-        raise errors.Unsupported(
-            f"tensor '{name}': {declaration.op.name.lower()} is not defined for "
-            f"{declaration.dtype.name.lower()}; use sum, or a floating-point dtype"
-        )
-
-
-def _is_defined(declaration: Declaration) -> bool:
-    op = declaration.op.name
-    if declaration.dtype in _FLOATS:
-        return not op.startswith("BIT_")
-    if declaration.dtype.name == "BOOL":
-        return op not in ("SUM", "AVERAGE", "PRODUCT")
-    return declaration.op is not Op.AVERAGE
+    declaration.require(f"tensor '{name}'")
 
 
 class LocalConnection(_native.Connection):

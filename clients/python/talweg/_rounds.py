@@ -80,10 +80,14 @@ def start(client: Client, name: str | None, group: Group, brought: Brought) -> H
         return _as_collective(client, channel, _NAMELESS, group, brought)
     _native_arguments.check_name_and_priority(name, brought.priority)
     wire_name = name + group.suffix
+    mismatch = client.disagreed(wire_name)
+    if mismatch is not None:
+        return _failed(client, wire_name, mismatch)
     if not client.is_free(wire_name):
         settled = client.settled_otherwise(wire_name, brought.declaration)
         if settled is None:
             return _push(client, wire_name, name, group, brought)
+        brought.declaration.require(f"tensor '{wire_name}'")
         leaving = _leave(client, settled, brought.priority)
         client.free(wire_name)
         return _as_collective(client, _channel_of(name), name, group, brought, leaving)
@@ -133,7 +137,10 @@ def repeat(client: Client, declared: Declared, address: int, priority: int, tens
 def _push(client: Client, wire_name: str, name: str, group: Group, brought: Brought) -> Handle:
     declaration, factors, address = brought.declaration, brought.factors, brought.address
     client.check_push(wire_name, declaration)
-    declared = client.declare(wire_name, declaration, brought.priority)
+    try:
+        declared = client.declare(wire_name, declaration, brought.priority)
+    except Mismatch as mismatch:
+        return _failed(client, wire_name, mismatch)
     scaled: Any = None
     if factors.prescale != 1.0:
         scaled, address = factors.scaled(client, declaration.dtype, address, declaration.nbytes)
@@ -152,6 +159,11 @@ def _push(client: Client, wire_name: str, name: str, group: Group, brought: Brou
         channel=name,
         group=group,
     )
+
+
+def _failed(client: Client, name: str, mismatch: Mismatch) -> Handle:
+    """What a call of a new name comes to on which ranks disagree, as at those that have pushed it."""
+    return Handle(client, 0, 0, name, taken=True, failure=mismatch)
 
 
 def _both(
@@ -211,6 +223,7 @@ def _as_collective(
 ) -> Handle:
     declaration = brought.declaration
     client.check_push(title, declaration)
+    declaration.require(f"'{title}{group.suffix}'")
     reduces = declaration.op is not Op.BROADCAST
     gives = reduces or declaration.root_rank == client.rank
     address, keep = brought.address, brought.keep

@@ -142,10 +142,10 @@ def test_many_at_once() -> None:
 def test_groups() -> None:
     rank = talweg.rank()
     for count in (3, 3, 4):
-        arrays = [np.ones(count, np.float32), np.ones(2 * count, np.float32)]
+        arrays: list[np.ndarray] = [np.ones(count, np.float32), np.ones(2 * count, np.float32)]
         for result in talweg.grouped_push_pull(arrays, "group", talweg.Op.SUM):
             assert (result == talweg.size()).all()
-    first = [np.ones(3, np.float32), np.ones(4 + (rank == 1), np.float32)]
+    first: list[np.ndarray] = [np.ones(3, np.float32), np.ones(4 + (rank == 1), np.float32)]
     _check(
         _told(partial(talweg.grouped_push_pull, first, "first group", talweg.Op.SUM)),
         "f32[4]",
@@ -153,6 +153,15 @@ def test_groups() -> None:
     )
     assert _sum(3, "first group.0")
     assert _sum(5, "first group.1")
+
+
+def test_groups_in_torch() -> None:
+    rank = talweg.rank()
+    tensors = [torch.ones(3), torch.ones(4 + (rank == 1)), torch.ones(5)]
+    group = partial(talweg.torch.grouped_push_pull, tensors, "torch group", talweg.Op.SUM)
+    _check(_told(group), "f32[4]", "f32[5]")
+    assert _sum(3, "torch group.0")
+    assert _sum(5, "torch group.2")
 
 
 def test_torch() -> None:

@@ -45,7 +45,7 @@ struct Rank {
   talweg_status Wait(int64_t timeout_ns = kGenerousNs) {
     return talweg_wait(client.get(), tensor, round, out.data(), timeout_ns);
   }
-  // Of what `from` holds.
+  // What `from` holds.
   bool OutHas(uint64_t begin_bytes, uint64_t end_bytes, const std::vector<int32_t>& from) const {
     const auto begin = static_cast<ptrdiff_t>(begin_bytes / sizeof(int32_t));
     const auto end = static_cast<ptrdiff_t>(end_bytes / sizeof(int32_t));
@@ -121,7 +121,7 @@ TEST_CASE("Who waits again for the same buffer has what it had; who waits anew h
                             kGenerousNs) == TALWEG_OK);
     CHECK(other == rank.gradient);
   }
-  // Of another round nothing is there.
+  // Nothing is there of another round.
   agent.HoldRounds();
   rank.out = rank.untouched;
   rank.Push();

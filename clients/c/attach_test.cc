@@ -141,7 +141,7 @@ TEST_CASE("Attached: a place that has been unmapped is forgotten") {
   std::fill(next.values().begin(), next.values().end(), 5);
   CHECK(talweg_attach(client.get(), node.tensor, next.data()) == TALWEG_BUSY);
   REQUIRE(talweg_attach(client.get(), node.tensor, nullptr) == TALWEG_OK);
-  REQUIRE(talweg_detach(client.get(), node.tensor) == TALWEG_OK);  // Of the buffer itself.
+  REQUIRE(talweg_detach(client.get(), node.tensor) == TALWEG_OK);  // The buffer itself is detached.
   CHECK(AllAre(next.values(), 5));
   REQUIRE(talweg_attach(client.get(), node.tensor, next.data()) == TALWEG_OK);
   CHECK(AllAre(Buffer(client, node.tensor), 5));

@@ -336,7 +336,7 @@ TEST_CASE("A shutdown that the agent does not answer ends in time") {
   agent.Resume();
 }
 
-// Of this process's descriptors, those that are sockets.
+// Those of this process's descriptors that are sockets.
 int SocketCount() {
   int count = 0;
   for (int fd = 0; fd < 1024; ++fd) {

@@ -24,8 +24,8 @@ struct BenchMeasurement {
   // Rank 0 only: of all daemons, and over all agents.
   uint64_t daemon_cpu_ns = 0;
   uint64_t wire_bytes = 0;
-  uint64_t memory_bytes = 0;           // Of this rank; rank 0: of all daemons, too.
-  std::vector<uint64_t> latencies_ns;  // Of each push_pull.
+  uint64_t memory_bytes = 0;           // This rank's; rank 0's with all daemons'.
+  std::vector<uint64_t> latencies_ns;  // Each push_pull's.
 
   friend bool operator==(const BenchMeasurement&, const BenchMeasurement&) = default;
 };
@@ -39,10 +39,10 @@ struct BenchResult {
   uint64_t tensor_bytes = 0;
   uint64_t rounds = 0;
   uint64_t rank_count = 0;
-  double gigabytes_per_second = 0;  // Of gradient, each rank.
+  double gigabytes_per_second = 0;  // Gradient of each rank.
   double median_s = 0;
   double p99_s = 0;
-  double cpu_s_per_gigabyte = 0;    // Of all processes; gigabytes of gradient of all ranks.
+  double cpu_s_per_gigabyte = 0;    // CPU of all processes for a gigabyte of gradient of all ranks.
   double wire_bytes_per_round = 0;  // Sent and received by all agents.
   uint64_t memory_bytes = 0;        // Held by all processes, shared memory counted once.
 };

@@ -34,9 +34,9 @@ struct MachineFacts {
   std::string memfd_error;  // Empty: a memfd can be made, mapped and sealed as the agent does.
   std::string pidfd_error;  // Empty: pidfd_open works.
   std::optional<uint64_t> shm_bytes;           // Size of /dev/shm.
-  uint64_t memory_bytes = 0;                   // Of the machine.
-  std::optional<uint64_t> memory_limit_bytes;  // Of this control group.
-  std::optional<double> cpu_quota;             // Of this control group, in CPUs.
+  uint64_t memory_bytes = 0;                   // The machine's.
+  std::optional<uint64_t> memory_limit_bytes;  // This control group's.
+  std::optional<double> cpu_quota;             // This control group's, in CPUs.
   std::string libfabric_error;                 // Empty: it could be loaded and asked.
   std::string libfabric_version;
   std::vector<std::string> providers;  // Those with connected endpoints, and what else there is.

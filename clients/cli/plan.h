@@ -43,7 +43,7 @@ struct RunPlan {
   bool prefix_lines = true;
   uint64_t grace_ms = 5'000;
   uint64_t ready_timeout_ms = 60'000;
-  uint32_t core_count = 1;  // Of this machine.
+  uint32_t core_count = 1;  // This machine's.
   std::vector<std::string> program;
   // Files of the daemons; those that are not needed may be empty.
   std::string scheduler_file;

@@ -35,7 +35,7 @@ struct StatusFacts {
   std::vector<scheduler::v1::GetJobResponse> jobs;
   std::vector<scheduler::v1::AggregatorStatus> pool;
   std::map<std::string, Answer<aggregator::v1::GetStatusResponse>> aggregators;  // By name.
-  std::vector<AgentAnswer> agents;  // Of the jobs above.
+  std::vector<AgentAnswer> agents;  // The agents of the jobs above.
 };
 
 // A round that somebody waits in, put together from all who know of it.
@@ -59,7 +59,7 @@ std::vector<WaitingRound> WaitingRounds(const StatusFacts& facts,
 std::string StatusText(const StatusFacts& facts);
 std::string StatusJson(const StatusFacts& facts);
 
-// Of one agent alone, as when it is standalone.
+// Shows one agent alone, as when it is standalone.
 std::string AgentText(const std::string& address, const agent::v1::GetStatusResponse& agent);
 std::string AgentJson(const agent::v1::GetStatusResponse& agent);
 

@@ -34,7 +34,7 @@ struct LostRound {
 
 struct DecideInput {
   std::span<const MemberReport> reports;  // By member, ascending; at least one.
-  size_t slice_count = 1;                 // Of the tensor in the new view.
+  size_t slice_count = 1;                 // How the new view cuts the tensor.
   bool is_dead = false;                   // Somebody has left without whom it means nothing.
   // Whoever holds a round holds all of its result. If not, nobody has for others what they get.
   bool all_get_all = true;

@@ -26,9 +26,9 @@ struct JobConfig {
   Incarnation self;       // This aggregator's; its place in a view.
   std::string self_name;  // For texts.
   uint64_t credit_bytes = 8 * kMiB;
-  uint64_t memory_bytes_max = UINT64_MAX;  // Of this job, beside the aggregator's budget.
+  uint64_t memory_bytes_max = UINT64_MAX;  // For this job, beside the aggregator's budget.
   size_t tensors_max = 200'000;    // Records are small, but a peer could send them for ever.
-  uint64_t refusals_max = 10'000;  // Of one connection; then it is closed.
+  uint64_t refusals_max = 10'000;  // A connection with more of them is closed.
   int64_t notice_first_ns = 1'000'000'000;
   int64_t notice_gap_max_ns = 60'000'000'000;
   // While one of those that are waited for is absent: members decide by it how long to wait.

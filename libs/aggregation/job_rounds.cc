@@ -143,7 +143,7 @@ bool Job::LengthIsWrong(const Tensor& tensor, const LocalSlice& slice,
 
 std::string Job::ModeProblem(const Tensor& tensor, const LocalSlice& slice, MemberIndex member,
                              const wire::Contribute& entry) const {
-  // Of every contribution this is asked, and of hardly any there is something to say.
+  // This is asked for every contribution, and there is hardly ever something to say.
   const auto who = [&] { return "tensor '" + tensor.agreed->name + "': " + MemberText(member); };
   const Collective& collective = tensor.agreed->collective;
   const uint32_t giving_ranks = tensor.participation.GivingRanks(member, slice.part);

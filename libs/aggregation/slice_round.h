@@ -35,7 +35,7 @@ class SliceRound {
     kWrongMode,
   };
 
-  // Of the last summed round in this epoch.
+  // The last summed round's in this epoch.
   struct Standing {
     Round round;  // 0: none yet.
     Epoch sum_epoch;
@@ -83,7 +83,7 @@ class SliceRound {
   uint32_t length_bytes() const;
   // By member index. Valid in every state; in kFilling after OnSummed those of the next round.
   const std::vector<Part>& parts() const { return parts_; }
-  // Of the round in `standing()`: what each member wanted.
+  // What each member wanted of the round in `standing()`.
   bool WantedResult(MemberIndex member) const { return wanted_[member.value()]; }
   // The member whose bytes a copy round's result is; nullopt while it is not here.
   std::optional<MemberIndex> source() const { return source_; }

@@ -22,7 +22,7 @@ struct Counters {
   uint64_t contribution_bytes = 0;  // Taken.
   uint64_t duplicates = 0;          // The same again while its round is open.
   uint64_t results_again = 0;       // The same again behind its round.
-  uint64_t contributions_late = 0;  // Of an older epoch, from a member that has not fenced yet.
+  uint64_t contributions_late = 0;  // From an older epoch, by a member that has not fenced yet.
   uint64_t contributions_forgotten = 0;  // Their connection was lost before they were summed.
   std::array<uint64_t, wire::kRefusedReasonCount> refused{};  // By RefusedReason.
   uint64_t sums = 0;                                          // Slices summed.
@@ -50,7 +50,7 @@ struct Counters {
   uint64_t connections_replaced = 0;
   uint64_t connections_lost = 0;
   uint64_t frames_unreadable = 0;
-  uint64_t frames_unexpected = 0;  // Of a type or in a state in which no peer of ours sends them.
+  uint64_t frames_unexpected = 0;  // No peer of ours sends such a type, or in such a state.
   uint64_t goodbyes = 0;
 };
 
@@ -74,7 +74,7 @@ struct RoundStatus {
   Round round;
   uint32_t slices_open = 0;    // Some contributions are here, some are not.
   uint32_t slices_here = 0;    // Placed here.
-  uint32_t slices_summed = 0;  // Of this round.
+  uint32_t slices_summed = 0;  // In this round.
   int64_t waited_ns = 0;
   std::vector<NodeRank> missing;
 };

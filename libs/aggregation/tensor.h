@@ -88,7 +88,7 @@ struct Tensor {
   std::optional<Agreement> agreed;  // Stays over epochs.
   std::optional<Poison> poison;     // Stays until the job's end.
 
-  // Of the present epoch; empty before the first declaration in it.
+  // The present epoch's; empty before the first declaration in it.
   uint32_t slice_count = 0;
   Participation participation;
   std::vector<LocalSlice> local;          // By slice, ascending.

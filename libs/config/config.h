@@ -80,7 +80,7 @@ struct AggregatorConfig : ProcessConfig {
   std::string provider = "tcp";             // libfabric's name of it.
   bool local_transport = true;              // Shared memory with agents on the same host.
   ListenAddress admin_listen{"127.0.0.1", 0, 0};
-  uint64_t memory_bytes_max = 0;  // Of all jobs' slots and results; 0: half of MemoryLimitBytes().
+  uint64_t memory_bytes_max = 0;  // For all jobs' slots and results; 0: half of MemoryLimitBytes().
   uint64_t credit_bytes = 8 * kMiB;
   uint64_t silence_ms = 20'000;  // As AgentConfig.
 
@@ -110,10 +110,12 @@ struct AgentConfig : ProcessConfig {
   bool standalone = false;       // One node: no scheduler, no aggregator.
   uint64_t arena_bytes_max = 0;  // All segments of all ranks; 0: half of MemoryLimitBytes().
   uint64_t join_timeout_ms = 600'000;
-  uint64_t gather_ms = 30'000;   // From min_members to the job's beginning, unless it is complete.
-  uint64_t silence_ms = 20'000;  // Of a data connection, which is broken then; 0: never.
-  uint64_t unreachable_ms = 30'000;  // Of whom steps wait for, which ends the job here; 0: never.
-  std::string trace_path;            // Empty: no trace.
+  uint64_t gather_ms = 30'000;  // From min_members to the job's beginning, unless it is complete.
+  uint64_t silence_ms =
+      20'000;  // A data connection that is silent for so long is broken; 0: never.
+  uint64_t unreachable_ms =
+      30'000;              // The job ends here if steps wait so long for somebody; 0: never.
+  std::string trace_path;  // Empty: no trace.
   uint32_t trace_rounds = 16;
   std::string gpu = "auto";         // "off": ranks' tensors on GPUs go through host memory.
   std::string gpu_direct = "auto";  // "off": NICs reach no GPU's memory.

@@ -39,7 +39,7 @@ enum class Code : uint8_t {
   kHeld,      // A live process has that node rank or name.
   kRefused,   // This incarnation is out, or the job is, or its spec differs.
   kUnproven,  // It does not show the secret of the process that it speaks for.
-  kReplaced,  // Of a stream: its owner has opened another.
+  kReplaced,  // A stream whose owner has opened another.
   kFull,      // A limit is reached.
   kNotYet,    // It would be right later: ask again.
 };
@@ -82,7 +82,7 @@ struct JoinRequest {
 struct Caller {
   JobId job;
   MemberIdentity id;
-  Epoch held;  // Of the newest view that it holds; 0: none.
+  Epoch held;  // The newest view's that it holds; 0: none.
   SecretHash secret = {};
 };
 struct PoolCaller {

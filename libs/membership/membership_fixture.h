@@ -208,7 +208,7 @@ class Fixture {
 
   std::unique_ptr<Membership> core;
   Snapshot stored;
-  int64_t start_unix_ns = 0;  // Of the next Start().
+  int64_t start_unix_ns = 0;  // For the next Start().
   int64_t now_ns = 5 * kSecond;
   bool keep_aggregators = true;
   bool shows_secrets = true;  // False: whoever calls does not know the secret of whom it names.

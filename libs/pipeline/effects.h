@@ -228,7 +228,7 @@ struct LogWaiting {
   Round round;
   uint64_t waited_ns = 0;
   std::vector<uint32_t> missing;
-  std::vector<uint64_t> absent_ns;  // Of nodes: for how long each has had no connection; 0: it has.
+  std::vector<uint64_t> absent_ns;  // How long each node has had no connection; 0: it has one.
 };
 
 // Something that a person may want to know; what peers did wrong is also counted.

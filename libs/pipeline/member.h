@@ -30,9 +30,9 @@ struct MemberConfig {
   std::string job_name;
   std::string node_name;
   std::string host_id;      // An aggregator's that is equal is not reached over the link. "": none.
-  uint32_t rank_count = 1;  // Of this node.
+  uint32_t rank_count = 1;  // On this node.
 
-  // Of what an aggregator grants, no more is used.
+  // No more is used of what an aggregator grants.
   uint64_t credit_bytes_max = ~uint64_t{0};
   uint32_t tensors_max = 65536;
   uint64_t tensor_bytes_max = 16 * kGiB;
@@ -75,7 +75,7 @@ struct Owner {
   int64_t retry_at_ns = 0;
   int64_t backoff_ns = 0;
   int64_t unready_since_ns = 0;      // While not kReady.
-  std::string trouble;               // Of the last connection that broke while it was not.
+  std::string trouble;               // How the last connection broke while it was not.
   std::set<TensorIndex> undeclared;  // While kReady: what the next Flush declares.
 };
 
@@ -84,9 +84,9 @@ struct MemberCounters {
   uint64_t contribution_bytes_sent = 0;
   uint64_t results_taken = 0;
   uint64_t result_bytes_taken = 0;
-  uint64_t result_bytes_written = 0;  // Of these, not inside frames.
+  uint64_t result_bytes_written = 0;  // Those of them that are not inside frames.
   uint64_t results_ignored = 0;  // Duplicates, other epochs, other rounds: never shown to a rank.
-  uint64_t frames_ignored = 0;   // Of unknown connections or out of place.
+  uint64_t frames_ignored = 0;   // From unknown connections, or out of place.
   uint64_t rounds_completed = 0;
   uint64_t rounds_aborted = 0;
   uint64_t redos = 0;
@@ -186,7 +186,7 @@ class Member {
   Phase phase() const { return phase_; }
   const std::string& failed_text() const { return failed_text_; }
   const MemberConfig& config() const { return config_; }
-  const View* view() const { return view_ ? &*view_ : nullptr; }  // Of the data that is taken.
+  const View* view() const { return view_ ? &*view_ : nullptr; }  // The view whose data is taken.
   const View* newest_view() const { return next_view_ ? &*next_view_ : view(); }
   const std::vector<std::unique_ptr<Tensor>>& tensors() const { return tensors_; }
   const Tensor* FindTensor(TensorKey key) const;

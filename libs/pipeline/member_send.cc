@@ -205,7 +205,7 @@ void Member::Flush(int64_t now_ns, Effects& out) {
     }
   }
   for (auto& [connection, send] : sends) out.push_back(std::move(send));
-  // Of the batch of events before this, any may have ended the last open round.
+  // Any event of the batch before this may have ended the last open round.
   TryQuiesce(out);
 }
 

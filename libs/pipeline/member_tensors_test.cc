@@ -43,7 +43,7 @@ TEST_CASE("Member: ranks keep their numbers, and mean the same root by them, in 
   CHECK(declared_root("own", 3) == 2);
   CHECK(declared_root("other's", 1) == 0);
   CHECK(declared_root("of one that is gone", 0) == wire::kNoRank);
-  // Of nobody: the others have to hear of it, so it is no number that they know.
+  // Nobody's: the others have to hear of it, so it is no number that they know.
   CHECK(declared_root("nobody's", 4) == 4);
   CHECK(declared_root("nobody's either", wire::kNoRank) == wire::kNoRank - 1);
   CHECK(f.member.FindTensor(Key("nobody's"))->failed_status == Status::kInvalid);

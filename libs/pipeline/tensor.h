@@ -110,7 +110,7 @@ struct Tensor {
   // Whom the group had when the tensor was first placed, where it needs every rank.
   std::vector<MemberIdentity> needed_members;
 
-  // Of the present view.
+  // The present view's.
   AggregatorIndex primary;
   std::vector<Slice> slices;
   std::map<AggregatorIndex, OwnerAgreement> owners;  // The primary and the slices' owners.
@@ -126,7 +126,7 @@ struct Tensor {
   bool contributed = false;  // All local ranks of the group have pushed it.
   OpenContribution given;
   int32_t priority = 0;
-  uint64_t order = 0;  // Of readiness.
+  uint64_t order = 0;  // In which tensors became ready.
   int64_t first_push_ns = 0;
   int64_t next_notice_ns = 0;
   NodesNamed named;
@@ -135,7 +135,7 @@ struct Tensor {
 
   // The active round: usually held + 1; in a Finish of a round that is held here, held.
   std::vector<SliceState> slice_states;
-  uint32_t done_count = 0;    // Of slice_states.
+  uint32_t done_count = 0;    // How many of slice_states are kDone.
   uint32_t exempt_count = 0;  // Likewise.
   // What the result of the first slice says that the ranks do not agree on.
   struct Disagreement {

@@ -206,7 +206,7 @@ class SchedulerClient::Impl : private Session::Peer {
       case scheduler::v1::WatchViewsResponse::kMemberLeft:
         Tell(MemberLeft{FromProto(response.member_left().id()), response.member_left().text()});
         break;
-      case scheduler::v1::WatchViewsResponse::EVENT_NOT_SET: break;  // Of a newer minor version.
+      case scheduler::v1::WatchViewsResponse::EVENT_NOT_SET: break;  // From a newer minor version.
     }
     return grpc::Status::OK;
   }
@@ -244,7 +244,7 @@ class SchedulerClient::Impl : private Session::Peer {
   std::atomic<uint64_t> epoch_{0};
   std::atomic<bool> left_{false};
   std::atomic<bool> failed_{false};
-  membership::QuiesceFollower quiesce_;  // Of the watching thread.
+  membership::QuiesceFollower quiesce_;  // The watching thread's.
   Session session_;
   const std::unique_ptr<MembershipService::Stub> stub_;
 };
@@ -386,7 +386,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
         if (held_.erase(job) > 0) Tell(JobClosed{job, response.job_closed().text()});
         break;
       }
-      case scheduler::v1::WatchJobsResponse::EVENT_NOT_SET: break;  // Of a newer minor version.
+      case scheduler::v1::WatchJobsResponse::EVENT_NOT_SET: break;  // From a newer minor version.
     }
     return grpc::Status::OK;
   }
@@ -421,7 +421,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
   bool registered_ = false;
   ViewAggregator aggregator_;
   std::atomic<bool> left_{false};
-  std::map<JobId, Epoch> held_;  // Of the watching thread.
+  std::map<JobId, Epoch> held_;  // The watching thread's.
   Session session_;
   const std::unique_ptr<scheduler::v1::PoolService::Stub> stub_;
 };

@@ -22,12 +22,12 @@ namespace talweg::rpc {
 // How a process keeps in touch with the scheduler.
 struct SchedulerLinkOptions {
   std::string address;                      // "host:port", "[::1]:7070", "unix:/path".
-  int64_t call_timeout_ns = 5'000'000'000;  // Of every call.
+  int64_t call_timeout_ns = 5'000'000'000;  // Every call's.
   // The first Join or RegisterAggregator is tried again for so long, then refused.
   int64_t join_timeout_ns = 10'000'000'000;
   int64_t backoff_min_ns = 50'000'000;
   int64_t backoff_max_ns = 2'000'000'000;
-  uint64_t seed = 0;       // Of the back-off's jitter: the incarnation, say.
+  uint64_t seed = 0;       // The back-off's jitter's: the incarnation, say.
   std::string job_secret;  // Empty: none.
   std::shared_ptr<const Credentials> credentials = {};  // Null: no TLS.
   Version version;
@@ -53,7 +53,7 @@ struct JoinRefused {
   absl::Status status;
 };
 struct ViewPublished {
-  View view;  // Of a higher epoch than any before it; its digest has been checked.
+  View view;  // Its epoch is higher than any before it; its digest has been checked.
 };
 struct JobFailed {
   std::string text;  // Who died and why.
@@ -143,7 +143,7 @@ struct RegistrationRefused {
 // The newest view of a running job; it need not have this aggregator.
 struct JobViewPublished {
   std::string job_name;
-  View view;  // Of a higher epoch than any before it of this job; its digest has been checked.
+  View view;  // Its epoch is higher than any before it of this job; its digest has been checked.
 };
 struct JobClosed {
   JobId job;

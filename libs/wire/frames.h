@@ -164,9 +164,10 @@ struct Result {
 struct Report {
   TensorKey key;
   Round held;  // The last round that is over here: its whole result is here, or it was aborted.
-  Epoch held_epoch;     // Of the sums of round `held`; 0 if it was aborted, or held is 0.
-  Round contributed;    // held or held + 1.
-  Epoch partial_epoch;  // Of the slices of round held + 1 that it has; 0 if none.
+  Epoch held_epoch;   // In which round `held` was summed; 0 if it was aborted, or held is 0.
+  Round contributed;  // held or held + 1.
+  Epoch
+      partial_epoch;  // In which those slices of round held + 1 were summed that it has; 0 if none.
   // Bitmap of them, slice 0 in bit 0 of word 0: slices as the frame's epoch cuts the tensor.
   std::vector<uint64_t> slices;
   friend bool operator==(const Report&, const Report&) = default;
@@ -264,7 +265,7 @@ constexpr uint32_t CreditCost(Form form, uint32_t length_bytes) {
   return CarriesData(form) ? length_bytes : 0;
 }
 
-// Of a small grant the receiver of contributions gives everything back at once. Of a larger one it
+// The receiver of contributions gives a small grant back at once. When a grant is larger, it
 // may keep so much until it has something else to say, and more while more than that is under way
 // to it: senders count on it (docs/protocol.md, section 5).
 inline constexpr uint64_t kSmallCreditBytes = kMiB;

@@ -179,7 +179,7 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<Mailbox<Mail>> mailbox_;
   std::unique_ptr<shm::RankServer> rank_server_;
-  CounterSet counters_;                              // Of the transport.
+  CounterSet counters_;                              // The transport's.
   std::unique_ptr<transport::Transport> transport_;  // Null when standalone.
   Timeline timeline_;
   std::unique_ptr<TensorMemory> memory_;

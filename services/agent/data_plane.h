@@ -74,7 +74,7 @@ class DataPlane final : public transport::EventSink {
     uint64_t bytes_sent = 0;
     uint64_t bytes_received = 0;
   };
-  // Of a connection that is there.
+  // For a connection that is there.
   Traffic TrafficOf(ConnectionId connection) const;
   uint64_t bytes_sent() const { return bytes_sent_; }
   uint64_t bytes_received() const { return bytes_received_; }

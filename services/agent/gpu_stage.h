@@ -65,9 +65,9 @@ class GpuEvents {
 struct GpuStageCounters {
   uint64_t pieces_by_kernel = 0;      // Ranks that share a GPU, on it.
   uint64_t pieces_by_collective = 0;  // Among GPUs.
-  uint64_t pieces_by_groups = 0;      // Of the above: by groups of GPUs, added on the host.
+  uint64_t pieces_by_groups = 0;      // Those that groups of GPUs reduced and the host added.
   uint64_t pieces_by_host = 0;        // Copied to the host, and combined there.
-  uint64_t pieces_direct = 0;         // Of all: those that a NIC sends from the GPU, or sent to it.
+  uint64_t pieces_direct = 0;         // Those of all that a NIC sends from the GPU, or sent to it.
   uint64_t pieces_delivered = 0;
   uint64_t bytes_staged = 0;  // Copied to or from staging buffers by this thread.
   uint64_t collectives_failed = 0;

@@ -128,7 +128,7 @@ class TensorMemory {
   };
   struct Entry {
     pipeline::TensorSpec spec;
-    shm::BufferShape shape;  // Of a contribution, and of a result.
+    shm::BufferShape shape;  // A contribution's, and a result's.
     bool on_device = false;
     Results results;
     PrivatePages send_buffer;
@@ -136,7 +136,7 @@ class TensorMemory {
     std::vector<std::optional<shm::ContributionBuffer>> contributions;  // By local rank.
     std::optional<NicRegions> nic;
     std::optional<shm::SharedPlace> shared;  // When the ranks sum: where their contributions lie.
-    transport::Region contribution_region;   // Of the only rank.
+    transport::Region contribution_region;   // The only rank's.
   };
 
   void CountContribution(const Entry& entry, LocalRank rank);
@@ -152,7 +152,7 @@ class TensorMemory {
   transport::Transport* const transport_;
   std::vector<std::unique_ptr<Entry>> tensors_;
   uint64_t bytes_ = 0;
-  std::vector<uint64_t> rank_bytes_;  // Of these, contributions, by local rank.
+  std::vector<uint64_t> rank_bytes_;  // Those of them that are contributions, by local rank.
 };
 
 }  // namespace talweg::agent

@@ -52,7 +52,7 @@ class Fixture {
   transport::Region OnDevice(uint64_t address) const {
     return *transport->RegisterDevice({.address = address, .bytes = spec.bytes()});
   }
-  // Of the tensor's round.
+  // In the tensor's round.
   pipeline::SliceBytes Slice(Memory where, uint64_t round, uint64_t offset, uint32_t bytes) const {
     return {.tensor = TensorIndex{0},
             .round = Round{round},

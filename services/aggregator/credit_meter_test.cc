@@ -31,7 +31,7 @@ TEST_CASE("CreditMeter: over a fast one what comes in a millisecond, within boun
   receive(4 * kMiB, 2000);
   CHECK(meter.KeptBytes(kCredit) == kCredit / CreditMeter::kPartMax);
   CHECK(meter.KeptBytes(2 * kMiB) == 2 * kMiB / CreditMeter::kPartMax);
-  // Of little credit nothing is kept, however fast it comes.
+  // Nothing is kept of little credit, however fast it comes.
   CHECK(meter.KeptBytes(wire::kSmallCreditBytes) == 0);
   // A pause counts: the link is not known to be fast any more.
   meter.OnReceived(64 * kKiB, 5000 * kMs);

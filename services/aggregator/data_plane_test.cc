@@ -412,7 +412,7 @@ TEST_CASE("DataPlane: a little credit waits for a result or a tick, much does no
   HandAgent& first = pool.AddAgent(view, 0);
   HandAgent& second = pool.AddAgent(view, 1);
   constexpr size_t kCount = 5'000;
-  constexpr size_t kCountOfMuch = 15'000;  // Of each of three: one slice, more than is kept.
+  constexpr size_t kCountOfMuch = 15'000;  // Each of three: one slice, more than is kept.
   pool.Start({&first, &second}, {"w"}, kCount);
   std::vector<wire::Declare> declares;
   for (const char* name : {"much 0", "much 1", "much 2"}) {

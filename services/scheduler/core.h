@@ -101,7 +101,7 @@ class Core {
   const std::function<void(const absl::Status&)> on_failure_;
   std::optional<membership::Membership> membership_;
   std::optional<membership::SecretHash> job_secret_;
-  absl::Status failed_;  // Of the store; nothing happens afterwards.
+  absl::Status failed_;  // The store's failure; nothing happens afterwards.
   std::map<membership::StreamId, std::shared_ptr<MemberStream>> member_streams_;
   std::map<membership::StreamId, std::shared_ptr<AggregatorStream>> aggregator_streams_;
 

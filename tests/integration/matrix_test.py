@@ -23,8 +23,8 @@ _SMALL_COUNTS = (1, 3, 1023, 1024, 4099, 262144 + 1)
 _LARGE_COUNT = 16 * 1024 * 1024 + 3
 _NODES = ((1,), (2,), (3,), (4,), (1, 1), (2, 2), (3, 1), (1, 4))
 _AGGREGATORS = (1, 2, 3)
-# Of a job's tensors together. A tensor is there twice at each rank, and as often again for results and
-# in slots: with five ranks about twenty times.
+# All tensors of a job together. A tensor is there twice at each rank, and as often again for results
+# and in slots: with five ranks about twenty times.
 _JOB_BYTES_MAX = 160 * 1024 * 1024
 
 Case = tuple[str, str, int]

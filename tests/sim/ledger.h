@@ -63,7 +63,7 @@ class Ledger {
     std::vector<uint64_t> lengths;  // By part.
     MemberIdentity member;          // Whose rank has taken it.
     LocalRank local_rank;
-    Epoch epoch;                       // Of that member's view when the round was over there.
+    Epoch epoch;                       // That member's view's when the round was over there.
     std::optional<RankOfMember> root;  // Whom that rank knows by the root's number.
     // Those whose ranks take part, as that rank knows them, the root's first.
     std::vector<MemberIdentity> needed;
@@ -90,7 +90,7 @@ class Ledger {
   struct Death {
     Round last;
     MemberIdentity member;
-    Epoch epoch;                         // Of that member's view then.
+    Epoch epoch;                         // That member's view's then.
     std::vector<MemberIdentity> needed;  // Whom its ranks know by the tensor's ranks.
   };
   void OnDead(TensorKey tensor, const Death& death);

@@ -18,7 +18,7 @@ from talweg.errors import GpuError
 _LIBRARY = "libcuda.so.1"
 _HANDLE_BYTES = 64
 
-# Of cuda.h.
+# As in cuda.h.
 _ERROR_STREAM_CAPTURE_IMPLICIT = 906
 _POINTER_ATTRIBUTE_BUFFER_ID = 7
 _EVENT_BLOCKING_SYNC = 1

@@ -341,7 +341,7 @@ class Gpus:
                 )
             except _native.EventsLost:
                 pass
-            except GpuError:  # Of an event that its maker has lost, perhaps.
+            except GpuError:  # Perhaps its maker has lost the event.
                 if attempt > 0:
                     raise
             self._place_again(placed, push.buffer)

@@ -19,7 +19,7 @@ namespace talweg::gpu::kernels {
 struct ReducePlan {
   // A single input that nothing scales: its bytes are copied, NaNs untouched, except onto itself.
   bool is_copy = false;
-  uint64_t bytes = 0;                 // Of each buffer; 0: nothing to do.
+  uint64_t bytes = 0;                 // In each buffer; 0: nothing to do.
   DType dtype = DType::kUnspecified;  // Whose kernel does it: elements of the same size.
   Combine combine = Combine::kSum;
   ReduceArguments arguments = {};

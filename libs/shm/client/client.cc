@@ -43,7 +43,8 @@ int64_t DefaultSpinNs() {
   return count <= 2 ? 2'000 : count <= 8 ? 20'000 : 50'000;
 }
 
-// Of the CPUs of all `ranks`. Each may have been given its own, out of those of what started it.
+// Counts the CPUs of all `ranks`. Each may have been given its own, out of those of what started
+// it.
 uint64_t DefaultCacheBytes(uint32_t ranks) {
   const Cpus own(0);
   const auto all = static_cast<uint64_t>(std::max(own.count, Cpus(::getppid()).count));

@@ -22,7 +22,7 @@
 namespace talweg::shm {
 namespace {
 
-// Of all contributions so much stays in a core's first cache between a sum and its copies.
+// This much of all contributions stays in a core's first cache between a sum and its copies.
 constexpr uint64_t kTileBytes = 8 * kKiB;
 // A piece takes some ten microseconds, and its rank may only need this CPU.
 constexpr int64_t kYieldNs = 100'000;
@@ -109,7 +109,7 @@ class Combining {
   std::byte* const* const contributions_;
 };
 
-// Of a place that a tensor is attached to.
+// Describes a place that a tensor is attached to.
 uint64_t PlaceBytes(uint64_t tensor_bytes) { return RoundUp(tensor_bytes, kPageBytes); }
 
 // The same pages, elsewhere. Not valid() when the kernel refuses: with EINVAL what is not shared,

@@ -14,9 +14,9 @@ namespace talweg::shm {
 // "Rounds that the ranks see complete"). Borrows their lines.
 class PushedRounds {
  public:
-  // Of whom nothing can be seen: the agent tells.
+  // Nothing can be seen of them: the agent tells.
   PushedRounds() = default;
-  // Of no other rank, so far.
+  // No other rank's, so far.
   static PushedRounds Visible() {
     PushedRounds rounds;
     rounds.visible_ = true;

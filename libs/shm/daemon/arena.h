@@ -20,7 +20,7 @@ class Arena {
  public:
   struct Config {
     SegmentUse use = SegmentUse::kResult;
-    uint64_t bytes_max = 0;  // Of all buffers.
+    uint64_t bytes_max = 0;  // All buffers together.
     uint64_t segment_bytes_min = 0;
     std::string owner;  // For texts: "contributions of local rank 1".
   };

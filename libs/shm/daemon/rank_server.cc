@@ -23,8 +23,8 @@ namespace {
 constexpr uint64_t kListenerKey = 0;
 constexpr int kEventsMax = 64;
 constexpr int kAcceptsMax = 16;       // In one turn.
-constexpr int kReceivesMax = 4;       // Of one rank in one turn.
-constexpr int kLastReceivesMax = 64;  // Of a rank that has ended: its goodbye may be among them.
+constexpr int kReceivesMax = 4;       // That one rank may make in one turn.
+constexpr int kLastReceivesMax = 64;  // From a rank that has ended: its goodbye may be among them.
 // Connections that have not said hello yet; the oldest makes room.
 constexpr size_t kSilentMax = 64;
 

@@ -140,7 +140,7 @@ struct DeclaredData {
   Round completed_round;      // The rank's next push is of completed_round + 1. 0 for a new tensor.
   Location contribution;      // None (segment 0): the rank pushes from a GPU.
   std::array<Location, 2> result;  // By round & 1. None for a tensor that the ranks sum.
-  Location arrivals;               // Of an ArrivalLog's memory, from AllocateResult; or none.
+  Location arrivals;               // In an ArrivalLog's memory, from AllocateResult; or none.
   // Set: each rank sums the contributions itself; `contribution` is what PlaceContribution gave.
   std::optional<SharedPlace> shared;
 };

@@ -205,7 +205,7 @@ class RawRank {
     REQUIRE(declared->status == RankStatus::kOk);
     summed_by_ = declared->summed_by;
   }
-  // Of the last tensor that was declared.
+  // The last declared tensor's.
   SummedBy summed_by() const { return summed_by_; }
   void Push(uint32_t tensor, uint64_t round, uint64_t flags = 0, uint64_t offset = 0) {
     control_.ring_entry(submitted_) = {

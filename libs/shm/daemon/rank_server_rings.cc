@@ -10,7 +10,7 @@
 namespace talweg::shm {
 namespace {
 
-constexpr int kPushesMax = 256;  // Of one rank in one turn.
+constexpr int kPushesMax = 256;  // That one rank may make in one turn.
 
 std::string OpenRoundText(uint32_t tensor, uint64_t round) {
   return "a push of tensor " + std::to_string(tensor) + " while its round " +

@@ -45,7 +45,7 @@ class SharedPlan {
   };
 
   const uint32_t ranks_;
-  const uint64_t bytes_max_;  // Of one rank.
+  const uint64_t bytes_max_;  // One rank's.
   const uint64_t part_bytes_min_;
   uint64_t used_ = 0;
   std::vector<Part> parts_;

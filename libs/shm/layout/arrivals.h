@@ -16,13 +16,13 @@
 //   64   Arrival[capacity]
 namespace talweg::shm {
 
-// Of smaller tensors there is nothing to be gained.
+// Smaller tensors gain nothing from it.
 inline constexpr uint64_t kArrivalsTensorBytesMin = kMiB;
 
 struct alignas(64) ArrivalsLine {
   std::atomic<uint64_t> round;  // Behind a `count` of 0. 0: none.
   std::atomic<uint64_t> count;  // Arrivals of that round, with release.
-  std::atomic<uint64_t> bytes;  // Of these together; behind `count`.
+  std::atomic<uint64_t> bytes;  // All of these together; written before `count`.
   uint64_t reserved[5];
 };
 static_assert(sizeof(ArrivalsLine) == 64 && std::atomic<uint64_t>::is_always_lock_free);
@@ -35,7 +35,7 @@ struct Arrival {
 };
 static_assert(sizeof(Arrival) == 16);
 
-// Of slices that are cut smaller a log would be full before the result is there.
+// A log of smaller slices would be full before the result is there.
 inline constexpr uint64_t kArrivalBytesMin = 64 * kKiB;
 
 // How many arrivals there is room for: a slice each. What more there is in a round is not told; a

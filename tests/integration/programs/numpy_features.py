@@ -260,7 +260,7 @@ def a_forked_child_that_joins() -> None:
     talweg.init()
     pid = os.fork()
     if pid == 0:
-        talweg.shutdown()  # Of what is the parent's it says no goodbye.
+        talweg.shutdown()  # It says no goodbye for what is the parent's.
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert (talweg.push_pull(np.ones(3, np.float32), name="parent") == 1).all()

@@ -240,7 +240,7 @@ def gradients_that_come_too_late() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
     optimizer = distributed(model, "late")
     model[1](torch.ones(2, 6)).sum().backward()
-    model[1].weight.grad = torch.ones(3, 6)  # Of what has been averaged, as clipping may.
+    model[1].weight.grad = torch.ones(3, 6)  # Changes what has been averaged, as clipping may.
     model[0].weight.grad = torch.ones(6, 6)
     expect(talweg.InvalidArgument, "'0.weight' was assigned behind backward()", optimizer.step)
     model[0].weight.grad = None

@@ -18,7 +18,7 @@ from talweg.torch._tensors import declaration_of, start
 
 # As often a bucket may come in other memory before its averages are copied for good.
 _PLACES_MAX = 2
-# Of a storage: torch has moved it into shared memory for us, and for nobody else.
+# Marks a storage that torch has moved into shared memory for us, and for nobody else.
 _OURS = "_talweg_moved"
 _SHARED_MEMORY = "/dev/shm"
 

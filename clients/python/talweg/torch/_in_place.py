@@ -14,7 +14,7 @@ from talweg._in_place import Buffer
 from talweg.torch import _cuda
 from talweg.torch._tensors import NUMBERS, start
 
-# Of smaller ones a copy costs less than a tensor.
+# A copy of smaller ones costs less than a tensor.
 BYTES_MIN = 64 << 10
 
 

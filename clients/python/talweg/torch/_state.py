@@ -100,7 +100,7 @@ def broadcast_parameters(
         if whole is not tensor and not stream.is_root:
             try:
                 _cuda.copy(tensor, whole)
-            except RuntimeError as failure:  # Of one that torch does not write to.
+            except RuntimeError as failure:  # Torch does not write to it.
                 failures.append(failure)
         mark_changed(tensor)
     _broadcast_alone(client, alone, root_rank)

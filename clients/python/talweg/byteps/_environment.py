@@ -94,7 +94,8 @@ _ROLES = [
         "DMLC_ENABLE_RDMA",
         choice("0", "1", "ibverbs", "fabric", "ucx"),
         "0",
-        "The transport between agents and aggregators: 0 tcp, 1 and ibverbs verbs, fabric efa.",
+        "The transport between agents and aggregators: 0 tcp, 1 and ibverbs verbs, fabric efa. "
+        "Workers and servers without an RDMA device fail.",
         ("ucx",),
         "set ibverbs, or 0 for TCP",
     ),
@@ -345,7 +346,14 @@ _SCHEDULER = [
 
 _EXAMPLES = [
     _honoured("EVAL_TYPE", ANY, "", "Which example program a start script runs."),
-    _none("P4ML_APP", number(0, _MANY), "0", "Sums are made by aggregators, not by switches."),
+    Variable(
+        "P4ML_APP",
+        number(0, _MANY),
+        "0",
+        Effect.NONE,
+        "Sums are made by aggregators, as P4ML makes them without a switch. Said as a warning.",
+        warns=True,
+    ),
 ]
 
 _NOT_BUILT = "Nothing is compiled when Talweg is installed."

@@ -149,12 +149,13 @@ def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logg
     sections = ":".join(_cores.show(mine) for mine in cores or [])
     line = [_programs.tool(), "run", "--no-prefix", f"--job={job.name}"]
     if job.is_distributed:
+        provider = _job.provider(environment)
         _job.await_servers(job, _say)
         line += [
             f"--scheduler={job.scheduler}",
             f"--nodes={job.workers}",
             f"--node-rank={job.worker}",
-            f"--provider={_job.provider(environment)}",
+            f"--provider={provider}",
         ]
     line.append(f"--ranks-per-node={job.local_size}")
     rank = str(Path(__file__).with_name("_rank.py"))

@@ -141,12 +141,13 @@ def _is_another_launchers(environment: Mapping[str, str]) -> bool:
 
 def _start_agent(job: _job.Job, environment: Mapping[str, str], path: str) -> None:
     global _agent
+    line = [*_job.agent_line(job, environment, path), f"--drain_timeout_ms={_LEAVE_S * 1000}"]
     if job.is_distributed:
         _job.await_servers(job, lambda text: print(f"byteps: {text}", file=sys.stderr, flush=True))
     _end_agent()
     variables = {**environment, **_job.daemon_variables(environment)}
     _agent = subprocess.Popen(
-        [*_job.agent_line(job, environment, path), f"--drain_timeout_ms={_LEAVE_S * 1000}"],
+        line,
         env=variables,
         stdin=subprocess.DEVNULL,
         start_new_session=True,

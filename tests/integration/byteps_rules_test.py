@@ -166,6 +166,36 @@ class CoresTest(unittest.TestCase):
         with self.assertRaisesRegex(VariableError, "no core that this process may use"):
             self._plan(1, BYTEPS_VISIBLE_CPU_CORES="99")
 
+    def _gpu(self, root: Path, address: str, cores: str, vendor: str = "0x10de") -> None:
+        directory = root / address
+        directory.mkdir()
+        for name, text in (("vendor", vendor), ("class", "0x030200"), ("local_cpulist", cores)):
+            (directory / name).write_text(text + "\n")
+
+    def test_a_rank_gets_cores_near_its_gpu(self) -> None:
+        first, second = "0-15,32-47", "16-31,48-63"
+        with tempfile.TemporaryDirectory() as directory:
+            root = Path(directory)
+            for number, cores in enumerate((second, second, first, first)):
+                self._gpu(root, f"0000:{number + 1:02}:00.0", cores)
+            self._gpu(root, "0000:00:00.0", first, vendor="0x8086")
+            (root / "0000:99:00.0").mkdir()  # One that says nothing.
+            found = _cores.cores_near_gpus(root)
+        self.assertEqual([_cores.show(sorted(each)) for each in found], [second] * 2 + [first] * 2)
+
+        def plan(visible: str, local_size: int) -> list[str]:
+            near = _cores.of_ranks(found, visible, local_size)
+            cores = _cores.plan({}, local_size, self.nodes, set(range(64)), near)
+            assert cores is not None
+            return [_cores.show(each) for each in cores]
+
+        expected = ["16-23,48-55", "24-31,56-63", "0-7,32-39", "8-15,40-47"]
+        self.assertEqual(plan("0,1,2,3", 4), expected)
+        self.assertEqual(plan("2,0", 2), ["0-15,32-47", "16-23,48-55"])
+        self.assertEqual(plan("", 1), ["16-23,48-55"])
+        # More GPUs at one node than it has cores for: what is left of it, and then the others'.
+        self.assertEqual(plan("0,1,0", 3), ["16-25,48-57", "26-31,58-63", "0-7,32-39"])
+
     def test_fewer_cores_than_ranks(self) -> None:
         self.assertIsNone(_cores.plan({}, 4, [[0, 1]], {0, 1}))
         self.assertIsNone(_cores.plan({}, 1, [], {0, 1}))

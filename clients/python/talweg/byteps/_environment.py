@@ -252,11 +252,13 @@ _DEBUG = [
         "0",
         "1: the package's and the launcher's lines have no time.",
     ),
-    _none(
+    _honoured(
         "BYTEPS_DEBUG_SAMPLE_TENSOR",
         text("a key, decimal or hexadecimal", "(0[xX][0-9a-fA-F]+|[0-9]+)?"),
         "",
-        "Tensors have names, no keys: print what push_pull returns, or ask `talweg status`.",
+        "With BYTEPS_LOG_LEVEL=DEBUG each rank logs the first and the last element of a slice when it "
+        "is pushed and when its result is taken. The key is the tensor's number, in the order of their "
+        "first pushes, times 65536, plus the slice's; each tensor's keys are logged.",
     ),
     _honoured(
         "BYTEPS_TRACE_ON",
@@ -304,7 +306,12 @@ _LIVENESS = [
 ]
 
 _CORE = [
-    _honoured("BYTEPS_NUMA_ON", SWITCH, "1", "bpslaunch binds each rank to cores; 0: it does not."),
+    _honoured(
+        "BYTEPS_NUMA_ON",
+        SWITCH,
+        "1",
+        "bpslaunch binds each rank to cores, on its GPU's NUMA node; 0: it does not.",
+    ),
     _honoured(
         "BYTEPS_NUMA_DEFAULT_QUOTA",
         number(1, 65536),

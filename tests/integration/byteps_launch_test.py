@@ -186,6 +186,37 @@ class CommandsTest(unittest.TestCase):
         for event in trace["traceEvents"]:
             self.assertEqual((event["ph"], event["cat"], event["tid"]), ("X", "Comm", "total"))
 
+    def test_samples_of_a_tensor(self) -> None:
+        """The second slice of the second tensor, of its two rounds."""
+        self.program.write_text(
+            _PROGRAM
+            + textwrap.dedent(
+                """
+                for _ in range(2):
+                    values = np.arange(2000, dtype=np.float32) + bps.rank()
+                    talweg.push_pull(values, op=talweg.Op.SUM, name="sampled")
+                """
+            )
+        )
+        variables = {
+            "NVIDIA_VISIBLE_DEVICES": "0,1",
+            "BYTEPS_DEBUG_SAMPLE_TENSOR": "0x10001",
+            "BYTEPS_PARTITION_BYTES": "4096",
+        }
+        done = run(self.python, **variables, BYTEPS_LOG_LEVEL="DEBUG")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("tensor 'sampled' has the keys 65536 to 65537", done.stderr)
+        for rank in range(2):
+            pushed = f"input[0]={1024 + rank}\tinput[-1]={1999 + rank}\t"
+            for ends, stage in (
+                (f"output[0]={1024 + rank}\toutput[-1]={1999 + rank}", "PUSH"),
+                ("output[0]=2049\toutput[-1]=3999", "PULL"),
+            ):
+                line = f"Sampled key=65537\trank={rank}\t{pushed}{ends}\tafter stage: {stage}\n"
+                self.assertEqual(done.stderr.count(line), 2, done.stderr)
+        self.assertEqual(done.stderr.count("Sampled"), 8, done.stderr)
+        self.assertNotIn("Sampled", run(self.python, **variables).stderr)
+
     def test_the_backtrace_of_a_crash(self) -> None:
         """A script finds the program, which kills itself in a call that the trace names."""
         if shutil.which("gdb") is None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import tempfile
 import unittest
+from pathlib import Path
 
 from byteps_commands import run
 from talweg._compat.environment import Effect, VariableError
@@ -74,12 +76,44 @@ class VariablesTest(unittest.TestCase):
                 "TALWEG_SLICE_BYTES_MAX": "100032",  # A multiple of 64.
                 "TALWEG_CREDIT_BYTES": "400128",
                 "TALWEG_INTERFACE": "eth5",
+                "TALWEG_INSECURE": "true",
                 "TALWEG_ADVERTISE": "10.0.0.7",
                 "TALWEG_LOG_LEVEL": "debug",
             },
         )
         self.assertEqual(_job.daemon_variables({}), {"TALWEG_LOG_LEVEL": "warning"})
-        self.assertEqual(_job.provider({"DMLC_ENABLE_RDMA": "ibverbs"}), "verbs")
+        with_tls = {"DMLC_INTERFACE": "eth5", "TALWEG_TLS_DIR": "/certificates"}
+        self.assertNotIn("TALWEG_INSECURE", _job.daemon_variables(with_tls))
+
+    def test_the_transport(self) -> None:
+        with tempfile.TemporaryDirectory() as none, tempfile.TemporaryDirectory() as some:
+            (Path(some) / "mlx5_0").mkdir()
+            for told, wanted in (("0", "tcp"), ("1", "verbs"), ("ibverbs", "verbs")):
+                variables = {"DMLC_ENABLE_RDMA": told}
+                self.assertEqual(_job.provider(variables, Path(some)), wanted)
+            self.assertEqual(_job.provider({}, Path(none)), "tcp")
+            for missing in (Path(none), Path(none) / "nothing"):
+                with self.assertRaisesRegex(VariableError, "DMLC_ENABLE_RDMA is 1, .* set it to 0"):
+                    _job.provider({"DMLC_ENABLE_RDMA": "1"}, missing)
+
+    def test_where_ranks_meet_belongs_to_their_user(self) -> None:
+        with tempfile.TemporaryDirectory(dir="/tmp") as parent:
+            variables = {"BYTEPS_SOCKET_PATH": parent}
+            job = _job.job_of(variables, "worker", 2)
+            directory = Path(_job.socket_path(job, variables)).parent
+            self.assertEqual(directory.stat().st_mode & 0o777, 0o700)
+            directory.chmod(0o777)
+            with self.assertRaisesRegex(VariableError, "BYTEPS_SOCKET_PATH is '/tmp/.*mode 0700"):
+                _job.socket_path(job, variables)
+            with self.assertRaisesRegex(VariableError, "BYTEPS_SOCKET_PATH is '/tmp/.*/nothing'"):
+                _job.socket_path(job, {"BYTEPS_SOCKET_PATH": f"{parent}/nothing"})
+
+    def test_p4ml_is_warned_of(self) -> None:
+        done = run(["true"], P4ML_APP="1")
+        self.assertEqual(
+            done.stderr.count("P4ML_APP has no effect: Sums are made by aggregators"), 1
+        )
+        self.assertNotIn("P4ML_APP", run(["true"], P4ML_APP="0").stderr)
 
     def test_which_node_a_global_rank_is_on(self) -> None:
         variables = {"BYTEPS_GLOBAL_RANK": "5", "BYTEPS_LOCAL_RANK": "1", "DMLC_WORKER_ID": "0"}
@@ -131,6 +165,36 @@ class CoresTest(unittest.TestCase):
             self._plan(3, BYTEPS_VISIBLE_CPU_CORES="1:2")
         with self.assertRaisesRegex(VariableError, "no core that this process may use"):
             self._plan(1, BYTEPS_VISIBLE_CPU_CORES="99")
+
+    def _gpu(self, root: Path, address: str, cores: str, vendor: str = "0x10de") -> None:
+        directory = root / address
+        directory.mkdir()
+        for name, text in (("vendor", vendor), ("class", "0x030200"), ("local_cpulist", cores)):
+            (directory / name).write_text(text + "\n")
+
+    def test_a_rank_gets_cores_near_its_gpu(self) -> None:
+        first, second = "0-15,32-47", "16-31,48-63"
+        with tempfile.TemporaryDirectory() as directory:
+            root = Path(directory)
+            for number, cores in enumerate((second, second, first, first)):
+                self._gpu(root, f"0000:{number + 1:02}:00.0", cores)
+            self._gpu(root, "0000:00:00.0", first, vendor="0x8086")
+            (root / "0000:99:00.0").mkdir()  # One that says nothing.
+            found = _cores.cores_near_gpus(root)
+        self.assertEqual([_cores.show(sorted(each)) for each in found], [second] * 2 + [first] * 2)
+
+        def plan(visible: str, local_size: int) -> list[str]:
+            near = _cores.of_ranks(found, visible, local_size)
+            cores = _cores.plan({}, local_size, self.nodes, set(range(64)), near)
+            assert cores is not None
+            return [_cores.show(each) for each in cores]
+
+        expected = ["16-23,48-55", "24-31,56-63", "0-7,32-39", "8-15,40-47"]
+        self.assertEqual(plan("0,1,2,3", 4), expected)
+        self.assertEqual(plan("2,0", 2), ["0-15,32-47", "16-23,48-55"])
+        self.assertEqual(plan("", 1), ["16-23,48-55"])
+        # More GPUs at one node than it has cores for: what is left of it, and then the others'.
+        self.assertEqual(plan("0,1,0", 3), ["16-25,48-57", "26-31,58-63", "0-7,32-39"])
 
     def test_fewer_cores_than_ranks(self) -> None:
         self.assertIsNone(_cores.plan({}, 4, [[0, 1]], {0, 1}))

@@ -8,21 +8,17 @@ import sys
 import unittest
 
 from byteps_commands import KERAS, TENSORFLOW, run
+from tensorflow_forks import QUIET
 
 _SMALL = ["--model", "MobileNetV2", "--batch-size", "2", "--image-size", "32", "--num-iters", "2"]
 _SMALL += ["--num-warmup-batches", "1", "--num-batches-per-iter", "1", "--num-classes", "10"]
 # A process that imports TensorFlow for each is too much for every run.
 _FULL = os.environ.get("TALWEG_TEST_FULL") == "1"
-_QUIET = {
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "CUDA_VISIBLE_DEVICES": "",
-    "TALWEG_TENSORFLOW_OPS": "python",
-}
 
 
 class ExamplesTest(unittest.TestCase):
     def _run(self, arguments: list[str], **variables: str) -> str:
-        done = run(arguments, **_QUIET, **variables)
+        done = run(arguments, **QUIET, **variables)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done.stdout
 

@@ -150,6 +150,8 @@ class Client:
         self._closers: list[Callable[[], None]] = []
         # Each is called with every round that synchronize() has taken.
         self.watchers: list[Callable[[Handle], None]] = []
+        # Each is called before a round is pushed from host memory, with its address.
+        self.push_watchers: list[Callable[[Declared, int], None]] = []
         # Makes calls when rounds are over.
         self.completions = Completions(self.connection)
         # What others have pushed by this client's connection.
@@ -425,6 +427,11 @@ class Client:
                 f"(0 to {self.size - 1})"
             )
 
+    def before_push(self, declared: Declared, address: int) -> None:
+        """Has what is at `address` seen before it is pushed."""
+        for watch in self.push_watchers:
+            watch(declared, address)
+
     def count_push(self, declaration: Declaration) -> None:
         """Adds a round that was started to pushed_bytes."""
         self.count_pushed_bytes(declaration.nbytes)
@@ -469,6 +476,7 @@ class Client:
         """Pushes the tensor's next round, and returns its number."""
         if declared.buffer is not None and address != declared.buffer.address:
             declared.buffer.claim()
+        self.before_push(declared, address)
         round_: int = self.connection.push_pull(declared.tensor, address, priority)
         self.count_push(declared.declaration)
         return round_

@@ -56,6 +56,7 @@ def signatures() -> None:
         hvd.broadcast_object: f"obj, root_rank=0, session=None, name=None, {ps}",
         hvd.broadcast_object_fn: f"root_rank=0, session=None, name=None, {ps}",
         hvd.allgather_object: f"obj, session=None, name=None, {ps}",
+        hvd.join: "",
         hvd.size_op: "process_set_id=0, name=None",
         hvd.process_set_included_op: "process_set_id=0, name=None",
         hvd.rank_op: "name=None",
@@ -179,7 +180,6 @@ def others() -> None:
     assert hvd.broadcast_object_fn(0)({"rank": rank}) == {"rank": 0}
     assert hvd.allgather_object(rank) == list(range(size))
     expect(RuntimeError, "eager", hvd.broadcast_global_variables, 0)
-    expect(Exception, "not offered", hvd.join)
     expect(Exception, "loss-policy", hvd.elastic.run)
     assert np.allclose(hvd_keras.allreduce(float(rank), average=False), size * (size - 1) / 2)
     assert np.allclose(hvd_tf_keras.allreduce([float(rank)], op=hvd.Sum), size * (size - 1) / 2)
@@ -329,6 +329,39 @@ def batch_norm() -> None:
     expect(ValueError, "fused", hvd.SyncBatchNormalization, fused=True)
 
 
+def joined() -> None:
+    """Rank r has r + 1 batches: the last rank joins last, at every rank."""
+    size, rank = hvd.size(), hvd.rank()
+    last = size - 1
+    weights = tf.Variable(tf.zeros(3))
+    table = tf.Variable(tf.zeros([4, 2]))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+
+    def taped() -> list[Any]:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(weights) + tf.reduce_sum(tf.gather(table, [rank % 4]))
+        return list(tape.gradient(loss, [weights, table]))
+
+    def optimized() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weights) * (rank + 1)
+        optimizer.apply_gradients(zip(tape.gradient(loss, [weights]), [weights]))
+
+    graph = tf.function(optimized)
+    for _ in range(2):  # Once more, after all have joined.
+        for step in range(rank + 1):
+            there = size - step  # Ranks that have this batch.
+            dense, sparse = taped()
+            assert np.allclose(dense, there / size), (dense, there)
+            assert len(sparse.indices) == there and np.allclose(sparse.values, 1 / size)
+            weights.assign(tf.zeros(3))
+            optimized() if step % 2 else graph()
+            assert np.allclose(weights, -sum(range(step + 1, size + 1)) / size), weights
+        told = hvd.join()
+        assert told.dtype == tf.int32 and int(told) == last, told
+    assert int(tf.function(hvd.join)()) == last  # All at once: the largest of them.
+
+
 def main() -> int:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     precondition = tf.errors.FailedPreconditionError
@@ -346,6 +379,7 @@ def main() -> int:
         graphs_of_version_1,
         models,
         batch_norm,
+        joined,
     ):
         print(f"case {case.__name__}", flush=True)
         case()

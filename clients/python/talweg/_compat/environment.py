@@ -76,6 +76,8 @@ class Variable:
     # Values that are allowed there and refused here, whatever the effect of others.
     refused: tuple[str, ...] = ()
     remedy: str = ""
+    # Whoever sets one that has no effect expects it to speed training up, or to change its results.
+    warns: bool = False
 
     def check(self, value: str) -> None:
         if not self.kind.is_allowed(value):
@@ -137,9 +139,16 @@ class Table:
             hint = f": did you mean {near}?" if near else f" of {self.system}"
             self._say(log, logging.WARNING, name, f"{name} is no variable that is known{hint}")
         for variable in self.by_name.values():
-            if variable.effect is Effect.NONE and environment.get(variable.name):
-                words = f"{variable.name} has no effect: {variable.meaning}"
-                self._say(log, logging.INFO, variable.name, words)
+            value = environment.get(variable.name)
+            if variable.effect is Effect.NONE and value:
+                level = (
+                    logging.WARNING
+                    if variable.warns and value != variable.default
+                    else logging.INFO
+                )
+                self._say(
+                    log, level, variable.name, f"{variable.name} has no effect: {variable.meaning}"
+                )
 
     def _say(self, log: logging.Logger, level: int, name: str, words: str) -> None:
         if name not in self._said:

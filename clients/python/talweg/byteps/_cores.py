@@ -15,6 +15,9 @@ from talweg._compat.environment import VariableError
 from talweg.byteps._environment import TABLE
 
 _NODES = Path("/sys/devices/system/node")
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_NVIDIA = "0x10de"
+_DISPLAY_CLASS = "0x03"  # 0x0300: VGA; 0x0302: 3D.
 
 
 def parse(text: str) -> list[int]:
@@ -37,12 +40,42 @@ def numa_nodes(root: Path = _NODES) -> list[list[int]]:
     return nodes
 
 
+def cores_near_gpus(root: Path = _PCI_DEVICES) -> list[set[int]]:
+    """For each GPU, in the order of their PCI addresses: the logical cores on its NUMA node."""
+    found = []
+    for device in sorted(root.glob("*")):
+        try:
+            vendor, kind, cores = (
+                (device / name).read_text().strip() for name in ("vendor", "class", "local_cpulist")
+            )
+        except OSError:
+            continue
+        if vendor == _NVIDIA and kind.startswith(_DISPLAY_CLASS):
+            found.append(set(parse(cores)) if cores else set())
+    return found
+
+
+def of_ranks(near_gpus: list[set[int]], visible: str, local_size: int) -> list[set[int]]:
+    """The cores near each rank's GPU, which is its entry of NVIDIA_VISIBLE_DEVICES."""
+    entries = [entry.strip() for entry in visible.split(",")]
+    near = []
+    for local_rank in range(local_size):
+        entry = entries[local_rank] if local_rank < len(entries) else ""
+        index = int(entry) if entry.isdecimal() else local_rank
+        near.append(near_gpus[index] if index < len(near_gpus) else set())
+    return near
+
+
 def plan(
-    environment: Mapping[str, str], local_size: int, nodes: list[list[int]], usable: set[int]
+    environment: Mapping[str, str],
+    local_size: int,
+    nodes: list[list[int]],
+    usable: set[int],
+    near_gpus: list[set[int]] | None = None,
 ) -> list[list[int]] | None:
     """The cores of each rank; None: they are not bound, as there are fewer cores than ranks.
 
-    `usable` are those that this process may run on.
+    `usable` are those that this process may run on, `near_gpus` those near each rank's GPU.
     """
     told = TABLE.value(environment, "BYTEPS_VISIBLE_CPU_CORES")
     if told:
@@ -59,11 +92,16 @@ def plan(
                     f"no core that this process may use ({','.join(map(str, sorted(usable)))})"
                 )
         return sections[:local_size]
-    return _automatic(environment, local_size, nodes, usable)
+    near = near_gpus or [set() for _ in range(local_size)]
+    return _automatic(environment, local_size, nodes, usable, near)
 
 
 def _automatic(
-    environment: Mapping[str, str], local_size: int, nodes: list[list[int]], usable: set[int]
+    environment: Mapping[str, str],
+    local_size: int,
+    nodes: list[list[int]],
+    usable: set[int],
+    near_gpus: list[set[int]],
 ) -> list[list[int]] | None:
     threaded = TABLE.switch(environment, "BYTEPS_MULTITHREADED_CPU")
     left_out = TABLE.value(environment, "BYTEPS_CPU_BLACKLIST")
@@ -86,16 +124,21 @@ def _automatic(
     ranks = []
     for local_rank in range(local_size):
         wanted = root_quota if local_rank == local_size - 1 else quota
-        mine = _take(free, wanted)
+        mine = _take(free, wanted, near_gpus[local_rank])
         siblings = [core + host_cores for core in mine] if threaded else []
         ranks.append(mine + [core for core in siblings if core in usable])
     return ranks
 
 
-def _take(free: list[list[int]], wanted: int) -> list[int]:
-    """So many cores of the first node that has them, else one fewer, and so on."""
+def _take(free: list[list[int]], wanted: int, near: set[int]) -> list[int]:
+    """So many cores of the first node that has them, else one fewer, and so on.
+
+    The node that `near` lies on comes first, even if it has fewer of them left.
+    """
+    on_it = [cores for cores in free if cores and set(cores) <= near]
+    nodes = on_it if on_it and len(on_it) < len(free) else free
     for count in range(wanted, 0, -1):
-        for cores in free:
+        for cores in nodes:
             if len(cores) >= count:
                 mine = cores[:count]
                 del cores[:count]

@@ -94,7 +94,8 @@ _ROLES = [
         "DMLC_ENABLE_RDMA",
         choice("0", "1", "ibverbs", "fabric", "ucx"),
         "0",
-        "The transport between agents and aggregators: 0 tcp, 1 and ibverbs verbs, fabric efa.",
+        "The transport between agents and aggregators: 0 tcp, 1 and ibverbs verbs, fabric efa. "
+        "Workers and servers without an RDMA device fail.",
         ("ucx",),
         "set ibverbs, or 0 for TCP",
     ),
@@ -251,11 +252,13 @@ _DEBUG = [
         "0",
         "1: the package's and the launcher's lines have no time.",
     ),
-    _none(
+    _honoured(
         "BYTEPS_DEBUG_SAMPLE_TENSOR",
         text("a key, decimal or hexadecimal", "(0[xX][0-9a-fA-F]+|[0-9]+)?"),
         "",
-        "Tensors have names, no keys: print what push_pull returns, or ask `talweg status`.",
+        "With BYTEPS_LOG_LEVEL=DEBUG each rank logs the first and the last element of a slice when it "
+        "is pushed and when its result is taken. The key is the tensor's number, in the order of their "
+        "first pushes, times 65536, plus the slice's; each tensor's keys are logged.",
     ),
     _honoured(
         "BYTEPS_TRACE_ON",
@@ -303,7 +306,12 @@ _LIVENESS = [
 ]
 
 _CORE = [
-    _honoured("BYTEPS_NUMA_ON", SWITCH, "1", "bpslaunch binds each rank to cores; 0: it does not."),
+    _honoured(
+        "BYTEPS_NUMA_ON",
+        SWITCH,
+        "1",
+        "bpslaunch binds each rank to cores, on its GPU's NUMA node; 0: it does not.",
+    ),
     _honoured(
         "BYTEPS_NUMA_DEFAULT_QUOTA",
         number(1, 65536),
@@ -345,7 +353,14 @@ _SCHEDULER = [
 
 _EXAMPLES = [
     _honoured("EVAL_TYPE", ANY, "", "Which example program a start script runs."),
-    _none("P4ML_APP", number(0, _MANY), "0", "Sums are made by aggregators, not by switches."),
+    Variable(
+        "P4ML_APP",
+        number(0, _MANY),
+        "0",
+        Effect.NONE,
+        "Sums are made by aggregators, as P4ML makes them without a switch. Said as a warning.",
+        warns=True,
+    ),
 ]
 
 _NOT_BUILT = "Nothing is compiled when Talweg is installed."

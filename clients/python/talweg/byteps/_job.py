@@ -10,16 +10,19 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from talweg import _programs
 from talweg._compat.environment import VariableError
+from talweg._node import places
 from talweg.byteps._environment import LOG_LEVELS, PROVIDERS, TABLE
 
 # How long everyone waits for the others, as the agent's join_timeout_ms has it.
 WAIT_S = 600.0
 _SLICE_BYTES = 1 << 20
 _CREDIT_BYTES = (64 << 10, 64 << 30)
+_RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
 @dataclass(frozen=True)
@@ -120,11 +123,22 @@ def daemon_variables(environment: Mapping[str, str], is_server: bool = False) ->
     for variable, option in (("DMLC_INTERFACE", "INTERFACE"), ("DMLC_NODE_HOST", "ADVERTISE")):
         if environment.get(variable):
             found[f"TALWEG_{option}"] = TABLE.value(environment, variable)
+    if environment.get("DMLC_INTERFACE") and not environment.get("TALWEG_TLS_DIR"):
+        found["TALWEG_INSECURE"] = "true"  # An agent answers admin calls there, too.
     return found
 
 
-def provider(environment: Mapping[str, str]) -> str:
-    return PROVIDERS[TABLE.value(environment, "DMLC_ENABLE_RDMA")]
+def provider(environment: Mapping[str, str], devices: Path = _RDMA_DEVICES) -> str:
+    """Libfabric's provider. VariableError where this machine has no device for it."""
+    told = TABLE.value(environment, "DMLC_ENABLE_RDMA")
+    found = PROVIDERS[told]
+    if found != "tcp" and not (devices.is_dir() and any(devices.iterdir())):
+        raise VariableError(
+            f"DMLC_ENABLE_RDMA is {told}, which chooses libfabric's provider '{found}', and this "
+            f"machine has no RDMA device ({devices} has none): set it to 0 for TCP, everywhere in the "
+            "job, or load the device's driver"
+        )
+    return found
 
 
 # The documented commands know no certificate. The daemons warn at each start.
@@ -228,9 +242,14 @@ def member_count(told: Mapping[str, Any], name: str) -> int:
 
 def socket_path(job: Job, environment: Mapping[str, str]) -> str:
     """Where the ranks of this node, which no launcher has started, meet their agent."""
-    directory = os.path.join(
-        TABLE.value(environment, "BYTEPS_SOCKET_PATH"), f"talweg-{os.getuid()}"
-    )
-    os.makedirs(directory, mode=0o700, exist_ok=True)
+    told = TABLE.value(environment, "BYTEPS_SOCKET_PATH")
+    directory = os.path.join(told, f"talweg-{os.getuid()}")
+    try:
+        places.make_private(Path(directory))
+    except OSError as error:
+        raise VariableError(
+            f"BYTEPS_SOCKET_PATH is '{told}', where the node's ranks cannot meet ({error}): set it to a "
+            "directory that you may write to"
+        ) from None
     place = f"{job.name}-{job.port or 'local'}-{job.worker or 0}".replace("/", "_")
     return os.path.join(directory, f"byteps-{place[-60:]}.sock")

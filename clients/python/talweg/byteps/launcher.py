@@ -128,7 +128,9 @@ def _plan_cores(
     if not TABLE.switch(environment, "BYTEPS_NUMA_ON"):
         return None
     usable = os.sched_getaffinity(0)
-    cores = _cores.plan(environment, local_size, _cores.numa_nodes(), usable)
+    visible = TABLE.value(environment, "NVIDIA_VISIBLE_DEVICES")
+    near_gpus = _cores.of_ranks(_cores.cores_near_gpus(), visible, local_size)
+    cores = _cores.plan(environment, local_size, _cores.numa_nodes(), usable, near_gpus)
     if cores is None:
         log.info(
             "ranks are not bound to cores: there are fewer cores than the %d ranks", local_size
@@ -149,12 +151,13 @@ def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logg
     sections = ":".join(_cores.show(mine) for mine in cores or [])
     line = [_programs.tool(), "run", "--no-prefix", f"--job={job.name}"]
     if job.is_distributed:
+        provider = _job.provider(environment)
         _job.await_servers(job, _say)
         line += [
             f"--scheduler={job.scheduler}",
             f"--nodes={job.workers}",
             f"--node-rank={job.worker}",
-            f"--provider={_job.provider(environment)}",
+            f"--provider={provider}",
         ]
     line.append(f"--ranks-per-node={job.local_size}")
     rank = str(Path(__file__).with_name("_rank.py"))

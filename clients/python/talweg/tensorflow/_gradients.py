@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -25,6 +25,22 @@ def key_of(variable: Any) -> Any:
     return inner.ref() if hasattr(inner, "ref") else id(inner)
 
 
+# A tensor, its name, and how it is combined.
+_Round = tuple[tf.Tensor, str, Reduction]
+
+
+class Sites(Protocol):
+    """The places of a program where gradients are combined."""
+
+    def add(
+        self,
+        name: str,
+        reduced: Sequence[_Round],
+        gathered: Sequence[tuple[str | None, tf.Tensor]],
+    ) -> _Round:
+        """What is reduced beside them."""
+
+
 @dataclass
 class Choices:
     """How gradients are combined."""
@@ -40,30 +56,45 @@ class Choices:
     scale_local: bool = True
     # Asked at run time, whether this rank takes part.
     takes_part: Callable[[], bool] = lambda: True
+    # Told what each step pushes, so that ranks without a batch can push zeros; None: all have one.
+    sites: Sites | None = None
 
     def add_local(self, variables: Iterable[Any]) -> None:
         self.local.update(key_of(variable) for variable in variables)
 
 
-def _slices(gradient: tf.IndexedSlices, name: str | None, choices: Choices) -> tf.IndexedSlices:
-    """All ranks' rows: their sum where an index comes several times."""
-    if choices.op not in (Op.AVERAGE, Op.SUM):
-        raise InvalidArgument(
-            "gradients that are tf.IndexedSlices have a sum or an average: use sparse_as_dense=True"
-        )
-    size = Group(_client.current(), choices.process_set, "push_pull").size
-    values, context = choices.compression.compress(tf.convert_to_tensor(gradient.values))
-    names = [None, None] if name is None else [f"{name}.values", f"{name}.indices"]
-    gathered, indices = _ops.gather_many(
-        [values, tf.convert_to_tensor(gradient.indices)], names, choices.process_set
-    )
-    gathered = choices.compression.decompress(gathered, context)
-    factor = choices.prescale * choices.postscale
-    if choices.op is Op.AVERAGE:
-        factor /= size
-    if factor != 1.0:
-        gathered = gathered * tf.cast(factor, gathered.dtype)
-    return tf.IndexedSlices(gathered, indices, gradient.dense_shape)
+class Slices:
+    """A gradient that is tf.IndexedSlices: the ranks' rows are gathered, not reduced."""
+
+    def __init__(self, gradient: tf.IndexedSlices, name: str | None, choices: Choices) -> None:
+        if choices.op not in (Op.AVERAGE, Op.SUM):
+            raise InvalidArgument(
+                "gradients that are tf.IndexedSlices have a sum or an average: use sparse_as_dense=True"
+            )
+        self._dense_shape = gradient.dense_shape
+        self._choices = choices
+        values, self._context = choices.compression.compress(tf.convert_to_tensor(gradient.values))
+        names = (None, None) if name is None else (f"{name}.values", f"{name}.indices")
+        self.tensors = list(zip(names, (values, tf.convert_to_tensor(gradient.indices))))
+
+    def gather(self) -> tf.IndexedSlices:
+        """All ranks' rows: their sum where an index comes several times."""
+        choices = self._choices
+        size = Group(_client.current(), choices.process_set, "push_pull").size
+        names, tensors = zip(*self.tensors)
+        gathered, indices = _ops.gather_many(tensors, names, choices.process_set)
+        gathered = choices.compression.decompress(gathered, self._context)
+        factor = choices.prescale * choices.postscale
+        if choices.op is Op.AVERAGE:
+            factor /= size
+        if factor != 1.0:
+            gathered = gathered * tf.cast(factor, gathered.dtype)
+        return tf.IndexedSlices(gathered, indices, self._dense_shape)
+
+
+def _reduce(rounds: Sequence[_Round]) -> list[tf.Tensor]:
+    tensors, names, hows = zip(*rounds) if rounds else ((), (), ())
+    return _ops.reduce_many(tensors, names, hows)
 
 
 @_ops.plain
@@ -85,6 +116,7 @@ def combine(
     base = _ops.unique_name("", None, base) or base
     results = list(gradients)
     dense: list[int] = []
+    sliced: dict[int, Slices] = {}
     for index, gradient in enumerate(gradients):
         if gradient is None:
             continue
@@ -92,18 +124,33 @@ def combine(
             if choices.scale_local:
                 results[index] = _divided(gradient, size)
         elif isinstance(gradient, tf.IndexedSlices) and not choices.sparse_as_dense:
-            results[index] = _slices(gradient, f"{base}.{index}", choices)
+            sliced[index] = Slices(gradient, f"{base}.{index}", choices)
         else:
             dense.append(index)
     pushed = [choices.compression.compress(tf.convert_to_tensor(gradients[i])) for i in dense]
-    combined = _ops.reduce_many(
-        [tensor for tensor, _ in pushed],
-        [f"{base}.{index}" for index in dense],
-        [
-            Reduction(choices.op, choices.prescale, choices.postscale, choices.process_set, -index)
-            for index in dense
-        ],
-    )
+    rounds = [
+        (
+            tensor,
+            f"{base}.{index}",
+            Reduction(choices.op, choices.prescale, choices.postscale, choices.process_set, -index),
+        )
+        for index, (tensor, _) in zip(dense, pushed)
+    ]
+    before: list[tf.Tensor] = []
+    if choices.sites is not None and choices.process_set is None and size > 1:
+        gathered = [each for slices in sliced.values() for each in slices.tensors]
+        mark = choices.sites.add(base, rounds, gathered)
+        if sliced and tf.executing_eagerly():  # Gathering waits.
+            _reduce([mark])
+        else:
+            rounds = [mark, *rounds]
+    for index, slices in sliced.items():
+        results[index] = slices.gather()
+    combined = _reduce(rounds)
+    if len(combined) > len(dense):
+        before = [combined.pop(0)]
+    with tf.control_dependencies(before):  # Else a graph might leave it out.
+        combined = [tf.identity(each) for each in combined] if before else combined
     for index, result, (_, context) in zip(dense, combined, pushed):
         results[index] = choices.compression.decompress(result, context)
     return results

@@ -65,6 +65,7 @@ def start_average(client: Client, gradient: torch.Tensor, name: str, priority: i
     buffer.claim()
     if not buffer.gives_views:
         return client.push_declared(declared, address, address, priority, gradient, gradient)
+    client.before_push(declared, address)
     round_ = client.connection.push_pull(declared.tensor, address, priority)
     client.count_push(declared.declaration)
     return _Round(client, declared.tensor, round_, declared.name, gradient=gradient, buffer=buffer)

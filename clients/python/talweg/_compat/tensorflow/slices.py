@@ -21,4 +21,4 @@ def reduce_slices(
     """All ranks' rows, divided by their number for an average."""
     choices = _gradients.Choices(op, compression, process_set=process_set)
     base = _ops.unique_name("reduce_slices", slices.values, name)
-    return _gradients._slices(slices, base, choices)
+    return _gradients.Slices(slices, base, choices).gather()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from talweg import _client, errors
 from talweg._compat import session, timeline
 from talweg._compat.environment import logger
 from talweg._node import launchers
-from talweg.byteps import _job
+from talweg.byteps import _job, _samples
 from talweg.byteps._environment import LOG_LEVELS, TABLE
 
 # How long a rank waits for the whole job: as long as its agent does.
@@ -83,6 +84,9 @@ def init(lazy: bool = True) -> None:
     log = logger("byteps", level, TABLE.switch(environment, "BYTEPS_LOG_HIDE_TIME"))
     if _says(environment):
         TABLE.say(environment, log)
+    if environment.get("BYTEPS_DEBUG_SAMPLE_TENSOR"):
+        # TensorFlow's kernel pushes by itself, where nobody sees it.
+        os.environ.setdefault("TALWEG_TENSORFLOW_OPS", "python")
     session.forget()
     _join(environment)
     atexit.register(shutdown)
@@ -91,6 +95,9 @@ def init(lazy: bool = True) -> None:
         _speed = timeline.Speed(client)
     if TABLE.switch(environment, "BYTEPS_TRACE_ON"):
         _trace = _Trace(environment, client)
+    key = TABLE.value(environment, "BYTEPS_DEBUG_SAMPLE_TENSOR")
+    if key and log.isEnabledFor(logging.DEBUG):
+        _samples.Samples(client, _samples.parse_key(key), _job.slice_bytes(environment), log)
 
 
 def _says(environment: Mapping[str, str]) -> bool:
@@ -141,12 +148,13 @@ def _is_another_launchers(environment: Mapping[str, str]) -> bool:
 
 def _start_agent(job: _job.Job, environment: Mapping[str, str], path: str) -> None:
     global _agent
+    line = [*_job.agent_line(job, environment, path), f"--drain_timeout_ms={_LEAVE_S * 1000}"]
     if job.is_distributed:
         _job.await_servers(job, lambda text: print(f"byteps: {text}", file=sys.stderr, flush=True))
     _end_agent()
     variables = {**environment, **_job.daemon_variables(environment)}
     _agent = subprocess.Popen(
-        [*_job.agent_line(job, environment, path), f"--drain_timeout_ms={_LEAVE_S * 1000}"],
+        line,
         env=variables,
         stdin=subprocess.DEVNULL,
         start_new_session=True,

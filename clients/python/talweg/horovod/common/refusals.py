@@ -9,8 +9,9 @@ from typing import Any
 from talweg.errors import Unsupported
 
 _INSTEAD = (
-    "start the job with `talweg run --loss-policy=continue`: the other nodes go on after a loss, and "
-    "new ones may join; keep checkpoints for what a lost rank alone has"
+    "keep what all ranks have alike in a talweg.State, call its end_step() after each step, and start "
+    "the job with `talweg run --loss-policy=continue`: the other nodes go on after a loss, and one that "
+    "comes starts with their state (docs/elastic.md)"
 )
 
 

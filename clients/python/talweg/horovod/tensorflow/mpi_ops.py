@@ -15,9 +15,10 @@ import tensorflow as tf
 
 import talweg
 from talweg._compat.tensorflow.failures import operation
+from talweg._compat.tensorflow.join import sites
 from talweg._compat.tensorflow.slices import reduce_slices
 from talweg._declaration import Op
-from talweg.errors import InvalidArgument, NotInitialized, Unsupported
+from talweg.errors import InvalidArgument, NotInitialized
 from talweg.horovod.common import basics
 from talweg.horovod.common import process_sets as sets
 from talweg.horovod.common.basics import (
@@ -371,12 +372,16 @@ def grouped_reducescatter(
         return _scatter("grouped_reducescatter", tensors, names, compression, how)
 
 
-def join() -> Any:
-    """Not offered: a graph's operations are those of its ranks alike."""
-    raise Unsupported(
-        "hvd.join() is not offered by Talweg for TensorFlow: give every rank as many batches, as with "
-        "dataset.take(steps), where steps = hvd.allreduce(own_steps, op=hvd.Min)"
-    )
+@operation
+def join() -> tf.Tensor:
+    """For a rank that has no more batches: serves the others' steps with zeros until all have joined.
+
+    Returns the last rank to join: int32. The steps are those of the DistributedOptimizers and the
+    DistributedGradientTapes that this rank has taken steps with; another collective that a rank calls
+    meanwhile waits for the joined ranks.
+    """
+    basics.rank()
+    return _asked(sites.join, "HorovodJoin")
 
 
 # ----- What is asked at run time -----

@@ -96,6 +96,11 @@ class Membership:
     view: View = field(init=False)
     callbacks: list[Callable[[Change], Any]] = field(default_factory=list)
     holder: StateHolder | None = None
+    # Its agent was lost, and it has been attached again, and has not begun since then. The view is
+    # what the program knew before.
+    rejoined: View | None = None
+    # What had changed when this rank began again.
+    change: Change | None = None
     _steps_base: int = 0
     _followed: int = 0
     _has_agreed: bool = False
@@ -119,6 +124,19 @@ class Membership:
             self.view = View(0, everybody, client.rank, client.size)
         if self.is_joiner:
             client.connection.refusal = _NOT_SYNCHRONIZED
+
+    def follow_on(self, lost: Membership) -> None:
+        """This rank was in `lost` before its agent was lost."""
+        self.callbacks = lost.callbacks
+        # It may be lost again before it has begun.
+        self.rejoined = lost.rejoined or lost.view
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether this rank has been attached again, to a job that has begun without it or by it: no
+        other rank can tell it how far the one before had come.
+        """
+        return self.rejoined is not None and not self.is_joiner
 
     # What ranks agree on.
 
@@ -149,6 +167,8 @@ class Membership:
             if self.holder is not None and not self.is_joiner:
                 place = (self._node(found, members) << 32) | self.client.local_rank
                 lanes[3] = _U64_MAX - place  # The lowest place counts.
+                if self.begins_anew:  # Others may have been started just now.
+                    lanes[5] = lanes[3]
             self._greatest("talweg.agree", lanes)
             if int(lanes[0]) == _U64_MAX - int(lanes[1]):
                 break
@@ -156,7 +176,7 @@ class Membership:
         self._has_agreed = True
         source = None
         if lanes[3]:
-            place = _U64_MAX - int(lanes[3])
+            place = _U64_MAX - int(lanes[5] or lanes[3])
             source = (place >> 32, place & 0xFFFFFFFF)
         return _Agreed(int(found.epoch), bool(lanes[2]), source)
 
@@ -243,6 +263,7 @@ class Membership:
         was_joiner = self.is_joiner
         self.holder = holder
         if self.client.is_alone or (self.client.size == 1 and not self.changes):
+            self._enter()
             return was_joiner
         with self._unguarded():
             self._resynchronize(wants_state=True)
@@ -254,11 +275,14 @@ class Membership:
         if self.is_joiner:
             with self._unguarded():
                 self._resynchronize(wants_state=False)
+        if self.is_joiner or self.rejoined is not None:
             self._enter()
 
     def _enter(self) -> None:
         self.is_joiner = False
         self.client.connection.refusal = None
+        before, self.rejoined = self.rejoined, None
+        self.change = self._tell(before) if before is not None else None
 
     def end_step(
         self, commit: Callable[[tuple[bool, ...] | None], object] | None = None

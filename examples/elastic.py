@@ -4,10 +4,11 @@
 On each of three nodes, with a talweg-scheduler and a talweg-aggregator running:
 
     talweg run --scheduler host:port --nodes 3 --min-nodes 1 --node-rank K --loss-policy continue \\
-        -- python examples/elastic.py
+        --restarts 3 -- python examples/elastic.py
 
-Kill one, and start it again with the same command. Each sample of an epoch is learnt from once,
-and at the end all ranks have the same weights.
+Kill one, and start it again with the same command. Or kill its agent, which is started again: the
+rank's process goes on. Each sample of an epoch is learnt from once, and at the end all ranks have
+the same weights.
 """
 
 from __future__ import annotations
@@ -46,25 +47,27 @@ def main() -> None:
             flush=True,
         )
     )
-    joined = state.begin()
-    print(f"{'joined' if joined else 'begins'} at step {state.step}", flush=True)
 
-    while state.epoch < arguments.epochs:
-        for indices in sampler:
-            optimizer.zero_grad()
-            # A rank that has no sample in the last step takes part with zeros.
-            loss = nn.functional.cross_entropy(
-                model(inputs[indices]), labels[indices], reduction="sum"
-            )
-            (loss / max(len(indices), 1) * state.weight).backward()
-            optimizer.step()
-            state.step += 1
-            epoch = state.epoch
-            state.end_step()
-            print(f"step {state.step} epoch {epoch} took {indices}", flush=True)
-            time.sleep(arguments.pause)
-        state.epoch += 1
-        sampler.set_epoch(state.epoch)
+    def train(state: talweg.torch.Elastic) -> None:
+        print(f"{'joined' if state.joined else 'begins'} at step {state.step}", flush=True)
+        while state.epoch < arguments.epochs:
+            for indices in sampler:
+                optimizer.zero_grad()
+                # A rank that has no sample in the last step takes part with zeros.
+                loss = nn.functional.cross_entropy(
+                    model(inputs[indices]), labels[indices], reduction="sum"
+                )
+                (loss / max(len(indices), 1) * state.weight).backward()
+                optimizer.step()
+                state.step += 1
+                epoch = state.epoch
+                state.end_step()
+                print(f"step {state.step} epoch {epoch} took {indices}", flush=True)
+                time.sleep(arguments.pause)
+            state.epoch += 1
+            sampler.set_epoch(state.epoch)
+
+    state.run(train)  # Again, with the others' state, when this rank's agent was lost.
 
     weights = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
     digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]

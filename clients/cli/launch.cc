@@ -5,6 +5,7 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -134,6 +135,8 @@ void Launch::StartRanks(uint32_t node) {
     ChildSpec spec = RankSpec(plan_, node, i);
     spec.environment["TALWEG_RUN_AGENTS"] = absl::StrJoin(agents, ",");
     if (!scheduler_.empty()) spec.environment["TALWEG_SCHEDULER"] = scheduler_;
+    // A rank that was here before may have left it.
+    unlink(OutlivesPath(plan_, node, i).c_str());
     spec.environment["TALWEG_RUN_DAEMONS"] = absl::StrJoin(DaemonPids(), ",");
     spec.environment["TALWEG_RUN_RESTARTS"] =
         absl::StrCat(nodes_.at(node).restarts().count(NowNs()));
@@ -272,14 +275,28 @@ void Launch::OnNodeFailure(const Failure& failure) {
   End(failure.exit_status, absl::StrCat(failure.what, others), SIGTERM);
 }
 
+bool Launch::RanksOutlive(uint32_t node) const {
+  // A job that needs all its nodes is over with any of their agents.
+  if (!plan_.goes_on && plan_.node_count() > 1) return false;
+  for (uint32_t i = 0; i < plan_.ranks_per_node[node]; ++i) {
+    if (access(OutlivesPath(plan_, node, i).c_str(), F_OK) != 0) return false;
+  }
+  return true;
+}
+
 void Launch::SayOfFailure(uint32_t node, const std::string& what) {
   const NodeLife& life = nodes_.at(node);
   if (!life.lost()) {
     const RestartPolicy& policy = life.restarts().policy();
-    supervisor_.Say(absl::StrCat(
-        "talweg: run: ", plan_.goes_on ? absl::StrCat("node ", node, " is") : "all nodes are",
-        " started again (", life.restarts().count(NowNs()), " of ", policy.count_max, " times in ",
-        policy.window_ns / 1'000'000'000, " s): ", what));
+    const std::string again = life.state() == NodeState::kBereft
+                                  ? absl::StrCat("the agent of node ", node,
+                                                 " is started again, its "
+                                                 "ranks wait for it")
+                              : plan_.goes_on ? absl::StrCat("node ", node, " is started again")
+                                              : "all nodes are started again";
+    supervisor_.Say(absl::StrCat("talweg: run: ", again, " (", life.restarts().count(NowNs()),
+                                 " of ", policy.count_max, " times in ",
+                                 policy.window_ns / 1'000'000'000, " s): ", what));
     return;
   }
   const auto is_left = [](const auto& each) { return !each.second.over(); };
@@ -291,7 +308,8 @@ void Launch::TellNode(ChildId child, bool well) {
   const auto [role, node] = At(child);
   NodeLife& life = nodes_.at(node);
   const int64_t now_ns = NowNs();
-  Do(node, role == Role::kAgent ? life.OnAgentEnds(well, now_ns) : life.OnRankEnds(well, now_ns));
+  Do(node, role == Role::kAgent ? life.OnAgentEnds(well, now_ns, !well && RanksOutlive(node))
+                                : life.OnRankEnds(well, now_ns));
   if (role == Role::kAgent || well || !suspects_.contains(node)) return;
   // This rank is why its agent has ended.
   suspects_.erase(node);

@@ -34,9 +34,10 @@ struct LaunchResult {
 // asked to end, and killed when the grace is over. A second signal ends everything at once.
 //
 // In kRanks each node has a life of its own (node_life.h). A rank or an agent that fails ends its
-// node, which is started again as often as the plan says. Where the plan does not go on without
-// nodes that are lost, all nodes fail with it, and a node that is lost ends the run; otherwise the
-// run has gone well when all ranks of the nodes that are left have, and what was lost is reported.
+// node, unless the ranks outlive their agent. The node, or its agent, is started again as often as
+// the plan says. Where the plan does not go on without nodes that are lost, all nodes fail with it,
+// and a node that is lost ends the run; otherwise the run has gone well when all ranks of the nodes
+// that are left have, and what was lost is reported.
 //
 // A scheduler that ends is started again, with its store and its address: steps do not need it. So
 // is an aggregator, where the run can go on meanwhile.
@@ -116,6 +117,9 @@ class Launch : public SupervisorEvents {
   // Tells a node's life of an end, and does what follows.
   void TellNode(ChildId child, bool well);
   void Do(uint32_t node, NodeAction action);
+  // Whether all ranks of the node say that they do if their agent fails, and have a job to go on
+  // in.
+  bool RanksOutlive(uint32_t node) const;
   void SayOfFailure(uint32_t node, const std::string& what);
   // Ends the run when all nodes are over.
   void EndIfDone();

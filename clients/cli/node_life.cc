@@ -12,6 +12,7 @@ const char* NodeStateName(NodeState state) {
     case NodeState::kReady: return "ready";
     case NodeState::kWorking: return "working";
     case NodeState::kLeft: return "left";
+    case NodeState::kBereft: return "bereft";
     case NodeState::kRenewing: return "renewing";
     case NodeState::kEnding: return "ending";
     case NodeState::kPausing: return "pausing";
@@ -50,17 +51,26 @@ NodeAction NodeLife::OnAgentServes() {
   }
 }
 
-NodeAction NodeLife::OnAgentEnds(bool well, int64_t now_ns) {
+NodeAction NodeLife::OnAgentEnds(bool well, int64_t now_ns, bool is_outlived) {
   agent_runs_ = false;
   switch (state_) {
     case NodeState::kWorking:
-      return well ? To(NodeState::kLeft, NodeAction::kAwaitNeed) : Fail(now_ns);
+      if (well) return To(NodeState::kLeft, NodeAction::kAwaitNeed);
+      return OnAgentFails(now_ns, is_outlived);
+    case NodeState::kRenewing: return OnAgentFails(now_ns, is_outlived);
     case NodeState::kStarting:
-    case NodeState::kReady:
-    case NodeState::kRenewing: return Fail(now_ns);
+    case NodeState::kReady: return Fail(now_ns);
     case NodeState::kEnding: return CheckEnded();
     default: return NodeAction::kNone;
   }
+}
+
+NodeAction NodeLife::OnAgentFails(int64_t now_ns, bool is_outlived) {
+  const std::optional<int64_t> start_at_ns =
+      is_outlived ? restarts_.OnFailure(now_ns) : std::nullopt;
+  if (!start_at_ns) return Fail(now_ns);
+  start_at_ns_ = *start_at_ns;
+  return To(NodeState::kBereft, NodeAction::kPause);
 }
 
 NodeAction NodeLife::OnRankEnds(bool well, int64_t now_ns) {
@@ -68,6 +78,7 @@ NodeAction NodeLife::OnRankEnds(bool well, int64_t now_ns) {
   switch (state_) {
     case NodeState::kWorking:
     case NodeState::kLeft:
+    case NodeState::kBereft:
     case NodeState::kRenewing:
       if (!well) return Fail(now_ns);
       return ranks_running_ == 0 ? To(NodeState::kDone, NodeAction::kFinish) : NodeAction::kNone;
@@ -96,7 +107,7 @@ NodeAction NodeLife::CheckEnded() {
 
 NodeAction NodeLife::OnTime() {
   if (state_ == NodeState::kPausing) return Start();
-  if (state_ != NodeState::kLeft) return NodeAction::kNone;
+  if (state_ != NodeState::kLeft && state_ != NodeState::kBereft) return NodeAction::kNone;
   agent_runs_ = true;
   return To(NodeState::kRenewing, NodeAction::kStartAgent);
 }

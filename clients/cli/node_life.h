@@ -15,6 +15,7 @@ enum class NodeState : uint8_t {
   kReady,     // Its agent serves; its ranks have not been started.
   kWorking,   // Its ranks are at work.
   kLeft,      // Its ranks are at work, and have left the job that their agent was in.
+  kBereft,    // Its ranks have outlived their agent, and wait for another one to be started.
   kRenewing,  // Its ranks are at work, and another agent does not serve yet.
   kEnding,    // It has failed: what is left of it is being ended.
   kPausing,   // It has failed, all of it has ended, and it is to be started again.
@@ -41,6 +42,8 @@ enum class NodeAction : uint8_t {
 //   kDone
 //                                                       kWorking --agent ends well--> kLeft
 //                        kLeft --ranks still at work--> kRenewing --agent serves--> kWorking
+//             kWorking, kRenewing --agent fails, ranks outlive it--> kBereft
+//                                       kBereft --its time comes--> kRenewing
 //   from any of these but kDone: --Fail--> kEnding --all have ended--> kPausing, or kLost
 //                                               kPausing --its time comes--> kStarting
 //
@@ -56,7 +59,8 @@ class NodeLife {
   NodeAction Start();       // kOff.
   NodeAction StartRanks();  // kReady.
   NodeAction OnAgentServes();
-  NodeAction OnAgentEnds(bool well, int64_t now_ns);
+  // `is_outlived`: its ranks say that they wait for another one.
+  NodeAction OnAgentEnds(bool well, int64_t now_ns, bool is_outlived = false);
   NodeAction OnRankEnds(bool well, int64_t now_ns);
   // Also of another node's failure, where it needs that.
   NodeAction Fail(int64_t now_ns);
@@ -72,17 +76,18 @@ class NodeLife {
   // Whether its ranks are at work.
   bool works() const {
     return state_ == NodeState::kWorking || state_ == NodeState::kLeft ||
-           state_ == NodeState::kRenewing;
+           state_ == NodeState::kBereft || state_ == NodeState::kRenewing;
   }
   // Whether its processes have had their first ranks.
   bool has_worked() const { return has_worked_; }
-  // When a node that has failed, and is not lost, starts again.
+  // When a node that has failed, and is not lost, starts again, or its agent alone.
   int64_t start_at_ns() const { return start_at_ns_; }
   const Restarts& restarts() const { return restarts_; }
 
  private:
   NodeAction To(NodeState state, NodeAction action);
   NodeAction CheckEnded();
+  NodeAction OnAgentFails(int64_t now_ns, bool is_outlived);
 
   const uint32_t rank_count_;
   Restarts restarts_;

@@ -109,6 +109,44 @@ TEST_CASE("NodeLife: what fails too often is lost, before all of it has ended", 
   CHECK(life.OnTime() == NodeAction::kNone);
 }
 
+TEST_CASE("NodeLife: ranks that outlive their agent get another one", "[cli]") {
+  NodeLife life = Working(2, kTwice);
+  CHECK(life.OnAgentEnds(false, 10 * kSecond, true) == NodeAction::kPause);
+  CHECK(life.state() == NodeState::kBereft);
+  CHECK(life.works());
+  CHECK(life.start_at_ns() == 11 * kSecond);
+  CHECK(life.OnTime() == NodeAction::kStartAgent);
+  CHECK(life.state() == NodeState::kRenewing);
+  SECTION("which serves") {
+    CHECK(life.OnAgentServes() == NodeAction::kNone);  // The ranks are there.
+    CHECK(life.state() == NodeState::kWorking);
+    CHECK(life.OnRankEnds(true, 12 * kSecond) == NodeAction::kNone);
+    CHECK(life.OnRankEnds(true, 12 * kSecond) == NodeAction::kFinish);
+  }
+  SECTION("which fails as well, until that is too often") {
+    CHECK(life.OnAgentEnds(false, 12 * kSecond, true) == NodeAction::kPause);
+    CHECK(life.start_at_ns() == 14 * kSecond);
+    CHECK(life.OnTime() == NodeAction::kStartAgent);
+    CHECK(life.OnAgentEnds(false, 15 * kSecond, true) == NodeAction::kEndAll);
+    CHECK(life.lost());
+  }
+  SECTION("and one of which fails meanwhile") {
+    CHECK(life.OnRankEnds(false, 12 * kSecond) == NodeAction::kEndAll);
+    CHECK(life.state() == NodeState::kEnding);
+    CHECK_FALSE(life.lost());
+  }
+}
+
+TEST_CASE("NodeLife: a rank that fails while it waits for an agent", "[cli]") {
+  NodeLife life = Working(1, kTwice);
+  CHECK(life.OnAgentEnds(false, 0, true) == NodeAction::kPause);
+  // Nothing of the node is left to be ended.
+  CHECK(life.OnRankEnds(false, 0) == NodeAction::kPause);
+  CHECK(life.state() == NodeState::kPausing);
+  CHECK(life.OnTime() == NodeAction::kStartAgent);
+  CHECK(life.OnAgentServes() == NodeAction::kStartRanks);
+}
+
 TEST_CASE("NodeLife: an agent that fails before its ranks are there", "[cli]") {
   NodeLife life(2, kTwice);
   life.Start();

@@ -80,6 +80,9 @@ inline constexpr char kSchedulerSocket[] = "scheduler.sock";
 // Where the agent of a node listens for its ranks.
 std::string SocketPath(const RunPlan& plan, uint32_t node);
 
+// A file that is there while a rank waits for another agent if its own fails.
+std::string OutlivesPath(const RunPlan& plan, uint32_t node, uint32_t local_rank);
+
 // The address of that name in a daemon's ready line (libs/config/ready.h); NOT_FOUND shows the
 // line.
 absl::StatusOr<std::string> ReadyAddress(const std::string& line, const std::string& name);

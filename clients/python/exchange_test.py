@@ -50,6 +50,31 @@ class StepTest(unittest.TestCase):
         self._is(it, State.COLLECTING)
         self.assertEqual(it.exchange.steps, 1)
 
+    def test_when_the_agent_is_lost_nothing_is_under_way_any_more(self) -> None:
+        for lost_in in ("a pass", "an exchange", "a second pass"):
+            with self.subTest(lost_in=lost_in):
+                it = Framework("ab", passes=2)
+                it.backward(0)
+                if lost_in != "a second pass":
+                    it.accumulate(0)
+                if lost_in == "an exchange":
+                    it.exchange.on_pass_end()
+                it.exchange.begin_anew()
+                it.open.clear()
+                it.gradients = dict.fromkeys(it.gradients)
+                self._is(it, State.COLLECTING)
+                it.log.clear()
+                # A step as the first one of any rank.
+                self.assertFalse(it.backward(1))
+                self.assertEqual(it.log, [])
+                self.assertTrue(it.backward(1))
+                self.assertEqual(
+                    it.logged("push"),
+                    ["x.gradient.b=2 at -1", "x.gradient.a=0 at 0", "x.used=[0, 1, 1]"],
+                )
+                it.exchange.synchronize()
+                self.assertTrue(it.exchange.averaged)
+
     def test_only_the_last_pass_pushes(self) -> None:
         it = Framework("a", passes=3)
         for _ in range(2):

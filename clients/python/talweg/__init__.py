@@ -29,6 +29,7 @@ from talweg._elastic_state import State
 from talweg._membership import Change, Member
 from talweg._numpy_collectives import COLLECTIVES as _calls
 from talweg._numpy_collectives import contiguous
+from talweg._outlive import rejoin
 from talweg._process_sets import Group, ProcessSet
 from talweg._sampler import ElasticSampler
 from talweg._scaling import NO_FACTORS, Factors
@@ -135,6 +136,7 @@ __all__ = [
     "reduce_async",
     "reduce_scatter",
     "reduce_scatter_async",
+    "rejoin",
     "scatter",
     "scatter_async",
     "send",

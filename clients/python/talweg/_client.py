@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from talweg import _local, _native, _native_arguments
+from talweg._agents import connect_to_agent
 from talweg._completions import Completions
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
 from talweg._handles import Handle as Handle
@@ -32,7 +32,6 @@ from talweg.errors import (
     Busy,
     Closed,
     InvalidArgument,
-    JobFailed,
     Mismatch,
     NotInitialized,
     TalwegError,
@@ -51,55 +50,6 @@ class Declared:
     buffer: Buffer | None = None  # Where the ranks sum it in place.
 
 
-# Launchers tell a process its place on the node under names of their own.
-_LOCAL_RANK_VARIABLES = (
-    "TALWEG_LOCAL_RANK",
-    "LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "SLURM_LOCALID",
-    "BYTEPS_LOCAL_RANK",
-)
-
-
-def local_rank_from_environment(environment: Mapping[str, str]) -> int | None:
-    """The local rank that talweg run, torchrun, mpirun or srun gave this process, or None."""
-    for variable in _LOCAL_RANK_VARIABLES:
-        text = environment.get(variable)
-        if not text:
-            continue
-        if re.fullmatch("[0-9]{1,9}", text) is None:
-            raise InvalidArgument(
-                f"{variable} is '{text}', which is no local rank: unset it or set it to 0, 1, ..."
-            )
-        return int(text)
-    return None
-
-
-# This process has left a job: its node's next agent may not be there yet.
-_has_left = False
-_AGENT_PAUSE_S = 0.05
-
-
-def _connect_to_agent(agent_socket: str | None, timeout_s: float) -> _native.Connection:
-    """A connection to the node's agent.
-
-    An agent serves one job. A process that has left it waits for the agent to end, which takes the
-    goodbyes of the node's other ranks, and for the next one.
-    """
-    local_rank = local_rank_from_environment(os.environ)
-    end = time.monotonic() + timeout_s
-    left_s = timeout_s
-    while True:
-        try:
-            return _native.Connection(agent_socket, local_rank, left_s)
-        except (AgentLost, JobFailed):
-            left_s = end - time.monotonic() - _AGENT_PAUSE_S
-            if not _has_left or left_s <= 0:
-                raise
-        time.sleep(_AGENT_PAUSE_S)
-
-
 class Client:
     """A rank. Any thread may call any method; a round belongs to whoever pushed it."""
 
@@ -109,7 +59,9 @@ class Client:
         timeout_s: float = 60.0,
         alone: bool | None = None,
         world: World | None = None,
+        connection: _native.Connection | None = None,
     ) -> None:
+        """`connection`: that of this rank, which has been attached again."""
         _native_arguments.nanoseconds(timeout_s)  # What is no time is none, whatever comes.
         place = None
         if alone is None and not agent_socket and not os.environ.get("TALWEG_AGENT_SOCKET"):
@@ -120,15 +72,19 @@ class Client:
         if alone is None:
             alone = place is None and agent_socket is None and _local.is_alone(os.environ)
         self.is_alone = alone
+        # Where its agent listens; None: there is none, or nobody starts it again.
+        self.agent_socket = agent_socket or os.environ.get("TALWEG_AGENT_SOCKET")
         self._attachment: Attachment | None = None
         self.connection: _native.Connection
-        if self.is_alone:
+        if connection is not None:
+            self.connection = connection
+        elif self.is_alone:
             self.connection = _local.LocalConnection()
         elif place is not None:
             self._attachment = attach(place, os.environ, timeout_s)
             self.connection = self._attachment.connect(timeout_s)
         else:
-            self.connection = _connect_to_agent(agent_socket, timeout_s)
+            self.connection = connect_to_agent(agent_socket, timeout_s, _has_left)
         self.rank: int = self.connection.rank
         self.size: int = self.connection.size
         self.local_rank: int = self.connection.local_rank
@@ -147,6 +103,7 @@ class Client:
         self._pid = os.getpid()
         self._leavers: list[Callable[[], None]] = []
         self._is_closed = False
+        self._is_abandoned = False
         self._closers: list[Callable[[], None]] = []
         # Each is called with every round that synchronize() has taken.
         self.watchers: list[Callable[[Handle], None]] = []
@@ -184,6 +141,14 @@ class Client:
         if self._attachment is not None:
             self._attachment.leave()
             self._attachment = None
+
+    def abandon(self) -> None:
+        """Another one takes its place, as its agent is lost."""
+        self._is_closed = self._is_abandoned = True
+        while self._closers:
+            self._closers.pop()()
+        self.completions.end()
+        self.connection.retire()
 
     def call_before_closing(self, leaver: Callable[[], None]) -> None:
         """Has close() call it first, while rounds can still be pushed and taken."""
@@ -483,6 +448,11 @@ class Client:
 
     def _check_own(self, handle: Handle) -> None:
         if handle.client is not self:
+            if handle.client._is_abandoned:
+                raise AgentLost(
+                    f"tensor '{handle.name}': its round was open when this rank's agent was lost: "
+                    "begin the step again"
+                )
             raise Closed(
                 f"the handle of tensor '{handle.name}' is from before talweg.shutdown(): "
                 "synchronize rounds before leaving a job"
@@ -569,6 +539,8 @@ class Client:
 
 
 _current: Client | None = None
+# This process has left a job: its node's next agent may not be there yet.
+_has_left = False
 _current_lock = threading.Lock()
 
 
@@ -609,22 +581,48 @@ def connect(
     with _current_lock:
         client = _current
         if client is None or client.is_inherited:
-            client = _current = _connect(agent_socket, timeout_s, alone, world)
+            client = _current = _connect(lambda: Client(agent_socket, timeout_s, alone, world))
             for follower in _followers:
                 follower(client)
         return client
 
 
-def _connect(
-    agent_socket: str | None, timeout_s: float, alone: bool | None, world: World | None
-) -> Client:
-    """Client(), on another thread: the library waits for the whole job in one call, as its place
+# Methods of objects that keep a client, called with the one that takes its place.
+_keepers: list[weakref.WeakMethod[Callable[[Client], None]]] = []
+
+
+def call_when_replaced(method: Callable[[Client], None]) -> None:
+    """Has a method called, as long as its object lives, with each client that takes the place of
+    one whose agent is lost.
+    """
+    _keepers.append(weakref.WeakMethod(method, _keepers.remove))
+
+
+def replace(make: Callable[[Client], Client]) -> Client:
+    """Has what `make` makes of this process's client, whose agent is lost, take its place."""
+    global _current
+    with _current_lock:
+        lost = current()
+        client = _connect(lambda: make(lost))
+        lost.abandon()
+        _current = client
+        for follower in _followers:
+            follower(client)
+        for keeper in list(_keepers):
+            method = keeper()
+            if method is not None:
+                method(client)
+        return client
+
+
+def _connect(make: Callable[[], Client]) -> Client:
+    """`make()`, on another thread: the library waits for the whole job in one call, as its place
     in the job goes with the connection, and this thread would not hear Ctrl-C in it."""
     connected: futures.Future[Client] = futures.Future()
 
     def run() -> None:
         try:
-            client = Client(agent_socket, timeout_s, alone, world)
+            client = make()
         except BaseException as error:
             with contextlib.suppress(futures.InvalidStateError):
                 connected.set_exception(error)

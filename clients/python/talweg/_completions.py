@@ -20,6 +20,10 @@ from talweg.errors import TalwegError
 _Call = Callable[[], None]
 
 
+def _no_more() -> None:
+    """Stands for the end of a thread."""
+
+
 class Completions:
     """The threads of one client."""
 
@@ -32,6 +36,7 @@ class Completions:
         self._polls = False  # A thread is at the descriptor.
         self._idle = 0
         self._coming = 0  # Threads that were called and are not here yet.
+        self._ends = False
         self._fd = -1
         self._poller: select.poll | None = None
 
@@ -69,6 +74,12 @@ class Completions:
             self._ready.append(call)
             self._call_threads()
 
+    def end(self) -> None:
+        """The connection's agent is lost: its threads end when they have nothing left to call."""
+        with self._changed:
+            self._ends, self._idle = True, 0
+            self._changed.notify_all()
+
     def _call_threads(self) -> None:
         """As many as there is work for that nobody does."""
         wanted = len(self._ready) + (1 if self._watched and not self._polls else 0)
@@ -84,7 +95,7 @@ class Completions:
         with self._changed:
             self._coming -= 1
             call = self._next()
-        while True:
+        while call is not _no_more:
             if call is None:
                 call = self._tell()
             else:
@@ -95,12 +106,16 @@ class Completions:
     def _next(self) -> _Call | None:
         """What this thread does next, once there is work; None: it goes to the descriptor.
 
-        The lock is held from when a thread counts as free until it has its work. Another thread
-        would be started for the same work in between.
+        _no_more: it ends. The lock is held from when a thread counts as free until it has its work.
+        Another thread would be started for the same work in between.
         """
         while not self._ready and (self._polls or not self._watched):
+            if self._ends:
+                return _no_more
             self._idle += 1
             self._changed.wait()
+            if self._ends and not self._ready:
+                return _no_more
             self._coming -= 1
         if self._ready:
             return self._ready.popleft()

@@ -3,30 +3,36 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from talweg import _client
+from talweg import _client, _outlive
 from talweg._membership import Change
 from talweg._sampler import ElasticSampler
-from talweg.errors import InvalidArgument, Mismatch
+from talweg.errors import AgentLost, InvalidArgument, Mismatch
 
-_RESERVED = ("begin", "end_step", "pack", "unpack", "digest", "joined", "change")
+_RESERVED = (
+    *("begin", "end_step", "run", "save", "restore"),
+    *("pack", "unpack", "digest", "joined", "change"),
+)
 
 
 class State:
     """Values that all ranks of an elastic job have alike, which a joiner starts with.
 
+        def train(state):
+            while state.step < steps:
+                ...
+                state.step += 1
+                state.end_step()
+
         state = talweg.State(weights=weights, step=0)
-        state.begin()
-        while state.step < steps:
-            ...
-            state.step += 1
-            state.end_step()
+        state.run(train)
 
     Values are anything that can be pickled, and attributes of this object. A NumPy array is written
     where it lies, so that other names for it stay right. A value with state_dict() and
@@ -38,6 +44,7 @@ class State:
             if name in _RESERVED or name.startswith("_"):
                 raise InvalidArgument(f"State({name}=...): choose another name for this value")
         self._values: dict[str, Any] = dict(values)
+        self._saved: dict[str, Any] = {}
         self._joined = False
         self._change: Change | None = None
 
@@ -68,10 +75,64 @@ class State:
         return self._change
 
     def begin(self) -> bool:
-        """Starts with the lowest rank's values; returns `joined`. Once, before the first step."""
-        self._joined = _client.current().membership.begin(self)
+        """Starts with the lowest rank's values; returns `joined`.
+
+        Once, before the first step, and again after talweg.rejoin(). run() calls it.
+        """
+        membership = _client.current().membership
+        if membership.begins_anew:
+            self._go_back()
+        self._joined = membership.begin(self)
+        self._change = membership.change
         self._deal()
         return self._joined
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        agent_wait_s: float | None = None,
+        **named: Any,
+    ) -> Any:
+        """begin(), then returns function(self, *arguments, **named).
+
+        When this rank's agent is lost meanwhile, it waits for the one that takes its place, begins
+        again with the state of the ranks that went on, and calls `function` again, which goes on
+        from the values that the State has by then. What it waits for at most is `agent_wait_s`
+        (else TALWEG_AGENT_WAIT_S, else 300 s); then it raises AgentLost. The others do not notice
+        more of it than of any other loss.
+        """
+        with _outlive.outliving():
+            while True:
+                try:
+                    self.begin()
+                    return function(self, *arguments, **named)
+                except Exception:
+                    # Whatever a framework has made of AgentLost.
+                    if not _outlive.agent_is_lost():
+                        raise
+                _outlive.rejoin(agent_wait_s)
+
+    def save(self) -> None:
+        """Keeps a copy of the values, from which all ranks go on if the whole job is lost but for
+        its ranks' processes: that of one node loses everything with its agent.
+        """
+        self._saved = {name: copy.deepcopy(self._captured(v)) for name, v in self._values.items()}
+
+    def restore(self) -> None:
+        """Goes back to the values of the last save()."""
+        for name, value in self._saved.items():
+            self._load(name, copy.deepcopy(value))
+
+    def _go_back(self) -> None:
+        if not self._saved:
+            raise AgentLost(
+                "this rank's agent was lost, and its job has begun anew: no other rank has the "
+                "state of a step that all have ended. Call the State's save() at the ends of some "
+                "steps, so that all ranks go on from the last one, or start the program from a "
+                "checkpoint"
+            )
+        self.restore()
 
     def end_step(self) -> Change | None:
         """Ends a step: nodes come and go here. Returns `change`."""

@@ -350,6 +350,15 @@ class GradientExchange:
         self._adapter.note_gradients()
         self._move(Event.PUT_BACK)
 
+    def begin_anew(self) -> None:
+        """The client that had the rounds under way is gone: nothing has left, and nothing has come."""
+        self._adapter.forget_pass()
+        self._state = State.COLLECTING
+        self._rounds = None
+        self._touched, self._pushed, self._passes_ended = set(), {}, 0
+        self._tensors.clear()  # To be declared again.
+        self._unused = []
+
     def discard(self) -> None:
         """Nobody needs the averages that are under way."""
         self.take(range(len(self._parameters)))

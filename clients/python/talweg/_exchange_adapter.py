@@ -152,7 +152,18 @@ class ClientAdapter(Adapter):
         """`process_set` says among which ranks the rounds are, unless all."""
         self.client = client
         self.process_set = process_set
-        self.group = Group(client, process_set, "gradients")
+        self._group: Group | None = Group(client, process_set, "gradients")
+
+    @property
+    def group(self) -> Group:
+        """The ranks that the rounds are among."""
+        if self._group is None:
+            self._group = Group(self.client, self.process_set, "gradients")
+        return self._group
+
+    def use(self, client: Client) -> None:
+        """`client` has taken the place of one whose agent is lost, with all its rounds."""
+        self.client, self._group = client, None
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
         pass

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from talweg import _native
 
@@ -30,7 +31,10 @@ class Buffer:
 
     def _find(self) -> None:
         self.address = self._connection.contribution(self._tensor)
-        self.memory = (ctypes.c_char * self._nbytes).from_address(self.address)
+        memory: Any = (ctypes.c_char * self._nbytes).from_address(self.address)
+        memory.owner = self._connection  # It is unmapped with the connection.
+        self.memory = memory
+        del memory  # References to it are counted.
         self._unshared = self._references()
 
     def _references(self) -> int:

@@ -104,6 +104,11 @@ class Membership:
     view: View = field(init=False)
     callbacks: list[Callable[[Change], Any]] = field(default_factory=list)
     holder: StateHolder | None = None
+    # Its agent was lost, and it has been attached again, and has not begun since then. The view is
+    # what the program knew before.
+    rejoined: View | None = None
+    # What had changed when this rank began again.
+    change: Change | None = None
     _steps_base: int = 0
     _followed: int = 0
     _has_agreed: bool = False
@@ -128,6 +133,19 @@ class Membership:
         if self.is_joiner:
             client.connection.refusal = _NOT_SYNCHRONIZED
 
+    def follow_on(self, lost: Membership) -> None:
+        """This rank was in `lost` before its agent was lost."""
+        self.callbacks = lost.callbacks
+        # It may be lost again before it has begun.
+        self.rejoined = lost.rejoined or lost.view
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether this rank has been attached again, to a job that has begun without it or by it: no
+        other rank can tell it how far the one before had come.
+        """
+        return self.rejoined is not None and not self.is_joiner
+
     # What ranks agree on.
 
     @contextlib.contextmanager
@@ -148,7 +166,7 @@ class Membership:
         connection = self.client.connection
         while True:
             found, members = connection.membership()
-            lanes: np.ndarray = np.zeros(8, np.uint64)
+            lanes: np.ndarray = np.zeros(9, np.uint64)
             lanes[0], lanes[1] = found.epoch, _U64_MAX - int(found.epoch)
             lanes[2] = int(wants_state)
             # Whether ranks' numbers are not those of the job's beginning any more.
@@ -156,11 +174,13 @@ class Membership:
             lanes[4] = int(self.is_joiner or has_suffix or self.view.epoch != found.epoch)
             if not self.is_joiner:
                 # The lowest place counts.
-                lanes[5] = _U64_MAX - self._place(found, members)
-                lanes[6] = len(self.client.free_names)
+                place = _U64_MAX - self._place(found, members)
+                lanes[6], lanes[7] = place, len(self.client.free_names)
                 if self.holder is not None:
-                    lanes[3] = lanes[5]
-            lanes[7] = int(self.is_joiner)
+                    lanes[3] = place
+                    if self.begins_anew:  # Others may have been started just now.
+                        lanes[5] = place
+            lanes[8] = int(self.is_joiner)
             self._greatest("talweg.agree", lanes)
             if int(lanes[0]) == _U64_MAX - int(lanes[1]):
                 break
@@ -169,8 +189,8 @@ class Membership:
         return _Agreed(
             int(found.epoch),
             bool(lanes[2]),
-            _place_in(int(lanes[3])),
-            _place_in(int(lanes[5])) if lanes[6] and lanes[7] else None,
+            _place_in(int(lanes[5] or lanes[3])),
+            _place_in(int(lanes[6])) if lanes[7] and lanes[8] else None,
         )
 
     def _place(self, found: _native.Membership, members: Sequence[_native.Member]) -> int:
@@ -273,6 +293,7 @@ class Membership:
         was_joiner = self.is_joiner
         self.holder = holder
         if self.client.is_alone or (self.client.size == 1 and not self.changes):
+            self._enter()
             return was_joiner
         with self._unguarded():
             self._resynchronize(wants_state=True)
@@ -284,11 +305,14 @@ class Membership:
         if self.is_joiner:
             with self._unguarded():
                 self._resynchronize(wants_state=False)
+        if self.is_joiner or self.rejoined is not None:
             self._enter()
 
     def _enter(self) -> None:
         self.is_joiner = False
         self.client.connection.refusal = None
+        before, self.rejoined = self.rejoined, None
+        self.change = self._tell(before) if before is not None else None
 
     def end_step(
         self, commit: Callable[[tuple[bool, ...] | None], object] | None = None

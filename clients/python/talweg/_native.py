@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -228,6 +229,10 @@ class Connection:
     refusal: str | None = None
     # Ends the names of tensors that depend on ranks' numbers, once these have changed.
     view_suffix = ""
+    # Another one has taken its place, as its agent is lost.
+    _is_retired = False
+    # Code in another language knows its address.
+    _is_lent = False
 
     def __init__(self, agent_socket: str | None, local_rank: int | None, timeout_s: float) -> None:
         self._handle = _client_p()
@@ -240,7 +245,8 @@ class Connection:
         options.timeout_ns = nanoseconds(timeout_s)
         self._check(self._library.talweg_connect(ctypes.byref(options), ctypes.byref(self._handle)))
         # A child's copy of the socket is closed by its first call, so that it holds nobody's attention.
-        os.register_at_fork(after_in_child=self._after_fork)
+        after_fork = weakref.WeakMethod(self._after_fork)
+        os.register_at_fork(after_in_child=lambda: (call := after_fork()) and call())
         self.rank = int(self._library.talweg_rank(self._handle))
         self.size = int(self._library.talweg_size(self._handle))
         self.local_rank = int(self._library.talweg_local_rank(self._handle))
@@ -248,6 +254,18 @@ class Connection:
 
     def _after_fork(self) -> None:
         self._library.talweg_health(self._handle)
+
+    def retire(self) -> None:
+        """Its agent is lost, and nothing is pushed by it any more.
+
+        Its memory goes with the last reference to it. One is in whatever shows that memory, and in
+        each thread that is in a call.
+        """
+        self._is_retired = True
+
+    def __del__(self) -> None:
+        if self._is_retired and not self._is_lent:
+            self._library.talweg_free(self._handle)
 
     def _check(self, status: int) -> None:
         if status == _EVENTS_LOST:
@@ -476,6 +494,7 @@ class Connection:
     @property
     def handle(self) -> int:
         """The address of the talweg_client, for kernels in other languages."""
+        self._is_lent = True
         return int(self._handle.value or 0)
 
     def completion_fd(self) -> int:

@@ -134,7 +134,7 @@ class Kernel:
             raise InvalidArgument(
                 f"tensor '{name}' is summed in place for torch: give TensorFlow's another name"
             )
-        address = 0 if client.is_alone else int(client.connection._handle.value or 0)
+        address = client.connection.handle
         _, postscale = site.how.on_wire(site.dtype, group.size)
         return _Resolution(
             address,

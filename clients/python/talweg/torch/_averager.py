@@ -13,7 +13,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from talweg import _client
-from talweg._client import Handle
+from talweg._client import Client, Handle
 from talweg._declaration import Op
 from talweg._exchange import GradientExchange
 from talweg._exchange_adapter import ClientAdapter, Parameter, Pushed, Refusal, Tensor
@@ -74,6 +74,13 @@ class GradientAverager(ClientAdapter):
         self._hooks: dict[int, RemovableHandle] = {}  # The active ones'.
         self._outer: list[RemovableHandle] = []  # On nodes behind a backward within another's.
         self.add(named_parameters)
+        _client.call_when_replaced(self.use)
+
+    def use(self, client: Client) -> None:
+        super().use(client)
+        self.exchange.begin_anew()
+        for parameter in self.parameters:  # What they have is a part of a step that never ended.
+            parameter.grad = None
 
     def add(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         """Between two steps, and at every rank."""

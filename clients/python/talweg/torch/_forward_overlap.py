@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from talweg import _client
+from talweg._client import Client
 from talweg._exchange import GradientExchange
 from talweg.errors import InvalidArgument
 
@@ -58,6 +60,7 @@ class ForwardOverlap:
         self._kept: dict[int, torch.Tensor | None] = {}
         self._announced: set[int] = set()
         self.hooks: list[RemovableHandle] = []  # The model's.
+        _client.call_when_replaced(self._begin_anew)
         for module in model.modules():
             own = self._indices(module.parameters(recurse=False))
             below = self._indices(module.parameters())
@@ -75,6 +78,12 @@ class ForwardOverlap:
         self._announced.update(own)
         if self._waiting:
             self._update(own if module.training else below)
+
+    def _begin_anew(self, _: Client) -> None:
+        """The client that had the rounds under way is gone; the weights are about to be replaced."""
+        self._waiting.clear()
+        self._kept.clear()
+        self._announced.clear()
 
     @property
     def is_open(self) -> bool:

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from talweg import _outlive
 from talweg._elastic_state import State as TalwegState
 from talweg.errors import Aborted
-from talweg.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from talweg.horovod.common.exceptions import HostsUpdatedInterrupt
 
 __all__ = ["ObjectState", "State", "run_fn"]
 
@@ -22,7 +22,6 @@ class State(TalwegState):
         """`bcast_object` and `get_rank` are Horovod's; the state travels without them."""
         super().__init__(**kwargs)
         self._reset_callbacks: list[Callable[[], Any]] = []
-        self._saved: dict[str, Any] = {}
         self._has_begun = False
         self.save()
 
@@ -41,15 +40,6 @@ class State(TalwegState):
 
     def reset(self) -> None:
         """For subclasses."""
-
-    def save(self) -> None:
-        """Keeps a copy of the values, for restore()."""
-        self._saved = {name: copy.deepcopy(self._captured(v)) for name, v in self._values.items()}
-
-    def restore(self) -> None:
-        """Goes back to the values of the last save()."""
-        for name, value in self._saved.items():
-            self._load(name, copy.deepcopy(value))
 
     def sync(self) -> None:
         """Gives every rank the values of the lowest that was there before."""
@@ -79,27 +69,40 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any] | None = None) -> 
 
     @functools.wraps(func)
     def run(state: State, *args: Any, **kwargs: Any) -> Any:
-        skip_sync = False
-        while True:
-            if not skip_sync:
-                state.sync()
-            try:
-                return func(state, *args, **kwargs)
-            except (HorovodInternalError, Aborted) as error:
-                _raise_unless_it_goes_on(error)
-                state.restore()
-                skip_sync = False
-            except HostsUpdatedInterrupt as interrupt:
-                skip_sync = interrupt.skip_sync
-            if reset is not None:
-                reset()
-            state.on_reset()
+        with _outlive.outliving():
+            return _run(func, reset, state, args, kwargs)
 
     return run
 
 
-def _raise_unless_it_goes_on(error: Exception) -> None:
-    """A rank whose agent is gone, or whose job is over, has nobody to go on with."""
-    if isinstance(error, Aborted) or isinstance(error.__cause__, Aborted):
-        return
-    raise error
+def _run(
+    func: Callable[..., Any],
+    reset: Callable[[], Any] | None,
+    state: State,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    skip_sync = False
+    while True:
+        try:
+            if not skip_sync:
+                state.sync()
+            return func(state, *args, **kwargs)
+        except HostsUpdatedInterrupt as interrupt:
+            skip_sync, has_failed = interrupt.skip_sync, False
+        except Exception as error:
+            if not _outlive.agent_is_lost() and not _is_aborted(error):
+                raise  # There is nobody to go on with.
+            skip_sync, has_failed = False, True
+        if has_failed:
+            if _outlive.agent_is_lost():
+                _outlive.rejoin()
+            state.restore()
+        if reset is not None:
+            reset()
+        state.on_reset()
+
+
+def _is_aborted(error: Exception) -> bool:
+    """Whether a round was given up by all ranks, which go on from their last commit."""
+    return isinstance(error, Aborted) or isinstance(error.__cause__, Aborted)

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program of Horovod's elastic mode whose agents are killed, one node's and then the other's."""
+
+from __future__ import annotations
+
+import unittest
+
+from outliving import Run
+
+
+class HvdOutliveTest(unittest.TestCase):
+    def test_agents_come_back(self) -> None:
+        run = Run(self, ["hvd_elastic_torch.py"], ["--nodes=2", "--loss-policy=continue"])
+        run.go_on(2)
+        pids = set(run.said())
+        killed = 0
+        for node, count, in_backward in ((1, 2, True), (1, 3, True), (0, 2, False)):
+            not_pid = killed if count == 3 else 0
+            killed = run.kill_agent(node, count, not_pid, in_backward)
+            run.go_on(2)
+        run.stop()
+        said = run.said()
+        self.assertEqual(set(said), pids)
+        self.assertEqual(len({lines[-1] for lines in said.values()}), 1)
+        for lines in said.values():
+            self.assertTrue(lines[-1].startswith("weights "), lines[-1])
+            self.assertNotIn("stale", lines)
+            self.assertIn("reset 1", lines)  # It has seen the other go,
+            self.assertIn("reset 2", lines)  # and come back.
+
+
+if __name__ == "__main__":
+    unittest.main()

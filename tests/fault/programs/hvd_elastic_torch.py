@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program of Horovod's for PyTorch that trains by hvd.elastic until it is told to stop.
+
+    hvd_elastic_torch.py DIRECTORY
+
+A process that DIRECTORY/kill.PID is for kills the process that is named there in the middle of its
+next backward pass, when some gradients have left and others have not.
+
+Lines go to DIRECTORY/PID: "begins BATCH" where the function of run() is called, "step BATCH" after
+each commit, "reset SIZE" where the ranks have changed, "stale" where a step begins with a gradient
+of another one, at last "weights DIGEST".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    log = (directory / str(os.getpid())).open("w", buffering=1)
+    hvd.init()
+    torch.manual_seed(hvd.rank())  # begin() makes them alike.
+    model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.Linear(50, 1))
+    orders = directory / f"kill.{os.getpid()}"
+
+    def in_backward(*_: Any) -> None:
+        if orders.exists():
+            os.kill(int(orders.read_text()), signal.SIGKILL)
+            orders.unlink()
+
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model.named_parameters()
+    )
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        log.write(f"begins {state.batch}\n")
+        while not state.stopped:
+            generator = torch.Generator().manual_seed(1000 * hvd.rank() + state.batch)
+            inputs = torch.randn(8, 20, generator=generator)
+            hidden = model[0](inputs)
+            hidden.register_hook(in_backward)
+            loss = (model[1](hidden) - inputs.sum(1, keepdim=True)).square().mean()
+            if any(parameter.grad is not None for parameter in model.parameters()):
+                log.write("stale\n")
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()  # After the step: who drops what a lost step has left?
+            told = torch.tensor([int((directory / "stop").exists())])
+            state.stopped = bool(hvd.allreduce(told, op=hvd.Max, name="stop"))
+            state.batch += 1
+            state.commit()
+            log.write(f"step {state.batch}\n")
+
+    state = hvd.elastic.TorchState(model, optimizer, batch=0, stopped=False)
+    state.register_reset_callbacks([lambda: log.write(f"reset {hvd.size()}\n")])
+    train(state)
+    weights = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]
+    log.write(f"weights {digest}\n")
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import struct
 import unittest
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from talweg import _collectives as c
+from talweg import _words as words
 from talweg._collective_calls import _splits
 from talweg._declaration import DType, Op
 from talweg._process_sets import ProcessSet
@@ -27,13 +27,16 @@ def _given(
 
 
 def _block(given: c.Given, data: bytes = b"") -> bytes:
-    header = c._header(given, sum(given.part_rows))
-    return header + struct.pack(f"<{len(given.part_rows)}q", *given.part_rows) + data
+    return words.block(given) + data
 
 
-def _read(blocks: list[bytes], group: Any) -> list[Any]:
+def _read(blocks: list[bytes], group: Any, inlines: bool = False) -> list[Any]:
     said = np.frombuffer(b"".join(blocks).ljust(8192, b"\0"), np.uint8)
-    return c._read(said, group)
+    return words.read(said, group, inlines)
+
+
+def _check(group: Any, every: list[Any]) -> Any:
+    return words.check_alike("x", group, every)
 
 
 _F32 = c.Rows("f32", (3,), 12)
@@ -45,9 +48,8 @@ class ControlRoundTest(unittest.TestCase):
         first, second = _given(c.ALL_GATHER, _F32, [2]), _given(c.ALL_GATHER, _F32, [0])
         every = _read([_block(first, bytes(range(24))), _block(second)], group)
         self.assertEqual([said.part_rows for said in every], [(2,), (0,)])
-        channel: Any = SimpleNamespace(group=group, title="x")
-        self.assertEqual(c._check_alike(channel, every), _F32)
-        self.assertEqual(c._got(second, group, every), [(0, 0), (1, 0)])
+        self.assertEqual(_check(group, every), _F32)
+        self.assertEqual(words.got_parts(second, group, every), [(0, 0), (1, 0)])
 
     def test_data_that_is_long_does_not_lie_between_blocks(self) -> None:
         group = _group((0, 1), 0)
@@ -55,9 +57,24 @@ class ControlRoundTest(unittest.TestCase):
         every = _read([_block(long), _block(short, bytes(341 * 12))], group)
         self.assertEqual([said.inline for said in every], [False, True])
 
+    def test_small_reductions_lie_between_blocks_where_ranks_read_each_other(self) -> None:
+        group = _group((0, 1), 0)
+        small = _given(c.REDUCE_SCATTER, _F32, [1, 1], op=Op.SUM)
+        large = _given(c.REDUCE_SCATTER, _F32, [300, 300], op=Op.SUM)
+        every = _read([_block(small, bytes(24)), _block(large)], group, True)
+        self.assertEqual([said.inline for said in every], [True, False])
+        self.assertEqual([said.lane is None for said in every], [True, False])
+        self.assertTrue(all(said.lane is not None for said in _read([_block(large)] * 2, group)))
+
+    def test_a_reduction_is_cut_alike(self) -> None:
+        group = _group((2, 5), 5)
+        one = _given(c.REDUCE_SCATTER, _F32, [2, 0], op=Op.SUM)
+        other = _given(c.REDUCE_SCATTER, _F32, [1, 1], op=Op.SUM)
+        with self.assertRaisesRegex(Mismatch, r"in parts of \[2, 0\], but rank 5 in .* \[1, 1\]"):
+            _check(group, _read([_block(one), _block(other)], group))
+
     def test_what_differs_is_named(self) -> None:
         group = _group((2, 5), 5)
-        channel: Any = SimpleNamespace(group=group, title="x")
         wide = c.Rows("f32", (4,), 16)
         maximum = _given(c.REDUCE_SCATTER, _F32, [1, 0], op=Op.MAX)
         total = _given(c.REDUCE_SCATTER, _F32, [1, 0], op=Op.SUM)
@@ -76,21 +93,18 @@ class ControlRoundTest(unittest.TestCase):
                 if each.rows is not None
             ]
             with self.assertRaisesRegex(Mismatch, text.replace("[", r"\[")):
-                c._check_alike(channel, _read(blocks, group))
+                _check(group, _read(blocks, group))
 
     def test_ranks_of_a_scatter_that_have_no_tensor_fit_any(self) -> None:
         group = _group((0, 1, 2), 2)
-        channel: Any = SimpleNamespace(group=group, title="x")
         none = _given(c.SCATTER, None, [], 1)
         root = _given(c.SCATTER, _F32, [1, 1, 1], 1)
         every = _read([_block(none), _block(root, bytes(36)), _block(none)], group)
-        self.assertEqual(c._check_alike(channel, every), _F32)
-        self.assertEqual(c._got(none, group, every), [(1, 2)])
+        self.assertEqual(_check(group, every), _F32)
+        self.assertEqual(words.got_parts(none, group, every), [(1, 2)])
         with self.assertRaisesRegex(Mismatch, "with root 0"):
             other = _given(c.SCATTER, None, [], 0)
-            c._check_alike(
-                channel, _read([_block(none), _block(root, bytes(36)), _block(other)], group)
-            )
+            _check(group, _read([_block(none), _block(root, bytes(36)), _block(other)], group))
 
 
 class SplitsTest(unittest.TestCase):

@@ -37,6 +37,8 @@ class Wait:
     out: int
     out_bytes: int
     pushes_more: bool = True  # The call has rounds to push after it.
+    # Where each part goes, and the room there; None: to `out`, one after another.
+    places: tuple[list[int], list[int]] | None = None
 
 
 # What the round ends with, other than a result, is raised where it was yielded.
@@ -58,6 +60,8 @@ class Channel:
         self._calls: list[Callable[[], None]] = []
         self._told = False  # A round is over that somebody may have to carry on.
         self._tensors: dict[tuple[Any, ...], int] = {}
+        self._over = Job(self, [])
+        self._over.done = True
 
     def declare(
         self, name: str, dtype: DType, op: Op, shares: tuple[int, int], root: int, count: int
@@ -88,6 +92,32 @@ class Channel:
         elif is_async:
             # Who carries the others on may be gone before it has seen this one.
             self.client.completions.call(self._carry_what_is_over)
+
+    def run_first(self, call: Callable[[], int], later: Callable[[int], Job]) -> Job | None:
+        """Makes a call on this thread if no other one is open; else None.
+
+        `call` pushes its only round and returns 0 when it is over, or that round: the job that
+        `later` makes of it comes before those that others have submitted meanwhile.
+        """
+        if self._jobs or not self._carrying.acquire(blocking=False):
+            return None
+        try:
+            if self._jobs:
+                return None
+            round_ = call()
+            if round_ == 0:
+                return self._over
+            job = later(round_)
+            with self._lock:
+                self._jobs.appendleft(job)
+            job.begin()
+            return job
+        except Exception as failure:
+            return Job.failed(self, failure)
+        finally:
+            if self._jobs:
+                self._see_to_rest()
+            self._let_go()
 
     def finish(self, job: Job, end: float | None = None) -> bool:
         """Carries on what was submitted until `job` is done. False: time.monotonic() has passed
@@ -208,6 +238,13 @@ class Job:
         self._left = deque(calls)
         self._steps: Steps | None = None
 
+    @classmethod
+    def failed(cls, channel: Channel, failure: BaseException) -> Job:
+        """One that has failed before it was submitted."""
+        job = cls(channel, [])
+        job.done, job.failure = True, failure
+        return job
+
     @property
     def pushes_more(self) -> bool:
         """Whether other ranks need more of it than has been pushed."""
@@ -258,7 +295,11 @@ class Job:
             return self._go_on()
         connection = self.channel.client.connection
         try:
-            if not connection.wait_parts(wait.tensor, wait.round, wait.out, wait.out_bytes, end):
+            if wait.places is not None:
+                over = connection.wait_places(wait.tensor, wait.round, *wait.places, end)
+            else:
+                over = connection.wait_parts(wait.tensor, wait.round, wait.out, wait.out_bytes, end)
+            if not over:
                 return False
         except TalwegError as failure:
             self.waits_for = None

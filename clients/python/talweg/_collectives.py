@@ -26,12 +26,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -39,155 +38,38 @@ from talweg import _native, _native_arguments
 from talweg._channels import Channel, Job, Steps, Wait
 from talweg._client import Client, Handle
 from talweg._declaration import DType, Op
+from talweg._kinds import (
+    ALL_GATHER,
+    ALL_GATHER_INTO,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    INLINE_BYTES,
+    OWN,
+    REDUCE,
+    REDUCE_SCATTER,
+    ROOT,
+    ROW,
+    SCATTER,
+    SEND,
+    WHOLE,
+    Given,
+    Kind,
+    Lane,
+    Rows,
+    capacity_of,
+    lane_of,
+    split_evenly,
+)
+from talweg._one_round import OneRound
 from talweg._process_sets import Group
-from talweg._scaling import NO_FACTORS, Factors
+from talweg._words import HEADER, Said, block, check_alike, got_alike, got_parts, read
 from talweg.errors import Aborted, Mismatch, TalwegError, Timeout
 
-_WHOLE, _ROOT, _OWN, _ROW, _COLUMN = 1, 2, 3, 4, 5
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A collective; the shares are those of talweg.h."""
-
-    name: str
-    number: int
-    gives: int
-    gets: int
-    # Whether all ranks give tensors of the same shape, or the same but for the first dimension.
-    equal: bool = False
-
-    @property
-    def reduces(self) -> bool:
-        return self.gives == _WHOLE
-
-    def parts_given(self, place: int, root: int, size: int) -> int:
-        if self.gives == _ROOT and place != root:
-            return 0
-        return size if self.gets in (_COLUMN, _OWN) else 1
-
-    def part_count(self, size: int) -> int:
-        """How many parts a tensor has in all."""
-        if self.gives == _ROW:
-            return size * size
-        return size if _OWN in (self.gives, self.gets) else 1
-
-
-ALL_GATHER = Kind("all_gather", 1, _OWN, _WHOLE)
-ALL_GATHER_INTO = Kind("all_gather_into", 2, _OWN, _WHOLE, equal=True)
-REDUCE_SCATTER = Kind("reduce_scatter", 3, _WHOLE, _OWN, equal=True)
-ALL_TO_ALL = Kind("all_to_all", 4, _ROW, _COLUMN)
-GATHER = Kind("gather", 5, _OWN, _ROOT)
-SCATTER = Kind("scatter", 6, _ROOT, _OWN)
-REDUCE = Kind("reduce", 7, _WHOLE, _ROOT, equal=True)
-SEND = Kind("send", 8, _ROOT, _WHOLE)
-ALL_REDUCE = Kind("all_reduce", 9, _WHOLE, _WHOLE, equal=True)
-BROADCAST = Kind("broadcast", 10, _ROOT, _WHOLE)
-BARRIER = Kind("barrier", 11, _OWN, _WHOLE, equal=True)
-_KINDS = {
-    kind.number: kind
-    for kind in (
-        ALL_GATHER,
-        ALL_GATHER_INTO,
-        REDUCE_SCATTER,
-        ALL_TO_ALL,
-        GATHER,
-        SCATTER,
-        REDUCE,
-        SEND,
-        ALL_REDUCE,
-        BROADCAST,
-        BARRIER,
-    )
-}
-
-# kind, op, dimensions of a row, dtype of a reduction; root; bytes of a row; dtype; the row's shape; rows. Then
-# the rows of each part that the rank gives, 8 bytes each, then its data.
-_HEADER = struct.Struct("<BBBBiq16s11qq")
-_DIMENSIONS_MAX = 11
-_ALIKE_BYTES = _HEADER.size - 8  # All but the rows.
-_CALL_BYTES = 8  # The kind, and what is not of the tensor.
-_ANY_TENSOR = 255  # Instead of the number of dimensions: the rank takes what the root gives.
-
-_INLINE_BYTES = 4096
-_CAPACITY_BYTES_MIN = 4096
-# What all parts of a tensor take together.
-_TENSOR_BYTES_MAX = 32 << 20
-
-
-def split_evenly(rows: int, parts: int) -> list[int]:
-    """The rows of each part; the first ones have the remainder."""
-    each, more = divmod(rows, parts)
-    return [each + (part < more) for part in range(parts)]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What a rank's tensor is: rows of one shape. A tensor that goes whole is one row."""
-
-    dtype: str
-    row_shape: tuple[int, ...]
-    row_bytes: int
-
-
-@dataclass
-class Given:
-    """What one rank brings to a call."""
-
-    kind: Kind
-    root_rank: int
-    rows: Rows | None  # None: it takes what the root gives.
-    part_rows: list[int]  # How many each part has that it gives.
-    address: int
-    keep: Any
-    # Makes the result of rows of the parts that this rank gets; returns it and its address.
-    allocate: Callable[[Rows, list[int]], tuple[Any, int]]
-    # For reductions.
-    op: Op = Op.BROADCAST
-    dtype: DType = DType.U8
-    factors: Factors = NO_FACTORS
-
-
-class Lane(NamedTuple):
-    """Which tensor the data of calls goes through."""
-
-    kind: Kind
-    dtype: DType
-    op: Op
-    root: int
-    capacity_bytes: int  # A part's.
-
-
-@dataclass
-class _Said:
-    """What one rank has said in the control round."""
-
-    kind: Kind
-    alike: bytes
-    total_rows: int
-    rows: Rows | None
-    part_rows: Sequence[int]
-    data_at: int
-    inline: bool
-    op: int
-    root_rank: int
-    lane: Lane | None = None  # Where its data has gone already.
-
-    def __str__(self) -> str:
-        text = self.kind.name
-        if self.kind.reduces:
-            text += f" {Op(self.op).name.lower()}"
-        if self.rows is not None:
-            shape = list(self.rows.row_shape)
-            if self.kind in (REDUCE, SEND, ALL_REDUCE, BROADCAST):  # One row each.
-                text += f" of {self.rows.dtype}{shape}"
-            elif self.kind.equal:
-                text += f" of {self.rows.dtype}{[self.total_rows, *shape]}"
-            else:
-                text += f" of {self.rows.dtype} rows of {shape}"
-        if _ROOT in (self.kind.gives, self.kind.gets):
-            text += f" with root {self.root_rank}"
-        return text
+# As many words as a channel remembers.
+_ONE_ROUNDS_MAX = 256
 
 
 class CallChannel(Channel):
@@ -203,15 +85,23 @@ class CallChannel(Channel):
         self.title = title
         self.in_one = in_one
         size = group.size
-        capacity = _HEADER.size + 8 * size + _INLINE_BYTES
+        capacity = HEADER.size + 8 * size + INLINE_BYTES
         self._control_bytes = -(-capacity // 64) * 64
         self.said: np.ndarray = np.empty(size * self._control_bytes, np.uint8)
         self.said_at = int(self.said.ctypes.data)
+        self._holds_own: bool | None = None
+        self._one_rounds: dict[bytes, OneRound] = {}  # By the words.
 
     def control(self) -> int:
         """The tensor in which ranks say what they call."""
-        shares = (_OWN, _WHOLE)
+        shares = (OWN, WHOLE)
         return self.declare(self.name, DType.U8, Op.BROADCAST, shares, 0, self._control_bytes)
+
+    def holds_own(self) -> bool:
+        """Whether a contribution has room for the rank's own parts alone: alike at all ranks."""
+        if self._holds_own is None:
+            self._holds_own = self.client.connection.parts_held(self.control()) == 1
+        return self._holds_own
 
     def lane_tensor(self, lane: Lane) -> int:
         """The tensor for a lane."""
@@ -226,10 +116,35 @@ class CallChannel(Channel):
             capacity_bytes // dtype.nbytes,
         )
 
-    def same(self, block: bytes) -> bool:
+    def same(self, words: bytes) -> bool:
         """Whether every rank has said this."""
-        nbytes = len(block) * self.group.size
-        return self.said[:nbytes].tobytes() == block * self.group.size
+        nbytes = len(words) * self.group.size
+        return self.said[:nbytes].tobytes() == words * self.group.size
+
+    def one_round(self, given: Given, words: bytes) -> OneRound | None:
+        """What makes the call in one round where all ranks say these words; None: it takes more, or
+        ranks that differ.
+        """
+        found = self._one_rounds.get(words)
+        if found is None and OneRound.may_be(given, self.holds_own()):
+            if len(self._one_rounds) >= _ONE_ROUNDS_MAX:
+                self._one_rounds.clear()
+            found = OneRound(given, words, self.group, self.said_at, self.said.size)
+            self._one_rounds[words] = found
+        return found
+
+    def run_at_once(
+        self, call: OneRound, address: int, out: int, later: Callable[[int], Given]
+    ) -> Job | None:
+        """Makes a call of `address` on this thread, with its result at `out`.
+
+        None: another call is open. If it is not over by then `later` says what it is, and its job is
+        carried on as others are.
+        """
+        return self.run_first(
+            lambda: call.run(self.client.connection, self.control(), address, out),
+            lambda round_: job_of(self, [later(round_)], 0),
+        )
 
 
 def channel_of(client: Client, name: str | None, group: Group) -> CallChannel:
@@ -278,150 +193,29 @@ class JobHandle(Handle):
         self.result = self.shape(self.job.results)
 
 
-def _header(given: Given, total_rows: int) -> bytes:
-    rows = given.rows
-    if rows is None:
-        kind = given.kind.number
-        dims = [0] * _DIMENSIONS_MAX
-        return _HEADER.pack(kind, given.op, _ANY_TENSOR, 0, given.root_rank, 0, b"", *dims, 0)
-    dims = [*rows.row_shape, *[0] * (_DIMENSIONS_MAX - len(rows.row_shape))]
-    return _HEADER.pack(
-        given.kind.number,
-        given.op,
-        len(rows.row_shape),
-        given.dtype if given.kind.reduces else 0,
-        given.root_rank,
-        rows.row_bytes,
-        rows.dtype.encode()[:16],
-        *dims,
-        total_rows,
-    )
-
-
-def _read(said: np.ndarray, group: Group, in_one: bool = False) -> list[_Said]:
-    """What each rank of the group has said."""
-    at, every = 0, []
-    view = memoryview(said.data)
-    for place in range(group.size):
-        number, op, dimensions, wire, root_rank, row_bytes, dtype, *dims = _HEADER.unpack_from(
-            view, at
-        )
-        kind = _KINDS[number]
-        rows = None
-        if dimensions != _ANY_TENSOR:
-            shape = tuple(dims[:dimensions])
-            rows = Rows(dtype.rstrip(b"\0").decode(), shape, row_bytes)
-        alike = bytes(view[at : at + _ALIKE_BYTES + (8 if kind.equal else 0)])
-        root = group.ranks.index(root_rank) if root_rank in group.ranks else -1
-        parts = kind.parts_given(place, root, group.size)
-        at += _HEADER.size
-        part_rows = struct.unpack_from(f"<{parts}q", view, at)
-        at += 8 * parts
-        nbytes = sum(part_rows) * row_bytes
-        inline = not kind.reduces and nbytes <= _INLINE_BYTES
-        lane = None
-        if kind.reduces:
-            largest = max(part_rows) * row_bytes
-            lane = _lane_of(kind, DType(wire), Op(op), root_rank, largest, group.size, in_one)
-        every.append(_Said(kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank, lane))
-        if inline:
-            at += nbytes
-    return every
-
-
-def _check_alike(channel: CallChannel, every: list[_Said]) -> Rows:
-    """Mismatch if ranks call different things, at every rank alike. Returns what the tensor is."""
-    first = every[0]
-    reference = first
-    for said in every:
-        if said.rows is not None:
-            reference = said
-            break
-    for one, place in ((first, 0), (reference, every.index(reference))):
-        for other, said in enumerate(every):
-            length = _CALL_BYTES if one.rows is None or said.rows is None else len(one.alike)
-            same = said.alike[:length] == one.alike[:length]
-            if length == _CALL_BYTES:
-                same = (said.kind, said.root_rank) == (one.kind, one.root_rank)
-            if not same:
-                ranks = channel.group.ranks
-                raise Mismatch(
-                    f"'{channel.title}{channel.group.suffix}': rank {ranks[place]} calls {one}, but "
-                    f"rank {ranks[other]} calls {said}: all ranks must call the same collectives, "
-                    "of tensors that fit together, in the same order"
-                )
-    assert reference.rows is not None
-    return reference.rows
-
-
-def _got(given: Given, group: Group, every: list[_Said]) -> list[tuple[int, int]]:
-    """The parts that this rank gets: who gives it, and which of that rank's it is."""
-    kind = given.kind
-    if kind.gets == _ROOT and given.root_rank != group.ranks[group.place]:
-        return []
-    if kind.reduces:
-        return [(group.place, group.place if kind.gets == _OWN else 0)]
-    if kind.gives == _ROOT:
-        return [(group.ranks.index(given.root_rank), group.place if kind.gets == _OWN else 0)]
-    if kind.gives == _ROW:
-        return [(place, group.place) for place in range(group.size)]
-    return [(place, 0) for place in range(group.size)]
-
-
-def _got_of_reduction(given: Given, group: Group) -> list[int]:
-    """The rows of the parts that this rank gets, where all ranks give the same."""
-    if given.kind.gets == _ROOT and given.root_rank != group.ranks[group.place]:
-        return []
-    return [given.part_rows[group.place if given.kind.gets == _OWN else 0]]
-
-
-def _capacity_of(kind: Kind, largest: int, size: int, in_one: bool = False) -> int:
-    """How much a part of the tensor has room for that takes parts of so many bytes."""
-    most = _TENSOR_BYTES_MAX // kind.part_count(size)
-    if in_one and largest > most:
-        return largest
-    capacity = _CAPACITY_BYTES_MIN
-    while capacity < largest and capacity * 2 <= most:
-        capacity *= 2
-    return capacity
-
-
-def _lane_of(
-    kind: Kind, dtype: DType, op: Op, root_rank: int, largest: int, size: int, in_one: bool
-) -> Lane | None:
-    """Where parts go of which the longest has so many bytes; None: they need several rounds, or
-    none.
-    """
-    capacity = _capacity_of(kind, largest, size, in_one)
-    if not 0 < largest <= capacity:
-        return None
-    root = root_rank if _ROOT in (kind.gives, kind.gets) else 0
-    return Lane(kind, dtype, op, root, capacity)
-
-
 def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
     """One call: yields whenever it waits; returns its result."""
     client, group, kind = channel.client, channel.group, given.kind
     connection = client.connection
-    total_rows = sum(given.part_rows)
     row_bytes = given.rows.row_bytes if given.rows is not None else 0
-    own_bytes = total_rows * row_bytes
-    block = _header(given, total_rows) + struct.pack(f"<{len(given.part_rows)}q", *given.part_rows)
-    said, inline = block, not kind.reduces and own_bytes <= _INLINE_BYTES
+    own_bytes = sum(given.part_rows) * row_bytes
+    words = block(given)
+    source, factors = given.address, given.factors
+    if kind.reduces and factors.prescale != 1.0:
+        given.keep, source = factors.scaled(client, given.dtype, given.address, own_bytes)
+    one_round = channel.one_round(given, words)
+    said, inline = words, own_bytes <= INLINE_BYTES and (not kind.reduces or channel.holds_own())
     if inline:
-        said += ctypes.string_at(given.address, own_bytes)
+        said += ctypes.string_at(source, own_bytes)
     client.count_pushed_bytes(own_bytes)
     control = channel.control()
-    round_ = connection.push_parts(control, said, [len(said)], priority)
-    source, factors = given.address, given.factors
+    round_ = given.pushed or connection.push_parts(control, said, [len(said)], priority)
     own = [count * row_bytes for count in given.part_rows]
     lane, carried = None, 0
     failure: TalwegError | None = None
-    if kind.reduces:
-        if factors.prescale != 1.0:
-            given.keep, source = factors.scaled(client, given.dtype, given.address, own_bytes)
+    if kind.reduces and not inline:
         root, longest = given.root_rank, max(own)
-        lane = _lane_of(kind, given.dtype, given.op, root, longest, group.size, channel.in_one)
+        lane = lane_of(kind, given.dtype, given.op, root, longest, group.size, channel.in_one)
         try:
             if lane is not None:
                 carried = connection.push_parts(channel.lane_tensor(lane), source, own, priority)
@@ -437,19 +231,29 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
     if failure is not None:
         raise failure
 
-    every: list[_Said] | None = None
-    if lane is not None and channel.same(block):
+    if one_round is not None:
+        assert given.rows is not None
+        result, out = given.allocate(given.rows, one_round.got_rows)
+        if one_round.finish(connection, control, out):
+            finish = factors.after(
+                client, given.dtype, out, sum(one_round.got_rows) * row_bytes // given.dtype.nbytes
+            )
+            if finish is not None:
+                finish()
+            return result
+    every: list[Said] | None = None
+    if lane is not None and channel.same(words):
         assert given.rows is not None
         rows = given.rows
-        got_rows = _got_of_reduction(given, group)
+        got_rows = got_alike(given, group)
     else:
-        every = _read(channel.said, group, channel.in_one)
+        every = read(channel.said, group, channel.holds_own(), channel.in_one)
         try:
-            rows = _check_alike(channel, every)
+            rows = check_alike(channel.title, group, every)
         except Mismatch:
             yield from _settle(channel, every, priority, lane, carried)
             raise
-        got = _got(given, group, every)
+        got = got_parts(given, group, every)
         got_rows = [every[place].part_rows[part] for place, part in got]
     result, out = given.allocate(rows, got_rows)
     got_bytes = [count * rows.row_bytes for count in got_rows]
@@ -472,7 +276,7 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
 
 
 def _settle(
-    channel: CallChannel, every: list[_Said], priority: int, own: Lane | None, carried: int
+    channel: CallChannel, every: list[Said], priority: int, own: Lane | None, carried: int
 ) -> Steps:
     """Ends the rounds of data that ranks have begun whose calls do not fit together.
 
@@ -517,27 +321,27 @@ def _carry(
     """Parts of `own` bytes from `source` to the other ranks, of `got` bytes from them to `out`."""
     if largest == 0:
         return
-    connection = channel.client.connection
-    capacity = _capacity_of(given.kind, largest, channel.group.size, channel.in_one)
-    root = given.root_rank if _ROOT in (given.kind.gives, given.kind.gets) else 0
+    connection, size = channel.client.connection, channel.group.size
+    capacity = capacity_of(given.kind, largest, size, channel.holds_own(), channel.in_one)
+    root = given.root_rank if ROOT in (given.kind.gives, given.kind.gets) else 0
     tensor = channel.lane_tensor(Lane(given.kind, given.dtype, given.op, root, capacity))
-    if largest <= capacity:
-        round_ = connection.push_parts(tensor, source, own, priority)
-        yield Wait(tensor, round_, out, sum(got), False)
-        return
     sources, targets = _starts(own, source), _starts(got, out)
-    pushed: np.ndarray = np.empty(len(own) * capacity, np.uint8)
-    taken: np.ndarray = np.empty(len(got) * capacity, np.uint8)
-    pushed_at, taken_at = int(pushed.ctypes.data), int(taken.ctypes.data)
+    at_home = _own_part(given.kind, channel.group.place, own, got)
     for begin in range(0, largest, capacity):
-        pushed_now = [min(max(length - begin, 0), capacity) for length in own]
-        for start, length, at in zip(sources, pushed_now, _starts(pushed_now, pushed_at)):
-            ctypes.memmove(at, start + begin, length)
-        round_ = connection.push_parts(tensor, pushed_at, pushed_now, priority)
-        taken_now = [min(max(length - begin, 0), capacity) for length in got]
-        yield Wait(tensor, round_, taken_at, sum(taken_now), begin + capacity < largest)
-        for start, length, at in zip(targets, taken_now, _starts(taken_now, taken_at)):
-            ctypes.memmove(start + begin, at, length)
+        pushed = [min(max(length - begin, 0), capacity) for length in own]
+        places = [start + begin for start in sources]
+        home = 0 if at_home is None else targets[at_home] + begin
+        round_ = connection.push_places(tensor, places, pushed, home, priority)
+        rooms = [min(max(length - begin, 0), capacity) for length in got]
+        into = ([start + begin for start in targets], rooms)
+        yield Wait(tensor, round_, 0, 0, begin + capacity < largest, into)
+
+
+def _own_part(kind: Kind, place: int, own: list[int], got: list[int]) -> int | None:
+    """Which of the parts that this rank gets is its own."""
+    if not own or not got:
+        return None
+    return place if kind.gives in (OWN, ROW) else 0
 
 
 def start(
@@ -572,4 +376,25 @@ def run(
     return client.synchronize(handle, timeout_s)
 
 
-__all__ = ["CallChannel", "Given", "JobHandle", "Kind", "Rows", "TalwegError", "run", "start"]
+__all__ = [
+    "ALL_GATHER",
+    "ALL_GATHER_INTO",
+    "ALL_REDUCE",
+    "ALL_TO_ALL",
+    "BARRIER",
+    "BROADCAST",
+    "GATHER",
+    "REDUCE",
+    "REDUCE_SCATTER",
+    "SCATTER",
+    "SEND",
+    "CallChannel",
+    "Given",
+    "JobHandle",
+    "Kind",
+    "Rows",
+    "TalwegError",
+    "run",
+    "split_evenly",
+    "start",
+]

@@ -162,6 +162,31 @@ class LocalConnection(_native.Connection):
         self.wait(tensor, round_, out, None)
         return True
 
+    def parts_held(self, tensor: int) -> int:
+        return 1
+
+    def push_places(
+        self,
+        tensor: int,
+        places: Sequence[int],
+        lengths: Sequence[int],
+        own: int = 0,
+        priority: int = 0,
+    ) -> int:
+        # It is taken from where it is pushed, also where it has a place in the result already.
+        return self._push(tensor, places[0], lengths[0])
+
+    def wait_places(
+        self,
+        tensor: int,
+        round_: int,
+        places: Sequence[int],
+        rooms: Sequence[int],
+        end: float | None = None,
+    ) -> bool:
+        self.wait(tensor, round_, places[0], None)
+        return True
+
     def completion_fd(self) -> int:
         raise errors.Unsupported("a job of one rank has no descriptor: its rounds are over at once")
 

@@ -21,6 +21,7 @@ from talweg._native_arguments import (
     nanoseconds,
     within,
 )
+from talweg._native_exchange import PROTOTYPES, ExchangeCalls
 from talweg._native_structures import Collective, Declaration, Member, Membership, Options
 
 _ANY_LOCAL_RANK = 0xFFFFFFFF
@@ -193,7 +194,7 @@ def _load() -> ctypes.CDLL:
             "//clients/c:libtalweg.so, or set TALWEG_LIBRARY to its path"
         )
     library = ctypes.CDLL(str(path))
-    for name, (result, arguments) in _PROTOTYPES.items():
+    for name, (result, arguments) in {**_PROTOTYPES, **PROTOTYPES}.items():
         function = getattr(library, name, None)
         if function is None:
             raise errors.VersionMismatch(
@@ -222,7 +223,7 @@ def library() -> ctypes.CDLL:
     return _library
 
 
-class Connection:
+class Connection(ExchangeCalls):
     """A talweg_client. Any thread may call any method; close() ends the others' waits."""
 
     # Why this rank may push nothing yet; None: it may.

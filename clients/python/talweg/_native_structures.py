@@ -71,3 +71,22 @@ class Membership(ctypes.Structure):
         ("member_count", ctypes.c_uint32),
         ("changes", ctypes.c_uint32),
     ]
+
+
+class ExchangeCall(ctypes.Structure):
+    """talweg_exchange_call."""
+
+    _fields_ = [
+        ("struct_bytes", ctypes.c_size_t),
+        ("words", ctypes.c_char_p),
+        ("word_bytes", ctypes.c_uint64),
+        ("data", ctypes.c_void_p),
+        ("data_bytes", ctypes.c_uint64),
+        ("all", ctypes.c_void_p),
+        ("all_bytes", ctypes.c_uint64),
+        ("op", ctypes.c_int),
+        ("dtype", ctypes.c_int),
+        ("offset", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("out", ctypes.c_void_p),
+    ]

@@ -59,6 +59,10 @@ struct ClientIdentity {
 struct PushedParts {
   const uint64_t* lengths = nullptr;  // Bytes of each part that the rank gives; null: all are full.
   RoundSignature signature = 0;
+  const void* const* places = nullptr;  // Where each of them lies; null: one after another.
+  // Where the caller's result has the part that this rank gives itself: it goes there at once.
+  // null: it is taken with the others.
+  void* own = nullptr;
 };
 
 // What a wait is for. A value.
@@ -66,12 +70,15 @@ struct Taking {
   void* out = nullptr;  // Where the parts go that the rank gets; null: they are not copied.
   uint64_t out_bytes = UINT64_MAX;  // The room there.
   uint64_t* lengths = nullptr;      // Where the lengths go of those parts; null: nowhere.
-  bool takes = true;                // Else a round that has a result stays open.
+  // Where each of several parts goes, and the room there; null: one after another.
+  void* const* places = nullptr;
+  const uint64_t* rooms = nullptr;
+  bool takes = true;  // Else a round that has a result stays open.
   // What a wait of this round has copied to `out`, before it timed out, is still there.
   bool again = false;
 
   bool NeedsLengths() const {
-    return out != nullptr || out_bytes != UINT64_MAX || lengths != nullptr;
+    return out != nullptr || out_bytes != UINT64_MAX || lengths != nullptr || places != nullptr;
   }
 };
 
@@ -110,6 +117,8 @@ class Client {
   // How many parts of the tensor this rank gives, and gets.
   uint32_t PartsGiven(uint32_t tensor) const;
   uint32_t PartsGot(uint32_t tensor) const;
+  // How many parts its contribution has room for.
+  uint32_t PartsHeld(uint32_t tensor) const;
   // Of the next push.
   void* Contribution(uint32_t tensor) const;
   // Whether the ranks sum it in place: its result is where its contribution was, without a copy.
@@ -208,7 +217,9 @@ class Client {
     bool pushed_short = false;  // The last round was pushed with a part that is not full.
     uint64_t disagreed = 0;     // The last round of which the ranks have said different things.
     uint64_t open_bytes = 0;    // What the open round takes of open_bytes_.
-    bool on_device = false;     // The open round's result goes to a GPU.
+    // Where the part is already, in the open round, that this rank gives itself; null: nowhere.
+    const std::byte* own_part = nullptr;
+    bool on_device = false;  // The open round's result goes to a GPU.
     // AgentLine::events_lost when its events were asked for; and those behind which its last round
     // was pushed, which may also be read without the lock.
     uint32_t placed_at = 0;
@@ -221,6 +232,19 @@ class Client {
 
     std::byte* ContributionOf(uint64_t round) const {
       return contribution + shape.buffer_offset(round);
+    }
+    // Where a part begins that `giver` contributes, in its buffer.
+    uint64_t PartOffset(uint32_t part, uint32_t giver) const {
+      return ranks_sum ? shape.part_offset(part, giver) : buffer.part_offset(part);
+    }
+    // What a buffer for contributions has room for.
+    uint64_t held_bytes() const { return ranks_sum ? shape.stride : bytes; }
+    // What parts that other ranks give would take before the first one of this rank's.
+    uint64_t bytes_before() const {
+      return buffer.part_offset(gives.first) - PartOffset(gives.first, rank);
+    }
+    bool Gets(uint32_t part) const {
+      return HasPart(collective.gets, part, rank, rank_count, root);
     }
     // The lengths of the parts that this rank contributes to a round.
     uint32_t* LengthsOf(uint64_t round) const {
@@ -361,18 +385,27 @@ class Client {
   // bytes go.
   RankStatus BeginPush(Tensor& tensor, const void* data, std::byte** contribution,
                        bool* nobody_sums, ErrorText& error);
+  // Whether `data` is what Contribution has given.
+  static bool IsContribution(const Tensor& tensor, const void* data, const std::byte* contribution);
   // A push on its way into the ring.
   struct Pushing {
     RingEntry entry;
-    bool is_short = false;  // Some part is not full.
-    uint64_t bytes = 0;     // What the rank gives.
+    bool is_short = false;     // Some part is not full.
+    uint64_t bytes = 0;        // What the rank gives.
+    std::byte* own = nullptr;  // Where the part goes that it gives itself.
   };
   // What the push comes to, by its lengths.
   static RankStatus CheckParts(const Tensor& tensor, const PushedParts& parts, Pushing* push,
                                ErrorText& error);
-  // Copies the parts that the rank gives to where they are contributed.
-  void CopyIn(const Tensor& tensor, const std::byte* data, const uint64_t* lengths,
-              std::byte* contribution);
+  // Where the part that the rank gives itself may go now: nothing that it gives is overwritten.
+  static std::byte* OwnPlace(const Tensor& tensor, const std::byte* data, const PushedParts& parts);
+  // Copies the parts that the rank gives to where they are contributed; the one that it gives
+  // itself also, or only, to `own`.
+  void CopyIn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
+              std::byte* contribution, std::byte* own);
+  // Behind the push: the part that nobody else gets.
+  void CopyOwn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
+               std::byte* own);
   // Writes their lengths behind them.
   void SayParts(Tensor& tensor, const uint64_t* lengths);
   // This push has not been made.
@@ -430,14 +463,16 @@ class Client {
   // A round that this rank has pushed, as it has said.
   struct OpenedRound {
     uint64_t round = 0;
-    bool is_short = false;  // Some part is not full.
-    bool compares = false;  // It and the other ranks tell what they have said.
+    bool is_short = false;                // Some part is not full.
+    bool compares = false;                // It and the other ranks tell what they have said.
+    const std::byte* own_part = nullptr;  // Tensor::own_part.
   };
   // A round that is complete, and has a result.
   struct CompleteRound {
     uint64_t round = 0;
     RoundLengths lengths;
     std::byte* arenas[kSummingRanksMax] = {};  // Where the tensor lies in them, if the ranks sum.
+    const std::byte* own_part = nullptr;       // Tensor::own_part.
   };
   // How a wait for a round that is complete ends.
   struct Ending {
@@ -457,13 +492,24 @@ class Client {
   RankStatus SayLengths(const Tensor& tensor, const CompleteRound& complete, uint64_t* lengths,
                         uint64_t* bytes, ErrorText& error) const;
   RankStatus FailLength(const Tensor& tensor, uint64_t length, ErrorText& error) const;
-  // The parts that this rank gets, of `bytes` together. `out` null: where its contribution lies.
-  RankStatus TakeResult(Tensor& tensor, const CompleteRound& complete, bool in_place, void* out,
-                        uint64_t bytes, ArrivingResult& arriving, const Deadline& deadline,
-                        ErrorText& error);
+  // Where the parts go that a rank gets, which are `bytes` long together: `out`, one after another,
+  // or places of their own.
+  struct Target {
+    std::byte* out = nullptr;
+    uint64_t bytes = 0;
+    void* const* places = nullptr;
+    const uint64_t* rooms = nullptr;
+  };
+  // The parts that this rank gets, of `bytes` together. No place: where its contribution lies.
+  RankStatus TakeResult(Tensor& tensor, const CompleteRound& complete, bool in_place,
+                        const Taking& taking, uint64_t bytes, ArrivingResult& arriving,
+                        const Deadline& deadline, ErrorText& error);
+  // The i-th part, of `bytes`, does not fit where it is to go.
+  RankStatus FailRoom(const Tensor& tensor, uint64_t round, uint64_t bytes, uint64_t room,
+                      ErrorText& error) const;
   // Copies the parts that this rank gets, from the result or from who gives them.
-  RankStatus CopyParts(const Tensor& tensor, const CompleteRound& complete, std::byte* out,
-                       uint64_t out_bytes, ErrorText& error) const;
+  RankStatus CopyParts(const Tensor& tensor, const CompleteRound& complete, const Target& target,
+                       ErrorText& error) const;
   // For a round that is complete.
   RankStatus RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
                          ErrorText& error) const;
@@ -483,9 +529,9 @@ class Client {
   // Whether all ranks have said the same of a round.
   RankStatus CompareRanks(const Tensor& tensor, const CompleteRound& complete,
                           ErrorText& error) const;
-  // Writes the parts that this rank gets, which are `bytes` long together.
-  RankStatus SumContributions(Tensor& tensor, const CompleteRound& complete, std::byte* out,
-                              uint64_t bytes, ErrorText& error);
+  // Writes the parts that this rank gets.
+  RankStatus SumContributions(Tensor& tensor, const CompleteRound& complete, const Target& target,
+                              ErrorText& error);
   void SumShared(Tensor& tensor, const CompleteRound& complete, std::byte* out, uint64_t bytes);
   RankStatus SumIntoOwnResult(Tensor& tensor, const CompleteRound& complete, uint64_t bytes,
                               const void** data, ErrorText& error);

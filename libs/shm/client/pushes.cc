@@ -8,6 +8,23 @@
 #include "libs/shm/client/stream_copy.h"
 
 namespace talweg::shm {
+namespace {
+
+// Calls `visit(part, from, bytes)` for each part that a rank gives and that has bytes.
+template <typename Visit>
+void ForEachGiven(const Parts& gives, const BufferShape& shape, const std::byte* data,
+                  const PushedParts& parts, const Visit& visit) {
+  uint64_t before = 0;
+  for (uint32_t i = 0; i < gives.count; ++i) {
+    const uint64_t bytes = parts.lengths == nullptr ? shape.part_bytes : parts.lengths[i];
+    const auto* from =
+        parts.places == nullptr ? data + before : static_cast<const std::byte*>(parts.places[i]);
+    before += bytes;
+    if (bytes > 0) visit(gives[i], from, bytes);
+  }
+}
+
+}  // namespace
 
 RankStatus Client::Push(uint32_t index, const void* data, const PushedParts& parts,
                         bool declared_priority, int32_t priority, int64_t timeout_ns,
@@ -22,7 +39,8 @@ RankStatus Client::Push(uint32_t index, const void* data, const PushedParts& par
   }
   std::byte* contribution = nullptr;
   bool nobody_sums = false;
-  if (const RankStatus begun = BeginPush(*tensor, data, &contribution, &nobody_sums, error);
+  const void* const given = parts.places != nullptr ? parts.places : data;
+  if (const RankStatus begun = BeginPush(*tensor, given, &contribution, &nobody_sums, error);
       begun != RankStatus::kOk) {
     return begun;
   }
@@ -35,8 +53,9 @@ RankStatus Client::Push(uint32_t index, const void* data, const PushedParts& par
   }
   const bool says_more = push.is_short || parts.signature != 0;
   if (!nobody_sums) {
-    if (data != nullptr && data != contribution) {
-      CopyIn(*tensor, static_cast<const std::byte*>(data), parts.lengths, contribution);
+    if (given != nullptr && !IsContribution(*tensor, given, contribution)) {
+      push.own = OwnPlace(*tensor, static_cast<const std::byte*>(data), parts);
+      CopyIn(*tensor, static_cast<const std::byte*>(data), parts, contribution, push.own);
     }
     // An older agent knows neither; it compares nothing.
     if (says_more && agent_minor_ >= kCollectivesMinor) {
@@ -45,7 +64,16 @@ RankStatus Client::Push(uint32_t index, const void* data, const PushedParts& par
       SayParts(*tensor, parts.lengths);
     }
   }
-  return FinishPush(*tensor, push, declared_priority, timeout_ns, round, error);
+  const RankStatus pushed = FinishPush(*tensor, push, declared_priority, timeout_ns, round, error);
+  if (pushed == RankStatus::kOk && push.own != nullptr) {
+    CopyOwn(*tensor, static_cast<const std::byte*>(data), parts, push.own);
+  }
+  return pushed;
+}
+
+bool Client::IsContribution(const Tensor& tensor, const void* data, const std::byte* contribution) {
+  return reinterpret_cast<uintptr_t>(data) ==
+         reinterpret_cast<uintptr_t>(contribution) - tensor.bytes_before();
 }
 
 RankStatus Client::CheckParts(const Tensor& tensor, const PushedParts& parts, Pushing* push,
@@ -75,17 +103,55 @@ RankStatus Client::CheckParts(const Tensor& tensor, const PushedParts& parts, Pu
                                         : "a tensor with parts of 4 GiB or more cannot have");
 }
 
-void Client::CopyIn(const Tensor& tensor, const std::byte* data, const uint64_t* lengths,
-                    std::byte* contribution) {
-  uint64_t copied = 0;
-  for (uint32_t i = 0; i < tensor.gives.count; ++i) {
-    const uint64_t bytes = lengths == nullptr ? tensor.buffer.part_bytes : lengths[i];
-    if (bytes == 0) continue;
-    Copy(contribution + tensor.buffer.part_offset(tensor.gives[i]), data + copied, bytes,
-         Streams(bytes));
-    copied += bytes;
+std::byte* Client::OwnPlace(const Tensor& tensor, const std::byte* data, const PushedParts& parts) {
+  if (parts.own == nullptr || !tensor.ranks_sum || !tensor.collective.copies() ||
+      tensor.shape.in_place) {
+    return nullptr;
   }
+  auto* const own = static_cast<std::byte*>(parts.own);
+  uint64_t own_bytes = 0;
+  ForEachGiven(tensor.gives, tensor.buffer, data, parts,
+               [&](uint32_t part, const std::byte*, uint64_t bytes) {
+                 if (tensor.Gets(part)) own_bytes = bytes;
+               });
+  bool overwrites = own_bytes == 0;
+  ForEachGiven(tensor.gives, tensor.buffer, data, parts,
+               [&](uint32_t part, const std::byte* from, uint64_t bytes) {
+                 const bool is_there = tensor.Gets(part) && from == own;
+                 overwrites = overwrites || (!is_there && Overlap(own, own_bytes, from, bytes));
+               });
+  return overwrites ? nullptr : own;
+}
+
+void Client::CopyIn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
+                    std::byte* contribution, std::byte* own) {
+  const bool others_get_all = tensor.collective.gets == Share::kWhole;
+  uint64_t copied = 0;
+  ForEachGiven(tensor.gives, tensor.buffer, data, parts,
+               [&](uint32_t part, const std::byte* from, uint64_t bytes) {
+                 const bool is_own = own != nullptr && tensor.Gets(part);
+                 if (is_own && !others_get_all) return;
+                 std::byte* const to = contribution + tensor.PartOffset(part, tensor.rank);
+                 if (is_own && own != from) {
+                   CopyTwice(to, own, from, bytes, Streams(bytes));
+                   copied += bytes;
+                 } else {
+                   Copy(to, from, bytes, Streams(bytes));
+                 }
+                 copied += bytes;
+               });
   statistics_.bytes_copied.fetch_add(copied, std::memory_order_relaxed);
+}
+
+void Client::CopyOwn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
+                     std::byte* own) {
+  if (tensor.collective.gets == Share::kWhole) return;  // It went there with the others' copy.
+  ForEachGiven(tensor.gives, tensor.buffer, data, parts,
+               [&](uint32_t part, const std::byte* from, uint64_t bytes) {
+                 if (!tensor.Gets(part) || own == from) return;
+                 Copy(own, from, bytes, Streams(bytes));
+                 statistics_.bytes_copied.fetch_add(bytes, std::memory_order_relaxed);
+               });
 }
 
 void Client::SayParts(Tensor& tensor, const uint64_t* lengths) {
@@ -124,8 +190,8 @@ RankStatus Client::BeginPush(Tensor& tensor, const void* data, std::byte** contr
   *nobody_sums = tensor.failed && tensor.ranks_sum;
   *contribution = tensor.ContributionOf(tensor.pushed + 1);
   const uint64_t buffers = tensor.contribution == nullptr ? 0 : tensor.shape.in_place ? 1 : 2;
-  const bool copied = data != nullptr && data != *contribution;
-  tensor.open_bytes = (buffers + (copied ? 1 : 0)) * tensor.bytes;
+  const bool copied = data != nullptr && !IsContribution(tensor, data, *contribution);
+  tensor.open_bytes = (buffers + (copied ? 1 : 0)) * tensor.held_bytes();
   open_bytes_.Begin(tensor.open_bytes);
   return RankStatus::kOk;
 }
@@ -170,6 +236,7 @@ RankStatus Client::RingPush(Tensor& tensor, Pushing push, const Deadline& deadli
           tensor.pushing = false;
           tensor.on_device = (entry.flags & kPushOnDevice) != 0;
           tensor.pushed_short = push.is_short;
+          tensor.own_part = push.own;
           tensor.pushed_at.store(tensor.placed_at, std::memory_order_relaxed);
           if ((entry.flags & kPushAgain) == 0) ++tensor.pushed;
           *round = tensor.pushed;

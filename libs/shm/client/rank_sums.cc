@@ -258,18 +258,23 @@ RankStatus Client::CompareRanks(const Tensor& tensor, const CompleteRound& compl
   return RankStatus::kOk;
 }
 
-RankStatus Client::SumContributions(Tensor& tensor, const CompleteRound& complete, std::byte* out,
-                                    uint64_t bytes, ErrorText& error) {
+RankStatus Client::SumContributions(Tensor& tensor, const CompleteRound& complete,
+                                    const Target& target, ErrorText& error) {
+  const uint64_t bytes = target.bytes;
+  std::byte* const out = target.out;
   if (bytes == 0) return RankStatus::kOk;
   const uint64_t buffer = tensor.shape.buffer_offset(complete.round);
-  for (uint32_t i = 0; i < tensor.rank_count; ++i) {
-    if (!Overlap(complete.arenas[i] + buffer, tensor.bytes, out, bytes)) continue;
+  const uint32_t count = target.places == nullptr ? 1 : tensor.gets.count;
+  for (uint32_t i = 0; i < tensor.rank_count * count; ++i) {
+    const void* const to = target.places == nullptr ? out : target.places[i % count];
+    const uint64_t to_bytes = target.places == nullptr ? bytes : target.rooms[i % count];
+    if (!Overlap(complete.arenas[i / count] + buffer, tensor.held_bytes(), to, to_bytes)) continue;
     return error.Fail(RankStatus::kInvalidArgument,
                       "tensor '%s': the result of round %llu cannot be written over its "
                       "contribution, which other ranks are reading; give another buffer",
                       NameOf(tensor), static_cast<unsigned long long>(complete.round));
   }
-  if (tensor.collective.copies()) return CopyParts(tensor, complete, out, bytes, error);
+  if (tensor.collective.copies()) return CopyParts(tensor, complete, target, error);
   if (tensor.buffer.all_get_one) {
     SumShared(tensor, complete, out, bytes);
     return RankStatus::kOk;
@@ -326,7 +331,7 @@ RankStatus Client::SumIntoOwnResult(Tensor& tensor, const CompleteRound& complet
   }
   if (tensor.own_result_round != complete.round) {
     const RankStatus status =
-        SumContributions(tensor, complete, tensor.own_result.data(), bytes, error);
+        SumContributions(tensor, complete, {tensor.own_result.data(), bytes}, error);
     if (status != RankStatus::kOk) return status;
     tensor.own_result_round = complete.round;
   }

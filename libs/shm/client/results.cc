@@ -14,6 +14,7 @@ RankStatus Client::TakeRound(Tensor& tensor, const OpenedRound& opened, const Ta
                              const Deadline& deadline, Ending* ending, ErrorText& error) {
   const bool reads = taking.NeedsLengths() || in_place;
   CompleteRound complete{.round = opened.round};
+  complete.own_part = opened.own_part;
   if (!on_device && (reads || opened.compares)) {
     const RankStatus found = FindRound(tensor, opened, &complete, error);
     ending->ranks_disagree = found == RankStatus::kMismatch;
@@ -31,19 +32,30 @@ RankStatus Client::TakeRound(Tensor& tensor, const OpenedRound& opened, const Ta
   if (!taking.takes || on_device) return RankStatus::kOk;
   if (bytes > taking.out_bytes && !goes_in_place) {
     ending->is_taken = false;
-    return error.Fail(RankStatus::kInvalidArgument,
-                      "tensor '%s': round %llu has %llu bytes for this rank, and there is room for "
-                      "%llu; the round stays open, wait again with more",
-                      NameOf(tensor), static_cast<unsigned long long>(opened.round),
-                      static_cast<unsigned long long>(bytes),
-                      static_cast<unsigned long long>(taking.out_bytes));
+    return FailRoom(tensor, opened.round, bytes, taking.out_bytes, error);
   }
-  if (taking.out == nullptr && !goes_in_place) return RankStatus::kOk;
+  for (uint32_t i = 0; taking.places != nullptr && i < tensor.gets.count; ++i) {
+    uint64_t length = 0;
+    if (!complete.lengths.Get(tensor.gets[i], &length)) return FailLength(tensor, length, error);
+    if (length <= taking.rooms[i]) continue;
+    ending->is_taken = false;
+    return FailRoom(tensor, opened.round, length, taking.rooms[i], error);
+  }
+  if (taking.out == nullptr && taking.places == nullptr && !goes_in_place) return RankStatus::kOk;
   const RankStatus status =
-      TakeResult(tensor, complete, in_place, taking.out, bytes, arriving, deadline, error);
+      TakeResult(tensor, complete, in_place, taking, bytes, arriving, deadline, error);
   // Other ranks have not done their pieces of it.
   if (status == RankStatus::kTimeout) ending->is_taken = false;
   return status;
+}
+
+RankStatus Client::FailRoom(const Tensor& tensor, uint64_t round, uint64_t bytes, uint64_t room,
+                            ErrorText& error) const {
+  return error.Fail(RankStatus::kInvalidArgument,
+                    "tensor '%s': round %llu has %llu bytes for this rank, and there is room for "
+                    "%llu; the round stays open, wait again with more",
+                    NameOf(tensor), static_cast<unsigned long long>(round),
+                    static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(room));
 }
 
 ArrivingResult Client::Arriving(const Tensor& tensor, uint64_t round, const Taking& taking,
@@ -115,45 +127,52 @@ RankStatus Client::FailLength(const Tensor& tensor, uint64_t length, ErrorText& 
 }
 
 RankStatus Client::TakeResult(Tensor& tensor, const CompleteRound& complete, bool in_place,
-                              void* out, uint64_t bytes, ArrivingResult& arriving,
+                              const Taking& taking, uint64_t bytes, ArrivingResult& arriving,
                               const Deadline& deadline, ErrorText& error) {
   std::byte* const contribution = tensor.ContributionOf(complete.round);
-  auto* to = static_cast<std::byte*>(in_place && out == nullptr ? contribution : out);
+  auto* to = static_cast<std::byte*>(in_place && taking.out == nullptr ? contribution : taking.out);
+  const Target target{to, bytes, taking.places, taking.rooms};
   if (tensor.shape.in_place) {
     const RankStatus status = SumInPlace(tensor, complete, bytes, deadline, error);
     if (status != RankStatus::kOk || to == contribution) return status;
     Copy(to, contribution, bytes, Streams(bytes));
   } else if (tensor.ranks_sum) {
-    const RankStatus status = SumContributions(tensor, complete, to, bytes, error);
+    const RankStatus status = SumContributions(tensor, complete, target, error);
     if (status != RankStatus::kOk) return status;
   } else {
     if (arriving.Finish()) return RankStatus::kOk;
-    const RankStatus status = CopyParts(tensor, complete, to, bytes, error);
+    const RankStatus status = CopyParts(tensor, complete, target, error);
     if (status != RankStatus::kOk) return status;
   }
   statistics_.bytes_copied.fetch_add(bytes, std::memory_order_relaxed);
   return RankStatus::kOk;
 }
 
-RankStatus Client::CopyParts(const Tensor& tensor, const CompleteRound& complete, std::byte* out,
-                             uint64_t out_bytes, ErrorText& error) const {
+RankStatus Client::CopyParts(const Tensor& tensor, const CompleteRound& complete,
+                             const Target& target, ErrorText& error) const {
   const Collective& collective = tensor.collective;
   uint64_t copied = 0;
   for (uint32_t i = 0; i < tensor.gets.count; ++i) {
     const uint32_t part = tensor.gets[i];
     uint64_t length = 0;
     // It may have been changed since they were added up.
-    if (!complete.lengths.Get(part, &length) || length > out_bytes - copied) {
+    if (!complete.lengths.Get(part, &length) || length > target.bytes - copied ||
+        (target.places != nullptr && length > target.rooms[i])) {
       return FailLength(tensor, length, error);
     }
     if (length == 0) continue;
-    const std::byte* from = tensor.result[complete.round & 1];
+    std::byte* const to =
+        target.places == nullptr ? target.out + copied : static_cast<std::byte*>(target.places[i]);
+    copied += length;
+    const std::byte* from = tensor.result[complete.round & 1] + tensor.buffer.part_offset(part);
     if (tensor.ranks_sum) {
       const uint32_t giver = GiverOf(collective.gives, part, tensor.rank_count, tensor.root);
-      from = complete.arenas[giver] + tensor.shape.buffer_offset(complete.round);
+      from = giver == tensor.rank && complete.own_part != nullptr
+                 ? complete.own_part
+                 : complete.arenas[giver] + tensor.shape.buffer_offset(complete.round) +
+                       tensor.PartOffset(part, giver);
     }
-    Copy(out + copied, from + tensor.buffer.part_offset(part), length, Streams(length));
-    copied += length;
+    if (from != to) Copy(to, from, length, Streams(length));
   }
   return RankStatus::kOk;
 }
@@ -181,6 +200,7 @@ RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uin
     }
     opened.is_short = tensor->pushed_short;
     opened.compares = tensor->tells_pushes() && tensor->shape.has_tables;
+    opened.own_part = tensor->own_part;
     ++tensor->readers;  // From here on a push is kBusy, as in Wait.
   }
   RankStatus status = RoundStatus(index, *tensor, round, error);

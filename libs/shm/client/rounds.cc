@@ -93,6 +93,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, in
   bool on_device = false;
   bool is_short = false;
   bool compares = false;
+  const std::byte* own_part = nullptr;
   PushedRounds others;
   ArrivingResult::Copied copied_early;
   {
@@ -107,6 +108,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, in
     on_device = tensor->on_device;
     if (on_device && taking.out != nullptr) return FailOnDevice(*tensor, error);
     is_short = tensor->pushed_short;
+    own_part = tensor->own_part;
     compares = tensor->tells_pushes() && tensor->shape.has_tables;
     others = FindPushedRounds(*tensor);
     // Two waits for one round: the second must not lose its result to a push after the first. From
@@ -156,8 +158,8 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, in
       ending.is_taken = true;
       status = RoundStatus(index, *tensor, round, error);
       if (status != RankStatus::kOk) break;
-      status = TakeRound(*tensor, {.round = round, .is_short = is_short, .compares = compares},
-                         taking, in_place, on_device, arriving, deadline, &ending, error);
+      status = TakeRound(*tensor, {round, is_short, compares, own_part}, taking, in_place,
+                         on_device, arriving, deadline, &ending, error);
       break;
     case Awaited::kOver: status = FailOver(over, NameOf(*tensor), error); break;
     case Awaited::kTimeout:

@@ -15,6 +15,17 @@ inline void Copy(void* to, const void* from, size_t bytes, bool streaming) {
   streaming ? StreamCopy(to, from, bytes) : static_cast<void>(std::memcpy(to, from, bytes));
 }
 
+// To both places, reading once.
+inline void CopyTwice(std::byte* to, std::byte* also, const std::byte* from, size_t bytes,
+                      bool streaming) {
+  constexpr size_t kPieceBytes = 16 * 1024;  // It is still in the first cache at the second copy.
+  for (size_t at = 0; at < bytes; at += kPieceBytes) {
+    const size_t piece = bytes - at < kPieceBytes ? bytes - at : kPieceBytes;
+    Copy(to + at, from + at, piece, streaming);
+    Copy(also + at, from + at, piece, streaming);
+  }
+}
+
 inline bool Overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) {
   const auto a_begin = reinterpret_cast<uintptr_t>(a);
   const auto b_begin = reinterpret_cast<uintptr_t>(b);

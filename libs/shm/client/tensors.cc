@@ -495,7 +495,16 @@ void* Client::Contribution(uint32_t tensor) const {
   const Tensor* found = Forked() ? nullptr : Find(tensor);
   if (found == nullptr) return nullptr;
   const MutexLock lock(state_mutex_);
-  return found->ContributionOf(found->pushed + 1);
+  // Part p of several lies p strides from there, also where there is room for the rank's alone.
+  return reinterpret_cast<void*>(
+      reinterpret_cast<uintptr_t>(found->ContributionOf(found->pushed + 1)) -
+      found->bytes_before());
+}
+
+uint32_t Client::PartsHeld(uint32_t tensor) const {
+  const Tensor* found = Find(tensor);
+  if (found == nullptr) return 0;
+  return found->ranks_sum ? found->shape.parts_held : found->buffer.part_count;
 }
 
 bool Client::SumsInPlace(uint32_t tensor) const {

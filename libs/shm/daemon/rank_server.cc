@@ -194,6 +194,7 @@ void RankServerImpl::OnHello(Connection& connection, const Hello& hello, RankEve
   }
   connection.rings_to_await = hello.minor >= kRingsToAwaitMinor;
   connection.knows_in_place = hello.minor >= kInPlaceMinor;
+  connection.knows_own_parts = hello.minor >= kOwnPartsMinor;
   uint32_t local_rank = hello.wanted_local_rank;
   const auto count = static_cast<uint32_t>(holders_.size());
   if (local_rank == kAnyLocalRank) {

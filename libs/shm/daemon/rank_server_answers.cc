@@ -120,6 +120,15 @@ void RankServerImpl::ReplyDeclared(RankConnectionId id, RequestId request,
                           " does not know; install the same release of libtalweg for all ranks");
     return;
   }
+  const BufferShape& shape = asked->second.shape;
+  if (data.shared && shape.parts_given != shape.part_count && !connection->knows_own_parts) {
+    RefuseDeclaration(id, request, RankStatus::kVersionMismatch,
+                      "the other ranks of this node keep the parts of this tensor in another way "
+                      "than " +
+                          connection->Name() +
+                          " knows; install the same release of libtalweg for all ranks");
+    return;
+  }
   if (connection->tensors.size() <= index) connection->tensors.resize(index + 1);
   TensorOfRank& tensor = connection->tensors[index];
   if (!tensor.declared) {

@@ -61,6 +61,7 @@ struct Connection {
   uint32_t job_size = 0;
   bool rings_to_await = false;  // By its version, as the next.
   bool knows_in_place = false;
+  bool knows_own_parts = false;
   bool released = false;      // The agent needs the memory no more.
   bool said_goodbye = false;  // Which counts when its ring is empty.
   // Its ring's next entry is a push of this tensor that came before the open round is complete.

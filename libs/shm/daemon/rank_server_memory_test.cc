@@ -119,6 +119,30 @@ TEST_CASE_METHOD(RankServerFixture, "Ranks that sum in place write each other's 
   CHECK_THAT(std::string(declared->text), Contains("in place") && Contains("release"));
 }
 
+TEST_CASE_METHOD(RankServerFixture, "A rank that keeps all parts is told that the others do not") {
+  const Collective gather = {DType::kF32, Op::kCopy, Share::kOwn, Share::kWhole, 1};
+  sink.shared["t"] = server->PlanContribution(BufferShape::Of(gather, 4), false).value();
+  for (const uint16_t minor : {kOwnPartsMinor, uint16_t{kOwnPartsMinor - 1}}) {
+    RawRank rank(*this);
+    rank.Join(minor);
+    rank.Send({.request = 6,
+               .body = Declare{.dtype = DType::kF32,
+                               .op = Op::kCopy,
+                               .element_count = 1,
+                               .name = "t",
+                               .gives = Share::kOwn,
+                               .gets = Share::kWhole}});
+    const Message* message = rank.Receive();
+    REQUIRE(message != nullptr);
+    const auto* declared = std::get_if<Declared>(&message->body);
+    REQUIRE(declared != nullptr);
+    CHECK((declared->status == RankStatus::kOk) == (minor == kOwnPartsMinor));
+    if (minor == kOwnPartsMinor) continue;
+    CHECK(declared->status == RankStatus::kVersionMismatch);
+    CHECK_THAT(std::string(declared->text), Contains("parts") && Contains("release"));
+  }
+}
+
 TEST_CASE_METHOD(RankServerFixture,
                  "Ranks that sum get each other's contributions, to be read only") {
   sink.shared["t"] =

@@ -30,7 +30,7 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kMessageMagic = 0x4d535754;  // "TWSM"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 6;
+inline constexpr uint16_t kProtocolMinor = 7;
 // From this one on a rank that waits or polls rings (AgentLine::sleeps_until_awaited).
 inline constexpr uint16_t kRingsToAwaitMinor = 1;
 // From this one on a rank knows SummedBy::kRanksInPlace.
@@ -41,6 +41,8 @@ inline constexpr uint16_t kTellsPushesMinor = 4;
 inline constexpr uint16_t kCollectivesMinor = 5;
 // From this one on a rank ends steps, and hears of views.
 inline constexpr uint16_t kStepsMinor = 6;
+// From this one on a rank that sums has room for the parts that it gives, and no others.
+inline constexpr uint16_t kOwnPartsMinor = 7;
 inline constexpr size_t kMessageHeaderBytes = 16;
 inline constexpr size_t kBodyBytesMax = 64 * 1024;
 // Nothing of this version is longer; a buffer of this size takes any message that Encode makes.

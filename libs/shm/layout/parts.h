@@ -57,6 +57,9 @@ struct BufferShape {
   uint64_t part_bytes = 0;    // One, at most.
   uint64_t stride_bytes = 0;  // From one part to the next.
   uint32_t part_count = 1;
+  // How many parts each rank gives, where every rank gives as many of its own, one after another;
+  // else all, whoever gives them.
+  uint32_t parts_given = 1;
   uint32_t element_bytes = 1;
   // All ranks get the same, so ranks that sum a large one share the work.
   bool all_get_one = true;
@@ -78,6 +81,9 @@ struct BufferShape {
             .part_bytes = collective.part_bytes(),
             .stride_bytes = collective.stride_bytes(),
             .part_count = collective.part_count(rank_count),
+            .parts_given = collective.gives == Share::kOwn   ? 1
+                           : collective.gives == Share::kRow ? rank_count
+                                                             : collective.part_count(rank_count),
             .element_bytes = static_cast<uint32_t>(DTypeSize(collective.dtype)),
             .all_get_one = collective.all_get_all() && !collective.needs_every_rank()};
   }

@@ -96,5 +96,38 @@ TEST_CASE("Where ranks sum older versions find everything where it was") {
   CHECK(now.table_offset(0) + shape.table_bytes() <= now.table_offset(1));
 }
 
+TEST_CASE("Where ranks sum a buffer has room for the parts that its rank gives") {
+  constexpr uint32_t kRanks = 3;
+  const auto shape_of = [](Share gives, Share gets, uint16_t minor) {
+    const Op op = gives == Share::kWhole ? Op::kSum : Op::kCopy;
+    const BufferShape buffer = BufferShape::Of({DType::kU8, op, gives, gets, 100}, kRanks);
+    return RankSumShape::Of(buffer, kRanks, false, minor);
+  };
+  struct Row {
+    Share gives;
+    Share gets;
+    uint32_t held;
+  };
+  for (const Row& row : {Row{Share::kOwn, Share::kWhole, 1}, Row{Share::kOwn, Share::kRoot, 1},
+                         Row{Share::kRow, Share::kColumn, 3}, Row{Share::kRoot, Share::kOwn, 3},
+                         Row{Share::kRoot, Share::kWhole, 1}, Row{Share::kWhole, Share::kOwn, 3},
+                         Row{Share::kWhole, Share::kWhole, 1}}) {
+    const RankSumShape now = shape_of(row.gives, row.gets, kOwnPartsMinor);
+    const RankSumShape before = shape_of(row.gives, row.gets, kOwnPartsMinor - 1);
+    CHECK(now.parts_held == row.held);
+    CHECK(before.parts_held == now.buffer.part_count);
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      const Parts parts = Parts::Of(row.gives, rank, kRanks, 0, now.buffer.part_count);
+      for (uint32_t i = 0; i < parts.count; ++i) {
+        CHECK(before.part_offset(parts[i], rank) == parts[i] * 128);
+        CHECK(now.part_offset(parts[i], rank) == i * 128);
+        CHECK(now.part_offset(parts[i], rank) + 100 <= now.stride);
+      }
+    }
+    CHECK(now.stride <= before.stride);
+    CHECK(now.table_offset(1) + now.buffer.table_bytes() <= now.bytes());
+  }
+}
+
 }  // namespace
 }  // namespace talweg::shm

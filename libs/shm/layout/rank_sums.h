@@ -14,7 +14,8 @@
 // How a tensor that the ranks sum lies in every rank's arena (docs/shared_memory.md, "Ranks that
 // sum"):
 //
-//   0           contribution to even rounds
+//   0           contribution to even rounds: all parts, or (since minor version 7) the rank's own,
+//               where every rank gives others
 //   stride      contribution to odd rounds
 //   2 * stride  ShareLine           of large tensors: how much of its share this rank has summed
 //   + 64        the share's sums    where three ranks or more share, for the others to copy
@@ -111,8 +112,10 @@ static_assert(sizeof(PushedLine) == 64 && offsetof(PushedLine, signature) == 8 &
 
 // The same for agent and ranks.
 struct RankSumShape {
-  BufferShape buffer;        // Without its table, which lies further on.
-  uint64_t stride = 0;       // From one buffer to the next, or to what stands behind the only one.
+  BufferShape buffer;  // Without its table, which lies further on.
+  uint32_t parts_held =
+      1;                // How many parts a buffer has room for: all, or those that a rank gives.
+  uint64_t stride = 0;  // From one buffer to the next, or to what stands behind the only one.
   uint64_t share_bytes = 0;  // Of each rank but the last; 0: every rank sums everything.
   bool keeps_sums = false;   // There is a buffer for the sums of a share.
   bool in_place = false;
@@ -122,8 +125,12 @@ struct RankSumShape {
   // `agent_minor`: of the rank protocol, as the agent speaks it.
   static constexpr RankSumShape Of(const BufferShape& buffer, uint32_t ranks, bool in_place,
                                    uint16_t agent_minor = kProtocolMinor) {
+    const uint32_t held = agent_minor >= kOwnPartsMinor ? buffer.parts_given : buffer.part_count;
+    const uint64_t held_bytes =
+        held == buffer.part_count ? buffer.data_bytes : held * buffer.stride_bytes;
     RankSumShape shape{.buffer = buffer,
-                       .stride = RoundUp(buffer.data_bytes, kCacheLineBytes),
+                       .parts_held = held,
+                       .stride = RoundUp(held_bytes, kCacheLineBytes),
                        .in_place = in_place,
                        .tells_pushes = agent_minor >= kTellsPushesMinor,
                        .has_tables = agent_minor >= kCollectivesMinor};
@@ -141,6 +148,11 @@ struct RankSumShape {
   // Of the contribution to a round.
   constexpr uint64_t buffer_offset(uint64_t round) const {
     return in_place ? 0 : (round & 1) * stride;
+  }
+  // Where a part begins in the buffer of `giver`, whose number in the group that is.
+  constexpr uint64_t part_offset(uint32_t part, uint32_t giver) const {
+    const uint32_t before = parts_held == buffer.part_count ? 0 : giver * parts_held;
+    return (part - before) * buffer.stride_bytes;
   }
   // How many of the ranks' bytes are read and written by turns.
   constexpr uint64_t buffer_bytes() const { return in_place ? stride : 2 * stride; }

@@ -69,6 +69,40 @@ def all_reduce_coalesced(rank: int, size: int) -> Any:
 
 
 @case
+def small_again(rank: int, size: int) -> Any:
+    """The same small calls again and again: others than the first go straight to the library."""
+    found = []
+    for repeat in range(4):
+        for dtype in (torch.float32, torch.float16, torch.int64, torch.bool):
+            tensor = (_values(rank, 6) + repeat).to(dtype)
+            every = torch.zeros(size * 6, dtype=dtype)
+            dist.all_gather_into_tensor(every, tensor)
+            swapped = torch.zeros(size * 2, dtype=dtype)
+            dist.all_to_all_single(swapped, _values(rank + repeat, size * 2, dtype))
+            found += [every, swapped]
+            if dtype is torch.bool:
+                continue
+            for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+                reduced = tensor.clone()
+                open_call = None
+                if repeat == 2:  # Then it waits for its turn.
+                    other = _values(rank, 6)
+                    open_call = dist.all_reduce(other, async_op=True)
+                dist.all_reduce(reduced, op)
+                if open_call is not None:
+                    open_call.wait()
+                    found.append(other)
+                # Its elements lie in another order.
+                strided = _values(rank + repeat, 12, dtype).view(2, 6).t()
+                dist.all_reduce(strided, op)
+                part = torch.zeros(2, dtype=dtype)
+                dist.reduce_scatter_tensor(part, _values(rank + repeat, size * 2, dtype), op)
+                found += [reduced, strided, part]
+        dist.barrier()
+    return found
+
+
+@case
 def several_at_once(rank: int, size: int) -> Any:
     tensors = [_values(rank + at, 50 + at) for at in range(6)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]

@@ -13,7 +13,7 @@ import numpy as np
 import talweg
 from expected_errors import expect
 from numeric_reference import DTYPES, OPS, expected, same, sample
-from talweg import _client, _collectives
+from talweg import _client, _kinds
 
 _NODES: list[int] = json.loads(sys.argv[1])
 _NUMPY = {name: dtype for name, dtype in DTYPES.items() if name != "bf16"}
@@ -149,7 +149,7 @@ def several_pieces() -> None:
     """Tensors that are longer than the memory that they go through."""
     rank, n = talweg.rank(), talweg.size()
     ranks = tuple(range(n))
-    with mock.patch.object(_collectives, "_TENSOR_BYTES_MAX", 4096 * n):
+    with mock.patch.object(_kinds, "_TENSOR_BYTES_MAX", 4096 * n):
         each = _of([3], ranks, [(r * 5000 + 1,) for r in ranks], "f32")
         _check(talweg.all_gather(each[rank], "pieces"), np.concatenate(each), "f32", "pieces")
         even = _of([4], ranks, (20_001,), "i32")

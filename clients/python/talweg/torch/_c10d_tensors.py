@@ -61,6 +61,11 @@ class Reduction:
         raise Unsupported(f"{reduce_op} is not there: use one of {', '.join(_OPS)}")
 
 
+def name_of(reduce_op: Any) -> Any:
+    """torch's ReduceOp as a key, without what it is scaled by."""
+    return getattr(reduce_op, "op", reduce_op)
+
+
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
@@ -119,6 +124,16 @@ class Outputs:
         self._divisor = 1
         self._direct = len(tensors) == 1 and _cuda.is_plain(tensors[0]) and not tensors[0].is_conj()
 
+    def expects(self, counts: list[int]) -> bool:
+        """Whether so many elements may come from each rank."""
+        return True
+
+    def takes(self, nbytes: int) -> bool:
+        """Whether a result of so many bytes is written into the one output, and that is all."""
+        if not self._direct or self._divisor != 1:
+            return False
+        return self._tensors[0].numel() * self._tensors[0].element_size() == nbytes
+
     def divide_by(self, divisor: int) -> None:
         """The result is a sum of integers; their average is cut off towards zero, as NCCL does."""
         self._divisor = divisor
@@ -163,6 +178,10 @@ class SplitOutput(Outputs):
     def __init__(self, tensor: torch.Tensor, counts: list[int], operation: str) -> None:
         super().__init__([tensor], operation)
         self._counts = counts
+
+    def expects(self, counts: list[int]) -> bool:
+        """Whether so many elements are to come from each rank."""
+        return self._counts == counts
 
     def finish(self, got: Any) -> None:
         if got is not None and got[1] != self._counts:

@@ -8,7 +8,7 @@ do not fit together are a Mismatch at every rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from talweg import _client
+from talweg._channels import Job
 from talweg._collectives import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -35,6 +36,7 @@ from talweg._process_sets import Group, ProcessSet
 from talweg.errors import InvalidArgument, Unsupported
 from talweg.torch import _c10d_tensors as tensors_
 from talweg.torch._c10d_tensors import Outputs, Reduction, given, real, reduced, said
+from talweg.torch._small_calls import Over, SmallCalls
 from talweg.torch._work import Work
 
 NAME = "talweg"
@@ -62,6 +64,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._place = rank
         self._lane = lane
         self._channel = channel_of(self._client, lane, self._group)
+        self._small = SmallCalls(self._channel)
         self._timeout = timeout
         self._calls = 0
         self._name = ""
@@ -82,6 +85,7 @@ class ProcessGroup(dist.ProcessGroup):
         lane: str = "",
         group: Group | None = None,
         source_rank: int = -1,
+        begun: Job | None = None,
     ) -> Work:
         self._calls += 1
 
@@ -114,7 +118,25 @@ class ProcessGroup(dist.ProcessGroup):
             timeout.total_seconds(),
             is_async,
             source_rank,
+            begun,
         )
+
+    def _small_call(
+        self, key: Any, tensor: torch.Tensor, output: torch.Tensor, result: Any, opts: Any
+    ) -> Any:
+        """A call that is like a small one before it, and that the caller waits for; None: it is
+        none. `key` begins with the operation, and tells all that it hangs on.
+        """
+        if getattr(opts, "asyncOp", True):
+            return None
+        made = self._small.run(key, tensor, output)
+        if made is None:
+            return None
+        if isinstance(made, bool):
+            self._calls += 1
+            return Over(result)
+        job, target = made
+        return self._submit(key[0], [], [tensor], result, [target], opts, begun=job)
 
     def _is_elsewhere(self, tensors: Sequence[torch.Tensor], operation: str) -> bool:
         """Whether another backend has the tensors' device."""
@@ -150,20 +172,31 @@ class ProcessGroup(dist.ProcessGroup):
 
     # ----- Reductions -----
 
-    def _all_reduce(self, tensors: list[torch.Tensor], opts: Any, operation: str) -> Work:
+    def _all_reduce(
+        self, tensors: list[torch.Tensor], opts: Any, operation: str, key: Any = None
+    ) -> Work:
         reduction = Reduction.of(opts.reduceOp)
         outputs = [Outputs([tensor], operation) for tensor in real(tensors)]
         calls = [
             reduced(ALL_REDUCE, [tensor], [], reduction, 0, output, len(self._ranks))
             for tensor, output in zip(tensors, outputs)
         ]
+        if key is not None:
+            self._small.learn(key, calls[0], tensors[0], outputs[0], _outputs_of("all_reduce"))
         return self._submit(operation, calls, tensors, tensors, outputs, opts)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         opts = _options(c10d.AllreduceOptions, opts)
+        key = None
+        if len(tensors) == 1:
+            tensor = tensors[0]
+            key = ("all_reduce", tensor.dtype, tensor.numel(), tensors_.name_of(opts.reduceOp))
+            work = self._small_call(key, tensor, tensor, tensors, opts)
+            if work is not None:
+                return work
         if self._is_elsewhere(tensors, "all_reduce"):
             return super().allreduce(tensors, opts)
-        return self._all_reduce(tensors, opts, "all_reduce")
+        return self._all_reduce(tensors, opts, "all_reduce", key)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         opts = _options(c10d.AllreduceCoalescedOptions, opts)
@@ -187,6 +220,7 @@ class ProcessGroup(dist.ProcessGroup):
         inputs: Sequence[Sequence[torch.Tensor]],
         opts: Any,
         operation: str,
+        key: Any = None,
     ) -> Work:
         reduction, size = Reduction.of(opts.reduceOp), len(self._ranks)
         targets, calls = [], []
@@ -203,6 +237,8 @@ class ProcessGroup(dist.ProcessGroup):
             calls.append(reduced(REDUCE_SCATTER, parts, counts, reduction, 0, target, size))
             targets.append(target)
         shown = [part for parts in inputs for part in parts]
+        if key is not None:
+            self._small.learn(key, calls[0], shown[0], targets[0], _outputs_of(operation))
         return self._submit(operation, calls, shown, outputs, targets, opts)
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
@@ -212,10 +248,15 @@ class ProcessGroup(dist.ProcessGroup):
         return self._reduce_scatter(output_tensors, input_tensors, opts, "reduce_scatter")
 
     def reduce_scatter_single(self, output: Any, input_: Any, opts: Any = None) -> Any:
-        opts = _options(c10d.ReduceScatterOptions, opts)
-        if self._is_elsewhere([output, input_], "reduce_scatter_tensor"):
+        opts, operation = _options(c10d.ReduceScatterOptions, opts), "reduce_scatter_tensor"
+        sizes = (input_.dtype, input_.numel(), output.dtype, output.numel())
+        key = (operation, *sizes, tensors_.name_of(opts.reduceOp))
+        work = self._small_call(key, input_, output, output, opts)
+        if work is not None:
+            return work
+        if self._is_elsewhere([output, input_], operation):
             return super().reduce_scatter_single(output, input_, opts)
-        return self._reduce_scatter([output], [[input_]], opts, "reduce_scatter_tensor")
+        return self._reduce_scatter([output], [[input_]], opts, operation, key)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         opts = _options(c10d.ReduceScatterOptions, opts)
@@ -299,6 +340,7 @@ class ProcessGroup(dist.ProcessGroup):
         result: Any,
         opts: Any,
         operation: str,
+        key: Any = None,
     ) -> Work:
         targets, calls = [], []
         for each, tensor in zip(outputs, inputs):
@@ -308,13 +350,19 @@ class ProcessGroup(dist.ProcessGroup):
             count = 1 if alike else tensor.numel()
             calls.append(given(ALL_GATHER, [tensor], rows, [count], 0, target))
             targets.append(target)
+        if key is not None:
+            self._small.learn(key, calls[0], inputs[0], targets[0], _outputs_of(operation))
         return self._submit(operation, calls, inputs, result, targets, opts)
 
     def all_gather_single(self, output: Any, input_: Any, opts: Any = None) -> Any:
-        opts = _options(c10d.AllgatherOptions, opts)
-        if self._is_elsewhere([output, input_], "all_gather_into_tensor"):
+        opts, operation = _options(c10d.AllgatherOptions, opts), "all_gather_into_tensor"
+        key = (operation, input_.dtype, input_.numel(), output.dtype, output.numel())
+        work = self._small_call(key, input_, output, output, opts)
+        if work is not None:
+            return work
+        if self._is_elsewhere([output, input_], operation):
             return super().all_gather_single(output, input_, opts)
-        return self._all_gather_single([output], [input_], output, opts, "all_gather_into_tensor")
+        return self._all_gather_single([output], [input_], output, opts, operation, key)
 
     def _all_gather_single(
         self,
@@ -323,6 +371,7 @@ class ProcessGroup(dist.ProcessGroup):
         result: Any,
         opts: Any,
         operation: str,
+        key: Any = None,
     ) -> Work:
         for output, tensor in zip(outputs, inputs):
             if output.numel() != tensor.numel() * len(self._ranks):
@@ -331,7 +380,7 @@ class ProcessGroup(dist.ProcessGroup):
                     f"{said(tensor)} each: it must have as many elements as all of these"
                 )
         lists = [[output] for output in outputs]
-        return self._all_gather(lists, inputs, result, opts, operation)
+        return self._all_gather(lists, inputs, result, opts, operation, key)
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
         opts = _options(c10d.AllgatherOptions, opts)
@@ -362,8 +411,11 @@ class ProcessGroup(dist.ProcessGroup):
         result: Any,
         opts: Any,
         operation: str,
+        key: Any = None,
     ) -> Work:
         call = given(ALL_TO_ALL, inputs, tensors_.elements(like), counts, 0, outputs)
+        if key is not None and outputs.expects([counts[self._place]] * len(counts)):
+            self._small.learn(key, call, like, outputs, _outputs_of(operation))
         return self._submit(operation, [call], inputs, result, [outputs], opts)
 
     def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
@@ -387,12 +439,18 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> Any:
         opts = _options(c10d.AllToAllOptions, opts)
         operation = "all_to_all_single"
+        key = None
+        if not output_splits and not input_splits:
+            key = (operation, input_.dtype, input_.shape, output.dtype, output.shape)
+            work = self._small_call(key, input_, output, output, opts)
+            if work is not None:
+                return work
         if self._is_elsewhere([output, input_], operation):
             return super().all_to_all_single(output, input_, output_splits, input_splits, opts)
         counts = self._counts(input_, input_splits, operation)
         wanted = self._counts(output, output_splits, operation)
         target = tensors_.SplitOutput(output, wanted, operation)
-        return self._all_to_all(target, [input_], input_, counts, output, opts, operation)
+        return self._all_to_all(target, [input_], input_, counts, output, opts, operation, key)
 
     def _counts(self, tensor: torch.Tensor, splits: Any, operation: str) -> list[int]:
         """The elements of each rank's part."""
@@ -504,6 +562,10 @@ class ProcessGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def _outputs_of(operation: str) -> Callable[[torch.Tensor], Outputs]:
+    return lambda output: Outputs(real([output]), operation)
 
 
 def _options(kind: Any, given: Any) -> Any:

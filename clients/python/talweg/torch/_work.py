@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from talweg._channels import Job
 from talweg._collectives import CallChannel, Given, job_of
 from talweg.errors import Timeout
 
@@ -21,6 +22,7 @@ class Work(dist.Work):
 
     `finish` runs once, when the results are there and somebody wants them: it brings them to the
     outputs that they could not be written into directly. `is_async`: nobody may wait for it soon.
+    `begun`: the call is submitted already.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Work(dist.Work):
         timeout_s: float,
         is_async: bool,
         source_rank: int = -1,
+        begun: Job | None = None,
     ) -> None:
         super().__init__()
         self._what = what
@@ -45,8 +48,9 @@ class Work(dist.Work):
         self._failure: BaseException | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._channel = channel
-        self._job = job_of(channel, calls, 0)
-        channel.submit(self._job, is_async)
+        self._job = begun or job_of(channel, calls, 0)
+        if begun is None:
+            channel.submit(self._job, is_async)
 
     def _take(self) -> BaseException | None:
         """Finishes it, once it is done; returns what it failed with."""

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What collectives there are, what a rank brings to a call, and which tensor its data goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from talweg._declaration import DType, Op
+from talweg._scaling import NO_FACTORS, Factors
+
+WHOLE, ROOT, OWN, ROW, COLUMN = 1, 2, 3, 4, 5
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A collective; the shares are those of talweg.h."""
+
+    name: str
+    number: int
+    gives: int
+    gets: int
+    # Whether all ranks give tensors of the same shape, or the same but for the first dimension.
+    equal: bool = False
+
+    @property
+    def reduces(self) -> bool:
+        return self.gives == WHOLE
+
+    def parts_given(self, place: int, root: int, size: int) -> int:
+        if self.gives == ROOT and place != root:
+            return 0
+        return size if self.gets in (COLUMN, OWN) else 1
+
+    def parts_held(self, size: int) -> int:
+        """How many parts a rank gives, where every rank gives parts of its own; else all."""
+        if self.gives in (OWN, ROW):
+            return size if self.gives == ROW else 1
+        return self.part_count(size)
+
+    def part_count(self, size: int) -> int:
+        """How many parts a tensor has in all."""
+        if self.gives == ROW:
+            return size * size
+        return size if OWN in (self.gives, self.gets) else 1
+
+
+ALL_GATHER = Kind("all_gather", 1, OWN, WHOLE)
+ALL_GATHER_INTO = Kind("all_gather_into", 2, OWN, WHOLE, equal=True)
+REDUCE_SCATTER = Kind("reduce_scatter", 3, WHOLE, OWN, equal=True)
+ALL_TO_ALL = Kind("all_to_all", 4, ROW, COLUMN)
+GATHER = Kind("gather", 5, OWN, ROOT)
+SCATTER = Kind("scatter", 6, ROOT, OWN)
+REDUCE = Kind("reduce", 7, WHOLE, ROOT, equal=True)
+SEND = Kind("send", 8, ROOT, WHOLE)
+ALL_REDUCE = Kind("all_reduce", 9, WHOLE, WHOLE, equal=True)
+BROADCAST = Kind("broadcast", 10, ROOT, WHOLE)
+BARRIER = Kind("barrier", 11, OWN, WHOLE, equal=True)
+KINDS = {
+    kind.number: kind
+    for kind in (
+        ALL_GATHER,
+        ALL_GATHER_INTO,
+        REDUCE_SCATTER,
+        ALL_TO_ALL,
+        GATHER,
+        SCATTER,
+        REDUCE,
+        SEND,
+        ALL_REDUCE,
+        BROADCAST,
+        BARRIER,
+    )
+}
+
+INLINE_BYTES = 4096
+_CAPACITY_BYTES_MIN = 4096
+# What all parts of a tensor take together.
+_TENSOR_BYTES_MAX = 32 << 20
+
+
+def split_evenly(rows: int, parts: int) -> list[int]:
+    """The rows of each part; the first ones have the remainder."""
+    each, more = divmod(rows, parts)
+    return [each + (part < more) for part in range(parts)]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a rank's tensor is: rows of one shape. A tensor that goes whole is one row."""
+
+    dtype: str
+    row_shape: tuple[int, ...]
+    row_bytes: int
+
+
+@dataclass
+class Given:
+    """What one rank brings to a call."""
+
+    kind: Kind
+    root_rank: int
+    rows: Rows | None  # None: it takes what the root gives.
+    part_rows: list[int]  # How many each part has that it gives.
+    address: int
+    keep: Any
+    # Makes the result of rows of the parts that this rank gets; returns it and its address.
+    allocate: Callable[[Rows, list[int]], tuple[Any, int]]
+    # For reductions.
+    op: Op = Op.BROADCAST
+    dtype: DType = DType.U8
+    factors: Factors = NO_FACTORS
+    # The control round, where it has been pushed.
+    pushed: int = 0
+
+
+class Lane(NamedTuple):
+    """Which tensor the data of calls goes through."""
+
+    kind: Kind
+    dtype: DType
+    op: Op
+    root: int
+    capacity_bytes: int  # A part's.
+
+
+def capacity_of(
+    kind: Kind, largest: int, size: int, holds_own: bool = False, in_one: bool = False
+) -> int:
+    """How much a part of the tensor has room for that takes parts of so many bytes."""
+    most = _TENSOR_BYTES_MAX // (kind.parts_held(size) if holds_own else kind.part_count(size))
+    if in_one and largest > most:
+        return largest
+    capacity = _CAPACITY_BYTES_MIN
+    while capacity < largest and capacity * 2 <= most:
+        capacity *= 2
+    return capacity
+
+
+def lane_of(
+    kind: Kind,
+    dtype: DType,
+    op: Op,
+    root_rank: int,
+    largest: int,
+    size: int,
+    in_one: bool = False,
+) -> Lane | None:
+    """Where parts go of which the longest has so many bytes; None: they need several rounds, or
+    none.
+    """
+    capacity = capacity_of(kind, largest, size, in_one=in_one)
+    if not 0 < largest <= capacity:
+        return None
+    root = root_rank if ROOT in (kind.gives, kind.gets) else 0
+    return Lane(kind, dtype, op, root, capacity)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks say to each other in a call's control round, and whether it fits together."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from talweg._declaration import DType, Op
+from talweg._kinds import (
+    ALL_REDUCE,
+    BROADCAST,
+    INLINE_BYTES,
+    KINDS,
+    OWN,
+    REDUCE,
+    ROOT,
+    ROW,
+    SEND,
+    Given,
+    Kind,
+    Lane,
+    Rows,
+    lane_of,
+)
+from talweg._process_sets import Group
+from talweg.errors import Mismatch
+
+# kind, op, dimensions of a row, dtype of a reduction; root; bytes of a row; dtype; the row's shape; rows. Then
+# the rows of each part that the rank gives, 8 bytes each, then its data.
+HEADER = struct.Struct("<BBBBiq16s11qq")
+_DIMENSIONS_MAX = 11
+_ALIKE_BYTES = HEADER.size - 8  # All but the rows.
+_CALL_BYTES = 8  # The kind, and what is not of the tensor.
+_ANY_TENSOR = 255  # Instead of the number of dimensions: the rank takes what the root gives.
+
+
+@dataclass
+class Said:
+    """What one rank has said in the control round."""
+
+    kind: Kind
+    alike: bytes
+    total_rows: int
+    rows: Rows | None
+    part_rows: Sequence[int]
+    data_at: int
+    inline: bool
+    op: int
+    root_rank: int
+    lane: Lane | None = None  # Where its data has gone already.
+
+    def __str__(self) -> str:
+        text = self.kind.name
+        if self.kind.reduces:
+            text += f" {Op(self.op).name.lower()}"
+        if self.rows is not None:
+            shape = list(self.rows.row_shape)
+            if self.kind in (REDUCE, SEND, ALL_REDUCE, BROADCAST):  # One row each.
+                text += f" of {self.rows.dtype}{shape}"
+            elif self.kind.equal:
+                text += f" of {self.rows.dtype}{[self.total_rows, *shape]}"
+            else:
+                text += f" of {self.rows.dtype} rows of {shape}"
+        if ROOT in (self.kind.gives, self.kind.gets):
+            text += f" with root {self.root_rank}"
+        return text
+
+
+def block(given: Given) -> bytes:
+    """What a rank says of its call, before the data."""
+    counts = given.part_rows
+    return header(given, sum(counts)) + struct.pack(f"<{len(counts)}q", *counts)
+
+
+def header(given: Given, total_rows: int) -> bytes:
+    rows = given.rows
+    if rows is None:
+        kind = given.kind.number
+        dims = [0] * _DIMENSIONS_MAX
+        return HEADER.pack(kind, given.op, _ANY_TENSOR, 0, given.root_rank, 0, b"", *dims, 0)
+    dims = [*rows.row_shape, *[0] * (_DIMENSIONS_MAX - len(rows.row_shape))]
+    return HEADER.pack(
+        given.kind.number,
+        given.op,
+        len(rows.row_shape),
+        given.dtype if given.kind.reduces else 0,
+        given.root_rank,
+        rows.row_bytes,
+        rows.dtype.encode()[:16],
+        *dims,
+        total_rows,
+    )
+
+
+def read(
+    said: np.ndarray, group: Group, inlines_reductions: bool, in_one: bool = False
+) -> list[Said]:
+    """What each rank of the group has said."""
+    at, every = 0, []
+    view = memoryview(said.data)
+    for place in range(group.size):
+        number, op, dimensions, wire, root_rank, row_bytes, dtype, *dims = HEADER.unpack_from(
+            view, at
+        )
+        kind = KINDS[number]
+        rows = None
+        if dimensions != _ANY_TENSOR:
+            shape = tuple(dims[:dimensions])
+            rows = Rows(dtype.rstrip(b"\0").decode(), shape, row_bytes)
+        alike = bytes(view[at : at + _ALIKE_BYTES + (8 if kind.equal else 0)])
+        root = group.ranks.index(root_rank) if root_rank in group.ranks else -1
+        parts = kind.parts_given(place, root, group.size)
+        at += HEADER.size
+        part_rows = struct.unpack_from(f"<{parts}q", view, at)
+        at += 8 * parts
+        nbytes = sum(part_rows) * row_bytes
+        inline = nbytes <= INLINE_BYTES and (inlines_reductions or not kind.reduces)
+        lane = None
+        if kind.reduces and not inline:
+            largest = max(part_rows) * row_bytes
+            lane = lane_of(kind, DType(wire), Op(op), root_rank, largest, group.size, in_one)
+        every.append(Said(kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank, lane))
+        if inline:
+            at += nbytes
+    return every
+
+
+def check_alike(name: str, group: Group, every: list[Said]) -> Rows:
+    """Mismatch if ranks call different things, at every rank alike. Returns what the tensor is."""
+    first = every[0]
+    reference = first
+    for said in every:
+        if said.rows is not None:
+            reference = said
+            break
+    for one, place in ((first, 0), (reference, every.index(reference))):
+        for other, said in enumerate(every):
+            length = _CALL_BYTES if one.rows is None or said.rows is None else len(one.alike)
+            same = said.alike[:length] == one.alike[:length]
+            if length == _CALL_BYTES:
+                same = (said.kind, said.root_rank) == (one.kind, one.root_rank)
+            if not same:
+                ranks = group.ranks
+                raise Mismatch(
+                    f"'{name}{group.suffix}': rank {ranks[place]} calls {one}, but "
+                    f"rank {ranks[other]} calls {said}: all ranks must call the same collectives, "
+                    "of tensors that fit together, in the same order"
+                )
+    for other, said in enumerate(every):
+        if first.kind.reduces and said.part_rows != first.part_rows:
+            raise Mismatch(
+                f"'{name}{group.suffix}': rank {group.ranks[0]} calls {first}, in parts of "
+                f"{list(first.part_rows)}, but rank {group.ranks[other]} in parts of "
+                f"{list(said.part_rows)}: all ranks must cut it alike"
+            )
+    assert reference.rows is not None
+    return reference.rows
+
+
+def got_parts(given: Given, group: Group, every: list[Said]) -> list[tuple[int, int]]:
+    """The parts that this rank gets: who gives it, and which of that rank's it is."""
+    kind = given.kind
+    if kind.gets == ROOT and given.root_rank != group.ranks[group.place]:
+        return []
+    if kind.reduces:
+        return [(group.place, group.place if kind.gets == OWN else 0)]
+    if kind.gives == ROOT:
+        return [(group.ranks.index(given.root_rank), group.place if kind.gets == OWN else 0)]
+    if kind.gives == ROW:
+        return [(place, group.place) for place in range(group.size)]
+    return [(place, 0) for place in range(group.size)]
+
+
+def got_alike(given: Given, group: Group) -> list[int]:
+    """The rows of the parts that this rank gets, where all ranks give what this one does."""
+    kind, place = given.kind, group.place
+    if kind.gets == ROOT and given.root_rank != group.ranks[place]:
+        return []
+    part = place if ROW == kind.gives or OWN == kind.gets else 0
+    return [given.part_rows[part]] * (1 if kind.reduces else group.size)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of torch.distributed that the caller waits for at once, and that take one round.
+
+What such a call comes to depends on the dtype and the shapes alone. So it is worked out once, and
+the next one like it goes straight to the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from talweg._channels import Job
+from talweg._collectives import CallChannel, Given
+from talweg._one_round import OneRound
+from talweg._words import block
+from talweg.torch import _cuda
+from talweg.torch._c10d_tensors import Outputs
+
+# As many as a group remembers.
+_KNOWN_MAX = 256
+
+
+class Over(dist.Work):
+    """A call that was over when it returned."""
+
+    def __init__(self, outputs: Any) -> None:
+        super().__init__()
+        self._outputs = outputs
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Returns at once."""
+        return True
+
+    def synchronize(self) -> None:
+        """Returns at once."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> BaseException | None:
+        return None
+
+    def result(self) -> Any:
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self._outputs)
+        return future
+
+
+class Begun(NamedTuple):
+    """A small call that was made, and is left to be carried on."""
+
+    job: Job
+    output: Outputs
+
+
+class _Known(NamedTuple):
+    call: OneRound
+    given: Given
+    nbytes: int
+    outputs: Callable[[torch.Tensor], Outputs]
+
+
+class SmallCalls:
+    """The small calls of one group."""
+
+    def __init__(self, channel: CallChannel) -> None:
+        self._channel = channel
+        self._known: dict[Hashable, _Known] = {}
+
+    def run(self, key: Hashable, tensor: torch.Tensor, output: torch.Tensor) -> Begun | bool | None:
+        """Makes a call like one that is known. True: it is over; None: it was not made."""
+        known = self._known.get(key)
+        if known is None or not _is_plain(tensor) or not _is_plain(output):
+            return None
+        target: list[Outputs] = []
+
+        def later(round_: int) -> Given:
+            target.append(known.outputs(output))
+            return replace(
+                known.given,
+                address=tensor.data_ptr(),
+                keep=tensor,
+                allocate=target[0].allocate,
+                pushed=round_,
+            )
+
+        channel = self._channel
+        job = channel.run_at_once(known.call, tensor.data_ptr(), output.data_ptr(), later)
+        if job is None:
+            return None
+        if job.done and job.failure is None and not target:
+            channel.client.count_pushed_bytes(known.nbytes)
+            return True
+        return Begun(job, target[0] if target else known.outputs(output))
+
+    def learn(
+        self,
+        key: Hashable,
+        given: Given,
+        tensor: torch.Tensor,
+        target: Outputs,
+        outputs: Callable[[torch.Tensor], Outputs],
+    ) -> None:
+        """Remembers a call that is about to be made, if it is a small one."""
+        channel = self._channel
+        if given.rows is None or not OneRound.may_be(given, channel.holds_own()):
+            return
+        call = channel.one_round(given, block(given))
+        got = sum(call.got_rows) * given.rows.row_bytes if call is not None else -1
+        if given.address != tensor.data_ptr() or not target.takes(got):
+            return
+        assert call is not None
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        nbytes = tensor.numel() * tensor.element_size()
+        self._known[key] = _Known(call, replace(given, keep=None), nbytes, outputs)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and _cuda.is_plain(tensor)
+        and not tensor.is_conj()
+    )

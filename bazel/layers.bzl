@@ -107,6 +107,7 @@ _DEPS_USERS = {
     "grpc": _GRPC_USERS,
     "hwloc": ["libs/topology", "tests"],
     "libfabric": ["libs/transport", "tests"],
+    "openssl": ["libs/transport", "tests"],
     "protobuf": _GRPC_USERS + ["libs/config"],
     "spdlog": ["libs/telemetry", "tests"],
     "sqlite": ["libs/store", "tests"],

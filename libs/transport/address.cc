@@ -12,7 +12,8 @@ namespace {
 std::pair<size_t, size_t> HostPlace(const std::string& address) {
   constexpr std::string_view kBehindScheme = "://";
   const size_t scheme = address.find(kBehindScheme);
-  if (!address.starts_with("fi:") || scheme == std::string::npos) return {std::string::npos, 0};
+  const bool on_network = address.starts_with("fi:") || address.starts_with("tcp:");
+  if (!on_network || scheme == std::string::npos) return {std::string::npos, 0};
   const size_t begin = scheme + kBehindScheme.size();
   const size_t end = address.find(':', address[begin] == '[' ? address.find(']', begin) : begin);
   if (end == std::string::npos) return {std::string::npos, 0};

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -23,6 +24,19 @@
 // when the peer's OnFrame gets that frame. A connection never heals. When it breaks both sides are
 // told.
 namespace talweg::transport {
+
+// The member for which a connection was opened, as the scheduler vouches for it.
+struct PeerIdentity {
+  JobId job;
+  Epoch epoch;  // The view that gave it the key; a connection may outlive it.
+  NodeRank node;
+  Incarnation incarnation;
+
+  bool SameMember(const PeerIdentity& other) const {
+    return job == other.job && node == other.node && incarnation == other.incarnation;
+  }
+  friend bool operator==(const PeerIdentity&, const PeerIdentity&) = default;
+};
 
 // What a Region keeps alive. A Transport makes it. It belongs to its transport's thread, and the
 // transport outlives it.
@@ -175,6 +189,17 @@ class Transport {
   // Makes progress and delivers at most `events_max` events. Returns how many, and what else it has
   // done (0: idle). Whoever is written to must poll, or the writer waits.
   virtual int Poll(EventSink& sink, int events_max) = 0;
+
+  // Who the peer of an accepted connection has proven to be. nullopt: this transport makes nobody
+  // prove it.
+  virtual std::optional<PeerIdentity> ProvenIdentity(ConnectionId /*connection*/) const {
+    return std::nullopt;
+  }
+  // Like Register. Where peers prove who they are, the region takes writes of that member alone.
+  virtual absl::StatusOr<Region> RegisterFor(std::span<std::byte> bytes,
+                                             const PeerIdentity& /*writer*/) {
+    return Register(bytes);
+  }
 
   // For epoll. It is readable when Poll would find something, provided that PrepareToSleep said
   // true since the last Poll.

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <sys/epoll.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -85,8 +86,18 @@ class CompositeTransport final : public Transport {
 
   absl::StatusOr<Region> Register(std::span<std::byte> bytes) override {
     TALWEG_ASSIGN_OR_RETURN(Region network, network_->Register(bytes));
-    TALWEG_ASSIGN_OR_RETURN(Region local, local_->RegisterAs(bytes, network.Ref()));
-    return Region(std::make_unique<CompositeRegistration>(std::move(network), std::move(local)));
+    return WithLocal(bytes, std::move(network));
+  }
+
+  absl::StatusOr<Region> RegisterFor(std::span<std::byte> bytes,
+                                     const PeerIdentity& writer) override {
+    TALWEG_ASSIGN_OR_RETURN(Region network, network_->RegisterFor(bytes, writer));
+    return WithLocal(bytes, std::move(network));
+  }
+
+  std::optional<PeerIdentity> ProvenIdentity(ConnectionId connection) const override {
+    if (PartOf(connection) == Part::kLocal) return std::nullopt;
+    return network_->ProvenIdentity(Inner(connection));
   }
 
   absl::Status TakesDeviceMemory() const override { return network_->TakesDeviceMemory(); }
@@ -161,6 +172,11 @@ class CompositeTransport final : public Transport {
     const Part part_;
     int* const events_;
   };
+
+  absl::StatusOr<Region> WithLocal(std::span<std::byte> bytes, Region network) {
+    TALWEG_ASSIGN_OR_RETURN(Region local, local_->RegisterAs(bytes, network.Ref()));
+    return Region(std::make_unique<CompositeRegistration>(std::move(network), std::move(local)));
+  }
 
   Transport& Of(Part part) {
     return part == Part::kLocal ? static_cast<Transport&>(*local_) : *network_;

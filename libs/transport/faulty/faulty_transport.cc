@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,6 +54,13 @@ class FaultyTransport final : public Transport {
 
   absl::StatusOr<Region> Register(std::span<std::byte> bytes) override {
     return inner_->Register(bytes);
+  }
+  absl::StatusOr<Region> RegisterFor(std::span<std::byte> bytes,
+                                     const PeerIdentity& writer) override {
+    return inner_->RegisterFor(bytes, writer);
+  }
+  std::optional<PeerIdentity> ProvenIdentity(ConnectionId connection) const override {
+    return inner_->ProvenIdentity(connection);
   }
   absl::Status TakesDeviceMemory() const override { return inner_->TakesDeviceMemory(); }
   absl::StatusOr<Region> RegisterDevice(const DeviceMemory& memory) override {

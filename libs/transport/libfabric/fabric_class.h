@@ -22,7 +22,7 @@
 #include "libs/transport/libfabric/fabric_transport.h"
 #include "libs/transport/libfabric/handles.h"
 #include "libs/transport/libfabric/provider.h"
-#include "libs/transport/libfabric/socket_address.h"
+#include "libs/transport/socket_address.h"
 #include "libs/transport/transport.h"
 
 namespace talweg::transport {

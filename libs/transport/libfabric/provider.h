@@ -11,7 +11,7 @@
 #include <string>
 
 #include "libs/transport/libfabric/handles.h"
-#include "libs/transport/libfabric/socket_address.h"
+#include "libs/transport/socket_address.h"
 #include "libs/transport/transport.h"
 
 namespace talweg::transport {

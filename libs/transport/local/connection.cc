@@ -145,16 +145,13 @@ absl::StatusOr<LocalConnection::ReadResult> LocalConnection::Read(const RegionTa
     result = ReadResult::kFrame;
     frame_.assign(bytes, bytes + header.length);
   } else if (header.type == RecordType::kWrite) {
-    const auto found = regions.find(header.key);
-    const uint64_t base = found == regions.end() ? 0 : found->second->base().address;
-    const size_t size = found == regions.end() ? 0 : found->second->bytes().size();
-    const uint64_t offset = header.address - base;
-    if (found == regions.end() || offset > size || header.length > size - offset) {
+    const auto place = PlaceIn(regions, header.key, header.address, header.length, std::nullopt);
+    if (!place) {
       return absl::InvalidArgumentError(peer_ + " has written " + std::to_string(header.length) +
                                         " bytes to a place that was not "
                                         "given to it");
     }
-    memcpy(found->second->bytes().data() + offset, bytes, header.length);
+    memcpy(place->data(), bytes, header.length);
   } else {
     return absl::InvalidArgumentError(peer_ + " has written a record of type " +
                                       std::to_string(static_cast<uint32_t>(header.type)) +

@@ -16,8 +16,8 @@
 #include "libs/base/descriptor.h"
 #include "libs/base/ids.h"
 #include "libs/transport/local/handshake.h"
-#include "libs/transport/local/regions.h"
 #include "libs/transport/local/ring.h"
+#include "libs/transport/regions.h"
 #include "libs/transport/transport.h"
 
 namespace talweg::transport {

@@ -23,7 +23,7 @@
 #include "libs/transport/keys.h"
 #include "libs/transport/local/connection.h"
 #include "libs/transport/local/handshake.h"
-#include "libs/transport/local/regions.h"
+#include "libs/transport/regions.h"
 
 namespace talweg::transport {
 namespace {

@@ -55,7 +55,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::fill(memory.begin(), memory.end(), std::byte{0x5a});
   const FixedRegistration region(std::span(memory).subspan(kGuard, kGuard),
                                  {.key = 7, .address = 0x1000});
-  const RegionTable regions = {{7, &region}};
+  const RegionTable regions = {{7, {.registration = &region}}};
 
   RingControl& control = *theirs->control();
   control.write_position = words[0] % (2 * kRingBytesMin);

@@ -18,6 +18,7 @@
 #include "libs/runtime/clock.h"
 #include "libs/transport/libfabric/fabric_transport.h"
 #include "libs/transport/local/local_transport.h"
+#include "libs/transport/tcp/tcp_transport.h"
 
 namespace talweg::transport {
 namespace {
@@ -25,7 +26,7 @@ namespace {
 constexpr uint64_t kWindow = 8;
 constexpr int64_t kSpinNs = 20'000;
 
-enum Implementation : int64_t { kTcp, kLocal };
+enum Implementation : int64_t { kFabric, kLocal, kNone, kKeyed, kTls };
 
 double ProcessCpuSeconds() {
   rusage usage{};
@@ -40,15 +41,9 @@ double ProcessCpuSeconds() {
 class Side final : public EventSink {
  public:
   Side(Implementation implementation, const Clock* clock) : clock_(clock) {
-    if (implementation == kTcp) {
-      auto made = NewFabricTransport({}, clock, nullptr);
-      TALWEG_CHECK(made.ok());
-      transport = *std::move(made);
-    } else {
-      auto made = NewLocalTransport({}, clock, nullptr);
-      TALWEG_CHECK(made.ok());
-      transport = *std::move(made);
-    }
+    auto made = Make(implementation, clock);
+    TALWEG_CHECK(made.ok());
+    transport = *std::move(made);
   }
 
   void OnAccepted(ConnectionId connection) override { peer = connection; }
@@ -78,6 +73,18 @@ class Side final : public EventSink {
   bool over = false;
 
  private:
+  static absl::StatusOr<std::unique_ptr<Transport>> Make(Implementation implementation,
+                                                         const Clock* clock) {
+    switch (implementation) {
+      case kFabric: return NewFabricTransport({}, clock, nullptr);
+      case kLocal: return NewLocalTransport({}, clock, nullptr);
+      case kNone: return NewTcpTransport({.security = DataSecurity::kNone}, clock, nullptr);
+      case kKeyed: return NewTcpTransport({.security = DataSecurity::kKeyed}, clock, nullptr);
+      case kTls: break;
+    }
+    return NewTcpTransport({.security = DataSecurity::kTls}, clock, nullptr);
+  }
+
   const Clock* const clock_;
   int64_t idle_since_ns_ = 0;
 };
@@ -127,14 +134,18 @@ void BM_WriteAndFrame(benchmark::State& state) {
   }
   server.join();
 }
+// libfabric's tcp beside Talweg's own with data_security none, keyed and tls: one stream.
+void Arguments(benchmark::internal::Benchmark* benchmark) {
+  for (const int64_t bytes : {64 << 10, 1 << 20, 4 << 20, 16 << 20}) {
+    for (const Implementation each : {kFabric, kNone, kKeyed, kTls, kLocal}) {
+      benchmark->Args({each, bytes});
+    }
+  }
+}
+
 BENCHMARK(BM_WriteAndFrame)
-    ->ArgNames({"local", "bytes"})
-    ->Args({kTcp, 64 << 10})
-    ->Args({kTcp, 1 << 20})
-    ->Args({kTcp, 4 << 20})
-    ->Args({kLocal, 64 << 10})
-    ->Args({kLocal, 1 << 20})
-    ->Args({kLocal, 4 << 20})
+    ->ArgNames({"fabric_local_none_keyed_tls", "bytes"})
+    ->Apply(Arguments)
     ->UseRealTime();
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "libs/transport/libfabric/socket_address.h"
+#include "libs/transport/socket_address.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>

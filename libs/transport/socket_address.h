@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef TALWEG_LIBS_TRANSPORT_LIBFABRIC_SOCKET_ADDRESS_H_
-#define TALWEG_LIBS_TRANSPORT_LIBFABRIC_SOCKET_ADDRESS_H_
+#ifndef TALWEG_LIBS_TRANSPORT_SOCKET_ADDRESS_H_
+#define TALWEG_LIBS_TRANSPORT_SOCKET_ADDRESS_H_
 
 #include <absl/status/statusor.h>
 #include <sys/socket.h>
@@ -60,4 +60,4 @@ std::string JoinHostPort(const std::string& host, uint16_t port);
 
 }  // namespace talweg::transport
 
-#endif  // TALWEG_LIBS_TRANSPORT_LIBFABRIC_SOCKET_ADDRESS_H_
+#endif  // TALWEG_LIBS_TRANSPORT_SOCKET_ADDRESS_H_

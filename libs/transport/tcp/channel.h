@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_TCP_CHANNEL_H_
+#define TALWEG_LIBS_TRANSPORT_TCP_CHANNEL_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "libs/base/descriptor.h"
+#include "libs/transport/tcp/data_key.h"
+#include "libs/transport/tcp/handshake.h"
+
+typedef struct ssl_ctx_st SSL_CTX;
+
+namespace talweg::transport {
+
+// Moves units of bytes in order over a connected socket, and protects them. The peer receives units
+// of the sizes that were queued. Nothing blocks. Any failure is the connection's end: its text goes
+// after the peer's name.
+class Channel {
+ public:
+  virtual ~Channel() = default;
+
+  // Puts a unit, which is borrowed until it counts as sent, after all others.
+  virtual void Queue(std::span<const std::byte> unit) = 0;
+  // Sends what the socket takes.
+  virtual absl::Status Flush() = 0;
+  // How many bytes of units need not be kept any more, since the beginning.
+  virtual uint64_t sent() const = 0;
+  // Bytes that have not gone to the kernel yet.
+  virtual uint64_t unsent_bytes() const = 0;
+
+  // Goes on receiving the next unit, which has that size, to that place. Returns whether it is
+  // whole, and what it claims to be. False with drained(): the socket tells when there is more.
+  // False without: a turn's share of bytes is used up.
+  virtual absl::StatusOr<bool> Receive(std::span<std::byte> unit) = 0;
+  virtual bool drained() const = 0;
+  // The socket has become readable; `is_ending`: it tells of its end too.
+  virtual void OnReadable(bool is_ending) = 0;
+};
+
+// What a Receive reads at most before it returns, so that a fast peer does not keep us.
+inline constexpr size_t kTurnBytesMax = 4 * 1024 * 1024;
+// What travels under one tag.
+inline constexpr size_t kPieceBytes = 64 * 1024;
+
+// `socket` is the caller's, and outlives the channel. Bytes travel as they are.
+std::unique_ptr<Channel> NewPlainChannel(int socket);
+// Each unit in pieces of at most kPieceBytes, each followed by its tag.
+std::unique_ptr<Channel> NewSealedChannel(int socket, const SealKey& ours, const SealKey& theirs);
+
+// A channel that begins with a TLS handshake.
+class TlsChannel : public Channel {
+ public:
+  // Goes on with the handshake. True when it is done.
+  virtual absl::StatusOr<bool> Shake() = 0;
+};
+
+// What TLS connections of one transport share.
+class TlsContext {
+ public:
+  TlsContext();
+  ~TlsContext();
+  TlsContext(const TlsContext&) = delete;
+  TlsContext& operator=(const TlsContext&) = delete;
+
+  std::unique_ptr<TlsChannel> NewChannel(int socket, bool connects,
+                                         const DataKey& pre_shared_key) const;
+
+ private:
+  SSL_CTX* const context_;
+};
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_TCP_CHANNEL_H_

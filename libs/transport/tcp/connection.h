@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_TCP_CONNECTION_H_
+#define TALWEG_LIBS_TRANSPORT_TCP_CONNECTION_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "libs/base/descriptor.h"
+#include "libs/base/ids.h"
+#include "libs/transport/regions.h"
+#include "libs/transport/tcp/channel.h"
+#include "libs/transport/tcp/data_key.h"
+#include "libs/transport/tcp/handshake.h"
+#include "libs/transport/tcp/records.h"
+#include "libs/transport/transport.h"
+
+namespace talweg::transport {
+
+// One connection: its handshake, what was posted and has not left, and what comes.
+//
+//   the side that connects:  kConnecting -> kAnswer ------> kOpen    (none, keyed)
+//                            kConnecting -> kTls ---------> kOpen    (tls)
+//   the side that listens:   kHello -> kProof ------------> kOpen    (none, keyed)
+//                            kHello -> kTls --------------> kOpen    (tls)
+//
+// Every state may end in kClosed. docs/protocol.md, section 9, says what is exchanged.
+class TcpConnection {
+ public:
+  enum class State : uint8_t { kConnecting, kAnswer, kHello, kProof, kTls, kOpen, kClosed };
+
+  // Connects. `socket` is on its way to the address. `name` is for texts.
+  TcpConnection(ConnectionId id, Descriptor socket, const TcpAddress& address,
+                const TlsContext* tls, std::string name);
+  // Was accepted.
+  TcpConnection(ConnectionId id, Descriptor socket, const DataKey& listener, DataSecurity security,
+                const TlsContext* tls, std::string name);
+
+  ConnectionId id() const { return id_; }
+  const std::string& peer() const { return peer_; }
+  int socket() const { return socket_.get(); }
+  State state() const { return state_; }
+  bool open() const { return state_ == State::kOpen; }
+  bool closed() const { return state_ == State::kClosed; }
+  // Who connected, once the connection is open. nullopt at the side that connects.
+  const std::optional<PeerIdentity>& identity() const { return identity_; }
+
+  // Goes as far with the handshake as the socket lets it. A failure ends the connection.
+  absl::Status Shake();
+
+  void PostWrite(RegionSlice source, wire::RemoteRef target, uint64_t context);
+  void PostFrame(std::vector<std::byte> frame);
+  void PostHeartbeat();
+  uint64_t pending_bytes() const;
+  bool idle() const { return posts_.empty(); }
+  // Sends what the socket takes. A failure: the peer is gone.
+  absl::Status Advance();
+  // The context of a write whose source may be changed; nullopt when there is no more.
+  std::optional<uint64_t> TakeDone();
+  bool has_done() const { return !done_.empty(); }
+
+  enum class ReadResult : uint8_t { kNothing, kWrite, kFrame, kHeartbeat };
+  // Reads one record. It carries out a write. A frame is valid until the next call. A failure: the
+  // peer has broken the rules, or is gone.
+  absl::StatusOr<ReadResult> Read(const RegionTable& regions);
+  std::span<const std::byte> frame() const { return frame_; }
+  // Whether the socket tells when there is more to read.
+  bool drained() const { return !open() || channel_->drained(); }
+  void OnReadable(bool is_ending);
+
+  // When this returns, nothing is sent or received any more.
+  void Close();
+
+ private:
+  struct Post {
+    TcpHeaderBytes header{};
+    std::vector<std::byte> frame;
+    std::optional<uint64_t> context;  // A write has it at its last record.
+    uint64_t end = 0;                 // Over when the channel has sent so much.
+  };
+
+  absl::StatusOr<bool> ShakeOnce();
+  absl::StatusOr<bool> OnConnected();
+  absl::StatusOr<bool> ReceiveMessage(std::span<std::byte> message);
+  absl::Status SendMessage(std::span<const std::byte> message);
+  void Open(std::unique_ptr<Channel> channel);
+  void OpenAfterProof(const SealKey& ours, const SealKey& theirs);
+  void Queue(Post& post, std::span<const std::byte> bytes, TcpRecordHeader header);
+  void QueueWaiting();
+  absl::StatusOr<std::span<std::byte>> BodyPlace(const RegionTable& regions);
+
+  const ConnectionId id_;
+  Descriptor socket_;
+  State state_;
+  const DataSecurity security_;
+  const std::string peer_;
+  const TlsContext* const tls_;
+  std::optional<PeerIdentity> identity_;
+  std::variant<ConnectingHandshake, ListeningHandshake> handshake_;
+  size_t message_received_ = 0;
+  HelloMessage hello_{};
+  AnswerMessage answer_{};
+  ProofMessage proof_{};
+  std::unique_ptr<TlsChannel> shaking_;
+  std::unique_ptr<Channel> channel_;
+
+  struct Waiting {
+    std::optional<RegionSlice> source;
+    wire::RemoteRef target;
+    uint64_t context = 0;
+    std::vector<std::byte> frame;
+  };
+  std::deque<Waiting> waiting_;  // Posted before the connection is open.
+  uint64_t waiting_bytes_ = 0;
+  std::deque<Post> posts_;
+  uint64_t queued_ = 0;
+  std::deque<uint64_t> done_;
+
+  bool in_body_ = false;
+  TcpHeaderBytes header_bytes_{};
+  TcpRecordHeader header_;
+  std::vector<std::byte> frame_buffer_;
+  std::span<const std::byte> frame_;
+};
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_TCP_CONNECTION_H_

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_TCP_SEAL_H_
+#define TALWEG_LIBS_TRANSPORT_TCP_SEAL_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+typedef struct evp_cipher_ctx_st EVP_CIPHER_CTX;
+
+namespace talweg::transport {
+
+inline constexpr size_t kTagBytes = 16;
+using Tag = std::array<std::byte, kTagBytes>;
+
+// The key of one direction of one connection.
+struct SealKey {
+  std::array<std::byte, 32> key{};
+  std::array<std::byte, 4> salt{};
+};
+static_assert(sizeof(SealKey) == 36);
+
+// Authenticates the pieces of one direction, one after the other: AES-256-GMAC, whose nonce is the
+// salt and the number of the piece. One side makes tags, the other checks them.
+class Seal {
+ public:
+  explicit Seal(const SealKey& key);
+
+  // The tag of the next piece.
+  Tag Next(std::span<const std::byte> piece);
+  // Whether this is the next piece's tag. After a false nothing more may be asked.
+  bool Check(std::span<const std::byte> piece, const Tag& tag);
+
+ private:
+  struct ContextFreer {
+    void operator()(EVP_CIPHER_CTX* context) const;
+  };
+
+  std::unique_ptr<EVP_CIPHER_CTX, ContextFreer> context_;
+  std::array<std::byte, 12> nonce_{};
+  uint64_t count_ = 0;
+};
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_TCP_SEAL_H_

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_TCP_TCP_CLASS_H_
+#define TALWEG_LIBS_TRANSPORT_TCP_TCP_CLASS_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "libs/base/descriptor.h"
+#include "libs/runtime/clock.h"
+#include "libs/telemetry/counter.h"
+#include "libs/transport/keys.h"
+#include "libs/transport/regions.h"
+#include "libs/transport/socket_address.h"
+#include "libs/transport/tcp/connection.h"
+#include "libs/transport/tcp/tcp_transport.h"
+#include "libs/transport/transport.h"
+
+namespace talweg::transport {
+
+// What NewTcpTransport makes. tcp_transport.cc has its calls. tcp_events.cc has what Poll does.
+class TcpTransport final : public Transport {
+ public:
+  TcpTransport(const TcpOptions& options, const Clock* clock, CounterSet* counters)
+      : options_(options),
+        clock_(clock),
+        keys_(options.key_seed),
+        listener_key_(NewDataKey()),
+        counters_(counters != nullptr ? *counters : own_counters_),
+        refused_(counters_.Get("transport_connections_refused",
+                               "connection attempts that were no peer of ours")),
+        frame_bytes_sent_(counters_.Get("transport_frame_bytes_sent")),
+        write_bytes_sent_(counters_.Get("transport_write_bytes_sent")) {}
+
+  absl::Status Start();
+
+  absl::StatusOr<std::string> Listen(const ListenSpec& spec) override;
+  absl::StatusOr<ConnectionId> Connect(const std::string& address) override;
+  void Close(ConnectionId id) override;
+  absl::StatusOr<Region> Register(std::span<std::byte> bytes) override;
+  absl::StatusOr<Region> RegisterFor(std::span<std::byte> bytes,
+                                     const PeerIdentity& writer) override;
+  std::optional<PeerIdentity> ProvenIdentity(ConnectionId id) const override;
+  PostResult PostWrite(ConnectionId id, RegionSlice source, wire::RemoteRef target,
+                       uint64_t context) override;
+  PostResult PostFrame(ConnectionId id, std::vector<std::byte> frame) override;
+  int Poll(EventSink& sink, int events_max) override;
+  int WaitDescriptor() const override { return epoll_.get(); }
+  bool PrepareToSleep() override;
+  uint64_t PendingBytes(ConnectionId id) const override;
+
+ private:
+  // The tag of a descriptor in epoll_. A connection's has its id. Listeners count down from this.
+  static constexpr uint64_t kTimerTag = ~uint64_t{0};
+
+  // A connection and how we look after it.
+  struct Peer {
+    explicit Peer(std::unique_ptr<TcpConnection> made) : connection(std::move(made)) {}
+
+    std::unique_ptr<TcpConnection> connection;
+    bool connecting = false;  // We connect: OnConnected is due, not OnAccepted.
+    std::string host;         // From which we were connected to.
+    int64_t open_by_ns = 0;   // While not open.
+    bool due = false;         // There may be something to do for it.
+    std::string ending;       // Not empty: ends when all that has arrived is read.
+    bool heard = true;        // Whether anything came since our last heartbeat.
+    int64_t silent_ns = 0;    // Counted while our thread ran: a stopped process has heard nobody.
+  };
+  using PeerHandle = std::shared_ptr<Peer>;
+
+  // tcp_transport.cc
+  absl::StatusOr<std::string> ListenAt(const ListenSpec& spec, const SocketAddress& address);
+  absl::StatusOr<PeerHandle> AddPeer(std::unique_ptr<TcpConnection> connection);
+  void Advance(Peer& peer);
+  void Forget(Peer& peer);
+  void SetTimer();
+  const TlsContext* tls() const { return tls_ ? &*tls_ : nullptr; }
+
+  // tcp_events.cc
+  void LookAtDescriptors(EventSink& sink, int* work);
+  void AcceptAll(int listener);
+  void OnAccepted(Descriptor socket, const SocketAddress& from);
+  void MakeRoomFor(const std::string& host);
+  void OnSocket(EventSink& sink, const PeerHandle& peer, uint32_t events);
+  void Shake(EventSink& sink, const PeerHandle& peer);
+  void PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work);
+  void PollTimeouts(EventSink& sink, int* work);
+  void BeatHearts(EventSink& sink, int64_t now_ns, int* work);
+  void End(EventSink& sink, const PeerHandle& peer, const std::string& reason);
+
+  const TcpOptions options_;
+  const Clock* const clock_;
+  KeySource keys_;
+  const DataKey listener_key_;  // The same for all our listeners.
+  CounterSet own_counters_;     // Used when the caller wants no counters.
+  CounterSet& counters_;
+  Counter& refused_;
+  Counter& frame_bytes_sent_;
+  Counter& write_bytes_sent_;
+  std::optional<TlsContext> tls_;
+
+  Descriptor epoll_;
+  Descriptor timer_;
+  std::vector<Descriptor> listeners_;
+  int64_t next_heartbeat_ns_ = 0;
+  uint64_t next_id_ = 1;
+  size_t first_polled_ = 0;  // Connections take turns in being polled first.
+  RegionTable regions_;
+  std::map<ConnectionId, PeerHandle> peers_;
+  std::deque<PeerHandle> broken_;  // Ended, and their sinks do not know yet.
+};
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_TCP_TCP_CLASS_H_

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "libs/transport/tcp/tcp_class.h"
+
+namespace talweg::transport {
+namespace {
+
+// How many records of one connection are read in its turn, so that a fast writer does not keep us.
+constexpr int kRecordsInTurnMax = 64;
+// How many strangers are let in before we look at our peers again.
+constexpr int kAcceptsInTurnMax = 64;
+
+}  // namespace
+
+int TcpTransport::Poll(EventSink& sink, int events_max) {
+  int work = 0;
+  int budget = events_max;
+  while (!broken_.empty()) {
+    const PeerHandle peer = broken_.front();
+    broken_.pop_front();
+    ++work;
+    sink.OnDisconnected(peer->connection->id(), peer->ending);
+  }
+  LookAtDescriptors(sink, &work);
+  PollTimeouts(sink, &work);
+
+  std::vector<PeerHandle> due;
+  for (const auto& [id, peer] : peers_) {
+    if (peer->due) due.push_back(peer);
+  }
+  for (size_t i = 0; i < due.size() && budget > 0; ++i) {
+    PollPeer(sink, due[(first_polled_ + i) % due.size()], &budget, &work);
+  }
+  ++first_polled_;
+  return work;
+}
+
+void TcpTransport::LookAtDescriptors(EventSink& sink, int* work) {
+  std::array<epoll_event, 64> ready;
+  const int count = epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()), 0);
+  for (int i = 0; i < count; ++i) {
+    const uint64_t tag = ready[i].data.u64;
+    if (tag == kTimerTag) {
+      uint64_t ignored;
+      [[maybe_unused]] const ssize_t got = read(timer_.get(), &ignored, sizeof(ignored));
+    } else if (kTimerTag - 1 - tag < listeners_.size()) {
+      AcceptAll(listeners_[kTimerTag - 1 - tag].get());
+      ++*work;
+    } else if (const auto found = peers_.find(ConnectionId(tag)); found != peers_.end()) {
+      const PeerHandle peer = found->second;
+      OnSocket(sink, peer, ready[i].events);
+    }
+  }
+}
+
+void TcpTransport::AcceptAll(int listener) {
+  for (int i = 0; i < kAcceptsInTurnMax; ++i) {
+    sockaddr_storage from{};
+    socklen_t from_bytes = sizeof(from);
+    Descriptor socket(accept4(listener, reinterpret_cast<sockaddr*>(&from), &from_bytes,
+                              SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) {
+      // Without descriptors, those of strangers go first.
+      if (errno == EMFILE || errno == ENFILE) MakeRoomFor("");
+      return;
+    }
+    OnAccepted(std::move(socket), SocketAddress(&from, from_bytes));
+  }
+}
+
+void TcpTransport::OnAccepted(Descriptor socket, const SocketAddress& from) {
+  const std::string host = from.Host();
+  MakeRoomFor(host);
+  const int on = 1;
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  const absl::StatusOr<PeerHandle> peer = AddPeer(
+      std::make_unique<TcpConnection>(ConnectionId(next_id_++), std::move(socket), listener_key_,
+                                      options_.security, tls(), "tcp://" + from.ToString()));
+  if (!peer.ok()) {
+    refused_.Add();
+    return;
+  }
+  (*peer)->host = host;
+  (*peer)->open_by_ns = clock_->NowNs() + options_.proof_timeout_ns;
+  SetTimer();
+}
+
+// Closes the oldest of those that have proven nothing where there are as many as there may be: of
+// that host, or of all. "": one of any host.
+void TcpTransport::MakeRoomFor(const std::string& host) {
+  size_t count = 0;
+  size_t of_host = 0;
+  PeerHandle oldest;
+  PeerHandle oldest_of_host;
+  for (const auto& [id, peer] : peers_) {  // In the order in which they came.
+    if (peer->connecting || peer->connection->open()) continue;
+    ++count;
+    if (oldest == nullptr) oldest = peer;
+    if (peer->host != host) continue;
+    ++of_host;
+    if (oldest_of_host == nullptr) oldest_of_host = peer;
+  }
+  PeerHandle out;
+  if (host.empty() || count >= options_.unproven_max) out = oldest;
+  if (of_host >= options_.unproven_of_host_max) out = oldest_of_host;
+  if (out == nullptr) return;
+  refused_.Add();
+  Forget(*out);
+}
+
+void TcpTransport::OnSocket(EventSink& sink, const PeerHandle& peer, uint32_t events) {
+  TcpConnection& connection = *peer->connection;
+  if (!connection.open()) {
+    Shake(sink, peer);
+    if (!connection.open()) return;
+  }
+  const bool is_ending = (events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0;
+  if (is_ending || (events & EPOLLIN) != 0) connection.OnReadable(is_ending);
+  // Also when the socket takes bytes again.
+  peer->due = true;
+}
+
+void TcpTransport::Shake(EventSink& sink, const PeerHandle& peer) {
+  TcpConnection& connection = *peer->connection;
+  const absl::Status status = connection.Shake();
+  if (!status.ok()) {
+    End(sink, peer,
+        "connect to " + connection.peer() + ": " + std::string(status.message()) +
+            "; check that a Talweg process listens at that address, and that it is the right one");
+    return;
+  }
+  if (!connection.open()) return;
+  peer->due = true;
+  next_heartbeat_ns_ = std::max(next_heartbeat_ns_, clock_->NowNs());
+  Advance(*peer);
+  SetTimer();
+  if (peer->connecting) {
+    sink.OnConnected(connection.id());
+  } else {
+    sink.OnAccepted(connection.id());
+  }
+}
+
+void TcpTransport::PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work) {
+  using ReadResult = TcpConnection::ReadResult;
+  TcpConnection& connection = *peer->connection;
+  if (connection.closed()) return;
+  peer->due = false;
+  const uint64_t pending = connection.pending_bytes();
+  Advance(*peer);
+  if (connection.pending_bytes() != pending) ++*work;
+  for (int records = 0; !connection.closed(); ++records) {
+    if (*budget == 0 || records == kRecordsInTurnMax) {
+      peer->due = true;
+      return;
+    }
+    if (const std::optional<uint64_t> context = connection.TakeDone()) {
+      --*budget;
+      ++*work;
+      sink.OnWriteDone(connection.id(), *context);
+      continue;
+    }
+    const absl::StatusOr<ReadResult> read = connection.Read(regions_);
+    if (!read.ok()) {
+      ++*work;
+      End(sink, peer,
+          peer->ending.empty() ? connection.peer() + " " + std::string(read.status().message())
+                               : peer->ending);
+      return;
+    }
+    if (*read == ReadResult::kNothing) break;
+    ++*work;
+    peer->heard = true;
+    if (*read == ReadResult::kFrame) {
+      --*budget;
+      sink.OnFrame(connection.id(), connection.frame());
+    }
+  }
+  if (connection.closed()) return;
+  if (!connection.drained()) {
+    ++*work;  // A part of a long write has come.
+    peer->heard = true;
+    peer->due = true;
+  } else if (!peer->ending.empty()) {
+    ++*work;
+    End(sink, peer, peer->ending);
+  }
+}
+
+void TcpTransport::PollTimeouts(EventSink& sink, int* work) {
+  const int64_t now_ns = clock_->NowNs();
+  std::vector<PeerHandle> late;
+  for (const auto& [id, peer] : peers_) {
+    if (!peer->connection->open() && now_ns >= peer->open_by_ns) late.push_back(peer);
+  }
+  for (const PeerHandle& peer : late) {
+    ++*work;
+    End(sink, peer,
+        "connect to " + peer->connection->peer() + ": no answer within " +
+            std::to_string(options_.connect_timeout_ns / 1'000'000) +
+            " ms; check the address, and that no firewall drops the packets");
+  }
+  if (now_ns >= next_heartbeat_ns_) BeatHearts(sink, now_ns, work);
+}
+
+void TcpTransport::BeatHearts(EventSink& sink, int64_t now_ns, int* work) {
+  std::vector<PeerHandle> silent;
+  for (const auto& [id, peer] : peers_) {
+    if (!peer->connection->open()) continue;
+    peer->silent_ns =
+        std::exchange(peer->heard, false) ? 0 : peer->silent_ns + options_.heartbeat_ns;
+    if (options_.silence_ns > 0 && peer->silent_ns >= options_.silence_ns) {
+      silent.push_back(peer);
+    } else if (peer->connection->idle()) {
+      peer->connection->PostHeartbeat();
+      Advance(*peer);
+    }
+  }
+  for (const PeerHandle& peer : silent) {
+    ++*work;
+    End(sink, peer,
+        peer->connection->peer() + " was silent for " +
+            std::to_string(options_.silence_ns / 1'000'000) +
+            " ms: its host or the network to it is down, or the process was stopped");
+  }
+  next_heartbeat_ns_ = now_ns + options_.heartbeat_ns;
+  SetTimer();
+}
+
+// Tells the sink, unless the sink closed the connection. Nobody is told of an accepted connection
+// that was never open.
+void TcpTransport::End(EventSink& sink, const PeerHandle& peer, const std::string& reason) {
+  if (peer->connection->closed()) return;
+  const bool told = peer->connecting || peer->connection->open();
+  if (!told) refused_.Add();
+  Forget(*peer);
+  if (told) sink.OnDisconnected(peer->connection->id(), reason);
+}
+
+bool TcpTransport::PrepareToSleep() {
+  if (!broken_.empty()) return false;
+  return std::none_of(peers_.begin(), peers_.end(),
+                      [](const auto& entry) { return entry.second->due; });
+}
+
+}  // namespace talweg::transport

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_TRANSPORT_TCP_TCP_TRANSPORT_H_
+#define TALWEG_LIBS_TRANSPORT_TCP_TCP_TRANSPORT_H_
+
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "libs/runtime/clock.h"
+#include "libs/telemetry/counter.h"
+#include "libs/transport/tcp/data_key.h"
+#include "libs/transport/transport.h"
+
+namespace talweg::transport {
+
+struct TcpOptions {
+  // The same at all processes of a job.
+  DataSecurity security = DataSecurity::kKeyed;
+  // As in FabricOptions.
+  std::string source_interface;
+  int64_t connect_timeout_ns = 10'000'000'000;
+  int64_t heartbeat_ns = 2'000'000'000;
+  int64_t silence_ns = 20'000'000'000;
+  uint64_t key_seed = 0;
+  // Whoever connects and has not proven by then that it has the key is closed.
+  int64_t proof_timeout_ns = 5'000'000'000;
+  // How many of those there may be, of all hosts and of one. More, and the oldest is closed.
+  size_t unproven_max = 256;
+  size_t unproven_of_host_max = 64;
+};
+
+// Connections over TCP without libfabric, which prove who is at their ends before anything is
+// parsed, and authenticate or encrypt what they carry (docs/protocol.md, section 9). data_key.h
+// has the form of addresses. A listener draws its key when the transport is made.
+//
+// `clock` and `counters` outlive the transport; `counters` may be null. RESOURCE_EXHAUSTED when the
+// process has no descriptors left.
+absl::StatusOr<std::unique_ptr<Transport>> NewTcpTransport(const TcpOptions& options,
+                                                           const Clock* clock,
+                                                           CounterSet* counters);
+
+}  // namespace talweg::transport
+
+#endif  // TALWEG_LIBS_TRANSPORT_TCP_TCP_TRANSPORT_H_

@@ -6,14 +6,13 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <variant>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "libs/base/ids.h"
 #include "libs/membership/records.h"
 #include "libs/rpc/credentials.h"
+#include "libs/rpc/scheduler_events.h"
 #include "libs/rpc/version.h"
 #include "libs/view/view.h"
 
@@ -39,54 +38,6 @@ struct JoinSpec {
   ViewMember member;  // Incarnation drawn by the caller; see ViewMember for the rest.
   std::string host_id;
 };
-
-// What a SchedulerClient delivers, in this order: Joined, then anything, or JoinRefused alone.
-// After JoinRefused, JobFailed or LeaseLost nothing more comes but Reachable and Unreachable.
-
-struct Joined {
-  JobId job;
-  int64_t lease_ns = 0;
-};
-// The process cannot take part: `status` names the thing, the value and the remedy. UNAVAILABLE:
-// the scheduler has not answered for join_timeout_ns.
-struct JoinRefused {
-  absl::Status status;
-};
-struct ViewPublished {
-  View view;  // Its epoch is higher than any before it; its digest has been checked.
-};
-struct JobFailed {
-  std::string text;  // Who died and why.
-};
-// Without a step: stop ranks at the end of the step that they are in, and call Quiesced with the
-// latest of these. With one: let them end it, and call Quiesced when they have.
-struct QuiesceRequested {
-  uint64_t id = 0;
-  uint64_t step = 0;
-};
-// Go on. (A ViewPublished ends a quiesce as well.)
-struct QuiesceCancelled {
-  uint64_t id = 0;
-};
-// A member is done and contributes to no further round. The view stays as it is.
-struct MemberLeft {
-  MemberIdentity id;
-  std::string text;
-};
-// This incarnation is out: declared lost, or the scheduler does not know its job.
-struct LeaseLost {
-  std::string text;
-};
-// The scheduler does not answer. Running steps go on; membership stands still.
-struct Unreachable {
-  std::string text;
-};
-struct Reachable {
-  int64_t lease_ns = 0;
-};
-
-using MemberEvent = std::variant<Joined, JoinRefused, ViewPublished, JobFailed, QuiesceRequested,
-                                 QuiesceCancelled, MemberLeft, LeaseLost, Unreachable, Reachable>;
 
 // An agent's membership in one job: joins, keeps the lease, watches views, and attaches again after
 // a restart of the scheduler or a broken connection, with back-off.
@@ -132,27 +83,6 @@ class SchedulerClient {
 };
 
 // --------------------------------------------------------------------------------------------------
-
-struct Registered {
-  int64_t lease_ns = 0;
-};
-// As JoinRefused.
-struct RegistrationRefused {
-  absl::Status status;
-};
-// The newest view of a running job; it need not have this aggregator.
-struct JobViewPublished {
-  std::string job_name;
-  View view;  // Its epoch is higher than any before it of this job; its digest has been checked.
-};
-struct JobClosed {
-  JobId job;
-  std::string text;
-};
-
-// After RegistrationRefused or LeaseLost nothing more comes but Reachable and Unreachable.
-using AggregatorEvent = std::variant<Registered, RegistrationRefused, JobViewPublished, JobClosed,
-                                     LeaseLost, Unreachable, Reachable>;
 
 // An aggregator's place in the scheduler's pool. Threads and events as of SchedulerClient.
 class AggregatorRegistration {

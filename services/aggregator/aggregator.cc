@@ -4,13 +4,9 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <utility>
-#include <variant>
 
 #include "libs/base/bytes.h"
-#include "libs/base/fingerprint.h"
 #include "libs/base/shown_address.h"
 #include "libs/config/ready.h"
 #include "libs/rpc/conversion.h"
@@ -29,8 +25,8 @@ namespace {
 
 constexpr int64_t kTickNs = 100'000'000;
 constexpr int64_t kNsPerMs = 1'000'000;
-// The last word to the scheduler, when draining has taken all the time that there was.
-constexpr int64_t kGoodbyeNs = 1'000'000'000;
+// The data thread answers within this, beside what it waits for.
+constexpr int64_t kAnswerNs = 1'000'000'000;
 constexpr char kAdminServiceName[] = "talweg.aggregator.v1.AdminService";
 
 bool IsLoopback(const std::string& host) {
@@ -61,6 +57,7 @@ Aggregator::Aggregator(const config::AggregatorConfig& config, Incarnation incar
       incarnation_(incarnation) {}
 
 Aggregator::~Aggregator() {
+  life_.reset();  // Its link posts to errands_.
   if (loop_ == nullptr) return;
   if (data_plane_ != nullptr) loop_->RemovePoller(data_plane_.get());
   if (errands_ != nullptr) loop_->RemovePoller(errands_.get());
@@ -85,8 +82,24 @@ absl::Status Aggregator::Open() {
   loop_->AddPoller(data_plane_.get());
   TALWEG_RETURN_IF_ERROR(
       loop_->AddDescriptor(transport_->WaitDescriptor(), EPOLLIN, [](uint32_t) {}));
-  loop_->AddPeriodicTimer(kTickNs, [this] { Tick(); });
-  return OpenAdmin();
+  loop_->AddPeriodicTimer(kTickNs, [this] { life_->Tick(); });
+  TALWEG_RETURN_IF_ERROR(OpenAdmin());
+  life_ = std::make_unique<AggregatorLife>(
+      AggregatorLife::Options{
+          .self = {.incarnation = incarnation_,
+                   .name = name_,
+                   .weight = config_.weight,
+                   .data_address = data_address_,
+                   .host_id = host_id_,
+                   .admin_address = admin_address()},
+          .scheduler = config_.scheduler,
+          .drain_timeout_ns = static_cast<int64_t>(config_.drain_timeout_ms) * kNsPerMs},
+      data_plane_.get(), clock_,
+      [this](Incarnation incarnation, SchedulerLink::OnEvent on_event) {
+        return MakeLink(incarnation, std::move(on_event));
+      },
+      [this] { Stop(); });
+  return absl::OkStatus();
 }
 
 absl::Status Aggregator::OpenTransport() {
@@ -152,113 +165,34 @@ absl::Status Aggregator::Run() {
   Log(LogLevel::kInfo, "aggregator '", name_, "' listens on ", public_data_address(), ", admin on ",
       admin_address(), ", ", FormatBytes(data_plane_->budget().limit_bytes()),
       " for slots and results");
-  Register();
+  life_->Start();
   loop_->Run();
-  return result_;
+  return life_->result();
 }
 
-void Aggregator::Stop() { loop_->Stop(); }
+void Aggregator::Stop() {
+  shutdown_calls_.Close();
+  loop_->Stop();
+}
 
 void Aggregator::Shutdown(const std::string& text) {
-  const int64_t deadline_ns =
-      clock_->NowNs() + static_cast<int64_t>(config_.drain_timeout_ms) * kNsPerMs;
-  const auto left_ns = [&] { return std::max(deadline_ns - clock_->NowNs(), kGoodbyeNs); };
-  // From here on the registration stays the one that it is.
-  auto promised = std::make_shared<std::promise<rpc::AggregatorRegistration*>>();
-  auto answer = promised->get_future();
-  auto over = std::make_shared<std::future<void>>();
-  errands_->Post([this, promised, over] {
-    draining_ = true;
-    jobs_over_.emplace();
-    *over = jobs_over_->get_future();
-    promised->set_value(registration_.get());
-  });
-  if (answer.wait_for(std::chrono::nanoseconds(left_ns())) != std::future_status::ready) {
-    Stop();
-    return;
-  }
-  rpc::AggregatorRegistration* const registration = answer.get();
-  if (registration != nullptr) {
-    const absl::StatusOr<uint32_t> jobs = registration->Drain(text, left_ns());
-    if (!jobs.ok()) {
-      Log(LogLevel::kWarning, "draining: ", StatusText(jobs.status()));
-    } else if (*jobs > 0) {
-      Log(LogLevel::kInfo, "draining: ", *jobs, " jobs are still served");
-      over->wait_for(std::chrono::nanoseconds(left_ns()));
-    }
-    const absl::Status goodbye = registration->Deregister(text, left_ns());
-    if (!goodbye.ok()) Log(LogLevel::kWarning, "leaving: ", StatusText(goodbye));
+  const int64_t drain_ns = static_cast<int64_t>(config_.drain_timeout_ms) * kNsPerMs;
+  errands_->Post([this, text] { life_->Shutdown(text); });
+  // Until the life has ended, or the data thread does not get round to it.
+  while (shutdown_calls_.RunNext(drain_ns + kAnswerNs)) {
   }
   Stop();
 }
 
-void Aggregator::Register() {
-  const Incarnation incarnation = incarnation_;
-  registration_ = std::make_unique<rpc::AggregatorRegistration>(
-      rpc::SchedulerLinkOptions{.address = config_.scheduler,
-                                .seed = incarnation.value(),
-                                .job_secret = job_secret_,
-                                .credentials = credentials_},
-      [this, incarnation](rpc::AggregatorEvent event) {
-        errands_->Post([this, incarnation, event = std::move(event)] {
-          if (incarnation == incarnation_) OnSchedulerEvent(event);
-        });
-      });
-  registration_->Register({.incarnation = incarnation,
-                           .name = name_,
-                           .weight = config_.weight,
-                           .data_address = data_address_,
-                           .host_id = host_id_,
-                           .admin_address = admin_address()});
-}
-
-void Aggregator::OnSchedulerEvent(rpc::AggregatorEvent event) {
-  if (std::holds_alternative<rpc::Registered>(event)) {
-    scheduler_reachable_ = true;
-    scheduler_text_.clear();
-    Log(LogLevel::kInfo, "registered with the scheduler at ", config_.scheduler);
-  } else if (const auto* refused = std::get_if<rpc::RegistrationRefused>(&event)) {
-    result_ = refused->status;
-    Stop();
-  } else if (const auto* published = std::get_if<rpc::JobViewPublished>(&event)) {
-    data_plane_->OnJobView(published->job_name, published->view);
-  } else if (const auto* closed = std::get_if<rpc::JobClosed>(&event)) {
-    data_plane_->OnJobClosed(closed->job, closed->text);
-  } else if (const auto* lost = std::get_if<rpc::LeaseLost>(&event)) {
-    OnLeaseLost(lost->text);
-  } else if (const auto* unreachable = std::get_if<rpc::Unreachable>(&event)) {
-    scheduler_reachable_ = false;
-    scheduler_text_ = unreachable->text;
-    Log(LogLevel::kWarning, "the scheduler does not answer, steps go on: ", unreachable->text);
-  } else if (std::holds_alternative<rpc::Reachable>(event)) {
-    scheduler_reachable_ = true;
-    scheduler_text_.clear();
-    Log(LogLevel::kInfo, "the scheduler answers again");
-  }
-}
-
-void Aggregator::OnLeaseLost(const std::string& text) {
-  Log(LogLevel::kError, "the scheduler takes this incarnation for lost: ", text);
-  if (draining_) {
-    Stop();
-    return;
-  }
-  // What was declared lost never comes back; a new incarnation may be given new jobs.
-  incarnation_ = Incarnation{Mix64(incarnation_.value())};
-  data_plane_->Restart(incarnation_, "aggregator '" + name_ + "' lost its lease: " + text);
-  scheduler_reachable_ = false;
-  scheduler_text_ = text;
-  Register();
-}
-
-void Aggregator::Tick() {
-  data_plane_->Tick();
-  if (!jobs_over_) return;
-  for (const aggregation::Job* job : data_plane_->jobs()) {
-    if (!job->closed()) return;
-  }
-  jobs_over_->set_value();
-  jobs_over_.reset();
+std::unique_ptr<SchedulerLink> Aggregator::MakeLink(Incarnation incarnation,
+                                                    SchedulerLink::OnEvent on_event) {
+  return NewRegistrationLink(
+      {.address = config_.scheduler,
+       .seed = incarnation.value(),
+       .job_secret = job_secret_,
+       .credentials = credentials_},
+      [this](std::function<void()> errand) { errands_->Post(std::move(errand)); }, &shutdown_calls_,
+      std::move(on_event));
 }
 
 aggregator::v1::GetStatusResponse Aggregator::GetStatus(
@@ -270,9 +204,9 @@ aggregator::v1::GetStatusResponse Aggregator::GetStatus(
   response.set_name(name_);
   response.set_data_address(public_data_address());
   response.set_host_id(host_id_);
-  response.set_scheduler_reachable(scheduler_reachable_);
-  response.set_scheduler_text(scheduler_text_);
-  response.set_draining(draining_);
+  response.set_scheduler_reachable(life_->scheduler_reachable());
+  response.set_scheduler_text(life_->scheduler_text());
+  response.set_draining(life_->state() != AggregatorLife::State::kServing);
   response.set_pid(static_cast<uint64_t>(getpid()));
   for (const CounterValue& counter : counters_.Snapshot()) {
     (*response.mutable_counters())[counter.name] = counter.value;

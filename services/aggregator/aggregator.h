@@ -7,22 +7,21 @@
 
 #include <cstdint>
 #include <functional>
-#include <future>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "libs/base/ids.h"
 #include "libs/config/config.h"
 #include "libs/rpc/admin_service.h"
-#include "libs/rpc/scheduler_client.h"
 #include "libs/rpc/server.h"
 #include "libs/runtime/clock.h"
 #include "libs/runtime/event_loop.h"
 #include "libs/runtime/mailbox.h"
 #include "libs/telemetry/counter.h"
 #include "libs/transport/transport.h"
+#include "services/aggregator/aggregator_life.h"
 #include "services/aggregator/data_plane.h"
+#include "services/aggregator/registration_link.h"
 
 namespace talweg {
 
@@ -66,10 +65,7 @@ class Aggregator {
   absl::Status Open();
   absl::Status OpenTransport();
   absl::Status OpenAdmin();
-  void Register();
-  void OnSchedulerEvent(rpc::AggregatorEvent event);
-  void OnLeaseLost(const std::string& text);
-  void Tick();
+  std::unique_ptr<SchedulerLink> MakeLink(Incarnation incarnation, SchedulerLink::OnEvent on_event);
   aggregator::v1::GetStatusResponse GetStatus(const aggregator::v1::GetStatusRequest& request);
 
   // Runs closures of other threads on the data thread.
@@ -103,14 +99,10 @@ class Aggregator {
   std::unique_ptr<rpc::ServiceHolder> admin_service_;
   std::unique_ptr<rpc::Server> server_;
 
-  // The data thread's.
-  Incarnation incarnation_;
-  std::unique_ptr<rpc::AggregatorRegistration> registration_;
-  bool scheduler_reachable_ = false;
-  std::string scheduler_text_ = "not registered yet";
-  bool draining_ = false;
-  std::optional<std::promise<void>> jobs_over_;
-  absl::Status result_;
+  BlockingCalls shutdown_calls_;  // Shutdown's thread runs them.
+
+  const Incarnation incarnation_;         // The first.
+  std::unique_ptr<AggregatorLife> life_;  // The data thread's.
 };
 
 }  // namespace talweg

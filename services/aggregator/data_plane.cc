@@ -23,10 +23,12 @@ bool LooksLikeFrame(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-DataPlane::DataPlane(DataPlaneOptions options, transport::Transport* transport, const Clock* clock)
+DataPlane::DataPlane(DataPlaneOptions options, transport::Transport* transport, const Clock* clock,
+                     const DataPlaneMachine& machine)
     : options_(std::move(options)),
       transport_(transport),
       clock_(clock),
+      machine_(machine),
       budget_(options_.memory_bytes_max) {}
 
 DataPlane::~DataPlane() {
@@ -41,8 +43,9 @@ void DataPlane::OnJobView(const std::string& job_name, const View& view) {
                                      .name = job_name,
                                      .self = options_.incarnation,
                                      .self_name = options_.name,
-                                     .credit_bytes = options_.credit_bytes};
-    slot = std::make_unique<JobRecord>(std::move(config), &budget_, transport_);
+                                     .credit_bytes = options_.credit_bytes,
+                                     .refusals_max = options_.refusals_max};
+    slot = std::make_unique<JobRecord>(std::move(config), &budget_, NewPool());
     Log(LogLevel::kInfo, "serving job '", job_name, "' (", view.job, ")");
   }
   JobRecord& job = *slot;
@@ -300,6 +303,23 @@ std::vector<const aggregation::Job*> DataPlane::jobs() const {
   std::vector<const aggregation::Job*> jobs;
   for (const auto& [id, job] : jobs_) jobs.push_back(&job->core);
   return jobs;
+}
+
+std::vector<const aggregation::Job*> DataPlane::leaving_jobs() const {
+  std::vector<const aggregation::Job*> jobs;
+  for (const auto& job : leaving_) jobs.push_back(&job->core);
+  return jobs;
+}
+
+const aggregation::Job* DataPlane::JobOf(ConnectionId id) const {
+  const auto found = connections_.find(id);
+  const bool has_job = found != connections_.end() && found->second.job != nullptr;
+  return has_job ? &found->second.job->core : nullptr;
+}
+
+uint64_t DataPlane::HeldBytes(JobId id) const {
+  const auto job = jobs_.find(id);
+  return job == jobs_.end() ? 0 : job->second->held_bytes;
 }
 
 ConnectionTraffic DataPlane::TrafficOf(ConnectionId id) const {

@@ -19,6 +19,7 @@
 #include "services/aggregator/credit_meter.h"
 #include "services/aggregator/outbox.h"
 #include "services/aggregator/slot_memory.h"
+#include "services/aggregator/summer.h"
 
 namespace talweg {
 
@@ -32,9 +33,17 @@ struct DataPlaneOptions {
   int64_t unknown_job_hold_ns = 5'000'000'000;
   // A connection that has not said Hello by then is closed.
   int64_t hello_timeout_ns = 10'000'000'000;
+  uint64_t refusals_max = 10'000;  // A connection with more of them is closed.
   // What one pass does before it looks at the network again.
   int events_per_poll = 64;
   uint64_t sum_bytes_per_poll = 8 * kMiB;  // Read by sums.
+  SlotLimits slots;
+};
+
+// What a data plane computes with. Both outlive it.
+struct DataPlaneMachine {
+  const Summer* summer = &KernelSummer();
+  MemorySource* memory = &AnonymousMemory();
 };
 
 // What a connection of a job has moved.
@@ -58,7 +67,8 @@ class DataPlane final : public Poller, private transport::EventSink {
     aggregation::Counters ended;  // Of jobs that are gone.
   };
 
-  DataPlane(DataPlaneOptions options, transport::Transport* transport, const Clock* clock);
+  DataPlane(DataPlaneOptions options, transport::Transport* transport, const Clock* clock,
+            const DataPlaneMachine& machine = {});
   // Closes all connections.
   ~DataPlane() override;
 
@@ -73,6 +83,12 @@ class DataPlane final : public Poller, private transport::EventSink {
   void Tick();
 
   std::vector<const aggregation::Job*> jobs() const;  // By id; those that are closing included.
+  // Of former incarnations, until all their connections are closed.
+  std::vector<const aggregation::Job*> leaving_jobs() const;
+  // That a connection has said Hello to; null before.
+  const aggregation::Job* JobOf(ConnectionId connection) const;
+  // Of slots and results that a job has asked for and not released. 0: there is no such job.
+  uint64_t HeldBytes(JobId job) const;
   ConnectionTraffic TrafficOf(ConnectionId connection) const;
   Totals totals() const { return totals_; }
   const aggregation::MemoryBudget& budget() const { return budget_; }
@@ -91,15 +107,15 @@ class DataPlane final : public Poller, private transport::EventSink {
     SlotMemory result;
   };
   struct JobRecord {
-    JobRecord(aggregation::JobConfig config, aggregation::MemoryBudget* budget,
-              transport::Transport* transport)
-        : core(std::move(config), budget), result_pool(transport) {}
+    JobRecord(aggregation::JobConfig config, aggregation::MemoryBudget* budget, SlotPool results)
+        : core(std::move(config), budget), result_pool(std::move(results)) {}
 
     aggregation::Job core;
     aggregation::Job::Effects effects;  // To perform.
     std::map<MemberIdentity, SlotPool> slot_pools;
     SlotPool result_pool;
     std::unordered_map<uint64_t, SlotMemory> memory;  // By AllocationId.
+    uint64_t held_bytes = 0;                          // Of those.
     std::deque<PendingSum> sums;
   };
   struct Connection {
@@ -145,6 +161,7 @@ class DataPlane final : public Poller, private transport::EventSink {
   void Do(JobRecord& job, const aggregation::CopyResult& effect);
   void Do(JobRecord& job, const aggregation::SendResult& effect);
   void Do(JobRecord& job, const aggregation::CloseConnection& effect);
+  SlotPool NewPool() const { return {transport_, machine_.memory, options_.slots}; }
   SlotMemory MemoryOf(const JobRecord& job, aggregation::AllocationId id) const;
   int SumSome();
   void SumOne(JobRecord& job);
@@ -154,6 +171,7 @@ class DataPlane final : public Poller, private transport::EventSink {
   DataPlaneOptions options_;
   transport::Transport* const transport_;
   const Clock* const clock_;
+  const DataPlaneMachine machine_;
   aggregation::MemoryBudget budget_;
   std::map<JobId, std::unique_ptr<JobRecord>> jobs_;
   // Jobs of former incarnations that are telling their members so.

@@ -5,7 +5,6 @@
 #include <variant>
 
 #include "libs/base/check.h"
-#include "libs/reduce/reduce.h"
 #include "libs/telemetry/log.h"
 #include "services/aggregator/data_plane.h"
 
@@ -61,7 +60,7 @@ void DataPlane::Do(JobRecord&, const aggregation::ReturnCredit& effect) {
 
 void DataPlane::Do(JobRecord& job, const aggregation::AllocateMemory& effect) {
   SlotPool& pool = effect.member
-                       ? job.slot_pools.try_emplace(*effect.member, transport_).first->second
+                       ? job.slot_pools.try_emplace(*effect.member, NewPool()).first->second
                        : job.result_pool;
   absl::StatusOr<SlotMemory> memory = pool.Allocate(effect.bytes);
   if (!memory.ok()) {
@@ -71,12 +70,16 @@ void DataPlane::Do(JobRecord& job, const aggregation::AllocateMemory& effect) {
     return;
   }
   const wire::RemoteRef ref = memory->ref();
+  job.held_bytes += memory->bytes().size();
   job.memory.emplace(effect.id.value(), *std::move(memory));
   job.core.OnAllocated(effect.id, ref, job.effects);
 }
 
 void DataPlane::Do(JobRecord& job, const aggregation::ReleaseMemory& effect) {
-  job.memory.erase(effect.id.value());  // Sums and writes under way hold it on.
+  const auto found = job.memory.find(effect.id.value());
+  if (found == job.memory.end()) return;  // The system had none.
+  job.held_bytes -= found->second.bytes().size();
+  job.memory.erase(found);  // Sums and writes under way hold it on.
 }
 
 SlotMemory DataPlane::MemoryOf(const JobRecord& job, aggregation::AllocationId id) const {
@@ -186,17 +189,20 @@ void DataPlane::SumOne(JobRecord& job) {
   --sums_pending_;
   const bool stale = sum.id.epoch != job.core.view().epoch;
   if (!stale && sum.length_bytes > 0) {
-    std::vector<const std::byte*> inputs;
-    inputs.reserve(sum.inputs.size());
+    SliceSum slice{.dtype = sum.dtype,
+                   .op = sum.op,
+                   .rank_counts = sum.rank_counts,
+                   .rank_count_total = sum.rank_count_total,
+                   .length_bytes = sum.length_bytes};
+    slice.output = sum.result.bytes().subspan(sum.offset_bytes, sum.length_bytes).data();
+    slice.inputs.reserve(sum.inputs.size());
     for (const SlotMemory& input : sum.inputs) {
-      inputs.push_back(input.bytes().subspan(sum.offset_bytes, sum.length_bytes).data());
+      slice.inputs.push_back(input.bytes().subspan(sum.offset_bytes, sum.length_bytes).data());
     }
-    std::byte* const output = sum.result.bytes().subspan(sum.offset_bytes, sum.length_bytes).data();
     if (sum.op == Op::kCopy) {
-      std::memcpy(output, inputs.front(), sum.length_bytes);
+      std::memcpy(slice.output, slice.inputs.front(), sum.length_bytes);
     } else {
-      reduce::Reduce(reduce::LastHop(sum.dtype, sum.op, sum.rank_counts, sum.rank_count_total),
-                     inputs, output, sum.length_bytes / DTypeSize(sum.dtype));
+      machine_.summer->Sum(slice);
     }
   }
   job.core.OnSummed(sum.id, job.effects);

@@ -17,51 +17,62 @@ namespace {
 
 constexpr size_t kPageBytes = 4 * kKiB;
 constexpr size_t kHugePageBytes = 2 * kMiB;
-constexpr size_t kChunkBytesMin = 256 * kKiB;
-constexpr size_t kChunkBytesMax = 64 * kMiB;
+
+class AnonymousMapping final : public Mapping {
+ public:
+  explicit AnonymousMapping(std::span<std::byte> bytes) { bytes_ = bytes; }
+  ~AnonymousMapping() override { munmap(bytes_.data(), bytes_.size()); }
+  AnonymousMapping(const AnonymousMapping&) = delete;
+  AnonymousMapping& operator=(const AnonymousMapping&) = delete;
+};
+
+class AnonymousSource final : public MemorySource {
+ public:
+  absl::StatusOr<std::unique_ptr<Mapping>> Map(size_t bytes) override {
+    void* address =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (address == MAP_FAILED) {
+      const absl::Status status = ErrnoStatus(errno, "mapping " + FormatBytes(bytes));
+      return absl::ResourceExhaustedError(status.message());
+    }
+    auto mapping =
+        std::make_unique<AnonymousMapping>(std::span(static_cast<std::byte*>(address), bytes));
+    if (bytes >= kHugePageBytes) madvise(address, bytes, MADV_HUGEPAGE);
+    int result = -1;
+    do {
+      result = madvise(address, bytes, MADV_POPULATE_WRITE);
+    } while (result != 0 && errno == EINTR);
+    if (result != 0 && errno == EINVAL) {  // A kernel before 5.14.
+      for (size_t offset = 0; offset < bytes; offset += kPageBytes) {
+        mapping->bytes()[offset] = std::byte{0};
+      }
+    } else if (result != 0) {
+      const absl::Status status = ErrnoStatus(errno, "filling " + FormatBytes(bytes));
+      return absl::ResourceExhaustedError(status.message());
+    }
+    return mapping;
+  }
+};
 
 }  // namespace
 
-absl::StatusOr<Mapping> Mapping::Create(size_t bytes) {
-  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (address == MAP_FAILED) {
-    const absl::Status status = ErrnoStatus(errno, "mapping " + FormatBytes(bytes));
-    return absl::ResourceExhaustedError(status.message());
-  }
-  Mapping mapping(std::span(static_cast<std::byte*>(address), bytes));
-  if (bytes >= kHugePageBytes) madvise(address, bytes, MADV_HUGEPAGE);
-  int result = -1;
-  do {
-    result = madvise(address, bytes, MADV_POPULATE_WRITE);
-  } while (result != 0 && errno == EINTR);
-  if (result != 0 && errno == EINVAL) {  // A kernel before 5.14.
-    for (size_t offset = 0; offset < bytes; offset += kPageBytes) {
-      mapping.bytes()[offset] = std::byte{0};
-    }
-  } else if (result != 0) {
-    const absl::Status status = ErrnoStatus(errno, "filling " + FormatBytes(bytes));
-    return absl::ResourceExhaustedError(status.message());
-  }
-  return mapping;
-}
-
-Mapping::Mapping(Mapping&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
-
-Mapping::~Mapping() {
-  if (!bytes_.empty()) munmap(bytes_.data(), bytes_.size());
+MemorySource& AnonymousMemory() {
+  static AnonymousSource source;
+  return source;
 }
 
 absl::StatusOr<SlotMemory> SlotPool::Allocate(uint64_t bytes) {
   TALWEG_CHECK(bytes > 0);
   const uint64_t needed_bytes = RoundUp(bytes, kCacheLineBytes);
   const uint64_t chunk_bytes =
-      std::clamp<uint64_t>(used_bytes_ / 4, kChunkBytesMin, kChunkBytesMax);
+      std::clamp<uint64_t>(used_bytes_ / 4, limits_.chunk_bytes_min, limits_.chunk_bytes_max);
   const bool shares = needed_bytes <= chunk_bytes / 2;
-  if (!shares || chunk_ == nullptr || chunk_used_ + needed_bytes > chunk_->mapping.bytes().size()) {
-    TALWEG_ASSIGN_OR_RETURN(
-        Mapping mapping, Mapping::Create(RoundUp(shares ? chunk_bytes : needed_bytes, kPageBytes)));
+  if (!shares || chunk_ == nullptr ||
+      chunk_used_ + needed_bytes > chunk_->mapping->bytes().size()) {
+    TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Mapping> mapping,
+                            source_->Map(RoundUp(shares ? chunk_bytes : needed_bytes, kPageBytes)));
     auto chunk = std::make_shared<SlotMemory::Chunk>(std::move(mapping));
-    TALWEG_ASSIGN_OR_RETURN(chunk->region, transport_->Register(chunk->mapping.bytes()));
+    TALWEG_ASSIGN_OR_RETURN(chunk->region, transport_->Register(chunk->mapping->bytes()));
     used_bytes_ += needed_bytes;
     if (!shares) return SlotMemory(std::move(chunk), 0, bytes);
     chunk_ = std::move(chunk);

@@ -11,26 +11,32 @@
 #include <span>
 #include <utility>
 
+#include "libs/base/bytes.h"
 #include "libs/transport/transport.h"
 
 namespace talweg {
 
-// Anonymous memory whose pages are there: no page fault in the middle of a receive, no kill by a
-// fault that cannot be served.
+// Memory that a transport may register. Freed by the destructor.
 class Mapping {
  public:
-  // RESOURCE_EXHAUSTED: the system does not give it.
-  static absl::StatusOr<Mapping> Create(size_t bytes);
-  Mapping(Mapping&& other) noexcept;
-  Mapping& operator=(Mapping&& other) = delete;
-  ~Mapping();
-
+  virtual ~Mapping() = default;
   std::span<std::byte> bytes() const { return bytes_; }
 
- private:
-  explicit Mapping(std::span<std::byte> bytes) : bytes_(bytes) {}
+ protected:
   std::span<std::byte> bytes_;
 };
+
+// Where mappings come from.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  // Zeroed, on a page. RESOURCE_EXHAUSTED: the system does not give it.
+  virtual absl::StatusOr<std::unique_ptr<Mapping>> Map(size_t bytes) = 0;
+};
+
+// Anonymous memory whose pages are there: no page fault in the middle of a receive, no kill by a
+// fault that cannot be served.
+MemorySource& AnonymousMemory();
 
 // A part of a registered mapping. Copies share it; the mapping is freed behind the last of them.
 class SlotMemory {
@@ -47,19 +53,25 @@ class SlotMemory {
  private:
   friend class SlotPool;
   struct Chunk {
-    explicit Chunk(Mapping m) : mapping(std::move(m)) {}
-    Mapping mapping;
+    explicit Chunk(std::unique_ptr<Mapping> m) : mapping(std::move(m)) {}
+    std::unique_ptr<Mapping> mapping;
     transport::Region region;  // Gone before the mapping.
   };
 
   SlotMemory(std::shared_ptr<Chunk> chunk, size_t offset, size_t bytes)
       : chunk_(std::move(chunk)),
         offset_(offset),
-        bytes_(chunk_->mapping.bytes().subspan(offset, bytes)) {}
+        bytes_(chunk_->mapping->bytes().subspan(offset, bytes)) {}
 
   std::shared_ptr<Chunk> chunk_;
   size_t offset_ = 0;
   std::span<std::byte> bytes_;
+};
+
+// How large the registrations are that small memory is cut from.
+struct SlotLimits {
+  size_t chunk_bytes_min = 256 * kKiB;
+  size_t chunk_bytes_max = 64 * kMiB;
 };
 
 // Cuts the memory of one writer (a member of a job, or the results that we write) out of few large
@@ -67,10 +79,12 @@ class SlotMemory {
 // share one: a member's key opens nothing but its own slots.
 //
 // Chunks grow with what is used, to waste at most a quarter. Released memory is not given out again
-// before its whole chunk is free and unmapped. One owner thread; `transport` outlives the memory.
+// before its whole chunk is free and unmapped. One owner thread; `transport` and `source` outlive
+// the memory.
 class SlotPool {
  public:
-  explicit SlotPool(transport::Transport* transport) : transport_(transport) {}
+  SlotPool(transport::Transport* transport, MemorySource* source, SlotLimits limits = {})
+      : transport_(transport), source_(source), limits_(limits) {}
 
   // `bytes` of at least 1, on a cache line. RESOURCE_EXHAUSTED: no memory, or no more of it may be
   // locked.
@@ -78,6 +92,8 @@ class SlotPool {
 
  private:
   transport::Transport* const transport_;
+  MemorySource* const source_;
+  const SlotLimits limits_;
   std::shared_ptr<SlotMemory::Chunk> chunk_;  // That allocations are cut from at present.
   size_t chunk_used_ = 0;
   uint64_t used_bytes_ = 0;

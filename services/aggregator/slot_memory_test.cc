@@ -16,7 +16,7 @@ TEST_CASE("SlotPool: small memory shares registrations, large has its own", "[ag
   MonotonicClock clock;
   auto made = transport::NewFabricTransport({}, &clock, nullptr);
   REQUIRE(made.ok());
-  SlotPool pool(made->get());
+  SlotPool pool(made->get(), &AnonymousMemory());
   const auto a = pool.Allocate(100);
   const auto b = pool.Allocate(1);
   const auto large = pool.Allocate(10 * kMiB);

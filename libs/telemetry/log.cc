@@ -6,7 +6,9 @@
 #include <spdlog/spdlog.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <utility>
 
 namespace talweg {
 namespace {
@@ -39,6 +41,12 @@ std::shared_ptr<spdlog::logger>& Logger() {
 }
 
 std::atomic<LogLevel> least_level{LogLevel::kInfo};
+
+// Never destroyed, as the logger.
+std::function<void(LogLevel, const std::string&)>& Sink() {
+  static auto* const sink = new std::function<void(LogLevel, const std::string&)>;
+  return *sink;
+}
 
 bool IsControl(char c) {
   const auto byte = static_cast<unsigned char>(c);
@@ -83,7 +91,12 @@ bool LogEnabled(LogLevel level) {
   return level >= least_level.load(std::memory_order_relaxed) && level != LogLevel::kOff;
 }
 
+void SetLogSink(std::function<void(LogLevel, const std::string&)> sink) {
+  Sink() = std::move(sink);
+}
+
 void internal::WriteLog(LogLevel level, const std::string& text) {
+  if (Sink()) return Sink()(level, text);
   Logger()->log(SpdlogLevel(level), spdlog::string_view_t(Escaped(text)));
 }
 

@@ -3,6 +3,7 @@
 #define TALWEG_LIBS_TELEMETRY_LOG_H_
 
 #include <cstdint>
+#include <functional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -22,6 +23,10 @@ bool ParseLogLevel(std::string_view text, LogLevel* level);
 
 // Thread-safe, as is Log. A line that would not be written costs one load.
 bool LogEnabled(LogLevel level);
+
+// For tests and the simulation: lines go to `sink` instead of stderr, unescaped; without one, to
+// stderr again. No other thread logs meanwhile.
+void SetLogSink(std::function<void(LogLevel level, const std::string& text)> sink);
 
 namespace internal {
 void WriteLog(LogLevel level, const std::string& text);

@@ -319,7 +319,10 @@ const aggregation::Job* DataPlane::JobOf(ConnectionId id) const {
 
 uint64_t DataPlane::HeldBytes(JobId id) const {
   const auto job = jobs_.find(id);
-  return job == jobs_.end() ? 0 : job->second->held_bytes;
+  if (job == jobs_.end()) return 0;
+  uint64_t bytes = 0;
+  for (const auto& [name, memory] : job->second->memory) bytes += memory.bytes().size();
+  return bytes;
 }
 
 ConnectionTraffic DataPlane::TrafficOf(ConnectionId id) const {

@@ -115,7 +115,6 @@ class DataPlane final : public Poller, private transport::EventSink {
     std::map<MemberIdentity, SlotPool> slot_pools;
     SlotPool result_pool;
     std::unordered_map<uint64_t, SlotMemory> memory;  // By AllocationId.
-    uint64_t held_bytes = 0;                          // Of those.
     std::deque<PendingSum> sums;
   };
   struct Connection {

@@ -70,16 +70,12 @@ void DataPlane::Do(JobRecord& job, const aggregation::AllocateMemory& effect) {
     return;
   }
   const wire::RemoteRef ref = memory->ref();
-  job.held_bytes += memory->bytes().size();
   job.memory.emplace(effect.id.value(), *std::move(memory));
   job.core.OnAllocated(effect.id, ref, job.effects);
 }
 
 void DataPlane::Do(JobRecord& job, const aggregation::ReleaseMemory& effect) {
-  const auto found = job.memory.find(effect.id.value());
-  if (found == job.memory.end()) return;  // The system had none.
-  job.held_bytes -= found->second.bytes().size();
-  job.memory.erase(found);  // Sums and writes under way hold it on.
+  job.memory.erase(effect.id.value());  // Sums and writes under way hold it on.
 }
 
 SlotMemory DataPlane::MemoryOf(const JobRecord& job, aggregation::AllocationId id) const {

@@ -492,14 +492,14 @@ void AgentProcess::Perform(const pipeline::AllocateTensor& allocate) {
   });
 }
 
-uint64_t* AgentProcess::Target(ConnectionId, wire::RemoteRef ref, uint64_t cells) {
+CellTarget AgentProcess::Target(ConnectionId, wire::RemoteRef ref, uint64_t cells) {
   const auto region = regions_.find(ref.key);
-  if (region == regions_.end()) return nullptr;
+  if (region == regions_.end()) return {};
   Cells& memory = *memory_.at(region->second.first).results[region->second.second];
   if (ref.address % 64 != 0 || ref.address / 64 + cells > memory.size()) {
     throw Violation{name_ + ": a result is written past its region"};
   }
-  return memory.data() + ref.address / 64;
+  return {.first = memory.data() + ref.address / 64};
 }
 
 void AgentProcess::OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) {

@@ -70,7 +70,7 @@ class AgentProcess : public Process {
   void OnLinkOpen(ConnectionId connection) override;
   void OnLinkLost(ConnectionId connection, const std::string& reason) override;
   void OnWriteLanded(ConnectionId, uint64_t) override {}
-  uint64_t* Target(ConnectionId connection, wire::RemoteRef ref, uint64_t cells) override;
+  CellTarget Target(ConnectionId connection, wire::RemoteRef ref, uint64_t cells) override;
 
   const pipeline::Member& core() const { return core_; }
   const std::string& name() const { return name_; }

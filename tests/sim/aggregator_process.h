@@ -6,110 +6,129 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "libs/aggregation/job.h"
+#include "services/aggregator/aggregator_life.h"
+#include "services/aggregator/data_plane.h"
 #include "tests/sim/ledger.h"
 #include "tests/sim/network.h"
 #include "tests/sim/profile.h"
 #include "tests/sim/scheduler_process.h"
+#include "tests/sim/sim_transport.h"
 
 namespace talweg::sim {
 
-// One life of an aggregator: a core for every job, the memory that they ask for, and what
-// rpc::AggregatorRegistration does.
-class AggregatorProcess : public Process {
+// One life of an aggregator: the daemon's own AggregatorLife and DataPlane on the simulated
+// network, and what the world checks of them.
+class AggregatorProcess : private TransportWatcher {
  public:
+  struct Config {
+    HostIndex host = 0;
+    uint32_t place = 0;
+    Incarnation incarnation;
+    const Profile* profile = nullptr;
+    // It ends by itself: drained, or refused by the scheduler.
+    std::function<void(const AggregatorProcess* process)> on_ended;
+  };
+
   AggregatorProcess(Timeline* timeline, Trace* trace, Network* network, SchedulerProcess* scheduler,
-                    HostIndex host, uint32_t place, Incarnation incarnation,
-                    const Profile* profile);
+                    const Config& config);
 
   void Start();
-  // Asks to be left out of views, and then to be forgotten.
+  // Told to stop: asks to be left out of views, waits for its jobs, says goodbye, and ends.
   void Drain();
   // Run `strike` a little behind the next result that it sends, when some members may have it and
   // others not; or behind its next decision to finish or to abort a round.
   void AtDanger(std::function<void()> strike) { at_danger_ = std::move(strike); }
   void AtDecision(std::function<void()> strike) { at_decision_ = std::move(strike); }
 
-  // --- Process.
-  void OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) override;
-  void OnLinkOpen(ConnectionId) override {}
-  void OnLinkLost(ConnectionId connection, const std::string& reason) override;
-  void OnWriteLanded(ConnectionId connection, uint64_t context) override;
-  uint64_t* Target(ConnectionId connection, wire::RemoteRef ref, uint64_t cells) override;
+  // To the network.
+  Process* process() { return &transport_; }
 
-  const std::map<JobId, std::unique_ptr<aggregation::Job>>& jobs() const { return jobs_; }
+  // Those of former incarnations are told apart.
+  std::vector<const aggregation::Job*> jobs() const { return data_plane_.jobs(); }
+  std::vector<const aggregation::Job*> leaving_jobs() const { return data_plane_.leaving_jobs(); }
   const std::string& name() const { return name_; }
-  uint64_t memory_bytes() const;
-  const aggregation::MemoryBudget& budget() const { return budget_; }
+  bool draining() const { return life_.state() != AggregatorLife::State::kServing; }
+  bool refused() const { return !life_.result().ok(); }
+  const aggregation::MemoryBudget& budget() const { return data_plane_.budget(); }
   // Of cores whose job is over.
-  const std::vector<aggregation::Counters>& past_counters() const { return past_counters_; }
+  aggregation::Counters past_counters() const { return data_plane_.totals().ended; }
 
  private:
-  using MemoryName = std::pair<JobId, aggregation::AllocationId>;
+  // What was seen of a job when nothing was going on.
+  struct Seen {
+    Epoch epoch;
+    bool reports_complete = false;
+    uint64_t held_bytes = 0;
+  };
 
-  void Run(JobId job, const std::function<void(aggregation::Job&, aggregation::Job::Effects&)>& on);
-  void Perform(JobId job, aggregation::Job::Effects& effects);
-  void Perform(JobId job, const aggregation::SendResult& send);
-  void Perform(JobId job, const aggregation::AllocateMemory& allocate);
-  void Strike(std::function<void()>& strike);
-  void CountLoss(JobId job, ConnectionId connection);
-  void SumLater(JobId job, const aggregation::SumId& id, std::function<void()> work);
-  void SendEntry(JobId job, const aggregation::Send& send);
-  // What an entry says, for the trace.
-  template <typename Entry>
-  std::string Details(JobId job, const Entry& entry) const;
-  std::string TensorName(JobId job, TensorKey key) const;
-  void CheckMemory(JobId job) const;
-  void CheckForgotten(JobId job) const;
-  void CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry);
-  void CheckWriter(JobId job, ConnectionId connection, const wire::Declared& entry) const;
-  void CheckFenced(JobId job) const;
-  void NotePresent(JobId job);
-  void CheckAbsence(JobId job, const wire::Waiting& notice) const;
-  void DeliverConfused(JobId job, const wire::Frame& frame, const std::function<void()>& deliver);
-  void OnAggregatorMessage(const membership::AggregatorMessage& message);
-  void Register();
-  void Attach();
-  void Renew();
+  // --- TransportWatcher.
+  void OnWake() override;
+  void OnFramePosted(ConnectionId connection, std::span<const std::byte> frame) override;
+  void OnEvent(ConnectionId connection, std::span<const std::byte> frame, bool is_end,
+               const std::function<void()>& deliver) override;
+  void OnLanding(wire::RemoteRef target, uint64_t bytes) override;
+
+  void Poll();
   void Tick();
+  // Does something to the daemon, and looks at it before and afterwards.
+  void Run(const std::function<void()>& act);
   void Later(int64_t delay_ns, std::function<void()> event);
+  void PollLater(uint64_t most_ns);
+  void Strike(std::function<void()>& strike);
+  template <typename Entry>
+  void NoteSent(ConnectionId connection, const wire::Frame& frame, const Entry& entry);
+
+  // aggregator_checks.cc
+  void NotePresent();
+  void CheckAfterwards();
+  void CheckMemory(const aggregation::Job& job, uint64_t held_bytes) const;
+  void CheckForgotten(const aggregation::Job& job, ConnectionId connection) const;
+  void CheckFenced(const aggregation::Job& job) const;
+  void CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry);
+  void CheckWriter(const aggregation::Job& job, ConnectionId connection,
+                   const wire::Declared& entry);
+  void CheckAbsence(const aggregation::Job& job, const wire::Waiting& notice) const;
+  void NoteReceived(ConnectionId connection, const wire::Frame& frame);
+  void CheckCredit(ConnectionId connection, const wire::Header& header);
+  void CheckCreditIsTold();
+  void DeliverConfused(const aggregation::Job& job, const wire::Frame& frame,
+                       const std::function<void()>& deliver);
 
   Timeline* const timeline_;
   Trace* const trace_;
   Network* const network_;
   SchedulerProcess* const scheduler_;
-  const HostIndex host_;
-  const Incarnation incarnation_;
+  const Config config_;
   const std::string name_;
-  const Profile* const profile_;
-  aggregation::MemoryBudget budget_;
-  std::map<JobId, std::unique_ptr<aggregation::Job>> jobs_;
-  std::map<JobId, std::string> job_names_;
-  std::map<ConnectionId, JobId> connection_jobs_;
+
+  const SimClock clock_;
+  CellMemory memory_;
+  const CellSummer summer_;
+  SimTransport transport_;
+  DataPlane data_plane_;
+  AggregatorLife life_;
+
+  bool poll_due_ = false;
+  std::map<JobId, Seen> seen_;
   std::set<ConnectionId> refused_;
-  std::map<MemoryName, std::shared_ptr<Cells>> memory_;
-  std::map<uint64_t, MemoryName> regions_;
+  // Bytes of contributions that have come in this epoch, and that it has not told of.
+  struct Credit {
+    uint64_t untold_bytes = 0;
+    bool untold_at_tick = false;  // Some was, and none has been told since.
+  };
+  std::map<ConnectionId, Credit> credit_;
   std::map<uint64_t, MemberIdentity> writers_;  // By the key of a region.
-  std::map<uint64_t, std::pair<JobId, aggregation::WriteId>> writes_;
-  std::map<std::pair<JobId, aggregation::AllocationId>, int64_t> result_free_ns_;
-  std::map<ConnectionId, uint64_t> credit_;
   // Until when each node was connected in the present epoch, or when that began.
   std::map<std::pair<JobId, NodeRank>, std::pair<Epoch, int64_t>> present_;
-  std::vector<aggregation::Counters> past_counters_;
-  const wire::Frame* frame_ = nullptr;
-  uint64_t next_region_ = 1;
-  uint64_t next_write_ = 1;
-  uint64_t attachment_ = 0;
-  bool out_ = false;
   std::function<void()> at_danger_;
   std::function<void()> at_decision_;
-  bool memory_changed_ = false;
 };
 
 }  // namespace talweg::sim

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <utility>
 
+#include "libs/telemetry/log.h"
 #include "tests/sim/agent_process.h"
 #include "tests/sim/aggregator_process.h"
 #include "tests/sim/joiner_checks.h"
@@ -24,6 +26,17 @@ namespace {
 constexpr int64_t kSettleNs = 450 * kSecond;
 constexpr uint64_t kEventsMax = 3'000'000;
 
+// What daemons log, while it lives.
+class LogSink {
+ public:
+  explicit LogSink(std::function<void(const std::string& text)> sink) {
+    SetLogSink([sink = std::move(sink)](LogLevel, const std::string& text) { sink(text); });
+  }
+  ~LogSink() { SetLogSink(nullptr); }
+  LogSink(const LogSink&) = delete;
+  LogSink& operator=(const LogSink&) = delete;
+};
+
 class World {
  public:
   World(Kind kind, uint64_t seed, bool with_trace)
@@ -31,6 +44,11 @@ class World {
         trace_(with_trace),
         profile_(DrawProfile(kind, timeline_.random())),
         network_(&timeline_, profile_.delay_max_ns) {}
+
+  // Processes close their connections when they are destroyed.
+  ~World() { network_.Forget(); }
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
 
   LifeResult Live();
 
@@ -57,6 +75,8 @@ class World {
   void CheckSilence();
   void CheckGivenUp(const AgentHost& by, NodeRank node);
   void CrashAggregator(AggregatorHost& aggregator);
+  void EndAggregator(AggregatorHost& aggregator, const AggregatorProcess* process);
+  void EndAggregatorHost(AggregatorHost& aggregator, bool silently);
   void CrashSomeAggregator();
   void NextFault();
   void Do(Fault fault);
@@ -155,9 +175,15 @@ void World::StartAgent(AgentHost& agent) {
 void World::StartAggregator(AggregatorHost& aggregator) {
   if (aggregator.process != nullptr) return;
   aggregator.process = std::make_unique<AggregatorProcess>(
-      &timeline_, &trace_, &network_, scheduler_.get(), aggregator.host, aggregator.place,
-      NewIncarnation(), &profile_);
-  network_.host(aggregator.host).Start(aggregator.process.get());
+      &timeline_, &trace_, &network_, scheduler_.get(),
+      AggregatorProcess::Config{.host = aggregator.host,
+                                .place = aggregator.place,
+                                .incarnation = NewIncarnation(),
+                                .profile = &profile_,
+                                .on_ended = [this, &aggregator](const AggregatorProcess* ended) {
+                                  EndAggregator(aggregator, ended);
+                                }});
+  network_.host(aggregator.host).Start(aggregator.process->process());
   trace_.Add(timeline_.now_ns(), aggregator.process->name(), "starts");
   aggregator.process->Start();
 }
@@ -246,7 +272,7 @@ void World::CheckGivenUp(const AgentHost& by, NodeRank node) {
 
 void World::CrashAggregator(AggregatorHost& aggregator) {
   if (aggregator.process == nullptr) return;
-  for (const auto& [id, job] : aggregator.process->jobs()) {
+  for (const aggregation::Job* const job : aggregator.process->jobs()) {
     for (const auto& [key, tensor] : job->tensors()) {
       if (tensor.decision && tensor.decision->verdict == wire::Verdict::kFinish) {
         trace_.Reached("an owner dies that has decided to finish a round");
@@ -254,10 +280,25 @@ void World::CrashAggregator(AggregatorHost& aggregator) {
     }
   }
   trace_.Add(timeline_.now_ns(), aggregator.process->name(), "crashes");
-  scheduler_->OnHostEnded(aggregator.host, timeline_.random().OneIn(6));
+  EndAggregatorHost(aggregator, timeline_.random().OneIn(6));
+  timeline_.After(network_.Delay() * 20, [this, &aggregator] { StartAggregator(aggregator); });
+}
+
+void World::EndAggregatorHost(AggregatorHost& aggregator, bool silently) {
+  scheduler_->OnHostEnded(aggregator.host, silently);
   network_.EndHost(aggregator.host);
   network_.host(aggregator.host).End();
   past_aggregators_.push_back(std::move(aggregator.process));
+}
+
+// One that was told to stop stays away; one that the scheduler has refused is started again.
+void World::EndAggregator(AggregatorHost& aggregator, const AggregatorProcess* process) {
+  if (aggregator.process.get() != process) return;
+  trace_.Add(timeline_.now_ns(), process->name(), "ends");
+  const bool starts_again = process->refused();
+  EndAggregatorHost(aggregator, false);
+  if (!starts_again) return trace_.Reached("an aggregator ends when it has left");
+  trace_.Reached("an aggregator is refused");
   timeline_.After(network_.Delay() * 20, [this, &aggregator] { StartAggregator(aggregator); });
 }
 
@@ -414,18 +455,26 @@ void World::NextFault() {
                   [this] { NextFault(); });
 }
 
+// Every rank has finished or been told why not, and who was told to stop has done so.
 bool World::Settled() const {
-  return std::all_of(agents_.begin(), agents_.end(), [](const AgentHost& agent) {
-    return agent.process == nullptr || agent.process->Settled();
-  });
+  return std::all_of(agents_.begin(), agents_.end(),
+                     [](const AgentHost& agent) {
+                       return agent.process == nullptr || agent.process->Settled();
+                     }) &&
+         std::all_of(aggregators_.begin(), aggregators_.end(),
+                     [](const AggregatorHost& aggregator) {
+                       return aggregator.process == nullptr || !aggregator.process->draining();
+                     });
 }
 
 void World::CheckMemory() const {
   for (const AggregatorHost& aggregator : aggregators_) {
     if (aggregator.process == nullptr) continue;
     uint64_t reserved = 0;
-    for (const auto& [id, job] : aggregator.process->jobs()) {
-      reserved += job->Status(timeline_.now_ns()).reserved_bytes;
+    for (const auto& jobs : {aggregator.process->jobs(), aggregator.process->leaving_jobs()}) {
+      for (const aggregation::Job* const job : jobs) {
+        reserved += job->Status(timeline_.now_ns()).reserved_bytes;
+      }
     }
     if (reserved != aggregator.process->budget().used_bytes()) {
       throw Violation{aggregator.process->name() + ": memory that no job has is reserved"};
@@ -435,6 +484,7 @@ void World::CheckMemory() const {
 
 LifeResult World::Live() {
   LifeResult result;
+  const LogSink sink([this](const std::string& text) { trace_.AddLog(timeline_.now_ns(), text); });
   try {
     Build();
     const int64_t faults_end_ns = 2 * kSecond + profile_.fault_end_ns;
@@ -449,6 +499,10 @@ LifeResult World::Live() {
         if (agent.process != nullptr && !agent.process->Settled()) {
           text += "\n  " + agent.process->Unsettled();
         }
+      }
+      for (const AggregatorHost& aggregator : aggregators_) {
+        if (aggregator.process == nullptr || !aggregator.process->draining()) continue;
+        text += "\n  " + aggregator.process->name() + " was told to stop";
       }
       throw Violation{text};
     }
@@ -478,8 +532,9 @@ void World::Gather(LifeResult& result) {
     }
   };
   const auto gather_aggregator = [&](const AggregatorProcess& process) {
-    for (const auto& [id, job] : process.jobs()) gather_job(job->counters());
-    for (const auto& counters : process.past_counters()) gather_job(counters);
+    for (const aggregation::Job* const job : process.jobs()) gather_job(job->counters());
+    for (const aggregation::Job* const job : process.leaving_jobs()) gather_job(job->counters());
+    gather_job(process.past_counters());
   };
   for (const auto& process : past_aggregators_) gather_aggregator(*process);
   for (const AggregatorHost& aggregator : aggregators_) {

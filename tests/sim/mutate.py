@@ -19,6 +19,8 @@ import sys
 KINDS = ("usual", "recovery", "silent", "groups")
 # Not a bug: replaced in every copy, without a switch.
 ALWAYS = "always"
+# How many lives come before one breaks, at most, unless the list says otherwise.
+SEEDS = 4000
 _MARK = re.compile(r"\[\[\[(.*?)==>(.*?)\]\]\]", re.DOTALL)
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
@@ -38,6 +40,7 @@ class Mutation:
     name: str
     kind: str = ""
     breaks: str = ""
+    seeds: int = SEEDS
     places: list[Place] = dataclasses.field(default_factory=list)
 
 
@@ -59,6 +62,8 @@ def read_list(text):
             mutations[-1].kind = line[6:].strip()
         elif line.startswith("breaks: "):
             mutations[-1].breaks = line[8:].strip()
+        elif line.startswith("seeds: ") and line[7:].strip().isdigit():
+            mutations[-1].seeds = int(line[7:])
         elif line.startswith(" "):
             if not mutations[-1].places:
                 raise ListError(f"{where}: a quotation before the path of its source")
@@ -148,7 +153,7 @@ def apply(mutations, sources):
 def table(mutations):
     """Rows of mutation_test.cc's table."""
     return "".join(
-        f'{{"{m.name}", "{m.breaks}", Kind::k{m.kind.capitalize()}}},\n'
+        f'{{"{m.name}", "{m.breaks}", Kind::k{m.kind.capitalize()}, {m.seeds}}},\n'
         for m in mutations
         if m.kind != ALWAYS
     )

@@ -19,9 +19,9 @@ bool Job::MayLeave(int credit) {
 """
 
 
-def one(quotation, kind="usual"):
+def one(quotation, kind="usual", extra=""):
     return mutate.read_list(
-        f"# About.\n\n== a_bug\nkind: {kind}\nbreaks: a rule\nlibs/job.cc:\n    {quotation}\n"
+        f"# About.\n\n== a_bug\nkind: {kind}\nbreaks: a rule\n{extra}libs/job.cc:\n    {quotation}\n"
     )
 
 
@@ -94,8 +94,12 @@ class MutateTest(unittest.TestCase):
     def test_rows_of_the_table(self):
         self.assertEqual(
             mutate.table(one("[[[a ==> b]]]", "silent") + one("[[[a ==> b]]]", "always")),
-            '{"a_bug", "a rule", Kind::kSilent},\n',
+            '{"a_bug", "a rule", Kind::kSilent, 4000},\n',
         )
+
+    def test_a_rare_bug_may_survive_more_lives(self):
+        text = one("[[[a ==> b]]]", "usual", extra="seeds: 9000\n")
+        self.assertIn("Kind::kUsual, 9000}", mutate.table(text))
 
     def test_the_build_ends_with_the_name(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -15,12 +15,14 @@
 namespace talweg::sim {
 namespace {
 
+// Lives that come to every place of the list.
 constexpr uint64_t kSeedsMax = 4'000;
 
 struct Mutation {
   const char* name;
   const char* breaks;  // Invariants 1 to 7 of docs/protocol.md's design, and rules of the protocol.
   Kind kind;           // Lives of this kind find it.
+  uint64_t seeds_max;  // So many, at most.
 };
 
 // Written from mutations.txt.
@@ -35,11 +37,16 @@ TEST_CASE("Every deliberate bug breaks a life", "[sim]") {
         "sanitizer looks for them\n");
     return;
   }
+  const char* const only = std::getenv("TALWEG_SIM_MUTATION");
+  const char* const lives = std::getenv("TALWEG_SIM_LIVES");
   for (const Mutation& mutation : kMutations) {
+    if (only != nullptr && std::string(only) != mutation.name) continue;
     TurnOnMutation(mutation.name);
+    const uint64_t seeds_max =
+        lives != nullptr ? std::strtoull(lives, nullptr, 10) : mutation.seeds_max;
     uint64_t seed = 0;
     std::string violation;
-    while (seed < kSeedsMax && violation.empty())
+    while (seed < seeds_max && violation.empty())
       violation = Live(mutation.kind, seed++, false).violation;
     CAPTURE(mutation.name, mutation.breaks);
     CHECK(!violation.empty());

@@ -14,6 +14,13 @@ void Trace::Add(int64_t now_ns, const std::string& who, const std::string& what)
   lines_.push_back(time + who + ": " + what);
 }
 
+void Trace::AddLog(int64_t now_ns, const std::string& text) {
+  if (text.find("contributions were refused") != std::string::npos) {
+    Reached("a connection closed, as too much of it was refused");
+  }
+  if (on_) Add(now_ns, speaker_ != nullptr ? *speaker_ : "somebody", text);
+}
+
 void Host::Continue() {
   stopped_ = false;
   while (!waiting_.empty() && !stopped_) {
@@ -81,6 +88,10 @@ void Network::Connect(HostIndex from, ConnectionId name, HostIndex to) {
     }
     link->ends[1].life = peer.life();
     link->ends[1].open = true;
+    peer.Deliver(peer.life(), [this, link] {
+      const End& accepted = link->ends[1];
+      if (accepted.open) hosts_[accepted.host]->process()->OnLinkAccepted(accepted.name);
+    });
     timeline_->After(Delay(), [this, link, from] {
       if (link->broken || !link->ends[0].open) return;
       Host& host = *hosts_[from];
@@ -106,9 +117,10 @@ void Network::Land(Link& link, int to, const Message& message, bool torn) {
   if (process == nullptr || hosts_[end.host]->life() != end.life) return;
   CheckSource(link, 1 - to, message);
   const Cells cells = message.source();
-  uint64_t* target = process->Target(end.name, message.target, cells.size());
-  if (target == nullptr) return;
-  std::copy_n(cells.begin(), torn ? (cells.size() + 1) / 2 : cells.size(), target);
+  const CellTarget target = process->Target(end.name, message.target, cells.size());
+  if (target.first == nullptr) return;
+  const size_t count = torn ? (cells.size() + 1) / 2 : cells.size();
+  for (size_t i = 0; i < count; ++i) target.first[i * target.stride] = cells[i];
 }
 
 // What is read until a write is over is not written meanwhile.

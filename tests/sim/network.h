@@ -30,16 +30,23 @@ using Cells = std::vector<uint64_t>;
 inline constexpr uint64_t kCellBytes = 64;
 inline uint64_t CellCount(uint64_t bytes) { return (bytes + kCellBytes - 1) / kCellBytes; }
 
+// Where the cells of a write go: one in so many numbers. Null where nobody has registered that.
+struct CellTarget {
+  uint64_t* first = nullptr;
+  size_t stride = 1;
+};
+
 // What a process is to the network.
 class Process {
  public:
   virtual ~Process() = default;
   virtual void OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) = 0;
+  virtual void OnLinkAccepted(ConnectionId) {}
   virtual void OnLinkOpen(ConnectionId connection) = 0;
   virtual void OnLinkLost(ConnectionId connection, const std::string& reason) = 0;
   virtual void OnWriteLanded(ConnectionId connection, uint64_t context) = 0;  // At the writer.
-  // Where a peer's write goes: nullptr when nobody has registered that.
-  virtual uint64_t* Target(ConnectionId connection, wire::RemoteRef ref, uint64_t cells) = 0;
+  // Where a peer's write of so many cells goes.
+  virtual CellTarget Target(ConnectionId connection, wire::RemoteRef ref, uint64_t cells) = 0;
 };
 
 // A process that may be stopped, and whose events wait meanwhile; gone events are dropped.
@@ -99,6 +106,9 @@ class Network {
              uint64_t context);
   // The process at `host` is gone: its connections end, now or a little later, at the others.
   void EndHost(HostIndex host);
+
+  // Life is over: what is still under way goes nowhere.
+  void Forget() { links_.clear(); }
 
   // Breaks one connection that both ends believe in; whether there was one. `half`: one end notices
   // soon, the other one perhaps much later, and what is in flight to that one goes on arriving.

@@ -241,6 +241,15 @@ Profile DrawGroups(Random& random) {
   return profile;
 }
 
+// So much credit that an aggregator keeps a part of it for a while, and more to send than that.
+void Widen(Profile& profile, Random& random) {
+  profile.credit_bytes = kMiB + 256 * kKiB;
+  profile.slice_bytes_max = kStripeBytesMin;
+  profile.round_count = std::min<uint64_t>(profile.round_count, 3);
+  while (profile.tensors.size() < 3) profile.tensors.push_back(profile.tensors.front());
+  for (TensorProfile& tensor : profile.tensors) tensor.bytes = 8 * (90'000 + random.Below(40'000));
+}
+
 }  // namespace
 
 const char* KindName(Kind kind) {
@@ -260,7 +269,9 @@ Profile DrawProfile(Kind kind, Random& random) {
     case Kind::kSilent: return DrawSilent(random);
     case Kind::kGroups: return DrawGroups(random);
   }
-  return DrawUsual(random);
+  Profile profile = DrawUsual(random);
+  if (random.OneIn(150)) Widen(profile, random);
+  return profile;
 }
 
 }  // namespace talweg::sim

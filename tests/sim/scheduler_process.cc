@@ -22,7 +22,7 @@ class NoData : public Process {
   void OnLinkOpen(ConnectionId) override {}
   void OnLinkLost(ConnectionId, const std::string&) override {}
   void OnWriteLanded(ConnectionId, uint64_t) override {}
-  uint64_t* Target(ConnectionId, wire::RemoteRef, uint64_t) override { return nullptr; }
+  CellTarget Target(ConnectionId, wire::RemoteRef, uint64_t) override { return {}; }
 };
 NoData no_data;
 

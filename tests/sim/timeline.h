@@ -71,10 +71,14 @@ class Trace {
   const std::map<std::string, uint64_t>& reached() const { return reached_; }
   bool on() const { return on_; }
   void Add(int64_t now_ns, const std::string& who, const std::string& what);
+  // Who logs from now on.
+  void SetSpeaker(const std::string* name) { speaker_ = name; }
+  void AddLog(int64_t now_ns, const std::string& text);
   const std::vector<std::string>& lines() const { return lines_; }
 
  private:
   bool on_;
+  const std::string* speaker_ = nullptr;
   std::map<std::string, uint64_t> reached_;
   std::vector<std::string> lines_;
 };

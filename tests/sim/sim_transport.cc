@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/sim_transport.h"
+
+#include <cstring>
+#include <utility>
+
+#include "tests/sim/ledger.h"
+
+namespace talweg::sim {
+namespace {
+
+class CellMapping final : public Mapping {
+ public:
+  explicit CellMapping(size_t bytes) : words_(bytes / sizeof(uint64_t)) {
+    bytes_ = std::as_writable_bytes(std::span(words_));
+  }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+uint64_t LoadCell(const std::byte* at) {
+  uint64_t cell = 0;
+  std::memcpy(&cell, at, sizeof cell);
+  return cell;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Mapping>> CellMemory::Map(size_t bytes) {
+  return std::make_unique<CellMapping>(bytes);
+}
+
+void CellSummer::Sum(const SliceSum& sum) const {
+  float ranks = 0;
+  for (const float count : sum.rank_counts) ranks += count;
+  if (ranks != static_cast<float>(sum.rank_count_total)) throw Violation{"a false divisor"};
+  for (size_t at = 0; at < sum.length_bytes; at += kCellBytes) {
+    uint64_t cell = 0;
+    for (const std::byte* input : sum.inputs) cell = Combine(cell, LoadCell(input + at));
+    std::memcpy(sum.output + at, &cell, sizeof cell);
+  }
+}
+
+class SimTransport::Registered final : public transport::Registration {
+ public:
+  Registered(SimTransport* owner, uint64_t key, std::span<std::byte> bytes) : owner_(owner) {
+    bytes_ = bytes;
+    base_ = {.key = key, .address = 0};
+    owner_->regions_[key] = bytes;
+  }
+  ~Registered() override { owner_->regions_.erase(base_.key); }
+  Registered(const Registered&) = delete;
+  Registered& operator=(const Registered&) = delete;
+
+ private:
+  SimTransport* const owner_;
+};
+
+absl::StatusOr<ConnectionId> SimTransport::Connect(const std::string& address) {
+  const ConnectionId name{next_name_++};
+  network_->Connect(host_, name, static_cast<HostIndex>(std::stoul(address)));
+  return name;
+}
+
+void SimTransport::Close(ConnectionId connection) {
+  network_->Close(host_, connection);
+  std::erase_if(events_, [connection](const Event& e) { return e.connection == connection; });
+}
+
+absl::StatusOr<transport::Region> SimTransport::Register(std::span<std::byte> bytes) {
+  return transport::Region(std::make_unique<Registered>(this, next_key_++, bytes));
+}
+
+Cells SimTransport::Read(uint64_t key, size_t offset, size_t length) const {
+  const auto region = regions_.find(key);
+  if (region == regions_.end()) {
+    throw Violation{"host " + std::to_string(host_) +
+                    ": memory was freed that a write is still read from"};
+  }
+  Cells cells;
+  cells.reserve(CellCount(length));
+  const std::byte* const first = region->second.data() + offset;
+  for (size_t at = 0; at < length; at += kCellBytes) cells.push_back(LoadCell(first + at));
+  return cells;
+}
+
+transport::PostResult SimTransport::PostWrite(ConnectionId connection,
+                                              transport::RegionSlice source, wire::RemoteRef target,
+                                              uint64_t context) {
+  network_->Write(
+      host_, connection,
+      [this, key = source.registration->base().key, offset = source.offset,
+       length = source.length] { return Read(key, offset, length); },
+      target, context);
+  return transport::PostResult::kPosted;
+}
+
+transport::PostResult SimTransport::PostFrame(ConnectionId connection,
+                                              std::vector<std::byte> frame) {
+  watcher_->OnFramePosted(connection, frame);
+  network_->SendFrame(host_, connection, std::move(frame));
+  return transport::PostResult::kPosted;
+}
+
+void SimTransport::Push(Event event) {
+  events_.push_back(std::move(event));
+  watcher_->OnWake();
+}
+
+void SimTransport::OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) {
+  Push({.what = What::kFrame, .connection = connection, .frame = {bytes.begin(), bytes.end()}});
+}
+
+void SimTransport::OnLinkAccepted(ConnectionId connection) {
+  Push({.what = What::kAccepted, .connection = connection});
+}
+
+void SimTransport::OnLinkOpen(ConnectionId connection) {
+  Push({.what = What::kConnected, .connection = connection});
+}
+
+void SimTransport::OnLinkLost(ConnectionId connection, const std::string& reason) {
+  Push({.what = What::kDisconnected, .connection = connection, .reason = reason});
+}
+
+void SimTransport::OnWriteLanded(ConnectionId connection, uint64_t context) {
+  Push({.what = What::kWriteDone, .connection = connection, .context = context});
+}
+
+CellTarget SimTransport::Target(ConnectionId, wire::RemoteRef ref, uint64_t cells) {
+  const auto region = regions_.find(ref.key);
+  if (region == regions_.end()) return {};
+  const uint64_t bytes = cells * kCellBytes;
+  if (ref.address % kCellBytes != 0 || ref.address + bytes > region->second.size()) {
+    throw Violation{"host " + std::to_string(host_) + ": a peer writes past a region"};
+  }
+  watcher_->OnLanding(ref, bytes);
+  auto* const first = reinterpret_cast<uint64_t*>(region->second.data() + ref.address);
+  return {.first = first, .stride = kCellBytes / sizeof(uint64_t)};
+}
+
+void SimTransport::Deliver(transport::EventSink& sink, const Event& event) {
+  switch (event.what) {
+    case What::kAccepted: return sink.OnAccepted(event.connection);
+    case What::kConnected: return sink.OnConnected(event.connection);
+    case What::kDisconnected: return sink.OnDisconnected(event.connection, event.reason);
+    case What::kFrame: return sink.OnFrame(event.connection, event.frame);
+    case What::kWriteDone: return sink.OnWriteDone(event.connection, event.context);
+  }
+}
+
+int SimTransport::Poll(transport::EventSink& sink, int events_max) {
+  int done = 0;
+  while (done < events_max && !events_.empty()) {
+    const Event event = std::move(events_.front());
+    events_.pop_front();
+    watcher_->OnEvent(event.connection, event.frame, event.what == What::kDisconnected,
+                      [&] { Deliver(sink, event); });
+    ++done;
+  }
+  return done;
+}
+
+}  // namespace talweg::sim

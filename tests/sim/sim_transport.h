@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_TESTS_SIM_SIM_TRANSPORT_H_
+#define TALWEG_TESTS_SIM_SIM_TRANSPORT_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "libs/runtime/clock.h"
+#include "libs/transport/transport.h"
+#include "services/aggregator/slot_memory.h"
+#include "services/aggregator/summer.h"
+#include "tests/sim/network.h"
+#include "tests/sim/timeline.h"
+
+// What the daemons' drivers run on here: virtual time, the simulated network behind a Transport,
+// and memory of real bytes, in which the first number of every 64 bytes is a cell.
+namespace talweg::sim {
+
+class SimClock final : public Clock {
+ public:
+  explicit SimClock(const Timeline* timeline) : timeline_(timeline) {}
+  int64_t NowNs() const override { return timeline_->now_ns(); }
+
+ private:
+  const Timeline* const timeline_;
+};
+
+class CellMemory final : public MemorySource {
+ public:
+  absl::StatusOr<std::unique_ptr<Mapping>> Map(size_t bytes) override;
+};
+
+// Adds cells as the ledger does, in the order of the inputs.
+class CellSummer final : public Summer {
+ public:
+  void Sum(const SliceSum& sum) const override;
+};
+
+// What the world sees of a transport that its owner does not, or not at this moment.
+class TransportWatcher {
+ public:
+  virtual ~TransportWatcher() = default;
+  // There is something to poll for.
+  virtual void OnWake() = 0;
+  virtual void OnFramePosted(ConnectionId connection, std::span<const std::byte> frame) = 0;
+  // One event goes to the owner: `deliver` is called once. `frame` is empty if it is no frame, and
+  // `is_end` says that the connection is over.
+  virtual void OnEvent(ConnectionId connection, std::span<const std::byte> frame, bool is_end,
+                       const std::function<void()>& deliver) = 0;
+  // A peer writes here, inside a region.
+  virtual void OnLanding(wire::RemoteRef target, uint64_t bytes) = 0;
+};
+
+// One process's end of the network.
+class SimTransport final : public transport::Transport, public Process {
+ public:
+  // Keys of regions begin at `first_key`. All outlive it and its regions.
+  SimTransport(Network* network, HostIndex host, uint64_t first_key, TransportWatcher* watcher)
+      : network_(network), host_(host), next_key_(first_key), watcher_(watcher) {}
+
+  // --- transport::Transport.
+  absl::StatusOr<std::string> Listen(const transport::ListenSpec&) override {
+    return std::to_string(host_);
+  }
+  absl::StatusOr<ConnectionId> Connect(const std::string& address) override;
+  void Close(ConnectionId connection) override;
+  absl::StatusOr<transport::Region> Register(std::span<std::byte> bytes) override;
+  transport::PostResult PostWrite(ConnectionId connection, transport::RegionSlice source,
+                                  wire::RemoteRef target, uint64_t context) override;
+  transport::PostResult PostFrame(ConnectionId connection, std::vector<std::byte> frame) override;
+  int Poll(transport::EventSink& sink, int events_max) override;
+  int WaitDescriptor() const override { return -1; }
+  bool PrepareToSleep() override { return events_.empty(); }
+  uint64_t PendingBytes(ConnectionId) const override { return 0; }
+
+  // --- Process.
+  void OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) override;
+  void OnLinkAccepted(ConnectionId connection) override;
+  void OnLinkOpen(ConnectionId connection) override;
+  void OnLinkLost(ConnectionId connection, const std::string& reason) override;
+  void OnWriteLanded(ConnectionId connection, uint64_t context) override;
+  CellTarget Target(ConnectionId connection, wire::RemoteRef ref, uint64_t cells) override;
+
+ private:
+  enum class What : uint8_t { kAccepted, kConnected, kDisconnected, kFrame, kWriteDone };
+  struct Event {
+    What what = What::kAccepted;
+    ConnectionId connection;
+    std::vector<std::byte> frame;
+    std::string reason;
+    uint64_t context = 0;
+  };
+  class Registered;
+
+  void Push(Event event);
+  static void Deliver(transport::EventSink& sink, const Event& event);
+  Cells Read(uint64_t key, size_t offset, size_t length) const;
+
+  Network* const network_;
+  const HostIndex host_;
+  uint64_t next_key_;
+  uint64_t next_name_ = 1;
+  TransportWatcher* const watcher_;
+  std::deque<Event> events_;
+  std::map<uint64_t, std::span<std::byte>> regions_;  // By key; those that are registered.
+};
+
+}  // namespace talweg::sim
+
+#endif  // TALWEG_TESTS_SIM_SIM_TRANSPORT_H_

@@ -28,6 +28,24 @@ class HvdOutliveTest(unittest.TestCase):
             self.assertIn("reset 1", lines)  # It has seen the other go,
             self.assertIn("reset 2", lines)  # and come back.
 
+    def test_the_only_agent_comes_back(self) -> None:
+        """Its ranks have summed gradients in memory that they have shared."""
+        run = Run(self, ["hvd_elastic_torch.py"], ["--ranks-per-node=2"])
+        run.go_on(2)
+        pids = set(run.said())
+        killed = 0
+        for count in (2, 3, 4):
+            killed = run.kill_agent(0, count, killed, in_backward=count == 3)
+            run.go_on(2)
+        run.stop()
+        said = run.said()
+        self.assertEqual(set(said), pids)
+        self.assertEqual(len({lines[-1] for lines in said.values()}), 1)
+        for lines in said.values():
+            self.assertTrue(lines[-1].startswith("weights "), lines[-1])
+            self.assertNotIn("stale", lines)
+            self.assertNotIn("changed", lines)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -224,6 +224,28 @@ class OutliveTest(unittest.TestCase):
             self._check_survivor(crew.trainees[2])
             self._check_samples(*crew.trainees)
 
+    def test_the_source_is_lost_while_the_state_travels(self) -> None:
+        for delay_s in (0, 0.01, 0.03):
+            with self.subTest(delay_s=delay_s), Cluster() as cluster:
+                crew = _Crew(cluster, nodes=3, arguments=["--ballast=24"])
+                source, survivor, joiner = crew.trainees
+                order = crew.directory / "order"
+                order.write_text(f"{crew.agents[0].process.pid} {delay_s}")
+                order.rename(crew.directory / f"kill.{source.pid}")
+                crew.kill_agent(2)
+                survivor.goes_on(3)
+                crew.start_agent(2)
+                crew.agents[0].process.wait(DEADLINE_S)  # Killed, while it gave its state away.
+                joiner.begins(2)
+                crew.start_agent(0)
+                source.begins(2)
+                for trainee in crew.trainees:
+                    trainee.goes_on(3)
+                ends = crew.stop()
+                self.assertEqual(len(set(ends)), 1, ends)
+                self._check_survivor(survivor)
+                self._check_samples(*crew.trainees)
+
     def test_an_agent_that_hangs(self) -> None:
         with Cluster() as cluster:
             crew = _Crew(

@@ -344,6 +344,25 @@ class SurvivorsTest(unittest.TestCase):
             crew.tell("run 5", ranks=(1, 2))
             self._check(crew, {3: {1, 2}, 6: set()})
 
+    def test_ranks_follow_a_view(self) -> None:
+        """By talweg_follow ranks have the numbers of a view, and what they declare goes by these."""
+        with Cluster() as cluster:
+            crew = _crew(cluster)
+            crew.agents[0].kill()
+            for node in (1, 2):
+                crew.wait_for_members(node, 2)
+            for node in (1, 2):
+                crew.ranks[node].tell("follow 0")
+            for node in (1, 2):
+                # The root that they name is the first of those that are left.
+                told = crew.ranks[node].wait_for("follows")
+                self.assertEqual(told, f"follows as {node - 1} of 2, root is 1")
+            # Tensors that were declared before go on.
+            crew.tell("push", "take", ranks=(1, 2))
+            self._check(crew, {4: {1, 2}, 5: set()})
+            crew.ranks[1].tell("follow 987654")
+            self._error(crew.ranks[1], "InvalidArgument", "987654", "none of the last ones")
+
     # --- Others die.
 
     def test_an_aggregator(self) -> None:

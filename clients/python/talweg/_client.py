@@ -126,6 +126,11 @@ class Client:
         return os.getpid() != self._pid
 
     @property
+    def is_abandoned(self) -> bool:
+        """Whether another one has taken its place, as its agent was lost."""
+        return self._is_abandoned
+
+    @property
     def is_closed(self) -> bool:
         """Whether close() has been called."""
         return self._is_closed
@@ -448,7 +453,7 @@ class Client:
 
     def _check_own(self, handle: Handle) -> None:
         if handle.client is not self:
-            if handle.client._is_abandoned:
+            if handle.client.is_abandoned:
                 raise AgentLost(
                     f"tensor '{handle.name}': its round was open when this rank's agent was lost: "
                     "begin the step again"
@@ -582,20 +587,28 @@ def connect(
         client = _current
         if client is None or client.is_inherited:
             client = _current = _connect(lambda: Client(agent_socket, timeout_s, alone, world))
-            for follower in _followers:
-                follower(client)
+            _tell_of(client)
         return client
 
 
-# Methods of objects that keep a client, called with the one that takes its place.
+# Methods of objects that keep a client.
 _keepers: list[weakref.WeakMethod[Callable[[Client], None]]] = []
 
 
 def call_when_replaced(method: Callable[[Client], None]) -> None:
-    """Has a method called, as long as its object lives, with each client that takes the place of
-    one whose agent is lost.
+    """Has a method called, as long as its object lives, with each client that comes after this
+    one: where its agent is lost, or the process leaves its job and joins another.
     """
     _keepers.append(weakref.WeakMethod(method, _keepers.remove))
+
+
+def _tell_of(client: Client) -> None:
+    for follower in _followers:
+        follower(client)
+    for keeper in list(_keepers):
+        method = keeper()
+        if method is not None:
+            method(client)
 
 
 def replace(make: Callable[[Client], Client]) -> Client:
@@ -606,12 +619,7 @@ def replace(make: Callable[[Client], Client]) -> Client:
         client = _connect(lambda: make(lost))
         lost.abandon()
         _current = client
-        for follower in _followers:
-            follower(client)
-        for keeper in list(_keepers):
-            method = keeper()
-            if method is not None:
-                method(client)
+        _tell_of(client)
         return client
 
 

@@ -17,7 +17,7 @@ from talweg._sampler import ElasticSampler
 from talweg.errors import AgentLost, InvalidArgument, Mismatch
 
 _RESERVED = (
-    *("begin", "end_step", "run", "save", "restore"),
+    *("begin", "end_step", "run", "save", "restore", "check_every", "digest_steps"),
     *("pack", "unpack", "digest", "joined", "change"),
 )
 
@@ -45,6 +45,7 @@ class State:
                 raise InvalidArgument(f"State({name}=...): choose another name for this value")
         self._values: dict[str, Any] = dict(values)
         self._saved: dict[str, Any] = {}
+        self._digest_steps = 0
         self._joined = False
         self._change: Change | None = None
 
@@ -112,6 +113,22 @@ class State:
                     if not _outlive.agent_is_lost():
                         raise
                 _outlive.rejoin(agent_wait_s)
+
+    @property
+    def digest_steps(self) -> int:
+        """At the end of every how many steps the ranks' digests are compared; 0: see check_every()."""
+        return self._digest_steps
+
+    def check_every(self, steps: int) -> None:
+        """Has end_step() compare a digest of the values that are equal at all ranks every so many
+        steps, and raise Mismatch at all of them if one differs. At every rank alike.
+
+        Without this, or with 0, it does so in the first step, and in each that follows a joiner's
+        entry. It takes as long as it takes to hash the values.
+        """
+        if steps < 0:
+            raise InvalidArgument(f"check_every({steps}): it is a number of steps, or 0 for none")
+        self._digest_steps = steps
 
     def save(self) -> None:
         """Keeps a copy of the values, from which all ranks go on if the whole job is lost but for

@@ -162,7 +162,7 @@ class ClientAdapter(Adapter):
         return self._group
 
     def use(self, client: Client) -> None:
-        """`client` has taken the place of one whose agent is lost, with all its rounds."""
+        """`client` is the process's now; what the one before had under way is gone."""
         self.client, self._group = client, None
 
     def declare(self, tensors: Sequence[Tensor]) -> None:

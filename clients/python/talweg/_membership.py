@@ -70,6 +70,9 @@ class StateHolder(Protocol):
 
     def digest(self) -> int: ...
 
+    # At the end of every how many steps digests are compared; 0: of none but those that must be.
+    digest_steps: int
+
 
 @dataclass
 class _Agreed:
@@ -109,6 +112,8 @@ class Membership:
     rejoined: View | None = None
     # What had changed when this rank began again.
     change: Change | None = None
+    # The state has travelled: whether all go on from it alike shows in the next step.
+    _is_first_step: bool = False
     _steps_base: int = 0
     _followed: int = 0
     _has_agreed: bool = False
@@ -262,11 +267,24 @@ class Membership:
             except Aborted:  # The source is gone: from the next one, then.
                 continue
             self._needs_state = False
+            self._is_first_step = True
             return
+
+    def _digest(self) -> int:
+        """The holder's, never 0."""
+        assert self.holder is not None
+        return (self.holder.digest() & (2**62 - 1)) | 2**62
+
+    def _is_compared(self, step: int) -> bool:
+        """Whether digests are compared at the end of that step."""
+        if self.holder is None:
+            return False
+        every = self.holder.digest_steps
+        return self._is_first_step or (every > 0 and step % every == 0)
 
     def _compare(self) -> None:
         """Raises Mismatch unless what is to be equal is so at all ranks that hold state."""
-        digest = self.holder.digest() & 0x7FFFFFFFFFFFFFFF if self.holder is not None else 0
+        digest = self._digest() if self.holder is not None else 0
         lanes: np.ndarray = np.zeros(4 + self.client.size, np.uint64)
         if self.holder is not None:
             lanes[0], lanes[1] = digest, _U64_MAX - digest
@@ -274,9 +292,10 @@ class Membership:
         self._greatest(f"talweg.digest{self.client.connection.view_suffix}", lanes)
         if int(lanes[0]) == _U64_MAX - int(lanes[1]):
             return
-        by_rank = [int(lane) for lane in lanes[4:]]
-        usual = max(set(by_rank), key=by_rank.count)
-        others = [rank for rank, each in enumerate(by_rank) if each not in (usual, 0)]
+        by_rank = {rank: int(lane) for rank, lane in enumerate(lanes[4:]) if lane}
+        digests = list(by_rank.values())
+        usual = max(digests, key=digests.count)  # The lowest rank's, where as many have others.
+        others = [rank for rank, each in by_rank.items() if each != usual]
         raise Mismatch(
             f"ranks {others} hold other parameters than the others, of which the digest is "
             f"{usual:x}: end them, and start them again, so that they begin with the state of "
@@ -322,7 +341,11 @@ class Membership:
         `commit` is told by rank who has ended it (None: all), before anybody enters.
         """
         connection = self.client.connection
+        step = self._steps_base + connection.steps_ended() + 1
+        is_compared, self._is_first_step = self._is_compared(step), False
         if not self.changes:
+            if is_compared and self.client.size > 1:
+                self._compare()
             if commit is not None:
                 commit(None)
             if not self.client.is_alone:
@@ -332,12 +355,17 @@ class Membership:
             raise NotSynchronized(_NOT_SYNCHRONIZED)
         if not self._has_agreed:
             self._resynchronize(wants_state=False)
-        lanes: np.ndarray = np.zeros(2 + self.client.size, np.uint64)
+        lanes: np.ndarray = np.zeros(4 + self.client.size, np.uint64)
         newest = connection.newest_epoch()
         lanes[0], lanes[1] = newest, _U64_MAX - newest
-        lanes[2 + self.client.rank] = 1
+        if is_compared:
+            digest = self._digest()
+            lanes[2], lanes[3] = digest, _U64_MAX - digest
+        lanes[4 + self.client.rank] = 1
         self._greatest(f"talweg.step{connection.view_suffix}", lanes)
-        ended = tuple(bool(lane) for lane in lanes[2:])
+        if lanes[2] and int(lanes[2]) != _U64_MAX - int(lanes[3]):
+            self._compare()  # Says who differs.
+        ended = tuple(bool(lane) for lane in lanes[4:])
         if commit is not None:
             commit(ended)
         connection.end_step()

@@ -8,7 +8,8 @@ next backward pass, when some gradients have left and others have not.
 
 Lines go to DIRECTORY/PID: "begins BATCH" where the function of run() is called, "step BATCH" after
 each commit, "reset SIZE" where the ranks have changed, "stale" where a step begins with a gradient
-of another one, at last "weights DIGEST".
+of another one, "changed" where one that was kept over the loss of the agent has other values then,
+at last "weights DIGEST".
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def main() -> None:
     log = (directory / str(os.getpid())).open("w", buffering=1)
     hvd.init()
     torch.manual_seed(hvd.rank())  # begin() makes them alike.
-    model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.Linear(50, 1))
+    # Its first layer's gradient is large enough to be summed where ranks share memory.
+    model = torch.nn.Sequential(torch.nn.Linear(20, 2000), torch.nn.Linear(2000, 1))
     orders = directory / f"kill.{os.getpid()}"
 
     def in_backward(*_: Any) -> None:
@@ -38,12 +40,17 @@ def main() -> None:
             orders.unlink()
 
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model.named_parameters()
+        torch.optim.SGD(model.parameters(), lr=0.0002, momentum=0.9), model.named_parameters()
     )
+
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @hvd.elastic.run
     def train(state: Any) -> None:
         log.write(f"begins {state.batch}\n")
+        for gradient, copy in kept:
+            if not torch.equal(gradient, copy):
+                log.write("changed\n")
         while not state.stopped:
             generator = torch.Generator().manual_seed(1000 * hvd.rank() + state.batch)
             inputs = torch.randn(8, 20, generator=generator)
@@ -54,6 +61,8 @@ def main() -> None:
                 log.write("stale\n")
             loss.backward()
             optimizer.step()
+            gradient = model[0].weight.grad
+            kept[:] = [*kept[-3:], (gradient, gradient.clone())]
             optimizer.zero_grad()  # After the step: who drops what a lost step has left?
             told = torch.tensor([int((directory / "stop").exists())])
             state.stopped = bool(hvd.allreduce(told, op=hvd.Max, name="stop"))

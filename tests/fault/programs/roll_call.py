@@ -14,6 +14,7 @@ the others with zeros. It does what it is told on standard input:
     glance       between them: says which share of the large result has come
     broadcast R  the root's place, from rank R
     gather       all ranks' places
+    follow E     has the library go by the numbers of the view of epoch E, 0: of the newest
     leave        says goodbye
 
 and prints what the blocks of each result hold: "large round 7: 7 7 0".
@@ -103,6 +104,16 @@ class RollCall:
 
     def gather(self) -> None:
         print(f"gathered {talweg.all_gather_object(self._place, name='places')}", flush=True)
+
+    def follow(self, epoch: int) -> None:
+        connection = talweg._client.current().connection
+        connection.follow(epoch or connection.newest_epoch())
+        # A name of its own: whose tensor has the first of two ranks as its root?
+        tensor = connection.declare_collective("followed", 8, 6, (2, 1), 0, (), 1)
+        own = np.array([self._place], np.int64)
+        round_ = connection.push_pull(tensor, own.ctypes.data, 0)
+        connection.wait(tensor, round_, own.ctypes.data, None)
+        print(f"follows as {connection.rank} of {connection.size}, root is {own[0]}", flush=True)
 
 
 def main() -> int:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank that trains a small model until it is told to stop, and outlives its agent.
 
-    train_on.py DIRECTORY [--save] [--agent-wait S] [--kept-round]
+    train_on.py DIRECTORY [--save] [--agent-wait S] [--ballast MB]
 
 A step's gradient depends on the weights and on which samples are in it, so ranks that have been
 through other steps have other weights. Lines go to DIRECTORY/PID: "begins STEP JOINED RANK SIZE",
 "takes EPOCH SAMPLE,..." before each step, "step STEP" after it, at last "weights DIGEST". A rank
-that finds DIRECTORY/stop says so to all others.
+that finds DIRECTORY/stop says so to all others. One that DIRECTORY/kill.PID is for kills the process
+that is named there, so many seconds after it has begun to give its state away.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +26,18 @@ import talweg
 _SAMPLES = 96
 _BATCH = 4
 _WEIGHTS = 50_000
+
+
+class MortalState(talweg.State):
+    """One whose agent may be killed while it travels."""
+
+    def pack(self) -> bytes:
+        order = Path(sys.argv[1]) / f"kill.{os.getpid()}"
+        if order.exists():
+            pid, delay_s = order.read_text().split()
+            order.unlink()
+            threading.Timer(float(delay_s), os.kill, (int(pid), signal.SIGKILL)).start()
+        return super().pack()
 
 
 class Trainer:
@@ -65,12 +80,14 @@ def main() -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--save", action="store_true", help="keep a copy of the state each step")
     parser.add_argument("--agent-wait", type=float)
+    parser.add_argument("--ballast", type=int, default=0, help="MB of state beside the weights")
     arguments = parser.parse_args()
     talweg.init()
     trainer = Trainer(arguments.directory, arguments.save)
-    state = talweg.State(
+    state = MortalState(
         weights=np.linspace(-1, 1, _WEIGHTS, dtype=np.float32),
         sampler=talweg.ElasticSampler(_SAMPLES, batch_size=_BATCH, seed=3),
+        ballast=np.zeros(arguments.ballast << 20, np.uint8),
         step=0,
         stopped=False,
     )

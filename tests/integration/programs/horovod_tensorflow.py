@@ -180,9 +180,32 @@ def others() -> None:
     assert hvd.broadcast_object_fn(0)({"rank": rank}) == {"rank": 0}
     assert hvd.allgather_object(rank) == list(range(size))
     expect(RuntimeError, "eager", hvd.broadcast_global_variables, 0)
-    expect(Exception, "loss-policy", hvd.elastic.run)
     assert np.allclose(hvd_keras.allreduce(float(rank), average=False), size * (size - 1) / 2)
     assert np.allclose(hvd_tf_keras.allreduce([float(rank)], op=hvd.Sum), size * (size - 1) / 2)
+
+
+def elastic_where_nodes_stay() -> None:
+    """The state goes back to its last commit; an optimizer that has made no step has variables."""
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    expect(ValueError, "no variables yet", hvd_keras.elastic.KerasState, keras.Sequential())
+    expect(ValueError, "pass `variables`", hvd.elastic.TensorFlowState)
+    optimizer = keras.optimizers.Adam()
+    state = hvd_tf_keras.elastic.KerasState(model, optimizer, batch=0, epoch=0)
+    assert len(optimizer.variables) > 4
+    assert hvd_keras.elastic is not hvd.elastic
+    assert hvd_keras.elastic.KerasState is hvd_tf_keras.elastic.KerasState
+
+    @hvd.elastic.run
+    def train(state: Any) -> int:
+        model.set_weights([np.full_like(each, 7) for each in model.get_weights()])
+        state.batch = 3
+        state.commit()
+        model.set_weights([np.full_like(each, 8) for each in model.get_weights()])
+        state.restore()
+        return int(state.batch)
+
+    assert train(state) == 3
+    assert all((each == 7).all() for each in model.get_weights())
 
 
 def process_sets() -> None:
@@ -373,6 +396,7 @@ def main() -> int:
         reductions,
         slices,
         others,
+        elastic_where_nodes_stay,
         process_sets,
         tapes,
         optimizers,

@@ -15,14 +15,14 @@ def main() -> None:
     bps.init()
     benchmark = synthetic.Benchmark(options, bps)
     model = benchmark.model
+    optimizer = bps.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        named_parameters=model.named_parameters(),
+        compression=bps.Compression.fp16 if options.fp16 else bps.Compression.none,
+    )
     for part in range(2):
-        optimizer = bps.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.01),
-            named_parameters=model.named_parameters(),
-            compression=bps.Compression.fp16 if options.fp16 else bps.Compression.none,
-        )
         bps.broadcast_parameters(model.state_dict(), root_rank=0)
-        benchmark.run(lambda made=optimizer: benchmark.step(model, made))  # type: ignore[misc]
+        benchmark.run(lambda: benchmark.step(model, optimizer))
         if part == 0:
             rank = bps.rank()
             workers = int(os.environ.get("DMLC_NUM_WORKER", "1"))

@@ -42,7 +42,7 @@ class BroadcastVariables(Hooks):
         self.root_rank = root_rank
         self.device = device
         self.broadcast_done = False
-        self._local = [_variables._tf_variable(each).ref() for each in local_variables or []]
+        self._local = [_variables.tf_variable(each).ref() for each in local_variables or []]
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         self._broadcast()
@@ -63,8 +63,8 @@ class BroadcastVariables(Hooks):
                 own = [
                     each
                     for each in found
-                    if isinstance(_variables._tf_variable(each), tf.Variable)
-                    and _variables._tf_variable(each).ref() not in self._local
+                    if isinstance(_variables.tf_variable(each), tf.Variable)
+                    and _variables.tf_variable(each).ref() not in self._local
                 ]
                 _variables.assign_from_root(own, self.root_rank, None, f"callback.{kind}")
         self.broadcast_done = True

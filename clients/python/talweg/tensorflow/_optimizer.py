@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from talweg import _client
+from talweg._client import Client
 from talweg.errors import InvalidArgument
 from talweg.tensorflow import _gradients
 from talweg.tensorflow._gradients import Choices
@@ -26,6 +28,15 @@ class _Steps:
         self._averages_passes = averages_passes
         self._sums: list[Any] = []
         self._count: Any = None
+        _client.call_when_replaced(self._begin_anew)
+
+    def _begin_anew(self, _: Client) -> None:
+        """The job is another one, or this rank's agent was lost: a step begins with its first pass."""
+        if self._count is not None and tf.executing_eagerly():
+            self._count.assign(0)
+            for total in self._sums:
+                if total is not None:
+                    total.assign(tf.zeros_like(total))
 
     def _make_variables(self, gradients: Sequence[Any]) -> None:
         if self._count is not None:

@@ -14,7 +14,7 @@ from talweg.errors import InvalidArgument
 from talweg.tensorflow import _ops
 
 
-def _tf_variable(variable: Any) -> Any:
+def tf_variable(variable: Any) -> Any:
     """TensorFlow's variable within one of Keras 3, or itself."""
     value = getattr(variable, "value", None)
     return value if isinstance(value, tf.Variable) else variable
@@ -27,7 +27,7 @@ def assign_from_root(
     base: str = "broadcast_variables",
 ) -> Any:
     """Makes every rank's variables the root's; a tf.compat.v1 graph gets the operation that does."""
-    targets = [_tf_variable(each) for each in variables]
+    targets = [tf_variable(each) for each in variables]
     if not targets:
         return None if tf.executing_eagerly() else tf.no_op()
     # Strings, and what else has no numbers, stay as they are.

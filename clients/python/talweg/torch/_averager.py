@@ -77,10 +77,11 @@ class GradientAverager(ClientAdapter):
         _client.call_when_replaced(self.use)
 
     def use(self, client: Client) -> None:
+        if self.client.is_abandoned:  # What the parameters have is a part of a step without an end.
+            for parameter in self.parameters:
+                parameter.grad = None
         super().use(client)
         self.exchange.begin_anew()
-        for parameter in self.parameters:  # What they have is a part of a step that never ended.
-            parameter.grad = None
 
     def add(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         """Between two steps, and at every rank."""

@@ -80,7 +80,7 @@ class ForwardOverlap:
             self._update(own if module.training else below)
 
     def _begin_anew(self, _: Client) -> None:
-        """The client that had the rounds under way is gone; the weights are about to be replaced."""
+        """The client that had the rounds under way is gone: their updates never come."""
         self._waiting.clear()
         self._kept.clear()
         self._announced.clear()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -30,9 +31,8 @@ _Result = TypeVar("_Result")
 class _Life:
     """What is known of a job from init() on."""
 
-    cross_rank: int
-    cross_size: int
-    is_homogeneous: bool
+    # By node: how many ranks it has; None: nodes come and go.
+    fixed_nodes: list[int] | None
     recorder: timeline.Recorder | None = None
     path: str = ""
 
@@ -56,16 +56,13 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     TABLE.say(os.environ, logger("horovod", level, hides_time))
     talweg.init(timeout_s=float(TABLE.number(os.environ, "HOROVOD_START_TIMEOUT")))
     _check_comm(comm)
-    places = talweg.all_gather_object((talweg.local_rank(), talweg.local_size()), "horovod.places")
-    nodes: list[int] = []  # By node: its size.
-    mine = 0
-    for rank, (local_rank, local_size) in enumerate(places):
-        if local_rank == 0:
-            nodes.append(local_size)
-        if rank == talweg.rank():
-            mine = len(nodes) - 1
-    with_my_place = [node for node, count in enumerate(nodes) if count > talweg.local_rank()]
-    _life = _Life(with_my_place.index(mine), len(with_my_place), len(set(nodes)) == 1)
+    nodes: list[int] | None = None
+    if not _client.current().membership.changes:
+        sizes = talweg.all_gather_object(talweg.local_size(), "horovod.places")
+        nodes = []
+        while sum(nodes) < len(sizes):
+            nodes.append(sizes[sum(nodes)])
+    _life = _Life(nodes)
     sets.reset(process_sets)
     _begin_timeline()
     atexit.register(shutdown)
@@ -130,19 +127,33 @@ def local_size() -> int:
     return talweg.local_size()
 
 
+def _nodes() -> list[range]:
+    """By node: its ranks."""
+    nodes = _ready().fixed_nodes
+    if nodes is None:
+        return [member.ranks for member in talweg.members()]
+    ends = list(itertools.accumulate(nodes))
+    return [range(end - count, end) for count, end in zip(nodes, ends)]
+
+
+def _alike() -> list[range]:
+    """Those of the nodes that have a rank of this local rank."""
+    return [ranks for ranks in _nodes() if len(ranks) > talweg.local_rank()]
+
+
 def cross_rank() -> int:
     """This node's number among the nodes that have a rank of this local rank."""
-    return _ready().cross_rank
+    return next(place for place, ranks in enumerate(_alike()) if talweg.rank() in ranks)
 
 
 def cross_size() -> int:
     """How many nodes have a rank of this local rank."""
-    return _ready().cross_size
+    return len(_alike())
 
 
 def is_homogeneous() -> bool:
     """Whether all nodes have as many ranks."""
-    return _ready().is_homogeneous
+    return len({len(ranks) for ranks in _nodes()}) == 1
 
 
 def mpi_threads_supported() -> bool:

@@ -64,13 +64,20 @@ class ObjectState(State):
     """State of objects that can be pickled."""
 
 
-def run_fn(func: Callable[..., Any], reset: Callable[[], Any] | None = None) -> Callable[..., Any]:
-    """hvd.elastic.run: calls `func(state, ...)` until it returns, again after each change."""
+def run_fn(
+    func: Callable[..., Any],
+    reset: Callable[[], Any] | None = None,
+    aborted: type[Exception] = Aborted,
+) -> Callable[..., Any]:
+    """hvd.elastic.run: calls `func(state, ...)` until it returns, again after each change.
+
+    `aborted` is the framework's error of a round that was given up by all ranks.
+    """
 
     @functools.wraps(func)
     def run(state: State, *args: Any, **kwargs: Any) -> Any:
         with _outlive.outliving():
-            return _run(func, reset, state, args, kwargs)
+            return _run(func, reset, (Aborted, aborted), state, args, kwargs)
 
     return run
 
@@ -78,6 +85,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any] | None = None) -> 
 def _run(
     func: Callable[..., Any],
     reset: Callable[[], Any] | None,
+    aborted: tuple[type[Exception], ...],
     state: State,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -91,7 +99,7 @@ def _run(
         except HostsUpdatedInterrupt as interrupt:
             skip_sync, has_failed = interrupt.skip_sync, False
         except Exception as error:
-            if not _outlive.agent_is_lost() and not _is_aborted(error):
+            if not _outlive.agent_is_lost() and not _is_one_of(error, aborted):
                 raise  # There is nobody to go on with.
             skip_sync, has_failed = False, True
         if has_failed:
@@ -103,6 +111,6 @@ def _run(
         state.on_reset()
 
 
-def _is_aborted(error: Exception) -> bool:
-    """Whether a round was given up by all ranks, which go on from their last commit."""
-    return isinstance(error, Aborted) or isinstance(error.__cause__, Aborted)
+def _is_one_of(error: Exception, aborted: tuple[type[Exception], ...]) -> bool:
+    """Whether it says that a round was given up: all ranks go on from their last commit."""
+    return isinstance(error, aborted) or isinstance(error.__cause__, aborted)

@@ -1,20 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.elastic: not offered; each call says what to use instead."""
+"""hvd.elastic of horovod.keras and horovod.tensorflow.keras. See docs/horovod.md.
+
+The callbacks serve the models of both: tf-keras asks no more of one than that it has the methods.
+"""
 
 from __future__ import annotations
 
-from talweg.horovod.common.refusals import refuse_elastic
+from typing import Any
+
+import keras
+
+from talweg.horovod.tensorflow.elastic import ObjectState, TensorFlowKerasState, run
+from talweg.tensorflow._keras import Hooks
 
 __all__ = [
     "CommitStateCallback",
     "KerasState",
+    "ObjectState",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
     "run",
 ]
 
-run = refuse_elastic("run")
-KerasState = refuse_elastic("KerasState")
-CommitStateCallback = refuse_elastic("CommitStateCallback")
-UpdateBatchStateCallback = refuse_elastic("UpdateBatchStateCallback")
-UpdateEpochStateCallback = refuse_elastic("UpdateEpochStateCallback")
+
+class KerasState(TensorFlowKerasState):
+    """A model that is built, its optimizer, and other values."""
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        super().__init__(model, optimizer, **kwargs)
+
+
+class CommitStateCallback(Hooks, keras.callbacks.Callback):
+    """Commits the state after every `batches_per_commit` batches: nodes come and go there.
+
+    For an epoch's last batch it does so at the epoch's end. It comes after the callbacks that
+    change the state.
+    """
+
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        if batches_per_commit < 1:
+            raise ValueError(f"batches_per_commit is {batches_per_commit}; it must be at least 1")
+        self._state = state
+        self._batches_per_commit = batches_per_commit
+        self._batches = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batches += 1
+        if batch + 1 != (self.params or {}).get("steps"):
+            self._commit_in_time()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._commit_in_time()
+
+    def _commit_in_time(self) -> None:
+        if self._batches >= self._batches_per_commit:
+            self._batches = 0
+            self._state.commit()
+
+
+class UpdateBatchStateCallback(Hooks, keras.callbacks.Callback):
+    """Counts the batches of the epoch in state.batch, which begins with 0 in each epoch.
+
+    What was done before a change counts on: give fit() so many steps less in that epoch.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self._state = state
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._state.batch += 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._state.batch = 0
+
+
+class UpdateEpochStateCallback(Hooks, keras.callbacks.Callback):
+    """Counts the epochs in state.epoch: fit() has so many less to do after a change."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self._state = state
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._state.epoch += 1

@@ -288,7 +288,7 @@ def broadcast_(
 
 
 def _is_resource(variable: Any) -> bool:
-    return getattr(_variables._tf_variable(variable), "dtype", None) is not None and (
+    return getattr(_variables.tf_variable(variable), "dtype", None) is not None and (
         not getattr(getattr(variable, "dtype", None), "_is_ref_dtype", False)
     )
 

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.elastic: not offered; each call says what to use instead."""
+"""hvd.elastic of tf.keras: that of horovod.keras."""
 
 from __future__ import annotations
 
-from talweg.horovod.common.refusals import refuse_elastic
+from talweg.horovod.keras.elastic import (
+    CommitStateCallback,
+    KerasState,
+    ObjectState,
+    UpdateBatchStateCallback,
+    UpdateEpochStateCallback,
+    run,
+)
 
 __all__ = [
     "CommitStateCallback",
     "KerasState",
+    "ObjectState",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
     "run",
 ]
-
-run = refuse_elastic("run")
-KerasState = refuse_elastic("KerasState")
-CommitStateCallback = refuse_elastic("CommitStateCallback")
-UpdateBatchStateCallback = refuse_elastic("UpdateBatchStateCallback")
-UpdateEpochStateCallback = refuse_elastic("UpdateEpochStateCallback")

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's elastic mode for TensorFlow and Keras: agents are killed, and a whole node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import unittest
+
+from outliving import Run
+
+
+class HvdOutliveTensorflowTest(unittest.TestCase):
+    def _live(self, kind: str) -> None:
+        program = ["hvd_elastic_tensorflow.py", kind]
+        run = Run(self, program, ["--nodes=2", "--loss-policy=continue"])
+        run.go_on(2)
+        pids = set(run.said())
+        for node in (1, 0):
+            run.kill_agent(node, count=2)
+            run.go_on(2)
+        # A rank that is killed is another process when it comes back.
+        victim = max(pids)
+        os.kill(victim, signal.SIGKILL)
+        run.wait_for("no new rank", lambda said: len(said) == 3)
+        run.go_on(2)
+        run.stop()
+        said = run.said()
+        lost = said.pop(victim)
+        self.assertEqual(len({lines[-1] for lines in said.values()}), 1)
+        for pid, lines in said.items():
+            self.assertTrue(lines[-1].startswith("weights "), lines[-1])
+            first = int(lines[0].split()[1])
+            if pid in pids:
+                self.assertEqual(first, 0)
+                self.assertIn("reset 2", lines)
+            else:
+                self.assertGreater(first, int(lost[-1].split()[1]) - 1)
+
+    def test_keras(self) -> None:
+        self._live("keras")
+
+    def test_tf_keras(self) -> None:
+        self._live("tf_keras")
+
+    def test_a_tape(self) -> None:
+        self._live("tape")
+
+
+if __name__ == "__main__":
+    # The kernel takes a minute to build.
+    os.environ.update(
+        TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="", TALWEG_TENSORFLOW_OPS="python"
+    )
+    unittest.main()

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program of Horovod's for TensorFlow that trains by hvd.elastic until it is told to stop.
+
+    hvd_elastic_tensorflow.py DIRECTORY (keras | tf_keras | tape)
+
+With Model.fit of one of the two Keras, or with a tape and variables. Lines go to DIRECTORY/PID:
+"begins BATCH" where the function of run() is called, "step BATCH" after each commit, "reset SIZE"
+where the ranks have changed, at last "weights DIGEST".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
+import numpy as np
+import tensorflow as tf
+
+_BATCH = 8
+_STEPS = 12
+
+
+class Program:
+    def __init__(self, directory: Path) -> None:
+        self._stop = directory / "stop"
+        self._log = (directory / str(os.getpid())).open("w", buffering=1)
+
+    def say(self, line: str) -> None:
+        self._log.write(f"{line}\n")
+
+    def stops(self) -> bool:
+        """Whether a rank has been told to."""
+        own = tf.constant(int(self._stop.exists()))
+        return bool(hvd.allreduce(own, op=hvd.Max, name="stop").numpy())
+
+    def run(self, state: Any, train: Callable[[Any], None]) -> None:
+        def begin(state: Any) -> None:
+            self.say(f"begins {state.total}")
+            train(state)
+
+        state.register_reset_callbacks([lambda: self.say(f"reset {hvd.size()}")])
+        hvd.elastic.run(begin)(state)
+
+    def end(self, weights: list[Any]) -> None:
+        digest = hashlib.sha256(b"".join(np.asarray(each).tobytes() for each in weights))
+        self.say(f"weights {digest.hexdigest()[:16]}")
+
+
+def samples(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    inputs = np.random.default_rng(seed).standard_normal((_BATCH, 20)).astype(np.float32)
+    return inputs, inputs.sum(1, keepdims=True)
+
+
+def fit(program: Program, keras: Any) -> None:
+    keras.utils.set_random_seed(hvd.rank())  # run() makes them alike.
+    model = keras.Sequential(
+        [keras.layers.Input((20,)), keras.layers.Dense(50), keras.layers.Dense(1)]
+    )
+    optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.9))
+    model.compile(optimizer=optimizer, loss="mse")
+    state = hvd_keras.elastic.KerasState(model, batch=0, epoch=0, total=0, stopped=False)
+
+    class Count(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            state.total += 1
+            state.stopped = program.stops()
+            model.stop_training = state.stopped
+
+    class Say(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            program.say(f"step {state.total}")
+
+    def train(state: Any) -> None:
+        while not state.stopped:
+            inputs, labels = zip(*(samples(1000 * hvd.rank() + each) for each in range(_STEPS)))
+            model.fit(
+                np.concatenate(inputs),
+                np.concatenate(labels),
+                batch_size=_BATCH,
+                shuffle=False,
+                # Its steps are those that are left of the epoch.
+                steps_per_epoch=_STEPS - state.batch,
+                verbose=0,
+                callbacks=[
+                    Count(),
+                    hvd_keras.elastic.UpdateBatchStateCallback(state),
+                    hvd_keras.elastic.UpdateEpochStateCallback(state),
+                    hvd_keras.elastic.CommitStateCallback(state),
+                    Say(),
+                ],
+            )
+        assert state.epoch >= 1 and 0 <= state.batch < _STEPS, (state.epoch, state.batch)
+
+    program.run(state, train)
+    program.end(model.get_weights())
+
+
+def tape(program: Program) -> None:
+    generator = tf.random.Generator.from_seed(hvd.rank())
+    variables = [tf.Variable(generator.normal(shape)) for shape in ((20, 50), (50, 1))]
+    state = hvd.elastic.TensorFlowState(variables=variables, total=0, stopped=False)
+
+    @tf.function
+    def step(inputs: Any, labels: Any) -> None:
+        with tf.GradientTape() as tape:
+            outputs = inputs @ variables[0] @ variables[1]
+            loss = tf.reduce_mean(tf.square(outputs - labels))
+        distributed = hvd.DistributedGradientTape(tape)
+        for variable, gradient in zip(variables, distributed.gradient(loss, variables)):
+            variable.assign_sub(0.01 * gradient)
+
+    def train(state: Any) -> None:
+        while not state.stopped:
+            step(*samples(1000 * hvd.rank() + state.total))
+            state.total += 1
+            state.stopped = program.stops()
+            state.commit()
+            program.say(f"step {state.total}")
+
+    program.run(state, train)
+    program.end([each.numpy() for each in variables])
+
+
+def main() -> None:
+    program = Program(Path(sys.argv[1]))
+    hvd.init()
+    if sys.argv[2] == "tape":
+        tape(program)
+    else:
+        fit(program, importlib.import_module(sys.argv[2]))
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()

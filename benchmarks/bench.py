@@ -46,6 +46,7 @@ from harness.scenarios import (  # noqa: E402
     tensorflow_step,
     torch_backend,
     training_step,
+    training_step_hosts,
 )
 from harness.scratch import scratch  # noqa: E402
 from run_tests import find_nvcc  # noqa: E402
@@ -61,6 +62,7 @@ SCENARIOS: dict[str, Any] = {
     "idle": idle,
     "kernels": kernels,
     "training_step": training_step,
+    "training_step_hosts": training_step_hosts,
     "jax_training_step": jax_training_step,
     "tensorflow_step": tensorflow_step,
     "mxnet_step": mxnet_step,

@@ -54,7 +54,7 @@ class SmokeTest(unittest.TestCase):
         scenarios += ["long_links", "model_tensors", "first_step", "idle", "kernels", "growth"]
         scenarios.append("collectives")
         if _FULL:
-            scenarios += ["training_step", "torch_backend"]
+            scenarios += ["training_step", "training_step_hosts", "torch_backend"]
         status, text = run(cls.output, f"--scenario={','.join(scenarios)}", f"--beside={_RUNFILES}")
         if status != 0:
             raise AssertionError(f"exit {status}:\n{text}")
@@ -161,6 +161,13 @@ class SmokeTest(unittest.TestCase):
     def test_training_steps(self) -> None:
         (steps,) = self.document["data"]["training_step"].values()
         self.assertEqual(len(steps), 5)
+        for name, figures in steps.items():
+            self.assertGreater(figures["step_s"], 0, name)
+
+    @unittest.skipUnless(_FULL, "takes long: ./test --full")
+    def test_training_steps_on_hosts(self) -> None:
+        (steps,) = self.document["data"]["training_step_hosts"].values()
+        self.assertIn(len(steps), (3, 4))  # Horovod may not be there.
         for name, figures in steps.items():
             self.assertGreater(figures["step_s"], 0, name)
 

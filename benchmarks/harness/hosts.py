@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from netns import INTERFACE, Network
 
@@ -180,12 +181,17 @@ def gloo(programs: Programs, cluster: Cluster) -> Contender:
     return python_ranks(cluster, GLOO, [str(programs.peers / "gloo_allreduce.py")])
 
 
-def python_ranks(cluster: Cluster, name: str, line: Sequence[str]) -> Contender:
+def python_ranks(
+    cluster: Cluster,
+    name: str,
+    line: Sequence[str],
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Contender:
     """Runs `line RANK SIZE STORE` on each host."""
     count = len(cluster.rank_hosts)
     directory = tempfile.TemporaryDirectory(prefix="gloo-")
     store = str(Path(directory.name) / "store")
-    environment = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
+    environment = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", **variables}
     commands = [
         Command(
             (*cluster.network.enter(host), sys.executable, *line, str(rank), str(count), store),
@@ -193,6 +199,50 @@ def python_ranks(cluster: Cluster, name: str, line: Sequence[str]) -> Contender:
         )
         for rank, host in enumerate(cluster.rank_hosts)
     ]
+    contender = Contender(name, count, commands, wire_pids=cluster.pids)
+    contender.on_close(directory.cleanup)
+    return contender
+
+
+def horovod(
+    cluster: Cluster,
+    name: str,
+    python: str,
+    peers: Path,
+    line: Sequence[str],
+    variables: Mapping[str, str],
+) -> Contender:
+    """Runs `line` as a rank of Horovod on each host, over Gloo."""
+    network, count = cluster.network, len(cluster.rank_hosts)
+    addresses = [network.address(host) for host in cluster.rank_hosts]
+    directory = tempfile.TemporaryDirectory(prefix="horovod-")
+    ready = str(Path(directory.name) / "port")
+    serve = (python, str(peers / "horovod_rendezvous.py"), ready, *addresses)
+    commands = [Command((*network.enter(cluster.rank_hosts[0]), *serve), is_daemon=True)]
+    wait = 'while [ ! -e "$0" ]; do sleep 0.02; done; '
+    wait += (
+        'hostname "$HOROVOD_HOSTNAME"; export HOROVOD_GLOO_RENDEZVOUS_PORT=$(cat "$0"); exec "$@"'
+    )
+    for rank, host in enumerate(cluster.rank_hosts):
+        environment = {
+            "HOROVOD_RANK": str(rank),
+            "HOROVOD_SIZE": str(count),
+            "HOROVOD_LOCAL_RANK": "0",
+            "HOROVOD_LOCAL_SIZE": "1",
+            "HOROVOD_CROSS_RANK": str(rank),
+            "HOROVOD_CROSS_SIZE": str(count),
+            "HOROVOD_HOSTNAME": addresses[rank],
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": addresses[0],
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_IFACE": INTERFACE,
+            "OMP_NUM_THREADS": "1",
+            **variables,
+        }
+        # Its process sets listen where the host's name leads, whatever HOROVOD_GLOO_IFACE says.
+        own_name = ("unshare", "--uts", "--")
+        shell = (*network.enter(host), *own_name, "bash", "-c", wait, ready, python, *line)
+        commands.append(Command(shell, environment))
     contender = Contender(name, count, commands, wire_pids=cluster.pids)
     contender.on_close(directory.cleanup)
     return contender

@@ -2,11 +2,13 @@
 """One rank that makes training steps as ./bench orders (control.h): "dtype" is the model, "bytes" the batch.
 
     training_step.py none|barrier|ddp|nccl|fsdp [RANK SIZE STORE]
+    training_step.py horovod
     training_step.py optimizer|overlap|arrival|hook|ddp_talweg|fsdp_talweg
 
 `none` trains without communicating. `barrier` trains with nothing but Talweg's barrier after each backward pass,
 which shows the cost of waiting for the slower rank. `ddp` and `nccl` use DistributedDataParallel over Gloo and NCCL,
-`fsdp` FSDP2 over Gloo, `ddp_talweg` and `fsdp_talweg` the same over the backend "talweg".
+`fsdp` FSDP2 over Gloo, `ddp_talweg` and `fsdp_talweg` the same over the backend "talweg". `horovod` uses Horovod's
+optimizer.
 The others run over Talweg: `optimizer` waits for all averages in backward(), `overlap` waits for each module's in the
 next forward pass, and `arrival` does the same, but gradients leave first come, first served.
 """
@@ -97,6 +99,12 @@ class Trainer:
 
                 ddp.register_comm_hook(None, talweg.torch.ddp_hook)
             self._model = ddp
+        elif manner == "horovod":
+            import horovod.torch as hvd
+
+            self._optimizer = hvd.DistributedOptimizer(
+                self._optimizer, self._model.named_parameters()
+            )
         elif manner in ("optimizer", "overlap", "arrival"):
             import talweg.torch
 
@@ -139,6 +147,11 @@ def main() -> int:
 
         talweg.torch.init()
         rank = talweg.torch.rank()
+    elif manner == "horovod":
+        import horovod.torch as hvd
+
+        hvd.init()
+        rank = hvd.rank()
     device = Device(rank)
     if manner in ("ddp", "nccl", "fsdp"):
         backend = "nccl" if manner == "nccl" else "gloo"
@@ -165,6 +178,8 @@ def main() -> int:
         distributed.destroy_process_group()
     if manner in _TALWEG:
         talweg.torch.shutdown()
+    elif manner == "horovod":
+        hvd.shutdown()
     return 0
 
 

@@ -58,7 +58,7 @@ class Samples:
         self._slice_bytes = slice_bytes
         self._log = log
         self._numbers: dict[str, int] = {}
-        # Of the sampled tensor.
+        # The sampled tensor's.
         self._declaration: Declaration | None = None
         self._pushed = ""
         client.push_watchers.append(self._on_push)

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from talweg._collective_calls import check_reduction
 from talweg._collectives import ALL_TO_ALL, Kind, split_evenly
 from talweg._declaration import NUMPY_DTYPES, DType, Op
 from talweg._process_sets import Group
+from talweg._reduction_calls import check_reduction
 from talweg._scaling import NO_FACTORS, Factors
 from talweg.errors import InvalidArgument, Unsupported
 from talweg.jax._errors import talweg_errors

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from talweg._collective_calls import check_reduction
 from talweg._collectives import REDUCE_SCATTER, Given, Kind, Rows
 from talweg._declaration import Op
+from talweg._reduction_calls import check_reduction
 from talweg.errors import InvalidArgument, Mismatch, Unsupported
 from talweg.torch import _cuda
 from talweg.torch._collectives import TorchTensors

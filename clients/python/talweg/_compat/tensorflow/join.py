@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-import talweg
 from talweg import _client
 from talweg._client import Client
+from talweg._compat.joining import last_to_join
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, Timeout
 from talweg.tensorflow import _rounds
@@ -106,8 +106,7 @@ class Sites:
                 served += 1
                 site.serve()
                 marks.append((site, site.start_mark()))
-        told = talweg.all_gather_object(served, "horovod.join")
-        return max(place for place, count in enumerate(told) if count == min(told))
+        return last_to_join(served)
 
     def _first_over(self, marks: list[tuple[_Site, Pending]]) -> tuple[_Site, Pending, int]:
         """A site at which a step has begun, or never will, and how many ranks have a batch there."""

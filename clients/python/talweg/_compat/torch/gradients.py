@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from talweg import _client
 from talweg._client import Handle
+from talweg._compat.joining import last_to_join
 from talweg._compat.torch.compression import NoneCompressor
 from talweg._declaration import Op
+from talweg._exchange import shadow_all
 from talweg._exchange_adapter import Pushed, Tensor
 from talweg.torch import _tensors
 from talweg.torch._averager import GradientAverager
@@ -125,6 +128,14 @@ class _Averagers:
         self._all = [each for each in self._all if each() is not None]
         mine = [each for each in alive if each is not None and each.client is client]
         return [each for each in mine if each.has_averaged] or mine[-1:]
+
+    def join(self) -> int:
+        """Serves the steps of those in use until all ranks have joined; the last rank to do so."""
+        averagers = self.in_use(_client.current())
+        served = shadow_all([averager.exchange for averager in averagers])
+        for averager in averagers:
+            averager.has_averaged = False
+        return last_to_join(served)
 
 
 averagers = _Averagers()

@@ -3,38 +3,19 @@
 
 from __future__ import annotations
 
+from talweg.byteps.mxnet import ops
 from talweg.byteps.mxnet._training import (
     DistributedOptimizer,
     DistributedTrainer,
     broadcast_parameters,
 )
 from talweg.byteps.mxnet.compression import Compression
-from talweg.byteps.mxnet.ops import (
-    byteps_declare_tensor,
-    byteps_push_pull,
-    init,
-    local_rank,
-    local_size,
-    rank,
-    resume,
-    shutdown,
-    size,
-    suspend,
-)
+from talweg.byteps.mxnet.ops import *  # noqa: F403
 
 __all__ = [
     "Compression",
     "DistributedOptimizer",
     "DistributedTrainer",
     "broadcast_parameters",
-    "byteps_declare_tensor",
-    "byteps_push_pull",
-    "init",
-    "local_rank",
-    "local_size",
-    "rank",
-    "resume",
-    "shutdown",
-    "size",
-    "suspend",
 ]
+__all__ += ops.__all__

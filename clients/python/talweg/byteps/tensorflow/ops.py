@@ -44,7 +44,6 @@ __all__ = [
     "init",
     "local_rank",
     "local_size",
-    "op_of",
     "push_pull",
     "rank",
     "resume",

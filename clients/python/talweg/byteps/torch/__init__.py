@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from talweg.byteps.torch import parallel
+from talweg.byteps.torch import ops, parallel
 from talweg.byteps.torch._optimizer import DistributedOptimizer
 from talweg.byteps.torch._state import (
     broadcast_object,
@@ -11,25 +11,7 @@ from talweg.byteps.torch._state import (
     broadcast_parameters,
 )
 from talweg.byteps.torch.compression import Compression
-from talweg.byteps.torch.ops import (
-    byteps_push_pull,
-    declare,
-    get_pushpull_speed,
-    init,
-    local_rank,
-    local_size,
-    poll,
-    push_pull,
-    push_pull_async,
-    push_pull_async_inplace,
-    push_pull_inplace,
-    rank,
-    resume,
-    shutdown,
-    size,
-    suspend,
-    synchronize,
-)
+from talweg.byteps.torch.ops import *  # noqa: F403
 
 __all__ = [
     "Compression",
@@ -37,22 +19,6 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "byteps_push_pull",
-    "declare",
-    "get_pushpull_speed",
-    "init",
-    "local_rank",
-    "local_size",
     "parallel",
-    "poll",
-    "push_pull",
-    "push_pull_async",
-    "push_pull_async_inplace",
-    "push_pull_inplace",
-    "rank",
-    "resume",
-    "shutdown",
-    "size",
-    "suspend",
-    "synchronize",
 ]
+__all__ += ops.__all__

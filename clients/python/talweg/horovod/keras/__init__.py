@@ -7,7 +7,9 @@ from typing import Any
 
 import keras
 
+from talweg.horovod.common import surface
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set
+from talweg.horovod.common.surface import *  # noqa: F403
 from talweg.horovod.keras import _impl, callbacks, elastic
 from talweg.horovod.keras._impl import (
     allgather,
@@ -19,27 +21,6 @@ from talweg.horovod.tensorflow.mpi_ops import (
     Adasum,
     Average,
     Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
 )
 from talweg.tensorflow._compression import Compression
 
@@ -55,32 +36,12 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += surface.__all__
 
 
 def DistributedOptimizer(

@@ -22,7 +22,7 @@ from talweg._compat.session import Pending, Several
 from talweg._declaration import Op
 from talweg._scaling import Factors
 from talweg.errors import InvalidArgument
-from talweg.horovod.common import basics
+from talweg.horovod.common import basics, surface
 from talweg.horovod.common.basics import (
     Adasum,
     Average,
@@ -30,29 +30,9 @@ from talweg.horovod.common.basics import (
     Min,
     Product,
     Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
 )
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
+from talweg.horovod.common.surface import *  # noqa: F403
 
 __all__ = [
     "Adasum",
@@ -67,34 +47,14 @@ __all__ = [
     "alltoall",
     "broadcast",
     "broadcast_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_reducescatter",
-    "init",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += surface.__all__
 
 
 def _named(kind: str, name: str | None) -> str | None:

@@ -19,7 +19,7 @@ from talweg._compat.tensorflow.join import sites
 from talweg._compat.tensorflow.slices import reduce_slices
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, NotInitialized
-from talweg.horovod.common import basics
+from talweg.horovod.common import basics, surface
 from talweg.horovod.common import process_sets as sets
 from talweg.horovod.common.basics import (
     Adasum,
@@ -28,30 +28,10 @@ from talweg.horovod.common.basics import (
     Min,
     Product,
     Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
     is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
 )
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
+from talweg.horovod.common.surface import *  # noqa: F403
 from talweg.tensorflow import _ops, _variables
 from talweg.tensorflow._compression import Compression
 from talweg.tensorflow._rounds import Reduction
@@ -68,39 +48,19 @@ __all__ = [
     "alltoall",
     "broadcast",
     "broadcast_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
-    "init",
     "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
     "local_rank_op",
-    "local_size",
     "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "process_set_included_op",
-    "rank",
     "rank_op",
     "reducescatter",
-    "rocm_built",
-    "shutdown",
-    "size",
     "size_op",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += surface.__all__
 
 _GROUP = "{name}_{number}of{count}"
 

@@ -12,15 +12,11 @@ from typing import Any
 import torch
 
 import talweg
-from talweg import _client
-from talweg._compat import session
-from talweg._compat.session import Pending, Several
-from talweg._compat.torch import collectives, gradients, rounds
+from talweg._compat.session import Pending
+from talweg._compat.torch import gradients
 from talweg._compat.torch.compression import Compression
-from talweg._declaration import Op
-from talweg._exchange import shadow_all
 from talweg.errors import InvalidArgument
-from talweg.horovod.common import basics
+from talweg.horovod.common import basics, surface
 from talweg.horovod.common.basics import (
     Adasum,
     Average,
@@ -28,32 +24,13 @@ from talweg.horovod.common.basics import (
     Min,
     Product,
     Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
     internal,
     is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
 )
-from talweg.horovod.common.exceptions import HorovodInternalError
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
+from talweg.horovod.common.surface import *  # noqa: F403
+from talweg.horovod.torch import _starts
+from talweg.horovod.torch._handles import add, add_group, poll, synchronize
 
 __all__ = [
     "Adasum",
@@ -75,14 +52,7 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -91,77 +61,36 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
     "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "rocm_built",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
+__all__ += surface.__all__
 
 
-def _add(start: Callable[[], Pending]) -> int:
-    return internal(lambda: session.current().add(start()))
-
-
-def _dense(tensor: torch.Tensor, operation: str) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgument(f"{operation}: expected a torch.Tensor, got {type(tensor).__name__}")
-    if tensor.is_sparse:
-        raise InvalidArgument(
-            f"{operation}: a sparse tensor cannot be reduced: use tensor.to_dense()"
-        )
-
-
-def _named(kind: str, name: str | None) -> str | None:
-    return None if name is None else f"{kind}.{name}"
-
-
-def _group_names(name: str | None, kind: str, count: int) -> list[str | None]:
-    """A group's names: `grouped_allreduce.x_1of3`."""
-    if name is None:
-        return [None] * count
-    return [f"{kind}.{name}_{i + 1}of{count}" for i in range(count)]
+def _of_gradient(name: str | None) -> str | None:
+    return None if name is None else f"{name}.gradient"
 
 
 # ----- allreduce -----
 
 
-def _reduce(
+def _allreduce_async(
     tensor: torch.Tensor,
+    average: bool | None,
     name: str | None,
     op: int | None,
     pre: float,
     post: float,
     process_set: ProcessSet,
     in_place: bool,
-    operation: str = "allreduce",
-) -> Pending:
-    _dense(tensor, operation)
-    return rounds.push_pull(
-        tensor,
-        basics.op_of(op, None, operation),
-        name,
-        in_place=in_place,
-        members=members_of(process_set, operation),
-        prescale=pre,
-        postscale=post,
-    )
+) -> int:
+    wanted, name = basics.resolve(op, average), _starts.named("allreduce", name)
+    return add(lambda: _starts.reduce(tensor, name, wanted, pre, post, process_set, in_place))
 
 
 def allreduce_async(
@@ -174,10 +103,8 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a reduction of `tensor` over all ranks and returns its handle."""
-    wanted = basics.resolve(op, average)
-    name = _named("allreduce", name)
-    return _add(
-        lambda: _reduce(tensor, name, wanted, prescale_factor, postscale_factor, process_set, False)
+    return _allreduce_async(
+        tensor, average, name, op, prescale_factor, postscale_factor, process_set, False
     )
 
 
@@ -191,10 +118,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As allreduce_async(), into `tensor` itself."""
-    wanted = basics.resolve(op, average)
-    name = _named("allreduce", name)
-    return _add(
-        lambda: _reduce(tensor, name, wanted, prescale_factor, postscale_factor, process_set, True)
+    return _allreduce_async(
+        tensor, average, name, op, prescale_factor, postscale_factor, process_set, True
     )
 
 
@@ -210,15 +135,9 @@ class _Allreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         name, op, pre, post, process_set = ctx.arguments
-        name = None if name is None else f"{name}.gradient"
-        reduced = allreduce(
-            gradients[0],
-            name=name,
-            op=op,
-            prescale_factor=pre,
-            postscale_factor=post,
-            process_set=process_set,
-        )
+        name = _of_gradient(name)
+        none = Compression.none
+        reduced = allreduce(gradients[0], None, name, none, op, pre, post, process_set)
         return reduced, None, None, None, None, None
 
 
@@ -267,18 +186,13 @@ def _grouped(
     process_set: ProcessSet,
     in_place: bool,
 ) -> int:
-    tensors = list(tensors)
     if len({each.device for each in tensors}) > 1:
         raise InvalidArgument("grouped_allreduce: all tensors of a group must be on one device")
-    names = _group_names(name, "grouped_allreduce", len(tensors))
-    return _add(
-        lambda: Several(
-            [
-                _reduce(each, own, op, pre, post, process_set, in_place, "grouped_allreduce")
-                for each, own in zip(tensors, names)
-            ]
-        )
-    )
+
+    def start(each: torch.Tensor, own: str | None) -> Pending:
+        return _starts.reduce(each, own, op, pre, post, process_set, in_place, "grouped_allreduce")
+
+    return add_group(tensors, name, "grouped_allreduce", start)
 
 
 def grouped_allreduce_async(
@@ -319,15 +233,9 @@ class _GroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         name, op, pre, post, process_set = ctx.arguments
-        name = None if name is None else f"{name}.gradient"
-        reduced = grouped_allreduce(
-            gradients,
-            name=name,
-            op=op,
-            prescale_factor=pre,
-            postscale_factor=post,
-            process_set=process_set,
-        )
+        name = _of_gradient(name)
+        none = Compression.none
+        reduced = grouped_allreduce(gradients, None, name, none, op, pre, post, process_set)
         return (None, None, None, None, None, *reduced)
 
 
@@ -402,25 +310,11 @@ def sparse_allreduce_async(
 # ----- allgather -----
 
 
-def _vector(tensor: torch.Tensor, operation: str) -> None:
-    _dense(tensor, operation)
-    if tensor.dim() == 0:
-        raise InvalidArgument(f"{operation}: a scalar has no first dimension: use tensor.view(1)")
-
-
-def _gather(
-    tensor: torch.Tensor, name: str | None, process_set: ProcessSet, operation: str = "allgather"
-) -> Pending:
-    _vector(tensor, operation)
-    members = members_of(process_set, operation)
-    return collectives.all_gather(tensor.detach(), name, members)
-
-
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts joining the ranks' tensors along the first dimension, whose length may differ."""
-    return _add(lambda: _gather(tensor, _named("allgather", name), process_set))
+    return add(lambda: _starts.gather(tensor, _starts.named("allgather", name), process_set))
 
 
 class _Allgather(torch.autograd.Function):
@@ -435,7 +329,7 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         count, name, process_set = ctx.arguments
-        name = None if name is None else f"{name}.gradient"
+        name = _of_gradient(name)
         reduced = allreduce(gradients[0], name=name, op=Average, process_set=process_set)
         rows = allgather(
             torch.tensor([count]), None if name is None else f"{name}.rows", process_set
@@ -458,16 +352,11 @@ def grouped_allgather_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """One handle for all; synchronize() gives a tuple."""
-    tensors = list(tensors)
-    names = _group_names(name, "grouped_allgather", len(tensors))
-    return _add(
-        lambda: Several(
-            [
-                _gather(each, own, process_set, "grouped_allgather")
-                for each, own in zip(tensors, names)
-            ]
-        )
-    )
+
+    def start(each: torch.Tensor, own: str | None) -> Pending:
+        return _starts.gather(each, own, process_set, "grouped_allgather")
+
+    return add_group(tensors, name, "grouped_allgather", start)
 
 
 def grouped_allgather(
@@ -486,14 +375,6 @@ def grouped_allgather(
 # ----- broadcast -----
 
 
-def _broadcast(
-    tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool
-) -> Pending:
-    _dense(tensor, "broadcast")
-    members = members_of(process_set, "broadcast")
-    return rounds.broadcast(tensor, root_rank, _named("broadcast", name), in_place, members)
-
-
 def broadcast_async(
     tensor: torch.Tensor,
     root_rank: int,
@@ -501,7 +382,7 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a broadcast of the root's tensor; its result is a new one. `root_rank` is a global rank."""
-    return _add(lambda: _broadcast(tensor, root_rank, name, process_set, False))
+    return add(lambda: _starts.broadcast(tensor, root_rank, name, process_set, False))
 
 
 def broadcast_async_(
@@ -511,7 +392,7 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As broadcast_async(), into `tensor` itself."""
-    return _add(lambda: _broadcast(tensor, root_rank, name, process_set, True))
+    return add(lambda: _starts.broadcast(tensor, root_rank, name, process_set, True))
 
 
 class _Broadcast(torch.autograd.Function):
@@ -527,7 +408,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         root_rank, name, process_set = ctx.arguments
-        name = None if name is None else f"{name}.gradient"
+        name = _of_gradient(name)
         reduced = allreduce(gradients[0], name=name, op=Average, process_set=process_set)
         if talweg.rank() != root_rank:
             reduced = torch.zeros_like(reduced)
@@ -559,48 +440,6 @@ def broadcast_(
 # ----- alltoall, reducescatter -----
 
 
-def _splits(tensor: torch.Tensor, splits: Any, process_set: ProcessSet) -> torch.Tensor:
-    count = process_set.size() or 1
-    rows = int(tensor.shape[0])
-    if splits is None:
-        if rows % count != 0:
-            raise InvalidArgument(
-                f"alltoall: without splits the first dimension, {rows}, must be a multiple of the "
-                f"{count} ranks"
-            )
-        return torch.full((count,), rows // count, dtype=torch.int32)
-    found = splits if isinstance(splits, torch.Tensor) else torch.tensor(splits, dtype=torch.int32)
-    if found.dtype != torch.int32:
-        raise InvalidArgument(f"alltoall: splits are {found.dtype}; they must be torch.int32")
-    if found.dim() != 1 or found.numel() != count:
-        raise InvalidArgument(
-            f"alltoall: splits have shape {tuple(found.shape)}; they must have ({count},)"
-        )
-    if int(found.sum()) > rows or (found < 0).any():
-        raise InvalidArgument(
-            f"alltoall: splits are {found.tolist()}; their sum must be at most the first dimension, {rows}"
-        )
-    return found
-
-
-def _exchange(
-    tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet
-) -> Pending:
-    _vector(tensor, "alltoall")
-    members = members_of(process_set, "alltoall")
-    found = _splits(tensor, splits, process_set)
-    rows = int(found.sum())
-
-    def finish(result: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        received, received_splits = result
-        counts = torch.as_tensor(received_splits, dtype=torch.int32, device=found.device)
-        return received, counts
-
-    return collectives.all_to_all(
-        tensor.detach()[:rows], found.tolist(), _named("alltoall", name), members, finish
-    )
-
-
 def alltoall_async(
     tensor: torch.Tensor,
     splits: Any = None,
@@ -608,7 +447,7 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts sending rows to each rank; the result is (tensor, received_splits)."""
-    return _add(lambda: _exchange(tensor, splits, name, process_set))
+    return add(lambda: _starts.exchange(tensor, splits, name, process_set))
 
 
 class _Alltoall(torch.autograd.Function):
@@ -626,7 +465,7 @@ class _Alltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         counts, name, process_set, rows = ctx.arguments
-        name = None if name is None else f"{name}.gradient"
+        name = _of_gradient(name)
         back, _ = alltoall(gradients[0].contiguous(), counts.cpu(), name, process_set)
         if back.shape[0] < rows:  # Surplus rows were dropped.
             back = torch.cat([back, back.new_zeros(rows - back.shape[0], *back.shape[1:])])
@@ -644,37 +483,6 @@ def alltoall(
     return received if splits is None else (received, counts)
 
 
-def _scatter(
-    tensor: torch.Tensor,
-    name: str | None,
-    op: int,
-    process_set: ProcessSet,
-    pre: float,
-    post: float,
-    operation: str = "reducescatter",
-) -> Pending:
-    _vector(tensor, operation)
-    members = members_of(process_set, operation)
-    if op == Adasum:
-        raise HorovodInternalError(f"{operation}: Adasum is not offered")
-    wanted = basics.op_of(op, None, operation)
-    if wanted not in (Op.AVERAGE, Op.SUM):
-        raise InvalidArgument(f"{operation}: op must be hvd.Average or hvd.Sum")
-    is_integer = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-    source = tensor.detach()
-    if is_integer:  # Scaled in double and truncated; their average is a sum that is divided.
-        source = rounds.scaled(source, pre) if pre != 1.0 else source
-        own_post = post / (process_set.size() or 1) if wanted is Op.AVERAGE else post
-        return collectives.reduce_scatter(
-            source,
-            Op.SUM,
-            name,
-            members,
-            finish=lambda result: rounds.scaled(result, own_post) if own_post != 1.0 else result,
-        )
-    return collectives.reduce_scatter(source, wanted, name, members, pre, post)
-
-
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -684,16 +492,8 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Starts a reduction of which each rank gets its rows, in rank order."""
-    return _add(
-        lambda: _scatter(
-            tensor,
-            _named("reducescatter", name),
-            op,
-            process_set,
-            prescale_factor,
-            postscale_factor,
-        )
-    )
+    name, pre, post = _starts.named("reducescatter", name), prescale_factor, postscale_factor
+    return add(lambda: _starts.scatter(tensor, name, op, process_set, pre, post))
 
 
 class _Reducescatter(torch.autograd.Function):
@@ -708,7 +508,7 @@ class _Reducescatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         name, op, process_set, pre, post = ctx.arguments
-        name = None if name is None else f"{name}.gradient"
+        name = _of_gradient(name)
         gradient = gradients[0] * (pre * post)
         if op == Sum:
             gradient = gradient * (process_set.size() or 1)
@@ -741,24 +541,12 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """One handle for all; synchronize() gives a tuple."""
-    tensors = list(tensors)
-    names = _group_names(name, "grouped_reducescatter", len(tensors))
-    return _add(
-        lambda: Several(
-            [
-                _scatter(
-                    each,
-                    own,
-                    op,
-                    process_set,
-                    prescale_factor,
-                    postscale_factor,
-                    "grouped_reducescatter",
-                )
-                for each, own in zip(tensors, names)
-            ]
-        )
-    )
+
+    def start(each: torch.Tensor, own: str | None) -> Pending:
+        kind, pre, post = "grouped_reducescatter", prescale_factor, postscale_factor
+        return _starts.scatter(each, own, op, process_set, pre, post, kind)
+
+    return add_group(tensors, name, "grouped_reducescatter", start)
 
 
 def grouped_reducescatter(
@@ -786,7 +574,7 @@ def grouped_reducescatter(
     ]
 
 
-# ----- join, barrier, handles -----
+# ----- join, barrier -----
 
 
 def join(device: int = -1) -> int:
@@ -796,35 +584,11 @@ def join(device: int = -1) -> int:
     since the last join, or of the newest; another collective that a rank calls meanwhile waits for
     the joined ranks. `device` has no effect.
     """
-
-    def run() -> int:
-        client = _client.current()
-        averagers = gradients.averagers.in_use(client)
-        served = shadow_all([averager.exchange for averager in averagers])
-        for averager in averagers:
-            averager.has_averaged = False
-        told = talweg.all_gather_object(served, "horovod.join")
-        return max(place for place, count in enumerate(told) if count == min(told))
-
     basics.rank()
-    return internal(run)
+    return internal(gradients.averagers.join)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank of the set has called it."""
 
     internal(lambda: talweg.barrier(members_of(process_set, "barrier")))
-
-
-def poll(handle: int) -> bool:
-    """Whether synchronize(handle) would return at once. ValueError for a handle that is none."""
-    pending = internal(lambda: session.current().find(handle))
-    if pending is None:
-        raise ValueError(f"handle {handle!r} was never given out, or is synchronized already")
-    return internal(pending.poll)
-
-
-def synchronize(handle: int) -> Any:
-    """Waits and returns the result: a tensor or a tuple; None for a handle that was synchronized."""
-    pending = internal(lambda: session.current().take(handle))
-    return None if pending is None else internal(pending.wait)

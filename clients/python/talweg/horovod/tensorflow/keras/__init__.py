@@ -10,12 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from talweg.horovod.common import surface
 from talweg.horovod.common.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
+from talweg.horovod.common.surface import *  # noqa: F403
 from talweg.horovod.keras import _impl
 from talweg.horovod.keras._impl import (
     allgather,
@@ -27,27 +29,6 @@ from talweg.horovod.tensorflow.keras import callbacks, elastic
 from talweg.horovod.tensorflow.mpi_ops import (
     Average,
     Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
 )
 from talweg.tensorflow._compression import Compression
 
@@ -64,33 +45,13 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
     "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += surface.__all__
 
 
 def DistributedOptimizer(

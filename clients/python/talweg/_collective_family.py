@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all collectives of a framework's module are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from talweg import _collectives
+from talweg._client import Client
+from talweg._collectives import Given, Kind, Rows
+from talweg._declaration import DType
+from talweg._process_sets import Group
+from talweg.errors import InvalidArgument
+
+
+class Framework(Protocol):
+    """What the calls need of NumPy or torch."""
+
+    def source(self, tensor: Any, copied: bool) -> Any:
+        """The tensor in contiguous host memory; in memory of its own where `copied`."""
+
+    def address(self, source: Any) -> int: ...
+
+    def shape(self, tensor: Any) -> tuple[int, ...]: ...
+
+    def dtype(self, tensor: Any) -> str:
+        """Its name, which is the same in all frameworks."""
+
+    def wire_dtype(self, tensor: Any) -> DType:
+        """For reductions; InvalidArgument where there is none."""
+
+    def item_bytes(self, tensor: Any) -> int: ...
+
+    def empty(self, dtype: str, shape: tuple[int, ...]) -> Any:
+        """In contiguous host memory."""
+
+    def dtype_named(self, dtype: Any) -> str: ...
+
+    def given_back(self, result: Any, like: Any) -> Any:
+        """A result in the place where a rank's tensor is."""
+
+    def require_target(self, tensor: Any) -> None:
+        """InvalidArgument if no result can be written into it."""
+
+    def target(self, tensor: Any) -> Any:
+        """Contiguous host memory for a result that written() then has in the tensor."""
+
+    def written(self, tensor: Any, target: Any) -> None: ...
+
+
+Shape = Callable[[list[Any]], Any]
+
+
+class Family:
+    """Makes calls of what a framework's tensors give."""
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+
+    # ----- What each call gives -----
+
+    def _rows(self, tensor: Any, kind: Kind) -> tuple[Rows, int]:
+        """The tensor as rows, and how many."""
+        shape = self._framework.shape(tensor)
+        if kind in (_collectives.REDUCE, _collectives.SEND):
+            rows, row_shape = 1, shape
+        elif not shape:
+            raise InvalidArgument(
+                f"{kind.name}: a tensor of no dimensions has no rows: use tensor.reshape(1)"
+            )
+        else:
+            rows, row_shape = shape[0], shape[1:]
+        if len(row_shape) > 11:
+            raise InvalidArgument(
+                f"{kind.name}: a tensor of {len(shape)} dimensions; it may have 11: reshape it"
+            )
+        row_bytes = math.prod(row_shape) * self._framework.item_bytes(tensor)
+        return Rows(self._framework.dtype(tensor), row_shape, row_bytes), rows
+
+    def _given(
+        self,
+        kind: Kind,
+        tensor: Any,
+        part_rows: Callable[[int], list[int]],
+        is_async: bool,
+        root_rank: int = 0,
+        allocate: Callable[[Rows, list[int]], tuple[Any, int]] | None = None,
+        **reduction: Any,
+    ) -> Given:
+        rows, count = self._rows(tensor, kind)
+        source = self._framework.source(tensor, is_async)
+        return Given(
+            kind,
+            root_rank,
+            rows,
+            part_rows(count),
+            self._framework.address(source),
+            source,
+            allocate or self._joined,
+            **reduction,
+        )
+
+    def _new(self, dtype: str, shape: tuple[int, ...]) -> tuple[Any, int]:
+        result = self._framework.empty(dtype, shape)
+        return result, self._framework.address(result)
+
+    def _joined(self, rows: Rows, counts: list[int]) -> tuple[Any, int]:
+        return self._new(rows.dtype, (sum(counts), *rows.row_shape))
+
+    def _go(
+        self,
+        is_async: bool,
+        client: Client,
+        name: str | None,
+        group: Group,
+        calls: Sequence[Given],
+        priority: int,
+        shape: Shape,
+        timeout_s: float | None = None,
+    ) -> Any:
+        if is_async:
+            return _collectives.start(client, name, group, calls, priority, shape)
+        return _collectives.run(client, name, group, calls, priority, shape, timeout_s)
+
+    def _like(self, tensors: Sequence[Any], many: bool) -> Shape:
+        def shape(results: list[Any]) -> Any:
+            placed = [
+                self._framework.given_back(result, like) for result, like in zip(results, tensors)
+            ]
+            return placed if many else placed[0]
+
+        return shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import unittest
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import talweg
@@ -39,7 +40,7 @@ class _Rank:
     def begin(self, holder: object) -> bool:
         return False
 
-    def _is_current(self) -> mock._patch[object]:
+    def _is_current(self) -> Any:
         return mock.patch.object(_client, "current", return_value=self.client)
 
     def backward(self, inputs: torch.Tensor) -> list[int]:

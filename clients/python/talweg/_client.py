@@ -616,9 +616,8 @@ def replace(make: Callable[[Client], Client]) -> Client:
     global _current
     with _current_lock:
         lost = current()
-        client = _connect(lambda: make(lost))
+        client = _current = _connect(lambda: make(lost))
         lost.abandon()
-        _current = client
         _tell_of(client)
         return client
 

@@ -70,8 +70,11 @@ class StateHolder(Protocol):
 
     def digest(self) -> int: ...
 
-    # At the end of every how many steps digests are compared; 0: of none but those that must be.
-    digest_steps: int
+    @property
+    def digest_steps(self) -> int:
+        """At the end of every how many steps digests are compared; 0: of none but those that must
+        be.
+        """
 
 
 @dataclass

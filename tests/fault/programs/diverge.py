@@ -23,7 +23,7 @@ def main() -> int:
     try:
         joined = state.begin()
         for ended in range(100_000):
-            own = np.full(1000, state.step, np.float32)
+            own: np.ndarray = np.full(1000, state.step, np.float32)
             state.weights += talweg.push_pull(own, name="gradient")
             is_time = joined and ended == 0 if when == "joined" else state.step == int(when)
             if talweg.rank() == victim and is_time:

@@ -38,6 +38,7 @@ struct JoinSpec {
   membership::JobSpec spec;
   ViewMember member;  // Incarnation drawn by the caller; see ViewMember for the rest.
   std::string host_id;
+  std::string data_security = {};  // Empty: the process carries no data over a network.
 };
 
 // What a SchedulerClient delivers, in this order: Joined, then anything, or JoinRefused alone.

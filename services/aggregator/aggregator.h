@@ -65,6 +65,8 @@ class Aggregator {
              std::string job_secret, std::shared_ptr<const rpc::Credentials> credentials);
   absl::Status Open();
   absl::Status OpenTransport();
+  // In the log: who reaches the data port, and what he can do there.
+  void SayWhoCanConnect() const;
   absl::Status OpenAdmin();
   void Register();
   void OnSchedulerEvent(rpc::AggregatorEvent event);

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -70,7 +71,10 @@ class SlotMemory {
 // before its whole chunk is free and unmapped. One owner thread; `transport` outlives the memory.
 class SlotPool {
  public:
-  explicit SlotPool(transport::Transport* transport) : transport_(transport) {}
+  // `writer`: whose writes the memory takes. nullopt: nobody is meant to write there but we.
+  explicit SlotPool(transport::Transport* transport,
+                    std::optional<transport::PeerIdentity> writer = std::nullopt)
+      : transport_(transport), writer_(writer) {}
 
   // `bytes` of at least 1, on a cache line. RESOURCE_EXHAUSTED: no memory, or no more of it may be
   // locked.
@@ -78,6 +82,7 @@ class SlotPool {
 
  private:
   transport::Transport* const transport_;
+  const std::optional<transport::PeerIdentity> writer_;
   std::shared_ptr<SlotMemory::Chunk> chunk_;  // That allocations are cut from at present.
   size_t chunk_used_ = 0;
   uint64_t used_bytes_ = 0;

@@ -19,7 +19,7 @@ namespace {
 
 // What one call of the kernel is given at most. Tags are made just before the kernel copies the
 // bytes, so a sealed batch stays in a cache.
-constexpr size_t kPlainBatchBytes = 256 * 1024;
+constexpr size_t kPlainBatchBytes = 4 * 1024 * 1024;
 constexpr size_t kSealedBatchBytes = 256 * 1024;
 constexpr size_t kBatchPartsMax = 64;
 // What follows a unit is read along with it, up to this much, and then copied to its place.

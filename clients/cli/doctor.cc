@@ -90,6 +90,27 @@ void ExamineMemory(const MachineFacts& facts, std::vector<Finding>& findings) {
   }
 }
 
+void ExamineDataSecurity(const MachineFacts& facts, std::vector<Finding>& findings) {
+  constexpr char kRemedy[] =
+      "keep data ports in a network that you trust, or give all daemons --data_security=tls (or "
+      "keyed), which is Talweg's own TCP";
+  if (facts.data_security != "none") {
+    findings.push_back(Good("data plane", absl::StrCat("data_security=", facts.data_security)));
+  } else if (facts.provider == "tcp") {
+    findings.push_back(Warning(
+        "data plane",
+        "libfabric's tcp reads what whoever reaches a data port sends; nothing is authenticated "
+        "or encrypted",
+        kRemedy));
+  } else {
+    findings.push_back(Warning("data plane",
+                               absl::StrCat(facts.provider,
+                                            " neither authenticates nor encrypts; whoever learns a "
+                                            "region's key can write there"),
+                               kRemedy));
+  }
+}
+
 void ExamineNetwork(const MachineFacts& facts, std::vector<Finding>& findings) {
   if (!facts.libfabric_error.empty()) {
     findings.push_back(Bad("libfabric", facts.libfabric_error,
@@ -301,6 +322,7 @@ std::vector<Finding> Examine(const MachineFacts& facts) {
   ExamineLimits(facts, findings);
   ExamineMemory(facts, findings);
   ExamineNetwork(facts, findings);
+  ExamineDataSecurity(facts, findings);
   ExamineCpu(facts, findings);
   ExamineGpus(facts, findings);
   ExamineVersions(facts, findings);

@@ -42,6 +42,7 @@ struct MachineFacts {
   std::vector<std::string> providers;  // Those with connected endpoints, and what else there is.
   bool provider_found = false;         // The one that was asked for has connected endpoints.
   std::string provider = "tcp";
+  std::string data_security = "none";
   bool provider_reaches_gpus = false;                // It does, without a CPU (FI_HMEM).
   std::string congestion_control;                    // Empty: unknown.
   std::optional<uint64_t> receive_buffer_bytes_max;  // net.ipv4.tcp_rmem

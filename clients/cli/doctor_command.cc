@@ -2,6 +2,7 @@
 #include "clients/cli/doctor_command.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <ctime>
 
 #include "clients/cli/credentials.h"
@@ -16,6 +17,8 @@ constexpr int64_t kHealthTimeoutNs = 5'000'000'000;
 
 int Run(const Arguments& arguments) {
   MachineFacts facts = ReadMachineFacts(arguments.Text("provider", "tcp"));
+  const char* const told = std::getenv("TALWEG_DATA_SECURITY");
+  facts.data_security = arguments.Text("data-security", told == nullptr ? "none" : told);
   facts.exposure = ReadExposure(arguments);
   facts.now_unix_s = std::time(nullptr);
   facts.scheduler = arguments.Text("scheduler", "");
@@ -50,6 +53,8 @@ Command DoctorCommand() {
       "Exit status: 0, or 1 when something is bad (with --strict, when anything is not ok).";
   command.options = {
       {"provider", "NAME", "libfabric provider that will be used. Default: tcp."},
+      {"data-security", "none|keyed|tls",
+       "What the daemons will be given. Default: $TALWEG_DATA_SECURITY, or none."},
       {"scheduler", "HOST:PORT", "Whether this scheduler answers, too."},
       {"strict", "", "Warnings count too."},
       {"json", "", "As JSON."},

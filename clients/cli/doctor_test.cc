@@ -17,6 +17,7 @@ MachineFacts GoodMachine() {
   facts.libfabric_version = "1.17";
   facts.providers = {"tcp", "verbs"};
   facts.provider_found = true;
+  facts.data_security = "keyed";
   facts.congestion_control = "cubic";
   facts.receive_buffer_bytes_max = 6 * kMiB;
   facts.send_buffer_bytes_max = 4 * kMiB;
@@ -134,6 +135,8 @@ TEST_CASE("doctor: each thing that hurts is one finding with its remedy", "[cli]
            "libfabric1"},
       Case{[](MachineFacts& f) { f.provider_found = false; }, "provider", Verdict::kBad,
            "--provider=tcp"},
+      Case{[](MachineFacts& f) { f.data_security = "none"; }, "data plane", Verdict::kWarning,
+           "--data_security=tls"},
       Case{[](MachineFacts& f) { f.congestion_control = "reno"; }, "congestion control",
            Verdict::kWarning, "cubic"},
       Case{[](MachineFacts& f) { f.send_buffer_bytes_max = kMiB; }, "TCP buffers",

@@ -82,6 +82,11 @@ void Launch::Enter(Phase phase) {
         supervisor_.Say(absl::StrCat("talweg: run: ", plan_.network_reason,
                                      " asks for the network: TCP ports of this machine are open: ",
                                      absl::StrJoin(ports_, ", ")));
+        if (plan_.open_data_port) {
+          supervisor_.Say(
+              "talweg: run: libfabric's tcp reads what any user who reaches the data ports sends; "
+              "--data-security=tls (or keyed) lets in members of the job alone");
+        }
       }
       for (auto& [node, life] : nodes_) {
         if (phase_ == phase && life.state() == NodeState::kReady) Do(node, life.StartRanks());

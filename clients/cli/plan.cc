@@ -84,11 +84,15 @@ ChildSpec SchedulerSpec(const RunPlan& plan, const std::string& address) {
 
 ChildSpec AggregatorSpec(const RunPlan& plan, uint32_t index, const std::string& scheduler) {
   const std::string name = absl::StrCat("aggregator-", index);
-  return DaemonSpec(
-      plan, absl::StrCat("talweg-aggregator ", index), plan.aggregator_file,
-      {absl::StrCat("--scheduler=", scheduler), absl::StrCat("--name=", index),
-       absl::StrCat("--provider=", plan.provider), Where(plan, "listen", name + ".sock"),
-       Where(plan, "admin_listen", name + "-admin.sock")});
+  std::vector<std::string> args = {
+      absl::StrCat("--scheduler=", scheduler), absl::StrCat("--name=", index),
+      absl::StrCat("--provider=", plan.provider), Where(plan, "listen", name + ".sock"),
+      Where(plan, "admin_listen", name + "-admin.sock")};
+  if (!plan.data_security.empty()) {
+    args.push_back(absl::StrCat("--data_security=", plan.data_security));
+  }
+  return DaemonSpec(plan, absl::StrCat("talweg-aggregator ", index), plan.aggregator_file,
+                    std::move(args));
 }
 
 ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& scheduler) {
@@ -105,6 +109,9 @@ ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& sched
   } else {
     args.push_back(absl::StrCat("--scheduler=", scheduler));
     args.push_back(absl::StrCat("--provider=", plan.provider));
+    if (!plan.data_security.empty()) {
+      args.push_back(absl::StrCat("--data_security=", plan.data_security));
+    }
     if (plan.goes_on) args.push_back("--loss_policy=continue");
     // The ranks are told the size of the whole job: it begins when it is complete.
     if (plan.goes_on) args.push_back("--gather_ms=600000");

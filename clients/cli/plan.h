@@ -21,6 +21,9 @@ struct RunPlan {
   uint32_t aggregator_count = 1;
   std::string job = "run";
   std::string provider = "tcp";
+  std::string data_security;  // The daemons' option; empty: what they are told otherwise.
+  // The daemons carry data over libfabric's tcp, which is open to whoever reaches its port.
+  bool open_data_port = false;
   bool force_distributed = false;
   // Why daemons on one machine open TCP ports ("--force-distributed"); empty: they open none.
   std::string network_reason;

@@ -108,6 +108,12 @@ absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
   TALWEG_ASSIGN_OR_RETURN(plan.grace_ms, arguments.Number("grace-ms", 5'000, 0, 3'600'000));
   TALWEG_ASSIGN_OR_RETURN(plan.ready_timeout_ms,
                           arguments.Number("ready-timeout-ms", 60'000, 1, 3'600'000));
+  if (arguments.Has("data-security")) {
+    // Checked as the agent would check it, before anything is started.
+    const std::string security = arguments.Text("data-security", "");
+    TALWEG_RETURN_IF_ERROR(
+        config::LoadAgentConfig({absl::StrCat("--data_security=", security)}, {}).status());
+  }
   TALWEG_RETURN_IF_ERROR(ReadLossPolicy(arguments, plan));
   TALWEG_RETURN_IF_ERROR(ReadRestarts(arguments, plan));
   TALWEG_RETURN_IF_ERROR(ReadPlace(arguments, plan));
@@ -175,6 +181,10 @@ void ReadNetwork(const Arguments& arguments, RunPlan& plan) {
     return std::find(words.begin(), words.end(), text) != words.end();
   };
   plan.provider = arguments.Text("provider", "tcp");
+  plan.data_security = arguments.Text("data-security", "");
+  plan.open_data_port = plan.provider == "tcp" && is_one_of(plan.data_security, {"", "none"}) &&
+                        is_one_of(told("TALWEG_DATA_SECURITY"), {"", "none"}) &&
+                        told("TALWEG_DATA_TRANSPORT") != "tcp";
   const bool forced = is_one_of(told("TALWEG_FORCE_DISTRIBUTED"), {"1", "true", "yes", "on"});
   plan.force_distributed = forced || arguments.Has("force-distributed");
   // Elsewhere others have opened it, and a node alone needs none.
@@ -185,6 +195,8 @@ void ReadNetwork(const Arguments& arguments, RunPlan& plan) {
     plan.network_reason = "TALWEG_FORCE_DISTRIBUTED";
   } else if (arguments.Has("provider")) {
     plan.network_reason = "--provider";
+  } else if (arguments.Has("data-security")) {
+    plan.network_reason = "--data-security";
   } else if (is_one_of(told("TALWEG_LOCAL_TRANSPORT"), {"0", "false", "no", "off"})) {
     plan.network_reason = "TALWEG_LOCAL_TRANSPORT";
   }
@@ -233,6 +245,9 @@ Command RunCommand() {
       {"aggregators", "N", "Number of aggregators. Default: 1."},
       {"job", "NAME", "The job's name. Default: run."},
       {"provider", "NAME", "libfabric provider between agents and aggregators. Default: tcp."},
+      {"data-security", "none|keyed|tls",
+       "What is done to the bytes between agents and aggregators: nothing, authenticated, or\n"
+       "authenticated and encrypted. keyed and tls use Talweg's own TCP. Default: none."},
       {"loss-policy", "fail_job|continue",
        "What becomes of the other nodes when a rank or an agent fails: they are ended, or go on.\n"
        "Default: fail_job."},
@@ -246,8 +261,8 @@ Command RunCommand() {
       {"min-nodes", "N", "With --loss-policy=continue: with how few nodes. Default: 1."},
       {"force-distributed", "",
        "Scheduler and aggregators also for one node, and TCP ports of 127.0.0.1 for all daemons\n"
-       "($TALWEG_FORCE_DISTRIBUTED=1); says which. As does --provider, or\n"
-       "$TALWEG_LOCAL_TRANSPORT=false."},
+       "($TALWEG_FORCE_DISTRIBUTED=1); says which. As do --provider,\n"
+       "--data-security and $TALWEG_LOCAL_TRANSPORT=false."},
       {"scheduler", "ADDRESS",
        "Join a job of this scheduler (HOST:PORT, or unix:/PATH on its machine), as one node of\n"
        "several."},

@@ -66,6 +66,7 @@ struct SchedulerConfig : ProcessConfig {
   std::string store_path;  // Empty: DefaultStorePath(). Unused with in_memory.
   bool in_memory = false;
   uint64_t lease_ms = 10'000;
+  std::string data_security = "any";  // "none", "keyed", "tls": what all daemons must have.
 
   friend bool operator==(const SchedulerConfig&, const SchedulerConfig&) = default;
 };
@@ -78,6 +79,8 @@ struct AggregatorConfig : ProcessConfig {
   std::string interface;                    // As SchedulerConfig.
   std::string advertise;                    // Host that agents connect to; empty: the bound one.
   std::string provider = "tcp";             // libfabric's name of it.
+  std::string data_security = "none";       // "none", "keyed", "tls".
+  std::string data_transport = "auto";      // "auto", "libfabric", "tcp".
   bool local_transport = true;              // Shared memory with agents on the same host.
   ListenAddress admin_listen{"127.0.0.1", 0, 0};
   uint64_t memory_bytes_max = 0;  // For all jobs' slots and results; 0: half of MemoryLimitBytes().
@@ -103,9 +106,11 @@ struct AgentConfig : ProcessConfig {
   std::string socket_group;  // Group that owns the socket; empty: the process's own.
   std::string
       interface;  // As SchedulerConfig; for admin_listen and the data plane's source address.
-  std::string advertise;         // Host that others connect to; empty: the bound one.
-  std::string provider = "tcp";  // libfabric's name of it.
-  bool local_transport = true;   // Shared memory with aggregators on the same host.
+  std::string advertise;                // Host that others connect to; empty: the bound one.
+  std::string provider = "tcp";         // libfabric's name of it.
+  std::string data_security = "none";   // As AggregatorConfig.
+  std::string data_transport = "auto";  // As AggregatorConfig.
+  bool local_transport = true;          // Shared memory with aggregators on the same host.
   ListenAddress admin_listen{"127.0.0.1", 0, 0};
   bool standalone = false;       // One node: no scheduler, no aggregator.
   uint64_t arena_bytes_max = 0;  // All segments of all ranks; 0: half of MemoryLimitBytes().

@@ -43,6 +43,12 @@ constexpr char kSilenceHelp[] =
     "say something every 2 s when they have nothing to send. Longer than a slice takes on the "
     "slowest link.";
 constexpr char kProviderHelp[] = "libfabric provider of the data plane: tcp, verbs, efa, ...";
+constexpr char kDataSecurityHelp[] =
+    "What is done to the bytes of the data plane on a network; the same at all daemons. keyed: "
+    "they are authenticated; tls: authenticated and encrypted. Both are Talweg's own TCP.";
+constexpr char kDataTransportHelp[] =
+    "What carries the data plane over a network: libfabric, or Talweg's own TCP (tcp), where peers "
+    "prove who they are. auto: libfabric for data_security=none, else tcp.";
 constexpr char kAdminListenHelp[] =
     "Where the daemon answers admin, health and reflection calls (gRPC). Whoever reaches it may "
     "call: keep it on a socket, on loopback or on a trusted network.";
@@ -125,6 +131,8 @@ std::vector<Option<SchedulerConfig>> SchedulerOptions() {
       Make<C>("lease_ms", &C::lease_ms, Milliseconds{100, 3'600'000},
               "After how long a silence an agent or an aggregator counts as lost. Processes that "
               "die are noticed at once; this is for hosts and cables."),
+      Make<C>("data_security", &C::data_security, Choice{{"any", "none", "keyed", "tls"}},
+              "Which data_security agents and aggregators must have to come in."),
   };
   return With<C>(std::move(own), "it does not poll");
 }
@@ -148,6 +156,10 @@ std::vector<Option<AggregatorConfig>> AggregatorOptions() {
               "the hosts of the listen options"),
       Make<C>("advertise", &C::advertise, Text{255}, kAdvertiseHelp, "the bound address"),
       Make<C>("provider", &C::provider, Name{}, kProviderHelp),
+      Make<C>("data_security", &C::data_security, Choice{{"none", "keyed", "tls"}},
+              kDataSecurityHelp),
+      Make<C>("data_transport", &C::data_transport, Choice{{"auto", "libfabric", "tcp"}},
+              kDataTransportHelp),
       Make<C>("local_transport", &C::local_transport, Switch{},
               "Serve agents on the same host through shared memory."),
       Make<C>("admin_listen", &C::admin_listen, Listen{}, kAdminListenHelp),
@@ -199,6 +211,10 @@ std::vector<Option<AgentConfig>> AgentOptions() {
               "the kernel's route, and the host of admin_listen"),
       Make<C>("advertise", &C::advertise, Text{255}, kAdvertiseHelp, "the bound address"),
       Make<C>("provider", &C::provider, Name{}, kProviderHelp),
+      Make<C>("data_security", &C::data_security, Choice{{"none", "keyed", "tls"}},
+              kDataSecurityHelp),
+      Make<C>("data_transport", &C::data_transport, Choice{{"auto", "libfabric", "tcp"}},
+              kDataTransportHelp),
       Make<C>("local_transport", &C::local_transport, Switch{},
               "Reach aggregators on the same host through shared memory."),
       Make<C>("admin_listen", &C::admin_listen, Listen{}, kAdminListenHelp),

@@ -37,6 +37,7 @@ struct JoinSpec {
   membership::JobSpec spec;
   ViewMember member;  // Incarnation drawn by the caller; see ViewMember for the rest.
   std::string host_id;
+  std::string data_security = {};  // Empty: the process carries no data over a network.
 };
 
 // An agent's membership in one job: joins, keeps the lease, watches views, and attaches again after

@@ -120,14 +120,16 @@ std::unique_ptr<JobLink> Agent::MakeMemberLink() {
                          : membership::LossPolicy::kFailJob;
   spec.join_timeout_ns = join_timeout_ns;
   spec.gather_ns = static_cast<int64_t>(config_.gather_ms) * 1'000'000;
-  return NewMemberLink(std::move(data_plane), transport_.get(), std::move(scheduler),
-                       {.job_name = config_.job,
-                        .spec = spec,
-                        .member = {.rank_count = config_.rank_count,
-                                   .name = node_name_,
-                                   .admin_address = admin_->address()},
-                        .host_id = host_id_},
-                       [this](rpc::MemberEvent event) { mailbox_->Post(std::move(event)); });
+  return NewMemberLink(
+      std::move(data_plane), transport_.get(), std::move(scheduler),
+      {.job_name = config_.job,
+       .spec = spec,
+       .member = {.rank_count = config_.rank_count,
+                  .name = node_name_,
+                  .admin_address = admin_->address()},
+       .host_id = host_id_,
+       .data_security = config::IsUnixAddress(config_.scheduler) ? "" : config_.data_security},
+      [this](rpc::MemberEvent event) { mailbox_->Post(std::move(event)); });
 }
 
 absl::Status Agent::OpenRankServer() {

@@ -9,6 +9,7 @@
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
 #include "services/agent/agent.h"
+#include "services/agent/agent_open.h"
 
 namespace talweg::agent {
 void Agent::OnMail(Mail mail) {
@@ -56,6 +57,11 @@ void Agent::OnMemberEvent(const rpc::MemberEvent& event) {
             Log(LogLevel::kInfo, "view of epoch ", e.view.epoch, ": ", e.view.members.size(),
                 " members, ", e.view.RankCount(), " ranks, ", e.view.aggregators.size(),
                 " aggregators");
+            if (const std::string problem = SettingProblem(config_, e.view); !problem.empty()) {
+              link_->ReportLost({.text = problem, .rank = std::nullopt});
+              fail(problem);
+              return;
+            }
           }
           desk_->OnNewestView(e.view.epoch);  // Before ranks go on in it.
           Deliver([this, view = e.view](pipeline::Effects& out) {

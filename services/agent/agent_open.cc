@@ -12,16 +12,43 @@
 
 #include "libs/base/descriptor.h"
 #include "libs/status/status.h"
+#include "libs/telemetry/log.h"
 #include "libs/transport/composite/composite_transport.h"
-#include "libs/transport/libfabric/fabric_transport.h"
 #include "libs/transport/local/local_transport.h"
+#include "libs/transport/network/network.h"
 
 namespace talweg::agent {
+namespace {
+
+transport::NetworkOptions NetworkOf(const config::AgentConfig& config) {
+  return {.data_security = config.data_security,
+          .data_transport = config.data_transport,
+          .fabric = {.provider = config.provider,
+                     .source_interface = config.interface,
+                     .silence_ns = static_cast<int64_t>(config.silence_ms) * 1'000'000}};
+}
+
+}  // namespace
+
+std::string SettingProblem(const config::AgentConfig& config, const View& view) {
+  if (config::IsUnixAddress(config.scheduler)) return "";
+  const std::string ours = transport::SettingText(NetworkOf(config));
+  for (const ViewAggregator& aggregator : view.aggregators) {
+    const std::string theirs = transport::SettingText(aggregator.data_address);
+    if (theirs.empty() || theirs == ours) continue;
+    return "node " + std::to_string(config.node_rank) + " runs with " + ours +
+           ", and aggregator '" + aggregator.name + "' with " + theirs +
+           "; give all daemons the same --data_security and --data_transport";
+  }
+  return "";
+}
 
 absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
     const config::AgentConfig& config, transport::FabricOptions::Devices devices,
     const Clock* clock, CounterSet* counters) {
-  const int64_t silence_ns = static_cast<int64_t>(config.silence_ms) * 1'000'000;
+  transport::NetworkOptions network_options = NetworkOf(config);
+  const int64_t silence_ns = network_options.fabric.silence_ns;
+  network_options.fabric.devices = devices;
   std::unique_ptr<transport::LocalTransport> local;
   if (config.local_transport) {
     TALWEG_ASSIGN_OR_RETURN(
@@ -29,11 +56,12 @@ absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
   }
   if (config::IsUnixAddress(config.scheduler)) return local;
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<transport::Transport> network,
-                          transport::NewFabricTransport({.provider = config.provider,
-                                                         .source_interface = config.interface,
-                                                         .silence_ns = silence_ns,
-                                                         .devices = devices},
-                                                        clock, counters));
+                          transport::NewNetworkTransport(network_options, clock, counters));
+  // What libfabric's tcp lacks is the aggregators' to say: nobody connects to an agent.
+  if (config.provider != "tcp") {
+    const std::string warning = transport::NetworkWarning(network_options);
+    if (!warning.empty()) Log(LogLevel::kWarning, warning);
+  }
   if (local == nullptr) return network;
   return transport::NewCompositeTransport(std::move(network), std::move(local));
 }

@@ -13,6 +13,7 @@
 #include "libs/telemetry/counter.h"
 #include "libs/transport/libfabric/fabric_transport.h"
 #include "libs/transport/transport.h"
+#include "libs/view/view.h"
 
 namespace talweg::agent {
 
@@ -22,6 +23,10 @@ namespace talweg::agent {
 absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
     const config::AgentConfig& config, transport::FabricOptions::Devices devices,
     const Clock* clock, CounterSet* counters);
+
+// Why this agent cannot exchange data with an aggregator of the view: they are set to carry it in
+// different ways. Names both. "" if it can.
+std::string SettingProblem(const config::AgentConfig& config, const View& view);
 
 absl::StatusOr<gid_t> GroupId(const std::string& name);
 

@@ -16,8 +16,8 @@
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
 #include "libs/transport/composite/composite_transport.h"
-#include "libs/transport/libfabric/fabric_transport.h"
 #include "libs/transport/local/local_transport.h"
+#include "libs/transport/network/network.h"
 #include "services/aggregator/status_report.h"
 
 namespace talweg {
@@ -31,6 +31,19 @@ constexpr char kAdminServiceName[] = "talweg.aggregator.v1.AdminService";
 
 bool IsLoopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
+}
+
+// Whether what is said to that address does not leave this machine.
+bool StaysHere(const std::string& address) {
+  return config::IsUnixAddress(address) || address.starts_with("[::1]:") ||
+         IsLoopback(address.substr(0, address.rfind(':')));
+}
+
+transport::NetworkOptions NetworkOf(const config::AggregatorConfig& config) {
+  return {.data_security = config.data_security,
+          .data_transport = config.data_transport,
+          .fabric = {.provider = config.provider,
+                     .silence_ns = static_cast<int64_t>(config.silence_ms) * kNsPerMs}};
 }
 
 }  // namespace
@@ -113,9 +126,8 @@ absl::Status Aggregator::OpenTransport() {
   if (!config_.listen.path.empty()) {
     transport_ = std::move(local);
   } else {
-    TALWEG_ASSIGN_OR_RETURN(transport_, transport::NewFabricTransport({.provider = config_.provider,
-                                                                       .silence_ns = silence_ns},
-                                                                      clock_, &counters_));
+    TALWEG_ASSIGN_OR_RETURN(transport_,
+                            transport::NewNetworkTransport(NetworkOf(config_), clock_, &counters_));
     if (local != nullptr) {
       TALWEG_ASSIGN_OR_RETURN(
           transport_, transport::NewCompositeTransport(std::move(transport_), std::move(local)));
@@ -129,13 +141,23 @@ absl::Status Aggregator::OpenTransport() {
                           .advertise_host = config_.advertise});
   if (!address.ok()) return Annotate(address.status(), "listening for agents");
   data_address_ = *address;
-  if (config_.listen.path.empty() &&
-      (!config_.interface.empty() || !IsLoopback(config_.listen.host))) {
-    Log(LogLevel::kWarning, "agents of other machines can connect to ", public_data_address(),
-        ": they show a token that members of jobs are given, and nothing is encrypted; keep it in "
-        "a network that you trust");
-  }
+  if (config_.listen.path.empty()) SayWhoCanConnect();
   return absl::OkStatus();
+}
+
+void Aggregator::SayWhoCanConnect() const {
+  const bool is_open = !config_.interface.empty() || !IsLoopback(config_.listen.host);
+  const LogLevel level = is_open ? LogLevel::kWarning : LogLevel::kInfo;
+  const std::string where =
+      (is_open ? "agents of other machines can connect to " : "users of this machine can reach ") +
+      public_data_address() + ": ";
+  const std::string warning = transport::NetworkWarning(NetworkOf(config_));
+  if (!warning.empty()) {
+    Log(level, where, warning);
+  } else if (credentials_ == nullptr && !StaysHere(config_.scheduler)) {
+    Log(LogLevel::kWarning, where, "its keys reach the scheduler at ", config_.scheduler,
+        " without TLS, so whoever is on that path has them; give tls_dir");
+  }
 }
 
 absl::Status Aggregator::OpenAdmin() {

@@ -64,6 +64,8 @@ class Aggregator {
              std::string job_secret, std::shared_ptr<const rpc::Credentials> credentials);
   absl::Status Open();
   absl::Status OpenTransport();
+  // In the log: who reaches the data port, and what he can do there.
+  void SayWhoCanConnect() const;
   absl::Status OpenAdmin();
   std::unique_ptr<SchedulerLink> MakeLink(Incarnation incarnation, SchedulerLink::OnEvent on_event);
   aggregator::v1::GetStatusResponse GetStatus(const aggregator::v1::GetStatusRequest& request);

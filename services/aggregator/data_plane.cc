@@ -236,6 +236,11 @@ void DataPlane::OnFirstFrame(ConnectionId id, Connection& connection,
                             ", or went on before its Hello was answered");
     return;
   }
+  if (const std::string why = ImpostureOf(id, frame.header, hellos->front()); !why.empty()) {
+    ++totals_.impostors;
+    CloseConnection(id, why);
+    return;
+  }
   const auto job = jobs_.find(frame.header.job);
   if (job == jobs_.end() || job->second->core.closed()) {
     connection.held_hello.assign(bytes.begin(), bytes.end());
@@ -256,6 +261,23 @@ void DataPlane::OnFirstFrame(ConnectionId id, Connection& connection,
                                                });
   record.core.OnFrame(id, frame, clock_->NowNs(), record.effects);
   Perform(record);
+}
+
+std::string DataPlane::ImpostureOf(ConnectionId id, const wire::Header& header,
+                                   const wire::Hello& hello) const {
+  const std::optional<transport::PeerIdentity> proven = transport_->ProvenIdentity(id);
+  const transport::PeerIdentity said = {.job = header.job,
+                                        .epoch = header.epoch,
+                                        .node = hello.member.node,
+                                        .incarnation = hello.member.incarnation};
+  if (!proven || *proven == said) return "";
+  const auto text = [](const transport::PeerIdentity& identity) {
+    return "node " + std::to_string(identity.node.value()) + " of job " +
+           std::to_string(identity.job.value()) + " in epoch " +
+           std::to_string(identity.epoch.value());
+  };
+  return "it says that it is " + text(said) + ", and its key is of " + text(*proven) +
+         (text(said) == text(*proven) ? ", of another incarnation" : "");
 }
 
 void DataPlane::RefuseConnection(ConnectionId id, Connection& connection, JobId job, Epoch epoch,

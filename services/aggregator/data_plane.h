@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -63,6 +64,7 @@ class DataPlane final : public Poller, private transport::EventSink {
     uint64_t sent_bytes = 0;
     uint64_t unreadable_frames = 0;  // Also on connections that never said Hello.
     uint64_t connections = 0;        // Accepted so far.
+    uint64_t impostors = 0;          // Hellos of another member than the connection's key.
     uint64_t hellos_for_unknown_jobs = 0;
     aggregation::Counters ended;  // Of jobs that are gone.
   };
@@ -142,6 +144,10 @@ class DataPlane final : public Poller, private transport::EventSink {
                     const std::string& text);
   void OnFirstFrame(ConnectionId id, Connection& connection, std::span<const std::byte> bytes,
                     const wire::Frame& frame);
+  // Why this Hello is not of the member that the connection's key is for; "" if it is, or if the
+  // transport has its peers prove nothing.
+  std::string ImpostureOf(ConnectionId id, const wire::Header& header,
+                          const wire::Hello& hello) const;
   void RefuseConnection(ConnectionId id, Connection& connection, JobId job, Epoch epoch,
                         wire::WelcomeStatus status, std::string text);
   void CloseConnection(ConnectionId id, const std::string& reason);
@@ -161,6 +167,7 @@ class DataPlane final : public Poller, private transport::EventSink {
   void Do(JobRecord& job, const aggregation::SendResult& effect);
   void Do(JobRecord& job, const aggregation::CloseConnection& effect);
   SlotPool NewPool() const { return {transport_, machine_.memory, options_.slots}; }
+  SlotPool& SlotPoolOf(JobRecord& job, const MemberIdentity& member);
   SlotMemory MemoryOf(const JobRecord& job, aggregation::AllocationId id) const;
   int SumSome();
   void SumOne(JobRecord& job);

@@ -58,10 +58,17 @@ void DataPlane::Do(JobRecord&, const aggregation::ReturnCredit& effect) {
   MarkUnflushed(effect.connection, found->second);
 }
 
+SlotPool& DataPlane::SlotPoolOf(JobRecord& job, const MemberIdentity& member) {
+  const transport::PeerIdentity writer = {.job = job.core.config().job,
+                                          .epoch = job.core.view().epoch,
+                                          .node = member.node,
+                                          .incarnation = member.incarnation};
+  return job.slot_pools.try_emplace(member, transport_, machine_.memory, options_.slots, writer)
+      .first->second;
+}
+
 void DataPlane::Do(JobRecord& job, const aggregation::AllocateMemory& effect) {
-  SlotPool& pool = effect.member
-                       ? job.slot_pools.try_emplace(*effect.member, NewPool()).first->second
-                       : job.result_pool;
+  SlotPool& pool = effect.member ? SlotPoolOf(job, *effect.member) : job.result_pool;
   absl::StatusOr<SlotMemory> memory = pool.Allocate(effect.bytes);
   if (!memory.ok()) {
     Log(LogLevel::kError, "no memory for ", effect.bytes, " bytes of job '", job.core.config().name,

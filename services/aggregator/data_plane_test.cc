@@ -15,6 +15,7 @@
 #include "libs/base/fingerprint.h"
 #include "libs/runtime/clock.h"
 #include "libs/transport/libfabric/fabric_transport.h"
+#include "libs/transport/tcp/tcp_transport.h"
 #include "libs/view/placement.h"
 
 // The data plane over a real transport, spoken to by agents that are made by hand.
@@ -53,8 +54,9 @@ View MakeView(uint64_t job, uint32_t members, uint64_t epoch = 1) {
 class HandAgent : public transport::EventSink {
  public:
   HandAgent(const Clock* clock, View view, uint32_t node)
+      : HandAgent(transport::NewFabricTransport({}, clock, nullptr), std::move(view), node) {}
+  HandAgent(absl::StatusOr<std::unique_ptr<transport::Transport>> made, View view, uint32_t node)
       : view_(std::move(view)), node_(node), arena_(2 * kMiB), results_(4 * kMiB) {
-    auto made = transport::NewFabricTransport({}, clock, nullptr);
     REQUIRE(made.ok());
     transport = *std::move(made);
     arena_region_ = *transport->Register(arena_);
@@ -394,6 +396,41 @@ TEST_CASE("DataPlane: what is no frame ends the connection, another version is t
     CHECK(pool.data_plane->jobs()[0]->sessions().empty());
   }
   CHECK(pool.data_plane->totals().unreadable_frames == 1);
+}
+
+TEST_CASE("DataPlane: a Hello of another member than the connection's key ends it",
+          "[aggregator]") {
+  MonotonicClock clock;
+  const transport::TcpOptions keyed = {.security = transport::DataSecurity::kKeyed};
+  auto made = transport::NewTcpTransport(keyed, &clock, nullptr);
+  REQUIRE(made.ok());
+  const std::string address = *(*made)->Listen({});
+  DataPlane plane({.name = "agg", .incarnation = kSelf}, made->get(), &clock);
+  const View view = MakeView(1, 2);
+  plane.OnJobView("job", view);
+  const transport::PeerIdentity own = {
+      .job = view.job, .epoch = view.epoch, .node = NodeRank{0}, .incarnation = Incarnation{100}};
+  const auto says_hello = [&](const transport::PeerIdentity& key_of, uint32_t node) {
+    HandAgent agent(transport::NewTcpTransport(keyed, &clock, nullptr), view, node);
+    agent.Connect(transport::AddressForMember(address, key_of));
+    agent.SayHello();
+    const int64_t end_ns = clock.NowNs() + 60'000'000'000;
+    while (agent.connected && agent.frames.empty() && clock.NowNs() < end_ns) {
+      plane.Poll();
+      agent.transport->Poll(agent, 64);
+    }
+    return agent.connected && !agent.frames.empty();
+  };
+  CHECK(says_hello(own, 0));
+  CHECK(plane.totals().impostors == 0);
+  CHECK_FALSE(says_hello(own, 1));
+  transport::PeerIdentity other = own;
+  other.epoch = Epoch{2};
+  CHECK_FALSE(says_hello(other, 0));
+  other = own;
+  other.job = JobId{2};
+  CHECK_FALSE(says_hello(other, 0));
+  CHECK(plane.totals().impostors == 3);
 }
 
 TEST_CASE("DataPlane: a connection that says nothing is closed in time", "[aggregator]") {

@@ -72,7 +72,10 @@ absl::StatusOr<SlotMemory> SlotPool::Allocate(uint64_t bytes) {
     TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Mapping> mapping,
                             source_->Map(RoundUp(shares ? chunk_bytes : needed_bytes, kPageBytes)));
     auto chunk = std::make_shared<SlotMemory::Chunk>(std::move(mapping));
-    TALWEG_ASSIGN_OR_RETURN(chunk->region, transport_->Register(chunk->mapping->bytes()));
+    const std::span<std::byte> bytes_of_chunk = chunk->mapping->bytes();
+    TALWEG_ASSIGN_OR_RETURN(chunk->region, writer_
+                                               ? transport_->RegisterFor(bytes_of_chunk, *writer_)
+                                               : transport_->Register(bytes_of_chunk));
     used_bytes_ += needed_bytes;
     if (!shares) return SlotMemory(std::move(chunk), 0, bytes);
     chunk_ = std::move(chunk);

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -83,8 +84,10 @@ struct SlotLimits {
 // the memory.
 class SlotPool {
  public:
-  SlotPool(transport::Transport* transport, MemorySource* source, SlotLimits limits = {})
-      : transport_(transport), source_(source), limits_(limits) {}
+  // `writer`: whose writes the memory takes. nullopt: nobody is meant to write there but we.
+  SlotPool(transport::Transport* transport, MemorySource* source, SlotLimits limits = {},
+           std::optional<transport::PeerIdentity> writer = std::nullopt)
+      : transport_(transport), source_(source), limits_(limits), writer_(writer) {}
 
   // `bytes` of at least 1, on a cache line. RESOURCE_EXHAUSTED: no memory, or no more of it may be
   // locked.
@@ -94,6 +97,7 @@ class SlotPool {
   transport::Transport* const transport_;
   MemorySource* const source_;
   const SlotLimits limits_;
+  const std::optional<transport::PeerIdentity> writer_;
   std::shared_ptr<SlotMemory::Chunk> chunk_;  // That allocations are cut from at present.
   size_t chunk_used_ = 0;
   uint64_t used_bytes_ = 0;

@@ -101,6 +101,7 @@ void FillStatus(const DataPlane& data_plane, const aggregator::v1::GetStatusRequ
   auto& named = *response->mutable_counters();
   for (const auto& [name, value] : aggregation::NamedCounters(counters)) named[name] = value;
   named["connections"] = totals.connections;
+  named["impostors"] = totals.impostors;
   named["hellos_for_unknown_jobs"] = totals.hellos_for_unknown_jobs;
 }
 

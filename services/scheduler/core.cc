@@ -7,11 +7,13 @@
 #include <utility>
 #include <variant>
 
+#include "libs/base/shown_address.h"
 #include "libs/rpc/conversion.h"
 #include "libs/rpc/secret.h"
 #include "libs/runtime/clock.h"
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
+#include "libs/transport/tcp/data_key.h"
 #include "services/scheduler/admin.h"
 
 namespace talweg::scheduler {
@@ -51,6 +53,24 @@ template <typename Request>
 membership::PoolCaller PoolCallerOf(const Request& request) {
   return {.incarnation = Incarnation{request.incarnation()},
           .secret = rpc::HashOf(request.session_secret())};
+}
+
+// The view as that member may have it: with its own keys of data connections.
+View ForMember(View view, const MemberIdentity& member) {
+  const transport::PeerIdentity identity = {
+      .job = view.job, .epoch = view.epoch, .node = member.node, .incarnation = member.incarnation};
+  for (ViewAggregator& aggregator : view.aggregators) {
+    aggregator.data_address = transport::AddressForMember(aggregator.data_address, identity);
+  }
+  return view;
+}
+
+// As an aggregator may have it: it connects to nobody.
+View ForAggregator(View view) {
+  for (ViewAggregator& aggregator : view.aggregators) {
+    aggregator.data_address = ShownAddress(aggregator.data_address);
+  }
+  return view;
 }
 
 }  // namespace
@@ -124,7 +144,7 @@ void Core::Tell(const membership::TellMember& tell) {
     *response.mutable_attached()->mutable_lease_duration() = Lease();
     response.mutable_attached()->set_quiesce_id(attached->quiesce.value());
   } else if (const auto* view = std::get_if<View>(&tell.message)) {
-    *response.mutable_view() = ToProto(*view);
+    *response.mutable_view() = ToProto(ForMember(*view, stream->second.member));
   } else if (const auto* quiesce = std::get_if<membership::Quiesce>(&tell.message)) {
     response.mutable_quiesce()->set_quiesce_id(quiesce->id.value());
     response.mutable_quiesce()->set_step(quiesce->step);
@@ -140,7 +160,7 @@ void Core::Tell(const membership::TellMember& tell) {
     *response.mutable_member_left()->mutable_id() = ToProto(left.id);
     response.mutable_member_left()->set_text(left.text);
   }
-  stream->second->Send(std::move(response));
+  stream->second.stream->Send(std::move(response));
 }
 
 void Core::Tell(const membership::TellAggregator& tell) {
@@ -152,7 +172,7 @@ void Core::Tell(const membership::TellAggregator& tell) {
     *response.mutable_attached()->mutable_lease_duration() = Lease();
   } else if (const auto* job = std::get_if<membership::JobView>(&tell.message)) {
     response.mutable_job_view()->set_job_name(job->job_name);
-    *response.mutable_job_view()->mutable_view() = ToProto(job->view);
+    *response.mutable_job_view()->mutable_view() = ToProto(ForAggregator(job->view));
   } else {
     const auto& closed = std::get<membership::JobClosed>(tell.message);
     response.mutable_job_closed()->set_job_id(closed.job.value());
@@ -163,14 +183,15 @@ void Core::Tell(const membership::TellAggregator& tell) {
 
 void Core::Close(const membership::CloseStream& close) {
   const absl::Status status(CodeOf(close.why.code), close.why.text);
-  if (const auto member = member_streams_.extract(close.stream)) member.mapped()->End(status);
+  if (const auto member = member_streams_.extract(close.stream))
+    member.mapped().stream->End(status);
   if (const auto aggregator = aggregator_streams_.extract(close.stream)) {
     aggregator.mapped()->End(status);
   }
 }
 
 void Core::EndStreams(const absl::Status& status) {
-  for (const auto& [id, stream] : member_streams_) stream->End(status);
+  for (const auto& [id, watch] : member_streams_) watch.stream->End(status);
   for (const auto& [id, stream] : aggregator_streams_) stream->End(status);
   member_streams_.clear();
   aggregator_streams_.clear();
@@ -213,6 +234,14 @@ absl::Status Core::CheckSecrets(const Request& request, const std::string& who) 
                                        std::to_string(rpc::kSecretBytes) + " at random"});
 }
 
+absl::Status Core::CheckDataSecurity(const std::string& shown, const std::string& who) {
+  if (data_security_ == "any" || shown.empty() || shown == data_security_) return absl::OkStatus();
+  return ToStatus(
+      {Code::kRefused, who + " runs with data_security=" + shown +
+                           ", and this scheduler lets in data_security=" + data_security_ +
+                           " alone; give all daemons the same --data_security"});
+}
+
 google::protobuf::Duration Core::Lease() const { return rpc::DurationFromNs(config_.lease_ns); }
 
 // Members -----------------------------------------------------------------------------------------
@@ -221,6 +250,7 @@ absl::Status Core::Join(const v1::JoinRequest& request, v1::JoinResponse* respon
   const std::string who = "the agent of node " + std::to_string(request.id().node_rank());
   TALWEG_RETURN_IF_ERROR(CheckVersion(request.version(), who));
   TALWEG_RETURN_IF_ERROR(CheckSecrets(request, who));
+  TALWEG_RETURN_IF_ERROR(CheckDataSecurity(request.data_security(), who));
   const absl::StatusOr<membership::JobSpec> spec = FromProto(request.spec());
   if (!spec.ok()) return ToStatus({Code::kInvalid, std::string(spec.status().message())});
   const membership::JoinRequest join{.job_name = request.job_name(),
@@ -306,7 +336,7 @@ void Core::WatchViews(membership::StreamId id, const std::shared_ptr<MemberStrea
   absl::Status status = CheckVersion(
       request.version(), "the agent of node " + std::to_string(request.id().node_rank()));
   if (!status.ok()) return stream->End(status);
-  member_streams_[id] = stream;
+  member_streams_[id] = {.stream = stream, .member = FromProto(request.id())};
   Answer answer;
   status = Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnMemberAttached(id, CallerOf(request), now_ns, out);
@@ -324,6 +354,8 @@ absl::Status Core::RegisterAggregator(const v1::RegisterAggregatorRequest& reque
   const std::string who = "aggregator " + request.aggregator().name();
   TALWEG_RETURN_IF_ERROR(CheckVersion(request.version(), who));
   TALWEG_RETURN_IF_ERROR(CheckSecrets(request, who));
+  TALWEG_RETURN_IF_ERROR(
+      CheckDataSecurity(transport::SecurityOf(request.aggregator().data_address()), who));
   Answer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnRegister(FromProto(request.aggregator()), rpc::HashOf(request.session_secret()),

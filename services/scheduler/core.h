@@ -47,6 +47,9 @@ class Core {
   void SetAddress(const std::string& address) { address_ = address; }
   // From then on whoever joins or registers has to show it. Empty: nothing has to be shown.
   void SetJobSecret(const std::string& secret);
+  // From then on whoever joins or registers carries data so: "none", "keyed", "tls". "any": nobody
+  // is asked.
+  void SetDataSecurity(const std::string& data_security) { data_security_ = data_security; }
 
   absl::Status Join(const v1::JoinRequest& request, v1::JoinResponse* response);
   absl::Status RenewLease(const v1::RenewLeaseRequest& request, v1::RenewLeaseResponse* response);
@@ -91,6 +94,8 @@ class Core {
   // Why `who`, as it stands in texts, cannot come in with the secrets that it shows, or OK.
   template <typename Request>
   absl::Status CheckSecrets(const Request& request, const std::string& who);
+  // `shown`: what `who` carries data with. "": nothing.
+  absl::Status CheckDataSecurity(const std::string& shown, const std::string& who);
   absl::Status CheckVersion(const v1::ProtocolVersion& theirs, const std::string& who);
   google::protobuf::Duration Lease() const;
 
@@ -101,8 +106,13 @@ class Core {
   const std::function<void(const absl::Status&)> on_failure_;
   std::optional<membership::Membership> membership_;
   std::optional<membership::SecretHash> job_secret_;
+  std::string data_security_ = "any";
   absl::Status failed_;  // The store's failure; nothing happens afterwards.
-  std::map<membership::StreamId, std::shared_ptr<MemberStream>> member_streams_;
+  struct MemberWatch {
+    std::shared_ptr<MemberStream> stream;
+    MemberIdentity member;
+  };
+  std::map<membership::StreamId, MemberWatch> member_streams_;
   std::map<membership::StreamId, std::shared_ptr<AggregatorStream>> aggregator_streams_;
 
   // For people.

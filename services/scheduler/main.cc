@@ -56,6 +56,7 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   options.server.keepalive_ns = options.membership.lease_ns / 2;
   options.drain_timeout_ns = static_cast<int64_t>(config.drain_timeout_ms) * kNsPerMs;
 
+  options.data_security = config.data_security;
   TALWEG_ASSIGN_OR_RETURN(options.job_secret,
                           config::LoadSecret(config, config::ProcessEnvironment()));
 

@@ -29,6 +29,7 @@ class Scheduler::Impl : private Poller {
     TALWEG_ASSIGN_OR_RETURN(server_, rpc::Server::Start(options_.server, front_->services()));
     core_.SetAddress(server_->address());
     core_.SetJobSecret(options_.job_secret);
+    core_.SetDataSecurity(options_.data_security);
     loop_->AddPoller(this);
     tick_ = loop_->AddPeriodicTimer(options_.membership.TickNs(), [this] { core_.OnTick(); });
     return absl::OkStatus();

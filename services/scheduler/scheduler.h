@@ -22,7 +22,8 @@ struct SchedulerOptions {
   rpc::ServerOptions server;
   membership::Config membership;
   rpc::Version version;
-  std::string job_secret;  // Whoever joins or registers shows it; empty: anybody may.
+  std::string job_secret;             // Whoever joins or registers shows it; empty: anybody may.
+  std::string data_security = "any";  // Core::SetDataSecurity.
   // What Shutdown gives calls in progress.
   int64_t drain_timeout_ns = 5'000'000'000;
 };

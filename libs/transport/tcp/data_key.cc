@@ -148,4 +148,11 @@ std::string AddressForMember(const std::string& data_address, const PeerIdentity
   return result;
 }
 
+std::string SecurityOf(const std::string& data_address) {
+  const std::string network = SelectAddress(data_address, /*same_host=*/false);
+  if (network.empty()) return "";
+  const absl::StatusOr<TcpAddress> parsed = ParseTcpAddress(network);
+  return DataSecurityName(parsed.ok() ? parsed->security : DataSecurity::kNone);
+}
+
 }  // namespace talweg::transport

@@ -51,6 +51,10 @@ absl::StatusOr<TcpAddress> ParseTcpAddress(const std::string& address);
 // in place of each listener key. Other transports' addresses stay as they are.
 std::string AddressForMember(const std::string& data_address, const PeerIdentity& identity);
 
+// "none", "keyed" or "tls": how whoever listens there carries data over a network. "" for an
+// address without one.
+std::string SecurityOf(const std::string& data_address);
+
 }  // namespace talweg::transport
 
 #endif  // TALWEG_LIBS_TRANSPORT_TCP_DATA_KEY_H_

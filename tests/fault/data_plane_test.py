@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who attacks the data plane of a running job: off the path, on the path, and with a member's key."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import socket
+import subprocess
+import threading
+import time
+import unittest
+from collections.abc import Callable
+
+from cluster import DEADLINE_S, RUNFILES, Cluster, Daemon, Job
+
+_SECURE = ("keyed", "tls")
+_Change = Callable[[bytes], bytes]
+
+
+def _place(daemon: Daemon) -> tuple[str, int]:
+    """Where an aggregator says that it listens for agents."""
+    found = re.match(r"(?:fi:)?tcp://([\d.]+):(\d+)", daemon.addresses["data"])
+    assert found is not None, daemon.addresses
+    return found[1], int(found[2])
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    """Reads what comes until the end, which it waits for."""
+    connection.settimeout(DEADLINE_S)
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+class OnThePath:
+    """Everything between the agents of a job and its aggregator goes through here.
+
+    The aggregator listens on 127.0.0.1 and tells agents 127.0.0.2, with the same port, where this
+    listens. `touch` makes the next long piece of bytes to the aggregator, or to the agent, another.
+    """
+
+    def __init__(self) -> None:
+        self._listener: socket.socket | None = None
+        self._target = ("", 0)
+        self._change: dict[bool, _Change | None] = {True: None, False: None}
+        self._lock = threading.Lock()
+        self._stops = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.connections = 0
+        self.first_bytes: list[bytes] = []
+
+    def open(self, port: int) -> None:
+        self._target = ("127.0.0.1", port)
+        self._listener = socket.create_server(("127.0.0.2", port))
+        self._start(self._accept)
+
+    def close(self) -> None:
+        self._stops.set()
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+        if self._listener is not None:
+            self._listener.close()
+
+    def touch(self, change: _Change, to_aggregator: bool = True) -> None:
+        with self._lock:
+            self._change[to_aggregator] = change
+
+    def touched(self) -> bool:
+        with self._lock:
+            return not any(self._change.values())
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        self._listener.settimeout(0.2)
+        while not self._stops.is_set():
+            try:
+                agent, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            self.connections += 1
+            self._start(self._pass_on, agent, socket.create_connection(self._target))
+
+    def _pass_on(self, agent: socket.socket, aggregator: socket.socket) -> None:
+        said = b""
+        with agent, aggregator:
+            while not self._stops.is_set():
+                ready, _, _ = select.select([agent, aggregator], [], [], 0.2)
+                for source in ready:
+                    to_aggregator = source is agent
+                    try:
+                        data = source.recv(65536)
+                        if not data:
+                            return
+                        if to_aggregator and len(said) < 4096:
+                            if not said:
+                                self.first_bytes.append(b"")
+                            said += data
+                            self.first_bytes[-1] = said
+                        if len(data) > 2000:
+                            data = self._changed(data, to_aggregator)
+                        (aggregator if to_aggregator else agent).sendall(data)
+                    except OSError:
+                        return
+
+    def _changed(self, data: bytes, to_aggregator: bool) -> bytes:
+        with self._lock:
+            change = self._change[to_aggregator]
+            self._change[to_aggregator] = None
+        return change(data) if change else data
+
+
+def _flip(data: bytes) -> bytes:
+    return data[:1000] + bytes([data[1000] ^ 1]) + data[1001:]
+
+
+class DataPlaneTest(unittest.TestCase):
+    def _job(self, cluster: Cluster, security: str) -> Job:
+        option = f"--data_security={security}"
+        return Job(
+            cluster,
+            scheduler_options=[option],
+            aggregator_options=[option, "--local_transport=false"],
+            agent_options=[option, "--local_transport=false"],
+        )
+
+    def _check_unharmed(self, job: Job) -> None:
+        for daemon in (*job.aggregators, *job.agents):
+            self.assertIsNone(daemon.process.poll())
+        for rank in job.all_ranks():
+            rank.goes_on()  # And says so only where its sums are right.
+
+    def _wait_for_last_words(self, cluster: Cluster, daemon: Daemon, text: str) -> None:
+        """Returns when the daemon has logged the text, whether it goes on or ends with it."""
+        end = time.monotonic() + DEADLINE_S
+        while text not in cluster.log(daemon):
+            self.assertLess(time.monotonic(), end, cluster.log(daemon)[-2000:])
+            time.sleep(0.01)
+
+    def test_bytes_of_strangers_at_the_data_port(self) -> None:
+        """Off the path: junk, what other protocols say, what a Hello looks like, silence."""
+        for security in _SECURE:
+            with self.subTest(security), Cluster() as cluster:
+                job = self._job(cluster, security)
+                place = _place(job.aggregators[0])
+                setting = {"keyed": 2, "tls": 3}[security]
+                hello = b"TLWK" + bytes([1, setting, 0, 0]) + bytes(96)
+                junk = [
+                    b"",
+                    os.urandom(64),
+                    os.urandom(200_000),
+                    hello[:50],
+                    hello,
+                    hello + os.urandom(4096),
+                    b"\x16\x03\x01\x02\x00\x01" + os.urandom(507),
+                    b"\x01\x00\x00\x01" + bytes(44) + b"\x01" + bytes(63),
+                    b"GET / HTTP/1.1\r\n\r\n",
+                ]
+                held = [socket.create_connection(place, DEADLINE_S) for _ in range(100)]
+                for said in junk * 5:
+                    with socket.create_connection(place, DEADLINE_S) as connection:
+                        try:
+                            connection.sendall(said)
+                            connection.shutdown(socket.SHUT_WR)
+                        except OSError:
+                            pass  # It is closed already, as it should be.
+                        self.assertTrue(_is_closed(connection))
+                self._check_unharmed(job)
+                for connection in held:
+                    connection.close()
+                log = cluster.log(job.aggregators[0])
+                for daemon in (job.scheduler, *job.aggregators, *job.agents):
+                    self.assertNotRegex(cluster.log(daemon), r"[0-9a-f]{64}")
+                self.assertEqual(len(re.findall("connection .* node", log)), 2, log)
+
+    def test_somebody_on_the_path(self) -> None:
+        """On the path: what he changes, leaves out, repeats or puts in breaks that connection alone."""
+        attacks: dict[str, _Change] = {
+            "flips a bit": _flip,
+            "leaves bytes out": lambda data: data[:500] + data[600:],
+            "repeats": lambda data: data + data,
+            "puts bytes in": lambda data: data + bytes(64),
+        }
+        for security in _SECURE:
+            with Cluster() as cluster:
+                path = OnThePath()
+                self.addCleanup(path.close)
+                option = f"--data_security={security}"
+                scheduler = cluster.scheduler(["--in_memory", option])
+                address = scheduler.addresses["listen"]
+                aggregator = cluster.aggregator(
+                    address, "a0", [option, "--local_transport=false", "--advertise=127.0.0.2"]
+                )
+                path.open(_place(aggregator)[1])
+                ranks = []
+                for node in range(2):
+                    agent = cluster.agent(
+                        node,
+                        [
+                            f"--scheduler={address}",
+                            f"--node_rank={node}",
+                            "--min_members=2",
+                            "--max_members=2",
+                            option,
+                            "--local_transport=false",
+                        ],
+                    )
+                    ranks.append(cluster.rank(agent, "steady.py"))
+                for rank in ranks:
+                    rank.goes_on()
+                for name, attack in attacks.items():
+                    for to_aggregator in (True, False):
+                        with self.subTest(security=security, attack=name, up=to_aggregator):
+                            before = path.connections
+                            path.touch(attack, to_aggregator)
+                            for rank in ranks:
+                                rank.goes_on()
+                            self.assertTrue(path.touched())
+                            # The connection that was touched is over, and another took its place.
+                            self.assertGreater(path.connections, before)
+                self.assertIn("on their way", cluster.log(aggregator))
+                # What a member said when it connected lets nobody in.
+                place = ("127.0.0.1", _place(aggregator)[1])
+                for said in path.first_bytes:
+                    with socket.create_connection(place, DEADLINE_S) as connection:
+                        try:
+                            connection.sendall(said)
+                        except OSError:
+                            pass
+                        self.assertTrue(_is_closed(connection))
+                for rank in ranks:
+                    rank.goes_on()
+
+    def test_a_members_key_is_no_other_members(self) -> None:
+        """A member of the job has its own key, and says in its Hello that it is another."""
+        for security in ("none", *_SECURE):
+            with self.subTest(security), Cluster() as cluster:
+                option = f"--data_security={security}"
+                network = [option, "--data_transport=tcp", "--local_transport=false"]
+                job = Job(cluster, aggregator_options=network, agent_options=network)
+                done = subprocess.run(
+                    [
+                        str(RUNFILES / "tests/fault/impostor"),
+                        job.scheduler.addresses["listen"],
+                        security,
+                    ],
+                    capture_output=True,
+                    text=True,
+                    timeout=DEADLINE_S,
+                    check=False,
+                )
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertIn("its own name: answered", done.stdout)
+                self.assertIn("another member's name: closed", done.stdout)
+                self.assertIn("another member's address: closed", done.stdout)
+                cluster.wait_for_log(job.aggregators[0], "and its key is of node")
+                self._check_unharmed(job)
+
+    def test_other_settings_are_told_both(self) -> None:
+        with Cluster() as cluster:
+            address = cluster.scheduler(["--in_memory"]).addresses["listen"]
+            cluster.aggregator(address, "a0", ["--data_security=tls"])
+            ranks = []
+            for node in range(2):
+                options = [f"--node_rank={node}", "--min_members=2", "--max_members=2"]
+                options += [f"--scheduler={address}", "--data_security=keyed"]
+                agent = cluster.agent(node, options)
+                # The second agent may have ended before a rank of it comes.
+                ranks += [cluster.rank(agent, "steady.py")] if node == 0 else []
+            line = ranks[0].wait_for("give all daemons the same")
+            self.assertIn("data_security=keyed", line)
+            self.assertIn("data_security=tls", line)
+
+    def test_a_scheduler_may_ask_for_a_setting(self) -> None:
+        with Cluster() as cluster:
+            scheduler = cluster.scheduler(["--in_memory", "--data_security=tls"])
+            address = scheduler.addresses["listen"]
+            agent = cluster.agent(0, [f"--scheduler={address}", "--data_security=keyed"])
+            text = "runs with data_security=keyed, and this scheduler lets in data_security=tls"
+            self._wait_for_last_words(cluster, agent, text)
+            aggregator = cluster.start("aggregator", "a0", [f"--scheduler={address}", "--name=a0"])
+            self.assertNotEqual(aggregator.process.wait(DEADLINE_S), 0)
+            self._wait_for_last_words(cluster, aggregator, "runs with data_security=none")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -136,21 +136,21 @@ def combine(
         )
         for index, (tensor, _) in zip(dense, pushed)
     ]
-    before: list[tf.Tensor] = []
+    first: list[tf.Tensor] = []
     if choices.sites is not None and choices.process_set is None and size > 1:
         gathered = [each for slices in sliced.values() for each in slices.tensors]
         mark = choices.sites.add(base, rounds, gathered)
-        if sliced and tf.executing_eagerly():  # Gathering waits.
-            _reduce([mark])
+        if sliced:  # Gathering may wait for those that wait for this.
+            first = _reduce([mark])
         else:
             rounds = [mark, *rounds]
-    for index, slices in sliced.items():
-        results[index] = slices.gather()
+    with tf.control_dependencies(first):
+        for index, slices in sliced.items():
+            results[index] = slices.gather()
     combined = _reduce(rounds)
     if len(combined) > len(dense):
-        before = [combined.pop(0)]
-    with tf.control_dependencies(before):  # Else a graph might leave it out.
-        combined = [tf.identity(each) for each in combined] if before else combined
+        with tf.control_dependencies([combined[0]]):  # Else a graph might leave it out.
+            combined = [tf.identity(each) for each in combined[1:]]
     for index, result, (_, context) in zip(dense, combined, pushed):
         results[index] = choices.compression.decompress(result, context)
     return results

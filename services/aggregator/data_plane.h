@@ -25,7 +25,7 @@
 namespace talweg {
 
 struct DataPlaneOptions {
-  std::string name;  // Of the aggregator, for texts.
+  std::string name;  // The aggregator's, for texts.
   Incarnation incarnation;
   uint64_t credit_bytes = 8 * kMiB;
   uint64_t memory_bytes_max = kGiB;
@@ -66,7 +66,7 @@ class DataPlane final : public Poller, private transport::EventSink {
     uint64_t connections = 0;        // Accepted so far.
     uint64_t impostors = 0;          // Hellos of another member than the connection's key.
     uint64_t hellos_for_unknown_jobs = 0;
-    aggregation::Counters ended;  // Of jobs that are gone.
+    aggregation::Counters ended;  // What jobs that are gone have counted.
   };
 
   DataPlane(DataPlaneOptions options, transport::Transport* transport, const Clock* clock,
@@ -85,11 +85,11 @@ class DataPlane final : public Poller, private transport::EventSink {
   void Tick();
 
   std::vector<const aggregation::Job*> jobs() const;  // By id; those that are closing included.
-  // Of former incarnations, until all their connections are closed.
+  // Jobs of former incarnations, until all their connections are closed.
   std::vector<const aggregation::Job*> leaving_jobs() const;
   // That a connection has said Hello to; null before.
   const aggregation::Job* JobOf(ConnectionId connection) const;
-  // Of slots and results that a job has asked for and not released. 0: there is no such job.
+  // What slots and results take that a job has asked for and not released. 0: no such job.
   uint64_t HeldBytes(JobId job) const;
   ConnectionTraffic TrafficOf(ConnectionId connection) const;
   Totals totals() const { return totals_; }

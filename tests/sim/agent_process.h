@@ -119,7 +119,7 @@ class AgentProcess : public Process {
     std::array<std::shared_ptr<Cells>, 2> results;
     std::array<uint64_t, 2> region_keys{};
     Arriving arriving;
-    // Of the last completed round.
+    // The last completed round's.
     pipeline::CompleteRound completed;
   };
 
@@ -226,7 +226,7 @@ class AgentProcess : public Process {
   std::vector<const RoundPlan*> plans_;  // As the profile's tensors.
 
   JobId job_;
-  Ledger* ledger_ = nullptr;       // Of the job that was joined.
+  Ledger* ledger_ = nullptr;       // The joined job's.
   std::optional<View> told_view_;  // The first one: ranks have their numbers from it.
   bool left_ = false;
   bool out_ = false;

@@ -57,7 +57,7 @@ class AggregatorProcess : private TransportWatcher {
   bool draining() const { return life_.state() != AggregatorLife::State::kServing; }
   bool refused() const { return !life_.result().ok(); }
   const aggregation::MemoryBudget& budget() const { return data_plane_.budget(); }
-  // Of cores whose job is over.
+  // What cores have counted whose job is over.
   aggregation::Counters past_counters() const { return data_plane_.totals().ended; }
 
  private:

@@ -11,6 +11,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from talweg import _native, _native_arguments, errors
 from talweg._declaration import Declaration, DType, Op
@@ -186,6 +187,18 @@ class LocalConnection(_native.Connection):
     ) -> bool:
         self.wait(tensor, round_, places[0], None)
         return True
+
+    def exchange(self, tensor: int, call: Any, round_at: Any, alike_at: Any, round_: Any) -> bool:
+        self.check_health()
+        given = call._obj
+        ctypes.memmove(given.out, (given.data or 0) + given.offset, given.bytes)
+        alike_at._obj.value = 1
+        return True
+
+    def finish_exchange(self, tensor: int, call: Any, alike_at: Any) -> None:
+        given = call._obj
+        ctypes.memmove(given.out, given.all + given.word_bytes + given.offset, given.bytes)
+        alike_at._obj.value = 1
 
     def completion_fd(self) -> int:
         raise errors.Unsupported("a job of one rank has no descriptor: its rounds are over at once")

@@ -98,5 +98,18 @@ TEST_CASE("Log: levels by name", "[telemetry]") {
   CHECK_FALSE(LogEnabled(LogLevel::kOff));
 }
 
+TEST_CASE("Log: lines go to a sink while there is one", "[telemetry]") {
+  StartLog("talweg", 1, LogLevel::kInfo);
+  std::vector<std::string> lines;
+  SetLogSink([&lines](LogLevel, const std::string& text) { lines.push_back(text); });
+  Log(LogLevel::kWarning, "to the ", "sink");
+  SetLogSink(nullptr);
+  CHECK(lines == std::vector<std::string>{"to the sink"});
+  CapturedStderr captured;
+  Log(LogLevel::kWarning, "to stderr");
+  CHECK(captured.Text().find("to stderr") != std::string::npos);
+  CHECK(lines.size() == 1);
+}
+
 }  // namespace
 }  // namespace talweg

@@ -22,7 +22,7 @@ using State = AggregatorLife::State;
 // What was asked of the links, and how to answer.
 struct Scheduler {
   std::vector<Incarnation> registered;
-  SchedulerLink::OnEvent on_event;  // Of the newest link.
+  SchedulerLink::OnEvent on_event;  // The newest link's.
   std::function<void(absl::StatusOr<uint32_t>)> drained;
   std::function<void(absl::Status)> left;
   int64_t drain_timeout_ns = 0;

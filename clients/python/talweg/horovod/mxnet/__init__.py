@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from talweg.horovod.common import surface
 from talweg.horovod.common.process_sets import (
     ProcessSet,
     add_process_set,
     remove_process_set,
 )
+from talweg.horovod.common.surface import *  # noqa: F403
 from talweg.horovod.mxnet import mpi_ops
 from talweg.horovod.mxnet._training import DistributedOptimizer, DistributedTrainer
 from talweg.horovod.mxnet.compression import Compression
@@ -30,3 +32,4 @@ __all__ = [
     "remove_process_set",
 ]
 __all__ += mpi_ops.__all__
+__all__ += surface.__all__

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from talweg.horovod.common import surface
 from talweg.horovod.common.exceptions import HorovodInternalError
 from talweg.horovod.common.process_sets import (
     ProcessSet,
     add_process_set,
     remove_process_set,
 )
+from talweg.horovod.common.surface import *  # noqa: F403
 from talweg.horovod.torch import elastic, mpi_ops
 from talweg.horovod.torch.compression import Compression
 from talweg.horovod.torch.functions import (
@@ -36,3 +38,4 @@ __all__ = [
     "remove_process_set",
 ]
 __all__ += mpi_ops.__all__
+__all__ += surface.__all__

@@ -28,14 +28,14 @@ class RegistrationLink final : public SchedulerLink {
   void Drain(std::string text, int64_t timeout_ns,
              std::function<void(absl::StatusOr<uint32_t>)> done) override {
     calls_->Post([this, text = std::move(text), timeout_ns, done = std::move(done)] {
-      Answer(std::move(done), registration_.Drain(text, timeout_ns));
+      Answer(done, registration_.Drain(text, timeout_ns));
     });
   }
 
   void Deregister(std::string text, int64_t timeout_ns,
                   std::function<void(absl::Status)> done) override {
     calls_->Post([this, text = std::move(text), timeout_ns, done = std::move(done)] {
-      Answer(std::move(done), registration_.Deregister(text, timeout_ns));
+      Answer(done, registration_.Deregister(text, timeout_ns));
     });
   }
 

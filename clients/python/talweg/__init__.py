@@ -295,9 +295,9 @@ def declare(
     """
     wire_dtype = dtype if isinstance(dtype, DType) else numpy_dtype(dtype)
     declaration = Declaration(wire_dtype, count, op_of(op), root_rank)
-    client = _client.current()
-    if not client.is_free(name):
-        client.declare(name, declaration, priority)
+    tensors = _client.current().tensors
+    if not tensors.is_free(name):
+        tensors.declare(name, declaration, priority)
 
 
 def _start(
@@ -514,7 +514,7 @@ def grouped_push_pull_async(
     if name is not None and options.get("process_set") is None:
         # In one go: one by one, the first round of many takes seconds.
         declared_op = chosen_op(op, options.get("average", True))
-        _client.current().settle(
+        _client.current().tensors.settle(
             (
                 f"{name}.{index}",
                 Declaration(numpy_dtype(array.dtype), array.size, declared_op, 0),

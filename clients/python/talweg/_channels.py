@@ -63,6 +63,10 @@ class Channel:
         self._over = Job(self, [])
         self._over.done = True
 
+    def __len__(self) -> int:
+        """How many tensors it has declared."""
+        return len(self._tensors)
+
     def declare(
         self, name: str, dtype: DType, op: Op, shares: tuple[int, int], root: int, count: int
     ) -> int:

@@ -231,24 +231,24 @@ class Gpus:
         self._told: set[tuple[int, str]] = set()
 
     def declare(self, name: str, declaration: Declaration, place: Place, priority: int) -> None:
-        """As Client.declare(), of a tensor on the GPU of `place`."""
+        """As Tensors.declare(), of a tensor on the GPU of `place`."""
         with self._lock, self._driver.context(place.gpu):
             if self._find(name, declaration, place, priority) is None:
-                self.client.declare(name, declaration, priority)
+                self.client.tensors.declare(name, declaration, priority)
 
     def declare_all(
         self, declarations: Sequence[tuple[str, Declaration, int]], place: Place
     ) -> None:
-        """Client.declare_all(), of tensors on the GPU of `place`, which is one of theirs.
+        """Tensors.declare_all(), of tensors on the GPU of `place`, which is one of theirs.
 
         Each gets its events with its first push.
         """
         with self._lock, self._driver.context(place.gpu):
             is_taken = self._exports.find(place) is not None
         if is_taken:
-            self.client.declare_all_on_gpu(declarations)
+            self.client.tensors.declare_all_on_gpu(declarations)
         else:
-            self.client.declare_all(declarations)
+            self.client.tensors.declare_all(declarations)
 
     def push(
         self,
@@ -315,7 +315,7 @@ class Gpus:
             del self._placed[name]
             self._driver.destroy_event(before.pushed)
             self._driver.destroy_event(before.taken)
-        tensor = self.client.declare_on_gpu(name, declaration, priority)
+        tensor = self.client.tensors.declare_on_gpu(name, declaration, priority)
         pushed, taken = self.client.connection.gpu_place(tensor, buffer)
         placed = _Placed(
             tensor,

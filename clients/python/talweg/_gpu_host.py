@@ -160,7 +160,7 @@ class HostPath:
         priority: int,
         ends: dict[str, Any],
     ) -> Handle:
-        tensor = self.client.declare(name, declaration, priority).tensor
+        tensor = self.client.tensors.declare(name, declaration, priority).tensor
         lane = self._lanes.get((place.gpu, stream))
         if lane is None:
             lane = _Lane(self.client.connection, self._driver, place.gpu)

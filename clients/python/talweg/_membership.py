@@ -183,7 +183,7 @@ class Membership:
             if not self.is_joiner:
                 # The lowest place counts.
                 place = _U64_MAX - self._place(found, members)
-                lanes[6], lanes[7] = place, len(self.client.free_names)
+                lanes[6], lanes[7] = place, len(self.client.tensors.free_names)
                 if self.holder is not None:
                     lanes[3] = place
                     if self.begins_anew:  # Others may have been started just now.
@@ -220,9 +220,9 @@ class Membership:
         if agreed.names_from is None:
             return
         root = self._rank_at(agreed.names_from)
-        names = json.dumps(self.client.free_names).encode()
+        names = json.dumps(self.client.tensors.free_names).encode()
         told = _objects.broadcast_bytes(self.client, _objects.Payload(names), root, "talweg.names")
-        self.client.free(*json.loads(told.tobytes()))
+        self.client.tensors.free(*json.loads(told.tobytes()))
 
     def _follow(
         self, found: _native.Membership, members: Sequence[_native.Member], changed: bool

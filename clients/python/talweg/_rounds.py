@@ -80,16 +80,16 @@ def start(client: Client, name: str | None, group: Group, brought: Brought) -> H
         return _as_collective(client, channel, _NAMELESS, group, brought)
     _native_arguments.check_name_and_priority(name, brought.priority)
     wire_name = name + group.suffix
-    mismatch = client.disagreed(wire_name)
+    mismatch = client.tensors.disagreed(wire_name)
     if mismatch is not None:
         return _failed(client, wire_name, mismatch)
-    if not client.is_free(wire_name):
-        settled = client.settled_otherwise(wire_name, brought.declaration)
+    if not client.tensors.is_free(wire_name):
+        settled = client.tensors.settled_otherwise(wire_name, brought.declaration)
         if settled is None:
             return _push(client, wire_name, name, group, brought)
         brought.declaration.require(f"tensor '{wire_name}'")
         leaving = _leave(client, settled, brought.priority)
-        client.free(wire_name)
+        client.tensors.free(wire_name)
         return _as_collective(client, _channel_of(name), name, group, brought, leaving)
     return _as_collective(client, _channel_of(name), name, group, brought)
 
@@ -110,8 +110,10 @@ class _SettledRound(Handle):
             super().take(connection, timeout_s)
         except Mismatch:
             assert self.declared is not None
-            self.client.free(self.name)
-            self.client.declare_again(self.declared)  # Says so if ranks disagree on the tensor.
+            self.client.tensors.free(self.name)
+            self.client.tensors.declare_again(
+                self.declared
+            )  # Says so if ranks disagree on the tensor.
             group = self.group or Group(self.client, None, "push_pull")
             _explain(self.client, self.channel, group, self.declared.declaration)
             raise
@@ -138,7 +140,7 @@ def _push(client: Client, wire_name: str, name: str, group: Group, brought: Brou
     declaration, factors, address = brought.declaration, brought.factors, brought.address
     client.check_push(wire_name, declaration)
     try:
-        declared = client.declare(wire_name, declaration, brought.priority)
+        declared = client.tensors.declare(wire_name, declaration, brought.priority)
     except Mismatch as mismatch:
         return _failed(client, wire_name, mismatch)
     scaled: Any = None
@@ -190,7 +192,7 @@ def _leave(client: Client, settled: Declared, priority: int) -> Steps:
         try:
             yield Wait(settled.tensor, round_, int(nothing.ctypes.data), nothing.size)
         except Mismatch:
-            client.declare_again(settled)
+            client.tensors.declare_again(settled)
 
     return steps()
 

@@ -16,8 +16,8 @@ _COUNT = 3_000_000  # Many pieces, so that most of a round is summing.
 def main() -> int:
     talweg.init()
     client = _client.current()
-    client.declare_all([("t", Declaration(DType.I32, _COUNT, Op.SUM, 0), 0)], in_place=True)
-    declared = client.declared_on_host("t")
+    client.tensors.declare_all([("t", Declaration(DType.I32, _COUNT, Op.SUM, 0), 0)], in_place=True)
+    declared = client.tensors.declared_on_host("t")
     assert declared is not None and declared.buffer is not None
     values = np.frombuffer(declared.buffer.memory, np.int32)
     size = client.size

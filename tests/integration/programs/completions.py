@@ -19,7 +19,7 @@ def _threads() -> int:
 
 def _tensors(client: _client.Client, count: int, name: str) -> list[int]:
     declaration = Declaration(DType.F32, 1000, Op.SUM, 0)
-    return [client.declare(f"{name}.{i}", declaration).tensor for i in range(count)]
+    return [client.tensors.declare(f"{name}.{i}", declaration).tensor for i in range(count)]
 
 
 async def _event_loop(client: _client.Client) -> None:

@@ -25,7 +25,7 @@ def _sum_of_ranks() -> int:
 
 
 def _declared() -> int:
-    return len(_client.current()._tensors)
+    return _client.current().tensor_count
 
 
 def dtypes_and_shapes() -> None:

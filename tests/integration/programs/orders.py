@@ -42,7 +42,7 @@ def main() -> int:
     # Some in one call, in an order of this rank's own; the others with their first push.
     declared = [(f"t.{n}", count_of(n)) for n in range(0, tensor_count, 2)]
     random.Random(talweg.rank()).shuffle(declared)
-    _client.current().declare_all(
+    _client.current().tensors.declare_all(
         (name, _declaration.Declaration(talweg.DType.I64, count, talweg.Op.SUM, 0), 0)
         for name, count in declared
     )

@@ -219,8 +219,8 @@ def gradients_without_names() -> None:
         assert expect_mean == -27
         assert (a.grad == mean).all() and (b.grad == 20 * mean).all(), (a.grad, b.grad)
         if step == 30:
-            declared = len(_client.current()._tensors)
-    assert len(_client.current()._tensors) == declared
+            declared = _client.current().tensor_count
+    assert _client.current().tensor_count == declared
 
 
 def no_gradients() -> None:
@@ -275,7 +275,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 def parameters_of_every_kind() -> None:
     """Also over the ends of chunks, and named in another order at another rank."""
-    before = len(_client.current()._tensors)
+    before = _client.current().tensor_count
     for root in range(tw.size()):
         parameters, wanted = _parameters(tw.rank()), _parameters(root)
         storages = {name: p.data_ptr() for name, p in parameters.items() if name != "no tensor"}
@@ -288,7 +288,7 @@ def parameters_of_every_kind() -> None:
             assert _bytes(tensor) == _bytes(wanted[name]), (name, tensor)
             assert tensor.data_ptr() == storages[name], name
     # However many parameters: the length, and the bytes. Another root's are others.
-    assert len(_client.current()._tensors) == before + 2 * tw.size()
+    assert _client.current().tensor_count == before + 2 * tw.size()
 
 
 def parameters_that_are_in_a_graph() -> None:

@@ -126,7 +126,7 @@ class Kernel:
         name = session.current().name_for(site.name, declaration) + group.suffix
         generation = int(self._library.talweg_tf_generation())
         try:
-            declared = client.declare(name, declaration, site.how.priority)
+            declared = client.tensors.declare(name, declaration, site.how.priority)
         except errors.Mismatch:
             session.current().spoil(site.name, group.listed)
             raise

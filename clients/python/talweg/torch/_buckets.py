@@ -49,11 +49,11 @@ class Bucket:
         return start(client, tensor, tensor, Op.AVERAGE, self._name, priority)
 
     def _declare(self, tensor: torch.Tensor, priority: int) -> Declared:
-        declared = self._client.declared_on_host(self._name)
+        declared = self._client.tensors.declared_on_host(self._name)
         if declared is None:
             declaration = declaration_of(tensor, Op.AVERAGE)
-            self._client.declare_all([(self._name, declaration, priority)], in_place=True)
-            declared = self._client.declare(self._name, declaration, priority)
+            self._client.tensors.declare_all([(self._name, declaration, priority)], in_place=True)
+            declared = self._client.tensors.declare(self._name, declaration, priority)
         return declared
 
     def _stands_at(self, tensor: torch.Tensor, buffer: Buffer) -> bool:

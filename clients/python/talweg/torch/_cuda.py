@@ -43,7 +43,7 @@ def declare_all(
     gradients = [each.grad for each in parameters if each.grad is not None]
     there = [each for each in gradients if each.layout == torch.strided and each.numel() > 0]
     if gpus is None:
-        client.declare_all(declarations, in_place)
+        client.tensors.declare_all(declarations, in_place)
     elif there:  # Else nothing shows whether the agent takes them: each is declared with its push.
         gpus.declare_all(declarations, place_of(there[0]))
 

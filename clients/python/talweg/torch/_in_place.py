@@ -46,7 +46,7 @@ def start_average(client: Client, gradient: torch.Tensor, name: str, priority: i
     That is the gradient itself, or memory that the ranks have summed it in, which nobody writes
     before the tensor's next round; a result that somebody still has by then stays as it is.
     """
-    declared = client.declared_on_host(name)
+    declared = client.tensors.declared_on_host(name)
     if declared is None or declared.buffer is None or not _fits(gradient, declared):
         return start(client, gradient, gradient, Op.AVERAGE, name, priority)
     buffer = declared.buffer

@@ -70,7 +70,7 @@ def start(
         return _start_rare(client, tensor, out, op, name, priority, root_rank, process_set, factors)
     # Behind a layer's backward pass nothing of Python's is in the caches, and each call takes microseconds: a
     # round like the one before goes a short way.
-    declared = client.declared_on_host(name)
+    declared = client.tensors.declared_on_host(name)
     if declared is not None and out is tensor:
         if declared.declaration.is_of(NUMBERS.get(tensor.dtype), tensor.numel(), op, root_rank):
             if tensor.is_cpu and tensor.layout is torch.strided and _cuda.is_plain(tensor):
@@ -79,7 +79,7 @@ def start(
     shown_out = shown if out is tensor else _shown(out, op)
     declaration = _declaration_of(shown, op, root_rank)
     gpus = _cuda.gpus_of(client, tensor)
-    if gpus is None or (name is not None and client.is_free(name)):
+    if gpus is None or (name is not None and client.tensors.is_free(name)):
         group = Group(client, None, _operation(op))
         return _start_on_host(client, shown, shown_out, out, declaration, name, group, priority)
     handle = client.start(
@@ -233,8 +233,8 @@ def declare(
     gpus = _cuda.gpus_of(client, tensor)
     if gpus is not None:
         gpus.declare(name, declaration, _cuda.place_of(tensor), priority)
-    elif not client.is_free(name):
-        client.declare(name, declaration, priority)
+    elif not client.tensors.is_free(name):
+        client.tensors.declare(name, declaration, priority)
 
 
 def _start_new(

@@ -196,7 +196,7 @@ def declare_all(
         declarations.append(
             (life.name_for(name, declaration) + group.suffix, declaration, priority)
         )
-    _client.current().declare_all(declarations)
+    _client.current().tensors.declare_all(declarations)
 
 
 def start(
@@ -223,7 +223,7 @@ def start(
     else:
         wire_name = rounds.session.name_for(name, declaration) + group.suffix
     try:
-        declared = rounds.client.declare(wire_name, declaration, priority)
+        declared = rounds.client.tensors.declare(wire_name, declaration, priority)
     except Mismatch:
         rounds.session.spoil(name, declaration.ranks)
         raise

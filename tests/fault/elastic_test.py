@@ -10,9 +10,9 @@ import sys
 import unittest
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 
 from cluster import DEADLINE_S, PROGRAMS, RUNFILES, TOOL, Cluster, Rank
+from talweg_run import daemons_of
 
 _EPOCHS = 5
 _SAMPLES = 512
@@ -46,13 +46,7 @@ class _Node:
 
     def kill_agent(self) -> None:
         """Alone; `talweg run` starts it again."""
-        agents = [
-            pid
-            for supervisor in _children(self.rank.process.pid)
-            for pid in _children(supervisor)
-            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"talweg-agent")
-        ]
-        [agent] = agents
+        [agent] = daemons_of(self.rank.process.pid, "talweg-agent")
         os.kill(agent, signal.SIGKILL)
 
     def drain(self) -> None:
@@ -70,18 +64,20 @@ class _Node:
         return found
 
 
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def _three_nodes(cluster: Cluster, program: Sequence[str] = _EXAMPLE) -> tuple[str, list[_Node]]:
+    """The scheduler's address, and nodes that have begun."""
+    scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
+    cluster.aggregator(scheduler, "a0")
+    nodes = [_Node(cluster, scheduler, node, program) for node in range(3)]
+    for node in nodes:
+        node.rank.wait_for("begins at step 0")
+    return scheduler, nodes
 
 
 class ElasticTest(unittest.TestCase):
     def _live(self, victim: int) -> None:
         with Cluster() as cluster:
-            scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
-            cluster.aggregator(scheduler, "a0")
-            nodes = [_Node(cluster, scheduler, node) for node in range(3)]
-            for node in nodes:
-                node.rank.wait_for("begins at step 0")
+            scheduler, nodes = _three_nodes(cluster)
             nodes[victim].rank.wait_for("step 10 ")
             nodes[victim].kill()
             others = [node for place, node in enumerate(nodes) if place != victim]
@@ -100,11 +96,7 @@ class ElasticTest(unittest.TestCase):
 
     def test_an_agent_comes_back(self) -> None:
         with Cluster() as cluster:
-            scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
-            cluster.aggregator(scheduler, "a0")
-            nodes = [_Node(cluster, scheduler, node) for node in range(3)]
-            for node in nodes:
-                node.rank.wait_for("begins at step 0")
+            _, nodes = _three_nodes(cluster)
             victim = nodes[1]
             for step in (10, 25):
                 nodes[0].rank.wait_for(f"step {step} ")
@@ -139,9 +131,7 @@ class ElasticTest(unittest.TestCase):
     def test_a_joiner_knows_which_names_change(self) -> None:
         program = [str(PROGRAMS / "free_name.py")]
         with Cluster() as cluster:
-            scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
-            cluster.aggregator(scheduler, "a0")
-            nodes = [_Node(cluster, scheduler, node, program) for node in range(3)]
+            scheduler, nodes = _three_nodes(cluster, program)
             nodes[1].rank.wait_for("step 10 of 3 ranks")
             nodes[1].kill()
             nodes[0].rank.wait_for("of 2 ranks")

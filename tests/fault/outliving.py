@@ -6,42 +6,28 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 import unittest
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cluster import DEADLINE_S, PROGRAMS, TOOL
+from cluster import DEADLINE_S
+from talweg_run import TalwegRun
 
 
-class Run:
+class Run(TalwegRun):
     """A `talweg run` of one of the programs that end steps until DIRECTORY/stop is there."""
 
     def __init__(
         self, test: unittest.TestCase, program: Sequence[str], options: Sequence[str]
     ) -> None:
-        directory = tempfile.TemporaryDirectory(dir="/tmp")
-        test.addCleanup(directory.cleanup)
-        self.directory = Path(directory.name)
-        line = [sys.executable, "-P", str(PROGRAMS / program[0]), str(self.directory), *program[1:]]
-        self.process = subprocess.Popen(
-            [
-                *[str(TOOL), "run", *options, "--restart-pause-ms=1", "--restarts=3"],
-                *["--", *line],
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        test.addCleanup(self._end)
+        super().__init__(test, program, [*options, "--restarts=3"])
+        self._has_nodes = any(option.startswith("--nodes=") for option in options)
 
-    def _end(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-        self.process.communicate(timeout=DEADLINE_S)
+    def agent(self, node: int, not_pid: int = 0) -> int:
+        """The pid of a node's agent, when it is there."""
+        number = [f"--node_rank={node}"] if self._has_nodes else []  # A single node's has none.
+        return self.daemon("talweg-agent", *number, not_pid=not_pid)
 
     def said(self) -> dict[int, list[str]]:
         """What each process of a rank has said."""
@@ -55,9 +41,7 @@ class Run:
         end = time.monotonic() + DEADLINE_S
         while not found(self.said()):
             if self.process.poll() is not None or time.monotonic() > end:
-                self.process.terminate()
-                output, _ = self.process.communicate(timeout=DEADLINE_S)
-                raise AssertionError(f"{what}: {output}")
+                self.fail(what)
             time.sleep(0.01)
 
     def go_on(self, ranks: int) -> None:
@@ -79,40 +63,6 @@ class Run:
             f"{pid} does not begin {count} times",
             lambda said: sum(line.startswith("begins") for line in said[pid]) >= count,
         )
-
-    def agent(self, node: int, not_pid: int = 0) -> int:
-        """The pid of a node's agent, when it is there."""
-        end = time.monotonic() + DEADLINE_S
-        while True:
-            for pid in self._agents(node):
-                if pid != not_pid:
-                    return pid
-            assert time.monotonic() < end, f"no agent of node {node}"
-            time.sleep(0.01)
-
-    def _agents(self, node: int) -> list[int]:
-        found = []
-        for supervisor in self._children(self.process.pid):
-            for pid in self._children(supervisor):
-                with contextlib.suppress(OSError):  # It has ended.
-                    line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-                    if line[0].endswith("talweg-agent") and (
-                        f"--node_rank={node}" in line or "--standalone" in line
-                    ):
-                        found.append(pid)
-        return found
-
-    def _children(self, pid: int) -> list[int]:
-        return [
-            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        ]
-
-    def stop(self) -> str:
-        """Has the ranks end well; returns the output."""
-        (self.directory / "stop").touch()
-        output, _ = self.process.communicate(timeout=DEADLINE_S)
-        assert self.process.returncode == 0, output
-        return output
 
     def kill_agent(self, node: int, count: int, not_pid: int = 0, in_backward: bool = False) -> int:
         """Kills a node's agent, whose ranks begin for the `count`th time then; returns its pid.

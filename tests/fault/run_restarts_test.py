@@ -3,39 +3,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 import unittest
 from pathlib import Path
 
-from cluster import DEADLINE_S, PROGRAMS, TOOL
+from cluster import DEADLINE_S, TOOL
+from talweg_run import TalwegRun
 
 
-class _Run:
+class _Run(TalwegRun):
     """A `talweg run` of until_told.py."""
 
     def __init__(self, test: unittest.TestCase, *options: str) -> None:
-        directory = tempfile.TemporaryDirectory(dir="/tmp")
-        test.addCleanup(directory.cleanup)
-        self.directory = Path(directory.name)
-        program = [sys.executable, "-P", str(PROGRAMS / "until_told.py"), str(self.directory)]
-        self.process = subprocess.Popen(
-            [str(TOOL), "run", *options, "--restart-pause-ms=1", "--", *program],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        test.addCleanup(self._end)
-
-    def _end(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-        self.process.communicate(timeout=DEADLINE_S)
+        super().__init__(test, ["until_told.py"], options)
 
     def counts(self, rank: int) -> list[tuple[int, int]]:
         """Which process of the rank has seen how many take part, round after round."""
@@ -56,43 +39,8 @@ class _Run:
             if len(seen) >= rounds:
                 return seen[-1][0]
             if self.process.poll() is not None or time.monotonic() > end:
-                self.process.terminate()
-                output, _ = self.process.communicate(timeout=DEADLINE_S)
-                raise AssertionError(f"rank {rank} does not see {count}: {output}")
+                self.fail(f"rank {rank} does not see {count}")
             time.sleep(0.01)
-
-    def daemon(self, name: str, *arguments: str, not_pid: int = 0) -> int:
-        """The pid of the run's daemon that has these arguments, when it is there."""
-        end = time.monotonic() + DEADLINE_S
-        while True:
-            for pid in self._daemons(name, arguments):
-                if pid != not_pid:
-                    return pid
-            assert time.monotonic() < end, f"no {name} {arguments}"
-            time.sleep(0.01)
-
-    def _daemons(self, name: str, arguments: tuple[str, ...]) -> list[int]:
-        supervisors = self._children(self.process.pid)
-        daemons = [pid for supervisor in supervisors for pid in self._children(supervisor)]
-        found = []
-        for pid in daemons:
-            with contextlib.suppress(OSError):  # It has ended.
-                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-                if line[0].endswith(name) and {*arguments} <= {*line}:
-                    found.append(pid)
-        return found
-
-    def _children(self, pid: int) -> list[int]:
-        return [
-            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        ]
-
-    def stop(self) -> str:
-        """Has the ranks end well; returns the output."""
-        (self.directory / "stop").touch()
-        output, _ = self.process.communicate(timeout=DEADLINE_S)
-        assert self.process.returncode == 0, output
-        return output
 
 
 class RunRestartsTest(unittest.TestCase):

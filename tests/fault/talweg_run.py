@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A `talweg run` whose daemons a test kills by their pids."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from cluster import DEADLINE_S, PROGRAMS, TOOL
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def daemons_of(run: int, name: str, arguments: Collection[str] = ()) -> list[int]:
+    """The pids of a `talweg run`'s daemons of that name that have these arguments."""
+    found = []
+    for supervisor in _children(run):
+        for pid in _children(supervisor):
+            with contextlib.suppress(OSError):  # It has ended.
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                if line[0].endswith(name) and {*arguments} <= {*line}:
+                    found.append(pid)
+    return found
+
+
+class TalwegRun:
+    """A `talweg run` of a program of programs/, which ends when DIRECTORY/stop is there."""
+
+    def __init__(
+        self, test: unittest.TestCase, program: Sequence[str], options: Sequence[str]
+    ) -> None:
+        directory = tempfile.TemporaryDirectory(dir="/tmp")
+        test.addCleanup(directory.cleanup)
+        self.directory = Path(directory.name)
+        line = [sys.executable, "-P", str(PROGRAMS / program[0]), str(self.directory), *program[1:]]
+        self.process = subprocess.Popen(
+            [str(TOOL), "run", *options, "--restart-pause-ms=1", "--", *line],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        test.addCleanup(self._end)
+
+    def _end(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.communicate(timeout=DEADLINE_S)
+
+    def fail(self, what: str) -> None:
+        """Ends the run; AssertionError with its output."""
+        self.process.terminate()
+        output, _ = self.process.communicate(timeout=DEADLINE_S)
+        raise AssertionError(f"{what}: {output}")
+
+    def daemon(self, name: str, *arguments: str, not_pid: int = 0) -> int:
+        """The pid of the daemon that has these arguments, when it is there."""
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            for pid in daemons_of(self.process.pid, name, arguments):
+                if pid != not_pid:
+                    return pid
+            assert time.monotonic() < end, f"no {name} {arguments}"
+            time.sleep(0.01)
+
+    def stop(self) -> str:
+        """Has the ranks end well; returns the output."""
+        (self.directory / "stop").touch()
+        output, _ = self.process.communicate(timeout=DEADLINE_S)
+        assert self.process.returncode == 0, output
+        return output

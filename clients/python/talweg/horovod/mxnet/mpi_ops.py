@@ -31,6 +31,7 @@ from talweg.horovod.common.basics import (
     Product,
     Sum,
 )
+from talweg.horovod.common.names import group_names, named
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
 from talweg.horovod.common.surface import *  # noqa: F403
 
@@ -55,17 +56,6 @@ __all__ = [
     "reducescatter",
 ]
 __all__ += surface.__all__
-
-
-def _named(kind: str, name: str | None) -> str | None:
-    return None if name is None else f"{kind}.{name}"
-
-
-def _group_names(name: str | None, kind: str, count: int) -> list[str | None]:
-    """A group's names: `grouped_allreduce.x_1of3`."""
-    if name is None:
-        return [None] * count
-    return [f"{kind}.{name}_{i + 1}of{count}" for i in range(count)]
 
 
 def _members(process_set: ProcessSet, operation: str) -> Any:
@@ -125,7 +115,7 @@ def allreduce(
     wanted = basics.resolve(op, average)
     [out] = _reduce(
         [tensor],
-        [_named("allreduce", name)],
+        [named("allreduce", name)],
         wanted,
         priority,
         prescale_factor,
@@ -151,7 +141,7 @@ def allreduce_(
     wanted = basics.resolve(op, average)
     [out] = _reduce(
         [tensor],
-        [_named("allreduce", name)],
+        [named("allreduce", name)],
         wanted,
         priority,
         prescale_factor,
@@ -177,7 +167,7 @@ def _grouped(
     operation = "grouped_allreduce"
     if len({str(each.context) for each in tensors if isinstance(each, mx.nd.NDArray)}) > 1:
         raise InvalidArgument(f"{operation}: all tensors of a group must be on one device")
-    names = _group_names(name, operation, len(tensors))
+    names = group_names(name, operation, len(tensors))
     return _reduce(tensors, names, op, priority, pre, post, process_set, in_place, operation)
 
 
@@ -230,7 +220,7 @@ def _broadcast(
         members = _members(process_set, "broadcast")
         reduction = Reduction(Op.BROADCAST, members=members, root_rank=root_rank)
         out = tensor if in_place else rounds.copy_of(tensor, "broadcast")
-        own = _named("broadcast", name)
+        own = named("broadcast", name)
         rounds.start(out, reduction, own, priority, "broadcast", is_fresh=not in_place)
         return out
 
@@ -276,7 +266,7 @@ def allgather(
 
     def start() -> list[Pending]:
         members = _members(process_set, "allgather")
-        own = _named("allgather", name)
+        own = named("allgather", name)
         return [collectives.all_gather(tensor, own, members, priority, "allgather")]
 
     [out] = _together(start)
@@ -297,7 +287,7 @@ def grouped_allgather(
         members = _members(process_set, operation)
         return [
             collectives.all_gather(each, own, members, priority, operation)
-            for each, own in zip(tensors, _group_names(name, operation, len(tensors)))
+            for each, own in zip(tensors, group_names(name, operation, len(tensors)))
         ]
 
     return _together(start)
@@ -350,7 +340,7 @@ def alltoall(
         if tensor.ndim == 0:
             raise InvalidArgument("alltoall: a scalar has no first dimension")
         found = _splits(tensor, splits, process_set)
-        own = _named("alltoall", name)
+        own = named("alltoall", name)
         received, counts = collectives.all_to_all(tensor, found, own, members, priority)
         if splits is None:
             return received
@@ -393,7 +383,7 @@ def reducescatter(
             _scatter(
                 tensor,
                 op,
-                _named("reducescatter", name),
+                named("reducescatter", name),
                 priority,
                 process_set,
                 prescale_factor,
@@ -416,7 +406,7 @@ def grouped_reducescatter(
 ) -> list[mx.nd.NDArray]:
     """reducescatter() of each tensor."""
     tensors = list(tensors)
-    names = _group_names(name, "grouped_reducescatter", len(tensors))
+    names = group_names(name, "grouped_reducescatter", len(tensors))
     return _together(
         lambda: [
             _scatter(

@@ -11,7 +11,7 @@ import torch
 from talweg._compat import session
 from talweg._compat.session import Pending, Several
 from talweg.horovod.common.basics import internal
-from talweg.horovod.torch import _starts
+from talweg.horovod.common.names import group_names
 
 
 def add(start: Callable[[], Pending]) -> int:
@@ -27,7 +27,7 @@ def add_group(
 ) -> int:
     """One handle for operations that `start` starts, each under a name of its own."""
     tensors = list(tensors)
-    names = _starts.group_names(name, kind, len(tensors))
+    names = group_names(name, kind, len(tensors))
     return add(lambda: Several([start(each, own) for each, own in zip(tensors, names)]))
 
 

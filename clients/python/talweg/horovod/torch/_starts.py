@@ -17,6 +17,7 @@ from talweg.errors import InvalidArgument
 from talweg.horovod.common import basics
 from talweg.horovod.common.basics import Adasum
 from talweg.horovod.common.exceptions import HorovodInternalError
+from talweg.horovod.common.names import named
 from talweg.horovod.common.process_sets import ProcessSet, members_of
 
 
@@ -33,17 +34,6 @@ def _vector(tensor: torch.Tensor, operation: str) -> None:
     _dense(tensor, operation)
     if tensor.dim() == 0:
         raise InvalidArgument(f"{operation}: a scalar has no first dimension: use tensor.view(1)")
-
-
-def named(kind: str, name: str | None) -> str | None:
-    return None if name is None else f"{kind}.{name}"
-
-
-def group_names(name: str | None, kind: str, count: int) -> list[str | None]:
-    """A group's names: `grouped_allreduce.x_1of3`."""
-    if name is None:
-        return [None] * count
-    return [f"{kind}.{name}_{i + 1}of{count}" for i in range(count)]
 
 
 def reduce(

@@ -27,6 +27,7 @@ from talweg.horovod.common.basics import (
     internal,
     is_homogeneous,
 )
+from talweg.horovod.common.names import member_names, named
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
 from talweg.horovod.common.surface import *  # noqa: F403
 from talweg.horovod.torch import _starts
@@ -89,7 +90,7 @@ def _allreduce_async(
     process_set: ProcessSet,
     in_place: bool,
 ) -> int:
-    wanted, name = basics.resolve(op, average), _starts.named("allreduce", name)
+    wanted, name = basics.resolve(op, average), named("allreduce", name)
     return add(lambda: _starts.reduce(tensor, name, wanted, pre, post, process_set, in_place))
 
 
@@ -314,7 +315,7 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts joining the ranks' tensors along the first dimension, whose length may differ."""
-    return add(lambda: _starts.gather(tensor, _starts.named("allgather", name), process_set))
+    return add(lambda: _starts.gather(tensor, named("allgather", name), process_set))
 
 
 class _Allgather(torch.autograd.Function):
@@ -367,8 +368,8 @@ def grouped_allgather(
     """allgather() of each tensor; differentiable."""
     tensors = list(tensors)
     return tuple(
-        allgather(each, None if name is None else f"{name}_{i + 1}of{len(tensors)}", process_set)
-        for i, each in enumerate(tensors)
+        allgather(each, own, process_set)
+        for each, own in zip(tensors, member_names(name, len(tensors)))
     )
 
 
@@ -492,7 +493,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Starts a reduction of which each rank gets its rows, in rank order."""
-    name, pre, post = _starts.named("reducescatter", name), prescale_factor, postscale_factor
+    name, pre, post = named("reducescatter", name), prescale_factor, postscale_factor
     return add(lambda: _starts.scatter(tensor, name, op, process_set, pre, post))
 
 
@@ -563,14 +564,14 @@ def grouped_reducescatter(
     return [
         reducescatter(
             each,
-            None if name is None else f"{name}_{i + 1}of{len(tensors)}",
+            own,
             compression,
             op,
             process_set,
             prescale_factor,
             postscale_factor,
         )
-        for i, each in enumerate(tensors)
+        for each, own in zip(tensors, member_names(name, len(tensors)))
     ]
 
 

@@ -76,8 +76,8 @@ class ErrorsTest(unittest.TestCase):
         connection = _native.Connection.__new__(_native.Connection)
         connection._handle = _native._client_p()
         connection._library = mock.Mock()
-        connection._library.talweg_wait.return_value = _native._TIMEOUT
-        connection._library.talweg_wait_again.side_effect = [_native._TIMEOUT, 0]
+        connection._library.talweg_wait.return_value = _native.TIMEOUT
+        connection._library.talweg_wait_again.side_effect = [_native.TIMEOUT, 0]
         connection.wait(1, 2, 3, None)
         self.assertEqual(
             [call[0] for call in connection._library.method_calls],
@@ -95,7 +95,7 @@ class ErrorsTest(unittest.TestCase):
         connection = _native.Connection.__new__(_native.Connection)
         connection._handle = _native._client_p()
         connection._library = mock.Mock()
-        connection._library.talweg_barrier.side_effect = [_native._TIMEOUT, _native._TIMEOUT, 0]
+        connection._library.talweg_barrier.side_effect = [_native.TIMEOUT, _native.TIMEOUT, 0]
         connection.barrier()
         self.assertEqual(connection._library.talweg_barrier.call_count, 3)
 

@@ -21,16 +21,14 @@ from talweg._native_arguments import (
     nanoseconds,
     within,
 )
-from talweg._native_exchange import PROTOTYPES, ExchangeCalls
+from talweg._native_exchange import PROTOTYPES, TIMEOUT, WAIT_SLICE_NS, ExchangeCalls
 from talweg._native_structures import Collective, Declaration, Member, Membership, Options
 
 _ANY_LOCAL_RANK = 0xFFFFFFFF
-_TIMEOUT = 1
 _PENDING = 17
 _BROADCAST = 6
 _WHOLE = 1
 _EVENTS_LOST = 20
-_WAIT_SLICE_NS = 200_000_000
 # Many times what it takes to agree on so many.
 _DECLARE_SLICE_NS = 1_000_000_000
 _DECLARED_AT_ONCE = 1024
@@ -279,13 +277,28 @@ class Connection(ExchangeCalls):
         if self.refusal is not None:
             raise errors.NotSynchronized(self.refusal)
 
-    def _in_slices(self, call: Callable[[int], int], slice_ns: int = _WAIT_SLICE_NS) -> None:
+    def _in_slices(self, call: Callable[[int], int], slice_ns: int = WAIT_SLICE_NS) -> None:
         """`call` of a time limit, again and again until it ends by itself: a signal (Ctrl-C) is
         handled between calls only.
         """
-        while (status := call(slice_ns)) == _TIMEOUT:
+        while (status := call(slice_ns)) == TIMEOUT:
             pass
         self._check(status)
+
+    def _until(self, wait: Callable[[int], int], end: float | None) -> bool:
+        """Whether `wait`, of so many nanoseconds, succeeds before time.monotonic() passes `end`."""
+        slice_ns = WAIT_SLICE_NS
+        while True:
+            if end is not None:
+                left_ns = int((end - time.monotonic()) * 1e9)
+                slice_ns = max(0, min(left_ns, WAIT_SLICE_NS))
+            status = wait(slice_ns)
+            if status == 0:
+                return True
+            if status != TIMEOUT:
+                self._check(status)
+            if end is not None and left_ns <= 0:
+                return False
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Says goodbye. The client's memory stays: another thread may still be on its way out."""
@@ -413,18 +426,11 @@ class Connection(ExchangeCalls):
 
         False: time.monotonic() has passed `end` before the round was over; it stays open.
         """
-        wait_parts, slice_ns = self._library.talweg_wait_parts, _WAIT_SLICE_NS
-        while True:
-            if end is not None:
-                left_ns = int((end - time.monotonic()) * 1e9)
-                slice_ns = max(0, min(left_ns, _WAIT_SLICE_NS))
-            status = wait_parts(self._handle, tensor, round_, out or None, out_bytes, slice_ns)
-            if status == 0:
-                return True
-            if status != _TIMEOUT:
-                self._check(status)
-            if end is not None and left_ns <= 0:
-                return False
+        wait = self._library.talweg_wait_parts
+        return self._until(
+            lambda slice_ns: wait(self._handle, tensor, round_, out or None, out_bytes, slice_ns),
+            end,
+        )
 
     def scale(self, dtype: int, factor: float, source: int, out: int, count: int) -> None:
         """Each of the elements at `source` times `factor`, to `out`."""
@@ -477,12 +483,12 @@ class Connection(ExchangeCalls):
         left_ns = nanoseconds(timeout_s)
         wait = self._library.talweg_wait
         while True:
-            slice_ns = _WAIT_SLICE_NS if left_ns < 0 else min(left_ns, _WAIT_SLICE_NS)
+            slice_ns = WAIT_SLICE_NS if left_ns < 0 else min(left_ns, WAIT_SLICE_NS)
             status = wait(self._handle, tensor, round_, out, slice_ns)
             wait = self._library.talweg_wait_again
             if left_ns >= 0:
                 left_ns -= slice_ns
-            if status != _TIMEOUT or left_ns == 0:
+            if status != TIMEOUT or left_ns == 0:
                 return self._check(status)
 
     def barrier(self) -> None:

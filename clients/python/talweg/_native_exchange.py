@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,10 +12,11 @@ from talweg._native_structures import ExchangeCall
 
 _client_p = ctypes.c_void_p
 _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
-_TIMEOUT = 1
-_WAIT_SLICE_NS = 200_000_000
 
 EXCHANGE_BYTES_MAX = 16384
+TIMEOUT = 1
+# A signal (Ctrl-C) is handled between calls only.
+WAIT_SLICE_NS = 200_000_000
 
 # name: (result, arguments), as in talweg_exchange.h.
 PROTOTYPES = {
@@ -65,6 +65,7 @@ class ExchangeCalls:
     _check: Callable[[int], None]
     _check_pushes: Callable[[], None]
     _in_slices: Callable[..., None]
+    _until: Callable[[Callable[[int], int], float | None], bool]
 
     def parts_held(self, tensor: int) -> int:
         """How many parts its contribution has room for."""
@@ -109,21 +110,12 @@ class ExchangeCalls:
         end: float | None = None,
     ) -> bool:
         """As wait_parts, of parts that go to `places`, with room for so many bytes each."""
-        count, slice_ns = len(places), _WAIT_SLICE_NS
+        count = len(places)
         addresses, lengths = (ctypes.c_void_p * count)(*places), (_u64 * count)(*rooms)
-        while True:
-            if end is not None:
-                left_ns = int((end - time.monotonic()) * 1e9)
-                slice_ns = max(0, min(left_ns, _WAIT_SLICE_NS))
-            status = self._library.talweg_wait_places(
-                self._handle, tensor, round_, addresses, lengths, slice_ns
-            )
-            if status == 0:
-                return True
-            if status != _TIMEOUT:
-                self._check(status)
-            if end is not None and left_ns <= 0:
-                return False
+        wait = self._library.talweg_wait_places
+        return self._until(
+            lambda slice_ns: wait(self._handle, tensor, round_, addresses, lengths, slice_ns), end
+        )
 
     def exchange(self, tensor: int, call: Any, round_at: Any, alike_at: Any, round_: Any) -> bool:
         """talweg_exchange, of a call, its round and its outcome, the first three as ctypes.byref()
@@ -132,8 +124,8 @@ class ExchangeCalls:
         self._check_pushes()
         exchange = self._library.talweg_exchange
         while True:
-            status = exchange(self._handle, tensor, call, _WAIT_SLICE_NS, round_at, alike_at)
-            if status != _TIMEOUT:
+            status = exchange(self._handle, tensor, call, WAIT_SLICE_NS, round_at, alike_at)
+            if status != TIMEOUT:
                 self._check(status)
                 return True
             if round_.value != 0:

@@ -225,7 +225,7 @@ class Client:
         """InvalidArgument for what is none, before anything is pushed."""
         _native_arguments.nanoseconds(timeout_s)
 
-    def check_push(self, name: str, declaration: Declaration) -> None:
+    def check_push(self, declaration: Declaration) -> None:
         """InvalidArgument for what no round can be of."""
         if not 0 <= declaration.root_rank < self.size:
             raise InvalidArgument(
@@ -258,7 +258,7 @@ class Client:
         finish: Callable[[], None] | None = None,
     ) -> Handle:
         """Starts a round with the `count` elements at `address`; they are copied at once."""
-        self.check_push(name, declaration)
+        self.check_push(declaration)
         declared = self.tensors.declare(name, declaration, priority)
         return self.push_declared(declared, address, out_address, priority, result, keep, finish)
 

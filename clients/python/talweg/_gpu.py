@@ -264,7 +264,7 @@ class Gpus:
 
         Its result will lie there. Until it is taken the memory is the agent's; `keep` keeps it.
         """
-        self.client.check_push(name, declaration)
+        self.client.check_push(declaration)
         stream = place.stream()
         ends = {"result": result, "keep": keep, "finish": finish}
         with self._lock, self._driver.context(place.gpu):

@@ -75,6 +75,7 @@ def start(client: Client, name: str | None, group: Group, brought: Brought) -> H
                 lambda turn: _push(client, turn, turn, group, brought),
                 group.suffix,
             )
+        _require(client, _NAMELESS, brought.declaration)
         turn = client.count_nameless(group.suffix) % _TURNS
         channel = f"talweg.nameless.{turn}"
         return _as_collective(client, channel, _NAMELESS, group, brought)
@@ -83,15 +84,22 @@ def start(client: Client, name: str | None, group: Group, brought: Brought) -> H
     mismatch = client.tensors.disagreed(wire_name)
     if mismatch is not None:
         return _failed(client, wire_name, mismatch)
+    settled = leaving = None
     if not client.tensors.is_free(wire_name):
         settled = client.tensors.settled_otherwise(wire_name, brought.declaration)
         if settled is None:
             return _push(client, wire_name, name, group, brought)
-        brought.declaration.require(f"tensor '{wire_name}'")
+    _require(client, f"tensor '{wire_name}'", brought.declaration)  # Before others are told.
+    if settled is not None:
         leaving = _leave(client, settled, brought.priority)
         client.tensors.free(wire_name)
-        return _as_collective(client, _channel_of(name), name, group, brought, leaving)
-    return _as_collective(client, _channel_of(name), name, group, brought)
+    return _as_collective(client, _channel_of(name), name, group, brought, leaving)
+
+
+def _require(client: Client, what: str, declaration: Declaration) -> None:
+    """InvalidArgument for what no round can be of."""
+    client.check_push(declaration)
+    declaration.require(what)
 
 
 # ----- Settled names -----
@@ -138,7 +146,7 @@ def repeat(client: Client, declared: Declared, address: int, priority: int, tens
 
 def _push(client: Client, wire_name: str, name: str, group: Group, brought: Brought) -> Handle:
     declaration, factors, address = brought.declaration, brought.factors, brought.address
-    client.check_push(wire_name, declaration)
+    client.check_push(declaration)
     try:
         declared = client.tensors.declare(wire_name, declaration, brought.priority)
     except Mismatch as mismatch:
@@ -224,8 +232,6 @@ def _as_collective(
     leaving: Steps | None = None,
 ) -> Handle:
     declaration = brought.declaration
-    client.check_push(title, declaration)
-    declaration.require(f"'{title}{group.suffix}'")
     reduces = declaration.op is not Op.BROADCAST
     gives = reduces or declaration.root_rank == client.rank
     address, keep = brought.address, brought.keep

@@ -21,6 +21,15 @@ def _told(call: Callable[[], object]) -> str:
     return ""
 
 
+def _refused(call: Callable[[], object], *words: str) -> None:
+    try:
+        call()
+    except talweg.InvalidArgument as refusal:
+        _check(str(refusal), *words)
+    else:
+        raise AssertionError(f"nothing is wrong with {words}")
+
+
 def _check(told: str, *words: str) -> None:
     assert all(word in told for word in words), (told, words)
 
@@ -183,6 +192,19 @@ def test_torch() -> None:
         torch.ones(9), name="torch in place", op=talweg.Op.SUM, prescale_factor=2.0
     )
     assert (scaled == 2 * size).all()
+
+
+def test_what_no_tensor_can_be() -> None:
+    """It is refused before others are told of it: the name means what it meant."""
+    assert _sum(4, "refused")
+    for _ in range(2):
+        _refused(lambda: _sum(4, "refused", np.bool_), "bool")
+        _refused(lambda: talweg.push_pull(np.ones(4, np.int32), "refused"), "average")
+        tensor = torch.ones(4)
+        _refused(partial(talweg.torch.broadcast, tensor, 99, name="refused"), "root_rank is 99")
+        assert _sum(4, "refused")
+    _refused(lambda: talweg.push_pull(np.ones(4, np.int32)), "average")
+    assert _sum(4, None)
 
 
 def test_sets() -> None:

@@ -2,7 +2,6 @@
 #include "libs/transport/faulty/faulty_transport.h"
 
 #include <sys/epoll.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include "libs/base/check.h"
 #include "libs/base/descriptor.h"
 #include "libs/base/random.h"
+#include "libs/transport/deadline_timer.h"
 
 namespace talweg::transport {
 namespace {
@@ -27,10 +27,9 @@ class FaultyTransport final : public Transport {
         faults_(faults),
         clock_(clock),
         random_(faults.seed),
-        epoll_(epoll_create1(EPOLL_CLOEXEC)),
-        timer_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
-    TALWEG_CHECK(epoll_.valid() && timer_.valid());
-    for (const int fd : {inner_->WaitDescriptor(), timer_.get()}) {
+        epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+    TALWEG_CHECK(epoll_.valid() && timer_.Open());
+    for (const int fd : {inner_->WaitDescriptor(), timer_.descriptor()}) {
       epoll_event event{};
       event.events = EPOLLIN;
       TALWEG_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0);
@@ -83,8 +82,7 @@ class FaultyTransport final : public Transport {
   }
 
   int Poll(EventSink& sink, int events_max) override {
-    uint64_t ignored;
-    [[maybe_unused]] const ssize_t got = read(timer_.get(), &ignored, sizeof(ignored));
+    timer_.Quieten();
     int work = Release();
     work += Break(sink);
     InnerSink inner_sink(this, sink);
@@ -101,14 +99,12 @@ class FaultyTransport final : public Transport {
       const int64_t leave_at_ns = std::max<int64_t>(link.posts.front().leave_at_ns, 1);
       if (first_ns == 0 || leave_at_ns < first_ns) first_ns = leave_at_ns;
     }
-    itimerspec timer{};
+    std::optional<int64_t> left_ns;
     if (first_ns != 0) {
-      const int64_t left_ns = first_ns - clock_->NowNs();
-      if (left_ns <= 0) return false;
-      timer.it_value.tv_sec = left_ns / 1'000'000'000;
-      timer.it_value.tv_nsec = left_ns % 1'000'000'000;
+      left_ns = first_ns - clock_->NowNs();
+      if (*left_ns <= 0) return false;
     }
-    timerfd_settime(timer_.get(), 0, &timer, nullptr);
+    timer_.RingIn(left_ns);
     return inner_->PrepareToSleep();
   }
 
@@ -221,7 +217,7 @@ class FaultyTransport final : public Transport {
   const Clock* const clock_;
   Random random_;
   const Descriptor epoll_;
-  const Descriptor timer_;
+  DeadlineTimer timer_;
   std::map<ConnectionId, Link> links_;
 };
 

@@ -22,6 +22,7 @@
 #include "libs/transport/libfabric/fabric_transport.h"
 #include "libs/transport/libfabric/handles.h"
 #include "libs/transport/libfabric/provider.h"
+#include "libs/transport/peer_watch.h"
 #include "libs/transport/socket_address.h"
 #include "libs/transport/transport.h"
 
@@ -47,6 +48,10 @@ class FabricTransport final : public Transport {
                   std::unique_ptr<Provider> provider)
       : options_(options),
         clock_(clock),
+        watch_({.connect_timeout_ns = options.connect_timeout_ns,
+                .heartbeat_ns = options.heartbeat_ns,
+                .silence_ns = options.silence_ns},
+               clock),
         keys_(options.key_seed),
         token_(KeySource(0).Next()),
         provider_(std::move(provider)),
@@ -80,12 +85,13 @@ class FabricTransport final : public Transport {
   // A connection and how we look after it.
   struct Peer {
     std::unique_ptr<FabricConnection> connection;
-    bool connecting = false;    // We connect: OnConnected is due, not OnAccepted.
-    int64_t connect_by_ns = 0;  // While not established.
-    bool armed = false;         // Its descriptor tells when there is something to read.
-    std::string ending;         // Not empty: ends when all that has arrived is read.
-    bool heard = true;          // Whether anything came since our last heartbeat.
-    int64_t silent_ns = 0;      // Counted while our thread ran: a stopped process has heard nobody.
+    bool connecting = false;  // We connect: OnConnected is due, not OnAccepted.
+    bool armed = false;       // Its descriptor tells when there is something to read.
+    PeerTimes times;
+    std::string ending;  // Not empty: ends when all that has arrived is read.
+
+    bool open() const { return connection->established(); }
+    const std::string& name() const { return connection->peer(); }
   };
   using PeerHandle = std::shared_ptr<Peer>;
   // An event of the event queue, with the connection that it is about.
@@ -105,7 +111,6 @@ class FabricTransport final : public Transport {
   absl::Status AddPeer(const PeerHandle& peer);
   void Advance(Peer& peer);
   void Forget(Peer& peer);
-  void SetTimer();
 
   // fabric_events.cc
   void ReadEvents();
@@ -115,7 +120,6 @@ class FabricTransport final : public Transport {
   void OnEstablished(EventSink& sink, const PeerHandle& peer);
   void OnEventError(EventSink& sink, const PeerHandle& peer, int error);
   void PollTimeouts(EventSink& sink, int* work);
-  void BeatHearts(EventSink& sink, int64_t now_ns, int* work);
   void PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work);
   void Deliver(EventSink& sink, const PeerHandle& peer,
                const FabricConnection::Completion& completion, int* budget);
@@ -125,6 +129,7 @@ class FabricTransport final : public Transport {
 
   const FabricOptions options_;
   const Clock* const clock_;
+  PeerWatch watch_;
   KeySource keys_;
   const uint64_t token_;  // The same for all our listeners.
   const std::unique_ptr<Provider> provider_;
@@ -135,9 +140,7 @@ class FabricTransport final : public Transport {
   Counter& write_bytes_sent_;
 
   Descriptor epoll_;
-  Descriptor timer_;
   bool events_armed_ = false;
-  int64_t next_heartbeat_ns_ = 0;
   uint64_t next_id_ = 1;
   size_t first_polled_ = 0;  // Connections take turns in being polled first.
   std::map<ConnectionId, PeerHandle> peers_;

@@ -60,8 +60,7 @@ void FabricTransport::NoteReadyDescriptors() {
     if (tag == kEventQueueTag) {
       events_armed_ = false;
     } else if (tag == kTimerTag) {
-      uint64_t ignored;
-      [[maybe_unused]] const ssize_t got = read(timer_.get(), &ignored, sizeof(ignored));
+      watch_.timer().Quieten();
     } else if (const auto found = peers_.find(ConnectionId(tag)); found != peers_.end()) {
       found->second->armed = false;
     }
@@ -104,12 +103,12 @@ void FabricTransport::Deliver(EventSink& sink, const PeerHandle& peer,
     case Kind::kNothing: break;
     case Kind::kWriteDone:
       // A write larger than the system's buffers is done only when the peer has taken some of it.
-      peer->heard = true;
+      peer->times.heard = true;
       --*budget;
       sink.OnWriteDone(id, completion.context);
       break;
     case Kind::kFrame: {
-      peer->heard = true;
+      peer->times.heard = true;
       --*budget;
       // An empty frame is a heartbeat.
       if (!completion.frame.empty()) sink.OnFrame(id, completion.frame);
@@ -213,7 +212,7 @@ void FabricTransport::OnConnectRequest(Event event) {
 void FabricTransport::OnEstablished(EventSink& sink, const PeerHandle& peer) {
   FabricConnection& connection = *peer->connection;
   connection.OnEstablished();
-  next_heartbeat_ns_ = std::max(next_heartbeat_ns_, clock_->NowNs());
+  watch_.NoteOpen();
   if (!peer->connecting) {
     sockaddr_storage from{};
     size_t from_bytes = sizeof(from);
@@ -223,7 +222,7 @@ void FabricTransport::OnEstablished(EventSink& sink, const PeerHandle& peer) {
     }
   }
   Advance(*peer);
-  SetTimer();
+  watch_.Arm(peers_);
   if (peer->connecting) {
     sink.OnConnected(connection.id());
   } else {
@@ -246,43 +245,16 @@ void FabricTransport::OnEventError(EventSink& sink, const PeerHandle& peer, int 
 }
 
 void FabricTransport::PollTimeouts(EventSink& sink, int* work) {
-  const int64_t now_ns = clock_->NowNs();
-  std::vector<PeerHandle> late;
-  for (const auto& [id, peer] : peers_) {
-    if (!peer->connection->established() && now_ns >= peer->connect_by_ns) late.push_back(peer);
-  }
-  for (const PeerHandle& peer : late) {
+  const auto over = watch_.FindOver(peers_, [this](Peer& peer) {
+    if (!peer.connection->idle()) return;
+    peer.connection->PostFrame({});
+    Advance(peer);
+  });
+  for (const auto& [peer, reason] : over) {
     ++*work;
-    End(sink, peer,
-        "connect to " + peer->connection->peer() + ": no answer within " +
-            std::to_string(options_.connect_timeout_ns / 1'000'000) +
-            " ms; check the address, and that no firewall drops the packets");
+    End(sink, peer, reason);
   }
-  if (now_ns >= next_heartbeat_ns_) BeatHearts(sink, now_ns, work);
-}
-
-void FabricTransport::BeatHearts(EventSink& sink, int64_t now_ns, int* work) {
-  std::vector<PeerHandle> silent;
-  for (const auto& [id, peer] : peers_) {
-    if (!peer->connection->established()) continue;
-    peer->silent_ns =
-        std::exchange(peer->heard, false) ? 0 : peer->silent_ns + options_.heartbeat_ns;
-    if (options_.silence_ns > 0 && peer->silent_ns >= options_.silence_ns) {
-      silent.push_back(peer);
-    } else if (peer->connection->idle()) {
-      peer->connection->PostFrame({});
-      Advance(*peer);
-    }
-  }
-  for (const PeerHandle& peer : silent) {
-    ++*work;
-    End(sink, peer,
-        peer->connection->peer() + " was silent for " +
-            std::to_string(options_.silence_ns / 1'000'000) +
-            " ms: its host or the network to it is down, or the process was stopped");
-  }
-  next_heartbeat_ns_ = now_ns + options_.heartbeat_ns;
-  SetTimer();
+  if (!over.empty()) watch_.Arm(peers_);
 }
 
 // Tells the sink, unless the sink closed the connection. Nobody is told of an accepted connection

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <sys/epoll.h>
-#include <sys/timerfd.h>
 
 #include <algorithm>
 #include <array>
@@ -44,10 +43,11 @@ bool SplitToken(std::string* address, uint64_t* token) {
 
 absl::Status FabricTransport::Start() {
   epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
-  timer_.Reset(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-  if (!epoll_.valid() || !timer_.valid()) return ErrnoStatus(errno, "descriptors of a transport");
+  if (!epoll_.valid() || !watch_.timer().Open()) {
+    return ErrnoStatus(errno, "descriptors of a transport");
+  }
   for (const auto& [fd, tag] : {std::pair(provider_->event_queue_descriptor(), kEventQueueTag),
-                                std::pair(timer_.get(), kTimerTag)}) {
+                                std::pair(watch_.timer().descriptor(), kTimerTag)}) {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = tag;
@@ -162,11 +162,11 @@ absl::Status FabricTransport::AddPeer(const PeerHandle& peer) {
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection.descriptor(), &event) != 0) {
     return ErrnoStatus(errno, "watch the connection with " + connection.peer());
   }
-  peer->connect_by_ns = clock_->NowNs() + options_.connect_timeout_ns;
+  peer->times.open_by_ns = clock_->NowNs() + options_.connect_timeout_ns;
   peers_.emplace(connection.id(), peer);
   by_endpoint_.emplace(&connection.endpoint()->fid, connection.id());
   events_armed_ = false;
-  SetTimer();
+  watch_.Arm(peers_);
   return absl::OkStatus();
 }
 
@@ -270,22 +270,6 @@ void FabricTransport::Advance(Peer& peer) {
   peer.armed = false;
   const absl::Status status = peer.connection->Advance();
   if (!status.ok() && peer.ending.empty()) peer.ending = std::string(status.message());
-}
-
-void FabricTransport::SetTimer() {
-  int64_t first_ns = 0;
-  for (const auto& [id, peer] : peers_) {
-    const int64_t due_ns =
-        peer->connection->established() ? next_heartbeat_ns_ : peer->connect_by_ns;
-    if (first_ns == 0 || due_ns < first_ns) first_ns = due_ns;
-  }
-  itimerspec timer{};
-  if (first_ns != 0) {
-    const int64_t left_ns = std::max<int64_t>(first_ns - clock_->NowNs(), 1);
-    timer.it_value.tv_sec = left_ns / 1'000'000'000;
-    timer.it_value.tv_nsec = left_ns % 1'000'000'000;
-  }
-  timerfd_settime(timer_.get(), 0, &timer, nullptr);
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> NewFabricTransport(const FabricOptions& options,

@@ -16,30 +16,10 @@
 #include "libs/base/random.h"
 #include "libs/runtime/clock.h"
 #include "libs/transport/testing/harness.h"
+#include "libs/transport/testing/test_port.h"
 
 namespace talweg::transport {
 namespace {
-
-// A TCP port that is bound and does not listen, so that nobody else gets it meanwhile.
-class DeafPort {
- public:
-  DeafPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof(address);
-    TALWEG_CHECK(bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), length) == 0);
-    TALWEG_CHECK(getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
-    port_ = ntohs(address.sin_port);
-  }
-  uint16_t port() const { return port_; }
-  Descriptor Accept() { return Descriptor(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC)); }
-  void Listen() { TALWEG_CHECK(listen(socket_.get(), 1) == 0); }
-
- private:
-  Descriptor socket_;
-  uint16_t port_ = 0;
-};
 
 // Memory of fake GPUs: the host's.
 class HostDevice final : public TestDevice {
@@ -91,7 +71,7 @@ class FabricHarness final : public Harness {
  private:
   MonotonicClock clock_;
   HostDevice device_;
-  DeafPort deaf_;
+  TestPort deaf_;
 };
 
 }  // namespace
@@ -202,7 +182,7 @@ TEST_CASE("Fabric: where to listen", "[transport]") {
 
 TEST_CASE("Fabric: somebody who accepts and never answers is given up", "[transport]") {
   // It listens, and its kernel accepts. Nobody says anything.
-  DeafPort mute;
+  TestPort mute;
   mute.Listen();
   MonotonicClock clock;
   Endpoint client{NewTcp(&clock, {.connect_timeout_ns = 50'000'000})};
@@ -236,7 +216,7 @@ TEST_CASE("Fabric: writes longer than the provider's limit arrive in parts", "[t
 
 // What a client says to connect, so that a stranger can say the same.
 std::vector<std::byte> RecordConnectRequest() {
-  DeafPort port;
+  TestPort port;
   port.Listen();
   MonotonicClock clock;
   Endpoint client{NewTcp(&clock)};

@@ -5,7 +5,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +19,7 @@
 #include "libs/base/check.h"
 #include "libs/base/shown_address.h"
 #include "libs/status/status.h"
+#include "libs/transport/deadline_timer.h"
 #include "libs/transport/keys.h"
 #include "libs/transport/local/connection.h"
 #include "libs/transport/local/handshake.h"
@@ -105,7 +105,7 @@ class LocalTransportImpl final : public LocalTransport {
 
   Descriptor epoll_;
   Descriptor doorbell_;  // Peers write to it when they have something for us and we sleep.
-  Descriptor timer_;
+  DeadlineTimer timer_;
   Descriptor listener_;
   std::string listening_path_;  // To be removed with the listener.
   int64_t next_heartbeat_ns_ = 0;
@@ -125,12 +125,11 @@ LocalTransportImpl::~LocalTransportImpl() {
 absl::Status LocalTransportImpl::Start() {
   epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
   doorbell_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  timer_.Reset(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-  if (!epoll_.valid() || !doorbell_.valid() || !timer_.valid()) {
+  if (!epoll_.valid() || !doorbell_.valid() || !timer_.Open()) {
     return ErrnoStatus(errno, "descriptors of a local transport");
   }
   TALWEG_RETURN_IF_ERROR(Watch(doorbell_.get(), kDoorbellTag));
-  return Watch(timer_.get(), kTimerTag);
+  return Watch(timer_.descriptor(), kTimerTag);
 }
 
 absl::Status LocalTransportImpl::Watch(int fd, uint64_t tag) {
@@ -326,7 +325,7 @@ void LocalTransportImpl::LookAtDescriptors(EventSink& sink, int* work) {
     if (tag == kDoorbellTag) {
       [[maybe_unused]] const ssize_t got = read(doorbell_.get(), &ignored, sizeof(ignored));
     } else if (tag == kTimerTag) {
-      [[maybe_unused]] const ssize_t got = read(timer_.get(), &ignored, sizeof(ignored));
+      timer_.Quieten();
     } else if (tag == kListenerTag) {
       AcceptAll();
       ++*work;
@@ -456,13 +455,11 @@ void LocalTransportImpl::SetTimer() {
         std::min(next_timeout_ns_,
                  peer->connection.established() ? next_heartbeat_ns_ : peer->establish_by_ns);
   }
-  itimerspec timer{};
+  std::optional<int64_t> left_ns;
   if (next_timeout_ns_ != std::numeric_limits<int64_t>::max()) {
-    const int64_t left_ns = std::max<int64_t>(next_timeout_ns_ - clock_->NowNs(), 1);
-    timer.it_value.tv_sec = left_ns / 1'000'000'000;
-    timer.it_value.tv_nsec = left_ns % 1'000'000'000;
+    left_ns = next_timeout_ns_ - clock_->NowNs();
   }
-  timerfd_settime(timer_.get(), 0, &timer, nullptr);
+  timer_.RingIn(left_ns);
 }
 
 // Tells the sink, unless the sink closed the connection. Nobody is told of an accepted connection

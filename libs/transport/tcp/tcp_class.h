@@ -19,6 +19,7 @@
 #include "libs/runtime/clock.h"
 #include "libs/telemetry/counter.h"
 #include "libs/transport/keys.h"
+#include "libs/transport/peer_watch.h"
 #include "libs/transport/regions.h"
 #include "libs/transport/socket_address.h"
 #include "libs/transport/tcp/connection.h"
@@ -33,6 +34,10 @@ class TcpTransport final : public Transport {
   TcpTransport(const TcpOptions& options, const Clock* clock, CounterSet* counters)
       : options_(options),
         clock_(clock),
+        watch_({.connect_timeout_ns = options.connect_timeout_ns,
+                .heartbeat_ns = options.heartbeat_ns,
+                .silence_ns = options.silence_ns},
+               clock),
         keys_(options.key_seed),
         listener_key_(NewDataKey()),
         counters_(counters != nullptr ? *counters : own_counters_),
@@ -69,11 +74,12 @@ class TcpTransport final : public Transport {
     std::unique_ptr<TcpConnection> connection;
     bool connecting = false;  // We connect: OnConnected is due, not OnAccepted.
     std::string host;         // From which we were connected to.
-    int64_t open_by_ns = 0;   // While not open.
     bool due = false;         // There may be something to do for it.
-    std::string ending;       // Not empty: ends when all that has arrived is read.
-    bool heard = true;        // Whether anything came since our last heartbeat.
-    int64_t silent_ns = 0;    // Counted while our thread ran: a stopped process has heard nobody.
+    PeerTimes times;
+    std::string ending;  // Not empty: ends when all that has arrived is read.
+
+    bool open() const { return connection->open(); }
+    const std::string& name() const { return connection->peer(); }
   };
   using PeerHandle = std::shared_ptr<Peer>;
 
@@ -82,7 +88,6 @@ class TcpTransport final : public Transport {
   absl::StatusOr<PeerHandle> AddPeer(std::unique_ptr<TcpConnection> connection);
   void Advance(Peer& peer);
   void Forget(Peer& peer);
-  void SetTimer();
   const TlsContext* tls() const { return tls_ ? &*tls_ : nullptr; }
 
   // tcp_events.cc
@@ -94,11 +99,11 @@ class TcpTransport final : public Transport {
   void Shake(EventSink& sink, const PeerHandle& peer);
   void PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work);
   void PollTimeouts(EventSink& sink, int* work);
-  void BeatHearts(EventSink& sink, int64_t now_ns, int* work);
   void End(EventSink& sink, const PeerHandle& peer, const std::string& reason);
 
   const TcpOptions options_;
   const Clock* const clock_;
+  PeerWatch watch_;
   KeySource keys_;
   const DataKey listener_key_;  // The same for all our listeners.
   CounterSet own_counters_;     // Used when the caller wants no counters.
@@ -109,9 +114,7 @@ class TcpTransport final : public Transport {
   std::optional<TlsContext> tls_;
 
   Descriptor epoll_;
-  Descriptor timer_;
   std::vector<Descriptor> listeners_;
-  int64_t next_heartbeat_ns_ = 0;
   uint64_t next_id_ = 1;
   size_t first_polled_ = 0;  // Connections take turns in being polled first.
   RegionTable regions_;

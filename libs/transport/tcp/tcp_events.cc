@@ -52,8 +52,7 @@ void TcpTransport::LookAtDescriptors(EventSink& sink, int* work) {
   for (int i = 0; i < count; ++i) {
     const uint64_t tag = ready[i].data.u64;
     if (tag == kTimerTag) {
-      uint64_t ignored;
-      [[maybe_unused]] const ssize_t got = read(timer_.get(), &ignored, sizeof(ignored));
+      watch_.timer().Quieten();
     } else if (kTimerTag - 1 - tag < listeners_.size()) {
       AcceptAll(listeners_[kTimerTag - 1 - tag].get());
       ++*work;
@@ -92,8 +91,8 @@ void TcpTransport::OnAccepted(Descriptor socket, const SocketAddress& from) {
     return;
   }
   (*peer)->host = host;
-  (*peer)->open_by_ns = clock_->NowNs() + options_.proof_timeout_ns;
-  SetTimer();
+  (*peer)->times.open_by_ns = clock_->NowNs() + options_.proof_timeout_ns;
+  watch_.Arm(peers_);
 }
 
 // Closes the oldest of those that have proven nothing where there are as many as there may be: of
@@ -142,9 +141,9 @@ void TcpTransport::Shake(EventSink& sink, const PeerHandle& peer) {
   }
   if (!connection.open()) return;
   peer->due = true;
-  next_heartbeat_ns_ = std::max(next_heartbeat_ns_, clock_->NowNs());
+  watch_.NoteOpen();
   Advance(*peer);
-  SetTimer();
+  watch_.Arm(peers_);
   if (peer->connecting) {
     sink.OnConnected(connection.id());
   } else {
@@ -181,7 +180,7 @@ void TcpTransport::PollPeer(EventSink& sink, const PeerHandle& peer, int* budget
     }
     if (*read == ReadResult::kNothing) break;
     ++*work;
-    peer->heard = true;
+    peer->times.heard = true;
     if (*read == ReadResult::kFrame) {
       --*budget;
       sink.OnFrame(connection.id(), connection.frame());
@@ -190,7 +189,7 @@ void TcpTransport::PollPeer(EventSink& sink, const PeerHandle& peer, int* budget
   if (connection.closed()) return;
   if (!connection.drained()) {
     ++*work;  // A part of a long write has come.
-    peer->heard = true;
+    peer->times.heard = true;
     peer->due = true;
   } else if (!peer->ending.empty()) {
     ++*work;
@@ -199,43 +198,16 @@ void TcpTransport::PollPeer(EventSink& sink, const PeerHandle& peer, int* budget
 }
 
 void TcpTransport::PollTimeouts(EventSink& sink, int* work) {
-  const int64_t now_ns = clock_->NowNs();
-  std::vector<PeerHandle> late;
-  for (const auto& [id, peer] : peers_) {
-    if (!peer->connection->open() && now_ns >= peer->open_by_ns) late.push_back(peer);
-  }
-  for (const PeerHandle& peer : late) {
+  const auto over = watch_.FindOver(peers_, [this](Peer& peer) {
+    if (!peer.connection->idle()) return;
+    peer.connection->PostHeartbeat();
+    Advance(peer);
+  });
+  for (const auto& [peer, reason] : over) {
     ++*work;
-    End(sink, peer,
-        "connect to " + peer->connection->peer() + ": no answer within " +
-            std::to_string(options_.connect_timeout_ns / 1'000'000) +
-            " ms; check the address, and that no firewall drops the packets");
+    End(sink, peer, reason);
   }
-  if (now_ns >= next_heartbeat_ns_) BeatHearts(sink, now_ns, work);
-}
-
-void TcpTransport::BeatHearts(EventSink& sink, int64_t now_ns, int* work) {
-  std::vector<PeerHandle> silent;
-  for (const auto& [id, peer] : peers_) {
-    if (!peer->connection->open()) continue;
-    peer->silent_ns =
-        std::exchange(peer->heard, false) ? 0 : peer->silent_ns + options_.heartbeat_ns;
-    if (options_.silence_ns > 0 && peer->silent_ns >= options_.silence_ns) {
-      silent.push_back(peer);
-    } else if (peer->connection->idle()) {
-      peer->connection->PostHeartbeat();
-      Advance(*peer);
-    }
-  }
-  for (const PeerHandle& peer : silent) {
-    ++*work;
-    End(sink, peer,
-        peer->connection->peer() + " was silent for " +
-            std::to_string(options_.silence_ns / 1'000'000) +
-            " ms: its host or the network to it is down, or the process was stopped");
-  }
-  next_heartbeat_ns_ = now_ns + options_.heartbeat_ns;
-  SetTimer();
+  if (!over.empty()) watch_.Arm(peers_);
 }
 
 // Tells the sink, unless the sink closed the connection. Nobody is told of an accepted connection

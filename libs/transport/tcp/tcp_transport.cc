@@ -6,7 +6,6 @@
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/timerfd.h>
 
 #include <algorithm>
 #include <utility>
@@ -28,12 +27,13 @@ constexpr uint64_t kGatheredBytesMax = 256 * 1024;
 absl::Status TcpTransport::Start() {
   if (options_.security == DataSecurity::kTls) tls_.emplace();
   epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
-  timer_.Reset(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-  if (!epoll_.valid() || !timer_.valid()) return ErrnoStatus(errno, "descriptors of a transport");
+  if (!epoll_.valid() || !watch_.timer().Open()) {
+    return ErrnoStatus(errno, "descriptors of a transport");
+  }
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = kTimerTag;
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, timer_.get(), &event) != 0) {
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, watch_.timer().descriptor(), &event) != 0) {
     return ErrnoStatus(errno, "epoll_ctl for a transport");
   }
   return absl::OkStatus();
@@ -137,8 +137,8 @@ absl::StatusOr<ConnectionId> TcpTransport::Connect(const std::string& address) {
                           AddPeer(std::make_unique<TcpConnection>(
                               ConnectionId(next_id_++), std::move(socket), *parsed, tls(), name)));
   peer->connecting = true;
-  peer->open_by_ns = clock_->NowNs() + options_.connect_timeout_ns;
-  SetTimer();
+  peer->times.open_by_ns = clock_->NowNs() + options_.connect_timeout_ns;
+  watch_.Arm(peers_);
   const ConnectionId id = peer->connection->id();
   if (failed) {
     // Reported like every other failed attempt, so that callers have one path for it.
@@ -230,21 +230,6 @@ void TcpTransport::Advance(Peer& peer) {
   if (status.ok() || !peer.ending.empty()) return;
   peer.ending = peer.connection->peer() + ": " + std::string(status.message());
   peer.due = true;
-}
-
-void TcpTransport::SetTimer() {
-  int64_t first_ns = 0;
-  for (const auto& [id, peer] : peers_) {
-    const int64_t due_ns = peer->connection->open() ? next_heartbeat_ns_ : peer->open_by_ns;
-    if (first_ns == 0 || due_ns < first_ns) first_ns = due_ns;
-  }
-  itimerspec timer{};
-  if (first_ns != 0) {
-    const int64_t left_ns = std::max<int64_t>(first_ns - clock_->NowNs(), 1);
-    timer.it_value.tv_sec = left_ns / 1'000'000'000;
-    timer.it_value.tv_nsec = left_ns % 1'000'000'000;
-  }
-  timerfd_settime(timer_.get(), 0, &timer, nullptr);
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> NewTcpTransport(const TcpOptions& options,

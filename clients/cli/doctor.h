@@ -57,7 +57,7 @@ struct MachineFacts {
   // off.
   std::string mps_directory;
   std::string cuda_toolkit;  // Version and place; empty: none found.
-  std::string governor;      // Of CPU frequencies; empty: unknown.
+  std::string governor;      // The CPU frequencies'; empty: unknown.
   std::optional<bool> clock_synchronized;
   std::string kernel;
   std::string libc;

@@ -279,7 +279,7 @@ TEST_CASE("Agent alone: a tensor past the limit is refused with the figures", "[
 
 TEST_CASE("Agent alone: jobs one after the other have each as many tensors as fit", "[agent]") {
   RunningAgent agent(Alone(1));
-  constexpr size_t kTensors = 40'000;  // Of 65,536 at most.
+  constexpr size_t kTensors = 40'000;  // 65,536 are the most.
   for (uint64_t generation = 1; generation <= 2; ++generation) {
     {
       Rank rank(agent.socket_path());

@@ -26,7 +26,7 @@ struct Line {
   char text[1024] = "";
 };
 
-// Of "0-7,64-71".
+// Counts what "0-7,64-71" lists.
 uint64_t CountOf(const char* list) {
   uint64_t count = 0;
   for (const char* at = list; *at >= '0' && *at <= '9';) {

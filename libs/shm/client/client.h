@@ -22,6 +22,7 @@
 #include "libs/shm/client/open_bytes.h"
 #include "libs/shm/client/pushed_rounds.h"
 #include "libs/shm/client/round_lengths.h"
+#include "libs/shm/client/transfers.h"
 #include "libs/shm/client/watches.h"
 #include "libs/shm/layout/control.h"
 #include "libs/shm/layout/messages.h"
@@ -53,33 +54,6 @@ struct ClientIdentity {
   uint32_t node_rank = 0;
   uint32_t node_count = 0;
   char job_name[kJobNameBytesMax + 1] = "";
-};
-
-// What a push says of its round. A value.
-struct PushedParts {
-  const uint64_t* lengths = nullptr;  // Bytes of each part that the rank gives; null: all are full.
-  RoundSignature signature = 0;
-  const void* const* places = nullptr;  // Where each of them lies; null: one after another.
-  // Where the caller's result has the part that this rank gives itself: it goes there at once.
-  // null: it is taken with the others.
-  void* own = nullptr;
-};
-
-// What a wait is for. A value.
-struct Taking {
-  void* out = nullptr;  // Where the parts go that the rank gets; null: they are not copied.
-  uint64_t out_bytes = UINT64_MAX;  // The room there.
-  uint64_t* lengths = nullptr;      // Where the lengths go of those parts; null: nowhere.
-  // Where each of several parts goes, and the room there; null: one after another.
-  void* const* places = nullptr;
-  const uint64_t* rooms = nullptr;
-  bool takes = true;  // Else a round that has a result stays open.
-  // What a wait of this round has copied to `out`, before it timed out, is still there.
-  bool again = false;
-
-  bool NeedsLengths() const {
-    return out != nullptr || out_bytes != UINT64_MAX || lengths != nullptr || places != nullptr;
-  }
 };
 
 struct ClientStatistics {
@@ -119,7 +93,7 @@ class Client {
   uint32_t PartsGot(uint32_t tensor) const;
   // How many parts its contribution has room for.
   uint32_t PartsHeld(uint32_t tensor) const;
-  // Of the next push.
+  // Where the next push is taken from.
   void* Contribution(uint32_t tensor) const;
   // Whether the ranks sum it in place: its result is where its contribution was, without a copy.
   bool SumsInPlace(uint32_t tensor) const;
@@ -193,11 +167,11 @@ class Client {
     bool has_tables = false;  // Buffers end with a table of lengths.
     Parts gives;
     Parts gets;
-    uint64_t bytes = 0;  // Of the data in a buffer.
+    uint64_t bytes = 0;  // The data's in a buffer.
     std::byte* contribution = nullptr;
     const std::byte* result[2] = {};
     const std::byte* arrivals = nullptr;  // ArrivalsLine; null: nothing is told.
-    // Of a tensor that the ranks sum: it lies in part `part` of every rank's arena, at `offset`.
+    // Where the ranks sum it: it lies in part `part` of every rank's arena, at `offset`.
     bool ranks_sum = false;
     uint32_t part = 0;
     uint64_t offset = 0;
@@ -311,7 +285,7 @@ class Client {
   struct WaitingPlace {
     std::atomic<uint32_t>& sleepers;
     std::optional<uint32_t> tensor = std::nullopt;
-    uint64_t awaited_bytes = 0;  // Of its result, before it is complete.
+    uint64_t awaited_bytes = 0;  // Its result's, before it is complete.
     bool needs_agent = true;     // Else ranks that run may be all it takes.
   };
   void Enter(const WaitingPlace& place);
@@ -403,7 +377,7 @@ class Client {
   // itself also, or only, to `own`.
   void CopyIn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
               std::byte* contribution, std::byte* own);
-  // Behind the push: the part that nobody else gets.
+  // Copies the part that nobody else gets, after the push.
   void CopyOwn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
                std::byte* own);
   // Writes their lengths behind them.
@@ -416,7 +390,7 @@ class Client {
   uint32_t EventsLost() const {
     return control_.agent_line().events_lost.load(std::memory_order_seq_cst);
   }
-  // Of the tensor's open round.
+  // Whether its open round has lost them.
   bool LostItsEvents(const Tensor& tensor) const {
     return tensor.pushed_at.load(std::memory_order_relaxed) != EventsLost();
   }
@@ -540,8 +514,8 @@ class Client {
                         const Deadline& deadline, ErrorText& error);
   // Behind closed_: this rank begins no piece any more; returns when those are done that it has.
   void FinishPieces();
-  // Of a tensor that is summed in place and has no open round, under state_mutex_; `purpose` was
-  // refused.
+  // Checks that a tensor that is summed in place has no open round, else `purpose` is refused. Under
+  // state_mutex_.
   RankStatus CheckAtRest(const Tensor& tensor, const char* purpose, ErrorText& error) const;
   RankStatus DetachPlace(Tensor& tensor, ErrorText& error);
   RankStatus DetachBuffer(Tensor& tensor, ErrorText& error);

@@ -22,7 +22,7 @@ void FullFence() { __sync_synchronize(); }
 // One round of one part of a tensor, as one thread of one rank sums it.
 class Summing {
  public:
-  // Of the `bytes` at `offset` of the contributions. What is said of shares is for a single part.
+  // Sums the `bytes` at `offset` of the contributions. What is said of shares is for a single part.
   Summing(const Collective& collective, uint32_t ranks, const RankSumShape& shape, uint64_t offset,
           uint64_t bytes, uint64_t round, const std::byte* const* arenas, std::byte* out,
           bool streaming)
@@ -302,7 +302,7 @@ void Client::SumShared(Tensor& tensor, const CompleteRound& complete, std::byte*
                   out, Streams(bytes));
   if (!summing.IsShared()) return summing.All();
   uint32_t first = 0;
-  // Of several threads that wait for one round the first shares what it sums.
+  // The first of several threads that wait for one round shares what it sums.
   const bool shares =
       !summing.Begun(own) && !tensor.sharing.exchange(true, std::memory_order_acquire);
   if (shares && !summing.Begun(own)) {

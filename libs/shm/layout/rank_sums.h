@@ -116,7 +116,7 @@ struct RankSumShape {
   uint32_t parts_held =
       1;                // How many parts a buffer has room for: all, or those that a rank gives.
   uint64_t stride = 0;  // From one buffer to the next, or to what stands behind the only one.
-  uint64_t share_bytes = 0;  // Of each rank but the last; 0: every rank sums everything.
+  uint64_t share_bytes = 0;  // Each rank's but the last's; 0: every rank sums everything.
   bool keeps_sums = false;   // There is a buffer for the sums of a share.
   bool in_place = false;
   bool tells_pushes = false;  // There is a PushedLine.
@@ -145,7 +145,7 @@ struct RankSumShape {
     return ranks > 1 && bytes >= kSharedBytesMin ? RoundUp((bytes + ranks - 1) / ranks, 4 * kKiB)
                                                  : 0;
   }
-  // Of the contribution to a round.
+  // The contribution's to a round.
   constexpr uint64_t buffer_offset(uint64_t round) const {
     return in_place ? 0 : (round & 1) * stride;
   }

@@ -514,8 +514,8 @@ class Client {
                         const Deadline& deadline, ErrorText& error);
   // Behind closed_: this rank begins no piece any more; returns when those are done that it has.
   void FinishPieces();
-  // Checks that a tensor that is summed in place has no open round, else `purpose` is refused. Under
-  // state_mutex_.
+  // Checks that a tensor that is summed in place has no open round, else `purpose` is refused.
+  // Under state_mutex_.
   RankStatus CheckAtRest(const Tensor& tensor, const char* purpose, ErrorText& error) const;
   RankStatus DetachPlace(Tensor& tensor, ErrorText& error);
   RankStatus DetachBuffer(Tensor& tensor, ErrorText& error);

@@ -134,13 +134,21 @@ class CommandsTest(unittest.TestCase):
         self.assertEqual(scheduler.returncode, 130)
 
     def test_without_a_launcher(self) -> None:
-        """Local rank 0 starts the node's agent; after suspend() it starts another."""
+        """Local rank 0 starts the node's agent; after suspend() it starts another.
+
+        Rank 1 comes back while rank 0's first agent is still there, and waits for its second.
+        """
         self.program.write_text(
             _PROGRAM
             + textwrap.dedent(
                 """
+                import pathlib, time
                 before = bps.rank()
+                left = pathlib.Path(sys.argv[0]).with_name("left")
+                while before == 0 and not left.exists():
+                    time.sleep(0.01)
                 bps.suspend()
+                left.touch()
                 bps.resume(1, 1, before)
                 talweg.push_pull(np.ones(3, np.float32), name="again")
                 print(f"again {bps.rank()} of {bps.size()}", flush=True)

@@ -100,13 +100,13 @@ class VariablesTest(unittest.TestCase):
         with tempfile.TemporaryDirectory(dir="/tmp") as parent:
             variables = {"BYTEPS_SOCKET_PATH": parent}
             job = _job.job_of(variables, "worker", 2)
-            directory = Path(_job.socket_path(job, variables)).parent
+            directory = Path(_job.socket_path(job, variables, 0)).parent
             self.assertEqual(directory.stat().st_mode & 0o777, 0o700)
             directory.chmod(0o777)
             with self.assertRaisesRegex(VariableError, "BYTEPS_SOCKET_PATH is '/tmp/.*mode 0700"):
-                _job.socket_path(job, variables)
+                _job.socket_path(job, variables, 0)
             with self.assertRaisesRegex(VariableError, "BYTEPS_SOCKET_PATH is '/tmp/.*/nothing'"):
-                _job.socket_path(job, {"BYTEPS_SOCKET_PATH": f"{parent}/nothing"})
+                _job.socket_path(job, {"BYTEPS_SOCKET_PATH": f"{parent}/nothing"}, 0)
 
     def test_p4ml_is_warned_of(self) -> None:
         done = run(["true"], P4ML_APP="1")

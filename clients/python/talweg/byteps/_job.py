@@ -240,8 +240,12 @@ def member_count(told: Mapping[str, Any], name: str) -> int:
     return int(mine[-1]["member_count"]) if mine else 0
 
 
-def socket_path(job: Job, environment: Mapping[str, str]) -> str:
-    """Where the ranks of this node, which no launcher has started, meet their agent."""
+def socket_path(job: Job, environment: Mapping[str, str], jobs_before: int) -> str:
+    """Where the ranks of this node, which no launcher has started, meet their agent.
+
+    Each job that a process joins has a place of its own: the agent of the `jobs_before` earlier
+    ones may still be ending when another rank comes back.
+    """
     told = TABLE.value(environment, "BYTEPS_SOCKET_PATH")
     directory = os.path.join(told, f"talweg-{os.getuid()}")
     try:
@@ -251,5 +255,5 @@ def socket_path(job: Job, environment: Mapping[str, str]) -> str:
             f"BYTEPS_SOCKET_PATH is '{told}', where the node's ranks cannot meet ({error}): set it to a "
             "directory that you may write to"
         ) from None
-    place = f"{job.name}-{job.port or 'local'}-{job.worker or 0}".replace("/", "_")
+    place = f"{job.name}-{job.port or 'local'}-{job.worker or 0}-{jobs_before}".replace("/", "_")
     return os.path.join(directory, f"byteps-{place[-60:]}.sock")

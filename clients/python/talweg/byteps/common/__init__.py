@@ -26,6 +26,8 @@ _WAIT_S = _job.WAIT_S
 _LEAVE_S = 60
 
 _agent: subprocess.Popen[bytes] | None = None
+# How many jobs this process has joined: all ranks of a node have joined as many.
+_jobs = 0
 _speed: timeline.Speed | None = None
 _trace: _Trace | None = None
 
@@ -75,7 +77,7 @@ def init(lazy: bool = True) -> None:
 
     Returns when the whole job is there, whether `lazy` or not. A second call does nothing.
     """
-    global _speed, _trace
+    global _jobs, _speed, _trace
     if talweg.is_initialized():
         return
     environment = dict(os.environ)
@@ -89,6 +91,7 @@ def init(lazy: bool = True) -> None:
         os.environ.setdefault("TALWEG_TENSORFLOW_OPS", "python")
     session.forget()
     _join(environment)
+    _jobs += 1
     atexit.register(shutdown)
     client = _client.current()
     if TABLE.switch(environment, "BYTEPS_TELEMETRY_ON"):
@@ -115,7 +118,7 @@ def _join(environment: Mapping[str, str]) -> None:
     if not job.is_distributed and local_size == 1:
         _client.connect(None, _WAIT_S, alone=True)
         return
-    path = _job.socket_path(job, environment)
+    path = _job.socket_path(job, environment, _jobs)
     if TABLE.number(environment, "BYTEPS_LOCAL_RANK") == 0:
         _start_agent(job, environment, path)
     end = time.monotonic() + _WAIT_S
@@ -124,8 +127,7 @@ def _join(environment: Mapping[str, str]) -> None:
             talweg.init(path, timeout_s=_WAIT_S)
             return
         except errors.JobFailed:
-            # After resume() another rank may come to the agent before this one's, which is ending
-            # and lets nobody in any more.
+            # The agent of a program that was killed may be ending here, and lets nobody in any more.
             if _agent is not None or time.monotonic() > end - _WAIT_S + _LEAVE_S:
                 raise
             time.sleep(0.05)

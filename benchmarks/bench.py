@@ -42,6 +42,7 @@ from harness.scenarios import (  # noqa: E402
     one_node,
     own_aggregators,
     priorities,
+    recovery,
     shaped_links,
     tensorflow_step,
     torch_backend,
@@ -70,6 +71,7 @@ SCENARIOS: dict[str, Any] = {
     "priorities": priorities,
     "collectives": collectives,
     "torch_backend": torch_backend,
+    "recovery": recovery,
 }
 # For a machine with a GPU: only with --gpu.
 GPU_SCENARIOS: dict[str, Any] = {

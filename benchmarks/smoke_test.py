@@ -52,7 +52,7 @@ class SmokeTest(unittest.TestCase):
         cls.output = Path(cls.scratch.name)
         scenarios = ["one_node", "aggregator_host", "own_aggregators", "shaped_links"]
         scenarios += ["long_links", "model_tensors", "first_step", "idle", "kernels", "growth"]
-        scenarios.append("collectives")
+        scenarios += ["collectives", "recovery"]
         if _FULL:
             scenarios += ["training_step", "training_step_hosts", "torch_backend"]
         status, text = run(cls.output, f"--scenario={','.join(scenarios)}", f"--beside={_RUNFILES}")

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The logs of recovery_rank.py, and what a kill has cost by them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.figures import median
+
+_RECORD = struct.Struct("<qqqqqq")
+COMES, BEGINS, STEP = 0, 1, 2
+# A usual step is the median of so many before the kill.
+_USUAL_STEPS = 100
+# A loss is over so many steps after the view without the lost one.
+_AFTER = 5
+
+
+@dataclass(frozen=True)
+class Record:
+    what: int  # COMES: the process is there; BEGINS: it has the others' state; STEP: it ended one.
+    step: int
+    begin_ns: int
+    end_ns: int
+    epoch: int
+    size: int
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.begin_ns) * 1e-9
+
+
+class Log:
+    """What one process of a rank has logged so far."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self.node, self.pid = (int(each) for each in path.name.split("."))
+        self.records: list[Record] = []
+
+    def read(self) -> None:
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+        whole = len(new) - len(new) % _RECORD.size
+        self._offset += whole
+        self.records += (Record(*fields) for fields in _RECORD.iter_unpack(new[:whole]))
+
+    def steps_since(self, begin_ns: int) -> list[Record]:
+        """The steps that ended after that, in their order."""
+        found = []
+        for record in reversed(self.records):
+            if record.end_ns <= begin_ns:
+                break
+            if record.what == STEP:
+                found.append(record)
+        return found[::-1]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a survivor lost by a kill: seconds above its usual step. None: no view told of it."""
+
+    usual_s: float
+    loss_s: float
+    rejoin_s: float | None
+
+
+def cost(before: Sequence[Record], after: Sequence[Record]) -> Cost:
+    """`before`: the steps that had ended when something was killed; `after`: those since.
+
+    The steps up to the first with a newer epoch, and a few more, belong to the loss. Those up to
+    the next newer epoch, and a few more, belong to the return of what was killed.
+    """
+    usual_s = median([record.seconds for record in before[-_USUAL_STEPS:]])
+    changes = _changes(before[-1].epoch, after)
+    first = changes[0] if changes else len(after)
+    second = changes[1] if len(changes) > 1 else len(after)
+    loss = after[: min(first + 1 + _AFTER, second)]
+    rejoin = after[second : second + 1 + _AFTER]
+    return Cost(
+        usual_s,
+        max(record.seconds for record in loss) - usual_s,
+        max(record.seconds for record in rejoin) - usual_s if rejoin else None,
+    )
+
+
+def _changes(epoch: int, records: Sequence[Record]) -> list[int]:
+    """The places of the records with another epoch than the one before."""
+    found = []
+    for place, record in enumerate(records):
+        if record.epoch != epoch:
+            found.append(place)
+            epoch = record.epoch
+    return found
+
+
+def enter_s(records: Sequence[Record]) -> float | None:
+    """From the time that a joiner was there to the end of its first step."""
+    came_ns = None
+    for record in records:
+        if record.what == COMES:
+            came_ns = record.end_ns
+        elif record.what == STEP and came_ns is not None:
+            return (record.end_ns - came_ns) * 1e-9
+    return None
+
+
+def wrong_order(log: Log) -> str:
+    """Which step of the process does not follow the one before; empty: all do."""
+    last = None
+    for record in log.records:
+        if record.what == STEP and last is not None and record.step != last + 1:
+            return f"a rank of node {log.node} ended step {record.step} after step {last}"
+        if record.what in (BEGINS, STEP):
+            last = record.step
+    return ""

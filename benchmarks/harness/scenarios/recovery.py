@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kill costs the ranks that go on, and what it costs them when the lost one comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from netns import NotPermitted
+
+from harness import recovery_log
+from harness.contender import ContenderFailed
+from harness.figures import format_bytes, format_seconds, median, quantile
+from harness.goodput import goodput_bytes_per_s
+from harness.recovery_job import NODES, Job
+from harness.recovery_log import Cost, Log
+from harness.report import Bar, markdown_table
+from harness.scenario import Context, Section
+
+TITLE = "Kills and returns"
+_GRADIENT_BYTES = 1 << 20
+_LEASE_MS = 2000
+_STATE_BYTES = 4 << 20
+# Steps of all nodes between two kills, at least.
+_STEPS = 120
+_PROCESS_LOSS_MAX_S = 0.1
+_LARGE_STATE_BYTES = 400_000_000
+_LARGE_STATE_LINK = 1000  # Mb/s
+_ENTER_TIMES_MAX = 1.25
+_SEED = 11
+
+
+@dataclass
+class Kind:
+    """A way to lose something, and what was measured of it."""
+
+    name: str
+    survivors_cost: list[Cost] = field(default_factory=list)
+    enter_s: list[float] = field(default_factory=list)
+
+    @property
+    def losses(self) -> list[float]:
+        return [cost.loss_s for cost in self.survivors_cost]
+
+    @property
+    def rejoins(self) -> list[float]:
+        return [cost.rejoin_s for cost in self.survivors_cost if cost.rejoin_s is not None]
+
+
+_RANK, _AGENT, _AGGREGATOR = "rank", "agent", "aggregator"
+_SCHEDULER, _HOST = "scheduler", "host cut off"
+_KINDS = (_RANK, _AGENT, _AGGREGATOR, _SCHEDULER, _HOST)
+# Those that take the node's rank out of the job, or its process along.
+_OF_A_NODE = (_RANK, _AGENT, _HOST)
+
+
+class _Killer:
+    """Kills in a job, one after another, when it has recovered from the one before."""
+
+    def __init__(self, job: Job, random: Random) -> None:
+        self._job = job
+        self._random = random
+        self._count = 0
+
+    def kill(self, kind: Kind) -> None:
+        victim = self._random.randrange(NODES)
+        self._job.await_steps(_STEPS, time.monotonic_ns())
+        time.sleep(self._random.uniform(0, 0.01))  # At any moment of a step.
+        lasting = [node for node in range(NODES) if node != victim or kind.name not in _OF_A_NODE]
+        logs = [self._job.logs(node)[-1] for node in lasting]
+        killed_ns = time.monotonic_ns()
+        self._lose(kind.name, victim, logs)
+        back_ns = time.monotonic_ns()
+        self._job.await_steps(_STEPS, back_ns)
+        kind.survivors_cost.append(self._worst(logs, killed_ns))
+        if kind.name in _OF_A_NODE:
+            came = self._job.logs(victim)[-1]
+            enter_s = recovery_log.enter_s(
+                [record for record in came.records if record.end_ns > killed_ns]
+            )
+            if enter_s is not None:
+                kind.enter_s.append(enter_s)
+
+    def _lose(self, kind: str, victim: int, survivors: Sequence[Log]) -> None:
+        job = self._job
+        if kind == _RANK:
+            job.kill_rank(victim)
+        elif kind == _AGENT:
+            job.kill_agent(victim)
+        elif kind == _SCHEDULER:
+            job.restart_scheduler()
+        elif kind == _AGGREGATOR:
+            # One after the other: the view takes the one that has come back when it loses another.
+            self._count += 1
+            job.kill_aggregator(self._count)
+            job.await_epoch_after(survivors[0])
+            job.start_aggregator(self._count)
+        else:
+            with job.cut_off(victim):
+                job.await_epoch_after(survivors[0])
+
+    def _worst(self, logs: Sequence[Log], killed_ns: int) -> Cost:
+        """The survivor's that lost most."""
+        costs = []
+        for log in logs:
+            log.read()
+            steps = log.steps_since(0)
+            before = [record for record in steps if record.end_ns <= killed_ns]
+            costs.append(recovery_log.cost(before, log.steps_since(killed_ns)))
+        return Cost(
+            median([cost.usual_s for cost in costs]),
+            max(cost.loss_s for cost in costs),
+            max((cost.rejoin_s for cost in costs if cost.rejoin_s is not None), default=None),
+        )
+
+
+def _kill_all(context: Context, kills: int, section: Section) -> list[Kind]:
+    kinds = [Kind(name) for name in _KINDS]
+    with Job(context.programs, _GRADIENT_BYTES, _STATE_BYTES, _LEASE_MS) as job:
+        killer = _Killer(job, Random(_SEED))
+        for kind in kinds:
+            for number in range(kills):
+                context.progress(f"{kind.name}: kill {number + 1} of {kills}")
+                killer.kill(kind)
+        _check(job, section, context)
+    return kinds
+
+
+def _check(job: Job, section: Section, context: Context) -> None:
+    if wrong := job.stop():
+        section.failed = True
+        context.notes.append(f"{TITLE}: {wrong}")
+
+
+def _large_state(context: Context, kills: int, section: Section) -> None:
+    """How long a joiner takes that has much to get over a link of a known rate."""
+    state = int(str(context.pick(1 << 20, 100_000_000, _LARGE_STATE_BYTES)))
+    kind = Kind(_RANK)
+    with Job(
+        context.programs, _GRADIENT_BYTES, state, 5 * _LEASE_MS, megabits_per_s=_LARGE_STATE_LINK
+    ) as job:
+        job.await_steps(_STEPS, 0)
+        goodput = goodput_bytes_per_s(job.network, "node0", "node1", _LARGE_STATE_LINK)
+        killer = _Killer(job, Random(_SEED))
+        for number in range(kills):
+            context.progress(f"{format_bytes(state)} of state: kill {number + 1} of {kills}")
+            killer.kill(kind)
+        _check(job, section, context)
+    step_s = median([cost.usual_s for cost in kind.survivors_cost])
+    least_s = state / goodput
+    times = (median(kind.enter_s) - step_s) / least_s
+    text = f"a joiner with {format_bytes(state)} of state enters: its time, less one step, over its transfer's"
+    section.bars.append(Bar(text, f"<= {_ENTER_TIMES_MAX:g}", times, times <= _ENTER_TIMES_MAX))
+    section.data["large_state"] = {
+        "state_bytes": state,
+        "goodput_bytes_per_s": goodput,
+        "enter_s": kind.enter_s,
+        "survivors_wait_s": kind.rejoins,
+    }
+
+
+def run(context: Context) -> Section:
+    section = Section(TITLE)
+    kills = int(str(context.pick(1, 10, 100)))
+    try:
+        kinds = _kill_all(context, kills, section)
+        _large_state(context, int(str(context.pick(1, 2, 5))), section)
+    except NotPermitted as refusal:
+        context.notes.append(f"{TITLE} is left out: {refusal}")
+        return section
+    except ContenderFailed as failure:
+        section.failed = True
+        context.notes.append(f"{TITLE}: {failure}")
+        return section
+    section.bars = [*_bars(kinds), *section.bars]
+    rows = [_row(kind) for kind in kinds]
+    for kind in kinds:
+        section.data[kind.name] = {
+            "usual_s": [cost.usual_s for cost in kind.survivors_cost],
+            "loss_s": kind.losses,
+            "rejoin_s": kind.rejoins,
+            "enter_s": kind.enter_s,
+        }
+    head = ["killed", "kills", "usual step", "loss p50", "p99", "return p50", "p99", "enters p50"]
+    section.text = markdown_table(head, rows) + (
+        f"\n{NODES} hosts with a rank each, two aggregators and a scheduler on a fourth; gradients of\n"
+        f"{format_bytes(_GRADIENT_BYTES)}, {format_bytes(_STATE_BYTES)} of state, a lease of "
+        f"{format_seconds(_LEASE_MS * 1e-3)}. Loss and return are the longest step of any survivor\n"
+        "until the view without what was killed, and until the one with it again, less a usual step.\n"
+        "A joiner enters from the time that its process is there until its first step has ended. Each\n"
+        "rank counts its steps in its weights: none is lost, and none is done twice.\n"
+    )
+    return section
+
+
+def _quantiles(values: Sequence[float]) -> list[str]:
+    if not values:
+        return ["", ""]
+    return [format_seconds(max(quantile(values, share), 0.0)) for share in (0.5, 0.99)]
+
+
+def _row(kind: Kind) -> list[str]:
+    usual = median([cost.usual_s for cost in kind.survivors_cost])
+    return [
+        kind.name,
+        str(len(kind.survivors_cost)),
+        format_seconds(usual),
+        *_quantiles(kind.losses),
+        *_quantiles(kind.rejoins),
+        *_quantiles(kind.enter_s)[:1],
+    ]
+
+
+def _bars(kinds: Sequence[Kind]) -> list[Bar]:
+    found = []
+    for kind in kinds:
+        wanted = _LEASE_MS * 1e-3 if kind.name == _HOST else _PROCESS_LOSS_MAX_S
+        for what, values in (("loss", kind.losses), ("return", kind.rejoins)):
+            if values and (what == "loss" or kind.name != _HOST):
+                p99 = quantile(values, 0.99)
+                text = f"{kind.name}: longest step at its {what}, p99 above a usual one, s"
+                found.append(Bar(text, f"<= {wanted:g}", p99, p99 <= wanted))
+    return found

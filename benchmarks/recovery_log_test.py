@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kill has cost, told by logs that are written here."""
+
+from __future__ import annotations
+
+import tempfile
+import unittest
+from pathlib import Path
+
+from harness import recovery_log
+from harness.recovery_log import BEGINS, COMES, STEP, Log, Record
+
+_MS = 1_000_000
+
+
+def _steps(*durations_ms: int, epochs: tuple[int, ...], first: int = 1) -> list[Record]:
+    records, now = [], 0
+    for place, (duration, epoch) in enumerate(zip(durations_ms, epochs, strict=True)):
+        end = now + duration * _MS
+        records.append(Record(STEP, first + place, now, end, epoch, 3))
+        now = end
+    return records
+
+
+class CostTest(unittest.TestCase):
+    def test_loss_and_return_are_told_apart(self) -> None:
+        before = _steps(2, 2, 2, epochs=(1, 1, 1))
+        after = _steps(2, 32, 2, *[2] * 9, 62, 2, epochs=(1, 2, 2, *[2] * 9, 3, 3))
+        cost = recovery_log.cost(before, after)
+        self.assertAlmostEqual(cost.usual_s, 0.002)
+        self.assertAlmostEqual(cost.loss_s, 0.030)
+        self.assertAlmostEqual(cost.rejoin_s or 0, 0.060)
+
+    def test_no_view_tells_of_a_scheduler(self) -> None:
+        cost = recovery_log.cost(_steps(2, epochs=(1,)), _steps(2, 3, 2, epochs=(1, 1, 1)))
+        self.assertAlmostEqual(cost.loss_s, 0.001)
+        self.assertIsNone(cost.rejoin_s)
+
+    def test_a_return_right_after_the_loss(self) -> None:
+        after = _steps(12, 52, epochs=(2, 3))
+        cost = recovery_log.cost(_steps(2, epochs=(1,)), after)
+        self.assertAlmostEqual(cost.loss_s, 0.010)
+        self.assertAlmostEqual(cost.rejoin_s or 0, 0.050)
+
+
+class LogTest(unittest.TestCase):
+    def _log(self, directory: str, records: list[Record], torn: bytes = b"") -> Log:
+        path = Path(directory) / "2.77"
+        with path.open("ab") as file:
+            for record in records:
+                values = (record.what, record.step, record.begin_ns, record.end_ns)
+                file.write(recovery_log._RECORD.pack(*values, record.epoch, record.size))
+            file.write(torn)
+        return Log(path)
+
+    def test_it_is_read_while_it_is_written(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            log = self._log(directory, _steps(1, 1, epochs=(1, 1)), b"torn")
+            log.read()
+            self.assertEqual((log.node, log.pid, len(log.records)), (2, 77, 2))
+            self.assertEqual([each.step for each in log.steps_since(1 * _MS)], [2])
+
+    def test_a_step_that_is_missing(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            log = self._log(directory, [Record(BEGINS, 4, 0, 0, 1, 3)])
+            log.read()
+            log.records += _steps(1, 1, epochs=(1, 1), first=5)
+            self.assertEqual(recovery_log.wrong_order(log), "")
+            log.records += _steps(1, epochs=(1,), first=6)
+            text = "a rank of node 2 ended step 6 after step 6"
+            self.assertEqual(recovery_log.wrong_order(log), text)
+
+    def test_how_long_a_joiner_takes_to_enter(self) -> None:
+        came, began = Record(COMES, 0, 0, 3 * _MS, 1, 3), Record(BEGINS, 9, 0, 5 * _MS, 2, 3)
+        ended = Record(STEP, 10, 5 * _MS, 7 * _MS, 2, 3)
+        self.assertIsNone(recovery_log.enter_s([came, began]))
+        self.assertAlmostEqual(recovery_log.enter_s([came, began, ended]) or 0, 0.004)
+
+
+if __name__ == "__main__":
+    unittest.main()

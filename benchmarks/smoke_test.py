@@ -143,6 +143,14 @@ class SmokeTest(unittest.TestCase):
             self.assertGreater(figures["socket_servers_cpu_s_per_gigabyte"], 0)
         self.assertEqual(len(data["tensors"]), 2)
 
+    def test_kills_and_returns(self) -> None:
+        data = self.document["data"]["recovery"]
+        for kind in ("rank", "agent", "aggregator", "scheduler", "host cut off"):
+            self.assertEqual(len(data[kind]["loss_s"]), 1, kind)
+        for kind in ("rank", "agent", "host cut off"):
+            self.assertGreater(data[kind]["enter_s"][0], 0, kind)
+        self.assertEqual(len(data["large_state"]["enter_s"]), 1)
+
     def test_the_first_step(self) -> None:
         figures = self.document["data"]["first_step"]["4 MiB in 2"]
         self.assertEqual(len(figures["others"]), 5)

@@ -27,6 +27,11 @@ bool Job::Pending(const Member& member) const {
   return state == JobState::kRunning && !view->IndexOf(member.record.member.id);
 }
 
+bool Job::MayEnter(const Member& member) const {
+  // A job that runs would wait for ranks that are not there yet.
+  return member.stream.has_value() && (member.ranks_attached || state == JobState::kForming);
+}
+
 JobRecord RecordOf(const Job& job) {
   JobRecord record{.id = job.id,
                    .name = job.name,
@@ -312,11 +317,17 @@ Answer Membership::Find(const Caller& caller, Turn& turn, Job*& job, Member*& me
                                     HexText(id.incarnation) + "; it must join as a new one");
 }
 
-Answer Membership::OnRenew(const Caller& caller, int64_t now_ns, std::vector<Effect>& out) {
+Answer Membership::OnRenew(const Caller& caller, std::optional<bool> ranks_attached,
+                           int64_t now_ns, std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
     Job* job = nullptr;
     Member* member = nullptr;
-    return Find(caller, turn, job, member);
+    const Answer answer = Find(caller, turn, job, member);
+    if (answer.ok() && ranks_attached && member->ranks_attached != *ranks_attached) {
+      member->ranks_attached = *ranks_attached;
+      turn.Touch(*job);
+    }
+    return answer;
   });
 }
 
@@ -408,14 +419,16 @@ Answer Membership::OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64_t 
   });
 }
 
-Answer Membership::OnMemberAttached(StreamId stream, const Caller& caller, int64_t now_ns,
-                                    std::vector<Effect>& out) {
+Answer Membership::OnMemberAttached(StreamId stream, const Caller& caller, bool ranks_attached,
+                                    int64_t now_ns, std::vector<Effect>& out) {
   TALWEG_CHECK(!streams_.contains(stream));
   return Perform(now_ns, out, [&](Turn& turn) {
     Job* job = nullptr;
     Member* member = nullptr;
     const Answer answer = Find(caller, turn, job, member);
-    if (answer.ok()) Attach(stream, *job, *member, turn);
+    if (!answer.ok()) return answer;
+    member->ranks_attached = ranks_attached;
+    Attach(stream, *job, *member, turn);
     return answer;
   });
 }

@@ -213,6 +213,7 @@ struct Member {
   bool from_store = false;  // It joined an earlier scheduler.
   std::optional<StreamId> stream;
   bool attached_before = false;  // In this life of the scheduler, or in an earlier one.
+  bool ranks_attached = true;    // By its own word: all of its node's.
   int64_t lease_end_ns = 0;
   Epoch epoch_held;
   bool heard_of = false;  // In this life of the scheduler.
@@ -251,6 +252,8 @@ struct Job {
   bool Over() const { return state == JobState::kFailed || state == JobState::kFinished; }
   // Whether it waits to enter the view of a running job.
   bool Pending(const Member& member) const;
+  // Whether the next view that takes members in may take this one.
+  bool MayEnter(const Member& member) const;
 };
 
 struct Aggregator {
@@ -269,7 +272,9 @@ class Membership {
              std::vector<Effect>& out);
 
   JoinAnswer OnJoin(const JoinRequest& request, int64_t now_ns, std::vector<Effect>& out);
-  Answer OnRenew(const Caller& caller, int64_t now_ns, std::vector<Effect>& out);
+  // `ranks_attached`: whether all ranks of the caller's node are connected to it; nullopt: as before.
+  Answer OnRenew(const Caller& caller, std::optional<bool> ranks_attached, int64_t now_ns,
+                 std::vector<Effect>& out);
   Answer OnLeave(const Caller& caller, LeaveReason reason, const std::string& text, int64_t now_ns,
                  std::vector<Effect>& out);
   Answer OnReportLost(const Caller& caller, const Lost& lost, const std::string& text,
@@ -278,8 +283,8 @@ class Membership {
   Answer OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64_t step, int64_t now_ns,
                     std::vector<Effect>& out);
   // If not ok, the stream is the caller's to end.
-  Answer OnMemberAttached(StreamId stream, const Caller& caller, int64_t now_ns,
-                          std::vector<Effect>& out);
+  Answer OnMemberAttached(StreamId stream, const Caller& caller, bool ranks_attached,
+                          int64_t now_ns, std::vector<Effect>& out);
 
   // `secret` is drawn by the aggregator; its later calls show it again.
   Answer OnRegister(const ViewAggregator& aggregator, const SecretHash& secret, int64_t now_ns,

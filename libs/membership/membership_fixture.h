@@ -69,10 +69,10 @@ class Fixture {
     Drain();
     return answer;
   }
-  Answer Attach(JobId job, MemberIdentity id, Epoch held = Epoch{0}) {
+  Answer Attach(JobId job, MemberIdentity id, Epoch held = Epoch{0}, bool ranks_attached = true) {
     const StreamId stream{++stream_count_};
-    const Answer answer =
-        core->OnMemberAttached(stream, {job, id, held, Shown(id.incarnation)}, now_ns, out_);
+    const Answer answer = core->OnMemberAttached(
+        stream, {job, id, held, Shown(id.incarnation)}, ranks_attached, now_ns, out_);
     if (answer.ok()) streams_of_[id] = stream;
     Drain();
     return answer;
@@ -84,8 +84,10 @@ class Fixture {
     REQUIRE(Attach(answer.job, {NodeRank{node}, Incarnation{incarnation}}).ok());
     return answer.job;
   }
-  Answer Renew(JobId job, MemberIdentity id, Epoch held = Epoch{0}) {
-    const Answer answer = core->OnRenew({job, id, held, Shown(id.incarnation)}, now_ns, out_);
+  Answer Renew(JobId job, MemberIdentity id, Epoch held = Epoch{0},
+               std::optional<bool> ranks_attached = {}) {
+    const Answer answer =
+        core->OnRenew({job, id, held, Shown(id.incarnation)}, ranks_attached, now_ns, out_);
     Drain();
     return answer;
   }

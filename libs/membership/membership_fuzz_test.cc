@@ -42,7 +42,12 @@ class World {
     switch (input.Byte() % 14) {
       case 0:
       case 1: core_->OnJoin(Join(input), now_ns_, out_); break;
-      case 2: core_->OnRenew(From(input), now_ns_, out_); break;
+      case 2: {
+        const uint8_t word = input.Byte() % 3;
+        core_->OnRenew(From(input), word == 2 ? std::nullopt : std::optional(word == 1), now_ns_,
+                       out_);
+        break;
+      }
       case 3:
         core_->OnLeave(From(input), LeaveReason{static_cast<uint8_t>(input.Byte() % 3)}, "x",
                        now_ns_, out_);
@@ -54,7 +59,12 @@ class World {
                           now_ns_, out_);
         break;
       case 6:
-      case 7: core_->OnMemberAttached(StreamId{++stream_count_}, From(input), now_ns_, out_); break;
+      case 7: {
+        const bool ranks_attached = input.Byte() % 4 != 0;
+        core_->OnMemberAttached(StreamId{++stream_count_}, From(input), ranks_attached, now_ns_,
+                                out_);
+        break;
+      }
       case 8:
         core_->OnRegister({.incarnation = Incarnation{input.Number()},
                            .name = std::string(1, static_cast<char>('a' + input.Byte() % 3)),

@@ -136,6 +136,43 @@ TEST_CASE("Membership: kContinue goes on without the lost while min_members rema
       Contains(f.Told<JobFailed>(Id(0, 10)).at(0).text, "1 member left, the job needs at least 2"));
 }
 
+TEST_CASE("Membership: a joiner whose ranks are not there is waited for by nobody",
+          "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobSpec spec = Spec(2, 4, LossPolicy::kContinue);
+  const JobId job = f.Enter("mnist", 0, 10, spec);
+  // A job begins without them: its ranks wait for each other anyway.
+  REQUIRE(f.Join(Fixture::Request("mnist", 1, 11, spec)).answer.ok());
+  REQUIRE(f.Attach(job, Id(1, 11), Epoch{0}, false).ok());
+  REQUIRE(f.EpochOf(job) == Epoch{1});
+  REQUIRE(f.Join(Fixture::Request("mnist", 3, 13, spec)).answer.ok());
+  REQUIRE(f.Attach(job, Id(3, 13), Epoch{0}, false).ok());
+  CHECK(f.Told<Quiesce>(Id(0, 10)).empty());
+  CHECK(f.core->StateText(f.core->jobs().at(job)) == "node 3 can enter when all ranks are there");
+
+  SECTION("they come") {
+    f.Renew(job, Id(3, 13), Epoch{0}, true);
+    f.QuiesceAll(job);
+    CHECK(f.Told<View>(Id(0, 10)).back().members.size() == 3);
+  }
+  SECTION("another joiner's do") {
+    f.Enter("mnist", 2, 12, spec);
+    f.QuiesceAll(job);
+    const std::vector<ViewMember> members = f.Told<View>(Id(0, 10)).back().members;
+    REQUIRE(members.size() == 3);
+    CHECK(members[2].id == Id(2, 12));
+  }
+  SECTION("one goes again before the node has entered") {
+    f.Renew(job, Id(3, 13), Epoch{0}, true);
+    REQUIRE(f.Told<Quiesce>(Id(0, 10)).size() == 1);
+    f.Renew(job, Id(3, 13), Epoch{0});  // From an agent that says nothing of its ranks.
+    CHECK(f.Told<QuiesceCancelled>(Id(0, 10)).empty());
+    f.Renew(job, Id(3, 13), Epoch{0}, false);
+    CHECK(f.Told<QuiesceCancelled>(Id(0, 10)).size() == 1);
+  }
+}
+
 TEST_CASE("Membership: a joiner enters when every member has come to the end of its step",
           "[membership]") {
   Fixture f;

@@ -38,7 +38,7 @@ TEST_CASE("Membership: who does not show a member's secret does not speak for it
        [&] {
          std::vector<Effect> out;
          const Caller caller{.job = job, .id = member, .held = Epoch{1}};
-         Answer answer = f.core->OnMemberAttached(StreamId{77}, caller, f.now_ns, out);
+         Answer answer = f.core->OnMemberAttached(StreamId{77}, caller, true, f.now_ns, out);
          CHECK(out.empty());
          return answer;
        }},

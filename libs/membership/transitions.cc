@@ -38,7 +38,7 @@ const MemberRecord* FindGone(const Job& job, const MemberIdentity& id) {
 std::vector<NodeRank> PendingNodes(const Job& job) {
   std::vector<NodeRank> nodes;
   for (const auto& [node, member] : job.members) {
-    if (member.stream && job.Pending(member)) nodes.push_back(node);
+    if (job.Pending(member) && job.MayEnter(member)) nodes.push_back(node);
   }
   return nodes;
 }
@@ -240,7 +240,7 @@ bool Membership::MakeView(Job& job, bool with_joiners, Turn& turn) {
             .aggregators = AggregatorsFor(job)};
   for (const auto& [node, member] : job.members) {
     const bool in_view = job.view && job.view->IndexOf(member.record.member.id);
-    if (in_view || (with_joiners && member.stream)) view.members.push_back(member.record.member);
+    if (in_view || (with_joiners && job.MayEnter(member))) view.members.push_back(member.record.member);
   }
   if (view.members.empty()) return false;
   if (view.aggregators.empty() && view.members.size() > 1) {
@@ -323,7 +323,14 @@ std::string Membership::StateText(const Job& job) const {
     return "waits for an aggregator; start one with talweg-aggregator";
   }
   const std::vector<NodeRank> joining = PendingNodes(job);
-  if (joining.empty()) return "";
+  if (joining.empty()) {
+    std::vector<NodeRank> without_ranks;
+    for (const auto& [node, member] : job.members) {
+      if (job.Pending(member) && !member.ranks_attached) without_ranks.push_back(node);
+    }
+    return without_ranks.empty() ? ""
+                                 : NodesText(without_ranks) + " can enter when all ranks are there";
+  }
   if (!job.quiesce) return NodesText(joining) + " cannot enter: there is no aggregator";
   std::vector<NodeRank> waits_for;
   for (const MemberIdentity& id : job.quiesce->waits_for) waits_for.push_back(id.node);

@@ -85,6 +85,11 @@ class SchedulerClient::Impl : private Session::Peer {
     });
   }
 
+  void SetRanksAttached(bool attached) {
+    if (ranks_attached_.exchange(attached) == attached || !session_.entered()) return;
+    session_.Send([this](grpc::ClientContext& context) { return Renew(context); });
+  }
+
   absl::Status Leave(LeaveReason reason, const std::string& text, int64_t timeout_ns) {
     // No event once the scheduler has been told, also not of the end of the stream.
     left_ = true;
@@ -153,6 +158,7 @@ class SchedulerClient::Impl : private Session::Peer {
     scheduler::v1::WatchViewsRequest request;
     *request.mutable_version() = ToProto(options_.version);
     Identify(request);
+    request.set_ranks_attached(ranks_attached_);
     const auto stream = stub_->WatchViews(&context, request);
     scheduler::v1::WatchViewsResponse response;
     while (stream->Read(&response)) {
@@ -215,6 +221,7 @@ class SchedulerClient::Impl : private Session::Peer {
   grpc::Status Renew(grpc::ClientContext& context) override {
     scheduler::v1::RenewLeaseRequest request;
     Identify(request);
+    request.set_ranks_attached(ranks_attached_);
     scheduler::v1::RenewLeaseResponse response;
     const grpc::Status status = stub_->RenewLease(&context, request, &response);
     if (status.ok()) session_.SetLease(NsFromDuration(response.lease_duration()));
@@ -243,6 +250,7 @@ class SchedulerClient::Impl : private Session::Peer {
   JoinSpec spec_;
   std::atomic<uint64_t> job_{0};
   std::atomic<uint64_t> epoch_{0};
+  std::atomic<bool> ranks_attached_{false};
   std::atomic<bool> left_{false};
   std::atomic<bool> failed_{false};
   membership::QuiesceFollower quiesce_;  // The watching thread's.
@@ -273,6 +281,7 @@ void SchedulerClient::ReportUnreachableAggregator(Incarnation aggregator, std::s
 }
 
 void SchedulerClient::Quiesced(uint64_t id, uint64_t step) { impl_->Quiesced(id, step); }
+void SchedulerClient::SetRanksAttached(bool attached) { impl_->SetRanksAttached(attached); }
 
 absl::Status SchedulerClient::Leave(LeaveReason reason, std::string text, int64_t timeout_ns) {
   return impl_->Leave(reason, text, timeout_ns);

@@ -69,6 +69,9 @@ class SchedulerClient {
   void ReportUnreachableAggregator(Incarnation aggregator, std::string text);
 
   void Quiesced(uint64_t id, uint64_t step);
+  // Whether all ranks of this node are connected; none are before the first call. A running job
+  // lets this node in when they are.
+  void SetRanksAttached(bool attached);
 
   enum class LeaveReason : uint8_t {
     kFinished,  // All ranks are done.

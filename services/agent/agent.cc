@@ -431,6 +431,8 @@ void Agent::OnRankJoined(LocalRank rank, uint32_t pid) {
   });
 }
 
+void Agent::OnRanksAttached(bool all) { link_->SetRanksAttached(all); }
+
 void Agent::OnRankDeclare(LocalRank rank, uint32_t request, const pipeline::TensorSpec& spec) {
   Deliver([this, rank, request, spec](pipeline::Effects& out) {
     member_->OnRankDeclare(rank, request, spec, NowNs(), out);

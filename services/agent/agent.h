@@ -131,6 +131,7 @@ class Agent final : private Poller, private PeerEvents, private RankEvents, priv
   void OnPeerFrame(ConnectionId connection, const wire::Frame& frame) override;
   // RankEvents
   void OnRankJoined(LocalRank rank, uint32_t pid) override;
+  void OnRanksAttached(bool all) override;
   void OnRankDeclare(LocalRank rank, uint32_t request, const pipeline::TensorSpec& spec) override;
   void OnRankPush(const pipeline::Push& push) override;
   void OnRankLeft(LocalRank rank, bool clean, const std::string& text) override;

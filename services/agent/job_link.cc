@@ -29,6 +29,7 @@ class AloneLink final : public JobLink {
   }
 
   void Quiesced(uint64_t /*id*/, uint64_t /*step*/) override {}
+  void SetRanksAttached(bool /*attached*/) override {}
   void ReportLost(const pipeline::ReportLost& /*lost*/) override {}
   void ReportUnreachable(Incarnation /*aggregator*/, const std::string& /*reason*/) override {}
 
@@ -81,6 +82,7 @@ class MemberLink final : public JobLink {
   }
 
   void Quiesced(uint64_t id, uint64_t step) override { scheduler_->Quiesced(id, step); }
+  void SetRanksAttached(bool attached) override { scheduler_->SetRanksAttached(attached); }
   void ReportLost(const pipeline::ReportLost& lost) override {
     if (lost.rank) {
       scheduler_->ReportLostRank(*lost.rank, lost.text);

@@ -41,6 +41,7 @@ class JobLink {
 
   // --- To the scheduler.
   virtual void Quiesced(uint64_t id, uint64_t step) = 0;
+  virtual void SetRanksAttached(bool attached) = 0;
   virtual void ReportLost(const pipeline::ReportLost& lost) = 0;
   virtual void ReportUnreachable(Incarnation aggregator, const std::string& reason) = 0;
 

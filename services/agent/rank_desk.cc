@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "services/agent/rank_desk.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "libs/status/status.h"
@@ -59,6 +60,10 @@ bool RankDesk::AnyAttached() const {
   return false;
 }
 
+bool RankDesk::AllAttached() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.attached; });
+}
+
 void RankDesk::SetView(const View& view, const MemberIdentity& self) {
   if (view_) return;
   view_ = view;
@@ -79,6 +84,7 @@ void RankDesk::OnRankHello(shm::RankConnectionId connection, const shm::RankHell
           .pid = static_cast<uint64_t>(hello.pid),
           .uid = hello.uid,
           .client_name = hello.client_name};
+  events_->OnRanksAttached(AllAttached());
   Greet(hello.local_rank);
 }
 
@@ -204,6 +210,7 @@ void RankDesk::OnRankGone(shm::RankConnectionId connection, const shm::RankGone&
   if (rank == nullptr) return;
   rank->attached = false;
   rank->ended = gone.clean ? "left" : gone.text;
+  events_->OnRanksAttached(false);
   if (!rank->welcomed) {
     // It never was a rank: another process may take its place.
     *rank = {};

@@ -27,6 +27,8 @@ class RankEvents {
  public:
   virtual ~RankEvents() = default;
   virtual void OnRankJoined(LocalRank rank, uint32_t pid) = 0;
+  // Whether all of the node's ranks are connected. Said when one comes or goes.
+  virtual void OnRanksAttached(bool all) = 0;
   virtual void OnRankDeclare(LocalRank rank, uint32_t request,
                              const pipeline::TensorSpec& spec) = 0;
   virtual void OnRankPush(const pipeline::Push& push) = 0;
@@ -102,6 +104,7 @@ class RankDesk final : public shm::RankEventSink {
 
   const std::vector<Rank>& ranks() const { return ranks_; }
   bool AnyAttached() const;
+  bool AllAttached() const;
   uint64_t bytes_pushed() const { return bytes_pushed_; }
 
   // shm::RankEventSink

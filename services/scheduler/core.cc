@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <variant>
 
@@ -278,7 +279,10 @@ absl::Status Core::RenewLease(const v1::RenewLeaseRequest& request,
                               v1::RenewLeaseResponse* response) {
   Answer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnRenew(CallerOf(request), now_ns, out);
+    answer = core.OnRenew(CallerOf(request),
+                          request.has_ranks_attached() ? std::optional(request.ranks_attached())
+                                                       : std::nullopt,
+                          now_ns, out);
   }));
   *response->mutable_lease_duration() = Lease();
   return ToStatus(answer);
@@ -339,7 +343,9 @@ void Core::WatchViews(membership::StreamId id, const std::shared_ptr<MemberStrea
   member_streams_[id] = {.stream = stream, .member = FromProto(request.id())};
   Answer answer;
   status = Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnMemberAttached(id, CallerOf(request), now_ns, out);
+    answer = core.OnMemberAttached(id, CallerOf(request),
+                                   !request.has_ranks_attached() || request.ranks_attached(),
+                                   now_ns, out);
   });
   if (status.ok()) status = ToStatus(answer);
   if (status.ok()) return;

@@ -165,7 +165,16 @@ TEST_CASE("Scheduler: a joiner enters when the members have quiesced", "[schedul
   Member first(Link(daemon.address()), Spec(0, 2, 3, policy));
   Member second(Link(daemon.address()), Spec(1, 2, 3, policy));
   first.events.Next<rpc::ViewPublished>();
-  Member third(Link(daemon.address()), Spec(2, 2, 3, policy));
+  Member third(Link(daemon.address()), Spec(2, 2, 3, policy), false);
+  rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
+  v1::GetJobRequest by_name;
+  by_name.set_name("mnist");
+  absl::StatusOr<v1::GetJobResponse> job;
+  do {
+    job = admin.GetJob(by_name);
+    REQUIRE(job.ok());
+  } while (job->summary().state_text() != "node 2 can enter when all ranks are there");
+  third.client->SetRanksAttached(true);
   for (int asked = 0; asked < 2; ++asked) {
     const rpc::QuiesceRequested question = first.events.Next<rpc::QuiesceRequested>();
     CHECK(question.step == (asked == 0 ? 0 : 5));

@@ -75,9 +75,10 @@ inline rpc::JoinSpec Spec(uint32_t node, uint32_t min, uint32_t max,
 }
 
 struct Member {
-  Member(rpc::SchedulerLinkOptions link, rpc::JoinSpec spec)
+  Member(rpc::SchedulerLinkOptions link, rpc::JoinSpec spec, bool ranks_attached = true)
       : client(std::make_unique<rpc::SchedulerClient>(
             std::move(link), [this](rpc::MemberEvent event) { events.Put(std::move(event)); })) {
+    client->SetRanksAttached(ranks_attached);
     client->JoinJob(std::move(spec));
   }
   absl::Status Refusal() { return events.Next<rpc::JoinRefused>().status; }

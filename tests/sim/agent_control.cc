@@ -114,7 +114,7 @@ void AgentProcess::Join() {
           job_ = answer->job;
           ledger_ = &(*ledgers_)[job_];
           Attach();
-          Renew(attachment_);
+          Renew();
           return;
         }
         if (answered && answer->answer.code != membership::Code::kHeld &&
@@ -155,9 +155,9 @@ void AgentProcess::Attach() {
   const Epoch held = core_.newest_view() != nullptr ? core_.newest_view()->epoch : Epoch{0};
   scheduler_->CallOnce(
       host_,
-      [=, this, id = core_.config().self, job = job_](membership::Membership& core, int64_t now_ns,
-                                                      EffectList& out) {
-        *answer = core.OnMemberAttached(stream, {job, id, held}, now_ns, out);
+      [=, this, id = core_.config().self, job = job_, ranks_attached = ranks_attached_](
+          membership::Membership& core, int64_t now_ns, EffectList& out) {
+        *answer = core.OnMemberAttached(stream, {job, id, held}, ranks_attached, now_ns, out);
         if (!answer->ok()) return;
         if (attachment > 1) trace_->Reached("a member re-attaches");
         if (core.jobs().at(job).Over()) trace_->Reached("a member attaches to a job that is over");
@@ -196,23 +196,34 @@ void AgentProcess::OnRefused(const membership::Answer& answer) {
       });
 }
 
-void AgentProcess::Renew(uint64_t) {
+void AgentProcess::Renew() {
   if (out_ || left_) return;
+  SendRenewal();
+  timeline_->After(2 * kSecond, [this, life = network_->host(host_).life()] {
+    network_->host(host_).Deliver(life, [this] { Renew(); });
+  });
+}
+
+void AgentProcess::AttachRanks() {
+  ranks_attached_ = true;
+  if (job_ == JobId{0} || out_ || left_) return;
+  trace_->Reached("ranks come after their agent");
+  SendRenewal();
+}
+
+void AgentProcess::SendRenewal() {
   auto answer = std::make_shared<membership::Answer>();
   const Epoch held = core_.newest_view() != nullptr ? core_.newest_view()->epoch : Epoch{0};
   scheduler_->Call(
       host_,
-      [=, id = core_.config().self, job = job_](membership::Membership& core, int64_t now_ns,
-                                                EffectList& out) {
-        *answer = core.OnRenew({job, id, held}, now_ns, out);
+      [=, id = core_.config().self, job = job_, ranks_attached = ranks_attached_](
+          membership::Membership& core, int64_t now_ns, EffectList& out) {
+        *answer = core.OnRenew({job, id, held}, ranks_attached, now_ns, out);
       },
       [this, answer](bool answered) {
         NoteAnswer(answered);
         if (answered && !answer->ok()) OnRefused(*answer);
       });
-  timeline_->After(2 * kSecond, [this, life = network_->host(host_).life()] {
-    network_->host(host_).Deliver(life, [this] { Renew(0); });
-  });
 }
 
 void AgentProcess::OnMemberMessage(const membership::MemberMessage& message) {

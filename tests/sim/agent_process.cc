@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "libs/base/random.h"
 #include "libs/base/dtype.h"
 
 namespace talweg::sim {
@@ -58,6 +59,16 @@ void AgentProcess::Start() {
     Run([&](pipeline::Effects& out) {
       core_.OnRankJoined(LocalRank{rank}, 100 + rank, timeline_->now_ns(), out);
     });
+  }
+  // Ranks of a node may need a while longer to start than their agent.
+  Random random(config_.incarnation.value());
+  if (random.OneIn(2)) {
+    ranks_attached_ = true;
+  } else {
+    timeline_->After(random.Below(400) * kMillisecond,
+                     [this, life = network_->host(host_).life()] {
+                       network_->host(host_).Deliver(life, [this] { AttachRanks(); });
+                     });
   }
   Join();
   Tick();

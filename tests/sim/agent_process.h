@@ -187,7 +187,10 @@ class AgentProcess : public Process {
   void OnRefused(const membership::Answer& answer);
   void OnView(const View& view);
   void Attach();
-  void Renew(uint64_t attachment);
+  void Renew();
+  void SendRenewal();
+  // The node's ranks are there, and its agent says so.
+  void AttachRanks();
   void OnMemberMessage(const membership::MemberMessage& message);
   void Report(const pipeline::ReportLost& lost);
   void LeaveJob(membership::LeaveReason reason);
@@ -226,6 +229,7 @@ class AgentProcess : public Process {
   std::vector<const RoundPlan*> plans_;  // As the profile's tensors.
 
   JobId job_;
+  bool ranks_attached_ = false;
   Ledger* ledger_ = nullptr;       // The joined job's.
   std::optional<View> told_view_;  // The first one: ranks have their numbers from it.
   bool left_ = false;

@@ -6,16 +6,22 @@ from __future__ import annotations
 import random
 import unittest
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import talweg
-from talweg import _native
+from talweg import _native, _objects
 from talweg._local import LocalConnection
 from talweg._membership import _NOT_SYNCHRONIZED
 
 
 def _sampler(count: int, batch_size: int) -> talweg.ElasticSampler:
     return talweg.ElasticSampler(count, batch_size=batch_size, seed=7)
+
+
+def _joined(pieces: Sequence[bytes | memoryview]) -> memoryview:
+    """As a joiner gets them."""
+    return memoryview(bytearray(b"".join(pieces)))
 
 
 class SamplerTest(unittest.TestCase):
@@ -100,18 +106,30 @@ class StateTest(unittest.TestCase):
         next(iter(other.sampler))
         other.sampler.end_step(None)
         self.assertNotEqual(state.digest(), other.digest())
-        state.unpack(memoryview(other.pack()))
+        state.unpack(_joined(other.pack()))
         self.assertEqual(state.step, 9)
         np.testing.assert_array_equal(weights, other.weights)
         self.assertEqual(state.digest(), other.digest())
         self.assertEqual(state.sampler.state_dict(), other.sampler.state_dict())
 
+    def test_arrays_travel_as_they_lie(self) -> None:
+        large = np.arange(5000, dtype=np.float64)
+        value = {"a": large, "b": large[::2], "none": np.empty(0), "text": "x" * 77}
+        pieces = _objects.pieces_of(value)
+        addresses = [np.frombuffer(piece, np.uint8).ctypes.data for piece in pieces if len(piece)]
+        self.assertIn(large.ctypes.data, addresses)
+        given = _objects.from_pieces(_joined(pieces))
+        self.assertEqual((set(given), given["text"]), (set(value), value["text"]))
+        for name in ("a", "b", "none"):
+            np.testing.assert_array_equal(given[name], value[name])
+        given["a"][0] = 7  # Its own to write.
+
     def test_another_program_is_refused(self) -> None:
         state = talweg.State(weights=np.zeros(3))
         with self.assertRaisesRegex(talweg.Mismatch, "'weights' is float64.3. at this rank"):
-            state.unpack(memoryview(talweg.State(weights=np.zeros(4)).pack()))
+            state.unpack(_joined(talweg.State(weights=np.zeros(4)).pack()))
         with self.assertRaisesRegex(talweg.Mismatch, "lacks .'step'."):
-            state.unpack(memoryview(talweg.State(weights=np.zeros(3), step=1).pack()))
+            state.unpack(_joined(talweg.State(weights=np.zeros(3), step=1).pack()))
 
     def test_values_are_named_once(self) -> None:
         with self.assertRaisesRegex(AttributeError, "no value 'epoch'"):

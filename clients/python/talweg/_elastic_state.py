@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from talweg import _client, _outlive
+from talweg import _client, _objects, _outlive
 from talweg._membership import Change
 from talweg._sampler import ElasticSampler
 from talweg.errors import AgentLost, InvalidArgument, Mismatch
@@ -172,9 +171,9 @@ class State:
 
     # talweg._membership.StateHolder
 
-    def pack(self) -> bytes:
-        return pickle.dumps(
-            {name: self._captured(value) for name, value in self._values.items()}, protocol=4
+    def pack(self) -> Sequence[bytes | memoryview]:
+        return _objects.pieces_of(
+            {name: self._captured(value) for name, value in self._values.items()}
         )
 
     @staticmethod
@@ -182,7 +181,7 @@ class State:
         return value.state_dict() if hasattr(value, "load_state_dict") else value
 
     def unpack(self, payload: memoryview) -> None:
-        self._take(pickle.loads(payload))
+        self._take(_objects.from_pieces(payload))
 
     def _take(self, given: dict[str, Any]) -> None:
         if set(given) != set(self._values):
@@ -213,11 +212,11 @@ class State:
             self._values[name] = value
 
     def digest(self) -> int:
-        total = hashlib.blake2b(digest_size=8)
+        total = hashlib.sha256()
         for name in sorted(self._values):
             total.update(name.encode())
             self._add_to_digest(total, self._captured(self._values[name]))
-        return int.from_bytes(total.digest(), "little")
+        return int.from_bytes(total.digest()[:8], "little")
 
     def _add_to_digest(self, total: Any, value: Any) -> None:
         """Arrays by their bytes; of what may look otherwise at every rank nothing."""

@@ -18,12 +18,16 @@ import numpy as np
 
 from talweg import _native, _objects
 from talweg._declaration import Op
-from talweg.errors import Aborted, Mismatch, NotSynchronized, Unsupported
+from talweg._process_sets import ProcessSet
+from talweg.errors import Aborted, InvalidArgument, Mismatch, NotSynchronized, Unsupported
 
 if TYPE_CHECKING:
     from talweg._client import Client
 
 _U64_MAX = 2**64 - 1
+
+# Where the ranks' own digests begin in the round that compares them.
+_DIGESTS = 4
 
 _NOT_SYNCHRONIZED = (
     "this rank has joined a running job and has not got the state of those that were there before: "
@@ -64,7 +68,7 @@ class Change:
 class StateHolder(Protocol):
     """What can be sent to a joiner: talweg.State."""
 
-    def pack(self) -> bytes: ...
+    def pack(self) -> Sequence[bytes | memoryview]: ...
 
     def unpack(self, payload: memoryview) -> None: ...
 
@@ -233,17 +237,32 @@ class Membership:
             self._followed = view.epoch
         self.view = view
 
-    def _transfer(self, agreed: _Agreed) -> None:
-        """The source's state to all that need it; raises Aborted when it is lost meanwhile."""
+    def _transfer(self, agreed: _Agreed) -> Exception | None:
+        """The source's state to all that need it; the others have nothing to do with it.
+
+        Returns why this rank could not give or get it: all hear of that before they go on.
+        """
         assert agreed.source is not None
         root = self._rank_at(agreed.source)
+        takers: np.ndarray = np.zeros(self.client.size, np.uint64)
+        takers[self.client.rank] = self._needs_state
+        self._greatest(f"talweg.takers{self.client.connection.view_suffix}", takers)
+        group = {root, *(rank for rank, takes in enumerate(takers) if takes)}
+        if self.client.rank not in group or len(group) == 1:
+            return None
         is_source = root == self.client.rank
         payload = _objects.Payload()
         if is_source and self.holder is not None:
             payload = _objects.Payload.of(self.holder.pack)
-        data = _objects.broadcast_bytes(self.client, payload, root, "talweg.state")
+        try:
+            data = _objects.broadcast_bytes(
+                self.client, payload, root, "talweg.state", ProcessSet(group)
+            )
+        except (Aborted, InvalidArgument) as failure:
+            return failure
         if self._needs_state and not is_source and self.holder is not None:
             self.holder.unpack(data.data)
+        return None
 
     _needs_state = False
 
@@ -265,8 +284,7 @@ class Membership:
                     "give the program one, and call its begin() and end_step()"
                 )
             try:
-                self._transfer(agreed)
-                self._compare()
+                self._compare(self._transfer(agreed))
             except Aborted:  # The source is gone: from the next one, then.
                 continue
             self._needs_state = False
@@ -285,17 +303,29 @@ class Membership:
         every = self.holder.digest_steps
         return self._is_first_step or (every > 0 and step % every == 0)
 
-    def _compare(self) -> None:
-        """Raises Mismatch unless what is to be equal is so at all ranks that hold state."""
-        digest = self._digest() if self.holder is not None else 0
-        lanes: np.ndarray = np.zeros(4 + self.client.size, np.uint64)
-        if self.holder is not None:
+    def _compare(self, failure: Exception | None = None) -> None:
+        """Raises Mismatch unless what is to be equal is so at all ranks that hold state.
+
+        Aborted, at all, if the state of the source has not reached one of them; InvalidArgument if
+        it could not be sent.
+        """
+        has_digest = self.holder is not None and failure is None
+        digest = self._digest() if has_digest else 0
+        lanes: np.ndarray = np.zeros(_DIGESTS + self.client.size, np.uint64)
+        lanes[2], lanes[3] = isinstance(failure, Aborted), isinstance(failure, InvalidArgument)
+        if has_digest:
             lanes[0], lanes[1] = digest, _U64_MAX - digest
-            lanes[4 + self.client.rank] = digest
+            lanes[_DIGESTS + self.client.rank] = digest
         self._greatest(f"talweg.digest{self.client.connection.view_suffix}", lanes)
+        if lanes[3]:
+            raise failure or InvalidArgument(
+                "the State of the rank that was to give it to others cannot be pickled: see there why"
+            )
+        if lanes[2]:
+            raise Aborted("the state has not reached all ranks that need it")
         if int(lanes[0]) == _U64_MAX - int(lanes[1]):
             return
-        by_rank = {rank: int(lane) for rank, lane in enumerate(lanes[4:]) if lane}
+        by_rank = {rank: int(lane) for rank, lane in enumerate(lanes[_DIGESTS:]) if lane}
         digests = list(by_rank.values())
         usual = max(digests, key=digests.count)  # The lowest rank's, where as many have others.
         others = [rank for rank, each in by_rank.items() if each != usual]

@@ -9,23 +9,26 @@ broadcast takes several rounds of a tensor that has the largest such length.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from talweg._declaration import Op
+from talweg._declaration import Declaration, Op, numpy_dtype
 from talweg._process_sets import Group, ProcessSet
-from talweg.errors import Aborted, InvalidArgument
+from talweg.errors import Aborted, InvalidArgument, TalwegError
 
 if TYPE_CHECKING:
     from talweg._client import Client
+    from talweg._handles import Handle
 
 _CAPACITY_BYTES_MIN = 1024
 # What a tensor takes it takes at every rank, agent and aggregator until the job ends.
-_CHUNK_BYTES = 16 << 20
+_CHUNK_BYTES = 8 << 20
 
 
 def _capacity_bytes(length: int) -> int:
@@ -41,13 +44,59 @@ class Payload:
 
     data: bytes | memoryview = b""
     failure: Exception | None = None
+    # What follows `data`.
+    more: Sequence[bytes | memoryview] = ()
 
     @classmethod
-    def of(cls, make: Callable[[], bytes | memoryview]) -> Payload:
+    def of(cls, make: Callable[[], bytes | memoryview | Sequence[bytes | memoryview]]) -> Payload:
         try:
-            return cls(make())
+            made = make()
         except Exception as failure:  # Whatever a class of the user's may raise.
             return cls(f"{type(failure).__name__}: {failure}".encode(), failure)
+        if isinstance(made, (bytes, memoryview)):
+            return cls(made)
+        return cls(more=made)
+
+    @property
+    def length(self) -> int:
+        return len(self.data) + sum(len(piece) for piece in self.more)
+
+
+# Where arrays begin in what pieces_of() gives: as their elements need it.
+_ALIGNMENT = 64
+
+
+def pieces_of(
+    value: Any, pickler: type[pickle.Pickler] = pickle.Pickler
+) -> list[bytes | memoryview]:
+    """`value` pickled, for from_pieces(). Arrays in it are not copied: they stay where they are.
+
+    Bytes: how many pieces there are (u64), the length of each (u64), then the pickle and the
+    arrays, each behind zeros up to a multiple of 64 bytes.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    pieces = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    lengths = np.array([len(pieces), *map(len, pieces)], dtype="<u8").tobytes()
+    made: list[bytes | memoryview] = [lengths]
+    position = len(lengths)
+    for piece in pieces:
+        made += [bytes(-position % _ALIGNMENT), piece]
+        position += len(made[-2]) + len(piece)
+    return made
+
+
+def from_pieces(data: memoryview) -> Any:
+    """The value of pieces_of(), whose bytes are `data`; arrays in it refer to them."""
+    count = int(np.frombuffer(data, "<u8", 1)[0])
+    position = 8 * (1 + count)
+    pieces = []
+    for length in np.frombuffer(data, "<u8", count, 8).tolist():
+        position += -position % _ALIGNMENT
+        pieces.append(data[position : position + length])
+        position += length
+    return pickle.loads(pieces[0], buffers=pieces[1:])
 
 
 @dataclass(frozen=True)
@@ -66,7 +115,8 @@ def _cannot_pickle(rank: int, text: str) -> InvalidArgument:
 class ByteStream:
     """The root's bytes to every rank, in pieces: each rank carries pieces of the same lengths.
 
-    Takes the memory of one round, whatever the length.
+    Takes the memory of two rounds, whatever the length: one travels while the other is filled, or
+    emptied.
     """
 
     def __init__(
@@ -87,39 +137,76 @@ class ByteStream:
         told = np.array([-length if is_failure else length], dtype=np.int64)
         self._client = client
         self._root_rank = root_rank
-        self._run(f"{name}.length", told)
+        group = self._group
+        client.run(f"{name}.length", told, Op.BROADCAST, root_rank, group.listed, group.suffix)
         self.length = abs(int(told[0]))
         self.is_failure = bool(told[0] < 0)
-        capacity = min(_capacity_bytes(self.length), _CHUNK_BYTES)
-        self._chunk: np.ndarray = np.zeros(capacity, dtype=np.uint8)
-        self._name = f"{name}.bytes.{capacity}"
-        self._position = 0 if self.is_root else capacity
-        self._left = self.length
+        self._capacity = min(_capacity_bytes(self.length), _CHUNK_BYTES)
+        self._rounds = -(-self.length // self._capacity)
+        lanes = min(self._rounds, 2)
+        self._chunks = [np.zeros(self._capacity, dtype=np.uint8) for _ in range(lanes)]
+        self._handles: list[Handle | None] = [None] * lanes
+        self._names = [f"{name}.bytes.{self._capacity}{'.b' * lane}" for lane in range(lanes)]
+        self._round = 0  # Whose chunk is filled, or emptied.
+        self._position = 0
+        if not self.is_root:
+            for lane in range(lanes):
+                self._push(lane)
 
     def carry(self, piece: np.ndarray) -> None:
         """The root's next bytes, `piece` at every rank; at the root it is only read."""
         while piece.size > 0:
-            if not self.is_root and self._position == self._chunk.size:
-                self._exchange()
-            count = min(piece.size, self._chunk.size - self._position)
-            part = self._chunk[self._position : self._position + count]
+            lane = self._round % 2
+            if self._position == 0:  # At the root: what was in the chunk must have left.
+                self._await(lane)
+            chunk = self._chunks[lane]
+            count = min(piece.size, self._capacity - self._position)
+            part = chunk[self._position : self._position + count]
             if self.is_root:
                 part[:] = piece[:count]
             else:
                 piece[:count] = part
             piece = piece[count:]
             self._position += count
-            self._left -= count
-            if self.is_root and (self._left == 0 or self._position == self._chunk.size):
-                self._exchange()
+            if self._position == self._capacity or self._carried == self.length:
+                self._turn(lane)
 
-    def _exchange(self) -> None:
-        self._run(self._name, self._chunk)
-        self._position = 0
+    @property
+    def _carried(self) -> int:
+        return self._round * self._capacity + self._position
 
-    def _run(self, name: str, array: np.ndarray) -> None:
-        group = self._group
-        self._client.run(name, array, Op.BROADCAST, self._root_rank, group.listed, group.suffix)
+    def _turn(self, lane: int) -> None:
+        """The chunk is full, or empty."""
+        is_last = self._carried == self.length
+        if self.is_root or self._round + 2 < self._rounds:
+            self._push(lane)
+        self._round, self._position = self._round + 1, 0
+        if is_last:
+            for other in range(len(self._handles)):
+                self._await(other)
+
+    def _push(self, lane: int) -> None:
+        chunk, group = self._chunks[lane], self._group
+        kind = Declaration(
+            numpy_dtype(chunk.dtype), chunk.size, Op.BROADCAST, self._root_rank, group.listed
+        )
+        address = chunk.ctypes.data
+        self._handles[lane] = self._client.push(
+            self._names[lane] + group.suffix, kind, address, address, keep=chunk
+        )
+
+    def _await(self, lane: int) -> None:
+        handle, self._handles[lane] = self._handles[lane], None
+        if handle is None:
+            return
+        try:
+            self._client.synchronize(handle, None)
+        except TalwegError:
+            for other in self._handles:  # No round stays open.
+                if other is not None:
+                    with contextlib.suppress(TalwegError):
+                        self._client.synchronize(other, None)
+            raise
 
 
 def broadcast_bytes(
@@ -129,18 +216,21 @@ def broadcast_bytes(
     name: str,
     process_set: ProcessSet | None = None,
 ) -> np.ndarray:
-    """Returns the root's bytes on every rank; other ranks' `payload` is ignored.
+    """Returns the root's bytes on every other rank, whose `payload` is ignored; there its `data`.
 
     The root's failure is raised there, and InvalidArgument that says it at the others.
     """
     failure = payload.failure
-    stream = ByteStream(
-        client, root_rank, name, len(payload.data), process_set, failure is not None
-    )
-    data: np.ndarray = np.empty(stream.length, dtype=np.uint8)
+    stream = ByteStream(client, root_rank, name, payload.length, process_set, failure is not None)
     if stream.is_root:
-        data = np.frombuffer(payload.data, dtype=np.uint8)
-    stream.carry(data)
+        data: np.ndarray = np.frombuffer(payload.data, dtype=np.uint8)
+        stream.carry(data)
+        for piece in payload.more:
+            if len(piece) > 0:
+                stream.carry(np.frombuffer(piece, dtype=np.uint8))
+    else:
+        data = np.empty(stream.length, dtype=np.uint8)
+        stream.carry(data)
     if stream.is_root and failure is not None:
         raise failure
     if stream.is_failure:

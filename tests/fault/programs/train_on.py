@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ _WEIGHTS = 50_000
 class MortalState(talweg.State):
     """One whose agent may be killed while it travels."""
 
-    def pack(self) -> bytes:
+    def pack(self) -> Sequence[bytes | memoryview]:
         order = Path(sys.argv[1]) / f"kill.{os.getpid()}"
         if order.exists():
             pid, delay_s = order.read_text().split()

@@ -4,15 +4,34 @@
 from __future__ import annotations
 
 import hashlib
-import io
+import pickle
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from talweg import _client
+from talweg import _client, _objects
 from talweg._elastic_state import State
 from talweg._sampler import ElasticSampler
 from talweg.errors import InvalidArgument, Mismatch
+
+
+def _tensor_of(elements: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.from_numpy(elements).view(dtype).reshape(shape)
+
+
+class _Pickler(pickle.Pickler):
+    """Dense tensors as their elements in host memory, where they lie if they do."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.layout is not torch.strided:
+            return NotImplemented
+        if value.requires_grad or value.is_quantized:
+            return NotImplemented
+        host = value.resolve_conj().resolve_neg().cpu().contiguous()
+        elements = host.reshape(-1).view(torch.uint8).numpy()
+        return _tensor_of, (elements, value.dtype, tuple(value.shape))
 
 
 class Elastic(State):
@@ -92,14 +111,9 @@ class Elastic(State):
 
     # talweg._membership.StateHolder
 
-    def pack(self) -> bytes:
-        stream = io.BytesIO()
-        torch.save({name: self._captured(value) for name, value in self._values.items()}, stream)
-        return stream.getvalue()
-
-    def unpack(self, payload: memoryview) -> None:
-        given = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=False)
-        self._take(given)
+    def pack(self) -> Sequence[bytes | memoryview]:
+        values = {name: self._captured(value) for name, value in self._values.items()}
+        return _objects.pieces_of(values, _Pickler)
 
     def _load(self, name: str, value: Any) -> None:
         own = self._values[name]
@@ -131,10 +145,10 @@ class Elastic(State):
         own.load_state_dict(value)
 
     def digest(self) -> int:
-        total = hashlib.blake2b(digest_size=8)
+        total = hashlib.sha256()
         model: torch.nn.Module = self._values["model"]
         for name, parameter in model.named_parameters():
             total.update(name.encode())
             host = parameter.detach().cpu().contiguous().reshape(-1)
             total.update(host.view(torch.uint8).numpy().data)
-        return int.from_bytes(total.digest(), "little")
+        return int.from_bytes(total.digest()[:8], "little")

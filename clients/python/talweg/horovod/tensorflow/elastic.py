@@ -93,7 +93,7 @@ class _State(_elastic.State):
 
     def digest(self) -> int:
         """Covers what is trained; what is counted beside it, as by BatchNorm, may differ."""
-        total = hashlib.blake2b(digest_size=8)
+        total = hashlib.sha256()
         for name in sorted(self._values):
             variables = _variables_of(self._values[name])
             if variables is None:
@@ -101,7 +101,7 @@ class _State(_elastic.State):
             trained = [each for each in variables if getattr(each, "trainable", True)]
             for array in _read(_Variables(trained, variables.session)):
                 self._add_to_digest(total, np.asarray(array))
-        return int.from_bytes(total.digest(), "little")
+        return int.from_bytes(total.digest()[:8], "little")
 
 
 class TensorFlowState(_State):

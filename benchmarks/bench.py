@@ -37,6 +37,7 @@ from harness.scenarios import (  # noqa: E402
     jax_training_step,
     kernels,
     long_links,
+    loss_curve,
     model_tensors,
     mxnet_step,
     one_node,
@@ -72,6 +73,7 @@ SCENARIOS: dict[str, Any] = {
     "collectives": collectives,
     "torch_backend": torch_backend,
     "recovery": recovery,
+    "loss_curve": loss_curve,
 }
 # For a machine with a GPU: only with --gpu.
 GPU_SCENARIOS: dict[str, Any] = {
@@ -199,7 +201,10 @@ def require_gpu(programs: Programs, scenarios: list[str]) -> None:
 
 def section_body(section: Section, name: str, output: Path) -> str:
     body = report.tables(section.results) if section.results else ""
-    if report.plot_curves(section.results, section.title, output / f"{name}.png"):
+    plot = output / f"{name}.png"
+    if section.draw is not None:
+        section.draw(plot)
+    if section.draw is not None or report.plot_curves(section.results, section.title, plot):
         body += f"![{section.title}]({name}.png)\n\n"
     if section.bars:
         body += report.bars_table(section.bars) + "\n"

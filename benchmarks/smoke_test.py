@@ -52,7 +52,7 @@ class SmokeTest(unittest.TestCase):
         cls.output = Path(cls.scratch.name)
         scenarios = ["one_node", "aggregator_host", "own_aggregators", "shaped_links"]
         scenarios += ["long_links", "model_tensors", "first_step", "idle", "kernels", "growth"]
-        scenarios += ["collectives", "recovery"]
+        scenarios += ["collectives", "recovery", "loss_curve"]
         if _FULL:
             scenarios += ["training_step", "training_step_hosts", "torch_backend"]
         status, text = run(cls.output, f"--scenario={','.join(scenarios)}", f"--beside={_RUNFILES}")
@@ -150,6 +150,12 @@ class SmokeTest(unittest.TestCase):
         for kind in ("rank", "agent", "host cut off"):
             self.assertGreater(data[kind]["enter_s"][0], 0, kind)
         self.assertEqual(len(data["large_state"]["enter_s"]), 1)
+
+    def test_the_loss_between_kills(self) -> None:
+        data = self.document["data"]["loss_curve"]
+        self.assertEqual(len(data["killed"]["kills"]), 1)
+        self.assertEqual(len(data["killed"]["losses"]), len(data["undisturbed"][0]))
+        self.assertTrue((self.output / "loss_curve.png").exists())
 
     def test_the_first_step(self) -> None:
         figures = self.document["data"]["first_step"]["4 MiB in 2"]

@@ -66,14 +66,17 @@ class Job:
     def __init__(
         self,
         programs: Programs,
-        gradient_bytes: int,
-        state_bytes: int,
+        program: str,
+        arguments: Sequence[object],
         lease_ms: int,
         megabits_per_s: int = 0,
     ) -> None:
-        """`megabits_per_s`: of each host's link; 0: as fast as this machine."""
+        """Each rank is `program DIRECTORY ARGUMENTS`, which keeps recovery_rank.py's log.
+
+        `megabits_per_s`: of each host's link; 0: as fast as this machine.
+        """
         self._programs = programs
-        self._sizes = [str(gradient_bytes), str(state_bytes)]
+        self._rank = [str(programs.peers / program), *map(str, arguments)]
         self._lease_ms = lease_ms
         self._megabits_per_s = megabits_per_s
         self._stack = contextlib.ExitStack()
@@ -125,12 +128,8 @@ class Job:
             self._aggregators.append(self._daemon(f"aggregator{number}", options, stack))
         for daemon in self._aggregators:
             daemon.await_ready()
-        rank = talweg_python(
-            self._programs,
-            str(self._programs.peers / "recovery_rank.py"),
-            str(self._ranks),
-            *self._sizes,
-        )
+        program, *arguments = self._rank
+        rank = talweg_python(self._programs, program, str(self._ranks), *arguments)
         for node in range(NODES):
             line = [*self.network.enter(_host(node)), str(self._programs.tool), "run"]
             line += [f"--scheduler={scheduler}", f"--nodes={NODES}", f"--node-rank={node}"]
@@ -146,6 +145,10 @@ class Job:
                         stderr=log,
                     )
                 )
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
 
     def _run_log(self, node: int) -> Path:
         return self._directory / f"run{node}.log"
@@ -178,6 +181,15 @@ class Job:
             lambda: all(self._steps(node, since_ns) >= count for node in range(NODES)),
             f"{count} steps of {NODES} nodes",
         )
+
+    def await_step(self, step: int) -> None:
+        """Returns when each node's rank has ended that step."""
+
+        def has_ended(node: int) -> bool:
+            logs = self.logs(node)
+            return bool(logs and logs[-1].records) and logs[-1].records[-1].step >= step
+
+        self._await(lambda: all(map(has_ended, range(NODES))), f"step {step}")
 
     def await_epoch_after(self, log: Log) -> None:
         """Returns when the process has ended a step with a newer epoch than its last one's."""

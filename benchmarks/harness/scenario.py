@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from harness.contender import Contender, ContenderFailed
@@ -41,6 +42,8 @@ class Section:
     text: str = ""  # Markdown, below the tables.
     data: dict[str, Any] = field(default_factory=dict)  # For the JSON, besides results.
     failed: bool = False  # Besides results that failed.
+    # Draws a plot of its own into a file.
+    draw: Callable[[Path], None] | None = None
 
     @property
     def has_failed(self) -> bool:

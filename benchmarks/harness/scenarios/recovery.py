@@ -22,7 +22,7 @@ from harness.scenario import Context, Section
 TITLE = "Kills and returns"
 _GRADIENT_BYTES = 1 << 20
 _LEASE_MS = 2000
-_STATE_BYTES = 4 << 20
+_RANK_PROGRAM = "recovery_rank.py"
 # Steps of all nodes between two kills, at least.
 _STEPS = 120
 _PROCESS_LOSS_MAX_S = 0.1
@@ -118,7 +118,7 @@ class _Killer:
 
 def _kill_all(context: Context, kills: int, section: Section) -> list[Kind]:
     kinds = [Kind(name) for name in _KINDS]
-    with Job(context.programs, _GRADIENT_BYTES, _STATE_BYTES, _LEASE_MS) as job:
+    with Job(context.programs, _RANK_PROGRAM, (_GRADIENT_BYTES, 0), _LEASE_MS) as job:
         killer = _Killer(job, Random(_SEED))
         for kind in kinds:
             for number in range(kills):
@@ -138,8 +138,9 @@ def _large_state(context: Context, kills: int, section: Section) -> None:
     """How long a joiner takes that has much to get over a link of a known rate."""
     state = int(str(context.pick(1 << 20, 100_000_000, _LARGE_STATE_BYTES)))
     kind = Kind(_RANK)
+    arguments = (_GRADIENT_BYTES, state)
     with Job(
-        context.programs, _GRADIENT_BYTES, state, 5 * _LEASE_MS, megabits_per_s=_LARGE_STATE_LINK
+        context.programs, _RANK_PROGRAM, arguments, 5 * _LEASE_MS, megabits_per_s=_LARGE_STATE_LINK
     ) as job:
         job.await_steps(_STEPS, 0)
         goodput = goodput_bytes_per_s(job.network, "node0", "node1", _LARGE_STATE_LINK)
@@ -186,7 +187,7 @@ def run(context: Context) -> Section:
     head = ["killed", "kills", "usual step", "loss p50", "p99", "return p50", "p99", "enters p50"]
     section.text = markdown_table(head, rows) + (
         f"\n{NODES} hosts with a rank each, two aggregators and a scheduler on a fourth; gradients of\n"
-        f"{format_bytes(_GRADIENT_BYTES)}, {format_bytes(_STATE_BYTES)} of state, a lease of "
+        f"{format_bytes(_GRADIENT_BYTES)} and as much state, a lease of "
         f"{format_seconds(_LEASE_MS * 1e-3)}. Loss and return are the longest step of any survivor\n"
         "until the view without what was killed, and until the one with it again, less a usual step.\n"
         "A joiner enters from the time that its process is there until its first step has ended. Each\n"

@@ -166,7 +166,7 @@ class Job:
     # ---- What the ranks say
 
     def logs(self, node: int) -> list[Log]:
-        """Of the node's processes, the oldest first; read up to now."""
+        """Those of the node's processes, the oldest first; read up to now."""
         for path in self._ranks.iterdir():
             if path.name != "stop" and path not in self._logs:
                 self._logs[path] = Log(path)

@@ -113,7 +113,7 @@ class StateTest(unittest.TestCase):
         self.assertEqual(state.sampler.state_dict(), other.sampler.state_dict())
 
     def test_arrays_travel_as_they_lie(self) -> None:
-        large = np.arange(5000, dtype=np.float64)
+        large: np.ndarray = np.arange(5000, dtype=np.float64)
         value = {"a": large, "b": large[::2], "none": np.empty(0), "text": "x" * 77}
         pieces = _objects.pieces_of(value)
         addresses = [np.frombuffer(piece, np.uint8).ctypes.data for piece in pieces if len(piece)]

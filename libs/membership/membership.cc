@@ -317,8 +317,8 @@ Answer Membership::Find(const Caller& caller, Turn& turn, Job*& job, Member*& me
                                     HexText(id.incarnation) + "; it must join as a new one");
 }
 
-Answer Membership::OnRenew(const Caller& caller, std::optional<bool> ranks_attached,
-                           int64_t now_ns, std::vector<Effect>& out) {
+Answer Membership::OnRenew(const Caller& caller, std::optional<bool> ranks_attached, int64_t now_ns,
+                           std::vector<Effect>& out) {
   return Perform(now_ns, out, [&](Turn& turn) {
     Job* job = nullptr;
     Member* member = nullptr;

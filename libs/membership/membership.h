@@ -272,7 +272,8 @@ class Membership {
              std::vector<Effect>& out);
 
   JoinAnswer OnJoin(const JoinRequest& request, int64_t now_ns, std::vector<Effect>& out);
-  // `ranks_attached`: whether all ranks of the caller's node are connected to it; nullopt: as before.
+  // `ranks_attached`: whether all ranks of the caller's node are connected to it; nullopt: as
+  // before.
   Answer OnRenew(const Caller& caller, std::optional<bool> ranks_attached, int64_t now_ns,
                  std::vector<Effect>& out);
   Answer OnLeave(const Caller& caller, LeaveReason reason, const std::string& text, int64_t now_ns,

@@ -71,8 +71,8 @@ class Fixture {
   }
   Answer Attach(JobId job, MemberIdentity id, Epoch held = Epoch{0}, bool ranks_attached = true) {
     const StreamId stream{++stream_count_};
-    const Answer answer = core->OnMemberAttached(
-        stream, {job, id, held, Shown(id.incarnation)}, ranks_attached, now_ns, out_);
+    const Answer answer = core->OnMemberAttached(stream, {job, id, held, Shown(id.incarnation)},
+                                                 ranks_attached, now_ns, out_);
     if (answer.ok()) streams_of_[id] = stream;
     Drain();
     return answer;

@@ -240,7 +240,8 @@ bool Membership::MakeView(Job& job, bool with_joiners, Turn& turn) {
             .aggregators = AggregatorsFor(job)};
   for (const auto& [node, member] : job.members) {
     const bool in_view = job.view && job.view->IndexOf(member.record.member.id);
-    if (in_view || (with_joiners && job.MayEnter(member))) view.members.push_back(member.record.member);
+    if (in_view || (with_joiners && job.MayEnter(member)))
+      view.members.push_back(member.record.member);
   }
   if (view.members.empty()) return false;
   if (view.aggregators.empty() && view.members.size() > 1) {

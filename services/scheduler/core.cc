@@ -279,10 +279,10 @@ absl::Status Core::RenewLease(const v1::RenewLeaseRequest& request,
                               v1::RenewLeaseResponse* response) {
   Answer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
-    answer = core.OnRenew(CallerOf(request),
-                          request.has_ranks_attached() ? std::optional(request.ranks_attached())
-                                                       : std::nullopt,
-                          now_ns, out);
+    answer = core.OnRenew(
+        CallerOf(request),
+        request.has_ranks_attached() ? std::optional(request.ranks_attached()) : std::nullopt,
+        now_ns, out);
   }));
   *response->mutable_lease_duration() = Lease();
   return ToStatus(answer);

@@ -6,8 +6,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "libs/base/random.h"
 #include "libs/base/dtype.h"
+#include "libs/base/random.h"
 
 namespace talweg::sim {
 namespace {
@@ -65,10 +65,9 @@ void AgentProcess::Start() {
   if (random.OneIn(2)) {
     ranks_attached_ = true;
   } else {
-    timeline_->After(random.Below(400) * kMillisecond,
-                     [this, life = network_->host(host_).life()] {
-                       network_->host(host_).Deliver(life, [this] { AttachRanks(); });
-                     });
+    timeline_->After(random.Below(400) * kMillisecond, [this, life = network_->host(host_).life()] {
+      network_->host(host_).Deliver(life, [this] { AttachRanks(); });
+    });
   }
   Join();
   Tick();

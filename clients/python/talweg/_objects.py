@@ -144,7 +144,9 @@ class ByteStream:
         self._capacity = min(_capacity_bytes(self.length), _CHUNK_BYTES)
         self._rounds = -(-self.length // self._capacity)
         lanes = min(self._rounds, 2)
-        self._chunks = [np.zeros(self._capacity, dtype=np.uint8) for _ in range(lanes)]
+        self._chunks: list[np.ndarray] = [
+            np.zeros(self._capacity, dtype=np.uint8) for _ in range(lanes)
+        ]
         self._handles: list[Handle | None] = [None] * lanes
         self._names = [f"{name}.bytes.{self._capacity}{'.b' * lane}" for lane in range(lanes)]
         self._round = 0  # Whose chunk is filled, or emptied.

@@ -47,6 +47,7 @@ from talweg._kinds import (
     BROADCAST,
     GATHER,
     INLINE_BYTES,
+    NO_SLOT,
     OWN,
     REDUCE,
     REDUCE_SCATTER,
@@ -54,11 +55,13 @@ from talweg._kinds import (
     ROW,
     SCATTER,
     SEND,
+    WANTS_SLOT,
     WHOLE,
     Given,
     Kind,
     Lane,
     Rows,
+    Slots,
     capacity_of,
     lane_of,
     split_evenly,
@@ -91,6 +94,7 @@ class CallChannel(Channel):
         self.said_at = int(self.said.ctypes.data)
         self._holds_own: bool | None = None
         self._one_rounds: dict[bytes, OneRound] = {}  # By the words.
+        self.slots: Slots | None = None  # For tensors that are reduced again and again.
 
     def control(self) -> int:
         """The tensor in which ranks say what they call."""
@@ -105,7 +109,10 @@ class CallChannel(Channel):
 
     def lane_tensor(self, lane: Lane) -> int:
         """The tensor for a lane."""
-        kind, dtype, op, root, capacity_bytes = lane
+        if lane.slot > 0:
+            assert self.slots is not None
+            return self.slots.tensor(lane.slot)
+        kind, dtype, op, root, capacity_bytes, _ = lane
         words = f"{kind.gives}{kind.gets}.{dtype.name}.{op.name}.{root}"
         return self.declare(
             f"{self.name}.{words}.{capacity_bytes}".lower(),
@@ -199,37 +206,33 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
     connection = client.connection
     row_bytes = given.rows.row_bytes if given.rows is not None else 0
     own_bytes = sum(given.part_rows) * row_bytes
-    words = block(given)
     source, factors = given.address, given.factors
+    inline = own_bytes <= INLINE_BYTES and (not kind.reduces or channel.holds_own())
+    if given.slot == WANTS_SLOT:
+        slots = channel.slots if channel.holds_own() and not inline else None
+        given.slot = slots.number_of(given) if slots is not None else NO_SLOT
+    said = words = block(given)
     if kind.reduces and factors.prescale != 1.0:
         given.keep, source = factors.scaled(client, given.dtype, given.address, own_bytes)
     one_round = channel.one_round(given, words)
-    said, inline = words, own_bytes <= INLINE_BYTES and (not kind.reduces or channel.holds_own())
     if inline:
         said += ctypes.string_at(source, own_bytes)
     client.count_pushed_bytes(own_bytes)
     control = channel.control()
     round_ = given.pushed or connection.push_parts(control, said, [len(said)], priority)
     own = [count * row_bytes for count in given.part_rows]
-    lane, carried = None, 0
-    failure: TalwegError | None = None
+    data = _Data(channel, given, source, own, priority)
     if kind.reduces and not inline:
-        root, longest = given.root_rank, max(own)
-        lane = lane_of(kind, given.dtype, given.op, root, longest, group.size, channel.in_one)
-        try:
-            if lane is not None:
-                carried = connection.push_parts(channel.lane_tensor(lane), source, own, priority)
-        except TalwegError as error:  # The control round is taken all the same.
-            failure = error
-    all_pushed = lane is not None or (inline and kind.equal)
+        data.push(given.slot)
+    all_pushed = data.lane is not None or (inline and kind.equal)
     try:
         yield Wait(control, round_, channel.said_at, channel.said.size, not all_pushed)
     except Aborted:
-        if lane is not None and failure is None:
-            yield from _drop(channel, lane, carried)
+        if data.lane is not None and data.failure is None:
+            yield from _drop(channel, data.lane, data.round)
         raise
-    if failure is not None:
-        raise failure
+    if data.failure is not None:
+        raise data.failure
 
     if one_round is not None:
         assert given.rows is not None
@@ -242,7 +245,8 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
                 finish()
             return result
     every: list[Said] | None = None
-    if lane is not None and channel.same(words):
+    are_alike = channel.same(words)
+    if data.lane is not None and are_alike:
         assert given.rows is not None
         rows = given.rows
         got_rows = got_alike(given, group)
@@ -251,8 +255,10 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
         try:
             rows = check_alike(channel.title, group, every)
         except Mismatch:
-            yield from _settle(channel, every, priority, lane, carried)
+            yield from _settle(channel, every, priority, data)
             raise
+        if any(said.lane != data.lane for said in every):
+            yield from _leave_slots(channel, every, priority, data)
         got = got_parts(given, group, every)
         got_rows = [every[place].part_rows[part] for place, part in got]
     result, out = given.allocate(rows, got_rows)
@@ -263,21 +269,68 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
             ctypes.memmove(out, channel.said_at + every[place].data_at + before, nbytes)
             out += nbytes
         return result
-    if lane is not None:
-        yield Wait(channel.lane_tensor(lane), carried, out, sum(got_bytes), False)
+    if data.lane is not None:
+        room = (0, 0) if data.lies_there else (out, sum(got_bytes))
+        yield Wait(channel.lane_tensor(data.lane), data.round, *room, False)
     elif every is not None:
         largest = max((max(said.part_rows, default=0) for said in every), default=0)
         nbytes = largest * rows.row_bytes
         yield from _carry(channel, given, priority, source, own, out, got_bytes, nbytes)
+    if given.slot == WANTS_SLOT and are_alike and channel.slots is not None:
+        channel.slots.agree(given)
     finish = factors.after(client, given.dtype, out, sum(got_bytes) // given.dtype.nbytes)
     if finish is not None:
         finish()
     return result
 
 
-def _settle(
-    channel: CallChannel, every: list[Said], priority: int, own: Lane | None, carried: int
-) -> Steps:
+@dataclass
+class _Data:
+    """A reduction's data, which leaves beside the control round."""
+
+    channel: CallChannel
+    given: Given
+    source: int
+    lengths: list[int]
+    priority: int
+    lane: Lane | None = None  # None: it has not left; it takes several rounds, or none.
+    round: int = 0
+    lies_there: bool = False  # The result comes where the data lies.
+    failure: TalwegError | None = None  # The control round is taken all the same.
+
+    def push(self, slot: int) -> None:
+        """Pushes it through the slot's tensor, NO_SLOT: through one for all of its length."""
+        channel, given = self.channel, self.given
+        connection, size, longest = channel.client.connection, channel.group.size, max(self.lengths)
+        dtype, op, root = given.dtype, given.op, given.root_rank
+        self.lies_there = False
+        self.lane = lane = lane_of(given.kind, dtype, op, root, longest, size, channel.in_one, slot)
+        if lane is None:
+            return
+        try:
+            if lane.slot > 0 and channel.slots is not None:
+                self.round, self.lies_there = channel.slots.push(lane.slot, given)
+            else:
+                tensor = channel.lane_tensor(lane)
+                self.round = connection.push_parts(tensor, self.source, self.lengths, self.priority)
+        except TalwegError as error:
+            self.failure = error
+
+
+def _leave_slots(channel: CallChannel, every: list[Said], priority: int, data: _Data) -> Steps:
+    """Ranks call the same, but bring tensors of several slots, or some of none: the data goes once
+    more without any, and nobody uses these again.
+    """
+    yield from _settle(channel, every, priority, data)
+    for number in {said.lane.slot for said in every if said.lane is not None} - {0}:
+        assert channel.slots is not None
+        channel.slots.retire(number)
+    data.push(NO_SLOT)
+    if data.failure is not None:
+        raise data.failure
+
+
+def _settle(channel: CallChannel, every: list[Said], priority: int, data: _Data) -> Steps:
     """Ends the rounds of data that ranks have begun whose calls do not fit together.
 
     Every rank takes part in each of them, with nothing where it has not begun it. Nobody looks at
@@ -285,8 +338,8 @@ def _settle(
     """
     connection, size = channel.client.connection, channel.group.size
     for lane in dict.fromkeys(said.lane for said in every if said.lane is not None):
-        round_ = carried
-        if lane != own:
+        round_ = data.round
+        if lane != data.lane:
             parts = [0] * lane.kind.parts_given(channel.group.place, 0, size)
             round_ = connection.push_parts(channel.lane_tensor(lane), 0, parts, priority)
         yield from _drop(channel, lane, round_)

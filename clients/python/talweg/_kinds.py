@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from talweg._declaration import DType, Op
 from talweg._scaling import NO_FACTORS, Factors
@@ -76,6 +76,8 @@ KINDS = {
 
 INLINE_BYTES = 4096
 _CAPACITY_BYTES_MIN = 4096
+# Instead of a slot's number (Slots): the call's tensor has none; it has none yet.
+NO_SLOT, WANTS_SLOT = -1, 0
 # What all parts of a tensor take together.
 _TENSOR_BYTES_MAX = 32 << 20
 
@@ -113,6 +115,8 @@ class Given:
     factors: Factors = NO_FACTORS
     # The control round, where it has been pushed.
     pushed: int = 0
+    # The slot of an all_reduce's tensor. WANTS_SLOT asks for one, if the tensor is worth it.
+    slot: int = NO_SLOT
 
 
 class Lane(NamedTuple):
@@ -123,6 +127,33 @@ class Lane(NamedTuple):
     op: Op
     root: int
     capacity_bytes: int  # A part's.
+    slot: int = 0  # Whose tensor it is; 0: the one for all calls of this capacity.
+
+
+class Slots(Protocol):
+    """Tensors of a channel that are reduced again and again. Each has a tensor of the job's for
+    itself, a *slot*, which the node's ranks sum where the call's tensor lies.
+
+    Slots have numbers from 1. A call in which all ranks want one makes the next one, so the numbers
+    are the same at all ranks. Which tensor has a slot is each rank's own matter.
+    """
+
+    def number_of(self, given: Given) -> int:
+        """The slot of the call's tensor. WANTS_SLOT: it has none and is worth one."""
+
+    def agree(self, given: Given) -> None:
+        """Gives the next slot to the call's tensor: all ranks want one for theirs. Its result is
+        there already.
+        """
+
+    def tensor(self, number: int) -> int:
+        """The number of the slot's tensor in the library."""
+
+    def push(self, number: int, given: Given) -> tuple[int, bool]:
+        """Pushes the call's tensor. Returns the round, and whether its result comes where it lies."""
+
+    def retire(self, number: int) -> None:
+        """Takes the slot from its tensor for good: ranks differ on which one has it."""
 
 
 def capacity_of(
@@ -146,10 +177,13 @@ def lane_of(
     largest: int,
     size: int,
     in_one: bool = False,
+    slot: int = NO_SLOT,
 ) -> Lane | None:
     """Where parts go of which the longest has so many bytes; None: they need several rounds, or
     none.
     """
+    if slot > 0:
+        return Lane(kind, dtype, op, 0, largest, slot)
     capacity = capacity_of(kind, largest, size, in_one=in_one)
     if not 0 < largest <= capacity:
         return None

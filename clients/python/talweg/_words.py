@@ -15,6 +15,7 @@ from talweg._kinds import (
     BROADCAST,
     INLINE_BYTES,
     KINDS,
+    NO_SLOT,
     OWN,
     REDUCE,
     ROOT,
@@ -32,6 +33,8 @@ from talweg.errors import Mismatch
 # kind, op, dimensions of a row, dtype of a reduction; root; bytes of a row; dtype; the row's shape; rows. Then
 # the rows of each part that the rank gives, 8 bytes each, then its data.
 HEADER = struct.Struct("<BBBBiq16s11qq")
+# An all_reduce has its slot between the rows and the data.
+_SLOT = struct.Struct("<q")
 _DIMENSIONS_MAX = 11
 _ALIKE_BYTES = HEADER.size - 8  # All but the rows.
 _CALL_BYTES = 8  # The kind, and what is not of the tensor.
@@ -73,7 +76,8 @@ class Said:
 def block(given: Given) -> bytes:
     """What a rank says of its call, before the data."""
     counts = given.part_rows
-    return header(given, sum(counts)) + struct.pack(f"<{len(counts)}q", *counts)
+    words = header(given, sum(counts)) + struct.pack(f"<{len(counts)}q", *counts)
+    return words + _SLOT.pack(given.slot) if given.kind is ALL_REDUCE else words
 
 
 def header(given: Given, total_rows: int) -> bytes:
@@ -117,12 +121,17 @@ def read(
         at += HEADER.size
         part_rows = struct.unpack_from(f"<{parts}q", view, at)
         at += 8 * parts
+        slot = NO_SLOT
+        if kind is ALL_REDUCE:
+            (slot,) = _SLOT.unpack_from(view, at)
+            at += _SLOT.size
         nbytes = sum(part_rows) * row_bytes
         inline = nbytes <= INLINE_BYTES and (inlines_reductions or not kind.reduces)
         lane = None
         if kind.reduces and not inline:
             largest = max(part_rows) * row_bytes
-            lane = lane_of(kind, DType(wire), Op(op), root_rank, largest, group.size, in_one)
+            of = (kind, DType(wire), Op(op), root_rank, largest, group.size, in_one)
+            lane = lane_of(*of, slot)
         every.append(Said(kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank, lane))
         if inline:
             at += nbytes

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from unittest import mock
 
 import talweg
 import talweg.torch
 import torch
 import torch.distributed as dist
+from talweg.torch import _process_group
 
 _RANK, _SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -114,6 +117,71 @@ def check_small_calls_of_late_ranks() -> None:
             assert tensor.tolist() == [sum(range(_SIZE)) + float(repeat * _SIZE)] * 5, tensor
     finally:
         _native_exchange.WAIT_SLICE_NS = slice_ns
+
+
+def check_without_slots() -> None:
+    """Nothing but the reducer's buckets have slots: torch cannot resize what it has moved."""
+    tensor = torch.zeros(40_000)
+    for count in (40_000, 40_000, 40_000, 50_000):
+        tensor.resize_(count).fill_(1)
+        dist.all_reduce(tensor, async_op=True).wait()
+        assert tensor.tolist() == [_SIZE] * count
+    assert dist.distributed_c10d._get_default_group()._channel.slots._slots == []
+
+
+def check_slots() -> None:
+    """Tensors that are reduced again and again are summed where they lie, whatever the others bring."""
+    slots = dist.distributed_c10d._get_default_group()._channel.slots
+    before = len(slots._slots)
+
+    def check(tensor: torch.Tensor, repeat: int) -> None:
+        tensor.copy_(torch.arange(len(tensor)) % 100 + (_RANK + repeat))
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        wanted = (torch.arange(len(tensor)) % 100 + repeat) * _SIZE + sum(range(_SIZE))
+        assert torch.equal(tensor, wanted.float()), (repeat, tensor[:5], wanted[:5])
+
+    own, other = torch.zeros(40_000), torch.zeros(40_000)
+    large = torch.zeros(9 << 20)  # It needs several rounds until it has a slot.
+    for repeat in range(5):
+        check(own, repeat)
+        check(large, repeat)
+    assert len(slots._slots) == before + 2, len(slots._slots)
+    for slot, tensor in zip(slots._slots[before:], (own, large)):
+        assert slot.declared.buffer.is_attached_to(tensor.data_ptr())
+    # Ranks that bring others: the data goes without the slot, which nobody uses any more.
+    for repeat in range(3):
+        check(other if _RANK == 1 else own, repeat)
+    for repeat in range(5):
+        check(own, repeat)
+        check(other, repeat)
+    assert own.data_ptr() != other.data_ptr()
+    # A call that does not fit leaves the tensor as it was.
+    own.fill_(7)
+    with raises(talweg.Mismatch, r"rank 0 calls all_reduce sum of f32\[40000\], but rank 1 calls"):
+        dist.all_reduce(torch.zeros(50_000) if _RANK == 1 else own)
+    assert _RANK == 1 or own.tolist() == [7] * 40_000
+    for repeat in range(3):
+        check(own, repeat)
+    # A rank that cannot have a slot's tensor when the ranks agree on it says so in its next call.
+    third = torch.zeros(60_000)
+    count, failure = len(slots._slots), talweg.OutOfMemory("no memory")
+    failing = mock.patch.object(slots, "_declared", mock.Mock(side_effect=failure))
+    for repeat in range(3):
+        with failing if _RANK == 1 and repeat == 1 else contextlib.nullcontext():
+            check(third, repeat)
+    assert len(slots._slots) == count + 1, (len(slots._slots), count)
+    for repeat in range(3):
+        check(third, repeat)
+    # What nobody has any more has its memory back when another one asks for a slot.
+    there = [slot for slot in slots._slots[before:] if slot.storage is not None]
+    assert there
+    del own, other, large, third, tensor, slot, failing, failure
+    gc.collect()  # The errors have the frames that they came through.
+    new = torch.zeros(70_000)
+    for repeat in range(4):
+        check(new, repeat)
+    assert all(slot.storage is None for slot in there), len(there)
 
 
 def check_timeout() -> None:
@@ -296,6 +364,9 @@ if __name__ == "__main__":
     check_mismatch()
     check_small_calls_again()
     check_small_calls_of_late_ranks()
+    check_without_slots()
+    with mock.patch.object(_process_group, "is_reducer", lambda: True):
+        check_slots()
     check_timeout()
     check_threads()
     check_beyond_gloo()

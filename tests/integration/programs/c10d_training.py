@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -55,12 +56,45 @@ def _step(model: Any, optimizer: Any, rank: int, step: int, **options: Any) -> N
     optimizer.step()
 
 
+class _Wide(nn.Module):
+    """Its buckets are summed where they lie, over Talweg on one node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(12, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 3)
+        )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers(inputs)
+
+
 def _weights(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+@case
+def ddp_of_wide_layers(rank: int, size: int) -> Any:
+    found = []
+    for is_view in (False, True):
+        torch.manual_seed(1)
+        model = DistributedDataParallel(_Wide(), bucket_cap_mb=0.2, gradient_as_bucket_view=is_view)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step in range(8):
+            _step(model, optimizer, rank, step)
+        found += _weights(model)
+    group = dist.distributed_c10d._get_default_group()
+    if dist.get_backend() == "talweg" and int(os.environ["LOCAL_WORLD_SIZE"]) == size:
+        slots = group._channel.slots._slots
+        there = [slot for slot in slots if slot.storage is not None]
+        assert there, slots
+        for slot in there:
+            assert slot.declared.buffer.is_attached_to(slot.storage.data_ptr())
+    return found
 
 
 @case

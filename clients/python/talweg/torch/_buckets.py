@@ -41,7 +41,7 @@ class Bucket:
     def start(self, tensor: torch.Tensor, priority: int) -> Handle:
         """Starts the average of `tensor`, which finish() returns when it holds it."""
         client = self._client
-        if _may_be_in_place(tensor):
+        if may_be_in_place(tensor):
             declared = self._declare(tensor, priority)
             buffer = declared.buffer
             if buffer is not None and self._stands_at(tensor, buffer):
@@ -62,11 +62,12 @@ class Bucket:
             return True
         has_come_before = address == self._last_address
         self._last_address = address
-        return has_come_before and self._places_left > 0 and self._attach(tensor, buffer)
+        return has_come_before and self._places_left > 0 and self.attach(tensor, buffer)
 
-    def _attach(self, tensor: torch.Tensor, buffer: Buffer) -> bool:
+    def attach(self, tensor: torch.Tensor, buffer: Buffer) -> bool:
+        """Has the buffer stand where the tensor lies; False: it cannot."""
         storage = tensor.untyped_storage()
-        if not _may_be_moved(tensor, storage, self._client.local_size):
+        if not may_be_moved(tensor, self._client.local_size):
             return False
         self._places_left -= 1
         try:
@@ -97,12 +98,14 @@ class Bucket:
         self._client.call_when_closed(close)
 
 
-def _may_be_in_place(tensor: torch.Tensor) -> bool:
+def may_be_in_place(tensor: torch.Tensor) -> bool:
     """By what all ranks agree on."""
     return tensor.is_cpu and tensor.layout is torch.strided and is_worth_it(tensor)
 
 
-def _may_be_moved(tensor: torch.Tensor, storage: Any, local_size: int) -> bool:
+def may_be_moved(tensor: torch.Tensor, local_size: int) -> bool:
+    """Whether torch may move its storage into shared memory."""
+    storage = tensor.untyped_storage()
     nbytes = tensor.numel() * tensor.element_size()
     return (
         tensor.is_contiguous()

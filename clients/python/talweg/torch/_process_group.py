@@ -32,10 +32,12 @@ from talweg._collectives import (
     Given,
     channel_of,
 )
+from talweg._kinds import WANTS_SLOT
 from talweg._process_sets import Group, ProcessSet
 from talweg.errors import InvalidArgument, Unsupported
 from talweg.torch import _c10d_tensors as tensors_
 from talweg.torch._c10d_tensors import Outputs, Reduction, given, real, reduced, said
+from talweg.torch._slots import TensorSlots, is_reducer
 from talweg.torch._small_calls import Over, SmallCalls
 from talweg.torch._work import Work
 
@@ -65,6 +67,8 @@ class ProcessGroup(dist.ProcessGroup):
         self._lane = lane
         self._channel = channel_of(self._client, lane, self._group)
         self._small = SmallCalls(self._channel)
+        if not self._group.listed and self._client.size == self._client.local_size > 1:
+            self._channel.slots = self._channel.slots or TensorSlots(self._client, lane)
         self._timeout = timeout
         self._calls = 0
         self._name = ""
@@ -183,6 +187,8 @@ class ProcessGroup(dist.ProcessGroup):
         ]
         if key is not None:
             self._small.learn(key, calls[0], tensors[0], outputs[0], _outputs_of("all_reduce"))
+            if is_reducer() and calls[0].address == tensors[0].data_ptr():
+                calls[0].slot = WANTS_SLOT
         return self._submit(operation, calls, tensors, tensors, outputs, opts)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from talweg._node.listed_hosts import Host
 from talweg._node.meeting import own_addresses
 from talweg.errors import InvalidArgument, TalwegError
 
@@ -35,12 +36,6 @@ _NOT_SENT = re.compile(
     "(BASH_FUNC_|SSH_|XDG_|OMPI_|PMI|SLURM_|TALWEG_AGENT_SOCKET|TORCHELASTIC_)|"
     "(CUDA_VISIBLE_DEVICES|DBUS_SESSION_BUS_ADDRESS|DISPLAY|HOSTNAME|OLDPWD|PWD|SHLVL|TMPDIR|TERM|_)$"
 )
-
-
-@dataclass(frozen=True)
-class Host:
-    name: str
-    slots: int
 
 
 @dataclass
@@ -54,6 +49,8 @@ class Ssh:
 
     def line(self, host: str, command: str) -> list[str]:
         options = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new"]
+        # A host that is gone without a word is noticed within half a minute.
+        options += ["-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"]
         options += ["-p", str(self.port)] if self.port else []
         options += ["-i", self.identity_file] if self.identity_file else []
         options += ["-l", self.user] if self.user else []
@@ -82,31 +79,6 @@ class Outcome:
     status: int = 0
     failure: str = ""
     results: dict[int, bytes] = field(default_factory=dict)
-
-
-def parse_hosts(text: str) -> list[Host]:
-    """ "a:2,b:4"; a host without a number has one slot."""
-    found = []
-    for part in text.split(","):
-        name, _, slots = part.strip().partition(":")
-        if not re.fullmatch(r"[\w.-]+", name) or (slots and not slots.isdecimal()):
-            raise InvalidArgument(f"-H: '{part}' is no host: write host:slots, as in a:2,b:4")
-        found.append(Host(name, int(slots or 1)))
-    return found
-
-
-def parse_hostfile(text: str) -> list[Host]:
-    """Lines `host slots=n`."""
-    found = []
-    for line in text.splitlines():
-        words = line.split("#")[0].split()
-        if not words:
-            continue
-        slots = words[1].partition("=")[2] if len(words) > 1 else "1"
-        if len(words) > 2 or not slots.isdecimal():
-            raise InvalidArgument(f"--hostfile: '{line}' is no host: write `host slots=n`")
-        found.append(Host(words[0], int(slots)))
-    return found
 
 
 def deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
@@ -147,12 +119,90 @@ def _variables(launch: Launch, hosts: Sequence[Host]) -> dict[str, str]:
     }
 
 
+def sent(environment: Mapping[str, str], is_here: bool) -> dict[str, str]:
+    """What of an environment the ranks of a host get."""
+    if is_here:
+        return dict(environment)
+    return {name: value for name, value in environment.items() if not _NOT_SENT.match(name)}
+
+
+class OnHost:
+    """What ranks.py runs on one host, here or by ssh, for as long as this process lives.
+
+    `task` is its Task, `python` the interpreter there. TalwegError when ssh is not there.
+    """
+
+    def __init__(self, host: str, task: Mapping[str, Any], ssh: Ssh, python: str) -> None:
+        self.host = host
+        self._text = b""
+        line = [python, "-I", "-S", "-c", _START, str(Path(__file__).parents[1])]
+        if not is_here(host):
+            line = ssh.line(host, shlex.join(line))
+        try:
+            self._process = subprocess.Popen(
+                line,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is passed on by closing its stdin.
+            )
+        except OSError as error:
+            raise TalwegError(f"{line[0]} cannot be started: {error}") from None
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(task).encode() + b"\n")
+            self._process.stdin.flush()
+        os.set_blocking(self._process.stdout.fileno(), False)
+
+    def fileno(self) -> int:
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def read(self) -> list[dict[str, Any]] | None:
+        """Messages that have come; None at their end."""
+        try:
+            part = os.read(self.fileno(), 1 << 20)
+        except BlockingIOError:
+            return []
+        if not part:
+            return None
+        *lines, self._text = (self._text + part).split(b"\n")
+        return [dict(json.loads(line)) for line in lines]
+
+    def failure(self) -> str:
+        """Behind the end of its messages: why it could not do its work; empty if it has."""
+        status = self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        if status == 0:
+            return ""
+        how = "ssh to it failed" if status == 255 else f"exit status {status}"
+        return f"the ranks of host {self.host} could not be started or watched: {how} (above)"
+
+    def ask_to_end(self) -> None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+    def kill(self) -> None:
+        """What it has started there ends with the connection to it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self, deadline_s: float) -> None:
+        """Returns when it has ended; kills it at that time of the monotonic clock."""
+        try:
+            self._process.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._process.wait()
+
+
 class _Run:
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self._hosts = deal(launch.hosts, launch.ranks)
         self._selector = selectors.DefaultSelector()
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: list[OnHost] = []
         self._outcome = Outcome()
         self._ended: set[int] = set()
 
@@ -174,9 +224,9 @@ class _Run:
                 }
                 base += host.slots
                 self._start(host, own, secret)
-            while self._processes:
+            while self._running:
                 for key, _ in self._selector.select(0.2):
-                    self._read(key)
+                    self._read(key.fileobj)
         finally:
             self._end()
         missing = sorted(set(range(self._launch.ranks)) - self._ended)
@@ -186,55 +236,30 @@ class _Run:
 
     def _start(self, host: Host, own: dict[str, dict[str, str]], secret: str) -> None:
         launch = self._launch
-        kept = {
-            name: value for name, value in launch.environment.items() if not _NOT_SENT.match(name)
-        }
-        here = is_here(host.name)
         task = {
             "command": list(launch.command),
             "directory": os.getcwd(),
-            "environment": dict(launch.environment) if here else kept,
+            "environment": sent(launch.environment, is_here(host.name)),
             "variables": own,
             "secret": secret,
             "interfaces": list(launch.interfaces),
             "files": {name: base64.b64encode(data).decode() for name, data in launch.files.items()},
         }
-        line = [launch.python, "-I", "-S", "-c", _START, str(Path(__file__).parents[1])]
-        if not here:
-            line = launch.ssh.line(host.name, shlex.join(line))
-        try:
-            process = subprocess.Popen(
-                line,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is passed on by closing its stdin.
-            )
-        except OSError as error:
-            raise TalwegError(f"{line[0]} cannot be started: {error}") from None
-        assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(task).encode() + b"\n")
-            process.stdin.flush()
-        os.set_blocking(process.stdout.fileno(), False)
-        self._processes[host.name] = process
-        self._selector.register(process.stdout, selectors.EVENT_READ, [host.name, b""])
+        started = OnHost(host.name, task, launch.ssh, launch.python)
+        self._running.append(started)
+        self._selector.register(started, selectors.EVENT_READ)
 
-    def _read(self, key: selectors.SelectorKey) -> None:
-        name, before = key.data
-        part = os.read(key.fd, 1 << 20)
-        *lines, key.data[1] = (before + part).split(b"\n")
-        for line in lines:
-            self._take(json.loads(line))
-        if part:
+    def _read(self, on_host: Any) -> None:
+        messages = on_host.read()
+        for message in messages or []:
+            self._take(message)
+        if messages is not None:
             return
-        self._selector.unregister(key.fileobj)
-        process = self._processes.pop(name)
-        status = process.wait()
-        if status != 0:
-            how = "ssh to it failed" if status == 255 else f"exit status {status}"
-            self._fail(
-                1, f"the ranks of host {name} could not be started or watched: {how} (above)"
-            )
+        self._selector.unregister(on_host)
+        self._running.remove(on_host)
+        failure = on_host.failure()
+        if failure:
+            self._fail(1, failure)
 
     def _take(self, message: dict[str, Any]) -> None:
         rank = int(message["rank"])
@@ -254,22 +279,15 @@ class _Run:
         self._ask_to_end()
 
     def _ask_to_end(self) -> None:
-        for process in self._processes.values():
-            if process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    process.stdin.close()
+        for on_host in self._running:
+            on_host.ask_to_end()
 
     def _end(self) -> None:
         """Also after an interrupt."""
         self._ask_to_end()
-        end = time.monotonic() + _GRACE_S
-        for process in self._processes.values():
-            try:
-                process.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        deadline_s = time.monotonic() + _GRACE_S
+        for on_host in self._running:
+            on_host.end(deadline_s)
 
 
 def run(launch: Launch) -> Outcome:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from talweg import _programs
-from talweg._node import hosts
+from talweg._node import hosts, listed_hosts
 from talweg._version import __version__
 from talweg.errors import InvalidArgument, TalwegError, Unsupported
 
@@ -125,12 +125,13 @@ def variables_of(options: Any) -> dict[str, str]:
     return found
 
 
-def _hosts(options: Any) -> list[hosts.Host]:
+def _hosts(options: Any) -> list[listed_hosts.Host]:
     if options.hosts and options.hostfile:
         raise InvalidArgument("--hosts and --hostfile are both given: give one of them")
     if options.hostfile:
-        return hosts.parse_hostfile(Path(options.hostfile).read_text())
-    return hosts.parse_hosts(options.hosts or f"localhost:{options.num_proc}")
+        text = Path(options.hostfile).read_text()
+        return listed_hosts.parse_lines(text, f"--hostfile={options.hostfile}")
+    return listed_hosts.parse_hosts(options.hosts or f"localhost:{options.num_proc}")
 
 
 def _check(options: Any) -> None:

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists of hosts: what is read, what is refused, and what changes."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from talweg._node.listed_hosts import (
+    FixedHosts,
+    Host,
+    HostFile,
+    HostList,
+    HostScript,
+    parse_hosts,
+    parse_lines,
+)
+from talweg.errors import InvalidArgument, TalwegError
+
+_DEADLINE_S = 60
+
+
+class ListedHostsTest(unittest.TestCase):
+    def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.path = Path(directory.name) / "hosts"
+
+    def _next(self, hosts: HostList) -> list[Host]:
+        end = time.monotonic() + _DEADLINE_S
+        while (found := hosts.poll(time.monotonic())) is None:
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.001)
+        return found
+
+    def test_what_is_read(self) -> None:
+        text = "# all\na\nb:2 # two\n\n c-1.x slots=3\n"
+        self.assertEqual(parse_lines(text, "f"), [Host("a", 1), Host("b", 2), Host("c-1.x", 3)])
+        self.assertEqual(parse_lines("a\nb:1", "f", 4), [Host("a", 4), Host("b", 1)])
+        self.assertEqual(parse_lines("", "f"), [])
+        self.assertEqual(parse_hosts("a:2, b"), [Host("a", 2), Host("b", 1)])
+
+    def test_what_is_refused(self) -> None:
+        for line in ("a b", "a:x", "a slots=x", "a:1 slots=1", "-oProxy", "a slots=1 b", "a;b"):
+            with (
+                self.subTest(line),
+                self.assertRaisesRegex(InvalidArgument, "f: .* is no host: wr"),
+            ):
+                parse_lines(line, "f")
+        with self.assertRaisesRegex(InvalidArgument, "host a is there twice"):
+            parse_lines("a\na:2", "f")
+
+    def test_a_list_that_does_not_change(self) -> None:
+        hosts = FixedHosts([Host("a", 1)])
+        self.assertEqual(hosts.poll(0), [Host("a", 1)])
+        self.assertIsNone(hosts.poll(1))
+
+    def test_a_file_that_changes(self) -> None:
+        hosts = HostFile(str(self.path), 1, 2)
+        with self.assertRaisesRegex(TalwegError, "No such file"):
+            hosts.poll(10)
+        self.path.write_text("a\n")
+        self.assertIsNone(hosts.poll(10.5))
+        self.assertEqual(hosts.poll(11), [Host("a", 2)])
+        self.assertIsNone(hosts.poll(12))
+        self.path.write_text("a b c\n")
+        with self.assertRaisesRegex(InvalidArgument, "'a b c' is no host"):
+            hosts.poll(13)
+        self.path.write_text("a\nb:1\n")
+        self.assertEqual(hosts.poll(14), [Host("a", 2), Host("b", 1)])
+
+    def test_a_script(self) -> None:
+        self.path.write_text('#!/bin/sh\necho a:2\ncat "$0.more" || exit 3\n')
+        hosts = HostScript(str(self.path), 0, 1)
+        self.addCleanup(hosts.close)
+        with self.assertRaisesRegex(TalwegError, "cannot be started: Permission denied.*chmod"):
+            hosts.poll(0)
+        self.path.chmod(0o755)
+        with self.assertRaisesRegex(TalwegError, "failed: exit status 3\n    cat: .*No such file"):
+            self._next(hosts)
+        Path(f"{self.path}.more").write_text("b\n")
+        self.assertEqual(self._next(hosts), [Host("a", 2), Host("b", 1)])
+        Path(f"{self.path}.more").write_text("b c\n")
+        with self.assertRaisesRegex(InvalidArgument, "'b c' is no host"):
+            self._next(hosts)
+
+    def test_a_script_that_does_not_end(self) -> None:
+        self.path.write_text("#!/bin/sh\nexec sleep 1000\n")
+        self.path.chmod(0o755)
+        hosts = HostScript(str(self.path), 1, 1)
+        self.addCleanup(hosts.close)
+        self.assertIsNone(hosts.poll(10))
+        self.assertIsNone(hosts.poll(69))
+        with self.assertRaisesRegex(TalwegError, "has not ended within 60 s, and was killed"):
+            hosts.poll(70)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists of hosts: as text, in a file that may change, and as what a script prints again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from talweg.errors import InvalidArgument, TalwegError
+
+_SCRIPT_S = 60.0
+_LAST_LINES = 5
+
+
+@dataclass(frozen=True)
+class Host:
+    name: str
+    slots: int
+
+
+def _host(text: str, slots_default: int) -> Host | None:
+    name, _, slots = text.partition(":")
+    if not re.fullmatch(r"[\w.-]+", name) or name.startswith("-"):
+        return None
+    if slots and not slots.isdecimal():
+        return None
+    return Host(name, int(slots or slots_default))
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """ "a:2,b:4"; a host without a number has one slot."""
+    found = []
+    for part in text.split(","):
+        host = _host(part.strip(), 1)
+        if host is None:
+            raise InvalidArgument(f"-H: '{part}' is no host: write host:slots, as in a:2,b:4")
+        found.append(host)
+    return found
+
+
+def parse_lines(text: str, source: str, slots_default: int = 1) -> list[Host]:
+    """Lines `host`, `host:slots` or `host slots=n`; what stands behind # is not read."""
+    found: dict[str, Host] = {}
+    for line in text.splitlines():
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        host = _host(words[0], slots_default)
+        if host is not None and len(words) == 2:
+            told = re.fullmatch(r"slots=(\d+)", words[1])
+            host = Host(host.name, int(told[1])) if told and ":" not in words[0] else None
+        if host is None or len(words) > 2:
+            raise InvalidArgument(
+                f"{source}: '{line}' is no host: write `host`, `host:slots` or `host slots=n`"
+            )
+        if host.name in found:
+            raise InvalidArgument(f"{source}: host {host.name} is there twice: name it once")
+        found[host.name] = host
+    return list(found.values())
+
+
+class HostList(Protocol):
+    """Where the hosts of a job stand. Nothing blocks."""
+
+    def poll(self, now_s: float) -> list[Host] | None:
+        """The list, where it may have changed since the last call. TalwegError or OSError for a list
+        that cannot be had; the next call tries again.
+        """
+
+    def close(self) -> None: ...
+
+
+class FixedHosts:
+    """A list that does not change."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self._hosts: list[Host] | None = list(hosts)
+
+    def poll(self, now_s: float) -> list[Host] | None:
+        hosts, self._hosts = self._hosts, None
+        return hosts
+
+    def close(self) -> None:
+        pass
+
+
+class HostFile:
+    """A file that is read again when it has changed."""
+
+    def __init__(self, path: str, every_s: float, slots_default: int) -> None:
+        self._path = path
+        self._every_s = every_s
+        self._slots_default = slots_default
+        self._due_s = 0.0
+        self._text: str | None = None
+
+    def poll(self, now_s: float) -> list[Host] | None:
+        if now_s < self._due_s:
+            return None
+        self._due_s = now_s + self._every_s
+        try:
+            text = Path(self._path).read_text()
+        except OSError as error:
+            raise TalwegError(f"--hostfile={self._path}: {error.strerror}") from None
+        if text == self._text:
+            return None
+        hosts = parse_lines(text, f"--hostfile={self._path}", self._slots_default)
+        self._text = text
+        return hosts
+
+    def close(self) -> None:
+        pass
+
+
+class HostScript:
+    """What a program prints, which is run every so many seconds."""
+
+    def __init__(self, command: str, every_s: float, slots_default: int) -> None:
+        self._command = command
+        self._every_s = every_s
+        self._slots_default = slots_default
+        self._due_s = 0.0
+        self._late_s = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output: IO[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+
+    def poll(self, now_s: float) -> list[Host] | None:
+        if self._process is None:
+            if now_s >= self._due_s:
+                self._start(now_s)
+            return None
+        status = self._process.poll()
+        if status is None and now_s < self._late_s:
+            return None
+        if status is None:
+            self._end()
+            raise TalwegError(
+                f"--host-discovery-script={self._command} has not ended within {_SCRIPT_S:g} s, and "
+                "was killed: let it print the hosts and end"
+            )
+        assert self._output is not None and self._errors is not None
+        texts = []
+        for file in (self._output, self._errors):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+        self._end()
+        if status != 0:
+            lines = "".join(f"\n    {line}" for line in texts[1].splitlines()[-_LAST_LINES:])
+            how = f"exit status {status}" if status > 0 else f"signal {-status}"
+            raise TalwegError(f"--host-discovery-script={self._command} failed: {how}{lines}")
+        return parse_lines(texts[0], "--host-discovery-script", self._slots_default)
+
+    def _start(self, now_s: float) -> None:
+        self._due_s, self._late_s = now_s + self._every_s, now_s + _SCRIPT_S
+        self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        try:
+            self._process = subprocess.Popen(
+                [self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._errors,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._end()
+            raise TalwegError(
+                f"--host-discovery-script={self._command} cannot be started: {error.strerror}; it "
+                "must be the path of a program that may be run (chmod +x)"
+            ) from None
+
+    def _end(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for file in (self._output, self._errors):
+            if file is not None:
+                file.close()
+        self._process = self._output = self._errors = None
+
+    def close(self) -> None:
+        self._end()

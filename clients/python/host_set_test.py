@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The states of a launcher's hosts, without a process."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import unittest
+from collections.abc import Sequence
+
+from talweg._node.host_set import (
+    Action,
+    Bounds,
+    FindEntered,
+    HostSet,
+    HostState,
+    JobState,
+    Policy,
+    Say,
+    Start,
+    Stop,
+)
+from talweg._node.listed_hosts import Host
+
+
+def _hosts(text: str) -> list[Host]:
+    """ "a:2 b": b has one slot."""
+    parts = [each.partition(":") for each in text.split()]
+    return [Host(name, int(slots or 1)) for name, _, slots in parts]
+
+
+def _starts(actions: Sequence[Action]) -> list[tuple[str, int, int]]:
+    return [(each.host, each.node, each.ranks) for each in actions if isinstance(each, Start)]
+
+
+def _stops(actions: Sequence[Action]) -> list[str]:
+    return [each.host for each in actions if isinstance(each, Stop)]
+
+
+def _said(actions: Sequence[Action]) -> str:
+    return "\n".join(each.text for each in actions if isinstance(each, Say))
+
+
+class HostSetTest(unittest.TestCase):
+    def _running(self, hosts: str, bounds: Bounds | None = None, **policy: object) -> HostSet:
+        job = HostSet(bounds or Bounds(), Policy(**policy), 0)  # type: ignore[arg-type]
+        job.on_listed(_hosts(hosts), 0)
+        self.assertIs(job.state, JobState.RUNNING)
+        return job
+
+    def test_it_begins_with_enough(self) -> None:
+        job = HostSet(Bounds(first=2, least=1, most=3), Policy(wait_s=100), 10)
+        self.assertEqual(job.on_listed(_hosts("a:2"), 10), [])
+        self.assertEqual(
+            job.waiting(),
+            "waiting for hosts: the job needs 2 nodes to begin, and has 1 (a)",
+        )
+        self.assertEqual(job.next_s(), 110)
+        actions = job.on_listed(_hosts("a:2 b"), 20)
+        self.assertEqual(_starts(actions), [("a", 0, 2), ("b", 1, 1)])
+        self.assertEqual((job.waiting(), job.next_s()), ("", None))
+
+    def test_it_does_not_begin(self) -> None:
+        job = HostSet(Bounds(first=2), Policy(wait_s=100), 10)
+        job.on_listed(_hosts("a"), 10)
+        self.assertEqual(job.on_time(109), [])
+        self.assertEqual(_starts(job.on_time(110)), [])
+        self.assertEqual((job.state, job.status), (JobState.OVER, 1))
+        self.assertIn("needs 2 nodes to begin, and has 1 (a): not w", job.report)
+
+    def test_hosts_come_and_go_within_bounds(self) -> None:
+        job = self._running("a", Bounds(most=2))
+        self.assertEqual(_starts(job.on_listed(_hosts("a b c"), 1)), [("b", 1, 1)])
+        self.assertIs(job.state_of("c"), HostState.LISTED)
+        actions = job.on_listed(_hosts("b c"), 2)
+        self.assertEqual((_stops(actions), _starts(actions)), (["a"], [("c", 2, 1)]))
+        self.assertEqual(_starts(job.on_listed(_hosts("a b c"), 3)), [])
+        job.on_ended("a", 143, "it was ended", 4)
+        self.assertIs(job.state_of("a"), HostState.LISTED)
+        self.assertEqual(job.on_listed(_hosts("b c"), 5), [])
+        self.assertIsNone(job.state_of("a"))
+
+    def test_a_number_is_not_given_twice(self) -> None:
+        job = self._running("a b")
+        job.on_listed(_hosts("a"), 1)
+        job.on_ended("b", 143, "it was ended", 2)
+        self.assertEqual(_starts(job.on_listed(_hosts("a b"), 3)), [("b", 2, 1)])
+
+    def test_a_host_is_back_on_the_list_before_it_has_ended(self) -> None:
+        job = self._running("a b")
+        job.on_listed(_hosts("a"), 1)
+        self.assertEqual(_starts(job.on_listed(_hosts("a b"), 2)), [])
+        self.assertEqual(_starts(job.on_ended("b", 143, "it was ended", 3)), [("b", 2, 1)])
+
+    def test_ranks_are_counted_where_slots_differ(self) -> None:
+        job = HostSet(Bounds(first=3, least=2, most=5, in_ranks=True), Policy(), 0)
+        self.assertEqual(job.on_listed(_hosts("a:2"), 0), [])
+        starts = _starts(job.on_listed(_hosts("a:2 b:4 c:4"), 1))
+        self.assertEqual(starts, [("a", 0, 2), ("b", 1, 3)])
+        job.on_listed(_hosts("a:2"), 2)
+        self.assertIs(job.state, JobState.RUNNING)
+        said = _said(job.on_listed(_hosts("a:6"), 3))
+        self.assertIn("host a is listed with 6 slots now: it goes on with 2 ranks", said)
+
+    def test_too_few_for_a_while(self) -> None:
+        job = self._running("a b", Bounds(first=2, least=2), wait_s=30)
+        said = _said(job.on_ended("b", 1, "exit status 1", 10))
+        self.assertIn("host b (node 1) is lost: exit status 1; it is not used again before", said)
+        self.assertIn("needs 2 nodes to go on, and has 1 (a); b has failed, for", said)
+        self.assertEqual((job.state, job.next_s()), (JobState.SHORT, 40))
+        actions = job.on_listed(_hosts("a b c"), 39)
+        self.assertEqual(_starts(actions), [("c", 2, 1)])
+        self.assertIn("the job has 2 nodes and goes on", _said(actions))
+        self.assertIs(job.state, JobState.RUNNING)
+
+    def test_too_few_for_too_long(self) -> None:
+        job = self._running("a b", Bounds(first=2, least=2), wait_s=30)
+        job.on_listed(_hosts("a"), 10)
+        job.on_ended("b", 143, "it was ended", 11)
+        self.assertEqual(job.on_time(39), [])
+        self.assertEqual(_stops(job.on_time(40)), ["a"])
+        self.assertIs(job.state, JobState.ENDING)
+        self.assertIn("needs 2 nodes to go on, and has 1 (a): not wi", job.report)
+        job.on_ended("a", 143, "it was ended", 41)
+        self.assertEqual((job.state, job.status), (JobState.OVER, 1))
+
+    def test_a_host_that_fails_is_barred(self) -> None:
+        job = self._running("a b")
+        job.on_ended("b", 1, "exit status 1", 1)
+        self.assertEqual(_starts(job.on_listed(_hosts("a b"), 2)), [])
+        self.assertIs(job.state_of("b"), HostState.BARRED)
+        job.on_listed(_hosts("a"), 3)
+        self.assertEqual(_starts(job.on_listed(_hosts("a b"), 4)), [("b", 2, 1)])
+
+    def test_a_host_that_fails_cools_down(self) -> None:
+        job = self._running("a b", cooldown_s=(10, 25))
+        now = 0.0
+        for pause in (10, 20, 25, 25):
+            said = _said(job.on_ended("b", 1, "exit status 1", now))
+            self.assertIn(f"used again after {pause} s", said)
+            self.assertEqual(job.next_s(), now + pause)
+            now += pause
+            self.assertEqual(_starts(job.on_time(now - 1)), [])
+            self.assertEqual([each[0] for each in _starts(job.on_time(now))], ["b"])
+
+    def test_nobody_is_left(self) -> None:
+        job = self._running("a b")
+        job.on_ended("a", 1, "exit status 1", 1)
+        job.on_ended("b", 7, "exit status 7", 2)
+        self.assertEqual((job.state, job.status), (JobState.OVER, 7))
+        self.assertEqual(job.report, "host b (node 1): exit status 7; no node is left")
+
+    def test_the_list_is_empty(self) -> None:
+        job = self._running("a")
+        self.assertEqual(_stops(job.on_listed([], 1)), ["a"])
+        job.on_ended("a", 143, "it was ended", 2)
+        self.assertEqual((job.state, job.status), (JobState.OVER, 1))
+        self.assertIn("no host is left", job.report)
+
+    def test_others_take_over_from_all_hosts_at_once(self) -> None:
+        """Nobody would have the state."""
+        job = self._running("a")
+        actions = job.on_listed(_hosts("b"), 1)
+        self.assertEqual((_stops(actions), _starts(actions)), (["a"], []))
+        self.assertIs(job.state, JobState.ENDING)
+
+    def test_it_ends_well(self) -> None:
+        job = self._running("a b c")
+        self.assertEqual(job.on_ended("a", 0, "", 1), [FindEntered()])
+        self.assertEqual(_stops(job.on_outside(["c"], 1)), ["c"])
+        self.assertEqual(job.on_listed(_hosts("a b d"), 2), [])
+        job.on_ended("c", 143, "it was ended", 3)
+        self.assertEqual(job.on_ended("b", 0, "", 4), [])
+        self.assertEqual((job.state, job.status, job.report), (JobState.OVER, 0, ""))
+
+    def test_it_ends_well_without_some(self) -> None:
+        job = self._running("a b c")
+        job.on_ended("a", 5, "exit status 5", 1)
+        job.on_ended("b", 0, "", 2)
+        job.on_ended("c", 6, "exit status 6", 3)
+        self.assertEqual((job.state, job.status), (JobState.OVER, 0))
+        self.assertIn("well without host a (node 0): exit status 5; host c (node 2)", job.report)
+
+    def test_too_many_changes(self) -> None:
+        job = self._running("a", changes_max=2)
+        job.on_listed(_hosts("a b"), 1)
+        job.on_listed(_hosts("a c"), 2)
+        self.assertIs(job.state, JobState.RUNNING)
+        job.on_listed(_hosts("a c"), 3)
+        job.on_ended("b", 143, "it was ended", 4)
+        self.assertIs(job.state, JobState.RUNNING)
+        self.assertEqual(_stops(job.on_listed(_hosts("a"), 5)), ["c", "a"])
+        self.assertEqual(job.report, "hosts have come or gone more than 2 times")
+
+    def test_it_is_interrupted(self) -> None:
+        job = HostSet(Bounds(), Policy(), 0)
+        job.end(130, "")
+        self.assertEqual((job.state, job.status), (JobState.OVER, 130))
+        job = self._running("a b")
+        self.assertEqual(_stops(job.end(130, "by signal 2")), ["a", "b"])
+        self.assertEqual(job.end(1, "later"), [])
+        for host in ("a", "b"):
+            job.on_ended(host, 143, "it was ended", 1)
+        self.assertEqual((job.state, job.report), (JobState.OVER, "by signal 2"))
+
+    def test_whatever_happens(self) -> None:
+        """Random lives: what holds in every state, and every life ends."""
+        reached = set()
+        for seed in range(400):
+            reached |= self._live(random.Random(seed))
+        self.assertEqual(reached, {*JobState, *HostState})
+
+    def _live(self, chance: random.Random) -> set[object]:
+        least = chance.randint(1, 3)
+        bounds = Bounds(
+            first=chance.randint(least, 3),
+            least=least,
+            most=chance.choice([0, 3, 4]),
+            in_ranks=chance.random() < 0.5,
+        )
+        cooldown = chance.choice([None, (5.0, 20.0)])
+        job = HostSet(bounds, Policy(50, cooldown, chance.choice([None, 5])), 0)
+        running: dict[str, int] = {}
+        leaving: set[str] = set()
+        nodes: set[int] = set()
+        reached: set[object] = set()
+        for now in itertools.count():
+            self.assertLess(now, 5000)
+            dice = chance.random()
+            ended = ""
+            if now > 300:
+                actions = job.end(1, "enough")
+                if not actions and (running or leaving):
+                    ended = chance.choice([*running, *leaving])
+                    actions = job.on_ended(ended, 143, "it was ended", now)
+            elif dice < 0.2:
+                names = [each for each in "abcd" if chance.random() < 0.7]
+                actions = job.on_listed([Host(e, chance.randint(0, 3)) for e in names], now)
+            elif dice < 0.4 and (running or leaving):
+                ended = chance.choice([*running, *leaving])
+                status = chance.choice([0, 0, 1, 2, 3])
+                actions = job.on_ended(ended, status, "it has failed", now)
+            elif dice < 0.45:
+                actions = job.on_outside(chance.sample("abcd", 2), now)
+            else:
+                actions = job.on_time(now)
+            running.pop(ended, None)
+            leaving.discard(ended)
+            for each in actions:
+                if isinstance(each, Start):
+                    self.assertNotIn(each.host, {*running, *leaving})
+                    self.assertNotIn(each.node, nodes)
+                    self.assertGreater(each.ranks, 0)
+                    running[each.host] = each.ranks
+                    nodes.add(each.node)
+                elif isinstance(each, Stop):
+                    del running[each.host]
+                    leaving.add(each.host)
+            count = sum(running.values()) if bounds.in_ranks else len(running)
+            if bounds.most:
+                self.assertLessEqual(count, bounds.most)
+            self.assertEqual({*job.hosts(HostState.RUNNING)}, {*running})
+            self.assertEqual({*job.hosts(HostState.LEAVING)}, leaving)
+            if job.state is JobState.GATHERING:
+                self.assertFalse(running)
+            if job.state is JobState.RUNNING:
+                self.assertGreaterEqual(count, bounds.least)
+            if job.state is JobState.SHORT:
+                self.assertTrue(0 < count < bounds.least and job.waiting())
+            if job.state in (JobState.ENDING, JobState.OVER):
+                self.assertFalse(running)
+            reached |= {job.state, *(job.state_of(each) for each in "abcd")} - {None}
+            if job.state is JobState.OVER:
+                self.assertFalse(leaving)
+                return reached
+        raise AssertionError
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hosts of a job that come and go, as its launcher sees them: docs/elastic.md has the states.
+
+No process, no clock, no file: each event returns what is to be done, in this order. hosts_come_and_go.py
+does it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Union
+
+from talweg._node.listed_hosts import Host
+
+
+class JobState(enum.Enum):
+    GATHERING = "gathering"  # Nothing is started: there are too few hosts to begin with.
+    RUNNING = "running"
+    SHORT = "short"  # It runs with fewer than the least, and waits for more.
+    FINISHING = "finishing"  # A host's ranks have ended well: nobody else enters.
+    ENDING = "ending"  # All that is left is being ended.
+    OVER = "over"
+
+
+class HostState(enum.Enum):
+    LISTED = "listed"  # Nothing runs there: there is no room, or the job has not begun.
+    RUNNING = "running"
+    LEAVING = "leaving"  # What runs there is being ended.
+    COOLING = "cooling"  # It has failed, and is used again when its time comes.
+    BARRED = "barred"  # It has failed, and is not used again before it has been off the list.
+    DONE = "done"  # Its ranks have ended well.
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """In nodes or in ranks. `first` is with how many the job begins, not fewer than `least`; a `most` of
+    0 is no bound.
+    """
+
+    first: int = 1
+    least: int = 1
+    most: int = 0
+    in_ranks: bool = False
+
+    def text(self, count: int) -> str:
+        return f"{count} {'rank' if self.in_ranks else 'node'}{'s' if count != 1 else ''}"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """`wait_s` is how long the job may be without enough hosts. Hosts that have failed are used again
+    after `cooldown_s`, which doubles from the first to the second; None: they are barred.
+    """
+
+    wait_s: float = 600.0
+    cooldown_s: tuple[float, float] | None = None
+    changes_max: int | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    host: str
+    node: int
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    host: str
+
+
+@dataclass(frozen=True)
+class FindEntered:
+    """The job is about to end: says by on_outside() which hosts have not entered it."""
+
+
+@dataclass(frozen=True)
+class Say:
+    text: str
+
+
+Action = Union[Start, Stop, FindEntered, Say]
+
+
+@dataclass
+class _Place:
+    host: Host
+    state: HostState = HostState.LISTED
+    is_listed: bool = True
+    node: int = -1
+    ranks: int = 0
+    failures: int = 0
+    again_s: float = 0.0
+
+
+@dataclass
+class HostSet:
+    """One job's."""
+
+    bounds: Bounds
+    policy: Policy
+    now_s: float  # When it begins to wait.
+    state: JobState = JobState.GATHERING
+    status: int = 0
+    report: str = ""  # What went wrong, for people.
+    _places: dict[str, _Place] = field(default_factory=dict)  # In the order in which they came.
+    _nodes: int = 0  # That have been numbered. No number is given twice.
+    _changes: int = 0
+    _has_changed: bool = False  # In this event.
+    _short_s: float = field(init=False)
+    _failures: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._short_s = self.now_s
+
+    # ----- What is asked -----
+
+    def state_of(self, host: str) -> HostState | None:
+        place = self._places.get(host)
+        return place.state if place is not None else None
+
+    def hosts(self, state: HostState) -> list[str]:
+        return [name for name, place in self._places.items() if place.state is state]
+
+    def waiting(self) -> str:
+        """For whom the job waits; empty: for nobody."""
+        if self.state not in (JobState.GATHERING, JobState.SHORT):
+            return ""
+        is_gathering = self.state is JobState.GATHERING
+        wanted = self.bounds.first if is_gathering else self.bounds.least
+        usable = self._usable() if is_gathering else self.hosts(HostState.RUNNING)
+        there = self._offered() if is_gathering else self._count()
+        text = f"waiting for hosts: the job needs {self.bounds.text(wanted)}"
+        text += " to begin" if is_gathering else " to go on"
+        text += f", and has {there} ({', '.join(usable) or 'no host'})"
+        unusable = [f"{name} has failed" for name in self.hosts(HostState.BARRED)] + [
+            f"{name} has failed and is used again soon" for name in self.hosts(HostState.COOLING)
+        ]
+        return text + "".join(f"; {each}" for each in unusable)
+
+    def next_s(self) -> float | None:
+        """When on_time() has something to do."""
+        times = [
+            place.again_s for place in self._places.values() if place.state is HostState.COOLING
+        ]
+        if self.state in (JobState.GATHERING, JobState.SHORT):
+            times.append(self._short_s + self.policy.wait_s)
+        return min(times, default=None)
+
+    # ----- Events -----
+
+    def on_listed(self, hosts: Sequence[Host], now_s: float) -> list[Action]:
+        """What the file or the script names now, in its order."""
+        actions: list[Action] = []
+        named = {host.name: host for host in hosts if host.slots > 0}
+        for name, place in list(self._places.items()):
+            if name in named:
+                place.is_listed = True
+                if place.state is HostState.RUNNING and place.host.slots != named[name].slots:
+                    actions.append(Say(self._slots_text(place, named[name])))
+                place.host = named[name]
+                continue
+            place.is_listed = False
+            if place.state is HostState.RUNNING and self._may_change():
+                actions.append(Say(f"host {name} (node {place.node}) is not listed any more"))
+                actions += self._stop(place)
+            elif place.state not in (HostState.RUNNING, HostState.LEAVING):
+                del self._places[name]
+        for name, host in named.items():
+            self._places.setdefault(name, _Place(host))
+        return self._settle(actions, now_s)
+
+    def on_ended(self, host: str, status: int, failure: str, now_s: float) -> list[Action]:
+        """All that ran there has ended; `failure` says why, where the status is not 0."""
+        place = self._places[host]
+        actions: list[Action] = []
+        if place.state is HostState.LEAVING or self.state is JobState.ENDING:
+            place.state = HostState.LISTED
+            if not place.is_listed:
+                del self._places[host]
+        elif status == 0:
+            place.state = HostState.DONE
+            if self._may_change():
+                self.state = JobState.FINISHING
+                actions.append(FindEntered())
+        else:
+            actions += self._fail(place, status, failure, now_s)
+        return self._settle(actions, now_s)
+
+    def on_outside(self, hosts: Sequence[str], now_s: float) -> list[Action]:
+        """These have not entered the job, which is about to end."""
+        actions: list[Action] = []
+        for name in hosts:
+            if self.state_of(name) is HostState.RUNNING:
+                actions.append(Say(f"host {name} comes too late: the job is about to end"))
+                actions += self._stop(self._places[name])
+        return self._settle(actions, now_s)
+
+    def on_time(self, now_s: float) -> list[Action]:
+        for place in self._places.values():
+            if place.state is HostState.COOLING and place.again_s <= now_s:
+                place.state = HostState.LISTED
+        return self._settle([], now_s)
+
+    def end(self, status: int, report: str) -> list[Action]:
+        """Ends the job, unless it is ending already."""
+        if self.state in (JobState.ENDING, JobState.OVER):
+            return []
+        self.state, self.status, self.report = JobState.ENDING, status, report
+        actions: list[Action] = []
+        for place in self._places.values():
+            if place.state is HostState.RUNNING:
+                actions += self._stop(place)
+        self._check_over()
+        return actions
+
+    # ----- What follows -----
+
+    def _may_change(self) -> bool:
+        return self.state in (JobState.RUNNING, JobState.SHORT)
+
+    def _stop(self, place: _Place) -> list[Action]:
+        place.state, self._has_changed = HostState.LEAVING, True
+        return [Stop(place.host.name)]
+
+    def _fail(self, place: _Place, status: int, failure: str, now_s: float) -> list[Action]:
+        name = place.host.name
+        self._failures.append(f"host {name} (node {place.node}): {failure}")
+        place.failures += 1
+        text = f"host {name} (node {place.node}) is lost: {failure}"
+        if not self._may_change():
+            place.state = HostState.BARRED
+            return [Say(text)]
+        self._has_changed = True
+        if self.policy.cooldown_s is None:
+            place.state = HostState.BARRED
+            text += "; it is not used again before it has been off the list"
+        else:
+            least, most = self.policy.cooldown_s
+            pause_s = min(most, least * 2 ** (place.failures - 1))
+            place.state, place.again_s = HostState.COOLING, now_s + pause_s
+            text += f"; it is used again after {pause_s:g} s"
+        if not place.is_listed:
+            del self._places[name]
+        if not self.hosts(HostState.RUNNING):
+            return [Say(text), *self.end(status, f"{self._failures[-1]}; no node is left")]
+        return [Say(text)]
+
+    def _settle(self, actions: list[Action], now_s: float) -> list[Action]:
+        """Starts what there is room for; waits, goes on, or ends as the number of hosts says."""
+        if self.state is JobState.GATHERING:
+            if self._offered() >= self.bounds.first:
+                self.state = JobState.RUNNING
+                actions += self._start_all()
+                self._has_changed = False  # It begins.
+                return actions
+        elif self._may_change():
+            if not self.hosts(HostState.RUNNING):
+                return actions + self.end(1, "no host is left that has the job's state")
+            actions += self._start_all()
+            if self._has_changed and not self._may_change_again():
+                text = f"hosts have come or gone more than {self.policy.changes_max} times"
+                return actions + self.end(1, text)
+            actions += self._follow_count(now_s)
+        if self.state in (JobState.GATHERING, JobState.SHORT):
+            if now_s - self._short_s >= self.policy.wait_s:
+                text = f"{self.waiting()}: not within {self.policy.wait_s:g} s"
+                return actions + self.end(1, text)
+        self._check_over()
+        return actions
+
+    def _may_change_again(self) -> bool:
+        self._changes, self._has_changed = self._changes + 1, False
+        return self.policy.changes_max is None or self._changes <= self.policy.changes_max
+
+    def _follow_count(self, now_s: float) -> list[Action]:
+        is_short = self._count() < self.bounds.least
+        if is_short == (self.state is JobState.SHORT):
+            return []
+        self.state = JobState.SHORT if is_short else JobState.RUNNING
+        self._short_s = now_s
+        if is_short:
+            return [Say(f"{self.waiting()}, for at most {self.policy.wait_s:g} s")]
+        return [Say(f"the job has {self.bounds.text(self._count())} and goes on")]
+
+    def _check_over(self) -> None:
+        if self.hosts(HostState.RUNNING) or self.hosts(HostState.LEAVING):
+            return
+        if self.state is JobState.FINISHING and self._failures:
+            self.report = f"the job has ended well without {'; '.join(self._failures)}"
+        if self.state in (JobState.FINISHING, JobState.ENDING):
+            self.state = JobState.OVER
+
+    # ----- Numbers -----
+
+    def _count(self) -> int:
+        places = [each for each in self._places.values() if each.state is HostState.RUNNING]
+        return sum(each.ranks for each in places) if self.bounds.in_ranks else len(places)
+
+    def _usable(self) -> list[str]:
+        return self.hosts(HostState.LISTED)
+
+    def _offered(self) -> int:
+        """How many nodes or ranks the hosts would give that nothing runs on."""
+        places = [self._places[name] for name in self._usable()]
+        return sum(each.host.slots for each in places) if self.bounds.in_ranks else len(places)
+
+    def _start_all(self) -> list[Action]:
+        actions: list[Action] = []
+        for name in self._usable():
+            place = self._places[name]
+            room = self.bounds.most - self._count() if self.bounds.most else place.host.slots
+            if room <= 0:
+                break
+            place.ranks = min(place.host.slots, room) if self.bounds.in_ranks else place.host.slots
+            place.node, self._nodes = self._nodes, self._nodes + 1
+            place.state, self._has_changed = HostState.RUNNING, True
+            actions.append(Say(f"host {name} is node {place.node}, with {_ranks(place.ranks)}"))
+            actions.append(Start(name, place.node, place.ranks))
+        return actions
+
+    @staticmethod
+    def _slots_text(place: _Place, listed: Host) -> str:
+        return (
+            f"host {listed.name} is listed with {listed.slots} slots now: it goes on with "
+            f"{_ranks(place.ranks)}; take it off the list and put it back to have it started anew"
+        )
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' if count != 1 else ''}"

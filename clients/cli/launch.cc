@@ -45,7 +45,9 @@ Launch::Launch(const RunPlan& plan, Supervisor& supervisor)
 
 LaunchResult Launch::Run() {
   scheduler_ = plan_.scheduler;
-  Enter(plan_.starts_scheduler() ? Phase::kScheduler : Phase::kAgents);
+  Enter(plan_.starts_scheduler()     ? Phase::kScheduler
+        : plan_.starts_aggregators() ? Phase::kAggregators
+                                     : Phase::kAgents);
   if (phase_ != Phase::kOver) supervisor_.Run(*this);
   supervisor_.EndAll(10'000);
   if (first_ && !result_.report.empty()) {
@@ -68,6 +70,7 @@ void Launch::Enter(Phase phase) {
       StartScheduler();
       break;
     case Phase::kAggregators:
+      SetTimer({Timer::kPhase, 0}, ready_ns);
       for (uint32_t i = 0; i < plan_.aggregator_count && phase_ == phase; ++i) StartAggregator(i);
       break;
     case Phase::kAgents:
@@ -238,7 +241,8 @@ void Launch::OnExit(ChildId child, const ExitStatus& status) {
 void Launch::OnDaemonEnd(const Failure& failure) {
   const auto [role, index] = At(failure.child);
   const bool is_scheduler = role == Role::kScheduler;
-  const bool others_serve = AnyRunning({Role::kAggregator});
+  // Where nodes come and go each has one.
+  const bool others_serve = AnyRunning({Role::kAggregator}) || plan_.comes_and_goes();
   if (is_scheduler || plan_.node_restarts.count_max > 0 || (plan_.goes_on && others_serve)) {
     Restarts& restarts = is_scheduler ? scheduler_restarts_ : aggregator_restarts_[index];
     if (const std::optional<int64_t> at_ns = restarts.OnFailure(NowNs())) {

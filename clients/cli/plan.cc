@@ -84,10 +84,17 @@ ChildSpec SchedulerSpec(const RunPlan& plan, const std::string& address) {
 
 ChildSpec AggregatorSpec(const RunPlan& plan, uint32_t index, const std::string& scheduler) {
   const std::string name = absl::StrCat("aggregator-", index);
+  const bool serves_others = !plan.own_host.empty();
   std::vector<std::string> args = {
-      absl::StrCat("--scheduler=", scheduler), absl::StrCat("--name=", index),
-      absl::StrCat("--provider=", plan.provider), Where(plan, "listen", name + ".sock"),
-      Where(plan, "admin_listen", name + "-admin.sock")};
+      absl::StrCat("--scheduler=", scheduler),
+      plan.node_rank ? absl::StrCat("--name=node-", *plan.node_rank, "-", index)
+                     : absl::StrCat("--name=", index),
+      absl::StrCat("--provider=", plan.provider),
+      serves_others ? absl::StrCat("--listen=", plan.own_host, ":0")
+                    : Where(plan, "listen", name + ".sock")};
+  if (!serves_others || !SaysWhereAdminIs(plan.environment)) {
+    args.push_back(Where(plan, "admin_listen", name + "-admin.sock"));
+  }
   if (!plan.data_security.empty()) {
     args.push_back(absl::StrCat("--data_security=", plan.data_security));
   }
@@ -101,7 +108,8 @@ ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& sched
       absl::StrCat("--node_rank=", node),
       absl::StrCat("--rank_count=", plan.ranks_per_node[node]),
       absl::StrCat("--min_members=", plan.goes_on ? plan.min_node_count : plan.node_count()),
-      absl::StrCat("--max_members=", plan.node_count()),
+      absl::StrCat("--max_members=",
+                   plan.comes_and_goes() ? plan.max_node_count : plan.node_count()),
       absl::StrCat("--socket_path=", SocketPath(plan, node)),
   };
   if (plan.standalone()) {
@@ -113,8 +121,7 @@ ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& sched
       args.push_back(absl::StrCat("--data_security=", plan.data_security));
     }
     if (plan.goes_on) args.push_back("--loss_policy=continue");
-    // The ranks are told the size of the whole job: it begins when it is complete.
-    if (plan.goes_on) args.push_back("--gather_ms=600000");
+    if (plan.goes_on) args.push_back(absl::StrCat("--gather_ms=", plan.gather_ms));
   }
   if (plan.scheduler.empty() || !SaysWhereAdminIs(plan.environment)) {
     args.push_back(Where(plan, "admin_listen", absl::StrCat("agent-", node, "-admin.sock")));
@@ -130,17 +137,24 @@ ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& sched
 ChildSpec RankSpec(const RunPlan& plan, uint32_t node, uint32_t local_rank) {
   const uint32_t rank = plan.RankBase(node) + local_rank;
   ChildSpec spec;
-  spec.name = absl::StrCat("rank ", rank);
+  // Where nodes come and go so do the numbers of ranks: talweg.rank() has them.
+  const std::string number =
+      plan.comes_and_goes() ? absl::StrCat(node, ".", local_rank) : absl::StrCat(rank);
+  spec.name = absl::StrCat("rank ", number);
   spec.args = plan.program;
   spec.environment = plan.environment;
-  if (plan.prefix_lines) spec.prefix = absl::StrCat("[", rank, "] ");
+  if (plan.prefix_lines) spec.prefix = absl::StrCat("[", number, "] ");
   auto& variables = spec.environment;
-  variables["RANK"] = absl::StrCat(rank);
-  variables["WORLD_SIZE"] = absl::StrCat(plan.world_size());
+  if (plan.comes_and_goes()) {
+    for (const char* name : {"RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE"}) variables.erase(name);
+  } else {
+    variables["RANK"] = number;
+    variables["WORLD_SIZE"] = absl::StrCat(plan.world_size());
+    variables["GROUP_WORLD_SIZE"] = absl::StrCat(plan.node_count());
+  }
   variables["LOCAL_RANK"] = absl::StrCat(local_rank);
   variables["LOCAL_WORLD_SIZE"] = absl::StrCat(plan.ranks_per_node[node]);
   variables["GROUP_RANK"] = absl::StrCat(node);
-  variables["GROUP_WORLD_SIZE"] = absl::StrCat(plan.node_count());
   variables["MASTER_ADDR"] = plan.master_address;
   variables["MASTER_PORT"] = absl::StrCat(plan.master_port);
   variables["TALWEG_AGENT_SOCKET"] = SocketPath(plan, node);

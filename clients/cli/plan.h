@@ -31,6 +31,11 @@ struct RunPlan {
   // `min_node_count` are left.
   bool goes_on = false;
   uint32_t min_node_count = 1;
+  // Nodes come and go, and there are at most so many; 0: all nodes of the job are in
+  // `ranks_per_node`. Otherwise those up to this one are, which has them all alike.
+  uint32_t max_node_count = 0;
+  // How long a job that has `min_node_count` waits for all others before it begins.
+  uint64_t gather_ms = 600'000;
   RestartPolicy node_restarts;  // For a node whose ranks or agent fail.
   // For a scheduler, and for an aggregator where the run can go on without it.
   RestartPolicy daemon_restarts = {.count_max = 10,
@@ -39,6 +44,7 @@ struct RunPlan {
                                    .pause_max_ns = 2'000'000'000};
   // One machine of several: the job's scheduler, and which node this is.
   std::string scheduler;  // Empty: every node is here.
+  std::string own_host;   // This machine's address for the others.
   std::optional<uint32_t> node_rank;
   std::string master_address = "127.0.0.1";
   uint16_t master_port = 0;
@@ -65,6 +71,8 @@ struct RunPlan {
   // One node, served by its agent alone.
   bool standalone() const;
   bool starts_scheduler() const { return scheduler.empty() && !standalone(); }
+  bool starts_aggregators() const { return aggregator_count > 0 && !standalone(); }
+  bool comes_and_goes() const { return max_node_count > 0; }
 };
 
 // "2" and three nodes: {2, 2, 2}. "2,1" must have as many numbers as there are nodes (0: as there

@@ -13,6 +13,7 @@
 #include <initializer_list>
 
 #include "clients/cli/guard.h"
+#include "clients/cli/own_address.h"
 #include "clients/cli/process.h"
 #include "clients/cli/supervisor.h"
 #include "libs/base/descriptor.h"
@@ -22,6 +23,9 @@
 
 namespace talweg::cli {
 namespace {
+
+// The highest number of a node, which agents are told.
+constexpr uint64_t kNodeMax = 65535;
 
 uint32_t CoreCount() {
   cpu_set_t cores;
@@ -38,32 +42,44 @@ absl::Status ReadPlace(const Arguments& arguments, RunPlan& plan) {
     }
     return absl::OkStatus();
   }
-  for (const char* needed : {"scheduler", "node-rank", "nodes"}) {
+  const char* const count = arguments.Has("max-nodes") ? "max-nodes" : "nodes";
+  for (const char* needed : {"scheduler", "node-rank", count}) {
     if (arguments.Has(needed)) continue;
     return absl::InvalidArgumentError(absl::StrCat(
-        "talweg run: one machine of several needs --scheduler, --node-rank and --nodes; --", needed,
-        " is missing"));
+        "talweg run: one machine of several needs --scheduler, --node-rank and --nodes (or "
+        "--max-nodes where nodes come and go); --",
+        needed, " is missing"));
   }
   plan.scheduler = arguments.Text("scheduler", "");
   // Checked as the agent would check it, before anything is started.
   TALWEG_RETURN_IF_ERROR(
       config::LoadAgentConfig({absl::StrCat("--scheduler=", plan.scheduler)}, {}).status());
-  TALWEG_ASSIGN_OR_RETURN(plan.node_rank,
-                          arguments.Number("node-rank", 0, 0, plan.node_count() - 1));
-  if (arguments.Has("aggregators")) {
-    return absl::InvalidArgumentError(
-        "talweg run: --aggregators is for a run on one machine; with --scheduler the pool's serve");
+  const uint64_t last = plan.comes_and_goes() ? kNodeMax : plan.node_count() - 1;
+  TALWEG_ASSIGN_OR_RETURN(plan.node_rank, arguments.Number("node-rank", 0, 0, last));
+  if (plan.comes_and_goes()) {
+    if (plan.node_count() != 1) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "option --ranks-per-node: '", arguments.Text("ranks-per-node", ""), "' has ",
+          plan.node_count(), " numbers; with --max-nodes give one, this node's"));
+    }
+    plan.ranks_per_node.assign(*plan.node_rank + 1, plan.ranks_per_node[0]);
   }
+  if (!arguments.Has("aggregators")) plan.aggregator_count = 0;  // The pool's serve.
   const std::string host = config::IsUnixAddress(plan.scheduler)
                                ? "127.0.0.1"
                                : plan.scheduler.substr(0, plan.scheduler.rfind(':'));
+  if (plan.aggregator_count > 0 && !config::IsUnixAddress(plan.scheduler)) {
+    TALWEG_ASSIGN_OR_RETURN(plan.own_host, OwnAddressTowards(host));
+  }
   plan.master_address = arguments.Text("master-addr", host);
   plan.master_port = 29500;
   return absl::OkStatus();
 }
 
 absl::Status ReadLossPolicy(const Arguments& arguments, RunPlan& plan) {
-  const std::string policy = arguments.Text("loss-policy", "fail_job");
+  const bool comes_and_goes = arguments.Has("max-nodes");
+  const std::string policy =
+      arguments.Text("loss-policy", comes_and_goes ? "continue" : "fail_job");
   if (policy != "fail_job" && policy != "continue") {
     return absl::InvalidArgumentError(
         absl::StrCat("option --loss-policy: '", policy, "' is neither 'fail_job' nor 'continue'"));
@@ -73,8 +89,31 @@ absl::Status ReadLossPolicy(const Arguments& arguments, RunPlan& plan) {
     return absl::InvalidArgumentError(
         "option --min-nodes is for --loss-policy=continue: otherwise all nodes are needed");
   }
-  TALWEG_ASSIGN_OR_RETURN(plan.min_node_count,
-                          arguments.Number("min-nodes", 1, 1, plan.node_count()));
+  if (comes_and_goes && !plan.goes_on) {
+    return absl::InvalidArgumentError(
+        "option --max-nodes is for --loss-policy=continue: otherwise a job has --nodes");
+  }
+  if (comes_and_goes && !arguments.Has("scheduler")) {
+    return absl::InvalidArgumentError(
+        "option --max-nodes needs hosts that come and go: give --hostfile or "
+        "--host-discovery-script, or --scheduler and --node-rank for one node of such a job");
+  }
+  if (comes_and_goes && arguments.Has("nodes")) {
+    return absl::InvalidArgumentError(
+        "options --nodes and --max-nodes are both given: one node of a job whose nodes come and "
+        "go needs --max-nodes alone");
+  }
+  TALWEG_ASSIGN_OR_RETURN(plan.max_node_count,
+                          arguments.Number("max-nodes", 0, 1, kNodeMax + 1));
+  TALWEG_ASSIGN_OR_RETURN(
+      plan.min_node_count,
+      arguments.Number("min-nodes", 1, 1,
+                       comes_and_goes ? plan.max_node_count : plan.node_count()));
+  // Otherwise ranks are told the size of the whole job: it begins when it is complete.
+  constexpr uint64_t kGatherMs = 3'000;
+  if (comes_and_goes) plan.gather_ms = kGatherMs;
+  TALWEG_ASSIGN_OR_RETURN(plan.gather_ms,
+                          arguments.Number("gather-ms", plan.gather_ms, 0, 7 * 24 * 3'600'000));
   return absl::OkStatus();
 }
 
@@ -166,9 +205,12 @@ absl::StatusOr<uint16_t> FreePort() {
 
 absl::Status FindDaemons(RunPlan& plan) {
   TALWEG_ASSIGN_OR_RETURN(plan.agent_file, FindDaemon("talweg-agent"));
-  if (!plan.starts_scheduler()) return absl::OkStatus();
-  TALWEG_ASSIGN_OR_RETURN(plan.scheduler_file, FindDaemon("talweg-scheduler"));
-  TALWEG_ASSIGN_OR_RETURN(plan.aggregator_file, FindDaemon("talweg-aggregator"));
+  if (plan.starts_scheduler()) {
+    TALWEG_ASSIGN_OR_RETURN(plan.scheduler_file, FindDaemon("talweg-scheduler"));
+  }
+  if (plan.starts_aggregators()) {
+    TALWEG_ASSIGN_OR_RETURN(plan.aggregator_file, FindDaemon("talweg-aggregator"));
+  }
   return absl::OkStatus();
 }
 
@@ -242,7 +284,9 @@ Command RunCommand() {
       {"nodes", "N", "Number of nodes, each with an agent of its own. Default: 1."},
       {"ranks-per-node", "N[,N...]",
        "Ranks on each node, one number for all or one a node. Default: 1."},
-      {"aggregators", "N", "Number of aggregators. Default: 1."},
+      {"aggregators", "N",
+       "Number of aggregators. Default: 1; with --scheduler 0, and more serve all nodes, at the\n"
+       "address by which this machine reaches the scheduler."},
       {"job", "NAME", "The job's name. Default: run."},
       {"provider", "NAME", "libfabric provider between agents and aggregators. Default: tcp."},
       {"data-security", "none|keyed|tls",
@@ -259,6 +303,12 @@ Command RunCommand() {
        "The pause before the first of those starts; each further one waits twice as long, at most\n"
        "30 s. Default: 1000."},
       {"min-nodes", "N", "With --loss-policy=continue: with how few nodes. Default: 1."},
+      {"max-nodes", "N",
+       "With --scheduler, in place of --nodes: one node of a job whose nodes come and go, of which\n"
+       "at most so many are there at a time. Ranks get no RANK and no WORLD_SIZE."},
+      {"gather-ms", "MS",
+       "With --loss-policy=continue: how long a job that has --min-nodes waits for all others\n"
+       "before it begins. Default: 600000; with --max-nodes, 3000."},
       {"force-distributed", "",
        "Scheduler and aggregators also for one node, and TCP ports of 127.0.0.1 for all daemons\n"
        "($TALWEG_FORCE_DISTRIBUTED=1); says which. As do --provider,\n"

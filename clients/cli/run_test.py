@@ -226,6 +226,29 @@ class RunTest(unittest.TestCase):
             self.assertEqual(status, 0, errors)
             self.assertIn(f"talweg: run: {reason} asks for the network", errors)
 
+    def test_one_node_where_nodes_come_and_go(self) -> None:
+        run = Run(
+            "--scheduler=127.0.0.1:7447", "--max-nodes=4", "--ranks-per-node=2", "--node-rank=7",
+            "--aggregators=1", "--", "sh", "-c",
+            "echo ${RANK-none} ${WORLD_SIZE-none} $GROUP_RANK $LOCAL_RANK/$LOCAL_WORLD_SIZE",
+            RANK="3", WORLD_SIZE="9",
+        )  # fmt: skip
+        run.process.wait(TIMEOUT_S)
+        self.assertEqual(
+            sorted(each.name for each in run.log.iterdir()), ["talweg-agent", "talweg-aggregator"]
+        )
+        agent = run.arguments_of("talweg-agent")[0]
+        aggregator = run.arguments_of("talweg-aggregator")[0]
+        status, output, errors = run.end()
+        self.assertEqual((status, errors), (0, ""))
+        self.assertIn("--node_rank=7 --rank_count=2 --min_members=1 --max_members=4", agent)
+        self.assertIn("--loss_policy=continue --gather_ms=3000", agent)
+        self.assertIn("--name=node-7-0 --provider=tcp --listen=127.0.0.1:0", aggregator)
+        self.assertIn("--admin_listen=unix:/", aggregator)
+        self.assertEqual(
+            sorted(output.splitlines()), ["[7.0] none none 7 0/2", "[7.1] none none 7 1/2"]
+        )
+
     def test_one_machine_of_several(self) -> None:
         run = Run(
             "--scheduler=10.0.0.7:7447", "--nodes=3", "--ranks-per-node=1,2,1", "--node-rank=1",

@@ -85,13 +85,13 @@ ChildSpec SchedulerSpec(const RunPlan& plan, const std::string& address) {
 ChildSpec AggregatorSpec(const RunPlan& plan, uint32_t index, const std::string& scheduler) {
   const std::string name = absl::StrCat("aggregator-", index);
   const bool serves_others = !plan.own_host.empty();
-  std::vector<std::string> args = {
-      absl::StrCat("--scheduler=", scheduler),
-      plan.node_rank ? absl::StrCat("--name=node-", *plan.node_rank, "-", index)
-                     : absl::StrCat("--name=", index),
-      absl::StrCat("--provider=", plan.provider),
-      serves_others ? absl::StrCat("--listen=", plan.own_host, ":0")
-                    : Where(plan, "listen", name + ".sock")};
+  std::vector<std::string> args = {absl::StrCat("--scheduler=", scheduler),
+                                   plan.node_rank
+                                       ? absl::StrCat("--name=node-", *plan.node_rank, "-", index)
+                                       : absl::StrCat("--name=", index),
+                                   absl::StrCat("--provider=", plan.provider),
+                                   serves_others ? absl::StrCat("--listen=", plan.own_host, ":0")
+                                                 : Where(plan, "listen", name + ".sock")};
   if (!serves_others || !SaysWhereAdminIs(plan.environment)) {
     args.push_back(Where(plan, "admin_listen", name + "-admin.sock"));
   }
@@ -127,8 +127,9 @@ ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& sched
     args.push_back(Where(plan, "admin_listen", absl::StrCat("agent-", node, "-admin.sock")));
   }
   if (!plan.trace_path.empty()) {
-    args.push_back(absl::StrCat("--trace_path=", plan.trace_path,
-                                plan.node_count() > 1 ? absl::StrCat(".", node) : ""));
+    args.push_back(absl::StrCat(
+        "--trace_path=", plan.trace_path,
+        plan.node_count() > 1 || plan.comes_and_goes() ? absl::StrCat(".", node) : ""));
   }
   return DaemonSpec(plan, absl::StrCat("talweg-agent of node ", node), plan.agent_file,
                     std::move(args));

@@ -13,6 +13,7 @@
 #include <initializer_list>
 
 #include "clients/cli/guard.h"
+#include "clients/cli/hosts_options.h"
 #include "clients/cli/own_address.h"
 #include "clients/cli/process.h"
 #include "clients/cli/supervisor.h"
@@ -58,9 +59,9 @@ absl::Status ReadPlace(const Arguments& arguments, RunPlan& plan) {
   TALWEG_ASSIGN_OR_RETURN(plan.node_rank, arguments.Number("node-rank", 0, 0, last));
   if (plan.comes_and_goes()) {
     if (plan.node_count() != 1) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "option --ranks-per-node: '", arguments.Text("ranks-per-node", ""), "' has ",
-          plan.node_count(), " numbers; with --max-nodes give one, this node's"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("option --ranks-per-node: '", arguments.Text("ranks-per-node", ""), "' has ",
+                       plan.node_count(), " numbers; with --max-nodes give one, this node's"));
     }
     plan.ranks_per_node.assign(*plan.node_rank + 1, plan.ranks_per_node[0]);
   }
@@ -103,8 +104,7 @@ absl::Status ReadLossPolicy(const Arguments& arguments, RunPlan& plan) {
         "options --nodes and --max-nodes are both given: one node of a job whose nodes come and "
         "go needs --max-nodes alone");
   }
-  TALWEG_ASSIGN_OR_RETURN(plan.max_node_count,
-                          arguments.Number("max-nodes", 0, 1, kNodeMax + 1));
+  TALWEG_ASSIGN_OR_RETURN(plan.max_node_count, arguments.Number("max-nodes", 0, 1, kNodeMax + 1));
   TALWEG_ASSIGN_OR_RETURN(
       plan.min_node_count,
       arguments.Number("min-nodes", 1, 1,
@@ -177,6 +177,7 @@ int Supervise(const RunPlan& plan) {
 }
 
 int Run(const Arguments& arguments) {
+  if (ComesWithHosts(arguments)) return RunOnHosts(arguments);
   absl::StatusOr<RunPlan> plan = PlanOf(arguments);
   if (!plan.ok()) return Fail(plan.status());
   if (const absl::Status status = FindDaemons(*plan); !status.ok()) return Fail(status);
@@ -275,10 +276,14 @@ Command RunCommand() {
       "environment: TALWEG_CREDIT_BYTES=...\n\n"
       "On one machine no port is opened: daemons meet on Unix sockets in a directory that is this\n"
       "user's alone, and gradients go through shared memory.\n\n"
+      "On hosts that come and go: --hostfile or --host-discovery-script says which there are. "
+      "Each\n"
+      "gets a node, here or by ssh, and the job goes on while there are enough of them.\n\n"
       "One machine of several: with --scheduler, --nodes and --node-rank only this node's agent\n"
       "and ranks are started; scheduler and aggregators run elsewhere.\n\n"
       "  talweg run --nodes 2 --ranks-per-node 2 -- python train.py\n"
-      "  talweg run --scheduler 10.0.0.1:7447 --nodes 2 --node-rank 1 -- python train.py";
+      "  talweg run --scheduler 10.0.0.1:7447 --nodes 2 --node-rank 1 -- python train.py\n"
+      "  talweg run --hostfile hosts --min-nodes 2 --max-nodes 8 -- python train.py";
   command.operands = Operands::kProgram;
   command.options = {
       {"nodes", "N", "Number of nodes, each with an agent of its own. Default: 1."},
@@ -304,8 +309,9 @@ Command RunCommand() {
        "30 s. Default: 1000."},
       {"min-nodes", "N", "With --loss-policy=continue: with how few nodes. Default: 1."},
       {"max-nodes", "N",
-       "With --scheduler, in place of --nodes: one node of a job whose nodes come and go, of which\n"
-       "at most so many are there at a time. Ranks get no RANK and no WORLD_SIZE."},
+       "Where nodes come and go: how many are there at most at a time. With --scheduler in place "
+       "of\n"
+       "--nodes. Ranks get no RANK and no WORLD_SIZE."},
       {"gather-ms", "MS",
        "With --loss-policy=continue: how long a job that has --min-nodes waits for all others\n"
        "before it begins. Default: 600000; with --max-nodes, 3000."},
@@ -327,6 +333,8 @@ Command RunCommand() {
       {"grace-ms", "MS", "What ranks and daemons get between SIGTERM and SIGKILL. Default: 5000."},
       {"ready-timeout-ms", "MS", "What daemons may take until they serve. Default: 60000."},
   };
+  const std::vector<CommandOption> on_hosts = HostsOptions();
+  command.options.insert(command.options.end(), on_hosts.begin(), on_hosts.end());
   command.run = Run;
   return command;
 }

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from talweg._client import Client
 
 _U64_MAX = 2**64 - 1
+# How often ranks of which there are too few look for others.
+_LOOK_S = 0.1
 
 # Where the ranks' own digests begin in the round that compares them.
 _DIGESTS = 4
@@ -104,6 +108,25 @@ def _view(found: _native.Membership, members: Sequence[_native.Member]) -> View:
     return View(int(found.epoch), tuple(listed), int(found.rank), int(found.size))
 
 
+@dataclass(frozen=True)
+class Least:
+    """With how few nodes and ranks a program trains; all ranks of a job are told the same."""
+
+    nodes: int = 1
+    ranks: int = 1
+
+    @classmethod
+    def told(cls) -> Least:
+        """By the launcher."""
+        numbers = []
+        for name in ("TALWEG_NODES_MIN", "TALWEG_RANKS_MIN"):
+            text = os.environ.get(name, "") or "1"
+            if not text.isdecimal():
+                raise InvalidArgument(f"{name} is '{text}'; it must be a number")
+            numbers.append(int(text))
+        return cls(*numbers)
+
+
 @dataclass
 class Membership:
     """One client's: it follows the views at the ends of steps."""
@@ -124,6 +147,7 @@ class Membership:
     _steps_base: int = 0
     _followed: int = 0
     _has_agreed: bool = False
+    least: Least = field(default_factory=Least.told)
 
     def __post_init__(self) -> None:
         client = self.client
@@ -350,6 +374,7 @@ class Membership:
         with self._unguarded():
             self._resynchronize(wants_state=True)
         self._enter()
+        self._await_others()
         return was_joiner
 
     def enter(self) -> None:
@@ -369,10 +394,31 @@ class Membership:
     def end_step(
         self, commit: Callable[[tuple[bool, ...] | None], object] | None = None
     ) -> Change | None:
-        """Ends the step; nodes come and go here.
+        """Ends the step; nodes come and go here. Returns when there are enough ranks.
 
         `commit` is told by rank who has ended it (None: all), before anybody enters.
         """
+        before = self.view
+        change = self._end_one_step(commit)
+        if not self._await_others():
+            return change
+        return self._change_since(before)
+
+    def _await_others(self) -> bool:
+        """Ends empty steps, in which nodes may enter, while there are too few; whether there were."""
+        were_few = False
+        while self.changes and self._are_few():
+            were_few = True
+            time.sleep(_LOOK_S)
+            self._end_one_step(None)
+        return were_few
+
+    def _are_few(self) -> bool:
+        return len(self.view.members) < self.least.nodes or self.view.size < self.least.ranks
+
+    def _end_one_step(
+        self, commit: Callable[[tuple[bool, ...] | None], object] | None
+    ) -> Change | None:
         connection = self.client.connection
         step = self._steps_base + connection.steps_ended() + 1
         is_compared, self._is_first_step = self._is_compared(step), False
@@ -414,17 +460,21 @@ class Membership:
         return self._tell(before)
 
     def _tell(self, before: View) -> Change | None:
+        change = self._change_since(before)
+        if change is not None:
+            for callback in self.callbacks:
+                callback(change)
+        return change
+
+    def _change_since(self, before: View) -> Change | None:
         after = self.view
         if before.epoch == after.epoch:
             return None
         known = {(member.node, member.incarnation) for member in before.members}
         left = {(member.node, member.incarnation) for member in after.members}
-        change = Change(
+        return Change(
             before,
             after,
             tuple(each for each in before.members if (each.node, each.incarnation) not in left),
             tuple(each for each in after.members if (each.node, each.incarnation) not in known),
         )
-        for callback in self.callbacks:
-            callback(change)
-        return change

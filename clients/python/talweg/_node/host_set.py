@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hosts of a job that come and go, as its launcher sees them: docs/elastic.md has the states.
 
-No process, no clock, no file: each event returns what is to be done, in this order. hosts_come_and_go.py
-does it.
+No process, no clock, no file: each event returns what is to be done, in this order. hosts_run.py does it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ from talweg._node.meeting import own_addresses
 from talweg.errors import InvalidArgument, TalwegError
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from _node import ranks; ranks.main()"
-_GRACE_S = 15.0
+# What a host's ranks get to end in.
+GRACE_S = 15.0
 # What is one machine's own, or would name another's rank.
 _NOT_SENT = re.compile(
     "(BASH_FUNC_|SSH_|XDG_|OMPI_|PMI|SLURM_|TALWEG_AGENT_SOCKET|TORCHELASTIC_)|"
@@ -285,7 +286,7 @@ class _Run:
     def _end(self) -> None:
         """Also after an interrupt."""
         self._ask_to_end()
-        deadline_s = time.monotonic() + _GRACE_S
+        deadline_s = time.monotonic() + GRACE_S
         for on_host in self._running:
             on_host.end(deadline_s)
 

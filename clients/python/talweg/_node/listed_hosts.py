@@ -35,13 +35,13 @@ def _host(text: str, slots_default: int) -> Host | None:
     return Host(name, int(slots or slots_default))
 
 
-def parse_hosts(text: str) -> list[Host]:
-    """ "a:2,b:4"; a host without a number has one slot."""
+def parse_hosts(text: str, slots_default: int = 1) -> list[Host]:
+    """ "a:2,b:4"."""
     found = []
     for part in text.split(","):
-        host = _host(part.strip(), 1)
+        host = _host(part.strip(), slots_default)
         if host is None:
-            raise InvalidArgument(f"-H: '{part}' is no host: write host:slots, as in a:2,b:4")
+            raise InvalidArgument(f"hosts: '{part}' is no host: write host:slots, as in a:2,b:4")
         found.append(host)
     return found
 

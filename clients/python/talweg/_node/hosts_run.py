@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `talweg run` becomes where hosts come and go: docs/launching.md.
+
+host_set.py decides; this does it. On each host `talweg run` runs one node of the job, here or by ssh
+(hosts.py). The scheduler is here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from talweg import _programs
+from talweg._node import hosts
+from talweg._node.daemons import Daemon
+from talweg._node.host_set import (
+    Action,
+    Bounds,
+    FindEntered,
+    HostSet,
+    HostState,
+    JobState,
+    Policy,
+    Say,
+    Start,
+    Stop,
+)
+from talweg._node.listed_hosts import FixedHosts, HostFile, HostList, HostScript, parse_hosts
+from talweg._node.meeting import own_addresses
+from talweg.errors import InvalidArgument, TalwegError
+
+_TURN_S = 0.2
+_SAY_S = 10.0
+_ANSWER_S = 10.0
+_NODES_MAX = 65536
+# What a node's own `talweg run` gets as it is.
+_NODE_OPTIONS = (
+    *("aggregators", "data-security", "gather-ms", "grace-ms", "job", "master-addr"),
+    *("master-port", "provider", "ready-timeout-ms", "restart-pause-ms", "restart-window-s"),
+    *("restarts", "trace"),
+)
+# How often a scheduler is started again, and in how many seconds.
+_SCHEDULER_STARTS = 10
+_SCHEDULER_WINDOW_S = 60.0
+
+
+def _parser() -> argparse.ArgumentParser:
+    """`talweg run` has checked what it passes on."""
+    parser = argparse.ArgumentParser(prog="talweg run", allow_abbrev=False)
+    parser.add_argument("--directory", required=True)
+    for name in ("hosts", "hostfile", "host-discovery-script", "ssh-identity-file"):
+        parser.add_argument(f"--{name}")
+    for name in ("nodes", "min-nodes", "max-nodes", "ranks", "min-ranks", "max-ranks"):
+        parser.add_argument(f"--{name}", type=int, default=0)
+    parser.add_argument("--ranks-per-node", type=int, default=1)
+    parser.add_argument("--hosts-interval-s", type=float, default=1.0)
+    parser.add_argument("--hosts-wait-s", type=float, default=600.0)
+    parser.add_argument("--host-cooldown-s", default="")
+    parser.add_argument("--host-changes-max", type=int)
+    parser.add_argument("--network-interfaces", default="")
+    parser.add_argument("--ssh-port", type=int)
+    parser.add_argument("--no-prefix", action="store_true")
+    for name in _NODE_OPTIONS:
+        parser.add_argument(f"--{name}")
+    parser.add_argument("program", nargs=argparse.REMAINDER)
+    return parser
+
+
+def _list_of(options: Any) -> HostList:
+    every_s, slots = options.hosts_interval_s, options.ranks_per_node
+    if options.hostfile:
+        return HostFile(options.hostfile, every_s, slots)
+    if options.host_discovery_script:
+        return HostScript(options.host_discovery_script, every_s, slots)
+    return FixedHosts(parse_hosts(options.hosts, slots))
+
+
+def _bounds_of(options: Any) -> Bounds:
+    in_ranks = bool(options.ranks or options.min_ranks or options.max_ranks)
+    first = options.ranks if in_ranks else options.nodes
+    least = (options.min_ranks if in_ranks else options.min_nodes) or 1
+    most = options.max_ranks if in_ranks else options.max_nodes
+    return Bounds(max(first, least), least, most, in_ranks)
+
+
+def _policy_of(options: Any) -> Policy:
+    cooldown = [float(each) for each in options.host_cooldown_s.split(",") if each]
+    return Policy(
+        options.hosts_wait_s,
+        (cooldown[0], cooldown[1]) if cooldown else None,
+        options.host_changes_max,
+    )
+
+
+def _address_towards(host: str) -> str:
+    """By which that host, perhaps, and others reach this one. Nothing is sent."""
+    own = own_addresses() or ["127.0.0.1"]
+    if not hosts.is_here(host) and "TALWEG_INTERFACE" not in os.environ:
+        with contextlib.suppress(OSError):
+            family, kind, protocol, _, address = socket.getaddrinfo(host, 9, 0, socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+    return own[0]
+
+
+class _Scheduler:
+    """The job's, started again where it was."""
+
+    def __init__(self, directory: Path, log_level: list[str]) -> None:
+        self._directory = directory
+        self._log_level = log_level
+        self._listen = "[::]:0" if socket.has_dualstack_ipv6() else "0.0.0.0:0"
+        self._starts: deque[float] = deque()
+        self.port = 0
+        self.address = ""
+        self._daemon = self._start()
+
+    def _start(self) -> Daemon:
+        line = [
+            _programs.tool(),
+            "scheduler",
+            f"--listen={self._listen}",
+            f"--store_path={self._directory}/scheduler.db",
+            f"--secret_file={self._directory}/secret",
+            "--insecure",  # No certificate is at hand; the job's secret says who may join.
+            *self._log_level,
+        ]
+        return Daemon("talweg-scheduler", line, os.environ)
+
+    def serve(self) -> None:
+        """Returns when it serves; TalwegError when it does not start."""
+        addresses = self._daemon.read_ready()
+        if addresses is None:
+            raise TalwegError(f"{self._daemon.how_it_ended()}: see above why")
+        # As which others may reach it; it binds to what it was told.
+        self.address = addresses["listen"]
+        self.port = int(self.address.rpartition(":")[2])
+        self._listen = f"{self._listen.rpartition(':')[0]}:{self.port}"
+
+    def check(self, now_s: float) -> str:
+        """Starts it again when it has ended, and returns what has happened. TalwegError when it has
+        ended too often.
+        """
+        if self._daemon.process.poll() is None:
+            return ""
+        text = self._daemon.how_it_ended()
+        self._starts.append(now_s)
+        while now_s - self._starts[0] > _SCHEDULER_WINDOW_S:
+            self._starts.popleft()
+        if len(self._starts) > _SCHEDULER_STARTS:
+            raise TalwegError(f"{text}, for the {len(self._starts)}th time in a minute")
+        self._daemon = self._start()
+        self.serve()
+        return f"{text}; it is started again, steps go on"
+
+    def end(self) -> None:
+        self._daemon.ask_to_end()
+        self._daemon.end(_ANSWER_S)
+
+
+class _Node:
+    """One host's, until all has ended there."""
+
+    def __init__(self, host: str, number: int, on_host: hosts.OnHost) -> None:
+        self.host = host
+        self.number = number
+        self.on_host = on_host
+        self.status: int | None = None
+        self.kill_s: float | None = None
+
+
+class HostsRun:
+    """One job."""
+
+    def __init__(self, options: Any) -> None:
+        self._options = options
+        self._directory = Path(options.directory)
+        self._tool = _programs.tool()
+        self._secret = secrets.token_hex(32)
+        self._ssh = hosts.Ssh(options.ssh_port, options.ssh_identity_file)
+        self._bounds = _bounds_of(options)
+        self._list = _list_of(options)
+        self._selector = selectors.DefaultSelector()
+        self._nodes: dict[str, _Node] = {}  # By host.
+        self._signals: list[int] = []
+        self._has_list = False
+        self._said = ""
+        self._said_s = 0.0
+        self._job = HostSet(self._bounds, _policy_of(options), time.monotonic())
+        told = "TALWEG_LOG_LEVEL" in os.environ
+        # Daemons of a run are its own affair: they are heard of when something is amiss.
+        self._log_level = [] if told else ["--log_level=warning"]
+        self._scheduler: _Scheduler | None = None
+
+    def run(self) -> int:
+        """Returns the exit status when everything has ended."""
+        self._use_interface()
+        secret_file = self._directory / "secret"
+        secret_file.touch(0o600)
+        secret_file.write_text(f"{self._secret}\n")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, lambda number, _: self._signals.append(number))
+        try:
+            self._scheduler = _Scheduler(self._directory, self._log_level)
+            self._scheduler.serve()
+            while self._job.state is not JobState.OVER:
+                self._turn()
+        finally:
+            for node in self._nodes.values():
+                node.on_host.kill()
+            self._list.close()
+            if self._scheduler is not None:
+                self._scheduler.end()
+        if self._job.report:
+            self._say(self._job.report)
+        return self._job.status
+
+    def _use_interface(self) -> None:
+        names = [name for _, name in socket.if_nameindex()]
+        for interface in self._options.network_interfaces.split(","):
+            if interface in names:
+                os.environ["TALWEG_INTERFACE"] = interface
+                return
+
+    # ----- Events -----
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(_TURN_S):
+            self._read(key.data)
+        now_s = time.monotonic()
+        self._take_signals()
+        self._poll_list(now_s)
+        assert self._scheduler is not None
+        try:
+            text = self._scheduler.check(now_s)
+        except TalwegError as error:
+            text = ""
+            self._do(self._job.end(1, str(error)))
+        if text:
+            self._say(text)
+        due_s = self._job.next_s()
+        if due_s is not None and now_s >= due_s:
+            self._do(self._job.on_time(now_s))
+        for node in self._nodes.values():
+            if node.kill_s is not None and now_s >= node.kill_s:
+                node.on_host.kill()
+        self._say_waiting(now_s)
+
+    def _take_signals(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            if self._job.state is JobState.ENDING:
+                # Whoever asks twice does not want to wait.
+                for node in self._nodes.values():
+                    node.on_host.kill()
+            text = f"ended by signal {number} ({signal.strsignal(number)})"
+            self._do(self._job.end(128 + number, text))
+
+    def _poll_list(self, now_s: float) -> None:
+        if self._job.state in (JobState.ENDING, JobState.FINISHING, JobState.OVER):
+            return
+        try:
+            listed = self._list.poll(now_s)
+        except (TalwegError, OSError, ValueError) as error:
+            if not self._has_list:
+                self._do(self._job.end(1, str(error)))
+            elif str(error) != self._said:
+                self._said = str(error)
+                self._say(f"{error}; the hosts stay what they were")
+            return
+        if listed is not None:
+            self._has_list, self._said = True, ""
+            self._do(self._job.on_listed(listed, now_s))
+
+    def _read(self, node: _Node) -> None:
+        messages = node.on_host.read()
+        for message in messages or []:
+            if "text" in message:
+                if node.kill_s is not None and message["text"].startswith("talweg: run: "):
+                    continue  # That it is being ended is no news.
+                stream = sys.stderr if message["stream"] == "stderr" else sys.stdout
+                with contextlib.suppress(BrokenPipeError):
+                    print(message["text"], file=stream, flush=True)
+            elif "status" in message:
+                node.status = int(message["status"])
+        if messages is not None:
+            return
+        self._selector.unregister(node.on_host)
+        del self._nodes[node.host]
+        failure = node.on_host.failure()
+        status = node.status
+        if status is None:
+            status, failure = 1, failure or "it has not said how its ranks have ended"
+        elif status != 0:
+            failure = f"exit status {status} (above)"
+        now_s = time.monotonic()
+        self._do(self._job.on_ended(node.host, status, failure, now_s))
+
+    def _say_waiting(self, now_s: float) -> None:
+        text = self._job.waiting()
+        if text and now_s - self._said_s > _SAY_S:
+            self._said_s = now_s
+            self._say(text)
+
+    @staticmethod
+    def _say(text: str) -> None:
+        with contextlib.suppress(OSError):
+            print(f"talweg: run: {text}", file=sys.stderr, flush=True)
+
+    # ----- Actions -----
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Say):
+                self._say(action.text)
+            elif isinstance(action, Start):
+                self._start(action)
+            elif isinstance(action, Stop):
+                self._stop(self._nodes[action.host])
+            elif isinstance(action, FindEntered):
+                self._find_entered()
+
+    def _start(self, start: Start) -> None:
+        here = hosts.is_here(start.host)
+        least = "TALWEG_RANKS_MIN" if self._bounds.in_ranks else "TALWEG_NODES_MIN"
+        task = {
+            "command": [*self._node_line(start), "--", *self._options.program],
+            "directory": os.getcwd(),
+            "environment": hosts.sent(os.environ, here),
+            "variables": {str(start.node): {least: str(self._bounds.least)}},
+            "secret": self._secret,
+            "interfaces": self._options.network_interfaces.split(","),
+        }
+        # TalwegError when ssh is not there: for no host, then.
+        on_host = hosts.OnHost(start.host, task, self._ssh, sys.executable)
+        node = _Node(start.host, start.node, on_host)
+        self._nodes[start.host] = node
+        self._selector.register(on_host, selectors.EVENT_READ, node)
+
+    def _node_line(self, start: Start) -> list[str]:
+        assert self._scheduler is not None
+        address = _address_towards(start.host)
+        address = f"[{address}]" if ":" in address else address
+        line = [
+            self._tool,
+            "run",
+            f"--scheduler={address}:{self._scheduler.port}",
+            f"--node-rank={start.node}",
+            f"--max-nodes={self._bounds.most or _NODES_MAX}",
+            f"--ranks-per-node={start.ranks}",
+        ]
+        told = {"aggregators": "1"}
+        for name in _NODE_OPTIONS:
+            value = getattr(self._options, name.replace("-", "_"))
+            if value is not None:
+                told[name] = value
+        line += [f"--{name}={value}" for name, value in told.items()]
+        return line + (["--no-prefix"] if self._options.no_prefix else [])
+
+    def _stop(self, node: _Node) -> None:
+        node.on_host.ask_to_end()
+        node.kill_s = time.monotonic() + hosts.GRACE_S
+
+    def _find_entered(self) -> None:
+        entered = self._entered()
+        if entered is None:
+            return
+        running = self._job.hosts(HostState.RUNNING)
+        outside = [name for name in running if self._nodes[name].number not in entered]
+        self._do(self._job.on_outside(outside, time.monotonic()))
+
+    def _entered(self) -> set[int] | None:
+        """The nodes that are in the job, or have been; None when the scheduler does not say."""
+        assert self._scheduler is not None
+        line = [self._tool, "status", f"--scheduler={self._scheduler.address}"]
+        line += ["--brief", "--all", "--json"]
+        environment = {**os.environ, "TALWEG_SECRET_FILE": f"{self._directory}/secret"}
+        try:
+            done = subprocess.run(
+                line, env=environment, capture_output=True, timeout=_ANSWER_S, check=True
+            )
+            jobs = json.loads(done.stdout)["jobs"]
+            members = [member for each in jobs for member in each["job"]["members"]]
+            return {
+                int(each["member"]["id"]["node_rank"])
+                for each in members
+                if each["state"] != "MEMBER_STATE_PENDING"
+            }
+        except (subprocess.SubprocessError, OSError, ValueError, KeyError):
+            return None
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    options.program = options.program[1:]  # Behind --.
+    status = 1
+    try:
+        status = HostsRun(options).run()
+    except (TalwegError, OSError) as error:
+        print(f"talweg: run: {error}", file=sys.stderr)
+        status = 2 if isinstance(error, InvalidArgument) else 1
+    finally:
+        shutil.rmtree(options.directory, ignore_errors=True)
+    sys.exit(status)

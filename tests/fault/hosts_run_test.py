@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`talweg run` on hosts that come and go, with real daemons."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import unittest
+from pathlib import Path
+
+from virtual_hosts import HostsJob, descendants
+
+
+class _Job(HostsJob):
+    def __init__(self, test: unittest.TestCase, hosts: str, *options: str) -> None:
+        super().__init__(test, hosts, [*options, "--"], ["train_on.py"])
+
+
+class HostsRunTest(unittest.TestCase):
+    def test_hosts_come_and_go(self) -> None:
+        job = _Job(self, "a", "--hostfile={hosts}", "--max-nodes=2")
+        job.go_on(1)
+        job.list("a b:2")
+        job.go_on(3)
+        job.list("b:2")  # Whoever was first goes.
+        job.says("host a (node 0) is not listed any more")
+        job.wait_for("2 ranks", lambda: not job.processes("a"))
+        job.go_on(2)
+        job.list("b:2 c d")  # There is room for one.
+        job.go_on(3)
+        job.stop()
+        output = job.end()
+        self.assertIn("host c is node 2, with 1 rank", output)
+        self.assertNotIn("host d", output)
+        self.assertEqual(len(job.weights()), 3, output)
+        self.assertEqual(len(set(job.weights())), 1, output)
+        begun = [line for lines in job.said().values() for line in lines if "begins" in line]
+        # The first has begun; the others have got its state.
+        self.assertEqual(sum("False" in line for line in begun), 1, begun)
+
+    def test_a_host_dies_and_too_few_are_left(self) -> None:
+        job = _Job(self, "a b", "--host-discovery-script={script}", "--min-nodes=2")
+        job.go_on(2)
+        job.kill_host("b")
+        job.says("the job needs 2 nodes to go on, and has 1 (a); b has failed, for at most 600 s")
+        steps = sum(map(len, job.said().values()))
+        time.sleep(1)  # It would make many steps.
+        self.assertLessEqual(sum(map(len, job.said().values())), steps + 10)
+        job.list("a b c")
+        job.says("host c is node 2")
+        job.says("the job has 2 nodes and goes on")
+        job.go_on(2)
+        job.list("a c")
+        job.list("a c b")
+        job.stop()
+        output = job.end()
+        self.assertIn("ended well without host b (node 1)", output)
+        self.assertEqual(len(set(job.weights())), 1, output)
+
+    def test_too_few_for_too_long(self) -> None:
+        job = _Job(self, "a b", "--hostfile={hosts}", "--min-nodes=2", "--hosts-wait-s=1")
+        job.go_on(2)
+        job.list("a")
+        output = job.end(1)
+        self.assertIn("the job needs 2 nodes to go on, and has 1 (a): not within 1 s", output)
+
+    def test_it_waits_for_hosts_and_does_not_begin(self) -> None:
+        job = _Job(self, "a", "--hostfile={hosts}", "--nodes=2", "--hosts-wait-s=1")
+        output = job.end(1)
+        self.assertIn("waiting for hosts: the job needs 2 nodes to begin, and has 1 (a)", output)
+        self.assertIn("not within 1 s", output)
+        self.assertEqual(job.said(), {})
+
+    def test_a_host_cools_down(self) -> None:
+        job = _Job(self, "a b", "--hostfile={hosts}", "--host-cooldown-s=1,4")
+        job.go_on(2)
+        job.kill_host("b")
+        job.says("it is used again after 1 s")
+        job.says("host b is node 2")
+        job.go_on(2)
+        job.stop()
+        job.end()
+        self.assertEqual(len(set(job.weights())), 1)
+
+    def test_the_script_fails_later(self) -> None:
+        job = _Job(self, "a", "--host-discovery-script={script}")
+        job.go_on(1)
+        job.list("a b:x")
+        job.says("'b:x' is no host")
+        job.go_on(1)
+        job.hosts.unlink()
+        job.says("exit status 1")
+        self.assertIn("the hosts stay what they were", job.text())
+        job.list("a b")
+        job.go_on(2)
+        job.stop()
+        job.end()
+
+    def test_the_script_fails_at_first(self) -> None:
+        job = HostsJob(self, "a", ["--host-discovery-script=/dev/null", "--"], ["true"])
+        self.assertIn("cannot be started: Permission denied", job.end(1))
+
+    def test_the_scheduler_is_killed(self) -> None:
+        job = _Job(self, "a b", "--hostfile={hosts}")
+        job.go_on(2)
+        own = {*descendants(job.process.pid)} - {*job.processes()}
+        [scheduler] = [
+            pid
+            for pid in own
+            if b"talweg-scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        ]
+        os.kill(scheduler, signal.SIGKILL)
+        job.says("talweg-scheduler was killed by signal 9; it is started again, steps go on")
+        job.list("a b c")
+        job.go_on(3)
+        job.stop()
+        job.end()
+
+    def test_all_ranks_fail(self) -> None:
+        job = HostsJob(self, "a b", ["--hostfile={hosts}", "--"], ["sh", "-c", "exit 7"])
+        self.assertIn("exit status 7 (above); no node is left", job.end(7))
+
+    def test_it_is_ended(self) -> None:
+        job = _Job(self, "a b", "--hostfile={hosts}")
+        job.go_on(2)
+        job.process.terminate()
+        self.assertIn("ended by signal 15", job.end(128 + 15))
+
+    def test_it_is_killed(self) -> None:
+        job = _Job(self, "a b", "--hostfile={hosts}")
+        job.go_on(2)
+        job.process.kill()
+        job.end(-9)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts that a launcher reaches by ssh, for tests: all of them are this one.
+
+A program named ssh runs what it is told here. What it starts for a host is known by its pid, so that
+a test can kill a host: all its processes at once, without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cluster import DEADLINE_S, PROGRAMS, TOOL
+
+_SSH = """#!/bin/sh
+while getopts o:p:i:l: option; do :; done
+shift $((OPTIND - 1))
+host=$1
+shift
+echo $$ >>{directory}/ssh.$host
+exec sh -c "$*"
+"""
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:  # It has ended.
+        return []
+    return [int(child) for child in text.split()]
+
+
+def descendants(pid: int) -> list[int]:
+    """It and all that it has started, itself first."""
+    found = [pid]
+    for child in _children(pid):
+        found += descendants(child)
+    return found
+
+
+class HostsJob:
+    """A launcher's job on hosts, of a program of programs/ that ends when DIRECTORY/stop is there."""
+
+    launcher = (str(TOOL), "run")
+
+    def __init__(
+        self,
+        test: unittest.TestCase,
+        hosts: str,
+        options: Sequence[str],
+        program: Sequence[str],
+    ) -> None:
+        directory = tempfile.TemporaryDirectory(dir="/tmp")
+        test.addCleanup(directory.cleanup)
+        self.directory = Path(directory.name)
+        tools = self.directory / "tools"
+        tools.mkdir()
+        (tools / "ssh").write_text(_SSH.format(directory=self.directory))
+        (tools / "ssh").chmod(0o755)
+        self._has_killed = False
+        self.ranks = self.directory / "ranks"
+        self.ranks.mkdir()
+        self.temporary = self.directory / "tmp"
+        self.temporary.mkdir()
+        self.hosts = self.directory / "hosts"
+        self.list(hosts)
+        self.script = self.directory / "script"
+        self.script.write_text(f"#!/bin/sh\nexec cat {self.hosts}\n")
+        self.script.chmod(0o755)
+        words = [each.format(hosts=self.hosts, script=self.script) for each in options]
+        if program[0].endswith(".py"):
+            program = [sys.executable, "-P", str(PROGRAMS / program[0]), str(self.ranks)]
+        self.output = self.directory / "output"
+        kept = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*self.launcher, *words, *program],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={
+                    **kept,
+                    "PATH": f"{tools}:{os.environ['PATH']}",
+                    "TALWEG_PYTHON": sys.executable,
+                    "TMPDIR": str(self.temporary),
+                },
+            )
+        test.addCleanup(self._end)
+
+    def _end(self) -> None:
+        started = self.processes()
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.wait(DEADLINE_S)
+        finally:
+            for pid in started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def list(self, hosts: str) -> None:
+        """These are the hosts from now on: "a b:2"."""
+        new = self.directory / "hosts.new"
+        new.write_text("".join(f"{host}\n" for host in hosts.split()))
+        new.rename(self.hosts)
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def fail(self, what: str) -> None:
+        raise AssertionError(f"{what}: {self.text()[-6000:]}")
+
+    def wait_for(self, what: str, found: Callable[[], bool]) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while not found():
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.fail(f"not {what}")
+            time.sleep(0.01)
+
+    def says(self, text: str, times: int = 1) -> None:
+        """Returns when the launcher has said it so often."""
+        self.wait_for(text, lambda: self.text().count(text) >= times)
+
+    def said(self) -> dict[int, list[str]]:
+        """What each process of a rank has written."""
+        return {
+            int(path.name): path.read_text().splitlines()
+            for path in self.ranks.iterdir()
+            if path.name.isdigit()
+        }
+
+    def go_on(self, ranks: int) -> None:
+        """Returns when so many processes have ended ten steps more."""
+        begin = {pid: len(lines) for pid, lines in self.said().items()}
+
+        def has_gone_on(pid: int, lines: list[str]) -> bool:
+            more = lines[begin.get(pid, 0) :]
+            return sum(line.startswith("step") for line in more) >= 10
+
+        self.wait_for(
+            f"{ranks} ranks go on",
+            lambda: sum(has_gone_on(pid, lines) for pid, lines in self.said().items()) >= ranks,
+        )
+
+    def processes(self, host: str = "*") -> list[int]:
+        """Those of a host, or of all."""
+        found = []
+        for path in self.directory.glob(f"ssh.{host}"):
+            for pid in path.read_text().split():
+                found += descendants(int(pid))
+        return [pid for pid in found if Path(f"/proc/{pid}").exists()]
+
+    def kill_host(self, host: str) -> None:
+        """As a power cut does."""
+        self._has_killed = True
+        pids = self.processes(host)
+        for pid in pids:  # Nobody can start another, or say a word.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        for pid in {*pids, *self.processes(host)}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Has the ranks end well."""
+        (self.ranks / "stop").touch()
+
+    def end(self, status: int = 0) -> str:
+        """Returns the output when it has ended, with that status, and has left nothing."""
+        try:
+            found = self.process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.fail("no end")
+        if found != status:
+            self.fail(f"exit status {found}")
+        end = time.monotonic() + DEADLINE_S
+        # A host that has no power removes nothing.
+        while left := [*self.processes(), *([] if self._has_killed else self.temporary.iterdir())]:
+            if time.monotonic() > end:
+                self.fail(f"left: {left}")
+            time.sleep(0.01)
+        return self.text()
+
+    def weights(self) -> list[str]:
+        """What the ranks say that have ended well."""
+        found = [line for lines in self.said().values() for line in lines]
+        return [line for line in found if line.startswith("weights ")]

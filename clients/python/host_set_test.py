@@ -190,7 +190,7 @@ class HostSetTest(unittest.TestCase):
         job.on_ended("b", 143, "it was ended", 4)
         self.assertIs(job.state, JobState.RUNNING)
         self.assertEqual(_stops(job.on_listed(_hosts("a"), 5)), ["c", "a"])
-        self.assertEqual(job.report, "hosts have come or gone more than 2 times")
+        self.assertEqual(job.report, "hosts have come or gone 3 times, and the limit is 2")
 
     def test_it_is_interrupted(self) -> None:
         job = HostSet(Bounds(), Policy(), 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 import unittest
 from pathlib import Path
@@ -57,6 +58,24 @@ class HostsRunTest(unittest.TestCase):
         output = job.end()
         self.assertIn("ended well without host b (node 1)", output)
         self.assertEqual(len(set(job.weights())), 1, output)
+
+    def test_a_host_comes_too_late(self) -> None:
+        """The program ends no step, so nobody enters."""
+        program = (
+            "import os, sys, time, talweg; talweg.init(); directory = sys.argv[1]; "
+            "open(f'{directory}/{os.getpid()}', 'w').write('step\\n')\n"
+            "while not os.path.exists(f'{directory}/stop'): time.sleep(0.01)\n"
+            "talweg.shutdown()"
+        )
+        options = ["--hostfile={hosts}", "--"]
+        job = HostsJob(self, "a b", options, [sys.executable, "-P", "-c", program, "{ranks}"])
+        job.wait_for("both have begun", lambda: len(job.said()) == 2)
+        job.list("a b c")
+        job.says("host c is node 2")
+        job.stop()
+        output = job.end()
+        self.assertIn("host c comes too late: the job is about to end", output)
+        self.assertEqual(len(job.said()), 2)
 
     def test_too_few_for_too_long(self) -> None:
         job = _Job(self, "a b", "--hostfile={hosts}", "--min-nodes=2", "--hosts-wait-s=1")

@@ -76,6 +76,7 @@ class HostsJob:
         self.script.write_text(f"#!/bin/sh\nexec cat {self.hosts}\n")
         self.script.chmod(0o755)
         words = [each.format(hosts=self.hosts, script=self.script) for each in options]
+        program = [each.replace("{ranks}", str(self.ranks)) for each in program]
         if program[0].endswith(".py"):
             program = [sys.executable, "-P", str(PROGRAMS / program[0]), str(self.ranks)]
         self.output = self.directory / "output"

@@ -13,6 +13,7 @@ import job
 from byteps_commands import LAUNCH, free_port
 from launcher_site import RANK
 from ssh_site import HOSTS, SshTest
+from talweg import _programs
 
 _HOROVODRUN = [sys.executable, "-P", "-m", "talweg.horovod.runner"]
 _DIST = [sys.executable, "-P", LAUNCH[-1].replace("launch.py", "dist_launcher.py")]
@@ -105,6 +106,31 @@ class HorovodrunTest(SshTest):
         output = self.run_line([sys.executable, str(program), "dict(np=2)"])
         self.assertIn("ArithmeticError: c is 0", output)
         self.assertRegex(output, "RuntimeError horovod.run: rank [01] failed first")
+        self.require_nothing_left()
+
+
+class HostsRunTest(SshTest):
+    """talweg run on hosts that it is told, by a real ssh."""
+
+    def talweg_run(self, *arguments: str, status: int | None = 0) -> str:
+        reached = [f"--ssh-port={self.port}", f"--ssh-identity-file={self.key}"]
+        line = [_programs.tool(), "run", *reached, *arguments]
+        return self.run_line(line, status=status, TALWEG_PYTHON=sys.executable)
+
+    def test_two_hosts(self) -> None:
+        hosts = f"--hosts={HOSTS[0]}:2,{HOSTS[1]}:1"
+        bounds = ["--nodes=2", "--max-nodes=2", "--gather-ms=60000"]
+        output = self.talweg_run(hosts, *bounds, "--", *RANK, "sum")
+        self.require_ranks(output, [2, 1])
+        self.assertRegex(output, r"(?m)^\[1.0\] rank 2 of 3, local 0 of 1: sum is right$")
+        self.require_nothing_left()
+
+    def test_a_host_that_is_not_reached(self) -> None:
+        with open(self.key, "w") as key:
+            key.write("no key\n")
+        output = self.talweg_run(f"--hosts={HOSTS[0]}", "--", *RANK, "sum", status=1)
+        self.assertIn("Permission denied", output)
+        self.assertRegex(output, f"host {HOSTS[0]} .node 0.: .*ssh to it failed .*no node is left")
         self.require_nothing_left()
 
 

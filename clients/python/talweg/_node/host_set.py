@@ -260,7 +260,8 @@ class HostSet:
                 return actions + self.end(1, "no host is left that has the job's state")
             actions += self._start_all()
             if self._has_changed and not self._may_change_again():
-                text = f"hosts have come or gone more than {self.policy.changes_max} times"
+                limit = self.policy.changes_max
+                text = f"hosts have come or gone {self._changes} times, and the limit is {limit}"
                 return actions + self.end(1, text)
             actions += self._follow_count(now_s)
         if self.state in (JobState.GATHERING, JobState.SHORT):

@@ -110,7 +110,9 @@ def _address_towards(host: str) -> str:
     own = own_addresses() or ["127.0.0.1"]
     if not hosts.is_here(host) and "TALWEG_INTERFACE" not in os.environ:
         with contextlib.suppress(OSError):
-            family, kind, protocol, _, address = socket.getaddrinfo(host, 9, 0, socket.SOCK_DGRAM)[0]
+            family, kind, protocol, _, address = socket.getaddrinfo(host, 9, 0, socket.SOCK_DGRAM)[
+                0
+            ]
             with socket.socket(family, kind, protocol) as probe:
                 probe.connect(address)
                 return str(probe.getsockname()[0])

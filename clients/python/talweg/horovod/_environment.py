@@ -57,7 +57,8 @@ _PLACES = [
         _FLAG,
         "0",
         Effect.REFUSED,
-        "use `talweg run --loss-policy=continue`, with which the other nodes go on after a loss",
+        "start the program by horovodrun --min-np, or talweg run --loss-policy=continue, with which "
+        "the other nodes go on after a loss",
     ),
 ]
 
@@ -98,7 +99,9 @@ _OTHERS = [
     _none("STALL_CHECK_TIME_SECONDS", number(0, _MANY), "60", _STALL),
     _none("STALL_SHUTDOWN_TIME_SECONDS", number(0, _MANY), "0", _STALL),
     _none("GLOO_TIMEOUT_SECONDS", number(0, _MANY), "30", "There is no Gloo."),
-    _none("ELASTIC_TIMEOUT", number(0, _MANY), "600", "See HOROVOD_ELASTIC."),
+    _none(
+        "ELASTIC_TIMEOUT", number(0, _MANY), "600", "Give horovodrun's --elastic-timeout instead."
+    ),
     _honoured(
         "START_TIMEOUT", number(1, _MANY), "600", "How many seconds init() waits for the whole job."
     ),

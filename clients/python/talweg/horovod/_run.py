@@ -92,8 +92,8 @@ def run(
     for name in _ELASTIC:
         if given[name] is not None:
             raise Unsupported(
-                f"horovod.run({name}=...) is not offered by Talweg: `talweg run "
-                "--loss-policy=continue` starts a job that goes on after a loss"
+                f"horovod.run({name}=...) is not offered by Talweg: horovodrun --min-np starts a "
+                "program as a job whose hosts come and go"
             )
     if hosts and hostfile:
         raise ValueError("horovod.run: hosts and hostfile are both given: give one of them")

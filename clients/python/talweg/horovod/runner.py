@@ -58,14 +58,14 @@ _SWITCHES = {
 # How Horovod's own launcher would reach ranks.
 _UNUSED_SWITCHES = ["--disable-cache", "--gloo", "--mpi", "--jsrun", "--tcp"]
 _UNUSED_VALUES = ["--mpi-args", "--binding-args"]
-_ELASTIC: list[tuple[str, ...]] = [
-    ("--min-np", "--min-num-proc"),
-    ("--max-np", "--max-num-proc"),
-    ("--slots-per-host",),
-    ("--elastic-timeout",),
-    ("--reset-limit",),
-    ("--host-discovery-script",),
-]
+# Each makes the job elastic; the others tell more of such a job.
+_ELASTIC_SWITCHES = ("--min-np", "--host-discovery-script")
+_ELASTIC_NUMBERS = {
+    "--max-np": "--max-ranks",
+    "--slots-per-host": "--ranks-per-node",
+    "--elastic-timeout": "--hosts-wait-s",
+    "--reset-limit": "--host-changes-max",
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,8 +99,27 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(option, action="store_true", help="no effect")
     for option in _UNUSED_VALUES:
         parser.add_argument(option, help="no effect")
-    for options in _ELASTIC:
-        parser.add_argument(*options, help="not offered: see talweg run --loss-policy=continue")
+    parser.add_argument(
+        "--min-np", "--min-num-proc", type=int, help="with how few ranks an elastic job goes on"
+    )
+    parser.add_argument(
+        "--max-np", "--max-num-proc", type=int, help="how many ranks it has at most"
+    )
+    parser.add_argument(
+        "--host-discovery-script", help="prints lines host:slots, is run each second"
+    )
+    parser.add_argument("--slots-per-host", type=int, help="of hosts that are named without slots")
+    parser.add_argument(
+        "--elastic-timeout", type=int, help="seconds with too few ranks. Default: 600."
+    )
+    parser.add_argument("--reset-limit", type=int, help="how often hosts may come or go")
+    parser.add_argument(
+        "--blacklist-cooldown-range",
+        type=int,
+        nargs=2,
+        metavar=("MIN", "MAX"),
+        help="seconds after which a host that has failed is used again",
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     return parser
 
@@ -136,12 +155,6 @@ def _hosts(options: Any) -> list[listed_hosts.Host]:
 
 def _check(options: Any) -> None:
     """Errors name what is missing or not offered."""
-    for names in _ELASTIC:
-        if getattr(options, _attribute(names[0])) is not None:
-            raise Unsupported(
-                f"{names[0]} is not offered by Talweg: `talweg run --loss-policy=continue` starts a "
-                "job that goes on after a loss"
-            )
     if options.config_file:
         raise Unsupported("--config-file is not offered by Talweg: give the options themselves")
     if options.num_proc is None or options.num_proc < 1:
@@ -150,15 +163,83 @@ def _check(options: Any) -> None:
         )
     if not options.command:
         raise InvalidArgument("there is no program: horovodrun -np 2 python train.py")
+    if is_elastic(options):
+        _check_elastic(options)
+
+
+def is_elastic(options: Any) -> bool:
+    """Whether hosts may come and go."""
+    return any(getattr(options, _attribute(name)) is not None for name in _ELASTIC_SWITCHES)
+
+
+def _check_elastic(options: Any) -> None:
+    least, most = options.min_np, options.max_np
+    for name, value, lowest in (
+        ("--min-np", least, 1),
+        ("--max-np", most, 1),
+        ("--slots-per-host", options.slots_per_host, 1),
+        ("--elastic-timeout", options.elastic_timeout, 0),
+        ("--reset-limit", options.reset_limit, 0),
+    ):
+        if value is not None and value < lowest:
+            raise InvalidArgument(f"{name} is {value}; it must be at least {lowest}")
+    if least is not None and least > options.num_proc:
+        raise InvalidArgument(
+            f"--min-np is {least}, and -np {options.num_proc}: a job begins with -np ranks, so it "
+            "must not be below"
+        )
+    if most is not None and most < options.num_proc:
+        raise InvalidArgument(
+            f"--max-np is {most}, and -np {options.num_proc}: it must not be below"
+        )
+    if options.host_discovery_script and (options.hosts or options.hostfile):
+        raise InvalidArgument(
+            "--host-discovery-script and --hosts or --hostfile are given: give one of them"
+        )
+    cooldown = options.blacklist_cooldown_range
+    if cooldown and not 1 <= cooldown[0] <= cooldown[1] <= 3600:
+        raise InvalidArgument(
+            f"--blacklist-cooldown-range is {cooldown[0]} {cooldown[1]}; it must be two numbers of "
+            "seconds from 1 to 3600, the lower one first"
+        )
+
+
+def _unused(options: Any) -> list[str]:
+    """Options of elastic jobs that are given for another one."""
+    if is_elastic(options):
+        return []
+    names = [*_ELASTIC_NUMBERS, "--blacklist-cooldown-range"]
+    return [name for name in names if getattr(options, _attribute(name)) is not None]
+
+
+def _elastic_line(options: Any) -> list[str]:
+    """What `talweg run` is told of an elastic job."""
+    least = options.min_np if options.min_np is not None else options.num_proc
+    told = {"--ranks": options.num_proc, "--min-ranks": least}
+    told |= {there: getattr(options, _attribute(here)) for here, there in _ELASTIC_NUMBERS.items()}
+    told |= {
+        "--host-discovery-script": options.host_discovery_script,
+        "--hostfile": options.hostfile,
+        "--ssh-port": options.ssh_port,
+        "--ssh-identity-file": options.ssh_identity_file,
+        "--network-interfaces": options.network_interfaces,
+    }
+    if options.blacklist_cooldown_range:
+        told["--host-cooldown-s"] = ",".join(map(str, options.blacklist_cooldown_range))
+    if not options.host_discovery_script and not options.hostfile:
+        told["--hosts"] = options.hosts or f"localhost:{options.num_proc}"
+    return [f"{name}={value}" for name, value in told.items() if value is not None]
 
 
 def _command(options: Any) -> list[str]:
     """A rank's, which writes into files of its host where that is wanted."""
     command: list[str] = options.command
     if options.output_filename:
+        number = "%0*d" if not is_elastic(options) else "%.0s%s"
+        rank = "$RANK" if not is_elastic(options) else "$GROUP_RANK.$LOCAL_RANK"
         digits = len(str(options.num_proc - 1))
         script = (
-            'd="$0/rank.$(printf %0*d "$1" "$RANK")"; mkdir -p "$d"; shift; '
+            f'd="$0/rank.$(printf {number} "$1" "{rank}")"; mkdir -p "$d"; shift; '
             'exec "$@" >"$d/stdout" 2>"$d/stderr"'
         )
         command = ["/bin/sh", "-c", script, options.output_filename, str(digits), *command]
@@ -213,18 +294,26 @@ def main() -> int:
         return 0
     try:
         _check(options)
-        if not all(hosts.is_here(host.name) for host in _hosts(options)):
+        for name in _unused(options):
+            print(
+                f"horovodrun: {name} has no effect without --min-np or --host-discovery-script",
+                file=sys.stderr,
+            )
+        if not is_elastic(options) and not all(
+            hosts.is_here(host.name) for host in _hosts(options)
+        ):
             return _run_on_hosts(options)
-        tool = _programs.tool()
-        line = [tool, "run", f"--ranks-per-node={options.num_proc}", "--job=horovod", "--"]
-        line += _command(options)
+        elastic = is_elastic(options)
+        told = _elastic_line(options) if elastic else [f"--ranks-per-node={options.num_proc}"]
+        line = [_programs.tool(), "run", *told, "--job=horovod", "--", *_command(options)]
     except (TalwegError, OSError) as error:
         print(f"horovodrun: {error}", file=sys.stderr)
         return 1
     if options.verbose:
         print(f"horovodrun: {' '.join(line)}", file=sys.stderr)
     # It passes signals on, and ends all that it starts.
-    os.execve(line[0], line, {**os.environ, **variables_of(options)})
+    environment = {"TALWEG_PYTHON": sys.executable, **os.environ, **variables_of(options)}
+    os.execve(line[0], line, environment)
     raise AssertionError
 
 

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program of Horovod's elastic mode under horovodrun, on hosts that come and go."""
+
+from __future__ import annotations
+
+import sys
+import unittest
+
+from virtual_hosts import HostsJob
+
+
+class _Job(HostsJob):
+    launcher = (sys.executable, "-P", "-m", "talweg.horovod.runner")
+
+    def __init__(self, test: unittest.TestCase, hosts: str, *options: str) -> None:
+        super().__init__(test, hosts, options, ["hvd_elastic_torch.py"])
+
+    def sizes(self) -> set[str]:
+        """That the ranks have been told after changes."""
+        return {
+            line.partition(" ")[2]
+            for lines in self.said().values()
+            for line in lines
+            if line.startswith("reset")
+        }
+
+
+class HorovodrunHostsTest(unittest.TestCase):
+    def test_from_one_host_to_two_and_back(self) -> None:
+        script = ["--host-discovery-script", "{script}", "--slots-per-host", "2"]
+        job = _Job(self, "a", "-np", "1", "--min-np", "1", "--max-np", "3", *script)
+        job.go_on(2)
+        job.list("a b")
+        job.go_on(3)  # There is room for one of its two.
+        job.list("b")
+        job.wait_for("nothing is left on a", lambda: not job.processes("a"))
+        job.go_on(1)
+        job.stop()
+        output = job.end()
+        self.assertIn("host b is node 1, with 1 rank", output)
+        self.assertEqual(len(job.weights()), 1, output)
+        self.assertLessEqual({"3", "1"}, job.sizes())
+
+    def test_a_host_is_killed(self) -> None:
+        """Its place is taken by another one; all have the same weights, and end with 0."""
+        job = _Job(self, "a:1 b:1", "-np", "2", "--min-np", "2", "--hostfile", "{hosts}")
+        job.go_on(2)
+        job.kill_host("a")  # The lower rank, and the source of all state.
+        job.says("the job needs 2 ranks to go on, and has 1 (b)")
+        job.list("a:1 b:1 c:1")
+        job.go_on(2)
+        job.stop()
+        output = job.end()
+        self.assertEqual(len(job.weights()), 2, output)
+        self.assertEqual(len(set(job.weights())), 1, output)
+
+    def test_the_limit_of_resets(self) -> None:
+        job = _Job(
+            self, "a:1", "-np", "1", "--min-np", "1", "--reset-limit", "1", "--hostfile", "{hosts}"
+        )
+        job.go_on(1)
+        job.list("a:1 b:1")
+        job.go_on(2)
+        job.list("a:1")
+        self.assertIn("hosts have come or gone 2 times, and the limit is 1", job.end(1))
+
+
+if __name__ == "__main__":
+    unittest.main()

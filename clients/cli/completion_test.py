@@ -34,7 +34,7 @@ class CompletionTest(unittest.TestCase):
     def test_bash_completes_commands_and_options(self) -> None:
         self.assertEqual(complete("talweg ver"), ["version"])
         self.assertIn("doctor", complete("talweg "))
-        self.assertEqual(complete("talweg run --ranks"), ["--ranks-per-node="])
+        self.assertEqual(complete("talweg run --ranks-"), ["--ranks-per-node="])
         self.assertEqual(complete("talweg agent --node_r"), ["--node_rank="])
         self.assertEqual(complete("talweg run -- --ranks"), [])
 

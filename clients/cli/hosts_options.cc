@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kCountMax = 65'536;
 constexpr uint64_t kSecondsMax = 30 * 24 * 3'600;
 constexpr const char* kLists[] = {"hosts", "hostfile", "host-discovery-script"};
-// Of the options of `talweg run` those that have a meaning here, beside HostsOptions().
+// Options of `talweg run` that have a meaning here too, beside HostsOptions().
 constexpr const char* kAlike[] = {"nodes",           "ranks-per-node",
                                   "aggregators",     "job",
                                   "provider",        "data-security",

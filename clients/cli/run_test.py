@@ -619,6 +619,32 @@ class UsageTest(unittest.TestCase):
         self.check("run", "--nodes=3", "--ranks-per-node=1,2", "x", expected="has 2 numbers")
         self.check("run", "--no-prefix=1", "x", expected="takes no value")
         self.check("run", "--scheduler=a:1", "x", expected="--node-rank is missing")
+        self.check("run", "--max-nodes=2", "x", expected="--max-nodes needs hosts that come and go")
+        one = ["run", "--scheduler=a:1", "--node-rank=0", "--max-nodes=2"]
+        self.check(*one, "--nodes=2", "x", expected="--nodes and --max-nodes are both given")
+        self.check(*one, "--min-nodes=3", "x", expected="--min-nodes: '3' is no number from 1")
+        self.check(*one, "--ranks-per-node=1,2", "x", expected="'1,2' has 2 numbers; with --max-n")
+        self.check(*one, "--loss-policy=fail_job", "x", expected="is for --loss-policy=continue")
+
+    def test_hosts_that_come_and_go(self) -> None:
+        hosts = ["run", "--hosts=a"]
+        self.check("run", "--min-ranks=2", "x", expected="nobody says where the hosts stand")
+        self.check(*hosts, "--hostfile=b", "x", expected="give one of --hosts, --hostfile, --host-")
+        self.check(*hosts, expected="no program; write it behind --")
+        self.check(
+            *hosts, "--scheduler=a:1", "x", expected="--scheduler is not for hosts that come"
+        )
+        self.check(*hosts, "--loss-policy=fail_job", "x", expected="has continue; leave it out")
+        self.check(*hosts, "--hosts-wait-s=x", "x", expected="--hosts-wait-s: 'x' is no number")
+        self.check(*hosts, "--nodes=2", "--max-ranks=2", "x", expected="give one or the other")
+        self.check(*hosts, "--ranks=2", "--min-ranks=3", "x", expected="=3 is above --ranks=2")
+        self.check(*hosts, "--nodes=3", "--max-nodes=2", "x", expected="--nodes=3 is above --max-n")
+        self.check(*hosts, "--host-cooldown-s=9,3", "x", expected="'9,3' is not MIN,MAX")
+        self.check(*hosts, "--ranks-per-node=1,2", "x", expected="'1,2' is more than one number")
+        run = Run(*hosts, "x", TALWEG_PYTHON="/no/python")
+        status, _, errors = run.end()
+        self.assertEqual(status, 1)
+        self.assertIn("'/no/python', which starts nodes on hosts, cannot be started: No", errors)
         self.check(
             "run", "--scheduler=a", "--node-rank=0", "--nodes=2", "x", expected="has no port"
         )

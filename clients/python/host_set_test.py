@@ -151,11 +151,14 @@ class HostSetTest(unittest.TestCase):
         self.assertEqual(job.report, "host b (node 1): exit status 7; no node is left")
 
     def test_the_list_is_empty(self) -> None:
+        """Whoever has taken all hosts away has most likely not meant it."""
         job = self._running("a")
-        self.assertEqual(_stops(job.on_listed([], 1)), ["a"])
-        job.on_ended("a", 143, "it was ended", 2)
-        self.assertEqual((job.state, job.status), (JobState.OVER, 1))
-        self.assertIn("no host is left", job.report)
+        said = "the list names no host: the hosts stay what they were"
+        self.assertEqual(job.on_listed([], 1), [Say(said)])
+        self.assertEqual(job.on_listed(_hosts("b:0"), 2), [])
+        self.assertEqual(job.on_listed(_hosts("a"), 3), [])
+        self.assertEqual(job.on_listed([], 4), [Say(said)])
+        self.assertIs(job.state, JobState.RUNNING)
 
     def test_others_take_over_from_all_hosts_at_once(self) -> None:
         """Nobody would have the state."""
@@ -163,6 +166,9 @@ class HostSetTest(unittest.TestCase):
         actions = job.on_listed(_hosts("b"), 1)
         self.assertEqual((_stops(actions), _starts(actions)), (["a"], []))
         self.assertIs(job.state, JobState.ENDING)
+        job.on_ended("a", 143, "it was ended", 2)
+        self.assertEqual((job.state, job.status), (JobState.OVER, 1))
+        self.assertIn("no host is left", job.report)
 
     def test_it_ends_well(self) -> None:
         job = self._running("a b c")

@@ -66,10 +66,16 @@ class ListedHostsTest(unittest.TestCase):
         self.assertEqual(hosts.poll(11), [Host("a", 2)])
         self.assertIsNone(hosts.poll(12))
         self.path.write_text("a b c\n")
+        self.assertIsNone(hosts.poll(13))
         with self.assertRaisesRegex(InvalidArgument, "'a b c' is no host"):
-            hosts.poll(13)
+            hosts.poll(14)
+        self.path.write_text("a\nb")
+        self.assertIsNone(hosts.poll(15))
         self.path.write_text("a\nb:1\n")
-        self.assertEqual(hosts.poll(14), [Host("a", 2), Host("b", 1)])
+        self.assertIsNone(hosts.poll(16))
+        self.assertIsNone(hosts.poll(16.5))
+        self.assertEqual(hosts.poll(17), [Host("a", 2), Host("b", 1)])
+        self.assertIsNone(hosts.poll(18))
 
     def test_a_script(self) -> None:
         self.path.write_text('#!/bin/sh\necho a:2\ncat "$0.more" || exit 3\n')

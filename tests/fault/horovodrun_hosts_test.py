@@ -30,9 +30,9 @@ class HorovodrunHostsTest(unittest.TestCase):
         script = ["--host-discovery-script", "{script}", "--slots-per-host", "2"]
         job = _Job(self, "a", "-np", "1", "--min-np", "1", "--max-np", "3", *script)
         job.go_on(2)
-        job.list("a b")
+        job.name_hosts("a b")
         job.go_on(3)  # There is room for one of its two.
-        job.list("b")
+        job.name_hosts("b")
         job.wait_for("nothing is left on a", lambda: not job.processes("a"))
         job.go_on(1)
         job.stop()
@@ -47,7 +47,7 @@ class HorovodrunHostsTest(unittest.TestCase):
         job.go_on(2)
         job.kill_host("a")  # The lower rank, and the source of all state.
         job.says("the job needs 2 ranks to go on, and has 1 (b)")
-        job.list("a:1 b:1 c:1")
+        job.name_hosts("a:1 b:1 c:1")
         job.go_on(2)
         job.stop()
         output = job.end()
@@ -59,9 +59,9 @@ class HorovodrunHostsTest(unittest.TestCase):
             self, "a:1", "-np", "1", "--min-np", "1", "--reset-limit", "1", "--hostfile", "{hosts}"
         )
         job.go_on(1)
-        job.list("a:1 b:1")
+        job.name_hosts("a:1 b:1")
         job.go_on(2)
-        job.list("a:1")
+        job.name_hosts("a:1")
         self.assertIn("hosts have come or gone 2 times, and the limit is 1", job.end(1))
 
 

@@ -22,13 +22,13 @@ class HostsRunTest(unittest.TestCase):
     def test_hosts_come_and_go(self) -> None:
         job = _Job(self, "a", "--hostfile={hosts}", "--max-nodes=2")
         job.go_on(1)
-        job.list("a b:2")
+        job.name_hosts("a b:2")
         job.go_on(3)
-        job.list("b:2")  # Whoever was first goes.
+        job.name_hosts("b:2")  # Whoever was first goes.
         job.says("host a (node 0) is not listed any more")
         job.wait_for("2 ranks", lambda: not job.processes("a"))
         job.go_on(2)
-        job.list("b:2 c d")  # There is room for one.
+        job.name_hosts("b:2 c d")  # There is room for one.
         job.go_on(3)
         job.stop()
         output = job.end()
@@ -48,12 +48,12 @@ class HostsRunTest(unittest.TestCase):
         steps = sum(map(len, job.said().values()))
         time.sleep(1)  # It would make many steps.
         self.assertLessEqual(sum(map(len, job.said().values())), steps + 10)
-        job.list("a b c")
+        job.name_hosts("a b c")
         job.says("host c is node 2")
         job.says("the job has 2 nodes and goes on")
         job.go_on(2)
-        job.list("a c")
-        job.list("a c b")
+        job.name_hosts("a c")
+        job.name_hosts("a c b")
         job.stop()
         output = job.end()
         self.assertIn("ended well without host b (node 1)", output)
@@ -70,7 +70,7 @@ class HostsRunTest(unittest.TestCase):
         options = ["--hostfile={hosts}", "--"]
         job = HostsJob(self, "a b", options, [sys.executable, "-P", "-c", program, "{ranks}"])
         job.wait_for("both have begun", lambda: len(job.said()) == 2)
-        job.list("a b c")
+        job.name_hosts("a b c")
         job.says("host c is node 2")
         job.stop()
         output = job.end()
@@ -80,7 +80,7 @@ class HostsRunTest(unittest.TestCase):
     def test_too_few_for_too_long(self) -> None:
         job = _Job(self, "a b", "--hostfile={hosts}", "--min-nodes=2", "--hosts-wait-s=1")
         job.go_on(2)
-        job.list("a")
+        job.name_hosts("a")
         output = job.end(1)
         self.assertIn("the job needs 2 nodes to go on, and has 1 (a): not within 1 s", output)
 
@@ -105,13 +105,13 @@ class HostsRunTest(unittest.TestCase):
     def test_the_script_fails_later(self) -> None:
         job = _Job(self, "a", "--host-discovery-script={script}")
         job.go_on(1)
-        job.list("a b:x")
+        job.name_hosts("a b:x")
         job.says("'b:x' is no host")
         job.go_on(1)
         job.hosts.unlink()
         job.says("exit status 1")
         self.assertIn("the hosts stay what they were", job.text())
-        job.list("a b")
+        job.name_hosts("a b")
         job.go_on(2)
         job.stop()
         job.end()
@@ -131,7 +131,7 @@ class HostsRunTest(unittest.TestCase):
         ]
         os.kill(scheduler, signal.SIGKILL)
         job.says("talweg-scheduler was killed by signal 9; it is started again, steps go on")
-        job.list("a b c")
+        job.name_hosts("a b c")
         job.go_on(3)
         job.stop()
         job.end()

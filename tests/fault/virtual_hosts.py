@@ -49,7 +49,7 @@ def descendants(pid: int) -> list[int]:
 class HostsJob:
     """A launcher's job on hosts, of a program of programs/ that ends when DIRECTORY/stop is there."""
 
-    launcher = (str(TOOL), "run")
+    launcher: Sequence[str] = (str(TOOL), "run")
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class HostsJob:
         self.temporary = self.directory / "tmp"
         self.temporary.mkdir()
         self.hosts = self.directory / "hosts"
-        self.list(hosts)
+        self.name_hosts(hosts)
         self.script = self.directory / "script"
         self.script.write_text(f"#!/bin/sh\nexec cat {self.hosts}\n")
         self.script.chmod(0o755)
@@ -107,7 +107,7 @@ class HostsJob:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def list(self, hosts: str) -> None:
+    def name_hosts(self, hosts: str) -> None:
         """These are the hosts from now on: "a b:2"."""
         new = self.directory / "hosts.new"
         new.write_text("".join(f"{host}\n" for host in hosts.split()))

@@ -108,6 +108,7 @@ class HostSet:
     _nodes: int = 0  # That have been numbered. No number is given twice.
     _changes: int = 0
     _has_changed: bool = False  # In this event.
+    _is_empty: bool = False  # The list, of late.
     _short_s: float = field(init=False)
     _failures: list[str] = field(default_factory=list)
 
@@ -154,6 +155,10 @@ class HostSet:
         """What the file or the script names now, in its order."""
         actions: list[Action] = []
         named = {host.name: host for host in hosts if host.slots > 0}
+        if not named and self._may_change():
+            # Somebody may be writing the file, or the script's source be away.
+            return self._settle(self._say_empty(), now_s)
+        self._is_empty = False
         for name, place in list(self._places.items()):
             if name in named:
                 place.is_listed = True
@@ -216,6 +221,12 @@ class HostSet:
         return actions
 
     # ----- What follows -----
+
+    def _say_empty(self) -> list[Action]:
+        if self._is_empty:
+            return []
+        self._is_empty = True
+        return [Say("the list names no host: the hosts stay what they were")]
 
     def _may_change(self) -> bool:
         return self.state in (JobState.RUNNING, JobState.SHORT)

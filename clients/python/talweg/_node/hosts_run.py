@@ -294,9 +294,7 @@ class HostsRun:
             if "text" in message:
                 if node.kill_s is not None and message["text"].startswith("talweg: run: "):
                     continue  # That it is being ended is no news.
-                stream = sys.stderr if message["stream"] == "stderr" else sys.stdout
-                with contextlib.suppress(BrokenPipeError):
-                    print(message["text"], file=stream, flush=True)
+                self._pass(message["stream"], message["text"])
             elif "status" in message:
                 node.status = int(message["status"])
         if messages is not None:
@@ -311,6 +309,14 @@ class HostsRun:
             failure = f"exit status {status} (above)"
         now_s = time.monotonic()
         self._do(self._job.on_ended(node.host, status, failure, now_s))
+
+    def _pass(self, stream: str, text: str) -> None:
+        try:
+            print(text, file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
+        except BrokenPipeError:  # Nobody reads it any more.
+            for number in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            self._do(self._job.end(128 + signal.SIGPIPE, ""))
 
     def _say_waiting(self, now_s: float) -> None:
         text = self._job.waiting()

@@ -93,7 +93,7 @@ class FixedHosts:
 
 
 class HostFile:
-    """A file that is read again when it has changed."""
+    """A file that is read again when it has changed, and has not for as long as once more."""
 
     def __init__(self, path: str, every_s: float, slots_default: int) -> None:
         self._path = path
@@ -101,6 +101,7 @@ class HostFile:
         self._slots_default = slots_default
         self._due_s = 0.0
         self._text: str | None = None
+        self._read: str | None = None  # The last time.
 
     def poll(self, now_s: float) -> list[Host] | None:
         if now_s < self._due_s:
@@ -110,8 +111,9 @@ class HostFile:
             text = Path(self._path).read_text()
         except OSError as error:
             raise TalwegError(f"--hostfile={self._path}: {error.strerror}") from None
-        if text == self._text:
-            return None
+        before, self._read = self._read, text
+        if text == self._text or (before is not None and text != before):
+            return None  # Somebody may be writing it.
         hosts = parse_lines(text, f"--hostfile={self._path}", self._slots_default)
         self._text = text
         return hosts

@@ -18,6 +18,14 @@ class _Job(HostsJob):
         super().__init__(test, hosts, [*options, "--"], ["train_on.py"])
 
 
+def _is_rank(pid: int) -> bool:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # It has ended.
+        return False
+    return line.startswith(f"{sys.executable}\0-P\0".encode())
+
+
 class HostsRunTest(unittest.TestCase):
     def test_hosts_come_and_go(self) -> None:
         job = _Job(self, "a", "--hostfile={hosts}", "--max-nodes=2")
@@ -64,17 +72,21 @@ class HostsRunTest(unittest.TestCase):
         program = (
             "import os, sys, time, talweg; talweg.init(); directory = sys.argv[1]; "
             "open(f'{directory}/{os.getpid()}', 'w').write('step\\n')\n"
-            "while not os.path.exists(f'{directory}/stop'): time.sleep(0.01)\n"
+            "stop = f'{directory}/stop' + os.environ['GROUP_RANK']\n"
+            "while not os.path.exists(stop): time.sleep(0.01)\n"
             "talweg.shutdown()"
         )
         options = ["--hostfile={hosts}", "--"]
         job = HostsJob(self, "a b", options, [sys.executable, "-P", "-c", program, "{ranks}"])
         job.wait_for("both have begun", lambda: len(job.said()) == 2)
         job.name_hosts("a b c")
-        job.says("host c is node 2")
-        job.stop()
-        output = job.end()
-        self.assertIn("host c comes too late: the job is about to end", output)
+        # Its agent serves by then.
+        job.wait_for("host c has a rank", lambda: any(map(_is_rank, job.processes("c"))))
+        (job.ranks / "stop0").touch()
+        job.says("host c comes too late: the job is about to end")
+        job.wait_for("host c ends", lambda: not job.processes("c"))
+        (job.ranks / "stop1").touch()
+        self.assertNotIn("without host", job.end())
         self.assertEqual(len(job.said()), 2)
 
     def test_too_few_for_too_long(self) -> None:

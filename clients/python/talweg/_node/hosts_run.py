@@ -119,6 +119,10 @@ def _address_towards(host: str) -> str:
     return own[0]
 
 
+# The states of members that have entered, though they may have said so of no view yet.
+_ENTERED = ("MEMBER_STATE_JOINED", "MEMBER_STATE_LEFT")
+
+
 class _Scheduler:
     """The job's, started again where it was."""
 
@@ -406,7 +410,7 @@ class HostsRun:
             return {
                 int(each["member"]["id"]["node_rank"])
                 for each in members
-                if each["state"] != "MEMBER_STATE_PENDING"
+                if each["state"] in _ENTERED or int(each["epoch_held"]) > 0
             }
         except (subprocess.SubprocessError, OSError, ValueError, KeyError):
             return None

@@ -394,7 +394,7 @@ class Membership:
     def end_step(
         self, commit: Callable[[tuple[bool, ...] | None], object] | None = None
     ) -> Change | None:
-        """Ends the step; nodes come and go here. Returns when there are enough ranks.
+        """Ends the step; nodes come and go here. With a State, returns when there are enough ranks.
 
         `commit` is told by rank who has ended it (None: all), before anybody enters.
         """
@@ -407,7 +407,9 @@ class Membership:
     def _await_others(self) -> bool:
         """Ends empty steps, in which nodes may enter, while there are too few; whether there were."""
         were_few = False
-        while self.changes and self._are_few():
+        # Without a State a joiner's next rounds are the program's own, which others have to take
+        # part in.
+        while self.changes and self.holder is not None and self._are_few():
             were_few = True
             time.sleep(_LOOK_S)
             self._end_one_step(None)

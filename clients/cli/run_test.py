@@ -641,7 +641,7 @@ class UsageTest(unittest.TestCase):
         self.check(*hosts, "--nodes=3", "--max-nodes=2", "x", expected="--nodes=3 is above --max-n")
         self.check(*hosts, "--host-cooldown-s=9,3", "x", expected="'9,3' is not MIN,MAX")
         self.check(*hosts, "--ranks-per-node=1,2", "x", expected="'1,2' is more than one number")
-        run = Run(*hosts, "x", TALWEG_PYTHON="/no/python")
+        run = Run("--hosts=a", "x", TALWEG_PYTHON="/no/python")
         status, _, errors = run.end()
         self.assertEqual(status, 1)
         self.assertIn("'/no/python', which starts nodes on hosts, cannot be started: No", errors)

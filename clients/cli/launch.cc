@@ -354,9 +354,11 @@ void Launch::EndIfDone() {
     any_done |= life.state() == NodeState::kDone;
     if (life.state() != NodeState::kDone) lost.push_back(node);
   }
-  // A node that comes back when the others have ended well finds nobody.
+  // A node that comes back when the others have ended well finds nobody, unless all have begun
+  // again.
   const auto is_over = [](const auto& each) { return each.second.over(); };
-  if (!any_done && !std::all_of(nodes_.begin(), nodes_.end(), is_over)) return;
+  const bool is_found = !plan_.goes_on || !any_done;
+  if (is_found && !std::all_of(nodes_.begin(), nodes_.end(), is_over)) return;
   if (lost.empty()) return End(0, "", 0);
   if (lost.size() == nodes_.size()) {
     return End(first_->exit_status, absl::StrCat(first_->what, "; no node is left"), SIGTERM);

@@ -23,6 +23,11 @@ for argument in "$@"; do
   case $argument in --ready_fd=*) fd=${argument#*=} ;; esac
 done
 [ -z "$FAKE_DAEMON_FAILS" ] || [ "$(basename "$0")" != "$FAKE_DAEMON_FAILS" ] || { echo "no luck" >&2; exit 9; }
+# When it is started again, node 0's agent serves when the run has seen the end of rank 1.
+if [ -n "$FAKE_AGENT_IS_LATE" ] && [[ "$*" == *--node_rank=0* ]] && ! mkdir "$TALWEG_TEST_LOG/once"; then
+  until [ -e "$TALWEG_TEST_LOG/rank1" ]; do sleep 0.01; done
+  while [ -e "/proc/$(cat "$TALWEG_TEST_LOG/rank1")" ]; do sleep 0.01; done
+fi 2>/dev/null
 [ "$(basename "$0")" = "$FAKE_DAEMON_SILENT" ] ||
   printf '{"pid":1,"addresses":{"listen":"127.0.0.1:4711","admin":"127.0.0.1:1"}}\\n' >&"$fd"
 if [ -n "$FAKE_AGENT_ENDS_WITH" ] && [ "$(basename "$0")" = talweg-agent ]; then
@@ -466,6 +471,19 @@ class RunTest(unittest.TestCase):
         for rank in range(3):
             self.assertIn(f"done {rank}.2", seen + output)
         self.assertEqual(errors.count("all nodes are started again"), 2)
+
+    def test_where_all_are_needed_the_last_to_start_again_is_waited_for(self) -> None:
+        """The other node's rank has ended well before that."""
+        script = """
+            [ $RANK.$TALWEG_RUN_RESTARTS = 0.0 ] && exec sleep 1000
+            [ $RANK.$TALWEG_RUN_RESTARTS = 1.0 ] && exit 7
+            [ $RANK = 0 ] && echo done
+            [ $RANK = 0 ] || { echo $$ > $TALWEG_TEST_LOG/new; mv $TALWEG_TEST_LOG/{new,rank1}; }
+        """
+        shape = ["--nodes=2", "--restarts=1", "--restart-pause-ms=1"]
+        status, output, errors = run(*shape, "--", "bash", "-c", script, FAKE_AGENT_IS_LATE="1")
+        self.assertEqual(status, 0, errors)
+        self.assertIn("[0] done", output)
 
     def test_where_all_are_needed_one_that_fails_too_often_ends_the_run(self) -> None:
         script = "[ $RANK = 1 ] && exit 7; sleep 1000"

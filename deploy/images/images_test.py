@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tutorial's images are built, and a job runs in containers of them by the tutorial's commands.
 
-The base is a debootstrapped Debian 12 with Python and NumPy, so pip fetches nothing. Containers are
-chroots, with this host's network.
+The base is a debootstrapped Debian 12 with Python and NumPy. What else the workers' images need is
+what this host's pip finds. Containers are chroots, with this host's network.
 """
 
 from __future__ import annotations
@@ -25,6 +25,15 @@ _IN_BASE = "ca-certificates,python-is-python3,python3,python3-numpy,python3-pip"
 _DEADLINE_S = 1500.0
 _STORAGE = '[storage]\ndriver = "vfs"\ngraphroot = "{0}/graph"\nrunroot = "{0}/run"\n'
 _TRUST = '{"default": [{"type": "insecureAcceptAnything"}]}\n'
+_EXAMPLE = "/usr/local/byteps/example"
+_SMALL = "--batch-size 2 --num-iters 2 --num-warmup-batches 1 --num-batches-per-iter 1"
+# By image: the tutorial's command, with a batch and a number of iterations for two cores.
+_WORKERS = {
+    "worker_mxnet": f"{_EXAMPLE}/mxnet/start_mxnet_byteps.sh --benchmark 1 --batch-size=2 "
+    "--num-epochs 1 --num-examples 8 --disp-batches 2",
+    "worker_pytorch": f"{_EXAMPLE}/pytorch/start_pytorch_byteps.sh --model resnet50 {_SMALL}",
+    "worker_tensorflow": f"{_EXAMPLE}/tensorflow/run_tensorflow_byteps.sh --model ResNet50 {_SMALL}",
+}
 _LAUNCH = "python /usr/local/byteps/launcher/launch.py"
 _PROGRAM = """
 import byteps.common as bps, numpy as np, talweg
@@ -102,9 +111,13 @@ class ImagesTest(unittest.TestCase):
         (base / "Containerfile").write_text("FROM scratch\nCOPY root /\n")
         cls.buildah("bud", "--tag", "localhost/base", str(base))
         shutil.rmtree(base)
-        build = [str(_RUNFILES / "images" / "build"), "--base=localhost/base"]
-        build += [f"--wheels={_RUNFILES / 'wheel'}", "--prefix=localhost"]
-        cls.run_line(*build, "byteps_server")
+        cls.build("byteps_server")
+
+    @classmethod
+    def build(cls, *arguments: str) -> None:
+        line = [str(_RUNFILES / "images" / "build"), "--base=localhost/base"]
+        line += [f"--wheels={_RUNFILES / 'wheel'}", "--prefix=localhost", *arguments]
+        cls.run_line(*line)
 
     @classmethod
     def run_line(cls, *line: str) -> str:
@@ -175,6 +188,43 @@ class ImagesTest(unittest.TestCase):
         self.assertEqual([process.returncode for process in started], [0, 0, 0], outputs)
         for rank in range(2):
             self.assertIn(f"rank {rank} of 2 [2.0, 2.0, 2.0, 2.0] /usr/local/", outputs[2])
+
+    def test_the_workers_images(self) -> None:
+        """Each trains ResNet-50 on one machine, as the tutorial begins."""
+        for image, command in _WORKERS.items():
+            with self.subTest(image):
+                self._train(image, command)
+
+    def _train(self, image: str, command: str) -> None:
+        packages = self.directory / image
+        found = self.run_line(str(_RUNFILES / "images" / "build"), "--list", image).split()
+        # The base's Python is this one's version, or these are not the packages that it needs.
+        download = [sys.executable, "-m", "pip", "download", "--quiet", f"--dest={packages}"]
+        done = subprocess.run(
+            [*download, *found], capture_output=True, text=True, timeout=_DEADLINE_S, check=False
+        )
+        if done.returncode != 0:
+            print(f"SKIPPED: pip does not find {' '.join(found)}: {done.stderr[-500:]}")
+            return
+        self.build(f"--packages={packages}", image)
+        shutil.rmtree(packages)
+        variables = {
+            "NVIDIA_VISIBLE_DEVICES": "0,1",
+            "DMLC_WORKER_ID": "0",
+            "DMLC_NUM_WORKER": "1",
+            "DMLC_ROLE": "worker",
+            "EVAL_TYPE": "benchmark",
+        }
+        process = self.start(f"{image}_rdma", f"{_LAUNCH} {command}", variables)
+        try:
+            output = process.communicate(timeout=_DEADLINE_S)[0]
+        finally:
+            process.kill()
+            process.wait()
+        self.assertEqual(process.returncode, 0, output[-4000:])
+        self.assertRegex(output, r"\nTotal img/sec on 2 [CG]PU\(s\): \d+\.\d")
+        self.buildah("rm", "--all")  # Gigabytes.
+        self.buildah("rmi", f"localhost/{image}", f"localhost/{image}_rdma")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from talweg import _collectives as c
 from talweg import _words as words
 from talweg._collective_calls import _splits
 from talweg._declaration import DType, Op
+from talweg._kinds import JOINED
 from talweg._process_sets import ProcessSet
 from talweg.errors import InvalidArgument, Mismatch
 
@@ -40,6 +41,8 @@ def _check(group: Any, every: list[Any]) -> Any:
 
 
 _F32 = c.Rows("f32", (3,), 12)
+_WHOLE = c.Rows("f32", (1000,), 4000)
+_JOINED = c.Given(JOINED, -1, None, [], 0, None, lambda rows, counts: (None, 0))
 
 
 class ControlRoundTest(unittest.TestCase):
@@ -56,6 +59,46 @@ class ControlRoundTest(unittest.TestCase):
         long, short = _given(c.ALL_GATHER, _F32, [342]), _given(c.ALL_GATHER, _F32, [341])
         every = _read([_block(long), _block(short, bytes(341 * 12))], group)
         self.assertEqual([said.inline for said in every], [False, True])
+
+    def test_ranks_that_have_joined_add_to_reductions(self) -> None:
+        group = _group((2, 5, 7), 5)
+        reduction = c.Given(
+            c.ALL_REDUCE, 0, _WHOLE, [1], 0, None, _JOINED.allocate, Op.MAX, DType.F32
+        )
+        for inlines in (False, True):
+            data = bytes(4000) if inlines else b""
+            blocks = [_block(_JOINED), _block(reduction, data), _block(reduction, data)]
+            every = _read(blocks, group, inlines)
+            self.assertTrue(words.has_joined(every))
+            stood_in = words.with_stand_ins("x", group, every)
+            self.assertFalse(words.has_joined(stood_in))
+            self.assertIs(stood_in[0], stood_in[1])
+            self.assertEqual((stood_in[0].dtype, stood_in[0].op), (DType.F32, Op.MAX))
+            self.assertEqual(stood_in[0].lane is None, inlines)
+        self.assertFalse(words.has_joined(every[1:]))
+
+    def test_ranks_that_have_joined_give_no_rows(self) -> None:
+        group = _group((0, 1), 1)
+        rows = _given(c.ALL_GATHER_OF_SOME, _F32, [2000])
+        every = words.with_stand_ins("x", group, _read([_block(_JOINED), _block(rows)], group))
+        self.assertEqual([list(said.part_rows) for said in every], [[0], [2000]])
+        self.assertEqual([said.inline for said in every], [True, False])
+
+    def test_other_calls_need_ranks_that_have_joined(self) -> None:
+        group = _group((2, 5, 7), 7)
+        for kind in (c.ALL_GATHER, c.ALL_TO_ALL, c.BROADCAST, c.REDUCE_SCATTER, c.BARRIER):
+            given = _given(kind, _F32, [1] * kind.parts_given(2, 2, 3), root=7)
+            every = _read([_block(_JOINED), _block(_JOINED), _block(given)], group, True)
+            with self.assertRaisesRegex(Mismatch, "rank 7 calls .*, but ranks 2, 5 have joined"):
+                words.with_stand_ins("x", group, every)
+
+    def test_a_disagreement_names_ranks_that_have_not_joined(self) -> None:
+        group = _group((2, 5, 7), 7)
+        one = _given(c.ALL_GATHER_OF_SOME, _F32, [1])
+        other = _given(c.ALL_GATHER, _F32, [1])
+        every = _read([_block(_JOINED), _block(one, bytes(12)), _block(other)], group)
+        with self.assertRaisesRegex(Mismatch, "'x@set': rank 5 calls .*, but rank 7 calls"):
+            words.with_stand_ins("x", group, every)
 
     def test_small_reductions_lie_between_blocks_where_ranks_read_each_other(self) -> None:
         group = _group((0, 1), 0)

@@ -7,7 +7,6 @@ import unittest
 from unittest import mock
 
 from model_framework import Framework, Gradient, Ticket
-from talweg._exchange import shadow_all
 from talweg._exchange_adapter import Refusal
 from talweg._exchange_states import State
 from talweg.errors import Busy, InvalidArgument, Mismatch
@@ -548,26 +547,18 @@ class JoinTest(unittest.TestCase):
                 it.exchange.on_step()
             self.assertEqual(it.exchange.join(0), root)
 
-    def test_several_are_served_until_no_rank_needs_any(self) -> None:
-        one, two = Framework("a", name="one"), Framework("a", name="two")
-        others_left = {"one.used": iter([1, 0, 0]), "two.used": iter([0, 1, 0])}
+    def test_it_serves_until_no_rank_needs_it(self) -> None:
+        it = Framework("a")
+        others_left, finish = iter([1, 1, 0]), it.finish
 
-        def serve(it: Framework) -> None:
-            finish = it.finish
+        def finish_shadow(ticket: Ticket) -> float:
+            if ticket.marks is not None:
+                it.others_marks = {-1: next(others_left)}
+            return finish(ticket)
 
-            def finish_shadow(ticket: Ticket) -> float:
-                if ticket.marks is not None:
-                    it.others_marks = {-1: next(others_left[ticket.name])}
-                return finish(ticket)
-
-            it.finish = finish_shadow  # type: ignore[method-assign]
-
-        serve(one)
-        serve(two)
-        self.assertEqual(shadow_all([one.exchange, two.exchange]), 2)
-        for it in one, two:
-            self.assertEqual(it.rounds[f"{it.exchange.name}.gradient.a"], 3)
-        self.assertEqual(shadow_all([]), 0)
+        it.finish = finish_shadow  # type: ignore[method-assign]
+        it.exchange.join(0)
+        self.assertEqual(it.rounds[f"{it.exchange.name}.gradient.a"], 3)
 
     def test_what_is_under_way_is_finished_first(self) -> None:
         it = Framework("a")

@@ -174,6 +174,7 @@ TEST_CASE("RoundSignature: says in words what a rank calls", "[base]") {
   CHECK(DescribeSignature(SignatureOf(gather, 12)) == "i64 all_gather, rows of 12");
   CHECK(SignatureOf(gather, 12) != SignatureOf(gather, 13));
   CHECK_FALSE(DescribeSignature(~uint64_t{0}).empty());
+  CHECK(DescribeGiven(0x6A6F696E6564, std::nullopt) == "nothing, since it has joined (hvd.join())");
 }
 
 TEST_CASE("StrongId: ordered, and next is one more", "[base]") {

@@ -10,6 +10,9 @@ constexpr int kDTypeShift = 56;
 constexpr int kOpShift = 48;
 constexpr int kGivesShift = 44;
 constexpr int kGetsShift = 40;
+// A rank that has joined signs so in a round that needs every rank
+// (clients/python/talweg/_joining.py). No collective has this signature.
+constexpr RoundSignature kJoined = 0x6A6F696E6564;
 
 Collective CollectiveOf(RoundSignature signature) {
   return {.dtype = static_cast<DType>(signature >> kDTypeShift & 0xff),
@@ -32,6 +35,10 @@ RoundSignature SignatureOf(const Collective& collective, uint64_t element_count)
 void PrintSignature(RoundSignature signature, char* out, size_t bytes_max) {
   out[0] = '\0';
   if (signature == 0) return;
+  if (signature == kJoined) {
+    std::snprintf(out, bytes_max, "nothing, since it has joined (hvd.join())");
+    return;
+  }
   const Collective collective = CollectiveOf(signature);
   const auto length = [](std::string_view text) { return static_cast<int>(text.size()); };
   const bool has_rows = collective.needs_every_rank();

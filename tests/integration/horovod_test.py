@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 from typing import ClassVar
 
@@ -48,6 +49,16 @@ class HorovodTest(unittest.TestCase):
         for nodes, ranks in ((1, 2), (2, (2, 1))):
             line = job.command("horovod_collectives.py", nodes=nodes, ranks=ranks, forks=self.forks)
             job.run(line)
+
+    def test_join(self) -> None:
+        program = "horovod_join.py"
+        line = [sys.executable, "-P", *self.forks.prefix, str(job.PROGRAMS / program), "none"]
+        job.run(line)
+        for nodes, ranks in ((1, 2), (1, 3), (2, (2, 1))):
+            with tempfile.TemporaryDirectory(prefix="talweg.") as directory:
+                told = [f"{directory}/checked"]
+                line = job.command(program, told, nodes=nodes, ranks=ranks, forks=self.forks)
+                job.run(line)
 
     def test_ranks_that_disagree(self) -> None:
         for nodes, ranks in ((1, 2), (2, 1)):

@@ -59,6 +59,7 @@ class Channel:
         # What is to be called for jobs that are done, without _carrying.
         self._calls: list[Callable[[], None]] = []
         self._told = False  # A round is over that somebody may have to carry on.
+        self.calls = 0  # That have been made in it.
         self._tensors: dict[tuple[Any, ...], int] = {}
         self._over = Job(self, [])
         self._over.done = True
@@ -84,6 +85,7 @@ class Channel:
         """Begins it if it is the first. `is_async`: nobody may wait for it soon."""
         with self._lock:
             self._jobs.append(job)
+            self.calls += job.call_count
         if self._carrying.acquire(blocking=False):
             try:
                 if self._jobs and self._jobs[0] is job:
@@ -109,6 +111,8 @@ class Channel:
             if self._jobs:
                 return None
             round_ = call()
+            with self._lock:
+                self.calls += 1
             if round_ == 0:
                 return self._over
             job = later(round_)
@@ -239,6 +243,7 @@ class Job:
         self.calls: list[Callable[[], None]] = []
         self.watched: Wait | None = None
         self.waits_for: Wait | None = None
+        self.call_count = len(calls)
         self._left = deque(calls)
         self._steps: Steps | None = None
 

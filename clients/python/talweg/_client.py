@@ -7,9 +7,9 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,6 +35,16 @@ from talweg.errors import (
     NotInitialized,
     TalwegError,
 )
+
+
+class NamesWatcher(Protocol):
+    """Hears of names that are new here, before they are pushed."""
+
+    def on_tensors(self, declarations: Sequence[tuple[str, Declaration, int]]) -> None:
+        """Tensors with their priorities."""
+
+    def on_channel(self, channel: Any) -> None:
+        """A channel of collectives (_collectives.CallChannel)."""
 
 
 class Client:
@@ -98,6 +108,8 @@ class Client:
         # What _collectives keeps.
         self.channels: dict[Any, Any] = {}
         self.channels_lock = threading.Lock()
+        # Told of each name that comes into use here; None: nobody wants to know.
+        self.names_watcher: NamesWatcher | None = None
         # Barriers of sets that were interrupted: the next call goes on with them.
         self._open_barriers: dict[str, Handle] = {}
         self.membership = Membership(self)
@@ -213,6 +225,17 @@ class Client:
         """
         with self._lock:
             return self._nameless.next(kind, declaration)
+
+    @property
+    def nameless_state(self) -> Any:
+        """By which order calls without a name find their tensors; ranks in one place have it alike."""
+        with self._lock:
+            return dict(self._nameless_calls), self._nameless.state
+
+    @nameless_state.setter
+    def nameless_state(self, state: Any) -> None:
+        with self._lock:
+            self._nameless_calls, self._nameless.state = state
 
     def count_nameless(self, suffix: str) -> int:
         """How many calls without a name the group with that suffix has made before this one."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from talweg import _client, _collectives
 from talweg._client import Client, Handle
-from talweg._collectives import Given, Rows, split_evenly
+from talweg._collectives import Given, Kind, Rows, split_evenly
 from talweg._process_sets import Group, ProcessSet
 from talweg._reduction_calls import Reductions
 from talweg.errors import InvalidArgument
@@ -28,13 +28,11 @@ class Collectives(Reductions):
         process_set: ProcessSet | None,
         priority: int,
         timeout_s: float | None = None,
+        kind: Kind = _collectives.ALL_GATHER,
     ) -> Any:
         client = _client.current()
         group = Group(client, process_set, "all_gather")
-        calls = [
-            self._given(_collectives.ALL_GATHER, tensor, lambda rows: [rows], is_async)
-            for tensor in tensors
-        ]
+        calls = [self._given(kind, tensor, lambda rows: [rows], is_async) for tensor in tensors]
         shape = self._like(tensors, many)
         return self._go(is_async, client, name, group, calls, priority, shape, timeout_s)
 
@@ -65,6 +63,18 @@ class Collectives(Reductions):
     ) -> Handle:
         """Starts all_gather() and returns its handle; the tensor may be changed at once."""
         return self._all_gather(True, [tensor], False, name, process_set, priority)
+
+    def all_gather_of_some_async(
+        self,
+        tensor: Any,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
+    ) -> Handle:
+        """all_gather_async() that goes on without ranks that have joined (hvd.join())."""
+        kind = _collectives.ALL_GATHER_OF_SOME
+        return self._all_gather(True, [tensor], False, name, process_set, priority, None, kind)
 
     def grouped_all_gather(
         self,

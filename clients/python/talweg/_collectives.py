@@ -41,12 +41,14 @@ from talweg._declaration import DType, Op
 from talweg._kinds import (
     ALL_GATHER,
     ALL_GATHER_INTO,
+    ALL_GATHER_OF_SOME,
     ALL_REDUCE,
     ALL_TO_ALL,
     BARRIER,
     BROADCAST,
     GATHER,
     INLINE_BYTES,
+    JOINED,
     NO_SLOT,
     OWN,
     REDUCE,
@@ -68,7 +70,17 @@ from talweg._kinds import (
 )
 from talweg._one_round import OneRound
 from talweg._process_sets import Group
-from talweg._words import HEADER, Said, block, check_alike, got_alike, got_parts, read
+from talweg._words import (
+    HEADER,
+    Said,
+    block,
+    check_alike,
+    got_alike,
+    got_parts,
+    has_joined,
+    read,
+    with_stand_ins,
+)
 from talweg.errors import Aborted, Mismatch, TalwegError, Timeout
 
 # As many words as a channel remembers.
@@ -167,8 +179,11 @@ def channel_named(
     key = (name, group.ranks)
     with client.channels_lock:
         channel: CallChannel | None = client.channels.get(key)
+        is_new = channel is None
         if channel is None:
             channel = client.channels[key] = CallChannel(client, name, group, title, in_one)
+    if is_new and client.names_watcher is not None:
+        client.names_watcher.on_channel(channel)
     return channel
 
 
@@ -251,16 +266,26 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
         rows = given.rows
         got_rows = got_alike(given, group)
     else:
-        every = read(channel.said, group, channel.holds_own(), channel.in_one)
+        told = every = read(channel.said, group, channel.holds_own(), channel.in_one)
+        some_joined = has_joined(told)
         try:
+            if some_joined:
+                every = with_stand_ins(channel.title, group, told)
             rows = check_alike(channel.title, group, every)
         except Mismatch:
-            yield from _settle(channel, every, priority, data)
+            yield from _settle(channel, told, priority, data)
             raise
         if any(said.lane != data.lane for said in every):
             yield from _leave_slots(channel, every, priority, data)
         got = got_parts(given, group, every)
         got_rows = [every[place].part_rows[part] for place, part in got]
+        if some_joined and kind.reduces and data.lane is None:
+            # Ranks that have joined could not give their zeros in the control round.
+            data.push(NO_SLOT)
+            if data.failure is not None:
+                raise data.failure
+        if data.lane is not None:
+            every = None
     result, out = given.allocate(rows, got_rows)
     got_bytes = [count * rows.row_bytes for count in got_rows]
     if every is not None and all(said.inline for said in every):
@@ -328,6 +353,55 @@ def _leave_slots(channel: CallChannel, every: list[Said], priority: int, data: _
     data.push(NO_SLOT)
     if data.failure is not None:
         raise data.failure
+
+
+def _lane_of_said(channel: CallChannel, said: Said) -> Lane:
+    """Where the data of a reduction goes, also if it would fit into the control round."""
+    assert said.rows is not None
+    nbytes = max(said.part_rows) * said.rows.row_bytes
+    dtype, op, size = DType(said.dtype), Op(said.op), channel.group.size
+    lane = said.lane or lane_of(said.kind, dtype, op, 0, nbytes, size, channel.in_one)
+    assert lane is not None
+    return lane
+
+
+def steps_of_joined(channel: CallChannel) -> Steps:
+    """What a rank does in the others' next call that has joined and makes none; it has no result.
+
+    It gives zeros to a reduction, and no rows to an all_gather that goes on without it.
+    """
+    connection, group = channel.client.connection, channel.group
+    given = Given(JOINED, -1, None, [], 0, None, lambda rows, counts: (None, 0))
+    words = block(given)
+    control = channel.control()
+    round_ = connection.push_parts(control, words, [len(words)])
+    yield Wait(control, round_, channel.said_at, channel.said.size)
+    told = read(channel.said, group, channel.holds_own(), channel.in_one)
+    if all(said.kind is JOINED for said in told):
+        return
+    try:
+        every = with_stand_ins(channel.title, group, told)
+    except Mismatch:  # The others raise it.
+        yield from _settle(channel, told, 0, _Data(channel, given, 0, [], 0))
+        return
+    stand_in = every[group.place]
+    assert stand_in.rows is not None
+    row_bytes = stand_in.rows.row_bytes
+    own = [count * row_bytes for count in stand_in.part_rows]
+    if stand_in.kind.reduces:
+        if sum(own) > 0:
+            lane = _lane_of_said(channel, stand_in)
+            zeros: np.ndarray = np.zeros(sum(own), np.uint8)
+            address = int(zeros.ctypes.data)
+            tensor = channel.lane_tensor(lane)
+            carried = connection.push_parts(tensor, address, own)
+            yield Wait(tensor, carried, address, zeros.size, False)
+    elif not all(said.inline for said in every):
+        got = [said.part_rows[0] * row_bytes for said in every]
+        scratch: np.ndarray = np.empty(sum(got), np.uint8)
+        given = Given(stand_in.kind, 0, stand_in.rows, [0], 0, None, lambda rows, counts: (None, 0))
+        out = int(scratch.ctypes.data)
+        yield from _carry(channel, given, 0, out, own, out, got, max(got))
 
 
 def _settle(channel: CallChannel, every: list[Said], priority: int, data: _Data) -> Steps:
@@ -432,6 +506,7 @@ def run(
 __all__ = [
     "ALL_GATHER",
     "ALL_GATHER_INTO",
+    "ALL_GATHER_OF_SOME",
     "ALL_REDUCE",
     "ALL_TO_ALL",
     "BARRIER",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from talweg import _native
@@ -34,6 +34,8 @@ class Tensors:
         # Names that mean no one tensor any more: _rounds says when.
         self._free: set[str] = set()
         self._disagreed: dict[str, Mismatch] = {}
+        # Told of names that are new here, before they are pushed; None: nobody wants to know.
+        self.watcher: Callable[[Sequence[tuple[str, Declaration, int]]], None] | None = None
         # Whether this node's ranks, which are the whole job, sum larger tensors themselves.
         self.ranks_sum = False
 
@@ -58,6 +60,16 @@ class Tensors:
             self._free.update(names)
             for name in names:
                 self._tensors.pop(name, None)
+
+    def all(self) -> list[Declared]:
+        """Those that their names mean."""
+        with self._lock:
+            return list(self._tensors.values())
+
+    def number_of(self, name: str, declaration: Declaration) -> int:
+        """A tensor's number, whatever its name means here. Mismatch if ranks disagree on it."""
+        [number] = self._ask([(name, declaration, 0)])
+        return number
 
     @property
     def free_names(self) -> list[str]:
@@ -145,7 +157,13 @@ class Tensors:
         on_gpu: bool = False,
         in_place: bool = False,
     ) -> list[Declared]:
-        tensors = self._ask(declarations, on_gpu, in_place)
+        new = [each for each in declarations if each[0] not in self._tensors]
+        try:
+            tensors = self._ask(declarations, on_gpu, in_place)
+        except Mismatch:  # Other ranks use the names as well.
+            self._tell(new)
+            raise
+        self._tell(new)
         with self._lock:
             for (name, declaration, _), tensor in zip(declarations, tensors):
                 known = self._tensors.get(name)
@@ -158,6 +176,10 @@ class Tensors:
                     declared.buffer = Buffer(self._connection, tensor, declaration.nbytes)
                 self._tensors[name] = declared
             return [self._tensors[name] for name, *_ in declarations]
+
+    def _tell(self, new: Sequence[tuple[str, Declaration, int]]) -> None:
+        if new and self.watcher is not None:
+            self.watcher(new)
 
     def _ask(
         self,

@@ -389,27 +389,21 @@ class GradientExchange:
 
         Steps are counted from `first_step` on, which is `steps` of before the loop.
         """
-        shadow_all([self])
+        while self.shadow():
+            pass
         steps = self._adapter.gather(self.steps - first_step, f"{self.name}.join")
         return steps.index(max(steps))
 
+    def forget_accumulated(self) -> None:
+        """What was accumulated leads to no step, unless its averages are under way."""
+        if self._rounds is None:
+            self._touched.clear()
+
     def shadow(self) -> bool:
         """Takes part in one exchange without gradients; returns whether any rank still had some."""
-        if self._rounds is None:
-            self._touched.clear()  # What was accumulated and led to no step.
+        self.forget_accumulated()
         self.begin(has_batch=False)
         rounds = self._rounds
         assert rounds is not None
         self.discard()
         return bool(self._finish_marks(rounds)[-1])
-
-
-def shadow_all(exchanges: Sequence[GradientExchange]) -> int:
-    """Takes part in all of them without gradients until no rank has any in one.
-
-    Each has one exchange at a time, by turns. Returns how often a rank still had some.
-    """
-    served = 0
-    while sum(exchange.shadow() for exchange in exchanges) > 0:  # any() would leave some out.
-        served += 1
-    return served

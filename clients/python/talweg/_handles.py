@@ -114,6 +114,17 @@ class Nameless:
             turns.rotate(-1)
         return turns[-1]
 
+    @property
+    def state(self) -> tuple[dict[str, int], dict[tuple[str, Declaration], list[str]]]:
+        """Whose turn it is."""
+        return dict(self._calls), {key: list(turns) for key, turns in self._turns.items()}
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        calls, turns = state
+        self._calls = dict(calls)
+        self._turns = {key: deque(names) for key, names in turns.items()}
+
     def forget(self, handle: Handle) -> None:
         if self.open.get(handle.name) is handle:
             del self.open[handle.name]

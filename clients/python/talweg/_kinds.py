@@ -57,6 +57,10 @@ SEND = Kind("send", 8, ROOT, WHOLE)
 ALL_REDUCE = Kind("all_reduce", 9, WHOLE, WHOLE, equal=True)
 BROADCAST = Kind("broadcast", 10, ROOT, WHOLE)
 BARRIER = Kind("barrier", 11, OWN, WHOLE, equal=True)
+# An all_gather that goes on without the ranks that have joined: they give no rows.
+ALL_GATHER_OF_SOME = Kind("all_gather", 12, OWN, WHOLE)
+# What a rank says that has joined (_joining.py): it makes no call.
+JOINED = Kind("join", 13, ROOT, WHOLE)
 KINDS = {
     kind.number: kind
     for kind in (
@@ -71,6 +75,8 @@ KINDS = {
         ALL_REDUCE,
         BROADCAST,
         BARRIER,
+        ALL_GATHER_OF_SOME,
+        JOINED,
     )
 }
 

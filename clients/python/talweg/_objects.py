@@ -268,7 +268,8 @@ def _sum_of_places(
     for rank, count in zip(group.ranks, places[own.size :]):
         if count == 0:
             raise Aborted(
-                f"gather '{name}': rank {rank} is gone, and has nothing to say; start the job again"
+                f"gather '{name}': rank {rank} has nothing to say: it is gone, and the job is to be "
+                "started again, or it has joined (hvd.join()), and is waited for by joining as well"
             )
         if count > 1:
             raise Aborted(

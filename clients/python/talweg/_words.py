@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from talweg._declaration import DType, Op
 from talweg._kinds import (
+    ALL_GATHER_OF_SOME,
     ALL_REDUCE,
     BROADCAST,
     INLINE_BYTES,
+    JOINED,
     KINDS,
     NO_SLOT,
     OWN,
@@ -54,6 +56,7 @@ class Said:
     inline: bool
     op: int
     root_rank: int
+    dtype: int  # A reduction's.
     lane: Lane | None = None  # Where its data has gone already.
 
     def __str__(self) -> str:
@@ -132,14 +135,50 @@ def read(
             largest = max(part_rows) * row_bytes
             of = (kind, DType(wire), Op(op), root_rank, largest, group.size, in_one)
             lane = lane_of(*of, slot)
-        every.append(Said(kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank, lane))
+        every.append(
+            Said(kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank, wire, lane)
+        )
         if inline:
             at += nbytes
     return every
 
 
-def check_alike(name: str, group: Group, every: list[Said]) -> Rows:
-    """Mismatch if ranks call different things, at every rank alike. Returns what the tensor is."""
+def has_joined(every: Sequence[Said]) -> bool:
+    """Whether a rank has joined, and makes no call."""
+    return any(said.kind is JOINED for said in every)
+
+
+def with_stand_ins(name: str, group: Group, every: list[Said]) -> list[Said]:
+    """`every`, with what ranks that have joined give: zeros to a reduction, no rows to a gather.
+
+    Mismatch where the others differ, or where their call needs every rank.
+    """
+    callers = [rank for rank, said in zip(group.ranks, every) if said.kind is not JOINED]
+    told = [said for said in every if said.kind is not JOINED]
+    check_alike(name, group, told, callers)
+    first = told[0]
+    if first.kind is ALL_REDUCE and (first.lane is not None or first.inline):
+        stand_in = first
+    elif first.kind is ALL_GATHER_OF_SOME:
+        stand_in = replace(first, total_rows=0, part_rows=[0], inline=True)
+    else:
+        joined = [str(rank) for rank in group.ranks if rank not in callers]
+        who = f"rank {joined[0]} has" if len(joined) == 1 else f"ranks {', '.join(joined)} have"
+        raise Mismatch(
+            f"'{name}{group.suffix}': rank {callers[0]} calls {first}, but {who} joined "
+            "(hvd.join()): until all have, only reductions and barriers go on"
+        )
+    return [stand_in if said.kind is JOINED else said for said in every]
+
+
+def check_alike(
+    name: str, group: Group, every: list[Said], ranks: Sequence[int] | None = None
+) -> Rows:
+    """Mismatch if ranks call different things, at every rank alike. Returns what the tensor is.
+
+    `ranks` are those that `every` is of, unless all of the group.
+    """
+    ranks = group.ranks if ranks is None else ranks
     first = every[0]
     reference = first
     for said in every:
@@ -153,7 +192,6 @@ def check_alike(name: str, group: Group, every: list[Said]) -> Rows:
             if length == _CALL_BYTES:
                 same = (said.kind, said.root_rank) == (one.kind, one.root_rank)
             if not same:
-                ranks = group.ranks
                 raise Mismatch(
                     f"'{name}{group.suffix}': rank {ranks[place]} calls {one}, but "
                     f"rank {ranks[other]} calls {said}: all ranks must call the same collectives, "
@@ -162,8 +200,8 @@ def check_alike(name: str, group: Group, every: list[Said]) -> Rows:
     for other, said in enumerate(every):
         if first.kind.reduces and said.part_rows != first.part_rows:
             raise Mismatch(
-                f"'{name}{group.suffix}': rank {group.ranks[0]} calls {first}, in parts of "
-                f"{list(first.part_rows)}, but rank {group.ranks[other]} in parts of "
+                f"'{name}{group.suffix}': rank {ranks[0]} calls {first}, in parts of "
+                f"{list(first.part_rows)}, but rank {ranks[other]} in parts of "
                 f"{list(said.part_rows)}: all ranks must cut it alike"
             )
     assert reference.rows is not None

@@ -385,6 +385,51 @@ def joined() -> None:
     assert int(tf.function(hvd.join)()) == last  # All at once: the largest of them.
 
 
+def joined_calls() -> None:
+    """Whatever the others reduce goes on with zeros, by names and shapes that are new; the rest does
+    not.
+    """
+    size, rank = hvd.size(), hvd.rank()
+    if size == 1:
+        assert int(hvd.join()) == 0
+        return
+    refused = tf.errors.FailedPreconditionError
+    hvd.broadcast(tf.ones(3), size - 1, name="settled")
+
+    @tf.function
+    def in_graph(tensor: tf.Tensor) -> Any:
+        return hvd.allreduce(tensor, name="in_graph", op=hvd.Sum), hvd.allreduce(tensor)
+
+    for first in range(2):
+        if rank != first:
+            for length in (2, 3000):
+                ones = tf.ones(length)
+                for name in (None, "eager", f"eager.{first}"):
+                    assert np.allclose(hvd.allreduce(ones, name=name), (size - 1) / size)
+                    found = hvd.grouped_allreduce([ones, 2 * ones], name=name, op=hvd.Sum)
+                    assert np.allclose(found[1], 2 * (size - 1))
+                summed, averaged = in_graph(ones)
+                assert np.allclose(summed, size - 1) and np.allclose(averaged, (size - 1) / size)
+            whole = hvd.allreduce(tf.fill([3], 5), op=hvd.Average, name="whole")
+            assert whole.numpy().tolist() == [5 * (size - 1) // size] * 3
+            slices = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([0, 1]), tf.constant([4, 2]))
+            assert hvd.allreduce(slices, name="slices").values.shape == (2 * (size - 1), 2)
+            who = f"rank {first}"
+            for name in (None, "raises"):
+                expect(refused, who, hvd.allgather, tf.ones([2, 2]), name=name)
+                expect(refused, who, hvd.broadcast, tf.ones(2), size - 1, name=name)
+                expect(refused, who, hvd.alltoall, tf.ones(size), name=name)
+                expect(refused, who, hvd.reducescatter, tf.ones(size), name=name)
+            expect(refused, "has joined (hvd.join())", hvd.broadcast, tf.ones(3), 1, name="settled")
+        last = int(hvd.join())
+        assert last != first, last
+        assert hvd.allgather_object(last) == [last] * size
+        for name in ("eager", "settled", "in_graph"):
+            found = hvd.allreduce(tf.ones(3), name=name, op=hvd.Sum)
+            assert np.allclose(found, size)
+            assert np.allclose(hvd.broadcast(tf.fill([3], rank), 1, name=name), 1)
+
+
 def main() -> int:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     precondition = tf.errors.FailedPreconditionError
@@ -404,6 +449,7 @@ def main() -> int:
         models,
         batch_norm,
         joined,
+        joined_calls,
     ):
         print(f"case {case.__name__}", flush=True)
         case()

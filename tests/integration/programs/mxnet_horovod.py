@@ -391,6 +391,36 @@ def refusals() -> None:
     expect(ValueError, "Optimizer", hvd.DistributedOptimizer, "sgd")
 
 
+def _broadcast(tensor: mx.nd.NDArray, root_rank: int, name: str | None) -> np.ndarray:
+    found: np.ndarray = hvd.broadcast(tensor, root_rank, name=name).asnumpy()
+    return found
+
+
+def joined() -> None:
+    """Rank r has r + 1 batches; what the others reduce goes on with zeros, the rest does not."""
+    size, rank = hvd.size(), hvd.rank()
+    for turn in range(2):
+        for batch in range(rank + 1):
+            there = size - batch
+            for name in (None, "joined", f"joined.{turn}.{batch}"):
+                found = hvd.allreduce(mx.nd.ones((2000,)) * size, name=name)
+                assert (found.asnumpy() == there).all()
+            own = mx.nd.ones((batch + 1, 2), dtype="int32")
+            hvd.allreduce_(own, average=False, name=f"joined.{turn}")
+            assert (own.asnumpy() == there).all()
+            pair = hvd.grouped_allreduce([own, own], average=False, name="joined.pair")
+            assert (pair[1].asnumpy() == there * there).all()
+            if batch > 0:
+                for name in (None, "refused"):
+                    expect(mx.MXNetError, "joined", hvd.allgather, own, name=name)
+                    expect(mx.MXNetError, "joined", _broadcast, own, size - 1, name)
+        assert hvd.join() == size - 1
+        found = hvd.broadcast(mx.nd.ones((2, 2)) * rank, size - 1, name="refused")
+        assert (found.asnumpy() == size - 1).all()
+    found = hvd.allreduce(mx.nd.ones((3,)), average=False, name="joined")
+    assert (found.asnumpy() == size).all()
+
+
 def main() -> None:
     signatures()
     before_init()
@@ -412,6 +442,7 @@ def main() -> None:
     ):
         check()
     if hvd.size() > 1:
+        joined()
         asynchronous()
         orders()
         disagreements()

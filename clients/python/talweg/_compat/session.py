@@ -111,6 +111,22 @@ class Session:
             first = self._declared.setdefault((name, declaration.ranks), declaration)
         return name if first == declaration else f"{name}/{declaration}"
 
+    @property
+    def books(self) -> Any:
+        """What it keeps of names by the order of operations."""
+        with self._lock:
+            return dict(self._declared), dict(self._spoilt)
+
+    @books.setter
+    def books(self, books: Any) -> None:
+        with self._lock:
+            self._declared, self._spoilt = books
+
+    @property
+    def has_open(self) -> bool:
+        """Whether the handle of an operation was given out and not taken."""
+        return bool(self._open)
+
     def hold(self, name: str) -> None:
         """InvalidArgument while an operation of that name is under way; release() ends it."""
         with self._lock:

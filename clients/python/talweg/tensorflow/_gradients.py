@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -29,18 +29,6 @@ def key_of(variable: Any) -> Any:
 _Round = tuple[tf.Tensor, str, Reduction]
 
 
-class Sites(Protocol):
-    """The places of a program where gradients are combined."""
-
-    def add(
-        self,
-        name: str,
-        reduced: Sequence[_Round],
-        gathered: Sequence[tuple[str | None, tf.Tensor]],
-    ) -> _Round:
-        """What is reduced beside them."""
-
-
 @dataclass
 class Choices:
     """How gradients are combined."""
@@ -56,8 +44,6 @@ class Choices:
     scale_local: bool = True
     # Asked at run time, whether this rank takes part.
     takes_part: Callable[[], bool] = lambda: True
-    # Told what each step pushes, so that ranks without a batch can push zeros; None: all have one.
-    sites: Sites | None = None
 
     def add_local(self, variables: Iterable[Any]) -> None:
         self.local.update(key_of(variable) for variable in variables)
@@ -82,7 +68,7 @@ class Slices:
         choices = self._choices
         size = Group(_client.current(), choices.process_set, "push_pull").size
         names, tensors = zip(*self.tensors)
-        gathered, indices = _ops.gather_many(tensors, names, choices.process_set)
+        gathered, indices = _ops.gather_many(tensors, names, choices.process_set, of_some=True)
         gathered = choices.compression.decompress(gathered, self._context)
         factor = choices.prescale * choices.postscale
         if choices.op is Op.AVERAGE:
@@ -136,21 +122,9 @@ def combine(
         )
         for index, (tensor, _) in zip(dense, pushed)
     ]
-    first: list[tf.Tensor] = []
-    if choices.sites is not None and choices.process_set is None and size > 1:
-        gathered = [each for slices in sliced.values() for each in slices.tensors]
-        mark = choices.sites.add(base, rounds, gathered)
-        if sliced:  # Gathering may wait for those that wait for this.
-            first = _reduce([mark])
-        else:
-            rounds = [mark, *rounds]
-    with tf.control_dependencies(first):
-        for index, slices in sliced.items():
-            results[index] = slices.gather()
+    for index, slices in sliced.items():
+        results[index] = slices.gather()
     combined = _reduce(rounds)
-    if len(combined) > len(dense):
-        with tf.control_dependencies([combined[0]]):  # Else a graph might leave it out.
-            combined = [tf.identity(each) for each in combined[1:]]
     for index, result, (_, context) in zip(dense, combined, pushed):
         results[index] = choices.compression.decompress(result, context)
     return results

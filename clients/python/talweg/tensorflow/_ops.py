@@ -248,14 +248,15 @@ def gather_many(
     names: Sequence[str | None],
     process_set: ProcessSet | None,
     priority: int = 0,
+    of_some: bool = False,
 ) -> list[tf.Tensor]:
-    """all_gather() of all, without a gradient."""
+    """all_gather() of all, without a gradient; `of_some`: also without ranks that have joined."""
     _client.current()
     how = Reduction(process_set=process_set, priority=priority)
 
     def part(tensor: tf.Tensor, name: str | None) -> Part:
         return Part(
-            lambda array: _rounds.start_all_gather(array, name, how),
+            lambda array: _rounds.start_all_gather(array, name, how, of_some),
             [tensor],
             [(tensor.dtype, _rows_unknown(tensor))],
         )

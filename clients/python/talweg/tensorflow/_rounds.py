@@ -14,6 +14,7 @@ from talweg import _client
 from talweg._client import Handle
 from talweg._compat import session
 from talweg._declaration import Declaration, Op, numpy_dtype
+from talweg._numpy_collectives import COLLECTIVES
 from talweg._process_sets import Group, ProcessSet
 from talweg._scaling import Factors
 from talweg.errors import Busy, InvalidArgument, Mismatch, Timeout
@@ -124,11 +125,15 @@ def _start_held(
         raise
 
 
-def start_all_gather(array: np.ndarray, name: str | None, how: Reduction) -> Pending:
+def start_all_gather(
+    array: np.ndarray, name: str | None, how: Reduction, of_some: bool = False
+) -> Pending:
+    """`of_some`: it goes on without ranks that have joined."""
+    gather = COLLECTIVES.all_gather_of_some_async if of_some else talweg.all_gather_async
     return _start_held(
         name,
         how.process_set,
-        lambda: talweg.all_gather_async(array, name, how.process_set, priority=how.priority),
+        lambda: gather(array, name, how.process_set, priority=how.priority),
     )
 
 

@@ -14,6 +14,7 @@ from talweg._client import Handle
 from talweg._compat import session
 from talweg._compat.session import Pending
 from talweg._compat.torch.rounds import Round
+from talweg.torch._collectives import COLLECTIVES
 
 
 def _begin(
@@ -34,11 +35,18 @@ def _begin(
         raise
 
 
-def all_gather(tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None) -> Pending:
+def all_gather(
+    tensor: torch.Tensor,
+    name: str | None,
+    process_set: ProcessSet | None,
+    of_some: bool = False,
+) -> Pending:
+    """`of_some`: it goes on without ranks that have joined."""
+    gather = COLLECTIVES.all_gather_of_some_async if of_some else tw.all_gather_async
     return _begin(
         name,
         process_set,
-        lambda: tw.all_gather_async(tensor, name=name, process_set=process_set),
+        lambda: gather(tensor, name=name, process_set=process_set),
     )
 
 

@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from talweg import _client
 from talweg._client import Handle
-from talweg._compat.joining import last_to_join
 from talweg._compat.torch.compression import NoneCompressor
 from talweg._declaration import Op
-from talweg._exchange import shadow_all
-from talweg._exchange_adapter import Pushed, Tensor
+from talweg._exchange_adapter import Tensor
 from talweg.torch import _tensors
 from talweg.torch._averager import GradientAverager
 
@@ -58,7 +55,6 @@ class ChosenAverager(GradientAverager):
         """`before_backward` is told at a pass's first gradient whether averages stand in `.grad`."""
         self._choices = choices
         self._before_backward = before_backward
-        self.has_averaged = False  # Since the ranks last joined.
         super().__init__(named_parameters, passes, name, waits, choices.members)
         averagers.add(self)
 
@@ -70,10 +66,6 @@ class ChosenAverager(GradientAverager):
     def declare(self, tensors: Sequence[Tensor]) -> None:
         if self._choices.are_usual:  # Else each with its push.
             super().declare(tensors)
-
-    def start_marks(self, name: str, marks: bytearray, priority: int) -> Pushed:
-        self.has_averaged = True
-        return super().start_marks(name, marks, priority)
 
     def dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         if not self._choices.sparse_as_dense:
@@ -122,20 +114,13 @@ class _Averagers:
     def add(self, averager: ChosenAverager) -> None:
         self._all.append(weakref.ref(averager))
 
-    def in_use(self, client: Any) -> list[ChosenAverager]:
-        """Those that have averaged since the ranks last joined, else the newest; oldest first."""
-        alive = [each() for each in self._all]
+    def forget_accumulated(self) -> None:
+        """This rank takes no step with the gradients that it has accumulated."""
         self._all = [each for each in self._all if each() is not None]
-        mine = [each for each in alive if each is not None and each.client is client]
-        return [each for each in mine if each.has_averaged] or mine[-1:]
-
-    def join(self) -> int:
-        """Serves the steps of those in use until all ranks have joined; the last rank to do so."""
-        averagers = self.in_use(_client.current())
-        served = shadow_all([averager.exchange for averager in averagers])
-        for averager in averagers:
-            averager.has_averaged = False
-        return last_to_join(served)
+        for each in self._all:
+            averager = each()
+            if averager is not None:
+                averager.exchange.forget_accumulated()
 
 
 averagers = _Averagers()

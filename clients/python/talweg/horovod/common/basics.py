@@ -18,6 +18,7 @@ from talweg._compat.environment import logger
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, Unsupported
 from talweg.horovod._environment import LOG_LEVELS, TABLE
+from talweg.horovod.common import joining
 from talweg.horovod.common import process_sets as sets
 from talweg.horovod.common.exceptions import HorovodInternalError
 
@@ -64,6 +65,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             nodes.append(sizes[sum(nodes)])
     _life = _Life(nodes)
     sets.reset(process_sets)
+    joining.begin()
     _begin_timeline()
     atexit.register(shutdown)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import talweg
+from talweg import _joining
 from talweg.errors import InvalidArgument
 from talweg.horovod._environment import TABLE
 
@@ -151,7 +152,14 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def members_of(process_set: ProcessSet, operation: str) -> talweg.ProcessSet | None:
-    """Talweg's set for an operation; None for all ranks. ValueError for outsiders."""
+    """Talweg's set for an operation; None for all ranks. ValueError for outsiders, and for a rank
+    that is in join().
+    """
+    if _joining.is_serving():
+        raise InvalidArgument(
+            f"{operation}: another thread of this process is in hvd.join(): call it when join() has "
+            "returned"
+        )
     if process_set is global_process_set or process_set.process_set_id == 0:
         return None
     if process_set.process_set_id is None:

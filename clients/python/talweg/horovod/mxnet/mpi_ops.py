@@ -22,7 +22,7 @@ from talweg._compat.session import Pending, Several
 from talweg._declaration import Op
 from talweg._scaling import Factors
 from talweg.errors import InvalidArgument
-from talweg.horovod.common import basics, surface
+from talweg.horovod.common import basics, joining, surface
 from talweg.horovod.common.basics import (
     Adasum,
     Average,
@@ -53,6 +53,7 @@ __all__ = [
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_reducescatter",
+    "join",
     "reducescatter",
 ]
 __all__ += surface.__all__
@@ -422,3 +423,17 @@ def grouped_reducescatter(
             for each, own in zip(tensors, names)
         ]
     )
+
+
+# ----- join -----
+
+
+def join() -> int:
+    """For a rank that has no more data: gives zeros to the others' reductions until all have joined.
+
+    Returns the last rank to join. Horovod's module for MXNet has no such call; this one does what
+    those of the other modules do.
+    """
+    basics.rank()
+    mx.nd.waitall()  # What this rank has called comes first.
+    return internal(joining.join)

@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from talweg._compat.tensorflow.join import sites
 from talweg.horovod.common import basics
 from talweg.horovod.common.basics import Adasum, Average
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
@@ -59,7 +58,6 @@ def choices_of(
         members,
         scale_local=scale_local_gradients,
         takes_part=lambda: process_set.included() is not False,
-        sites=sites,
     )
 
 

@@ -15,11 +15,10 @@ import tensorflow as tf
 
 import talweg
 from talweg._compat.tensorflow.failures import operation
-from talweg._compat.tensorflow.join import sites
 from talweg._compat.tensorflow.slices import reduce_slices
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, NotInitialized
-from talweg.horovod.common import basics, surface
+from talweg.horovod.common import basics, joining, surface
 from talweg.horovod.common import process_sets as sets
 from talweg.horovod.common.basics import (
     Adasum,
@@ -334,14 +333,13 @@ def grouped_reducescatter(
 
 @operation
 def join() -> tf.Tensor:
-    """For a rank that has no more batches: serves the others' steps with zeros until all have joined.
+    """For a rank that has no more data: gives zeros to the others' reductions until all have joined.
 
-    Returns the last rank to join: int32. The steps are those of the DistributedOptimizers and the
-    DistributedGradientTapes that this rank has taken steps with; another collective that a rank calls
-    meanwhile waits for the joined ranks.
+    Returns the last rank to join: int32. Other collectives raise meanwhile, at the ranks that call
+    them.
     """
     basics.rank()
-    return _asked(sites.join, "HorovodJoin")
+    return _asked(joining.join, "HorovodJoin")
 
 
 # ----- What is asked at run time -----

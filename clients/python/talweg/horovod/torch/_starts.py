@@ -59,11 +59,16 @@ def reduce(
 
 
 def gather(
-    tensor: torch.Tensor, name: str | None, process_set: ProcessSet, operation: str = "allgather"
+    tensor: torch.Tensor,
+    name: str | None,
+    process_set: ProcessSet,
+    operation: str = "allgather",
+    of_some: bool = False,
 ) -> Pending:
+    """`of_some`: it goes on without ranks that have joined."""
     _vector(tensor, operation)
     members = members_of(process_set, operation)
-    return collectives.all_gather(tensor.detach(), name, members)
+    return collectives.all_gather(tensor.detach(), name, members, of_some)
 
 
 def broadcast(

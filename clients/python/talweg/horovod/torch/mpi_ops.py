@@ -16,7 +16,7 @@ from talweg._compat.session import Pending
 from talweg._compat.torch import gradients
 from talweg._compat.torch.compression import Compression
 from talweg.errors import InvalidArgument
-from talweg.horovod.common import basics, surface
+from talweg.horovod.common import basics, joining, surface
 from talweg.horovod.common.basics import (
     Adasum,
     Average,
@@ -294,10 +294,13 @@ def sparse_allreduce_async(
             "sparse_allreduce_async: only hvd.Average and hvd.Sum of sparse tensors"
         )
     tensor = tensor.coalesce() if not tensor.is_coalesced() else tensor
-    indices = allgather_async(
-        tensor.indices().transpose(0, 1).contiguous(), f"{name}.indices", process_set
-    )
-    values = allgather_async(tensor.values(), f"{name}.values", process_set)
+
+    def gather(rows: torch.Tensor, what: str) -> int:
+        own = named("allgather", f"{name}.{what}")
+        return add(lambda: _starts.gather(rows, own, process_set, "sparse_allreduce", of_some=True))
+
+    indices = gather(tensor.indices().transpose(0, 1).contiguous(), "indices")
+    values = gather(tensor.values(), "values")
 
     def wait() -> torch.Tensor:
         all_indices, all_values = synchronize(indices), synchronize(values)
@@ -579,14 +582,14 @@ def grouped_reducescatter(
 
 
 def join(device: int = -1) -> int:
-    """For a rank that has no more data: serves the others' steps with zeros until all have joined.
+    """For a rank that has no more data: gives zeros to the others' reductions until all have joined.
 
-    Returns the last rank to join. The steps are those of the DistributedOptimizers that have stepped
-    since the last join, or of the newest; another collective that a rank calls meanwhile waits for
-    the joined ranks. `device` has no effect.
+    Returns the last rank to join. Other collectives but barrier() raise meanwhile, at the ranks that
+    call them. `device` has no effect.
     """
     basics.rank()
-    return internal(gradients.averagers.join)
+    gradients.averagers.forget_accumulated()
+    return internal(joining.join)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -1,0 +1,484 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that have joined: they have no more data, and give zeros until all ranks have joined.
+
+The others notice nothing. A rank that has joined keeps one round ahead in whatever the others may
+call next, by one of these *streams*:
+
+    a tensor that is reduced   a round of zeros
+    a tensor that is broadcast a round with a signature of its own, so that it ends with Mismatch
+    a channel of collectives   a control round that says that this rank has joined: reductions go on
+                               with zeros, other calls end with Mismatch (_words.with_stand_ins)
+
+Such a rank knows the names that are in use. It hears of further ones by announcements: who uses a
+name for the first time tells in an all_gather of the name's group, one for each name. Nobody waits
+for that but ranks that have joined. Ranks may come to their names in any order: of each name that
+all of them use, the one with the fewest announcements so far tells in time. Each rank announces as
+many as the others by the time that it leaves, so that nobody waits for one that has left.
+
+    active   join() is called                                            serving
+    serving  the round is over in which every rank says that it joined   closing
+    closing  every stream has come to the round that the furthest rank   active
+             has begun in it
+
+What is kept by the order of calls (names that were freed, whose turn it is) is after that as the
+last rank to join has it, which has made all calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from talweg import _collectives, _objects
+from talweg._channels import Channel, Job
+from talweg._client import Client, Handle
+from talweg._collectives import CallChannel
+from talweg._declaration import Declaration, DType, Op
+from talweg._kinds import ALL_GATHER, Given, Rows
+from talweg._process_sets import Group, ProcessSet
+from talweg.errors import Aborted, Busy, InvalidArgument, Mismatch, TalwegError
+
+# The names that joining itself uses begin so.
+_OWN = "talweg.join"
+_BARRIER = "talweg.barrier"
+# How long a rank that leaves waits for ranks that have not announced what it has.
+_FLUSH_S = 5.0
+# What a rank signs a broadcast with that it cannot take part in: texts know it (signature_text.cc).
+_HAS_JOINED = 0x6A6F696E6564
+
+
+# A name, its group, and whether it is a channel's.
+_Key = tuple[str, tuple[int, ...], bool]
+
+
+@dataclass(frozen=True)
+class _Name:
+    """What is announced: a tensor's name or a channel's."""
+
+    name: str
+    ranks: tuple[int, ...]  # The group's; none: all of the job.
+    declaration: Declaration | None = None  # None: a channel.
+    title: str = ""
+    in_one: bool = False
+
+    @property
+    def key(self) -> _Key:
+        return self.name, self.ranks, self.declaration is None
+
+
+class Announcements:
+    """Tells ranks that have joined of names, and hears of them. One for a client.
+
+    Any thread may call any method.
+    """
+
+    def __init__(self, client: Client, sets: Callable[[], Iterable[ProcessSet]]) -> None:
+        """`sets`: the process sets that this rank is in and may have to give zeros in.
+
+        Where nodes may come and go nothing is told: an announcement needs every rank.
+        """
+        self.client = client
+        self.heard: dict[_Key, _Name] = {}
+        # Told of what is heard from now on, on another thread.
+        self.listener: Callable[[list[_Name]], None] | None = None
+        self._sets = sets
+        self._lock = threading.Lock()
+        self._open: list[Job] = []
+        self._everybody = Group(client, None, "join")
+        self._tells = not client.membership.changes
+        if self._tells:
+            client.names_watcher = self
+            client.tensors.watcher = self.on_tensors
+            client.call_before_closing(self._flush)
+
+    def groups(self) -> dict[tuple[int, ...], Group]:
+        """Those in which names are told of, by their ranks (none: all of the job)."""
+        if not self._tells:
+            return {}
+        groups: dict[tuple[int, ...], Group] = {(): self._everybody}
+        for each in self._sets():
+            group = Group(self.client, each, "join")
+            groups[group.listed] = group
+        return groups
+
+    def on_tensors(self, declarations: Sequence[tuple[str, Declaration, int]]) -> None:
+        self._tell([_Name(name, each.ranks, each) for name, each, _ in declarations])
+
+    def on_channel(self, channel: CallChannel) -> None:
+        self._tell([_name_of(channel)])
+
+    def _tell(self, names: Sequence[_Name]) -> None:
+        by_ranks: dict[tuple[int, ...], list[_Name]] = {}
+        for each in names:
+            if not each.name.startswith(_OWN):
+                by_ranks.setdefault(each.ranks, []).append(each)
+        groups = self.groups()
+        for ranks, told in by_ranks.items():
+            if ranks in groups:
+                self.exchange(groups[ranks], told)
+
+    def exchange(self, group: Group, names: Sequence[_Name | None]) -> Job:
+        """Tells the group, and hears what its other ranks tell; does not wait for it."""
+        channel = channel_of_names(self.client, group)
+        job = _collectives.job_of(channel, [_given(name) for name in names], 0)
+        with self._lock:
+            self._open = [each for each in self._open if not each.done]
+            self._open.append(job)
+        channel.submit(job)
+        channel.call_when_done(job, lambda: self._hear(job))
+        return job
+
+    def _flush(self) -> None:
+        """Ends what was announced: the others announce the same names, and wait for this rank."""
+        end = time.monotonic() + _FLUSH_S
+        with contextlib.suppress(TalwegError):
+            for job in self._open:
+                job.channel.finish(job, end)
+
+    def _hear(self, job: Job) -> None:
+        names: list[_Name] = []
+        for every, counts in job.results:  # None, if it has failed.
+            for count in counts:
+                if count > 0:
+                    names.append(pickle.loads(every[:count].tobytes()))
+                every = every[count:]
+        self.heard.update((each.key, each) for each in names)
+        listener = self.listener
+        if listener is not None:
+            listener(names)
+
+
+def _given(name: _Name | None) -> Given:
+    """An announcement; None: this rank has nothing to tell."""
+    data = b"" if name is None else pickle.dumps(name)
+    own: np.ndarray = np.array(bytearray(data), np.uint8)
+    rows, address = Rows("uint8", (), 1), int(own.ctypes.data)
+    return Given(ALL_GATHER, 0, rows, [own.size], address, own, _memory_of)
+
+
+def _name_of(channel: CallChannel) -> _Name:
+    return _Name(channel.name, channel.group.listed, None, channel.title, channel.in_one)
+
+
+def _memory_of(rows: Rows, counts: list[int]) -> tuple[Any, int]:
+    every: np.ndarray = np.empty(sum(counts), np.uint8)
+    return (every, counts), int(every.ctypes.data)
+
+
+def channel_of_names(client: Client, group: Group) -> CallChannel:
+    """Where a group's announcements are made."""
+    name = f"{_OWN}.names"
+    return _collectives.channel_named(client, name, group, name)
+
+
+# ----- Streams -----
+
+
+class _Stream(Protocol):
+    """Something that the others may call, in which this rank keeps one round ahead."""
+
+    name: _Name
+    before: int  # How many rounds this rank had begun when it joined.
+    begun: int  # And by now.
+
+    def begin(self, over: Callable[[], None]) -> None:
+        """Begins the next round; has `over` called, on another thread, when it is over."""
+
+    def end(self) -> None:
+        """Takes the round that was begun, which may have failed as the others' has."""
+
+
+class _TensorStream:
+    """Zeros for a tensor that is reduced; for one that is broadcast, a word that ends the round."""
+
+    def __init__(self, client: Client, name: _Name, zeros: Callable[[int], int]) -> None:
+        assert name.declaration is not None
+        self.name = name
+        self.before = self.begun = 0
+        self._client = client
+        self._declaration = name.declaration
+        self._zeros = zeros
+        self._known = client.tensors.declared_on_host(name.name)
+        if self._known is not None and self._known.declaration != name.declaration:
+            self._known = None
+        self._tensor = (
+            client.tensors.number_of(name.name, name.declaration)
+            if self._known is None
+            else self._known.tensor
+        )
+
+    def begin(self, over: Callable[[], None]) -> None:
+        connection, declaration = self._client.connection, self._declaration
+        try:
+            if declaration.op is Op.BROADCAST:
+                gives = declaration.root_rank == self._client.rank
+                self.begun = connection.push_parts(self._tensor, 0, [0] * gives, 0, _HAS_JOINED)
+            else:
+                if self._known is not None and self._known.buffer is not None:
+                    self._known.buffer.claim()
+                address = self._zeros(declaration.nbytes)
+                self.begun = connection.push_pull(self._tensor, address, 0)
+        except Busy:
+            raise InvalidArgument(
+                f"hvd.join(): an operation on '{self.name.name}' is open at this rank: synchronize "
+                "it first"
+            ) from None
+        if not self._client.completions.watch(self._tensor, self.begun, over):
+            self._client.completions.call(over)  # Taking it tells why.
+
+    def end(self) -> None:
+        connection = self._client.connection
+        try:
+            if self._declaration.op is Op.BROADCAST:
+                scratch: np.ndarray = np.empty(self._declaration.nbytes, np.uint8)
+                out = int(scratch.ctypes.data)
+                connection.wait_parts(self._tensor, self.begun, out, scratch.size)
+            else:
+                connection.wait(self._tensor, self.begun, 0, None)
+        except (Mismatch, Aborted):  # The others have been told.
+            pass
+
+
+class _CallStream:
+    """Control rounds of a channel."""
+
+    def __init__(self, channel: CallChannel, name: _Name) -> None:
+        self.name = name
+        self.before = self.begun = channel.calls
+        self._channel = channel
+        self._job: Job | None = None
+
+    def begin(self, over: Callable[[], None]) -> None:
+        self._job = Job(self._channel, [partial(_collectives.steps_of_joined, self._channel)])
+        self._channel.submit(self._job)
+        self.begun = self._channel.calls
+        self._channel.call_when_done(self._job, over)
+
+    def end(self) -> None:
+        assert self._job is not None
+        _finish(self._channel, self._job)
+
+
+class _NamesStream:
+    """Announcements of one group."""
+
+    def __init__(self, announcements: Announcements, group: Group) -> None:
+        self._channel = channel_of_names(announcements.client, group)
+        self.name = _name_of(self._channel)
+        self.before = self.begun = self._channel.calls
+        self._announcements = announcements
+        self._job: Job | None = None
+
+    def begin(self, over: Callable[[], None]) -> None:
+        self._job = self._announcements.exchange(self._channel.group, [None])
+        self.begun = self._channel.calls
+        self._channel.call_when_done(self._job, over)
+
+    def end(self) -> None:
+        assert self._job is not None
+        _finish(self._channel, self._job)
+
+
+def _finish(channel: Channel, job: Job) -> None:
+    """Waits for it. That the others' call has failed is nothing to a rank that has joined."""
+    channel.finish(job)
+    if job.failure is not None and not isinstance(job.failure, (Mismatch, Aborted)):
+        raise job.failure
+
+
+# ----- Joining -----
+
+
+@dataclass
+class _Account:
+    """What a rank tells of its streams when all have joined."""
+
+    streams: dict[_Key, tuple[_Name, int, int]]  # Name, `before` and `begun`.
+    books: Any
+
+
+@dataclass(eq=False)
+class _Joined:
+    """A rank that has joined."""
+
+    announcements: Announcements
+    # What its framework keeps by the order of calls, and how it takes over another rank's.
+    books: Callable[[], Any]
+    take_over: Callable[[Any], None]
+    _streams: dict[_Key, _Stream] = field(default_factory=dict)
+    # Streams whose rounds are over, names that were heard, and None when all have joined.
+    _events: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    _memory: np.ndarray = field(default_factory=lambda: np.zeros(1 << 12, np.uint8))
+
+    @property
+    def client(self) -> Client:
+        return self.announcements.client
+
+    def run(self) -> int:
+        """Serves until all have joined; the last rank to do so, at every rank alike."""
+        client = self.client
+        self.announcements.listener = self._events.put
+        try:
+            for group in self.announcements.groups().values():
+                self._add(_NamesStream(self.announcements, group))
+            self._serve([_Name(_BARRIER, (), Declaration(DType.I32, 1, Op.SUM, 0))])
+            self._serve(
+                _Name(each.name, each.declaration.ranks, each.declaration)
+                for each in client.tensors.all()
+            )
+            with client.channels_lock:
+                channels = list(client.channels.values())
+            self._serve(_name_of(each) for each in channels if isinstance(each, CallChannel))
+            self._serve(list(self.announcements.heard.values()))
+            all_joined = self._say_so()
+            while (event := self._events.get()) is not None:
+                if isinstance(event, list):
+                    self._serve(event)
+                else:
+                    event.end()
+                    self._begin(event)
+        finally:
+            self.announcements.listener = None
+        client.synchronize(all_joined)
+        return self._close()
+
+    def _say_so(self) -> Handle:
+        one: np.ndarray = np.ones(1, np.int32)
+        declaration = Declaration(DType.I32, 1, Op.SUM, 0)
+        handle = self.client.push(f"{_OWN}.all", declaration, one.ctypes.data, 0, keep=one)
+
+        def over() -> None:
+            self._events.put(None)
+
+        if not self.client.completions.watch(handle.tensor, handle.round, over):
+            self.client.completions.call(over)
+        return handle
+
+    def _zeros(self, nbytes: int) -> int:
+        """The address of so many."""
+        if self._memory.size < nbytes:
+            self._memory = np.zeros(nbytes, np.uint8)
+        return int(self._memory.ctypes.data)
+
+    def _begin(self, stream: _Stream) -> None:
+        stream.begin(lambda: self._events.put(stream))
+
+    def _add(self, stream: _Stream) -> None:
+        self._streams[stream.name.key] = stream
+        self._begin(stream)
+        if isinstance(stream, _TensorStream):
+            stream.before = stream.begun - 1
+
+    def _serve(self, names: Iterable[_Name]) -> None:
+        """Begins with those that are not served yet."""
+        for name in names:
+            if name.key not in self._streams and not name.name.startswith(_OWN):
+                stream = self._stream_of(name)
+                if stream is not None:
+                    self._add(stream)
+
+    def _stream_of(self, name: _Name) -> _Stream | None:
+        """None: there is no such tensor, or ranks disagree on it, which their calls tell them."""
+        client = self.client
+        if name.declaration is None:
+            group = Group(client, ProcessSet(name.ranks) if name.ranks else None, "join")
+            channel = _collectives.channel_named(client, name.name, group, name.title, name.in_one)
+            return _CallStream(channel, name)
+        try:
+            if not client.tensors.is_free(name.name):
+                client.tensors.declare(name.name, name.declaration)
+            return _TensorStream(client, name, self._zeros)
+        except (Mismatch, InvalidArgument):
+            return None
+
+    # ----- When all have joined -----
+
+    def _close(self) -> int:
+        """Has every stream end where it ends at every rank; the last rank to join."""
+        own = _Account(
+            {key: (each.name, each.before, each.begun) for key, each in self._streams.items()},
+            (self.client.tensors.free_names, self.client.nameless_state, self.books()),
+        )
+        told: list[_Account] = _objects.all_gather_object(self.client, own, f"{_OWN}.accounts")
+        ends: dict[_Key, tuple[_Name, int]] = {}
+        for account in told:
+            for key, (name, _, begun) in account.streams.items():
+                ends[key] = name, max(begun, ends[key][1] if key in ends else 0)
+        for name, end in ends.values():
+            self._bring_to_end(name, end)
+        last = _last_of(told)
+        free_names, nameless, books = told[last].books
+        self.client.tensors.free(*free_names)
+        self.client.nameless_state = nameless
+        self.take_over(books)
+        return last
+
+    def _bring_to_end(self, name: _Name, end: int) -> None:
+        if name.ranks and self.client.rank not in name.ranks:
+            return
+        stream = self._streams.get(name.key)
+        if stream is None:
+            self._serve([name])
+            stream = self._streams.get(name.key)
+        if stream is None:
+            return
+        while stream.begun < end:
+            stream.end()
+            self._begin(stream)
+        stream.end()
+
+
+def _last_of(accounts: list[_Account]) -> int:
+    """The rank that has joined last; of several that have joined together the largest.
+
+    If anything was called between two ranks' joining, then the later one has begun more rounds of what
+    both know: of what all ranks take part in and know.
+    """
+    known = set.intersection(*(set(account.streams) for account in accounts))
+
+    def made(account: _Account) -> int:
+        return sum(
+            before
+            for key, (name, before, _) in account.streams.items()
+            if key in known and not name.ranks and not name.name.startswith(_OWN)
+        )
+
+    return max(range(len(accounts)), key=lambda rank: (made(accounts[rank]), rank))
+
+
+_serving: list[_Joined] = []  # One at most.
+
+
+def is_serving() -> bool:
+    """Whether a thread of this process is in join()."""
+    return bool(_serving)
+
+
+def join(
+    announcements: Announcements, books: Callable[[], Any], take_over: Callable[[Any], None]
+) -> int:
+    """Serves the others' calls with zeros until all ranks have joined; the last one to do so.
+
+    `books` are what a framework keeps by the order of calls; `take_over` is given the last rank's.
+    """
+    client, joined = announcements.client, _Joined(announcements, books, take_over)
+    _serving.append(joined)
+    if _serving[0] is not joined:
+        _serving.remove(joined)
+        raise InvalidArgument("hvd.join(): another thread of this process is in it already")
+    watchers = client.names_watcher, client.tensors.watcher
+    client.names_watcher = client.tensors.watcher = None  # What is served is known.
+    try:
+        return joined.run()
+    finally:
+        client.names_watcher, client.tensors.watcher = watchers
+        _serving.remove(joined)

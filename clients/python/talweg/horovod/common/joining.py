@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""join(), for all frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import talweg
+from talweg import _client, _joining
+from talweg._compat import session
+from talweg._joining import Announcements
+from talweg.errors import InvalidArgument
+from talweg.horovod.common import process_sets as sets
+
+_announcements: Announcements | None = None
+
+
+def _own_sets() -> Iterable[talweg.ProcessSet]:
+    for each in list(sets._registered.values()):
+        if each.included():
+            yield talweg.ProcessSet(each.ranks or [])
+
+
+def begin() -> None:
+    """init(): from now on ranks that have joined hear which names are used."""
+    global _announcements
+    client = _client.current()
+    _announcements = None
+    if client.size > 1:
+        _announcements = Announcements(client, _own_sets)
+
+
+def join() -> int:
+    """Gives zeros to the others' reductions until all ranks have joined; the last one to do so."""
+    client, life = _client.current(), session.current()
+    if life.has_open:
+        raise InvalidArgument(
+            "hvd.join(): this rank has handles that were not synchronized: call hvd.synchronize() "
+            "with each first"
+        )
+    if client.size == 1:
+        return 0
+    if _announcements is None or _announcements.client is not client:
+        begin()
+    assert _announcements is not None
+
+    def take_over(books: Any) -> None:
+        life.books = books
+
+    return _joining.join(_announcements, lambda: life.books, take_over)

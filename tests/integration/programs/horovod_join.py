@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hvd.join() of torch: plain calls of the others go on with zeros, whatever their names and shapes.
+
+    horovod_join.py FILE
+
+FILE is not there; rank 0 makes it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from expected_errors import expect
+from talweg import _joining
+
+DTYPES = (torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
+NAMES = ("small", "large")
+
+
+def others_go_on(first: int, calls: Callable[[], None]) -> None:
+    """Rank `first` joins at once, the others when they have made their calls; all hear the same."""
+    if hvd.rank() != first:
+        calls()
+    last = hvd.join()
+    told = hvd.allgather_object(last)
+    assert told == [last] * hvd.size(), told
+    assert last != first or hvd.size() == 1, last
+
+
+def _floor(tensor: torch.Tensor, op: int, absent: int = 1) -> torch.Tensor:
+    """What an average or a sum of one tensor comes to, where some ranks have joined."""
+    total = tensor * (hvd.size() - absent)
+    if op == hvd.Sum:
+        return total
+    if tensor.dtype.is_floating_point:
+        return total / hvd.size()
+    return torch.div(total, hvd.size(), rounding_mode="trunc")
+
+
+def reductions() -> None:
+    """As Horovod's own suite: dtypes, shapes, who joins first, names in use or new, one twice."""
+    for dtype in DTYPES:
+        for dimensions in (1, 2, 3):
+            for first in range(min(2, hvd.size())):
+                for is_known in (False, True):
+                    torch.manual_seed(7)
+                    small = torch.randint(-100, 100, (5,) * dimensions).to(dtype)
+                    large = torch.randint(-100, 100, (17,) * dimensions).to(dtype)
+                    if is_known:
+                        handles = [
+                            hvd.allreduce_async(each, name=name)
+                            for each, name in zip((small, large), NAMES)
+                        ]
+                        for handle in handles:
+                            hvd.synchronize(handle)
+
+                    def calls(small: Any = small, large: Any = large) -> None:
+                        for op in (hvd.Average, hvd.Sum):
+                            handles = [
+                                hvd.allreduce_async(each, name=name, op=op)
+                                for each, name in zip((small, large), NAMES)
+                            ]
+                            for each, handle in zip((small, large), handles):
+                                found = hvd.synchronize(handle)
+                                wanted = _floor(each, op)
+                                assert torch.allclose(found, wanted, atol=1e-3), (found, wanted)
+
+                    others_go_on(first, calls)
+
+
+def orders() -> None:
+    """Several new names in opposite orders, groups, in place, without names, and extremes."""
+    size, rank = hvd.size(), hvd.rank()
+    count = 7
+
+    def calls() -> None:
+        order = list(range(count))
+        if rank % 2:
+            order.reverse()
+        handles = {
+            i: hvd.allreduce_async(torch.full((i + 1,), 2.0), name=f"orders.{i}", op=hvd.Sum)
+            for i in order
+        }
+        for i in order[::-1]:
+            assert torch.equal(hvd.synchronize(handles[i]), torch.full((i + 1,), 2.0 * (size - 1)))
+        several = [torch.ones(3), torch.full((2, 2), 4.0)]
+        for name in (None, "several"):
+            for each, found in zip(several, hvd.grouped_allreduce(several, name=name)):
+                assert torch.allclose(found, each * (size - 1) / size)
+        own = torch.full((3000,), 3.0)
+        assert hvd.allreduce_(own, op=hvd.Sum) is own
+        assert torch.equal(own, torch.full((3000,), 3.0 * (size - 1)))
+        for op, wanted in ((hvd.Min, 0.0), (hvd.Max, 2.0), (hvd.Product, 0.0)):
+            for name in (None, f"extremes.{op}"):
+                assert float(hvd.allreduce(torch.tensor([2.0]), op=op, name=name)) == wanted
+        assert float(hvd.allreduce(torch.tensor([-2.0]), op=hvd.Max)) == 0.0
+        scaled = hvd.allreduce(torch.ones(4), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
+        assert torch.allclose(scaled, torch.full((4,), 2.0 * (size - 1)))
+        hvd.barrier()
+        weight = torch.ones(2, requires_grad=True)
+        hvd.allreduce(weight, op=hvd.Sum, name="differentiable").sum().backward()
+        assert weight.grad is not None and float(weight.grad[0]) == size - 1
+        assert hvd.allreduce(torch.ones(0), name="empty").numel() == 0
+
+    for first in range(min(2, size)):
+        others_go_on(first, calls)
+
+
+def one_after_another() -> None:
+    """Rank r has r + 1 batches, of each of which the divisor is all ranks; twice, with new names."""
+    size, rank = hvd.size(), hvd.rank()
+    for turn in range(2):
+        for batch in range(rank + 1):
+            there = size - batch
+            for name in (None, "batch", f"batch.{turn}.{batch}"):
+                found = hvd.allreduce(torch.full((2000,), float(size)), name=name)
+                assert torch.equal(found, torch.full((2000,), float(there))), (found[0], there)
+            found = hvd.allreduce(torch.ones(batch + 1), name=f"length.{turn}", op=hvd.Sum)
+            assert torch.equal(found, torch.full((batch + 1,), float(there)))
+        assert hvd.join() == size - 1
+    assert hvd.join() == size - 1  # All at once: the largest of them.
+    # All ranks know what each name means by now.
+    assert torch.equal(hvd.allreduce(torch.ones(9), name="batch", op=hvd.Sum), torch.ones(9) * size)
+    assert torch.equal(hvd.allreduce(torch.ones(1), op=hvd.Sum), torch.ones(1) * size)
+
+
+def sparse() -> None:
+    """A sparse allreduce is two gathers of which joined ranks give nothing."""
+    size = hvd.size()
+
+    def calls() -> None:
+        for rows in (2, 900):
+            own = torch.sparse_coo_tensor(
+                torch.arange(rows).view(1, -1), torch.ones(rows, 2), (rows, 2)
+            )
+            found = hvd.sparse_allreduce_async(own, f"sparse.{rows}", hvd.Average)().to_dense()
+            assert torch.allclose(found, torch.full((rows, 2), (size - 1) / size)), found
+
+    others_go_on(0, calls)
+
+
+def others_raise() -> None:
+    """As in Horovod: gathers, broadcasts and their kin need every rank. The job goes on."""
+    rows = torch.ones(hvd.size(), 3)
+    last = hvd.size() - 1
+    hvd.broadcast(rows, last, name="settled")
+
+    def calls() -> None:
+        who = "rank 0 has joined (hvd.join())"
+        internal = hvd.HorovodInternalError
+        for name in (None, "raises"):
+            expect(internal, who, hvd.allgather, rows, name=name)
+            expect(internal, who, hvd.alltoall, rows, name=name)
+            expect(internal, who, hvd.reducescatter, rows, name=name)
+            expect(internal, who, hvd.broadcast, rows, last, name=name)
+            expect(internal, who, hvd.broadcast, rows, 0, name=name)
+        expect(internal, who, hvd.broadcast, rows, last, name="settled")
+        expect(internal, who, hvd.reducescatter, torch.ones(hvd.size(), 5000))
+        expect(internal, "joined", hvd.allgather_object, "x")
+        expect(internal, "joined", hvd.broadcast_object, "x", last)
+        assert torch.allclose(hvd.allreduce(rows, op=hvd.Sum), rows * last)
+
+    others_go_on(0, calls)
+    assert torch.equal(hvd.allgather(rows), rows.repeat(hvd.size(), 1))
+    for name in (None, "settled", "raises"):
+        found = hvd.broadcast(rows * hvd.rank(), last, name=name)
+        assert torch.equal(found, rows * last)
+    hvd.allgather_object("x")
+
+
+def disagreements() -> None:
+    """Ranks whose shapes differ are told so, and only they are named."""
+    size, rank = hvd.size(), hvd.rank()
+    if size < 3:
+        return
+
+    def calls() -> None:
+        for name in (None, "new", "small"):
+            expect(
+                hvd.HorovodInternalError,
+                "rank 2",
+                hvd.allreduce,
+                torch.ones(rank + 2),
+                name=name,
+            )
+        found = hvd.allreduce(torch.ones(6), op=hvd.Sum, name="new")
+        assert torch.equal(found, torch.ones(6) * (size - 1))
+
+    others_go_on(0, calls)
+    assert torch.equal(hvd.allreduce(torch.ones(2), op=hvd.Sum, name="new"), torch.ones(2) * size)
+
+
+def sets() -> None:
+    """Sets that a joined rank is in go on as well; others are not touched by it."""
+    size, rank = hvd.size(), hvd.rank()
+    if size < 3:
+        return
+    pair, rest = hvd.add_process_set([0, 1]), hvd.add_process_set(range(1, size))
+
+    def calls() -> None:
+        for name in (None, "set"):
+            if pair.included():
+                found = hvd.allreduce(torch.ones(3), name=name, process_set=pair)
+                assert torch.equal(found, torch.full((3,), 0.5)), found
+                hvd.barrier(pair)
+            found = hvd.allreduce(torch.full((3,), rank), name=name, op=hvd.Sum, process_set=rest)
+            assert torch.equal(found, torch.full((3,), sum(range(1, size))))
+            gathered = hvd.allgather(torch.full((1,), rank), name=name, process_set=rest)
+            assert gathered.tolist() == list(range(1, size))
+
+    others_go_on(0, calls)
+    for each in (pair, rest):
+        if each.included():
+            hvd.allreduce(torch.ones(3), name="set", process_set=each)
+        assert hvd.remove_process_set(each)
+
+
+def bad_use() -> None:
+    handle = hvd.allreduce_async(torch.ones(3), name="open")
+    expect(ValueError, "not synchronized", hvd.join)
+    hvd.synchronize(handle)
+    if hvd.size() == 1:
+        assert hvd.join() == 0
+        return
+
+    checked, end = Path(sys.argv[1]), time.monotonic() + 60
+    if hvd.rank() == 0:
+        told: list[int] = []
+        thread = threading.Thread(target=lambda: told.append(hvd.join()))
+        thread.start()
+        while not _joining.is_serving() and time.monotonic() < end:
+            time.sleep(0.001)
+        expect(ValueError, "another thread", hvd.join)
+        expect(ValueError, "another thread", hvd.allreduce, torch.ones(1))
+        checked.touch()  # Until then the others do not join.
+        thread.join()
+        assert told[0] > 0, told
+        return
+    while not checked.exists() and time.monotonic() < end:
+        hvd.barrier()
+    hvd.join()
+
+
+CASES = [
+    reductions,
+    orders,
+    one_after_another,
+    sparse,
+    others_raise,
+    disagreements,
+    sets,
+    bad_use,
+]
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    expect(ValueError, "has not been initialized", hvd.join)
+    hvd.init(process_sets="dynamic")
+    for case in CASES:
+        print(f"case {case.__name__}", flush=True)
+        if hvd.size() > 1 or case is bad_use:
+            case()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

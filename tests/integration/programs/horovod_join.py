@@ -113,6 +113,18 @@ def orders() -> None:
         others_go_on(first, calls)
 
 
+def told_before() -> None:
+    """The others' name came with one of this rank's own, before it joined."""
+    size, ones = hvd.size(), torch.ones(2)
+    if hvd.rank() == 0:
+        hvd.allreduce(ones, name="common")
+    else:
+        handle = hvd.allreduce_async(ones, name="of the others", op=hvd.Sum)
+        hvd.allreduce(ones, name="common")
+        assert torch.equal(hvd.synchronize(handle), ones * (size - 1))
+    assert hvd.join() == size - 1
+
+
 def one_after_another() -> None:
     """Rank r has r + 1 batches, of each of which the divisor is all ranks; twice, with new names."""
     size, rank = hvd.size(), hvd.rank()
@@ -251,6 +263,7 @@ def bad_use() -> None:
 CASES = [
     reductions,
     orders,
+    told_before,
     one_after_another,
     sparse,
     others_raise,

@@ -193,8 +193,11 @@ class _Stream(Protocol):
     def begin(self, over: Callable[[], None]) -> None:
         """Begins the next round; has `over` called, on another thread, when it is over."""
 
-    def end(self) -> None:
-        """Takes the round that was begun, which may have failed as the others' has."""
+    def end(self) -> bool:
+        """Takes the round that was begun, which may have failed as the others' has.
+
+        False: a rank that it needs is gone, so that there is no use in another round.
+        """
 
 
 class _TensorStream:
@@ -235,17 +238,20 @@ class _TensorStream:
         if not self._client.completions.watch(self._tensor, self.begun, over):
             self._client.completions.call(over)  # Taking it tells why.
 
-    def end(self) -> None:
-        connection = self._client.connection
+    def end(self) -> bool:
+        connection, is_broadcast = self._client.connection, self._declaration.op is Op.BROADCAST
         try:
-            if self._declaration.op is Op.BROADCAST:
+            if is_broadcast:
                 scratch: np.ndarray = np.empty(self._declaration.nbytes, np.uint8)
                 out = int(scratch.ctypes.data)
                 connection.wait_parts(self._tensor, self.begun, out, scratch.size)
             else:
                 connection.wait(self._tensor, self.begun, 0, None)
-        except (Mismatch, Aborted):  # The others have been told.
+        except Mismatch:  # The others have been told.
             pass
+        except Aborted:  # A reduction goes on without ranks that are gone.
+            return not is_broadcast
+        return True
 
 
 class _CallStream:
@@ -263,9 +269,9 @@ class _CallStream:
         self.begun = self._channel.calls
         self._channel.call_when_done(self._job, over)
 
-    def end(self) -> None:
+    def end(self) -> bool:
         assert self._job is not None
-        _finish(self._channel, self._job)
+        return _finish(self._channel, self._job)
 
 
 class _NamesStream:
@@ -283,16 +289,20 @@ class _NamesStream:
         self.begun = self._channel.calls
         self._channel.call_when_done(self._job, over)
 
-    def end(self) -> None:
+    def end(self) -> bool:
         assert self._job is not None
-        _finish(self._channel, self._job)
+        return _finish(self._channel, self._job)
 
 
-def _finish(channel: Channel, job: Job) -> None:
-    """Waits for it. That the others' call has failed is nothing to a rank that has joined."""
+def _finish(channel: Channel, job: Job) -> bool:
+    """Waits for it. That the others' call has failed is nothing to a rank that has joined.
+
+    False: a rank is gone, which each call of the channel needs.
+    """
     channel.finish(job)
     if job.failure is not None and not isinstance(job.failure, (Mismatch, Aborted)):
         raise job.failure
+    return not isinstance(job.failure, Aborted)
 
 
 # ----- Joining -----
@@ -344,8 +354,8 @@ class _Joined:
                 if isinstance(event, list):
                     self._serve(event)
                 else:
-                    event.end()
-                    self._begin(event)
+                    if event.end():
+                        self._begin(event)
         finally:
             self.announcements.listener = None
         client.synchronize(all_joined)

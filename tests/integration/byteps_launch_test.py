@@ -93,7 +93,8 @@ class CommandsTest(unittest.TestCase):
         for process in (*workers, server, scheduler):
             output, _ = process.communicate(timeout=job.TIMEOUT_S)
             self.assertEqual(process.returncode, 0, output)
-            lines += re.findall("rank .*", output)
+            # Not what an agent logs of ranks that are waited for.
+            lines += re.findall(r"rank \d+ of \d+, .*", output)
         places = [f"rank {rank} of 4, local {rank % 2} of 2 [] {rank % 2}" for rank in range(4)]
         self.assertEqual(sorted(lines), places)
 

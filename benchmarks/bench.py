@@ -15,7 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).absolute().parent
 ROOT = HERE.parent
-for _directory in (HERE, ROOT / "bazel", ROOT / "tests" / "netns"):
+for _directory in (HERE, HERE / "peers", ROOT / "bazel", ROOT / "tests" / "netns"):
     if str(_directory) not in sys.path:
         sys.path.insert(0, str(_directory))
 

@@ -8,7 +8,8 @@ import unittest
 from pathlib import Path
 
 from harness import recovery_log
-from harness.recovery_log import BEGINS, COMES, STEP, Log, Record
+from harness.recovery_log import Log, Record
+from recovery_record import BEGINS, COMES, RECORD, STEP
 
 _MS = 1_000_000
 
@@ -49,7 +50,7 @@ class LogTest(unittest.TestCase):
         with path.open("ab") as file:
             for record in records:
                 values = (record.what, record.step, record.begin_ns, record.end_ns)
-                file.write(recovery_log._RECORD.pack(*values, record.epoch, record.size))
+                file.write(RECORD.pack(*values, record.epoch, record.size))
             file.write(torn)
         return Log(path)
 
@@ -59,6 +60,12 @@ class LogTest(unittest.TestCase):
             log.read()
             self.assertEqual((log.node, log.pid, len(log.records)), (2, 77, 2))
             self.assertEqual([each.step for each in log.steps_since(1 * _MS)], [2])
+
+    def test_the_last_steps_before_a_time(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            log = self._log(directory, _steps(1, 1, 1, 1, epochs=(1, 1, 1, 1)))
+            log.read()
+            self.assertEqual([each.step for each in log.last_steps(2, 3 * _MS)], [2, 3])
 
     def test_a_step_that_is_missing(self) -> None:
         with tempfile.TemporaryDirectory() as directory:

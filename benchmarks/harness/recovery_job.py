@@ -165,15 +165,28 @@ class Job:
 
     # ---- What the ranks say
 
-    def logs(self, node: int) -> list[Log]:
-        """Those of the node's processes, the oldest first; read up to now."""
+    def newest(self, node: int) -> Log | None:
+        """That of the node's newest process that has logged something, read up to now."""
         for path in self._ranks.iterdir():
             if path.name != "stop" and path not in self._logs:
                 self._logs[path] = Log(path)
-        found = [log for log in self._logs.values() if log.node == node]
-        for log in found:
-            log.read()
-        return sorted(found, key=lambda log: log.records[0].end_ns if log.records else 1 << 62)
+        of_node = [log for log in self._logs.values() if log.node == node]
+        for log in of_node:
+            if not log.records:
+                log.read()
+        began = [log for log in of_node if log.records]
+        if not began:
+            return None
+        newest = max(began, key=lambda log: log.records[0].end_ns)
+        newest.read()
+        return newest
+
+    def log_of(self, node: int) -> Log:
+        """newest() of a node that is there."""
+        log = self.newest(node)
+        if log is None:
+            raise ContenderFailed(f"node {node} has logged nothing")
+        return log
 
     def await_steps(self, count: int, since_ns: int) -> None:
         """Returns when each node's rank has ended so many steps with all nodes since then."""
@@ -186,8 +199,8 @@ class Job:
         """Returns when each node's rank has ended that step."""
 
         def has_ended(node: int) -> bool:
-            logs = self.logs(node)
-            return bool(logs and logs[-1].records) and logs[-1].records[-1].step >= step
+            log = self.newest(node)
+            return log is not None and log.records[-1].step >= step
 
         self._await(lambda: all(map(has_ended, range(NODES))), f"step {step}")
 
@@ -203,8 +216,8 @@ class Job:
         self._await(is_newer, f"epoch after {last.epoch}")
 
     def _steps(self, node: int, since_ns: int) -> int:
-        logs = self.logs(node)
-        steps = logs[-1].steps_since(since_ns) if logs else []
+        log = self.newest(node)
+        steps = log.steps_since(since_ns) if log is not None else []
         return sum(record.size == NODES for record in steps)
 
     def _await(self, is_true: Callable[[], bool], what: str) -> None:
@@ -219,7 +232,7 @@ class Job:
     # ---- Kills. Each returns when it is done; what was killed starts again by itself.
 
     def kill_rank(self, node: int) -> None:
-        os.kill(self.logs(node)[-1].pid, signal.SIGKILL)
+        os.kill(self.log_of(node).pid, signal.SIGKILL)
 
     def kill_agent(self, node: int) -> None:
         for pid in family([self._runs[node].pid]):
@@ -258,8 +271,10 @@ class Job:
                 return f"node {node} does not end"
             if status != 0:
                 return f"node {node}: status {status}: {self._run_log(node).read_text()[-1500:]}"
-        wrong = [wrong_order(log) for node in range(NODES) for log in self.logs(node)]
-        last = {self.logs(node)[-1].records[-1].step for node in range(NODES)}
+        last = {self.log_of(node).records[-1].step for node in range(NODES)}
+        for log in self._logs.values():
+            log.read()
+        wrong = [wrong_order(log) for log in self._logs.values()]
         if len(last) != 1:
             wrong.append(f"the ranks have ended at steps {sorted(last)}")
         return "; ".join(text for text in wrong if text)

@@ -3,24 +3,23 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recovery_record import BEGINS, COMES, RECORD, STEP
+
 from harness.figures import median
 
-_RECORD = struct.Struct("<qqqqqq")
-COMES, BEGINS, STEP = 0, 1, 2
 # A usual step is the median of so many before the kill.
-_USUAL_STEPS = 100
+USUAL_STEPS = 100
 # A loss is over so many steps after the view without the lost one.
 _AFTER = 5
 
 
 @dataclass(frozen=True)
 class Record:
-    what: int  # COMES: the process is there; BEGINS: it has the others' state; STEP: it ended one.
+    what: int
     step: int
     begin_ns: int
     end_ns: int
@@ -45,9 +44,19 @@ class Log:
         with self._path.open("rb") as file:
             file.seek(self._offset)
             new = file.read()
-        whole = len(new) - len(new) % _RECORD.size
+        whole = len(new) - len(new) % RECORD.size
         self._offset += whole
-        self.records += (Record(*fields) for fields in _RECORD.iter_unpack(new[:whole]))
+        self.records += (Record(*fields) for fields in RECORD.iter_unpack(new[:whole]))
+
+    def last_steps(self, count: int, until_ns: int) -> list[Record]:
+        """The last so many steps that had ended by then, in their order."""
+        found: list[Record] = []
+        for record in reversed(self.records):
+            if len(found) == count:
+                break
+            if record.what == STEP and record.end_ns <= until_ns:
+                found.append(record)
+        return found[::-1]
 
     def steps_since(self, begin_ns: int) -> list[Record]:
         """The steps that ended after that, in their order."""
@@ -75,7 +84,7 @@ def cost(before: Sequence[Record], after: Sequence[Record]) -> Cost:
     The steps up to the first with a newer epoch, and a few more, belong to the loss. Those up to
     the next newer epoch, and a few more, belong to the return of what was killed.
     """
-    usual_s = median([record.seconds for record in before[-_USUAL_STEPS:]])
+    usual_s = median([record.seconds for record in before[-USUAL_STEPS:]])
     changes = _changes(before[-1].epoch, after)
     first = changes[0] if changes else len(after)
     second = changes[1] if len(changes) > 1 else len(after)

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from netns import NotPermitted
 
 from harness.contender import Contender, ContenderFailed
 from harness.contenders import Missing, Programs
@@ -48,6 +50,18 @@ class Section:
     @property
     def has_failed(self) -> bool:
         return self.failed or any(result.failure for result in self.results)
+
+
+@contextmanager
+def noted(context: Context, section: Section, part: str = "") -> Iterator[None]:
+    """Notes why the section, or a part of it (" in jobs"), could not be measured, and goes on."""
+    try:
+        yield
+    except NotPermitted as refusal:
+        context.notes.append(f"{section.title}{part} is left out: {refusal}")
+    except ContenderFailed as failure:
+        context.notes.append(f"{section.title}{part}: {failure}")
+        section.failed = True
 
 
 Make = Callable[[], Contender]

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import talweg
-from recovery_rank import BEGINS, STEP, Log, LoggedState
+from recovery_rank import Log, LoggedState
+from recovery_record import BEGINS, STEP
 from sklearn.datasets import load_digits
 
 _HIDDEN, _CLASSES = 64, 10

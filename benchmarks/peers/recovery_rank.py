@@ -4,24 +4,20 @@
     recovery_rank.py DIRECTORY GRADIENT_BYTES STATE_BYTES
 
 Its gradient is ones, so after each step every weight is the number of steps: one that was lost, or
-done twice, ends the rank with status 4. The log is DIRECTORY/NODE.PID, of records as recovery.py
-describes them. Once DIRECTORY/stop is there all ranks end after the same step.
+done twice, ends the rank with status 4. The log is DIRECTORY/NODE.PID, of recovery_record.py's
+records. Once DIRECTORY/stop is there all ranks end after the same step.
 """
 
 from __future__ import annotations
 
 import os
-import struct
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import talweg
-
-# What happened, the step, when it began and ended (monotonic ns), the epoch and the ranks then.
-RECORD = struct.Struct("<qqqqqq")
-COMES, BEGINS, STEP = 0, 1, 2
+from recovery_record import BEGINS, COMES, RECORD, STEP
 
 
 class Log:

@@ -2,6 +2,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
+#include <functional>
 #include <optional>
 
 #include <catch2/catch.hpp>
@@ -44,6 +45,19 @@ class BrokenStore final : public store::Store {
   const std::string name_ = "broken";
   int writes_left_ = 2;
 };
+
+// Job "mnist", asked for until it is as wanted.
+v1::GetJobResponse JobWhen(const Daemon& daemon,
+                           const std::function<bool(const v1::GetJobResponse&)>& is_wanted) {
+  rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
+  v1::GetJobRequest by_name;
+  by_name.set_name("mnist");
+  while (true) {
+    const absl::StatusOr<v1::GetJobResponse> job = admin.GetJob(by_name);
+    REQUIRE(job.ok());
+    if (is_wanted(*job)) return *job;
+  }
+}
 
 TEST_CASE("Scheduler: two agents and an aggregator get one view, train and leave", "[scheduler]") {
   const Daemon daemon(store::MakeMemoryStore());
@@ -145,16 +159,10 @@ TEST_CASE("Scheduler: a dead rank, an agent that is stopped", "[scheduler]") {
   }
   SECTION("a peer out of reach is only noted") {
     second.client->ReportUnreachableAggregator(Incarnation{200}, "connection refused");
-    rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
-    v1::GetJobRequest by_name;
-    by_name.set_name("mnist");
-    absl::StatusOr<v1::GetJobResponse> job;
-    do {
-      job = admin.GetJob(by_name);
-      REQUIRE(job.ok());
-    } while (job->complaints_size() == 0);
-    CHECK(job->complaints(0).about() == "aggregator a0 (incarnation c8)");
-    CHECK(job->summary().state() == v1::JOB_STATE_RUNNING);
+    const v1::GetJobResponse job =
+        JobWhen(daemon, [](const v1::GetJobResponse& seen) { return seen.complaints_size() > 0; });
+    CHECK(job.complaints(0).about() == "aggregator a0 (incarnation c8)");
+    CHECK(job.summary().state() == v1::JOB_STATE_RUNNING);
   }
 }
 
@@ -166,14 +174,9 @@ TEST_CASE("Scheduler: a joiner enters when the members have quiesced", "[schedul
   Member second(Link(daemon.address()), Spec(1, 2, 3, policy));
   first.events.Next<rpc::ViewPublished>();
   Member third(Link(daemon.address()), Spec(2, 2, 3, policy), false);
-  rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
-  v1::GetJobRequest by_name;
-  by_name.set_name("mnist");
-  absl::StatusOr<v1::GetJobResponse> job;
-  do {
-    job = admin.GetJob(by_name);
-    REQUIRE(job.ok());
-  } while (job->summary().state_text() != "node 2 can enter when all ranks are there");
+  JobWhen(daemon, [](const v1::GetJobResponse& seen) {
+    return seen.summary().state_text() == "node 2 can enter when all ranks are there";
+  });
   third.client->SetRanksAttached(true);
   for (int asked = 0; asked < 2; ++asked) {
     const rpc::QuiesceRequested question = first.events.Next<rpc::QuiesceRequested>();

@@ -30,6 +30,15 @@ PROGRAMS = RUNFILES / "tests" / "fault" / "programs"
 DEADLINE_S = 120.0
 
 
+def children(pid: int) -> list[int]:
+    """The processes that a process has started; none once it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    return [int(child) for child in text.split()]
+
+
 class Daemon:
     """A started daemon: its process, and the addresses that it announced."""
 

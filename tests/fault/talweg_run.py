@@ -12,18 +12,14 @@ import unittest
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from cluster import DEADLINE_S, PROGRAMS, TOOL
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+from cluster import DEADLINE_S, PROGRAMS, TOOL, children
 
 
 def daemons_of(run: int, name: str, arguments: Collection[str] = ()) -> list[int]:
     """The pids of a `talweg run`'s daemons of that name that have these arguments."""
     found = []
-    for supervisor in _children(run):
-        for pid in _children(supervisor):
+    for supervisor in children(run):
+        for pid in children(supervisor):
             with contextlib.suppress(OSError):  # It has ended.
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
                 if line[0].endswith(name) and {*arguments} <= {*line}:

@@ -18,7 +18,7 @@ import unittest
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cluster import DEADLINE_S, PROGRAMS, TOOL
+from cluster import DEADLINE_S, PROGRAMS, TOOL, children
 
 _SSH = """#!/bin/sh
 while getopts o:p:i:l: option; do :; done
@@ -30,18 +30,10 @@ exec sh -c "$*"
 """
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:  # It has ended.
-        return []
-    return [int(child) for child in text.split()]
-
-
 def descendants(pid: int) -> list[int]:
     """It and all that it has started, itself first."""
     found = [pid]
-    for child in _children(pid):
+    for child in children(pid):
         found += descendants(child)
     return found
 

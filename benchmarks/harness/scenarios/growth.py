@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from netns import Network, NotPermitted
+from netns import Network
 
 from harness import hosts
-from harness.contender import Batch, Contender, ContenderFailed
+from harness.contender import Batch, Contender
 from harness.contenders import talweg_on_one_node
 from harness.figures import format_bytes, format_seconds, median, rounds_for
 from harness.hosts import Cluster
 from harness.report import Bar, markdown_table
-from harness.scenario import Context, Section
+from harness.scenario import Context, Section, noted
 
 TITLE = "Growth"
 _AGGREGATOR = "talweg-aggregator"
@@ -85,13 +85,8 @@ def run(context: Context) -> Section:
     section = Section(TITLE)
     parts = (("members", _members), ("jobs", _jobs), ("tensors", _tensors))
     for name, part in parts:
-        try:
+        with noted(context, section, f" in {name}"):
             section.text += part(context, section)
-        except NotPermitted as refusal:
-            context.notes.append(f"{TITLE} in {name} is left out: {refusal}")
-        except ContenderFailed as failure:
-            context.notes.append(f"{TITLE} in {name}: {failure}")
-            section.failed = True
     return section
 
 

@@ -8,16 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from netns import NotPermitted
-
 from harness import recovery_log
-from harness.contender import ContenderFailed
 from harness.figures import format_bytes, format_seconds, median, quantile
 from harness.goodput import goodput_bytes_per_s
 from harness.recovery_job import NODES, Job
 from harness.recovery_log import Cost, Log
 from harness.report import Bar, markdown_table
-from harness.scenario import Context, Section
+from harness.scenario import Context, Section, noted
 
 TITLE = "Kills and returns"
 _GRADIENT_BYTES = 1 << 20
@@ -69,14 +66,14 @@ class _Killer:
         self._job.await_steps(_STEPS, time.monotonic_ns())
         time.sleep(self._random.uniform(0, 0.01))  # At any moment of a step.
         lasting = [node for node in range(NODES) if node != victim or kind.name not in _OF_A_NODE]
-        logs = [self._job.logs(node)[-1] for node in lasting]
+        logs = [self._job.log_of(node) for node in lasting]
         killed_ns = time.monotonic_ns()
         self._lose(kind.name, victim, logs)
         back_ns = time.monotonic_ns()
         self._job.await_steps(_STEPS, back_ns)
         kind.survivors_cost.append(self._worst(logs, killed_ns))
         if kind.name in _OF_A_NODE:
-            came = self._job.logs(victim)[-1]
+            came = self._job.log_of(victim)
             enter_s = recovery_log.enter_s(
                 [record for record in came.records if record.end_ns > killed_ns]
             )
@@ -106,8 +103,7 @@ class _Killer:
         costs = []
         for log in logs:
             log.read()
-            steps = log.steps_since(0)
-            before = [record for record in steps if record.end_ns <= killed_ns]
+            before = log.last_steps(recovery_log.USUAL_STEPS, killed_ns)
             costs.append(recovery_log.cost(before, log.steps_since(killed_ns)))
         return Cost(
             median([cost.usual_s for cost in costs]),
@@ -165,15 +161,11 @@ def _large_state(context: Context, kills: int, section: Section) -> None:
 def run(context: Context) -> Section:
     section = Section(TITLE)
     kills = int(str(context.pick(1, 10, 100)))
-    try:
+    kinds: list[Kind] = []
+    with noted(context, section):
         kinds = _kill_all(context, kills, section)
         _large_state(context, int(str(context.pick(1, 2, 5))), section)
-    except NotPermitted as refusal:
-        context.notes.append(f"{TITLE} is left out: {refusal}")
-        return section
-    except ContenderFailed as failure:
-        section.failed = True
-        context.notes.append(f"{TITLE}: {failure}")
+    if not kinds:
         return section
     section.bars = [*_bars(kinds), *section.bars]
     rows = [_row(kind) for kind in kinds]

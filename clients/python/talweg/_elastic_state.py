@@ -213,10 +213,14 @@ class State:
 
     def digest(self) -> int:
         total = hashlib.sha256()
+        self._add_all_to_digest(total)
+        return int.from_bytes(total.digest()[:8], "little")
+
+    def _add_all_to_digest(self, total: Any) -> None:
+        """What is to be equal at all ranks."""
         for name in sorted(self._values):
             total.update(name.encode())
             self._add_to_digest(total, self._captured(self._values[name]))
-        return int.from_bytes(total.digest()[:8], "little")
 
     def _add_to_digest(self, total: Any, value: Any) -> None:
         """Arrays by their bytes; of what may look otherwise at every rank nothing."""

@@ -39,7 +39,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from talweg import _collectives, _objects
-from talweg._channels import Channel, Job
+from talweg._channels import Job
 from talweg._client import Client, Handle
 from talweg._collectives import CallChannel
 from talweg._declaration import Declaration, DType, Op
@@ -254,55 +254,43 @@ class _TensorStream:
         return True
 
 
-class _CallStream:
-    """Control rounds of a channel."""
+class _ChannelStream:
+    """Control rounds of a channel; `start` begins one."""
 
-    def __init__(self, channel: CallChannel, name: _Name) -> None:
+    def __init__(self, channel: CallChannel, name: _Name, start: Callable[[], Job]) -> None:
         self.name = name
         self.before = self.begun = channel.calls
         self._channel = channel
+        self._start = start
         self._job: Job | None = None
 
     def begin(self, over: Callable[[], None]) -> None:
-        self._job = Job(self._channel, [partial(_collectives.steps_of_joined, self._channel)])
-        self._channel.submit(self._job)
+        self._job = self._start()
         self.begun = self._channel.calls
         self._channel.call_when_done(self._job, over)
 
     def end(self) -> bool:
-        assert self._job is not None
-        return _finish(self._channel, self._job)
+        """That the others' call has failed is nothing to a rank that has joined."""
+        job = self._job
+        assert job is not None
+        self._channel.finish(job)
+        if job.failure is not None and not isinstance(job.failure, (Mismatch, Aborted)):
+            raise job.failure
+        return not isinstance(job.failure, Aborted)
 
 
-class _NamesStream:
-    """Announcements of one group."""
+def _stream_of_calls(channel: CallChannel, name: _Name) -> _ChannelStream:
+    def start() -> Job:
+        job = Job(channel, [partial(_collectives.steps_of_joined, channel)])
+        channel.submit(job)
+        return job
 
-    def __init__(self, announcements: Announcements, group: Group) -> None:
-        self._channel = channel_of_names(announcements.client, group)
-        self.name = _name_of(self._channel)
-        self.before = self.begun = self._channel.calls
-        self._announcements = announcements
-        self._job: Job | None = None
-
-    def begin(self, over: Callable[[], None]) -> None:
-        self._job = self._announcements.exchange(self._channel.group, [None])
-        self.begun = self._channel.calls
-        self._channel.call_when_done(self._job, over)
-
-    def end(self) -> bool:
-        assert self._job is not None
-        return _finish(self._channel, self._job)
+    return _ChannelStream(channel, name, start)
 
 
-def _finish(channel: Channel, job: Job) -> bool:
-    """Waits for it. That the others' call has failed is nothing to a rank that has joined.
-
-    False: a rank is gone, which each call of the channel needs.
-    """
-    channel.finish(job)
-    if job.failure is not None and not isinstance(job.failure, (Mismatch, Aborted)):
-        raise job.failure
-    return not isinstance(job.failure, Aborted)
+def _stream_of_names(announcements: Announcements, group: Group) -> _ChannelStream:
+    channel = channel_of_names(announcements.client, group)
+    return _ChannelStream(channel, _name_of(channel), lambda: announcements.exchange(group, [None]))
 
 
 # ----- Joining -----
@@ -339,7 +327,7 @@ class _Joined:
         self.announcements.listener = self._events.put
         try:
             for group in self.announcements.groups().values():
-                self._add(_NamesStream(self.announcements, group))
+                self._add(_stream_of_names(self.announcements, group))
             self._serve([_Name(_BARRIER, (), Declaration(DType.I32, 1, Op.SUM, 0))])
             self._serve(
                 _Name(each.name, each.declaration.ranks, each.declaration)
@@ -402,7 +390,7 @@ class _Joined:
         if name.declaration is None:
             group = Group(client, ProcessSet(name.ranks) if name.ranks else None, "join")
             channel = _collectives.channel_named(client, name.name, group, name.title, name.in_one)
-            return _CallStream(channel, name)
+            return _stream_of_calls(channel, name)
         try:
             if not client.tensors.is_free(name.name):
                 client.tensors.declare(name.name, name.declaration)

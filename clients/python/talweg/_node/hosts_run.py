@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from talweg import _programs
-from talweg._node import hosts
+from talweg._node import hosts, ranks
 from talweg._node.daemons import Daemon
 from talweg._node.host_set import (
     Action,
@@ -214,7 +214,7 @@ class HostsRun:
 
     def run(self) -> int:
         """Returns the exit status when everything has ended."""
-        self._use_interface()
+        ranks.use_interface(self._options.network_interfaces.split(","), os.environ)
         secret_file = self._directory / "secret"
         secret_file.touch(0o600)
         secret_file.write_text(f"{self._secret}\n")
@@ -234,13 +234,6 @@ class HostsRun:
         if self._job.report:
             self._say(self._job.report)
         return self._job.status
-
-    def _use_interface(self) -> None:
-        names = [name for _, name in socket.if_nameindex()]
-        for interface in self._options.network_interfaces.split(","):
-            if interface in names:
-                os.environ["TALWEG_INTERFACE"] = interface
-                return
 
     # ----- Events -----
 
@@ -418,7 +411,7 @@ class HostsRun:
 
 def main() -> None:
     options = _parser().parse_args()
-    options.program = options.program[1:]  # Behind --.
+    options.program = options.program[1:]  # The parser leaves the -- in front of it.
     status = 1
     try:
         status = HostsRun(options).run()

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,15 @@ from typing import Any
 _GRACE_S = 5.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
+
+
+def use_interface(names: Sequence[str], environment: MutableMapping[str, str]) -> None:
+    """Has what starts with `environment` use the first of these that this host has, if any."""
+    own = [name for _, name in socket.if_nameindex()]
+    for name in names:
+        if name in own:
+            environment["TALWEG_INTERFACE"] = name
+            return
 
 
 @dataclass
@@ -84,11 +94,7 @@ class _Ranks:
         environment["TALWEG_TASK_DIR"] = str(self._scratch)
         if self._task.secret:
             environment["TALWEG_SECRET_FILE"] = str(self._scratch / "secret")
-        names = [name for _, name in socket.if_nameindex()]
-        for interface in self._task.interfaces:
-            if interface in names:
-                environment["TALWEG_INTERFACE"] = interface
-                break
+        use_interface(self._task.interfaces, environment)
         process = subprocess.Popen(
             self._task.command,
             env=environment,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -144,11 +143,9 @@ class Elastic(State):
                 )
         own.load_state_dict(value)
 
-    def digest(self) -> int:
-        total = hashlib.sha256()
+    def _add_all_to_digest(self, total: Any) -> None:
         model: torch.nn.Module = self._values["model"]
         for name, parameter in model.named_parameters():
             total.update(name.encode())
             host = parameter.detach().cpu().contiguous().reshape(-1)
             total.update(host.view(torch.uint8).numpy().data)
-        return int.from_bytes(total.digest()[:8], "little")

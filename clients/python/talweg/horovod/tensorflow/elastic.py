@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -91,9 +90,8 @@ class _State(_elastic.State):
             )
         raise Mismatch(f"elastic state: '{name}' {what}: start the same program at every rank")
 
-    def digest(self) -> int:
+    def _add_all_to_digest(self, total: Any) -> None:
         """Covers what is trained; what is counted beside it, as by BatchNorm, may differ."""
-        total = hashlib.sha256()
         for name in sorted(self._values):
             variables = _variables_of(self._values[name])
             if variables is None:
@@ -101,7 +99,6 @@ class _State(_elastic.State):
             trained = [each for each in variables if getattr(each, "trainable", True)]
             for array in _read(_Variables(trained, variables.session)):
                 self._add_to_digest(total, np.asarray(array))
-        return int.from_bytes(total.digest()[:8], "little")
 
 
 class TensorFlowState(_State):

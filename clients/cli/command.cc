@@ -35,7 +35,8 @@ std::string Wrapped(const std::string& text, size_t indent) {
   constexpr size_t kColumns = 96;
   std::string wrapped;
   size_t column = kColumns;
-  for (const std::string& word : std::vector<std::string>(absl::StrSplit(text, ' '))) {
+  for (const std::string& word :
+       std::vector<std::string>(absl::StrSplit(text, absl::ByAnyChar(" \n")))) {
     if (column + 1 + word.size() > kColumns) {
       absl::StrAppend(&wrapped, wrapped.empty() ? "" : "\n", std::string(indent, ' '), word);
       column = indent + word.size();

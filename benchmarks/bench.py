@@ -75,6 +75,8 @@ SCENARIOS: dict[str, Any] = {
     "recovery": recovery,
     "loss_curve": loss_curve,
 }
+# They take half an hour, so they run where they are named, and with --full or --smoke.
+LONG_SCENARIOS = {"recovery", "loss_curve"}
 # For a machine with a GPU: only with --gpu.
 GPU_SCENARIOS: dict[str, Any] = {
     "gpu_device": gpu_device,
@@ -124,7 +126,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--scenario",
         metavar="NAME[,NAME...]",
-        help="which scenarios (default: all)",
+        help="which scenarios (default: all but those that take long: "
+        + ", ".join(sorted(LONG_SCENARIOS))
+        + ")",
     )
     parser.add_argument(
         "--gpu",
@@ -158,7 +162,12 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     scenarios = GPU_SCENARIOS if options.gpu else SCENARIOS
-    options.scenario = options.scenario.split(",") if options.scenario else list(scenarios)
+    if options.scenario:
+        options.scenario = options.scenario.split(",")
+    elif options.mode in ("full", "smoke"):
+        options.scenario = list(scenarios)
+    else:
+        options.scenario = [name for name in scenarios if name not in LONG_SCENARIOS]
     for name in options.scenario:
         if name not in scenarios:
             parser.error(f"there is no scenario '{name}'; there are: {', '.join(scenarios)}")

@@ -14,6 +14,7 @@ namespace talweg {
 namespace {
 
 constexpr uint64_t kPendingBytesSlack = 64 * kMiB;
+constexpr size_t kJobsOverMax = 65'536;
 
 // Whether these bytes begin as a frame does, of whatever version.
 bool LooksLikeFrame(std::span<const std::byte> bytes) {
@@ -37,7 +38,15 @@ DataPlane::~DataPlane() {
 }
 
 void DataPlane::OnJobView(const std::string& job_name, const View& view) {
+  // Members would contribute as if what they have said in that view were still known here.
+  if (const auto over = over_.find(view.job); over != over_.end() && view.epoch <= over->second) {
+    Log(LogLevel::kWarning, "job '", job_name, "' (", view.job, ") was over here in epoch ",
+        over->second, ", and the scheduler's view of it is not newer (epoch ", view.epoch,
+        "): its members are refused");
+    return;
+  }
   std::unique_ptr<JobRecord>& slot = jobs_[view.job];
+  if (slot != nullptr && slot->core.closed()) leaving_.push_back(std::move(slot));
   if (slot == nullptr) {
     aggregation::JobConfig config = {.job = view.job,
                                      .name = job_name,
@@ -88,6 +97,9 @@ void DataPlane::Restart(Incarnation incarnation, const std::string& text) {
 void DataPlane::CloseJob(JobRecord& job, const std::string& text) {
   if (job.core.closed()) return;
   Log(LogLevel::kInfo, "job '", job.core.config().name, "' is over: ", text);
+  over_[job.core.config().job] = job.core.view().epoch;
+  // Ids ascend, so the first one is the oldest job's.
+  if (over_.size() > kJobsOverMax) over_.erase(over_.begin());
   job.core.OnClosed(text, clock_->NowNs(), job.effects);
   Perform(job);
 }
@@ -126,15 +138,24 @@ void DataPlane::Tick() {
     } else {
       ++totals_.hellos_for_unknown_jobs;
       RefuseConnection(id, connection, connection.held_job, Epoch{0},
-                       wire::WelcomeStatus::kUnknownJob,
-                       "aggregator '" + options_.name + "' knows no job " +
-                           std::to_string(connection.held_job.value()) +
-                           ": is it registered with the same scheduler as the agent?");
+                       wire::WelcomeStatus::kUnknownJob, WhyUnknown(connection.held_job));
     }
   }
   TellKeptCredit();
   Flush();
   ForgetFinishedJobs();
+}
+
+std::string DataPlane::WhyUnknown(JobId job) const {
+  const std::string id = std::to_string(job.value());
+  const auto over = over_.find(job);
+  if (over == over_.end()) {
+    return "aggregator '" + options_.name + "' knows no job " + id +
+           ": is it registered with the same scheduler as the agent?";
+  }
+  return "job " + id + " was over at aggregator '" + options_.name + "' in epoch " +
+         std::to_string(over->second.value()) +
+         ": has the scheduler been started with an older store? Start the job again";
 }
 
 void DataPlane::TellKeptCredit() {

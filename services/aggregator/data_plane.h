@@ -150,6 +150,8 @@ class DataPlane final : public Poller, private transport::EventSink {
                           const wire::Hello& hello) const;
   void RefuseConnection(ConnectionId id, Connection& connection, JobId job, Epoch epoch,
                         wire::WelcomeStatus status, std::string text);
+  // The text that refuses a Hello for a job that is not served here.
+  std::string WhyUnknown(JobId job) const;
   void CloseConnection(ConnectionId id, const std::string& reason);
   void MarkUnflushed(ConnectionId id, Connection& connection);
   void Flush();
@@ -180,8 +182,11 @@ class DataPlane final : public Poller, private transport::EventSink {
   const DataPlaneMachine machine_;
   aggregation::MemoryBudget budget_;
   std::map<JobId, std::unique_ptr<JobRecord>> jobs_;
-  // Jobs of former incarnations that are telling their members so.
+  // Jobs of former incarnations, or that have begun again, which are telling their members so.
   std::vector<std::unique_ptr<JobRecord>> leaving_;
+  // The epoch in which each was over here, of the last kJobsOverMax: a scheduler whose store is
+  // older may bring them back.
+  std::map<JobId, Epoch> over_;
   std::map<ConnectionId, Connection> connections_;
   std::vector<ConnectionId> unflushed_;
   JobId next_to_sum_;  // Jobs take turns.

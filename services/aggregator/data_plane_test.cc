@@ -519,5 +519,37 @@ TEST_CASE("DataPlane: a job that is over is told to its members and forgotten", 
   CHECK(pool.data_plane->totals().ended.hellos == 1);
 }
 
+// What members have said in a view is forgotten with the job, and they do not say it twice in one.
+TEST_CASE("DataPlane: a job that was over begins again with a newer view alone", "[aggregator]") {
+  Pool pool;
+  View view = MakeView(1, 1);
+  pool.data_plane->OnJobView("job", view);
+  pool.data_plane->OnJobClosed(view.job, "all members left");
+  SECTION("while it is still telling its members") {}
+  SECTION("when it has told them") {
+    pool.data_plane->Tick();
+    REQUIRE(pool.data_plane->jobs().empty());
+  }
+  pool.data_plane->OnJobView("job", view);
+  HandAgent& late = pool.AddAgent(view, 0);
+  late.SayHello();
+  pool.Until([&] { return pool.data_plane->totals().received_bytes > 0; });
+  pool.data_plane->Tick();
+  CHECK(pool.data_plane->jobs().empty());
+  pool.clock.skipped_ns += 6'000'000'000;
+  pool.Until([&] { return late.Count<wire::Welcome>() == 1; });
+  CHECK(late.Last<wire::Welcome>().status == wire::WelcomeStatus::kUnknownJob);
+  CHECK(late.Last<wire::Welcome>().text ==
+        "job 1 was over at aggregator 'agg' in epoch 1: has the scheduler been started with an older "
+        "store? Start the job again");
+
+  view = MakeView(1, 1, 2);
+  pool.data_plane->OnJobView("job", view);
+  HandAgent& again = pool.AddAgent(view, 0);
+  again.SayHello();
+  pool.Until([&] { return again.Count<wire::Welcome>() == 1; });
+  CHECK(again.Last<wire::Welcome>().status == wire::WelcomeStatus::kOk);
+}
+
 }  // namespace
 }  // namespace talweg

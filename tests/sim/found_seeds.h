@@ -21,6 +21,8 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     {Kind::kRecovery, 1'117'996},
     // A member that has told no rank yet which round comes first hears another one in a later view.
     {Kind::kRecovery, 1'133'183},
+    // An older store brings back a job, and an aggregator serves it anew in the epoch that it knew.
+    {Kind::kRecovery, 158'517'001'405},
     // A member that has just lost its connection is said to have had none for a tick.
     {Kind::kSilent, 1'037'033},
     {Kind::kSilent, 1'167'756},

@@ -22,14 +22,14 @@ _QUIET_RUNS = 5
 # Steps of all nodes between two kills, at least.
 _STEPS_BETWEEN = 40
 # A curve's point is the mean of so many steps.
-_SMOOTH = 50
+_SMOOTH = 200
 
 
 @dataclass(frozen=True)
 class _Curve:
     losses: dict[int, float]  # By step.
     accuracy: float
-    kills: list[int]  # The step that each came in.
+    kills: list[int]  # The step that each came in, of those that came while it learned.
 
     @property
     def final(self) -> float:
@@ -65,12 +65,12 @@ def _run(context: Context, seed: int, steps: int, kills: int) -> _Curve:
         job.await_steps(_STEPS_BETWEEN, time.monotonic_ns())
         if wrong := job.stop():
             raise ContenderFailed(wrong)
-        return _read(job.directory, at)
+        return _read(job.directory, [step for step in at if step < steps])
 
 
 def run(context: Context) -> Section:
     section = Section(TITLE)
-    steps = int(str(context.pick(400, 3000, 6000)))
+    steps = int(str(context.pick(1000, 20_000, 40_000)))
     kills = int(str(context.pick(1, 10, 20)))
     curves: list[_Curve] = []
     with noted(context, section):
@@ -86,7 +86,10 @@ def run(context: Context) -> Section:
     # As far again beyond the undisturbed runs' range as that is wide counts as within their noise.
     wide = high - low
     holds = low - wide <= disturbed.final <= high + wide
-    text = f"loss at the end after {kills} kills, within the noise of {len(quiet)} undisturbed runs"
+    text = (
+        f"loss at the end after {len(disturbed.kills)} kills, "
+        f"within the noise of {len(quiet)} undisturbed runs"
+    )
     wanted = f"{low - wide:.4g} to {high + wide:.4g}"
     section.bars.append(Bar(text, wanted, disturbed.final, holds))
     names = [f"undisturbed, seed {seed}" for seed in range(len(quiet))]
@@ -99,8 +102,9 @@ def run(context: Context) -> Section:
         "samples. Kills hit ranks and agents, one after another, as soon as all nodes are there again.\n"
     )
     section.data = {
-        "killed": {"losses": disturbed.losses, "kills": disturbed.kills},
-        "undisturbed": [curve.losses for curve in quiet],
+        "steps_in_a_point": _SMOOTH,
+        "killed": {"losses": _smoothed(disturbed), "kills": disturbed.kills},
+        "undisturbed": [_smoothed(curve) for curve in quiet],
     }
     section.draw = lambda path: _draw(disturbed, quiet, path)
     return section

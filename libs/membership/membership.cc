@@ -121,10 +121,12 @@ void Membership::OnTick(int64_t now_ns, std::vector<Effect>& out) {
 }
 
 void Membership::ExpireLeases(Turn& turn) {
+  // The last tick before its end counts: whoever is silent holds nobody up for longer than a lease.
+  const int64_t lapsed_ns = turn.now_ns + config_.TickNs();
   for (auto& [id, job] : jobs_) {
     std::vector<NodeRank> silent;
     for (const auto& [node, member] : job.members) {
-      if (member.lease_end_ns <= turn.now_ns) silent.push_back(node);
+      if (member.lease_end_ns <= lapsed_ns) silent.push_back(node);
     }
     for (const NodeRank node : silent) {
       Remove(job, node, MemberState::kLost,
@@ -136,7 +138,7 @@ void Membership::ExpireLeases(Turn& turn) {
   }
   for (auto& [id, aggregator] : aggregators_) {
     if (aggregator.record.state != AggregatorState::kLost &&
-        aggregator.lease_end_ns <= turn.now_ns) {
+        aggregator.lease_end_ns <= lapsed_ns) {
       Lose(aggregator,
            "was silent for " + SecondsText(config_.lease_ns) + " (its lease has lapsed)", turn);
     }

@@ -42,7 +42,7 @@ TEST_CASE("Membership: silence costs the lease", "[membership]") {
   f.Enter("mnist", 1, 11, Spec(2, 2));
   f.Pass(9 * kSecond, job, {Id(0, 10)});
   CHECK(f.StateOf(job) == JobState::kRunning);
-  f.Pass(2 * kSecond, job, {Id(0, 10)});
+  f.Pass(kSecond, job, {Id(0, 10)});  // Not longer than the lease.
   CHECK(f.StateOf(job) == JobState::kFailed);
   CHECK(Contains(f.Told<JobFailed>(Id(0, 10)).at(0).text,
                  "node 1 (host-1, incarnation b) was silent for 10 s"));

@@ -137,8 +137,7 @@ void Membership::ExpireLeases(Turn& turn) {
     if (job.state == JobState::kForming && is_due) turn.Touch(job);
   }
   for (auto& [id, aggregator] : aggregators_) {
-    if (aggregator.record.state != AggregatorState::kLost &&
-        aggregator.lease_end_ns <= lapsed_ns) {
+    if (aggregator.record.state != AggregatorState::kLost && aggregator.lease_end_ns <= lapsed_ns) {
       Lose(aggregator,
            "was silent for " + SecondsText(config_.lease_ns) + " (its lease has lapsed)", turn);
     }

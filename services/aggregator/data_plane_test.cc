@@ -539,9 +539,10 @@ TEST_CASE("DataPlane: a job that was over begins again with a newer view alone",
   pool.clock.skipped_ns += 6'000'000'000;
   pool.Until([&] { return late.Count<wire::Welcome>() == 1; });
   CHECK(late.Last<wire::Welcome>().status == wire::WelcomeStatus::kUnknownJob);
-  CHECK(late.Last<wire::Welcome>().text ==
-        "job 1 was over at aggregator 'agg' in epoch 1: has the scheduler been started with an older "
-        "store? Start the job again");
+  CHECK(
+      late.Last<wire::Welcome>().text ==
+      "job 1 was over at aggregator 'agg' in epoch 1: has the scheduler been started with an older "
+      "store? Start the job again");
 
   view = MakeView(1, 1, 2);
   pool.data_plane->OnJobView("job", view);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/shm/client/client.h"
 
-#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,45 +12,15 @@
 #include <new>
 
 #include "libs/shm/client/await.h"
-#include "libs/shm/client/cache_share.h"
-
-#ifndef MADV_WIPEONFORK
-#define MADV_WIPEONFORK 18
-#endif
+#include "libs/shm/client/cpus.h"
 
 namespace talweg::shm {
 namespace {
-
-constexpr uint32_t kAlive = 0x76697661;
-
-// That a process may run on.
-struct Cpus {
-  explicit Cpus(pid_t pid) {
-    cpu_set_t cpus[8];  // The kernel refuses a set that is too small for it.
-    if (::sched_getaffinity(pid, sizeof(cpus), cpus) != 0) return;
-    count = CPU_COUNT_S(sizeof(cpus), cpus);
-    while (first < kCpusMax - 1 && !CPU_ISSET_S(first, sizeof(cpus), cpus)) ++first;
-  }
-  static constexpr int kCpusMax = 8 * CPU_SETSIZE;
-  int count = 1;
-  int first = 0;
-};
 
 int64_t DefaultSpinNs() {
   const int count = Cpus(0).count;
   // Who spins on few cores keeps the agent from running.
   return count <= 2 ? 2'000 : count <= 8 ? 20'000 : 50'000;
-}
-
-// Counts the CPUs of all `ranks`. Each may have been given its own, out of those of what started
-// it.
-uint64_t DefaultCacheBytes(uint32_t ranks) {
-  const Cpus own(0);
-  const auto all = static_cast<uint64_t>(std::max(own.count, Cpus(::getppid()).count));
-  const auto count = static_cast<int>(std::min(uint64_t{ranks} * own.count, all));
-  char directory[64];
-  std::snprintf(directory, sizeof(directory), "/sys/devices/system/cpu/cpu%d/cache", own.first);
-  return CacheShare(LastCacheBytes(directory, count), count);
 }
 
 }  // namespace
@@ -72,7 +41,7 @@ RankStatus Client::Connect(const ClientOptions& options, Client** out, ErrorText
 
 void Client::Free(Client* client) {
   if (client == nullptr) return;
-  if (client->Forked()) {
+  if (client->fork_guard_.Forked()) {
     // The rest stays: what the kernel left out of the child may be something else's addresses by
     // now.
     client->socket_.CloseInChild();
@@ -100,23 +69,13 @@ Client::~Client() {
   std::free(static_cast<void*>(peers_));
   for (uint32_t i = 0; i < segment_count_; ++i) segments_[i].mapping.Reset();
   std::free(segments_);
-  if (fork_guard_ != nullptr) ::munmap(fork_guard_, kPageBytes);
 }
 
 // ---- Connecting
 // -----------------------------------------------------------------------------------
 
 RankStatus Client::Handshake(const ClientOptions& options, ErrorText& error) {
-  pid_ = ::getpid();
-  void* guard =
-      ::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (guard != MAP_FAILED) {
-    if (::madvise(guard, kPageBytes, MADV_WIPEONFORK) == 0) {
-      fork_guard_ = new (guard) std::atomic<uint32_t>(kAlive);
-    } else {
-      ::munmap(guard, kPageBytes);
-    }
-  }
+  fork_guard_.Begin();
   cache_bytes_ = options.cache_bytes;
   spin_ns_ = options.spin_ns >= 0 ? options.spin_ns : DefaultSpinNs();
   const Deadline deadline(options.timeout_ns);
@@ -127,7 +86,7 @@ RankStatus Client::Handshake(const ClientOptions& options, ErrorText& error) {
   }
   std::strncpy(socket_path_, options.socket_path, sizeof(socket_path_) - 1);
 
-  const Hello hello{.pid = static_cast<uint32_t>(pid_),
+  const Hello hello{.pid = static_cast<uint32_t>(fork_guard_.pid()),
                     .wanted_local_rank = options.wanted_local_rank,
                     .client_name = options.client_name};
   if (socket_.Send({.body = hello}) == AgentSocket::Sent::kBroken) {
@@ -171,7 +130,7 @@ RankStatus Client::TakeWelcome(const Welcome& welcome, ErrorText& error) {
   identity_.local_size = welcome.local_size;
   identity_.node_rank = welcome.node_rank;
   identity_.node_count = welcome.node_count;
-  if (cache_bytes_ == 0) cache_bytes_ = DefaultCacheBytes(identity_.local_size);
+  streaming_.Begin(cache_bytes_, identity_.local_size);
   std::memcpy(identity_.job_name, welcome.job_name.data(), welcome.job_name.size());
   agent_minor_ = welcome.minor;
   tensors_max_ = welcome.tensors_max;
@@ -218,7 +177,7 @@ RankStatus Client::MapControl(const Welcome& welcome, ErrorText& error) {
 }
 
 RankStatus Client::Shutdown(int64_t timeout_ns, ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   if (closed_.exchange(true)) return RankStatus::kOk;
   const Deadline deadline(timeout_ns);
   FinishPieces();  // Or the others would wait for them, for a rank that has left cleanly.
@@ -247,7 +206,7 @@ RankStatus Client::Shutdown(int64_t timeout_ns, ErrorText& error) {
 }
 
 RankStatus Client::Health(ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   ReadSocket(0);
   RankStatus over = RankStatus::kOk;
   return Over(&over) ? FailOver(over, "the client", error) : RankStatus::kOk;
@@ -255,11 +214,6 @@ RankStatus Client::Health(ErrorText& error) {
 
 // ---- Forks, endings
 // -------------------------------------------------------------------------------
-
-bool Client::Forked() const {
-  if (fork_guard_ != nullptr) return fork_guard_->load(std::memory_order_relaxed) != kAlive;
-  return ::getpid() != pid_;
-}
 
 RankStatus Client::FailForked(ErrorText& error) {
   if (!child_closed_) {
@@ -271,7 +225,7 @@ RankStatus Client::FailForked(ErrorText& error) {
       RankStatus::kForked,
       "this client belongs to process %d, of which this process (%d) is a fork; connect "
       "after forking, or use the spawn start method",
-      static_cast<int>(pid_), static_cast<int>(::getpid()));
+      static_cast<int>(fork_guard_.pid()), static_cast<int>(::getpid()));
 }
 
 bool Client::Over(RankStatus* status) const {

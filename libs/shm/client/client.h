@@ -16,12 +16,16 @@
 #include "libs/shm/client/agent_socket.h"
 #include "libs/shm/client/agent_watch.h"
 #include "libs/shm/client/arriving_result.h"
+#include "libs/shm/client/client_identity.h"
+#include "libs/shm/client/client_statistics.h"
 #include "libs/shm/client/deadline.h"
 #include "libs/shm/client/error_text.h"
+#include "libs/shm/client/fork_guard.h"
 #include "libs/shm/client/lock.h"
-#include "libs/shm/client/open_bytes.h"
 #include "libs/shm/client/pushed_rounds.h"
 #include "libs/shm/client/round_lengths.h"
+#include "libs/shm/client/streaming.h"
+#include "libs/shm/client/tensor.h"
 #include "libs/shm/client/transfers.h"
 #include "libs/shm/client/watches.h"
 #include "libs/shm/layout/control.h"
@@ -32,9 +36,6 @@
 
 namespace talweg::shm {
 
-// A store around the caches costs more than it spares where so little is written.
-inline constexpr uint64_t kStreamBytesMin = 64 * kKiB;
-
 struct ClientOptions {
   const char* socket_path = nullptr;
   uint32_t wanted_local_rank = kAnyLocalRank;
@@ -44,27 +45,6 @@ struct ClientOptions {
   // What of the last cache the buffers of all ranks may take; 0: half of what the machine says.
   uint64_t cache_bytes = 0;
   std::string_view client_name;
-};
-
-struct ClientIdentity {
-  uint32_t rank = 0;
-  uint32_t size = 0;
-  uint32_t local_rank = 0;
-  uint32_t local_size = 0;
-  uint32_t node_rank = 0;
-  uint32_t node_count = 0;
-  char job_name[kJobNameBytesMax + 1] = "";
-};
-
-struct ClientStatistics {
-  std::atomic<uint64_t> tensors{0};
-  std::atomic<uint64_t> pushes{0};
-  std::atomic<uint64_t> bytes_pushed{0};
-  std::atomic<uint64_t> bytes_copied{0};
-  std::atomic<uint64_t> waits{0};
-  std::atomic<uint64_t> waits_slept{0};
-  std::atomic<uint64_t> wait_ns{0};
-  std::atomic<uint64_t> ring_full{0};
 };
 
 // One rank's view of docs/shared_memory.md. Needs libc only: no exceptions, no operator new, no
@@ -157,77 +137,6 @@ class Client {
   const ClientStatistics& statistics() const { return statistics_; }
 
  private:
-  struct Tensor {
-    Collective collective;
-    // How many the group has; this rank's place in it, and the root's.
-    uint32_t rank_count = 0;
-    uint32_t rank = 0;
-    uint32_t root = 0;
-    BufferShape buffer;
-    bool has_tables = false;  // Buffers end with a table of lengths.
-    Parts gives;
-    Parts gets;
-    uint64_t bytes = 0;  // The data's in a buffer.
-    std::byte* contribution = nullptr;
-    const std::byte* result[2] = {};
-    const std::byte* arrivals = nullptr;  // ArrivalsLine; null: nothing is told.
-    // Where the ranks sum it: it lies in part `part` of every rank's arena, at `offset`.
-    bool ranks_sum = false;
-    uint32_t part = 0;
-    uint64_t offset = 0;
-    RankSumShape shape;                 // stride 0: one buffer, the agent sums.
-    std::atomic<bool> in_place{false};  // Declared so, whoever sums.
-    std::atomic<bool> sharing{false};   // A thread is summing this rank's share.
-    std::atomic<bool> populated{false};
-    std::atomic<char*> name{nullptr};
-    std::atomic<int32_t> priority{0};
-    // Guarded by state_mutex_.
-    uint64_t pushed = 0;   // The last round in the ring.
-    uint64_t taken = 0;    // The last round that a wait has returned.
-    uint32_t readers = 0;  // Threads that copy a result out.
-    // What the last wait that timed out has copied of the open round.
-    ArrivingResult::Copied copied_early;
-    bool pushing = false;
-    bool pushed_short = false;  // The last round was pushed with a part that is not full.
-    uint64_t disagreed = 0;     // The last round of which the ranks have said different things.
-    uint64_t open_bytes = 0;    // What the open round takes of open_bytes_.
-    // Where the part is already, in the open round, that this rank gives itself; null: nowhere.
-    const std::byte* own_part = nullptr;
-    bool on_device = false;  // The open round's result goes to a GPU.
-    // AgentLine::events_lost when its events were asked for; and those behind which its last round
-    // was pushed, which may also be read without the lock.
-    uint32_t placed_at = 0;
-    std::atomic<uint32_t> pushed_at{0};
-    bool failed = false;    // A round has ended without a result: no later one has any.
-    void* place = nullptr;  // Where its buffer is attached, and what was mapped there before.
-    Mapping replaced;
-    Mapping own_result;  // Where Result sums to; guarded by result_mutex_.
-    uint64_t own_result_round = 0;
-
-    std::byte* ContributionOf(uint64_t round) const {
-      return contribution + shape.buffer_offset(round);
-    }
-    // Where a part begins that `giver` contributes, in its buffer.
-    uint64_t PartOffset(uint32_t part, uint32_t giver) const {
-      return ranks_sum ? shape.part_offset(part, giver) : buffer.part_offset(part);
-    }
-    // What a buffer for contributions has room for.
-    uint64_t held_bytes() const { return ranks_sum ? shape.stride : bytes; }
-    // What parts that other ranks give would take before the first one of this rank's.
-    uint64_t bytes_before() const {
-      return buffer.part_offset(gives.first) - PartOffset(gives.first, rank);
-    }
-    bool Gets(uint32_t part) const {
-      return HasPart(collective.gets, part, rank, rank_count, root);
-    }
-    // The lengths of the parts that this rank contributes to a round.
-    uint32_t* LengthsOf(uint64_t round) const {
-      return reinterpret_cast<uint32_t*>(
-          contribution + (ranks_sum ? shape.table_offset(round) : buffer.table_offset()));
-    }
-    // Whether its last round is one that the other ranks may see complete.
-    bool tells_pushes() const { return shape.tells_pushes && !failed && !on_device; }
-  };
   // A segment of another rank's contributions. `bytes` before `base`, with release.
   struct PeerPart {
     std::atomic<std::byte*> base{nullptr};
@@ -265,7 +174,6 @@ class Client {
   RankStatus TakeWelcome(const Welcome& welcome, ErrorText& error);
   RankStatus MapControl(const Welcome& welcome, ErrorText& error);
 
-  bool Forked() const;
   RankStatus FailForked(ErrorText& error);
   // Where the parent's tensors in place lie, so that who still refers to one meets zeros.
   // in_place.cc.
@@ -273,7 +181,6 @@ class Client {
   // Null when there is none. Lock-free.
   Tensor* Find(uint32_t tensor) const;
   RankStatus FailNoTensor(uint32_t tensor, ErrorText& error) const;
-  static const char* NameOf(const Tensor& tensor);
 
   // Whether nothing can go on any more; *status says why, FailOver says it in words.
   bool Over(RankStatus* status) const;
@@ -384,9 +291,6 @@ class Client {
   void SayParts(Tensor& tensor, const uint64_t* lengths);
   // This push has not been made.
   void AbandonPush(Tensor& tensor);
-  static RankStatus FailOnDevice(const Tensor& tensor, ErrorText& error);
-  static RankStatus FailNotPushed(const Tensor& tensor, uint64_t round, ErrorText& error);
-  static RankStatus FailEventsLost(const Tensor& tensor, ErrorText& error);
   uint32_t EventsLost() const {
     return control_.agent_line().events_lost.load(std::memory_order_seq_cst);
   }
@@ -410,12 +314,6 @@ class Client {
   bool Populate(Tensor& tensor);
   std::byte* Locate(const Location& location, SegmentKind kind, uint64_t bytes) const;
 
-  // Whether a copy or a sum of `bytes` goes around the caches: the ranks' buffers of the rounds
-  // that are open at once, and their callers', do not fit there, so that what is written now is
-  // gone before it is read.
-  bool Streams(uint64_t bytes) const {
-    return bytes >= kStreamBytesMin && open_bytes_.AtOnce() * identity_.local_size > cache_bytes_;
-  }
   RankStatus RingPush(Tensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
                       ErrorText& error);
   // Which sleep of the agent is to end: any; one that pushes end; one that lasts until somebody
@@ -528,8 +426,8 @@ class Client {
   ClientStatistics statistics_;
   Watches watches_;
   int64_t spin_ns_ = 0;
-  uint64_t cache_bytes_ = 0;
-  OpenBytes open_bytes_;  // Buffers, and callers' memory; begun and ended under state_mutex_.
+  uint64_t cache_bytes_ = 0;  // As the options say.
+  Streaming streaming_;       // Its rounds are opened and ended under state_mutex_.
   char socket_path_[108] = "";
 
   AgentSocket socket_;
@@ -542,9 +440,7 @@ class Client {
   uint64_t in_place_parts_ = 0;              // Bit p: part p. Guarded by state_mutex_.
   Mutex result_mutex_;
 
-  // A page that is zeroed in a forked child; null: the kernel has no such thing, compare pids.
-  std::atomic<uint32_t>* fork_guard_ = nullptr;
-  pid_t pid_ = 0;
+  ForkGuard fork_guard_;
   bool child_closed_ = false;  // In the child, its copy of the socket is dealt with.
 
   mutable Mutex state_mutex_;

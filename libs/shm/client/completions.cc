@@ -37,11 +37,11 @@ RankStatus Client::OpenWatches(Watches& watches, int* fd, ErrorText& error) {
 }
 
 RankStatus Client::CompletionFd(int* fd, ErrorText& error) {
-  return Forked() ? FailForked(error) : OpenWatches(watches_, fd, error);
+  return fork_guard_.Forked() ? FailForked(error) : OpenWatches(watches_, fd, error);
 }
 
 RankStatus Client::AnotherCompletionFd(int* fd, ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   void* const memory = std::calloc(1, sizeof(Watches));
   if (memory == nullptr) {
     return error.Fail(RankStatus::kOutOfMemory, "no memory for another descriptor");
@@ -83,7 +83,7 @@ RankStatus Client::FailNoDescriptor(int fd, ErrorText& error) {
 }
 
 RankStatus Client::Watch(int fd, uint32_t index, uint64_t round, uint64_t tag, ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   const Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
   Watches* const watches = FindWatches(fd);
@@ -120,7 +120,7 @@ RankStatus Client::Watch(int fd, uint32_t index, uint64_t round, uint64_t tag, E
 RankStatus Client::Completed(int fd, uint64_t* tags, size_t capacity, size_t* count,
                              ErrorText& error) {
   *count = 0;
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   Watches* const watches = FindWatches(fd);
   if (watches == nullptr) return FailNoDescriptor(fd, error);
   watches->Drain();

@@ -34,7 +34,7 @@ void Client::HandleDeviceAnswer(const Message& message) {
 
 RankStatus Client::AskOfDevice(const MessageBody& question, const char* what, int64_t timeout_ns,
                                PendingAnswer& pending, ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   RankStatus over = RankStatus::kOk;
   if (Over(&over)) return FailOver(over, what, error);
   switch (Ask(question, pending, Deadline(timeout_ns), &over)) {
@@ -64,7 +64,7 @@ RankStatus Client::UnexportBuffer(uint32_t buffer, int64_t timeout_ns, ErrorText
 
 RankStatus Client::PlaceTensor(uint32_t index, uint32_t buffer, int64_t timeout_ns,
                                GpuHandleBytes* pushed, GpuHandleBytes* taken, ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
   const uint32_t asked_at = EventsLost();  // What is lost from here on may be what is answered.
@@ -82,7 +82,7 @@ RankStatus Client::PlaceTensor(uint32_t index, uint32_t buffer, int64_t timeout_
 RankStatus Client::PushOnDevice(uint32_t index, uint32_t buffer, uint64_t offset,
                                 bool declared_priority, int32_t priority, int64_t timeout_ns,
                                 uint64_t* round, ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
   if (tensor->ranks_sum) {
@@ -119,14 +119,6 @@ bool Client::PushesAgain(Tensor& tensor) {
                      tensor.pushed_at.load(std::memory_order_relaxed) != tensor.placed_at;
   if (again) tensor.pushing = true;
   return again;
-}
-
-RankStatus Client::FailEventsLost(const Tensor& tensor, ErrorText& error) {
-  return error.Fail(RankStatus::kEventsLost,
-                    "tensor '%s': the agent has lost its GPU, and with it the tensor's events, and "
-                    "has opened it again: place the tensor (talweg_gpu_place), open the events, "
-                    "record `pushed` and push again",
-                    NameOf(tensor));
 }
 
 }  // namespace talweg::shm

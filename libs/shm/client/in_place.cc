@@ -211,7 +211,7 @@ RankStatus Client::CheckAtRest(const Tensor& tensor, const char* purpose, ErrorT
 }
 
 RankStatus Client::Attach(uint32_t index, void* address, ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
   if (reinterpret_cast<uintptr_t>(address) % kPageBytes != 0) {
@@ -261,7 +261,7 @@ RankStatus Client::Attach(uint32_t index, void* address, ErrorText& error) {
 }
 
 RankStatus Client::Detach(uint32_t index, ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
   const MutexLock lock(state_mutex_);

@@ -29,7 +29,7 @@ void ForEachGiven(const Parts& gives, const BufferShape& shape, const std::byte*
 RankStatus Client::Push(uint32_t index, const void* data, const PushedParts& parts,
                         bool declared_priority, int32_t priority, int64_t timeout_ns,
                         uint64_t* round, ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
   Pushing push{.entry = {.tensor = index, .priority = priority}};
@@ -133,10 +133,10 @@ void Client::CopyIn(const Tensor& tensor, const std::byte* data, const PushedPar
                  if (is_own && !others_get_all) return;
                  std::byte* const to = contribution + tensor.PartOffset(part, tensor.rank);
                  if (is_own && own != from) {
-                   CopyTwice(to, own, from, bytes, Streams(bytes));
+                   CopyTwice(to, own, from, bytes, streaming_.Streams(bytes));
                    copied += bytes;
                  } else {
-                   Copy(to, from, bytes, Streams(bytes));
+                   Copy(to, from, bytes, streaming_.Streams(bytes));
                  }
                  copied += bytes;
                });
@@ -149,7 +149,7 @@ void Client::CopyOwn(const Tensor& tensor, const std::byte* data, const PushedPa
   ForEachGiven(tensor.gives, tensor.buffer, data, parts,
                [&](uint32_t part, const std::byte* from, uint64_t bytes) {
                  if (!tensor.Gets(part) || own == from) return;
-                 Copy(own, from, bytes, Streams(bytes));
+                 Copy(own, from, bytes, streaming_.Streams(bytes));
                  statistics_.bytes_copied.fetch_add(bytes, std::memory_order_relaxed);
                });
 }
@@ -192,7 +192,7 @@ RankStatus Client::BeginPush(Tensor& tensor, const void* data, std::byte** contr
   const uint64_t buffers = tensor.contribution == nullptr ? 0 : tensor.shape.in_place ? 1 : 2;
   const bool copied = data != nullptr && !IsContribution(tensor, data, *contribution);
   tensor.open_bytes = (buffers + (copied ? 1 : 0)) * tensor.held_bytes();
-  open_bytes_.Begin(tensor.open_bytes);
+  streaming_.OpenRound(tensor.open_bytes);
   return RankStatus::kOk;
 }
 
@@ -200,7 +200,7 @@ void Client::AbandonPush(Tensor& tensor) {
   const MutexLock lock(state_mutex_);
   tensor.pushing = false;
   if (tensor.pushed > tensor.taken) return;  // A push again: its round stays open.
-  open_bytes_.End(tensor.open_bytes);
+  streaming_.EndRound(tensor.open_bytes);
   tensor.open_bytes = 0;
 }
 

@@ -287,7 +287,7 @@ RankStatus Client::SumContributions(Tensor& tensor, const CompleteRound& complet
       return FailLength(tensor, length, error);
     }
     Summing(tensor.collective, tensor.rank_count, tensor.shape, tensor.buffer.part_offset(part),
-            length, complete.round, complete.arenas, out + summed, Streams(length))
+            length, complete.round, complete.arenas, out + summed, streaming_.Streams(length))
         .All();
     summed += length;
   }
@@ -299,7 +299,7 @@ void Client::SumShared(Tensor& tensor, const CompleteRound& complete, std::byte*
   const uint32_t count = tensor.rank_count;
   const uint32_t own = tensor.rank;
   Summing summing(tensor.collective, count, tensor.shape, 0, bytes, complete.round, complete.arenas,
-                  out, Streams(bytes));
+                  out, streaming_.Streams(bytes));
   if (!summing.IsShared()) return summing.All();
   uint32_t first = 0;
   // The first of several threads that wait for one round shares what it sums.

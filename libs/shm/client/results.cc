@@ -75,7 +75,7 @@ ArrivingResult Client::Arriving(const Tensor& tensor, uint64_t round, const Taki
           round,
           tensor.result[round & 1],
           static_cast<std::byte*>(taking.out),
-          Streams(tensor.bytes)};
+          streaming_.Streams(tensor.bytes)};
 }
 
 RankStatus Client::FindRound(const Tensor& tensor, const OpenedRound& opened,
@@ -135,7 +135,7 @@ RankStatus Client::TakeResult(Tensor& tensor, const CompleteRound& complete, boo
   if (tensor.shape.in_place) {
     const RankStatus status = SumInPlace(tensor, complete, bytes, deadline, error);
     if (status != RankStatus::kOk || to == contribution) return status;
-    Copy(to, contribution, bytes, Streams(bytes));
+    Copy(to, contribution, bytes, streaming_.Streams(bytes));
   } else if (tensor.ranks_sum) {
     const RankStatus status = SumContributions(tensor, complete, target, error);
     if (status != RankStatus::kOk) return status;
@@ -172,14 +172,14 @@ RankStatus Client::CopyParts(const Tensor& tensor, const CompleteRound& complete
                  : complete.arenas[giver] + tensor.shape.buffer_offset(complete.round) +
                        tensor.PartOffset(part, giver);
     }
-    if (from != to) Copy(to, from, length, Streams(length));
+    if (from != to) Copy(to, from, length, streaming_.Streams(length));
   }
   return RankStatus::kOk;
 }
 
 RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uint64_t* bytes,
                           ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
   OpenedRound opened{.round = round};

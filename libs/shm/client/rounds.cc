@@ -39,22 +39,8 @@ RankStatus Client::RoundStatus(uint32_t index, const Tensor& tensor, uint64_t ro
                     bytes > 0 ? text : RankStatusName(status));
 }
 
-RankStatus Client::FailOnDevice(const Tensor& tensor, ErrorText& error) {
-  return error.Fail(RankStatus::kInvalidArgument,
-                    "tensor '%s' was pushed from a GPU, where its result is: there is none in host "
-                    "memory; wait without `out`",
-                    NameOf(tensor));
-}
-
-RankStatus Client::FailNotPushed(const Tensor& tensor, uint64_t round, ErrorText& error) {
-  return error.Fail(RankStatus::kInvalidArgument,
-                    "tensor '%s': round %llu has not been pushed; the last one is %llu",
-                    NameOf(tensor), static_cast<unsigned long long>(round),
-                    static_cast<unsigned long long>(tensor.pushed));
-}
-
 RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
   bool on_device = false;
@@ -84,7 +70,7 @@ RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
 
 RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, int64_t timeout_ns,
                         ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
   const std::atomic<uint64_t>& completed = control_.tensor_state(index).completed_round;
@@ -184,7 +170,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, in
 void Client::EndRound(uint32_t index, Tensor& tensor, uint64_t round) {
   if (tensor.taken < round) {
     tensor.taken = round;
-    open_bytes_.End(tensor.open_bytes);
+    streaming_.EndRound(tensor.open_bytes);
     tensor.open_bytes = 0;
   }
   if (RoundSucceeded(index, round)) return;
@@ -209,7 +195,7 @@ bool Client::RoundSucceeded(uint32_t index, uint64_t round) const {
 }
 
 uint64_t Client::RanksSummed(uint32_t index) const {
-  const Tensor* tensor = Forked() ? nullptr : Find(index);
+  const Tensor* tensor = fork_guard_.Forked() ? nullptr : Find(index);
   if (tensor == nullptr) return 0;
   const TensorState& state = control_.tensor_state(index);
   {
@@ -224,7 +210,7 @@ uint64_t Client::RanksSummed(uint32_t index) const {
 }
 
 uint64_t Client::OpenRound(uint32_t index) const {
-  const Tensor* tensor = Forked() ? nullptr : Find(index);
+  const Tensor* tensor = fork_guard_.Forked() ? nullptr : Find(index);
   if (tensor == nullptr) return 0;
   const MutexLock lock(state_mutex_);
   return tensor->pushed > tensor->taken ? tensor->pushed : 0;

@@ -48,7 +48,7 @@ RankStatus Client::AskBoundary(const Boundary& question, const char* what, int64
 }
 
 RankStatus Client::EndStep(int64_t timeout_ns, ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   RankStatus over = RankStatus::kOk;
   if (Over(&over)) return FailOver(over, "the end of a step", error);
   if (agent_minor_ < kStepsMinor) return RankStatus::kOk;  // It lets nobody in.
@@ -75,7 +75,7 @@ uint64_t Client::NewestEpoch() const {
 
 RankStatus Client::LookAtView(uint64_t epoch, Membership* view, MembershipMember* members,
                               uint32_t members_max, int64_t timeout_ns, ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   uint32_t known = 0;
   do {
     PendingAnswer pending;
@@ -96,7 +96,7 @@ RankStatus Client::LookAtView(uint64_t epoch, Membership* view, MembershipMember
 }
 
 RankStatus Client::FollowView(uint64_t epoch, int64_t timeout_ns, ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   PendingAnswer pending;
   const Boundary question{.question = BoundaryQuestion::kFollow, .epoch = epoch};
   const RankStatus status = AskBoundary(question, "the job's view", timeout_ns, pending, error);

@@ -365,7 +365,7 @@ RankStatus Client::CheckGroup(const Declare& declare, ErrorText& error) const {
 
 RankStatus Client::DeclareTensors(std::span<const Declare> declares, int64_t timeout_ns,
                                   uint32_t* tensors, ErrorText& error) {
-  if (Forked()) return FailForked(error);
+  if (fork_guard_.Forked()) return FailForked(error);
   for (const Declare& declare : declares) {
     if (const RankStatus status = CheckDeclare(declare, error); status != RankStatus::kOk) {
       return status;
@@ -462,18 +462,13 @@ RankStatus Client::TakeDeclared(const Declare& declare, const PendingAnswer& pen
   return RankStatus::kOk;
 }
 
-Client::Tensor* Client::Find(uint32_t tensor) const {
+Tensor* Client::Find(uint32_t tensor) const {
   return tensor < tensors_max_ ? tensors_[tensor].load(std::memory_order_acquire) : nullptr;
 }
 
 RankStatus Client::FailNoTensor(uint32_t tensor, ErrorText& error) const {
   return error.Fail(RankStatus::kInvalidArgument,
                     "%u is no tensor of this client: use what talweg_declare gave", tensor);
-}
-
-const char* Client::NameOf(const Tensor& tensor) {
-  const char* name = tensor.name.load(std::memory_order_acquire);
-  return name == nullptr ? "?" : name;
 }
 
 uint64_t Client::TensorBytes(uint32_t tensor) const {
@@ -492,7 +487,7 @@ uint32_t Client::PartsGot(uint32_t tensor) const {
 }
 
 void* Client::Contribution(uint32_t tensor) const {
-  const Tensor* found = Forked() ? nullptr : Find(tensor);
+  const Tensor* found = fork_guard_.Forked() ? nullptr : Find(tensor);
   if (found == nullptr) return nullptr;
   const MutexLock lock(state_mutex_);
   // Part p of several lies p strides from there, also where there is room for the rank's alone.

@@ -15,9 +15,6 @@
 
 namespace talweg::shm {
 
-// Whoever polls in a loop asks the kernel now and then, not every time.
-inline constexpr int64_t kLookEveryNs = 1'000'000;
-inline constexpr int64_t kPollRingsEveryNs = 100'000;
 // A rank that runs comes sooner than the agent can be woken, and wake.
 inline constexpr int64_t kYieldForRanksNs = 50'000;
 
@@ -61,20 +58,21 @@ inline void Client::Enter(const WaitingPlace& place) {
   // One at a time: two must not both take themselves for the only one.
   const MutexLock lock(state_mutex_);
   const bool is_only = place.sleepers.load(std::memory_order_seq_cst) == 0;
-  control_.rank_line().awaited_bytes.store(place.awaited_bytes, std::memory_order_seq_cst);
-  control_.rank_line().awaited.store(is_only ? *place.tensor + 1 : 0, std::memory_order_seq_cst);
+  link_.control().rank_line().awaited_bytes.store(place.awaited_bytes, std::memory_order_seq_cst);
+  link_.control().rank_line().awaited.store(is_only ? *place.tensor + 1 : 0,
+                                            std::memory_order_seq_cst);
   place.sleepers.fetch_add(1, std::memory_order_seq_cst);
 }
 
 inline void Client::RingToAwait(const WaitingPlace& place) {
   // What comes by the socket needs no push.
-  if (&place.sleepers != &uncounted_) RingDoorbell(Sleeping::kUntilAwaited);
+  if (&place.sleepers != &uncounted_) bell_.Ring(AgentBell::Sleeping::kUntilAwaited);
 }
 
 template <typename Done>
 Client::Awaited Client::Look(const Done& done, RankStatus* status) const {
   if (done()) return Awaited::kDone;
-  if (status == nullptr || !Over(status)) return Awaited::kTimeout;  // Not yet.
+  if (status == nullptr || !health_.Over(status)) return Awaited::kTimeout;  // Not yet.
   // It may have been done before it was over.
   return done() ? Awaited::kDone : Awaited::kOver;
 }
@@ -107,7 +105,7 @@ Client::Awaited Client::Await(const Done& done, const Deadline& deadline, const 
   if (Spin(done, deadline, place)) return Awaited::kDone;
   if (deadline.Passed(MonotonicNs())) {
     // Who never waits must still learn that the agent is gone, and be told what only it knows.
-    if (!place.needs_agent) RingForPoll(false);
+    if (!place.needs_agent) bell_.RingForPoll(false);
     ReadSocket(kLookEveryNs);
     return Look(done, status);
   }
@@ -132,9 +130,10 @@ Client::Awaited Client::Sleep(const Done& done, const Deadline& deadline, RankSt
       // Look again: the reader before this one may have read the Wake that was meant for us.
       seen = Look(done, status);
       if (seen == Awaited::kTimeout) {
-        socket_.WaitReadable(agent_watch_.watches()
-                                 ? Deadline::Earlier(deadline, Deadline(AgentWatch::kLookEveryNs))
-                                 : deadline);
+        link_.socket().WaitReadable(
+            health_.watches_agent()
+                ? Deadline::Earlier(deadline, Deadline(AgentWatch::kLookEveryNs))
+                : deadline);
         LookAtAgent();
       }
       StopReading();

@@ -13,9 +13,10 @@
 
 #include "libs/base/bytes.h"
 #include "libs/base/collective.h"
-#include "libs/shm/client/agent_socket.h"
-#include "libs/shm/client/agent_watch.h"
+#include "libs/shm/client/agent_bell.h"
+#include "libs/shm/client/agent_link.h"
 #include "libs/shm/client/arriving_result.h"
+#include "libs/shm/client/client_health.h"
 #include "libs/shm/client/client_identity.h"
 #include "libs/shm/client/client_statistics.h"
 #include "libs/shm/client/deadline.h"
@@ -172,7 +173,6 @@ class Client {
 
   RankStatus Handshake(const ClientOptions& options, ErrorText& error);
   RankStatus TakeWelcome(const Welcome& welcome, ErrorText& error);
-  RankStatus MapControl(const Welcome& welcome, ErrorText& error);
 
   RankStatus FailForked(ErrorText& error);
   // Where the parent's tensors in place lie, so that who still refers to one meets zeros.
@@ -181,11 +181,6 @@ class Client {
   // Null when there is none. Lock-free.
   Tensor* Find(uint32_t tensor) const;
   RankStatus FailNoTensor(uint32_t tensor, ErrorText& error) const;
-
-  // Whether nothing can go on any more; *status says why, FailOver says it in words.
-  bool Over(RankStatus* status) const;
-  RankStatus FailOver(RankStatus status, const char* what, ErrorText& error) const;
-  void Lose(RankStatus status, const char* format, const char* detail);
 
   // Where the agent sees that it must wake a thread: counted in `sleepers` (uncounted_ for what
   // comes by the socket anyway), and, if it waits for a tensor, in `awaited` if it is the only one.
@@ -201,8 +196,8 @@ class Client {
   bool Spin(const Done& done, const Deadline& deadline, const WaitingPlace& place) const;
   // Ends a sleep of the agent that lasts until somebody waits.
   void RingToAwait(const WaitingPlace& place);
-  // Waits until done() or Over() or the deadline. With a null `status` only done() and the deadline
-  // count.
+  // Waits until done(), or nothing can go on, or the deadline. With a null `status` only done() and the
+  // deadline count.
   enum class Awaited { kDone, kOver, kTimeout };
   template <typename Done>
   Awaited Await(const Done& done, const Deadline& deadline, const WaitingPlace& place,
@@ -233,7 +228,6 @@ class Client {
   Watches* FindWatches(int fd);
   static RankStatus FailNoDescriptor(int fd, ErrorText& error);
   void HandleMessages();
-  void WatchAgent();
   void HandleDeclared(const Message& message, const Declared& declared);
   void HandleDeviceAnswer(const Message& message);
   void HandleMembership(const Message& message, const Membership& membership);
@@ -292,7 +286,7 @@ class Client {
   // This push has not been made.
   void AbandonPush(Tensor& tensor);
   uint32_t EventsLost() const {
-    return control_.agent_line().events_lost.load(std::memory_order_seq_cst);
+    return link_.control().agent_line().events_lost.load(std::memory_order_seq_cst);
   }
   // Whether its open round has lost them.
   bool LostItsEvents(const Tensor& tensor) const {
@@ -306,8 +300,6 @@ class Client {
   const char* AdoptTensor(const Declared& declared, const Declare& declare);
   const char* AdoptSegment(const SegmentInfo& info);
   const char* AdoptPeer(const Peer& peer);
-  // Why `fd` cannot be mapped for `bytes` without fear of SIGBUS, or null.
-  static const char* SegmentError(int fd, uint64_t bytes);
   // Room for one more; false: there is no memory. KeepSegment then takes it.
   bool ReserveSegment();
   void KeepSegment(MappedSegment segment);
@@ -316,18 +308,11 @@ class Client {
 
   RankStatus RingPush(Tensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
                       ErrorText& error);
-  // Which sleep of the agent is to end: any; one that pushes end; one that lasts until somebody
-  // waits.
-  enum class Sleeping : uint8_t { kAnyhow, kUntilRung, kUntilAwaited };
-  void RingDoorbell(Sleeping sleeping);
   uint64_t RingEntries() const {
     return submitted_.load(std::memory_order_relaxed) -
-           control_.consumed_line().consumed.load(std::memory_order_seq_cst);
+           link_.control().consumed_line().consumed.load(std::memory_order_seq_cst);
   }
-  bool RingFills() const { return RingEntries() >= control_.shape().ring_capacity / 2; }
-  // For a thread that looks again and again, and is counted nowhere. Also where ranks can tell: one
-  // of them may be too old to.
-  void RingForPoll(bool needs_agent);
+  bool RingFills() const { return RingEntries() >= link_.control().shape().ring_capacity / 2; }
   // What may be copied of a round before it is complete. `is_short`: it was pushed with a part that
   // is not full.
   ArrivingResult Arriving(const Tensor& tensor, uint64_t round, const Taking& taking,
@@ -420,6 +405,10 @@ class Client {
   RankStatus AwaitPieces(const Tensor& tensor, uint64_t round, uint64_t pieces, InPlaceLine& line,
                          const Deadline& deadline, ErrorText& error);
 
+  mutable Mutex state_mutex_;
+  AgentLink link_;
+  ClientHealth health_{link_, state_mutex_};
+  AgentBell bell_{link_};
   ClientIdentity identity_;
   std::atomic<uint64_t> steps_ended_{0};
   std::atomic<bool> at_boundary_{false};
@@ -428,12 +417,7 @@ class Client {
   int64_t spin_ns_ = 0;
   uint64_t cache_bytes_ = 0;  // As the options say.
   Streaming streaming_;       // Its rounds are opened and ended under state_mutex_.
-  char socket_path_[108] = "";
 
-  AgentSocket socket_;
-  Mapping control_mapping_;
-  ControlView control_;
-  uint16_t agent_minor_ = 0;  // The version of its messages.
   uint32_t tensors_max_ = 0;
   std::atomic<Tensor*>* tensors_ = nullptr;  // tensors_max_ of them.
   PeerPart* peers_ = nullptr;                // By local rank, then part.
@@ -443,20 +427,14 @@ class Client {
   ForkGuard fork_guard_;
   bool child_closed_ = false;  // In the child, its copy of the socket is dealt with.
 
-  mutable Mutex state_mutex_;
   PendingAnswer* pending_ = nullptr;
   uint32_t next_request_ = 1;
   MappedSegment* segments_ = nullptr;
   uint32_t segment_count_ = 0;
-  char lost_text_[kTextBytesMax + 1] = "";  // Written once, before lost_.
 
   Mutex ring_mutex_;
   std::atomic<uint64_t> submitted_{0};
-  std::atomic<uint32_t> rung_{0};  // The sleep of the agent that the last Doorbell was for.
-  std::atomic<int64_t> poll_rang_ns_{0};
 
-  std::atomic<uint32_t> lost_{0};  // RankStatus; not 0: the agent cannot be talked to.
-  std::atomic<bool> closed_{false};
   std::atomic<uint32_t> summing_{0};  // Threads that begin pieces of rounds in place.
   std::atomic<bool> goodbye_{false};  // The agent has answered ours.
 
@@ -469,7 +447,6 @@ class Client {
   // A thread that wanted to read the socket has found another at it.
   std::atomic<bool> unread_{false};
   uint32_t wakes_seen_ = 0;  // By the reader.
-  AgentWatch agent_watch_;   // By the reader.
   // Where those are counted that the agent need not know of.
   std::atomic<uint32_t> uncounted_{0};
   ErrorText* handshake_error_ = nullptr;  // While Connect runs.

@@ -14,7 +14,7 @@ namespace talweg::shm {
 bool Client::IsOver(const Watches::Watch& watch) const {
   if (watch.others.AllReach(watch.round)) return true;
   const Tensor& tensor = *Find(watch.tensor);
-  if (control_.tensor_state(watch.tensor).completed_round.load(std::memory_order_seq_cst) >=
+  if (link_.control().tensor_state(watch.tensor).completed_round.load(std::memory_order_seq_cst) >=
       watch.round) {
     // The other ranks' memory may still lie in the socket: who reads it there looks here again.
     std::byte* arenas[kSummingRanksMax];
@@ -26,13 +26,13 @@ bool Client::IsOver(const Watches::Watch& watch) const {
 
 RankStatus Client::OpenWatches(Watches& watches, int* fd, ErrorText& error) {
   const MutexLock lock(watches.mutex());
-  const RankStatus status =
-      watches.Open(socket_.fd(), agent_watch_.watches() ? AgentWatch::kLookEveryNs : 0, error);
+  const RankStatus status = watches.Open(
+      link_.socket().fd(), health_.watches_agent() ? AgentWatch::kLookEveryNs : 0, error);
   if (status != RankStatus::kOk) return status;
   *fd = watches.fd();
   // What has ended before it was asked for is told, too.
   RankStatus over = RankStatus::kOk;
-  if (Over(&over)) watches.Signal();
+  if (health_.Over(&over)) watches.Signal();
   return RankStatus::kOk;
 }
 
@@ -98,18 +98,18 @@ RankStatus Client::Watch(int fd, uint32_t index, uint64_t round, uint64_t tag, E
   const MutexLock lock(watches->mutex());
   // With the lock: whoever is told that the client's health has ended has been told of all watches.
   RankStatus over = RankStatus::kOk;
-  if (Over(&over)) return FailOver(over, NameOf(*tensor), error);
+  if (health_.Over(&over)) return health_.FailOver(over, NameOf(*tensor), error);
   const bool is_first = watches->empty();
   if (!watches->Add(watch)) {
     return error.Fail(RankStatus::kOutOfMemory, "tensor '%s': no memory to watch its round",
                       NameOf(*tensor));
   }
-  const WaitingPlace place{control_.rank_line().waiters, index};
+  const WaitingPlace place{link_.control().rank_line().waiters, index};
   if (is_first) {
     Enter(place);
   } else {
     const MutexLock state_lock(state_mutex_);
-    control_.rank_line().awaited.store(0, std::memory_order_seq_cst);
+    link_.control().rank_line().awaited.store(0, std::memory_order_seq_cst);
   }
   RingToAwait(place);
   // After it is counted: the agent has seen the count, or its round is seen here.
@@ -127,16 +127,16 @@ RankStatus Client::Completed(int fd, uint64_t* tags, size_t capacity, size_t* co
   ReadSocketOrBeTold(watches);
   const MutexLock lock(watches->mutex());
   RankStatus over = RankStatus::kOk;
-  const bool is_over = Over(&over);
+  const bool is_over = health_.Over(&over);
   const bool watched = !watches->empty();
   bool more = false;
   *count = watches->Take([&](const Watches::Watch& watch) { return is_over || IsOver(watch); },
                          tags, capacity, &more);
   if (watched && watches->empty()) {
-    control_.rank_line().waiters.fetch_sub(1, std::memory_order_seq_cst);
+    link_.control().rank_line().waiters.fetch_sub(1, std::memory_order_seq_cst);
   }
   if (more || is_over) watches->Signal();
-  return is_over && *count == 0 ? FailOver(over, "the client", error) : RankStatus::kOk;
+  return is_over && *count == 0 ? health_.FailOver(over, "the client", error) : RankStatus::kOk;
 }
 
 void Client::ReadSocketOrBeTold(const Watches* own) {
@@ -155,7 +155,8 @@ void Client::TellWatchers(const Watches* but) {
     if (each == but || !each->is_open()) continue;
     const MutexLock lock(each->mutex());
     RankStatus over = RankStatus::kOk;
-    if (Over(&over) || each->Any([&](const auto& watch) { return IsOver(watch); })) each->Signal();
+    if (health_.Over(&over) || each->Any([&](const auto& watch) { return IsOver(watch); }))
+      each->Signal();
   }
 }
 

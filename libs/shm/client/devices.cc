@@ -36,13 +36,13 @@ RankStatus Client::AskOfDevice(const MessageBody& question, const char* what, in
                                PendingAnswer& pending, ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
   RankStatus over = RankStatus::kOk;
-  if (Over(&over)) return FailOver(over, what, error);
+  if (health_.Over(&over)) return health_.FailOver(over, what, error);
   switch (Ask(question, pending, Deadline(timeout_ns), &over)) {
     case Awaited::kDone: break;
-    case Awaited::kOver: return FailOver(over, what, error);
+    case Awaited::kOver: return health_.FailOver(over, what, error);
     case Awaited::kTimeout:
       return error.Fail(RankStatus::kTimeout, "%s: the agent at '%s' did not answer within %.3f s",
-                        what, socket_path_, static_cast<double>(timeout_ns) / 1e9);
+                        what, link_.path(), static_cast<double>(timeout_ns) / 1e9);
   }
   return pending.Status(error);
 }

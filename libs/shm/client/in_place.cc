@@ -141,7 +141,7 @@ RankStatus Client::SumInPlace(const Tensor& tensor, const CompleteRound& complet
   const Combining combine(tensor.collective.dtype, tensor.collective.op, tensor.root, count,
                           complete.arenas);
   summing_.fetch_add(1, std::memory_order_seq_cst);
-  while (!closed_.load(std::memory_order_seq_cst)) {
+  while (!health_.is_closed(std::memory_order_seq_cst)) {
     const uint64_t piece = BeginPiece(line, round, pieces);
     if (piece == pieces) break;
     const uint64_t begin = piece * kInPlacePieceBytes;
@@ -168,7 +168,7 @@ RankStatus Client::AwaitPieces(const Tensor& tensor, uint64_t round, uint64_t pi
     ReadSocket(kLookEveryNs);
     if (now_ns - begin_ns >= kGraceNs) {
       RankStatus over = RankStatus::kOk;
-      if (Over(&over)) return FailOver(over, NameOf(tensor), error);
+      if (health_.Over(&over)) return health_.FailOver(over, NameOf(tensor), error);
       if (deadline.Passed(now_ns)) {
         return error.Fail(RankStatus::kTimeout,
                           "tensor '%s': another rank of this node has begun to sum a part of round "
@@ -267,7 +267,7 @@ RankStatus Client::Detach(uint32_t index, ErrorText& error) {
   const MutexLock lock(state_mutex_);
   const RankStatus rest = CheckAtRest(*tensor, "detached", error);
   // A round that is open at the goodbye is the other ranks', and the place is this one's.
-  const bool may_go = rest == RankStatus::kBusy && closed_.load(std::memory_order_relaxed);
+  const bool may_go = rest == RankStatus::kBusy && health_.is_closed(std::memory_order_relaxed);
   if (rest != RankStatus::kOk && !(may_go && tensor->place != nullptr)) return rest;
   return tensor->place != nullptr ? DetachPlace(*tensor, error) : DetachBuffer(*tensor, error);
 }

@@ -58,7 +58,7 @@ RankStatus Client::Push(uint32_t index, const void* data, const PushedParts& par
       CopyIn(*tensor, static_cast<const std::byte*>(data), parts, contribution, push.own);
     }
     // An older agent knows neither; it compares nothing.
-    if (says_more && agent_minor_ >= kCollectivesMinor) {
+    if (says_more && link_.minor() >= kCollectivesMinor) {
       push.entry.flags = kPushInParts;
       push.entry.device_offset = parts.signature;
       SayParts(*tensor, parts.lengths);
@@ -170,7 +170,7 @@ void Client::SayParts(Tensor& tensor, const uint64_t* lengths) {
 RankStatus Client::BeginPush(Tensor& tensor, const void* data, std::byte** contribution,
                              bool* nobody_sums, ErrorText& error) {
   RankStatus over = RankStatus::kOk;
-  if (Over(&over)) return FailOver(over, NameOf(tensor), error);
+  if (health_.Over(&over)) return health_.FailOver(over, NameOf(tensor), error);
   if (at_boundary_.load(std::memory_order_relaxed)) {
     return error.Fail(RankStatus::kBusy,
                       "tensor '%s': this rank waits in talweg_end_step; what belongs to a step is "
@@ -216,14 +216,14 @@ RankStatus Client::FinishPush(Tensor& tensor, Pushing push, bool declared_priori
   statistics_.bytes_pushed.fetch_add(push.bytes, std::memory_order_relaxed);
   // Where the ranks sum nobody needs the push before somebody waits, for it or for room.
   const bool waits = tensor.ranks_sum && !RingFills();
-  RingDoorbell(waits ? Sleeping::kUntilRung : Sleeping::kAnyhow);
+  bell_.Ring(waits ? AgentBell::Sleeping::kUntilRung : AgentBell::Sleeping::kAnyhow);
   return RankStatus::kOk;
 }
 
 RankStatus Client::RingPush(Tensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
                             ErrorText& error) {
   RingEntry& entry = push.entry;
-  const uint32_t capacity = control_.shape().ring_capacity;
+  const uint32_t capacity = link_.control().shape().ring_capacity;
   const auto room = [&] { return RingEntries() < capacity; };
   for (bool waited = false;; waited = true) {
     {
@@ -250,11 +250,11 @@ RankStatus Client::RingPush(Tensor& tensor, Pushing push, const Deadline& deadli
           line->signature[*round & 1] = entry.flags == kPushInParts ? entry.device_offset : 0;
           line->has_lengths[*round & 1] = push.is_short ? 1 : 0;
         }
-        control_.ring_entry(sequence) = entry;
+        link_.control().ring_entry(sequence) = entry;
         submitted_.store(sequence + 1, std::memory_order_relaxed);
         // Sequentially consistent: the agent that goes to sleep sees it, or RingDoorbell sees that
         // it sleeps.
-        control_.rank_line().submitted.store(sequence + 1, std::memory_order_seq_cst);
+        link_.control().rank_line().submitted.store(sequence + 1, std::memory_order_seq_cst);
         // Behind it: what another rank has seen here the agent finds there.
         if (line != nullptr) line->round.store(*round, std::memory_order_release);
         return RankStatus::kOk;
@@ -262,9 +262,9 @@ RankStatus Client::RingPush(Tensor& tensor, Pushing push, const Deadline& deadli
     }
     if (!waited) statistics_.ring_full.fetch_add(1, std::memory_order_relaxed);
     RankStatus over = RankStatus::kOk;
-    switch (Await(room, deadline, {control_.rank_line().push_waiters}, &over)) {
+    switch (Await(room, deadline, {link_.control().rank_line().push_waiters}, &over)) {
       case Awaited::kDone: break;
-      case Awaited::kOver: return FailOver(over, NameOf(tensor), error);
+      case Awaited::kOver: return health_.FailOver(over, NameOf(tensor), error);
       case Awaited::kTimeout:
         return error.Fail(
             RankStatus::kTimeout,
@@ -273,27 +273,6 @@ RankStatus Client::RingPush(Tensor& tensor, Pushing push, const Deadline& deadli
             NameOf(tensor), capacity);
     }
   }
-}
-
-void Client::RingDoorbell(Sleeping sleeping) {
-  const AgentLine& line = control_.agent_line();
-  const uint32_t sleep = line.sleep_sequence.load(std::memory_order_seq_cst);
-  if (sleeping != Sleeping::kAnyhow) {
-    const bool until_awaited = line.sleeps_until_awaited.load(std::memory_order_seq_cst) == sleep;
-    if (until_awaited != (sleeping == Sleeping::kUntilAwaited)) return;
-  }
-  // One ring for each of its sleeps. If the socket is full the agent has something to read anyway.
-  if ((sleep & 1) != 0 && rung_.exchange(sleep, std::memory_order_relaxed) != sleep) {
-    socket_.Send({.body = Doorbell{}});
-  }
-}
-
-void Client::RingForPoll(bool needs_agent) {
-  const int64_t now_ns = MonotonicNs();
-  const int64_t every_ns = needs_agent ? kPollRingsEveryNs : kLookEveryNs;
-  if (now_ns - poll_rang_ns_.load(std::memory_order_relaxed) < every_ns) return;
-  poll_rang_ns_.store(now_ns, std::memory_order_relaxed);
-  RingDoorbell(Sleeping::kUntilAwaited);
 }
 
 }  // namespace talweg::shm

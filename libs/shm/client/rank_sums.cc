@@ -187,7 +187,7 @@ RankStatus Client::FindInputs(const Tensor& tensor, std::byte** arenas, ErrorTex
     return error.Fail(RankStatus::kInternal,
                       "tensor '%s': the agent at '%s' says that its round is complete, and has not "
                       "handed over the memory of all %u ranks; please report it",
-                      NameOf(tensor), socket_path_, identity_.local_size);
+                      NameOf(tensor), link_.path(), identity_.local_size);
   }
   const auto& [dtype, op, gives, gets, count] = tensor.collective;
   if (tensor.collective.copies() ? tensor.root >= tensor.rank_count
@@ -195,7 +195,7 @@ RankStatus Client::FindInputs(const Tensor& tensor, std::byte** arenas, ErrorTex
     return error.Fail(RankStatus::kInternal,
                       "tensor '%s': the agent at '%s' leaves it to the ranks to sum, and they "
                       "cannot; please report it",
-                      NameOf(tensor), socket_path_);
+                      NameOf(tensor), link_.path());
   }
   return RankStatus::kOk;
 }

@@ -123,7 +123,7 @@ RankStatus Client::FailLength(const Tensor& tensor, uint64_t length, ErrorText& 
   return error.Fail(RankStatus::kProtocol,
                     "tensor '%s': a part of its round is said to have %llu bytes, by the agent at "
                     "'%s' or another rank, which is no length of it; please report it",
-                    NameOf(tensor), static_cast<unsigned long long>(length), socket_path_);
+                    NameOf(tensor), static_cast<unsigned long long>(length), link_.path());
 }
 
 RankStatus Client::TakeResult(Tensor& tensor, const CompleteRound& complete, bool in_place,
@@ -207,7 +207,7 @@ RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uin
   if (status == RankStatus::kOk && tensor->ranks_sum) {
     RankStatus over = RankStatus::kOk;
     if (AwaitContributions(*tensor, Deadline(-1), &over) != Awaited::kDone) {
-      status = FailOver(over, NameOf(*tensor), error);
+      status = health_.FailOver(over, NameOf(*tensor), error);
     }
   }
   CompleteRound complete{.round = round};

@@ -28,12 +28,13 @@ size_t CopyText(const ControlView& control, uint64_t ticket, char* out) {
 RankStatus Client::RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
                                ErrorText& error) const {
   if (RoundSucceeded(index, round)) return RankStatus::kOk;
-  const TensorState& state = control_.tensor_state(index);
+  const TensorState& state = link_.control().tensor_state(index);
   const uint32_t value = state.status.load(std::memory_order_relaxed);
   const auto status =
       value < kRankStatusCount ? static_cast<RankStatus>(value) : RankStatus::kInternal;
   char text[kTextSlotBytes + 1];
-  const size_t bytes = CopyText(control_, state.text_ticket.load(std::memory_order_relaxed), text);
+  const size_t bytes =
+      CopyText(link_.control(), state.text_ticket.load(std::memory_order_relaxed), text);
   return error.Fail(status, "tensor '%s', round %llu: %s", NameOf(tensor),
                     static_cast<unsigned long long>(round),
                     bytes > 0 ? text : RankStatusName(status));
@@ -51,17 +52,17 @@ RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
     on_device = tensor->on_device;
     others = FindPushedRounds(*tensor);
   }
-  const std::atomic<uint64_t>& completed = control_.tensor_state(index).completed_round;
+  const std::atomic<uint64_t>& completed = link_.control().tensor_state(index).completed_round;
   const auto done = [&] {
     return completed.load(std::memory_order_seq_cst) >= round || others.AllReach(round);
   };
   if (done()) return RankStatus::kOk;
-  RingForPoll(!others.visible());
+  bell_.RingForPoll(!others.visible());
   ReadSocket(kLookEveryNs);
   RankStatus over = RankStatus::kOk;
   switch (Look(done, &over)) {
     case Awaited::kDone: return RankStatus::kOk;
-    case Awaited::kOver: return FailOver(over, NameOf(*tensor), error);
+    case Awaited::kOver: return health_.FailOver(over, NameOf(*tensor), error);
     case Awaited::kTimeout: break;
   }
   if (on_device && LostItsEvents(*tensor)) return FailEventsLost(*tensor, error);
@@ -73,7 +74,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, in
   if (fork_guard_.Forked()) return FailForked(error);
   Tensor* tensor = Find(index);
   if (tensor == nullptr) return FailNoTensor(index, error);
-  const std::atomic<uint64_t>& completed = control_.tensor_state(index).completed_round;
+  const std::atomic<uint64_t>& completed = link_.control().tensor_state(index).completed_round;
   const int64_t begin_ns = MonotonicNs();
   statistics_.waits.fetch_add(1, std::memory_order_relaxed);
   bool on_device = false;
@@ -115,8 +116,8 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, in
   Awaited awaited = Awaited::kTimeout;
   while (awaited == Awaited::kTimeout) {
     awaited = Await([&] { return ended() || (!only_looks && arriving.Ready()); }, deadline,
-                    {control_.rank_line().waiters, index, only_looks ? 0 : arriving.awaited_bytes(),
-                     !others.visible()},
+                    {link_.control().rank_line().waiters, index,
+                     only_looks ? 0 : arriving.awaited_bytes(), !others.visible()},
                     &over);
     if (awaited != Awaited::kDone || ended()) break;
     arriving.CopyNew();
@@ -147,7 +148,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, in
       status = TakeRound(*tensor, {round, is_short, compares, own_part}, taking, in_place,
                          on_device, arriving, deadline, &ending, error);
       break;
-    case Awaited::kOver: status = FailOver(over, NameOf(*tensor), error); break;
+    case Awaited::kOver: status = health_.FailOver(over, NameOf(*tensor), error); break;
     case Awaited::kTimeout:
       status = error.Fail(
           RankStatus::kTimeout,
@@ -174,7 +175,7 @@ void Client::EndRound(uint32_t index, Tensor& tensor, uint64_t round) {
     tensor.open_bytes = 0;
   }
   if (RoundSucceeded(index, round)) return;
-  const TensorState& state = control_.tensor_state(index);
+  const TensorState& state = link_.control().tensor_state(index);
   if (state.goes_on.load(std::memory_order_relaxed) == 0) tensor.failed = true;
 }
 
@@ -188,7 +189,7 @@ Client::Awaited Client::AwaitContributions(const Tensor& tensor, const Deadline&
 }
 
 bool Client::RoundSucceeded(uint32_t index, uint64_t round) const {
-  const TensorState& state = control_.tensor_state(index);
+  const TensorState& state = link_.control().tensor_state(index);
   // What the ranks have seen complete before the agent has all of them.
   return state.completed_round.load(std::memory_order_acquire) < round ||
          state.status.load(std::memory_order_relaxed) == 0;
@@ -197,7 +198,7 @@ bool Client::RoundSucceeded(uint32_t index, uint64_t round) const {
 uint64_t Client::RanksSummed(uint32_t index) const {
   const Tensor* tensor = fork_guard_.Forked() ? nullptr : Find(index);
   if (tensor == nullptr) return 0;
-  const TensorState& state = control_.tensor_state(index);
+  const TensorState& state = link_.control().tensor_state(index);
   {
     const MutexLock lock(state_mutex_);
     if (tensor->disagreed != 0 && tensor->disagreed == tensor->taken) return 0;

@@ -29,17 +29,17 @@ void Client::HandleMembership(const Message& message, const Membership& membersh
 
 RankStatus Client::AskBoundary(const Boundary& question, const char* what, int64_t timeout_ns,
                                PendingAnswer& pending, ErrorText& error) {
-  if (agent_minor_ < kStepsMinor) {
+  if (link_.minor() < kStepsMinor) {
     return error.Fail(RankStatus::kUnsupported,
                       "%s: the agent at '%s' has version 1.%u of its messages, and tells ranks of "
                       "views from 1.%u on; start a newer one",
-                      what, socket_path_, agent_minor_, kStepsMinor);
+                      what, link_.path(), link_.minor(), kStepsMinor);
   }
   RankStatus over = RankStatus::kOk;
-  if (Over(&over)) return FailOver(over, what, error);
+  if (health_.Over(&over)) return health_.FailOver(over, what, error);
   switch (Ask(question, pending, Deadline(timeout_ns), &over)) {
     case Awaited::kDone: break;
-    case Awaited::kOver: return FailOver(over, what, error);
+    case Awaited::kOver: return health_.FailOver(over, what, error);
     case Awaited::kTimeout:
       return error.Fail(RankStatus::kTimeout, "%s: no answer within %.3f s", what,
                         static_cast<double>(timeout_ns) / 1e9);
@@ -50,14 +50,14 @@ RankStatus Client::AskBoundary(const Boundary& question, const char* what, int64
 RankStatus Client::EndStep(int64_t timeout_ns, ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
   RankStatus over = RankStatus::kOk;
-  if (Over(&over)) return FailOver(over, "the end of a step", error);
-  if (agent_minor_ < kStepsMinor) return RankStatus::kOk;  // It lets nobody in.
+  if (health_.Over(&over)) return health_.FailOver(over, "the end of a step", error);
+  if (link_.minor() < kStepsMinor) return RankStatus::kOk;  // It lets nobody in.
   uint64_t steps = steps_ended_.load(std::memory_order_relaxed);
   if (!at_boundary_.exchange(true)) {
     steps_ended_.store(++steps, std::memory_order_relaxed);
-    control_.rank_line().steps_ended.store(steps, std::memory_order_seq_cst);
+    link_.control().rank_line().steps_ended.store(steps, std::memory_order_seq_cst);
   }
-  const uint64_t stop_at = control_.agent_line().stop_at.load(std::memory_order_seq_cst);
+  const uint64_t stop_at = link_.control().agent_line().stop_at.load(std::memory_order_seq_cst);
   if (stop_at != 0 && steps + 1 >= stop_at) {
     PendingAnswer pending;
     const Boundary question{.question = BoundaryQuestion::kWait, .steps_ended = steps};
@@ -70,7 +70,7 @@ RankStatus Client::EndStep(int64_t timeout_ns, ErrorText& error) {
 }
 
 uint64_t Client::NewestEpoch() const {
-  return control_.agent_line().epoch.load(std::memory_order_seq_cst);
+  return link_.control().agent_line().epoch.load(std::memory_order_seq_cst);
 }
 
 RankStatus Client::LookAtView(uint64_t epoch, Membership* view, MembershipMember* members,

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include "libs/base/bytes.h"
 #include "libs/shm/client/await.h"
 #include "libs/shm/client/client.h"
+#include "libs/shm/client/segment_error.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -19,10 +19,6 @@
 #endif
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
-#endif
-#ifndef F_GET_SEALS
-#define F_GET_SEALS 1034
-#define F_SEAL_SHRINK 0x0002
 #endif
 
 namespace talweg::shm {
@@ -60,15 +56,6 @@ void BackWithHugePages(std::byte* begin, uint64_t bytes) {
 
 }  // namespace
 
-const char* Client::SegmentError(int fd, uint64_t bytes) {
-  if (::lseek(fd, 0, SEEK_END) != static_cast<off_t>(bytes)) {
-    return "a segment is not as long as the agent says";
-  }
-  const int seals = ::fcntl(fd, F_GET_SEALS);
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) return "a segment is not sealed against shrinking";
-  return nullptr;
-}
-
 void Client::HandleDeclared(const Message& message, const Declared& declared) {
   const char* wrong = nullptr;
   {
@@ -92,8 +79,8 @@ void Client::HandleDeclared(const Message& message, const Declared& declared) {
     }
   }
   if (wrong != nullptr) {
-    Lose(RankStatus::kProtocol,
-         "the answer of the agent at '%s' to a declaration makes no sense: %s", wrong);
+    health_.Lose(RankStatus::kProtocol,
+                 "the answer of the agent at '%s' to a declaration makes no sense: %s", wrong);
   }
 }
 
@@ -112,7 +99,7 @@ const char* Client::AdoptTensor(const Declared& declared, const Declare& declare
   if (!BufferShape::Fits(collective, rank_count)) return "the tensor is too large";
   const BufferShape buffer = BufferShape::Of(collective, rank_count);
   if (declared.tensor_bytes != buffer.data_bytes) return "the tensor has another length";
-  const bool has_tables = agent_minor_ >= kCollectivesMinor;
+  const bool has_tables = link_.minor() >= kCollectivesMinor;
   const uint64_t buffer_bytes = has_tables ? buffer.total_bytes() : buffer.data_bytes;
   if (Tensor* known = tensors_[declared.tensor].load(std::memory_order_relaxed)) {
     if (known->collective != collective) return "the tensor is another";
@@ -128,7 +115,7 @@ const char* Client::AdoptTensor(const Declared& declared, const Declare& declare
   const bool in_place = declared.summed_by == SummedBy::kRanksInPlace;
   const RankSumShape shape =
       has_contribution && ranks_sum
-          ? RankSumShape::Of(buffer, identity_.local_size, in_place, agent_minor_)
+          ? RankSumShape::Of(buffer, identity_.local_size, in_place, link_.minor())
           : RankSumShape{};
   std::byte* contribution = has_contribution
                                 ? Locate(declared.contribution, SegmentKind::kContribution,
@@ -179,7 +166,7 @@ const char* Client::AdoptTensor(const Declared& declared, const Declare& declare
 }
 
 const char* Client::AdoptSegment(const SegmentInfo& info) {
-  const Descriptor fd = socket_.TakeDescriptor();
+  const Descriptor fd = link_.socket().TakeDescriptor();
   if (!fd.valid()) return "a segment's descriptor is missing";
   if (const char* wrong = SegmentError(fd.get(), info.bytes); wrong != nullptr) return wrong;
   const bool writes = info.kind == SegmentKind::kContribution;
@@ -209,7 +196,7 @@ void Client::KeepSegment(MappedSegment segment) {
 }
 
 const char* Client::AdoptPeer(const Peer& peer) {
-  const Descriptor fd = socket_.TakeDescriptor();
+  const Descriptor fd = link_.socket().TakeDescriptor();
   if (!fd.valid()) return "the descriptor is missing";
   if (peers_ == nullptr || peer.local_rank >= identity_.local_size) return "there is no such rank";
   if (const char* wrong = SegmentError(fd.get(), peer.bytes); wrong != nullptr) return wrong;
@@ -280,9 +267,9 @@ bool Client::Post(const MessageBody& question, PendingAnswer& pending, const Dea
   }
   const Message message{.request = pending.request, .body = question};
   // A broken socket ends the wait that follows, with what the agent said last.
-  while (socket_.Send(message) == AgentSocket::Sent::kFull) {
+  while (link_.socket().Send(message) == AgentSocket::Sent::kFull) {
     if (deadline.Passed(MonotonicNs())) return false;
-    socket_.WaitWritable(deadline);
+    link_.socket().WaitWritable(deadline);
   }
   return true;
 }
@@ -333,12 +320,12 @@ RankStatus Client::CheckDeclare(const Declare& declare, ErrorText& error) const 
   const bool is_old =
       collective.element_count > 0 && !IsGroup(declare) &&
       collective == Collective::Of(declare.dtype, declare.op, declare.element_count);
-  if (is_old || agent_minor_ >= kCollectivesMinor) return RankStatus::kOk;
+  if (is_old || link_.minor() >= kCollectivesMinor) return RankStatus::kOk;
   return error.Fail(RankStatus::kUnsupported,
                     "tensor '%.*s': the agent at '%s' speaks version %u.%u of the rank protocol, "
                     "which knows all_reduce and broadcast of one element or more by all ranks; "
                     "install the same release of both",
-                    TALWEG_SHM_PRINTED(declare.name), socket_path_, kProtocolMajor, agent_minor_);
+                    TALWEG_SHM_PRINTED(declare.name), link_.path(), kProtocolMajor, link_.minor());
 }
 
 RankStatus Client::CheckGroup(const Declare& declare, ErrorText& error) const {
@@ -414,11 +401,11 @@ RankStatus Client::DeclareSome(std::span<const Declare> declares, PendingAnswer*
     } else {
       char what[kTensorNameBytesMax + 32];
       std::snprintf(what, sizeof(what), "tensor '%.*s'", TALWEG_SHM_PRINTED(declares[i].name));
-      if (awaited == Awaited::kOver) return FailOver(over, what, error);
+      if (awaited == Awaited::kOver) return health_.FailOver(over, what, error);
       status = error.Fail(
           RankStatus::kTimeout,
           "%s: the agent at '%s' has not agreed on it within %.3f s: see `talweg status`", what,
-          socket_path_, static_cast<double>(timeout_ns) / 1e9);
+          link_.path(), static_cast<double>(timeout_ns) / 1e9);
     }
     if (status != RankStatus::kOk) return status;
   }
@@ -431,7 +418,7 @@ RankStatus Client::TakeDeclared(const Declare& declare, const PendingAnswer& pen
   Tensor* found = Find(pending.declared.tensor);
   if (found == nullptr) {
     return error.Fail(RankStatus::kProtocol, "tensor '%.*s': the agent at '%s' answered with none",
-                      TALWEG_SHM_PRINTED(declare.name), socket_path_);
+                      TALWEG_SHM_PRINTED(declare.name), link_.path());
   }
   found->priority.store(declare.priority, std::memory_order_relaxed);
   if (!Populate(*found)) {
@@ -449,7 +436,7 @@ RankStatus Client::TakeDeclared(const Declare& declare, const PendingAnswer& pen
                         "tensor '%.*s': another rank has declared it otherwise, or the agent at "
                         "'%s' is of a release that sums nothing in place; declare it in place at "
                         "all ranks and run one release, or use talweg_declare_all",
-                        TALWEG_SHM_PRINTED(declare.name), socket_path_);
+                        TALWEG_SHM_PRINTED(declare.name), link_.path());
     }
     found->in_place.store(true, std::memory_order_relaxed);
   }

@@ -52,23 +52,12 @@ void Client::Free(Client* client) {
 }
 
 Client::~Client() {
-  for (uint32_t i = 0; tensors_ != nullptr && i < tensors_max_; ++i) {
-    if (Tensor* tensor = tensors_[i].load(); tensor != nullptr) {
-      std::free(tensor->name.load());
-      tensor->own_result.Reset();
-      std::free(tensor);
-    }
-  }
-  std::free(tensors_);
   for (Watches* each = watches_.next(); each != nullptr;) {
     Watches* const next = each->next();
     each->~Watches();
     std::free(each);
     each = next;
   }
-  std::free(static_cast<void*>(peers_));
-  for (uint32_t i = 0; i < segment_count_; ++i) segments_[i].mapping.Reset();
-  std::free(segments_);
 }
 
 // ---- Connecting
@@ -134,11 +123,7 @@ RankStatus Client::TakeWelcome(const Welcome& welcome, ErrorText& error) {
   identity_.node_count = welcome.node_count;
   streaming_.Begin(cache_bytes_, identity_.local_size);
   std::memcpy(identity_.job_name, welcome.job_name.data(), welcome.job_name.size());
-  tensors_max_ = welcome.tensors_max;
-  tensors_ = static_cast<std::atomic<Tensor*>*>(std::calloc(tensors_max_, sizeof(*tensors_)));
-  peers_ = static_cast<PeerPart*>(
-      std::calloc(std::max(1u, identity_.local_size), kPartsMax * sizeof(PeerPart)));
-  if (tensors_ == nullptr || peers_ == nullptr) {
+  if (!tensors_.Begin(welcome.tensors_max) || !memory_.Begin()) {
     return error.Fail(RankStatus::kOutOfMemory, "no memory for the client");
   }
   return RankStatus::kOk;
@@ -247,7 +232,7 @@ void Client::HandleMessages() {
       handshake_status_ = TakeWelcome(*welcome, *handshake_error_);
       welcomed_.store(true);
     } else if (const auto* peer = std::get_if<Peer>(&message.body)) {
-      if (const char* wrong = AdoptPeer(*peer); wrong != nullptr) {
+      if (const char* wrong = memory_.AdoptPeer(*peer); wrong != nullptr) {
         health_.Lose(RankStatus::kProtocol,
                      "what the agent at '%s' says of another rank's memory makes no sense: %s",
                      wrong);

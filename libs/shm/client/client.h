@@ -24,9 +24,12 @@
 #include "libs/shm/client/fork_guard.h"
 #include "libs/shm/client/lock.h"
 #include "libs/shm/client/pushed_rounds.h"
+#include "libs/shm/client/rank_memory.h"
 #include "libs/shm/client/round_lengths.h"
+#include "libs/shm/client/round_states.h"
 #include "libs/shm/client/streaming.h"
 #include "libs/shm/client/tensor.h"
+#include "libs/shm/client/tensor_table.h"
 #include "libs/shm/client/transfers.h"
 #include "libs/shm/client/watches.h"
 #include "libs/shm/layout/control.h"
@@ -138,16 +141,6 @@ class Client {
   const ClientStatistics& statistics() const { return statistics_; }
 
  private:
-  // A segment of another rank's contributions. `bytes` before `base`, with release.
-  struct PeerPart {
-    std::atomic<std::byte*> base{nullptr};
-    uint64_t bytes = 0;
-  };
-  struct MappedSegment {
-    uint32_t id = 0;
-    SegmentKind kind = SegmentKind::kContribution;
-    Mapping mapping;
-  };
   // A question that waits for its answer; its thread's.
   struct PendingAnswer {
     uint32_t request = 0;
@@ -178,9 +171,6 @@ class Client {
   // Where the parent's tensors in place lie, so that who still refers to one meets zeros.
   // in_place.cc.
   void ReplaceInChild();
-  // Null when there is none. Lock-free.
-  Tensor* Find(uint32_t tensor) const;
-  RankStatus FailNoTensor(uint32_t tensor, ErrorText& error) const;
 
   // Where the agent sees that it must wake a thread: counted in `sleepers` (uncounted_ for what
   // comes by the socket anyway), and, if it waits for a tensor, in `awaited` if it is the only one.
@@ -196,8 +186,8 @@ class Client {
   bool Spin(const Done& done, const Deadline& deadline, const WaitingPlace& place) const;
   // Ends a sleep of the agent that lasts until somebody waits.
   void RingToAwait(const WaitingPlace& place);
-  // Waits until done(), or nothing can go on, or the deadline. With a null `status` only done() and the
-  // deadline count.
+  // Waits until done(), or nothing can go on, or the deadline. With a null `status` only done() and
+  // the deadline count.
   enum class Awaited { kDone, kOver, kTimeout };
   template <typename Done>
   Awaited Await(const Done& done, const Deadline& deadline, const WaitingPlace& place,
@@ -244,10 +234,6 @@ class Client {
   // Ask, with every outcome but kOk made an error. `what` is asked for.
   RankStatus AskOfDevice(const MessageBody& question, const char* what, int64_t timeout_ns,
                          PendingAnswer& pending, ErrorText& error);
-  // Whether it is of some of the job's ranks only.
-  bool IsGroup(const Declare& declare) const {
-    return !declare.ranks.empty() && declare.ranks.size() != identity_.size;
-  }
   RankStatus CheckDeclare(const Declare& declare, ErrorText& error) const;
   RankStatus CheckGroup(const Declare& declare, ErrorText& error) const;
   // As DeclareTensors, of no more than may be under way together. `answers`: memory for as many.
@@ -285,26 +271,10 @@ class Client {
   void SayParts(Tensor& tensor, const uint64_t* lengths);
   // This push has not been made.
   void AbandonPush(Tensor& tensor);
-  uint32_t EventsLost() const {
-    return link_.control().agent_line().events_lost.load(std::memory_order_seq_cst);
-  }
-  // Whether its open round has lost them.
-  bool LostItsEvents(const Tensor& tensor) const {
-    return tensor.pushed_at.load(std::memory_order_relaxed) != EventsLost();
-  }
   bool PushesAgain(Tensor& tensor);
   // Puts it into the ring, and rings.
   RankStatus FinishPush(Tensor& tensor, Pushing push, bool declared_priority, int64_t timeout_ns,
                         uint64_t* round, ErrorText& error);
-  // Finds the buffers of what was declared. null, or what is wrong.
-  const char* AdoptTensor(const Declared& declared, const Declare& declare);
-  const char* AdoptSegment(const SegmentInfo& info);
-  const char* AdoptPeer(const Peer& peer);
-  // Room for one more; false: there is no memory. KeepSegment then takes it.
-  bool ReserveSegment();
-  void KeepSegment(MappedSegment segment);
-  bool Populate(Tensor& tensor);
-  std::byte* Locate(const Location& location, SegmentKind kind, uint64_t bytes) const;
 
   RankStatus RingPush(Tensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
                       ErrorText& error);
@@ -367,18 +337,9 @@ class Client {
   // Copies the parts that this rank gets, from the result or from who gives them.
   RankStatus CopyParts(const Tensor& tensor, const CompleteRound& complete, const Target& target,
                        ErrorText& error) const;
-  // For a round that is complete.
-  RankStatus RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
-                         ErrorText& error) const;
-  bool RoundSucceeded(uint32_t index, uint64_t round) const;
   // Until the other ranks' memory is mapped here: it comes by the socket before its first round is
   // complete.
   Awaited AwaitContributions(const Tensor& tensor, const Deadline& deadline, RankStatus* over);
-  // rank_sums.cc. Where the tensor lies in each rank's arena; false: not all are known.
-  bool FindArenas(const Tensor& tensor, std::byte** arenas) const;
-  // What the others say of it; nothing where the agent alone can tell of this rank's open round.
-  // Under state_mutex_.
-  PushedRounds FindPushedRounds(const Tensor& tensor) const;
   RankStatus FindInputs(const Tensor& tensor, std::byte** arenas, ErrorText& error) const;
   // The lengths that rank `rank` says; null: all parts are full.
   static const uint32_t* PushedTable(const Tensor& tensor, const CompleteRound& complete,
@@ -413,15 +374,14 @@ class Client {
   std::atomic<uint64_t> steps_ended_{0};
   std::atomic<bool> at_boundary_{false};
   ClientStatistics statistics_;
+  RankMemory memory_{link_, identity_, state_mutex_};
+  TensorTable tensors_{link_, identity_, memory_, statistics_};
+  RoundStates states_{link_};
   Watches watches_;
   int64_t spin_ns_ = 0;
   uint64_t cache_bytes_ = 0;  // As the options say.
   Streaming streaming_;       // Its rounds are opened and ended under state_mutex_.
 
-  uint32_t tensors_max_ = 0;
-  std::atomic<Tensor*>* tensors_ = nullptr;  // tensors_max_ of them.
-  PeerPart* peers_ = nullptr;                // By local rank, then part.
-  uint64_t in_place_parts_ = 0;              // Bit p: part p. Guarded by state_mutex_.
   Mutex result_mutex_;
 
   ForkGuard fork_guard_;
@@ -429,8 +389,6 @@ class Client {
 
   PendingAnswer* pending_ = nullptr;
   uint32_t next_request_ = 1;
-  MappedSegment* segments_ = nullptr;
-  uint32_t segment_count_ = 0;
 
   Mutex ring_mutex_;
   std::atomic<uint64_t> submitted_{0};

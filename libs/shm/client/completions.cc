@@ -13,15 +13,15 @@ namespace talweg::shm {
 
 bool Client::IsOver(const Watches::Watch& watch) const {
   if (watch.others.AllReach(watch.round)) return true;
-  const Tensor& tensor = *Find(watch.tensor);
+  const Tensor& tensor = *tensors_.Find(watch.tensor);
   if (link_.control().tensor_state(watch.tensor).completed_round.load(std::memory_order_seq_cst) >=
       watch.round) {
     // The other ranks' memory may still lie in the socket: who reads it there looks here again.
     std::byte* arenas[kSummingRanksMax];
-    return !tensor.ranks_sum || watch.others.visible() ||
-           !RoundSucceeded(watch.tensor, watch.round) || FindArenas(tensor, arenas);
+    return !tensor.ranks_sum || watch.others.visible() || !states_.Succeeded(tensor, watch.round) ||
+           memory_.FindArenas(tensor, arenas);
   }
-  return watch.on_device && LostItsEvents(tensor);
+  return watch.on_device && states_.LostItsEvents(tensor);
 }
 
 RankStatus Client::OpenWatches(Watches& watches, int* fd, ErrorText& error) {
@@ -84,8 +84,8 @@ RankStatus Client::FailNoDescriptor(int fd, ErrorText& error) {
 
 RankStatus Client::Watch(int fd, uint32_t index, uint64_t round, uint64_t tag, ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
-  const Tensor* tensor = Find(index);
-  if (tensor == nullptr) return FailNoTensor(index, error);
+  const Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
   Watches* const watches = FindWatches(fd);
   if (watches == nullptr) return FailNoDescriptor(fd, error);
   Watches::Watch watch{.tensor = index, .round = round, .tag = tag};
@@ -93,7 +93,7 @@ RankStatus Client::Watch(int fd, uint32_t index, uint64_t round, uint64_t tag, E
     const MutexLock lock(state_mutex_);
     if (round == 0 || round > tensor->pushed) return FailNotPushed(*tensor, round, error);
     watch.on_device = tensor->on_device;
-    watch.others = FindPushedRounds(*tensor);
+    watch.others = memory_.FindPushedRounds(*tensor);
   }
   const MutexLock lock(watches->mutex());
   // With the lock: whoever is told that the client's health has ended has been told of all watches.

@@ -65,9 +65,10 @@ RankStatus Client::UnexportBuffer(uint32_t buffer, int64_t timeout_ns, ErrorText
 RankStatus Client::PlaceTensor(uint32_t index, uint32_t buffer, int64_t timeout_ns,
                                GpuHandleBytes* pushed, GpuHandleBytes* taken, ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = Find(index);
-  if (tensor == nullptr) return FailNoTensor(index, error);
-  const uint32_t asked_at = EventsLost();  // What is lost from here on may be what is answered.
+  Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
+  const uint32_t asked_at =
+      states_.EventsLost();  // What is lost from here on may be what is answered.
   PendingAnswer pending;
   const RankStatus status =
       AskOfDevice(Place{index, buffer}, NameOf(*tensor), timeout_ns, pending, error);
@@ -83,8 +84,8 @@ RankStatus Client::PushOnDevice(uint32_t index, uint32_t buffer, uint64_t offset
                                 bool declared_priority, int32_t priority, int64_t timeout_ns,
                                 uint64_t* round, ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = Find(index);
-  if (tensor == nullptr) return FailNoTensor(index, error);
+  Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
   if (tensor->ranks_sum) {
     return error.Fail(RankStatus::kUnsupported,
                       "tensor '%s' was declared in host memory, where the ranks sum it; declare it "
@@ -93,7 +94,7 @@ RankStatus Client::PushOnDevice(uint32_t index, uint32_t buffer, uint64_t offset
   }
   {
     const MutexLock lock(state_mutex_);
-    if (tensor->placed_at != EventsLost()) return FailEventsLost(*tensor, error);
+    if (tensor->placed_at != states_.EventsLost()) return FailEventsLost(*tensor, error);
   }
   uint64_t flags = kPushOnDevice | uint64_t{buffer} << kPushBufferShift;
   std::byte* contribution = nullptr;

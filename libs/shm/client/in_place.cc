@@ -187,12 +187,11 @@ void Client::ReplaceInChild() {
     ::mmap(place, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE,
            -1, 0);
   };
-  for (uint32_t i = 0; tensors_ != nullptr && i < tensors_max_; ++i) {
-    const Tensor* tensor = Find(i);
-    if (tensor == nullptr || !tensor->shape.in_place) continue;
-    replace(tensor->contribution, tensor->shape.bytes());
-    if (tensor->place != nullptr) replace(tensor->place, PlaceBytes(tensor->bytes));
-  }
+  tensors_.ForEach([&replace](const Tensor& tensor) {
+    if (!tensor.shape.in_place) return;
+    replace(tensor.contribution, tensor.shape.bytes());
+    if (tensor.place != nullptr) replace(tensor.place, PlaceBytes(tensor.bytes));
+  });
 }
 
 RankStatus Client::CheckAtRest(const Tensor& tensor, const char* purpose, ErrorText& error) const {
@@ -212,8 +211,8 @@ RankStatus Client::CheckAtRest(const Tensor& tensor, const char* purpose, ErrorT
 
 RankStatus Client::Attach(uint32_t index, void* address, ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = Find(index);
-  if (tensor == nullptr) return FailNoTensor(index, error);
+  Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
   if (reinterpret_cast<uintptr_t>(address) % kPageBytes != 0) {
     return error.Fail(RankStatus::kInvalidArgument,
                       "tensor '%s' cannot be attached to %p: give an address that begins a page",
@@ -262,8 +261,8 @@ RankStatus Client::Attach(uint32_t index, void* address, ErrorText& error) {
 
 RankStatus Client::Detach(uint32_t index, ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = Find(index);
-  if (tensor == nullptr) return FailNoTensor(index, error);
+  Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
   const MutexLock lock(state_mutex_);
   const RankStatus rest = CheckAtRest(*tensor, "detached", error);
   // A round that is open at the goodbye is the other ranks', and the place is this one's.
@@ -291,7 +290,7 @@ RankStatus Client::DetachPlace(Tensor& tensor, ErrorText& error) {
 RankStatus Client::DetachBuffer(Tensor& tensor, ErrorText& error) {
   // The same pages once more, elsewhere; then a copy of its own over the place they had.
   const uint64_t bytes = tensor.shape.bytes();
-  const bool has_room = ReserveSegment();
+  const bool has_room = memory_.Reserve();
   Mapping shared = MapOnceMore(tensor.contribution, bytes);
   Mapping kept = Mapping::MapPrivate(bytes);
   if (has_room && shared.valid() && kept.valid()) {
@@ -299,7 +298,7 @@ RankStatus Client::DetachBuffer(Tensor& tensor, ErrorText& error) {
     std::memcpy(kept.data(), tensor.contribution, tensor.bytes);
     if (PutAt(tensor.contribution, kept)) {
       tensor.contribution = shared.data();
-      KeepSegment({0, SegmentKind::kContribution, std::move(shared)});
+      memory_.Keep(0, SegmentKind::kContribution, std::move(shared));
       return RankStatus::kOk;
     }
   }

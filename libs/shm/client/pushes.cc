@@ -30,8 +30,8 @@ RankStatus Client::Push(uint32_t index, const void* data, const PushedParts& par
                         bool declared_priority, int32_t priority, int64_t timeout_ns,
                         uint64_t* round, ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = Find(index);
-  if (tensor == nullptr) return FailNoTensor(index, error);
+  Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
   Pushing push{.entry = {.tensor = index, .priority = priority}};
   if (const RankStatus status = CheckParts(*tensor, parts, &push, error);
       status != RankStatus::kOk) {

@@ -155,35 +155,8 @@ class Summing {
 
 }  // namespace
 
-bool Client::FindArenas(const Tensor& tensor, std::byte** arenas) const {
-  const uint64_t bytes = tensor.shape.bytes();
-  for (uint32_t i = 0; i < identity_.local_size; ++i) {
-    if (i == identity_.local_rank) {
-      arenas[i] = tensor.contribution;
-      continue;
-    }
-    const PeerPart& part = peers_[i * kPartsMax + tensor.part];
-    std::byte* const base = part.base.load(std::memory_order_acquire);
-    // One that is too short for this tensor is an agent's mistake, and never ready.
-    if (base == nullptr || part.bytes < bytes || tensor.offset > part.bytes - bytes) return false;
-    arenas[i] = base + tensor.offset;
-  }
-  return true;
-}
-
-PushedRounds Client::FindPushedRounds(const Tensor& tensor) const {
-  std::byte* arenas[kSummingRanksMax];
-  if (!tensor.tells_pushes() || !FindArenas(tensor, arenas)) return {};
-  PushedRounds rounds = PushedRounds::Visible();
-  for (uint32_t i = 0; i < identity_.local_size; ++i) {
-    if (i == identity_.local_rank) continue;
-    rounds.Add(*reinterpret_cast<const PushedLine*>(arenas[i] + tensor.shape.pushed_offset()));
-  }
-  return rounds;
-}
-
 RankStatus Client::FindInputs(const Tensor& tensor, std::byte** arenas, ErrorText& error) const {
-  if (!FindArenas(tensor, arenas)) {
+  if (!memory_.FindArenas(tensor, arenas)) {
     return error.Fail(RankStatus::kInternal,
                       "tensor '%s': the agent at '%s' says that its round is complete, and has not "
                       "handed over the memory of all %u ranks; please report it",

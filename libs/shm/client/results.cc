@@ -180,8 +180,8 @@ RankStatus Client::CopyParts(const Tensor& tensor, const CompleteRound& complete
 RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uint64_t* bytes,
                           ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = Find(index);
-  if (tensor == nullptr) return FailNoTensor(index, error);
+  Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
   OpenedRound opened{.round = round};
   {
     const MutexLock lock(state_mutex_);
@@ -203,7 +203,7 @@ RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uin
     opened.own_part = tensor->own_part;
     ++tensor->readers;  // From here on a push is kBusy, as in Wait.
   }
-  RankStatus status = RoundStatus(index, *tensor, round, error);
+  RankStatus status = states_.Status(*tensor, round, error);
   if (status == RankStatus::kOk && tensor->ranks_sum) {
     RankStatus over = RankStatus::kOk;
     if (AwaitContributions(*tensor, Deadline(-1), &over) != Awaited::kDone) {

@@ -6,51 +6,18 @@
 #include "libs/shm/client/client.h"
 
 namespace talweg::shm {
-namespace {
-
-// Copies the text of a failed round, if it is still there. Returns its length.
-size_t CopyText(const ControlView& control, uint64_t ticket, char* out) {
-  out[0] = '\0';
-  if (ticket == 0) return 0;
-  const TextSlot& slot = control.text_slot(ticket);
-  if (slot.ticket.load(std::memory_order_acquire) != ticket) return 0;
-  for (size_t i = 0; i < kTextSlotWords; ++i) {
-    const uint64_t word = slot.words[i].load(std::memory_order_acquire);
-    std::memcpy(out + i * 8, &word, 8);
-  }
-  out[kTextSlotBytes] = '\0';
-  if (slot.ticket.load(std::memory_order_relaxed) != ticket) out[0] = '\0';
-  return std::strlen(out);
-}
-
-}  // namespace
-
-RankStatus Client::RoundStatus(uint32_t index, const Tensor& tensor, uint64_t round,
-                               ErrorText& error) const {
-  if (RoundSucceeded(index, round)) return RankStatus::kOk;
-  const TensorState& state = link_.control().tensor_state(index);
-  const uint32_t value = state.status.load(std::memory_order_relaxed);
-  const auto status =
-      value < kRankStatusCount ? static_cast<RankStatus>(value) : RankStatus::kInternal;
-  char text[kTextSlotBytes + 1];
-  const size_t bytes =
-      CopyText(link_.control(), state.text_ticket.load(std::memory_order_relaxed), text);
-  return error.Fail(status, "tensor '%s', round %llu: %s", NameOf(tensor),
-                    static_cast<unsigned long long>(round),
-                    bytes > 0 ? text : RankStatusName(status));
-}
 
 RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = Find(index);
-  if (tensor == nullptr) return FailNoTensor(index, error);
+  Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
   bool on_device = false;
   PushedRounds others;
   {
     const MutexLock lock(state_mutex_);
     if (round == 0 || round > tensor->pushed) return FailNotPushed(*tensor, round, error);
     on_device = tensor->on_device;
-    others = FindPushedRounds(*tensor);
+    others = memory_.FindPushedRounds(*tensor);
   }
   const std::atomic<uint64_t>& completed = link_.control().tensor_state(index).completed_round;
   const auto done = [&] {
@@ -65,15 +32,15 @@ RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
     case Awaited::kOver: return health_.FailOver(over, NameOf(*tensor), error);
     case Awaited::kTimeout: break;
   }
-  if (on_device && LostItsEvents(*tensor)) return FailEventsLost(*tensor, error);
+  if (on_device && states_.LostItsEvents(*tensor)) return FailEventsLost(*tensor, error);
   return RankStatus::kPending;
 }
 
 RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, int64_t timeout_ns,
                         ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = Find(index);
-  if (tensor == nullptr) return FailNoTensor(index, error);
+  Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
   const std::atomic<uint64_t>& completed = link_.control().tensor_state(index).completed_round;
   const int64_t begin_ns = MonotonicNs();
   statistics_.waits.fetch_add(1, std::memory_order_relaxed);
@@ -97,7 +64,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, in
     is_short = tensor->pushed_short;
     own_part = tensor->own_part;
     compares = tensor->tells_pushes() && tensor->shape.has_tables;
-    others = FindPushedRounds(*tensor);
+    others = memory_.FindPushedRounds(*tensor);
     // Two waits for one round: the second must not lose its result to a push after the first. From
     // here on a push is kBusy.
     ++tensor->readers;
@@ -109,7 +76,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, in
   const auto complete = [&] {
     return completed.load(std::memory_order_seq_cst) >= round || others.AllReach(round);
   };
-  const auto ended = [&] { return complete() || (on_device && LostItsEvents(*tensor)); };
+  const auto ended = [&] { return complete() || (on_device && states_.LostItsEvents(*tensor)); };
   ArrivingResult arriving = Arriving(*tensor, round, taking, is_short);
   arriving.GoOnBehind(copied_early);
   const bool only_looks = timeout_ns == 0;  // And has no time to copy what is not all of it.
@@ -129,7 +96,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, in
       !on_device && (tensor->shape.in_place || tensor->in_place.load(std::memory_order_relaxed));
   const bool reads = taking.NeedsLengths() || in_place;
   if (awaited == Awaited::kDone && tensor->ranks_sum && (reads || compares) &&
-      RoundSucceeded(index, round)) {
+      states_.Succeeded(*tensor, round)) {
     awaited = AwaitContributions(*tensor, deadline, &over);
   }
   statistics_.wait_ns.fetch_add(static_cast<uint64_t>(MonotonicNs() - begin_ns),
@@ -143,7 +110,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, in
         break;
       }
       ending.is_taken = true;
-      status = RoundStatus(index, *tensor, round, error);
+      status = states_.Status(*tensor, round, error);
       if (status != RankStatus::kOk) break;
       status = TakeRound(*tensor, {round, is_short, compares, own_part}, taking, in_place,
                          on_device, arriving, deadline, &ending, error);
@@ -174,7 +141,7 @@ void Client::EndRound(uint32_t index, Tensor& tensor, uint64_t round) {
     streaming_.EndRound(tensor.open_bytes);
     tensor.open_bytes = 0;
   }
-  if (RoundSucceeded(index, round)) return;
+  if (states_.Succeeded(tensor, round)) return;
   const TensorState& state = link_.control().tensor_state(index);
   if (state.goes_on.load(std::memory_order_relaxed) == 0) tensor.failed = true;
 }
@@ -182,21 +149,14 @@ void Client::EndRound(uint32_t index, Tensor& tensor, uint64_t round) {
 Client::Awaited Client::AwaitContributions(const Tensor& tensor, const Deadline& deadline,
                                            RankStatus* over) {
   std::byte* arenas[kSummingRanksMax];
-  if (FindArenas(tensor, arenas)) return Awaited::kDone;
+  if (memory_.FindArenas(tensor, arenas)) return Awaited::kDone;
   // They came before the round was complete: a look at the socket usually is enough.
   ReadSocket(0);
-  return Await([&] { return FindArenas(tensor, arenas); }, deadline, {uncounted_}, over);
-}
-
-bool Client::RoundSucceeded(uint32_t index, uint64_t round) const {
-  const TensorState& state = link_.control().tensor_state(index);
-  // What the ranks have seen complete before the agent has all of them.
-  return state.completed_round.load(std::memory_order_acquire) < round ||
-         state.status.load(std::memory_order_relaxed) == 0;
+  return Await([&] { return memory_.FindArenas(tensor, arenas); }, deadline, {uncounted_}, over);
 }
 
 uint64_t Client::RanksSummed(uint32_t index) const {
-  const Tensor* tensor = fork_guard_.Forked() ? nullptr : Find(index);
+  const Tensor* tensor = fork_guard_.Forked() ? nullptr : tensors_.Find(index);
   if (tensor == nullptr) return 0;
   const TensorState& state = link_.control().tensor_state(index);
   {
@@ -211,7 +171,7 @@ uint64_t Client::RanksSummed(uint32_t index) const {
 }
 
 uint64_t Client::OpenRound(uint32_t index) const {
-  const Tensor* tensor = fork_guard_.Forked() ? nullptr : Find(index);
+  const Tensor* tensor = fork_guard_.Forked() ? nullptr : tensors_.Find(index);
   if (tensor == nullptr) return 0;
   const MutexLock lock(state_mutex_);
   return tensor->pushed > tensor->taken ? tensor->pushed : 0;

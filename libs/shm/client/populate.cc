@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/shm/client/populate.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+
+#include "libs/base/bytes.h"
+#include "libs/shm/layout/control.h"
+#include "libs/shm/mapping.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+namespace talweg::shm {
+
+namespace {
+
+// Below this the kernel's call costs more than the page faults.
+constexpr uint64_t kPopulateBytesMin = 256 * 1024;
+// As madvise.
+int Advise(const std::byte* begin, uint64_t bytes, int advice) {
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  const uintptr_t first = address / kPageBytes * kPageBytes;
+  return ::madvise(reinterpret_cast<void*>(first), address + bytes - first, advice);
+}
+
+// Has the kernel back what it can of `begin` with huge pages, whatever it does by itself for shared
+// memory: they come in half the time, and the sums need no walks of page tables. Kernels before 6.1
+// refuse; then, or without a free huge page, it stays as it was.
+void BackWithHugePages(std::byte* begin, uint64_t bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  const uintptr_t end = (address + bytes) / Mapping::kHugePageBytes * Mapping::kHugePageBytes;
+  for (uintptr_t at = RoundUp(address, Mapping::kHugePageBytes); at < end;
+       at += Mapping::kHugePageBytes) {
+    void* const page = reinterpret_cast<void*>(at);
+    // One that is empty is refused.
+    if (::madvise(page, kPageBytes, MADV_POPULATE_WRITE) != 0 ||
+        ::madvise(page, Mapping::kHugePageBytes, MADV_COLLAPSE) != 0) {
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+bool Populate(Tensor& tensor) {
+  if (tensor.populated.exchange(true)) return true;
+  if (tensor.ranks_sum) {
+    // Nobody else sets these pages aside.
+    const uint64_t bytes = tensor.shape.bytes();
+    BackWithHugePages(tensor.contribution, bytes);
+    if (Advise(tensor.contribution, bytes, MADV_POPULATE_WRITE) == 0) return true;
+    if (errno != EINVAL) {
+      tensor.populated.store(false);
+      return false;
+    }
+    for (uint64_t at = 0; at < bytes; at += kPageBytes) {  // A kernel before 5.14.
+      const_cast<volatile std::byte*>(tensor.contribution)[at] = std::byte{0};
+    }
+    return true;
+  }
+  if (tensor.bytes < kPopulateBytesMin) return true;
+  // Kernels before 5.14 do not know it; pages come one by one then.
+  if (tensor.contribution == nullptr) {  // On a GPU, and so are its results.
+    tensor.populated.store(false);
+    return true;
+  }
+  Advise(tensor.contribution, tensor.bytes, MADV_POPULATE_WRITE);
+  Advise(tensor.result[0], tensor.bytes, MADV_POPULATE_READ);
+  Advise(tensor.result[1], tensor.bytes, MADV_POPULATE_READ);
+  return true;
+}
+
+}  // namespace talweg::shm

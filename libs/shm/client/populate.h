@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_CLIENT_POPULATE_H_
+#define TALWEG_LIBS_SHM_CLIENT_POPULATE_H_
+
+#include "libs/shm/client/tensor.h"
+
+namespace talweg::shm {
+
+// Has the kernel set the pages of a tensor's buffers aside, once; any thread. False: it has no
+// memory for the contributions of this rank, errno says why; the next call tries again.
+bool Populate(Tensor& tensor);
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_CLIENT_POPULATE_H_

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/shm/client/round_states.h"
+
+#include <cstring>
+
+namespace talweg::shm {
+
+namespace {
+
+// Copies the text of a failed round, if it is still there. Returns its length.
+size_t CopyText(const ControlView& control, uint64_t ticket, char* out) {
+  out[0] = '\0';
+  if (ticket == 0) return 0;
+  const TextSlot& slot = control.text_slot(ticket);
+  if (slot.ticket.load(std::memory_order_acquire) != ticket) return 0;
+  for (size_t i = 0; i < kTextSlotWords; ++i) {
+    const uint64_t word = slot.words[i].load(std::memory_order_acquire);
+    std::memcpy(out + i * 8, &word, 8);
+  }
+  out[kTextSlotBytes] = '\0';
+  if (slot.ticket.load(std::memory_order_relaxed) != ticket) out[0] = '\0';
+  return std::strlen(out);
+}
+
+}  // namespace
+
+RankStatus RoundStates::Status(const Tensor& tensor, uint64_t round, ErrorText& error) const {
+  if (Succeeded(tensor, round)) return RankStatus::kOk;
+  const TensorState& state = link_.control().tensor_state(tensor.index);
+  const uint32_t value = state.status.load(std::memory_order_relaxed);
+  const auto status =
+      value < kRankStatusCount ? static_cast<RankStatus>(value) : RankStatus::kInternal;
+  char text[kTextSlotBytes + 1];
+  const size_t bytes =
+      CopyText(link_.control(), state.text_ticket.load(std::memory_order_relaxed), text);
+  return error.Fail(status, "tensor '%s', round %llu: %s", NameOf(tensor),
+                    static_cast<unsigned long long>(round),
+                    bytes > 0 ? text : RankStatusName(status));
+}
+
+bool RoundStates::Succeeded(const Tensor& tensor, uint64_t round) const {
+  const TensorState& state = link_.control().tensor_state(tensor.index);
+  // What the ranks have seen complete before the agent has all of them.
+  return state.completed_round.load(std::memory_order_acquire) < round ||
+         state.status.load(std::memory_order_relaxed) == 0;
+}
+
+}  // namespace talweg::shm

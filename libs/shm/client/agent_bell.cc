@@ -6,7 +6,6 @@
 #include "libs/shm/layout/messages.h"
 
 namespace talweg::shm {
-
 namespace {
 
 constexpr int64_t kPollRingsEveryNs = 100'000;

@@ -13,17 +13,22 @@
 
 #include "libs/base/bytes.h"
 #include "libs/base/collective.h"
+#include "libs/shm/client/admission.h"
 #include "libs/shm/client/agent_bell.h"
 #include "libs/shm/client/agent_link.h"
+#include "libs/shm/client/answers.h"
 #include "libs/shm/client/arriving_result.h"
 #include "libs/shm/client/client_health.h"
 #include "libs/shm/client/client_identity.h"
 #include "libs/shm/client/client_statistics.h"
+#include "libs/shm/client/completions.h"
 #include "libs/shm/client/deadline.h"
 #include "libs/shm/client/error_text.h"
 #include "libs/shm/client/fork_guard.h"
+#include "libs/shm/client/inbox.h"
 #include "libs/shm/client/lock.h"
 #include "libs/shm/client/pushed_rounds.h"
+#include "libs/shm/client/questions.h"
 #include "libs/shm/client/rank_memory.h"
 #include "libs/shm/client/round_lengths.h"
 #include "libs/shm/client/round_states.h"
@@ -31,7 +36,8 @@
 #include "libs/shm/client/tensor.h"
 #include "libs/shm/client/tensor_table.h"
 #include "libs/shm/client/transfers.h"
-#include "libs/shm/client/watches.h"
+#include "libs/shm/client/waiting.h"
+#include "libs/shm/client/watchers.h"
 #include "libs/shm/layout/control.h"
 #include "libs/shm/layout/messages.h"
 #include "libs/shm/layout/parts.h"
@@ -141,96 +147,19 @@ class Client {
   const ClientStatistics& statistics() const { return statistics_; }
 
  private:
-  // A question that waits for its answer; its thread's.
-  struct PendingAnswer {
-    uint32_t request = 0;
-    const Declare* declare = nullptr;  // The question, if it is one.
-    std::atomic<bool> done{false};
-    RankStatus status = RankStatus::kOk;
-    Declared declared;
-    Exported exported;
-    Placed placed;
-    Membership membership;
-    MembershipMember* members = nullptr;  // Where the answer's go, if they fit.
-    uint32_t members_max = 0;
-    char text[kTextBytesMax + 1] = "";
-    PendingAnswer* next = nullptr;
-
-    // What was answered, and in `error` why not. A status that this client does not know is
-    // kInternal.
-    RankStatus Status(ErrorText& error) const;
-  };
-
   Client() = default;
-  ~Client();
+  ~Client() = default;
 
   RankStatus Handshake(const ClientOptions& options, ErrorText& error);
-  RankStatus TakeWelcome(const Welcome& welcome, ErrorText& error);
 
   RankStatus FailForked(ErrorText& error);
   // Where the parent's tensors in place lie, so that who still refers to one meets zeros.
   // in_place.cc.
   void ReplaceInChild();
 
-  // Where the agent sees that it must wake a thread: counted in `sleepers` (uncounted_ for what
-  // comes by the socket anyway), and, if it waits for a tensor, in `awaited` if it is the only one.
-  struct WaitingPlace {
-    std::atomic<uint32_t>& sleepers;
-    std::optional<uint32_t> tensor = std::nullopt;
-    uint64_t awaited_bytes = 0;  // Its result's, before it is complete.
-    bool needs_agent = true;     // Else ranks that run may be all it takes.
-  };
-  void Enter(const WaitingPlace& place);
-  // Until the place's spinning is over, or done().
-  template <typename Done>
-  bool Spin(const Done& done, const Deadline& deadline, const WaitingPlace& place) const;
-  // Ends a sleep of the agent that lasts until somebody waits.
-  void RingToAwait(const WaitingPlace& place);
-  // Waits until done(), or nothing can go on, or the deadline. With a null `status` only done() and
-  // the deadline count.
-  enum class Awaited { kDone, kOver, kTimeout };
-  template <typename Done>
-  Awaited Await(const Done& done, const Deadline& deadline, const WaitingPlace& place,
-                RankStatus* status);
-  template <typename Done>
-  Awaited Look(const Done& done, RankStatus* status) const;
-  template <typename Done>
-  Awaited Sleep(const Done& done, const Deadline& deadline, RankStatus* status);
-  void WakeFollowers();
-  // Reads the socket without waiting, unless another thread is at it. At most every `every_ns`.
-  void ReadSocket(int64_t every_ns);
-
-  // What the thread that has `reading_` does: handles what the socket holds, looks whether the
-  // agent runs; and tells those that poll a descriptor what has come of it.
-  void LookAtAgent();
-  void ReadAgent();
-  // The thread has `reading_` no more.
-  void StopReading();
-  // Reads the socket, unless another thread is at it: then the descriptors become readable when
-  // that one stops. `own`: the caller looks at these itself.
-  void ReadSocketOrBeTold(const Watches* own);
-  bool IsOver(const Watches::Watch& watch) const;
-  void TellWatchers(const Watches* but = nullptr);
-  // All of the client's descriptors become readable.
-  void SignalAll() const;
-  RankStatus OpenWatches(Watches& watches, int* fd, ErrorText& error);
-  // Null: there is no such descriptor.
-  Watches* FindWatches(int fd);
-  static RankStatus FailNoDescriptor(int fd, ErrorText& error);
-  void HandleMessages();
-  void HandleDeclared(const Message& message, const Declared& declared);
-  void HandleDeviceAnswer(const Message& message);
-  void HandleMembership(const Message& message, const Membership& membership);
   // `pending` has the answer.
   RankStatus AskBoundary(const Boundary& question, const char* what, int64_t timeout_ns,
                          PendingAnswer& pending, ErrorText& error);
-  // Sends the question, which waits for its answer until it is withdrawn. False: the socket has
-  // taken nothing before the deadline.
-  bool Post(const MessageBody& question, PendingAnswer& pending, const Deadline& deadline);
-  void Withdraw(PendingAnswer& pending);
-  // Sends the question and waits for its answer.
-  Awaited Ask(const MessageBody& question, PendingAnswer& pending, const Deadline& deadline,
-              RankStatus* over);
   // Ask, with every outcome but kOk made an error. `what` is asked for.
   RankStatus AskOfDevice(const MessageBody& question, const char* what, int64_t timeout_ns,
                          PendingAnswer& pending, ErrorText& error);
@@ -377,39 +306,24 @@ class Client {
   RankMemory memory_{link_, identity_, state_mutex_};
   TensorTable tensors_{link_, identity_, memory_, statistics_};
   RoundStates states_{link_};
-  Watches watches_;
-  int64_t spin_ns_ = 0;
-  uint64_t cache_bytes_ = 0;  // As the options say.
-  Streaming streaming_;       // Its rounds are opened and ended under state_mutex_.
+  Streaming streaming_;  // Its rounds are opened and ended under state_mutex_.
+  Admission admission_{link_, health_, identity_, streaming_, memory_, tensors_};
+  Answers answers_{state_mutex_};
+  Inbox inbox_{link_, health_, admission_, answers_, memory_, tensors_, state_mutex_};
+  Watchers watchers_{link_, health_, memory_, tensors_, states_, state_mutex_};
+  Waiting waiting_{link_, health_, bell_, inbox_, watchers_, statistics_, state_mutex_};
+  Questions questions_{link_, answers_, waiting_};
+  Completions completions_{link_, health_, memory_, watchers_, waiting_, state_mutex_};
 
   Mutex result_mutex_;
 
   ForkGuard fork_guard_;
   bool child_closed_ = false;  // In the child, its copy of the socket is dealt with.
 
-  PendingAnswer* pending_ = nullptr;
-  uint32_t next_request_ = 1;
-
   Mutex ring_mutex_;
   std::atomic<uint64_t> submitted_{0};
 
   std::atomic<uint32_t> summing_{0};  // Threads that begin pieces of rounds in place.
-  std::atomic<bool> goodbye_{false};  // The agent has answered ours.
-
-  // One thread at a time reads the socket, asleep on it if need be; others that sleep do so on
-  // `reads_`, which the reader moves on when it stops reading.
-  std::atomic<bool> reading_{false};
-  std::atomic<uint32_t> reads_{0};
-  std::atomic<uint32_t> followers_{0};
-  std::atomic<int64_t> looked_ns_{0};  // When ReadSocket last did.
-  // A thread that wanted to read the socket has found another at it.
-  std::atomic<bool> unread_{false};
-  uint32_t wakes_seen_ = 0;  // By the reader.
-  // Where those are counted that the agent need not know of.
-  std::atomic<uint32_t> uncounted_{0};
-  ErrorText* handshake_error_ = nullptr;  // While Connect runs.
-  RankStatus handshake_status_ = RankStatus::kOk;
-  std::atomic<bool> welcomed_{false};
 };
 
 }  // namespace talweg::shm

@@ -3,41 +3,16 @@
 #include <cstdio>
 #include <cstring>
 
-#include "libs/shm/client/await.h"
 #include "libs/shm/client/client.h"
 
 namespace talweg::shm {
-
-void Client::HandleDeviceAnswer(const Message& message) {
-  const MutexLock lock(state_mutex_);
-  for (PendingAnswer* pending = pending_; pending != nullptr; pending = pending->next) {
-    if (pending->request != message.request) continue;
-    std::string_view text;
-    if (const auto* exported = std::get_if<Exported>(&message.body)) {
-      pending->status = exported->status;
-      pending->exported = *exported;
-      text = exported->text;
-    } else if (const auto* placed = std::get_if<Placed>(&message.body)) {
-      pending->status = placed->status;
-      pending->placed = *placed;
-      text = placed->text;
-    } else if (const auto* unexported = std::get_if<Unexported>(&message.body)) {
-      pending->status = unexported->status;
-      text = unexported->text;
-    }
-    if (!text.empty()) std::memcpy(pending->text, text.data(), text.size());
-    pending->text[text.size()] = '\0';
-    pending->done.store(true);
-    return;
-  }
-}
 
 RankStatus Client::AskOfDevice(const MessageBody& question, const char* what, int64_t timeout_ns,
                                PendingAnswer& pending, ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
   RankStatus over = RankStatus::kOk;
   if (health_.Over(&over)) return health_.FailOver(over, what, error);
-  switch (Ask(question, pending, Deadline(timeout_ns), &over)) {
+  switch (questions_.Ask(question, pending, Deadline(timeout_ns), &over)) {
     case Awaited::kDone: break;
     case Awaited::kOver: return health_.FailOver(over, what, error);
     case Awaited::kTimeout:

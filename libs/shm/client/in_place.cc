@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors that the ranks sum in place (docs/shared_memory.md, "In place"): each piece of a round is
 // summed once, by whichever rank begins it, over the contributions of all.
+#include <linux/futex.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 
 #include "libs/reduce/reduce.h"
-#include "libs/shm/client/await.h"
 #include "libs/shm/client/client.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -165,7 +168,7 @@ RankStatus Client::AwaitPieces(const Tensor& tensor, uint64_t round, uint64_t pi
       ::sched_yield();
       continue;
     }
-    ReadSocket(kLookEveryNs);
+    waiting_.ReadSocket(kLookEveryNs);
     if (now_ns - begin_ns >= kGraceNs) {
       RankStatus over = RankStatus::kOk;
       if (health_.Over(&over)) return health_.FailOver(over, NameOf(tensor), error);

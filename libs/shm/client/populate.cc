@@ -20,7 +20,6 @@
 #endif
 
 namespace talweg::shm {
-
 namespace {
 
 // Below this the kernel's call costs more than the page faults.

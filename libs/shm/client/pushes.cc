@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cstdint>
 
-#include "libs/shm/client/await.h"
 #include "libs/shm/client/client.h"
 #include "libs/shm/client/stream_copy.h"
 
@@ -262,7 +261,7 @@ RankStatus Client::RingPush(Tensor& tensor, Pushing push, const Deadline& deadli
     }
     if (!waited) statistics_.ring_full.fetch_add(1, std::memory_order_relaxed);
     RankStatus over = RankStatus::kOk;
-    switch (Await(room, deadline, {link_.control().rank_line().push_waiters}, &over)) {
+    switch (waiting_.Await(room, deadline, {link_.control().rank_line().push_waiters}, &over)) {
       case Awaited::kDone: break;
       case Awaited::kOver: return health_.FailOver(over, NameOf(tensor), error);
       case Awaited::kTimeout:

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cstdint>
 
-#include "libs/shm/client/await.h"
 #include "libs/shm/client/client.h"
 #include "libs/shm/client/stream_copy.h"
 

@@ -4,7 +4,6 @@
 #include <cstring>
 
 namespace talweg::shm {
-
 namespace {
 
 // Copies the text of a failed round, if it is still there. Returns its length.

@@ -2,7 +2,6 @@
 // How a rank waits for a round, and what it comes to.
 #include <cstring>
 
-#include "libs/shm/client/await.h"
 #include "libs/shm/client/client.h"
 
 namespace talweg::shm {
@@ -25,9 +24,9 @@ RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
   };
   if (done()) return RankStatus::kOk;
   bell_.RingForPoll(!others.visible());
-  ReadSocket(kLookEveryNs);
+  waiting_.ReadSocket(kLookEveryNs);
   RankStatus over = RankStatus::kOk;
-  switch (Look(done, &over)) {
+  switch (waiting_.Look(done, &over)) {
     case Awaited::kDone: return RankStatus::kOk;
     case Awaited::kOver: return health_.FailOver(over, NameOf(*tensor), error);
     case Awaited::kTimeout: break;
@@ -82,13 +81,13 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, in
   const bool only_looks = timeout_ns == 0;  // And has no time to copy what is not all of it.
   Awaited awaited = Awaited::kTimeout;
   while (awaited == Awaited::kTimeout) {
-    awaited = Await([&] { return ended() || (!only_looks && arriving.Ready()); }, deadline,
-                    {link_.control().rank_line().waiters, index,
-                     only_looks ? 0 : arriving.awaited_bytes(), !others.visible()},
-                    &over);
+    awaited = waiting_.Await([&] { return ended() || (!only_looks && arriving.Ready()); }, deadline,
+                             {link_.control().rank_line().waiters, index,
+                              only_looks ? 0 : arriving.awaited_bytes(), !others.visible()},
+                             &over);
     if (awaited != Awaited::kDone || ended()) break;
     arriving.CopyNew();
-    awaited = Look(ended, &over);
+    awaited = waiting_.Look(ended, &over);
     if (deadline.Passed(MonotonicNs())) break;
   }
   const bool events_lost = awaited == Awaited::kDone && !complete();
@@ -126,7 +125,7 @@ RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, in
   }
   statistics_.bytes_copied.fetch_add(arriving.bytes_copied(), std::memory_order_relaxed);
   // Who needs the agent for nothing must still learn that it is gone.
-  if (others.visible()) ReadSocket(kLookEveryNs);
+  if (others.visible()) waiting_.ReadSocket(kLookEveryNs);
   const MutexLock lock(state_mutex_);
   --tensor->readers;
   if (awaited == Awaited::kTimeout) tensor->copied_early = arriving.copied();
@@ -146,13 +145,14 @@ void Client::EndRound(uint32_t index, Tensor& tensor, uint64_t round) {
   if (state.goes_on.load(std::memory_order_relaxed) == 0) tensor.failed = true;
 }
 
-Client::Awaited Client::AwaitContributions(const Tensor& tensor, const Deadline& deadline,
-                                           RankStatus* over) {
+Awaited Client::AwaitContributions(const Tensor& tensor, const Deadline& deadline,
+                                   RankStatus* over) {
   std::byte* arenas[kSummingRanksMax];
   if (memory_.FindArenas(tensor, arenas)) return Awaited::kDone;
   // They came before the round was complete: a look at the socket usually is enough.
-  ReadSocket(0);
-  return Await([&] { return memory_.FindArenas(tensor, arenas); }, deadline, {uncounted_}, over);
+  waiting_.ReadSocket(0);
+  return waiting_.Await([&] { return memory_.FindArenas(tensor, arenas); }, deadline,
+                        {waiting_.uncounted()}, over);
 }
 
 uint64_t Client::RanksSummed(uint32_t index) const {

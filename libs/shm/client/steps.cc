@@ -3,29 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "libs/shm/client/await.h"
 #include "libs/shm/client/client.h"
 
 namespace talweg::shm {
-
-void Client::HandleMembership(const Message& message, const Membership& membership) {
-  const MutexLock lock(state_mutex_);
-  for (PendingAnswer* pending = pending_; pending != nullptr; pending = pending->next) {
-    if (pending->request != message.request) continue;
-    pending->status = membership.status;
-    pending->membership = membership;
-    const uint32_t count = std::min(membership.members.size(), pending->members_max);
-    for (uint32_t i = 0; i < count; ++i) pending->members[i] = membership.members[i];
-    pending->membership.members = MemberList(pending->members, count);
-    if (!membership.text.empty()) {
-      std::memcpy(pending->text, membership.text.data(), membership.text.size());
-    }
-    pending->text[membership.text.size()] = '\0';
-    pending->membership.text = {};
-    pending->done.store(true);
-    return;
-  }
-}
 
 RankStatus Client::AskBoundary(const Boundary& question, const char* what, int64_t timeout_ns,
                                PendingAnswer& pending, ErrorText& error) {
@@ -37,7 +17,7 @@ RankStatus Client::AskBoundary(const Boundary& question, const char* what, int64
   }
   RankStatus over = RankStatus::kOk;
   if (health_.Over(&over)) return health_.FailOver(over, what, error);
-  switch (Ask(question, pending, Deadline(timeout_ns), &over)) {
+  switch (questions_.Ask(question, pending, Deadline(timeout_ns), &over)) {
     case Awaited::kDone: break;
     case Awaited::kOver: return health_.FailOver(over, what, error);
     case Awaited::kTimeout:

@@ -10,7 +10,6 @@
 #include "libs/shm/client/cpus.h"
 
 namespace talweg::shm {
-
 namespace {
 
 // Counts the CPUs of all `ranks`. Each may have been given its own, out of those of what started

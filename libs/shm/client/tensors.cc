@@ -9,7 +9,6 @@
 #include <new>
 
 #include "libs/base/bytes.h"
-#include "libs/shm/client/await.h"
 #include "libs/shm/client/client.h"
 #include "libs/shm/client/populate.h"
 
@@ -22,75 +21,8 @@ constexpr size_t kDeclaresAtOnce = 256;
 
 }  // namespace
 
-void Client::HandleDeclared(const Message& message, const Declared& declared) {
-  const char* wrong = nullptr;
-  {
-    const MutexLock lock(state_mutex_);
-    PendingAnswer* pending = pending_;
-    while (pending != nullptr && pending->request != message.request) pending = pending->next;
-    for (uint32_t i = 0; i < declared.segment_count && wrong == nullptr; ++i) {
-      wrong = memory_.AdoptSegment(declared.segments[i]);
-    }
-    // Who has given up waiting for it asks again.
-    if (pending != nullptr && wrong == nullptr) {
-      if (declared.status == RankStatus::kOk) {
-        wrong = pending->declare == nullptr ? "the question was another"
-                                            : tensors_.Adopt(declared, *pending->declare);
-      }
-      pending->status = declared.status;
-      pending->declared = declared;
-      std::memcpy(pending->text, declared.text.data(), declared.text.size());
-      pending->text[declared.text.size()] = '\0';
-      if (wrong == nullptr) pending->done.store(true);
-    }
-  }
-  if (wrong != nullptr) {
-    health_.Lose(RankStatus::kProtocol,
-                 "the answer of the agent at '%s' to a declaration makes no sense: %s", wrong);
-  }
-}
-
 // ---- Declaring
 // ------------------------------------------------------------------------------------
-
-bool Client::Post(const MessageBody& question, PendingAnswer& pending, const Deadline& deadline) {
-  {
-    const MutexLock lock(state_mutex_);
-    pending.request = next_request_++;
-    pending.next = pending_;
-    pending_ = &pending;
-  }
-  const Message message{.request = pending.request, .body = question};
-  // A broken socket ends the wait that follows, with what the agent said last.
-  while (link_.socket().Send(message) == AgentSocket::Sent::kFull) {
-    if (deadline.Passed(MonotonicNs())) return false;
-    link_.socket().WaitWritable(deadline);
-  }
-  return true;
-}
-
-void Client::Withdraw(PendingAnswer& pending) {
-  const MutexLock lock(state_mutex_);
-  PendingAnswer** link = &pending_;
-  while (*link != &pending) link = &(*link)->next;
-  *link = pending.next;
-}
-
-Client::Awaited Client::Ask(const MessageBody& question, PendingAnswer& pending,
-                            const Deadline& deadline, RankStatus* over) {
-  Awaited awaited = Awaited::kTimeout;
-  if (Post(question, pending, deadline)) {
-    awaited = Await([&pending] { return pending.done.load(); }, deadline, {uncounted_}, over);
-  }
-  Withdraw(pending);
-  return awaited;
-}
-
-RankStatus Client::PendingAnswer::Status(ErrorText& error) const {
-  if (status == RankStatus::kOk) return status;
-  const bool known = static_cast<uint32_t>(status) < kRankStatusCount;
-  return error.Fail(known ? status : RankStatus::kInternal, "%s", text);
-}
 
 RankStatus Client::CheckDeclare(const Declare& declare, ErrorText& error) const {
   if (declare.name.empty() || declare.name.size() > kTensorNameBytesMax) {
@@ -177,17 +109,16 @@ RankStatus Client::DeclareSome(std::span<const Declare> declares, PendingAnswer*
   while (in_time && posted < declares.size()) {
     PendingAnswer& pending = *new (&answers[posted]) PendingAnswer;
     pending.declare = &declares[posted];
-    in_time = Post(declares[posted], pending, deadline);
+    in_time = questions_.Post(declares[posted], pending, deadline);
     ++posted;
   }
   // The last first: answers mostly come in order, and then this thread sleeps once for all.
   RankStatus over = RankStatus::kOk;
   Awaited awaited = in_time ? Awaited::kDone : Awaited::kTimeout;
   for (size_t i = posted; i-- > 0 && awaited == Awaited::kDone;) {
-    awaited =
-        Await([&answers, i] { return answers[i].done.load(); }, deadline, {uncounted_}, &over);
+    awaited = questions_.AwaitAnswer(answers[i], deadline, &over);
   }
-  for (size_t i = posted; i-- > 0;) Withdraw(answers[i]);
+  for (size_t i = posted; i-- > 0;) questions_.Withdraw(answers[i]);
 
   for (size_t i = 0; i < posted; ++i) {
     RankStatus status = RankStatus::kOk;

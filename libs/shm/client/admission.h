@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_CLIENT_ADMISSION_H_
+#define TALWEG_LIBS_SHM_CLIENT_ADMISSION_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "libs/shm/client/agent_link.h"
+#include "libs/shm/client/client_health.h"
+#include "libs/shm/client/client_identity.h"
+#include "libs/shm/client/error_text.h"
+#include "libs/shm/client/rank_memory.h"
+#include "libs/shm/client/streaming.h"
+#include "libs/shm/client/tensor_table.h"
+#include "libs/shm/layout/messages.h"
+
+namespace talweg::shm {
+
+// The agent's answer to this rank's Hello. The thread that connects begins it, reads the socket
+// until it is answered, and ends it; what comes of it all other parts find constant.
+class Admission {
+ public:
+  Admission(AgentLink& link, ClientHealth& health, ClientIdentity& identity, Streaming& streaming,
+            RankMemory& memory, TensorTable& tensors)
+      : link_(link),
+        health_(health),
+        identity_(identity),
+        streaming_(streaming),
+        memory_(memory),
+        tensors_(tensors) {}
+
+  // `cache_bytes`: as Streaming takes it. `error` is borrowed until End.
+  void Begin(uint64_t cache_bytes, ErrorText& error);
+  bool is_answered() const { return answered_.load(); }
+  // kOk, or why the rank is not admitted; the text is in what Begin was given.
+  RankStatus End();
+
+  // The reader's. Any but the first Welcome, and one that is not waited for, is dropped.
+  void Take(const Welcome& welcome);
+
+ private:
+  RankStatus Admit(const Welcome& welcome, ErrorText& error);
+
+  AgentLink& link_;
+  ClientHealth& health_;
+  ClientIdentity& identity_;
+  Streaming& streaming_;
+  RankMemory& memory_;
+  TensorTable& tensors_;
+  uint64_t cache_bytes_ = 0;
+  ErrorText* error_ = nullptr;  // While the rank connects.
+  RankStatus status_ = RankStatus::kOk;
+  std::atomic<bool> answered_{false};
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_CLIENT_ADMISSION_H_

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_CLIENT_ANSWERS_H_
+#define TALWEG_LIBS_SHM_CLIENT_ANSWERS_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "libs/shm/client/error_text.h"
+#include "libs/shm/client/lock.h"
+#include "libs/shm/layout/messages.h"
+
+namespace talweg::shm {
+
+// A question that waits for its answer; its thread's.
+struct PendingAnswer {
+  uint32_t request = 0;
+  const Declare* declare = nullptr;  // The question, if it is one.
+  std::atomic<bool> done{false};
+  RankStatus status = RankStatus::kOk;
+  Declared declared;
+  Exported exported;
+  Placed placed;
+  Membership membership;
+  MembershipMember* members = nullptr;  // Where the answer's go, if they fit.
+  uint32_t members_max = 0;
+  char text[kTextBytesMax + 1] = "";
+  PendingAnswer* next = nullptr;
+
+  // What was answered, and in `error` why not. A status that this client does not know is
+  // kInternal.
+  RankStatus Status(ErrorText& error) const;
+};
+
+// The questions that this rank has put to its agent and that wait for their answers. Any thread
+// asks; the reader (waiting.h) takes what has come. An answer that nobody waits for is dropped.
+class Answers {
+ public:
+  explicit Answers(Mutex& state_mutex) : state_mutex_(state_mutex) {}
+
+  // Gives the question its number; `pending` is borrowed until it is withdrawn.
+  void Await(PendingAnswer& pending);
+  void Withdraw(PendingAnswer& pending);
+
+  // With the client's state mutex locked. Null: nobody waits for it.
+  PendingAnswer* Find(uint32_t request) const;
+
+  // The reader's; these lock the state mutex. Exported, Unexported, or Placed.
+  void TakeDeviceAnswer(const Message& message);
+  void TakeMembership(const Message& message, const Membership& membership);
+
+ private:
+  Mutex& state_mutex_;
+  PendingAnswer* pending_ = nullptr;
+  uint32_t next_request_ = 1;
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_CLIENT_ANSWERS_H_

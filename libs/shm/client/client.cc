@@ -104,6 +104,81 @@ RankStatus Client::Health(ErrorText& error) {
   return health_.Over(&over) ? health_.FailOver(over, "the client", error) : RankStatus::kOk;
 }
 
+RankStatus Client::DeclareTensors(std::span<const Declare> declares, int64_t timeout_ns,
+                                  uint32_t* tensors, ErrorText& error) {
+  if (fork_guard_.Forked()) return FailForked(error);
+  return declaring_.DeclareAll(declares, timeout_ns, tensors, error);
+}
+
+uint64_t Client::TensorBytes(uint32_t tensor) const {
+  const Tensor* found = tensors_.Find(tensor);
+  return found == nullptr ? 0 : found->bytes;
+}
+
+uint32_t Client::PartsGiven(uint32_t tensor) const {
+  const Tensor* found = tensors_.Find(tensor);
+  return found == nullptr ? 0 : found->gives.count;
+}
+
+uint32_t Client::PartsGot(uint32_t tensor) const {
+  const Tensor* found = tensors_.Find(tensor);
+  return found == nullptr ? 0 : found->gets.count;
+}
+
+uint32_t Client::PartsHeld(uint32_t tensor) const {
+  const Tensor* found = tensors_.Find(tensor);
+  if (found == nullptr) return 0;
+  return found->ranks_sum ? found->shape.parts_held : found->buffer.part_count;
+}
+
+bool Client::SumsInPlace(uint32_t tensor) const {
+  const Tensor* found = tensors_.Find(tensor);
+  return found != nullptr && found->shape.in_place;
+}
+
+void* Client::Contribution(uint32_t tensor) const {
+  const Tensor* found = fork_guard_.Forked() ? nullptr : tensors_.Find(tensor);
+  if (found == nullptr) return nullptr;
+  const MutexLock lock(state_mutex_);
+  // Part p of several lies p strides from there, also where there is room for the rank's alone.
+  return reinterpret_cast<void*>(
+      reinterpret_cast<uintptr_t>(found->ContributionOf(found->pushed + 1)) -
+      found->bytes_before());
+}
+
+RankStatus Client::ExportBuffer(const Export& exported, int64_t timeout_ns, uint32_t* buffer,
+                                uint64_t* bytes, ErrorText& error) {
+  if (fork_guard_.Forked()) return FailForked(error);
+  return devices_.Export(exported, timeout_ns, buffer, bytes, error);
+}
+
+RankStatus Client::UnexportBuffer(uint32_t buffer, int64_t timeout_ns, ErrorText& error) {
+  if (fork_guard_.Forked()) return FailForked(error);
+  return devices_.Unexport(buffer, timeout_ns, error);
+}
+
+RankStatus Client::PlaceTensor(uint32_t index, uint32_t buffer, int64_t timeout_ns,
+                               GpuHandleBytes* pushed, GpuHandleBytes* taken, ErrorText& error) {
+  if (fork_guard_.Forked()) return FailForked(error);
+  Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
+  return devices_.Place(*tensor, buffer, timeout_ns, pushed, taken, error);
+}
+
+RankStatus Client::EndStep(int64_t timeout_ns, ErrorText& error) {
+  return fork_guard_.Forked() ? FailForked(error) : steps_.End(timeout_ns, error);
+}
+
+RankStatus Client::LookAtView(uint64_t epoch, Membership* view, MembershipMember* members,
+                              uint32_t members_max, int64_t timeout_ns, ErrorText& error) {
+  if (fork_guard_.Forked()) return FailForked(error);
+  return steps_.Look(epoch, view, members, members_max, timeout_ns, error);
+}
+
+RankStatus Client::FollowView(uint64_t epoch, int64_t timeout_ns, ErrorText& error) {
+  return fork_guard_.Forked() ? FailForked(error) : steps_.Follow(epoch, timeout_ns, error);
+}
+
 RankStatus Client::CompletionFd(int* fd, ErrorText& error) {
   return fork_guard_.Forked() ? FailForked(error) : watchers_.OpenFirst(fd, error);
 }

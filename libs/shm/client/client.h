@@ -23,6 +23,8 @@
 #include "libs/shm/client/client_statistics.h"
 #include "libs/shm/client/completions.h"
 #include "libs/shm/client/deadline.h"
+#include "libs/shm/client/declaring.h"
+#include "libs/shm/client/devices.h"
 #include "libs/shm/client/error_text.h"
 #include "libs/shm/client/fork_guard.h"
 #include "libs/shm/client/inbox.h"
@@ -32,6 +34,7 @@
 #include "libs/shm/client/rank_memory.h"
 #include "libs/shm/client/round_lengths.h"
 #include "libs/shm/client/round_states.h"
+#include "libs/shm/client/steps.h"
 #include "libs/shm/client/streaming.h"
 #include "libs/shm/client/tensor.h"
 #include "libs/shm/client/tensor_table.h"
@@ -132,9 +135,9 @@ class Client {
   // Steps and views: docs/elastic.md. steps.cc. One thread at a time ends steps.
   // kTimeout: the next call goes on waiting, and ends no second one.
   RankStatus EndStep(int64_t timeout_ns, ErrorText& error);
-  uint64_t StepsEnded() const { return steps_ended_.load(std::memory_order_relaxed); }
+  uint64_t StepsEnded() const { return steps_.ended(); }
   // The newest view's that the agent has; 0: it is too old to say.
-  uint64_t NewestEpoch() const;
+  uint64_t NewestEpoch() const { return steps_.NewestEpoch(); }
   // The view of that epoch, if the agent has had it lately; 0: the newest. `members`: room for
   // `members_max`; the answer's member_count says how many there are.
   RankStatus LookAtView(uint64_t epoch, Membership* view, MembershipMember* members,
@@ -157,20 +160,6 @@ class Client {
   // in_place.cc.
   void ReplaceInChild();
 
-  // `pending` has the answer.
-  RankStatus AskBoundary(const Boundary& question, const char* what, int64_t timeout_ns,
-                         PendingAnswer& pending, ErrorText& error);
-  // Ask, with every outcome but kOk made an error. `what` is asked for.
-  RankStatus AskOfDevice(const MessageBody& question, const char* what, int64_t timeout_ns,
-                         PendingAnswer& pending, ErrorText& error);
-  RankStatus CheckDeclare(const Declare& declare, ErrorText& error) const;
-  RankStatus CheckGroup(const Declare& declare, ErrorText& error) const;
-  // As DeclareTensors, of no more than may be under way together. `answers`: memory for as many.
-  RankStatus DeclareSome(std::span<const Declare> declares, PendingAnswer* answers,
-                         const Deadline& deadline, int64_t timeout_ns, uint32_t* tensors,
-                         ErrorText& error);
-  RankStatus TakeDeclared(const Declare& declare, const PendingAnswer& pending, uint32_t* tensor,
-                          ErrorText& error);
   // Marks the tensor as being pushed, from `data` if that is not null; *contribution is where host
   // bytes go.
   RankStatus BeginPush(Tensor& tensor, const void* data, std::byte** contribution,
@@ -300,8 +289,6 @@ class Client {
   ClientHealth health_{link_, state_mutex_};
   AgentBell bell_{link_};
   ClientIdentity identity_;
-  std::atomic<uint64_t> steps_ended_{0};
-  std::atomic<bool> at_boundary_{false};
   ClientStatistics statistics_;
   RankMemory memory_{link_, identity_, state_mutex_};
   TensorTable tensors_{link_, identity_, memory_, statistics_};
@@ -313,6 +300,9 @@ class Client {
   Watchers watchers_{link_, health_, memory_, tensors_, states_, state_mutex_};
   Waiting waiting_{link_, health_, bell_, inbox_, watchers_, statistics_, state_mutex_};
   Questions questions_{link_, answers_, waiting_};
+  Declaring declaring_{link_, health_, identity_, tensors_, questions_};
+  Devices devices_{link_, health_, states_, questions_, state_mutex_};
+  Steps steps_{link_, health_, identity_, questions_};
   Completions completions_{link_, health_, memory_, watchers_, waiting_, state_mutex_};
 
   Mutex result_mutex_;

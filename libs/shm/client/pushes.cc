@@ -170,7 +170,7 @@ RankStatus Client::BeginPush(Tensor& tensor, const void* data, std::byte** contr
                              bool* nobody_sums, ErrorText& error) {
   RankStatus over = RankStatus::kOk;
   if (health_.Over(&over)) return health_.FailOver(over, NameOf(tensor), error);
-  if (at_boundary_.load(std::memory_order_relaxed)) {
+  if (steps_.at_boundary()) {
     return error.Fail(RankStatus::kBusy,
                       "tensor '%s': this rank waits in talweg_end_step; what belongs to a step is "
                       "pushed before its end",
@@ -272,6 +272,48 @@ RankStatus Client::RingPush(Tensor& tensor, Pushing push, const Deadline& deadli
             NameOf(tensor), capacity);
     }
   }
+}
+
+RankStatus Client::PushOnDevice(uint32_t index, uint32_t buffer, uint64_t offset,
+                                bool declared_priority, int32_t priority, int64_t timeout_ns,
+                                uint64_t* round, ErrorText& error) {
+  if (fork_guard_.Forked()) return FailForked(error);
+  Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
+  if (tensor->ranks_sum) {
+    return error.Fail(RankStatus::kUnsupported,
+                      "tensor '%s' was declared in host memory, where the ranks sum it; declare it "
+                      "on a GPU first",
+                      NameOf(*tensor));
+  }
+  {
+    const MutexLock lock(state_mutex_);
+    if (tensor->placed_at != states_.EventsLost()) return FailEventsLost(*tensor, error);
+  }
+  uint64_t flags = kPushOnDevice | uint64_t{buffer} << kPushBufferShift;
+  std::byte* contribution = nullptr;
+  bool nobody_sums = false;
+  if (PushesAgain(*tensor)) {
+    flags |= kPushAgain;
+  } else if (const RankStatus begun =
+                 BeginPush(*tensor, nullptr, &contribution, &nobody_sums, error);
+             begun != RankStatus::kOk) {
+    return begun;
+  }
+  return FinishPush(
+      *tensor,
+      {.entry = {.tensor = index, .priority = priority, .flags = flags, .device_offset = offset},
+       .bytes = tensor->gives.count * tensor->buffer.part_bytes},
+      declared_priority, timeout_ns, round, error);
+}
+
+// Whether what is pushed now is the round that is open; it is being pushed then.
+bool Client::PushesAgain(Tensor& tensor) {
+  const MutexLock lock(state_mutex_);
+  const bool again = !tensor.pushing && tensor.pushed > tensor.taken && tensor.on_device &&
+                     tensor.pushed_at.load(std::memory_order_relaxed) != tensor.placed_at;
+  if (again) tensor.pushing = true;
+  return again;
 }
 
 }  // namespace talweg::shm

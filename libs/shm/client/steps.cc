@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ends of steps, and the views that a rank hears of there (docs/elastic.md).
-#include <algorithm>
-#include <cstring>
-
-#include "libs/shm/client/client.h"
+#include "libs/shm/client/steps.h"
 
 namespace talweg::shm {
 
-RankStatus Client::AskBoundary(const Boundary& question, const char* what, int64_t timeout_ns,
-                               PendingAnswer& pending, ErrorText& error) {
+RankStatus Steps::Ask(const Boundary& question, const char* what, int64_t timeout_ns,
+                      PendingAnswer& pending, ErrorText& error) {
   if (link_.minor() < kStepsMinor) {
     return error.Fail(RankStatus::kUnsupported,
                       "%s: the agent at '%s' has version 1.%u of its messages, and tells ranks of "
@@ -27,35 +23,33 @@ RankStatus Client::AskBoundary(const Boundary& question, const char* what, int64
   return pending.Status(error);
 }
 
-RankStatus Client::EndStep(int64_t timeout_ns, ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
+RankStatus Steps::End(int64_t timeout_ns, ErrorText& error) {
   RankStatus over = RankStatus::kOk;
   if (health_.Over(&over)) return health_.FailOver(over, "the end of a step", error);
   if (link_.minor() < kStepsMinor) return RankStatus::kOk;  // It lets nobody in.
-  uint64_t steps = steps_ended_.load(std::memory_order_relaxed);
+  uint64_t steps = ended_.load(std::memory_order_relaxed);
   if (!at_boundary_.exchange(true)) {
-    steps_ended_.store(++steps, std::memory_order_relaxed);
+    ended_.store(++steps, std::memory_order_relaxed);
     link_.control().rank_line().steps_ended.store(steps, std::memory_order_seq_cst);
   }
   const uint64_t stop_at = link_.control().agent_line().stop_at.load(std::memory_order_seq_cst);
   if (stop_at != 0 && steps + 1 >= stop_at) {
     PendingAnswer pending;
     const Boundary question{.question = BoundaryQuestion::kWait, .steps_ended = steps};
-    const RankStatus status = AskBoundary(question, "nodes that want to enter: the end of a step",
-                                          timeout_ns, pending, error);
+    const RankStatus status =
+        Ask(question, "nodes that want to enter: the end of a step", timeout_ns, pending, error);
     if (status != RankStatus::kOk) return status;
   }
   at_boundary_.store(false);
   return RankStatus::kOk;
 }
 
-uint64_t Client::NewestEpoch() const {
+uint64_t Steps::NewestEpoch() const {
   return link_.control().agent_line().epoch.load(std::memory_order_seq_cst);
 }
 
-RankStatus Client::LookAtView(uint64_t epoch, Membership* view, MembershipMember* members,
-                              uint32_t members_max, int64_t timeout_ns, ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
+RankStatus Steps::Look(uint64_t epoch, Membership* view, MembershipMember* members,
+                       uint32_t members_max, int64_t timeout_ns, ErrorText& error) {
   uint32_t known = 0;
   do {
     PendingAnswer pending;
@@ -63,7 +57,7 @@ RankStatus Client::LookAtView(uint64_t epoch, Membership* view, MembershipMember
     pending.members_max = members_max - known;
     const Boundary question{
         .question = BoundaryQuestion::kLook, .epoch = epoch, .first_member = known};
-    const RankStatus status = AskBoundary(question, "the job's view", timeout_ns, pending, error);
+    const RankStatus status = Ask(question, "the job's view", timeout_ns, pending, error);
     if (status != RankStatus::kOk) return status;
     *view = pending.membership;
     epoch = view->epoch;  // All of it is of one view.
@@ -75,11 +69,10 @@ RankStatus Client::LookAtView(uint64_t epoch, Membership* view, MembershipMember
   return RankStatus::kOk;
 }
 
-RankStatus Client::FollowView(uint64_t epoch, int64_t timeout_ns, ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
+RankStatus Steps::Follow(uint64_t epoch, int64_t timeout_ns, ErrorText& error) {
   PendingAnswer pending;
   const Boundary question{.question = BoundaryQuestion::kFollow, .epoch = epoch};
-  const RankStatus status = AskBoundary(question, "the job's view", timeout_ns, pending, error);
+  const RankStatus status = Ask(question, "the job's view", timeout_ns, pending, error);
   if (status != RankStatus::kOk) return status;
   identity_.rank = pending.membership.rank;
   identity_.size = pending.membership.size;

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/mman.h>
-#include <unistd.h>
+#include "libs/shm/client/declaring.h"
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 
-#include "libs/base/bytes.h"
-#include "libs/shm/client/client.h"
+#include "libs/base/collective.h"
 #include "libs/shm/client/populate.h"
 
 namespace talweg::shm {
+
 namespace {
 
 // Declarations that are under way together: as many as keep the agent and the owners busy, and
@@ -21,10 +21,7 @@ constexpr size_t kDeclaresAtOnce = 256;
 
 }  // namespace
 
-// ---- Declaring
-// ------------------------------------------------------------------------------------
-
-RankStatus Client::CheckDeclare(const Declare& declare, ErrorText& error) const {
+RankStatus Declaring::Check(const Declare& declare, ErrorText& error) const {
   if (declare.name.empty() || declare.name.size() > kTensorNameBytesMax) {
     return error.Fail(RankStatus::kInvalidArgument, "a tensor's name has 1 to %zu bytes, not %zu",
                       kTensorNameBytesMax, declare.name.size());
@@ -55,7 +52,7 @@ RankStatus Client::CheckDeclare(const Declare& declare, ErrorText& error) const 
                     TALWEG_SHM_PRINTED(declare.name), link_.path(), kProtocolMajor, link_.minor());
 }
 
-RankStatus Client::CheckGroup(const Declare& declare, ErrorText& error) const {
+RankStatus Declaring::CheckGroup(const Declare& declare, ErrorText& error) const {
   const RankList& ranks = declare.ranks;
   if (ranks.size() > kGroupRanksMax) {
     return error.Fail(RankStatus::kInvalidArgument,
@@ -77,11 +74,10 @@ RankStatus Client::CheckGroup(const Declare& declare, ErrorText& error) const {
                     TALWEG_SHM_PRINTED(declare.name), identity_.rank);
 }
 
-RankStatus Client::DeclareTensors(std::span<const Declare> declares, int64_t timeout_ns,
-                                  uint32_t* tensors, ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
+RankStatus Declaring::DeclareAll(std::span<const Declare> declares, int64_t timeout_ns,
+                                 uint32_t* tensors, ErrorText& error) {
   for (const Declare& declare : declares) {
-    if (const RankStatus status = CheckDeclare(declare, error); status != RankStatus::kOk) {
+    if (const RankStatus status = Check(declare, error); status != RankStatus::kOk) {
       return status;
     }
   }
@@ -101,9 +97,9 @@ RankStatus Client::DeclareTensors(std::span<const Declare> declares, int64_t tim
   return status;
 }
 
-RankStatus Client::DeclareSome(std::span<const Declare> declares, PendingAnswer* answers,
-                               const Deadline& deadline, int64_t timeout_ns, uint32_t* tensors,
-                               ErrorText& error) {
+RankStatus Declaring::DeclareSome(std::span<const Declare> declares, PendingAnswer* answers,
+                                  const Deadline& deadline, int64_t timeout_ns, uint32_t* tensors,
+                                  ErrorText& error) {
   size_t posted = 0;
   bool in_time = true;
   while (in_time && posted < declares.size()) {
@@ -138,8 +134,8 @@ RankStatus Client::DeclareSome(std::span<const Declare> declares, PendingAnswer*
   return RankStatus::kOk;
 }
 
-RankStatus Client::TakeDeclared(const Declare& declare, const PendingAnswer& pending,
-                                uint32_t* tensor, ErrorText& error) {
+RankStatus Declaring::TakeDeclared(const Declare& declare, const PendingAnswer& pending,
+                                   uint32_t* tensor, ErrorText& error) {
   if (const RankStatus status = pending.Status(error); status != RankStatus::kOk) return status;
   Tensor* found = tensors_.Find(pending.declared.tensor);
   if (found == nullptr) {
@@ -173,42 +169,6 @@ RankStatus Client::TakeDeclared(const Declare& declare, const PendingAnswer& pen
   }
   *tensor = pending.declared.tensor;
   return RankStatus::kOk;
-}
-
-uint64_t Client::TensorBytes(uint32_t tensor) const {
-  const Tensor* found = tensors_.Find(tensor);
-  return found == nullptr ? 0 : found->bytes;
-}
-
-uint32_t Client::PartsGiven(uint32_t tensor) const {
-  const Tensor* found = tensors_.Find(tensor);
-  return found == nullptr ? 0 : found->gives.count;
-}
-
-uint32_t Client::PartsGot(uint32_t tensor) const {
-  const Tensor* found = tensors_.Find(tensor);
-  return found == nullptr ? 0 : found->gets.count;
-}
-
-void* Client::Contribution(uint32_t tensor) const {
-  const Tensor* found = fork_guard_.Forked() ? nullptr : tensors_.Find(tensor);
-  if (found == nullptr) return nullptr;
-  const MutexLock lock(state_mutex_);
-  // Part p of several lies p strides from there, also where there is room for the rank's alone.
-  return reinterpret_cast<void*>(
-      reinterpret_cast<uintptr_t>(found->ContributionOf(found->pushed + 1)) -
-      found->bytes_before());
-}
-
-uint32_t Client::PartsHeld(uint32_t tensor) const {
-  const Tensor* found = tensors_.Find(tensor);
-  if (found == nullptr) return 0;
-  return found->ranks_sum ? found->shape.parts_held : found->buffer.part_count;
-}
-
-bool Client::SumsInPlace(uint32_t tensor) const {
-  const Tensor* found = tensors_.Find(tensor);
-  return found != nullptr && found->shape.in_place;
 }
 
 }  // namespace talweg::shm

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_CLIENT_STEPS_H_
+#define TALWEG_LIBS_SHM_CLIENT_STEPS_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "libs/shm/client/agent_link.h"
+#include "libs/shm/client/client_health.h"
+#include "libs/shm/client/client_identity.h"
+#include "libs/shm/client/error_text.h"
+#include "libs/shm/client/questions.h"
+#include "libs/shm/layout/messages.h"
+
+namespace talweg::shm {
+
+// The ends of steps, and the views that a rank hears of there (docs/elastic.md). One thread at a
+// time ends steps; the rest is any thread's.
+class Steps {
+ public:
+  Steps(AgentLink& link, ClientHealth& health, ClientIdentity& identity, Questions& questions)
+      : link_(link), health_(health), identity_(identity), questions_(questions) {}
+
+  // kTimeout: the next call goes on waiting, and ends no second one.
+  RankStatus End(int64_t timeout_ns, ErrorText& error);
+  uint64_t ended() const { return ended_.load(std::memory_order_relaxed); }
+  // Whether a thread waits in End: nothing is pushed then.
+  bool at_boundary() const { return at_boundary_.load(std::memory_order_relaxed); }
+
+  // The newest view's that the agent has; 0: it is too old to say.
+  uint64_t NewestEpoch() const;
+  // The view of that epoch, if the agent has had it lately; 0: the newest. `members`: room for
+  // `members_max`; the answer's member_count says how many there are.
+  RankStatus Look(uint64_t epoch, Membership* view, MembershipMember* members, uint32_t members_max,
+                  int64_t timeout_ns, ErrorText& error);
+  // The rank's identity changes.
+  RankStatus Follow(uint64_t epoch, int64_t timeout_ns, ErrorText& error);
+
+ private:
+  // `pending` has the answer.
+  RankStatus Ask(const Boundary& question, const char* what, int64_t timeout_ns,
+                 PendingAnswer& pending, ErrorText& error);
+
+  AgentLink& link_;
+  ClientHealth& health_;
+  ClientIdentity& identity_;
+  Questions& questions_;
+  std::atomic<uint64_t> ended_{0};
+  std::atomic<bool> at_boundary_{false};
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_CLIENT_STEPS_H_

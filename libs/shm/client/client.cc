@@ -136,16 +136,6 @@ bool Client::SumsInPlace(uint32_t tensor) const {
   return found != nullptr && found->shape.in_place;
 }
 
-void* Client::Contribution(uint32_t tensor) const {
-  const Tensor* found = fork_guard_.Forked() ? nullptr : tensors_.Find(tensor);
-  if (found == nullptr) return nullptr;
-  const MutexLock lock(state_mutex_);
-  // Part p of several lies p strides from there, also where there is room for the rank's alone.
-  return reinterpret_cast<void*>(
-      reinterpret_cast<uintptr_t>(found->ContributionOf(found->pushed + 1)) -
-      found->bytes_before());
-}
-
 RankStatus Client::ExportBuffer(const Export& exported, int64_t timeout_ns, uint32_t* buffer,
                                 uint64_t* bytes, ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
@@ -163,6 +153,30 @@ RankStatus Client::PlaceTensor(uint32_t index, uint32_t buffer, int64_t timeout_
   Tensor* tensor = tensors_.Find(index);
   if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
   return devices_.Place(*tensor, buffer, timeout_ns, pushed, taken, error);
+}
+
+void* Client::Contribution(uint32_t tensor) const {
+  const Tensor* found = fork_guard_.Forked() ? nullptr : tensors_.Find(tensor);
+  return found == nullptr ? nullptr : pushes_.Contribution(*found);
+}
+
+RankStatus Client::Push(uint32_t index, const void* data, const PushedParts& parts,
+                        bool declared_priority, int32_t priority, int64_t timeout_ns,
+                        uint64_t* round, ErrorText& error) {
+  if (fork_guard_.Forked()) return FailForked(error);
+  Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
+  return pushes_.Push(*tensor, data, parts, declared_priority, priority, timeout_ns, round, error);
+}
+
+RankStatus Client::PushOnDevice(uint32_t index, uint32_t buffer, uint64_t offset,
+                                bool declared_priority, int32_t priority, int64_t timeout_ns,
+                                uint64_t* round, ErrorText& error) {
+  if (fork_guard_.Forked()) return FailForked(error);
+  Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
+  return pushes_.PushOnDevice(*tensor, buffer, offset, declared_priority, priority, timeout_ns,
+                              round, error);
 }
 
 RankStatus Client::EndStep(int64_t timeout_ns, ErrorText& error) {

@@ -30,6 +30,7 @@
 #include "libs/shm/client/inbox.h"
 #include "libs/shm/client/lock.h"
 #include "libs/shm/client/pushed_rounds.h"
+#include "libs/shm/client/pushes.h"
 #include "libs/shm/client/questions.h"
 #include "libs/shm/client/rank_memory.h"
 #include "libs/shm/client/round_lengths.h"
@@ -160,47 +161,6 @@ class Client {
   // in_place.cc.
   void ReplaceInChild();
 
-  // Marks the tensor as being pushed, from `data` if that is not null; *contribution is where host
-  // bytes go.
-  RankStatus BeginPush(Tensor& tensor, const void* data, std::byte** contribution,
-                       bool* nobody_sums, ErrorText& error);
-  // Whether `data` is what Contribution has given.
-  static bool IsContribution(const Tensor& tensor, const void* data, const std::byte* contribution);
-  // A push on its way into the ring.
-  struct Pushing {
-    RingEntry entry;
-    bool is_short = false;     // Some part is not full.
-    uint64_t bytes = 0;        // What the rank gives.
-    std::byte* own = nullptr;  // Where the part goes that it gives itself.
-  };
-  // What the push comes to, by its lengths.
-  static RankStatus CheckParts(const Tensor& tensor, const PushedParts& parts, Pushing* push,
-                               ErrorText& error);
-  // Where the part that the rank gives itself may go now: nothing that it gives is overwritten.
-  static std::byte* OwnPlace(const Tensor& tensor, const std::byte* data, const PushedParts& parts);
-  // Copies the parts that the rank gives to where they are contributed; the one that it gives
-  // itself also, or only, to `own`.
-  void CopyIn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
-              std::byte* contribution, std::byte* own);
-  // Copies the part that nobody else gets, after the push.
-  void CopyOwn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
-               std::byte* own);
-  // Writes their lengths behind them.
-  void SayParts(Tensor& tensor, const uint64_t* lengths);
-  // This push has not been made.
-  void AbandonPush(Tensor& tensor);
-  bool PushesAgain(Tensor& tensor);
-  // Puts it into the ring, and rings.
-  RankStatus FinishPush(Tensor& tensor, Pushing push, bool declared_priority, int64_t timeout_ns,
-                        uint64_t* round, ErrorText& error);
-
-  RankStatus RingPush(Tensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
-                      ErrorText& error);
-  uint64_t RingEntries() const {
-    return submitted_.load(std::memory_order_relaxed) -
-           link_.control().consumed_line().consumed.load(std::memory_order_seq_cst);
-  }
-  bool RingFills() const { return RingEntries() >= link_.control().shape().ring_capacity / 2; }
   // What may be copied of a round before it is complete. `is_short`: it was pushed with a part that
   // is not full.
   ArrivingResult Arriving(const Tensor& tensor, uint64_t round, const Taking& taking,
@@ -303,15 +263,14 @@ class Client {
   Declaring declaring_{link_, health_, identity_, tensors_, questions_};
   Devices devices_{link_, health_, states_, questions_, state_mutex_};
   Steps steps_{link_, health_, identity_, questions_};
+  Pushes pushes_{link_,      health_,  bell_,       states_,     steps_,
+                 streaming_, waiting_, statistics_, state_mutex_};
   Completions completions_{link_, health_, memory_, watchers_, waiting_, state_mutex_};
 
   Mutex result_mutex_;
 
   ForkGuard fork_guard_;
   bool child_closed_ = false;  // In the child, its copy of the socket is dealt with.
-
-  Mutex ring_mutex_;
-  std::atomic<uint64_t> submitted_{0};
 
   std::atomic<uint32_t> summing_{0};  // Threads that begin pieces of rounds in place.
 };

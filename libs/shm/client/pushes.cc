@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank pushes its contribution to a round.
-#include <atomic>
-#include <cstdint>
+#include "libs/shm/client/pushes.h"
 
-#include "libs/shm/client/client.h"
+#include <cstring>
+
+#include "libs/shm/client/deadline.h"
 #include "libs/shm/client/stream_copy.h"
+#include "libs/shm/layout/messages.h"
+#include "libs/shm/layout/rank_sums.h"
 
 namespace talweg::shm {
+
 namespace {
 
 // Calls `visit(part, from, bytes)` for each part that a rank gives and that has bytes.
@@ -25,57 +28,101 @@ void ForEachGiven(const Parts& gives, const BufferShape& shape, const std::byte*
 
 }  // namespace
 
-RankStatus Client::Push(uint32_t index, const void* data, const PushedParts& parts,
+void* Pushes::Contribution(const Tensor& tensor) const {
+  const MutexLock lock(state_mutex_);
+  // Part p of several lies p strides from there, also where there is room for the rank's alone.
+  return reinterpret_cast<void*>(
+      reinterpret_cast<uintptr_t>(tensor.ContributionOf(tensor.pushed + 1)) -
+      tensor.bytes_before());
+}
+
+RankStatus Pushes::Push(Tensor& tensor, const void* data, const PushedParts& parts,
                         bool declared_priority, int32_t priority, int64_t timeout_ns,
                         uint64_t* round, ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = tensors_.Find(index);
-  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
-  Pushing push{.entry = {.tensor = index, .priority = priority}};
-  if (const RankStatus status = CheckParts(*tensor, parts, &push, error);
+  Pushing push{.entry = {.tensor = tensor.index, .priority = priority}};
+  if (const RankStatus status = CheckParts(tensor, parts, &push, error);
       status != RankStatus::kOk) {
     return status;
   }
   std::byte* contribution = nullptr;
   bool nobody_sums = false;
   const void* const given = parts.places != nullptr ? parts.places : data;
-  if (const RankStatus begun = BeginPush(*tensor, given, &contribution, &nobody_sums, error);
+  if (const RankStatus begun = Begin(tensor, given, &contribution, &nobody_sums, error);
       begun != RankStatus::kOk) {
     return begun;
   }
   if (contribution == nullptr) {
-    AbandonPush(*tensor);
+    Abandon(tensor);
     return error.Fail(RankStatus::kInvalidArgument,
                       "tensor '%s' was declared on a GPU and has no buffer in host memory; push it "
                       "from there, or declare it in host memory as well",
-                      NameOf(*tensor));
+                      NameOf(tensor));
   }
   const bool says_more = push.is_short || parts.signature != 0;
   if (!nobody_sums) {
-    if (given != nullptr && !IsContribution(*tensor, given, contribution)) {
-      push.own = OwnPlace(*tensor, static_cast<const std::byte*>(data), parts);
-      CopyIn(*tensor, static_cast<const std::byte*>(data), parts, contribution, push.own);
+    if (given != nullptr && !IsContribution(tensor, given, contribution)) {
+      push.own = OwnPlace(tensor, static_cast<const std::byte*>(data), parts);
+      CopyIn(tensor, static_cast<const std::byte*>(data), parts, contribution, push.own);
     }
     // An older agent knows neither; it compares nothing.
     if (says_more && link_.minor() >= kCollectivesMinor) {
       push.entry.flags = kPushInParts;
       push.entry.device_offset = parts.signature;
-      SayParts(*tensor, parts.lengths);
+      SayParts(tensor, parts.lengths);
     }
   }
-  const RankStatus pushed = FinishPush(*tensor, push, declared_priority, timeout_ns, round, error);
+  const RankStatus pushed = Finish(tensor, push, declared_priority, timeout_ns, round, error);
   if (pushed == RankStatus::kOk && push.own != nullptr) {
-    CopyOwn(*tensor, static_cast<const std::byte*>(data), parts, push.own);
+    CopyOwn(tensor, static_cast<const std::byte*>(data), parts, push.own);
   }
   return pushed;
 }
 
-bool Client::IsContribution(const Tensor& tensor, const void* data, const std::byte* contribution) {
+RankStatus Pushes::PushOnDevice(Tensor& tensor, uint32_t buffer, uint64_t offset,
+                                bool declared_priority, int32_t priority, int64_t timeout_ns,
+                                uint64_t* round, ErrorText& error) {
+  if (tensor.ranks_sum) {
+    return error.Fail(RankStatus::kUnsupported,
+                      "tensor '%s' was declared in host memory, where the ranks sum it; declare it "
+                      "on a GPU first",
+                      NameOf(tensor));
+  }
+  {
+    const MutexLock lock(state_mutex_);
+    if (tensor.placed_at != states_.EventsLost()) return FailEventsLost(tensor, error);
+  }
+  uint64_t flags = kPushOnDevice | uint64_t{buffer} << kPushBufferShift;
+  std::byte* contribution = nullptr;
+  bool nobody_sums = false;
+  if (PushesAgain(tensor)) {
+    flags |= kPushAgain;
+  } else if (const RankStatus begun = Begin(tensor, nullptr, &contribution, &nobody_sums, error);
+             begun != RankStatus::kOk) {
+    return begun;
+  }
+  return Finish(tensor,
+                {.entry = {.tensor = tensor.index,
+                           .priority = priority,
+                           .flags = flags,
+                           .device_offset = offset},
+                 .bytes = tensor.gives.count * tensor.buffer.part_bytes},
+                declared_priority, timeout_ns, round, error);
+}
+
+bool Pushes::PushesAgain(Tensor& tensor) {
+  const MutexLock lock(state_mutex_);
+  const bool again = !tensor.pushing && tensor.pushed > tensor.taken && tensor.on_device &&
+                     tensor.pushed_at.load(std::memory_order_relaxed) != tensor.placed_at;
+  if (again) tensor.pushing = true;
+  return again;
+}
+
+bool Pushes::IsContribution(const Tensor& tensor, const void* data, const std::byte* contribution) {
   return reinterpret_cast<uintptr_t>(data) ==
          reinterpret_cast<uintptr_t>(contribution) - tensor.bytes_before();
 }
 
-RankStatus Client::CheckParts(const Tensor& tensor, const PushedParts& parts, Pushing* push,
+RankStatus Pushes::CheckParts(const Tensor& tensor, const PushedParts& parts, Pushing* push,
                               ErrorText& error) {
   const BufferShape& shape = tensor.buffer;
   push->bytes = tensor.gives.count * shape.part_bytes;
@@ -102,7 +149,7 @@ RankStatus Client::CheckParts(const Tensor& tensor, const PushedParts& parts, Pu
                                         : "a tensor with parts of 4 GiB or more cannot have");
 }
 
-std::byte* Client::OwnPlace(const Tensor& tensor, const std::byte* data, const PushedParts& parts) {
+std::byte* Pushes::OwnPlace(const Tensor& tensor, const std::byte* data, const PushedParts& parts) {
   if (parts.own == nullptr || !tensor.ranks_sum || !tensor.collective.copies() ||
       tensor.shape.in_place) {
     return nullptr;
@@ -122,7 +169,7 @@ std::byte* Client::OwnPlace(const Tensor& tensor, const std::byte* data, const P
   return overwrites ? nullptr : own;
 }
 
-void Client::CopyIn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
+void Pushes::CopyIn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
                     std::byte* contribution, std::byte* own) {
   const bool others_get_all = tensor.collective.gets == Share::kWhole;
   uint64_t copied = 0;
@@ -142,7 +189,7 @@ void Client::CopyIn(const Tensor& tensor, const std::byte* data, const PushedPar
   statistics_.bytes_copied.fetch_add(copied, std::memory_order_relaxed);
 }
 
-void Client::CopyOwn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
+void Pushes::CopyOwn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
                      std::byte* own) {
   if (tensor.collective.gets == Share::kWhole) return;  // It went there with the others' copy.
   ForEachGiven(tensor.gives, tensor.buffer, data, parts,
@@ -153,7 +200,7 @@ void Client::CopyOwn(const Tensor& tensor, const std::byte* data, const PushedPa
                });
 }
 
-void Client::SayParts(Tensor& tensor, const uint64_t* lengths) {
+void Pushes::SayParts(Tensor& tensor, const uint64_t* lengths) {
   if (!tensor.has_tables) return;
   uint32_t* table = nullptr;
   {
@@ -166,8 +213,8 @@ void Client::SayParts(Tensor& tensor, const uint64_t* lengths) {
   }
 }
 
-RankStatus Client::BeginPush(Tensor& tensor, const void* data, std::byte** contribution,
-                             bool* nobody_sums, ErrorText& error) {
+RankStatus Pushes::Begin(Tensor& tensor, const void* data, std::byte** contribution,
+                         bool* nobody_sums, ErrorText& error) {
   RankStatus over = RankStatus::kOk;
   if (health_.Over(&over)) return health_.FailOver(over, NameOf(tensor), error);
   if (steps_.at_boundary()) {
@@ -195,7 +242,7 @@ RankStatus Client::BeginPush(Tensor& tensor, const void* data, std::byte** contr
   return RankStatus::kOk;
 }
 
-void Client::AbandonPush(Tensor& tensor) {
+void Pushes::Abandon(Tensor& tensor) {
   const MutexLock lock(state_mutex_);
   tensor.pushing = false;
   if (tensor.pushed > tensor.taken) return;  // A push again: its round stays open.
@@ -203,12 +250,12 @@ void Client::AbandonPush(Tensor& tensor) {
   tensor.open_bytes = 0;
 }
 
-RankStatus Client::FinishPush(Tensor& tensor, Pushing push, bool declared_priority,
-                              int64_t timeout_ns, uint64_t* round, ErrorText& error) {
+RankStatus Pushes::Finish(Tensor& tensor, Pushing push, bool declared_priority, int64_t timeout_ns,
+                          uint64_t* round, ErrorText& error) {
   if (declared_priority) push.entry.priority = tensor.priority.load(std::memory_order_relaxed);
   const RankStatus status = RingPush(tensor, push, Deadline(timeout_ns), round, error);
   if (status != RankStatus::kOk) {
-    AbandonPush(tensor);
+    Abandon(tensor);
     return status;
   }
   statistics_.pushes.fetch_add(1, std::memory_order_relaxed);
@@ -219,7 +266,7 @@ RankStatus Client::FinishPush(Tensor& tensor, Pushing push, bool declared_priori
   return RankStatus::kOk;
 }
 
-RankStatus Client::RingPush(Tensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
+RankStatus Pushes::RingPush(Tensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
                             ErrorText& error) {
   RingEntry& entry = push.entry;
   const uint32_t capacity = link_.control().shape().ring_capacity;
@@ -272,48 +319,6 @@ RankStatus Client::RingPush(Tensor& tensor, Pushing push, const Deadline& deadli
             NameOf(tensor), capacity);
     }
   }
-}
-
-RankStatus Client::PushOnDevice(uint32_t index, uint32_t buffer, uint64_t offset,
-                                bool declared_priority, int32_t priority, int64_t timeout_ns,
-                                uint64_t* round, ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = tensors_.Find(index);
-  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
-  if (tensor->ranks_sum) {
-    return error.Fail(RankStatus::kUnsupported,
-                      "tensor '%s' was declared in host memory, where the ranks sum it; declare it "
-                      "on a GPU first",
-                      NameOf(*tensor));
-  }
-  {
-    const MutexLock lock(state_mutex_);
-    if (tensor->placed_at != states_.EventsLost()) return FailEventsLost(*tensor, error);
-  }
-  uint64_t flags = kPushOnDevice | uint64_t{buffer} << kPushBufferShift;
-  std::byte* contribution = nullptr;
-  bool nobody_sums = false;
-  if (PushesAgain(*tensor)) {
-    flags |= kPushAgain;
-  } else if (const RankStatus begun =
-                 BeginPush(*tensor, nullptr, &contribution, &nobody_sums, error);
-             begun != RankStatus::kOk) {
-    return begun;
-  }
-  return FinishPush(
-      *tensor,
-      {.entry = {.tensor = index, .priority = priority, .flags = flags, .device_offset = offset},
-       .bytes = tensor->gives.count * tensor->buffer.part_bytes},
-      declared_priority, timeout_ns, round, error);
-}
-
-// Whether what is pushed now is the round that is open; it is being pushed then.
-bool Client::PushesAgain(Tensor& tensor) {
-  const MutexLock lock(state_mutex_);
-  const bool again = !tensor.pushing && tensor.pushed > tensor.taken && tensor.on_device &&
-                     tensor.pushed_at.load(std::memory_order_relaxed) != tensor.placed_at;
-  if (again) tensor.pushing = true;
-  return again;
 }
 
 }  // namespace talweg::shm

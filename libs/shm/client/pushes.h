@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_CLIENT_PUSHES_H_
+#define TALWEG_LIBS_SHM_CLIENT_PUSHES_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "libs/shm/client/agent_bell.h"
+#include "libs/shm/client/agent_link.h"
+#include "libs/shm/client/client_health.h"
+#include "libs/shm/client/client_statistics.h"
+#include "libs/shm/client/deadline.h"
+#include "libs/shm/client/error_text.h"
+#include "libs/shm/client/lock.h"
+#include "libs/shm/client/round_states.h"
+#include "libs/shm/client/steps.h"
+#include "libs/shm/client/streaming.h"
+#include "libs/shm/client/tensor.h"
+#include "libs/shm/client/transfers.h"
+#include "libs/shm/client/waiting.h"
+#include "libs/shm/layout/control.h"
+
+namespace talweg::shm {
+
+// How a rank contributes to a round: it copies its bytes to where they are contributed, and puts
+// the push into the ring (docs/shared_memory.md, "Pushing, completing, sleeping"). Any thread may
+// call anything. It waits only while the ring is full. The ring has a lock of its own, under which
+// the client's state mutex may be taken.
+class Pushes {
+ public:
+  Pushes(AgentLink& link, ClientHealth& health, AgentBell& bell, const RoundStates& states,
+         const Steps& steps, Streaming& streaming, Waiting& waiting, ClientStatistics& statistics,
+         Mutex& state_mutex)
+      : link_(link),
+        health_(health),
+        bell_(bell),
+        states_(states),
+        steps_(steps),
+        streaming_(streaming),
+        waiting_(waiting),
+        statistics_(statistics),
+        state_mutex_(state_mutex) {}
+
+  // Where the next push is taken from.
+  void* Contribution(const Tensor& tensor) const;
+  // `data`: the parts that the rank gives, one after another; null: they lie in the contribution
+  // buffer. `declared_priority`: the tensor's own counts.
+  RankStatus Push(Tensor& tensor, const void* data, const PushedParts& parts,
+                  bool declared_priority, int32_t priority, int64_t timeout_ns, uint64_t* round,
+                  ErrorText& error);
+  // Pushes what lies in a buffer at `offset`; the tensor's event was recorded before.
+  RankStatus PushOnDevice(Tensor& tensor, uint32_t buffer, uint64_t offset, bool declared_priority,
+                          int32_t priority, int64_t timeout_ns, uint64_t* round, ErrorText& error);
+
+ private:
+  // A push on its way into the ring.
+  struct Pushing {
+    RingEntry entry;
+    bool is_short = false;     // Some part is not full.
+    uint64_t bytes = 0;        // What the rank gives.
+    std::byte* own = nullptr;  // Where the part goes that it gives itself.
+  };
+
+  // Marks the tensor as being pushed, from `data` if that is not null; *contribution is where host
+  // bytes go.
+  RankStatus Begin(Tensor& tensor, const void* data, std::byte** contribution, bool* nobody_sums,
+                   ErrorText& error);
+  // Puts it into the ring, and rings.
+  RankStatus Finish(Tensor& tensor, Pushing push, bool declared_priority, int64_t timeout_ns,
+                    uint64_t* round, ErrorText& error);
+  // This push has not been made.
+  void Abandon(Tensor& tensor);
+  // Whether what is pushed now is the round that is open; it is being pushed then.
+  bool PushesAgain(Tensor& tensor);
+
+  // Whether `data` is what Contribution has given.
+  static bool IsContribution(const Tensor& tensor, const void* data, const std::byte* contribution);
+  // What the push comes to, by its lengths.
+  static RankStatus CheckParts(const Tensor& tensor, const PushedParts& parts, Pushing* push,
+                               ErrorText& error);
+  // Where the part that the rank gives itself may go now: nothing that it gives is overwritten.
+  static std::byte* OwnPlace(const Tensor& tensor, const std::byte* data, const PushedParts& parts);
+  // Copies the parts that the rank gives to where they are contributed; the one that it gives
+  // itself also, or only, to `own`.
+  void CopyIn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
+              std::byte* contribution, std::byte* own);
+  // Copies the part that nobody else gets, after the push.
+  void CopyOwn(const Tensor& tensor, const std::byte* data, const PushedParts& parts,
+               std::byte* own);
+  // Writes their lengths into the contribution's table.
+  void SayParts(Tensor& tensor, const uint64_t* lengths);
+
+  RankStatus RingPush(Tensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
+                      ErrorText& error);
+  uint64_t RingEntries() const {
+    return submitted_.load(std::memory_order_relaxed) -
+           link_.control().consumed_line().consumed.load(std::memory_order_seq_cst);
+  }
+  bool RingFills() const { return RingEntries() >= link_.control().shape().ring_capacity / 2; }
+
+  AgentLink& link_;
+  ClientHealth& health_;
+  AgentBell& bell_;
+  const RoundStates& states_;
+  const Steps& steps_;
+  Streaming& streaming_;
+  Waiting& waiting_;
+  ClientStatistics& statistics_;
+  Mutex& state_mutex_;
+  Mutex ring_mutex_;
+  std::atomic<uint64_t> submitted_{0};  // What the ring's tail is.
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_CLIENT_PUSHES_H_

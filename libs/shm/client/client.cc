@@ -71,7 +71,7 @@ RankStatus Client::Shutdown(int64_t timeout_ns, ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
   if (!health_.Close()) return RankStatus::kOk;
   const Deadline deadline(timeout_ns);
-  FinishPieces();  // Or the others would wait for them, for a rank that has left cleanly.
+  rounds_.FinishPieces();  // Or the others would wait for them, for a rank that has left cleanly.
   if (!health_.is_lost()) {
     AgentSocket::Sent sent;
     while ((sent = link_.socket().Send({.body = Goodbye{}})) == AgentSocket::Sent::kFull &&
@@ -177,6 +177,39 @@ RankStatus Client::PushOnDevice(uint32_t index, uint32_t buffer, uint64_t offset
   if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
   return pushes_.PushOnDevice(*tensor, buffer, offset, declared_priority, priority, timeout_ns,
                               round, error);
+}
+
+RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
+  if (fork_guard_.Forked()) return FailForked(error);
+  const Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
+  return rounds_.Poll(*tensor, round, error);
+}
+
+RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, int64_t timeout_ns,
+                        ErrorText& error) {
+  if (fork_guard_.Forked()) return FailForked(error);
+  Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
+  return rounds_.Wait(*tensor, round, taking, timeout_ns, error);
+}
+
+RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uint64_t* bytes,
+                          ErrorText& error) {
+  if (fork_guard_.Forked()) return FailForked(error);
+  Tensor* tensor = tensors_.Find(index);
+  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
+  return rounds_.Result(*tensor, round, data, bytes, error);
+}
+
+uint64_t Client::RanksSummed(uint32_t index) const {
+  const Tensor* tensor = fork_guard_.Forked() ? nullptr : tensors_.Find(index);
+  return tensor == nullptr ? 0 : rounds_.RanksSummed(*tensor);
+}
+
+uint64_t Client::OpenRound(uint32_t index) const {
+  const Tensor* tensor = fork_guard_.Forked() ? nullptr : tensors_.Find(index);
+  return tensor == nullptr ? 0 : rounds_.OpenRound(*tensor);
 }
 
 RankStatus Client::EndStep(int64_t timeout_ns, ErrorText& error) {

@@ -35,6 +35,7 @@
 #include "libs/shm/client/rank_memory.h"
 #include "libs/shm/client/round_lengths.h"
 #include "libs/shm/client/round_states.h"
+#include "libs/shm/client/rounds.h"
 #include "libs/shm/client/steps.h"
 #include "libs/shm/client/streaming.h"
 #include "libs/shm/client/tensor.h"
@@ -161,88 +162,11 @@ class Client {
   // in_place.cc.
   void ReplaceInChild();
 
-  // What may be copied of a round before it is complete. `is_short`: it was pushed with a part that
-  // is not full.
-  ArrivingResult Arriving(const Tensor& tensor, uint64_t round, const Taking& taking,
-                          bool is_short) const;
-  // A round that this rank has pushed, as it has said.
-  struct OpenedRound {
-    uint64_t round = 0;
-    bool is_short = false;                // Some part is not full.
-    bool compares = false;                // It and the other ranks tell what they have said.
-    const std::byte* own_part = nullptr;  // Tensor::own_part.
-  };
-  // A round that is complete, and has a result.
-  struct CompleteRound {
-    uint64_t round = 0;
-    RoundLengths lengths;
-    std::byte* arenas[kSummingRanksMax] = {};  // Where the tensor lies in them, if the ranks sum.
-    const std::byte* own_part = nullptr;       // Tensor::own_part.
-  };
-  // How a wait for a round that is complete ends.
-  struct Ending {
-    bool is_taken = false;
-    bool ranks_disagree = false;
-  };
-  // What a wait does with a round that is complete, and has a result.
-  RankStatus TakeRound(Tensor& tensor, const OpenedRound& opened, const Taking& taking,
-                       bool in_place, bool on_device, ArrivingResult& arriving,
-                       const Deadline& deadline, Ending* ending, ErrorText& error);
-  // The round is over for this rank. Under state_mutex_.
-  void EndRound(uint32_t index, Tensor& tensor, uint64_t round);
-  // kMismatch: the ranks have said different things of it.
-  RankStatus FindRound(const Tensor& tensor, const OpenedRound& opened, CompleteRound* complete,
-                       ErrorText& error) const;
-  // Says the lengths of the parts that this rank gets, unless `lengths` is null, and their sum.
-  RankStatus SayLengths(const Tensor& tensor, const CompleteRound& complete, uint64_t* lengths,
-                        uint64_t* bytes, ErrorText& error) const;
-  RankStatus FailLength(const Tensor& tensor, uint64_t length, ErrorText& error) const;
-  // Where the parts go that a rank gets, which are `bytes` long together: `out`, one after another,
-  // or places of their own.
-  struct Target {
-    std::byte* out = nullptr;
-    uint64_t bytes = 0;
-    void* const* places = nullptr;
-    const uint64_t* rooms = nullptr;
-  };
-  // The parts that this rank gets, of `bytes` together. No place: where its contribution lies.
-  RankStatus TakeResult(Tensor& tensor, const CompleteRound& complete, bool in_place,
-                        const Taking& taking, uint64_t bytes, ArrivingResult& arriving,
-                        const Deadline& deadline, ErrorText& error);
-  // The i-th part, of `bytes`, does not fit where it is to go.
-  RankStatus FailRoom(const Tensor& tensor, uint64_t round, uint64_t bytes, uint64_t room,
-                      ErrorText& error) const;
-  // Copies the parts that this rank gets, from the result or from who gives them.
-  RankStatus CopyParts(const Tensor& tensor, const CompleteRound& complete, const Target& target,
-                       ErrorText& error) const;
-  // Until the other ranks' memory is mapped here: it comes by the socket before its first round is
-  // complete.
-  Awaited AwaitContributions(const Tensor& tensor, const Deadline& deadline, RankStatus* over);
-  RankStatus FindInputs(const Tensor& tensor, std::byte** arenas, ErrorText& error) const;
-  // The lengths that rank `rank` says; null: all parts are full.
-  static const uint32_t* PushedTable(const Tensor& tensor, const CompleteRound& complete,
-                                     uint32_t rank);
-  // Whether all ranks have said the same of a round.
-  RankStatus CompareRanks(const Tensor& tensor, const CompleteRound& complete,
-                          ErrorText& error) const;
-  // Writes the parts that this rank gets.
-  RankStatus SumContributions(Tensor& tensor, const CompleteRound& complete, const Target& target,
-                              ErrorText& error);
-  void SumShared(Tensor& tensor, const CompleteRound& complete, std::byte* out, uint64_t bytes);
-  RankStatus SumIntoOwnResult(Tensor& tensor, const CompleteRound& complete, uint64_t bytes,
-                              const void** data, ErrorText& error);
-  // in_place.cc. Returns when the result, of `bytes`, lies over this rank's contribution.
-  RankStatus SumInPlace(const Tensor& tensor, const CompleteRound& complete, uint64_t bytes,
-                        const Deadline& deadline, ErrorText& error);
-  // Behind closed_: this rank begins no piece any more; returns when those are done that it has.
-  void FinishPieces();
   // Checks that a tensor that is summed in place has no open round, else `purpose` is refused.
   // Under state_mutex_.
   RankStatus CheckAtRest(const Tensor& tensor, const char* purpose, ErrorText& error) const;
   RankStatus DetachPlace(Tensor& tensor, ErrorText& error);
   RankStatus DetachBuffer(Tensor& tensor, ErrorText& error);
-  RankStatus AwaitPieces(const Tensor& tensor, uint64_t round, uint64_t pieces, InPlaceLine& line,
-                         const Deadline& deadline, ErrorText& error);
 
   mutable Mutex state_mutex_;
   AgentLink link_;
@@ -265,14 +189,12 @@ class Client {
   Steps steps_{link_, health_, identity_, questions_};
   Pushes pushes_{link_,      health_,  bell_,       states_,     steps_,
                  streaming_, waiting_, statistics_, state_mutex_};
+  Rounds rounds_{link_,   health_,    bell_,    identity_,   memory_,
+                 states_, streaming_, waiting_, statistics_, state_mutex_};
   Completions completions_{link_, health_, memory_, watchers_, waiting_, state_mutex_};
-
-  Mutex result_mutex_;
 
   ForkGuard fork_guard_;
   bool child_closed_ = false;  // In the child, its copy of the socket is dealt with.
-
-  std::atomic<uint32_t> summing_{0};  // Threads that begin pieces of rounds in place.
 };
 
 }  // namespace talweg::shm

@@ -7,6 +7,7 @@
 
 #include "libs/shm/client/agent_link.h"
 #include "libs/shm/client/error_text.h"
+#include "libs/shm/client/pushed_rounds.h"
 #include "libs/shm/client/tensor.h"
 #include "libs/shm/layout/control.h"
 
@@ -23,6 +24,11 @@ class RoundStates {
   // The last round that the agent has published.
   uint64_t Completed(const Tensor& tensor) const {
     return Of(tensor).completed_round.load(std::memory_order_seq_cst);
+  }
+
+  // Whether a round is: the agent says so, or the other ranks do, where they can be seen.
+  bool IsComplete(const Tensor& tensor, uint64_t round, const PushedRounds& others) const {
+    return Completed(tensor) >= round || others.AllReach(round);
   }
 
   // For a round that is complete: kOk, or why it has no result.

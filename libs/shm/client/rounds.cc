@@ -1,168 +1,226 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank waits for a round, and what it comes to.
-#include <cstring>
+#include "libs/shm/client/rounds.h"
 
-#include "libs/shm/client/client.h"
+#include "libs/shm/client/agent_bell.h"
+#include "libs/shm/client/deadline.h"
 
 namespace talweg::shm {
 
-RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = tensors_.Find(index);
-  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
+RankStatus Rounds::Poll(const Tensor& tensor, uint64_t round, ErrorText& error) {
   bool on_device = false;
   PushedRounds others;
   {
     const MutexLock lock(state_mutex_);
-    if (round == 0 || round > tensor->pushed) return FailNotPushed(*tensor, round, error);
-    on_device = tensor->on_device;
-    others = memory_.FindPushedRounds(*tensor);
+    if (round == 0 || round > tensor.pushed) return FailNotPushed(tensor, round, error);
+    on_device = tensor.on_device;
+    others = memory_.FindPushedRounds(tensor);
   }
-  const std::atomic<uint64_t>& completed = link_.control().tensor_state(index).completed_round;
-  const auto done = [&] {
-    return completed.load(std::memory_order_seq_cst) >= round || others.AllReach(round);
-  };
+  const auto done = [&] { return states_.IsComplete(tensor, round, others); };
   if (done()) return RankStatus::kOk;
   bell_.RingForPoll(!others.visible());
   waiting_.ReadSocket(kLookEveryNs);
   RankStatus over = RankStatus::kOk;
   switch (waiting_.Look(done, &over)) {
     case Awaited::kDone: return RankStatus::kOk;
-    case Awaited::kOver: return health_.FailOver(over, NameOf(*tensor), error);
+    case Awaited::kOver: return health_.FailOver(over, NameOf(tensor), error);
     case Awaited::kTimeout: break;
   }
-  if (on_device && states_.LostItsEvents(*tensor)) return FailEventsLost(*tensor, error);
+  if (on_device && states_.LostItsEvents(tensor)) return FailEventsLost(tensor, error);
   return RankStatus::kPending;
 }
 
-RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, int64_t timeout_ns,
+RankStatus Rounds::Wait(Tensor& tensor, uint64_t round, const Taking& taking, int64_t timeout_ns,
                         ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = tensors_.Find(index);
-  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
-  const std::atomic<uint64_t>& completed = link_.control().tensor_state(index).completed_round;
   const int64_t begin_ns = MonotonicNs();
   statistics_.waits.fetch_add(1, std::memory_order_relaxed);
-  bool on_device = false;
-  bool is_short = false;
-  bool compares = false;
-  const std::byte* own_part = nullptr;
-  PushedRounds others;
-  ArrivingResult::Copied copied_early;
-  {
-    // Who is too late for a round must not wait for one that nobody has pushed.
-    const MutexLock lock(state_mutex_);
-    if (round == 0 || round != tensor->pushed) {
-      return error.Fail(RankStatus::kInvalidArgument,
-                        "tensor '%s': round %llu is not the last that was pushed, which is %llu",
-                        NameOf(*tensor), static_cast<unsigned long long>(round),
-                        static_cast<unsigned long long>(tensor->pushed));
-    }
-    on_device = tensor->on_device;
-    if (on_device && taking.out != nullptr) return FailOnDevice(*tensor, error);
-    is_short = tensor->pushed_short;
-    own_part = tensor->own_part;
-    compares = tensor->tells_pushes() && tensor->shape.has_tables;
-    others = memory_.FindPushedRounds(*tensor);
-    // Two waits for one round: the second must not lose its result to a push after the first. From
-    // here on a push is kBusy.
-    ++tensor->readers;
-    if (taking.again) copied_early = tensor->copied_early;
-    tensor->copied_early = {};
+  RoundCall call{.tensor = tensor,
+                 .taking = taking,
+                 .deadline = Deadline(timeout_ns),
+                 .only_looks = timeout_ns == 0};
+  if (const RankStatus found = FindPushed(call, round, error); found != RankStatus::kOk) {
+    return found;
   }
-  RankStatus over = RankStatus::kOk;
-  const Deadline deadline(timeout_ns);
-  const auto complete = [&] {
-    return completed.load(std::memory_order_seq_cst) >= round || others.AllReach(round);
-  };
-  const auto ended = [&] { return complete() || (on_device && states_.LostItsEvents(*tensor)); };
-  ArrivingResult arriving = Arriving(*tensor, round, taking, is_short);
-  arriving.GoOnBehind(copied_early);
-  const bool only_looks = timeout_ns == 0;  // And has no time to copy what is not all of it.
-  Awaited awaited = Awaited::kTimeout;
-  while (awaited == Awaited::kTimeout) {
-    awaited = waiting_.Await([&] { return ended() || (!only_looks && arriving.Ready()); }, deadline,
-                             {link_.control().rank_line().waiters, index,
-                              only_looks ? 0 : arriving.awaited_bytes(), !others.visible()},
-                             &over);
-    if (awaited != Awaited::kDone || ended()) break;
-    arriving.CopyNew();
-    awaited = waiting_.Look(ended, &over);
-    if (deadline.Passed(MonotonicNs())) break;
-  }
-  const bool events_lost = awaited == Awaited::kDone && !complete();
-  const bool in_place =
-      !on_device && (tensor->shape.in_place || tensor->in_place.load(std::memory_order_relaxed));
-  const bool reads = taking.NeedsLengths() || in_place;
-  if (awaited == Awaited::kDone && tensor->ranks_sum && (reads || compares) &&
-      states_.Succeeded(*tensor, round)) {
-    awaited = AwaitContributions(*tensor, deadline, &over);
-  }
-  statistics_.wait_ns.fetch_add(static_cast<uint64_t>(MonotonicNs() - begin_ns),
-                                std::memory_order_relaxed);
-  RankStatus status = RankStatus::kOk;
   Ending ending;
-  switch (awaited) {
-    case Awaited::kDone:
-      if (events_lost) {
-        status = FailEventsLost(*tensor, error);
-        break;
-      }
-      ending.is_taken = true;
-      status = states_.Status(*tensor, round, error);
-      if (status != RankStatus::kOk) break;
-      status = TakeRound(*tensor, {round, is_short, compares, own_part}, taking, in_place,
-                         on_device, arriving, deadline, &ending, error);
-      break;
-    case Awaited::kOver: status = health_.FailOver(over, NameOf(*tensor), error); break;
-    case Awaited::kTimeout:
-      status = error.Fail(
-          RankStatus::kTimeout,
-          "tensor '%s': round %llu is not complete after %.3f s; it stays open, wait again",
-          NameOf(*tensor), static_cast<unsigned long long>(round),
-          static_cast<double>(timeout_ns) / 1e9);
-      break;
-  }
-  statistics_.bytes_copied.fetch_add(arriving.bytes_copied(), std::memory_order_relaxed);
+  const RankStatus status = InItsWay(
+      call, [&](auto& way) { return WaitIn(way, call, begin_ns, timeout_ns, &ending, error); });
+  statistics_.bytes_copied.fetch_add(call.arriving.bytes_copied(), std::memory_order_relaxed);
   // Who needs the agent for nothing must still learn that it is gone.
-  if (others.visible()) waiting_.ReadSocket(kLookEveryNs);
+  if (call.opened.others.visible()) waiting_.ReadSocket(kLookEveryNs);
   const MutexLock lock(state_mutex_);
-  --tensor->readers;
-  if (awaited == Awaited::kTimeout) tensor->copied_early = arriving.copied();
-  if (ending.ranks_disagree) tensor->disagreed = round;
-  if (ending.is_taken) EndRound(index, *tensor, round);
+  --tensor.readers;
+  if (ending.is_late) tensor.copied_early = call.arriving.copied();
+  if (ending.ranks_disagree) tensor.disagreed = round;
+  if (ending.is_taken) End(tensor, round);
   return status;
 }
 
-void Client::EndRound(uint32_t index, Tensor& tensor, uint64_t round) {
+RankStatus Rounds::FindPushed(RoundCall& call, uint64_t round, ErrorText& error) {
+  Tensor& tensor = call.tensor;
+  OpenedRound& opened = call.opened;
+  // Who is too late for a round must not wait for one that nobody has pushed.
+  const MutexLock lock(state_mutex_);
+  if (round == 0 || round != tensor.pushed) {
+    return error.Fail(RankStatus::kInvalidArgument,
+                      "tensor '%s': round %llu is not the last that was pushed, which is %llu",
+                      NameOf(tensor), static_cast<unsigned long long>(round),
+                      static_cast<unsigned long long>(tensor.pushed));
+  }
+  if (tensor.on_device && call.taking.out != nullptr) return FailOnDevice(tensor, error);
+  opened.round = round;
+  opened.on_device = tensor.on_device;
+  opened.is_short = tensor.pushed_short;
+  opened.own_part = tensor.own_part;
+  opened.compares = tensor.tells_pushes() && tensor.shape.has_tables;
+  opened.others = memory_.FindPushedRounds(tensor);
+  // Two waits for one round: the second must not lose its result to a push after the first. From
+  // here on a push is kBusy.
+  ++tensor.readers;
+  if (call.taking.again) call.copied_early = tensor.copied_early;
+  tensor.copied_early = {};
+  return RankStatus::kOk;
+}
+
+template <ResultWay Way>
+RankStatus Rounds::WaitIn(Way& way, RoundCall& call, int64_t begin_ns, int64_t timeout_ns,
+                          Ending* ending, ErrorText& error) {
+  Tensor& tensor = call.tensor;
+  const OpenedRound& opened = call.opened;
+  RankStatus over = RankStatus::kOk;
+  Awaited awaited = way.Await(call, &over);
+  // Only a round whose events are lost is neither complete nor awaited any more.
+  const bool events_lost =
+      awaited == Awaited::kDone && !states_.IsComplete(tensor, opened.round, opened.others);
+  const bool reads = call.taking.NeedsLengths() || Way::GoesInPlace(tensor);
+  if (awaited == Awaited::kDone && (reads || opened.compares) &&
+      states_.Succeeded(tensor, opened.round)) {
+    awaited = way.AwaitInputs(call, &over);
+  }
+  statistics_.wait_ns.fetch_add(static_cast<uint64_t>(MonotonicNs() - begin_ns),
+                                std::memory_order_relaxed);
+  switch (awaited) {
+    case Awaited::kDone: break;
+    case Awaited::kOver: return health_.FailOver(over, NameOf(tensor), error);
+    case Awaited::kTimeout:
+      ending->is_late = true;
+      return error.Fail(
+          RankStatus::kTimeout,
+          "tensor '%s': round %llu is not complete after %.3f s; it stays open, wait again",
+          NameOf(tensor), static_cast<unsigned long long>(opened.round),
+          static_cast<double>(timeout_ns) / 1e9);
+  }
+  if (events_lost) return FailEventsLost(tensor, error);
+  ending->is_taken = true;
+  const RankStatus status = states_.Status(tensor, opened.round, error);
+  return status == RankStatus::kOk ? TakeIn(way, call, reads, ending, error) : status;
+}
+
+template <ResultWay Way>
+RankStatus Rounds::TakeIn(Way& way, RoundCall& call, bool reads, Ending* ending, ErrorText& error) {
+  const Tensor& tensor = call.tensor;
+  const Taking& taking = call.taking;
+  CompleteRound complete{.round = call.opened.round};
+  complete.own_part = call.opened.own_part;
+  if (reads || call.opened.compares) {
+    const RankStatus found = way.Find(call, &complete, error);
+    ending->ranks_disagree = found == RankStatus::kMismatch;
+    if (found != RankStatus::kOk) return found;
+  } else {
+    complete.lengths = RoundLengths(tensor.buffer);
+  }
+  uint64_t bytes = 0;
+  if (reads) {
+    const RankStatus said = parts_.SayLengths(tensor, complete, taking.lengths, &bytes, error);
+    if (said != RankStatus::kOk) return said;
+  }
+  ending->is_taken = taking.takes;
+  if (!taking.takes || !Way::kInHostMemory) return RankStatus::kOk;
+  const bool goes_in_place = Way::GoesInPlace(tensor) && taking.out == nullptr;
+  bool stays_open = false;
+  const RankStatus room =
+      parts_.CheckRoom(tensor, complete, taking, goes_in_place, bytes, &stays_open, error);
+  if (stays_open) ending->is_taken = false;
+  if (room != RankStatus::kOk) return room;
+  if (taking.out == nullptr && taking.places == nullptr && !goes_in_place) return RankStatus::kOk;
+  const RankStatus status = way.Take(call, complete, bytes, error);
+  // Other ranks have not done their pieces of it.
+  if (status == RankStatus::kTimeout) ending->is_taken = false;
+  return status;
+}
+
+void Rounds::End(Tensor& tensor, uint64_t round) {
   if (tensor.taken < round) {
     tensor.taken = round;
     streaming_.EndRound(tensor.open_bytes);
     tensor.open_bytes = 0;
   }
   if (states_.Succeeded(tensor, round)) return;
-  const TensorState& state = link_.control().tensor_state(index);
+  const TensorState& state = states_.Of(tensor);
   if (state.goes_on.load(std::memory_order_relaxed) == 0) tensor.failed = true;
 }
 
-Awaited Client::AwaitContributions(const Tensor& tensor, const Deadline& deadline,
-                                   RankStatus* over) {
-  std::byte* arenas[kSummingRanksMax];
-  if (memory_.FindArenas(tensor, arenas)) return Awaited::kDone;
-  // They came before the round was complete: a look at the socket usually is enough.
-  waiting_.ReadSocket(0);
-  return waiting_.Await([&] { return memory_.FindArenas(tensor, arenas); }, deadline,
-                        {waiting_.uncounted()}, over);
+RankStatus Rounds::Result(Tensor& tensor, uint64_t round, const void** data, uint64_t* bytes,
+                          ErrorText& error) {
+  const Taking nothing;
+  RoundCall call{.tensor = tensor, .taking = nothing, .deadline = Deadline(-1)};
+  if (const RankStatus found = FindTaken(call, round, error); found != RankStatus::kOk) {
+    return found;
+  }
+  const RankStatus status =
+      InItsWay(call, [&](auto& way) { return ShowIn(way, call, data, bytes, error); });
+  const MutexLock lock(state_mutex_);
+  --tensor.readers;
+  return status;
 }
 
-uint64_t Client::RanksSummed(uint32_t index) const {
-  const Tensor* tensor = fork_guard_.Forked() ? nullptr : tensors_.Find(index);
-  if (tensor == nullptr) return 0;
-  const TensorState& state = link_.control().tensor_state(index);
+RankStatus Rounds::FindTaken(RoundCall& call, uint64_t round, ErrorText& error) {
+  Tensor& tensor = call.tensor;
+  OpenedRound& opened = call.opened;
+  const MutexLock lock(state_mutex_);
+  if (round == 0 || tensor.taken != round || tensor.pushed != round) {
+    return error.Fail(RankStatus::kInvalidArgument,
+                      "tensor '%s': round %llu is not the one that was waited for last (%llu)",
+                      NameOf(tensor), static_cast<unsigned long long>(round),
+                      static_cast<unsigned long long>(tensor.taken));
+  }
+  if (tensor.on_device) return FailOnDevice(tensor, error);
+  if (tensor.gets.count > 1) {
+    return error.Fail(RankStatus::kInvalidArgument,
+                      "tensor '%s': this rank gets %u parts, which do not lie one after another; "
+                      "have them copied (talweg_wait_parts)",
+                      NameOf(tensor), tensor.gets.count);
+  }
+  opened.round = round;
+  opened.is_short = tensor.pushed_short;
+  opened.compares = tensor.tells_pushes() && tensor.shape.has_tables;
+  opened.own_part = tensor.own_part;
+  ++tensor.readers;  // From here on a push is kBusy, as in Wait.
+  return RankStatus::kOk;
+}
+
+template <ResultWay Way>
+RankStatus Rounds::ShowIn(Way& way, RoundCall& call, const void** data, uint64_t* bytes,
+                          ErrorText& error) {
+  const Tensor& tensor = call.tensor;
+  RankStatus status = states_.Status(tensor, call.opened.round, error);
+  if (status != RankStatus::kOk) return status;
+  RankStatus over = RankStatus::kOk;
+  if (way.AwaitInputs(call, &over) != Awaited::kDone) {
+    return health_.FailOver(over, NameOf(tensor), error);
+  }
+  CompleteRound complete{.round = call.opened.round};
+  status = way.Find(call, &complete, error);
+  if (status != RankStatus::kOk) return status;
+  status = parts_.SayLengths(tensor, complete, nullptr, bytes, error);
+  if (status != RankStatus::kOk) return status;
+  return way.Show(call, complete, *bytes, data, error);
+}
+
+uint64_t Rounds::RanksSummed(const Tensor& tensor) const {
+  const TensorState& state = states_.Of(tensor);
   {
     const MutexLock lock(state_mutex_);
-    if (tensor->disagreed != 0 && tensor->disagreed == tensor->taken) return 0;
-    if (state.completed_round.load(std::memory_order_acquire) < tensor->taken) {
+    if (tensor.disagreed != 0 && tensor.disagreed == tensor.taken) return 0;
+    if (state.completed_round.load(std::memory_order_acquire) < tensor.taken) {
       return identity_.local_size;  // The ranks have seen it complete.
     }
   }
@@ -170,11 +228,9 @@ uint64_t Client::RanksSummed(uint32_t index) const {
   return state.ranks_summed.load(std::memory_order_relaxed);
 }
 
-uint64_t Client::OpenRound(uint32_t index) const {
-  const Tensor* tensor = fork_guard_.Forked() ? nullptr : tensors_.Find(index);
-  if (tensor == nullptr) return 0;
+uint64_t Rounds::OpenRound(const Tensor& tensor) const {
   const MutexLock lock(state_mutex_);
-  return tensor->pushed > tensor->taken ? tensor->pushed : 0;
+  return tensor.pushed > tensor.taken ? tensor.pushed : 0;
 }
 
 }  // namespace talweg::shm

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors that the ranks sum (docs/shared_memory.md, "Ranks that sum"): what a rank reads of its
-// neighbours' memory.
+#include "libs/shm/client/rank_sum.h"
+
 #include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 
-#include "libs/base/signature_text.h"
 #include "libs/reduce/reduce.h"
-#include "libs/shm/client/client.h"
 #include "libs/shm/client/stream_copy.h"
 
 namespace talweg::shm {
+
 namespace {
 
 // Neither loads nor stores pass it, nor such as go around the caches.
@@ -155,84 +155,23 @@ class Summing {
 
 }  // namespace
 
-RankStatus Client::FindInputs(const Tensor& tensor, std::byte** arenas, ErrorText& error) const {
-  if (!memory_.FindArenas(tensor, arenas)) {
-    return error.Fail(RankStatus::kInternal,
-                      "tensor '%s': the agent at '%s' says that its round is complete, and has not "
-                      "handed over the memory of all %u ranks; please report it",
-                      NameOf(tensor), link_.path(), identity_.local_size);
-  }
-  const auto& [dtype, op, gives, gets, count] = tensor.collective;
-  if (tensor.collective.copies() ? tensor.root >= tensor.rank_count
-                                 : !reduce::IsReduction(dtype, op)) {
-    return error.Fail(RankStatus::kInternal,
-                      "tensor '%s': the agent at '%s' leaves it to the ranks to sum, and they "
-                      "cannot; please report it",
-                      NameOf(tensor), link_.path());
-  }
+RankStatus RankSum::Take(RoundCall& call, const CompleteRound& complete, uint64_t bytes,
+                         ErrorText& error) {
+  const Taking& taking = call.taking;
+  const Target target{static_cast<std::byte*>(taking.out), bytes, taking.places, taking.rooms};
+  const RankStatus status = Sum(call.tensor, complete, target, error);
+  if (status != RankStatus::kOk) return status;
+  statistics_.bytes_copied.fetch_add(bytes, std::memory_order_relaxed);
   return RankStatus::kOk;
 }
 
-const uint32_t* Client::PushedTable(const Tensor& tensor, const CompleteRound& complete,
-                                    uint32_t rank) {
-  const std::byte* const arena = complete.arenas[rank];
-  const auto& line = *reinterpret_cast<const PushedLine*>(arena + tensor.shape.pushed_offset());
-  if (!tensor.has_tables || line.has_lengths[complete.round & 1] == 0) return nullptr;
-  return reinterpret_cast<const uint32_t*>(arena + tensor.shape.table_offset(complete.round));
+RankStatus RankSum::Show(RoundCall& call, const CompleteRound& complete, uint64_t bytes,
+                         const void** data, ErrorText& error) {
+  return SumIntoOwnResult(call.tensor, complete, bytes, data, error);
 }
 
-RankStatus Client::CompareRanks(const Tensor& tensor, const CompleteRound& complete,
-                                ErrorText& error) const {
-  const auto signature = [&](uint32_t rank) {
-    return reinterpret_cast<const PushedLine*>(complete.arenas[rank] + tensor.shape.pushed_offset())
-        ->signature[complete.round & 1];
-  };
-  const auto round = static_cast<unsigned long long>(complete.round);
-  const RoundSignature first = signature(0);
-  for (uint32_t i = 1; i < tensor.rank_count; ++i) {
-    const RoundSignature other = signature(i);
-    if (other == first) continue;
-    char texts[2][kSignatureTextBytes];
-    PrintSignature(first, texts[0], sizeof(texts[0]));
-    PrintSignature(other, texts[1], sizeof(texts[1]));
-    return error.Fail(RankStatus::kMismatch,
-                      "tensor '%s', round %llu: rank 0 has pushed %s, rank %u has pushed %s; call "
-                      "the same on all ranks, in the same order",
-                      NameOf(tensor), round, first == 0 ? "without a signature" : texts[0], i,
-                      other == 0 ? "without a signature" : texts[1]);
-  }
-  const uint32_t* const first_table = PushedTable(tensor, complete, 0);
-  for (uint32_t i = 0; i < tensor.rank_count; ++i) {
-    const uint32_t* const table = PushedTable(tensor, complete, i);
-    if (tensor.collective.copies()) {
-      if (table == nullptr) continue;
-      const Parts parts = Parts::Of(tensor.collective.gives, i, tensor.rank_count, tensor.root,
-                                    tensor.buffer.part_count);
-      for (uint32_t k = 0; k < parts.count; ++k) {
-        uint64_t length = 0;
-        if (!complete.lengths.Get(parts[k], &length)) return FailLength(tensor, length, error);
-      }
-      continue;
-    }
-    if (table == nullptr && first_table == nullptr) continue;
-    const RoundLengths firsts(tensor.buffer, first_table);
-    const RoundLengths others(tensor.buffer, table);
-    for (uint32_t part = 0; part < tensor.buffer.part_count; ++part) {
-      uint64_t lengths[2] = {};
-      const bool are_lengths = firsts.Get(part, &lengths[0]) && others.Get(part, &lengths[1]);
-      if (are_lengths && lengths[0] == lengths[1]) continue;
-      return error.Fail(RankStatus::kMismatch,
-                        "tensor '%s', round %llu: rank 0 has pushed %llu bytes as part %u of %u, "
-                        "rank %u has pushed %llu bytes; give it the same length at all ranks",
-                        NameOf(tensor), round, static_cast<unsigned long long>(lengths[0]), part,
-                        tensor.buffer.part_count, i, static_cast<unsigned long long>(lengths[1]));
-    }
-  }
-  return RankStatus::kOk;
-}
-
-RankStatus Client::SumContributions(Tensor& tensor, const CompleteRound& complete,
-                                    const Target& target, ErrorText& error) {
+RankStatus RankSum::Sum(Tensor& tensor, const CompleteRound& complete, const Target& target,
+                        ErrorText& error) {
   const uint64_t bytes = target.bytes;
   std::byte* const out = target.out;
   if (bytes == 0) return RankStatus::kOk;
@@ -247,7 +186,7 @@ RankStatus Client::SumContributions(Tensor& tensor, const CompleteRound& complet
                       "contribution, which other ranks are reading; give another buffer",
                       NameOf(tensor), static_cast<unsigned long long>(complete.round));
   }
-  if (tensor.collective.copies()) return CopyParts(tensor, complete, target, error);
+  if (tensor.collective.copies()) return parts_.Copy(tensor, complete, target, error);
   if (tensor.buffer.all_get_one) {
     SumShared(tensor, complete, out, bytes);
     return RankStatus::kOk;
@@ -257,7 +196,7 @@ RankStatus Client::SumContributions(Tensor& tensor, const CompleteRound& complet
     const uint32_t part = tensor.gets[i];
     uint64_t length = 0;
     if (!complete.lengths.Get(part, &length) || length > bytes - summed) {
-      return FailLength(tensor, length, error);
+      return parts_.FailLength(tensor, length, error);
     }
     Summing(tensor.collective, tensor.rank_count, tensor.shape, tensor.buffer.part_offset(part),
             length, complete.round, complete.arenas, out + summed, streaming_.Streams(length))
@@ -267,8 +206,8 @@ RankStatus Client::SumContributions(Tensor& tensor, const CompleteRound& complet
   return RankStatus::kOk;
 }
 
-void Client::SumShared(Tensor& tensor, const CompleteRound& complete, std::byte* out,
-                       uint64_t bytes) {
+void RankSum::SumShared(Tensor& tensor, const CompleteRound& complete, std::byte* out,
+                        uint64_t bytes) {
   const uint32_t count = tensor.rank_count;
   const uint32_t own = tensor.rank;
   Summing summing(tensor.collective, count, tensor.shape, 0, bytes, complete.round, complete.arenas,
@@ -292,8 +231,8 @@ void Client::SumShared(Tensor& tensor, const CompleteRound& complete, std::byte*
   if (shares) tensor.sharing.store(false, std::memory_order_release);
 }
 
-RankStatus Client::SumIntoOwnResult(Tensor& tensor, const CompleteRound& complete, uint64_t bytes,
-                                    const void** data, ErrorText& error) {
+RankStatus RankSum::SumIntoOwnResult(Tensor& tensor, const CompleteRound& complete, uint64_t bytes,
+                                     const void** data, ErrorText& error) {
   const MutexLock lock(result_mutex_);
   if (!tensor.own_result.valid()) {
     tensor.own_result = Mapping::MapPrivate(std::max<uint64_t>(tensor.buffer.part_bytes, 1));
@@ -303,8 +242,7 @@ RankStatus Client::SumIntoOwnResult(Tensor& tensor, const CompleteRound& complet
     }
   }
   if (tensor.own_result_round != complete.round) {
-    const RankStatus status =
-        SumContributions(tensor, complete, {tensor.own_result.data(), bytes}, error);
+    const RankStatus status = Sum(tensor, complete, {tensor.own_result.data(), bytes}, error);
     if (status != RankStatus::kOk) return status;
     tensor.own_result_round = complete.round;
   }

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_CLIENT_CONTRIBUTIONS_H_
+#define TALWEG_LIBS_SHM_CLIENT_CONTRIBUTIONS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "libs/shm/client/agent_link.h"
+#include "libs/shm/client/client_identity.h"
+#include "libs/shm/client/error_text.h"
+#include "libs/shm/client/rank_memory.h"
+#include "libs/shm/client/round_call.h"
+#include "libs/shm/client/round_parts.h"
+#include "libs/shm/client/round_states.h"
+#include "libs/shm/client/waiting.h"
+
+namespace talweg::shm {
+
+// What all ranks of the node have contributed to a round that they sum, as one of them finds it in
+// its neighbours' memory (docs/shared_memory.md, "Ranks that sum"). Any thread.
+class Contributions {
+ public:
+  Contributions(AgentLink& link, const ClientIdentity& identity, const RankMemory& memory,
+                const RoundStates& states, const RoundParts& parts, Waiting& waiting)
+      : link_(link),
+        identity_(identity),
+        memory_(memory),
+        states_(states),
+        parts_(parts),
+        waiting_(waiting) {}
+
+  // Until the round is complete.
+  Awaited Await(const RoundCall& call, RankStatus* over);
+  // Until the other ranks' memory is mapped here: it comes by the socket before its first round is
+  // complete.
+  Awaited AwaitMemory(const Tensor& tensor, const Deadline& deadline, RankStatus* over);
+  // Where the contributions to complete->round lie, and how long its parts are. kMismatch: the
+  // ranks have said different things of it.
+  RankStatus Find(const RoundCall& call, CompleteRound* complete, ErrorText& error) const;
+
+ private:
+  RankStatus FindArenas(const Tensor& tensor, std::byte** arenas, ErrorText& error) const;
+  // The lengths that rank `rank` says; null: all parts are full.
+  static const uint32_t* PushedTable(const Tensor& tensor, const CompleteRound& complete,
+                                     uint32_t rank);
+  // Whether all ranks have said the same of a round.
+  RankStatus Compare(const Tensor& tensor, const CompleteRound& complete, ErrorText& error) const;
+
+  AgentLink& link_;
+  const ClientIdentity& identity_;
+  const RankMemory& memory_;
+  const RoundStates& states_;
+  const RoundParts& parts_;
+  Waiting& waiting_;
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_CLIENT_CONTRIBUTIONS_H_

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_CLIENT_IN_PLACE_SUM_H_
+#define TALWEG_LIBS_SHM_CLIENT_IN_PLACE_SUM_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "libs/shm/client/client_health.h"
+#include "libs/shm/client/client_statistics.h"
+#include "libs/shm/client/contributions.h"
+#include "libs/shm/client/deadline.h"
+#include "libs/shm/client/error_text.h"
+#include "libs/shm/client/result_way.h"
+#include "libs/shm/client/round_call.h"
+#include "libs/shm/client/streaming.h"
+#include "libs/shm/client/waiting.h"
+#include "libs/shm/layout/rank_sums.h"
+
+namespace talweg::shm {
+
+// Each piece of a round is summed once, by whichever rank begins it, over the contributions of all
+// (docs/shared_memory.md, "In place"). Any thread; result_way.h says what each function does.
+class InPlaceSum {
+ public:
+  static constexpr bool kInHostMemory = true;
+
+  InPlaceSum(ClientHealth& health, Contributions& contributions, const Streaming& streaming,
+             Waiting& waiting, ClientStatistics& statistics)
+      : health_(health),
+        contributions_(contributions),
+        streaming_(streaming),
+        waiting_(waiting),
+        statistics_(statistics) {}
+
+  static bool GoesInPlace(const Tensor&) { return true; }
+  Awaited Await(RoundCall& call, RankStatus* over) { return contributions_.Await(call, over); }
+  Awaited AwaitInputs(RoundCall& call, RankStatus* over) {
+    return contributions_.AwaitMemory(call.tensor, call.deadline, over);
+  }
+  RankStatus Find(const RoundCall& call, CompleteRound* complete, ErrorText& error) const {
+    return contributions_.Find(call, complete, error);
+  }
+  RankStatus Take(RoundCall& call, const CompleteRound& complete, uint64_t bytes, ErrorText& error);
+  RankStatus Show(RoundCall& call, const CompleteRound& complete, uint64_t bytes, const void** data,
+                  ErrorText& error);
+
+  // When the client is closed: this rank begins no piece any more; returns when those are done that
+  // it has.
+  void FinishPieces();
+
+ private:
+  // Returns when the result, of `bytes`, lies over this rank's contribution.
+  RankStatus Sum(const Tensor& tensor, const CompleteRound& complete, uint64_t bytes,
+                 const Deadline& deadline, ErrorText& error);
+  RankStatus AwaitPieces(const Tensor& tensor, uint64_t round, uint64_t pieces, InPlaceLine& line,
+                         const Deadline& deadline, ErrorText& error);
+
+  ClientHealth& health_;
+  Contributions& contributions_;
+  const Streaming& streaming_;
+  Waiting& waiting_;
+  ClientStatistics& statistics_;
+  std::atomic<uint32_t> summing_{0};  // Threads that begin pieces of rounds.
+};
+
+static_assert(ResultWay<InPlaceSum>);
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_CLIENT_IN_PLACE_SUM_H_

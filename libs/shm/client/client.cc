@@ -13,7 +13,8 @@ RankStatus Client::Connect(const ClientOptions& options, Client** out, ErrorText
   void* memory = std::calloc(1, sizeof(Client));
   if (memory == nullptr) return error.Fail(RankStatus::kOutOfMemory, "no memory for the client");
   Client* client = new (memory) Client;
-  const RankStatus status = client->Handshake(options, error);
+  client->fork_guard_.Begin();
+  const RankStatus status = client->session_.Begin(options, client->fork_guard_.pid(), error);
   if (status != RankStatus::kOk) {
     Free(client);
     return status;
@@ -34,67 +35,15 @@ void Client::Free(Client* client) {
   std::free(client);
 }
 
-RankStatus Client::Handshake(const ClientOptions& options, ErrorText& error) {
-  fork_guard_.Begin();
-  waiting_.Begin(options.spin_ns);
-  const Deadline deadline(options.timeout_ns);
-  const Deadline agent_wait = Deadline::Earlier(deadline, Deadline(options.agent_wait_ns));
-  if (RankStatus status = link_.Connect(options.socket_path, agent_wait, error);
-      status != RankStatus::kOk) {
-    return status;
-  }
-  const Hello hello{.pid = static_cast<uint32_t>(fork_guard_.pid()),
-                    .wanted_local_rank = options.wanted_local_rank,
-                    .client_name = options.client_name};
-  if (link_.socket().Send({.body = hello}) == AgentSocket::Sent::kBroken) {
-    // The agent may have said why before it closed: read on.
-  }
-  admission_.Begin(options.cache_bytes, error);
-  RankStatus over = RankStatus::kOk;
-  const Awaited awaited = waiting_.Await([this] { return admission_.is_answered(); }, deadline,
-                                         {waiting_.uncounted()}, &over);
-  const RankStatus admitted = admission_.End();
-  switch (awaited) {
-    case Awaited::kDone: return admitted;
-    case Awaited::kOver: return health_.FailOver(over, "connecting", error);
-    case Awaited::kTimeout:
-      return error.Fail(
-          RankStatus::kTimeout,
-          "the agent at '%s' has not admitted this rank within %.3f s: the job may still wait "
-          "for other nodes (see `talweg status`), or the agent be stopped",
-          link_.path(), static_cast<double>(options.timeout_ns) / 1e9);
-  }
-  return RankStatus::kInternal;
+RankStatus Client::Shutdown(int64_t timeout_ns, ErrorText& error) {
+  return fork_guard_.Forked() ? FailForked(error) : session_.End(timeout_ns, error);
 }
 
-RankStatus Client::Shutdown(int64_t timeout_ns, ErrorText& error) {
+template <typename Call>
+RankStatus Client::With(uint32_t index, ErrorText& error, const Call& call) {
   if (fork_guard_.Forked()) return FailForked(error);
-  if (!health_.Close()) return RankStatus::kOk;
-  const Deadline deadline(timeout_ns);
-  rounds_.FinishPieces();  // Or the others would wait for them, for a rank that has left cleanly.
-  if (!health_.is_lost()) {
-    AgentSocket::Sent sent;
-    while ((sent = link_.socket().Send({.body = Goodbye{}})) == AgentSocket::Sent::kFull &&
-           !deadline.Passed(MonotonicNs())) {
-      link_.socket().WaitWritable(deadline);
-    }
-  }
-  // Waits of other threads end with kClosed. The one that reads the socket is woken by the agent's
-  // answer.
-  waiting_.WakeFollowers();
-  watchers_.SignalAll();
-  const Awaited awaited =
-      waiting_.Await([this] { return inbox_.has_goodbye() || health_.is_lost(); }, deadline,
-                     {waiting_.uncounted()}, nullptr);
-  link_.socket().Shutdown();
-  waiting_.WakeFollowers();
-  if (awaited == Awaited::kTimeout) {
-    return error.Fail(
-        RankStatus::kTimeout,
-        "the agent at '%s' has not answered the goodbye in time; the client is closed",
-        link_.path());
-  }
-  return RankStatus::kOk;
+  Tensor* const tensor = tensors_.Find(index);
+  return tensor == nullptr ? TensorTable::FailNoTensor(index, error) : call(*tensor);
 }
 
 RankStatus Client::Health(ErrorText& error) {
@@ -136,6 +85,15 @@ bool Client::SumsInPlace(uint32_t tensor) const {
   return found != nullptr && found->shape.in_place;
 }
 
+RankStatus Client::Attach(uint32_t index, void* address, ErrorText& error) {
+  return With(index, error,
+              [&](Tensor& tensor) { return attaching_.Attach(tensor, address, error); });
+}
+
+RankStatus Client::Detach(uint32_t index, ErrorText& error) {
+  return With(index, error, [&](Tensor& tensor) { return attaching_.Detach(tensor, error); });
+}
+
 RankStatus Client::ExportBuffer(const Export& exported, int64_t timeout_ns, uint32_t* buffer,
                                 uint64_t* bytes, ErrorText& error) {
   if (fork_guard_.Forked()) return FailForked(error);
@@ -149,10 +107,9 @@ RankStatus Client::UnexportBuffer(uint32_t buffer, int64_t timeout_ns, ErrorText
 
 RankStatus Client::PlaceTensor(uint32_t index, uint32_t buffer, int64_t timeout_ns,
                                GpuHandleBytes* pushed, GpuHandleBytes* taken, ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = tensors_.Find(index);
-  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
-  return devices_.Place(*tensor, buffer, timeout_ns, pushed, taken, error);
+  return With(index, error, [&](Tensor& tensor) {
+    return devices_.Place(tensor, buffer, timeout_ns, pushed, taken, error);
+  });
 }
 
 void* Client::Contribution(uint32_t tensor) const {
@@ -163,43 +120,35 @@ void* Client::Contribution(uint32_t tensor) const {
 RankStatus Client::Push(uint32_t index, const void* data, const PushedParts& parts,
                         bool declared_priority, int32_t priority, int64_t timeout_ns,
                         uint64_t* round, ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = tensors_.Find(index);
-  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
-  return pushes_.Push(*tensor, data, parts, declared_priority, priority, timeout_ns, round, error);
+  return With(index, error, [&](Tensor& tensor) {
+    return pushes_.Push(tensor, data, parts, declared_priority, priority, timeout_ns, round, error);
+  });
 }
 
 RankStatus Client::PushOnDevice(uint32_t index, uint32_t buffer, uint64_t offset,
                                 bool declared_priority, int32_t priority, int64_t timeout_ns,
                                 uint64_t* round, ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = tensors_.Find(index);
-  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
-  return pushes_.PushOnDevice(*tensor, buffer, offset, declared_priority, priority, timeout_ns,
-                              round, error);
+  return With(index, error, [&](Tensor& tensor) {
+    return pushes_.PushOnDevice(tensor, buffer, offset, declared_priority, priority, timeout_ns,
+                                round, error);
+  });
 }
 
 RankStatus Client::Poll(uint32_t index, uint64_t round, ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
-  const Tensor* tensor = tensors_.Find(index);
-  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
-  return rounds_.Poll(*tensor, round, error);
+  return With(index, error, [&](Tensor& tensor) { return rounds_.Poll(tensor, round, error); });
 }
 
 RankStatus Client::Wait(uint32_t index, uint64_t round, const Taking& taking, int64_t timeout_ns,
                         ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = tensors_.Find(index);
-  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
-  return rounds_.Wait(*tensor, round, taking, timeout_ns, error);
+  return With(index, error, [&](Tensor& tensor) {
+    return rounds_.Wait(tensor, round, taking, timeout_ns, error);
+  });
 }
 
 RankStatus Client::Result(uint32_t index, uint64_t round, const void** data, uint64_t* bytes,
                           ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = tensors_.Find(index);
-  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
-  return rounds_.Result(*tensor, round, data, bytes, error);
+  return With(index, error,
+              [&](Tensor& tensor) { return rounds_.Result(tensor, round, data, bytes, error); });
 }
 
 uint64_t Client::RanksSummed(uint32_t index) const {
@@ -235,10 +184,8 @@ RankStatus Client::AnotherCompletionFd(int* fd, ErrorText& error) {
 }
 
 RankStatus Client::Watch(int fd, uint32_t index, uint64_t round, uint64_t tag, ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
-  const Tensor* tensor = tensors_.Find(index);
-  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
-  return completions_.Watch(fd, *tensor, round, tag, error);
+  return With(index, error,
+              [&](Tensor& tensor) { return completions_.Watch(fd, tensor, round, tag, error); });
 }
 
 RankStatus Client::Completed(int fd, uint64_t* tags, size_t capacity, size_t* count,
@@ -252,7 +199,7 @@ RankStatus Client::FailForked(ErrorText& error) {
   if (!child_closed_) {
     child_closed_ = true;
     link_.socket().CloseInChild();
-    ReplaceInChild();
+    attaching_.ReplaceInChild();
   }
   return error.Fail(
       RankStatus::kForked,

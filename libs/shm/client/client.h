@@ -2,65 +2,42 @@
 #ifndef TALWEG_LIBS_SHM_CLIENT_CLIENT_H_
 #define TALWEG_LIBS_SHM_CLIENT_CLIENT_H_
 
-#include <sys/types.h>
-
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
-#include <string_view>
 
-#include "libs/base/bytes.h"
-#include "libs/base/collective.h"
 #include "libs/shm/client/admission.h"
 #include "libs/shm/client/agent_bell.h"
 #include "libs/shm/client/agent_link.h"
 #include "libs/shm/client/answers.h"
-#include "libs/shm/client/arriving_result.h"
+#include "libs/shm/client/attaching.h"
 #include "libs/shm/client/client_health.h"
 #include "libs/shm/client/client_identity.h"
+#include "libs/shm/client/client_options.h"
 #include "libs/shm/client/client_statistics.h"
 #include "libs/shm/client/completions.h"
-#include "libs/shm/client/deadline.h"
 #include "libs/shm/client/declaring.h"
 #include "libs/shm/client/devices.h"
 #include "libs/shm/client/error_text.h"
 #include "libs/shm/client/fork_guard.h"
 #include "libs/shm/client/inbox.h"
 #include "libs/shm/client/lock.h"
-#include "libs/shm/client/pushed_rounds.h"
 #include "libs/shm/client/pushes.h"
 #include "libs/shm/client/questions.h"
 #include "libs/shm/client/rank_memory.h"
-#include "libs/shm/client/round_lengths.h"
 #include "libs/shm/client/round_states.h"
 #include "libs/shm/client/rounds.h"
+#include "libs/shm/client/session.h"
 #include "libs/shm/client/steps.h"
 #include "libs/shm/client/streaming.h"
-#include "libs/shm/client/tensor.h"
 #include "libs/shm/client/tensor_table.h"
 #include "libs/shm/client/transfers.h"
 #include "libs/shm/client/waiting.h"
 #include "libs/shm/client/watchers.h"
-#include "libs/shm/layout/control.h"
 #include "libs/shm/layout/messages.h"
-#include "libs/shm/layout/parts.h"
-#include "libs/shm/layout/rank_sums.h"
-#include "libs/shm/mapping.h"
+#include "libs/shm/layout/rank_status.h"
 
 namespace talweg::shm {
-
-struct ClientOptions {
-  const char* socket_path = nullptr;
-  uint32_t wanted_local_rank = kAnyLocalRank;
-  int64_t timeout_ns = 0;
-  int64_t agent_wait_ns = 0;
-  int64_t spin_ns = -1;  // Negative: by the number of CPUs.
-  // What of the last cache the buffers of all ranks may take; 0: half of what the machine says.
-  uint64_t cache_bytes = 0;
-  std::string_view client_name;
-};
 
 // One rank's view of docs/shared_memory.md. Needs libc only: no exceptions, no operator new, no
 // state outside the object.
@@ -68,6 +45,10 @@ struct ClientOptions {
 // Every function may be called by any thread at any time (Free: by the last one). Functions that
 // wait take a timeout as in talweg.h, and end at once when the job fails, the agent is gone, or the
 // client is shut down. After a fork every function returns kForked in the child.
+//
+// It is a facade: a call looks whether this is a forked child, finds its tensor, and goes to the
+// part that it is for. The parts' headers say what each promises; a part knows those above it in
+// the list of members, and none below.
 class Client {
  public:
   static RankStatus Connect(const ClientOptions& options, Client** out, ErrorText& error);
@@ -94,7 +75,6 @@ class Client {
   bool SumsInPlace(uint32_t tensor) const;
   // The buffer of a tensor that is summed in place stands at `address` as well, over a shared
   // mapping of the caller's; null: at no such place any more, and the last one is left as it is.
-  // in_place.cc, and so is Detach.
   RankStatus Attach(uint32_t tensor, void* address, ErrorText& error);
   // Where the tensor is attached, that place gets its own memory back, with the buffer's bytes.
   // Else the memory that Contribution gave keeps its bytes and is the caller's, until Free; the
@@ -107,14 +87,14 @@ class Client {
                   bool declared_priority, int32_t priority, int64_t timeout_ns, uint64_t* round,
                   ErrorText& error);
 
-  // Memory of GPUs: docs/gpu.md says who may do what when. devices.cc.
+  // Memory of GPUs: docs/gpu.md says who may do what when.
   RankStatus ExportBuffer(const Export& exported, int64_t timeout_ns, uint32_t* buffer,
                           uint64_t* bytes, ErrorText& error);
   RankStatus UnexportBuffer(uint32_t buffer, int64_t timeout_ns, ErrorText& error);
   // The tensor's events, to be opened by the caller.
   RankStatus PlaceTensor(uint32_t tensor, uint32_t buffer, int64_t timeout_ns,
                          GpuHandleBytes* pushed, GpuHandleBytes* taken, ErrorText& error);
-  // As Push, of what lies in a buffer at `offset`; the tensor's event was recorded behind it.
+  // As Push, of what lies in a buffer at `offset`; the tensor's event was recorded before.
   RankStatus PushOnDevice(uint32_t tensor, uint32_t buffer, uint64_t offset, bool declared_priority,
                           int32_t priority, int64_t timeout_ns, uint64_t* round, ErrorText& error);
 
@@ -124,7 +104,7 @@ class Client {
   RankStatus Result(uint32_t tensor, uint64_t round, const void** data, uint64_t* bytes,
                     ErrorText& error);
 
-  // Rounds that are told of by a descriptor. completions.cc. The client's first one, or another
+  // Rounds that are told of by a descriptor. The client's first one, or another
   // one; in what follows, a negative `fd` is the first one.
   RankStatus CompletionFd(int* fd, ErrorText& error);
   RankStatus AnotherCompletionFd(int* fd, ErrorText& error);
@@ -134,7 +114,7 @@ class Client {
 
   uint64_t RanksSummed(uint32_t tensor) const;
 
-  // Steps and views: docs/elastic.md. steps.cc. One thread at a time ends steps.
+  // Steps and views: docs/elastic.md. One thread at a time ends steps.
   // kTimeout: the next call goes on waiting, and ends no second one.
   RankStatus EndStep(int64_t timeout_ns, ErrorText& error);
   uint64_t StepsEnded() const { return steps_.ended(); }
@@ -155,46 +135,48 @@ class Client {
   Client() = default;
   ~Client() = default;
 
-  RankStatus Handshake(const ClientOptions& options, ErrorText& error);
-
+  // The first call of a forked child closes its copy of the socket.
   RankStatus FailForked(ErrorText& error);
-  // Where the parent's tensors in place lie, so that who still refers to one meets zeros.
-  // in_place.cc.
-  void ReplaceInChild();
+  // Calls `call` with the tensor; kForked, or kInvalidArgument if there is none.
+  template <typename Call>
+  RankStatus With(uint32_t tensor, ErrorText& error, const Call& call);
 
-  // Checks that a tensor that is summed in place has no open round, else `purpose` is refused.
-  // Under state_mutex_.
-  RankStatus CheckAtRest(const Tensor& tensor, const char* purpose, ErrorText& error) const;
-  RankStatus DetachPlace(Tensor& tensor, ErrorText& error);
-  RankStatus DetachBuffer(Tensor& tensor, ErrorText& error);
+  ForkGuard fork_guard_;
+  bool child_closed_ = false;  // In the child, its copy of the socket is dealt with.
 
-  mutable Mutex state_mutex_;
+  // What changes with a call: a tensor's open round, segments, questions, who sleeps for what.
+  Mutex state_mutex_;
+  ClientIdentity identity_;
+  ClientStatistics statistics_;
+  Streaming streaming_;  // Its rounds are opened and ended under state_mutex_.
+
+  // What the rank and its agent share, and what each of them has said there.
   AgentLink link_;
   ClientHealth health_{link_, state_mutex_};
   AgentBell bell_{link_};
-  ClientIdentity identity_;
-  ClientStatistics statistics_;
   RankMemory memory_{link_, identity_, state_mutex_};
   TensorTable tensors_{link_, identity_, memory_, statistics_};
   RoundStates states_{link_};
-  Streaming streaming_;  // Its rounds are opened and ended under state_mutex_.
   Admission admission_{link_, health_, identity_, streaming_, memory_, tensors_};
   Answers answers_{state_mutex_};
+
+  // Who reads the socket, who is told, and how threads wait.
   Inbox inbox_{link_, health_, admission_, answers_, memory_, tensors_, state_mutex_};
   Watchers watchers_{link_, health_, memory_, tensors_, states_, state_mutex_};
   Waiting waiting_{link_, health_, bell_, inbox_, watchers_, statistics_, state_mutex_};
   Questions questions_{link_, answers_, waiting_};
+
+  // What callers ask for.
   Declaring declaring_{link_, health_, identity_, tensors_, questions_};
   Devices devices_{link_, health_, states_, questions_, state_mutex_};
   Steps steps_{link_, health_, identity_, questions_};
+  Attaching attaching_{health_, memory_, tensors_, state_mutex_};
   Pushes pushes_{link_,      health_,  bell_,       states_,     steps_,
                  streaming_, waiting_, statistics_, state_mutex_};
   Rounds rounds_{link_,   health_,    bell_,    identity_,   memory_,
                  states_, streaming_, waiting_, statistics_, state_mutex_};
   Completions completions_{link_, health_, memory_, watchers_, waiting_, state_mutex_};
-
-  ForkGuard fork_guard_;
-  bool child_closed_ = false;  // In the child, its copy of the socket is dealt with.
+  Session session_{link_, health_, admission_, inbox_, watchers_, waiting_, rounds_};
 };
 
 }  // namespace talweg::shm

@@ -1,28 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors that the ranks sum in place (docs/shared_memory.md, "In place"): each piece of a round is
-// summed once, by whichever rank begins it, over the contributions of all.
-#include <linux/futex.h>
-#include <sched.h>
+#include "libs/shm/client/attaching.h"
+
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <bit>
 #include <cerrno>
-#include <climits>
-#include <cstdlib>
 #include <cstring>
-#include <new>
+#include <utility>
 
-#include "libs/reduce/reduce.h"
-#include "libs/shm/client/client.h"
+#include "libs/base/bytes.h"
+#include "libs/shm/layout/control.h"
+#include "libs/shm/mapping.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
 namespace talweg::shm {
+
 namespace {
 
 // Describes a place that a tensor is attached to.
@@ -47,20 +41,8 @@ bool PutAt(void* address, Mapping& mapping) {
 
 }  // namespace
 
-void Client::ReplaceInChild() {
-  // Unless something else is there by now.
-  const auto replace = [](void* place, uint64_t bytes) {
-    ::mmap(place, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE,
-           -1, 0);
-  };
-  tensors_.ForEach([&replace](const Tensor& tensor) {
-    if (!tensor.shape.in_place) return;
-    replace(tensor.contribution, tensor.shape.bytes());
-    if (tensor.place != nullptr) replace(tensor.place, PlaceBytes(tensor.bytes));
-  });
-}
-
-RankStatus Client::CheckAtRest(const Tensor& tensor, const char* purpose, ErrorText& error) const {
+RankStatus Attaching::CheckAtRest(const Tensor& tensor, const char* purpose,
+                                  ErrorText& error) const {
   if (!tensor.shape.in_place) {
     return error.Fail(RankStatus::kUnsupported,
                       "tensor '%s' is not summed in place: its buffer cannot be %s", NameOf(tensor),
@@ -75,69 +57,63 @@ RankStatus Client::CheckAtRest(const Tensor& tensor, const char* purpose, ErrorT
   return RankStatus::kOk;
 }
 
-RankStatus Client::Attach(uint32_t index, void* address, ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = tensors_.Find(index);
-  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
+RankStatus Attaching::Attach(Tensor& tensor, void* address, ErrorText& error) {
   if (reinterpret_cast<uintptr_t>(address) % kPageBytes != 0) {
     return error.Fail(RankStatus::kInvalidArgument,
                       "tensor '%s' cannot be attached to %p: give an address that begins a page",
-                      NameOf(*tensor), address);
+                      NameOf(tensor), address);
   }
   const MutexLock lock(state_mutex_);
-  if (const RankStatus rest = CheckAtRest(*tensor, "attached", error); rest != RankStatus::kOk) {
+  if (const RankStatus rest = CheckAtRest(tensor, "attached", error); rest != RankStatus::kOk) {
     return rest;
   }
   if (address == nullptr) {
-    tensor->place = nullptr;
-    tensor->replaced.Reset();
+    tensor.place = nullptr;
+    tensor.replaced.Reset();
     return RankStatus::kOk;
   }
-  if (tensor->place != nullptr) {
+  if (tensor.place != nullptr) {
     return error.Fail(RankStatus::kBusy,
                       "tensor '%s' is attached to %p; detach it before it is attached to %p",
-                      NameOf(*tensor), tensor->place, address);
+                      NameOf(tensor), tensor.place, address);
   }
-  const uint64_t bytes = PlaceBytes(tensor->bytes);
+  const uint64_t bytes = PlaceBytes(tensor.bytes);
   Mapping replaced = MapOnceMore(address, bytes);
   if (!replaced.valid() && (errno == EINVAL || errno == EFAULT)) {
     return error.Fail(RankStatus::kUnsupported,
                       "tensor '%s' cannot be attached to %p: no shared mapping is there; make it "
                       "with MAP_SHARED",
-                      NameOf(*tensor), address);
+                      NameOf(tensor), address);
   }
-  Mapping shared = MapOnceMore(tensor->contribution, bytes);
+  Mapping shared = MapOnceMore(tensor.contribution, bytes);
   if (replaced.valid() && shared.valid()) {
     ::madvise(shared.data(), bytes, MADV_DONTFORK);
     ::madvise(shared.data(), bytes, MADV_POPULATE_WRITE);
-    std::memcpy(tensor->contribution, address, tensor->bytes);
+    std::memcpy(tensor.contribution, address, tensor.bytes);
     if (PutAt(address, shared)) {
       // Nothing is lost where it cannot be filled again without fear of SIGBUS: it stays full.
       if (::madvise(replaced.data(), bytes, MADV_POPULATE_WRITE) == 0) {
         ::madvise(replaced.data(), bytes, MADV_REMOVE);
       }
-      tensor->place = address;
-      tensor->replaced = std::move(replaced);
+      tensor.place = address;
+      tensor.replaced = std::move(replaced);
       return RankStatus::kOk;
     }
   }
   return error.Fail(RankStatus::kOutOfMemory, "tensor '%s' cannot be attached to %p: %s",
-                    NameOf(*tensor), address, std::strerror(errno));
+                    NameOf(tensor), address, std::strerror(errno));
 }
 
-RankStatus Client::Detach(uint32_t index, ErrorText& error) {
-  if (fork_guard_.Forked()) return FailForked(error);
-  Tensor* tensor = tensors_.Find(index);
-  if (tensor == nullptr) return TensorTable::FailNoTensor(index, error);
+RankStatus Attaching::Detach(Tensor& tensor, ErrorText& error) {
   const MutexLock lock(state_mutex_);
-  const RankStatus rest = CheckAtRest(*tensor, "detached", error);
+  const RankStatus rest = CheckAtRest(tensor, "detached", error);
   // A round that is open at the goodbye is the other ranks', and the place is this one's.
   const bool may_go = rest == RankStatus::kBusy && health_.is_closed(std::memory_order_relaxed);
-  if (rest != RankStatus::kOk && !(may_go && tensor->place != nullptr)) return rest;
-  return tensor->place != nullptr ? DetachPlace(*tensor, error) : DetachBuffer(*tensor, error);
+  if (rest != RankStatus::kOk && !(may_go && tensor.place != nullptr)) return rest;
+  return tensor.place != nullptr ? DetachPlace(tensor, error) : DetachBuffer(tensor, error);
 }
 
-RankStatus Client::DetachPlace(Tensor& tensor, ErrorText& error) {
+RankStatus Attaching::DetachPlace(Tensor& tensor, ErrorText& error) {
   const Mapping& own = tensor.replaced;
   if (::madvise(own.data(), own.bytes(), MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
     return error.Fail(RankStatus::kOutOfMemory,
@@ -153,7 +129,7 @@ RankStatus Client::DetachPlace(Tensor& tensor, ErrorText& error) {
   return RankStatus::kOk;
 }
 
-RankStatus Client::DetachBuffer(Tensor& tensor, ErrorText& error) {
+RankStatus Attaching::DetachBuffer(Tensor& tensor, ErrorText& error) {
   // The same pages once more, elsewhere; then a copy of its own over the place they had.
   const uint64_t bytes = tensor.shape.bytes();
   const bool has_room = memory_.Reserve();
@@ -170,6 +146,19 @@ RankStatus Client::DetachBuffer(Tensor& tensor, ErrorText& error) {
   }
   return error.Fail(RankStatus::kOutOfMemory, "tensor '%s': no memory to keep its last result: %s",
                     NameOf(tensor), std::strerror(errno));
+}
+
+void Attaching::ReplaceInChild() {
+  // Unless something else is there by now.
+  const auto replace = [](void* place, uint64_t bytes) {
+    ::mmap(place, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE,
+           -1, 0);
+  };
+  tensors_.ForEach([&replace](const Tensor& tensor) {
+    if (!tensor.shape.in_place) return;
+    replace(tensor.contribution, tensor.shape.bytes());
+    if (tensor.place != nullptr) replace(tensor.place, PlaceBytes(tensor.bytes));
+  });
 }
 
 }  // namespace talweg::shm

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_SHM_CLIENT_ATTACHING_H_
+#define TALWEG_LIBS_SHM_CLIENT_ATTACHING_H_
+
+#include "libs/shm/client/client_health.h"
+#include "libs/shm/client/error_text.h"
+#include "libs/shm/client/lock.h"
+#include "libs/shm/client/rank_memory.h"
+#include "libs/shm/client/tensor.h"
+#include "libs/shm/client/tensor_table.h"
+
+namespace talweg::shm {
+
+// Where the buffers of tensors that are summed in place lie: at addresses of the caller's too, or
+// elsewhere than they did (docs/shared_memory.md, "In place"). Any thread, while the tensor has no
+// open round. No address is ever unmapped.
+class Attaching {
+ public:
+  Attaching(ClientHealth& health, RankMemory& memory, TensorTable& tensors, Mutex& state_mutex)
+      : health_(health), memory_(memory), tensors_(tensors), state_mutex_(state_mutex) {}
+
+  // The buffer of a tensor that is summed in place stands at `address` as well, over a shared
+  // mapping of the caller's; null: at no such place any more, and the last one is left as it is.
+  RankStatus Attach(Tensor& tensor, void* address, ErrorText& error);
+  // Where the tensor is attached, that place gets its own memory back, with the buffer's bytes.
+  // Else the memory that the contribution had keeps its bytes and is the caller's, until the client
+  // is freed; the buffer lies elsewhere from now on.
+  RankStatus Detach(Tensor& tensor, ErrorText& error);
+
+  // In a forked child: maps zeros where the parent's tensors in place lie, for who still refers to
+  // one.
+  void ReplaceInChild();
+
+ private:
+  // Checks that a tensor that is summed in place has no open round, else `purpose` is refused. With
+  // the state mutex locked.
+  RankStatus CheckAtRest(const Tensor& tensor, const char* purpose, ErrorText& error) const;
+  RankStatus DetachPlace(Tensor& tensor, ErrorText& error);
+  RankStatus DetachBuffer(Tensor& tensor, ErrorText& error);
+
+  ClientHealth& health_;
+  RankMemory& memory_;
+  TensorTable& tensors_;
+  Mutex& state_mutex_;
+};
+
+}  // namespace talweg::shm
+
+#endif  // TALWEG_LIBS_SHM_CLIENT_ATTACHING_H_

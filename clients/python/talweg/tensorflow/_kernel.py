@@ -35,7 +35,7 @@ from talweg.tensorflow._rounds import Reduction
 
 _VARIABLE = "TALWEG_TENSORFLOW_OPS"
 _SOURCE = Path(__file__).resolve().parent / "kernel" / "reduce_op.cc"
-_HEADERS = ("clients/c/talweg.h", "clients/c/completion_loop.h")
+_HEADERS = ("clients/c/talweg.h", "clients/c/talweg_gpu.h", "clients/c/completion_loop.h")
 _TEXT_BYTES = 2048
 _MISMATCH = 3  # As talweg_status has it.
 

@@ -14,14 +14,15 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from talweg import errors
+from talweg import _native_exchange, _native_gpu, errors
 from talweg._native_arguments import (
     checked_priority,
     encode,
     nanoseconds,
     within,
 )
-from talweg._native_exchange import PROTOTYPES, TIMEOUT, WAIT_SLICE_NS, ExchangeCalls
+from talweg._native_exchange import TIMEOUT, WAIT_SLICE_NS, ExchangeCalls
+from talweg._native_gpu import GpuCalls
 from talweg._native_structures import Collective, Declaration, Member, Membership, Options
 
 _ANY_LOCAL_RANK = 0xFFFFFFFF
@@ -134,33 +135,7 @@ _PROTOTYPES = {
         [_client_p, _u64, ctypes.POINTER(Membership), ctypes.POINTER(Member), _u32, _i64],
     ),
     "talweg_follow": (ctypes.c_int, [_client_p, _u64, _i64]),
-    "talweg_gpu_export": (
-        ctypes.c_int,
-        [
-            _client_p,
-            ctypes.c_char_p,
-            _u64,
-            ctypes.c_char_p,
-            _i64,
-            ctypes.POINTER(_u32),
-            ctypes.POINTER(_u64),
-        ],
-    ),
-    "talweg_gpu_unexport": (ctypes.c_int, [_client_p, _u32, _i64]),
-    "talweg_gpu_declare_all": (
-        ctypes.c_int,
-        [_client_p, ctypes.POINTER(Declaration), ctypes.c_size_t, _i64, ctypes.POINTER(_u32)],
-    ),
-    "talweg_gpu_place": (
-        ctypes.c_int,
-        [_client_p, _u32, _u32, ctypes.c_char_p, ctypes.c_char_p, _i64],
-    ),
-    "talweg_gpu_push_pull": (
-        ctypes.c_int,
-        [_client_p, _u32, _u32, _u64, _i32, _i64, ctypes.POINTER(_u64)],
-    ),
 }
-_GPU_HANDLE_BYTES = 64
 _ABI_MAJOR = 1
 
 
@@ -192,7 +167,8 @@ def _load() -> ctypes.CDLL:
             "//clients/c:libtalweg.so, or set TALWEG_LIBRARY to its path"
         )
     library = ctypes.CDLL(str(path))
-    for name, (result, arguments) in {**_PROTOTYPES, **PROTOTYPES}.items():
+    prototypes = {**_PROTOTYPES, **_native_exchange.PROTOTYPES, **_native_gpu.PROTOTYPES}
+    for name, (result, arguments) in prototypes.items():
         function = getattr(library, name, None)
         if function is None:
             raise errors.VersionMismatch(
@@ -221,7 +197,7 @@ def library() -> ctypes.CDLL:
     return _library
 
 
-class Connection(ExchangeCalls):
+class Connection(ExchangeCalls, GpuCalls):
     """A talweg_client. Any thread may call any method; close() ends the others' waits."""
 
     # Why this rank may push nothing yet; None: it may.
@@ -560,42 +536,3 @@ class Connection(ExchangeCalls):
         self._check(self._library.talweg_follow(self._handle, epoch, -1))
         self.rank = int(self._library.talweg_rank(self._handle))
         self.size = int(self._library.talweg_size(self._handle))
-
-    # ----- Tensors on GPUs: talweg.h and docs/gpu.md say what each call means. -----
-
-    def gpu_export(self, uuid: bytes, buffer_id: int, handle: bytes) -> tuple[int, int]:
-        """Returns the agent's number for an allocation, and how many bytes it has mapped."""
-        buffer, nbytes = _u32(), _u64()
-        self._check(
-            self._library.talweg_gpu_export(
-                self._handle,
-                uuid,
-                buffer_id,
-                handle,
-                -1,
-                ctypes.byref(buffer),
-                ctypes.byref(nbytes),
-            )
-        )
-        return buffer.value, nbytes.value
-
-    def gpu_unexport(self, buffer: int) -> None:
-        self._check(self._library.talweg_gpu_unexport(self._handle, buffer, -1))
-
-    def gpu_place(self, tensor: int, buffer: int) -> tuple[bytes, bytes]:
-        """Returns the handles of the tensor's events `pushed` and `taken`, once more or of others."""
-        pushed = ctypes.create_string_buffer(_GPU_HANDLE_BYTES)
-        taken = ctypes.create_string_buffer(_GPU_HANDLE_BYTES)
-        self._check(self._library.talweg_gpu_place(self._handle, tensor, buffer, pushed, taken, -1))
-        return pushed.raw, taken.raw
-
-    def gpu_push_pull(self, tensor: int, buffer: int, offset: int, priority: int) -> int:
-        self._check_pushes()
-        round_ = _u64()
-        push_pull, wire_priority = self._library.talweg_gpu_push_pull, checked_priority(priority)
-        self._in_slices(
-            lambda slice_ns: push_pull(
-                self._handle, tensor, buffer, offset, wire_priority, slice_ns, ctypes.byref(round_)
-            )
-        )
-        return round_.value

@@ -3,7 +3,6 @@
 
 #include <atomic>
 
-#include "libs/shm/client/agent_bell.h"
 #include "libs/shm/client/stream_copy.h"
 
 namespace talweg::shm {

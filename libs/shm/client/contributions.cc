@@ -3,7 +3,6 @@
 
 #include "libs/base/signature_text.h"
 #include "libs/reduce/reduce.h"
-#include "libs/shm/client/agent_bell.h"
 #include "libs/shm/client/round_lengths.h"
 
 namespace talweg::shm {

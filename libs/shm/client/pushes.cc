@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/shm/client/pushes.h"
 
-#include <cstring>
-
 #include "libs/shm/client/deadline.h"
 #include "libs/shm/client/stream_copy.h"
 #include "libs/shm/layout/messages.h"

@@ -2,7 +2,6 @@
 #include "libs/shm/client/rank_sum.h"
 
 #include <sched.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>

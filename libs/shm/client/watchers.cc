@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/shm/client/watchers.h"
 
-#include <atomic>
-#include <cstdint>
 #include <cstdlib>
 #include <new>
 

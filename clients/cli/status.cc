@@ -136,6 +136,77 @@ std::string RoundsText(const std::vector<WaitingRound>& rounds, const std::strin
   return table.Text();
 }
 
+std::string PriorityText(scheduler::v1::Priority priority) {
+  switch (priority) {
+    case scheduler::v1::PRIORITY_LOW: return "low";
+    case scheduler::v1::PRIORITY_HIGH: return "high";
+    default: return "normal";
+  }
+}
+
+// "1.5 GiB of 8 GiB", "7 of any number".
+std::string UseText(const std::string& has, uint64_t max, const std::string& max_text) {
+  return absl::StrCat(has, max == 0 ? "" : absl::StrCat(" of ", max_text));
+}
+
+// What rules say of the job, and what it has of that. Nothing where no rule does.
+std::string QuotaText(const StatusFacts& facts, const GetJobResponse& job) {
+  const auto& quota = job.summary().quota();
+  std::vector<std::string> parts;
+  if (!quota.tenant().empty()) {
+    parts.push_back(absl::StrCat("tenant '", Plain(quota.tenant()), "'"));
+  }
+  if (quota.weight() > 1) parts.push_back(absl::StrCat("weight ", quota.weight()));
+  if (quota.priority() == scheduler::v1::PRIORITY_LOW ||
+      quota.priority() == scheduler::v1::PRIORITY_HIGH) {
+    parts.push_back(absl::StrCat("priority ", PriorityText(quota.priority())));
+  }
+  if (job.summary().members_max() != 0) {
+    parts.push_back(absl::StrCat("at most ", job.summary().members_max(), " members"));
+  }
+  std::string text;
+  if (!parts.empty()) absl::StrAppend(&text, "  rules: ", absl::StrJoin(parts, ", "), "\n");
+  if (quota.memory_bytes_max() == 0 && quota.tensors_max() == 0) return text;
+  for (const auto& [name, answer] : facts.aggregators) {
+    for (const auto& status : answer.response.jobs()) {
+      if (status.job_id() != job.summary().job_id()) continue;
+      absl::StrAppend(&text, "  at ", Plain(name), ": ",
+                      UseText(FormatBytes(status.memory_bytes()), quota.memory_bytes_max(),
+                              FormatBytes(quota.memory_bytes_max())),
+                      ", ",
+                      UseText(absl::StrCat(status.tensors_placed()), quota.tensors_max(),
+                              absl::StrCat(quota.tensors_max())),
+                      " tensors\n");
+    }
+  }
+  return text;
+}
+
+std::string TenantsText(const StatusFacts& facts) {
+  std::string text;
+  if (facts.listed.tenants_size() > 0) {
+    text += "\ntenants\n";
+    Table table("  ", {"NAME", "JOBS", "MEMBERS", "WEIGHT", "MEMORY", "TENSORS"});
+    for (const auto& tenant : facts.listed.tenants()) {
+      table.Add({Plain(tenant.name()),
+                 UseText(absl::StrCat(tenant.job_count()), tenant.jobs_max(),
+                         absl::StrCat(tenant.jobs_max())),
+                 UseText(absl::StrCat(tenant.members_held()), tenant.members_max(),
+                         absl::StrCat(tenant.members_max())),
+                 absl::StrCat(tenant.weight()),
+                 tenant.memory_bytes_max() == 0 ? "-" : FormatBytes(tenant.memory_bytes_max()),
+                 tenant.tensors_max() == 0 ? "-" : absl::StrCat(tenant.tensors_max())});
+    }
+    text += table.Text();
+  }
+  if (facts.listed.waiting_size() > 0) text += "\nwaiting for room\n";
+  for (const auto& join : facts.listed.waiting()) {
+    absl::StrAppend(&text, "  ", Plain(join.text()), " (for ",
+                    FormatSeconds(Seconds(join.waited())), ")\n");
+  }
+  return text;
+}
+
 std::string JobText(const StatusFacts& facts, const GetJobResponse& job) {
   const auto& summary = job.summary();
   std::string text = absl::StrFormat(
@@ -148,6 +219,7 @@ std::string JobText(const StatusFacts& facts, const GetJobResponse& job) {
   if (!summary.state_text().empty()) {
     absl::StrAppend(&text, "  ", Plain(summary.state_text()), "\n");
   }
+  text += QuotaText(facts, job);
   const auto bases = RankBases(job.view());
   Table members("  ", {"NODE", "NAME", "RANKS", "STATE", "LEASE", "EPOCH", "ADMIN"});
   for (const auto& status : job.members()) {
@@ -304,7 +376,7 @@ std::string StatusText(const StatusFacts& facts) {
       scheduler.version().minor(), Plain(scheduler.version().build()), scheduler.pid());
   if (facts.jobs.empty()) text += "\nno jobs\n";
   for (const GetJobResponse& job : facts.jobs) text += JobText(facts, job);
-  return text + PoolText(facts);
+  return text + TenantsText(facts) + PoolText(facts);
 }
 
 std::string StatusJson(const StatusFacts& facts) {
@@ -328,8 +400,13 @@ std::string StatusJson(const StatusFacts& facts) {
   for (const auto& [name, answer] : facts.aggregators) {
     aggregators.push_back(absl::StrCat(JsonString(name), ":", AnswerJson(answer)));
   }
+  std::vector<std::string> waiting;
+  for (const auto& join : facts.listed.waiting()) waiting.push_back(Json(join));
+  std::vector<std::string> tenants;
+  for (const auto& tenant : facts.listed.tenants()) tenants.push_back(Json(tenant));
   return absl::StrCat("{\"scheduler\":", Json(facts.scheduler), ",\"jobs\":[",
-                      absl::StrJoin(jobs, ","), "],\"pool\":[", absl::StrJoin(pool, ","),
+                      absl::StrJoin(jobs, ","), "],\"waiting\":[", absl::StrJoin(waiting, ","),
+                      "],\"tenants\":[", absl::StrJoin(tenants, ","), "],\"pool\":[", absl::StrJoin(pool, ","),
                       "],\"aggregators\":{", absl::StrJoin(aggregators, ","), "}}\n");
 }
 

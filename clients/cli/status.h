@@ -33,6 +33,7 @@ struct StatusFacts {
   std::string scheduler_address;
   scheduler::v1::GetSchedulerResponse scheduler;
   std::vector<scheduler::v1::GetJobResponse> jobs;
+  scheduler::v1::ListJobsResponse listed;  // Who waits for room, and what tenants have.
   std::vector<scheduler::v1::AggregatorStatus> pool;
   std::map<std::string, Answer<aggregator::v1::GetStatusResponse>> aggregators;  // By name.
   std::vector<AgentAnswer> agents;  // The agents of the jobs above.

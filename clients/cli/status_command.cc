@@ -156,14 +156,14 @@ absl::StatusOr<StatusFacts> Ask(const Arguments& arguments, const Asking& asking
   rpc::SchedulerAdminClient scheduler(facts.scheduler_address, asking.timeout_ns,
                                       asking.credentials);
   TALWEG_ASSIGN_OR_RETURN(facts.scheduler, scheduler.GetScheduler());
+  TALWEG_ASSIGN_OR_RETURN(facts.listed, scheduler.ListJobs());
   scheduler::v1::GetJobRequest request;
   if (arguments.Has("job")) {
     request.set_name(arguments.Text("job", ""));
     TALWEG_ASSIGN_OR_RETURN(scheduler::v1::GetJobResponse job, scheduler.GetJob(request));
     facts.jobs.push_back(std::move(job));
   } else {
-    TALWEG_ASSIGN_OR_RETURN(const scheduler::v1::ListJobsResponse jobs, scheduler.ListJobs());
-    for (const auto& summary : jobs.jobs()) {
+    for (const auto& summary : facts.listed.jobs()) {
       const bool is_over = summary.state() == scheduler::v1::JOB_STATE_FAILED ||
                            summary.state() == scheduler::v1::JOB_STATE_FINISHED;
       if (is_over && !arguments.Has("all")) continue;

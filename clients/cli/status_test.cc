@@ -170,6 +170,42 @@ TEST_CASE("status: the text", "[cli]") {
   CHECK_THAT(text, !Contains("other"));
 }
 
+TEST_CASE("status: rules, what is had of them, and who waits for room", "[cli]") {
+  StatusFacts facts = TwoNodes();
+  CHECK_THAT(StatusText(facts), !Contains("rules:") && !Contains("tenants"));
+  *facts.jobs[0].mutable_summary() = Parse<scheduler::v1::JobSummary>(R"pb(
+    job_id: 3
+    name: "digits"
+    members_max: 4
+    quota {
+      tenant: "vision"
+      priority: PRIORITY_HIGH
+      weight: 3
+      tenant_weight: 2
+      memory_bytes_max: 8388608
+    })pb");
+  auto* job = facts.aggregators["a"].response.mutable_jobs(0);
+  job->set_memory_bytes(1 << 20);
+  job->set_tensors_placed(7);
+  facts.listed = Parse<scheduler::v1::ListJobsResponse>(R"pb(
+    waiting {
+      job_name: "c"
+      text: "job 'c' waits: tenant 'vision' has 2 jobs"
+      waited { seconds: 12 }
+    }
+    tenants { name: "vision" job_count: 2 jobs_max: 2 members_held: 5 weight: 2 })pb");
+  const std::string text = StatusText(facts);
+  CHECK_THAT(text,
+             Contains("rules: tenant 'vision', weight 3, priority high, at most 4 members"));
+  CHECK_THAT(text, Contains("at a: 1 MiB of 8 MiB, 7 tensors"));
+  CHECK_THAT(text, Contains("vision  2 of 2  5        2       -       -"));
+  CHECK_THAT(text, Contains("job 'c' waits: tenant 'vision' has 2 jobs (for 12.0 s)"));
+  google::protobuf::Struct parsed;
+  REQUIRE(google::protobuf::util::JsonStringToMessage(StatusJson(facts), &parsed).ok());
+  CHECK(parsed.fields().at("waiting").list_value().values_size() == 1);
+  CHECK(parsed.fields().at("tenants").list_value().values_size() == 1);
+}
+
 TEST_CASE("status: the JSON is JSON and has the facts", "[cli]") {
   google::protobuf::Struct parsed;
   REQUIRE(google::protobuf::util::JsonStringToMessage(StatusJson(TwoNodes()), &parsed).ok());

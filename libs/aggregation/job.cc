@@ -24,7 +24,19 @@ Job::Job(JobConfig config, MemoryBudget* budget) : config_(std::move(config)), b
   TALWEG_CHECK(budget_ != nullptr);
 }
 
-Job::~Job() { budget_->Release(reserved_bytes_); }
+Job::~Job() {
+  budget_->Release(place_.used_bytes());
+  if (tenant_ != nullptr) tenant_->Give(place_.used_bytes(), place_.used_tensors());
+}
+
+void Job::SetQuota(const JobQuota& quota, std::shared_ptr<PlaceBudget> tenant) {
+  quota_ = quota;
+  place_.set_limit(quota.limit);
+  if (tenant == tenant_) return;
+  if (tenant_ != nullptr) tenant_->Give(place_.used_bytes(), place_.used_tensors());
+  tenant_ = std::move(tenant);
+  if (tenant_ != nullptr) tenant_->Take(place_.used_bytes(), place_.used_tensors());
+}
 
 void Job::OnView(const View& view, int64_t now_ns, Effects& out) {
   none_waits_ = false;

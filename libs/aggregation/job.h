@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "libs/base/awake_time.h"
 #include "libs/base/bytes.h"
 #include "libs/base/ids.h"
+#include "libs/view/job_quota.h"
 #include "libs/view/view.h"
 #include "libs/wire/frames.h"
 
@@ -26,8 +28,9 @@ struct JobConfig {
   Incarnation self;       // This aggregator's; its place in a view.
   std::string self_name;  // For texts.
   uint64_t credit_bytes = 8 * kMiB;
-  uint64_t memory_bytes_max = UINT64_MAX;  // For this job, beside the aggregator's budget.
-  size_t tensors_max = 200'000;    // Records are small, but a peer could send them for ever.
+  // Names that are remembered, also of tensors that were refused. Records are small, but a peer could
+  // send them for ever.
+  size_t tensors_max = 200'000;
   uint64_t refusals_max = 10'000;  // A connection with more of them is closed.
   int64_t notice_first_ns = 1'000'000'000;
   int64_t notice_gap_max_ns = 60'000'000'000;
@@ -81,6 +84,10 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
+  // What this job may place, from now on. `tenant` is shared with the other jobs of quota.tenant;
+  // null without one. What is placed stays.
+  void SetQuota(const JobQuota& quota, std::shared_ptr<PlaceBudget> tenant);
+
   // A view of this job. Ignored unless its epoch is above the present one's.
   void OnView(const View& view, int64_t now_ns, Effects& out);
   // The job is over, or this aggregator leaves it: everybody is told `text`. Connections are closed
@@ -104,6 +111,8 @@ class Job {
   // For people, tests and the simulation.
   JobStatus Status(int64_t now_ns) const;
   const JobConfig& config() const { return config_; }
+  const JobQuota& quota() const { return quota_; }
+  const PlaceBudget& place() const { return place_; }
   const View& view() const { return view_; }  // Epoch 0 before the first.
   std::optional<AggregatorIndex> self() const { return self_; }
   const Counters& counters() const { return counters_; }
@@ -150,6 +159,8 @@ class Job {
   // A tensor has failed at a member.
   void OnFailed(MemberIndex member, const wire::Failed& entry, Effects& out);
   bool PlaceTensor(Tensor& tensor, Effects& out);
+  // Why the rules have no room for one more tensor, or "".
+  std::string RoomProblem(uint64_t needed_bytes) const;
   void EnsureMemory(Tensor& tensor, MemberIndex member, Effects& out);
   void AnswerIfReady(Tensor& tensor, MemberIndex member, Effects& out);
   void AnswerPoisoned(Tensor& tensor, MemberIndex member, wire::DeclaredStatus status,
@@ -225,7 +236,9 @@ class Job {
   int64_t view_since_ns_ = 0;
   int64_t last_epoch_notice_ns_ = 0;
   AwakeTime awake_;  // By ticks: while this process is stopped nobody is absent.
-  uint64_t reserved_bytes_ = 0;
+  JobQuota quota_;
+  PlaceBudget place_;                    // This job's.
+  std::shared_ptr<PlaceBudget> tenant_;  // Null: it has none.
   uint64_t last_allocation_ = 0;
   uint64_t last_write_ = 0;
   std::map<AllocationId, AllocationUse> allocations_;

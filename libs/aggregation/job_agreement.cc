@@ -102,32 +102,56 @@ void Job::OnFailed(MemberIndex member, const wire::Failed& entry, Effects& out) 
   PoisonTensor(found->second, entry.code, entry.text, out);
 }
 
+std::string Job::RoomProblem(uint64_t needed_bytes) const {
+  const auto problem = [&](const PlaceBudget& budget, const std::string& whose) -> std::string {
+    const std::string remedy = ": raise it for that " +
+                               whose.substr(0, whose.find(' ')) +
+                               " in the scheduler's quotas_file, or add aggregators";
+    switch (budget.Judge(needed_bytes)) {
+      case PlaceBudget::Verdict::kFits: return "";
+      case PlaceBudget::Verdict::kTooManyBytes:
+        return whose + " has " + FormatBytes(budget.used_bytes()) + " of the memory_bytes_max=" +
+               FormatBytes(budget.limit().memory_bytes_max) + " that it may have there" + remedy;
+      case PlaceBudget::Verdict::kTooManyTensors:
+        return whose + " has " + std::to_string(budget.used_tensors()) +
+               " tensors there, of the tensors_max=" +
+               std::to_string(budget.limit().tensors_max) + " that it may have" + remedy;
+    }
+    return "";
+  };
+  const std::string of_job = problem(place_, "job '" + config_.name + "'");
+  if (!of_job.empty() || tenant_ == nullptr) return of_job;
+  return problem(*tenant_, "tenant '" + quota_.tenant + "'");
+}
+
 bool Job::PlaceTensor(Tensor& tensor, Effects& out) {
   const bool lies_as_before = tensor.Place(view_, *self_);
   const uint64_t slot_bytes = tensor.SlotBytes();
   const uint32_t member_count = tensor.participation.member_count();
   const uint64_t needed_bytes = slot_bytes * (member_count + 1);
+  // It had as much in an older view, whatever the rules are now.
+  const bool keeps = tensor.is_placed && needed_bytes <= tensor.reserved_bytes;
   Unreserve(tensor);
-  const uint64_t job_left = config_.memory_bytes_max - reserved_bytes_;
-  if (needed_bytes > job_left || !budget_->Reserve(needed_bytes)) {
+  const std::string problem = keeps ? "" : RoomProblem(needed_bytes);
+  if (!problem.empty() || !budget_->Reserve(needed_bytes)) {
     ++counters_.declares_over_budget;
-    const bool of_job = needed_bytes > job_left;
-    PoisonTensor(
-        tensor, wire::FailedCode::kOverBudget,
-        "tensor '" + tensor.agreed->name + "' needs " + FormatBytes(needed_bytes) +
-            " at aggregator '" + config_.self_name + "' (" + FormatBytes(slot_bytes) +
-            " for each of " + std::to_string(member_count) + " members and for the result), " +
-            (of_job
-                 ? "and job '" + config_.name + "' has " + FormatBytes(reserved_bytes_) +
-                       " of the " + FormatBytes(config_.memory_bytes_max) + " that a job may have"
-                 : "and " + FormatBytes(budget_->used_bytes()) + " of its " +
-                       FormatBytes(budget_->limit_bytes()) + " are taken") +
-            ": raise the aggregator's memory_bytes_max, or add aggregators",
-        out);
+    PoisonTensor(tensor, wire::FailedCode::kOverBudget,
+                 "tensor '" + tensor.agreed->name + "' needs " + FormatBytes(needed_bytes) +
+                     " at aggregator '" + config_.self_name + "' (" + FormatBytes(slot_bytes) +
+                     " for each of " + std::to_string(member_count) +
+                     " members and for the result), and " +
+                     (!problem.empty() ? problem
+                                       : FormatBytes(budget_->used_bytes()) + " of its " +
+                                             FormatBytes(budget_->limit_bytes()) +
+                                             " are taken: raise the aggregator's "
+                                             "memory_bytes_max, or add aggregators"),
+                 out);
     return false;
   }
   tensor.reserved_bytes = needed_bytes;
-  reserved_bytes_ += needed_bytes;
+  tensor.is_placed = true;
+  place_.Take(needed_bytes, 1);
+  if (tenant_ != nullptr) tenant_->Take(needed_bytes, 1);
   if (tensor.result != AllocationId{0} && !lies_as_before) {
     out.push_back(ReleaseMemory{tensor.result});
     allocations_.erase(tensor.result);
@@ -250,10 +274,12 @@ void Job::ReleaseUndeclared(Effects& out) {
 }
 
 void Job::Unreserve(Tensor& tensor) {
-  TALWEG_CHECK(tensor.reserved_bytes <= reserved_bytes_);
   budget_->Release(tensor.reserved_bytes);
-  reserved_bytes_ -= tensor.reserved_bytes;
+  const uint64_t tensors = tensor.is_placed ? 1 : 0;
+  place_.Give(tensor.reserved_bytes, tensors);
+  if (tenant_ != nullptr) tenant_->Give(tensor.reserved_bytes, tensors);
   tensor.reserved_bytes = 0;
+  tensor.is_placed = false;
 }
 
 void Job::OnAllocated(AllocationId id, wire::RemoteRef ref, Effects& out) {

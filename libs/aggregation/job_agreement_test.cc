@@ -177,11 +177,75 @@ TEST_CASE("Job: a tensor past the budget is refused with the figures, to every m
 }
 
 TEST_CASE("Job: a job's own limit is kept beside the aggregator's", "[aggregation]") {
-  JobFixture f({2, 2}, kGiB, {.memory_bytes_max = 500});
+  JobFixture f;
+  f.job.SetQuota({.limit = {.memory_bytes_max = 500}}, nullptr);
   f.Start();
   f.SayDeclare(0, f.DeclareOf("large", 0, 80));
-  CHECK(Contains(f.Sent<wire::Declared>(Conn(0)).back().text,
-                 "job 'job' has 0 bytes of the 500 bytes"));
+  const std::string text = f.Sent<wire::Declared>(Conn(0)).back().text;
+  CHECK(Contains(text, "job 'job' has 0 bytes of the memory_bytes_max=500 bytes that it may have"));
+  CHECK(Contains(text, "raise it for that job in the scheduler's quotas_file"));
+}
+
+TEST_CASE("Job: a tensor past tensors_max is refused at all members", "[aggregation]") {
+  JobFixture f;
+  f.job.SetQuota({.limit = {.tensors_max = 1}}, nullptr);
+  f.Start();
+  f.SayDeclare(0, f.DeclareOf("a", 0));
+  f.SayDeclare(0, f.DeclareOf("b", 0));
+  const wire::Declared declared = f.Sent<wire::Declared>(Conn(0)).back();
+  CHECK(declared.status == DeclaredStatus::kOverBudget);
+  CHECK(Contains(declared.text, "job 'job' has 1 tensors there, of the tensors_max=1"));
+  // A member that comes later is not left waiting for the first, whatever the rules are then.
+  f.job.SetQuota({}, nullptr);
+  f.SayDeclare(1, f.DeclareOf("b", 1));
+  REQUIRE(f.Sent<wire::Failed>(Conn(1)).size() == 1);
+  CHECK(f.Sent<wire::Failed>(Conn(1))[0].code == wire::FailedCode::kOverBudget);
+  CHECK(f.job.place().used_tensors() == 1);
+}
+
+TEST_CASE("Job: jobs of a tenant share what it may place", "[aggregation]") {
+  const auto tenant = std::make_shared<PlaceBudget>(PlaceLimit{.memory_bytes_max = 1000});
+  const JobQuota quota = {.tenant = "t", .tenant_limit = tenant->limit()};
+  JobFixture first;
+  first.job.SetQuota(quota, tenant);
+  first.Start();
+  first.SayDeclare(0, first.DeclareOf("w", 0, 80));  // 3 x 320 bytes.
+  CHECK(tenant->used_bytes() == 960);
+  {
+    JobFixture second;
+    second.job.SetQuota(quota, tenant);
+    second.Start();
+    second.SayDeclare(0, second.DeclareOf("v", 0, 80));
+    CHECK(Contains(second.Sent<wire::Declared>(Conn(0)).back().text,
+                   "tenant 't' has 960 bytes of the memory_bytes_max=1000 bytes"));
+    // It is another tenant's from now on.
+    const auto other = std::make_shared<PlaceBudget>();
+    first.job.SetQuota({.tenant = "u"}, other);
+    CHECK(tenant->used_bytes() == 0);
+    CHECK(other->used_bytes() == 960);
+    second.SayDeclare(0, second.DeclareOf("u", 0, 80));
+    CHECK(second.Sent<wire::Declared>(Conn(0)).back().status == DeclaredStatus::kOk);
+    CHECK(tenant->used_bytes() == 960);
+    CHECK(tenant->used_tensors() == 1);
+  }
+  CHECK(tenant->used_bytes() == 0);
+  CHECK(tenant->used_tensors() == 0);
+}
+
+TEST_CASE("Job: a tensor that is placed stays when its limit shrinks, also over a view",
+          "[aggregation]") {
+  JobFixture f({1, 1, 1});
+  f.StartWith("w", 80);
+  f.job.SetQuota({.limit = {.memory_bytes_max = 1, .tensors_max = 1}}, nullptr);
+  f.NextView({2});
+  f.effects_seen.clear();
+  for (const uint32_t node : {0u, 1u}) {
+    f.SayFence(node);
+    f.SayDeclare(node, f.DeclareOf("w", node, 80));
+  }
+  CHECK(f.Sent<wire::Failed>(Conn(0)).empty());
+  CHECK(f.job.place().used_bytes() == 3 * 320);
+  CHECK(f.job.place().used_tensors() == 1);
 }
 
 TEST_CASE("Job: memory that the system does not give poisons the tensor", "[aggregation]") {
@@ -194,7 +258,7 @@ TEST_CASE("Job: memory that the system does not give poisons the tensor", "[aggr
   CHECK(Contains(f.Sent<wire::Declared>(Conn(0))[0].text, "mmap says no"));
 }
 
-TEST_CASE("Job: no more tensors than a job may have", "[aggregation]") {
+TEST_CASE("Job: no more names of tensors than are remembered", "[aggregation]") {
   JobFixture f({2, 2}, kGiB, {.tensors_max = 1});
   f.Start();
   f.SayDeclare(0, f.DeclareOf("a", 0));

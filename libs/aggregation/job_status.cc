@@ -130,7 +130,7 @@ JobStatus Job::Status(int64_t now_ns) const {
                       .epoch = view_.epoch,
                       .in_view = self_.has_value(),
                       .reports_complete = reports_complete_,
-                      .reserved_bytes = reserved_bytes_,
+                      .reserved_bytes = place_.used_bytes(),
                       .counters = counters_};
   for (size_t i = 0; i < members_.size(); ++i) {
     const ViewMember& viewed = view_.members[i];

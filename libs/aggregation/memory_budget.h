@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "libs/base/check.h"
+#include "libs/view/job_quota.h"
 
 namespace talweg::aggregation {
 
@@ -30,6 +31,41 @@ class MemoryBudget {
  private:
   uint64_t limit_bytes_;
   uint64_t used_bytes_ = 0;
+};
+
+// What a job, or all jobs of a tenant, have placed at one aggregator. The limit may change, also to
+// less than is used. One owner thread.
+class PlaceBudget {
+ public:
+  enum class Verdict : uint8_t { kFits, kTooManyBytes, kTooManyTensors };
+
+  explicit PlaceBudget(const PlaceLimit& limit = {}) : limit_(limit) {}
+
+  Verdict Judge(uint64_t bytes) const {
+    if (used_tensors_ >= limit_.tensors_max) return Verdict::kTooManyTensors;
+    const bool fits =
+        used_bytes_ <= limit_.memory_bytes_max && bytes <= limit_.memory_bytes_max - used_bytes_;
+    return fits ? Verdict::kFits : Verdict::kTooManyBytes;
+  }
+  void Take(uint64_t bytes, uint64_t tensors) {
+    used_bytes_ += bytes;
+    used_tensors_ += tensors;
+  }
+  void Give(uint64_t bytes, uint64_t tensors) {
+    TALWEG_CHECK(bytes <= used_bytes_ && tensors <= used_tensors_);
+    used_bytes_ -= bytes;
+    used_tensors_ -= tensors;
+  }
+
+  void set_limit(const PlaceLimit& limit) { limit_ = limit; }
+  const PlaceLimit& limit() const { return limit_; }
+  uint64_t used_bytes() const { return used_bytes_; }
+  uint64_t used_tensors() const { return used_tensors_; }
+
+ private:
+  PlaceLimit limit_;
+  uint64_t used_bytes_ = 0;
+  uint64_t used_tensors_ = 0;
 };
 
 }  // namespace talweg::aggregation

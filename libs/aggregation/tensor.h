@@ -100,6 +100,7 @@ struct Tensor {
 
   // Memory. Slots of a member are kept over epochs when their size stays.
   uint64_t reserved_bytes = 0;
+  bool is_placed = false;  // It counts among the tensors of its job. It may have no bytes here.
   AllocationId result;
   uint64_t result_bytes = 0;
   std::map<MemberIdentity, Slots> slots;

@@ -66,6 +66,7 @@ struct SchedulerConfig : ProcessConfig {
   std::string store_path;  // Empty: DefaultStorePath(). Unused with in_memory.
   bool in_memory = false;
   uint64_t lease_ms = 10'000;
+  std::string quotas_file;            // Rules on jobs and tenants; empty: none.
   std::string data_security = "any";  // "none", "keyed", "tls": what all daemons must have.
 
   friend bool operator==(const SchedulerConfig&, const SchedulerConfig&) = default;
@@ -86,6 +87,7 @@ struct AggregatorConfig : ProcessConfig {
   uint64_t memory_bytes_max = 0;  // For all jobs' slots and results; 0: half of MemoryLimitBytes().
   uint64_t credit_bytes = 8 * kMiB;
   uint64_t silence_ms = 20'000;  // As AgentConfig.
+  uint32_t peer_connections_max = 256;  // Of one address; 0: any number.
 
   friend bool operator==(const AggregatorConfig&, const AggregatorConfig&) = default;
 };
@@ -93,6 +95,7 @@ struct AggregatorConfig : ProcessConfig {
 struct AgentConfig : ProcessConfig {
   std::string scheduler = "127.0.0.1:7447";
   std::string job = "default";
+  std::string tenant;  // Whose job it is; empty: nobody says.
   uint32_t node_rank = 0;
   std::string name;         // For people; empty: the host's name.
   uint32_t rank_count = 1;  // Ranks of the job on this node.

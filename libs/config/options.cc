@@ -131,6 +131,11 @@ std::vector<Option<SchedulerConfig>> SchedulerOptions() {
       Make<C>("lease_ms", &C::lease_ms, Milliseconds{100, 3'600'000},
               "After how long a silence an agent or an aggregator counts as lost. Processes that "
               "die are noticed at once; this is for hosts and cables."),
+      Make<C>("quotas_file", &C::quotas_file, Text{},
+              "File with rules on jobs and tenants: how many members and jobs, how much of "
+              "aggregators' memory, which share of their time. A changed file is read anew. "
+              "docs/quotas.md has its form.",
+              "no rules"),
       Make<C>("data_security", &C::data_security, Choice{{"any", "none", "keyed", "tls"}},
               "Which data_security agents and aggregators must have to come in."),
   };
@@ -170,6 +175,9 @@ std::vector<Option<AggregatorConfig>> AggregatorOptions() {
       Make<C>("credit_bytes", &C::credit_bytes, Bytes{64 * kKiB, 64 * kGiB},
               "Contribution bytes that one agent may have in flight to this aggregator."),
       Make<C>("silence_ms", &C::silence_ms, Milliseconds{6'000, 3'600'000, true}, kSilenceHelp),
+      Make<C>("peer_connections_max", &C::peer_connections_max, Number<uint32_t>{0, 1'000'000},
+              "How many data connections one address may hold; 0: any number. Each agent of each "
+              "job there has one."),
   });
 }
 
@@ -178,6 +186,10 @@ std::vector<Option<AgentConfig>> AgentOptions() {
   return With<C>({
       Make<C>("scheduler", &C::scheduler, Address{}, "The scheduler's address."),
       Make<C>("job", &C::job, Name{}, "The job's name; all its agents give the same."),
+      Make<C>("tenant", &C::tenant, Text{1024},
+              "Whose job it is, for the scheduler's quotas_file; all its agents give the same. A "
+              "rule there may name another tenant, and then no agent may.",
+              "nobody's in particular"),
       Make<C>("node_rank", &C::node_rank, Number<uint32_t>{0, 65535},
               "Which node of the job this is, from 0. Fixes the order of sums."),
       Make<C>("name", &C::name, Text{255}, "The node's name, for people.", "the host's name"),

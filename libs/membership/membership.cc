@@ -116,6 +116,7 @@ void Membership::OnTick(int64_t now_ns, std::vector<Effect>& out) {
     ExpireLeases(turn);
     Collect(turn);
     CollectAggregators(turn);
+    ForgetWaiting(turn.now_ns);
     return 0;
   });
 }
@@ -201,6 +202,8 @@ JoinAnswer Membership::Join(const JoinRequest& request, Turn& turn) {
     }
     return *before;
   }
+  const Quota quota = quotas_.For(request.job_name, request.spec.tenant);
+  if (const Answer tenant = CheckTenant(request, quota); !tenant.ok()) return {tenant, JobId{0}};
   Job* job = nullptr;
   size_t open_jobs = 0;
   for (auto& [id, candidate] : jobs_) {
@@ -215,6 +218,9 @@ JoinAnswer Membership::Join(const JoinRequest& request, Turn& turn) {
                                       " jobs that this scheduler takes at once"),
               JobId{0}};
     }
+    if (const Answer admitted = AdmitJob(request, quota, turn); !admitted.ok()) {
+      return {admitted, JobId{0}};
+    }
     const JobId id = job_next_;
     job_next_ = job_next_.Next();
     turn.write.job_next = job_next_;
@@ -227,6 +233,7 @@ JoinAnswer Membership::Join(const JoinRequest& request, Turn& turn) {
   } else if (const Answer room = MakeRoom(*job, request, turn); !room.ok()) {
     return {room, job->id, job->state};
   }
+  EndWait(request);
   job->members[request.member.id.node] = {
       .record = {.member = request.member, .host_id = request.host_id, .secret = request.secret},
       .lease_end_ns = turn.now_ns + config_.lease_ns};
@@ -278,7 +285,7 @@ Answer Membership::MakeRoom(Job& job, const JoinRequest& request, Turn& turn) {
                                    " members (" + NodesText({places.begin(), places.end()}) +
                                    "); raise max_members or give the job another name");
   }
-  return {};
+  return AdmitMember(job, request, places.size() + (places.contains(node) ? 0 : 1), turn);
 }
 
 // The caller's word counts from here on; before that nothing has changed. `job` is set with it, and

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "libs/base/ids.h"
+#include "libs/membership/quotas.h"
 #include "libs/membership/records.h"
+#include "libs/view/job_quota.h"
 #include "libs/view/view.h"
 
 // Who is in which job: the scheduler's core (docs/protocol.md, section 2).
@@ -162,14 +164,21 @@ using MemberMessage =
 struct JobView {
   std::string job_name;
   View view;
+  JobQuota quota = {};
   friend bool operator==(const JobView&, const JobView&) = default;
+};
+// The rules have changed for a job that runs.
+struct JobQuotaChanged {
+  JobId job;
+  JobQuota quota;
+  friend bool operator==(const JobQuotaChanged&, const JobQuotaChanged&) = default;
 };
 struct JobClosed {
   JobId job;
   std::string text;
   friend bool operator==(const JobClosed&, const JobClosed&) = default;
 };
-using AggregatorMessage = std::variant<Attached, JobView, JobClosed>;
+using AggregatorMessage = std::variant<Attached, JobView, JobClosed, JobQuotaChanged>;
 
 struct TellMember {
   StreamId stream;
@@ -201,6 +210,22 @@ struct Complaint {
   std::string about;
   std::string text;
   int64_t at_ns = 0;
+};
+
+// A node that a rule keeps waiting. It asks again and again.
+struct WaitingJoin {
+  std::string job_name;
+  std::string tenant;
+  std::optional<NodeRank> node;  // nullopt: whoever is the first of its job.
+  std::string text;              // What it waits for.
+  int64_t since_ns = 0;
+  int64_t asked_ns = 0;  // The last time.
+};
+
+// What a tenant has of what its rules count.
+struct TenantUse {
+  std::vector<std::string> jobs;  // By id.
+  uint64_t members_held = 0;      // Of each job its members, and at least its min_members.
 };
 
 struct SpareAggregator {
@@ -297,6 +322,9 @@ class Membership {
                               const std::vector<HeldJob>& held, int64_t now_ns,
                               std::vector<Effect>& out);
 
+  // From now on these rules hold. Who is in stays.
+  void OnQuotas(Quotas quotas, int64_t now_ns, std::vector<Effect>& out);
+
   // The peer's end of the stream is gone. Streams that are unknown or replaced are ignored.
   void OnStreamBroken(StreamId stream, int64_t now_ns, std::vector<Effect>& out);
   void OnTick(int64_t now_ns, std::vector<Effect>& out);
@@ -305,6 +333,11 @@ class Membership {
   uint64_t start_count() const { return start_count_; }
   const std::map<JobId, Job>& jobs() const { return jobs_; }
   const std::map<Incarnation, Aggregator>& aggregators() const { return aggregators_; }
+  Quota QuotaOf(const Job& job) const;
+  // What is said of every job of the tenant.
+  Quota TenantQuota(const std::string& tenant) const { return quotas_.OfTenant(tenant); }
+  TenantUse UseOf(const std::string& tenant) const { return UseOf(tenant, std::nullopt); }
+  const std::vector<WaitingJoin>& waiting() const { return waiting_; }  // Oldest first.
   // What a forming job waits for, why one is over, or "".
   std::string StateText(const Job& job) const;
   // Aggregators that could serve a running job and are not in its view, by name.
@@ -323,6 +356,21 @@ class Membership {
 
   JoinAnswer Join(const JoinRequest& request, Turn& turn);
   std::optional<JoinAnswer> JoinedBefore(const JoinRequest& request) const;
+  // admission.cc
+  TenantUse UseOf(const std::string& tenant, std::optional<JobId> except) const;
+  static Answer CheckTenant(const JoinRequest& request, const Quota& quota);
+  Answer AdmitJob(const JoinRequest& request, const Quota& quota, Turn& turn);
+  // `member_count`: with the one that asks.
+  Answer AdmitMember(const Job& job, const JoinRequest& request, uint64_t member_count, Turn& turn);
+  Answer Wait(const JoinRequest& request, std::optional<NodeRank> node, const std::string& tenant,
+              std::string text, Turn& turn);
+  // The first of those that wait to begin a job of the tenant, unless it is this request's.
+  const WaitingJoin* OlderThan(const JoinRequest& request, const std::string& tenant,
+                               int64_t now_ns) const;
+  void EndWait(const JoinRequest& request);
+  void ForgetWaiting(int64_t now_ns);
+  uint64_t MembersMax(const Job& job) const;
+
   Answer MakeRoom(Job& job, const JoinRequest& request, Turn& turn);
   Answer Find(const Caller& caller, Turn& turn, Job*& job, Member*& member);
   Answer FindAggregator(const PoolCaller& caller, Aggregator*& aggregator);
@@ -364,6 +412,8 @@ class Membership {
   void CollectAggregators(Turn& turn);
 
   const Config config_;
+  Quotas quotas_;
+  std::vector<WaitingJoin> waiting_;  // Oldest first.
   uint64_t start_count_ = 0;
   const int64_t start_ns_;
   uint64_t quiesce_last_ = 0;

@@ -14,6 +14,7 @@
 #include <catch2/catch.hpp>
 
 #include "libs/membership/membership.h"
+#include "libs/membership/quotas.h"
 
 namespace talweg::membership {
 
@@ -164,6 +165,10 @@ class Fixture {
       }
       Tick();
     }
+  }
+  void SetQuotas(const std::string& text) {
+    core->OnQuotas(std::get<Quotas>(Quotas::Parse(text)), now_ns, out_);
+    Drain();
   }
   void Tick() {
     core->OnTick(now_ns, out_);

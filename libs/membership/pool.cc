@@ -150,7 +150,7 @@ Answer Membership::OnAggregatorAttached(StreamId stream, const PoolCaller& calle
     }
     for (const auto& [id, job] : jobs_) {
       if (job.state == JobState::kRunning) {
-        turn.Say(TellAggregator{stream, JobView{job.name, *job.view}});
+        turn.Say(TellAggregator{stream, JobView{job.name, *job.view, QuotaOf(job).share}});
       }
       // Some may have waited for an aggregator.
       turn.Touch(job);

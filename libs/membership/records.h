@@ -35,6 +35,8 @@ struct JobSpec {
   int64_t join_timeout_ns = 600'000'000'000;
   // How long a job that has min_members waits for max_members before it begins.
   int64_t gather_ns = 0;
+  // Whose job it is, as its agents say. Empty: they say none. A rule may know better.
+  std::string tenant = {};
 
   friend bool operator==(const JobSpec&, const JobSpec&) = default;
 };

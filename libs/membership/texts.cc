@@ -89,6 +89,15 @@ std::string NodesText(const std::vector<NodeRank>& nodes) {
   return text;
 }
 
+std::string JobsText(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i == 8) return text + " and " + std::to_string(names.size() - i) + " more";
+    text += (i > 0 ? ", '" : "'") + names[i] + "'";
+  }
+  return text;
+}
+
 std::string ProblemOf(const JoinRequest& request) {
   std::string problem = TextProblem("job_name", request.job_name, 1, kJobNameBytesMax);
   if (problem.empty()) problem = TextProblem("name", request.member.name, 0, kNameBytesMax);
@@ -96,6 +105,7 @@ std::string ProblemOf(const JoinRequest& request) {
     problem = TextProblem("admin_address", request.member.admin_address, 0, kAddressBytesMax);
   }
   if (problem.empty()) problem = TextProblem("host_id", request.host_id, 0, kAddressBytesMax);
+  if (problem.empty()) problem = TextProblem("tenant", request.spec.tenant, 0, kJobNameBytesMax);
   if (problem.empty()) problem = SpecProblem(request.spec);
   if (!problem.empty()) return problem;
   if (request.member.id.incarnation == Incarnation{0})
@@ -149,6 +159,9 @@ std::string DifferenceOf(const JobSpec& set, const JobSpec& asked) {
   }
   if (set.gather_ns != asked.gather_ns) {
     return differ("gather", SecondsText(set.gather_ns), SecondsText(asked.gather_ns));
+  }
+  if (set.tenant != asked.tenant) {
+    return differ("tenant", "'" + set.tenant + "'", "'" + asked.tenant + "'");
   }
   return "";
 }

@@ -66,7 +66,7 @@ void Membership::AdvanceForming(Job& job, Turn& turn) {
   } else {
     if (!job.gather_end_ns) job.gather_end_ns = turn.now_ns + job.spec.gather_ns;
     const bool is_gathered =
-        ready >= job.spec.max_members || *job.gather_end_ns <= turn.now_ns || is_late;
+        ready >= MembersMax(job) || *job.gather_end_ns <= turn.now_ns || is_late;
     if (is_gathered && MakeView(job, true, turn)) return;
   }
   if (is_late) {
@@ -267,7 +267,7 @@ bool Membership::MakeView(Job& job, bool with_joiners, Turn& turn) {
            CountText(job.view->members.size(), "member") + " and " +
            CountText(job.view->aggregators.size(), "aggregator"));
   // Aggregators first: members greet them as soon as they know.
-  TellAggregators(JobView{job.name, *job.view}, turn);
+  TellAggregators(JobView{job.name, *job.view, QuotaOf(job).share}, turn);
   for (const ViewMember& member : job.view->members) {
     const Member& alive = job.members.at(member.id.node);
     if (alive.stream) turn.Say(TellMember{*alive.stream, *job.view});
@@ -315,10 +315,10 @@ std::string Membership::StateText(const Job& job) const {
              std::to_string(job.spec.min_members) +
              (ready.empty() ? "" : "; has " + NodesText(ready));
     }
-    if (ready.size() < job.spec.max_members && job.gather_end_ns && *job.gather_end_ns > last_ns_) {
+    if (ready.size() < MembersMax(job) && job.gather_end_ns && *job.gather_end_ns > last_ns_) {
       return "has " + NodesText(ready) + " and waits for " +
-             CountText(job.spec.max_members - ready.size(), "more member") + " of " +
-             std::to_string(job.spec.max_members) + ", for at most " +
+             CountText(MembersMax(job) - ready.size(), "more member") + " of " +
+             std::to_string(MembersMax(job)) + ", for at most " +
              SecondsText(job.spec.gather_ns);
     }
     return "waits for an aggregator; start one with talweg-aggregator";

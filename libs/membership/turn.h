@@ -48,6 +48,8 @@ std::string AggregatorText(const ViewAggregator& aggregator);
 std::string HexText(Incarnation incarnation);
 std::string SecondsText(int64_t ns);
 std::string NodesText(const std::vector<NodeRank>& nodes);
+// "'a', 'b'".
+std::string JobsText(const std::vector<std::string>& names);
 
 // Why a request can never be right, or "".
 std::string ProblemOf(const JoinRequest& request);

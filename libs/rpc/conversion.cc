@@ -166,6 +166,7 @@ scheduler::v1::JobSpec ToProto(const membership::JobSpec& spec) {
                               : scheduler::v1::LOSS_POLICY_CONTINUE);
   *message.mutable_join_timeout() = DurationFromNs(spec.join_timeout_ns);
   *message.mutable_gather() = DurationFromNs(spec.gather_ns);
+  message.set_tenant(CleanUtf8(spec.tenant));
   return message;
 }
 
@@ -188,7 +189,43 @@ absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& mess
       message.has_join_timeout() ? NsFromDuration(message.join_timeout()) : kDefaultJoinTimeoutNs;
   spec.gather_ns =
       message.has_gather() ? NsFromDuration(message.gather()) : membership::kDefaultGatherNs;
+  spec.tenant = message.tenant();
   return spec;
+}
+
+namespace {
+
+// 0 travels for what has no limit.
+uint64_t LimitToProto(uint64_t limit) { return limit == kNoLimit ? 0 : limit; }
+uint64_t LimitFromProto(uint64_t limit) { return limit == 0 ? kNoLimit : limit; }
+
+}  // namespace
+
+scheduler::v1::JobQuota ToProto(const JobQuota& quota) {
+  scheduler::v1::JobQuota message;
+  message.set_tenant(CleanUtf8(quota.tenant));
+  message.set_priority(static_cast<scheduler::v1::Priority>(quota.priority));
+  message.set_weight(quota.weight);
+  message.set_tenant_weight(quota.tenant_weight);
+  message.set_memory_bytes_max(LimitToProto(quota.limit.memory_bytes_max));
+  message.set_tensors_max(LimitToProto(quota.limit.tensors_max));
+  message.set_tenant_memory_bytes_max(LimitToProto(quota.tenant_limit.memory_bytes_max));
+  message.set_tenant_tensors_max(LimitToProto(quota.tenant_limit.tensors_max));
+  return message;
+}
+
+JobQuota FromProto(const scheduler::v1::JobQuota& message) {
+  JobQuota quota;
+  quota.tenant = message.tenant();
+  // One that is not known here is of a newer release.
+  if (message.priority() == scheduler::v1::PRIORITY_LOW) quota.priority = Priority::kLow;
+  if (message.priority() == scheduler::v1::PRIORITY_HIGH) quota.priority = Priority::kHigh;
+  quota.weight = std::max<uint32_t>(message.weight(), 1);
+  quota.tenant_weight = std::max<uint32_t>(message.tenant_weight(), 1);
+  quota.limit = {LimitFromProto(message.memory_bytes_max()), LimitFromProto(message.tensors_max())};
+  quota.tenant_limit = {LimitFromProto(message.tenant_memory_bytes_max()),
+                        LimitFromProto(message.tenant_tensors_max())};
+  return quota;
 }
 
 scheduler::v1::ProtocolVersion ToProto(const Version& version) {

@@ -11,6 +11,7 @@
 #include "google/protobuf/timestamp.pb.h"
 #include "libs/membership/records.h"
 #include "libs/rpc/version.h"
+#include "libs/view/job_quota.h"
 #include "libs/view/view.h"
 #include "proto/talweg/scheduler/v1/scheduler.pb.h"
 
@@ -38,6 +39,9 @@ MemberIdentity FromProto(const scheduler::v1::MemberId& id);
 
 scheduler::v1::JobSpec ToProto(const membership::JobSpec& spec);
 absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& spec);
+
+scheduler::v1::JobQuota ToProto(const JobQuota& quota);
+JobQuota FromProto(const scheduler::v1::JobQuota& quota);
 
 scheduler::v1::ProtocolVersion ToProto(const Version& version);
 Version FromProto(const scheduler::v1::ProtocolVersion& version);

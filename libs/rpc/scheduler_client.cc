@@ -128,7 +128,8 @@ class SchedulerClient::Impl : private Session::Peer {
       return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, std::string(address.message()));
     }
     for (const auto& [field, text] :
-         {std::pair("job name", &spec_.job_name), std::pair("node name", &spec_.member.name)}) {
+         {std::pair("job name", &spec_.job_name), std::pair("node name", &spec_.member.name),
+          std::pair("tenant", &spec_.spec.tenant)}) {
       if (const grpc::Status problem = CheckText(field, *text); !problem.ok()) return problem;
     }
     scheduler::v1::JoinRequest request;
@@ -232,6 +233,7 @@ class SchedulerClient::Impl : private Session::Peer {
   void OnOut(const std::string& text) override {
     if (!failed_) Pass(LeaseLost{text});
   }
+  void OnDelayed(const std::string& text) override { Pass(JoinDelayed{text}); }
   void OnUnreachable(const std::string& text) override { Pass(Unreachable{text}); }
   void OnReachable(int64_t lease_ns) override { Pass(Reachable{.lease_ns = lease_ns}); }
   bool EntersAgain() const override { return false; }
@@ -386,9 +388,21 @@ class AggregatorRegistration::Impl : private Session::Peer {
                               std::string(view.status().message()));
         }
         Epoch& held = held_[view->job];
-        if (view->epoch <= held) break;
+        if (view->epoch <= held) {
+          // Told again after a break of the stream; the rules may have changed meanwhile.
+          Tell(JobQuotaPublished{view->job, FromProto(response.job_view().quota())});
+          break;
+        }
         held = view->epoch;
-        Tell(JobViewPublished{response.job_view().job_name(), *std::move(view)});
+        Tell(JobViewPublished{response.job_view().job_name(), *std::move(view),
+                              FromProto(response.job_view().quota())});
+        break;
+      }
+      case scheduler::v1::WatchJobsResponse::kJobQuota: {
+        const JobId job{response.job_quota().job_id()};
+        if (held_.contains(job)) {
+          Tell(JobQuotaPublished{job, FromProto(response.job_quota().quota())});
+        }
         break;
       }
       case scheduler::v1::WatchJobsResponse::kJobClosed: {

@@ -9,12 +9,14 @@
 #include <variant>
 
 #include "libs/base/ids.h"
+#include "libs/view/job_quota.h"
 #include "libs/view/view.h"
 
 // What members and aggregators hear from the scheduler, whatever carries it. No gRPC here.
 namespace talweg::rpc {
 
-// What a SchedulerClient delivers, in this order: Joined, then anything, or JoinRefused alone.
+// What a SchedulerClient delivers, in this order: any number of JoinDelayed, then Joined and after
+// it anything, or JoinRefused alone.
 // After JoinRefused, JobFailed or LeaseLost nothing more comes but Reachable and Unreachable.
 
 struct Joined {
@@ -28,6 +30,10 @@ struct JoinRefused {
 };
 struct ViewPublished {
   View view;  // Its epoch is higher than any before it; its digest has been checked.
+};
+// The scheduler lets it wait, and is asked again: why.
+struct JoinDelayed {
+  std::string text;
 };
 struct JobFailed {
   std::string text;  // Who died and why.
@@ -60,7 +66,8 @@ struct Reachable {
 };
 
 using MemberEvent = std::variant<Joined, JoinRefused, ViewPublished, JobFailed, QuiesceRequested,
-                                 QuiesceCancelled, MemberLeft, LeaseLost, Unreachable, Reachable>;
+                                 QuiesceCancelled, MemberLeft, LeaseLost, Unreachable, Reachable,
+                                 JoinDelayed>;
 
 // -------------------------------------------------------------------------------------------------
 
@@ -75,6 +82,12 @@ struct RegistrationRefused {
 struct JobViewPublished {
   std::string job_name;
   View view;  // Its epoch is higher than any before it of this job; its digest has been checked.
+  JobQuota quota = {};
+};
+// For a job whose view was published.
+struct JobQuotaPublished {
+  JobId job;
+  JobQuota quota;
 };
 struct JobClosed {
   JobId job;
@@ -83,7 +96,7 @@ struct JobClosed {
 
 // After RegistrationRefused or LeaseLost nothing more comes but Reachable and Unreachable.
 using AggregatorEvent = std::variant<Registered, RegistrationRefused, JobViewPublished, JobClosed,
-                                     LeaseLost, Unreachable, Reachable>;
+                                     LeaseLost, Unreachable, Reachable, JobQuotaPublished>;
 
 }  // namespace talweg::rpc
 

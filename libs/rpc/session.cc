@@ -186,6 +186,7 @@ int64_t Session::BackoffNs(int attempt) {
 bool Session::EnterOrGiveUp() {
   const int64_t end_ns = SteadyNs() + options_.join_timeout_ns;
   grpc::Status reason;
+  std::string delayed_text;
   for (int attempt = 0;; ++attempt) {
     grpc::Status status;
     {
@@ -194,7 +195,13 @@ bool Session::EnterOrGiveUp() {
       SetDeadline(call.context, std::min(left_ns, options_.call_timeout_ns));
       status = peer_->Enter(call.context);
     }
-    NoteAnswer(status);
+    const bool not_yet = status.error_code() == grpc::StatusCode::ABORTED;
+    // It answers, and well: there is something to wait for.
+    NoteAnswer(not_yet ? grpc::Status::OK : status);
+    if (not_yet && status.error_message() != delayed_text) {
+      delayed_text = status.error_message();
+      Deliver([&] { peer_->OnDelayed(delayed_text); });
+    }
     if (status.ok()) {
       const std::lock_guard lock(mutex_);
       entered_ = true;
@@ -207,7 +214,6 @@ bool Session::EnterOrGiveUp() {
     const bool cut_short = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
     if (!cut_short || reason.ok()) reason = status;
     // Whoever is told to ask again does so for as long as its owner wants.
-    const bool not_yet = status.error_code() == grpc::StatusCode::ABORTED;
     if (!not_yet && (!IsTransient(status) || late)) {
       GoOut(reason);
       return false;

@@ -41,6 +41,8 @@ class Session {
     // Events, one at a time; none after OnRefused or OnOut but the last two.
     virtual void OnRefused(const absl::Status& status) = 0;
     virtual void OnOut(const std::string& text) = 0;
+    // Enter was told to ask again: why. Once for each text.
+    virtual void OnDelayed(const std::string& /*text*/) {}
     virtual void OnUnreachable(const std::string& text) = 0;
     virtual void OnReachable(int64_t lease_ns) = 0;
     // Whether NOT_FOUND means to enter again, with the same incarnation.

@@ -28,7 +28,7 @@ using membership::Snapshot;
 using membership::StoreWrite;
 
 constexpr uint64_t kApplicationId = 0x54616c77;  // "Talw"
-constexpr uint64_t kSchemaVersion = 4;
+constexpr uint64_t kSchemaVersion = 5;
 
 constexpr char kSchema[] = R"sql(
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -37,7 +37,8 @@ CREATE TABLE jobs (
   min_members INTEGER NOT NULL, max_members INTEGER NOT NULL, slice_bytes_max INTEGER NOT NULL,
   loss_policy INTEGER NOT NULL, join_timeout_ns INTEGER NOT NULL, epoch_floor INTEGER NOT NULL,
   created_unix_ns INTEGER NOT NULL, view_epoch INTEGER, view_slice_bytes_max INTEGER,
-  gather_ns INTEGER NOT NULL DEFAULT 0, view_steps INTEGER NOT NULL DEFAULT 0);
+  gather_ns INTEGER NOT NULL DEFAULT 0, view_steps INTEGER NOT NULL DEFAULT 0,
+  tenant TEXT NOT NULL DEFAULT '');
 CREATE TABLE members (
   job_id INTEGER NOT NULL, position INTEGER NOT NULL, node_rank INTEGER NOT NULL,
   incarnation INTEGER NOT NULL, rank_count INTEGER NOT NULL, name TEXT NOT NULL,
@@ -202,7 +203,8 @@ absl::Status SqliteStore::Upgrade(uint64_t from) {
         "ALTER TABLE members ADD COLUMN secret_hash TEXT NOT NULL DEFAULT '';"
         "ALTER TABLE aggregators ADD COLUMN secret_hash TEXT NOT NULL DEFAULT '';";
   }
-  sql += "ALTER TABLE jobs ADD COLUMN view_steps INTEGER NOT NULL DEFAULT 0;";
+  if (from < 4) sql += "ALTER TABLE jobs ADD COLUMN view_steps INTEGER NOT NULL DEFAULT 0;";
+  sql += "ALTER TABLE jobs ADD COLUMN tenant TEXT NOT NULL DEFAULT '';";
   sql += "PRAGMA user_version = " + std::to_string(kSchemaVersion) + ";COMMIT;";
   if (sqlite3_exec(database_.get(), sql.c_str(), nullptr, nullptr, nullptr) != SQLITE_OK) {
     return SqliteError(database_.get(), path_, "upgrade the schema");
@@ -275,13 +277,13 @@ absl::Status SqliteStore::RemoveJob(JobId id) {
 absl::Status SqliteStore::PutJob(const JobRecord& job) {
   const uint64_t id = job.id.value();
   TALWEG_RETURN_IF_ERROR(
-      Sql("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, 0)")
+      Sql("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, 0, ?)")
           .Bind(id, job.name, static_cast<uint64_t>(job.state), job.text,
                 uint64_t{job.spec.min_members}, uint64_t{job.spec.max_members},
                 job.spec.slice_bytes_max, static_cast<uint64_t>(job.spec.loss_policy),
                 static_cast<uint64_t>(job.spec.join_timeout_ns), job.epoch_floor.value(),
                 static_cast<uint64_t>(job.created_unix_ns),
-                static_cast<uint64_t>(job.spec.gather_ns))
+                static_cast<uint64_t>(job.spec.gather_ns), job.spec.tenant)
           .Run());
   uint64_t position = 0;
   for (const MemberRecord& record : job.members) {
@@ -328,7 +330,7 @@ absl::StatusOr<Snapshot> SqliteStore::Load() {
   if (job_next > 0) snapshot.job_next = JobId{job_next};
   Statement rows =
       Sql("SELECT job_id, name, state, text, min_members, max_members, slice_bytes_max, "
-          "loss_policy, join_timeout_ns, gather_ns, epoch_floor, created_unix_ns, view_epoch, "
+          "loss_policy, join_timeout_ns, gather_ns, tenant, epoch_floor, created_unix_ns, view_epoch, "
           "view_slice_bytes_max, view_steps FROM jobs ORDER BY job_id");
   while (rows.Next()) {
     JobRecord job;
@@ -342,6 +344,7 @@ absl::StatusOr<Snapshot> SqliteStore::Load() {
     job.spec.loss_policy = static_cast<LossPolicy>(rows.Number());
     job.spec.join_timeout_ns = static_cast<int64_t>(rows.Number());
     job.spec.gather_ns = static_cast<int64_t>(rows.Number());
+    job.spec.tenant = rows.Text();
     job.epoch_floor = Epoch{rows.Number()};
     job.created_unix_ns = static_cast<int64_t>(rows.Number());
     if (!rows.Null()) {

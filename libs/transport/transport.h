@@ -195,6 +195,9 @@ class Transport {
   virtual std::optional<PeerIdentity> ProvenIdentity(ConnectionId /*connection*/) const {
     return std::nullopt;
   }
+  // The address of the host that an accepted connection comes from, without the port. Empty: this
+  // machine, by shared memory.
+  virtual std::string PeerHost(ConnectionId /*connection*/) const { return ""; }
   // Like Register. Where peers prove who they are, the region takes writes of that member alone.
   virtual absl::StatusOr<Region> RegisterFor(std::span<std::byte> bytes,
                                              const PeerIdentity& /*writer*/) {

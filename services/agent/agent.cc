@@ -120,6 +120,7 @@ std::unique_ptr<JobLink> Agent::MakeMemberLink() {
                          : membership::LossPolicy::kFailJob;
   spec.join_timeout_ns = join_timeout_ns;
   spec.gather_ns = static_cast<int64_t>(config_.gather_ms) * 1'000'000;
+  spec.tenant = config_.tenant;
   return NewMemberLink(
       std::move(data_plane), transport_.get(), std::move(scheduler),
       {.job_name = config_.job,

@@ -82,6 +82,8 @@ void Agent::OnMemberEvent(const rpc::MemberEvent& event) {
               [this, id = e.id](pipeline::Effects& out) { member_->OnResume(id, NowNs(), out); });
         } else if constexpr (std::is_same_v<E, rpc::MemberLeft>) {
           member_->OnMemberLeft(e.id, e.text);
+        } else if constexpr (std::is_same_v<E, rpc::JoinDelayed>) {
+          Log(LogLevel::kWarning, "not let in yet: ", e.text);
         } else if constexpr (std::is_same_v<E, rpc::Unreachable>) {
           if (scheduler_silent_since_ns_ == 0) {
             Log(LogLevel::kWarning, "the scheduler at ", config_.scheduler,

@@ -49,7 +49,9 @@ void AggregatorLife::OnSchedulerEvent(const rpc::AggregatorEvent& event) {
     result_ = refused->status;
     End();
   } else if (const auto* published = std::get_if<rpc::JobViewPublished>(&event)) {
-    data_plane_->OnJobView(published->job_name, published->view);
+    data_plane_->OnJobView(published->job_name, published->view, published->quota);
+  } else if (const auto* quota = std::get_if<rpc::JobQuotaPublished>(&event)) {
+    data_plane_->OnJobQuota(quota->job, quota->quota);
   } else if (const auto* closed = std::get_if<rpc::JobClosed>(&event)) {
     data_plane_->OnJobClosed(closed->job, closed->text);
   } else if (const auto* lost = std::get_if<rpc::LeaseLost>(&event)) {

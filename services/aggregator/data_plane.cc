@@ -37,7 +37,7 @@ DataPlane::~DataPlane() {
   for (const auto& [id, connection] : connections_) transport_->Close(id);
 }
 
-void DataPlane::OnJobView(const std::string& job_name, const View& view) {
+void DataPlane::OnJobView(const std::string& job_name, const View& view, const JobQuota& quota) {
   // Members would contribute as if what they have said in that view were still known here.
   if (const auto over = over_.find(view.job); over != over_.end() && view.epoch <= over->second) {
     Log(LogLevel::kWarning, "job '", job_name, "' (", view.job, ") was over here in epoch ",
@@ -46,7 +46,10 @@ void DataPlane::OnJobView(const std::string& job_name, const View& view) {
     return;
   }
   std::unique_ptr<JobRecord>& slot = jobs_[view.job];
-  if (slot != nullptr && slot->core.closed()) leaving_.push_back(std::move(slot));
+  if (slot != nullptr && slot->core.closed()) {
+    fair_share_.Remove(view.job);  // It begins again with nothing that waits.
+    leaving_.push_back(std::move(slot));
+  }
   if (slot == nullptr) {
     aggregation::JobConfig config = {.job = view.job,
                                      .name = job_name,
@@ -60,6 +63,7 @@ void DataPlane::OnJobView(const std::string& job_name, const View& view) {
   JobRecord& job = *slot;
   Log(LogLevel::kInfo, "job '", job_name, "': epoch ", view.epoch, " with ", view.members.size(),
       " members and ", view.aggregators.size(), " aggregators");
+  SetQuota(job, quota);
   job.core.OnView(view, clock_->NowNs(), job.effects);
   Perform(job);
   std::erase_if(job.slot_pools, [&view](const auto& pool) { return !view.IndexOf(pool.first); });
@@ -77,6 +81,24 @@ void DataPlane::OnJobView(const std::string& job_name, const View& view) {
   Flush();
 }
 
+void DataPlane::OnJobQuota(JobId id, const JobQuota& quota) {
+  const auto found = jobs_.find(id);
+  if (found == jobs_.end()) return;
+  SetQuota(*found->second, quota);
+}
+
+void DataPlane::SetQuota(JobRecord& job, const JobQuota& quota) {
+  std::shared_ptr<aggregation::PlaceBudget> tenant;
+  if (!quota.tenant.empty()) {
+    std::shared_ptr<aggregation::PlaceBudget>& known = tenants_[quota.tenant];
+    if (known == nullptr) known = std::make_shared<aggregation::PlaceBudget>();
+    known->set_limit(quota.tenant_limit);
+    tenant = known;
+  }
+  job.core.SetQuota(quota, std::move(tenant));
+  fair_share_.Set(job.core.config().job, quota);
+}
+
 void DataPlane::OnJobClosed(JobId id, const std::string& text) {
   const auto found = jobs_.find(id);
   if (found == jobs_.end()) return;
@@ -88,6 +110,7 @@ void DataPlane::Restart(Incarnation incarnation, const std::string& text) {
   options_.incarnation = incarnation;
   for (auto& [id, job] : jobs_) {
     CloseJob(*job, text);
+    fair_share_.Remove(id);
     leaving_.push_back(std::move(job));
   }
   jobs_.clear();
@@ -172,13 +195,55 @@ void DataPlane::ForgetFinishedJobs() {
     aggregation::AddCounters(job.core.counters(), totals_.ended);
     return true;
   };
-  std::erase_if(jobs_, [&](const auto& entry) { return finished(*entry.second); });
+  std::erase_if(jobs_, [&](const auto& entry) {
+    if (!finished(*entry.second)) return false;
+    fair_share_.Remove(entry.first);
+    return true;
+  });
   std::erase_if(leaving_, [&](const auto& job) { return finished(*job); });
+  std::erase_if(tenants_, [](const auto& entry) { return entry.second.use_count() == 1; });
 }
 
 void DataPlane::OnAccepted(ConnectionId id) {
   ++totals_.connections;
-  connections_[id].deadline_ns = clock_->NowNs() + options_.hello_timeout_ns;
+  Connection& connection = connections_[id];
+  connection.deadline_ns = clock_->NowNs() + options_.hello_timeout_ns;
+  connection.host = transport_->PeerHost(id);
+  LimitConnections(id, connection);
+}
+
+void DataPlane::LimitConnections(ConnectionId id, Connection& connection) {
+  size_t of_host = 0;
+  size_t unproven = 0;
+  // Those that have not come to a job, but for the new one: the oldest of all, and of the host.
+  std::optional<ConnectionId> oldest;
+  std::optional<ConnectionId> oldest_of_host;
+  for (const auto& [other, record] : connections_) {
+    const bool of_this_host = record.host == connection.host;
+    if (of_this_host) ++of_host;
+    if (record.job != nullptr) continue;
+    ++unproven;
+    if (other == id) continue;
+    if (!oldest) oldest = other;
+    if (of_this_host && !oldest_of_host) oldest_of_host = other;
+  }
+  const size_t of_host_max = options_.peer_connections_max;
+  if (of_host_max > 0 && of_host > of_host_max) {
+    ++totals_.connections_over_limit;
+    const std::string text =
+        (connection.host.empty() ? std::string("this machine") : connection.host) +
+        " has the peer_connections_max=" + std::to_string(of_host_max) +
+        " connections that one address may have to aggregator '" + options_.name +
+        "': raise that option there, if so many agents run on one host";
+    if (oldest_of_host) return CloseConnection(*oldest_of_host, text);
+    connection.over_limit = text;
+    return;
+  }
+  const size_t unproven_max = options_.unproven_connections_max;
+  if (unproven_max == 0 || unproven <= unproven_max || !oldest) return;
+  ++totals_.connections_over_limit;
+  CloseConnection(*oldest, "more than " + std::to_string(unproven_max) +
+                               " connections have not said whose they are, and it is the oldest");
 }
 
 void DataPlane::OnConnected(ConnectionId) {}  // We connect to nobody.
@@ -220,6 +285,7 @@ void DataPlane::OnFrame(ConnectionId id, std::span<const std::byte> bytes) {
   const uint64_t taken_bytes = job.core.counters().contribution_bytes - before_bytes;
   connection.traffic.received_bytes += taken_bytes;
   totals_.received_bytes += taken_bytes;
+  fair_share_.Charge(job.core.config().job, bytes.size() + taken_bytes);
   Perform(job);
   contributions_ = nullptr;
   contributor_ = nullptr;
@@ -260,6 +326,11 @@ void DataPlane::OnFirstFrame(ConnectionId id, Connection& connection,
   if (const std::string why = ImpostureOf(id, frame.header, hellos->front()); !why.empty()) {
     ++totals_.impostors;
     CloseConnection(id, why);
+    return;
+  }
+  if (!connection.over_limit.empty()) {
+    RefuseConnection(id, connection, frame.header.job, frame.header.epoch,
+                     wire::WelcomeStatus::kUnknownJob, connection.over_limit);
     return;
   }
   const auto job = jobs_.find(frame.header.job);

@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "libs/aggregation/fair_share.h"
 #include "libs/aggregation/job.h"
 #include "libs/runtime/clock.h"
 #include "libs/runtime/event_loop.h"
@@ -35,6 +36,9 @@ struct DataPlaneOptions {
   // A connection that has not said Hello by then is closed.
   int64_t hello_timeout_ns = 10'000'000'000;
   uint64_t refusals_max = 10'000;  // A connection with more of them is closed.
+  // Connections of one address, and of all that have not come to a job. 0: any number.
+  size_t peer_connections_max = 256;
+  size_t unproven_connections_max = 256;
   // What one pass does before it looks at the network again.
   int events_per_poll = 64;
   uint64_t sum_bytes_per_poll = 8 * kMiB;  // Read by sums.
@@ -66,6 +70,7 @@ class DataPlane final : public Poller, private transport::EventSink {
     uint64_t connections = 0;        // Accepted so far.
     uint64_t impostors = 0;          // Hellos of another member than the connection's key.
     uint64_t hellos_for_unknown_jobs = 0;
+    uint64_t connections_over_limit = 0;  // Closed or refused, as there were as many as may be.
     aggregation::Counters ended;  // What jobs that are gone have counted.
   };
 
@@ -74,7 +79,9 @@ class DataPlane final : public Poller, private transport::EventSink {
   // Closes all connections.
   ~DataPlane() override;
 
-  void OnJobView(const std::string& job_name, const View& view);
+  void OnJobView(const std::string& job_name, const View& view, const JobQuota& quota = {});
+  // The rules have changed. Unknown jobs are ignored.
+  void OnJobQuota(JobId job, const JobQuota& quota);
   void OnJobClosed(JobId job, const std::string& text);
   // Every job ends with this text; those that come are served by another incarnation.
   void Restart(Incarnation incarnation, const std::string& text);
@@ -89,6 +96,8 @@ class DataPlane final : public Poller, private transport::EventSink {
   std::vector<const aggregation::Job*> leaving_jobs() const;
   // That a connection has said Hello to; null before.
   const aggregation::Job* JobOf(ConnectionId connection) const;
+  // What counted towards the job's share of this thread.
+  uint64_t ServedBytes(JobId job) const { return fair_share_.ServedBytes(job); }
   // What slots and results take that a job has asked for and not released. 0: no such job.
   uint64_t HeldBytes(JobId job) const;
   ConnectionTraffic TrafficOf(ConnectionId connection) const;
@@ -123,6 +132,8 @@ class DataPlane final : public Poller, private transport::EventSink {
     JobRecord* job = nullptr;  // Null before its Hello has been handed to a job.
     std::unique_ptr<Outbox> outbox;
     CreditMeter credit_meter;
+    std::string host;         // Where it comes from.
+    std::string over_limit;   // Not empty: there are too many, so it is refused with this.
     bool has_news = false;    // In unflushed_.
     int64_t deadline_ns = 0;  // While it has no job: closed then.
     bool refused = false;
@@ -171,9 +182,13 @@ class DataPlane final : public Poller, private transport::EventSink {
   SlotPool NewPool() const { return {transport_, machine_.memory, options_.slots}; }
   SlotPool& SlotPoolOf(JobRecord& job, const MemberIdentity& member);
   SlotMemory MemoryOf(const JobRecord& job, aggregation::AllocationId id) const;
+  void AddSum(JobRecord& job, PendingSum sum);
   int SumSome();
   void SumOne(JobRecord& job);
   void CloseJob(JobRecord& job, const std::string& text);
+  void SetQuota(JobRecord& job, const JobQuota& quota);
+  // Closes an older connection, or has this one refused, where there are too many.
+  void LimitConnections(ConnectionId id, Connection& connection);
   void ForgetFinishedJobs();
 
   DataPlaneOptions options_;
@@ -189,7 +204,8 @@ class DataPlane final : public Poller, private transport::EventSink {
   std::map<JobId, Epoch> over_;
   std::map<ConnectionId, Connection> connections_;
   std::vector<ConnectionId> unflushed_;
-  JobId next_to_sum_;  // Jobs take turns.
+  aggregation::FairShare fair_share_;  // Of jobs_: whose sum is next.
+  std::map<std::string, std::shared_ptr<aggregation::PlaceBudget>> tenants_;
   size_t sums_pending_ = 0;
   // The contributions of the frame that is being handled, for StoreInline.
   const std::vector<wire::Contribute>* contributions_ = nullptr;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -103,6 +104,12 @@ void DataPlane::Do(JobRecord& job, const aggregation::StoreInline& effect) {
   totals_.received_bytes -= bytes.size();
 }
 
+void DataPlane::AddSum(JobRecord& job, PendingSum sum) {
+  if (job.sums.empty()) fair_share_.SetWaits(job.core.config().job, true);
+  job.sums.push_back(std::move(sum));
+  ++sums_pending_;
+}
+
 void DataPlane::Do(JobRecord& job, const aggregation::Sum& effect) {
   PendingSum sum = {.id = effect.id,
                     .dtype = effect.dtype,
@@ -117,8 +124,7 @@ void DataPlane::Do(JobRecord& job, const aggregation::Sum& effect) {
     sum.inputs.push_back(MemoryOf(job, input.slots));
     sum.rank_counts.push_back(static_cast<float>(input.rank_count));
   }
-  job.sums.push_back(std::move(sum));
-  ++sums_pending_;
+  AddSum(job, std::move(sum));
 }
 
 void DataPlane::Do(JobRecord& job, const aggregation::CopyResult& effect) {
@@ -128,8 +134,7 @@ void DataPlane::Do(JobRecord& job, const aggregation::CopyResult& effect) {
                      .length_bytes = effect.length_bytes,
                      .result = MemoryOf(job, effect.result)};
   copy.inputs.push_back(MemoryOf(job, effect.source));
-  job.sums.push_back(std::move(copy));
-  ++sums_pending_;
+  AddSum(job, std::move(copy));
 }
 
 void DataPlane::Do(JobRecord& job, const aggregation::SendResult& effect) {
@@ -150,6 +155,7 @@ void DataPlane::Do(JobRecord& job, const aggregation::SendResult& effect) {
     transport_->PostWrite(effect.connection, result.Slice(effect.offset_bytes, effect.length_bytes),
                           effect.target, effect.write.value());
   }
+  fair_share_.Charge(job.core.config().job, effect.length_bytes);
   connection.outbox->Add(wire::FrameType::kResult, effect.epoch, entry);
   MarkUnflushed(effect.connection, connection);
 }
@@ -162,21 +168,15 @@ int DataPlane::SumSome() {
   if (sums_pending_ == 0) return 0;
   int done = 0;
   uint64_t read_bytes = 0;
-  // Jobs take turns, one slice each, so that none waits for all slices of another.
-  auto next = jobs_.upper_bound(next_to_sum_);
-  size_t idle_jobs = 0;
-  while (read_bytes < options_.sum_bytes_per_poll && idle_jobs < jobs_.size()) {
-    if (next == jobs_.end()) next = jobs_.begin();
-    JobRecord& job = *next->second;
-    next_to_sum_ = next->first;
-    ++next;
-    if (job.sums.empty()) {
-      ++idle_jobs;
-      continue;
-    }
-    idle_jobs = 0;
-    read_bytes += job.sums.front().length_bytes * job.sums.front().inputs.size();
+  while (read_bytes < options_.sum_bytes_per_poll) {
+    const std::optional<JobId> next = fair_share_.Next();
+    if (!next) break;
+    JobRecord& job = *jobs_.at(*next);
+    const uint64_t bytes = job.sums.front().length_bytes * job.sums.front().inputs.size();
     SumOne(job);
+    fair_share_.Serve(*next, bytes);
+    if (job.sums.empty()) fair_share_.SetWaits(*next, false);
+    read_bytes += bytes;
     ++done;
   }
   for (auto& job : leaving_) {  // Their results are not wanted any more.

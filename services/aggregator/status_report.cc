@@ -50,6 +50,9 @@ void FillJob(const DataPlane& data_plane, const aggregation::Job& job,
   out->set_tensor_count(static_cast<uint32_t>(status.tensors.size()));
   out->set_rounds_done(status.counters.rounds);
   out->set_memory_bytes(status.reserved_bytes);
+  *out->mutable_quota() = rpc::ToProto(job.quota());
+  out->set_tensors_placed(job.place().used_tensors());
+  out->set_bytes_served(data_plane.ServedBytes(status.job));
   FillMembers(data_plane, job, status, out);
   if (request.with_tensors()) {
     for (const aggregation::TensorStatus& tensor : status.tensors) {
@@ -102,6 +105,7 @@ void FillStatus(const DataPlane& data_plane, const aggregator::v1::GetStatusRequ
   for (const auto& [name, value] : aggregation::NamedCounters(counters)) named[name] = value;
   named["connections"] = totals.connections;
   named["impostors"] = totals.impostors;
+  named["connections_over_limit"] = totals.connections_over_limit;
   named["hellos_for_unknown_jobs"] = totals.hellos_for_unknown_jobs;
 }
 

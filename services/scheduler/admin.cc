@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 
 #include "libs/rpc/conversion.h"
@@ -53,6 +54,9 @@ v1::JobSummary SummaryOf(const membership::Membership& core, const membership::J
   summary.set_state_text(core.StateText(job));
   *summary.mutable_spec() = ToProto(job.spec);
   *summary.mutable_created_at() = rpc::TimestampFromUnixNs(job.created_unix_ns);
+  const membership::Quota quota = core.QuotaOf(job);
+  *summary.mutable_quota() = ToProto(quota.share);
+  if (quota.members_max != kNoLimit) summary.set_members_max(quota.members_max);
   if (job.view) {
     summary.set_epoch(job.view->epoch.value());
     summary.set_member_count(static_cast<uint32_t>(job.view->members.size()));
@@ -65,6 +69,39 @@ v1::JobSummary SummaryOf(const membership::Membership& core, const membership::J
     summary.set_rank_count(rank_count);
   }
   return summary;
+}
+
+void FillWaiting(const membership::Membership& core, int64_t now_ns,
+                 v1::ListJobsResponse* response) {
+  std::set<std::string> tenants;
+  for (const auto& [id, job] : core.jobs()) {
+    if (!job.Over()) tenants.insert(core.QuotaOf(job).share.tenant);
+  }
+  for (const membership::WaitingJoin& join : core.waiting()) {
+    tenants.insert(join.tenant);
+    v1::WaitingJoin* shown = response->add_waiting();
+    shown->set_job_name(join.job_name);
+    shown->set_tenant(join.tenant);
+    if (join.node) shown->set_node_rank(join.node->value());
+    shown->set_text(join.text);
+    *shown->mutable_waited() = DurationFromNs(now_ns - join.since_ns);
+  }
+  tenants.erase("");
+  const auto limit = [](uint64_t value) { return value == kNoLimit ? 0 : value; };
+  for (const std::string& name : tenants) {
+    // What is said of every job of the tenant.
+    const membership::Quota quota = core.TenantQuota(name);
+    const membership::TenantUse use = core.UseOf(name);
+    v1::TenantUse* shown = response->add_tenants();
+    shown->set_name(name);
+    shown->set_job_count(use.jobs.size());
+    shown->set_jobs_max(limit(quota.tenant_jobs_max));
+    shown->set_members_held(use.members_held);
+    shown->set_members_max(limit(quota.tenant_members_max));
+    shown->set_weight(quota.share.tenant_weight);
+    shown->set_memory_bytes_max(limit(quota.share.tenant_limit.memory_bytes_max));
+    shown->set_tensors_max(limit(quota.share.tenant_limit.tensors_max));
+  }
 }
 
 v1::GetJobResponse DetailsOf(const membership::Membership& core, const membership::Job& job,

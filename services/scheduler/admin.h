@@ -11,6 +11,9 @@
 namespace talweg::scheduler {
 
 v1::JobSummary SummaryOf(const membership::Membership& core, const membership::Job& job);
+// Who waits for room, and what tenants have.
+void FillWaiting(const membership::Membership& core, int64_t now_ns,
+                 v1::ListJobsResponse* response);
 v1::GetJobResponse DetailsOf(const membership::Membership& core, const membership::Job& job,
                              int64_t now_ns);
 v1::ListAggregatorsResponse AggregatorsOf(const membership::Membership& core, int64_t now_ns);

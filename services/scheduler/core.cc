@@ -174,6 +174,10 @@ void Core::Tell(const membership::TellAggregator& tell) {
   } else if (const auto* job = std::get_if<membership::JobView>(&tell.message)) {
     response.mutable_job_view()->set_job_name(job->job_name);
     *response.mutable_job_view()->mutable_view() = ToProto(ForAggregator(job->view));
+    *response.mutable_job_view()->mutable_quota() = ToProto(job->quota);
+  } else if (const auto* quota = std::get_if<membership::JobQuotaChanged>(&tell.message)) {
+    response.mutable_job_quota()->set_job_id(quota->job.value());
+    *response.mutable_job_quota()->mutable_quota() = ToProto(quota->quota);
   } else {
     const auto& closed = std::get<membership::JobClosed>(tell.message);
     response.mutable_job_closed()->set_job_id(closed.job.value());
@@ -420,6 +424,12 @@ void Core::OnStreamBroken(membership::StreamId id) {
   }).IgnoreError();
 }
 
+void Core::SetQuotas(membership::Quotas quotas) {
+  Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
+    core.OnQuotas(std::move(quotas), now_ns, out);
+  }).IgnoreError();
+}
+
 void Core::OnTick() {
   Do([&](Membership& core, int64_t now_ns, std::vector<Effect>& out) {
     core.OnTick(now_ns, out);
@@ -432,6 +442,7 @@ absl::Status Core::ListJobs(const v1::ListJobsRequest&, v1::ListJobsResponse* re
   for (const auto& [id, job] : membership_->jobs()) {
     *response->add_jobs() = SummaryOf(*membership_, job);
   }
+  FillWaiting(*membership_, clock_->NowNs(), response);
   return absl::OkStatus();
 }
 

@@ -77,6 +77,8 @@ class Core {
                             v1::GetSchedulerResponse* response);
 
   void OnStreamBroken(membership::StreamId id);
+  // From now on these rules hold.
+  void SetQuotas(membership::Quotas quotas);
   void OnTick();
   // Ends all streams, without any loss. The core is not to be used afterwards.
   void EndStreams(const absl::Status& status);

@@ -57,6 +57,7 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   options.drain_timeout_ns = static_cast<int64_t>(config.drain_timeout_ms) * kNsPerMs;
 
   options.data_security = config.data_security;
+  options.quotas_path = config.quotas_file;
   TALWEG_ASSIGN_OR_RETURN(options.job_secret,
                           config::LoadSecret(config, config::ProcessEnvironment()));
 

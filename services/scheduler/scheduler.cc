@@ -2,14 +2,22 @@
 #include "services/scheduler/scheduler.h"
 
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "libs/runtime/mailbox.h"
 #include "libs/status/status.h"
+#include "libs/telemetry/log.h"
 #include "services/scheduler/core.h"
 #include "services/scheduler/front.h"
+#include "services/scheduler/quotas_file.h"
 
 namespace talweg::scheduler {
+namespace {
+
+constexpr int64_t kLookAtQuotasNs = 1'000'000'000;
+
+}  // namespace
 
 class Scheduler::Impl : private Poller {
  public:
@@ -25,11 +33,19 @@ class Scheduler::Impl : private Poller {
   ~Impl() override { Shutdown(0); }
 
   absl::Status Start() {
-    TALWEG_RETURN_IF_ERROR(core_.Open());
+    if (!options_.quotas_path.empty()) {
+      quotas_.emplace(options_.quotas_path);
+      TALWEG_ASSIGN_OR_RETURN(membership::Quotas quotas, quotas_->Read());
+      TALWEG_RETURN_IF_ERROR(core_.Open());
+      core_.SetQuotas(std::move(quotas));
+    } else {
+      TALWEG_RETURN_IF_ERROR(core_.Open());
+    }
     TALWEG_ASSIGN_OR_RETURN(server_, rpc::Server::Start(options_.server, front_->services()));
     core_.SetAddress(server_->address());
     core_.SetJobSecret(options_.job_secret);
     core_.SetDataSecurity(options_.data_security);
+    if (quotas_) looks_ = loop_->AddPeriodicTimer(kLookAtQuotasNs, [this] { LookAtQuotas(); });
     loop_->AddPoller(this);
     tick_ = loop_->AddPeriodicTimer(options_.membership.TickNs(), [this] { core_.OnTick(); });
     return absl::OkStatus();
@@ -42,6 +58,7 @@ class Scheduler::Impl : private Poller {
     }
     if (server_ == nullptr) return;
     loop_->CancelTimer(tick_);
+    if (quotas_) loop_->CancelTimer(looks_);
     loop_->RemovePoller(this);
     // What was asked before is answered; then all streams end, so that the server can.
     Poll();
@@ -60,6 +77,17 @@ class Scheduler::Impl : private Poller {
     return true;
   }
 
+  void LookAtQuotas() {
+    auto changed = quotas_->ReadIfChanged();
+    if (!changed) return;
+    if (changed->ok()) {
+      Log(LogLevel::kInfo, "the rules of ", options_.quotas_path, " hold from now on");
+      core_.SetQuotas(**std::move(changed));
+    } else {
+      Log(LogLevel::kError, "the rules before stay: ", StatusText(changed->status()));
+    }
+  }
+
   int Poll() override {
     return mailbox_.Drain([this](std::function<void(Core&)> work) { work(core_); });
   }
@@ -74,6 +102,8 @@ class Scheduler::Impl : private Poller {
   const std::unique_ptr<Front> front_;
   std::unique_ptr<rpc::Server> server_;
   EventLoop::TimerId tick_ = 0;
+  std::optional<QuotasFile> quotas_;
+  EventLoop::TimerId looks_ = 0;  // With quotas_.
 };
 
 absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Start(

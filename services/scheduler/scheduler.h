@@ -24,6 +24,7 @@ struct SchedulerOptions {
   rpc::Version version;
   std::string job_secret;             // Whoever joins or registers shows it; empty: anybody may.
   std::string data_security = "any";  // Core::SetDataSecurity.
+  std::string quotas_path;            // File with rules on jobs and tenants; empty: none.
   // What Shutdown gives calls in progress.
   int64_t drain_timeout_ns = 5'000'000'000;
 };

@@ -100,6 +100,10 @@ class CompositeTransport final : public Transport {
     return network_->ProvenIdentity(Inner(connection));
   }
 
+  std::string PeerHost(ConnectionId connection) const override {
+    return PartOf(connection) == Part::kLocal ? "" : network_->PeerHost(Inner(connection));
+  }
+
   absl::Status TakesDeviceMemory() const override { return network_->TakesDeviceMemory(); }
 
   // For connections over the network.

@@ -58,6 +58,9 @@ class FaultyTransport final : public Transport {
                                      const PeerIdentity& writer) override {
     return inner_->RegisterFor(bytes, writer);
   }
+  std::string PeerHost(ConnectionId connection) const override {
+    return inner_->PeerHost(connection);
+  }
   std::optional<PeerIdentity> ProvenIdentity(ConnectionId connection) const override {
     return inner_->ProvenIdentity(connection);
   }

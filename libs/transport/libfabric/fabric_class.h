@@ -76,6 +76,7 @@ class FabricTransport final : public Transport {
   int WaitDescriptor() const override { return epoll_.get(); }
   bool PrepareToSleep() override;
   uint64_t PendingBytes(ConnectionId id) const override;
+  std::string PeerHost(ConnectionId id) const override;
 
  private:
   // The tag of a descriptor in epoll_. A connection's descriptor has the connection's id instead.

@@ -17,6 +17,8 @@ namespace {
 
 // The most that we read of the data that comes with an event of the connection manager.
 constexpr size_t kEventDataBytesMax = 256;
+// How many events of one connection are delivered in its turn, where there are others.
+constexpr int kEventsInTurnMax = 16;
 
 }  // namespace
 
@@ -44,8 +46,13 @@ int FabricTransport::Poll(EventSink& sink, int events_max) {
   for (const auto& [id, peer] : peers_) {
     if (!peer->armed && peer->connection->established()) due.push_back(peer);
   }
+  // Who sends without end does not keep us from the others.
+  const int turn_max = due.size() > 1 ? kEventsInTurnMax : events_max;
   for (size_t i = 0; i < due.size() && budget > 0; ++i) {
-    PollPeer(sink, due[(first_polled_ + i) % due.size()], &budget, &work);
+    int turn = std::min(turn_max, budget);
+    budget -= turn;
+    PollPeer(sink, due[(first_polled_ + i) % due.size()], &turn, &work);
+    budget += turn;
   }
   ++first_polled_;
   return work;

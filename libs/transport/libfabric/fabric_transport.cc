@@ -260,6 +260,11 @@ PostResult FabricTransport::PostFrame(ConnectionId id, std::vector<std::byte> fr
   return PostResult::kPosted;
 }
 
+std::string FabricTransport::PeerHost(ConnectionId id) const {
+  const auto found = peers_.find(id);
+  return found == peers_.end() ? "" : HostOf(found->second->connection->peer());
+}
+
 uint64_t FabricTransport::PendingBytes(ConnectionId id) const {
   const auto found = peers_.find(id);
   return found == peers_.end() ? 0 : found->second->connection->pending_bytes();

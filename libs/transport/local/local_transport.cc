@@ -33,6 +33,8 @@ constexpr char kScheme[] = "local:";
 constexpr size_t kHandshakesMax = 256;
 // How many records of one connection are read in its turn, so that a fast writer does not keep us.
 constexpr int kRecordsInTurnMax = 64;
+// And events, where there are others.
+constexpr int kEventsInTurnMax = 16;
 
 constexpr uint64_t kDoorbellTag = 0;
 constexpr uint64_t kTimerTag = ~uint64_t{0};
@@ -309,8 +311,13 @@ int LocalTransportImpl::Poll(EventSink& sink, int events_max) {
   for (const auto& [id, peer] : peers_) {
     if (peer->connection.established()) due.push_back(peer);
   }
+  // Who sends without end does not keep us from the others.
+  const int turn_max = due.size() > 1 ? kEventsInTurnMax : events_max;
   for (size_t i = 0; i < due.size() && budget > 0; ++i) {
-    PollPeer(sink, due[(first_polled_ + i) % due.size()], &budget, &work);
+    int turn = std::min(turn_max, budget);
+    budget -= turn;
+    PollPeer(sink, due[(first_polled_ + i) % due.size()], &turn, &work);
+    budget += turn;
   }
   ++first_polled_;
   return work;

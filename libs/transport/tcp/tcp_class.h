@@ -55,6 +55,7 @@ class TcpTransport final : public Transport {
   absl::StatusOr<Region> RegisterFor(std::span<std::byte> bytes,
                                      const PeerIdentity& writer) override;
   std::optional<PeerIdentity> ProvenIdentity(ConnectionId id) const override;
+  std::string PeerHost(ConnectionId id) const override;
   PostResult PostWrite(ConnectionId id, RegionSlice source, wire::RemoteRef target,
                        uint64_t context) override;
   PostResult PostFrame(ConnectionId id, std::vector<std::byte> frame) override;

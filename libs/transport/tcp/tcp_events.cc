@@ -18,6 +18,8 @@ namespace {
 
 // How many records of one connection are read in its turn, so that a fast writer does not keep us.
 constexpr int kRecordsInTurnMax = 64;
+// And events, where there are others.
+constexpr int kEventsInTurnMax = 16;
 // How many strangers are let in before we look at our peers again.
 constexpr int kAcceptsInTurnMax = 64;
 
@@ -39,8 +41,13 @@ int TcpTransport::Poll(EventSink& sink, int events_max) {
   for (const auto& [id, peer] : peers_) {
     if (peer->due) due.push_back(peer);
   }
+  // Who sends without end does not keep us from the others.
+  const int turn_max = due.size() > 1 ? kEventsInTurnMax : events_max;
   for (size_t i = 0; i < due.size() && budget > 0; ++i) {
-    PollPeer(sink, due[(first_polled_ + i) % due.size()], &budget, &work);
+    int turn = std::min(turn_max, budget);
+    budget -= turn;
+    PollPeer(sink, due[(first_polled_ + i) % due.size()], &turn, &work);
+    budget += turn;
   }
   ++first_polled_;
   return work;

@@ -189,6 +189,11 @@ absl::StatusOr<Region> TcpTransport::RegisterFor(std::span<std::byte> bytes,
   return RegisterIn(&regions_, bytes, {.key = keys_.Next(), .address = 0}, writer);
 }
 
+std::string TcpTransport::PeerHost(ConnectionId id) const {
+  const auto found = peers_.find(id);
+  return found == peers_.end() ? "" : found->second->host;
+}
+
 std::optional<PeerIdentity> TcpTransport::ProvenIdentity(ConnectionId id) const {
   const auto found = peers_.find(id);
   return found == peers_.end() ? std::nullopt : found->second->connection->identity();

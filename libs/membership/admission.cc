@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "libs/membership/membership.h"
+#include "libs/membership/turn.h"
+
+// Whom the rules let in, and who waits (docs/quotas.md).
+namespace talweg::membership {
+namespace {
+
+// Who has not asked for so long does not wait any more. Agents ask every two seconds at most.
+constexpr int64_t kForgottenNs = 10'000'000'000;
+constexpr size_t kWaitingMax = 1024;
+constexpr char kFile[] = " in the scheduler's quotas_file";
+
+Answer Refuse(Code code, std::string text) { return {.code = code, .text = std::move(text)}; }
+
+std::string TenantText(const std::string& tenant) { return "tenant '" + tenant + "'"; }
+
+// What a job has of its tenant's members. It may always have as many as it needs.
+uint64_t HeldMembers(const Job& job) {
+  return std::max<uint64_t>(job.members.size(), job.spec.min_members);
+}
+
+}  // namespace
+
+Quota Membership::QuotaOf(const Job& job) const {
+  return quotas_.For(job.name, job.spec.tenant);
+}
+
+// No more come, whatever the job asks for.
+uint64_t Membership::MembersMax(const Job& job) const {
+  return std::min<uint64_t>(job.spec.max_members, QuotaOf(job).members_max);
+}
+
+TenantUse Membership::UseOf(const std::string& tenant, std::optional<JobId> except) const {
+  TenantUse use;
+  for (const auto& [id, job] : jobs_) {
+    if (job.Over() || id == except || QuotaOf(job).share.tenant != tenant) continue;
+    use.jobs.push_back(job.name);
+    use.members_held += HeldMembers(job);
+  }
+  return use;
+}
+
+void Membership::OnQuotas(Quotas quotas, int64_t now_ns, std::vector<Effect>& out) {
+  Perform(now_ns, out, [&](Turn& turn) {
+    const Quotas before = std::exchange(quotas_, std::move(quotas));
+    for (const auto& [id, job] : jobs_) {
+      if (job.Over()) continue;
+      turn.Touch(job);
+      const JobQuota share = QuotaOf(job).share;
+      if (job.state != JobState::kRunning ||
+          share == before.For(job.name, job.spec.tenant).share) {
+        continue;
+      }
+      TellAggregators(JobQuotaChanged{id, share}, turn);
+    }
+    return 0;
+  });
+}
+
+Answer Membership::CheckTenant(const JoinRequest& request, const Quota& quota) {
+  const std::string& said = request.spec.tenant;
+  if (said.empty() || quota.tenant_of_rule.empty() || said == quota.tenant_of_rule) return {};
+  return Refuse(Code::kRefused, "job '" + request.job_name + "' is of " +
+                                    TenantText(quota.tenant_of_rule) + " by a rule" + kFile +
+                                    ", and the " + AgentText(request.member) + " says " +
+                                    TenantText(said) + "; leave its option tenant out");
+}
+
+Answer Membership::AdmitJob(const JoinRequest& request, const Quota& quota, Turn& turn) {
+  const std::string& tenant = quota.share.tenant;
+  const uint64_t needed = request.spec.min_members;
+  const std::string name = "job '" + request.job_name + "'";
+  const auto never = [&](const std::string& whose, uint64_t allowed) {
+    return Refuse(Code::kRefused, name + " needs min_members=" + std::to_string(needed) + ", and " +
+                                      whose + " may have members_max=" + std::to_string(allowed) +
+                                      kFile + "; ask for fewer, or raise it there");
+  };
+  if (needed > quota.members_max) return never("it", quota.members_max);
+  if (needed > quota.tenant_members_max) return never(TenantText(tenant), quota.tenant_members_max);
+  if (tenant.empty()) return {};
+  const TenantUse use = UseOf(tenant, std::nullopt);
+  std::string why;
+  if (use.jobs.size() >= quota.tenant_jobs_max) {
+    why = TenantText(tenant) + " has " + std::to_string(use.jobs.size()) +
+          " jobs (" + JobsText(use.jobs) + "), and may have jobs_max=" +
+          std::to_string(quota.tenant_jobs_max) + kFile + "; it begins when one of them ends";
+  } else if (use.members_held + needed > quota.tenant_members_max) {
+    why = "it needs min_members=" + std::to_string(needed) + ", and jobs of " +
+          TenantText(tenant) + " hold " + std::to_string(use.members_held) + " (" +
+          JobsText(use.jobs) + ") of the members_max=" +
+          std::to_string(quota.tenant_members_max) + kFile + "; it begins when one of them ends";
+  } else if (const WaitingJoin* older = OlderThan(request, tenant, turn.now_ns)) {
+    why = "job '" + older->job_name + "' of " + TenantText(tenant) + " came before it and waits: " +
+          older->text;
+  }
+  if (why.empty()) return {};
+  return Wait(request, std::nullopt, tenant, name + " waits: " + why, turn);
+}
+
+Answer Membership::AdmitMember(const Job& job, const JoinRequest& request, uint64_t member_count,
+                               Turn& turn) {
+  const Quota quota = QuotaOf(job);
+  const std::string name = "job '" + job.name + "'";
+  if (member_count > quota.members_max) {
+    return Refuse(Code::kFull, name + " has the members_max=" + std::to_string(quota.members_max) +
+                                   " that it may have" + kFile + "; raise it there");
+  }
+  // What it needs has been held for it from the beginning.
+  if (quota.share.tenant.empty() || member_count <= HeldMembers(job)) return {};
+  const TenantUse others = UseOf(quota.share.tenant, job.id);
+  if (others.members_held + member_count <= quota.tenant_members_max) return {};
+  return Wait(request, request.member.id.node, quota.share.tenant,
+              "node " + std::to_string(request.member.id.node.value()) + " of " + name +
+                  " waits: jobs of " + TenantText(quota.share.tenant) + " hold " +
+                  std::to_string(others.members_held + HeldMembers(job)) +
+                  " nodes of the members_max=" + std::to_string(quota.tenant_members_max) + kFile +
+                  "; it enters when there is room",
+              turn);
+}
+
+Answer Membership::Wait(const JoinRequest& request, std::optional<NodeRank> node,
+                        const std::string& tenant, std::string text, Turn& turn) {
+  const auto same = std::find_if(waiting_.begin(), waiting_.end(), [&](const WaitingJoin& join) {
+    return join.job_name == request.job_name && join.node == node;
+  });
+  if (same != waiting_.end()) {
+    same->asked_ns = turn.now_ns;
+    same->tenant = tenant;
+    same->text = text;
+  } else if (waiting_.size() < kWaitingMax) {
+    waiting_.push_back({.job_name = request.job_name,
+                        .tenant = tenant,
+                        .node = node,
+                        .text = text,
+                        .since_ns = turn.now_ns,
+                        .asked_ns = turn.now_ns});
+    turn.Log(text);
+  }
+  return Refuse(Code::kNotYet, std::move(text));
+}
+
+const WaitingJoin* Membership::OlderThan(const JoinRequest& request, const std::string& tenant,
+                                         int64_t now_ns) const {
+  for (const WaitingJoin& join : waiting_) {
+    if (join.node || join.tenant != tenant || now_ns - join.asked_ns >= kForgottenNs) continue;
+    return join.job_name == request.job_name ? nullptr : &join;
+  }
+  return nullptr;
+}
+
+void Membership::EndWait(const JoinRequest& request) {
+  std::erase_if(waiting_, [&](const WaitingJoin& join) {
+    return join.job_name == request.job_name &&
+           (!join.node || *join.node == request.member.id.node);
+  });
+}
+
+void Membership::ForgetWaiting(int64_t now_ns) {
+  std::erase_if(waiting_, [now_ns](const WaitingJoin& join) {
+    return now_ns - join.asked_ns >= kForgottenNs;
+  });
+}
+
+}  // namespace talweg::membership

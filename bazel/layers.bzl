@@ -9,7 +9,7 @@ edge that the table does not allow stops the build before anything is compiled.
 # Layer -> the layers that it may use. A value covers its subdirectories: "libs" is every library.
 LAYERS = {
     # A benchmark runs Talweg beside its peers, as whole programs.
-    "benchmarks": ["clients", "libs", "services", "tests/netns"],
+    "benchmarks": ["clients", "libs", "services", "tests/attackers", "tests/netns"],
     # Other systems' names for parts of the Python package, and their launchers and examples.
     "clients/byteps": ["clients/python"],
     "clients/c": ["libs/base", "libs/reduce", "libs/shm"],
@@ -76,6 +76,8 @@ LAYERS = {
     "services/aggregator": ["libs", "proto", "services/credentials"],
     "services/credentials": ["libs"],
     "services/scheduler": ["libs", "proto", "services/credentials"],
+    # Programs that attack jobs, for tests and benchmarks.
+    "tests/attackers": ["libs"],
     # Hosts made of namespaces, for tests and benchmarks.
     "tests/netns": [],
     "tests": ["clients", "docs", "examples", "libs", "proto", "services", "tests"],

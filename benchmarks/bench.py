@@ -28,6 +28,7 @@ from harness.scenario import Context, Section  # noqa: E402
 from harness.scenarios import (  # noqa: E402
     aggregator_host,
     collectives,
+    fairness,
     first_step,
     gpu_device,
     gpu_push_pull,
@@ -69,6 +70,7 @@ SCENARIOS: dict[str, Any] = {
     "tensorflow_step": tensorflow_step,
     "mxnet_step": mxnet_step,
     "growth": growth,
+    "fairness": fairness,
     "priorities": priorities,
     "collectives": collectives,
     "torch_backend": torch_backend,
@@ -93,6 +95,7 @@ TARGETS = [
     "//services/agent:talweg-agent",
     "//services/aggregator:talweg-aggregator",
     "//services/scheduler:talweg-scheduler",
+    "//tests/attackers:rude_member",
 ]
 EFFORTS = {
     "smoke": Effort(repetitions=1, batch_s=0.01),
@@ -254,6 +257,7 @@ def run(options: argparse.Namespace) -> int:
         build=output / "programs" if options.binaries else ROOT / "build" / "bench-programs",
         congestion_control=options.congestion_control,
         other_tool=_tool(options.beside) if options.beside else None,
+        rude_member=binaries.absolute() / "tests" / "attackers" / "rude_member",
     )
     if options.gpu and options.mode != "smoke":  # Smoke runs take fake GPUs.
         require_gpu(programs, options.scenario)

@@ -52,7 +52,7 @@ class SmokeTest(unittest.TestCase):
         cls.output = Path(cls.scratch.name)
         scenarios = ["one_node", "aggregator_host", "own_aggregators", "shaped_links"]
         scenarios += ["long_links", "model_tensors", "first_step", "idle", "kernels", "growth"]
-        scenarios += ["collectives", "recovery", "loss_curve"]
+        scenarios += ["collectives", "recovery", "loss_curve", "fairness"]
         if _FULL:
             scenarios += ["training_step", "training_step_hosts", "torch_backend"]
         status, text = run(cls.output, f"--scenario={','.join(scenarios)}", f"--beside={_RUNFILES}")
@@ -67,6 +67,13 @@ class SmokeTest(unittest.TestCase):
             for each in self.document["results"]
             if (each["scenario"], each["contender"]) == (scenario, contender)
         ]
+
+    def test_fairness(self) -> None:
+        if "fairness" not in self.document["data"]:
+            self.assertIn("is left out", "".join(self.document["notes"]))
+            return
+        for times in self.document["data"]["fairness"].values():
+            self.assertGreater(min(times["alone_s"] + times["beside_s"]), 0)
 
     def test_another_build(self) -> None:
         for scenario in ("one_node", "aggregator_host", "shaped_links"):

@@ -39,6 +39,7 @@ class Programs:
     build: Path  # The harness compiles to here.
     congestion_control: str = "reno"
     other_tool: Path | None = None  # Another build's.
+    rude_member: Path = Path()  # tests/attackers
 
     def other(self) -> Programs:
         """The same programs, but the other build's daemons and ranks."""

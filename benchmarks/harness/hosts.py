@@ -83,7 +83,7 @@ def talweg(
     # Where the ranks of programs that use torch.distributed meet.
     first = f"--master-addr={network.address(cluster.rank_hosts[0])}"
     for node_rank, host in enumerate(cluster.rank_hosts):
-        shell = (*network.enter(host), *_when_ready(directory.name, len(ready)))
+        shell = (*network.enter(host), *when_ready(directory.name, len(ready)))
         run = (*shell, tool, "run", f"--scheduler={scheduler}", f"--nodes={count}", first)
         node = (f"--node-rank={node_rank}", "--ranks-per-node=1", "--", *rank.line)
         commands.append(Command((*run, *node), rank.environment))
@@ -92,7 +92,7 @@ def talweg(
     return contender
 
 
-def _when_ready(directory: str, count: int) -> tuple[str, ...]:
+def when_ready(directory: str, count: int) -> tuple[str, ...]:
     """What goes before a command, to wait until so many daemons have written their ready files there.
 
     A job's view has the aggregators that serve when it begins. A job of one node begins without any.
@@ -118,7 +118,7 @@ def talweg_jobs(
     line = (*served, "aggregator", f"--scheduler={scheduler}", f"--listen={address}:0", quiet)
     commands.append(Command((*line, f"--ready_file={directory.name}/0"), is_daemon=True))
     for job in range(job_count):
-        shell = (*network.enter(host), *_when_ready(directory.name, 1))
+        shell = (*network.enter(host), *when_ready(directory.name, 1))
         run = (*shell, tool, "run", f"--scheduler={scheduler}", "--nodes=1")
         node = ("--node-rank=0", f"--job=job{job}", "--", *talweg_rank(tool))
         commands.append(Command((*run, *node)))

@@ -406,8 +406,9 @@ std::string StatusJson(const StatusFacts& facts) {
   for (const auto& tenant : facts.listed.tenants()) tenants.push_back(Json(tenant));
   return absl::StrCat("{\"scheduler\":", Json(facts.scheduler), ",\"jobs\":[",
                       absl::StrJoin(jobs, ","), "],\"waiting\":[", absl::StrJoin(waiting, ","),
-                      "],\"tenants\":[", absl::StrJoin(tenants, ","), "],\"pool\":[", absl::StrJoin(pool, ","),
-                      "],\"aggregators\":{", absl::StrJoin(aggregators, ","), "}}\n");
+                      "],\"tenants\":[", absl::StrJoin(tenants, ","), "],\"pool\":[",
+                      absl::StrJoin(pool, ","), "],\"aggregators\":{",
+                      absl::StrJoin(aggregators, ","), "}}\n");
 }
 
 std::string AgentText(const std::string& address, const agent::v1::GetStatusResponse& agent) {

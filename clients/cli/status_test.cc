@@ -195,8 +195,7 @@ TEST_CASE("status: rules, what is had of them, and who waits for room", "[cli]")
     }
     tenants { name: "vision" job_count: 2 jobs_max: 2 members_held: 5 weight: 2 })pb");
   const std::string text = StatusText(facts);
-  CHECK_THAT(text,
-             Contains("rules: tenant 'vision', weight 3, priority high, at most 4 members"));
+  CHECK_THAT(text, Contains("rules: tenant 'vision', weight 3, priority high, at most 4 members"));
   CHECK_THAT(text, Contains("at a: 1 MiB of 8 MiB, 7 tensors"));
   CHECK_THAT(text, Contains("vision  2 of 2  5        2       -       -"));
   CHECK_THAT(text, Contains("job 'c' waits: tenant 'vision' has 2 jobs (for 12.0 s)"));

@@ -99,10 +99,10 @@ std::optional<JobId> FairShare::Next() const {
     if (next == nullptr || level->flow.time < next->flow.time) next = &*level;
   }
   if (next == nullptr) return std::nullopt;
-  const auto tenant = Earliest(next->tenants, [](auto it) -> const Flow& { return it->second.flow; });
+  const auto tenant =
+      Earliest(next->tenants, [](auto it) -> const Flow& { return it->second.flow; });
   TALWEG_CHECK(tenant != next->tenants.end());
-  const auto job =
-      Earliest(tenant->second.jobs, [](auto it) -> const Flow& { return it->second; });
+  const auto job = Earliest(tenant->second.jobs, [](auto it) -> const Flow& { return it->second; });
   TALWEG_CHECK(job != tenant->second.jobs.end());
   return job->first;
 }

@@ -28,8 +28,8 @@ struct JobConfig {
   Incarnation self;       // This aggregator's; its place in a view.
   std::string self_name;  // For texts.
   uint64_t credit_bytes = 8 * kMiB;
-  // Names that are remembered, also of tensors that were refused. Records are small, but a peer could
-  // send them for ever.
+  // Names that are remembered, also of tensors that were refused. Records are small, but a peer
+  // could send them for ever.
   size_t tensors_max = 200'000;
   uint64_t refusals_max = 10'000;  // A connection with more of them is closed.
   int64_t notice_first_ns = 1'000'000'000;

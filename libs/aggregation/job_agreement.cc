@@ -104,18 +104,18 @@ void Job::OnFailed(MemberIndex member, const wire::Failed& entry, Effects& out) 
 
 std::string Job::RoomProblem(uint64_t needed_bytes) const {
   const auto problem = [&](const PlaceBudget& budget, const std::string& whose) -> std::string {
-    const std::string remedy = ": raise it for that " +
-                               whose.substr(0, whose.find(' ')) +
+    const std::string remedy = ": raise it for that " + whose.substr(0, whose.find(' ')) +
                                " in the scheduler's quotas_file, or add aggregators";
     switch (budget.Judge(needed_bytes)) {
       case PlaceBudget::Verdict::kFits: return "";
       case PlaceBudget::Verdict::kTooManyBytes:
-        return whose + " has " + FormatBytes(budget.used_bytes()) + " of the memory_bytes_max=" +
-               FormatBytes(budget.limit().memory_bytes_max) + " that it may have there" + remedy;
+        return whose + " has " + FormatBytes(budget.used_bytes()) +
+               " of the memory_bytes_max=" + FormatBytes(budget.limit().memory_bytes_max) +
+               " that it may have there" + remedy;
       case PlaceBudget::Verdict::kTooManyTensors:
         return whose + " has " + std::to_string(budget.used_tensors()) +
-               " tensors there, of the tensors_max=" +
-               std::to_string(budget.limit().tensors_max) + " that it may have" + remedy;
+               " tensors there, of the tensors_max=" + std::to_string(budget.limit().tensors_max) +
+               " that it may have" + remedy;
     }
     return "";
   };

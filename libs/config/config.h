@@ -86,7 +86,7 @@ struct AggregatorConfig : ProcessConfig {
   ListenAddress admin_listen{"127.0.0.1", 0, 0};
   uint64_t memory_bytes_max = 0;  // For all jobs' slots and results; 0: half of MemoryLimitBytes().
   uint64_t credit_bytes = 8 * kMiB;
-  uint64_t silence_ms = 20'000;  // As AgentConfig.
+  uint64_t silence_ms = 20'000;         // As AgentConfig.
   uint32_t peer_connections_max = 256;  // Of one address; 0: any number.
 
   friend bool operator==(const AggregatorConfig&, const AggregatorConfig&) = default;

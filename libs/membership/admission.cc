@@ -28,9 +28,7 @@ uint64_t HeldMembers(const Job& job) {
 
 }  // namespace
 
-Quota Membership::QuotaOf(const Job& job) const {
-  return quotas_.For(job.name, job.spec.tenant);
-}
+Quota Membership::QuotaOf(const Job& job) const { return quotas_.For(job.name, job.spec.tenant); }
 
 // No more come, whatever the job asks for.
 uint64_t Membership::MembersMax(const Job& job) const {
@@ -54,8 +52,7 @@ void Membership::OnQuotas(Quotas quotas, int64_t now_ns, std::vector<Effect>& ou
       if (job.Over()) continue;
       turn.Touch(job);
       const JobQuota share = QuotaOf(job).share;
-      if (job.state != JobState::kRunning ||
-          share == before.For(job.name, job.spec.tenant).share) {
+      if (job.state != JobState::kRunning || share == before.For(job.name, job.spec.tenant).share) {
         continue;
       }
       TellAggregators(JobQuotaChanged{id, share}, turn);
@@ -88,17 +85,17 @@ Answer Membership::AdmitJob(const JoinRequest& request, const Quota& quota, Turn
   const TenantUse use = UseOf(tenant, std::nullopt);
   std::string why;
   if (use.jobs.size() >= quota.tenant_jobs_max) {
-    why = TenantText(tenant) + " has " + std::to_string(use.jobs.size()) +
-          " jobs (" + JobsText(use.jobs) + "), and may have jobs_max=" +
-          std::to_string(quota.tenant_jobs_max) + kFile + "; it begins when one of them ends";
+    why = TenantText(tenant) + " has " + std::to_string(use.jobs.size()) + " jobs (" +
+          JobsText(use.jobs) + "), and may have jobs_max=" + std::to_string(quota.tenant_jobs_max) +
+          kFile + "; it begins when one of them ends";
   } else if (use.members_held + needed > quota.tenant_members_max) {
-    why = "it needs min_members=" + std::to_string(needed) + ", and jobs of " +
-          TenantText(tenant) + " hold " + std::to_string(use.members_held) + " (" +
-          JobsText(use.jobs) + ") of the members_max=" +
-          std::to_string(quota.tenant_members_max) + kFile + "; it begins when one of them ends";
+    why = "it needs min_members=" + std::to_string(needed) + ", and jobs of " + TenantText(tenant) +
+          " hold " + std::to_string(use.members_held) + " (" + JobsText(use.jobs) +
+          ") of the members_max=" + std::to_string(quota.tenant_members_max) + kFile +
+          "; it begins when one of them ends";
   } else if (const WaitingJoin* older = OlderThan(request, tenant, turn.now_ns)) {
-    why = "job '" + older->job_name + "' of " + TenantText(tenant) + " came before it and waits: " +
-          older->text;
+    why = "job '" + older->job_name + "' of " + TenantText(tenant) +
+          " came before it and waits: " + older->text;
   }
   if (why.empty()) return {};
   return Wait(request, std::nullopt, tenant, name + " waits: " + why, turn);

@@ -64,10 +64,12 @@ TEST_CASE("Admission: jobs of a tenant begin in the order in which they came", "
   CHECK(f.Ask("a", 0, Spec(3, 3)).ok());
   CHECK(f.Ask("b", 0, Spec(4, 4)).code == Code::kNotYet);
   const Answer small = f.Ask("c", 0, Spec(1, 1));
-  CHECK(small.code == Code::kNotYet);  // There is room for it, but none would ever be for the other.
-  CHECK(Contains(small.text, "job 'b' of tenant 't' came before it and waits: job 'b' waits: it "
-                             "needs min_members=4, and jobs of tenant 't' hold 3 ('a') of the "
-                             "members_max=4"));
+  CHECK(small.code ==
+        Code::kNotYet);  // There is room for it, but none would ever be for the other.
+  CHECK(Contains(small.text,
+                 "job 'b' of tenant 't' came before it and waits: job 'b' waits: it "
+                 "needs min_members=4, and jobs of tenant 't' hold 3 ('a') of the "
+                 "members_max=4"));
   SECTION("unless the first does not ask any more") {
     f.Pass(9 * kSecond);
     CHECK(f.Ask("c", 0, Spec(1, 1)).code == Code::kNotYet);
@@ -160,8 +162,7 @@ TEST_CASE("Admission: aggregators hear what rules say of a job, and when that ch
   f.Enter("b", 0, 20, Spec(1, 1));
   const auto views = f.AggregatorTold<JobView>(100);
   REQUIRE(views.size() == 2);
-  CHECK(views[0].quota ==
-        JobQuota{.priority = Priority::kHigh, .weight = 3, .tenant_weight = 3});
+  CHECK(views[0].quota == JobQuota{.priority = Priority::kHigh, .weight = 3, .tenant_weight = 3});
   CHECK(views[1].quota == JobQuota{});
   f.SetQuotas("job a weight=4\n");
   const JobQuota changed = {.weight = 4, .tenant_weight = 4};

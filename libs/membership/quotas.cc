@@ -148,9 +148,10 @@ std::string Quotas::Set(Rule& rule, std::string_view key, std::string_view value
     return "";
   }
   if (key == "priority" && of_job) {
-    for (const auto& [name, priority] : {std::pair<std::string_view, Priority>{"low", Priority::kLow},
-                                         {"normal", Priority::kNormal},
-                                         {"high", Priority::kHigh}}) {
+    for (const auto& [name, priority] :
+         {std::pair<std::string_view, Priority>{"low", Priority::kLow},
+          {"normal", Priority::kNormal},
+          {"high", Priority::kHigh}}) {
       if (value != name) continue;
       rule.priority = priority;
       return "";
@@ -163,7 +164,7 @@ std::string Quotas::Set(Rule& rule, std::string_view key, std::string_view value
 
 template <typename Value>
 std::optional<Value> Quotas::Find(Kind kind, std::string_view name,
-                                  std::optional<Value> Rule::* setting) const {
+                                  std::optional<Value> Rule::*setting) const {
   for (const Rule& rule : rules_) {
     if (rule.Fits(kind, name) && rule.*setting) return rule.*setting;
   }

@@ -64,7 +64,7 @@ class Quotas {
   // What the most exact rule with this setting says.
   template <typename Value>
   std::optional<Value> Find(Kind kind, std::string_view name,
-                            std::optional<Value> Rule::* setting) const;
+                            std::optional<Value> Rule::*setting) const;
 
   std::vector<Rule> rules_;  // The most exact first.
 };

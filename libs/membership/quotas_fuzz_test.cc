@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any text: rules that are read say something possible of every job, and what is wrong names a line.
+// Any text: rules that are read say something possible of every job, and what is wrong names a
+// line.
 #include "libs/membership/quotas.h"
 
 #include <cstddef>

@@ -318,8 +318,7 @@ std::string Membership::StateText(const Job& job) const {
     if (ready.size() < MembersMax(job) && job.gather_end_ns && *job.gather_end_ns > last_ns_) {
       return "has " + NodesText(ready) + " and waits for " +
              CountText(MembersMax(job) - ready.size(), "more member") + " of " +
-             std::to_string(MembersMax(job)) + ", for at most " +
-             SecondsText(job.spec.gather_ns);
+             std::to_string(MembersMax(job)) + ", for at most " + SecondsText(job.spec.gather_ns);
     }
     return "waits for an aggregator; start one with talweg-aggregator";
   }

@@ -65,9 +65,9 @@ struct Reachable {
   int64_t lease_ns = 0;
 };
 
-using MemberEvent = std::variant<Joined, JoinRefused, ViewPublished, JobFailed, QuiesceRequested,
-                                 QuiesceCancelled, MemberLeft, LeaseLost, Unreachable, Reachable,
-                                 JoinDelayed>;
+using MemberEvent =
+    std::variant<Joined, JoinRefused, ViewPublished, JobFailed, QuiesceRequested, QuiesceCancelled,
+                 MemberLeft, LeaseLost, Unreachable, Reachable, JoinDelayed>;
 
 // -------------------------------------------------------------------------------------------------
 

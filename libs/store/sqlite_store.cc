@@ -328,10 +328,10 @@ absl::StatusOr<Snapshot> SqliteStore::Load() {
   TALWEG_ASSIGN_OR_RETURN(const uint64_t job_next,
                           Number("SELECT value FROM counters WHERE name = 'job_next'"));
   if (job_next > 0) snapshot.job_next = JobId{job_next};
-  Statement rows =
-      Sql("SELECT job_id, name, state, text, min_members, max_members, slice_bytes_max, "
-          "loss_policy, join_timeout_ns, gather_ns, tenant, epoch_floor, created_unix_ns, view_epoch, "
-          "view_slice_bytes_max, view_steps FROM jobs ORDER BY job_id");
+  Statement rows = Sql(
+      "SELECT job_id, name, state, text, min_members, max_members, slice_bytes_max, "
+      "loss_policy, join_timeout_ns, gather_ns, tenant, epoch_floor, created_unix_ns, view_epoch, "
+      "view_slice_bytes_max, view_steps FROM jobs ORDER BY job_id");
   while (rows.Next()) {
     JobRecord job;
     job.id = JobId{rows.Number()};

@@ -86,9 +86,8 @@ absl::Status Aggregator::Open() {
       DataPlaneOptions{.name = name_,
                        .incarnation = incarnation_,
                        .credit_bytes = config_.credit_bytes,
-                       .memory_bytes_max = config_.memory_bytes_max == 0
-                                               ? MemoryLimitBytes() / 2
-                                               : config_.memory_bytes_max,
+                       .memory_bytes_max = config_.memory_bytes_max == 0 ? MemoryLimitBytes() / 2
+                                                                         : config_.memory_bytes_max,
                        .peer_connections_max = config_.peer_connections_max},
       transport_.get(), clock_);
   errands_ = std::make_unique<Errands>(loop_.get());

@@ -71,7 +71,7 @@ class DataPlane final : public Poller, private transport::EventSink {
     uint64_t impostors = 0;          // Hellos of another member than the connection's key.
     uint64_t hellos_for_unknown_jobs = 0;
     uint64_t connections_over_limit = 0;  // Closed or refused, as there were as many as may be.
-    aggregation::Counters ended;  // What jobs that are gone have counted.
+    aggregation::Counters ended;          // What jobs that are gone have counted.
   };
 
   DataPlane(DataPlaneOptions options, transport::Transport* transport, const Clock* clock,

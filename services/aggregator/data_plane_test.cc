@@ -582,8 +582,8 @@ TEST_CASE("DataPlane: sums of jobs that wait are made by weight", "[aggregator]"
       entries.push_back({.key = KeyOf(name),
                          .round = Round{1},
                          .rank_count = 2,
-                         .form = wire::Form::kInline,
                          .length_bytes = static_cast<uint32_t>(values.size() * sizeof(float)),
+                         .form = wire::Form::kInline,
                          .bytes = std::as_bytes(std::span(values))});
     }
     agent->Say(FrameType::kContribute, entries);

@@ -13,7 +13,7 @@
 namespace talweg::scheduler {
 
 QuotasFile::Look QuotasFile::LookAt() const {
-  struct stat found{};
+  struct stat found {};
   if (stat(path_.c_str(), &found) != 0) return {.error_number = errno};
   return {.inode = found.st_ino,
           .size = found.st_size,

@@ -22,7 +22,20 @@ void AggregatorProcess::CheckMemory(const aggregation::Job& job, uint64_t held_b
   }
 }
 
+void AggregatorProcess::CheckPlaces() const {
+  if (config_.profile->place_bytes_max == 0) return;
+  uint64_t placed = 0;
+  for (const aggregation::Job* const job : data_plane_.jobs()) {
+    if (!config_.profile->rule_is_of_tenant) placed = 0;
+    placed += job->place().used_bytes();
+    if (placed <= config_.profile->place_bytes_max) continue;
+    throw Violation{name_ + ": has placed " + std::to_string(placed) + " bytes of the " +
+                    std::to_string(config_.profile->place_bytes_max) + " that a rule allows"};
+  }
+}
+
 void AggregatorProcess::CheckAfterwards() {
+  CheckPlaces();
   for (const aggregation::Job* const job : data_plane_.jobs()) {
     Seen& seen = seen_[job->config().job];
     const Seen now{.epoch = job->view().epoch,

@@ -170,7 +170,9 @@ void AggregatorProcess::NoteSent(ConnectionId connection, const wire::Frame& fra
     // Perhaps before it has told everybody.
     if (entry.code == wire::FailedCode::kAborted) Strike(at_decision_);
     if (entry.code == wire::FailedCode::kOverBudget) {
-      trace_->Reached("no memory for a tensor at an aggregator");
+      const bool by_rule = entry.text.find("quotas_file") != std::string::npos;
+      trace_->Reached(by_rule ? "a rule leaves no room for a tensor at an aggregator"
+                              : "no memory for a tensor at an aggregator");
     }
   }
   if (!trace_->on()) return;

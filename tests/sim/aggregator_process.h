@@ -89,6 +89,8 @@ class AggregatorProcess : private TransportWatcher {
   void NotePresent();
   void CheckAfterwards();
   void CheckMemory(const aggregation::Job& job, uint64_t held_bytes) const;
+  // What the scheduler's rules allow.
+  void CheckPlaces() const;
   void CheckForgotten(const aggregation::Job& job, ConnectionId connection) const;
   void CheckFenced(const aggregation::Job& job) const;
   void CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry);

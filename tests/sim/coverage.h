@@ -57,6 +57,7 @@ inline constexpr const char* kCoverage[] = {
     "a frame does not parse",
     "a connection closed, as too much of it was refused",
     "no memory for a tensor at an aggregator",
+    "a rule leaves no room for a tensor at an aggregator",
     "a connection lost before its contributions were summed",
     "a sum that its epoch has outlived",
     "a sum held back by writes of the result before",

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "libs/view/placement.h"
 #include "tests/sim/timeline.h"
@@ -79,6 +80,11 @@ Profile DrawUsual(Random& random) {
   profile.min_members = static_cast<uint32_t>(
       profile.loss_policy == membership::LossPolicy::kFailJob ? nodes : pick(1, 1, nodes));
   if (random.OneIn(40)) profile.aggregator_memory_bytes = 8192 * (1 + random.Below(16));
+  // In half of these lives a rule says so, and in half of those one of the tenant.
+  if (profile.aggregator_memory_bytes % 16384 == 0 && profile.aggregator_memory_bytes < 1 << 20) {
+    profile.place_bytes_max = std::exchange(profile.aggregator_memory_bytes, 1 << 30);
+    profile.rule_is_of_tenant = profile.place_bytes_max % 32768 == 0;
+  }
   profile.agent_memory_is_short = random.OneIn(60);
   if (random.OneIn(4)) profile.history_ns = kSecond;
   if (random.OneIn(6)) return profile;  // A quiet life.

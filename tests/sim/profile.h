@@ -56,6 +56,9 @@ struct Profile {
   int64_t fault_end_ns = 0;  // No faults from then on.
   uint32_t rpc_loss_percent = 0;
   uint64_t aggregator_memory_bytes = 1 << 30;
+  // What a rule of the scheduler lets the job, or its tenant, place at an aggregator; 0: no rule.
+  uint64_t place_bytes_max = 0;
+  bool rule_is_of_tenant = false;
   bool agent_memory_is_short = false;
   int64_t history_ns = 600'000'000'000;   // How long the scheduler remembers a job that is over.
   uint32_t fault_weights[18] = {};        // By Fault.

@@ -2,8 +2,10 @@
 #include "tests/sim/scheduler_process.h"
 
 #include <algorithm>
+#include <string>
 #include <type_traits>
 #include <utility>
+#include <variant>
 
 namespace talweg::sim {
 namespace {
@@ -62,6 +64,12 @@ void SchedulerProcess::Start() {
                          .start_unix_ns = kStartUnixNs + timeline_->now_ns() +
                                           static_cast<int64_t>(restarts_) * 2 * kMillisecond},
       store_, timeline_->now_ns(), effects);
+  if (profile_->place_bytes_max > 0) {
+    const std::string limit = " memory_bytes_max=" + std::to_string(profile_->place_bytes_max);
+    const auto rules = membership::Quotas::Parse(
+        profile_->rule_is_of_tenant ? "job * tenant=t\ntenant t" + limit : "job *" + limit);
+    core_->OnQuotas(std::get<membership::Quotas>(rules), timeline_->now_ns(), effects);
+  }
   Perform(effects);
   Tick(life);
   if (relapses_left_ == 0) return;

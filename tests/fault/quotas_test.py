@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules on jobs and tenants, and jobs that take more than their share."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import unittest
+from pathlib import Path
+from typing import Any
+
+from cluster import DEADLINE_S, RUNFILES, TOOL, Cluster, Job, Rank
+
+_TCP = ["--data_transport=tcp", "--local_transport=false"]
+
+
+def _write(path: Path, text: str) -> None:
+    """Puts another file in its place, so that nobody reads half of it."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.rename(path)
+
+
+def _status(address: str) -> dict[str, Any]:
+    line = [str(TOOL), "status", f"--scheduler={address}", "--json"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _rude(cluster: Cluster, job: Job, manner: str, name: str = "rude") -> Rank:
+    """A member of a job of its own that behaves so; returns when it does."""
+    program = str(RUNFILES / "tests/attackers/rude_member")
+    scheduler = job.scheduler.addresses["listen"]
+    rude = Rank(cluster.process([program, scheduler, "none", name, manner]))
+    rude.wait_for("ready")
+    return rude
+
+
+class QuotasTest(unittest.TestCase):
+    def test_a_job_waits_for_its_tenants_room_and_the_rules_can_change(self) -> None:
+        with Cluster() as cluster:
+            rules = cluster.directory / "quotas"
+            _write(rules, "tenant vision jobs_max=1\n")
+            job = Job(
+                cluster,
+                scheduler_options=[f"--quotas_file={rules}"],
+                agent_options=["--tenant=vision"],
+                name="first",
+            )
+            address = job.scheduler.addresses["listen"]
+            options = [f"--scheduler={address}", "--job=second", "--tenant=vision"]
+            agent = cluster.agent(0, options)
+            rank = cluster.rank(agent, "steady.py")
+            cluster.wait_for_log(agent, "not let in yet: .*job 'second' waits: tenant 'vision' has")
+            status = _status(address)
+            [waiting] = status["waiting"]
+            self.assertIn("jobs_max=1 in the scheduler's quotas_file", waiting["text"])
+            [tenant] = status["tenants"]
+            self.assertEqual((tenant["name"], tenant["job_count"]), ("vision", "1"))
+            # A mistake changes nothing and is told; then there is room.
+            _write(rules, "tenant vision jobs_max=many\n")
+            cluster.wait_for_log(job.scheduler, "line 1 has a wrong setting: jobs_max is 'many'")
+            _write(rules, "tenant vision jobs_max=2\n")
+            rank.wait_for("step 3")
+            self.assertEqual(_status(address)["waiting"], [])
+            for each in job.all_ranks():
+                each.goes_on()
+
+    def test_wrong_rules_end_the_start(self) -> None:
+        with Cluster() as cluster:
+            rules = cluster.directory / "quotas"
+            rules.write_text("job a priority=top\n")
+            with self.assertRaisesRegex(AssertionError, "line 1 .*give low, normal or high"):
+                cluster.scheduler(["--in_memory", f"--quotas_file={rules}"])
+
+    def test_a_rank_is_told_which_limit_its_tensor_passes(self) -> None:
+        limits = {
+            "memory_bytes_max=1MiB": "of the memory_bytes_max=1 MiB that it may have there",
+            "tensors_max=1": "1 tensors there, of the tensors_max=1 that it may have",
+        }
+        for limit, text in limits.items():
+            for rule in (f"job big {limit}", f"job big tenant=t\ntenant t {limit}"):
+                with self.subTest(rule), Cluster() as cluster:
+                    rules = cluster.directory / "quotas"
+                    rules.write_text(rule + "\n")
+                    address = cluster.scheduler(
+                        ["--in_memory", f"--quotas_file={rules}"]
+                    ).addresses["listen"]
+                    cluster.aggregator(address, "a0")
+                    ranks = []
+                    for node in range(2):
+                        options = [f"--scheduler={address}", "--job=big", f"--node_rank={node}"]
+                        options += ["--min_members=2", "--max_members=2"]
+                        ranks.append(cluster.rank(cluster.agent(node, options), "steady.py"))
+                    for rank in ranks:
+                        line = rank.wait_for("error ")
+                        self.assertIn(text, line)
+                        self.assertIn("in the scheduler's quotas_file", line)
+
+    def test_a_job_goes_on_beside_one_that_behaves_badly(self) -> None:
+        """Whatever another job does to their aggregator, the steps of this one go on."""
+        for manner in ("greedy", "refused", "garbage", "silent"):
+            with self.subTest(manner), Cluster() as cluster:
+                job = Job(cluster, aggregator_options=_TCP, agent_options=_TCP)
+                rude = _rude(cluster, job, manner)
+                rude.wait_for("done")
+                for rank in job.all_ranks():
+                    rank.goes_on()
+                rude.wait_for("done 160")  # It has gone on, too.
+                for daemon in (*job.aggregators, *job.agents):
+                    self.assertIsNone(daemon.process.poll())
+                [answer] = _status(job.scheduler.addresses["listen"])["aggregators"].values()
+                served = {each["name"]: int(each["bytes_served"]) for each in answer["jobs"]}
+                refused = {name: int(count) for name, count in answer["refused_by_reason"].items()}
+                self.assertGreater(served["default"], 0)
+                if manner == "greedy":
+                    self.assertGreater(served["rude"], 64 * 256 * 1024)
+                elif manner == "refused":
+                    self.assertGreater(refused["not_declared"], 10_000)
+                elif manner == "garbage":
+                    self.assertGreater(refused["unreadable_frame"], 10)
+                else:
+                    self.assertGreater(int(answer["counters"]["connections_over_limit"]), 100)
+                # Then it goes silent in the middle of that.
+                cluster.stop(rude.process)
+                for rank in job.all_ranks():
+                    rank.goes_on()
+
+    def test_an_agent_comes_in_beside_silent_connections(self) -> None:
+        with Cluster() as cluster:
+            job = Job(cluster, aggregator_options=_TCP, agent_options=_TCP)
+            _rude(cluster, job, "silent").wait_for("done")
+            beside = Job(cluster, agent_options=_TCP, beside=job, name="beside")
+            for rank in (*job.all_ranks(), *beside.all_ranks()):
+                rank.goes_on()
+
+
+if __name__ == "__main__":
+    unittest.main()

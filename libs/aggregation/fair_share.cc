@@ -121,13 +121,13 @@ void FairShare::Count(JobId job, uint64_t bytes, bool was_next) {
     level.now = std::max(level.now, tenant.flow.time);
     tenant.now = std::max(tenant.now, flow.time);
   }
-  level.flow.Spend(cost);
-  tenant.flow.Spend(cost);
-  flow.Spend(cost);
-  if (was_next) return;
+  // Whoever waits is behind nobody that was next, so this changes those alone that do not wait.
   Bound(level.flow, now_);
   Bound(tenant.flow, level.now);
   Bound(flow, tenant.now);
+  level.flow.Spend(cost);
+  tenant.flow.Spend(cost);
+  flow.Spend(cost);
 }
 
 uint64_t FairShare::ServedBytes(JobId job) const {

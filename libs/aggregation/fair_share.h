@@ -46,7 +46,7 @@ class FairShare {
   void SetWaits(JobId job, bool waits);
   // The job whose piece is next; nullopt: none waits.
   std::optional<JobId> Next() const;
-  // The next piece has been done.
+  // The next piece is done now: called before anything that it brings is charged.
   void Serve(JobId job, uint64_t bytes) { Count(job, bytes, true); }
   // Something was done for the job that did not wait here.
   void Charge(JobId job, uint64_t bytes) { Count(job, bytes, false); }

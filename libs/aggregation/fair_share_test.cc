@@ -79,6 +79,20 @@ TEST_CASE("FairShare: small pieces of one job wait for one piece of another at m
   CHECK(share.Next() == kB);
 }
 
+TEST_CASE("FairShare: what a piece brings is charged to its job, and shares stay",
+          "[aggregation]") {
+  World world({{kA, Quota(1)}, {kB, Quota(4)}});
+  std::map<JobId, int> got;
+  for (int i = 0; i < 500; ++i) {
+    const JobId next = *world.share.Next();
+    ++got[next];
+    world.share.Serve(next, kSlice);
+    // Its results, and what their members send upon them.
+    for (int j = 0; j < 3; ++j) world.share.Charge(next, kSlice);
+  }
+  CHECK(std::abs(got[kA] - 100) <= 2);
+}
+
 TEST_CASE("FairShare: a tenant's weight counts, however many jobs it has", "[aggregation]") {
   World world({{kA, Quota(1, "t")}, {kB, Quota(2, "t")}, {kC, Quota(1)}});
   const auto got = world.Run(600);

@@ -126,6 +126,23 @@ TEST_CASE("AggregatorLife: a lost lease ends all jobs, and another incarnation r
   CHECK(f.data_plane.jobs().empty());
 }
 
+TEST_CASE(
+    "AggregatorLife: a job's rules hold from its view on, and change with the scheduler's word",
+    "[aggregator]") {
+  Fixture f;
+  f.life.Start();
+  f.Say(rpc::Registered{});
+  const auto quota = [&f] { return f.data_plane.jobs().at(0)->quota(); };
+  f.Say(rpc::JobViewPublished{"job", f.ViewOf(1), {.weight = 2, .limit = {.tensors_max = 7}}});
+  CHECK(quota() == JobQuota{.weight = 2, .limit = {.tensors_max = 7}});
+  CHECK(f.data_plane.jobs().at(0)->place().limit().tensors_max == 7);
+  f.Say(rpc::JobQuotaPublished{JobId{3}, {.weight = 5}});
+  CHECK(quota() == JobQuota{.weight = 5});
+  CHECK(f.data_plane.jobs().at(0)->place().limit() == PlaceLimit{});
+  f.Say(rpc::JobQuotaPublished{JobId{4}, {.weight = 9}});  // Of a job that is not here.
+  CHECK(quota() == JobQuota{.weight = 5});
+}
+
 TEST_CASE("AggregatorLife: a shutdown waits for its jobs, then says goodbye", "[aggregator]") {
   Fixture f;
   f.life.Start();

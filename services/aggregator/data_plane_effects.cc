@@ -173,8 +173,8 @@ int DataPlane::SumSome() {
     if (!next) break;
     JobRecord& job = *jobs_.at(*next);
     const uint64_t bytes = job.sums.front().length_bytes * job.sums.front().inputs.size();
+    fair_share_.Serve(*next, bytes);  // Before what follows from it is charged.
     SumOne(job);
-    fair_share_.Serve(*next, bytes);
     if (job.sums.empty()) fair_share_.SetWaits(*next, false);
     read_bytes += bytes;
     ++done;

@@ -562,7 +562,7 @@ TEST_CASE("DataPlane: sums of jobs that wait are made by weight", "[aggregator]"
   std::vector<HandAgent*> last;
   for (const uint64_t id : {1, 2}) {
     const View view = MakeView(id, 2);
-    const JobQuota quota = id == 1 ? JobQuota{.weight = 4, .tenant_weight = 4} : JobQuota{};
+    const JobQuota quota = id == 2 ? JobQuota{.weight = 4, .tenant_weight = 4} : JobQuota{};
     pool.data_plane->OnJobView("job" + std::to_string(id), view, quota);
     HandAgent& first = pool.AddAgent(view, 0);
     HandAgent& second = pool.AddAgent(view, 1);
@@ -588,12 +588,15 @@ TEST_CASE("DataPlane: sums of jobs that wait are made by weight", "[aggregator]"
     }
     agent->Say(FrameType::kContribute, entries);
   }
-  pool.Until([&] { return job(0)->counters().sums == kTensors; });
-  // A quarter of the other's, and what was summed before both frames had come.
-  CHECK(job(1)->counters().sums >= 5);
-  CHECK(job(1)->counters().sums <= 15);
-  pool.Until([&] { return job(1)->counters().sums == kTensors; });
-  CHECK(pool.data_plane->ServedBytes(JobId{1}) == pool.data_plane->ServedBytes(JobId{2}));
+  // Two results of each.
+  pool.Until([&] { return job(1)->counters().results == 2 * kTensors; });
+  // What the other is given until then is a quarter, and what was summed before both frames came.
+  CHECK(job(0)->counters().results <= 30);
+  pool.Until([&] { return job(0)->counters().results == 2 * kTensors; });
+  // Each of 60 contributions, 30 sums of two and 60 results.
+  for (const uint64_t id : {1, 2}) {
+    CHECK(pool.data_plane->ServedBytes(JobId{id}) > 180 * values.size() * sizeof(float));
+  }
 }
 
 TEST_CASE("DataPlane: an address has no more connections than it may", "[aggregator]") {

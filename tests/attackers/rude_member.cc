@@ -73,7 +73,10 @@ class Rude : public transport::EventSink {
   // Does some of it. False: there is nothing to do before the network says something.
   virtual bool Go() = 0;
 
-  ConnectionId Connect() { return *transport_->Connect(view_.aggregators[0].data_address); }
+  ConnectionId Connect() {
+    return *transport_->Connect(
+        transport::SelectAddress(view_.aggregators[0].data_address, /*same_host=*/false));
+  }
   template <typename Entry>
   void Say(wire::FrameType type, const std::vector<Entry>& entries) {
     wire::FrameWriter writer(type, view_.job, view_.epoch);
@@ -269,7 +272,8 @@ int Run(const std::string& scheduler, const std::string& setting, const std::str
     std::printf("no aggregator\n");
     return 1;
   }
-  const auto parsed = transport::ParseTcpAddress(view.aggregators[0].data_address);
+  const auto parsed = transport::ParseTcpAddress(
+      transport::SelectAddress(view.aggregators[0].data_address, /*same_host=*/false));
   if (!parsed.ok()) {
     std::printf("%s\n", std::string(parsed.status().message()).c_str());
     return 1;

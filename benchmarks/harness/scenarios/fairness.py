@@ -147,11 +147,11 @@ def _attacked(
     assert process.stdout is not None
     try:
         # It has begun when it tells of its first piece of work.
-        words = ""
+        words, last = "", ""
         while not words.startswith("done"):
-            words = process.stdout.readline()
+            last, words = words.strip(), process.stdout.readline()
             if not words:
-                raise ContenderFailed(f"the attacker ({manner}) ended with {process.wait()}")
+                raise ContenderFailed(f"the attacker ({manner}) ended: {last}")
         yield
         if process.poll() is not None:
             raise ContenderFailed(f"the attacker ({manner}) ended while it was measured")

@@ -90,7 +90,7 @@ class FairShare {
 
   std::map<JobId, Place> places_;
   uint64_t now_ = 0;
-  // Of priorities, the lowest first.
+  // By priority, the lowest first.
   std::array<Level, 3> levels_ = {Level{.flow = {.weight = 1}},
                                   Level{.flow = {.weight = kPriorityRatio}},
                                   Level{.flow = {.weight = kPriorityRatio * kPriorityRatio}}};

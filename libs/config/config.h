@@ -87,7 +87,7 @@ struct AggregatorConfig : ProcessConfig {
   uint64_t memory_bytes_max = 0;  // For all jobs' slots and results; 0: half of MemoryLimitBytes().
   uint64_t credit_bytes = 8 * kMiB;
   uint64_t silence_ms = 20'000;         // As AgentConfig.
-  uint32_t peer_connections_max = 256;  // Of one address; 0: any number.
+  uint32_t peer_connections_max = 256;  // From one address; 0: any number.
 
   friend bool operator==(const AggregatorConfig&, const AggregatorConfig&) = default;
 };

@@ -225,7 +225,7 @@ struct WaitingJoin {
 // What a tenant has of what its rules count.
 struct TenantUse {
   std::vector<std::string> jobs;  // By id.
-  uint64_t members_held = 0;      // Of each job its members, and at least its min_members.
+  uint64_t members_held = 0;      // Each job's members, and at least its min_members.
 };
 
 struct SpareAggregator {

@@ -34,7 +34,7 @@ class Quotas {
   // Without rules there is no limit. `tenant` is what the job's agents say.
   Quota For(std::string_view job, std::string_view tenant) const;
 
-  // Of a tenant alone, whatever its jobs are.
+  // What rules say of a tenant, whatever its jobs are.
   Quota OfTenant(std::string_view tenant) const;
 
   bool empty() const { return rules_.empty(); }
@@ -45,7 +45,7 @@ class Quotas {
   struct Rule {
     Kind kind = Kind::kJob;
     std::string name;        // Without its '*'.
-    bool is_prefix = false;  // Of all names that begin so.
+    bool is_prefix = false;  // It stands for all names that begin so.
     std::optional<std::string> tenant;
     std::optional<Priority> priority;
     std::optional<uint32_t> weight;

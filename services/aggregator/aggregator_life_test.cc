@@ -139,7 +139,7 @@ TEST_CASE(
   f.Say(rpc::JobQuotaPublished{JobId{3}, {.weight = 5}});
   CHECK(quota() == JobQuota{.weight = 5});
   CHECK(f.data_plane.jobs().at(0)->place().limit() == PlaceLimit{});
-  f.Say(rpc::JobQuotaPublished{JobId{4}, {.weight = 9}});  // Of a job that is not here.
+  f.Say(rpc::JobQuotaPublished{JobId{4}, {.weight = 9}});  // That job is not here.
   CHECK(quota() == JobQuota{.weight = 5});
 }
 

@@ -204,7 +204,7 @@ class DataPlane final : public Poller, private transport::EventSink {
   std::map<JobId, Epoch> over_;
   std::map<ConnectionId, Connection> connections_;
   std::vector<ConnectionId> unflushed_;
-  aggregation::FairShare fair_share_;  // Of jobs_: whose sum is next.
+  aggregation::FairShare fair_share_;  // Whose sum is next, by jobs_.
   std::map<std::string, std::shared_ptr<aggregation::PlaceBudget>> tenants_;
   size_t sums_pending_ = 0;
   // The contributions of the frame that is being handled, for StoreInline.

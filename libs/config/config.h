@@ -76,6 +76,8 @@ struct AggregatorConfig : ProcessConfig {
   std::string scheduler = "127.0.0.1:7447";
   std::string name;  // Empty: the host's name. Stable over restarts: placement hangs on it.
   uint32_t weight = 1;
+  uint32_t lanes = 1;          // Aggregators in this process, each with a data thread of its own.
+  std::vector<uint32_t> cpus;  // Lane k's data thread runs on the k-th; empty: the kernel's choice.
   ListenAddress listen{"127.0.0.1", 0, 0};  // Data plane.
   std::string interface;                    // As SchedulerConfig.
   std::string advertise;                    // Host that agents connect to; empty: the bound one.

@@ -171,6 +171,44 @@ TEST_CASE("config: options that exclude each other", "[config]") {
   CHECK(LoadAggregatorConfig({"--admin_listen=unix:/a", "--nolocal_transport"}, {}).ok());
 }
 
+TEST_CASE("config: every lane of an aggregator has a port", "[config]") {
+  const auto error = [](const std::vector<std::string>& args) {
+    return std::string(LoadAggregatorConfig(args, {}).status().message());
+  };
+  CHECK(error({"--lanes=4"}).empty());
+  CHECK(error({"--lanes=4", "--listen=[::]:65532", "--admin_listen=[::]:7000-7003"}).empty());
+  CHECK(error({"--lanes=64", "--listen=unix:/a", "--admin_listen=unix:/b"}).empty());
+  CHECK(
+      error({"--lanes=4", "--listen=0.0.0.0:7000-7002"}) ==
+      "option --listen=0.0.0.0:7000-7002 has 3 ports, and --lanes=4 takes one for each lane; give "
+      "a range of as many ports, or port 0");
+  CHECK_THAT(error({"--lanes=4", "--admin_listen=[::]:65533"}),
+             Contains("--admin_listen=[::]:65533 has 3 ports"));
+}
+
+TEST_CASE("config: a list of CPUs", "[config]") {
+  const auto cpus = [](const std::string& text) {
+    return LoadAggregatorConfig({"--cpus=" + text}, {});
+  };
+  CHECK(cpus("")->cpus.empty());
+  CHECK(cpus("3")->cpus == std::vector<uint32_t>{3});
+  CHECK(cpus("8,0-2,5")->cpus == std::vector<uint32_t>{8, 0, 1, 2, 5});
+  const std::vector<std::pair<std::string, std::string>> wrong = {
+      {"0-", "'0-' has '0-' in it"},
+      {"a", "'a' has 'a' in it"},
+      {"1,,2", "'1,,2' has '' in it"},
+      {"1-2-3", "has '1-2-3' in it"},
+      {"-1", "has '-1' in it"},
+      {"5-2", "has the range 5-2 from high to low"},
+      {"1,0-1", "has CPU 1 twice"},
+      {"4096", "is above the largest value"},
+      {"99999999999", "has '99999999999' in it"}};
+  for (const auto& [text, problem] : wrong) {
+    CHECK_THAT(std::string(cpus(text).status().message()),
+               Contains(problem) && Contains("up to 4095, e.g. 0,2-5"));
+  }
+}
+
 TEST_CASE("config: a wrong file is named with its line", "[config]") {
   const auto error = [](const std::string& text) {
     const auto config = ParseAgentFile(text, "agent.textproto");
@@ -210,7 +248,9 @@ void CheckFields(const google::protobuf::Descriptor& message) {
     // The default may be written out, and is what one gets without it.
     Config config;
     CHECK(option.set(config, option.default_text) ==
-          (option.default_text.empty() && option.type != "text" ? "impossible" : ""));
+          (option.default_text.empty() && option.type != "text" && option.type != "list"
+               ? "impossible"
+               : ""));
     CHECK(config == Config{});
   }
   CHECK(options.erase("config") == 1);

@@ -220,6 +220,18 @@ absl::Status CheckTogether(const SchedulerConfig& config) {
   return absl::OkStatus();
 }
 
+// Whether each lane finds an address of its own.
+absl::Status CheckLanes(const char* option, const ListenAddress& listen, uint32_t lanes) {
+  if (!listen.path.empty() || listen.port_first == 0) return absl::OkStatus();
+  const bool is_range = listen.port_last > listen.port_first;
+  const uint32_t last = is_range ? listen.port_last : listen.port_first + lanes - 1;
+  if (last <= 65'535 && last - listen.port_first + 1 >= lanes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "option --", option, "=", listen.ToString(), " has ",
+      (is_range ? listen.port_last : 65'535) - listen.port_first + 1, " ports, and --lanes=", lanes,
+      " takes one for each lane; give a range of as many ports, or port 0"));
+}
+
 absl::Status CheckTogether(const AggregatorConfig& config) {
   if (!config.listen.path.empty() && !config.local_transport) {
     return absl::InvalidArgumentError(
@@ -227,7 +239,8 @@ absl::Status CheckTogether(const AggregatorConfig& config) {
                      " serves agents through shared memory, which --local_transport=false "
                      "excludes; leave that out, or give --listen=host:port"));
   }
-  return absl::OkStatus();
+  TALWEG_RETURN_IF_ERROR(CheckLanes("listen", config.listen, config.lanes));
+  return CheckLanes("admin_listen", config.admin_listen, config.lanes);
 }
 
 absl::Status CheckTogether(const AgentConfig& config) {

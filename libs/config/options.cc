@@ -154,6 +154,14 @@ std::vector<Option<AggregatorConfig>> AggregatorOptions() {
           "weight", &C::weight, Number<uint32_t>{1, 1000},
           "Its share of the bytes, relative to the other aggregators' weights. When all are alike "
           "the scheduler weighs them by the hosts they stand on."),
+      Make<C>(
+          "lanes", &C::lanes, Number<uint32_t>{1, 64},
+          "How many threads sum. Each is an aggregator of its own to jobs, NAME, NAME/1, ..., "
+          "with this weight and an equal part of memory_bytes_max. Where listen and admin_listen "
+          "name one port, lane K takes the K-th after it; where they name a socket, PATH.K."),
+      Make<C>("cpus", &C::cpus, CpuList{},
+              "CPUs that the lanes' threads run on, each lane on one, by turns.",
+              "the kernel's choice"),
       Make<C>("listen", &C::listen, Listen{},
               "Where agents connect to (data plane). With a socket only agents of this machine do, "
               "through shared memory, and no network is opened."),

@@ -3,6 +3,7 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
 
 #include <algorithm>
 #include <charconv>
@@ -201,6 +202,40 @@ std::string Number<Integer>::Parse(const std::string& text, Integer& value) cons
 template struct Number<int32_t>;
 template struct Number<uint32_t>;
 template struct Number<uint64_t>;
+
+std::string CpuList::Parse(const std::string& text, std::vector<uint32_t>& value) const {
+  constexpr uint32_t kCpuMax = 4095;
+  std::vector<uint32_t> cpus;
+  if (text.empty()) {
+    value = {};
+    return "";
+  }
+  const std::vector<std::string> parts = absl::StrSplit(text, ',');
+  for (const std::string& part : parts) {
+    const std::vector<std::string> ends = absl::StrSplit(part, '-');
+    const auto number = [](const std::string& end) -> std::optional<uint32_t> {
+      if (!IsWholeNumber(end) || end[0] == '-') return std::nullopt;
+      return ParseInteger<uint32_t>(end);
+    };
+    const std::optional<uint32_t> first = number(ends.front());
+    const std::optional<uint32_t> last = number(ends.back());
+    if (ends.size() > 2 || !first || !last) return absl::StrCat("has '", part, "' in it");
+    if (*last > kCpuMax) return kAbove;
+    if (*first > *last) return absl::StrCat("has the range ", part, " from high to low");
+    for (uint32_t cpu = *first; cpu <= *last; ++cpu) {
+      if (std::find(cpus.begin(), cpus.end(), cpu) != cpus.end()) {
+        return absl::StrCat("has CPU ", cpu, " twice");
+      }
+      cpus.push_back(cpu);
+    }
+  }
+  value = std::move(cpus);
+  return "";
+}
+
+std::string CpuList::Format(const std::vector<uint32_t>& value) const {
+  return absl::StrJoin(value, ",");
+}
 
 std::string Bytes::Allowed() const {
   const std::string of = multiple_of == 1 ? "" : absl::StrCat(", a multiple of ", multiple_of);

@@ -107,6 +107,14 @@ struct Milliseconds {
   std::string Format(uint64_t value) const { return std::to_string(value); }
 };
 
+// CPUs as the kernel counts them; each once, in the order that they are given in.
+struct CpuList {
+  static constexpr char type[] = "list";
+  std::string Allowed() const { return "CPU numbers and ranges, up to 4095, e.g. 0,2-5"; }
+  std::string Parse(const std::string& text, std::vector<uint32_t>& value) const;
+  std::string Format(const std::vector<uint32_t>& value) const;
+};
+
 struct FileMode {
   static constexpr char type[] = "file mode";
   std::string Allowed() const { return "an octal mode from 0600 to 0777, e.g. 0660"; }

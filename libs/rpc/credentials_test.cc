@@ -164,6 +164,11 @@ TEST_CASE("Authorization: nobody acts as another", "[credentials]") {
   CHECK(absl::IsPermissionDenied(other));
   CHECK(Contains(Message(other), "the caller is node of job 'a'"));
   CHECK_FALSE(MayActAs({Role::kNode, "a"}, Identity{Role::kAggregator, "a"}).ok());
+  // An aggregator's lanes, and nobody else's.
+  CHECK(MayActAs({Role::kAggregator, "a/1"}, Identity{Role::kAggregator, "a"}).ok());
+  CHECK_FALSE(MayActAs({Role::kAggregator, "ab/1"}, Identity{Role::kAggregator, "a"}).ok());
+  CHECK_FALSE(MayActAs({Role::kAggregator, "a"}, Identity{Role::kAggregator, "a/1"}).ok());
+  CHECK_FALSE(MayActAs({Role::kNode, "a/1"}, Identity{Role::kNode, "a"}).ok());
 }
 
 // What signs service-account tokens in a cluster.

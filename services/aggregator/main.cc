@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 #include <string>
-#include <thread>
-#include <utility>
 
 #include "libs/config/config.h"
 #include "libs/config/ready.h"
@@ -12,7 +10,7 @@
 #include "libs/runtime/shutdown_signal.h"
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
-#include "services/aggregator/aggregator.h"
+#include "services/aggregator/lanes.h"
 #include "services/credentials/credentials.h"
 
 namespace talweg {
@@ -23,36 +21,27 @@ absl::Status ServeUntilSignalled(const config::AggregatorConfig& config, Incarna
   const MonotonicClock clock;
   TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> waiting,
                           EventLoop::Create(&clock, {.spin_ns_max = 0}));
-  TALWEG_ASSIGN_OR_RETURN(std::string job_secret,
+  TALWEG_ASSIGN_OR_RETURN(const std::string job_secret,
                           config::LoadSecret(config, config::ProcessEnvironment()));
-  TALWEG_ASSIGN_OR_RETURN(std::shared_ptr<const rpc::Credentials> credentials,
+  TALWEG_ASSIGN_OR_RETURN(const std::shared_ptr<const rpc::Credentials> credentials,
                           LoadCredentials(config));
-  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Aggregator> aggregator,
-                          Aggregator::Create(config, incarnation, &clock, std::move(job_secret),
-                                             std::move(credentials)));
+  TALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Lanes> lanes,
+                          Lanes::Create(config, incarnation, &clock, job_secret, credentials));
   std::string signalled;
   TALWEG_RETURN_IF_ERROR(signals->Watch(waiting.get(), [&](int signal_number) {
     signalled = signal_number == SIGTERM ? "SIGTERM" : "SIGINT";
     waiting->Stop();
   }));
-  absl::Status served;
-  std::thread data([&] {
-    served = aggregator->Run();
-    waiting->Stop();
-  });
-  const absl::Status announced = config::AnnounceReady(
-      config,
-      {{"data", aggregator->public_data_address()}, {"admin", aggregator->admin_address()}});
+  lanes->Start([&] { waiting->Stop(); });
+  const absl::Status announced = config::AnnounceReady(config, lanes->addresses());
   if (announced.ok()) {
     waiting->Run();
     if (!signalled.empty()) {
       Log(LogLevel::kInfo, "got ", signalled, ", draining");
-      aggregator->Shutdown("aggregator '" + aggregator->name() + "' got " + signalled);
+      lanes->Shutdown("aggregator '" + lanes->name() + "' got " + signalled);
     }
-  } else {
-    aggregator->Stop();
   }
-  data.join();
+  const absl::Status served = lanes->Join();
   signals->Unwatch(waiting.get());
   return announced.ok() ? served : announced;
 }

@@ -82,8 +82,22 @@ class VariablesTest(unittest.TestCase):
             },
         )
         self.assertEqual(_job.daemon_variables({}), {"TALWEG_LOG_LEVEL": "warning"})
+        lanes = {"BYTEPS_SERVER_ENGINE_THREAD": "6"}
+        self.assertEqual(_job.daemon_variables(lanes, is_server=True)["TALWEG_LANES"], "6")
+        self.assertNotIn("TALWEG_LANES", _job.daemon_variables(lanes))
+        many = {"BYTEPS_SERVER_ENGINE_THREAD": "1000"}
+        self.assertEqual(_job.daemon_variables(many, is_server=True)["TALWEG_LANES"], "64")
         with_tls = {"DMLC_INTERFACE": "eth5", "TALWEG_TLS_DIR": "/certificates"}
         self.assertNotIn("TALWEG_INSECURE", _job.daemon_variables(with_tls))
+
+    def test_the_lanes_of_a_server_count_as_one(self) -> None:
+        states = {"a": "STATE_LIVE", "a/1": "STATE_LIVE", "b": "STATE_LOST", "b/1": "STATE_LIVE"}
+        told = {
+            "pool": [
+                {"aggregator": {"name": name}, "state": state} for name, state in states.items()
+            ]
+        }
+        self.assertEqual(_job.live_servers(told), 2)
 
     def test_the_transport(self) -> None:
         with tempfile.TemporaryDirectory() as none, tempfile.TemporaryDirectory() as some:

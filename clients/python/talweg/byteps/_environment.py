@@ -213,11 +213,11 @@ _GPU = [
 ]
 
 _SERVER = [
-    _none(
+    _honoured(
         "BYTEPS_SERVER_ENGINE_THREAD",
         number(1, 1024),
-        "4",
-        "An aggregator sums on one thread, as fast as memory allows: start more servers instead.",
+        "1",
+        "Threads that sum in each server, at most 64: the aggregator's lanes, which share its memory.",
     ),
     _none(
         "BYTEPS_SERVER_ENABLE_SCHEDULE",
@@ -236,7 +236,7 @@ _SERVER = [
         "Tensors have names, no keys: `talweg status` shows the open ones.",
     ),
     _none("PS_KEY_LOG", SWITCH, "0", "Tensors have names, no keys."),
-    _none("MXNET_OMP_MAX_THREADS", number(1, 1024), "4", "See BYTEPS_SERVER_ENGINE_THREAD."),
+    _none("MXNET_OMP_MAX_THREADS", number(1, 1024), "4", "A lane sums on one thread."),
 ]
 
 _DEBUG = [

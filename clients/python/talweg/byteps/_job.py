@@ -22,6 +22,7 @@ from talweg.byteps._environment import LOG_LEVELS, PROVIDERS, TABLE
 WAIT_S = 600.0
 _SLICE_BYTES = 1 << 20
 _CREDIT_BYTES = (64 << 10, 64 << 30)
+_LANES_MAX = 64
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
@@ -120,6 +121,9 @@ def daemon_variables(environment: Mapping[str, str], is_server: bool = False) ->
         lowest, highest = _CREDIT_BYTES
         wanted = credit * slice_bytes(environment)
         found["TALWEG_CREDIT_BYTES"] = str(min(max(wanted, lowest), highest))
+    if is_server and environment.get("BYTEPS_SERVER_ENGINE_THREAD"):
+        wanted = TABLE.number(environment, "BYTEPS_SERVER_ENGINE_THREAD")
+        found["TALWEG_LANES"] = str(min(wanted, _LANES_MAX))
     for variable, option in (("DMLC_INTERFACE", "INTERFACE"), ("DMLC_NODE_HOST", "ADVERTISE")):
         if environment.get(variable):
             found[f"TALWEG_{option}"] = TABLE.value(environment, variable)
@@ -220,7 +224,9 @@ def await_servers(job: Job, say: Callable[[str], None], timeout_s: float = WAIT_
 
 
 def live_servers(told: Mapping[str, Any]) -> int:
-    return sum(each["state"] == "STATE_LIVE" for each in told["pool"])
+    """How many servers are there. The lanes of one are NAME, NAME/1, ..."""
+    live = [each["aggregator"]["name"] for each in told["pool"] if each["state"] == "STATE_LIVE"]
+    return len({name.partition("/")[0] for name in live})
 
 
 def job_state(told: Mapping[str, Any], name: str) -> tuple[str, str]:

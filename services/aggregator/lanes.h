@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGGREGATOR_LANES_H_
+#define TALWEG_SERVICES_AGGREGATOR_LANES_H_
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/config/config.h"
+#include "libs/rpc/server.h"
+#include "libs/runtime/clock.h"
+#include "services/aggregator/aggregator.h"
+
+namespace talweg {
+
+// What lane `lane` of the daemon is given: its own name and addresses, and an equal part of the
+// memory. Lane 0 has the daemon's.
+config::AggregatorConfig LaneConfig(const config::AggregatorConfig& config, uint32_t lane);
+
+// The aggregators of one process, each with a data thread of its own: its lanes. To the scheduler
+// and to jobs each is an aggregator like any other, with an endpoint, slots and credit of its own.
+// They end together.
+//
+// Everything is called by one thread.
+class Lanes {
+ public:
+  // As Aggregator::Create, config.lanes times. Lane 0 has `incarnation`.
+  static absl::StatusOr<std::unique_ptr<Lanes>> Create(
+      const config::AggregatorConfig& config, Incarnation incarnation, const Clock* clock,
+      const std::string& job_secret, const std::shared_ptr<const rpc::Credentials>& credentials);
+  // Stops what is still running.
+  ~Lanes();
+
+  // Starts the data threads. `on_ended` is called on each when it ends, by itself or not.
+  void Start(std::function<void()> on_ended);
+  // As Aggregator::Shutdown, of all lanes at once.
+  void Shutdown(const std::string& text);
+  // Stops the lanes that still run, and returns what the first one that failed says.
+  absl::Status Join();
+
+  // "data" and "admin" of lane 0, "data/1" and "admin/1" of the next.
+  std::map<std::string, std::string> addresses() const;
+  const std::string& name() const { return lanes_.front().aggregator->name(); }
+
+ private:
+  struct Lane {
+    std::unique_ptr<Aggregator> aggregator;
+    std::thread data_thread;
+    absl::Status served;  // The data thread's, until it is joined.
+  };
+
+  explicit Lanes(std::vector<uint32_t> cpus) : cpus_(std::move(cpus)) {}
+
+  const std::vector<uint32_t> cpus_;
+  std::vector<Lane> lanes_;
+};
+
+}  // namespace talweg
+
+#endif  // TALWEG_SERVICES_AGGREGATOR_LANES_H_

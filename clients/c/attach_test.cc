@@ -147,7 +147,7 @@ TEST_CASE("Attached: a place that has been unmapped is forgotten") {
   CHECK(AllAre(Buffer(client, node.tensor), 5));
 }
 
-TEST_CASE("Attached: what is written there behind a goodbye is in nobody's sum") {
+TEST_CASE("Attached: what is written there after a goodbye is in nobody's sum") {
   constexpr size_t kCount = 300'000;
   Node node(2, kCount);
   const TestClient& leaver = node.clients[1];

@@ -104,7 +104,7 @@ TEST_CASE("The first that cannot be declared is named, with the reason") {
   many.all[1] = {"odd", static_cast<talweg_dtype>(99), TALWEG_SUM, 0, 0, 1};
   CHECK(many.Declare(client.get()) == TALWEG_INVALID_ARGUMENT);
   CHECK_THAT(talweg_last_error(), Contains("'odd'") && Contains("99"));
-  // Nothing was asked for yet. This one the agent refuses, and what is behind it may be there.
+  // Nothing was asked for yet. This one the agent refuses, and what is after it may be there.
   many.all[1] = {"huge", TALWEG_I32, TALWEG_SUM, 0, 0, 1 << 20};
   CHECK(many.Declare(client.get()) == TALWEG_OUT_OF_MEMORY);
   CHECK_THAT(talweg_last_error(), Contains("64 KiB"));

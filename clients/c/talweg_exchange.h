@@ -34,7 +34,7 @@ TALWEG_API talweg_status talweg_wait_places(talweg_client* client, talweg_tensor
 /* A call in one round of an all_gather of bytes. */
 typedef struct {
   size_t struct_bytes; /* sizeof(talweg_exchange_call). */
-  /* What every rank must say alike, and what it gives behind that: as much as the tensor's part has
+  /* What every rank must say alike, and what it gives after that: as much as the tensor's part has
    * room for, at most TALWEG_EXCHANGE_BYTES_MAX. Words say how long they are, so that none begin
    * others, and how much is given. */
   const void* words;

@@ -34,7 +34,7 @@ class Arguments;
 struct Command {
   std::string name;
   std::string summary;  // One line, for the list of commands.
-  std::string usage;    // Behind "talweg <name> ".
+  std::string usage;    // After "talweg <name> ".
   std::string details;  // Paragraphs of the help.
   Operands operands = Operands::kNone;
   std::vector<CommandOption> options;

@@ -150,7 +150,7 @@ Command CompletionCommand() {
   command.details =
       "Prints a script for the shell to read:\n\n"
       "  source <(talweg completion bash)     in ~/.bashrc\n"
-      "  source <(talweg completion zsh)      in ~/.zshrc, behind compinit\n"
+      "  source <(talweg completion zsh)      in ~/.zshrc, after compinit\n"
       "  talweg completion fish | source      in ~/.config/fish/config.fish";
   command.operands = Operands::kWords;
   command.run = Run;

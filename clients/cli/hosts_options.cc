@@ -83,7 +83,7 @@ absl::Status CheckCooldown(const Arguments& arguments) {
 absl::Status Check(const Arguments& arguments) {
   if (arguments.operands().empty()) {
     return absl::InvalidArgumentError(
-        "talweg run: no program; write it behind --, as in: talweg run --hostfile hosts -- python "
+        "talweg run: no program; write it after --, as in: talweg run --hostfile hosts -- python "
         "train.py");
   }
   const auto is_given = [&](const char* name) { return arguments.Has(name); };

@@ -136,7 +136,7 @@ absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
   plan.program = arguments.operands();
   if (plan.program.empty()) {
     return absl::InvalidArgumentError(
-        "talweg run: no program; write it behind --, as in: talweg run --nodes 2 -- python "
+        "talweg run: no program; write it after --, as in: talweg run --nodes 2 -- python "
         "train.py");
   }
   TALWEG_ASSIGN_OR_RETURN(const uint64_t nodes, arguments.Number("nodes", 0, 1, 1024));

@@ -648,7 +648,7 @@ class UsageTest(unittest.TestCase):
         hosts = ["run", "--hosts=a"]
         self.check("run", "--min-ranks=2", "x", expected="nobody says where the hosts stand")
         self.check(*hosts, "--hostfile=b", "x", expected="give one of --hosts, --hostfile, --host-")
-        self.check(*hosts, expected="no program; write it behind --")
+        self.check(*hosts, expected="no program; write it after --")
         self.check(
             *hosts, "--scheduler=a:1", "x", expected="--scheduler is not for hosts that come"
         )

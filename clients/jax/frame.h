@@ -22,7 +22,7 @@ std::optional<std::span<const double>> NumbersAttribute(const xla::CallFrame& fr
                                                         std::string_view name);
 
 // The arguments, or results, which tokens of XLA's are not counted among: those order calls and
-// have no bytes. Null behind the last one.
+// have no bytes. Null after the last one.
 const xla::Buffer* BufferAt(const xla::Buffers& buffers, int64_t index);
 
 int64_t ElementCount(const xla::Buffer& buffer);

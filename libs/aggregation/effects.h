@@ -23,7 +23,7 @@ namespace talweg::aggregation {
 using AllocationId = StrongId<struct AllocationIdTag, uint64_t>;  // 0: none.
 using WriteId = StrongId<struct WriteIdTag, uint64_t>;            // 0: none.
 
-// One entry of a frame, to be sent to a connection behind everything that was asked for it
+// One entry of a frame, to be sent to a connection after everything that was asked for it
 // before. Entries of one type and epoch may share a frame; nothing may overtake.
 struct Send {
   ConnectionId connection;
@@ -34,7 +34,7 @@ struct Send {
 };
 
 // Contribution bytes that have been received: to be told in the header of any frame. Credit that
-// has not been sent when a Welcome or a FenceAck is, is forgotten: behind those nothing is in
+// has not been sent when a Welcome or a FenceAck is, is forgotten: after those nothing is in
 // flight.
 struct ReturnCredit {
   ConnectionId connection;
@@ -52,7 +52,7 @@ struct AllocateMemory {
 };
 
 // No effect after this one names the memory, and no peer writes it any more; sums and writes
-// that were asked for before may still read it, so it is freed behind them. Also for allocations
+// that were asked for before may still read it, so it is freed after them. Also for allocations
 // that have not been answered yet (an answer is ignored then).
 struct ReleaseMemory {
   AllocationId id;
@@ -108,7 +108,7 @@ struct CopyResult {
   AllocationId result;
 };
 
-// Write a slice's result to a member (kWritten), then, behind it, send the Result entry; or put
+// Write a slice's result to a member (kWritten), then, after it, send the Result entry; or put
 // the bytes into the entry (kInline; they are read when the effect is performed; kDisagreement); or
 // send the entry alone (kEmpty). kWritten is answered by OnWriteDone when the result memory is not
 // read any more, unless the connection is closed or lost first.

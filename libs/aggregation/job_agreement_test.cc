@@ -294,7 +294,7 @@ TEST_CASE("Job: slots are made anew when another aggregator takes its share", "[
   f.effects_seen.clear();
   f.SayFence(0);
   f.SayDeclare(0, f.DeclareOf("w", 0, 100'000));
-  // Only what the fenced member writes may go; the other's is released behind its own fence.
+  // Only what the fenced member writes may go; the other's is released after its own fence.
   const auto released = f.Seen<ReleaseMemory>();
   REQUIRE(released.size() == 2);
   f.SayReport(0);

@@ -275,7 +275,7 @@ TEST_CASE("Job: peers that say anything reach no CHECK and break no promise", "[
 }
 
 TEST_CASE(
-    "Job: a member of a larger view is lost behind a tensor that was poisoned in a smaller one",
+    "Job: a member of a larger view is lost after a tensor that was poisoned in a smaller one",
     "[aggregation]") {
   JobFixture f({1, 1});
   f.StartWith("w");

@@ -186,7 +186,7 @@ TEST_CASE("Job: a connection that is refused again and again is closed", "[aggre
   CHECK(f.Seen<CloseConnection>().size() == 1);
 }
 
-TEST_CASE("Job: a duplicate is not counted twice; behind its round it is answered again",
+TEST_CASE("Job: a duplicate is not counted twice; after its round it is answered again",
           "[aggregation]") {
   JobFixture f;
   f.StartWith("w", kLargeCount);
@@ -265,7 +265,7 @@ TEST_CASE("Job: a result is not overwritten while it is being written to anybody
   CHECK(f.job.counters().sums_held_back > 0);
 }
 
-TEST_CASE("Job: a sum that ends behind its view is thrown away", "[aggregation]") {
+TEST_CASE("Job: a sum that ends after its view is thrown away", "[aggregation]") {
   JobFixture f;
   f.sums_at_once = false;
   f.StartWith("w", kLargeCount);

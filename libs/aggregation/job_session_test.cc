@@ -162,7 +162,7 @@ TEST_CASE("Job: a new view closes members that are out, first of all", "[aggrega
   REQUIRE(f.Seen<CloseConnection>().size() == 1);
   CHECK(f.Seen<CloseConnection>()[0].connection == Conn(1));
   CHECK(std::holds_alternative<CloseConnection>(f.effects_seen[0]));
-  CHECK(f.Seen<ReleaseMemory>().size() == 1);  // Its slots, behind the close.
+  CHECK(f.Seen<ReleaseMemory>().size() == 1);  // Its slots, after the close.
   // It comes back: it is no member any more.
   f.SayHello(1, 1);
   CHECK(OnlyWelcome(f, Conn(1, 1)).status == WelcomeStatus::kNotInView);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kMissingNodesMax = 64;
 
-// 1, 2, 4, ... seconds behind the beginning, then at most `gap_max_ns` apart.
+// 1, 2, 4, ... seconds after the beginning, then at most `gap_max_ns` apart.
 int64_t NextNotice(int64_t since_ns, int64_t last_ns, int64_t first_ns, int64_t gap_max_ns) {
   const int64_t waited_ns = last_ns - since_ns;
   int64_t next_ns = first_ns;

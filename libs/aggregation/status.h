@@ -21,7 +21,7 @@ struct Counters {
   uint64_t contributions = 0;       // Taken.
   uint64_t contribution_bytes = 0;  // Taken.
   uint64_t duplicates = 0;          // The same again while its round is open.
-  uint64_t results_again = 0;       // The same again behind its round.
+  uint64_t results_again = 0;       // The same again after its round.
   uint64_t contributions_late = 0;  // From an older epoch, by a member that has not fenced yet.
   uint64_t contributions_forgotten = 0;  // Their connection was lost before they were summed.
   std::array<uint64_t, wire::kRefusedReasonCount> refused{};  // By RefusedReason.
@@ -30,7 +30,7 @@ struct Counters {
   uint64_t rounds = 0;            // Rounds of tensors: all slices placed here are summed.
   uint64_t rounds_disagreed = 0;  // Slices whose members gave what does not go together.
   uint64_t copies = 0;            // Slices of copy rounds.
-  uint64_t sums_stale = 0;        // Finished behind their epoch and thrown away.
+  uint64_t sums_stale = 0;        // Finished after their epoch and thrown away.
   uint64_t sums_held_back = 0;    // Waited for writes from the result memory.
   uint64_t results = 0;
   uint64_t result_bytes = 0;

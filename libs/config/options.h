@@ -30,7 +30,7 @@ struct Option : OptionText {
   std::function<std::string(Config&, const std::string& text)> set;
 };
 
-// What an error about this option says behind the problem.
+// What an error about this option says after the problem.
 std::string Remedy(const OptionText& option);
 
 const std::vector<Option<SchedulerConfig>>& OptionsOf(const SchedulerConfig*);

@@ -458,7 +458,7 @@ void Membership::Attach(StreamId stream, Job& job, Member& member, Turn& turn) {
         turn.Say(TellMember{stream, MemberLeft{gone.member.id, gone.text}});
       }
     }
-    // Behind the view, which would end it.
+    // After the view, which would end it.
     if (job.quiesce) {
       turn.Say(TellMember{stream, Quiesce{quiesce, PendingNodes(job), job.quiesce->step}});
     }

@@ -245,7 +245,7 @@ struct Member {
 };
 
 // All members are asked twice: first which step their ranks are in, at whose end they stop; then to
-// stop at the end of the latest of these. Behind the second answers all ranks have ended the same
+// stop at the end of the latest of these. After the second answers all ranks have ended the same
 // steps, and every member holds the same rounds.
 struct QuiesceState {
   QuiesceId id;

@@ -12,7 +12,7 @@ namespace talweg::membership {
 // to it, and when. A scheduler that was killed may have ended one without a word.
 class QuiesceFollower {
  public:
-  // A stream has begun; `id` is under way at the scheduler, 0: none. A view follows, and behind it
+  // A stream has begun; `id` is under way at the scheduler, 0: none. A view follows, and after it
   // the quiesce again.
   void OnAttached(QuiesceId id) { attached_ = id; }
 

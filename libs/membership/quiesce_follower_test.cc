@@ -24,7 +24,7 @@ TEST_CASE("QuiesceFollower: a quiesce is told once, also by another stream", "[m
   CHECK_FALSE(follower.OnCancelled(kSecond));
 }
 
-TEST_CASE("QuiesceFollower: one that a new stream knows nothing of is over behind the same view",
+TEST_CASE("QuiesceFollower: one that a new stream knows nothing of is over after the same view",
           "[membership]") {
   QuiesceFollower follower;
   follower.OnQuiesce(kFirst);

@@ -214,7 +214,7 @@ class Member {
     bool joined = false;
     bool left = false;
     uint32_t pid = 0;
-    std::optional<uint64_t> at_boundary;  // It waits, behind so many steps.
+    std::optional<uint64_t> at_boundary;  // It waits, after so many steps.
   };
   struct QuiesceAsked {
     uint64_t id = 0;

@@ -96,7 +96,7 @@ struct Fixture {
       member.OnRankDeclare(LocalRank{rank}, next_request++, spec, now_ns, out);
     });
   }
-  // With the flush behind it, which declares the tensor.
+  // With the flush after it, which declares the tensor.
   Effects Allocated(uint32_t tensor, const std::string& text = "") {
     return Do([&](Effects& out) {
       member.OnTensorAllocated(TensorIndex{tensor}, text, now_ns, out);

@@ -69,7 +69,7 @@ TEST_CASE("Member: a slice's result is told of when it is there, before the roun
   CHECK(std::holds_alternative<CompleteRound>(first[1]));
 }
 
-TEST_CASE("Member: a result that comes in a frame is told of behind its copy", "[pipeline]") {
+TEST_CASE("Member: a result that comes in a frame is told of after its copy", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("w", 1024));
@@ -81,7 +81,7 @@ TEST_CASE("Member: a result that comes in a frame is told of behind its copy", "
   CHECK(std::holds_alternative<CompleteRound>(result[2]));
 }
 
-TEST_CASE("Member: 256 KiB of writes are announced at once, later ones behind them", "[pipeline]") {
+TEST_CASE("Member: 256 KiB of writes are announced at once, later ones after them", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("w", 96 * 1024));  // 384 KiB: six slices.

@@ -11,7 +11,7 @@ namespace {
 
 // As many written slices are announced at once as the link carries in a millisecond, so that their
 // owner may sum them while later ones are still on their way; fewer share a frame with what leaves
-// behind them. A frame wakes its receiver: over a fast link, or none, that is what costs.
+// after them. A frame wakes its receiver: over a fast link, or none, that is what costs.
 constexpr uint64_t kAnnounceBytesMax = kMiB;
 constexpr uint64_t kAnnounceBytesFirst = 256 * kKiB;  // While the link is not known.
 

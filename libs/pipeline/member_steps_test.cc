@@ -109,7 +109,7 @@ TEST_CASE("Member: who came at a later step counts on from there", "[pipeline]")
   CHECK(f.Of<Quiesced>(f.AtBoundary(0, 5)).size() == 1);
 }
 
-TEST_CASE("Member: a quiesce behind a view is answered in that view", "[pipeline]") {
+TEST_CASE("Member: a quiesce after a view is answered in that view", "[pipeline]") {
   Stepping f;
   f.Start(MakeView(1, {1, 1}, 1));
   f.OnView(MakeView(2, {1, 1}, 1));

@@ -74,7 +74,7 @@ TEST_CASE("Member: results that lie before the fence's answer count", "[pipeline
   CHECK(report.slices.empty());
 }
 
-TEST_CASE("Member: results behind a fence's answer do not count", "[pipeline]") {
+TEST_CASE("Member: results after a fence's answer do not count", "[pipeline]") {
   Fixture f;
   const auto entries = BeginRound(f);
   f.OnView(Survivors());

@@ -104,7 +104,7 @@ struct Tensor {
 
   // In the present view.
   Participation participation;
-  // Somebody is gone without whom it means nothing. Also behind views in which somebody else holds
+  // Somebody is gone without whom it means nothing. Also after views in which somebody else holds
   // the place: others may have given the tensor up before.
   bool is_dead = false;
   // Whom the group had when the tensor was first placed, where it needs every rank.

@@ -24,7 +24,7 @@ constexpr int64_t kInL2 = 192 << 10;
 constexpr int64_t kOutOfCache = 192 << 20;
 
 // Arrays of numbers near 1 of every type, so that no operand is denormal, infinite or NaN for long;
-// whole cache lines, one behind the other, in huge pages where the kernel gives them, as in arenas.
+// whole cache lines, one after the other, in huge pages where the kernel gives them, as in arenas.
 class Arrays {
  public:
   // As many as are `touched` bytes together, or a little less.

@@ -148,7 +148,7 @@ void DataPlane::Do(JobRecord& job, const aggregation::SendResult& effect) {
   } else if (entry.form == wire::Form::kInline && effect.length_bytes > 0) {
     entry.bytes = result.bytes().subspan(effect.offset_bytes, effect.length_bytes);
   } else if (entry.form == wire::Form::kWritten) {
-    // The frame that announces it is posted later, so it arrives behind the bytes.
+    // The frame that announces it is posted later, so it arrives after the bytes.
     connection.writes.emplace(effect.write.value(), result);
     connection.traffic.sent_bytes += effect.length_bytes;
     totals_.sent_bytes += effect.length_bytes;

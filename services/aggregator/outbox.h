@@ -31,7 +31,7 @@ class Outbox {
     writer_->Add(entry);
   }
 
-  // Frames behind which nothing is in flight: credit that is not told yet is forgotten.
+  // Frames after which nothing is in flight: credit that is not told yet is forgotten.
   void AddWelcome(Epoch epoch, const wire::Welcome& welcome);
   void AddFenceAck(Epoch epoch);
 

@@ -88,7 +88,7 @@ TEST_CASE("Outbox: a little credit waits for a frame to ride on", "[aggregator]"
   CHECK(posted.headers[1].credit_bytes == 101);
 }
 
-TEST_CASE("Outbox: nothing is in flight behind a FenceAck, so credit before it is forgotten",
+TEST_CASE("Outbox: nothing is in flight after a FenceAck, so credit before it is forgotten",
           "[aggregator]") {
   Posted posted;
   Outbox outbox(JobId{7}, posted.Poster());

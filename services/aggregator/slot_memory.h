@@ -39,7 +39,7 @@ class MemorySource {
 // fault that cannot be served.
 MemorySource& AnonymousMemory();
 
-// A part of a registered mapping. Copies share it; the mapping is freed behind the last of them.
+// A part of a registered mapping. Copies share it; the mapping is freed after the last of them.
 class SlotMemory {
  public:
   SlotMemory() = default;

@@ -50,7 +50,7 @@ class _Node:
         os.kill(agent, signal.SIGKILL)
 
     def drain(self) -> None:
-        """Behind its end: takes what it has printed and nobody has waited for."""
+        """After its end: takes what it has printed and nobody has waited for."""
         while (line := self.rank.lines.get(timeout=DEADLINE_S)) != "<end>":
             self.rank.seen.append(line)
 

@@ -17,7 +17,7 @@ from typing import Any
 from cluster import DEADLINE_S, TOOL, Cluster, Daemon, Rank
 
 _TENSORS = ("small", "mean", "large")
-# Streams end at once, but behind a restart of the scheduler only the lease tells.
+# Streams end at once, but after a restart of the scheduler only the lease tells.
 _LEASE_MS = 2000
 
 

@@ -240,7 +240,7 @@ class AgentProcess : public Process {
   membership::QuiesceFollower quiesce_;
   std::optional<int64_t> joining_since_ns_;  // Without an answer.
   std::optional<int64_t> silent_since_ns_;   // The scheduler, to this agent.
-  std::optional<int64_t> answers_since_ns_;  // Behind a silence.
+  std::optional<int64_t> answers_since_ns_;  // After a silence.
   bool relapsed_ = false;                    // It fell silent again before it could decide.
   int64_t undecided_since_ns_ = 0;           // The first of those silences.
   std::optional<int64_t> connected_since_ns_;

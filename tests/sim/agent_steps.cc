@@ -28,7 +28,7 @@ bool AgentProcess::EndStep(LocalRank local) {
   rank.at_boundary = true;
   trace_->Reached("a rank waits at the end of a step");
   trace_->Add(timeline_->now_ns(), name_,
-              "rank " + std::to_string(local.value()) + " waits behind step " +
+              "rank " + std::to_string(local.value()) + " waits after step " +
                   std::to_string(core_.steps_base() + rank.steps));
   Run([&](pipeline::Effects& out) {
     core_.OnRankAtBoundary(local, rank.steps, timeline_->now_ns(), out);
@@ -60,8 +60,8 @@ void AgentProcess::CheckAtBoundary(const View& view) const {
     }
     const uint64_t steps = core_.steps_base() + rank.steps;
     if (rank.at_boundary && steps == view.steps) continue;
-    throw Violation{name_ + ": a joiner enters behind step " + std::to_string(view.steps) +
-                    ", and a rank " + (rank.at_boundary ? "waits" : "goes on") + " behind step " +
+    throw Violation{name_ + ": a joiner enters after step " + std::to_string(view.steps) +
+                    ", and a rank " + (rank.at_boundary ? "waits" : "goes on") + " after step " +
                     std::to_string(steps)};
   }
 }

@@ -216,7 +216,7 @@ void AggregatorProcess::DeliverConfused(const aggregation::Job& job, const wire:
                     std::to_string(entry.bytes.size()) + " bytes"};
   }
   if (counted(job.counters()) == counted(before) && !job.closed()) {
-    trace_->Reached("a confused contribution behind a refused Hello");
+    trace_->Reached("a confused contribution after a refused Hello");
   }
 }
 

@@ -215,7 +215,7 @@ void AggregatorProcess::OnEvent(ConnectionId connection, std::span<const std::by
   if (is_end && job != nullptr && !job->reports_complete()) {
     for (const aggregation::Job::Member& member : job->members()) {
       if (member.reported && member.connection == connection) {
-        trace_->Reached("a connection breaks behind its member's report");
+        trace_->Reached("a connection breaks after its member's report");
       }
     }
   }
@@ -236,7 +236,7 @@ void AggregatorProcess::OnEvent(ConnectionId connection, std::span<const std::by
   if (is_end && job != nullptr) CheckForgotten(*job, connection);
 }
 
-// A slice is written inside the slots of one member; others may lie behind them in the region.
+// A slice is written inside the slots of one member; others may lie after them in the region.
 void AggregatorProcess::OnLanding(wire::RemoteRef target, uint64_t bytes) {
   for (const aggregation::Job* const job : jobs()) {
     for (const auto& [key, tensor] : job->tensors()) {

@@ -42,8 +42,8 @@ class AggregatorProcess : private TransportWatcher {
   void Start();
   // Told to stop: asks to be left out of views, waits for its jobs, says goodbye, and ends.
   void Drain();
-  // Run `strike` a little behind the next result that it sends, when some members may have it and
-  // others not; or behind its next decision to finish or to abort a round.
+  // Run `strike` a little after the next result that it sends, when some members may have it and
+  // others not; or after its next decision to finish or to abort a round.
   void AtDanger(std::function<void()> strike) { at_danger_ = std::move(strike); }
   void AtDecision(std::function<void()> strike) { at_decision_ = std::move(strike); }
 

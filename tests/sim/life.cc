@@ -323,7 +323,7 @@ void World::CrashSomeAggregator() {
     return CrashAggregator(aggregator);
   }
   aggregator.process->AtDanger(crash(aggregator));
-  // And the one that decides behind it.
+  // And the one that decides after it.
   AggregatorHost& other = Some(aggregators_);
   if (other.process == nullptr || &other == &aggregator) return;
   other.process->AtDecision(crash(other));
@@ -353,7 +353,7 @@ void World::NoteZombie(const AgentProcess& process) {
   const auto job = scheduler_->core()->jobs().find(view->job);
   if (job == scheduler_->core()->jobs().end() || !job->second.view) return;
   if (!job->second.view->IndexOf(process.core().config().self)) {
-    trace_.Reached("a zombie goes on behind a view without it");
+    trace_.Reached("a zombie goes on after a view without it");
   }
 }
 

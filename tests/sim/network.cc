@@ -263,7 +263,7 @@ void Network::Close(HostIndex at, ConnectionId name) {
   link->ends[end].arriving.clear();
   const int other = 1 - end;
   timeline_->After(Delay(), [this, link = link, other] {
-    // Behind what had been sent before, unless that is lost with the connection.
+    // After what had been sent before, unless that is lost with the connection.
     const int64_t at_ns = timeline_->random().OneIn(2) ? 0 : link->ends[other].last_arrival_ns + 1;
     timeline_->At(at_ns, [this, link, other] { TellOfEnd(link, other, "closed by the peer"); });
   });

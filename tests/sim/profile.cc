@@ -240,7 +240,7 @@ Profile DrawGroups(Random& random) {
     tensor.lengths_vary = !random.OneIn(3);
     tensor.is_signed = random.OneIn(2);
     tensor.odd_one_in = pick(0, 0, 3, 6);
-    // A longer part moves those behind it.
+    // A longer part moves those after it.
     tensor.mismatch = !tensor.collective().needs_every_rank() && random.OneIn(40);
     profile.tensors.push_back(tensor);
   }

@@ -27,7 +27,7 @@ void GatherLedger(const Ledger& ledger, std::map<std::string, uint64_t>& coverag
 
 void GatherJob(const aggregation::Counters& counters, std::map<std::string, uint64_t>& coverage) {
   coverage["a contribution that is here already"] += counters.duplicates;
-  coverage["a contribution behind its round: the result again"] += counters.results_again;
+  coverage["a contribution after its round: the result again"] += counters.results_again;
   coverage["a contribution of an older epoch"] += counters.contributions_late;
   coverage["a connection lost before its contributions were summed"] +=
       counters.contributions_forgotten;

@@ -159,7 +159,7 @@ void SchedulerProcess::CheckNote(const std::string& text) const {
   const membership::Config& config = core_->config();
   if (timeline_->now_ns() >= steady_since_ns_ + config.lease_ns - config.TickNs()) return;
   if (text.find("its lease has lapsed") != std::string::npos) {
-    throw Violation{"scheduler: behind a gap: " + text};
+    throw Violation{"scheduler: after a gap: " + text};
   }
 }
 

@@ -49,7 +49,7 @@ class SchedulerProcess {
   // The id for an attach request; the stream opens when the request has been accepted.
   membership::StreamId NewStream(HostIndex from, StreamHandler handler);
   void DropStream(membership::StreamId stream);  // The attach was refused, or had no answer.
-  // The attach request has been accepted: a stream that is over by now ends behind it.
+  // The attach request has been accepted: a stream that is over by now ends after it.
   void NoteAttached(membership::StreamId stream);
 
   void Start();

@@ -223,7 +223,7 @@ def is_joiner() -> bool:
 def enter() -> None:
     """Enters a running job without a State; does nothing at a rank that is no joiner.
 
-    For a program that takes over the others' state in a way of its own, behind this call at the
+    For a program that takes over the others' state in a way of its own, after this call at the
     joiner, and in a callback of on_view_change() at the others: by a broadcast, for instance, from
     a rank that the Change has both before and after.
     """
@@ -242,7 +242,7 @@ def end_step() -> Change | None:
 
 
 def on_view_change(callback: Callable[[Change], Any]) -> None:
-    """Has end_step() call it when the membership has changed, behind the joiners' State."""
+    """Has end_step() call it when the membership has changed, after the joiners' State."""
     _client.current().membership.callbacks.append(callback)
 
 

@@ -8,7 +8,7 @@ one after another; those of different channels at once. No thread belongs to a c
   at once.
 - Who waits for a call carries on those before it, and then it. One thread at a time does so.
 - A call that nobody waits for is carried on by the client's completion thread, when its rounds are
-  over: when another call stands behind it, when it has further rounds to push, or when somebody
+  over: when another call stands after it, when it has further rounds to push, or when somebody
   wants to be called when it is done. A call whose rounds are all pushed needs nobody: other ranks
   have what they need of this one.
 """

@@ -166,7 +166,7 @@ class Client:
             self.channels.clear()
 
     def call_when_closed(self, closer: Callable[[], None]) -> None:
-        """Has close() call it, behind the goodbye."""
+        """Has close() call it, after the goodbye."""
         self._closers.append(closer)
 
     @property

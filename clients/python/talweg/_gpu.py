@@ -366,7 +366,7 @@ class Gpus:
             self._record_and_push(push)
 
     def order_result(self, push: _Push) -> None:
-        """What the framework gives its stream from now on comes behind the result."""
+        """What the framework gives its stream from now on comes after the result."""
         # The result is there. The events of an agent that is gone, or of a GPU that it has lost
         # since, must not be waited for, and need not be.
         if self.agent_is_well():
@@ -397,7 +397,7 @@ class Gpus:
             )
 
     def close(self) -> None:
-        """Behind the goodbye. What the agent may still write into is never freed."""
+        """After the goodbye. What the agent may still write into is never freed."""
         self._host.close()
         with self._lock:
             _abandoned.extend(self._open.values())

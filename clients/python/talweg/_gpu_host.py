@@ -3,7 +3,7 @@
 
 A tensor has pinned memory of its own. A stream of ours copies down what the framework's stream
 has written, a thread pushes when the copy is done, and the result is copied up on a second
-stream, behind which the framework's goes on. Whoever pushes or takes does not wait for the GPU.
+stream, after which the framework's goes on. Whoever pushes or takes does not wait for the GPU.
 
 Each of the framework's streams has such a lane of its own: what one waits for, another rank's
 kernels perhaps, may wait for what another brings.
@@ -177,7 +177,7 @@ class HostPath:
         return _HostRound(self, pushed, lane, name, place, **ends)
 
     def copy_up(self, pinned: _Pinned, lane: _Lane, place: Place) -> None:
-        """The result, to where the contribution came from; the framework's stream goes on behind
+        """The result, to where the contribution came from; the framework's stream goes on after
         it. What the framework did to that memory before the push is done since the copy down."""
         with self._driver.context(place.gpu):
             self._driver.copy_to_device(place.address, pinned.address, place.nbytes, lane.up)
@@ -185,7 +185,7 @@ class HostPath:
             self._driver.wait(place.stream(), pinned.up)
 
     def order_result(self, pinned: _Pinned, place: Place) -> None:
-        """The framework's stream goes on behind the last copy up."""
+        """The framework's stream goes on after the last copy up."""
         with self._driver.context(place.gpu):
             self._driver.wait(place.stream(), pinned.up)
 
@@ -209,7 +209,7 @@ class HostPath:
             self._driver.free_host(pinned.address)
 
     def close(self) -> None:
-        """Behind the goodbye: pushes that have not been made fail."""
+        """After the goodbye: pushes that have not been made fail."""
         with contextlib.suppress(GpuError):  # A context that is lost has freed everything.
             ended = [lane.close() for lane in self._lanes.values()]
             if all(ended):

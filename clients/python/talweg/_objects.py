@@ -72,7 +72,7 @@ def pieces_of(
     """`value` pickled, for from_pieces(). Arrays in it are not copied: they stay where they are.
 
     Bytes: how many pieces there are (u64), the length of each (u64), then the pickle and the
-    arrays, each behind zeros up to a multiple of 64 bytes.
+    arrays, each after zeros up to a multiple of 64 bytes.
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()

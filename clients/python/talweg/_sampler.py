@@ -81,7 +81,7 @@ class ElasticSampler:
             if self._dealt:
                 raise InvalidArgument(
                     "ElasticSampler: the step of the last batch has not ended: call end_step() of "
-                    "the State that has the sampler behind each batch"
+                    "the State that has the sampler after each batch"
                 )
 
     def _take(self) -> list[int]:

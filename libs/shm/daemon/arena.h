@@ -14,7 +14,7 @@
 
 namespace talweg::shm {
 
-// Buffers for tensors, cut one behind the other from a chain of segments; given back all at once.
+// Buffers for tensors, cut one after the other from a chain of segments; given back all at once.
 // One owner thread.
 class Arena {
  public:

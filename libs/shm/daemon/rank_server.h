@@ -174,7 +174,7 @@ class RankEventSink {
   // Validated: the rank has been told of the tensor, `round` is its next one and its last is
   // complete. The bytes lie in the contribution buffer, and stay until the round is published.
   virtual void OnRankPush(RankConnectionId connection, const PushedRound& push) = 0;
-  // The same for a push from a GPU: the contribution lies there, behind the tensor's event. `place`
+  // The same for a push from a GPU: the contribution lies there, after the tensor's event. `place`
   // is the rank's word: answer what makes no sense with Garbage.
   virtual void OnRankPushOnDevice(RankConnectionId connection, LocalRank local_rank,
                                   TensorIndex tensor, Round round, int32_t priority,
@@ -187,7 +187,7 @@ class RankEventSink {
   // A tensor that the rank has been told of.
   virtual void OnRankPlace(RankConnectionId connection, RequestId request, TensorIndex tensor,
                            uint32_t buffer);
-  // Answer with ReplyMembership, now or (kWait) later. Behind what the rank has pushed before. A
+  // Answer with ReplyMembership, now or (kWait) later. After what the rank has pushed before. A
   // sink that lets nobody in or out has no answer.
   virtual void OnRankBoundary(RankConnectionId /*connection*/, RequestId /*request*/,
                               const Boundary& /*question*/) {}

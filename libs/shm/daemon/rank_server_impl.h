@@ -154,7 +154,7 @@ class RankServerImpl final : public RankServer {
   // Whether the rank may have seen its tensor's open round complete before this agent.
   bool IsEarly(const Connection& connection, const RingEntry& entry) const;
   bool AllHavePushed(uint32_t tensor, uint64_t round) const;
-  // Behind a look at all rings that took nothing.
+  // After a look at all rings that took nothing.
   void CheckEarlyPushes(RankEventSink& sink);
   void SayGoodbye(Connection& connection, RankEventSink& sink);
   bool AnybodyAwaits() const;

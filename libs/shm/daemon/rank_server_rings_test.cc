@@ -124,7 +124,7 @@ TEST_CASE_METHOD(SummingFixture, "Early pushes that nobody can have made in good
   CHECK(sink.gone[0].local_rank == LocalRank(0));
 }
 
-TEST_CASE_METHOD(SummingFixture, "A goodbye counts behind the early pushes before it") {
+TEST_CASE_METHOD(SummingFixture, "A goodbye counts after the early pushes before it") {
   for (RawRank* rank : {&zero, &one}) {
     rank->Push(0, 1);
     rank->Push(0, 2);

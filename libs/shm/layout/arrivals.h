@@ -20,7 +20,7 @@ namespace talweg::shm {
 inline constexpr uint64_t kArrivalsTensorBytesMin = kMiB;
 
 struct alignas(64) ArrivalsLine {
-  std::atomic<uint64_t> round;  // Behind a `count` of 0. 0: none.
+  std::atomic<uint64_t> round;  // After a `count` of 0. 0: none.
   std::atomic<uint64_t> count;  // Arrivals of that round, with release.
   std::atomic<uint64_t> bytes;  // All of these together; written before `count`.
   uint64_t reserved[5];

@@ -105,10 +105,10 @@ struct FailureText {
 };
 
 // RingEntry::flags: the contribution lies in a buffer of a GPU, whose number is the flags' upper
-// half, at offset `device_offset`; the tensor's event `pushed` was recorded behind it. The result
+// half, at offset `device_offset`; the tensor's event `pushed` was recorded after it. The result
 // goes there.
 inline constexpr uint64_t kPushOnDevice = 1;
-// With it: the round that is open once more, since the event behind which it was pushed was lost.
+// With it: the round that is open once more, since the event after which it was pushed was lost.
 inline constexpr uint64_t kPushAgain = 2;
 inline constexpr uint32_t kPushBufferShift = 32;
 // From host memory: the lengths of the parts that the rank gives stand in the contribution's table

@@ -115,7 +115,7 @@ struct RankSumShape {
   BufferShape buffer;  // Without its table, which lies further on.
   uint32_t parts_held =
       1;                // How many parts a buffer has room for: all, or those that a rank gives.
-  uint64_t stride = 0;  // From one buffer to the next, or to what stands behind the only one.
+  uint64_t stride = 0;  // From one buffer to the next, or to what stands after the only one.
   uint64_t share_bytes = 0;  // Each rank's but the last's; 0: every rank sums everything.
   bool keeps_sums = false;   // There is a buffer for the sums of a share.
   bool in_place = false;

@@ -220,7 +220,7 @@ def schedulers_that_come_first() -> None:
     try:
         tw.DistributedOptimizer(plain, overlap_forward=model)
     except talweg.InvalidArgument as error:
-        assert "schedulers behind DistributedOptimizer()" in str(error), error
+        assert "schedulers after DistributedOptimizer()" in str(error), error
     else:
         raise AssertionError("a step() that nobody would call was taken")
     assert not model.weight._post_accumulate_grad_hooks  # Its gradients are left alone.

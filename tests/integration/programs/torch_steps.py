@@ -242,7 +242,7 @@ def gradients_that_come_too_late() -> None:
     model[1](torch.ones(2, 6)).sum().backward()
     model[1].weight.grad = torch.ones(3, 6)  # Changes what has been averaged, as clipping may.
     model[0].weight.grad = torch.ones(6, 6)
-    expect(talweg.InvalidArgument, "'0.weight' was assigned behind backward()", optimizer.step)
+    expect(talweg.InvalidArgument, "'0.weight' was assigned after backward()", optimizer.step)
     model[0].weight.grad = None
     optimizer.step()
 

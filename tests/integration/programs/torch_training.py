@@ -156,7 +156,7 @@ def _averaged_backward(model: nn.Module, optimizer: torch.optim.Optimizer, step:
 
 
 def gradients_that_are_kept() -> None:
-    """Over the steps behind theirs: whole, as a part, and through another tensor."""
+    """Over the steps after theirs: whole, as a part, and through another tensor."""
     model = nn.Sequential(nn.Linear(160, 160), nn.Linear(160, 130))
     optimizer = distributed(model, "kept")
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -268,7 +268,7 @@ def _train_with_a_failure(name: str, failing: Callable[[], bool]) -> None:
         except RuntimeError as error:
             assert "no backward" in str(error), error
             optimizer.synchronize()  # type: ignore[attr-defined]
-        # The average is there when backward has ended, behind a failure as before.
+        # The average is there when backward has ended, after a failure as before.
         own = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         assert all(torch.equal(a, b) for a, b in zip(own, tw.broadcast_object(own)))
         optimizer.step()

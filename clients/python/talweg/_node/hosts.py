@@ -170,7 +170,7 @@ class OnHost:
         return [dict(json.loads(line)) for line in lines]
 
     def failure(self) -> str:
-        """Behind the end of its messages: why it could not do its work; empty if it has."""
+        """After the end of its messages: why it could not do its work; empty if it has."""
         status = self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()

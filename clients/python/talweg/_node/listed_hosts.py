@@ -47,7 +47,7 @@ def parse_hosts(text: str, slots_default: int = 1) -> list[Host]:
 
 
 def parse_lines(text: str, source: str, slots_default: int = 1) -> list[Host]:
-    """Lines `host`, `host:slots` or `host slots=n`; what stands behind # is not read."""
+    """Lines `host`, `host:slots` or `host slots=n`; what stands after # is not read."""
     found: dict[str, Host] = {}
     for line in text.splitlines():
         words = line.split("#")[0].split()

@@ -38,7 +38,7 @@ _TEXTS = {
         "or changing gradients"
     ),
     Refusal.ASSIGNED_LATE: (
-        "the gradient of '{name}' was assigned behind backward(), and would be this rank's alone: "
+        "the gradient of '{name}' was assigned after backward(), and would be this rank's alone: "
         "assign it before backward(), whose end averages all"
     ),
     Refusal.FROZEN_HERE: (
@@ -72,7 +72,7 @@ class GradientAverager(ClientAdapter):
         self._waits = waits
         self._index: dict[torch.nn.Parameter, int] = {}
         self._hooks: dict[int, RemovableHandle] = {}  # The active ones'.
-        self._outer: list[RemovableHandle] = []  # On nodes behind a backward within another's.
+        self._outer: list[RemovableHandle] = []  # On nodes after a backward within another's.
         self.add(named_parameters)
         _client.call_when_replaced(self.use)
 

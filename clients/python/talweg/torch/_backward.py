@@ -17,5 +17,5 @@ def current_node() -> Any:
 
 
 def when_it_ends(callback: Callable[[], None]) -> None:
-    """Has the pass call it when it ends, behind those that are queued already."""
+    """Has the pass call it when it ends, after those that are queued already."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)

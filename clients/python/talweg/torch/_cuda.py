@@ -77,7 +77,7 @@ def start(
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements, as they are, lie one behind the other."""
+    """Whether its elements, as they are, lie one after the other."""
     return tensor.is_contiguous() and not tensor.is_neg()
 
 

@@ -30,7 +30,7 @@ class _Completer:
     waits for the futures. That order holds for buckets that a gradient completes; others (of
     parameters that were not used, or of the first pass over a static graph) are the thread's.
 
-    A round's failure is raised by backward, behind DistributedDataParallel's own end of it: that
+    A round's failure is raised by backward, after DistributedDataParallel's own end of it: that
     takes whatever is in a future for a tensor, and readies the model for the next pass.
     """
 
@@ -51,7 +51,7 @@ class _Completer:
         if bucket is None:
             bucket = self._buckets[name] = Bucket(self.client, name)
         handle = bucket.start(tensor, priority)
-        # A future of a CUDA tensor has whoever waits for it go on behind the result.
+        # A future of a CUDA tensor has whoever waits for it go on after the result.
         devices = [tensor.device] if tensor.is_cuda else None
         future: torch.futures.Future = torch.futures.Future(devices=devices)
         if self._has_thread or current_node() is None:

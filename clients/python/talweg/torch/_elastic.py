@@ -44,7 +44,7 @@ class Elastic(State):
     pickled. Digests are of the model's parameters, which are to be equal at all ranks; buffers, as
     those of BatchNorm, need not be.
 
-    `ends_steps`: the optimizer's step() ends a step, for a program that makes no call behind it
+    `ends_steps`: the optimizer's step() ends a step, for a program that makes no call after it
     which others wait for. `scale="global_batch"` multiplies learning rates, during each step of the
     optimizer, by the samples in it over those of a full step of the ranks that the job began with.
     It needs a value that is an ElasticSampler.

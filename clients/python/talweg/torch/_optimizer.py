@@ -248,7 +248,7 @@ def distribute(
     if overlaps and "step" in vars(optimizer):
         raise InvalidArgument(
             "overlap_forward: this optimizer's step() is another one's already: make learning rate "
-            "schedulers behind DistributedOptimizer()"
+            "schedulers after DistributedOptimizer()"
         )
     averager = make_averager(not overlaps)
     original = type(optimizer)

@@ -55,7 +55,7 @@ def _entry_of(name: str, tensor: torch.Tensor) -> _Entry:
     if tensor.is_meta or (tensor.is_cpu and tensor.numel() > 0 and tensor.data_ptr() == 0):
         raise InvalidArgument(
             f"parameter '{name}' has no memory (it is {type(tensor).__name__} on '{tensor.device}'): "
-            "broadcast parameters behind their initialization, at every rank"
+            "broadcast parameters after their initialization, at every rank"
         )
     dtype = str(tensor.dtype).replace("torch.", "")
     nbytes = tensor.numel() * tensor.element_size()
@@ -125,7 +125,7 @@ def _mismatch(name: str, text: str) -> Mismatch:
 
 
 def _tell(client: Client, entries: list[_Entry], root_rank: int) -> tuple[ByteStream, list[_Entry]]:
-    """Returns the stream, behind what the root says of it, and the root's entries."""
+    """Returns the stream, after what the root says of it, and the root's entries."""
     header = json.dumps([astuple(entry) for entry in entries]).encode()
     streamed = sum(entry.nbytes for entry in entries if entry.is_streamed)
     size = np.array([len(header)], dtype=np.int64)

@@ -68,7 +68,7 @@ def start(
     """Starts a round of `tensor` whose result goes to `out`, of the same shape and dtype."""
     if process_set is not None or factors != NO_FACTORS or tensor.numel() == 0:
         return _start_rare(client, tensor, out, op, name, priority, root_rank, process_set, factors)
-    # Behind a layer's backward pass nothing of Python's is in the caches, and each call takes microseconds: a
+    # After a layer's backward pass nothing of Python's is in the caches, and each call takes microseconds: a
     # round like the one before goes a short way.
     declared = client.tensors.declared_on_host(name)
     if declared is not None and out is tensor:

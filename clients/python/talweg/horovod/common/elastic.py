@@ -26,11 +26,11 @@ class State(TalwegState):
         self.save()
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Called behind each change of the membership."""
+        """Called after each change of the membership."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Behind a change of the membership, before the function of run() is called again."""
+        """After a change of the membership, before the function of run() is called again."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()

@@ -55,7 +55,7 @@ class TorchState(_elastic.State, Elastic):
 
 
 class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
-    """hvd.elastic.ElasticSampler: what is left of an epoch, dealt anew behind each change.
+    """hvd.elastic.ElasticSampler: what is left of an epoch, dealt anew after each change.
 
     It remembers how many samples were done, not which; the last batches are padded so that all
     ranks have as many. talweg.ElasticSampler pads nothing, and takes each sample once.

@@ -239,7 +239,7 @@ TALWEG_API int talweg_sums_in_place(talweg_client* client, talweg_tensor tensor)
 /* Has the tensor's buffer stand at `address` as well, for memory that a framework has allocated:
  * what is written there is what is contributed, the result is found there. At `address`, which
  * begins a page, there must be a mapping of the caller's alone, made with MAP_SHARED and as long as
- * the tensor in whole pages, until talweg_detach or talweg_free (behind which the place keeps the
+ * the tensor in whole pages, until talweg_detach or talweg_free (after which the place keeps the
  * buffer's pages). What stands in it goes into the buffer. Push with data == NULL, wait without
  * `out`. NULL: the place that it was attached to has been unmapped, or is left as it is. Of a
  * tensor that is summed in place and for such a mapping, else TALWEG_UNSUPPORTED; TALWEG_BUSY while
@@ -247,7 +247,7 @@ TALWEG_API int talweg_sums_in_place(talweg_client* client, talweg_tensor tensor)
 TALWEG_API talweg_status talweg_attach(talweg_client* client, talweg_tensor tensor, void* address);
 
 /* For who still needs a result and has to push. Where the tensor is attached: that place gets its
- * own memory back, with the buffer's bytes, also behind talweg_shutdown. Else: the memory that
+ * own memory back, with the buffer's bytes, also after talweg_shutdown. Else: the memory that
  * talweg_contribution has given keeps its bytes, and is the caller's alone, to write as well, until
  * talweg_free; the buffer lies elsewhere from now on: ask for it again. Costs a copy. Of a tensor
  * that is summed in place, else TALWEG_UNSUPPORTED; TALWEG_BUSY while its round is open;
@@ -289,7 +289,7 @@ TALWEG_API talweg_status talweg_poll(talweg_client* client, talweg_tensor tensor
 TALWEG_API talweg_status talweg_wait(talweg_client* client, talweg_tensor tensor,
                                      talweg_round round, void* out, int64_t timeout_ns);
 
-/* As talweg_wait, behind one of the same round that has ended with TALWEG_TIMEOUT: if it had the
+/* As talweg_wait, after one of the same round that has ended with TALWEG_TIMEOUT: if it had the
  * same `out`, which nobody may have written since, what it has copied there is not copied again. */
 TALWEG_API talweg_status talweg_wait_again(talweg_client* client, talweg_tensor tensor,
                                            talweg_round round, void* out, int64_t timeout_ns);

@@ -44,7 +44,7 @@ void ArrivingResult::AwaitMore() {
 uint64_t ArrivingResult::Arrivals() const {
   if (line_->round.load(std::memory_order_acquire) != round_) return 0;
   const uint64_t count = line_->count.load(std::memory_order_acquire);
-  // The count of a later round is stored behind that round.
+  // The count of a later round is stored after that round.
   if (line_->round.load(std::memory_order_relaxed) != round_) return 0;
   return std::min(count, ArrivalsCapacity(bytes_));
 }

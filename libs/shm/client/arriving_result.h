@@ -28,7 +28,7 @@ class ArrivingResult {
     uint64_t bytes = 0;
   };
   Copied copied() const { return {round_, out_, copied_, copied_bytes_}; }
-  // Goes on behind it, if it is of this round and buffer.
+  // Goes on from there, if it is of this round and buffer.
   void GoOnBehind(const Copied& copied);
 
   // How many bytes must have come before it is worth a look; 0: all.

@@ -43,7 +43,7 @@ class OpenBytes {
   uint64_t burst_peak_ = 0;
   uint64_t burst_bytes_ = 0;
   uint64_t largest_ = 0;  // Burst's peak before this burst.
-  uint64_t since_ = 0;    // Bytes of the bursts behind that one, and the largest one's peak.
+  uint64_t since_ = 0;    // Bytes of the bursts after that one, and the largest one's peak.
   uint64_t since_peak_ = 0;
   std::atomic<uint64_t> at_once_{0};
 };

@@ -58,7 +58,7 @@ TEST_CASE("Of bursts that take turns the largest but one counts at least") {
   }
 }
 
-TEST_CASE("What was large once is forgotten behind as many bytes") {
+TEST_CASE("What was large once is forgotten after as many bytes") {
   OpenBytes bytes;
   Alone(bytes, 100 * kMiB);
   for (int i = 0; i < 50; ++i) {

@@ -299,7 +299,7 @@ RankStatus Pushes::RingPush(Tensor& tensor, Pushing push, const Deadline& deadli
         // Sequentially consistent: the agent that goes to sleep sees it, or RingDoorbell sees that
         // it sleeps.
         link_.control().rank_line().submitted.store(sequence + 1, std::memory_order_seq_cst);
-        // Behind it: what another rank has seen here the agent finds there.
+        // After it: what another rank has seen here the agent finds there.
         if (line != nullptr) line->round.store(*round, std::memory_order_release);
         return RankStatus::kOk;
       }

@@ -8,7 +8,7 @@
 
 namespace talweg::shm {
 
-// As memcpy, around the caches. Visible to others before whatever is published behind it.
+// As memcpy, around the caches. Visible to others before whatever is published after it.
 void StreamCopy(void* to, const void* from, size_t bytes);
 
 inline void Copy(void* to, const void* from, size_t bytes, bool streaming) {

@@ -55,7 +55,7 @@ struct Tensor {
   // Where the part is already, in the open round, that this rank gives itself; null: nowhere.
   const std::byte* own_part = nullptr;
   bool on_device = false;  // The open round's result goes to a GPU.
-  // AgentLine::events_lost when its events were asked for; and those behind which its last round
+  // AgentLine::events_lost when its events were asked for; and those after which its last round
   // was pushed, which may also be read without the lock.
   uint32_t placed_at = 0;
   std::atomic<uint32_t> pushed_at{0};

@@ -235,7 +235,7 @@ JoinAnswer Membership::Join(const JoinRequest& request, Turn& turn) {
   }
   EndWait(request);
   job->members[request.member.id.node] = {
-      .record = {.member = request.member, .host_id = request.host_id, .secret = request.secret},
+      .record = {.member = request.member, .secret = request.secret},
       .lease_end_ns = turn.now_ns + config_.lease_ns};
   turn.Store(*job);
   turn.Touch(*job);

@@ -74,7 +74,6 @@ struct JoinRequest {
   std::string job_name;
   JobSpec spec;
   ViewMember member;
-  std::string host_id;
   SecretHash secret;    // Drawn by the member; its later calls show it again.
   int64_t unix_ns = 0;  // For JobRecord::created_unix_ns.
 };

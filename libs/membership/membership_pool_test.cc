@@ -110,7 +110,7 @@ TEST_CASE("Membership: aggregators that are left out for their links are not cal
   JobId job;
   for (const uint32_t node : {0, 1}) {
     JoinRequest request = Fixture::Request("mnist", node, 10 + node, Spec(2, 2));
-    request.host_id = "host-" + std::to_string(node);
+    request.member.host_id = "host-" + std::to_string(node);
     job = f.Join(request).job;
     REQUIRE(f.Attach(job, Id(node, 10 + node)).ok());
   }
@@ -131,7 +131,7 @@ TEST_CASE("Membership: a view weighs aggregators by the links they share", "[mem
   }
   for (const uint32_t node : {0, 1}) {
     JoinRequest request = Fixture::Request("mnist", node, 10 + node, Spec(2, 2));
-    request.host_id = "host-" + std::to_string(node);
+    request.member.host_id = "host-" + std::to_string(node);
     const JoinAnswer joined = f.Join(request);
     REQUIRE(f.Attach(joined.job, Id(node, 10 + node)).ok());
   }

@@ -68,7 +68,6 @@ bool SameSecret(const SecretHash& a, const SecretHash& b);
 
 struct MemberRecord {
   ViewMember member;
-  std::string host_id;
   MemberState state = MemberState::kJoined;
   std::string text;  // Why it is lost or has left.
   SecretHash secret;

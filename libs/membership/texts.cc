@@ -104,7 +104,9 @@ std::string ProblemOf(const JoinRequest& request) {
   if (problem.empty()) {
     problem = TextProblem("admin_address", request.member.admin_address, 0, kAddressBytesMax);
   }
-  if (problem.empty()) problem = TextProblem("host_id", request.host_id, 0, kAddressBytesMax);
+  if (problem.empty()) {
+    problem = TextProblem("host_id", request.member.host_id, 0, kAddressBytesMax);
+  }
   if (problem.empty()) problem = TextProblem("tenant", request.spec.tenant, 0, kJobNameBytesMax);
   if (problem.empty()) problem = SpecProblem(request.spec);
   if (!problem.empty()) return problem;

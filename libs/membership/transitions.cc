@@ -210,7 +210,7 @@ void Membership::WeighFor(const Job& job, const std::vector<ViewMember>& members
   std::set<std::string> hosts;
   for (const ViewMember& member : members) {
     const auto known = job.members.find(member.id.node);
-    if (known != job.members.end()) hosts.insert(known->second.record.host_id);
+    if (known != job.members.end()) hosts.insert(known->second.record.member.host_id);
   }
   WeighByLinks(hosts, aggregators);
 }

@@ -91,6 +91,7 @@ scheduler::v1::ViewMember ToProto(const ViewMember& member) {
   message.set_rank_count(member.rank_count);
   message.set_name(member.name);
   message.set_admin_address(member.admin_address);
+  message.set_host_id(member.host_id);
   return message;
 }
 
@@ -98,7 +99,8 @@ ViewMember FromProto(const scheduler::v1::ViewMember& member) {
   return {.id = FromProto(member.id()),
           .rank_count = member.rank_count(),
           .name = member.name(),
-          .admin_address = member.admin_address()};
+          .admin_address = member.admin_address(),
+          .host_id = member.host_id()};
 }
 
 scheduler::v1::ViewAggregator ToProto(const ViewAggregator& aggregator) {

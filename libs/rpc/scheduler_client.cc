@@ -140,7 +140,7 @@ class SchedulerClient::Impl : private Session::Peer {
     request.set_rank_count(spec_.member.rank_count);
     request.set_name(spec_.member.name);
     request.set_admin_address(spec_.member.admin_address);
-    request.set_host_id(spec_.host_id);
+    request.set_host_id(spec_.member.host_id);
     request.set_data_security(spec_.data_security);
     request.set_job_secret(options_.job_secret);
     request.set_session_secret(session_secret_);

@@ -35,8 +35,7 @@ struct SchedulerLinkOptions {
 struct JoinSpec {
   std::string job_name;
   membership::JobSpec spec;
-  ViewMember member;  // Incarnation drawn by the caller; see ViewMember for the rest.
-  std::string host_id;
+  ViewMember member;               // Incarnation drawn by the caller; see ViewMember for the rest.
   std::string data_security = {};  // Empty: the process carries no data over a network.
 };
 

@@ -48,7 +48,8 @@ CREATE TABLE members (
 CREATE TABLE view_members (
   job_id INTEGER NOT NULL, position INTEGER NOT NULL, node_rank INTEGER NOT NULL,
   incarnation INTEGER NOT NULL, rank_count INTEGER NOT NULL, name TEXT NOT NULL,
-  admin_address TEXT NOT NULL, PRIMARY KEY (job_id, position)) WITHOUT ROWID;
+  admin_address TEXT NOT NULL, host_id TEXT NOT NULL DEFAULT '',
+  PRIMARY KEY (job_id, position)) WITHOUT ROWID;
 CREATE TABLE view_aggregators (
   job_id INTEGER NOT NULL, position INTEGER NOT NULL, incarnation INTEGER NOT NULL,
   name TEXT NOT NULL, weight INTEGER NOT NULL, data_address TEXT NOT NULL, host_id TEXT NOT NULL,
@@ -189,7 +190,8 @@ absl::Status SqliteStore::Prepare() {
 
 // Jobs of schema 1 get what members that say nothing are taken to ask for: whoever joins one and
 // asks for something else would be refused. Members and aggregators of schema 2 have shown no
-// secret; nobody can speak for them any more.
+// secret; nobody can speak for them any more. A view of schema 4 does not say where members are,
+// and everybody who holds it places tensors by that.
 absl::Status SqliteStore::Upgrade(uint64_t from) {
   std::string sql = "BEGIN IMMEDIATE;";
   if (from < 2) {
@@ -205,6 +207,7 @@ absl::Status SqliteStore::Upgrade(uint64_t from) {
   }
   if (from < 4) sql += "ALTER TABLE jobs ADD COLUMN view_steps INTEGER NOT NULL DEFAULT 0;";
   sql += "ALTER TABLE jobs ADD COLUMN tenant TEXT NOT NULL DEFAULT '';";
+  sql += "ALTER TABLE view_members ADD COLUMN host_id TEXT NOT NULL DEFAULT '';";
   sql += "PRAGMA user_version = " + std::to_string(kSchemaVersion) + ";COMMIT;";
   if (sqlite3_exec(database_.get(), sql.c_str(), nullptr, nullptr, nullptr) != SQLITE_OK) {
     return SqliteError(database_.get(), path_, "upgrade the schema");
@@ -291,7 +294,7 @@ absl::Status SqliteStore::PutJob(const JobRecord& job) {
     TALWEG_RETURN_IF_ERROR(
         Sql("INSERT INTO members VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")
             .Bind(id, position++, uint64_t{member.id.node.value()}, member.id.incarnation.value(),
-                  uint64_t{member.rank_count}, member.name, member.admin_address, record.host_id,
+                  uint64_t{member.rank_count}, member.name, member.admin_address, member.host_id,
                   static_cast<uint64_t>(record.state), record.text, HexOf(record.secret))
             .Run());
   }
@@ -303,10 +306,10 @@ absl::Status SqliteStore::PutJob(const JobRecord& job) {
           .Run());
   position = 0;
   for (const ViewMember& member : job.view->members) {
-    TALWEG_RETURN_IF_ERROR(Sql("INSERT INTO view_members VALUES (?, ?, ?, ?, ?, ?, ?)")
+    TALWEG_RETURN_IF_ERROR(Sql("INSERT INTO view_members VALUES (?, ?, ?, ?, ?, ?, ?, ?)")
                                .Bind(id, position++, uint64_t{member.id.node.value()},
                                      member.id.incarnation.value(), uint64_t{member.rank_count},
-                                     member.name, member.admin_address)
+                                     member.name, member.admin_address, member.host_id)
                                .Run());
   }
   position = 0;
@@ -380,7 +383,7 @@ absl::Status SqliteStore::LoadMembers(JobRecord& job) {
     record.member.rank_count = static_cast<uint32_t>(rows.Number());
     record.member.name = rows.Text();
     record.member.admin_address = rows.Text();
-    record.host_id = rows.Text();
+    record.member.host_id = rows.Text();
     record.state = static_cast<MemberState>(rows.Number());
     record.text = rows.Text();
     if (!ReadHex(rows.Text(), record.secret)) {
@@ -397,7 +400,7 @@ absl::Status SqliteStore::LoadMembers(JobRecord& job) {
 
 absl::Status SqliteStore::LoadView(JobRecord& job) {
   Statement members =
-      Sql("SELECT node_rank, incarnation, rank_count, name, admin_address "
+      Sql("SELECT node_rank, incarnation, rank_count, name, admin_address, host_id "
           "FROM view_members WHERE job_id = ? ORDER BY position");
   members.Bind(job.id.value());
   while (members.Next()) {
@@ -407,6 +410,7 @@ absl::Status SqliteStore::LoadView(JobRecord& job) {
     member.rank_count = static_cast<uint32_t>(members.Number());
     member.name = members.Text();
     member.admin_address = members.Text();
+    member.host_id = members.Text();
     job.view->members.push_back(std::move(member));
   }
   TALWEG_RETURN_IF_ERROR(members.status());

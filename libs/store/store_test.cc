@@ -68,7 +68,8 @@ ViewMember RandomMember(Random& random, uint32_t node) {
   return {.id = {NodeRank{node}, Incarnation{random.Next()}},
           .rank_count = 1 + static_cast<uint32_t>(random.Below(8)),
           .name = RandomText(random),
-          .admin_address = RandomText(random)};
+          .admin_address = RandomText(random),
+          .host_id = RandomText(random)};
 }
 
 ViewAggregator RandomAggregator(Random& random, uint32_t index) {
@@ -97,7 +98,6 @@ JobRecord RandomJob(Random& random, JobId id) {
       .created_unix_ns = static_cast<int64_t>(random.Next() >> 1)};
   for (uint32_t i = 0; i < random.Below(4); ++i) {
     job.members.push_back({.member = RandomMember(random, i),
-                           .host_id = RandomText(random),
                            .state = MemberState{static_cast<uint8_t>(1 + random.Below(3))},
                            .text = RandomText(random),
                            .secret = RandomHash(random)});
@@ -316,25 +316,26 @@ TEST_CASE("Store: what schema 1 has stored is taken over", "[store]") {
   Snapshot expected;
   expected.start_count = 3;
   expected.job_next = JobId{8};
-  expected.jobs.push_back(
-      {.id = JobId{7},
-       .name = "mnist",
-       .spec = {.min_members = 1,
-                .max_members = 2,
-                .slice_bytes_max = 65536,
-                .loss_policy = LossPolicy::kContinue,
-                .join_timeout_ns = 600'000'000'000,
-                .gather_ns = membership::kDefaultGatherNs},
-       .state = JobState::kRunning,
-       .text = "words",
-       .epoch_floor = Epoch{5},
-       .created_unix_ns = 99,
-       .view = View{.job = JobId{7},
-                    .epoch = Epoch{5},
-                    .slice_bytes_max = 65536,
-                    .members = {member},
-                    .aggregators = {aggregator}},
-       .members = {{.member = member, .host_id = "b", .state = MemberState::kJoined}}});
+  expected.jobs.push_back({.id = JobId{7},
+                           .name = "mnist",
+                           .spec = {.min_members = 1,
+                                    .max_members = 2,
+                                    .slice_bytes_max = 65536,
+                                    .loss_policy = LossPolicy::kContinue,
+                                    .join_timeout_ns = 600'000'000'000,
+                                    .gather_ns = membership::kDefaultGatherNs},
+                           .state = JobState::kRunning,
+                           .text = "words",
+                           .epoch_floor = Epoch{5},
+                           .created_unix_ns = 99,
+                           .view = View{.job = JobId{7},
+                                        .epoch = Epoch{5},
+                                        .slice_bytes_max = 65536,
+                                        .members = {member},
+                                        .aggregators = {aggregator}},
+                           .members = {{.member = member, .state = MemberState::kJoined}}});
+  // What members said when they joined is known; the view that they hold does not have it.
+  expected.jobs[0].members[0].member.host_id = "b";
   expected.aggregators.push_back({.aggregator = aggregator, .state = AggregatorState::kLive});
   Random random(1);
   for (uint64_t life = 1; life <= 3; ++life) {

@@ -55,12 +55,14 @@ uint64_t View::Digest() const {
     add(member.id.node.value());
     add(member.id.incarnation.value());
     add(member.rank_count);
+    add(Fingerprint64(member.host_id));
   }
   add(aggregators.size());
   for (const ViewAggregator& aggregator : aggregators) {
     add(aggregator.incarnation.value());
     add(Fingerprint64(aggregator.name));
     add(aggregator.weight);
+    add(Fingerprint64(aggregator.host_id));
   }
   return digest;
 }

@@ -25,6 +25,7 @@ struct ViewMember {
   uint32_t rank_count = 0;    // Ranks of the job on this node; at least 1.
   std::string name;           // For people: the host's name, say.
   std::string admin_address;  // Where its agent answers admin calls; may be empty.
+  std::string host_id;        // Which host it is on; "": nobody knows.
 
   friend bool operator==(const ViewMember&, const ViewMember&) = default;
 };
@@ -34,7 +35,7 @@ struct ViewAggregator {
   std::string name;          // Stable over restarts; placement hangs on it.
   uint32_t weight = 1;       // Its share of the bytes; at least 1.
   std::string data_address;  // "host:port", what the transport connects to.
-  std::string host_id;       // Equal to an agent's: same machine, shared memory will do.
+  std::string host_id;       // Equal to a member's: same machine, shared memory will do.
   std::string admin_address;
 
   friend bool operator==(const ViewAggregator&, const ViewAggregator&) = default;

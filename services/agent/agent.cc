@@ -127,8 +127,8 @@ std::unique_ptr<JobLink> Agent::MakeMemberLink() {
        .spec = spec,
        .member = {.rank_count = config_.rank_count,
                   .name = node_name_,
-                  .admin_address = admin_->address()},
-       .host_id = host_id_,
+                  .admin_address = admin_->address(),
+                  .host_id = host_id_},
        .data_security = config::IsUnixAddress(config_.scheduler) ? "" : config_.data_security},
       [this](rpc::MemberEvent event) { mailbox_->Post(std::move(event)); });
 }

@@ -38,7 +38,7 @@ v1::MemberStatus StatusOf(const membership::MemberRecord& record) {
   v1::MemberStatus status;
   *status.mutable_member() = ToShown(record.member);
   status.set_state_text(record.text);
-  status.set_host_id(record.host_id);
+  status.set_host_id(record.member.host_id);
   status.set_state(record.state == membership::MemberState::kLeft ? v1::MEMBER_STATE_LEFT
                                                                   : v1::MEMBER_STATE_LOST);
   return status;

@@ -263,8 +263,8 @@ absl::Status Core::Join(const v1::JoinRequest& request, v1::JoinResponse* respon
                                      .member = {.id = FromProto(request.id()),
                                                 .rank_count = request.rank_count(),
                                                 .name = request.name(),
-                                                .admin_address = request.admin_address()},
-                                     .host_id = request.host_id(),
+                                                .admin_address = request.admin_address(),
+                                                .host_id = request.host_id()},
                                      .secret = rpc::HashOf(request.session_secret()),
                                      .unix_ns = UnixNowNs()};
   membership::JoinAnswer answer;

@@ -79,7 +79,6 @@ int Run(const std::string& scheduler, const std::string& setting) {
   client.JoinJob({.job_name = "impostor",
                   .spec = spec,
                   .member = {.id = self, .rank_count = 1, .name = "impostor", .admin_address = ""},
-                  .host_id = "",
                   .data_security = setting});
   if (future.wait_for(kPatience) != std::future_status::ready) {
     std::printf("no view\n");

@@ -83,8 +83,10 @@ membership::JoinRequest AgentProcess::JoinRequest() const {
   request.spec.slice_bytes_max = config_.profile->slice_bytes_max;
   request.spec.loss_policy = config_.profile->loss_policy;
   request.spec.join_timeout_ns = 30 * kSecond;
-  request.member = {.id = core_.config().self, .rank_count = config_.rank_count, .name = name_};
-  request.host_id = name_;
+  request.member = {.id = core_.config().self,
+                    .rank_count = config_.rank_count,
+                    .name = name_,
+                    .host_id = name_};
   return request;
 }
 

@@ -22,7 +22,9 @@ wire::DeclaredStatus StatusOf(wire::FailedCode code) {
 }
 
 Round HeldBy(const Tensor& tensor) {
-  if (tensor.local.empty()) return tensor.held;
+  // Where not all take part in each slice, those here may be summed without the one that asks. No
+  // round is over without it.
+  if (tensor.local.empty() || tensor.agreed->collective.gives == Share::kRow) return tensor.held;
   Round summed = tensor.local.front().round.standing().round;
   for (const LocalSlice& slice : tensor.local) {
     summed = std::min(summed, slice.round.standing().round);

@@ -186,5 +186,88 @@ TEST_CASE("Job: a round that is over for some, and can never be for others, is l
   }
 }
 
+// A node on each of the hosts "x", "y" and "z", and this aggregator on "y".
+struct HostsFixture : JobFixture {
+  HostsFixture() : JobFixture({1, 1, 1}) {
+    view.aggregators[0].host_id = "y";
+    const char* const hosts[] = {"x", "y", "z"};
+    for (uint32_t i = 0; i < 3; ++i) {
+      view.members[i].host_id = hosts[i];
+      group.push_back({NodeRank{i}, LocalRank{0}});
+    }
+  }
+  void AddAggregator(const std::string& name, const std::string& host_id, uint32_t weight = 1) {
+    view.aggregators.push_back({.incarnation = Incarnation{1000 + view.aggregators.size()},
+                                .name = name,
+                                .weight = weight,
+                                .host_id = host_id});
+  }
+  void SayDeclareAll(const std::string& name, std::vector<uint32_t> nodes) {
+    for (const uint32_t node : nodes) {
+      wire::Declare declare = DeclareOf(name, node);
+      declare.collective = spec;
+      declare.group = group;
+      SayDeclare(node, declare);
+    }
+  }
+
+  Collective spec;
+  Group group;
+};
+
+TEST_CASE("Job: an aggregator has memory for the parts of its host's ranks", "[aggregation]") {
+  HostsFixture f;
+  f.AddAggregator("b", "x");
+  f.AddAggregator("c", "z");
+  f.spec = {DType::kF32, Op::kSum, Share::kWhole, Share::kOwn, 64 * kKiB};
+  f.Start();
+  f.SayDeclareAll("t", {0, 1, 2});
+  CHECK(f.job.Status(f.now_ns).reserved_bytes == 4 * 256 * kKiB);
+  for (const LocalSlice& slice : f.job.tensors().at(KeyOf("t")).local) CHECK(slice.part == 1);
+  // The part of "z" has no aggregator beside it any more, and is cut in two.
+  f.view.aggregators.pop_back();
+  f.NextView();
+  f.effects_seen.clear();
+  for (const uint32_t node : {0u, 1u, 2u}) f.SayFence(node);
+  f.SayDeclareAll("t", {0, 1, 2});
+  CHECK(f.job.Status(f.now_ns).reserved_bytes == 4 * 384 * kKiB);
+  const auto allocated = f.Seen<AllocateMemory>();
+  REQUIRE(allocated.size() == 4);
+  for (const AllocateMemory& memory : allocated) CHECK(memory.bytes == 384 * kKiB);
+  CHECK(f.Seen<ReleaseMemory>().size() == 4);
+}
+
+TEST_CASE("Job: whoever declares late hears of no round that it has not taken part in",
+          "[aggregation]") {
+  HostsFixture f;
+  f.AddAggregator("b", "y", 2);
+  f.AddAggregator("c", "x");
+  f.AddAggregator("d", "z");
+  f.spec = {DType::kF32, Op::kCopy, Share::kRow, Share::kColumn, 16 * kKiB};
+  // One whose primary owner this is, with nothing here but what node 0 gives to node 1.
+  std::string name;
+  for (int i = 0; name.empty(); ++i) {
+    REQUIRE(i < 1000);
+    const TensorKey key = KeyOf("t" + std::to_string(i));
+    if (PrimaryOwner(f.view, key) != AggregatorIndex{0}) continue;
+    const Placement placement(f.view, key, f.spec, f.group);
+    if (placement.slices()[1].owner == AggregatorIndex{0}) name = "t" + std::to_string(i);
+  }
+  f.Start();
+  f.SayDeclareAll(name, {0, 1});
+  REQUIRE(f.job.tensors().at(KeyOf(name)).local.size() == 1);
+  wire::Contribute part = f.Part(name, 1, 1);
+  part.mode = wire::Mode::kCopy;
+  f.Contribute(0, part);
+  part.form = wire::Form::kEmpty;
+  part.rank_count = 0;
+  f.Contribute(1, part);
+  CHECK(f.Results(1).size() == 1);
+  f.SayDeclareAll(name, {2});
+  const auto declared = f.Sent<wire::Declared>(Conn(2));
+  REQUIRE(declared.size() == 1);
+  CHECK(declared[0].held == Round{0});
+}
+
 }  // namespace
 }  // namespace talweg::aggregation

@@ -87,7 +87,7 @@ LocalSlice* Tensor::FindLocal(SliceIndex slice) {
 
 bool Tensor::Place(const View& view, AggregatorIndex self) {
   const Collective& collective = agreed->collective;
-  const Placement placement(view, key, collective, agreed->RankCount());
+  const Placement placement(view, key, collective, agreed->group);
   std::optional<talweg::Place> root;
   if (collective.has_root() && !agreed->IsDead()) {
     const Rank rank{agreed->root_rank};

@@ -64,6 +64,20 @@ constexpr bool HasPart(Share share, uint32_t part, uint32_t rank, uint32_t rank_
   return false;
 }
 
+// The rank to which part `part` belongs by this share, whoever is the root. nullopt: it is
+// everybody's, or the root's.
+constexpr std::optional<uint32_t> HolderOf(Share share, uint32_t part, uint32_t rank_count) {
+  switch (share) {
+    case Share::kOwn: return part;
+    case Share::kRow: return part / rank_count;
+    case Share::kColumn: return part % rank_count;
+    case Share::kWhole:
+    case Share::kRoot:
+    case Share::kUnspecified: break;
+  }
+  return std::nullopt;
+}
+
 // A collective of one shape, without the ranks that take part in it. A value.
 struct Collective {
   DType dtype = DType::kUnspecified;

@@ -328,5 +328,46 @@ TEST_CASE("Member: what it has of a round whose predecessor is aborted for other
   CHECK(f.member.tensors()[0]->partial.have_count == 1);
 }
 
+TEST_CASE("Member: a part leaves for the aggregator beside the rank that gets it", "[pipeline]") {
+  Fixture f;
+  View view = MakeView(1, {1, 1}, 2);
+  view.members[0].host_id = view.aggregators[1].host_id = "x";
+  view.members[1].host_id = view.aggregators[0].host_id = "y";
+  f.Start(view);
+  f.Open(SpecOf("reduce_scatter", 16 * kKiB, {0, 1}));
+  PushOf(f, 0, 1);
+  std::vector<uint32_t> part_by_owner(2, 99);
+  for (const Send& send : Fixture::Of<Send>(f.Flush())) {
+    if (send.type != wire::FrameType::kContribute) continue;
+    for (const auto& [index, owner] : f.member.owners()) {
+      if (owner.connection != send.connection) continue;
+      const auto& entries = std::get<std::vector<wire::Contribute>>(send.entries);
+      REQUIRE(entries.size() == 1);
+      part_by_owner[index.value()] = entries[0].slice.value();
+    }
+  }
+  CHECK(part_by_owner == std::vector<uint32_t>{1, 0});
+}
+
+TEST_CASE("Member: a group is declared by its places, also when ranks follow a view without one",
+          "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {1, 1, 1, 1}, 1));
+  f.Open(SpecOf("all_reduce", 16, {0, 1, 2}));
+  View left = MakeView(2, {1, 1, 1, 1}, 1);
+  left.members.erase(left.members.begin() + 1);
+  f.OnView(left);
+  f.AgreeTo(f.AnswerAll());
+  f.Decide("t", wire::Verdict::kRedo, 1);
+  f.Do([&](Effects& out) { CHECK(f.member.OnRanksFollow(Epoch{2}, out)); });
+  left.epoch = Epoch{3};
+  f.OnView(left);
+  const auto declared = Fixture::Entries<wire::Declare>(f.AnswerAll());
+  REQUIRE(declared.size() == 1);
+  CHECK(declared[0].group == Group{{NodeRank{0}, LocalRank{0}},
+                                   {NodeRank{1}, LocalRank{0}},
+                                   {NodeRank{2}, LocalRank{0}}});
+}
+
 }  // namespace
 }  // namespace talweg::pipeline

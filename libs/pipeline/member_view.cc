@@ -252,12 +252,18 @@ void Member::PlaceTensor(Tensor& tensor, Effects& out) {
   tensor.owners.clear();
   tensor.primary = PrimaryOwner(*view_, tensor.key);
   if (!view_->aggregators.empty()) tensor.owners[tensor.primary] = {};
+  tensor.slices.clear();
+  ResetSlices(tensor);
+  // Where it fails the primary hears of it nevertheless, so that others who declare the name learn
+  // it there.
+  if (!Resolve(tensor, out)) return;
   const uint64_t slices_min =
       tensor.spec.bytes() / view_->slice_bytes_max + tensor.spec.part_count();
-  if (slices_min + view_->aggregators.size() + 1 > wire::kTensorSlicesMax) {
-    // The primary hears of it nevertheless, so that others who declare the name learn it there.
+  if (slices_min <= wire::kTensorSlicesMax) {
+    tensor.slices = Placement(*view_, tensor.key, tensor.spec.collective, tensor.group).slices();
+  }
+  if (tensor.slices.empty() || tensor.slices.size() > wire::kTensorSlicesMax) {
     tensor.slices.clear();
-    ResetSlices(tensor);
     FailTensorWith(
         tensor, Status::kInvalid,
         "tensor '" + tensor.spec.name + "' of " + FormatBytes(tensor.spec.bytes()) +
@@ -267,12 +273,10 @@ void Member::PlaceTensor(Tensor& tensor, Effects& out) {
         out);
     return;
   }
-  tensor.slices =
-      Placement(*view_, tensor.key, tensor.spec.collective, tensor.spec.rank_count()).slices();
   if (!view_->aggregators.empty()) {
     for (const Slice& slice : tensor.slices) tensor.owners[slice.owner] = {};
   }
-  if (Resolve(tensor, out)) ResolveInView(tensor);
+  ResolveInView(tensor);
   ResetSlices(tensor);
 }
 
@@ -384,7 +388,7 @@ void Member::SendDeclares(Owner& owner, Effects& out) {
     entries.push_back({.key = tensor.key,
                        .name = spec.name,
                        .collective = spec.collective,
-                       .group = PlacesOf(*numbers_, spec.ranks),
+                       .group = tensor.group,
                        .root_rank = tensor.is_dead ? wire::kNoRank : root_rank,
                        .by_rank = GlobalRank(tensor.declared_by).value()});
     send.tensors.push_back(tensor.index);

@@ -4,6 +4,12 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
 
 #include "libs/base/check.h"
 #include "libs/base/fingerprint.h"
@@ -24,18 +30,143 @@ constexpr uint64_t kRunSlicesMin = 256;
 constexpr uint64_t kSliceBytesMin = 64 * kKiB;
 constexpr uint64_t kManySlices = 8192;
 
-// How long the slices of a run are at most.
-uint64_t SliceBytes(const View& view, uint64_t run_bytes) {
+// How long the slices of a run are at most, where a tensor has so many runs.
+uint64_t SliceBytes(const View& view, uint64_t run_bytes, size_t run_count) {
   if (view.aggregators.empty()) return view.slice_bytes_max;  // Nothing travels.
-  const uint64_t slices_min =
-      std::clamp<uint64_t>(kManySlices / (2 * view.aggregators.size()), 1, kRunSlicesMin);
+  const uint64_t slices_min = std::clamp<uint64_t>(kManySlices / (2 * run_count), 1, kRunSlicesMin);
   const uint64_t wanted = std::bit_floor(std::max(run_bytes / slices_min, kSliceBytesMin));
   return std::min(wanted, view.slice_bytes_max);
 }
 
+// The parts of a tensor that some aggregators share among them. The parts lie one after another on
+// a line of their own.
+struct Site {
+  std::vector<AggregatorIndex> owners;  // Ascending.
+  std::vector<uint32_t> parts;          // Ascending.
+};
+
+// The owner that weighted rendezvous hashing selects: the largest of weight / -ln(u), u uniform in
+// (0, 1) from the hash. A double's logarithm may differ in its last bit between C libraries, so u
+// is compared exactly where all weights are equal, and otherwise on a grid of 2^-24, computed in
+// integers.
+AggregatorIndex Select(const View& view, TensorKey key,
+                       const std::vector<AggregatorIndex>& owners) {
+  const auto weight_of = [&](AggregatorIndex owner) {
+    return view.aggregators[owner.value()].weight;
+  };
+  const bool equal_weights = std::all_of(owners.begin(), owners.end(), [&](AggregatorIndex owner) {
+    return weight_of(owner) == weight_of(owners.front());
+  });
+  AggregatorIndex best = owners.front();
+  double best_score = -1;
+  uint64_t best_hash = 0;
+  for (const AggregatorIndex owner : owners) {
+    const uint64_t hash =
+        Fingerprint64(key.value(), Fingerprint64(view.aggregators[owner.value()].name));
+    double score = 0;
+    if (!equal_weights) {
+      const double u = (static_cast<double>(hash >> 40) + 0.5) / static_cast<double>(1 << 24);
+      score =
+          std::round(weight_of(owner) / -std::log(u) * 1048576.0);  // Coarser than any rounding.
+    }
+    if (score > best_score || (score == best_score && hash > best_hash)) {
+      best = owner;
+      best_score = score;
+      best_hash = hash;
+    }
+  }
+  return best;
+}
+
+std::vector<AggregatorIndex> AllOwners(const View& view) {
+  std::vector<AggregatorIndex> owners;
+  for (uint32_t i = 0; i < view.aggregators.size(); ++i) owners.push_back(AggregatorIndex{i});
+  return owners;
+}
+
+// The hosts that a group's ranks are on, by numbers of our own.
+struct Hosts {
+  std::vector<std::vector<AggregatorIndex>> owners;  // By host: the aggregators there.
+  std::vector<std::optional<size_t>> of_rank;        // nullopt: no member has its place.
+
+  size_t CountOfRanks() const {
+    std::set<size_t> seen;
+    for (const std::optional<size_t>& host : of_rank) {
+      if (host) seen.insert(*host);
+    }
+    return seen.size();
+  }
+};
+
+Hosts HostsOf(const View& view, const Group& group) {
+  Hosts hosts;
+  std::map<std::string, size_t> by_id;
+  std::vector<size_t> of_member;
+  for (const ViewMember& member : view.members) {
+    // One that nobody knows is a host of its own.
+    size_t host = hosts.owners.size();
+    if (!member.host_id.empty()) host = by_id.emplace(member.host_id, host).first->second;
+    hosts.owners.resize(std::max(hosts.owners.size(), host + 1));
+    of_member.push_back(host);
+  }
+  for (const AggregatorIndex owner : AllOwners(view)) {
+    const auto host = by_id.find(view.aggregators[owner.value()].host_id);
+    if (host != by_id.end()) hosts.owners[host->second].push_back(owner);
+  }
+  for (const Place& place : group) {
+    const std::optional<MemberIndex> member = view.IndexOf(place.node);
+    hosts.of_rank.push_back(member ? std::optional(of_member[member->value()]) : std::nullopt);
+  }
+  return hosts;
+}
+
+// The host on which the part is summed: that of the rank that it belongs to when it is gotten, else
+// when it is given. nullopt: there is no such rank, or no aggregator beside it.
+std::optional<size_t> HostOfPart(const Collective& collective, uint32_t part, const Hosts& hosts) {
+  for (const Share share : {collective.gets, collective.gives}) {
+    const auto rank_count = static_cast<uint32_t>(hosts.of_rank.size());
+    const std::optional<uint32_t> rank = HolderOf(share, part, rank_count);
+    const std::optional<size_t> host = rank ? hosts.of_rank[*rank] : std::nullopt;
+    if (host && !hosts.owners[*host].empty()) return host;
+  }
+  return std::nullopt;
+}
+
+// Which aggregators sum which parts. Each part is in one site.
+std::vector<Site> SitesOf(const View& view, const Collective& collective, const Group& group) {
+  const auto rank_count = static_cast<uint32_t>(std::max<size_t>(group.size(), 1));
+  std::vector<uint32_t> parts(collective.part_count(rank_count));
+  std::iota(parts.begin(), parts.end(), 0);
+  std::vector<Site> striped{{.owners = AllOwners(view), .parts = std::move(parts)}};
+  if (!collective.needs_every_rank() || collective.all_get_all() ||
+      collective.bytes(rank_count) < kStripeBytesMin * view.aggregators.size()) {
+    return striped;
+  }
+  const Hosts hosts = HostsOf(view, group);
+  std::vector<Site> sites;
+  for (const std::vector<AggregatorIndex>& owners : hosts.owners) {
+    if (owners.size() == view.aggregators.size()) return striped;
+    sites.push_back({.owners = owners, .parts = {}});
+  }
+  Site others{.owners = striped.front().owners, .parts = {}};
+  for (const uint32_t part : striped.front().parts) {
+    const std::optional<size_t> host = HostOfPart(collective, part, hosts);
+    (host ? sites[*host] : others).parts.push_back(part);
+  }
+  if (collective.gives == Share::kWhole) {
+    const size_t host_count = hosts.CountOfRanks();
+    for (const Site& site : sites) {
+      if (site.parts.size() * (host_count - 1) > striped.front().parts.size()) return striped;
+    }
+  }
+  sites.push_back(std::move(others));
+  std::erase_if(sites, [](const Site& site) { return site.parts.empty(); });
+  return sites;
+}
+
 // Cuts the bytes from `begin` to `end`, all of one part, into slices of equal length.
 void AppendSlices(std::vector<Slice>& slices, AggregatorIndex owner, uint64_t begin, uint64_t end,
-                  uint64_t slice_bytes_max, uint64_t& slot_offset) {
+                  uint64_t slice_bytes_max) {
   const uint64_t count =
       std::max<uint64_t>((end - begin + slice_bytes_max - 1) / slice_bytes_max, 1);
   const uint64_t length =
@@ -43,29 +174,63 @@ void AppendSlices(std::vector<Slice>& slices, AggregatorIndex owner, uint64_t be
   uint64_t offset = begin;
   do {
     const uint64_t bytes = std::min(length, end - offset);
-    slices.push_back({.offset_bytes = offset,
-                      .length_bytes = static_cast<uint32_t>(bytes),
-                      .owner = owner,
-                      .slot_offset_bytes = slot_offset});
-    slot_offset += RoundUp(bytes, kAlignmentBytes);
+    slices.push_back(
+        {.offset_bytes = offset, .length_bytes = static_cast<uint32_t>(bytes), .owner = owner});
     offset += length;
   } while (offset < end);
 }
 
-// What lies between `begin` and `end` of the tensor goes to `owner`.
-void AppendRun(std::vector<Slice>& slices, const Collective& collective, uint32_t part_count,
-               AggregatorIndex owner, uint64_t begin, uint64_t end, uint64_t slice_bytes_max) {
+// What lies between `begin` and `end` of the line of these parts goes to `owner`.
+void AppendRun(std::vector<Slice>& slices, const Collective& collective,
+               const std::vector<uint32_t>& parts, AggregatorIndex owner, uint64_t begin,
+               uint64_t end, uint64_t slice_bytes_max) {
   const uint64_t part_bytes = collective.part_bytes();
   const uint64_t stride = collective.stride_bytes();
-  uint64_t slot_offset = 0;
-  for (uint32_t part = collective.part_at(begin); part < part_count; ++part) {
-    const uint64_t part_begin = part * stride;
-    if (part > 0 && part_begin >= end) break;
+  for (uint64_t i = begin / stride; i < parts.size(); ++i) {
+    const uint64_t part_begin = i * stride;
+    if (i > 0 && part_begin >= end) break;
     const uint64_t from = std::max(begin, part_begin);
     const uint64_t to = std::min(end, part_begin + part_bytes);
+    const uint64_t in_tensor = parts[i] * stride - part_begin;  // From the line to the tensor.
     if (from < to || (part_bytes == 0 && from == part_begin)) {
-      AppendSlices(slices, owner, from, to, slice_bytes_max, slot_offset);
+      AppendSlices(slices, owner, from + in_tensor, to + in_tensor, slice_bytes_max);
     }
+  }
+}
+
+// Cuts the parts of a site into one run for each of its owners.
+void AppendSite(std::vector<Slice>& slices, const View& view, TensorKey key,
+                const Collective& collective, const Site& site, size_t run_count) {
+  const uint64_t line_bytes = collective.needs_every_rank()
+                                  ? site.parts.size() * collective.stride_bytes()
+                                  : collective.part_bytes();
+  const auto append = [&](AggregatorIndex owner, uint64_t begin, uint64_t end) {
+    AppendRun(slices, collective, site.parts, owner, begin, end,
+              SliceBytes(view, end - begin, run_count));
+  };
+  const std::vector<AggregatorIndex>& owners = site.owners;
+  if (owners.empty()) return append(AggregatorIndex{0}, 0, line_bytes);
+  const AggregatorIndex first = Select(view, key, owners);
+  if (owners.size() == 1 || line_bytes < kStripeBytesMin * owners.size()) {
+    return append(first, 0, line_bytes);
+  }
+  uint64_t weight_total = 0;
+  for (const AggregatorIndex owner : owners) {
+    weight_total += view.aggregators[owner.value()].weight;
+  }
+  const size_t first_at = std::find(owners.begin(), owners.end(), first) - owners.begin();
+  uint64_t weight_before = 0;
+  uint64_t begin = 0;
+  for (size_t i = 0; i < owners.size(); ++i) {
+    const AggregatorIndex owner = owners[(first_at + i) % owners.size()];
+    weight_before += view.aggregators[owner.value()].weight;
+    const auto exact = static_cast<unsigned __int128>(line_bytes) * weight_before / weight_total;
+    const uint64_t end =
+        i + 1 == owners.size()
+            ? line_bytes
+            : std::min(line_bytes, RoundUp(static_cast<uint64_t>(exact), kAlignmentBytes));
+    if (end > begin) append(owner, begin, end);
+    begin = end;
   }
 }
 
@@ -76,66 +241,23 @@ uint64_t PlacementDigest(const View& view) {
 }
 
 AggregatorIndex PrimaryOwner(const View& view, TensorKey key) {
-  // Rendezvous with weights: the largest of weight / -ln(u), u uniform in (0, 1) from the hash.
-  // A double's logarithm may differ in its last bit between C libraries, so u is compared
-  // exactly where all weights are equal, and otherwise on a grid of 2^-24, computed in integers.
-  AggregatorIndex best{0};
-  double best_score = -1;
-  uint64_t best_hash = 0;
-  bool equal_weights = true;
-  for (const ViewAggregator& aggregator : view.aggregators) {
-    equal_weights &= aggregator.weight == view.aggregators.front().weight;
-  }
-  for (uint32_t i = 0; i < view.aggregators.size(); ++i) {
-    const ViewAggregator& aggregator = view.aggregators[i];
-    const uint64_t hash = Fingerprint64(key.value(), Fingerprint64(aggregator.name));
-    if (equal_weights) {
-      if (i == 0 || hash > best_hash) {
-        best = AggregatorIndex{i};
-        best_hash = hash;
-      }
-      continue;
-    }
-    const double u = (static_cast<double>(hash >> 40) + 0.5) / static_cast<double>(1 << 24);
-    const double score =
-        std::round(aggregator.weight / -std::log(u) * 1048576.0);  // Coarser than any rounding.
-    if (score > best_score || (score == best_score && hash > best_hash)) {
-      best = AggregatorIndex{i};
-      best_score = score;
-      best_hash = hash;
-    }
-  }
-  return best;
+  return view.aggregators.empty() ? AggregatorIndex{0} : Select(view, key, AllOwners(view));
 }
 
 Placement::Placement(const View& view, TensorKey key, const Collective& collective,
-                     uint32_t rank_count) {
+                     const Group& group) {
   TALWEG_CHECK(view.slice_bytes_max % kAlignmentBytes == 0 && view.slice_bytes_max > 0);
-  const size_t owner_count = std::max<size_t>(view.aggregators.size(), 1);
-  const AggregatorIndex first = PrimaryOwner(view, key);
-  const uint64_t tensor_bytes = collective.bytes(rank_count);
-  const uint32_t part_count = collective.part_count(rank_count);
-  const auto append = [&](AggregatorIndex owner, uint64_t begin, uint64_t end) {
-    AppendRun(slices_, collective, part_count, owner, begin, end, SliceBytes(view, end - begin));
-  };
-  if (owner_count == 1 || tensor_bytes < kStripeBytesMin * owner_count) {
-    append(first, 0, tensor_bytes);
-    return;
-  }
-  uint64_t weight_total = 0;
-  for (const ViewAggregator& aggregator : view.aggregators) weight_total += aggregator.weight;
-  uint64_t weight_before = 0;
-  uint64_t begin = 0;
-  for (uint32_t i = 0; i < owner_count; ++i) {
-    const AggregatorIndex owner{static_cast<uint32_t>((first.value() + i) % owner_count)};
-    weight_before += view.aggregators[owner.value()].weight;
-    const auto exact = static_cast<unsigned __int128>(tensor_bytes) * weight_before / weight_total;
-    const uint64_t end =
-        i + 1 == owner_count
-            ? tensor_bytes
-            : std::min(tensor_bytes, RoundUp(static_cast<uint64_t>(exact), kAlignmentBytes));
-    if (end > begin) append(owner, begin, end);
-    begin = end;
+  TALWEG_CHECK(!group.empty() || !collective.needs_every_rank());
+  const std::vector<Site> sites = SitesOf(view, collective, group);
+  size_t run_count = 0;
+  for (const Site& site : sites) run_count += std::max<size_t>(site.owners.size(), 1);
+  for (const Site& site : sites) AppendSite(slices_, view, key, collective, site, run_count);
+  std::sort(slices_.begin(), slices_.end(),
+            [](const Slice& a, const Slice& b) { return a.offset_bytes < b.offset_bytes; });
+  std::vector<uint64_t> slot_end(std::max<size_t>(view.aggregators.size(), 1));
+  for (Slice& slice : slices_) {
+    slice.slot_offset_bytes = slot_end[slice.owner.value()];
+    slot_end[slice.owner.value()] += RoundUp(slice.length_bytes, kAlignmentBytes);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "libs/base/collective.h"
 #include "libs/base/ids.h"
+#include "libs/view/participation.h"
 #include "libs/view/view.h"
 
 namespace talweg {
@@ -27,17 +28,30 @@ inline constexpr uint64_t kStripeBytesMin = 64 * kKiB;
 // Where the bytes of a tensor are summed: a pure function of the view and of this tensor, never
 // of other tensors. A slice belongs to one part of the tensor.
 //
-// A tensor of at least kStripeBytesMin bytes for each aggregator is cut into one run of bytes for
-// each, in proportion to its weight, beginning with the aggregator that its key selects; each run
-// is cut into equal slices of at most `slice_bytes_max`, and of a power of two that makes at least
-// 256 of them, down to 64 KiB: a round's first slice and its last results overlap with nothing, and
-// slow links have short queues. A smaller tensor goes whole to the aggregator that weighted
-// rendezvous hashing selects (Thaler, Ravishankar, "Using name-based mappings to increase hit
-// rates", 1998), so that few tensors move when aggregators come or go.
+// A tensor of at least kStripeBytesMin bytes for each aggregator is **striped**: it is cut into one
+// run of bytes for each, in proportion to its weight, beginning with the aggregator that its key
+// selects. A smaller tensor goes whole to the aggregator that weighted rendezvous hashing selects
+// (Thaler, Ravishankar, "Using name-based mappings to increase hit rates", 1998), so that few
+// tensors move when aggregators come or go.
+//
+// Where a tensor that is large enough to be striped has parts that not all ranks get, they are
+// summed beside the ranks that they belong to: a part goes to the aggregators on the host of the
+// rank that gets it; if there is none, or the root gets it, to those on the host of the rank that
+// gives it. So it crosses a link only where it must. The aggregators of one host share its parts as
+// all share a striped tensor. Parts that have no such host are striped. A root counts for nothing
+// here: a member may know less of it than an owner.
+//
+// Where all ranks give a part, its host's link carries it once for every other host. So if one host
+// has more than one part in (hosts - 1), striping loads the busiest link less, and all parts are
+// striped. Where all ranks get a part, striping always loads it as little, or less.
+//
+// Each run is cut into equal slices of at most `slice_bytes_max`, and of a power of two that makes
+// at least 256 of them, down to 64 KiB: a round's first slice and its last results overlap with
+// nothing, and slow links have short queues.
 class Placement {
  public:
-  // `rank_count`: of the tensor's group.
-  Placement(const View& view, TensorKey key, const Collective& collective, uint32_t rank_count);
+  // `group`: the tensor's; a collective whose parts belong to ranks needs one that names them.
+  Placement(const View& view, TensorKey key, const Collective& collective, const Group& group);
 
   // In order of their offsets; together they cover every part once.
   const std::vector<Slice>& slices() const { return slices_; }
@@ -56,7 +70,7 @@ class Placement {
 
 // Goes up with every change of where a byte is placed or how a run is cut: releases that do either
 // differently must not exchange slices.
-inline constexpr uint64_t kPlacementVersion = 2;
+inline constexpr uint64_t kPlacementVersion = 3;
 
 // What two processes must have alike for that: their view, and the version of its placement.
 uint64_t PlacementDigest(const View& view);

@@ -19,6 +19,7 @@ from netns import Network, NotPermitted
 
 _LEASE_MS = 4000
 _STEP_BYTES = 300_000 * 4  # What a rank of steady.py pushes a step, at least.
+_ON_SERVER = (("x", "server"), ("y", "server"))
 
 
 def _peers(pid: int) -> list[str]:
@@ -32,28 +33,51 @@ def _peers(pid: int) -> list[str]:
 
 
 class SeparateHosts:
-    """Machines "a" and "b", and a "server" with a scheduler and two aggregators."""
+    """Machines "a" and "b", or others, and a "server" with a scheduler.
+
+    `aggregators`: by name, which machine each is on.
+    """
+
+    def __init__(
+        self, machines: str = "ab", aggregators: Sequence[tuple[str, str]] = _ON_SERVER
+    ) -> None:
+        self.machines = machines
+        self._aggregators = aggregators
 
     def __enter__(self) -> SeparateHosts:
         with contextlib.ExitStack() as stack:
-            self.network = stack.enter_context(Network(["server", "a", "b"]))
+            self.network = stack.enter_context(Network(["server", *self.machines]))
             self.cluster = stack.enter_context(Cluster())
-            here = f"{self.network.address('server')}:0"
-            options = [f"--listen={here}", "--in_memory", f"--lease_ms={_LEASE_MS}"]
-            options.append("--insecure")
-            scheduler = self._start("scheduler", "scheduler", options)
+            options = [f"--listen={self.network.address('server')}:0", "--in_memory"]
+            options += [f"--lease_ms={_LEASE_MS}", "--insecure"]
+            scheduler = self._start("scheduler", "scheduler", options, "server")
             self.scheduler = scheduler.addresses["listen"]
-            for name in ("x", "y"):
-                options = [f"--scheduler={self.scheduler}", f"--name={name}", f"--listen={here}"]
-                self._start("aggregator", f"aggregator.{name}", options)
+            for name, host in self._aggregators:
+                options = [f"--scheduler={self.scheduler}", f"--name={name}"]
+                options.append(f"--listen={self.network.address(host)}:0")
+                self._start("aggregator", f"aggregator.{name}", options, host)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def _start(self, service: str, name: str, options: list[str]) -> Daemon:
-        return self.cluster.start(service, name, options, self.network.enter("server"))
+    def _start(self, service: str, name: str, options: list[str], host: str) -> Daemon:
+        return self.cluster.start(service, name, options, self.network.enter(host))
+
+    def wait_for_aggregators(self) -> None:
+        """Returns when the scheduler takes all of them into new views."""
+        line = [str(TOOL), "status", f"--scheduler={self.scheduler}", "--json"]
+        deadline_s = time.monotonic() + DEADLINE_S
+        while True:
+            output = subprocess.check_output(
+                [*self.network.enter("server"), *line], timeout=DEADLINE_S
+            )
+            pool = json.loads(output)["pool"]
+            if sum(each["attached"] for each in pool) == len(self._aggregators):
+                return
+            assert time.monotonic() < deadline_s, pool
+            time.sleep(0.01)
 
     def agent(self, node: int, host: str, count: int, job: str, more: Sequence[str] = ()) -> Daemon:
         """Starts a node's agent."""
@@ -63,8 +87,8 @@ class SeparateHosts:
             f"--job={job}",
             f"--node_rank={node}",
             f"--rank_count={count}",
-            "--min_members=2",
-            "--max_members=2",
+            f"--min_members={len(self.machines)}",
+            f"--max_members={len(self.machines)}",
             f"--name=machine-{host}",
             *more,
         ]
@@ -186,6 +210,34 @@ class SeparateHostsTest(unittest.TestCase):
             self.assertGreater(counters["send_window_bytes"], wanted_bytes, counters)
             for rank in ranks:
                 rank.wait_for("step 4 ")  # Each has checked its sums.
+
+    def test_parts_cross_the_links_that_they_must_and_no_other(self) -> None:
+        # Each rank gives 6 MiB. Of a part of 2 MiB, what its own host has stays there.
+        rounds, must_bytes = 4, 4 << 20
+        aggregators = [(f"agg-{host}", host) for host in "abc"]
+        with SeparateHosts("abc", aggregators) as hosts:
+            hosts.wait_for_aggregators()
+            ranks = []
+            for node, host in enumerate("abc"):
+                agent, inside = hosts.agent(node, host, 1, "training"), hosts.network.enter(host)
+                ranks.append(hosts.cluster.rank(agent, "exchange.py", (), inside))
+
+            def call(name: str, times: int) -> None:
+                for rank in ranks:
+                    rank.tell(f"{name} {6 << 20} {times}")
+                for rank in ranks:
+                    rank.wait_for("done")
+
+            for name in ("reduce_scatter", "all_to_all", "all_gather"):
+                call(name, 1)  # Here they agree on the tensors.
+                before = {host: hosts.network.bytes_moved(host) for host in "abc"}
+                call(name, rounds)
+                for host, counts in before.items():
+                    after = hosts.network.bytes_moved(host)
+                    for way, moved in zip(("received", "sent"), map(int.__sub__, after, counts)):
+                        with self.subTest(name, host=host, way=way):
+                            self.assertGreaterEqual(moved, rounds * must_bytes)
+                            self.assertLessEqual(moved, 1.1 * rounds * must_bytes)
 
     def test_an_interface_that_is_not_there(self) -> None:
         with SeparateHosts() as hosts, self.assertRaisesRegex(AssertionError, "'eth7'"):

@@ -86,7 +86,7 @@ membership::JoinRequest AgentProcess::JoinRequest() const {
   request.member = {.id = core_.config().self,
                     .rank_count = config_.rank_count,
                     .name = name_,
-                    .host_id = name_};
+                    .host_id = config_.host_id};
   return request;
 }
 

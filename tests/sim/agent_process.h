@@ -47,6 +47,7 @@ class AgentProcess : public Process {
     uint32_t node = 0;
     uint32_t rank_count = 1;
     Incarnation incarnation;
+    std::string host_id;  // "": a host of its own.
     const Profile* profile = nullptr;
     // It has given up a node that has had no connection, it says.
     std::function<void(NodeRank node)> on_given_up;
@@ -167,6 +168,7 @@ class AgentProcess : public Process {
   void CheckTravels(const wire::Contribute& entry) const;
   void CheckMismatch(const std::string& who, const std::string& text) const;
   void NoteRound(size_t tensor, const pipeline::CompleteRound& complete) const;
+  void NotePlacement(const Group& group, const pipeline::Tensor& tensor) const;
   void GoOnWithout(pipeline::TensorIndex tensor);
   void CheckDone(LocalRank rank);
   void FailRankWith(LocalRank rank, const std::string& text, bool may_linger = false);

@@ -82,7 +82,7 @@ AggregatorProcess::AggregatorProcess(Timeline* timeline, Trace* trace, Network* 
           {.self = {.incarnation = config.incarnation,
                     .name = name_,
                     .data_address = *transport_.Listen({}),
-                    .host_id = name_},
+                    .host_id = config.host_id},
            .scheduler = "the scheduler",
            .drain_timeout_ns = 40 * network->Delay()},
           &data_plane_, &clock_,

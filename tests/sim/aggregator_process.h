@@ -31,6 +31,7 @@ class AggregatorProcess : private TransportWatcher {
     HostIndex host = 0;
     uint32_t place = 0;
     Incarnation incarnation;
+    std::string host_id;
     const Profile* profile = nullptr;
     // It ends by itself: drained, or refused by the scheduler.
     std::function<void(const AggregatorProcess* process)> on_ended;

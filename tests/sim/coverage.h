@@ -74,6 +74,9 @@ inline constexpr const char* kCoverage[] = {
     "a part is shorter than declared",
     "a part of no bytes",
     "somebody is waited for and named",
+    "a part is summed beside the rank that gets it",
+    "a part is summed beside the rank that gives it",
+    "a part is summed beside neither",
     // Section 6.
     "a Hello before its view",
     "a Hello refused",

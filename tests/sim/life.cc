@@ -57,15 +57,19 @@ class World {
     std::string job_name;
     uint32_t node = 0;
     HostIndex host = 0;
+    std::string host_id;
     std::unique_ptr<AgentProcess> process;
   };
   struct AggregatorHost {
     uint32_t place = 0;
     HostIndex host = 0;
+    std::string host_id;
     std::unique_ptr<AggregatorProcess> process;
   };
 
   void Build();
+  std::string NextHost(const std::vector<std::string>& hosts, size_t index,
+                       const std::string& before);
   void StartAgent(AgentHost& agent);
   void StartAggregator(AggregatorHost& aggregator);
   void CrashAgent(AgentHost& agent);
@@ -155,8 +159,17 @@ void World::Build() {
   if (profile_.fault_weights[static_cast<int>(Fault::kLoseScheduler)] > 0) CheckSilence();
 }
 
+// Where a process is started that was on `before`.
+std::string World::NextHost(const std::vector<std::string>& hosts, size_t index,
+                            const std::string& before) {
+  if (hosts.empty()) return before;
+  if (before.empty()) return hosts[index];
+  return timeline_.random().OneIn(3) ? Some(hosts) : before;
+}
+
 void World::StartAgent(AgentHost& agent) {
   if (agent.process != nullptr) return;
+  agent.host_id = NextHost(profile_.node_hosts, agent.node, agent.host_id);
   Host& host = network_.host(agent.host);
   agent.process = std::make_unique<AgentProcess>(
       &timeline_, &trace_, &network_, scheduler_.get(), &ledgers_, agent.host,
@@ -165,6 +178,7 @@ void World::StartAgent(AgentHost& agent) {
           .node = agent.node,
           .rank_count = profile_.rank_counts[agent.node],
           .incarnation = NewIncarnation(),
+          .host_id = agent.host_id,
           .profile = &profile_,
           .on_given_up = [this, &agent](NodeRank node) { CheckGivenUp(agent, node); }});
   host.Start(agent.process.get());
@@ -174,11 +188,13 @@ void World::StartAgent(AgentHost& agent) {
 
 void World::StartAggregator(AggregatorHost& aggregator) {
   if (aggregator.process != nullptr) return;
+  aggregator.host_id = NextHost(profile_.aggregator_hosts, aggregator.place, aggregator.host_id);
   aggregator.process = std::make_unique<AggregatorProcess>(
       &timeline_, &trace_, &network_, scheduler_.get(),
       AggregatorProcess::Config{.host = aggregator.host,
                                 .place = aggregator.place,
                                 .incarnation = NewIncarnation(),
+                                .host_id = aggregator.host_id,
                                 .profile = &profile_,
                                 .on_ended = [this, &aggregator](const AggregatorProcess* ended) {
                                   EndAggregator(aggregator, ended);

@@ -247,6 +247,35 @@ Profile DrawGroups(Random& random) {
   return profile;
 }
 
+// Some aggregators are on members' hosts and some are not. Most tensors are so large that it
+// matters.
+Profile DrawHosts(Random& random) {
+  const auto pick = [&random](auto... values) { return Pick(random, values...); };
+  Profile profile = DrawGroups(random);
+  if (profile.rank_counts.size() == 1) profile.rank_counts.push_back(1);
+  profile.aggregator_count = static_cast<uint32_t>(pick(2, 2, 3, 4));
+  uint64_t rank_count = 0;
+  for (size_t node = 0; node < profile.rank_counts.size(); ++node) {
+    rank_count += profile.rank_counts[node];
+    // Few nodes share a host.
+    const uint64_t host = node > 0 && random.OneIn(8) ? node - 1 : node;
+    profile.node_hosts.push_back(random.OneIn(16) ? "" : "host" + std::to_string(host));
+  }
+  for (uint32_t i = 0; i < profile.aggregator_count; ++i) {
+    const uint64_t host = random.OneIn(4) ? 100 + i : random.Below(profile.rank_counts.size());
+    profile.aggregator_hosts.push_back("host" + std::to_string(host));
+  }
+  for (TensorProfile& tensor : profile.tensors) {
+    if (random.OneIn(4)) continue;
+    const Collective collective = tensor.collective();
+    const uint64_t ranks = tensor.group.empty() ? rank_count : tensor.group.size();
+    const uint64_t bytes = kStripeBytesMin * profile.aggregator_count;
+    tensor.bytes = bytes / collective.part_count(static_cast<uint32_t>(ranks)) / 8 * 8 +
+                   8 * random.Below(pick(10, 1000));
+  }
+  return profile;
+}
+
 // So much credit that an aggregator keeps a part of it for a while, and more to send than that.
 void Widen(Profile& profile, Random& random) {
   profile.credit_bytes = kMiB + 256 * kKiB;
@@ -264,6 +293,7 @@ const char* KindName(Kind kind) {
     case Kind::kRecovery: return "recovery";
     case Kind::kSilent: return "silent";
     case Kind::kGroups: return "groups";
+    case Kind::kHosts: return "hosts";
   }
   return "unknown";
 }
@@ -274,6 +304,7 @@ Profile DrawProfile(Kind kind, Random& random) {
     case Kind::kRecovery: return DrawRecovery(random);
     case Kind::kSilent: return DrawSilent(random);
     case Kind::kGroups: return DrawGroups(random);
+    case Kind::kHosts: return DrawHosts(random);
   }
   Profile profile = DrawUsual(random);
   if (random.OneIn(150)) Widen(profile, random);

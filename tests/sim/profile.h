@@ -3,6 +3,7 @@
 #define TALWEG_TESTS_SIM_PROFILE_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "libs/base/bytes.h"
@@ -43,6 +44,10 @@ struct Profile {
   uint64_t slice_bytes_max = 4096;
   uint64_t credit_bytes = 64 * kKiB;
   std::vector<TensorProfile> tensors;
+  // Which host each is on: equal names are one host, and nobody knows that of "". Empty: each has
+  // one to itself. Who is started again may be on another one.
+  std::vector<std::string> node_hosts;
+  std::vector<std::string> aggregator_hosts;
   bool has_groups = false;  // Ranks agree beforehand on who takes part, and on roots, by place.
   uint64_t round_count = 3;
   uint64_t rounds_per_step = 1;  // That a step has, of every tensor; the last may have fewer.
@@ -98,9 +103,11 @@ enum class Kind : uint8_t {
   kRecovery,  // Views upon views with rounds open: what is rare elsewhere is usual here.
   kSilent,    // The scheduler goes, and members die that it would have missed.
   kGroups,    // As one of those, with every collective, over groups of ranks.
+  kHosts,     // As kGroups, with aggregators beside the ranks that parts belong to.
 };
 
-inline constexpr Kind kKinds[] = {Kind::kUsual, Kind::kRecovery, Kind::kSilent, Kind::kGroups};
+inline constexpr Kind kKinds[] = {Kind::kUsual, Kind::kRecovery, Kind::kSilent, Kind::kGroups,
+                                  Kind::kHosts};
 const char* KindName(Kind kind);
 
 Profile DrawProfile(Kind kind, Random& random);

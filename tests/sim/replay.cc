@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lives one life again and prints all that happens in it:
-//   bazel run //tests/sim:replay -- [--kind=usual|recovery|silent|groups] --seed=N
+//   bazel run //tests/sim:replay -- [--kind=usual|recovery|silent|groups|hosts] --seed=N
 // Or lives many, and prints which of them break something: --seeds=FIRST-LAST
 #include <cstdio>
 #include <cstdlib>
@@ -67,8 +67,8 @@ int main(int argc, char** argv) {
     const uint64_t first = std::strtoull(value, &end, 10);
     if (*end == '-') return LiveAll(kind, first, std::strtoull(end + 1, nullptr, 10));
   }
-  std::fprintf(
-      stderr,
-      "usage: replay [--kind=usual|recovery|silent|groups] --seed=N | --seeds=FIRST-LAST\n");
+  std::fprintf(stderr,
+               "usage: replay [--kind=usual|recovery|silent|groups|hosts] --seed=N | "
+               "--seeds=FIRST-LAST\n");
   return 2;
 }

@@ -30,8 +30,8 @@ constexpr int kFailuresShown = 5;
 // The kinds take turns; each has seeds of its own.
 constexpr Kind kTurns[] = {Kind::kUsual,    Kind::kUsual,    Kind::kUsual,  Kind::kUsual,
                            Kind::kRecovery, Kind::kUsual,    Kind::kUsual,  Kind::kUsual,
-                           Kind::kSilent,   Kind::kRecovery, Kind::kGroups, Kind::kGroups,
-                           Kind::kGroups};
+                           Kind::kSilent,   Kind::kRecovery, Kind::kGroups, Kind::kHosts,
+                           Kind::kHosts};
 
 struct Choice {
   Kind kind;

@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/view/placement.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "libs/base/bytes.h"
+#include "libs/base/fingerprint.h"
+#include "libs/base/random.h"
+#include "libs/view/participation.h"
+#include "libs/view/view_fixture.h"
+
+namespace talweg {
+namespace {
+
+using testing::AllRanks;
+using testing::CollectiveOf;
+using testing::MakeView;
+using testing::OnHosts;
+
+// A tensor of one part.
+Placement PlaceBytes(const View& view, TensorKey key, uint64_t bytes) {
+  return Placement(view, key, Collective::Of(DType::kU8, Op::kSum, bytes), {});
+}
+
+// One of few, or one that nobody knows.
+std::string SomeHost(Random& random) {
+  const uint64_t host = random.Below(4);
+  return host == 0 ? "" : std::to_string(host);
+}
+
+TEST_CASE("Placement: slices cover every tensor once, aligned and bounded", "[view]") {
+  Random random(1);
+  for (int trial = 0; trial < 3000; ++trial) {
+    std::vector<uint32_t> weights(1 + random.Below(6));
+    for (uint32_t& weight : weights) weight = 1 + random.Below(3);
+    const View view = MakeView({1}, weights);
+    const uint64_t bytes = 1 + random.Below(1ull << (1 + random.Below(25)));
+    CAPTURE(trial, bytes);
+    const Placement placement = PlaceBytes(view, TensorKey{random.Next()}, bytes);
+    uint64_t end = 0;
+    std::map<AggregatorIndex, uint64_t> slot_end;
+    for (const Slice& slice : placement.slices()) {
+      CHECK(slice.offset_bytes == end);
+      CHECK(slice.offset_bytes % kCacheLineBytes == 0);
+      CHECK(slice.length_bytes >= 1);
+      CHECK(slice.length_bytes <= view.slice_bytes_max);
+      CHECK(slice.owner.value() < weights.size());
+      CHECK(slice.slot_offset_bytes == slot_end[slice.owner]);
+      slot_end[slice.owner] += RoundUp(slice.length_bytes, kCacheLineBytes);
+      end += slice.length_bytes;
+    }
+    CHECK(end == bytes);
+    for (const auto& [owner, slot_bytes] : slot_end) {
+      CHECK(placement.SlotBytes(owner) == slot_bytes);
+    }
+  }
+}
+
+TEST_CASE("Placement: no aggregator carries 5 % above its share of a model", "[view]") {
+  // The tensor sizes of ResNet-50 in f32, by kind: convolutions, batch norms, the classifier.
+  std::vector<uint64_t> sizes = {4 * 9408, 4 * 2048000, 4 * 1000};
+  const struct {
+    int blocks;
+    uint64_t in, width, out;
+  } kStages[] = {{3, 64, 64, 256}, {4, 256, 128, 512}, {6, 512, 256, 1024}, {3, 1024, 512, 2048}};
+  for (const auto& stage : kStages) {
+    for (int block = 0; block < stage.blocks; ++block) {
+      const uint64_t in = block == 0 ? stage.in : stage.out;
+      for (uint64_t count : {in * stage.width, 9 * stage.width * stage.width,
+                             stage.width * stage.out, stage.width, stage.width, stage.out}) {
+        sizes.push_back(4 * count);
+      }
+    }
+  }
+  for (const std::vector<uint32_t>& weights :
+       {std::vector<uint32_t>{1, 1}, {1, 1, 1}, {1, 2}, {1, 1, 1, 1}, {3, 1, 2, 2, 1}}) {
+    const View view = MakeView({1}, weights);
+    std::vector<uint64_t> carried(weights.size());
+    uint64_t total = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const Placement placement = PlaceBytes(view, TensorKey{Random(i).Next()}, sizes[i]);
+      for (const Slice& slice : placement.slices()) {
+        carried[slice.owner.value()] += slice.length_bytes;
+      }
+      total += sizes[i];
+    }
+    uint64_t weight_total = 0;
+    for (const uint32_t weight : weights) weight_total += weight;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      CAPTURE(i, weights.size());
+      CHECK(carried[i] * weight_total <= total * weights[i] * 1.05);
+    }
+  }
+}
+
+TEST_CASE("Placement: a run is many slices, but not of a few bytes each", "[view]") {
+  const auto longest = [](const View& view, uint64_t bytes) {
+    uint32_t length = 0;
+    const Placement placement = PlaceBytes(view, TensorKey{7}, bytes);
+    for (const Slice& slice : placement.slices()) {
+      length = std::max(length, slice.length_bytes);
+    }
+    return length;
+  };
+  View view = MakeView({1}, {1});
+  view.slice_bytes_max = kMiB;
+  CHECK(longest(view, 60 * kKiB) == 60 * kKiB);
+  CHECK(longest(view, kMiB) == 64 * kKiB);
+  CHECK(longest(view, 16 * kMiB) == 64 * kKiB);
+  CHECK(longest(view, 32 * kMiB) == 128 * kKiB);
+  CHECK(longest(view, 256 * kMiB) == kMiB);
+  CHECK(longest(view, kGiB) == kMiB);
+  View four = MakeView({1}, {1, 1, 1, 1});
+  four.slice_bytes_max = kMiB;
+  CHECK(longest(four, 100'000'000) <= 64 * kKiB);
+  view.slice_bytes_max = 4 * kKiB;
+  CHECK(longest(view, kMiB) == 4 * kKiB);
+  // With many aggregators there are many slices anyway.
+  view = MakeView({1}, std::vector<uint32_t>(2000, 1));
+  view.slice_bytes_max = kMiB;
+  CHECK(PlaceBytes(view, TensorKey{7}, kGiB).slices().size() <= 4 * 2000);
+  // Alone nothing travels.
+  view = MakeView({2}, {});
+  view.slice_bytes_max = kMiB;
+  CHECK(longest(view, 8 * kMiB) == kMiB);
+}
+
+TEST_CASE("Placement: hangs on nothing but the view and the tensor", "[view]") {
+  const View view = MakeView({1, 1}, {1, 1, 1});
+  View later = view;
+  later.epoch = Epoch{9};
+  const TensorKey key{12345};
+  CHECK(PlaceBytes(view, key, 5 * kMiB) == PlaceBytes(later, key, 5 * kMiB));
+  CHECK(PrimaryOwner(view, key) == PrimaryOwner(later, key));
+}
+
+TEST_CASE("Placement: another placement is another version", "[view]") {
+  uint64_t fingerprint = 0;
+  const auto add = [&](const View& view, TensorKey key, const Placement& placement) {
+    fingerprint = Fingerprint64(fingerprint, PrimaryOwner(view, key).value());
+    for (const Slice& slice : placement.slices()) {
+      fingerprint = Fingerprint64(fingerprint, slice.offset_bytes);
+      fingerprint = Fingerprint64(fingerprint, slice.length_bytes);
+      fingerprint = Fingerprint64(fingerprint, slice.owner.value());
+      fingerprint = Fingerprint64(fingerprint, slice.slot_offset_bytes);
+    }
+  };
+  for (const std::vector<uint32_t>& weights :
+       {std::vector<uint32_t>{1}, {1, 1, 1}, {3, 3, 8, 8}, std::vector<uint32_t>(32, 1)}) {
+    const View view = MakeView({1, 2, 1}, weights);
+    for (uint64_t bytes = 1; bytes < 20 * kGiB; bytes = 7 * bytes + 3) {
+      const TensorKey key{bytes};
+      add(view, key, PlaceBytes(view, key, bytes));
+    }
+  }
+  // Is one of them another? Then count kPlacementVersion up, and put it here.
+  CHECK(kPlacementVersion == 3);
+  CHECK(fingerprint == 0x5f42cc8d129af77d);
+  for (const uint32_t rank_count : {1u, 2u}) {
+    const View view = OnHosts(MakeView({1, rank_count, 1, 1}, {1, 1, 2, 1, 5}), {"a", "b", "c", ""},
+                              {"a", "b", "b", "d", ""});
+    for (const CollectiveRow& row : kCollectives) {
+      for (uint64_t bytes = 1; bytes < kGiB; bytes = 5 * bytes + 3) {
+        const TensorKey key{bytes};
+        add(view, key, Placement(view, key, CollectiveOf(row.name, bytes), AllRanks(view)));
+      }
+    }
+  }
+  CHECK(fingerprint == 0xd5dddcce305b2424);
+  CHECK(PlacementDigest(MakeView({1}, {1})) != MakeView({1}, {1}).Digest());
+}
+
+TEST_CASE("Placement: slices cover each part once, and lie in one part each", "[view]") {
+  Random random(3);
+  for (int repetition = 0; repetition < 300; ++repetition) {
+    std::vector<uint32_t> rank_counts(1 + random.Below(4));
+    for (uint32_t& count : rank_counts) count = static_cast<uint32_t>(1 + random.Below(2));
+    View view = MakeView(rank_counts, std::vector<uint32_t>(1 + random.Below(4), 1));
+    for (ViewMember& member : view.members) member.host_id = SomeHost(random);
+    for (ViewAggregator& aggregator : view.aggregators) aggregator.host_id = SomeHost(random);
+    view.slice_bytes_max = 4 * kKiB << random.Below(6);
+    const Group group = AllRanks(view);
+    const auto rank_count = static_cast<uint32_t>(group.size());
+    const uint64_t part_bytes = random.OneIn(5) ? 0 : random.Below(300 * kKiB);
+    const Collective collective =
+        CollectiveOf(kCollectives[random.Below(kCollectives.size())].name, part_bytes);
+    const Placement placement(view, TensorKey{random.Next()}, collective, group);
+    std::vector<uint64_t> covered(collective.part_count(rank_count));
+    std::vector<bool> seen(covered.size());
+    std::map<AggregatorIndex, uint64_t> slot_end;
+    for (const Slice& slice : placement.slices()) {
+      const uint32_t part = collective.part_at(slice.offset_bytes);
+      REQUIRE(part < covered.size());
+      REQUIRE(collective.offset_in_part(slice.offset_bytes) == covered[part]);
+      covered[part] += slice.length_bytes;
+      REQUIRE(covered[part] <= part_bytes);
+      REQUIRE(slice.offset_bytes % kCacheLineBytes == 0);
+      // No two contributions share a byte of a slot, and there is none that no slice has.
+      REQUIRE(slice.slot_offset_bytes == slot_end[slice.owner]);
+      slot_end[slice.owner] += RoundUp(slice.length_bytes, kCacheLineBytes);
+      seen[part] = true;
+    }
+    for (size_t part = 0; part < covered.size(); ++part) {
+      CAPTURE(part, part_bytes, collective.name());
+      CHECK(covered[part] == part_bytes);
+      CHECK(seen[part]);  // Also where there are no bytes.
+    }
+  }
+}
+
+TEST_CASE("Placement: a tensor without bytes still has an owner", "[view]") {
+  const Placement placement = PlaceBytes(MakeView({1}, {1, 1}), TensorKey{5}, 0);
+  REQUIRE(placement.slices().size() == 1);
+  CHECK(placement.slices()[0].length_bytes == 0);
+}
+
+// --- Parts that are summed beside the rank that they belong to.
+
+// Which host sums each part, where one host alone does; "?" where several do.
+std::vector<std::string> HostsOfParts(const View& view, const Collective& collective,
+                                      const Group& group) {
+  const Placement placement(view, TensorKey{7}, collective, group);
+  std::vector<std::string> hosts(collective.part_count(static_cast<uint32_t>(group.size())));
+  for (const Slice& slice : placement.slices()) {
+    std::string& host = hosts[collective.part_at(slice.offset_bytes)];
+    const std::string& owner = view.aggregators[slice.owner.value()].host_id;
+    host = host.empty() || host == owner ? owner : "?";
+  }
+  return hosts;
+}
+
+using Names = std::vector<std::string>;
+
+TEST_CASE("Placement: a part is summed on the host of the rank that gets it", "[view]") {
+  const View view = OnHosts(MakeView({1, 2, 1}, {1, 1, 1}), {"x", "y", "z"}, {"y", "z", "x"});
+  // Ranks 0 of x, 1 and 2 of y, 3 of z. Half of the parts are y's, which is one in (hosts - 1).
+  const Group group = AllRanks(view);
+  CHECK(HostsOfParts(view, CollectiveOf("reduce_scatter", kMiB), group) ==
+        Names{"x", "y", "y", "z"});
+  CHECK(HostsOfParts(view, CollectiveOf("scatter", kMiB), group) == Names{"x", "y", "y", "z"});
+  CHECK(HostsOfParts(view, CollectiveOf("all_to_all", kMiB), {group[0], group[2], group[3]}) ==
+        Names{"x", "y", "z", "x", "y", "z", "x", "y", "z"});
+}
+
+TEST_CASE("Placement: a part that the root gets is summed on the giver's host", "[view]") {
+  const View view = OnHosts(MakeView({1, 1, 1}, {1, 1, 1}), {"x", "y", "z"}, {"y", "z", "x"});
+  CHECK(HostsOfParts(view, CollectiveOf("gather", kMiB), AllRanks(view)) == Names{"x", "y", "z"});
+}
+
+TEST_CASE("Placement: a part whose getter has no aggregator beside it goes to the giver's host",
+          "[view]") {
+  const View view = OnHosts(MakeView({1, 1, 1}, {1, 1}), {"x", "y", "z"}, {"x", "y"});
+  CHECK(HostsOfParts(view, CollectiveOf("all_to_all", kMiB), AllRanks(view)) ==
+        Names{"x", "y", "x", "x", "y", "y", "x", "y", "?"});
+}
+
+TEST_CASE("Placement: parts without an aggregator beside them are striped over all", "[view]") {
+  const View view = OnHosts(MakeView({1, 1, 1}, {1, 1, 2}), {"x", "y", "z"}, {"x", "y", "other"});
+  const Collective collective = CollectiveOf("reduce_scatter", 4 * kMiB);
+  CHECK(HostsOfParts(view, collective, AllRanks(view)) == Names{"x", "y", "?"});
+  const Placement placement(view, TensorKey{7}, collective, AllRanks(view));
+  CHECK(placement.SlotBytes(AggregatorIndex{0}) == 5 * kMiB);
+  CHECK(placement.SlotBytes(AggregatorIndex{1}) == 5 * kMiB);
+  CHECK(placement.SlotBytes(AggregatorIndex{2}) == 2 * kMiB);
+}
+
+TEST_CASE("Placement: the aggregators of a host share its parts by weight", "[view]") {
+  const View view =
+      OnHosts(MakeView({2, 1, 1}, {3, 1, 1, 1}), {"x", "y", "z"}, {"x", "y", "x", "z"});
+  const Collective collective = CollectiveOf("reduce_scatter", 4 * kMiB);
+  const Placement placement(view, TensorKey{7}, collective, AllRanks(view));
+  CHECK(placement.SlotBytes(AggregatorIndex{0}) == 6 * kMiB);
+  CHECK(placement.SlotBytes(AggregatorIndex{2}) == 2 * kMiB);
+  CHECK(placement.SlotBytes(AggregatorIndex{1}) == 4 * kMiB);
+  CHECK(placement.SlotBytes(AggregatorIndex{3}) == 4 * kMiB);
+  // Too little to be cut further.
+  const Collective small = CollectiveOf("reduce_scatter", 64 * kKiB);
+  const Placement whole(view, TensorKey{7}, small, AllRanks(view));
+  CHECK(whole.SlotBytes(AggregatorIndex{0}) + whole.SlotBytes(AggregatorIndex{2}) == 128 * kKiB);
+  CHECK(whole.Owns(AggregatorIndex{0}));
+  CHECK(whole.Owns(AggregatorIndex{2}));
+}
+
+TEST_CASE("Placement: ranks are found by their node, whichever member has its place", "[view]") {
+  View view = OnHosts(MakeView({1, 1, 1}, {1, 1, 1}), {"x", "y", "z"}, {"x", "y", "z"});
+  const Collective collective = CollectiveOf("reduce_scatter", kMiB);
+  const Group group = {{NodeRank{1}, LocalRank{0}}, {NodeRank{2}, LocalRank{0}}};
+  CHECK(HostsOfParts(view, collective, group) == Names{"y", "z"});
+  view.members.erase(view.members.begin());  // Node 2 is now member 1.
+  CHECK(HostsOfParts(view, collective, group) == Names{"y", "z"});
+  view.members[1].host_id = "x";  // Its agent was started again elsewhere.
+  CHECK(HostsOfParts(view, collective, group) == Names{"y", "x"});
+  view.members.erase(view.members.begin());  // Node 1 is gone.
+  CHECK(HostsOfParts(view, collective, group) == Names{"?", "x"});
+}
+
+TEST_CASE("Placement: where hosts do not matter, a tensor is placed as if nobody knew them",
+          "[view]") {
+  const auto same = [](const View& view, const Collective& collective) {
+    const View unknown = OnHosts(view, Names(view.members.size()), Names(view.aggregators.size()));
+    return Placement(view, TensorKey{7}, collective, AllRanks(view)) ==
+           Placement(unknown, TensorKey{7}, collective, AllRanks(view));
+  };
+  const View view = OnHosts(MakeView({1, 1}, {1, 1}), {"x", "y"}, {"x", "y"});
+  CHECK_FALSE(same(view, CollectiveOf("reduce_scatter", kMiB)));
+  // One part for all.
+  for (const char* const name : {"all_reduce", "reduce", "broadcast"}) {
+    CHECK(same(view, CollectiveOf(name, 8 * kMiB)));
+  }
+  // All get all of it.
+  CHECK(same(view, CollectiveOf("all_gather", kMiB)));
+  // One host has more than half of the parts, and there are two others.
+  const View uneven = OnHosts(MakeView({3, 1, 1}, {1, 1, 1}), {"x", "y", "z"}, {"x", "y", "z"});
+  CHECK(same(uneven, CollectiveOf("reduce_scatter", kMiB)));
+  CHECK_FALSE(same(uneven, CollectiveOf("scatter", kMiB)));
+  // Too small to be striped.
+  CHECK(same(view, CollectiveOf("reduce_scatter", 60 * kKiB)));
+  // All aggregators on one host, on hosts of their own, or on hosts that nobody knows.
+  for (const Names& hosts : {Names{"x", "x"}, Names{"u", "v"}, Names{"", ""}}) {
+    CHECK(same(OnHosts(view, {"x", "y"}, hosts), CollectiveOf("reduce_scatter", kMiB)));
+  }
+  CHECK(same(OnHosts(view, {"", ""}, {"x", "y"}), CollectiveOf("reduce_scatter", kMiB)));
+  CHECK(same(OnHosts(MakeView({1, 1}, {}), {"x", "y"}, {}), CollectiveOf("reduce_scatter", kMiB)));
+}
+
+TEST_CASE("Placement: one tensor never has many more slices than its parts and runs ask for",
+          "[view]") {
+  std::vector<uint32_t> ones(32, 1);
+  Names hosts;
+  for (size_t i = 0; i < ones.size(); ++i) hosts.push_back(std::to_string(i));
+  Names half = hosts;
+  for (size_t i = 0; i < half.size(); i += 2) half[i] += " has no member";
+  View view = OnHosts(MakeView(ones, ones), hosts, half);
+  view.slice_bytes_max = kMiB;
+  for (const char* const name : {"reduce_scatter", "all_gather", "all_to_all"}) {
+    const Collective collective = CollectiveOf(name, name[4] == 't' ? 5 * kMiB : 100 * kMiB);
+    const uint32_t parts = collective.part_count(32);
+    CHECK(Placement(view, TensorKey{7}, collective, AllRanks(view)).slices().size() <=
+          parts + collective.bytes(32) / view.slice_bytes_max + 8192);
+  }
+}
+
+// What leaves and reaches each host in a round, in bytes.
+struct Traffic {
+  std::map<std::string, uint64_t> in;
+  std::map<std::string, uint64_t> out;
+
+  uint64_t Busiest() const {
+    uint64_t most = 0;
+    for (const auto* side : {&in, &out}) {
+      for (const auto& [host, bytes] : *side) most = std::max(most, bytes);
+    }
+    return most;
+  }
+};
+
+// As docs/protocol.md has it: a member sends what its ranks give, once, and gets what they get, but
+// for what it has given itself. `placed`: the view that says where.
+Traffic TrafficOf(const View& view, const View& placed, const Collective& collective,
+                  std::optional<Place> root) {
+  const Group group = AllRanks(view);
+  const Participation participation(view, collective, group, root);
+  Traffic traffic;
+  const auto send = [&](const std::string& from, const std::string& to, uint64_t bytes) {
+    if (from == to) return;
+    traffic.out[from] += bytes;
+    traffic.in[to] += bytes;
+  };
+  const Placement placement(placed, TensorKey{7}, collective, group);
+  for (const Slice& slice : placement.slices()) {
+    const uint32_t part = collective.part_at(slice.offset_bytes);
+    const std::string& owner = view.aggregators[slice.owner.value()].host_id;
+    for (uint32_t m = 0; m < view.members.size(); ++m) {
+      const MemberIndex member{m};
+      if (participation.IsPrivate(member, part)) continue;
+      const bool gives = participation.GivingRanks(member, part) > 0;
+      if (gives) send(view.members[m].host_id, owner, slice.length_bytes);
+      if (!participation.Gets(member, part) || (gives && collective.copies())) continue;
+      send(owner, view.members[m].host_id, slice.length_bytes);
+    }
+  }
+  return traffic;
+}
+
+TEST_CASE("Placement: what a host gets crosses its link once, with an aggregator on each",
+          "[view]") {
+  for (const uint32_t n : {2u, 3u, 4u, 8u}) {
+    View view = MakeView(std::vector<uint32_t>(n, 2), std::vector<uint32_t>(n, 1));
+    for (uint32_t i = 0; i < n; ++i) {
+      view.members[i].host_id = view.aggregators[i].host_id = std::to_string(i);
+    }
+    const uint64_t rank_count = 2 * n;
+    const Place root{NodeRank{0}, LocalRank{0}};
+    for (const char* const name :
+         {"reduce_scatter", "all_gather", "all_to_all", "gather", "scatter"}) {
+      CAPTURE(n, name);
+      const bool is_all_to_all = std::string_view(name) == "all_to_all";
+      const uint64_t parts = is_all_to_all ? rank_count : 1;  // That one rank gives to all.
+      const Collective collective = CollectiveOf(name, kMiB / parts);
+      CHECK(TrafficOf(view, view, collective, root).Busiest() <=
+            collective.stride_bytes() * parts * (rank_count - rank_count / n));
+    }
+  }
+}
+
+TEST_CASE("Placement: hosts of unequal size load no link more than striping does", "[view]") {
+  Random random(5);
+  int better = 0;
+  for (int repetition = 0; repetition < 2000; ++repetition) {
+    const auto n = static_cast<uint32_t>(2 + random.Below(5));
+    std::vector<uint32_t> rank_counts(n);
+    for (uint32_t& count : rank_counts) count = static_cast<uint32_t>(1 + random.Below(6));
+    View view = MakeView(rank_counts, std::vector<uint32_t>(n, 1));
+    for (uint32_t i = 0; i < n; ++i) {
+      view.members[i].host_id = view.aggregators[i].host_id = std::to_string(i);
+    }
+    const View striped = OnHosts(view, Names(n), Names(n));
+    const CollectiveRow& row = kCollectives[random.Below(kCollectives.size())];
+    const Collective collective = CollectiveOf(row.name, (1 + random.Below(8)) * kMiB / n);
+    const Place root{NodeRank{static_cast<uint32_t>(random.Below(n))}, LocalRank{0}};
+    const uint64_t bytes = TrafficOf(view, view, collective, root).Busiest();
+    const uint64_t striped_bytes = TrafficOf(view, striped, collective, root).Busiest();
+    CAPTURE(row.name, rank_counts, bytes, striped_bytes);
+    // Runs end on cache lines, and rarely where parts do.
+    CHECK(bytes <= striped_bytes + striped_bytes / 200);
+    better += bytes < striped_bytes * 3 / 4 ? 1 : 0;
+  }
+  CHECK(better > 200);
+}
+
+}  // namespace
+}  // namespace talweg

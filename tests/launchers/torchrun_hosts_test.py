@@ -3,16 +3,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import unittest
 
 from launcher_hosts import HostsTest
 from launcher_site import PROGRAMS, RANK, TORCHRUN
+from outliving_site import OutlivingTest
 
 _PORT = "29500"  # The hosts are this test's own.
 
 
-class TorchrunOnHostsTest(HostsTest):
+class _TorchrunTest(HostsTest):
     def torchrun(self, counts: tuple[int, int], *program: str, status: int | None = 0) -> str:
+        return self.finish(*self.start_torchrun(counts, *program), status=status)
+
+    def start_torchrun(
+        self, counts: tuple[int, int], *program: str, **variables: str
+    ) -> list[subprocess.Popen[str]]:
         started = []
         for node, host in enumerate(self.hosts):
             options = [
@@ -23,9 +32,12 @@ class TorchrunOnHostsTest(HostsTest):
                 f"--master-port={_PORT}",
                 "--max-restarts=0",
             ]
-            started.append(self.start([*self.on(host), *TORCHRUN, *options, *program]))
-        return self.finish(*started, status=status)
+            line = [*self.on(host), *TORCHRUN, *options, *program]
+            started.append(self.start(line, **variables))
+        return started
 
+
+class TorchrunOnHostsTest(_TorchrunTest):
     def test_two_hosts(self) -> None:
         self.require_ranks(self.torchrun((2, 1), "--no-python", *RANK, "sum"), [2, 1])
         self.require_nothing_left()
@@ -43,6 +55,50 @@ class TorchrunOnHostsTest(HostsTest):
         output = self.torchrun((1, 1), "--no-python", *RANK, "die", "0", status=None)
         self.assertRegex(output, "told: JobFailed")
         self.require_nothing_left()
+
+
+class OutlivedAgentTest(OutlivingTest, _TorchrunTest):
+    def _live(self, **variables: str) -> list[subprocess.Popen[str]]:
+        started = self.start_torchrun((1, 1), "--no-python", *self.program, **variables)
+        self.go_on(2)
+        return started
+
+    def test_the_others_go_on_and_it_comes_back(self) -> None:
+        started = self._live(TALWEG_LOSS_POLICY="continue")
+        for place in (0, 1):
+            self.kill_agent(self._agent_of_node(place))
+            self.go_on(2)
+        self.stop()
+        output = self.finish(*started)
+        self.assertEqual(output.count("agent is started again, 1 of 3 times"), 2, output)
+        self.require_equal_ends(2)
+        steps: set[int] = set()
+        for lines in self.said().values():
+            own = [int(line.split()[1]) for line in lines if line.startswith("step ")]
+            self.assertEqual(own, sorted(set(own)))
+            steps |= set(own)
+            # Each was the one that was lost, once.
+            self.assertEqual(sum(line.startswith("begins") for line in lines), 2)
+        self.assertEqual(steps, set(range(1, max(steps) + 1)))
+        self.require_nothing_left()
+
+    def test_a_job_that_does_not_go_on(self) -> None:
+        started = self._live()
+        os.kill(self._agent_of_node(1), signal.SIGKILL)
+        output = self.finish(*started, status=None)
+        self.assertNotIn("started again", output)
+        ends = sorted(lines[-1] for lines in self.said().values())
+        self.assertRegex(ends[0], "error AgentLost: .* Set TALWEG_LOSS_POLICY=continue at all")
+        self.assertRegex(ends[1], "error JobFailed: .*node 1")
+        self.require_nothing_left()
+
+    def _agent_of_node(self, node: int) -> int:
+        [found] = [
+            pid
+            for pid, line in self.processes().items()
+            if "talweg-agent" in line and f"--node_rank={node} " in line
+        ]
+        return found
 
 
 if __name__ == "__main__":

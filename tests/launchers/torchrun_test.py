@@ -12,6 +12,7 @@ import unittest
 
 import job
 from launcher_site import PROGRAMS, RANK, TORCHRUN, SiteTest
+from outliving_site import OutlivingTest
 
 _BACKEND = str(PROGRAMS / "backend.py")
 
@@ -105,6 +106,43 @@ class TorchrunTest(SiteTest):
             held += "holds" in torchrun.stdout.readline()
         self.assertEqual(held, 2)
         return torchrun
+
+
+class OutlivedAgentTest(OutlivingTest):
+    """The keeper starts an agent again for ranks that wait for it."""
+
+    def _start(self, **variables: str) -> subprocess.Popen[str]:
+        line = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--no-python", *self.program]
+        torchrun = self.start(line, **variables)
+        self.go_on(2)
+        return torchrun
+
+    def test_it_is_killed_and_then_hangs(self) -> None:
+        torchrun = self._start(TALWEG_SILENCE_MS="6000")
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            [agent] = self.agents()
+            self.kill_agent(agent, number)
+            self.go_on(2)
+        self.stop()
+        output = self.finish(torchrun)
+        self.assertEqual(output.count("talweg-agent was killed by signal 9"), 2, output)
+        self.assertIn("this node's agent is started again, 2 of 3 times in 300 s", output)
+        self.require_equal_ends(2)
+        self.require_nothing_left()
+
+    def test_it_is_killed_too_often(self) -> None:
+        torchrun = self._start(TALWEG_AGENT_RESTARTS="1")
+        [agent] = self.agents()
+        self.kill_agent(agent)
+        self.go_on(2)
+        [agent] = self.agents()
+        os.kill(agent, signal.SIGKILL)
+        output = self.finish(torchrun, status=1)
+        text = "started again: it was started again 1 times in 300 s, and TALWEG_AGENT_RESTARTS"
+        self.assertIn(text, output)
+        for lines in self.said().values():
+            self.assertRegex(lines[-1], f"error AgentLost: .*{text}")
+        self.require_nothing_left()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from talweg import _native
 from talweg.errors import AgentLost, InvalidArgument, JobFailed, Timeout
@@ -58,13 +58,17 @@ def connect_to_agent(
         time.sleep(_PAUSE_S)
 
 
-def connect_again(agent_socket: str, local_rank: int, wait_s: float) -> _native.Connection:
+def connect_again(
+    agent_socket: str, local_rank: int, wait_s: float, check: Callable[[], None]
+) -> _native.Connection:
     """A connection to the agent that takes the place of one that is lost.
 
-    The one that is lost may still refuse ranks, or accept connections and not answer.
+    The one that is lost may still refuse ranks, or accept connections and not answer. `check` raises
+    where there will be no other one.
     """
     end = time.monotonic() + wait_s
     while True:
+        check()
         left_s = max(0.0, end - time.monotonic())
         try:
             return _native.Connection(agent_socket, local_rank, left_s)

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from typing import Any, Protocol
+from typing import Any, Optional, Protocol
 
 import numpy as np
 
@@ -57,8 +57,11 @@ class Client:
         alone: bool | None = None,
         world: World | None = None,
         connection: _native.Connection | None = None,
+        attachment: Attachment | None = None,
     ) -> None:
-        """`connection`: that of this rank, which has been attached again."""
+        """`connection`: that of this rank, which has been attached again; `attachment`: to its
+        keeper, if it has one.
+        """
         _native_arguments.nanoseconds(timeout_s)  # What is no time is none, whatever comes.
         place = None
         if alone is None and not agent_socket and not os.environ.get("TALWEG_AGENT_SOCKET"):
@@ -69,17 +72,19 @@ class Client:
         if alone is None:
             alone = place is None and agent_socket is None and _local.is_alone(os.environ)
         self.is_alone = alone
-        # Where its agent listens; None: there is none, or nobody starts it again.
+        # Where its agent listens; None: there is none.
         self.agent_socket = agent_socket or os.environ.get("TALWEG_AGENT_SOCKET")
-        self._attachment: Attachment | None = None
+        # To the keeper of its node, where init() has started the daemons.
+        self.attachment = attachment
         self.connection: _native.Connection
         if connection is not None:
             self.connection = connection
         elif self.is_alone:
             self.connection = _local.LocalConnection()
         elif place is not None:
-            self._attachment = attach(place, os.environ, timeout_s)
-            self.connection = self._attachment.connect(timeout_s)
+            self.attachment = attach(place, os.environ, timeout_s)
+            self.agent_socket = self.attachment.agent_socket
+            self.connection = self.attachment.connect(timeout_s)
         else:
             self.connection = connect_to_agent(agent_socket, timeout_s, _has_left)
         self.rank: int = self.connection.rank
@@ -112,6 +117,7 @@ class Client:
         self.names_watcher: NamesWatcher | None = None
         # Barriers of sets that were interrupted: the next call goes on with them.
         self._open_barriers: dict[str, Handle] = {}
+        self._worlds = 0
         self.membership = Membership(self)
 
     @property
@@ -137,9 +143,9 @@ class Client:
         self.connection.close()
         while self._closers:
             self._closers.pop()()
-        if self._attachment is not None:
-            self._attachment.leave()
-            self._attachment = None
+        if self.attachment is not None:
+            self.attachment.leave()
+            self.attachment = None
 
     def abandon(self) -> None:
         """Another one takes its place, as its agent is lost."""
@@ -155,6 +161,7 @@ class Client:
 
     def follow(self, epoch: int) -> None:
         """The numbers of ranks are those of that view from now on."""
+        self._worlds = 0
         self.connection.follow(epoch)
         self.connection.view_suffix = f".e{epoch}"
         self.rank, self.size = self.connection.rank, self.connection.size
@@ -164,6 +171,18 @@ class Client:
             self._open_barriers.clear()
         with self.channels_lock:
             self.channels.clear()
+        _call_all(_counters)
+
+    def finish_step(self) -> None:
+        """Returns when nothing is under way that belongs to the step."""
+        _call_all(_finishers)
+
+    def count_world(self) -> int:
+        """How many groups of all ranks torch.distributed has made before this one, with the numbers
+        that ranks have now. All of them make as many, also those that have come later.
+        """
+        self._worlds += 1
+        return self._worlds - 1
 
     def call_when_closed(self, closer: Callable[[], None]) -> None:
         """Has close() call it, after the goodbye."""
@@ -450,24 +469,60 @@ def connect(
         return client
 
 
+# Each gives a call, as long as the call's object lives.
+_Reference = Callable[[], Optional[Callable[..., None]]]
+
+
+def _add(calls: list[_Reference], call: Callable[..., None]) -> None:
+    """Until its object is gone, if it is a method."""
+    if hasattr(call, "__self__"):
+        calls.append(weakref.WeakMethod(call, calls.remove))
+    else:
+        calls.append(lambda: call)
+
+
+def _call_all(calls: list[_Reference], *arguments: Any) -> None:
+    for reference in list(calls):
+        call = reference()
+        if call is not None:
+            call(*arguments)
+
+
+# What finishes a step that a framework has under way.
+_finishers: list[_Reference] = []
+
+
+def call_at_end_of_step(call: Callable[[], None]) -> None:
+    """Has it called where this rank ends a step, before the others hear of that: it returns when
+    the step has no round open, and none to come. A method as long as its object lives.
+    """
+    _add(_finishers, call)
+
+
+# What a framework has made of ranks' numbers.
+_counters: list[_Reference] = []
+
+
+def call_when_numbers_change(call: Callable[[], None]) -> None:
+    """Has it called when ranks have got other numbers. A method as long as its object lives."""
+    _add(_counters, call)
+
+
 # Methods of objects that keep a client.
-_keepers: list[weakref.WeakMethod[Callable[[Client], None]]] = []
+_keepers: list[_Reference] = []
 
 
 def call_when_replaced(method: Callable[[Client], None]) -> None:
     """Has a method called, as long as its object lives, with each client that comes after this
     one: where its agent is lost, or the process leaves its job and joins another.
     """
-    _keepers.append(weakref.WeakMethod(method, _keepers.remove))
+    _add(_keepers, method)
 
 
 def _tell_of(client: Client) -> None:
     for follower in _followers:
         follower(client)
-    for keeper in list(_keepers):
-        method = keeper()
-        if method is not None:
-            method(client)
+    _call_all(_keepers, client)
 
 
 def replace(make: Callable[[Client], Client]) -> Client:

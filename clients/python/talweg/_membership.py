@@ -182,6 +182,11 @@ class Membership:
         """
         return self.rejoined is not None and not self.is_joiner
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether ranks have come or gone, which this rank has not been told of."""
+        return self.changes and self.client.connection.newest_epoch() != self.view.epoch
+
     # What ranks agree on.
 
     @contextlib.contextmanager
@@ -249,7 +254,8 @@ class Membership:
             return
         root = self._rank_at(agreed.names_from)
         names = json.dumps(self.client.tensors.free_names).encode()
-        told = _objects.broadcast_bytes(self.client, _objects.Payload(names), root, "talweg.names")
+        name = f"talweg.names.{root}"
+        told = _objects.broadcast_bytes(self.client, _objects.Payload(names), root, name)
         self.client.tensors.free(*json.loads(told.tobytes()))
 
     def _follow(
@@ -279,9 +285,9 @@ class Membership:
         if is_source and self.holder is not None:
             payload = _objects.Payload.of(self.holder.pack)
         try:
-            data = _objects.broadcast_bytes(
-                self.client, payload, root, "talweg.state", ProcessSet(group)
-            )
+            # A program may begin again in a view, and another rank be the source.
+            name = f"talweg.state.{root}"
+            data = _objects.broadcast_bytes(self.client, payload, root, name, ProcessSet(group))
         except (Aborted, InvalidArgument) as failure:
             return failure
         if self._needs_state and not is_source and self.holder is not None:
@@ -398,6 +404,7 @@ class Membership:
 
         `commit` is told by rank who has ended it (None: all), before anybody enters.
         """
+        self.client.finish_step()
         before = self.view
         change = self._end_one_step(commit)
         if not self._await_others():

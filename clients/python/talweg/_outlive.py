@@ -12,7 +12,7 @@ from pathlib import Path
 from talweg import _client
 from talweg._agents import connect_again
 from talweg._client import Client
-from talweg.errors import AgentLost, InvalidArgument, TalwegError
+from talweg.errors import Aborted, AgentLost, InvalidArgument, TalwegError
 
 _WAIT_S = 300.0
 _WAIT_VARIABLE = "TALWEG_AGENT_WAIT_S"
@@ -30,6 +30,21 @@ def agent_is_lost() -> bool:
         return True
     except TalwegError:
         pass
+    return False
+
+
+def is_given_up(error: BaseException) -> bool:
+    """Whether it says that a round was given up, by all ranks, as one of them is gone."""
+    if not _client.is_connected() or not _client.current().membership.is_behind:
+        return False
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        # TensorFlow's Python functions keep the text alone.
+        if isinstance(cause, Aborted) or f"{Aborted.__name__}: " in str(cause):
+            return True
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
     return False
 
 
@@ -61,19 +76,31 @@ def rejoin(agent_wait_s: float | None = None) -> None:
         )
 
     def attach_again(lost: Client) -> Client:
-        if lost.agent_socket is None:
-            raise AgentLost(
-                "this rank's agent is lost, and init() started it, so nobody starts it again: start "
-                "the program by `talweg run`, or give it the socket of an agent that a service "
-                "manager keeps"
-            )
+        assert lost.agent_socket is not None
+        attachment = lost.attachment
+        if attachment is not None:
+            if not lost.membership.changes and lost.size > lost.local_size:
+                raise AgentLost(
+                    "this rank's agent is lost, and with it the job: its loss_policy is fail_job. Set "
+                    "TALWEG_LOSS_POLICY=continue at all ranks, and init() has the agent started again"
+                )
+            attachment.ask_for_agent()
         while True:
-            connection = connect_again(lost.agent_socket, lost.local_rank, wait_s)
+            connection = connect_again(
+                lost.agent_socket,
+                lost.local_rank,
+                wait_s,
+                attachment.check_agent_comes if attachment is not None else lambda: None,
+            )
             try:
-                client = Client(lost.agent_socket, alone=False, connection=connection)
+                client = Client(
+                    lost.agent_socket, alone=False, connection=connection, attachment=attachment
+                )
             except AgentLost:  # That one as well.
                 connection.retire()
                 continue
+            if attachment is not None:
+                attachment.tell_attached()
             client.membership.follow_on(lost.membership)
             return client
 

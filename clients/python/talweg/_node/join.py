@@ -36,7 +36,7 @@ class Attachment:
     """This rank's connection to its node's keeper."""
 
     def __init__(self, agent_socket: str, local_rank: int, connection: socket.socket) -> None:
-        self._agent_socket = agent_socket
+        self.agent_socket = agent_socket
         self._local_rank = local_rank
         self._connection = connection
 
@@ -44,7 +44,7 @@ class Attachment:
         """Connects to the agent; returns when the whole job is there."""
         global _lives
         try:
-            connection = Connection(self._agent_socket, self._local_rank, timeout_s)
+            connection = Connection(self.agent_socket, self._local_rank, timeout_s)
         except BaseException:
             self._connection.close()
             raise
@@ -52,6 +52,35 @@ class Attachment:
         with contextlib.suppress(OSError):
             self._connection.sendall(b'{"joined": true}\n')
         return connection
+
+    def ask_for_agent(self) -> None:
+        """Has the keeper start another agent: this rank has outlived its own, and waits."""
+        self._connection.setblocking(True)
+        with contextlib.suppress(OSError):
+            self._connection.sendall(b'{"lost": true}\n')
+
+    def check_agent_comes(self) -> None:
+        """AgentLost when there will be no other agent."""
+        text = b""
+        self._connection.setblocking(False)
+        try:
+            while part := self._connection.recv(65536):
+                text += part
+        except BlockingIOError:
+            for line in text.splitlines():
+                message = json.loads(line)
+                if "failed" in message:
+                    raise AgentLost(message["failed"]) from None
+            return
+        except OSError:
+            pass
+        raise AgentLost("this node's keeper, which had its daemons, is gone: start the job again")
+
+    def tell_attached(self) -> None:
+        """This rank is attached to the agent that it has waited for."""
+        self._connection.setblocking(True)
+        with contextlib.suppress(OSError):
+            self._connection.sendall(b'{"attached": true}\n')
 
     def leave(self) -> None:
         """Says goodbye. Where this rank is its node's last, returns when the daemons have ended."""

@@ -6,6 +6,7 @@
 Local rank 0 starts it and hands it a Plan. It is no child of that rank, and in a session of its own,
 so it outlives the rank that started it. Each rank of the node keeps a connection to it. A rank is
 gone when it says so, when its connection closes or when its process has ended, whichever is first.
+Ranks that have outlived their agent ask for another one (docs/elastic.md).
 One thread owns everything but the connection attempts to the first node.
 """
 
@@ -20,6 +21,7 @@ import socket
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +34,12 @@ from .meeting_point import Group, MeetingPoint
 SOCKET_NAME = "keeper.sock"
 _CLAIM_S = 60.0
 _SAY_S = 10.0
+# How often an agent is started again for ranks that have outlived it, and in how many seconds.
+_RESTARTS = 3
+_RESTARTS_VARIABLE = "TALWEG_AGENT_RESTARTS"
+_RESTARTS_WINDOW_S = 300.0
+# How long nodes that a launcher has counted wait for each other, where a job may begin with fewer.
+_GATHER_MS = 600_000
 # What a job may take to be over, once this node's ranks have left.
 _OVER_S = 60.0
 _GRACE_S = 10.0
@@ -73,6 +81,8 @@ class _Rank:
         self.connection = connection
         self.local_rank = -1
         self.text = b""
+        self.life = 0  # The number of the agent that it is attached to, or was last.
+        self.waits = False  # That one is lost, and it waits for the next.
         self.pidfd = -1
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         self.pid, self.uid, _ = struct.unpack("iII", credentials)
@@ -103,6 +113,8 @@ class Keeper:
         self._has_begun = False  # A rank has said that the whole job is there.
         self._daemons: list[Daemon] = []
         self._agent: Daemon | None = None
+        self._life = 0  # How many agents there were before.
+        self._restarts: deque[float] = deque()  # When agents were started again.
         self._failure = ""
         self._waiting = ""
         self._said_at = time.monotonic()
@@ -110,6 +122,7 @@ class Keeper:
         self._point: MeetingPoint | None = None  # The first node's.
         self._group: Group | None = None  # Another node's way to it.
         self._agent_path = f"{plan.directory}/agent.sock"
+        self._agent_line: list[str] = []
         self._environment = dict(os.environ)
         self._environment.setdefault("TALWEG_LOG_LEVEL", "warning")
         path = f"{plan.directory}/{SOCKET_NAME}"
@@ -221,6 +234,11 @@ class Keeper:
                 self._on_hello(rank, int(message["local_rank"]))
             elif "joined" in message:
                 self._has_begun = True
+            elif "lost" in message:
+                rank.waits = True
+                self._see_to_agent()
+            elif "attached" in message:
+                rank.waits, rank.life = False, self._life
             elif "bye" in message:
                 self._on_gone(rank, True)
                 return
@@ -262,6 +280,8 @@ class Keeper:
             )
         elif is_last:
             self._phase = ENDING
+        else:
+            self._see_to_agent()
 
     def _fail(self, text: str) -> None:
         """The job does not begin, or ends: says why to whoever is here."""
@@ -377,15 +397,66 @@ class Keeper:
         if not {"TALWEG_ADMIN_LISTEN", "TALWEG_INTERFACE"} & self._environment.keys():
             line.append(f"--admin_listen=unix:{plan.directory}/adm.sock")
         if scheduler:
-            line += [
-                f"--scheduler={scheduler}",
-                f"--min_members={plan.nodes}",
-                f"--max_members={plan.nodes}",
-            ]
+            line += [f"--scheduler={scheduler}", f"--max_members={plan.nodes}"]
+            line += self._bounds()
         else:
             line.append("--standalone")
+        self._agent_line = line
         self._agent = self._launch("talweg-agent", line)
         self._await(self._agent, lambda _: self._serve())
+
+    def _bounds(self) -> list[str]:
+        """With how few nodes the job goes on; it begins with all of them in any case."""
+        if self._environment.get("TALWEG_LOSS_POLICY") != "continue":
+            return [f"--min_members={self._plan.nodes}"]
+        told = self._environment.keys()
+        line = [] if "TALWEG_MIN_MEMBERS" in told else ["--min_members=1"]
+        return line if "TALWEG_GATHER_MS" in told else [*line, f"--gather_ms={_GATHER_MS}"]
+
+    def _see_to_agent(self) -> None:
+        """Starts an agent in the place of one that ranks have outlived and wait for."""
+        here = [rank for rank in self._ranks if rank.local_rank >= 0]
+        if self._phase != SERVING or not any(rank.waits for rank in here):
+            return
+        if self._agent is not None:
+            # If all have left it, it hangs: when it has ended, this is called again.
+            if all(rank.waits and rank.life == self._life for rank in here):
+                self._agent.process.kill()
+            return
+        now, most = time.monotonic(), self._restarts_max()
+        while self._restarts and now - self._restarts[0] > _RESTARTS_WINDOW_S:
+            self._restarts.popleft()
+        refusal = ""
+        if len(here) < self._plan.local_size:
+            refusal = "another rank of this node has ended, and an agent needs all of them"
+        elif len(self._restarts) >= most:
+            refusal = (
+                f"it was started again {len(self._restarts)} times in {_RESTARTS_WINDOW_S:g} s, and "
+                f"{_RESTARTS_VARIABLE} allows {most}"
+            )
+        if refusal:
+            text = f"this node's agent is not started again: {refusal}"
+            print(f"talweg: {text}", file=sys.stderr, flush=True)
+            for rank in here:
+                rank.waits = False
+                rank.tell({"failed": text})
+            return
+        self._restarts.append(now)
+        self._life += 1
+        print(
+            f"talweg: this node's agent is started again, {len(self._restarts)} of {most} times in "
+            f"{_RESTARTS_WINDOW_S:g} s; its ranks wait for it",
+            file=sys.stderr,
+            flush=True,
+        )
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._agent_path)
+        self._agent = self._launch("talweg-agent", self._agent_line)
+        self._await(self._agent, lambda _: None)  # Ranks try its socket.
+
+    def _restarts_max(self) -> int:
+        text = self._environment.get(_RESTARTS_VARIABLE, "")
+        return int(text) if text.isdecimal() else _RESTARTS
 
     def _serve(self) -> None:
         self._phase = SERVING
@@ -414,7 +485,10 @@ class Keeper:
         def on_ready() -> None:
             self._selector.unregister(daemon.ready_fd)
             addresses = daemon.read_ready()
-            if addresses is None:
+            if addresses is None and self._phase == SERVING:
+                daemon.process.wait()
+                self._on_daemon_ended(daemon)
+            elif addresses is None:
                 self._fail(f"{daemon.how_it_ended()}: see above why")
             elif self._phase == STARTING:
                 then(addresses)
@@ -423,12 +497,16 @@ class Keeper:
 
     def _on_daemon_ended(self, daemon: Daemon) -> None:
         """Ranks hear from the library that their agent is lost; the others' loss is the agent's to tell."""
+        if daemon not in self._daemons:
+            return
         self._daemons.remove(daemon)
-        if daemon is self._agent:
+        is_agent = daemon is self._agent
+        # With the status 0 its ranks are done.
+        if not is_agent or daemon.process.returncode != 0 or not self._has_begun:
+            print(f"talweg: {daemon.how_it_ended()}", file=sys.stderr, flush=True)
+        if is_agent:
             self._agent = None
-            if daemon.process.returncode == 0 and self._has_begun:
-                return  # Its ranks are done.
-        print(f"talweg: {daemon.how_it_ended()}", file=sys.stderr, flush=True)
+            self._see_to_agent()
         if not self._has_begun:
             self._fail(f"{daemon.how_it_ended()}: see above why")
 

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For tests of launchers: ranks of programs/outlive.py, whose agents are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import job
+from launcher_site import PROGRAMS, SiteTest
+
+
+class OutlivingTest(SiteTest):
+    """One job. What its ranks say is in a directory."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.told = self.directory / "told"
+        self.told.mkdir()
+        self.program = [sys.executable, "-P", str(PROGRAMS / "outlive.py"), str(self.told)]
+
+    def said(self) -> dict[int, list[str]]:
+        return {
+            int(path.name): path.read_text().splitlines()
+            for path in self.told.iterdir()
+            if path.name.isdigit()
+        }
+
+    def wait_for(self, what: str, found: Callable[[], bool]) -> None:
+        end = time.monotonic() + job.TIMEOUT_S
+        while not found():
+            if time.monotonic() > end:
+                self.fail(f"not {what}: {[lines[-3:] for lines in self.said().values()]}")
+            time.sleep(0.02)
+
+    def go_on(self, ranks: int) -> None:
+        """Returns when so many have ended ten steps more."""
+        begin = {pid: len(lines) for pid, lines in self.said().items()}
+
+        def have_gone_on() -> bool:
+            more = [lines[begin.get(pid, 0) :] for pid, lines in self.said().items()]
+            return (
+                sum(sum(line.startswith("step") for line in each) >= 10 for each in more) >= ranks
+            )
+
+        self.wait_for(f"{ranks} ranks go on", have_gone_on)
+
+    def agents(self) -> list[int]:
+        return [pid for pid, line in self.processes().items() if "talweg-agent" in line]
+
+    def kill_agent(self, pid: int, number: int = signal.SIGKILL) -> None:
+        os.kill(pid, number)
+        self.wait_for("another agent", lambda: pid not in self.agents() and bool(self.agents()))
+
+    def stop(self) -> None:
+        """Has the ranks end."""
+        (self.told / "stop").touch()
+
+    def require_equal_ends(self, ranks: int) -> None:
+        ends = [lines[-1] for lines in self.said().values()]
+        self.assertEqual(len(ends), ranks)
+        self.assertEqual(len(set(ends)), 1, ends)
+        self.assertRegex(ends[0], "^weights ")

@@ -121,7 +121,7 @@ void FairShare::Count(JobId job, uint64_t bytes, bool was_next) {
     level.now = std::max(level.now, tenant.flow.time);
     tenant.now = std::max(tenant.now, flow.time);
   }
-  // Whoever waits is behind nobody that was next, so this changes those alone that do not wait.
+  // Whoever waits is after nobody that was next, so this changes those alone that do not wait.
   Bound(level.flow, now_);
   Bound(tenant.flow, level.now);
   Bound(flow, tenant.now);

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import unittest
+from unittest import mock
 
 from outliving import Run
 
@@ -45,6 +48,14 @@ class HvdOutliveTensorflowTest(unittest.TestCase):
 
     def test_a_tape(self) -> None:
         self._live("tape")
+
+    def test_a_tape_with_the_kernel(self) -> None:
+        if shutil.which("g++") is None:
+            self.skipTest("SKIPPED: there is no g++ to build the kernel with")
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as cache:
+            variables = {"TALWEG_TENSORFLOW_OPS": "kernel", "XDG_CACHE_HOME": cache}
+            with mock.patch.dict(os.environ, variables):
+                self._live("tape")
 
 
 if __name__ == "__main__":

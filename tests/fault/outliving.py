@@ -19,9 +19,13 @@ class Run(TalwegRun):
     """A `talweg run` of one of the programs that end steps until DIRECTORY/stop is there."""
 
     def __init__(
-        self, test: unittest.TestCase, program: Sequence[str], options: Sequence[str]
+        self,
+        test: unittest.TestCase,
+        program: Sequence[str],
+        options: Sequence[str],
+        restarts: int = 3,
     ) -> None:
-        super().__init__(test, program, [*options, "--restarts=3"])
+        super().__init__(test, program, [*options, f"--restarts={restarts}"])
         self._has_nodes = any(option.startswith("--nodes=") for option in options)
 
     def agent(self, node: int, not_pid: int = 0) -> int:
@@ -58,28 +62,40 @@ class Run(TalwegRun):
             ),
         )
 
+    def begun(self, pid: int) -> int:
+        """How often it has begun."""
+        return sum(line.startswith("begins") for line in self.said()[pid])
+
     def begins(self, pid: int, count: int) -> None:
         self.wait_for(
             f"{pid} does not begin {count} times",
             lambda said: sum(line.startswith("begins") for line in said[pid]) >= count,
         )
 
-    def kill_agent(self, node: int, count: int, not_pid: int = 0, in_backward: bool = False) -> int:
-        """Kills a node's agent, whose ranks begin for the `count`th time then; returns its pid.
+    def kill_agent(
+        self, node: int, count: int = 0, not_pid: int = 0, in_backward: bool = False
+    ) -> int:
+        """Kills a node's agent, whose ranks begin for the `count`th time then (0: once more than by
+        now); returns its pid.
 
         `in_backward`: one of its ranks does, where the program can.
         """
         killed = self.agent(node, not_pid)
-        served = [pid for pid in self.said() if self._agent_of(pid) == killed]
+        try:
+            served = {pid: count for pid in self.said() if self._agent_of(pid) == killed}
+        except FileNotFoundError:
+            self.fail("a rank has ended")
         assert served
+        if count == 0:
+            served = {pid: self.begun(pid) + 1 for pid in served}
         if in_backward:
             order = self.directory / "order"
             order.write_text(str(killed))
-            order.rename(self.directory / f"kill.{served[0]}")
+            order.rename(self.directory / f"kill.{next(iter(served))}")
         else:
             os.kill(killed, signal.SIGKILL)
-        for pid in served:
-            self.begins(pid, count)
+        for pid, begun in served.items():
+            self.begins(pid, begun)
         return killed
 
     @staticmethod

@@ -11,6 +11,7 @@ import time
 import unittest
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from cluster import DEADLINE_S, PROGRAMS, TOOL, children
 
@@ -50,7 +51,7 @@ class TalwegRun:
             self.process.terminate()
         self.process.communicate(timeout=DEADLINE_S)
 
-    def fail(self, what: str) -> None:
+    def fail(self, what: str) -> NoReturn:
         """Ends the run; AssertionError with its output."""
         self.process.terminate()
         output, _ = self.process.communicate(timeout=DEADLINE_S)

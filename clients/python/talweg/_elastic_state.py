@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,11 @@ _RESERVED = (
     *("begin", "end_step", "run", "save", "restore", "check_every", "digest_steps"),
     *("pack", "unpack", "digest", "joined", "change"),
 )
+
+
+def _is_of_jax(value: Any) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, getattr(jax, "Array", ()))
 
 
 class State:
@@ -101,17 +107,24 @@ class State:
         from the values that the State has by then. What it waits for at most is `agent_wait_s`
         (else TALWEG_AGENT_WAIT_S, else 300 s); then it raises AgentLost. The others do not notice
         more of it than of any other loss.
+
+        A call that needs a rank which is gone ends with Aborted at all others. They begin again, too,
+        from the last save(), else with the values as they are at the lowest rank.
         """
         with _outlive.outliving():
             while True:
                 try:
                     self.begin()
                     return function(self, *arguments, **named)
-                except Exception:
-                    # Whatever a framework has made of AgentLost.
-                    if not _outlive.agent_is_lost():
+                except Exception as error:
+                    # Whatever a framework has made of it.
+                    is_lost = _outlive.agent_is_lost()
+                    if not is_lost and not _outlive.is_given_up(error):
                         raise
-                _outlive.rejoin(agent_wait_s)
+                if is_lost:
+                    _outlive.rejoin(agent_wait_s)
+                elif self._saved:
+                    self.restore()
 
     @property
     def digest_steps(self) -> int:
@@ -226,6 +239,8 @@ class State:
         """Arrays by their bytes; of what may look otherwise at every rank nothing."""
         if isinstance(value, np.ndarray):
             total.update(np.ascontiguousarray(value).data)
+        elif _is_of_jax(value):
+            self._add_to_digest(total, np.asarray(value))
         elif isinstance(value, dict):
             for key in value:
                 self._add_to_digest(total, value[key])

@@ -113,8 +113,11 @@ def tape(program: Program) -> None:
             outputs = inputs @ variables[0] @ variables[1]
             loss = tf.reduce_mean(tf.square(outputs - labels))
         distributed = hvd.DistributedGradientTape(tape)
-        for variable, gradient in zip(variables, distributed.gradient(loss, variables)):
-            variable.assign_sub(0.01 * gradient)
+        gradients = distributed.gradient(loss, variables)
+        # Its root is another process when ranks have other numbers.
+        rate = hvd.broadcast(tf.constant(0.01), 0, name="rate")
+        for variable, gradient in zip(variables, gradients):
+            variable.assign_sub(rate * gradient)
 
     def train(state: Any) -> None:
         while not state.stopped:

@@ -161,6 +161,9 @@ def current() -> Session:
     return session
 
 
-def forget() -> None:
+def forget(_: Client | None = None) -> None:
     """The handles that were given out are worth nothing any more."""
     _sessions.clear()
+
+
+_client.call_when_replaced(forget)

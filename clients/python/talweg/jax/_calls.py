@@ -21,7 +21,17 @@ from talweg.errors import InvalidArgument
 from talweg.jax import _library
 from talweg.jax._errors import talweg_errors
 from talweg.jax._primitive import Round
-from talweg.jax._rounds import Plan, Started, claim, collect, is_traced, plan_round, run, start
+from talweg.jax._rounds import (
+    Plan,
+    Started,
+    claim,
+    collect,
+    in_view,
+    is_traced,
+    plan_round,
+    run,
+    start,
+)
 
 # Calls without a name are performed in the order in which the program has them.
 _UNNAMED = "talweg.jax"
@@ -104,9 +114,10 @@ def _plan(
         words = op.name.lower() if kind.reduces else str(root_rank)
         tensor = names.of(path, array, words)
         if round_of is not None:
-            rounds.append(round_of(plan, tensor, array))
+            planned = round_of(plan, tensor, array)
         else:
-            rounds.append(plan_round(plan, tensor, array.shape, np.dtype(array.dtype)))
+            planned = plan_round(plan, tensor, array.shape, np.dtype(array.dtype))
+        rounds.append(in_view(planned, client.connection.view_suffix))
     return _Group(arrays, structure, rounds, names.key, group.size)
 
 

@@ -40,6 +40,12 @@ def forget_failures() -> None:
             del tokens[effect]
 
 
+def finish_programs() -> None:
+    """Returns when the programs with calls have ended that this thread has started."""
+    with talweg_errors():
+        pass
+
+
 @contextlib.contextmanager
 def talweg_errors() -> Iterator[None]:
     """Within it a program's failed call raises Talweg's own error: Mismatch, JobFailed, Aborted.

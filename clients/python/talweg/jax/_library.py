@@ -75,9 +75,14 @@ def register() -> None:
         check_versions(list(own), list(of_xla), failure)
         _registered = True
 
+    from talweg.jax import _errors  # They use this module.
+
     def use(client: Client) -> None:
+        # Programs of an earlier client's rounds end first: none may push a round of the new one's.
+        _errors.forget_failures()
         handle = client.connection.handle
         library.talweg_jax_use(handle, int(handle == 0))
         client.call_when_closed(lambda: library.talweg_jax_use(None, 0))
 
     _client.follow(use)
+    _client.call_at_end_of_step(_errors.finish_programs)

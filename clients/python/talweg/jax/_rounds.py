@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from talweg import _client
 from talweg._collectives import ALL_TO_ALL, Kind, split_evenly
 from talweg._declaration import NUMPY_DTYPES, DType, Op
 from talweg._process_sets import Group
@@ -136,6 +137,29 @@ def plan_round(
         shape=shape if result_rows is None else (result_rows, *row_shape),
         result_dtype=dtype,
     )
+
+
+_numbered = False  # A program may have a round that depends on ranks' numbers.
+
+
+def in_view(each: Round, suffix: str) -> Round:
+    """The round under the name that it has where ranks' numbers are those of that view."""
+    global _numbered
+    if each.shares == (_WHOLE, _WHOLE) and not each.ranks:
+        return each
+    _numbered = True
+    return dataclasses.replace(each, tensor=each.tensor + suffix)
+
+
+def _forget_programs() -> None:
+    """Programs are made again, with ranks' new numbers."""
+    global _numbered
+    if _numbered:
+        _numbered = False
+        jax.clear_caches()
+
+
+_client.call_when_numbers_change(_forget_programs)
 
 
 def _transposed(each: Round, shape: tuple[int, ...], size: int) -> Round:

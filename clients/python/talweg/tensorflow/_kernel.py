@@ -91,6 +91,8 @@ class Kernel:
         self._client: Client | None = None
         self._callbacks = _Resolve(self._resolve), _Ended(self._on_end)
         library.talweg_tf_install(*self._callbacks)
+        # Operations ask again what their tensors are: a broadcast's has another root.
+        _client.call_when_numbers_change(library.talweg_tf_forget)
 
     def reduce(self, tensor: tf.Tensor, name: str, how: Reduction) -> tf.Tensor:
         """The operation, in the present graph."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from talweg import _client
 from talweg._client import Client, Handle
-from talweg.errors import InvalidArgument
+from talweg.errors import AgentLost, InvalidArgument
 from talweg.torch._backward import current_node, when_it_ends
 from talweg.torch._buckets import Bucket
 from talweg.torch._tensors import finish
@@ -40,8 +40,19 @@ class _Completer:
         self._buckets: dict[str, Bucket] = {}
         self._pending: dict[str, tuple[Handle, torch.futures.Future]] = {}
         self._failures: dict[str, Exception] = {}  # Since a bucket's last start.
-        self._queue: queue.SimpleQueue[tuple[Handle, torch.futures.Future]] = queue.SimpleQueue()
+        # None is the end of the thread.
+        self._queue: queue.SimpleQueue[Optional[tuple[Handle, torch.futures.Future]]] = (
+            queue.SimpleQueue()
+        )
         self._thread: Optional[threading.Thread] = None
+        _client.call_when_replaced(self._end)
+
+    def _end(self, _: Client) -> None:
+        """Another client has taken this one's place: nothing keeps this one's memory."""
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join()  # What it waits for has failed.
+        _forget(self)
 
     def start(self, name: str, tensor: torch.Tensor, priority: int) -> torch.futures.Future:
         if name in self._pending:  # Its backward has failed.
@@ -50,10 +61,16 @@ class _Completer:
         bucket = self._buckets.get(name)
         if bucket is None:
             bucket = self._buckets[name] = Bucket(self.client, name)
-        handle = bucket.start(tensor, priority)
         # A future of a CUDA tensor has whoever waits for it go on after the result.
         devices = [tensor.device] if tensor.is_cuda else None
         future: torch.futures.Future = torch.futures.Future(devices=devices)
+        try:
+            handle = bucket.start(tensor, priority)
+        except AgentLost as error:  # The model is used again with the next agent.
+            self._failures[name] = error
+            future.set_result(tensor)
+            when_it_ends(lambda: when_it_ends(self._raise_failure))
+            return future
         if self._has_thread or current_node() is None:
             self._hand_over(handle, future)
         else:
@@ -91,8 +108,9 @@ class _Completer:
         self._queue.put((handle, future))
 
     def _run(self) -> None:
-        while True:
-            self._fulfil(*self._queue.get())
+        while (started := self._queue.get()) is not None:
+            self._fulfil(*started)
+            del started  # Else it keeps its client until another one comes.
 
 
 def cpus_are_left(client: Client) -> bool:
@@ -110,6 +128,13 @@ def _shared_completer(client: Client) -> _Completer:
         if _completer is None or _completer.client is not client:
             _completer = _Completer(client)
         return _completer
+
+
+def _forget(completer: _Completer) -> None:
+    global _completer
+    with _completer_lock:
+        if _completer is completer:
+            _completer = None
 
 
 def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -61,6 +61,7 @@ class ForwardOverlap:
         self._announced: set[int] = set()
         self.hooks: list[RemovableHandle] = []  # The model's.
         _client.call_when_replaced(self._begin_anew)
+        _client.call_at_end_of_step(self.finish)
         for module in model.modules():
             own = self._indices(module.parameters(recurse=False))
             below = self._indices(module.parameters())

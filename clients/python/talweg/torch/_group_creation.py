@@ -18,9 +18,10 @@ from talweg._node.launchers import World
 from talweg.errors import InvalidArgument, Unsupported
 from talweg.torch._process_group import NAME, ProcessGroup
 
-# Groups of the whole job that this process has made: torch numbers groups anew after each.
-_worlds = itertools.count()
-_world = 0
+# Jobs that this process has joined by a store of torch's.
+_stores = itertools.count()
+# The group of all ranks that was made last: torch numbers groups anew after each.
+_world = ""
 
 
 def _devices(default: str) -> dict[str, str]:
@@ -72,9 +73,10 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     global _world
     rank, size, ranks = options.group_rank, options.group_size, options.global_ranks_in_group
     if not ranks:
-        number = next(_worlds)
-        store = dist.PrefixStore(f"talweg.{number}", options.store)
-        _client.connect(None, options.timeout.total_seconds(), world=World(store, rank, size))
+        store = dist.PrefixStore(f"talweg.{next(_stores)}", options.store)
+        client = _client.connect(
+            None, options.timeout.total_seconds(), world=World(store, rank, size)
+        )
         atexit.register(talweg.shutdown)
         if (rank, size) != (talweg.rank(), talweg.size()):
             raise InvalidArgument(
@@ -83,7 +85,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
                 "`talweg run`, which sets RANK and WORLD_SIZE, or pass rank=talweg.rank() and "
                 "world_size=talweg.size()"
             )
-        ranks, _world = range(size), number
+        ranks, _world = range(size), f"{client.count_world()}"
     elif list(ranks) != sorted(ranks):
         raise Unsupported(f"a process group of ranks {list(ranks)}: name them in ascending order")
     lane = f"c10d.{_world}.{options.group_id}"

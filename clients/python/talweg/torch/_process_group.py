@@ -72,6 +72,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._timeout = timeout
         self._calls = 0
         self._name = ""
+        self._view = self._client.connection.view_suffix
 
     def getBackendName(self) -> str:
         return NAME
@@ -91,6 +92,7 @@ class ProcessGroup(dist.ProcessGroup):
         source_rank: int = -1,
         begun: Job | None = None,
     ) -> Work:
+        self._require_numbers(operation)
         self._calls += 1
 
         def what() -> str:
@@ -125,13 +127,21 @@ class ProcessGroup(dist.ProcessGroup):
             begun,
         )
 
+    def _require_numbers(self, operation: str) -> None:
+        if self._client.connection.view_suffix != self._view:
+            raise InvalidArgument(
+                f"{operation}: ranks have come or gone since this process group was made, and have "
+                "other numbers: call destroy_process_group() and init_process_group() where "
+                "end_step() says so, and wrap models anew"
+            )
+
     def _small_call(
         self, key: Any, tensor: torch.Tensor, output: torch.Tensor, result: Any, opts: Any
     ) -> Any:
         """A call that is like a small one before it, and that the caller waits for; None: it is
         none. `key` begins with the operation, and tells all that it hangs on.
         """
-        if getattr(opts, "asyncOp", True):
+        if getattr(opts, "asyncOp", True) or self._client.connection.view_suffix != self._view:
             return None
         made = self._small.run(key, tensor, output)
         if made is None:

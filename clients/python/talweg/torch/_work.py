@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,13 @@ import torch.distributed as dist
 from talweg._channels import Job
 from talweg._collectives import CallChannel, Given, job_of
 from talweg.errors import Timeout
+from talweg.torch._backward import when_it_ends
+
+
+def _is_called_by_engine() -> bool:
+    """Whether no Python code is between autograd's engine and the method that asks."""
+    frame = sys._getframe(1).f_back
+    return frame is not None and frame.f_globals.get("__name__", "").startswith("torch.autograd")
 
 
 class Work(dist.Work):
@@ -47,6 +55,9 @@ class Work(dist.Work):
         self._finished = False
         self._failure: BaseException | None = None
         self._future: torch.futures.Future[Any] | None = None
+        # The reducer of DistributedDataParallel takes whatever is in a future for tensors, in C++:
+        # it is given the outputs in any case, and backward raises the failure when it ends.
+        self._fails_later = False
         self._channel = channel
         self._job = begun or job_of(channel, calls, 0)
         if begun is None:
@@ -113,6 +124,10 @@ class Work(dist.Work):
                 self._future = torch.futures.Future()
             future = self._future
         if is_first:
+            if _is_called_by_engine():
+                self._fails_later = True
+                # After the reducer's own end, for which it queues a call as well.
+                when_it_ends(lambda: when_it_ends(self._raise_failure))
             self._channel.call_when_done(self._job, self._complete)
         return future
 
@@ -120,10 +135,15 @@ class Work(dist.Work):
         assert self._future is not None
         failure = self._take()
         # What is chained to it may call and wait for collectives.
-        if failure is None:
+        if failure is None or self._fails_later:
             self._future.set_result(self._outputs)
         else:
             self._future.set_exception(failure)
+
+    def _raise_failure(self) -> None:
+        failure = self._take()
+        if failure is not None:
+            raise failure
 
     def source_rank(self) -> int:
         """Who sent what this call received, as a number in the group."""

@@ -176,6 +176,15 @@ def wait_for_all(timeout_s: float) -> bool:
         return _none_left.wait_for(lambda: not _operations, timeout_s)
 
 
+def forget_failures() -> None:
+    """Lets arrays be used again that an operation which has failed was to change, or one after it.
+
+    They have what they had before. Returns when all operations are over.
+    """
+    with contextlib.suppress(mx.MXNetError):
+        mx.nd.waitall()
+
+
 @atexit.register
 def _quiet() -> None:
     """No operation may call Python when there is none any more. By now the client is closed, so

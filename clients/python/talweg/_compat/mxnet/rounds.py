@@ -68,6 +68,25 @@ class Rounds:
 
 
 _current: Rounds | None = None
+# How long one look takes at whether operations are over, in which Ctrl-C is not heard.
+_LOOK_S = 0.2
+
+
+def _finish_operations() -> None:
+    while not engine.wait_for_all(_LOOK_S):
+        pass
+
+
+def _forget_lost(_: Client) -> None:
+    """What the client before had under way has failed, and whatever the engine had after it."""
+    global _current
+    if _current is not None:
+        engine.forget_failures()
+        _current = None
+
+
+_client.call_at_end_of_step(_finish_operations)
+_client.call_when_replaced(_forget_lost)
 
 
 def current() -> Rounds:

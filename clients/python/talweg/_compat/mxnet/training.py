@@ -29,17 +29,17 @@ class Gradients:
         self._reduction = reduction
         self._name_of = name_of
         self._compression = compression
-        self._client: Client | None = None
-        self._declared: set[Any] = set()  # With this client.
+        self._declared: set[Any] = set()  # With the present client.
+        _client.call_when_replaced(self._begin_anew)
+
+    def _begin_anew(self, _: Client) -> None:
+        self._declared.clear()
 
     def combine(self, indices: Sequence[Any], gradients: Sequence[mx.nd.NDArray]) -> None:
         """Starts the rounds, those of lower indices before others; what reads the gradients waits.
 
         `indices` number the parameters, or name them.
         """
-        if self._client is not _client.current():
-            self._client = _client.current()
-            self._declared.clear()
         new = [place for place, index in enumerate(indices) if index not in self._declared]
         pushed = [self._compression.compress(gradient) for gradient in gradients]
         if new:

@@ -113,4 +113,6 @@ def _run(
 
 def _is_one_of(error: Exception, aborted: tuple[type[Exception], ...]) -> bool:
     """Whether it says that a round was given up: all ranks go on from their last commit."""
-    return isinstance(error, aborted) or isinstance(error.__cause__, aborted)
+    if isinstance(error, aborted) or isinstance(error.__cause__, aborted):
+        return True
+    return _outlive.is_given_up(error)

@@ -31,6 +31,15 @@ def begin() -> None:
         _announcements = Announcements(client, _own_sets)
 
 
+def _begin_anew(_: _client.Client) -> None:
+    """With the client that comes after another: this keeps nothing of that one."""
+    if _announcements is not None:
+        begin()
+
+
+_client.call_when_replaced(_begin_anew)
+
+
 def join() -> int:
     """Gives zeros to the others' reductions until all ranks have joined; the last one to do so."""
     client, life = _client.current(), session.current()

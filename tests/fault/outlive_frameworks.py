@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kills the agents of programs that use outliver.py, in the middle of each way of training."""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Sequence
+from pathlib import Path
+
+from outliving import Run
+
+
+def _mapped(pid: int) -> int:
+    """How many bytes of memory that it shares with agents it has in its address space."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    ranges = [line.split()[0].split("-") for line in maps if "/memfd:" in line]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
+
+
+class _Ways:
+    """A job whose program trains by several ways."""
+
+    def __init__(
+        self, test: unittest.TestCase, program: str, ways: Sequence[str], on_one_node: bool
+    ) -> None:
+        self._test = test
+        self._ways = ways
+        self._on_one_node = on_one_node
+        options, arguments = ["--nodes=2", "--loss-policy=continue"], [program, *ways]
+        if on_one_node:  # Nobody has the state but the ranks themselves.
+            options, arguments = ["--ranks-per-node=2"], [program, "--save", *ways]
+        self.run = Run(test, arguments, options, restarts=4 * len(ways))
+        self._killed: dict[int, int] = {}
+
+    def kill(self, node: int, in_step: bool) -> None:
+        """Kills a node's agent, and returns when both ranks have gone on with the next one."""
+        node = 0 if self._on_one_node else node
+        before = self._killed.get(node, 0)
+        self._killed[node] = self.run.kill_agent(node, 0, before, in_step)
+        self.run.go_on(2)
+
+    def end(self, way: str) -> None:
+        (self.run.directory / f"stop.{way}").touch()
+
+        def has_ended(lines: list[str]) -> bool:
+            return any(line.startswith(f"weights {way} ") for line in lines)
+
+        self.run.wait_for(f"no end of {way}", lambda said: all(map(has_ended, said.values())))
+
+    def check(self, way: str) -> None:
+        """All have the same bits, and have ended each step once, whoever was there."""
+        said = self.run.said()
+        self._test.assertEqual(len(said), 2)
+        ends = {
+            line for lines in said.values() for line in lines if line.startswith(f"weights {way} ")
+        }
+        self._test.assertEqual(len(ends), 1, f"{way}: {ends}")
+        if self._on_one_node:
+            return  # All go back to a step that all have ended.
+        ended: set[int] = set()
+        for lines in said.values():
+            words = [line.split() for line in lines if line.startswith("step ")]
+            steps = [int(number) for _, number, of in words if of == way]
+            self._test.assertEqual(steps, sorted(set(steps)), f"{way}: a step was done twice")
+            ended |= set(steps)
+        self._test.assertEqual(ended, set(range(1, max(ended) + 1)), f"{way}: a step is lost")
+
+
+def live(
+    test: unittest.TestCase,
+    program: str,
+    ways: Sequence[str],
+    on_one_node: bool = False,
+    lets_go: bool = True,
+) -> None:
+    """Kills agents during each way: one node's twice, then the other's, or the only one.
+
+    `lets_go`: ranks keep nothing that agents which are gone had shared.
+    """
+    job = _Ways(test, program, ways, on_one_node)
+    for way in ways:
+        job.run.go_on(2)
+        job.kill(1, in_step=True)
+        mapped = {pid: _mapped(pid) for pid in job.run.said()}
+        job.kill(1, in_step=False)
+        job.kill(0, in_step=True)
+        if lets_go:
+            for pid, before in mapped.items():
+                test.assertLess(_mapped(pid), 1.5 * before, way)
+        job.end(way)
+    job.run.stop()
+    for way in ways:
+        job.check(way)

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that train with jax, whose agents are killed and come back."""
+
+from __future__ import annotations
+
+import unittest
+
+from outlive_frameworks import live
+
+_WAYS = ["jit", "calls"]
+
+
+class OutliveJaxTest(unittest.TestCase):
+    def test_on_two_nodes(self) -> None:
+        live(self, "outlive_jax.py", _WAYS, lets_go=False)
+
+    def test_on_one_node(self) -> None:
+        live(self, "outlive_jax.py", _WAYS, on_one_node=True, lets_go=False)
+
+
+if __name__ == "__main__":
+    unittest.main()

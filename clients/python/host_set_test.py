@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from talweg._node.host_set import (
     Action,
+    Begin,
     Bounds,
     FindEntered,
     HostSet,
@@ -44,7 +45,9 @@ def _said(actions: Sequence[Action]) -> str:
 class HostSetTest(unittest.TestCase):
     def _running(self, hosts: str, bounds: Bounds | None = None, **policy: object) -> HostSet:
         job = HostSet(bounds or Bounds(), Policy(**policy), 0)  # type: ignore[arg-type]
-        job.on_listed(_hosts(hosts), 0)
+        for start in _starts(job.on_listed(_hosts(hosts), 0)):
+            self.assertIs(job.state, JobState.MEETING)
+            job.on_here(start[0], 0)
         self.assertIs(job.state, JobState.RUNNING)
         return job
 
@@ -58,7 +61,42 @@ class HostSetTest(unittest.TestCase):
         self.assertEqual(job.next_s(), 110)
         actions = job.on_listed(_hosts("a:2 b"), 20)
         self.assertEqual(_starts(actions), [("a", 0, 2), ("b", 1, 1)])
-        self.assertEqual((job.waiting(), job.next_s()), ("", None))
+        self.assertEqual((job.waiting(), job.next_s()), ("", 80))
+        self.assertEqual(job.on_here("b", 30), [])
+        self.assertEqual(job.on_here("a", 40), [Begin("a"), Begin("b")])
+        self.assertEqual((job.state, job.next_s()), (JobState.RUNNING, None))
+        job.on_listed(_hosts("a:2 b c"), 50)  # It comes to a running job.
+        self.assertEqual(job.on_here("c", 60), [Begin("c")])
+
+    def test_it_begins_without_hosts_that_are_not_reached(self) -> None:
+        job = HostSet(Bounds(), Policy(meet_s=30), 0)
+        job.on_listed(_hosts("a b"), 0)
+        job.on_here("b", 10)
+        self.assertEqual(job.on_time(29), [])
+        actions = job.on_time(30)
+        self.assertEqual(actions[0], Begin("b"))
+        self.assertIn("host a has not been reached within 30 s: the job begins", _said(actions))
+        self.assertEqual(job.on_here("a", 31), [Begin("a")])
+
+    def test_a_host_fails_before_the_others_are_reached(self) -> None:
+        job = HostSet(Bounds(first=3, least=2), Policy(), 0)
+        job.on_listed(_hosts("a b c"), 0)
+        job.on_here("a", 1)
+        job.on_here("b", 2)
+        actions = job.on_ended("c", 1, "ssh to it failed", 3)
+        self.assertEqual(actions[1:], [Begin("a"), Begin("b")])
+        job = HostSet(Bounds(first=2, least=2), Policy(), 0)
+        job.on_listed(_hosts("a b"), 0)
+        job.on_here("a", 1)
+        actions = job.on_ended("b", 1, "ssh to it failed", 2)
+        self.assertIn("needs 2 nodes to go on, and has 1 (a); b has failed", _said(actions))
+        self.assertIn(Begin("a"), actions)
+
+    def test_no_host_is_reached(self) -> None:
+        job = HostSet(Bounds(), Policy(meet_s=30), 0)
+        job.on_listed(_hosts("a b"), 0)
+        self.assertEqual(_stops(job.on_time(30)), ["a", "b"])
+        self.assertEqual((job.status, job.report), (1, "no host has been reached within 30 s"))
 
     def test_it_does_not_begin(self) -> None:
         job = HostSet(Bounds(first=2), Policy(wait_s=100), 10)
@@ -97,6 +135,8 @@ class HostSetTest(unittest.TestCase):
         self.assertEqual(job.on_listed(_hosts("a:2"), 0), [])
         starts = _starts(job.on_listed(_hosts("a:2 b:4 c:4"), 1))
         self.assertEqual(starts, [("a", 0, 2), ("b", 1, 3)])
+        for host in ("a", "b"):
+            job.on_here(host, 1)
         job.on_listed(_hosts("a:2"), 2)
         self.assertIs(job.state, JobState.RUNNING)
         said = _said(job.on_listed(_hosts("a:6"), 3))
@@ -229,6 +269,8 @@ class HostSetTest(unittest.TestCase):
         running: dict[str, int] = {}
         leaving: set[str] = set()
         nodes: set[int] = set()
+        here: set[str] = set()  # Those that were reached,
+        begun: set[str] = set()  # and have been told to begin.
         reached: set[object] = set()
         for now in itertools.count():
             self.assertLess(now, 5000)
@@ -244,9 +286,14 @@ class HostSetTest(unittest.TestCase):
                 actions = job.on_listed([Host(e, chance.randint(0, 3)) for e in names], now)
             elif dice < 0.4 and (running or leaving):
                 ended = chance.choice([*running, *leaving])
-                status = chance.choice([0, 0, 1, 2, 3])
+                # What has not begun does not end well.
+                status = chance.choice([1] if job.state is JobState.MEETING else [0, 0, 1, 2, 3])
                 actions = job.on_ended(ended, status, "it has failed", now)
-            elif dice < 0.45:
+            elif dice < 0.7 and running:
+                reached_host = chance.choice([*running])
+                here.add(reached_host)
+                actions = job.on_here(reached_host, now)
+            elif dice < 0.75:
                 actions = job.on_outside(chance.sample("abcd", 2), now)
             else:
                 actions = job.on_time(now)
@@ -258,7 +305,13 @@ class HostSetTest(unittest.TestCase):
                     self.assertNotIn(each.node, nodes)
                     self.assertGreater(each.ranks, 0)
                     running[each.host] = each.ranks
+                    here.discard(each.host)
+                    begun.discard(each.host)
                     nodes.add(each.node)
+                elif isinstance(each, Begin):
+                    self.assertIn(each.host, here & {*running})
+                    self.assertNotIn(each.host, begun)
+                    begun.add(each.host)
                 elif isinstance(each, Stop):
                     del running[each.host]
                     leaving.add(each.host)
@@ -269,6 +322,10 @@ class HostSetTest(unittest.TestCase):
             self.assertEqual({*job.hosts(HostState.LEAVING)}, leaving)
             if job.state is JobState.GATHERING:
                 self.assertFalse(running)
+            if job.state is JobState.MEETING:
+                self.assertFalse(begun & {*running})
+            elif running:
+                self.assertEqual(here & {*running}, begun & {*running})
             if job.state is JobState.RUNNING:
                 self.assertGreaterEqual(count, bounds.least)
             if job.state is JobState.SHORT:

@@ -48,6 +48,20 @@ class HostsRunTest(unittest.TestCase):
         # The first has begun; the others have got its state.
         self.assertEqual(sum("False" in line for line in begun), 1, begun)
 
+    def test_it_begins_with_all_hosts(self) -> None:
+        """However long one is in coming; all begin with one number of ranks."""
+        job = _Job(self, "a slow", "--hostfile={hosts}", "--gather-ms=500")
+        # Its part of the launcher is there, and would have begun by then.
+        job.wait_for("host a is reached", lambda: len(job.processes("a")) > 0)
+        time.sleep(2)
+        self.assertEqual(job.said(), {})
+        (job.directory / "SLOW").touch()
+        job.go_on(2)
+        job.stop()
+        job.end()
+        for lines in job.said().values():
+            self.assertRegex(lines[0], "^begins 0 False [01] 2$")
+
     def test_a_host_dies_and_too_few_are_left(self) -> None:
         job = _Job(self, "a b", "--host-discovery-script={script}", "--min-nodes=2")
         job.go_on(2)

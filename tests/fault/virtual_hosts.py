@@ -15,17 +15,20 @@ import sys
 import tempfile
 import time
 import unittest
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from cluster import DEADLINE_S, PROGRAMS, TOOL, children
 
+# A host whose name begins with "slow" is reached when SLOW is there.
 _SSH = """#!/bin/sh
 while getopts o:p:i:l: option; do :; done
 shift $((OPTIND - 1))
 host=$1
 shift
 echo $$ >>{directory}/ssh.$host
+case $host in slow*) until [ -e {directory}/SLOW ]; do sleep 0.05; done ;; esac
 exec sh -c "$*"
 """
 
@@ -42,6 +45,11 @@ class HostsJob:
     """A launcher's job on hosts, of a program of programs/ that ends when DIRECTORY/stop is there."""
 
     launcher: Sequence[str] = (str(TOOL), "run")
+    variables: Mapping[str, str] = MappingProxyType({})  # The launcher's, beside this process's.
+
+    def ssh(self) -> str:
+        """The program that the launcher calls by that name."""
+        return _SSH.format(directory=self.directory)
 
     def __init__(
         self,
@@ -55,7 +63,7 @@ class HostsJob:
         self.directory = Path(directory.name)
         tools = self.directory / "tools"
         tools.mkdir()
-        (tools / "ssh").write_text(_SSH.format(directory=self.directory))
+        (tools / "ssh").write_text(self.ssh())
         (tools / "ssh").chmod(0o755)
         self._has_killed = False
         self.ranks = self.directory / "ranks"
@@ -84,6 +92,7 @@ class HostsJob:
                     "PATH": f"{tools}:{os.environ['PATH']}",
                     "TALWEG_PYTHON": sys.executable,
                     "TMPDIR": str(self.temporary),
+                    **self.variables,
                 },
             )
         test.addCleanup(self._end)

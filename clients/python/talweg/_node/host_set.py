@@ -16,6 +16,7 @@ from talweg._node.listed_hosts import Host
 
 class JobState(enum.Enum):
     GATHERING = "gathering"  # Nothing is started: there are too few hosts to begin with.
+    MEETING = "meeting"  # Hosts are reached. Nothing of the job runs there before all of them are.
     RUNNING = "running"
     SHORT = "short"  # It runs with fewer than the least, and waits for more.
     FINISHING = "finishing"  # A host's ranks have ended well: nobody else enters.
@@ -49,20 +50,31 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Policy:
-    """`wait_s` is how long the job may be without enough hosts. Hosts that have failed are used again
-    after `cooldown_s`, which doubles from the first to the second; None: they are barred.
+    """`wait_s` is how long the job may be without enough hosts, `meet_s` how long those that it begins
+    with may take to be reached. Hosts that have failed are used again after `cooldown_s`, which
+    doubles from the first to the second; None: they are barred.
     """
 
     wait_s: float = 600.0
     cooldown_s: tuple[float, float] | None = None
     changes_max: int | None = None
+    meet_s: float = 60.0
 
 
 @dataclass(frozen=True)
 class Start:
+    """Reaches a host, which says by on_here() that it has been."""
+
     host: str
     node: int
     ranks: int
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Has a host that was reached start its node."""
+
+    host: str
 
 
 @dataclass(frozen=True)
@@ -80,7 +92,7 @@ class Say:
     text: str
 
 
-Action = Union[Start, Stop, FindEntered, Say]
+Action = Union[Start, Begin, Stop, FindEntered, Say]
 
 
 @dataclass
@@ -88,6 +100,7 @@ class _Place:
     host: Host
     state: HostState = HostState.LISTED
     is_listed: bool = True
+    is_here: bool = False  # It has been reached.
     node: int = -1
     ranks: int = 0
     failures: int = 0
@@ -110,6 +123,7 @@ class HostSet:
     _has_changed: bool = False  # In this event.
     _is_empty: bool = False  # The list, of late.
     _short_s: float = field(init=False)
+    _met_s: float = 0.0  # When the job begins with the hosts that were reached.
     _failures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -147,6 +161,8 @@ class HostSet:
         ]
         if self.state in (JobState.GATHERING, JobState.SHORT):
             times.append(self._short_s + self.policy.wait_s)
+        if self.state is JobState.MEETING:
+            times.append(self._met_s)
         return min(times, default=None)
 
     # ----- Events -----
@@ -175,6 +191,15 @@ class HostSet:
         for name, host in named.items():
             self._places.setdefault(name, _Place(host))
         return self._settle(actions, now_s)
+
+    def on_here(self, host: str, now_s: float) -> list[Action]:
+        """It has been reached, and waits for a word to begin."""
+        place = self._places.get(host)
+        if place is None or place.state is not HostState.RUNNING or place.is_here:
+            return []
+        place.is_here = True
+        began = self.state is not JobState.MEETING
+        return self._settle([Begin(host)] if began else [], now_s)
 
     def on_ended(self, host: str, status: int, failure: str, now_s: float) -> list[Action]:
         """All that ran there has ended; `failure` says why, where the status is not 0."""
@@ -229,7 +254,7 @@ class HostSet:
         return [Say("the list names no host: the hosts stay what they were")]
 
     def _may_change(self) -> bool:
-        return self.state in (JobState.RUNNING, JobState.SHORT)
+        return self.state in (JobState.MEETING, JobState.RUNNING, JobState.SHORT)
 
     def _stop(self, place: _Place) -> list[Action]:
         place.state, self._has_changed = HostState.LEAVING, True
@@ -262,7 +287,7 @@ class HostSet:
         """Starts what there is room for; waits, goes on, or ends as the number of hosts says."""
         if self.state is JobState.GATHERING:
             if self._offered() >= self.bounds.first:
-                self.state = JobState.RUNNING
+                self.state, self._met_s = JobState.MEETING, now_s + self.policy.meet_s
                 actions += self._start_all()
                 self._has_changed = False  # It begins.
                 return actions
@@ -274,6 +299,7 @@ class HostSet:
                 limit = self.policy.changes_max
                 text = f"hosts have come or gone {self._changes} times, and the limit is {limit}"
                 return actions + self.end(1, text)
+            actions += self._meet(now_s)
             actions += self._follow_count(now_s)
         if self.state in (JobState.GATHERING, JobState.SHORT):
             if now_s - self._short_s >= self.policy.wait_s:
@@ -286,7 +312,27 @@ class HostSet:
         self._changes, self._has_changed = self._changes + 1, False
         return self.policy.changes_max is None or self._changes <= self.policy.changes_max
 
+    def _meet(self, now_s: float) -> list[Action]:
+        """Begins when all hosts have been reached that the job begins with, or in any case by now."""
+        if self.state is not JobState.MEETING:
+            return []
+        running = self.hosts(HostState.RUNNING)
+        late = [name for name in running if not self._places[name].is_here]
+        if late and now_s < self._met_s:
+            return []
+        self.state = JobState.RUNNING
+        here = [name for name in running if name not in late]
+        if not here:
+            return self.end(1, f"no host has been reached within {self.policy.meet_s:g} s")
+        actions: list[Action] = [Begin(name) for name in here]
+        if late:
+            text = f"host {', '.join(late)} has not been reached within {self.policy.meet_s:g} s"
+            actions.append(Say(f"{text}: the job begins without it"))
+        return actions
+
     def _follow_count(self, now_s: float) -> list[Action]:
+        if self.state is JobState.MEETING:
+            return []
         is_short = self._count() < self.bounds.least
         if is_short == (self.state is JobState.SHORT):
             return []
@@ -327,7 +373,7 @@ class HostSet:
                 break
             place.ranks = min(place.host.slots, room) if self.bounds.in_ranks else place.host.slots
             place.node, self._nodes = self._nodes, self._nodes + 1
-            place.state, self._has_changed = HostState.RUNNING, True
+            place.state, self._has_changed, place.is_here = HostState.RUNNING, True, False
             actions.append(Say(f"host {name} is node {place.node}, with {_ranks(place.ranks)}"))
             actions.append(Start(name, place.node, place.ranks))
         return actions

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from talweg._node import ranks
 from talweg._node.listed_hosts import Host
 from talweg._node.meeting import own_addresses
 from talweg.errors import InvalidArgument, TalwegError
@@ -47,11 +48,14 @@ class Ssh:
     identity_file: str | None = None
     user: str | None = None
     program: str = "ssh"
+    # After so long without a word a host counts as gone.
+    silence_s: float = 30.0
 
     def line(self, host: str, command: str) -> list[str]:
         options = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new"]
-        # A host that is gone without a word is noticed within half a minute.
-        options += ["-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"]
+        options += ["-o", f"ServerAliveInterval={max(1, round(self.silence_s / 3))}"]
+        options += ["-o", "ServerAliveCountMax=3"]
+        options += ["-o", f"ConnectTimeout={max(1, round(self.silence_s))}"]
         options += ["-p", str(self.port)] if self.port else []
         options += ["-i", self.identity_file] if self.identity_file else []
         options += ["-l", self.user] if self.user else []
@@ -152,7 +156,8 @@ class OnHost:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(task).encode() + b"\n")
             self._process.stdin.flush()
-        os.set_blocking(self._process.stdout.fileno(), False)
+        for stream in (self._process.stdout, self._process.stdin):
+            os.set_blocking(stream.fileno(), False)
 
     def fileno(self) -> int:
         assert self._process.stdout is not None
@@ -178,6 +183,19 @@ class OnHost:
             return ""
         how = "ssh to it failed" if status == 255 else f"exit status {status}"
         return f"the ranks of host {self.host} could not be started or watched: {how} (above)"
+
+    def begin(self) -> None:
+        """Has a task that waits start its ranks."""
+        self._write(ranks.BEGIN)
+
+    def beat(self) -> None:
+        """Tells a task that has a `silence_s` that this launcher is there, and the way to it."""
+        self._write(ranks.BEAT)
+
+    def _write(self, word: bytes) -> None:
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            with contextlib.suppress(OSError):  # A full pipe, or none: it ends.
+                os.write(self._process.stdin.fileno(), word)
 
     def ask_to_end(self) -> None:
         if self._process.stdin is not None:

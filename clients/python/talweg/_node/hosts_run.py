@@ -28,6 +28,7 @@ from talweg._node import hosts, ranks
 from talweg._node.daemons import Daemon
 from talweg._node.host_set import (
     Action,
+    Begin,
     Bounds,
     FindEntered,
     HostSet,
@@ -45,6 +46,9 @@ from talweg.errors import InvalidArgument, TalwegError
 _TURN_S = 0.2
 _SAY_S = 10.0
 _ANSWER_S = 10.0
+# After so long without a word from a host it counts as lost, and ends what runs there itself.
+_SILENCE_S = 30.0
+_SILENCE_VARIABLE = "TALWEG_HOST_SILENCE_S"
 _NODES_MAX = 65536
 # What a node's own `talweg run` gets as it is.
 _NODE_OPTIONS = (
@@ -103,6 +107,19 @@ def _policy_of(options: Any) -> Policy:
         (cooldown[0], cooldown[1]) if cooldown else None,
         options.host_changes_max,
     )
+
+
+def _silence_s() -> float:
+    text = os.environ.get(_SILENCE_VARIABLE, "") or f"{_SILENCE_S}"
+    try:
+        silence_s = float(text)
+    except ValueError:
+        silence_s = 0.0
+    if not 3 <= silence_s <= 3600:
+        raise InvalidArgument(
+            f"{_SILENCE_VARIABLE} is '{text}'; it is a number of seconds from 3 to 3600"
+        )
+    return silence_s
 
 
 def _address_towards(host: str) -> str:
@@ -197,7 +214,11 @@ class HostsRun:
         self._directory = Path(options.directory)
         self._tool = _programs.tool()
         self._secret = secrets.token_hex(32)
-        self._ssh = hosts.Ssh(options.ssh_port, options.ssh_identity_file)
+        self._silence_s = _silence_s()
+        self._beaten_s = 0.0
+        self._ssh = hosts.Ssh(
+            options.ssh_port, options.ssh_identity_file, silence_s=self._silence_s
+        )
         self._bounds = _bounds_of(options)
         self._list = _list_of(options)
         self._selector = selectors.DefaultSelector()
@@ -241,6 +262,10 @@ class HostsRun:
         for key, _ in self._selector.select(_TURN_S):
             self._read(key.data)
         now_s = time.monotonic()
+        if now_s - self._beaten_s > self._silence_s / 6:
+            self._beaten_s = now_s
+            for node in self._nodes.values():
+                node.on_host.beat()
         self._take_signals()
         self._poll_list(now_s)
         assert self._scheduler is not None
@@ -294,6 +319,8 @@ class HostsRun:
                 self._pass(message["stream"], message["text"])
             elif "status" in message:
                 node.status = int(message["status"])
+            elif "here" in message:
+                self._do(self._job.on_here(node.host, time.monotonic()))
         if messages is not None:
             return
         self._selector.unregister(node.on_host)
@@ -334,6 +361,8 @@ class HostsRun:
                 self._say(action.text)
             elif isinstance(action, Start):
                 self._start(action)
+            elif isinstance(action, Begin):
+                self._nodes[action.host].on_host.begin()
             elif isinstance(action, Stop):
                 self._stop(self._nodes[action.host])
             elif isinstance(action, FindEntered):
@@ -349,6 +378,8 @@ class HostsRun:
             "variables": {str(start.node): {least: str(self._bounds.least)}},
             "secret": self._secret,
             "interfaces": self._options.network_interfaces.split(","),
+            "waits": True,
+            "silence_s": self._silence_s,
         }
         # TalwegError when ssh is not there: for no host, then.
         on_host = hosts.OnHost(start.host, task, self._ssh, sys.executable)

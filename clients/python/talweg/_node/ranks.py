@@ -4,6 +4,9 @@
 It reads one line of JSON from stdin, a Task. It writes lines of JSON to stdout: {"rank", "stream",
 "text"} for what ranks write, {"rank", "status"} for their ends, {"rank", "result"} for a file that a
 rank has left. When stdin closes, the launcher or the connection to it is gone, and ranks are ended.
+A task that waits says {"here"}, and starts its ranks when BEGIN comes. One with a `silence_s` ends
+them when nothing has come for so long, not even a BEAT: a host that is cut off silently has a
+connection that never closes.
 """
 
 from __future__ import annotations
@@ -24,7 +27,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+BEGIN = b"b"
+BEAT = b"\n"
 _GRACE_S = 5.0
+# What ranks have written and the launcher has not read yet. Above that they wait.
+_UNSENT_BYTES_MAX = 1 << 20
+_FULL_S = 0.05
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -49,6 +57,8 @@ class Task:
     secret: str = ""
     interfaces: list[str] = field(default_factory=list)  # The first that this host has is used.
     files: dict[str, str] = field(default_factory=dict)  # In base64, made in TALWEG_TASK_DIR.
+    waits: bool = False
+    silence_s: float = 0.0  # 0: the launcher may be silent.
 
 
 def _die_with_parent() -> None:
@@ -63,31 +73,59 @@ class _Ranks:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._end = 0.0  # When those that are left are killed.
         self._killed = False
+        self._may_begin = not task.waits
+        self._heard_s = time.monotonic()
+        self._unsent = b""
+        os.set_blocking(1, False)
 
     def _say(self, message: dict[str, Any]) -> None:
+        self._unsent += json.dumps(message).encode() + b"\n"
+        self._send()
+
+    def _send(self) -> None:
         try:
-            sys.stdout.write(json.dumps(message) + "\n")
-            sys.stdout.flush()
+            while self._unsent:
+                self._unsent = self._unsent[os.write(1, self._unsent) :]
+        except BlockingIOError:
+            return
         except OSError:
+            self._unsent = b""
             self.ask_to_end()
 
     def run(self) -> None:
         self._selector.register(0, selectors.EVENT_READ, ("", "stdin", b""))
+        if not self._may_begin:
+            self._say({"here": True})
+        while not self._may_begin and not self._end:
+            self._turn()
         for rank, own in self._task.variables.items():
+            if self._end:
+                break
             try:
                 self._start(rank, own)
             except OSError as error:
                 self._say({"rank": rank, "stream": "stderr", "text": f"{error}"})
                 self._say({"rank": rank, "status": 127})
                 self.ask_to_end()
-                break
-        while self._running:
-            for key, _ in self._selector.select(0.2):
-                self._read(key)
+        while self._running or self._unsent:
+            self._turn()
             self._reap()
             if self._end and time.monotonic() > self._end and not self._killed:
                 self._killed = True
                 self._signal(signal.SIGKILL)
+
+    def _turn(self) -> None:
+        is_full = len(self._unsent) > _UNSENT_BYTES_MAX
+        for key, _ in self._selector.select(_FULL_S if self._unsent else 0.2):
+            if not is_full or key.data[1] == "stdin":
+                self._read(key)
+        if is_full:
+            time.sleep(_FULL_S)
+        self._send()
+        silence_s = self._task.silence_s
+        if silence_s and time.monotonic() - self._heard_s > silence_s:
+            self._unsent = b""  # Nobody reads it.
+            self.ask_to_end()
 
     def _start(self, rank: str, own: dict[str, str]) -> None:
         environment = {**self._task.environment, **own}
@@ -119,9 +157,13 @@ class _Ranks:
         except BlockingIOError:
             return False
         if name == "stdin":
+            self._heard_s = time.monotonic()
             if not part:
                 self._selector.unregister(0)
+                self._heard_s = float("inf")
                 self.ask_to_end()
+            elif BEGIN in part:
+                self._may_begin = True
             return False
         *lines, rest = (before + part).split(b"\n")
         if not part:

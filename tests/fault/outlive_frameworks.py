@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import unittest
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,17 +41,30 @@ class _Ways:
         self._killed[node] = self.run.kill_agent(node, 0, before, in_step)
         self.run.go_on(2)
 
+    def kill_rank(self) -> None:
+        """Kills a rank. Another process comes in its place, which knows nothing of what was before."""
+        victim = max(self.run.said())
+        self.run.dead.add(victim)
+        os.kill(victim, signal.SIGKILL)
+        self.run.wait_for("no new rank", lambda said: len(said) == 2 + len(self.run.dead))
+        self._killed.clear()
+        self.run.go_on(2)
+
+    def living(self) -> dict[int, list[str]]:
+        """What the ranks have said that have not been killed."""
+        return {pid: lines for pid, lines in self.run.said().items() if pid not in self.run.dead}
+
     def end(self, way: str) -> None:
         (self.run.directory / f"stop.{way}").touch()
 
         def has_ended(lines: list[str]) -> bool:
             return any(line.startswith(f"weights {way} ") for line in lines)
 
-        self.run.wait_for(f"no end of {way}", lambda said: all(map(has_ended, said.values())))
+        self.run.wait_for(f"no end of {way}", lambda _: all(map(has_ended, self.living().values())))
 
     def check(self, way: str) -> None:
         """All have the same bits, and have ended each step once, whoever was there."""
-        said = self.run.said()
+        said = self.living()
         self._test.assertEqual(len(said), 2)
         ends = {
             line for lines in said.values() for line in lines if line.startswith(f"weights {way} ")
@@ -58,7 +73,7 @@ class _Ways:
         if self._on_one_node:
             return  # All go back to a step that all have ended.
         ended: set[int] = set()
-        for lines in said.values():
+        for lines in self.run.said().values():
             words = [line.split() for line in lines if line.startswith("step ")]
             steps = [int(number) for _, number, of in words if of == way]
             self._test.assertEqual(steps, sorted(set(steps)), f"{way}: a step was done twice")
@@ -73,7 +88,8 @@ def live(
     on_one_node: bool = False,
     lets_go: bool = True,
 ) -> None:
-    """Kills agents during each way: one node's twice, then the other's, or the only one.
+    """Kills agents during each way: one node's twice, then the other's, or the only one. During the
+    first way a rank is killed, too.
 
     `lets_go`: ranks keep nothing that agents which are gone had shared.
     """
@@ -81,12 +97,15 @@ def live(
     for way in ways:
         job.run.go_on(2)
         job.kill(1, in_step=True)
-        mapped = {pid: _mapped(pid) for pid in job.run.said()}
+        mapped = {pid: _mapped(pid) for pid in job.living()}
         job.kill(1, in_step=False)
         job.kill(0, in_step=True)
+        if way == ways[0] and not on_one_node:
+            job.kill_rank()
         if lets_go:
             for pid, before in mapped.items():
-                test.assertLess(_mapped(pid), 1.5 * before, way)
+                if pid in job.living():
+                    test.assertLess(_mapped(pid), 1.5 * before, way)
         job.end(way)
     job.run.stop()
     for way in ways:

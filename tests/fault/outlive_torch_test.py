@@ -7,7 +7,7 @@ import unittest
 
 from outlive_frameworks import live
 
-_WAYS = ["overlap", "hook", "c10d"]
+_WAYS = ["c10d", "overlap", "hook"]
 
 
 class OutliveTorchTest(unittest.TestCase):

@@ -26,6 +26,7 @@ class Run(TalwegRun):
         restarts: int = 3,
     ) -> None:
         super().__init__(test, program, [*options, f"--restarts={restarts}"])
+        self.dead: set[int] = set()  # Ranks' processes that the test has killed.
         self._has_nodes = any(option.startswith("--nodes=") for option in options)
 
     def agent(self, node: int, not_pid: int = 0) -> int:
@@ -82,7 +83,8 @@ class Run(TalwegRun):
         """
         killed = self.agent(node, not_pid)
         try:
-            served = {pid: count for pid in self.said() if self._agent_of(pid) == killed}
+            living = set(self.said()) - self.dead
+            served = {pid: count for pid in living if self._agent_of(pid) == killed}
         except FileNotFoundError:
             self.fail("a rank has ended")
         assert served

@@ -54,10 +54,18 @@ class HorovodTest(unittest.TestCase):
         program = "horovod_join.py"
         line = [sys.executable, "-P", *self.forks.prefix, str(job.PROGRAMS / program), "none"]
         job.run(line)
-        for nodes, ranks in ((1, 2), (1, 3), (2, (2, 1))):
+        goes_on = ["--loss-policy=continue"]  # Then ranks tell of names in another way.
+        for nodes, ranks, options in (
+            (1, 2, []),
+            (1, 3, []),
+            (2, (2, 1), []),
+            (2, (2, 1), goes_on),
+        ):
             with tempfile.TemporaryDirectory(prefix="talweg.") as directory:
                 told = [f"{directory}/checked"]
-                line = job.command(program, told, nodes=nodes, ranks=ranks, forks=self.forks)
+                line = job.command(
+                    program, told, nodes=nodes, ranks=ranks, options=options, forks=self.forks
+                )
                 job.run(line)
 
     def test_ranks_that_disagree(self) -> None:

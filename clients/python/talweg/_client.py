@@ -46,6 +46,9 @@ class NamesWatcher(Protocol):
     def on_channel(self, channel: Any) -> None:
         """A channel of collectives (_collectives.CallChannel)."""
 
+    def agree(self) -> None:
+        """All ranks call it, if all have one, where the membership has changed."""
+
 
 class Client:
     """A rank. Any thread may call any method; a round belongs to whoever pushed it."""

@@ -22,6 +22,10 @@ many as the others by the time that it leaves, so that nobody waits for one that
 
 What is kept by the order of calls (names that were freed, whose turn it is) is after that as the
 last rank to join has it, which has made all calls.
+
+Where nodes may come and go ranks tell by rounds of maxima, each in a place of its own, as these go
+on without ranks that are gone. Where the membership changes all ranks tell what they know: after
+that each knows as much as the others, joiners too, and has announced as often, which is never.
 """
 
 from __future__ import annotations
@@ -29,26 +33,30 @@ from __future__ import annotations
 import contextlib
 import pickle
 import queue
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from talweg import _collectives, _objects
-from talweg._channels import Job
+from talweg import _client, _collectives, _objects
+from talweg._channels import Channel, Job, Steps, Wait
 from talweg._client import Client, Handle
 from talweg._collectives import CallChannel
 from talweg._declaration import Declaration, DType, Op
-from talweg._kinds import ALL_GATHER, Given, Rows
+from talweg._kinds import ALL_GATHER, WHOLE, Given, Rows
 from talweg._process_sets import Group, ProcessSet
 from talweg.errors import Aborted, Busy, InvalidArgument, Mismatch, TalwegError
 
 # The names that joining itself uses begin so.
 _OWN = "talweg.join"
+# Nobody tells of these: those are of ranks that end a step together, and none of them has joined.
+_UNTOLD = (_OWN, *(f"talweg.{each}" for each in ("agree", "step", "digest", "takers", "state")))
+_LENGTH = struct.Struct("<I")
 _BARRIER = "talweg.barrier"
 # How long a rank that leaves waits for ranks that have not announced what it has.
 _FLUSH_S = 5.0
@@ -82,10 +90,7 @@ class Announcements:
     """
 
     def __init__(self, client: Client, sets: Callable[[], Iterable[ProcessSet]]) -> None:
-        """`sets`: the process sets that this rank is in and may have to give zeros in.
-
-        Where nodes may come and go nothing is told: an announcement needs every rank.
-        """
+        """`sets`: the process sets that this rank is in and may have to give zeros in."""
         self.client = client
         self.heard: dict[_Key, _Name] = {}
         # Told of what is heard from now on, on another thread.
@@ -93,18 +98,17 @@ class Announcements:
         self._sets = sets
         self._lock = threading.Lock()
         self._open: list[Job] = []
-        self._everybody = Group(client, None, "join")
-        self._tells = not client.membership.changes
-        if self._tells:
-            client.names_watcher = self
-            client.tensors.watcher = self.on_tensors
-            client.call_before_closing(self._flush)
+        # What all ranks know by what they have told each other when the membership changed.
+        self._agreed: set[_Key] = set()
+        client.names_watcher = self
+        client.tensors.watcher = self.on_tensors
+        client.call_before_closing(self._flush)
+        if client.membership.changes:
+            _client.call_at_end_of_step(self._flush)
 
     def groups(self) -> dict[tuple[int, ...], Group]:
         """Those in which names are told of, by their ranks (none: all of the job)."""
-        if not self._tells:
-            return {}
-        groups: dict[tuple[int, ...], Group] = {(): self._everybody}
+        groups: dict[tuple[int, ...], Group] = {(): Group(self.client, None, "join")}
         for each in self._sets():
             group = Group(self.client, each, "join")
             groups[group.listed] = group
@@ -119,7 +123,7 @@ class Announcements:
     def _tell(self, names: Sequence[_Name]) -> None:
         by_ranks: dict[tuple[int, ...], list[_Name]] = {}
         for each in names:
-            if not each.name.startswith(_OWN):
+            if not each.name.startswith(_UNTOLD) and each.key not in self._agreed:
                 by_ranks.setdefault(each.ranks, []).append(each)
         groups = self.groups()
         for ranks, told in by_ranks.items():
@@ -129,7 +133,11 @@ class Announcements:
     def exchange(self, group: Group, names: Sequence[_Name | None]) -> Job:
         """Tells the group, and hears what its other ranks tell; does not wait for it."""
         channel = channel_of_names(self.client, group)
-        job = _collectives.job_of(channel, [_given(name) for name in names], 0)
+        if isinstance(channel, CallChannel):
+            job = _collectives.job_of(channel, [_given(name) for name in names], 0)
+        else:
+            told = [b"" if name is None else pickle.dumps(name) for name in names]
+            job = Job(channel, [partial(_steps_of_gather, channel, each) for each in told])
         with self._lock:
             self._open = [each for each in self._open if not each.done]
             self._open.append(job)
@@ -144,9 +152,25 @@ class Announcements:
             for job in self._open:
                 job.channel.finish(job, end)
 
+    def agree(self) -> None:
+        """Called by all ranks where the membership has changed: each tells what it knows."""
+        client = self.client
+        self._open.clear()
+        known = [_Name(each.name, (), each.declaration) for each in client.tensors.all()]
+        known += [each for each in self.heard.values() if each.declaration is not None]
+        told = [each for each in known if not each.ranks and not each.name.startswith(_UNTOLD)]
+        self.heard = {}
+        for other in gather(client, f"{_OWN}.known", pickle.dumps(told)).values():
+            self.heard.update((each.key, each) for each in pickle.loads(other))
+        self._agreed = set(self.heard)
+
     def _hear(self, job: Job) -> None:
         names: list[_Name] = []
-        for every, counts in job.results:  # None, if it has failed.
+        for result in job.results:  # None, if it has failed.
+            if isinstance(result, dict):
+                names += [pickle.loads(data) for data in result.values() if data]
+                continue
+            every, counts = result
             for count in counts:
                 if count > 0:
                     names.append(pickle.loads(every[:count].tobytes()))
@@ -174,10 +198,69 @@ def _memory_of(rows: Rows, counts: list[int]) -> tuple[Any, int]:
     return (every, counts), int(every.ctypes.data)
 
 
-def channel_of_names(client: Client, group: Group) -> CallChannel:
+def channel_of_names(client: Client, group: Group) -> Channel:
     """Where a group's announcements are made."""
     name = f"{_OWN}.names"
+    if client.membership.changes:
+        return _channel_of_maxima(client, name, group)
     return _collectives.channel_named(client, name, group, name)
+
+
+# ----- Gathers that go on without ranks that are gone -----
+
+
+def _channel_of_maxima(client: Client, name: str, group: Group) -> Channel:
+    """Its tensors are as long as there are ranks, so they are those of one view."""
+    name += client.connection.view_suffix
+    key = (name, group.ranks)
+    with client.channels_lock:
+        channel: Channel | None = client.channels.get(key)
+        if channel is None:
+            channel = client.channels[key] = Channel(client, name, group)
+    return channel
+
+
+def _maxima(channel: Channel, words: str, own: np.ndarray) -> Steps:
+    """The greatest of each of the group's unsigned numbers, in place."""
+    dtype = DType.U8 if own.dtype == np.uint8 else DType.U64
+    name = f"{channel.name}.{words}{own.size}"
+    tensor = channel.declare(name, dtype, Op.MAX, (WHOLE, WHOLE), 0, own.size)
+    address = int(own.ctypes.data)
+    round_ = channel.client.connection.push_parts(tensor, address, [own.nbytes])
+    yield Wait(tensor, round_, address, own.nbytes)
+
+
+def _steps_of_gather(channel: Channel, data: bytes) -> Steps:
+    """What each rank of the group gives, by its place; of one that is gone nothing, perhaps."""
+    longest: np.ndarray = np.array([len(data)], np.uint64)
+    yield from _maxima(channel, "lengths", longest)
+    if longest[0] == 0:
+        return {}
+    room = max(64, 1 << (_LENGTH.size + int(longest[0]) - 1).bit_length())
+    every: np.ndarray = np.zeros(room * channel.group.size, np.uint8)
+    place = channel.group.place * room
+    told = _LENGTH.pack(len(data)) + data
+    every[place : place + len(told)] = np.frombuffer(told, np.uint8)
+    yield from _maxima(channel, "data", every)
+    found: dict[int, bytes] = {}
+    for other in range(channel.group.size):
+        text = every[other * room : (other + 1) * room].tobytes()
+        (length,) = _LENGTH.unpack_from(text)
+        if length > 0:
+            found[other] = text[_LENGTH.size : _LENGTH.size + length]
+    return found
+
+
+def gather(client: Client, name: str, data: bytes) -> dict[int, bytes]:
+    """What all ranks give, which is not nothing, by rank: without those that are gone."""
+    channel = _channel_of_maxima(client, name, Group(client, None, "join"))
+    job = Job(channel, [partial(_steps_of_gather, channel, data)])
+    channel.submit(job, is_async=False)
+    channel.finish(job)
+    if job.failure is not None:
+        raise job.failure
+    found: dict[int, bytes] = job.results[0]
+    return found
 
 
 # ----- Streams -----
@@ -257,7 +340,7 @@ class _TensorStream:
 class _ChannelStream:
     """Control rounds of a channel; `start` begins one."""
 
-    def __init__(self, channel: CallChannel, name: _Name, start: Callable[[], Job]) -> None:
+    def __init__(self, channel: Channel, name: _Name, start: Callable[[], Job]) -> None:
         self.name = name
         self.before = self.begun = channel.calls
         self._channel = channel
@@ -290,7 +373,8 @@ def _stream_of_calls(channel: CallChannel, name: _Name) -> _ChannelStream:
 
 def _stream_of_names(announcements: Announcements, group: Group) -> _ChannelStream:
     channel = channel_of_names(announcements.client, group)
-    return _ChannelStream(channel, _name_of(channel), lambda: announcements.exchange(group, [None]))
+    name = _Name(channel.name, group.listed)
+    return _ChannelStream(channel, name, lambda: announcements.exchange(group, [None]))
 
 
 # ----- Joining -----
@@ -329,6 +413,11 @@ class _Joined:
             for group in self.announcements.groups().values():
                 self._add(_stream_of_names(self.announcements, group))
             self._serve([_Name(_BARRIER, (), Declaration(DType.I32, 1, Op.SUM, 0))])
+            # Whoever ends a step meanwhile finds out by the zeros, and is told so.
+            self._serve(
+                _Name(name, (), Declaration(DType.U64, count, Op.MAX, 0))
+                for name, count in client.membership.rounds_of_steps
+            )
             self._serve(
                 _Name(each.name, each.declaration.ranks, each.declaration)
                 for each in client.tensors.all()
@@ -406,9 +495,15 @@ class _Joined:
             {key: (each.name, each.before, each.begun) for key, each in self._streams.items()},
             (self.client.tensors.free_names, self.client.nameless_state, self.books()),
         )
-        told: list[_Account] = _objects.all_gather_object(self.client, own, f"{_OWN}.accounts")
+        told: dict[int, _Account]
+        if self.client.membership.changes:
+            every = gather(self.client, f"{_OWN}.told", pickle.dumps(own))
+            told = {rank: pickle.loads(data) for rank, data in every.items()}
+        else:
+            accounts = _objects.all_gather_object(self.client, own, f"{_OWN}.accounts")
+            told = dict(enumerate(accounts))
         ends: dict[_Key, tuple[_Name, int]] = {}
-        for account in told:
+        for account in told.values():
             for key, (name, _, begun) in account.streams.items():
                 ends[key] = name, max(begun, ends[key][1] if key in ends else 0)
         for name, end in ends.values():
@@ -435,13 +530,13 @@ class _Joined:
         stream.end()
 
 
-def _last_of(accounts: list[_Account]) -> int:
+def _last_of(accounts: Mapping[int, _Account]) -> int:
     """The rank that has joined last; of several that have joined together the largest.
 
     If anything was called between two ranks' joining, then the later one has begun more rounds of what
     both know: of what all ranks take part in and know.
     """
-    known = set.intersection(*(set(account.streams) for account in accounts))
+    known = set.intersection(*(set(account.streams) for account in accounts.values()))
 
     def made(account: _Account) -> int:
         return sum(
@@ -450,7 +545,7 @@ def _last_of(accounts: list[_Account]) -> int:
             if key in known and not name.ranks and not name.name.startswith(_OWN)
         )
 
-    return max(range(len(accounts)), key=lambda rank: (made(accounts[rank]), rank))
+    return max(accounts, key=lambda rank: (made(accounts[rank]), rank))
 
 
 _serving: list[_Joined] = []  # One at most.

@@ -30,6 +30,9 @@ _U64_MAX = 2**64 - 1
 # How often ranks of which there are too few look for others.
 _LOOK_S = 0.1
 
+_AGREE = "talweg.agree"
+_AGREED = 11
+
 # Where the ranks' own digests begin in the round that compares them.
 _DIGESTS = 4
 
@@ -187,6 +190,16 @@ class Membership:
         """Whether ranks have come or gone, which this rank has not been told of."""
         return self.changes and self.client.connection.newest_epoch() != self.view.epoch
 
+    @property
+    def _round_of_step(self) -> tuple[str, int]:
+        """The round at the end of a step: its name, and how many numbers it has."""
+        return f"talweg.step{self.client.connection.view_suffix}", 4 + self.client.size
+
+    @property
+    def rounds_of_steps(self) -> list[tuple[str, int]]:
+        """What ranks call that end a step: names, and how many numbers each has."""
+        return [(_AGREE, _AGREED), self._round_of_step] if self.changes else []
+
     # What ranks agree on.
 
     @contextlib.contextmanager
@@ -207,7 +220,7 @@ class Membership:
         connection = self.client.connection
         while True:
             found, members = connection.membership()
-            lanes: np.ndarray = np.zeros(9, np.uint64)
+            lanes: np.ndarray = np.zeros(_AGREED, np.uint64)
             lanes[0], lanes[1] = found.epoch, _U64_MAX - int(found.epoch)
             lanes[2] = int(wants_state)
             # Whether ranks' numbers are not those of the job's beginning any more.
@@ -222,10 +235,13 @@ class Membership:
                     if self.begins_anew:  # Others may have been started just now.
                         lanes[5] = place
             lanes[8] = int(self.is_joiner)
-            self._greatest("talweg.agree", lanes)
+            lanes[9 if self.client.names_watcher is not None else 10] = 1
+            self._greatest(_AGREE, lanes)
             if int(lanes[0]) == _U64_MAX - int(lanes[1]):
                 break
         self._follow(found, members, changed=bool(lanes[4]))
+        if lanes[4] and not lanes[10] and self.client.names_watcher is not None:
+            self.client.names_watcher.agree()
         self._has_agreed = True
         return _Agreed(
             int(found.epoch),
@@ -443,14 +459,16 @@ class Membership:
             raise NotSynchronized(_NOT_SYNCHRONIZED)
         if not self._has_agreed:
             self._resynchronize(wants_state=False)
-        lanes: np.ndarray = np.zeros(4 + self.client.size, np.uint64)
+        name, count = self._round_of_step
+        lanes: np.ndarray = np.zeros(count, np.uint64)
         newest = connection.newest_epoch()
         lanes[0], lanes[1] = newest, _U64_MAX - newest
         if is_compared:
             digest = self._digest()
             lanes[2], lanes[3] = digest, _U64_MAX - digest
         lanes[4 + self.client.rank] = 1
-        self._greatest(f"talweg.step{connection.view_suffix}", lanes)
+        self._greatest(name, lanes)
+        self._require_none_joined(lanes[4:], is_compared)
         if lanes[2] and int(lanes[2]) != _U64_MAX - int(lanes[3]):
             self._compare()  # Says who differs.
         ended = tuple(bool(lane) for lane in lanes[4:])
@@ -467,6 +485,23 @@ class Membership:
         before = self.view
         self._resynchronize(wants_state=False)
         return self._tell(before)
+
+    def _require_none_joined(self, ended: np.ndarray, is_compared: bool) -> None:
+        """InvalidArgument if a rank that is there has given zeros, as those do that have joined."""
+        missing = [rank for rank, lane in enumerate(ended) if not lane]
+        if not missing:
+            return
+        # One that is gone is missing in a view that is newer, which the agent has by now.
+        _, found = self.client.connection.membership()
+        left = {(int(each.node), int(each.incarnation)) for each in found}
+        members = [each for each in self.view.members if (each.node, each.incarnation) in left]
+        joined = [rank for rank in missing if any(rank in each.ranks for each in members)]
+        if joined:
+            self._is_first_step = is_compared  # Then the next one is.
+            raise InvalidArgument(
+                f"end_step() (commit(), check_host_updates()): ranks {joined} are in hvd.join(), and "
+                "end no steps: call it when all ranks have joined"
+            )
 
     def _tell(self, before: View) -> Change | None:
         change = self._change_since(before)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains with JAX: see outliver.py.
 
-The ways: `jit` (the whole step is a program), `calls` (gradients are summed between programs). In
-both a program has a broadcast, which depends on ranks' numbers.
+The ways: `errors` (the step, with a broadcast, which depends on ranks' numbers, is a program in
+talweg_errors()), `bare` (it is a program of reductions, which goes on when the call returns).
 """
 
 from __future__ import annotations
@@ -25,12 +25,6 @@ def loss_of(weights: Any, inputs: Any) -> Any:
     return jnp.mean((outputs - jnp.sum(inputs, axis=1, keepdims=True)) ** 2)
 
 
-def update(weights: Any, gradients: Any) -> Any:
-    # The same at all ranks, as it comes from one of them.
-    rate = tw.broadcast(jnp.float32(_RATE), 0, name="rate")
-    return jax.tree_util.tree_map(lambda weight, each: weight - rate * each, weights, gradients)
-
-
 def train(program: Program, way: str) -> None:
     keys = jax.random.split(jax.random.PRNGKey(talweg.rank()))  # begin() makes them alike.
     weights = {
@@ -42,23 +36,24 @@ def train(program: Program, way: str) -> None:
     @jax.jit
     def step(weights: Any, inputs: Any) -> Any:
         gradients = jax.grad(loss_of)(weights, inputs)
-        return update(weights, tw.push_pull(gradients, f"{way}.gradients"))
-
-    gradients_of, updated = jax.jit(jax.grad(loss_of)), jax.jit(update)
+        gradients = tw.push_pull(gradients, f"{way}.gradients")
+        rate = jnp.float32(_RATE)
+        if way == "errors":
+            rate = tw.broadcast(rate, 0, name="rate")
+        return jax.tree_util.tree_map(lambda weight, each: weight - rate * each, weights, gradients)
 
     def make_step(number: int) -> None:
+        # end_step() has waited.
+        assert all(each.is_ready() for each in jax.tree_util.tree_leaves(state.weights))
         inputs = jax.random.normal(jax.random.PRNGKey(1000 * talweg.rank() + number), (8, 20))
-        # What has failed must not come into the state.
+        if way == "bare":
+            state.weights = step(state.weights, inputs)
+            program.kill_if_told()
+            return
         with tw.talweg_errors():
-            if way == "jit":
-                weights = step(state.weights, inputs)  # It goes on when this returns.
-                program.kill_if_told()
-            else:
-                gradients = gradients_of(state.weights, inputs)
-                program.kill_if_told()
-                gradients = tw.push_pull(gradients, f"{way}.gradients")
-                weights = updated(state.weights, gradients)
-        state.weights = weights
+            weights = step(state.weights, inputs)
+            program.kill_if_told()
+        state.weights = weights  # What has failed must not come into the state.
 
     def prepare() -> Callable[[int], None]:
         return make_step

@@ -16,6 +16,7 @@ import numpy as np
 import talweg
 from mxnet import autograd, gluon
 from outliver import Program
+from talweg._compat.mxnet import engine
 
 
 class Weights:
@@ -50,8 +51,14 @@ def train(program: Program, way: str) -> None:
     weights = Weights(net)
 
     def make_step(number: int) -> None:
+        assert engine.wait_for_all(0)  # end_step() has waited.
         draw = np.random.RandomState(1000 * hvd.rank() + number)
         inputs = mx.nd.array(draw.standard_normal((8, 20)))
+        # It takes long enough for the step to be under way when its end is called.
+        large = mx.nd.dot(
+            mx.nd.dot(mx.nd.ones((600, 600)), mx.nd.ones((600, 600))), mx.nd.ones((600, 20))
+        )
+        inputs = inputs + 0 * large[:8]
         with autograd.record():
             loss = (net(inputs) - inputs.sum(axis=1, keepdims=True)).square().mean()
         loss.backward()

@@ -64,6 +64,8 @@ def train(program: Program, way: str) -> None:
         return make_step
 
     def make_step(number: int) -> None:
+        if way == "overlap":
+            assert not optimizer._talweg_overlap.is_open  # end_step() has made all updates.
         generator = torch.Generator().manual_seed(1000 * talweg.rank() + number)
         inputs = torch.randn(8, 20, generator=generator)
         optimizer.zero_grad()

@@ -144,6 +144,11 @@ class OutlivedAgentTest(OutlivingTest):
             self.assertRegex(lines[-1], f"error AgentLost: .*{text}")
         self.require_nothing_left()
 
+    def test_a_bound_that_is_none(self) -> None:
+        line = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--no-python", *RANK, "sum"]
+        output = self.run_line(line, status=1, TALWEG_AGENT_RESTARTS="often")
+        self.assertIn("TALWEG_AGENT_RESTARTS is 'often'; it must be a number from 0", output)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -17,10 +18,10 @@ from typing import Any
 from talweg import _programs
 from talweg._native import Connection
 from talweg._node import places
-from talweg._node.keeper import SOCKET_NAME
+from talweg._node.keeper import RESTARTS, RESTARTS_VARIABLE, SOCKET_NAME
 from talweg._node.launchers import Place
 from talweg._node.meeting import Meeting
-from talweg.errors import AgentLost, NoAgent, TalwegError, Timeout
+from talweg.errors import AgentLost, InvalidArgument, NoAgent, TalwegError, Timeout
 
 # How long a node's last rank waits for the end of the job's other nodes, and of the daemons.
 _LEAVE_S = 90.0
@@ -90,6 +91,17 @@ class Attachment:
             while self._connection.recv(4096):
                 pass
         self._connection.close()
+
+
+def _restarts(environment: Mapping[str, str]) -> int:
+    """How often the keeper starts an agent again."""
+    text = environment.get(RESTARTS_VARIABLE, "") or str(RESTARTS)
+    if re.fullmatch("[0-9]{1,6}", text) is None:
+        raise InvalidArgument(
+            f"{RESTARTS_VARIABLE} is '{text}'; it must be a number from 0 to 999999: how often an "
+            "agent is started again for ranks that have outlived it"
+        )
+    return int(text)
 
 
 class _Start:
@@ -164,6 +176,7 @@ class _Start:
             "size": place.size,
             "local_size": place.local_size,
             "host": socket.gethostname(),
+            "restarts": _restarts(self._environment),
             "scheduler": self._environment.get("TALWEG_SCHEDULER", ""),
             "node_rank": 0 if is_one_node else place.node_rank,
             "nodes": 1 if is_one_node else place.nodes or 1,

@@ -35,8 +35,8 @@ SOCKET_NAME = "keeper.sock"
 _CLAIM_S = 60.0
 _SAY_S = 10.0
 # How often an agent is started again for ranks that have outlived it, and in how many seconds.
-_RESTARTS = 3
-_RESTARTS_VARIABLE = "TALWEG_AGENT_RESTARTS"
+RESTARTS = 3
+RESTARTS_VARIABLE = "TALWEG_AGENT_RESTARTS"
 _RESTARTS_WINDOW_S = 300.0
 # How long nodes that a launcher has counted wait for each other, where a job may begin with fewer.
 _GATHER_MS = 600_000
@@ -59,6 +59,7 @@ class Plan:
     size: int
     local_size: int
     host: str
+    restarts: int = RESTARTS  # Of the agent.
     scheduler: str = ""  # One that is there already.
     node_rank: int | None = None  # None: the first node says it.
     nodes: int = 1
@@ -423,7 +424,7 @@ class Keeper:
             if all(rank.waits and rank.life == self._life for rank in here):
                 self._agent.process.kill()
             return
-        now, most = time.monotonic(), self._restarts_max()
+        now, most = time.monotonic(), self._plan.restarts
         while self._restarts and now - self._restarts[0] > _RESTARTS_WINDOW_S:
             self._restarts.popleft()
         refusal = ""
@@ -432,7 +433,7 @@ class Keeper:
         elif len(self._restarts) >= most:
             refusal = (
                 f"it was started again {len(self._restarts)} times in {_RESTARTS_WINDOW_S:g} s, and "
-                f"{_RESTARTS_VARIABLE} allows {most}"
+                f"{RESTARTS_VARIABLE} allows {most}"
             )
         if refusal:
             text = f"this node's agent is not started again: {refusal}"
@@ -453,10 +454,6 @@ class Keeper:
             os.unlink(self._agent_path)
         self._agent = self._launch("talweg-agent", self._agent_line)
         self._await(self._agent, lambda _: None)  # Ranks try its socket.
-
-    def _restarts_max(self) -> int:
-        text = self._environment.get(_RESTARTS_VARIABLE, "")
-        return int(text) if text.isdecimal() else _RESTARTS
 
     def _serve(self) -> None:
         self._phase = SERVING

@@ -59,7 +59,7 @@ class Plan:
     size: int
     local_size: int
     host: str
-    restarts: int = RESTARTS  # Of the agent.
+    restarts: int = RESTARTS  # How often its agent is started again.
     scheduler: str = ""  # One that is there already.
     node_rank: int | None = None  # None: the first node says it.
     nodes: int = 1

@@ -83,9 +83,13 @@ class Bucket:
         return True
 
     def _watch(self, storage: Any, buffer: Buffer) -> None:
+        # Empty once the client is closed, whose memory the storage must not keep.
+        attached = [buffer]
+
         def share() -> Any:
             # With another process, which gets torch's file of it.
-            buffer.give_back()
+            for each in attached:
+                each.give_back()
             setattr(storage, _OURS, False)
             return type(storage)._share_fd_cpu_(storage)
 
@@ -93,7 +97,7 @@ class Bucket:
 
         def close() -> None:
             with contextlib.suppress(TalwegError):  # Then it stays there, and is nobody else's.
-                buffer.give_back()
+                attached.pop().give_back()
 
         self._client.call_when_closed(close)
 

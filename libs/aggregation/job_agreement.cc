@@ -116,8 +116,8 @@ std::string Job::RoomProblem(uint64_t needed_bytes) const {
                " that it may have there" + remedy;
       case PlaceBudget::Verdict::kTooManyTensors:
         return whose + " has " + std::to_string(budget.used_tensors()) +
-               " tensors there, of the tensors_max=" + std::to_string(budget.limit().tensors_max) +
-               " that it may have" + remedy;
+               " of the tensors_max=" + std::to_string(budget.limit().tensors_max) +
+               " tensors that it may have there" + remedy;
     }
     return "";
   };

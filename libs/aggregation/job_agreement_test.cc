@@ -194,7 +194,8 @@ TEST_CASE("Job: a tensor past tensors_max is refused at all members", "[aggregat
   f.SayDeclare(0, f.DeclareOf("b", 0));
   const wire::Declared declared = f.Sent<wire::Declared>(Conn(0)).back();
   CHECK(declared.status == DeclaredStatus::kOverBudget);
-  CHECK(Contains(declared.text, "job 'job' has 1 tensors there, of the tensors_max=1"));
+  CHECK(Contains(declared.text,
+                 "job 'job' has 1 of the tensors_max=1 tensors that it may have there"));
   // A member that comes later is not left waiting for the first, whatever the rules are then.
   f.job.SetQuota({}, nullptr);
   f.SayDeclare(1, f.DeclareOf("b", 1));

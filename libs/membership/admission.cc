@@ -85,9 +85,9 @@ Answer Membership::AdmitJob(const JoinRequest& request, const Quota& quota, Turn
   const TenantUse use = UseOf(tenant, std::nullopt);
   std::string why;
   if (use.jobs.size() >= quota.tenant_jobs_max) {
-    why = TenantText(tenant) + " has " + std::to_string(use.jobs.size()) + " jobs (" +
-          JobsText(use.jobs) + "), and may have jobs_max=" + std::to_string(quota.tenant_jobs_max) +
-          kFile + "; it begins when one of them ends";
+    why = TenantText(tenant) + " has " + std::to_string(use.jobs.size()) +
+          " of the jobs_max=" + std::to_string(quota.tenant_jobs_max) + " jobs that it may have" +
+          kFile + " (" + JobsText(use.jobs) + "); it begins when one of them ends";
   } else if (use.members_held + needed > quota.tenant_members_max) {
     why = "it needs min_members=" + std::to_string(needed) + ", and jobs of " + TenantText(tenant) +
           " hold " + std::to_string(use.members_held) + " (" + JobsText(use.jobs) +

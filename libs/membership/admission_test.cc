@@ -45,8 +45,8 @@ TEST_CASE("Admission: a job past its tenant's jobs_max waits until another ends"
   const Answer wait = f.Ask("c", 0);
   CHECK(wait.code == Code::kNotYet);
   CHECK(wait.text ==
-        "job 'c' waits: tenant 't' has 2 jobs ('a', 'b'), and may have jobs_max=2 in the "
-        "scheduler's quotas_file; it begins when one of them ends");
+        "job 'c' waits: tenant 't' has 2 of the jobs_max=2 jobs that it may have in the "
+        "scheduler's quotas_file ('a', 'b'); it begins when one of them ends");
   REQUIRE(f.core->waiting().size() == 1);
   CHECK(f.core->waiting()[0].text == wait.text);
   CHECK_FALSE(f.core->waiting()[0].node);

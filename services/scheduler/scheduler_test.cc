@@ -597,8 +597,8 @@ TEST_CASE("Scheduler: rules hold from the start, change with their file, and rea
   CHECK(a0.events.Next<rpc::JobViewPublished>().quota.tenant == "vision");
   Member second(Link(daemon.address()), spec("second", 2));
   CHECK(Contains(second.events.Next<rpc::JoinDelayed>().text,
-                 "job 'second' waits: tenant 'vision' has 1 jobs ('first'), and may have "
-                 "jobs_max=1"));
+                 "job 'second' waits: tenant 'vision' has 1 of the jobs_max=1 jobs that it may "
+                 "have"));
   rpc::SchedulerAdminClient admin(daemon.address(), 30 * kSecond);
   const auto jobs = admin.ListJobs();
   REQUIRE(jobs.ok());

@@ -55,7 +55,7 @@ class QuotasTest(unittest.TestCase):
             cluster.wait_for_log(agent, "not let in yet: .*job 'second' waits: tenant 'vision' has")
             status = _status(address)
             [waiting] = status["waiting"]
-            self.assertIn("jobs_max=1 in the scheduler's quotas_file", waiting["text"])
+            self.assertIn("1 of the jobs_max=1 jobs that it may have", waiting["text"])
             [tenant] = status["tenants"]
             self.assertEqual((tenant["name"], tenant["job_count"]), ("vision", "1"))
             # A mistake changes nothing and is told; then there is room.
@@ -77,7 +77,7 @@ class QuotasTest(unittest.TestCase):
     def test_a_rank_is_told_which_limit_its_tensor_passes(self) -> None:
         limits = {
             "memory_bytes_max=1MiB": "of the memory_bytes_max=1 MiB that it may have there",
-            "tensors_max=1": "1 tensors there, of the tensors_max=1 that it may have",
+            "tensors_max=1": "has 1 of the tensors_max=1 tensors that it may have there",
         }
         for limit, text in limits.items():
             for rule in (f"job big {limit}", f"job big tenant=t\ntenant t {limit}"):

@@ -68,7 +68,7 @@ RankStatus AgentSum::Take(RoundCall& call, const CompleteRound& complete, uint64
   if (call.arriving.Finish()) return RankStatus::kOk;
   const Tensor& tensor = call.tensor;
   const Taking& taking = call.taking;
-  void* const out = GoesInPlace(tensor) && taking.out == nullptr
+  void* const out = call.is_in_place && taking.out == nullptr
                         ? tensor.ContributionOf(complete.round)
                         : taking.out;
   const Target target{static_cast<std::byte*>(out), bytes, taking.places, taking.rooms};

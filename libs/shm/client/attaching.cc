@@ -16,7 +16,6 @@
 #endif
 
 namespace talweg::shm {
-
 namespace {
 
 // Describes a place that a tensor is attached to.

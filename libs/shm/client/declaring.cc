@@ -12,7 +12,6 @@
 #include "libs/shm/client/populate.h"
 
 namespace talweg::shm {
-
 namespace {
 
 // Declarations that are under way together: as many as keep the agent and the owners busy, and

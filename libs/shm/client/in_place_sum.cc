@@ -17,7 +17,6 @@
 #include "libs/shm/client/stream_copy.h"
 
 namespace talweg::shm {
-
 namespace {
 
 // This much of all contributions stays in a core's first cache between a sum and its copies.

@@ -7,7 +7,6 @@
 #include "libs/shm/layout/rank_sums.h"
 
 namespace talweg::shm {
-
 namespace {
 
 // Calls `visit(part, from, bytes)` for each part that a rank gives and that has bytes.

@@ -12,7 +12,6 @@
 #include "libs/shm/client/stream_copy.h"
 
 namespace talweg::shm {
-
 namespace {
 
 // Neither loads nor stores pass it, nor such as go around the caches.

@@ -40,6 +40,7 @@ struct RoundCall {
   Deadline deadline;
   bool only_looks = false;  // And has no time to copy what is not all of the result.
   OpenedRound opened;
+  bool is_in_place = false;             // Without another place the result goes where it came from.
   ArrivingResult::Copied copied_early;  // By the call before this one.
   ArrivingResult arriving;              // What is copied before the round is complete.
 };

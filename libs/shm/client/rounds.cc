@@ -90,7 +90,9 @@ RankStatus Rounds::WaitIn(Way& way, RoundCall& call, int64_t begin_ns, int64_t t
   // Only a round whose events are lost is neither complete nor awaited any more.
   const bool events_lost =
       awaited == Awaited::kDone && !states_.IsComplete(tensor, opened.round, opened.others);
-  const bool reads = call.taking.NeedsLengths() || Way::GoesInPlace(tensor);
+  // Looked at once: another thread may declare the tensor in place meanwhile.
+  call.is_in_place = Way::GoesInPlace(tensor);
+  const bool reads = call.taking.NeedsLengths() || call.is_in_place;
   if (awaited == Awaited::kDone && (reads || opened.compares) &&
       states_.Succeeded(tensor, opened.round)) {
     awaited = way.AwaitInputs(call, &over);
@@ -134,7 +136,7 @@ RankStatus Rounds::TakeIn(Way& way, RoundCall& call, bool reads, Ending* ending,
   }
   ending->is_taken = taking.takes;
   if (!taking.takes || !Way::kInHostMemory) return RankStatus::kOk;
-  const bool goes_in_place = Way::GoesInPlace(tensor) && taking.out == nullptr;
+  const bool goes_in_place = call.is_in_place && taking.out == nullptr;
   bool stays_open = false;
   const RankStatus room =
       parts_.CheckRoom(tensor, complete, taking, goes_in_place, bytes, &stays_open, error);

@@ -13,9 +13,9 @@
 
 namespace talweg::shm {
 
-// The client's descriptors that tell of rounds, and when each becomes readable (docs/
-// shared_memory.md, "A descriptor that tells of rounds"). Any thread may call anything. They stay
-// open until the client is freed.
+// The client's descriptors that tell of rounds, and when each becomes readable
+// (docs/shared_memory.md, "A descriptor that tells of rounds"). Any thread may call anything. They
+// stay open until the client is freed.
 class Watchers {
  public:
   Watchers(AgentLink& link, ClientHealth& health, const RankMemory& memory,

@@ -130,7 +130,7 @@ class Greedy final : public Rude {
                           .result = {got_region_.Ref(2 * i * kTensorBytes),
                                      got_region_.Ref((2 * i + 1) * kTensorBytes)}});
     }
-    cut_ = Placement(view_, keys_[0], collective, 1).slices();
+    cut_ = Placement(view_, keys_[0], collective, Group()).slices();
     Say(wire::FrameType::kDeclare, declares);
   }
   bool Go() override { return false; }
@@ -261,7 +261,6 @@ int Run(const std::string& scheduler, const std::string& setting, const std::str
   client.JoinJob({.job_name = job,
                   .spec = spec,
                   .member = {.id = self, .rank_count = 1, .name = "rude", .admin_address = ""},
-                  .host_id = "",
                   .data_security = setting});
   if (future.wait_for(kPatience) != std::future_status::ready) {
     std::printf("no view\n");

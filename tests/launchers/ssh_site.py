@@ -59,7 +59,9 @@ class SshTest(SiteTest):
         tools.mkdir()
         wrapper = tools / "ssh"
         known = self.directory / "known_hosts"
-        wrapper.write_text(f'#!/bin/sh\nexec {ssh} -o UserKnownHostsFile={known} "$@"\n')
+        # That a host is new is no news here.
+        options = f"-o LogLevel=ERROR -o UserKnownHostsFile={known}"
+        wrapper.write_text(f'#!/bin/sh\nexec {ssh} {options} "$@"\n')
         wrapper.chmod(0o755)
         self.environment["PATH"] = f"{tools}:{self.environment['PATH']}"
 

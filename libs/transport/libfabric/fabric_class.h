@@ -25,6 +25,7 @@
 #include "libs/transport/peer_watch.h"
 #include "libs/transport/socket_address.h"
 #include "libs/transport/transport.h"
+#include "libs/transport/turns.h"
 
 namespace talweg::transport {
 
@@ -143,7 +144,7 @@ class FabricTransport final : public Transport {
   Descriptor epoll_;
   bool events_armed_ = false;
   uint64_t next_id_ = 1;
-  size_t first_polled_ = 0;  // Connections take turns in being polled first.
+  Turns turns_;
   std::map<ConnectionId, PeerHandle> peers_;
   std::map<fid_t, ConnectionId> by_endpoint_;
   std::deque<Event> events_;       // Read, and not handled yet.

@@ -17,14 +17,11 @@ namespace {
 
 // The most that we read of the data that comes with an event of the connection manager.
 constexpr size_t kEventDataBytesMax = 256;
-// How many events of one connection are delivered in its turn, where there are others.
-constexpr int kEventsInTurnMax = 16;
 
 }  // namespace
 
 int FabricTransport::Poll(EventSink& sink, int events_max) {
   int work = 0;
-  int budget = events_max;
   NoteReadyDescriptors();
   while (!broken_.empty()) {
     const PeerHandle peer = broken_.front();
@@ -46,15 +43,8 @@ int FabricTransport::Poll(EventSink& sink, int events_max) {
   for (const auto& [id, peer] : peers_) {
     if (!peer->armed && peer->connection->established()) due.push_back(peer);
   }
-  // Who sends without end does not keep us from the others.
-  const int turn_max = due.size() > 1 ? kEventsInTurnMax : events_max;
-  for (size_t i = 0; i < due.size() && budget > 0; ++i) {
-    int turn = std::min(turn_max, budget);
-    budget -= turn;
-    PollPeer(sink, due[(first_polled_ + i) % due.size()], &turn, &work);
-    budget += turn;
-  }
-  ++first_polled_;
+  turns_.Take(due, events_max,
+              [&](const PeerHandle& peer, int* budget) { PollPeer(sink, peer, budget, &work); });
   return work;
 }
 

@@ -24,6 +24,7 @@
 #include "libs/transport/local/connection.h"
 #include "libs/transport/local/handshake.h"
 #include "libs/transport/regions.h"
+#include "libs/transport/turns.h"
 
 namespace talweg::transport {
 namespace {
@@ -33,8 +34,6 @@ constexpr char kScheme[] = "local:";
 constexpr size_t kHandshakesMax = 256;
 // How many records of one connection are read in its turn, so that a fast writer does not keep us.
 constexpr int kRecordsInTurnMax = 64;
-// And events, where there are others.
-constexpr int kEventsInTurnMax = 16;
 
 constexpr uint64_t kDoorbellTag = 0;
 constexpr uint64_t kTimerTag = ~uint64_t{0};
@@ -114,7 +113,7 @@ class LocalTransportImpl final : public LocalTransport {
   int64_t next_timeout_ns_ = std::numeric_limits<int64_t>::max();  // When timer_ rings.
   bool asleep_ = false;
   uint64_t next_id_ = 1;
-  size_t first_polled_ = 0;  // Connections take turns in being polled first.
+  Turns turns_;
   RegionTable regions_;
   std::map<ConnectionId, PeerHandle> peers_;
   std::deque<PeerHandle> broken_;  // Ended, and their sinks do not know yet.
@@ -292,7 +291,6 @@ void LocalTransportImpl::Advance(Peer& peer) {
 
 int LocalTransportImpl::Poll(EventSink& sink, int events_max) {
   int work = 0;
-  int budget = events_max;
   if (asleep_) {
     asleep_ = false;
     for (const auto& [id, peer] : peers_) peer->connection.Awake();
@@ -311,15 +309,8 @@ int LocalTransportImpl::Poll(EventSink& sink, int events_max) {
   for (const auto& [id, peer] : peers_) {
     if (peer->connection.established()) due.push_back(peer);
   }
-  // Who sends without end does not keep us from the others.
-  const int turn_max = due.size() > 1 ? kEventsInTurnMax : events_max;
-  for (size_t i = 0; i < due.size() && budget > 0; ++i) {
-    int turn = std::min(turn_max, budget);
-    budget -= turn;
-    PollPeer(sink, due[(first_polled_ + i) % due.size()], &turn, &work);
-    budget += turn;
-  }
-  ++first_polled_;
+  turns_.Take(due, events_max,
+              [&](const PeerHandle& peer, int* budget) { PollPeer(sink, peer, budget, &work); });
   return work;
 }
 

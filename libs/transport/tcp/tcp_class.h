@@ -25,6 +25,7 @@
 #include "libs/transport/tcp/connection.h"
 #include "libs/transport/tcp/tcp_transport.h"
 #include "libs/transport/transport.h"
+#include "libs/transport/turns.h"
 
 namespace talweg::transport {
 
@@ -117,7 +118,7 @@ class TcpTransport final : public Transport {
   Descriptor epoll_;
   std::vector<Descriptor> listeners_;
   uint64_t next_id_ = 1;
-  size_t first_polled_ = 0;  // Connections take turns in being polled first.
+  Turns turns_;
   RegionTable regions_;
   std::map<ConnectionId, PeerHandle> peers_;
   std::deque<PeerHandle> broken_;  // Ended, and their sinks do not know yet.

@@ -18,8 +18,6 @@ namespace {
 
 // How many records of one connection are read in its turn, so that a fast writer does not keep us.
 constexpr int kRecordsInTurnMax = 64;
-// And events, where there are others.
-constexpr int kEventsInTurnMax = 16;
 // How many strangers are let in before we look at our peers again.
 constexpr int kAcceptsInTurnMax = 64;
 
@@ -27,7 +25,6 @@ constexpr int kAcceptsInTurnMax = 64;
 
 int TcpTransport::Poll(EventSink& sink, int events_max) {
   int work = 0;
-  int budget = events_max;
   while (!broken_.empty()) {
     const PeerHandle peer = broken_.front();
     broken_.pop_front();
@@ -41,15 +38,8 @@ int TcpTransport::Poll(EventSink& sink, int events_max) {
   for (const auto& [id, peer] : peers_) {
     if (peer->due) due.push_back(peer);
   }
-  // Who sends without end does not keep us from the others.
-  const int turn_max = due.size() > 1 ? kEventsInTurnMax : events_max;
-  for (size_t i = 0; i < due.size() && budget > 0; ++i) {
-    int turn = std::min(turn_max, budget);
-    budget -= turn;
-    PollPeer(sink, due[(first_polled_ + i) % due.size()], &turn, &work);
-    budget += turn;
-  }
-  ++first_polled_;
+  turns_.Take(due, events_max,
+              [&](const PeerHandle& peer, int* budget) { PollPeer(sink, peer, budget, &work); });
   return work;
 }
 

@@ -14,9 +14,7 @@
 #include <poll.h>
 
 #include <array>
-#include <chrono>
 #include <cstdio>
-#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -28,16 +26,15 @@
 
 #include "libs/base/bytes.h"
 #include "libs/base/fingerprint.h"
-#include "libs/rpc/scheduler_client.h"
 #include "libs/runtime/clock.h"
 #include "libs/transport/tcp/tcp_transport.h"
 #include "libs/view/placement.h"
 #include "libs/wire/frames.h"
+#include "tests/attackers/lone_member.h"
 
 namespace talweg {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(60);
 constexpr size_t kTensors = 64;
 constexpr size_t kTensorBytes = 256 * kKiB;
 constexpr size_t kConnections = 400;
@@ -177,14 +174,28 @@ class Greedy final : public Rude {
   std::map<std::pair<TensorKey, Round>, uint32_t> slices_;
 };
 
-class RefusedFlood final : public Rude {
+// Sends without end, as fast as the network takes it.
+class Flood : public Rude {
  public:
   using Rude::Rude;
 
  private:
-  bool Go() override {
+  bool Go() final {
     if (!connection_) Greet();
     if (IsFull()) return false;
+    Send();
+    Count();
+    return true;
+  }
+  virtual void Send() = 0;
+};
+
+class RefusedFlood final : public Flood {
+ public:
+  using Flood::Flood;
+
+ private:
+  void Send() override {
     const std::vector<wire::Contribute> entries(
         7, {.key = TensorKey{1},
             .round = Round{1},
@@ -193,26 +204,20 @@ class RefusedFlood final : public Rude {
             .form = wire::Form::kInline,
             .bytes = bytes_});
     Say(wire::FrameType::kContribute, entries);
-    Count();
-    return true;
   }
 
   const std::array<std::byte, wire::kInlineBytesMax> bytes_{};
 };
 
-class Garbage final : public Rude {
+class Garbage final : public Flood {
  public:
-  using Rude::Rude;
+  using Flood::Flood;
 
  private:
-  bool Go() override {
-    if (!connection_) Greet();
-    if (IsFull()) return false;
+  void Send() override {
     std::vector<std::byte> frame(wire::kFrameBytesMax);
     for (std::byte& byte : frame) byte = static_cast<std::byte>(++last_ * 193);
     transport_->PostFrame(*connection_, std::move(frame));
-    Count();
-    return true;
   }
 
   uint32_t last_ = 0;
@@ -247,30 +252,11 @@ class Silent final : public Rude {
 
 int Run(const std::string& scheduler, const std::string& setting, const std::string& job,
         const std::string& manner) {
-  std::promise<View> promise;
-  auto future = promise.get_future();
-  bool is_kept = false;
-  rpc::SchedulerClient client({.address = scheduler}, [&](const rpc::MemberEvent& event) {
-    const auto* published = std::get_if<rpc::ViewPublished>(&event);
-    if (published != nullptr && !std::exchange(is_kept, true)) promise.set_value(published->view);
-  });
   const MonotonicClock clock;
   const MemberIdentity self = {NodeRank(0), Incarnation(static_cast<uint64_t>(clock.NowNs()) | 1)};
-  membership::JobSpec spec;
-  spec.min_members = spec.max_members = 1;
-  client.JoinJob({.job_name = job,
-                  .spec = spec,
-                  .member = {.id = self, .rank_count = 1, .name = "rude", .admin_address = ""},
-                  .data_security = setting});
-  if (future.wait_for(kPatience) != std::future_status::ready) {
-    std::printf("no view\n");
-    return 1;
-  }
-  const View view = future.get();
-  if (view.aggregators.empty()) {
-    std::printf("no aggregator\n");
-    return 1;
-  }
+  const LoneMember member(scheduler, setting, job, self);
+  if (!member.is_in()) return 1;
+  const View& view = member.view();
   const auto parsed = transport::ParseTcpAddress(
       transport::SelectAddress(view.aggregators[0].data_address, /*same_host=*/false));
   if (!parsed.ok()) {

@@ -249,7 +249,7 @@ class DataPlaneTest(unittest.TestCase):
                 job = Job(cluster, aggregator_options=network, agent_options=network)
                 done = subprocess.run(
                     [
-                        str(RUNFILES / "tests/fault/impostor"),
+                        str(RUNFILES / "tests/attackers/impostor"),
                         job.scheduler.addresses["listen"],
                         security,
                     ],

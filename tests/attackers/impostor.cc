@@ -10,18 +10,14 @@
 
 #include <chrono>
 #include <cstdio>
-#include <future>
-#include <memory>
 #include <optional>
 #include <string>
-#include <utility>
-#include <variant>
 
-#include "libs/rpc/scheduler_client.h"
 #include "libs/runtime/clock.h"
 #include "libs/transport/tcp/tcp_transport.h"
 #include "libs/view/placement.h"
 #include "libs/wire/frames.h"
+#include "tests/attackers/lone_member.h"
 
 namespace talweg {
 namespace {
@@ -64,31 +60,10 @@ class Conversation final : public transport::EventSink {
 };
 
 int Run(const std::string& scheduler, const std::string& setting) {
-  std::promise<View> promise;
-  auto future = promise.get_future();
-  bool is_kept = false;
-  rpc::SchedulerClient client({.address = scheduler}, [&](const rpc::MemberEvent& event) {
-    const auto* published = std::get_if<rpc::ViewPublished>(&event);
-    if (published != nullptr && !std::exchange(is_kept, true)) {
-      promise.set_value(published->view);
-    }
-  });
   const MemberIdentity self = {NodeRank(0), Incarnation(0x1234)};
-  membership::JobSpec spec;
-  spec.min_members = spec.max_members = 1;
-  client.JoinJob({.job_name = "impostor",
-                  .spec = spec,
-                  .member = {.id = self, .rank_count = 1, .name = "impostor", .admin_address = ""},
-                  .data_security = setting});
-  if (future.wait_for(kPatience) != std::future_status::ready) {
-    std::printf("no view\n");
-    return 1;
-  }
-  const View view = future.get();
-  if (view.aggregators.empty()) {
-    std::printf("no aggregator\n");
-    return 1;
-  }
+  const LoneMember member(scheduler, setting, "impostor", self);
+  if (!member.is_in()) return 1;
+  const View& view = member.view();
   const std::string address = view.aggregators[0].data_address;
   auto parsed = transport::ParseTcpAddress(address);
   if (!parsed.ok() || !parsed->identity) {

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/attackers/lone_member.h"
+
+#include <chrono>
+#include <cstdio>
+#include <utility>
+#include <variant>
+
+namespace talweg {
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(60);
+
+}  // namespace
+
+LoneMember::LoneMember(const std::string& scheduler, const std::string& setting,
+                       const std::string& job, MemberIdentity self)
+    : self_(self), client_({.address = scheduler}, [this](const rpc::MemberEvent& event) {
+        const auto* published = std::get_if<rpc::ViewPublished>(&event);
+        if (published != nullptr && !std::exchange(is_told_, true)) {
+          promise_.set_value(published->view);
+        }
+      }) {
+  membership::JobSpec spec;
+  spec.min_members = spec.max_members = 1;
+  client_.JoinJob({.job_name = job,
+                   .spec = spec,
+                   .member = {.id = self, .rank_count = 1, .name = job, .admin_address = ""},
+                   .data_security = setting});
+  auto future = promise_.get_future();
+  if (future.wait_for(kPatience) != std::future_status::ready) {
+    std::printf("no view\n");
+    return;
+  }
+  view_ = future.get();
+  is_in_ = !view_.aggregators.empty();
+  if (!is_in_) std::printf("no aggregator\n");
+}
+
+}  // namespace talweg

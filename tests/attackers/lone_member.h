@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_TESTS_ATTACKERS_LONE_MEMBER_H_
+#define TALWEG_TESTS_ATTACKERS_LONE_MEMBER_H_
+
+#include <future>
+#include <string>
+
+#include "libs/base/ids.h"
+#include "libs/rpc/scheduler_client.h"
+#include "libs/view/view.h"
+
+namespace talweg {
+
+// The one member of a job of its own, as which an attacker gets keys and a view. It stays in the
+// job for as long as it lives.
+class LoneMember {
+ public:
+  // Joins with `setting` as its data_security, and waits for its first view.
+  LoneMember(const std::string& scheduler, const std::string& setting, const std::string& job,
+             MemberIdentity self);
+
+  // Whether there is a view with an aggregator. If not, it has been printed why.
+  bool is_in() const { return is_in_; }
+  const View& view() const { return view_; }
+  MemberIdentity self() const { return self_; }
+
+ private:
+  const MemberIdentity self_;
+  std::promise<View> promise_;
+  bool is_told_ = false;
+  rpc::SchedulerClient client_;
+  View view_;
+  bool is_in_ = false;
+};
+
+}  // namespace talweg
+
+#endif  // TALWEG_TESTS_ATTACKERS_LONE_MEMBER_H_

@@ -54,6 +54,25 @@ class Contributions {
   Waiting& waiting_;
 };
 
+// What the two ways have alike in which ranks sum; result_way.h says what each function does.
+class SummedByRanks {
+ public:
+  static constexpr bool kInHostMemory = true;
+
+  explicit SummedByRanks(Contributions& contributions) : contributions_(contributions) {}
+
+  Awaited Await(RoundCall& call, RankStatus* over) { return contributions_.Await(call, over); }
+  Awaited AwaitInputs(RoundCall& call, RankStatus* over) {
+    return contributions_.AwaitMemory(call.tensor, call.deadline, over);
+  }
+  RankStatus Find(const RoundCall& call, CompleteRound* complete, ErrorText& error) const {
+    return contributions_.Find(call, complete, error);
+  }
+
+ private:
+  Contributions& contributions_;
+};
+
 }  // namespace talweg::shm
 
 #endif  // TALWEG_LIBS_SHM_CLIENT_CONTRIBUTIONS_H_

@@ -20,26 +20,17 @@ namespace talweg::shm {
 
 // Each piece of a round is summed once, by whichever rank begins it, over the contributions of all
 // (docs/shared_memory.md, "In place"). Any thread; result_way.h says what each function does.
-class InPlaceSum {
+class InPlaceSum : public SummedByRanks {
  public:
-  static constexpr bool kInHostMemory = true;
-
   InPlaceSum(ClientHealth& health, Contributions& contributions, const Streaming& streaming,
              Waiting& waiting, ClientStatistics& statistics)
-      : health_(health),
-        contributions_(contributions),
+      : SummedByRanks(contributions),
+        health_(health),
         streaming_(streaming),
         waiting_(waiting),
         statistics_(statistics) {}
 
   static bool GoesInPlace(const Tensor&) { return true; }
-  Awaited Await(RoundCall& call, RankStatus* over) { return contributions_.Await(call, over); }
-  Awaited AwaitInputs(RoundCall& call, RankStatus* over) {
-    return contributions_.AwaitMemory(call.tensor, call.deadline, over);
-  }
-  RankStatus Find(const RoundCall& call, CompleteRound* complete, ErrorText& error) const {
-    return contributions_.Find(call, complete, error);
-  }
   RankStatus Take(RoundCall& call, const CompleteRound& complete, uint64_t bytes, ErrorText& error);
   RankStatus Show(RoundCall& call, const CompleteRound& complete, uint64_t bytes, const void** data,
                   ErrorText& error);
@@ -56,7 +47,6 @@ class InPlaceSum {
                          const Deadline& deadline, ErrorText& error);
 
   ClientHealth& health_;
-  Contributions& contributions_;
   const Streaming& streaming_;
   Waiting& waiting_;
   ClientStatistics& statistics_;

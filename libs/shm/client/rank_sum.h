@@ -20,25 +20,16 @@ namespace talweg::shm {
 // Each rank sums all contributions straight into its caller's buffer, and shares the work of large
 // ones (docs/shared_memory.md, "Ranks that sum"). Any thread; result_way.h says what each function
 // does.
-class RankSum {
+class RankSum : public SummedByRanks {
  public:
-  static constexpr bool kInHostMemory = true;
-
   RankSum(Contributions& contributions, const RoundParts& parts, const Streaming& streaming,
           ClientStatistics& statistics)
-      : contributions_(contributions),
+      : SummedByRanks(contributions),
         parts_(parts),
         streaming_(streaming),
         statistics_(statistics) {}
 
   static bool GoesInPlace(const Tensor&) { return false; }
-  Awaited Await(RoundCall& call, RankStatus* over) { return contributions_.Await(call, over); }
-  Awaited AwaitInputs(RoundCall& call, RankStatus* over) {
-    return contributions_.AwaitMemory(call.tensor, call.deadline, over);
-  }
-  RankStatus Find(const RoundCall& call, CompleteRound* complete, ErrorText& error) const {
-    return contributions_.Find(call, complete, error);
-  }
   RankStatus Take(RoundCall& call, const CompleteRound& complete, uint64_t bytes, ErrorText& error);
   // Sums into memory of the rank's own.
   RankStatus Show(RoundCall& call, const CompleteRound& complete, uint64_t bytes, const void** data,
@@ -52,7 +43,6 @@ class RankSum {
   RankStatus SumIntoOwnResult(Tensor& tensor, const CompleteRound& complete, uint64_t bytes,
                               const void** data, ErrorText& error);
 
-  Contributions& contributions_;
   const RoundParts& parts_;
   const Streaming& streaming_;
   ClientStatistics& statistics_;

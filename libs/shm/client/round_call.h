@@ -23,6 +23,15 @@ struct OpenedRound {
   bool compares = false;                // It and the other ranks tell what they have said.
   const std::byte* own_part = nullptr;  // Tensor::own_part.
   PushedRounds others;                  // What these have pushed, where it can be seen.
+
+  // The tensor's last round. With the state mutex locked.
+  static OpenedRound Of(const Tensor& tensor) {
+    return {.round = tensor.pushed,
+            .on_device = tensor.on_device,
+            .is_short = tensor.pushed_short,
+            .compares = tensor.tells_pushes() && tensor.shape.has_tables,
+            .own_part = tensor.own_part};
+  }
 };
 
 // A round that is complete, and has a result.

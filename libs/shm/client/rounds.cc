@@ -56,7 +56,6 @@ RankStatus Rounds::Wait(Tensor& tensor, uint64_t round, const Taking& taking, in
 
 RankStatus Rounds::FindPushed(RoundCall& call, uint64_t round, ErrorText& error) {
   Tensor& tensor = call.tensor;
-  OpenedRound& opened = call.opened;
   // Who is too late for a round must not wait for one that nobody has pushed.
   const MutexLock lock(state_mutex_);
   if (round == 0 || round != tensor.pushed) {
@@ -66,12 +65,8 @@ RankStatus Rounds::FindPushed(RoundCall& call, uint64_t round, ErrorText& error)
                       static_cast<unsigned long long>(tensor.pushed));
   }
   if (tensor.on_device && call.taking.out != nullptr) return FailOnDevice(tensor, error);
-  opened.round = round;
-  opened.on_device = tensor.on_device;
-  opened.is_short = tensor.pushed_short;
-  opened.own_part = tensor.own_part;
-  opened.compares = tensor.tells_pushes() && tensor.shape.has_tables;
-  opened.others = memory_.FindPushedRounds(tensor);
+  call.opened = OpenedRound::Of(tensor);
+  call.opened.others = memory_.FindPushedRounds(tensor);
   // Two waits for one round: the second must not lose its result to a push after the first. From
   // here on a push is kBusy.
   ++tensor.readers;
@@ -176,7 +171,6 @@ RankStatus Rounds::Result(Tensor& tensor, uint64_t round, const void** data, uin
 
 RankStatus Rounds::FindTaken(RoundCall& call, uint64_t round, ErrorText& error) {
   Tensor& tensor = call.tensor;
-  OpenedRound& opened = call.opened;
   const MutexLock lock(state_mutex_);
   if (round == 0 || tensor.taken != round || tensor.pushed != round) {
     return error.Fail(RankStatus::kInvalidArgument,
@@ -191,10 +185,7 @@ RankStatus Rounds::FindTaken(RoundCall& call, uint64_t round, ErrorText& error) 
                       "have them copied (talweg_wait_parts)",
                       NameOf(tensor), tensor.gets.count);
   }
-  opened.round = round;
-  opened.is_short = tensor.pushed_short;
-  opened.compares = tensor.tells_pushes() && tensor.shape.has_tables;
-  opened.own_part = tensor.own_part;
+  call.opened = OpenedRound::Of(tensor);
   ++tensor.readers;  // From here on a push is kBusy, as in Wait.
   return RankStatus::kOk;
 }

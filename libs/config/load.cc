@@ -8,15 +8,14 @@
 #include <google/protobuf/text_format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <optional>
 
 #include "libs/config/nearest.h"
 #include "libs/config/options.h"
+#include "libs/config/read_file.h"
 #include "libs/status/status.h"
 #include "proto/config/config.pb.h"
 
@@ -24,8 +23,6 @@ extern char** environ;
 
 namespace talweg::config {
 namespace {
-
-constexpr size_t kFileBytesMax = 1 << 20;
 
 template <typename Config>
 const std::vector<Option<Config>>& Options() {
@@ -191,25 +188,6 @@ absl::Status ApplyFile(const std::string& text, const std::string& path, Config&
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    return ErrnoStatus(errno, absl::StrCat("open configuration file '", path,
-                                           "' (option --config or TALWEG_CONFIG)"));
-  }
-  std::string text(kFileBytesMax + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(std::max<std::streamsize>(file.gcount(), 0)));
-  if (file.bad() || (file.fail() && !file.eof())) {
-    return ErrnoStatus(errno, absl::StrCat("read configuration file '", path, "'"));
-  }
-  if (text.size() > kFileBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("configuration file '", path, "' is larger than 1 MiB"));
-  }
-  return text;
-}
-
 // What no option by itself can say.
 absl::Status CheckTogether(const SchedulerConfig& config) {
   if (config.in_memory && !config.store_path.empty()) {
@@ -286,7 +264,10 @@ absl::StatusOr<Config> Load(const std::vector<std::string>& args, const Environm
   };
   TALWEG_RETURN_IF_ERROR(apply(true));
   if (!config.config.empty()) {
-    TALWEG_ASSIGN_OR_RETURN(const std::string text, ReadFile(config.config));
+    TALWEG_ASSIGN_OR_RETURN(
+        const std::string text,
+        ReadSmallFile(config.config, absl::StrCat("configuration file '", config.config, "'"),
+                      " (option --config or TALWEG_CONFIG)"));
     TALWEG_RETURN_IF_ERROR(ApplyFile<Proto>(text, config.config, config));
   }
   TALWEG_RETURN_IF_ERROR(apply(false));

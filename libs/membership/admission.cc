@@ -8,7 +8,7 @@
 #include "libs/membership/membership.h"
 #include "libs/membership/turn.h"
 
-// Whom the rules let in, and who waits (docs/quotas.md).
+// The rules say here who is let in, and who waits (docs/quotas.md).
 namespace talweg::membership {
 namespace {
 

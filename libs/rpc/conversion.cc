@@ -195,13 +195,8 @@ absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& mess
   return spec;
 }
 
-namespace {
-
-// 0 travels for what has no limit.
 uint64_t LimitToProto(uint64_t limit) { return limit == kNoLimit ? 0 : limit; }
 uint64_t LimitFromProto(uint64_t limit) { return limit == 0 ? kNoLimit : limit; }
-
-}  // namespace
 
 scheduler::v1::JobQuota ToProto(const JobQuota& quota) {
   scheduler::v1::JobQuota message;

@@ -40,6 +40,9 @@ MemberIdentity FromProto(const scheduler::v1::MemberId& id);
 scheduler::v1::JobSpec ToProto(const membership::JobSpec& spec);
 absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& spec);
 
+// 0 travels for what has no limit.
+uint64_t LimitToProto(uint64_t limit);
+uint64_t LimitFromProto(uint64_t limit);
 scheduler::v1::JobQuota ToProto(const JobQuota& quota);
 JobQuota FromProto(const scheduler::v1::JobQuota& quota);
 

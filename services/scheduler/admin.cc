@@ -56,7 +56,7 @@ v1::JobSummary SummaryOf(const membership::Membership& core, const membership::J
   *summary.mutable_created_at() = rpc::TimestampFromUnixNs(job.created_unix_ns);
   const membership::Quota quota = core.QuotaOf(job);
   *summary.mutable_quota() = ToProto(quota.share);
-  if (quota.members_max != kNoLimit) summary.set_members_max(quota.members_max);
+  summary.set_members_max(rpc::LimitToProto(quota.members_max));
   if (job.view) {
     summary.set_epoch(job.view->epoch.value());
     summary.set_member_count(static_cast<uint32_t>(job.view->members.size()));
@@ -87,7 +87,6 @@ void FillWaiting(const membership::Membership& core, int64_t now_ns,
     *shown->mutable_waited() = DurationFromNs(now_ns - join.since_ns);
   }
   tenants.erase("");
-  const auto limit = [](uint64_t value) { return value == kNoLimit ? 0 : value; };
   for (const std::string& name : tenants) {
     // What is said of every job of the tenant.
     const membership::Quota quota = core.TenantQuota(name);
@@ -95,12 +94,12 @@ void FillWaiting(const membership::Membership& core, int64_t now_ns,
     v1::TenantUse* shown = response->add_tenants();
     shown->set_name(name);
     shown->set_job_count(use.jobs.size());
-    shown->set_jobs_max(limit(quota.tenant_jobs_max));
+    shown->set_jobs_max(rpc::LimitToProto(quota.tenant_jobs_max));
     shown->set_members_held(use.members_held);
-    shown->set_members_max(limit(quota.tenant_members_max));
+    shown->set_members_max(rpc::LimitToProto(quota.tenant_members_max));
     shown->set_weight(quota.share.tenant_weight);
-    shown->set_memory_bytes_max(limit(quota.share.tenant_limit.memory_bytes_max));
-    shown->set_tensors_max(limit(quota.share.tenant_limit.tensors_max));
+    shown->set_memory_bytes_max(rpc::LimitToProto(quota.share.tenant_limit.memory_bytes_max));
+    shown->set_tensors_max(rpc::LimitToProto(quota.share.tenant_limit.tensors_max));
   }
 }
 

@@ -3,11 +3,10 @@
 
 #include <errno.h>
 
-#include <fstream>
-#include <sstream>
 #include <utility>
 #include <variant>
 
+#include "libs/config/read_file.h"
 #include "libs/status/status.h"
 
 namespace talweg::scheduler {
@@ -24,11 +23,8 @@ absl::StatusOr<membership::Quotas> QuotasFile::Read() {
   const std::string what = "the quotas file " + path_;
   last_ = LookAt();
   if (last_.error_number != 0) return ErrnoStatus(last_.error_number, "read " + what);
-  std::ifstream file(path_);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file) return absl::UnavailableError("cannot read " + what + ": is it a file?");
-  auto parsed = membership::Quotas::Parse(text.view());
+  TALWEG_ASSIGN_OR_RETURN(const std::string text, config::ReadSmallFile(path_, what));
+  auto parsed = membership::Quotas::Parse(text);
   if (const auto* problem = std::get_if<std::string>(&parsed)) {
     return absl::InvalidArgumentError(what + ": " + *problem);
   }

@@ -49,6 +49,11 @@ TEST_CASE("QuotasFile: a mistake names the file, and is told once", "[scheduler]
              Catch::Matchers::Contains("the quotas file " + path +
                                        ": line 2 has a wrong setting: weight is 'x'; give"));
   CHECK_FALSE(file.ReadIfChanged());
+  Write(path, std::string((1 << 20) + 1, '#'));
+  const auto large = file.ReadIfChanged();
+  REQUIRE(large);
+  CHECK_THAT(std::string(large->status().message()),
+             Catch::Matchers::Contains("the quotas file " + path + " is larger than 1 MiB"));
 }
 
 }  // namespace

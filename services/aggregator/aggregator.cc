@@ -65,9 +65,17 @@ Aggregator::Aggregator(const config::AggregatorConfig& config, Incarnation incar
       credentials_(std::move(credentials)),
       clock_(clock),
       started_unix_ns_(UnixNowNs()),
-      name_(config.name.empty() ? HostName() : config.name),
+      name_(NameOf(config)),
       host_id_(HostId()),
       incarnation_(incarnation) {}
+
+std::string Aggregator::NameOf(const config::AggregatorConfig& config) {
+  return config.name.empty() ? HostName() : config.name;
+}
+
+uint64_t Aggregator::MemoryBytesMaxOf(const config::AggregatorConfig& config) {
+  return config.memory_bytes_max == 0 ? MemoryLimitBytes() / 2 : config.memory_bytes_max;
+}
 
 Aggregator::~Aggregator() {
   life_.reset();  // Its link posts to errands_.
@@ -86,8 +94,7 @@ absl::Status Aggregator::Open() {
       DataPlaneOptions{.name = name_,
                        .incarnation = incarnation_,
                        .credit_bytes = config_.credit_bytes,
-                       .memory_bytes_max = config_.memory_bytes_max == 0 ? MemoryLimitBytes() / 2
-                                                                         : config_.memory_bytes_max,
+                       .memory_bytes_max = MemoryBytesMaxOf(config_),
                        .peer_connections_max = config_.peer_connections_max},
       transport_.get(), clock_);
   errands_ = std::make_unique<Errands>(loop_.get());

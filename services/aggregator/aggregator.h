@@ -41,6 +41,10 @@ class Aggregator {
   // Run has returned, or was never called.
   ~Aggregator();
 
+  // What the options come to where they are not given.
+  static std::string NameOf(const config::AggregatorConfig& config);
+  static uint64_t MemoryBytesMaxOf(const config::AggregatorConfig& config);
+
   // Registers with the scheduler and serves, on the calling thread, which owns the data plane,
   // until Shutdown or Stop. Not OK: the scheduler has refused this aggregator.
   absl::Status Run();

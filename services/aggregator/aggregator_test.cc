@@ -11,21 +11,10 @@
 #include "libs/base/test_directory.h"
 #include "libs/rpc/admin_client.h"
 #include "libs/runtime/clock.h"
+#include "services/aggregator/aggregator_fixture.h"
 
-// The daemon in this process, with no scheduler to be found. With one: tests/integration.
 namespace talweg {
 namespace {
-
-constexpr int64_t kTimeoutNs = 60'000'000'000;
-
-config::AggregatorConfig TestConfig() {
-  config::AggregatorConfig config;
-  config.scheduler = "127.0.0.1:1";  // Nobody listens there.
-  config.name = "agg";
-  config.memory_bytes_max = 8 * kMiB;
-  config.drain_timeout_ms = 10;
-  return config;
-}
 
 TEST_CASE("Aggregator: answers admin calls and ends, scheduler or not", "[aggregator]") {
   const MonotonicClock clock;

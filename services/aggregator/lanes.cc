@@ -4,9 +4,7 @@
 #include <utility>
 
 #include "libs/runtime/affinity.h"
-#include "libs/runtime/host_id.h"
 #include "libs/runtime/incarnation.h"
-#include "libs/runtime/memory_limit.h"
 #include "libs/status/status.h"
 
 namespace talweg {
@@ -30,12 +28,10 @@ std::string Suffix(size_t lane) { return lane == 0 ? "" : "/" + std::to_string(l
 
 config::AggregatorConfig LaneConfig(const config::AggregatorConfig& config, uint32_t lane) {
   config::AggregatorConfig own = config;
-  own.name = (config.name.empty() ? HostName() : config.name) + Suffix(lane);
+  own.name = Aggregator::NameOf(config) + Suffix(lane);
   own.listen = LaneAddress(config.listen, lane);
   own.admin_listen = LaneAddress(config.admin_listen, lane);
-  const uint64_t memory =
-      config.memory_bytes_max == 0 ? MemoryLimitBytes() / 2 : config.memory_bytes_max;
-  own.memory_bytes_max = memory / config.lanes;
+  own.memory_bytes_max = Aggregator::MemoryBytesMaxOf(config) / config.lanes;
   own.lanes = 1;
   return own;
 }

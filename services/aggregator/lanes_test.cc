@@ -11,25 +11,21 @@
 #include "libs/base/test_directory.h"
 #include "libs/rpc/admin_client.h"
 #include "libs/runtime/host_id.h"
+#include "services/aggregator/aggregator_fixture.h"
 
 namespace talweg {
 namespace {
 
-constexpr int64_t kTimeoutNs = 60'000'000'000;
-
-config::AggregatorConfig TestConfig() {
-  config::AggregatorConfig config;
-  config.scheduler = "127.0.0.1:1";  // Nobody listens there.
-  config.name = "agg";
+config::AggregatorConfig ThreeLanes() {
+  config::AggregatorConfig config = TestConfig();
   config.lanes = 3;
   config.memory_bytes_max = 24 * kMiB;
-  config.drain_timeout_ms = 10;
   return config;
 }
 
 TEST_CASE("LaneConfig: names, ports and sockets of their own, and a part of the memory",
           "[aggregator]") {
-  config::AggregatorConfig config = TestConfig();
+  config::AggregatorConfig config = ThreeLanes();
   config.listen = {.host = "::1", .port_first = 7000, .port_last = 7000};
   config.admin_listen = {.path = "/run/agg.sock"};
   const config::AggregatorConfig first = LaneConfig(config, 0);
@@ -57,7 +53,7 @@ TEST_CASE("LaneConfig: names, ports and sockets of their own, and a part of the 
 
 TEST_CASE("Lanes: each is an aggregator of its own, and they end together", "[aggregator]") {
   const MonotonicClock clock;
-  auto lanes = Lanes::Create(TestConfig(), Incarnation{77}, &clock, "", nullptr);
+  auto lanes = Lanes::Create(ThreeLanes(), Incarnation{77}, &clock, "", nullptr);
   REQUIRE(lanes.ok());
   std::atomic<int> ended = 0;
   (*lanes)->Start([&ended] { ++ended; });
@@ -85,7 +81,7 @@ TEST_CASE("Lanes: each is an aggregator of its own, and they end together", "[ag
 TEST_CASE("Lanes: one that cannot be opened is named, and leaves nothing open", "[aggregator]") {
   const TestDirectory directory;
   const MonotonicClock clock;
-  config::AggregatorConfig config = TestConfig();
+  config::AggregatorConfig config = ThreeLanes();
   config.admin_listen = {.path = directory.Path("admin")};
   std::filesystem::create_directory(directory.Path("admin.1"));
   const auto lanes = Lanes::Create(config, Incarnation{77}, &clock, "", nullptr);
@@ -95,7 +91,7 @@ TEST_CASE("Lanes: one that cannot be opened is named, and leaves nothing open", 
 
 TEST_CASE("Lanes: a CPU that is not there ends all, and is named", "[aggregator]") {
   const MonotonicClock clock;
-  config::AggregatorConfig config = TestConfig();
+  config::AggregatorConfig config = ThreeLanes();
   config.cpus = {0, 4095};
   auto lanes = Lanes::Create(config, Incarnation{77}, &clock, "", nullptr);
   REQUIRE(lanes.ok());

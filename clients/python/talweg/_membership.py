@@ -468,10 +468,10 @@ class Membership:
             lanes[2], lanes[3] = digest, _U64_MAX - digest
         lanes[4 + self.client.rank] = 1
         self._greatest(name, lanes)
-        self._require_none_joined(lanes[4:], is_compared)
+        ended = tuple(bool(lane) for lane in lanes[4:])
+        self._require_none_joined(ended, is_compared)
         if lanes[2] and int(lanes[2]) != _U64_MAX - int(lanes[3]):
             self._compare()  # Says who differs.
-        ended = tuple(bool(lane) for lane in lanes[4:])
         if commit is not None:
             commit(ended)
         connection.end_step()
@@ -486,11 +486,11 @@ class Membership:
         self._resynchronize(wants_state=False)
         return self._tell(before)
 
-    def _require_none_joined(self, ended: np.ndarray, is_compared: bool) -> None:
+    def _require_none_joined(self, ended: tuple[bool, ...], is_compared: bool) -> None:
         """InvalidArgument if a rank that is there has given zeros, as those do that have joined."""
-        missing = [rank for rank, lane in enumerate(ended) if not lane]
-        if not missing:
+        if all(ended):
             return
+        missing = [rank for rank, has_ended in enumerate(ended) if not has_ended]
         # One that is gone is missing in a view that is newer, which the agent has by now.
         _, found = self.client.connection.membership()
         left = {(int(each.node), int(each.incarnation)) for each in found}

@@ -127,8 +127,12 @@ class ProcessGroup(dist.ProcessGroup):
             begun,
         )
 
+    @property
+    def _has_old_numbers(self) -> bool:
+        return self._client.connection.view_suffix != self._view
+
     def _require_numbers(self, operation: str) -> None:
-        if self._client.connection.view_suffix != self._view:
+        if self._has_old_numbers:
             raise InvalidArgument(
                 f"{operation}: ranks have come or gone since this process group was made, and have "
                 "other numbers: call destroy_process_group() and init_process_group() where "
@@ -141,7 +145,7 @@ class ProcessGroup(dist.ProcessGroup):
         """A call that is like a small one before it, and that the caller waits for; None: it is
         none. `key` begins with the operation, and tells all that it hangs on.
         """
-        if getattr(opts, "asyncOp", True) or self._client.connection.view_suffix != self._view:
+        if getattr(opts, "asyncOp", True) or self._has_old_numbers:
             return None
         made = self._small.run(key, tensor, output)
         if made is None:

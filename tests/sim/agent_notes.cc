@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <optional>
+#include <string>
+
+#include "tests/sim/agent_process.h"
+
+// What a life has reached, as a simulated agent sees it.
+namespace talweg::sim {
+
+void AgentProcess::NoteRound(size_t place, const pipeline::CompleteRound& complete) const {
+  const Collective collective = plans_[place]->collective();
+  if (complete.status != pipeline::Status::kOk) return;
+  trace_->Reached(("a round of " + std::string(collective.name())).c_str());
+  if (collective.needs_every_rank()) {
+    NotePlacement(plans_[place]->group(), *core_.tensors()[complete.tensor.value()]);
+  }
+  if (plans_[place]->group().empty() || collective.needs_every_rank()) return;
+  for (const Place& each : plans_[place]->group()) {
+    if (core_.view() != nullptr && core_.view()->IndexOf(each.node)) continue;
+    trace_->Reached("a group goes on with those that are left");
+  }
+}
+
+// Beside whom the parts of a tensor are summed.
+void AgentProcess::NotePlacement(const Group& group, const pipeline::Tensor& tensor) const {
+  const View* const view = core_.view();
+  const Collective& collective = tensor.spec.collective;
+  if (view == nullptr || view->aggregators.empty()) return;
+  const auto rank_count = static_cast<uint32_t>(group.size());
+  const auto is_beside = [&](Share share, const Slice& slice) {
+    const std::optional<uint32_t> rank =
+        HolderOf(share, collective.part_at(slice.offset_bytes), rank_count);
+    const std::optional<MemberIndex> member =
+        rank ? view->IndexOf(group[*rank].node) : std::nullopt;
+    return member && !view->members[member->value()].host_id.empty() &&
+           view->members[member->value()].host_id == view->aggregators[slice.owner.value()].host_id;
+  };
+  for (const Slice& slice : tensor.slices) {
+    if (is_beside(collective.gets, slice)) {
+      trace_->Reached("a part is summed beside the rank that gets it");
+    } else if (is_beside(collective.gives, slice)) {
+      trace_->Reached("a part is summed beside the rank that gives it");
+    } else {
+      trace_->Reached("a part is summed beside neither");
+    }
+  }
+}
+
+}  // namespace talweg::sim

@@ -40,6 +40,7 @@ def main() -> int:
     _sum()
     if mode == "die":
         if talweg.rank() == int(arguments[0]):
+            _sum()  # Then all others have the first one, and wait for what they will be told.
             os.kill(os.getpid(), signal.SIGKILL)
         try:
             while True:

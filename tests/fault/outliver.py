@@ -75,3 +75,16 @@ class Program:
         state.run(train)
         digest = hashlib.sha256(b"".join(each.tobytes() for each in weights()))
         self.say(f"weights {way} {digest.hexdigest()[:16]}")
+
+
+def main(
+    train: Callable[[Program, str], None],
+    init: Callable[[], Any] = talweg.init,
+    shutdown: Callable[[], Any] = talweg.shutdown,
+) -> None:
+    """The whole program: trains by each of the ways that it is told."""
+    program = Program()
+    init()
+    for way in program.ways:
+        train(program, way)
+    shutdown()

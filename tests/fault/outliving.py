@@ -11,6 +11,7 @@ import unittest
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import rank_logs
 from cluster import DEADLINE_S
 from talweg_run import TalwegRun
 
@@ -35,12 +36,7 @@ class Run(TalwegRun):
         return self.daemon("talweg-agent", *number, not_pid=not_pid)
 
     def said(self) -> dict[int, list[str]]:
-        """What each process of a rank has said."""
-        return {
-            int(path.name): path.read_text().splitlines()
-            for path in self.directory.iterdir()
-            if path.name.isdigit()
-        }
+        return rank_logs.said(self.directory)
 
     def wait_for(self, what: str, found: Callable[[dict[int, list[str]]], bool]) -> None:
         end = time.monotonic() + DEADLINE_S
@@ -51,17 +47,8 @@ class Run(TalwegRun):
 
     def go_on(self, ranks: int) -> None:
         """Returns when so many processes have ended ten steps more."""
-        begin = {pid: len(lines) for pid, lines in self.said().items()}
-        self.wait_for(
-            "no steps",
-            lambda said: (
-                sum(
-                    sum(line.startswith("step") for line in lines[begin.get(pid, 0) :]) >= 10
-                    for pid, lines in said.items()
-                )
-                >= ranks
-            ),
-        )
+        gone_on = rank_logs.going_on(self.directory, ranks)
+        self.wait_for("no steps", lambda _: gone_on())
 
     def begun(self, pid: int) -> int:
         """How often it has begun."""

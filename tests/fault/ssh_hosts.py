@@ -4,87 +4,42 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
-import time
 import unittest
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster import DEADLINE_S, TOOL
-from netns import Network, NotPermitted
+import sshd
+from cluster import TOOL
+from permitted import network_for
 from virtual_hosts import HostsJob
 
-_CONFIGURATION = """
-Port 22
-ListenAddress {address}
-HostKey {directory}/host_key
-AuthorizedKeysFile {directory}/user_key.pub
-PidFile none
-StrictModes no
-UsePAM no
-PasswordAuthentication no
-PermitRootLogin yes
-"""
 LAUNCHER = "launcher"
-
-
-def _needs(program: str) -> str:
-    path = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-    if path is None:
-        print(f"SKIPPED: no {program}; bazel/prepare --for=test installs it")
-        raise unittest.SkipTest(f"no {program}")
-    return path
 
 
 class SshHosts:
     """The launcher's host, and others with an sshd each. All end with the test."""
 
     def __init__(self, test: unittest.TestCase, names: Sequence[str]) -> None:
-        sshd, self.ssh = _needs("sshd"), _needs("ssh")
-        if os.getuid() != 0:
-            print("SKIPPED: sshd is root's")
-            raise unittest.SkipTest("sshd is root's")
         directory = tempfile.TemporaryDirectory(dir="/tmp")
         test.addCleanup(directory.cleanup)
         self.directory = Path(directory.name)
-        network = Network([LAUNCHER, *names])
-        try:
-            self.network = network.__enter__()
-        except NotPermitted as refusal:
-            print(f"SKIPPED: {refusal}")
-            raise unittest.SkipTest(str(refusal)) from None
-        test.addCleanup(network.__exit__)
-        for name in ("host_key", "user_key"):
-            line = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.directory / name)]
-            subprocess.run(line, check=True, timeout=DEADLINE_S)
+        sshd.make_keys(self.directory)
+        self.network = network_for(test, [LAUNCHER, *names])
         self._own: set[int] = set()
         for name in names:
-            self._start_sshd(test, sshd, name)
+            self._start_sshd(test, name)
 
-    def _start_sshd(self, test: unittest.TestCase, sshd: str, name: str) -> None:
-        address = self.network.address(name)
-        configuration = self.directory / f"sshd_config.{name}"
-        configuration.write_text(_CONFIGURATION.format(address=address, directory=self.directory))
-        # sshd wants /run/sshd, which is then this one's own.
-        script = 'mount -t tmpfs none /run && mkdir /run/sshd && exec "$@"'
-        line = ["unshare", "--mount", "sh", "-c", script, "sh", sshd, "-D", "-e", "-f"]
-        with (self.directory / f"sshd.log.{name}").open("wb") as log:
-            daemon = subprocess.Popen(
-                [*self.network.enter(name), *line, str(configuration)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        test.addCleanup(daemon.wait)
-        test.addCleanup(daemon.terminate)
-        end = time.monotonic() + DEADLINE_S
+    def _start_sshd(self, test: unittest.TestCase, name: str) -> None:
+        address, enter = self.network.address(name), self.network.enter(name)
         probe = [*self.network.enter(LAUNCHER), "bash", "-c", f"exec 3<>/dev/tcp/{address}/22"]
-        while subprocess.run(probe, check=False, capture_output=True).returncode != 0:
-            assert daemon.poll() is None and time.monotonic() < end, "no sshd"
-            time.sleep(0.05)
+
+        def answers() -> bool:
+            return subprocess.run(probe, check=False, capture_output=True).returncode == 0
+
+        daemon = sshd.start(test, self.directory, [address], 22, answers, enter)
         self._own |= {daemon.pid, self.network.pid(name)}
         self._own |= self._inside(name)
 
@@ -143,8 +98,7 @@ class SshHostsJob(HostsJob):
 
     def ssh(self) -> str:
         place = self._on.directory
-        options = f"-o UserKnownHostsFile={place}/known_hosts -o User=root -i {place}/user_key"
-        return f'#!/bin/sh\nexec {self._on.ssh} {options} "$@"\n'
+        return sshd.client(place, "-o User=root", f"-i {place}/user_key")
 
     def address(self, name: str) -> str:
         return self._on.network.address(name)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+import rank_logs
 from cluster import DEADLINE_S, PROGRAMS, TOOL, children
 
 # A host whose name begins with "slow" is reached when SLOW is there.
@@ -132,25 +133,11 @@ class HostsJob:
         self.wait_for(text, lambda: self.text().count(text) >= times)
 
     def said(self) -> dict[int, list[str]]:
-        """What each process of a rank has written."""
-        return {
-            int(path.name): path.read_text().splitlines()
-            for path in self.ranks.iterdir()
-            if path.name.isdigit()
-        }
+        return rank_logs.said(self.ranks)
 
     def go_on(self, ranks: int) -> None:
         """Returns when so many processes have ended ten steps more."""
-        begin = {pid: len(lines) for pid, lines in self.said().items()}
-
-        def has_gone_on(pid: int, lines: list[str]) -> bool:
-            more = lines[begin.get(pid, 0) :]
-            return sum(line.startswith("step") for line in more) >= 10
-
-        self.wait_for(
-            f"{ranks} ranks go on",
-            lambda: sum(has_gone_on(pid, lines) for pid, lines in self.said().items()) >= ranks,
-        )
+        self.wait_for(f"{ranks} ranks go on", rank_logs.going_on(self.ranks, ranks))
 
     def processes(self, host: str = "*") -> list[int]:
         """Those of a host, or of all."""

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import shlex
-import unittest
 from pathlib import Path
 from typing import ClassVar
 
 from launcher_site import SiteTest
-from netns import Network, NotPermitted
+from permitted import network_for
 
 
 class HostsTest(SiteTest):
@@ -18,13 +17,7 @@ class HostsTest(SiteTest):
     hosts: ClassVar[list[str]] = ["a", "b"]
 
     def setUp(self) -> None:
-        network = Network(self.hosts)
-        try:
-            self.network = network.__enter__()
-        except NotPermitted as error:
-            print(f"SKIPPED: no network namespaces: {error}")
-            raise unittest.SkipTest(str(error)) from None
-        self.addCleanup(network.__exit__)
+        self.network = network_for(self, self.hosts)
         super().setUp()
 
     def on(self, host: str) -> list[str]:

@@ -27,15 +27,6 @@ _OTHERS = re.compile("(TALWEG|SLURM|PMIX?|OMPI|HYDR?A?|TORCHELASTIC|BYTEPS|DMLC|
 _TORCHS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def needs(program: str) -> str:
-    """Its path; skips the test where there is none."""
-    path = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-    if path is None:
-        print(f"SKIPPED: no {program}; bazel/prepare --for=test installs it")
-        raise unittest.SkipTest(f"no {program}")
-    return path
-
-
 class SiteTest(unittest.TestCase):
     """A test with a directory of its own, whose processes all end with it."""
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import unittest
 
 from launcher_hosts import HostsTest
-from launcher_site import RANK, SiteTest, needs
+from launcher_site import RANK, SiteTest
+from permitted import needs
 
 
 class MpirunTest(SiteTest):

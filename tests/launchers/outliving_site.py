@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 import job
+import rank_logs
 from launcher_site import PROGRAMS, SiteTest
 
 
@@ -23,11 +24,7 @@ class OutlivingTest(SiteTest):
         self.program = [sys.executable, "-P", str(PROGRAMS / "outlive.py"), str(self.told)]
 
     def said(self) -> dict[int, list[str]]:
-        return {
-            int(path.name): path.read_text().splitlines()
-            for path in self.told.iterdir()
-            if path.name.isdigit()
-        }
+        return rank_logs.said(self.told)
 
     def wait_for(self, what: str, found: Callable[[], bool]) -> None:
         end = time.monotonic() + job.TIMEOUT_S
@@ -38,15 +35,7 @@ class OutlivingTest(SiteTest):
 
     def go_on(self, ranks: int) -> None:
         """Returns when so many have ended ten steps more."""
-        begin = {pid: len(lines) for pid, lines in self.said().items()}
-
-        def have_gone_on() -> bool:
-            more = [lines[begin.get(pid, 0) :] for pid, lines in self.said().items()]
-            return (
-                sum(sum(line.startswith("step") for line in each) >= 10 for each in more) >= ranks
-            )
-
-        self.wait_for(f"{ranks} ranks go on", have_gone_on)
+        self.wait_for(f"{ranks} ranks go on", rank_logs.going_on(self.told, ranks))
 
     def agents(self) -> list[int]:
         return [pid for pid, line in self.processes().items() if "talweg-agent" in line]

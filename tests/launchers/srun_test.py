@@ -10,7 +10,8 @@ import unittest
 from pathlib import Path
 from typing import ClassVar
 
-from launcher_site import RANK, SiteTest, needs
+from launcher_site import RANK, SiteTest
+from permitted import needs
 from slurm_cluster import SlurmCluster
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import talweg
 import talweg.jax as tw
-from outliver import Program
+from outliver import Program, main
 
 _RATE = 0.0002
 
@@ -65,13 +65,5 @@ def train(program: Program, way: str) -> None:
     program.run(way, state, prepare, of_state)
 
 
-def main() -> None:
-    program = Program()
-    talweg.init()
-    for way in program.ways:
-        train(program, way)
-    talweg.shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    main(train)

@@ -15,7 +15,7 @@ import mxnet as mx
 import numpy as np
 import talweg
 from mxnet import autograd, gluon
-from outliver import Program
+from outliver import Program, main
 from talweg._compat.mxnet import engine
 
 
@@ -75,13 +75,5 @@ def train(program: Program, way: str) -> None:
     program.run(way, state, prepare, of_net)
 
 
-def main() -> None:
-    program = Program()
-    hvd.init()
-    for way in program.ways:
-        train(program, way)
-    hvd.shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    main(train, hvd.init, hvd.shutdown)

@@ -15,7 +15,7 @@ import talweg
 import talweg.torch as tw
 import torch
 import torch.distributed as dist
-from outliver import Program
+from outliver import Program, main
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -93,13 +93,5 @@ def train(program: Program, way: str) -> None:
         dist.destroy_process_group()
 
 
-def main() -> None:
-    program = Program()
-    talweg.init()
-    for way in program.ways:
-        train(program, way)
-    talweg.shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    main(train)

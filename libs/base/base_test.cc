@@ -6,6 +6,7 @@
 #include "libs/base/awake_time.h"
 #include "libs/base/bytes.h"
 #include "libs/base/collective.h"
+#include "libs/base/dealing.h"
 #include "libs/base/dtype.h"
 #include "libs/base/fingerprint.h"
 #include "libs/base/ids.h"
@@ -175,6 +176,29 @@ TEST_CASE("RoundSignature: says in words what a rank calls", "[base]") {
   CHECK(SignatureOf(gather, 12) != SignatureOf(gather, 13));
   CHECK_FALSE(DescribeSignature(~uint64_t{0}).empty());
   CHECK(DescribeGiven(0x6A6F696E6564, std::nullopt) == "nothing, since it has joined (hvd.join())");
+}
+
+TEST_CASE("Dealing: its text is read back, and what is none is refused", "[base]") {
+  for (const char* text : {"striped", "naive", "djb2", "sdbm", "fingerprint:3", "weighted:101",
+                           "weighted:4294967295"}) {
+    CAPTURE(text);
+    REQUIRE(ParseDealing(text));
+    CHECK(DealingText(*ParseDealing(text)) == text);
+    CHECK(IsValid(*ParseDealing(text)));
+  }
+  CHECK(ParseDealing("striped") == Dealing{});
+  CHECK(DealingText(*ParseDealing("fingerprint")) == "fingerprint:1");
+  CHECK(DealingText(*ParseDealing("weighted")) == "weighted:101");
+  for (const char* bad :
+       {"", "mixed", "djb", "djb2:1", "striped:0", "weighted:", "weighted:0", "weighted:-1",
+        "weighted:4294967296", "fingerprint:1x", "fingerprint:+1"}) {
+    CAPTURE(bad);
+    CHECK_FALSE(ParseDealing(bad));
+  }
+  CHECK_FALSE(IsValid({.rule = DealingRule{0}}));
+  CHECK_FALSE(IsValid({.rule = DealingRule{7}}));
+  CHECK_FALSE(IsValid({.rule = DealingRule::kWeighted}));
+  CHECK_FALSE(IsValid({.rule = DealingRule::kDjb2, .constant = 1}));
 }
 
 TEST_CASE("StrongId: ordered, and next is one more", "[base]") {

@@ -13,7 +13,7 @@ std::string Words(const Collective& collective) {
 
 std::string Describe(const Collective& collective) {
   return std::string(DTypeName(collective.dtype)) + "[" + std::to_string(collective.element_count) +
-         "] " + Words(collective);
+         "] " + Words(collective) + (collective.side ? " side tensor" : "");
 }
 
 std::string Problem(const Collective& collective) {
@@ -32,6 +32,9 @@ std::string Problem(const Collective& collective) {
   if (collective.copies() != (collective.op == Op::kCopy)) {
     return collective.copies() ? name + " copies, and has no " + std::string(OpName(collective.op))
                                : name + " combines, and cannot copy";
+  }
+  if (collective.side && (collective.needs_every_rank() || !collective.all_get_all())) {
+    return name + " cannot be a side tensor; all_reduce and broadcast can";
   }
   if (!OpDefined(collective.dtype, collective.op)) {
     return DescribeUndefined(collective.dtype, collective.op);

@@ -85,6 +85,9 @@ struct Collective {
   Share gives = Share::kWhole;
   Share gets = Share::kWhole;
   uint64_t element_count = 0;  // The most that one part holds.
+  // Beside the steps: it has a group, which may name ranks of standbys (docs/protocol.md, section
+  // 4).
+  bool side = false;
 
   // What the older interfaces name: a reduction over all ranks to all ranks, or a broadcast.
   static constexpr Collective Of(DType dtype, Op op, uint64_t element_count) {
@@ -106,6 +109,8 @@ struct Collective {
   constexpr bool has_root() const { return gives == Share::kRoot || gets == Share::kRoot; }
   // Every rank gets all of the result, so that any rank has it for the others.
   constexpr bool all_get_all() const { return gets == Share::kWhole; }
+  // A round is over only with every rank that was there when the tensor was declared.
+  constexpr bool ends_with_any_rank() const { return side || needs_every_rank(); }
   // Its parts belong to ranks: without one of these the collective means something else.
   constexpr bool needs_every_rank() const { return !Single(gives) || !Single(gets); }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "libs/base/bytes.h"
+#include "libs/base/dealing.h"
 
 // What the daemons are told when they start. A value that is given on the command line wins over
 // one in the environment (TALWEG_<OPTION>), that over one in the text-format file named by
@@ -54,6 +55,9 @@ struct ProcessConfig {
   std::string tokens_file;
   std::string token_keys_file;
   std::string token_audience;
+  // What one address, or one process that has joined, may call at a gRPC port. 0: any number.
+  uint32_t peer_calls_per_second_max = 200;
+  uint32_t peer_calls_open_max = 256;
 
   friend bool operator==(const ProcessConfig&, const ProcessConfig&) = default;
 };
@@ -88,6 +92,7 @@ struct AggregatorConfig : ProcessConfig {
   ListenAddress admin_listen{"127.0.0.1", 0, 0};
   uint64_t memory_bytes_max = 0;  // For all jobs' slots and results; 0: half of MemoryLimitBytes().
   uint64_t credit_bytes = 8 * kMiB;
+  bool results_by_priority = false;
   uint64_t silence_ms = 20'000;         // As AgentConfig.
   uint32_t peer_connections_max = 256;  // From one address; 0: any number.
 
@@ -105,6 +110,7 @@ struct AgentConfig : ProcessConfig {
   uint32_t max_members = 1;
   LossPolicy loss_policy = LossPolicy::kFailJob;
   uint64_t slice_bytes_max = kMiB;
+  Dealing dealing;                   // How slices are dealt to aggregators.
   uint64_t credit_bytes = 8 * kMiB;  // Upper bound on what aggregators grant.
   std::string socket_path;           // Empty: DefaultSocketPath().
   uint32_t socket_mode = 0600;

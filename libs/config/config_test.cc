@@ -91,6 +91,9 @@ TEST_CASE("config: spellings of flags", "[config]") {
   CHECK(LoadAgentConfig({"--socket_mode=660"}, {}).value().socket_mode == 0660);
   CHECK(LoadAgentConfig({"--loss_policy=continue"}, {}).value().loss_policy ==
         LossPolicy::kContinue);
+  CHECK(LoadAggregatorConfig({"--results-by-priority"}, {}).value().results_by_priority);
+  CHECK(LoadAgentConfig({"--dealing=weighted:7"}, {}).value().dealing ==
+        Dealing{.rule = DealingRule::kWeighted, .constant = 7});
   CHECK_FALSE(LoadAgentConfig({"--job="}, {}).ok());
   CHECK(LoadAgentConfig({"--trace_path="}, {}).ok());
 }
@@ -137,6 +140,8 @@ TEST_CASE("config: a wrong value is named with its option, place and what is all
   CHECK_THAT(AgentError({"--credit_bytes=many"}), Contains("is no number of bytes"));
   CHECK_THAT(AgentError({"--slice_bytes_max=100001"}),
              Contains("is no multiple of 64") && Contains("a multiple of 64;"));
+  CHECK_THAT(AgentError({"--dealing=mixed"}),
+             Contains("'mixed'") && Contains("weighted or weighted:POINTS"));
   CHECK_THAT(AgentError({"--name=" + std::string(256, 'n')}), Contains("255"));
   CHECK_THAT(AgentError({"--join_timeout_ms=5h"}), Contains("is no time in milliseconds"));
   CHECK_THAT(AgentError({"--join_timeout_ms=99999999999999999min"}), Contains("is above"));

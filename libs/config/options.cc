@@ -102,6 +102,13 @@ std::vector<Option<C>> ProcessOptions(const std::string& spin_note) {
               "none"),
       Make<C>("token_audience", &C::token_audience, Text{255},
               "The audience that a service-account token must be for.", "none"),
+      Make<C>("peer_calls_per_second_max", &C::peer_calls_per_second_max,
+              Number<uint32_t>{0, 1'000'000},
+              "How many gRPC calls a second one address may make to this daemon, and each process "
+              "that has joined by itself; 0: any number. Twice as many may come at once."),
+      Make<C>("peer_calls_open_max", &C::peer_calls_open_max, Number<uint32_t>{0, 1'000'000},
+              "How many gRPC calls one address, and each process that has joined, may have open at "
+              "this daemon; 0: any number."),
   };
 }
 
@@ -182,6 +189,9 @@ std::vector<Option<AggregatorConfig>> AggregatorOptions() {
               "half of the machine's memory, or of its control group's limit"),
       Make<C>("credit_bytes", &C::credit_bytes, Bytes{64 * kKiB, 64 * kGiB},
               "Contribution bytes that one agent may have in flight to this aggregator."),
+      Make<C>("results_by_priority", &C::results_by_priority, Switch{},
+              "Results that wait for an agent's connection leave by the priority of their tensor's "
+              "push, as contributions do; else as they were summed."),
       Make<C>("silence_ms", &C::silence_ms, Milliseconds{6'000, 3'600'000, true}, kSilenceHelp),
       Make<C>("peer_connections_max", &C::peer_connections_max, Number<uint32_t>{0, 1'000'000},
               "How many data connections one address may hold; 0: any number. Each agent of each "
@@ -214,6 +224,11 @@ std::vector<Option<AgentConfig>> AgentOptions() {
           Bytes{.min = 4 * kKiB, .max = kGiB, .multiple_of = kCacheLineBytes},
           "Tensors are cut into slices of at most so many bytes. The same at all agents of a job. "
           "An agent that serves a job alone and has GPUs cuts them into 16 MiB, if that is more."),
+      Make<C>(
+          "dealing", &C::dealing, DealingRuleText{},
+          "How slices are dealt to aggregators: runs of each tensor by weight (striped), or by a "
+          "hash of each slice's key, as docs/protocol.md has them. The same at all agents of a "
+          "job."),
       Make<C>("credit_bytes", &C::credit_bytes, Bytes{64 * kKiB, 64 * kGiB},
               "Contribution bytes in flight to one aggregator, at most; it may grant less."),
       Make<C>("socket_path", &C::socket_path, Text{107},

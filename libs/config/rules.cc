@@ -148,6 +148,13 @@ std::string LossPolicyChoice::Format(LossPolicy value) const {
   return value == LossPolicy::kContinue ? "continue" : "fail_job";
 }
 
+std::string DealingRuleText::Parse(const std::string& text, Dealing& value) const {
+  const std::optional<Dealing> read = ParseDealing(text);
+  if (!read) return "is none of them";
+  value = *read;
+  return "";
+}
+
 std::string Address::Parse(const std::string& text, std::string& value) const {
   HostAndPort parts;
   std::string problem = IsUnixAddress(text) ? UnixProblem(text) : Split(text, parts);

@@ -54,6 +54,13 @@ struct LossPolicyChoice {
   std::string Format(LossPolicy value) const;
 };
 
+struct DealingRuleText {
+  static constexpr char type[] = "rule";
+  std::string Allowed() const { return std::string(kDealingForms); }
+  std::string Parse(const std::string& text, Dealing& value) const;
+  std::string Format(const Dealing& value) const { return DealingText(value); }
+};
+
 // A peer: host and port, or a socket of this machine.
 struct Address {
   static constexpr char type[] = "address";

@@ -6,6 +6,9 @@
 
 #include <catch2/catch.hpp>
 
+#include "libs/base/fingerprint.h"
+#include "libs/view/placement.h"
+
 namespace talweg::membership {
 namespace {
 
@@ -71,6 +74,42 @@ TEST_CASE("WeighByLinks: an aggregator on every member's host gives the paper's 
       const double optimum = 2 * hosts * (hosts - 1) / (hosts * hosts + extra * hosts - 2 * extra);
       INFO("n " << n << " k " << k);
       CHECK(BusiestLink(n, aggregators) == Approx(optimum));
+    }
+  }
+}
+
+TEST_CASE("WeighByLinks: slices that are dealt by weight keep every link as busy as the optimum",
+          "[membership]") {
+  for (size_t n = 2; n <= 5; ++n) {
+    for (size_t k = 1; k < n; ++k) {
+      View view{.job = JobId{1}, .epoch = Epoch{1}, .aggregators = Deployed(n, n, k)};
+      WeighByLinks(MemberHosts(n), view.aggregators);
+      const double optimum = BusiestLink(n, view.aggregators);
+      // With as many points as BytePS's mixed mode has.
+      view.dealing = ParseDealing("weighted:101").value();
+      std::vector<uint64_t> carried(n + k);
+      uint64_t all_beside_members = 0;
+      uint64_t all = 0;
+      for (uint64_t tensor = 0; tensor < 64; ++tensor) {
+        const Placement placement(view, TensorKey{Fingerprint64(tensor, 0)},
+                                  Collective::Of(DType::kU8, Op::kSum, 64 * kMiB), {});
+        for (const Slice& slice : placement.slices()) {
+          carried[slice.owner.value()] += slice.length_bytes;
+          if (slice.owner.value() < n) all_beside_members += slice.length_bytes;
+          all += slice.length_bytes;
+        }
+      }
+      INFO("n " << n << " k " << k);
+      const auto hosts = static_cast<double>(n);
+      const auto extra = static_cast<double>(k);
+      const double beside_members = hosts * (hosts - extra) / (hosts * hosts + extra * (hosts - 2));
+      CHECK(static_cast<double>(all_beside_members) / static_cast<double>(all) ==
+            Approx(beside_members).margin(0.03));
+      auto dealt = view.aggregators;
+      for (size_t i = 0; i < dealt.size(); ++i) {
+        dealt[i].weight = static_cast<uint32_t>(carried[i] / kMiB);
+      }
+      CHECK(BusiestLink(n, dealt) < 1.1 * optimum);
     }
   }
 }

@@ -32,6 +32,16 @@ bool Job::MayEnter(const Member& member) const {
   return member.stream.has_value() && (member.ranks_attached || state == JobState::kForming);
 }
 
+bool Job::IsStandby(const Member& member) const {
+  if (!view) return false;
+  const std::optional<MemberIndex> index = view->IndexOf(member.record.member.id);
+  return index && view->members[index->value()].standby;
+}
+
+bool Job::MayEnterSteps(const Member& member) const {
+  return IsStandby(member) && member.stream && member.ranks_ready.value_or(true);
+}
+
 JobRecord RecordOf(const Job& job) {
   JobRecord record{.id = job.id,
                    .name = job.name,
@@ -40,7 +50,7 @@ JobRecord RecordOf(const Job& job) {
                    .text = job.text,
                    .epoch_floor = job.epoch_floor,
                    .created_unix_ns = job.created_unix_ns,
-                   .view = job.view};
+                   .view = job.view ? std::optional(*job.view) : std::nullopt};
   for (const auto& [node, member] : job.members) record.members.push_back(member.record);
   record.members.insert(record.members.end(), job.gone.begin(), job.gone.end());
   return record;
@@ -66,7 +76,7 @@ Membership::Membership(const Config& config, const Snapshot& snapshot, int64_t n
             .epoch_start = Epoch{numbers_from},
             .epoch_stored = record.epoch_floor,
             .created_unix_ns = record.created_unix_ns,
-            .view = record.view,
+            .view = record.view ? std::make_shared<const View>(*record.view) : nullptr,
             .recovers = record.state == JobState::kRunning,
             .join_deadline_ns = now_ns + record.spec.join_timeout_ns};
     for (const MemberRecord& member : record.members) {
@@ -326,13 +336,18 @@ Answer Membership::Find(const Caller& caller, Turn& turn, Job*& job, Member*& me
 }
 
 Answer Membership::OnRenew(const Caller& caller, std::optional<bool> ranks_attached, int64_t now_ns,
-                           std::vector<Effect>& out) {
+                           std::vector<Effect>& out, std::optional<bool> ranks_ready) {
   return Perform(now_ns, out, [&](Turn& turn) {
     Job* job = nullptr;
     Member* member = nullptr;
     const Answer answer = Find(caller, turn, job, member);
-    if (answer.ok() && ranks_attached && member->ranks_attached != *ranks_attached) {
+    if (!answer.ok()) return answer;
+    if (ranks_attached && member->ranks_attached != *ranks_attached) {
       member->ranks_attached = *ranks_attached;
+      turn.Touch(*job);
+    }
+    if (ranks_ready && member->ranks_ready != ranks_ready) {
+      member->ranks_ready = ranks_ready;
       turn.Touch(*job);
     }
     return answer;
@@ -421,14 +436,16 @@ Answer Membership::OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64_t 
     if (answer.ok() && job->quiesce && job->quiesce->id == quiesce &&
         job->quiesce->waits_for.erase(caller.id) > 0) {
       job->quiesce->latest_step = std::max(job->quiesce->latest_step, step);
-      turn.Touch(*job);
+      // Nothing follows from the others' answers.
+      if (job->quiesce->waits_for.empty()) turn.Touch(*job);
     }
     return answer;
   });
 }
 
 Answer Membership::OnMemberAttached(StreamId stream, const Caller& caller, bool ranks_attached,
-                                    int64_t now_ns, std::vector<Effect>& out) {
+                                    int64_t now_ns, std::vector<Effect>& out,
+                                    std::optional<bool> ranks_ready) {
   TALWEG_CHECK(!streams_.contains(stream));
   return Perform(now_ns, out, [&](Turn& turn) {
     Job* job = nullptr;
@@ -436,6 +453,7 @@ Answer Membership::OnMemberAttached(StreamId stream, const Caller& caller, bool 
     const Answer answer = Find(caller, turn, job, member);
     if (!answer.ok()) return answer;
     member->ranks_attached = ranks_attached;
+    member->ranks_ready = ranks_ready;
     Attach(stream, *job, *member, turn);
     return answer;
   });
@@ -448,18 +466,20 @@ void Membership::Attach(StreamId stream, Job& job, Member& member, Turn& turn) {
   member.attached_before = true;
   streams_[stream] = {.job = job.id, .member = id};
   const bool in_view = job.state == JobState::kRunning && !job.Pending(member);
-  const QuiesceId quiesce = in_view && job.quiesce ? job.quiesce->id : QuiesceId{0};
+  // A standby is in no step that it could stop after.
+  const bool stops = in_view && job.quiesce && !job.IsStandby(member);
+  const QuiesceId quiesce = stops ? job.quiesce->id : QuiesceId{0};
   turn.Say(TellMember{stream, Attached{quiesce}});
   if (job.Over()) turn.Say(TellMember{stream, JobFailed{job.text}});
   if (in_view) {
-    turn.Say(TellMember{stream, *job.view});
+    turn.Say(TellMember{stream, SharedView{job.view}});
     for (const MemberRecord& gone : job.gone) {
       if (gone.state == MemberState::kLeft && job.view->IndexOf(gone.member.id)) {
         turn.Say(TellMember{stream, MemberLeft{gone.member.id, gone.text}});
       }
     }
     // After the view, which would end it.
-    if (job.quiesce) {
+    if (stops) {
       turn.Say(TellMember{stream, Quiesce{quiesce, PendingNodes(job), job.quiesce->step}});
     }
   }

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -156,8 +158,24 @@ struct MemberLeft {
   std::string text;
   friend bool operator==(const MemberLeft&, const MemberLeft&) = default;
 };
+// A view that many are told: they share it.
+class SharedView {
+ public:
+  explicit SharedView(std::shared_ptr<const View> view) : view_(std::move(view)) {}
+
+  const View& operator*() const { return *view_; }
+  const View* operator->() const { return view_.get(); }
+  const std::shared_ptr<const View>& pointer() const { return view_; }
+
+  friend bool operator==(const SharedView& a, const SharedView& b) {
+    return a.view_ == b.view_ || *a.view_ == *b.view_;
+  }
+
+ private:
+  std::shared_ptr<const View> view_;  // Never null.
+};
 using MemberMessage =
-    std::variant<Attached, View, Quiesce, QuiesceCancelled, JobFailed, MemberLeft>;
+    std::variant<Attached, SharedView, Quiesce, QuiesceCancelled, JobFailed, MemberLeft>;
 
 // Messages on an aggregator's stream.
 struct JobView {
@@ -238,6 +256,9 @@ struct Member {
   std::optional<StreamId> stream;
   bool attached_before = false;  // In this life of the scheduler, or in an earlier one.
   bool ranks_attached = true;    // By its own word: all of its node's.
+  // Likewise: none of them has to do anything before it can take part in steps. nullopt: it knows
+  // no standbys, or has not been heard.
+  std::optional<bool> ranks_ready;
   int64_t lease_end_ns = 0;
   Epoch epoch_held;
   bool heard_of = false;  // In this life of the scheduler.
@@ -263,7 +284,7 @@ struct Job {
   Epoch epoch_start;                  // A job from the store has its next epoch above this, too.
   std::optional<Epoch> epoch_stored;  // epoch_floor as the store had it; nullopt: begun here.
   int64_t created_unix_ns = 0;
-  std::optional<View> view;
+  std::shared_ptr<const View> view;    // Null: it has none yet.
   bool recovers = false;               // From the store: see Membership::AdvanceRecovery.
   std::map<NodeRank, Member> members;  // Those alive.
   std::vector<MemberRecord> gone;      // In the order of their going; bounded.
@@ -278,12 +299,16 @@ struct Job {
   bool Pending(const Member& member) const;
   // Whether the next view that takes members in may take this one.
   bool MayEnter(const Member& member) const;
+  bool IsStandby(const Member& member) const;
+  // Whether the next view that takes members in makes a full member of this standby.
+  bool MayEnterSteps(const Member& member) const;
 };
 
 struct Aggregator {
   AggregatorRecord record;
   std::optional<StreamId> stream;
   bool attached_before = false;
+  bool knows_standbys = false;  // By its own word, in this life of the scheduler.
   int64_t lease_end_ns = 0;
 };
 
@@ -296,10 +321,10 @@ class Membership {
              std::vector<Effect>& out);
 
   JoinAnswer OnJoin(const JoinRequest& request, int64_t now_ns, std::vector<Effect>& out);
-  // `ranks_attached`: whether all ranks of the caller's node are connected to it; nullopt: as
-  // before.
+  // `ranks_attached`: whether all ranks of the caller's node are connected to it, `ranks_ready`:
+  // whether they could take part in steps at once; nullopt: as before.
   Answer OnRenew(const Caller& caller, std::optional<bool> ranks_attached, int64_t now_ns,
-                 std::vector<Effect>& out);
+                 std::vector<Effect>& out, std::optional<bool> ranks_ready = std::nullopt);
   Answer OnLeave(const Caller& caller, LeaveReason reason, const std::string& text, int64_t now_ns,
                  std::vector<Effect>& out);
   Answer OnReportLost(const Caller& caller, const Lost& lost, const std::string& text,
@@ -307,9 +332,11 @@ class Membership {
   // `step`: the latest that a rank of the caller's is in, or, if it was told one, that one.
   Answer OnQuiesced(const Caller& caller, QuiesceId quiesce, uint64_t step, int64_t now_ns,
                     std::vector<Effect>& out);
-  // If not ok, the stream is the caller's to end.
+  // If not ok, the stream is the caller's to end. `ranks_ready`: nullopt from a caller that knows
+  // no standbys.
   Answer OnMemberAttached(StreamId stream, const Caller& caller, bool ranks_attached,
-                          int64_t now_ns, std::vector<Effect>& out);
+                          int64_t now_ns, std::vector<Effect>& out,
+                          std::optional<bool> ranks_ready = std::nullopt);
 
   // `secret` is drawn by the aggregator; its later calls show it again.
   Answer OnRegister(const ViewAggregator& aggregator, const SecretHash& secret, int64_t now_ns,
@@ -319,7 +346,7 @@ class Membership {
                                 int64_t now_ns, std::vector<Effect>& out);
   Answer OnAggregatorAttached(StreamId stream, const PoolCaller& caller,
                               const std::vector<HeldJob>& held, int64_t now_ns,
-                              std::vector<Effect>& out);
+                              std::vector<Effect>& out, bool knows_standbys = false);
 
   // From now on these rules hold. Who is in stays.
   void OnQuotas(Quotas quotas, int64_t now_ns, std::vector<Effect>& out);
@@ -395,6 +422,7 @@ class Membership {
   bool HoldsWhatIsNotKnown(Job& job, const Member& member, Epoch held, Turn& turn);
   std::string LossesOf(const Job& job) const;
   bool WantsNewView(const Job& job) const;
+  bool AllKnowStandbys(const Job& job) const;
   bool MakeView(Job& job, bool with_joiners, Turn& turn);
   std::vector<ViewAggregator> AggregatorsFor(const Job& job) const;
   static void WeighFor(const Job& job, const std::vector<ViewMember>& members,

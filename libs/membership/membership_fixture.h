@@ -70,25 +70,29 @@ class Fixture {
     Drain();
     return answer;
   }
-  Answer Attach(JobId job, MemberIdentity id, Epoch held = Epoch{0}, bool ranks_attached = true) {
+  Answer Attach(JobId job, MemberIdentity id, Epoch held = Epoch{0}, bool ranks_attached = true,
+                std::optional<bool> ranks_ready = {}) {
     const StreamId stream{++stream_count_};
     const Answer answer = core->OnMemberAttached(stream, {job, id, held, Shown(id.incarnation)},
-                                                 ranks_attached, now_ns, out_);
+                                                 ranks_attached, now_ns, out_, ranks_ready);
     if (answer.ok()) streams_of_[id] = stream;
     Drain();
     return answer;
   }
   // Joins and opens the stream.
-  JobId Enter(const std::string& job, uint32_t node, uint64_t incarnation, JobSpec spec) {
+  JobId Enter(const std::string& job, uint32_t node, uint64_t incarnation, JobSpec spec,
+              std::optional<bool> ranks_ready = {}) {
     const JoinAnswer answer = Join(Request(job, node, incarnation, spec));
     REQUIRE(answer.answer == Answer{});
-    REQUIRE(Attach(answer.job, {NodeRank{node}, Incarnation{incarnation}}).ok());
+    REQUIRE(
+        Attach(answer.job, {NodeRank{node}, Incarnation{incarnation}}, Epoch{0}, true, ranks_ready)
+            .ok());
     return answer.job;
   }
   Answer Renew(JobId job, MemberIdentity id, Epoch held = Epoch{0},
-               std::optional<bool> ranks_attached = {}) {
-    const Answer answer =
-        core->OnRenew({job, id, held, Shown(id.incarnation)}, ranks_attached, now_ns, out_);
+               std::optional<bool> ranks_attached = {}, std::optional<bool> ranks_ready = {}) {
+    const Answer answer = core->OnRenew({job, id, held, Shown(id.incarnation)}, ranks_attached,
+                                        now_ns, out_, ranks_ready);
     Drain();
     return answer;
   }
@@ -132,9 +136,11 @@ class Fixture {
     Drain();
     return answer;
   }
-  Answer AttachAggregator(uint64_t incarnation, const std::vector<HeldJob>& held = {}) {
+  Answer AttachAggregator(uint64_t incarnation, const std::vector<HeldJob>& held = {},
+                          bool knows_standbys = true) {
     const StreamId stream{++stream_count_};
-    const Answer answer = core->OnAggregatorAttached(stream, Own(incarnation), held, now_ns, out_);
+    const Answer answer =
+        core->OnAggregatorAttached(stream, Own(incarnation), held, now_ns, out_, knows_standbys);
     if (answer.ok()) aggregator_streams_[Incarnation{incarnation}] = stream;
     Drain();
     return answer;
@@ -182,8 +188,16 @@ class Fixture {
     if (stream == streams_of_.end()) return messages;
     const auto told = told_.find(stream->second);
     if (told == told_.end()) return messages;
+    // A shared view counts as one.
+    using Kind = std::conditional_t<std::is_same_v<Message, View>, SharedView, Message>;
     for (const MemberMessage& message : told->second) {
-      if (const auto* match = std::get_if<Message>(&message)) messages.push_back(*match);
+      const auto* match = std::get_if<Kind>(&message);
+      if (match == nullptr) continue;
+      if constexpr (std::is_same_v<Message, View>) {
+        messages.push_back(**match);
+      } else {
+        messages.push_back(*match);
+      }
     }
     return messages;
   }
@@ -242,7 +256,7 @@ class Fixture {
         if (!std::exchange(first, false)) CHECK(false);
         Apply(persist->write, stored);
       } else if (const auto* tell = std::get_if<TellMember>(&effect)) {
-        if (const auto* view = std::get_if<View>(&tell->message)) CheckStored(*view);
+        if (const auto* view = std::get_if<SharedView>(&tell->message)) CheckStored(**view);
         told_[tell->stream].push_back(tell->message);
       } else if (const auto* tell = std::get_if<TellAggregator>(&effect)) {
         if (const auto* view = std::get_if<JobView>(&tell->message)) CheckStored(view->view);

@@ -135,7 +135,7 @@ class World {
         if (!first) std::abort();
         Apply(persist->write, stored_);
       } else if (const auto* tell = std::get_if<TellMember>(&effect)) {
-        if (const auto* view = std::get_if<View>(&tell->message)) CheckStored(*view);
+        if (const auto* view = std::get_if<SharedView>(&tell->message)) CheckStored(**view);
       } else if (const auto* tell = std::get_if<TellAggregator>(&effect)) {
         if (const auto* view = std::get_if<JobView>(&tell->message)) CheckStored(view->view);
       }

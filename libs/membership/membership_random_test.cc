@@ -77,7 +77,7 @@ TEST_CASE("Membership: random lives keep their promises", "[membership]") {
           break;
       }
       for (const auto& [id, job] : f.core->jobs()) {
-        CHECK(job.Over() + (job.state == JobState::kForming) + job.view.has_value() >= 1);
+        CHECK(job.Over() + (job.state == JobState::kForming) + (job.view != nullptr) >= 1);
         if (job.state == JobState::kFailed) ++failures;
         if (job.state != JobState::kRunning) continue;
         CHECK((job.epoch_floor == job.view->epoch || job.recovers));

@@ -131,6 +131,10 @@ TEST_CASE("Membership: a spec that differs is refused naming both values", "[mem
   patient.gather_ns = 30'000'000'000;
   const std::string text = f.Join(Fixture::Request("mnist", 1, 11, patient)).answer.text;
   CHECK(Contains(text, "gather is 0 s in the job and 30 s in the request"));
+  JobSpec dealt = Spec(2, 2);
+  dealt.dealing = ParseDealing("weighted").value();
+  CHECK(Contains(f.Join(Fixture::Request("mnist", 1, 12, dealt)).answer.text,
+                 "dealing is striped in the job and weighted:101 in the request"));
 }
 
 TEST_CASE("Membership: what can never be right is named", "[membership]") {
@@ -149,6 +153,8 @@ TEST_CASE("Membership: what can never be right is named", "[membership]") {
   CHECK(Contains(problem([](JoinRequest& r) { r.spec.min_members = 0; }), "min_members is 0"));
   CHECK(Contains(problem([](JoinRequest& r) { r.spec.max_members = 0; }), "max_members 0"));
   CHECK(Contains(problem([](JoinRequest& r) { r.spec.slice_bytes_max = 100; }), "100"));
+  CHECK(Contains(problem([](JoinRequest& r) { r.spec.dealing.rule = DealingRule{9}; }),
+                 "dealing is rule 9; it must be striped, naive, "));
   CHECK(Contains(problem([](JoinRequest& r) { r.spec.loss_policy = LossPolicy{7}; }), "7"));
   CHECK(Contains(problem([](JoinRequest& r) { r.spec.join_timeout_ns = 0; }), "join_timeout"));
   CHECK(Contains(problem([](JoinRequest& r) { r.spec.gather_ns = -1; }), "gather is"));

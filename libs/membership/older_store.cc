@@ -52,7 +52,7 @@ Answer Membership::CheckHeldJobs(const std::vector<HeldJob>& held, int64_t now_n
     const auto known = jobs_.find(job.job);
     if (known != jobs_.end()) {
       const Answer answer =
-          CheckEpoch(known->second, true, known->second.view.has_value(), job.epoch, now_ns);
+          CheckEpoch(known->second, true, known->second.view != nullptr, job.epoch, now_ns);
       if (!answer.ok()) return answer;
     } else if (job.job.value() > NumbersBelievedTo(job_next_stored_.value(), now_ns)) {
       return {.code = Code::kInvalid,

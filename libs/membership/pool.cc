@@ -120,7 +120,7 @@ DeregisterAnswer Membership::OnDeregister(const PoolCaller& caller, bool leave,
 
 Answer Membership::OnAggregatorAttached(StreamId stream, const PoolCaller& caller,
                                         const std::vector<HeldJob>& held, int64_t now_ns,
-                                        std::vector<Effect>& out) {
+                                        std::vector<Effect>& out, bool knows_standbys) {
   TALWEG_CHECK(!streams_.contains(stream));
   return Perform(now_ns, out, [&](Turn& turn) {
     Aggregator* aggregator = nullptr;
@@ -131,6 +131,7 @@ Answer Membership::OnAggregatorAttached(StreamId stream, const PoolCaller& calle
     EndStream(aggregator->stream,
               Refuse(Code::kReplaced, "the aggregator has opened a newer stream"), turn);
     aggregator->stream = stream;
+    aggregator->knows_standbys = knows_standbys;
     if (!std::exchange(aggregator->attached_before, true)) NoteIfLate(*aggregator, turn);
     aggregator->lease_end_ns = turn.now_ns + config_.lease_ns;
     streams_[stream] = {.aggregator = caller.incarnation};

@@ -30,6 +30,7 @@ struct JobSpec {
   uint32_t min_members = 1;  // With fewer it neither begins nor goes on.
   uint32_t max_members = 1;
   uint64_t slice_bytes_max = kMiB;
+  Dealing dealing = {};
   LossPolicy loss_policy = LossPolicy::kFailJob;
   // A job without a view so long after its first Join fails.
   int64_t join_timeout_ns = 600'000'000'000;

@@ -42,6 +42,9 @@ std::string SpecProblem(const JobSpec& spec) {
     return "slice_bytes_max is " + std::to_string(spec.slice_bytes_max) +
            "; it must be a multiple of 64 from 4096 to 1073741824";
   }
+  if (!IsValid(spec.dealing)) {
+    return "dealing is " + DealingText(spec.dealing) + "; it must be " + std::string(kDealingForms);
+  }
   if (spec.loss_policy != LossPolicy::kFailJob && spec.loss_policy != LossPolicy::kContinue) {
     return "loss_policy is " + std::to_string(static_cast<int>(spec.loss_policy)) +
            "; it must be given";
@@ -151,6 +154,9 @@ std::string DifferenceOf(const JobSpec& set, const JobSpec& asked) {
   if (set.slice_bytes_max != asked.slice_bytes_max) {
     return differ("slice_bytes_max", std::to_string(set.slice_bytes_max),
                   std::to_string(asked.slice_bytes_max));
+  }
+  if (set.dealing != asked.dealing) {
+    return differ("dealing", DealingText(set.dealing), DealingText(asked.dealing));
   }
   if (set.loss_policy != asked.loss_policy) {
     return differ("loss_policy", PolicyName(set.loss_policy), PolicyName(asked.loss_policy));

@@ -18,12 +18,29 @@ std::string CountText(size_t count, const char* noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
+bool IsAlive(const Job& job, const ViewMember& member) {
+  const auto alive = job.members.find(member.id.node);
+  return alive != job.members.end() && alive->second.record.member.id == member.id;
+}
+
 size_t AliveInView(const Job& job) {
+  return std::count_if(job.view->members.begin(), job.view->members.end(),
+                       [&](const ViewMember& member) { return IsAlive(job, member); });
+}
+
+// Those that take part in steps.
+size_t AliveInSteps(const Job& job) {
   return std::count_if(
-      job.view->members.begin(), job.view->members.end(), [&](const ViewMember& member) {
-        const auto alive = job.members.find(member.id.node);
-        return alive != job.members.end() && alive->second.record.member.id == member.id;
-      });
+      job.view->members.begin(), job.view->members.end(),
+      [&](const ViewMember& member) { return !member.standby && IsAlive(job, member); });
+}
+
+std::string StandbysText(const View& view) {
+  std::vector<NodeRank> nodes;
+  for (const ViewMember& member : view.members) {
+    if (member.standby) nodes.push_back(member.id.node);
+  }
+  return nodes.empty() ? "" : " (standby: " + NodesText(nodes) + ")";
 }
 
 const MemberRecord* FindGone(const Job& job, const MemberIdentity& id) {
@@ -38,7 +55,8 @@ const MemberRecord* FindGone(const Job& job, const MemberIdentity& id) {
 std::vector<NodeRank> PendingNodes(const Job& job) {
   std::vector<NodeRank> nodes;
   for (const auto& [node, member] : job.members) {
-    if (job.Pending(member) && job.MayEnter(member)) nodes.push_back(node);
+    const bool enters = job.Pending(member) && job.MayEnter(member);
+    if (enters || job.MayEnterSteps(member)) nodes.push_back(node);
   }
   return nodes;
 }
@@ -109,7 +127,7 @@ std::string Membership::LossesOf(const Job& job) const {
 bool Membership::WantsNewView(const Job& job) const {
   if (job.epoch_floor > job.view->epoch) return true;
   if (job.spec.loss_policy != LossPolicy::kContinue) return false;
-  if (AliveInView(job) < job.spec.min_members) return false;
+  if (AliveInSteps(job) < job.spec.min_members) return false;
   if (AliveInView(job) < job.view->members.size()) return true;
   const std::vector<ViewAggregator> next = AggregatorsFor(job);
   return !next.empty() &&
@@ -122,7 +140,7 @@ bool Membership::WantsNewView(const Job& job) const {
 }
 
 void Membership::AdvanceRunning(Job& job, Turn& turn) {
-  const size_t alive = AliveInView(job);
+  const size_t alive = AliveInSteps(job);
   const std::string losses = LossesOf(job);
   if (!losses.empty()) {
     if (job.spec.loss_policy == LossPolicy::kFailJob) return Fail(job, losses, turn);
@@ -173,6 +191,7 @@ void Membership::ProposeQuiesce(Job& job, uint64_t step, Turn& turn) {
   job.quiesce = QuiesceState{.id = QuiesceId{++quiesce_last_}, .step = step};
   const Quiesce quiesce{job.quiesce->id, PendingNodes(job), step};
   for (const ViewMember& member : job.view->members) {
+    if (member.standby) continue;
     job.quiesce->waits_for.insert(member.id);
     const Member& alive = job.members.at(member.id.node);
     if (alive.stream) turn.Say(TellMember{*alive.stream, quiesce});
@@ -194,9 +213,11 @@ void Membership::CancelQuiesce(Job& job, Turn& turn) {
 // Those to be trusted with bytes: heard of in this life of the scheduler, or in the view already.
 std::vector<ViewAggregator> Membership::AggregatorsFor(const Job& job) const {
   std::vector<ViewAggregator> chosen;
+  const bool has_standby = job.view && job.view->HasStandby();
   for (const auto& [id, aggregator] : aggregators_) {
     const bool in_view = job.view && job.view->IndexOfAggregator(id);
-    if (aggregator.record.state == AggregatorState::kLive && (aggregator.stream || in_view)) {
+    const bool fits = in_view || (aggregator.stream && (aggregator.knows_standbys || !has_standby));
+    if (aggregator.record.state == AggregatorState::kLive && fits) {
       chosen.push_back(aggregator.record.aggregator);
     }
   }
@@ -231,19 +252,35 @@ std::vector<SpareAggregator> Membership::SparesOf(const Job& job) const {
   return spares;
 }
 
+// Who knows none would take a standby for a full member.
+bool Membership::AllKnowStandbys(const Job& job) const {
+  for (const auto& [node, member] : job.members) {
+    if (!job.Pending(member) && !member.ranks_ready) return false;
+  }
+  const std::vector<ViewAggregator> aggregators = AggregatorsFor(job);
+  return std::all_of(aggregators.begin(), aggregators.end(), [&](const ViewAggregator& each) {
+    return aggregators_.at(each.incarnation).knows_standbys;
+  });
+}
+
 bool Membership::MakeView(Job& job, bool with_joiners, Turn& turn) {
   const Epoch epoch = std::max(job.epoch_floor, job.epoch_start).Next();
   View view{.job = job.id,
             .epoch = epoch,
             .slice_bytes_max = job.spec.slice_bytes_max,
+            .dealing = job.spec.dealing,
             .steps = job.view ? job.view->steps : 0,
             .aggregators = AggregatorsFor(job)};
+  const bool in_two_stages =
+      job.view && job.spec.loss_policy == LossPolicy::kContinue && AllKnowStandbys(job);
   for (const auto& [node, member] : job.members) {
     const bool in_view = job.view && job.view->IndexOf(member.record.member.id);
-    if (in_view || (with_joiners && job.MayEnter(member)))
-      view.members.push_back(member.record.member);
+    if (!in_view && !(with_joiners && job.MayEnter(member))) continue;
+    ViewMember& entry = view.members.emplace_back(member.record.member);
+    entry.standby = in_view ? job.IsStandby(member) && !(with_joiners && job.MayEnterSteps(member))
+                            : in_two_stages && !member.ranks_ready.value_or(true);
   }
-  if (view.members.empty()) return false;
+  if (view.RankCount() == 0) return false;
   if (view.aggregators.empty() && view.members.size() > 1) {
     // Bytes that go through a draining aggregator are better than none.
     if (!job.view) return false;
@@ -261,16 +298,16 @@ bool Membership::MakeView(Job& job, bool with_joiners, Turn& turn) {
   job.epoch_floor = view.epoch;
   job.state = JobState::kRunning;
   job.quiesce.reset();
-  job.view = std::move(view);
+  job.view = std::make_shared<const View>(std::move(view));
   turn.Store(job);
   turn.Log("job '" + job.name + "': epoch " + std::to_string(job.view->epoch.value()) + " has " +
-           CountText(job.view->members.size(), "member") + " and " +
+           CountText(job.view->members.size(), "member") + StandbysText(*job.view) + " and " +
            CountText(job.view->aggregators.size(), "aggregator"));
   // Aggregators first: members greet them as soon as they know.
   TellAggregators(JobView{job.name, *job.view, QuotaOf(job).share}, turn);
   for (const ViewMember& member : job.view->members) {
     const Member& alive = job.members.at(member.id.node);
-    if (alive.stream) turn.Say(TellMember{*alive.stream, *job.view});
+    if (alive.stream) turn.Say(TellMember{*alive.stream, SharedView{job.view}});
   }
   return true;
 }
@@ -325,11 +362,20 @@ std::string Membership::StateText(const Job& job) const {
   const std::vector<NodeRank> joining = PendingNodes(job);
   if (joining.empty()) {
     std::vector<NodeRank> without_ranks;
+    std::vector<NodeRank> not_ready;
     for (const auto& [node, member] : job.members) {
       if (job.Pending(member) && !member.ranks_attached) without_ranks.push_back(node);
+      if (job.IsStandby(member)) not_ready.push_back(node);
     }
-    return without_ranks.empty() ? ""
-                                 : NodesText(without_ranks) + " can enter when all ranks are there";
+    std::string text;
+    if (!without_ranks.empty()) {
+      text = NodesText(without_ranks) + " can enter when all ranks are there";
+    }
+    if (!not_ready.empty()) {
+      text += (text.empty() ? "" : "; ") + NodesText(not_ready) +
+              ": a standby until all its ranks are ready";
+    }
+    return text;
   }
   if (!job.quiesce) return NodesText(joining) + " cannot enter: there is no aggregator";
   std::vector<NodeRank> waits_for;

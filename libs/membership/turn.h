@@ -79,7 +79,8 @@ auto Membership::Perform(int64_t now_ns, std::vector<Effect>& out, const Body& b
   std::erase_if(turn.effects, [this](const Effect& effect) {
     const View* view = nullptr;
     if (const auto* tell = std::get_if<TellMember>(&effect)) {
-      view = std::get_if<View>(&tell->message);
+      const auto* shared = std::get_if<SharedView>(&tell->message);
+      if (shared != nullptr) view = &**shared;
     } else if (const auto* tell = std::get_if<TellAggregator>(&effect)) {
       const auto* job_view = std::get_if<JobView>(&tell->message);
       if (job_view != nullptr) view = &job_view->view;

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -28,7 +29,7 @@ using membership::Snapshot;
 using membership::StoreWrite;
 
 constexpr uint64_t kApplicationId = 0x54616c77;  // "Talw"
-constexpr uint64_t kSchemaVersion = 5;
+constexpr uint64_t kSchemaVersion = 7;
 
 constexpr char kSchema[] = R"sql(
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -38,7 +39,8 @@ CREATE TABLE jobs (
   loss_policy INTEGER NOT NULL, join_timeout_ns INTEGER NOT NULL, epoch_floor INTEGER NOT NULL,
   created_unix_ns INTEGER NOT NULL, view_epoch INTEGER, view_slice_bytes_max INTEGER,
   gather_ns INTEGER NOT NULL DEFAULT 0, view_steps INTEGER NOT NULL DEFAULT 0,
-  tenant TEXT NOT NULL DEFAULT '');
+  tenant TEXT NOT NULL DEFAULT '', dealing TEXT NOT NULL DEFAULT 'striped',
+  view_dealing TEXT NOT NULL DEFAULT 'striped');
 CREATE TABLE members (
   job_id INTEGER NOT NULL, position INTEGER NOT NULL, node_rank INTEGER NOT NULL,
   incarnation INTEGER NOT NULL, rank_count INTEGER NOT NULL, name TEXT NOT NULL,
@@ -49,6 +51,7 @@ CREATE TABLE view_members (
   job_id INTEGER NOT NULL, position INTEGER NOT NULL, node_rank INTEGER NOT NULL,
   incarnation INTEGER NOT NULL, rank_count INTEGER NOT NULL, name TEXT NOT NULL,
   admin_address TEXT NOT NULL, host_id TEXT NOT NULL DEFAULT '',
+  standby INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (job_id, position)) WITHOUT ROWID;
 CREATE TABLE view_aggregators (
   job_id INTEGER NOT NULL, position INTEGER NOT NULL, incarnation INTEGER NOT NULL,
@@ -141,6 +144,7 @@ class SqliteStore final : public Store {
   absl::Status SetCounter(const std::string& name, uint64_t value);
   absl::Status PutJob(const JobRecord& job);
   absl::Status RemoveJob(JobId id);
+  absl::Status ReadDealing(const JobRecord& job, const std::string& text, Dealing& dealing) const;
   absl::Status LoadMembers(JobRecord& job);
   absl::Status LoadView(JobRecord& job);
   absl::Status LoadAggregators(Snapshot& snapshot);
@@ -191,7 +195,7 @@ absl::Status SqliteStore::Prepare() {
 // Jobs of schema 1 get what members that say nothing are taken to ask for: whoever joins one and
 // asks for something else would be refused. Members and aggregators of schema 2 have shown no
 // secret; nobody can speak for them any more. A view of schema 4 does not say where members are,
-// and everybody who holds it places tensors by that.
+// and everybody who holds it places tensors by that. Before schema 6 all jobs were striped.
 absl::Status SqliteStore::Upgrade(uint64_t from) {
   std::string sql = "BEGIN IMMEDIATE;";
   if (from < 2) {
@@ -206,8 +210,17 @@ absl::Status SqliteStore::Upgrade(uint64_t from) {
         "ALTER TABLE aggregators ADD COLUMN secret_hash TEXT NOT NULL DEFAULT '';";
   }
   if (from < 4) sql += "ALTER TABLE jobs ADD COLUMN view_steps INTEGER NOT NULL DEFAULT 0;";
-  sql += "ALTER TABLE jobs ADD COLUMN tenant TEXT NOT NULL DEFAULT '';";
-  sql += "ALTER TABLE view_members ADD COLUMN host_id TEXT NOT NULL DEFAULT '';";
+  if (from < 5) {
+    sql +=
+        "ALTER TABLE jobs ADD COLUMN tenant TEXT NOT NULL DEFAULT '';"
+        "ALTER TABLE view_members ADD COLUMN host_id TEXT NOT NULL DEFAULT '';";
+  }
+  if (from < 6) {
+    sql +=
+        "ALTER TABLE jobs ADD COLUMN dealing TEXT NOT NULL DEFAULT 'striped';"
+        "ALTER TABLE jobs ADD COLUMN view_dealing TEXT NOT NULL DEFAULT 'striped';";
+  }
+  sql += "ALTER TABLE view_members ADD COLUMN standby INTEGER NOT NULL DEFAULT 0;";
   sql += "PRAGMA user_version = " + std::to_string(kSchemaVersion) + ";COMMIT;";
   if (sqlite3_exec(database_.get(), sql.c_str(), nullptr, nullptr, nullptr) != SQLITE_OK) {
     return SqliteError(database_.get(), path_, "upgrade the schema");
@@ -280,13 +293,15 @@ absl::Status SqliteStore::RemoveJob(JobId id) {
 absl::Status SqliteStore::PutJob(const JobRecord& job) {
   const uint64_t id = job.id.value();
   TALWEG_RETURN_IF_ERROR(
-      Sql("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, 0, ?)")
+      Sql("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, 0, ?, ?, "
+          "'striped')")
           .Bind(id, job.name, static_cast<uint64_t>(job.state), job.text,
                 uint64_t{job.spec.min_members}, uint64_t{job.spec.max_members},
                 job.spec.slice_bytes_max, static_cast<uint64_t>(job.spec.loss_policy),
                 static_cast<uint64_t>(job.spec.join_timeout_ns), job.epoch_floor.value(),
                 static_cast<uint64_t>(job.created_unix_ns),
-                static_cast<uint64_t>(job.spec.gather_ns), job.spec.tenant)
+                static_cast<uint64_t>(job.spec.gather_ns), job.spec.tenant,
+                DealingText(job.spec.dealing))
           .Run());
   uint64_t position = 0;
   for (const MemberRecord& record : job.members) {
@@ -300,16 +315,18 @@ absl::Status SqliteStore::PutJob(const JobRecord& job) {
   }
   if (!job.view) return absl::OkStatus();
   TALWEG_RETURN_IF_ERROR(
-      Sql("UPDATE jobs SET view_epoch = ?, view_slice_bytes_max = ?, view_steps = ? "
-          "WHERE job_id = ?")
-          .Bind(job.view->epoch.value(), job.view->slice_bytes_max, job.view->steps, id)
+      Sql("UPDATE jobs SET view_epoch = ?, view_slice_bytes_max = ?, view_steps = ?, "
+          "view_dealing = ? WHERE job_id = ?")
+          .Bind(job.view->epoch.value(), job.view->slice_bytes_max, job.view->steps,
+                DealingText(job.view->dealing), id)
           .Run());
   position = 0;
   for (const ViewMember& member : job.view->members) {
-    TALWEG_RETURN_IF_ERROR(Sql("INSERT INTO view_members VALUES (?, ?, ?, ?, ?, ?, ?, ?)")
+    TALWEG_RETURN_IF_ERROR(Sql("INSERT INTO view_members VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)")
                                .Bind(id, position++, uint64_t{member.id.node.value()},
                                      member.id.incarnation.value(), uint64_t{member.rank_count},
-                                     member.name, member.admin_address, member.host_id)
+                                     member.name, member.admin_address, member.host_id,
+                                     uint64_t{member.standby})
                                .Run());
   }
   position = 0;
@@ -331,10 +348,10 @@ absl::StatusOr<Snapshot> SqliteStore::Load() {
   TALWEG_ASSIGN_OR_RETURN(const uint64_t job_next,
                           Number("SELECT value FROM counters WHERE name = 'job_next'"));
   if (job_next > 0) snapshot.job_next = JobId{job_next};
-  Statement rows = Sql(
-      "SELECT job_id, name, state, text, min_members, max_members, slice_bytes_max, "
-      "loss_policy, join_timeout_ns, gather_ns, tenant, epoch_floor, created_unix_ns, view_epoch, "
-      "view_slice_bytes_max, view_steps FROM jobs ORDER BY job_id");
+  Statement rows =
+      Sql("SELECT job_id, name, state, text, min_members, max_members, slice_bytes_max, "
+          "loss_policy, join_timeout_ns, gather_ns, tenant, dealing, epoch_floor, created_unix_ns, "
+          "view_epoch, view_slice_bytes_max, view_steps, view_dealing FROM jobs ORDER BY job_id");
   while (rows.Next()) {
     JobRecord job;
     job.id = JobId{rows.Number()};
@@ -348,12 +365,14 @@ absl::StatusOr<Snapshot> SqliteStore::Load() {
     job.spec.join_timeout_ns = static_cast<int64_t>(rows.Number());
     job.spec.gather_ns = static_cast<int64_t>(rows.Number());
     job.spec.tenant = rows.Text();
+    TALWEG_RETURN_IF_ERROR(ReadDealing(job, rows.Text(), job.spec.dealing));
     job.epoch_floor = Epoch{rows.Number()};
     job.created_unix_ns = static_cast<int64_t>(rows.Number());
     if (!rows.Null()) {
       job.view = View{.job = job.id, .epoch = Epoch{rows.Number()}};
       job.view->slice_bytes_max = rows.Number();
       job.view->steps = rows.Number();
+      TALWEG_RETURN_IF_ERROR(ReadDealing(job, rows.Text(), job.view->dealing));
     }
     TALWEG_RETURN_IF_ERROR(LoadMembers(job));
     if (job.view) TALWEG_RETURN_IF_ERROR(LoadView(job));
@@ -369,6 +388,16 @@ absl::StatusOr<Snapshot> SqliteStore::Load() {
   TALWEG_RETURN_IF_ERROR(rows.status());
   TALWEG_RETURN_IF_ERROR(LoadAggregators(snapshot));
   return snapshot;
+}
+
+absl::Status SqliteStore::ReadDealing(const JobRecord& job, const std::string& text,
+                                      Dealing& dealing) const {
+  const std::optional<Dealing> read = ParseDealing(text);
+  if (!read) {
+    return Damaged("the dealing of job " + std::to_string(job.id.value()) + " is '" + text + "'");
+  }
+  dealing = *read;
+  return absl::OkStatus();
 }
 
 absl::Status SqliteStore::LoadMembers(JobRecord& job) {
@@ -400,7 +429,7 @@ absl::Status SqliteStore::LoadMembers(JobRecord& job) {
 
 absl::Status SqliteStore::LoadView(JobRecord& job) {
   Statement members =
-      Sql("SELECT node_rank, incarnation, rank_count, name, admin_address, host_id "
+      Sql("SELECT node_rank, incarnation, rank_count, name, admin_address, host_id, standby "
           "FROM view_members WHERE job_id = ? ORDER BY position");
   members.Bind(job.id.value());
   while (members.Next()) {
@@ -411,6 +440,7 @@ absl::Status SqliteStore::LoadView(JobRecord& job) {
     member.name = members.Text();
     member.admin_address = members.Text();
     member.host_id = members.Text();
+    member.standby = members.Number() != 0;
     job.view->members.push_back(std::move(member));
   }
   TALWEG_RETURN_IF_ERROR(members.status());

@@ -81,6 +81,11 @@ ViewAggregator RandomAggregator(Random& random, uint32_t index) {
           .admin_address = RandomText(random)};
 }
 
+Dealing RandomDealing(Random& random) {
+  constexpr const char* kTexts[] = {"striped", "djb2", "fingerprint:3", "weighted:4294967295"};
+  return ParseDealing(kTexts[random.Below(4)]).value();
+}
+
 JobRecord RandomJob(Random& random, JobId id) {
   JobRecord job{
       .id = id,
@@ -88,6 +93,7 @@ JobRecord RandomJob(Random& random, JobId id) {
       .spec = {.min_members = 1 + static_cast<uint32_t>(random.Below(3)),
                .max_members = 7,
                .slice_bytes_max = uint64_t{64} << random.Below(20),
+               .dealing = RandomDealing(random),
                .loss_policy = random.OneIn(2) ? LossPolicy::kFailJob : LossPolicy::kContinue,
                .join_timeout_ns = static_cast<int64_t>(random.Next() >> 1),
                .gather_ns = static_cast<int64_t>(random.Next() >> 1),
@@ -105,6 +111,7 @@ JobRecord RandomJob(Random& random, JobId id) {
   if (random.OneIn(2)) {
     job.state = JobState{static_cast<uint8_t>(2 + random.Below(3))};
     job.view = View{.job = id, .epoch = Epoch{1 + (random.Next() >> 2)}};
+    job.view->dealing = RandomDealing(random);
     for (uint32_t i = 0; i < random.Below(4); ++i) {
       job.view->members.push_back(RandomMember(random, i));
       job.view->aggregators.push_back(RandomAggregator(random, i));
@@ -381,6 +388,16 @@ TEST_CASE("Store: foreign, newer and damaged files are refused", "[store]") {
     store.reset();
     Execute(path, "UPDATE jobs SET state = 77");
     CHECK(error().code() == absl::StatusCode::kDataLoss);
+  }
+  SECTION("a dealing that is none") {
+    std::unique_ptr<Store> store = Open(path);
+    StoreWrite write;
+    write.jobs.push_back({.id = JobId{1}, .name = "job"});
+    MustWrite(*store, write);
+    store.reset();
+    Execute(path, "UPDATE jobs SET dealing = 'cards'");
+    CHECK(error().code() == absl::StatusCode::kDataLoss);
+    CHECK(std::string(error().message()).find("'cards'") != std::string::npos);
   }
   SECTION("a secret's hash that is none") {
     std::unique_ptr<Store> store = Open(path);

@@ -42,15 +42,20 @@ Participation::Participation(const View& view, const Collective& collective, con
   };
   if (group.empty()) {
     for (uint32_t m = 0; m < view.members.size(); ++m) {
+      if (view.members[m].standby) continue;
       for (uint32_t i = 0; i < view.members[m].rank_count; ++i) {
         add({view.members[m].id.node, LocalRank{i}}, rank_count_++, MemberIndex{m});
       }
     }
   } else {
-    for (const Place& place : group) add(place, rank_count_++, view.IndexOf(place.node));
+    for (const Place& place : group) {
+      const std::optional<MemberIndex> member = view.IndexOf(place.node);
+      const bool is_out = member && !collective.side && view.members[member->value()].standby;
+      add(place, rank_count_++, is_out ? std::nullopt : member);
+    }
   }
   for (const std::vector<LocalPart>& ranks : ranks_of_) member_count_ += ranks.empty() ? 0 : 1;
-  is_possible_ = member_count_ > 0 && (is_whole || !collective.needs_every_rank()) &&
+  is_possible_ = member_count_ > 0 && (is_whole || !collective.ends_with_any_rank()) &&
                  (root_ != kNobody || !collective.has_root());
 }
 

@@ -22,7 +22,8 @@ struct Place {
   friend auto operator<=>(const Place&, const Place&) = default;
 };
 
-// The ranks that take part in a collective, ascending, no two alike. Empty: all ranks of the view.
+// The ranks that take part in a collective, ascending, no two alike. Empty: all ranks of the view's
+// full members.
 using Group = std::vector<Place>;
 
 // "ranks 0, 1 and 3 of node 2" is for people; this is short: "3 ranks (0.0, 0.1, 2.3)".
@@ -34,7 +35,7 @@ class Participation {
  public:
   Participation() = default;
   // `root`: nullopt where there is none, or it is gone. A collective whose parts belong to ranks
-  // needs a group that names them.
+  // needs a group that names them. To a tensor that is no side tensor ranks of standbys are gone.
   Participation(const View& view, const Collective& collective, const Group& group,
                 std::optional<Place> root);
 

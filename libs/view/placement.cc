@@ -13,6 +13,7 @@
 
 #include "libs/base/check.h"
 #include "libs/base/fingerprint.h"
+#include "libs/view/slice_hash.h"
 
 namespace talweg {
 namespace {
@@ -115,7 +116,8 @@ Hosts HostsOf(const View& view, const Group& group) {
   }
   for (const Place& place : group) {
     const std::optional<MemberIndex> member = view.IndexOf(place.node);
-    hosts.of_rank.push_back(member ? std::optional(of_member[member->value()]) : std::nullopt);
+    const bool is_there = member && !view.members[member->value()].standby;
+    hosts.of_rank.push_back(is_there ? std::optional(of_member[member->value()]) : std::nullopt);
   }
   return hosts;
 }
@@ -234,6 +236,45 @@ void AppendSite(std::vector<Slice>& slices, const View& view, TensorKey key,
   }
 }
 
+// Stripes each site over its owners.
+std::vector<Slice> Stripe(const View& view, TensorKey key, const Collective& collective,
+                          const std::vector<Site>& sites) {
+  std::vector<Slice> slices;
+  size_t run_count = 0;
+  for (const Site& site : sites) run_count += std::max<size_t>(site.owners.size(), 1);
+  for (const Site& site : sites) AppendSite(slices, view, key, collective, site, run_count);
+  std::sort(slices.begin(), slices.end(),
+            [](const Slice& a, const Slice& b) { return a.offset_bytes < b.offset_bytes; });
+  return slices;
+}
+
+// Deals the slices of all sites by a hash of their keys.
+std::vector<Slice> DealByHash(const View& view, TensorKey key, const Collective& collective,
+                              const std::vector<Site>& sites) {
+  size_t part_count = 0;
+  for (const Site& site : sites) part_count += site.parts.size();
+  std::vector<const Site*> site_of_part(part_count);
+  for (const Site& site : sites) {
+    for (const uint32_t part : site.parts) site_of_part[part] = &site;
+  }
+  std::vector<Slice> slices;
+  for (uint32_t part = 0; part < site_of_part.size(); ++part) {
+    const std::vector<AggregatorIndex>& owners = site_of_part[part]->owners;
+    std::vector<uint32_t> weights;
+    for (const AggregatorIndex owner : owners) {
+      weights.push_back(view.aggregators[owner.value()].weight);
+    }
+    const uint64_t begin = part * collective.stride_bytes();
+    size_t place = slices.size();
+    AppendSlices(slices, AggregatorIndex{0}, begin, begin + collective.part_bytes(),
+                 view.slice_bytes_max);
+    for (; place < slices.size(); ++place) {
+      slices[place].owner = owners[OwnerOf(view.dealing, SliceKey(key, place), weights)];
+    }
+  }
+  return slices;
+}
+
 }  // namespace
 
 uint64_t PlacementDigest(const View& view) {
@@ -249,11 +290,11 @@ Placement::Placement(const View& view, TensorKey key, const Collective& collecti
   TALWEG_CHECK(view.slice_bytes_max % kAlignmentBytes == 0 && view.slice_bytes_max > 0);
   TALWEG_CHECK(!group.empty() || !collective.needs_every_rank());
   const std::vector<Site> sites = SitesOf(view, collective, group);
-  size_t run_count = 0;
-  for (const Site& site : sites) run_count += std::max<size_t>(site.owners.size(), 1);
-  for (const Site& site : sites) AppendSite(slices_, view, key, collective, site, run_count);
-  std::sort(slices_.begin(), slices_.end(),
-            [](const Slice& a, const Slice& b) { return a.offset_bytes < b.offset_bytes; });
+  if (view.dealing.rule == DealingRule::kStriped || view.aggregators.empty()) {
+    slices_ = Stripe(view, key, collective, sites);
+  } else {
+    slices_ = DealByHash(view, key, collective, sites);
+  }
   std::vector<uint64_t> slot_end(std::max<size_t>(view.aggregators.size(), 1));
   for (Slice& slice : slices_) {
     slice.slot_offset_bytes = slot_end[slice.owner.value()];

@@ -28,6 +28,10 @@ inline constexpr uint64_t kStripeBytesMin = 64 * kKiB;
 // Where the bytes of a tensor are summed: a pure function of the view and of this tensor, never
 // of other tensors. A slice belongs to one part of the tensor.
 //
+// What follows is the dealing `striped`. By any other one each part is cut into equal slices of at
+// most `slice_bytes_max`, and a hash of each slice's key selects its owner (slice_hash.h), among
+// the aggregators beside the rank that the part belongs to, if it is summed there.
+//
 // A tensor of at least kStripeBytesMin bytes for each aggregator is **striped**: it is cut into one
 // run of bytes for each, in proportion to its weight, beginning with the aggregator that its key
 // selects. A smaller tensor goes whole to the aggregator that weighted rendezvous hashing selects

@@ -2,10 +2,12 @@
 #include "libs/view/placement.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <catch2/catch.hpp>
@@ -35,12 +37,19 @@ std::string SomeHost(Random& random) {
   return host == 0 ? "" : std::to_string(host);
 }
 
+Dealing AnyDealing(Random& random) {
+  constexpr const char* kTexts[] = {"striped",       "naive",    "djb2",      "sdbm",
+                                    "fingerprint:5", "weighted", "weighted:1"};
+  return ParseDealing(kTexts[random.Below(std::size(kTexts))]).value();
+}
+
 TEST_CASE("Placement: slices cover every tensor once, aligned and bounded", "[view]") {
   Random random(1);
   for (int trial = 0; trial < 3000; ++trial) {
     std::vector<uint32_t> weights(1 + random.Below(6));
     for (uint32_t& weight : weights) weight = 1 + random.Below(3);
-    const View view = MakeView({1}, weights);
+    View view = MakeView({1}, weights);
+    if (random.OneIn(2)) view.dealing = AnyDealing(random);
     const uint64_t bytes = 1 + random.Below(1ull << (1 + random.Below(25)));
     CAPTURE(trial, bytes);
     const Placement placement = PlaceBytes(view, TensorKey{random.Next()}, bytes);
@@ -96,6 +105,91 @@ TEST_CASE("Placement: no aggregator carries 5 % above its share of a model", "[v
     for (size_t i = 0; i < weights.size(); ++i) {
       CAPTURE(i, weights.size());
       CHECK(carried[i] * weight_total <= total * weights[i] * 1.05);
+    }
+  }
+}
+
+TEST_CASE("Placement: a hash deals the slices that slice_bytes_max makes, each by its key",
+          "[view]") {
+  View view = MakeView({1}, {1, 9, 1});
+  view.slice_bytes_max = 64 * kKiB;
+  // Tensor 3's slices have the keys 196608 to 196617; naive sends them round the owners, from
+  // 3 x 9973 modulo 3 on.
+  view.dealing = ParseDealing("naive").value();
+  const Placement naive = PlaceBytes(view, TensorKey{3}, 640 * kKiB);
+  REQUIRE(naive.slices().size() == 10);
+  for (uint32_t i = 0; i < 10; ++i) {
+    CHECK(naive.slices()[i] == Slice{.offset_bytes = i * 64 * kKiB,
+                                     .length_bytes = 64 * kKiB,
+                                     .owner = AggregatorIndex{i % 3},
+                                     .slot_offset_bytes = i / 3 * 64 * kKiB});
+  }
+  // Slice 2, with the key 196610, as worked out in slice_hash_test.
+  for (const auto& [text, hash] : {std::pair<const char*, uint64_t>{"djb2", 6951376374012},
+                                   {"sdbm", 17050440749492477447u},
+                                   {"fingerprint:7", 9967622192103435511u}}) {
+    CAPTURE(text);
+    view.dealing = ParseDealing(text).value();
+    const Placement placement = PlaceBytes(view, TensorKey{3}, 640 * kKiB);
+    CHECK(placement.slices()[2].owner.value() == hash % 3);
+  }
+  // Point 59 of 101, of which the second owner has 9 to 90.
+  view.dealing = ParseDealing("weighted").value();
+  CHECK(PlaceBytes(view, TensorKey{3}, 640 * kKiB).slices()[2].owner == AggregatorIndex{1});
+  // Who agrees on the tensor is the same.
+  const AggregatorIndex primary = PrimaryOwner(view, TensorKey{3});
+  view.dealing = {};
+  CHECK(PrimaryOwner(view, TensorKey{3}) == primary);
+  // A small tensor is one slice, and dealt as any other.
+  view.dealing = ParseDealing("naive").value();
+  for (uint32_t number = 0; number < 6; ++number) {
+    const Placement small = PlaceBytes(view, TensorKey{number}, 100);
+    REQUIRE(small.slices().size() == 1);
+    CHECK(small.slices()[0].owner == AggregatorIndex{number % 3});
+  }
+}
+
+TEST_CASE("Placement: under a hash, parts are still summed beside their ranks", "[view]") {
+  View view = OnHosts(MakeView({1, 1}, {1, 1, 1}), {"x", "y"}, {"x", "y", "y"});
+  view.slice_bytes_max = 64 * kKiB;
+  view.dealing = ParseDealing("djb2").value();
+  const Placement placement(view, TensorKey{7}, CollectiveOf("reduce_scatter", 4 * kMiB),
+                            AllRanks(view));
+  uint64_t slices_of_y[2] = {};
+  for (const Slice& slice : placement.slices()) {
+    const bool is_of_x = slice.offset_bytes < 4 * kMiB;
+    CHECK((slice.owner == AggregatorIndex{0}) == is_of_x);
+    if (!is_of_x) ++slices_of_y[slice.owner.value() - 1];
+  }
+  CHECK(slices_of_y[0] > 16);
+  CHECK(slices_of_y[1] > 16);
+}
+
+TEST_CASE("Placement: every hash shares a model's bytes", "[view]") {
+  const struct {
+    const char* dealing;
+    double tolerance;
+  } kCases[] = {
+      {"naive", 0.05}, {"djb2", 0.15}, {"sdbm", 0.15}, {"fingerprint", 0.15}, {"weighted", 0.15}};
+  for (const auto& [dealing, tolerance] : kCases) {
+    for (const std::vector<uint32_t>& weights : {std::vector<uint32_t>{1, 1}, {2, 1, 1}}) {
+      View view = MakeView({1}, weights);
+      view.slice_bytes_max = 256 * kKiB;
+      view.dealing = ParseDealing(dealing).value();
+      std::vector<double> carried(weights.size());
+      for (uint64_t tensor = 0; tensor < 50; ++tensor) {
+        const Placement placement = PlaceBytes(view, TensorKey{Random(tensor).Next()}, 8 * kMiB);
+        for (const Slice& slice : placement.slices()) {
+          carried[slice.owner.value()] += slice.length_bytes;
+        }
+      }
+      const double weight_total = weights.size() == 2 ? 2 : 4;
+      for (size_t i = 0; i < weights.size(); ++i) {
+        CAPTURE(dealing, i, weights.size());
+        const double share = WeightsCount(view.dealing) ? weights[i] / weight_total
+                                                        : 1.0 / static_cast<double>(weights.size());
+        CHECK(carried[i] / (50.0 * 8 * kMiB) == Approx(share).epsilon(tolerance));
+      }
     }
   }
 }
@@ -186,6 +280,7 @@ TEST_CASE("Placement: slices cover each part once, and lie in one part each", "[
     for (ViewMember& member : view.members) member.host_id = SomeHost(random);
     for (ViewAggregator& aggregator : view.aggregators) aggregator.host_id = SomeHost(random);
     view.slice_bytes_max = 4 * kKiB << random.Below(6);
+    if (random.OneIn(2)) view.dealing = AnyDealing(random);
     const Group group = AllRanks(view);
     const auto rank_count = static_cast<uint32_t>(group.size());
     const uint64_t part_bytes = random.OneIn(5) ? 0 : random.Below(300 * kKiB);

@@ -1,25 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/view/view.h"
 
+#include <algorithm>
+
 #include "libs/base/fingerprint.h"
 
 namespace talweg {
+namespace {
+
+constexpr uint64_t kStandbyMark = 0x7374616e64627900;
+
+}  // namespace
 
 uint32_t View::RankCount() const {
+  uint32_t count = 0;
+  for (const ViewMember& member : members) count += member.standby ? 0 : member.rank_count;
+  return count;
+}
+
+uint32_t View::NumberCount() const {
   uint32_t count = 0;
   for (const ViewMember& member : members) count += member.rank_count;
   return count;
 }
 
+bool View::HasStandby() const {
+  return std::any_of(members.begin(), members.end(),
+                     [](const ViewMember& member) { return member.standby; });
+}
+
 Rank View::RankBase(MemberIndex member) const {
-  uint32_t base = 0;
-  for (uint32_t i = 0; i < member.value() && i < members.size(); ++i) base += members[i].rank_count;
+  const bool standby = member.value() < members.size() && members[member.value()].standby;
+  uint32_t base = standby ? RankCount() : 0;
+  for (uint32_t i = 0; i < member.value() && i < members.size(); ++i) {
+    if (members[i].standby == standby) base += members[i].rank_count;
+  }
   return Rank{base};
 }
 
 std::optional<MemberIndex> View::MemberOfRank(Rank rank) const {
-  uint32_t base = 0;
+  const uint32_t full_count = RankCount();
+  const bool standby = rank.value() >= full_count;
+  uint32_t base = standby ? full_count : 0;
   for (uint32_t i = 0; i < members.size(); ++i) {
+    if (members[i].standby != standby) continue;
     base += members[i].rank_count;
     if (rank.value() < base) return MemberIndex{i};
   }
@@ -33,10 +57,11 @@ std::optional<MemberIndex> View::IndexOf(const MemberIdentity& id) const {
 }
 
 std::optional<MemberIndex> View::IndexOf(NodeRank node) const {
-  for (uint32_t i = 0; i < members.size(); ++i) {
-    if (members[i].id.node == node) return MemberIndex{i};
-  }
-  return std::nullopt;
+  const auto found = std::lower_bound(
+      members.begin(), members.end(), node,
+      [](const ViewMember& member, NodeRank wanted) { return member.id.node < wanted; });
+  if (found == members.end() || found->id.node != node) return std::nullopt;
+  return MemberIndex{static_cast<uint32_t>(found - members.begin())};
 }
 
 std::optional<AggregatorIndex> View::IndexOfAggregator(Incarnation incarnation) const {
@@ -50,12 +75,18 @@ uint64_t View::Digest() const {
   uint64_t digest = Fingerprint64(job.value(), epoch.value());
   const auto add = [&digest](uint64_t value) { digest = Fingerprint64(digest, value); };
   add(slice_bytes_max);
+  // Releases that deal in one way only have the digest without it.
+  if (dealing != Dealing{}) {
+    add(static_cast<uint64_t>(dealing.rule));
+    add(dealing.constant);
+  }
   add(members.size());
   for (const ViewMember& member : members) {
     add(member.id.node.value());
     add(member.id.incarnation.value());
     add(member.rank_count);
     add(Fingerprint64(member.host_id));
+    if (member.standby) add(kStandbyMark);  // Releases that know none agree on all other views.
   }
   add(aggregators.size());
   for (const ViewAggregator& aggregator : aggregators) {
@@ -73,6 +104,7 @@ std::string View::Problem() const {
     return "slice_bytes_max is " + std::to_string(slice_bytes_max) +
            "; it must be a multiple of 64 and at least 4096";
   }
+  if (!IsValid(dealing)) return "its dealing is none: " + DealingText(dealing);
   for (size_t i = 0; i < members.size(); ++i) {
     if (members[i].rank_count == 0) {
       return "node " + std::to_string(members[i].id.node.value()) + " has no ranks";

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "libs/base/bytes.h"
+#include "libs/base/dealing.h"
 #include "libs/base/ids.h"
 
 namespace talweg {
@@ -26,6 +27,8 @@ struct ViewMember {
   std::string name;           // For people: the host's name, say.
   std::string admin_address;  // Where its agent answers admin calls; may be empty.
   std::string host_id;        // Which host it is on; "": nobody knows.
+  // In the view, but its ranks take part in no steps yet (docs/protocol.md, sections 2 and 4).
+  bool standby = false;
 
   friend bool operator==(const ViewMember&, const ViewMember&) = default;
 };
@@ -47,16 +50,21 @@ struct View {
   JobId job;
   Epoch epoch;
   uint64_t slice_bytes_max = kMiB;
+  Dealing dealing;  // How slices are dealt to aggregators.
   // How many steps the ranks had ended where members last entered; 0: none has since the job began.
   uint64_t steps = 0;
   std::vector<ViewMember> members;          // By node rank, ascending, no two alike.
   std::vector<ViewAggregator> aggregators;  // By name, ascending, no two alike.
 
+  // The ranks of full members: all that take part in steps.
   uint32_t RankCount() const;
+  // Those of standbys, too. They have the numbers after the others.
+  uint32_t NumberCount() const;
   // The first global rank of a member's ranks.
   Rank RankBase(MemberIndex member) const;
-  // The member that holds a global rank; nullopt past the last one.
+  // The member that holds a global rank, also a standby's; nullopt past the last one.
   std::optional<MemberIndex> MemberOfRank(Rank rank) const;
+  bool HasStandby() const;
   std::optional<MemberIndex> IndexOf(const MemberIdentity& id) const;
   std::optional<MemberIndex> IndexOf(NodeRank node) const;
   std::optional<AggregatorIndex> IndexOfAggregator(Incarnation incarnation) const;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/view/view.h"
 
+#include <set>
+
 #include <catch2/catch.hpp>
 
 #include "libs/view/participation.h"
@@ -20,6 +22,43 @@ TEST_CASE("View: global ranks are counted over the nodes in their order", "[view
   CHECK(view.MemberOfRank(Rank{2}) == MemberIndex{1});
   CHECK(view.MemberOfRank(Rank{6}) == MemberIndex{2});
   CHECK(view.MemberOfRank(Rank{7}) == std::nullopt);
+}
+
+TEST_CASE("View: ranks of standbys have the numbers after all others", "[view]") {
+  View view = MakeView({2, 1, 4}, {1});
+  const uint64_t digest = view.Digest();
+  view.members[0].standby = true;
+  CHECK(view.Digest() != digest);
+  CHECK(view.RankCount() == 5);
+  CHECK(view.NumberCount() == 7);
+  CHECK(view.HasStandby());
+  CHECK(view.RankBase(MemberIndex{0}) == Rank{5});
+  CHECK(view.RankBase(MemberIndex{1}) == Rank{0});
+  CHECK(view.RankBase(MemberIndex{2}) == Rank{1});
+  CHECK(view.MemberOfRank(Rank{0}) == MemberIndex{1});
+  CHECK(view.MemberOfRank(Rank{4}) == MemberIndex{2});
+  CHECK(view.MemberOfRank(Rank{5}) == MemberIndex{0});
+  CHECK(view.MemberOfRank(Rank{7}) == std::nullopt);
+}
+
+TEST_CASE("Participation: a standby is in side tensors only", "[view]") {
+  View view = MakeView({1, 1}, {1});
+  view.members[1].standby = true;
+  const Group both = {{NodeRank{0}, LocalRank{0}}, {NodeRank{1}, LocalRank{0}}};
+  Collective sum = CollectiveOf("all_reduce", 4);
+  const Participation all(view, sum, {}, std::nullopt);
+  CHECK(all.rank_count() == 1);
+  CHECK_FALSE(all.Includes(MemberIndex{1}));
+  const Participation named(view, sum, both, std::nullopt);
+  CHECK(named.IsPossible());
+  CHECK_FALSE(named.Includes(MemberIndex{1}));
+  const Participation gathered(view, CollectiveOf("all_gather", 4), both, std::nullopt);
+  CHECK_FALSE(gathered.IsPossible());
+  sum.side = true;
+  CHECK(Participation(view, sum, both, std::nullopt).Includes(MemberIndex{1}));
+  // It dies with any of its ranks.
+  view.members.pop_back();
+  CHECK_FALSE(Participation(view, sum, both, std::nullopt).IsPossible());
 }
 
 TEST_CASE("View: another life of a node is not the member", "[view]") {
@@ -70,6 +109,20 @@ TEST_CASE("Participation: all ranks of the view by default", "[view]") {
   CHECK(broadcast.GivingRanks(MemberIndex{0}, 0) == 0);
   CHECK(broadcast.Gets(MemberIndex{0}, 0));
   CHECK_FALSE(Participation(view, CollectiveOf("broadcast", 4), {}, std::nullopt).IsPossible());
+}
+
+TEST_CASE("View: the digest has the dealing, and that of a striped view is what it was", "[view]") {
+  View view = MakeView({2, 1}, {1, 3});
+  CHECK(view.Digest() == 0x29b380750042e34c);
+  std::set<uint64_t> digests = {view.Digest()};
+  for (const char* text :
+       {"naive", "djb2", "sdbm", "fingerprint:1", "fingerprint:2", "weighted:1", "weighted:2"}) {
+    view.dealing = ParseDealing(text).value();
+    CHECK(view.Problem().empty());
+    CHECK(digests.insert(view.Digest()).second);
+  }
+  view.dealing = {.rule = DealingRule{99}};
+  CHECK(view.Problem() == "its dealing is none: rule 99");
 }
 
 TEST_CASE("Participation: parts belong to the ranks of a group", "[view]") {

@@ -67,6 +67,7 @@ void Write(FieldWriter& out, const Declare& e) {
     places.push_back(place.local_rank.value());
   }
   out.Put(places);
+  if (e.collective.side) out.Put(e.collective.side);
 }
 void Read(FieldReader& in, Declare& e) {
   in.Get(e.key);
@@ -86,6 +87,7 @@ void Read(FieldReader& in, Declare& e) {
     e.group.push_back({NodeRank{places[i]}, LocalRank{places[i + 1]}});
     if (i > 0 && e.group.end()[-2] >= e.group.back()) return in.Fail();
   }
+  if (in.remaining() > 0) in.Get(e.collective.side);  // Since 2.2.
 }
 
 void Write(FieldWriter& out, const Declared& e) {
@@ -141,6 +143,7 @@ void Write(FieldWriter& out, const Contribute& e) {
   out.Put(e.length_bytes);
   out.Put(e.signature);
   WriteInline(out, e.form, e.bytes);
+  if (e.priority != 0) out.Put(e.priority);
 }
 void Read(FieldReader& in, Contribute& e) {
   uint8_t reserved = 0;
@@ -156,6 +159,7 @@ void Read(FieldReader& in, Contribute& e) {
   in.Get(e.length_bytes);
   in.Get(e.signature);
   ReadInline(in, e.form, e.bytes);
+  if (in.remaining() >= sizeof e.priority) in.Get(e.priority);
   if (!Between(e.mode, Mode::kSum, Mode::kCopy)) in.Fail();
 }
 

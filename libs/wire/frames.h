@@ -28,7 +28,7 @@ namespace talweg::wire {
 
 inline constexpr uint32_t kMagic = 0x47574c54;  // "TLWG"
 inline constexpr uint8_t kVersionMajor = 2;     // 2: collectives, groups, lengths.
-inline constexpr uint8_t kVersionMinor = 0;
+inline constexpr uint8_t kVersionMinor = 2;     // 1: priorities. 2: side tensors.
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kFrameBytesMax = 64 * 1024;
 inline constexpr size_t kNameBytesMax = 1024;
@@ -148,6 +148,7 @@ struct Contribute {
   RoundSignature signature = 0;  // What the ranks here say the round is of.
   // kInline and kDisagreement. Borrowed: from the frame when parsed.
   std::span<const std::byte> bytes;
+  int32_t priority = 0;  // The push's: results with larger ones may leave first.
 };
 
 struct Result {

@@ -91,7 +91,7 @@ TEST_CASE("Frames: inline bytes travel inside entries", "[wire]") {
        .form = Form::kEmpty,
        .wants_result = false,
        .sum_epoch = Epoch{9}},
-      {.key = TensorKey{5}, .form = Form::kDisagreement, .bytes = payload}};
+      {.key = TensorKey{5}, .form = Form::kDisagreement, .bytes = payload, .priority = -7}};
   const Frame frame = RoundTrip(FrameType::kContribute, contributions, 99);
   CHECK(frame.header.credit_bytes == 99);
   const auto& back = std::get<std::vector<Contribute>>(frame.entries);
@@ -100,6 +100,8 @@ TEST_CASE("Frames: inline bytes travel inside entries", "[wire]") {
   CHECK(back[0].signature == 0x0102030405060708);
   CHECK(back[2].form == Form::kDisagreement);
   CHECK(back[2].bytes.size() == payload.size());
+  CHECK(back[0].priority == 0);
+  CHECK(back[2].priority == -7);
   CHECK(std::equal(back[0].bytes.begin(), back[0].bytes.end(), payload.begin(), payload.end()));
   CHECK(back[1].form == Form::kEmpty);
   CHECK_FALSE(back[1].wants_result);
@@ -144,7 +146,7 @@ TEST_CASE("ParseFrame: what is no frame is named", "[wire]") {
   CHECK(ErrorOf(bad).find("magic") != std::string::npos);
   bad = good;
   bad[4] = std::byte{9};
-  CHECK(ErrorOf(bad).find("version 9.0, this process 2.0") != std::string::npos);
+  CHECK(ErrorOf(bad).find("version 9.2, this process 2.2") != std::string::npos);
   bad = good;
   bad[6] = std::byte{200};
   CHECK(ErrorOf(bad) != "");

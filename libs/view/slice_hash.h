@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_VIEW_SLICE_HASH_H_
+#define TALWEG_LIBS_VIEW_SLICE_HASH_H_
+
+#include <cstdint>
+#include <span>
+
+#include "libs/base/dealing.h"
+#include "libs/base/ids.h"
+
+namespace talweg {
+
+// What a hash deals by: the tensor's number and the slice's place in the tensor. The number is the
+// low half of the tensor's key, since processes agree on names and not on numbers.
+uint64_t SliceKey(TensorKey tensor, uint64_t slice);
+
+// A dealing's hash of a slice's key; that of kStriped is 0.
+uint64_t HashOf(const Dealing& dealing, uint64_t slice_key);
+
+// Which of several owners, by their place, gets the slice. `weights` has one for each; it is not
+// empty, and none is 0.
+size_t OwnerOf(const Dealing& dealing, uint64_t slice_key, std::span<const uint32_t> weights);
+
+}  // namespace talweg
+
+#endif  // TALWEG_LIBS_VIEW_SLICE_HASH_H_

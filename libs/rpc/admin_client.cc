@@ -11,7 +11,7 @@
 #include "libs/rpc/channel.h"
 #include "proto/talweg/agent/v1/agent.grpc.pb.h"
 #include "proto/talweg/aggregator/v1/aggregator.grpc.pb.h"
-#include "proto/talweg/scheduler/v1/scheduler.grpc.pb.h"
+#include "proto/talweg/scheduler/v1/admin.grpc.pb.h"
 
 namespace talweg::rpc {
 namespace {

@@ -11,7 +11,7 @@
 #include "libs/rpc/credentials.h"
 #include "proto/talweg/agent/v1/agent.pb.h"
 #include "proto/talweg/aggregator/v1/aggregator.pb.h"
-#include "proto/talweg/scheduler/v1/scheduler.pb.h"
+#include "proto/talweg/scheduler/v1/admin.pb.h"
 
 // What tools ask daemons, without gRPC's headers. Every call blocks for at most the client's
 // timeout; errors name the daemon, its address and the remedy. Without credentials there is no TLS.

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <utility>
 
+#include "libs/rpc/call_gate_access.h"
 #include "proto/talweg/agent/v1/agent.grpc.pb.h"
 #include "proto/talweg/aggregator/v1/aggregator.grpc.pb.h"
 
@@ -50,11 +51,19 @@ class UnaryAnswer : public grpc::ServerUnaryReactor {
   std::shared_ptr<UnaryAnswer> self_;
 };
 
+absl::Status Enter(CallGate* gate, grpc::CallbackServerContext* context) {
+  const grpc::Status status = CallGateAccess::Enter(gate, context);
+  return {static_cast<absl::StatusCode>(status.error_code()), status.error_message()};
+}
+
 template <typename Request, typename Response>
-grpc::ServerUnaryReactor* Ask(const Handler<Request, Response>& handler, const Request* request,
+grpc::ServerUnaryReactor* Ask(CallGate* gate, grpc::CallbackServerContext* context,
+                              const Handler<Request, Response>& handler, const Request* request,
                               Response* response) {
   return UnaryAnswer<Response>::Start(response, [&](Done<Response> done) {
-    if (handler) {
+    if (const absl::Status entered = Enter(gate, context); !entered.ok()) {
+      done(entered);
+    } else if (handler) {
       handler(*request, std::move(done));
     } else {
       done(absl::UnimplementedError("this daemon does not answer this call"));
@@ -120,23 +129,26 @@ class TraceAnswer : public grpc::ServerWriteReactor<agent::v1::GetTraceResponse>
 class AgentAdminService final : public agent::v1::AdminService::CallbackService,
                                 public ServiceHolder {
  public:
-  explicit AgentAdminService(AgentAdminHandlers handlers) : handlers_(std::move(handlers)) {}
+  AgentAdminService(AgentAdminHandlers handlers, std::shared_ptr<CallGate> gate)
+      : handlers_(std::move(handlers)), gate_(std::move(gate)) {}
   grpc::Service* service() override { return this; }
 
-  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext*,
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const agent::v1::GetStatusRequest* request,
                                       agent::v1::GetStatusResponse* response) override {
-    return Ask(handlers_.get_status, request, response);
+    return Ask(gate_.get(), context, handlers_.get_status, request, response);
   }
-  grpc::ServerUnaryReactor* SetTrace(grpc::CallbackServerContext*,
+  grpc::ServerUnaryReactor* SetTrace(grpc::CallbackServerContext* context,
                                      const agent::v1::SetTraceRequest* request,
                                      agent::v1::SetTraceResponse* response) override {
-    return Ask(handlers_.set_trace, request, response);
+    return Ask(gate_.get(), context, handlers_.set_trace, request, response);
   }
   grpc::ServerWriteReactor<agent::v1::GetTraceResponse>* GetTrace(
-      grpc::CallbackServerContext*, const agent::v1::GetTraceRequest* request) override {
+      grpc::CallbackServerContext* context, const agent::v1::GetTraceRequest* request) override {
     return TraceAnswer::Start([&](Done<agent::v1::GetTraceResponse> done) {
-      if (handlers_.get_trace) {
+      if (const absl::Status entered = Enter(gate_.get(), context); !entered.ok()) {
+        done(entered);
+      } else if (handlers_.get_trace) {
         handlers_.get_trace(*request, std::move(done));
       } else {
         done(absl::UnimplementedError("this daemon does not answer this call"));
@@ -146,33 +158,37 @@ class AgentAdminService final : public agent::v1::AdminService::CallbackService,
 
  private:
   const AgentAdminHandlers handlers_;
+  const std::shared_ptr<CallGate> gate_;
 };
 
 class AggregatorAdminService final : public aggregator::v1::AdminService::CallbackService,
                                      public ServiceHolder {
  public:
-  explicit AggregatorAdminService(AggregatorAdminHandlers handlers)
-      : handlers_(std::move(handlers)) {}
+  AggregatorAdminService(AggregatorAdminHandlers handlers, std::shared_ptr<CallGate> gate)
+      : handlers_(std::move(handlers)), gate_(std::move(gate)) {}
   grpc::Service* service() override { return this; }
 
-  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext*,
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const aggregator::v1::GetStatusRequest* request,
                                       aggregator::v1::GetStatusResponse* response) override {
-    return Ask(handlers_.get_status, request, response);
+    return Ask(gate_.get(), context, handlers_.get_status, request, response);
   }
 
  private:
   const AggregatorAdminHandlers handlers_;
+  const std::shared_ptr<CallGate> gate_;
 };
 
 }  // namespace
 
-std::unique_ptr<ServiceHolder> MakeAgentAdminService(AgentAdminHandlers handlers) {
-  return std::make_unique<AgentAdminService>(std::move(handlers));
+std::unique_ptr<ServiceHolder> MakeAgentAdminService(AgentAdminHandlers handlers,
+                                                     std::shared_ptr<CallGate> gate) {
+  return std::make_unique<AgentAdminService>(std::move(handlers), std::move(gate));
 }
 
-std::unique_ptr<ServiceHolder> MakeAggregatorAdminService(AggregatorAdminHandlers handlers) {
-  return std::make_unique<AggregatorAdminService>(std::move(handlers));
+std::unique_ptr<ServiceHolder> MakeAggregatorAdminService(AggregatorAdminHandlers handlers,
+                                                          std::shared_ptr<CallGate> gate) {
+  return std::make_unique<AggregatorAdminService>(std::move(handlers), std::move(gate));
 }
 
 }  // namespace talweg::rpc

@@ -42,8 +42,11 @@ class ServiceHolder {
   virtual grpc::Service* service() = 0;
 };
 
-std::unique_ptr<ServiceHolder> MakeAgentAdminService(AgentAdminHandlers handlers);
-std::unique_ptr<ServiceHolder> MakeAggregatorAdminService(AggregatorAdminHandlers handlers);
+// `gate` is the server's; null: calls are not counted.
+std::unique_ptr<ServiceHolder> MakeAgentAdminService(AgentAdminHandlers handlers,
+                                                     std::shared_ptr<CallGate> gate = {});
+std::unique_ptr<ServiceHolder> MakeAggregatorAdminService(AggregatorAdminHandlers handlers,
+                                                          std::shared_ptr<CallGate> gate = {});
 
 }  // namespace talweg::rpc
 

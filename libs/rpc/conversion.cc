@@ -3,6 +3,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "libs/base/shown_address.h"
@@ -92,6 +96,7 @@ scheduler::v1::ViewMember ToProto(const ViewMember& member) {
   message.set_name(member.name);
   message.set_admin_address(member.admin_address);
   message.set_host_id(member.host_id);
+  message.set_standby(member.standby);
   return message;
 }
 
@@ -100,7 +105,8 @@ ViewMember FromProto(const scheduler::v1::ViewMember& member) {
           .rank_count = member.rank_count(),
           .name = member.name(),
           .admin_address = member.admin_address(),
-          .host_id = member.host_id()};
+          .host_id = member.host_id(),
+          .standby = member.standby()};
 }
 
 scheduler::v1::ViewAggregator ToProto(const ViewAggregator& aggregator) {
@@ -123,26 +129,42 @@ ViewAggregator FromProto(const scheduler::v1::ViewAggregator& aggregator) {
           .admin_address = aggregator.admin_address()};
 }
 
-scheduler::v1::View ToProto(const View& view) {
+// One rule's number is the same in both. Whether there is such a rule is the receiver's to check.
+scheduler::v1::Dealing ToProto(const Dealing& dealing) {
+  scheduler::v1::Dealing message;
+  message.set_rule(static_cast<scheduler::v1::DealingRule>(dealing.rule));
+  message.set_constant(dealing.constant);
+  return message;
+}
+
+Dealing FromProto(const scheduler::v1::Dealing& message) {
+  if (message.rule() == scheduler::v1::DEALING_RULE_UNSPECIFIED) return {};
+  // A number that is no rule stays none.
+  const auto rule = static_cast<uint8_t>(std::clamp(static_cast<int>(message.rule()), 0, 255));
+  return {.rule = DealingRule{rule}, .constant = message.constant()};
+}
+
+namespace {
+
+scheduler::v1::View WithoutMembers(const View& view) {
   scheduler::v1::View message;
   message.set_job_id(view.job.value());
   message.set_epoch(view.epoch.value());
   message.set_slice_bytes_max(view.slice_bytes_max);
-  for (const ViewMember& member : view.members) *message.add_members() = ToProto(member);
-  for (const ViewAggregator& aggregator : view.aggregators) {
-    *message.add_aggregators() = ToProto(aggregator);
-  }
   message.set_digest(view.Digest());
   message.set_steps(view.steps);
+  *message.mutable_dealing() = ToProto(view.dealing);
   return message;
 }
 
-absl::StatusOr<View> FromProto(const scheduler::v1::View& message) {
+absl::StatusOr<View> WithMembers(const scheduler::v1::View& message,
+                                 std::vector<ViewMember> members) {
   View view{.job = JobId{message.job_id()},
             .epoch = Epoch{message.epoch()},
             .slice_bytes_max = message.slice_bytes_max(),
-            .steps = message.steps()};
-  for (const auto& member : message.members()) view.members.push_back(FromProto(member));
+            .dealing = FromProto(message.dealing()),
+            .steps = message.steps(),
+            .members = std::move(members)};
   for (const auto& aggregator : message.aggregators()) {
     view.aggregators.push_back(FromProto(aggregator));
   }
@@ -158,11 +180,66 @@ absl::StatusOr<View> FromProto(const scheduler::v1::View& message) {
   return view;
 }
 
+}  // namespace
+
+scheduler::v1::View ToProto(const View& view) {
+  scheduler::v1::View message = WithoutMembers(view);
+  for (const ViewMember& member : view.members) *message.add_members() = ToProto(member);
+  for (const ViewAggregator& aggregator : view.aggregators) {
+    *message.add_aggregators() = ToProto(aggregator);
+  }
+  return message;
+}
+
+absl::StatusOr<View> FromProto(const scheduler::v1::View& message) {
+  std::vector<ViewMember> members;
+  for (const auto& member : message.members()) members.push_back(FromProto(member));
+  return WithMembers(message, std::move(members));
+}
+
+scheduler::v1::WatchViewsResponse::ViewChange ChangeOf(const View& base, const View& view) {
+  scheduler::v1::WatchViewsResponse::ViewChange change;
+  change.set_base_epoch(base.epoch.value());
+  *change.mutable_view() = WithoutMembers(view);
+  const auto is_in = [](const View& other, const ViewMember& member) {
+    const std::optional<MemberIndex> index = other.IndexOf(member.id);
+    return index && other.members[index->value()] == member;
+  };
+  for (const ViewMember& member : base.members) {
+    if (!is_in(view, member)) change.add_left_node_ranks(member.id.node.value());
+  }
+  for (const ViewMember& member : view.members) {
+    if (!is_in(base, member)) *change.add_entered() = ToProto(member);
+  }
+  return change;
+}
+
+absl::StatusOr<View> Changed(const View& base,
+                             const scheduler::v1::WatchViewsResponse::ViewChange& change) {
+  if (base.job.value() != change.view().job_id() || base.epoch.value() != change.base_epoch()) {
+    return Invalid("the change to the view of epoch " + std::to_string(change.view().epoch()) +
+                   " of job " + std::to_string(change.view().job_id()) + " is one of epoch " +
+                   std::to_string(change.base_epoch()) + ", and that of epoch " +
+                   std::to_string(base.epoch.value()) + " of job " +
+                   std::to_string(base.job.value()) + " came before it");
+  }
+  const std::set<uint32_t> left(change.left_node_ranks().begin(), change.left_node_ranks().end());
+  std::vector<ViewMember> members;
+  for (const ViewMember& member : base.members) {
+    if (!left.contains(member.id.node.value())) members.push_back(member);
+  }
+  for (const auto& member : change.entered()) members.push_back(FromProto(member));
+  std::sort(members.begin(), members.end(),
+            [](const ViewMember& a, const ViewMember& b) { return a.id.node < b.id.node; });
+  return WithMembers(change.view(), std::move(members));
+}
+
 scheduler::v1::JobSpec ToProto(const membership::JobSpec& spec) {
   scheduler::v1::JobSpec message;
   message.set_min_members(spec.min_members);
   message.set_max_members(spec.max_members);
   message.set_slice_bytes_max(spec.slice_bytes_max);
+  *message.mutable_dealing() = ToProto(spec.dealing);
   message.set_loss_policy(spec.loss_policy == membership::LossPolicy::kFailJob
                               ? scheduler::v1::LOSS_POLICY_FAIL_JOB
                               : scheduler::v1::LOSS_POLICY_CONTINUE);
@@ -175,7 +252,8 @@ scheduler::v1::JobSpec ToProto(const membership::JobSpec& spec) {
 absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& message) {
   membership::JobSpec spec{.min_members = message.min_members(),
                            .max_members = message.max_members(),
-                           .slice_bytes_max = message.slice_bytes_max()};
+                           .slice_bytes_max = message.slice_bytes_max(),
+                           .dealing = FromProto(message.dealing())};
   switch (message.loss_policy()) {
     case scheduler::v1::LOSS_POLICY_FAIL_JOB:
       spec.loss_policy = membership::LossPolicy::kFailJob;

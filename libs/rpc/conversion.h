@@ -13,6 +13,7 @@
 #include "libs/rpc/version.h"
 #include "libs/view/job_quota.h"
 #include "libs/view/view.h"
+#include "proto/talweg/scheduler/v1/membership.pb.h"
 #include "proto/talweg/scheduler/v1/scheduler.pb.h"
 
 // Between the messages of //proto and the values that the rest of Talweg works with. What a peer
@@ -21,6 +22,13 @@ namespace talweg::rpc {
 
 scheduler::v1::View ToProto(const View& view);
 absl::StatusOr<View> FromProto(const scheduler::v1::View& view);  // Checks Problem() and digest.
+
+// What differs. `view` of it has no aggregators yet, since each member gets its own addresses.
+scheduler::v1::WatchViewsResponse::ViewChange ChangeOf(const View& base, const View& view);
+// The view that `change` makes of `base`; checks that it is a change of that view, Problem() and
+// digest.
+absl::StatusOr<View> Changed(const View& base,
+                             const scheduler::v1::WatchViewsResponse::ViewChange& change);
 
 // For AdminService, which anybody may ask: without incarnations and digest, and with addresses that
 // say where and how a process is reached, but not what lets one in.
@@ -36,6 +44,9 @@ ViewAggregator FromProto(const scheduler::v1::ViewAggregator& aggregator);
 
 scheduler::v1::MemberId ToProto(const MemberIdentity& id);
 MemberIdentity FromProto(const scheduler::v1::MemberId& id);
+
+scheduler::v1::Dealing ToProto(const Dealing& dealing);
+Dealing FromProto(const scheduler::v1::Dealing& dealing);  // IsValid() is the caller's to check.
 
 scheduler::v1::JobSpec ToProto(const membership::JobSpec& spec);
 absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& spec);

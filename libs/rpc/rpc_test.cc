@@ -18,6 +18,7 @@
 #include "libs/base/test_directory.h"
 #include "libs/rpc/admin_client.h"
 #include "libs/rpc/admin_service.h"
+#include "libs/rpc/call_gate.h"
 #include "libs/rpc/conversion.h"
 #include "libs/rpc/secret.h"
 #include "libs/rpc/server.h"
@@ -38,6 +39,7 @@ View SomeView() {
   return {.job = JobId{~uint64_t{0}},
           .epoch = Epoch{uint64_t{1} << 63},
           .slice_bytes_max = 4096,
+          .dealing = {.rule = DealingRule::kWeighted, .constant = ~uint32_t{0}},
           .members = {{.id = {NodeRank{0}, Incarnation{~uint64_t{0}}},
                        .rank_count = 3,
                        .name = "höst",
@@ -69,11 +71,86 @@ TEST_CASE("Conversion: a view that is none, or was computed otherwise, is refuse
   CHECK_FALSE(FromProto(scheduler::v1::View()).ok());
 }
 
+// What `change` makes of `base`, with the aggregators that its receiver gets.
+absl::StatusOr<View> After(const View& base, const View& view) {
+  scheduler::v1::WatchViewsResponse::ViewChange change = ChangeOf(base, view);
+  for (const ViewAggregator& aggregator : view.aggregators) {
+    *change.mutable_view()->add_aggregators() = ToProto(aggregator);
+  }
+  return Changed(base, change);
+}
+
+TEST_CASE("Conversion: a view comes back from what it changes of the one before", "[rpc]") {
+  View base = SomeView();
+  base.members.insert(base.members.begin() + 1,
+                      {.id = {NodeRank{7}, Incarnation{70}}, .rank_count = 2, .name = "seven"});
+  View view = base;
+  view.epoch = Epoch{base.epoch.value() + 1};
+  view.steps = 12;
+
+  SECTION("the members stay") {}
+  SECTION("one is lost") { view.members.erase(view.members.begin() + 1); }
+  SECTION("one enters between others") {
+    view.members.insert(view.members.begin() + 1,
+                        {.id = {NodeRank{3}, Incarnation{30}}, .rank_count = 1});
+  }
+  SECTION("one has come back as another") {
+    view.members[1].id.incarnation = Incarnation{71};
+    view.members[1].name = "another";
+  }
+  SECTION("one says something else of itself") { view.members[1].name = "8"; }
+  SECTION("a standby becomes a full member") {
+    base.members[1].standby = true;
+    view.members[1].standby = false;
+  }
+  SECTION("all are others") {
+    view.members = {{.id = {NodeRank{1}, Incarnation{1}}, .rank_count = 1}};
+    view.aggregators.clear();
+  }
+  const absl::StatusOr<View> back = After(base, view);
+  INFO(back.status().ToString());
+  REQUIRE(back.ok());
+  CHECK(*back == view);
+}
+
+TEST_CASE("Conversion: a change names nobody who stays", "[rpc]") {
+  const View base = SomeView();
+  View view = base;
+  view.members.pop_back();
+  const scheduler::v1::WatchViewsResponse::ViewChange change = ChangeOf(base, view);
+  CHECK(change.view().members_size() == 0);
+  CHECK(change.entered_size() == 0);
+  REQUIRE(change.left_node_ranks_size() == 1);
+  CHECK(change.left_node_ranks(0) == ~uint32_t{0});
+}
+
+TEST_CASE("Conversion: a change of another view is refused", "[rpc]") {
+  const View base = SomeView();
+  View view = base;
+  view.members.pop_back();
+  view.aggregators.clear();
+  const scheduler::v1::WatchViewsResponse::ViewChange change = ChangeOf(base, view);
+  View other = base;
+  other.epoch = Epoch{3};
+  CHECK(Contains(Message(Changed(other, change).status()), "that of epoch 3"));
+  other = base;
+  other.job = JobId{2};
+  CHECK(Contains(Message(Changed(other, change).status()), "of job 2 came before it"));
+  other = base;
+  other.members[0].rank_count = 9;
+  CHECK(Contains(Message(Changed(other, change).status()), "another digest"));
+  // The node is there already.
+  scheduler::v1::WatchViewsResponse::ViewChange twice = change;
+  *twice.add_entered() = ToProto(base.members[0]);
+  CHECK(Contains(Message(Changed(base, twice).status()), "ascending"));
+}
+
 TEST_CASE("Conversion: a spec comes back; without a policy it is refused", "[rpc]") {
   for (const auto policy : {membership::LossPolicy::kFailJob, membership::LossPolicy::kContinue}) {
     const membership::JobSpec spec{.min_members = 2,
                                    .max_members = 9,
                                    .slice_bytes_max = 8192,
+                                   .dealing = {.rule = DealingRule::kSdbm},
                                    .loss_policy = policy,
                                    .join_timeout_ns = 1'500'000'000,
                                    .gather_ns = 2'500'000'000};
@@ -82,6 +159,13 @@ TEST_CASE("Conversion: a spec comes back; without a policy it is refused", "[rpc
     CHECK(*back == spec);
   }
   scheduler::v1::JobSpec message = ToProto(membership::JobSpec{});
+  message.clear_dealing();  // As a release does that knows of one way only.
+  CHECK(FromProto(message)->dealing == Dealing{});
+  for (const int none : {-1, 7, 256 + 1}) {
+    message.mutable_dealing()->set_rule(static_cast<scheduler::v1::DealingRule>(none));
+    CHECK_FALSE(IsValid(FromProto(message)->dealing));
+  }
+  message.clear_dealing();
   message.clear_join_timeout();
   message.clear_gather();
   CHECK(FromProto(message)->join_timeout_ns == 600 * kSecond);
@@ -228,6 +312,37 @@ TEST_CASE("Admin service: an owner that does not answer costs the caller its dea
   const std::lock_guard lock(held.mutex);
   REQUIRE(held.waiting.size() == 1);
   held.waiting[0](agent::v1::GetStatusResponse());
+}
+
+TEST_CASE("Server: a peer that calls too often is refused, on a port, and every service", "[rpc]") {
+  const auto gate = std::make_shared<CallGate>(CallLimitOptions{.per_second_max = 3});
+  AgentAdminHandlers handlers;
+  handlers.get_status = [](const agent::v1::GetStatusRequest&,
+                           const Done<agent::v1::GetStatusResponse>& done) {
+    done(agent::v1::GetStatusResponse());
+  };
+  const auto service = MakeAgentAdminService(std::move(handlers), gate);
+  {
+    const auto server = Server::Start({.gate = gate}, {service->service()});
+    REQUIRE(server.ok());
+    AgentAdminClient client((*server)->address(), 30 * kSecond);
+    absl::Status status;
+    for (int i = 0; i < 1000 && status.ok(); ++i) status = client.GetStatus({}).status();
+    CHECK(status.code() == absl::StatusCode::kResourceExhausted);
+    CHECK(Contains(Message(status), "127.0.0.1 has made the peer_calls_per_second_max=3 calls"));
+    status = absl::OkStatus();
+    for (int i = 0; i < 1000 && status.ok(); ++i) {
+      status = CheckHealth((*server)->address(), "", 30 * kSecond);
+    }
+    CHECK(status.code() == absl::StatusCode::kResourceExhausted);
+    CHECK(gate->refused_count() >= 2);
+  }
+  const TestDirectory directory;
+  const auto server = Server::Start({.unix_path = directory.Path("daemon.sock"), .gate = gate},
+                                    {service->service()});
+  REQUIRE(server.ok());
+  AgentAdminClient client((*server)->address(), 30 * kSecond);
+  for (int i = 0; i < 100; ++i) CHECK(client.GetStatus({}).ok());
 }
 
 TEST_CASE("Admin client: nobody there, no address", "[rpc]") {

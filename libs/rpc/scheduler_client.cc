@@ -14,7 +14,8 @@
 #include "libs/rpc/conversion.h"
 #include "libs/rpc/secret.h"
 #include "libs/rpc/session.h"
-#include "proto/talweg/scheduler/v1/scheduler.grpc.pb.h"
+#include "proto/talweg/scheduler/v1/membership.grpc.pb.h"
+#include "proto/talweg/scheduler/v1/pool.grpc.pb.h"
 
 namespace talweg::rpc {
 namespace {
@@ -90,6 +91,11 @@ class SchedulerClient::Impl : private Session::Peer {
     session_.Send([this](grpc::ClientContext& context) { return Renew(context); });
   }
 
+  void SetRanksReady(bool ready) {
+    if (ranks_ready_.exchange(ready) == ready || !session_.entered()) return;
+    session_.Send([this](grpc::ClientContext& context) { return Renew(context); });
+  }
+
   absl::Status Leave(LeaveReason reason, const std::string& text, int64_t timeout_ns) {
     // No event once the scheduler has been told, also not of the end of the stream.
     left_ = true;
@@ -160,6 +166,9 @@ class SchedulerClient::Impl : private Session::Peer {
     *request.mutable_version() = ToProto(options_.version);
     Identify(request);
     request.set_ranks_attached(ranks_attached_);
+    request.set_ranks_ready(ranks_ready_);
+    request.set_takes_changes(true);
+    last_view_.reset();
     const auto stream = stub_->WatchViews(&context, request);
     scheduler::v1::WatchViewsResponse response;
     while (stream->Read(&response)) {
@@ -189,12 +198,18 @@ class SchedulerClient::Impl : private Session::Peer {
           return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
                               std::string(view.status().message()));
         }
-        const bool is_newer = view->epoch.value() > epoch_.load();
-        const QuiesceId over = quiesce_.OnView(is_newer);
-        if (over != QuiesceId{0}) Tell(QuiesceCancelled{over.value()});
-        if (!is_newer) break;
-        epoch_ = view->epoch.value();
-        Tell(ViewPublished{*std::move(view)});
+        OnView(*std::move(view));
+        break;
+      }
+      case scheduler::v1::WatchViewsResponse::kViewChange: {
+        absl::StatusOr<View> view =
+            last_view_ ? Changed(*last_view_, response.view_change())
+                       : absl::InvalidArgumentError("a change of a view comes before any view");
+        // A new stream begins with a whole view.
+        if (!view.ok()) {
+          return grpc::Status(grpc::StatusCode::UNAVAILABLE, std::string(view.status().message()));
+        }
+        OnView(*std::move(view));
         break;
       }
       case scheduler::v1::WatchViewsResponse::kQuiesce:
@@ -219,10 +234,21 @@ class SchedulerClient::Impl : private Session::Peer {
     return grpc::Status::OK;
   }
 
+  void OnView(View view) {
+    last_view_ = view;
+    const bool is_newer = view.epoch.value() > epoch_.load();
+    const QuiesceId over = quiesce_.OnView(is_newer);
+    if (over != QuiesceId{0}) Tell(QuiesceCancelled{over.value()});
+    if (!is_newer) return;
+    epoch_ = view.epoch.value();
+    Tell(ViewPublished{std::move(view)});
+  }
+
   grpc::Status Renew(grpc::ClientContext& context) override {
     scheduler::v1::RenewLeaseRequest request;
     Identify(request);
     request.set_ranks_attached(ranks_attached_);
+    request.set_ranks_ready(ranks_ready_);
     scheduler::v1::RenewLeaseResponse response;
     const grpc::Status status = stub_->RenewLease(&context, request, &response);
     if (status.ok()) session_.SetLease(NsFromDuration(response.lease_duration()));
@@ -251,8 +277,10 @@ class SchedulerClient::Impl : private Session::Peer {
   bool started_ = false;
   JoinSpec spec_;
   std::atomic<uint64_t> job_{0};
+  std::optional<View> last_view_;  // The present stream's.
   std::atomic<uint64_t> epoch_{0};
   std::atomic<bool> ranks_attached_{false};
+  std::atomic<bool> ranks_ready_{true};
   std::atomic<bool> left_{false};
   std::atomic<bool> failed_{false};
   membership::QuiesceFollower quiesce_;  // The watching thread's.
@@ -284,6 +312,7 @@ void SchedulerClient::ReportUnreachableAggregator(Incarnation aggregator, std::s
 
 void SchedulerClient::Quiesced(uint64_t id, uint64_t step) { impl_->Quiesced(id, step); }
 void SchedulerClient::SetRanksAttached(bool attached) { impl_->SetRanksAttached(attached); }
+void SchedulerClient::SetRanksReady(bool ready) { impl_->SetRanksReady(ready); }
 
 absl::Status SchedulerClient::Leave(LeaveReason reason, std::string text, int64_t timeout_ns) {
   return impl_->Leave(reason, text, timeout_ns);
@@ -352,6 +381,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
 
   grpc::Status Watch(grpc::ClientContext& context) override {
     scheduler::v1::WatchJobsRequest request;
+    request.set_knows_standbys(true);
     *request.mutable_version() = ToProto(options_.version);
     request.set_incarnation(aggregator_.incarnation.value());
     request.set_session_secret(session_secret_);

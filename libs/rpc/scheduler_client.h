@@ -71,6 +71,8 @@ class SchedulerClient {
   // Whether all ranks of this node are connected; none are before the first call. A running job
   // lets this node in when they are.
   void SetRanksAttached(bool attached);
+  // Whether they could take part in steps at once; at first they could. Likewise.
+  void SetRanksReady(bool ready);
 
   enum class LeaveReason : uint8_t {
     kFinished,  // All ranks are done.

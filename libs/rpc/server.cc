@@ -22,6 +22,7 @@
 
 #include "absl/status/status.h"
 #include "libs/base/descriptor.h"
+#include "libs/rpc/call_gate_access.h"
 #include "libs/rpc/credentials_access.h"
 #include "libs/runtime/host_id.h"
 #include "libs/status/status.h"
@@ -189,6 +190,7 @@ class ServiceNames final : public grpc::ServerBuilderOption {
 
 class Server::Impl {
  public:
+  std::shared_ptr<CallGate> gate;  // Outlives the server.
   std::unique_ptr<grpc::Server> server;
   int port = 0;
   std::string address;
@@ -237,6 +239,12 @@ bool Server::Impl::Listen(const std::string& where, const ServerOptions& options
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   builder.SetMaxReceiveMessageSize(kMessageBytesMax);
   for (grpc::Service* service : services) builder.RegisterService(service);
+  gate = options.gate;
+  if (gate != nullptr) {
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> counters;
+    counters.push_back(CallGateAccess::Interceptors(gate.get()));
+    builder.experimental().SetInterceptorCreators(std::move(counters));
+  }
   std::vector<std::string> names;
   builder.SetOption(std::make_unique<ServiceNames>(&names));
   server = builder.BuildAndStart();

@@ -16,6 +16,8 @@ class Service;
 
 namespace talweg::rpc {
 
+class CallGate;
+
 struct ServerOptions {
   // A Unix socket to listen on, which the server's user alone may open, in place of host and ports.
   std::string unix_path = {};
@@ -34,6 +36,8 @@ struct ServerOptions {
   std::shared_ptr<const Credentials> credentials = {};
   // Whether to listen on a network, beyond loopback, without TLS.
   bool insecure = false;
+  // Counts calls of a port. Null: nobody does.
+  std::shared_ptr<CallGate> gate = {};
 };
 
 // A gRPC server with health checks (grpc.health.v1) and reflection beside the given services.

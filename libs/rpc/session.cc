@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "libs/base/check.h"
+#include "libs/rpc/call_gate_access.h"
 #include "libs/rpc/channel.h"
 
 namespace talweg::rpc {
@@ -88,7 +89,7 @@ grpc::Status Session::CallNow(const Word& word, int64_t timeout_ns) {
     const int64_t left_ns = std::max<int64_t>(end_ns - SteadyNs(), 1'000'000);
     Call call(this, &now_call_);
     SetDeadline(call.context, std::min(left_ns, options_.call_timeout_ns));
-    const grpc::Status status = word(call.context);
+    const grpc::Status status = CallGateAccess::Seen(word(call.context), call.context);
     const int64_t pause_ns = BackoffNs(attempt);
     if (!IsTransient(status) || SteadyNs() + pause_ns >= end_ns || !SleepNs(pause_ns)) {
       return status;
@@ -193,7 +194,7 @@ bool Session::EnterOrGiveUp() {
       Call call(this, &watch_call_);
       const int64_t left_ns = std::max<int64_t>(end_ns - SteadyNs(), 1'000'000);
       SetDeadline(call.context, std::min(left_ns, options_.call_timeout_ns));
-      status = peer_->Enter(call.context);
+      status = CallGateAccess::Seen(peer_->Enter(call.context), call.context);
     }
     const bool not_yet = status.error_code() == grpc::StatusCode::ABORTED;
     // It answers, and well: there is something to wait for.
@@ -229,7 +230,7 @@ void Session::Watching() {
     {
       // Without a deadline; the other thread ends it if no first message comes.
       Call call(this, &watch_call_);
-      status = peer_->Watch(call.context);
+      status = CallGateAccess::Seen(peer_->Watch(call.context), call.context);
     }
     bool was_attached = false;
     {
@@ -295,7 +296,7 @@ void Session::RenewOnce() {
   {
     Call call(this, &renew_call_);
     SetDeadline(call.context, options_.call_timeout_ns);
-    status = peer_->Renew(call.context);
+    status = CallGateAccess::Seen(peer_->Renew(call.context), call.context);
   }
   {
     const std::lock_guard lock(mutex_);
@@ -325,7 +326,7 @@ void Session::SendWords() {
     {
       Call call(this, &renew_call_);
       SetDeadline(call.context, options_.call_timeout_ns);
-      status = word(call.context);
+      status = CallGateAccess::Seen(word(call.context), call.context);
     }
     NoteAnswer(status);
     if (IsTransient(status)) {

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libs/rpc/call_gate.h"
+
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "libs/rpc/call_gate_access.h"
+#include "libs/rpc/secret.h"
+
+namespace talweg::rpc {
+namespace {
+
+using grpc::experimental::InterceptionHookPoints;
+
+int64_t SteadyNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// "ipv4:10.0.0.7:1234" is 10.0.0.7. Of IPv6 the first 64 bits, which are one network's: a host
+// there has as many addresses as it likes. "": a socket of this machine.
+std::string HostOfPeer(const std::string& uri) {
+  if (uri.starts_with("unix")) return "";
+  const size_t begin = uri.find(':') + 1;
+  const size_t end = uri.rfind(':');
+  if (begin == 0 || end <= begin) return uri;
+  std::string host = uri.substr(begin, end - begin);
+  if (!uri.starts_with("ipv6")) return host;
+  size_t groups = 0;
+  for (size_t i = 0; i < host.size(); ++i) {
+    if (host.compare(i, 2, "::") == 0 && groups < 4) return host.substr(0, i) + "::";
+    if (host[i] == ':' && ++groups == 4) return host.substr(0, i) + "::";
+  }
+  return host;
+}
+
+// Ours ask Enter, and answer with its refusal.
+bool IsOurs(const char* method) { return std::string_view(method).starts_with("/talweg."); }
+
+std::string NameOfMember(const membership::SecretHash& secret) {
+  std::string name = "the process with session ";
+  static constexpr char kDigits[] = "0123456789abcdef";
+  for (size_t i = 0; i < 8; ++i) {
+    name += kDigits[secret.bytes[i] >> 4];
+    name += kDigits[secret.bytes[i] & 15];
+  }
+  return name;
+}
+
+grpc::Status Refusal(const std::string& text) {
+  return {grpc::StatusCode::RESOURCE_EXHAUSTED, text};
+}
+
+}  // namespace
+
+struct CallGate::Impl {
+  explicit Impl(const CallLimitOptions& options) : limits(options) {}
+
+  struct Call {
+    std::string peer;     // Under which it counts as open; "": it does not.
+    std::string refusal;  // "": admitted.
+  };
+
+  std::mutex mutex;
+  CallLimits limits;
+  std::map<const grpc::ServerContextBase*, Call*> calls;
+};
+
+CallGate::CallGate(const CallLimitOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+CallGate::~CallGate() = default;
+
+void CallGate::Prove(std::string_view session_secret) {
+  if (session_secret.empty()) return;
+  const membership::SecretHash hash = HashOf(session_secret);
+  const std::lock_guard lock(impl_->mutex);
+  impl_->limits.Prove(hash, SteadyNs());
+}
+
+uint64_t CallGate::refused_count() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->limits.refused_count();
+}
+
+namespace {
+
+// One call's, from its beginning to its end.
+template <typename Impl>
+class CountedCall final : public grpc::experimental::Interceptor {
+ public:
+  CountedCall(Impl* gate, grpc::experimental::ServerRpcInfo* info) : gate_(gate), info_(info) {}
+  ~CountedCall() override {
+    const std::lock_guard lock(gate_->mutex);
+    gate_->calls.erase(info_->server_context());
+    if (!call_.peer.empty()) gate_->limits.End(call_.peer);
+  }
+
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::POST_RECV_INITIAL_METADATA)) {
+      Begin();
+    }
+    if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_STATUS)) {
+      const std::lock_guard lock(gate_->mutex);
+      if (!call_.refusal.empty()) methods->ModifySendStatus(Refusal(call_.refusal));
+    }
+    methods->Proceed();
+  }
+
+ private:
+  void Begin() {
+    grpc::ServerContextBase* const context = info_->server_context();
+    const std::string host = HostOfPeer(context->peer());
+    if (host.empty()) return;
+    const std::lock_guard lock(gate_->mutex);
+    call_.refusal = gate_->limits.Begin(host, SteadyNs());
+    if (call_.refusal.empty()) call_.peer = host;
+    gate_->calls[context] = &call_;
+    // gRPC's own services cannot be told to answer otherwise.
+    if (!call_.refusal.empty() && !IsOurs(info_->method()) &&
+        info_->type() != grpc::experimental::ServerRpcInfo::Type::UNARY) {
+      context->TryCancel();
+    }
+  }
+
+  Impl* const gate_;
+  grpc::experimental::ServerRpcInfo* const info_;
+  typename Impl::Call call_;
+};
+
+template <typename Impl>
+class CallCounter final : public grpc::experimental::ServerInterceptorFactoryInterface {
+ public:
+  explicit CallCounter(Impl* gate) : gate_(gate) {}
+
+  grpc::experimental::Interceptor* CreateServerInterceptor(
+      grpc::experimental::ServerRpcInfo* info) override {
+    return new CountedCall<Impl>(gate_, info);
+  }
+
+ private:
+  Impl* const gate_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CallGateAccess::Interceptors(
+    CallGate* gate) {
+  return std::make_unique<CallCounter<CallGate::Impl>>(gate->impl_.get());
+}
+
+grpc::Status CallGateAccess::Enter(CallGate* gate, grpc::CallbackServerContext* context,
+                                   std::string_view session_secret) {
+  if (gate == nullptr) return grpc::Status::OK;
+  CallGate::Impl& impl = *gate->impl_;
+  std::string refusal;
+  {
+    const std::lock_guard lock(impl.mutex);
+    const auto found = impl.calls.find(context);
+    if (found == impl.calls.end()) return grpc::Status::OK;  // By a socket.
+    CallGate::Impl::Call& call = *found->second;
+    if (!session_secret.empty()) {
+      // A process that is known does not wait for what others of its address do.
+      const membership::SecretHash hash = HashOf(session_secret);
+      if (impl.limits.IsProven(hash)) {
+        if (!call.peer.empty()) impl.limits.Withdraw(call.peer);
+        call.peer = NameOfMember(hash);
+        call.refusal = impl.limits.Begin(call.peer, SteadyNs());
+        if (!call.refusal.empty()) call.peer.clear();
+      }
+    }
+    refusal = call.refusal;
+  }
+  if (refusal.empty()) return grpc::Status::OK;
+  context->AddTrailingMetadata(kAskAgainHeader, "calls");
+  return Refusal(refusal);
+}
+
+grpc::Status CallGateAccess::Seen(const grpc::Status& status, const grpc::ClientContext& context) {
+  if (status.error_code() != grpc::StatusCode::RESOURCE_EXHAUSTED) return status;
+  if (!context.GetServerTrailingMetadata().contains(kAskAgainHeader)) return status;
+  return {grpc::StatusCode::ABORTED, status.error_message()};
+}
+
+}  // namespace talweg::rpc

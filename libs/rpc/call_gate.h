@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_LIBS_RPC_CALL_GATE_H_
+#define TALWEG_LIBS_RPC_CALL_GATE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "libs/rpc/call_limits.h"
+
+namespace talweg::rpc {
+
+// Counts the calls of a daemon's port, and refuses those of a peer that makes too many
+// (docs/quotas.md, "Calls"). One for a Server and its services. Callers of Unix sockets are not
+// counted: the mode of their directory says who they are.
+//
+// Any thread.
+class CallGate {
+ public:
+  explicit CallGate(const CallLimitOptions& options);
+  ~CallGate();
+
+  // Whoever shows this session secret is counted by itself from now on, and no more with all of
+  // its address. "" is nobody's.
+  void Prove(std::string_view session_secret);
+  uint64_t refused_count() const;
+
+ private:
+  friend class CallGateAccess;  // For sources that include gRPC.
+  struct Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace talweg::rpc
+
+#endif  // TALWEG_LIBS_RPC_CALL_GATE_H_

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -37,6 +38,10 @@ struct PeerIdentity {
   }
   friend bool operator==(const PeerIdentity&, const PeerIdentity&) = default;
 };
+
+// Why a member that has proven who it is may not connect; "" if it may. Whoever has been refused is
+// refused for good.
+using Admission = std::function<std::string(const PeerIdentity& peer)>;
 
 // What a Region keeps alive. A Transport makes it. It belongs to its transport's thread, and the
 // transport outlives it.
@@ -190,6 +195,10 @@ class Transport {
   // done (0: idle). Whoever is written to must poll, or the writer waits.
   virtual int Poll(EventSink& sink, int events_max) = 0;
 
+  // For transports that have to trust whom they are connected with. Asked on the owner thread of
+  // everybody who connects to us and proves who it is, before anything else of it is looked at.
+  // Whoever is refused hears why, and OnAccepted does not tell of it. Without one all may come.
+  virtual void SetAdmission(Admission /*admission*/) {}
   // Who the peer of an accepted connection has proven to be. nullopt: this transport makes nobody
   // prove it.
   virtual std::optional<PeerIdentity> ProvenIdentity(ConnectionId /*connection*/) const {
@@ -198,7 +207,8 @@ class Transport {
   // The address of the host that an accepted connection comes from, without the port. Empty: this
   // machine, by shared memory.
   virtual std::string PeerHost(ConnectionId /*connection*/) const { return ""; }
-  // Like Register. Where peers prove who they are, the region takes writes of that member alone.
+  // Like Register. Where peers prove who they are, and we carry their writes out ourselves, the
+  // region takes writes of that member alone.
   virtual absl::StatusOr<Region> RegisterFor(std::span<std::byte> bytes,
                                              const PeerIdentity& /*writer*/) {
     return Register(bytes);

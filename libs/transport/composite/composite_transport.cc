@@ -86,18 +86,23 @@ class CompositeTransport final : public Transport {
 
   absl::StatusOr<Region> Register(std::span<std::byte> bytes) override {
     TALWEG_ASSIGN_OR_RETURN(Region network, network_->Register(bytes));
-    return WithLocal(bytes, std::move(network));
+    return WithLocal(bytes, std::move(network), std::nullopt);
   }
 
   absl::StatusOr<Region> RegisterFor(std::span<std::byte> bytes,
                                      const PeerIdentity& writer) override {
     TALWEG_ASSIGN_OR_RETURN(Region network, network_->RegisterFor(bytes, writer));
-    return WithLocal(bytes, std::move(network));
+    return WithLocal(bytes, std::move(network), writer);
+  }
+
+  void SetAdmission(Admission admission) override {
+    local_->SetAdmission(admission);
+    network_->SetAdmission(std::move(admission));
   }
 
   std::optional<PeerIdentity> ProvenIdentity(ConnectionId connection) const override {
-    if (PartOf(connection) == Part::kLocal) return std::nullopt;
-    return network_->ProvenIdentity(Inner(connection));
+    return PartOf(connection) == Part::kLocal ? local_->ProvenIdentity(Inner(connection))
+                                              : network_->ProvenIdentity(Inner(connection));
   }
 
   std::string PeerHost(ConnectionId connection) const override {
@@ -177,8 +182,9 @@ class CompositeTransport final : public Transport {
     int* const events_;
   };
 
-  absl::StatusOr<Region> WithLocal(std::span<std::byte> bytes, Region network) {
-    TALWEG_ASSIGN_OR_RETURN(Region local, local_->RegisterAs(bytes, network.Ref()));
+  absl::StatusOr<Region> WithLocal(std::span<std::byte> bytes, Region network,
+                                   const std::optional<PeerIdentity>& writer) {
+    TALWEG_ASSIGN_OR_RETURN(Region local, local_->RegisterAs(bytes, network.Ref(), writer));
     return Region(std::make_unique<CompositeRegistration>(std::move(network), std::move(local)));
   }
 

@@ -8,6 +8,7 @@
 #include "libs/base/check.h"
 #include "libs/runtime/clock.h"
 #include "libs/transport/libfabric/fabric_transport.h"
+#include "libs/transport/proof/data_key.h"
 #include "libs/transport/testing/harness.h"
 
 namespace talweg::transport {
@@ -23,7 +24,9 @@ class CompositeHarness final : public Harness {
     TALWEG_CHECK(both.ok());
     return *std::move(both);
   }
-  std::string NobodysAddress() override { return "local:@talweg-nobody-listens-here"; }
+  std::string NobodysAddress() override {
+    return "local:@talweg-nobody-listens-here#" + std::string(64, '0');
+  }
 
  private:
   MonotonicClock clock_;
@@ -69,6 +72,46 @@ TEST_CASE("Composite: one region is written to over the network and on the host"
   CHECK(server.sink.accepted[0] != server.sink.accepted[1]);
   CHECK(IsPattern(std::span(target).first(4096), 1));
   CHECK(IsPattern(std::span(target).last(4096), 1));
+}
+
+TEST_CASE(
+    "Composite: a member proves who it is over both, and writes to its own region on the host",
+    "[transport]") {
+  CompositeHarness harness;
+  Endpoint server{harness.NewTransport()};
+  const std::string addresses = *server.transport->Listen({});
+  const PeerIdentity member = {
+      .job = JobId(3), .epoch = Epoch(7), .node = NodeRank(1), .incarnation = Incarnation(0x7f3a)};
+  PeerIdentity other = member;
+  other.node = NodeRank(2);
+  for (const bool on_host : {false, true}) {
+    CAPTURE(on_host);
+    std::vector<std::byte> target(100);
+    const auto to = server.transport->RegisterFor(target, member);
+    REQUIRE(to.ok());
+    for (const PeerIdentity& writer : {other, member}) {
+      Endpoint client{harness.NewTransport()};
+      std::vector<std::byte> source(target.size(), std::byte{1});
+      const auto from = client.transport->Register(source);
+      const auto connection =
+          client.transport->Connect(SelectAddress(AddressForMember(addresses, writer), on_host));
+      REQUIRE(connection.ok());
+      REQUIRE(PollUntil({&client, &server}, [&] { return !client.sink.connected.empty(); }));
+      REQUIRE(PollUntil({&server}, [&] {
+        return server.transport->ProvenIdentity(server.sink.accepted.back()) == writer;
+      }));
+      if (!on_host) continue;  // libfabric does not ask who writes.
+      const size_t frames = server.sink.frames.size();
+      const size_t ends = server.sink.disconnected.size();
+      client.transport->PostWrite(*connection, from->Slice(0, source.size()), to->Ref(), 1);
+      client.transport->PostFrame(*connection, FrameOf(1));
+      REQUIRE(PollUntil({&client, &server}, [&] {
+        return server.sink.frames.size() > frames || server.sink.disconnected.size() > ends;
+      }));
+      CHECK((server.sink.frames.size() > frames) == (writer == member));
+      CHECK((target == source) == (writer == member));
+    }
+  }
 }
 
 TEST_CASE("SelectAddress: the host's own memory only for its own processes", "[transport]") {

@@ -61,6 +61,7 @@ class FaultyTransport final : public Transport {
   std::string PeerHost(ConnectionId connection) const override {
     return inner_->PeerHost(connection);
   }
+  void SetAdmission(Admission admission) override { inner_->SetAdmission(std::move(admission)); }
   std::optional<PeerIdentity> ProvenIdentity(ConnectionId connection) const override {
     return inner_->ProvenIdentity(connection);
   }

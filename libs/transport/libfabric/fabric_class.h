@@ -9,6 +9,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -23,23 +24,13 @@
 #include "libs/transport/libfabric/handles.h"
 #include "libs/transport/libfabric/provider.h"
 #include "libs/transport/peer_watch.h"
+#include "libs/transport/proof/connect_token.h"
+#include "libs/transport/proof/data_key.h"
 #include "libs/transport/socket_address.h"
 #include "libs/transport/transport.h"
 #include "libs/transport/turns.h"
 
 namespace talweg::transport {
-
-// What both sides say while they connect. A later, incompatible transport is refused before it can
-// send anything. So is everybody who was not given this listener's address with its token: a
-// stranger, or a peer of the process that had this port before. (Providers trust whom they are
-// connected with; such a peer can crash libfabric 1.17's tcp.)
-struct ConnectData {
-  uint32_t magic = 0x46574c54;  // "TLWF"
-  uint32_t version = 1;
-  uint64_t token = 0;
-
-  friend bool operator==(const ConnectData&, const ConnectData&) = default;
-};
 
 // What NewFabricTransport makes. fabric_transport.cc has its calls. fabric_events.cc has what
 // happens to it and what Poll tells.
@@ -54,7 +45,8 @@ class FabricTransport final : public Transport {
                 .silence_ns = options.silence_ns},
                clock),
         keys_(options.key_seed),
-        token_(KeySource(0).Next()),
+        listener_key_(NewDataKey()),
+        gate_(listener_key_),
         provider_(std::move(provider)),
         counters_(counters != nullptr ? *counters : own_counters_),
         refused_(counters_.Get("transport_connections_refused",
@@ -78,6 +70,8 @@ class FabricTransport final : public Transport {
   bool PrepareToSleep() override;
   uint64_t PendingBytes(ConnectionId id) const override;
   std::string PeerHost(ConnectionId id) const override;
+  void SetAdmission(Admission admission) override { gate_.SetAdmission(std::move(admission)); }
+  std::optional<PeerIdentity> ProvenIdentity(ConnectionId id) const override;
 
  private:
   // The tag of a descriptor in epoll_. A connection's descriptor has the connection's id instead.
@@ -87,8 +81,10 @@ class FabricTransport final : public Transport {
   // A connection and how we look after it.
   struct Peer {
     std::unique_ptr<FabricConnection> connection;
-    bool connecting = false;  // We connect: OnConnected is due, not OnAccepted.
-    bool armed = false;       // Its descriptor tells when there is something to read.
+    bool connecting = false;             // We connect: OnConnected is due, not OnAccepted.
+    ConnectAnswer answer{};              // What we must hear then.
+    std::optional<PeerIdentity> proven;  // Who connected to us.
+    bool armed = false;                  // Its descriptor tells when there is something to read.
     PeerTimes times;
     std::string ending;  // Not empty: ends when all that has arrived is read.
 
@@ -103,7 +99,7 @@ class FabricTransport final : public Transport {
     PeerHandle peer;
     fid_t listener = nullptr;  // A connection request's, as is what follows.
     InfoHandle info;
-    bool is_ours = false;
+    std::vector<std::byte> said;  // What the peer has the provider carry with it.
   };
 
   // fabric_transport.cc
@@ -119,8 +115,10 @@ class FabricTransport final : public Transport {
   bool ReadEvent();
   void OnEvent(EventSink& sink, Event event);
   void OnConnectRequest(Event event);
+  // Makes the connection that is asked for with a token of ours.
+  bool Accept(const Event& event, const PeerHandle& peer, const TokenGate::Entry& entry);
   void OnEstablished(EventSink& sink, const PeerHandle& peer);
-  void OnEventError(EventSink& sink, const PeerHandle& peer, int error);
+  void OnEventError(EventSink& sink, const PeerHandle& peer, const Event& event);
   void PollTimeouts(EventSink& sink, int* work);
   void PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work);
   void Deliver(EventSink& sink, const PeerHandle& peer,
@@ -133,7 +131,9 @@ class FabricTransport final : public Transport {
   const Clock* const clock_;
   PeerWatch watch_;
   KeySource keys_;
-  const uint64_t token_;  // The same for all our listeners.
+  const DataKey listener_key_;  // The same for all our listeners.
+  TokenMaker tokens_;
+  TokenGate gate_;
   const std::unique_ptr<Provider> provider_;
   CounterSet own_counters_;  // Used when the caller wants no counters.
   CounterSet& counters_;

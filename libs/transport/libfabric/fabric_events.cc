@@ -11,12 +11,32 @@
 #include <vector>
 
 #include "libs/transport/libfabric/fabric_class.h"
+#include "libs/transport/proof/digest.h"
 
 namespace talweg::transport {
 namespace {
 
 // The most that we read of the data that comes with an event of the connection manager.
 constexpr size_t kEventDataBytesMax = 256;
+
+// verbs carries 148 bytes with a refusal, of which libfabric has one.
+constexpr size_t kRefusalBytesMax = 147;
+
+// What came with a refusal, fit to be shown.
+std::string ShownRefusal(std::span<const std::byte> said) {
+  std::string text;
+  for (const std::byte byte : said.first(std::min(said.size(), kRefusalBytesMax))) {
+    const char c = static_cast<char>(byte);
+    if (c == '\0') break;  // Some providers fill it up.
+    text += c >= ' ' && c <= '~' ? c : '?';
+  }
+  return text;
+}
+
+// Some providers fill up what they carry.
+bool IsAnswer(std::span<const std::byte> said, const ConnectAnswer& expected) {
+  return said.size() >= expected.size() && SameBytes(said.first(expected.size()), expected);
+}
 
 }  // namespace
 
@@ -136,23 +156,24 @@ bool FabricTransport::ReadEvent() {
   Event event;
   if (got == -FI_EAVAIL) {
     fi_eq_err_entry error{};
+    error.err_data = room.data();
+    error.err_data_size = room.size();
     if (fi_eq_readerr(provider_->event_queue(), &error, 0) < 0) return false;
     event.error = error.err == 0 ? FI_EOTHER : error.err;
     event.peer = Find(error.fid);
+    const auto* const with_it = static_cast<const std::byte*>(error.err_data);
+    if (with_it != nullptr) event.said.assign(with_it, with_it + error.err_data_size);
     if (event.peer != nullptr) events_.push_back(std::move(event));
     return true;
   }
   if (got < static_cast<ssize_t>(sizeof(entry))) return false;
   memcpy(&entry, room.data(), sizeof(entry));
   event.kind = kind;
+  const auto said = std::span(room).first(static_cast<size_t>(got)).subspan(sizeof(entry));
+  event.said.assign(said.begin(), said.end());
   if (kind == FI_CONNREQ) {
     event.listener = entry.fid;
     event.info.reset(entry.info);
-    ConnectData hello{.magic = 0};
-    if (static_cast<size_t>(got) - sizeof(entry) >= sizeof(hello)) {
-      memcpy(&hello, room.data() + sizeof(entry), sizeof(hello));
-    }
-    event.is_ours = hello == ConnectData{.token = token_};
   } else {
     event.peer = Find(entry.fid);
   }
@@ -168,8 +189,14 @@ void FabricTransport::OnEvent(EventSink& sink, Event event) {
   const PeerHandle peer = event.peer;
   if (peer->connection->closed()) return;
   if (event.error != 0) {
-    OnEventError(sink, peer, event.error);
+    OnEventError(sink, peer, event);
   } else if (event.kind == FI_CONNECTED) {
+    if (peer->connecting && !IsAnswer(event.said, peer->answer)) {
+      End(sink, peer,
+          "connect to " + peer->name() +
+              ": whoever answered does not hold its key; another process may have its port now");
+      return;
+    }
     OnEstablished(sink, peer);
   } else if (event.kind == FI_SHUTDOWN) {
     const std::string reason =
@@ -186,24 +213,30 @@ void FabricTransport::OnEvent(EventSink& sink, Event event) {
 
 void FabricTransport::OnConnectRequest(Event event) {
   const auto peer = std::make_shared<Peer>();
-  if (event.is_ours) {
-    const SocketAddress from(event.info->dest_addr, event.info->dest_addrlen);
-    peer->connection =
-        std::make_unique<FabricConnection>(provider_.get(), ConnectionId(next_id_++),
-                                           "fi:" + provider_->name() + "://" + from.ToString());
-    absl::Status status = peer->connection->Open(event.info.get(), options_.receive_buffers);
-    if (status.ok()) status = AddPeer(peer);
-    const ConnectData answer;
-    if (status.ok() && fi_accept(peer->connection->endpoint(), &answer, sizeof(answer)) == 0) {
-      return;
-    }
-    Forget(*peer);
-  }
+  const absl::StatusOr<TokenGate::Entry> entry = gate_.Enter(event.said);
+  if (entry.ok() && Accept(event, peer, *entry)) return;
+  if (peer->connection != nullptr) Forget(*peer);
   refused_.Add();
   // An endpoint that was made for the request has taken the request along.
   if (peer->connection != nullptr && peer->connection->request_taken()) return;
-  const ConnectData ours;
-  fi_reject(reinterpret_cast<fid_pep*>(event.listener), event.info->handle, &ours, sizeof(ours));
+  // Only to somebody who has a key do we say why.
+  std::string why;
+  if (!absl::IsUnauthenticated(entry.status())) why = std::string(entry.status().message());
+  fi_reject(reinterpret_cast<fid_pep*>(event.listener), event.info->handle, why.data(),
+            std::min(why.size(), kRefusalBytesMax));
+}
+
+bool FabricTransport::Accept(const Event& event, const PeerHandle& peer,
+                             const TokenGate::Entry& entry) {
+  const SocketAddress from(event.info->dest_addr, event.info->dest_addrlen);
+  peer->connection =
+      std::make_unique<FabricConnection>(provider_.get(), ConnectionId(next_id_++),
+                                         "fi:" + provider_->name() + "://" + from.ToString());
+  peer->proven = entry.identity;
+  absl::Status status = peer->connection->Open(event.info.get(), options_.receive_buffers);
+  if (status.ok()) status = AddPeer(peer);
+  return status.ok() &&
+         fi_accept(peer->connection->endpoint(), entry.answer.data(), entry.answer.size()) == 0;
 }
 
 void FabricTransport::OnEstablished(EventSink& sink, const PeerHandle& peer) {
@@ -227,11 +260,16 @@ void FabricTransport::OnEstablished(EventSink& sink, const PeerHandle& peer) {
   }
 }
 
-void FabricTransport::OnEventError(EventSink& sink, const PeerHandle& peer, int error) {
+void FabricTransport::OnEventError(EventSink& sink, const PeerHandle& peer, const Event& event) {
   const std::string& name = peer->connection->peer();
+  const int error = event.error;
+  const std::string refusal =
+      peer->connecting && error == FI_ECONNREFUSED ? ShownRefusal(event.said) : "";
   std::string reason;
   if (peer->connection->established()) {
     reason = "connection with " + name + ": " + FabricErrorText(error);
+  } else if (!refusal.empty()) {
+    reason = "connect to " + name + ": it refused: " + refusal;
   } else if (peer->connecting) {
     reason = "connect to " + name + ": " + FabricErrorText(error) +
              "; check that a Talweg process listens at that address, and that it is the right one";

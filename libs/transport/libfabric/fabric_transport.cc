@@ -5,9 +5,8 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
-#include <cstdio>
+#include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,22 +18,13 @@
 namespace talweg::transport {
 namespace {
 
-// "/3f0a...", which follows the port of an address.
-std::string TokenText(uint64_t token) {
-  std::array<char, 18> text{};
-  std::snprintf(text.data(), text.size(), "/%016llx", static_cast<unsigned long long>(token));
-  return text.data();
-}
-
-// Splits "host:port/token". Without a token, the token is 0. Returns false when the token is
-// malformed.
-bool SplitToken(std::string* address, uint64_t* token) {
-  *token = 0;
+// Splits "host:port/key". Without a key it is one that opens nothing. False: it is no key of ours.
+bool SplitKey(std::string* address, AddressKey* key) {
   const size_t slash = address->rfind('/');
   if (slash == std::string::npos) return true;
-  const char* const end = address->data() + address->size();
-  const auto [stop, error] = std::from_chars(address->data() + slash + 1, end, *token, 16);
-  if (error != std::errc() || stop != end) return false;
+  const auto parsed = ParseAddressKey(std::string_view(*address).substr(slash + 1));
+  if (!parsed) return false;
+  *key = *parsed;
   address->resize(slash);
   return true;
 }
@@ -108,7 +98,8 @@ absl::StatusOr<std::string> FabricTransport::ListenAt(const ListenSpec& spec,
   std::string host = spec.advertise_host;
   if (host.empty())
     host = name.IsWildcard() ? AddressOfThisHost(name.family()).Host() : name.Host();
-  return "fi:" + provider_->name() + "://" + JoinHostPort(host, name.port()) + TokenText(token_);
+  return "fi:" + provider_->name() + "://" + JoinHostPort(host, name.port()) + "/" +
+         AddressKey{.identity = std::nullopt, .key = listener_key_}.ToString();
 }
 
 absl::StatusOr<ConnectionId> FabricTransport::Connect(const std::string& address) {
@@ -120,14 +111,16 @@ absl::StatusOr<ConnectionId> FabricTransport::Connect(const std::string& address
                                       "host:port; all processes of a job use one provider");
   }
   std::string host_port = address.substr(scheme.size());
-  ConnectData hello;
-  if (!SplitToken(&host_port, &hello.token)) {
-    return absl::InvalidArgumentError("'" + ShownAddress(address) +
-                                      "' is no address: expected a token of 16 hexadecimal digits "
-                                      "after its port; pass the address that Listen returned");
+  AddressKey key;
+  if (!SplitKey(&host_port, &key)) {
+    return absl::InvalidArgumentError(
+        "'" + ShownAddress(address) +
+        "' is no address: expected the key of a member after its port, which the scheduler gives "
+        "to members; a scheduler or an aggregator of an older release gives another: install the "
+        "same release everywhere");
   }
   absl::StatusOr<SocketAddress> destination = ResolveHostPort(host_port);
-  // Names in texts have no token, which is nobody else's business.
+  // Names in texts have no key, which is nobody else's business.
   const std::string name = scheme + host_port;
   if (!destination.ok()) return Annotate(destination.status(), "connect to '" + name + "'");
   SocketAddress source;
@@ -143,8 +136,10 @@ absl::StatusOr<ConnectionId> FabricTransport::Connect(const std::string& address
   peer->connecting = true;
   TALWEG_RETURN_IF_ERROR(peer->connection->Open(info.get(), options_.receive_buffers));
   TALWEG_RETURN_IF_ERROR(AddPeer(peer));
+  const auto [token, answer] = tokens_.Next(key);
+  peer->answer = answer;
   const int error =
-      fi_connect(peer->connection->endpoint(), destination->get(), &hello, sizeof(hello));
+      fi_connect(peer->connection->endpoint(), destination->get(), token.data(), token.size());
   if (error != 0) {
     // Reported like every other failed attempt, so that callers have one path for it.
     peer->ending = "connect to " + name + ": " + FabricErrorText(error);
@@ -263,6 +258,11 @@ PostResult FabricTransport::PostFrame(ConnectionId id, std::vector<std::byte> fr
 std::string FabricTransport::PeerHost(ConnectionId id) const {
   const auto found = peers_.find(id);
   return found == peers_.end() ? "" : HostOf(found->second->connection->peer());
+}
+
+std::optional<PeerIdentity> FabricTransport::ProvenIdentity(ConnectionId id) const {
+  const auto found = peers_.find(id);
+  return found == peers_.end() ? std::nullopt : found->second->proven;
 }
 
 uint64_t FabricTransport::PendingBytes(ConnectionId id) const {

@@ -41,11 +41,11 @@ struct FabricOptions {
   int receive_buffers = 8;
 };
 
-// Connections over libfabric. Addresses: "fi:<provider>://<host>:<port>/<token>", IPv6 hosts in
-// brackets. The listener draws the token. So only a peer that was given the address can connect,
-// and the address of a process that is gone does not lead to the next process with its port. A
-// connected peer is trusted: libfabric 1.17's tcp provider does not survive every sequence of
-// bytes.
+// Connections over libfabric. Addresses: "fi:<provider>://<host>:<port>/<key>", IPv6 hosts in
+// brackets; the key is the listener's own, or a member's (proof/data_key.h). So only a member that
+// was given its key can connect, with each token once, and the address of a process that is gone
+// does not lead to the next process with its port. A connected peer is trusted: libfabric 1.17's
+// tcp provider does not survive every sequence of bytes.
 //
 // `clock` and `counters` outlive the transport; `counters` may be null. UNAVAILABLE: this host does
 // not have the provider, or the provider lacks something that we need. The text says what.

@@ -15,6 +15,8 @@
 #include "libs/base/descriptor.h"
 #include "libs/base/random.h"
 #include "libs/runtime/clock.h"
+#include "libs/telemetry/counter.h"
+#include "libs/transport/proof/connect_token.h"
 #include "libs/transport/testing/harness.h"
 #include "libs/transport/testing/test_port.h"
 
@@ -214,13 +216,20 @@ TEST_CASE("Fabric: writes longer than the provider's limit arrive in parts", "[t
   CHECK(client.sink.writes_done.size() == 1);
 }
 
-// What a client says to connect, so that a stranger can say the same.
-std::vector<std::byte> RecordConnectRequest() {
+const PeerIdentity kMember = {
+    .job = JobId(3), .epoch = Epoch(7), .node = NodeRank(1), .incarnation = Incarnation(0x7f3a)};
+const PeerIdentity kOther = {
+    .job = JobId(3), .epoch = Epoch(7), .node = NodeRank(0), .incarnation = Incarnation(0x1111)};
+
+// What a client says to connect, so that a stranger can say the same. It has the key of `address`.
+std::vector<std::byte> RecordConnectRequest(const std::string& address = "") {
   TestPort port;
   port.Listen();
   MonotonicClock clock;
   Endpoint client{NewTcp(&clock)};
-  REQUIRE(client.transport->Connect("fi:tcp://127.0.0.1:" + std::to_string(port.port())).ok());
+  const std::string key = address.empty() ? "" : address.substr(address.rfind('/'));
+  REQUIRE(
+      client.transport->Connect("fi:tcp://127.0.0.1:" + std::to_string(port.port()) + key).ok());
   const Descriptor accepted = port.Accept();
   std::vector<std::byte> request(4096);
   ssize_t got = -1;
@@ -232,7 +241,7 @@ std::vector<std::byte> RecordConnectRequest() {
   return request;
 }
 
-TEST_CASE("Fabric: a stranger who knows how to connect, but not the token, does no harm",
+TEST_CASE("Fabric: a stranger who knows how to connect, but has no key, does no harm",
           "[transport]") {
   const std::vector<std::byte> request = RecordConnectRequest();
   FabricHarness harness;
@@ -267,6 +276,134 @@ TEST_CASE("Fabric: a stranger who knows how to connect, but not the token, does 
   REQUIRE(PollUntil({&client, &server}, [&] { return server.sink.frames.size() == 1; }));
 }
 
+// Says it, and reads what the server answers, or until that hangs up.
+std::vector<std::byte> Say(Endpoint& server, int socket, std::span<const std::byte> said) {
+  REQUIRE(send(socket, said.data(), said.size(), MSG_NOSIGNAL) ==
+          static_cast<ssize_t>(said.size()));
+  std::vector<std::byte> answer(4096);
+  ssize_t got = -1;
+  REQUIRE(PollUntil({&server}, [&] {
+    got = recv(socket, answer.data(), answer.size(), MSG_DONTWAIT);
+    return got >= 0 || errno == ECONNRESET;
+  }));
+  answer.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  return answer;
+}
+
+TEST_CASE("Fabric: a member proves who it is", "[transport]") {
+  MonotonicClock clock;
+  Endpoint server{NewTcp(&clock)};
+  const std::string address = *server.transport->Listen({});
+  Endpoint client{NewTcp(&clock)};
+  for (size_t i = 0; i < 2; ++i) {  // Also when it connects again.
+    REQUIRE(client.transport->Connect(AddressForMember(address, kMember)).ok());
+    REQUIRE(PollUntil({&client, &server}, [&] {
+      return server.sink.accepted.size() == i + 1 && client.sink.connected.size() == i + 1;
+    }));
+    CHECK(server.transport->ProvenIdentity(server.sink.accepted[i]) == kMember);
+    CHECK_FALSE(client.transport->ProvenIdentity(client.sink.connected[i]));
+  }
+}
+
+TEST_CASE("Fabric: a member's key lets nobody in as another member", "[transport]") {
+  MonotonicClock clock;
+  CounterSet counters;
+  Endpoint server{*NewFabricTransport({}, &clock, &counters)};
+  const std::string address = *server.transport->Listen({});
+  const std::string own = AddressForMember(address, kMember);
+  const size_t key = own.rfind('/') + 1;
+  AddressKey forged = *ParseAddressKey(own.substr(key));
+  forged.identity = kOther;
+  Endpoint client{NewTcp(&clock)};
+  REQUIRE(client.transport->Connect(own.substr(0, key) + forged.ToString()).ok());
+  REQUIRE(PollUntil({&client, &server}, [&] { return !client.sink.disconnected.empty(); }));
+  CHECK(server.sink.accepted.empty());
+  CHECK(counters.Get("transport_connections_refused").value() == 1);
+}
+
+TEST_CASE("Fabric: a token that somebody has recorded is good once", "[transport]") {
+  FabricHarness harness;
+  MonotonicClock clock;
+  CounterSet counters;
+  Endpoint server{*NewFabricTransport({}, &clock, &counters)};
+  const std::string address = *server.transport->Listen({});
+  const std::vector<std::byte> request = RecordConnectRequest(AddressForMember(address, kMember));
+  // Off the path nobody gets more parsed than this.
+  CHECK(request.size() == 32 + kConnectTokenBytes);
+  // Whoever kept it from its listener may say it in its place; so it is on the path.
+  const Descriptor first(harness.ConnectRaw(address));
+  CHECK(Say(server, first.get(), request).size() == 32 + kConnectAnswerBytes);
+  CHECK(server.sink.accepted.size() == 1);
+  CHECK(counters.Get("transport_connections_refused").value() == 0);
+  for (uint64_t i = 1; i <= 3; ++i) {
+    const Descriptor again(harness.ConnectRaw(address));
+    Say(server, again.get(), request);
+    CHECK(counters.Get("transport_connections_refused").value() == i);
+  }
+  CHECK(server.sink.accepted.size() == 1);
+}
+
+TEST_CASE("Fabric: whoever has a listener's port, and not its key, is found out", "[transport]") {
+  FabricHarness harness;
+  MonotonicClock clock;
+  Endpoint server{NewTcp(&clock)};
+  const std::string listener = *server.transport->Listen({});
+  const std::string address = AddressForMember(listener, kMember);
+  const Descriptor recorder(harness.ConnectRaw(listener));
+  const std::vector<std::byte> answer =
+      Say(server, recorder.get(), RecordConnectRequest(AddressForMember(listener, kOther)));
+  REQUIRE(answer.size() == 32 + kConnectAnswerBytes);
+
+  TestPort port;
+  port.Listen();
+  const std::string elsewhere =
+      "fi:tcp://127.0.0.1:" + std::to_string(port.port()) + address.substr(address.rfind('/'));
+  Endpoint client{NewTcp(&clock)};
+  const auto connection = client.transport->Connect(elsewhere);
+  REQUIRE(connection.ok());
+  client.transport->PostFrame(*connection, FrameOf(1));
+  const Descriptor accepted = port.Accept();
+  std::vector<std::byte> got(4096);
+  REQUIRE(PollUntil(
+      {&client}, [&] { return recv(accepted.get(), got.data(), got.size(), MSG_DONTWAIT) > 0; }));
+  // What a listener with the key has said to somebody else.
+  REQUIRE(send(accepted.get(), answer.data(), answer.size(), MSG_NOSIGNAL) > 0);
+  REQUIRE(PollUntil({&client}, [&] { return !client.sink.disconnected.empty(); }));
+  CHECK(client.sink.connected.empty());
+  CHECK(client.sink.disconnected[0].second.find("does not hold its key") != std::string::npos);
+  // It was sent nothing.
+  CHECK(recv(accepted.get(), got.data(), got.size(), MSG_DONTWAIT) <= 0);
+}
+
+TEST_CASE("Fabric: whom the admission refuses hears why", "[transport]") {
+  MonotonicClock clock;
+  Endpoint server{NewTcp(&clock)};
+  const std::string address = *server.transport->Listen({});
+  std::vector<PeerIdentity> asked;
+  server.transport->SetAdmission([&asked](const PeerIdentity& peer) {
+    asked.push_back(peer);
+    if (peer == kMember) return std::string();
+    return "node 0 has left\n" + std::string(300, 'x');
+  });
+  Endpoint client{NewTcp(&clock)};
+  REQUIRE(client.transport->Connect(AddressForMember(address, kOther)).ok());
+  REQUIRE(PollUntil({&client, &server}, [&] { return !client.sink.disconnected.empty(); }));
+  const std::string& reason = client.sink.disconnected[0].second;
+  CHECK(reason.find(": it refused: node 0 has left?xxx") != std::string::npos);
+  CHECK(reason.size() < 250);
+  REQUIRE(client.transport->Connect(AddressForMember(address, kMember)).ok());
+  REQUIRE(PollUntil({&client, &server}, [&] { return server.sink.accepted.size() == 1; }));
+  CHECK(asked == std::vector{kOther, kMember});
+}
+
+TEST_CASE("Fabric: the key of another release is refused with the remedy", "[transport]") {
+  MonotonicClock clock;
+  const auto status = NewTcp(&clock)->Connect("fi:tcp://127.0.0.1:1/0123456789abcdef").status();
+  CHECK(absl::IsInvalidArgument(status));
+  CHECK(Contains(status, "install the same release everywhere"));
+  CHECK_FALSE(Contains(status, "0123456789abcdef"));
+}
+
 TEST_CASE("Fabric: a stranger who hangs up before he has said who he is, is let go of",
           "[transport]") {
   FabricHarness harness;
@@ -295,7 +432,7 @@ TEST_CASE("Fabric: the address of the process that had this port before is refus
   MonotonicClock clock;
   Endpoint server{NewTcp(&clock)};
   std::string address = *server.transport->Listen({});
-  SECTION("another token") { address.back() = address.back() == '0' ? '1' : '0'; }
+  SECTION("another key") { address.back() = address.back() == '0' ? '1' : '0'; }
   SECTION("none") { address.resize(address.rfind('/')); }
   Endpoint client{NewTcp(&clock)};
   REQUIRE(client.transport->Connect(address).ok());

@@ -145,7 +145,7 @@ absl::StatusOr<LocalConnection::ReadResult> LocalConnection::Read(const RegionTa
     result = ReadResult::kFrame;
     frame_.assign(bytes, bytes + header.length);
   } else if (header.type == RecordType::kWrite) {
-    const auto place = PlaceIn(regions, header.key, header.address, header.length, std::nullopt);
+    const auto place = PlaceIn(regions, header.key, header.address, header.length, identity_);
     if (!place) {
       return absl::InvalidArgumentError(peer_ + " has written " + std::to_string(header.length) +
                                         " bytes to a place that was not "

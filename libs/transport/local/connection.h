@@ -38,6 +38,10 @@ class LocalConnection {
 
   // Takes over what the peer sent in its handshake.
   absl::Status Establish(PeerDescriptors peer);
+  // Who the peer is that has connected to us. Its writes land in regions of its own, and in those
+  // that are nobody's.
+  void set_identity(const PeerIdentity& identity) { identity_ = identity; }
+  const std::optional<PeerIdentity>& identity() const { return identity_; }
 
   void PostWrite(RegionSlice source, wire::RemoteRef target, uint64_t context);
   void PostFrame(std::vector<std::byte> frame);
@@ -88,6 +92,7 @@ class LocalConnection {
   RingMapping ours_;
   RingMapping theirs_;
   const std::string peer_;
+  std::optional<PeerIdentity> identity_;
 
   // Our own copies of what we publish. What lies in shared memory is for the peer.
   uint64_t written_ = 0;

@@ -13,6 +13,7 @@
 #include <array>
 #include <utility>
 
+#include "libs/base/check.h"
 #include "libs/status/status.h"
 
 namespace talweg::transport {
@@ -128,8 +129,10 @@ absl::StatusOr<int> CheckPeer(int socket) {
   return peer.pid;
 }
 
-absl::Status SendHandshake(int socket, int ring, int doorbell) {
+absl::Status SendHandshake(int socket, int ring, int doorbell, std::span<const std::byte> proof) {
   HandshakeMessage hello;
+  TALWEG_CHECK(proof.size() <= sizeof(hello.text));
+  memcpy(hello.text, proof.data(), proof.size());
   iovec part{&hello, sizeof(hello)};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(2 * sizeof(int))> control{};
   msghdr message{};
@@ -195,6 +198,7 @@ absl::StatusOr<std::optional<PeerDescriptors>> ReceiveHandshake(int socket) {
   if (!peer.ring.valid() || !peer.doorbell.valid() || !IsEventDescriptor(peer.doorbell.get())) {
     return absl::InvalidArgumentError("its handshake carries no ring and no doorbell");
   }
+  memcpy(peer.proof.data(), hello.text, peer.proof.size());
   const int flags = fcntl(peer.doorbell.get(), F_GETFL);
   fcntl(peer.doorbell.get(), F_SETFL, flags | O_NONBLOCK);
   return peer;

@@ -13,6 +13,9 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <optional>
+#include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,6 +26,9 @@
 #include "libs/transport/keys.h"
 #include "libs/transport/local/connection.h"
 #include "libs/transport/local/handshake.h"
+#include "libs/transport/proof/connect_token.h"
+#include "libs/transport/proof/data_key.h"
+#include "libs/transport/proof/digest.h"
 #include "libs/transport/regions.h"
 #include "libs/transport/turns.h"
 
@@ -45,6 +51,8 @@ class LocalTransportImpl final : public LocalTransport {
       : options_(options),
         clock_(clock),
         keys_(options.key_seed),
+        listener_key_(NewDataKey()),
+        gate_(listener_key_),
         counters_(counters != nullptr ? *counters : own_counters_),
         refused_(counters_.Get("transport_connections_refused",
                                "connection attempts that were no peer of ours")),
@@ -58,7 +66,12 @@ class LocalTransportImpl final : public LocalTransport {
   absl::StatusOr<ConnectionId> Connect(const std::string& address) override;
   void Close(ConnectionId id) override;
   absl::StatusOr<Region> Register(std::span<std::byte> bytes) override;
-  absl::StatusOr<Region> RegisterAs(std::span<std::byte> bytes, wire::RemoteRef base) override;
+  absl::StatusOr<Region> RegisterFor(std::span<std::byte> bytes,
+                                     const PeerIdentity& writer) override;
+  absl::StatusOr<Region> RegisterAs(std::span<std::byte> bytes, wire::RemoteRef base,
+                                    const std::optional<PeerIdentity>& writer) override;
+  void SetAdmission(Admission admission) override { gate_.SetAdmission(std::move(admission)); }
+  std::optional<PeerIdentity> ProvenIdentity(ConnectionId id) const override;
   PostResult PostWrite(ConnectionId id, RegionSlice source, wire::RemoteRef target,
                        uint64_t context) override;
   PostResult PostFrame(ConnectionId id, std::vector<std::byte> frame) override;
@@ -73,6 +86,7 @@ class LocalTransportImpl final : public LocalTransport {
 
     LocalConnection connection;
     bool connecting = false;      // We connect: OnConnected is due, not OnAccepted.
+    ConnectAnswer answer{};       // What we must hear then.
     int64_t establish_by_ns = 0;  // While not established.
     std::deque<uint64_t> done;    // Contexts of writes whose OnWriteDone is due.
     std::string ending;           // Not empty: ends when all that has arrived is read.
@@ -87,6 +101,9 @@ class LocalTransportImpl final : public LocalTransport {
   void LookAtDescriptors(EventSink& sink, int* work);
   void OnSocket(EventSink& sink, const PeerHandle& peer, uint32_t events);
   void OnHandshake(EventSink& sink, const PeerHandle& peer);
+  // Whether what a peer has shown proves who it is: a member that may come, and then `answer` is
+  // for it, or the listener that we mean.
+  absl::Status CheckProof(Peer& peer, const PeerDescriptors& shown, ConnectAnswer* answer);
   void PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work);
   void PollTimeouts(EventSink& sink, int* work);
   void BeatHearts(int64_t now_ns, int* work);
@@ -98,6 +115,9 @@ class LocalTransportImpl final : public LocalTransport {
   const LocalOptions options_;
   const Clock* const clock_;
   KeySource keys_;
+  const DataKey listener_key_;
+  TokenMaker tokens_;
+  TokenGate gate_;
   CounterSet own_counters_;  // Used when the caller wants no counters.
   CounterSet& counters_;
   Counter& refused_;
@@ -156,31 +176,47 @@ absl::StatusOr<std::string> LocalTransportImpl::Listen(const ListenSpec&) {
   TALWEG_ASSIGN_OR_RETURN(listener_, ListenUnix(name));
   if (name.front() != '@') listening_path_ = name;
   TALWEG_RETURN_IF_ERROR(Watch(listener_.get(), kListenerTag));
-  return kScheme + name;
+  return kScheme + name + kLocalKeyMark +
+         AddressKey{.identity = std::nullopt, .key = listener_key_}.ToString();
 }
 
 absl::StatusOr<ConnectionId> LocalTransportImpl::Connect(const std::string& address) {
   const size_t scheme_bytes = sizeof(kScheme) - 1;
   if (!address.starts_with(kScheme) || address.size() == scheme_bytes) {
     return absl::InvalidArgumentError("cannot connect to '" + ShownAddress(address) +
-                                      "' through shared memory: expected local:<path> or "
-                                      "local:@<abstract name>");
+                                      "' through shared memory: expected local:<path>#<key> or "
+                                      "local:@<abstract name>#<key>");
   }
-  absl::StatusOr<Descriptor> socket = ConnectUnix(address.substr(scheme_bytes));
+  const size_t mark = std::min(address.rfind(kLocalKeyMark), address.size());
+  // Names in texts have no key, which is nobody else's business.
+  const std::string name = address.substr(0, mark);
+  const auto key =
+      ParseAddressKey(std::string_view(address).substr(std::min(mark + 1, address.size())));
+  if (!key) {
+    return absl::InvalidArgumentError(
+        "'" + ShownAddress(address) +
+        "' is no address of shared memory: expected the key of a member after its name, which the "
+        "scheduler gives to members; a scheduler or an aggregator of an older release gives none: "
+        "install the same release everywhere");
+  }
+  absl::StatusOr<Descriptor> socket = ConnectUnix(name.substr(scheme_bytes));
   if (absl::IsInvalidArgument(socket.status())) return socket.status();
   std::string failure(socket.status().message());
   if (socket.ok()) {
     const absl::StatusOr<int> trusted = CheckPeer(socket->get());
     if (!trusted.ok())
-      failure = "connect to " + address + ": " + std::string(trusted.status().message());
+      failure = "connect to " + name + ": " + std::string(trusted.status().message());
   } else {
     socket = Descriptor();
   }
-  TALWEG_ASSIGN_OR_RETURN(const PeerHandle peer, AddPeer(*std::move(socket), address, true));
+  TALWEG_ASSIGN_OR_RETURN(const PeerHandle peer, AddPeer(*std::move(socket), name, true));
   if (failure.empty()) {
-    const absl::Status sent = SendHandshake(
-        peer->connection.socket(), peer->connection.ring().memory_descriptor(), doorbell_.get());
-    if (!sent.ok()) failure = "connect to " + address + ": " + std::string(sent.message());
+    const auto [token, answer] = tokens_.Next(*key);
+    peer->answer = answer;
+    const absl::Status sent =
+        SendHandshake(peer->connection.socket(), peer->connection.ring().memory_descriptor(),
+                      doorbell_.get(), token);
+    if (!sent.ok()) failure = "connect to " + name + ": " + std::string(sent.message());
   }
   if (!failure.empty()) {
     peer->ending = failure;
@@ -251,12 +287,23 @@ void LocalTransportImpl::Close(ConnectionId id) {
 }
 
 absl::StatusOr<Region> LocalTransportImpl::Register(std::span<std::byte> bytes) {
-  return RegisterAs(bytes, {.key = keys_.Next(), .address = 0});
+  return RegisterAs(bytes, {.key = keys_.Next(), .address = 0}, std::nullopt);
+}
+
+absl::StatusOr<Region> LocalTransportImpl::RegisterFor(std::span<std::byte> bytes,
+                                                       const PeerIdentity& writer) {
+  return RegisterAs(bytes, {.key = keys_.Next(), .address = 0}, writer);
 }
 
 absl::StatusOr<Region> LocalTransportImpl::RegisterAs(std::span<std::byte> bytes,
-                                                      wire::RemoteRef base) {
-  return RegisterIn(&regions_, bytes, base);
+                                                      wire::RemoteRef base,
+                                                      const std::optional<PeerIdentity>& writer) {
+  return RegisterIn(&regions_, bytes, base, writer);
+}
+
+std::optional<PeerIdentity> LocalTransportImpl::ProvenIdentity(ConnectionId id) const {
+  const auto found = peers_.find(id);
+  return found == peers_.end() ? std::nullopt : found->second->connection.identity();
 }
 
 PostResult LocalTransportImpl::PostWrite(ConnectionId id, RegionSlice source,
@@ -356,10 +403,12 @@ void LocalTransportImpl::OnHandshake(EventSink& sink, const PeerHandle& peer) {
   absl::StatusOr<std::optional<PeerDescriptors>> received = ReceiveHandshake(connection.socket());
   if (received.ok() && !received->has_value()) return;
   absl::Status status = received.status();
+  ConnectAnswer answer{};
+  if (status.ok()) status = CheckProof(*peer, **received, &answer);
   if (status.ok()) status = connection.Establish(**std::move(received));
   if (status.ok() && !peer->connecting) {
-    status =
-        SendHandshake(connection.socket(), connection.ring().memory_descriptor(), doorbell_.get());
+    status = SendHandshake(connection.socket(), connection.ring().memory_descriptor(),
+                           doorbell_.get(), answer);
   }
   if (!status.ok()) {
     if (!peer->connecting) SendRefusal(connection.socket(), std::string(status.message()));
@@ -374,6 +423,19 @@ void LocalTransportImpl::OnHandshake(EventSink& sink, const PeerHandle& peer) {
   } else {
     sink.OnAccepted(connection.id());
   }
+}
+
+absl::Status LocalTransportImpl::CheckProof(Peer& peer, const PeerDescriptors& shown,
+                                            ConnectAnswer* answer) {
+  if (peer.connecting) {
+    const bool is_right = SameBytes(std::span(shown.proof).first(peer.answer.size()), peer.answer);
+    if (is_right) return absl::OkStatus();
+    return absl::PermissionDeniedError("whoever answered does not hold its key");
+  }
+  TALWEG_ASSIGN_OR_RETURN(const TokenGate::Entry entry, gate_.Enter(shown.proof));
+  peer.connection.set_identity(entry.identity);
+  *answer = entry.answer;
+  return absl::OkStatus();
 }
 
 void LocalTransportImpl::PollPeer(EventSink& sink, const PeerHandle& peer, int* budget, int* work) {

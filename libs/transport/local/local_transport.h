@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 
 #include "libs/runtime/clock.h"
@@ -31,12 +33,15 @@ struct LocalOptions {
 };
 
 // A Transport for processes of one host and one user, through shared memory. The receiver copies
-// written bytes to their place, so that closing fences. Addresses: "local:<path>" and
-// "local:@<abstract name>". It ignores a ListenSpec's fields.
+// written bytes to their place, so that closing fences. Addresses: "local:<path>#<key>" and
+// "local:@<abstract name>#<key>"; the key is the listener's own, or a member's (proof/data_key.h).
+// It ignores a ListenSpec's fields.
 class LocalTransport : public Transport {
  public:
   // Registers memory under a key and base address that another transport has chosen.
-  virtual absl::StatusOr<Region> RegisterAs(std::span<std::byte> bytes, wire::RemoteRef base) = 0;
+  // Without a writer it takes writes of all peers.
+  virtual absl::StatusOr<Region> RegisterAs(std::span<std::byte> bytes, wire::RemoteRef base,
+                                            const std::optional<PeerIdentity>& writer) = 0;
 };
 
 // `clock` and `counters` outlive the transport; `counters` may be null.

@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include <array>
+#include <optional>
+#include <span>
 #include <string>
 
 #include <catch2/catch.hpp>
@@ -19,6 +21,8 @@
 #include "libs/runtime/manual_clock.h"
 #include "libs/transport/local/handshake.h"
 #include "libs/transport/local/ring.h"
+#include "libs/transport/proof/connect_token.h"
+#include "libs/transport/proof/data_key.h"
 #include "libs/transport/testing/harness.h"
 
 namespace talweg::transport {
@@ -37,9 +41,13 @@ class LocalHarness final : public Harness {
     TALWEG_CHECK(transport.ok());
     return *std::move(transport);
   }
-  std::string NobodysAddress() override { return "local:@talweg-nobody-listens-here"; }
+  std::string NobodysAddress() override {
+    return "local:@talweg-nobody-listens-here#" + std::string(64, '0');
+  }
   int ConnectRaw(const std::string& address) override {
-    absl::StatusOr<Descriptor> socket = ConnectUnix(address.substr(address.find(':') + 1));
+    const size_t name = address.find(':') + 1;
+    absl::StatusOr<Descriptor> socket =
+        ConnectUnix(address.substr(name, address.rfind('#') - name));
     return socket.ok() ? socket->Release() : -1;
   }
 
@@ -90,17 +98,127 @@ TEST_CASE("Local: a key is one region's for as long as that lives", "[transport]
   const auto transport = NewLocalTransport({}, &clock, nullptr);
   REQUIRE(transport.ok());
   std::array<std::byte, 16> bytes{};
-  CHECK(absl::IsInvalidArgument((*transport)->RegisterAs({}, {.key = 7, .address = 0}).status()));
+  CHECK(absl::IsInvalidArgument(
+      (*transport)->RegisterAs({}, {.key = 7, .address = 0}, std::nullopt).status()));
   for (int i = 0; i < 2; ++i) {
-    const auto region = (*transport)->RegisterAs(bytes, {.key = 7, .address = 4096});
+    const auto region = (*transport)->RegisterAs(bytes, {.key = 7, .address = 4096}, std::nullopt);
     REQUIRE(region.ok());
     CHECK(region->Ref().key == 7);
-    const auto other = (*transport)->RegisterAs(bytes, {.key = 7, .address = 0});
+    const auto other = (*transport)->RegisterAs(bytes, {.key = 7, .address = 0}, std::nullopt);
     CHECK(absl::IsAlreadyExists(other.status()));
   }
 }
 
-TEST_CASE("Local: a peer of a release without heartbeats is not watched", "[transport]") {
+const PeerIdentity kMember = {
+    .job = JobId(3), .epoch = Epoch(7), .node = NodeRank(1), .incarnation = Incarnation(0x7f3a)};
+const PeerIdentity kOther = {
+    .job = JobId(3), .epoch = Epoch(7), .node = NodeRank(0), .incarnation = Incarnation(0x1111)};
+
+// A token that its member would show at this listener.
+ConnectToken TokenFor(const std::string& address, const PeerIdentity& member, uint32_t count) {
+  const std::string own = AddressForMember(address, member);
+  const auto key = ParseAddressKey(own.substr(own.rfind('#') + 1));
+  REQUIRE(key);
+  return MakeConnectToken(key->key, {.identity = member, .count = count});
+}
+
+// Says by hand what a peer says, and returns what the server makes of it: "", or its refusal.
+std::string SayByHand(Endpoint& server, const std::string& address,
+                      std::span<const std::byte> proof) {
+  LocalHarness harness;
+  const Descriptor socket(harness.ConnectRaw(address));
+  const Descriptor doorbell(eventfd(0, EFD_CLOEXEC));
+  const auto ring = RingMapping::Create(kRingBytesMin);
+  REQUIRE(ring.ok());
+  REQUIRE(SendHandshake(socket.get(), ring->memory_descriptor(), doorbell.get(), proof).ok());
+  absl::Status answer;
+  REQUIRE(PollUntil({&server}, [&] {
+    const auto received = ReceiveHandshake(socket.get());
+    answer = received.status();
+    return !received.ok() || received->has_value();
+  }));
+  return std::string(answer.message());
+}
+
+TEST_CASE("Local: a member proves who it is", "[transport]") {
+  LocalHarness harness;
+  Endpoint server{harness.NewTransport()};
+  const std::string address = *server.transport->Listen({});
+  Endpoint client{harness.NewTransport()};
+  for (size_t i = 0; i < 2; ++i) {  // Also when it connects again.
+    REQUIRE(client.transport->Connect(AddressForMember(address, kMember)).ok());
+    REQUIRE(PollUntil({&client, &server}, [&] {
+      return server.sink.accepted.size() == i + 1 && client.sink.connected.size() == i + 1;
+    }));
+    CHECK(server.transport->ProvenIdentity(server.sink.accepted[i]) == kMember);
+    CHECK_FALSE(client.transport->ProvenIdentity(client.sink.connected[i]));
+  }
+}
+
+TEST_CASE("Local: who has no key, another member's, or a token that was used, is refused",
+          "[transport]") {
+  LocalHarness harness;
+  Endpoint server{harness.NewTransport()};
+  const std::string address = *server.transport->Listen({});
+  const ConnectToken token = TokenFor(address, kMember, 5);
+  CHECK(SayByHand(server, address, {}).find("not made with a key") != std::string::npos);
+  ConnectToken forged = MakeConnectToken(MemberKey(NewDataKey(), kMember), {.identity = kMember});
+  CHECK(SayByHand(server, address, forged).find("not made with a key") != std::string::npos);
+  // Another's name, and its own key.
+  const std::string own = AddressForMember(address, kMember);
+  const auto key = ParseAddressKey(own.substr(own.rfind('#') + 1));
+  forged = MakeConnectToken(key->key, {.identity = kOther, .count = 1});
+  CHECK(SayByHand(server, address, forged).find("not made with a key") != std::string::npos);
+  CHECK(server.sink.accepted.empty());
+  CHECK(SayByHand(server, address, token).empty());
+  CHECK(server.sink.accepted.size() == 1);
+  CHECK(SayByHand(server, address, token).find("was used before") != std::string::npos);
+  CHECK(SayByHand(server, address, TokenFor(address, kOther, 5)).empty());
+  server.transport->SetAdmission([](const PeerIdentity& peer) {
+    return std::string(peer == kOther ? "node 0 has left" : "");
+  });
+  CHECK(SayByHand(server, address, TokenFor(address, kOther, 6)) == "it refused: node 0 has left");
+  CHECK(SayByHand(server, address, TokenFor(address, kMember, 6)).empty());
+}
+
+TEST_CASE("Local: whoever has a listener's name, and not its key, is found out", "[transport]") {
+  LocalHarness harness;
+  const std::string name = "@talweg-test-" + std::to_string(getpid());
+  const auto listener = ListenUnix(name);
+  REQUIRE(listener.ok());
+  const std::string address = "local:" + name + "#" + AddressKey{.key = NewDataKey()}.ToString();
+  Endpoint client{harness.NewTransport()};
+  REQUIRE(client.transport->Connect(AddressForMember(address, kMember)).ok());
+  const Descriptor accepted(accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const Descriptor doorbell(eventfd(0, EFD_CLOEXEC));
+  const auto ring = RingMapping::Create(kRingBytesMin);
+  const ConnectAnswer answer{};
+  REQUIRE(SendHandshake(accepted.get(), ring->memory_descriptor(), doorbell.get(), answer).ok());
+  REQUIRE(PollUntil({&client}, [&] { return !client.sink.disconnected.empty(); }));
+  CHECK(client.sink.connected.empty());
+  const std::string& reason = client.sink.disconnected[0].second;
+  CHECK(reason == "connect to local:" + name + ": whoever answered does not hold its key");
+}
+
+TEST_CASE("Local: a process of an older release is told to be upgraded", "[transport]") {
+  LocalHarness harness;
+  Endpoint server{harness.NewTransport()};
+  const std::string address = *server.transport->Listen({});
+  const Descriptor socket(harness.ConnectRaw(address));
+  const HandshakeMessage hello = {.version = 1};
+  REQUIRE(send(socket.get(), &hello, sizeof(hello), 0) == sizeof(hello));
+  HandshakeMessage answer;
+  REQUIRE(PollUntil({&server}, [&] {
+    return recv(socket.get(), &answer, sizeof(answer), MSG_DONTWAIT) == sizeof(answer);
+  }));
+  CHECK(answer.refused == 1);
+  CHECK(std::string(answer.text).find("version 1 of the local transport") != std::string::npos);
+  // Its address has no key.
+  const auto status = harness.NewTransport()->Connect("local:@x").status();
+  CHECK(std::string(status.message()).find("install the same release") != std::string::npos);
+}
+
+TEST_CASE("Local: a peer without heartbeats is not watched", "[transport]") {
   ManualClock clock{1'000'000'000};
   auto transport = NewLocalTransport({}, &clock, nullptr);
   REQUIRE(transport.ok());
@@ -114,7 +232,9 @@ TEST_CASE("Local: a peer of a release without heartbeats is not watched", "[tran
   REQUIRE(ring.ok());
   const bool counts = GENERATE(false, true);
   if (!counts) ring->control()->beats = 0;
-  REQUIRE(SendHandshake(socket.get(), ring->memory_descriptor(), doorbell.get()).ok());
+  REQUIRE(SendHandshake(socket.get(), ring->memory_descriptor(), doorbell.get(),
+                        TokenFor(*address, kMember, 1))
+              .ok());
   REQUIRE(PollUntil({&server}, [&] { return server.sink.accepted.size() == 1; }));
   for (int i = 0; i < 20; ++i) {
     clock.Advance(2'000'000'000);
@@ -133,7 +253,7 @@ TEST_CASE("Local: a full table of descriptors is called so", "[transport]") {
   const Descriptor ours(ends[0]);
   const Descriptor theirs(ends[1]);
   const Descriptor doorbell(eventfd(0, EFD_CLOEXEC));
-  REQUIRE(SendHandshake(theirs.get(), doorbell.get(), doorbell.get()).ok());
+  REQUIRE(SendHandshake(theirs.get(), doorbell.get(), doorbell.get(), {}).ok());
   rlimit before;
   REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
   const rlimit none_left{static_cast<rlim_t>(ours.get()), before.rlim_max};

@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "libs/transport/tcp/data_key.h"
+#include "libs/transport/proof/data_key.h"
 
 namespace talweg::transport {
 namespace {

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "libs/base/descriptor.h"
-#include "libs/transport/tcp/data_key.h"
+#include "libs/transport/proof/data_key.h"
 #include "libs/transport/tcp/handshake.h"
 
 typedef struct ssl_ctx_st SSL_CTX;

@@ -18,9 +18,9 @@
 
 #include "libs/base/descriptor.h"
 #include "libs/base/ids.h"
+#include "libs/transport/proof/data_key.h"
 #include "libs/transport/regions.h"
 #include "libs/transport/tcp/channel.h"
-#include "libs/transport/tcp/data_key.h"
 #include "libs/transport/tcp/handshake.h"
 #include "libs/transport/tcp/records.h"
 #include "libs/transport/transport.h"

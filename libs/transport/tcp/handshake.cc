@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "libs/base/check.h"
-#include "libs/transport/tcp/digest.h"
+#include "libs/transport/proof/digest.h"
 
 namespace talweg::transport {
 namespace {
@@ -19,13 +19,6 @@ constexpr size_t kHelloMacOffset = kNonceOffset + kNonceBytes;
 static_assert(kHelloMacOffset + sizeof(Digest) == kHelloBytes);
 static_assert(kNonceBytes + sizeof(Digest) == kAnswerBytes);
 static_assert(sizeof(Digest) == kProofBytes);
-
-// Each use of a key has a key of its own, which the member's key is made into.
-DataKey KeyFor(const DataKey& key, std::string_view use) {
-  DataKey made;
-  Hkdf(key, {}, use, made);
-  return made;
-}
 
 Digest MacOf(const DataKey& key, std::string_view label,
              std::initializer_list<std::span<const std::byte>> messages) {

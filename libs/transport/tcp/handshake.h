@@ -7,7 +7,7 @@
 #include <optional>
 #include <span>
 
-#include "libs/transport/tcp/data_key.h"
+#include "libs/transport/proof/data_key.h"
 #include "libs/transport/tcp/seal.h"
 #include "libs/transport/transport.h"
 

@@ -6,7 +6,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "libs/transport/tcp/data_key.h"
+#include "libs/transport/proof/data_key.h"
 #include "libs/transport/tcp/seal.h"
 
 namespace talweg::transport {
@@ -157,9 +157,10 @@ TEST_CASE("TcpAddress: what Listen returns becomes a member's own", "[transport]
                                 .identity = std::nullopt,
                                 .key = ends.listener};
   const std::string told = listening.ToString();
-  const std::string both = told + ",local:@talweg-1,fi:tcp://a:1/0123";
+  // The last is of an older release, and stays as it is.
+  const std::string both = told + ",local:@talweg-1,fi:tcp://a:1/0123456789abcdef";
   const std::string for_member = AddressForMember(both, kMember);
-  CHECK(for_member.ends_with(",local:@talweg-1,fi:tcp://a:1/0123"));
+  CHECK(for_member.ends_with(",local:@talweg-1,fi:tcp://a:1/0123456789abcdef"));
   const auto parsed = ParseTcpAddress(for_member.substr(0, for_member.find(',')));
   REQUIRE(parsed.ok());
   CHECK(parsed->host_port == listening.host_port);
@@ -170,6 +171,12 @@ TEST_CASE("TcpAddress: what Listen returns becomes a member's own", "[transport]
   CHECK(for_member.find(told.substr(told.rfind('/') + 1)) == std::string::npos);
   CHECK(AddressForMember(for_member.substr(0, for_member.find(',')), kMember) ==
         "tcp://[fe80::1%eth0]:20000");
+  const std::string fabric =
+      AddressForMember("fi:verbs://a:1/" + AddressKey{.key = ends.listener}.ToString(), kMember);
+  const std::string key = AddressKey{kMember, parsed->key}.ToString();
+  CHECK(fabric == "fi:verbs://a:1/" + key);
+  CHECK(AddressForMember(fabric, kMember) == "fi:verbs://a:1");
+  CHECK(AddressForMember("fi:tcp://a:1", kMember) == "fi:tcp://a:1");
 }
 
 TEST_CASE("TcpAddress: what is none is refused without showing its key", "[transport]") {

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "libs/base/check.h"
-#include "libs/transport/tcp/digest.h"
+#include "libs/transport/proof/digest.h"
 
 namespace talweg::transport {
 namespace {

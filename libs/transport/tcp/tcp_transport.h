@@ -11,7 +11,7 @@
 
 #include "libs/runtime/clock.h"
 #include "libs/telemetry/counter.h"
-#include "libs/transport/tcp/data_key.h"
+#include "libs/transport/proof/data_key.h"
 #include "libs/transport/transport.h"
 
 namespace talweg::transport {

@@ -24,6 +24,9 @@ std::string NameOf(std::string address) {
   if (const size_t host = address.find("://"); host != std::string::npos) {
     address.resize(std::min(address.size(), address.find('/', host + 3)));
   }
+  if (address.starts_with("local:")) {
+    address.resize(std::min(address.size(), address.find('#')));
+  }
   return address;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "libs/transport/tcp/data_key.h"
+#include "libs/transport/proof/data_key.h"
 
 #include <sys/random.h>
 
@@ -8,7 +8,7 @@
 
 #include "libs/base/check.h"
 #include "libs/base/shown_address.h"
-#include "libs/transport/tcp/digest.h"
+#include "libs/transport/proof/digest.h"
 
 namespace talweg::transport {
 namespace {
@@ -50,16 +50,29 @@ bool TakeNumber(std::string_view* text, Id* id) {
   return true;
 }
 
-// "<listener key>" or "<job>.<epoch>.<node>.<incarnation>.<member key>".
-bool ParseKey(std::string_view text, TcpAddress* address) {
-  if (text.find('.') != std::string_view::npos) {
-    PeerIdentity& identity = address->identity.emplace();
-    if (!TakeNumber(&text, &identity.job) || !TakeNumber(&text, &identity.epoch) ||
-        !TakeNumber(&text, &identity.node) || !TakeNumber(&text, &identity.incarnation)) {
-      return false;
-    }
+// Where the key begins in one address of any transport. npos: it has none.
+size_t KeyPlace(std::string_view address) {
+  if (address.starts_with("local:")) {
+    const size_t mark = address.rfind(kLocalKeyMark);
+    return mark == std::string_view::npos ? mark : mark + 1;
   }
-  return ParseHex(text, &address->key);
+  const size_t host = address.find("://");
+  if (host == std::string_view::npos) return std::string_view::npos;
+  const size_t slash = address.rfind('/');
+  return slash < host + 3 ? std::string_view::npos : slash + 1;
+}
+
+std::string ForMember(const std::string& address, const PeerIdentity& identity) {
+  const size_t place = KeyPlace(address);
+  if (place == std::string::npos) return address;
+  std::optional<AddressKey> key = ParseAddressKey(std::string_view(address).substr(place));
+  const bool is_tcp = address.starts_with(kScheme);
+  if (is_tcp && !ParseTcpAddress(address).ok()) key.reset();
+  if (!key && !is_tcp) return address;                      // An older release made it.
+  if (!key || key->identity) return ShownAddress(address);  // Nothing that it could open.
+  key->key = MemberKey(key->key, identity);
+  key->identity = identity;
+  return address.substr(0, place) + key->ToString();
 }
 
 }  // namespace
@@ -94,14 +107,38 @@ DataKey MemberKey(const DataKey& listener, const PeerIdentity& identity) {
   return Hmac(listener, {claim.bytes()});
 }
 
-std::string TcpAddress::ToString() const {
-  std::string text = std::string(kScheme) + host_port + "/" + DataSecurityName(security) + "/";
+DataKey KeyFor(const DataKey& key, std::string_view use) {
+  DataKey made;
+  Hkdf(key, {}, use, made);
+  return made;
+}
+
+std::string AddressKey::ToString() const {
+  std::string text;
   if (identity) {
     text += std::to_string(identity->job.value()) + "." + std::to_string(identity->epoch.value()) +
             "." + std::to_string(identity->node.value()) + "." +
             std::to_string(identity->incarnation.value()) + ".";
   }
   return text + Hex(key);
+}
+
+std::optional<AddressKey> ParseAddressKey(std::string_view text) {
+  AddressKey parsed;
+  if (text.find('.') != std::string_view::npos) {
+    PeerIdentity& identity = parsed.identity.emplace();
+    if (!TakeNumber(&text, &identity.job) || !TakeNumber(&text, &identity.epoch) ||
+        !TakeNumber(&text, &identity.node) || !TakeNumber(&text, &identity.incarnation)) {
+      return std::nullopt;
+    }
+  }
+  if (!ParseHex(text, &parsed.key)) return std::nullopt;
+  return parsed;
+}
+
+std::string TcpAddress::ToString() const {
+  return std::string(kScheme) + host_port + "/" + DataSecurityName(security) + "/" +
+         AddressKey{identity, key}.ToString();
 }
 
 absl::StatusOr<TcpAddress> ParseTcpAddress(const std::string& address) {
@@ -117,7 +154,12 @@ absl::StatusOr<TcpAddress> ParseTcpAddress(const std::string& address) {
       parsed.host_port = text.substr(0, first);
       const auto security = DataSecurityNamed(text.substr(first + 1, second - first - 1));
       parsed.security = security.value_or(DataSecurity::kNone);
-      valid = security.has_value() && ParseKey(text.substr(second + 1), &parsed);
+      const std::optional<AddressKey> key = ParseAddressKey(text.substr(second + 1));
+      valid = security.has_value() && key.has_value();
+      if (valid) {
+        parsed.identity = key->identity;
+        parsed.key = key->key;
+      }
     }
   }
   if (valid) return parsed;
@@ -131,18 +173,8 @@ std::string AddressForMember(const std::string& data_address, const PeerIdentity
   std::string result;
   for (size_t begin = 0; begin < data_address.size();) {
     const size_t end = std::min(data_address.find(',', begin), data_address.size());
-    std::string part = data_address.substr(begin, end - begin);
-    if (part.starts_with(kScheme)) {
-      absl::StatusOr<TcpAddress> parsed = ParseTcpAddress(part);
-      if (parsed.ok() && !parsed->identity) {
-        parsed->key = MemberKey(parsed->key, identity);
-        parsed->identity = identity;
-        part = parsed->ToString();
-      } else {
-        part = ShownAddress(part);  // Nothing that it could open.
-      }
-    }
-    result += (result.empty() ? "" : ",") + part;
+    result +=
+        (result.empty() ? "" : ",") + ForMember(data_address.substr(begin, end - begin), identity);
     begin = end + 1;
   }
   return result;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef TALWEG_LIBS_TRANSPORT_TCP_DIGEST_H_
-#define TALWEG_LIBS_TRANSPORT_TCP_DIGEST_H_
+#ifndef TALWEG_LIBS_TRANSPORT_PROOF_DIGEST_H_
+#define TALWEG_LIBS_TRANSPORT_PROOF_DIGEST_H_
 
 #include <array>
 #include <cstddef>
@@ -36,6 +36,9 @@ class ByteWriter {
   std::vector<std::byte> bytes_;
 };
 
+// The little-endian integer of `size` bytes at `offset`, which are there.
+uint64_t NumberAt(std::span<const std::byte> bytes, size_t offset, size_t size);
+
 // The 32 bytes of an identity: job, epoch, node, 4 zero bytes, incarnation.
 inline constexpr size_t kIdentityBytes = 32;
 void WriteIdentity(const PeerIdentity& identity, ByteWriter* out);
@@ -54,4 +57,4 @@ bool SameBytes(std::span<const std::byte> a, std::span<const std::byte> b);
 
 }  // namespace talweg::transport
 
-#endif  // TALWEG_LIBS_TRANSPORT_TCP_DIGEST_H_
+#endif  // TALWEG_LIBS_TRANSPORT_PROOF_DIGEST_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "libs/transport/tcp/digest.h"
+#include "libs/transport/proof/digest.h"
 
 #include <openssl/core_names.h>
 #include <openssl/crypto.h>
@@ -38,6 +38,8 @@ OSSL_PARAM OctetsParam(const char* name, const void* bytes, size_t size) {
   return OSSL_PARAM_construct_octet_string(name, const_cast<void*>(bytes), size);
 }
 
+}  // namespace
+
 uint64_t NumberAt(std::span<const std::byte> bytes, size_t offset, size_t size) {
   uint64_t value = 0;
   for (size_t i = 0; i < size; ++i) {
@@ -45,8 +47,6 @@ uint64_t NumberAt(std::span<const std::byte> bytes, size_t offset, size_t size) 
   }
   return value;
 }
-
-}  // namespace
 
 void ByteWriter::Bytes(std::span<const std::byte> bytes) {
   for (const std::byte byte : bytes) bytes_.push_back(byte);

@@ -122,6 +122,7 @@ struct SendResult {
   wire::RemoteRef target;  // kWritten only.
   WriteId write;           // kWritten only.
   std::string text;        // kDisagreement only: the entry's bytes.
+  int32_t priority = 0;    // That the member gave its contribution.
 };
 
 // Close now: nothing of the peer lands, and nothing that is read for it is read, when this has

@@ -47,6 +47,8 @@ void Job::OnView(const View& view, int64_t now_ns, Effects& out) {
   view_ = view;
   self_ = view_.IndexOfAggregator(config_.self);
   members_.assign(view_.members.size(), {});
+  reports_missing_ = members_.size();
+  placement_digest_ = PlacementDigest(view_);
   reports_complete_ = false;
   view_since_ns_ = now_ns;
   last_epoch_notice_ns_ = now_ns;
@@ -226,15 +228,15 @@ void Job::Admit(ConnectionId connection, Session& session, int64_t now_ns, Effec
   // A member that is behind will hear of this view, close this connection and open another.
   if (session.epoch < view_.epoch) return;
   const ViewMember& expected = view_.members[member->value()];
-  const uint64_t digest = PlacementDigest(view_);
-  if (hello.view_digest != digest || hello.rank_count != expected.rank_count) {
+  if (hello.view_digest != placement_digest_ || hello.rank_count != expected.rank_count) {
     RefuseHello(connection, session, wire::WelcomeStatus::kViewDiffers,
                 MemberText(*member) + " has another view of " + EpochText(view_.epoch) +
                     ", or is of a release that places tensors otherwise (install the same one "
                     "everywhere): digest " +
                     std::to_string(hello.view_digest) + " with " +
-                    std::to_string(hello.rank_count) + " ranks there, " + std::to_string(digest) +
-                    " with " + std::to_string(expected.rank_count) + " ranks at aggregator '" +
+                    std::to_string(hello.rank_count) + " ranks there, " +
+                    std::to_string(placement_digest_) + " with " +
+                    std::to_string(expected.rank_count) + " ranks at aggregator '" +
                     config_.self_name + "'",
                 now_ns, out);
     return;

@@ -187,7 +187,8 @@ class Job {
   std::string RoundDisagreement(const Tensor& tensor, const LocalSlice& slice) const;
   void StartSumIfFree(Tensor& tensor, LocalSlice& slice, Effects& out);
   void ServeAll(Tensor& tensor, LocalSlice& slice, Effects& out);
-  void Serve(Tensor& tensor, LocalSlice& slice, MemberIndex member, bool wants_bytes, Effects& out);
+  void Serve(Tensor& tensor, LocalSlice& slice, MemberIndex member, bool wants_bytes,
+             int32_t priority, Effects& out);
   void ForgetWritesOf(ConnectionId connection, Effects& out);
   void WriteIsOver(const Write& write, Effects& out);
 
@@ -228,6 +229,8 @@ class Job {
   View view_;
   std::optional<AggregatorIndex> self_;
   std::vector<Member> members_;
+  size_t reports_missing_ = 0;     // Those of members_.
+  uint64_t placement_digest_ = 0;  // That of view_.
   std::map<ConnectionId, Session> sessions_;
   std::map<TensorKey, Tensor> tensors_;
   bool none_waits_ = false;  // As of the last tick, and nothing has happened since.

@@ -29,10 +29,7 @@ void Job::OnReport(ConnectionId connection, MemberIndex member, const wire::Fram
   }
   if (record.reported || (frame.header.flags & wire::kFlagMore) != 0) return;
   record.reported = true;
-  for (const Member& other : members_) {
-    if (!other.reported) return;
-  }
-  OnReportsComplete(out);
+  if (--reports_missing_ == 0) OnReportsComplete(out);
 }
 
 void Job::OnRepeatedReport(ConnectionId connection, MemberIndex member, const wire::Report& entry,

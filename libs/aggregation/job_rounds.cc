@@ -110,7 +110,7 @@ void Job::OnContribution(ConnectionId connection, Session& session, MemberIndex 
     case SliceRound::Outcome::kDuplicate: ++counters_.duplicates; return;
     case SliceRound::Outcome::kServeAgain:
       ++counters_.results_again;
-      Serve(tensor, *slice, member, entry.wants_result, out);
+      Serve(tensor, *slice, member, entry.wants_result, entry.priority, out);
       return;
     case SliceRound::Outcome::kTaken:
     case SliceRound::Outcome::kCompleted: break;
@@ -299,12 +299,13 @@ void Job::ServeAll(Tensor& tensor, LocalSlice& slice, Effects& out) {
   }
   for (uint32_t i = 0; i < members_.size(); ++i) {
     if (!tensor.participation.TakesPart(MemberIndex{i}, slice.part)) continue;
-    Serve(tensor, slice, MemberIndex{i}, slice.round.WantedResult(MemberIndex{i}), out);
+    Serve(tensor, slice, MemberIndex{i}, slice.round.WantedResult(MemberIndex{i}),
+          slice.round.WantedPriority(MemberIndex{i}), out);
   }
 }
 
 void Job::Serve(Tensor& tensor, LocalSlice& slice, MemberIndex member, bool wants_bytes,
-                Effects& out) {
+                int32_t priority, Effects& out) {
   // Who is away now asks again when it is back, by sending its contribution again.
   const std::optional<ConnectionId>& connection = members_[member.value()].connection;
   if (!connection || !tensor.DeclaredBy(member)) return;
@@ -321,7 +322,8 @@ void Job::Serve(Tensor& tensor, LocalSlice& slice, MemberIndex member, bool want
                        .result = tensor.result,
                        .offset_bytes = slice.slot_offset_bytes,
                        .length_bytes = standing.length_bytes,
-                       .text = standing.disagreement};
+                       .text = standing.disagreement,
+                       .priority = priority};
   ++counters_.results;
   if (!standing.disagreement.empty()) {
     result.entry.form = Form::kDisagreement;

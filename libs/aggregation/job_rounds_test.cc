@@ -41,6 +41,24 @@ TEST_CASE("Job: contributions are summed in member order, whatever order they co
   CHECK(f.job.counters().summed_bytes == 2 * kLargeCount * 4);
 }
 
+TEST_CASE("Job: a result has the priority that its member gave, also when it comes again",
+          "[aggregation]") {
+  JobFixture f;
+  f.StartWith("w", kLargeCount);
+  wire::Contribute part = f.Part("w", 1);
+  part.priority = 4;
+  f.Contribute(0, part);
+  part.priority = -4;
+  f.Contribute(1, part);
+  REQUIRE(f.Results(0).size() == 1);
+  CHECK(f.Results(0)[0].priority == 4);
+  CHECK(f.Results(1)[0].priority == -4);
+  part.priority = 6;
+  f.Contribute(1, part);
+  REQUIRE(f.Results(1).size() == 2);
+  CHECK(f.Results(1)[1].priority == 6);
+}
+
 TEST_CASE("Job: rounds follow each other, results alternate between the regions", "[aggregation]") {
   JobFixture f;
   f.StartWith("w", kLargeCount);

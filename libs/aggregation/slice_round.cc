@@ -49,7 +49,8 @@ SliceRound::Outcome SliceRound::OnContribution(MemberIndex from, const wire::Con
           .wants_result = entry.wants_result,
           .rank_count = empty ? 0 : entry.rank_count,
           .length_bytes = empty ? 0 : entry.length_bytes,
-          .signature = entry.signature};
+          .signature = entry.signature,
+          .priority = entry.priority};
   if (disagrees) {
     part.disagreement.assign(reinterpret_cast<const char*>(entry.bytes.data()), entry.bytes.size());
     if (part.disagreement.empty()) part.disagreement = "its ranks disagree";
@@ -112,9 +113,9 @@ void SliceRound::Disagree(Epoch epoch, std::string text) {
 
 void SliceRound::Stand(Standing standing) {
   standing_ = std::move(standing);
-  wanted_.assign(parts_.size(), false);
+  wanted_.assign(parts_.size(), {});
   for (size_t i = 0; i < parts_.size(); ++i) {
-    wanted_[i] = parts_[i].here && parts_[i].wants_result;
+    if (parts_[i].here) wanted_[i] = {parts_[i].wants_result, parts_[i].priority};
     parts_[i] = {};
   }
   state_ = State::kFilling;

@@ -53,6 +53,7 @@ class SliceRound {
     uint32_t rank_count = 0;
     uint32_t length_bytes = 0;
     RoundSignature signature = 0;
+    int32_t priority = 0;
     std::string disagreement;  // Among the member's own ranks.
   };
 
@@ -84,7 +85,9 @@ class SliceRound {
   // By member index. Valid in every state; in kFilling after OnSummed those of the next round.
   const std::vector<Part>& parts() const { return parts_; }
   // What each member wanted of the round in `standing()`.
-  bool WantedResult(MemberIndex member) const { return wanted_[member.value()]; }
+  bool WantedResult(MemberIndex member) const { return wanted_[member.value()].result; }
+  // And how urgently.
+  int32_t WantedPriority(MemberIndex member) const { return wanted_[member.value()].priority; }
   // The member whose bytes a copy round's result is; nullopt while it is not here.
   std::optional<MemberIndex> source() const { return source_; }
   // The open round's result is one that a member has from an older epoch.
@@ -94,6 +97,11 @@ class SliceRound {
   int64_t since_ns() const { return since_ns_; }
 
  private:
+  struct Wanted {
+    bool result = false;
+    int32_t priority = 0;
+  };
+
   bool AnyDisagrees() const;
   void Stand(Standing standing);
 
@@ -106,7 +114,7 @@ class SliceRound {
   uint32_t here_count_ = 0;
   int64_t since_ns_ = 0;
   std::vector<Part> parts_;
-  std::vector<bool> wanted_;
+  std::vector<Wanted> wanted_;
   Standing standing_;
 };
 

@@ -45,6 +45,22 @@ TEST_CASE("SliceRound: fills, sums, and goes on with the next round", "[aggregat
   CHECK(slice.OnContribution(kFirst, Sum(8), 30) == Outcome::kTaken);
 }
 
+TEST_CASE("SliceRound: each member's result is as urgent as its own contribution",
+          "[aggregation]") {
+  SliceRound slice(2, 2);
+  wire::Contribute first = Sum(1);
+  first.priority = -3;
+  wire::Contribute second = Sum(1);
+  second.priority = 8;
+  CHECK(slice.OnContribution(kFirst, first, 0) == Outcome::kTaken);
+  CHECK(slice.OnContribution(kSecond, second, 0) == Outcome::kCompleted);
+  slice.StartSum();
+  slice.OnSummed(Epoch{1});
+  CHECK(slice.WantedPriority(kFirst) == -3);
+  CHECK(slice.WantedPriority(kSecond) == 8);
+  CHECK(slice.WantedResult(kFirst));
+}
+
 TEST_CASE("SliceRound: the same contribution twice counts once", "[aggregation]") {
   SliceRound slice(2, 2);
   CHECK(slice.OnContribution(kFirst, Sum(1), 0) == Outcome::kTaken);

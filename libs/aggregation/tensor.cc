@@ -56,6 +56,9 @@ std::string DeclareProblem(const wire::Declare& declare, const View& view) {
   if (collective.needs_every_rank() && declare.group.empty()) {
     return who + std::string(collective.name()) + " needs the ranks that take part in it";
   }
+  if (collective.side && declare.group.empty()) {
+    return who + "a side tensor needs the ranks that take part in it";
+  }
   const Agreement agreement = AgreementOf(declare, view.epoch);
   // A part is bounded first, so that the product stays in range.
   if (collective.element_count > kTensorBytesMax / DTypeSize(collective.dtype) ||
@@ -71,9 +74,9 @@ std::string DeclareProblem(const wire::Declare& declare, const View& view) {
            std::to_string(wire::kTensorSlicesMax) + " slices of " +
            FormatBytes(view.slice_bytes_max) + ": configure the job with a larger slice size";
   }
-  if (collective.has_root() && !agreement.IsDead() && declare.root_rank >= view.RankCount()) {
+  if (collective.has_root() && !agreement.IsDead() && declare.root_rank >= view.NumberCount()) {
     return who + "its root is rank " + std::to_string(declare.root_rank) + ", and the job has " +
-           std::to_string(view.RankCount()) + " ranks";
+           std::to_string(view.NumberCount()) + " ranks";
   }
   return "";
 }

@@ -9,6 +9,7 @@
 #include "libs/base/bytes.h"
 #include "libs/base/shown_address.h"
 #include "libs/config/ready.h"
+#include "libs/rpc/call_gate.h"
 #include "libs/rpc/conversion.h"
 #include "libs/runtime/clock.h"
 #include "libs/runtime/host_id.h"
@@ -95,6 +96,9 @@ absl::Status Aggregator::Open() {
                        .incarnation = incarnation_,
                        .credit_bytes = config_.credit_bytes,
                        .memory_bytes_max = MemoryBytesMaxOf(config_),
+                       .results_window_bytes = config_.results_by_priority
+                                                   ? aggregation::ResultQueue::kUsualWindowBytes
+                                                   : aggregation::ResultQueue::kNoWindow,
                        .peer_connections_max = config_.peer_connections_max},
       transport_.get(), clock_);
   errands_ = std::make_unique<Errands>(loop_.get());
@@ -168,11 +172,16 @@ void Aggregator::SayWhoCanConnect() const {
 }
 
 absl::Status Aggregator::OpenAdmin() {
+  const auto gate = std::make_shared<rpc::CallGate>(
+      rpc::CallLimitOptions{.per_second_max = config_.peer_calls_per_second_max,
+                            .open_max = config_.peer_calls_open_max});
   admin_service_ = rpc::MakeAggregatorAdminService(
-      {.get_status = [this](const aggregator::v1::GetStatusRequest& request,
-                            rpc::Done<aggregator::v1::GetStatusResponse> done) {
-        errands_->Post([this, request, done = std::move(done)] { done(GetStatus(request)); });
-      }});
+      {.get_status =
+           [this](const aggregator::v1::GetStatusRequest& request,
+                  rpc::Done<aggregator::v1::GetStatusResponse> done) {
+             errands_->Post([this, request, done = std::move(done)] { done(GetStatus(request)); });
+           }},
+      gate);
   TALWEG_ASSIGN_OR_RETURN(const config::ListenAddress listen,
                           config::OnInterface(config_.admin_listen, config_.interface));
   TALWEG_ASSIGN_OR_RETURN(server_, rpc::Server::Start({.unix_path = listen.path,
@@ -181,7 +190,8 @@ absl::Status Aggregator::OpenAdmin() {
                                                        .port_max = listen.port_last,
                                                        .advertise_host = config_.advertise,
                                                        .credentials = credentials_,
-                                                       .insecure = config_.insecure},
+                                                       .insecure = config_.insecure,
+                                                       .gate = gate},
                                                       {admin_service_->service()}));
   if (!server_->warning().empty()) Log(LogLevel::kWarning, server_->warning());
   server_->SetServing(kAdminServiceName, true);

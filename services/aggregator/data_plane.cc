@@ -30,9 +30,13 @@ DataPlane::DataPlane(DataPlaneOptions options, transport::Transport* transport, 
       transport_(transport),
       clock_(clock),
       machine_(machine),
-      budget_(options_.memory_bytes_max) {}
+      budget_(options_.memory_bytes_max) {
+  transport_->SetAdmission(
+      [this](const transport::PeerIdentity& peer) { return WhyRefused(peer); });
+}
 
 DataPlane::~DataPlane() {
+  transport_->SetAdmission({});
   // Before the memory that peers may write to.
   for (const auto& [id, connection] : connections_) transport_->Close(id);
 }
@@ -204,9 +208,29 @@ void DataPlane::ForgetFinishedJobs() {
   std::erase_if(tenants_, [](const auto& entry) { return entry.second.use_count() == 1; });
 }
 
+std::string DataPlane::WhyRefused(const transport::PeerIdentity& peer) const {
+  const auto job = jobs_.find(peer.job);
+  if (job != jobs_.end() && !job->second->core.closed()) {
+    const aggregation::Job& core = job->second->core;
+    // A key for a view that has not come here yet: the Hello waits for it.
+    if (peer.epoch > core.view().epoch) return "";
+    if (core.view().IndexOf(MemberIdentity{peer.node, peer.incarnation})) return "";
+    return "node " + std::to_string(peer.node.value()) + " is not in epoch " +
+           std::to_string(core.view().epoch.value()) + " of job '" + core.config().name +
+           "': it has to join again as a new incarnation";
+  }
+  if (const auto over = over_.find(peer.job); over != over_.end()) {
+    return peer.epoch > over->second ? "" : WhyUnknown(peer.job);
+  }
+  // Ids ascend: one below those that are remembered was over before.
+  const bool is_forgotten = over_.size() == kJobsOverMax && peer.job < over_.begin()->first;
+  return is_forgotten ? WhyUnknown(peer.job) : "";
+}
+
 void DataPlane::OnAccepted(ConnectionId id) {
   ++totals_.connections;
-  Connection& connection = connections_[id];
+  Connection& connection =
+      connections_.try_emplace(id, options_.results_window_bytes).first->second;
   connection.deadline_ns = clock_->NowNs() + options_.hello_timeout_ns;
   connection.host = transport_->PeerHost(id);
   LimitConnections(id, connection);
@@ -294,9 +318,14 @@ void DataPlane::OnFrame(ConnectionId id, std::span<const std::byte> bytes) {
 void DataPlane::OnWriteDone(ConnectionId id, uint64_t context) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
-  found->second.writes.erase(context);
-  JobRecord* const job = found->second.job;
+  Connection& connection = found->second;
+  JobRecord* const job = connection.job;
   if (job == nullptr) return;
+  const auto write = connection.writes.find(context);
+  if (write == connection.writes.end() || !write->second.has_left) return;
+  connection.results.OnWritten(write->second.length_bytes);
+  connection.writes.erase(write);
+  while (const auto next = connection.results.Take()) PostResult(connection, *next);
   job->core.OnWriteDone(aggregation::WriteId{context}, job->effects);
   Perform(*job);
 }
@@ -406,7 +435,9 @@ void DataPlane::Flush() {
     const uint64_t kept_bytes = found->second.credit_meter.KeptBytes(options_.credit_bytes);
     found->second.outbox->Flush(job.core.view().epoch, kept_bytes);
     // One that sends and never reads must not make us keep what it does not take.
-    if (transport_->PendingBytes(id) <= options_.memory_bytes_max + kPendingBytesSlack) continue;
+    const uint64_t pending_bytes =
+        transport_->PendingBytes(id) + found->second.results.waiting_bytes();
+    if (pending_bytes <= options_.memory_bytes_max + kPendingBytesSlack) continue;
     CloseConnection(id, "it does not read what it is sent");
     job.core.OnDisconnect(id, job.effects);
     Perform(job);

@@ -15,6 +15,7 @@
 
 #include "libs/aggregation/fair_share.h"
 #include "libs/aggregation/job.h"
+#include "libs/aggregation/result_queue.h"
 #include "libs/runtime/clock.h"
 #include "libs/runtime/event_loop.h"
 #include "libs/transport/transport.h"
@@ -30,6 +31,8 @@ struct DataPlaneOptions {
   Incarnation incarnation;
   uint64_t credit_bytes = 8 * kMiB;
   uint64_t memory_bytes_max = kGiB;
+  // So much of results may be under way on a connection before others wait for their turn.
+  uint64_t results_window_bytes = aggregation::ResultQueue::kNoWindow;
   // How long a Hello waits for the view of a job that is not known yet: agents may hear of a view
   // before this aggregator does.
   int64_t unknown_job_hold_ns = 5'000'000'000;
@@ -71,6 +74,8 @@ class DataPlane final : public Poller, private transport::EventSink {
     uint64_t impostors = 0;          // Hellos of another member than the connection's key.
     uint64_t hellos_for_unknown_jobs = 0;
     uint64_t connections_over_limit = 0;  // Closed or refused, as there were as many as may be.
+    uint64_t results_queued = 0;          // Did not leave at once.
+    uint64_t results_hurried = 0;         // Were queued, and left before a FenceAck.
     aggregation::Counters ended;          // What jobs that are gone have counted.
   };
 
@@ -128,7 +133,15 @@ class DataPlane final : public Poller, private transport::EventSink {
     std::unordered_map<uint64_t, SlotMemory> memory;  // By AllocationId.
     std::deque<PendingSum> sums;
   };
+  // A result that is written to a member, or waits to be.
+  struct ResultWrite {
+    SlotMemory source;
+    uint32_t length_bytes = 0;
+    bool has_left = false;
+  };
   struct Connection {
+    explicit Connection(uint64_t results_window_bytes) : results(results_window_bytes) {}
+
     JobRecord* job = nullptr;  // Null before its Hello has been handed to a job.
     std::unique_ptr<Outbox> outbox;
     CreditMeter credit_meter;
@@ -139,8 +152,8 @@ class DataPlane final : public Poller, private transport::EventSink {
     bool refused = false;
     std::vector<std::byte> held_hello;  // For a job that is not known yet.
     JobId held_job;
-    // Sources of writes under way, by WriteId.
-    std::unordered_map<uint64_t, SlotMemory> writes;
+    std::unordered_map<uint64_t, ResultWrite> writes;  // By WriteId.
+    aggregation::ResultQueue results;
     ConnectionTraffic traffic;
   };
 
@@ -151,6 +164,9 @@ class DataPlane final : public Poller, private transport::EventSink {
   void OnFrame(ConnectionId connection, std::span<const std::byte> frame) override;
   void OnWriteDone(ConnectionId connection, uint64_t context) override;
 
+  // Why whoever proves that it is this member may not connect; "" if it may. One that is not in the
+  // job's view, or whose job is over, may not.
+  std::string WhyRefused(const transport::PeerIdentity& peer) const;
   void OnUnreadable(ConnectionId id, Connection& connection, std::span<const std::byte> bytes,
                     const std::string& text);
   void OnFirstFrame(ConnectionId id, Connection& connection, std::span<const std::byte> bytes,
@@ -179,6 +195,7 @@ class DataPlane final : public Poller, private transport::EventSink {
   void Do(JobRecord& job, const aggregation::CopyResult& effect);
   void Do(JobRecord& job, const aggregation::SendResult& effect);
   void Do(JobRecord& job, const aggregation::CloseConnection& effect);
+  void PostResult(Connection& connection, const aggregation::SendResult& effect);
   SlotPool NewPool() const { return {transport_, machine_.memory, options_.slots}; }
   SlotPool& SlotPoolOf(JobRecord& job, const MemberIdentity& member);
   SlotMemory MemoryOf(const JobRecord& job, aggregation::AllocationId id) const;

@@ -25,14 +25,19 @@ void DataPlane::Perform(JobRecord& job) {
 void DataPlane::Do(JobRecord&, const aggregation::Send& effect) {
   const auto found = connections_.find(effect.connection);
   if (found == connections_.end()) return;
-  Outbox& outbox = *found->second.outbox;
+  Connection& connection = found->second;
+  Outbox& outbox = *connection.outbox;
   std::visit(
-      [&outbox, &effect](const auto& entry) {
+      [this, &connection, &outbox, &effect](const auto& entry) {
         using Entry = std::decay_t<decltype(entry)>;
         using wire::FrameType;
         if constexpr (std::is_same_v<Entry, wire::Welcome>) {
           outbox.AddWelcome(effect.epoch, entry);
         } else if constexpr (std::is_same_v<Entry, wire::FenceAck>) {
+          while (const auto next = connection.results.TakeAnyway()) {
+            ++totals_.results_hurried;
+            PostResult(connection, *next);
+          }
           outbox.AddFenceAck(effect.epoch);
         } else if constexpr (std::is_same_v<Entry, wire::Declared>) {
           outbox.Add(FrameType::kDeclared, effect.epoch, entry);
@@ -48,7 +53,7 @@ void DataPlane::Do(JobRecord&, const aggregation::Send& effect) {
         }
       },
       effect.entry);
-  MarkUnflushed(effect.connection, found->second);
+  MarkUnflushed(effect.connection, connection);
 }
 
 void DataPlane::Do(JobRecord&, const aggregation::ReturnCredit& effect) {
@@ -141,22 +146,34 @@ void DataPlane::Do(JobRecord& job, const aggregation::SendResult& effect) {
   const auto found = connections_.find(effect.connection);
   if (found == connections_.end()) return;
   Connection& connection = found->second;
+  fair_share_.Charge(job.core.config().job, effect.length_bytes);
   wire::Result entry = effect.entry;
   const SlotMemory result = MemoryOf(job, effect.result);
+  if (entry.form == wire::Form::kWritten) {
+    connection.writes.emplace(effect.write.value(), ResultWrite{result, effect.length_bytes});
+    if (connection.results.Add(effect)) return PostResult(connection, effect);
+    ++totals_.results_queued;
+    return;
+  }
   if (entry.form == wire::Form::kDisagreement) {
     entry.bytes = std::as_bytes(std::span(effect.text));
   } else if (entry.form == wire::Form::kInline && effect.length_bytes > 0) {
     entry.bytes = result.bytes().subspan(effect.offset_bytes, effect.length_bytes);
-  } else if (entry.form == wire::Form::kWritten) {
-    // The frame that announces it is posted later, so it arrives after the bytes.
-    connection.writes.emplace(effect.write.value(), result);
-    connection.traffic.sent_bytes += effect.length_bytes;
-    totals_.sent_bytes += effect.length_bytes;
-    transport_->PostWrite(effect.connection, result.Slice(effect.offset_bytes, effect.length_bytes),
-                          effect.target, effect.write.value());
   }
-  fair_share_.Charge(job.core.config().job, effect.length_bytes);
   connection.outbox->Add(wire::FrameType::kResult, effect.epoch, entry);
+  MarkUnflushed(effect.connection, connection);
+}
+
+void DataPlane::PostResult(Connection& connection, const aggregation::SendResult& effect) {
+  ResultWrite& write = connection.writes.at(effect.write.value());
+  write.has_left = true;
+  connection.traffic.sent_bytes += effect.length_bytes;
+  totals_.sent_bytes += effect.length_bytes;
+  // The frame that announces it is posted later, so it arrives after the bytes.
+  transport_->PostWrite(effect.connection,
+                        write.source.Slice(effect.offset_bytes, effect.length_bytes), effect.target,
+                        effect.write.value());
+  connection.outbox->Add(wire::FrameType::kResult, effect.epoch, effect.entry);
   MarkUnflushed(effect.connection, connection);
 }
 

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <catch2/catch.hpp>
@@ -17,6 +18,8 @@
 #include "libs/base/fingerprint.h"
 #include "libs/runtime/clock.h"
 #include "libs/transport/libfabric/fabric_transport.h"
+#include "libs/transport/proof/data_key.h"
+#include "libs/transport/tcp/tcp_transport.h"
 #include "libs/view/placement.h"
 #include "services/aggregator/data_plane.h"
 
@@ -54,8 +57,6 @@ inline View MakeView(uint64_t job, uint32_t members, uint64_t epoch = 1) {
 // An agent as an aggregator sees one.
 class HandAgent : public transport::EventSink {
  public:
-  HandAgent(const Clock* clock, View view, uint32_t node)
-      : HandAgent(transport::NewFabricTransport({}, clock, nullptr), std::move(view), node) {}
   HandAgent(absl::StatusOr<std::unique_ptr<transport::Transport>> made, View view, uint32_t node)
       : view_(std::move(view)), node_(node), arena_(2 * kMiB), results_(4 * kMiB) {
     REQUIRE(made.ok());
@@ -67,9 +68,19 @@ class HandAgent : public transport::EventSink {
     if (connected) transport->Close(connection);
   }
 
+  void Follow(View view) { view_ = std::move(view); }
+  // As its member, to the aggregator that has said this of itself.
   void Connect(const std::string& address) {
+    ConnectTo(
+        transport::AddressForMember(address, {.job = view_.job,
+                                              .epoch = view_.epoch,
+                                              .node = view_.members[node_].id.node,
+                                              .incarnation = view_.members[node_].id.incarnation}));
+  }
+  void ConnectTo(const std::string& address) {
     connection = *transport->Connect(address);
     connected = true;
+    end.clear();
   }
   template <typename Entry>
   void Say(FrameType type, const std::vector<Entry>& entries) {
@@ -81,11 +92,13 @@ class HandAgent : public transport::EventSink {
     }
     transport->PostFrame(connection, writer.Take());
   }
-  void SayHello() {
-    const ViewMember& self = view_.members[node_];
+  void SayHello() { SayHelloOf(view_); }
+  // As the member that has this one's place in another view.
+  void SayHelloOf(const View& view) {
+    const ViewMember& self = view.members[node_];
     Say(FrameType::kHello, std::vector{wire::Hello{.member = self.id,
                                                    .rank_count = self.rank_count,
-                                                   .view_digest = PlacementDigest(view_),
+                                                   .view_digest = PlacementDigest(view),
                                                    .job_name = "job",
                                                    .node_name = self.name}});
   }
@@ -115,6 +128,32 @@ class HandAgent : public transport::EventSink {
     }
     Say(FrameType::kContribute, std::vector{entry});
   }
+  // Several tensors of the same long values, with a priority each, in one frame.
+  void PushTogether(const std::vector<std::pair<std::string, int32_t>>& names, uint64_t round,
+                    const std::vector<float>& values) {
+    const size_t bytes = values.size() * sizeof(float);
+    std::memcpy(arena_.data(), values.data(), bytes);
+    std::vector<wire::Contribute> entries;
+    for (const auto& [name, priority] : names) {
+      transport->PostWrite(connection, arena_region_.Slice(0, bytes), slots.at(KeyOf(name)), 1);
+      entries.push_back({.key = KeyOf(name),
+                         .round = Round{round},
+                         .rank_count = view_.members[node_].rank_count,
+                         .length_bytes = static_cast<uint32_t>(bytes),
+                         .priority = priority});
+    }
+    Say(FrameType::kContribute, entries);
+  }
+  // The tensors whose results have come, in that order.
+  std::vector<TensorKey> ResultOrder() const {
+    std::vector<TensorKey> order;
+    for (const wire::Frame& frame : frames) {
+      const auto* results = std::get_if<std::vector<wire::Result>>(&frame.entries);
+      if (results == nullptr) continue;
+      for (const wire::Result& result : *results) order.push_back(result.key);
+    }
+    return order;
+  }
   std::vector<float> Written(uint64_t round, size_t count, uint64_t offset = 0) const {
     std::vector<float> values(count);
     std::memcpy(values.data(), results_.data() + (round & 1) * 2 * kMiB + offset,
@@ -142,7 +181,10 @@ class HandAgent : public transport::EventSink {
 
   void OnAccepted(ConnectionId) override {}
   void OnConnected(ConnectionId) override {}
-  void OnDisconnected(ConnectionId, const std::string&) override { connected = false; }
+  void OnDisconnected(ConnectionId, const std::string& reason) override {
+    connected = false;
+    end = reason;
+  }
   void OnFrame(ConnectionId, std::span<const std::byte> bytes) override {
     kept.emplace_back(bytes.begin(), bytes.end());  // Entries point into them.
     const auto parsed = wire::ParseFrame(kept.back());
@@ -158,6 +200,7 @@ class HandAgent : public transport::EventSink {
   std::unique_ptr<transport::Transport> transport;
   ConnectionId connection;
   bool connected = false;
+  std::string end;  // How the last connection ended.
   std::deque<std::vector<std::byte>> kept;
   std::vector<wire::Frame> frames;
   std::map<TensorKey, wire::RemoteRef> slots;
@@ -172,9 +215,21 @@ class HandAgent : public transport::EventSink {
   transport::Region results_region_;
 };
 
+// Makes the transports of a test.
+using TransportMaker = absl::StatusOr<std::unique_ptr<transport::Transport>> (*)(const Clock*);
+
+inline absl::StatusOr<std::unique_ptr<transport::Transport>> OverLibfabric(const Clock* clock) {
+  return transport::NewFabricTransport({}, clock, nullptr);
+}
+inline absl::StatusOr<std::unique_ptr<transport::Transport>> OverTcp(const Clock* clock) {
+  return transport::NewTcpTransport({.security = transport::DataSecurity::kKeyed}, clock, nullptr);
+}
+
 struct Pool {
-  explicit Pool(DataPlaneOptions options = {.memory_bytes_max = 64 * kMiB}) {
-    auto made = transport::NewFabricTransport({}, &clock, nullptr);
+  explicit Pool(DataPlaneOptions options = {.memory_bytes_max = 64 * kMiB},
+                TransportMaker over = OverLibfabric)
+      : make(over) {
+    auto made = make(&clock);
     REQUIRE(made.ok());
     transport = *std::move(made);
     address = *transport->Listen({});
@@ -184,8 +239,14 @@ struct Pool {
   }
 
   HandAgent& AddAgent(const View& view, uint32_t node) {
-    agents.push_back(std::make_unique<HandAgent>(&clock, view, node));
+    agents.push_back(std::make_unique<HandAgent>(make(&clock), view, node));
     agents.back()->Connect(address);
+    return *agents.back();
+  }
+  // Somebody who has the aggregator's own key, and is no member.
+  HandAgent& AddNobody(const View& view) {
+    agents.push_back(std::make_unique<HandAgent>(make(&clock), view, 0));
+    agents.back()->ConnectTo(address);
     return *agents.back();
   }
   // Everybody polls, and sleeps on the descriptors when there is nothing, until `done`.
@@ -225,6 +286,7 @@ struct Pool {
   }
 
   SkippingClock clock;
+  const TransportMaker make;
   std::unique_ptr<transport::Transport> transport;
   std::string address;
   std::unique_ptr<DataPlane> data_plane;

@@ -62,7 +62,7 @@ TEST_CASE("DataPlane: an address has no more connections than it may", "[aggrega
   Pool pool({.memory_bytes_max = 64 * kMiB, .peer_connections_max = 2});
   const View view = MakeView(1, 3);
   pool.data_plane->OnJobView("job", view);
-  HandAgent& silent = pool.AddAgent(view, 0);
+  HandAgent& silent = pool.AddNobody(view);
   pool.Until([&] { return pool.data_plane->totals().connections == 1; });
   HandAgent& first = pool.AddAgent(view, 0);
   HandAgent& second = pool.AddAgent(view, 1);
@@ -88,10 +88,10 @@ TEST_CASE("DataPlane: an address has no more connections than it may", "[aggrega
   first.connected = false;
   pool.clock.skipped_ns += 10'000'000'000;
   pool.Until([&] { return !third.connected; });
-  HandAgent& again = pool.AddAgent(view, 2);
-  again.SayHello();
-  pool.Until([&] { return again.Count<wire::Welcome>() == 1; });
-  CHECK(again.Last<wire::Welcome>().status == wire::WelcomeStatus::kOk);
+  third.Connect(pool.address);
+  third.SayHello();
+  pool.Until([&] { return third.Count<wire::Welcome>() == 2; });
+  CHECK(third.Last<wire::Welcome>().status == wire::WelcomeStatus::kOk);
 }
 
 TEST_CASE("DataPlane: of connections that say nothing, the oldest go", "[aggregator]") {
@@ -103,7 +103,7 @@ TEST_CASE("DataPlane: of connections that say nothing, the oldest go", "[aggrega
   pool.Until([&] { return member.Count<wire::Welcome>() == 1; });
   std::vector<HandAgent*> silent;
   for (uint64_t i = 0; i < 3; ++i) {
-    silent.push_back(&pool.AddAgent(view, 1));
+    silent.push_back(&pool.AddNobody(view));
     pool.Until([&] { return pool.data_plane->totals().connections == i + 2; });
   }
   pool.Until([&] { return !silent[0]->connected; });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "services/aggregator/data_plane.h"
 
+#include <array>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -12,6 +13,10 @@
 
 namespace talweg {
 namespace {
+
+constexpr char kJobWasOver[] =
+    "job 1 was over at aggregator 'agg' in epoch 1: has the scheduler been started with an older "
+    "store? Start the job again";
 
 TEST_CASE("DataPlane: long slices are written, summed and written back", "[aggregator]") {
   Pool pool;
@@ -42,6 +47,57 @@ TEST_CASE("DataPlane: long slices are written, summed and written back", "[aggre
   CHECK(first.credit_bytes == 3 * kCount * sizeof(float));
   CHECK(pool.data_plane->totals().received_bytes > 6 * kCount * sizeof(float));
   CHECK(pool.data_plane->totals().sent_bytes > 6 * kCount * sizeof(float));
+}
+
+TEST_CASE("DataPlane: with a window, results wait for it and leave by priority", "[aggregator]") {
+  constexpr size_t kCount = 15'001;
+  const std::vector<std::string> names = {"a", "b", "c", "d"};
+  for (const bool by_priority : {true, false}) {
+    DataPlaneOptions options = {.memory_bytes_max = 64 * kMiB};
+    if (by_priority) options.results_window_bytes = 1;
+    Pool pool(options);
+    const View view = MakeView(1, 1);
+    pool.data_plane->OnJobView("job", view);
+    HandAgent& agent = pool.AddAgent(view, 0);
+    pool.Start({&agent}, names, kCount);
+    const std::vector<float> values(kCount, 3.0f);
+    // All are summed in one pass: the first result is under way when the others are made.
+    agent.PushTogether({{"a", 0}, {"b", -1}, {"c", 5}, {"d", 5}}, 1, values);
+    pool.Until([&] { return agent.Count<wire::Result>() == names.size(); });
+    std::vector<TensorKey> expected;
+    for (const char* name :
+         by_priority ? std::array{"a", "c", "d", "b"} : std::array{"a", "b", "c", "d"}) {
+      expected.push_back(KeyOf(name));
+    }
+    CHECK(agent.ResultOrder() == expected);
+    CHECK(agent.Written(1, kCount) == values);
+    CHECK(pool.data_plane->totals().results_queued == (by_priority ? 3 : 0));
+  }
+}
+
+TEST_CASE("DataPlane: who asks for results again and again, and reads none, is closed",
+          "[aggregator]") {
+  constexpr size_t kCount = 15'001;
+  Pool pool({.memory_bytes_max = kMiB, .results_window_bytes = 64 * kKiB});
+  const View view = MakeView(1, 1);
+  pool.data_plane->OnJobView("job", view);
+  HandAgent& agent = pool.AddAgent(view, 0);
+  pool.Start({&agent}, {"w"}, kCount);
+  agent.PushTogether({{"w", 0}}, 1, std::vector<float>(kCount, 3.0f));
+  pool.Until([&] { return agent.Count<wire::Result>() == 1; });
+  const wire::Contribute again = {.key = KeyOf("w"),
+                                  .round = Round{1},
+                                  .rank_count = 1,
+                                  .length_bytes = kCount * sizeof(float)};
+  // 172 MiB of results: twice what may wait, and what the kernel takes besides.
+  constexpr uint64_t kAsked = 3000;
+  agent.Say(FrameType::kContribute, std::vector<wire::Contribute>(kAsked, again));
+  const aggregation::Job& job = *pool.data_plane->jobs()[0];
+  while (!job.sessions().empty()) {
+    REQUIRE(job.counters().results <= kAsked);  // Not by its silence, when it has had all.
+    pool.data_plane->Poll();
+  }
+  CHECK(pool.data_plane->totals().results_queued > 1000);
 }
 
 TEST_CASE("DataPlane: many small slices travel in few frames", "[aggregator]") {
@@ -195,7 +251,7 @@ TEST_CASE("DataPlane: a Hello of another member than the connection's key ends i
       .job = view.job, .epoch = view.epoch, .node = NodeRank{0}, .incarnation = Incarnation{100}};
   const auto says_hello = [&](const transport::PeerIdentity& key_of, uint32_t node) {
     HandAgent agent(transport::NewTcpTransport(keyed, &clock, nullptr), view, node);
-    agent.Connect(transport::AddressForMember(address, key_of));
+    agent.ConnectTo(transport::AddressForMember(address, key_of));
     agent.SayHello();
     const int64_t end_ns = clock.NowNs() + 60'000'000'000;
     while (agent.connected && agent.frames.empty() && clock.NowNs() < end_ns) {
@@ -304,7 +360,7 @@ TEST_CASE("DataPlane: a job that is over is told to its members and forgotten", 
 
 // What members have said in a view is forgotten with the job, and they do not say it twice in one.
 TEST_CASE("DataPlane: a job that was over begins again with a newer view alone", "[aggregator]") {
-  Pool pool;
+  Pool pool({.memory_bytes_max = 64 * kMiB}, OverTcp);
   View view = MakeView(1, 1);
   pool.data_plane->OnJobView("job", view);
   pool.data_plane->OnJobClosed(view.job, "all members left");
@@ -322,10 +378,7 @@ TEST_CASE("DataPlane: a job that was over begins again with a newer view alone",
   pool.clock.skipped_ns += 6'000'000'000;
   pool.Until([&] { return late.Count<wire::Welcome>() == 1; });
   CHECK(late.Last<wire::Welcome>().status == wire::WelcomeStatus::kUnknownJob);
-  CHECK(
-      late.Last<wire::Welcome>().text ==
-      "job 1 was over at aggregator 'agg' in epoch 1: has the scheduler been started with an older "
-      "store? Start the job again");
+  CHECK(late.Last<wire::Welcome>().text == kJobWasOver);
 
   view = MakeView(1, 1, 2);
   pool.data_plane->OnJobView("job", view);
@@ -333,6 +386,60 @@ TEST_CASE("DataPlane: a job that was over begins again with a newer view alone",
   again.SayHello();
   pool.Until([&] { return again.Count<wire::Welcome>() == 1; });
   CHECK(again.Last<wire::Welcome>().status == wire::WelcomeStatus::kOk);
+}
+
+TEST_CASE("DataPlane: over libfabric nobody is let in who is out of the job", "[aggregator]") {
+  Pool pool;
+  View view = MakeView(1, 2);
+  pool.data_plane->OnJobView("job", view);
+  HandAgent& first = pool.AddAgent(view, 0);
+  HandAgent& second = pool.AddAgent(view, 1);
+  pool.Until([&] { return pool.data_plane->totals().connections == 2; });
+  const auto is_refused = [&](HandAgent& agent, const std::string& text) {
+    agent.Connect(pool.address);
+    pool.Until([&] { return !agent.connected; });
+    INFO(agent.end);
+    return agent.end.ends_with("it refused: " + text);
+  };
+  SECTION("a member that has been lost") {
+    first.SayHello();
+    second.SayHello();
+    pool.Until([&] { return first.Count<wire::Welcome>() + second.Count<wire::Welcome>() == 2; });
+    view.epoch = Epoch{2};
+    view.members.pop_back();
+    pool.data_plane->OnJobView("job", view);
+    pool.Until([&] { return !second.connected; });
+    CHECK(is_refused(second,
+                     "node 1 is not in epoch 2 of job 'job': it has to join again as a new "
+                     "incarnation"));
+    CHECK(first.connected);
+  }
+  SECTION("whose job is over") {
+    pool.data_plane->OnJobClosed(view.job, "all members left");
+    CHECK(is_refused(second, kJobWasOver));
+    pool.data_plane->Tick();
+    REQUIRE(pool.data_plane->jobs().empty());
+    CHECK(is_refused(second, kJobWasOver));
+  }
+  CHECK(pool.data_plane->totals().connections == 2);
+  // Who has a key for a newer view than has come here is let in: his Hello waits for it.
+  second.Follow(MakeView(1, 2, 3));
+  second.Connect(pool.address);
+  second.SayHello();
+  pool.Until([&] { return pool.data_plane->totals().connections == 3; });
+}
+
+TEST_CASE("DataPlane: over libfabric a Hello of another member than the token's ends it",
+          "[aggregator]") {
+  Pool pool;
+  const View view = MakeView(1, 2);
+  pool.data_plane->OnJobView("job", view);
+  HandAgent& agent = pool.AddAgent(view, 0);
+  View other = view;
+  std::swap(other.members[0], other.members[1]);
+  agent.SayHelloOf(other);
+  pool.Until([&] { return !agent.connected; });
+  CHECK(pool.data_plane->totals().impostors == 1);
 }
 
 }  // namespace

@@ -106,6 +106,7 @@ void FillStatus(const DataPlane& data_plane, const aggregator::v1::GetStatusRequ
   named["connections"] = totals.connections;
   named["impostors"] = totals.impostors;
   named["connections_over_limit"] = totals.connections_over_limit;
+  named["results_queued"] = totals.results_queued;
   named["hellos_for_unknown_jobs"] = totals.hellos_for_unknown_jobs;
 }
 

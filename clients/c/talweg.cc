@@ -64,6 +64,8 @@ static_assert(TALWEG_BIT_XOR == static_cast<int>(Op::kBitXor));
 static_assert(TALWEG_ANY_LOCAL_RANK == talweg::shm::kAnyLocalRank);
 
 constexpr int64_t kConnectTimeoutNs = 60'000'000'000;
+// A talweg_collective of before version 1.3 ends there.
+constexpr size_t kCollectiveBytesMin = offsetof(talweg_collective, side);
 constexpr char kBarrierName[] = "talweg.barrier";
 
 // What a C program has put into an enumeration: any number.
@@ -94,8 +96,9 @@ talweg_status ToCollective(const char* name, const talweg_collective& given,
     return ToC(last_error.Fail(RankStatus::kInvalidArgument,
                                "tensor '%s': share %u or %u does not exist", name, gives, gets));
   }
-  *collective = {static_cast<DType>(dtype), static_cast<Op>(op), static_cast<Share>(gives),
-                 static_cast<Share>(gets), given.element_count};
+  *collective = {static_cast<DType>(dtype), static_cast<Op>(op),
+                 static_cast<Share>(gives), static_cast<Share>(gets),
+                 given.element_count,       given.struct_bytes >= sizeof(given) && given.side != 0};
   return TALWEG_OK;
 }
 
@@ -237,6 +240,7 @@ talweg_status talweg_connect(const talweg_options* options, talweg_client** clie
   wanted.timeout_ns = effective.timeout_ns;
   wanted.agent_wait_ns = effective.agent_wait_ns;
   wanted.spin_ns = effective.spin_ns;
+  wanted.standby = effective.standby != 0;
   Client* connected = nullptr;
   const RankStatus status = Client::Connect(wanted, &connected, last_error);
   *client = reinterpret_cast<talweg_client*>(connected);
@@ -413,7 +417,7 @@ talweg_status talweg_declare_collective(talweg_client* client, const char* name,
                                         int64_t timeout_ns, talweg_tensor* tensor) {
   talweg_status status = CheckDeclaration("talweg_declare_collective", client, name, tensor);
   if (status != TALWEG_OK) return status;
-  if (collective == nullptr || collective->struct_bytes < sizeof(talweg_collective)) {
+  if (collective == nullptr || collective->struct_bytes < kCollectiveBytesMin) {
     return Invalid(
         "talweg_declare_collective: `collective` is NULL, or its struct_bytes is not set");
   }

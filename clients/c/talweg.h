@@ -54,7 +54,7 @@ extern "C" {
 
 /* Version of this header. talweg_version() tells that of the library. */
 #define TALWEG_VERSION_MAJOR 1
-#define TALWEG_VERSION_MINOR 2
+#define TALWEG_VERSION_MINOR 4
 
 typedef struct talweg_client talweg_client;
 /* A declared tensor of one client. */
@@ -140,7 +140,9 @@ typedef struct talweg_options {
   size_t struct_bytes;      /* sizeof(talweg_options): set by talweg_options_init. */
   const char* agent_socket; /* Path; NULL: $TALWEG_AGENT_SOCKET. */
   uint32_t local_rank;      /* Default: from the environment. */
-  uint32_t reserved;        /* 0. */
+  /* 1: this rank knows standbys. If all ranks of the node do, it may enter a running job as one
+   * (since version 1.3). Default 0. */
+  uint32_t standby;
   int64_t timeout_ns;    /* For the agent's answer, which comes when the job runs. Default 60 s. */
   int64_t agent_wait_ns; /* How long an agent that is not there yet is waited for. Default 0. */
   int64_t spin_ns; /* How long a wait spins before it sleeps, or first yields its CPU for 50 us
@@ -391,6 +393,10 @@ typedef struct talweg_collective {
   uint32_t rank_count;    /* 0: all ranks of the job. */
   const uint32_t* ranks;  /* The group: ascending, each once, this rank among them. */
   uint64_t element_count; /* The most that one part holds. May be 0. */
+  /* 1: a side tensor. It is no part of the steps, may name ranks of standbys, and is pushed also
+   * while another thread is in talweg_end_step. It has a group, and is an all_reduce or a
+   * broadcast. (Since version 1.3.) */
+  uint32_t side;
 } talweg_collective;
 
 /* As talweg_declare, of any collective. The ranks of the group declare it alike; the others do not
@@ -442,6 +448,15 @@ TALWEG_API talweg_status talweg_wait_parts(talweg_client* client, talweg_tensor 
                                            talweg_round round, void* out, uint64_t out_bytes,
                                            int64_t timeout_ns);
 
+/* Says whom a round waits for that is open, in words for people: "rank 3 (local rank 1 of node 1)".
+ * `text`, with room for `text_bytes`, gets them, cut where they are longer. It is "" where nobody
+ * is known: the round is complete, or on its way, or the agent is too old to say. Of other nodes
+ * the agent knows when the round has been open for a second. For error messages; the round stays as
+ * it is. (Since version 1.4.) */
+TALWEG_API talweg_status talweg_waits_for(talweg_client* client, talweg_tensor tensor,
+                                          talweg_round round, char* text, size_t text_bytes,
+                                          int64_t timeout_ns);
+
 /* ---- In one call
  * ------------------------------------------------------------------------------------ */
 
@@ -463,9 +478,11 @@ TALWEG_API talweg_status talweg_barrier(talweg_client* client, const char* name,
  * Ranks keep their numbers until they follow a newer view, all at the end of the same step. */
 
 /* One node's agent in the job. */
+#define TALWEG_MEMBER_STANDBY 1 /* Its ranks take part in no steps yet. */
 typedef struct talweg_member {
   uint32_t node;
-  uint32_t rank_count;
+  uint16_t rank_count;
+  uint16_t flags;       /* TALWEG_MEMBER_STANDBY, for ranks that know standbys. */
   uint64_t incarnation; /* Another one after a restart. */
 } talweg_member;
 
@@ -474,16 +491,27 @@ typedef struct talweg_membership {
   uint64_t epoch;
   uint64_t steps_entered; /* That all ranks had ended where nodes last entered; 0: none has. */
   uint64_t steps_base;    /* That they had ended when this node came: its steps count from there. */
-  uint32_t rank;          /* This rank, in this view. */
+  uint32_t rank;          /* This rank, in this view; a standby's, as if it were a full member. */
   uint32_t size;
   uint32_t member_count;
   uint32_t changes; /* 1: nodes may come and go in this job. */
+  uint32_t standby; /* 1: this rank's node is a standby. (This and the next since version 1.3.) */
+  /* By which number declarations name this rank once it follows this view. Full members' ranks have
+   * 0, 1, ... in the order of `members`; after them come the ranks of standbys, in the same order.
+   */
+  uint32_t number;
 } talweg_membership;
 
 /* Ends a step. What the rank has pushed before belongs to it. Returns at once, or, if nodes want to
  * enter, when the rank may go on. For one thread at a time; until it returns the others' pushes are
  * TALWEG_BUSY. TALWEG_TIMEOUT: the next call goes on waiting, and ends no second step. */
 TALWEG_API talweg_status talweg_end_step(talweg_client* client, int64_t timeout_ns);
+
+/* Says that this rank can take part in steps as soon as its node is let in. Until then a standby's
+ * rank declares nothing but side tensors, and ends no steps. When its node is a full member, which
+ * talweg_get_membership says of the newest epoch, it follows that view with talweg_follow. For a
+ * rank whose node is none, and with an older agent, it does nothing. (Since version 1.3.) */
+TALWEG_API talweg_status talweg_ready(talweg_client* client, int64_t timeout_ns);
 
 /* How many this client has ended. */
 TALWEG_API uint64_t talweg_steps_ended(const talweg_client* client);

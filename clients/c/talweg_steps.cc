@@ -14,6 +14,8 @@ using talweg::shm::MembershipMember;
 
 static_assert(sizeof(talweg_member) == sizeof(MembershipMember));
 static_assert(offsetof(talweg_member, incarnation) == offsetof(MembershipMember, incarnation));
+static_assert(offsetof(talweg_member, flags) == offsetof(MembershipMember, flags));
+static_assert(TALWEG_MEMBER_STANDBY == talweg::shm::kMemberStandby);
 static_assert(offsetof(talweg_member, rank_count) == offsetof(MembershipMember, rank_count));
 
 extern "C" {
@@ -21,6 +23,11 @@ extern "C" {
 talweg_status talweg_end_step(talweg_client* client, int64_t timeout_ns) {
   if (client == nullptr) return Invalid("talweg_end_step: `client` is NULL");
   return ToC(FromC(client)->EndStep(timeout_ns, LastError()));
+}
+
+talweg_status talweg_ready(talweg_client* client, int64_t timeout_ns) {
+  if (client == nullptr) return Invalid("talweg_ready: `client` is NULL");
+  return ToC(FromC(client)->Ready(timeout_ns, LastError()));
 }
 
 uint64_t talweg_steps_ended(const talweg_client* client) {
@@ -55,6 +62,8 @@ talweg_status talweg_get_membership(talweg_client* client, uint64_t epoch,
   all.size = view.size;
   all.member_count = view.member_count;
   all.changes = (view.flags & talweg::shm::kMembershipChanges) != 0 ? 1 : 0;
+  all.standby = (view.flags & talweg::shm::kMembershipStandby) != 0 ? 1 : 0;
+  all.number = view.number;
   std::memcpy(membership, &all, std::min(membership->struct_bytes, sizeof(all)));
   return TALWEG_OK;
 }

@@ -81,7 +81,7 @@ TEST_CASE("The control segment") {
 
 TEST_CASE("The messages on a rank's socket") {
   constexpr std::array<uint32_t, 3> kGroup = {0x2005, 0x2006, 0x2007};
-  Golden golden("rank_messages_1.7.txt");
+  Golden golden("rank_messages_1.9.txt");
   const auto add = [&golden](const char* name, const Message& message) {
     std::array<std::byte, kEncodedBytesMax> bytes;
     const size_t count = EncodeMessage(message, bytes);
@@ -92,8 +92,10 @@ TEST_CASE("The messages on a rank's socket") {
     REQUIRE(result.outcome == ParseOutcome::kMessage);
     CHECK(result.message.body == message.body);
   };
-  add("Hello",
-      {.body = Hello{.pid = 0x1001, .wanted_local_rank = 0x1002, .client_name = "train.py"}});
+  add("Hello", {.body = Hello{.pid = 0x1001,
+                              .wanted_local_rank = 0x1002,
+                              .client_name = "train.py",
+                              .flags = 0x1003}});
   add("Welcome", {.fd_count = 1,
                   .body = Welcome{.status = RankStatus::kRankTaken,
                                   .text = "taken",
@@ -106,7 +108,9 @@ TEST_CASE("The messages on a rank's socket") {
                                   .ring_capacity = 7,
                                   .tensors_max = 8,
                                   .control_bytes = 9,
-                                  .job_name = "job"}});
+                                  .job_name = "job",
+                                  .flags = 10,
+                                  .number = 11}});
   add("Declare", {.request = 0x2001,
                   .body = Declare{.dtype = DType::kBF16,
                                   .op = Op::kCopy,
@@ -162,7 +166,7 @@ TEST_CASE("The messages on a rank's socket") {
                                     .epoch = 0x6003,
                                     .first_member = 0x6004}});
   constexpr std::array<MembershipMember, 2> kMembers = {
-      {{0x6011, 0x6012, 0x6013}, {0x6014, 0x6015, 0x6016}}};
+      {{0x6011, 0x6012, 0x6017, 0x6013}, {0x6014, 0x6015, 0x6018, 0x6016}}};
   add("Membership", {.request = 0x6001,
                      .body = Membership{.status = RankStatus::kInvalidArgument,
                                         .flags = kMembershipChanges,
@@ -174,13 +178,16 @@ TEST_CASE("The messages on a rank's socket") {
                                         .member_count = 0x600a,
                                         .first_member = 0x600b,
                                         .members = {kMembers.data(), kMembers.size()},
-                                        .text = "no view"}});
+                                        .text = "no view",
+                                        .number = 0x600c}});
+  add("Ask", {.request = 0x7001, .body = Ask{.tensor = 0x7002, .round = 0x7003}});
+  add("Told", {.request = 0x7001, .body = Told{.status = RankStatus::kBusy, .text = "rank 3"}});
   golden.Check();
 }
 
 TEST_CASE("Messages of earlier versions are read") {
   const uint16_t minor = GENERATE(uint16_t{0}, uint16_t{1}, uint16_t{2}, uint16_t{3}, uint16_t{4},
-                                  uint16_t{5}, uint16_t{6});
+                                  uint16_t{5}, uint16_t{6}, uint16_t{7}, uint16_t{8});
   const std::map<std::string, std::vector<std::byte>> golden =
       Golden::Load("rank_messages_1." + std::to_string(minor) + ".txt");
   CHECK(golden.size() == (minor < 6 ? 15 : 17));
@@ -191,6 +198,12 @@ TEST_CASE("Messages of earlier versions are read") {
     if (const auto* hello = std::get_if<Hello>(&result.message.body)) CHECK(hello->minor == minor);
     if (const auto* welcome = std::get_if<Welcome>(&result.message.body)) {
       CHECK(welcome->minor == minor);
+      if (minor < 8) CHECK((welcome->flags == 0 && welcome->number == welcome->rank));
+    }
+    // Standbys, and their numbers, came with 8.
+    if (const auto* view = std::get_if<Membership>(&result.message.body); view && minor < 8) {
+      CHECK(view->number == view->rank);
+      CHECK(view->members[0].flags == 0);
     }
     if (const auto* declare = std::get_if<Declare>(&result.message.body)) {
       CHECK(declare->collective().name() == std::string(minor < 5 ? "broadcast" : "gather"));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The data plane's frames of version 2.0, byte for byte; those of version 1 are refused.
+// The data plane's frames of version 2.1, byte for byte; those of 2.0 are read, and those of
+// version 1 are refused.
 
 #include <map>
 #include <string>
@@ -22,7 +23,7 @@ constexpr Round kRound{0x31};
 constexpr SliceIndex kSlice{0x41};
 
 TEST_CASE("The frames between agents and aggregators") {
-  Golden golden("frames_2.0.txt");
+  Golden golden("frames_2.2.txt");
   const auto finish = [&golden](const char* name, FrameWriter& writer) {
     const std::vector<std::byte> bytes = writer.Take(0x51);
     golden.Add(name, bytes);
@@ -51,7 +52,7 @@ TEST_CASE("The frames between agents and aggregators") {
   add("Declare", FrameType::kDeclare,
       Declare{.key = kKey,
               .name = "fc1.weight",
-              .collective = Collective::Of(DType::kBF16, Op::kAverage, 9),
+              .collective = {DType::kBF16, Op::kAverage, Share::kWhole, Share::kWhole, 9, true},
               .group = {{NodeRank(30), LocalRank(31)}, {NodeRank(32), LocalRank(33)}},
               .root_rank = 7,
               .by_rank = 8,
@@ -88,7 +89,8 @@ TEST_CASE("The frames between agents and aggregators") {
                  .round = kRound,
                  .slice = SliceIndex(0x44),
                  .form = Form::kDisagreement,
-                 .bytes = bytes});
+                 .bytes = bytes,
+                 .priority = 0x61626364});
   add("Result", FrameType::kResult,
       Result{.key = kKey,
              .round = kRound,
@@ -144,6 +146,26 @@ TEST_CASE("The frames between agents and aggregators") {
   golden.Check();
 }
 
+TEST_CASE("Frames of versions 2.0 and 2.1 are read") {
+  const bool has_priorities = GENERATE(false, true);
+  const std::map<std::string, std::vector<std::byte>> golden =
+      Golden::Load(has_priorities ? "frames_2.1.txt" : "frames_2.0.txt");
+  CHECK(golden.size() == 15);
+  for (const auto& [name, bytes] : golden) {
+    CAPTURE(name);
+    const auto parsed = ParseFrame(bytes);
+    REQUIRE(std::holds_alternative<Frame>(parsed));
+    const Frame& frame = std::get<Frame>(parsed);
+    CHECK(FrameTypeName(frame.header.type) == name);
+    const auto* contributions = std::get_if<std::vector<Contribute>>(&frame.entries);
+    if (const auto* declares = std::get_if<std::vector<Declare>>(&frame.entries)) {
+      for (const Declare& declare : *declares) CHECK_FALSE(declare.collective.side);
+    }
+    if (contributions == nullptr || has_priorities) continue;
+    for (const Contribute& contribution : *contributions) CHECK(contribution.priority == 0);
+  }
+}
+
 TEST_CASE("Frames of version 1 are refused, naming both versions") {
   for (const char* file : {"frames_1.0.txt", "frames_1.1.txt"}) {
     const std::map<std::string, std::vector<std::byte>> golden = Golden::Load(file);
@@ -153,7 +175,7 @@ TEST_CASE("Frames of version 1 are refused, naming both versions") {
       const auto parsed = ParseFrame(bytes);
       REQUIRE(std::holds_alternative<ParseError>(parsed));
       CHECK_THAT(std::get<ParseError>(parsed).text,
-                 Catch::Contains("version 1.") && Catch::Contains("this process 2.0"));
+                 Catch::Contains("version 1.") && Catch::Contains("this process 2.2"));
     }
   }
 }

@@ -41,6 +41,8 @@ RankStatus Admission::Admit(const Welcome& welcome, ErrorText& error) {
   health_.WatchAgent(link_.control().header().silence_ms);
   identity_.rank = welcome.rank;
   identity_.size = welcome.size;
+  identity_.number = welcome.number;
+  identity_.is_standby = (welcome.flags & kWelcomeStandby) != 0;
   identity_.local_rank = welcome.local_rank;
   identity_.local_size = welcome.local_size;
   identity_.node_rank = welcome.node_rank;

@@ -55,6 +55,16 @@ void Answers::TakeDeviceAnswer(const Message& message) {
   pending->done.store(true);
 }
 
+void Answers::TakeTold(const Message& message, const Told& told) {
+  const MutexLock lock(state_mutex_);
+  PendingAnswer* const pending = Find(message.request);
+  if (pending == nullptr) return;
+  pending->status = told.status;
+  if (!told.text.empty()) std::memcpy(pending->text, told.text.data(), told.text.size());
+  pending->text[told.text.size()] = '\0';
+  pending->done.store(true);
+}
+
 void Answers::TakeMembership(const Message& message, const Membership& membership) {
   const MutexLock lock(state_mutex_);
   PendingAnswer* const pending = Find(message.request);

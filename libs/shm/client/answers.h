@@ -46,6 +46,7 @@ class Answers {
 
   // The reader's; these lock the state mutex. Exported, Unexported, or Placed.
   void TakeDeviceAnswer(const Message& message);
+  void TakeTold(const Message& message, const Told& told);
   void TakeMembership(const Message& message, const Membership& membership);
 
  private:

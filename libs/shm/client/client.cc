@@ -156,6 +156,13 @@ uint64_t Client::RanksSummed(uint32_t index) const {
   return tensor == nullptr ? 0 : rounds_.RanksSummed(*tensor);
 }
 
+RankStatus Client::WaitsFor(uint32_t index, uint64_t round, char* text, size_t text_bytes,
+                            int64_t timeout_ns, ErrorText& error) {
+  return With(index, error, [&](const Tensor&) {
+    return asking_.Whom(index, round, text, text_bytes, timeout_ns, error);
+  });
+}
+
 uint64_t Client::OpenRound(uint32_t index) const {
   const Tensor* tensor = fork_guard_.Forked() ? nullptr : tensors_.Find(index);
   return tensor == nullptr ? 0 : rounds_.OpenRound(*tensor);
@@ -163,6 +170,10 @@ uint64_t Client::OpenRound(uint32_t index) const {
 
 RankStatus Client::EndStep(int64_t timeout_ns, ErrorText& error) {
   return fork_guard_.Forked() ? FailForked(error) : steps_.End(timeout_ns, error);
+}
+
+RankStatus Client::Ready(int64_t timeout_ns, ErrorText& error) {
+  return fork_guard_.Forked() ? FailForked(error) : steps_.Ready(timeout_ns, error);
 }
 
 RankStatus Client::LookAtView(uint64_t epoch, Membership* view, MembershipMember* members,

@@ -10,6 +10,7 @@
 #include "libs/shm/client/agent_bell.h"
 #include "libs/shm/client/agent_link.h"
 #include "libs/shm/client/answers.h"
+#include "libs/shm/client/asking.h"
 #include "libs/shm/client/attaching.h"
 #include "libs/shm/client/client_health.h"
 #include "libs/shm/client/client_identity.h"
@@ -122,10 +123,14 @@ class Client {
   uint64_t NewestEpoch() const { return steps_.NewestEpoch(); }
   // The view of that epoch, if the agent has had it lately; 0: the newest. `members`: room for
   // `members_max`; the answer's member_count says how many there are.
+  RankStatus Ready(int64_t timeout_ns, ErrorText& error);
   RankStatus LookAtView(uint64_t epoch, Membership* view, MembershipMember* members,
                         uint32_t members_max, int64_t timeout_ns, ErrorText& error);
   // identity() changes.
   RankStatus FollowView(uint64_t epoch, int64_t timeout_ns, ErrorText& error);
+  // Says whom an open round waits for, for people: Asking::Whom.
+  RankStatus WaitsFor(uint32_t tensor, uint64_t round, char* text, size_t text_bytes,
+                      int64_t timeout_ns, ErrorText& error);
   // The round that was pushed and not taken; 0 if there is none.
   uint64_t OpenRound(uint32_t tensor) const;
 
@@ -170,6 +175,7 @@ class Client {
   Declaring declaring_{link_, health_, identity_, tensors_, questions_};
   Devices devices_{link_, health_, states_, questions_, state_mutex_};
   Steps steps_{link_, health_, identity_, questions_};
+  Asking asking_{link_, health_, questions_};
   Attaching attaching_{health_, memory_, tensors_, state_mutex_};
   Pushes pushes_{link_,      health_,  bell_,       states_,     steps_,
                  streaming_, waiting_, statistics_, state_mutex_};

@@ -13,6 +13,8 @@ namespace talweg::shm {
 struct ClientIdentity {
   uint32_t rank = 0;
   uint32_t size = 0;
+  uint32_t number = 0;  // What declarations call it; `rank`, but for a standby's.
+  bool is_standby = false;
   uint32_t local_rank = 0;
   uint32_t local_size = 0;
   uint32_t node_rank = 0;

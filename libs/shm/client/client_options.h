@@ -19,6 +19,7 @@ struct ClientOptions {
   // What of the last cache the buffers of all ranks may take; 0: half of what the machine says.
   uint64_t cache_bytes = 0;
   std::string_view client_name;
+  bool standby = false;  // kHelloStandby.
 };
 
 }  // namespace talweg::shm

@@ -53,7 +53,7 @@ RankStatus Contributions::FindArenas(const Tensor& tensor, std::byte** arenas,
                       "handed over the memory of all %u ranks; please report it",
                       NameOf(tensor), link_.path(), identity_.local_size);
   }
-  const auto& [dtype, op, gives, gets, count] = tensor.collective;
+  const auto& [dtype, op, gives, gets, count, side] = tensor.collective;
   if (tensor.collective.copies() ? tensor.root >= tensor.rank_count
                                  : !reduce::IsReduction(dtype, op)) {
     return error.Fail(RankStatus::kInternal,

@@ -40,6 +40,13 @@ RankStatus Declaring::Check(const Declare& declare, ErrorText& error) const {
                       static_cast<unsigned>(collective.gets), static_cast<unsigned>(collective.op));
   }
   if (const RankStatus group = CheckGroup(declare, error); group != RankStatus::kOk) return group;
+  if (collective.side && link_.minor() < kStandbyMinor) {
+    return error.Fail(RankStatus::kUnsupported,
+                      "tensor '%.*s': the agent at '%s' speaks version %u.%u of the rank protocol, "
+                      "and knows side tensors from 1.%u on; start a newer one",
+                      TALWEG_SHM_PRINTED(declare.name), link_.path(), kProtocolMajor, link_.minor(),
+                      kStandbyMinor);
+  }
   const bool is_old =
       collective.element_count > 0 && !tensors_.IsGroup(declare) &&
       collective == Collective::Of(declare.dtype, declare.op, declare.element_count);
@@ -66,11 +73,11 @@ RankStatus Declaring::CheckGroup(const Declare& declare, ErrorText& error) const
                       "in ascending order",
                       TALWEG_SHM_PRINTED(declare.name), ranks[i], ranks[i - 1]);
   }
-  if (ranks.empty() || ranks.Find(identity_.rank) < ranks.size()) return RankStatus::kOk;
+  if (ranks.empty() || ranks.Find(identity_.number) < ranks.size()) return RankStatus::kOk;
   return error.Fail(RankStatus::kInvalidArgument,
                     "tensor '%.*s': this rank, %u, is not in its group; only the ranks of the "
                     "group may declare it",
-                    TALWEG_SHM_PRINTED(declare.name), identity_.rank);
+                    TALWEG_SHM_PRINTED(declare.name), identity_.number);
 }
 
 RankStatus Declaring::DeclareAll(std::span<const Declare> declares, int64_t timeout_ns,

@@ -33,6 +33,8 @@ void Inbox::Read() {
       answers_.TakeDeviceAnswer(message);
     } else if (const auto* membership = std::get_if<Membership>(&message.body)) {
       answers_.TakeMembership(message, *membership);
+    } else if (const auto* told = std::get_if<Told>(&message.body)) {
+      answers_.TakeTold(message, *told);
     } else if (const auto* welcome = std::get_if<Welcome>(&message.body)) {
       admission_.Take(*welcome);
     } else if (const auto* peer = std::get_if<Peer>(&message.body)) {

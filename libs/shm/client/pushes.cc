@@ -214,7 +214,7 @@ RankStatus Pushes::Begin(Tensor& tensor, const void* data, std::byte** contribut
                          bool* nobody_sums, ErrorText& error) {
   RankStatus over = RankStatus::kOk;
   if (health_.Over(&over)) return health_.FailOver(over, NameOf(tensor), error);
-  if (steps_.at_boundary()) {
+  if (steps_.at_boundary() && !tensor.collective.side) {
     return error.Fail(RankStatus::kBusy,
                       "tensor '%s': this rank waits in talweg_end_step; what belongs to a step is "
                       "pushed before its end",

@@ -16,7 +16,8 @@ RankStatus Session::Begin(const ClientOptions& options, pid_t pid, ErrorText& er
   }
   const Hello hello{.pid = static_cast<uint32_t>(pid),
                     .wanted_local_rank = options.wanted_local_rank,
-                    .client_name = options.client_name};
+                    .client_name = options.client_name,
+                    .flags = options.standby ? kHelloStandby : 0};
   if (link_.socket().Send({.body = hello}) == AgentSocket::Sent::kBroken) {
     // The agent may have said why before it closed: read on.
   }

@@ -27,6 +27,13 @@ RankStatus Steps::End(int64_t timeout_ns, ErrorText& error) {
   RankStatus over = RankStatus::kOk;
   if (health_.Over(&over)) return health_.FailOver(over, "the end of a step", error);
   if (link_.minor() < kStepsMinor) return RankStatus::kOk;  // It lets nobody in.
+  if (identity_.is_standby) {
+    return error.Fail(RankStatus::kInvalidArgument,
+                      "the end of a step: node %u is a standby, which takes part in no step; say "
+                      "talweg_ready, and follow the view in which it is a full member "
+                      "(talweg_follow)",
+                      identity_.node_rank);
+  }
   uint64_t steps = ended_.load(std::memory_order_relaxed);
   if (!at_boundary_.exchange(true)) {
     ended_.store(++steps, std::memory_order_relaxed);
@@ -69,6 +76,15 @@ RankStatus Steps::Look(uint64_t epoch, Membership* view, MembershipMember* membe
   return RankStatus::kOk;
 }
 
+RankStatus Steps::Ready(int64_t timeout_ns, ErrorText& error) {
+  RankStatus over = RankStatus::kOk;
+  if (health_.Over(&over)) return health_.FailOver(over, "a rank that is ready", error);
+  if (link_.minor() < kStandbyMinor) return RankStatus::kOk;  // No node is a standby.
+  PendingAnswer pending;
+  const Boundary question{.question = BoundaryQuestion::kReady};
+  return Ask(question, "a rank that is ready", timeout_ns, pending, error);
+}
+
 RankStatus Steps::Follow(uint64_t epoch, int64_t timeout_ns, ErrorText& error) {
   PendingAnswer pending;
   const Boundary question{.question = BoundaryQuestion::kFollow, .epoch = epoch};
@@ -76,6 +92,8 @@ RankStatus Steps::Follow(uint64_t epoch, int64_t timeout_ns, ErrorText& error) {
   if (status != RankStatus::kOk) return status;
   identity_.rank = pending.membership.rank;
   identity_.size = pending.membership.size;
+  identity_.number = pending.membership.number;
+  identity_.is_standby = (pending.membership.flags & kMembershipStandby) != 0;
   identity_.node_count = pending.membership.member_count;
   return RankStatus::kOk;
 }

@@ -33,6 +33,8 @@ class Steps {
   // `members_max`; the answer's member_count says how many there are.
   RankStatus Look(uint64_t epoch, Membership* view, MembershipMember* members, uint32_t members_max,
                   int64_t timeout_ns, ErrorText& error);
+  // The rank can take part in steps; returns when the agent has heard.
+  RankStatus Ready(int64_t timeout_ns, ErrorText& error);
   // The rank's identity changes.
   RankStatus Follow(uint64_t epoch, int64_t timeout_ns, ErrorText& error);
 

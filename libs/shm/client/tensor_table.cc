@@ -91,7 +91,7 @@ const char* TensorTable::Adopt(const Declared& declared, const Declare& declare)
   tensor->index = declared.tensor;
   tensor->collective = collective;
   tensor->rank_count = rank_count;
-  tensor->rank = place_of(identity_.rank);
+  tensor->rank = place_of(identity_.number);
   tensor->root = collective.has_root() ? place_of(declare.root_rank) : 0;
   tensor->buffer = buffer;
   tensor->has_tables = has_tables && buffer.has_lengths();

@@ -41,7 +41,8 @@ class TensorTable {
 
   // Whether it is of some of the job's ranks only.
   bool IsGroup(const Declare& declare) const {
-    return !declare.ranks.empty() && declare.ranks.size() != identity_.size;
+    return !declare.ranks.empty() &&
+           (declare.collective().side || declare.ranks.size() != identity_.size);
   }
   // Finds the buffers of what was declared. null, or what is wrong. With the client's state mutex
   // locked.

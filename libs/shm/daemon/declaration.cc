@@ -65,7 +65,8 @@ std::string GroupError(const Declare& declare, uint32_t rank, uint32_t job_size)
 
 }  // namespace
 
-std::string DeclarationError(const Declare& declare, uint32_t rank, uint32_t job_size) {
+std::string DeclarationError(const Declare& declare, uint32_t rank, uint32_t job_size,
+                             uint32_t number_count) {
   if (declare.name.empty()) return "a tensor's name must not be empty";
   if (declare.name.find('\0') != std::string_view::npos || !IsUtf8(declare.name)) {
     return "a tensor's name is not UTF-8 without NUL";
@@ -73,8 +74,14 @@ std::string DeclarationError(const Declare& declare, uint32_t rank, uint32_t job
   const std::string tensor = "tensor '" + std::string(declare.name) + "': ";
   const Collective collective = declare.collective();
   if (const std::string problem = Problem(collective); !problem.empty()) return tensor + problem;
-  if (const std::string problem = GroupError(declare, rank, job_size); !problem.empty()) {
+  // Where a standby's rank declares another tensor the agent says what it has to wait for.
+  const bool is_standby = rank >= job_size;
+  const uint32_t numbers = collective.side || is_standby ? number_count : job_size;
+  if (const std::string problem = GroupError(declare, rank, numbers); !problem.empty()) {
     return tensor + problem;
+  }
+  if (collective.side && declare.ranks.empty()) {
+    return tensor + "a side tensor is of a group: name the ranks that take part in it";
   }
   const uint32_t rank_count = declare.ranks.empty() ? job_size : declare.ranks.size();
   if (!BufferShape::Fits(collective, rank_count)) {

@@ -11,8 +11,9 @@
 namespace talweg::shm {
 
 // Why a declaration by rank `rank` makes no sense in itself, for a job of `job_size` ranks; "" when
-// it does.
-std::string DeclarationError(const Declare& declare, uint32_t rank, uint32_t job_size);
+// it does. `number_count`: with those of standbys, whom a side tensor may name.
+std::string DeclarationError(const Declare& declare, uint32_t rank, uint32_t job_size,
+                             uint32_t number_count);
 
 // A rank's words for our texts: no control characters, no broken UTF-8.
 std::string Printable(std::string_view text);

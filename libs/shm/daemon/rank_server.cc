@@ -159,6 +159,9 @@ int RankServerImpl::HandleMessages(Connection& connection, RankEventSink& sink) 
     } else if (const auto* boundary = std::get_if<Boundary>(&message.body);
                boundary != nullptr && state == Connection::State::kActive) {
       OnBoundary(connection, message.request, *boundary, sink);
+    } else if (const auto* ask = std::get_if<Ask>(&message.body);
+               ask != nullptr && state == Connection::State::kActive) {
+      OnAsk(connection, message.request, *ask, sink);
     } else if (std::holds_alternative<Goodbye>(message.body) &&
                state != Connection::State::kSilent) {
       OnGoodbye(connection, sink);
@@ -239,8 +242,8 @@ void RankServerImpl::OnHello(Connection& connection, const Hello& hello, RankEve
                     "contributions of local rank " + std::to_string(local_rank)},
       &next_segment_);
   ++counters_.ranks_accepted;
-  sink.OnRankHello(connection.id,
-                   {connection.local_rank, connection.pid, connection.uid, connection.client_name});
+  sink.OnRankHello(connection.id, {connection.local_rank, connection.pid, connection.uid,
+                                   connection.client_name, (hello.flags & kHelloStandby) != 0});
 }
 
 void RankServerImpl::OnDeclare(Connection& connection, uint32_t request, const Declare& declare,
@@ -253,13 +256,15 @@ void RankServerImpl::OnDeclare(Connection& connection, uint32_t request, const D
         sink);
     return;
   }
-  if (std::string error = DeclarationError(declare, connection.rank, connection.job_size);
+  if (std::string error = DeclarationError(declare, connection.number, connection.job_size,
+                                           connection.number_count);
       !error.empty()) {
     RefuseDeclaration(connection.id, RequestId(request), RankStatus::kInvalidArgument, error);
     return;
   }
   const Collective collective = declare.collective();
-  const bool is_group = !declare.ranks.empty() && declare.ranks.size() != connection.job_size;
+  const bool is_group =
+      !declare.ranks.empty() && (collective.side || declare.ranks.size() != connection.job_size);
   RankDeclaration declaration{.name = std::string(declare.name),
                               .collective = collective,
                               .root_rank = collective.has_root() ? declare.root_rank : 0,
@@ -289,7 +294,7 @@ void RankServerImpl::OnDeclare(Connection& connection, uint32_t request, const D
   declaration.in_place = is_simple && (declare.flags & kDeclareInPlace) != 0;
   const auto place_of = [&](uint32_t rank) { return is_group ? declare.ranks.Find(rank) : rank; };
   connection.asked[RequestId(request)] = {
-      shape, Parts::Of(collective.gives, place_of(connection.rank), declaration.rank_count,
+      shape, Parts::Of(collective.gives, place_of(connection.number), declaration.rank_count,
                        place_of(declaration.root_rank), shape.part_count)};
   sink.OnRankDeclare(connection.id, RequestId(request), declaration);
 }

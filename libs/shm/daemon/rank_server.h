@@ -18,6 +18,7 @@
 #include "libs/base/collective.h"
 #include "libs/base/ids.h"
 #include "libs/shm/daemon/outcome.h"
+#include "libs/shm/daemon/rank_memory.h"
 #include "libs/shm/daemon/shared_arena.h"
 #include "libs/shm/layout/messages.h"
 #include "libs/shm/layout/parts.h"
@@ -25,8 +26,6 @@
 
 namespace talweg::shm {
 
-// One rank's connection to this agent. Never reused.
-using RankConnectionId = StrongId<struct RankConnectionIdTag, uint64_t>;
 // A tensor on this node: dense, from 0, chosen by the agent, the same for all its ranks.
 using TensorIndex = StrongId<struct TensorIndexTag, uint32_t>;
 // A rank's question, to be repeated in the answer.
@@ -59,6 +58,7 @@ struct RankHello {
   pid_t pid = 0;         // By SO_PEERCRED; 0 when the rank is in a foreign pid namespace.
   uid_t uid = 0;
   std::string client_name;
+  bool knows_standbys = false;  // And its node may enter a running job as one.
 };
 
 struct RankDeclaration {
@@ -112,6 +112,12 @@ struct RankGone {
   std::string text;    // "local rank 1 (pid 4711, 'train.py') ended without saying goodbye"
 };
 
+// What declarations call a rank. Nothing: its rank in the job.
+struct RankNumbers {
+  std::optional<uint32_t> own;
+  uint32_t count = 0;  // Those of standbys included; 0: there are none.
+};
+
 struct WelcomeData {
   Rank rank;
   uint32_t size = 0;
@@ -119,19 +125,9 @@ struct WelcomeData {
   NodeRank node_rank;
   uint32_t node_count = 0;
   std::string job_name;
-};
-
-// Memory of one tensor's contribution of one rank. The agent only reads it, and treats every byte
-// as data: the rank can write to it at any time.
-struct ContributionBuffer {
-  Location location;
-  std::span<const std::byte> bytes;
-};
-
-// Memory of one tensor's result of one parity. Only the agent writes it.
-struct ResultBuffer {
-  Location location;
-  std::span<std::byte> bytes;
+  bool standby = false;
+  // Where the node is one: what declarations call the rank, and how many numbers there are.
+  RankNumbers numbers = {};
 };
 
 struct DeclaredData {
@@ -191,6 +187,10 @@ class RankEventSink {
   // sink that lets nobody in or out has no answer.
   virtual void OnRankBoundary(RankConnectionId /*connection*/, RequestId /*request*/,
                               const Boundary& /*question*/) {}
+  // Answer with ReplyTold. After what all ranks have pushed before. Of a tensor that the rank has
+  // been told of.
+  virtual void OnRankAsk(RankConnectionId /*connection*/, RequestId /*request*/,
+                         TensorIndex /*tensor*/, Round /*round*/) {}
   // Once, for every connection that OnRankHello was called for, unless the agent ended it itself.
   // Nothing about the connection follows. What it had pushed stays readable until Release.
   virtual void OnRankGone(RankConnectionId connection, const RankGone& gone) = 0;
@@ -204,14 +204,14 @@ class RankEventSink {
 //
 // In the duty cycle: PollRings at every turn (a few cache misses a rank), PollSockets when
 // WaitDescriptor is readable, PrepareToSleep before sleeping on WaitDescriptor.
-class RankServer {
+class RankServer : public RankMemory {
  public:
   // Creates the socket, removing one whose agent is dead. kInvalidArgument, kPermissionDenied, or
   // kLimit, with a text; kRankTaken when another agent listens there: it names the agent's pid.
   static Outcome<std::unique_ptr<RankServer>> Create(RankServerConfig config);
 
   // Removes the socket's file, closes every connection. Buffers that it gave out are gone.
-  virtual ~RankServer() = default;
+  ~RankServer() override = default;
 
   virtual const RankServerConfig& config() const = 0;
 
@@ -239,23 +239,6 @@ class RankServer {
   virtual void Welcome(RankConnectionId connection, const WelcomeData& data) = 0;
   // Answers OnRankHello; ends the connection. No OnRankGone follows.
   virtual void Refuse(RankConnectionId connection, RankStatus status, std::string_view text) = 0;
-
-  // Memory for tensors. kOutOfMemory names limit, what is used and the remedy. Buffers are aligned
-  // to 64 bytes, zeroed, and backed by memory when this returns. `bytes`: BufferShape::total_bytes,
-  // so that the table of lengths is part of the buffer.
-  virtual Outcome<ContributionBuffer> AllocateContribution(RankConnectionId connection,
-                                                           uint64_t bytes) = 0;
-  // For tensors that the ranks sum: where every rank's contribution lies, until DropTensorMemory,
-  // and that place in one rank's arena. The rank sets the pages aside. kOutOfMemory, kLimit.
-  virtual Outcome<SharedPlace> PlanContribution(const BufferShape& shape, bool in_place) = 0;
-  virtual Outcome<Location> PlaceContribution(RankConnectionId connection,
-                                              const SharedPlace& place) = 0;
-  // Until DropTensorMemory. `bytes`: as for contributions. The agent writes the table of each round
-  // whose parts may not be full before it publishes the round; ranks look there for the parts that
-  // they get, unless all ranks give the same single part and theirs was full.
-  virtual Outcome<ResultBuffer> AllocateResult(uint64_t bytes) = 0;
-  // Results and places go, for other ranks' tensors: whoever was told of any is gone, and released.
-  virtual void DropTensorMemory() = 0;
 
   // Answers OnRankDeclare; hands over descriptors of segments that are new to the rank. `tensor`
   // must be below config().tensors_max. A repeated declaration gets what the first one got. A rank
@@ -286,8 +269,10 @@ class RankServer {
   virtual void PublishEpoch(Epoch epoch) = 0;
   virtual void ReplyMembership(RankConnectionId connection, RequestId request,
                                const Membership& answer) = 0;
+  virtual void ReplyTold(RankConnectionId connection, RequestId request, const Told& answer) = 0;
   // What the rank declares from now on has these numbers.
-  virtual void Renumber(RankConnectionId connection, Rank rank, uint32_t size) = 0;
+  virtual void Renumber(RankConnectionId connection, Rank rank, uint32_t size,
+                        const RankNumbers& numbers) = 0;
 
   struct Completion {
     TensorIndex tensor;

@@ -32,8 +32,9 @@ void RankServerImpl::Welcome(RankConnectionId id, const WelcomeData& data) {
     return;
   }
   connection->control.emplace(std::move(control).value());
-  connection->rank = data.rank.value();
+  connection->number = data.numbers.own.value_or(data.rank.value());
   connection->job_size = data.size;
+  connection->number_count = std::max(data.numbers.count, data.size);
   connection->state = Connection::State::kActive;
   active_.push_back(connection);
   connection->control->PublishSleepSequence(sleep_sequence_);
@@ -48,7 +49,9 @@ void RankServerImpl::Welcome(RankConnectionId id, const WelcomeData& data) {
                              .ring_capacity = shape.ring_capacity,
                              .tensors_max = shape.tensors_max,
                              .control_bytes = connection->control->bytes(),
-                             .job_name = job_name.substr(0, kJobNameBytesMax)};
+                             .job_name = job_name.substr(0, kJobNameBytesMax),
+                             .flags = data.standby ? kWelcomeStandby : 0,
+                             .number = connection->number};
   std::vector<Descriptor> owned;
   owned.push_back(connection->control->TakeDescriptor());
   Send(*connection, {.body = welcome}, {}, std::move(owned));

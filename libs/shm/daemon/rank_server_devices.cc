@@ -9,17 +9,6 @@
 namespace talweg::shm {
 
 // A sink whose server takes devices has its own of these.
-void RankEventSink::OnRankPushOnDevice(RankConnectionId, LocalRank, TensorIndex, Round, int32_t,
-                                       const DevicePlace&) {
-  TALWEG_CHECK(false);
-}
-void RankEventSink::OnRankExport(RankConnectionId, RequestId, const RankExport&) {
-  TALWEG_CHECK(false);
-}
-void RankEventSink::OnRankUnexport(RankConnectionId, RequestId, uint32_t) { TALWEG_CHECK(false); }
-void RankEventSink::OnRankPlace(RankConnectionId, RequestId, TensorIndex, uint32_t) {
-  TALWEG_CHECK(false);
-}
 
 bool RankServerImpl::OnDeviceMessage(Connection& connection, const Message& message,
                                      RankEventSink& sink) {

@@ -106,6 +106,13 @@ class RecordingSink final : public RankEventSink {
                    uint32_t buffer) override {
     server->ReplyPlaced(connection, request, {.pushed = {static_cast<uint8_t>(buffer)}});
   }
+  void OnRankAsk(RankConnectionId connection, RequestId request, TensorIndex tensor,
+                 Round round) override {
+    const std::string text = std::to_string(pushes.size()) + " pushes, round " +
+                             std::to_string(round.value()) + " of tensor " +
+                             std::to_string(tensor.value());
+    server->ReplyTold(connection, request, {.text = text});
+  }
   void OnRankGone(RankConnectionId connection, const RankGone& event) override {
     gone.push_back(event);
     if (shared.empty()) server->Release(connection);

@@ -22,7 +22,8 @@
 
 // The parts of RankServer: rank_server.cc hears what ranks say, rank_server_rings.cc what they
 // push, rank_server_answers.cc says what the agent says; rank_server_devices.cc has both sides of
-// what is said of GPUs, rank_server_steps.cc of what is said of steps and views.
+// what is said of GPUs, rank_server_steps.cc of what is said of steps and views,
+// rank_server_waits.cc of whom rounds wait for.
 namespace talweg::shm {
 
 // What a rank contributes to a tensor, by what it has declared.
@@ -57,8 +58,9 @@ struct Connection {
   uid_t uid = 0;
   LocalRank local_rank;
   std::string client_name;
-  uint32_t rank = 0;  // In the job, as the next.
+  uint32_t number = 0;  // As declarations call it.
   uint32_t job_size = 0;
+  uint32_t number_count = 0;    // With those of standbys.
   bool rings_to_await = false;  // By its version, as the next.
   bool knows_in_place = false;
   bool knows_own_parts = false;
@@ -121,7 +123,8 @@ class RankServerImpl final : public RankServer {
   uint64_t PublishStop(RankConnectionId id, uint64_t stop_at) override;
   void PublishEpoch(Epoch epoch) override;
   void ReplyMembership(RankConnectionId id, RequestId request, const Membership& answer) override;
-  void Renumber(RankConnectionId id, Rank rank, uint32_t size) override;
+  void ReplyTold(RankConnectionId id, RequestId request, const Told& answer) override;
+  void Renumber(RankConnectionId id, Rank rank, uint32_t size, const RankNumbers& numbers) override;
   void Garbage(RankConnectionId id, const std::string& why, RankEventSink& sink) override;
   void PublishCompletion(const Completion& completion) override;
   void PublishArrival(TensorIndex tensor, uint64_t bytes) override;
@@ -146,6 +149,7 @@ class RankServerImpl final : public RankServer {
   bool OnDeviceMessage(Connection& connection, const Message& message, RankEventSink& sink);
   void OnBoundary(Connection& connection, uint32_t request, const Boundary& question,
                   RankEventSink& sink);
+  void OnAsk(Connection& connection, uint32_t request, const Ask& question, RankEventSink& sink);
   void OnGoodbye(Connection& connection, RankEventSink& sink);
   void OnGarbage(Connection& connection, const std::string& why, RankEventSink& sink);
   // 0: it is not over before its pushes are taken.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What ranks and the agent say to each other about steps and views (docs/elastic.md).
+#include <algorithm>
 #include <limits>
 
 #include "libs/shm/daemon/rank_server_impl.h"
@@ -34,11 +35,13 @@ void RankServerImpl::ReplyMembership(RankConnectionId id, RequestId request,
   if (connection != nullptr) Send(*connection, {.request = request.value(), .body = answer});
 }
 
-void RankServerImpl::Renumber(RankConnectionId id, Rank rank, uint32_t size) {
+void RankServerImpl::Renumber(RankConnectionId id, Rank rank, uint32_t size,
+                              const RankNumbers& numbers) {
   Connection* connection = FindOpen(id);
   if (connection == nullptr) return;
-  connection->rank = rank.value();
+  connection->number = numbers.own.value_or(rank.value());
   connection->job_size = size;
+  connection->number_count = std::max(numbers.count, size);
 }
 
 }  // namespace talweg::shm

@@ -119,7 +119,7 @@ TEST_CASE_METHOD(RankServerFixture, "Strangers are told why and dropped; ranks g
     std::array<std::byte, 200> bytes{};
     const size_t count = EncodeMessage({.body = Hello{.major = 9, .minor = 4}}, bytes);
     bad.SendBytes(bytes.data(), count);
-    CHECK_THAT(LastWords(bad, RankStatus::kVersionMismatch), Contains("9.4") && Contains("1.7"));
+    CHECK_THAT(LastWords(bad, RankStatus::kVersionMismatch), Contains("9.4") && Contains("1.9"));
   }
   SECTION("half a message, then the end") {
     bad.SendBytes(&kMessageMagic, 4);
@@ -289,6 +289,29 @@ TEST_CASE_METHOD(RankServerFixture, "A group of all ranks is no group; a root is
   CHECK(sink.declarations[0].rank_count == 4);
   CHECK(sink.declarations[0].root_rank == 0);
   CHECK(sink.declarations[0].bytes() == 4 * kCacheLineBytes);  // A line for each empty part.
+}
+
+TEST_CASE_METHOD(RankServerFixture, "Who asks is answered after what all ranks have pushed") {
+  RawRank rank(*this);
+  rank.Join();
+  rank.Declare("t");
+  RawRank other(*this);
+  other.Join();
+  other.Declare("t");  // Tensor 1.
+  SECTION("about a tensor of its own") {
+    rank.Push(0, 1);
+    other.Push(1, 1);
+    rank.Send({.request = 9, .body = Ask{.tensor = 0, .round = 1}});
+    const Message* message = rank.Receive();
+    REQUIRE(message != nullptr);
+    CHECK(message->request == 9);
+    REQUIRE(std::holds_alternative<Told>(message->body));
+    CHECK(std::get<Told>(message->body).text == "2 pushes, round 1 of tensor 0");
+  }
+  SECTION("about another rank's") {
+    rank.Send({.request = 9, .body = Ask{.tensor = 1, .round = 1}});
+    CHECK_THAT(LastWords(rank, RankStatus::kProtocol), Contains("tensor 1, which it has not"));
+  }
 }
 
 TEST_CASE_METHOD(RankServerFixture, "Two declarations with one number are garbage") {

@@ -1,141 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/shm/layout/messages.h"
 
-#include <bit>
-#include <cstring>
 #include <type_traits>
+
+#include "libs/shm/layout/fields.h"
 
 namespace talweg::shm {
 namespace {
-
-static_assert(std::endian::native == std::endian::little,
-              "fields are copied as they lie in memory");
-
-// Reads fields from a body. After the first field that does not fit, everything reads as 0.
-class Reader {
- public:
-  explicit Reader(std::span<const std::byte> bytes) : next_(bytes.data()), left_(bytes.size()) {}
-
-  // Integers, and arrays of bytes.
-  template <typename Integer>
-  Integer Take() {
-    Integer value = {};
-    if (!Have(sizeof(value))) return value;
-    std::memcpy(&value, next_, sizeof(value));
-    Skip(sizeof(value));
-    return value;
-  }
-
-  std::string_view TakeString(size_t bytes_max) {
-    const uint32_t bytes = Take<uint32_t>();
-    if (bytes > bytes_max) {
-      too_long_ = true;
-      ok_ = false;
-    }
-    if (!Have(bytes)) return {};
-    const std::string_view text(reinterpret_cast<const char*>(next_), bytes);
-    Skip(bytes);
-    return text;
-  }
-
-  RankList TakeRanks() {
-    const uint32_t count = Take<uint32_t>();
-    if (count > kGroupRanksMax) {
-      too_long_ = true;
-      ok_ = false;
-    }
-    if (!Have(count * sizeof(uint32_t))) return {};
-    const RankList ranks(next_, count);
-    Skip(count * sizeof(uint32_t));
-    return ranks;
-  }
-
-  MemberList TakeMembers() {
-    const uint32_t count = Take<uint32_t>();
-    if (count > kMembershipMembersMax) {
-      too_long_ = true;
-      ok_ = false;
-    }
-    if (!Have(count * sizeof(MembershipMember))) return {};
-    const MemberList members(next_, count);
-    Skip(count * sizeof(MembershipMember));
-    return members;
-  }
-
-  bool ok() const { return ok_; }
-  bool too_long() const { return too_long_; }
-  // A body of an earlier version has no more.
-  bool AtEnd() const { return left_ == 0; }
-
- private:
-  bool Have(size_t bytes) {
-    ok_ = ok_ && bytes <= left_;
-    return ok_;
-  }
-  void Skip(size_t bytes) {
-    next_ += bytes;
-    left_ -= bytes;
-  }
-
-  const std::byte* next_;
-  size_t left_;
-  bool ok_ = true;
-  bool too_long_ = false;
-};
-
-class Writer {
- public:
-  explicit Writer(std::span<std::byte> out) : out_(out) {}
-
-  template <typename Integer>
-  void Put(Integer value) {
-    PutBytes(&value, sizeof(value));
-  }
-  void PutString(std::string_view text) {
-    Put(static_cast<uint32_t>(text.size()));
-    PutBytes(text.data(), text.size());
-  }
-  void PutName(std::string_view name, size_t bytes_max) {
-    ok_ = ok_ && name.size() <= bytes_max;
-    if (ok_) PutString(name);
-  }
-  void PutRanks(const RankList& ranks) {
-    ok_ = ok_ && ranks.size() <= kGroupRanksMax;
-    if (!ok_) return;
-    Put(ranks.size());
-    PutBytes(ranks.bytes().data(), ranks.bytes().size());
-  }
-  void PutMembers(const MemberList& members) {
-    ok_ = ok_ && members.size() <= kMembershipMembersMax;
-    if (!ok_) return;
-    Put(members.size());
-    PutBytes(members.bytes().data(), members.bytes().size());
-  }
-  // Cuts between characters: a UTF-8 sequence is whole or not there.
-  void PutText(std::string_view text) {
-    size_t bytes = text.size();
-    if (bytes > kTextBytesMax) {
-      bytes = kTextBytesMax;
-      while (bytes > 0 && (static_cast<unsigned char>(text.data()[bytes]) & 0xc0) == 0x80) --bytes;
-    }
-    PutString(std::string_view(text.data(), bytes));
-  }
-
-  bool ok() const { return ok_; }
-  size_t used() const { return used_; }
-
- private:
-  void PutBytes(const void* bytes, size_t count) {
-    ok_ = ok_ && count <= out_.size() - used_;
-    if (!ok_ || count == 0) return;
-    std::memcpy(out_.data() + used_, bytes, count);
-    used_ += count;
-  }
-
-  std::span<std::byte> out_;
-  size_t used_ = 0;
-  bool ok_ = true;
-};
 
 Location TakeLocation(Reader& in) {
   Location location;
@@ -160,6 +31,7 @@ const char* Take(Reader& in, Hello& hello) {
   hello.pid = in.Take<uint32_t>();
   hello.wanted_local_rank = in.Take<uint32_t>();
   hello.client_name = in.TakeString(kClientNameBytesMax);
+  if (!in.AtEnd()) hello.flags = in.Take<uint32_t>();
   return nullptr;
 }
 
@@ -169,6 +41,7 @@ void Put(Writer& out, const Hello& hello) {
   out.Put(hello.pid);
   out.Put(hello.wanted_local_rank);
   out.PutName(hello.client_name, kClientNameBytesMax);
+  out.Put(hello.flags);
 }
 
 const char* Take(Reader& in, Welcome& welcome) {
@@ -187,6 +60,10 @@ const char* Take(Reader& in, Welcome& welcome) {
   welcome.tensors_max = in.Take<uint32_t>();
   welcome.control_bytes = in.Take<uint64_t>();
   welcome.job_name = in.TakeString(kJobNameBytesMax);
+  welcome.number = welcome.rank;
+  if (in.AtEnd()) return nullptr;
+  welcome.flags = in.Take<uint32_t>();
+  welcome.number = in.Take<uint32_t>();
   return nullptr;
 }
 
@@ -205,6 +82,8 @@ void Put(Writer& out, const Welcome& welcome) {
   out.Put(welcome.tensors_max);
   out.Put(welcome.control_bytes);
   out.PutName(welcome.job_name, kJobNameBytesMax);
+  out.Put(welcome.flags);
+  out.Put(welcome.number);
 }
 
 const char* Take(Reader& in, Declare& declare) {
@@ -393,7 +272,7 @@ const char* Take(Reader& in, Boundary& message) {
   message.first_member = in.Take<uint32_t>();
   message.steps_ended = in.Take<uint64_t>();
   message.epoch = in.Take<uint64_t>();
-  return in.ok() && message.question > BoundaryQuestion::kFollow
+  return in.ok() && message.question > BoundaryQuestion::kReady
              ? "Boundary asks what this release does not know"
              : nullptr;
 }
@@ -417,6 +296,7 @@ const char* Take(Reader& in, Membership& message) {
   message.first_member = in.Take<uint32_t>();
   message.members = in.TakeMembers();
   message.text = in.TakeString(kTextBytesMax);
+  message.number = in.AtEnd() ? message.rank : in.Take<uint32_t>();
   return nullptr;
 }
 
@@ -431,6 +311,29 @@ void Put(Writer& out, const Membership& message) {
   out.Put(message.member_count);
   out.Put(message.first_member);
   out.PutMembers(message.members);
+  out.PutText(message.text);
+  out.Put(message.number);
+}
+
+const char* Take(Reader& in, Ask& message) {
+  message.tensor = in.Take<uint32_t>();
+  message.round = in.Take<uint64_t>();
+  return nullptr;
+}
+
+void Put(Writer& out, const Ask& message) {
+  out.Put(message.tensor);
+  out.Put(message.round);
+}
+
+const char* Take(Reader& in, Told& message) {
+  message.status = static_cast<RankStatus>(in.Take<uint32_t>());
+  message.text = in.TakeString(kTextBytesMax);
+  return nullptr;
+}
+
+void Put(Writer& out, const Told& message) {
+  out.Put(static_cast<uint32_t>(message.status));
   out.PutText(message.text);
 }
 
@@ -479,6 +382,8 @@ const char* TakeBody(MessageType type, std::span<const std::byte> bytes, Message
     case MessageType::kPlaced: return TakeBody<Placed>(bytes, out);
     case MessageType::kBoundary: return TakeBody<Boundary>(bytes, out);
     case MessageType::kMembership: return TakeBody<Membership>(bytes, out);
+    case MessageType::kAsk: return TakeBody<Ask>(bytes, out);
+    case MessageType::kTold: return TakeBody<Told>(bytes, out);
   }
   return "the message is of an unknown type";
 }
@@ -506,6 +411,8 @@ static_assert(kStandsInPlace<MessageType::kPlace, Place>);
 static_assert(kStandsInPlace<MessageType::kPlaced, Placed>);
 static_assert(kStandsInPlace<MessageType::kBoundary, Boundary>);
 static_assert(kStandsInPlace<MessageType::kMembership, Membership>);
+static_assert(kStandsInPlace<MessageType::kAsk, Ask>);
+static_assert(kStandsInPlace<MessageType::kTold, Told>);
 
 template <typename Body>
 bool PutIf(Writer& out, const MessageBody& body) {
@@ -521,7 +428,8 @@ void PutBody(Writer& out, const MessageBody& body) {
       PutIf<Declared>(out, body) || PutIf<Lost>(out, body) || PutIf<Peer>(out, body) ||
       PutIf<Export>(out, body) || PutIf<Exported>(out, body) || PutIf<Unexport>(out, body) ||
       PutIf<Unexported>(out, body) || PutIf<Place>(out, body) || PutIf<Placed>(out, body) ||
-      PutIf<Boundary>(out, body) || PutIf<Membership>(out, body);
+      PutIf<Boundary>(out, body) || PutIf<Membership>(out, body) || PutIf<Ask>(out, body) ||
+      PutIf<Told>(out, body);
 }
 
 }  // namespace
@@ -587,6 +495,8 @@ const char* MessageTypeName(MessageType type) {
     case MessageType::kPlaced: return "Placed";
     case MessageType::kBoundary: return "Boundary";
     case MessageType::kMembership: return "Membership";
+    case MessageType::kAsk: return "Ask";
+    case MessageType::kTold: return "Told";
   }
   return "unknown";
 }

@@ -30,7 +30,7 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kMessageMagic = 0x4d535754;  // "TWSM"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 7;
+inline constexpr uint16_t kProtocolMinor = 9;
 // From this one on a rank that waits or polls rings (AgentLine::sleeps_until_awaited).
 inline constexpr uint16_t kRingsToAwaitMinor = 1;
 // From this one on a rank knows SummedBy::kRanksInPlace.
@@ -43,6 +43,10 @@ inline constexpr uint16_t kCollectivesMinor = 5;
 inline constexpr uint16_t kStepsMinor = 6;
 // From this one on a rank that sums has room for the parts that it gives, and no others.
 inline constexpr uint16_t kOwnPartsMinor = 7;
+// From this one on agents and ranks know standbys and side tensors.
+inline constexpr uint16_t kStandbyMinor = 8;
+// From this one on an agent says whom a round waits for.
+inline constexpr uint16_t kTellsWaitsMinor = 9;
 inline constexpr size_t kMessageHeaderBytes = 16;
 inline constexpr size_t kBodyBytesMax = 64 * 1024;
 // Nothing of this version is longer; a buffer of this size takes any message that Encode makes.
@@ -74,7 +78,13 @@ enum class MessageType : uint16_t {
   // Steps and views (docs/elastic.md).
   kBoundary = 16,    // rank -> agent
   kMembership = 17,  // agent -> rank
+  // These say whom a round waits for.
+  kAsk = 18,   // rank -> agent
+  kTold = 19,  // agent -> rank
 };
+
+// Hello::flags. (Since minor version 8, as all of standbys.)
+inline constexpr uint32_t kHelloStandby = 1;  // Its node may enter a running job as a standby.
 
 struct Hello {
   uint16_t major = kProtocolMajor;
@@ -82,8 +92,12 @@ struct Hello {
   uint32_t pid = 0;  // As the rank sees it; the agent goes by SO_PEERCRED.
   uint32_t wanted_local_rank = kAnyLocalRank;
   std::string_view client_name;
+  uint32_t flags = 0;
   friend bool operator==(const Hello&, const Hello&) = default;
 };
+
+// Welcome::flags
+inline constexpr uint32_t kWelcomeStandby = 1;  // The node is one.
 
 // `status`, `major`, `minor` and `text` stand first in every major version.
 struct Welcome {
@@ -101,6 +115,8 @@ struct Welcome {
   uint32_t tensors_max = 0;
   uint64_t control_bytes = 0;
   std::string_view job_name;
+  uint32_t flags = 0;
+  uint32_t number = 0;  // What declarations call the rank; `rank`, but for a standby's.
   friend bool operator==(const Welcome&, const Welcome&) = default;
 };
 
@@ -108,6 +124,7 @@ struct Welcome {
 inline constexpr uint32_t kDeclareOnDevice = 1;  // Pushed from a GPU: no contribution buffer.
 // The first declaration on a node decides: where the ranks sum, in place.
 inline constexpr uint32_t kDeclareInPlace = 2;
+inline constexpr uint32_t kDeclareSide = 4;  // Collective::side.
 
 // Who sums the contributions of a node's ranks.
 enum class SummedBy : uint32_t {
@@ -171,6 +188,7 @@ struct Declare {
             .op = collective.op,
             .element_count = collective.element_count,
             .name = name,
+            .flags = collective.side ? kDeclareSide : 0,
             .gives = collective.gives,
             .gets = collective.gets};
   }
@@ -178,7 +196,7 @@ struct Declare {
     if (gives == Share::kUnspecified && gets == Share::kUnspecified) {
       return Collective::Of(dtype, op, element_count);
     }
-    return {dtype, op, gives, gets, element_count};
+    return {dtype, op, gives, gets, element_count, (flags & kDeclareSide) != 0};
   }
   friend bool operator==(const Declare&, const Declare&) = default;
 };
@@ -300,6 +318,7 @@ enum class BoundaryQuestion : uint32_t {
   kLook = 0,    // The newest view.
   kWait = 1,    // The same, when the rank may begin the next step.
   kFollow = 2,  // From now on the rank's numbers are those of the view of `epoch`.
+  kReady = 3,   // As kLook; and the rank can take part in steps.
 };
 
 struct Boundary {
@@ -310,9 +329,13 @@ struct Boundary {
   friend bool operator==(const Boundary&, const Boundary&) = default;
 };
 
+// MembershipMember::flags
+inline constexpr uint16_t kMemberStandby = 1;
+
 struct MembershipMember {
   uint32_t node = 0;
-  uint32_t rank_count = 0;
+  uint16_t rank_count = 0;
+  uint16_t flags = 0;
   uint64_t incarnation = 0;
   friend bool operator==(const MembershipMember&, const MembershipMember&) = default;
 };
@@ -346,6 +369,7 @@ class MemberList {
 
 // Membership::flags
 inline constexpr uint32_t kMembershipChanges = 1;  // Nodes may come and go.
+inline constexpr uint32_t kMembershipStandby = 2;  // The rank's node is a standby.
 
 // A view, as this rank is in it.
 struct Membership {
@@ -360,12 +384,26 @@ struct Membership {
   uint32_t first_member = 0;  // The list's place among them.
   MemberList members;
   std::string_view text;  // Why not.
+  uint32_t number = 0;    // What declarations call the rank, once it follows this view.
   friend bool operator==(const Membership&, const Membership&) = default;
+};
+
+// Who has not contributed to the round yet?
+struct Ask {
+  uint32_t tensor = 0;
+  uint64_t round = 0;
+  friend bool operator==(const Ask&, const Ask&) = default;
+};
+
+struct Told {
+  RankStatus status = RankStatus::kOk;
+  std::string_view text;  // For people; empty: nobody that the agent knows of. Or why not.
+  friend bool operator==(const Told&, const Told&) = default;
 };
 
 using MessageBody =
     std::variant<Hello, Welcome, Declare, Declared, Goodbye, Lost, Doorbell, Wake, Peer, Export,
-                 Exported, Unexport, Unexported, Place, Placed, Boundary, Membership>;
+                 Exported, Unexport, Unexported, Place, Placed, Boundary, Membership, Ask, Told>;
 
 struct Message {
   uint32_t request = 0;  // Chosen by who asks, repeated in the answer; else 0.

@@ -78,6 +78,8 @@ std::vector<Message> Samples() {
       {.request = 5, .fd_count = 0, .body = Unexported{.status = RankStatus::kBusy, .text = text}},
       {.request = 6, .fd_count = 0, .body = Place{.tensor = 1, .buffer = 2}},
       {.request = 6, .fd_count = 0, .body = Placed{.pushed = {1}, .taken = {2}, .text = text}},
+      {.request = 7, .fd_count = 0, .body = Ask{.tensor = 1, .round = 1ull << 40}},
+      {.request = 7, .fd_count = 0, .body = Told{.status = RankStatus::kBusy, .text = text}},
       {.request = 0, .fd_count = 1, .body = Peer{3, kPartsMax - 1, uint64_t{1} << 33}},
   };
 }
@@ -192,10 +194,14 @@ TEST_CASE("A body that ends before its fields, or holds too long a string, is in
     const auto* declare = std::get_if<Declare>(&message.body);
     const size_t newer_bytes =
         declare != nullptr ? kShareFieldsBytes + declare->ranks.size() * sizeof(uint32_t)
-        : std::holds_alternative<Declared>(message.body) ? kArrivalsFieldBytes
-                                                         : 0;
+        : std::holds_alternative<Declared>(message.body)   ? kArrivalsFieldBytes
+        : std::holds_alternative<Hello>(message.body)      ? sizeof(Hello::flags)
+        : std::holds_alternative<Membership>(message.body) ? sizeof(Membership::number)
+        : std::holds_alternative<Welcome>(message.body)
+            ? sizeof(Welcome::flags) + sizeof(Welcome::number)
+            : 0;
     for (uint32_t shorter = 0; shorter < body; shorter += shorter < 4096 ? 1 : 997) {
-      // As a minor version before 3 or 5 has it.
+      // As a minor version before 3, 5 or 8 has it.
       if (newer_bytes != 0 && shorter == body - newer_bytes) continue;
       std::memcpy(bytes.data() + 8, &shorter, 4);
       const ParseResult result = ParseMessage(bytes);
